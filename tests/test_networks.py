@@ -1,0 +1,94 @@
+import pytest
+
+from ucudnn.errors import InvalidNetworkError, InvalidProblemError
+from ucudnn.networks import CSV_HEADER, NETWORKS, load_network
+from ucudnn.problem import Operation
+
+# Multiply-accumulates of one forward pass of all convolutions, one image, in millions: published figures. The
+# paper's AlexNet has 128 filters more in conv4 than the one of the published 656 million.
+PUBLISHED = {
+    "alexnet": 656 + 13 * 13 * 9 * (384 * 128 + 128 * 256) / 1e6,
+    "vgg16": 15347,
+    "resnet18": 1814,
+    "resnet50": 4087,
+}
+LAYERS = {"alexnet": 5, "vgg16": 13, "resnet18": 20, "resnet50": 53}
+
+
+def test_published_figures_are_there_for_every_network():
+    assert set(PUBLISHED) == set(LAYERS) == set(NETWORKS)
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_networks_are_what_their_names_say(name):
+    network = load_network(name, 1)
+    assert sum(layer.count for layer in network.layers) == LAYERS[name]
+    million = sum(layer.forward.multiplications * layer.count for layer in network.layers) / 1e6
+    assert million == pytest.approx(PUBLISHED[name], rel=0.01)
+
+
+def test_batch_defaults_to_the_papers():
+    assert {name: load_network(name).batch for name in NETWORKS} == {
+        "alexnet": 256,
+        "vgg16": 64,
+        "resnet18": 128,
+        "resnet50": 32,
+    }
+
+
+def test_kernels_come_in_three_operations():
+    kernels = load_network("alexnet", 4).kernels()
+    assert [kernel.operation for kernel in kernels[:3]] == list(Operation)
+    assert len(kernels) == 15
+    assert str(kernels[5]) == "conv2 (BackwardFilter)"
+
+
+def write(tmp_path, *rows, header=CSV_HEADER):
+    path = tmp_path / "layers.csv"
+    path.write_text("\n".join([header, *rows]) + "\n")
+    return str(path)
+
+
+def test_reads_a_table_of_layers(tmp_path):
+    network = load_network(write(tmp_path, "DeepSpeech,700,161,1,4,32,20,5,0,0,2,2", ",28,27,3,8,16,3,5,1,2,1,3"))
+    assert (network.name, network.batch) == ("layers", None)
+    first, second = network.layers
+    assert (first.name, second.name) == ("DeepSpeech:1", "layers:2")
+    assert first.forward.x_shape == (4, 1, 161, 700)
+    assert first.forward.w_shape == (32, 1, 5, 20)
+    assert first.forward.output == (79, 341)
+    assert second.forward.padding == (2, 1)
+    assert second.forward.stride == (3, 1)
+
+
+def test_batch_overrides_the_tables(tmp_path):
+    assert load_network(write(tmp_path, "a,8,8,3,4,5,3,3,1,1,1,1"), 16).batch == 16
+
+
+@pytest.mark.parametrize(
+    ("row", "message"),
+    [
+        ("a,8,8,3,4,5,3,3,1,1,1", "stride_h None is no whole number"),
+        ("a,8,8,three,4,5,3,3,1,1,1,1", ":2: C_in 'three' is no whole number"),
+        ("a,8,8,3,-4,5,3,3,1,1,1,1", ":2: batch -4 must be 1 or more"),
+        ("a,8,8,3,4,5,11,11,1,1,1,1", r":2: kernel \(11, 11\) .* does not fit"),
+    ],
+)
+def test_a_bad_row_is_named(tmp_path, row, message):
+    with pytest.raises(InvalidNetworkError, match=message):
+        load_network(write(tmp_path, row))
+
+
+def test_bad_files_are_named(tmp_path):
+    with pytest.raises(InvalidNetworkError, match="column W is missing: the header must be source,W,H"):
+        load_network(write(tmp_path, header="source,width"))
+    with pytest.raises(InvalidNetworkError, match="has no layers"):
+        load_network(write(tmp_path))
+    binary = tmp_path / "binary.csv"
+    binary.write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(InvalidNetworkError, match=r"binary\.csv cannot be read"):
+        load_network(str(binary))
+    with pytest.raises(InvalidNetworkError, match="network 'lenet' is neither known nor a file: give one of alexnet"):
+        load_network("lenet")
+    with pytest.raises(InvalidProblemError, match="batch 0"):
+        load_network("alexnet", 0)

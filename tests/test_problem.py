@@ -1,0 +1,125 @@
+from dataclasses import fields, replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ucudnn.errors import InvalidProblemError
+from ucudnn.problem import ConvolutionProblem, DataType, Layout, MathMode, Operation
+
+
+def make_problem(**overrides):
+    values = {
+        "operation": Operation.FORWARD,
+        "batch": 8,
+        "channels": 6,
+        "spatial": (9, 10),
+        "filters": 4,
+        "kernel": (3, 2),
+        "groups": 2,
+    }
+    return ConvolutionProblem(**(values | overrides))
+
+
+DIFFERENT = {
+    "operation": Operation.BACKWARD_DATA,
+    "batch": 9,
+    "channels": 8,
+    "spatial": (9, 11),
+    "filters": 2,
+    "kernel": (3, 3),
+    "padding": (1, 0),
+    "stride": (1, 2),
+    "dilation": (2, 1),
+    "groups": 1,
+    "dtype": DataType.FLOAT64,
+    "layout": Layout.NHWC,
+    "x_batch_stride": 1000,
+    "y_batch_stride": 1000,
+    "math": MathMode.FMA,
+    "deterministic": True,
+}
+
+
+def test_every_field_is_covered():
+    assert set(DIFFERENT) == {field.name for field in fields(ConvolutionProblem)}
+
+
+@pytest.mark.parametrize("field", DIFFERENT)
+def test_differs_on(field):
+    assert make_problem(**{field: DIFFERENT[field]}) != make_problem()
+    assert len({make_problem(**{field: DIFFERENT[field]}), make_problem()}) == 2
+
+
+def test_defaults_written_out_make_the_same_problem():
+    written = make_problem(
+        padding=(0, 0), stride=(1, 1), dilation=(1, 1), layout=Layout.NCHW, x_batch_stride=6 * 90, y_batch_stride=4 * 63
+    )
+    assert written == make_problem()
+    assert hash(written) == hash(make_problem())
+
+
+def test_shapes_and_bytes():
+    problem = make_problem(padding=(1, 0), stride=(2, 1), dilation=(1, 3), x_batch_stride=600)
+    assert problem.output == (5, 7)
+    assert problem.x_shape == (8, 6, 9, 10)
+    assert problem.w_shape == (4, 3, 3, 2)
+    assert problem.y_shape == (8, 4, 5, 7)
+    assert problem.x_bytes == (7 * 600 + 540) * 4
+    assert problem.w_bytes == 72 * 4
+    assert problem.y_bytes == 8 * 140 * 4
+    assert problem.multiplications == 8 * 4 * 35 * 3 * 6
+    last = replace(problem, layout=Layout.NHWC)
+    assert (last.x_shape, last.w_shape, last.y_shape) == ((8, 9, 10, 6), (4, 3, 2, 3), (8, 5, 7, 4))
+
+
+def test_with_batch_keeps_the_rest():
+    problem = make_problem(x_batch_stride=600)
+    assert problem.with_batch(3).batch == 3
+    assert problem.with_batch(3).with_batch(8) == problem
+
+
+@given(st.integers(1, 20), st.integers(1, 4), st.integers(0, 3), st.integers(1, 3), st.integers(1, 3))
+def test_output_counts_the_places_where_the_filter_fits(size, taps, padding, stride, dilation):
+    places = [
+        start for start in range(0, size + 2 * padding, stride) if start + (taps - 1) * dilation < size + 2 * padding
+    ]
+    make = dict(spatial=(size,), kernel=(taps,), padding=(padding,), stride=(stride,), dilation=(dilation,))
+    if places:
+        assert make_problem(**make).output == (len(places),)
+    else:
+        with pytest.raises(InvalidProblemError, match="does not fit"):
+            make_problem(**make)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        ({"batch": 0}, "batch 0 must be 1 or more"),
+        ({"channels": -6}, "channels -6 must be"),
+        ({"filters": 2.0}, "filters 2.0 must be"),
+        ({"spatial": (9, 0)}, r"spatial \(9, 0\) must be"),
+        ({"padding": (0, -1)}, r"padding \(0, -1\) must be 0 or more"),
+        ({"stride": (0, 1)}, r"stride \(0, 1\) must be"),
+        ({"dilation": (1,)}, r"dilation \(1,\) has not one entry for each of \(9, 10\)"),
+        ({"groups": 4}, "channels 6 cannot be divided into 4 groups"),
+        ({"groups": 3}, "filters 4 cannot be divided into 3 groups"),
+        ({"kernel": (10, 2)}, r"kernel \(10, 2\) .* does not fit"),
+        ({"spatial": (), "kernel": ()}, "0 spatial dimensions"),
+        ({"spatial": (2, 2, 2, 2), "kernel": (1, 1, 1, 1)}, "4 spatial dimensions"),
+        ({"layout": Layout.NCW}, "layout NCW does not fit"),
+        ({"x_batch_stride": 539}, "x_batch_stride 539 is below the 540 elements"),
+        ({"y_batch_stride": -1}, "y_batch_stride -1 is below"),
+        ({"batch": True}, "batch True must be"),
+    ],
+)
+def test_bad_values_are_named(overrides, message):
+    with pytest.raises(InvalidProblemError, match=message):
+        make_problem(**overrides)
+
+
+def test_text_says_what_differs_from_the_defaults():
+    assert str(make_problem(groups=1)) == "Forward 8x6x9x10 * 4x6x3x2 float32 NCHW"
+    assert "padding 1x0 stride 1x2 dilation 2x1 groups 2" in str(
+        make_problem(padding=(1, 0), stride=(1, 2), dilation=(2, 1))
+    )

@@ -1,0 +1,92 @@
+import pytest
+
+from ucudnn.errors import SettingsError
+from ucudnn.policy import BatchSizePolicy
+from ucudnn.settings import VARIABLES, Settings, SolverName
+
+
+def test_defaults():
+    settings = Settings.load({})
+    assert settings == Settings()
+    assert settings.policy is BatchSizePolicy.POWER_OF_TWO
+    assert settings.workspace_limit_bytes == 64 * 2**20
+    assert settings.total_workspace_bytes is None
+
+
+ENVIRONMENT = {
+    "UCUDNN_BATCH_SIZE_POLICY": "all",
+    "UCUDNN_DEFAULT_WORKSPACE_LIMIT": "8MiB",
+    "UCUDNN_TOTAL_WORKSPACE_SIZE": "125829120",
+    "UCUDNN_BENCHMARK_DEVICES": "0,2",
+    "UCUDNN_DATABASE": "times.sqlite",
+    "UCUDNN_BACKEND": "replay:h200",
+    "UCUDNN_SOLVER": "glpk",
+}
+EXPECTED = {
+    "policy": BatchSizePolicy.ALL,
+    "workspace_limit_bytes": 8 * 2**20,
+    "total_workspace_bytes": 120 * 2**20,
+    "benchmark_devices": (0, 2),
+    "database": "times.sqlite",
+    "backend": "replay:h200",
+    "solver": SolverName.GLPK,
+}
+
+
+def test_environment_over_defaults():
+    assert set(ENVIRONMENT) == set(VARIABLES.values())
+    settings = Settings.load(ENVIRONMENT)
+    assert {field: getattr(settings, field) for field in VARIABLES} == EXPECTED
+
+
+def test_the_process_environment_is_read(monkeypatch):
+    monkeypatch.setenv("UCUDNN_SOLVER", "HiGHS")
+    assert Settings.load().solver is SolverName.HIGHS
+
+
+def test_arguments_over_environment():
+    settings = Settings.load(
+        ENVIRONMENT, policy="undivided", workspace_limit_bytes=5, solver=SolverName.CBC, backend=None
+    )
+    assert settings.policy is BatchSizePolicy.UNDIVIDED
+    assert settings.workspace_limit_bytes == 5
+    assert settings.solver is SolverName.CBC
+    assert settings.backend == "replay:h200"
+
+
+def test_empty_variables_count_as_absent():
+    assert Settings.load(dict.fromkeys(ENVIRONMENT, "")) == Settings()
+
+
+def test_all_devices():
+    assert Settings.load({"UCUDNN_BENCHMARK_DEVICES": "all"}).benchmark_devices is None
+
+
+@pytest.mark.parametrize(
+    ("variable", "value", "allowed"),
+    [
+        ("UCUDNN_BATCH_SIZE_POLICY", "powersOfTwo", "undivided, powerOfTwo, all"),
+        ("UCUDNN_DEFAULT_WORKSPACE_LIMIT", "64 apples", "64MiB"),
+        ("UCUDNN_TOTAL_WORKSPACE_SIZE", "-5", "64MiB"),
+        ("UCUDNN_BENCHMARK_DEVICES", "0,x", "0,1 or all"),
+        ("UCUDNN_BENCHMARK_DEVICES", "1,1", "differ"),
+        ("UCUDNN_DATABASE", " ", "path"),
+        ("UCUDNN_BACKEND", "tpu", "auto, cpu, cudnn or replay:NAME-or-path"),
+        ("UCUDNN_BACKEND", "replay:", "auto, cpu, cudnn or replay:NAME-or-path"),
+        ("UCUDNN_SOLVER", "xpress", "auto, highs, cbc, glpk, gurobi, cplex"),
+    ],
+)
+def test_a_bad_value_names_the_variable_the_value_and_what_is_allowed(variable, value, allowed):
+    with pytest.raises(SettingsError) as caught:
+        Settings.load({variable: value})
+    message = str(caught.value)
+    assert variable in message
+    assert repr(value) in message
+    assert allowed in message
+
+
+def test_a_bad_argument_is_named_too():
+    with pytest.raises(SettingsError, match="policy='some' is not known"):
+        Settings.load({}, policy="some")
+    with pytest.raises(SettingsError, match=r"unknown settings \['limit'\]"):
+        Settings.load({}, limit=5)

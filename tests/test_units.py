@@ -1,0 +1,57 @@
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ucudnn.errors import InvalidSizeError
+from ucudnn.units import exact_bytes, format_bytes, format_ms, parse_bytes
+
+
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [
+        ("0", 0),
+        ("67108864", 64 * 2**20),
+        ("64MiB", 64 * 2**20),
+        (" 64 mib ", 64 * 2**20),
+        ("64M", 64 * 2**20),
+        ("1.5GiB", 3 * 2**29),
+        ("0.1KB", 100),
+        ("2 GB", 2 * 10**9),
+        (4096, 4096),
+    ],
+)
+def test_reads_what_people_write(text, size):
+    assert parse_bytes(text) == size
+
+
+@pytest.mark.parametrize("bad", ["", "MiB", "-1", "64 MoB", "1e9", "0.3", "nan", "1.0000001KiB", -1, True, 1.5, None])
+def test_refuses_the_rest_and_says_what_it_reads(bad):
+    with pytest.raises(InvalidSizeError, match=r"64MiB, 1\.5 GiB") as caught:
+        parse_bytes(bad)
+    assert str(bad) in str(caught.value)
+
+
+@given(st.integers(0, 2**50))
+def test_exact_text_holds_the_number(size):
+    assert parse_bytes(exact_bytes(size).split(" bytes")[0]) == size
+
+
+@given(st.integers(1, 2**50))
+def test_formatted_text_is_within_half_a_percent(size):
+    assert parse_bytes_of_people(format_bytes(size)) == pytest.approx(size, rel=0.005)
+
+
+def parse_bytes_of_people(text):
+    number, unit = text.split()
+    return float(number) * {"B": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30}[unit]
+
+
+@given(st.floats(1e-4, 1e6))
+def test_formatted_time_is_within_half_a_percent(time_ms):
+    number, unit = format_ms(time_ms).split()
+    assert float(number) * {"ms": 1, "s": 1000}[unit] == pytest.approx(time_ms, rel=0.005)
+
+
+def test_examples():
+    assert [format_bytes(size) for size in (0, 1, 1536, 64 * 2**20)] == ["0", "1 B", "1.50 KiB", "64 MiB"]
+    assert [format_ms(time) for time in (0.0412, 12.34, 23456)] == ["0.0412 ms", "12.3 ms", "23.5 s"]

@@ -1,0 +1,72 @@
+"""Micro-configurations and configurations: what solvers choose among, and what plans are made of."""
+
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import groupby
+from math import fsum, isfinite
+
+from ucudnn.errors import MeasurementError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MicroConfiguration:
+    """A part of a kernel, computed by one algorithm in one call (paper, section 3.1).
+
+    Attributes:
+        size: how much of the whole the part computes: its micro-batch size.
+        algorithm: name of the algorithm, unique within its backend.
+        time_ms: measured time of the call in milliseconds, above zero.
+        workspace_bytes: workspace of the call in bytes.
+
+    Raises:
+        MeasurementError: if the time is not a positive finite number, or size or workspace make no sense.
+    """
+
+    size: int
+    algorithm: str
+    time_ms: float
+    workspace_bytes: int
+
+    def __post_init__(self) -> None:
+        if not (isfinite(self.time_ms) and self.time_ms > 0):
+            raise MeasurementError(f"{self.algorithm} at size {self.size}: {self.time_ms} ms is no time")
+        if self.size < 1:
+            raise MeasurementError(f"{self.algorithm}: size {self.size} is below 1")
+        if self.workspace_bytes < 0:
+            raise MeasurementError(f"{self.algorithm} at size {self.size}: workspace of {self.workspace_bytes} bytes")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Configuration:
+    """Micro-configurations whose sizes add up to a whole mini-batch (paper, section 3.1).
+
+    Attributes:
+        parts: the micro-configurations in the order of their execution, largest first.
+    """
+
+    parts: tuple[MicroConfiguration, ...]
+
+    @cached_property
+    def size(self) -> int:
+        """The mini-batch size: the sum of the parts' sizes."""
+        return sum(part.size for part in self.parts)
+
+    @cached_property
+    def time_ms(self) -> float:
+        """Milliseconds for all parts, one after another: the sum of the measured times."""
+        return fsum(part.time_ms for part in self.parts)
+
+    @cached_property
+    def workspace_bytes(self) -> int:
+        """Bytes that serve every part in turn: the maximum over the parts."""
+        return max((part.workspace_bytes for part in self.parts), default=0)
+
+    def __str__(self) -> str:
+        """'4x64 FFT_TILING', or '3x64 GEMM + 1x8 FFT' where parts differ."""
+        groups = groupby(self.parts, key=lambda part: (part.size, part.algorithm))
+        return " + ".join(f"{len(list(group))}x{size} {algorithm}" for (size, algorithm), group in groups)
+
+
+def configuration_of(parts: list[MicroConfiguration]) -> Configuration:
+    """Return the configuration of these parts in canonical order: largest first, then by algorithm."""
+    return Configuration(parts=tuple(sorted(parts, key=lambda part: (-part.size, part.algorithm))))

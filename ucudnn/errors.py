@@ -1,0 +1,108 @@
+"""Every exception that ucudnn raises on purpose.
+
+* UcudnnError
+  * InvalidValueError           an argument or a text that cannot mean anything here
+    * InvalidSizeError          a size in bytes that cannot be read
+    * InvalidProblemError       shapes, strides or types that do not make a convolution
+    * InvalidNetworkError       a layer table that cannot be read
+    * SettingsError             a setting or environment variable with a value it may not have
+  * InfeasibleError             no configuration fits the workspace limit
+  * MeasurementError            no algorithm of a kernel could be measured
+  * ProfileError                a recorded profile that cannot be read
+    * NotRecordedError          a problem that the profile has no measurement of
+  * SolverError                 an integer program that was not solved
+    * SolverUnavailableError    a solver that is not installed or not known
+  * BackendError                a backend that cannot do what was asked
+    * BackendUnavailableError   a backend that is not installed or not known
+    * UnsupportedProblemError   a problem or algorithm that the backend has no way to compute
+"""
+
+__all__ = [
+    "BackendError",
+    "BackendUnavailableError",
+    "InfeasibleError",
+    "InvalidNetworkError",
+    "InvalidProblemError",
+    "InvalidSizeError",
+    "InvalidValueError",
+    "MeasurementError",
+    "NotRecordedError",
+    "ProfileError",
+    "SettingsError",
+    "SolverError",
+    "SolverUnavailableError",
+    "UcudnnError",
+    "UnsupportedProblemError",
+]
+
+
+class UcudnnError(Exception):
+    """The root: catch it to catch everything that ucudnn raises on purpose."""
+
+
+class InvalidValueError(UcudnnError, ValueError):
+    """A value was given that cannot mean anything where it was given."""
+
+
+class InvalidSizeError(InvalidValueError):
+    """A size in bytes could not be read."""
+
+
+class InvalidProblemError(InvalidValueError):
+    """Shapes, strides, types or parameters do not make a convolution."""
+
+
+class InvalidNetworkError(InvalidValueError):
+    """A network is neither known by name nor readable as a table of layers."""
+
+
+class SettingsError(InvalidValueError):
+    """A setting, as an argument or in the environment, has a value it may not have."""
+
+
+class InfeasibleError(UcudnnError):
+    """No configuration fits the workspace limit.
+
+    Attributes:
+        kernel: the kernel that needs most, or '' where it has no name.
+        limit_bytes: the limit that was given.
+        required_bytes: the smallest limit that would do.
+    """
+
+    def __init__(self, message: str, *, kernel: str, limit_bytes: int, required_bytes: int) -> None:
+        super().__init__(message)
+        self.kernel = kernel
+        self.limit_bytes = limit_bytes
+        self.required_bytes = required_bytes
+
+
+class MeasurementError(UcudnnError):
+    """No algorithm of a kernel could be measured, or a measured time is no time."""
+
+
+class ProfileError(UcudnnError):
+    """A recorded profile cannot be read."""
+
+
+class NotRecordedError(ProfileError):
+    """The profile holds no measurement of the problem that was asked for."""
+
+
+class SolverError(UcudnnError):
+    """An integer program was not solved, or its answer did not pass the check."""
+
+
+class SolverUnavailableError(SolverError):
+    """The solver asked for is not known or not installed."""
+
+
+class BackendError(UcudnnError):
+    """A backend cannot do what was asked of it."""
+
+
+class BackendUnavailableError(BackendError):
+    """The backend asked for is not known or not installed."""
+
+
+class UnsupportedProblemError(BackendError):
+    """The backend has no way to compute this problem with this algorithm."""

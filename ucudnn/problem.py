@@ -1,0 +1,241 @@
+"""ConvolutionProblem: what is asked of one convolution call. Immutable, hashable, the key of every cache."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from enum import Enum
+from math import prod
+
+from ucudnn.errors import InvalidProblemError
+
+
+class Operation(Enum):
+    """The three convolution operations of cuDNN (paper, section 2)."""
+
+    FORWARD = "Forward"
+    BACKWARD_DATA = "BackwardData"
+    BACKWARD_FILTER = "BackwardFilter"
+
+
+class DataType(Enum):
+    """Type of a tensor's elements; accumulation is in float32, of float64 in float64."""
+
+    FLOAT16 = "float16"
+    BFLOAT16 = "bfloat16"
+    FLOAT32 = "float32"
+    FLOAT64 = "float64"
+
+    @property
+    def itemsize(self) -> int:
+        """Bytes of one element."""
+        return {"float16": 2, "bfloat16": 2, "float32": 4, "float64": 8}[self.value]
+
+
+class Layout(Enum):
+    """Order of a tensor's dimensions in memory, in one to three spatial dimensions.
+
+    Filters follow their tensors: (filters, channels, kernel) or (filters, kernel, channels).
+    """
+
+    NCW = "NCW"
+    NWC = "NWC"
+    NCHW = "NCHW"
+    NHWC = "NHWC"
+    NCDHW = "NCDHW"
+    NDHWC = "NDHWC"
+
+    @property
+    def dimensions(self) -> int:
+        """How many spatial dimensions the layout has."""
+        return len(self.value) - 2
+
+    @property
+    def channels_last(self) -> bool:
+        """Whether channels are the innermost dimension."""
+        return self.value.endswith("C")
+
+    @classmethod
+    def channels_first(cls, dimensions: int) -> "Layout":
+        """Return NCW, NCHW or NCDHW.
+
+        Raises:
+            InvalidProblemError: if there are not 1 to 3 spatial dimensions.
+        """
+        if dimensions not in (1, 2, 3):
+            raise InvalidProblemError(f"{dimensions} spatial dimensions: a convolution has 1, 2 or 3")
+        return (cls.NCW, cls.NCHW, cls.NCDHW)[dimensions - 1]
+
+    def arrange(self, outer: int, channels: int, spatial: Sequence[int]) -> tuple[int, ...]:
+        """Return a shape in this layout from its outermost size, its channels and its spatial sizes."""
+        return (outer, *spatial, channels) if self.channels_last else (outer, channels, *spatial)
+
+
+class MathMode(Enum):
+    """How float32 may be multiplied: cuDNN's default allows TF32 on tensor cores, FMA does not."""
+
+    TF32 = "tf32"
+    FMA = "fma"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConvolutionProblem:
+    """One convolution call: operation, shapes, types, layout and what is allowed to compute it.
+
+    The tensors are x (input, or its gradient), w (filters, or their gradient) and y (output, or its
+    gradient); which of them is written follows from the operation. Spatial sizes, kernel, padding, stride and
+    dilation have one entry for each spatial dimension, outermost first.
+
+    Attributes:
+        operation: Forward (x, w -> y), BackwardData (w, y -> x) or BackwardFilter (x, y -> w).
+        batch: mini-batch size N.
+        channels: channels C of x.
+        spatial: spatial sizes of x.
+        filters: filters K, the channels of y.
+        kernel: spatial sizes of w.
+        padding: zeros added on either side of x; 0 by default.
+        stride: distance between two applications of the filter; 1 by default.
+        dilation: distance between two taps of the filter; 1 by default.
+        groups: channel groups; w has channels / groups channels.
+        dtype: type of all three tensors.
+        layout: order of dimensions; channels first by default.
+        x_batch_stride: elements from one sample of x to the next; dense (the default) or larger.
+        y_batch_stride: the same for y.
+        math: whether float32 may be multiplied as TF32.
+        deterministic: whether only algorithms that repeat their results to the bit are wanted.
+
+    Raises:
+        InvalidProblemError: if these do not make a convolution; the message names the offending value.
+    """
+
+    operation: Operation
+    batch: int
+    channels: int
+    spatial: tuple[int, ...]
+    filters: int
+    kernel: tuple[int, ...]
+    padding: tuple[int, ...] = ()
+    stride: tuple[int, ...] = ()
+    dilation: tuple[int, ...] = ()
+    groups: int = 1
+    dtype: DataType = DataType.FLOAT32
+    layout: Layout = None  # type: ignore[assignment]  # its default depends on `spatial`: see __post_init__
+    x_batch_stride: int = 0
+    y_batch_stride: int = 0
+    math: MathMode = MathMode.TF32
+    deterministic: bool = False
+
+    def __post_init__(self) -> None:
+        # Defaults that depend on other fields are filled in here, so that equal problems compare equal.
+        dimensions = len(self.spatial)
+        self._set("layout", self.layout or Layout.channels_first(dimensions))
+        self._set("padding", self.padding or (0,) * dimensions)
+        self._set("stride", self.stride or (1,) * dimensions)
+        self._set("dilation", self.dilation or (1,) * dimensions)
+        self._check_sizes(dimensions)
+        for name, dense in (("x_batch_stride", self.x_sample), ("y_batch_stride", self.y_sample)):
+            given = getattr(self, name)
+            if given and given < dense:
+                raise InvalidProblemError(f"{name} {given} is below the {dense} elements of one sample")
+            self._set(name, given or dense)
+
+    def _set(self, name: str, value: object) -> None:
+        object.__setattr__(self, name, value)
+
+    def _check_sizes(self, dimensions: int) -> None:
+        if self.layout.dimensions != dimensions:
+            raise InvalidProblemError(f"layout {self.layout.value} does not fit spatial sizes {self.spatial}")
+        for name in ("kernel", "padding", "stride", "dilation"):
+            values = getattr(self, name)
+            if len(values) != dimensions:
+                raise InvalidProblemError(f"{name} {values} has not one entry for each of {self.spatial}")
+        for name in ("batch", "channels", "filters", "groups", "spatial", "kernel", "stride", "dilation", "padding"):
+            value = getattr(self, name)
+            least = 0 if name == "padding" else 1
+            for size in value if isinstance(value, tuple) else (value,):
+                if isinstance(size, bool) or not isinstance(size, int) or size < least:
+                    raise InvalidProblemError(f"{name} {value} must be {least} or more, in whole numbers")
+        for name in ("channels", "filters"):
+            if getattr(self, name) % self.groups:
+                raise InvalidProblemError(f"{name} {getattr(self, name)} cannot be divided into {self.groups} groups")
+        if any(size < 1 for size in self.output):
+            raise InvalidProblemError(
+                f"kernel {self.kernel} with dilation {self.dilation} does not fit spatial sizes {self.spatial}"
+                f" with padding {self.padding}"
+            )
+
+    @property
+    def output(self) -> tuple[int, ...]:
+        """Spatial sizes of y (cudnnGetConvolutionNdForwardOutputDim)."""
+        return tuple(
+            (size + 2 * pad - (taps - 1) * dilation - 1) // stride + 1
+            for size, taps, pad, stride, dilation in zip(
+                self.spatial, self.kernel, self.padding, self.stride, self.dilation, strict=True
+            )
+        )
+
+    @property
+    def x_sample(self) -> int:
+        """Elements of one sample of x."""
+        return self.channels * prod(self.spatial)
+
+    @property
+    def y_sample(self) -> int:
+        """Elements of one sample of y."""
+        return self.filters * prod(self.output)
+
+    @property
+    def x_shape(self) -> tuple[int, ...]:
+        """Shape of x in the memory order of the layout."""
+        return self.layout.arrange(self.batch, self.channels, self.spatial)
+
+    @property
+    def w_shape(self) -> tuple[int, ...]:
+        """Shape of w in the memory order of the layout."""
+        return self.layout.arrange(self.filters, self.channels // self.groups, self.kernel)
+
+    @property
+    def y_shape(self) -> tuple[int, ...]:
+        """Shape of y in the memory order of the layout."""
+        return self.layout.arrange(self.batch, self.filters, self.output)
+
+    @property
+    def x_bytes(self) -> int:
+        """Bytes that x spans, gaps between its samples included."""
+        return ((self.batch - 1) * self.x_batch_stride + self.x_sample) * self.dtype.itemsize
+
+    @property
+    def w_bytes(self) -> int:
+        """Bytes of w."""
+        return prod(self.w_shape) * self.dtype.itemsize
+
+    @property
+    def y_bytes(self) -> int:
+        """Bytes that y spans, gaps between its samples included."""
+        return ((self.batch - 1) * self.y_batch_stride + self.y_sample) * self.dtype.itemsize
+
+    @property
+    def multiplications(self) -> int:
+        """Multiply-accumulates of the direct method, for every operation the same."""
+        return self.batch * self.y_sample * self.channels // self.groups * prod(self.kernel)
+
+    def with_batch(self, batch: int) -> "ConvolutionProblem":
+        """Return the same problem at another (micro-)batch size."""
+        return replace(self, batch=batch)
+
+    def with_operation(self, operation: Operation) -> "ConvolutionProblem":
+        """Return another operation on the same tensors."""
+        return replace(self, operation=operation)
+
+    def __str__(self) -> str:
+        """'Forward 256x64x27x27 * 192x64x5x5', with what differs from the defaults."""
+        sizes = f"{'x'.join(map(str, self.x_shape))} * {'x'.join(map(str, self.w_shape))}"
+        text = f"{self.operation.value} {sizes}"
+        ones = (1,) * len(self.spatial)
+        if any(self.padding):
+            text += f" padding {'x'.join(map(str, self.padding))}"
+        if self.stride != ones:
+            text += f" stride {'x'.join(map(str, self.stride))}"
+        if self.dilation != ones:
+            text += f" dilation {'x'.join(map(str, self.dilation))}"
+        if self.groups != 1:
+            text += f" groups {self.groups}"
+        return f"{text} {self.dtype.value} {self.layout.value}"

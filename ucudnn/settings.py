@@ -1,0 +1,142 @@
+"""Settings: arguments over environment over defaults. The only reader of the environment."""
+
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any, TypeVar
+
+from ucudnn.errors import InvalidSizeError, SettingsError
+from ucudnn.policy import BatchSizePolicy
+from ucudnn.units import parse_bytes
+
+_Choice = TypeVar("_Choice", bound=Enum)
+
+
+class SolverName(Enum):
+    """Solvers of WD's integer program, by the name UCUDNN_SOLVER takes; AUTO is the fastest installed."""
+
+    AUTO = "auto"
+    HIGHS = "highs"
+    CBC = "cbc"
+    GLPK = "glpk"
+    GUROBI = "gurobi"
+    CPLEX = "cplex"
+
+
+def parse_choice(choices: type[_Choice], value: str | _Choice, name: str) -> _Choice:
+    """Return a member of an enumeration from itself or its text, whatever the case.
+
+    Raises:
+        SettingsError: naming the setting, the value and what is allowed.
+    """
+    if isinstance(value, choices):
+        return value
+    for choice in choices:
+        if isinstance(value, str) and choice.value.lower() == value.strip().lower():
+            return choice
+    allowed = ", ".join(choice.value for choice in choices)
+    raise SettingsError(f"{name}={value!r} is not known: give one of {allowed}")
+
+
+def _parse_size(value: int | str, name: str) -> int:
+    try:
+        # The environment knows text only: '67108864' is a number of bytes there too.
+        return parse_bytes(value)
+    except InvalidSizeError as error:
+        raise SettingsError(f"{name}: {error}") from error
+
+
+def _parse_devices(value: str | tuple[int, ...], name: str) -> tuple[int, ...] | None:
+    if isinstance(value, tuple):
+        return value
+    if value.strip().lower() == "all":
+        return None
+    try:
+        devices = tuple(int(part) for part in value.split(","))
+    except ValueError as error:
+        raise SettingsError(f"{name}={value!r} is not known: give device numbers such as 0,1 or all") from error
+    if min(devices) < 0 or len(set(devices)) != len(devices):
+        raise SettingsError(f"{name}={value!r}: device numbers must be 0 or more and differ")
+    return devices
+
+
+def _parse_backend(value: str, name: str) -> str:
+    kind, colon, target = value.strip().partition(":")
+    if (kind in ("auto", "cpu", "cudnn") and not colon) or (kind == "replay" and target):
+        return value.strip()
+    raise SettingsError(f"{name}={value!r} is not known: give auto, cpu, cudnn or replay:NAME-or-path")
+
+
+def _parse_policy(value: str | BatchSizePolicy, name: str) -> BatchSizePolicy:
+    return parse_choice(BatchSizePolicy, value, name)
+
+
+def _parse_solver(value: str | SolverName, name: str) -> SolverName:
+    return parse_choice(SolverName, value, name)
+
+
+def _parse_database(value: str, name: str) -> str:
+    if not value.strip():
+        raise SettingsError(f"{name}={value!r} is empty: give the path of a database file")
+    return value
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """How a handle plans.
+
+    Attributes:
+        policy: which micro-batch sizes are benchmarked (UCUDNN_BATCH_SIZE_POLICY).
+        workspace_limit_bytes: WR's limit for each kernel (UCUDNN_DEFAULT_WORKSPACE_LIMIT).
+        total_workspace_bytes: WD's total for all kernels; None means WR (UCUDNN_TOTAL_WORKSPACE_SIZE).
+        benchmark_devices: GPUs that share the benchmarks; None means all of them (UCUDNN_BENCHMARK_DEVICES).
+        database: file that keeps measurements, or None (UCUDNN_DATABASE).
+        backend: 'auto', 'cpu', 'cudnn' or 'replay:NAME-or-path' (UCUDNN_BACKEND).
+        solver: solver of WD's integer program (UCUDNN_SOLVER).
+    """
+
+    policy: BatchSizePolicy = BatchSizePolicy.POWER_OF_TWO
+    workspace_limit_bytes: int = 64 * 2**20
+    total_workspace_bytes: int | None = None
+    benchmark_devices: tuple[int, ...] | None = (0,)
+    database: str | None = None
+    backend: str = "auto"
+    solver: SolverName = SolverName.AUTO
+
+    @classmethod
+    def load(cls, environment: Mapping[str, str] | None = None, **arguments: Any) -> "Settings":
+        """Return settings from arguments, where they are not None, over the environment over defaults.
+
+        Args:
+            environment: variables to read; the process's own where None.
+            **arguments: values by field name, as a value or as the text that the variable takes.
+
+        Raises:
+            SettingsError: naming the argument or variable, its value and what is allowed.
+        """
+        environment = os.environ if environment is None else environment
+        unknown = set(arguments) - set(_FIELDS)
+        if unknown:
+            raise SettingsError(f"unknown settings {sorted(unknown)}: there are {', '.join(_FIELDS)}")
+        values: dict[str, Any] = {}
+        for field, (variable, parse) in _FIELDS.items():
+            if arguments.get(field) is not None:
+                values[field] = parse(arguments[field], field.removesuffix("_bytes"))
+            elif environment.get(variable):
+                values[field] = parse(environment[variable], variable)
+        return cls(**values)
+
+
+_FIELDS: dict[str, tuple[str, Callable[[Any, str], Any]]] = {
+    "policy": ("UCUDNN_BATCH_SIZE_POLICY", _parse_policy),
+    "workspace_limit_bytes": ("UCUDNN_DEFAULT_WORKSPACE_LIMIT", _parse_size),
+    "total_workspace_bytes": ("UCUDNN_TOTAL_WORKSPACE_SIZE", _parse_size),
+    "benchmark_devices": ("UCUDNN_BENCHMARK_DEVICES", _parse_devices),
+    "database": ("UCUDNN_DATABASE", _parse_database),
+    "backend": ("UCUDNN_BACKEND", _parse_backend),
+    "solver": ("UCUDNN_SOLVER", _parse_solver),
+}
+
+VARIABLES: dict[str, str] = {field: variable for field, (variable, _) in _FIELDS.items()}
+"""The environment variable of each field of Settings."""

@@ -1,0 +1,73 @@
+"""Bytes and milliseconds as text: '64MiB' in, '64 MiB' and '12.3 ms' out. Nowhere else."""
+
+import re
+
+from ucudnn.errors import InvalidSizeError
+
+_FACTORS = {
+    "": 1,
+    "b": 1,
+    "kb": 10**3,
+    "mb": 10**6,
+    "gb": 10**9,
+    "k": 2**10,
+    "m": 2**20,
+    "g": 2**30,
+    "kib": 2**10,
+    "mib": 2**20,
+    "gib": 2**30,
+}
+_SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([a-zA-Z]*)\s*")
+_FORMS = "a whole number of bytes (67108864) or a number with B, KiB, MiB, GiB, KB, MB or GB (64MiB, 1.5 GiB)"
+
+
+def parse_bytes(size: int | str) -> int:
+    """Return a size in bytes from a whole number or a text such as '64MiB'.
+
+    Raises:
+        InvalidSizeError: if the size is negative, no whole number of bytes, or not readable.
+    """
+    if isinstance(size, int) and not isinstance(size, bool):
+        if size < 0:
+            raise InvalidSizeError(f"size {size} is negative: give {_FORMS}")
+        return size
+    match = _SIZE.fullmatch(size) if isinstance(size, str) else None
+    factor = _FACTORS.get(match[2].lower()) if match else None
+    if match is None or factor is None:
+        raise InvalidSizeError(f"size {size!r} cannot be read: give {_FORMS}")
+    whole, _, fraction = match[1].partition(".")
+    numerator, remainder = divmod(int(whole + fraction) * factor, int(10 ** len(fraction)))
+    if remainder:
+        raise InvalidSizeError(f"size {size!r} is no whole number of bytes: give {_FORMS}")
+    return numerator
+
+
+def format_bytes(size: int) -> str:
+    """Return bytes for people: '0', '4.7 KiB', '64 MiB', with three significant digits."""
+    if size < 2**10:
+        return f"{size} B" if size else "0"
+    for unit, factor in (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
+        if size >= factor or unit == "KiB":
+            return f"{_significant(size / factor)} {unit}"
+    raise AssertionError(size)
+
+
+def exact_bytes(size: int) -> str:
+    """Return bytes in both forms, for messages that must name a limit one can type."""
+    return f"{size} bytes ({format_bytes(size)})"
+
+
+def format_ms(time_ms: float) -> str:
+    """Return a time for people: '0.0412 ms', '12.3 ms', '4.56 s'."""
+    if time_ms >= 10_000:
+        return f"{_significant(time_ms / 1000)} s"
+    return f"{_significant(time_ms)} ms"
+
+
+def _significant(value: float) -> str:
+    if value >= 100:
+        return f"{value:.0f}"
+    text = f"{value:#.3g}"
+    if "e" in text:
+        text = f"{value:.3g}"
+    return text.rstrip("0").rstrip(".") if "." in text and value == int(value) else text
