@@ -1,0 +1,87 @@
+from dataclasses import replace
+
+import pytest
+
+from ucudnn.backends.base import Effort
+from ucudnn.backends.replay import Candidates, ReplayBackend
+from ucudnn.errors import NotRecordedError
+from ucudnn.networks import load_network
+from ucudnn.problem import MathMode, Operation
+
+
+def conv2(operation=Operation.FORWARD, batch=256):
+    return load_network("alexnet", batch).layers[1].forward.with_operation(operation)
+
+
+def names(backend, problem):
+    return {algorithm.name for algorithm in backend.algorithms(problem)}
+
+
+def test_times_and_workspaces_are_those_recorded(h200, replay):
+    backend = replay("alexnet", Candidates.EVERY)
+    problem = conv2()
+    records = h200.recordings["alexnet"][problem]
+    assert {(each.name, each.workspace_bytes) for each in backend.algorithms(problem)} == {
+        (record.algorithm, record.workspace_bytes) for record in records
+    }
+    with backend.bench(problem) as bench:
+        for algorithm in backend.algorithms(problem.with_batch(32)):
+            expected = [
+                record.time_ms
+                for record in h200.recordings["alexnet"][problem.with_batch(32)]
+                if record.algorithm == algorithm.name
+            ]
+            assert list(bench.measure(32, algorithm, Effort()).samples_ms) == expected
+
+
+def test_candidates_restrict(replay):
+    problem = conv2()
+    graph = names(replay("alexnet", Candidates.GRAPH), problem)
+    legacy = names(replay("alexnet", Candidates.LEGACY), problem)
+    assert all(name.startswith("eng") for name in graph)
+    assert legacy == names(replay("alexnet", Candidates.LEGACY_FMA), problem)
+    assert "IMPLICIT_GEMM" in legacy
+    assert names(replay("alexnet", Candidates.EVERY), problem) == graph | legacy
+
+
+def test_without_tf32_other_times_and_no_tensor_cores(h200, replay):
+    problem = conv2()
+    fma = replace(problem, math=MathMode.FMA)
+    tensor_cores = {r.algorithm for r in h200.recordings["alexnet"][problem] if "TENSOR_CORE" in r.notes}
+    assert tensor_cores
+    assert not names(replay("alexnet", Candidates.GRAPH), fma) & tensor_cores
+    assert names(replay("alexnet", Candidates.EVERY), fma) >= names(replay("alexnet", Candidates.LEGACY), problem)
+    legacy = replay("alexnet", Candidates.LEGACY)
+    restricted = replay("alexnet", Candidates.LEGACY_FMA)
+    assert legacy.time_ms(fma, "FFT") == restricted.time_ms(problem, "FFT")
+    assert legacy.time_ms(fma, "IMPLICIT_PRECOMP_GEMM") != legacy.time_ms(problem, "IMPLICIT_PRECOMP_GEMM")
+
+
+def test_determinism_leaves_out_what_does_not_repeat(replay):
+    problem = conv2(Operation.BACKWARD_FILTER)
+    backend = replay("alexnet", Candidates.EVERY)
+    left = names(backend, problem) - names(backend, replace(problem, deterministic=True))
+    assert {"ALGO_0", "ALGO_3", "eng20"} <= left
+    assert "ALGO_1" not in left
+
+
+def test_recordings_do_not_mix(h200):
+    # ResNet-18 and ResNet-50 share shapes that were recorded twice.
+    shared = set(h200.recordings["resnet18"]) & set(h200.recordings["resnet50"])
+    assert shared
+    for network in ("resnet18", "resnet50"):
+        backend = ReplayBackend(h200, network=network)
+        for problem in shared:
+            if problem.math is MathMode.TF32:
+                for record in h200.recordings[network][problem]:
+                    assert backend.time_ms(problem, record.algorithm) == record.time_ms
+
+
+def test_a_missing_record_is_an_error_that_says_what_there_is(replay):
+    backend = replay("alexnet")
+    with pytest.raises(NotRecordedError, match="not at 100 but at 1, 2, 4, 8, 16, 32, 64, 128, 256"):
+        backend.algorithms(conv2(batch=100))
+    with pytest.raises(NotRecordedError, match=r"h200 has no Forward .* recorded were the layers of alexnet"):
+        backend.algorithms(load_network("vgg16").layers[1].forward)
+    with pytest.raises(NotRecordedError, match="has no FFT for"):
+        backend.time_ms(conv2(), "FFT")

@@ -1,0 +1,33 @@
+"""What all tests share: a clean environment, hypothesis profiles and the recorded profile."""
+
+import os
+
+import pytest
+from hypothesis import HealthCheck, settings
+
+from ucudnn.backends.replay import Candidates, ReplayBackend
+from ucudnn.profile import load_profile
+
+settings.register_profile("default", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("default")
+
+
+@pytest.fixture(autouse=True)
+def clean_environment(monkeypatch):
+    for variable in [name for name in os.environ if name.startswith("UCUDNN_")]:
+        monkeypatch.delenv(variable)
+
+
+@pytest.fixture(scope="session")
+def h200():
+    return load_profile("h200")
+
+
+@pytest.fixture(scope="session")
+def replay(h200):
+    """Return a replay backend for a network of the recorded profile."""
+
+    def make(network, candidates=Candidates.GRAPH):
+        return ReplayBackend(h200, candidates=candidates, network=network)
+
+    return make

@@ -1,0 +1,65 @@
+"""Random micro-configurations, and the fronts of the recorded networks."""
+
+import pytest
+from hypothesis import strategies as st
+
+from ucudnn.benchmark import Benchmark
+from ucudnn.configuration import MicroConfiguration
+from ucudnn.networks import load_network
+from ucudnn.policy import BatchSizePolicy
+from ucudnn.solvers.desirable import desirable_set
+from ucudnn.solvers.division import Choice
+
+UNLIMITED = 2**50
+
+
+@st.composite
+def micro_configurations(draw, largest=8, most=10):
+    """Draw micro-configurations with whole microseconds, whose sums floats hold exactly enough to compare."""
+    return [
+        MicroConfiguration(size=size, algorithm=f"a{index}", time_ms=time / 1000, workspace_bytes=workspace)
+        for index, (size, time, workspace) in enumerate(
+            draw(
+                st.lists(
+                    st.tuples(st.integers(1, largest), st.integers(1, 200), st.integers(0, 30)),
+                    min_size=1,
+                    max_size=most,
+                )
+            )
+        )
+    ]
+
+
+@pytest.fixture(scope="session")
+def recorded(replay):
+    """Return, for a network, each kernel with all its recorded graph engines at power-of-two sizes."""
+    known = {}
+
+    def load(name):
+        if name not in known:
+            benchmark = Benchmark(replay(name))
+            known[name] = [
+                (
+                    kernel,
+                    benchmark.micro_configurations(
+                        kernel.problem, BatchSizePolicy.POWER_OF_TWO.sizes(kernel.problem.batch), UNLIMITED
+                    ),
+                )
+                for kernel in load_network(name).kernels()
+            ]
+        return known[name]
+
+    return load
+
+
+@pytest.fixture(scope="session")
+def recorded_choices(recorded):
+    """Return the desirable sets of a recorded network with their counts."""
+
+    def load(name):
+        return [
+            Choice(desirable=desirable_set(measured, kernel.problem.batch), count=kernel.count)
+            for kernel, measured in recorded(name)
+        ]
+
+    return load

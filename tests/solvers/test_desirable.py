@@ -1,0 +1,76 @@
+from itertools import pairwise
+from time import process_time
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.solvers import paper
+from tests.solvers.conftest import micro_configurations
+from ucudnn.configuration import MicroConfiguration
+from ucudnn.solvers.desirable import desirable_set
+
+
+def plain(candidates):
+    return [(each.size, round(each.time_ms * 1000), each.workspace_bytes) for each in candidates]
+
+
+def front_of(configurations):
+    return {(round(each.time_ms * 1000), each.workspace_bytes) for each in configurations}
+
+
+@given(micro_configurations(), st.integers(1, 12))
+def test_equals_the_papers_recurrence(candidates, size):
+    assert front_of(desirable_set(candidates, size)) == paper.recurrence(tuple(plain(candidates)), size)
+
+
+@given(micro_configurations(largest=4, most=5), st.integers(1, 6))
+def test_equals_brute_force(candidates, size):
+    everything = paper.everything(plain(candidates), size)
+    assert front_of(desirable_set(candidates, size)) == paper.desirable(everything)
+
+
+@given(micro_configurations(), st.integers(1, 40))
+def test_every_configuration_is_what_it_says(candidates, size):
+    front = desirable_set(candidates, size)
+    for configuration in front:
+        assert configuration.size == size
+        assert set(configuration.parts) <= set(candidates)
+        assert [part.size for part in configuration.parts] == sorted(
+            (part.size for part in configuration.parts), reverse=True
+        )
+    for small, large in pairwise(front):
+        assert small.workspace_bytes < large.workspace_bytes
+        assert small.time_ms > large.time_ms
+
+
+@given(micro_configurations(), st.integers(1, 12), st.randoms())
+def test_order_of_candidates_does_not_matter(candidates, size, random):
+    shuffled = list(candidates)
+    random.shuffle(shuffled)
+    assert front_of(desirable_set(shuffled, size)) == front_of(desirable_set(candidates, size))
+
+
+def test_sums_of_equal_times_do_not_make_points_of_their_own():
+    # 0.1 + 0.2 > 0.3 in floats: the second way is no faster, and needs more workspace.
+    candidates = [
+        MicroConfiguration(size=1, algorithm="a", time_ms=0.1, workspace_bytes=0),
+        MicroConfiguration(size=2, algorithm="b", time_ms=0.2, workspace_bytes=0),
+        MicroConfiguration(size=3, algorithm="c", time_ms=0.3, workspace_bytes=8),
+    ]
+    assert [str(each) for each in desirable_set(candidates, 3)] in (["3x1 a"], ["1x2 b + 1x1 a"])
+
+
+def test_what_cannot_be_reached_is_empty():
+    assert desirable_set([MicroConfiguration(size=2, algorithm="a", time_ms=1.0, workspace_bytes=0)], 3) == ()
+    assert desirable_set([], 1) == ()
+
+
+def test_all_of_resnet50_takes_at_most_50_ms(recorded):
+    kernels = recorded("resnet50")
+    times = []
+    for _ in range(3):
+        start = process_time()
+        for kernel, measured in kernels:
+            assert desirable_set(measured, kernel.problem.batch)
+        times.append(process_time() - start)
+    assert min(times) <= 0.050

@@ -1,0 +1,166 @@
+"""The protocol of backends: list algorithms, measure them, and, where there is hardware, run them.
+
+A backend knows nothing of limits, policies or plans. `Backend` is what planning needs; a recorded profile
+can be one. `ComputeBackend` adds what execution needs.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from enum import Enum
+from statistics import median
+from typing import Any
+
+from ucudnn.problem import ConvolutionProblem
+
+Tensor = Any
+"""Whatever a backend computes on: NumPy arrays for the CPU, device arrays or addresses for cuDNN."""
+
+Buffer = Any
+"""A workspace, as the backend's `allocate` made it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Algorithm:
+    """One way in which a backend can compute a problem.
+
+    Attributes:
+        name: stable from run to run and unique within the backend.
+        workspace_bytes: the workspace that a call needs, to the byte. A backend that computes states
+            multiples of its alignment, so that segments of one buffer can follow each other without gaps.
+    """
+
+    name: str
+    workspace_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Effort:
+    """How much time goes into one measurement.
+
+    Attributes:
+        warmup: calls before the first that counts.
+        repeats: calls that count, unless the time limit comes first.
+        time_limit_ms: once this much time is spent, what has been sampled must do (one sample at least).
+    """
+
+    warmup: int = 1
+    repeats: int = 5
+    time_limit_ms: float = 500.0
+
+
+class MeasurementStatus(Enum):
+    """How a measurement ended."""
+
+    MEASURED = "measured"
+    FAILED = "failed"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measurement:
+    """What came of measuring one algorithm at one size.
+
+    Attributes:
+        status: MEASURED, or FAILED where the algorithm could not run.
+        samples_ms: time of each repeat in milliseconds; empty where it failed.
+        reason: why it failed, else ''.
+    """
+
+    status: MeasurementStatus
+    samples_ms: tuple[float, ...] = ()
+    reason: str = ""
+
+    @property
+    def time_ms(self) -> float:
+        """The median of the samples in milliseconds; statistics.StatisticsError where there is none."""
+        return median(self.samples_ms)
+
+
+class Bench(ABC):
+    """Operands of one mini-batch, made once, on which micro-batches of any size are measured."""
+
+    @abstractmethod
+    def measure(self, size: int, algorithm: Algorithm, effort: Effort) -> Measurement:
+        """Measure one algorithm at one micro-batch size, stepping through the mini-batch.
+
+        BackwardFilter is measured as it accumulates (beta = 1), the others with beta = 0. An algorithm
+        that cannot run gives a FAILED measurement, no exception.
+        """
+
+
+class Backend(ABC):
+    """What planning needs: which algorithms there are, and how long they take."""
+
+    @property
+    @abstractmethod
+    def name(self) -> str:
+        """The name under which it was opened: 'cpu', 'replay:h200'."""
+
+    @abstractmethod
+    def conditions(self) -> Mapping[str, str]:
+        """Return what a measured time depends on besides problem and algorithm: device and versions."""
+
+    @abstractmethod
+    def algorithms(self, problem: ConvolutionProblem) -> tuple[Algorithm, ...]:
+        """Return the algorithms that can compute the problem as its math mode and determinism allow.
+
+        Raises:
+            UnsupportedProblemError: if the backend cannot compute the problem at all.
+        """
+
+    @abstractmethod
+    def bench(self, problem: ConvolutionProblem) -> AbstractContextManager[Bench]:
+        """Return a context in which micro-batches of the problem can be measured.
+
+        Raises:
+            UnsupportedProblemError: if the backend cannot compute the problem at all.
+        """
+
+
+class PreparedCall(ABC):
+    """One algorithm made ready for one (micro-batch) problem; may be launched any number of times."""
+
+    @abstractmethod
+    def launch(
+        self, x: Tensor, w: Tensor, y: Tensor, *, start: int, alpha: float, beta: float, workspace: Buffer
+    ) -> None:
+        """Compute samples [start, start + batch) of the mini-batch tensors: out = alpha * conv + beta * out.
+
+        Args:
+            x: input or its gradient, the whole mini-batch in the problem's layout.
+            w: filters or their gradient.
+            y: output or its gradient, the whole mini-batch.
+            start: first sample of the micro-batch.
+            alpha: factor of the convolution.
+            beta: factor of what the output holds; at 0 the output is not read.
+            workspace: at least the algorithm's workspace, from the backend's `allocate` or `slice`.
+        """
+
+
+class ComputeBackend(Backend):
+    """What execution needs besides: prepared calls and workspaces."""
+
+    @abstractmethod
+    def prepare(self, problem: ConvolutionProblem, algorithm: str) -> PreparedCall:
+        """Make an algorithm ready for a problem, so that launching costs as little as can be.
+
+        Raises:
+            UnsupportedProblemError: if the algorithm cannot compute the problem.
+        """
+
+    @abstractmethod
+    def allocate(self, size_bytes: int) -> Buffer:
+        """Return a workspace of at least so many bytes."""
+
+    @abstractmethod
+    def operands(self, problem: ConvolutionProblem) -> tuple[Tensor, Tensor, Tensor]:
+        """Return tensors x, w and y for a problem, filled with random numbers in [-0.5, 0.5)."""
+
+    @abstractmethod
+    def elapsed_ms(self, run: Callable[[], None]) -> float:
+        """Return the milliseconds that a call takes until all it launched is done, on the backend's own clock."""
+
+    @abstractmethod
+    def segment(self, buffer: Buffer, offset_bytes: int, size_bytes: int) -> Buffer:
+        """Return a part of a workspace; nothing is copied."""

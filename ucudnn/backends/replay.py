@@ -1,0 +1,153 @@
+"""Replay: answers from a recorded profile, so that plans for a GPU can be made without it."""
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
+from enum import Enum
+from typing import final
+
+from ucudnn.backends.base import Algorithm, Backend, Bench, Effort, Measurement, MeasurementStatus
+from ucudnn.errors import NotRecordedError
+from ucudnn.problem import ConvolutionProblem, MathMode
+from ucudnn.profile import Profile, Record, Recording
+
+
+class Candidates(Enum):
+    """Which recorded algorithms are candidates.
+
+    GRAPH: engine configurations of cuDNN's graph API; LEGACY: algorithms of `cudnnConvolution*`; LEGACY_FMA:
+    the same without TF32; EVERY: all that the problem's math mode allows.
+    """
+
+    GRAPH = "graph"
+    LEGACY = "legacy"
+    LEGACY_FMA = "legacy-fma"
+    EVERY = "every"
+
+    @property
+    def api(self) -> str | None:
+        """The cuDNN API that candidates must come from, or None for any."""
+        return None if self is Candidates.EVERY else self.value.removesuffix("-fma")
+
+
+@final
+class ReplayBackend(Backend):
+    """Plans from a profile; a problem that was not recorded is an error, never a guess.
+
+    Args:
+        profile: the recorded measurements.
+        candidates: which of the recorded algorithms to offer.
+        network: recording to look in first, where several networks were recorded with the same shape.
+    """
+
+    def __init__(
+        self, profile: Profile, *, candidates: Candidates = Candidates.EVERY, network: str | None = None
+    ) -> None:
+        self._profile = profile
+        self._candidates = candidates
+        self._network = network
+        # Where shapes recur, the recording with the larger mini-batches serves most.
+        self._recordings = sorted(
+            profile.recordings.items(),
+            key=lambda item: (item[0] != network, -max((problem.batch for problem in item[1]), default=0)),
+        )
+        self._found: dict[ConvolutionProblem, dict[str, Record]] = {}
+        self._sizes: dict[str, dict[ConvolutionProblem, list[int]]] = {}
+
+    @property
+    def name(self) -> str:
+        """'replay:' and the profile's name."""
+        return f"replay:{self._profile.name}"
+
+    def conditions(self) -> Mapping[str, str]:
+        """Return the conditions under which the profile was recorded."""
+        return dict(self._profile.conditions)
+
+    def algorithms(self, problem: ConvolutionProblem) -> tuple[Algorithm, ...]:
+        """Return what was recorded of the problem and is a candidate.
+
+        Raises:
+            NotRecordedError: if nothing was.
+        """
+        return tuple(
+            Algorithm(name=record.algorithm, workspace_bytes=record.workspace_bytes)
+            for record in self._records(problem).values()
+        )
+
+    @contextmanager
+    def bench(self, problem: ConvolutionProblem) -> Iterator[Bench]:
+        """Return a context in which micro-batches of the problem are looked up."""
+        yield _ReplayBench(self, problem)
+
+    def time_ms(self, problem: ConvolutionProblem, algorithm: str) -> float:
+        """Return the recorded time of an algorithm in milliseconds.
+
+        Raises:
+            NotRecordedError: if it was not recorded.
+        """
+        record = self._records(problem).get(algorithm)
+        if record is None:
+            raise NotRecordedError(f"{self._profile.name} has no {algorithm} for {problem}")
+        return record.time_ms
+
+    def _records(self, problem: ConvolutionProblem) -> dict[str, Record]:
+        if problem not in self._found:
+            self._found[problem] = {record.algorithm: record for record in self._search(problem)}
+        return self._found[problem]
+
+    def _search(self, problem: ConvolutionProblem) -> tuple[Record, ...]:
+        fma_only = problem.math is MathMode.FMA or self._candidates is Candidates.LEGACY_FMA
+        plain = replace(problem, deterministic=False, math=MathMode.TF32)
+        recording = self._recording_of(plain)
+        tf32 = recording[plain]
+        if fma_only:
+            # Legacy algorithms were recorded again without TF32; graph engines say whether they use tensor cores.
+            fma = recording.get(replace(plain, math=MathMode.FMA), ())
+            engines = (record for record in tf32 if record.api == "graph" and "TENSOR_CORE" not in record.notes)
+            records = (*fma, *engines)
+        else:
+            records = tf32
+        found = tuple(
+            record
+            for record in records
+            if self._candidates.api in (None, record.api)
+            and not (problem.deterministic and "NONDETERMINISTIC" in record.notes)
+        )
+        if not found:
+            raise NotRecordedError(f"{self._profile.name} has no {self._candidates.value} candidates for {problem}")
+        return found
+
+    def _recording_of(self, problem: ConvolutionProblem) -> Recording:
+        """Return one recording for all sizes of a problem: times of different recordings do not mix."""
+        shape = problem.with_batch(1)
+        for network, recording in self._recordings:
+            sizes = self._sizes_of(network, recording).get(shape)
+            if sizes is None:
+                continue
+            if problem.batch not in sizes:
+                raise NotRecordedError(
+                    f"{self._profile.name} has {problem} not at {problem.batch}"
+                    f" but at {', '.join(map(str, sorted(sizes)))}"
+                )
+            return recording
+        known = ", ".join(self._profile.recordings)
+        raise NotRecordedError(f"{self._profile.name} has no {problem}: recorded were the layers of {known}")
+
+    def _sizes_of(self, network: str, recording: Recording) -> dict[ConvolutionProblem, list[int]]:
+        if network not in self._sizes:
+            sizes: dict[ConvolutionProblem, list[int]] = {}
+            for problem in recording:
+                sizes.setdefault(problem.with_batch(1), []).append(problem.batch)
+            self._sizes[network] = sizes
+        return self._sizes[network]
+
+
+@final
+class _ReplayBench(Bench):
+    def __init__(self, backend: ReplayBackend, problem: ConvolutionProblem) -> None:
+        self._backend = backend
+        self._problem = problem
+
+    def measure(self, size: int, algorithm: Algorithm, effort: Effort) -> Measurement:
+        time_ms = self._backend.time_ms(self._problem.with_batch(size), algorithm.name)
+        return Measurement(status=MeasurementStatus.MEASURED, samples_ms=(time_ms,))

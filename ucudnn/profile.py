@@ -1,0 +1,199 @@
+"""Recorded profiles: measurements of one machine in a file, to plan from anywhere.
+
+A profile is a JSON text (gzipped where the name ends in .gz):
+
+* `format` 'ucudnn-profile' and `version` 1;
+* `conditions`: device and versions that the times depend on;
+* `algorithms`: a table of [api, name, notes]; rows below point into it;
+* `columns`: the meaning of a row, ["algorithm", "time_ms", "workspace_bytes"];
+* `recordings`: for each network a list of problems, each with the fields of ConvolutionProblem that differ
+  from their defaults, and its rows by micro-batch size.
+
+Times of different recordings are never mixed: they were taken at different moments.
+"""
+
+import gzip
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import MISSING, dataclass, fields
+from enum import Enum
+from importlib import resources
+from math import isfinite
+from pathlib import Path
+from typing import Any
+
+from ucudnn.errors import InvalidProblemError, ProfileError
+from ucudnn.problem import ConvolutionProblem, DataType, Layout, MathMode, Operation
+
+_FORMAT = "ucudnn-profile"
+_VERSION = 1
+_COLUMNS = ["algorithm", "time_ms", "workspace_bytes"]
+_ENUMS: dict[str, type[Enum]] = {"operation": Operation, "dtype": DataType, "layout": Layout, "math": MathMode}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Record:
+    """One measured algorithm of one problem.
+
+    Attributes:
+        api: 'graph' or 'legacy', the cuDNN API that offered it, or the backend's name.
+        algorithm: its name, unique within a problem.
+        time_ms: median time in milliseconds.
+        workspace_bytes: workspace in bytes.
+        notes: cuDNN's numerical notes that matter: 'TENSOR_CORE', 'NONDETERMINISTIC', 'FFT', ...
+    """
+
+    api: str
+    algorithm: str
+    time_ms: float
+    workspace_bytes: int
+    notes: tuple[str, ...] = ()
+
+
+Recording = Mapping[ConvolutionProblem, tuple[Record, ...]]
+"""What was measured of each problem at its (micro-)batch size."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Profile:
+    """Measurements of one machine.
+
+    Attributes:
+        name: name it was loaded by.
+        conditions: device and versions that the times depend on.
+        recordings: measurements by the network that was being recorded.
+    """
+
+    name: str
+    conditions: Mapping[str, str]
+    recordings: Mapping[str, Recording]
+
+
+def load_profile(name: str) -> Profile:
+    """Read a profile that ships with ucudnn ('h200') or a file.
+
+    Raises:
+        ProfileError: if there is no such profile, or it is damaged, or holds times that are none.
+    """
+    shipped = {entry.name.removesuffix(".json"): entry for entry in _shipped()}
+    source = shipped.get(name, Path(name))
+    if not source.is_file():
+        raise ProfileError(
+            f"profile {name!r} is neither a file nor one that ships with ucudnn: {', '.join(sorted(shipped))}"
+        )
+    try:
+        data = source.read_bytes()
+        text = gzip.decompress(data) if data.startswith(b"\x1f\x8b") else data
+        return _decode(name, json.loads(text))
+    except ProfileError as error:
+        raise ProfileError(f"profile {name}: {error}") from error
+    except (OSError, EOFError, gzip.zlib.error, ValueError, KeyError, TypeError, IndexError, AttributeError) as error:  # type: ignore[attr-defined]
+        raise ProfileError(f"profile {name} cannot be read: {type(error).__name__}: {error}") from error
+
+
+def save_profile(profile: Profile, path: Path) -> None:
+    """Write a profile, gzipped where the name ends in .gz; one line for each problem, so that files compare."""
+    text = "".join(_encode(profile))
+    path.write_bytes(gzip.compress(text.encode(), mtime=0) if path.suffix == ".gz" else text.encode())
+
+
+def _shipped() -> Iterator[Any]:
+    folder = resources.files("ucudnn") / "profiles"
+    return (entry for entry in folder.iterdir() if entry.name.endswith(".json"))
+
+
+def _decode(name: str, content: Any) -> Profile:
+    if not isinstance(content, dict) or content.get("format") != _FORMAT:
+        raise ProfileError(f"format is not {_FORMAT!r}")
+    if content["version"] != _VERSION or content["columns"] != _COLUMNS:
+        raise ProfileError(f"version {content['version']} with columns {content['columns']} is not known here")
+    algorithms = [(api, algorithm, tuple(notes)) for api, algorithm, notes in content["algorithms"]]
+    recordings = {}
+    for network, entries in content["recordings"].items():
+        recording: dict[ConvolutionProblem, tuple[Record, ...]] = {}
+        for entry in entries:
+            for batch, rows in entry["rows"].items():
+                problem = _decode_problem(entry["problem"], int(batch))
+                recording[problem] = tuple(_decode_row(problem, row, algorithms) for row in rows)
+        recordings[network] = recording
+    return Profile(name=name, conditions=dict(content["conditions"]), recordings=recordings)
+
+
+def _decode_row(
+    problem: ConvolutionProblem, row: list[Any], algorithms: list[tuple[str, str, tuple[str, ...]]]
+) -> Record:
+    index, time_ms, workspace_bytes = row
+    api, algorithm, notes = algorithms[index]
+    if not (isinstance(time_ms, int | float) and isfinite(time_ms) and time_ms > 0):
+        raise ProfileError(f"{problem}: {algorithm} took {time_ms} ms, which is no time")
+    if not isinstance(workspace_bytes, int) or workspace_bytes < 0:
+        raise ProfileError(f"{problem}: {algorithm} has a workspace of {workspace_bytes} bytes")
+    return Record(api=api, algorithm=algorithm, time_ms=time_ms, workspace_bytes=workspace_bytes, notes=notes)
+
+
+def _decode_problem(given: Mapping[str, Any], batch: int) -> ConvolutionProblem:
+    values: dict[str, Any] = {"batch": batch}
+    for field, value in given.items():
+        if field in _ENUMS:
+            value = _ENUMS[field](value)
+        elif isinstance(value, list):
+            value = tuple(value)
+        values[field] = value
+    try:
+        return ConvolutionProblem(**values)
+    except InvalidProblemError as error:
+        raise ProfileError(str(error)) from error
+
+
+def _encode_problem(problem: ConvolutionProblem) -> dict[str, Any]:
+    plain = ConvolutionProblem(
+        operation=problem.operation,
+        batch=problem.batch,
+        channels=problem.channels,
+        spatial=problem.spatial,
+        filters=problem.filters,
+        kernel=problem.kernel,
+    )
+    values = {}
+    for field in fields(ConvolutionProblem):
+        value = getattr(problem, field.name)
+        if field.name != "batch" and (field.default is MISSING or value != getattr(plain, field.name)):
+            values[field.name] = value.value if isinstance(value, Enum) else value
+    return values
+
+
+def _encode(profile: Profile) -> Iterator[str]:
+    algorithms: dict[tuple[str, str, tuple[str, ...]], int] = {}
+    recordings = [
+        f"{json.dumps(network)}: [\n{_encode_recording(recording, algorithms)}\n]"
+        for network, recording in profile.recordings.items()
+    ]
+    head = {"format": _FORMAT, "version": _VERSION, "conditions": dict(profile.conditions), "columns": _COLUMNS}
+    yield "".join(f"{'{' if key == 'format' else ''}{json.dumps(key)}: {json.dumps(head[key])},\n" for key in head)
+    yield '"algorithms": [\n' + ",\n".join(_compact([*key]) for key in algorithms) + "\n],\n"
+    yield '"recordings": {\n' + ",\n".join(recordings) + "\n}}\n"
+
+
+def _encode_recording(recording: Recording, algorithms: dict[tuple[str, str, tuple[str, ...]], int]) -> str:
+    entries: dict[str, dict[str, list[list[Any]]]] = {}
+    for problem, records in recording.items():
+        rows = entries.setdefault(_compact(_encode_problem(problem)), {})
+        rows[str(problem.batch)] = list(_encode_rows(records, algorithms))
+    return ",\n".join(
+        f'{{"problem": {problem}, "rows": {{\n'
+        + ",\n".join(f"{json.dumps(batch)}: {_compact(batch_rows)}" for batch, batch_rows in rows.items())
+        + "}}"
+        for problem, rows in entries.items()
+    )
+
+
+def _encode_rows(
+    records: Iterable[Record], algorithms: dict[tuple[str, str, tuple[str, ...]], int]
+) -> Iterator[list[Any]]:
+    for record in records:
+        key = (record.api, record.algorithm, record.notes)
+        yield [algorithms.setdefault(key, len(algorithms)), record.time_ms, record.workspace_bytes]
+
+
+def _compact(value: Any) -> str:
+    return json.dumps(value, separators=(",", ":"))
