@@ -1,0 +1,120 @@
+"""An independent reference of the three operations, and launches in poisoned and guarded memory."""
+
+from dataclasses import dataclass
+from itertools import product
+from math import prod, sqrt
+
+import numpy as np
+import pytest
+
+from ucudnn.backends.cpu.backend import CpuBackend
+from ucudnn.problem import Operation
+
+GUARD_BYTES = 256
+POISON = 0xFF  # floats of these bytes are NaN
+WRITTEN = {Operation.FORWARD: "y", Operation.BACKWARD_DATA: "x", Operation.BACKWARD_FILTER: "w"}
+
+
+def reference_convolution(problem, x, w, y):
+    """Compute in float64, tap by tap, on channels-first arrays: x (N, C, *S), w (K, C / groups, *R), y (N, K, *O)."""
+    operation = problem.operation
+    pads = [(0, 0), (0, 0), *((pad, pad) for pad in problem.padding)]
+    padded = np.pad(np.zeros_like(x) if operation is Operation.BACKWARD_DATA else x, pads)
+    filtered, gradient = np.zeros_like(y), np.zeros_like(w)
+    channels, filters = problem.channels // problem.groups, problem.filters // problem.groups
+    for group, tap in product(range(problem.groups), product(*map(range, problem.kernel))):
+        cs = slice(group * channels, (group + 1) * channels)
+        ks = slice(group * filters, (group + 1) * filters)
+        sides = zip(tap, problem.dilation, problem.output, problem.stride, strict=True)
+        at = tuple(slice(t * d, t * d + (o - 1) * s + 1, s) for t, d, o, s in sides)
+        window, factors = padded[:, cs, *at], w[ks, :, *tap]
+        if operation is Operation.FORWARD:
+            filtered[:, ks] += np.einsum("nc...,kc->nk...", window, factors)
+        elif operation is Operation.BACKWARD_DATA:
+            window += np.einsum("nk...,kc->nc...", y[:, ks], factors)
+        else:
+            window, part = (a.reshape(*a.shape[:2], -1) for a in (window, y[:, ks]))
+            gradient[ks, :, *tap] += np.einsum("ncp,nkp->kc", window, part)
+    inside = tuple(slice(pad, pad + size) for pad, size in zip(problem.padding, problem.spatial, strict=True))
+    return {"y": filtered, "w": gradient, "x": padded[:, :, *inside]}[WRITTEN[operation]]
+
+
+def terms(problem):
+    """Products that add up to one element of the output, about."""
+    kernel = prod(problem.kernel)
+    return {
+        Operation.FORWARD: kernel * problem.channels // problem.groups,
+        Operation.BACKWARD_DATA: kernel * problem.filters // problem.groups,
+        Operation.BACKWARD_FILTER: problem.batch * prod(problem.output),
+    }[problem.operation]
+
+
+@dataclass
+class Tensors:
+    """x, w and y of a mini-batch as (outermost, row) memory with gaps between the rows, and as shaped views of it."""
+
+    memory: dict
+    views: dict
+
+    @classmethod
+    def random(cls, whole, rng):
+        """Fill tensors and gaps with numbers in [-1, 1)."""
+        dtype = whole.dtype.value
+        shapes = {"x": whole.x_shape, "w": whole.w_shape, "y": whole.y_shape}
+        strides = {"x": whole.x_batch_stride, "w": prod(whole.w_shape[1:]), "y": whole.y_batch_stride}
+        memory = {name: rng.uniform(-1, 1, (shapes[name][0], strides[name])).astype(dtype) for name in "xwy"}
+        views = {name: memory[name][:, : prod(shapes[name][1:])].reshape(shapes[name]) for name in "xwy"}
+        assert all(np.shares_memory(memory[name], views[name]) for name in "xwy")
+        return cls(memory, views)
+
+    def operands(self, problem, part):
+        """Return x, w and y of the micro-batch in float64 with channels first; NaN as 0, for it must not count."""
+        first = {
+            name: np.nan_to_num(np.moveaxis(view, -1, 1) if problem.layout.channels_last else view).astype(np.float64)
+            for name, view in self.views.items()
+        }
+        return first["x"][part], first["w"], first["y"][part]
+
+
+def run_guarded(problem, algorithm, *, total, start, alpha, beta, seed):
+    """Launch in poisoned memory, check that nothing else is written, and return the relative L2 error.
+
+    It is relative to the result or, where that cancels, to what sums of random terms of this size come to.
+    """
+    backend = CpuBackend()
+    tensors = Tensors.random(problem.with_batch(total), np.random.default_rng(seed))
+    written = WRITTEN[problem.operation]
+    part = slice(start, start + problem.batch)
+    everywhere = slice(None) if written == "w" else part
+    output = tensors.views[written][everywhere]
+    if beta == 0:
+        output.fill(np.nan)
+    operands = tensors.operands(problem, part)
+    held = operands["xwy".index(written)]
+    expected = alpha * reference_convolution(problem, *operands) + beta * held
+    size = np.abs(alpha) * reference_convolution(problem, *map(np.abs, operands)) / sqrt(terms(problem))
+    size += np.abs(beta * held)
+
+    before = {name: memory.copy() for name, memory in tensors.memory.items()}
+    call = backend.prepare(problem, algorithm)
+    needed = {a.name: a.workspace_bytes for a in backend.algorithms(problem)}[algorithm]
+    assert needed == call.workspace_bytes
+    arena = backend.allocate(needed + GUARD_BYTES)
+    arena.fill(POISON)
+    workspace = backend.segment(arena, 0, needed)
+    call.launch(*(tensors.views[name] for name in "xwy"), start=start, alpha=alpha, beta=beta, workspace=workspace)
+
+    assert (arena[needed:] == POISON).all(), f"{algorithm} writes past the {needed} bytes of its workspace"
+    result = tensors.operands(problem, part)["xwy".index(written)]
+    assert not np.isnan(output).any(), f"{algorithm} leaves or reads poison"
+    # Put back the output alone: all else must be as it was, bit for bit.
+    tensors.memory[written][everywhere, : output[0].size] = before[written][everywhere, : output[0].size]
+    for name, memory in tensors.memory.items():
+        assert memory.tobytes() == before[name].tobytes(), f"{algorithm} writes to {name} outside of its samples"
+    return np.linalg.norm(result - expected) / max(np.linalg.norm(expected), np.linalg.norm(size), 1e-300)
+
+
+@pytest.fixture(scope="session")
+def guarded():
+    """Give tests `run_guarded`."""
+    return run_guarded

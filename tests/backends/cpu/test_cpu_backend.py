@@ -1,0 +1,225 @@
+"""What the CPU backend offers, refuses and measures."""
+
+from dataclasses import replace
+from threading import Thread
+
+import numpy as np
+import pytest
+
+from ucudnn.backends.base import Algorithm, Effort, MeasurementStatus
+from ucudnn.backends.cpu.backend import ROUTINES, CpuBackend
+from ucudnn.errors import BackendError, UnsupportedProblemError
+from ucudnn.problem import ConvolutionProblem, DataType, Layout, Operation
+
+BACKEND = CpuBackend()
+EFFORT = Effort(warmup=0, repeats=2, time_limit_ms=1e6)
+PROBLEM = ConvolutionProblem(
+    operation=Operation.FORWARD, batch=4, channels=4, spatial=(20, 20), filters=6, kernel=(3, 3), padding=(1, 1)
+)
+
+
+def names(**changes):
+    return [algorithm.name for algorithm in BACKEND.algorithms(replace(PROBLEM, **changes))]
+
+
+def workspaces(problem):
+    return {algorithm.name: algorithm.workspace_bytes for algorithm in BACKEND.algorithms(problem)}
+
+
+def launch(problem=PROBLEM, algorithm="GEMM", start=0, workspace=None, **tensors):
+    x, w, y = BACKEND.operands(problem)
+    call = BACKEND.prepare(problem, algorithm)
+    if workspace is None:
+        workspace = BACKEND.allocate(call.workspace_bytes)
+    given = {"x": x, "w": w, "y": y} | tensors
+    call.launch(**given, start=start, alpha=1.0, beta=0.0, workspace=workspace)
+    return given
+
+
+@pytest.mark.parametrize("operation", Operation, ids=lambda operation: operation.value)
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({}, list(ROUTINES)),
+        ({"groups": 2, "dtype": DataType.FLOAT64}, list(ROUTINES)),
+        ({"layout": Layout.NHWC}, list(ROUTINES)),
+        ({"stride": (2, 1)}, ["IMPLICIT_GEMM", "GEMM"]),
+        ({"dilation": (1, 2)}, ["IMPLICIT_GEMM", "GEMM"]),
+        ({"kernel": (3, 5)}, ["IMPLICIT_GEMM", "GEMM", "FFT", "FFT_TILING"]),
+        ({"kernel": (17, 3), "padding": (8, 1)}, ["IMPLICIT_GEMM", "GEMM", "FFT"]),
+        ({"spatial": (14, 14)}, ["IMPLICIT_GEMM", "GEMM", "FFT", "WINOGRAD_2X2", "WINOGRAD_4X4"]),
+        ({"spatial": (14, 15)}, list(ROUTINES)),
+    ],
+    ids=["3x3", "grouped", "channels last", "stride", "dilation", "3x5", "17x3", "one tile", "two tiles"],
+)
+def test_offers_the_algorithms_that_apply(operation, changes, expected):
+    assert names(operation=operation, **changes) == expected
+
+
+def test_states_workspaces_to_the_byte():
+    problem = ConvolutionProblem(
+        operation=Operation.FORWARD, batch=2, channels=4, spatial=(8, 8), filters=16, kernel=(3, 3), padding=(1, 1)
+    )
+    columns, result = 4 * 9 * 2 * 64 * 4, 16 * 2 * 64 * 4
+    spectra = 9 * 5 * 8 * (2 * 16 + 16 * 4)  # size 8 + 1 = 9; products and filters ...
+    spectra += max(9 * 5 * 8 * (2 * 4), 9 * 9 * 4 * 16)  # ... and x, or one sample of the result over it
+    points = 16 * 4 * (16 * 2 * 16 + 16 * 4 + 4 * 2 * 16)  # 4 x 4 points of products, filters and tiles
+    assert workspaces(problem) == {
+        "IMPLICIT_GEMM": 0,
+        "GEMM": columns + result,
+        "FFT": spectra,
+        "WINOGRAD_2X2": points + 16 * 4 * (4 * 2 * 16),  # and one intermediate of the tiles
+        "WINOGRAD_4X4": 36 * 4 * (16 * 2 * 4 + 16 * 4 + 4 * 2 * 4) + 36 * 4 * (4 * 2 * 4),
+    }
+
+
+@pytest.mark.parametrize("operation", Operation, ids=lambda operation: operation.value)
+def test_workspaces_grow_with_the_micro_batch(operation):
+    problem = replace(PROBLEM, operation=operation)
+    sizes = [workspaces(problem.with_batch(batch)) for batch in (1, 2, 16)]
+    for name in set(ROUTINES) - {"IMPLICIT_GEMM"}:
+        one, two, many = (size[name] for size in sizes)
+        assert one < two < many
+
+
+@pytest.mark.parametrize("dtype", [DataType.FLOAT16, DataType.BFLOAT16], ids=lambda dtype: dtype.value)
+def test_refuses_half_precision(dtype):
+    problem = replace(PROBLEM, dtype=dtype)
+    for refuse in (BACKEND.algorithms, BACKEND.bench, BACKEND.operands, lambda p: BACKEND.prepare(p, "GEMM")):
+        with pytest.raises(UnsupportedProblemError, match=f"float32 and float64, not {dtype.value}"):
+            refuse(problem)
+
+
+def test_refuses_an_algorithm_that_is_not_known_or_does_not_apply():
+    with pytest.raises(UnsupportedProblemError, match="DIRECT is no algorithm of the CPU backend: Forward 4x4x20x20"):
+        BACKEND.prepare(PROBLEM, "DIRECT")
+    with pytest.raises(UnsupportedProblemError, match=r"FFT does not apply: .* by IMPLICIT_GEMM, GEMM$"):
+        BACKEND.prepare(replace(PROBLEM, stride=(2, 2)), "FFT")
+
+
+@pytest.mark.parametrize("algorithm", [name for name in ROUTINES if name != "IMPLICIT_GEMM"])
+def test_refuses_a_workspace_that_is_too_small(algorithm):
+    needed = workspaces(PROBLEM)[algorithm]
+    with pytest.raises(BackendError, match=f"{algorithm} needs a workspace of {needed} bytes .* given {needed - 1}"):
+        launch(algorithm=algorithm, workspace=BACKEND.allocate(needed - 1))
+
+
+def test_refuses_a_workspace_that_is_no_run_of_aligned_bytes():
+    memory = BACKEND.allocate(1 << 20)
+    with pytest.raises(BackendError, match="does not begin on a multiple of 16 bytes"):
+        launch(workspace=BACKEND.segment(memory, 8, memory.nbytes - 8))
+    with pytest.raises(BackendError, match="one run of bytes"):
+        launch(workspace=memory.view(np.float32))
+    with pytest.raises(BackendError, match="one run of bytes"):
+        launch(workspace=memory[::2])
+
+
+def test_refuses_tensors_that_do_not_fit():
+    x, w, y = BACKEND.operands(PROBLEM)
+    with pytest.raises(BackendError, match=r"x has shape \(4, 4, 20, 19\): .* needs samples of \(4, 20, 20\)"):
+        launch(x=x[..., :19])
+    with pytest.raises(BackendError, match=r"y is float64: .* needs float32"):
+        launch(y=y.astype(np.float64))
+    with pytest.raises(BackendError, match=r"w has shape .* needs \(6, 4, 3, 3\), C-contiguous"):
+        launch(w=w.swapaxes(2, 3))
+    with pytest.raises(BackendError, match="x has 4 samples: no 4 of them from sample 1 on"):
+        launch(start=1)
+    with pytest.raises(BackendError, match="y has 3 samples: no 4 of them from sample 0 on"):
+        launch(y=y[:3])
+
+
+def test_numpy_scalars_as_factors_keep_the_precision():
+    x, w, y = BACKEND.operands(PROBLEM)
+    expected = launch()["y"] * np.float32(0.5)
+    BACKEND.prepare(PROBLEM, "IMPLICIT_GEMM").launch(
+        x, w, y, start=0, alpha=np.float64(0.5), beta=np.float64(0), workspace=BACKEND.allocate(0)
+    )
+    np.testing.assert_allclose(y, expected, rtol=1e-4, atol=1e-5)
+
+
+def test_segments_share_memory_and_stay_inside():
+    memory = BACKEND.allocate(256)
+    assert memory.nbytes == 256
+    assert memory.ctypes.data % 64 == 0
+    part = BACKEND.segment(memory, 64, 128)
+    assert part.nbytes == 128
+    assert part.ctypes.data == memory.ctypes.data + 64
+    for offset, size in ((192, 65), (-1, 2), (0, -1)):
+        with pytest.raises(BackendError, match="not inside a workspace of 256"):
+            BACKEND.segment(memory, offset, size)
+
+
+def test_buffer_size_of_numpy_is_restored():
+    before = np.getbufsize()
+    launch()
+    assert np.getbufsize() == before
+
+
+def test_threads_launch_side_by_side():
+    problem = ConvolutionProblem(
+        operation=Operation.FORWARD, batch=4, channels=64, spatial=(20, 20), filters=64, kernel=(3, 3)
+    )
+    results = {}
+
+    def work(number):
+        results[number] = launch(problem, "IMPLICIT_GEMM")["y"].copy()
+
+    threads = [Thread(target=work, args=(number,)) for number in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    expected = launch(problem, "IMPLICIT_GEMM")["y"]
+    assert all(np.array_equal(results[number], expected) for number in range(4))
+
+
+def test_conditions_name_the_machine_and_the_versions():
+    conditions = BACKEND.conditions()
+    assert set(conditions) == {"device", "cpus", "python", "numpy"}
+    assert all(conditions.values())
+    assert conditions["numpy"] == np.__version__
+    assert BACKEND.name == "cpu"
+
+
+def test_operands_have_the_layout_and_batch_strides():
+    problem = replace(PROBLEM, layout=Layout.NHWC, x_batch_stride=PROBLEM.x_sample + 3)
+    x, w, y = BACKEND.operands(problem)
+    assert (x.shape, w.shape, y.shape) == (problem.x_shape, problem.w_shape, problem.y_shape)
+    assert x.strides[0] == problem.x_batch_stride * 4
+    assert all(-0.5 <= array.min() < array.max() < 0.5 for array in (x, w, y))
+
+
+def test_elapsed_time_is_that_of_the_call():
+    done = []
+    assert BACKEND.elapsed_ms(lambda: done.append(True)) >= 0
+    assert done == [True]
+
+
+@pytest.mark.parametrize("operation", Operation, ids=lambda operation: operation.value)
+def test_measures_every_algorithm(operation):
+    problem = replace(PROBLEM, operation=operation)
+    with BACKEND.bench(problem) as bench:
+        for size in (1, 3, 4):
+            for algorithm in BACKEND.algorithms(problem.with_batch(size)):
+                measurement = bench.measure(size, algorithm, EFFORT)
+                assert measurement.status is MeasurementStatus.MEASURED
+                assert len(measurement.samples_ms) == 2
+                assert measurement.time_ms > 0
+
+
+@pytest.mark.parametrize(
+    ("size", "algorithm", "reason"),
+    [
+        (5, Algorithm(name="GEMM", workspace_bytes=0), "a micro-batch of 5 does not fit into the mini-batch of 4"),
+        (2, Algorithm(name="GEMM", workspace_bytes=7), "BackendError: GEMM needs a workspace of"),
+        (2, Algorithm(name="DIRECT", workspace_bytes=0), "UnsupportedProblemError: DIRECT is no algorithm"),
+        (2, Algorithm(name="GEMM", workspace_bytes=1 << 60), "MemoryError"),
+    ],
+    ids=["too large", "workspace", "unknown", "memory"],
+)
+def test_a_failed_measurement_says_why(size, algorithm, reason):
+    with BACKEND.bench(PROBLEM) as bench:
+        measurement = bench.measure(size, algorithm, EFFORT)
+    assert measurement.status is MeasurementStatus.FAILED
+    assert measurement.samples_ms == ()
+    assert reason in measurement.reason

@@ -1,0 +1,66 @@
+"""While a call runs, nothing is allocated but its workspace, which was allocated before."""
+
+import tracemalloc
+
+import pytest
+
+from ucudnn.backends.cpu.backend import ROUTINES, CpuBackend
+from ucudnn.problem import ConvolutionProblem, DataType, Layout, Operation
+
+ALLOWED_BYTES = 64 * 1024
+BACKEND = CpuBackend()
+
+# Each tensor has more than a megabyte wherever it can, so that a copy of any of them shows.
+SHAPES = {
+    "dense": {"batch": 8, "channels": 96, "spatial": (22, 20), "filters": 96, "kernel": (3, 3), "padding": (1, 1)},
+    "grouped": {
+        "batch": 5, "channels": 256, "spatial": (20, 20), "filters": 256, "kernel": (3, 3), "padding": (1, 1),
+        "groups": 2, "layout": Layout.NHWC,
+    },
+    "depthwise": {
+        "batch": 12, "channels": 128, "spatial": (24, 20), "filters": 128, "kernel": (3, 3), "padding": (1, 1),
+        "groups": 128,
+    },
+    "one sample": {
+        "batch": 1, "channels": 64, "spatial": (90, 50), "filters": 64, "kernel": (3, 3), "padding": (2, 0),
+    },
+    "volume": {
+        "batch": 2, "channels": 16, "spatial": (24, 20, 20), "filters": 24, "kernel": (3, 2, 3), "padding": (1, 1, 0),
+    },
+    "line": {"batch": 7, "channels": 8, "spatial": (9001,), "filters": 8, "kernel": (9,), "padding": (4,)},
+    "strided": {
+        "batch": 5, "channels": 24, "spatial": (61, 63), "filters": 64, "kernel": (5, 3), "padding": (2, 0),
+        "stride": (2, 1), "dilation": (1, 2), "layout": Layout.NHWC,
+    },
+    "first layer": {
+        "batch": 8, "channels": 3, "spatial": (112, 112), "filters": 16, "kernel": (7, 7), "stride": (2, 2),
+    },
+    "pointwise": {"batch": 16, "channels": 64, "spatial": (20, 21), "filters": 48, "kernel": (1, 1)},
+}  # fmt: skip
+
+
+def peak_bytes(problem, algorithm, alpha, beta):
+    call = BACKEND.prepare(problem, algorithm)
+    workspace = BACKEND.allocate(call.workspace_bytes)
+    x, w, y = BACKEND.operands(problem)
+    BACKEND.prepare(problem.with_batch(1), algorithm).launch(
+        x, w, y, start=0, alpha=alpha, beta=beta, workspace=workspace
+    )  # what is made once for each thread, and once for each of Python's code objects
+    tracemalloc.start()
+    try:
+        before, _ = tracemalloc.get_traced_memory()
+        tracemalloc.reset_peak()
+        call.launch(x, w, y, start=0, alpha=alpha, beta=beta, workspace=workspace)
+        return tracemalloc.get_traced_memory()[1] - before
+    finally:
+        tracemalloc.stop()
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("operation", Operation, ids=lambda operation: operation.value)
+@pytest.mark.parametrize("algorithm", ROUTINES)
+def test_allocates_nothing_but_the_workspace(algorithm, operation, shape):
+    for dtype, alpha, beta in ((DataType.FLOAT32, 1.0, 0.0), (DataType.FLOAT64, 0.5, 0.25)):
+        problem = ConvolutionProblem(operation=operation, dtype=dtype, **SHAPES[shape])
+        if ROUTINES[algorithm].applies(problem):
+            assert peak_bytes(problem, algorithm, alpha, beta) <= ALLOWED_BYTES

@@ -1,0 +1,142 @@
+"""The CPU backend: NumPy convolutions whose algorithms trade workspace for time as those of cuDNN do."""
+
+import os
+import platform
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
+from time import perf_counter
+from typing import final
+
+import numpy as np
+
+from ucudnn.backends.base import Algorithm, Bench, ComputeBackend
+from ucudnn.backends.cpu.bench import CpuBench
+from ucudnn.backends.cpu.call import CpuCall
+from ucudnn.backends.cpu.fft import Fft, FftTiling
+from ucudnn.backends.cpu.gemm import Gemm
+from ucudnn.backends.cpu.geometry import Array
+from ucudnn.backends.cpu.implicit_gemm import ImplicitGemm
+from ucudnn.backends.cpu.operands import random_operands
+from ucudnn.backends.cpu.routine import Routine
+from ucudnn.backends.cpu.scratch import ALIGNMENT
+from ucudnn.backends.cpu.winograd import Winograd2x2, Winograd4x4
+from ucudnn.errors import BackendError, UnsupportedProblemError
+from ucudnn.problem import ConvolutionProblem, DataType
+
+ROUTINES: Mapping[str, type[Routine]] = {
+    "IMPLICIT_GEMM": ImplicitGemm,
+    "GEMM": Gemm,
+    "FFT": Fft,
+    "FFT_TILING": FftTiling,
+    "WINOGRAD_2X2": Winograd2x2,
+    "WINOGRAD_4X4": Winograd4x4,
+}
+"""Every algorithm of the backend by its name."""
+
+DTYPES = (DataType.FLOAT32, DataType.FLOAT64)
+"""What NumPy multiplies by BLAS, and so what this backend computes."""
+
+
+@final
+class CpuBackend(ComputeBackend):
+    """Computes on NumPy arrays, in the calling thread (and those of NumPy's BLAS).
+
+    All algorithms take part in every math mode, as none multiplies in TF32, and are deterministic on one machine.
+    """
+
+    @property
+    def name(self) -> str:
+        """'cpu'."""
+        return "cpu"
+
+    def conditions(self) -> Mapping[str, str]:
+        """Return the processor, the number of CPUs, and the versions of Python and NumPy."""
+        return {
+            "device": _processor(),
+            "cpus": str(os.cpu_count()),
+            "python": platform.python_version(),
+            "numpy": np.__version__,
+        }
+
+    def algorithms(self, problem: ConvolutionProblem) -> tuple[Algorithm, ...]:
+        """Return the algorithms that apply, with their workspaces.
+
+        Raises:
+            UnsupportedProblemError: if the problem is neither float32 nor float64.
+        """
+        return tuple(
+            Algorithm(name=name, workspace_bytes=ROUTINES[name](problem).workspace_bytes)
+            for name in _applicable(problem)
+        )
+
+    def bench(self, problem: ConvolutionProblem) -> AbstractContextManager[Bench]:
+        """Return random operands of the problem, on which micro-batches can be measured.
+
+        Raises:
+            UnsupportedProblemError: if the problem is neither float32 nor float64.
+        """
+        _applicable(problem)
+        return nullcontext(CpuBench(problem, self.prepare, self.allocate))
+
+    def prepare(self, problem: ConvolutionProblem, algorithm: str) -> CpuCall:
+        """Plan an algorithm for a problem.
+
+        Raises:
+            UnsupportedProblemError: if there is no such algorithm, or it does not apply to the problem.
+        """
+        names = _applicable(problem)
+        if algorithm not in names:
+            what = "does not apply" if algorithm in ROUTINES else "is no algorithm of the CPU backend"
+            raise UnsupportedProblemError(f"{algorithm} {what}: {problem} can be computed by {', '.join(names)}")
+        return CpuCall(problem, algorithm, ROUTINES[algorithm](problem))
+
+    def allocate(self, size_bytes: int) -> Array:
+        """Return that many bytes, uint8, beginning on a multiple of 64; their contents are arbitrary."""
+        memory = np.empty(size_bytes + ALIGNMENT - 1, np.uint8)
+        first = -memory.ctypes.data % ALIGNMENT
+        return memory[first : first + size_bytes]
+
+    def operands(self, problem: ConvolutionProblem) -> tuple[Array, Array, Array]:
+        """Return x, w and y with values in [-0.5, 0.5), the same in every run, with the batch strides of the problem.
+
+        Raises:
+            UnsupportedProblemError: if the problem is neither float32 nor float64.
+        """
+        _applicable(problem)
+        return random_operands(problem)
+
+    def elapsed_ms(self, run: Callable[[], None]) -> float:
+        """Return the milliseconds of a call, wall-clock time."""
+        begin = perf_counter()
+        run()
+        return (perf_counter() - begin) * 1e3
+
+    def segment(self, buffer: Array, offset_bytes: int, size_bytes: int) -> Array:
+        """Return a part of a workspace; nothing is copied.
+
+        Raises:
+            BackendError: if the part is not inside the workspace.
+        """
+        if not 0 <= offset_bytes <= offset_bytes + size_bytes <= buffer.nbytes:
+            raise BackendError(
+                f"bytes {offset_bytes} to {offset_bytes + size_bytes} are not inside a workspace of {buffer.nbytes}"
+            )
+        return buffer[offset_bytes : offset_bytes + size_bytes]
+
+
+def _processor() -> str:
+    """Return the processor's name where Linux tells it, else what the platform calls it."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        lines = []
+    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    return next(names, "") or platform.processor() or platform.machine()
+
+
+def _applicable(problem: ConvolutionProblem) -> tuple[str, ...]:
+    if problem.dtype not in DTYPES:
+        supported = " and ".join(dtype.value for dtype in DTYPES)
+        raise UnsupportedProblemError(f"the CPU backend computes {supported}, not {problem.dtype.value}: {problem}")
+    return tuple(name for name, routine in ROUTINES.items() if routine.applies(problem))

@@ -1,0 +1,57 @@
+"""Measures algorithms on this machine's CPU, on random operands of one mini-batch."""
+
+from collections.abc import Callable
+from time import perf_counter
+from typing import final
+
+from ucudnn.backends.base import Algorithm, Bench, Effort, Measurement, MeasurementStatus, PreparedCall
+from ucudnn.backends.cpu.geometry import Array
+from ucudnn.backends.cpu.operands import random_operands
+from ucudnn.backends.sampling import sample
+from ucudnn.errors import UcudnnError
+from ucudnn.problem import ConvolutionProblem, Operation
+
+
+@final
+class CpuBench(Bench):
+    """Operands of one mini-batch, with values in [-0.5, 0.5), in the layout and batch strides of the problem."""
+
+    def __init__(
+        self,
+        problem: ConvolutionProblem,
+        prepare: Callable[[ConvolutionProblem, str], PreparedCall],
+        allocate: Callable[[int], Array],
+    ) -> None:
+        """Make the operands.
+
+        Args:
+            problem: the mini-batch.
+            prepare: the backend's `prepare`.
+            allocate: the backend's `allocate`.
+        """
+        self._problem = problem
+        self._prepare = prepare
+        self._allocate = allocate
+        self._x, self._w, self._y = random_operands(problem)
+
+    def measure(self, size: int, algorithm: Algorithm, effort: Effort) -> Measurement:
+        """Measure an algorithm on micro-batches of `size` samples, 0, size, 2 * size, ... being their first ones."""
+        starts = range(0, self._problem.batch - size + 1, size)
+        if not starts:
+            return _failed(f"a micro-batch of {size} does not fit into the mini-batch of {self._problem.batch}")
+        beta = 1.0 if self._problem.operation is Operation.BACKWARD_FILTER else 0.0
+        try:
+            call = self._prepare(self._problem.with_batch(size), algorithm.name)
+            workspace = self._allocate(algorithm.workspace_bytes)
+
+            def launch(start: int) -> None:
+                call.launch(self._x, self._w, self._y, start=start, alpha=1.0, beta=beta, workspace=workspace)
+
+            samples_ms = sample(launch, starts, effort, perf_counter)
+        except (MemoryError, UcudnnError) as error:
+            return _failed(f"{type(error).__name__}: {error}")
+        return Measurement(status=MeasurementStatus.MEASURED, samples_ms=samples_ms)
+
+
+def _failed(reason: str) -> Measurement:
+    return Measurement(status=MeasurementStatus.FAILED, reason=reason)

@@ -1,0 +1,140 @@
+"""Which elements of x, w and y meet: valid ranges of filter taps, and the views that all algorithms work on."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import product
+from typing import Any, TypeAlias, final
+
+import numpy.typing as npt
+
+from ucudnn.problem import ConvolutionProblem
+
+Array: TypeAlias = npt.NDArray[Any]
+"""A NumPy array of any type."""
+
+Box: TypeAlias = tuple[slice, ...]
+"""One slice for each dimension."""
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Tap:
+    """One element of the kernel, and the positions where it does not fall into the padding.
+
+    Attributes:
+        index: position in the kernel.
+        outputs: the spatial positions of y that this tap contributes to.
+        inputs: the spatial positions of x that it reads there, as many as there are outputs.
+        empty: whether there is no such position.
+        complete: whether all positions of y are among them.
+    """
+
+    index: tuple[int, ...]
+    outputs: Box
+    inputs: Box
+    empty: bool
+    complete: bool
+
+
+def span(size: int, offset: int, stride: int, count: int) -> tuple[slice, slice]:
+    """Return the outputs o in [0, count) with 0 <= o * stride + offset < size, and the inputs that these are.
+
+    Args:
+        size: how many inputs there are.
+        offset: input of output 0; may be negative.
+        stride: inputs from one output to the next.
+        count: how many outputs there are.
+    """
+    first = max(0, -(offset // stride))
+    last = min(count, (size - 1 - offset) // stride + 1)
+    if last <= first:
+        return slice(0, 0), slice(0, 0)
+    return slice(first, last), slice(first * stride + offset, (last - 1) * stride + offset + 1, stride)
+
+
+def taps(problem: ConvolutionProblem) -> tuple[Tap, ...]:
+    """Return every tap of the kernel, in row-major order; output o meets input o * stride + tap * dilation - pad."""
+    return _taps(problem.spatial, problem.output, problem.kernel, problem.padding, problem.stride, problem.dilation)
+
+
+@lru_cache(maxsize=256)  # one layer is prepared at many micro-batch sizes, and its taps are the same in all
+def _taps(
+    spatial: tuple[int, ...],
+    output: tuple[int, ...],
+    kernel: tuple[int, ...],
+    padding: tuple[int, ...],
+    stride: tuple[int, ...],
+    dilation: tuple[int, ...],
+) -> tuple[Tap, ...]:
+    found = []
+    for index in product(*map(range, kernel)):
+        spans = [
+            span(size, tap * spread - pad, step, count)
+            for size, tap, spread, pad, step, count in zip(
+                spatial, index, dilation, padding, stride, output, strict=True
+            )
+        ]
+        counts = [outputs.stop - outputs.start for outputs, _ in spans]
+        found.append(
+            Tap(
+                index,
+                tuple(outputs for outputs, _ in spans),
+                tuple(inputs for _, inputs in spans),
+                empty=0 in counts,
+                complete=counts == list(output),
+            )
+        )
+    return tuple(found)
+
+
+def tensor_view(problem: ConvolutionProblem, tensor: Array, start: int) -> Array:
+    """View samples [start, start + batch) of x or y as (groups, channels / groups, batch, *spatial).
+
+    Any layout and any batch stride will do: only axes are permuted and one is divided, so this never copies.
+    """
+    samples = tensor[start : start + problem.batch]
+    if problem.layout.channels_last:
+        samples = samples.transpose(0, -1, *range(1, samples.ndim - 1))
+    batch, channels, *spatial = samples.shape
+    split = samples.reshape(batch, problem.groups, channels // problem.groups, *spatial)
+    return split.transpose(1, 2, 0, *range(3, split.ndim))
+
+
+def filter_view(problem: ConvolutionProblem, filters: Array) -> Array:
+    """View w as (groups, filters / groups, channels / groups, *kernel); never copies."""
+    if problem.layout.channels_last:
+        filters = filters.transpose(0, -1, *range(1, filters.ndim - 1))
+    return filters.reshape(problem.groups, problem.filters // problem.groups, *filters.shape[1:])
+
+
+def taps_first(array: Array, axis: int, dimensions: int) -> Array:
+    """View an array whose kernel dimensions begin at an axis with these first, to be indexed by Tap.index."""
+    kernel = range(axis, axis + dimensions)
+    return array.transpose(*kernel, *(other for other in range(array.ndim) if other not in kernel))
+
+
+def blocks(extents: tuple[range, ...], limit: int) -> Iterator[Box]:
+    """Divide a box into boxes of at most `limit` elements, as equal as can be, inner dimensions kept whole first.
+
+    Args:
+        extents: the box, one range that is not empty for each dimension.
+        limit: elements of one block, 1 or more.
+    """
+    counts: list[int] = []
+    for extent in reversed(extents):
+        counts.insert(0, -(-len(extent) // min(limit, len(extent))))
+        limit = max(1, limit // -(-len(extent) // counts[0]))
+    return _grid(extents, tuple(counts))
+
+
+def _grid(extents: tuple[range, ...], counts: tuple[int, ...]) -> Iterator[Box]:
+    # Not itertools.product, which would hold all slices of a dimension in memory at once.
+    if not extents:
+        yield ()
+        return
+    extent, count = extents[0], counts[0]
+    for part in range(count):
+        low, high = (extent.start + extent.step * (len(extent) * mark // count) for mark in (part, part + 1))
+        for rest in _grid(extents[1:], counts[1:]):
+            yield (slice(low, high, extent.step), *rest)

@@ -1,0 +1,66 @@
+"""What one convolution algorithm of this backend is: a plan for one problem that computes on views."""
+
+from abc import ABC, abstractmethod
+from math import prod
+from typing import final
+
+import numpy as np
+
+from ucudnn.backends.cpu.geometry import Array
+from ucudnn.problem import ConvolutionProblem
+
+
+class Routine(ABC):
+    """One algorithm planned for one problem. It has no state that a call changes: calls may run side by side."""
+
+    @staticmethod
+    @abstractmethod
+    def applies(problem: ConvolutionProblem) -> bool:
+        """Return whether the algorithm can compute the problem, float32 or float64 being given."""
+
+    @abstractmethod
+    def __init__(self, problem: ConvolutionProblem) -> None:
+        """Plan a problem that the algorithm applies to."""
+
+    @property
+    @abstractmethod
+    def workspace_bytes(self) -> int:
+        """Bytes of scratch that `compute` needs, and all that it takes."""
+
+    @abstractmethod
+    def compute(self, x: Array, w: Array, y: Array, *, alpha: float, beta: float, workspace: Array) -> None:
+        """Compute the micro-batch: out = alpha * conv + beta * out, out being x, w or y as the operation says.
+
+        Args:
+            x: (groups, channels / groups, batch, *spatial), a view in any order of memory.
+            w: (groups, filters / groups, channels / groups, *kernel), likewise.
+            y: (groups, filters / groups, batch, *output), likewise.
+            alpha: factor of the convolution.
+            beta: factor of what the output holds; at 0 the output is not read.
+            workspace: at least `workspace_bytes` bytes of arbitrary contents, as uint8.
+        """
+
+
+@final
+class Sizes:
+    """The sizes of a problem that plans of all algorithms are made of.
+
+    Attributes:
+        dtype: type of the tensors, float32 or float64.
+        complex: the complex type of the same precision.
+        x: shape of the view of x: (groups, channels / groups, batch, *spatial).
+        w: shape of the view of w: (groups, filters / groups, channels / groups, *kernel).
+        y: shape of the view of y: (groups, filters / groups, batch, *output).
+        positions: elements of one channel of y in the whole micro-batch.
+        depth: products that add up to one element of y.
+    """
+
+    def __init__(self, problem: ConvolutionProblem) -> None:
+        groups = problem.groups
+        self.dtype = np.dtype(problem.dtype.value)
+        self.complex = np.result_type(self.dtype, np.complex64)
+        self.x = (groups, problem.channels // groups, problem.batch, *problem.spatial)
+        self.w = (groups, problem.filters // groups, problem.channels // groups, *problem.kernel)
+        self.y = (groups, problem.filters // groups, problem.batch, *problem.output)
+        self.positions = problem.batch * prod(problem.output)
+        self.depth = prod(self.w[2:])

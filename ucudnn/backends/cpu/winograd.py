@@ -1,0 +1,246 @@
+"""WINOGRAD_2X2 and WINOGRAD_4X4: minimal filtering of 3x3 kernels, F(2x2, 3x3) and F(4x4, 3x3).
+
+Method and matrices: Lavin, Gray, "Fast Algorithms for Convolutional Neural Networks", CVPR 2016. BackwardData is
+Forward with turned filters; BackwardFilter is the adjoint of Forward in the filters.
+"""
+
+from dataclasses import dataclass
+from math import prod
+from typing import final
+
+import numpy as np
+
+from ucudnn.backends.cpu.geometry import Array, span
+from ucudnn.backends.cpu.routine import Routine, Sizes
+from ucudnn.backends.cpu.scaling import finish
+from ucudnn.backends.cpu.scratch import Region, Scratch
+from ucudnn.problem import ConvolutionProblem, Operation
+
+KERNEL = 3
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Transforms:
+    """The matrices of F(m x m, 3 x 3), with a = m + 2 points in each dimension.
+
+    Attributes:
+        data: B^T, a x a.
+        filters: G, a x 3.
+        outputs: A^T, m x a.
+    """
+
+    data: Array
+    filters: Array
+    outputs: Array
+
+
+F2 = Transforms(
+    data=np.array([[1, 0, -1, 0], [0, 1, 1, 0], [0, -1, 1, 0], [0, 1, 0, -1]], float),
+    filters=np.array([[1, 0, 0], [1 / 2, 1 / 2, 1 / 2], [1 / 2, -1 / 2, 1 / 2], [0, 0, 1]]),
+    outputs=np.array([[1, 1, 1, 0], [0, 1, -1, -1]], float),
+)
+F4 = Transforms(
+    data=np.array(
+        [
+            [4, 0, -5, 0, 1, 0],
+            [0, -4, -4, 1, 1, 0],
+            [0, 4, -4, -1, 1, 0],
+            [0, -2, -1, 2, 1, 0],
+            [0, 2, -1, -2, 1, 0],
+            [0, 4, 0, -5, 0, 1],
+        ],
+        float,
+    ),
+    filters=np.array(
+        [
+            [1 / 4, 0, 0],
+            [-1 / 6, -1 / 6, -1 / 6],
+            [-1 / 6, 1 / 6, -1 / 6],
+            [1 / 24, 1 / 12, 1 / 6],
+            [1 / 24, -1 / 12, 1 / 6],
+            [0, 0, 1],
+        ]
+    ),
+    outputs=np.array([[1, 1, 1, 1, 1, 0], [0, 1, -1, 2, -2, 0], [0, 1, 1, 4, 4, 0], [0, 1, -1, 8, -8, 1]], float),
+)
+
+
+@final
+class _Transform:
+    """One transform t -> M t M^T of tiles (rows, rows, *rest), with its regions of the workspace."""
+
+    def __init__(self, scratch: Scratch, matrix: Array, rest: tuple[int, ...], dtype: np.dtype[np.generic]) -> None:
+        """Place tiles of `matrix.shape[1]` squared points before and `matrix.shape[0]` squared after."""
+        after, before = matrix.shape
+        self._matrix = np.ascontiguousarray(matrix, dtype)
+        # One region serves both before and after: what was there is dead when one axis is done.
+        larger = max(after, before)
+        self._ends = scratch.region((larger, larger, *rest), dtype)
+        self.before = Region(self._ends.offset, (before, before, *rest), dtype)
+        self.after = Region(self._ends.offset, (after, after, *rest), dtype)
+        top = scratch.top
+        self._between = scratch.region((after, before, *rest), dtype)
+        scratch.release(top)
+
+    def apply(self, workspace: Array) -> Array:
+        """Transform what lies in `before`, and return it in `after`."""
+        before, between, after = (region.of(workspace) for region in (self.before, self._between, self.after))
+        np.matmul(self._matrix, before.reshape(len(before), -1), out=between.reshape(len(between), -1))
+        np.matmul(
+            self._matrix,
+            between.reshape(*between.shape[:2], -1),
+            out=after.reshape(*after.shape[:2], -1),
+        )
+        return after
+
+
+def _gather(tiles: Array, tensor: Array, step: int, pad: tuple[int, ...]) -> None:
+    """Copy tiles (points, points, groups, channels, batch, rows, columns) from a tensor, zero outside of it.
+
+    Tile (i, j) begins at (i * step - pad[0], j * step - pad[1]); the padding may be negative.
+    """
+    for i, planes in enumerate(tiles):
+        for j, plane in enumerate(planes):
+            down, across = (
+                span(size, point - before, step, count)
+                for size, point, before, count in zip(tensor.shape[-2:], (i, j), pad, plane.shape[-2:], strict=True)
+            )
+            part = plane[..., down[0], across[0]]
+            if part.size != plane.size:
+                plane.fill(0)
+            np.copyto(part, tensor[..., down[1], across[1]])
+
+
+def _scatter(target: Array, tiles: Array, alpha: float, beta: float) -> None:
+    """Write tiles (step, step, groups, channels, batch, rows, columns) to the tensor, without what lies outside."""
+    step = len(tiles)
+    for i, planes in enumerate(tiles):
+        for j, plane in enumerate(planes):
+            part = target[..., i::step, j::step]
+            finish(part, plane[..., : part.shape[-2], : part.shape[-1]], alpha, beta)
+
+
+def _matrices(tiles: Array) -> Array:
+    """View (a, a, groups, channels, batch, rows, columns) as (a, a, groups, channels, positions)."""
+    return tiles.reshape(*tiles.shape[:4], prod(tiles.shape[4:]))
+
+
+@final
+class _Filtering:
+    """Forward, or BackwardData as Forward from y to x with turned filters and padding 2 - pad.
+
+    The workspace holds the products of all points, and in turn under them the transformed filters and tiles of the
+    source (each with its intermediate), or the transform of the result.
+    """
+
+    def __init__(self, problem: ConvolutionProblem, transforms: Transforms) -> None:
+        sizes = Sizes(problem)
+        scratch = Scratch()
+        points = len(transforms.data)
+        self._forward = problem.operation is Operation.FORWARD
+        groups, filters, channels = sizes.w[:3]
+        sources, results = (channels, filters) if self._forward else (filters, channels)
+        self._step = len(transforms.outputs)
+        self._pad = problem.padding if self._forward else tuple(KERNEL - 1 - pad for pad in problem.padding)
+        extent = problem.output if self._forward else problem.spatial
+        tiles = (problem.batch, *(-(-size // self._step) for size in extent))
+        # The result is transformed where the products are.
+        self._results = _Transform(scratch, transforms.outputs, (groups, results, *tiles), sizes.dtype)
+        self._points = (points, points, groups)
+        self._filters = _Transform(scratch, transforms.filters, (groups, results, sources), sizes.dtype)
+        self._data = _Transform(scratch, transforms.data, (groups, sources, *tiles), sizes.dtype)
+        self.workspace_bytes = scratch.size_bytes
+
+    def compute(self, x: Array, w: Array, y: Array, alpha: float, beta: float, workspace: Array) -> None:
+        source, target = (x, y) if self._forward else (y, x)
+        if not self._forward:
+            w = w[..., ::-1, ::-1].swapaxes(1, 2)
+        np.copyto(self._filters.before.of(workspace), w.transpose(3, 4, 0, 1, 2))
+        filters = self._filters.apply(workspace)
+        _gather(self._data.before.of(workspace), source, self._step, self._pad)
+        data = self._data.apply(workspace)
+        np.matmul(filters, _matrices(data), out=_matrices(self._results.before.of(workspace)))
+        _scatter(target, self._results.apply(workspace), alpha, beta)
+
+
+@final
+class _Gradient:
+    """BackwardFilter: dw = G^T [(A dy A^T) . (B^T d B) summed over tiles] G, the adjoint of Forward.
+
+    The workspace holds the products of all points, and in turn the transformed tiles of y and x (each with its
+    intermediate), or the transform of the result.
+    """
+
+    def __init__(self, problem: ConvolutionProblem, transforms: Transforms) -> None:
+        sizes = Sizes(problem)
+        scratch = Scratch()
+        groups, filters, channels = sizes.w[:3]
+        self._step = len(transforms.outputs)
+        self._pad = problem.padding
+        tiles = (problem.batch, *(-(-size // self._step) for size in problem.output))
+        self._results = _Transform(scratch, transforms.filters.T, (groups, filters, channels), sizes.dtype)
+        self._gradient = _Transform(scratch, transforms.outputs.T, (groups, filters, *tiles), sizes.dtype)
+        self._data = _Transform(scratch, transforms.data, (groups, channels, *tiles), sizes.dtype)
+        self.workspace_bytes = scratch.size_bytes
+
+    def compute(self, x: Array, w: Array, y: Array, alpha: float, beta: float, workspace: Array) -> None:
+        _gather(self._gradient.before.of(workspace), y, self._step, (0, 0))
+        gradient = self._gradient.apply(workspace)
+        _gather(self._data.before.of(workspace), x, self._step, self._pad)
+        data = self._data.apply(workspace)
+        np.matmul(_matrices(gradient), _matrices(data).swapaxes(-1, -2), out=self._results.before.of(workspace))
+        finish(w.transpose(3, 4, 0, 1, 2), self._results.apply(workspace), alpha, beta)
+
+
+def _engine(problem: ConvolutionProblem, transforms: Transforms) -> _Filtering | _Gradient:
+    gradient = problem.operation is Operation.BACKWARD_FILTER
+    return _Gradient(problem, transforms) if gradient else _Filtering(problem, transforms)
+
+
+def _is_plain_3x3(problem: ConvolutionProblem) -> bool:
+    return problem.kernel == (KERNEL, KERNEL) and set(problem.stride) == set(problem.dilation) == {1}
+
+
+@final
+class Winograd2x2(Routine):
+    """F(2x2, 3x3): tiles of 2 x 2 results from 4 x 4 points, 2.25 times fewer multiplications."""
+
+    def __init__(self, problem: ConvolutionProblem) -> None:
+        self._engine = _engine(problem, F2)
+
+    @staticmethod
+    def applies(problem: ConvolutionProblem) -> bool:
+        """Return whether the kernel is 3 x 3 with stride and dilation 1."""
+        return _is_plain_3x3(problem)
+
+    @property
+    def workspace_bytes(self) -> int:
+        """Bytes of the products, the transformed operands, and one intermediate."""
+        return self._engine.workspace_bytes
+
+    def compute(self, x: Array, w: Array, y: Array, *, alpha: float, beta: float, workspace: Array) -> None:
+        """Compute by F(2x2, 3x3); see Routine.compute."""
+        self._engine.compute(x, w, y, alpha, beta, workspace)
+
+
+@final
+class Winograd4x4(Routine):
+    """F(4x4, 3x3): tiles of 4 x 4 results from 6 x 6 points, 4 times fewer multiplications, less accurate."""
+
+    def __init__(self, problem: ConvolutionProblem) -> None:
+        self._engine = _engine(problem, F4)
+
+    @staticmethod
+    def applies(problem: ConvolutionProblem) -> bool:
+        """Return whether the kernel is 3 x 3 with stride and dilation 1."""
+        return _is_plain_3x3(problem)
+
+    @property
+    def workspace_bytes(self) -> int:
+        """Bytes of the products, the transformed operands, and one intermediate."""
+        return self._engine.workspace_bytes
+
+    def compute(self, x: Array, w: Array, y: Array, *, alpha: float, beta: float, workspace: Array) -> None:
+        """Compute by F(4x4, 3x3); see Routine.compute."""
+        self._engine.compute(x, w, y, alpha, beta, workspace)
