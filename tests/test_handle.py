@@ -1,0 +1,315 @@
+"""The handle and its plans, executed for real on the CPU backend."""
+
+import threading
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.test_problem import make_problem
+from ucudnn import Effort, Handle
+from ucudnn.backends import open_backend
+from ucudnn.backends.base import ComputeBackend
+from ucudnn.benchmark import Benchmark
+from ucudnn.errors import (
+    BackendError,
+    BackendUnavailableError,
+    InfeasibleError,
+    InvalidProblemError,
+    SettingsError,
+)
+from ucudnn.plan import make_plan
+from ucudnn.policy import BatchSizePolicy
+from ucudnn.problem import ConvolutionProblem, DataType, Operation
+from ucudnn.solvers.desirable import desirable_set
+from ucudnn.workspace import DividedWorkspace, SharedWorkspace
+
+QUICK = Effort(warmup=0, repeats=1, time_limit_ms=1)
+PROBLEM = ConvolutionProblem(
+    operation=Operation.FORWARD,
+    batch=6,
+    channels=4,
+    spatial=(9, 8),
+    filters=6,
+    kernel=(3, 3),
+    padding=(1, 1),
+    dtype=DataType.FLOAT64,
+)
+
+
+def operands(problem, seed=0):
+    """Return random x, w and y of a problem."""
+    random = np.random.default_rng(seed)
+    dtype = np.dtype(problem.dtype.value)
+    return [
+        random.uniform(-0.5, 0.5, shape).astype(dtype) for shape in (problem.x_shape, problem.w_shape, problem.y_shape)
+    ]
+
+
+def written(problem, x, w, y):
+    """Return which operand the operation writes."""
+    return {Operation.FORWARD: y, Operation.BACKWARD_DATA: x, Operation.BACKWARD_FILTER: w}[problem.operation]
+
+
+def poison(out, beta):
+    """Make sure that an output that must not be read is not read, and that all of it is written."""
+    if beta == 0:
+        out[...] = np.nan
+
+
+def relative(found, expected):
+    """Return the relative L2 distance; NaN where anything was left unwritten."""
+    return np.linalg.norm(found - expected) / np.linalg.norm(expected)
+
+
+def direct(problem, x, w, y, alpha, beta):
+    """Compute the problem tap by tap (padding 1, stride 1, one group, NCHW), in float64, written on its own."""
+    n, c, h, v = problem.x_shape
+    padded = np.zeros((n, c, h + 2, v + 2))
+    padded[:, :, 1:-1, 1:-1] = x
+    if problem.operation is Operation.FORWARD:
+        out = sum(
+            np.einsum("kc,nchw->nkhw", w[:, :, i, j], padded[:, :, i : i + h, j : j + v])
+            for i in range(3)
+            for j in range(3)
+        )
+        return alpha * out + (beta * y if beta else 0)
+    if problem.operation is Operation.BACKWARD_DATA:
+        gradient = np.zeros_like(padded)
+        for i in range(3):
+            for j in range(3):
+                gradient[:, :, i : i + h, j : j + v] += np.einsum("kc,nkhw->nchw", w[:, :, i, j], y)
+        return alpha * gradient[:, :, 1:-1, 1:-1] + (beta * x if beta else 0)
+    out = np.stack(
+        [
+            np.stack([np.einsum("nkhw,nchw->kc", y, padded[:, :, i : i + h, j : j + v]) for j in range(3)], axis=-1)
+            for i in range(3)
+        ],
+        axis=-2,
+    )
+    return alpha * out + (beta * w if beta else 0)
+
+
+@pytest.mark.parametrize("operation", Operation)
+@pytest.mark.parametrize("policy", BatchSizePolicy)
+@pytest.mark.parametrize(("alpha", "beta"), [(1.0, 0.0), (1.0, 1.0), (-0.75, 0.5)])
+def test_equals_a_direct_convolution(operation, policy, alpha, beta):
+    problem = PROBLEM.with_operation(operation)
+    x, w, y = operands(problem, seed=hash((operation.value, alpha)) % 1000)
+    expected = direct(problem, x, w, y, alpha, beta)
+    out = written(problem, x, w, y)
+    poison(out, beta)
+    handle = Handle(backend="cpu", policy=policy, workspace_limit="20KiB", effort=QUICK)
+    call = {
+        Operation.FORWARD: lambda **options: handle.forward(x, w, y, **options),
+        Operation.BACKWARD_DATA: lambda **options: handle.backward_data(w, y, x, **options),
+        Operation.BACKWARD_FILTER: lambda **options: handle.backward_filter(x, y, w, **options),
+    }[operation]
+    call(padding=1, alpha=alpha, beta=beta)
+    assert relative(out, expected) < 1e-12
+    assert handle.workspace_bytes <= 20 * 1024
+
+
+@pytest.mark.parametrize("operation", Operation)
+@pytest.mark.parametrize("beta", [0.0, 0.5, 1.0])
+@pytest.mark.parametrize("batch", [7, 12])
+def test_every_desirable_configuration_equals_the_undivided_result(operation, beta, batch):
+    problem = PROBLEM.with_operation(operation).with_batch(batch)
+    backend = open_backend("cpu")
+    assert isinstance(backend, ComputeBackend)
+    sizes = BatchSizePolicy.ALL.sizes(batch)
+    measured = Benchmark(backend, effort=QUICK).micro_configurations(problem, sizes, 2**40)
+    # Times that favour dividing, so that the front holds many configurations whatever the machine.
+    front = desirable_set(
+        [
+            type(each)(
+                size=each.size,
+                algorithm=each.algorithm,
+                time_ms=0.1 + each.size**2 / (1 + each.workspace_bytes),
+                workspace_bytes=each.workspace_bytes,
+            )
+            for each in measured
+        ],
+        batch,
+    )
+    front = {*front, *desirable_set(measured, batch)}
+    assert any(len(configuration.parts) > 1 for configuration in front)
+    for configuration in front:
+        x, w, y = operands(problem, seed=batch)
+        expected = direct(problem, x, w, y, 1.5, beta)
+        out = written(problem, x, w, y)
+        poison(out, beta)
+        plan = make_plan(problem, configuration, backend)
+        plan.launch(x, w, y, alpha=1.5, beta=beta, workspace=backend.allocate(configuration.workspace_bytes))
+        assert relative(out, expected) < 1e-12, str(configuration)
+
+
+@settings(max_examples=20)
+@given(batch=st.integers(1, 9), limit=st.integers(0, 60_000), operation=st.sampled_from(Operation))
+def test_a_limit_is_a_promise(batch, limit, operation):
+    problem = PROBLEM.with_operation(operation).with_batch(batch)
+    handle = Handle(backend="cpu", workspace_limit=limit, effort=QUICK)
+    x, w, y = operands(problem)
+    expected = direct(problem, x, w, y, 1.0, 0.0)
+    handle.convolve(problem, x, w, y)
+    assert relative(written(problem, x, w, y), expected) < 1e-12
+    assert handle.workspace_bytes <= limit
+    assert handle.report().shared_workspace_bytes <= limit
+
+
+def run_all(handle, seed=0):
+    """Run the three operations on two layers and check them."""
+    for layer in ("a", "b"):
+        for operation in Operation:
+            problem = PROBLEM.with_operation(operation)
+            x, w, y = operands(problem, seed)
+            expected = direct(problem, x, w, y, 1.0, 0.0)
+            handle.convolve(problem, x, w, y, layer=layer)
+            assert relative(written(problem, x, w, y), expected) < 1e-12
+
+
+def test_registration_answers_zero_bytes_and_measures_nothing():
+    handle = Handle(backend="cpu", effort=QUICK)
+    virtual = handle.get_algorithm(PROBLEM, layer="conv")
+    assert (virtual.name, virtual.workspace_bytes) == ("UCUDNN", 0)
+    assert handle.report().kernels == ()
+    handle.optimize()
+    assert [(each.layer, each.calls) for each in handle.report().kernels] == [("conv", 0)]
+
+
+def test_workspace_division_knows_all_layers_and_holds_the_total():
+    total = 100_000
+    handle = Handle(backend="cpu", total_workspace=total, effort=QUICK)
+    for layer in ("a", "b"):
+        for operation in Operation:
+            handle.get_algorithm(PROBLEM.with_operation(operation), layer=layer)
+            handle.get_algorithm(PROBLEM.with_operation(operation), layer=layer)  # once more changes nothing
+    run_all(handle)
+    report = handle.report()
+    assert report.method.value == "WD"
+    assert len(report.kernels) == 6
+    assert [kernel.calls for kernel in report.kernels] == [1] * 6
+    assert handle.workspace_bytes == report.workspace_bytes <= total
+
+
+def test_a_late_kernel_takes_part_in_a_new_division():
+    handle = Handle(backend="cpu", total_workspace=60_000, effort=QUICK)
+    x, w, y = operands(PROBLEM)
+    handle.convolve(PROBLEM, x, w, y, layer="a")
+    run_all(handle)
+    assert len(handle.report().kernels) == 6
+    assert handle.workspace_bytes <= 60_000
+
+
+def test_one_infeasible_kernel_does_not_stop_the_others():
+    backend = open_backend("cpu")
+    handle = Handle(backend=backend, workspace_limit=0, policy="undivided", effort=QUICK)
+    run_all(handle)
+    bad = make_problem(dtype=DataType.FLOAT16)
+    with pytest.raises(BackendError, match="float16"):
+        handle.convolve(bad, *operands(bad))
+    run_all(handle)
+
+
+def test_plans_are_made_once():
+    handle = Handle(backend="cpu", effort=QUICK)
+    run_all(handle)
+    report = handle.report()
+    run_all(handle, seed=1)
+    again = handle.report()
+    assert again.benchmark_seconds == report.benchmark_seconds
+    assert [kernel.calls for kernel in again.kernels] == [2] * 6
+
+
+def test_environment_and_arguments(monkeypatch):
+    monkeypatch.setenv("UCUDNN_BATCH_SIZE_POLICY", "undivided")
+    monkeypatch.setenv("UCUDNN_DEFAULT_WORKSPACE_LIMIT", "0")
+    handle = Handle(backend="cpu", workspace_limit="1MiB", effort=QUICK)
+    run_all(handle)
+    assert handle.report().policy == "undivided"
+    assert handle.report().limit_bytes == 2**20
+    monkeypatch.setenv("UCUDNN_BACKEND", "cudnn")
+    with pytest.raises(BackendUnavailableError, match="'cudnn'"):
+        Handle()
+    with pytest.raises(SettingsError, match="workspace_limit: size 'much' cannot be read"):
+        Handle(workspace_limit="much")
+
+
+def test_what_has_no_effect_yet_is_said(monkeypatch, caplog):
+    monkeypatch.setenv("UCUDNN_DATABASE", "times.sqlite")
+    Handle(backend="cpu")
+    assert "UCUDNN_DATABASE has no effect" in caplog.text
+
+
+def test_a_recorded_gpu_is_planned_for_but_not_run():
+    handle = Handle(backend="replay:h200", workspace_limit="64MiB")
+    problem = make_problem(
+        batch=256, channels=64, spatial=(27, 27), filters=192, kernel=(5, 5), padding=(2, 2), groups=1
+    )
+    handle.get_algorithm(problem, layer="conv2")
+    handle.optimize()
+    (kernel,) = handle.report().kernels
+    assert kernel.configuration.startswith("4x64 eng67")
+    assert kernel.speedup == pytest.approx(1.37, abs=0.01)
+    with pytest.raises(BackendError, match="replay:h200 plans but cannot execute"):
+        handle.convolve(problem, None, None, None)
+
+
+def test_arrays_that_do_not_fit_leave_the_output_alone():
+    x, w, y = operands(PROBLEM)
+    y[...] = 7
+    with pytest.raises(InvalidProblemError, match="y has shape"):
+        Handle(backend="cpu").forward(x, w, y, padding=0)
+    assert (y == 7).all()
+
+
+def test_a_limit_that_nothing_meets_names_the_kernel(monkeypatch):
+    backend = open_backend("cpu")
+    monkeypatch.setattr(
+        type(backend), "algorithms", lambda self, problem: [a for a in ALGORITHMS(self, problem) if a.workspace_bytes]
+    )
+    handle = Handle(backend=backend, workspace_limit=1, effort=QUICK)
+    with pytest.raises(InfeasibleError, match=r"conv \(Forward\): no algorithm fits a workspace limit of 1 bytes"):
+        handle.convolve(PROBLEM, *operands(PROBLEM), layer="conv")
+
+
+ALGORITHMS = type(open_backend("cpu")).algorithms
+
+
+def test_threads_wait_for_each_other():
+    handle = Handle(backend="cpu", workspace_limit="40KiB", effort=QUICK)
+    failures = []
+
+    def work(seed):
+        try:
+            for _ in range(5):
+                run_all(handle, seed)
+        except AssertionError as error:  # pragma: no cover
+            failures.append(error)
+
+    threads = [threading.Thread(target=work, args=(seed,)) for seed in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert failures == []
+    assert sum(kernel.calls for kernel in handle.report().kernels) == 4 * 5 * 6
+
+
+def test_segments_are_disjoint_and_the_shared_workspace_grows():
+    backend = open_backend("cpu")
+    assert isinstance(backend, ComputeBackend)
+    divided = DividedWorkspace(backend, {"a": 64, "b": 128, "c": 0})
+    for value, (key, size) in enumerate((("a", 64), ("b", 128), ("c", 0)), start=1):
+        segment = divided.buffer(key, size)
+        assert segment.nbytes == size
+        segment[...] = value
+    assert (divided.buffer("a", 64) == 1).all()
+    assert (divided.buffer("b", 128) == 2).all()
+    assert divided.size_bytes == 192
+    shared = SharedWorkspace[str](backend)
+    first = shared.buffer("a", 100)
+    assert shared.buffer("b", 50) is first
+    assert shared.buffer("b", 200).nbytes >= 200
+    assert shared.size_bytes == 200

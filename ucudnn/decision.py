@@ -1,0 +1,202 @@
+"""Decisions: the configuration of every kernel, by workspace reuse (WR) or workspace division (WD)."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from math import fsum
+from time import perf_counter
+
+from ucudnn.benchmark import Benchmark
+from ucudnn.configuration import Configuration
+from ucudnn.errors import InfeasibleError, MeasurementError
+from ucudnn.kernel import Kernel
+from ucudnn.settings import Settings
+from ucudnn.solvers.desirable import desirable_set
+from ucudnn.solvers.division import Choice, DivisionStatus, divide
+from ucudnn.solvers.reuse import fastest_within
+from ucudnn.units import exact_bytes
+
+
+class Method(Enum):
+    """How workspace is bounded: a limit for each kernel (WR), or a total that is divided (WD)."""
+
+    WR = "WR"
+    WD = "WD"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Decision:
+    """What one kernel, or several interchangeable ones, got.
+
+    Attributes:
+        kernel: the kernel; its count is that of the layers that got this configuration.
+        configuration: the configuration.
+        undivided: the fastest single algorithm within the limit, or None where none fits. Under WD its limit
+            is an equal share of the total, as the paper compares (section 4.3).
+    """
+
+    kernel: Kernel
+    configuration: Configuration
+    undivided: Configuration | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Decisions:
+    """What all kernels got.
+
+    Attributes:
+        method: WR or WD.
+        limit_bytes: WR's limit for each kernel, or WD's total.
+        kernels: the decisions, in the order of the kernels.
+        benchmark_seconds: wall-clock time that benchmarking took.
+        solver_seconds: wall-clock time that desirable sets and the integer program took.
+    """
+
+    method: Method
+    limit_bytes: int
+    kernels: tuple[Decision, ...]
+    benchmark_seconds: float
+    solver_seconds: float
+
+    @property
+    def time_ms(self) -> float:
+        """Predicted milliseconds of all kernels, each as often as it occurs."""
+        return fsum(each.configuration.time_ms * each.kernel.count for each in self.kernels)
+
+    @property
+    def undivided_ms(self) -> float | None:
+        """The same undivided within the limit; None where some kernel cannot be."""
+        if any(each.undivided is None for each in self.kernels):
+            return None
+        return fsum(each.undivided.time_ms * each.kernel.count for each in self.kernels if each.undivided)
+
+    @property
+    def workspace_bytes(self) -> int:
+        """Bytes of all kernels' workspaces together, as where each layer has its own."""
+        return sum(each.configuration.workspace_bytes * each.kernel.count for each in self.kernels)
+
+    @property
+    def shared_workspace_bytes(self) -> int:
+        """Bytes of one workspace that serves the kernels one after another."""
+        return max((each.configuration.workspace_bytes for each in self.kernels), default=0)
+
+
+def decide(
+    kernels: Sequence[Kernel],
+    benchmark: Benchmark,
+    settings: Settings,
+    listener: Callable[[Kernel], None] | None = None,
+) -> Decisions:
+    """Choose a configuration for every kernel.
+
+    WR takes each kernel's fastest configuration within `settings.workspace_limit_bytes`; where
+    `settings.total_workspace_bytes` is set, WD divides that among all kernels.
+
+    Args:
+        kernels: what is to be computed; equal problems are measured once.
+        benchmark: measures them.
+        settings: policy, limits and solver.
+        listener: is told of each kernel before it is measured.
+
+    Raises:
+        InfeasibleError: if a limit is too small; it says which kernel needs how much.
+        MeasurementError: if no algorithm of a kernel could be measured.
+    """
+    before = benchmark.seconds
+    total = settings.total_workspace_bytes
+    limit = settings.workspace_limit_bytes if total is None else total
+    solver = _Stopwatch()
+    fronts = []
+    for kernel in kernels:
+        if listener is not None:
+            listener(kernel)
+        fronts.append(_front(kernel, benchmark, settings, limit, solver))
+    with solver:
+        if total is None:
+            selected: Sequence[_Taken] = [
+                _reuse(kernel, front) for kernel, (front, _) in zip(kernels, fronts, strict=True)
+            ]
+        else:
+            selected = _divide(kernels, [front for front, _ in fronts], total, settings)
+    share = limit if total is None else total // max(1, sum(kernel.count for kernel in kernels))
+    decisions = tuple(
+        Decision(
+            kernel=Kernel(layer=kernel.layer, problem=kernel.problem, count=count),
+            configuration=configuration,
+            undivided=fastest_within(undivided, share),
+        )
+        for kernel, (_, undivided), taken in zip(kernels, fronts, selected, strict=True)
+        for configuration, count in taken
+    )
+    return Decisions(
+        method=Method.WR if total is None else Method.WD,
+        limit_bytes=limit,
+        kernels=decisions,
+        benchmark_seconds=benchmark.seconds - before,
+        solver_seconds=solver.seconds,
+    )
+
+
+_Front = tuple[Configuration, ...]
+_Taken = tuple[tuple[Configuration, int], ...]
+"""What interchangeable kernels take: configurations, each with the number of kernels."""
+
+
+class _Stopwatch:
+    def __init__(self) -> None:
+        self.seconds = 0.0
+        self._start = 0.0
+
+    def __enter__(self) -> None:
+        self._start = perf_counter()
+
+    def __exit__(self, *exception: object) -> None:
+        self.seconds += perf_counter() - self._start
+
+
+def _front(
+    kernel: Kernel, benchmark: Benchmark, settings: Settings, limit_bytes: int, solver: _Stopwatch
+) -> tuple[_Front, _Front]:
+    """Return the desirable set of a kernel within the limit, and that of its undivided configurations."""
+    problem = kernel.problem
+    sizes = settings.policy.sizes(problem.batch)
+    measured = benchmark.micro_configurations(problem, sizes, limit_bytes)
+    with solver:
+        front = desirable_set(measured, problem.batch)
+        undivided = desirable_set((micro for micro in measured if micro.size == problem.batch), problem.batch)
+    if not front:
+        least = benchmark.least_workspace(problem, sizes)
+        if least is None or least <= limit_bytes:
+            raise MeasurementError(f"{kernel}: no algorithm could be measured within {exact_bytes(limit_bytes)}")
+        raise InfeasibleError(
+            f"{kernel}: no algorithm fits a workspace limit of {exact_bytes(limit_bytes)}:"
+            f" at least {exact_bytes(least)} are needed",
+            kernel=str(kernel),
+            limit_bytes=limit_bytes,
+            required_bytes=least,
+        )
+    return front, undivided
+
+
+def _reuse(kernel: Kernel, front: _Front) -> _Taken:
+    # Nothing beyond the limit was measured, so the front's last configuration is the fastest within it.
+    return ((front[-1], kernel.count),)
+
+
+def _divide(
+    kernels: Sequence[Kernel], fronts: Sequence[_Front], total_bytes: int, settings: Settings
+) -> Sequence[_Taken]:
+    choices = [Choice(desirable=front, count=kernel.count) for kernel, front in zip(kernels, fronts, strict=True)]
+    division = divide(choices, total_bytes, settings.solver)
+    if division.status is DivisionStatus.INFEASIBLE:
+        needs = [front[0].workspace_bytes for front in fronts]
+        required = sum(need * kernel.count for need, kernel in zip(needs, kernels, strict=True))
+        largest = max(range(len(kernels)), key=needs.__getitem__)
+        raise InfeasibleError(
+            f"a total workspace of {exact_bytes(total_bytes)} is too small: all kernels together need at least"
+            f" {exact_bytes(required)}, {kernels[largest]} alone {exact_bytes(needs[largest])}",
+            kernel=str(kernels[largest]),
+            limit_bytes=total_bytes,
+            required_bytes=required,
+        )
+    return division.selected

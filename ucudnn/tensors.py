@@ -1,0 +1,127 @@
+"""From arrays to a problem: what x, w and y ask for by their shapes, types and strides."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from math import prod
+from typing import Any, Protocol
+
+from ucudnn.errors import InvalidProblemError
+from ucudnn.problem import ConvolutionProblem, DataType, Layout, MathMode, Operation
+from ucudnn.settings import parse_choice
+
+
+class ArrayLike(Protocol):
+    """What NumPy's and CuPy's arrays have in common, as far as a problem needs it."""
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Sizes, outermost first."""
+
+    @property
+    def strides(self) -> tuple[int, ...]:
+        """Bytes from one element to the next, for each dimension."""
+
+    @property
+    def dtype(self) -> Any:
+        """Type of the elements; its text names it."""
+
+
+def problem_of(
+    operation: Operation,
+    x: ArrayLike,
+    w: ArrayLike,
+    y: ArrayLike,
+    *,
+    padding: int | Sequence[int] = 0,
+    stride: int | Sequence[int] = 1,
+    dilation: int | Sequence[int] = 1,
+    groups: int = 1,
+    layout: str | Layout | None = None,
+    math: str | MathMode = MathMode.TF32,
+    deterministic: bool = False,
+) -> ConvolutionProblem:
+    """Return the problem that three arrays and their parameters pose.
+
+    Args:
+        operation: which of the arrays is written follows from it.
+        x: input or its gradient, shape (N, C, spatial...) or (N, spatial..., C).
+        w: filters or their gradient, shape (K, C / groups, kernel...) or (K, kernel..., C / groups).
+        y: output or its gradient, shape (N, K, output...) or (N, output..., K).
+        padding: zeros on either side, one number or one for each spatial dimension.
+        stride: distance between applications of the filter, likewise.
+        dilation: distance between taps of the filter, likewise.
+        groups: channel groups.
+        layout: 'NCHW', 'NHWC' or their forms in 1-D and 3-D; channels first by default.
+        math: 'tf32' or 'fma'.
+        deterministic: whether results must repeat to the bit.
+
+    Raises:
+        InvalidProblemError: if the arrays do not fit together; the message names the shapes.
+        SettingsError: if layout or math is not known.
+    """
+    dimensions = len(x.shape) - 2
+    order = Layout.channels_first(dimensions) if layout is None else parse_choice(Layout, layout, "layout")
+    if len(w.shape) != len(x.shape) or len(y.shape) != len(x.shape) or order.dimensions != dimensions:
+        raise InvalidProblemError(f"x {x.shape}, w {w.shape} and y {y.shape} do not all have layout {order.value}")
+    batch, channels, spatial = _split(x.shape, order)
+    filters, filter_channels, kernel = _split(w.shape, order)
+    if groups < 1 or filter_channels * groups != channels:
+        raise InvalidProblemError(
+            f"w {w.shape} has {filter_channels} channels, but x {x.shape} has {channels} in {groups} groups"
+        )
+    problem = ConvolutionProblem(
+        operation=operation,
+        batch=batch,
+        channels=channels,
+        spatial=spatial,
+        filters=filters,
+        kernel=kernel,
+        padding=_each(padding, dimensions),
+        stride=_each(stride, dimensions),
+        dilation=_each(dilation, dimensions),
+        groups=groups,
+        dtype=_data_type(x, w, y),
+        layout=order,
+        math=parse_choice(MathMode, math, "math"),
+        deterministic=deterministic,
+    )
+    if problem.y_shape != tuple(y.shape):
+        raise InvalidProblemError(
+            f"y has shape {tuple(y.shape)}, but x {x.shape} and w {w.shape} make {problem.y_shape}"
+        )
+    _batch_stride("w", w)
+    return replace(problem, x_batch_stride=_batch_stride("x", x), y_batch_stride=_batch_stride("y", y))
+
+
+def _split(shape: tuple[int, ...], layout: Layout) -> tuple[int, int, tuple[int, ...]]:
+    outer, *rest = shape
+    return (outer, rest[-1], tuple(rest[:-1])) if layout.channels_last else (outer, rest[0], tuple(rest[1:]))
+
+
+def _each(value: int | Sequence[int], dimensions: int) -> tuple[int, ...]:
+    return (value,) * dimensions if isinstance(value, int) else tuple(value)
+
+
+def _data_type(x: ArrayLike, w: ArrayLike, y: ArrayLike) -> DataType:
+    names = [str(array.dtype) for array in (x, w, y)]
+    if len(set(names)) > 1:
+        raise InvalidProblemError(f"x, w and y have different types: {', '.join(names)}")
+    known = {dtype.value: dtype for dtype in DataType}
+    if names[0] not in known:
+        raise InvalidProblemError(f"type {names[0]} is not supported: use one of {', '.join(known)}")
+    return known[names[0]]
+
+
+def _batch_stride(name: str, array: ArrayLike) -> int:
+    """Return the elements from one sample to the next; inside a sample an array must be dense."""
+    itemsize = array.dtype.itemsize
+    dense = [prod(array.shape[axis + 1 :]) * itemsize for axis in range(len(array.shape))]
+    inner = zip(array.shape[1:], array.strides[1:], dense[1:], strict=True)
+    if any(size > 1 and stride != expected for size, stride, expected in inner):
+        raise InvalidProblemError(
+            f"{name} with strides {array.strides} is not dense within a sample: copy it, or name its layout"
+        )
+    stride = array.strides[0] if array.shape[0] > 1 else dense[0]
+    if stride % itemsize or stride < dense[0] or (name == "w" and stride != dense[0]):
+        raise InvalidProblemError(f"{name} has a stride of {stride} bytes between samples of {dense[0]} bytes")
+    return int(stride // itemsize)
