@@ -4,6 +4,8 @@ import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
+from importlib import import_module
+from importlib.util import find_spec
 from math import fsum
 from typing import Any
 
@@ -213,10 +215,17 @@ def _engine(pulp: Any, name: SolverName) -> tuple[str, Any]:
     for candidate in wanted:
         for engine_name, options in _ENGINES[candidate]:
             if engine_name in offered:
-                engine = pulp.getSolver(engine_name, **options)
+                engine = pulp.getSolver(engine_name, **options, **_location(engine_name))
                 if engine.available():
                     return candidate.value, engine
     raise SolverUnavailableError(f"solver {name.value!r} is not installed: {_INSTALL[wanted[0]]}, or choose another")
+
+
+def _location(engine_name: str) -> dict[str, str]:
+    # PuLP 3 looks for cbc on the PATH only, where the one of `pulp[cbc]` is missing unless its environment is active.
+    if engine_name != "COIN_CMD" or find_spec("cbcbox") is None:
+        return {}
+    return {"path": str(import_module("cbcbox").cbc_bin_path())}
 
 
 def is_installed(name: SolverName) -> bool:

@@ -1,0 +1,40 @@
+"""README is true: its commands exist, its example runs, its plan is what the command prints."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+README = (Path(__file__).parents[1] / "README.md").read_text()
+
+
+def blocks(kind):
+    return re.findall(rf"```{kind}\n(.*?)```", README, re.DOTALL)
+
+
+def test_there_are_two_command_lines_for_newcomers():
+    commands = [block for block in blocks("sh") if "venv" in block]
+    assert len(commands) == 2
+    assert all(len(command.strip().splitlines()) == 1 for command in commands)
+
+
+def test_the_example_runs(capsys):
+    (example,) = blocks("python")
+    exec(compile(example, "README.md", "exec"), {})
+    assert "WR, 4 MiB for each kernel" in capsys.readouterr().out
+
+
+def test_the_plan_is_what_the_command_prints():
+    (shown,) = [block for block in blocks("text") if "NVIDIA H200" in block]
+    command = [sys.executable, "-c", "from ucudnn.cli import main; main()"]
+    result = subprocess.run(
+        [*command, *["plan", "alexnet", "--profile", "h200", "--workspace", "64MiB"]],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+
+    def stable(text):
+        return [line.rstrip() for line in text.strip().splitlines() if not line.startswith("decided in")]
+
+    assert stable(result.stdout) == stable(shown)
