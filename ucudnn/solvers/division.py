@@ -189,8 +189,15 @@ def _select(
 
 
 _EXACT = {"gapRel": 0.0, "msg": False}
-# Its feasibility jump takes longer than the whole rest on programs of this size; a good answer is known beforehand.
-_HIGHS_EXACT = {**_EXACT, "gapAbs": 0.0, "threads": 1, "mip_heuristic_run_feasibility_jump": False}
+# Programs this small, with a good answer known beforehand, are done before these begin to pay.
+_HIGHS_EXACT = {
+    **_EXACT,
+    "gapAbs": 0.0,
+    "threads": 1,
+    "mip_allow_restart": False,
+    "mip_heuristic_run_feasibility_jump": False,
+    "mip_heuristic_run_root_reduced_cost": False,
+}
 
 # PuLP's solver classes by our name, the preferred first.
 _ENGINES: dict[SolverName, tuple[tuple[str, dict[str, Any]], ...]] = {
