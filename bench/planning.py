@@ -18,8 +18,9 @@ from importlib.metadata import version
 from pathlib import Path
 from time import perf_counter
 
+from ucudnn.backends.candidates import Candidates
 from ucudnn.backends.cpu.backend import CpuBackend
-from ucudnn.backends.replay import Candidates, ReplayBackend
+from ucudnn.backends.replay import ReplayBackend
 from ucudnn.benchmark import Benchmark
 from ucudnn.networks import load_network
 from ucudnn.policy import BatchSizePolicy

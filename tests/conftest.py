@@ -5,7 +5,8 @@ import os
 import pytest
 from hypothesis import HealthCheck, settings
 
-from ucudnn.backends.replay import Candidates, ReplayBackend
+from ucudnn.backends.candidates import Candidates
+from ucudnn.backends.replay import ReplayBackend
 from ucudnn.profile import load_profile
 
 settings.register_profile("default", deadline=None, suppress_health_check=[HealthCheck.too_slow])

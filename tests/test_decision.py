@@ -2,7 +2,7 @@ import pytest
 
 from tests.test_benchmark import CountingBackend
 from tests.test_problem import make_problem
-from ucudnn.backends.replay import Candidates
+from ucudnn.backends.candidates import Candidates
 from ucudnn.benchmark import Benchmark
 from ucudnn.decision import Method, decide
 from ucudnn.errors import InfeasibleError, MeasurementError

@@ -229,8 +229,8 @@ def test_environment_and_arguments(monkeypatch):
     run_all(handle)
     assert handle.report().policy == "undivided"
     assert handle.report().limit_bytes == 2**20
-    monkeypatch.setenv("UCUDNN_BACKEND", "cudnn")
-    with pytest.raises(BackendUnavailableError, match="'cudnn'"):
+    monkeypatch.setenv("UCUDNN_BACKEND", "cudnn:fastest")
+    with pytest.raises(BackendUnavailableError, match="'cudnn:fastest': cudnn has candidates graph, legacy"):
         Handle()
     with pytest.raises(SettingsError, match="workspace_limit: size 'much' cannot be read"):
         Handle(workspace_limit="much")
@@ -301,15 +301,19 @@ def test_segments_are_disjoint_and_the_shared_workspace_grows():
     backend = open_backend("cpu")
     assert isinstance(backend, ComputeBackend)
     divided = DividedWorkspace(backend, {"a": 64, "b": 128, "c": 0})
+    assert not divided.grows(0, 64)
     for value, (key, size) in enumerate((("a", 64), ("b", 128), ("c", 0)), start=1):
-        segment = divided.buffer(key, size)
+        segment = divided.buffer(key, 0, size)
         assert segment.nbytes == size
         segment[...] = value
-    assert (divided.buffer("a", 64) == 1).all()
-    assert (divided.buffer("b", 128) == 2).all()
+    assert (divided.buffer("a", 0, 64) == 1).all()
+    assert (divided.buffer("b", 1, 128) == 2).all()
     assert divided.size_bytes == 192
     shared = SharedWorkspace[str](backend)
-    first = shared.buffer("a", 100)
-    assert shared.buffer("b", 50) is first
-    assert shared.buffer("b", 200).nbytes >= 200
-    assert shared.size_bytes == 200
+    first = shared.buffer("a", 7, 100)
+    assert shared.buffer("b", 7, 50) is first
+    assert not np.shares_memory(shared.buffer("b", 8, 50), first)  # another queue runs at the same time
+    assert shared.grows(7, 200)
+    assert not shared.grows(8, 50)
+    assert shared.buffer("b", 7, 200).nbytes >= 200
+    assert shared.size_bytes == 250

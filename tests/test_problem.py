@@ -1,3 +1,6 @@
+import pickle
+import subprocess
+import sys
 from dataclasses import fields, replace
 
 import pytest
@@ -38,11 +41,12 @@ DIFFERENT = {
     "y_batch_stride": 1000,
     "math": MathMode.FMA,
     "deterministic": True,
+    "alignment": 4,
 }
 
 
 def test_every_field_is_covered():
-    assert set(DIFFERENT) == {field.name for field in fields(ConvolutionProblem)}
+    assert set(DIFFERENT) == {field.name for field in fields(ConvolutionProblem) if field.init}
 
 
 @pytest.mark.parametrize("field", DIFFERENT)
@@ -103,6 +107,7 @@ def test_output_counts_the_places_where_the_filter_fits(size, taps, padding, str
         ({"stride": (0, 1)}, r"stride \(0, 1\) must be"),
         ({"dilation": (1,)}, r"dilation \(1,\) has not one entry for each of \(9, 10\)"),
         ({"groups": 4}, "channels 6 cannot be divided into 4 groups"),
+        ({"alignment": 3}, "alignment 3 is no power of two up to 16"),
         ({"groups": 3}, "filters 4 cannot be divided into 3 groups"),
         ({"kernel": (10, 2)}, r"kernel \(10, 2\) .* does not fit"),
         ({"spatial": (), "kernel": ()}, "0 spatial dimensions"),
@@ -123,3 +128,22 @@ def test_text_says_what_differs_from_the_defaults():
     assert "padding 1x0 stride 1x2 dilation 2x1 groups 2" in str(
         make_problem(padding=(1, 0), stride=(1, 2), dilation=(2, 1))
     )
+
+
+@given(size=st.integers(1, 64), more=st.lists(st.integers(1, 64), max_size=6), gap=st.integers(0, 3))
+def test_a_part_begins_where_its_alignment_says(size, more, gap):
+    sizes = sorted([size, *more], key=lambda each: -(each & -each))
+    problem = make_problem(batch=sum(sizes), dtype=DataType.FLOAT16, x_batch_stride=540 + gap, y_batch_stride=252 + gap)
+    start = 0
+    for each in sizes:
+        part = problem.part(each)
+        assert all(start * step % part.alignment == 0 for step in problem.steps)
+        start += each
+    assert problem.part(problem.batch) is problem
+
+
+def test_a_pickled_problem_is_equal_in_another_process():
+    code = "import pickle, sys; sys.stdout.buffer.write(pickle.dumps(pickle.loads(sys.stdin.buffer.read())))"
+    command = [sys.executable, "-c", code]
+    back = subprocess.run(command, input=pickle.dumps(make_problem()), capture_output=True, check=True).stdout
+    assert {make_problem(): "found"}[pickle.loads(back)] == "found"

@@ -21,6 +21,7 @@ ENVIRONMENT = {
     "UCUDNN_DATABASE": "times.sqlite",
     "UCUDNN_BACKEND": "replay:h200",
     "UCUDNN_SOLVER": "glpk",
+    "UCUDNN_CUDNN_LIBRARY": "/opt/libcudnn.so.9",
 }
 EXPECTED = {
     "policy": BatchSizePolicy.ALL,
@@ -30,6 +31,7 @@ EXPECTED = {
     "database": "times.sqlite",
     "backend": "replay:h200",
     "solver": SolverName.GLPK,
+    "cudnn_library": "/opt/libcudnn.so.9",
 }
 
 
@@ -71,8 +73,8 @@ def test_all_devices():
         ("UCUDNN_BENCHMARK_DEVICES", "0,x", "0,1 or all"),
         ("UCUDNN_BENCHMARK_DEVICES", "1,1", "differ"),
         ("UCUDNN_DATABASE", " ", "path"),
-        ("UCUDNN_BACKEND", "tpu", "auto, cpu, cudnn or replay:NAME-or-path"),
-        ("UCUDNN_BACKEND", "replay:", "auto, cpu, cudnn or replay:NAME-or-path"),
+        ("UCUDNN_BACKEND", "tpu", "auto, cpu, cudnn[:CANDIDATES] or replay:NAME-or-path"),
+        ("UCUDNN_BACKEND", "replay:", "auto, cpu, cudnn[:CANDIDATES] or replay:NAME-or-path"),
         ("UCUDNN_SOLVER", "xpress", "auto, highs, cbc, glpk, gurobi, cplex"),
     ],
 )

@@ -103,6 +103,17 @@ class Benchmark:
         smallest = desirable_set(offers, problem.batch)
         return smallest[0].workspace_bytes if smallest else None
 
+    def discard(self, problem: ConvolutionProblem, size: int, algorithm: str, reason: str) -> None:
+        """Count an algorithm that was measured as failed, for it failed when it was to run.
+
+        Args:
+            problem: the problem at mini-batch size.
+            size: the micro-batch size.
+            algorithm: its name.
+            reason: why it failed.
+        """
+        self._measured[problem.part(size), algorithm] = Measurement(status=MeasurementStatus.FAILED, reason=reason)
+
     def _measure(self, bench: Bench, problem: ConvolutionProblem, size: int, algorithm: Algorithm) -> Measurement:
         measurement = bench.measure(size, algorithm, self._effort)
         if measurement.status is MeasurementStatus.FAILED:
@@ -110,7 +121,7 @@ class Benchmark:
         return measurement
 
     def _offers(self, problem: ConvolutionProblem, sizes: Sequence[int]) -> list[tuple[int, Algorithm]]:
-        return [(size, algorithm) for size in sizes for algorithm in self._backend.algorithms(problem.with_batch(size))]
+        return [(size, algorithm) for size in sizes for algorithm in self._backend.algorithms(problem.part(size))]
 
     def _tell(self, problem: ConvolutionProblem, done: int, total: int) -> None:
         if self._listener is not None:
@@ -118,4 +129,4 @@ class Benchmark:
 
     @staticmethod
     def _key(problem: ConvolutionProblem, size: int, algorithm: Algorithm) -> tuple[ConvolutionProblem, str]:
-        return problem.with_batch(size), algorithm.name
+        return problem.part(size), algorithm.name

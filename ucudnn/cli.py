@@ -9,7 +9,7 @@ import typer
 
 from ucudnn.backends import open_backend
 from ucudnn.backends.base import Backend, ComputeBackend, Effort
-from ucudnn.backends.replay import Candidates
+from ucudnn.backends.candidates import Candidates
 from ucudnn.benchmark import Benchmark, Progress
 from ucudnn.console import print_error, print_report, print_text, progress
 from ucudnn.decision import Decisions, decide
@@ -53,7 +53,7 @@ PolicyOption = Annotated[
 ]
 BackendOption = Annotated[
     str | None,
-    typer.Option(metavar="BACKEND", help="auto, cpu or replay:NAME-or-path [UCUDNN_BACKEND]."),
+    typer.Option(metavar="BACKEND", help="auto, cpu, cudnn or replay:NAME-or-path [UCUDNN_BACKEND]."),
 ]
 ProfileOption = Annotated[
     str | None,
@@ -61,7 +61,7 @@ ProfileOption = Annotated[
 ]
 CandidatesOption = Annotated[
     str,
-    typer.Option(metavar="API", help="Recorded cuDNN algorithms to choose from: graph, legacy, legacy-fma or every."),
+    typer.Option(metavar="API", help="cuDNN algorithms to choose from: graph, legacy, legacy-fma or every."),
 ]
 SolverOption = Annotated[
     str | None,
@@ -116,6 +116,7 @@ def time(
     total_workspace: TotalOption = None,
     policy: PolicyOption = None,
     backend: BackendOption = None,
+    candidates: CandidatesOption = Candidates.GRAPH.value,
     solver: SolverOption = None,
     repeats: Annotated[int, typer.Option(metavar="N", min=1, help="Runs of each plan; the median counts.")] = 3,
     time_limit: Annotated[
@@ -126,18 +127,20 @@ def time(
 ) -> None:
     """Benchmark a network's convolutions, plan them, run them undivided and micro-batched, and compare.
 
-    On a machine without a GPU, NumPy computes them, at a mini-batch of 16 unless --batch says otherwise:
+    On a GPU by cuDNN; on a machine without one, NumPy computes them, at a mini-batch of 16 unless --batch says
+    otherwise:
 
         ucudnn time alexnet
 
         ucudnn time resnet18 --batch 8 --workspace 16MiB
     """
-    job = _Job(network, batch, workspace, total_workspace, policy, backend, None, Candidates.GRAPH.value, solver)
+    job = _Job(network, batch, workspace, total_workspace, policy, backend, None, candidates, solver)
     computing = job.backend
     if not isinstance(computing, ComputeBackend):
         raise BackendError(f"backend {computing.name} plans but cannot execute: use `ucudnn plan`, or --backend cpu")
     # On a CPU the median takes care of the first call; a call of its own to warm up would double long benchmarks.
-    decisions = job.decide(Effort(warmup=0, repeats=repeats, time_limit_ms=time_limit))
+    warmup = 0 if job.on_cpu else 1
+    decisions = job.decide(Effort(warmup=warmup, repeats=repeats, time_limit_ms=time_limit))
     reports = []
     with progress("executing", len(decisions.kernels)) as step:
         for decision in decisions.kernels:
@@ -183,9 +186,13 @@ class _Job:
         )
         self._network: Network = load_network(network, batch)
         self.backend: Backend = open_backend(
-            self._settings.backend, candidates=parse_choice(Candidates, candidates, "candidates"), network=network
+            self._settings.backend,
+            candidates=parse_choice(Candidates, candidates, "candidates"),
+            network=network,
+            cudnn_library=self._settings.cudnn_library,
         )
-        if batch is None and isinstance(self.backend, ComputeBackend) and network in NETWORKS:
+        self.on_cpu = self.backend.name == "cpu"
+        if batch is None and self.on_cpu and network in NETWORKS:
             self._network = load_network(network, _CPU_BATCH)
 
     def decide(self, effort: Effort) -> Decisions:

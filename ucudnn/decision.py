@@ -10,6 +10,7 @@ from ucudnn.benchmark import Benchmark
 from ucudnn.configuration import Configuration
 from ucudnn.errors import InfeasibleError, MeasurementError
 from ucudnn.kernel import Kernel
+from ucudnn.problem import ConvolutionProblem
 from ucudnn.settings import Settings
 from ucudnn.solvers.desirable import desirable_set
 from ucudnn.solvers.division import Choice, DivisionStatus, divide
@@ -135,6 +136,43 @@ def decide(
         benchmark_seconds=benchmark.seconds - before,
         solver_seconds=solver.seconds,
     )
+
+
+def decide_again(kernel: Kernel, benchmark: Benchmark, settings: Settings, limit_bytes: int) -> Decision | None:
+    """Choose another configuration for one kernel, within another limit or without what was discarded since.
+
+    Args:
+        kernel: a kernel that was decided before.
+        benchmark: what was measured.
+        settings: policy.
+        limit_bytes: workspace of the kernel.
+
+    Returns:
+        The decision, or None if nothing is left.
+    """
+    problem = kernel.problem
+    measured = benchmark.micro_configurations(problem, settings.policy.sizes(problem.batch), limit_bytes)
+    front = desirable_set(measured, problem.batch)
+    undivided = desirable_set((micro for micro in measured if micro.size == problem.batch), problem.batch)
+    if not front:
+        return None
+    return Decision(kernel=kernel, configuration=front[-1], undivided=fastest_within(undivided, limit_bytes))
+
+
+def decide_rest(
+    problem: ConvolutionProblem, start: int, benchmark: Benchmark, settings: Settings, limit_bytes: int
+) -> Configuration | None:
+    """Choose a configuration for the samples from `start` on, where earlier ones were computed already.
+
+    Returns:
+        The fastest configuration within the limit, or None if nothing is left.
+    """
+    # Parts must begin where their size says that they may: see ConvolutionProblem.part.
+    unit = start & -start
+    measured = benchmark.micro_configurations(problem, settings.policy.sizes(problem.batch), limit_bytes)
+    fitting = (micro for micro in measured if not start or micro.size & -micro.size <= unit)
+    front = desirable_set(fitting, problem.batch - start)
+    return front[-1] if front else None
 
 
 _Front = tuple[Configuration, ...]

@@ -15,11 +15,16 @@
   * BackendError                a backend that cannot do what was asked
     * BackendUnavailableError   a backend that is not installed or not known
     * UnsupportedProblemError   a problem or algorithm that the backend has no way to compute
+    * CudnnError                a function of cuDNN that answered with an error status
+    * StepError                 a step of a plan that could not be prepared or launched
 """
+
+from collections.abc import Iterable
 
 __all__ = [
     "BackendError",
     "BackendUnavailableError",
+    "CudnnError",
     "InfeasibleError",
     "InvalidNetworkError",
     "InvalidProblemError",
@@ -31,6 +36,7 @@ __all__ = [
     "SettingsError",
     "SolverError",
     "SolverUnavailableError",
+    "StepError",
     "UcudnnError",
     "UnsupportedProblemError",
 ]
@@ -106,3 +112,49 @@ class BackendUnavailableError(BackendError):
 
 class UnsupportedProblemError(BackendError):
     """The backend has no way to compute this problem with this algorithm."""
+
+
+class CudnnError(BackendError, RuntimeError):
+    """A function of cuDNN answered with an error status; also known as `ucudnn.cudnn.CuDNNError`.
+
+    Attributes:
+        status: the cudnnStatus_t.
+        infos: what was added by `add_info`, a line each.
+    """
+
+    def __init__(self, status: int, text: str = "") -> None:
+        super().__init__(f"cuDNN Error: {text or status}")
+        self.status = status
+        self.infos: list[str] = []
+        self._text = text
+
+    def add_info(self, info: str) -> None:
+        """Add a line that says more."""
+        self.add_infos([info])
+
+    def add_infos(self, infos: Iterable[str]) -> None:
+        """Add lines that say more."""
+        self.infos.extend(infos)
+
+    def __str__(self) -> str:
+        """Return the status with its text, and what was added, a line each."""
+        return "\n  ".join([super().__str__(), *self.infos])
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return type(self), (self.status, self._text), {"infos": self.infos}
+
+
+class StepError(BackendError):
+    """An algorithm failed where a plan prepared or launched it; all steps before it were launched.
+
+    Attributes:
+        algorithm: name of what failed.
+        size: the micro-batch size at which it did.
+        start: the first sample that was not computed.
+    """
+
+    def __init__(self, algorithm: str, size: int, start: int, cause: Exception) -> None:
+        super().__init__(f"{algorithm} failed on a micro-batch of {size}: {cause}")
+        self.algorithm = algorithm
+        self.size = size
+        self.start = start

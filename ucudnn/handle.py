@@ -1,24 +1,22 @@
 """Handle: stands in for a cuDNN handle; plans each convolution once, dispatches ever after."""
 
 import logging
-from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from threading import RLock
-from typing import TypedDict, Unpack
+from typing import Unpack
 
 from ucudnn.backends import open_backend
 from ucudnn.backends.base import Backend, ComputeBackend, Effort, Tensor
 from ucudnn.benchmark import Benchmark, ProgressListener
-from ucudnn.decision import Decision, Decisions, decide
+from ucudnn.decision import Decisions, decide
+from ucudnn.dispatch import Dispatcher, Entry
 from ucudnn.errors import BackendError, UcudnnError
 from ucudnn.kernel import Kernel
-from ucudnn.plan import Plan, make_plan
 from ucudnn.policy import BatchSizePolicy
-from ucudnn.problem import ConvolutionProblem, Layout, MathMode, Operation
+from ucudnn.problem import ConvolutionProblem, Operation
 from ucudnn.report import Report, report_decisions, report_kernel
 from ucudnn.settings import VARIABLES, Settings, SolverName
-from ucudnn.tensors import problem_of
-from ucudnn.workspace import DividedWorkspace, SharedWorkspace, Workspace
+from ucudnn.tensors import Parameters, ProblemCache
 
 _LOG = logging.getLogger(__name__)
 _Key = tuple[str, ConvolutionProblem]
@@ -37,18 +35,6 @@ class VirtualAlgorithm:
     workspace_bytes: int = 0
 
 
-class Parameters(TypedDict, total=False):
-    """Keyword arguments of a convolution, as `ucudnn.tensors.problem_of` takes them."""
-
-    padding: int | Sequence[int]
-    stride: int | Sequence[int]
-    dilation: int | Sequence[int]
-    groups: int
-    layout: str | Layout | None
-    math: str | MathMode
-    deterministic: bool
-
-
 class Handle:
     """Convolutions in micro-batches: the same results, the same call, within a workspace limit.
 
@@ -57,7 +43,8 @@ class Handle:
     handle from several threads wait for each other, for they share its workspace.
 
     Args:
-        backend: 'auto', 'cpu', 'replay:NAME-or-path' (plans only), or a backend (UCUDNN_BACKEND).
+        backend: 'auto', 'cpu', 'cudnn', 'cudnn:CANDIDATES', 'replay:NAME-or-path' (plans only), or a backend
+            (UCUDNN_BACKEND).
         policy: 'undivided', 'powerOfTwo' or 'all' (UCUDNN_BATCH_SIZE_POLICY).
         workspace_limit: bytes or '64MiB' for each kernel, WR (UCUDNN_DEFAULT_WORKSPACE_LIMIT).
         total_workspace: bytes or '120MiB' for all kernels, WD (UCUDNN_TOTAL_WORKSPACE_SIZE).
@@ -92,15 +79,22 @@ class Handle:
         for field in ("database", "benchmark_devices"):
             if getattr(self.settings, field) != getattr(Settings(), field):
                 _LOG.warning("%s has no effect on backend %s in this version", VARIABLES[field], self.settings.backend)
-        self._backend = backend if isinstance(backend, Backend) else open_backend(self.settings.backend)
-        self._benchmark = Benchmark(self._backend, effort=effort, listener=listener)
+        self.backend: Backend = (
+            backend
+            if isinstance(backend, Backend)
+            else open_backend(self.settings.backend, cudnn_library=self.settings.cudnn_library)
+        )
+        """What computes, or replays."""
+        self._benchmark = Benchmark(self.backend, effort=effort, listener=listener)
         self._lock = RLock()
-        self._kernels: dict[_Key, Kernel] = {}
+        self._problems = ProblemCache()
+        self._entries: dict[_Key, Entry] = {}
         self._decided: list[Decisions] = []
-        self._decisions: dict[_Key, Decision] = {}
-        self._plans: dict[_Key, Plan] = {}
-        self._calls: dict[_Key, int] = {}
-        self._workspace: Workspace[_Key] | None = None
+        self._dispatcher = (
+            Dispatcher(self.backend, self._benchmark, self.settings)
+            if isinstance(self.backend, ComputeBackend)
+            else None
+        )
 
     def get_algorithm(self, problem: ConvolutionProblem, *, layer: str = "") -> VirtualAlgorithm:
         """Register a kernel before the first run, as frameworks do through cudnnGetConvolution*Algorithm.
@@ -127,19 +121,20 @@ class Handle:
             MeasurementError: if no algorithm of a kernel could be measured.
         """
         with self._lock:
-            missing = [key for key in self._kernels if key not in self._decisions]
+            missing = [entry for entry in self._entries.values() if entry.decision is None]
             if not missing:
                 return
             divides = self.settings.total_workspace_bytes is not None
             if divides:
-                missing = list(self._kernels)  # what comes late takes part in a new division
-            decisions = decide([self._kernels[key] for key in missing], self._benchmark, self.settings)
+                missing = list(self._entries.values())  # what comes late takes part in a new division
+            decisions = decide([entry.kernel for entry in missing], self._benchmark, self.settings)
             if divides:
                 self._decided.clear()
-                self._plans.clear()
-                self._workspace = None
             self._decided.append(decisions)
-            self._decisions.update(zip(missing, decisions.kernels, strict=True))
+            for entry, decision in zip(missing, decisions.kernels, strict=True):
+                entry.decide(decision)
+            if divides and self._dispatcher is not None:
+                self._dispatcher.divide(self._entries.values())
             _LOG.info("planned %d kernels in %.2f s", len(missing), decisions.benchmark_seconds)
 
     def convolve(
@@ -155,6 +150,9 @@ class Handle:
     ) -> None:
         """Compute out = alpha * conv + beta * out for a problem; the operation says which tensor is out.
 
+        An algorithm that fails is replaced by the next best one, and a log line says so once. A GPU without room for
+        the workspace gets a configuration that needs less.
+
         Args:
             problem: what is computed.
             x: input or its gradient, in the problem's layout and strides.
@@ -169,12 +167,19 @@ class Handle:
             MeasurementError: if no algorithm could be measured.
             BackendError: if the backend cannot execute.
         """
-        key = (layer, problem)
+        dispatcher = self._dispatcher
+        if dispatcher is None:
+            raise BackendError(
+                f"backend {self.backend.name} plans but cannot execute: open a handle on 'cpu' or 'cudnn'"
+            )
+        x, w, y, alignment = dispatcher.backend.bind(x, w, y)
+        if alignment < problem.alignment:
+            problem = replace(problem, alignment=alignment)
         with self._lock:
-            plan = self._plans.get(key) or self._plan(key)
-            workspace = self._workspace_for(key, plan)
-            plan.launch(x, w, y, alpha=alpha, beta=beta, workspace=workspace)
-            self._calls[key] = self._calls.get(key, 0) + 1
+            entry = self._entries.get((layer, problem))
+            if entry is None or entry.decision is None:
+                entry = self._plan((layer, problem))
+            dispatcher.launch(entry, x, w, y, alpha, beta)
 
     def forward(
         self,
@@ -202,7 +207,7 @@ class Handle:
             InvalidProblemError: if the arrays do not fit together.
             UcudnnError: as `convolve`.
         """
-        problem = problem_of(Operation.FORWARD, x, w, y, **parameters)
+        problem = self._problems.problem_of(Operation.FORWARD, x, w, y, **parameters)
         self.convolve(problem, x, w, y, alpha=alpha, beta=beta, layer=layer)
 
     def backward_data(
@@ -231,7 +236,7 @@ class Handle:
             InvalidProblemError: if the arrays do not fit together.
             UcudnnError: as `convolve`.
         """
-        problem = problem_of(Operation.BACKWARD_DATA, dx, w, dy, **parameters)
+        problem = self._problems.problem_of(Operation.BACKWARD_DATA, dx, w, dy, **parameters)
         self.convolve(problem, dx, w, dy, alpha=alpha, beta=beta, layer=layer)
 
     def backward_filter(
@@ -260,65 +265,46 @@ class Handle:
             InvalidProblemError: if the arrays do not fit together.
             UcudnnError: as `convolve`.
         """
-        problem = problem_of(Operation.BACKWARD_FILTER, x, dw, dy, **parameters)
+        problem = self._problems.problem_of(Operation.BACKWARD_FILTER, x, dw, dy, **parameters)
         self.convolve(problem, x, dw, dy, alpha=alpha, beta=beta, layer=layer)
 
     @property
     def workspace_bytes(self) -> int:
         """Bytes of workspace that the handle holds now."""
-        return self._workspace.size_bytes if self._workspace else 0
+        return 0 if self._dispatcher is None else self._dispatcher.workspace_bytes
 
     def report(self) -> Report:
         """Return what was decided so far, what it was decided from, and how often each kernel ran."""
         with self._lock:
             decided = self._decided or [decide([], self._benchmark, self.settings)]
+            entries = [(entry, entry.decision) for entry in self._entries.values() if entry.decision is not None]
             merged = Decisions(
                 method=decided[0].method,
                 limit_bytes=decided[0].limit_bytes,
-                kernels=tuple(self._decisions.values()),
+                kernels=tuple(decision for _, decision in entries),
                 benchmark_seconds=sum(each.benchmark_seconds for each in decided),
                 solver_seconds=sum(each.solver_seconds for each in decided),
             )
-            kernels = [
-                report_kernel(decision, calls=self._calls.get(key, 0)) for key, decision in self._decisions.items()
-            ]
             return report_decisions(
                 merged,
-                kernels,
+                [report_kernel(decision, calls=entry.calls) for entry, decision in entries],
                 network="",
                 policy=self.settings.policy.value,
-                backend=self._backend.name,
-                conditions=self._backend.conditions(),
+                backend=self.backend.name,
+                conditions=self.backend.conditions(),
             )
 
-    def _register(self, key: _Key) -> None:
+    def _register(self, key: _Key) -> Entry:
         layer, problem = key
-        self._kernels.setdefault(key, Kernel(layer=layer, problem=problem))
+        return self._entries.setdefault(key, Entry(Kernel(layer=layer, problem=problem)))
 
-    def _plan(self, key: _Key) -> Plan:
-        backend = self._compute_backend()
-        known = key in self._kernels
-        self._register(key)
+    def _plan(self, key: _Key) -> Entry:
+        known = key in self._entries
+        entry = self._register(key)
         try:
             self.optimize()
         except UcudnnError:
             if not known:
-                del self._kernels[key]  # one kernel that cannot be planned must not stop the others
+                del self._entries[key]  # one kernel that cannot be planned must not stop the others
             raise
-        self._plans[key] = make_plan(key[1], self._decisions[key].configuration, backend)
-        return self._plans[key]
-
-    def _workspace_for(self, key: _Key, plan: Plan) -> object:
-        if self._workspace is None:
-            backend = self._compute_backend()
-            if self.settings.total_workspace_bytes is None:
-                self._workspace = SharedWorkspace(backend)
-            else:
-                needs = {each: decision.configuration.workspace_bytes for each, decision in self._decisions.items()}
-                self._workspace = DividedWorkspace(backend, needs)
-        return self._workspace.buffer(key, plan.configuration.workspace_bytes)
-
-    def _compute_backend(self) -> ComputeBackend:
-        if not isinstance(self._backend, ComputeBackend):
-            raise BackendError(f"backend {self._backend.name} plans but cannot execute: open a handle on 'cpu'")
-        return self._backend
+        return entry

@@ -1,11 +1,15 @@
 """ConvolutionProblem: what is asked of one convolution call. Immutable, hashable, the key of every cache."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, fields, replace
 from enum import Enum
-from math import prod
+from math import gcd, prod
+from typing import Any
 
 from ucudnn.errors import InvalidProblemError
+
+MOST_ALIGNMENT = 16
+"""Bytes: what the kernels of cuDNN ask of addresses at most."""
 
 
 class Operation(Enum):
@@ -101,6 +105,7 @@ class ConvolutionProblem:
         y_batch_stride: the same for y.
         math: whether float32 may be multiplied as TF32.
         deterministic: whether only algorithms that repeat their results to the bit are wanted.
+        alignment: bytes, a power of two up to 16, of which the addresses of all three tensors are multiples.
 
     Raises:
         InvalidProblemError: if these do not make a convolution; the message names the offending value.
@@ -122,6 +127,8 @@ class ConvolutionProblem:
     y_batch_stride: int = 0
     math: MathMode = MathMode.TF32
     deterministic: bool = False
+    alignment: int = MOST_ALIGNMENT
+    _hash: int = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         # Defaults that depend on other fields are filled in here, so that equal problems compare equal.
@@ -136,6 +143,17 @@ class ConvolutionProblem:
             if given and given < dense:
                 raise InvalidProblemError(f"{name} {given} is below the {dense} elements of one sample")
             self._set(name, given or dense)
+        if self.alignment not in (1, 2, 4, 8, MOST_ALIGNMENT):
+            raise InvalidProblemError(f"alignment {self.alignment} is no power of two up to {MOST_ALIGNMENT}")
+        self._set("_hash", hash(tuple(getattr(self, each.name) for each in fields(self) if each.compare)))
+
+    def __hash__(self) -> int:
+        """Return the hash of all fields, computed once: problems are the keys of every look-up on the way of a call."""
+        return self._hash
+
+    def __reduce__(self) -> tuple[object, ...]:
+        # Hashes of texts differ between processes, so a pickled problem computes its own again.
+        return _restored, ({each.name: getattr(self, each.name) for each in fields(self) if each.init},)
 
     def _set(self, name: str, value: object) -> None:
         object.__setattr__(self, name, value)
@@ -183,6 +201,11 @@ class ConvolutionProblem:
         return self.filters * prod(self.output)
 
     @property
+    def w_sample(self) -> int:
+        """Elements of one filter."""
+        return self.channels // self.groups * prod(self.kernel)
+
+    @property
     def x_shape(self) -> tuple[int, ...]:
         """Shape of x in the memory order of the layout."""
         return self.layout.arrange(self.batch, self.channels, self.spatial)
@@ -218,8 +241,22 @@ class ConvolutionProblem:
         return self.batch * self.y_sample * self.channels // self.groups * prod(self.kernel)
 
     def with_batch(self, batch: int) -> "ConvolutionProblem":
-        """Return the same problem at another (micro-)batch size."""
+        """Return the same problem at another mini-batch size."""
         return replace(self, batch=batch)
+
+    def part(self, size: int) -> "ConvolutionProblem":
+        """Return the problem of a micro-batch, anywhere at a multiple of the largest power of two in its size.
+
+        A sample need not be a multiple of 16 bytes, so a micro-batch may be less aligned than the mini-batch.
+        """
+        if size == self.batch:
+            return self
+        return replace(self, batch=size, alignment=gcd(self.alignment, *(size * step for step in self.steps)))
+
+    @property
+    def steps(self) -> tuple[int, int]:
+        """Bytes from one sample to the next, of x and of y."""
+        return self.x_batch_stride * self.dtype.itemsize, self.y_batch_stride * self.dtype.itemsize
 
     def with_operation(self, operation: Operation) -> "ConvolutionProblem":
         """Return another operation on the same tensors."""
@@ -239,3 +276,7 @@ class ConvolutionProblem:
         if self.groups != 1:
             text += f" groups {self.groups}"
         return f"{text} {self.dtype.value} {self.layout.value}"
+
+
+def _restored(values: dict[str, Any]) -> ConvolutionProblem:
+    return ConvolutionProblem(**values)

@@ -157,7 +157,7 @@ def _encode_problem(problem: ConvolutionProblem) -> dict[str, Any]:
     values = {}
     for field in fields(ConvolutionProblem):
         value = getattr(problem, field.name)
-        if field.name != "batch" and (field.default is MISSING or value != getattr(plain, field.name)):
+        if field.init and field.name != "batch" and (field.default is MISSING or value != getattr(plain, field.name)):
             values[field.name] = value.value if isinstance(value, Enum) else value
     return values
 

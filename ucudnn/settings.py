@@ -63,9 +63,9 @@ def _parse_devices(value: str | tuple[int, ...], name: str) -> tuple[int, ...] |
 
 def _parse_backend(value: str, name: str) -> str:
     kind, colon, target = value.strip().partition(":")
-    if (kind in ("auto", "cpu", "cudnn") and not colon) or (kind == "replay" and target):
+    if (kind in ("auto", "cpu", "cudnn") and not colon) or (kind in ("replay", "cudnn") and target):
         return value.strip()
-    raise SettingsError(f"{name}={value!r} is not known: give auto, cpu, cudnn or replay:NAME-or-path")
+    raise SettingsError(f"{name}={value!r} is not known: give auto, cpu, cudnn[:CANDIDATES] or replay:NAME-or-path")
 
 
 def _parse_policy(value: str | BatchSizePolicy, name: str) -> BatchSizePolicy:
@@ -76,9 +76,9 @@ def _parse_solver(value: str | SolverName, name: str) -> SolverName:
     return parse_choice(SolverName, value, name)
 
 
-def _parse_database(value: str, name: str) -> str:
+def _parse_path(value: str, name: str) -> str:
     if not value.strip():
-        raise SettingsError(f"{name}={value!r} is empty: give the path of a database file")
+        raise SettingsError(f"{name}={value!r} is empty: give the path of a file")
     return value
 
 
@@ -92,8 +92,9 @@ class Settings:
         total_workspace_bytes: WD's total for all kernels; None means WR (UCUDNN_TOTAL_WORKSPACE_SIZE).
         benchmark_devices: GPUs that share the benchmarks; None means all of them (UCUDNN_BENCHMARK_DEVICES).
         database: file that keeps measurements, or None (UCUDNN_DATABASE).
-        backend: 'auto', 'cpu', 'cudnn' or 'replay:NAME-or-path' (UCUDNN_BACKEND).
+        backend: 'auto', 'cpu', 'cudnn', 'cudnn:CANDIDATES' or 'replay:NAME-or-path' (UCUDNN_BACKEND).
         solver: solver of WD's integer program (UCUDNN_SOLVER).
+        cudnn_library: libcudnn to load; None looks for it (UCUDNN_CUDNN_LIBRARY).
     """
 
     policy: BatchSizePolicy = BatchSizePolicy.POWER_OF_TWO
@@ -103,6 +104,7 @@ class Settings:
     database: str | None = None
     backend: str = "auto"
     solver: SolverName = SolverName.AUTO
+    cudnn_library: str | None = None
 
     @classmethod
     def load(cls, environment: Mapping[str, str] | None = None, **arguments: Any) -> "Settings":
@@ -133,9 +135,10 @@ _FIELDS: dict[str, tuple[str, Callable[[Any, str], Any]]] = {
     "workspace_limit_bytes": ("UCUDNN_DEFAULT_WORKSPACE_LIMIT", _parse_size),
     "total_workspace_bytes": ("UCUDNN_TOTAL_WORKSPACE_SIZE", _parse_size),
     "benchmark_devices": ("UCUDNN_BENCHMARK_DEVICES", _parse_devices),
-    "database": ("UCUDNN_DATABASE", _parse_database),
+    "database": ("UCUDNN_DATABASE", _parse_path),
     "backend": ("UCUDNN_BACKEND", _parse_backend),
     "solver": ("UCUDNN_SOLVER", _parse_solver),
+    "cudnn_library": ("UCUDNN_CUDNN_LIBRARY", _parse_path),
 }
 
 VARIABLES: dict[str, str] = {field: variable for field, (variable, _) in _FIELDS.items()}

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import replace
 from math import prod
-from typing import Any, Protocol
+from typing import Any, Protocol, TypedDict, Unpack, final
 
 from ucudnn.errors import InvalidProblemError
 from ucudnn.problem import ConvolutionProblem, DataType, Layout, MathMode, Operation
@@ -24,6 +24,18 @@ class ArrayLike(Protocol):
     @property
     def dtype(self) -> Any:
         """Type of the elements; its text names it."""
+
+
+class Parameters(TypedDict, total=False):
+    """Keyword arguments of a convolution, as `problem_of` takes them."""
+
+    padding: int | Sequence[int]
+    stride: int | Sequence[int]
+    dilation: int | Sequence[int]
+    groups: int
+    layout: str | Layout | None
+    math: str | MathMode
+    deterministic: bool
 
 
 def problem_of(
@@ -125,3 +137,45 @@ def _batch_stride(name: str, array: ArrayLike) -> int:
     if stride % itemsize or stride < dense[0] or (name == "w" and stride != dense[0]):
         raise InvalidProblemError(f"{name} has a stride of {stride} bytes between samples of {dense[0]} bytes")
     return int(stride // itemsize)
+
+
+@final
+class ProblemCache:
+    """Remembers which problems arrays posed, so that a call that recurs costs one look-up."""
+
+    _MOST = 4096
+
+    def __init__(self) -> None:
+        self._problems: dict[tuple[object, ...], ConvolutionProblem] = {}
+
+    def problem_of(
+        self, operation: Operation, x: ArrayLike, w: ArrayLike, y: ArrayLike, **parameters: Unpack[Parameters]
+    ) -> ConvolutionProblem:
+        """Return the problem that three arrays and their parameters pose, as the function `problem_of`.
+
+        Raises:
+            InvalidProblemError: if the arrays do not fit together.
+            SettingsError: if layout or math is not known.
+        """
+        key = (
+            operation,
+            x.shape,
+            w.shape,
+            y.shape,
+            x.strides,
+            w.strides,
+            y.strides,
+            x.dtype,
+            w.dtype,
+            y.dtype,
+            *parameters.items(),
+        )
+        try:
+            known = self._problems.get(key)
+        except TypeError:  # a list among the parameters has no hash
+            return problem_of(operation, x, w, y, **parameters)
+        if known is None:
+            if len(self._problems) >= self._MOST:
+                self._problems.clear()
+            known = self._problems[key] = problem_of(operation, x, w, y, **parameters)
+        return known

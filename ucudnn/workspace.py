@@ -19,31 +19,51 @@ class Workspace(ABC, Generic[Key]):
         """Bytes that are held now."""
 
     @abstractmethod
-    def buffer(self, key: Key, size_bytes: int) -> Buffer:
-        """Return the workspace of a kernel, of at least so many bytes."""
+    def grows(self, queue: int, size_bytes: int) -> bool:
+        """Whether asking for so many bytes on a queue takes the place of what was given there before."""
+
+    @abstractmethod
+    def buffer(self, key: Key, queue: int, size_bytes: int) -> Buffer:
+        """Return the workspace of a kernel on a queue, of at least so many bytes.
+
+        Raises:
+            MemoryError: if there is not that much left.
+        """
 
 
 @final
 class SharedWorkspace(Workspace[Key]):
-    """One buffer for kernels that run one after another; it grows to the largest need and stays."""
+    """One buffer for the kernels of a queue, which run one after another; it grows to the largest need and stays.
+
+    Queues (CUDA streams) run beside each other, so each has a buffer of its own.
+    """
 
     def __init__(self, backend: ComputeBackend) -> None:
         self._backend = backend
-        self._size = 0
-        self._buffer = backend.allocate(0)
+        self._sizes: dict[int, int] = {}
+        self._buffers: dict[int, Buffer] = {}
 
     @property
     def size_bytes(self) -> int:
-        """Bytes that are held now: the largest need so far."""
-        return self._size
+        """Bytes that are held now: the largest need so far, of each queue."""
+        return sum(self._sizes.values())
 
-    def buffer(self, key: Key, size_bytes: int) -> Buffer:
-        """Return the one buffer, grown first where it is too small."""
-        if size_bytes > self._size:
-            self._buffer = None  # the old one goes first, so that both are never held at once
-            self._buffer = self._backend.allocate(size_bytes)
-            self._size = size_bytes
-        return self._buffer
+    def grows(self, queue: int, size_bytes: int) -> bool:
+        """Whether the queue's buffer is smaller."""
+        return queue in self._sizes and size_bytes > self._sizes[queue]
+
+    def buffer(self, key: Key, queue: int, size_bytes: int) -> Buffer:
+        """Return the one buffer of the queue, grown first where it is too small.
+
+        Raises:
+            MemoryError: if there is not that much left.
+        """
+        if size_bytes > self._sizes.get(queue, -1):
+            self._buffers.pop(queue, None)  # the old one goes first, so that both are never held at once
+            self._sizes.pop(queue, None)
+            self._buffers[queue] = self._backend.allocate(size_bytes)
+            self._sizes[queue] = size_bytes
+        return self._buffers[queue]
 
 
 @final
@@ -53,6 +73,9 @@ class DividedWorkspace(Workspace[Key]):
     Args:
         backend: allocates the arena.
         needs: bytes of each kernel.
+
+    Raises:
+        MemoryError: if there is not that much left.
     """
 
     def __init__(self, backend: ComputeBackend, needs: Mapping[Key, int]) -> None:
@@ -69,6 +92,10 @@ class DividedWorkspace(Workspace[Key]):
         """Bytes of the arena."""
         return self._size
 
-    def buffer(self, key: Key, size_bytes: int) -> Buffer:
-        """Return the kernel's own segment."""
+    def grows(self, queue: int, size_bytes: int) -> bool:
+        """Never: what a kernel gets was decided."""
+        return False
+
+    def buffer(self, key: Key, queue: int, size_bytes: int) -> Buffer:
+        """Return the kernel's own segment, the same on every queue."""
         return self._segments[key]

@@ -3,7 +3,8 @@ from dataclasses import replace
 import pytest
 
 from ucudnn.backends.base import Effort
-from ucudnn.backends.replay import Candidates, ReplayBackend
+from ucudnn.backends.candidates import Candidates
+from ucudnn.backends.replay import ReplayBackend
 from ucudnn.errors import NotRecordedError
 from ucudnn.networks import load_network
 from ucudnn.problem import MathMode, Operation

@@ -1,38 +1,70 @@
 """Backends by name, each imported when it is first asked for."""
 
-from importlib import import_module
+import logging
+from importlib.util import find_spec
 
 from ucudnn.backends.base import Backend
-from ucudnn.backends.replay import Candidates, ReplayBackend
+from ucudnn.backends.candidates import Candidates
+from ucudnn.backends.replay import ReplayBackend
 from ucudnn.errors import BackendUnavailableError
 from ucudnn.profile import load_profile
 
-BACKENDS: dict[str, str] = {"cpu": "ucudnn.backends.cpu.backend:CpuBackend"}
-"""Backends that compute, as 'module:Class'."""
+COMPUTING = ("cpu", "cudnn")
+"""Names of the backends that compute."""
+
+_LOG = logging.getLogger(__name__)
 
 
-def open_backend(name: str, *, candidates: Candidates = Candidates.GRAPH, network: str | None = None) -> Backend:
+def open_backend(
+    name: str,
+    *,
+    candidates: Candidates = Candidates.GRAPH,
+    network: str | None = None,
+    cudnn_library: str | None = None,
+) -> Backend:
     """Return a backend by the name that UCUDNN_BACKEND takes.
 
     Args:
-        name: 'auto' for the fastest there is, 'cpu', 'cudnn', or 'replay:NAME-or-path' for a recorded profile.
-        candidates: which recorded algorithms replay offers.
+        name: 'auto' for the fastest there is, 'cpu', 'cudnn', 'cudnn:CANDIDATES' (such as cudnn:legacy), or
+            'replay:NAME-or-path' for a recorded profile.
+        candidates: which of cuDNN's algorithms are offered, live or recorded, where the name does not say it.
         network: the recording that replay prefers where several hold the same shape.
+        cudnn_library: libcudnn to load; None looks for it.
 
     Raises:
         BackendUnavailableError: if the backend is not known or not part of this installation.
         ProfileError: if the profile cannot be read.
+        CudnnError: if cuDNN cannot be initialized.
     """
-    kind, _, target = name.partition(":")
+    kind, colon, target = name.partition(":")
     if kind == "replay" and target:
         return ReplayBackend(load_profile(target), candidates=candidates, network=network)
-    kind = "cpu" if kind == "auto" else kind
-    if kind not in BACKENDS:
-        raise BackendUnavailableError(
-            f"backend {name!r} is not part of this version: give auto, {', '.join(BACKENDS)} or replay:NAME-or-path"
-        )
-    module, _, class_name = BACKENDS[kind].partition(":")
-    backend = getattr(import_module(module), class_name)()
-    if not isinstance(backend, Backend):
-        raise TypeError(f"{BACKENDS[kind]} is no Backend")
-    return backend
+    if name == "auto":
+        return _open_fastest(candidates, cudnn_library)
+    if kind == "cudnn" and bool(colon) == bool(target):
+        known = {each.value: each for each in Candidates}
+        if target and target not in known:
+            raise BackendUnavailableError(f"backend {name!r}: cudnn has candidates {', '.join(known)}")
+        return _open_cudnn(known[target] if target else candidates, cudnn_library)
+    if name == "cpu":
+        from ucudnn.backends.cpu.backend import CpuBackend
+
+        return CpuBackend()
+    raise BackendUnavailableError(
+        f"backend {name!r} is not known: give auto, {', '.join(COMPUTING)}, cudnn:CANDIDATES or replay:NAME-or-path"
+    )
+
+
+def _open_fastest(candidates: Candidates, cudnn_library: str | None) -> Backend:
+    if find_spec("cupy") is not None:
+        try:
+            return _open_cudnn(candidates, cudnn_library)
+        except BackendUnavailableError as error:
+            _LOG.warning("computing on the CPU: %s", error)
+    return open_backend("cpu")
+
+
+def _open_cudnn(candidates: Candidates, cudnn_library: str | None) -> Backend:
+    from ucudnn.backends.cudnn.backend import CudnnBackend
+
+    return CudnnBackend(candidates=candidates, library_path=cudnn_library)

@@ -12,7 +12,7 @@ from enum import Enum
 from statistics import median
 from typing import Any
 
-from ucudnn.problem import ConvolutionProblem
+from ucudnn.problem import MOST_ALIGNMENT, ConvolutionProblem
 
 Tensor = Any
 """Whatever a backend computes on: NumPy arrays for the CPU, device arrays or addresses for cuDNN."""
@@ -151,7 +151,11 @@ class ComputeBackend(Backend):
 
     @abstractmethod
     def allocate(self, size_bytes: int) -> Buffer:
-        """Return a workspace of at least so many bytes."""
+        """Return a workspace of at least so many bytes.
+
+        Raises:
+            MemoryError: if there is not that much left.
+        """
 
     @abstractmethod
     def operands(self, problem: ConvolutionProblem) -> tuple[Tensor, Tensor, Tensor]:
@@ -160,6 +164,27 @@ class ComputeBackend(Backend):
     @abstractmethod
     def elapsed_ms(self, run: Callable[[], None]) -> float:
         """Return the milliseconds that a call takes until all it launched is done, on the backend's own clock."""
+
+    def bind(self, x: Tensor, w: Tensor, y: Tensor) -> tuple[Tensor, Tensor, Tensor, int]:
+        """Return the tensors as prepared calls take them, and the alignment in bytes that their addresses share.
+
+        Backends that do not care for alignment return the tensors as they are, and 16.
+
+        Raises:
+            InvalidProblemError: if a tensor is not where the backend computes.
+        """
+        return x, w, y, MOST_ALIGNMENT
+
+    def queue(self) -> int:
+        """Return the identity of the queue that calls go to now; calls of one queue run one after another."""
+        return 0
+
+    def capturing(self) -> bool:
+        """Whether calls are recorded now, to be run later any number of times (CUDA graphs)."""
+        return False
+
+    def follow(self, queue: int) -> None:
+        """Let what is launched from now on wait for what another queue holds so far; the caller does not wait."""
 
     @abstractmethod
     def segment(self, buffer: Buffer, offset_bytes: int, size_bytes: int) -> Buffer:

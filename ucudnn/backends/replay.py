@@ -3,31 +3,13 @@
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
-from enum import Enum
 from typing import final
 
 from ucudnn.backends.base import Algorithm, Backend, Bench, Effort, Measurement, MeasurementStatus
+from ucudnn.backends.candidates import Candidates
 from ucudnn.errors import NotRecordedError
-from ucudnn.problem import ConvolutionProblem, MathMode
+from ucudnn.problem import MOST_ALIGNMENT, ConvolutionProblem, MathMode
 from ucudnn.profile import Profile, Record, Recording
-
-
-class Candidates(Enum):
-    """Which recorded algorithms are candidates.
-
-    GRAPH: engine configurations of cuDNN's graph API; LEGACY: algorithms of `cudnnConvolution*`; LEGACY_FMA:
-    the same without TF32; EVERY: all that the problem's math mode allows.
-    """
-
-    GRAPH = "graph"
-    LEGACY = "legacy"
-    LEGACY_FMA = "legacy-fma"
-    EVERY = "every"
-
-    @property
-    def api(self) -> str | None:
-        """The cuDNN API that candidates must come from, or None for any."""
-        return None if self is Candidates.EVERY else self.value.removesuffix("-fma")
 
 
 @final
@@ -97,7 +79,7 @@ class ReplayBackend(Backend):
 
     def _search(self, problem: ConvolutionProblem) -> tuple[Record, ...]:
         fma_only = problem.math is MathMode.FMA or self._candidates is Candidates.LEGACY_FMA
-        plain = replace(problem, deterministic=False, math=MathMode.TF32)
+        plain = replace(problem, deterministic=False, math=MathMode.TF32, alignment=MOST_ALIGNMENT)
         recording = self._recording_of(plain)
         tf32 = recording[plain]
         if fma_only:
@@ -149,5 +131,5 @@ class _ReplayBench(Bench):
         self._problem = problem
 
     def measure(self, size: int, algorithm: Algorithm, effort: Effort) -> Measurement:
-        time_ms = self._backend.time_ms(self._problem.with_batch(size), algorithm.name)
+        time_ms = self._backend.time_ms(self._problem.part(size), algorithm.name)
         return Measurement(status=MeasurementStatus.MEASURED, samples_ms=(time_ms,))

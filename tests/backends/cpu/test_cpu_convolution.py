@@ -1,5 +1,7 @@
 """Every algorithm against the reference, in poisoned memory with guard bytes."""
 
+import dataclasses
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -59,9 +61,8 @@ def problems(draw, algorithm):
         **geometry,
     )
     gaps = st.integers(0, 5)
-    return ConvolutionProblem(
-        **{name: getattr(problem, name) for name in problem.__slots__}
-        | {"x_batch_stride": problem.x_sample + draw(gaps), "y_batch_stride": problem.y_sample + draw(gaps)}
+    return dataclasses.replace(
+        problem, x_batch_stride=problem.x_sample + draw(gaps), y_batch_stride=problem.y_sample + draw(gaps)
     )
 
 

@@ -41,7 +41,7 @@ class CpuBench(Bench):
             return _failed(f"a micro-batch of {size} does not fit into the mini-batch of {self._problem.batch}")
         beta = 1.0 if self._problem.operation is Operation.BACKWARD_FILTER else 0.0
         try:
-            call = self._prepare(self._problem.with_batch(size), algorithm.name)
+            call = self._prepare(self._problem.part(size), algorithm.name)
             workspace = self._allocate(algorithm.workspace_bytes)
 
             def launch(start: int) -> None:

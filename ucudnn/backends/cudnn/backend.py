@@ -1,0 +1,212 @@
+"""The cuDNN backend: lists, measures and runs cuDNN's algorithms on the current GPU."""
+
+import logging
+import platform
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any, final
+from weakref import finalize
+
+from ucudnn.backends.base import Algorithm, Bench, ComputeBackend
+from ucudnn.backends.candidates import Candidates
+from ucudnn.backends.cudnn.bench import CudnnBench, random_operands
+from ucudnn.backends.cudnn.device import Device, DeviceBuffer, address_of
+from ucudnn.backends.cudnn.graph import graph_algorithms
+from ucudnn.backends.cudnn.graph_call import GraphCall
+from ucudnn.backends.cudnn.legacy import LegacyCall, legacy_algorithms
+from ucudnn.backends.cudnn.library import Library
+from ucudnn.errors import BackendError, InvalidProblemError, UnsupportedProblemError
+from ucudnn.problem import MOST_ALIGNMENT, ConvolutionProblem, MathMode, Operation
+
+_LOG = logging.getLogger(__name__)
+
+Scalings = Iterable[tuple[float, float]]
+"""Pairs of alpha and beta."""
+
+
+@final
+class CudnnBackend(ComputeBackend):
+    """cuDNN on the GPU that is CuPy's current one when this is made.
+
+    Calls are queued on CuPy's current stream, or on the one that `set_stream` names. Tensors are CuPy arrays,
+    device addresses as ints, or anything with `data_ptr` or `__cuda_array_interface__`.
+
+    Args:
+        candidates: which of cuDNN's algorithms to offer. GRAPH, the default, falls back on legacy ones for a problem
+            that no engine of the graph API computes.
+        library_path: libcudnn to load; None looks for it.
+
+    Attributes:
+        cudnn_handle: address of the cudnnHandle_t, for functions of cuDNN outside this backend.
+        library: cuDNN.
+
+    Raises:
+        BackendUnavailableError: if CuPy, cuDNN or a GPU is missing.
+        CudnnError: if cuDNN cannot be initialized.
+    """
+
+    def __init__(self, *, candidates: Candidates = Candidates.GRAPH, library_path: str | None = None) -> None:
+        self._candidates = candidates
+        self._device = Device()
+        self.library = Library(library_path)
+        self.cudnn_handle: int = self.library.call("cudnnCreate")
+        self._close = finalize(self, _destroy, self.library, self.cudnn_handle)
+        self._close.atexit = False  # cuDNN may be gone by then
+        self._set_stream = self.library.function("cudnnSetStream")
+        self._stream = 0
+        self._pinned: int | None = None
+        self._algorithms: dict[ConvolutionProblem, tuple[Algorithm, ...]] = {}
+
+    @property
+    def name(self) -> str:
+        """'cudnn', or 'cudnn:legacy' and so on where the candidates are not those of the graph API."""
+        return "cudnn" if self._candidates is Candidates.GRAPH else f"cudnn:{self._candidates.value}"
+
+    def conditions(self) -> Mapping[str, str]:
+        """Return the GPU and the versions of driver, CUDA, cuDNN, CuPy and Python."""
+        return {
+            **self._device.conditions(),
+            "cudnn": self.library.version_text,
+            "python": platform.python_version(),
+        }
+
+    def algorithms(self, problem: ConvolutionProblem) -> tuple[Algorithm, ...]:
+        """Return the candidates that can compute a problem, with their workspaces; nothing is built for it.
+
+        Raises:
+            UnsupportedProblemError: if there is none.
+        """
+        problem = self._as_asked(problem)
+        if problem not in self._algorithms:
+            self._algorithms[problem] = self._list(problem)
+        return self._algorithms[problem]
+
+    @contextmanager
+    def bench(self, problem: ConvolutionProblem) -> Iterator[Bench]:
+        """Return a context with random operands on the GPU, whose memory it gives back at its end.
+
+        Raises:
+            BackendError: while a CUDA graph is being captured.
+        """
+        if self.capturing():
+            raise BackendError(
+                f"nothing can be measured while a CUDA graph is captured: plan {problem} before, by one call or by"
+                " get_algorithm and optimize"
+            )
+        problem = self._as_asked(problem)
+        self.queue()
+        with self._device.scratch() as allocate:
+            yield CudnnBench(problem, self._device, allocate, self._prepare_for_bench)
+
+    def prepare(self, problem: ConvolutionProblem, algorithm: str) -> GraphCall | LegacyCall:
+        """Make an algorithm ready with alpha = 1, and beta = 0 and 1 as plans need them.
+
+        Raises:
+            UnsupportedProblemError: if there is no such algorithm.
+            CudnnError: if cuDNN cannot build its plan.
+        """
+        accumulates = problem.operation is Operation.BACKWARD_FILTER
+        return self._prepare(problem, algorithm, ((1.0, 0.0), (1.0, 1.0)) if accumulates else ((1.0, 0.0),))
+
+    def allocate(self, size_bytes: int) -> DeviceBuffer:
+        """Return a workspace from CuPy's current allocator.
+
+        Raises:
+            MemoryError: if the GPU has not that much left.
+        """
+        return self._device.allocate(size_bytes)
+
+    def segment(self, buffer: DeviceBuffer, offset_bytes: int, size_bytes: int) -> DeviceBuffer:
+        """Return a part of a workspace.
+
+        Raises:
+            BackendError: if the part is not inside the workspace.
+        """
+        if not 0 <= offset_bytes <= offset_bytes + size_bytes <= buffer.size_bytes:
+            raise BackendError(
+                f"bytes {offset_bytes} to {offset_bytes + size_bytes} are not inside a workspace of {buffer.size_bytes}"
+            )
+        return buffer.part(offset_bytes, size_bytes)
+
+    def operands(self, problem: ConvolutionProblem) -> tuple[DeviceBuffer, DeviceBuffer, DeviceBuffer]:
+        """Return x, w and y with values in [-0.5, 0.5), the same in every run, with the batch strides of the problem.
+
+        Raises:
+            MemoryError: if the GPU has not that much left.
+        """
+        return random_operands(problem, self._device, self._device.allocate)
+
+    def bind(self, x: Any, w: Any, y: Any) -> tuple[int, int, int, int]:
+        """Return the addresses of x, w and y, and the alignment that they have in common, 16 at most.
+
+        Raises:
+            InvalidProblemError: if one of them is not on a GPU.
+        """
+        if type(x) is not int:
+            try:
+                x, w, y = x.data.ptr, w.data.ptr, y.data.ptr  # CuPy arrays, the quickest way
+            except AttributeError:
+                x, w, y = address_of(x), address_of(w), address_of(y)
+        low = (x | w | y) & (MOST_ALIGNMENT - 1)
+        return x, w, y, (low & -low) if low else MOST_ALIGNMENT
+
+    def elapsed_ms(self, run: Callable[[], None]) -> float:
+        """Return the GPU's milliseconds from the begin of a call to the end of what it queued."""
+        self.queue()
+        return self._device.elapsed_ms(run)
+
+    def queue(self) -> int:
+        """Point cuDNN to the current stream and return its address."""
+        stream = self._device.stream() if self._pinned is None else self._pinned
+        if stream != self._stream:
+            self.library.check(self._set_stream(self.cudnn_handle, stream), "cudnnSetStream")
+            self._stream = stream
+        return stream
+
+    def capturing(self) -> bool:
+        """Whether a CUDA graph is being captured on the current stream."""
+        return self._device.capturing(self._stream)
+
+    def follow(self, queue: int) -> None:
+        """Make the current stream wait for what was queued on another; in a capture, order is the caller's."""
+        if not self.capturing():
+            self._device.follow(self._stream, queue)
+
+    def set_stream(self, stream: int | None) -> None:
+        """Queue all calls on one stream from now on, whatever CuPy's current one; None takes that back."""
+        self._pinned = stream
+        self.queue()
+
+    def _as_asked(self, problem: ConvolutionProblem) -> ConvolutionProblem:
+        """Return the problem without TF32 where the candidates are those of `legacy-fma`."""
+        return replace(problem, math=MathMode.FMA) if self._candidates is Candidates.LEGACY_FMA else problem
+
+    def _list(self, problem: ConvolutionProblem) -> tuple[Algorithm, ...]:
+        api = self._candidates.api
+        found: list[Algorithm] = []
+        if api in (None, "graph"):
+            found += graph_algorithms(self.library, self.cudnn_handle, problem)
+        if api in (None, "legacy") or not found:
+            found += legacy_algorithms(self.library, self.cudnn_handle, problem)
+        if not found:
+            raise UnsupportedProblemError(f"cuDNN {self.library.version_text} has no algorithm for {problem}")
+        return tuple(found)
+
+    def _prepare_for_bench(self, problem: ConvolutionProblem, algorithm: str) -> GraphCall | LegacyCall:
+        beta = 1.0 if problem.operation is Operation.BACKWARD_FILTER else 0.0
+        return self._prepare(problem, algorithm, ((1.0, beta),))
+
+    def _prepare(self, problem: ConvolutionProblem, algorithm: str, scalings: Scalings) -> GraphCall | LegacyCall:
+        problem = self._as_asked(problem)
+        if problem.alignment < problem.dtype.itemsize:
+            raise InvalidProblemError(
+                f"tensors aligned to {problem.alignment} bytes cannot hold {problem.dtype.value}: {problem}"
+            )
+        if algorithm.startswith("eng"):
+            return GraphCall(self.library, self.cudnn_handle, problem, algorithm, scalings)
+        return LegacyCall(self.library, self.cudnn_handle, problem, algorithm)
+
+
+def _destroy(library: Library, handle: int) -> None:
+    library.function("cudnnDestroy")(handle)

@@ -1,0 +1,106 @@
+"""The functions of libcudnn that are used, one letter an argument.
+
+p is an address (of a descriptor, of device memory, of a host scalar or array), i an int or enumeration, l an int64, u
+an unsigned int64, z a size_t, f a float, d a double; a capital is an output of that type, which the caller does not
+pass. All return a status.
+"""
+
+_TEXT = """
+cudnnCreate P
+cudnnDestroy p
+cudnnSetStream pp
+cudnnGetStream pP
+cudnnQueryRuntimeError pIip
+cudnnBackendCreateDescriptor iP
+cudnnBackendDestroyDescriptor p
+cudnnBackendFinalize p
+cudnnBackendSetAttribute piilp
+cudnnBackendGetAttribute piilLp
+cudnnBackendExecute ppp
+cudnnCreateTensorDescriptor P
+cudnnDestroyTensorDescriptor p
+cudnnSetTensor4dDescriptor piiiiii
+cudnnSetTensor4dDescriptorEx piiiiiiiii
+cudnnGetTensor4dDescriptor pIIIIIIIII
+cudnnSetTensorNdDescriptor piipp
+cudnnGetTensorNdDescriptor piIIpp
+cudnnAddTensor ppppppp
+cudnnSetTensor pppp
+cudnnScaleTensor pppp
+cudnnCreateFilterDescriptor P
+cudnnDestroyFilterDescriptor p
+cudnnSetFilter4dDescriptor piiiiii
+cudnnSetFilterNdDescriptor piiip
+cudnnGetFilterNdDescriptor piIIIp
+cudnnCreateConvolutionDescriptor P
+cudnnDestroyConvolutionDescriptor p
+cudnnSetConvolutionMathType pi
+cudnnGetConvolutionMathType pI
+cudnnSetConvolutionGroupCount pi
+cudnnGetConvolutionGroupCount pI
+cudnnSetConvolution2dDescriptor piiiiiiii
+cudnnSetConvolutionNdDescriptor pipppii
+cudnnGetConvolutionNdDescriptor piIpppII
+cudnnGetConvolutionForwardWorkspaceSize pppppiZ
+cudnnGetConvolutionBackwardDataWorkspaceSize pppppiZ
+cudnnGetConvolutionBackwardFilterWorkspaceSize pppppiZ
+cudnnConvolutionForward pppppppipzppp
+cudnnConvolutionBackwardData pppppppipzppp
+cudnnConvolutionBackwardFilter pppppppipzppp
+cudnnConvolutionBackwardBias ppppppp
+cudnnFindConvolutionForwardAlgorithm pppppiIp
+cudnnFindConvolutionForwardAlgorithmEx ppppppppiIppz
+cudnnGetConvolutionForwardAlgorithm_v7 pppppiIp
+cudnnFindConvolutionBackwardDataAlgorithm pppppiIp
+cudnnFindConvolutionBackwardDataAlgorithmEx ppppppppiIppz
+cudnnGetConvolutionBackwardDataAlgorithm_v7 pppppiIp
+cudnnFindConvolutionBackwardFilterAlgorithm pppppiIp
+cudnnFindConvolutionBackwardFilterAlgorithmEx ppppppppiIppz
+cudnnGetConvolutionBackwardFilterAlgorithm_v7 pppppiIp
+cudnnCreateOpTensorDescriptor P
+cudnnSetOpTensorDescriptor piii
+cudnnGetOpTensorDescriptor pIII
+cudnnDestroyOpTensorDescriptor p
+cudnnOpTensor ppppppppppp
+cudnnCreateReduceTensorDescriptor P
+cudnnSetReduceTensorDescriptor piiiii
+cudnnGetReduceTensorDescriptor pIIIII
+cudnnDestroyReduceTensorDescriptor p
+cudnnGetReductionIndicesSize ppppZ
+cudnnGetReductionWorkspaceSize ppppZ
+cudnnReduceTensor pppzpzpppppp
+cudnnCreatePoolingDescriptor P
+cudnnSetPooling2dDescriptor piiiiiiii
+cudnnSetPoolingNdDescriptor piiippp
+cudnnDestroyPoolingDescriptor p
+cudnnPoolingForward pppppppp
+cudnnPoolingBackward pppppppppppp
+cudnnDeriveBNTensorDescriptor ppi
+cudnnBatchNormalizationForwardTraining pipppppppppdppdpp
+cudnnBatchNormalizationForwardInference pipppppppppppd
+cudnnBatchNormalizationBackward pippppppppppppppdpp
+cudnnBatchNormalizationForwardTrainingEx piippppppppppp dppdppp pzpz
+cudnnGetBatchNormalizationForwardTrainingExWorkspaceSize piipppppZ
+cudnnBatchNormalizationBackwardEx piipppp pppppppppp ppppp d ppp pzpz
+cudnnGetBatchNormalizationBackwardExWorkspaceSize piipppppppZ
+cudnnGetBatchNormalizationTrainingExReserveSpaceSize piippZ
+cudnnCreateActivationDescriptor P
+cudnnSetActivationDescriptor piid
+cudnnDestroyActivationDescriptor p
+cudnnSoftmaxForward piipppppp
+cudnnSoftmaxBackward piipppppppp
+cudnnActivationForward pppppppp
+cudnnActivationBackward pppppppppppp
+cudnnCreateDropoutDescriptor P
+cudnnDestroyDropoutDescriptor p
+cudnnDropoutGetStatesSize pZ
+cudnnSetDropoutDescriptor ppfpzu
+cudnnDropoutGetReserveSpaceSize pZ
+cudnnDropoutForward pppppppz
+cudnnDropoutBackward pppppppz
+"""
+
+DECLARATIONS: dict[str, str] = {
+    name: letters.replace(" ", "") for name, _, letters in (line.partition(" ") for line in _TEXT.strip().splitlines())
+}
+"""The arguments of each function by its name."""

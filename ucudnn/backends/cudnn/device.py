@@ -1,0 +1,221 @@
+"""The GPU through CuPy: memory, streams, events and properties. The only module that imports CuPy."""
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, final
+
+import numpy as np
+
+from ucudnn.backends.cudnn.library import exchange_capture_mode
+from ucudnn.errors import BackendUnavailableError, InvalidProblemError
+from ucudnn.problem import DataType
+
+_RELAXED = 2  # cudaStreamCaptureModeRelaxed
+_BLOCK = 1 << 20  # random elements that are drawn; larger tensors repeat them
+
+
+def is_installed() -> bool:
+    """Whether there is a CuPy to ask for a GPU."""
+    return find_spec("cupy") is not None
+
+
+def cupy_module() -> Any:
+    """Return CuPy.
+
+    Raises:
+        BackendUnavailableError: if it is not installed.
+    """
+    try:
+        import cupy
+    except ImportError as error:
+        raise BackendUnavailableError(
+            f"CuPy cannot be imported ({error}): `pip install 'ucudnn[cuda13]'`, or cuda12, brings it and cuDNN"
+        ) from error
+    return cupy
+
+
+def current_stream() -> int:
+    """Return the address of this thread's current stream in CuPy; 0 is the null stream."""
+    address: int = cupy_module().cuda.get_current_stream().ptr
+    return address
+
+
+@final
+class DeviceBuffer:
+    """Bytes on a GPU, or a part of them.
+
+    Attributes:
+        address: of the first byte; 0 where there are none.
+        size_bytes: how many.
+    """
+
+    __slots__ = ("_owner", "address", "size_bytes")
+
+    def __init__(self, address: int, size_bytes: int, owner: object = None) -> None:
+        self.address = address
+        self.size_bytes = size_bytes
+        self._owner = owner
+
+    def part(self, offset_bytes: int, size_bytes: int) -> "DeviceBuffer":
+        """Return a part, which keeps the whole alive."""
+        return DeviceBuffer(self.address + offset_bytes, size_bytes, self)
+
+
+def address_of(tensor: Any) -> int:
+    """Return the address of a tensor: an int itself, a CuPy array, a PyTorch tensor, or what has its interface.
+
+    Raises:
+        InvalidProblemError: if it is none of these, such as a NumPy array.
+    """
+    if isinstance(tensor, int):
+        return tensor
+    if isinstance(tensor, DeviceBuffer):
+        return tensor.address
+    pointer = getattr(tensor, "data_ptr", None)
+    if pointer is not None:
+        return int(pointer())
+    try:
+        return int(tensor.__cuda_array_interface__["data"][0])
+    except AttributeError as error:
+        raise InvalidProblemError(
+            f"{type(tensor).__name__} is not on a GPU: give CuPy arrays, device addresses, or open the handle with"
+            " backend='cpu'"
+        ) from error
+
+
+@final
+class Device:
+    """The GPU that is CuPy's current one when this is made.
+
+    Raises:
+        BackendUnavailableError: if CuPy or a GPU is missing.
+    """
+
+    def __init__(self) -> None:
+        self._cupy = cupy_module()
+        runtime = self._cupy.cuda.runtime
+        try:
+            self.ordinal: int = runtime.getDevice()
+            properties = runtime.getDeviceProperties(self.ordinal)
+        except runtime.CUDARuntimeError as error:
+            raise BackendUnavailableError(f"there is no GPU that CuPy can use: {error}") from error
+        self.name: str = properties["name"].decode()
+        self.capability: str = f"{properties['major']}.{properties['minor']}"
+        self._pool = self._cupy.cuda.MemoryPool()
+        self._get_stream: Callable[[], Any] = self._cupy.cuda.get_current_stream
+        self._is_capturing: Callable[[int], bool] = runtime.streamIsCapturing
+
+    def conditions(self) -> Mapping[str, str]:
+        """Return the GPU's name and compute capability, and the versions of driver, CUDA and CuPy."""
+        runtime = self._cupy.cuda.runtime
+        return {
+            "device": self.name,
+            "capability": self.capability,
+            "driver": _driver_version(),
+            "cuda": _cuda_version(runtime.runtimeGetVersion()),
+            "cuda driver": _cuda_version(runtime.driverGetVersion()),
+            "cupy": str(self._cupy.__version__),
+        }
+
+    def stream(self) -> int:
+        """Return the address of this thread's current stream."""
+        address: int = self._get_stream().ptr
+        return address
+
+    def capturing(self, stream: int) -> bool:
+        """Whether a CUDA graph is being captured on a stream."""
+        # The null stream cannot be captured, and asking for it while another stream is would break that capture.
+        return stream > 2 and self._is_capturing(stream)
+
+    def allocate(self, size_bytes: int) -> DeviceBuffer:
+        """Return memory from CuPy's current allocator; contents are arbitrary.
+
+        Raises:
+            MemoryError: if the GPU has not that much left.
+        """
+        if not size_bytes:
+            return DeviceBuffer(0, 0)
+        if not self.capturing(self.stream()):
+            return self._buffer(self._cupy.cuda.alloc, size_bytes)
+        mode = exchange_capture_mode(_RELAXED)  # else a capture fails where the allocator asks CUDA for more
+        try:
+            return self._buffer(self._cupy.cuda.alloc, size_bytes)
+        finally:
+            exchange_capture_mode(mode)
+
+    @contextmanager
+    def scratch(self) -> Iterator[Callable[[int], DeviceBuffer]]:
+        """Return an allocator whose memory goes back to the GPU at the end of the block, for benchmarks."""
+
+        def allocate(size_bytes: int) -> DeviceBuffer:
+            return self._buffer(self._pool.malloc, size_bytes) if size_bytes else DeviceBuffer(0, 0)
+
+        try:
+            yield allocate
+        finally:
+            self._pool.free_all_blocks()
+
+    def release(self) -> None:
+        """Give back to the GPU what CuPy's pool and the benchmarks hold but do not use."""
+        self._cupy.get_default_memory_pool().free_all_blocks()
+        self._pool.free_all_blocks()
+
+    def fill(self, buffer: DeviceBuffer, dtype: DataType, seed: int) -> None:
+        """Fill memory with random numbers in [-0.5, 0.5), from the host, so that no compiler is needed."""
+        count = buffer.size_bytes // dtype.itemsize
+        block = random_block(dtype, min(count, _BLOCK), seed)
+        runtime = self._cupy.cuda.runtime
+        runtime.memcpy(buffer.address, block.ctypes.data, block.nbytes, runtime.memcpyHostToDevice)
+        done = block.nbytes
+        while done < buffer.size_bytes:
+            size = min(done, buffer.size_bytes - done)
+            runtime.memcpy(buffer.address + done, buffer.address, size, runtime.memcpyDeviceToDevice)
+            done += size
+
+    def synchronize(self) -> None:
+        """Wait for all that was queued on the current stream."""
+        self._get_stream().synchronize()
+
+    def follow(self, stream: int, other: int) -> None:
+        """Make a stream wait for what was queued on another so far; the host does not wait."""
+        event = self._cupy.cuda.Event(disable_timing=True)
+        self._cupy.cuda.runtime.eventRecord(event.ptr, other)
+        self._cupy.cuda.runtime.streamWaitEvent(stream, event.ptr)
+
+    def elapsed_ms(self, run: Callable[[], None]) -> float:
+        """Return the GPU's milliseconds between two events around a call, on the current stream."""
+        stream = self._get_stream()
+        begin, end = self._cupy.cuda.Event(), self._cupy.cuda.Event()
+        begin.record(stream)
+        run()
+        end.record(stream)
+        end.synchronize()
+        return float(self._cupy.cuda.get_elapsed_time(begin, end))
+
+    def _buffer(self, allocate: Callable[[int], Any], size_bytes: int) -> DeviceBuffer:
+        memory = allocate(size_bytes)
+        return DeviceBuffer(memory.ptr, size_bytes, memory)
+
+
+def random_block(dtype: DataType, count: int, seed: int) -> "np.ndarray[Any, Any]":
+    """Return random numbers in [-0.5, 0.5) as they lie in memory; bfloat16, which NumPy lacks, as its bits."""
+    block = np.random.default_rng(seed).random(count, dtype=np.float32) - np.float32(0.5)
+    if dtype is DataType.BFLOAT16:
+        return (block.view(np.uint32) >> 16).astype(np.uint16)
+    return block.astype(dtype.value)
+
+
+def _cuda_version(number: int) -> str:
+    return f"{number // 1000}.{number % 1000 // 10}"
+
+
+def _driver_version() -> str:
+    """Return the version of the kernel driver where Linux tells it."""
+    try:
+        text = Path("/proc/driver/nvidia/version").read_text(encoding="utf-8")
+    except OSError:
+        return "unknown"
+    words = text.split("\n", 1)[0].split()
+    return next((word for word in words if word[0].isdigit() and "." in word), "unknown")

@@ -1,0 +1,232 @@
+"""cuDNN's graph API: engine configurations of one convolution, their workspaces, notes and plans.
+
+Reached through the C backend API, where alpha and beta are attributes of the operation (cudnnBackendExecute).
+"""
+
+import logging
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import final
+
+from ucudnn.backends.base import Algorithm
+from ucudnn.backends.cudnn.codes import (
+    CROSS_CORRELATION,
+    DATA_TYPES,
+    Attribute,
+    HeuristicMode,
+    Kind,
+    NumericalNote,
+    Type,
+)
+from ucudnn.backends.cudnn.descriptor import Descriptor
+from ucudnn.backends.cudnn.library import Library
+from ucudnn.backends.cudnn.shapes import shapes_of
+from ucudnn.errors import CudnnError, UnsupportedProblemError
+from ucudnn.problem import ConvolutionProblem, DataType, MathMode, Operation
+
+X, W, Y = 1, 2, 3
+"""Identities of the tensors in operation graphs and variant packs."""
+
+WORKSPACE_UNIT = 16
+"""Workspaces are stated in multiples of so many bytes, the alignment that segments of an arena keep."""
+
+_LOG = logging.getLogger(__name__)
+_NAME = re.compile(r"eng(\d+)((?:_k\d+=-?\d+)*)")
+_MOST_NOTES = 32
+_MOST_KNOBS = 44  # CUDNN_KNOB_TYPE_COUNTS
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineConfiguration:
+    """An engine with its knobs, as heuristics offer it.
+
+    Attributes:
+        name: 'eng67_k2=19_k13=0': the engine's global index, and knob types with their choices, in order.
+        workspace_bytes: workspace, known without building a plan (CUDNN_ATTR_ENGINECFG_WORKSPACE_SIZE).
+        notes: what the engine does to numbers.
+    """
+
+    name: str
+    workspace_bytes: int
+    notes: frozenset[NumericalNote]
+
+    def allowed(self, problem: ConvolutionProblem) -> bool:
+        """Whether it computes as precisely and as repeatably as a problem wants.
+
+        Products of float32 on tensor cores are TF32's. Sums of less than float32 are nobody's wish.
+        """
+        notes = self.notes
+        if NumericalNote.REDUCED_PRECISION_REDUCTION in notes:
+            return False
+        if problem.deterministic and NumericalNote.NONDETERMINISTIC in notes:
+            return False
+        if problem.dtype is DataType.FLOAT32 and problem.math is MathMode.FMA:
+            return not notes & {NumericalNote.TENSOR_CORE, NumericalNote.DOWN_CONVERT_INPUTS}
+        return True
+
+
+@final
+class OperationGraph:
+    """One convolution as a graph of one operation.
+
+    Args:
+        library: cuDNN.
+        handle: address of the cudnnHandle_t.
+        problem: sizes, types, and the alignment that x and y keep.
+        alpha: factor of the convolution.
+        beta: factor of what the output holds.
+
+    Raises:
+        CudnnError: if cuDNN cannot describe the problem.
+    """
+
+    def __init__(
+        self, library: Library, handle: int, problem: ConvolutionProblem, *, alpha: float, beta: float
+    ) -> None:
+        self._library = library
+        self._handle = handle
+        self.problem = problem
+        self._graph = self._describe(alpha, beta)
+        self._knobs: list[Descriptor] = []
+
+    def configurations(self) -> list[EngineConfiguration]:
+        """Return what the heuristics offer, modes A, B and FALLBACK, each configuration once."""
+        # Unlike other attributes, knob choices do not tell their number beforehand.
+        self._knobs = [self._new(Kind.KNOB_CHOICE) for _ in range(_MOST_KNOBS)]
+        found: dict[str, EngineConfiguration] = {}
+        for mode in HeuristicMode:
+            for configuration in self._heuristics(mode):
+                try:
+                    described = self._read(configuration)
+                except CudnnError as error:
+                    _LOG.debug("an engine configuration of %s cannot be read: %s", self.problem, error)
+                    continue
+                found.setdefault(described.name, described)
+        return list(found.values())
+
+    def plan(self, name: str) -> Descriptor:
+        """Build the execution plan of a configuration.
+
+        Raises:
+            UnsupportedProblemError: if that is no name of a configuration.
+            CudnnError: if cuDNN cannot build it.
+        """
+        match = _NAME.fullmatch(name)
+        if match is None:
+            raise UnsupportedProblemError(f"{name} is no engine configuration: they are named like eng67_k2=19_k13=0")
+        engine = self._new(Kind.ENGINE).set(Attribute.ENGINE_OPERATION_GRAPH, Type.DESCRIPTOR, self._graph)
+        engine.set(Attribute.ENGINE_GLOBAL_INDEX, Type.INT64, int(match[1])).finalize()
+        knobs = []
+        for knob in match[2].split("_k")[1:]:
+            kind, _, value = knob.partition("=")
+            choice = self._new(Kind.KNOB_CHOICE).set(Attribute.KNOB_CHOICE_KNOB_TYPE, Type.KNOB_TYPE, int(kind))
+            knobs.append(choice.set(Attribute.KNOB_CHOICE_KNOB_VALUE, Type.INT64, int(value)).finalize())
+        configuration = self._new(Kind.ENGINECFG).set(Attribute.ENGINECFG_ENGINE, Type.DESCRIPTOR, engine)
+        if knobs:
+            configuration.set(Attribute.ENGINECFG_KNOB_CHOICES, Type.DESCRIPTOR, knobs)
+        plan = self._new(Kind.EXECUTION_PLAN).set(Attribute.EXECUTION_PLAN_HANDLE, Type.HANDLE, self._handle)
+        return plan.set(Attribute.EXECUTION_PLAN_ENGINE_CONFIG, Type.DESCRIPTOR, configuration.finalize()).finalize()
+
+    def _new(self, kind: Kind) -> Descriptor:
+        return Descriptor(self._library, kind)
+
+    def _describe(self, alpha: float, beta: float) -> Descriptor:
+        problem = self.problem
+        shapes = shapes_of(problem)
+        double = problem.dtype is DataType.FLOAT64
+        compute = DATA_TYPES[DataType.FLOAT64 if double else DataType.FLOAT32]
+        convolution = (
+            self._new(Kind.CONVOLUTION)
+            .set(Attribute.CONVOLUTION_COMP_TYPE, Type.DATA_TYPE, compute)
+            .set(Attribute.CONVOLUTION_CONV_MODE, Type.CONVOLUTION_MODE, CROSS_CORRELATION)
+            .set(Attribute.CONVOLUTION_SPATIAL_DIMS, Type.INT64, len(shapes.padding))
+            .set(Attribute.CONVOLUTION_PRE_PADDINGS, Type.INT64, shapes.padding)
+            .set(Attribute.CONVOLUTION_POST_PADDINGS, Type.INT64, shapes.padding)
+            .set(Attribute.CONVOLUTION_FILTER_STRIDES, Type.INT64, shapes.stride)
+            .set(Attribute.CONVOLUTION_DILATIONS, Type.INT64, shapes.dilation)
+            .finalize()
+        )
+        x = self._tensor(X, shapes.x, shapes.x_strides)
+        w = self._tensor(W, shapes.w, shapes.w_strides)
+        y = self._tensor(Y, shapes.y, shapes.y_strides)
+        # The six attributes of each operation follow each other: alpha, beta, convolution, w, x, y.
+        kind, first = {
+            Operation.FORWARD: (Kind.FORWARD, Attribute.FORWARD_ALPHA),
+            Operation.BACKWARD_DATA: (Kind.BACKWARD_DATA, Attribute.BACKWARD_DATA_ALPHA),
+            Operation.BACKWARD_FILTER: (Kind.BACKWARD_FILTER, Attribute.BACKWARD_FILTER_ALPHA),
+        }[problem.operation]
+        scalar = Type.DOUBLE if double else Type.FLOAT
+        operation = self._new(kind).set(first, scalar, alpha).set(first + 1, scalar, beta)
+        for offset, part in enumerate((convolution, w, x, y), start=2):
+            operation.set(first + offset, Type.DESCRIPTOR, part)
+        graph = self._new(Kind.OPERATIONGRAPH).set(Attribute.OPERATIONGRAPH_OPS, Type.DESCRIPTOR, operation.finalize())
+        return graph.set(Attribute.OPERATIONGRAPH_HANDLE, Type.HANDLE, self._handle).finalize()
+
+    def _tensor(self, identity: int, sizes: tuple[int, ...], strides: tuple[int, ...]) -> Descriptor:
+        return (
+            self._new(Kind.TENSOR)
+            .set(Attribute.TENSOR_DATA_TYPE, Type.DATA_TYPE, DATA_TYPES[self.problem.dtype])
+            .set(Attribute.TENSOR_DIMENSIONS, Type.INT64, sizes)
+            .set(Attribute.TENSOR_STRIDES, Type.INT64, strides)
+            .set(Attribute.TENSOR_UNIQUE_ID, Type.INT64, identity)
+            .set(Attribute.TENSOR_BYTE_ALIGNMENT, Type.INT64, self.problem.alignment)
+            .finalize()
+        )
+
+    def _heuristics(self, mode: HeuristicMode) -> Iterator[Descriptor]:
+        try:
+            heuristics = (
+                self._new(Kind.ENGINEHEUR)
+                .set(Attribute.ENGINEHEUR_OPERATION_GRAPH, Type.DESCRIPTOR, self._graph)
+                .set(Attribute.ENGINEHEUR_MODE, Type.HEUR_MODE, mode)
+                .finalize()
+            )
+            count = heuristics.count(Attribute.ENGINEHEUR_RESULTS)
+            yield from heuristics.receive(
+                Attribute.ENGINEHEUR_RESULTS, [self._new(Kind.ENGINECFG) for _ in range(count)]
+            )
+        except CudnnError as error:
+            # Mode B knows no 3-D, grouped or dilated convolutions, for example.
+            _LOG.debug("heuristic mode %s has nothing for %s: %s", mode.name, self.problem, error)
+
+    def _read(self, configuration: Descriptor) -> EngineConfiguration:
+        (engine,) = configuration.receive(Attribute.ENGINECFG_ENGINE, [self._new(Kind.ENGINE)])
+        index = engine.numbers(Attribute.ENGINE_GLOBAL_INDEX, Type.INT64)[0]
+        knobs = sorted(
+            (
+                choice.numbers(Attribute.KNOB_CHOICE_KNOB_TYPE, Type.KNOB_TYPE)[0],
+                choice.numbers(Attribute.KNOB_CHOICE_KNOB_VALUE, Type.INT64)[0],
+            )
+            for choice in configuration.receive(Attribute.ENGINECFG_KNOB_CHOICES, self._knobs)
+        )
+        notes = engine.numbers(Attribute.ENGINE_NUMERICAL_NOTE, Type.NUMERICAL_NOTE, _MOST_NOTES)
+        known = {note.value for note in NumericalNote}
+        return EngineConfiguration(
+            name=f"eng{index}" + "".join(f"_k{kind}={value}" for kind, value in knobs),
+            workspace_bytes=configuration.numbers(Attribute.ENGINECFG_WORKSPACE_SIZE, Type.INT64)[0],
+            notes=frozenset(NumericalNote(note) for note in notes if note in known),
+        )
+
+
+def graph_algorithms(library: Library, handle: int, problem: ConvolutionProblem) -> list[Algorithm]:
+    """Return the engine configurations that compute a problem as its math mode and determinism allow.
+
+    BackwardFilter is asked for as it accumulates, with beta = 1.
+    """
+    beta = 1.0 if problem.operation is Operation.BACKWARD_FILTER else 0.0
+    try:
+        graph = OperationGraph(library, handle, problem, alpha=1.0, beta=beta)
+    except CudnnError as error:
+        _LOG.debug("the graph API has nothing for %s: %s", problem, error)
+        return []
+    return [
+        Algorithm(name=each.name, workspace_bytes=round_up(each.workspace_bytes))
+        for each in graph.configurations()
+        if each.allowed(problem) and each.workspace_bytes >= 0
+    ]
+
+
+def round_up(size_bytes: int) -> int:
+    """Return a workspace as it is stated: the next multiple of WORKSPACE_UNIT."""
+    return -(-size_bytes // WORKSPACE_UNIT) * WORKSPACE_UNIT

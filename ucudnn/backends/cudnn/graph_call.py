@@ -1,0 +1,115 @@
+"""One engine configuration ready to run: execution plans for its alpha and beta, variant packs for its pointers."""
+
+from collections.abc import Iterable
+from typing import final
+
+from ucudnn.backends.base import PreparedCall
+from ucudnn.backends.cudnn.codes import Attribute, Kind, Type
+from ucudnn.backends.cudnn.descriptor import Descriptor
+from ucudnn.backends.cudnn.device import DeviceBuffer
+from ucudnn.backends.cudnn.graph import OperationGraph, W, X, Y, round_up
+from ucudnn.backends.cudnn.library import Library
+from ucudnn.errors import UnsupportedProblemError
+from ucudnn.problem import ConvolutionProblem
+
+_MOST_PACKS = 4096  # pointers that recur are few; what never recurs must not pile up
+_MOST_SCALINGS = 64
+
+
+@final
+class GraphCall(PreparedCall):
+    """An engine configuration for one problem.
+
+    alpha and beta are part of an execution plan, so each pair has a plan of its own, built when it is first used
+    unless it is among `scalings`. Variant packs are kept: one with known pointers is executed as it is.
+
+    Args:
+        library: cuDNN.
+        handle: address of the cudnnHandle_t.
+        problem: what is computed, at micro-batch size.
+        algorithm: name of the engine configuration.
+        scalings: pairs of alpha and beta whose plans are built at once.
+
+    Raises:
+        UnsupportedProblemError: if there is no such engine configuration.
+        CudnnError: if cuDNN cannot build a plan.
+    """
+
+    def __init__(
+        self,
+        library: Library,
+        handle: int,
+        problem: ConvolutionProblem,
+        algorithm: str,
+        scalings: Iterable[tuple[float, float]],
+    ) -> None:
+        self._library = library
+        self._handle = handle
+        self._problem = problem
+        self._algorithm = algorithm
+        self._execute = library.function("cudnnBackendExecute")
+        self._x_step, self._y_step = problem.steps
+        self._plans: dict[tuple[float, float], _ExecutionPlan] = {}
+        for alpha, beta in scalings:
+            self._plan(alpha, beta)
+
+    @property
+    def workspace_bytes(self) -> int:
+        """What the plans built so far need, rounded up as algorithms state it."""
+        return max((round_up(plan.workspace_bytes) for plan in self._plans.values()), default=0)
+
+    def launch(self, x: int, w: int, y: int, *, start: int, alpha: float, beta: float, workspace: DeviceBuffer) -> None:
+        """Queue the convolution of samples [start, start + batch), on the stream of the cuDNN handle.
+
+        Raises:
+            CudnnError: if cuDNN cannot run it.
+            UnsupportedProblemError: if the workspace is too small.
+        """
+        plan = self._plans.get((alpha, beta)) or self._plan(alpha, beta)
+        pointers = (x + start * self._x_step, w, y + start * self._y_step, workspace.address)
+        pack = plan.packs.get(pointers)
+        if pack is None:
+            if workspace.size_bytes < plan.workspace_bytes:
+                raise UnsupportedProblemError(
+                    f"{self._algorithm} needs {plan.workspace_bytes} bytes of workspace with alpha {alpha} and beta"
+                    f" {beta}, but has {workspace.size_bytes}: {self._problem}"
+                )
+            pack = self._pack(plan, pointers)
+        status = self._execute(self._handle, plan.address, pack.address)
+        if status:
+            raise self._library.error(status, f"cudnnBackendExecute of {self._algorithm} for {self._problem}")
+
+    def _plan(self, alpha: float, beta: float) -> "_ExecutionPlan":
+        graph = OperationGraph(self._library, self._handle, self._problem, alpha=alpha, beta=beta)
+        plan = _ExecutionPlan(graph.plan(self._algorithm))
+        if len(self._plans) >= _MOST_SCALINGS:
+            self._plans.clear()
+        self._plans[alpha, beta] = plan
+        return plan
+
+    def _pack(self, plan: "_ExecutionPlan", pointers: tuple[int, int, int, int]) -> Descriptor:
+        x, w, y, workspace = pointers
+        pack = (
+            Descriptor(self._library, Kind.VARIANT_PACK)
+            .set(Attribute.VARIANT_PACK_UNIQUE_IDS, Type.INT64, (X, W, Y))
+            .set(Attribute.VARIANT_PACK_DATA_POINTERS, Type.VOID_PTR, (x, w, y))
+            .set(Attribute.VARIANT_PACK_WORKSPACE, Type.VOID_PTR, workspace)
+            .finalize()
+        )
+        if len(plan.packs) >= _MOST_PACKS:
+            plan.packs.clear()
+        plan.packs[pointers] = pack
+        return pack
+
+
+@final
+class _ExecutionPlan:
+    """An execution plan with what launching needs of it at hand."""
+
+    __slots__ = ("_descriptor", "address", "packs", "workspace_bytes")
+
+    def __init__(self, descriptor: Descriptor) -> None:
+        self._descriptor = descriptor
+        self.address = descriptor.address
+        self.workspace_bytes = descriptor.numbers(Attribute.EXECUTION_PLAN_WORKSPACE_SIZE, Type.INT64)[0]
+        self.packs: dict[tuple[int, int, int, int], Descriptor] = {}

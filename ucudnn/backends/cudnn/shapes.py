@@ -1,0 +1,66 @@
+"""A problem in cuDNN's terms: sizes and strides in the order N, C, spatial, in two or three spatial dimensions."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from operator import mul
+
+from ucudnn.problem import ConvolutionProblem
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shapes:
+    """Sizes and strides of the three tensors, and the parameters of the convolution.
+
+    cuDNN has no 1-D convolution: it becomes a 2-D one of height 1.
+
+    Attributes:
+        x: sizes of x: N, C, spatial.
+        x_strides: elements from one entry to the next in each dimension.
+        w: sizes of w: K, C / groups, kernel.
+        w_strides: likewise.
+        y: sizes of y: N, K, output.
+        y_strides: likewise.
+        padding: zeros on either side, for each spatial dimension.
+        stride: likewise.
+        dilation: likewise.
+    """
+
+    x: tuple[int, ...]
+    x_strides: tuple[int, ...]
+    w: tuple[int, ...]
+    w_strides: tuple[int, ...]
+    y: tuple[int, ...]
+    y_strides: tuple[int, ...]
+    padding: tuple[int, ...]
+    stride: tuple[int, ...]
+    dilation: tuple[int, ...]
+
+
+def shapes_of(problem: ConvolutionProblem) -> Shapes:
+    """Return a problem's sizes and strides as cuDNN takes them."""
+    flat = len(problem.spatial) == 1
+    one, zero = ((1,), (0,)) if flat else ((), ())
+    last = problem.layout.channels_last
+    x = (problem.batch, problem.channels, *one, *problem.spatial)
+    w = (problem.filters, problem.channels // problem.groups, *one, *problem.kernel)
+    y = (problem.batch, problem.filters, *one, *problem.output)
+    return Shapes(
+        x=x,
+        x_strides=(problem.x_batch_stride, *_inner_strides(x[1:], last)),
+        w=w,
+        w_strides=(problem.w_sample, *_inner_strides(w[1:], last)),
+        y=y,
+        y_strides=(problem.y_batch_stride, *_inner_strides(y[1:], last)),
+        padding=(*zero, *problem.padding),
+        stride=(*one, *problem.stride),
+        dilation=(*one, *problem.dilation),
+    )
+
+
+def _inner_strides(sizes: Sequence[int], channels_last: bool) -> tuple[int, ...]:
+    """Return the strides of channels and spatial dimensions, dense in the layout's order."""
+    channels, *spatial = sizes
+    ordered = [*spatial, channels] if channels_last else [channels, *spatial]
+    strides = list(accumulate(reversed(ordered[1:]), mul, initial=1))[::-1]
+    return (strides[-1], *strides[:-1]) if channels_last else tuple(strides)

@@ -1,0 +1,206 @@
+"""Dispatch: launches the plans of kernels on their queues, and finds another way where an algorithm or memory fails."""
+
+import logging
+from collections.abc import Iterable
+from typing import final
+
+from ucudnn.backends.base import Buffer, ComputeBackend, Tensor
+from ucudnn.benchmark import Benchmark
+from ucudnn.decision import Decision, decide_again, decide_rest
+from ucudnn.errors import BackendError, StepError
+from ucudnn.kernel import Kernel
+from ucudnn.plan import Plan, make_plan
+from ucudnn.settings import Settings
+from ucudnn.units import exact_bytes
+from ucudnn.workspace import DividedWorkspace, SharedWorkspace, Workspace
+
+_MOST_REPLACEMENTS = 8  # in one call: what fails more often is not the algorithms
+_LOG = logging.getLogger(__name__)
+
+
+@final
+class Entry:
+    """A kernel of a handle: what was decided for it, its plan, and where it is ready to be launched.
+
+    Attributes:
+        kernel: the kernel.
+        decision: what was decided, or None before.
+        limit_bytes: workspace that it may have where its decision changes.
+        plan: the prepared calls, or None before the first launch.
+        calls: how often it was launched.
+        ready: its workspace on each queue on which it was launched.
+        queue: the queue of its last launch.
+    """
+
+    __slots__ = ("calls", "decision", "kernel", "limit_bytes", "plan", "queue", "ready", "warned")
+
+    def __init__(self, kernel: Kernel) -> None:
+        self.kernel = kernel
+        self.decision: Decision | None = None
+        self.limit_bytes = 0
+        self.plan: Plan | None = None
+        self.calls = 0
+        self.ready: dict[int, Buffer] = {}
+        self.queue: int | None = None
+        self.warned = False
+
+    def decide(self, decision: Decision) -> None:
+        """Take a decision; what was prepared for an earlier one is dropped."""
+        self.decision = decision
+        self.limit_bytes = decision.configuration.workspace_bytes
+        self.plan = None
+        self.ready.clear()
+
+
+@final
+class Dispatcher:
+    """Launches kernels.
+
+    Args:
+        backend: runs them.
+        benchmark: what was measured, for a way around what fails.
+        settings: limits and policy.
+    """
+
+    def __init__(self, backend: ComputeBackend, benchmark: Benchmark, settings: Settings) -> None:
+        self.backend = backend
+        self._benchmark = benchmark
+        self._settings = settings
+        self._divides = settings.total_workspace_bytes is not None
+        self._entries: list[Entry] = []
+        self._workspace: Workspace[int] = SharedWorkspace(backend)
+        self._arena_needed = False
+        self._captured: dict[int, Buffer] = {}
+
+    @property
+    def workspace_bytes(self) -> int:
+        """Bytes of workspace that are held now."""
+        return self._workspace.size_bytes
+
+    def divide(self, entries: Iterable[Entry]) -> None:
+        """Begin a new division (WD): the arena is made at the next launch, with a segment for each of these."""
+        self._entries = list(entries)
+        self._arena_needed = True
+
+    def launch(self, entry: Entry, x: Tensor, w: Tensor, y: Tensor, alpha: float, beta: float) -> None:
+        """Compute out = alpha * conv + beta * out on the backend's current queue.
+
+        Raises:
+            BackendError: if no algorithm is left that runs.
+            InfeasibleError: if memory has no room for any configuration.
+        """
+        backend = self.backend
+        queue = backend.queue()
+        workspace = entry.ready.get(queue)
+        if workspace is None:
+            workspace = self._prepare(entry, queue)
+        if self._divides and entry.queue != queue:
+            if entry.queue is not None:
+                backend.follow(entry.queue)  # its one segment is in use there
+            entry.queue = queue
+        if backend.capturing():
+            # A graph holds addresses only; whoever replays it later must find the memory still there.
+            self._captured[id(workspace)] = workspace
+        plan = entry.plan
+        assert plan is not None
+        try:
+            plan.launch(x, w, y, alpha=alpha, beta=beta, workspace=workspace)
+        except StepError as error:
+            self._finish(entry, error, x, w, y, alpha, beta, workspace)
+        entry.calls += 1
+
+    def _prepare(self, entry: Entry, queue: int) -> Buffer:
+        while True:
+            plan = entry.plan or self._plan(entry)
+            need = plan.configuration.workspace_bytes
+            if self._arena_needed:
+                self._make_arena()
+            if self._workspace.grows(queue, need):
+                for other in self._entries:  # so that the smaller buffer is free before there is a larger one
+                    other.ready.pop(queue, None)
+            try:
+                workspace = self._workspace.buffer(id(entry), queue, need)
+            except MemoryError as error:
+                self._shrink(entry, need, error)
+                continue
+            entry.ready[queue] = workspace
+            if not self._divides and entry not in self._entries:
+                self._entries.append(entry)
+            return workspace
+
+    def _plan(self, entry: Entry) -> Plan:
+        problem = entry.kernel.problem
+        for _ in range(_MOST_REPLACEMENTS):
+            assert entry.decision is not None
+            try:
+                entry.plan = make_plan(problem, entry.decision.configuration, self.backend)
+            except StepError as error:
+                self._replace(entry, error)
+            else:
+                return entry.plan
+        raise BackendError(f"{entry.kernel}: {_MOST_REPLACEMENTS} configurations failed one after another")
+
+    def _finish(
+        self,
+        entry: Entry,
+        error: StepError,
+        x: Tensor,
+        w: Tensor,
+        y: Tensor,
+        alpha: float,
+        beta: float,
+        workspace: Buffer,
+    ) -> None:
+        """Compute what a failed launch left, from its first missing sample on, in another way."""
+        problem = entry.kernel.problem
+        limit = entry.plan.configuration.workspace_bytes if entry.plan else 0
+        for _ in range(_MOST_REPLACEMENTS):
+            self._replace(entry, error)
+            # The workspace at hand is the one that this queue's earlier work orders.
+            rest = decide_rest(problem, error.start, self._benchmark, self._settings, limit)
+            if rest is None:
+                raise error
+            try:
+                plan = make_plan(problem, rest, self.backend, start=error.start)
+                plan.launch(x, w, y, alpha=alpha, beta=beta, workspace=workspace)
+            except StepError as next_error:
+                error = next_error
+            else:
+                return
+        raise error
+
+    def _replace(self, entry: Entry, error: StepError) -> None:
+        """Decide without an algorithm that failed."""
+        problem = entry.kernel.problem
+        self._benchmark.discard(problem, error.size, error.algorithm, str(error))
+        limit = entry.limit_bytes if self._divides else self._settings.workspace_limit_bytes
+        decision = decide_again(entry.kernel, self._benchmark, self._settings, limit)
+        if decision is None:
+            raise error
+        if not entry.warned:
+            _LOG.warning("%s: %s; from now on %s", entry.kernel, error, decision.configuration)
+            entry.warned = True
+        entry.decision, entry.plan = decision, None
+        entry.ready.clear()
+
+    def _shrink(self, entry: Entry, need: int, error: MemoryError) -> None:
+        """Decide within half the workspace that memory has no room for."""
+        decision = decide_again(entry.kernel, self._benchmark, self._settings, need // 2) if need else None
+        if decision is None or self._divides:
+            raise BackendError(f"{entry.kernel}: no room for a workspace of {exact_bytes(need)}: {error}") from error
+        _LOG.warning(
+            "%s: no room for a workspace of %s, so it gets %s", entry.kernel, exact_bytes(need), decision.configuration
+        )
+        entry.decision, entry.plan = decision, None
+
+    def _make_arena(self) -> None:
+        needs = {id(entry): entry.limit_bytes for entry in self._entries}
+        self._workspace = SharedWorkspace(self.backend)  # the old arena goes first
+        try:
+            self._workspace = DividedWorkspace(self.backend, needs)
+        except MemoryError as error:
+            total = sum(needs.values())
+            raise BackendError(
+                f"no room for a total workspace of {exact_bytes(total)}: give a smaller one ({error})"
+            ) from error
+        self._arena_needed = False
