@@ -1,5 +1,6 @@
 """The benchmark's bookkeeping, on a backend whose answers are known; what backends measure is tested with them."""
 
+import logging
 from contextlib import contextmanager
 
 import pytest
@@ -72,6 +73,7 @@ def test_measures_nothing_twice(backend):
 
 
 def test_a_failed_algorithm_is_logged_and_left_out(backend, caplog):
+    caplog.set_level(logging.INFO)
     found = Benchmark(backend).micro_configurations(make_problem(), (8,), 1000)
     assert {each.algorithm for each in found} == {"SMALL", "LARGE"}
     assert "BROKEN at micro-batch 8 of Forward 8x6x9x10" in caplog.text

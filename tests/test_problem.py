@@ -41,7 +41,7 @@ DIFFERENT = {
     "y_batch_stride": 1000,
     "math": MathMode.FMA,
     "deterministic": True,
-    "alignment": 4,
+    "alignment": 8,
 }
 
 

@@ -103,21 +103,22 @@ class Benchmark:
         smallest = desirable_set(offers, problem.batch)
         return smallest[0].workspace_bytes if smallest else None
 
-    def discard(self, problem: ConvolutionProblem, size: int, algorithm: str, reason: str) -> None:
+    def discard(self, problem: ConvolutionProblem, sizes: Sequence[int], algorithm: str, reason: str) -> None:
         """Count an algorithm that was measured as failed, for it failed when it was to run.
 
         Args:
             problem: the problem at mini-batch size.
-            size: the micro-batch size.
+            sizes: micro-batch sizes at which it shall not be chosen any more.
             algorithm: its name.
             reason: why it failed.
         """
-        self._measured[problem.part(size), algorithm] = Measurement(status=MeasurementStatus.FAILED, reason=reason)
+        failed = Measurement(status=MeasurementStatus.FAILED, reason=reason)
+        self._measured.update({(problem.part(size), algorithm): failed for size in sizes})
 
     def _measure(self, bench: Bench, problem: ConvolutionProblem, size: int, algorithm: Algorithm) -> Measurement:
         measurement = bench.measure(size, algorithm, self._effort)
         if measurement.status is MeasurementStatus.FAILED:
-            _LOG.warning("%s at micro-batch %d of %s failed: %s", algorithm.name, size, problem, measurement.reason)
+            _LOG.info("%s at micro-batch %d of %s failed: %s", algorithm.name, size, problem, measurement.reason)
         return measurement
 
     def _offers(self, problem: ConvolutionProblem, sizes: Sequence[int]) -> list[tuple[int, Algorithm]]:

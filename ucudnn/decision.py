@@ -10,12 +10,15 @@ from ucudnn.benchmark import Benchmark
 from ucudnn.configuration import Configuration
 from ucudnn.errors import InfeasibleError, MeasurementError
 from ucudnn.kernel import Kernel
-from ucudnn.problem import ConvolutionProblem
+from ucudnn.problem import ConvolutionProblem, DataType, Operation
 from ucudnn.settings import Settings
 from ucudnn.solvers.desirable import desirable_set
 from ucudnn.solvers.division import Choice, DivisionStatus, divide
 from ucudnn.solvers.reuse import fastest_within
 from ucudnn.units import exact_bytes
+
+MOST_ROUNDINGS = 32
+"""Micro-batches of a 16-bit filter gradient: its error grows with the square root of their number."""
 
 
 class Method(Enum):
@@ -151,7 +154,7 @@ def decide_again(kernel: Kernel, benchmark: Benchmark, settings: Settings, limit
         The decision, or None if nothing is left.
     """
     problem = kernel.problem
-    measured = benchmark.micro_configurations(problem, settings.policy.sizes(problem.batch), limit_bytes)
+    measured = benchmark.micro_configurations(problem, _sizes(problem, settings), limit_bytes)
     front = desirable_set(measured, problem.batch)
     undivided = desirable_set((micro for micro in measured if micro.size == problem.batch), problem.batch)
     if not front:
@@ -169,10 +172,22 @@ def decide_rest(
     """
     # Parts must begin where their size says that they may: see ConvolutionProblem.part.
     unit = start & -start
-    measured = benchmark.micro_configurations(problem, settings.policy.sizes(problem.batch), limit_bytes)
+    measured = benchmark.micro_configurations(problem, _sizes(problem, settings), limit_bytes)
     fitting = (micro for micro in measured if not start or micro.size & -micro.size <= unit)
     front = desirable_set(fitting, problem.batch - start)
     return front[-1] if front else None
+
+
+def _sizes(problem: ConvolutionProblem, settings: Settings) -> tuple[int, ...]:
+    """Return the micro-batch sizes to measure.
+
+    A filter gradient of 16 bits is rounded after each micro-batch, for no engine of cuDNN leaves it in float32; so
+    there are at most MOST_ROUNDINGS of them.
+    """
+    sizes = settings.policy.sizes(problem.batch)
+    if problem.operation is Operation.BACKWARD_FILTER and problem.dtype in (DataType.FLOAT16, DataType.BFLOAT16):
+        return tuple(size for size in sizes if size * MOST_ROUNDINGS >= problem.batch)
+    return sizes
 
 
 _Front = tuple[Configuration, ...]
@@ -197,7 +212,7 @@ def _front(
 ) -> tuple[_Front, _Front]:
     """Return the desirable set of a kernel within the limit, and that of its undivided configurations."""
     problem = kernel.problem
-    sizes = settings.policy.sizes(problem.batch)
+    sizes = _sizes(problem, settings)
     measured = benchmark.micro_configurations(problem, sizes, limit_bytes)
     with solver:
         front = desirable_set(measured, problem.batch)

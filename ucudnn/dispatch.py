@@ -96,9 +96,9 @@ class Dispatcher:
             workspace = self._prepare(entry, queue)
         if self._divides and entry.queue != queue:
             if entry.queue is not None:
-                backend.follow(entry.queue)  # its one segment is in use there
+                backend.follow(queue, entry.queue)  # its one segment is in use there
             entry.queue = queue
-        if backend.capturing():
+        if backend.capturing(queue):
             # A graph holds addresses only; whoever replays it later must find the memory still there.
             self._captured[id(workspace)] = workspace
         plan = entry.plan
@@ -106,7 +106,7 @@ class Dispatcher:
         try:
             plan.launch(x, w, y, alpha=alpha, beta=beta, workspace=workspace)
         except StepError as error:
-            self._finish(entry, error, x, w, y, alpha, beta, workspace)
+            self._finish(entry, error, x, w, y, alpha, beta)
         entry.calls += 1
 
     def _prepare(self, entry: Entry, queue: int) -> Buffer:
@@ -115,11 +115,8 @@ class Dispatcher:
             need = plan.configuration.workspace_bytes
             if self._arena_needed:
                 self._make_arena()
-            if self._workspace.grows(queue, need):
-                for other in self._entries:  # so that the smaller buffer is free before there is a larger one
-                    other.ready.pop(queue, None)
             try:
-                workspace = self._workspace.buffer(id(entry), queue, need)
+                workspace = self._buffer(entry, queue, need)
             except MemoryError as error:
                 self._shrink(entry, need, error)
                 continue
@@ -127,6 +124,15 @@ class Dispatcher:
             if not self._divides and entry not in self._entries:
                 self._entries.append(entry)
             return workspace
+
+    def _buffer(self, entry: Entry, queue: int, need: int) -> Buffer:
+        if self._workspace.grows(queue, need):
+            for other in self._entries:  # so that the smaller buffer is free before there is a larger one
+                other.ready.pop(queue, None)
+        return self._workspace.buffer(id(entry), queue, need)
+
+    def _limit(self, entry: Entry) -> int:
+        return entry.limit_bytes if self._divides else self._settings.workspace_limit_bytes
 
     def _plan(self, entry: Entry) -> Plan:
         problem = entry.kernel.problem
@@ -141,28 +147,22 @@ class Dispatcher:
         raise BackendError(f"{entry.kernel}: {_MOST_REPLACEMENTS} configurations failed one after another")
 
     def _finish(
-        self,
-        entry: Entry,
-        error: StepError,
-        x: Tensor,
-        w: Tensor,
-        y: Tensor,
-        alpha: float,
-        beta: float,
-        workspace: Buffer,
+        self, entry: Entry, error: StepError, x: Tensor, w: Tensor, y: Tensor, alpha: float, beta: float
     ) -> None:
         """Compute what a failed launch left, from its first missing sample on, in another way."""
         problem = entry.kernel.problem
-        limit = entry.plan.configuration.workspace_bytes if entry.plan else 0
+        queue = self.backend.queue()
         for _ in range(_MOST_REPLACEMENTS):
             self._replace(entry, error)
-            # The workspace at hand is the one that this queue's earlier work orders.
-            rest = decide_rest(problem, error.start, self._benchmark, self._settings, limit)
+            rest = decide_rest(problem, error.start, self._benchmark, self._settings, self._limit(entry))
             if rest is None:
                 raise error
             try:
+                workspace = self._buffer(entry, queue, rest.workspace_bytes)
                 plan = make_plan(problem, rest, self.backend, start=error.start)
                 plan.launch(x, w, y, alpha=alpha, beta=beta, workspace=workspace)
+            except MemoryError as shortage:
+                raise error from shortage
             except StepError as next_error:
                 error = next_error
             else:
@@ -172,9 +172,10 @@ class Dispatcher:
     def _replace(self, entry: Entry, error: StepError) -> None:
         """Decide without an algorithm that failed."""
         problem = entry.kernel.problem
-        self._benchmark.discard(problem, error.size, error.algorithm, str(error))
-        limit = entry.limit_bytes if self._divides else self._settings.workspace_limit_bytes
-        decision = decide_again(entry.kernel, self._benchmark, self._settings, limit)
+        # What fails at one size is not trusted at another.
+        sizes = {error.size, *self._settings.policy.sizes(problem.batch)}
+        self._benchmark.discard(problem, sorted(sizes), error.algorithm, str(error))
+        decision = decide_again(entry.kernel, self._benchmark, self._settings, self._limit(entry))
         if decision is None:
             raise error
         if not entry.warned:

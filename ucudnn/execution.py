@@ -1,14 +1,23 @@
 """Execution of decisions on the spot: undivided and micro-batched plans, measured against each other."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Hashable, Mapping
 from functools import partial
+from math import ceil
 from statistics import median
+from typing import TypeVar
 
 from ucudnn.backends.base import ComputeBackend
 from ucudnn.configuration import Configuration
 from ucudnn.decision import Decision
 from ucudnn.plan import make_plan
 from ucudnn.report import KernelReport, report_kernel
+
+Name = TypeVar("Name", bound=Hashable)
+"""What tells runs apart."""
+
+_WARM_MS = 30.0  # of work before the first sample: a GPU that idled runs at a lower clock
+_SAMPLE_MS = 2.0  # shorter plans run several times in a sample, for launching the first has a grain
+_MOST_RUNS = 16
 
 
 def execute(decision: Decision, backend: ComputeBackend, repeats: int) -> KernelReport:
@@ -19,10 +28,15 @@ def execute(decision: Decision, backend: ComputeBackend, repeats: int) -> Kernel
     Args:
         decision: what was decided for a kernel.
         backend: runs it.
-        repeats: how often each plan is measured, after one run that warms up.
+        repeats: how often each plan is measured, after runs that warm up.
+
+    Raises:
+        StepError: if an algorithm fails.
+        MemoryError: if there is no room for tensors and workspace.
     """
     problem = decision.kernel.problem
-    x, w, y = backend.operands(problem)
+    tensors = backend.operands(problem)
+    x, w, y, _ = backend.bind(*tensors)
     configurations = [decision.configuration]
     if decision.undivided is not None and decision.undivided != decision.configuration:
         configurations.insert(0, decision.undivided)
@@ -31,15 +45,36 @@ def execute(decision: Decision, backend: ComputeBackend, repeats: int) -> Kernel
     for configuration in configurations:
         plan = make_plan(problem, configuration, backend)
         runs[configuration] = partial(plan.launch, x, w, y, alpha=1.0, beta=0.0, workspace=workspace)
-    for run in runs.values():
-        run()
-    samples: dict[Configuration, list[float]] = {configuration: [] for configuration in runs}
-    for _ in range(repeats):
-        for configuration, run in runs.items():
-            samples[configuration].append(backend.elapsed_ms(run))
-    times = {configuration: median(each) for configuration, each in samples.items()}
+    times = alternate(runs, backend, repeats)
     return report_kernel(
         decision,
         executed_ms=times[decision.configuration],
         undivided_executed_ms=times[decision.undivided] if decision.undivided else None,
     )
+
+
+def alternate(runs: Mapping[Name, Callable[[], None]], backend: ComputeBackend, repeats: int) -> dict[Name, float]:
+    """Run several things in turn, plans of one kernel for example, and return the median milliseconds of each.
+
+    Args:
+        runs: what launches each of them.
+        backend: runs them and has the clock.
+        repeats: how many samples of each plan.
+    """
+    counts: dict[Name, int] = {}
+    for name, run in runs.items():
+        warm = backend.elapsed_ms(run)
+        while warm < _WARM_MS:
+            warm += (last := backend.elapsed_ms(run, run))
+            counts[name] = max(1, min(_MOST_RUNS, ceil(_SAMPLE_MS / last)))
+    samples: dict[Name, list[float]] = {name: [] for name in runs}
+    for _ in range(repeats):
+        for name, run in runs.items():
+            count = counts.get(name, 1)
+            samples[name].append(backend.elapsed_ms(partial(_repeat, run, count), run) / count)
+    return {name: median(each) for name, each in samples.items()}
+
+
+def _repeat(run: Callable[[], None], count: int) -> None:
+    for _ in range(count):
+        run()

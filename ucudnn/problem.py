@@ -145,6 +145,8 @@ class ConvolutionProblem:
             self._set(name, given or dense)
         if self.alignment not in (1, 2, 4, 8, MOST_ALIGNMENT):
             raise InvalidProblemError(f"alignment {self.alignment} is no power of two up to {MOST_ALIGNMENT}")
+        if self.alignment < self.dtype.itemsize:
+            raise InvalidProblemError(f"tensors aligned to {self.alignment} bytes cannot hold {self.dtype.value}")
         self._set("_hash", hash(tuple(getattr(self, each.name) for each in fields(self) if each.compare)))
 
     def __hash__(self) -> int:

@@ -162,8 +162,13 @@ class ComputeBackend(Backend):
         """Return tensors x, w and y for a problem, filled with random numbers in [-0.5, 0.5)."""
 
     @abstractmethod
-    def elapsed_ms(self, run: Callable[[], None]) -> float:
-        """Return the milliseconds that a call takes until all it launched is done, on the backend's own clock."""
+    def elapsed_ms(self, run: Callable[[], None], lead: Callable[[], None] | None = None) -> float:
+        """Return the milliseconds that a call takes until all it launched is done, on the backend's own clock.
+
+        Args:
+            run: the call.
+            lead: keeps a GPU busy while the call begins, so that its first launch is not waited for; is not timed.
+        """
 
     def bind(self, x: Tensor, w: Tensor, y: Tensor) -> tuple[Tensor, Tensor, Tensor, int]:
         """Return the tensors as prepared calls take them, and the alignment in bytes that their addresses share.
@@ -179,12 +184,12 @@ class ComputeBackend(Backend):
         """Return the identity of the queue that calls go to now; calls of one queue run one after another."""
         return 0
 
-    def capturing(self) -> bool:
-        """Whether calls are recorded now, to be run later any number of times (CUDA graphs)."""
+    def capturing(self, queue: int) -> bool:
+        """Whether calls on a queue are recorded, to be run later any number of times (CUDA graphs)."""
         return False
 
-    def follow(self, queue: int) -> None:
-        """Let what is launched from now on wait for what another queue holds so far; the caller does not wait."""
+    def follow(self, queue: int, other: int) -> None:
+        """Let what is launched on a queue from now on wait for what another holds so far; the caller does not wait."""
 
     @abstractmethod
     def segment(self, buffer: Buffer, offset_bytes: int, size_bytes: int) -> Buffer:

@@ -16,7 +16,7 @@ from ucudnn.backends.cudnn.graph import graph_algorithms
 from ucudnn.backends.cudnn.graph_call import GraphCall
 from ucudnn.backends.cudnn.legacy import LegacyCall, legacy_algorithms
 from ucudnn.backends.cudnn.library import Library
-from ucudnn.errors import BackendError, InvalidProblemError, UnsupportedProblemError
+from ucudnn.errors import BackendError, UnsupportedProblemError
 from ucudnn.problem import MOST_ALIGNMENT, ConvolutionProblem, MathMode, Operation
 
 _LOG = logging.getLogger(__name__)
@@ -89,15 +89,14 @@ class CudnnBackend(ComputeBackend):
         Raises:
             BackendError: while a CUDA graph is being captured.
         """
-        if self.capturing():
+        if self.capturing(self.queue()):
             raise BackendError(
                 f"nothing can be measured while a CUDA graph is captured: plan {problem} before, by one call or by"
                 " get_algorithm and optimize"
             )
         problem = self._as_asked(problem)
-        self.queue()
         with self._device.scratch() as allocate:
-            yield CudnnBench(problem, self._device, allocate, self._prepare_for_bench)
+            yield CudnnBench(problem, self._device, allocate, self._prepare_for_bench, self.library, self.cudnn_handle)
 
     def prepare(self, problem: ConvolutionProblem, algorithm: str) -> GraphCall | LegacyCall:
         """Make an algorithm ready with alpha = 1, and beta = 0 and 1 as plans need them.
@@ -151,10 +150,10 @@ class CudnnBackend(ComputeBackend):
         low = (x | w | y) & (MOST_ALIGNMENT - 1)
         return x, w, y, (low & -low) if low else MOST_ALIGNMENT
 
-    def elapsed_ms(self, run: Callable[[], None]) -> float:
-        """Return the GPU's milliseconds from the begin of a call to the end of what it queued."""
+    def elapsed_ms(self, run: Callable[[], None], lead: Callable[[], None] | None = None) -> float:
+        """Return the GPU's milliseconds from the end of the lead, if any, to the end of what a call queued."""
         self.queue()
-        return self._device.elapsed_ms(run)
+        return self._device.elapsed_ms(run, lead)
 
     def queue(self) -> int:
         """Point cuDNN to the current stream and return its address."""
@@ -164,14 +163,14 @@ class CudnnBackend(ComputeBackend):
             self._stream = stream
         return stream
 
-    def capturing(self) -> bool:
-        """Whether a CUDA graph is being captured on the current stream."""
-        return self._device.capturing(self._stream)
+    def capturing(self, queue: int) -> bool:
+        """Whether a CUDA graph is being captured on a stream."""
+        return self._device.capturing(queue)
 
-    def follow(self, queue: int) -> None:
-        """Make the current stream wait for what was queued on another; in a capture, order is the caller's."""
-        if not self.capturing():
-            self._device.follow(self._stream, queue)
+    def follow(self, queue: int, other: int) -> None:
+        """Make a stream wait for what was queued on another; in a capture, order is the caller's."""
+        if not self.capturing(queue):
+            self._device.follow(queue, other)
 
     def set_stream(self, stream: int | None) -> None:
         """Queue all calls on one stream from now on, whatever CuPy's current one; None takes that back."""
@@ -199,10 +198,6 @@ class CudnnBackend(ComputeBackend):
 
     def _prepare(self, problem: ConvolutionProblem, algorithm: str, scalings: Scalings) -> GraphCall | LegacyCall:
         problem = self._as_asked(problem)
-        if problem.alignment < problem.dtype.itemsize:
-            raise InvalidProblemError(
-                f"tensors aligned to {problem.alignment} bytes cannot hold {problem.dtype.value}: {problem}"
-            )
         if algorithm.startswith("eng"):
             return GraphCall(self.library, self.cudnn_handle, problem, algorithm, scalings)
         return LegacyCall(self.library, self.cudnn_handle, problem, algorithm)

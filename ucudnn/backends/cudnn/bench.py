@@ -8,14 +8,17 @@ from time import perf_counter
 from typing import TypeVar, final
 
 from ucudnn.backends.base import Algorithm, Bench, Effort, Measurement, MeasurementStatus
+from ucudnn.backends.cudnn.check import OutputCheck
 from ucudnn.backends.cudnn.device import Device, DeviceBuffer
 from ucudnn.backends.cudnn.graph_call import GraphCall
 from ucudnn.backends.cudnn.legacy import LegacyCall
+from ucudnn.backends.cudnn.library import Library
 from ucudnn.errors import UcudnnError
 from ucudnn.problem import ConvolutionProblem, Operation
 
 _HEAT_MS = 30.0  # work before the first sample, so that clocks are up
-_SAMPLE_MS = 0.2  # shorter calls are timed several at once: events and launches have a grain
+_SAMPLE_MS = 0.5  # shorter calls are timed several at once: events and launches have a grain
+_LONG_MS = 1.0  # beside which it does not count that the host launches the first call late
 _MOST_CALLS = 16  # of one sample
 _HOPELESS = 2.0  # slower by so much than what needs no more workspace: one sample settles it
 
@@ -31,6 +34,11 @@ class CudnnBench(Bench):
         device: the GPU.
         allocate: gives memory for operands and workspaces.
         prepare: makes an algorithm ready as it will be measured.
+        library: cuDNN.
+        handle: address of the cudnnHandle_t.
+
+    Raises:
+        MemoryError: if the GPU has no room for one sample.
     """
 
     def __init__(
@@ -39,6 +47,8 @@ class CudnnBench(Bench):
         device: Device,
         allocate: Callable[[int], DeviceBuffer],
         prepare: Callable[[ConvolutionProblem, str], GraphCall | LegacyCall],
+        library: Library,
+        handle: int,
     ) -> None:
         self._problem = problem
         self._device = device
@@ -48,6 +58,7 @@ class CudnnBench(Bench):
         self._workspace = DeviceBuffer(0, 0)
         self._fastest: dict[int, list[tuple[int, float]]] = {}
         self._heated = False
+        self._check = OutputCheck(problem, library, handle, device, self._operands, self._workspace_of)
 
     def measure(self, size: int, algorithm: Algorithm, effort: Effort) -> Measurement:
         """Measure an algorithm on micro-batches of `size` samples, 0, size, 2 * size, ... being their first ones."""
@@ -72,21 +83,27 @@ class CudnnBench(Bench):
         x, w, y = (operand.address for operand in self._operands)
         beta = 1.0 if self._problem.operation is Operation.BACKWARD_FILTER else 0.0
 
-        def run(calls: int) -> float:
-            def launch() -> None:
-                for _ in range(calls):
-                    call.launch(x, w, y, start=next(upcoming), alpha=1.0, beta=beta, workspace=workspace)
+        def launch(calls: int = 1) -> None:
+            for _ in range(calls):
+                call.launch(x, w, y, start=next(upcoming), alpha=1.0, beta=beta, workspace=workspace)
 
-            return self._device.elapsed_ms(launch) / calls
+        def run(calls: int) -> float:
+            return self._device.elapsed_ms(partial(launch, calls), launch) / calls
+
+        def first() -> float:
+            time_ms = self._device.elapsed_ms(launch, None)
+            return time_ms if time_ms > _LONG_MS else run(1)
 
         def spent_ms() -> float:
             return (perf_counter() - begin) * 1e3
 
-        run(max(1, effort.warmup))
+        self._check(launch, size)
+        upcoming = cycle(starts)
+        launch(max(0, effort.warmup - 1))
         while not self._heated and spent_ms() < _HEAT_MS:
             run(1)
         self._heated = True
-        samples = [run(1)]
+        samples = [first()]
         known = self._fastest.setdefault(size, [])
         if any(samples[0] > _HOPELESS * time_ms and need >= other for other, time_ms in known):
             return tuple(samples)

@@ -174,9 +174,17 @@ class Device:
             runtime.memcpy(buffer.address + done, buffer.address, size, runtime.memcpyDeviceToDevice)
             done += size
 
-    def synchronize(self) -> None:
-        """Wait for all that was queued on the current stream."""
+    def set_bytes(self, address: int, value: int, size_bytes: int) -> None:
+        """Set memory to a byte on the current stream: 0xFF makes NaN of any type, 0 zeros."""
+        self._cupy.cuda.runtime.memsetAsync(address, value, size_bytes, self.stream())
+
+    def read(self, address: int, size_bytes: int, dtype: DataType) -> "np.ndarray[Any, Any]":
+        """Return what some memory holds, in float64, once the current stream is done."""
+        runtime = self._cupy.cuda.runtime
+        host = np.empty(size_bytes, np.uint8)
+        runtime.memcpyAsync(host.ctypes.data, address, size_bytes, runtime.memcpyDeviceToHost, self.stream())
         self._get_stream().synchronize()
+        return _as_float(host, dtype).astype(np.float64)
 
     def follow(self, stream: int, other: int) -> None:
         """Make a stream wait for what was queued on another so far; the host does not wait."""
@@ -184,10 +192,17 @@ class Device:
         self._cupy.cuda.runtime.eventRecord(event.ptr, other)
         self._cupy.cuda.runtime.streamWaitEvent(stream, event.ptr)
 
-    def elapsed_ms(self, run: Callable[[], None]) -> float:
-        """Return the GPU's milliseconds between two events around a call, on the current stream."""
+    def elapsed_ms(self, run: Callable[[], None], lead: Callable[[], None] | None) -> float:
+        """Return the GPU's milliseconds between two events around a call, on the current stream.
+
+        Args:
+            run: the call.
+            lead: what the GPU does while the host queues the first event and the begin of the call.
+        """
         stream = self._get_stream()
         begin, end = self._cupy.cuda.Event(), self._cupy.cuda.Event()
+        if lead is not None:
+            lead()
         begin.record(stream)
         run()
         end.record(stream)
@@ -205,6 +220,12 @@ def random_block(dtype: DataType, count: int, seed: int) -> "np.ndarray[Any, Any
     if dtype is DataType.BFLOAT16:
         return (block.view(np.uint32) >> 16).astype(np.uint16)
     return block.astype(dtype.value)
+
+
+def _as_float(memory: "np.ndarray[Any, Any]", dtype: DataType) -> "np.ndarray[Any, Any]":
+    if dtype is DataType.BFLOAT16:
+        return (memory.view(np.uint16).astype(np.uint32) << 16).view(np.float32)
+    return memory.view(dtype.value)
 
 
 def _cuda_version(number: int) -> str:

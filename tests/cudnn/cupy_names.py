@@ -1,0 +1,202 @@
+"""The names of CuPy 13's `cupy.cuda.cudnn`, read in its sources: what a drop-in must answer to."""
+
+import re
+
+_SIGNATURES = """
+check_status(status)
+get_build_version()
+getVersion()
+queryRuntimeError(handle mode)
+create()
+destroy(handle)
+setStream(handle stream)
+getStream(handle)
+createTensorDescriptor()
+setTensor4dDescriptor(tensorDesc format dataType n c h w)
+setTensor4dDescriptorEx(tensorDesc dataType n c h w nStride cStride hStride wStride)
+getTensor4dDescriptor(tensorDesc)
+setTensorNdDescriptor(tensorDesc dataType nbDims dimA strideA)
+destroyTensorDescriptor(tensorDesc)
+addTensor_v3(handle alpha bDesc b beta yDesc y)
+createOpTensorDescriptor()
+setOpTensorDescriptor(opTensorDesc opTensorOp opTensorCompType opTensorNanOpt)
+getOpTensorDescriptor(opTensorDesc)
+destroyOpTensorDescriptor(opTensorDesc)
+opTensor(handle opTensorDesc alpha1 aDesc A alpha2 bDesc B beta cDesc C)
+createReduceTensorDescriptor()
+setReduceTensorDescriptor(reduceTensorDesc reduceTensorOp reduceTensorCompType reduceTensorNanOpt
+    reduceTensorIndices reduceTensorIndicesType)
+getReduceTensorDescriptor(reduceTensorDesc)
+destroyReduceTensorDescriptor(reduceTensorDesc)
+getReductionIndicesSize(handle reduceTensorDesc aDesc cDesc)
+getReductionWorkspaceSize(handle reduceTensorDesc aDesc cDesc)
+reduceTensor(handle reduceTensorDesc indices indicesSizeInBytes workspace workspaceSizeInBytes alpha aDesc A
+    beta cDesc C)
+setTensor(handle yDesc y valuePtr)
+scaleTensor(handle yDesc y alpha)
+createFilterDescriptor()
+setFilter4dDescriptor_v4(filterDesc dataType format k c h w)
+setFilterNdDescriptor_v4(filterDesc dataType format nbDims filterDimA)
+getFilterNdDescriptor(wDesc nbDimsRequested)
+destroyFilterDescriptor(filterDesc)
+createConvolutionDescriptor()
+setConvolutionMathType(convDesc mathType)
+getConvolutionMathType(convDesc)
+setConvolutionGroupCount(convDesc groupCount)
+getConvolutionGroupCount(convDesc)
+setConvolution2dDescriptor_v4(convDesc pad_h pad_w u v dilation_h dilation_w mode)
+setConvolution2dDescriptor_v5(convDesc pad_h pad_w u v dilation_h dilation_w mode computeType)
+setConvolutionNdDescriptor_v3(convDesc arrayLength padA filterStrideA dilationA mode dataType)
+destroyConvolutionDescriptor(convDesc)
+findConvolutionForwardAlgorithm(handle xDesc wDesc convDesc yDesc requestedAlgoCount)
+findConvolutionForwardAlgorithmEx(handle xDesc x wDesc w convDesc yDesc y requestedAlgoCount workSpace
+    workSpaceSizeInBytes)
+findConvolutionForwardAlgorithmEx_v7(handle xDesc x wDesc w convDesc yDesc y requestedAlgoCount workSpace
+    workSpaceSizeInBytes)
+getConvolutionForwardAlgorithm_v6(handle srcDesc filterDesc convDesc destDesc preference memoryLimitInbytes)
+getConvolutionForwardAlgorithm_v7(handle srcDesc filterDesc convDesc destDesc requestedAlgoCount)
+getConvolutionForwardWorkspaceSize(handle srcDesc filterDesc convDesc destDesc algo)
+convolutionForward(handle alpha srcDesc srcData filterDesc filterData convDesc algo workSpace
+    workSpaceSizeInBytes beta destDesc destData)
+convolutionBackwardBias(handle alpha srcDesc srcData beta destDesc destData)
+findConvolutionBackwardFilterAlgorithm(handle xDesc dyDesc convDesc dwDesc requestedAlgoCount)
+findConvolutionBackwardFilterAlgorithmEx(handle xDesc x dyDesc dy convDesc dwDesc dw requestedAlgoCount
+    workSpace workSpaceSizeInBytes)
+findConvolutionBackwardFilterAlgorithmEx_v7(handle xDesc x dyDesc dy convDesc dwDesc dw requestedAlgoCount
+    workSpace workSpaceSizeInBytes)
+getConvolutionBackwardFilterAlgorithm_v6(handle srcDesc diffDesc convDesc filterDesc preference
+    memoryLimitInbytes)
+getConvolutionBackwardFilterAlgorithm_v7(handle srcDesc diffDesc convDesc gradDesc requestedAlgoCount)
+getConvolutionBackwardFilterWorkspaceSize(handle srcDesc diffDesc convDesc filterDesc algo)
+convolutionBackwardFilter_v3(handle alpha srcDesc srcData diffDesc diffData convDesc algo workSpace
+    workSpaceSizeInBytes beta gradDesc gradData)
+findConvolutionBackwardDataAlgorithm(handle wDesc dyDesc convDesc dxDesc requestedAlgoCount)
+findConvolutionBackwardDataAlgorithmEx(handle wDesc w dyDesc dy convDesc dxDesc dx requestedAlgoCount workSpace
+    workSpaceSizeInBytes)
+findConvolutionBackwardDataAlgorithmEx_v7(handle wDesc w dyDesc dy convDesc dxDesc dx requestedAlgoCount
+    workSpace workSpaceSizeInBytes)
+getConvolutionBackwardDataAlgorithm_v6(handle filterDesc diffDesc convDesc gradDesc preference
+    memoryLimitInbytes)
+getConvolutionBackwardDataAlgorithm_v7(handle filterDesc diffDesc convDesc gradDesc requestedAlgoCount)
+getConvolutionBackwardDataWorkspaceSize(handle filterDesc diffDesc convDesc gradDesc algo)
+convolutionBackwardData_v3(handle alpha filterDesc filterData diffDesc diffData convDesc algo workSpace
+    workSpaceSizeInBytes beta gradDesc gradData)
+createPoolingDescriptor()
+setPooling2dDescriptor_v4(poolingDesc mode maxpoolingNanOpt windowHeight windowWidth verticalPadding
+    horizontalPadding verticalStride horizontalStride)
+setPoolingNdDescriptor_v4(poolingDesc mode maxpoolingNanOpt nbDims windowDimA paddingA strideA)
+destroyPoolingDescriptor(poolingDesc)
+poolingForward(handle poolingDesc alpha srcDesc srcData beta dstDesc dstData)
+poolingBackward(handle poolingDesc alpha srcDesc srcData srcDiffDesc srcDiffData destDesc destData beta
+    destDiffDesc destDiffData)
+deriveBNTensorDescriptor(derivedBnDesc xDesc mode)
+batchNormalizationForwardTraining(handle mode alpha beta xDesc x yDesc y bnScaleBiasMeanVarDesc bnScale bnBias
+    exponentialAverageFactor resultRunningMean resultRunningVariance epsilon resultSaveMean
+    resultSaveInvVariance)
+batchNormalizationForwardInference(handle mode alpha beta xDesc x yDesc y bnScaleBiasMeanVarDesc bnScale bnBias
+    estimatedMean estimatedVariance epsilon)
+batchNormalizationBackward(handle mode alphaDataDiff betaDataDiff alphaParamDiff betaParamDiff xDesc x dyDesc dy
+    dxDesc dx dBnScaleBiasDesc bnScale dBnScaleResult dBnBiasResult epsilon savedMean savedInvVariance)
+batchNormalizationForwardTrainingEx(handle mode bnOps alpha beta xDesc x zDesc z yDesc y bnScaleBiasMeanVarDesc
+    bnScale bnBias exponentialAverageFactor resultRunningMean resultRunningVariance epsilon resultSaveMean
+    resultSaveInvVariance activationDesc workSpace workSpaceSizeInBytes reserveSpace reserveSpaceSizeInBytes)
+getBatchNormalizationForwardTrainingExWorkspaceSize(handle mode bnOps xDesc zDesc yDesc bnScaleBiasMeanVarDesc
+    activationDesc)
+batchNormalizationBackwardEx(handle mode bnops alphaDataDiff betaDataDiff alphaParamDiff betaParamDiff xDesc x
+    yDesc y dyDesc dy dzDesc dz dxDesc dx dBnScaleBiasDesc bnScaleData bnBiasData dBnScaleData dBnBiasData
+    epsilon savedMean savedInvVariance activationDesc workSpace workSpaceSizeInBytes reserveSpace
+    reserveSpaceSizeInBytes)
+getBatchNormalizationBackwardExWorkspaceSize(handle mode bnOps xDesc yDesc dyDesc dzDesc dxDesc dBnScaleBiasDesc
+    activationDesc)
+getBatchNormalizationTrainingExReserveSpaceSize(handle mode bnOps activationDesc xDesc)
+createActivationDescriptor()
+setActivationDescriptor(activationDesc mode reluNanOpt reluCeiling)
+destroyActivationDescriptor(activationDesc)
+softmaxForward(handle algorithm mode alpha srcDesc srcData beta dstDesc dstData)
+softmaxBackward(handle algorithm mode alpha srcDesc srcData srcDiffDesc srcDiffData beta destDiffDesc
+    destDiffData)
+activationForward_v4(handle activationDesc alpha srcDesc srcData beta dstDesc dstData)
+activationBackward_v4(handle activationDesc alpha srcDesc srcData srcDiffDesc srcDiffData destDesc destData beta
+    destDiffDesc destDiffData)
+createDropoutDescriptor()
+destroyDropoutDescriptor(dropoutDesc)
+dropoutGetStatesSize(handle)
+setDropoutDescriptor(dropoutDesc handle dropout states stateSizeInBytes seed)
+getDropoutReserveSpaceSize(xDesc)
+dropoutForward(handle dropoutDesc srcDesc srcData dstDesc dstData reserveSpace reserveSpaceSizeInBytes)
+dropoutBackward(handle dropoutDesc dyDesc dyData dxDesc dxData reserveSpace reserveSpaceSizeInBytes)
+"""
+
+SIGNATURES = {name: parameters.split() for name, parameters in re.findall(r"(\w+)\(([^)]*)\)", _SIGNATURES)}
+"""Parameters of each function, in order."""
+
+_CONSTANTS = """
+DATA_FLOAT DATA_DOUBLE DATA_HALF
+DEFAULT_MATH TENSOR_OP_MATH
+NOT_PROPAGATE_NAN PROPAGATE_NAN
+NON_DETERMINISTIC DETERMINISTIC
+TENSOR_NCHW TENSOR_NHWC
+OP_TENSOR_ADD OP_TENSOR_MUL OP_TENSOR_MIN OP_TENSOR_MAX OP_TENSOR_SQRT OP_TENSOR_NOT
+REDUCE_TENSOR_ADD REDUCE_TENSOR_MUL REDUCE_TENSOR_MIN REDUCE_TENSOR_MAX REDUCE_TENSOR_AMAX REDUCE_TENSOR_AVG
+REDUCE_TENSOR_NORM1 REDUCE_TENSOR_NORM2 REDUCE_TENSOR_MUL_NO_ZEROS
+REDUCE_TENSOR_NO_INDICES REDUCE_TENSOR_FLATTENED_INDICES
+32BIT_INDICES 64BIT_INDICES 16BIT_INDICES 8BIT_INDICES
+ADD_IMAGE ADD_SAME_HW ADD_FEATURE_MAP ADD_SAME_CHW ADD_SAME_C ADD_FULL_TENSOR
+CONVOLUTION CROSS_CORRELATION
+CONVOLUTION_FWD_NO_WORKSPACE CONVOLUTION_FWD_PREFER_FASTEST CONVOLUTION_FWD_SPECIFY_WORKSPACE_LIMIT
+CONVOLUTION_FWD_ALGO_IMPLICIT_GEMM CONVOLUTION_FWD_ALGO_IMPLICIT_PRECOMP_GEMM CONVOLUTION_FWD_ALGO_GEMM
+CONVOLUTION_FWD_ALGO_DIRECT CONVOLUTION_FWD_ALGO_FFT CONVOLUTION_FWD_ALGO_FFT_TILING
+CONVOLUTION_FWD_ALGO_WINOGRAD CONVOLUTION_FWD_ALGO_WINOGRAD_NONFUSED
+CONVOLUTION_BWD_FILTER_NO_WORKSPACE CONVOLUTION_BWD_FILTER_PREFER_FASTEST
+CONVOLUTION_BWD_FILTER_SPECIFY_WORKSPACE_LIMIT
+CONVOLUTION_BWD_FILTER_ALGO_0 CONVOLUTION_BWD_FILTER_ALGO_1 CONVOLUTION_BWD_FILTER_ALGO_FFT
+CONVOLUTION_BWD_FILTER_ALGO_3 CONVOLUTION_BWD_FILTER_ALGO_WINOGRAD CONVOLUTION_BWD_FILTER_ALGO_WINOGRAD_NONFUSED
+CONVOLUTION_BWD_DATA_NO_WORKSPACE CONVOLUTION_BWD_DATA_PREFER_FASTEST
+CONVOLUTION_BWD_DATA_SPECIFY_WORKSPACE_LIMIT
+CONVOLUTION_BWD_DATA_ALGO_0 CONVOLUTION_BWD_DATA_ALGO_1 CONVOLUTION_BWD_DATA_ALGO_FFT
+CONVOLUTION_BWD_DATA_ALGO_FFT_TILING CONVOLUTION_BWD_DATA_ALGO_WINOGRAD
+CONVOLUTION_BWD_DATA_ALGO_WINOGRAD_NONFUSED
+SOFTMAX_FAST SOFTMAX_ACCURATE SOFTMAX_LOG
+SOFTMAX_MODE_INSTANCE SOFTMAX_MODE_CHANNEL
+POOLING_MAX POOLING_AVERAGE_COUNT_INCLUDE_PADDING POOLING_AVERAGE_COUNT_EXCLUDE_PADDING
+POOLING_MAX_DETERMINISTIC
+ACTIVATION_SIGMOID ACTIVATION_RELU ACTIVATION_TANH ACTIVATION_CLIPPED_RELU ACTIVATION_ELU ACTIVATION_IDENTITY
+LRN_CROSS_CHANNEL_DIM1
+DIVNORM_PRECOMPUTED_MEANS
+BATCHNORM_PER_ACTIVATION BATCHNORM_SPATIAL BATCHNORM_SPATIAL_PERSISTENT
+CTC_LOSS_ALGO_DETERMINISTIC CTC_LOSS_ALGO_NON_DETERMINISTIC
+BATCHNORM_OPS_BN BATCHNORM_OPS_BN_ACTIVATION BATCHNORM_OPS_BN_ADD_ACTIVATION
+RNN_RELU RNN_TANH LSTM GRU
+UNIDIRECTIONAL BIDIRECTIONAL
+RNN_ALGO_STANDARD RNN_ALGO_PERSIST_STATIC RNN_ALGO_PERSIST_DYNAMIC
+RNN_DATA_LAYOUT_SEQ_MAJOR_UNPACKED RNN_DATA_LAYOUT_SEQ_MAJOR_PACKED RNN_DATA_LAYOUT_BATCH_MAJOR_UNPACKED
+RNN_PADDED_IO_DISABLED RNN_PADDED_IO_ENABLED
+LINEAR_INPUT SKIP_INPUT
+SAMPLER_BILINEAR
+STATUS_SUCCESS STATUS_RUNTIME_PREREQUISITE_MISSING STATUS_RUNTIME_IN_PROGRESS STATUS_RUNTIME_FP_OVERFLOW
+ERRQUERY_RAWCODE ERRQUERY_NONBLOCKING ERRQUERY_BLOCKING
+FUSED_SCALE_BIAS_ACTIVATION_CONV_BNSTATS FUSED_SCALE_BIAS_ACTIVATION_WGRAD FUSED_BN_FINALIZE_STATISTICS_TRAINING
+FUSED_BN_FINALIZE_STATISTICS_INFERENCE FUSED_CONV_SCALE_BIAS_ADD_ACTIVATION
+FUSED_SCALE_BIAS_ADD_ACTIVATION_GEN_BITMASK FUSED_DACTIVATION_FORK_DBATCHNORM
+PARAM_XDESC PARAM_XDATA_PLACEHOLDER PARAM_BN_MODE PARAM_BN_EQSCALEBIAS_DESC PARAM_BN_EQSCALE_PLACEHOLDER
+PARAM_BN_EQBIAS_PLACEHOLDER PARAM_ACTIVATION_DESC PARAM_CONV_DESC PARAM_WDESC PARAM_WDATA_PLACEHOLDER
+PARAM_DWDESC PARAM_DWDATA_PLACEHOLDER PARAM_YDESC PARAM_YDATA_PLACEHOLDER PARAM_DYDESC PARAM_DYDATA_PLACEHOLDER
+PARAM_YSTATS_DESC PARAM_YSUM_PLACEHOLDER PARAM_YSQSUM_PLACEHOLDER PARAM_BN_SCALEBIAS_MEANVAR_DESC
+PARAM_BN_SCALE_PLACEHOLDER PARAM_BN_BIAS_PLACEHOLDER PARAM_BN_SAVED_MEAN_PLACEHOLDER
+PARAM_BN_SAVED_INVSTD_PLACEHOLDER PARAM_BN_RUNNING_MEAN_PLACEHOLDER PARAM_BN_RUNNING_VAR_PLACEHOLDER PARAM_ZDESC
+PARAM_ZDATA_PLACEHOLDER PARAM_BN_Z_EQSCALEBIAS_DESC PARAM_BN_Z_EQSCALE_PLACEHOLDER PARAM_BN_Z_EQBIAS_PLACEHOLDER
+PARAM_ACTIVATION_BITMASK_DESC PARAM_ACTIVATION_BITMASK_PLACEHOLDER PARAM_DXDESC PARAM_DXDATA_PLACEHOLDER
+PARAM_DZDESC PARAM_DZDATA_PLACEHOLDER PARAM_BN_DSCALE_PLACEHOLDER PARAM_BN_DBIAS_PLACEHOLDER
+PTR_NULL PTR_ELEM_ALIGNED PTR_16B_ALIGNED
+PTR_XDATA PTR_BN_EQSCALE PTR_BN_EQBIAS PTR_WDATA PTR_DWDATA PTR_YDATA PTR_DYDATA PTR_YSUM PTR_YSQSUM
+PTR_WORKSPACE PTR_BN_SCALE PTR_BN_BIAS PTR_BN_SAVED_MEAN PTR_BN_SAVED_INVSTD PTR_BN_RUNNING_MEAN
+PTR_BN_RUNNING_VAR PTR_ZDATA PTR_BN_Z_EQSCALE PTR_BN_Z_EQBIAS PTR_ACTIVATION_BITMASK PTR_DXDATA PTR_DZDATA
+PTR_BN_DSCALE PTR_BN_DBIAS SCALAR_SIZE_T_WORKSPACE_SIZE_IN_BYTES SCALAR_INT64_T_BN_ACCUMULATION_COUNT
+SCALAR_DOUBLE_BN_EXP_AVG_FACTOR SCALAR_DOUBLE_BN_EPSILON
+"""
+
+CONSTANTS = {f"CUDNN_{name}" for name in _CONSTANTS.split()}
+"""The members of its enum."""
+
+GONE = {name for name in CONSTANTS if re.match("CUDNN_ADD_|.*_(NO_WORKSPACE|PREFER_FASTEST|WORKSPACE_LIMIT)$", name)}
+"""Those that cuDNN 9 has no longer."""

@@ -1,0 +1,141 @@
+"""Checks what an algorithm writes before it is measured: all of it, without reading it, and as exactly as it should.
+
+cuDNN offers engines that multiply what the output holds by beta = 0, so that NaN in fresh memory stays, and Winograd
+algorithms of 5 x 5 filters that are 5e-3 off in float32. Neither is in its notes.
+"""
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any, final
+
+import numpy as np
+
+from ucudnn.backends.cudnn.device import Device, DeviceBuffer
+from ucudnn.backends.cudnn.legacy import LegacyCall
+from ucudnn.backends.cudnn.library import Library
+from ucudnn.errors import CudnnError, UnsupportedProblemError
+from ucudnn.problem import ConvolutionProblem, DataType, MathMode, Operation
+
+WINDOW_BYTES = 4096
+"""Of a sample's begin or end, as much as is looked at."""
+
+TOLERANCES: dict[DataType, float] = {
+    DataType.FLOAT16: 2e-3,
+    DataType.BFLOAT16: 1e-2,
+    DataType.FLOAT32: 2e-3,
+    DataType.FLOAT64: 1e-10,
+}
+"""Relative L2 distance from a plain algorithm; float32 as TF32 multiplies it."""
+
+FMA_TOLERANCE = 1e-4
+"""The same for float32 without TF32: what Winograd algorithms of 3 x 3 filters keep."""
+
+_PLAIN = {
+    Operation.FORWARD: ("IMPLICIT_GEMM", "IMPLICIT_PRECOMP_GEMM"),
+    Operation.BACKWARD_DATA: ("ALGO_0", "ALGO_1"),
+    Operation.BACKWARD_FILTER: ("ALGO_0", "ALGO_1", "ALGO_3"),
+}
+"""Legacy algorithms that multiply and add, and nothing else."""
+
+
+@final
+class OutputCheck:
+    """Checks algorithms on the first samples of the operands of a benchmark.
+
+    Args:
+        problem: the mini-batch.
+        library: cuDNN.
+        handle: address of the cudnnHandle_t.
+        device: the GPU.
+        operands: x, w and y.
+        workspace: gives workspaces.
+    """
+
+    def __init__(
+        self,
+        problem: ConvolutionProblem,
+        library: Library,
+        handle: int,
+        device: Device,
+        operands: tuple[DeviceBuffer, DeviceBuffer, DeviceBuffer],
+        workspace: Callable[[int], DeviceBuffer],
+    ) -> None:
+        self._problem = problem
+        self._library = library
+        self._handle = handle
+        self._device = device
+        self._operands = operands
+        self._workspace = workspace
+        self._references: dict[int, Any] = {}
+
+    def __call__(self, launch: Callable[[], None], size: int) -> None:
+        """Launch an algorithm on the first `size` samples and look at the begin, the middle and the end of its output.
+
+        Args:
+            launch: computes them with alpha = 1, and beta = 0, or 1 for BackwardFilter.
+            size: the micro-batch size.
+
+        Raises:
+            UnsupportedProblemError: if the output is not what it should be.
+            CudnnError: if the launch fails.
+        """
+        if size not in self._references:
+            self._references[size] = self._reference(size)
+        found = self._outcome(launch, size)
+        if np.isnan(found).any():
+            raise UnsupportedProblemError("at beta = 0 it reads its output, or leaves some of it unwritten")
+        expected = self._references[size]
+        if expected is None:
+            return
+        error = float(np.linalg.norm(found - expected) / max(float(np.linalg.norm(expected)), 1e-300))
+        if error > self._tolerance():
+            raise UnsupportedProblemError(f"its result is {error:.1e} off, more than {self._tolerance():.0e}")
+
+    def _tolerance(self) -> float:
+        fma = self._problem.dtype is DataType.FLOAT32 and self._problem.math is MathMode.FMA
+        return FMA_TOLERANCE if fma else TOLERANCES[self._problem.dtype]
+
+    def _reference(self, size: int) -> Any:
+        """Return the windows of a plain algorithm, or None where none computes the problem."""
+        problem = replace(self._problem.part(size), math=MathMode.FMA)
+        x, w, y = (operand.address for operand in self._operands)
+        beta = 1.0 if problem.operation is Operation.BACKWARD_FILTER else 0.0
+        for name in _PLAIN[problem.operation]:
+            try:
+                call = LegacyCall(self._library, self._handle, problem, name)
+                workspace = self._workspace(call.workspace_bytes)
+
+                def launch(call: LegacyCall = call, workspace: DeviceBuffer = workspace) -> None:
+                    call.launch(x, w, y, start=0, alpha=1.0, beta=beta, workspace=workspace)
+
+                windows = self._outcome(launch, size)
+            except (CudnnError, MemoryError):
+                continue
+            if not np.isnan(windows).any():
+                return windows
+        return None
+
+    def _outcome(self, launch: Callable[[], None], size: int) -> Any:
+        """Launch on an output of NaN, or of zeros where it accumulates, and return windows of it."""
+        problem = self._problem
+        x, w, y = self._operands
+        if problem.operation is Operation.BACKWARD_FILTER:
+            self._device.set_bytes(w.address, 0x00, problem.w_bytes)
+            samples = [(w.address, problem.w_bytes)]
+        else:
+            forward = problem.operation is Operation.FORWARD
+            elements = problem.y_sample if forward else problem.x_sample
+            address, step = (y.address, problem.steps[1]) if forward else (x.address, problem.steps[0])
+            sample = elements * problem.dtype.itemsize
+            self._device.set_bytes(address, 0xFF, (size - 1) * step + sample)
+            samples = [(address + index * step, sample) for index in sorted({0, size // 2, size - 1})]
+        launch()
+        windows = []
+        for number, (address, sample) in enumerate(samples):
+            window = min(sample, WINDOW_BYTES)
+            # The begin of the first sample, the end of the last, the begin of what is between.
+            ends = (address, address + sample - window) if len(samples) == 1 else (address,)
+            if number and number == len(samples) - 1:
+                ends = (address + sample - window,)
+            windows += [self._device.read(each, window, problem.dtype) for each in ends]
+        return np.concatenate(windows)
