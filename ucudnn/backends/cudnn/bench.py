@@ -97,7 +97,7 @@ class CudnnBench(Bench):
         def spent_ms() -> float:
             return (perf_counter() - begin) * 1e3
 
-        self._check(launch, size)
+        self._check(launch, size, workspace)
         upcoming = cycle(starts)
         launch(max(0, effort.warmup - 1))
         while not self._heated and spent_ms() < _HEAT_MS:

@@ -55,7 +55,10 @@ class Library:
     def __init__(self, path: str | None = None) -> None:
         self.path, self._library = _load(path)
         self._functions: dict[str, tuple[Callable[..., int], tuple[Any, ...]]] = {}
-        get_version = self._library.cudnnGetVersion
+        try:
+            get_version = self._library.cudnnGetVersion
+        except AttributeError as error:
+            raise BackendUnavailableError(f"{self.path} is no cuDNN: give the path of libcudnn.so.9") from error
         get_version.restype = ctypes.c_size_t
         self.version: int = get_version()
         """As cudnnGetVersion gives it: 91901 is 9.19.1."""
