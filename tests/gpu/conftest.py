@@ -94,7 +94,9 @@ class Operands:
         rows = {"x": problem.x_batch_stride, "w": problem.w_sample, "y": problem.y_batch_stride}
         memory, views, exact = {}, {}, {}
         for name, shape in shapes.items():
-            host = (rng.random((shape[0], rows[name]), dtype=np.float32) - np.float32(0.5)).astype(dtype)
+            # Numbers of 53 bits for float64, whose products float64 must round; those of float32 it would not.
+            drawn = np.float64 if problem.dtype is DataType.FLOAT64 else np.float32
+            host = (rng.random((shape[0], rows[name]), dtype=drawn) - drawn(0.5)).astype(dtype)
             memory[name] = cupy.asarray(host)
             inner = int(np.prod(shape[1:]))
             views[name] = memory[name][:, :inner].reshape(shape) if inner == rows[name] else memory[name][:, :inner]

@@ -44,7 +44,7 @@ def wrong(cupy, cudnn, problem, algorithm, operands, alpha, beta, expected):
         operands.restore(cupy)
     else:
         operands.poison()
-    guarded = Guarded(cupy, cudnn, algorithm.workspace_bytes, offset=16)
+    guarded = Guarded(cupy, cudnn, algorithm.workspace_bytes, offset=256)
     try:
         call = cudnn.prepare(problem, algorithm.name)
         cudnn.queue()

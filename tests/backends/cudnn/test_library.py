@@ -133,4 +133,4 @@ def test_notes_decide_what_a_problem_allows():
 
 
 def test_workspaces_are_stated_in_multiples_of_the_alignment():
-    assert [round_up(size) for size in (0, 1, 16, 17)] == [0, 16, 16, 32]
+    assert [round_up(size) for size in (0, 1, 256, 257)] == [0, 256, 256, 512]

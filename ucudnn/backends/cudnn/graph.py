@@ -28,8 +28,9 @@ from ucudnn.problem import ConvolutionProblem, DataType, MathMode, Operation
 X, W, Y = 1, 2, 3
 """Identities of the tensors in operation graphs and variant packs."""
 
-WORKSPACE_UNIT = 16
-"""Workspaces are stated in multiples of so many bytes, the alignment that segments of an arena keep."""
+WORKSPACE_UNIT = 256
+"""Workspaces are stated in multiples of so many bytes, so that the segments of an arena begin at such multiples: some
+engines of cuDNN 9.19 leave NaN where their workspace is aligned to 16 bytes only."""
 
 _LOG = logging.getLogger(__name__)
 _NAME = re.compile(r"eng(\d+)((?:_k\d+=-?\d+)*)")
