@@ -19,7 +19,6 @@ different algorithms, unless --math fma), and then by what training makes of tha
 
 import argparse
 import json
-import platform
 import sys
 from array import array
 from collections.abc import Callable, Sequence
@@ -376,8 +375,7 @@ def main() -> None:
     speedup = times["plain"] / times["ucudnn"]
     answer = {
         "conditions": {**owner.backend.conditions(), "ucudnn": _version(), "numpy": np.__version__},
-        "host": platform.platform(),
-        "arguments": {**vars(arguments), "out": str(arguments.out)},
+        "arguments": {name: value for name, value in vars(arguments).items() if name != "out"},
         "median_ms": times,
         "speedup": speedup,
         "workspace_bytes": held,
