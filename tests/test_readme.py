@@ -13,13 +13,13 @@ def blocks(kind):
 
 
 def test_there_are_two_command_lines_for_newcomers():
-    commands = [block for block in blocks("sh") if "venv" in block]
+    commands = [block for block in blocks("sh") if "venv" in block and "cuda" not in block]
     assert len(commands) == 2
     assert all(len(command.strip().splitlines()) == 1 for command in commands)
 
 
 def test_the_example_runs(capsys):
-    (example,) = blocks("python")
+    (example,) = [block for block in blocks("python") if "import numpy" in block]  # the others need a GPU: tests/gpu
     exec(compile(example, "README.md", "exec"), {})
     assert "WR, 4 MiB for each kernel" in capsys.readouterr().out
 

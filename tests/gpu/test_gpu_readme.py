@@ -1,0 +1,15 @@
+"""README's examples for a GPU run as they stand there."""
+
+import pytest
+
+from tests.test_readme import blocks
+
+EXAMPLES = [block for block in blocks("python") if "import numpy" not in block]
+
+
+@pytest.mark.parametrize("example", EXAMPLES, ids=range(len(EXAMPLES)))
+def test_an_example_runs(cupy, example):
+    names = {}
+    exec(compile(example, "README.md", "exec"), names)
+    assert names["handle"]
+    cupy.get_default_memory_pool().free_all_blocks()
