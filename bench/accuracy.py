@@ -86,8 +86,8 @@ def main() -> None:
         own = [row for row in rows if (row["dtype"], row["math"]) == (dtype.value, math.value)]
         for operation in ("Forward", "BackwardData", "BackwardFilter"):
             of = [row for row in own if row["operation"] == operation]
-            worst = [max(row["errors"][str(parts)] for row in of) for parts in PARTS]
-            ratio = max(row["ratio"] for row in of)
+            worst = [max((row["errors"][str(parts)] for row in of), default=float("nan")) for parts in PARTS]
+            ratio = max((row["ratio"] for row in of), default=float("nan"))
             values = " ".join(f"{value:10.1e}" for value in worst)
             print(f"{dtype.value:9} {math.value:5} {bound:7.0e} {values}  {ratio:.2f} {operation}", flush=True)
     answer = {"conditions": dict(backend.conditions()), "batch": arguments.batch, "rows": rows}

@@ -1,6 +1,6 @@
 """Decisions: the configuration of every kernel, by workspace reuse (WR) or workspace division (WD)."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from math import fsum
@@ -163,9 +163,22 @@ def decide_again(kernel: Kernel, benchmark: Benchmark, settings: Settings, limit
 
 
 def decide_rest(
-    problem: ConvolutionProblem, start: int, benchmark: Benchmark, settings: Settings, limit_bytes: int
+    problem: ConvolutionProblem,
+    start: int,
+    benchmark: Benchmark,
+    settings: Settings,
+    limit_bytes: int,
+    failed: Collection[str] = (),
 ) -> Configuration | None:
     """Choose a configuration for the samples from `start` on, where earlier ones were computed already.
+
+    Args:
+        problem: the problem at mini-batch size.
+        start: the first sample that is missing.
+        benchmark: what was measured.
+        settings: policy.
+        limit_bytes: workspace of the kernel.
+        failed: algorithms that are not to be chosen.
 
     Returns:
         The fastest configuration within the limit, or None if nothing is left.
@@ -173,7 +186,9 @@ def decide_rest(
     # Parts must begin where their size says that they may: see ConvolutionProblem.part.
     unit = start & -start
     measured = benchmark.micro_configurations(problem, _sizes(problem, settings), limit_bytes)
-    fitting = (micro for micro in measured if not start or micro.size & -micro.size <= unit)
+    fitting = (
+        micro for micro in measured if micro.algorithm not in failed and (not start or micro.size & -micro.size <= unit)
+    )
     front = desirable_set(fitting, problem.batch - start)
     return front[-1] if front else None
 

@@ -2,7 +2,7 @@
 
 import logging
 from collections.abc import Iterable
-from typing import final
+from typing import Any, final
 
 from ucudnn.backends.base import Buffer, ComputeBackend, Tensor
 from ucudnn.benchmark import Benchmark
@@ -10,6 +10,7 @@ from ucudnn.decision import Decision, decide_again, decide_rest
 from ucudnn.errors import BackendError, StepError
 from ucudnn.kernel import Kernel
 from ucudnn.plan import Plan, make_plan
+from ucudnn.problem import Operation
 from ucudnn.settings import Settings
 from ucudnn.units import exact_bytes
 from ucudnn.workspace import DividedWorkspace, SharedWorkspace, Workspace
@@ -30,9 +31,11 @@ class Entry:
         calls: how often it was launched.
         ready: its workspace on each queue on which it was launched.
         queue: the queue of its last launch.
+        mark: the end of its last launch, where its workspace is every queue's.
+        warned: whether it was said that an algorithm failed.
     """
 
-    __slots__ = ("calls", "decision", "kernel", "limit_bytes", "plan", "queue", "ready", "warned")
+    __slots__ = ("calls", "decision", "kernel", "limit_bytes", "mark", "plan", "queue", "ready", "warned")
 
     def __init__(self, kernel: Kernel) -> None:
         self.kernel = kernel
@@ -42,6 +45,7 @@ class Entry:
         self.calls = 0
         self.ready: dict[int, Buffer] = {}
         self.queue: int | None = None
+        self.mark: Any = None
         self.warned = False
 
     def decide(self, decision: Decision) -> None:
@@ -70,12 +74,29 @@ class Dispatcher:
         self._entries: list[Entry] = []
         self._workspace: Workspace[int] = SharedWorkspace(backend)
         self._arena_needed = False
-        self._captured: dict[int, Buffer] = {}
+        self._arena_mark: Any = None
+        self._captured: dict[tuple[int, int], tuple[Buffer, Plan]] = {}
+        self._retired: list[Workspace[int]] = []  # arenas that could not be waited for, in a capture
 
     @property
     def workspace_bytes(self) -> int:
-        """Bytes of workspace that are held now."""
-        return self._workspace.size_bytes
+        """Bytes of workspace that are held now, those of captured graphs included."""
+        workspaces = [self._workspace, *self._retired]
+        graphs = {
+            id(buffer): plan.configuration.workspace_bytes
+            for buffer, plan in self._captured.values()
+            if not any(workspace.holds(buffer) for workspace in workspaces)
+        }
+        return sum(workspace.size_bytes for workspace in workspaces) + sum(graphs.values())
+
+    def release(self) -> None:
+        """Give up workspaces, except those of captured graphs; they are made again when they are needed."""
+        for entry in self._entries:
+            entry.ready.clear()
+            self.backend.finish(entry.mark)
+            entry.queue = entry.mark = None
+        self._workspace = SharedWorkspace(self.backend)
+        self._arena_needed = self._divides and bool(self._entries)
 
     def divide(self, entries: Iterable[Entry]) -> None:
         """Begin a new division (WD): the arena is made at the next launch, with a segment for each of these."""
@@ -95,31 +116,36 @@ class Dispatcher:
         if workspace is None:
             workspace = self._prepare(entry, queue)
         if self._divides and entry.queue != queue:
-            if entry.queue is not None:
-                backend.follow(queue, entry.queue)  # its one segment is in use there
-            entry.queue = queue
-        if backend.capturing(queue):
-            # A graph holds addresses only; whoever replays it later must find the memory still there.
-            self._captured[id(workspace)] = workspace
+            backend.wait(entry.mark)  # its one segment is in use there
         plan = entry.plan
         assert plan is not None
+        if backend.capturing(queue):
+            self._keep(workspace, plan)
         try:
             plan.launch(x, w, y, alpha=alpha, beta=beta, workspace=workspace)
         except StepError as error:
             self._finish(entry, error, x, w, y, alpha, beta)
+        if self._divides:
+            entry.queue, entry.mark = queue, backend.mark()
         entry.calls += 1
+
+    def _keep(self, workspace: Buffer, plan: Plan) -> None:
+        # A graph holds addresses only; whoever replays it later must find memory and kernels still there.
+        self._captured[id(workspace), id(plan)] = workspace, plan
 
     def _prepare(self, entry: Entry, queue: int) -> Buffer:
         while True:
             plan = entry.plan or self._plan(entry)
             need = plan.configuration.workspace_bytes
             if self._arena_needed:
-                self._make_arena()
+                self._make_arena(queue)
             try:
                 workspace = self._buffer(entry, queue, need)
             except MemoryError as error:
                 self._shrink(entry, need, error)
                 continue
+            if self._divides:
+                self.backend.wait(self._arena_mark)  # its memory may have come from another queue
             entry.ready[queue] = workspace
             if not self._divides and entry not in self._entries:
                 self._entries.append(entry)
@@ -129,7 +155,14 @@ class Dispatcher:
         if self._workspace.grows(queue, need):
             for other in self._entries:  # so that the smaller buffer is free before there is a larger one
                 other.ready.pop(queue, None)
-        return self._workspace.buffer(id(entry), queue, need)
+        try:
+            return self._workspace.buffer(id(entry), queue, need)
+        except MemoryError:
+            if not self._workspace.release(queue):
+                raise
+            for other in self._entries:
+                other.ready.clear()
+            return self._workspace.buffer(id(entry), queue, need)
 
     def _limit(self, entry: Entry) -> int:
         return entry.limit_bytes if self._divides else self._settings.workspace_limit_bytes
@@ -152,14 +185,21 @@ class Dispatcher:
         """Compute what a failed launch left, from its first missing sample on, in another way."""
         problem = entry.kernel.problem
         queue = self.backend.queue()
+        failed: set[str] = set()
         for _ in range(_MOST_REPLACEMENTS):
-            self._replace(entry, error)
-            rest = decide_rest(problem, error.start, self._benchmark, self._settings, self._limit(entry))
+            failed.add(error.algorithm)
+            if alpha == 1 and (beta == 0 or (beta == 1 and problem.operation is Operation.BACKWARD_FILTER)):
+                self._replace(entry, error)  # it was measured so, and does not compute any more
+            else:
+                self._warn(entry, f"{error} with alpha {alpha} and beta {beta}; others compute such calls")
+            rest = decide_rest(problem, error.start, self._benchmark, self._settings, self._limit(entry), failed)
             if rest is None:
                 raise error
             try:
                 workspace = self._buffer(entry, queue, rest.workspace_bytes)
                 plan = make_plan(problem, rest, self.backend, start=error.start)
+                if self.backend.capturing(queue):
+                    self._keep(workspace, plan)
                 plan.launch(x, w, y, alpha=alpha, beta=beta, workspace=workspace)
             except MemoryError as shortage:
                 raise error from shortage
@@ -178,11 +218,14 @@ class Dispatcher:
         decision = decide_again(entry.kernel, self._benchmark, self._settings, self._limit(entry))
         if decision is None:
             raise error
-        if not entry.warned:
-            _LOG.warning("%s: %s; from now on %s", entry.kernel, error, decision.configuration)
-            entry.warned = True
+        self._warn(entry, f"{error}; from now on {decision.configuration}")
         entry.decision, entry.plan = decision, None
         entry.ready.clear()
+
+    def _warn(self, entry: Entry, text: str) -> None:
+        if not entry.warned:
+            _LOG.warning("%s: %s", entry.kernel, text)
+            entry.warned = True
 
     def _shrink(self, entry: Entry, need: int, error: MemoryError) -> None:
         """Decide within half the workspace that memory has no room for."""
@@ -194,9 +237,15 @@ class Dispatcher:
         )
         entry.decision, entry.plan = decision, None
 
-    def _make_arena(self) -> None:
+    def _make_arena(self, queue: int) -> None:
         needs = {id(entry): entry.limit_bytes for entry in self._entries}
-        self._workspace = SharedWorkspace(self.backend)  # the old arena goes first
+        if self.backend.capturing(queue):
+            self._retired.append(self._workspace)
+        else:
+            for entry in self._entries:  # the old arena goes first, once nothing uses it any more
+                self.backend.finish(entry.mark)
+                entry.queue = entry.mark = None
+            self._workspace = SharedWorkspace(self.backend)
         try:
             self._workspace = DividedWorkspace(self.backend, needs)
         except MemoryError as error:
@@ -204,4 +253,5 @@ class Dispatcher:
             raise BackendError(
                 f"no room for a total workspace of {exact_bytes(total)}: give a smaller one ({error})"
             ) from error
+        self._arena_mark = self.backend.mark()
         self._arena_needed = False

@@ -158,3 +158,7 @@ class StepError(BackendError):
         self.algorithm = algorithm
         self.size = size
         self.start = start
+        self._cause = cause
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return type(self), (self.algorithm, self.size, self.start, self._cause)

@@ -4,13 +4,14 @@ import logging
 from dataclasses import dataclass, replace
 from threading import RLock
 from typing import Unpack
+from weakref import WeakKeyDictionary
 
 from ucudnn.backends import open_backend
 from ucudnn.backends.base import Backend, ComputeBackend, Effort, Tensor
 from ucudnn.benchmark import Benchmark, ProgressListener
 from ucudnn.decision import Decisions, decide
 from ucudnn.dispatch import Dispatcher, Entry
-from ucudnn.errors import BackendError, UcudnnError
+from ucudnn.errors import BackendError
 from ucudnn.kernel import Kernel
 from ucudnn.policy import BatchSizePolicy
 from ucudnn.problem import ConvolutionProblem, Operation
@@ -86,7 +87,7 @@ class Handle:
         )
         """What computes, or replays."""
         self._benchmark = Benchmark(self.backend, effort=effort, listener=listener)
-        self._lock = RLock()
+        self._lock = _lock_of(self.backend)
         self._problems = ProblemCache()
         self._entries: dict[_Key, Entry] = {}
         self._decided: list[Decisions] = []
@@ -122,20 +123,22 @@ class Handle:
         """
         with self._lock:
             missing = [entry for entry in self._entries.values() if entry.decision is None]
-            if not missing:
-                return
-            divides = self.settings.total_workspace_bytes is not None
-            if divides:
-                missing = list(self._entries.values())  # what comes late takes part in a new division
-            decisions = decide([entry.kernel for entry in missing], self._benchmark, self.settings)
-            if divides:
-                self._decided.clear()
-            self._decided.append(decisions)
-            for entry, decision in zip(missing, decisions.kernels, strict=True):
-                entry.decide(decision)
-            if divides and self._dispatcher is not None:
-                self._dispatcher.divide(self._entries.values())
-            _LOG.info("planned %d kernels in %.2f s", len(missing), decisions.benchmark_seconds)
+            if missing:
+                self._decide(missing)
+
+    def _decide(self, missing: list[Entry]) -> None:
+        divides = self.settings.total_workspace_bytes is not None
+        if divides:
+            missing = list(self._entries.values())  # what comes late takes part in a new division
+        decisions = decide([entry.kernel for entry in missing], self._benchmark, self.settings)
+        if divides:
+            self._decided.clear()
+        self._decided.append(decisions)
+        for entry, decision in zip(missing, decisions.kernels, strict=True):
+            entry.decide(decision)
+        if divides and self._dispatcher is not None:
+            self._dispatcher.divide(self._entries.values())
+        _LOG.info("planned %d kernels in %.2f s", len(missing), decisions.benchmark_seconds)
 
     def convolve(
         self,
@@ -172,14 +175,15 @@ class Handle:
             raise BackendError(
                 f"backend {self.backend.name} plans but cannot execute: open a handle on 'cpu' or 'cudnn'"
             )
-        x, w, y, alignment = dispatcher.backend.bind(x, w, y)
+        # Under names of their own: the arrays must live until they are launched on, whoever else holds them.
+        bound_x, bound_w, bound_y, alignment = dispatcher.backend.bind(x, w, y)
         if alignment < problem.alignment:
             problem = replace(problem, alignment=alignment)
         with self._lock:
             entry = self._entries.get((layer, problem))
             if entry is None or entry.decision is None:
                 entry = self._plan((layer, problem))
-            dispatcher.launch(entry, x, w, y, alpha, beta)
+            dispatcher.launch(entry, bound_x, bound_w, bound_y, alpha, beta)
 
     def forward(
         self,
@@ -273,6 +277,15 @@ class Handle:
         """Bytes of workspace that the handle holds now."""
         return 0 if self._dispatcher is None else self._dispatcher.workspace_bytes
 
+    def release_workspace(self) -> None:
+        """Give the workspace back to the allocator, except what captured CUDA graphs use; the next call takes it again.
+
+        Each stream on which the handle was used has a workspace, held until it is released or memory runs short.
+        """
+        with self._lock:
+            if self._dispatcher is not None:
+                self._dispatcher.release()
+
     def report(self) -> Report:
         """Return what was decided so far, what it was decided from, and how often each kernel ran."""
         with self._lock:
@@ -302,9 +315,17 @@ class Handle:
         known = key in self._entries
         entry = self._register(key)
         try:
-            self.optimize()
-        except UcudnnError:
+            self._decide([entry])  # under WR, others that cannot be planned are none of its business
+        except BaseException:
             if not known:
                 del self._entries[key]  # one kernel that cannot be planned must not stop the others
             raise
         return entry
+
+
+_LOCKS: WeakKeyDictionary[Backend, RLock] = WeakKeyDictionary()
+
+
+def _lock_of(backend: Backend) -> RLock:
+    """Return the lock of a backend: handles that share one share its queue too."""
+    return _LOCKS.setdefault(backend, RLock())

@@ -101,11 +101,9 @@ class Report:
     @property
     def speedup(self) -> float | None:
         """Undivided over micro-batched time of all kernels: executed where they were, else predicted."""
-        return (
-            _ratio(self.total("undivided_executed_ms"), self.total("executed_ms"))
-            if self.executed
-            else None or (_ratio(self.total("undivided_ms"), self.total("micro_batched_ms")))
-        )
+        if self.executed:
+            return _ratio(self.total("undivided_executed_ms"), self.total("executed_ms"))
+        return _ratio(self.total("undivided_ms"), self.total("micro_batched_ms"))
 
     def to_dict(self) -> dict[str, object]:
         """Return the report as one JSON object."""

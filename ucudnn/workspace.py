@@ -19,6 +19,14 @@ class Workspace(ABC, Generic[Key]):
         """Bytes that are held now."""
 
     @abstractmethod
+    def holds(self, buffer: Buffer) -> bool:
+        """Whether a workspace is among those that are held now."""
+
+    @abstractmethod
+    def release(self, queue: int) -> bool:
+        """Give up what queues other than this one had; whether there was any. It is made again when it is asked for."""
+
+    @abstractmethod
     def grows(self, queue: int, size_bytes: int) -> bool:
         """Whether asking for so many bytes on a queue takes the place of what was given there before."""
 
@@ -47,6 +55,17 @@ class SharedWorkspace(Workspace[Key]):
     def size_bytes(self) -> int:
         """Bytes that are held now: the largest need so far, of each queue."""
         return sum(self._sizes.values())
+
+    def holds(self, buffer: Buffer) -> bool:
+        """Whether it is some queue's buffer now."""
+        return any(buffer is each for each in self._buffers.values())
+
+    def release(self, queue: int) -> bool:
+        """Give up the buffers of other queues: those of streams that are no more among them."""
+        others = [each for each in self._sizes if each != queue]
+        for each in others:
+            del self._sizes[each], self._buffers[each]
+        return bool(others)
 
     def grows(self, queue: int, size_bytes: int) -> bool:
         """Whether the queue's buffer is smaller."""
@@ -91,6 +110,14 @@ class DividedWorkspace(Workspace[Key]):
     def size_bytes(self) -> int:
         """Bytes of the arena."""
         return self._size
+
+    def holds(self, buffer: Buffer) -> bool:
+        """Whether it is one of the segments."""
+        return any(buffer is each for each in self._segments.values())
+
+    def release(self, queue: int) -> bool:
+        """Nothing: segments are every queue's."""
+        return False
 
     def grows(self, queue: int, size_bytes: int) -> bool:
         """Never: what a kernel gets was decided."""

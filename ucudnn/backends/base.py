@@ -188,8 +188,15 @@ class ComputeBackend(Backend):
         """Whether calls on a queue are recorded, to be run later any number of times (CUDA graphs)."""
         return False
 
-    def follow(self, queue: int, other: int) -> None:
-        """Let what is launched on a queue from now on wait for what another holds so far; the caller does not wait."""
+    def mark(self) -> Any:
+        """Return a mark of all that the current queue holds so far; None where calls have ended when they return."""
+        return None
+
+    def wait(self, mark: Any) -> None:
+        """Let what is launched on the current queue from now on wait for a mark; the caller does not wait."""
+
+    def finish(self, mark: Any) -> None:
+        """Wait, in the calling thread, until what a mark marks is done."""
 
     @abstractmethod
     def segment(self, buffer: Buffer, offset_bytes: int, size_bytes: int) -> Buffer:

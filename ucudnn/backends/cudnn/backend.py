@@ -55,7 +55,6 @@ class CudnnBackend(ComputeBackend):
         self._close.atexit = False  # cuDNN may be gone by then
         self._set_stream = self.library.function("cudnnSetStream")
         self._stream = 0
-        self._pinned: int | None = None
         self._algorithms: dict[ConvolutionProblem, tuple[Algorithm, ...]] = {}
 
     @property
@@ -142,7 +141,7 @@ class CudnnBackend(ComputeBackend):
         Raises:
             InvalidProblemError: if one of them is not on a GPU.
         """
-        if type(x) is not int:
+        if not type(x) is type(w) is type(y) is int:
             try:
                 x, w, y = x.data.ptr, w.data.ptr, y.data.ptr  # CuPy arrays, the quickest way
             except AttributeError:
@@ -156,25 +155,38 @@ class CudnnBackend(ComputeBackend):
         return self._device.elapsed_ms(run, lead)
 
     def queue(self) -> int:
-        """Point cuDNN to the current stream and return its address."""
-        stream = self._device.stream() if self._pinned is None else self._pinned
-        if stream != self._stream:
-            self.library.check(self._set_stream(self.cudnn_handle, stream), "cudnnSetStream")
-            self._stream = stream
-        return stream
+        """Point cuDNN to the current stream and return what tells it from others.
+
+        Raises:
+            BackendError: if this thread's current GPU is not the backend's.
+        """
+        queue = self._device.queue()
+        if queue != self._stream:
+            self.library.check(self._set_stream(self.cudnn_handle, self._device.stream()), "cudnnSetStream")
+            self._stream = queue
+        return queue
 
     def capturing(self, queue: int) -> bool:
         """Whether a CUDA graph is being captured on a stream."""
         return self._device.capturing(queue)
 
-    def follow(self, queue: int, other: int) -> None:
-        """Make a stream wait for what was queued on another; in a capture, order is the caller's."""
-        if not self.capturing(queue):
-            self._device.follow(queue, other)
+    def mark(self) -> Any:
+        """Return an event after all that the current stream holds; None in a capture, where order is the caller's."""
+        return None if self.capturing(self._device.queue()) else self._device.mark()
+
+    def wait(self, mark: Any) -> None:
+        """Make the current stream wait for an event; in a capture, order is the caller's."""
+        if mark is not None and not self.capturing(self._device.queue()):
+            self._device.wait(mark)
+
+    def finish(self, mark: Any) -> None:
+        """Wait for an event."""
+        if mark is not None:
+            mark.synchronize()
 
     def set_stream(self, stream: int | None) -> None:
         """Queue all calls on one stream from now on, whatever CuPy's current one; None takes that back."""
-        self._pinned = stream
+        self._device.pin(stream)
         self.queue()
 
     def _as_asked(self, problem: ConvolutionProblem) -> ConvolutionProblem:

@@ -2,23 +2,20 @@
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from importlib.util import find_spec
+from functools import cache
 from pathlib import Path
+from threading import get_ident
 from typing import Any, final
 
 import numpy as np
 
 from ucudnn.backends.cudnn.library import exchange_capture_mode
-from ucudnn.errors import BackendUnavailableError, InvalidProblemError
+from ucudnn.errors import BackendError, BackendUnavailableError, InvalidProblemError
 from ucudnn.problem import DataType
 
 _RELAXED = 2  # cudaStreamCaptureModeRelaxed
+_PER_THREAD = 2  # cudaStreamPerThread: one address, a stream of its own in each thread
 _BLOCK = 1 << 20  # random elements that are drawn; larger tensors repeat them
-
-
-def is_installed() -> bool:
-    """Whether there is a CuPy to ask for a GPU."""
-    return find_spec("cupy") is not None
 
 
 def cupy_module() -> Any:
@@ -74,11 +71,11 @@ def address_of(tensor: Any) -> int:
     if isinstance(tensor, DeviceBuffer):
         return tensor.address
     pointer = getattr(tensor, "data_ptr", None)
-    if pointer is not None:
-        return int(pointer())
+    if pointer is not None and getattr(tensor, "is_cuda", False):
+        return int(pointer())  # PyTorch's interface refuses tensors that need a gradient
     try:
         return int(tensor.__cuda_array_interface__["data"][0])
-    except AttributeError as error:
+    except (AttributeError, TypeError) as error:  # PyTorch raises either for a tensor of the host
         raise InvalidProblemError(
             f"{type(tensor).__name__} is not on a GPU: give CuPy arrays, device addresses, or open the handle with"
             " backend='cpu'"
@@ -88,6 +85,12 @@ def address_of(tensor: Any) -> int:
 @final
 class Device:
     """The GPU that is CuPy's current one when this is made.
+
+    Attributes:
+        ordinal: its number.
+        name: its name.
+        capability: its compute capability: '9.0'.
+        failures: exceptions with which CUDA tells that something went wrong.
 
     Raises:
         BackendUnavailableError: if CuPy or a GPU is missing.
@@ -104,8 +107,11 @@ class Device:
         self.name: str = properties["name"].decode()
         self.capability: str = f"{properties['major']}.{properties['minor']}"
         self._pool = self._cupy.cuda.MemoryPool()
-        self._get_stream: Callable[[], Any] = self._cupy.cuda.get_current_stream
+        self._current_stream: Callable[[], Any] = self._cupy.cuda.get_current_stream
+        self._current_device: Callable[[], int] = runtime.getDevice
         self._is_capturing: Callable[[int], bool] = runtime.streamIsCapturing
+        self._pinned: Any = None
+        self.failures: tuple[type[Exception], ...] = (runtime.CUDARuntimeError,)
 
     def conditions(self) -> Mapping[str, str]:
         """Return the GPU's name and compute capability, and the versions of driver, CUDA and CuPy."""
@@ -119,15 +125,37 @@ class Device:
             "cupy": str(self._cupy.__version__),
         }
 
+    def pin(self, stream: int | None) -> None:
+        """Take a stream for the current one from now on, whatever CuPy's is; None takes that back."""
+        self._pinned = None if stream is None else self._cupy.cuda.ExternalStream(stream)
+
     def stream(self) -> int:
         """Return the address of this thread's current stream."""
-        address: int = self._get_stream().ptr
+        address: int = self._stream().ptr
         return address
 
-    def capturing(self, stream: int) -> bool:
+    def queue(self) -> int:
+        """Return what tells the current stream from all others: its address, or the thread where it has one by itself.
+
+        Raises:
+            BackendError: if this thread's current GPU is another one.
+        """
+        if self._current_device() != self.ordinal:
+            raise BackendError(
+                f"this is of GPU {self.ordinal}, but the thread's current one is {self._current_device()}: enter"
+                f" `with cupy.cuda.Device({self.ordinal})`, or open a handle for each"
+            )
+        stream = self.stream()
+        return stream if stream != _PER_THREAD else -get_ident()
+
+    def capturing(self, queue: int) -> bool:
         """Whether a CUDA graph is being captured on a stream."""
+        stream = queue if queue >= 0 else _PER_THREAD
         # The null stream cannot be captured, and asking for it while another stream is would break that capture.
-        return stream > 2 and self._is_capturing(stream)
+        return stream > 1 and self._is_capturing(stream)
+
+    def _stream(self) -> Any:
+        return self._current_stream() if self._pinned is None else self._pinned
 
     def allocate(self, size_bytes: int) -> DeviceBuffer:
         """Return memory from CuPy's current allocator; contents are arbitrary.
@@ -137,13 +165,14 @@ class Device:
         """
         if not size_bytes:
             return DeviceBuffer(0, 0)
-        if not self.capturing(self.stream()):
-            return self._buffer(self._cupy.cuda.alloc, size_bytes)
-        mode = exchange_capture_mode(_RELAXED)  # else a capture fails where the allocator asks CUDA for more
-        try:
-            return self._buffer(self._cupy.cuda.alloc, size_bytes)
-        finally:
-            exchange_capture_mode(mode)
+        with self._stream():  # the allocator may give what was freed there, in the order of that stream
+            if not self.capturing(self.stream()):
+                return self._buffer(self._cupy.cuda.alloc, size_bytes)
+            mode = exchange_capture_mode(_RELAXED)  # else a capture fails where the allocator asks CUDA for more
+            try:
+                return self._buffer(self._cupy.cuda.alloc, size_bytes)
+            finally:
+                exchange_capture_mode(mode)
 
     @contextmanager
     def scratch(self) -> Iterator[Callable[[int], DeviceBuffer]]:
@@ -165,13 +194,13 @@ class Device:
     def fill(self, buffer: DeviceBuffer, dtype: DataType, seed: int) -> None:
         """Fill memory with random numbers in [-0.5, 0.5), from the host, so that no compiler is needed."""
         count = buffer.size_bytes // dtype.itemsize
-        block = random_block(dtype, min(count, _BLOCK), seed)
-        runtime = self._cupy.cuda.runtime
-        runtime.memcpy(buffer.address, block.ctypes.data, block.nbytes, runtime.memcpyHostToDevice)
+        block = _random_block(dtype, seed)[: min(count, _BLOCK)]
+        runtime, stream = self._cupy.cuda.runtime, self.stream()
+        runtime.memcpyAsync(buffer.address, block.ctypes.data, block.nbytes, runtime.memcpyHostToDevice, stream)
         done = block.nbytes
         while done < buffer.size_bytes:
             size = min(done, buffer.size_bytes - done)
-            runtime.memcpy(buffer.address + done, buffer.address, size, runtime.memcpyDeviceToDevice)
+            runtime.memcpyAsync(buffer.address + done, buffer.address, size, runtime.memcpyDeviceToDevice, stream)
             done += size
 
     def set_bytes(self, address: int, value: int, size_bytes: int) -> None:
@@ -183,14 +212,18 @@ class Device:
         runtime = self._cupy.cuda.runtime
         host = np.empty(size_bytes, np.uint8)
         runtime.memcpyAsync(host.ctypes.data, address, size_bytes, runtime.memcpyDeviceToHost, self.stream())
-        self._get_stream().synchronize()
+        self._stream().synchronize()
         return _as_float(host, dtype).astype(np.float64)
 
-    def follow(self, stream: int, other: int) -> None:
-        """Make a stream wait for what was queued on another so far; the host does not wait."""
+    def mark(self) -> Any:
+        """Return an event after all that the current stream holds so far."""
         event = self._cupy.cuda.Event(disable_timing=True)
-        self._cupy.cuda.runtime.eventRecord(event.ptr, other)
-        self._cupy.cuda.runtime.streamWaitEvent(stream, event.ptr)
+        event.record(self._stream())
+        return event
+
+    def wait(self, event: Any) -> None:
+        """Make the current stream wait for an event; the host does not wait."""
+        self._stream().wait_event(event)
 
     def elapsed_ms(self, run: Callable[[], None], lead: Callable[[], None] | None) -> float:
         """Return the GPU's milliseconds between two events around a call, on the current stream.
@@ -199,7 +232,7 @@ class Device:
             run: the call.
             lead: what the GPU does while the host queues the first event and the begin of the call.
         """
-        stream = self._get_stream()
+        stream = self._stream()
         begin, end = self._cupy.cuda.Event(), self._cupy.cuda.Event()
         if lead is not None:
             lead()
@@ -214,9 +247,10 @@ class Device:
         return DeviceBuffer(memory.ptr, size_bytes, memory)
 
 
-def random_block(dtype: DataType, count: int, seed: int) -> "np.ndarray[Any, Any]":
+@cache
+def _random_block(dtype: DataType, seed: int) -> "np.ndarray[Any, Any]":
     """Return random numbers in [-0.5, 0.5) as they lie in memory; bfloat16, which NumPy lacks, as its bits."""
-    block = np.random.default_rng(seed).random(count, dtype=np.float32) - np.float32(0.5)
+    block = np.random.default_rng(seed).random(_BLOCK, dtype=np.float32) - np.float32(0.5)
     if dtype is DataType.BFLOAT16:
         return (block.view(np.uint32) >> 16).astype(np.uint16)
     return block.astype(dtype.value)

@@ -11,7 +11,7 @@ from ucudnn.backends.cudnn.device import DeviceBuffer
 from ucudnn.backends.cudnn.graph import round_up
 from ucudnn.backends.cudnn.library import HostScalar, Library
 from ucudnn.backends.cudnn.shapes import shapes_of
-from ucudnn.errors import CudnnError, UnsupportedProblemError
+from ucudnn.errors import BackendError, CudnnError, UnsupportedProblemError
 from ucudnn.problem import ConvolutionProblem, DataType, MathMode, Operation
 
 ALGORITHMS: dict[Operation, dict[str, int]] = {
@@ -53,6 +53,7 @@ NONDETERMINISTIC = {
 """Algorithms that add in an order that changes from run to run."""
 
 _DEFAULT_MATH, _TENSOR_OP_MATH, _FMA_MATH = 0, 1, 3  # cudnnMathType_t
+_MOST_SCALARS = 64
 _NAMES = {
     Operation.FORWARD: "Forward",
     Operation.BACKWARD_DATA: "BackwardData",
@@ -72,6 +73,7 @@ class LegacyDescriptors:
 
     Raises:
         CudnnError: if cuDNN cannot describe the problem.
+        UnsupportedProblemError: if a stride is beyond an int.
     """
 
     def __init__(self, library: Library, problem: ConvolutionProblem) -> None:
@@ -101,7 +103,10 @@ class LegacyDescriptors:
 
     def _tensor(self, dtype: int, sizes: Sequence[int], strides: Sequence[int]) -> int:
         tensor = self._create("Tensor")
-        arrays = [array("i", sizes), array("i", strides)]
+        try:
+            arrays = [array("i", sizes), array("i", strides)]
+        except OverflowError as error:
+            raise UnsupportedProblemError(f"strides {strides} are beyond what the legacy API can say") from error
         addresses = (values.buffer_info()[0] for values in arrays)
         self._library.call("cudnnSetTensorNdDescriptor", tensor, dtype, len(sizes), *addresses)
         return tensor
@@ -121,8 +126,8 @@ def legacy_algorithms(library: Library, handle: int, problem: ConvolutionProblem
     """Return the legacy algorithms that compute a problem and their workspaces (cudnnGetConvolution*WorkspaceSize)."""
     try:
         descriptors = LegacyDescriptors(library, problem)
-    except (CudnnError, OverflowError):
-        return []  # it has no words for the problem, such as strides beyond an int
+    except BackendError:
+        return []  # it has no words for the problem
     found = []
     for name in ALGORITHMS[problem.operation]:
         if problem.deterministic and (problem.operation, name) in NONDETERMINISTIC:
@@ -205,9 +210,10 @@ class LegacyCall(PreparedCall):
         operation, own = self._problem.operation, self._descriptors
         first, second, output = _in_order(operation, own.x, own.w, own.y)
         a, b, c = _in_order(operation, x, w, y)
+        scale, keep = self._scalar(alpha), self._scalar(beta)  # alive until cuDNN has read them
         status = self._run(
             self._handle,
-            self._scalar(alpha),
+            scale.address,
             first,
             a,
             second,
@@ -216,17 +222,17 @@ class LegacyCall(PreparedCall):
             self._number,
             workspace.address,
             min(workspace.size_bytes, self._workspace_bytes),
-            self._scalar(beta),
+            keep.address,
             output,
             c,
         )
         if status:
             raise self._library.error(status, f"{self._algorithm} for {self._problem}")
 
-    def _scalar(self, value: float) -> int:
+    def _scalar(self, value: float) -> HostScalar:
         scalar = self._scalars.get(value)
         if scalar is None:
-            if len(self._scalars) >= 64:
+            if len(self._scalars) >= _MOST_SCALARS:
                 self._scalars.clear()
             scalar = self._scalars[value] = HostScalar(value, double=self._double)
-        return scalar.address
+        return scalar
