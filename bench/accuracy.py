@@ -23,6 +23,7 @@ from ucudnn.backends.base import ComputeBackend, Effort
 from ucudnn.benchmark import Benchmark
 from ucudnn.configuration import configuration_of
 from ucudnn.errors import UcudnnError
+from ucudnn.exploration import Request
 from ucudnn.networks import load_network
 from ucudnn.plan import make_plan
 from ucudnn.problem import ConvolutionProblem, DataType, MathMode
@@ -42,7 +43,11 @@ def errors(problem: ConvolutionProblem, backend: ComputeBackend, benchmark: Benc
     """Return the fastest algorithm that exists at every size, and its error at each."""
     sizes = [problem.batch // parts for parts in PARTS]
     offers = [
-        {micro.algorithm: micro for micro in benchmark.micro_configurations(problem, [size], LIMIT)} for size in sizes
+        {
+            micro.algorithm: micro
+            for micro in benchmark.micro_configurations(Request(problem=problem, sizes=(size,), limit_bytes=LIMIT))
+        }
+        for size in sizes
     ]
     common = set.intersection(*map(set, offers))
     if not common:
@@ -70,7 +75,7 @@ def main() -> None:
     arguments = parser.parse_args()
     backend = open_backend("cudnn")
     assert isinstance(backend, ComputeBackend)
-    benchmark = Benchmark(backend, effort=Effort(repeats=1, time_limit_ms=5))
+    benchmark = Benchmark(backend, effort=Effort(repeats=1, time_limit_ms=5), exhaustive=True)
     rows = []
     print(f"{'type':9} {'math':5} {'bound':>7} {'undivided':>10} {'4 parts':>10} {'16 parts':>10}  ratio, worst of")
     for dtype, math, bound in MODES:

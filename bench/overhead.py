@@ -23,6 +23,7 @@ from ucudnn.configuration import configuration_of
 from ucudnn.decision import Decision
 from ucudnn.errors import UcudnnError
 from ucudnn.execution import alternate
+from ucudnn.exploration import Request
 from ucudnn.networks import load_network
 from ucudnn.problem import ConvolutionProblem, Operation
 
@@ -92,7 +93,8 @@ def cpu_time(backend: ComputeBackend) -> dict[str, float]:
     divided.optimize()
     entry = divided._entries["", SMALL]
     (micro, *_) = sorted(
-        divided._benchmark.micro_configurations(SMALL, [1], 2**26), key=lambda each: (each.time_ms, each.algorithm)
+        divided._benchmark.micro_configurations(Request(problem=SMALL, sizes=(1,), limit_bytes=2**26)),
+        key=lambda each: (each.time_ms, each.algorithm),
     )
     parts = [micro] * SMALL.batch
     entry.decide(Decision(kernel=entry.kernel, configuration=configuration_of(parts), undivided=None))

@@ -22,6 +22,7 @@ from ucudnn.backends.candidates import Candidates
 from ucudnn.backends.cpu.backend import CpuBackend
 from ucudnn.backends.replay import ReplayBackend
 from ucudnn.benchmark import Benchmark
+from ucudnn.exploration import Request
 from ucudnn.networks import load_network
 from ucudnn.policy import BatchSizePolicy
 from ucudnn.profile import load_profile
@@ -58,7 +59,9 @@ def solvers(network: str) -> dict[str, object]:
     measured = []
     for kernel in load_network(network).kernels():
         sizes = BatchSizePolicy.POWER_OF_TWO.sizes(kernel.problem.batch)
-        measured.append((kernel, benchmark.micro_configurations(kernel.problem, sizes, 2**50)))
+        measured.append(
+            (kernel, benchmark.micro_configurations(Request(problem=kernel.problem, sizes=sizes, limit_bytes=2**50)))
+        )
 
     def fronts() -> list[Choice]:
         return [Choice(desirable=desirable_set(each, k.problem.batch), count=k.count) for k, each in measured]

@@ -18,6 +18,7 @@ from ucudnn.benchmark import Benchmark
 from ucudnn.configuration import Configuration
 from ucudnn.errors import UcudnnError
 from ucudnn.execution import alternate
+from ucudnn.exploration import Request
 from ucudnn.plan import make_plan
 from ucudnn.policy import BatchSizePolicy
 from ucudnn.problem import ConvolutionProblem, Operation
@@ -46,7 +47,7 @@ def measure(
 ) -> list[dict[str, object]]:
     """Execute the three plans of one operation at each limit."""
     sizes = BatchSizePolicy.POWER_OF_TWO.sizes(problem.batch)
-    measured = benchmark.micro_configurations(problem, sizes, NO_LIMIT)
+    measured = benchmark.micro_configurations(Request(problem=problem, sizes=sizes, limit_bytes=NO_LIMIT))
     front = desirable_set(measured, problem.batch)
     undivided = desirable_set((micro for micro in measured if micro.size == problem.batch), problem.batch)
     fastest = undivided[-1]

@@ -1,4 +1,4 @@
-"""The benchmark's bookkeeping, on a backend whose answers are known; what backends measure is tested with them."""
+"""The benchmark's bookkeeping, on backends whose answers are known; what backends measure is tested with them."""
 
 import logging
 from contextlib import contextmanager
@@ -7,8 +7,16 @@ import pytest
 
 from tests.test_problem import make_problem
 from ucudnn.backends.base import Algorithm, Backend, Bench, Measurement, MeasurementStatus
+from ucudnn.backends.cpu.backend import CpuBackend
 from ucudnn.benchmark import Benchmark
+from ucudnn.errors import UnsupportedProblemError
+from ucudnn.exploration import Request
 from ucudnn.problem import Operation
+from ucudnn.solvers.desirable import desirable_set
+
+
+def request(problem, sizes, limit, **options):
+    return Request(problem=problem, sizes=sizes, limit_bytes=limit, **options)
 
 
 class CountingBackend(Backend, Bench):
@@ -26,7 +34,8 @@ class CountingBackend(Backend, Bench):
 
     def algorithms(self, problem):
         return tuple(
-            Algorithm(name=name, workspace_bytes=size * problem.batch) for name, size in self.workspaces.items()
+            Algorithm(name=name, workspace_bytes=size * problem.batch, api="counting")
+            for name, size in self.workspaces.items()
         )
 
     @contextmanager
@@ -34,11 +43,34 @@ class CountingBackend(Backend, Bench):
         self.problem = problem
         yield self
 
-    def measure(self, size, algorithm, effort):
+    def measure(self, size, algorithm, effort, worth_ms=float("inf")):
         self.measured.append((self.problem.with_batch(size), algorithm.name))
         if algorithm.name == "BROKEN":
             return Measurement(status=MeasurementStatus.FAILED, reason="it is broken")
         return Measurement(status=MeasurementStatus.MEASURED, samples_ms=(1.0, size + 1.0, 1e9))
+
+
+class LinearBackend(CountingBackend):
+    """What needs no bound on time to be pruned, for its algorithms take what they take at every size."""
+
+    def __init__(self, sizes=None):
+        super().__init__({"SLOW": 0, "FAST": 10, "LARGE": 100, "BROKEN": 1})
+        self.unsupported = sizes or ()
+        self.times = {"SLOW": (5.0, 5.0), "FAST": (0.5, 1.0), "LARGE": (0.5, 0.2), "BROKEN": (0.1, 0.1)}
+        self.worths = []
+
+    def algorithms(self, problem):
+        if problem.batch in self.unsupported:
+            raise UnsupportedProblemError(f"not at {problem.batch}")
+        return super().algorithms(problem)
+
+    def measure(self, size, algorithm, effort, worth_ms=float("inf")):
+        self.worths.append(worth_ms)
+        if algorithm.name == "BROKEN":
+            return super().measure(size, algorithm, effort)
+        self.measured.append((self.problem.with_batch(size), algorithm.name))
+        fixed, each = self.times[algorithm.name]
+        return Measurement(status=MeasurementStatus.MEASURED, samples_ms=(fixed + each * size,) * 6)
 
 
 @pytest.fixture
@@ -47,7 +79,7 @@ def backend():
 
 
 def test_measures_every_size_and_algorithm_within_the_limit(backend):
-    found = Benchmark(backend).micro_configurations(make_problem(), (1, 4, 8), 400)
+    found = Benchmark(backend).micro_configurations(request(make_problem(), (1, 4, 8), 400))
     assert {(each.size, each.algorithm, each.time_ms, each.workspace_bytes) for each in found} == {
         (1, "SMALL", 2.0, 0),
         (4, "SMALL", 5.0, 0),
@@ -59,36 +91,132 @@ def test_measures_every_size_and_algorithm_within_the_limit(backend):
 
 def test_measures_nothing_twice(backend):
     benchmark = Benchmark(backend)
-    first = benchmark.micro_configurations(make_problem(), (1, 4, 8), 400)
+    first = benchmark.micro_configurations(request(make_problem(), (1, 4, 8), 400))
     count = len(backend.measured)
-    assert benchmark.micro_configurations(make_problem(), (1, 4, 8), 400) == first
+    assert benchmark.micro_configurations(request(make_problem(), (1, 4, 8), 400)) == first
     assert len(backend.measured) == count
     # A larger mini-batch of the same shape shares its micro-batches; a larger limit adds what did not fit.
-    benchmark.micro_configurations(make_problem(batch=16), (1, 4, 8), 400)
+    benchmark.micro_configurations(request(make_problem(batch=16), (1, 4, 8), 400))
     assert len(backend.measured) == count
-    benchmark.micro_configurations(make_problem(), (1, 4, 8), 800)
+    benchmark.micro_configurations(request(make_problem(), (1, 4, 8), 800))
     assert backend.measured[count:] == [(make_problem(), "LARGE")]
-    benchmark.micro_configurations(make_problem(operation=Operation.BACKWARD_DATA), (8,), 0)
+    benchmark.micro_configurations(request(make_problem(operation=Operation.BACKWARD_DATA), (8,), 0))
     assert len(backend.measured) == count + 2
 
 
 def test_a_failed_algorithm_is_logged_and_left_out(backend, caplog):
     caplog.set_level(logging.INFO)
-    found = Benchmark(backend).micro_configurations(make_problem(), (8,), 1000)
+    found = Benchmark(backend).micro_configurations(request(make_problem(), (8,), 1000))
     assert {each.algorithm for each in found} == {"SMALL", "LARGE"}
     assert "BROKEN at micro-batch 8 of Forward 8x6x9x10" in caplog.text
     assert "it is broken" in caplog.text
 
 
-def test_tells_how_far_it_is(backend):
+def test_tells_how_far_it_is(computing):
     told = []
-    Benchmark(backend, listener=told.append).micro_configurations(make_problem(), (4, 8), 1000)
-    assert [each.done for each in told] == list(range(7))
-    assert {each.total for each in told} == {6}
+    problem = make_problem()
+    Benchmark(computing, listener=told.append).micro_configurations(request(problem, (4, 8), 1000))
+    assert [each.done for each in told[:-1]] == sorted({each.done for each in told[:-1]})
+    assert all(each.done < each.total for each in told[:-1])
+    assert told[-1].done == told[-1].total
+    assert {each.problem for each in told} == {problem}
 
 
 def test_least_workspace_is_that_of_the_smallest_configuration():
     benchmark = Benchmark(CountingBackend({"A": 100, "B": 70}))
-    assert benchmark.least_workspace(make_problem(batch=12), (4, 8, 12)) == 280
-    assert benchmark.least_workspace(make_problem(batch=12), (8, 12)) == 840  # eights alone do not make twelve
-    assert benchmark.least_workspace(make_problem(batch=12), (8,)) is None
+    problem = make_problem(batch=12)
+    assert benchmark.least_workspace(request(problem, (4, 8, 12), 0)) == 280
+    assert benchmark.least_workspace(request(problem, (8, 12), 0)) == 840  # eights alone do not make twelve
+    assert benchmark.least_workspace(request(problem, (8,), 0)) is None
+
+
+@pytest.fixture
+def computing(monkeypatch):
+    """Return a backend that the benchmark takes for one that computes: bounds are used where measuring takes time."""
+    monkeypatch.setattr("ucudnn.benchmark.ComputeBackend", LinearBackend)
+    return LinearBackend()
+
+
+@pytest.mark.parametrize("sizes", [(1, 2, 4, 8), (1, 2, 4, 5, 8), tuple(range(1, 9))])
+@pytest.mark.parametrize("limit", [0, 40, 400, 4000])
+def test_what_cannot_matter_is_not_measured(computing, sizes, limit):
+    problem = make_problem(batch=8)
+    whole, fastest = (Benchmark(computing), Benchmark(computing))
+    every = Benchmark(LinearBackend(), exhaustive=True).micro_configurations(request(problem, sizes, limit))
+    front = desirable_set(every, 8)
+    assert desirable_set(whole.micro_configurations(request(problem, sizes, limit)), 8) == front
+    count = len(computing.measured)
+    assert count <= len(every) + len(sizes)
+    computing.measured.clear()
+    found = fastest.micro_configurations(request(problem, sizes, limit, whole=False))
+    assert desirable_set(found, 8)[-1].time_ms == front[-1].time_ms
+    assert len(computing.measured) <= count
+    if limit == 4000:
+        assert len(found) < len(every)
+    undivided = [micro.time_ms for micro in every if micro.size == 8]
+    assert min(micro.time_ms for micro in found if micro.size == 8) == min(undivided)
+
+
+def test_a_size_that_nothing_computes_does_not_stop_the_others(computing):
+    computing.unsupported = {8}
+    found = Benchmark(computing).micro_configurations(request(make_problem(), (1, 2, 4, 8), 4000))
+    assert {each.size for each in found} == {1, 2, 4}
+    computing.unsupported = {1, 2, 4, 8}
+    with pytest.raises(UnsupportedProblemError, match="not at 8"):
+        Benchmark(computing).micro_configurations(request(make_problem(), (1, 2, 4, 8), 4000))
+
+
+def test_what_is_discarded_makes_room_for_what_it_outdid(computing):
+    problem = make_problem(batch=8)
+    benchmark = Benchmark(computing)
+    wanted = request(problem, (1, 2, 4, 8), 4000, whole=False)
+    assert desirable_set(benchmark.micro_configurations(wanted), 8)[-1].parts[0].algorithm == "LARGE"
+    benchmark.discard(problem, "LARGE")
+    assert desirable_set(benchmark.micro_configurations(wanted), 8)[-1].parts[0].algorithm == "FAST"
+    assert "LARGE" not in {each.algorithm for each in benchmark.known_micro_configurations(wanted)}
+
+
+def test_what_was_cut_short_is_measured_again_where_it_matters(computing):
+    problem = make_problem(batch=8)
+    benchmark = Benchmark(computing)
+    measure = LinearBackend.measure
+
+    def cut(size, algorithm, effort, worth_ms=float("inf")):
+        found = measure(computing, size, algorithm, effort, worth_ms)
+        if not found.samples_ms or found.time_ms <= worth_ms:
+            return found
+        return Measurement(status=MeasurementStatus.MEASURED, samples_ms=found.samples_ms[:1], complete=False)
+
+    computing.measure = cut
+    benchmark.micro_configurations(request(problem, (1, 2, 4, 8), 4000, whole=False))
+    before = list(computing.measured)
+    narrow = benchmark.micro_configurations(request(problem, (1, 2, 4, 8), 80, whole=False))
+    assert desirable_set(narrow, 8)[-1].parts[0].algorithm == "FAST"
+    again = set(before) & set(computing.measured[len(before) :])
+    assert all(name != "LARGE" for _, name in again)
+
+
+def test_adaptive_finds_the_largest_size_that_fits(computing):
+    problem = make_problem(batch=100)
+    first = tuple(range(1, 101))
+    # LARGE needs 100 bytes a sample: 33 fit into 3300 bytes, and no power of two or equal division comes near.
+    benchmark = Benchmark(computing)
+    sizes = (1, 2, 4, 8, 16, 32, 64, 100, 50, 34, 33, 25, 20)
+    found = benchmark.micro_configurations(request(problem, tuple(sorted(sizes)), 3700, whole=False, adaptive=True))
+    everything = Benchmark(LinearBackend(), exhaustive=True).micro_configurations(request(problem, first, 3700))
+    best, all_best = desirable_set(found, 100)[-1], desirable_set(everything, 100)[-1]
+    assert best.time_ms <= all_best.time_ms * 1.01
+    assert {each.size for each in found} > {37, 34, 33}
+    assert len({each.size for each in found}) < 70
+
+
+def test_on_numpy_bounds_keep_the_best(monkeypatch):
+    backend = CpuBackend()
+    problem = make_problem(batch=16)
+    effort = {"sizes": (1, 2, 4, 8, 16), "limit": 2**22}
+    pruned = Benchmark(backend)
+    found = pruned.micro_configurations(request(problem, **effort, whole=False))
+    exhaustive = Benchmark(backend, exhaustive=True)
+    every = exhaustive.micro_configurations(request(problem, **effort))
+    assert {(each.size, each.algorithm) for each in found} <= {(each.size, each.algorithm) for each in every}
+    assert pruned.measured <= exhaustive.measured

@@ -12,8 +12,10 @@ from tests.test_handle import PROBLEM, QUICK, direct, operands, poison, relative
 from ucudnn import Handle
 from ucudnn.backends.base import ComputeBackend, PreparedCall
 from ucudnn.backends.cpu import CpuBackend
+from ucudnn.benchmark import Benchmark
 from ucudnn.configuration import configuration_of
 from ucudnn.errors import BackendError, StepError, UnsupportedProblemError
+from ucudnn.exploration import Request
 from ucudnn.problem import DataType, Operation
 
 
@@ -185,7 +187,10 @@ def test_a_workspace_that_memory_cannot_hold_is_not_used(faulty, caplog):
     (entry,) = handle._entries.values()
     needs = sorted(each.workspace_bytes for each in faulty.algorithms(PROBLEM))
     gemm = max(
-        handle._benchmark.micro_configurations(PROBLEM, [PROBLEM.batch], 2**20), key=lambda each: each.workspace_bytes
+        Benchmark(handle.backend, effort=QUICK, exhaustive=True).micro_configurations(
+            Request(problem=PROBLEM, sizes=(PROBLEM.batch,), limit_bytes=2**20)
+        ),
+        key=lambda each: each.workspace_bytes,
     )
     entry.decide(replace(entry.decision, configuration=configuration_of([gemm])))
     faulty.memory = needs[-1] - 1

@@ -19,6 +19,7 @@ from ucudnn.errors import (
     InvalidProblemError,
     SettingsError,
 )
+from ucudnn.exploration import Request
 from ucudnn.plan import make_plan
 from ucudnn.policy import BatchSizePolicy
 from ucudnn.problem import ConvolutionProblem, DataType, Operation
@@ -119,7 +120,9 @@ def test_every_desirable_configuration_equals_the_undivided_result(operation, be
     backend = open_backend("cpu")
     assert isinstance(backend, ComputeBackend)
     sizes = BatchSizePolicy.ALL.sizes(batch)
-    measured = Benchmark(backend, effort=QUICK).micro_configurations(problem, sizes, 2**40)
+    measured = Benchmark(backend, effort=QUICK).micro_configurations(
+        Request(problem=problem, sizes=tuple(sizes), limit_bytes=2**40)
+    )
     # Times that favour dividing, so that the front holds many configurations whatever the machine.
     front = desirable_set(
         [

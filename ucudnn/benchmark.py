@@ -1,16 +1,16 @@
-"""Benchmark: micro-configurations with their times and workspaces, measured once in a process."""
+"""Benchmark: micro-configurations with their times and workspaces, each measured once and remembered."""
 
-import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from time import perf_counter
+from typing import Protocol
 
-from ucudnn.backends.base import Algorithm, Backend, Bench, Effort, Measurement, MeasurementStatus
+from ucudnn.backends.base import Backend, ComputeBackend, Effort
 from ucudnn.configuration import MicroConfiguration
+from ucudnn.exploration import Exploration, Explorer, Item, Keeper, Request
 from ucudnn.problem import ConvolutionProblem
+from ucudnn.results import Results
 from ucudnn.solvers.desirable import desirable_set
-
-_LOG = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -19,8 +19,8 @@ class Progress:
 
     Attributes:
         problem: the problem at mini-batch size.
-        done: micro-configurations that are known.
-        total: micro-configurations that are wanted.
+        done: micro-configurations that are known, or known not to matter.
+        total: micro-configurations that are considered; policy `adaptive` finds more on its way.
     """
 
     problem: ConvolutionProblem
@@ -29,105 +29,206 @@ class Progress:
 
 
 ProgressListener = Callable[[Progress], None]
-"""Is told of every micro-configuration that was measured."""
+"""Is told of every micro-configuration that is measured, and of the end of each problem."""
+
+Finding = tuple[Request, Exploration, Sequence[Item]]
+"""What someone found for a request."""
+
+
+class Store(Keeper, Protocol):
+    """Where results outlive the process."""
+
+    def load_exploration(self, request: Request) -> Exploration | None:
+        """Return what was tried for a request, or None if it was never finished."""
+
+    def save_exploration(self, request: Request, exploration: Exploration) -> None:
+        """Keep that a request is finished."""
+
+
+class Share(Protocol):
+    """Others that measure too: GPUs of this machine, or ranks."""
+
+    def explore(self, requests: Sequence[Request], own: Callable[[Request], Finding]) -> Iterable[Finding]:
+        """Return what others find for requests; `own` is called for those that fall to this process."""
 
 
 class Benchmark:
     """Measures the micro-configurations of problems on a backend and remembers them.
 
-    The key of a measurement is the whole problem at micro-batch size and the algorithm, so layers of the same
-    shape, and mini-batches that share micro-batch sizes, are measured once.
+    The key of a result is the whole problem at micro-batch size and the algorithm, so layers of the same shape, and
+    mini-batches that share micro-batch sizes, are measured once.
 
     Args:
         backend: what is measured.
         effort: how much time goes into one measurement.
         listener: is told of progress.
+        store: keeps results beyond the process.
+        share: others that measure too.
+        exhaustive: measure what cannot enter the desirable set as well.
     """
 
     def __init__(
-        self, backend: Backend, *, effort: Effort | None = None, listener: ProgressListener | None = None
+        self,
+        backend: Backend,
+        *,
+        effort: Effort | None = None,
+        listener: ProgressListener | None = None,
+        store: Store | None = None,
+        share: Share | None = None,
+        exhaustive: bool = False,
     ) -> None:
-        self._backend = backend
+        self.backend = backend
         self._effort = effort or Effort()
         self._listener = listener
-        self._measured: dict[tuple[ConvolutionProblem, str], Measurement] = {}
+        self._store = store
+        self._share = share
+        # Looking up costs nothing, so replay needs no bounds.
+        self._exhaustive = exhaustive or not isinstance(backend, ComputeBackend)
+        self._results = Results()
+        self._explored: dict[Request, Exploration] = {}
+        self._discarded: set[tuple[ConvolutionProblem, str]] = set()
         self.seconds = 0.0
-        """Wall-clock seconds that measuring took so far."""
+        """Wall-clock seconds that listing and measuring took so far."""
+        self.measured = 0
+        """Micro-configurations that this process measured so far."""
 
-    def micro_configurations(
-        self, problem: ConvolutionProblem, sizes: Sequence[int], limit_bytes: int
-    ) -> list[MicroConfiguration]:
-        """Return what can compute micro-batches of these sizes within a workspace limit.
+    def explore(self, requests: Sequence[Request]) -> None:
+        """Measure what several requests want; together that is faster than one by one.
 
-        Algorithms that fail are logged and left out; so are those beyond the limit, unmeasured.
+        Raises:
+            UnsupportedProblemError: if the backend cannot compute a problem at all.
+            NotRecordedError: if a profile is replayed that lacks a problem.
+        """
+        start = perf_counter()
+        try:
+            missing = [request for request in dict.fromkeys(requests) if not self._is_known(request)]
+            if missing:
+                self.backend.prefetch([(request.problem, request.sizes) for request in missing])
+                if self._share is None:
+                    for request in missing:
+                        self._explore(request)
+                else:
+                    self._explore_together(missing, self._share)
+        finally:
+            self.seconds += perf_counter() - start
 
-        Args:
-            problem: the problem at mini-batch size.
-            sizes: micro-batch sizes.
-            limit_bytes: workspace in bytes beyond which nothing is measured.
+    def micro_configurations(self, request: Request) -> list[MicroConfiguration]:
+        """Return what can compute micro-batches within a workspace limit, of what a request considers.
+
+        Algorithms that fail are logged and left out; so are those beyond the limit, and those that cannot matter,
+        unmeasured.
 
         Raises:
             UnsupportedProblemError: if the backend cannot compute the problem at all.
             NotRecordedError: if a profile is replayed that lacks the problem.
         """
-        wanted = [offer for offer in self._offers(problem, sizes) if offer[1].workspace_bytes <= limit_bytes]
-        missing = [pair for pair in wanted if self._key(problem, *pair) not in self._measured]
-        if missing:
-            start = perf_counter()
-            with self._backend.bench(problem) as bench:
-                for index, (size, algorithm) in enumerate(missing):
-                    self._tell(problem, len(wanted) - len(missing) + index, len(wanted))
-                    self._measured[self._key(problem, size, algorithm)] = self._measure(bench, problem, size, algorithm)
-            self.seconds += perf_counter() - start
-        self._tell(problem, len(wanted), len(wanted))
-        results = ((size, algorithm, self._measured[self._key(problem, size, algorithm)]) for size, algorithm in wanted)
-        return [
-            MicroConfiguration(
-                size=size,
-                algorithm=algorithm.name,
-                time_ms=measurement.time_ms,
-                workspace_bytes=algorithm.workspace_bytes,
-            )
-            for size, algorithm, measurement in results
-            if measurement.status is MeasurementStatus.MEASURED
-        ]
+        exploration = self.exploration(request)
+        return list(self._micros(request, exploration.names, exploration.sizes))
 
-    def least_workspace(self, problem: ConvolutionProblem, sizes: Sequence[int]) -> int | None:
-        """Return the workspace below which the problem cannot be computed, or None if it cannot be at all."""
+    def known_micro_configurations(self, request: Request) -> list[MicroConfiguration]:
+        """Return the same of what was measured already, for whatever request; nothing is measured for it."""
+        sizes = range(max(1, request.least_size), request.problem.batch + 1)
+        return list(self._micros(request, None, sizes))
+
+    def exploration(self, request: Request) -> Exploration:
+        """Return what was tried for a request, which is explored first if it was not."""
+        if request not in self._explored:
+            self.explore([request])
+        return self._explored[request]
+
+    def results(self, request: Request) -> list[Item]:
+        """Return all results of what a request considers, failures included."""
+        exploration = self.exploration(request)
+        names = set(exploration.names)
+        parts = [request.problem.part(size) for size in exploration.sizes]
+        return [item for item in self._results.items(parts) if item[1].algorithm.name in names]
+
+    def least_workspace(self, request: Request) -> int | None:
+        """Return the workspace below which a problem cannot be computed, or None if it cannot be at all."""
+        problem = request.problem
+        names = self.backend.names(problem, request.sizes)
         offers = (
-            MicroConfiguration(
-                size=size, algorithm=algorithm.name, time_ms=1.0, workspace_bytes=algorithm.workspace_bytes
-            )
-            for size, algorithm in self._offers(problem, sizes)
+            MicroConfiguration(size=size, algorithm=name, time_ms=1.0, workspace_bytes=algorithm.workspace_bytes)
+            for size in request.sizes
+            for name in names
+            if (algorithm := self.backend.algorithm(problem.part(size), name)) is not None
         )
         smallest = desirable_set(offers, problem.batch)
         return smallest[0].workspace_bytes if smallest else None
 
-    def discard(self, problem: ConvolutionProblem, sizes: Sequence[int], algorithm: str, reason: str) -> None:
-        """Count an algorithm that was measured as failed, for it failed when it was to run.
+    def discard(self, problem: ConvolutionProblem, algorithm: str) -> None:
+        """Count an algorithm as failed at every size of a problem, for it failed when it was to run."""
+        self._discarded.add((_shape(problem), algorithm))
+        for request in [each for each in self._explored if _shape(each.problem) == _shape(problem)]:
+            del self._explored[request]  # what was not measured because this was better may matter now
 
-        Args:
-            problem: the problem at mini-batch size.
-            sizes: micro-batch sizes at which it shall not be chosen any more.
-            algorithm: its name.
-            reason: why it failed.
-        """
-        failed = Measurement(status=MeasurementStatus.FAILED, reason=reason)
-        self._measured.update({(problem.part(size), algorithm): failed for size in sizes})
+    def _is_known(self, request: Request) -> bool:
+        if request in self._explored:
+            return True
+        if self._store is None or self._exhaustive or self._discarded_of(request):
+            return False
+        exploration = self._store.load_exploration(request)
+        if exploration is None:
+            return False
+        self._results.update(self._store.load([request.problem.part(size) for size in exploration.sizes]))
+        self._explored[request] = exploration
+        self._tell(request, 1, 1)
+        return True
 
-    def _measure(self, bench: Bench, problem: ConvolutionProblem, size: int, algorithm: Algorithm) -> Measurement:
-        measurement = bench.measure(size, algorithm, self._effort)
-        if measurement.status is MeasurementStatus.FAILED:
-            _LOG.info("%s at micro-batch %d of %s failed: %s", algorithm.name, size, problem, measurement.reason)
-        return measurement
+    def _discarded_of(self, request: Request) -> set[str]:
+        shape = _shape(request.problem)
+        return {name for each, name in self._discarded if each == shape}
 
-    def _offers(self, problem: ConvolutionProblem, sizes: Sequence[int]) -> list[tuple[int, Algorithm]]:
-        return [(size, algorithm) for size in sizes for algorithm in self._backend.algorithms(problem.part(size))]
+    def _micros(
+        self, request: Request, names: Sequence[str] | None, sizes: Iterable[int]
+    ) -> Iterator[MicroConfiguration]:
+        problem = request.problem
+        discarded = self._discarded_of(request)
+        wanted = None if names is None else set(names)
+        for size in sizes:
+            for name, result in self._results.of(problem.part(size)).items():
+                if not result.measured or name in discarded or (wanted is not None and name not in wanted):
+                    continue
+                if result.algorithm.workspace_bytes <= request.limit_bytes:
+                    yield result.micro(size)
 
-    def _tell(self, problem: ConvolutionProblem, done: int, total: int) -> None:
+    def _explore(self, request: Request) -> Finding:
+        discarded = self._discarded_of(request)
+        offered = self.backend.names(request.problem, request.sizes)
+        names = [name for name in offered if name not in discarded]
+        with Explorer(
+            request,
+            names,
+            self.backend,
+            self._effort,
+            self._results,
+            self._store,
+            exhaustive=self._exhaustive,
+            tell=lambda done, total: self._tell(request, done, total),
+        ) as explorer:
+            try:
+                exploration = explorer.run()
+            finally:
+                self.measured += explorer.measured
+        self._explored[request] = exploration
+        if self._store is not None and not discarded:
+            self._store.save_exploration(request, exploration)
+        self._tell(request, 1, 1)
+        return request, exploration, self.results(request)
+
+    def _explore_together(self, requests: Sequence[Request], share: Share) -> None:
+        for request, exploration, items in share.explore(requests, self._explore):
+            self._results.update(items)
+            self._explored[request] = exploration
+            if self._store is not None:
+                self._store.save(items)
+                self._store.save_exploration(request, exploration)
+            self._tell(request, 1, 1)
+
+    def _tell(self, request: Request, done: int, total: int) -> None:
         if self._listener is not None:
-            self._listener(Progress(problem=problem, done=done, total=total))
+            self._listener(Progress(problem=request.problem, done=done, total=total))
 
-    @staticmethod
-    def _key(problem: ConvolutionProblem, size: int, algorithm: Algorithm) -> tuple[ConvolutionProblem, str]:
-        return problem.part(size), algorithm.name
+
+def _shape(problem: ConvolutionProblem) -> ConvolutionProblem:
+    return problem.with_batch(1)

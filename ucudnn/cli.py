@@ -15,7 +15,6 @@ from ucudnn.console import print_error, print_report, print_text, progress
 from ucudnn.decision import Decisions, decide
 from ucudnn.errors import BackendError, UcudnnError
 from ucudnn.execution import execute
-from ucudnn.kernel import Kernel
 from ucudnn.networks import CSV_HEADER, NETWORKS, Network, load_network
 from ucudnn.report import KernelReport, Report, report_decisions, report_kernel
 from ucudnn.settings import Settings, parse_choice
@@ -198,17 +197,16 @@ class _Job:
     def decide(self, effort: Effort) -> Decisions:
         """Benchmark and decide all kernels, with a progress bar."""
         kernels = self._network.kernels()
-        with progress("benchmarking", len(kernels)) as step:
-
-            def begin(kernel: Kernel) -> None:
-                step(0, str(kernel))
+        with progress("benchmarking", len({kernel.problem for kernel in kernels})) as step:
 
             def listen(now: Progress) -> None:
                 if now.done == now.total:
                     step(1, "")
+                else:
+                    step(0, f"{now.done} of {now.total}: {now.problem}")
 
             benchmark = Benchmark(self.backend, effort=effort, listener=listen)
-            return decide(kernels, benchmark, self._settings, begin)
+            return decide(kernels, benchmark, self._settings)
 
     def print(self, reports: list[KernelReport], decisions: Decisions, as_json: bool, as_csv: bool) -> None:
         """Print the outcome as a table, as JSON or as CSV."""

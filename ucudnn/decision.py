@@ -1,15 +1,17 @@
 """Decisions: the configuration of every kernel, by workspace reuse (WR) or workspace division (WD)."""
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from math import fsum
 from time import perf_counter
 
 from ucudnn.benchmark import Benchmark
-from ucudnn.configuration import Configuration
-from ucudnn.errors import InfeasibleError, MeasurementError
+from ucudnn.configuration import Configuration, MicroConfiguration
+from ucudnn.errors import BackendError, InfeasibleError, MeasurementError
+from ucudnn.exploration import Request
 from ucudnn.kernel import Kernel
+from ucudnn.policy import BatchSizePolicy
 from ucudnn.problem import ConvolutionProblem, DataType, Operation
 from ucudnn.settings import Settings
 from ucudnn.solvers.desirable import desirable_set
@@ -89,7 +91,6 @@ def decide(
     kernels: Sequence[Kernel],
     benchmark: Benchmark,
     settings: Settings,
-    listener: Callable[[Kernel], None] | None = None,
 ) -> Decisions:
     """Choose a configuration for every kernel.
 
@@ -100,7 +101,6 @@ def decide(
         kernels: what is to be computed; equal problems are measured once.
         benchmark: measures them.
         settings: policy, limits and solver.
-        listener: is told of each kernel before it is measured.
 
     Raises:
         InfeasibleError: if a limit is too small; it says which kernel needs how much.
@@ -110,11 +110,8 @@ def decide(
     total = settings.total_workspace_bytes
     limit = settings.workspace_limit_bytes if total is None else total
     solver = _Stopwatch()
-    fronts = []
-    for kernel in kernels:
-        if listener is not None:
-            listener(kernel)
-        fronts.append(_front(kernel, benchmark, settings, limit, solver))
+    benchmark.explore([_request(kernel.problem, settings, limit) for kernel in kernels])
+    fronts = [_front(kernel, benchmark, settings, limit, solver) for kernel in kernels]
     with solver:
         if total is None:
             selected: Sequence[_Taken] = [
@@ -154,7 +151,7 @@ def decide_again(kernel: Kernel, benchmark: Benchmark, settings: Settings, limit
         The decision, or None if nothing is left.
     """
     problem = kernel.problem
-    measured = benchmark.micro_configurations(problem, _sizes(problem, settings), limit_bytes)
+    measured = _measured_again(problem, benchmark, settings, limit_bytes)
     front = desirable_set(measured, problem.batch)
     undivided = desirable_set((micro for micro in measured if micro.size == problem.batch), problem.batch)
     if not front:
@@ -185,7 +182,7 @@ def decide_rest(
     """
     # Parts must begin where their size says that they may: see ConvolutionProblem.part.
     unit = start & -start
-    measured = benchmark.micro_configurations(problem, _sizes(problem, settings), limit_bytes)
+    measured = _measured_again(problem, benchmark, settings, limit_bytes)
     fitting = (
         micro for micro in measured if micro.algorithm not in failed and (not start or micro.size & -micro.size <= unit)
     )
@@ -193,16 +190,34 @@ def decide_rest(
     return front[-1] if front else None
 
 
-def _sizes(problem: ConvolutionProblem, settings: Settings) -> tuple[int, ...]:
-    """Return the micro-batch sizes to measure.
+def _request(problem: ConvolutionProblem, settings: Settings, limit_bytes: int) -> Request:
+    """Return what is wanted of a problem.
 
     A filter gradient of 16 bits is rounded after each micro-batch, for no engine of cuDNN leaves it in float32; so
     there are at most MOST_ROUNDINGS of them.
     """
-    sizes = settings.policy.sizes(problem.batch)
-    if problem.operation is Operation.BACKWARD_FILTER and problem.dtype in (DataType.FLOAT16, DataType.BFLOAT16):
-        return tuple(size for size in sizes if size * MOST_ROUNDINGS >= problem.batch)
-    return sizes
+    sixteen = problem.dtype in (DataType.FLOAT16, DataType.BFLOAT16)
+    rounds = sixteen and problem.operation is Operation.BACKWARD_FILTER
+    least = -(-problem.batch // MOST_ROUNDINGS) if rounds else 1
+    return Request(
+        problem=problem,
+        sizes=tuple(size for size in settings.policy.sizes(problem.batch) if size >= least),
+        limit_bytes=limit_bytes,
+        whole=settings.total_workspace_bytes is not None,
+        adaptive=settings.policy is BatchSizePolicy.ADAPTIVE,
+        least_size=least,
+    )
+
+
+def _measured_again(
+    problem: ConvolutionProblem, benchmark: Benchmark, settings: Settings, limit_bytes: int
+) -> list[MicroConfiguration]:
+    """Return what was measured, and, where that is possible now, what matters since an algorithm was discarded."""
+    request = _request(problem, settings, limit_bytes)
+    try:
+        return benchmark.micro_configurations(request)
+    except (BackendError, MemoryError):
+        return benchmark.known_micro_configurations(request)
 
 
 _Front = tuple[Configuration, ...]
@@ -227,13 +242,13 @@ def _front(
 ) -> tuple[_Front, _Front]:
     """Return the desirable set of a kernel within the limit, and that of its undivided configurations."""
     problem = kernel.problem
-    sizes = _sizes(problem, settings)
-    measured = benchmark.micro_configurations(problem, sizes, limit_bytes)
+    request = _request(problem, settings, limit_bytes)
+    measured = benchmark.micro_configurations(request)
     with solver:
         front = desirable_set(measured, problem.batch)
         undivided = desirable_set((micro for micro in measured if micro.size == problem.batch), problem.batch)
     if not front:
-        least = benchmark.least_workspace(problem, sizes)
+        least = benchmark.least_workspace(request)
         if least is None or least <= limit_bytes:
             raise MeasurementError(f"{kernel}: no algorithm could be measured within {exact_bytes(limit_bytes)}")
         raise InfeasibleError(

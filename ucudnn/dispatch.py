@@ -212,9 +212,7 @@ class Dispatcher:
     def _replace(self, entry: Entry, error: StepError) -> None:
         """Decide without an algorithm that failed."""
         problem = entry.kernel.problem
-        # What fails at one size is not trusted at another.
-        sizes = {error.size, *self._settings.policy.sizes(problem.batch)}
-        self._benchmark.discard(problem, sorted(sizes), error.algorithm, str(error))
+        self._benchmark.discard(problem, error.algorithm)  # what fails at one size is not trusted at another
         decision = decide_again(entry.kernel, self._benchmark, self._settings, self._limit(entry))
         if decision is None:
             raise error

@@ -10,9 +10,11 @@ import ucudnn
 from tests.gpu.conftest import Operands, open_or_skip, tolerance
 from ucudnn import Effort
 from ucudnn.backends.candidates import Candidates
+from ucudnn.benchmark import Benchmark
 from ucudnn.configuration import MicroConfiguration, configuration_of
 from ucudnn.decision import Decision
 from ucudnn.errors import BackendError, InvalidProblemError
+from ucudnn.exploration import Request
 from ucudnn.networks import load_network
 from ucudnn.problem import ConvolutionProblem, DataType, Layout, MathMode, Operation
 
@@ -30,6 +32,10 @@ PROBLEM = ConvolutionProblem(
 
 def handle(candidates=Candidates.GRAPH, **options):
     return ucudnn.Handle(backend=open_or_skip(candidates), effort=QUICK, **options)
+
+
+def request(problem, *sizes, limit):
+    return Request(problem=problem, sizes=tuple(sorted(set(sizes))), limit_bytes=limit)
 
 
 def entry_of(each, problem):
@@ -66,8 +72,9 @@ def test_micro_batches_are_as_exact_as_the_whole(cupy, dtype, layout, operation)
     expected = operands.expected()
     errors = {}
     sizes = (64, 16, 4, 2)
+    benchmark = Benchmark(each.backend, effort=QUICK, exhaustive=True)
     offers = {
-        size: {micro.algorithm: micro for micro in each._benchmark.micro_configurations(problem, [size], 2**28)}
+        size: {micro.algorithm: micro for micro in benchmark.micro_configurations(request(problem, size, limit=2**28))}
         for size in sizes
     }
     everywhere = set.intersection(*map(set, offers.values()))
@@ -138,7 +145,9 @@ def test_misaligned_tensors_and_micro_batches(cupy, dtype, operation, candidates
         each = handle(candidates, workspace_limit="1MiB")
         each.get_algorithm(problem)
         for size in (1, 2):
-            micros = each._benchmark.micro_configurations(problem, [size, 1], 2**20)
+            micros = Benchmark(each.backend, effort=QUICK, exhaustive=True).micro_configurations(
+                request(problem, 1, size, limit=2**20)
+            )
             fastest = {micro.size: micro for micro in sorted(micros, key=lambda micro: -micro.time_ms)}
             parts = [fastest[size]] * (7 // size) + [fastest[1]] * (7 % size)
             run(each, operands)

@@ -5,6 +5,7 @@ from hypothesis import strategies as st
 
 from ucudnn.benchmark import Benchmark
 from ucudnn.configuration import MicroConfiguration
+from ucudnn.exploration import Request
 from ucudnn.networks import load_network
 from ucudnn.policy import BatchSizePolicy
 from ucudnn.solvers.desirable import desirable_set
@@ -42,7 +43,11 @@ def recorded(replay):
                 (
                     kernel,
                     benchmark.micro_configurations(
-                        kernel.problem, BatchSizePolicy.POWER_OF_TWO.sizes(kernel.problem.batch), UNLIMITED
+                        Request(
+                            problem=kernel.problem,
+                            sizes=BatchSizePolicy.POWER_OF_TWO.sizes(kernel.problem.batch),
+                            limit_bytes=UNLIMITED,
+                        )
                     ),
                 )
                 for kernel in load_network(name).kernels()

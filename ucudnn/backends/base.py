@@ -5,13 +5,15 @@ can be one. `ComputeBackend` adds what execution needs.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from enum import Enum
+from math import inf
 from statistics import median
 from typing import Any
 
+from ucudnn.errors import UnsupportedProblemError
 from ucudnn.problem import MOST_ALIGNMENT, ConvolutionProblem
 
 Tensor = Any
@@ -29,10 +31,19 @@ class Algorithm:
         name: stable from run to run and unique within the backend.
         workspace_bytes: the workspace that a call needs, to the byte. A backend that computes states
             multiples of its alignment, so that segments of one buffer can follow each other without gaps.
+        api: what offers it: 'graph' or 'legacy' of cuDNN, else the backend.
+        notes: what it does to numbers and whether it repeats them: 'TENSOR_CORE', 'NONDETERMINISTIC', ...
+        compiles: whether making it ready takes a compiler's time, in every process.
     """
 
     name: str
     workspace_bytes: int
+    api: str
+    notes: tuple[str, ...] = ()
+    compiles: bool = False
+
+
+_TELLING = 6  # samples: the least and the greatest of them hold the median between them with 97 %
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,20 +52,33 @@ class Effort:
 
     Attributes:
         warmup: calls before the first that counts.
-        repeats: calls that count, unless the time limit comes first.
+        repeats: samples, unless the time limit comes first. From 6 on, the fewest of which a precision can be told,
+            there may be three times as many, until the median is precise.
+        precision: how near the 95 % confidence interval of the median must come to it on either side, relatively.
         time_limit_ms: once this much time is spent, what has been sampled must do (one sample at least).
     """
 
     warmup: int = 1
-    repeats: int = 5
-    time_limit_ms: float = 500.0
+    repeats: int = 6
+    precision: float = 0.02
+    time_limit_ms: float = 50.0
+
+    @property
+    def most_repeats(self) -> int:
+        """Samples at the most."""
+        return self.repeats * 3 if self.repeats >= _TELLING else self.repeats
 
 
 class MeasurementStatus(Enum):
-    """How a measurement ended."""
+    """How a measurement ended.
+
+    FAILED algorithms do not compute the problem. NO_MEMORY says nothing of the algorithm: elsewhere, or later,
+    there may be enough.
+    """
 
     MEASURED = "measured"
     FAILED = "failed"
+    NO_MEMORY = "no memory"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,13 +86,15 @@ class Measurement:
     """What came of measuring one algorithm at one size.
 
     Attributes:
-        status: MEASURED, or FAILED where the algorithm could not run.
+        status: MEASURED, or how it failed.
         samples_ms: time of each repeat in milliseconds; empty where it failed.
+        complete: whether as many samples were taken as effort asks for, not fewer because it is too slow to matter.
         reason: why it failed, else ''.
     """
 
     status: MeasurementStatus
     samples_ms: tuple[float, ...] = ()
+    complete: bool = True
     reason: str = ""
 
     @property
@@ -76,16 +102,28 @@ class Measurement:
         """The median of the samples in milliseconds; statistics.StatisticsError where there is none."""
         return median(self.samples_ms)
 
+    @property
+    def spread_ms(self) -> float:
+        """The median distance of the samples from their median in milliseconds: half of them are within it."""
+        center = self.time_ms
+        return median(abs(sample - center) for sample in self.samples_ms)
+
 
 class Bench(ABC):
     """Operands of one mini-batch, made once, on which micro-batches of any size are measured."""
 
     @abstractmethod
-    def measure(self, size: int, algorithm: Algorithm, effort: Effort) -> Measurement:
+    def measure(self, size: int, algorithm: Algorithm, effort: Effort, worth_ms: float = inf) -> Measurement:
         """Measure one algorithm at one micro-batch size, stepping through the mini-batch.
 
         BackwardFilter is measured as it accumulates (beta = 1), the others with beta = 0. An algorithm
         that cannot run gives a FAILED measurement, no exception.
+
+        Args:
+            size: micro-batch size.
+            algorithm: what to measure.
+            effort: how much time to spend.
+            worth_ms: time from which on it does not matter how slow it is: one sample beyond it will do.
         """
 
 
@@ -99,7 +137,11 @@ class Backend(ABC):
 
     @abstractmethod
     def conditions(self) -> Mapping[str, str]:
-        """Return what a measured time depends on besides problem and algorithm: device and versions."""
+        """Return under which conditions it measures, for reports: device and versions."""
+
+    def machine(self) -> Mapping[str, str]:
+        """Return those conditions that a time or an algorithm's name depends on: the key of what is stored."""
+        return self.conditions()
 
     @abstractmethod
     def algorithms(self, problem: ConvolutionProblem) -> tuple[Algorithm, ...]:
@@ -108,6 +150,42 @@ class Backend(ABC):
         Raises:
             UnsupportedProblemError: if the backend cannot compute the problem at all.
         """
+
+    def algorithm(self, problem: ConvolutionProblem, name: str) -> Algorithm | None:
+        """Return one algorithm of a problem with its workspace, or None where it does not compute the problem."""
+        try:
+            return next((each for each in self.algorithms(problem) if each.name == name), None)
+        except UnsupportedProblemError:
+            return None
+
+    def names(self, problem: ConvolutionProblem, sizes: Sequence[int]) -> tuple[str, ...]:
+        """Return the names of algorithms that may compute micro-batches of a problem, most promising first.
+
+        Args:
+            problem: the mini-batch.
+            sizes: micro-batch sizes, in any order.
+
+        Raises:
+            UnsupportedProblemError: if none of the sizes can be computed.
+        """
+        found: dict[str, None] = {}
+        error: UnsupportedProblemError | None = None
+        for size in sorted(sizes, reverse=True):
+            try:
+                found.update((each.name, None) for each in self.algorithms(problem.part(size)))
+            except UnsupportedProblemError as reason:
+                error = error or reason
+        if error is not None and not found:
+            raise error
+        return tuple(found)
+
+    def sizes(self, problem: ConvolutionProblem) -> frozenset[int] | None:
+        """Return the micro-batch sizes that can be measured, or None where any can."""
+        return None
+
+    def prefetch(self, problems: Sequence[tuple[ConvolutionProblem, Sequence[int]]]) -> None:
+        """Begin, in the background, with what listing and measuring these problems at these sizes will ask for."""
+        del problems  # nothing to begin with
 
     @abstractmethod
     def bench(self, problem: ConvolutionProblem) -> AbstractContextManager[Bench]:

@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
+from math import inf
 from typing import final
 
 from ucudnn.backends.base import Algorithm, Backend, Bench, Effort, Measurement, MeasurementStatus
@@ -52,7 +53,7 @@ class ReplayBackend(Backend):
             NotRecordedError: if nothing was.
         """
         return tuple(
-            Algorithm(name=record.algorithm, workspace_bytes=record.workspace_bytes)
+            Algorithm(name=record.algorithm, workspace_bytes=record.workspace_bytes, api=record.api, notes=record.notes)
             for record in self._records(problem).values()
         )
 
@@ -130,6 +131,6 @@ class _ReplayBench(Bench):
         self._backend = backend
         self._problem = problem
 
-    def measure(self, size: int, algorithm: Algorithm, effort: Effort) -> Measurement:
+    def measure(self, size: int, algorithm: Algorithm, effort: Effort, worth_ms: float = inf) -> Measurement:
         time_ms = self._backend.time_ms(self._problem.part(size), algorithm.name)
         return Measurement(status=MeasurementStatus.MEASURED, samples_ms=(time_ms,))

@@ -111,13 +111,13 @@ def test_a_graph_without_a_handle_is_an_error(library):
 def test_names_that_are_no_engine_configurations(name):
     graph = OperationGraph.__new__(OperationGraph)  # names are read before anything of the graph is
     with pytest.raises(UnsupportedProblemError, match="named like eng67_k2=19_k13=0"):
-        graph.plan(name)
+        graph._make_configuration(name)
 
 
 def test_notes_decide_what_a_problem_allows():
     def engine(*notes):
         return EngineConfiguration(
-            name="eng1", workspace_bytes=0, notes=frozenset(NumericalNote[note] for note in notes)
+            name="eng1", workspace_bytes=0, notes=frozenset(NumericalNote[note] for note in notes), compiles=False
         )
 
     plain = make_problem()

@@ -66,7 +66,7 @@ class CpuBackend(ComputeBackend):
             UnsupportedProblemError: if the problem is neither float32 nor float64.
         """
         return tuple(
-            Algorithm(name=name, workspace_bytes=ROUTINES[name](problem).workspace_bytes)
+            Algorithm(name=name, workspace_bytes=ROUTINES[name](problem).workspace_bytes, api="cpu")
             for name in _applicable(problem)
         )
 

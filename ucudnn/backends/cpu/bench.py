@@ -1,13 +1,14 @@
 """Measures algorithms on this machine's CPU, on random operands of one mini-batch."""
 
 from collections.abc import Callable
+from math import inf
 from time import perf_counter
 from typing import final
 
 from ucudnn.backends.base import Algorithm, Bench, Effort, Measurement, MeasurementStatus, PreparedCall
 from ucudnn.backends.cpu.geometry import Array
 from ucudnn.backends.cpu.operands import random_operands
-from ucudnn.backends.sampling import sample
+from ucudnn.backends.sampling import sample, worthless
 from ucudnn.errors import UcudnnError
 from ucudnn.problem import ConvolutionProblem, Operation
 
@@ -34,7 +35,7 @@ class CpuBench(Bench):
         self._allocate = allocate
         self._x, self._w, self._y = random_operands(problem)
 
-    def measure(self, size: int, algorithm: Algorithm, effort: Effort) -> Measurement:
+    def measure(self, size: int, algorithm: Algorithm, effort: Effort, worth_ms: float = inf) -> Measurement:
         """Measure an algorithm on micro-batches of `size` samples, 0, size, 2 * size, ... being their first ones."""
         starts = range(0, self._problem.batch - size + 1, size)
         if not starts:
@@ -47,10 +48,13 @@ class CpuBench(Bench):
             def launch(start: int) -> None:
                 call.launch(self._x, self._w, self._y, start=start, alpha=1.0, beta=beta, workspace=workspace)
 
-            samples_ms = sample(launch, starts, effort, perf_counter)
-        except (MemoryError, UcudnnError) as error:
+            samples_ms = sample(launch, starts, effort, perf_counter, worth_ms)
+        except MemoryError as error:
+            return Measurement(status=MeasurementStatus.NO_MEMORY, reason=f"MemoryError: {error}")
+        except UcudnnError as error:
             return _failed(f"{type(error).__name__}: {error}")
-        return Measurement(status=MeasurementStatus.MEASURED, samples_ms=samples_ms)
+        complete = not worthless(samples_ms, worth_ms)
+        return Measurement(status=MeasurementStatus.MEASURED, samples_ms=samples_ms, complete=complete)
 
 
 def _failed(reason: str) -> Measurement:

@@ -2,7 +2,8 @@
 
 import logging
 import platform
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, final
@@ -10,9 +11,10 @@ from weakref import finalize
 
 from ucudnn.backends.base import Algorithm, Bench, ComputeBackend
 from ucudnn.backends.candidates import Candidates
+from ucudnn.backends.cudnn.background import Background
 from ucudnn.backends.cudnn.bench import CudnnBench, random_operands
 from ucudnn.backends.cudnn.device import Device, DeviceBuffer, address_of
-from ucudnn.backends.cudnn.graph import graph_algorithms
+from ucudnn.backends.cudnn.graph import OperationGraph, graph_algorithms, is_engine, listing_beta
 from ucudnn.backends.cudnn.graph_call import GraphCall
 from ucudnn.backends.cudnn.legacy import LegacyCall, legacy_algorithms
 from ucudnn.backends.cudnn.library import Library
@@ -20,6 +22,9 @@ from ucudnn.errors import BackendError, UnsupportedProblemError
 from ucudnn.problem import MOST_ALIGNMENT, ConvolutionProblem, MathMode, Operation
 
 _LOG = logging.getLogger(__name__)
+
+_MOST_GRAPHS = 16  # operation graphs at hand: those of the sizes that are being measured
+_ANCHOR_STEP = 4
 
 Scalings = Iterable[tuple[float, float]]
 """Pairs of alpha and beta."""
@@ -56,6 +61,9 @@ class CudnnBackend(ComputeBackend):
         self._set_stream = self.library.function("cudnnSetStream")
         self._stream = 0
         self._algorithms: dict[ConvolutionProblem, tuple[Algorithm, ...]] = {}
+        self._legacy_algorithms: dict[ConvolutionProblem, Sequence[Algorithm]] = {}
+        self._graphs: OrderedDict[tuple[ConvolutionProblem, float, float], OperationGraph] = OrderedDict()
+        self._background = Background(self.library, self._device)
 
     @property
     def name(self) -> str:
@@ -70,6 +78,10 @@ class CudnnBackend(ComputeBackend):
             "python": platform.python_version(),
         }
 
+    def machine(self) -> Mapping[str, str]:
+        """Return the GPU and the versions of driver, CUDA and cuDNN."""
+        return {**self._device.machine(), "cudnn": self.library.version_text}
+
     def algorithms(self, problem: ConvolutionProblem) -> tuple[Algorithm, ...]:
         """Return the candidates that can compute a problem, with their workspaces; nothing is built for it.
 
@@ -80,6 +92,38 @@ class CudnnBackend(ComputeBackend):
         if problem not in self._algorithms:
             self._algorithms[problem] = self._list(problem)
         return self._algorithms[problem]
+
+    def algorithm(self, problem: ConvolutionProblem, name: str) -> Algorithm | None:
+        """Return an algorithm by its name, an engine configuration whether or not heuristics offer it for a problem."""
+        problem = self._as_asked(problem)
+        if problem in self._algorithms:
+            return super().algorithm(problem, name)
+        if not is_engine(name):
+            return next((each for each in self._legacy(problem) if each.name == name), None)
+        try:
+            found = self._graph(problem, 1.0, listing_beta(problem)).configuration(name)
+        except BackendError:
+            return None
+        return found.algorithm() if found.allowed(problem) and found.workspace_bytes >= 0 else None
+
+    def names(self, problem: ConvolutionProblem, sizes: Sequence[int]) -> tuple[str, ...]:
+        """Return what may compute micro-batches of a problem.
+
+        Heuristics, which take longer than most measurements, are asked at some of the sizes only: engines and knobs
+        that they offer at one size compute the others too.
+
+        Raises:
+            UnsupportedProblemError: if nothing computes any of the sizes.
+        """
+        return super().names(problem, anchors(sizes) if self._candidates.api != "legacy" else sizes)
+
+    def prefetch(self, problems: Sequence[tuple[ConvolutionProblem, Sequence[int]]]) -> None:
+        """List engine configurations in the background, and compile those that are compiled when a plan is built."""
+        if self._candidates.api == "legacy" or self.capturing(self.queue()):
+            return
+        for problem, sizes in problems:
+            parts = [self._as_asked(problem).part(size) for size in anchors(sizes)]
+            self._background.begin([part for part in parts if part not in self._algorithms])
 
     @contextmanager
     def bench(self, problem: ConvolutionProblem) -> Iterator[Bench]:
@@ -94,8 +138,15 @@ class CudnnBackend(ComputeBackend):
                 " get_algorithm and optimize"
             )
         problem = self._as_asked(problem)
+        self.queue()
         with self._device.scratch() as allocate:
-            yield CudnnBench(problem, self._device, allocate, self._prepare_for_bench, self.library, self.cudnn_handle)
+            bench = CudnnBench(
+                problem, self._device, allocate, self._prepare_for_bench, self.library, self.cudnn_handle
+            )
+            try:
+                yield bench
+            finally:
+                bench.close()
 
     def prepare(self, problem: ConvolutionProblem, algorithm: str) -> GraphCall | LegacyCall:
         """Make an algorithm ready with alpha = 1, and beta = 0 and 1 as plans need them.
@@ -197,22 +248,48 @@ class CudnnBackend(ComputeBackend):
         api = self._candidates.api
         found: list[Algorithm] = []
         if api in (None, "graph"):
-            found += graph_algorithms(self.library, self.cudnn_handle, problem)
+            listed = self._background.listed(problem)
+            found += graph_algorithms(self.library, self.cudnn_handle, problem) if listed is None else listed
         if api in (None, "legacy") or not found:
-            found += legacy_algorithms(self.library, self.cudnn_handle, problem)
+            found += self._legacy(problem)
         if not found:
             raise UnsupportedProblemError(f"cuDNN {self.library.version_text} has no algorithm for {problem}")
         return tuple(found)
 
-    def _prepare_for_bench(self, problem: ConvolutionProblem, algorithm: str) -> GraphCall | LegacyCall:
-        beta = 1.0 if problem.operation is Operation.BACKWARD_FILTER else 0.0
-        return self._prepare(problem, algorithm, ((1.0, beta),))
+    def _legacy(self, problem: ConvolutionProblem) -> Sequence[Algorithm]:
+        if problem not in self._legacy_algorithms:
+            self._legacy_algorithms[problem] = legacy_algorithms(self.library, self.cudnn_handle, problem)
+        return self._legacy_algorithms[problem]
+
+    def _graph(self, problem: ConvolutionProblem, alpha: float, beta: float) -> OperationGraph:
+        key = problem, alpha, beta
+        graph = self._graphs.get(key)
+        if graph is None:
+            graph = OperationGraph(self.library, self.cudnn_handle, problem, alpha=alpha, beta=beta)
+            self._graphs[key] = graph
+            if len(self._graphs) > _MOST_GRAPHS:
+                self._graphs.popitem(last=False)
+        return graph
+
+    def _prepare_for_bench(self, problem: ConvolutionProblem, algorithm: Algorithm) -> GraphCall | LegacyCall:
+        if algorithm.compiles:
+            self._background.compiled(problem, algorithm.name)
+        return self._prepare(problem, algorithm.name, ((1.0, listing_beta(problem)),))
 
     def _prepare(self, problem: ConvolutionProblem, algorithm: str, scalings: Scalings) -> GraphCall | LegacyCall:
         problem = self._as_asked(problem)
-        if algorithm.startswith("eng"):
-            return GraphCall(self.library, self.cudnn_handle, problem, algorithm, scalings)
+        if is_engine(algorithm):
+            return GraphCall(self.library, self.cudnn_handle, problem, algorithm, scalings, self._graph)
         return LegacyCall(self.library, self.cudnn_handle, problem, algorithm)
+
+
+def anchors(sizes: Sequence[int]) -> list[int]:
+    """Return the sizes at which heuristics are asked: the largest, and from there each that is at most a quarter."""
+    found: list[int] = []
+    for size in sorted(sizes, reverse=True):
+        if not found or size * _ANCHOR_STEP <= found[-1]:
+            found.append(size)
+    return found
 
 
 def _destroy(library: Library, handle: int) -> None:

@@ -3,24 +3,28 @@
 from collections.abc import Callable
 from functools import partial
 from itertools import cycle
-from math import ceil
+from math import ceil, inf
 from time import perf_counter
 from typing import TypeVar, final
 
 from ucudnn.backends.base import Algorithm, Bench, Effort, Measurement, MeasurementStatus
 from ucudnn.backends.cudnn.check import OutputCheck
 from ucudnn.backends.cudnn.device import Device, DeviceBuffer
+from ucudnn.backends.cudnn.graph import listing_beta
 from ucudnn.backends.cudnn.graph_call import GraphCall
 from ucudnn.backends.cudnn.legacy import LegacyCall
 from ucudnn.backends.cudnn.library import Library
-from ucudnn.errors import UcudnnError
-from ucudnn.problem import ConvolutionProblem, Operation
+from ucudnn.backends.sampling import SHORTEST_MS, settled, worthless
+from ucudnn.problem import ConvolutionProblem
 
-_HEAT_MS = 30.0  # work before the first sample, so that clocks are up
-_SAMPLE_MS = 0.5  # shorter calls are timed several at once: events and launches have a grain
+_NOISE = 0.12  # of a sample at steady clocks
+_IDLE_MS = 50.0  # of the GPU, after which its clocks may have gone down
+_HEAT_MS = 30.0  # the longest that is waited for steady clocks
+_STEADY = 0.02  # relative difference between successive runs of one call at steady clocks
+_STEADY_RUNS = 2
+_SAMPLE_MS = 0.15  # shorter calls are timed several at once: events and launches have a grain
 _LONG_MS = 1.0  # beside which it does not count that the host launches the first call late
 _MOST_CALLS = 16  # of one sample
-_HOPELESS = 2.0  # slower by so much than what needs no more workspace: one sample settles it
 
 _T = TypeVar("_T")
 
@@ -46,7 +50,7 @@ class CudnnBench(Bench):
         problem: ConvolutionProblem,
         device: Device,
         allocate: Callable[[int], DeviceBuffer],
-        prepare: Callable[[ConvolutionProblem, str], GraphCall | LegacyCall],
+        prepare: Callable[[ConvolutionProblem, Algorithm], GraphCall | LegacyCall],
         library: Library,
         handle: int,
     ) -> None:
@@ -56,64 +60,89 @@ class CudnnBench(Bench):
         self._prepare = prepare
         self._operands, self._samples = self._make_operands()
         self._workspace = DeviceBuffer(0, 0)
-        self._fastest: dict[int, list[tuple[int, float]]] = {}
-        self._heated = False
-        self._check = OutputCheck(problem, library, handle, device, self._operands, self._workspace_of)
+        self._busy_until = -inf
+        self._check: OutputCheck | None = OutputCheck(
+            problem, library, handle, device, self._operands, self._workspace_of
+        )
 
-    def measure(self, size: int, algorithm: Algorithm, effort: Effort) -> Measurement:
+    def close(self) -> None:
+        """Let go of operands and workspace, whoever still holds this."""
+        nothing = DeviceBuffer(0, 0)
+        self._operands, self._samples, self._workspace, self._check = (nothing, nothing, nothing), 0, nothing, None
+
+    def measure(self, size: int, algorithm: Algorithm, effort: Effort, worth_ms: float = inf) -> Measurement:
         """Measure an algorithm on micro-batches of `size` samples, 0, size, 2 * size, ... being their first ones."""
         starts = range(0, self._samples - size + 1, size)
-        if not starts:
-            return _failed(f"GPU memory holds operands of {self._samples} samples only")
+        if not starts or self._check is None:
+            return _no_memory(f"GPU memory holds operands of {self._samples} samples only")
         try:
-            call = self._prepare(self._problem.part(size), algorithm.name)
+            call = self._prepare(self._problem.part(size), algorithm)
             if call.workspace_bytes > algorithm.workspace_bytes:
                 return _failed(f"it needs {call.workspace_bytes} bytes of workspace, not {algorithm.workspace_bytes}")
             workspace = self._workspace_of(algorithm.workspace_bytes)
-            samples_ms = self._sample(call, size, algorithm.workspace_bytes, workspace, starts, effort)
-        except (MemoryError, UcudnnError) as error:
+            first = self._first(call, workspace)
+            if worthless([first], worth_ms):
+                return Measurement(status=MeasurementStatus.MEASURED, samples_ms=(first,), complete=False)
+            self._check(call, algorithm.name, size, workspace)
+            samples_ms = self._sample(call, workspace, starts, effort, worth_ms)
+        except MemoryError as error:
+            return _no_memory(f"MemoryError: {error}")
+        except self._device.failures as error:
             return _failed(f"{type(error).__name__}: {error}")
-        return Measurement(status=MeasurementStatus.MEASURED, samples_ms=samples_ms)
+        complete = not worthless(samples_ms, worth_ms, _NOISE)
+        return Measurement(status=MeasurementStatus.MEASURED, samples_ms=samples_ms, complete=complete)
+
+    def _first(self, call: GraphCall | LegacyCall, workspace: DeviceBuffer) -> float:
+        """Return the milliseconds that the first launch takes, without what the host spends on loading its kernels."""
+        x, w, y = (operand.address for operand in self._operands)
+        beta = listing_beta(self._problem)
+        host_ms = 0.0
+
+        def launch() -> None:
+            nonlocal host_ms
+            begin = perf_counter()
+            call.launch(x, w, y, start=0, alpha=1.0, beta=beta, workspace=workspace)
+            host_ms = (perf_counter() - begin) * 1e3
+
+        return max(SHORTEST_MS, self._device.elapsed_ms(launch, None) - host_ms)
 
     def _sample(
-        self, call: GraphCall | LegacyCall, size: int, need: int, workspace: DeviceBuffer, starts: range, effort: Effort
+        self, call: GraphCall | LegacyCall, workspace: DeviceBuffer, starts: range, effort: Effort, worth_ms: float
     ) -> tuple[float, ...]:
         begin = perf_counter()
         upcoming = cycle(starts)
         x, w, y = (operand.address for operand in self._operands)
-        beta = 1.0 if self._problem.operation is Operation.BACKWARD_FILTER else 0.0
+        beta = listing_beta(self._problem)
 
         def launch(calls: int = 1) -> None:
             for _ in range(calls):
                 call.launch(x, w, y, start=next(upcoming), alpha=1.0, beta=beta, workspace=workspace)
 
         def run(calls: int) -> float:
-            return self._device.elapsed_ms(partial(launch, calls), launch) / calls
+            # A long call need not be led by another, which keeps the GPU busy while the host launches the first.
+            lead = launch if length < _LONG_MS else None
+            return max(SHORTEST_MS, self._device.elapsed_ms(partial(launch, calls), lead) / calls)
 
-        def first() -> float:
-            time_ms = self._device.elapsed_ms(launch, None)
-            return time_ms if time_ms > _LONG_MS else run(1)
-
-        def spent_ms() -> float:
-            return (perf_counter() - begin) * 1e3
-
-        self._check(launch, size, workspace)
-        upcoming = cycle(starts)
         launch(max(0, effort.warmup - 1))
-        while not self._heated and spent_ms() < _HEAT_MS:
-            run(1)
-        self._heated = True
-        samples = [first()]
-        known = self._fastest.setdefault(size, [])
-        if any(samples[0] > _HOPELESS * time_ms and need >= other for other, time_ms in known):
-            return tuple(samples)
-        calls = min(_MOST_CALLS, max(1, ceil(_SAMPLE_MS / max(samples[0], 1e-3))))
-        if calls > 1:
-            samples = []
-        while len(samples) < max(1, effort.repeats) and (not samples or spent_ms() < effort.time_limit_ms):
+        length = 0.0
+        length = run(1)
+        calls = min(_MOST_CALLS, ceil(_SAMPLE_MS / length))
+        if (begin - self._busy_until) * 1e3 > _IDLE_MS:
+            self._heat(partial(run, calls))
+        samples = [run(calls)]
+        while not settled(samples, effort, worth_ms, _NOISE) and (perf_counter() - begin) * 1e3 < effort.time_limit_ms:
             samples.append(run(calls))
-        known.append((need, min(samples)))
+        self._busy_until = perf_counter()
         return tuple(samples)
+
+    def _heat(self, run: Callable[[], float]) -> None:
+        """Run until successive runs take the same time, as at steady clocks."""
+        begin = perf_counter()
+        last, steady = run(), 0
+        while steady < _STEADY_RUNS and (perf_counter() - begin) * 1e3 < _HEAT_MS:
+            now = run()
+            steady = steady + 1 if abs(now - last) <= _STEADY * last else 0
+            last = now
 
     def _workspace_of(self, size_bytes: int) -> DeviceBuffer:
         if size_bytes > self._workspace.size_bytes:
@@ -158,3 +187,7 @@ def random_operands(
 
 def _failed(reason: str) -> Measurement:
     return Measurement(status=MeasurementStatus.FAILED, reason=reason)
+
+
+def _no_memory(reason: str) -> Measurement:
+    return Measurement(status=MeasurementStatus.NO_MEMORY, reason=reason)

@@ -10,7 +10,7 @@ from typing import Any, final
 import numpy as np
 
 from ucudnn.backends.cudnn.library import exchange_capture_mode
-from ucudnn.errors import BackendError, BackendUnavailableError, InvalidProblemError
+from ucudnn.errors import BackendError, BackendUnavailableError, InvalidProblemError, UcudnnError
 from ucudnn.problem import DataType
 
 _RELAXED = 2  # cudaStreamCaptureModeRelaxed
@@ -90,7 +90,7 @@ class Device:
         ordinal: its number.
         name: its name.
         capability: its compute capability: '9.0'.
-        failures: exceptions with which CUDA tells that something went wrong.
+        failures: exceptions with which ucudnn and CUDA tell that something went wrong on it.
 
     Raises:
         BackendUnavailableError: if CuPy or a GPU is missing.
@@ -111,19 +111,30 @@ class Device:
         self._current_device: Callable[[], int] = runtime.getDevice
         self._is_capturing: Callable[[int], bool] = runtime.streamIsCapturing
         self._pinned: Any = None
-        self.failures: tuple[type[Exception], ...] = (runtime.CUDARuntimeError,)
+        self.failures: tuple[type[Exception], ...] = (UcudnnError, runtime.CUDARuntimeError)
 
-    def conditions(self) -> Mapping[str, str]:
-        """Return the GPU's name and compute capability, and the versions of driver, CUDA and CuPy."""
-        runtime = self._cupy.cuda.runtime
+    def machine(self) -> Mapping[str, str]:
+        """Return the GPU's name and compute capability, and the versions of driver and CUDA."""
         return {
             "device": self.name,
             "capability": self.capability,
             "driver": _driver_version(),
-            "cuda": _cuda_version(runtime.runtimeGetVersion()),
-            "cuda driver": _cuda_version(runtime.driverGetVersion()),
+            "cuda": _cuda_version(self._cupy.cuda.runtime.runtimeGetVersion()),
+        }
+
+    def conditions(self) -> Mapping[str, str]:
+        """Return the same, and the CUDA version that the driver knows and CuPy's version."""
+        return {
+            **self.machine(),
+            "cuda driver": _cuda_version(self._cupy.cuda.runtime.driverGetVersion()),
             "cupy": str(self._cupy.__version__),
         }
+
+    @contextmanager
+    def use(self) -> Iterator[None]:
+        """Make this GPU the calling thread's current one inside the block."""
+        with self._cupy.cuda.Device(self.ordinal):
+            yield
 
     def pin(self, stream: int | None) -> None:
         """Take a stream for the current one from now on, whatever CuPy's is; None takes that back."""

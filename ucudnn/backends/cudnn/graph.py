@@ -13,6 +13,7 @@ from ucudnn.backends.base import Algorithm
 from ucudnn.backends.cudnn.codes import (
     CROSS_CORRELATION,
     DATA_TYPES,
+    RUNTIME_COMPILATION,
     Attribute,
     HeuristicMode,
     Kind,
@@ -36,6 +37,7 @@ _LOG = logging.getLogger(__name__)
 _NAME = re.compile(r"eng(\d+)((?:_k\d+=-?\d+)*)")
 _MOST_NOTES = 32
 _MOST_KNOBS = 44  # CUDNN_KNOB_TYPE_COUNTS
+_KNOWN_NOTES = frozenset(note.value for note in NumericalNote)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,11 +48,13 @@ class EngineConfiguration:
         name: 'eng67_k2=19_k13=0': the engine's global index, and knob types with their choices, in order.
         workspace_bytes: workspace, known without building a plan (CUDNN_ATTR_ENGINECFG_WORKSPACE_SIZE).
         notes: what the engine does to numbers.
+        compiles: whether its kernels are compiled when its plan is built (CUDNN_BEHAVIOR_NOTE_RUNTIME_COMPILATION).
     """
 
     name: str
     workspace_bytes: int
     notes: frozenset[NumericalNote]
+    compiles: bool
 
     def allowed(self, problem: ConvolutionProblem) -> bool:
         """Whether it computes as precisely and as repeatably as a problem wants.
@@ -65,6 +69,16 @@ class EngineConfiguration:
         if problem.dtype is DataType.FLOAT32 and problem.math is MathMode.FMA:
             return not notes & {NumericalNote.TENSOR_CORE, NumericalNote.DOWN_CONVERT_INPUTS}
         return True
+
+    def algorithm(self) -> Algorithm:
+        """Return it as a backend's algorithm."""
+        return Algorithm(
+            name=self.name,
+            workspace_bytes=round_up(self.workspace_bytes),
+            api="graph",
+            notes=tuple(note.name for note in NumericalNote if note in self.notes),
+            compiles=self.compiles,
+        )
 
 
 @final
@@ -90,6 +104,7 @@ class OperationGraph:
         self.problem = problem
         self._graph = self._describe(alpha, beta)
         self._knobs: list[Descriptor] = []
+        self._known: dict[str, Descriptor] = {}
 
     def configurations(self) -> list[EngineConfiguration]:
         """Return what the heuristics offer, modes A, B and FALLBACK, each configuration once."""
@@ -103,8 +118,21 @@ class OperationGraph:
                 except CudnnError as error:
                     _LOG.debug("an engine configuration of %s cannot be read: %s", self.problem, error)
                     continue
-                found.setdefault(described.name, described)
+                if described.name not in found:
+                    found[described.name] = described
+                    self._known[described.name] = configuration
         return list(found.values())
+
+    def configuration(self, name: str) -> EngineConfiguration:
+        """Return a configuration by its name, whether or not heuristics offer it for this problem.
+
+        Raises:
+            UnsupportedProblemError: if that is no name of a configuration.
+            CudnnError: if the engine does not compute the problem, or not with these knobs.
+        """
+        configuration = self._configuration(name)
+        (engine,) = configuration.receive(Attribute.ENGINECFG_ENGINE, [self._new(Kind.ENGINE)])
+        return self._describe_configuration(name, configuration, engine)
 
     def plan(self, name: str) -> Descriptor:
         """Build the execution plan of a configuration.
@@ -113,6 +141,16 @@ class OperationGraph:
             UnsupportedProblemError: if that is no name of a configuration.
             CudnnError: if cuDNN cannot build it.
         """
+        configuration = self._configuration(name)
+        plan = self._new(Kind.EXECUTION_PLAN).set(Attribute.EXECUTION_PLAN_HANDLE, Type.HANDLE, self._handle)
+        return plan.set(Attribute.EXECUTION_PLAN_ENGINE_CONFIG, Type.DESCRIPTOR, configuration).finalize()
+
+    def _configuration(self, name: str) -> Descriptor:
+        if name not in self._known:
+            self._known[name] = self._make_configuration(name)
+        return self._known[name]
+
+    def _make_configuration(self, name: str) -> Descriptor:
         match = _NAME.fullmatch(name)
         if match is None:
             raise UnsupportedProblemError(f"{name} is no engine configuration: they are named like eng67_k2=19_k13=0")
@@ -126,8 +164,7 @@ class OperationGraph:
         configuration = self._new(Kind.ENGINECFG).set(Attribute.ENGINECFG_ENGINE, Type.DESCRIPTOR, engine)
         if knobs:
             configuration.set(Attribute.ENGINECFG_KNOB_CHOICES, Type.DESCRIPTOR, knobs)
-        plan = self._new(Kind.EXECUTION_PLAN).set(Attribute.EXECUTION_PLAN_HANDLE, Type.HANDLE, self._handle)
-        return plan.set(Attribute.EXECUTION_PLAN_ENGINE_CONFIG, Type.DESCRIPTOR, configuration.finalize()).finalize()
+        return configuration.finalize()
 
     def _new(self, kind: Kind) -> Descriptor:
         return Descriptor(self._library, kind)
@@ -201,12 +238,17 @@ class OperationGraph:
             )
             for choice in configuration.receive(Attribute.ENGINECFG_KNOB_CHOICES, self._knobs)
         )
+        name = f"eng{index}" + "".join(f"_k{kind}={value}" for kind, value in knobs)
+        return self._describe_configuration(name, configuration, engine)
+
+    def _describe_configuration(self, name: str, configuration: Descriptor, engine: Descriptor) -> EngineConfiguration:
         notes = engine.numbers(Attribute.ENGINE_NUMERICAL_NOTE, Type.NUMERICAL_NOTE, _MOST_NOTES)
-        known = {note.value for note in NumericalNote}
+        behavior = engine.numbers(Attribute.ENGINE_BEHAVIOR_NOTE, Type.BEHAVIOR_NOTE, _MOST_NOTES)
         return EngineConfiguration(
-            name=f"eng{index}" + "".join(f"_k{kind}={value}" for kind, value in knobs),
+            name=name,
             workspace_bytes=configuration.numbers(Attribute.ENGINECFG_WORKSPACE_SIZE, Type.INT64)[0],
-            notes=frozenset(NumericalNote(note) for note in notes if note in known),
+            notes=frozenset(NumericalNote(note) for note in notes if note in _KNOWN_NOTES),
+            compiles=RUNTIME_COMPILATION in behavior,
         )
 
 
@@ -215,17 +257,22 @@ def graph_algorithms(library: Library, handle: int, problem: ConvolutionProblem)
 
     BackwardFilter is asked for as it accumulates, with beta = 1.
     """
-    beta = 1.0 if problem.operation is Operation.BACKWARD_FILTER else 0.0
     try:
-        graph = OperationGraph(library, handle, problem, alpha=1.0, beta=beta)
+        graph = OperationGraph(library, handle, problem, alpha=1.0, beta=listing_beta(problem))
     except CudnnError as error:
         _LOG.debug("the graph API has nothing for %s: %s", problem, error)
         return []
-    return [
-        Algorithm(name=each.name, workspace_bytes=round_up(each.workspace_bytes))
-        for each in graph.configurations()
-        if each.allowed(problem) and each.workspace_bytes >= 0
-    ]
+    return [each.algorithm() for each in graph.configurations() if each.allowed(problem) and each.workspace_bytes >= 0]
+
+
+def listing_beta(problem: ConvolutionProblem) -> float:
+    """Return the beta with which algorithms of a problem are listed and measured: 1 where micro-batches accumulate."""
+    return 1.0 if problem.operation is Operation.BACKWARD_FILTER else 0.0
+
+
+def is_engine(name: str) -> bool:
+    """Whether that is the name of an engine configuration."""
+    return _NAME.fullmatch(name) is not None
 
 
 def round_up(size_bytes: int) -> int:

@@ -1,6 +1,6 @@
 """One engine configuration ready to run: execution plans for its alpha and beta, variant packs for its pointers."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import final
 
 from ucudnn.backends.base import PreparedCall
@@ -29,6 +29,7 @@ class GraphCall(PreparedCall):
         problem: what is computed, at micro-batch size.
         algorithm: name of the engine configuration.
         scalings: pairs of alpha and beta whose plans are built at once.
+        graphs: gives the operation graph of a problem with an alpha and a beta.
 
     Raises:
         UnsupportedProblemError: if there is no such engine configuration.
@@ -42,9 +43,11 @@ class GraphCall(PreparedCall):
         problem: ConvolutionProblem,
         algorithm: str,
         scalings: Iterable[tuple[float, float]],
+        graphs: Callable[[ConvolutionProblem, float, float], OperationGraph],
     ) -> None:
         self._library = library
         self._handle = handle
+        self._graphs = graphs
         self._problem = problem
         self._algorithm = algorithm
         self._execute = library.function("cudnnBackendExecute")
@@ -80,8 +83,7 @@ class GraphCall(PreparedCall):
             raise self._library.error(status, f"cudnnBackendExecute of {self._algorithm} for {self._problem}")
 
     def _plan(self, alpha: float, beta: float) -> "_ExecutionPlan":
-        graph = OperationGraph(self._library, self._handle, self._problem, alpha=alpha, beta=beta)
-        plan = _ExecutionPlan(graph.plan(self._algorithm))
+        plan = _ExecutionPlan(self._graphs(self._problem, alpha, beta).plan(self._algorithm))
         if len(self._plans) >= _MOST_SCALINGS:
             self._plans.clear()
         self._plans[alpha, beta] = plan

@@ -136,7 +136,8 @@ def legacy_algorithms(library: Library, handle: int, problem: ConvolutionProblem
             size = _workspace_bytes(library, handle, problem, descriptors, name)
         except CudnnError:
             continue  # how cuDNN says that an algorithm does not apply
-        found.append(Algorithm(name=name, workspace_bytes=round_up(size)))
+        notes = ("NONDETERMINISTIC",) if (problem.operation, name) in NONDETERMINISTIC else ()
+        found.append(Algorithm(name=name, workspace_bytes=round_up(size), api="legacy", notes=notes))
     return found
 
 

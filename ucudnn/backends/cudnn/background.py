@@ -1,0 +1,116 @@
+"""What cuDNN does in background threads while the GPU measures: ask heuristics, and compile engines."""
+
+import os
+import sys
+from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
+from threading import local
+from typing import final
+
+from ucudnn.backends.base import Algorithm
+from ucudnn.backends.cudnn.descriptor import Descriptor
+from ucudnn.backends.cudnn.device import Device
+from ucudnn.backends.cudnn.graph import OperationGraph, graph_algorithms, listing_beta
+from ucudnn.backends.cudnn.library import Library
+from ucudnn.problem import MOST_ALIGNMENT, ConvolutionProblem
+
+_MOST_THREADS = 8
+_MOST_KEPT = 64
+
+
+@final
+class Background:
+    """Threads with cuDNN handles of their own, for a handle serves one thread at a time.
+
+    cuDNN compiles an engine again once no plan of it is left, so some plans are kept.
+
+    Args:
+        library: cuDNN.
+        device: the GPU.
+    """
+
+    def __init__(self, library: Library, device: Device) -> None:
+        self._library = library
+        self._device = device
+        self._local = local()
+        self._threads: ThreadPoolExecutor | None = None
+        self._lists: dict[ConvolutionProblem, Future[list[Algorithm]]] = {}
+        self._plans: dict[tuple[ConvolutionProblem, str], Future[Descriptor | None]] = {}
+
+    def begin(self, parts: Sequence[ConvolutionProblem]) -> None:
+        """Begin to list what computes micro-batches of a problem, and to compile what needs it.
+
+        Args:
+            parts: the problem at descending sizes; compilation begins at the second.
+        """
+        for index, part in enumerate(parts):
+            if part not in self._lists:
+                self._lists[part] = self._submit_list(part, compile_all=index == min(1, len(parts) - 1))
+
+    def listed(self, part: ConvolutionProblem) -> list[Algorithm] | None:
+        """Return a list that was begun, once it is there; None where none was."""
+        future = self._lists.pop(part, None)
+        try:
+            return None if future is None else future.result()
+        except self._device.failures:
+            return None  # whoever lists it now will hear why
+
+    def compiled(self, part: ConvolutionProblem, name: str) -> None:
+        """Wait until an engine that is being compiled for a problem is ready, whether or not that worked."""
+        future = self._plans.get((_shape(part), name))
+        if future is not None:
+            future.result()
+
+    def _submit_list(self, part: ConvolutionProblem, *, compile_all: bool) -> Future[list[Algorithm]]:
+        def run() -> list[Algorithm]:
+            with self._device.use():
+                found = graph_algorithms(self._library, self._handle(), part)
+            for each in found:
+                if each.compiles and compile_all:
+                    self._submit_plan(part, each.name)
+            return found
+
+        return self._pool().submit(run)
+
+    def _submit_plan(self, part: ConvolutionProblem, name: str) -> None:
+        def run() -> Descriptor | None:
+            try:
+                with self._device.use():
+                    beta = listing_beta(part)
+                    return OperationGraph(self._library, self._handle(), part, alpha=1.0, beta=beta).plan(name)
+            except self._device.failures:
+                return None  # whoever wants to measure it will hear why
+
+        if len(self._plans) >= _MOST_KEPT:
+            self._plans.pop(next(iter(self._plans)))
+        self._plans[_shape(part), name] = self._pool().submit(run)
+
+    def _pool(self) -> ThreadPoolExecutor:
+        if self._threads is None:
+            count = min(_MOST_THREADS, os.cpu_count() or 1)
+            self._threads = ThreadPoolExecutor(count, thread_name_prefix="ucudnn")
+        return self._threads
+
+    def _handle(self) -> int:
+        if not hasattr(self._local, "handle"):
+            self._local.handle = _OwnHandle(self._library)
+        own: _OwnHandle = self._local.handle
+        return own.address
+
+
+@final
+class _OwnHandle:
+    """A cudnnHandle_t that ends with its thread."""
+
+    def __init__(self, library: Library) -> None:
+        self._library = library
+        self.address: int = library.call("cudnnCreate")
+
+    def __del__(self) -> None:
+        if not sys.is_finalizing():
+            self._library.function("cudnnDestroy")(self.address)
+
+
+def _shape(part: ConvolutionProblem) -> ConvolutionProblem:
+    return replace(part, batch=1, alignment=MOST_ALIGNMENT)

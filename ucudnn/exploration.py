@@ -1,0 +1,285 @@
+"""Exploration: which micro-configurations of one problem are measured, in which order, and what comes of them."""
+
+import logging
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from typing import Protocol, final
+
+from ucudnn.backends.base import Algorithm, Backend, Bench, Effort, MeasurementStatus
+from ucudnn.configuration import Configuration, MicroConfiguration
+from ucudnn.policy import divisions_within, equal_divisions, fitting_size, powers_of_two, varied_sizes
+from ucudnn.problem import ConvolutionProblem
+from ucudnn.results import Result, Results
+from ucudnn.search import Search, is_chain
+from ucudnn.solvers.desirable import fastest
+
+_LOG = logging.getLogger(__name__)
+_PROMISING = 1.1  # algorithms up to so much slower than the best are tried at sizes near the best ones
+_MOST_PROMISING = 6
+_GROWN = 1.05  # workspace beyond the limit by so much says that that of larger sizes is beyond it too
+_ROUGH = 3  # samples of the fastest undivided algorithm, where micro-batches are faster by far
+_MOST_ROUNDS = 3  # of varied sizes
+_DIVISIONS = 16  # equal micro-batches, up to so many, are tried in any case
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Request:
+    """What is wanted of one problem.
+
+    Attributes:
+        problem: the problem at mini-batch size.
+        sizes: micro-batch sizes, ascending.
+        limit_bytes: workspace in bytes beyond which nothing is measured.
+        whole: whether the whole desirable set is wanted (WD, profiles), or its fastest configuration (WR).
+        adaptive: whether more sizes are chosen by what is measured; `sizes` are then what it begins with.
+        least_size: the smallest size that may be chosen.
+    """
+
+    problem: ConvolutionProblem
+    sizes: tuple[int, ...]
+    limit_bytes: int
+    whole: bool = True
+    adaptive: bool = False
+    least_size: int = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Exploration:
+    """What was tried for a request; what was measured of it is in the results.
+
+    Attributes:
+        names: algorithms.
+        sizes: micro-batch sizes, ascending.
+    """
+
+    names: tuple[str, ...]
+    sizes: tuple[int, ...]
+
+
+Item = tuple[ConvolutionProblem, Result]
+"""A problem at micro-batch size, and the result of one algorithm."""
+
+
+class Keeper(Protocol):
+    """Where results are looked for before anything is measured, and kept afterwards."""
+
+    def load(self, parts: Sequence[ConvolutionProblem]) -> Iterable[Item]:
+        """Return what is known of problems at micro-batch size."""
+
+    def save(self, items: Sequence[Item]) -> None:
+        """Keep results."""
+
+
+@final
+class Explorer:
+    """Explores one request; a context, for the operands of its measurements are given back at its end.
+
+    Args:
+        request: what is wanted.
+        names: algorithms to try, most promising first.
+        backend: measures them.
+        effort: how much time goes into one measurement.
+        results: what is known, and where results go.
+        keeper: keeps them beyond the process; None keeps none.
+        exhaustive: measure what cannot matter as well.
+        tell: is told of progress: how many micro-configurations were considered, and how many there are so far.
+    """
+
+    def __init__(
+        self,
+        request: Request,
+        names: Sequence[str],
+        backend: Backend,
+        effort: Effort,
+        results: Results,
+        keeper: Keeper | None,
+        *,
+        exhaustive: bool,
+        tell: Callable[[int, int], None],
+    ) -> None:
+        self._request = request
+        self._names = tuple(names)
+        self._backend = backend
+        self._effort = effort
+        self._results = results
+        self._keeper = keeper
+        self._exhaustive = exhaustive
+        self._tell = tell
+        self._offered = backend.sizes(request.problem) if request.adaptive else None
+        self._search = Search(request.problem.batch, whole=request.whole, exhaustive=exhaustive)
+        self._ranks = {name: rank for rank, name in enumerate(self._names)}
+        self._algorithms: dict[tuple[int, str], Algorithm | None] = {}
+        self._micros: dict[tuple[int, str], MicroConfiguration] = {}
+        self._compiled: set[str] = set()
+        self._too_large: dict[str, int] = {}
+        self._sizes: set[int] = set()
+        self._fresh: list[Item] = []
+        self._stack = ExitStack()
+        self._bench: Bench | None = None
+        self._considered = self._total = 0
+        self.measured = 0
+        """How many micro-configurations were measured."""
+
+    def __enter__(self) -> "Explorer":
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._bench = None
+        self._stack.close()
+
+    def run(self) -> Exploration:
+        """Measure what can matter.
+
+        Raises:
+            MemoryError: if there is no room for the operands of one sample.
+            BackendError: if nothing can be measured now.
+        """
+        for sizes, names, chain in self._rounds():
+            within = [size for size in sizes if size >= self._request.least_size]
+            self._measure([size for size in within if self._offered is None or size in self._offered], names, chain)
+            if self._keeper is not None and self._fresh:
+                self._keeper.save(self._fresh)
+            self._fresh.clear()
+        return Exploration(names=self._names, sizes=tuple(sorted(self._sizes)))
+
+    def _rounds(self) -> Iterator[tuple[Iterable[int], Sequence[str], bool]]:
+        """Return sizes and algorithms to measure, and whether a size can be replaced by a larger one that it divides.
+
+        One set after another, for what was measured says what is next.
+        """
+        request, batch = self._request, self._request.problem.batch
+        if not request.adaptive and is_chain(request.sizes, batch):
+            yield request.sizes, self._names, True
+            return
+        ladder = [size for size in powers_of_two(batch) if size in request.sizes]
+        coarse = is_chain(ladder, batch)
+        if coarse or request.adaptive:
+            yield ladder, self._names, coarse
+        if not request.adaptive:
+            yield request.sizes, self._names, False
+        elif request.whole:
+            yield equal_divisions(batch), self._names, True
+        else:
+            yield self._chosen(), self._names, True
+            for _ in range(_MOST_ROUNDS):
+                varied = self._varied()
+                if not varied:
+                    return
+                yield varied, self._promising(), True
+
+    def _chosen(self) -> Iterable[int]:
+        """Return equal divisions, and the largest sizes of promising algorithms that fit the limit."""
+        batch = self._request.problem.batch
+        best = fastest(self._micros.values(), batch)
+        least = min([batch // _DIVISIONS, *(part.size for part in best.parts)] if best is not None else [1])
+        found = {size for size in equal_divisions(batch) if size >= least}
+        for name in self._promising():
+
+            def fits(size: int, name: str = name) -> bool:
+                algorithm = self._algorithm(size, name)
+                return algorithm is not None and algorithm.workspace_bytes <= self._request.limit_bytes
+
+            most = fitting_size(batch, fits)
+            if most is not None:
+                found.update(divisions_within(batch, most))
+        return sorted(found)
+
+    def _promising(self) -> list[str]:
+        """Return the algorithms whose time for each sample comes nearest to the best one's at some size."""
+        rates: dict[str, float] = {}
+        for (size, name), micro in self._micros.items():
+            rate = micro.time_ms / size
+            rates[name] = min(rates.get(name, rate), rate)
+        ranked = sorted(rates, key=lambda name: rates[name])[:_MOST_PROMISING]
+        return [name for name in ranked if rates[name] <= _PROMISING * rates[ranked[0]]]
+
+    def _varied(self) -> list[int]:
+        """Return new sizes near those of the best configuration so far."""
+        best: Configuration | None = fastest(self._micros.values(), self._request.problem.batch)
+        if best is None:
+            return []
+        near = varied_sizes(self._request.problem.batch, [part.size for part in best.parts])
+        return [size for size in near if size not in self._sizes]
+
+    def _measure(self, sizes: Sequence[int], names: Sequence[str], chain: bool) -> None:
+        problem = self._request.problem
+        self._sizes.update(sizes)
+        self._total += len(sizes) * len(names)
+        if self._keeper is not None:
+            unknown = [part for size in sizes if not self._results.of(part := problem.part(size))]
+            self._results.update(self._keeper.load(unknown))
+        for size in sizes:
+            for name, result in self._results.of(problem.part(size)).items():
+                if name in self._ranks and result.measured:
+                    self._add(size, result)
+        for size in self._search.order(sizes):
+            bounds = {name: self._search.least_ms(size, name) for name in names}
+            # What takes a compiler's time comes last: most of it is known not to matter by then.
+            for name in sorted(names, key=lambda name: (name in self._compiled, bounds[name], self._ranks[name])):
+                self._consider(size, name, chain)
+                self._considered += 1
+
+    def _consider(self, size: int, name: str, chain: bool) -> None:
+        """Measure an algorithm at a size if it is not known, fits, and can matter."""
+        request, search = self._request, self._search
+        known = self._results.of(request.problem.part(size)).get(name)
+        if known is not None and known.complete and known.status is not MeasurementStatus.NO_MEMORY:
+            return
+        least = known.time_ms if known is not None and known.measured else search.least_ms(size, name)
+        if not request.whole and least >= search.worth_ms(size, 0, chain):
+            return  # whatever its workspace
+        algorithm = self._fitting(size, name)
+        if algorithm is None:
+            return
+        worth = search.worth_ms(size, algorithm.workspace_bytes, chain)
+        if least < worth:
+            self._tell(self._considered, self._total)
+            self._take(size, algorithm, worth)
+
+    def _take(self, size: int, algorithm: Algorithm, worth_ms: float) -> None:
+        """Measure, and remember what comes of it."""
+        request = self._request
+        if algorithm.compiles:
+            self._compiled.add(algorithm.name)
+        effort = self._effort
+        if not request.whole and self._search.is_outdone(size, worth_ms):
+            effort = replace(effort, repeats=min(effort.repeats, _ROUGH))
+        if self._bench is None:
+            self._bench = self._stack.enter_context(self._backend.bench(request.problem))
+        result = Result.of(algorithm, self._bench.measure(size, algorithm, effort, worth_ms))
+        self.measured += 1
+        part = request.problem.part(size)
+        self._results.put(part, result)
+        if result.measured:
+            self._add(size, result)
+        else:
+            _LOG.info("%s at micro-batch %d of %s failed: %s", algorithm.name, size, request.problem, result.reason)
+        if result.status is not MeasurementStatus.NO_MEMORY:
+            self._fresh.append((part, result))
+
+    def _fitting(self, size: int, name: str) -> Algorithm | None:
+        """Return an algorithm if it computes a size within the limit."""
+        limit = self._request.limit_bytes
+        if size > self._too_large.get(name, size):
+            return None
+        algorithm = self._algorithm(size, name)
+        if algorithm is None or algorithm.workspace_bytes <= limit:
+            return algorithm
+        if algorithm.workspace_bytes > limit * _GROWN and not self._exhaustive:
+            self._too_large[name] = min(size, self._too_large.get(name, size))
+        return None
+
+    def _add(self, size: int, result: Result) -> None:
+        if result.algorithm.workspace_bytes <= self._request.limit_bytes:
+            micro = result.micro(size)
+            self._micros[size, micro.algorithm] = micro
+            self._search.add(micro)
+
+    def _algorithm(self, size: int, name: str) -> Algorithm | None:
+        key = size, name
+        if key not in self._algorithms:
+            part = self._request.problem.part(size)
+            known = self._results.of(part).get(name)
+            self._algorithms[key] = self._backend.algorithm(part, name) if known is None else known.algorithm
+        return self._algorithms[key]

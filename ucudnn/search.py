@@ -1,0 +1,147 @@
+"""Search: which micro-configurations are worth measuring, given those that were measured so far.
+
+What cannot enter the desirable set is not built and not timed. That is known from two bounds on the time of an
+algorithm at a size at which it was not measured:
+
+* a larger micro-batch takes as long as a smaller one at least, but for GROWTH or NEAR_GROWTH;
+* a smaller micro-batch takes as long for each of its samples as a larger one at least, but for THRIFT.
+
+Neither is a law: kernels are tuned to sizes. The factors are what 425,000 pairs of times on an H200 kept to, all but
+one in a hundred (one in a thousand for pairs of which one size is twice the other or more). An exhaustive search uses
+no bounds, so that their cost can be measured.
+"""
+
+from bisect import bisect_right
+from collections.abc import Sequence
+from itertools import pairwise
+from math import inf
+from typing import final
+
+from ucudnn.configuration import MicroConfiguration
+from ucudnn.solvers.desirable import Sums
+
+GROWTH = 0.97
+"""Least time at twice the size or more, relative to that at the smaller size."""
+
+NEAR_GROWTH = 0.85
+"""The same at less than twice the size, where one kernel may be luckier than its neighbor."""
+
+THRIFT = 0.75
+"""Least time for each sample at a smaller size, relative to that at a larger one."""
+
+
+_FAR = 1.3
+
+
+@final
+class Search:
+    """What is known of one problem, and what it says of what is not.
+
+    Args:
+        batch: mini-batch size.
+        whole: whether the whole desirable set is wanted (WD, profiles), or its fastest configuration (WR).
+        exhaustive: measure everything.
+    """
+
+    def __init__(self, batch: int, *, whole: bool, exhaustive: bool = False) -> None:
+        self._batch = batch
+        self._whole = whole
+        self._exhaustive = exhaustive
+        self._times: dict[str, dict[int, float]] = {}
+        self._fronts: dict[int, _Front] = {}
+        self._sums = Sums(batch)
+
+    def order(self, sizes: Sequence[int]) -> list[int]:
+        """Return sizes in the order in which to measure them: from a quarter of the mini-batch up, then down.
+
+        Larger ones tell most of the smaller ones; the largest take longest, with the slowest algorithms above all, of
+        which a quarter tells enough.
+        """
+        first = max((size for size in sizes if size * 4 <= self._batch), default=0)
+        return sorted(size for size in sizes if size >= first) + sorted(
+            (size for size in sizes if size < first), key=lambda size: (-_powers_of_two(size), -size)
+        )
+
+    def add(self, micro: MicroConfiguration) -> None:
+        """Take a measurement into account."""
+        self._times.setdefault(micro.algorithm, {})[micro.size] = micro.time_ms
+        self._fronts.setdefault(micro.size, _Front()).add(micro.workspace_bytes, micro.time_ms)
+        if not self._whole:
+            self._sums.admit(micro)
+
+    def least_ms(self, size: int, algorithm: str) -> float:
+        """Return the milliseconds that an algorithm will take at least at a size."""
+        if self._exhaustive:
+            return 0.0
+        bound = 0.0
+        for known, time_ms in self._times.get(algorithm, {}).items():
+            if known < size:
+                bound = max(bound, time_ms * (GROWTH if size >= 2 * known else NEAR_GROWTH))
+            else:
+                bound = max(bound, time_ms * size / known * (THRIFT if known > size else 1.0))
+        return bound
+
+    def is_outdone(self, size: int, worth_ms: float) -> bool:
+        """Whether smaller micro-batches are faster by far than whatever takes about as long as is worth while."""
+        return not self._exhaustive and self._sums.time_ms(size) * _FAR < worth_ms < inf
+
+    def worth_ms(self, size: int, workspace_bytes: int, chain: bool) -> float:
+        """Return the milliseconds from which on an algorithm cannot enter the desirable set at a size.
+
+        The mini-batch itself is compared with itself alone, for the fastest undivided algorithm is always wanted.
+
+        Args:
+            size: micro-batch size.
+            workspace_bytes: its workspace.
+            chain: whether each size that is considered divides the next and the last the mini-batch, so that two of a
+                size can always be replaced by one of the next.
+        """
+        if self._exhaustive:
+            return inf
+        level = workspace_bytes if self._whole else None
+        own = self._fronts.get(size)
+        worth = own.within(level) if own is not None else inf
+        if size == self._batch:
+            return worth
+        for known, front in self._fronts.items():
+            if known < size and not size % known:
+                worth = min(worth, front.within(level) * (size // known))
+            elif chain and known > size:
+                worth = min(worth, front.within(level) * size / known)
+        return worth if self._whole else min(worth, self._sums.time_ms(size))
+
+
+@final
+class _Front:
+    """The least time of one size within each workspace."""
+
+    def __init__(self) -> None:
+        self._workspaces: list[int] = []
+        self._times: list[float] = []
+
+    def add(self, workspace_bytes: int, time_ms: float) -> None:
+        if self.within(workspace_bytes) <= time_ms:
+            return
+        index = bisect_right(self._workspaces, workspace_bytes)
+        end = index
+        while end < len(self._times) and self._times[end] >= time_ms:
+            end += 1
+        if index and self._workspaces[index - 1] == workspace_bytes:
+            index -= 1
+        self._workspaces[index:end] = [workspace_bytes]
+        self._times[index:end] = [time_ms]
+
+    def within(self, workspace_bytes: int | None) -> float:
+        """Return the least time within a workspace, or within any; infinity where there is none."""
+        index = len(self._times) if workspace_bytes is None else bisect_right(self._workspaces, workspace_bytes)
+        return self._times[index - 1] if index else inf
+
+
+def is_chain(sizes: Sequence[int], batch: int) -> bool:
+    """Whether each size divides the next larger one, and the largest the mini-batch."""
+    ordered = [*sorted(set(sizes)), batch]
+    return all(not larger % smaller for smaller, larger in pairwise(ordered))
+
+
+def _powers_of_two(size: int) -> int:
+    return size & -size
