@@ -17,6 +17,7 @@ settings.load_profile("default")
 def clean_environment(monkeypatch):
     for variable in [name for name in os.environ if name.startswith("UCUDNN_")]:
         monkeypatch.delenv(variable)
+    monkeypatch.setenv("UCUDNN_DATABASE", "off")  # tests measure for themselves, and leave nothing behind
 
 
 @pytest.fixture(scope="session")

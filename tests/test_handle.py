@@ -239,12 +239,6 @@ def test_environment_and_arguments(monkeypatch):
         Handle(workspace_limit="much")
 
 
-def test_what_has_no_effect_yet_is_said(monkeypatch, caplog):
-    monkeypatch.setenv("UCUDNN_DATABASE", "times.sqlite")
-    Handle(backend="cpu")
-    assert "UCUDNN_DATABASE has no effect" in caplog.text
-
-
 def test_a_recorded_gpu_is_planned_for_but_not_run():
     handle = Handle(backend="replay:h200", workspace_limit="64MiB")
     problem = make_problem(

@@ -25,8 +25,9 @@ LAYERS = [  # lowest first; every module of the package is named exactly once
     {"networks", "tensors", "results", "backends.sampling", "solvers.desirable", "solvers.reuse", "solvers.relaxation"},
     {"backends.replay", "backends.cpu.*", "backends.cudnn.*", "solvers.division", "search"},
     {"backends", "solvers", "exploration", "plan", "workspace"},
-    {"benchmark"},
-    {"decision"},
+    {"benchmark", "database"},
+    {"decision", "measurements"},
+    {"measuring"},
     {"report", "dispatch"},
     {"handle", "execution", "console"},
     {"cli", "__init__", "cudnn.*"},
@@ -38,6 +39,8 @@ ONE_MODULE = {  # a third-party package is imported in one module only
     "rich": {"console"},
     "ctypes": {"backends.cudnn.library"},
     "cupy": {"backends.cudnn.device"},
+    "sqlite3": {"database"},
+    "platformdirs": {"measurements"},
 }
 
 

@@ -10,6 +10,8 @@
   * MeasurementError            no algorithm of a kernel could be measured
   * ProfileError                a recorded profile that cannot be read
     * NotRecordedError          a problem that the profile has no measurement of
+  * DatabaseError               a database of measurements that cannot be used
+    * DatabaseVersionError      one that a newer ucudnn wrote
   * SolverError                 an integer program that was not solved
     * SolverUnavailableError    a solver that is not installed or not known
   * BackendError                a backend that cannot do what was asked
@@ -25,6 +27,8 @@ __all__ = [
     "BackendError",
     "BackendUnavailableError",
     "CudnnError",
+    "DatabaseError",
+    "DatabaseVersionError",
     "InfeasibleError",
     "InvalidNetworkError",
     "InvalidProblemError",
@@ -100,6 +104,14 @@ class SolverError(UcudnnError):
 
 class SolverUnavailableError(SolverError):
     """The solver asked for is not known or not installed."""
+
+
+class DatabaseError(UcudnnError):
+    """A database of measurements cannot be used."""
+
+
+class DatabaseVersionError(DatabaseError):
+    """A database of measurements was written by a newer ucudnn."""
 
 
 class BackendError(UcudnnError):

@@ -8,15 +8,16 @@ from weakref import WeakKeyDictionary
 
 from ucudnn.backends import open_backend
 from ucudnn.backends.base import Backend, ComputeBackend, Effort, Tensor
-from ucudnn.benchmark import Benchmark, ProgressListener
+from ucudnn.benchmark import ProgressListener
 from ucudnn.decision import Decisions, decide
 from ucudnn.dispatch import Dispatcher, Entry
 from ucudnn.errors import BackendError
 from ucudnn.kernel import Kernel
+from ucudnn.measuring import open_benchmark
 from ucudnn.policy import BatchSizePolicy
 from ucudnn.problem import ConvolutionProblem, Operation
 from ucudnn.report import Report, report_decisions, report_kernel
-from ucudnn.settings import VARIABLES, Settings, SolverName
+from ucudnn.settings import Settings, SolverName
 from ucudnn.tensors import Parameters, ProblemCache
 
 _LOG = logging.getLogger(__name__)
@@ -46,10 +47,11 @@ class Handle:
     Args:
         backend: 'auto', 'cpu', 'cudnn', 'cudnn:CANDIDATES', 'replay:NAME-or-path' (plans only), or a backend
             (UCUDNN_BACKEND).
-        policy: 'undivided', 'powerOfTwo' or 'all' (UCUDNN_BATCH_SIZE_POLICY).
+        policy: 'undivided', 'powerOfTwo', 'all' or 'adaptive' (UCUDNN_BATCH_SIZE_POLICY).
         workspace_limit: bytes or '64MiB' for each kernel, WR (UCUDNN_DEFAULT_WORKSPACE_LIMIT).
         total_workspace: bytes or '120MiB' for all kernels, WD (UCUDNN_TOTAL_WORKSPACE_SIZE).
         solver: solver of WD's integer program (UCUDNN_SOLVER).
+        database: file that keeps measurements for the next process, or 'off' (UCUDNN_DATABASE).
         effort: how much time goes into one measurement.
         listener: is told of the benchmarks' progress.
 
@@ -57,6 +59,7 @@ class Handle:
         SettingsError: if an argument or variable has a value it may not have.
         BackendUnavailableError: if the backend is not known or not installed.
         ProfileError: if the profile to replay cannot be read.
+        DatabaseError: if the database cannot be opened, or a newer ucudnn wrote it.
     """
 
     def __init__(
@@ -67,6 +70,7 @@ class Handle:
         workspace_limit: int | str | None = None,
         total_workspace: int | str | None = None,
         solver: str | SolverName | None = None,
+        database: str | None = None,
         effort: Effort | None = None,
         listener: ProgressListener | None = None,
     ) -> None:
@@ -76,17 +80,15 @@ class Handle:
             workspace_limit_bytes=workspace_limit,
             total_workspace_bytes=total_workspace,
             solver=solver,
+            database=database,
         )
-        for field in ("database", "benchmark_devices"):
-            if getattr(self.settings, field) != getattr(Settings(), field):
-                _LOG.warning("%s has no effect on backend %s in this version", VARIABLES[field], self.settings.backend)
         self.backend: Backend = (
             backend
             if isinstance(backend, Backend)
             else open_backend(self.settings.backend, cudnn_library=self.settings.cudnn_library)
         )
         """What computes, or replays."""
-        self._benchmark = Benchmark(self.backend, effort=effort, listener=listener)
+        self._benchmark = open_benchmark(self.backend, self.settings, effort=effort, listener=listener)
         self._lock = _lock_of(self.backend)
         self._problems = ProblemCache()
         self._entries: dict[_Key, Entry] = {}

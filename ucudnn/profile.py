@@ -2,10 +2,10 @@
 
 A profile is a JSON text (gzipped where the name ends in .gz):
 
-* `format` 'ucudnn-profile' and `version` 1;
+* `format` 'ucudnn-profile' and `version` 2 (version 1 had no spreads);
 * `conditions`: device and versions that the times depend on;
 * `algorithms`: a table of [api, name, notes]; rows below point into it;
-* `columns`: the meaning of a row, ["algorithm", "time_ms", "workspace_bytes"];
+* `columns`: the meaning of a row, ["algorithm", "time_ms", "spread_ms", "workspace_bytes"];
 * `recordings`: for each network a list of problems, each with the fields of ConvolutionProblem that differ
   from their defaults, and its rows by micro-batch size.
 
@@ -26,8 +26,9 @@ from ucudnn.errors import InvalidProblemError, ProfileError
 from ucudnn.problem import ConvolutionProblem, DataType, Layout, MathMode, Operation
 
 _FORMAT = "ucudnn-profile"
-_VERSION = 1
-_COLUMNS = ["algorithm", "time_ms", "workspace_bytes"]
+_VERSION = 2
+_COLUMNS = {1: ["algorithm", "time_ms", "workspace_bytes"], 2: ["algorithm", "time_ms", "spread_ms", "workspace_bytes"]}
+_DIGITS = 5  # of a time: more than its measurement has
 _ENUMS: dict[str, type[Enum]] = {"operation": Operation, "dtype": DataType, "layout": Layout, "math": MathMode}
 
 
@@ -39,6 +40,7 @@ class Record:
         api: 'graph' or 'legacy', the cuDNN API that offered it, or the backend's name.
         algorithm: its name, unique within a problem.
         time_ms: median time in milliseconds.
+        spread_ms: median distance of the samples from it in milliseconds; 0 where it is not known.
         workspace_bytes: workspace in bytes.
         notes: cuDNN's numerical notes that matter: 'TENSOR_CORE', 'NONDETERMINISTIC', 'FFT', ...
     """
@@ -48,6 +50,7 @@ class Record:
     time_ms: float
     workspace_bytes: int
     notes: tuple[str, ...] = ()
+    spread_ms: float = 0.0
 
 
 Recording = Mapping[ConvolutionProblem, tuple[Record, ...]]
@@ -105,7 +108,7 @@ def _shipped() -> Iterator[Any]:
 def _decode(name: str, content: Any) -> Profile:
     if not isinstance(content, dict) or content.get("format") != _FORMAT:
         raise ProfileError(f"format is not {_FORMAT!r}")
-    if content["version"] != _VERSION or content["columns"] != _COLUMNS:
+    if content["columns"] != _COLUMNS.get(content["version"]):
         raise ProfileError(f"version {content['version']} with columns {content['columns']} is not known here")
     algorithms = [(api, algorithm, tuple(notes)) for api, algorithm, notes in content["algorithms"]]
     recordings = {}
@@ -113,7 +116,7 @@ def _decode(name: str, content: Any) -> Profile:
         recording: dict[ConvolutionProblem, tuple[Record, ...]] = {}
         for entry in entries:
             for batch, rows in entry["rows"].items():
-                problem = _decode_problem(entry["problem"], int(batch))
+                problem = decode_problem(entry["problem"], int(batch))
                 recording[problem] = tuple(_decode_row(problem, row, algorithms) for row in rows)
         recordings[network] = recording
     return Profile(name=name, conditions=dict(content["conditions"]), recordings=recordings)
@@ -122,16 +125,31 @@ def _decode(name: str, content: Any) -> Profile:
 def _decode_row(
     problem: ConvolutionProblem, row: list[Any], algorithms: list[tuple[str, str, tuple[str, ...]]]
 ) -> Record:
-    index, time_ms, workspace_bytes = row
+    index, time_ms, *spread, workspace_bytes = row
+    spread_ms = spread[0] if spread else 0.0
     api, algorithm, notes = algorithms[index]
     if not (isinstance(time_ms, int | float) and isfinite(time_ms) and time_ms > 0):
         raise ProfileError(f"{problem}: {algorithm} took {time_ms} ms, which is no time")
+    if not (isinstance(spread_ms, int | float) and isfinite(spread_ms) and spread_ms >= 0):
+        raise ProfileError(f"{problem}: {algorithm} has times {spread_ms} ms apart, which is no spread")
     if not isinstance(workspace_bytes, int) or workspace_bytes < 0:
         raise ProfileError(f"{problem}: {algorithm} has a workspace of {workspace_bytes} bytes")
-    return Record(api=api, algorithm=algorithm, time_ms=time_ms, workspace_bytes=workspace_bytes, notes=notes)
+    return Record(
+        api=api,
+        algorithm=algorithm,
+        time_ms=time_ms,
+        spread_ms=spread_ms,
+        workspace_bytes=workspace_bytes,
+        notes=notes,
+    )
 
 
-def _decode_problem(given: Mapping[str, Any], batch: int) -> ConvolutionProblem:
+def decode_problem(given: Mapping[str, Any], batch: int) -> ConvolutionProblem:
+    """Return a problem from the fields that `encode_problem` gave.
+
+    Raises:
+        ProfileError: if they make no convolution.
+    """
     values: dict[str, Any] = {"batch": batch}
     for field, value in given.items():
         if field in _ENUMS:
@@ -145,7 +163,8 @@ def _decode_problem(given: Mapping[str, Any], batch: int) -> ConvolutionProblem:
         raise ProfileError(str(error)) from error
 
 
-def _encode_problem(problem: ConvolutionProblem) -> dict[str, Any]:
+def encode_problem(problem: ConvolutionProblem) -> dict[str, Any]:
+    """Return the fields of a problem that differ from their defaults, without its batch, as JSON writes them."""
     plain = ConvolutionProblem(
         operation=problem.operation,
         batch=problem.batch,
@@ -168,7 +187,8 @@ def _encode(profile: Profile) -> Iterator[str]:
         f"{json.dumps(network)}: [\n{_encode_recording(recording, algorithms)}\n]"
         for network, recording in profile.recordings.items()
     ]
-    head = {"format": _FORMAT, "version": _VERSION, "conditions": dict(profile.conditions), "columns": _COLUMNS}
+    columns = _COLUMNS[_VERSION]
+    head = {"format": _FORMAT, "version": _VERSION, "conditions": dict(profile.conditions), "columns": columns}
     yield "".join(f"{'{' if key == 'format' else ''}{json.dumps(key)}: {json.dumps(head[key])},\n" for key in head)
     yield '"algorithms": [\n' + ",\n".join(_compact([*key]) for key in algorithms) + "\n],\n"
     yield '"recordings": {\n' + ",\n".join(recordings) + "\n}}\n"
@@ -177,7 +197,7 @@ def _encode(profile: Profile) -> Iterator[str]:
 def _encode_recording(recording: Recording, algorithms: dict[tuple[str, str, tuple[str, ...]], int]) -> str:
     entries: dict[str, dict[str, list[list[Any]]]] = {}
     for problem, records in recording.items():
-        rows = entries.setdefault(_compact(_encode_problem(problem)), {})
+        rows = entries.setdefault(_compact(encode_problem(problem)), {})
         rows[str(problem.batch)] = list(_encode_rows(records, algorithms))
     return ",\n".join(
         f'{{"problem": {problem}, "rows": {{\n'
@@ -192,7 +212,8 @@ def _encode_rows(
 ) -> Iterator[list[Any]]:
     for record in records:
         key = (record.api, record.algorithm, record.notes)
-        yield [algorithms.setdefault(key, len(algorithms)), record.time_ms, record.workspace_bytes]
+        times = (float(f"{value:.{_DIGITS}g}") for value in (record.time_ms, record.spread_ms))
+        yield [algorithms.setdefault(key, len(algorithms)), *times, record.workspace_bytes]
 
 
 def _compact(value: Any) -> str:

@@ -7,6 +7,7 @@ from typing import final
 from ucudnn.backends.base import Algorithm, Measurement, MeasurementStatus
 from ucudnn.configuration import MicroConfiguration
 from ucudnn.problem import ConvolutionProblem
+from ucudnn.profile import Record
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,6 +44,30 @@ class Result:
             spread_ms=measurement.spread_ms,
             samples=len(measurement.samples_ms),
             complete=measurement.complete,
+        )
+
+    @classmethod
+    def from_record(cls, record: Record) -> "Result":
+        """Return what a profile holds of one algorithm."""
+        return cls(
+            algorithm=Algorithm(
+                name=record.algorithm, workspace_bytes=record.workspace_bytes, api=record.api, notes=record.notes
+            ),
+            status=MeasurementStatus.MEASURED,
+            time_ms=record.time_ms,
+            spread_ms=record.spread_ms,
+        )
+
+    def record(self) -> Record:
+        """Return it as a profile holds it."""
+        algorithm = self.algorithm
+        return Record(
+            api=algorithm.api,
+            algorithm=algorithm.name,
+            time_ms=self.time_ms,
+            spread_ms=self.spread_ms,
+            workspace_bytes=algorithm.workspace_bytes,
+            notes=algorithm.notes,
         )
 
     @property

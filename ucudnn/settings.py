@@ -91,7 +91,7 @@ class Settings:
         workspace_limit_bytes: WR's limit for each kernel (UCUDNN_DEFAULT_WORKSPACE_LIMIT).
         total_workspace_bytes: WD's total for all kernels; None means WR (UCUDNN_TOTAL_WORKSPACE_SIZE).
         benchmark_devices: GPUs that share the benchmarks; None means all of them (UCUDNN_BENCHMARK_DEVICES).
-        database: file that keeps measurements, or None (UCUDNN_DATABASE).
+        database: file that keeps measurements; None for its default location, 'off' for none (UCUDNN_DATABASE).
         backend: 'auto', 'cpu', 'cudnn', 'cudnn:CANDIDATES' or 'replay:NAME-or-path' (UCUDNN_BACKEND).
         solver: solver of WD's integer program (UCUDNN_SOLVER).
         cudnn_library: libcudnn to load; None looks for it (UCUDNN_CUDNN_LIBRARY).

@@ -1,0 +1,33 @@
+"""Opens benchmarks as settings say: with a database, and with others that measure too."""
+
+from ucudnn.backends.base import Backend, Effort
+from ucudnn.benchmark import Benchmark, ProgressListener
+from ucudnn.settings import Settings
+
+
+def open_benchmark(
+    backend: Backend,
+    settings: Settings,
+    *,
+    effort: Effort | None = None,
+    listener: ProgressListener | None = None,
+    exhaustive: bool = False,
+) -> Benchmark:
+    """Return a benchmark of a backend.
+
+    Args:
+        backend: what is measured.
+        settings: database and devices.
+        effort: how much time goes into one measurement.
+        listener: is told of progress.
+        exhaustive: measure what cannot enter the desirable set as well.
+
+    Raises:
+        DatabaseError: if the database cannot be opened, or a newer ucudnn wrote it.
+        SettingsError: if GPUs cannot share the work.
+    """
+    # Loads sqlite3: not before there is something to measure.
+    from ucudnn.measurements import open_store
+
+    store = open_store(settings.database, backend)
+    return Benchmark(backend, effort=effort, listener=listener, store=store, exhaustive=exhaustive)
