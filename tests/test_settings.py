@@ -61,7 +61,9 @@ def test_empty_variables_count_as_absent():
 
 
 def test_all_devices():
-    assert Settings.load({"UCUDNN_BENCHMARK_DEVICES": "all"}).benchmark_devices is None
+    assert Settings.load({"UCUDNN_BENCHMARK_DEVICES": "all"}).benchmark_devices == "all"
+    assert Settings.load({"UCUDNN_BENCHMARK_DEVICES": "Ranks"}).benchmark_devices == "ranks"
+    assert Settings.load({}).benchmark_devices is None
 
 
 @pytest.mark.parametrize(
@@ -70,7 +72,7 @@ def test_all_devices():
         ("UCUDNN_BATCH_SIZE_POLICY", "powersOfTwo", "undivided, powerOfTwo, all"),
         ("UCUDNN_DEFAULT_WORKSPACE_LIMIT", "64 apples", "64MiB"),
         ("UCUDNN_TOTAL_WORKSPACE_SIZE", "-5", "64MiB"),
-        ("UCUDNN_BENCHMARK_DEVICES", "0,x", "0,1 or all"),
+        ("UCUDNN_BENCHMARK_DEVICES", "0,x", "0,1, or all, or ranks"),
         ("UCUDNN_BENCHMARK_DEVICES", "1,1", "differ"),
         ("UCUDNN_DATABASE", " ", "path"),
         ("UCUDNN_BACKEND", "tpu", "auto, cpu, cudnn[:CANDIDATES] or replay:NAME-or-path"),

@@ -26,7 +26,7 @@ LAYERS = [  # lowest first; every module of the package is named exactly once
     {"backends.replay", "backends.cpu.*", "backends.cudnn.*", "solvers.division", "search"},
     {"backends", "solvers", "exploration", "plan", "workspace"},
     {"benchmark", "database"},
-    {"decision", "measurements"},
+    {"decision", "measurements", "sharing"},
     {"measuring"},
     {"report", "dispatch"},
     {"handle", "execution", "console"},

@@ -45,11 +45,29 @@ class Store(Keeper, Protocol):
         """Keep that a request is finished."""
 
 
-class Share(Protocol):
-    """Others that measure too: GPUs of this machine, or ranks."""
+Merge = Callable[[Sequence[Item]], None]
+"""Takes results that others measured."""
 
-    def explore(self, requests: Sequence[Request], own: Callable[[Request], Finding]) -> Iterable[Finding]:
-        """Return what others find for requests; `own` is called for those that fall to this process."""
+
+class Share(Protocol):
+    """Others that measure too: GPUs of this machine, or ranks.
+
+    Attributes:
+        collective: whether all must ask for the same, known or not, and end with the same results.
+    """
+
+    collective: bool
+
+    def explore(
+        self, requests: Sequence[Request], own: Callable[[Request], Finding], merge: Merge
+    ) -> Iterable[Finding]:
+        """Return what is found for requests.
+
+        Args:
+            requests: what is wanted.
+            own: measures in this process.
+            merge: takes what others measured, before `own` is asked for more.
+        """
 
 
 class Benchmark:
@@ -101,14 +119,15 @@ class Benchmark:
         """
         start = perf_counter()
         try:
-            missing = [request for request in dict.fromkeys(requests) if not self._is_known(request)]
-            if missing:
+            missing = [request for request in dict.fromkeys(requests) if request not in self._explored]
+            if self._share is None or not self._share.collective:
+                missing = [request for request in missing if not self._load(request)]
+            if missing and self._share is not None:
+                self._explore_together(missing, self._share)
+            elif missing:
                 self.backend.prefetch([(request.problem, request.sizes) for request in missing])
-                if self._share is None:
-                    for request in missing:
-                        self._explore(request)
-                else:
-                    self._explore_together(missing, self._share)
+                for request in missing:
+                    self._explore(request)
         finally:
             self.seconds += perf_counter() - start
 
@@ -162,9 +181,8 @@ class Benchmark:
         for request in [each for each in self._explored if _shape(each.problem) == _shape(problem)]:
             del self._explored[request]  # what was not measured because this was better may matter now
 
-    def _is_known(self, request: Request) -> bool:
-        if request in self._explored:
-            return True
+    def _load(self, request: Request) -> bool:
+        """Take a finished request from the store; whether it was there."""
         if self._store is None or self._exhaustive or self._discarded_of(request):
             return False
         exploration = self._store.load_exploration(request)
@@ -217,7 +235,14 @@ class Benchmark:
         return request, exploration, self.results(request)
 
     def _explore_together(self, requests: Sequence[Request], share: Share) -> None:
-        for request, exploration, items in share.explore(requests, self._explore):
+        def own(request: Request) -> Finding:
+            if self._load(request):
+                return request, self._explored[request], self.results(request)
+            return self._explore(request)
+
+        for request, exploration, items in share.explore(requests, own, self._results.update):
+            if share.collective:
+                self._results.forget(request.problem.part(size) for size in exploration.sizes)
             self._results.update(items)
             self._explored[request] = exploration
             if self._store is not None:

@@ -146,7 +146,7 @@ class DatabaseFile:
         with _exclusive(self.path):
             if _is_sound(self.path):
                 return  # another process set the damaged one aside before
-            stamp = datetime.now(UTC).strftime("%Y%m%dT%H%M%S")
+            stamp = datetime.now(UTC).strftime("%Y%m%dT%H%M%S%f")
             aside = self.path.with_name(f"{self.path.name}.damaged-{stamp}-{os.getpid()}")
             for suffix in ("", "-wal", "-shm"):
                 with suppress(FileNotFoundError):

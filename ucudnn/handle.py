@@ -52,6 +52,8 @@ class Handle:
         total_workspace: bytes or '120MiB' for all kernels, WD (UCUDNN_TOTAL_WORKSPACE_SIZE).
         solver: solver of WD's integer program (UCUDNN_SOLVER).
         database: file that keeps measurements for the next process, or 'off' (UCUDNN_DATABASE).
+        benchmark_devices: GPUs that measure together: numbers such as '0,1', 'all', or 'ranks' for those of
+            torch.distributed (UCUDNN_BENCHMARK_DEVICES).
         effort: how much time goes into one measurement.
         listener: is told of the benchmarks' progress.
 
@@ -71,6 +73,7 @@ class Handle:
         total_workspace: int | str | None = None,
         solver: str | SolverName | None = None,
         database: str | None = None,
+        benchmark_devices: str | tuple[int, ...] | None = None,
         effort: Effort | None = None,
         listener: ProgressListener | None = None,
     ) -> None:
@@ -81,6 +84,7 @@ class Handle:
             total_workspace_bytes=total_workspace,
             solver=solver,
             database=database,
+            benchmark_devices=benchmark_devices,
         )
         self.backend: Backend = (
             backend

@@ -1,7 +1,7 @@
 """Opens benchmarks as settings say: with a database, and with others that measure too."""
 
 from ucudnn.backends.base import Backend, Effort
-from ucudnn.benchmark import Benchmark, ProgressListener
+from ucudnn.benchmark import Benchmark, ProgressListener, Share
 from ucudnn.settings import Settings
 
 
@@ -30,4 +30,13 @@ def open_benchmark(
     from ucudnn.measurements import open_store
 
     store = open_store(settings.database, backend)
-    return Benchmark(backend, effort=effort, listener=listener, store=store, exhaustive=exhaustive)
+    effort = effort or Effort()
+    share: Share | None = None
+    if settings.benchmark_devices is not None:
+        from ucudnn.sharing import WorkerOptions, open_share
+
+        options = WorkerOptions(
+            backend=backend.name, effort=effort, cudnn_library=settings.cudnn_library, exhaustive=exhaustive
+        )
+        share = open_share(backend, settings.benchmark_devices, options)
+    return Benchmark(backend, effort=effort, listener=listener, store=store, share=share, exhaustive=exhaustive)

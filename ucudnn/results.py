@@ -105,6 +105,11 @@ class Results:
         for part, result in items:
             self.put(part, result)
 
+    def forget(self, parts: Iterable[ConvolutionProblem]) -> None:
+        """Forget all results of some problems."""
+        for part in parts:
+            self._results.pop(part, None)
+
     def items(self, parts: Iterable[ConvolutionProblem]) -> Iterator[tuple[ConvolutionProblem, Result]]:
         """Return all results of some problems."""
         for part in parts:

@@ -47,15 +47,15 @@ def _parse_size(value: int | str, name: str) -> int:
         raise SettingsError(f"{name}: {error}") from error
 
 
-def _parse_devices(value: str | tuple[int, ...], name: str) -> tuple[int, ...] | None:
+def _parse_devices(value: str | tuple[int, ...], name: str) -> tuple[int, ...] | str:
     if isinstance(value, tuple):
         return value
-    if value.strip().lower() == "all":
-        return None
+    if value.strip().lower() in ("all", "ranks"):
+        return value.strip().lower()
     try:
         devices = tuple(int(part) for part in value.split(","))
     except ValueError as error:
-        raise SettingsError(f"{name}={value!r} is not known: give device numbers such as 0,1 or all") from error
+        raise SettingsError(f"{name}={value!r} is not known: give numbers such as 0,1, or all, or ranks") from error
     if min(devices) < 0 or len(set(devices)) != len(devices):
         raise SettingsError(f"{name}={value!r}: device numbers must be 0 or more and differ")
     return devices
@@ -90,7 +90,8 @@ class Settings:
         policy: which micro-batch sizes are benchmarked (UCUDNN_BATCH_SIZE_POLICY).
         workspace_limit_bytes: WR's limit for each kernel (UCUDNN_DEFAULT_WORKSPACE_LIMIT).
         total_workspace_bytes: WD's total for all kernels; None means WR (UCUDNN_TOTAL_WORKSPACE_SIZE).
-        benchmark_devices: GPUs that share the benchmarks; None means all of them (UCUDNN_BENCHMARK_DEVICES).
+        benchmark_devices: GPUs that share the benchmarks: numbers, 'all', or 'ranks' for those of torch.distributed;
+            None for the current one alone (UCUDNN_BENCHMARK_DEVICES).
         database: file that keeps measurements; None for its default location, 'off' for none (UCUDNN_DATABASE).
         backend: 'auto', 'cpu', 'cudnn', 'cudnn:CANDIDATES' or 'replay:NAME-or-path' (UCUDNN_BACKEND).
         solver: solver of WD's integer program (UCUDNN_SOLVER).
@@ -100,7 +101,7 @@ class Settings:
     policy: BatchSizePolicy = BatchSizePolicy.POWER_OF_TWO
     workspace_limit_bytes: int = 64 * 2**20
     total_workspace_bytes: int | None = None
-    benchmark_devices: tuple[int, ...] | None = (0,)
+    benchmark_devices: tuple[int, ...] | str | None = None
     database: str | None = None
     backend: str = "auto"
     solver: SolverName = SolverName.AUTO

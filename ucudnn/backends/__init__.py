@@ -21,6 +21,7 @@ def open_backend(
     candidates: Candidates = Candidates.GRAPH,
     network: str | None = None,
     cudnn_library: str | None = None,
+    device: int | None = None,
 ) -> Backend:
     """Return a backend by the name that UCUDNN_BACKEND takes.
 
@@ -30,6 +31,7 @@ def open_backend(
         candidates: which of cuDNN's algorithms are offered, live or recorded, where the name does not say it.
         network: the recording that replay prefers where several hold the same shape.
         cudnn_library: libcudnn to load; None looks for it.
+        device: number of the GPU; None for the current one. The CPU is number 0.
 
     Raises:
         BackendUnavailableError: if the backend is not known or not part of this installation.
@@ -40,12 +42,12 @@ def open_backend(
     if kind == "replay" and target:
         return ReplayBackend(load_profile(target), candidates=candidates, network=network)
     if name == "auto":
-        return _open_fastest(candidates, cudnn_library)
+        return _open_fastest(candidates, cudnn_library, device)
     if kind == "cudnn" and bool(colon) == bool(target):
         known = {each.value: each for each in Candidates}
         if target and target not in known:
             raise BackendUnavailableError(f"backend {name!r}: cudnn has candidates {', '.join(known)}")
-        return _open_cudnn(known[target] if target else candidates, cudnn_library)
+        return _open_cudnn(known[target] if target else candidates, cudnn_library, device)
     if name == "cpu":
         from ucudnn.backends.cpu.backend import CpuBackend
 
@@ -55,16 +57,16 @@ def open_backend(
     )
 
 
-def _open_fastest(candidates: Candidates, cudnn_library: str | None) -> Backend:
+def _open_fastest(candidates: Candidates, cudnn_library: str | None, device: int | None) -> Backend:
     if find_spec("cupy") is not None:
         try:
-            return _open_cudnn(candidates, cudnn_library)
+            return _open_cudnn(candidates, cudnn_library, device)
         except BackendUnavailableError as error:
             _LOG.warning("computing on the CPU: %s", error)
     return open_backend("cpu")
 
 
-def _open_cudnn(candidates: Candidates, cudnn_library: str | None) -> Backend:
+def _open_cudnn(candidates: Candidates, cudnn_library: str | None, device: int | None) -> Backend:
     from ucudnn.backends.cudnn.backend import CudnnBackend
 
-    return CudnnBackend(candidates=candidates, library_path=cudnn_library)
+    return CudnnBackend(candidates=candidates, library_path=cudnn_library, device=device)

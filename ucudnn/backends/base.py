@@ -219,6 +219,14 @@ class PreparedCall(ABC):
 class ComputeBackend(Backend):
     """What execution needs besides: prepared calls and workspaces."""
 
+    def devices(self) -> Sequence[int]:
+        """Return the numbers of the devices that there are."""
+        return (0,)
+
+    def device(self) -> int:
+        """Return the number of the device that it computes on."""
+        return 0
+
     @abstractmethod
     def prepare(self, problem: ConvolutionProblem, algorithm: str) -> PreparedCall:
         """Make an algorithm ready for a problem, so that launching costs as little as can be.

@@ -32,7 +32,7 @@ Scalings = Iterable[tuple[float, float]]
 
 @final
 class CudnnBackend(ComputeBackend):
-    """cuDNN on the GPU that is CuPy's current one when this is made.
+    """cuDNN on a GPU.
 
     Calls are queued on CuPy's current stream, or on the one that `set_stream` names. Tensors are CuPy arrays,
     device addresses as ints, or anything with `data_ptr` or `__cuda_array_interface__`.
@@ -41,6 +41,7 @@ class CudnnBackend(ComputeBackend):
         candidates: which of cuDNN's algorithms to offer. GRAPH, the default, falls back on legacy ones for a problem
             that no engine of the graph API computes.
         library_path: libcudnn to load; None looks for it.
+        device: number of the GPU; None for the one that is CuPy's current one now.
 
     Attributes:
         cudnn_handle: address of the cudnnHandle_t, for functions of cuDNN outside this backend.
@@ -51,9 +52,11 @@ class CudnnBackend(ComputeBackend):
         CudnnError: if cuDNN cannot be initialized.
     """
 
-    def __init__(self, *, candidates: Candidates = Candidates.GRAPH, library_path: str | None = None) -> None:
+    def __init__(
+        self, *, candidates: Candidates = Candidates.GRAPH, library_path: str | None = None, device: int | None = None
+    ) -> None:
         self._candidates = candidates
-        self._device = Device()
+        self._device = Device(device)
         self.library = Library(library_path)
         self.cudnn_handle: int = self.library.call("cudnnCreate")
         self._close = finalize(self, _destroy, self.library, self.cudnn_handle)
@@ -81,6 +84,14 @@ class CudnnBackend(ComputeBackend):
     def machine(self) -> Mapping[str, str]:
         """Return the GPU and the versions of driver, CUDA and cuDNN."""
         return {**self._device.machine(), "cudnn": self.library.version_text}
+
+    def devices(self) -> Sequence[int]:
+        """Return the numbers of the GPUs that CuPy sees."""
+        return range(self._device.count())
+
+    def device(self) -> int:
+        """Return the number of its GPU."""
+        return self._device.ordinal
 
     def algorithms(self, problem: ConvolutionProblem) -> tuple[Algorithm, ...]:
         """Return the candidates that can compute a problem, with their workspaces; nothing is built for it.

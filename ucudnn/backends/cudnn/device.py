@@ -84,7 +84,10 @@ def address_of(tensor: Any) -> int:
 
 @final
 class Device:
-    """The GPU that is CuPy's current one when this is made.
+    """A GPU; it becomes the calling thread's current one.
+
+    Args:
+        ordinal: its number; None for the one that is CuPy's current one now.
 
     Attributes:
         ordinal: its number.
@@ -96,10 +99,12 @@ class Device:
         BackendUnavailableError: if CuPy or a GPU is missing.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, ordinal: int | None = None) -> None:
         self._cupy = cupy_module()
         runtime = self._cupy.cuda.runtime
         try:
+            if ordinal is not None:
+                runtime.setDevice(ordinal)
             self.ordinal: int = runtime.getDevice()
             properties = runtime.getDeviceProperties(self.ordinal)
         except runtime.CUDARuntimeError as error:
@@ -112,6 +117,10 @@ class Device:
         self._is_capturing: Callable[[int], bool] = runtime.streamIsCapturing
         self._pinned: Any = None
         self.failures: tuple[type[Exception], ...] = (UcudnnError, runtime.CUDARuntimeError)
+
+    def count(self) -> int:
+        """Return how many GPUs there are."""
+        return int(self._cupy.cuda.runtime.getDeviceCount())
 
     def machine(self) -> Mapping[str, str]:
         """Return the GPU's name and compute capability, and the versions of driver and CUDA."""
