@@ -15,8 +15,9 @@ from ucudnn.backends.base import Effort
 from ucudnn.backends.cpu.backend import CpuBackend
 from ucudnn.benchmark import Benchmark
 from ucudnn.exploration import Request
-from ucudnn.measurements import Database, MachineStore
+from ucudnn.measurements import Database
 from ucudnn.problem import ConvolutionProblem, Operation
+from ucudnn.store import MachineStore
 
 
 def problem_of(seed, turn):

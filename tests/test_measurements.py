@@ -22,10 +22,11 @@ from ucudnn.benchmark import Benchmark
 from ucudnn.database import SCHEMA_VERSION
 from ucudnn.errors import DatabaseError, DatabaseVersionError
 from ucudnn.exploration import Exploration, Request
-from ucudnn.measurements import Database, MachineStore, default_path, open_store
+from ucudnn.measurements import Database
 from ucudnn.problem import DataType, Layout, MathMode, Operation
 from ucudnn.profile import load_profile, save_profile
 from ucudnn.results import Result
+from ucudnn.store import MachineStore, default_path, open_store
 
 ROOT = Path(__file__).parents[1]
 MACHINE = {"device": "a GPU", "cudnn": "9.19.0"}

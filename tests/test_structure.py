@@ -27,6 +27,7 @@ LAYERS = [  # lowest first; every module of the package is named exactly once
     {"backends", "solvers", "exploration", "plan", "workspace"},
     {"benchmark", "database"},
     {"decision", "measurements", "sharing"},
+    {"store", "recording"},
     {"measuring"},
     {"report", "dispatch"},
     {"handle", "execution", "console"},
@@ -40,7 +41,7 @@ ONE_MODULE = {  # a third-party package is imported in one module only
     "ctypes": {"backends.cudnn.library"},
     "cupy": {"backends.cudnn.device"},
     "sqlite3": {"database"},
-    "platformdirs": {"measurements"},
+    "platformdirs": {"store"},
 }
 
 

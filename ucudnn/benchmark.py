@@ -212,7 +212,10 @@ class Benchmark:
 
     def _explore(self, request: Request) -> Finding:
         discarded = self._discarded_of(request)
-        offered = self.backend.names(request.problem, request.sizes)
+        sizes = request.sizes
+        if request.adaptive and (there := self.backend.sizes(request.problem)) is not None:
+            sizes = tuple(size for size in sizes if size in there)
+        offered = self.backend.names(request.problem, sizes or request.sizes)
         names = [name for name in offered if name not in discarded]
         with Explorer(
             request,

@@ -1,8 +1,11 @@
-"""The command line: `ucudnn plan` and `ucudnn time`."""
+"""The command line: `ucudnn plan`, `time`, `profile` and `cache`."""
 
 import json
 import sys
+from dataclasses import asdict
+from datetime import UTC, datetime, timedelta
 from importlib.metadata import version
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -10,14 +13,18 @@ import typer
 from ucudnn.backends import open_backend
 from ucudnn.backends.base import Backend, ComputeBackend, Effort
 from ucudnn.backends.candidates import Candidates
-from ucudnn.benchmark import Benchmark, Progress
-from ucudnn.console import print_error, print_report, print_text, progress
+from ucudnn.benchmark import Progress, ProgressListener
+from ucudnn.console import Steps, print_cache, print_error, print_report, print_text, progress
 from ucudnn.decision import Decisions, decide
-from ucudnn.errors import BackendError, UcudnnError
+from ucudnn.errors import BackendError, InvalidNetworkError, UcudnnError
 from ucudnn.execution import execute
+from ucudnn.measuring import open_benchmark
 from ucudnn.networks import CSV_HEADER, NETWORKS, Network, load_network
+from ucudnn.profile import count_records, load_profile, merged, save_profile
+from ucudnn.recording import record, record_requests, variants
 from ucudnn.report import KernelReport, Report, report_decisions, report_kernel
 from ucudnn.settings import Settings, parse_choice
+from ucudnn.store import open_database
 
 _CPU_BATCH = 16  # NumPy's convolutions take seconds where a GPU's take milliseconds
 
@@ -47,7 +54,7 @@ PolicyOption = Annotated[
     str | None,
     typer.Option(
         metavar="POLICY",
-        help="Micro-batch sizes to try: undivided, powerOfTwo or all [UCUDNN_BATCH_SIZE_POLICY].",
+        help="Micro-batch sizes to try: undivided, powerOfTwo, all or adaptive [UCUDNN_BATCH_SIZE_POLICY].",
     ),
 ]
 BackendOption = Annotated[
@@ -65,6 +72,17 @@ CandidatesOption = Annotated[
 SolverOption = Annotated[
     str | None,
     typer.Option(metavar="SOLVER", help="WD's solver: auto, highs, cbc, glpk, gurobi or cplex [UCUDNN_SOLVER]."),
+]
+DatabaseOption = Annotated[
+    str | None,
+    typer.Option(metavar="PATH", help="File that keeps measurements, or off [UCUDNN_DATABASE]; default: a user cache."),
+]
+DevicesOption = Annotated[
+    str | None,
+    typer.Option(metavar="DEVICES", help="GPUs that measure together: 0,1 or all [UCUDNN_BENCHMARK_DEVICES]."),
+]
+ExhaustiveOption = Annotated[
+    bool, typer.Option("--exhaustive", help="Measure also what cannot matter, to see that it does not.")
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 CsvOption = Annotated[bool, typer.Option("--csv", help="Print CSV, one line for each kernel.")]
@@ -91,6 +109,9 @@ def plan(
     profile: ProfileOption = None,
     candidates: CandidatesOption = Candidates.GRAPH.value,
     solver: SolverOption = None,
+    database: DatabaseOption = None,
+    devices: DevicesOption = None,
+    exhaustive: ExhaustiveOption = False,
     as_json: JsonOption = False,
     as_csv: CsvOption = False,
 ) -> None:
@@ -102,7 +123,16 @@ def plan(
 
         ucudnn plan resnet50 --profile h200 --total-workspace 2544MiB
     """
-    job = _Job(network, batch, workspace, total_workspace, policy, backend, profile, candidates, solver)
+    settings = Settings.load(
+        policy=policy,
+        workspace_limit_bytes=workspace,
+        total_workspace_bytes=total_workspace,
+        backend=backend if profile is None else f"replay:{profile}",
+        solver=solver,
+        database=database,
+        benchmark_devices=devices,
+    )
+    job = _Job(network, batch, settings, candidates, exhaustive=exhaustive)
     decisions = job.decide(Effort())
     job.print([report_kernel(decision) for decision in decisions.kernels], decisions, as_json, as_csv)
 
@@ -117,6 +147,9 @@ def time(
     backend: BackendOption = None,
     candidates: CandidatesOption = Candidates.GRAPH.value,
     solver: SolverOption = None,
+    database: DatabaseOption = None,
+    devices: DevicesOption = None,
+    exhaustive: ExhaustiveOption = False,
     repeats: Annotated[int, typer.Option(metavar="N", min=1, help="Runs of each plan; the median counts.")] = 3,
     time_limit: Annotated[
         float, typer.Option(metavar="MS", min=0, help="Time for one measurement of the benchmark.")
@@ -133,7 +166,16 @@ def time(
 
         ucudnn time resnet18 --batch 8 --workspace 16MiB
     """
-    job = _Job(network, batch, workspace, total_workspace, policy, backend, None, candidates, solver)
+    settings = Settings.load(
+        policy=policy,
+        workspace_limit_bytes=workspace,
+        total_workspace_bytes=total_workspace,
+        backend=backend,
+        solver=solver,
+        database=database,
+        benchmark_devices=devices,
+    )
+    job = _Job(network, batch, settings, candidates, exhaustive=exhaustive)
     computing = job.backend
     if not isinstance(computing, ComputeBackend):
         raise BackendError(f"backend {computing.name} plans but cannot execute: use `ucudnn plan`, or --backend cpu")
@@ -149,6 +191,123 @@ def time(
     job.print(reports, decisions, as_json, as_csv)
 
 
+@app.command()
+def profile(
+    network: Annotated[str | None, typer.Argument(metavar="[NETWORK]", help=_NETWORK)] = None,
+    out: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Record NETWORK to a file, or add it to one; .gz compresses.")
+    ] = None,
+    import_from: Annotated[
+        str | None, typer.Option("--import", metavar="FILE", help="Put a profile's measurements into the database.")
+    ] = None,
+    export_to: Annotated[
+        Path | None, typer.Option("--export", metavar="FILE", help="Write this machine's measurements to a profile.")
+    ] = None,
+    batch: BatchOption = None,
+    policy: PolicyOption = None,
+    backend: BackendOption = None,
+    candidates: CandidatesOption = Candidates.GRAPH.value,
+    dtype: Annotated[
+        list[str] | None, typer.Option(metavar="TYPE", help="float32 (default), float16, ...; may be repeated.")
+    ] = None,
+    math: Annotated[
+        list[str] | None, typer.Option(metavar="MATH", help="Of float32: tf32 (default), fma; may be repeated.")
+    ] = None,
+    layout: Annotated[
+        list[str] | None, typer.Option(metavar="LAYOUT", help="Channels first (default) or last; may be repeated.")
+    ] = None,
+    every: Annotated[bool, typer.Option("--every", help="Keep also what another beats in time and workspace.")] = False,
+    database: DatabaseOption = None,
+    devices: DevicesOption = None,
+    exhaustive: ExhaustiveOption = False,
+) -> None:
+    """Record a network's convolutions on this machine, to plan for it from anywhere.
+
+        ucudnn profile alexnet --out alexnet.json
+
+        ucudnn plan alexnet --profile alexnet.json --workspace 16MiB
+
+    Or move what was measured between machines of the same kind:
+
+        ucudnn profile --export mine.json
+
+        ucudnn profile --import mine.json
+    """
+    settings = Settings.load(policy=policy, backend=backend, database=database, benchmark_devices=devices)
+    if import_from is not None:
+        given = load_profile(import_from)
+        count = open_database(settings.database).import_profile(given)
+        print_text(f"{count} measurements of {given.conditions.get('device', 'a machine')} are in the database")
+        return
+    computing = open_backend(
+        settings.backend,
+        candidates=parse_choice(Candidates, candidates, "candidates"),
+        cudnn_library=settings.cudnn_library,
+    )
+    if export_to is not None:
+        exported = open_database(settings.database).export_profile(export_to.stem, computing.machine())
+        save_profile(exported, export_to)
+        print_text(f"{count_records(exported)} measurements are in {export_to}")
+        return
+    if network is None or out is None:
+        raise InvalidNetworkError("give NETWORK and --out FILE to record, or --import FILE, or --export FILE")
+    recorded = load_network(network, batch)
+    requests = record_requests(recorded, variants(dtype, math, layout), settings.policy)
+    with progress("recording", len(requests)) as step:
+        benchmark = open_benchmark(computing, settings, listener=_follow(step), exhaustive=exhaustive)
+        made = record(recorded.name, requests, benchmark, every=every)
+    save_profile(merged(load_profile(str(out)), made) if out.exists() else made, out)
+    print_text(f"{count_records(made)} measurements of {recorded.name} are in {out}")
+
+
+cache = typer.Typer(help="Show, check, prune or clear the database of measurements.", no_args_is_help=True)
+app.add_typer(cache, name="cache")
+
+
+@cache.command("show")
+def cache_show(database: DatabaseOption = None, as_json: JsonOption = False) -> None:
+    """Show what is in the database, by machine."""
+    opened = open_database(Settings.load(database=database).database)
+    summaries = opened.machines()
+    if as_json:
+        machines = [asdict(each) for each in summaries]
+        print_text(json.dumps({"path": str(opened.path), "machines": machines}, indent=2))
+    else:
+        print_cache(str(opened.path), summaries)
+
+
+@cache.command("check")
+def cache_check(database: DatabaseOption = None) -> None:
+    """Look for damage; exit status 1 if there is any."""
+    opened = open_database(Settings.load(database=database).database)
+    wrong = opened.check()
+    print_text("\n".join(wrong) if wrong else f"{opened.path} is sound")
+    if wrong:
+        raise typer.Exit(1)
+
+
+@cache.command("prune")
+def cache_prune(
+    older_than: Annotated[int, typer.Option(metavar="DAYS", min=0, help="Delete what is older.")] = 90,
+    database: DatabaseOption = None,
+) -> None:
+    """Delete old measurements."""
+    opened = open_database(Settings.load(database=database).database)
+    before = (datetime.now(UTC) - timedelta(days=older_than)).isoformat(timespec="seconds")
+    print_text(f"{opened.prune(before)} measurements deleted from {opened.path}")
+
+
+@cache.command("clear")
+def cache_clear(
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False, database: DatabaseOption = None
+) -> None:
+    """Delete all measurements."""
+    opened = open_database(Settings.load(database=database).database)
+    if not yes:
+        typer.confirm(f"Delete all measurements in {opened.path}?", abort=True)
+    print_text(f"{opened.clear()} measurements deleted from {opened.path}")
+
+
 def main() -> None:
     """Run the command line; what ucudnn raises on purpose ends in one line and exit status 2."""
     try:
@@ -161,34 +320,30 @@ def main() -> None:
         sys.exit(2)
 
 
+def _follow(step: Steps) -> ProgressListener:
+    def listen(now: Progress) -> None:
+        if now.done == now.total:
+            step(1, "")
+        else:
+            step(0, f"{now.done} of {now.total}: {now.problem}")
+
+    return listen
+
+
 class _Job:
-    """What both commands do: from options to decisions, from decisions to output."""
+    """What `plan` and `time` do: from options to decisions, from decisions to output."""
 
     def __init__(
-        self,
-        network: str,
-        batch: int | None,
-        workspace: str | None,
-        total_workspace: str | None,
-        policy: str | None,
-        backend: str | None,
-        profile: str | None,
-        candidates: str,
-        solver: str | None,
+        self, network: str, batch: int | None, settings: Settings, candidates: str, *, exhaustive: bool
     ) -> None:
-        self._settings = Settings.load(
-            policy=policy,
-            workspace_limit_bytes=workspace,
-            total_workspace_bytes=total_workspace,
-            backend=backend if profile is None else f"replay:{profile}",
-            solver=solver,
-        )
+        self._settings = settings
+        self._exhaustive = exhaustive
         self._network: Network = load_network(network, batch)
         self.backend: Backend = open_backend(
-            self._settings.backend,
+            settings.backend,
             candidates=parse_choice(Candidates, candidates, "candidates"),
             network=network,
-            cudnn_library=self._settings.cudnn_library,
+            cudnn_library=settings.cudnn_library,
         )
         self.on_cpu = self.backend.name == "cpu"
         if batch is None and self.on_cpu and network in NETWORKS:
@@ -198,14 +353,9 @@ class _Job:
         """Benchmark and decide all kernels, with a progress bar."""
         kernels = self._network.kernels()
         with progress("benchmarking", len({kernel.problem for kernel in kernels})) as step:
-
-            def listen(now: Progress) -> None:
-                if now.done == now.total:
-                    step(1, "")
-                else:
-                    step(0, f"{now.done} of {now.total}: {now.problem}")
-
-            benchmark = Benchmark(self.backend, effort=effort, listener=listen)
+            benchmark = open_benchmark(
+                self.backend, self._settings, effort=effort, listener=_follow(step), exhaustive=self._exhaustive
+            )
             return decide(kernels, benchmark, self._settings)
 
     def print(self, reports: list[KernelReport], decisions: Decisions, as_json: bool, as_csv: bool) -> None:

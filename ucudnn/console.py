@@ -1,7 +1,7 @@
 """The terminal: tables, messages and progress bars. Data go to standard output, everything else to the other."""
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Protocol
 
@@ -11,6 +11,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsed
 from rich.progress import Progress as Bars
 from rich.table import Table
 
+from ucudnn.measurements import MachineSummary
 from ucudnn.report import Report
 
 _WIDTH = 100  # of a table that goes to a file or a pipe
@@ -49,6 +50,21 @@ def print_report(report: Report) -> None:
         table.add_row(*map(escape, row))
     console.print(table)
     for line in report.summary():
+        console.print(line, highlight=False, markup=False, soft_wrap=True)
+
+
+def print_cache(path: str, machines: Sequence[MachineSummary]) -> None:
+    """Print what a database holds."""
+    console = Console() if sys.stdout.isatty() else Console(width=_WIDTH)
+    lines = [path]
+    for each in machines:
+        conditions = ", ".join(f"{key} {value}" for key, value in each.conditions.items() if key != "device")
+        lines += [
+            f"{each.conditions.get('device', '')} ({conditions})",
+            f"  {each.measurements} measurements of {each.problems} problems, {each.failures} failures,"
+            f" {each.first} to {each.last}",
+        ]
+    for line in lines if machines else [*lines, "nothing is in it"]:
         console.print(line, highlight=False, markup=False, soft_wrap=True)
 
 

@@ -27,7 +27,7 @@ def open_benchmark(
         SettingsError: if GPUs cannot share the work.
     """
     # Loads sqlite3: not before there is something to measure.
-    from ucudnn.measurements import open_store
+    from ucudnn.store import open_store
 
     store = open_store(settings.database, backend)
     effort = effort or Effort()

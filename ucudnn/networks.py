@@ -61,7 +61,7 @@ def load_network(name: str, batch: int | None = None) -> Network:
     """Return a network by name or from a CSV file of layers.
 
     Args:
-        name: alexnet, vgg16, resnet18, resnet50, or the path of a file with the columns of `CSV_HEADER`.
+        name: alexnet, vgg16, resnet18, resnet50, unet3d, or the path of a file with the columns of `CSV_HEADER`.
         batch: mini-batch size; the paper's (or the file's own) where None.
 
     Raises:
@@ -71,7 +71,8 @@ def load_network(name: str, batch: int | None = None) -> Network:
     if name in _TABLES:
         default_batch, rows = _TABLES[name]
         batch = default_batch if batch is None else batch
-        return Network(name=name, layers=tuple(_named_layer(row, batch) for row in rows))
+        dimensions = _DIMENSIONS.get(name, 2)
+        return Network(name=name, layers=tuple(_named_layer(row, batch, dimensions) for row in rows))
     path = Path(name)
     if not path.is_file():
         raise InvalidNetworkError(
@@ -81,17 +82,17 @@ def load_network(name: str, batch: int | None = None) -> Network:
     return _read_csv(path, batch)
 
 
-def _named_layer(row: tuple[str, int, int, int, int, int, int, int], batch: int) -> Layer:
+def _named_layer(row: tuple[str, int, int, int, int, int, int, int], batch: int, dimensions: int) -> Layer:
     name, count, channels, size, filters, kernel, padding, stride = row
     problem = ConvolutionProblem(
         operation=Operation.FORWARD,
         batch=batch,
         channels=channels,
-        spatial=(size, size),
+        spatial=(size,) * dimensions,
         filters=filters,
-        kernel=(kernel, kernel),
-        padding=(padding, padding),
-        stride=(stride, stride),
+        kernel=(kernel,) * dimensions,
+        padding=(padding,) * dimensions,
+        stride=(stride,) * dimensions,
     )
     return Layer(name=name, forward=problem, count=count)
 
@@ -135,7 +136,9 @@ def _csv_layer(path: Path, line: int, row: dict[str, str | None], batch: int | N
     return Layer(name=f"{row['source'] or path.stem}:{line - 1}", forward=problem)
 
 
-# The columns: name, count, channels, height = width, filters, kernel, padding, stride.
+_DIMENSIONS = {"unet3d": 3}
+
+# The columns: name, count, channels, height = width (= depth), filters, kernel, padding, stride.
 _TABLES: dict[str, tuple[int, tuple[tuple[str, int, int, int, int, int, int, int], ...]]] = {
     "alexnet": (  # single-column, as in the paper
         256,
@@ -203,6 +206,26 @@ _TABLES: dict[str, tuple[int, tuple[tuple[str, int, int, int, int, int, int, int
             ("l4.0.down", 1, 1024, 14, 2048, 1, 0, 2),
             ("l4.1.conv1", 2, 2048, 7, 512, 1, 0, 1),
             ("l4.1.conv2", 2, 512, 7, 512, 3, 1, 1),
+        ),
+    ),
+    "unet3d": (  # Cicek et al. 2016, padded, on volumes of 64 x 64 x 64; without its transposed convolutions
+        4,
+        (
+            ("enc1.conv1", 1, 1, 64, 32, 3, 1, 1),
+            ("enc1.conv2", 1, 32, 64, 64, 3, 1, 1),
+            ("enc2.conv1", 1, 64, 32, 64, 3, 1, 1),
+            ("enc2.conv2", 1, 64, 32, 128, 3, 1, 1),
+            ("enc3.conv1", 1, 128, 16, 128, 3, 1, 1),
+            ("enc3.conv2", 1, 128, 16, 256, 3, 1, 1),
+            ("enc4.conv1", 1, 256, 8, 256, 3, 1, 1),
+            ("enc4.conv2", 1, 256, 8, 512, 3, 1, 1),
+            ("dec3.conv1", 1, 768, 16, 256, 3, 1, 1),
+            ("dec3.conv2", 1, 256, 16, 256, 3, 1, 1),
+            ("dec2.conv1", 1, 384, 32, 128, 3, 1, 1),
+            ("dec2.conv2", 1, 128, 32, 128, 3, 1, 1),
+            ("dec1.conv1", 1, 192, 64, 64, 3, 1, 1),
+            ("dec1.conv2", 1, 64, 64, 64, 3, 1, 1),
+            ("head", 1, 64, 64, 3, 1, 0, 1),
         ),
     ),
 }

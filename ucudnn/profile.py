@@ -100,6 +100,28 @@ def save_profile(profile: Profile, path: Path) -> None:
     path.write_bytes(gzip.compress(text.encode(), mtime=0) if path.suffix == ".gz" else text.encode())
 
 
+def merged(profile: Profile, other: Profile) -> Profile:
+    """Return a profile with the recordings of another added, problem by problem; later measurements win.
+
+    Raises:
+        ProfileError: if they were recorded under other conditions.
+    """
+    if dict(profile.conditions) != dict(other.conditions):
+        raise ProfileError(
+            f"{profile.name} was recorded under {dict(profile.conditions)}, not {dict(other.conditions)}: record to"
+            " another file"
+        )
+    recordings = {name: dict(recording) for name, recording in profile.recordings.items()}
+    for name, recording in other.recordings.items():
+        recordings.setdefault(name, {}).update(recording)
+    return Profile(name=profile.name, conditions=profile.conditions, recordings=recordings)
+
+
+def count_records(profile: Profile) -> int:
+    """Return how many measurements a profile holds."""
+    return sum(len(records) for recording in profile.recordings.values() for records in recording.values())
+
+
 def _shipped() -> Iterator[Any]:
     folder = resources.files("ucudnn") / "profiles"
     return (entry for entry in folder.iterdir() if entry.name.endswith(".json"))

@@ -57,6 +57,15 @@ class ReplayBackend(Backend):
             for record in self._records(problem).values()
         )
 
+    def sizes(self, problem: ConvolutionProblem) -> frozenset[int] | None:
+        """Return the micro-batch sizes that were recorded of a problem."""
+        shape = _plain(problem).with_batch(1)
+        for network, recording in self._recordings:
+            sizes = self._sizes_of(network, recording).get(shape)
+            if sizes is not None:
+                return frozenset(sizes)
+        return frozenset()
+
     @contextmanager
     def bench(self, problem: ConvolutionProblem) -> Iterator[Bench]:
         """Return a context in which micro-batches of the problem are looked up."""
@@ -80,14 +89,15 @@ class ReplayBackend(Backend):
 
     def _search(self, problem: ConvolutionProblem) -> tuple[Record, ...]:
         fma_only = problem.math is MathMode.FMA or self._candidates is Candidates.LEGACY_FMA
-        plain = replace(problem, deterministic=False, math=MathMode.TF32, alignment=MOST_ALIGNMENT)
+        plain = _plain(problem)
         recording = self._recording_of(plain)
         tf32 = recording[plain]
         if fma_only:
             # Legacy algorithms were recorded again without TF32; graph engines say whether they use tensor cores.
             fma = recording.get(replace(plain, math=MathMode.FMA), ())
+            again = any(record.api == "graph" for record in fma)
             engines = (record for record in tf32 if record.api == "graph" and "TENSOR_CORE" not in record.notes)
-            records = (*fma, *engines)
+            records = fma if again else (*fma, *engines)
         else:
             records = tf32
         found = tuple(
@@ -123,6 +133,11 @@ class ReplayBackend(Backend):
                 sizes.setdefault(problem.with_batch(1), []).append(problem.batch)
             self._sizes[network] = sizes
         return self._sizes[network]
+
+
+def _plain(problem: ConvolutionProblem) -> ConvolutionProblem:
+    """Return a problem as it was recorded: what it allows is decided when records are read."""
+    return replace(problem, deterministic=False, math=MathMode.TF32, alignment=MOST_ALIGNMENT)
 
 
 @final
