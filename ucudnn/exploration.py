@@ -4,10 +4,11 @@ import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from math import inf
 from typing import Protocol, final
 
 from ucudnn.backends.base import Algorithm, Backend, Bench, Effort, MeasurementStatus
-from ucudnn.configuration import Configuration, MicroConfiguration
+from ucudnn.configuration import MicroConfiguration
 from ucudnn.policy import divisions_within, equal_divisions, fitting_size, powers_of_two, varied_sizes
 from ucudnn.problem import ConvolutionProblem
 from ucudnn.results import Result, Results
@@ -19,8 +20,9 @@ _PROMISING = 1.1  # algorithms up to so much slower than the best are tried at s
 _MOST_PROMISING = 6
 _GROWN = 1.05  # workspace beyond the limit by so much says that that of larger sizes is beyond it too
 _ROUGH = 3  # samples of the fastest undivided algorithm, where micro-batches are faster by far
-_MOST_ROUNDS = 3  # of varied sizes
-_DIVISIONS = 16  # equal micro-batches, up to so many, are tried in any case
+_MOST_ROUNDS = 4  # of varied sizes
+_BETTER = 0.998  # of the time before: where a round gains less, it was the last
+_DIVISIONS = 12  # equal micro-batches, up to so many, are tried in any case
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -162,11 +164,14 @@ class Explorer:
             yield equal_divisions(batch), self._names, True
         else:
             yield self._chosen(), self._names, True
+            best_ms = inf
             for _ in range(_MOST_ROUNDS):
-                varied = self._varied()
-                if not varied:
+                best = fastest(self._micros.values(), batch)
+                if best is None or best.time_ms > best_ms * _BETTER:
                     return
-                yield varied, self._promising(), True
+                best_ms = best.time_ms
+                near = varied_sizes(batch, [part.size for part in best.parts])
+                yield [size for size in near if size not in self._sizes], self._promising(), True
 
     def _chosen(self) -> Iterable[int]:
         """Return equal divisions, and the largest sizes of promising algorithms that fit the limit."""
@@ -194,14 +199,6 @@ class Explorer:
         ranked = sorted(rates, key=lambda name: rates[name])[:_MOST_PROMISING]
         return [name for name in ranked if rates[name] <= _PROMISING * rates[ranked[0]]]
 
-    def _varied(self) -> list[int]:
-        """Return new sizes near those of the best configuration so far."""
-        best: Configuration | None = fastest(self._micros.values(), self._request.problem.batch)
-        if best is None:
-            return []
-        near = varied_sizes(self._request.problem.batch, [part.size for part in best.parts])
-        return [size for size in near if size not in self._sizes]
-
     def _measure(self, sizes: Sequence[int], names: Sequence[str], chain: bool) -> None:
         problem = self._request.problem
         self._sizes.update(sizes)
@@ -224,7 +221,7 @@ class Explorer:
         """Measure an algorithm at a size if it is not known, fits, and can matter."""
         request, search = self._request, self._search
         known = self._results.of(request.problem.part(size)).get(name)
-        if known is not None and known.complete and known.status is not MeasurementStatus.NO_MEMORY:
+        if known is not None and known.complete and known.status is not MeasurementStatus.HINDERED:
             return
         least = known.time_ms if known is not None and known.measured else search.least_ms(size, name)
         if not request.whole and least >= search.worth_ms(size, 0, chain):
@@ -255,7 +252,7 @@ class Explorer:
             self._add(size, result)
         else:
             _LOG.info("%s at micro-batch %d of %s failed: %s", algorithm.name, size, request.problem, result.reason)
-        if result.status is not MeasurementStatus.NO_MEMORY:
+        if result.status is not MeasurementStatus.HINDERED:
             self._fresh.append((part, result))
 
     def _fitting(self, size: int, name: str) -> Algorithm | None:

@@ -72,13 +72,13 @@ class Effort:
 class MeasurementStatus(Enum):
     """How a measurement ended.
 
-    FAILED algorithms do not compute the problem. NO_MEMORY says nothing of the algorithm: elsewhere, or later,
-    there may be enough.
+    FAILED algorithms do not compute the problem. HINDERED says nothing of the algorithm: memory ran out, or the
+    library failed inside, which may be otherwise later.
     """
 
     MEASURED = "measured"
     FAILED = "failed"
-    NO_MEMORY = "no memory"
+    HINDERED = "hindered"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

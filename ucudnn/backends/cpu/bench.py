@@ -50,7 +50,7 @@ class CpuBench(Bench):
 
             samples_ms = sample(launch, starts, effort, perf_counter, worth_ms)
         except MemoryError as error:
-            return Measurement(status=MeasurementStatus.NO_MEMORY, reason=f"MemoryError: {error}")
+            return Measurement(status=MeasurementStatus.HINDERED, reason=f"MemoryError: {error}")
         except UcudnnError as error:
             return _failed(f"{type(error).__name__}: {error}")
         complete = not worthless(samples_ms, worth_ms)

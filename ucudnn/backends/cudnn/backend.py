@@ -25,6 +25,7 @@ _LOG = logging.getLogger(__name__)
 
 _MOST_GRAPHS = 16  # operation graphs at hand: those of the sizes that are being measured
 _ANCHOR_STEP = 4
+_MOST_ANCHORS = 4
 
 Scalings = Iterable[tuple[float, float]]
 """Pairs of alpha and beta."""
@@ -149,7 +150,7 @@ class CudnnBackend(ComputeBackend):
                 " get_algorithm and optimize"
             )
         problem = self._as_asked(problem)
-        self.queue()
+        self._background.settle()
         with self._device.scratch() as allocate:
             bench = CudnnBench(
                 problem, self._device, allocate, self._prepare_for_bench, self.library, self.cudnn_handle
@@ -295,12 +296,12 @@ class CudnnBackend(ComputeBackend):
 
 
 def anchors(sizes: Sequence[int]) -> list[int]:
-    """Return the sizes at which heuristics are asked: the largest, and from there each that is at most a quarter."""
+    """Return the sizes at which heuristics are asked: the largest, and from there a few, each at most a quarter."""
     found: list[int] = []
     for size in sorted(sizes, reverse=True):
         if not found or size * _ANCHOR_STEP <= found[-1]:
             found.append(size)
-    return found
+    return found[:_MOST_ANCHORS]
 
 
 def _destroy(library: Library, handle: int) -> None:

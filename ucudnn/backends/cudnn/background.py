@@ -3,7 +3,7 @@
 import os
 import sys
 from collections.abc import Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import replace
 from threading import local
 from typing import final
@@ -47,6 +47,10 @@ class Background:
         for index, part in enumerate(parts):
             if part not in self._lists:
                 self._lists[part] = self._submit_list(part, compile_all=index == min(1, len(parts) - 1))
+
+    def settle(self) -> None:
+        """Wait until all that was begun is listed: threads that run Python disturb what is measured, compilers do not."""
+        wait(list(self._lists.values()))
 
     def listed(self, part: ConvolutionProblem) -> list[Algorithm] | None:
         """Return a list that was begun, once it is there; None where none was."""

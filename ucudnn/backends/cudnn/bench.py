@@ -15,9 +15,11 @@ from ucudnn.backends.cudnn.graph_call import GraphCall
 from ucudnn.backends.cudnn.legacy import LegacyCall
 from ucudnn.backends.cudnn.library import Library
 from ucudnn.backends.sampling import SHORTEST_MS, settled, worthless
+from ucudnn.errors import CudnnError
 from ucudnn.problem import ConvolutionProblem
 
-_NOISE = 0.12  # of a sample at steady clocks
+_NOISE = 0.06  # of a sample at steady clocks
+_LOADING_MS = 0.05  # of the host in a launch: longer ones load kernels first
 _IDLE_MS = 50.0  # of the GPU, after which its clocks may have gone down
 _HEAT_MS = 30.0  # the longest that is waited for steady clocks
 _STEADY = 0.02  # relative difference between successive runs of one call at steady clocks
@@ -25,6 +27,8 @@ _STEADY_RUNS = 2
 _SAMPLE_MS = 0.15  # shorter calls are timed several at once: events and launches have a grain
 _LONG_MS = 1.0  # beside which it does not count that the host launches the first call late
 _MOST_CALLS = 16  # of one sample
+
+_INTERNAL = range(4000, 5000)  # statuses with which cuDNN says that it failed itself, in a compiler for example
 
 _T = TypeVar("_T")
 
@@ -61,6 +65,7 @@ class CudnnBench(Bench):
         self._operands, self._samples = self._make_operands()
         self._workspace = DeviceBuffer(0, 0)
         self._busy_until = -inf
+        self._rates: dict[str, float] = {}
         self._check: OutputCheck | None = OutputCheck(
             problem, library, handle, device, self._operands, self._workspace_of
         )
@@ -74,26 +79,38 @@ class CudnnBench(Bench):
         """Measure an algorithm on micro-batches of `size` samples, 0, size, 2 * size, ... being their first ones."""
         starts = range(0, self._samples - size + 1, size)
         if not starts or self._check is None:
-            return _no_memory(f"GPU memory holds operands of {self._samples} samples only")
+            return _hindered(f"GPU memory holds operands of {self._samples} samples only")
         try:
             call = self._prepare(self._problem.part(size), algorithm)
             if call.workspace_bytes > algorithm.workspace_bytes:
                 return _failed(f"it needs {call.workspace_bytes} bytes of workspace, not {algorithm.workspace_bytes}")
             workspace = self._workspace_of(algorithm.workspace_bytes)
-            first = self._first(call, workspace)
-            if worthless([first], worth_ms):
-                return Measurement(status=MeasurementStatus.MEASURED, samples_ms=(first,), complete=False)
-            self._check(call, algorithm.name, size, workspace)
-            samples_ms = self._sample(call, workspace, starts, effort, worth_ms)
+            expected = self._expected_ms(algorithm.name, size)
+            if expected is None:
+                expected = self._first(call, workspace, worth_ms)
+                if worthless([expected], worth_ms):
+                    return Measurement(status=MeasurementStatus.MEASURED, samples_ms=(expected,), complete=False)
+            samples_ms = self._sample(call, workspace, starts, effort, worth_ms, expected)
+            self._rates[algorithm.name] = min(samples_ms) / size
+            complete = not worthless(samples_ms, worth_ms, _NOISE)
+            if complete:
+                self._check(call, algorithm.name, size, workspace)
         except MemoryError as error:
-            return _no_memory(f"MemoryError: {error}")
+            return _hindered(f"MemoryError: {error}")
+        except CudnnError as error:
+            text = f"CudnnError: {error}"
+            return _hindered(text) if error.status in _INTERNAL else _failed(text)
         except self._device.failures as error:
             return _failed(f"{type(error).__name__}: {error}")
-        complete = not worthless(samples_ms, worth_ms, _NOISE)
         return Measurement(status=MeasurementStatus.MEASURED, samples_ms=samples_ms, complete=complete)
 
-    def _first(self, call: GraphCall | LegacyCall, workspace: DeviceBuffer) -> float:
-        """Return the milliseconds that the first launch takes, without what the host spends on loading its kernels."""
+    def _expected_ms(self, name: str, size: int) -> float | None:
+        """Return what an algorithm will take about, from another size; None where it runs for the first time."""
+        rate = self._rates.get(name)
+        return None if rate is None else rate * size
+
+    def _first(self, call: GraphCall | LegacyCall, workspace: DeviceBuffer, worth_ms: float) -> float:
+        """Return the milliseconds that a launch takes, without what loading its kernels takes."""
         x, w, y = (operand.address for operand in self._operands)
         beta = listing_beta(self._problem)
         host_ms = 0.0
@@ -104,10 +121,19 @@ class CudnnBench(Bench):
             call.launch(x, w, y, start=0, alpha=1.0, beta=beta, workspace=workspace)
             host_ms = (perf_counter() - begin) * 1e3
 
-        return max(SHORTEST_MS, self._device.elapsed_ms(launch, None) - host_ms)
+        time_ms = max(SHORTEST_MS, self._device.elapsed_ms(launch, None) - host_ms)
+        if host_ms > _LOADING_MS and worthless([time_ms], worth_ms):
+            return max(SHORTEST_MS, self._device.elapsed_ms(launch, None))
+        return time_ms
 
     def _sample(
-        self, call: GraphCall | LegacyCall, workspace: DeviceBuffer, starts: range, effort: Effort, worth_ms: float
+        self,
+        call: GraphCall | LegacyCall,
+        workspace: DeviceBuffer,
+        starts: range,
+        effort: Effort,
+        worth_ms: float,
+        expected_ms: float,
     ) -> tuple[float, ...]:
         begin = perf_counter()
         upcoming = cycle(starts)
@@ -120,13 +146,11 @@ class CudnnBench(Bench):
 
         def run(calls: int) -> float:
             # A long call need not be led by another, which keeps the GPU busy while the host launches the first.
-            lead = launch if length < _LONG_MS else None
+            lead = launch if expected_ms < _LONG_MS else None
             return max(SHORTEST_MS, self._device.elapsed_ms(partial(launch, calls), lead) / calls)
 
         launch(max(0, effort.warmup - 1))
-        length = 0.0
-        length = run(1)
-        calls = min(_MOST_CALLS, ceil(_SAMPLE_MS / length))
+        calls = max(1, min(_MOST_CALLS, ceil(_SAMPLE_MS / expected_ms)))
         if (begin - self._busy_until) * 1e3 > _IDLE_MS:
             self._heat(partial(run, calls))
         samples = [run(calls)]
@@ -189,5 +213,5 @@ def _failed(reason: str) -> Measurement:
     return Measurement(status=MeasurementStatus.FAILED, reason=reason)
 
 
-def _no_memory(reason: str) -> Measurement:
-    return Measurement(status=MeasurementStatus.NO_MEMORY, reason=reason)
+def _hindered(reason: str) -> Measurement:
+    return Measurement(status=MeasurementStatus.HINDERED, reason=reason)

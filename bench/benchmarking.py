@@ -1,0 +1,194 @@
+"""How long planning takes on a GPU, how well it repeats, and what policies and bounds gain and lose.
+
+    python bench/benchmarking.py                  AlexNet 256, about five minutes
+    python bench/benchmarking.py --devices 0,1    with two GPUs against one, and nothing else
+
+Every planning is a process of its own with a database of its own; what is timed is `decide`, without imports and the
+opening of cuDNN. Executed totals of several policies are taken in turn in one process (medians of repeats).
+"""
+
+import argparse
+import json
+import subprocess
+import sys
+import tempfile
+from functools import partial
+from pathlib import Path
+from time import perf_counter, sleep, time
+
+from ucudnn.backends import open_backend
+from ucudnn.backends.base import ComputeBackend
+from ucudnn.decision import Decisions, decide
+from ucudnn.errors import UcudnnError
+from ucudnn.execution import alternate
+from ucudnn.measuring import open_benchmark
+from ucudnn.networks import load_network
+from ucudnn.plan import make_plan
+from ucudnn.settings import Settings
+
+LIMITS = ("64MiB", "16MiB", "8MiB")
+POLICIES = ("powerOfTwo", "adaptive", "all")
+
+
+def planned(
+    backend: ComputeBackend, arguments: argparse.Namespace, policy: str, limit: str, database: str
+) -> tuple[Decisions, dict[str, object]]:
+    """Plan the network and return the decisions, and what it took."""
+    settings = Settings.load(
+        {},
+        policy=policy,
+        workspace_limit_bytes=limit,
+        database=database,
+        benchmark_devices=arguments.devices or None,
+    )
+    benchmark = open_benchmark(backend, settings, exhaustive=arguments.exhaustive)
+    if arguments.devices:
+        benchmark.backend.operands(load_network(arguments.network, 1).kernels()[0].problem)
+        sleep(12)  # worker processes start; what is compared is measuring
+    kernels = load_network(arguments.network, arguments.batch).kernels()
+    begin = perf_counter()
+    decisions = decide(kernels, benchmark, settings)
+    seconds = perf_counter() - begin
+    return decisions, {
+        "policy": policy,
+        "limit": limit,
+        "seconds": seconds,
+        "measured": benchmark.measured,
+        "solver_seconds": decisions.solver_seconds,
+        "undivided_ms": decisions.undivided_ms,
+        "predicted_ms": decisions.time_ms,
+        "configurations": {str(each.kernel): str(each.configuration) for each in decisions.kernels},
+        "at": time(),
+    }
+
+
+def executed(backend: ComputeBackend, decided: dict[str, Decisions], repeats: int) -> dict[str, float]:
+    """Run the plans of several decisions in turn, kernel by kernel; return the sums of the median times."""
+    totals = dict.fromkeys(decided, 0.0)
+    first = next(iter(decided.values()))
+    for index, decision in enumerate(first.kernels):
+        problem = decision.kernel.problem
+        tensors = backend.operands(problem)
+        x, w, y, _ = backend.bind(*tensors)
+        configurations = {name: each.kernels[index].configuration for name, each in decided.items()}
+        workspace = backend.allocate(max(each.workspace_bytes for each in configurations.values()))
+        runs = {
+            name: partial(make_plan(problem, each, backend).launch, x, w, y, alpha=1.0, beta=0.0, workspace=workspace)
+            for name, each in configurations.items()
+        }
+        for name, time_ms in alternate(runs, backend, repeats).items():
+            totals[name] += time_ms * decision.kernel.count
+    return totals
+
+
+def case(arguments: argparse.Namespace) -> None:
+    """Plan once, in this process, and print what it took; execute it too if that is wanted."""
+    backend = open_backend(arguments.backend)
+    assert isinstance(backend, ComputeBackend)
+    decided = {}
+    answer = {}
+    for name, policy, limit, database in (each.split("|") for each in arguments.case):
+        decided[name], answer[name] = planned(backend, arguments, policy, limit, database)
+    if arguments.execute:
+        for name, total in executed(backend, decided, arguments.repeats).items():
+            answer[name]["executed_ms"] = total
+    print(json.dumps({"conditions": dict(backend.conditions()), "cases": answer}))
+
+
+def run(arguments: argparse.Namespace, *cases: tuple[str, str, str, str], options: tuple[str, ...] = ()) -> dict:
+    """Run cases (name, policy, limit, database) in one process; return what it printed."""
+    command = [sys.executable, __file__, "--network", arguments.network, "--backend", arguments.backend, *options]
+    command += ["--repeats", str(arguments.repeats)]
+    if arguments.batch:
+        command += ["--batch", str(arguments.batch)]
+    for each in cases:
+        command += ["--case", "|".join(each)]
+    done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
+    found = json.loads(done.stdout)
+    for name, each in found["cases"].items():
+        total = f" executed {each['executed_ms']:.3f} ms" if "executed_ms" in each else ""
+        print(
+            f"{name:28} {each['policy']:>10} {each['limit']:>6} {each['seconds']:7.2f} s"
+            f" {each['measured']:6} measured, predicted {each['predicted_ms']:.3f} ms{total}",
+            flush=True,
+        )
+    return found
+
+
+def main() -> None:
+    """Run everything and write it."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--network", default="alexnet")
+    parser.add_argument("--batch", type=int)
+    parser.add_argument("--backend", default="cudnn", help="cudnn, or cpu to try the script out")
+    parser.add_argument("--repeats", type=int, default=9)
+    parser.add_argument("--devices", default="", help="compare these GPUs with one")
+    parser.add_argument("--exhaustive", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument("--execute", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument("--case", action="append", help=argparse.SUPPRESS)
+    parser.add_argument("--out", type=Path)
+    arguments = parser.parse_args()
+    if arguments.case:
+        case(arguments)
+        return
+    name = "benchmarking_devices.json" if arguments.devices else "benchmarking.json"
+    out = arguments.out or Path(__file__).parent / "results" / name
+    with tempfile.TemporaryDirectory() as folder:
+
+        def file(name: str) -> str:
+            return str(Path(folder) / f"{name}.db")
+
+        answers: dict[str, object] = {}
+        execute = ("--execute",)
+        if arguments.devices:
+            for policy in ("powerOfTwo", "all"):
+                several = ("--devices", arguments.devices)
+                answers[f"{policy} one"] = run(arguments, ("one GPU", policy, "64MiB", file(f"{policy}1")))
+                answers[f"{policy} several"] = run(
+                    arguments, (arguments.devices, policy, "64MiB", file(f"{policy}2")), options=several
+                )
+            every = ("--exhaustive",)
+            answers["exhaustive one"] = run(
+                arguments, ("exhaustive, one GPU", "powerOfTwo", "64MiB", file("e1")), options=every
+            )
+            answers["exhaustive several"] = run(
+                arguments,
+                (f"exhaustive, {arguments.devices}", "powerOfTwo", "64MiB", file("e2")),
+                options=(*every, "--devices", arguments.devices),
+            )
+        else:
+            answers["first process"] = run(arguments, ("first process", "powerOfTwo", "64MiB", file("cold")))
+            answers["recording 1"] = run(
+                arguments,
+                ("recording 1, 64 MiB", "powerOfTwo", "64MiB", file("one")),
+                ("recording 1, 16 MiB", "powerOfTwo", "16MiB", file("one")),
+                options=execute,
+            )
+            for policy in POLICIES:
+                for limit in LIMITS:
+                    kind = f"{policy}, {limit}"
+                    answers[kind] = run(arguments, (kind, policy, limit, file(policy)))
+                answers[f"{policy} warm"] = run(arguments, ("again, warm", policy, "64MiB", file(policy)))
+            for limit in LIMITS:
+                answers[f"executed {limit}"] = run(
+                    arguments, *((policy, policy, limit, file(policy)) for policy in POLICIES), options=execute
+                )
+            answers["exhaustive"] = run(
+                arguments,
+                ("exhaustive, 64 MiB", "powerOfTwo", "64MiB", file("exhaustive")),
+                options=("--exhaustive",),
+            )
+            answers["recording 2"] = run(
+                arguments,
+                ("recording 2, 64 MiB", "powerOfTwo", "64MiB", file("two")),
+                ("recording 2, 16 MiB", "powerOfTwo", "16MiB", file("two")),
+                options=execute,
+            )
+    out.write_text(json.dumps(answers, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    try:
+        main()
+    except UcudnnError as error:
+        sys.exit(f"error: {error}")
