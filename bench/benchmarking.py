@@ -62,9 +62,11 @@ def planned(
     }
 
 
-def executed(backend: ComputeBackend, decided: dict[str, Decisions], repeats: int) -> dict[str, float]:
-    """Run the plans of several decisions in turn, kernel by kernel; return the sums of the median times."""
-    totals = dict.fromkeys(decided, 0.0)
+def executed(
+    backend: ComputeBackend, decided: dict[str, Decisions], repeats: int
+) -> dict[str, dict[str, tuple[float, float]]]:
+    """Run the plans of several decisions in turn; return median and predicted times of each kernel."""
+    times: dict[str, dict[str, tuple[float, float]]] = {name: {} for name in decided}
     first = next(iter(decided.values()))
     for index, decision in enumerate(first.kernels):
         problem = decision.kernel.problem
@@ -77,8 +79,8 @@ def executed(backend: ComputeBackend, decided: dict[str, Decisions], repeats: in
             for name, each in configurations.items()
         }
         for name, time_ms in alternate(runs, backend, repeats).items():
-            totals[name] += time_ms * decision.kernel.count
-    return totals
+            times[name][str(decision.kernel)] = time_ms, configurations[name].time_ms
+    return times
 
 
 def case(arguments: argparse.Namespace) -> None:
@@ -90,8 +92,10 @@ def case(arguments: argparse.Namespace) -> None:
     for name, policy, limit, database in (each.split("|") for each in arguments.case):
         decided[name], answer[name] = planned(backend, arguments, policy, limit, database)
     if arguments.execute:
-        for name, total in executed(backend, decided, arguments.repeats).items():
-            answer[name]["executed_ms"] = total
+        for name, kernels in executed(backend, decided, arguments.repeats).items():
+            counts = {str(each.kernel): each.kernel.count for each in decided[name].kernels}
+            answer[name]["executed_ms"] = sum(time_ms * counts[kernel] for kernel, (time_ms, _) in kernels.items())
+            answer[name]["kernels_ms"] = kernels
     print(json.dumps({"conditions": dict(backend.conditions()), "cases": answer}))
 
 

@@ -18,10 +18,14 @@ from ucudnn.solvers.desirable import fastest
 _LOG = logging.getLogger(__name__)
 _PROMISING = 1.1  # algorithms up to so much slower than the best are tried at sizes near the best ones
 _MOST_PROMISING = 6
+_HOPEFUL = 1.6  # the same at sizes that lie between those that are known
+_MOST_HOPEFUL = 10
 _GROWN = 1.05  # workspace beyond the limit by so much says that that of larger sizes is beyond it too
 _ROUGH = 3  # samples of the fastest undivided algorithm, where micro-batches are faster by far
 _MOST_ROUNDS = 4  # of varied sizes
 _BETTER = 0.998  # of the time before: where a round gains less, it was the last
+_FEW_SIZES = 12
+_MOST_CONFIRMATIONS = 6
 _DIVISIONS = 12  # equal micro-batches, up to so many, are tried in any case
 
 
@@ -140,10 +144,37 @@ class Explorer:
         for sizes, names, chain in self._rounds():
             within = [size for size in sizes if size >= self._request.least_size]
             self._measure([size for size in within if self._offered is None or size in self._offered], names, chain)
-            if self._keeper is not None and self._fresh:
-                self._keeper.save(self._fresh)
-            self._fresh.clear()
+            self._save()
+        if not self._request.whole and not self._exhaustive:
+            self._confirm()
+            self._save()
         return Exploration(names=self._names, sizes=tuple(sorted(self._sizes)))
+
+    def _save(self) -> None:
+        if self._keeper is not None and self._fresh:
+            self._keeper.save(self._fresh)
+        self._fresh.clear()
+
+    def _confirm(self) -> None:
+        """Measure again what makes the fastest configuration, until nothing new does.
+
+        The least of many measurements is too low by chance; what is measured for itself is not. Where few sizes were
+        measured, there is little choice to be misled by.
+        """
+        if len(self._sizes) <= _FEW_SIZES:
+            return
+        confirmed: set[tuple[int, str]] = set()
+        effort = replace(self._effort, repeats=self._effort.repeats * 2)
+        for _ in range(_MOST_CONFIRMATIONS):
+            best = fastest(self._micros.values(), self._request.problem.batch)
+            parts = {(part.size, part.algorithm) for part in best.parts} if best is not None else set()
+            if parts <= confirmed:
+                return
+            for size, name in sorted(parts - confirmed):
+                algorithm = self._algorithm(size, name)
+                if algorithm is not None:
+                    self._take(size, algorithm, effort, inf)
+            confirmed |= parts
 
     def _rounds(self) -> Iterator[tuple[Iterable[int], Sequence[str], bool]]:
         """Return sizes and algorithms to measure, and whether a size can be replaced by a larger one that it divides.
@@ -163,7 +194,7 @@ class Explorer:
         elif request.whole:
             yield equal_divisions(batch), self._names, True
         else:
-            yield self._chosen(), self._names, True
+            yield self._chosen(), self._promising(_HOPEFUL, _MOST_HOPEFUL), True
             best_ms = inf
             for _ in range(_MOST_ROUNDS):
                 best = fastest(self._micros.values(), batch)
@@ -171,7 +202,8 @@ class Explorer:
                     return
                 best_ms = best.time_ms
                 near = varied_sizes(batch, [part.size for part in best.parts])
-                yield [size for size in near if size not in self._sizes], self._promising(), True
+                new = [size for size in near if size not in self._sizes]
+                yield new, self._promising(_PROMISING, _MOST_PROMISING), True
 
     def _chosen(self) -> Iterable[int]:
         """Return equal divisions, and the largest sizes of promising algorithms that fit the limit."""
@@ -179,7 +211,7 @@ class Explorer:
         best = fastest(self._micros.values(), batch)
         least = min([batch // _DIVISIONS, *(part.size for part in best.parts)] if best is not None else [1])
         found = {size for size in equal_divisions(batch) if size >= least}
-        for name in self._promising():
+        for name in self._promising(_PROMISING, _MOST_PROMISING):
 
             def fits(size: int, name: str = name) -> bool:
                 algorithm = self._algorithm(size, name)
@@ -190,14 +222,19 @@ class Explorer:
                 found.update(divisions_within(batch, most))
         return sorted(found)
 
-    def _promising(self) -> list[str]:
-        """Return the algorithms whose time for each sample comes nearest to the best one's at some size."""
+    def _promising(self, factor: float, most: int) -> list[str]:
+        """Return the algorithms whose time for each sample comes nearest to the best one's at some size.
+
+        Args:
+            factor: how much slower they may be.
+            most: how many there may be.
+        """
         rates: dict[str, float] = {}
         for (size, name), micro in self._micros.items():
             rate = micro.time_ms / size
             rates[name] = min(rates.get(name, rate), rate)
-        ranked = sorted(rates, key=lambda name: rates[name])[:_MOST_PROMISING]
-        return [name for name in ranked if rates[name] <= _PROMISING * rates[ranked[0]]]
+        ranked = sorted(rates, key=lambda name: rates[name])[:most]
+        return [name for name in ranked if rates[name] <= factor * rates[ranked[0]]]
 
     def _measure(self, sizes: Sequence[int], names: Sequence[str], chain: bool) -> None:
         problem = self._request.problem
@@ -231,17 +268,17 @@ class Explorer:
             return
         worth = search.worth_ms(size, algorithm.workspace_bytes, chain)
         if least < worth:
+            effort = self._effort
+            if not request.whole and search.is_outdone(size, worth):
+                effort = replace(effort, repeats=min(effort.repeats, _ROUGH))
             self._tell(self._considered, self._total)
-            self._take(size, algorithm, worth)
+            self._take(size, algorithm, effort, worth)
 
-    def _take(self, size: int, algorithm: Algorithm, worth_ms: float) -> None:
+    def _take(self, size: int, algorithm: Algorithm, effort: Effort, worth_ms: float) -> None:
         """Measure, and remember what comes of it."""
         request = self._request
         if algorithm.compiles:
             self._compiled.add(algorithm.name)
-        effort = self._effort
-        if not request.whole and self._search.is_outdone(size, worth_ms):
-            effort = replace(effort, repeats=min(effort.repeats, _ROUGH))
         if self._bench is None:
             self._bench = self._stack.enter_context(self._backend.bench(request.problem))
         result = Result.of(algorithm, self._bench.measure(size, algorithm, effort, worth_ms))

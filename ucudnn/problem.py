@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields, replace
 from enum import Enum
+from functools import lru_cache
 from math import gcd, prod
 from typing import Any
 
@@ -251,9 +252,7 @@ class ConvolutionProblem:
 
         A sample need not be a multiple of 16 bytes, so a micro-batch may be less aligned than the mini-batch.
         """
-        if size == self.batch:
-            return self
-        return replace(self, batch=size, alignment=gcd(self.alignment, *(size * step for step in self.steps)))
+        return self if size == self.batch else _part(self, size)
 
     @property
     def steps(self) -> tuple[int, int]:
@@ -278,6 +277,12 @@ class ConvolutionProblem:
         if self.groups != 1:
             text += f" groups {self.groups}"
         return f"{text} {self.dtype.value} {self.layout.value}"
+
+
+@lru_cache(maxsize=1 << 14)
+def _part(problem: ConvolutionProblem, size: int) -> ConvolutionProblem:
+    alignment = gcd(problem.alignment, *(size * step for step in problem.steps))
+    return replace(problem, batch=size, alignment=alignment)
 
 
 def _restored(values: dict[str, Any]) -> ConvolutionProblem:

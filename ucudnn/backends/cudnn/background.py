@@ -49,7 +49,7 @@ class Background:
                 self._lists[part] = self._submit_list(part, compile_all=index == min(1, len(parts) - 1))
 
     def settle(self) -> None:
-        """Wait until all that was begun is listed: threads that run Python disturb what is measured, compilers do not."""
+        """Wait until all that was begun is listed: threads that run Python disturb measurements, compilers do not."""
         wait(list(self._lists.values()))
 
     def listed(self, part: ConvolutionProblem) -> list[Algorithm] | None:
