@@ -101,7 +101,7 @@ def save_profile(profile: Profile, path: Path) -> None:
 
 
 def merged(profile: Profile, other: Profile) -> Profile:
-    """Return a profile with the recordings of another added, problem by problem; later measurements win.
+    """Return a profile with the recordings of another added; of the same algorithm, the other's measurement counts.
 
     Raises:
         ProfileError: if they were recorded under other conditions.
@@ -113,7 +113,10 @@ def merged(profile: Profile, other: Profile) -> Profile:
         )
     recordings = {name: dict(recording) for name, recording in profile.recordings.items()}
     for name, recording in other.recordings.items():
-        recordings.setdefault(name, {}).update(recording)
+        mine = recordings.setdefault(name, {})
+        for problem, records in recording.items():
+            both = {(record.api, record.algorithm): record for record in (*mine.get(problem, ()), *records)}
+            mine[problem] = tuple(both.values())
     return Profile(name=profile.name, conditions=profile.conditions, recordings=recordings)
 
 

@@ -2,7 +2,7 @@
 
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import replace
 from threading import local
@@ -111,8 +111,8 @@ class _OwnHandle:
         self._library = library
         self.address: int = library.call("cudnnCreate")
 
-    def __del__(self) -> None:
-        if not sys.is_finalizing():
+    def __del__(self, finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
+        if not finalizing():
             self._library.function("cudnnDestroy")(self.address)
 
 

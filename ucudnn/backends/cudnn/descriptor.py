@@ -2,7 +2,7 @@
 
 import sys
 from array import array
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, final
 
 from ucudnn.backends.cudnn.codes import Kind, Type
@@ -100,7 +100,7 @@ class Descriptor:
         )
         return receivers[:found]
 
-    def __del__(self) -> None:
+    def __del__(self, finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
         # At the end of the process cuDNN may be gone before its descriptors, and takes them along.
-        if self.address and not sys.is_finalizing():
+        if self.address and not finalizing():
             self._library.function("cudnnBackendDestroyDescriptor")(self.address)

@@ -147,7 +147,7 @@ class Device:
 
     def pin(self, stream: int | None) -> None:
         """Take a stream for the current one from now on, whatever CuPy's is; None takes that back."""
-        self._pinned = None if stream is None else self._cupy.cuda.ExternalStream(stream)
+        self._pinned = None if stream is None else self._external(stream)
 
     def stream(self) -> int:
         """Return the address of this thread's current stream."""
@@ -173,6 +173,10 @@ class Device:
         stream = queue if queue >= 0 else _PER_THREAD
         # The null stream cannot be captured, and asking for it while another stream is would break that capture.
         return stream > 1 and self._is_capturing(stream)
+
+    def _external(self, stream: int) -> Any:
+        adopt = getattr(self._cupy.cuda.Stream, "from_external", None)  # from CuPy 14 on
+        return self._cupy.cuda.ExternalStream(stream) if adopt is None else adopt(_ForeignStream(stream))
 
     def _stream(self) -> Any:
         return self._current_stream() if self._pinned is None else self._pinned
@@ -265,6 +269,17 @@ class Device:
     def _buffer(self, allocate: Callable[[int], Any], size_bytes: int) -> DeviceBuffer:
         memory = allocate(size_bytes)
         return DeviceBuffer(memory.ptr, size_bytes, memory)
+
+
+@final
+class _ForeignStream:
+    """A stream that somebody else made, as the CUDA stream protocol tells it."""
+
+    def __init__(self, address: int) -> None:
+        self._address = address
+
+    def __cuda_stream__(self) -> tuple[int, int]:
+        return 0, self._address
 
 
 @cache

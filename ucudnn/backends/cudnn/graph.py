@@ -130,7 +130,9 @@ class OperationGraph:
             UnsupportedProblemError: if that is no name of a configuration.
             CudnnError: if the engine does not compute the problem, or not with these knobs.
         """
-        configuration = self._configuration(name)
+        if name not in self._known:
+            self._known[name] = self._make_configuration(name)
+        configuration = self._known[name]
         (engine,) = configuration.receive(Attribute.ENGINECFG_ENGINE, [self._new(Kind.ENGINE)])
         return self._describe_configuration(name, configuration, engine)
 
@@ -141,14 +143,10 @@ class OperationGraph:
             UnsupportedProblemError: if that is no name of a configuration.
             CudnnError: if cuDNN cannot build it.
         """
-        configuration = self._configuration(name)
+        # For one plan only: of an engine that is compiled, cuDNN 9.19 builds no second one from the same descriptor.
+        configuration = self._known.pop(name, None) or self._make_configuration(name)
         plan = self._new(Kind.EXECUTION_PLAN).set(Attribute.EXECUTION_PLAN_HANDLE, Type.HANDLE, self._handle)
         return plan.set(Attribute.EXECUTION_PLAN_ENGINE_CONFIG, Type.DESCRIPTOR, configuration).finalize()
-
-    def _configuration(self, name: str) -> Descriptor:
-        if name not in self._known:
-            self._known[name] = self._make_configuration(name)
-        return self._known[name]
 
     def _make_configuration(self, name: str) -> Descriptor:
         match = _NAME.fullmatch(name)

@@ -116,8 +116,8 @@ class LegacyDescriptors:
         self._made.append((kind, address))
         return address
 
-    def __del__(self) -> None:
-        if not sys.is_finalizing():
+    def __del__(self, finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
+        if not finalizing():
             for kind, address in self._made:
                 self._library.function(f"cudnnDestroy{kind}Descriptor")(address)
 
