@@ -58,6 +58,9 @@ class Share(Protocol):
 
     collective: bool
 
+    def ready(self) -> None:
+        """Wait until they are ready to measure."""
+
     def explore(
         self, requests: Sequence[Request], own: Callable[[Request], Finding], merge: Merge
     ) -> Iterable[Finding]:
@@ -109,6 +112,15 @@ class Benchmark:
         """Wall-clock seconds that listing and measuring took so far."""
         self.measured = 0
         """Micro-configurations that this process measured so far."""
+
+    def ready(self) -> None:
+        """Wait until others that measure too are ready; the first exploration does so by itself.
+
+        Raises:
+            SettingsError: if their devices differ.
+        """
+        if self._share is not None:
+            self._share.ready()
 
     def explore(self, requests: Sequence[Request]) -> None:
         """Measure what several requests want; together that is faster than one by one.

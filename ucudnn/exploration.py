@@ -18,11 +18,12 @@ from ucudnn.solvers.desirable import fastest
 _LOG = logging.getLogger(__name__)
 _PROMISING = 1.1  # algorithms up to so much slower than the best are tried at sizes near the best ones
 _MOST_PROMISING = 6
+_MOST_FITTED = 4
 _HOPEFUL = 1.6  # the same at sizes that lie between those that are known
 _MOST_HOPEFUL = 10
 _GROWN = 1.05  # workspace beyond the limit by so much says that that of larger sizes is beyond it too
 _ROUGH = 3  # samples of the fastest undivided algorithm, where micro-batches are faster by far
-_MOST_ROUNDS = 4  # of varied sizes
+_MOST_ROUNDS = 3  # of varied sizes
 _BETTER = 0.998  # of the time before: where a round gains less, it was the last
 _FEW_SIZES = 12
 _MOST_CONFIRMATIONS = 6
@@ -133,6 +134,8 @@ class Explorer:
     def __exit__(self, *exception: object) -> None:
         self._bench = None
         self._stack.close()
+        if self._keeper is not None and self._fresh:
+            self._keeper.save(self._fresh)
 
     def run(self) -> Exploration:
         """Measure what can matter.
@@ -144,16 +147,9 @@ class Explorer:
         for sizes, names, chain in self._rounds():
             within = [size for size in sizes if size >= self._request.least_size]
             self._measure([size for size in within if self._offered is None or size in self._offered], names, chain)
-            self._save()
         if not self._request.whole and not self._exhaustive:
             self._confirm()
-            self._save()
         return Exploration(names=self._names, sizes=tuple(sorted(self._sizes)))
-
-    def _save(self) -> None:
-        if self._keeper is not None and self._fresh:
-            self._keeper.save(self._fresh)
-        self._fresh.clear()
 
     def _confirm(self) -> None:
         """Measure again what makes the fastest configuration, until nothing new does.
@@ -211,7 +207,7 @@ class Explorer:
         best = fastest(self._micros.values(), batch)
         least = min([batch // _DIVISIONS, *(part.size for part in best.parts)] if best is not None else [1])
         found = {size for size in equal_divisions(batch) if size >= least}
-        for name in self._promising(_PROMISING, _MOST_PROMISING):
+        for name in self._promising(_PROMISING, _MOST_FITTED):
 
             def fits(size: int, name: str = name) -> bool:
                 algorithm = self._algorithm(size, name)

@@ -75,7 +75,7 @@ class Workers:
         self, requests: Sequence[Request], own: Callable[[Request], Finding], merge: Merge
     ) -> Iterable[Finding]:
         """Return findings of all requests; `own` measures in this process."""
-        self._check()
+        self.ready()
         sharers = len(self._workers) + self._measures
         whole: Sequence[Request] = ()
         if len(requests) < sharers:
@@ -117,7 +117,12 @@ class Workers:
                 thread.join()
         return found
 
-    def _check(self) -> None:
+    def ready(self) -> None:
+        """Wait until the processes are ready to measure; the first exploration does so too.
+
+        Raises:
+            SettingsError: if their devices differ.
+        """
         if self._checked:
             return
         own = dict(self._backend.machine())
@@ -220,6 +225,9 @@ class Ranks:
                 "UCUDNN_BENCHMARK_DEVICES=ranks: torch.distributed is not initialized: call init_process_group before"
                 " the handle is made"
             )
+
+    def ready(self) -> None:
+        """Nothing to wait for: ranks wait for each other when they explore."""
 
     def explore(
         self, requests: Sequence[Request], own: Callable[[Request], Finding], merge: Merge
