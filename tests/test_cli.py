@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -137,9 +138,70 @@ def test_a_bad_variable_is_named():
 
 
 def test_help_teaches():
-    for command in ([], ["plan"], ["time"]):
+    for command in ([], ["plan"], ["time"], ["profile"], ["cache"], ["cache", "prune"]):
         result = ucudnn(*command, "--help")
         assert result.returncode == 0
         assert "ucudnn" in result.stdout
     assert "ucudnn plan alexnet --profile h200 --workspace 64MiB" in ucudnn("plan", "--help").stdout
     assert ucudnn("--version").stdout.strip().count(".") == 2
+
+
+@pytest.fixture
+def database(tmp_path):
+    return str(tmp_path / "measurements.db")
+
+
+def test_profile_records_and_plan_replays(layers, tmp_path, database):
+    out = str(tmp_path / "mine.json")
+    quick = ["--backend", "cpu", "--policy", "powerOfTwo", "--database", database]
+    result = ucudnn("profile", layers, "--out", out, *quick, "--dtype", "float32", "--dtype", "float64")
+    assert result.returncode == 0, result.stderr
+    assert "measurements of" in result.stdout
+    planned = ucudnn("plan", layers, "--profile", out, "--workspace", "1MiB", "--json")
+    assert json.loads(planned.stdout)["total"]["speedup"] >= 1
+    before = Path(out).read_text()
+    assert ucudnn("profile", layers, "--out", out, *quick).returncode == 0  # adds to the file, from the database
+    assert len(Path(out).read_text()) >= len(before) * 0.9
+
+
+def test_profiles_move_between_databases(layers, tmp_path, database):
+    other, moved = str(tmp_path / "other.db"), str(tmp_path / "moved.json")
+    quick = ["--backend", "cpu", "--database", database]
+    assert ucudnn("time", layers, *quick, "--repeats", "1", "--time-limit", "1").returncode == 0
+    exported = ucudnn("profile", "--export", moved, *quick)
+    assert exported.returncode == 0, exported.stderr
+    imported = ucudnn("profile", "--import", moved, "--database", other)
+    assert imported.returncode == 0, imported.stderr
+    assert exported.stdout.split()[0] == imported.stdout.split()[0] != "0"
+
+
+def test_time_is_instant_the_second_time(layers, database):
+    command = ["time", layers, "--backend", "cpu", "--database", database, "--repeats", "1", "--json"]
+    first, second = (json.loads(ucudnn(*command, "--time-limit", "5").stdout) for _ in range(2))
+    assert second["benchmark_seconds"] < first["benchmark_seconds"] / 2
+    configurations = [[kernel["configuration"] for kernel in each["kernels"]] for each in (first, second)]
+    assert configurations[0] == configurations[1]
+
+
+def test_cache_shows_checks_prunes_and_clears(layers, database):
+    def cache(command, *options):
+        return ucudnn("cache", command, "--database", database, *options)
+
+    assert "nothing is in it" in cache("show").stdout
+    assert ucudnn("time", layers, "--backend", "cpu", "--database", database, "--repeats", "1").returncode == 0
+    shown = cache("show").stdout
+    assert database in shown.replace("\n", "")
+    assert "measurements of" in shown
+    (machine,) = json.loads(cache("show", "--json").stdout)["machines"]
+    assert machine["measurements"] > 0
+    assert "is sound" in cache("check").stdout
+    assert "0 measurements deleted" in cache("prune").stdout
+    assert cache("clear").returncode == 1  # nobody said yes
+    assert f"{machine['measurements'] + machine['failures']} measurements deleted" in cache("clear", "--yes").stdout
+    assert "nothing is in it" in cache("show").stdout
+
+
+def test_a_database_that_is_off_cannot_be_shown():
+    result = ucudnn("cache", "show", "--database", "off")
+    assert result.returncode == 2
+    assert "the database is off: give --database PATH" in result.stderr

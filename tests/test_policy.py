@@ -2,7 +2,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ucudnn.policy import BatchSizePolicy
+from ucudnn.policy import (
+    BatchSizePolicy,
+    divisions_within,
+    equal_divisions,
+    fitting_size,
+    powers_of_two,
+    varied_sizes,
+)
 
 
 @pytest.mark.parametrize("policy", BatchSizePolicy)
@@ -22,3 +29,53 @@ def test_power_of_two(batch):
 
 def test_all():
     assert BatchSizePolicy.ALL.sizes(5) == (1, 2, 3, 4, 5)
+
+
+@given(st.integers(1, 600))
+def test_adaptive_begins_with_powers_of_two_and_equal_divisions(batch):
+    sizes = set(BatchSizePolicy.ADAPTIVE.sizes(batch))
+    assert sizes == set(powers_of_two(batch)) | set(equal_divisions(batch))
+    assert len(sizes) <= 4 * batch**0.5 + 12
+
+
+@given(st.integers(1, 600), st.integers(1, 600))
+def test_equal_divisions_differ_by_one_at_most(batch, parts):
+    parts = min(parts, batch)
+    large, small = -(-batch // parts), batch // parts
+    assert {large, small} <= set(equal_divisions(batch))
+    count = batch - small * parts  # of the larger ones, where they differ
+    assert count * large + (parts - count) * small == batch
+    assert large - small <= 1
+
+
+@given(st.integers(1, 600), st.integers(0, 700))
+def test_the_largest_size_that_fits(batch, most):
+    found = fitting_size(batch, lambda size: size <= most)
+    assert found == (min(batch, most) or None)
+
+
+@given(st.integers(1, 600), st.integers(1, 600))
+def test_divisions_within_a_size_need_no_more_parts_than_there_must_be(batch, most):
+    most = min(most, batch)
+    sizes = divisions_within(batch, most)
+    parts = -(-batch // most)
+    assert all(0 < size <= most for size in sizes)
+    assert most in sizes
+    equal = [-(-batch // parts), batch // parts]
+    assert set(equal) <= set(sizes)
+
+
+@given(st.integers(2, 600), st.integers(1, 16))
+def test_varied_sizes_are_near_and_complete_each_other(batch, parts):
+    parts = min(parts, batch)
+    sizes = [batch // parts + (index < batch % parts) for index in range(parts)]
+    varied = varied_sizes(batch, sizes)
+    assert all(0 < size <= batch for size in varied)
+    for size in sizes:
+        for near in (size - 1, size + 1, size - 8, size + 8):
+            for each in (near, batch - (parts - 1) * near):  # a size, and what it leaves
+                assert each in varied or not 0 < each <= batch
+
+
+def test_many_parts_are_not_varied():
+    assert varied_sizes(256, [1] * 17) == ()

@@ -143,7 +143,9 @@ for problem in problems:
 try:
     handle.optimize()
 except Exception as error:
+    distributed.destroy_process_group()
     sys.exit(f"{type(error).__name__}: {error}")
+distributed.destroy_process_group()
 for kernel in handle.report().kernels:
     print(kernel)
 print("measured", handle._benchmark.measured, file=sys.stderr)

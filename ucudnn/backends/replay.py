@@ -12,6 +12,8 @@ from ucudnn.errors import NotRecordedError
 from ucudnn.problem import MOST_ALIGNMENT, ConvolutionProblem, MathMode
 from ucudnn.profile import Profile, Record, Recording
 
+_CUDNN_APIS = ("graph", "legacy")  # what candidates choose among; other backends have one kind of algorithms
+
 
 @final
 class ReplayBackend(Backend):
@@ -56,6 +58,13 @@ class ReplayBackend(Backend):
             Algorithm(name=record.algorithm, workspace_bytes=record.workspace_bytes, api=record.api, notes=record.notes)
             for record in self._records(problem).values()
         )
+
+    def algorithm(self, problem: ConvolutionProblem, name: str) -> Algorithm | None:
+        """Return what was recorded of an algorithm at one size, or None where nothing was."""
+        try:
+            return super().algorithm(problem, name)
+        except NotRecordedError:
+            return None
 
     def sizes(self, problem: ConvolutionProblem) -> frozenset[int] | None:
         """Return the micro-batch sizes that were recorded of a problem."""
@@ -103,7 +112,7 @@ class ReplayBackend(Backend):
         found = tuple(
             record
             for record in records
-            if self._candidates.api in (None, record.api)
+            if (self._candidates.api in (None, record.api) or record.api not in _CUDNN_APIS)
             and not (problem.deterministic and "NONDETERMINISTIC" in record.notes)
         )
         if not found:

@@ -1,0 +1,79 @@
+"""Bounds: what they rule out is in no desirable set."""
+
+from math import inf
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ucudnn.configuration import MicroConfiguration
+from ucudnn.search import Search, is_chain
+from ucudnn.solvers.desirable import desirable_set
+
+micros = st.lists(
+    st.builds(
+        MicroConfiguration,
+        size=st.sampled_from([1, 2, 4, 8]),
+        algorithm=st.sampled_from("ABCD"),
+        time_ms=st.floats(0.1, 10),
+        workspace_bytes=st.integers(0, 5),
+    ),
+    max_size=12,
+    unique_by=lambda micro: (micro.size, micro.algorithm),
+)
+
+
+@given(micros, st.booleans(), st.sampled_from([1, 2, 4, 8]), st.integers(0, 5))
+def test_what_is_not_worth_while_changes_no_front(measured, whole, size, workspace):
+    search = Search(8, whole=whole)
+    for micro in measured:
+        search.add(micro)
+    chain = search.worth_ms(size, workspace, True)
+    plain = search.worth_ms(size, workspace, False)
+    assert chain <= plain
+    if chain == inf or size == 8:
+        return
+    late = MicroConfiguration(size=size, algorithm="Z", time_ms=chain * 1.001, workspace_bytes=workspace)
+    before, after = desirable_set(measured, 8), desirable_set([*measured, late], 8)
+    if whole:
+        assert [each.time_ms for each in after] == pytest.approx([each.time_ms for each in before])
+    elif before:
+        # What is wanted is the fastest; workspace within the limit is all the same.
+        assert after[-1].time_ms == pytest.approx(before[-1].time_ms)
+
+
+@given(micros, st.sampled_from([1, 2, 4, 8]))
+def test_exhaustive_search_rules_nothing_out(measured, size):
+    search = Search(8, whole=False, exhaustive=True)
+    for micro in measured:
+        search.add(micro)
+        assert search.least_ms(size, micro.algorithm) == 0
+    assert search.worth_ms(size, 0, True) == inf
+    assert not search.is_outdone(size, 1.0)
+
+
+@given(st.sets(st.integers(1, 300), min_size=1), st.integers(1, 300))
+def test_every_size_is_measured_once(sizes, batch):
+    ordered = Search(batch, whole=True).order(sorted(sizes))
+    assert sorted(ordered) == sorted(sizes)
+
+
+def test_order_begins_at_a_quarter():
+    assert Search(256, whole=True).order([1, 2, 4, 8, 16, 32, 64, 128, 256]) == [64, 128, 256, 32, 16, 8, 4, 2, 1]
+
+
+def test_bounds_come_from_both_sides():
+    search = Search(256, whole=True)
+    search.add(MicroConfiguration(size=16, algorithm="A", time_ms=2.0, workspace_bytes=0))
+    assert search.least_ms(32, "A") == pytest.approx(1.94)
+    assert search.least_ms(20, "A") == pytest.approx(1.7)
+    assert search.least_ms(16, "A") == 2.0
+    assert search.least_ms(8, "A") == pytest.approx(0.75)
+    assert search.least_ms(32, "B") == 0
+
+
+def test_chains():
+    assert is_chain((1, 2, 4, 256), 256)
+    assert is_chain((3, 6), 12)
+    assert not is_chain((4, 6), 12)
+    assert not is_chain((1, 2, 4, 64), 100)
