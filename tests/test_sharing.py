@@ -4,6 +4,7 @@ import logging
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -122,6 +123,7 @@ def test_ranks_need_torch_distributed():
 
 RANK = """
 import sys
+import time
 import torch.distributed as distributed
 from tests.test_sharing import QUICK, make_problem
 from ucudnn import Handle
@@ -184,3 +186,18 @@ def test_ranks_that_plan_other_problems_are_told(tmp_path):
         assert code == 1
         assert "BackendError: rank" in errors
         assert "plans other problems" in errors
+
+
+def test_the_last_request_of_a_dying_worker_is_not_forgotten(shared):
+    benchmark, workers, _ = shared
+    workers.ready()
+    (worker,) = workers._workers
+
+    def die_late(request):
+        time.sleep(0.5)  # this process has nothing left to do by then, and waits
+        worker._alive = False
+
+    worker._ask = die_late
+    wanted = requests(2)
+    benchmark.explore(wanted)
+    assert all(benchmark.micro_configurations(each) for each in wanted)

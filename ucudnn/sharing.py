@@ -104,7 +104,9 @@ class Workers:
                 while waiting and (self._measures or not running):
                     with suppress(IndexError):
                         found.append(own(waiting.popleft()))
-                message = done.get() if running else None
+                if not running:
+                    continue
+                message = done.get()
                 if isinstance(message, Exception):
                     raise message
                 if message is None:
