@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.conftest import H200_EVERY
 from ucudnn.networks import CSV_HEADER
 
 
@@ -37,7 +38,7 @@ def plan(*arguments):
     ],
 )
 def test_plans_for_a_recorded_gpu(network, candidates, limit, undivided_ms, micro_batched_ms):
-    answer = plan(network, "--profile", "h200", "--workspace", limit, "--candidates", candidates)
+    answer = plan(network, "--profile", str(H200_EVERY), "--workspace", limit, "--candidates", candidates)
     assert answer["total"]["undivided_ms"] == pytest.approx(undivided_ms, abs=0.005)
     assert answer["total"]["micro_batched_ms"] == pytest.approx(micro_batched_ms, abs=0.005)
 
@@ -58,10 +59,19 @@ def test_json_is_what_the_readme_promises():
 
 
 def test_workspace_division():
-    answer = plan("alexnet", "--profile", "h200", "--total-workspace", "120MiB")
+    answer = plan("alexnet", "--profile", str(H200_EVERY), "--total-workspace", "120MiB")
     assert answer["method"] == "WD"
     assert answer["total"]["micro_batched_ms"] == pytest.approx(19.14, abs=0.005)
     assert answer["total"]["workspace_bytes"] <= 120 * 2**20
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+@pytest.mark.parametrize("layout", ["first", "last"])
+def test_plans_in_other_types_and_layouts(dtype, layout):
+    answer = plan("resnet18", "--profile", "h200", "--dtype", dtype, "--layout", layout, "--workspace", "32MiB")
+    text = f"{dtype} {'NHWC' if layout == 'last' else 'NCHW'}"
+    assert all(kernel["problem"].endswith(text) for kernel in answer["kernels"])
+    assert answer["total"]["micro_batched_ms"] <= answer["total"]["undivided_ms"]
 
 
 def test_csv():
@@ -114,6 +124,9 @@ def test_time_divides_a_total_too(layers):
         (["plan", "alexnet", "--profile", "b200"], "profile 'b200' is neither a file"),
         (["plan", "alexnet", "--profile", "h200", "--batch", "0"], "batch 0 must be 1 or more"),
         (["plan", "alexnet", "--profile", "h200", "--batch", "100"], "not at 100 but at 1, 2, 4"),
+        (["plan", "alexnet", "--profile", "h200", "--dtype", "int8"], "--dtype='int8' is not known"),
+        (["plan", "alexnet", "--profile", "h200", "--layout", "NHWC"], "--layout='NHWC' is not known: give first"),
+        (["plan", "alexnet", "--profile", "h200", "--dtype", "float64"], "has no Forward"),
         (["plan", "alexnet", "--profile", "h200", "--policy", "half"], "policy='half' is not known"),
         (["plan", "alexnet", "--profile", "h200", "--candidates", "all"], "candidates='all' is not known"),
         (["plan", "alexnet", "--profile", "h200", "--workspace", "64MoB"], "size '64MoB' cannot be read"),

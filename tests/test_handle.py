@@ -248,7 +248,7 @@ def test_a_recorded_gpu_is_planned_for_but_not_run():
     handle.optimize()
     (kernel,) = handle.report().kernels
     assert kernel.configuration.startswith("4x64 eng67")
-    assert kernel.speedup == pytest.approx(1.37, abs=0.01)
+    assert kernel.speedup == pytest.approx(1.45, abs=0.01)
     with pytest.raises(BackendError, match="replay:h200 plans but cannot execute"):
         handle.convolve(problem, None, None, None)
 

@@ -3,9 +3,18 @@ import json
 import pytest
 
 from tests.test_problem import DIFFERENT, make_problem
+from ucudnn.backends.candidates import Candidates
+from ucudnn.backends.replay import ReplayBackend
+from ucudnn.benchmark import Benchmark
 from ucudnn.errors import ProfileError
+from ucudnn.exploration import Request
+from ucudnn.networks import load_network
+from ucudnn.policy import BatchSizePolicy
 from ucudnn.problem import Operation
 from ucudnn.profile import Profile, Record, load_profile, save_profile
+from ucudnn.recording import NO_LIMIT
+from ucudnn.solvers.desirable import desirable_set
+from ucudnn.variants import variants
 
 RECORD = Record(api="graph", algorithm="eng1", time_ms=0.5, workspace_bytes=16, notes=("FFT",))
 
@@ -45,6 +54,21 @@ def test_h200_is_the_table_of_measurements(h200):
     assert len(rows) == 31877
     assert set(h200.recordings) == {"alexnet", "resnet18", "resnet50"}
     assert h200.conditions["device"] == "NVIDIA H200"
+
+
+@pytest.mark.parametrize("network", ["alexnet", "vgg16", "resnet18", "resnet50", "unet3d"])
+def test_the_shipped_profile_has_what_plans_of_its_networks_want(network):
+    shipped = load_profile("h200")
+    assert shipped.conditions["device"] == "NVIDIA H200"
+    assert set(shipped.recordings) == {"alexnet", "vgg16", "resnet18", "resnet50", "unet3d"}
+    benchmark = Benchmark(ReplayBackend(shipped, candidates=Candidates.GRAPH, network=network))
+    for variant in variants(["float32", "float16"], ["tf32", "fma"], ["first", "last"]):
+        for kernel in variant.of_network(load_network(network)).kernels():
+            for policy in (BatchSizePolicy.UNDIVIDED, BatchSizePolicy.POWER_OF_TWO):
+                sizes = policy.sizes(kernel.problem.batch)
+                request = Request(problem=kernel.problem, sizes=sizes, limit_bytes=NO_LIMIT)
+                found = desirable_set(benchmark.micro_configurations(request), kernel.problem.batch)
+                assert found, f"{policy.value} {kernel.problem}"
 
 
 def test_shipped_profiles_stay_small():

@@ -1,23 +1,30 @@
 """Recording: profiles from measurements, and back to plans."""
 
+from contextlib import contextmanager
 from dataclasses import replace
+from unittest.mock import patch
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ucudnn.backends.base import Effort
+from tests.test_problem import make_problem
+from ucudnn.backends.base import Algorithm, Backend, Bench, Effort, Measurement, MeasurementStatus
 from ucudnn.backends.cpu.backend import CpuBackend
 from ucudnn.backends.replay import ReplayBackend
+from ucudnn.backends.sampling import worthless
 from ucudnn.benchmark import Benchmark
 from ucudnn.decision import decide
-from ucudnn.errors import ProfileError, SettingsError
+from ucudnn.errors import NotRecordedError, ProfileError
+from ucudnn.exploration import Request
 from ucudnn.networks import load_network
 from ucudnn.policy import BatchSizePolicy
-from ucudnn.problem import DataType, Layout, MathMode
+from ucudnn.problem import DataType
 from ucudnn.profile import Record, count_records, load_profile, merged, save_profile
-from ucudnn.recording import Variant, record, record_requests, unbeaten, variants
+from ucudnn.recording import record, record_requests, unbeaten
 from ucudnn.settings import Settings
+from ucudnn.solvers.desirable import desirable_set
+from ucudnn.variants import Variant
 
 QUICK = Effort(warmup=0, repeats=1, time_limit_ms=1)
 
@@ -59,23 +66,6 @@ def test_adaptive_plans_from_what_was_recorded(network):
     assert plans[BatchSizePolicy.ADAPTIVE] == pytest.approx(plans[BatchSizePolicy.POWER_OF_TWO])
 
 
-def test_variants_are_all_that_differ():
-    assert variants(None, None, None) == [Variant()]
-    found = variants(["float32", "float16"], ["tf32", "fma"], ["first", "last"])
-    assert len(found) == len(set(found)) == 6
-    assert Variant(dtype=DataType.FLOAT16, math=MathMode.FMA) not in found
-    with pytest.raises(SettingsError, match="--layout='NHWC' is not known: give first or last"):
-        variants(None, None, ["NHWC"])
-    with pytest.raises(SettingsError, match="--dtype"):
-        variants(["int8"], None, None)
-
-
-def test_a_variant_has_its_layout():
-    problem = load_network("unet3d").kernels()[0].problem
-    assert Variant(channels_last=True).of(problem).layout is Layout.NDHWC
-    assert Variant().of(replace(problem, math=MathMode.FMA)) == problem
-
-
 records = st.lists(
     st.builds(
         Record,
@@ -106,6 +96,71 @@ def test_nothing_that_a_plan_may_want_is_left_out(given_records, limit, determin
     kept = unbeaten(given_records)
     assert best(kept) == best(given_records)
     assert len(kept) <= len(given_records)
+
+
+class LinearBackend(Backend, Bench):
+    """Algorithms of known workspace and time, each with a fixed part and one for each sample."""
+
+    name = "linear"
+
+    def __init__(self, algorithms):
+        self.given = algorithms
+        self.problem = None
+
+    def conditions(self):
+        return {"device": "none"}
+
+    def algorithms(self, problem):
+        return tuple(
+            Algorithm(name=str(index), workspace_bytes=fixed + each * problem.batch, api="graph", notes=notes)
+            for index, (fixed, each, _, _, notes) in enumerate(self.given)
+            if not (problem.deterministic and "NONDETERMINISTIC" in notes)
+        )
+
+    @contextmanager
+    def bench(self, problem):
+        self.problem = problem
+        yield self
+
+    def measure(self, size, algorithm, effort, worth_ms=float("inf")):
+        _, _, fixed, each, _ = self.given[int(algorithm.name)]
+        samples_ms = (fixed + each * size,) * 6
+        complete = not worthless(samples_ms, worth_ms)
+        return Measurement(status=MeasurementStatus.MEASURED, samples_ms=samples_ms, complete=complete)
+
+
+linear = st.tuples(
+    st.integers(0, 4),
+    st.integers(0, 4),
+    st.sampled_from([0.1, 1.0, 5.0]),
+    st.floats(0.1, 2.0),
+    st.sampled_from([(), ("NONDETERMINISTIC",)]),
+)
+
+
+@given(st.lists(linear, min_size=1, max_size=8), st.booleans())
+def test_what_was_recorded_of_one_mini_batch_serves_smaller_ones_and_deterministic_plans(algorithms, deterministic):
+    backend = LinearBackend(algorithms)
+    sizes = (1, 2, 4, 8)
+    wanted = Request(problem=make_problem(batch=8), sizes=sizes, limit_bytes=1 << 50, apart=True)
+    with patch("ucudnn.benchmark.ComputeBackend", LinearBackend):  # measuring takes time, so bounds are used
+        profile = record("one", [wanted], Benchmark(backend))
+    for batch in sizes:
+        problem = make_problem(batch=batch, deterministic=deterministic)
+        within = tuple(size for size in sizes if size <= batch)
+        asked = Request(problem=problem, sizes=within, limit_bytes=1 << 50)
+        every = Benchmark(backend, exhaustive=True).micro_configurations(asked)
+        try:
+            replayed = Benchmark(ReplayBackend(profile)).micro_configurations(asked)
+        except NotRecordedError:
+            assert not every
+            continue
+        fronts = [
+            [(each.workspace_bytes, each.time_ms) for each in desirable_set(of, batch)] for of in (every, replayed)
+        ]
+        assert fronts[1] == [pytest.approx(each) for each in fronts[0]]
+        undivided = [min(micro.time_ms for micro in of if micro.size == batch) for of in (every, replayed)]
+        assert undivided[1] == pytest.approx(undivided[0])
 
 
 def test_profiles_of_one_machine_are_merged(network):

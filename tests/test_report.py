@@ -16,6 +16,7 @@ def kernel_report(**overrides):
     values = {
         "layer": "conv1",
         "operation": "Forward",
+        "problem": "Forward 8x3x9x9 * 4x3x3x3 float32 NCHW",
         "count": 2,
         "configuration": "4x64 FFT",
         "undivided": "1x256 GEMM",

@@ -24,19 +24,19 @@ LAYERS = [  # lowest first; every module of the package is named exactly once
     {"kernel", "settings", "profile", "backends.base", "backends.candidates"},
     {"networks", "tensors", "results", "backends.sampling", "solvers.desirable", "solvers.reuse", "solvers.relaxation"},
     {"backends.replay", "backends.cpu.*", "backends.cudnn.*", "solvers.division", "search"},
-    {"backends", "solvers", "exploration", "plan", "workspace"},
+    {"backends", "solvers", "exploration", "plan", "workspace", "variants"},
     {"benchmark", "database"},
     {"decision", "measurements", "sharing"},
     {"store", "recording"},
     {"measuring"},
     {"report", "dispatch"},
-    {"handle", "execution", "console"},
+    {"handle", "execution", "console", "options"},
     {"cli", "__init__", "cudnn.*"},
 ]
 PACKAGES = ("backends.cpu", "backends.cudnn", "cudnn")
 ONE_MODULE = {  # a third-party package is imported in one module only
     "pulp": {"solvers.division"},
-    "typer": {"cli"},
+    "typer": {"cli", "options"},
     "rich": {"console"},
     "ctypes": {"backends.cudnn.library"},
     "cupy": {"backends.cudnn.device"},

@@ -19,12 +19,36 @@ from ucudnn.decision import Decisions, decide
 from ucudnn.errors import BackendError, InvalidNetworkError, UcudnnError
 from ucudnn.execution import execute
 from ucudnn.measuring import open_benchmark
-from ucudnn.networks import CSV_HEADER, NETWORKS, Network, load_network
+from ucudnn.networks import NETWORKS, Network, load_network
+from ucudnn.options import (
+    NETWORK_HELP,
+    BackendOption,
+    BatchOption,
+    CandidatesOption,
+    CsvOption,
+    DatabaseOption,
+    DevicesOption,
+    DtypeOption,
+    DtypesOption,
+    ExhaustiveOption,
+    JsonOption,
+    LayoutOption,
+    LayoutsOption,
+    MathOption,
+    MathsOption,
+    NetworkArgument,
+    PolicyOption,
+    ProfileOption,
+    SolverOption,
+    TotalOption,
+    WorkspaceOption,
+)
 from ucudnn.profile import count_records, load_profile, merged, save_profile
-from ucudnn.recording import record, record_requests, variants
+from ucudnn.recording import record, record_requests
 from ucudnn.report import KernelReport, Report, report_decisions, report_kernel
 from ucudnn.settings import Settings, parse_choice
 from ucudnn.store import open_database
+from ucudnn.variants import Variant, variants
 
 _CPU_BATCH = 16  # NumPy's convolutions take seconds where a GPU's take milliseconds
 
@@ -35,57 +59,6 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
-
-_NETWORK = f"{', '.join(NETWORKS)}, or a CSV file of layers with the header {CSV_HEADER}."
-NetworkArgument = Annotated[str, typer.Argument(metavar="NETWORK", help=_NETWORK)]
-BatchOption = Annotated[int | None, typer.Option("--batch", metavar="N", help="Mini-batch size.")]
-WorkspaceOption = Annotated[
-    str | None,
-    typer.Option(metavar="SIZE", help="WR: limit for each kernel, such as 64MiB [UCUDNN_DEFAULT_WORKSPACE_LIMIT]."),
-]
-TotalOption = Annotated[
-    str | None,
-    typer.Option(
-        metavar="SIZE",
-        help="WD: total that is divided among all kernels, such as 120MiB [UCUDNN_TOTAL_WORKSPACE_SIZE].",
-    ),
-]
-PolicyOption = Annotated[
-    str | None,
-    typer.Option(
-        metavar="POLICY",
-        help="Micro-batch sizes to try: undivided, powerOfTwo, all or adaptive [UCUDNN_BATCH_SIZE_POLICY].",
-    ),
-]
-BackendOption = Annotated[
-    str | None,
-    typer.Option(metavar="BACKEND", help="auto, cpu, cudnn or replay:NAME-or-path [UCUDNN_BACKEND]."),
-]
-ProfileOption = Annotated[
-    str | None,
-    typer.Option(metavar="PROFILE", help="Recorded profile, 'h200' or a file: short for --backend replay:PROFILE."),
-]
-CandidatesOption = Annotated[
-    str,
-    typer.Option(metavar="API", help="cuDNN algorithms to choose from: graph, legacy, legacy-fma or every."),
-]
-SolverOption = Annotated[
-    str | None,
-    typer.Option(metavar="SOLVER", help="WD's solver: auto, highs, cbc, glpk, gurobi or cplex [UCUDNN_SOLVER]."),
-]
-DatabaseOption = Annotated[
-    str | None,
-    typer.Option(metavar="PATH", help="File that keeps measurements, or off [UCUDNN_DATABASE]; default: a user cache."),
-]
-DevicesOption = Annotated[
-    str | None,
-    typer.Option(metavar="DEVICES", help="GPUs that measure together: 0,1 or all [UCUDNN_BENCHMARK_DEVICES]."),
-]
-ExhaustiveOption = Annotated[
-    bool, typer.Option("--exhaustive", help="Measure also what cannot matter, to see that it does not.")
-]
-JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
-CsvOption = Annotated[bool, typer.Option("--csv", help="Print CSV, one line for each kernel.")]
 
 
 @app.callback(invoke_without_command=True)
@@ -108,6 +81,9 @@ def plan(
     backend: BackendOption = None,
     profile: ProfileOption = None,
     candidates: CandidatesOption = Candidates.GRAPH.value,
+    dtype: DtypeOption = "float32",
+    math: MathOption = "tf32",
+    layout: LayoutOption = "first",
     solver: SolverOption = None,
     database: DatabaseOption = None,
     devices: DevicesOption = None,
@@ -132,7 +108,8 @@ def plan(
         database=database,
         benchmark_devices=devices,
     )
-    job = _Job(network, batch, settings, candidates, exhaustive=exhaustive)
+    (variant,) = variants([dtype], [math], [layout])
+    job = _Job(network, batch, variant, settings, candidates, exhaustive=exhaustive)
     decisions = job.decide(Effort())
     job.print([report_kernel(decision) for decision in decisions.kernels], decisions, as_json, as_csv)
 
@@ -146,6 +123,9 @@ def time(
     policy: PolicyOption = None,
     backend: BackendOption = None,
     candidates: CandidatesOption = Candidates.GRAPH.value,
+    dtype: DtypeOption = "float32",
+    math: MathOption = "tf32",
+    layout: LayoutOption = "first",
     solver: SolverOption = None,
     database: DatabaseOption = None,
     devices: DevicesOption = None,
@@ -175,7 +155,8 @@ def time(
         database=database,
         benchmark_devices=devices,
     )
-    job = _Job(network, batch, settings, candidates, exhaustive=exhaustive)
+    (variant,) = variants([dtype], [math], [layout])
+    job = _Job(network, batch, variant, settings, candidates, exhaustive=exhaustive)
     computing = job.backend
     if not isinstance(computing, ComputeBackend):
         raise BackendError(f"backend {computing.name} plans but cannot execute: use `ucudnn plan`, or --backend cpu")
@@ -193,7 +174,7 @@ def time(
 
 @app.command()
 def profile(
-    network: Annotated[str | None, typer.Argument(metavar="[NETWORK]", help=_NETWORK)] = None,
+    network: Annotated[str | None, typer.Argument(metavar="[NETWORK]", help=NETWORK_HELP)] = None,
     out: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Record NETWORK to a file, or add it to one; .gz compresses.")
     ] = None,
@@ -207,15 +188,9 @@ def profile(
     policy: PolicyOption = None,
     backend: BackendOption = None,
     candidates: CandidatesOption = Candidates.GRAPH.value,
-    dtype: Annotated[
-        list[str] | None, typer.Option(metavar="TYPE", help="float32 (default), float16, ...; may be repeated.")
-    ] = None,
-    math: Annotated[
-        list[str] | None, typer.Option(metavar="MATH", help="Of float32: tf32 (default), fma; may be repeated.")
-    ] = None,
-    layout: Annotated[
-        list[str] | None, typer.Option(metavar="LAYOUT", help="Channels first (default) or last; may be repeated.")
-    ] = None,
+    dtype: DtypesOption = None,
+    math: MathsOption = None,
+    layout: LayoutsOption = None,
     every: Annotated[bool, typer.Option("--every", help="Keep also what another beats in time and workspace.")] = False,
     database: DatabaseOption = None,
     devices: DevicesOption = None,
@@ -334,7 +309,14 @@ class _Job:
     """What `plan` and `time` do: from options to decisions, from decisions to output."""
 
     def __init__(
-        self, network: str, batch: int | None, settings: Settings, candidates: str, *, exhaustive: bool
+        self,
+        network: str,
+        batch: int | None,
+        variant: Variant,
+        settings: Settings,
+        candidates: str,
+        *,
+        exhaustive: bool,
     ) -> None:
         self._settings = settings
         self._exhaustive = exhaustive
@@ -348,6 +330,7 @@ class _Job:
         self.on_cpu = self.backend.name == "cpu"
         if batch is None and self.on_cpu and network in NETWORKS:
             self._network = load_network(network, _CPU_BATCH)
+        self._network = variant.of_network(self._network)
 
     def decide(self, effort: Effort) -> Decisions:
         """Benchmark and decide all kernels, with a progress bar."""

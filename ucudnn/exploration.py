@@ -12,7 +12,7 @@ from ucudnn.configuration import MicroConfiguration
 from ucudnn.policy import divisions_within, equal_divisions, fitting_size, powers_of_two, varied_sizes
 from ucudnn.problem import ConvolutionProblem
 from ucudnn.results import Result, Results
-from ucudnn.search import Search, is_chain
+from ucudnn.search import Search, is_chain, kind_of
 from ucudnn.solvers.desirable import fastest
 
 _LOG = logging.getLogger(__name__)
@@ -38,7 +38,9 @@ class Request:
         problem: the problem at mini-batch size.
         sizes: micro-batch sizes, ascending.
         limit_bytes: workspace in bytes beyond which nothing is measured.
-        whole: whether the whole desirable set is wanted (WD, profiles), or its fastest configuration (WR).
+        whole: whether the whole desirable set is wanted (WD), or its fastest configuration (WR).
+        apart: whether, moreover, each size is wanted as if it were the mini-batch, and for problems that rule out
+            kinds of algorithms as well (profiles).
         adaptive: whether more sizes are chosen by what is measured; `sizes` are then what it begins with.
         least_size: the smallest size that may be chosen.
     """
@@ -47,6 +49,7 @@ class Request:
     sizes: tuple[int, ...]
     limit_bytes: int
     whole: bool = True
+    apart: bool = False
     adaptive: bool = False
     least_size: int = 1
 
@@ -114,7 +117,7 @@ class Explorer:
         self._exhaustive = exhaustive
         self._tell = tell
         self._offered = backend.sizes(request.problem) if request.adaptive else None
-        self._search = Search(request.problem.batch, whole=request.whole, exhaustive=exhaustive)
+        self._search = Search(request.problem.batch, whole=request.whole, apart=request.apart, exhaustive=exhaustive)
         self._ranks = {name: rank for rank, name in enumerate(self._names)}
         self._algorithms: dict[tuple[int, str], Algorithm | None] = {}
         self._micros: dict[tuple[int, str], MicroConfiguration] = {}
@@ -262,7 +265,7 @@ class Explorer:
         algorithm = self._fitting(size, name)
         if algorithm is None:
             return
-        worth = search.worth_ms(size, algorithm.workspace_bytes, chain)
+        worth = search.worth_ms(size, algorithm.workspace_bytes, chain, kind_of(algorithm.api, algorithm.notes))
         if least < worth:
             effort = self._effort
             if not request.whole and search.is_outdone(size, worth):
@@ -304,7 +307,7 @@ class Explorer:
         if result.algorithm.workspace_bytes <= self._request.limit_bytes:
             micro = result.micro(size)
             self._micros[size, micro.algorithm] = micro
-            self._search.add(micro)
+            self._search.add(micro, kind_of(result.algorithm.api, result.algorithm.notes))
 
     def _algorithm(self, size: int, name: str) -> Algorithm | None:
         key = size, name

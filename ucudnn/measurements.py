@@ -272,6 +272,7 @@ def _request_text(name: str, request: Request) -> str:
             "sizes": "all" if whole else sizes,
             "limit": request.limit_bytes,
             "whole": request.whole,
+            "apart": request.apart,
             "adaptive": request.adaptive,
             "least": request.least_size,
         }

@@ -17,6 +17,7 @@ class KernelReport:
     Attributes:
         layer: name of the (first such) layer.
         operation: Forward, BackwardData or BackwardFilter.
+        problem: what it computes.
         count: how many layers share shape and configuration.
         configuration: '4x64 FFT_TILING'.
         undivided: the fastest single algorithm within the limit; None where none fits.
@@ -31,6 +32,7 @@ class KernelReport:
 
     layer: str
     operation: str
+    problem: str
     count: int
     configuration: str
     undivided: str | None
@@ -209,6 +211,7 @@ def report_kernel(
     return KernelReport(
         layer=decision.kernel.layer,
         operation=decision.kernel.operation.value,
+        problem=str(decision.kernel.problem),
         count=decision.kernel.count,
         configuration=str(decision.configuration),
         undivided=str(undivided) if undivided else None,

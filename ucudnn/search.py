@@ -29,8 +29,15 @@ NEAR_GROWTH = 0.85
 THRIFT = 0.75
 """Least time for each sample at a smaller size, relative to that at a larger one."""
 
-
 _FAR = 1.3
+
+_TELLING = {"NONDETERMINISTIC", "TENSOR_CORE", "DOWN_CONVERT_INPUTS"}  # notes that rule an algorithm out somewhere
+
+Kind = frozenset[str]
+"""An algorithm's API and the notes that rule it out somewhere; where one will do, so does one with fewer of them."""
+
+ANY: Kind = frozenset()
+"""The kind of all algorithms where no problem is in sight that rules some out."""
 
 
 @final
@@ -39,16 +46,18 @@ class Search:
 
     Args:
         batch: mini-batch size.
-        whole: whether the whole desirable set is wanted (WD, profiles), or its fastest configuration (WR).
+        whole: whether the whole desirable set is wanted (WD), or its fastest configuration (WR).
+        apart: whether each size is wanted for itself, whatever others do, and so is each kind of algorithms (profiles).
         exhaustive: measure everything.
     """
 
-    def __init__(self, batch: int, *, whole: bool, exhaustive: bool = False) -> None:
+    def __init__(self, batch: int, *, whole: bool, apart: bool = False, exhaustive: bool = False) -> None:
         self._batch = batch
         self._whole = whole
+        self._apart = apart
         self._exhaustive = exhaustive
         self._times: dict[str, dict[int, float]] = {}
-        self._fronts: dict[int, _Front] = {}
+        self._fronts: dict[int, dict[Kind, _Front]] = {}
         self._sums = Sums(batch)
 
     def order(self, sizes: Sequence[int]) -> list[int]:
@@ -62,10 +71,11 @@ class Search:
             (size for size in sizes if size < first), key=lambda size: (-_powers_of_two(size), -size)
         )
 
-    def add(self, micro: MicroConfiguration) -> None:
-        """Take a measurement into account."""
+    def add(self, micro: MicroConfiguration, kind: Kind = ANY) -> None:
+        """Take a measurement of an algorithm of some kind into account."""
         self._times.setdefault(micro.algorithm, {})[micro.size] = micro.time_ms
-        self._fronts.setdefault(micro.size, _Front()).add(micro.workspace_bytes, micro.time_ms)
+        fronts = self._fronts.setdefault(micro.size, {})
+        fronts.setdefault(kind if self._apart else ANY, _Front()).add(micro.workspace_bytes, micro.time_ms)
         if not self._whole:
             self._sums.admit(micro)
 
@@ -85,7 +95,7 @@ class Search:
         """Whether smaller micro-batches are faster by far than whatever takes about as long as is worth while."""
         return not self._exhaustive and self._sums.time_ms(size) * _FAR < worth_ms < inf
 
-    def worth_ms(self, size: int, workspace_bytes: int, chain: bool) -> float:
+    def worth_ms(self, size: int, workspace_bytes: int, chain: bool, kind: Kind = ANY) -> float:
         """Return the milliseconds from which on an algorithm cannot enter the desirable set at a size.
 
         The mini-batch itself is compared with itself alone, for the fastest undivided algorithm is always wanted.
@@ -95,20 +105,25 @@ class Search:
             workspace_bytes: its workspace.
             chain: whether each size that is considered divides the next and the last the mini-batch, so that two of a
                 size can always be replaced by one of the next.
+            kind: of the algorithm, where sizes and kinds are wanted apart.
         """
         if self._exhaustive:
             return inf
         level = workspace_bytes if self._whole else None
-        own = self._fronts.get(size)
-        worth = own.within(level) if own is not None else inf
-        if size == self._batch:
+        worth = self._within(size, level, kind)
+        if size == self._batch or self._apart:
             return worth
-        for known, front in self._fronts.items():
+        for known in self._fronts:
             if known < size and not size % known:
-                worth = min(worth, front.within(level) * (size // known))
+                worth = min(worth, self._within(known, level, kind) * (size // known))
             elif chain and known > size:
-                worth = min(worth, front.within(level) * size / known)
+                worth = min(worth, self._within(known, level, kind) * size / known)
         return worth if self._whole else min(worth, self._sums.time_ms(size))
+
+    def _within(self, size: int, workspace_bytes: int | None, kind: Kind) -> float:
+        """Return the least known time of a size within a workspace, of what will do wherever a kind does."""
+        fronts = self._fronts.get(size, {})
+        return min((front.within(workspace_bytes) for each, front in fronts.items() if each <= kind), default=inf)
 
 
 @final
@@ -135,6 +150,11 @@ class _Front:
         """Return the least time within a workspace, or within any; infinity where there is none."""
         index = len(self._times) if workspace_bytes is None else bisect_right(self._workspaces, workspace_bytes)
         return self._times[index - 1] if index else inf
+
+
+def kind_of(api: str, notes: Sequence[str]) -> Kind:
+    """Return the kind of an algorithm."""
+    return frozenset({api, *(_TELLING & {*notes})})
 
 
 def is_chain(sizes: Sequence[int], batch: int) -> bool:

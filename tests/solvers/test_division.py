@@ -90,10 +90,13 @@ def test_the_program_without_the_relaxation_equals_exhaustive_search(given_choic
     if expected is None:
         return
     everything = [range(len(choice.desirable)) for choice in given_choices]
-    for exact in (False, True):
-        division = division_module._solve(given_choices, everything, total, SolverName.HIGHS, exact=exact)
-        check(division, given_choices, total)
-        assert division.time_ms == pytest.approx(expected, abs=1e-9)
+    division = division_module._solve(given_choices, everything, total, SolverName.HIGHS, exact=True)
+    check(division, given_choices, total)
+    assert division.time_ms == pytest.approx(expected, abs=1e-9)
+    # In MiB, a solver's tolerance is a byte or so; then `divide` asks for the exact program.
+    near = division_module._solve(given_choices, everything, total, SolverName.HIGHS, exact=False)
+    check(near, given_choices, total + 2)
+    assert near.time_ms <= expected + 1e-9
 
 
 def test_a_limit_is_held_to_the_byte_at_any_scale():
