@@ -297,7 +297,7 @@ def test_threads_wait_for_each_other():
 def test_segments_are_disjoint_and_the_shared_workspace_grows():
     backend = open_backend("cpu")
     assert isinstance(backend, ComputeBackend)
-    divided = DividedWorkspace(backend, {"a": 64, "b": 128, "c": 0})
+    divided = DividedWorkspace(backend, {"a": (0, 64), "b": (64, 128), "c": (192, 0)})
     assert not divided.grows(0, 64)
     for value, (key, size) in enumerate((("a", 64), ("b", 128), ("c", 0)), start=1):
         segment = divided.buffer(key, 0, size)

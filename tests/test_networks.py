@@ -1,3 +1,5 @@
+from itertools import pairwise
+
 import pytest
 
 from ucudnn.errors import InvalidNetworkError, InvalidProblemError
@@ -11,8 +13,9 @@ PUBLISHED = {
     "vgg16": 15347,
     "resnet18": 1814,
     "resnet50": 4087,
+    "inception3": 5713 - 2048 * 1000 / 1e6,  # torchvision's figure has the last, fully connected layer too
 }
-LAYERS = {"alexnet": 5, "vgg16": 13, "resnet18": 20, "resnet50": 53}
+LAYERS = {"alexnet": 5, "vgg16": 13, "resnet18": 20, "resnet50": 53, "inception3": 94}
 
 
 def test_published_figures_are_there_for_every_network():
@@ -35,6 +38,69 @@ def test_the_unet_hangs_together():
     assert [layer.forward.spatial[0] for layer in network.layers[::2]] == [64, 32, 16, 8, 16, 32, 64, 64]
 
 
+def pooled(size):
+    """Return the size after pooling, or a convolution, of 3 x 3 with a stride of 2."""
+    return (size[0] - 1) // 2, (size[1] - 1) // 2
+
+
+def test_the_stem_of_inception_hangs_together():
+    network = load_network("inception3")
+    grouped = {name for group in network.groups for branch in group for name in branch}
+    stem = [layer.forward for layer in network.layers if layer.name not in grouped]
+    assert [layer.forward for layer in network.layers[: len(stem)]] == stem
+    assert [problem.spatial[0] for problem in stem] == [299, 149, 147, 73, 73]
+    for before, after in pairwise(stem):
+        assert after.channels == before.filters
+        assert after.spatial in (before.output, pooled(before.output))
+    first = network.layers[len(stem)].forward
+    assert (first.channels, first.spatial) == (stem[-1].filters, pooled(stem[-1].output))
+
+
+def test_groups_name_each_layer_once():
+    for name in NETWORKS:
+        network = load_network(name)
+        names = [layer for group in network.groups for branch in group for layer in branch]
+        assert len(set(names)) == len(names)
+        assert names == [layer.name for layer in network.layers if layer.name in names]
+        assert bool(names) == (name == "inception3")
+    inception = load_network("inception3")
+    assert len({layer.name for layer in inception.layers}) == len(inception.layers)
+    assert {layer.count for layer in inception.layers} == {1}
+    assert [len(group) for group in inception.groups] == [4, 4, 4, 2, 4, 4, 4, 4, 2, 4, 4]
+
+
+def test_the_modules_of_inception_hang_together():
+    network = load_network("inception3")
+    problems = {layer.name: layer.forward for layer in network.layers}
+    expected = None  # channels and sizes that the next module gets
+    for group in network.groups:
+        given = problems[group[0][0]].channels, problems[group[0][0]].spatial
+        assert given == (expected or given)
+        outputs = []
+        for branch in group:
+            channels, size = given
+            halves = 0
+            for name in branch:
+                problem = problems[name]
+                assert (problem.channels, problem.spatial) == (channels, size)
+                if name.endswith(("a", "b")):  # the halves read the same tensor, and what they write is put together
+                    halves += problem.filters
+                else:
+                    channels, size = problem.filters, problem.output
+            outputs.append((halves or channels, size))
+        if size != given[1]:  # the branch without a convolution: a pooling that keeps all channels
+            outputs.append((given[0], pooled(given[1])))
+        assert len({size for _, size in outputs}) == 1
+        expected = sum(channels for channels, _ in outputs), size
+    assert expected == (2048, (8, 8))
+
+
+def test_the_wide_kernels_of_inception_keep_the_size():
+    problems = [layer.forward for layer in load_network("inception3").layers]
+    assert {problem.kernel for problem in problems} == {(1, 1), (3, 3), (5, 5), (1, 7), (7, 1), (1, 3), (3, 1)}
+    assert all(problem.output == problem.spatial for problem in problems if problem.kernel[0] != problem.kernel[1])
+
+
 @pytest.mark.parametrize("name", sorted(PUBLISHED))
 def test_networks_are_what_their_names_say(name):
     network = load_network(name, 1)
@@ -50,6 +116,7 @@ def test_batch_defaults_to_the_papers():
         "resnet18": 128,
         "resnet50": 32,
         "unet3d": 4,
+        "inception3": 64,
     }
 
 

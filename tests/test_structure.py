@@ -21,11 +21,21 @@ PACKAGE = ROOT / "ucudnn"
 LAYERS = [  # lowest first; every module of the package is named exactly once
     {"errors"},
     {"units", "problem", "configuration", "policy"},
-    {"kernel", "settings", "profile", "backends.base", "backends.candidates"},
-    {"networks", "tensors", "results", "backends.sampling", "solvers.desirable", "solvers.reuse", "solvers.relaxation"},
-    {"backends.replay", "backends.cpu.*", "backends.cudnn.*", "solvers.division", "search"},
-    {"backends", "solvers", "exploration", "plan", "workspace", "variants"},
-    {"benchmark", "database"},
+    {"kernel", "inception", "settings", "profile", "backends.base", "backends.candidates"},
+    {
+        "networks",
+        "concurrency",
+        "tensors",
+        "results",
+        "backends.sampling",
+        "solvers.desirable",
+        "solvers.reuse",
+        "solvers.relaxation",
+    },
+    {"backends.replay", "backends.cpu.*", "backends.cudnn.*", "solvers.bounding", "solvers.bundles", "solvers.program"},
+    {"backends", "solvers.division", "solvers", "search", "plan", "workspace", "variants"},
+    {"exploration", "allotment"},
+    {"benchmark", "database", "turns"},
     {"decision", "measurements", "sharing"},
     {"store", "recording"},
     {"measuring"},
@@ -35,7 +45,7 @@ LAYERS = [  # lowest first; every module of the package is named exactly once
 ]
 PACKAGES = ("backends.cpu", "backends.cudnn", "cudnn")
 ONE_MODULE = {  # a third-party package is imported in one module only
-    "pulp": {"solvers.division"},
+    "pulp": {"solvers.program"},
     "typer": {"cli", "options"},
     "rich": {"console"},
     "ctypes": {"backends.cudnn.library"},

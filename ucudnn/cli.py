@@ -24,6 +24,7 @@ from ucudnn.options import (
     NETWORK_HELP,
     BackendOption,
     BatchOption,
+    BranchesOption,
     CandidatesOption,
     CsvOption,
     DatabaseOption,
@@ -40,6 +41,7 @@ from ucudnn.options import (
     PolicyOption,
     ProfileOption,
     SolverOption,
+    TimeLimitOption,
     TotalOption,
     WorkspaceOption,
 )
@@ -85,6 +87,8 @@ def plan(
     math: MathOption = "tf32",
     layout: LayoutOption = "first",
     solver: SolverOption = None,
+    solver_time_limit: TimeLimitOption = None,
+    branches: BranchesOption = False,
     database: DatabaseOption = None,
     devices: DevicesOption = None,
     exhaustive: ExhaustiveOption = False,
@@ -105,11 +109,12 @@ def plan(
         total_workspace_bytes=total_workspace,
         backend=backend if profile is None else f"replay:{profile}",
         solver=solver,
+        solver_time_limit_seconds=solver_time_limit,
         database=database,
         benchmark_devices=devices,
     )
     (variant,) = variants([dtype], [math], [layout])
-    job = _Job(network, batch, variant, settings, candidates, exhaustive=exhaustive)
+    job = _Job(network, batch, variant, settings, candidates, exhaustive=exhaustive, branches=branches)
     decisions = job.decide(Effort())
     job.print([report_kernel(decision) for decision in decisions.kernels], decisions, as_json, as_csv)
 
@@ -127,6 +132,8 @@ def time(
     math: MathOption = "tf32",
     layout: LayoutOption = "first",
     solver: SolverOption = None,
+    solver_time_limit: TimeLimitOption = None,
+    branches: BranchesOption = False,
     database: DatabaseOption = None,
     devices: DevicesOption = None,
     exhaustive: ExhaustiveOption = False,
@@ -152,11 +159,12 @@ def time(
         total_workspace_bytes=total_workspace,
         backend=backend,
         solver=solver,
+        solver_time_limit_seconds=solver_time_limit,
         database=database,
         benchmark_devices=devices,
     )
     (variant,) = variants([dtype], [math], [layout])
-    job = _Job(network, batch, variant, settings, candidates, exhaustive=exhaustive)
+    job = _Job(network, batch, variant, settings, candidates, exhaustive=exhaustive, branches=branches)
     computing = job.backend
     if not isinstance(computing, ComputeBackend):
         raise BackendError(f"backend {computing.name} plans but cannot execute: use `ucudnn plan`, or --backend cpu")
@@ -317,6 +325,7 @@ class _Job:
         candidates: str,
         *,
         exhaustive: bool,
+        branches: bool,
     ) -> None:
         self._settings = settings
         self._exhaustive = exhaustive
@@ -331,6 +340,9 @@ class _Job:
         if batch is None and self.on_cpu and network in NETWORKS:
             self._network = load_network(network, _CPU_BATCH)
         self._network = variant.of_network(self._network)
+        self._groups = self._network.groups if branches else ()
+        if branches and not self._groups:
+            raise InvalidNetworkError(f"--branches: {self._network.name} has none; inception3 does")
 
     def decide(self, effort: Effort) -> Decisions:
         """Benchmark and decide all kernels, with a progress bar."""
@@ -339,7 +351,7 @@ class _Job:
             benchmark = open_benchmark(
                 self.backend, self._settings, effort=effort, listener=_follow(step), exhaustive=self._exhaustive
             )
-            return decide(kernels, benchmark, self._settings)
+            return decide(kernels, benchmark, self._settings, self._groups)
 
     def print(self, reports: list[KernelReport], decisions: Decisions, as_json: bool, as_csv: bool) -> None:
         """Print the outcome as a table, as JSON or as CSV."""

@@ -1,12 +1,14 @@
 """Decisions: the configuration of every kernel, by workspace reuse (WR) or workspace division (WD)."""
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from math import fsum
 from time import perf_counter
 
+from ucudnn.allotment import Allotment, Segment, Share, allot
 from ucudnn.benchmark import Benchmark
+from ucudnn.concurrency import Groups
 from ucudnn.configuration import Configuration, MicroConfiguration
 from ucudnn.errors import BackendError, InfeasibleError, MeasurementError
 from ucudnn.exploration import Request
@@ -15,7 +17,6 @@ from ucudnn.policy import BatchSizePolicy
 from ucudnn.problem import ConvolutionProblem, DataType, Operation
 from ucudnn.settings import Settings
 from ucudnn.solvers.desirable import desirable_set
-from ucudnn.solvers.division import Choice, DivisionStatus, divide
 from ucudnn.solvers.reuse import fastest_within
 from ucudnn.units import exact_bytes
 
@@ -39,11 +40,13 @@ class Decision:
         configuration: the configuration.
         undivided: the fastest single algorithm within the limit, or None where none fits. Under WD its limit
             is an equal share of the total, as the paper compares (section 4.3).
+        segment: under WD, where its workspace lies; None under WR, and where a kernel stands for several.
     """
 
     kernel: Kernel
     configuration: Configuration
     undivided: Configuration | None
+    segment: Segment | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,6 +59,7 @@ class Decisions:
         kernels: the decisions, in the order of the kernels.
         benchmark_seconds: wall-clock time that benchmarking took.
         solver_seconds: wall-clock time that desirable sets and the integer program took.
+        allotment: what WD found; None under WR.
     """
 
     method: Method
@@ -63,6 +67,7 @@ class Decisions:
     kernels: tuple[Decision, ...]
     benchmark_seconds: float
     solver_seconds: float
+    allotment: Allotment | None = None
 
     @property
     def time_ms(self) -> float:
@@ -91,18 +96,22 @@ def decide(
     kernels: Sequence[Kernel],
     benchmark: Benchmark,
     settings: Settings,
+    groups: Groups = (),
 ) -> Decisions:
     """Choose a configuration for every kernel.
 
     WR takes each kernel's fastest configuration within `settings.workspace_limit_bytes`; where
-    `settings.total_workspace_bytes` is set, WD divides that among all kernels.
+    `settings.total_workspace_bytes` is set, WD divides that among all kernels, or among those that may run at the same
+    time.
 
     Args:
         kernels: what is to be computed; equal problems are measured once.
         benchmark: measures them.
         settings: policy, limits and solver.
+        groups: under WD, which layers may run at the same time; () for all.
 
     Raises:
+        SettingsError: if groups contradict each other.
         InfeasibleError: if a limit is too small; it says which kernel needs how much.
         MeasurementError: if no algorithm of a kernel could be measured.
     """
@@ -111,30 +120,43 @@ def decide(
     limit = settings.workspace_limit_bytes if total is None else total
     solver = _Stopwatch()
     benchmark.explore([_request(kernel.problem, settings, limit) for kernel in kernels])
-    fronts = [_front(kernel, benchmark, settings, limit, solver) for kernel in kernels]
-    with solver:
-        if total is None:
-            selected: Sequence[_Taken] = [
-                _reuse(kernel, front) for kernel, (front, _) in zip(kernels, fronts, strict=True)
-            ]
-        else:
-            selected = _divide(kernels, [front for front, _ in fronts], total, settings)
+    fronts: dict[ConvolutionProblem, tuple[_Front, _Front]] = {}
+    for kernel in kernels:
+        if kernel.problem not in fronts:
+            fronts[kernel.problem] = _front(kernel, benchmark, settings, limit, solver)
+    # Under WD the limit of what is compared is an equal share of the total (paper, section 4.3).
     share = limit if total is None else total // max(1, sum(kernel.count for kernel in kernels))
-    decisions = tuple(
-        Decision(
-            kernel=Kernel(layer=kernel.layer, problem=kernel.problem, count=count),
-            configuration=configuration,
-            undivided=fastest_within(undivided, share),
-        )
-        for kernel, (_, undivided), taken in zip(kernels, fronts, selected, strict=True)
-        for configuration, count in taken
+    found = [fronts[kernel.problem] for kernel in kernels]
+    with solver:
+        undivided = [fastest_within(each, share) for _, each in found]
+        allotment = None
+        if total is not None:
+            allotment = allot(kernels, [front for front, _ in found], total, settings, groups)
+    shares = (
+        # Nothing beyond the limit was measured, so the front's last configuration is the fastest within it.
+        [
+            (Share(configuration=front[-1], count=kernel.count),)
+            for kernel, (front, _) in zip(kernels, found, strict=True)
+        ]
+        if allotment is None
+        else allotment.shares
     )
     return Decisions(
         method=Method.WR if total is None else Method.WD,
         limit_bytes=limit,
-        kernels=decisions,
+        kernels=tuple(
+            Decision(
+                kernel=replace(kernel, count=each.count),
+                configuration=each.configuration,
+                undivided=plain,
+                segment=each.segment,
+            )
+            for kernel, plain, taken in zip(kernels, undivided, shares, strict=True)
+            for each in taken
+        ),
         benchmark_seconds=benchmark.seconds - before,
         solver_seconds=solver.seconds,
+        allotment=allotment,
     )
 
 
@@ -221,8 +243,6 @@ def _measured_again(
 
 
 _Front = tuple[Configuration, ...]
-_Taken = tuple[tuple[Configuration, int], ...]
-"""What interchangeable kernels take: configurations, each with the number of kernels."""
 
 
 class _Stopwatch:
@@ -259,27 +279,3 @@ def _front(
             required_bytes=least,
         )
     return front, undivided
-
-
-def _reuse(kernel: Kernel, front: _Front) -> _Taken:
-    # Nothing beyond the limit was measured, so the front's last configuration is the fastest within it.
-    return ((front[-1], kernel.count),)
-
-
-def _divide(
-    kernels: Sequence[Kernel], fronts: Sequence[_Front], total_bytes: int, settings: Settings
-) -> Sequence[_Taken]:
-    choices = [Choice(desirable=front, count=kernel.count) for kernel, front in zip(kernels, fronts, strict=True)]
-    division = divide(choices, total_bytes, settings.solver)
-    if division.status is DivisionStatus.INFEASIBLE:
-        needs = [front[0].workspace_bytes for front in fronts]
-        required = sum(need * kernel.count for need, kernel in zip(needs, kernels, strict=True))
-        largest = max(range(len(kernels)), key=needs.__getitem__)
-        raise InfeasibleError(
-            f"a total workspace of {exact_bytes(total_bytes)} is too small: all kernels together need at least"
-            f" {exact_bytes(required)}, {kernels[largest]} alone {exact_bytes(needs[largest])}",
-            kernel=str(kernels[largest]),
-            limit_bytes=total_bytes,
-            required_bytes=required,
-        )
-    return division.selected

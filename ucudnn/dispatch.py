@@ -4,6 +4,7 @@ import logging
 from collections.abc import Iterable
 from typing import Any, final
 
+from ucudnn.allotment import Segment
 from ucudnn.backends.base import Buffer, ComputeBackend, Tensor
 from ucudnn.benchmark import Benchmark
 from ucudnn.decision import Decision, decide_again, decide_rest
@@ -12,6 +13,7 @@ from ucudnn.kernel import Kernel
 from ucudnn.plan import Plan, make_plan
 from ucudnn.problem import Operation
 from ucudnn.settings import Settings
+from ucudnn.turns import Turns
 from ucudnn.units import exact_bytes
 from ucudnn.workspace import DividedWorkspace, SharedWorkspace, Workspace
 
@@ -30,12 +32,11 @@ class Entry:
         plan: the prepared calls, or None before the first launch.
         calls: how often it was launched.
         ready: its workspace on each queue on which it was launched.
-        queue: the queue of its last launch.
-        mark: the end of its last launch, where its workspace is every queue's.
+        segment: under WD, where its workspace lies.
         warned: whether it was said that an algorithm failed.
     """
 
-    __slots__ = ("calls", "decision", "kernel", "limit_bytes", "mark", "plan", "queue", "ready", "warned")
+    __slots__ = ("calls", "decision", "kernel", "limit_bytes", "plan", "ready", "segment", "warned")
 
     def __init__(self, kernel: Kernel) -> None:
         self.kernel = kernel
@@ -44,14 +45,14 @@ class Entry:
         self.plan: Plan | None = None
         self.calls = 0
         self.ready: dict[int, Buffer] = {}
-        self.queue: int | None = None
-        self.mark: Any = None
+        self.segment: Segment | None = None
         self.warned = False
 
     def decide(self, decision: Decision) -> None:
         """Take a decision; what was prepared for an earlier one is dropped."""
         self.decision = decision
-        self.limit_bytes = decision.configuration.workspace_bytes
+        self.segment = decision.segment
+        self.limit_bytes = self.segment.size_bytes if self.segment else decision.configuration.workspace_bytes
         self.plan = None
         self.ready.clear()
 
@@ -75,6 +76,7 @@ class Dispatcher:
         self._workspace: Workspace[int] = SharedWorkspace(backend)
         self._arena_needed = False
         self._arena_mark: Any = None
+        self._turns = Turns(backend)
         self._captured: dict[tuple[int, int], tuple[Buffer, Plan]] = {}
         self._retired: list[Workspace[int]] = []  # arenas that could not be waited for, in a capture
 
@@ -93,8 +95,7 @@ class Dispatcher:
         """Give up workspaces, except those of captured graphs; they are made again when they are needed."""
         for entry in self._entries:
             entry.ready.clear()
-            self.backend.finish(entry.mark)
-            entry.queue = entry.mark = None
+        self._turns.finish()
         self._workspace = SharedWorkspace(self.backend)
         self._arena_needed = self._divides and bool(self._entries)
 
@@ -115,8 +116,9 @@ class Dispatcher:
         workspace = entry.ready.get(queue)
         if workspace is None:
             workspace = self._prepare(entry, queue)
-        if self._divides and entry.queue != queue:
-            backend.wait(entry.mark)  # its one segment is in use there
+        segment = entry.segment
+        if segment is not None:
+            self._turns.enter(segment, queue)
         plan = entry.plan
         assert plan is not None
         if backend.capturing(queue):
@@ -125,8 +127,8 @@ class Dispatcher:
             plan.launch(x, w, y, alpha=alpha, beta=beta, workspace=workspace)
         except StepError as error:
             self._finish(entry, error, x, w, y, alpha, beta)
-        if self._divides:
-            entry.queue, entry.mark = queue, backend.mark()
+        if segment is not None:
+            self._turns.leave(segment, queue)
         entry.calls += 1
 
     def _keep(self, workspace: Buffer, plan: Plan) -> None:
@@ -236,18 +238,20 @@ class Dispatcher:
         entry.decision, entry.plan = decision, None
 
     def _make_arena(self, queue: int) -> None:
-        needs = {id(entry): entry.limit_bytes for entry in self._entries}
+        segments = {
+            id(entry): (entry.segment.offset_bytes, entry.segment.size_bytes)
+            for entry in self._entries
+            if entry.segment is not None
+        }
         if self.backend.capturing(queue):
             self._retired.append(self._workspace)
         else:
-            for entry in self._entries:  # the old arena goes first, once nothing uses it any more
-                self.backend.finish(entry.mark)
-                entry.queue = entry.mark = None
+            self._turns.finish()  # the old arena goes first, once nothing uses it any more
             self._workspace = SharedWorkspace(self.backend)
         try:
-            self._workspace = DividedWorkspace(self.backend, needs)
+            self._workspace = DividedWorkspace(self.backend, segments)
         except MemoryError as error:
-            total = sum(needs.values())
+            total = max(offset + size for offset, size in segments.values())
             raise BackendError(
                 f"no room for a total workspace of {exact_bytes(total)}: give a smaller one ({error})"
             ) from error

@@ -1,6 +1,7 @@
 """Handle: stands in for a cuDNN handle; plans each convolution once, dispatches ever after."""
 
 import logging
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, replace
 from threading import RLock
 from typing import Unpack
@@ -9,10 +10,12 @@ from weakref import WeakKeyDictionary
 from ucudnn.backends import open_backend
 from ucudnn.backends.base import Backend, ComputeBackend, Effort, Tensor
 from ucudnn.benchmark import ProgressListener
+from ucudnn.concurrency import parse_groups
 from ucudnn.decision import Decisions, decide
 from ucudnn.dispatch import Dispatcher, Entry
 from ucudnn.errors import BackendError
 from ucudnn.kernel import Kernel
+from ucudnn.layers import Layers
 from ucudnn.measuring import open_benchmark
 from ucudnn.policy import BatchSizePolicy
 from ucudnn.problem import ConvolutionProblem, Operation
@@ -51,6 +54,9 @@ class Handle:
         workspace_limit: bytes or '64MiB' for each kernel, WR (UCUDNN_DEFAULT_WORKSPACE_LIMIT).
         total_workspace: bytes or '120MiB' for all kernels, WD (UCUDNN_TOTAL_WORKSPACE_SIZE).
         solver: solver of WD's integer program (UCUDNN_SOLVER).
+        groups: under WD, the layers that may run at the same time: for each group its branches, each a layer's name or
+            a sequence of names that run one after another, such as `[["1x1", ["3x3_reduce", "3x3"]]]`. Layers in no
+            group run alone. None: any two kernels may run at the same time.
         database: file that keeps measurements for the next process, or 'off' (UCUDNN_DATABASE).
         benchmark_devices: GPUs that measure together: numbers such as '0,1', 'all', or 'ranks' for those of
             torch.distributed (UCUDNN_BENCHMARK_DEVICES).
@@ -72,6 +78,7 @@ class Handle:
         workspace_limit: int | str | None = None,
         total_workspace: int | str | None = None,
         solver: str | SolverName | None = None,
+        groups: Sequence[Sequence[str | Sequence[str]]] | None = None,
         database: str | None = None,
         benchmark_devices: str | tuple[int, ...] | None = None,
         effort: Effort | None = None,
@@ -95,6 +102,9 @@ class Handle:
         self._benchmark = open_benchmark(self.backend, self.settings, effort=effort, listener=listener)
         self._lock = _lock_of(self.backend)
         self._problems = ProblemCache()
+        self._groups = parse_groups(groups or ())
+        self._divides = self.settings.total_workspace_bytes is not None
+        self._layers = Layers()
         self._entries: dict[_Key, Entry] = {}
         self._decided: list[Decisions] = []
         self._dispatcher = (
@@ -103,7 +113,9 @@ class Handle:
             else None
         )
 
-    def get_algorithm(self, problem: ConvolutionProblem, *, layer: str = "") -> VirtualAlgorithm:
+    def get_algorithm(
+        self, problem: ConvolutionProblem, *, layer: str = "", filters: Hashable = None
+    ) -> VirtualAlgorithm:
         """Register a kernel before the first run, as frameworks do through cudnnGetConvolution*Algorithm.
 
         WD must know all kernels before it divides the workspace (paper, section 3.5). Registering a kernel
@@ -112,11 +124,16 @@ class Handle:
         Args:
             problem: what will be computed.
             layer: name of the layer; kernels of the same problem and name share a plan and a segment.
+            filters: under WD, what tells layers without a name apart: the address of the filters (or of their
+                gradient), or whatever else stands for them. Filters that were not registered are taken, when they are
+                first computed with, for those of the next registered layer of their shape, else for a new layer.
 
         Returns:
             A virtual algorithm that needs no workspace of the caller's.
         """
         with self._lock:
+            if self._divides and not layer:
+                layer = self._layers.register(problem, filters)
             self._register((layer, problem))
         return VirtualAlgorithm()
 
@@ -133,16 +150,15 @@ class Handle:
                 self._decide(missing)
 
     def _decide(self, missing: list[Entry]) -> None:
-        divides = self.settings.total_workspace_bytes is not None
-        if divides:
+        if self._divides:
             missing = list(self._entries.values())  # what comes late takes part in a new division
-        decisions = decide([entry.kernel for entry in missing], self._benchmark, self.settings)
-        if divides:
+        decisions = decide([entry.kernel for entry in missing], self._benchmark, self.settings, self._groups)
+        if self._divides:
             self._decided.clear()
         self._decided.append(decisions)
         for entry, decision in zip(missing, decisions.kernels, strict=True):
             entry.decide(decision)
-        if divides and self._dispatcher is not None:
+        if self._divides and self._dispatcher is not None:
             self._dispatcher.divide(self._entries.values())
         _LOG.info("planned %d kernels in %.2f s", len(missing), decisions.benchmark_seconds)
 
@@ -186,6 +202,8 @@ class Handle:
         if alignment < problem.alignment:
             problem = replace(problem, alignment=alignment)
         with self._lock:
+            if self._divides and not layer:
+                layer = self._layers.call(problem, dispatcher.backend.address(bound_w))
             entry = self._entries.get((layer, problem))
             if entry is None or entry.decision is None:
                 entry = self._plan((layer, problem))
@@ -303,6 +321,7 @@ class Handle:
                 kernels=tuple(decision for _, decision in entries),
                 benchmark_seconds=sum(each.benchmark_seconds for each in decided),
                 solver_seconds=sum(each.solver_seconds for each in decided),
+                allotment=decided[-1].allotment,
             )
             return report_decisions(
                 merged,

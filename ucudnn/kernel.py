@@ -25,5 +25,7 @@ class Kernel:
         return self.problem.operation
 
     def __str__(self) -> str:
-        """'conv2 (BackwardFilter)', or the problem where the layer has no name."""
+        """'conv2 (BackwardFilter)', or the problem where nobody named the layer."""
+        if self.layer.startswith("#"):
+            return f"{self.layer} {self.problem}"
         return f"{self.layer} ({self.operation.value})" if self.layer else str(self.problem)

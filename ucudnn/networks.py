@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ucudnn.errors import InvalidNetworkError, InvalidProblemError
+from ucudnn.inception import INCEPTION_BATCH, INCEPTION_GROUPS, INCEPTION_ROWS, InceptionRow
 from ucudnn.kernel import Kernel
 from ucudnn.problem import ConvolutionProblem, Operation
 
@@ -40,11 +41,14 @@ class Network:
 
     Attributes:
         name: name, or stem of the file it was read from.
-        layers: its convolution layers, one for each shape.
+        layers: its convolution layers: one for each shape, or every single one where there are groups.
+        groups: for each set of layers that may run at the same time its branches, each a tuple of layers that run
+            one after another; a layer in none runs alone.
     """
 
     name: str
     layers: tuple[Layer, ...]
+    groups: tuple[tuple[tuple[str, ...], ...], ...] = ()
 
     @property
     def batch(self) -> int | None:
@@ -61,7 +65,8 @@ def load_network(name: str, batch: int | None = None) -> Network:
     """Return a network by name or from a CSV file of layers.
 
     Args:
-        name: alexnet, vgg16, resnet18, resnet50, unet3d, or the path of a file with the columns of `CSV_HEADER`.
+        name: alexnet, vgg16, resnet18, resnet50, unet3d, inception3, or the path of a file with the columns of
+            `CSV_HEADER`.
         batch: mini-batch size; the paper's (or the file's own) where None.
 
     Raises:
@@ -73,10 +78,14 @@ def load_network(name: str, batch: int | None = None) -> Network:
         batch = default_batch if batch is None else batch
         dimensions = _DIMENSIONS.get(name, 2)
         return Network(name=name, layers=tuple(_named_layer(row, batch, dimensions) for row in rows))
+    if name == _INCEPTION:
+        batch = INCEPTION_BATCH if batch is None else batch
+        layers = tuple(_inception_layer(row, batch) for row in INCEPTION_ROWS)
+        return Network(name=name, layers=layers, groups=INCEPTION_GROUPS)
     path = Path(name)
     if not path.is_file():
         raise InvalidNetworkError(
-            f"network {name!r} is neither known nor a file: give one of {', '.join(_TABLES)}"
+            f"network {name!r} is neither known nor a file: give one of {', '.join(NETWORKS)}"
             f" or a CSV file with the header {CSV_HEADER}"
         )
     return _read_csv(path, batch)
@@ -95,6 +104,21 @@ def _named_layer(row: tuple[str, int, int, int, int, int, int, int], batch: int,
         stride=(stride,) * dimensions,
     )
     return Layer(name=name, forward=problem, count=count)
+
+
+def _inception_layer(row: InceptionRow, batch: int) -> Layer:
+    name, channels, size, filters, kernel, padding, stride = row
+    problem = ConvolutionProblem(
+        operation=Operation.FORWARD,
+        batch=batch,
+        channels=channels,
+        spatial=(size, size),
+        filters=filters,
+        kernel=kernel,
+        padding=padding,
+        stride=(stride, stride),
+    )
+    return Layer(name=name, forward=problem)
 
 
 def _read_csv(path: Path, batch: int | None) -> Network:
@@ -136,6 +160,7 @@ def _csv_layer(path: Path, line: int, row: dict[str, str | None], batch: int | N
     return Layer(name=f"{row['source'] or path.stem}:{line - 1}", forward=problem)
 
 
+_INCEPTION = "inception3"
 _DIMENSIONS = {"unet3d": 3}
 
 # The columns: name, count, channels, height = width (= depth), filters, kernel, padding, stride.
@@ -230,5 +255,5 @@ _TABLES: dict[str, tuple[int, tuple[tuple[str, int, int, int, int, int, int, int
     ),
 }
 
-NETWORKS: tuple[str, ...] = tuple(_TABLES)
+NETWORKS: tuple[str, ...] = (*_TABLES, _INCEPTION)
 """Names of the networks that come with ucudnn."""

@@ -43,6 +43,21 @@ SolverOption = Annotated[
     str | None,
     typer.Option(metavar="SOLVER", help="WD's solver: auto, highs, cbc, glpk, gurobi or cplex [UCUDNN_SOLVER]."),
 ]
+TimeLimitOption = Annotated[
+    float | None,
+    typer.Option(
+        "--solver-time-limit",
+        metavar="SECONDS",
+        help="WD: take the solver's best after so long [UCUDNN_SOLVER_TIME_LIMIT]; default: wait for the optimum.",
+    ),
+]
+BranchesOption = Annotated[
+    bool,
+    typer.Option(
+        "--branches",
+        help="WD: only branches of one module run at the same time (inception3); all else has the total for itself.",
+    ),
+]
 DatabaseOption = Annotated[
     str | None,
     typer.Option(metavar="PATH", help="File that keeps measurements, or off [UCUDNN_DATABASE]; default: a user cache."),

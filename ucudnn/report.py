@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from math import fsum
 
+from ucudnn.allotment import GROUPED, Alternative
 from ucudnn.decision import Decision, Decisions, Method
 from ucudnn.units import format_bytes, format_ms
 
@@ -67,6 +68,10 @@ class Report:
         kernels: one entry for each kernel and configuration.
         benchmark_seconds: wall-clock time of benchmarking.
         solver_seconds: wall-clock time of desirable sets and integer program.
+        arena_bytes: under WD, the bytes of the workspace that is divided; None under WR.
+        gap: under WD, how much faster another division could be at most; 0 where it is optimal.
+        solvers: under WD, how it was found: see `Division.method`.
+        alternatives: under WD, the same total in other ways.
     """
 
     network: str
@@ -79,6 +84,10 @@ class Report:
     kernels: tuple[KernelReport, ...]
     benchmark_seconds: float
     solver_seconds: float
+    arena_bytes: int | None = None
+    gap: float = 0.0
+    solvers: tuple[str, ...] = ()
+    alternatives: tuple[Alternative, ...] = ()
 
     @property
     def executed(self) -> bool:
@@ -134,8 +143,17 @@ class Report:
             "conditions": dict(self.conditions),
             "kernels": [{**asdict(kernel), "speedup": kernel.speedup} for kernel in self.kernels],
             "total": total,
+            "division": None if wr else self._division(),
             "benchmark_seconds": self.benchmark_seconds,
             "solver_seconds": self.solver_seconds,
+        }
+
+    def _division(self) -> dict[str, object]:
+        return {
+            "arena_bytes": self.arena_bytes,
+            "gap": self.gap,
+            "solvers": list(self.solvers),
+            "alternatives": [asdict(each) for each in self.alternatives],
         }
 
     def to_csv(self) -> str:
@@ -172,7 +190,10 @@ class Report:
 
     def summary(self) -> tuple[str, ...]:
         """Return the totals, a line each."""
-        limit = "for each kernel" if self.method is Method.WR else "in total, divided among the kernels"
+        limit = "for each kernel"
+        if self.method is Method.WD:
+            grouped = any(each.name == GROUPED for each in self.alternatives)
+            limit = f"in total, divided among {'branches that run at the same time' if grouped else 'the kernels'}"
         lines = [f"{self.method.value}, {format_bytes(self.limit_bytes)} {limit}, policy {self.policy}, {self.backend}"]
         for word, before, after in (
             ("predicted", self.total("undivided_ms"), self.total("micro_batched_ms")),
@@ -184,10 +205,16 @@ class Report:
                 lines.append(
                     f"{word}: {plain}, micro-batched {format_ms(after)}" + (f" ({ratio:.2f} x)" if ratio else "")
                 )
-        lines.append(
-            f"workspace: {format_bytes(self.workspace_bytes)} if every kernel has its own,"
-            f" {format_bytes(self.shared_workspace_bytes)} if they share one"
-        )
+        if self.arena_bytes is None:
+            lines.append(
+                f"workspace: {format_bytes(self.workspace_bytes)} if every kernel has its own,"
+                f" {format_bytes(self.shared_workspace_bytes)} if they share one"
+            )
+        else:
+            proof = f"at most {self.gap:.2%} from the optimum" if self.gap else "optimal"
+            lines.append(f"workspace: {format_bytes(self.arena_bytes)}, {proof} ({', '.join(self.solvers)})")
+            ways = (f"{each.name} {_time(each.time_ms)}" for each in self.alternatives)
+            lines.append(f"the same total in other ways: {', '.join(ways)}")
         lines.append(
             f"decided in: benchmarks {self.benchmark_seconds:.2f} s, solver {self.solver_seconds * 1e3:.1f} ms"
         )
@@ -236,6 +263,7 @@ def report_decisions(
 ) -> Report:
     """Return the report of decisions whose kernels were reported one by one."""
     batches = {each.kernel.problem.batch for each in decisions.kernels}
+    allotment = decisions.allotment
     return Report(
         network=network,
         batch=batches.pop() if len(batches) == 1 else None,
@@ -247,11 +275,19 @@ def report_decisions(
         kernels=tuple(kernels),
         benchmark_seconds=decisions.benchmark_seconds,
         solver_seconds=decisions.solver_seconds,
+        arena_bytes=None if allotment is None else allotment.arena_bytes,
+        gap=0.0 if allotment is None else allotment.gap,
+        solvers=() if allotment is None else allotment.methods,
+        alternatives=() if allotment is None else allotment.alternatives,
     )
 
 
 def _ratio(before: float | None, after: float | None) -> float | None:
     return before / after if before is not None and after else None
+
+
+def _time(value: float | None) -> str:
+    return "does not fit" if value is None else format_ms(value)
 
 
 def _ms(value: float | None) -> str:

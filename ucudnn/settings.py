@@ -4,6 +4,7 @@ import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import Enum
+from math import inf
 from typing import Any, TypeVar
 
 from ucudnn.errors import InvalidSizeError, SettingsError
@@ -76,6 +77,16 @@ def _parse_solver(value: str | SolverName, name: str) -> SolverName:
     return parse_choice(SolverName, value, name)
 
 
+def _parse_seconds(value: float | str, name: str) -> float:
+    try:
+        seconds = float(value)
+    except ValueError as error:
+        raise SettingsError(f"{name}={value!r} is no number of seconds") from error
+    if not 0 < seconds < inf:
+        raise SettingsError(f"{name}={value!r} must be more than 0 seconds")
+    return seconds
+
+
 def _parse_path(value: str, name: str) -> str:
     if not value.strip():
         raise SettingsError(f"{name}={value!r} is empty: give the path of a file")
@@ -95,6 +106,8 @@ class Settings:
         database: file that keeps measurements; None for its default location, 'off' for none (UCUDNN_DATABASE).
         backend: 'auto', 'cpu', 'cudnn', 'cudnn:CANDIDATES' or 'replay:NAME-or-path' (UCUDNN_BACKEND).
         solver: solver of WD's integer program (UCUDNN_SOLVER).
+        solver_time_limit_seconds: after which WD takes the solver's best; None waits for the optimum
+            (UCUDNN_SOLVER_TIME_LIMIT).
         cudnn_library: libcudnn to load; None looks for it (UCUDNN_CUDNN_LIBRARY).
     """
 
@@ -105,6 +118,7 @@ class Settings:
     database: str | None = None
     backend: str = "auto"
     solver: SolverName = SolverName.AUTO
+    solver_time_limit_seconds: float | None = None
     cudnn_library: str | None = None
 
     @classmethod
@@ -125,7 +139,7 @@ class Settings:
         values: dict[str, Any] = {}
         for field, (variable, parse) in _FIELDS.items():
             if arguments.get(field) is not None:
-                values[field] = parse(arguments[field], field.removesuffix("_bytes"))
+                values[field] = parse(arguments[field], field.removesuffix("_bytes").removesuffix("_seconds"))
             elif environment.get(variable):
                 values[field] = parse(environment[variable], variable)
         return cls(**values)
@@ -139,6 +153,7 @@ _FIELDS: dict[str, tuple[str, Callable[[Any, str], Any]]] = {
     "database": ("UCUDNN_DATABASE", _parse_path),
     "backend": ("UCUDNN_BACKEND", _parse_backend),
     "solver": ("UCUDNN_SOLVER", _parse_solver),
+    "solver_time_limit_seconds": ("UCUDNN_SOLVER_TIME_LIMIT", _parse_seconds),
     "cudnn_library": ("UCUDNN_CUDNN_LIBRARY", _parse_path),
 }
 

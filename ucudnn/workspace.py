@@ -87,24 +87,21 @@ class SharedWorkspace(Workspace[Key]):
 
 @final
 class DividedWorkspace(Workspace[Key]):
-    """One arena with a segment for each kernel; segments are disjoint, so kernels may run at the same time.
+    """One arena with a segment for each kernel.
 
     Args:
         backend: allocates the arena.
-        needs: bytes of each kernel.
+        segments: offset and bytes of each kernel's segment. Those of kernels that may run at the same time are
+            disjoint; that is for whoever gives them to see to.
 
     Raises:
         MemoryError: if there is not that much left.
     """
 
-    def __init__(self, backend: ComputeBackend, needs: Mapping[Key, int]) -> None:
-        self._size = sum(needs.values())
+    def __init__(self, backend: ComputeBackend, segments: Mapping[Key, tuple[int, int]]) -> None:
+        self._size = max((offset + size for offset, size in segments.values()), default=0)
         arena = backend.allocate(self._size)
-        self._segments: dict[Key, Buffer] = {}
-        offset = 0
-        for key, need in needs.items():
-            self._segments[key] = backend.segment(arena, offset, need)
-            offset += need
+        self._segments = {key: backend.segment(arena, offset, size) for key, (offset, size) in segments.items()}
 
     @property
     def size_bytes(self) -> int:

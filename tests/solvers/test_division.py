@@ -3,21 +3,25 @@
 from itertools import product
 
 import pytest
-import swiglpk as glpk
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.solvers.conftest import micro_configurations
+from tests.solvers.papers_program import glpk_optimum
 from ucudnn.configuration import Configuration, MicroConfiguration
 from ucudnn.errors import SolverUnavailableError
 from ucudnn.settings import SolverName
 from ucudnn.solvers import division as division_module
+from ucudnn.solvers import program
+from ucudnn.solvers.bounding import search
 from ucudnn.solvers.desirable import desirable_set
-from ucudnn.solvers.division import Choice, DivisionStatus, divide, is_installed
+from ucudnn.solvers.division import Choice, DivisionStatus, divide
+from ucudnn.solvers.program import Answer, is_installed
+from ucudnn.solvers.relaxation import relax
 
 MIB = 2**20
 NETWORKS = ("alexnet", "resnet18", "resnet50")
-TOTALS_MIB = (64, 120, 512, 2544)
+TOTALS = [int(8 * MIB * 2 ** (10 * step / 15)) for step in range(16)]  # from 8 MiB to 8 GiB
 
 
 @pytest.fixture(scope="module", params=list(SolverName), ids=lambda solver: solver.value)
@@ -83,20 +87,108 @@ def test_every_solver_equals_exhaustive_search(solver, data):
     check_against_force(data.draw(choices()), data.draw(st.integers(0, 120)), solver)
 
 
+def numbers(given_choices):
+    fronts = [[(each.workspace_bytes, each.time_ms) for each in choice.desirable] for choice in given_choices]
+    return fronts, [choice.count for choice in given_choices]
+
+
+def totals_of(fronts, counts, taken):
+    pairs = [(front, row) for front, row in zip(fronts, taken, strict=True)]
+    assert [sum(row) for row in taken] == counts
+    size = sum(count * point[0] for front, row in pairs for point, count in zip(front, row, strict=True))
+    return size, sum(count * point[1] for front, row in pairs for point, count in zip(front, row, strict=True))
+
+
 @settings(max_examples=50)
 @given(given_choices=choices(), total=st.integers(0, 120))
 def test_the_program_without_the_relaxation_equals_exhaustive_search(given_choices, total):
     expected = best_by_force(given_choices, total)
     if expected is None:
         return
-    everything = [range(len(choice.desirable)) for choice in given_choices]
-    division = division_module._solve(given_choices, everything, total, SolverName.HIGHS, exact=True)
-    check(division, given_choices, total)
-    assert division.time_ms == pytest.approx(expected, abs=1e-9)
+    fronts, counts = numbers(given_choices)
+    everything = [range(len(front)) for front in fronts]
     # In MiB, a solver's tolerance is a byte or so; then `divide` asks for the exact program.
-    near = division_module._solve(given_choices, everything, total, SolverName.HIGHS, exact=False)
-    check(near, given_choices, total + 2)
-    assert near.time_ms <= expected + 1e-9
+    for exact, slack in ((True, 0), (False, 2)):
+        answer = program.solve(fronts, counts, everything, total, SolverName.HIGHS, exact=exact)
+        size, time_ms = totals_of(fronts, counts, answer.counts)
+        assert answer.optimal
+        assert size <= total + slack
+        assert time_ms <= expected + 1e-9
+        assert not exact or time_ms == pytest.approx(expected, abs=1e-9)
+
+
+@given(given_choices=choices(), total=st.integers(0, 120))
+def test_the_search_equals_exhaustive_search(given_choices, total):
+    expected = best_by_force(given_choices, total)
+    if not expected:
+        return  # nothing fits, or there is nothing to divide among
+    fronts, counts = numbers(given_choices)
+    relaxation = relax(fronts, counts, total)
+    assert relaxation.bound_ms <= expected * (1 + 1e-9)
+    size, time_ms = totals_of(fronts, counts, search(fronts, counts, total, relaxation))
+    assert size <= total
+    assert time_ms == pytest.approx(expected, abs=1e-9)
+
+
+def hard_choices():
+    """Return choices whose relaxation leaves much open: sizes and times that hardly differ in their ratio."""
+    choices = []
+    for kernel in range(12):
+        sizes = [0, *(2**20 + 7919 * kernel + 104729 * step for step in range(1, 9))]
+        front = [
+            Configuration(
+                parts=(
+                    MicroConfiguration(
+                        size=1,
+                        algorithm=f"a{size}",
+                        time_ms=100 - size / 2**20 * 1.01 - 1e-4 * step,
+                        workspace_bytes=size,
+                    ),
+                )
+            )
+            for step, size in enumerate(sizes)
+        ]
+        choices.append(Choice(desirable=tuple(front), count=1 + kernel % 3))
+    return choices
+
+
+def test_what_is_too_much_for_the_search_goes_to_a_solver(monkeypatch):
+    given_choices, total = hard_choices(), 17 * MIB + 12345
+    searched = divide(given_choices, total)
+    monkeypatch.setattr("ucudnn.solvers.bounding._MOST_STATES", 3)
+    solved = divide(given_choices, total)
+    assert (searched.method, solved.method) == ("search", "highs")
+    check(solved, given_choices, total)
+    assert solved.time_ms == pytest.approx(searched.time_ms, rel=1e-9)
+
+
+@pytest.mark.parametrize("found", [None, "worse", "better"])
+def test_a_time_limit_gives_the_best_found_with_its_gap(monkeypatch, caplog, found):
+    given_choices, total = hard_choices(), 17 * MIB + 12345
+    optimum = divide(given_choices, total)
+    fronts, counts = numbers(given_choices)
+    greedy = relax(fronts, counts, total)
+    nothing = tuple((count, *[0] * (len(front) - 1)) for front, count in zip(fronts, counts, strict=True))
+    best = search(fronts, counts, total, greedy)
+    answers = {None: None, "worse": nothing, "better": best}
+    answer = Answer(counts=answers[found], optimal=False, solver="highs")
+    monkeypatch.setattr(division_module, "solve", lambda *_, time_limit_seconds, **__: answer)
+    division = divide(given_choices, total, SolverName.HIGHS, time_limit_seconds=0.1)
+    assert division.status is DivisionStatus.BEST_FOUND
+    assert division.workspace_bytes <= total
+    assert division.method == ("highs" if found == "better" else "relaxation")
+    assert optimum.time_ms <= division.time_ms <= greedy.value_ms
+    assert division.time_ms * (1 - division.gap) <= optimum.time_ms
+    assert optimum.gap == 0
+    assert "ran out of time" in caplog.text
+
+
+def test_solvers_obey_a_time_limit(solver):
+    division = divide(hard_choices(), 17 * MIB + 12345, solver, time_limit_seconds=0.01)
+    assert division.status in (DivisionStatus.OPTIMAL, DivisionStatus.BEST_FOUND)
+    assert division.workspace_bytes <= 17 * MIB + 12345
+    optimum = divide(hard_choices(), 17 * MIB + 12345)
+    assert division.time_ms * (1 - division.gap) <= optimum.time_ms * (1 + 1e-9)
 
 
 def test_a_limit_is_held_to_the_byte_at_any_scale():
@@ -119,48 +211,20 @@ def test_what_fits_altogether_needs_no_solver():
 
 
 def test_unavailable_solver_says_how_to_install_it(monkeypatch):
-    monkeypatch.setitem(division_module._ENGINES, SolverName.GUROBI, ())
+    monkeypatch.setitem(program._ENGINES, SolverName.GUROBI, ())
     with pytest.raises(SolverUnavailableError, match="solver 'gurobi' is not installed: pip install gurobipy"):
-        division_module._engine(division_module._import_pulp(), SolverName.GUROBI)
-
-
-def glpk_optimum(given_choices, total):
-    """Solve the paper's 0-1 program (equations 1 to 4), one variable per kernel and configuration, by GLPK."""
-    fronts = [choice.desirable for choice in given_choices for _ in range(choice.count)]
-    problem = glpk.glp_create_prob()
-    glpk.glp_term_out(glpk.GLP_OFF)
-    glpk.glp_add_rows(problem, len(fronts) + 1)
-    for row in range(1, len(fronts) + 1):
-        glpk.glp_set_row_bnds(problem, row, glpk.GLP_FX, 1.0, 1.0)
-    limit_row = len(fronts) + 1
-    glpk.glp_set_row_bnds(problem, limit_row, glpk.GLP_UP, 0.0, total / MIB)
-    entries = []
-    for row, front in enumerate(fronts, start=1):
-        for configuration in front:
-            column = glpk.glp_add_cols(problem, 1)
-            glpk.glp_set_col_kind(problem, column, glpk.GLP_BV)
-            glpk.glp_set_obj_coef(problem, column, configuration.time_ms)
-            entries += [(row, column, 1.0), (limit_row, column, configuration.workspace_bytes / MIB)]
-    rows, columns = glpk.intArray(len(entries) + 1), glpk.intArray(len(entries) + 1)
-    values = glpk.doubleArray(len(entries) + 1)
-    for index, (row, column, value) in enumerate(entries, start=1):
-        rows[index], columns[index], values[index] = row, column, value
-    glpk.glp_load_matrix(problem, len(entries), rows, columns, values)
-    parameters = glpk.glp_iocp()
-    glpk.glp_init_iocp(parameters)
-    parameters.presolve = glpk.GLP_ON
-    parameters.msg_lev = glpk.GLP_MSG_OFF
-    assert glpk.glp_intopt(problem, parameters) == 0
-    assert glpk.glp_mip_status(problem) == glpk.GLP_OPT
-    optimum = glpk.glp_mip_obj_val(problem)
-    glpk.glp_delete_prob(problem)
-    return optimum
+        program._engine(program._import_pulp(), SolverName.GUROBI)
 
 
 @pytest.mark.parametrize("network", NETWORKS)
-@pytest.mark.parametrize("total_mib", TOTALS_MIB)
-def test_equals_the_papers_program_in_glpk(network, total_mib, recorded_choices):
-    given_choices = recorded_choices(network)
-    division = divide(given_choices, total_mib * MIB)
-    check(division, given_choices, total_mib * MIB)
-    assert division.time_ms == pytest.approx(glpk_optimum(given_choices, total_mib * MIB), rel=1e-9)
+@pytest.mark.parametrize("total", TOTALS)
+def test_equals_the_papers_program_in_glpk(network, total, recorded_choices):
+    merged = recorded_choices(network)
+    division = divide(merged, total)
+    if division.status is DivisionStatus.INFEASIBLE:
+        assert sum(choice.desirable[0].workspace_bytes * choice.count for choice in merged) > total
+        return
+    check(division, merged, total)
+    assert division.time_ms == pytest.approx(glpk_optimum(merged, total), rel=1e-9)
+    unmerged = [Choice(desirable=choice.desirable) for choice in merged for _ in range(choice.count)]
+    assert divide(unmerged, total).time_ms == pytest.approx(division.time_ms, rel=1e-9)

@@ -26,12 +26,14 @@ class Relaxation:
         value_ms: time of the division found.
         counts: the division found: for each choice how many kernels take each of its points.
         open_points: for each choice the indices of points that a faster division could hold, or this one does.
+        price: milliseconds that a byte is worth where the relaxation stops.
     """
 
     bound_ms: float
     value_ms: float
     counts: tuple[tuple[int, ...], ...]
     open_points: tuple[tuple[int, ...], ...]
+    price: float = 0.0
 
     @property
     def proves_optimal(self) -> bool:
@@ -72,7 +74,11 @@ def relax(fronts: Sequence[Sequence[Point]], counts: Sequence[int], total_bytes:
         for row, least, held in zip(priced, cheapest, taken, strict=True)
     )
     return Relaxation(
-        bound_ms=bound, value_ms=value, counts=tuple(tuple(row) for row in taken), open_points=open_points
+        bound_ms=bound,
+        value_ms=value,
+        counts=tuple(tuple(row) for row in taken),
+        open_points=open_points,
+        price=price,
     )
 
 

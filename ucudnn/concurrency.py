@@ -1,0 +1,65 @@
+"""Concurrency: which kernels may run at the same time, and so need segments of their own."""
+
+from collections.abc import Hashable, Sequence
+
+from ucudnn.errors import SettingsError
+from ucudnn.kernel import Kernel
+from ucudnn.problem import Operation
+
+Groups = tuple[tuple[tuple[str, ...], ...], ...]
+"""For each group of layers that may run at the same time its branches: layers that run one after another."""
+
+Branches = tuple[tuple[int, ...], ...]
+"""Kernels by their index; those of one branch run one after another, and share a segment."""
+
+
+def parse_groups(given: Sequence[Sequence[str | Sequence[str]]]) -> Groups:
+    """Return groups from layers' names; a branch of one layer may be its name alone.
+
+    Raises:
+        SettingsError: if something else than a name is found.
+    """
+    groups = []
+    for group in given:
+        if isinstance(group, str):
+            raise SettingsError(f"groups: {group!r} is no group: give a sequence of branches")
+        branches = tuple((branch,) if isinstance(branch, str) else tuple(branch) for branch in group)
+        for name in (name for branch in branches for name in branch):
+            if not isinstance(name, str) or not name:
+                raise SettingsError(f"groups: {name!r} is no layer's name")
+        groups.append(branches)
+    return tuple(groups)
+
+
+def concurrent_sets(kernels: Sequence[Kernel], groups: Groups = ()) -> tuple[Branches, ...]:
+    """Return sets of kernels that may run at the same time; kernels of different sets never do.
+
+    Without groups any two kernels may, as in the paper; only the shapes of one operation of one layer are alternatives.
+    With groups, the Forward kernels of a group are one set and its backward kernels another; any other kernel runs
+    alone.
+
+    Args:
+        kernels: all kernels.
+        groups: layers by name; names that no kernel has are none of the kernels' business.
+
+    Raises:
+        SettingsError: if a layer is in two branches, or stands in a group for several layers of its shape.
+    """
+    place: dict[str, tuple[int, int]] = {}
+    for group, branches in enumerate(groups):
+        for branch, layers in enumerate(branches):
+            for layer in layers:
+                if layer in place:
+                    raise SettingsError(f"groups: layer {layer!r} is in two branches, but it can only run in one")
+                place[layer] = group, branch
+    sets: dict[Hashable, dict[Hashable, list[int]]] = {}
+    for index, kernel in enumerate(kernels):
+        own: Hashable = (kernel.layer, kernel.operation) if kernel.layer else index
+        if kernel.layer in place:
+            if kernel.count > 1:
+                raise SettingsError(f"groups: {kernel.layer!r} stands for {kernel.count} layers: name each of them")
+            group, branch = place[kernel.layer]
+            sets.setdefault((group, kernel.operation is Operation.FORWARD), {}).setdefault(branch, []).append(index)
+        else:
+            sets.setdefault(own if groups else "all", {}).setdefault(own, []).append(index)
+    return tuple(tuple(map(tuple, branches.values())) for branches in sets.values())
