@@ -4,6 +4,7 @@ import csv
 import io
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -74,6 +75,17 @@ def test_plans_in_other_types_and_layouts(dtype, layout):
     assert answer["total"]["micro_batched_ms"] <= answer["total"]["undivided_ms"]
 
 
+def test_only_branches_need_segments_of_their_own():
+    text = ucudnn("plan", "inception3", "--profile", "h200", "--total-workspace", "64MiB", "--branches").stdout
+    assert "WD, 64 MiB in total, divided among branches that run at the same time" in text
+    ways = re.search(r"the same total in other ways: WR (.*), WD (.*) ms, WD, grouped (.*) ms, shared (.*) ms", text)
+    assert ways[1] == "does not fit" or float(ways[1].removesuffix(" ms")) >= float(ways[2])
+    assert float(ways[2]) > float(ways[3]) >= float(ways[4])
+    answer = plan("inception3", "--profile", "h200", "--total-workspace", "64MiB", "--branches")
+    assert answer["division"]["arena_bytes"] <= 64 * 2**20
+    assert answer["division"]["gap"] == 0
+
+
 def test_csv():
     result = ucudnn("plan", "alexnet", "--profile", "h200", "--csv")
     rows = list(csv.DictReader(io.StringIO(result.stdout)))
@@ -124,6 +136,8 @@ def test_time_divides_a_total_too(layers):
         (["plan", "alexnet", "--profile", "b200"], "profile 'b200' is neither a file"),
         (["plan", "alexnet", "--profile", "h200", "--batch", "0"], "batch 0 must be 1 or more"),
         (["plan", "alexnet", "--profile", "h200", "--batch", "100"], "not at 100 but at 1, 2, 4"),
+        (["plan", "alexnet", "--profile", "h200", "--branches"], "--branches: alexnet has none; inception3 does"),
+        (["plan", "alexnet", "--profile", "h200", "--solver-time-limit", "0"], "must be more than 0 seconds"),
         (["plan", "alexnet", "--profile", "h200", "--dtype", "int8"], "--dtype='int8' is not known"),
         (["plan", "alexnet", "--profile", "h200", "--layout", "NHWC"], "--layout='NHWC' is not known: give first"),
         (["plan", "alexnet", "--profile", "h200", "--dtype", "float64"], "has no Forward"),

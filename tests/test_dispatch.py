@@ -117,12 +117,12 @@ def chosen(handle):
     return [part.algorithm for part in entry.decision.configuration.parts]
 
 
-def check(handle, problem, alpha=1.0, beta=0.0, seed=0):
+def check(handle, problem, alpha=1.0, beta=0.0, seed=0, layer=""):
     x, w, y = operands(problem, seed)
     expected = direct(problem, x, w, y, alpha, beta)
     out = written(problem, x, w, y)
     poison(out, beta)
-    handle.convolve(problem, x, w, y, alpha=alpha, beta=beta)
+    handle.convolve(problem, x, w, y, alpha=alpha, beta=beta, layer=layer)
     assert relative(out, expected) < 1e-12
 
 
@@ -225,8 +225,35 @@ def test_each_queue_has_a_workspace_of_its_own(faulty):
 def test_a_divided_workspace_orders_the_queues_of_a_kernel(faulty):
     handle = Handle(backend=faulty, total_workspace="1MiB", effort=QUICK)
     for faulty.current in (1, 1, 2, 1):
-        check(handle, PROBLEM)
+        check(handle, PROBLEM, layer="a")
     assert set(faulty.followed) == {(2, 1), (1, 2)}
+
+
+def test_what_is_captured_takes_no_turn(faulty):
+    handle = Handle(backend=faulty, total_workspace="1MiB", effort=QUICK)
+    faulty.current = 1
+    check(handle, PROBLEM, layer="a")
+    faulty.current, faulty.captures = 2, True
+    check(handle, PROBLEM, layer="a")
+    faulty.captures = False
+    faulty.followed.clear()
+    check(handle, PROBLEM, layer="a")
+    assert faulty.followed == [(2, 1), (2, 1)]  # for the arena, and for the kernel's last launch
+
+
+def test_a_launch_that_fails_for_good_keeps_its_turn(faulty):
+    handle = Handle(backend=faulty, total_workspace="1MiB", groups=[["a", "b"], ["c", "d"]], effort=QUICK)
+    for layer in "ac":
+        handle.get_algorithm(PROBLEM, layer=layer)
+    handle.optimize()
+    faulty.broken = {each.name for each in faulty.algorithms(PROBLEM)}
+    faulty.current = 1
+    with pytest.raises(BackendError):
+        handle.convolve(PROBLEM, *operands(PROBLEM), layer="a")
+    faulty.broken = set()
+    faulty.current = 2
+    check(handle, PROBLEM, layer="c")
+    assert (2, 1) in faulty.followed
 
 
 def test_a_new_division_waits_for_the_old_one(faulty):
@@ -259,12 +286,12 @@ def test_graphs_keep_their_workspace_and_plan(faulty):
 def test_released_workspace_comes_back(faulty, total):
     handle = Handle(backend=faulty, total_workspace=total, workspace_limit="1MiB", effort=QUICK)
     for faulty.current in (1, 2):
-        check(handle, PROBLEM)
+        check(handle, PROBLEM, layer="a")
     held = handle.workspace_bytes
     assert held > 0
     handle.release_workspace()
     assert handle.workspace_bytes == 0
-    check(handle, PROBLEM)
+    check(handle, PROBLEM, layer="a")
     assert 0 < handle.workspace_bytes <= held
 
 

@@ -314,3 +314,60 @@ def test_segments_are_disjoint_and_the_shared_workspace_grows():
     assert not shared.grows(8, 50)
     assert shared.buffer("b", 7, 200).nbytes >= 200
     assert shared.size_bytes == 250
+
+
+def layers_of(handle):
+    return [(kernel.layer, kernel.operation, kernel.calls) for kernel in handle.report().kernels]
+
+
+def test_layers_without_a_name_get_segments_of_their_own():
+    handle = Handle(backend="cpu", total_workspace="1MiB", effort=QUICK)
+    x, _, y = operands(PROBLEM)
+    filters = [operands(PROBLEM)[1] for _ in range(3)]
+    for _ in range(3):
+        for w in filters:
+            handle.convolve(PROBLEM, x, w, y)
+    assert layers_of(handle) == [(f"#{number}", "Forward", 3) for number in (1, 2, 3)]
+    kernels = handle.report().kernels
+    assert handle.workspace_bytes == sum(kernel.workspace_bytes for kernel in kernels)
+
+
+def test_shapes_of_one_layer_share_a_segment():
+    handle = Handle(backend="cpu", total_workspace="1MiB", effort=QUICK)
+    small = PROBLEM.with_batch(PROBLEM.batch // 2)
+    for problem in (PROBLEM, small, PROBLEM, small):
+        handle.convolve(problem, *operands(problem), layer="a")
+    report = handle.report()
+    assert [kernel.calls for kernel in report.kernels] == [2, 2]
+    assert handle.workspace_bytes == max(kernel.workspace_bytes for kernel in report.kernels)
+
+
+def test_only_branches_of_a_group_need_segments_of_their_own():
+    names = ["a", "b1", "b2", "c", "alone"]
+    groups = [["a", ["b1", "b2"], "c"]]
+    handle = Handle(backend="cpu", total_workspace="1MiB", groups=groups, effort=QUICK)
+    rng = np.random.default_rng()
+    for name in names:
+        handle.get_algorithm(PROBLEM, layer=name)
+    for name in rng.permutation(names):
+        x, w, y = operands(PROBLEM)
+        expected = direct(PROBLEM, x, w, y, 1.0, 0.0)
+        poison(y, 0.0)
+        handle.convolve(PROBLEM, x, w, y, layer=str(name))
+        assert relative(y, expected) < 1e-5
+    report = handle.report()
+    own = {kernel.layer: kernel.workspace_bytes for kernel in report.kernels}
+    assert own["alone"] == max(own.values())
+    together = own["a"] + max(own["b1"], own["b2"]) + own["c"]
+    assert handle.workspace_bytes == report.arena_bytes == max(together, own["alone"]) <= 2**20
+    times = {each.name: each.time_ms for each in report.alternatives}
+    assert list(times) == ["WR", "WD", "WD, grouped", "shared"]
+    assert times["WD"] >= times["WD, grouped"] >= times["shared"]
+
+
+def test_groups_that_contradict_each_other_are_refused():
+    with pytest.raises(SettingsError, match="'ab' is no group"):
+        Handle(backend="cpu", total_workspace="1MiB", groups=["ab"])
+    handle = Handle(backend="cpu", total_workspace="1MiB", groups=[["a", "b"], ["b", "c"]], effort=QUICK)
+    with pytest.raises(SettingsError, match="layer 'b' is named twice"):
+        handle.convolve(PROBLEM, *operands(PROBLEM), layer="b")

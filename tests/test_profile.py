@@ -60,7 +60,7 @@ def test_h200_is_the_table_of_measurements(h200):
 def test_the_shipped_profile_has_what_plans_of_its_networks_want(network):
     shipped = load_profile("h200")
     assert shipped.conditions["device"] == "NVIDIA H200"
-    assert set(shipped.recordings) == {"alexnet", "vgg16", "resnet18", "resnet50", "unet3d"}
+    assert set(shipped.recordings) == {"alexnet", "vgg16", "resnet18", "resnet50", "unet3d", "inception3"}
     benchmark = Benchmark(ReplayBackend(shipped, candidates=Candidates.GRAPH, network=network))
     for variant in variants(["float32", "float16"], ["tf32", "fma"], ["first", "last"]):
         for kernel in variant.of_network(load_network(network)).kernels():

@@ -21,6 +21,7 @@ ENVIRONMENT = {
     "UCUDNN_DATABASE": "times.sqlite",
     "UCUDNN_BACKEND": "replay:h200",
     "UCUDNN_SOLVER": "glpk",
+    "UCUDNN_SOLVER_TIME_LIMIT": "2.5",
     "UCUDNN_CUDNN_LIBRARY": "/opt/libcudnn.so.9",
 }
 EXPECTED = {
@@ -31,6 +32,7 @@ EXPECTED = {
     "database": "times.sqlite",
     "backend": "replay:h200",
     "solver": SolverName.GLPK,
+    "solver_time_limit_seconds": 2.5,
     "cudnn_library": "/opt/libcudnn.so.9",
 }
 
@@ -72,6 +74,8 @@ def test_all_devices():
         ("UCUDNN_BATCH_SIZE_POLICY", "powersOfTwo", "undivided, powerOfTwo, all"),
         ("UCUDNN_DEFAULT_WORKSPACE_LIMIT", "64 apples", "64MiB"),
         ("UCUDNN_TOTAL_WORKSPACE_SIZE", "-5", "64MiB"),
+        ("UCUDNN_SOLVER_TIME_LIMIT", "soon", "number of seconds"),
+        ("UCUDNN_SOLVER_TIME_LIMIT", "nan", "more than 0 seconds"),
         ("UCUDNN_BENCHMARK_DEVICES", "0,x", "0,1, or all, or ranks"),
         ("UCUDNN_BENCHMARK_DEVICES", "1,1", "differ"),
         ("UCUDNN_DATABASE", " ", "path"),

@@ -21,7 +21,7 @@ PACKAGE = ROOT / "ucudnn"
 LAYERS = [  # lowest first; every module of the package is named exactly once
     {"errors"},
     {"units", "problem", "configuration", "policy"},
-    {"kernel", "inception", "settings", "profile", "backends.base", "backends.candidates"},
+    {"kernel", "inception", "layers", "settings", "profile", "backends.base", "backends.candidates"},
     {
         "networks",
         "concurrency",

@@ -12,7 +12,7 @@ from ucudnn.kernel import Kernel
 from ucudnn.problem import ConvolutionProblem
 from ucudnn.settings import Settings
 from ucudnn.solvers.bundles import Bundle, bundled
-from ucudnn.solvers.division import Choice, Division, DivisionStatus, divide
+from ucudnn.solvers.division import Choice, Division, divide
 from ucudnn.solvers.reuse import fastest_within
 from ucudnn.units import exact_bytes
 
@@ -62,7 +62,7 @@ class Alternative:
         name: 'WR' (an equal limit for each kernel), 'WD' (a segment for each kernel), 'WD, grouped' (a segment for each
             branch of kernels that may run at the same time), or 'shared' (one workspace for kernels in sequence).
         time_ms: milliseconds of all kernels; None where they do not fit.
-        workspace_bytes: bytes that are needed for it.
+        workspace_bytes: bytes that it takes, or would take at least where it does not fit.
     """
 
     name: str
@@ -105,105 +105,108 @@ def allot(
         SettingsError: if groups contradict each other.
         InfeasibleError: if the total is too small; it says which kernel needs how much.
     """
-    sets = concurrent_sets(kernels, groups)
-    divisions = [_divide(kernels, fronts, branches, total_bytes, settings) for branches in sets]
+    # With groups, only kernels of a single layer are in any; the layers of any other kernel run alone, one by one.
+    counts = [1 if groups else kernel.count for kernel in kernels]
+    sets = [_set_of(kernels, fronts, branches, counts) for branches in concurrent_sets(kernels, groups)]
+    neediest = max(sets, key=lambda each: each.required_bytes, default=None)
+    if neediest is not None and neediest.required_bytes > total_bytes:
+        raise _infeasible(kernels, fronts, neediest, total_bytes)
+    divisions = [
+        divide(each.choices, total_bytes, settings.solver, time_limit_seconds=settings.solver_time_limit_seconds)
+        for each in sets
+    ]
     shares: list[tuple[Share, ...]] = [()] * len(kernels)
-    for set_index, (branches, division) in enumerate(zip(sets, divisions, strict=True)):
+    for set_index, (each, division) in enumerate(zip(sets, divisions, strict=True)):
         offset = 0
-        for branch, (kernels_of, taken) in enumerate(zip(branches, division.taken, strict=True)):
-            single = all(kernels[index].count == 1 for index in kernels_of)
+        for branch, (indices, taken) in enumerate(zip(each.branches, each.handed_out(division), strict=True)):
             size = sum(bundle.workspace_bytes * count for bundle, count in taken)
             segment = Segment(set_index=set_index, branch=branch, offset_bytes=offset, size_bytes=size)
             offset += size
-            for position, index in enumerate(kernels_of):
+            for position, index in enumerate(indices):
                 shares[index] = tuple(
-                    Share(configuration=bundle.parts[position], count=count, segment=segment if single else None)
+                    Share(
+                        configuration=bundle.parts[position],
+                        count=kernels[index].count if groups else count,
+                        segment=segment if counts[index] == 1 else None,
+                    )
                     for bundle, count in taken
                 )
-    time_ms = fsum(each.time_ms for each in divisions)
-    bound_ms = fsum(each.time_ms * (1 - each.gap) for each in divisions)
+    time_ms = fsum(each.configuration.time_ms * each.count for taken in shares for each in taken)
     arena = max((each.workspace_bytes for each in divisions), default=0)
     own = Alternative(name=GROUPED if groups else "WD", time_ms=time_ms, workspace_bytes=arena)
     return Allotment(
         shares=tuple(shares),
         arena_bytes=arena,
-        gap=1 - bound_ms / time_ms if bound_ms < time_ms else 0.0,
+        gap=fsum(each.time_ms * each.gap for each in divisions) / time_ms if time_ms else 0.0,
         methods=tuple(dict.fromkeys(each.method for each in divisions)),
         alternatives=_alternatives(kernels, fronts, total_bytes, settings, own, grouped=bool(groups)),
     )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Divided:
-    """A division of one set: for each branch the bundles taken, with how many of its layers take each."""
+class _Set:
+    """Branches that may run at the same time, as a division sees them.
 
-    taken: tuple[tuple[tuple[Bundle, int], ...], ...]
-    time_ms: float
-    workspace_bytes: int
-    gap: float
-    method: str
+    Attributes:
+        branches: the branches.
+        counts: for how many layers each stands.
+        alike: branches of the same problems, which are interchangeable (design, decision 5).
+        choices: what there is to choose for each of those.
+    """
+
+    branches: Branches
+    counts: tuple[int, ...]
+    alike: tuple[tuple[int, ...], ...]
+    choices: tuple[Choice[Bundle], ...]
+
+    @property
+    def required_bytes(self) -> int:
+        """Bytes below which they cannot all be computed."""
+        return sum(choice.desirable[0].workspace_bytes * choice.count for choice in self.choices)
+
+    def handed_out(self, division: Division[Bundle]) -> tuple[tuple[tuple[Bundle, int], ...], ...]:
+        """Return for each branch what it gets of what was chosen for all of its like, with the number of its layers."""
+        taken: list[tuple[tuple[Bundle, int], ...]] = [()] * len(self.branches)
+        for members, selected in zip(self.alike, division.selected, strict=True):
+            left = [bundle for bundle, count in selected for _ in range(count)]
+            for branch in members:
+                mine = [left.pop() for _ in range(self.counts[branch])]
+                taken[branch] = tuple((next(same), 1 + sum(1 for _ in same)) for _, same in groupby(mine, key=id))
+        return tuple(taken)
 
 
-def _divide(
-    kernels: Sequence[Kernel], fronts: Sequence[Front], branches: Branches, total_bytes: int, settings: Settings
-) -> _Divided:
-    """Divide the total among branches; those of the same problems are interchangeable (design, decision 5)."""
+def _set_of(kernels: Sequence[Kernel], fronts: Sequence[Front], branches: Branches, counts: Sequence[int]) -> _Set:
     alike: dict[tuple[ConvolutionProblem, ...], list[int]] = {}
     for branch, indices in enumerate(branches):
         alike.setdefault(tuple(kernels[index].problem for index in indices), []).append(branch)
-    counts = [kernels[indices[0]].count for indices in branches]
-    choices = [
-        Choice(
-            desirable=bundled([fronts[index] for index in branches[members[0]]]),
-            count=sum(counts[branch] for branch in members),
-        )
-        for members in alike.values()
-    ]
-    division = divide(choices, total_bytes, settings.solver, time_limit_seconds=settings.solver_time_limit_seconds)
-    if division.status is DivisionStatus.INFEASIBLE:
-        raise _infeasible(kernels, branches, choices, list(alike.values()), total_bytes)
-    return _Divided(
-        taken=_handed_out(division, list(alike.values()), counts),
-        time_ms=division.time_ms,
-        workspace_bytes=division.workspace_bytes,
-        gap=division.gap,
-        method=division.method,
+    own = tuple(counts[indices[0]] for indices in branches)
+    return _Set(
+        branches=branches,
+        counts=own,
+        alike=tuple(map(tuple, alike.values())),
+        choices=tuple(
+            Choice(
+                desirable=bundled([fronts[index] for index in branches[members[0]]]),
+                count=sum(own[branch] for branch in members),
+            )
+            for members in alike.values()
+        ),
     )
-
-
-def _handed_out(
-    division: Division[Bundle], alike: Sequence[Sequence[int]], counts: Sequence[int]
-) -> tuple[tuple[tuple[Bundle, int], ...], ...]:
-    """Hand out to each branch what was chosen for all of its like."""
-    taken: list[tuple[tuple[Bundle, int], ...]] = [()] * len(counts)
-    for members, selected in zip(alike, division.selected, strict=True):
-        left = [bundle for bundle, count in selected for _ in range(count)]
-        for branch in members:
-            mine = [left.pop() for _ in range(counts[branch])]
-            taken[branch] = tuple((next(same), 1 + sum(1 for _ in same)) for _, same in groupby(mine, key=id))
-    return tuple(taken)
 
 
 def _infeasible(
-    kernels: Sequence[Kernel],
-    branches: Branches,
-    choices: Sequence[Choice[Bundle]],
-    alike: Sequence[Sequence[int]],
-    total_bytes: int,
+    kernels: Sequence[Kernel], fronts: Sequence[Front], neediest: _Set, total_bytes: int
 ) -> InfeasibleError:
-    needs = [choice.desirable[0].workspace_bytes for choice in choices]
-    required = sum(need * choice.count for need, choice in zip(needs, choices, strict=True))
-    largest = max(range(len(choices)), key=needs.__getitem__)
-    kernel = str(kernels[branches[alike[largest][0]][0]])
-    which = (
-        "all kernels together" if sum(map(len, branches)) == len(kernels) else "kernels that may run at the same time"
-    )
+    indices = [index for branch in neediest.branches for index in branch]
+    largest = max(indices, key=lambda index: fronts[index][0].workspace_bytes)
+    which = "all kernels together" if len(indices) == len(kernels) else "kernels that may run at the same time"
     return InfeasibleError(
-        f"a total workspace of {exact_bytes(total_bytes)} is too small: {which} need at least {exact_bytes(required)},"
-        f" {kernel} alone {exact_bytes(needs[largest])}",
-        kernel=kernel,
+        f"a total workspace of {exact_bytes(total_bytes)} is too small: {which} need at least"
+        f" {exact_bytes(neediest.required_bytes)}, {kernels[largest]} alone"
+        f" {exact_bytes(fronts[largest][0].workspace_bytes)}",
+        kernel=str(kernels[largest]),
         limit_bytes=total_bytes,
-        required_bytes=required,
+        required_bytes=neediest.required_bytes,
     )
 
 
@@ -222,17 +225,17 @@ def _alternatives(
     if grouped:
         try:
             apart = allot(kernels, fronts, total_bytes, settings).alternatives[1]
-        except InfeasibleError:
-            apart = Alternative(name="WD", time_ms=None, workspace_bytes=0)
+        except InfeasibleError as error:
+            apart = Alternative(name="WD", time_ms=None, workspace_bytes=error.required_bytes)
         found.insert(0, apart)
     reused = [fastest_within(front, share) for front in fronts]
-    pairs = list(zip(kernels, reused, strict=True))
     fits = all(reused)
+    held = [(each or front[0], kernel.count) for kernel, front, each in zip(kernels, fronts, reused, strict=True)]
     return (
         Alternative(
             name="WR",
-            time_ms=fsum(each.time_ms * kernel.count for kernel, each in pairs if each) if fits else None,
-            workspace_bytes=sum(each.workspace_bytes * kernel.count for kernel, each in pairs if each),
+            time_ms=fsum(each.time_ms * count for each, count in held) if fits else None,
+            workspace_bytes=sum(each.workspace_bytes * count for each, count in held),
         ),
         *found,
         Alternative(

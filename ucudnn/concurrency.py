@@ -1,6 +1,6 @@
 """Concurrency: which kernels may run at the same time, and so need segments of their own."""
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 
 from ucudnn.errors import SettingsError
 from ucudnn.kernel import Kernel
@@ -20,15 +20,24 @@ def parse_groups(given: Sequence[Sequence[str | Sequence[str]]]) -> Groups:
         SettingsError: if something else than a name is found.
     """
     groups = []
-    for group in given:
-        if isinstance(group, str):
-            raise SettingsError(f"groups: {group!r} is no group: give a sequence of branches")
-        branches = tuple((branch,) if isinstance(branch, str) else tuple(branch) for branch in group)
-        for name in (name for branch in branches for name in branch):
-            if not isinstance(name, str) or not name:
-                raise SettingsError(f"groups: {name!r} is no layer's name")
-        groups.append(branches)
+    for group in _items(given, "are no groups: give a sequence of them"):
+        branches = []
+        for branch in _items(group, "is no group: give a sequence of branches"):
+            names = (
+                (branch,) if isinstance(branch, str) else _items(branch, "is no layer's name, nor a sequence of them")
+            )
+            for name in names:
+                if not isinstance(name, str) or not name:
+                    raise SettingsError(f"groups: {name!r} is no layer's name")
+            branches.append(tuple(map(str, names)))
+        groups.append(tuple(branches))
     return tuple(groups)
+
+
+def _items(value: object, otherwise: str) -> tuple[object, ...]:
+    if isinstance(value, str) or not isinstance(value, Iterable):
+        raise SettingsError(f"groups: {value!r} {otherwise}")
+    return tuple(value)
 
 
 def concurrent_sets(kernels: Sequence[Kernel], groups: Groups = ()) -> tuple[Branches, ...]:
@@ -43,18 +52,20 @@ def concurrent_sets(kernels: Sequence[Kernel], groups: Groups = ()) -> tuple[Bra
         groups: layers by name; names that no kernel has are none of the kernels' business.
 
     Raises:
-        SettingsError: if a layer is in two branches, or stands in a group for several layers of its shape.
+        SettingsError: if a layer is named twice, or stands in a group for several layers of its shape.
     """
     place: dict[str, tuple[int, int]] = {}
     for group, branches in enumerate(groups):
         for branch, layers in enumerate(branches):
             for layer in layers:
                 if layer in place:
-                    raise SettingsError(f"groups: layer {layer!r} is in two branches, but it can only run in one")
+                    raise SettingsError(
+                        f"groups: layer {layer!r} is named twice, but it can only run in one branch, once"
+                    )
                 place[layer] = group, branch
     sets: dict[Hashable, dict[Hashable, list[int]]] = {}
     for index, kernel in enumerate(kernels):
-        own: Hashable = (kernel.layer, kernel.operation) if kernel.layer else index
+        own: Hashable = (kernel.layer, kernel.operation, kernel.count) if kernel.layer else index
         if kernel.layer in place:
             if kernel.count > 1:
                 raise SettingsError(f"groups: {kernel.layer!r} stands for {kernel.count} layers: name each of them")

@@ -116,19 +116,21 @@ class Dispatcher:
         workspace = entry.ready.get(queue)
         if workspace is None:
             workspace = self._prepare(entry, queue)
-        segment = entry.segment
-        if segment is not None:
-            self._turns.enter(segment, queue)
         plan = entry.plan
         assert plan is not None
-        if backend.capturing(queue):
+        capturing = backend.capturing(queue)
+        if capturing:
             self._keep(workspace, plan)
+        segment = None if capturing else entry.segment  # in a capture, order is the caller's
+        if segment is not None:
+            self._turns.enter(segment, queue)
         try:
             plan.launch(x, w, y, alpha=alpha, beta=beta, workspace=workspace)
         except StepError as error:
             self._finish(entry, error, x, w, y, alpha, beta)
-        if segment is not None:
-            self._turns.leave(segment, queue)
+        finally:
+            if segment is not None:  # what failed may have launched a part
+                self._turns.leave(segment, queue)
         entry.calls += 1
 
     def _keep(self, workspace: Buffer, plan: Plan) -> None:
@@ -148,7 +150,8 @@ class Dispatcher:
                 continue
             if self._divides:
                 self.backend.wait(self._arena_mark)  # its memory may have come from another queue
-            entry.ready[queue] = workspace
+            if not self.backend.capturing(queue):  # in a capture, nothing waited
+                entry.ready[queue] = workspace
             if not self._divides and entry not in self._entries:
                 self._entries.append(entry)
             return workspace

@@ -54,6 +54,7 @@ class Handle:
         workspace_limit: bytes or '64MiB' for each kernel, WR (UCUDNN_DEFAULT_WORKSPACE_LIMIT).
         total_workspace: bytes or '120MiB' for all kernels, WD (UCUDNN_TOTAL_WORKSPACE_SIZE).
         solver: solver of WD's integer program (UCUDNN_SOLVER).
+        solver_time_limit: seconds after which WD takes the solver's best (UCUDNN_SOLVER_TIME_LIMIT).
         groups: under WD, the layers that may run at the same time: for each group its branches, each a layer's name or
             a sequence of names that run one after another, such as `[["1x1", ["3x3_reduce", "3x3"]]]`. Layers in no
             group run alone. None: any two kernels may run at the same time.
@@ -78,6 +79,7 @@ class Handle:
         workspace_limit: int | str | None = None,
         total_workspace: int | str | None = None,
         solver: str | SolverName | None = None,
+        solver_time_limit: float | None = None,
         groups: Sequence[Sequence[str | Sequence[str]]] | None = None,
         database: str | None = None,
         benchmark_devices: str | tuple[int, ...] | None = None,
@@ -90,6 +92,7 @@ class Handle:
             workspace_limit_bytes=workspace_limit,
             total_workspace_bytes=total_workspace,
             solver=solver,
+            solver_time_limit_seconds=solver_time_limit,
             database=database,
             benchmark_devices=benchmark_devices,
         )

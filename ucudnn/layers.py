@@ -25,7 +25,8 @@ class Layers:
 
     A layer is known by its filters: where they lie in memory, and their shape. Unknown filters belong to a layer that
     was registered and not called yet, or, from the second round of calls on, to one whose filters have moved: the
-    first, in call order, that this round has not called. A round ends when a layer is called again.
+    first, in call order, that this round has not called. A round ends when a layer is called again. Layers that are
+    taken for one share a segment, and wait for each other.
     """
 
     def __init__(self) -> None:
@@ -40,7 +41,7 @@ class Layers:
         family = self._family(problem)
         if filters is None:
             return (family[0] if family else self._new(family)).name
-        layer = self._find(filters, family) or self._new(family)
+        layer = self._find(filters, family) or (self._new(family) if len(family) < _MOST else family[0])
         self._learn(problem, filters, layer)
         return layer.name
 
@@ -77,7 +78,7 @@ class Layers:
                 "%d layers of one shape: their filters seem to move from call to call; name layers by layer=...", _MOST
             )
             self._warned = True
-        return min(family, key=lambda layer: layer.round)
+        return family[0]
 
     def _new(self, family: list[_Layer]) -> _Layer:
         self._count += 1
