@@ -1,4 +1,5 @@
 from itertools import pairwise
+from pathlib import Path
 
 import pytest
 
@@ -13,9 +14,11 @@ PUBLISHED = {
     "vgg16": 15347,
     "resnet18": 1814,
     "resnet50": 4087,
-    "inception3": 5713 - 2048 * 1000 / 1e6,  # torchvision's figure has the last, fully connected layer too
+    "densenet121": 2834 - 1024 * 1000 / 1e6,  # torchvision's figures have the last, fully connected layer too
+    "inception3": 5713 - 2048 * 1000 / 1e6,
 }
-LAYERS = {"alexnet": 5, "vgg16": 13, "resnet18": 20, "resnet50": 53, "inception3": 94}
+LAYERS = {"alexnet": 5, "vgg16": 13, "resnet18": 20, "resnet50": 53, "densenet121": 120, "inception3": 94}
+DEEPBENCH = Path(__file__).parents[1] / "bench" / "deepbench.csv"
 
 
 def test_published_figures_are_there_for_every_network():
@@ -36,6 +39,41 @@ def test_the_unet_hangs_together():
         before = skipped[stage] = problem.filters
     assert len(network.layers) == 15
     assert [layer.forward.spatial[0] for layer in network.layers[::2]] == [64, 32, 16, 8, 16, 32, 64, 64]
+
+
+def test_the_blocks_of_densenet_hang_together():
+    stem, *layers = load_network("densenet121").layers
+    assert stem.forward.output == (112, 112)
+    channels, size = stem.forward.filters, (56, 56)
+    grown = {}  # of each block how many layers add channels, and how many write them
+    halved = []
+    for layer in layers:
+        problem = layer.forward
+        part = layer.name.split(".")
+        assert (problem.spatial, problem.output) == (size, size)
+        if part[-1] == "conv2":
+            assert (problem.channels, problem.filters) == (128, 32)
+            grown[part[1]][1] += layer.count
+            continue
+        assert (problem.channels, layer.count) == (channels, 1)
+        if part[-1] == "conv1":
+            assert problem.filters == 128
+            channels += 32
+            grown.setdefault(part[1], [0, 0])[0] += 1
+        else:
+            assert problem.filters * 2 == channels
+            channels, size = problem.filters, (size[0] // 2, size[1] // 2)
+            halved.append(channels)
+    assert list(grown.values()) == [[6, 6], [12, 12], [24, 24], [16, 16]]
+    assert halved == [128, 256, 512]
+    assert (channels, size) == (1024, (7, 7))
+
+
+def test_layers_of_equal_shape_are_joined_unless_branches_need_them():
+    for name in NETWORKS:
+        network = load_network(name)
+        shapes = {layer.forward for layer in network.layers}
+        assert network.groups or len(shapes) == len(network.layers)
 
 
 def pooled(size):
@@ -115,6 +153,7 @@ def test_batch_defaults_to_the_papers():
         "vgg16": 64,
         "resnet18": 128,
         "resnet50": 32,
+        "densenet121": 64,
         "unet3d": 4,
         "inception3": 64,
     }
@@ -147,6 +186,32 @@ def test_reads_a_table_of_layers(tmp_path):
 
 def test_batch_overrides_the_tables(tmp_path):
     assert load_network(write(tmp_path, "a,8,8,3,4,5,3,3,1,1,1,1"), 16).batch == 16
+
+
+def test_deepbench_is_a_table_of_layers():
+    network = load_network(str(DEEPBENCH))
+    problems = [layer.forward for layer in network.layers]
+    assert (network.name, len(problems)) == ("deepbench", len(set(problems)))
+    assert {problem.batch for problem in problems} == {4, 8, 16, 32}
+    assert {layer.name.partition(":")[0] for layer in network.layers} == {
+        "DeepSpeech",
+        "OCR",
+        "FaceRecognition",
+        "Vision",
+        "SpeakerID",
+        "ResNet",
+    }
+    assert all(size >= 1 for problem in problems for size in problem.output)
+    assert all(kernel.problem.multiplications > 0 for kernel in network.kernels())
+
+
+def test_batch_overrides_deepbenchs():
+    network, plain = load_network(str(DEEPBENCH), 256), load_network(str(DEEPBENCH))
+    assert network.batch == 256
+    assert [layer.name for layer in network.layers] == [layer.name for layer in plain.layers]
+    assert [layer.forward.x_shape[1:] for layer in network.layers] == [
+        layer.forward.x_shape[1:] for layer in plain.layers
+    ]
 
 
 @pytest.mark.parametrize(

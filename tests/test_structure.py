@@ -21,7 +21,7 @@ PACKAGE = ROOT / "ucudnn"
 LAYERS = [  # lowest first; every module of the package is named exactly once
     {"errors"},
     {"units", "problem", "configuration", "policy"},
-    {"kernel", "inception", "layers", "settings", "profile", "backends.base", "backends.candidates"},
+    {"kernel", "inception", "densenet", "layers", "settings", "profile", "backends.base", "backends.candidates"},
     {
         "networks",
         "concurrency",
@@ -41,13 +41,14 @@ LAYERS = [  # lowest first; every module of the package is named exactly once
     {"measuring"},
     {"report", "dispatch"},
     {"handle", "execution", "console", "options"},
-    {"cli", "__init__", "cudnn.*"},
+    {"cli", "__init__", "cudnn.*", "torch.*"},
 ]
-PACKAGES = ("backends.cpu", "backends.cudnn", "cudnn")
+PACKAGES = ("backends.cpu", "backends.cudnn", "cudnn", "torch")
 ONE_MODULE = {  # a third-party package is imported in one module only
     "pulp": {"solvers.program"},
     "typer": {"cli", "options"},
     "rich": {"console"},
+    "torch": {"torch", "torch.problems", "torch.switch"},
     "ctypes": {"backends.cudnn.library"},
     "cupy": {"backends.cudnn.device"},
     "sqlite3": {"database"},

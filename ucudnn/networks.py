@@ -4,6 +4,7 @@ import csv
 from dataclasses import dataclass
 from pathlib import Path
 
+from ucudnn.densenet import DENSENET_BATCH, DENSENET_ROWS
 from ucudnn.errors import InvalidNetworkError, InvalidProblemError
 from ucudnn.inception import INCEPTION_BATCH, INCEPTION_GROUPS, INCEPTION_ROWS, InceptionRow
 from ucudnn.kernel import Kernel
@@ -65,8 +66,8 @@ def load_network(name: str, batch: int | None = None) -> Network:
     """Return a network by name or from a CSV file of layers.
 
     Args:
-        name: alexnet, vgg16, resnet18, resnet50, unet3d, inception3, or the path of a file with the columns of
-            `CSV_HEADER`.
+        name: alexnet, vgg16, resnet18, resnet50, densenet121, unet3d, inception3, or the path of a file with the
+            columns of `CSV_HEADER`.
         batch: mini-batch size; the paper's (or the file's own) where None.
 
     Raises:
@@ -233,6 +234,7 @@ _TABLES: dict[str, tuple[int, tuple[tuple[str, int, int, int, int, int, int, int
             ("l4.1.conv2", 2, 512, 7, 512, 3, 1, 1),
         ),
     ),
+    "densenet121": (DENSENET_BATCH, DENSENET_ROWS),
     "unet3d": (  # Cicek et al. 2016, padded, on volumes of 64 x 64 x 64; without its transposed convolutions
         4,
         (
