@@ -132,6 +132,7 @@ def test_a_branch_of_one_layer_may_be_its_name(groups, short):
         ([["conv1", [None]]], "None is no layer's name"),
         ([["conv1", [["conv2"]]]], r"\['conv2'\] is no layer's name"),
         ([["conv1", ""]], "'' is no layer's name"),
+        ([["conv1", "conv2"], ["conv2"]], "layer 'conv2' is named twice, but it can only run in one branch, once"),
     ],
 )
 def test_what_is_no_group_is_said(given_groups, message):

@@ -295,6 +295,20 @@ def test_released_workspace_comes_back(faulty, total):
     assert 0 < handle.workspace_bytes <= held
 
 
+def test_arenas_that_a_capture_put_off_are_given_back(faulty):
+    handle = Handle(backend=faulty, total_workspace="4MiB", effort=QUICK)
+    check(handle, PROBLEM)
+    faulty.captures = True
+    check(handle, PROBLEM.with_batch(3))  # a new division, which cannot wait for the old one
+    faulty.captures = False
+    old = handle.workspace_bytes
+    handle.release_workspace()
+    graph = handle.workspace_bytes
+    assert 0 < graph < old
+    check(handle, PROBLEM)
+    assert handle.workspace_bytes <= graph + 4 * 2**20
+
+
 def test_idle_queues_give_way_where_memory_runs_out(faulty):
     handle = Handle(backend=faulty, policy="undivided", workspace_limit="1MiB", effort=QUICK)
     check(handle, PROBLEM)

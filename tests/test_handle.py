@@ -1,6 +1,7 @@
 """The handle and its plans, executed for real on the CPU backend."""
 
 import threading
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -261,17 +262,23 @@ def test_arrays_that_do_not_fit_leave_the_output_alone():
     assert (y == 7).all()
 
 
-def test_a_limit_that_nothing_meets_names_the_kernel(monkeypatch):
+ALGORITHMS = type(open_backend("cpu")).algorithms
+
+
+@pytest.fixture
+def hungry(monkeypatch):
+    """Return the CPU backend without the algorithms that need no workspace."""
     backend = open_backend("cpu")
     monkeypatch.setattr(
         type(backend), "algorithms", lambda self, problem: [a for a in ALGORITHMS(self, problem) if a.workspace_bytes]
     )
-    handle = Handle(backend=backend, workspace_limit=1, effort=QUICK)
+    return backend
+
+
+def test_a_limit_that_nothing_meets_names_the_kernel(hungry):
+    handle = Handle(backend=hungry, workspace_limit=1, effort=QUICK)
     with pytest.raises(InfeasibleError, match=r"conv \(Forward\): no algorithm fits a workspace limit of 1 bytes"):
         handle.convolve(PROBLEM, *operands(PROBLEM), layer="conv")
-
-
-ALGORITHMS = type(open_backend("cpu")).algorithms
 
 
 def test_threads_wait_for_each_other():
@@ -368,6 +375,49 @@ def test_only_branches_of_a_group_need_segments_of_their_own():
 def test_groups_that_contradict_each_other_are_refused():
     with pytest.raises(SettingsError, match="'ab' is no group"):
         Handle(backend="cpu", total_workspace="1MiB", groups=["ab"])
-    handle = Handle(backend="cpu", total_workspace="1MiB", groups=[["a", "b"], ["b", "c"]], effort=QUICK)
     with pytest.raises(SettingsError, match="layer 'b' is named twice"):
-        handle.convolve(PROBLEM, *operands(PROBLEM), layer="b")
+        Handle(backend="cpu", total_workspace="1MiB", groups=[["a", "b"], ["b", "c"]])
+
+
+def test_groups_without_a_total_are_refused():
+    with pytest.raises(SettingsError, match="groups say how a total is divided: give total_workspace, too"):
+        Handle(backend="cpu", groups=[["a", "b"]])
+    Handle(backend="cpu", groups=[[]])
+
+
+def test_names_of_unnamed_layers_are_not_for_callers():
+    handle = Handle(backend="cpu", total_workspace="1MiB", effort=QUICK)
+    with pytest.raises(SettingsError, match="layer='#1': names that begin with # are"):
+        handle.convolve(PROBLEM, *operands(PROBLEM), layer="#1")
+    with pytest.raises(SettingsError, match="layer='#1': names that begin with # are"):
+        handle.get_algorithm(PROBLEM, layer="#1")
+
+
+def test_a_layer_without_room_shares_the_segment_of_another(hungry):
+    least = min(each.workspace_bytes for each in hungry.algorithms(PROBLEM))
+    total = least + least // 2
+    handle = Handle(backend=hungry, total_workspace=total, policy="undivided", effort=QUICK)
+    filters = [operands(PROBLEM, seed)[1] for seed in range(3)]
+    x, _, y = operands(PROBLEM)
+    for _ in range(2):
+        for w in filters:
+            poison(y, 0.0)
+            handle.convolve(PROBLEM, x, w, y)
+            assert relative(y, direct(PROBLEM, x, w, y, 1.0, 0.0)) < 1e-12
+    assert layers_of(handle) == [("#1", "Forward", 6)]
+    assert handle.workspace_bytes <= total
+    with pytest.raises(InfeasibleError):  # a name that was given is a layer of its own
+        handle.convolve(PROBLEM, x, filters[0], y, layer="other")
+    handle.convolve(PROBLEM, x, filters[0], y)
+
+
+def test_the_time_of_all_divisions_is_told(hungry):
+    handle = Handle(backend=hungry, total_workspace="1MiB", effort=QUICK)
+    told = []
+    for batch in (6, 4, 2):
+        problem = PROBLEM.with_batch(batch)
+        handle.convolve(problem, *operands(problem))
+        report = handle.report()
+        told.append((report.benchmark_seconds, report.solver_seconds))
+    for earlier, later in pairwise(told):
+        assert all(one < other for one, other in zip(earlier, later, strict=True))

@@ -96,5 +96,7 @@ def test_a_bad_value_names_the_variable_the_value_and_what_is_allowed(variable, 
 def test_a_bad_argument_is_named_too():
     with pytest.raises(SettingsError, match="policy='some' is not known"):
         Settings.load({}, policy="some")
+    with pytest.raises(SettingsError, match=r"solver_time_limit=\[3\] is no number of seconds"):
+        Settings.load({}, solver_time_limit_seconds=[3])
     with pytest.raises(SettingsError, match=r"unknown settings \['limit'\]"):
         Settings.load({}, limit=5)

@@ -1,16 +1,16 @@
 """Allotment: one workspace, divided among the kernels that may run at the same time (WD; paper, section 3.3)."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import groupby
 from math import fsum
 
 from ucudnn.concurrency import Branches, Groups, concurrent_sets
 from ucudnn.configuration import Configuration
-from ucudnn.errors import InfeasibleError
+from ucudnn.errors import InfeasibleError, SolverError
 from ucudnn.kernel import Kernel
 from ucudnn.problem import ConvolutionProblem
-from ucudnn.settings import Settings
+from ucudnn.settings import Settings, SolverName
 from ucudnn.solvers.bundles import Bundle, bundled
 from ucudnn.solvers.division import Choice, Division, divide
 from ucudnn.solvers.reuse import fastest_within
@@ -224,9 +224,12 @@ def _alternatives(
     found = [own]
     if grouped:
         try:
-            apart = allot(kernels, fronts, total_bytes, settings).alternatives[1]
+            # For the report only, so it depends on no solver that was asked for.
+            apart = allot(kernels, fronts, total_bytes, replace(settings, solver=SolverName.AUTO)).alternatives[1]
         except InfeasibleError as error:
             apart = Alternative(name="WD", time_ms=None, workspace_bytes=error.required_bytes)
+        except SolverError:
+            apart = Alternative(name="WD", time_ms=None, workspace_bytes=0)
         found.insert(0, apart)
     reused = [fastest_within(front, share) for front in fronts]
     fits = all(reused)

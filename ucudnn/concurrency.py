@@ -17,7 +17,7 @@ def parse_groups(given: Sequence[Sequence[str | Sequence[str]]]) -> Groups:
     """Return groups from layers' names; a branch of one layer may be its name alone.
 
     Raises:
-        SettingsError: if something else than a name is found.
+        SettingsError: if something else than a name is found, or a name twice.
     """
     groups = []
     for group in _items(given, "are no groups: give a sequence of them"):
@@ -31,7 +31,22 @@ def parse_groups(given: Sequence[Sequence[str | Sequence[str]]]) -> Groups:
                     raise SettingsError(f"groups: {name!r} is no layer's name")
             branches.append(tuple(map(str, names)))
         groups.append(tuple(branches))
-    return tuple(groups)
+    _places(groups)
+    return tuple(group for group in groups if group)
+
+
+def _places(groups: Sequence[Sequence[Sequence[str]]]) -> dict[str, tuple[int, int]]:
+    """Return group and branch of each layer."""
+    place: dict[str, tuple[int, int]] = {}
+    for group, branches in enumerate(groups):
+        for branch, layers in enumerate(branches):
+            for layer in layers:
+                if layer in place:
+                    raise SettingsError(
+                        f"groups: layer {layer!r} is named twice, but it can only run in one branch, once"
+                    )
+                place[layer] = group, branch
+    return place
 
 
 def _items(value: object, otherwise: str) -> tuple[object, ...]:
@@ -54,15 +69,7 @@ def concurrent_sets(kernels: Sequence[Kernel], groups: Groups = ()) -> tuple[Bra
     Raises:
         SettingsError: if a layer is named twice, or stands in a group for several layers of its shape.
     """
-    place: dict[str, tuple[int, int]] = {}
-    for group, branches in enumerate(groups):
-        for branch, layers in enumerate(branches):
-            for layer in layers:
-                if layer in place:
-                    raise SettingsError(
-                        f"groups: layer {layer!r} is named twice, but it can only run in one branch, once"
-                    )
-                place[layer] = group, branch
+    place = _places(groups)
     sets: dict[Hashable, dict[Hashable, list[int]]] = {}
     for index, kernel in enumerate(kernels):
         own: Hashable = (kernel.layer, kernel.operation, kernel.count) if kernel.layer else index

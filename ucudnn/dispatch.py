@@ -96,6 +96,7 @@ class Dispatcher:
         for entry in self._entries:
             entry.ready.clear()
         self._turns.finish()
+        self._retired.clear()  # what captured graphs use is kept with them
         self._workspace = SharedWorkspace(self.backend)
         self._arena_needed = self._divides and bool(self._entries)
 
@@ -249,7 +250,8 @@ class Dispatcher:
         if self.backend.capturing(queue):
             self._retired.append(self._workspace)
         else:
-            self._turns.finish()  # the old arena goes first, once nothing uses it any more
+            self._turns.finish()  # old arenas go first, once nothing uses them any more
+            self._retired.clear()
             self._workspace = SharedWorkspace(self.backend)
         try:
             self._workspace = DividedWorkspace(self.backend, segments)

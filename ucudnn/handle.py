@@ -13,7 +13,7 @@ from ucudnn.benchmark import ProgressListener
 from ucudnn.concurrency import parse_groups
 from ucudnn.decision import Decisions, decide
 from ucudnn.dispatch import Dispatcher, Entry
-from ucudnn.errors import BackendError
+from ucudnn.errors import BackendError, InfeasibleError, SettingsError
 from ucudnn.kernel import Kernel
 from ucudnn.layers import Layers
 from ucudnn.measuring import open_benchmark
@@ -107,6 +107,8 @@ class Handle:
         self._problems = ProblemCache()
         self._groups = parse_groups(groups or ())
         self._divides = self.settings.total_workspace_bytes is not None
+        if self._groups and not self._divides:
+            raise SettingsError("groups say how a total is divided: give total_workspace, too")
         self._layers = Layers()
         self._entries: dict[_Key, Entry] = {}
         self._decided: list[Decisions] = []
@@ -135,6 +137,7 @@ class Handle:
             A virtual algorithm that needs no workspace of the caller's.
         """
         with self._lock:
+            layer = _checked(layer)
             if self._divides and not layer:
                 layer = self._layers.register(problem, filters)
             self._register((layer, problem))
@@ -156,7 +159,12 @@ class Handle:
         if self._divides:
             missing = list(self._entries.values())  # what comes late takes part in a new division
         decisions = decide([entry.kernel for entry in missing], self._benchmark, self.settings, self._groups)
-        if self._divides:
+        if self._divides:  # the latest division counts, and the time that all of them took
+            decisions = replace(
+                decisions,
+                benchmark_seconds=decisions.benchmark_seconds + sum(each.benchmark_seconds for each in self._decided),
+                solver_seconds=decisions.solver_seconds + sum(each.solver_seconds for each in self._decided),
+            )
             self._decided.clear()
         self._decided.append(decisions)
         for entry, decision in zip(missing, decisions.kernels, strict=True):
@@ -205,11 +213,18 @@ class Handle:
         if alignment < problem.alignment:
             problem = replace(problem, alignment=alignment)
         with self._lock:
-            if self._divides and not layer:
+            named = bool(layer)
+            if self._divides and not named:
                 layer = self._layers.call(problem, dispatcher.backend.address(bound_w))
             entry = self._entries.get((layer, problem))
             if entry is None or entry.decision is None:
-                entry = self._plan((layer, problem))
+                try:
+                    entry = self._plan((_checked(layer) if named else layer, problem))
+                except InfeasibleError:
+                    shared = None if named else self._layers.share(problem, dispatcher.backend.address(bound_w))
+                    if shared is None:
+                        raise
+                    entry = self._plan((shared, problem))
             dispatcher.launch(entry, bound_x, bound_w, bound_y, alpha, beta)
 
     def forward(
@@ -349,6 +364,12 @@ class Handle:
                 del self._entries[key]  # one kernel that cannot be planned must not stop the others
             raise
         return entry
+
+
+def _checked(layer: str) -> str:
+    if layer.startswith("#"):
+        raise SettingsError(f"layer={layer!r}: names that begin with # are those of layers that have none")
+    return layer
 
 
 _LOCKS: WeakKeyDictionary[Backend, RLock] = WeakKeyDictionary()

@@ -5,7 +5,7 @@ from collections.abc import Hashable
 from dataclasses import dataclass, field
 from typing import final
 
-from ucudnn.problem import ConvolutionProblem
+from ucudnn.problem import ConvolutionProblem, Operation
 
 _LOG = logging.getLogger(__name__)
 _MOST = 256  # layers of the same filters' shape: more are filters that move, not layers
@@ -25,8 +25,8 @@ class Layers:
 
     A layer is known by its filters: where they lie in memory, and their shape. Unknown filters belong to a layer that
     was registered and not called yet, or, from the second round of calls on, to one whose filters have moved: the
-    first, in call order, that this round has not called. A round ends when a layer is called again. Layers that are
-    taken for one share a segment, and wait for each other.
+    first, in call order, that this round has not called. A round ends when a layer is called again, and when Forward
+    comes after BackwardFilter. Layers that are taken for one share a segment, and wait for each other.
     """
 
     def __init__(self) -> None:
@@ -35,6 +35,7 @@ class Layers:
         self._count = 0
         self._round = 0
         self._warned = False
+        self._backward = False
 
     def register(self, problem: ConvolutionProblem, filters: Hashable = None) -> str:
         """Return the name of the layer that has these filters; without filters, of the first of its shape."""
@@ -47,6 +48,10 @@ class Layers:
 
     def call(self, problem: ConvolutionProblem, filters: Hashable) -> str:
         """Return the name of the layer that is called now."""
+        if problem.operation is Operation.BACKWARD_FILTER:
+            self._backward = True
+        elif problem.operation is Operation.FORWARD and self._backward:
+            self._round, self._backward = self._round + 1, False
         layer = self._known.get((problem, filters))
         if layer is None:
             family = self._family(problem)
@@ -56,6 +61,19 @@ class Layers:
             self._round += 1
         layer.round = self._round
         return layer.name
+
+    def share(self, problem: ConvolutionProblem, filters: Hashable) -> str | None:
+        """Take the filters of a layer that there is no room for as those of the first of its shape, if it has one."""
+        family = self._family(problem)
+        unknown = self._find(filters, family)
+        if unknown is None or unknown is family[0]:
+            return None
+        family.remove(unknown)
+        for place, problems in unknown.places.items():
+            for each in problems:
+                self._known.pop((each, place), None)
+        self._learn(problem, filters, family[0])
+        return family[0].name
 
     def _family(self, problem: ConvolutionProblem) -> list[_Layer]:
         key = problem.operation, problem.w_shape, problem.groups, problem.dtype, problem.layout

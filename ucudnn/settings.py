@@ -80,7 +80,7 @@ def _parse_solver(value: str | SolverName, name: str) -> SolverName:
 def _parse_seconds(value: float | str, name: str) -> float:
     try:
         seconds = float(value)
-    except ValueError as error:
+    except (TypeError, ValueError) as error:
         raise SettingsError(f"{name}={value!r} is no number of seconds") from error
     if not 0 < seconds < inf:
         raise SettingsError(f"{name}={value!r} must be more than 0 seconds")

@@ -152,10 +152,11 @@ def hard_choices():
     return choices
 
 
-def test_what_is_too_much_for_the_search_goes_to_a_solver(monkeypatch):
+@pytest.mark.parametrize("limit", ["_MOST_STATES", "_MOST_WORK"])
+def test_what_is_too_much_for_the_search_goes_to_a_solver(monkeypatch, limit):
     given_choices, total = hard_choices(), 17 * MIB + 12345
     searched = divide(given_choices, total)
-    monkeypatch.setattr("ucudnn.solvers.bounding._MOST_STATES", 3)
+    monkeypatch.setattr(f"ucudnn.solvers.bounding.{limit}", 3)
     solved = divide(given_choices, total)
     assert (searched.method, solved.method) == ("search", "highs")
     check(solved, given_choices, total)
@@ -201,6 +202,25 @@ def test_a_limit_is_held_to_the_byte_at_any_scale():
     division = divide([Choice(desirable=front), Choice(desirable=front)], 2 * half - 1)
     assert division.workspace_bytes <= 2 * half - 1
     assert division.time_ms == pytest.approx(6.0)
+
+
+@given(st.permutations([0, 1]), st.tuples(st.integers(0, 2**40), st.integers(0, 2**40)))
+def test_what_everything_needs_anyway_changes_nothing(order, common):
+    # Bounds are differences of times and priced bytes; large common parts must not drown them.
+    steps = [((9, 0), (4, 32), (1, 48)), ((7, 0), (4, 16), (1, 48))]
+    fronts = [
+        tuple(
+            Configuration(
+                parts=(MicroConfiguration(size=1, algorithm=f"a{size}", time_ms=ms, workspace_bytes=least + size),)
+            )
+            for ms, size in steps[index]
+        )
+        for index, least in zip(order, common, strict=True)
+    ]
+    division = divide([Choice(desirable=front) for front in fronts], sum(common) + 48)
+    assert division.status is DivisionStatus.OPTIMAL
+    assert division.workspace_bytes <= sum(common) + 48
+    assert division.time_ms == pytest.approx(8.0)
 
 
 def test_what_fits_altogether_needs_no_solver():

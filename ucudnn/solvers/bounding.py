@@ -12,7 +12,9 @@ from typing import Any
 from ucudnn.solvers.relaxation import Point, Relaxation
 
 _MOST_STATES = 50_000  # of one stage: beyond that, a solver's cuts do better
+_MOST_WORK = 3_000_000  # partial divisions in all: about half a second
 _MARGIN = 1e-9  # relative, for rounding
+_ROUNDING = 1e-12  # the same, relative to what the workspace is worth
 
 
 def search(
@@ -57,16 +59,20 @@ def _merge(
 
     least_bytes = [min(size for _, size, _ in stage) for stage in stages]
     least_priced = [min(time + price * size for _, size, time in stage) for stage in stages]
-    limit_ms = value_ms * (1 + _MARGIN)
+    limit_ms = value_ms * (1 + _MARGIN) + _ROUNDING * price * total_bytes
     sizes: Any = np.zeros(1, dtype=np.int64)
     times: Any = np.zeros(1)
     steps: list[tuple[Any, Any]] = []
+    work = 0
     rest_bytes, rest_priced = sum(least_bytes), sum(least_priced)
     for stage, own_bytes, own_priced in zip(stages, least_bytes, least_priced, strict=True):
         rest_bytes -= own_bytes
         rest_priced -= own_priced
         bytes_of = np.array([size for _, size, _ in stage], dtype=np.int64)
         times_of = np.array([time for _, _, time in stage])
+        work += len(sizes) * len(stage)
+        if work > _MOST_WORK:
+            return None
         all_sizes = (sizes[:, None] + bytes_of).ravel()
         all_times = (times[:, None] + times_of).ravel()
         # What is left of the workspace has its price, whoever takes it: no rest is cheaper than its priced optimum.

@@ -119,21 +119,29 @@ def divide(
     division = Division(status=DivisionStatus.OPTIMAL, selected=fastest, method="all fastest")
     if division.workspace_bytes <= total_bytes:
         return division
-    fronts = [[(point.workspace_bytes, point.time_ms) for point in choice.desirable] for choice in choices]
+    # Beyond what everything takes at least: bounds are differences, which large common parts would drown.
+    least = [choice.desirable[0].workspace_bytes for choice in choices]
     counts = [choice.count for choice in choices]
-    relaxation = relax(fronts, counts, total_bytes)
+    spare_bytes = total_bytes - sum(size * count for size, count in zip(least, counts, strict=True))
+    fronts = [
+        [(point.workspace_bytes - size, point.time_ms) for point in choice.desirable]
+        for choice, size in zip(choices, least, strict=True)
+    ]
+    relaxation = relax(fronts, counts, spare_bytes)
     if relaxation.proves_optimal:
         return _division(choices, relaxation.counts, "bound reached")
     if solver is SolverName.AUTO:
-        found = search(fronts, counts, total_bytes, relaxation)
+        found = search(fronts, counts, spare_bytes, relaxation)
         if found is not None:
-            return _division(choices, found, "search")
+            division = _division(choices, found, "search")
+            if division.time_ms <= relaxation.value_ms:  # else rounding is coarser than what is at stake
+                return division
     for exact in (False, True):
         answer = solve(
             fronts,
             counts,
             relaxation.open_points,
-            total_bytes,
+            spare_bytes,
             solver,
             exact=exact,
             time_limit_seconds=time_limit_seconds,

@@ -14,6 +14,7 @@ from math import fsum
 Point = tuple[int, float]
 """Workspace in bytes and time in milliseconds of a configuration."""
 
+_ROUNDING = 1e-12  # relative to what the workspace is worth: many times what sums of floats lose
 _MARGIN = 1e-9  # relative: a bound within rounding of the best value proves nothing about a single configuration
 
 
@@ -68,7 +69,7 @@ def relax(fronts: Sequence[Sequence[Point]], counts: Sequence[int], total_bytes:
         for front, row in zip(fronts, taken, strict=True)
         for (_, time), count in zip(front, row, strict=True)
     )
-    gap = value - bound + _MARGIN * value
+    gap = value - bound + _MARGIN * value + _ROUNDING * price * total_bytes
     open_points = tuple(
         tuple(index for index, cost in enumerate(row) if cost - least <= gap or held[index])
         for row, least, held in zip(priced, cheapest, taken, strict=True)

@@ -245,7 +245,7 @@ class CudnnBackend(ComputeBackend):
     def finish(self, mark: Any) -> None:
         """Wait for an event."""
         if mark is not None:
-            mark.synchronize()
+            mark[0].synchronize()
 
     def set_stream(self, stream: int | None) -> None:
         """Queue all calls on one stream from now on, whatever CuPy's current one; None takes that back."""

@@ -240,14 +240,18 @@ class Device:
         return _as_float(host, dtype).astype(np.float64)
 
     def mark(self) -> Any:
-        """Return an event after all that the current stream holds so far."""
-        event = self._cupy.cuda.Event(disable_timing=True)
-        event.record(self._stream())
-        return event
+        """Return an event after all that the current stream holds so far.
 
-    def wait(self, event: Any) -> None:
-        """Make the current stream wait for an event; the host does not wait."""
-        self._stream().wait_event(event)
+        The stream is kept beside it: else a new one may get its address, and pass for it, while its work still runs.
+        """
+        stream = self._stream()
+        event = self._cupy.cuda.Event(disable_timing=True)
+        event.record(stream)
+        return event, stream
+
+    def wait(self, mark: Any) -> None:
+        """Make the current stream wait for a mark; the host does not wait."""
+        self._stream().wait_event(mark[0])
 
     def elapsed_ms(self, run: Callable[[], None], lead: Callable[[], None] | None) -> float:
         """Return the GPU's milliseconds between two events around a call, on the current stream.
