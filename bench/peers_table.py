@@ -1,0 +1,148 @@
+"""The results of peers.py: a JSON file that several calls complete, and its Markdown table."""
+
+import json
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from ucudnn.units import format_bytes
+
+GRAPH, LEGACY, PYTORCH = "cuDNN graph", "cuDNN legacy", "PyTorch"
+MACHINE = ("device", "cudnn", "torch")  # conditions in which rows must agree to be compared
+MUCH = 0.1  # of the time in short kernels: the row is marked
+
+Row = dict[str, Any]
+Answer = dict[str, Any]
+Key = tuple[Any, ...]
+
+CAPTION = """\
+Milliseconds of all convolutions, forward and both backward, executed in turn on the same tensors. In brackets: how
+many times as fast as cuDNN graph and as cuDNN legacy, and PyTorch's largest workspace, for it knows no limit. `*`: more
+than a tenth of the time is that of kernels below 0.05 ms, where it counts how fast the host launches."""
+
+
+def key_of(row: Mapping[str, Any]) -> Key:
+    """Return what tells a row from others; limit_bytes is None where there is no limit."""
+    return row["network"], row["batch"], row["variant"], row["limit_bytes"], row["way"]
+
+
+def load(path: Path) -> Answer:
+    """Return the results in a file, or none where there is no file."""
+    return json.loads(path.read_text(encoding="utf-8")) if path.exists() else {"conditions": [], "rows": []}
+
+
+def save(path: Path, answer: Answer) -> None:
+    """Write results, a line for each row; the file is whole at any time."""
+    lists = {name: ",\n".join(f"  {json.dumps(each, ensure_ascii=False)}" for each in answer[name]) for name in answer}
+    text = "{\n" + ",\n".join(f' "{name}": [\n{lines}\n ]' for name, lines in lists.items()) + "\n}\n"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    unfinished = path.with_name(f"{path.name}.{os.getpid()}")
+    unfinished.write_text(text, encoding="utf-8")
+    unfinished.replace(path)
+
+
+def _machine(conditions: Mapping[str, str]) -> list[str | None]:
+    return [conditions.get(name) for name in MACHINE]
+
+
+def is_done(answer: Answer, key: Key, conditions: Mapping[str, str], check: bool) -> bool:
+    """Whether a row is there, of the same device and versions, and did not fail; with `check`, checked as well."""
+    row = next((each for each in answer["rows"] if key_of(each) == key), None)
+    if row is None or "failed" in row or _machine(answer["conditions"][row["conditions"]]) != _machine(conditions):
+        return False
+    return "absent" in row or not check or row.get("distance") is not None
+
+
+def merge(answer: Answer, rows: Sequence[Row], conditions: Mapping[str, str]) -> None:
+    """Put rows in the place of earlier ones, and compare them with those of cuDNN on the same machine."""
+    if conditions not in answer["conditions"]:
+        answer["conditions"].append(dict(conditions))
+    number = answer["conditions"].index(conditions)
+    known = {key_of(row): row for row in answer["rows"]}
+    for row in rows:
+        before = known.get(key_of(row), {})
+        if "failed" not in row or "executed_ms" not in before:  # else what was measured is better than nothing
+            known[key_of(row)] = {**row, "conditions": number}
+    for key, row in known.items():
+        for name, way in (("over_graph", GRAPH), ("over_legacy", LEGACY)):
+            row[name] = _speedup(row, known.get((*key[:-1], way)), answer["conditions"])
+    answer["rows"] = list(known.values())
+
+
+def _speedup(row: Row, base: Row | None, conditions: Sequence[Mapping[str, str]]) -> float | None:
+    if base is None or row.get("executed_ms") is None or base.get("executed_ms") is None:
+        return None
+    if _machine(conditions[row["conditions"]]) != _machine(conditions[base["conditions"]]):
+        return None
+    return float(base["executed_ms"] / row["executed_ms"])
+
+
+def markdown(answer: Answer, ways: Sequence[str], orders: Sequence[Sequence[str]] = ()) -> str:
+    """Return the Markdown table of all results, with what is absent below it.
+
+    Args:
+        answer: the results.
+        ways: the columns, in order.
+        orders: names of networks and of variants in the order in which they are to come; others come last.
+    """
+    cases: dict[Key, dict[str, Row]] = {}
+    for row in sorted(answer["rows"], key=lambda row: _place(row, orders)):
+        cases.setdefault(key_of(row)[:-1], {})[row["way"]] = row
+    lines = [*(f"- {_conditions(each)}" for each in answer["conditions"]), "", CAPTION, ""]
+    lines.append(f"| network, mini-batch | variant | limit | {' | '.join(ways)} |")
+    lines.append("| --- " * (3 + len(ways)) + "|")
+    for (network, batch, variant, limit, *_), rows in cases.items():
+        cells = (_cell(rows.get(way)) for way in ways)
+        lines.append(f"| {network} {batch} | {variant} | {_limit(limit)} | {' | '.join(cells)} |")
+    missing = _missing(cases)
+    return "\n".join([*lines, *(["", *missing] if missing else [])])
+
+
+def _place(row: Row, orders: Sequence[Sequence[str]]) -> tuple[Any, ...]:
+    names = (row["network"], row["variant"])
+    places = [
+        order.index(name) if name in order else len(order)
+        for name, order in zip(names, orders or ((), ()), strict=True)
+    ]
+    limit = row["limit_bytes"]
+    return places[0], names[0], row["batch"] or 0, places[1], names[1], limit is None, limit or 0
+
+
+def _limit(limit: int | None) -> str:
+    return "none" if limit is None else format_bytes(limit)
+
+
+def _conditions(conditions: Mapping[str, str]) -> str:
+    return ", ".join(
+        [conditions["device"], *(f"{name} {text}" for name, text in conditions.items() if name != "device")]
+    )
+
+
+def _cell(row: Row | None) -> str:
+    """Return '11.1* (3.35, 4.23)', or a dash where there is nothing."""
+    if row is None:
+        return ""
+    if row.get("executed_ms") is None:
+        return "failed" if "failed" in row else "–"
+    notes = [f"{speedup:.2f}" for name in ("over_graph", "over_legacy") if (speedup := row[name]) is not None]
+    if row["way"] == PYTORCH and row["workspace_bytes"] is not None:
+        notes.append(format_bytes(row["workspace_bytes"]))
+    mark = "*" if row["short_share"] > MUCH else ""
+    return f"{row['executed_ms']:#.3g}".rstrip(".") + mark + (f" ({', '.join(notes)})" if notes else "")
+
+
+def _missing(cases: Mapping[Key, Mapping[str, Row]]) -> list[str]:
+    """Return why ways are absent or failed, equal reasons together."""
+    reasons: dict[str, dict[str, list[str]]] = {}
+    for (network, batch, variant, limit, *_), rows in cases.items():
+        for way, row in rows.items():
+            reason = row.get("absent") or row.get("failed")
+            if reason:
+                where = f"{network} {batch} {variant} {_limit(limit)}"
+                reasons.setdefault(reason, {}).setdefault(where, []).append(way)
+    lines = []
+    for reason, places in reasons.items():
+        texts = (f"{where}: {', '.join(ways)}" for where, ways in places.items())
+        lines.append(f"- {reason} ({'; '.join(texts)})")
+    return lines

@@ -1,0 +1,112 @@
+"""PyTorch as a peer: its convolutions on tensors that a backend made, on the stream on which everything is timed.
+
+PyTorch chooses by `torch.backends.cudnn.benchmark`, that is, by measuring what cuDNN's heuristics offer at the first
+call of a problem; it knows no workspace limit. It allocates its outputs and workspaces itself, as in any program.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from importlib import import_module
+from typing import Any
+
+from ucudnn.problem import ConvolutionProblem, MathMode, Operation
+
+
+class TorchPeer:
+    """PyTorch on one device.
+
+    Args:
+        device: number of the GPU; None for the CPU.
+
+    Raises:
+        ImportError: if PyTorch is not installed.
+        RuntimeError: if it cannot use the GPU.
+    """
+
+    def __init__(self, device: int | None) -> None:
+        self._torch = torch = import_module("torch")
+        self._device = torch.device("cpu") if device is None else torch.device("cuda", device)
+        torch.backends.cudnn.benchmark = True
+        # Loads cuDNN and makes its handle, which is not to count in the first problem's time to plan.
+        torch.conv2d(torch.zeros(1, 8, 8, 8, device=self._device), torch.zeros(8, 8, 3, 3, device=self._device))
+
+    def conditions(self) -> dict[str, str]:
+        """Return PyTorch's version, that of the cuDNN which it runs on, and how many algorithms it tries at most."""
+        cudnn = self._torch.backends.cudnn
+        return {
+            "torch": str(self._torch.__version__),
+            "torch cudnn": str(cudnn.version()),
+            "torch cudnn.benchmark_limit": str(cudnn.benchmark_limit),
+        }
+
+    @contextmanager
+    def on_stream(self, address: int | None) -> Iterator[None]:
+        """Queue on the stream at an address inside the block, and keep no track of gradients.
+
+        CuPy's current stream is adopted as PyTorch's current one. So what both queue runs in order, and CuPy's events
+        enclose PyTorch's kernels as they do any other. The address must not be 0, the null stream: ExternalStream
+        takes that for none and gives another stream.
+        """
+        torch = self._torch
+        with torch.inference_mode():
+            if address is None:
+                yield
+                return
+            if not address:
+                raise ValueError("PyTorch cannot adopt the null stream")
+            with torch.cuda.stream(torch.cuda.ExternalStream(address, device=self._device)):
+                yield
+
+    def call(self, problem: ConvolutionProblem, arrays: Sequence[Any]) -> Callable[[], Any]:
+        """Return what computes a problem and returns its output, (N, C, spatial...) or (K, C, kernel...).
+
+        Args:
+            problem: the problem; its math mode sets PyTorch's until the next call of this method.
+            arrays: x, w and y in the problem's layout, NumPy's or CuPy's; what is written is not taken from them.
+        """
+        torch = self._torch
+        torch.backends.cudnn.allow_tf32 = problem.math is MathMode.TF32
+        x, w, y = (self._view(array, problem) for array in arrays)
+        stride, padding, dilation = (list(each) for each in (problem.stride, problem.padding, problem.dilation))
+        geometry = (stride, padding, dilation, False, [0] * len(stride), problem.groups)
+        if problem.operation is Operation.FORWARD:
+            return partial(torch.convolution, x, w, None, *geometry)
+        wanted = 0 if problem.operation is Operation.BACKWARD_DATA else 1
+        mask = [wanted == index for index in range(3)]
+        backward = partial(torch.ops.aten.convolution_backward.default, y, x, w, None, *geometry, mask)
+        return lambda: backward()[wanted]
+
+    def arranged(self, output: Any, problem: ConvolutionProblem) -> Any:
+        """Return an output as the problem's layout orders it, dense, for NumPy or CuPy to take."""
+        return (output.movedim(1, -1) if problem.layout.channels_last else output).contiguous()
+
+    def workspace_bytes(self, call: Callable[[], Any]) -> int | None:
+        """Return the most bytes that a call holds besides its output, copies included; None on the CPU."""
+        if self._device.type == "cpu":
+            return None
+        cuda = self._torch.cuda
+        cuda.reset_peak_memory_stats()
+        output = call()
+        held_bytes = int(cuda.max_memory_allocated() - cuda.memory_allocated())
+        del output
+        return held_bytes
+
+    def release(self) -> None:
+        """Give back to the GPU what PyTorch holds but does not use."""
+        if self._device.type == "cuda":
+            self._torch.cuda.empty_cache()
+
+    def _view(self, array: Any, problem: ConvolutionProblem) -> Any:
+        """Return a tensor over an array's memory, channels second in shape, whatever their place in memory."""
+        tensor = self._torch.as_tensor(array, device=self._device)  # __cuda_array_interface__ on a GPU: no copy
+        interface = getattr(array, "__cuda_array_interface__", None) or array.__array_interface__
+        if tensor.data_ptr() != interface["data"][0]:
+            raise RuntimeError("PyTorch copied an operand, which was to stay where it is")
+        if not problem.layout.channels_last:
+            return tensor
+        tensor = tensor.movedim(-1, 1)
+        last = {4: self._torch.channels_last, 5: self._torch.channels_last_3d}.get(tensor.dim())
+        if last is not None and not tensor.is_contiguous(memory_format=last):
+            raise RuntimeError(f"a view of shape {tuple(tensor.shape)} is not channels_last")
+        return tensor

@@ -1,0 +1,155 @@
+"""bench/peers.py on NumPy: several calls complete a file, and what is absent or fails spares the rest."""
+
+import json
+import sys
+from importlib import import_module
+from pathlib import Path
+
+import pytest
+
+from ucudnn.backends.cpu.backend import ROUTINES
+
+LAYER = """\
+source,W,H,C_in,N,C_out,kernel_w,kernel_h,pad_w,pad_h,stride_w,stride_h
+conv,9,7,3,4,5,3,5,1,2,2,1
+"""
+OPERATIONS = 3
+
+
+@pytest.fixture
+def bench(monkeypatch):
+    """Return an importer of modules of bench/."""
+    monkeypatch.syspath_prepend(str(Path(__file__).parents[1] / "bench"))
+    yield import_module
+    for name in [name for name in sys.modules if name.startswith("peers")]:
+        del sys.modules[name]
+
+
+@pytest.fixture
+def call(bench, monkeypatch, tmp_path, capsys):
+    """Return what runs the script: whether all was well, its rows by way and limit, output and progress."""
+    network = tmp_path / "tiny.csv"
+    network.write_text(LAYER)
+    out = tmp_path / "peers.json"
+
+    def run(*options):
+        files = ["--database", str(tmp_path / "times.db"), "--out", str(out)]
+        monkeypatch.setattr(
+            sys, "argv", ["peers.py", str(network), "--backend", "cpu", "--repeats", "1", *files, *options]
+        )
+        well = bench("peers").main()
+        rows = json.loads(out.read_text())["rows"]
+        return well, {(row["way"], row["limit_bytes"]): row for row in rows}, *capsys.readouterr()
+
+    return run
+
+
+@pytest.fixture
+def no_torch(monkeypatch):
+    monkeypatch.setitem(sys.modules, "torch", None)
+
+
+@pytest.mark.usefixtures("no_torch")
+def test_several_calls_complete_the_file(call, bench):
+    ways = bench("peers").WAYS
+    well, rows, table, _ = call("--limit", "0", "--limit", "none", "--check")
+    assert well
+    assert set(rows) == {(way, limit) for way in ways for limit in (0, None)}
+    for (way, limit), row in rows.items():
+        if way == "PyTorch":
+            assert "PyTorch cannot be used" in row["absent"]
+            continue
+        assert row["executed_ms"] > 0
+        assert row["predicted_ms"] > 0
+        assert row["workspace_bytes"] == 0 if limit == 0 else row["workspace_bytes"] > 0
+        assert row["over_graph"] == pytest.approx(rows["cuDNN graph", limit]["executed_ms"] / row["executed_ms"])
+        assert row["distance"] < 1e-5
+    assert "| tiny 4 | float32-tf32-first | none |" in table
+    before = rows
+    _, rows, again, progress = call("--limit", "none")
+    assert (rows, again) == (before, table)
+    assert "done before" in progress
+    _, rows, _, progress = call("--limit", "none", "--limit", "8KiB", "--seconds", "0", "--variant", "float32-fma-last")
+    assert rows == before
+    assert "time is up" in progress
+    _, rows, _, _ = call("--limit", "8KiB", "--way", "original u-cudnn", "--way", "cuDNN graph")
+    assert set(rows) == {*before, ("cuDNN graph", 8192), ("original μ-cuDNN", 8192)}
+    assert call("--table")[2].count("| tiny 4 |") == 3
+
+
+@pytest.mark.usefixtures("no_torch")
+def test_a_way_that_nothing_computes_within_a_limit_is_absent(call, monkeypatch):
+    monkeypatch.delitem(ROUTINES, "IMPLICIT_GEMM")  # which needs no workspace
+    well, rows, table, _ = call("--limit", "0", "--limit", "none")
+    assert well
+    assert all("executed_ms" in row for (way, limit), row in rows.items() if limit is None and way != "PyTorch")
+    for way, limit in rows:
+        if limit == 0 and way != "PyTorch":
+            assert "conv:1 (Forward): no algorithm fits a workspace limit of 0 bytes" in rows[way, limit]["absent"]
+    assert "| tiny 4 | float32-tf32-first | 0 | – | – | – | – | – | – |" in table
+    assert table.count("no algorithm fits") == 2  # undivided and of one sample
+
+
+@pytest.mark.usefixtures("no_torch")
+@pytest.mark.parametrize("error", [MemoryError("full"), RuntimeError("broken")])
+def test_what_fails_spares_the_others_and_is_tried_again(call, bench, monkeypatch, error):
+    run = bench("peers_run")
+    make_plan = run.make_plan
+
+    def fail(problem, configuration, backend):
+        if len(configuration.parts) > 1:
+            raise error
+        return make_plan(problem, configuration, backend)
+
+    limit = "8KiB"  # GEMM of a few samples fits, of all does not
+    with monkeypatch.context() as patch:
+        patch.setattr(run, "make_plan", fail)
+        patch.delitem(ROUTINES, "IMPLICIT_GEMM")
+        limits = ("--limit", "none", "--limit", limit)
+        well, rows, table, _ = call(*limits, "--way", "ucudnn powerOfTwo")
+        assert not well
+        assert str(error) in rows["ucudnn powerOfTwo", 8192]["failed"]
+        assert "conv:1" in rows["ucudnn powerOfTwo", 8192]["failed"]
+        assert rows["ucudnn powerOfTwo", None]["executed_ms"] > 0
+        assert "| failed |" in table
+    well, rows, _, progress = call(*limits, "--way", "ucudnn powerOfTwo")
+    assert well
+    assert "done before" not in progress
+    measured = rows["ucudnn powerOfTwo", None]
+    monkeypatch.setattr(run, "make_plan", lambda *_: (_ for _ in ()).throw(error))
+    well, rows, _, _ = call(*limits, "--way", "ucudnn powerOfTwo", "--again")
+    assert not well
+    assert rows["ucudnn powerOfTwo", None] == measured
+
+
+def test_rows_of_another_machine_are_kept_apart(bench):
+    table = bench("peers_table")
+    answer = {"conditions": [], "rows": []}
+    row = {"network": "a", "batch": 1, "variant": "v", "limit_bytes": None, "executed_ms": 2.0}
+    here, there = {"device": "here", "driver": "1"}, {"device": "there", "driver": "1"}
+    table.merge(answer, [{**row, "way": "cuDNN graph"}], here)
+    table.merge(answer, [{**row, "way": "PyTorch", "executed_ms": 1.0}], there)
+    assert [each["over_graph"] for each in answer["rows"]] == [1.0, None]
+    table.merge(answer, [{**row, "way": "PyTorch", "executed_ms": 1.0}], {**here, "driver": "2"})
+    assert [each["over_graph"] for each in answer["rows"]] == [1.0, 2.0]
+    key = table.key_of(answer["rows"][1])
+    assert table.is_done(answer, key, here, check=False)
+    assert not table.is_done(answer, key, here, check=True)
+    assert not table.is_done(answer, key, there, check=False)
+
+
+@pytest.mark.filterwarnings("default")
+@pytest.mark.parametrize("variant", ["float32-tf32-first", "float32-fma-last"])
+def test_pytorch_computes_the_same_and_a_wrong_layout_is_found(call, bench, monkeypatch, variant):
+    pytest.importorskip("torch")
+    options = ("--variant", variant, "--way", "PyTorch", "--way", "cuDNN graph", "--check")
+    well, rows, _, _ = call(*options)
+    assert well
+    row = rows["PyTorch", 64 * 2**20]
+    assert row["predicted_ms"] is None
+    assert 0 < row["distance"] < 1e-5
+    monkeypatch.setattr(bench("peers_torch").TorchPeer, "arranged", lambda self, output, _: output.mT.contiguous())
+    well, rows, _, progress = call(*options, "--again")
+    assert not well
+    assert rows["PyTorch", 64 * 2**20]["distance"] > 0.5
+    assert "PyTorch: outputs are" in progress
