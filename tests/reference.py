@@ -13,7 +13,7 @@ WRITTEN = {Operation.FORWARD: "y", Operation.BACKWARD_DATA: "x", Operation.BACKW
 def reference_convolution(problem, x, w, y):
     """Compute in float64, tap by tap, on channels-first arrays: x (N, C, *S), w (K, C / groups, *R), y (N, K, *O)."""
     operation = problem.operation
-    pads = [(0, 0), (0, 0), *((pad, pad) for pad in problem.padding)]
+    pads = [(0, 0), (0, 0), *problem.paddings]
     padded = np.pad(np.zeros_like(x) if operation is Operation.BACKWARD_DATA else x, pads)
     filtered, gradient = np.zeros_like(y), np.zeros_like(w)
     channels, filters = problem.channels // problem.groups, problem.filters // problem.groups
@@ -30,7 +30,7 @@ def reference_convolution(problem, x, w, y):
         else:
             window, part = (a.reshape(*a.shape[:2], -1) for a in (window, y[:, ks]))
             gradient[ks, :, *tap] += np.einsum("ncp,nkp->kc", window, part)
-    inside = tuple(slice(pad, pad + size) for pad, size in zip(problem.padding, problem.spatial, strict=True))
+    inside = tuple(slice(pad, pad + size) for (pad, _), size in zip(problem.paddings, problem.spatial, strict=True))
     return {"y": filtered, "w": gradient, "x": padded[:, :, *inside]}[WRITTEN[operation]]
 
 

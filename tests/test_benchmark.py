@@ -43,7 +43,7 @@ class CountingBackend(Backend, Bench):
         self.problem = problem
         yield self
 
-    def measure(self, size, algorithm, effort, worth_ms=float("inf")):
+    def measure(self, size, algorithm, effort, worth_ms=float("inf"), slabs=()):
         self.measured.append((self.problem.with_batch(size), algorithm.name))
         if algorithm.name == "BROKEN":
             return Measurement(status=MeasurementStatus.FAILED, reason="it is broken")
@@ -64,7 +64,7 @@ class LinearBackend(CountingBackend):
             raise UnsupportedProblemError(f"not at {problem.batch}")
         return super().algorithms(problem)
 
-    def measure(self, size, algorithm, effort, worth_ms=float("inf")):
+    def measure(self, size, algorithm, effort, worth_ms=float("inf"), slabs=()):
         self.worths.append(worth_ms)
         if algorithm.name == "BROKEN":
             return super().measure(size, algorithm, effort)
@@ -181,7 +181,7 @@ def test_what_was_cut_short_is_measured_again_where_it_matters(computing):
     benchmark = Benchmark(computing)
     measure = LinearBackend.measure
 
-    def cut(size, algorithm, effort, worth_ms=float("inf")):
+    def cut(size, algorithm, effort, worth_ms=float("inf"), slabs=()):
         found = measure(computing, size, algorithm, effort, worth_ms)
         if not found.samples_ms or found.time_ms <= worth_ms:
             return found

@@ -1,7 +1,8 @@
 import pytest
 
-from ucudnn.configuration import Configuration, MicroConfiguration, configuration_of
+from ucudnn.configuration import Configuration, MicroConfiguration, SlabConfiguration, configuration_of
 from ucudnn.errors import MeasurementError
+from ucudnn.slabs import Slab
 
 
 def micro(size, algorithm="GEMM", time_ms=1.0, workspace_bytes=0):
@@ -20,6 +21,17 @@ def test_order_of_parts_does_not_matter():
     parts = [micro(2, "A"), micro(4, "B"), micro(2, "B")]
     assert configuration_of(parts) == configuration_of(parts[::-1])
     assert hash(configuration_of(parts)) == hash(configuration_of(parts[::-1]))
+
+
+def test_slabs_add_up_to_a_micro_batch():
+    slabs = [
+        SlabConfiguration(slab=Slab(first=first, rows=rows), algorithm=name, time_ms=time_ms, workspace_bytes=size)
+        for first, rows, name, time_ms, size in ((0, 4, "A", 1.0, 7), (4, 4, "A", 1.0, 7), (8, 2, "B", 0.25, 9))
+    ]
+    part = MicroConfiguration.of_slabs(2, slabs)
+    assert (part.size, part.time_ms, part.workspace_bytes, part.algorithms) == (2, 2.25, 9, {"A", "B"})
+    assert str(configuration_of([micro(2, "A"), part])) == "1x2 A + 1x2 [2x4 rows A + 1x2 rows B]"
+    assert configuration_of([part, part]).size == 4
 
 
 def test_empty():

@@ -7,6 +7,7 @@ import sqlite3
 import subprocess
 import sys
 import time
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
@@ -214,6 +215,25 @@ def test_a_file_that_is_cut_off_does_not_stop_a_plan(path):
         handle._benchmark._store._database.close()
         path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
     Handle(backend="cpu", database=str(path), effort=QUICK)
+
+
+def test_an_older_schema_is_brought_up_to_date(path):
+    request = Request(problem=make_problem(), sizes=(1, 2), limit_bytes=5)
+    with closing(Database(path)) as database:
+        database.save_exploration({}, "cpu", request, Exploration(names=("A",), sizes=(1, 2)))
+    with closing(sqlite3.connect(path)) as connection:
+        connection.execute("ALTER TABLE explorations DROP COLUMN divisions")
+        connection.execute("PRAGMA user_version = 1")
+        connection.commit()
+    both = [Database(path), Database(path)]
+    for database in both:
+        assert database.load_exploration({}, "cpu", request) == Exploration(names=("A",), sizes=(1, 2))
+    divided = Exploration(names=("A",), sizes=(1, 2), divisions=((1, 4), (2, 3)))
+    both[0].save_exploration({}, "cpu", request, divided)
+    assert both[1].load_exploration({}, "cpu", request) == divided
+    for database in both:
+        assert database.check() == []
+        database.close()
 
 
 def test_a_newer_schema_is_refused_by_name(path):

@@ -79,3 +79,17 @@ def test_varied_sizes_are_near_and_complete_each_other(batch, parts):
 
 def test_many_parts_are_not_varied():
     assert varied_sizes(256, [1] * 17) == ()
+
+
+@given(st.sampled_from(BatchSizePolicy), st.integers(1, 300), st.integers(1, 4))
+def test_rows_of_slabs_are_equal_divisions(policy, count, unit):
+    rows = policy.rows(count, unit)
+    assert list(rows) == sorted(set(rows), reverse=True)
+    assert all(0 < each < count and not each % unit for each in rows)
+    units = -(-count // unit)
+    assert all(each == -(-units // -(-count // each)) * unit for each in rows)  # as few rows as so many slabs need
+    if policy is BatchSizePolicy.UNDIVIDED:
+        assert not rows
+    elif 2 <= units <= 64:
+        assert rows[-1] == unit
+        assert rows[0] == -(-units // 2) * unit

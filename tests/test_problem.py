@@ -32,6 +32,7 @@ DIFFERENT = {
     "filters": 2,
     "kernel": (3, 3),
     "padding": (1, 0),
+    "post_padding": (0, 1),
     "stride": (1, 2),
     "dilation": (2, 1),
     "groups": 1,
@@ -39,6 +40,8 @@ DIFFERENT = {
     "layout": Layout.NHWC,
     "x_batch_stride": 1000,
     "y_batch_stride": 1000,
+    "x_channel_stride": 100,
+    "y_channel_stride": 100,
     "math": MathMode.FMA,
     "deterministic": True,
     "alignment": 8,
@@ -57,7 +60,15 @@ def test_differs_on(field):
 
 def test_defaults_written_out_make_the_same_problem():
     written = make_problem(
-        padding=(0, 0), stride=(1, 1), dilation=(1, 1), layout=Layout.NCHW, x_batch_stride=6 * 90, y_batch_stride=4 * 63
+        padding=(0, 0),
+        post_padding=(0, 0),
+        stride=(1, 1),
+        dilation=(1, 1),
+        layout=Layout.NCHW,
+        x_batch_stride=6 * 90,
+        y_batch_stride=4 * 63,
+        x_channel_stride=90,
+        y_channel_stride=63,
     )
     assert written == make_problem()
     assert hash(written) == hash(make_problem())
@@ -75,6 +86,18 @@ def test_shapes_and_bytes():
     assert problem.multiplications == 8 * 4 * 35 * 3 * 6
     last = replace(problem, layout=Layout.NHWC)
     assert (last.x_shape, last.w_shape, last.y_shape) == ((8, 9, 10, 6), (4, 3, 2, 3), (8, 5, 7, 4))
+
+
+def test_padding_after_and_gaps_between_channels():
+    problem = make_problem(padding=(1, 0), post_padding=(0, 2), x_channel_stride=95, y_channel_stride=90)
+    assert problem.paddings == ((1, 0), (0, 2))
+    assert problem.output == (8, 11)
+    assert (problem.x_sample, problem.y_sample) == (5 * 95 + 90, 3 * 90 + 88)
+    assert (problem.x_batch_stride, problem.y_batch_stride) == (565, 358)
+    assert problem.x_bytes == 8 * 565 * 4
+    assert problem.multiplications == 8 * 4 * 88 * 3 * 6
+    assert "padding 1x0 before and 0x2 after" in str(problem)
+    assert make_problem(padding=(1, 0), post_padding=(1, 0)).paddings == ((1, 1), (0, 0))
 
 
 def test_with_batch_keeps_the_rest():
@@ -115,6 +138,13 @@ def test_output_counts_the_places_where_the_filter_fits(size, taps, padding, str
         ({"layout": Layout.NCW}, "layout NCW does not fit"),
         ({"x_batch_stride": 539}, "x_batch_stride 539 is below the 540 elements"),
         ({"y_batch_stride": -1}, "y_batch_stride -1 is below"),
+        ({"x_channel_stride": 89}, "x_channel_stride 89 is below the 90 elements of one channel"),
+        (
+            {"y_channel_stride": 100, "layout": Layout.NHWC},
+            "y_channel_stride 100: in layout NHWC channels have no gaps",
+        ),
+        ({"post_padding": (1,)}, r"post_padding \(1,\) has not one entry"),
+        ({"post_padding": (0, -1)}, r"post_padding \(0, -1\) must be 0 or more"),
         ({"batch": True}, "batch True must be"),
     ],
 )

@@ -10,7 +10,7 @@ from ucudnn.errors import ProfileError
 from ucudnn.exploration import Request
 from ucudnn.networks import load_network
 from ucudnn.policy import BatchSizePolicy
-from ucudnn.problem import Operation
+from ucudnn.problem import Layout, Operation
 from ucudnn.profile import Profile, Record, load_profile, save_profile
 from ucudnn.recording import NO_LIMIT
 from ucudnn.solvers.desirable import desirable_set
@@ -20,7 +20,8 @@ RECORD = Record(api="graph", algorithm="eng1", time_ms=0.5, workspace_bytes=16, 
 
 
 def make_profile():
-    everything_else = make_problem(**(DIFFERENT | {"batch": 2}))
+    everything_else = make_problem(**(DIFFERENT | {"batch": 2, "layout": Layout.NCHW}))
+    last = make_problem(layout=Layout.NHWC)
     return Profile(
         name="test",
         conditions={"device": "a device", "cudnn": "9"},
@@ -29,6 +30,7 @@ def make_profile():
                 make_problem(): (RECORD, Record(api="legacy", algorithm="GEMM", time_ms=1.25, workspace_bytes=0)),
                 make_problem(batch=4): (RECORD,),
                 everything_else: (RECORD,),
+                last: (RECORD,),
             },
             "two": {make_problem(operation=Operation.BACKWARD_FILTER): (RECORD,)},
         },
@@ -97,7 +99,7 @@ def first_row(content):
     ("change", "message"),
     [
         (lambda content: content.update(format="other"), "format is not 'ucudnn-profile'"),
-        (lambda content: content.update(version=3), "version 3 with columns .* is not known here"),
+        (lambda content: content.update(version=4), "version 4 with columns .* is not known here"),
         (lambda content: content.pop("recordings"), "cannot be read: KeyError: 'recordings'"),
         (lambda content: first_row(content).__setitem__(1, float("nan")), "eng1 took nan ms, which is no time"),
         (lambda content: first_row(content).__setitem__(1, 0), "eng1 took 0 ms, which is no time"),

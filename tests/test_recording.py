@@ -122,7 +122,7 @@ class LinearBackend(Backend, Bench):
         self.problem = problem
         yield self
 
-    def measure(self, size, algorithm, effort, worth_ms=float("inf")):
+    def measure(self, size, algorithm, effort, worth_ms=float("inf"), slabs=()):
         _, _, fixed, each, _ = self.given[int(algorithm.name)]
         samples_ms = (fixed + each * size,) * 6
         complete = not worthless(samples_ms, worth_ms)

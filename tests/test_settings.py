@@ -23,6 +23,7 @@ ENVIRONMENT = {
     "UCUDNN_SOLVER": "glpk",
     "UCUDNN_SOLVER_TIME_LIMIT": "2.5",
     "UCUDNN_CUDNN_LIBRARY": "/opt/libcudnn.so.9",
+    "UCUDNN_SLABS": "0",
 }
 EXPECTED = {
     "policy": BatchSizePolicy.ALL,
@@ -34,6 +35,7 @@ EXPECTED = {
     "solver": SolverName.GLPK,
     "solver_time_limit_seconds": 2.5,
     "cudnn_library": "/opt/libcudnn.so.9",
+    "slabs": False,
 }
 
 
@@ -81,6 +83,7 @@ def test_all_devices():
         ("UCUDNN_DATABASE", " ", "path"),
         ("UCUDNN_BACKEND", "tpu", "auto, cpu, cudnn[:CANDIDATES] or replay:NAME-or-path"),
         ("UCUDNN_BACKEND", "replay:", "auto, cpu, cudnn[:CANDIDATES] or replay:NAME-or-path"),
+        ("UCUDNN_SLABS", "few", "give 1 or 0"),
         ("UCUDNN_SOLVER", "xpress", "auto, highs, cbc, glpk, gurobi, cplex"),
     ],
 )

@@ -20,7 +20,9 @@ PACKAGE = ROOT / "ucudnn"
 
 LAYERS = [  # lowest first; every module of the package is named exactly once
     {"errors"},
-    {"units", "problem", "configuration", "policy"},
+    {"units", "problem", "policy"},
+    {"slabs"},
+    {"configuration"},
     {"kernel", "inception", "densenet", "layers", "settings", "profile", "backends.base", "backends.candidates"},
     {
         "networks",
@@ -31,6 +33,8 @@ LAYERS = [  # lowest first; every module of the package is named exactly once
         "solvers.desirable",
         "solvers.reuse",
         "solvers.relaxation",
+        "solvers.slabs",
+        "slab_search",
     },
     {"backends.replay", "backends.cpu.*", "backends.cudnn.*", "solvers.bounding", "solvers.bundles", "solvers.program"},
     {"backends", "solvers.division", "solvers", "search", "plan", "workspace", "variants"},
@@ -126,10 +130,10 @@ def test_there_are_no_circles():
 def test_backends_and_solvers_know_nothing_above_them():
     for name in MODULES:
         if name.startswith("solvers."):
-            allowed = {"configuration", "errors", "settings"}
+            allowed = {"configuration", "errors", "settings", "slabs"}
             assert {target for target in own_imports(name) if not target.startswith("solvers")} <= allowed, name
         if name.startswith("backends."):
-            allowed = {"errors", "problem", "profile"}
+            allowed = {"errors", "problem", "profile", "slabs"}
             assert {target for target in own_imports(name) if not target.startswith("backends")} <= allowed, name
 
 

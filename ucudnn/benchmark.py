@@ -10,7 +10,10 @@ from ucudnn.configuration import MicroConfiguration
 from ucudnn.exploration import Exploration, Explorer, Item, Keeper, Request
 from ucudnn.problem import ConvolutionProblem
 from ucudnn.results import Results
+from ucudnn.slab_search import Division
+from ucudnn.slabs import kinds_of
 from ucudnn.solvers.desirable import desirable_set
+from ucudnn.solvers.slabs import Offer, divided
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,6 +110,7 @@ class Benchmark:
         self._exhaustive = exhaustive or not isinstance(backend, ComputeBackend)
         self._results = Results()
         self._explored: dict[Request, Exploration] = {}
+        self._divisions: dict[ConvolutionProblem, set[Division]] = {}
         self._discarded: set[tuple[ConvolutionProblem, str]] = set()
         self.seconds = 0.0
         """Wall-clock seconds that listing and measuring took so far."""
@@ -154,12 +158,22 @@ class Benchmark:
             NotRecordedError: if a profile is replayed that lacks the problem.
         """
         exploration = self.exploration(request)
-        return list(self._micros(request, exploration.names, exploration.sizes))
+        found = list(self._micros(request, exploration.names, exploration.sizes))
+        return [*found, *self._divided(request, exploration.divisions)]
 
     def known_micro_configurations(self, request: Request) -> list[MicroConfiguration]:
         """Return the same of what was measured already, for whatever request; nothing is measured for it."""
         sizes = range(max(1, request.least_size), request.problem.batch + 1)
-        return list(self._micros(request, None, sizes))
+        found = list(self._micros(request, None, sizes))
+        return [*found, *self._divided(request, sorted(self._divisions.get(_shape(request.problem), ())))]
+
+    def known_offers(self, part: ConvolutionProblem) -> list[Offer]:
+        """Return the algorithms that were measured of a micro-batch or a slab."""
+        return [
+            (name, result.time_ms, result.algorithm.workspace_bytes)
+            for name, result in self._results.of(part).items()
+            if result.measured
+        ]
 
     def exploration(self, request: Request) -> Exploration:
         """Return what was tried for a request, which is explored first if it was not."""
@@ -171,7 +185,7 @@ class Benchmark:
         """Return all results of what a request considers, failures included."""
         exploration = self.exploration(request)
         names = set(exploration.names)
-        parts = [request.problem.part(size) for size in exploration.sizes]
+        parts = exploration.parts(request.problem)
         return [item for item in self._results.items(parts) if item[1].algorithm.name in names]
 
     def least_workspace(self, request: Request) -> int | None:
@@ -184,8 +198,27 @@ class Benchmark:
             for name in names
             if (algorithm := self.backend.algorithm(problem.part(size), name)) is not None
         )
-        smallest = desirable_set(offers, problem.batch)
+        smallest = desirable_set([*offers, *self._least_divided(request, names)], problem.batch)
         return smallest[0].workspace_bytes if smallest else None
+
+    def _least_divided(self, request: Request, names: Sequence[str]) -> Iterator[MicroConfiguration]:
+        """Return what slabs need at least; their times are none."""
+        if not request.rows:
+            return
+        part = request.problem.part(request.sizes[0])
+        for rows in request.rows:
+            groups = [
+                (
+                    slabs,
+                    [
+                        (name, 1.0, algorithm.workspace_bytes)
+                        for name in names
+                        if (algorithm := self.backend.algorithm(kind, name)) is not None
+                    ],
+                )
+                for kind, slabs in kinds_of(part, rows)
+            ]
+            yield from divided(part.batch, groups)[:1]
 
     def discard(self, problem: ConvolutionProblem, algorithm: str) -> None:
         """Count an algorithm as failed at every size of a problem, for it failed when it was to run."""
@@ -200,8 +233,8 @@ class Benchmark:
         exploration = self._store.load_exploration(request)
         if exploration is None:
             return False
-        self._results.update(self._store.load([request.problem.part(size) for size in exploration.sizes]))
-        self._explored[request] = exploration
+        self._results.update(self._store.load(exploration.parts(request.problem)))
+        self._finish(request, exploration)
         self._tell(request, 1, 1)
         return True
 
@@ -221,6 +254,30 @@ class Benchmark:
                     continue
                 if result.algorithm.workspace_bytes <= request.limit_bytes:
                     yield result.micro(size)
+
+    def _divided(self, request: Request, divisions: Iterable[Division]) -> Iterator[MicroConfiguration]:
+        """Return micro-batches that are computed slab by slab within the limit."""
+        discarded = self._discarded_of(request)
+        for size, rows in divisions:
+            if size < request.least_size or size > request.problem.batch:
+                continue
+            groups = [
+                (
+                    slabs,
+                    [
+                        offer
+                        for offer in self.known_offers(kind)
+                        if offer[0] not in discarded and offer[2] <= request.limit_bytes
+                    ],
+                )
+                for kind, slabs in kinds_of(request.problem.part(size), rows)
+            ]
+            yield from divided(size, groups)
+
+    def _finish(self, request: Request, exploration: Exploration) -> None:
+        self._explored[request] = exploration
+        if exploration.divisions:
+            self._divisions.setdefault(_shape(request.problem), set()).update(exploration.divisions)
 
     def _explore(self, request: Request) -> Finding:
         discarded = self._discarded_of(request)
@@ -243,7 +300,7 @@ class Benchmark:
                 exploration = explorer.run()
             finally:
                 self.measured += explorer.measured
-        self._explored[request] = exploration
+        self._finish(request, exploration)
         if self._store is not None and not discarded:
             self._store.save_exploration(request, exploration)
         self._tell(request, 1, 1)
@@ -257,9 +314,9 @@ class Benchmark:
 
         for request, exploration, items in share.explore(requests, own, self._results.update):
             if share.collective:
-                self._results.forget(request.problem.part(size) for size in exploration.sizes)
+                self._results.forget(exploration.parts(request.problem))
             self._results.update(items)
-            self._explored[request] = exploration
+            self._finish(request, exploration)
             if self._store is not None:
                 self._store.save(items)
                 self._store.save_exploration(request, exploration)

@@ -40,6 +40,7 @@ from ucudnn.options import (
     NetworkArgument,
     PolicyOption,
     ProfileOption,
+    SlabsOption,
     SolverOption,
     TimeLimitOption,
     TotalOption,
@@ -88,6 +89,7 @@ def plan(
     layout: LayoutOption = "first",
     solver: SolverOption = None,
     solver_time_limit: TimeLimitOption = None,
+    slabs: SlabsOption = None,
     branches: BranchesOption = False,
     database: DatabaseOption = None,
     devices: DevicesOption = None,
@@ -110,6 +112,7 @@ def plan(
         backend=backend if profile is None else f"replay:{profile}",
         solver=solver,
         solver_time_limit_seconds=solver_time_limit,
+        slabs=slabs,
         database=database,
         benchmark_devices=devices,
     )
@@ -133,6 +136,7 @@ def time(
     layout: LayoutOption = "first",
     solver: SolverOption = None,
     solver_time_limit: TimeLimitOption = None,
+    slabs: SlabsOption = None,
     branches: BranchesOption = False,
     database: DatabaseOption = None,
     devices: DevicesOption = None,
@@ -160,6 +164,7 @@ def time(
         backend=backend,
         solver=solver,
         solver_time_limit_seconds=solver_time_limit,
+        slabs=slabs,
         database=database,
         benchmark_devices=devices,
     )
@@ -200,6 +205,7 @@ def profile(
     math: MathsOption = None,
     layout: LayoutsOption = None,
     every: Annotated[bool, typer.Option("--every", help="Keep also what another beats in time and workspace.")] = False,
+    slabs: SlabsOption = None,
     database: DatabaseOption = None,
     devices: DevicesOption = None,
     exhaustive: ExhaustiveOption = False,
@@ -216,7 +222,7 @@ def profile(
 
         ucudnn profile --import mine.json
     """
-    settings = Settings.load(policy=policy, backend=backend, database=database, benchmark_devices=devices)
+    settings = Settings.load(policy=policy, backend=backend, slabs=slabs, database=database, benchmark_devices=devices)
     if import_from is not None:
         given = load_profile(import_from)
         count = open_database(settings.database).import_profile(given)
@@ -235,7 +241,7 @@ def profile(
     if network is None or out is None:
         raise InvalidNetworkError("give NETWORK and --out FILE to record, or --import FILE, or --export FILE")
     recorded = load_network(network, batch)
-    requests = record_requests(recorded, variants(dtype, math, layout), settings.policy)
+    requests = record_requests(recorded, variants(dtype, math, layout), settings.policy, slabs=settings.slabs)
     with progress("recording", len(requests)) as step:
         benchmark = open_benchmark(computing, settings, listener=_follow(step), exhaustive=exhaustive)
         made = record(recorded.name, requests, benchmark, every=every)

@@ -1,22 +1,42 @@
 """Micro-configurations and configurations: what solvers choose among, and what plans are made of."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import groupby
 from math import fsum, isfinite
 
 from ucudnn.errors import MeasurementError
+from ucudnn.slabs import Slab
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SlabConfiguration:
+    """A slab of a micro-batch, computed by one algorithm in one call.
+
+    Attributes:
+        slab: which rows it computes.
+        algorithm: name of the algorithm.
+        time_ms: measured time of the call in milliseconds.
+        workspace_bytes: workspace of the call in bytes.
+    """
+
+    slab: Slab
+    algorithm: str
+    time_ms: float
+    workspace_bytes: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MicroConfiguration:
-    """A part of a kernel, computed by one algorithm in one call (paper, section 3.1).
+    """A part of a kernel, computed by one algorithm in one call (paper, section 3.1), or slab by slab.
 
     Attributes:
         size: how much of the whole the part computes: its micro-batch size.
-        algorithm: name of the algorithm, unique within its backend.
-        time_ms: measured time of the call in milliseconds, above zero.
-        workspace_bytes: workspace of the call in bytes.
+        algorithm: name of the algorithm, unique within its backend; of slabs, a text of them.
+        time_ms: measured time of the call in milliseconds, above zero; of slabs, the sum of theirs.
+        workspace_bytes: workspace of the call in bytes; of slabs, that of the one that needs most.
+        slabs: what computes the part slab by slab, in order; () where one call does.
 
     Raises:
         MeasurementError: if the time is not a positive finite number, or size or workspace make no sense.
@@ -26,6 +46,7 @@ class MicroConfiguration:
     algorithm: str
     time_ms: float
     workspace_bytes: int
+    slabs: tuple[SlabConfiguration, ...] = ()
 
     def __post_init__(self) -> None:
         if not (isfinite(self.time_ms) and self.time_ms > 0):
@@ -34,6 +55,24 @@ class MicroConfiguration:
             raise MeasurementError(f"{self.algorithm}: size {self.size} is below 1")
         if self.workspace_bytes < 0:
             raise MeasurementError(f"{self.algorithm} at size {self.size}: workspace of {self.workspace_bytes} bytes")
+
+    @classmethod
+    def of_slabs(cls, size: int, slabs: Sequence[SlabConfiguration]) -> "MicroConfiguration":
+        """Return a micro-batch that is computed slab by slab, named '[2x32 rows FFT + 1x30 rows GEMM]'."""
+        groups = groupby(slabs, key=lambda each: (each.slab.rows, each.algorithm))
+        text = " + ".join(f"{len(list(group))}x{rows} rows {algorithm}" for (rows, algorithm), group in groups)
+        return cls(
+            size=size,
+            algorithm=f"[{text}]",
+            time_ms=fsum(each.time_ms for each in slabs),
+            workspace_bytes=max(each.workspace_bytes for each in slabs),
+            slabs=tuple(slabs),
+        )
+
+    @property
+    def algorithms(self) -> set[str]:
+        """The names of all algorithms that it takes."""
+        return {each.algorithm for each in self.slabs} or {self.algorithm}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,7 +101,7 @@ class Configuration:
         return max((part.workspace_bytes for part in self.parts), default=0)
 
     def __str__(self) -> str:
-        """'4x64 FFT_TILING', or '3x64 GEMM + 1x8 FFT' where parts differ."""
+        """'4x64 FFT_TILING', '3x64 GEMM + 1x8 FFT' where parts differ, '4x1 [2x32 rows FFT]' of slabs."""
         groups = groupby(self.parts, key=lambda part: (part.size, part.algorithm))
         return " + ".join(f"{len(list(group))}x{size} {algorithm}" for (size, algorithm), group in groups)
 

@@ -15,7 +15,7 @@ from typing import Any, TypeVar, final
 
 from ucudnn.errors import DatabaseError, DatabaseVersionError
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 """Of the tables below; a file's own is its user_version."""
 
 Connection = sqlite3.Connection
@@ -52,9 +52,11 @@ CREATE TABLE explorations (
     names TEXT NOT NULL,
     sizes TEXT NOT NULL,
     explored_at TEXT NOT NULL,
+    divisions TEXT NOT NULL DEFAULT '[]',
     PRIMARY KEY (machine, problem, request)
 ) WITHOUT ROWID;
 """
+_MIGRATIONS = {1: "ALTER TABLE explorations ADD COLUMN divisions TEXT NOT NULL DEFAULT '[]';"}  # to the next version
 
 _T = TypeVar("_T")
 
@@ -172,15 +174,28 @@ def _connect(path: Path) -> sqlite3.Connection:
         connection.execute("PRAGMA journal_mode = WAL")
         connection.execute("PRAGMA synchronous = NORMAL")
         if version < SCHEMA_VERSION:
-            # There is one version yet: whatever is below it is empty. The next one begins with a migration here.
-            connection.executescript(
-                f"BEGIN IMMEDIATE; {_SCHEMA} PRAGMA application_id = {_APPLICATION};"
-                f" PRAGMA user_version = {SCHEMA_VERSION}; COMMIT;"
-            )
+            _upgrade(connection)
     except BaseException:
         connection.close()
         raise
     return connection
+
+
+def _upgrade(connection: sqlite3.Connection) -> None:
+    """Bring a file, empty or of an older version, to this one; another process may do so at the same time."""
+    connection.execute("BEGIN IMMEDIATE")
+    try:
+        (version,) = connection.execute("PRAGMA user_version").fetchone()
+        scripts = [_SCHEMA] if version == 0 else [_MIGRATIONS[each] for each in range(version, SCHEMA_VERSION)]
+        for statement in "".join(scripts).split(";"):
+            connection.execute(statement)  # executescript would end the transaction
+        connection.execute(f"PRAGMA application_id = {_APPLICATION}")
+        connection.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
+        connection.execute("COMMIT")
+    except BaseException:
+        if connection.in_transaction:
+            connection.execute("ROLLBACK")
+        raise
 
 
 def _is_sound(path: Path) -> bool:

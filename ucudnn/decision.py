@@ -1,6 +1,7 @@
 """Decisions: the configuration of every kernel, by workspace reuse (WR) or workspace division (WD)."""
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from enum import Enum
 from math import fsum
@@ -9,19 +10,21 @@ from time import perf_counter
 from ucudnn.allotment import Allotment, Segment, Share, allot
 from ucudnn.benchmark import Benchmark
 from ucudnn.concurrency import Groups
-from ucudnn.configuration import Configuration, MicroConfiguration
+from ucudnn.configuration import Configuration, MicroConfiguration, SlabConfiguration
 from ucudnn.errors import BackendError, InfeasibleError, MeasurementError
 from ucudnn.exploration import Request
 from ucudnn.kernel import Kernel
 from ucudnn.policy import BatchSizePolicy
 from ucudnn.problem import ConvolutionProblem, DataType, Operation
 from ucudnn.settings import Settings
+from ucudnn.slab_search import rows_tried
+from ucudnn.slabs import Slab, is_divisible, piece_of, row_count, row_unit
 from ucudnn.solvers.desirable import desirable_set
 from ucudnn.solvers.reuse import fastest_within
 from ucudnn.units import exact_bytes
 
 MOST_ROUNDINGS = 32
-"""Micro-batches of a 16-bit filter gradient: its error grows with the square root of their number."""
+"""Micro-batches and slabs of a 16-bit filter gradient: its error grows with the square root of their number."""
 
 
 class Method(Enum):
@@ -175,7 +178,7 @@ def decide_again(kernel: Kernel, benchmark: Benchmark, settings: Settings, limit
     problem = kernel.problem
     measured = _measured_again(problem, benchmark, settings, limit_bytes)
     front = desirable_set(measured, problem.batch)
-    undivided = desirable_set((micro for micro in measured if micro.size == problem.batch), problem.batch)
+    undivided = _undivided(measured, problem.batch)
     if not front:
         return None
     return Decision(kernel=kernel, configuration=front[-1], undivided=fastest_within(undivided, limit_bytes))
@@ -206,28 +209,92 @@ def decide_rest(
     unit = start & -start
     measured = _measured_again(problem, benchmark, settings, limit_bytes)
     fitting = (
-        micro for micro in measured if micro.algorithm not in failed and (not start or micro.size & -micro.size <= unit)
+        micro
+        for micro in measured
+        if micro.algorithms.isdisjoint(failed) and (not start or micro.size & -micro.size <= unit)
     )
     front = desirable_set(fitting, problem.batch - start)
-    return front[-1] if front else None
+    if front:
+        return front[-1]
+    whole = [Slab(first=0, rows=row_count(problem))]
+    one = decide_slabs(problem, 1, whole, benchmark, limit_bytes, failed) if is_divisible(problem) else None
+    return None if one is None else Configuration(parts=one.parts * (problem.batch - start))
+
+
+def decide_slabs(
+    problem: ConvolutionProblem,
+    size: int,
+    left: Sequence[Slab],
+    benchmark: Benchmark,
+    limit_bytes: int,
+    failed: Collection[str] = (),
+) -> Configuration | None:
+    """Choose algorithms for those slabs of a micro-batch that are left, where earlier ones were computed already.
+
+    What was measured comes first; else it is what the backend names first of what fits, in smaller slabs where it must
+    be, for there is no going back.
+
+    Args:
+        problem: the problem at mini-batch size.
+        size: the micro-batch size.
+        left: the slabs that are missing.
+        benchmark: what was measured.
+        limit_bytes: workspace of the kernel.
+        failed: algorithms that are not to be chosen.
+
+    Returns:
+        A configuration of the slabs that are left, or None if one of them cannot be computed.
+    """
+    part, unit = problem.part(size), row_unit(problem)
+
+    def found(slab: Slab) -> list[SlabConfiguration]:
+        piece = piece_of(part, slab).problem
+        offers = sorted(benchmark.known_offers(piece), key=lambda offer: offer[1])
+        with suppress(BackendError):  # then what was measured must do
+            offers += [(own.name, 1.0, own.workspace_bytes) for own in benchmark.backend.algorithms(piece)]
+        for name, time_ms, workspace_bytes in offers:
+            if name not in failed and workspace_bytes <= limit_bytes:
+                return [SlabConfiguration(slab=slab, algorithm=name, time_ms=time_ms, workspace_bytes=workspace_bytes)]
+        if slab.rows <= unit:
+            return []
+        rows = max(unit, slab.rows // 2 // unit * unit)
+        halves = Slab(first=slab.first, rows=rows), Slab(first=slab.first + rows, rows=slab.rows - rows)
+        both = [found(half) for half in halves]
+        return [*both[0], *both[1]] if all(both) else []
+
+    chosen = [found(slab) for slab in left]
+    if not all(chosen):
+        return None
+    return Configuration(parts=(MicroConfiguration.of_slabs(size, [one for each in chosen for one in each]),))
+
+
+def _undivided(measured: Iterable[MicroConfiguration], batch: int) -> "_Front":
+    return desirable_set((micro for micro in measured if micro.size == batch and not micro.slabs), batch)
 
 
 def _request(problem: ConvolutionProblem, settings: Settings, limit_bytes: int) -> Request:
     """Return what is wanted of a problem.
 
-    A filter gradient of 16 bits is rounded after each micro-batch, for no engine of cuDNN leaves it in float32; so
-    there are at most MOST_ROUNDINGS of them.
+    A filter gradient of 16 bits is rounded after each micro-batch and slab, for no engine of cuDNN leaves it in
+    float32; so there are at most MOST_ROUNDINGS of them.
     """
     sixteen = problem.dtype in (DataType.FLOAT16, DataType.BFLOAT16)
     rounds = sixteen and problem.operation is Operation.BACKWARD_FILTER
     least = -(-problem.batch // MOST_ROUNDINGS) if rounds else 1
+    sizes = tuple(size for size in settings.policy.sizes(problem.batch) if size >= least)
+    rows: tuple[int, ...] = ()
+    if settings.slabs:
+        count = row_count(problem)
+        most = MOST_ROUNDINGS // -(-problem.batch // sizes[0]) if rounds else count
+        rows = tuple(each for each in rows_tried(problem, settings.policy) if -(-count // each) <= most)
     return Request(
         problem=problem,
-        sizes=tuple(size for size in settings.policy.sizes(problem.batch) if size >= least),
+        sizes=sizes,
         limit_bytes=limit_bytes,
         whole=settings.total_workspace_bytes is not None,
         adaptive=settings.policy is BatchSizePolicy.ADAPTIVE,
         least_size=least,
+        rows=rows,
     )
 
 
@@ -266,7 +333,7 @@ def _front(
     measured = benchmark.micro_configurations(request)
     with solver:
         front = desirable_set(measured, problem.batch)
-        undivided = desirable_set((micro for micro in measured if micro.size == problem.batch), problem.batch)
+        undivided = _undivided(measured, problem.batch)
     if not front:
         least = benchmark.least_workspace(request)
         if least is None or least <= limit_bytes:

@@ -1,13 +1,14 @@
 """Dispatch: launches the plans of kernels on their queues, and finds another way where an algorithm or memory fails."""
 
 import logging
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from typing import Any, final
 
 from ucudnn.allotment import Segment
 from ucudnn.backends.base import Buffer, ComputeBackend, Tensor
 from ucudnn.benchmark import Benchmark
-from ucudnn.decision import Decision, decide_again, decide_rest
+from ucudnn.configuration import Configuration
+from ucudnn.decision import Decision, decide_again, decide_rest, decide_slabs
 from ucudnn.errors import BackendError, StepError
 from ucudnn.kernel import Kernel
 from ucudnn.plan import Plan, make_plan
@@ -190,7 +191,6 @@ class Dispatcher:
     ) -> None:
         """Compute what a failed launch left, from its first missing sample on, in another way."""
         problem = entry.kernel.problem
-        queue = self.backend.queue()
         failed: set[str] = set()
         for _ in range(_MOST_REPLACEMENTS):
             failed.add(error.algorithm)
@@ -198,22 +198,61 @@ class Dispatcher:
                 self._replace(entry, error)  # it was measured so, and does not compute any more
             else:
                 self._warn(entry, f"{error} with alpha {alpha} and beta {beta}; others compute such calls")
-            rest = decide_rest(problem, error.start, self._benchmark, self._settings, self._limit(entry), failed)
-            if rest is None:
-                raise error
             try:
-                workspace = self._buffer(entry, queue, rest.workspace_bytes)
-                plan = make_plan(problem, rest, self.backend, start=error.start)
-                if self.backend.capturing(queue):
-                    self._keep(workspace, plan)
-                plan.launch(x, w, y, alpha=alpha, beta=beta, workspace=workspace)
+                if self._compute_rest(entry, error, failed, x, w, y, alpha, beta):
+                    return
             except MemoryError as shortage:
                 raise error from shortage
             except StepError as next_error:
                 error = next_error
             else:
-                return
+                raise error
         raise error
+
+    def _compute_rest(
+        self,
+        entry: Entry,
+        error: StepError,
+        failed: Collection[str],
+        x: Tensor,
+        w: Tensor,
+        y: Tensor,
+        alpha: float,
+        beta: float,
+    ) -> bool:
+        """Compute what a step left of its micro-batch, and the samples after it; whether there is a way to."""
+        problem, limit = entry.kernel.problem, self._limit(entry)
+        start, benchmark = error.start, self._benchmark
+        if error.left:
+            rest = decide_slabs(problem, error.size, [each.slab for each in error.left], benchmark, limit, failed)
+            if rest is None:
+                return False
+            self._launch_once(entry, rest, start, x, w, y, alpha, beta)
+            start += error.size
+        if start == problem.batch:
+            return True
+        rest = decide_rest(problem, start, benchmark, self._settings, limit, failed)
+        if rest is not None:
+            self._launch_once(entry, rest, start, x, w, y, alpha, beta)
+        return rest is not None
+
+    def _launch_once(
+        self,
+        entry: Entry,
+        configuration: Configuration,
+        start: int,
+        x: Tensor,
+        w: Tensor,
+        y: Tensor,
+        alpha: float,
+        beta: float,
+    ) -> None:
+        queue = self.backend.queue()
+        workspace = self._buffer(entry, queue, configuration.workspace_bytes)
+        plan = make_plan(entry.kernel.problem, configuration, self.backend, start=start)
+        if self.backend.capturing(queue):
+            self._keep(workspace, plan)
+        plan.launch(x, w, y, alpha=alpha, beta=beta, workspace=workspace)
 
     def _replace(self, entry: Entry, error: StepError) -> None:
         """Decide without an algorithm that failed."""

@@ -22,6 +22,7 @@
 """
 
 from collections.abc import Iterable
+from typing import Any
 
 __all__ = [
     "BackendError",
@@ -163,14 +164,16 @@ class StepError(BackendError):
         algorithm: name of what failed.
         size: the micro-batch size at which it did.
         start: the first sample that was not computed.
+        left: of a micro-batch that is computed slab by slab, the slabs that were not, from this one on; else ().
     """
 
-    def __init__(self, algorithm: str, size: int, start: int, cause: Exception) -> None:
-        super().__init__(f"{algorithm} failed on a micro-batch of {size}: {cause}")
+    def __init__(self, algorithm: str, size: int, start: int, cause: Exception, left: tuple[object, ...] = ()) -> None:
+        super().__init__(f"{algorithm} failed on a {'slab of a ' if left else ''}micro-batch of {size}: {cause}")
         self.algorithm = algorithm
         self.size = size
         self.start = start
+        self.left: tuple[Any, ...] = left
         self._cause = cause
 
     def __reduce__(self) -> tuple[object, ...]:
-        return type(self), (self.algorithm, self.size, self.start, self._cause)
+        return type(self), (self.algorithm, self.size, self.start, self._cause, self.left)

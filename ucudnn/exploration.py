@@ -13,6 +13,8 @@ from ucudnn.policy import divisions_within, equal_divisions, fitting_size, power
 from ucudnn.problem import ConvolutionProblem
 from ucudnn.results import Result, Results
 from ucudnn.search import Search, is_chain, kind_of
+from ucudnn.slab_search import Division, SlabSearch
+from ucudnn.slabs import Slab, kinds_of
 from ucudnn.solvers.desirable import fastest
 
 _LOG = logging.getLogger(__name__)
@@ -43,6 +45,7 @@ class Request:
             kinds of algorithms as well (profiles).
         adaptive: whether more sizes are chosen by what is measured; `sizes` are then what it begins with.
         least_size: the smallest size that may be chosen.
+        rows: how many rows slabs of the smallest size may have, descending; () for no slabs.
     """
 
     problem: ConvolutionProblem
@@ -52,6 +55,7 @@ class Request:
     apart: bool = False
     adaptive: bool = False
     least_size: int = 1
+    rows: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,10 +65,19 @@ class Exploration:
     Attributes:
         names: algorithms.
         sizes: micro-batch sizes, ascending.
+        divisions: micro-batch sizes that were divided into slabs, with the rows of these.
     """
 
     names: tuple[str, ...]
     sizes: tuple[int, ...]
+    divisions: tuple[Division, ...] = ()
+
+    def parts(self, problem: ConvolutionProblem) -> list[ConvolutionProblem]:
+        """Return the problems of all micro-batches and slabs."""
+        parts = [problem.part(size) for size in self.sizes]
+        for size, rows in self.divisions:
+            parts += [kind for kind, _ in kinds_of(problem.part(size), rows)]
+        return parts
 
 
 Item = tuple[ConvolutionProblem, Result]
@@ -152,7 +165,55 @@ class Explorer:
             self._measure([size for size in within if self._offered is None or size in self._offered], names, chain)
         if not self._request.whole and not self._exhaustive:
             self._confirm()
-        return Exploration(names=self._names, sizes=tuple(sorted(self._sizes)))
+        sizes = tuple(sorted(self._sizes))
+        return Exploration(names=self._names, sizes=sizes, divisions=tuple(self._divide(sizes)))
+
+    def _divide(self, sizes: Sequence[int]) -> list[Division]:
+        """Measure slabs of the smallest size, where its workspace is too large."""
+        request = self._request
+        if not request.rows or not sizes:
+            return []
+        size, batch = sizes[0], request.problem.batch
+        part = request.problem.part(size)
+        heights = request.rows
+        if self._exhaustive:
+            heights = tuple(
+                rows for rows in heights if all(self._backend.knows(kind) for kind, _ in kinds_of(part, rows))
+            )
+        best = None if request.whole or self._exhaustive else fastest(self._micros.values(), batch)
+        loaded: set[ConvolutionProblem] = set()
+        algorithms: dict[tuple[ConvolutionProblem, str], Algorithm | None] = {}
+
+        def algorithm(problem: ConvolutionProblem, name: str) -> Algorithm | None:
+            if problem not in loaded and self._keeper is not None and not self._results.of(problem):
+                self._results.update(self._keeper.load([problem]))
+            loaded.add(problem)
+            if (problem, name) not in algorithms:
+                known = self._results.of(problem).get(name)
+                algorithms[problem, name] = self._backend.algorithm(problem, name) if known is None else known.algorithm
+            return algorithms[problem, name]
+
+        def measure(
+            problem: ConvolutionProblem, slabs: Sequence[Slab], algorithm: Algorithm, worth_ms: float
+        ) -> float | None:
+            known = self._results.of(problem).get(algorithm.name)
+            if known is None or not known.complete or known.status is MeasurementStatus.HINDERED:
+                known = self._measured(size, problem, algorithm, self._effort, worth_ms, slabs)
+            return known.time_ms if known.measured else None
+
+        search = SlabSearch(
+            part,
+            heights,
+            self._names,
+            limit_bytes=request.limit_bytes,
+            whole=request.whole,
+            exhaustive=self._exhaustive,
+            algorithm=algorithm,
+            measure=measure,
+        )
+        known = [micro for (each, _), micro in self._micros.items() if each == size]
+        rows = search.run(known, inf if best is None else best.time_ms * size / batch)
+        return [(size, each) for each in rows]
 
     def _confirm(self) -> None:
         """Measure again what makes the fastest configuration, until nothing new does.
@@ -275,21 +336,34 @@ class Explorer:
 
     def _take(self, size: int, algorithm: Algorithm, effort: Effort, worth_ms: float) -> None:
         """Measure, and remember what comes of it."""
-        request = self._request
+        result = self._measured(size, self._request.problem.part(size), algorithm, effort, worth_ms)
+        if result.measured:
+            self._add(size, result)
+
+    def _measured(
+        self,
+        size: int,
+        part: ConvolutionProblem,
+        algorithm: Algorithm,
+        effort: Effort,
+        worth_ms: float,
+        slabs: Sequence[Slab] = (),
+    ) -> Result:
+        """Measure a micro-batch, or slabs of it, and return what is remembered of it."""
+        problem = self._request.problem
         if algorithm.compiles:
             self._compiled.add(algorithm.name)
         if self._bench is None:
-            self._bench = self._stack.enter_context(self._backend.bench(request.problem))
-        result = Result.of(algorithm, self._bench.measure(size, algorithm, effort, worth_ms))
+            self._bench = self._stack.enter_context(self._backend.bench(problem))
+        result = Result.of(algorithm, self._bench.measure(size, algorithm, effort, worth_ms, slabs))
         self.measured += 1
-        part = request.problem.part(size)
         self._results.put(part, result)
-        if result.measured:
-            self._add(size, result)
-        else:
-            _LOG.info("%s at micro-batch %d of %s failed: %s", algorithm.name, size, request.problem, result.reason)
+        if not result.measured:
+            where = f"slabs of {slabs[0].rows} rows of micro-batch" if slabs else "micro-batch"
+            _LOG.info("%s at %s %d of %s failed: %s", algorithm.name, where, size, problem, result.reason)
         if result.status is not MeasurementStatus.HINDERED:
             self._fresh.append((part, result))
+        return result
 
     def _fitting(self, size: int, name: str) -> Algorithm | None:
         """Return an algorithm if it computes a size within the limit."""

@@ -61,6 +61,8 @@ class Handle:
         database: file that keeps measurements for the next process, or 'off' (UCUDNN_DATABASE).
         benchmark_devices: GPUs that measure together: numbers such as '0,1', 'all', or 'ranks' for those of
             torch.distributed (UCUDNN_BENCHMARK_DEVICES).
+        slabs: whether a micro-batch that cannot be divided any more may be computed in ranges of its first spatial
+            dimension (UCUDNN_SLABS).
         effort: how much time goes into one measurement.
         listener: is told of the benchmarks' progress.
 
@@ -83,6 +85,7 @@ class Handle:
         groups: Sequence[Sequence[str | Sequence[str]]] | None = None,
         database: str | None = None,
         benchmark_devices: str | tuple[int, ...] | None = None,
+        slabs: bool | str | None = None,
         effort: Effort | None = None,
         listener: ProgressListener | None = None,
     ) -> None:
@@ -95,6 +98,7 @@ class Handle:
             solver_time_limit_seconds=solver_time_limit,
             database=database,
             benchmark_devices=benchmark_devices,
+            slabs=slabs,
         )
         self.backend: Backend = (
             backend

@@ -112,10 +112,14 @@ class Database:
 
     def load_exploration(self, machine: Mapping[str, str], name: str, request: Request) -> Exploration | None:
         """Return what was tried for a request on a backend, or None if it was never finished."""
-        query = "SELECT names, sizes FROM explorations WHERE machine = ? AND problem = ? AND request = ?"
+        query = "SELECT names, sizes, divisions FROM explorations WHERE machine = ? AND problem = ? AND request = ?"
         keys = [_key(_dumps(machine)), _key(_text(request.problem)), _request_text(name, request)]
-        for names, sizes in self._file.read(query, keys):
-            return Exploration(names=tuple(json.loads(names)), sizes=tuple(json.loads(sizes)))
+        for names, sizes, divisions in self._file.read(query, keys):
+            return Exploration(
+                names=tuple(json.loads(names)),
+                sizes=tuple(json.loads(sizes)),
+                divisions=tuple((size, rows) for size, rows in json.loads(divisions)),
+            )
         return None
 
     def save_exploration(
@@ -130,12 +134,13 @@ class Database:
             _dumps(exploration.names),
             _dumps(exploration.sizes),
             _now(),
+            _dumps(exploration.divisions),
         ]
 
         def write(connection: Connection) -> None:
             connection.execute("INSERT OR IGNORE INTO machines VALUES (?, ?)", [own, _dumps(machine)])
             connection.execute("INSERT OR IGNORE INTO problems VALUES (?, ?)", [_key(text), text])
-            connection.execute("INSERT OR REPLACE INTO explorations VALUES (?, ?, ?, ?, ?, ?)", row)
+            connection.execute("INSERT OR REPLACE INTO explorations VALUES (?, ?, ?, ?, ?, ?, ?)", row)
 
         self._file.write(write)
 
@@ -275,6 +280,7 @@ def _request_text(name: str, request: Request) -> str:
             "apart": request.apart,
             "adaptive": request.adaptive,
             "least": request.least_size,
+            "rows": request.rows,
         }
     )
 

@@ -51,6 +51,14 @@ TimeLimitOption = Annotated[
         help="WD: take the solver's best after so long [UCUDNN_SOLVER_TIME_LIMIT]; default: wait for the optimum.",
     ),
 ]
+SlabsOption = Annotated[
+    bool | None,
+    typer.Option(
+        "--slabs/--no-slabs",
+        help="Compute in ranges of the first spatial dimension what single samples need too much for [UCUDNN_SLABS].",
+        show_default=False,
+    ),
+]
 BranchesOption = Annotated[
     bool,
     typer.Option(

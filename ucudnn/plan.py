@@ -7,6 +7,7 @@ from ucudnn.backends.base import Buffer, ComputeBackend, PreparedCall, Tensor
 from ucudnn.configuration import Configuration, MicroConfiguration
 from ucudnn.errors import BackendError, StepError
 from ucudnn.problem import ConvolutionProblem, Operation
+from ucudnn.slabs import Rows, piece_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -15,15 +16,26 @@ class Step:
 
     Attributes:
         call: the call, prepared for its part's problem.
-        part: what it computes, how much and with which algorithm.
-        start: where the part begins: its first sample.
+        part: the micro-batch, and what computes it.
+        start: where the micro-batch begins: its first sample.
         accumulates: whether it adds to what earlier steps wrote, so that beta must be 1.
+        slab: index of the slab of the micro-batch that it computes; None for all of it.
+        first_rows: where that slab begins.
     """
 
     call: PreparedCall
     part: MicroConfiguration
     start: int
     accumulates: bool
+    slab: int | None = None
+    first_rows: Rows | None = None
+
+    def failed(self, error: BackendError) -> StepError:
+        """Return the error of its call as one of this step."""
+        if self.slab is None:
+            return StepError(self.part.algorithm, self.part.size, self.start, error)
+        left = self.part.slabs[self.slab :]
+        return StepError(left[0].algorithm, self.part.size, self.start, error, left)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,10 +53,10 @@ class Plan:
     steps: tuple[Step, ...]
 
     def launch(self, x: Tensor, w: Tensor, y: Tensor, *, alpha: float, beta: float, workspace: Buffer) -> None:
-        """Compute out = alpha * conv + beta * out, micro-batch by micro-batch.
+        """Compute out = alpha * conv + beta * out, micro-batch by micro-batch, slab by slab.
 
-        Forward and BackwardData write disjoint samples, each with the caller's beta. BackwardFilter scales
-        what is there once, with its first micro-batch, and accumulates the others (paper, section 2).
+        Forward and BackwardData write disjoint samples or rows, each with the caller's beta. BackwardFilter scales
+        what is there once, with its first part, and accumulates the others (paper, section 2).
 
         Args:
             x: input, or its gradient.
@@ -67,15 +79,16 @@ class Plan:
                     alpha=alpha,
                     beta=1.0 if step.accumulates else beta,
                     workspace=workspace,
+                    first_rows=step.first_rows,
                 )
             except BackendError as error:
-                raise StepError(step.part.algorithm, step.part.size, step.start, error) from error
+                raise step.failed(error) from error
 
 
 def make_plan(
     problem: ConvolutionProblem, configuration: Configuration, backend: ComputeBackend, start: int = 0
 ) -> Plan:
-    """Prepare the calls of a configuration; equal micro-configurations share one.
+    """Prepare the calls of a configuration; parts that are the same problem share one.
 
     Args:
         problem: the problem at mini-batch size.
@@ -86,18 +99,38 @@ def make_plan(
     Raises:
         StepError: if an algorithm cannot compute its part.
     """
-    calls: dict[tuple[int, str], PreparedCall] = {}
+    calls: dict[tuple[ConvolutionProblem, str], PreparedCall] = {}
     steps = []
-    first = start
-    for part in _aligned(configuration.parts):
-        key = (part.size, part.algorithm)
-        if key not in calls:
+    parts = _aligned(configuration.parts)
+    begin = start
+    gradient = problem.operation is Operation.BACKWARD_FILTER
+
+    def prepared(piece: ConvolutionProblem, algorithm: str) -> PreparedCall:
+        call = calls.get((piece, algorithm))
+        if call is None:
             try:
-                calls[key] = backend.prepare(problem.part(part.size), part.algorithm)
-            except BackendError as error:
-                raise StepError(part.algorithm, part.size, first, error) from error
-        accumulates = problem.operation is Operation.BACKWARD_FILTER and start > 0
-        steps.append(Step(call=calls[key], part=part, start=start, accumulates=accumulates))
+                call = calls[piece, algorithm] = backend.prepare(piece, algorithm)
+            except BackendError as error:  # nothing was launched yet, wherever it is
+                raise StepError(algorithm, parts[0].size, begin, error, parts[0].slabs) from error
+        return call
+
+    for part in parts:
+        whole = problem.part(part.size)
+        if not part.slabs:
+            call = prepared(whole, part.algorithm)
+            steps.append(Step(call=call, part=part, start=start, accumulates=gradient and start > 0))
+        for index, each in enumerate(part.slabs):
+            piece = piece_of(whole, each.slab)
+            steps.append(
+                Step(
+                    call=prepared(piece.problem, each.algorithm),
+                    part=part,
+                    start=start,
+                    accumulates=gradient and (start > 0 or each.slab.first > 0),
+                    slab=index,
+                    first_rows=piece.first_rows,
+                )
+            )
         start += part.size
     return Plan(problem=problem, configuration=configuration, steps=tuple(steps))
 

@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterable
 from enum import Enum
 
 _STEPS = (1, 2, 3, 4, 6, 8)  # by which sizes are varied around the best known ones
+_MOST_SLABS = 64
 _MOST_PARTS_VARIED = 16  # where there are more micro-batches, a sample more or less in each changes little
 
 
@@ -32,6 +33,27 @@ class BatchSizePolicy(Enum):
         if self is BatchSizePolicy.ADAPTIVE:
             return tuple(sorted({*powers_of_two(batch), *equal_divisions(batch)}))
         return powers_of_two(batch)
+
+    def rows(self, count: int, unit: int) -> tuple[int, ...]:
+        """Return of how many rows slabs are to be, descending: equal divisions, but for what is left of the last.
+
+        UNDIVIDED has no slabs, and POWER_OF_TWO divides by powers of two.
+
+        Args:
+            count: the rows that are divided.
+            unit: slabs have multiples of so many rows.
+        """
+        units = -(-count // unit)
+        found = {-(-units // k) * unit for k in _divisors(self, min(units, _MOST_SLABS))}
+        return tuple(sorted(found, reverse=True))
+
+
+def _divisors(policy: BatchSizePolicy, most: int) -> Iterable[int]:
+    if policy is BatchSizePolicy.UNDIVIDED:
+        return ()
+    if policy is BatchSizePolicy.POWER_OF_TWO:
+        return (1 << exponent for exponent in range(1, (most - 1).bit_length() + 1))
+    return range(2, most + 1)
 
 
 def powers_of_two(batch: int) -> tuple[int, ...]:

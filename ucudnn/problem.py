@@ -96,7 +96,8 @@ class ConvolutionProblem:
         spatial: spatial sizes of x.
         filters: filters K, the channels of y.
         kernel: spatial sizes of w.
-        padding: zeros added on either side of x; 0 by default.
+        padding: zeros added before x in each dimension; 0 by default.
+        post_padding: zeros added after it where they are not as many as before, else (): see `paddings`.
         stride: distance between two applications of the filter; 1 by default.
         dilation: distance between two taps of the filter; 1 by default.
         groups: channel groups; w has channels / groups channels.
@@ -104,6 +105,8 @@ class ConvolutionProblem:
         layout: order of dimensions; channels first by default.
         x_batch_stride: elements from one sample of x to the next; dense (the default) or larger.
         y_batch_stride: the same for y.
+        x_channel_stride: elements from one channel of x to the next where there are gaps between them, else 0.
+        y_channel_stride: the same for y.
         math: whether float32 may be multiplied as TF32.
         deterministic: whether only algorithms that repeat their results to the bit are wanted.
         alignment: bytes, a power of two up to 16, of which the addresses of all three tensors are multiples.
@@ -119,6 +122,7 @@ class ConvolutionProblem:
     filters: int
     kernel: tuple[int, ...]
     padding: tuple[int, ...] = ()
+    post_padding: tuple[int, ...] = ()
     stride: tuple[int, ...] = ()
     dilation: tuple[int, ...] = ()
     groups: int = 1
@@ -126,6 +130,8 @@ class ConvolutionProblem:
     layout: Layout = None  # type: ignore[assignment]  # its default depends on `spatial`: see __post_init__
     x_batch_stride: int = 0
     y_batch_stride: int = 0
+    x_channel_stride: int = 0
+    y_channel_stride: int = 0
     math: MathMode = MathMode.TF32
     deterministic: bool = False
     alignment: int = MOST_ALIGNMENT
@@ -136,14 +142,18 @@ class ConvolutionProblem:
         dimensions = len(self.spatial)
         self._set("layout", self.layout or Layout.channels_first(dimensions))
         self._set("padding", self.padding or (0,) * dimensions)
+        if self.post_padding == self.padding:
+            self._set("post_padding", ())
         self._set("stride", self.stride or (1,) * dimensions)
         self._set("dilation", self.dilation or (1,) * dimensions)
         self._check_sizes(dimensions)
-        for name, dense in (("x_batch_stride", self.x_sample), ("y_batch_stride", self.y_sample)):
-            given = getattr(self, name)
+        for name, shape in (("x", self.spatial), ("y", self.output)):
+            self._set_channel_stride(f"{name}_channel_stride", prod(shape))
+            dense = getattr(self, f"{name}_sample")
+            given = getattr(self, f"{name}_batch_stride")
             if given and given < dense:
-                raise InvalidProblemError(f"{name} {given} is below the {dense} elements of one sample")
-            self._set(name, given or dense)
+                raise InvalidProblemError(f"{name}_batch_stride {given} is below the {dense} elements of one sample")
+            self._set(f"{name}_batch_stride", given or dense)
         if self.alignment not in (1, 2, 4, 8, MOST_ALIGNMENT):
             raise InvalidProblemError(f"alignment {self.alignment} is no power of two up to {MOST_ALIGNMENT}")
         if self.alignment < self.dtype.itemsize:
@@ -161,16 +171,30 @@ class ConvolutionProblem:
     def _set(self, name: str, value: object) -> None:
         object.__setattr__(self, name, value)
 
+    def _set_channel_stride(self, name: str, dense: int) -> None:
+        given = getattr(self, name)
+        if given and self.layout.channels_last:
+            raise InvalidProblemError(
+                f"{name} {given}: in layout {self.layout.value} channels have no gaps between them"
+            )
+        if given and given < dense:
+            raise InvalidProblemError(f"{name} {given} is below the {dense} elements of one channel")
+        if given == dense:
+            self._set(name, 0)
+
     def _check_sizes(self, dimensions: int) -> None:
         if self.layout.dimensions != dimensions:
             raise InvalidProblemError(f"layout {self.layout.value} does not fit spatial sizes {self.spatial}")
-        for name in ("kernel", "padding", "stride", "dilation"):
+        for name in ("kernel", "padding", "post_padding", "stride", "dilation"):
             values = getattr(self, name)
-            if len(values) != dimensions:
+            if len(values) != dimensions and (values or name != "post_padding"):
                 raise InvalidProblemError(f"{name} {values} has not one entry for each of {self.spatial}")
-        for name in ("batch", "channels", "filters", "groups", "spatial", "kernel", "stride", "dilation", "padding"):
+        for name in (
+            *("batch", "channels", "filters", "groups", "spatial", "kernel", "stride", "dilation"),
+            *("padding", "post_padding"),
+        ):
             value = getattr(self, name)
-            least = 0 if name == "padding" else 1
+            least = 0 if name.endswith("padding") else 1
             for size in value if isinstance(value, tuple) else (value,):
                 if isinstance(size, bool) or not isinstance(size, int) or size < least:
                     raise InvalidProblemError(f"{name} {value} must be {least} or more, in whole numbers")
@@ -178,30 +202,36 @@ class ConvolutionProblem:
             if getattr(self, name) % self.groups:
                 raise InvalidProblemError(f"{name} {getattr(self, name)} cannot be divided into {self.groups} groups")
         if any(size < 1 for size in self.output):
+            after = f" before and {self.post_padding} after" if self.post_padding else ""
             raise InvalidProblemError(
                 f"kernel {self.kernel} with dilation {self.dilation} does not fit spatial sizes {self.spatial}"
-                f" with padding {self.padding}"
+                f" with padding {self.padding}{after}"
             )
+
+    @property
+    def paddings(self) -> tuple[tuple[int, int], ...]:
+        """Zeros before and after x in each spatial dimension."""
+        return tuple(zip(self.padding, self.post_padding or self.padding, strict=True))
 
     @property
     def output(self) -> tuple[int, ...]:
         """Spatial sizes of y (cudnnGetConvolutionNdForwardOutputDim)."""
         return tuple(
-            (size + 2 * pad - (taps - 1) * dilation - 1) // stride + 1
-            for size, taps, pad, stride, dilation in zip(
-                self.spatial, self.kernel, self.padding, self.stride, self.dilation, strict=True
+            (size + sum(padding) - (taps - 1) * dilation - 1) // stride + 1
+            for size, taps, padding, stride, dilation in zip(
+                self.spatial, self.kernel, self.paddings, self.stride, self.dilation, strict=True
             )
         )
 
     @property
     def x_sample(self) -> int:
-        """Elements of one sample of x."""
-        return self.channels * prod(self.spatial)
+        """Elements that one sample of x spans, gaps between its channels included."""
+        return _span(self.channels, self.x_channel_stride, self.spatial)
 
     @property
     def y_sample(self) -> int:
-        """Elements of one sample of y."""
-        return self.filters * prod(self.output)
+        """Elements that one sample of y spans, gaps between its channels included."""
+        return _span(self.filters, self.y_channel_stride, self.output)
 
     @property
     def w_sample(self) -> int:
@@ -241,7 +271,7 @@ class ConvolutionProblem:
     @property
     def multiplications(self) -> int:
         """Multiply-accumulates of the direct method, for every operation the same."""
-        return self.batch * self.y_sample * self.channels // self.groups * prod(self.kernel)
+        return self.batch * self.filters * prod(self.output) * self.channels // self.groups * prod(self.kernel)
 
     def with_batch(self, batch: int) -> "ConvolutionProblem":
         """Return the same problem at another mini-batch size."""
@@ -268,8 +298,10 @@ class ConvolutionProblem:
         sizes = f"{'x'.join(map(str, self.x_shape))} * {'x'.join(map(str, self.w_shape))}"
         text = f"{self.operation.value} {sizes}"
         ones = (1,) * len(self.spatial)
-        if any(self.padding):
+        if any((*self.padding, *self.post_padding)):
             text += f" padding {'x'.join(map(str, self.padding))}"
+        if self.post_padding:
+            text += f" before and {'x'.join(map(str, self.post_padding))} after"
         if self.stride != ones:
             text += f" stride {'x'.join(map(str, self.stride))}"
         if self.dilation != ones:
@@ -277,6 +309,10 @@ class ConvolutionProblem:
         if self.groups != 1:
             text += f" groups {self.groups}"
         return f"{text} {self.dtype.value} {self.layout.value}"
+
+
+def _span(channels: int, stride: int, sizes: tuple[int, ...]) -> int:
+    return (channels - 1) * (stride or prod(sizes)) + prod(sizes)
 
 
 @lru_cache(maxsize=1 << 14)

@@ -2,7 +2,7 @@
 
 A profile is a JSON text (gzipped where the name ends in .gz):
 
-* `format` 'ucudnn-profile' and `version` 2 (version 1 had no spreads);
+* `format` 'ucudnn-profile' and `version` 3 (version 1 had no spreads, version 2 no slabs);
 * `conditions`: device and versions that the times depend on;
 * `algorithms`: a table of [api, name, notes]; rows below point into it;
 * `columns`: the meaning of a row, ["algorithm", "time_ms", "spread_ms", "workspace_bytes"];
@@ -18,7 +18,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import MISSING, dataclass, fields
 from enum import Enum
 from importlib import resources
-from math import isfinite
+from math import isfinite, prod
 from pathlib import Path
 from typing import Any
 
@@ -26,8 +26,9 @@ from ucudnn.errors import InvalidProblemError, ProfileError
 from ucudnn.problem import ConvolutionProblem, DataType, Layout, MathMode, Operation
 
 _FORMAT = "ucudnn-profile"
-_VERSION = 2
-_COLUMNS = {1: ["algorithm", "time_ms", "workspace_bytes"], 2: ["algorithm", "time_ms", "spread_ms", "workspace_bytes"]}
+_VERSION = 3
+_WITH_SPREAD = ["algorithm", "time_ms", "spread_ms", "workspace_bytes"]
+_COLUMNS = {1: ["algorithm", "time_ms", "workspace_bytes"], 2: _WITH_SPREAD, 3: _WITH_SPREAD}
 _DIGITS = 5  # of a time: more than its measurement has
 _ENUMS: dict[str, type[Enum]] = {"operation": Operation, "dtype": DataType, "layout": Layout, "math": MathMode}
 
@@ -190,18 +191,21 @@ def decode_problem(given: Mapping[str, Any], batch: int) -> ConvolutionProblem:
 
 def encode_problem(problem: ConvolutionProblem) -> dict[str, Any]:
     """Return the fields of a problem that differ from their defaults, without its batch, as JSON writes them."""
-    plain = ConvolutionProblem(
-        operation=problem.operation,
-        batch=problem.batch,
-        channels=problem.channels,
-        spatial=problem.spatial,
-        filters=problem.filters,
-        kernel=problem.kernel,
-    )
+    dimensions = len(problem.spatial)
+    unpadded = (size - taps + 1 for size, taps in zip(problem.spatial, problem.kernel, strict=True))
+    defaults = {
+        "padding": (0,) * dimensions,
+        "stride": (1,) * dimensions,
+        "dilation": (1,) * dimensions,
+        "layout": Layout.channels_first(dimensions),
+        "x_batch_stride": problem.channels * prod(problem.spatial),
+        "y_batch_stride": problem.filters * prod(unpadded),  # as it is without padding and stride
+    }
     values = {}
     for field in fields(ConvolutionProblem):
         value = getattr(problem, field.name)
-        if field.init and field.name != "batch" and (field.default is MISSING or value != getattr(plain, field.name)):
+        default = defaults.get(field.name, field.default)
+        if field.init and field.name != "batch" and (default is MISSING or value != default):
             values[field.name] = value.value if isinstance(value, Enum) else value
     return values
 

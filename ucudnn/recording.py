@@ -10,14 +10,24 @@ from ucudnn.policy import BatchSizePolicy
 from ucudnn.problem import MOST_ALIGNMENT, ConvolutionProblem
 from ucudnn.profile import Profile, Record
 from ucudnn.search import kind_of
+from ucudnn.slab_search import rows_tried
 from ucudnn.variants import Variant
 
 NO_LIMIT = 1 << 50
 """Bytes of workspace: limits filter when plans are made."""
 
 
-def record_requests(network: Network, wanted: Iterable[Variant], policy: BatchSizePolicy) -> list[Request]:
-    """Return what to measure for a network's profile: what each size of every kernel has to offer."""
+def record_requests(
+    network: Network, wanted: Iterable[Variant], policy: BatchSizePolicy, *, slabs: bool = True
+) -> list[Request]:
+    """Return what to measure for a network's profile: what each size of every kernel has to offer.
+
+    Args:
+        network: what is recorded.
+        wanted: in which types and layouts.
+        policy: which micro-batch sizes, and which slabs.
+        slabs: whether slabs are, of single samples that need much workspace.
+    """
     problems = (variant.of(kernel.problem) for variant in wanted for kernel in network.kernels())
     return [
         Request(
@@ -26,6 +36,7 @@ def record_requests(network: Network, wanted: Iterable[Variant], policy: BatchSi
             limit_bytes=NO_LIMIT,
             apart=True,
             adaptive=policy is BatchSizePolicy.ADAPTIVE,
+            rows=rows_tried(problem, policy) if slabs else (),
         )
         for problem in dict.fromkeys(problems)
     ]

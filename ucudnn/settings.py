@@ -87,6 +87,14 @@ def _parse_seconds(value: float | str, name: str) -> float:
     return seconds
 
 
+def _parse_switch(value: bool | str, name: str) -> bool:
+    known = {"1": True, "true": True, "on": True, "0": False, "false": False, "off": False}
+    found = value if isinstance(value, bool) else known.get(str(value).casefold())
+    if found is None:
+        raise SettingsError(f"{name}={value!r} is not known: give 1 or 0")
+    return found
+
+
 def _parse_path(value: str, name: str) -> str:
     if not value.strip():
         raise SettingsError(f"{name}={value!r} is empty: give the path of a file")
@@ -109,6 +117,7 @@ class Settings:
         solver_time_limit_seconds: after which WD takes the solver's best; None waits for the optimum
             (UCUDNN_SOLVER_TIME_LIMIT).
         cudnn_library: libcudnn to load; None looks for it (UCUDNN_CUDNN_LIBRARY).
+        slabs: whether micro-batches that cannot be divided any more may be computed slab by slab (UCUDNN_SLABS).
     """
 
     policy: BatchSizePolicy = BatchSizePolicy.POWER_OF_TWO
@@ -120,6 +129,7 @@ class Settings:
     solver: SolverName = SolverName.AUTO
     solver_time_limit_seconds: float | None = None
     cudnn_library: str | None = None
+    slabs: bool = True
 
     @classmethod
     def load(cls, environment: Mapping[str, str] | None = None, **arguments: Any) -> "Settings":
@@ -155,6 +165,7 @@ _FIELDS: dict[str, tuple[str, Callable[[Any, str], Any]]] = {
     "solver": ("UCUDNN_SOLVER", _parse_solver),
     "solver_time_limit_seconds": ("UCUDNN_SOLVER_TIME_LIMIT", _parse_seconds),
     "cudnn_library": ("UCUDNN_CUDNN_LIBRARY", _parse_path),
+    "slabs": ("UCUDNN_SLABS", _parse_switch),
 }
 
 VARIABLES: dict[str, str] = {field: variable for field, (variable, _) in _FIELDS.items()}

@@ -12,6 +12,7 @@ from ucudnn.backends.base import ComputeBackend, PreparedCall
 from ucudnn.backends.cpu.backend import CpuBackend
 from ucudnn.errors import BackendUnavailableError
 from ucudnn.problem import Operation
+from ucudnn.slabs import row_bytes
 
 
 @pytest.fixture(scope="session")
@@ -30,22 +31,26 @@ class AddressCall(PreparedCall):
     def __init__(self, call, problem):
         self.call, self.problem = call, problem
 
-    def launch(self, x, w, y, *, start, alpha, beta, workspace):
+    def launch(self, x, w, y, *, start, alpha, beta, workspace, first_rows=None):
         whole = self.problem.with_batch(start + self.problem.batch)  # tensors may be longer than that: nobody looks
+        x_row, y_row = (row * step for row, step in zip(first_rows or (0, 0), row_bytes(whole), strict=True))
         views = (
-            view(x, whole.x_shape, whole.dtype, whole.x_batch_stride),
+            view(x + x_row, whole.x_shape, whole.dtype, whole.x_batch_stride, whole.x_channel_stride),
             view(w, whole.w_shape, whole.dtype, whole.w_sample),
-            view(y, whole.y_shape, whole.dtype, whole.y_batch_stride),
+            view(y + y_row, whole.y_shape, whole.dtype, whole.y_batch_stride, whole.y_channel_stride),
         )
         self.call.launch(*views, start=start, alpha=alpha, beta=beta, workspace=workspace)
 
 
-def view(address, shape, dtype, outer):
-    """Return host memory as an array that is dense but for its outermost stride."""
+def view(address, shape, dtype, outer, inner=0):
+    """Return host memory as an array that is dense but for its outermost stride, and the next if it is given."""
     size = dtype.itemsize
-    dense = [size * int(np.prod(shape[axis + 1 :])) for axis in range(len(shape))]
-    memory = (ctypes.c_char * ((shape[0] - 1) * outer * size + dense[0])).from_address(address)
-    return np.ndarray(shape, dtype.value, memory, strides=(outer * size, *dense[1:]))
+    strides = [size * int(np.prod(shape[axis + 1 :])) for axis in range(len(shape))]
+    strides[0] = outer * size
+    strides[1] = inner * size or strides[1]
+    span = size + sum((count - 1) * stride for count, stride in zip(shape, strides, strict=True))
+    memory = (ctypes.c_char * span).from_address(address)
+    return np.ndarray(shape, dtype.value, memory, strides=strides)
 
 
 class AddressBackend(ComputeBackend):

@@ -15,6 +15,7 @@ from typing import Any
 
 from ucudnn.errors import UnsupportedProblemError
 from ucudnn.problem import MOST_ALIGNMENT, ConvolutionProblem
+from ucudnn.slabs import Piece, Rows, Slab, piece_of
 
 Tensor = Any
 """Whatever a backend computes on: NumPy arrays for the CPU, device arrays or addresses for cuDNN."""
@@ -109,12 +110,20 @@ class Measurement:
         return median(abs(sample - center) for sample in self.samples_ms)
 
 
+def pieces_of(problem: ConvolutionProblem, size: int, slabs: Sequence[Slab]) -> list[Piece]:
+    """Return what is measured of a micro-batch: all of it, or slabs of it that are one problem."""
+    part = problem.part(size)
+    return [piece_of(part, slab) for slab in slabs] or [Piece(problem=part, first_rows=None)]
+
+
 class Bench(ABC):
     """Operands of one mini-batch, made once, on which micro-batches of any size are measured."""
 
     @abstractmethod
-    def measure(self, size: int, algorithm: Algorithm, effort: Effort, worth_ms: float = inf) -> Measurement:
-        """Measure one algorithm at one micro-batch size, stepping through the mini-batch.
+    def measure(
+        self, size: int, algorithm: Algorithm, effort: Effort, worth_ms: float = inf, slabs: Sequence[Slab] = ()
+    ) -> Measurement:
+        """Measure one algorithm at one micro-batch size, stepping through the mini-batch, and through its slabs.
 
         BackwardFilter is measured as it accumulates (beta = 1), the others with beta = 0. An algorithm
         that cannot run gives a FAILED measurement, no exception.
@@ -124,6 +133,7 @@ class Bench(ABC):
             algorithm: what to measure.
             effort: how much time to spend.
             worth_ms: time from which on it does not matter how slow it is: one sample beyond it will do.
+            slabs: parts of a micro-batch that are the same problem, one of which is measured; () for all of it.
         """
 
 
@@ -183,6 +193,10 @@ class Backend(ABC):
         """Return the micro-batch sizes that can be measured, or None where any can."""
         return None
 
+    def knows(self, problem: ConvolutionProblem) -> bool:
+        """Whether algorithms of a problem can be asked for; of a recorded profile, whether it was recorded."""
+        return True
+
     def prefetch(self, problems: Sequence[tuple[ConvolutionProblem, Sequence[int]]]) -> None:
         """Begin, in the background, with what listing and measuring these problems at these sizes will ask for."""
         del problems  # nothing to begin with
@@ -201,7 +215,16 @@ class PreparedCall(ABC):
 
     @abstractmethod
     def launch(
-        self, x: Tensor, w: Tensor, y: Tensor, *, start: int, alpha: float, beta: float, workspace: Buffer
+        self,
+        x: Tensor,
+        w: Tensor,
+        y: Tensor,
+        *,
+        start: int,
+        alpha: float,
+        beta: float,
+        workspace: Buffer,
+        first_rows: Rows | None = None,
     ) -> None:
         """Compute samples [start, start + batch) of the mini-batch tensors: out = alpha * conv + beta * out.
 
@@ -213,6 +236,7 @@ class PreparedCall(ABC):
             alpha: factor of the convolution.
             beta: factor of what the output holds; at 0 the output is not read.
             workspace: at least the algorithm's workspace, from the backend's `allocate` or `slice`.
+            first_rows: where a slab begins: the first row of x and of y that it reads or writes; None for all rows.
         """
 
 

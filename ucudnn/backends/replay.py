@@ -1,16 +1,17 @@
 """Replay: answers from a recorded profile, so that plans for a GPU can be made without it."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from math import inf
 from typing import final
 
-from ucudnn.backends.base import Algorithm, Backend, Bench, Effort, Measurement, MeasurementStatus
+from ucudnn.backends.base import Algorithm, Backend, Bench, Effort, Measurement, MeasurementStatus, pieces_of
 from ucudnn.backends.candidates import Candidates
 from ucudnn.errors import NotRecordedError
 from ucudnn.problem import MOST_ALIGNMENT, ConvolutionProblem, MathMode
 from ucudnn.profile import Profile, Record, Recording
+from ucudnn.slabs import Slab
 
 _CUDNN_APIS = ("graph", "legacy")  # what candidates choose among; other backends have one kind of algorithms
 
@@ -74,6 +75,11 @@ class ReplayBackend(Backend):
             if sizes is not None:
                 return frozenset(sizes)
         return frozenset()
+
+    def knows(self, problem: ConvolutionProblem) -> bool:
+        """Whether a problem was recorded, at its own batch size."""
+        plain = _plain(problem)
+        return any(plain in recording for _, recording in self._recordings)
 
     @contextmanager
     def bench(self, problem: ConvolutionProblem) -> Iterator[Bench]:
@@ -155,6 +161,9 @@ class _ReplayBench(Bench):
         self._backend = backend
         self._problem = problem
 
-    def measure(self, size: int, algorithm: Algorithm, effort: Effort, worth_ms: float = inf) -> Measurement:
-        time_ms = self._backend.time_ms(self._problem.part(size), algorithm.name)
+    def measure(
+        self, size: int, algorithm: Algorithm, effort: Effort, worth_ms: float = inf, slabs: Sequence[Slab] = ()
+    ) -> Measurement:
+        piece = pieces_of(self._problem, size, slabs)[0]
+        time_ms = self._backend.time_ms(piece.problem, algorithm.name)
         return Measurement(status=MeasurementStatus.MEASURED, samples_ms=(time_ms,))

@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 from itertools import cycle
 from math import comb
 from statistics import median
+from typing import TypeVar
 
 from ucudnn.backends.base import Effort
 
@@ -71,27 +72,31 @@ def worthless(samples_ms: Sequence[float], worth_ms: float, noise: float = NOISE
     return min(samples_ms) > worth_ms * (1 + (noise / _LESS_NOISY if count >= _SEVERAL else noise))
 
 
+Place = TypeVar("Place")
+"""Whatever says where a part begins."""
+
+
 def sample(
-    launch: Callable[[int], None],
-    starts: Sequence[int],
+    launch: Callable[[Place], None],
+    places: Sequence[Place],
     effort: Effort,
     clock: Callable[[], float],
     worth_ms: float,
 ) -> tuple[float, ...]:
     """Call, and return the time of each call that counts, in milliseconds, in the order of the calls.
 
-    Warm-up calls come first, then those that count; each has the next of the starts, cyclically. Once the time limit
+    Warm-up calls come first, then those that count; each has the next of the places, cyclically. Once the time limit
     is spent, warm-up included, no more calls are made than the one that makes a measurement.
 
     Args:
-        launch: runs one call, from a first sample on, to its end.
-        starts: first samples of the micro-batches of a mini-batch, one at least.
+        launch: runs one call, at a place, to its end.
+        places: where the parts of a mini-batch begin, one at least.
         effort: how many calls of each kind, and the time limit.
         clock: seconds from any point in time.
         worth_ms: time from which on it does not matter how slow a call is.
     """
     begin = clock()
-    upcoming = cycle(starts)
+    upcoming = cycle(places)
 
     def spent() -> bool:
         return (clock() - begin) * 1e3 >= effort.time_limit_ms

@@ -8,6 +8,7 @@ import pytest
 
 from tests.reference import WRITTEN, reference_convolution, terms
 from ucudnn.backends.cpu.backend import CpuBackend
+from ucudnn.slabs import piece_of
 
 GUARD_BYTES = 256
 POISON = 0xFF  # floats of these bytes are NaN
@@ -31,17 +32,19 @@ class Tensors:
         assert all(np.shares_memory(memory[name], views[name]) for name in "xwy")
         return cls(memory, views)
 
-    def operands(self, problem, part):
-        """Return x, w and y of the micro-batch in float64 with channels first; NaN as 0, for it must not count."""
+    def operands(self, problem, part, rows):
+        """Return x, w and y of the part in float64 with channels first; NaN as 0, for it must not count."""
         first = {
             name: np.nan_to_num(np.moveaxis(view, -1, 1) if problem.layout.channels_last else view).astype(np.float64)
             for name, view in self.views.items()
         }
-        return first["x"][part], first["w"], first["y"][part]
+        return first["x"][part, :, rows["x"]], first["w"], first["y"][part, :, rows["y"]]
 
 
-def run_guarded(problem, algorithm, *, total, start, alpha, beta, seed):
+def run_guarded(problem, algorithm, *, total, start, alpha, beta, seed, slab=None):
     """Launch in poisoned memory, check that nothing else is written, and return the relative L2 error.
+
+    With a slab, only its rows are computed.
 
     It is relative to the result or, where that cancels, to what sums of random terms of this size come to.
     """
@@ -49,11 +52,18 @@ def run_guarded(problem, algorithm, *, total, start, alpha, beta, seed):
     tensors = Tensors.random(problem.with_batch(total), np.random.default_rng(seed))
     written = WRITTEN[problem.operation]
     part = slice(start, start + problem.batch)
-    everywhere = slice(None) if written == "w" else part
+    rows, first_rows = {"x": slice(None), "y": slice(None)}, None
+    if slab is not None:
+        piece = piece_of(problem, slab)
+        problem, first_rows = piece.problem, piece.first_rows
+        sizes = zip("xy", first_rows, (problem.spatial[0], problem.output[0]), strict=True)
+        rows = {name: slice(first, first + size) for name, first, size in sizes}
+    axis = 1 if problem.layout.channels_last else 2
+    everywhere = slice(None) if written == "w" else (part, *[slice(None)] * (axis - 1), rows[written])
     output = tensors.views[written][everywhere]
     if beta == 0:
-        output.fill(np.nan)
-    operands = tensors.operands(problem, part)
+        output[...] = np.nan
+    operands = tensors.operands(problem, part, rows)
     held = operands["xwy".index(written)]
     expected = alpha * reference_convolution(problem, *operands) + beta * held
     size = np.abs(alpha) * reference_convolution(problem, *map(np.abs, operands)) / sqrt(terms(problem))
@@ -66,13 +76,21 @@ def run_guarded(problem, algorithm, *, total, start, alpha, beta, seed):
     arena = backend.allocate(needed + GUARD_BYTES)
     arena.fill(POISON)
     workspace = backend.segment(arena, 0, needed)
-    call.launch(*(tensors.views[name] for name in "xwy"), start=start, alpha=alpha, beta=beta, workspace=workspace)
+    call.launch(
+        *(tensors.views[name] for name in "xwy"),
+        start=start,
+        alpha=alpha,
+        beta=beta,
+        workspace=workspace,
+        first_rows=first_rows,
+    )
 
     assert (arena[needed:] == POISON).all(), f"{algorithm} writes past the {needed} bytes of its workspace"
-    result = tensors.operands(problem, part)["xwy".index(written)]
+    result = tensors.operands(problem, part, rows)["xwy".index(written)]
     assert not np.isnan(output).any(), f"{algorithm} leaves or reads poison"
     # Put back the output alone: all else must be as it was, bit for bit.
-    tensors.memory[written][everywhere, : output[0].size] = before[written][everywhere, : output[0].size]
+    shape = tensors.views[written].shape
+    output[...] = before[written][:, : prod(shape[1:])].reshape(shape)[everywhere]
     for name, memory in tensors.memory.items():
         assert memory.tobytes() == before[name].tobytes(), f"{algorithm} writes to {name} outside of its samples"
     return np.linalg.norm(result - expected) / max(np.linalg.norm(expected), np.linalg.norm(size), 1e-300)

@@ -3,11 +3,12 @@
 import dataclasses
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from ucudnn.backends.cpu.backend import ROUTINES
+from ucudnn.backends.cpu.backend import ROUTINES, CpuBackend
 from ucudnn.problem import ConvolutionProblem, DataType, Layout, Operation
+from ucudnn.slabs import is_divisible, piece_of, row_count, row_unit, slabs_of
 
 EXAMPLES = 100
 PLAIN = {"FFT", "FFT_TILING", "WINOGRAD_2X2", "WINOGRAD_4X4"}
@@ -80,6 +81,30 @@ def test_equals_the_reference(guarded, algorithm, data):
         alpha=data.draw(factors),
         beta=data.draw(factors),
         seed=data.draw(st.integers(0, 2**32 - 1)),
+    )
+    assert error <= tolerance(algorithm, problem.dtype)
+
+
+@pytest.mark.parametrize("algorithm", ROUTINES)
+@settings(max_examples=EXAMPLES // 2, deadline=None)
+@given(data=st.data())
+def test_slabs_equal_the_reference(guarded, algorithm, data):
+    problem = data.draw(problems(algorithm).filter(is_divisible))
+    unit = row_unit(problem)
+    slabs = slabs_of(problem, unit * data.draw(st.integers(1, -(-row_count(problem) // unit))))
+    slab = data.draw(st.sampled_from(slabs))
+    part = piece_of(problem, slab).problem
+    assume(algorithm in {each.name for each in CpuBackend().algorithms(part)})
+    start, after = data.draw(st.tuples(st.integers(0, 2), st.integers(0, 2)))
+    error = guarded(
+        problem,
+        algorithm,
+        total=start + problem.batch + after,
+        start=start,
+        alpha=data.draw(factors),
+        beta=data.draw(factors),
+        seed=data.draw(st.integers(0, 2**32 - 1)),
+        slab=slab,
     )
     assert error <= tolerance(algorithm, problem.dtype)
 

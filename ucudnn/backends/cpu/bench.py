@@ -1,16 +1,25 @@
 """Measures algorithms on this machine's CPU, on random operands of one mini-batch."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from math import inf
 from time import perf_counter
 from typing import final
 
-from ucudnn.backends.base import Algorithm, Bench, Effort, Measurement, MeasurementStatus, PreparedCall
+from ucudnn.backends.base import (
+    Algorithm,
+    Bench,
+    Effort,
+    Measurement,
+    MeasurementStatus,
+    PreparedCall,
+    pieces_of,
+)
 from ucudnn.backends.cpu.geometry import Array
 from ucudnn.backends.cpu.operands import random_operands
 from ucudnn.backends.sampling import sample, worthless
 from ucudnn.errors import UcudnnError
 from ucudnn.problem import ConvolutionProblem, Operation
+from ucudnn.slabs import Rows, Slab
 
 
 @final
@@ -33,22 +42,27 @@ class CpuBench(Bench):
         self._problem = problem
         self._prepare = prepare
         self._allocate = allocate
-        self._x, self._w, self._y = random_operands(problem)
+        self._operands = random_operands(problem)
 
-    def measure(self, size: int, algorithm: Algorithm, effort: Effort, worth_ms: float = inf) -> Measurement:
+    def measure(
+        self, size: int, algorithm: Algorithm, effort: Effort, worth_ms: float = inf, slabs: Sequence[Slab] = ()
+    ) -> Measurement:
         """Measure an algorithm on micro-batches of `size` samples, 0, size, 2 * size, ... being their first ones."""
+        pieces = pieces_of(self._problem, size, slabs)
         starts = range(0, self._problem.batch - size + 1, size)
         if not starts:
             return _failed(f"a micro-batch of {size} does not fit into the mini-batch of {self._problem.batch}")
         beta = 1.0 if self._problem.operation is Operation.BACKWARD_FILTER else 0.0
         try:
-            call = self._prepare(self._problem.part(size), algorithm.name)
+            call = self._prepare(pieces[0].problem, algorithm.name)
             workspace = self._allocate(algorithm.workspace_bytes)
 
-            def launch(start: int) -> None:
-                call.launch(self._x, self._w, self._y, start=start, alpha=1.0, beta=beta, workspace=workspace)
+            def launch(place: tuple[int, Rows | None]) -> None:
+                start, rows = place
+                call.launch(*self._operands, start=start, alpha=1.0, beta=beta, workspace=workspace, first_rows=rows)
 
-            samples_ms = sample(launch, starts, effort, perf_counter, worth_ms)
+            places = [(start, piece.first_rows) for start in starts for piece in pieces]
+            samples_ms = sample(launch, places, effort, perf_counter, worth_ms)
         except MemoryError as error:
             return Measurement(status=MeasurementStatus.HINDERED, reason=f"MemoryError: {error}")
         except UcudnnError as error:

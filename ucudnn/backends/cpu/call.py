@@ -9,6 +9,7 @@ from ucudnn.backends.cpu.geometry import Array, filter_view, tensor_view
 from ucudnn.backends.cpu.routine import Routine
 from ucudnn.errors import BackendError
 from ucudnn.problem import ConvolutionProblem
+from ucudnn.slabs import Rows
 
 BUFFER_ELEMENTS = 1024
 """Elements that a NumPy ufunc may buffer for each operand. NumPy takes this memory even where it buffers nothing, and
@@ -39,24 +40,36 @@ class CpuCall(PreparedCall):
         """Bytes that `launch` needs as workspace."""
         return self._routine.workspace_bytes
 
-    def launch(self, x: Array, w: Array, y: Array, *, start: int, alpha: float, beta: float, workspace: Array) -> None:
+    def launch(
+        self,
+        x: Array,
+        w: Array,
+        y: Array,
+        *,
+        start: int,
+        alpha: float,
+        beta: float,
+        workspace: Array,
+        first_rows: Rows | None = None,
+    ) -> None:
         """Compute samples [start, start + batch); see PreparedCall.launch.
 
         Args:
-            x: (mini-batch, ...) of the problem's sample shape, with any batch stride.
+            x: (mini-batch, ...) of the problem's sample shape, or with more rows, with any batch stride.
             w: the problem's filter shape, C-contiguous.
-            y: (mini-batch, ...) of the problem's sample shape, with any batch stride.
+            y: (mini-batch, ...) of the problem's sample shape, or with more rows, with any batch stride.
             start: first sample of the micro-batch.
             alpha: factor of the convolution.
             beta: factor of what the output holds; at 0 the output is not read.
             workspace: bytes (uint8) that begin on 16 bytes; of any kind where the algorithm needs none.
+            first_rows: of a slab, the first rows of x and of y; None for all rows.
 
         Raises:
             BackendError: if an array or the workspace does not fit the problem; nothing has been written then.
         """
         problem = self._problem
-        self._check_tensor("x", x, problem.x_shape, start)
-        self._check_tensor("y", y, problem.y_shape, start)
+        x = self._rows("x", x, problem.x_shape, start, None if first_rows is None else first_rows[0])
+        y = self._rows("y", y, problem.y_shape, start, None if first_rows is None else first_rows[1])
         self._check_filters(w)
         self._check_workspace(workspace)
         with np.errstate():  # restores the buffer size too
@@ -70,12 +83,17 @@ class CpuCall(PreparedCall):
                 workspace=workspace,
             )
 
-    def _check_tensor(self, name: str, tensor: Array, shape: tuple[int, ...], start: int) -> None:
+    def _rows(self, name: str, tensor: Array, shape: tuple[int, ...], start: int, first: int | None) -> Array:
+        """Return a tensor, or a view of the rows that are read or written."""
         self._check_type(name, tensor)
+        if first is not None and tensor.ndim == len(shape):
+            axis = 1 if self._problem.layout.channels_last else 2
+            tensor = tensor[(slice(None),) * axis + (slice(first, first + shape[axis]),)]
         if tensor.shape[1:] != shape[1:]:
             raise BackendError(f"{name} has shape {tensor.shape}: {self._problem} needs samples of {shape[1:]}")
         if not 0 <= start <= len(tensor) - shape[0]:
             raise BackendError(f"{name} has {len(tensor)} samples: no {shape[0]} of them from sample {start} on")
+        return tensor
 
     def _check_filters(self, w: Array) -> None:
         self._check_type("w", w)

@@ -38,9 +38,9 @@ class Fft(Routine):
     def __init__(self, problem: ConvolutionProblem) -> None:
         # x may wrap around: padding below it and padding above it are the same zeros.
         fft = tuple(
-            good_size(max(size + pad, output, kernel))
-            for size, pad, output, kernel in zip(
-                problem.spatial, problem.padding, problem.output, problem.kernel, strict=True
+            good_size(max(size + max(pads), output, kernel))
+            for size, pads, output, kernel in zip(
+                problem.spatial, problem.paddings, problem.output, problem.kernel, strict=True
             )
         )
         whole = problem.spatial if problem.operation is Operation.BACKWARD_DATA else problem.output

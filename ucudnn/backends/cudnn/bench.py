@@ -1,13 +1,13 @@
 """Measures algorithms on the GPU, on random operands of one mini-batch, as they will run: warm, stepping through it."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import cycle
 from math import ceil, inf
 from time import perf_counter
 from typing import TypeVar, final
 
-from ucudnn.backends.base import Algorithm, Bench, Effort, Measurement, MeasurementStatus
+from ucudnn.backends.base import Algorithm, Bench, Effort, Measurement, MeasurementStatus, pieces_of
 from ucudnn.backends.cudnn.check import OutputCheck
 from ucudnn.backends.cudnn.device import Device, DeviceBuffer
 from ucudnn.backends.cudnn.graph import listing_beta
@@ -17,6 +17,7 @@ from ucudnn.backends.cudnn.library import Library
 from ucudnn.backends.sampling import SHORTEST_MS, settled, worthless
 from ucudnn.errors import CudnnError
 from ucudnn.problem import ConvolutionProblem
+from ucudnn.slabs import Rows, Slab
 
 _NOISE = 0.06  # of a sample at steady clocks
 _MOST_STALLS = 3
@@ -32,6 +33,7 @@ _MOST_CALLS = 16  # of one sample
 _INTERNAL = range(4000, 5000)  # statuses with which cuDNN says that it failed itself, in a compiler for example
 
 _T = TypeVar("_T")
+_Place = tuple[int, Rows | None]  # the first sample, and the first rows of a slab
 
 
 @final
@@ -76,26 +78,31 @@ class CudnnBench(Bench):
         nothing = DeviceBuffer(0, 0)
         self._operands, self._samples, self._workspace, self._check = (nothing, nothing, nothing), 0, nothing, None
 
-    def measure(self, size: int, algorithm: Algorithm, effort: Effort, worth_ms: float = inf) -> Measurement:
+    def measure(
+        self, size: int, algorithm: Algorithm, effort: Effort, worth_ms: float = inf, slabs: Sequence[Slab] = ()
+    ) -> Measurement:
         """Measure an algorithm on micro-batches of `size` samples, 0, size, 2 * size, ... being their first ones."""
+        pieces = pieces_of(self._problem, size, slabs)
         starts = range(0, self._samples - size + 1, size)
         if not starts or self._check is None:
             return _hindered(f"GPU memory holds operands of {self._samples} samples only")
         try:
-            call = self._prepare(self._problem.part(size), algorithm)
+            call = self._prepare(pieces[0].problem, algorithm)
             if call.workspace_bytes > algorithm.workspace_bytes:
                 return _failed(f"it needs {call.workspace_bytes} bytes of workspace, not {algorithm.workspace_bytes}")
             workspace = self._workspace_of(algorithm.workspace_bytes)
-            expected = self._expected_ms(algorithm.name, size)
+            places = [(start, piece.first_rows) for start in starts for piece in pieces]
+            work = pieces[0].problem.multiplications
+            expected = self._expected_ms(algorithm.name, work)
             if expected is None:
-                expected = self._first(call, workspace, worth_ms)
+                expected = self._first(call, workspace, worth_ms, places[0])
                 if worthless([expected], worth_ms):
                     return Measurement(status=MeasurementStatus.MEASURED, samples_ms=(expected,), complete=False)
-            samples_ms = self._sample(call, workspace, starts, effort, worth_ms, expected)
-            self._rates[algorithm.name] = min(samples_ms) / size
+            samples_ms = self._sample(call, workspace, places, effort, worth_ms, expected)
+            self._rates[algorithm.name] = min(samples_ms) / work
             complete = not worthless(samples_ms, worth_ms, _NOISE)
             if complete:
-                self._check(call, algorithm.name, size, workspace)
+                self._check(call, algorithm.name, pieces[0], workspace)
         except MemoryError as error:
             return _hindered(f"MemoryError: {error}")
         except CudnnError as error:
@@ -105,12 +112,12 @@ class CudnnBench(Bench):
             return _failed(f"{type(error).__name__}: {error}")
         return Measurement(status=MeasurementStatus.MEASURED, samples_ms=samples_ms, complete=complete)
 
-    def _expected_ms(self, name: str, size: int) -> float | None:
+    def _expected_ms(self, name: str, multiplications: int) -> float | None:
         """Return what an algorithm will take about, from another size; None where it runs for the first time."""
         rate = self._rates.get(name)
-        return None if rate is None else rate * size
+        return None if rate is None else rate * multiplications
 
-    def _first(self, call: GraphCall | LegacyCall, workspace: DeviceBuffer, worth_ms: float) -> float:
+    def _first(self, call: GraphCall | LegacyCall, workspace: DeviceBuffer, worth_ms: float, place: _Place) -> float:
         """Return the milliseconds that a launch takes, without what loading its kernels takes."""
         x, w, y = (operand.address for operand in self._operands)
         beta = listing_beta(self._problem)
@@ -119,7 +126,8 @@ class CudnnBench(Bench):
         def launch() -> None:
             nonlocal host_ms
             begin = perf_counter()
-            call.launch(x, w, y, start=0, alpha=1.0, beta=beta, workspace=workspace)
+            start, rows = place
+            call.launch(x, w, y, start=start, alpha=1.0, beta=beta, workspace=workspace, first_rows=rows)
             host_ms = (perf_counter() - begin) * 1e3
 
         time_ms = max(SHORTEST_MS, self._device.elapsed_ms(launch, None) - host_ms)
@@ -131,13 +139,13 @@ class CudnnBench(Bench):
         self,
         call: GraphCall | LegacyCall,
         workspace: DeviceBuffer,
-        starts: range,
+        places: Sequence[_Place],
         effort: Effort,
         worth_ms: float,
         expected_ms: float,
     ) -> tuple[float, ...]:
         begin = perf_counter()
-        upcoming = cycle(starts)
+        upcoming = cycle(places)
         x, w, y = (operand.address for operand in self._operands)
         beta = listing_beta(self._problem)
 
@@ -147,7 +155,8 @@ class CudnnBench(Bench):
             nonlocal host_ms
             before = perf_counter()
             for _ in range(calls):
-                call.launch(x, w, y, start=next(upcoming), alpha=1.0, beta=beta, workspace=workspace)
+                start, rows = next(upcoming)
+                call.launch(x, w, y, start=start, alpha=1.0, beta=beta, workspace=workspace, first_rows=rows)
             host_ms = (perf_counter() - before) * 1e3
 
         def run(calls: int) -> float:

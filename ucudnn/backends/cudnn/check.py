@@ -7,6 +7,7 @@ None of it is in its notes.
 
 from collections.abc import Callable
 from dataclasses import replace
+from math import prod
 from typing import Any, final
 
 import numpy as np
@@ -17,6 +18,7 @@ from ucudnn.backends.cudnn.legacy import LegacyCall
 from ucudnn.backends.cudnn.library import Library
 from ucudnn.errors import BackendError, UnsupportedProblemError
 from ucudnn.problem import ConvolutionProblem, DataType, MathMode, Operation
+from ucudnn.slabs import Piece, row_bytes
 
 WINDOW_BYTES = 4096
 """Of a sample's begin or end, as much as is looked at."""
@@ -72,16 +74,16 @@ class OutputCheck:
         self._operands = operands
         self._workspace = workspace
         self._accumulates = problem.operation is Operation.BACKWARD_FILTER
-        self._references: dict[int, Any] = {}
+        self._references: dict[Piece, Any] = {}
         self._exact: set[str] = set()
 
-    def __call__(self, call: PreparedCall, name: str, size: int, workspace: DeviceBuffer) -> None:
-        """Launch an algorithm on the first `size` samples and look at the begin, the middle and the end of its output.
+    def __call__(self, call: PreparedCall, name: str, piece: Piece, workspace: DeviceBuffer) -> None:
+        """Launch an algorithm on the first samples and look at the begin, the middle and the end of its output.
 
         Args:
-            call: the algorithm, prepared for that many samples.
+            call: the algorithm, prepared for a micro-batch or a slab of one.
             name: its name.
-            size: the micro-batch size.
+            piece: the micro-batch or the slab.
             workspace: what it takes as workspace; filled with NaN before.
 
         Raises:
@@ -90,15 +92,16 @@ class OutputCheck:
         """
         first, expected = name not in self._exact, None
         if first:
-            if size not in self._references:
-                self._references[size] = self._reference(size)
-            expected = self._references[size]
+            if piece not in self._references:
+                self._references[piece] = self._reference(piece)
+            expected = self._references[piece]
         # BackwardFilter begins with beta = 0 on whatever memory holds, and goes on with beta = 1.
         for beta in (0.0, 1.0) if self._accumulates and first else (float(self._accumulates),):
             if workspace.size_bytes:
                 self._device.set_bytes(workspace.address, 0xFF, workspace.size_bytes)
-            self._compare(self._outcome(call, size, beta, workspace), expected)
-        self._exact.add(name)
+            self._compare(self._outcome(call, piece, beta, workspace), expected)
+        if expected is not None or piece.first_rows is None:  # else a slab that no plain algorithm computes
+            self._exact.add(name)
 
     def _compare(self, found: Any, expected: Any) -> None:
         if np.isnan(found).any():
@@ -113,22 +116,22 @@ class OutputCheck:
         fma = self._problem.dtype is DataType.FLOAT32 and self._problem.math is MathMode.FMA
         return FMA_TOLERANCE if fma else TOLERANCES[self._problem.dtype]
 
-    def _reference(self, size: int) -> Any:
+    def _reference(self, piece: Piece) -> Any:
         """Return the windows of a plain algorithm, or None where none computes the problem."""
-        problem = replace(self._problem.part(size), math=MathMode.FMA)
+        problem = replace(piece.problem, math=MathMode.FMA)
         for name in _PLAIN[problem.operation]:
             try:
                 call = LegacyCall(self._library, self._handle, problem, name)
-                windows = self._outcome(call, size, 0.0, self._workspace(call.workspace_bytes))
+                windows = self._outcome(call, piece, 0.0, self._workspace(call.workspace_bytes))
             except (BackendError, MemoryError):
                 continue
             if not np.isnan(windows).any():
                 return windows
         return None
 
-    def _outcome(self, call: PreparedCall, size: int, beta: float, workspace: DeviceBuffer) -> Any:
+    def _outcome(self, call: PreparedCall, piece: Piece, beta: float, workspace: DeviceBuffer) -> Any:
         """Launch on an output of NaN, or of zeros where it accumulates, and return windows of it."""
-        problem = self._problem
+        problem, rows = piece.problem, piece.first_rows
         x, w, y = self._operands
         if self._accumulates:
             self._device.set_bytes(w.address, 0x00 if beta else 0xFF, problem.w_bytes)
@@ -137,16 +140,32 @@ class OutputCheck:
             forward = problem.operation is Operation.FORWARD
             elements = problem.y_sample if forward else problem.x_sample
             address, step = (y.address, problem.steps[1]) if forward else (x.address, problem.steps[0])
+            if rows is not None:
+                address += rows[forward] * row_bytes(problem)[forward]
             sample = elements * problem.dtype.itemsize
+            size = problem.batch
             self._device.set_bytes(address, 0xFF, (size - 1) * step + sample)
             samples = [(address + index * step, sample) for index in sorted({0, size // 2, size - 1})]
-        call.launch(x.address, w.address, y.address, start=0, alpha=1.0, beta=beta, workspace=workspace)
+        call.launch(
+            x.address, w.address, y.address, start=0, alpha=1.0, beta=beta, workspace=workspace, first_rows=rows
+        )
         windows = []
         for number, (address, sample) in enumerate(samples):
-            window = min(sample, WINDOW_BYTES)
+            window = min(sample, WINDOW_BYTES, self._run(problem))
             # The begin of the first sample, the end of the last, the begin of what is between.
             ends = (address, address + sample - window) if len(samples) == 1 else (address,)
             if number and number == len(samples) - 1:
                 ends = (address + sample - window,)
             windows += [self._device.read(each, window, problem.dtype) for each in ends]
         return np.concatenate(windows)
+
+    def _run(self, problem: ConvolutionProblem) -> int:
+        """Return the bytes of an output that follow each other: one channel of a slab, for there are gaps."""
+        if self._accumulates:
+            return problem.w_bytes
+        forward = problem.operation is Operation.FORWARD
+        sizes, gaps = (
+            (problem.output, problem.y_channel_stride) if forward else (problem.spatial, problem.x_channel_stride)
+        )
+        sample = problem.y_sample if forward else problem.x_sample
+        return (prod(sizes) if gaps else sample) * problem.dtype.itemsize

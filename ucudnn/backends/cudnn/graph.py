@@ -178,7 +178,7 @@ class OperationGraph:
             .set(Attribute.CONVOLUTION_CONV_MODE, Type.CONVOLUTION_MODE, CROSS_CORRELATION)
             .set(Attribute.CONVOLUTION_SPATIAL_DIMS, Type.INT64, len(shapes.padding))
             .set(Attribute.CONVOLUTION_PRE_PADDINGS, Type.INT64, shapes.padding)
-            .set(Attribute.CONVOLUTION_POST_PADDINGS, Type.INT64, shapes.padding)
+            .set(Attribute.CONVOLUTION_POST_PADDINGS, Type.INT64, shapes.post_padding)
             .set(Attribute.CONVOLUTION_FILTER_STRIDES, Type.INT64, shapes.stride)
             .set(Attribute.CONVOLUTION_DILATIONS, Type.INT64, shapes.dilation)
             .finalize()

@@ -11,6 +11,7 @@ from ucudnn.backends.cudnn.graph import OperationGraph, W, X, Y, round_up
 from ucudnn.backends.cudnn.library import Library
 from ucudnn.errors import UnsupportedProblemError
 from ucudnn.problem import ConvolutionProblem
+from ucudnn.slabs import Rows, row_bytes
 
 _MOST_PACKS = 4096  # pointers that recur are few; what never recurs must not pile up
 _MOST_SCALINGS = 64
@@ -52,6 +53,7 @@ class GraphCall(PreparedCall):
         self._algorithm = algorithm
         self._execute = library.function("cudnnBackendExecute")
         self._x_step, self._y_step = problem.steps
+        self._x_row, self._y_row = row_bytes(problem)
         self._plans: dict[tuple[float, float], _ExecutionPlan] = {}
         for alpha, beta in scalings:
             self._plan(alpha, beta)
@@ -61,7 +63,18 @@ class GraphCall(PreparedCall):
         """What the plans built so far need, rounded up as algorithms state it."""
         return max((round_up(plan.workspace_bytes) for plan in self._plans.values()), default=0)
 
-    def launch(self, x: int, w: int, y: int, *, start: int, alpha: float, beta: float, workspace: DeviceBuffer) -> None:
+    def launch(
+        self,
+        x: int,
+        w: int,
+        y: int,
+        *,
+        start: int,
+        alpha: float,
+        beta: float,
+        workspace: DeviceBuffer,
+        first_rows: Rows | None = None,
+    ) -> None:
         """Queue the convolution of samples [start, start + batch), on the stream of the cuDNN handle.
 
         Raises:
@@ -69,6 +82,9 @@ class GraphCall(PreparedCall):
             UnsupportedProblemError: if the workspace is too small.
         """
         plan = self._plans.get((alpha, beta)) or self._plan(alpha, beta)
+        if first_rows is not None:
+            x += first_rows[0] * self._x_row
+            y += first_rows[1] * self._y_row
         pointers = (x + start * self._x_step, w, y + start * self._y_step, workspace.address)
         pack = plan.packs.get(pointers)
         if pack is None:

@@ -13,6 +13,7 @@ from ucudnn.backends.cudnn.library import HostScalar, Library
 from ucudnn.backends.cudnn.shapes import shapes_of
 from ucudnn.errors import BackendError, CudnnError, UnsupportedProblemError
 from ucudnn.problem import ConvolutionProblem, DataType, MathMode, Operation
+from ucudnn.slabs import Rows, row_bytes
 
 ALGORITHMS: dict[Operation, dict[str, int]] = {
     Operation.FORWARD: {
@@ -73,13 +74,15 @@ class LegacyDescriptors:
 
     Raises:
         CudnnError: if cuDNN cannot describe the problem.
-        UnsupportedProblemError: if a stride is beyond an int.
+        UnsupportedProblemError: if a stride is beyond an int, or padding differs before and after.
     """
 
     def __init__(self, library: Library, problem: ConvolutionProblem) -> None:
         self._library = library
         self._made: list[tuple[str, int]] = []
         shapes = shapes_of(problem)
+        if shapes.post_padding != shapes.padding:
+            raise UnsupportedProblemError(f"the legacy API pads both sides alike: {problem}")
         dtype = DATA_TYPES[problem.dtype]
         self.x = self._tensor(dtype, shapes.x, shapes.x_strides)
         self.y = self._tensor(dtype, shapes.y, shapes.y_strides)
@@ -192,6 +195,7 @@ class LegacyCall(PreparedCall):
         self._workspace_bytes = _workspace_bytes(library, handle, problem, self._descriptors, algorithm)
         self._run: Callable[..., int] = library.function(f"cudnnConvolution{_NAMES[problem.operation]}")
         self._x_step, self._y_step = problem.steps
+        self._x_row, self._y_row = row_bytes(problem)
         self._double = problem.dtype is DataType.FLOAT64
         self._scalars: dict[float, HostScalar] = {}
 
@@ -200,7 +204,18 @@ class LegacyCall(PreparedCall):
         """What the algorithm needs, rounded up as algorithms state it."""
         return round_up(self._workspace_bytes)
 
-    def launch(self, x: int, w: int, y: int, *, start: int, alpha: float, beta: float, workspace: DeviceBuffer) -> None:
+    def launch(
+        self,
+        x: int,
+        w: int,
+        y: int,
+        *,
+        start: int,
+        alpha: float,
+        beta: float,
+        workspace: DeviceBuffer,
+        first_rows: Rows | None = None,
+    ) -> None:
         """Queue the convolution of samples [start, start + batch), on the stream of the cuDNN handle.
 
         Raises:
@@ -208,6 +223,9 @@ class LegacyCall(PreparedCall):
         """
         x += start * self._x_step
         y += start * self._y_step
+        if first_rows is not None:
+            x += first_rows[0] * self._x_row
+            y += first_rows[1] * self._y_row
         operation, own = self._problem.operation, self._descriptors
         first, second, output = _in_order(operation, own.x, own.w, own.y)
         a, b, c = _in_order(operation, x, w, y)

@@ -21,7 +21,8 @@ class Shapes:
         w_strides: likewise.
         y: sizes of y: N, K, output.
         y_strides: likewise.
-        padding: zeros on either side, for each spatial dimension.
+        padding: zeros before x, for each spatial dimension.
+        post_padding: zeros after it, likewise.
         stride: likewise.
         dilation: likewise.
     """
@@ -33,6 +34,7 @@ class Shapes:
     y: tuple[int, ...]
     y_strides: tuple[int, ...]
     padding: tuple[int, ...]
+    post_padding: tuple[int, ...]
     stride: tuple[int, ...]
     dilation: tuple[int, ...]
 
@@ -47,20 +49,21 @@ def shapes_of(problem: ConvolutionProblem) -> Shapes:
     y = (problem.batch, problem.filters, *one, *problem.output)
     return Shapes(
         x=x,
-        x_strides=(problem.x_batch_stride, *_inner_strides(x[1:], last)),
+        x_strides=(problem.x_batch_stride, *_inner_strides(x[1:], last, problem.x_channel_stride)),
         w=w,
         w_strides=(problem.w_sample, *_inner_strides(w[1:], last)),
         y=y,
-        y_strides=(problem.y_batch_stride, *_inner_strides(y[1:], last)),
+        y_strides=(problem.y_batch_stride, *_inner_strides(y[1:], last, problem.y_channel_stride)),
         padding=(*zero, *problem.padding),
+        post_padding=(*zero, *(after for _, after in problem.paddings)),
         stride=(*one, *problem.stride),
         dilation=(*one, *problem.dilation),
     )
 
 
-def _inner_strides(sizes: Sequence[int], channels_last: bool) -> tuple[int, ...]:
-    """Return the strides of channels and spatial dimensions, dense in the layout's order."""
+def _inner_strides(sizes: Sequence[int], channels_last: bool, channel_stride: int = 0) -> tuple[int, ...]:
+    """Return the strides of channels and spatial dimensions, dense in the layout's order but for gaps of channels."""
     channels, *spatial = sizes
     ordered = [*spatial, channels] if channels_last else [channels, *spatial]
     strides = list(accumulate(reversed(ordered[1:]), mul, initial=1))[::-1]
-    return (strides[-1], *strides[:-1]) if channels_last else tuple(strides)
+    return (strides[-1], *strides[:-1]) if channels_last else (channel_stride or strides[0], *strides[1:])
