@@ -175,12 +175,7 @@ class Explorer:
             return []
         size, batch = sizes[0], request.problem.batch
         part = request.problem.part(size)
-        heights = request.rows
-        if self._exhaustive:
-            heights = tuple(
-                rows for rows in heights if all(self._backend.knows(kind) for kind, _ in kinds_of(part, rows))
-            )
-        best = None if request.whole or self._exhaustive else fastest(self._micros.values(), batch)
+        best = None if request.whole else fastest(self._micros.values(), batch)
         loaded: set[ConvolutionProblem] = set()
         algorithms: dict[tuple[ConvolutionProblem, str], Algorithm | None] = {}
 
@@ -203,16 +198,17 @@ class Explorer:
 
         search = SlabSearch(
             part,
-            heights,
+            request.rows,
             self._names,
             limit_bytes=request.limit_bytes,
             whole=request.whole,
-            exhaustive=self._exhaustive,
+            backend=self._backend,
             algorithm=algorithm,
             measure=measure,
         )
         known = [micro for (each, _), micro in self._micros.items() if each == size]
-        rows = search.run(known, inf if best is None else best.time_ms * size / batch)
+        worth_ms = inf if best is None else best.time_ms * size / batch
+        rows = search.run_all() if self._exhaustive else search.run(known, worth_ms)
         return [(size, each) for each in rows]
 
     def _confirm(self) -> None:

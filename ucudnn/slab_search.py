@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Sequence
 from math import inf
 from typing import final
 
-from ucudnn.backends.base import Algorithm
+from ucudnn.backends.base import Algorithm, Backend
 from ucudnn.configuration import MicroConfiguration
 from ucudnn.policy import BatchSizePolicy
 from ucudnn.problem import ConvolutionProblem
@@ -41,7 +41,7 @@ class SlabSearch:
         names: algorithms, most promising first.
         limit_bytes: workspace beyond which nothing is measured.
         whole: whether the whole desirable set is wanted, or its fastest configuration.
-        exhaustive: whether to measure what cannot matter, too.
+        backend: names and lists algorithms.
         algorithm: gives an algorithm of a problem, or None.
         measure: measures an algorithm on slabs that are one problem, unless it is known, up to a time from which on it
             does not matter, and returns its time; None where it fails.
@@ -55,7 +55,7 @@ class SlabSearch:
         *,
         limit_bytes: int,
         whole: bool,
-        exhaustive: bool,
+        backend: Backend,
         algorithm: Callable[[ConvolutionProblem, str], Algorithm | None],
         measure: Callable[[ConvolutionProblem, Sequence[Slab], Algorithm, float], float | None],
     ) -> None:
@@ -64,12 +64,31 @@ class SlabSearch:
         self._names = names
         self._limit_bytes = limit_bytes
         self._whole = whole
-        self._exhaustive = exhaustive
+        self._backend = backend
         self._algorithm = algorithm
         self._measure = measure
 
+    def run_all(self) -> list[int]:
+        """Measure everything there is, and return the rows of those divisions of which all slabs were measured."""
+        found = []
+        for rows in self._rows:
+            kinds = kinds_of(self._part, rows)
+            if not all(self._backend.knows(kind) for kind, _ in kinds):
+                continue
+            measured = [
+                [
+                    self._measure(kind, slabs, each, inf)
+                    for each in self._backend.algorithms(kind)
+                    if each.workspace_bytes <= self._limit_bytes
+                ]
+                for kind, slabs in kinds
+            ]
+            if all(any(time_ms is not None for time_ms in times) for times in measured):
+                found.append(rows)
+        return found
+
     def run(self, known: Iterable[MicroConfiguration], worth_ms: float) -> list[int]:
-        """Measure, and return the rows of those divisions of which all slabs were measured.
+        """Measure what can matter, and return the rows of those divisions of which all slabs were measured.
 
         Args:
             known: micro-configurations of the micro-batch that is divided.
@@ -78,29 +97,27 @@ class SlabSearch:
         whole_ms = {each.algorithm: each.time_ms for each in known}
         points = [(each.workspace_bytes, each.time_ms) for each in known]
         tried: set[int] = set()
-        for name in self._candidates():
-            fewest = self._fitting(name)
-            last_ms = whole_ms.get(name, 0.0)
-            for rows in fewest if self._whole or self._exhaustive else fewest[:1]:
-                own = self._workspace(rows, name)
-                if own is None:
-                    continue
-                worth = min([worth_ms, *(ms for size, ms in points if self._whole and size <= own)])
-                if last_ms * _HALO_THRIFT >= worth and not self._exhaustive:
-                    continue
-                time_ms = self._measure_all(rows, name, inf if self._exhaustive else worth)
-                if time_ms is None:
-                    continue
-                tried.add(rows)
-                last_ms = time_ms
-                points.append((own, time_ms))
-                if not self._whole:
-                    worth_ms = min(worth_ms, time_ms)
+        for undivided in self._candidates():
+            for name in self._backend.slab_names(undivided):
+                last_ms = whole_ms.get(undivided, 0.0)
+                fewest = self._fitting(name)
+                for rows in fewest if self._whole else fewest[:1]:
+                    own = self._workspace(rows, name)
+                    worth = min([worth_ms, *(ms for size, ms in points if self._whole and own and size <= own)])
+                    if own is None or last_ms * _HALO_THRIFT >= worth:
+                        continue
+                    time_ms = self._measure_all(rows, name, worth)
+                    if time_ms is None:
+                        continue
+                    tried.add(rows)
+                    last_ms = time_ms
+                    points.append((own, time_ms))
+                    if not self._whole:
+                        worth_ms = min(worth_ms, time_ms)
         return sorted(tried, reverse=True)
 
     def _candidates(self) -> list[str]:
-        if self._exhaustive:
-            return list(self._names)
+        """Return algorithms whose workspace is too large undivided."""
         floor = min(self._limit_bytes // _SHARE, _LARGE_BYTES) if self._whole else self._limit_bytes
         found: dict[bool, list[str]] = {False: [], True: []}
         for name in self._names[:_MOST_ALGORITHMS]:
@@ -148,7 +165,7 @@ class SlabSearch:
     def _fill(self, part: ConvolutionProblem, slabs: Sequence[Slab]) -> float | None:
         """Return the time of some other algorithm on slabs that one does not compute."""
         tries = 0
-        for name in self._names:
+        for name in (each for own in self._names for each in self._backend.slab_names(own)):
             algorithm = self._algorithm(part, name)
             if algorithm is None or algorithm.workspace_bytes > self._limit_bytes:
                 continue

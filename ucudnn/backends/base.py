@@ -168,6 +168,10 @@ class Backend(ABC):
         except UnsupportedProblemError:
             return None
 
+    def slab_names(self, name: str) -> tuple[str, ...]:
+        """Return the names under which an algorithm may compute slabs: its own, and others where there are several."""
+        return (name,)
+
     def names(self, problem: ConvolutionProblem, sizes: Sequence[int]) -> tuple[str, ...]:
         """Return the names of algorithms that may compute micro-batches of a problem, most promising first.
 

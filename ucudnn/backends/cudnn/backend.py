@@ -4,7 +4,7 @@ import logging
 import platform
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from typing import Any, final
 from weakref import finalize
@@ -18,6 +18,7 @@ from ucudnn.backends.cudnn.graph import OperationGraph, graph_algorithms, is_eng
 from ucudnn.backends.cudnn.graph_call import GraphCall
 from ucudnn.backends.cudnn.legacy import LegacyCall, legacy_algorithms
 from ucudnn.backends.cudnn.library import Library
+from ucudnn.backends.cudnn.packed import PackedCall, base_of, dense, has_gaps, packed_algorithm, packed_name
 from ucudnn.errors import BackendError, UnsupportedProblemError
 from ucudnn.problem import MOST_ALIGNMENT, ConvolutionProblem, MathMode, Operation
 
@@ -26,6 +27,9 @@ _LOG = logging.getLogger(__name__)
 _MOST_GRAPHS = 16  # operation graphs at hand: those of the sizes that are being measured
 _ANCHOR_STEP = 4
 _MOST_ANCHORS = 4
+
+Call = GraphCall | LegacyCall | PackedCall
+"""What runs an algorithm."""
 
 Scalings = Iterable[tuple[float, float]]
 """Pairs of alpha and beta."""
@@ -110,6 +114,10 @@ class CudnnBackend(ComputeBackend):
         problem = self._as_asked(problem)
         if problem in self._algorithms:
             return super().algorithm(problem, name)
+        base = base_of(name)
+        if base is not None:
+            inner = self.algorithm(dense(problem), base) if has_gaps(problem) else None
+            return None if inner is None else packed_algorithm(problem, inner)
         if not is_engine(name):
             return next((each for each in self._legacy(problem) if each.name == name), None)
         try:
@@ -117,6 +125,10 @@ class CudnnBackend(ComputeBackend):
         except BackendError:
             return None
         return found.algorithm() if found.allowed(problem) and found.workspace_bytes >= 0 else None
+
+    def slab_names(self, name: str) -> tuple[str, ...]:
+        """Return an algorithm's name, and that under which it computes a copy of a slab."""
+        return name, packed_name(name)
 
     def names(self, problem: ConvolutionProblem, sizes: Sequence[int]) -> tuple[str, ...]:
         """Return what may compute micro-batches of a problem.
@@ -160,7 +172,7 @@ class CudnnBackend(ComputeBackend):
             finally:
                 bench.close()
 
-    def prepare(self, problem: ConvolutionProblem, algorithm: str) -> GraphCall | LegacyCall:
+    def prepare(self, problem: ConvolutionProblem, algorithm: str) -> Call:
         """Make an algorithm ready with alpha = 1, and beta = 0 and 1 as plans need them.
 
         Raises:
@@ -264,6 +276,9 @@ class CudnnBackend(ComputeBackend):
             found += graph_algorithms(self.library, self.cudnn_handle, problem) if listed is None else listed
         if api in (None, "legacy") or not found:
             found += self._legacy(problem)
+        if has_gaps(problem):
+            with suppress(UnsupportedProblemError):
+                found += [packed_algorithm(problem, each) for each in self.algorithms(dense(problem))]
         if not found:
             raise UnsupportedProblemError(f"cuDNN {self.library.version_text} has no algorithm for {problem}")
         return tuple(found)
@@ -283,13 +298,17 @@ class CudnnBackend(ComputeBackend):
                 self._graphs.popitem(last=False)
         return graph
 
-    def _prepare_for_bench(self, problem: ConvolutionProblem, algorithm: Algorithm) -> GraphCall | LegacyCall:
+    def _prepare_for_bench(self, problem: ConvolutionProblem, algorithm: Algorithm) -> Call:
         if algorithm.compiles:
             self._background.compiled(problem, algorithm.name)
         return self._prepare(problem, algorithm.name, ((1.0, listing_beta(problem)),))
 
-    def _prepare(self, problem: ConvolutionProblem, algorithm: str, scalings: Scalings) -> GraphCall | LegacyCall:
+    def _prepare(self, problem: ConvolutionProblem, algorithm: str, scalings: Scalings) -> Call:
         problem = self._as_asked(problem)
+        base = base_of(algorithm)
+        if base is not None:
+            call = self._prepare(dense(problem), base, scalings)
+            return PackedCall(problem, call, call.workspace_bytes, self._device.copy_runs)
         if is_engine(algorithm):
             return GraphCall(self.library, self.cudnn_handle, problem, algorithm, scalings, self._graph)
         return LegacyCall(self.library, self.cudnn_handle, problem, algorithm)

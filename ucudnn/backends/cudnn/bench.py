@@ -14,6 +14,7 @@ from ucudnn.backends.cudnn.graph import listing_beta
 from ucudnn.backends.cudnn.graph_call import GraphCall
 from ucudnn.backends.cudnn.legacy import LegacyCall
 from ucudnn.backends.cudnn.library import Library
+from ucudnn.backends.cudnn.packed import PackedCall
 from ucudnn.backends.sampling import SHORTEST_MS, settled, worthless
 from ucudnn.errors import CudnnError
 from ucudnn.problem import ConvolutionProblem
@@ -57,7 +58,7 @@ class CudnnBench(Bench):
         problem: ConvolutionProblem,
         device: Device,
         allocate: Callable[[int], DeviceBuffer],
-        prepare: Callable[[ConvolutionProblem, Algorithm], GraphCall | LegacyCall],
+        prepare: Callable[[ConvolutionProblem, Algorithm], GraphCall | LegacyCall | PackedCall],
         library: Library,
         handle: int,
     ) -> None:
@@ -117,7 +118,9 @@ class CudnnBench(Bench):
         rate = self._rates.get(name)
         return None if rate is None else rate * multiplications
 
-    def _first(self, call: GraphCall | LegacyCall, workspace: DeviceBuffer, worth_ms: float, place: _Place) -> float:
+    def _first(
+        self, call: GraphCall | LegacyCall | PackedCall, workspace: DeviceBuffer, worth_ms: float, place: _Place
+    ) -> float:
         """Return the milliseconds that a launch takes, without what loading its kernels takes."""
         x, w, y = (operand.address for operand in self._operands)
         beta = listing_beta(self._problem)
@@ -137,7 +140,7 @@ class CudnnBench(Bench):
 
     def _sample(
         self,
-        call: GraphCall | LegacyCall,
+        call: GraphCall | LegacyCall | PackedCall,
         workspace: DeviceBuffer,
         places: Sequence[_Place],
         effort: Effort,

@@ -231,6 +231,12 @@ class Device:
         """Set memory to a byte on the current stream: 0xFF makes NaN of any type, 0 zeros."""
         self._cupy.cuda.runtime.memsetAsync(address, value, size_bytes, self.stream())
 
+    def copy_runs(self, to: int, to_step: int, source: int, source_step: int, run_bytes: int, count: int) -> None:
+        """Copy runs of bytes that begin a step apart, on the current stream."""
+        runtime = self._cupy.cuda.runtime
+        kind = runtime.memcpyDeviceToDevice
+        runtime.memcpy2DAsync(to, to_step, source, source_step, run_bytes, count, kind, self.stream())
+
     def read(self, address: int, size_bytes: int, dtype: DataType) -> "np.ndarray[Any, Any]":
         """Return what some memory holds, in float64, once the current stream is done."""
         runtime = self._cupy.cuda.runtime
