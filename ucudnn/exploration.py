@@ -176,10 +176,14 @@ class Explorer:
         size, batch = sizes[0], request.problem.batch
         part = request.problem.part(size)
         best = None if request.whole else fastest(self._micros.values(), batch)
+        # What was not even looked at undivided does not matter: whatever is too large was.
         loaded: set[ConvolutionProblem] = set()
         algorithms: dict[tuple[ConvolutionProblem, str], Algorithm | None] = {}
 
         def algorithm(problem: ConvolutionProblem, name: str) -> Algorithm | None:
+            known = self._results.of(problem).get(name)
+            if problem == part and known is None:
+                return self._algorithms.get((size, name))
             if problem not in loaded and self._keeper is not None and not self._results.of(problem):
                 self._results.update(self._keeper.load([problem]))
             loaded.add(problem)
