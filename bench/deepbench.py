@@ -44,7 +44,7 @@ def main() -> None:
         beside(f"{limit} MiB, the kernel that gains most", "-", f"{max(speedups):.2f} x")
     path = bench.write("deepbench", rows)
     with done(path):
-        draw_layers(bars, path, title=f"DeepBench, mini-batch 256, {bench.kind}")
+        draw_layers(bars, path, title=bench.title())
 
 
 if __name__ == "__main__":

@@ -8,4 +8,4 @@ from figure10 import draw
 from figures import parse
 
 if __name__ == "__main__":
-    draw(parse(__doc__), "figure11", "resnet18", {64: "1.21 x"})
+    draw(parse(__doc__), "figure11", "resnet18", {64: "1.21 x (all)"})

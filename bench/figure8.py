@@ -36,7 +36,7 @@ def main() -> None:
     ]
     path = bench.write("figure8", rows)
     with done(path):
-        draw_desirable(front, path, title=f"AlexNet conv2 (Forward), mini-batch 256, {policy.value}")
+        draw_desirable(front, path, title=bench.title("conv2 (Forward)", policy.value))
     beside("desirable configurations up to 120 MiB", "-", str(len(front)))
     beside("from the least to the most workspace, speedup", "-", f"{front[0].time_ms / front[-1].time_ms:.2f} x")
 

@@ -37,11 +37,11 @@ def main() -> None:
                 }
             )
         best = min(times, key=lambda policy: times[policy])
-        paper = "2.33 x" if operation is Operation.FORWARD else "-"
+        paper = "2.33 x (all)" if operation is Operation.FORWARD else "-"
         beside(f"conv2 {operation.value}, {best} over undivided", paper, f"{times['undivided'] / times[best]:.2f} x")
     path = bench.write("figure9", rows)
     with done(path):
-        draw_configurations(bars, path, title=f"AlexNet conv2, mini-batch 256, 64 MiB, {bench.kind}")
+        draw_configurations(bars, path, title=bench.title("conv2", "64 MiB"))
 
 
 if __name__ == "__main__":

@@ -89,6 +89,11 @@ class Bench:
         }
         return alternate(runs, backend, self.repeats)
 
+    def title(self, *more: str) -> str:
+        """Return what a picture is of: 'alexnet, mini-batch 256, NVIDIA H200'."""
+        device = self.backend.conditions().get("device", self.backend.name)
+        return ", ".join([self.network.name, f"mini-batch {self.network.batch}", *more, device])
+
     def write(self, name: str, rows: Sequence[Mapping[str, object]]) -> Path:
         """Write rows as CSV, and return the path of the picture that goes with them."""
         stem = self._out / f"{name}_{self.kind}"
@@ -133,7 +138,7 @@ def rows_of(label: str, report: Report) -> Iterator[dict[str, object]]:
 
 def beside(what: str, paper: str, ours: str) -> None:
     """Print the paper's figure and ours side by side."""
-    print(f"{what:62}  paper {paper:>10}   here {ours:>10}")
+    print(f"{what:64}  paper {paper:>12}   here {ours:>10}")
 
 
 @contextmanager

@@ -44,14 +44,16 @@ LAYERS = [  # lowest first; every module of the package is named exactly once
     {"store", "recording"},
     {"measuring"},
     {"report", "dispatch"},
-    {"handle", "execution", "console", "options"},
+    {"handle", "execution", "console", "options", "plots.*"},
+    {"plot_commands"},
     {"cli", "__init__", "cudnn.*", "torch.*"},
 ]
-PACKAGES = ("backends.cpu", "backends.cudnn", "cudnn", "torch")
+PACKAGES = ("backends.cpu", "backends.cudnn", "cudnn", "plots", "torch")
 ONE_MODULE = {  # a third-party package is imported in one module only
     "pulp": {"solvers.program"},
-    "typer": {"cli", "options"},
+    "typer": {"cli", "options", "plot_commands"},
     "rich": {"console"},
+    "matplotlib": {"plots", "plots.bars", "plots.looks", "plots.points"},
     "torch": {"torch", "torch.problems", "torch.switch"},
     "ctypes": {"backends.cudnn.library"},
     "cupy": {"backends.cudnn.device"},

@@ -1,4 +1,4 @@
-"""The command line: `ucudnn plan`, `time`, `profile` and `cache`."""
+"""The command line: `ucudnn plan`, `time`, `profile`, `plot` and `cache`."""
 
 import json
 import sys
@@ -11,15 +11,15 @@ from typing import Annotated
 import typer
 
 from ucudnn.backends import open_backend
-from ucudnn.backends.base import Backend, ComputeBackend, Effort
+from ucudnn.backends.base import ComputeBackend, Effort
 from ucudnn.backends.candidates import Candidates
 from ucudnn.benchmark import Progress, ProgressListener
 from ucudnn.console import Steps, print_cache, print_error, print_report, print_text, progress
 from ucudnn.decision import Decisions, decide
-from ucudnn.errors import BackendError, InvalidNetworkError, UcudnnError
+from ucudnn.errors import BackendError, InvalidNetworkError, SettingsError, UcudnnError
 from ucudnn.execution import execute
 from ucudnn.measuring import open_benchmark
-from ucudnn.networks import NETWORKS, Network, load_network
+from ucudnn.networks import load_network
 from ucudnn.options import (
     NETWORK_HELP,
     BackendOption,
@@ -46,14 +46,13 @@ from ucudnn.options import (
     TotalOption,
     WorkspaceOption,
 )
+from ucudnn.plot_commands import open_network, plot
 from ucudnn.profile import count_records, load_profile, merged, save_profile
 from ucudnn.recording import record, record_requests
 from ucudnn.report import KernelReport, Report, report_decisions, report_kernel
 from ucudnn.settings import Settings, parse_choice
 from ucudnn.store import open_database
 from ucudnn.variants import Variant, variants
-
-_CPU_BATCH = 16  # NumPy's convolutions take seconds where a GPU's take milliseconds
 
 app = typer.Typer(
     help="μ-cuDNN: convolutions in micro-batches, so that fast algorithms fit a workspace limit.",
@@ -249,6 +248,7 @@ def profile(
     print_text(f"{count_records(made)} measurements of {recorded.name} are in {out}")
 
 
+app.add_typer(plot, name="plot")
 cache = typer.Typer(help="Show, check, prune or clear the database of measurements.", no_args_is_help=True)
 app.add_typer(cache, name="cache")
 
@@ -335,17 +335,10 @@ class _Job:
     ) -> None:
         self._settings = settings
         self._exhaustive = exhaustive
-        self._network: Network = load_network(network, batch)
-        self.backend: Backend = open_backend(
-            settings.backend,
-            candidates=parse_choice(Candidates, candidates, "candidates"),
-            network=network,
-            cudnn_library=settings.cudnn_library,
-        )
+        self._network, self.backend = open_network(network, batch, variant, settings, candidates)
         self.on_cpu = self.backend.name == "cpu"
-        if batch is None and self.on_cpu and network in NETWORKS:
-            self._network = load_network(network, _CPU_BATCH)
-        self._network = variant.of_network(self._network)
+        if branches and settings.total_workspace_bytes is None:
+            raise SettingsError("--branches says how a total is divided: give --total-workspace, too")
         self._groups = self._network.groups if branches else ()
         if branches and not self._groups:
             raise InvalidNetworkError(f"--branches: {self._network.name} has none; inception3 does")

@@ -73,6 +73,11 @@ def print_text(text: str) -> None:
     sys.stdout.write(text if text.endswith("\n") else text + "\n")
 
 
+def print_note(message: str) -> None:
+    """Print to standard error what is no error."""
+    Console(stderr=True, soft_wrap=True).print(escape(message), highlight=False)
+
+
 def print_error(message: str) -> None:
     """Print an error to standard error."""
     Console(stderr=True, soft_wrap=True).print(f"[bold red]error:[/] {escape(message)}", highlight=False)

@@ -1,0 +1,216 @@
+"""Bars: stacks of layers, groups side by side, and rows of micro-batches (figures 1 and 9 to 13)."""
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import accumulate, groupby, pairwise, repeat
+from math import fsum
+from typing import TYPE_CHECKING
+
+from ucudnn.configuration import Configuration
+from ucudnn.plots.looks import DARK, MIB, Look, add_legend, looks_of, new_figure, shaded
+from ucudnn.report import KernelReport, Report
+from ucudnn.units import format_ms
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+Bar = tuple[str, Report]
+"""A label, of several lines where need be, and what is drawn above it."""
+
+_OPERATIONS = {"Forward": "", "BackwardData": "/////", "BackwardFilter": "....."}
+_MOST_LAYERS = 12
+_MANY_LAYERS = 24
+_MANY_BARS = 12  # the numbers above them are short
+_LEAST_LAYER = 0.02  # of the tallest bar, where there are more layers than that
+_LEAST_PIECE = 0.01  # the same, of a piece of workspace; or else it is not hatched
+
+_Stack = dict[tuple[str, str], float]
+"""What is stacked, by layer and operation in network order; '' where several are joined."""
+
+
+def _stacks(bars: Sequence[Bar], fields: Iterable[str], unit: float = 1.0) -> list[_Stack]:
+    """Return the pieces of reports; those of a layer may come in parts, for layers of one shape may differ in them."""
+    names, stacks = _names(bars), list[_Stack]()
+    for (_, report), field in zip(bars, fields, strict=True):
+        stack: _Stack = {}
+        for kernel in report.kernels:
+            key = names[_layer(kernel)], kernel.operation
+            stack[key] = stack.get(key, 0.0) + getattr(kernel, field) * kernel.count / unit
+        stacks.append(stack)
+    return stacks
+
+
+def _layer(kernel: KernelReport) -> str:
+    return kernel.layer or kernel.problem.removeprefix(kernel.operation).strip()
+
+
+def _names(bars: Sequence[Bar]) -> dict[str, str]:
+    """Return names of pieces by layer: 'conv2 ×3' for three of a shape, or where there are many of what they are part.
+
+    That is 'Mixed_5b' for 'Mixed_5b.branch1x1', or else the least that tells any apart.
+    """
+    counts: dict[str, int] = {}
+    for _, report in bars:
+        alike = Counter[tuple[str, str]]()
+        for kernel in report.kernels:
+            alike[_layer(kernel), kernel.operation] += kernel.count
+        for (layer, _), count in alike.items():
+            counts[layer] = max(count, counts.get(layer, 1))
+    if len(counts) > _MANY_LAYERS:
+        for depth in range(1, max(layer.count(".") for layer in counts) + 1):
+            modules = {layer: ".".join(layer.split(".")[:depth]) for layer in counts}
+            if len({*modules.values()}) > 1:
+                return modules
+    return {layer: f"{layer} ×{count}" if count > 1 else layer for layer, count in counts.items()}
+
+
+def _joined(stacks: Sequence[_Stack], least_layer: float, least_piece: float) -> tuple[list[_Stack], list[str]]:
+    """Return stacks without small pieces, and without layers that are small in all, and which layers are left."""
+    most: dict[str, float] = {}
+    for stack in stacks:
+        for layer in dict.fromkeys(layer for layer, _ in stack):
+            large = (each for key, each in stack.items() if key[0] == layer and each >= least_piece)
+            most[layer] = max(most.get(layer, 0.0), fsum(large))
+    largest = sorted(most, key=lambda layer: -most[layer])[:_MOST_LAYERS]
+    layers = [layer for layer in most if layer in largest and most[layer] >= least_layer and most[layer]]
+    joined = []
+    for stack in stacks:
+        kept = {key: each for key, each in stack.items() if key[0] in layers and each >= least_piece}
+        rest = fsum(each for key, each in stack.items() if key not in kept)
+        joined.append({**kept, ("", ""): rest} if rest else kept)
+    return joined, layers
+
+
+def _tallest(stacks: Iterable[_Stack]) -> float:
+    return max(fsum(stack.values()) for stack in stacks)
+
+
+def layers_figure(bars: Sequence[Bar], title: str) -> "Figure":
+    """Return stacks of milliseconds; see `draw_layers`."""
+    stacks = _stacks(bars, ["executed_ms" if report.executed else "micro_batched_ms" for _, report in bars])
+    many = len({layer for stack in stacks for layer, _ in stack}) > _MOST_LAYERS
+    joined = _joined(stacks, _LEAST_LAYER * _tallest(stacks) if many else 0.0, 0.0)
+    kinds = sorted({"executed" if report.executed else "predicted" for _, report in bars})
+    return _stacks_figure(bars, *joined, f"{' or '.join(kinds)} time in ms", "other layers", title)
+
+
+def division_figure(bars: Sequence[Bar], title: str) -> "Figure":
+    """Return stacks of workspace; see `draw_division`."""
+    stacks = _stacks(bars, repeat("workspace_bytes", len(bars)), MIB)
+    joined = _joined(stacks, 0.0, _LEAST_PIECE * _tallest(stacks))
+    return _stacks_figure(bars, *joined, "workspace in MiB", "other kernels", title)
+
+
+def _stacks_figure(
+    bars: Sequence[Bar], stacks: Sequence[_Stack], layers: Sequence[str], ylabel: str, other: str, title: str
+) -> "Figure":
+    figure, axes = new_figure(title)
+    looks = dict(zip(layers, shaded(layers), strict=True))
+    if any(("", "") in stack for stack in stacks):
+        looks[""] = Look(other, "#b8b8b8")
+    labels, tallest = [label for label, _ in bars], _tallest(stacks)
+    places = _places(labels)
+    for place, stack in zip(places, stacks, strict=True):
+        bottom = 0.0
+        for (layer, operation), amount in stack.items():
+            style = looks[layer].of() | {"hatch": _OPERATIONS.get(operation, "")}
+            if amount < _LEAST_PIECE * tallest:
+                style |= {"hatch": "", "linewidth": 0.0}  # of which nothing else would be seen
+            axes.bar(place, amount, bottom=bottom, **style)
+            bottom += amount
+        short = bottom >= 100 or (len(bars) > _MANY_BARS and bottom >= 10)
+        total = f"{bottom:.0f}" if short else f"{bottom:.3g}"
+        axes.text(place, bottom, total, ha="center", va="bottom", size=8.5 if len(bars) <= _MANY_BARS else 7)
+    # From the top, as the pieces are.
+    add_legend(figure, reversed(looks.values()), "outside right center")
+    there = {operation for stack in stacks for _, operation in stack}
+    hatched = [Look(name, "#666666", hatch) for name, hatch in _OPERATIONS.items() if name in there]
+    add_legend(figure, reversed(hatched), "outside right lower")
+    _finish_bars(figure, places, labels, ylabel)
+    return figure
+
+
+def groups_figure(
+    labels: Sequence[str], series: Mapping[str, Sequence[float | None]], ylabel: str, title: str
+) -> "Figure":
+    """Return bars side by side; see `draw_groups`."""
+    figure, axes = new_figure(title)
+    looks, places, width = shaded([*series]), _places(labels), 0.8 / len(series)
+    for index, (look, heights) in enumerate(zip(looks, series.values(), strict=True)):
+        for place, height in zip(places, heights, strict=True):
+            if height is not None:
+                axes.bar(place + (index + 0.5) * width - 0.4, height, width, **look.of())
+    add_legend(figure, looks, "outside lower center", 4)
+    _finish_bars(figure, places, labels, ylabel)
+    return figure
+
+
+def _places(labels: Sequence[str]) -> list[float]:
+    """Return where bars stand: closer together where their labels begin with the same line."""
+    heads = [label.partition("\n")[0] for label in labels]
+    return [*accumulate((0.9 if before == head else 1.2 for before, head in pairwise(heads)), initial=0.0)]
+
+
+def _finish_bars(figure: "Figure", places: Sequence[float], labels: Sequence[str], ylabel: str) -> None:
+    """Set limits and labels; a first line that several labels share is written once, below them."""
+    (axes,) = figure.axes
+    heads, tails = zip(*[label.partition("\n")[::2] for label in labels], strict=True)
+    shared = all(tails) and len({*heads}) < len(heads)
+    axes.set_xticks(places, tails if shared else labels)
+    axes.tick_params(axis="x", which="both", length=0)
+    axes.set(ylabel=ylabel, xlim=(-0.6, places[-1] + 0.6), ylim=(0, 1.08 * max(0.0, axes.dataLim.y1) or 1.0))
+    figure.draw_without_rendering()  # what has room is known when everything has its place
+    extents = [label.get_window_extent() for label in axes.get_xticklabels()]
+    upright = any(left.x1 + 4 > right.x0 for left, right in pairwise(extents))
+    if upright:
+        axes.set_xticks(places, [label.get_text().replace("\n", " ") for label in axes.get_xticklabels()], rotation=90)
+    if shared:
+        groups = [[*each] for _, each in groupby(zip(heads, places, strict=True), key=lambda each: each[0])]
+        centers = [(each[0][1] + each[-1][1]) / 2 for each in groups]
+        axes.xaxis.remove_overlapping_locs = False
+        axes.set_xticks(centers, [each[0][0] for each in groups], minor=True)
+        depth = max(extent.width if upright else extent.height for extent in extents) * 72 / figure.dpi
+        axes.tick_params(axis="x", which="minor", pad=depth + 7)
+
+
+def configurations_figure(rows: Sequence[tuple[str, Configuration]], title: str) -> "Figure":
+    """Return rows of micro-batches; see `draw_configurations`."""
+    figure, axes = new_figure(title, max(2.2, 1.3 + 0.42 * len(rows)))
+    looks = looks_of(configuration for _, configuration in rows)
+    for row, (_, configuration) in enumerate(rows):
+        left = 0.0
+        for part in configuration.parts:
+            axes.barh(row, part.time_ms, left=left, **looks[part.algorithm].of(len(configuration.parts)))
+            left += part.time_ms
+        axes.annotate(format_ms(left), (left, row), (4, 0), textcoords="offset points", va="center")
+    axes.set_yticks(range(len(rows)), [label for label, _ in rows])
+    axes.tick_params(axis="y", length=0)
+    axes.set(
+        xlabel="predicted time in ms",
+        ylim=(len(rows) - 0.4, -0.6),
+        xlim=(0, max(configuration.time_ms for _, configuration in rows) * 1.12),
+    )
+    add_legend(figure, looks.values(), "outside lower center", 4)
+    figure.draw_without_rendering()
+    for row, (_, configuration) in enumerate(rows):
+        left = 0.0
+        for (size, algorithm), parts in groupby(configuration.parts, key=lambda part: (part.size, part.algorithm)):
+            times = [part.time_ms for part in parts]
+            edges = [left + fsum(times[:index]) for index in range(len(times) + 1)]
+            color, left = looks[algorithm].color, edges[-1]
+            if not all(_inscribe(axes, row, *piece, str(size), color) for piece in pairwise(edges)):
+                _inscribe(axes, row, edges[0], left, f"{len(times)}×{size}", color)
+    return figure
+
+
+def _inscribe(axes: "Axes", row: int, left: float, right: float, text: str, color: str) -> bool:
+    """Write into a piece where it has room; return whether it has."""
+    ink = "white" if color in DARK else "black"
+    plate = {"facecolor": color, "edgecolor": "none", "pad": 0.6}  # hides the hatching behind the text
+    written = axes.text((left + right) / 2, row, text, ha="center", va="center", color=ink, bbox=plate)
+    (start, _), (end, _) = axes.transData.transform([(left, row), (right, row)])
+    fits = bool(written.get_window_extent().width + 7 <= end - start)
+    if not fits:
+        written.remove()
+    return fits
