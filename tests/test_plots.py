@@ -11,13 +11,14 @@ from matplotlib.colors import to_rgb
 from matplotlib.text import Text
 
 from tests.test_report import kernel_report, make_report
-from ucudnn.configuration import Configuration, MicroConfiguration
+from ucudnn.configuration import Configuration, MicroConfiguration, SlabConfiguration
 from ucudnn.errors import BackendUnavailableError, InvalidValueError
 from ucudnn.plots import bars as bars_module
 from ucudnn.plots import check_picture, draw_configurations, draw_division, draw_groups, draw_layers
 from ucudnn.plots.bars import configurations_figure, division_figure, groups_figure, layers_figure
-from ucudnn.plots.looks import MIB, STYLE, looks_of, shaded
+from ucudnn.plots.looks import MIB, STYLE, looks_of, pieces_of, shaded
 from ucudnn.plots.points import _notes, desirable_figure
+from ucudnn.slabs import Slab
 
 OPERATIONS = ("Forward", "BackwardData", "BackwardFilter")
 MAGIC = {"png": b"\x89PNG", "pdf": b"%PDF-", "svg": b"<?xml"}
@@ -218,6 +219,25 @@ def test_rows_have_a_piece_for_each_micro_batch_with_its_size():
     widths = [patch.get_width() for patch in figure.axes[0].patches]
     assert widths == pytest.approx([2.0, 0.25, 0.25, 0.25, 0.25])
     assert [each.get_text() for each in figure.axes[0].texts] == ["2 ms", "1 ms", "256", *["64"] * 4]
+
+
+def test_slabs_are_pieces_of_their_micro_batch():
+    slabs = [
+        SlabConfiguration(slab=Slab(first=first, rows=rows), algorithm=name, time_ms=time_ms, workspace_bytes=5)
+        for first, rows, name, time_ms in ((0, 6, "FFT", 3.0), (6, 2, "GEMM", 1.0))
+    ]
+    parts = (MicroConfiguration.of_slabs(1, slabs), *configuration(size=1, count=1, time_ms=4.0).parts)
+    divided = Configuration(parts=parts)
+    assert [(piece.text, piece.share) for piece in pieces_of(divided)] == [
+        ("6 rows", 0.375),
+        ("2 rows", 0.125),
+        ("1", 0.5),
+    ]
+    figure = configurations_figure([("all", divided)], "title")
+    assert [bar.get_width() for bar in figure.axes[0].patches] == [3.0, 1.0, 4.0]
+    assert {"6 rows", "1"} <= {each.get_text() for each in texts(figure)}
+    assert "1 in 2+1" in {each.get_text() for each in texts(desirable_figure([divided], "title"))}
+    assert set(looks_of([divided])) == {"FFT", "GEMM"}
 
 
 def test_points_of_a_desirable_set_are_where_they_belong():

@@ -7,7 +7,7 @@ from math import fsum
 from typing import TYPE_CHECKING
 
 from ucudnn.configuration import Configuration
-from ucudnn.plots.looks import DARK, MIB, Look, add_legend, looks_of, new_figure, shaded
+from ucudnn.plots.looks import DARK, MIB, Look, add_legend, looks_of, new_figure, pieces_of, shaded
 from ucudnn.report import KernelReport, Report
 from ucudnn.units import format_ms
 
@@ -180,9 +180,10 @@ def configurations_figure(rows: Sequence[tuple[str, Configuration]], title: str)
     looks = looks_of(configuration for _, configuration in rows)
     for row, (_, configuration) in enumerate(rows):
         left = 0.0
-        for part in configuration.parts:
-            axes.barh(row, part.time_ms, left=left, **looks[part.algorithm].of(len(configuration.parts)))
-            left += part.time_ms
+        pieces = pieces_of(configuration)
+        for piece in pieces:
+            axes.barh(row, piece.time_ms, left=left, **looks[piece.algorithm].of(len(pieces)))
+            left += piece.time_ms
         axes.annotate(format_ms(left), (left, row), (4, 0), textcoords="offset points", va="center")
     axes.set_yticks(range(len(rows)), [label for label, _ in rows])
     axes.tick_params(axis="y", length=0)
@@ -195,12 +196,12 @@ def configurations_figure(rows: Sequence[tuple[str, Configuration]], title: str)
     figure.draw_without_rendering()
     for row, (_, configuration) in enumerate(rows):
         left = 0.0
-        for (size, algorithm), parts in groupby(configuration.parts, key=lambda part: (part.size, part.algorithm)):
-            times = [part.time_ms for part in parts]
+        for (text, algorithm), alike in groupby(pieces_of(configuration), key=lambda each: (each.text, each.algorithm)):
+            times = [piece.time_ms for piece in alike]
             edges = [left + fsum(times[:index]) for index in range(len(times) + 1)]
             color, left = looks[algorithm].color, edges[-1]
-            if not all(_inscribe(axes, row, *piece, str(size), color) for piece in pairwise(edges)):
-                _inscribe(axes, row, edges[0], left, f"{len(times)}×{size}", color)
+            if not all(_inscribe(axes, row, *ends, text, color) for ends in pairwise(edges)):
+                _inscribe(axes, row, edges[0], left, f"{len(times)}×{text}", color)
     return figure
 
 

@@ -59,6 +59,37 @@ class Look:
         return {"facecolor": self.color, "edgecolor": "white", "linewidth": points, "hatch": self.hatch}
 
 
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """A call of a configuration: a micro-batch, or a slab of one.
+
+    Attributes:
+        text: its micro-batch size, or '8 rows'.
+        algorithm: what computes it.
+        time_ms: how long that takes in milliseconds.
+        share: which part of the mini-batch it is.
+    """
+
+    text: str
+    algorithm: str
+    time_ms: float
+    share: float
+
+
+def pieces_of(configuration: Configuration) -> list[Piece]:
+    """Return the calls of a configuration in order."""
+    found = []
+    for part in configuration.parts:
+        share = part.size / configuration.size
+        if not part.slabs:
+            found.append(Piece(str(part.size), part.algorithm, part.time_ms, share))
+        rows = sum(each.slab.rows for each in part.slabs)
+        for each in part.slabs:
+            own = each.slab.rows
+            found.append(Piece(f"{own} rows", each.algorithm, each.time_ms, share * own / rows))
+    return found
+
+
 def add_legend(figure: "Figure", looks: Iterable[Look], place: Any, columns: int = 1) -> None:
     """Add a legend outside the axes."""
     from matplotlib.patches import Patch
@@ -86,7 +117,7 @@ def looks_of(configurations: Iterable[Configuration]) -> dict[str, Look]:
     Only the first two colors are apart in grey, so the others are always hatched.
     """
     engines: dict[str, list[str]] = {}
-    for name in dict.fromkeys(part.algorithm for each in configurations for part in each.parts):
+    for name in dict.fromkeys(piece.algorithm for each in configurations for piece in pieces_of(each)):
         engines.setdefault(re.sub(r"^(eng\d+)_k\d+=.*", r"\1", name), []).append(name)
     # Each color goes through the hatches from another one on.
     hatches = [cycle((*_HATCHES[start:], *_HATCHES[:start])) for start in range(len(_COLORS))]

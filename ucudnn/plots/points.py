@@ -6,7 +6,7 @@ from itertools import groupby
 from typing import TYPE_CHECKING
 
 from ucudnn.configuration import Configuration
-from ucudnn.plots.looks import MIB, add_legend, looks_of, new_figure
+from ucudnn.plots.looks import MIB, add_legend, looks_of, new_figure, pieces_of
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -58,9 +58,10 @@ def desirable_figure(front: Sequence[Configuration], title: str) -> "Figure":
             rising = places[index][1] == ends[0]
             xs = (places[index][0], x) if rising else (x, places[index][0])
             axes.plot(xs, ends, transform=axes.transAxes, color="#777777", linewidth=0.6)
-        for part in front[index].parts:
-            width = _BAR[0] * part.size / front[index].size
-            style = looks[part.algorithm].of(4 * len(front[index].parts))
+        pieces = pieces_of(front[index])
+        for piece in pieces:
+            width = _BAR[0] * piece.share
+            style = looks[piece.algorithm].of(4 * len(pieces))
             axes.add_patch(Rectangle((left, note.bottom), width, _BAR[1], transform=axes.transAxes, **style))
             left += width
         middle = note.bottom + _BAR[1] / 2
@@ -90,9 +91,12 @@ def _set_scales(axes: "Axes", points: Sequence[tuple[float, float]]) -> None:
 
 
 def _division_text(configuration: Configuration) -> str:
-    """Return '128+2×64'."""
-    sizes = [(size, len([*parts])) for size, parts in groupby(part.size for part in configuration.parts)]
-    texts = [str(size) if count == 1 else f"{count}×{size}" for size, count in sizes]
+    """Return '128+2×64', or '4×1 in 8' of single samples in eight slabs each."""
+    sizes = [
+        (f"{size} in {slabs}" if slabs else str(size), len([*parts]))
+        for (size, slabs), parts in groupby(configuration.parts, key=lambda part: (part.size, len(part.slabs)))
+    ]
+    texts = [size if count == 1 else f"{count}×{size}" for size, count in sizes]
     return "+".join(texts if len(texts) <= 3 else [*texts[:2], "…"])
 
 
