@@ -215,7 +215,9 @@ def _compare(
     """Find the relative L2 distance of each output from that of a plain algorithm, of the graph API if there is one."""
 
     def plainness(run: Run) -> tuple[bool, bool]:
-        return run.configuration is None or len(run.configuration.parts) > 1, run.runner != rig.clock.name
+        whole = run.configuration is not None and len(run.configuration.parts) == 1
+        divided = not whole or bool(run.configuration and run.configuration.parts[0].slabs)
+        return divided, run.runner != rig.clock.name
 
     written = arrays[WRITTEN[problem.operation]]
     norm = rig.arrays_of.linalg.norm

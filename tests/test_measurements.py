@@ -221,7 +221,9 @@ def test_an_older_schema_is_brought_up_to_date(path):
     request = Request(problem=make_problem(), sizes=(1, 2), limit_bytes=5)
     with closing(Database(path)) as database:
         database.save_exploration({}, "cpu", request, Exploration(names=("A",), sizes=(1, 2)))
+    key = '{"adaptive":false,"apart":false,"backend":"cpu","least":1,"limit":5,"sizes":[1,2],"whole":true}'
     with closing(sqlite3.connect(path)) as connection:
+        assert connection.execute("SELECT request FROM explorations").fetchall() == [(key,)], "as version 1 wrote it"
         connection.execute("ALTER TABLE explorations DROP COLUMN divisions")
         connection.execute("PRAGMA user_version = 1")
         connection.commit()

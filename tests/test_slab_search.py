@@ -1,24 +1,32 @@
 """Slab search: what is measured, on a backend whose times and workspaces are known."""
 
-from contextlib import contextmanager
+import json
+from contextlib import closing, contextmanager
 from dataclasses import replace
 from math import inf
+from typing import ClassVar
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from ucudnn.backends.base import Algorithm, ComputeBackend, Effort, Measurement, MeasurementStatus, pieces_of
+from ucudnn.backends.replay import ReplayBackend
 from ucudnn.benchmark import Benchmark
 from ucudnn.decision import MOST_ROUNDINGS, decide
 from ucudnn.exploration import Request
 from ucudnn.kernel import Kernel
+from ucudnn.measurements import Database
 from ucudnn.policy import BatchSizePolicy
-from ucudnn.problem import ConvolutionProblem, DataType, Operation
+from ucudnn.problem import ConvolutionProblem, DataType, Layout, Operation
+from ucudnn.profile import decode_problem, encode_problem
+from ucudnn.recording import record
 from ucudnn.settings import Settings
+from ucudnn.sharing import _divided
 from ucudnn.slab_search import rows_tried
-from ucudnn.slabs import row_count
+from ucudnn.slabs import kinds_of, row_count, row_unit
 from ucudnn.solvers.desirable import desirable_set
+from ucudnn.store import MachineStore
 
 MIB = 2**20
 CALL_MS = 0.05  # of each call, what it computes aside
@@ -206,3 +214,155 @@ def test_effort_is_spent_on_what_matters():
     Benchmark(backend, effort=Effort()).explore([request(VOLUME, 4 * MIB, whole=False)])
     slow = [part for part, name in backend.measured if name.startswith("SLOW") and part.x_channel_stride]
     assert len(slow) <= 10, "one height, and of it the slabs within the volume only"
+
+
+class Peculiar(Rates):
+    """The same, where some algorithm is peculiar on some slabs."""
+
+    def __init__(self, rates, *, lacks=None, fails=None, ends=1):
+        super().__init__(rates)
+        self.absent, self.failing, self.ends = lacks, fails, ends  # rows of y, rows of y, times the workspace
+
+    def algorithms(self, problem):
+        more = self.ends if problem.post_padding else 1
+        return tuple(
+            replace(each, workspace_bytes=each.workspace_bytes * (more if each.name == "FAST" else 1))
+            for each in super().algorithms(problem)
+            if (each.name, problem.output[0]) != ("FAST", self.absent)
+        )
+
+    class Bench(Rates.Bench):
+        def measure(self, size, algorithm, effort, worth_ms=inf, slabs=()):
+            if slabs and (algorithm.name, slabs[0].rows) == ("FAST", self.backend.failing):
+                return Measurement(status=MeasurementStatus.FAILED, reason="not so many rows")
+            return super().measure(size, algorithm, effort, worth_ms, slabs)
+
+
+@pytest.mark.parametrize("options", [{"lacks": 32}, {"fails": 32}, {"ends": 2}])
+def test_what_does_not_work_at_one_height_is_tried_at_the_next(options):
+    rates = {"PLAIN": (0, 10.0), "FAST": (8, 1.0)}
+    configuration = best(Benchmark(Peculiar(rates, **options)), request(VOLUME, 5 * VOLUME.x_sample, whole=False))
+    assert str(configuration) == "1x1 [4x16 rows FAST]"
+
+
+def test_all_slabs_are_to_fit_not_the_first_alone():
+    limit = int(8 * 32 * 32 * 32 * 23.5)  # of slabs of 22 rows, those within the volume read 24
+    wanted = request(VOLUME, limit, BatchSizePolicy.ADAPTIVE, whole=False, adaptive=True)
+    for rates in ({"PLAIN": (0, 10.0), "FAST": (8, 1.0)}, {"FAST": (8, 1.0)}):
+        assert best(Benchmark(Rates(rates)), wanted).parts[0].algorithms == {"FAST"}
+
+
+class Copying(Rates):
+    """The same, where slabs are computed by copies under names of their own."""
+
+    def slab_names(self, name):
+        return name, f"{name}+packed"
+
+    def algorithms(self, problem):
+        found = super().algorithms(problem)
+        if not problem.x_channel_stride:
+            return found
+        return tuple(each if each.name == "PLAIN" else replace(each, name=f"{each.name}+packed") for each in found)
+
+    class Bench(Rates.Bench):
+        def measure(self, size, algorithm, effort, worth_ms=inf, slabs=()):
+            plain = replace(algorithm, name=algorithm.name.removesuffix("+packed"))
+            return super().measure(size, plain, effort, worth_ms, slabs)
+
+
+class Alone:
+    """Ranks of which this is the only one: what it found comes back to it."""
+
+    collective = True
+
+    def ready(self):
+        pass
+
+    def explore(self, requests, own, merge):
+        return [own(each) for each in requests]
+
+
+@pytest.mark.parametrize("backend", [Rates, Copying])
+def test_ranks_get_what_was_found_of_slabs(backend):
+    wanted = request(VOLUME, 5 * VOLUME.x_sample, whole=False)
+    alone = best(Benchmark(backend(RATES)), wanted)
+    assert alone.parts[0].slabs
+    assert str(best(Benchmark(backend(RATES), share=Alone()), wanted)) == str(alone)
+
+
+def test_what_others_measure_has_no_slabs_twice():
+    parts = _divided(request(replace(VOLUME, batch=8), 5 * VOLUME.x_sample), 2)
+    assert [part.sizes for part in parts] == [(1, 4), (2, 8)]
+    assert [bool(part.rows) for part in parts] == [True, False]
+
+
+class Choice(Rates):
+    """A backend that offers some of what there is."""
+
+    def __init__(self, *offered):
+        super().__init__({"PLAIN": (0, 10.0), "GRAPH": (8, 1.0), "LEGACY": (8, 0.5)})
+        self.offered = offered
+
+    def algorithms(self, problem):
+        return tuple(each for each in super().algorithms(problem) if each.name in self.offered)
+
+
+def test_what_is_no_candidate_is_not_taken_from_the_database(tmp_path):
+    wanted = request(VOLUME, 5 * VOLUME.x_sample, whole=False)
+    with closing(Database(tmp_path / "times.db")) as database:
+        found = {}
+        for name, backend in (("every", Choice("PLAIN", "GRAPH", "LEGACY")), ("graph", Choice("PLAIN", "GRAPH"))):
+            benchmark = Benchmark(backend, store=MachineStore(database, backend.machine(), name))
+            found[name] = best(benchmark, wanted).parts[0].algorithms
+    assert found == {"every": {"LEGACY"}, "graph": {"GRAPH"}}
+
+
+class Kinds(Rates):
+    """Algorithms of which the faster ones use tensor cores, or do not repeat their results."""
+
+    NOTES: ClassVar = {"FAST": ("TENSOR_CORE",), "BETTER": ("TENSOR_CORE", "NONDETERMINISTIC")}
+
+    def algorithms(self, problem):
+        return tuple(replace(each, notes=self.NOTES.get(each.name, ())) for each in super().algorithms(problem))
+
+
+def test_profiles_hold_slabs_of_every_kind_of_algorithm():
+    rates = {"PLAIN": (0, 10.0), "WORSE": (12, 3.0), "FAST": (9, 1.0), "BETTER": (8, 0.8)}
+    large = replace(VOLUME, spatial=(64, 128, 128), x_batch_stride=0, y_batch_stride=0)
+    wanted = request(large, 1 << 50, apart=True)
+    benchmark = Benchmark(Kinds(rates))
+    names = {item[1].algorithm.name for item in benchmark.results(wanted) if item[0].x_channel_stride}
+    assert {"WORSE", "FAST", "BETTER"} <= names
+
+
+def test_recordings_do_not_mix():
+    def recorded(name, scale, batch, **options):
+        rates = {each: (size, ms * scale) for each, (size, ms) in RATES.items()}
+        wanted = replace(request(replace(VOLUME, batch=batch), 1 << 50, apart=True), **options)
+        return record(name, [wanted], Benchmark(Rates(rates), exhaustive=True))
+
+    first, second = recorded("first", 1.0, 4, rows=()), recorded("second", 0.05, 2)
+    both = replace(first, recordings={**first.recordings, **second.recordings})
+    wanted = request(replace(VOLUME, batch=4), 5 * VOLUME.x_sample, whole=False)
+    for profile in (first, both):
+        assert str(best(Benchmark(ReplayBackend(profile)), wanted)) == "1x4 PLAIN"
+    smaller = request(replace(VOLUME, batch=2), 5 * VOLUME.x_sample, whole=False)
+    assert best(Benchmark(ReplayBackend(second)), smaller).parts[0].slabs
+
+
+@given(st.sampled_from(Operation), st.integers(1, 3), st.integers(1, 40), st.integers(1, 3), st.booleans())
+def test_slabs_survive_a_profile(operation, kernel, rows, stride, last):
+    problem = ConvolutionProblem(
+        operation=operation,
+        batch=2,
+        channels=4,
+        spatial=(40, 7),
+        filters=6,
+        kernel=(kernel, 3),
+        padding=(kernel // 2, 1),
+        stride=(stride, 1),
+        layout=Layout.NHWC if last else Layout.NCHW,
+    )
+    unit = row_unit(problem)
+    for kind, _ in kinds_of(problem.part(1), -(-rows // unit) * unit):
+        assert decode_problem(json.loads(json.dumps(encode_problem(kind))), kind.batch) == kind

@@ -1,17 +1,19 @@
 """Benchmark: micro-configurations with their times and workspaces, each measured once and remembered."""
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from time import perf_counter
 from typing import Protocol
 
 from ucudnn.backends.base import Backend, ComputeBackend, Effort
 from ucudnn.configuration import MicroConfiguration
+from ucudnn.errors import BackendError
 from ucudnn.exploration import Exploration, Explorer, Item, Keeper, Request
 from ucudnn.problem import ConvolutionProblem
-from ucudnn.results import Results
+from ucudnn.results import Result, Results
 from ucudnn.slab_search import Division
-from ucudnn.slabs import kinds_of
+from ucudnn.slabs import Slab, kinds_of, piece_of
 from ucudnn.solvers.desirable import desirable_set
 from ucudnn.solvers.slabs import Offer, divided
 
@@ -159,21 +161,41 @@ class Benchmark:
         """
         exploration = self.exploration(request)
         found = list(self._micros(request, exploration.names, exploration.sizes))
-        return [*found, *self._divided(request, exploration.divisions)]
+        return [*found, *self._divided(request, exploration.names, exploration.divisions)]
 
     def known_micro_configurations(self, request: Request) -> list[MicroConfiguration]:
         """Return the same of what was measured already, for whatever request; nothing is measured for it."""
         sizes = range(max(1, request.least_size), request.problem.batch + 1)
         found = list(self._micros(request, None, sizes))
-        return [*found, *self._divided(request, sorted(self._divisions.get(_shape(request.problem), ())))]
+        return [*found, *self._divided(request, None, sorted(self._divisions.get(_shape(request.problem), ())))]
 
-    def known_offers(self, part: ConvolutionProblem) -> list[Offer]:
-        """Return the algorithms that were measured of a micro-batch or a slab."""
-        return [
-            (name, result.time_ms, result.algorithm.workspace_bytes)
-            for name, result in self._results.of(part).items()
-            if result.measured
-        ]
+    def offer(
+        self, problem: ConvolutionProblem, size: int, slab: Slab, limit_bytes: int, failed: Collection[str] = ()
+    ) -> Offer | None:
+        """Return the fastest known algorithm of a slab within a limit, or else the first that can be measured.
+
+        Args:
+            problem: the problem at mini-batch size.
+            size: the micro-batch size.
+            slab: a slab of a micro-batch.
+            limit_bytes: workspace.
+            failed: algorithms that are not wanted.
+        """
+        discarded = {*self._discarded_of(problem), *failed}
+        piece = piece_of(problem.part(size), slab).problem
+        known = [offer for offer in self._offers(piece) if offer[0] not in discarded and offer[2] <= limit_bytes]
+        if known:
+            return min(known, key=lambda offer: offer[1])
+        with suppress(BackendError, MemoryError), self.backend.bench(problem) as bench:
+            for algorithm in self.backend.algorithms(piece):
+                name, workspace_bytes = algorithm.name, algorithm.workspace_bytes
+                if name in discarded or name in self._results.of(piece) or workspace_bytes > limit_bytes:
+                    continue
+                result = Result.of(algorithm, bench.measure(size, algorithm, self._effort, slabs=[slab]))
+                self._results.put(piece, result)
+                if result.measured:
+                    return name, result.time_ms, workspace_bytes
+        return None
 
     def exploration(self, request: Request) -> Exploration:
         """Return what was tried for a request, which is explored first if it was not."""
@@ -184,7 +206,7 @@ class Benchmark:
     def results(self, request: Request) -> list[Item]:
         """Return all results of what a request considers, failures included."""
         exploration = self.exploration(request)
-        names = set(exploration.names)
+        names = self._with_slab_names(exploration.names)
         parts = exploration.parts(request.problem)
         return [item for item in self._results.items(parts) if item[1].algorithm.name in names]
 
@@ -206,19 +228,19 @@ class Benchmark:
         if not request.rows:
             return
         part = request.problem.part(request.sizes[0])
-        for rows in request.rows:
-            groups = [
-                (
-                    slabs,
-                    [
-                        (name, 1.0, algorithm.workspace_bytes)
-                        for name in names
-                        if (algorithm := self.backend.algorithm(kind, name)) is not None
-                    ],
-                )
-                for kind, slabs in kinds_of(part, rows)
-            ]
-            yield from divided(part.batch, groups)[:1]
+        groups = [
+            (
+                slabs,
+                [
+                    (name, 1.0, algorithm.workspace_bytes)
+                    for name in self._with_slab_names(names)
+                    if (algorithm := self.backend.algorithm(kind, name)) is not None
+                ],
+            )
+            for kind, slabs in kinds_of(part, request.rows[-1])  # the smaller, the less they need
+            if self.backend.knows_slab(kind, part)
+        ]
+        yield from divided(part.batch, groups)[:1]
 
     def discard(self, problem: ConvolutionProblem, algorithm: str) -> None:
         """Count an algorithm as failed at every size of a problem, for it failed when it was to run."""
@@ -228,7 +250,7 @@ class Benchmark:
 
     def _load(self, request: Request) -> bool:
         """Take a finished request from the store; whether it was there."""
-        if self._store is None or self._exhaustive or self._discarded_of(request):
+        if self._store is None or self._exhaustive or self._discarded_of(request.problem):
             return False
         exploration = self._store.load_exploration(request)
         if exploration is None:
@@ -238,15 +260,15 @@ class Benchmark:
         self._tell(request, 1, 1)
         return True
 
-    def _discarded_of(self, request: Request) -> set[str]:
-        shape = _shape(request.problem)
+    def _discarded_of(self, problem: ConvolutionProblem) -> set[str]:
+        shape = _shape(problem)
         return {name for each, name in self._discarded if each == shape}
 
     def _micros(
         self, request: Request, names: Sequence[str] | None, sizes: Iterable[int]
     ) -> Iterator[MicroConfiguration]:
         problem = request.problem
-        discarded = self._discarded_of(request)
+        discarded = self._discarded_of(request.problem)
         wanted = None if names is None else set(names)
         for size in sizes:
             for name, result in self._results.of(problem.part(size)).items():
@@ -255,9 +277,23 @@ class Benchmark:
                 if result.algorithm.workspace_bytes <= request.limit_bytes:
                     yield result.micro(size)
 
-    def _divided(self, request: Request, divisions: Iterable[Division]) -> Iterator[MicroConfiguration]:
+    def _with_slab_names(self, names: Iterable[str]) -> set[str]:
+        return {own for name in names for own in (name, *self.backend.slab_names(name))}
+
+    def _offers(self, part: ConvolutionProblem) -> list[Offer]:
+        """Return the algorithms that were measured of a micro-batch or a slab."""
+        return [
+            (name, result.time_ms, result.algorithm.workspace_bytes)
+            for name, result in self._results.of(part).items()
+            if result.measured
+        ]
+
+    def _divided(
+        self, request: Request, names: Sequence[str] | None, divisions: Iterable[Division]
+    ) -> Iterator[MicroConfiguration]:
         """Return micro-batches that are computed slab by slab within the limit."""
-        discarded = self._discarded_of(request)
+        discarded = self._discarded_of(request.problem)
+        wanted = None if names is None else self._with_slab_names(names)
         for size, rows in divisions:
             if size < request.least_size or size > request.problem.batch:
                 continue
@@ -265,9 +301,10 @@ class Benchmark:
                 (
                     slabs,
                     [
-                        offer
-                        for offer in self.known_offers(kind)
-                        if offer[0] not in discarded and offer[2] <= request.limit_bytes
+                        (name, time_ms, workspace_bytes)
+                        for name, time_ms, workspace_bytes in self._offers(kind)
+                        if name not in discarded and workspace_bytes <= request.limit_bytes
+                        if wanted is None or name in wanted
                     ],
                 )
                 for kind, slabs in kinds_of(request.problem.part(size), rows)
@@ -280,7 +317,7 @@ class Benchmark:
             self._divisions.setdefault(_shape(request.problem), set()).update(exploration.divisions)
 
     def _explore(self, request: Request) -> Finding:
-        discarded = self._discarded_of(request)
+        discarded = self._discarded_of(request.problem)
         sizes = request.sizes
         if request.adaptive and (there := self.backend.sizes(request.problem)) is not None:
             sizes = tuple(size for size in sizes if size in there)

@@ -1,7 +1,6 @@
 """Decisions: the configuration of every kernel, by workspace reuse (WR) or workspace division (WD)."""
 
 from collections.abc import Collection, Iterable, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from enum import Enum
 from math import fsum
@@ -18,7 +17,7 @@ from ucudnn.policy import BatchSizePolicy
 from ucudnn.problem import ConvolutionProblem, DataType, Operation
 from ucudnn.settings import Settings
 from ucudnn.slab_search import rows_tried
-from ucudnn.slabs import Slab, is_divisible, piece_of, row_count, row_unit
+from ucudnn.slabs import Slab, is_divisible, row_count, row_unit
 from ucudnn.solvers.desirable import desirable_set
 from ucudnn.solvers.reuse import fastest_within
 from ucudnn.units import exact_bytes
@@ -216,9 +215,13 @@ def decide_rest(
     front = desirable_set(fitting, problem.batch - start)
     if front:
         return front[-1]
+    if not settings.slabs or settings.policy is BatchSizePolicy.UNDIVIDED or not is_divisible(problem):
+        return None
     whole = [Slab(first=0, rows=row_count(problem))]
-    one = decide_slabs(problem, 1, whole, benchmark, limit_bytes, failed) if is_divisible(problem) else None
-    return None if one is None else Configuration(parts=one.parts * (problem.batch - start))
+    one = decide_slabs(problem, 1, whole, benchmark, limit_bytes, failed)
+    if one is None or (_is_rounded(problem) and len(one.parts[0].slabs) * (problem.batch - start) > MOST_ROUNDINGS):
+        return None
+    return Configuration(parts=one.parts * (problem.batch - start))
 
 
 def decide_slabs(
@@ -231,8 +234,7 @@ def decide_slabs(
 ) -> Configuration | None:
     """Choose algorithms for those slabs of a micro-batch that are left, where earlier ones were computed already.
 
-    What was measured comes first; else it is what the backend names first of what fits, in smaller slabs where it must
-    be, for there is no going back.
+    A slab that nothing computes within the limit is divided further.
 
     Args:
         problem: the problem at mini-batch size.
@@ -245,16 +247,13 @@ def decide_slabs(
     Returns:
         A configuration of the slabs that are left, or None if one of them cannot be computed.
     """
-    part, unit = problem.part(size), row_unit(problem)
+    unit = row_unit(problem)
 
     def found(slab: Slab) -> list[SlabConfiguration]:
-        piece = piece_of(part, slab).problem
-        offers = sorted(benchmark.known_offers(piece), key=lambda offer: offer[1])
-        with suppress(BackendError):  # then what was measured must do
-            offers += [(own.name, 1.0, own.workspace_bytes) for own in benchmark.backend.algorithms(piece)]
-        for name, time_ms, workspace_bytes in offers:
-            if name not in failed and workspace_bytes <= limit_bytes:
-                return [SlabConfiguration(slab=slab, algorithm=name, time_ms=time_ms, workspace_bytes=workspace_bytes)]
+        offer = benchmark.offer(problem, size, slab, limit_bytes, failed)
+        if offer is not None:
+            name, time_ms, workspace_bytes = offer
+            return [SlabConfiguration(slab=slab, algorithm=name, time_ms=time_ms, workspace_bytes=workspace_bytes)]
         if slab.rows <= unit:
             return []
         rows = max(unit, slab.rows // 2 // unit * unit)
@@ -272,14 +271,19 @@ def _undivided(measured: Iterable[MicroConfiguration], batch: int) -> "_Front":
     return desirable_set((micro for micro in measured if micro.size == batch and not micro.slabs), batch)
 
 
+def _is_rounded(problem: ConvolutionProblem) -> bool:
+    """Whether what a problem accumulates is rounded to 16 bits each time."""
+    sixteen = problem.dtype in (DataType.FLOAT16, DataType.BFLOAT16)
+    return sixteen and problem.operation is Operation.BACKWARD_FILTER
+
+
 def _request(problem: ConvolutionProblem, settings: Settings, limit_bytes: int) -> Request:
     """Return what is wanted of a problem.
 
     A filter gradient of 16 bits is rounded after each micro-batch and slab, for no engine of cuDNN leaves it in
     float32; so there are at most MOST_ROUNDINGS of them.
     """
-    sixteen = problem.dtype in (DataType.FLOAT16, DataType.BFLOAT16)
-    rounds = sixteen and problem.operation is Operation.BACKWARD_FILTER
+    rounds = _is_rounded(problem)
     least = -(-problem.batch // MOST_ROUNDINGS) if rounds else 1
     sizes = tuple(size for size in settings.policy.sizes(problem.batch) if size >= least)
     rows: tuple[int, ...] = ()

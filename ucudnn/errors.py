@@ -164,7 +164,7 @@ class StepError(BackendError):
         algorithm: name of what failed.
         size: the micro-batch size at which it did.
         start: the first sample that was not computed.
-        left: of a micro-batch that is computed slab by slab, the slabs that were not, from this one on; else ().
+        left: of a micro-batch of which slabs were computed already, those that were not, from this one on; else ().
     """
 
     def __init__(self, algorithm: str, size: int, start: int, cause: Exception, left: tuple[object, ...] = ()) -> None:

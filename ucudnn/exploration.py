@@ -176,14 +176,13 @@ class Explorer:
         size, batch = sizes[0], request.problem.batch
         part = request.problem.part(size)
         best = None if request.whole else fastest(self._micros.values(), batch)
-        # What was not even looked at undivided does not matter: whatever is too large was.
+        # What was not looked at undivided does not matter: whatever is too large was.
+        undivided = {name: found for (each, name), found in self._algorithms.items() if each == size}
+        undivided |= {name: result.algorithm for name, result in self._results.of(part).items()}
         loaded: set[ConvolutionProblem] = set()
         algorithms: dict[tuple[ConvolutionProblem, str], Algorithm | None] = {}
 
         def algorithm(problem: ConvolutionProblem, name: str) -> Algorithm | None:
-            known = self._results.of(problem).get(name)
-            if problem == part and known is None:
-                return self._algorithms.get((size, name))
             if problem not in loaded and self._keeper is not None and not self._results.of(problem):
                 self._results.update(self._keeper.load([problem]))
             loaded.add(problem)
@@ -196,7 +195,8 @@ class Explorer:
             problem: ConvolutionProblem, slabs: Sequence[Slab], algorithm: Algorithm, worth_ms: float
         ) -> float | None:
             known = self._results.of(problem).get(algorithm.name)
-            if known is None or not known.complete or known.status is MeasurementStatus.HINDERED:
+            settled = known is not None and (known.complete or known.time_ms >= worth_ms)
+            if known is None or not settled or known.status is MeasurementStatus.HINDERED:
                 known = self._measured(size, problem, algorithm, self._effort, worth_ms, slabs)
             return known.time_ms if known.measured else None
 
@@ -206,7 +206,9 @@ class Explorer:
             self._names,
             limit_bytes=request.limit_bytes,
             whole=request.whole,
+            apart=request.apart,
             backend=self._backend,
+            undivided=undivided,
             algorithm=algorithm,
             measure=measure,
         )

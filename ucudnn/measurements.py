@@ -271,18 +271,16 @@ def _problem(text: str) -> ConvolutionProblem:
 def _request_text(name: str, request: Request) -> str:
     sizes = request.sizes
     whole = sizes == tuple(range(1, request.problem.batch + 1))
-    return _dumps(
-        {
-            "backend": name,
-            "sizes": "all" if whole else sizes,
-            "limit": request.limit_bytes,
-            "whole": request.whole,
-            "apart": request.apart,
-            "adaptive": request.adaptive,
-            "least": request.least_size,
-            "rows": request.rows,
-        }
-    )
+    values = {
+        "backend": name,
+        "sizes": "all" if whole else sizes,
+        "limit": request.limit_bytes,
+        "whole": request.whole,
+        "apart": request.apart,
+        "adaptive": request.adaptive,
+        "least": request.least_size,
+    }
+    return _dumps(values | {"rows": request.rows} if request.rows else values)
 
 
 def _row(part: ConvolutionProblem, result: Result) -> tuple[Any, ...]:

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ucudnn.backends.base import Buffer, ComputeBackend, PreparedCall, Tensor
-from ucudnn.configuration import Configuration, MicroConfiguration
+from ucudnn.configuration import Configuration, MicroConfiguration, SlabConfiguration
 from ucudnn.errors import BackendError, StepError
 from ucudnn.problem import ConvolutionProblem, Operation
 from ucudnn.slabs import Rows, piece_of
@@ -32,10 +32,10 @@ class Step:
 
     def failed(self, error: BackendError) -> StepError:
         """Return the error of its call as one of this step."""
-        if self.slab is None:
-            return StepError(self.part.algorithm, self.part.size, self.start, error)
-        left = self.part.slabs[self.slab :]
-        return StepError(left[0].algorithm, self.part.size, self.start, error, left)
+        left = () if self.slab is None else self.part.slabs[self.slab :]
+        return StepError(
+            left[0].algorithm if left else self.part.algorithm, self.part.size, self.start, error, _begun(left)
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,7 +111,7 @@ def make_plan(
             try:
                 call = calls[piece, algorithm] = backend.prepare(piece, algorithm)
             except BackendError as error:  # nothing was launched yet, wherever it is
-                raise StepError(algorithm, parts[0].size, begin, error, parts[0].slabs) from error
+                raise StepError(algorithm, parts[0].size, begin, error, _begun(parts[0].slabs)) from error
         return call
 
     for part in parts:
@@ -133,6 +133,11 @@ def make_plan(
             )
         start += part.size
     return Plan(problem=problem, configuration=configuration, steps=tuple(steps))
+
+
+def _begun(left: tuple[SlabConfiguration, ...]) -> tuple[SlabConfiguration, ...]:
+    """Return what is left of a micro-batch, or () where that is all of it: then it need not be computed in slabs."""
+    return left if left and left[0].slab.first else ()
 
 
 def _aligned(parts: Sequence[MicroConfiguration]) -> list[MicroConfiguration]:

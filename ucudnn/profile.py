@@ -205,6 +205,8 @@ def encode_problem(problem: ConvolutionProblem) -> dict[str, Any]:
     for field in fields(ConvolutionProblem):
         value = getattr(problem, field.name)
         default = defaults.get(field.name, field.default)
+        if field.name.endswith("_batch_stride") and value != getattr(problem, f"{field.name[0]}_sample"):
+            default = MISSING  # a default is what decoding fills in
         if field.init and field.name != "batch" and (default is MISSING or value != default):
             values[field.name] = value.value if isinstance(value, Enum) else value
     return values

@@ -280,9 +280,13 @@ def open_share(
 
 
 def _divided(request: Request, count: int) -> list[Request]:
-    """Return requests for every count-th size each."""
+    """Return requests for every count-th size each; the first has the smallest, of which there may be slabs."""
     parts = [request.sizes[index::count] for index in range(count)]
-    return [replace(request, sizes=sizes, adaptive=False) for sizes in parts if sizes]
+    return [
+        replace(request, sizes=sizes, adaptive=False, rows=() if index else request.rows)
+        for index, sizes in enumerate(parts)
+        if sizes
+    ]
 
 
 def _cost(request: Request) -> int:

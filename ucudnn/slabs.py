@@ -5,6 +5,7 @@ range of them: of y in Forward and BackwardFilter, of x in BackwardData. It read
 included, by strides and offsets into the whole tensors; padding is left at their ends only.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from math import gcd, prod
@@ -65,11 +66,16 @@ def slabs_of(problem: ConvolutionProblem, rows: int) -> tuple[Slab, ...]:
 
 @lru_cache(maxsize=1 << 12)
 def kinds_of(problem: ConvolutionProblem, rows: int) -> tuple[tuple[ConvolutionProblem, tuple[Slab, ...]], ...]:
-    """Return the slabs of so many rows by the problem that they are, those within the volume first."""
+    """Return the slabs of so many rows by the problem that they are: those within the volume first, then the ends."""
     found: dict[tuple[int, int, int], list[Slab]] = {}
     for slab in slabs_of(problem, rows):
         found.setdefault(_sizes(problem, slab)[0], []).append(slab)
-    kinds = sorted(found.items(), key=lambda kind: -len(kind[1]) * kind[1][0].rows)
+    ends = {0, row_count(problem)}
+
+    def is_end(slabs: Sequence[Slab]) -> bool:
+        return any(slab.first in ends or slab.first + slab.rows in ends for slab in slabs)
+
+    kinds = sorted(found.items(), key=lambda kind: (is_end(kind[1]) and len(kind[1]) == 1, -len(kind[1])))
     return tuple((_piece(problem, *sizes), tuple(slabs)) for sizes, slabs in kinds)
 
 

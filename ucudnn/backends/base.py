@@ -197,8 +197,8 @@ class Backend(ABC):
         """Return the micro-batch sizes that can be measured, or None where any can."""
         return None
 
-    def knows(self, problem: ConvolutionProblem) -> bool:
-        """Whether algorithms of a problem can be asked for; of a recorded profile, whether it was recorded."""
+    def knows_slab(self, slab: ConvolutionProblem, part: ConvolutionProblem) -> bool:
+        """Whether a slab of a micro-batch can be measured; of a recorded profile, whether it was, with that."""
         return True
 
     def prefetch(self, problems: Sequence[tuple[ConvolutionProblem, Sequence[int]]]) -> None:

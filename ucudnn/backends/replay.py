@@ -76,10 +76,12 @@ class ReplayBackend(Backend):
                 return frozenset(sizes)
         return frozenset()
 
-    def knows(self, problem: ConvolutionProblem) -> bool:
-        """Whether a problem was recorded, at its own batch size."""
-        plain = _plain(problem)
-        return any(plain in recording for _, recording in self._recordings)
+    def knows_slab(self, slab: ConvolutionProblem, part: ConvolutionProblem) -> bool:
+        """Whether a slab was recorded with its micro-batch: times of different recordings do not mix."""
+        plain = _plain(slab)
+        return any(plain in recording for _, recording in self._recordings) and plain in self._recording_of(
+            _plain(part)
+        )
 
     @contextmanager
     def bench(self, problem: ConvolutionProblem) -> Iterator[Bench]:

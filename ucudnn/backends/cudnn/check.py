@@ -18,7 +18,7 @@ from ucudnn.backends.cudnn.legacy import LegacyCall
 from ucudnn.backends.cudnn.library import Library
 from ucudnn.errors import BackendError, UnsupportedProblemError
 from ucudnn.problem import ConvolutionProblem, DataType, MathMode, Operation
-from ucudnn.slabs import Piece, row_bytes
+from ucudnn.slabs import Piece, Rows, row_bytes
 
 WINDOW_BYTES = 4096
 """Of a sample's begin or end, as much as is looked at."""
@@ -42,12 +42,22 @@ _PLAIN = {
 """Legacy algorithms that multiply and add, and nothing else."""
 
 
+_Manner = tuple[bool, bool, bool, int]
+
+
+def _manner_of(problem: ConvolutionProblem) -> _Manner:
+    """Return what the exactness of an algorithm may depend on."""
+    gaps = bool(problem.x_channel_stride), bool(problem.y_channel_stride)
+    return (*gaps, bool(problem.post_padding), problem.alignment)
+
+
 @final
 class OutputCheck:
     """Checks algorithms on the first samples of the operands of a benchmark.
 
-    Whether NaN comes through is checked at every size. How exact an algorithm is depends on the algorithm, not on the
-    number of samples; so that is checked at the size at which it is met first.
+    Whether NaN comes through is checked at every size. How exact an algorithm is depends on the algorithm, on gaps,
+    alignment and whether both sides are padded alike, but not on the number of samples or rows; so that is checked
+    where these are met first.
 
     Args:
         problem: the mini-batch.
@@ -75,7 +85,7 @@ class OutputCheck:
         self._workspace = workspace
         self._accumulates = problem.operation is Operation.BACKWARD_FILTER
         self._references: dict[Piece, Any] = {}
-        self._exact: set[str] = set()
+        self._exact: set[tuple[str, _Manner]] = set()
 
     def __call__(self, call: PreparedCall, name: str, piece: Piece, workspace: DeviceBuffer) -> None:
         """Launch an algorithm on the first samples and look at the begin, the middle and the end of its output.
@@ -90,7 +100,8 @@ class OutputCheck:
             UnsupportedProblemError: if the output is not what it should be.
             CudnnError: if the launch fails.
         """
-        first, expected = name not in self._exact, None
+        met = name, _manner_of(piece.problem)
+        first, expected = met not in self._exact, None
         if first:
             if piece not in self._references:
                 self._references[piece] = self._reference(piece)
@@ -99,16 +110,17 @@ class OutputCheck:
         for beta in (0.0, 1.0) if self._accumulates and first else (float(self._accumulates),):
             if workspace.size_bytes:
                 self._device.set_bytes(workspace.address, 0xFF, workspace.size_bytes)
-            self._compare(self._outcome(call, piece, beta, workspace), expected)
-        if expected is not None or piece.first_rows is None:  # else a slab that no plain algorithm computes
-            self._exact.add(name)
+            self._compare(self._outcome(call, piece, piece.first_rows, beta, workspace), expected)
+        self._exact.add(met)
 
     def _compare(self, found: Any, expected: Any) -> None:
         if np.isnan(found).any():
             raise UnsupportedProblemError("NaN of its output or workspace comes through, or some of it stays unwritten")
         if expected is None:
             return
-        error = float(np.linalg.norm(found - expected) / max(float(np.linalg.norm(expected)), 1e-300))
+        known = ~np.isnan(expected)
+        size = max(float(np.linalg.norm(expected[known])), 1e-300)
+        error = float(np.linalg.norm((found - expected)[known]) / size)
         if error > self._tolerance():
             raise UnsupportedProblemError(f"its result is {error:.1e} off, more than {self._tolerance():.0e}")
 
@@ -117,20 +129,72 @@ class OutputCheck:
         return FMA_TOLERANCE if fma else TOLERANCES[self._problem.dtype]
 
     def _reference(self, piece: Piece) -> Any:
-        """Return the windows of a plain algorithm, or None where none computes the problem."""
-        problem = replace(piece.problem, math=MathMode.FMA)
-        for name in _PLAIN[problem.operation]:
-            try:
-                call = LegacyCall(self._library, self._handle, problem, name)
-                windows = self._outcome(call, piece, 0.0, self._workspace(call.workspace_bytes))
-            except (BackendError, MemoryError):
-                continue
-            if not np.isnan(windows).any():
-                return windows
-        return None
+        """Return what the windows should hold, NaN where that is not known, or None where nothing computes the problem.
 
-    def _outcome(self, call: PreparedCall, piece: Piece, beta: float, workspace: DeviceBuffer) -> Any:
-        """Launch on an output of NaN, or of zeros where it accumulates, and return windows of it."""
+        A slab that plain algorithms do not compute, for they pad both sides alike, is part of what they make of the
+        whole; of a gradient, one channel is computed on the host.
+        """
+        ways = [(piece.problem, piece.first_rows)]
+        if piece.first_rows is not None and not self._accumulates:
+            ways.append((self._problem.part(piece.problem.batch), None))
+        for problem, rows in ways:
+            for name in _PLAIN[problem.operation]:
+                try:
+                    call = LegacyCall(self._library, self._handle, replace(problem, math=MathMode.FMA), name)
+                    windows = self._outcome(call, piece, rows, 0.0, self._workspace(call.workspace_bytes))
+                except (BackendError, MemoryError):
+                    continue
+                if not np.isnan(windows).any():
+                    return windows
+        if piece.first_rows is None or not self._accumulates:
+            return None
+        return self._gradient(piece, piece.first_rows)
+
+    def _gradient(self, piece: Piece, rows: Rows) -> Any:
+        """Return the windows of a filter gradient, of which the taps of the first filter's first channel are known."""
+        problem = piece.problem
+        x, _, y = self._operands
+        data = self._channel(x.address, 0, problem, rows[0], problem.spatial, problem.channels)
+        gradient = self._channel(y.address, 1, problem, rows[1], problem.output, problem.filters)
+        padded = np.pad(data, [(0, 0), *problem.paddings])
+        taps = np.empty(problem.kernel)
+        for tap in np.ndindex(*problem.kernel):
+            sides = zip(tap, problem.dilation, problem.output, problem.stride, strict=True)
+            window = padded[(slice(None), *(slice(t * d, t * d + (o - 1) * s + 1, s) for t, d, o, s in sides))]
+            taps[tap] = np.vdot(window, gradient)
+        size = min(problem.w_bytes, WINDOW_BYTES) // problem.dtype.itemsize
+        step = problem.channels // problem.groups if problem.layout.channels_last else 1
+        windows = np.full(2 * size, np.nan)
+        places = np.arange(taps.size) * step
+        known = places < size
+        windows[places[known]] = taps.ravel()[known]
+        return windows
+
+    def _channel(
+        self, address: int, which: int, problem: ConvolutionProblem, row: int, sizes: tuple[int, ...], channels: int
+    ) -> Any:
+        """Return the first channel of a tensor's rows on the host, (samples, *sizes)."""
+        last = problem.layout.channels_last
+        size_bytes = prod(sizes) * (channels if last else 1) * problem.dtype.itemsize
+        begin = address + row * row_bytes(problem)[which]
+        found = [
+            self._device.read(begin + sample * problem.steps[which], size_bytes, problem.dtype)
+            for sample in range(problem.batch)
+        ]
+        return np.stack([each[::channels] if last else each for each in found]).reshape(problem.batch, *sizes)
+
+    def _outcome(
+        self, call: PreparedCall, piece: Piece, first_rows: Rows | None, beta: float, workspace: DeviceBuffer
+    ) -> Any:
+        """Launch on an output of NaN, or of zeros where it accumulates, and return windows of it.
+
+        Args:
+            call: computes the piece, or the whole.
+            piece: what the windows are of.
+            first_rows: where that begins which the call computes.
+            beta: factor of what the output holds.
+            workspace: of the call.
+        """
         problem, rows = piece.problem, piece.first_rows
         x, w, y = self._operands
         if self._accumulates:
@@ -146,9 +210,8 @@ class OutputCheck:
             size = problem.batch
             self._device.set_bytes(address, 0xFF, (size - 1) * step + sample)
             samples = [(address + index * step, sample) for index in sorted({0, size // 2, size - 1})]
-        call.launch(
-            x.address, w.address, y.address, start=0, alpha=1.0, beta=beta, workspace=workspace, first_rows=rows
-        )
+        addresses = x.address, w.address, y.address
+        call.launch(*addresses, start=0, alpha=1.0, beta=beta, workspace=workspace, first_rows=first_rows)
         windows = []
         for number, (address, sample) in enumerate(samples):
             window = min(sample, WINDOW_BYTES, self._run(problem))
