@@ -13,7 +13,6 @@ from math import exp, fsum, log
 from pathlib import Path
 
 from figures import MIB, Bench, beside, done, parse, rows_of, total_ms
-
 from ucudnn.plots import draw_layers
 
 LIMITS_MIB = (128, 256, 512)

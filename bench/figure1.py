@@ -7,9 +7,9 @@ All kernels of AlexNet 256; besides the paper's two bars, what micro-batches mak
 """
 
 from figures import Bench, beside, done, parse
+from ucudnn.plots import draw_groups
 
 from ucudnn.exploration import Request
-from ucudnn.plots import draw_groups
 from ucudnn.policy import BatchSizePolicy
 from ucudnn.recording import NO_LIMIT
 from ucudnn.solvers.desirable import desirable_set

@@ -9,7 +9,6 @@ import argparse
 from pathlib import Path
 
 from figures import MIB, Bench, beside, done, parse, rows_of, total_ms
-
 from ucudnn.plots import draw_layers
 
 POLICIES = ("undivided", "powerOfTwo", "adaptive", "all")

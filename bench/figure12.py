@@ -8,7 +8,6 @@ same in more ways, and Inception-v3.
 """
 
 from figures import MIB, Bench, beside, done, parse, rows_of, total_ms
-
 from ucudnn.plots import draw_division, draw_layers
 
 EACH_MIB = {"alexnet": (8, 64, 512), "resnet50": (16, 32)}

@@ -5,10 +5,10 @@ python bench/figure8.py --backend cudnn     measured on this machine's GPU, at a
 """
 
 from figures import MIB, Bench, beside, done, parse
+from ucudnn.plots import draw_desirable
 
 from ucudnn.backends.base import ComputeBackend
 from ucudnn.exploration import Request
-from ucudnn.plots import draw_desirable
 from ucudnn.policy import BatchSizePolicy
 from ucudnn.problem import Operation
 from ucudnn.solvers.desirable import desirable_set

@@ -5,9 +5,9 @@ python bench/figure9.py --backend cudnn     executed on this machine's GPU
 """
 
 from figures import MIB, Bench, beside, done, parse
+from ucudnn.plots import draw_configurations
 
 from ucudnn.decision import decide
-from ucudnn.plots import draw_configurations
 from ucudnn.problem import Operation
 from ucudnn.settings import Settings
 
