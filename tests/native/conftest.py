@@ -3,7 +3,6 @@
 import json
 import os
 import subprocess
-import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 from shutil import which
@@ -132,14 +131,12 @@ def run(libraries, toolchain, tmp_path, driver):
         result.before = {name: rng.uniform(-1, 1, shapes[name]).astype(dtype) for name in NAMES}
         (tmp_path / "in").write_bytes(b"".join(result.before[name].tobytes() for name in NAMES))
         words = [f"{key}={value}" for key, value in arguments.items()]
-        clean = {key: value for key, value in os.environ.items() if not key.startswith(("UCUDNN_", "PYTHON"))}
-        environment = clean | {"PYTHONPATH": f"{ROOT}:{STAND_IN}", "UCUDNN_DATABASE": "off"} | (env or {})
         done = subprocess.run(
             [driver, *words, f"in={tmp_path / 'in'}", f"out={tmp_path / 'out'}"],
             capture_output=True,
             text=True,
             check=False,
-            env=environment,
+            env=environment() | (env or {}),
             timeout=120,
         )
         result.errors = done.stderr
@@ -170,6 +167,7 @@ def driver(libraries, toolchain):
     return toolchain.compile(HERE / "driver.cpp", toolchain.folder / "driver", *flags)
 
 
-def python():
-    """Return this Python, as UCUDNN_PYTHON takes it."""
-    return sys.executable
+def environment():
+    """Return variables with which a program finds the package, and a stand-in for CuPy."""
+    clean = {key: value for key, value in os.environ.items() if not key.startswith(("UCUDNN_", "PYTHON"))}
+    return clean | {"PYTHONPATH": f"{ROOT}:{STAND_IN}", "UCUDNN_DATABASE": "off"}

@@ -154,6 +154,7 @@ int main_of() {
     if (arguments.count("room")) stub_largest_allocation(number("room"));
     const int repeats = number("repeats", 1);
     for (int i = 0; i < repeats; ++i) {
+      if (i > 0) layer.limit = number("limit_then", int(layer.limit));
       layer.reshape();
       if (arguments.count("fail") && i == number("fail_at")) stub_fail_from(number("fail"));
       layer.run(at[0], at[1], at[2], at[3], at[4], at[5], T(std::atof(arguments["alpha"].c_str())),
@@ -183,5 +184,9 @@ int main(int count, char** values) {
     const char* equals = std::strchr(values[i], '=');
     if (equals) arguments[std::string(values[i], equals - values[i])] = equals + 1;
   }
-  return number("double") ? main_of<double>() : main_of<float>();
+  int status = 0;
+  for (int i = 0; i <= number("again") && status == 0; ++i) {
+    status = number("double") ? main_of<double>() : main_of<float>();
+  }
+  return status;
 }

@@ -29,5 +29,6 @@ int main() {
   FIELD(Answer, arena_bytes); FIELD(Answer, text);
   SIZE(Callbacks);
   FIELD(Callbacks, ask); FIELD(Callbacks, plan); FIELD(Callbacks, forget); FIELD(Callbacks, cudnn);
-  FIELD(Callbacks, device);
+  FIELD(Callbacks, device); FIELD(Callbacks, version);
+  std::printf("version - %d 0\n", ucudnn::kVersion);
 }

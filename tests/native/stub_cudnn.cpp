@@ -119,7 +119,7 @@ cudnnStatus_t execute(int api, const Problem& p, int algorithm, void* x, void* w
     fail_from = 0;
     return CUDNN_STATUS_EXECUTION_FAILED;
   }
-  std::memset(workspace, 0xA5, need(p, algorithm));  // a byte too many is a crash, or found by a guard
+  if (workspace) std::memset(workspace, 0xA5, need(p, algorithm));  // a byte too many is a crash, or found by a guard
   if (p.type == CUDNN_DATA_DOUBLE) {
     compute(p, static_cast<double*>(x), static_cast<double*>(w), static_cast<double*>(y));
   } else {

@@ -1,11 +1,12 @@
 """A C++ program that calls as Caffe does, planned by Python in its process, on a stand-in for cuDNN that computes."""
 
 import re
+import subprocess
 from itertools import pairwise
 
 import pytest
 
-from tests.native.conftest import OPERATIONS
+from tests.native.conftest import HERE, OPERATIONS, environment
 from ucudnn.problem import Operation
 
 FORWARD, DATA, FILTER = OPERATIONS
@@ -72,6 +73,12 @@ def test_no_workspace_is_honoured(run, env):
     assert done.iterations[0]["allocated"] == 0
 
 
+def test_another_limit_makes_another_plan(run):
+    done = run(limit=3000, limit_then=1600, repeats=3)
+    done.check(iterations=3)
+    assert [done.batches(FORWARD, iteration)[0] for iteration in range(3)] == [4, 2, 2]
+
+
 def test_each_kernel_is_planned_once(run):
     done = run(groups=2, limit=1200, repeats=4, env={"UCUDNN_VERBOSE": "1"})
     done.check(iterations=4)
@@ -116,6 +123,21 @@ def test_one_workspace_is_divided_among_all_handles(run):
     assert len(ordered) == 6
     assert all(first[1] <= second[0] for first, second in pairwise(ordered))
     assert done.other["left"] == 0
+
+
+def test_layers_that_are_gone_leave_their_part_of_the_total(run):
+    done = run(again=2, env={"UCUDNN_TOTAL_WORKSPACE_SIZE": "12KiB"})
+    done.check()
+    assert len(done.iterations) == 3
+    assert [sorted(done.batches(FORWARD, each)) for each in range(3)] == [done.batches(FORWARD)] * 3
+    assert done.other["left"] == 0
+
+
+def test_threads_have_handles_of_their_own(toolchain, libraries, run):
+    flags = [f"-L{libraries}", f"-Wl,-rpath,{libraries}", "-lucudnn", "-l:libcudnn.so.9", "-pthread"]
+    program = toolchain.compile(HERE / "threads.cpp", toolchain.folder / "threads", *flags)
+    done = subprocess.run([program], env=environment(), capture_output=True, text=True, check=False, timeout=120)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "computed\n", "")
 
 
 def test_divided_segments_are_waited_for_on_another_stream(run):

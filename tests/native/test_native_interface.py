@@ -69,11 +69,20 @@ def test_structures_lie_in_memory_as_python_takes_them(toolchain, tmp_path):
     for line in lines:
         structure, name, offset, size = line.split()
         told.setdefault(structure, {})[name] = int(offset), int(size)
+    assert told.pop("version")["-"] == (bridge.VERSION, 0)
     assert set(told) == {"Question", "Step", "Request", "Answer", "Callbacks"}
     for structure, fields in told.items():
         ours = getattr(bridge, structure)
         assert fields.pop("-") == (0, ctypes.sizeof(ours))
         assert fields == {name: (getattr(ours, name).offset, getattr(ours, name).size) for name, _ in ours._fields_}
+
+
+def test_a_library_of_another_version_is_refused():
+    table = bridge.Callbacks(version=bridge.VERSION + 1)
+    with pytest.raises(
+        BackendUnavailableError, match=r"version 2, this package of 1: `python -m ucudnn.native --build`"
+    ):
+        bridge.attach(ctypes.addressof(table))
 
 
 @pytest.mark.parametrize("destroys", [True, False])

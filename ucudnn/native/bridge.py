@@ -10,9 +10,12 @@ from threading import RLock
 from typing import Any, final
 
 from ucudnn.cudnn.facts import Asked, asked, convolution_facts, filter_facts, tensor_facts
-from ucudnn.errors import UnsupportedProblemError
+from ucudnn.errors import BackendUnavailableError, UnsupportedProblemError
 from ucudnn.native.planner import Order, Planner
 from ucudnn.problem import ConvolutionProblem, Operation
+
+VERSION = 1
+"""Of what is agreed upon with the compiled library (src/planner.hpp)."""
 
 NO_LIMIT, UNSTATED = -1, -2
 """Limits that callers state: that there is none; nothing at all."""
@@ -81,7 +84,14 @@ _FORGET = ctypes.CFUNCTYPE(None, c_uint64, c_uint64)
 class Callbacks(ctypes.Structure):
     """The functions that C++ calls, and what it tells beforehand (src/planner.hpp)."""
 
-    _fields_ = (("ask", _ASK), ("plan", _PLAN), ("forget", _FORGET), ("cudnn", c_char_p), ("device", c_int32))
+    _fields_ = (
+        ("ask", _ASK),
+        ("plan", _PLAN),
+        ("forget", _FORGET),
+        ("cudnn", c_char_p),
+        ("device", c_int32),
+        ("version", c_int32),
+    )
 
 
 @final
@@ -113,6 +123,7 @@ class Bridge:
             if limit != UNSTATED:
                 planner.state(problem, None if limit == NO_LIMIT else limit)
             planner.register(handle, problem)
+            answer.contents.generation, answer.contents.arena_bytes = planner.generation, planner.arena_bytes
 
         return self._guarded(handle, answer, body)
 
@@ -183,9 +194,14 @@ def attach(address: int) -> None:
     """Give C++ the functions to call, at the address of its table.
 
     Raises:
-        UcudnnError: if CuPy, cuDNN or a GPU is missing, or a variable has a value it may not have.
+        UcudnnError: if CuPy, cuDNN or a GPU is missing, a variable has a value it may not have, or the library was
+            compiled from other sources.
     """
     table = Callbacks.from_address(address)
+    if table.version != VERSION:
+        raise BackendUnavailableError(
+            f"libucudnn.so is of version {table.version}, this package of {VERSION}: `python -m ucudnn.native --build`"
+        )
     bridge = Bridge((table.cudnn or b"").decode(), table.device)
     table.ask, table.plan, table.forget = _ASK(bridge.ask), _PLAN(bridge.plan), _FORGET(bridge.forget)
     _ATTACHED.append((table, bridge))

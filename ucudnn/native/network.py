@@ -56,6 +56,8 @@ class Network:
         self._waiting = [each for each in self._waiting if each[0] != handle]
         for key in [key for key in self._taken if key[0] == handle]:
             self._decided.pop(self._taken.pop(key), None)
+        if not self._taken and not self._waiting:
+            self.arena_bytes = 0
 
     def decision(
         self, handle: int, problem: ConvolutionProblem, benchmark: Benchmark, settings: Settings

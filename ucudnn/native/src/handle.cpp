@@ -30,6 +30,7 @@ Handle::Handle(cudnnHandle_t cudnn) : cudnn_(cudnn), number_(++handles) {
 }
 
 Handle::~Handle() {
+  if (!kernels_.empty()) cudaDeviceSynchronize();  // its streams may be gone, but not what they were given
   for (auto& entry : kernels_) {
     for (Ready* each : entry.second.ready) delete each;
   }
@@ -56,7 +57,11 @@ bool Handle::divides(int operation, const ucudnn_descriptors& descriptors, std::
   if (!kernel.asked || (limit != kUnstated && limit != kernel.limit)) {
     Answer answer = {};
     kernel.plain = python->ask(number_, device_, &question, limit, &answer) != 0;
-    if (kernel.plain) say_plain(answer.text ? answer.text : "");
+    if (kernel.plain) {
+      say_plain(answer.text ? answer.text : "");
+    } else {
+      arena_->divide(answer.generation, answer.arena_bytes);  // another limit makes plans out of date
+    }
     kernel.asked = true;
     kernel.limit = limit;
   }
@@ -184,6 +189,7 @@ cudnnStatus_t Handle::recover(Kernel& kernel, Request request, const Call& call,
 }
 
 void Handle::drop(Kernel& kernel, Ready* ready) {
+  cudaStreamSynchronize(stream_);  // kernels that were compiled for a plan go with it
   const std::uint64_t token = ready->token();
   kernel.ready.erase(std::remove(kernel.ready.begin(), kernel.ready.end(), ready), kernel.ready.end());
   delete ready;

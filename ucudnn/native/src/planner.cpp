@@ -36,6 +36,7 @@ const Callbacks* connect() {
   static const std::string file = cudnn_file();
   callbacks.cudnn = file.c_str();
   cudaGetDevice(&callbacks.device);
+  callbacks.version = kVersion;
   char address[32];
   std::snprintf(address, sizeof address, "%llu", static_cast<unsigned long long>(
       reinterpret_cast<std::uintptr_t>(&callbacks)));

@@ -9,7 +9,9 @@
 
 namespace ucudnn {
 
-// These four are read and written by Python (ucudnn/native/bridge.py): the order of their fields is a contract.
+// These are read and written by Python (ucudnn/native/bridge.py): the order of their fields is a contract, and so is
+// what they mean. Whoever changes it counts up, for a program may have been linked before the package was upgraded.
+constexpr std::int32_t kVersion = 1;
 
 enum StepKind : std::int32_t { kGraph = 0, kLegacy = 1 };
 
@@ -58,6 +60,7 @@ struct Callbacks {
   void (*forget)(std::uint64_t handle, std::uint64_t token);  // token 0: all that is kept for the handle
   const char* cudnn;    // told to Python: file of the cuDNN that this process uses
   std::int32_t device;  // likewise: the current GPU
+  std::int32_t version;
 };
 
 // The planner of this process; null where there is none, which was said on stderr. The first call starts Python.

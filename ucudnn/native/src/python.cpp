@@ -28,7 +28,7 @@ struct Python {
   int (*ensure)() = nullptr;
   void (*release)(int) = nullptr;
   int (*run)(const char*, void*) = nullptr;
-  // from Python 3.14 on, in place of set_program_name and initialize
+  // In place of set_program_name, which goes with Python 3.15:
   void* (*config_create)() = nullptr;
   int (*config_set)(void*, const char*, const char*) = nullptr;
   int (*config_set_int)(void*, const char*, long long) = nullptr;
@@ -51,6 +51,17 @@ struct Python {
            find(&decode, "Py_DecodeLocale") && find(&save_thread, "PyEval_SaveThread") &&
            find(&ensure, "PyGILState_Ensure") && find(&release, "PyGILState_Release") &&
            find(&run, "PyRun_SimpleStringFlags");
+  }
+
+  bool configure(const std::string& executable) {
+    void* config = config_create();
+    config_set_int(config, "isolated", 0);
+    config_set_int(config, "use_environment", 1);
+    config_set_int(config, "install_signal_handlers", 0);
+    if (!executable.empty()) config_set(config, "program_name", executable.c_str());
+    const int status = config_run(config);
+    config_free(config);
+    return status == 0;
   }
 };
 
@@ -92,22 +103,14 @@ bool start(std::string* error) {
     return false;
   }
   // The program's name, not its library, tells a virtual environment: site-packages are looked for beside it.
-  if (python.config_create && python.config_set && python.config_set_int && python.config_run) {
-    void* config = python.config_create();
-    if (!executable.empty()) python.config_set(config, "executable", executable.c_str());
-    python.config_set_int(config, "install_signal_handlers", 0);
-    python.config_set_int(config, "use_environment", 1);
-    const int status = python.config_run(config);
-    python.config_free(config);
-    if (status != 0) {
-      *error = "Python cannot be started: " + library;
-      return false;
-    }
-  } else {
-    if (!executable.empty() && python.set_program_name) {
+  if (python.set_program_name) {
+    if (!executable.empty()) {
       python.set_program_name(python.decode(executable.c_str(), nullptr));  // kept: Python wants it for good
     }
     python.initialize(0);  // without its signal handlers
+  } else if (!python.config_create || !python.configure(executable)) {
+    *error = "Python cannot be started: " + library;
+    return false;
   }
   python.save_thread();  // the lock belongs to nobody, so that any thread may take it
   return true;
