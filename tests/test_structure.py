@@ -34,10 +34,10 @@ LAYERS = [  # lowest first; every module of the package is named exactly once
         "solvers.reuse",
         "solvers.relaxation",
         "solvers.slabs",
-        "slab_search",
     },
     {"backends.replay", "backends.cpu.*", "backends.cudnn.*", "solvers.bounding", "solvers.bundles", "solvers.program"},
     {"backends", "solvers.division", "solvers", "search", "plan", "workspace", "variants"},
+    {"slab_search"},
     {"exploration", "allotment"},
     {"benchmark", "database", "turns"},
     {"decision", "measurements", "sharing"},
@@ -47,15 +47,16 @@ LAYERS = [  # lowest first; every module of the package is named exactly once
     {"handle", "execution", "console", "options", "plots.*"},
     {"plot_commands"},
     {"cli", "__init__", "cudnn.*", "torch.*"},
+    {"native.*"},
 ]
-PACKAGES = ("backends.cpu", "backends.cudnn", "cudnn", "plots", "torch")
+PACKAGES = ("backends.cpu", "backends.cudnn", "cudnn", "native", "plots", "torch")
 ONE_MODULE = {  # a third-party package is imported in one module only
     "pulp": {"solvers.program"},
     "typer": {"cli", "options", "plot_commands"},
     "rich": {"console"},
     "matplotlib": {"plots", "plots.bars", "plots.looks", "plots.points"},
     "torch": {"torch", "torch.problems", "torch.switch"},
-    "ctypes": {"backends.cudnn.library"},
+    "ctypes": {"backends.cudnn.library", "native.bridge"},
     "cupy": {"backends.cudnn.device"},
     "sqlite3": {"database"},
     "platformdirs": {"store"},
@@ -225,6 +226,12 @@ def test_modules_are_small_and_have_one_noun():
     for name, path in MODULES.items():
         assert not set(name.split(".")) & {"utils", "helpers", "common", "misc"}
         assert len(path.read_text().splitlines()) <= 400, name
+    sources = [path for path in (PACKAGE / "native").rglob("*") if path.suffix in (".h", ".hpp", ".cpp")]
+    assert len(sources) > 4
+    for path in sources:
+        lines = path.read_text().splitlines()
+        assert len(lines) <= 400, path
+        assert max(map(len, lines)) <= 120, path
 
 
 def test_readme_names_every_variable_and_module():

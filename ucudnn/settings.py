@@ -170,3 +170,8 @@ _FIELDS: dict[str, tuple[str, Callable[[Any, str], Any]]] = {
 
 VARIABLES: dict[str, str] = {field: variable for field, (variable, _) in _FIELDS.items()}
 """The environment variable of each field of Settings."""
+
+
+def is_set(field: str, environment: Mapping[str, str] | None = None) -> bool:
+    """Whether the environment, the process's own where None, sets a field of Settings."""
+    return bool((os.environ if environment is None else environment).get(VARIABLES[field]))

@@ -1,0 +1,76 @@
+"""What UcudnnHandle_t costs a C++ program on the CPU: answers from its cache, dispatch, and cuDNN's own share in it.
+
+    python bench/native_cache.py [--out bench/results/native_cache.json]
+
+Caffe asks for six algorithms and workspace sizes of each convolution in every iteration. No GPU is needed: cuDNN is
+the stand-in of tests/native, which returns at once. How long the real cuDNN takes to read four descriptors, which is
+the larger part of an answer, is measured apart, where it is installed.
+"""
+
+import argparse
+import json
+import os
+import platform
+import subprocess
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from ucudnn.native import build
+
+BENCH = Path(__file__).parent
+STUB = BENCH.parent / "tests" / "native"
+
+
+def compiled(headers: list[Path], source: Path, output: Path, *flags: str) -> Path:
+    """Compile a program or a library."""
+    includes = [f"-I{build.INCLUDE}", f"-I{build.SOURCES}", *(f"-isystem{each}" for each in headers)]
+    subprocess.run(["c++", "-std=c++17", "-O2", *includes, source, "-o", output, *flags], check=True)
+    return output
+
+
+def printed(program: Path, **environment: str) -> dict[str, float]:
+    """Return what a program prints."""
+    done = subprocess.run([program], env={**os.environ, **environment}, capture_output=True, text=True, check=True)
+    return dict(json.loads(done.stdout))
+
+
+def main() -> None:
+    """Measure."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, default=BENCH / "results" / "native_cache.json")
+    options = parser.parse_args()
+    headers = build.header_folders()
+    with TemporaryDirectory() as name:
+        folder = Path(name)
+        stub = folder / "libcudnn.so.9"
+        compiled(headers, STUB / "stub_cudnn.cpp", stub, "-shared", "-fPIC", "-Wl,-soname,libcudnn.so.9")
+        build.build(folder, headers)
+        links = [f"-L{folder}", f"-Wl,-rpath,{folder}", "-lucudnn", "-l:libcudnn.so.9"]
+        program = compiled(headers, BENCH / "native_cache.cpp", folder / "cache", *links)
+        path = f"{BENCH.parent}:{STUB / 'stand_in'}"
+        found: dict[str, object] = {
+            "processor": processor(),
+            "python": platform.python_version(),
+            "handle, microseconds": printed(program, PYTHONPATH=path, UCUDNN_DATABASE="off"),
+        }
+        spec = find_spec("nvidia.cudnn")
+        for root in (spec.submodule_search_locations or ()) if spec else ():
+            libraries = Path(root) / "lib"
+            links = [str(build.SOURCES / "question.cpp"), f"-L{libraries}", "-l:libcudnn.so.9"]
+            program = compiled(headers, BENCH / "native_question.cpp", folder / "question", *links)
+            wheels = ":".join(str(each) for each in sorted(Path(root).parent.glob("*/lib")))
+            found["cuDNN's descriptors, microseconds"] = printed(program, LD_LIBRARY_PATH=wheels)
+    options.out.write_text(json.dumps(found, indent=1) + "\n")
+    json.dump(found, sys.stdout, indent=1)
+
+
+def processor() -> str:
+    """Return the processor's name, where Linux tells it."""
+    lines = Path("/proc/cpuinfo").read_text().splitlines()
+    return next((line.partition(": ")[2] for line in lines if line.startswith("model name")), platform.machine())
+
+
+if __name__ == "__main__":
+    main()

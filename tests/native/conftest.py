@@ -1,0 +1,173 @@
+"""Compiles the C++ side against cuDNN's headers, a stand-in for cuDNN, and a program that calls it as Caffe does."""
+
+import json
+import os
+import subprocess
+from dataclasses import dataclass, field
+from pathlib import Path
+from shutil import which
+
+import numpy as np
+import pytest
+
+from tests.reference import reference_convolution
+from ucudnn.errors import BackendUnavailableError
+from ucudnn.native import build
+from ucudnn.problem import ConvolutionProblem, Operation
+
+HERE = Path(__file__).parent
+ROOT = HERE.parents[1]
+STAND_IN = HERE / "stand_in"
+OPERATIONS = (Operation.FORWARD, Operation.BACKWARD_DATA, Operation.BACKWARD_FILTER)
+SIZES = {"n": 8, "c": 4, "h": 7, "w": 6, "k": 6, "r": 3, "pad": 1, "stride": 1, "groups": 1}
+"""Of the convolution, by the driver's names. A sample of x needs 672 bytes of workspace."""
+
+
+@dataclass
+class Toolchain:
+    """A compiler, headers, and what was compiled."""
+
+    compiler: str
+    headers: list
+    folder: Path
+
+    def compile(self, source, output, *flags):
+        includes = [f"-I{build.INCLUDE}", *(f"-isystem{each}" for each in self.headers)]
+        command = [self.compiler, "-std=c++17", "-O1", *includes, str(source), "-o", str(output), *flags]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr
+        return output
+
+
+@pytest.fixture(scope="session")
+def toolchain(tmp_path_factory):
+    """Return a compiler with cuDNN's headers, or skip where there is none."""
+    if which("g++") is None:
+        pytest.skip("no C++ compiler: install g++")
+    try:
+        headers = build.header_folders()
+    except BackendUnavailableError as error:
+        pytest.skip(str(error))
+    return Toolchain(which("g++"), headers, tmp_path_factory.mktemp("native"))
+
+
+@pytest.fixture(scope="session")
+def libraries(toolchain):
+    """Return the folder of libucudnn.so and of a libcudnn.so.9 that is a stand-in."""
+    if build.libpython() is None:
+        pytest.skip("this Python has no shared library")
+    stub = toolchain.folder / "libcudnn.so.9"
+    toolchain.compile(HERE / "stub_cudnn.cpp", stub, "-shared", "-fPIC", "-Wl,-soname,libcudnn.so.9")
+    build.build(toolchain.folder, toolchain.headers)
+    return toolchain.folder
+
+
+@dataclass
+class Run:
+    """What the driver did."""
+
+    arguments: dict
+    iterations: list = field(default_factory=list)
+    calls: list = field(default_factory=list)  # of each iteration
+    other: dict = field(default_factory=dict)
+    tensors: dict = field(default_factory=dict)
+    before: dict = field(default_factory=dict)
+    errors: str = ""
+
+    def problem(self, operation):
+        a = self.arguments
+        return ConvolutionProblem(
+            operation=operation,
+            batch=a["n"],
+            channels=a["c"],
+            spatial=(a["h"], a["w"]),
+            filters=a["k"],
+            kernel=(a["r"], a["r"]),
+            padding=(a["pad"],) * 2,
+            stride=(a["stride"],) * 2,
+            groups=a["groups"],
+        )
+
+    def check(self, *, iterations=1):
+        """Compare all that was computed with a reference in float64."""
+        x, w, y, dx, dw, dy = (self.before[name].astype(np.float64) for name in NAMES)
+        expected = {"x": x, "w": w, "dy": dy}
+        forward = reference_convolution(self.problem(Operation.FORWARD), x, w, y)
+        for _ in range(iterations):
+            y = self.arguments["alpha"] * forward + self.arguments["beta"] * y
+        expected["y"] = y
+        expected["dw"] = dw + iterations * reference_convolution(self.problem(Operation.BACKWARD_FILTER), x, dw, dy)
+        expected["dx"] = reference_convolution(self.problem(Operation.BACKWARD_DATA), dx, w, dy)
+        exact = 1e-12 if self.arguments.get("double") else 2e-5
+        for name, values in expected.items():
+            np.testing.assert_allclose(self.tensors[name], values, rtol=exact, atol=exact * 10, err_msg=name)
+
+    def batches(self, operation, iteration=0):
+        """Return the batch of each call of an operation."""
+        number = OPERATIONS.index(operation)
+        return [call["batch"] for call in self.calls[iteration] if call["operation"] == number]
+
+
+NAMES = ("x", "w", "y", "dx", "dw", "dy")
+
+
+@pytest.fixture
+def run(libraries, toolchain, tmp_path, driver):
+    """Return a function that runs the driver; arguments are sizes and options, `env` sets variables."""
+
+    def go(*, env=None, ok=True, **arguments):
+        arguments = {"alpha": 1, "beta": 0, "limit": 3000, **SIZES, **arguments}
+        result = Run(arguments)
+        dtype = np.float64 if arguments.get("double") else np.float32
+        a = arguments
+        output = [(a[side] + 2 * a["pad"] - a["r"]) // a["stride"] + 1 for side in "hw"]
+        shapes = {
+            "x": (a["n"], a["c"], a["h"], a["w"]),
+            "w": (a["k"], a["c"] // a["groups"], a["r"], a["r"]),
+            "y": (a["n"], a["k"], *output),
+        }
+        shapes |= {f"d{name}": shape for name, shape in shapes.items()}
+        rng = np.random.default_rng(1)
+        result.before = {name: rng.uniform(-1, 1, shapes[name]).astype(dtype) for name in NAMES}
+        (tmp_path / "in").write_bytes(b"".join(result.before[name].tobytes() for name in NAMES))
+        words = [f"{key}={value}" for key, value in arguments.items()]
+        done = subprocess.run(
+            [driver, *words, f"in={tmp_path / 'in'}", f"out={tmp_path / 'out'}"],
+            capture_output=True,
+            text=True,
+            check=False,
+            env=environment() | (env or {}),
+            timeout=120,
+        )
+        result.errors = done.stderr
+        assert (done.returncode == 0) is ok, done.stderr
+        for line in done.stdout.splitlines():
+            record = json.loads(line)
+            if "iteration" in record:
+                result.iterations.append(record)
+                result.calls.append([])
+            elif "api" in record:
+                result.calls[-1].append(record)
+            else:
+                result.other |= record
+        if ok:
+            values = np.fromfile(tmp_path / "out", dtype)
+            for name in NAMES:
+                size = int(np.prod(shapes[name]))
+                result.tensors[name], values = values[:size].reshape(shapes[name]), values[size:]
+        return result
+
+    return go
+
+
+@pytest.fixture(scope="session")
+def driver(libraries, toolchain):
+    """Return the program."""
+    flags = [f"-L{libraries}", f"-Wl,-rpath,{libraries}", "-lucudnn", "-l:libcudnn.so.9", "-Wall", "-Wextra"]
+    return toolchain.compile(HERE / "driver.cpp", toolchain.folder / "driver", *flags)
+
+
+def environment():
+    """Return variables with which a program finds the package, and a stand-in for CuPy."""
+    clean = {key: value for key, value in os.environ.items() if not key.startswith(("UCUDNN_", "PYTHON"))}
+    return clean | {"PYTHONPATH": f"{ROOT}:{STAND_IN}", "UCUDNN_DATABASE": "off"}

@@ -1,0 +1,524 @@
+// A stand-in for cuDNN and the CUDA runtime on host memory: descriptors that are kept, convolutions by direct loops.
+//
+// Each operation has two algorithms in either API. Algorithm 0, engine 0: no workspace, slow. Algorithm 1, engine 1:
+// workspace that grows with the batch, fast: on a clock of its own, so that plans do not depend on this machine.
+// Everything that is executed is recorded; pointers, alignment and workspaces are checked as cuDNN checks them, or more
+// strictly.
+#include <cudnn.h>
+
+#include <atomic>
+#include <cstdlib>
+#include <cstring>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <vector>
+
+using Ints = std::vector<std::int64_t>;
+
+struct cudnnContext { cudaStream_t stream = nullptr; };
+struct cudnnTensorStruct { int type = 0; Ints size, stride; };
+struct cudnnFilterStruct { int type = 0, format = 0; Ints size; };
+struct cudnnConvolutionStruct { Ints padding, stride, dilation; int mode = 1, compute = 0, math = 0, groups = 1; };
+
+extern "C" struct StubCall {
+  int api, operation, batch, algorithm;  // api: 0 graph, 1 legacy
+  double alpha, beta;
+  const void *x, *w, *y, *workspace, *handle, *stream;
+};
+
+namespace {
+
+std::mutex mutex;
+std::vector<StubCall> calls;
+std::atomic<int> handles{0}, backend_descriptors{0};
+std::atomic<std::int64_t> allocated{0}, largest_allocation{1ll << 40}, waits{0};
+std::atomic<std::int64_t> clock_us{0};  // what the convolutions would have taken
+std::atomic<int> fail_from{-1};  // calls that succeed before engine 1 fails; -1: it does not fail
+std::atomic<bool> idle{false};  // return at once, compute and record nothing
+std::map<void*, std::size_t> blocks;
+
+struct Problem {
+  int operation, type, groups;
+  Ints x, x_stride, w, w_stride, y, y_stride, padding, stride, dilation;
+  double alpha, beta;
+};
+
+std::size_t item(int type) { return type == CUDNN_DATA_DOUBLE ? 8 : 4; }
+
+std::int64_t sample(const Ints& size) {
+  std::int64_t product = 1;
+  for (std::size_t i = 1; i < size.size(); ++i) product *= size[i];
+  return product;
+}
+
+std::size_t need(const Problem& p, int algorithm) { return algorithm ? p.x[0] * sample(p.x) * item(p.type) : 0; }
+
+// 1-D to 3-D: missing dimensions are of size 1.
+std::int64_t at(const Ints& values, std::size_t i, std::int64_t otherwise) {
+  return i < values.size() ? values[i] : otherwise;
+}
+
+template <typename T>
+void compute(const Problem& p, T* x, T* w, T* y) {
+  const std::size_t n = p.x.size() - 2;
+  const auto size = [&](const Ints& v, int i) { return std::size_t(i) < n ? v[2 + i] : 1; };
+  const auto step = [&](const Ints& v, int i) { return std::size_t(i) < n ? v[2 + i] : 0; };
+  const std::int64_t channels = p.w[1], filters = p.w[0] / p.groups;
+  T* out = p.operation == 0 ? y : p.operation == 1 ? x : w;
+  const Ints& out_size = p.operation == 0 ? p.y : p.operation == 1 ? p.x : p.w;
+  const Ints& out_stride = p.operation == 0 ? p.y_stride : p.operation == 1 ? p.x_stride : p.w_stride;
+  std::int64_t extent = 1;
+  for (std::size_t i = 0; i < out_size.size(); ++i) extent += (out_size[i] - 1) * out_stride[i];
+  std::vector<double> sums(extent);
+  for (std::int64_t b = 0; b < p.x[0]; ++b)
+  for (std::int64_t g = 0; g < p.groups; ++g)
+  for (std::int64_t k = 0; k < filters; ++k)
+  for (std::int64_t c = 0; c < channels; ++c)
+  for (std::int64_t o0 = 0; o0 < size(p.y, 0); ++o0)
+  for (std::int64_t o1 = 0; o1 < size(p.y, 1); ++o1)
+  for (std::int64_t o2 = 0; o2 < size(p.y, 2); ++o2)
+  for (std::int64_t f0 = 0; f0 < size(p.w, 0); ++f0)
+  for (std::int64_t f1 = 0; f1 < size(p.w, 1); ++f1)
+  for (std::int64_t f2 = 0; f2 < size(p.w, 2); ++f2) {
+    const std::int64_t o[3] = {o0, o1, o2}, f[3] = {f0, f1, f2};
+    std::int64_t xa = b * p.x_stride[0] + (g * channels + c) * p.x_stride[1];
+    std::int64_t wa = (g * filters + k) * p.w_stride[0] + c * p.w_stride[1];
+    std::int64_t ya = b * p.y_stride[0] + (g * filters + k) * p.y_stride[1];
+    bool inside = true;
+    for (int i = 0; i < 3; ++i) {
+      const std::int64_t place = o[i] * at(p.stride, i, 1) - at(p.padding, i, 0) + f[i] * at(p.dilation, i, 1);
+      inside = inside && place >= 0 && place < size(p.x, i);
+      xa += place * step(p.x_stride, i);
+      wa += f[i] * step(p.w_stride, i);
+      ya += o[i] * step(p.y_stride, i);
+    }
+    if (!inside) continue;
+    if (p.operation == 0) sums[ya] += double(x[xa]) * w[wa];
+    else if (p.operation == 1) sums[xa] += double(y[ya]) * w[wa];
+    else sums[wa] += double(x[xa]) * y[ya];
+  }
+  Ints index(out_size.size(), 0);
+  for (bool more = true; more;) {
+    std::int64_t address = 0;
+    for (std::size_t i = 0; i < index.size(); ++i) address += index[i] * out_stride[i];
+    const double value = p.alpha * sums[address];
+    out[address] = static_cast<T>(p.beta == 0 ? value : value + p.beta * out[address]);
+    more = false;
+    for (std::size_t i = index.size(); i-- > 0 && !more;) {
+      if (++index[i] < out_size[i]) more = true;
+      else index[i] = 0;
+    }
+  }
+}
+
+cudnnStatus_t execute(int api, const Problem& p, int algorithm, void* x, void* w, void* y, void* workspace,
+                      cudnnHandle_t handle) {
+  if (!x || !w || !y || (need(p, algorithm) && !workspace)) return CUDNN_STATUS_BAD_PARAM_NULL_POINTER;
+  if (algorithm && fail_from >= 0 && fail_from-- == 0) {
+    fail_from = 0;
+    return CUDNN_STATUS_EXECUTION_FAILED;
+  }
+  if (workspace) std::memset(workspace, 0xA5, need(p, algorithm));  // a byte too many is a crash, or found by a guard
+  if (p.type == CUDNN_DATA_DOUBLE) {
+    compute(p, static_cast<double*>(x), static_cast<double*>(w), static_cast<double*>(y));
+  } else {
+    compute(p, static_cast<float*>(x), static_cast<float*>(w), static_cast<float*>(y));
+  }
+  clock_us += algorithm ? 100 + 100 * p.x[0] : 2000 * p.x[0];
+  const std::lock_guard<std::mutex> lock(mutex);
+  calls.push_back({api, p.operation, int(p.x[0]), algorithm, p.alpha, p.beta, x, w, y, workspace, handle,
+                   handle->stream});
+  return CUDNN_STATUS_SUCCESS;
+}
+
+Ints dense(const Ints& size, bool last) {
+  Ints stride(size.size());
+  std::int64_t step = 1;
+  if (last) { stride[1] = 1; step = size[1]; }
+  for (std::size_t i = size.size(); i-- > (last ? 2 : 1);) { stride[i] = step; step *= size[i]; }
+  stride[0] = step;
+  return stride;
+}
+
+double scalar(const void* value, int type) {
+  return type == CUDNN_DATA_DOUBLE ? *static_cast<const double*>(value) : *static_cast<const float*>(value);
+}
+
+Problem problem_of(int operation, cudnnTensorDescriptor_t x, cudnnFilterDescriptor_t w,
+                   cudnnConvolutionDescriptor_t c, cudnnTensorDescriptor_t y, double alpha, double beta) {
+  return {operation, x->type, c->groups, x->size, x->stride, w->size, dense(w->size, w->format == 1), y->size,
+          y->stride, c->padding, c->stride, c->dilation, alpha, beta};
+}
+
+// The backend API: attributes are kept as they are set.
+struct Data {
+  int kind = 0;
+  bool finalized = false;
+  std::map<int, std::vector<char>> values;
+  std::map<int, std::vector<std::shared_ptr<Data>>> parts;
+
+  template <typename T>
+  std::vector<T> get(int attribute) const {
+    const auto found = values.find(attribute);
+    if (found == values.end()) return {};
+    std::vector<T> result(found->second.size() / sizeof(T));
+    std::memcpy(result.data(), found->second.data(), found->second.size());
+    return result;
+  }
+  const Data& part(int attribute) const { return *parts.at(attribute).at(0); }
+};
+
+struct Holder { std::shared_ptr<Data> data = std::make_shared<Data>(); };
+
+std::size_t size_of(int type) {
+  switch (type) {
+    case CUDNN_TYPE_INT64: case CUDNN_TYPE_DOUBLE: case CUDNN_TYPE_VOID_PTR: case CUDNN_TYPE_HANDLE: return 8;
+    default: return 4;
+  }
+}
+
+Problem problem_of(const Data& graph) {
+  const Data& operation = graph.part(CUDNN_ATTR_OPERATIONGRAPH_OPS);
+  const int which = operation.kind == CUDNN_BACKEND_OPERATION_CONVOLUTION_FORWARD_DESCRIPTOR ? 0
+                    : operation.kind == CUDNN_BACKEND_OPERATION_CONVOLUTION_BACKWARD_DATA_DESCRIPTOR ? 1 : 2;
+  const int first = which == 0 ? CUDNN_ATTR_OPERATION_CONVOLUTION_FORWARD_ALPHA
+                    : which == 1 ? CUDNN_ATTR_OPERATION_CONVOLUTION_BWD_DATA_ALPHA
+                                 : CUDNN_ATTR_OPERATION_CONVOLUTION_BWD_FILTER_ALPHA;
+  const Data& c = operation.part(first + 2);
+  const Data& w = operation.part(first + 3);
+  const Data& x = operation.part(first + 4);
+  const Data& y = operation.part(first + 5);
+  const auto ints = [](const Data& data, int attribute) { return data.get<std::int64_t>(attribute); };
+  const int type = x.get<int>(CUDNN_ATTR_TENSOR_DATA_TYPE)[0];
+  const auto factor = [&](int attribute) {
+    return type == CUDNN_DATA_DOUBLE ? operation.get<double>(attribute)[0] : operation.get<float>(attribute)[0];
+  };
+  const Ints xs = ints(x, CUDNN_ATTR_TENSOR_DIMENSIONS), ws = ints(w, CUDNN_ATTR_TENSOR_DIMENSIONS);
+  return {which, type, int(xs[1] / ws[1]), xs, ints(x, CUDNN_ATTR_TENSOR_STRIDES), ws,
+          ints(w, CUDNN_ATTR_TENSOR_STRIDES), ints(y, CUDNN_ATTR_TENSOR_DIMENSIONS),
+          ints(y, CUDNN_ATTR_TENSOR_STRIDES), ints(c, CUDNN_ATTR_CONVOLUTION_PRE_PADDINGS),
+          ints(c, CUDNN_ATTR_CONVOLUTION_FILTER_STRIDES), ints(c, CUDNN_ATTR_CONVOLUTION_DILATIONS),
+          factor(first), factor(first + 1)};
+}
+
+std::int64_t alignment_of(const Data& graph) {
+  const Data& operation = graph.part(CUDNN_ATTR_OPERATIONGRAPH_OPS);
+  for (const auto& entry : operation.parts) {
+    const auto found = entry.second[0]->get<std::int64_t>(CUDNN_ATTR_TENSOR_BYTE_ALIGNMENT);
+    if (!found.empty()) return found[0];
+  }
+  return 1;
+}
+
+std::shared_ptr<Data> engine_configuration(const std::shared_ptr<Data>& graph, std::int64_t index) {
+  auto engine = std::make_shared<Data>(), configuration = std::make_shared<Data>();
+  engine->kind = CUDNN_BACKEND_ENGINE_DESCRIPTOR;
+  engine->parts[CUDNN_ATTR_ENGINE_OPERATION_GRAPH] = {graph};
+  engine->values[CUDNN_ATTR_ENGINE_GLOBAL_INDEX].assign(reinterpret_cast<char*>(&index),
+                                                        reinterpret_cast<char*>(&index + 1));
+  configuration->kind = CUDNN_BACKEND_ENGINECFG_DESCRIPTOR;
+  configuration->parts[CUDNN_ATTR_ENGINECFG_ENGINE] = {engine};
+  engine->finalized = configuration->finalized = true;
+  return configuration;
+}
+
+int index_of(const Data& configuration) {
+  return int(configuration.part(CUDNN_ATTR_ENGINECFG_ENGINE).get<std::int64_t>(CUDNN_ATTR_ENGINE_GLOBAL_INDEX)[0]);
+}
+
+const Data& graph_of(const Data& configuration) {
+  return configuration.part(CUDNN_ATTR_ENGINECFG_ENGINE).part(CUDNN_ATTR_ENGINE_OPERATION_GRAPH);
+}
+
+}  // namespace
+
+extern "C" {
+
+int stub_calls(StubCall* found, int most) {
+  const std::lock_guard<std::mutex> lock(mutex);
+  for (int i = 0; i < most && i < int(calls.size()); ++i) found[i] = calls[i];
+  const int count = int(calls.size());
+  calls.clear();
+  return count;
+}
+void stub_fail_from(int count) { fail_from = count; }
+void stub_idle(int idle_from_now) { idle = idle_from_now; }
+void stub_largest_allocation(std::int64_t bytes) { largest_allocation = bytes; }
+std::int64_t stub_allocated() { return allocated; }
+std::int64_t stub_waits() { return waits; }
+std::int64_t stub_clock() { return clock_us; }
+int stub_handles() { return handles; }
+int stub_backend_descriptors() { return backend_descriptors; }
+
+// The CUDA runtime.
+constexpr std::size_t kGuard = 64;
+
+cudaError_t cudaMalloc(void** memory, size_t size) {
+  if (std::int64_t(size) > largest_allocation) return cudaErrorMemoryAllocation;
+  char* block = static_cast<char*>(std::aligned_alloc(256, (size + kGuard + 255) / 256 * 256));
+  std::memset(block + size, 0x5A, kGuard);
+  const std::lock_guard<std::mutex> lock(mutex);
+  blocks[block] = size;
+  allocated += size;
+  *memory = block;
+  return cudaSuccess;
+}
+cudaError_t cudaFree(void* memory) {
+  if (!memory) return cudaSuccess;
+  const std::lock_guard<std::mutex> lock(mutex);
+  const std::size_t size = blocks.at(memory);
+  for (std::size_t i = 0; i < kGuard; ++i) {
+    if (static_cast<unsigned char*>(memory)[size + i] != 0x5A) std::abort();
+  }
+  blocks.erase(memory);
+  allocated -= size;
+  std::free(memory);
+  return cudaSuccess;
+}
+cudaError_t cudaGetDevice(int* device) { *device = 0; return cudaSuccess; }
+cudaError_t cudaGetLastError() { return cudaSuccess; }
+cudaError_t cudaDeviceSynchronize() { return cudaSuccess; }
+cudaError_t cudaStreamSynchronize(cudaStream_t) { return cudaSuccess; }
+cudaError_t cudaEventCreateWithFlags(cudaEvent_t* event, unsigned) {
+  *event = reinterpret_cast<cudaEvent_t>(0x10);
+  return cudaSuccess;
+}
+cudaError_t cudaEventDestroy(cudaEvent_t) { return cudaSuccess; }
+cudaError_t cudaEventRecord(cudaEvent_t, cudaStream_t) { return cudaSuccess; }
+cudaError_t cudaStreamWaitEvent(cudaStream_t, cudaEvent_t, unsigned) { ++waits; return cudaSuccess; }
+
+// Library and handles.
+size_t cudnnGetVersion() { return 91900; }
+const char* cudnnGetErrorString(cudnnStatus_t status) {
+  return status == CUDNN_STATUS_SUCCESS ? "CUDNN_STATUS_SUCCESS"
+         : status == CUDNN_STATUS_EXECUTION_FAILED ? "CUDNN_STATUS_EXECUTION_FAILED" : "CUDNN_STATUS_OTHER";
+}
+void cudnnGetLastErrorString(char* text, size_t size) { if (size) text[0] = 0; }
+cudnnStatus_t cudnnCreate(cudnnHandle_t* handle) { ++handles; *handle = new cudnnContext; return CUDNN_STATUS_SUCCESS; }
+cudnnStatus_t cudnnDestroy(cudnnHandle_t handle) { --handles; delete handle; return CUDNN_STATUS_SUCCESS; }
+cudnnStatus_t cudnnSetStream(cudnnHandle_t handle, cudaStream_t stream) {
+  handle->stream = stream;
+  return CUDNN_STATUS_SUCCESS;
+}
+cudnnStatus_t cudnnGetStream(cudnnHandle_t handle, cudaStream_t* stream) {
+  *stream = handle->stream;
+  return CUDNN_STATUS_SUCCESS;
+}
+
+// Descriptors of the legacy API.
+cudnnStatus_t cudnnCreateTensorDescriptor(cudnnTensorDescriptor_t* d) { *d = new cudnnTensorStruct; return CUDNN_STATUS_SUCCESS; }
+cudnnStatus_t cudnnDestroyTensorDescriptor(cudnnTensorDescriptor_t d) { delete d; return CUDNN_STATUS_SUCCESS; }
+cudnnStatus_t cudnnSetTensorNdDescriptor(cudnnTensorDescriptor_t d, cudnnDataType_t type, int dims, const int size[],
+                                         const int stride[]) {
+  if (!d || !size || !stride) return CUDNN_STATUS_BAD_PARAM;
+  d->type = type;
+  d->size.assign(size, size + dims);
+  d->stride.assign(stride, stride + dims);
+  return CUDNN_STATUS_SUCCESS;
+}
+cudnnStatus_t cudnnGetTensorNdDescriptor(const cudnnTensorDescriptor_t d, int most, cudnnDataType_t* type, int* dims,
+                                         int size[], int stride[]) {
+  if (!d) return CUDNN_STATUS_BAD_PARAM;
+  *type = static_cast<cudnnDataType_t>(d->type);
+  *dims = int(d->size.size());
+  for (int i = 0; i < most; ++i) {
+    size[i] = i < *dims ? int(d->size[i]) : 0;
+    stride[i] = i < *dims ? int(d->stride[i]) : 0;
+  }
+  return CUDNN_STATUS_SUCCESS;
+}
+cudnnStatus_t cudnnCreateFilterDescriptor(cudnnFilterDescriptor_t* d) { *d = new cudnnFilterStruct; return CUDNN_STATUS_SUCCESS; }
+cudnnStatus_t cudnnDestroyFilterDescriptor(cudnnFilterDescriptor_t d) { delete d; return CUDNN_STATUS_SUCCESS; }
+cudnnStatus_t cudnnSetFilterNdDescriptor(cudnnFilterDescriptor_t d, cudnnDataType_t type, cudnnTensorFormat_t format,
+                                         int dims, const int size[]) {
+  d->type = type;
+  d->format = format;
+  d->size.assign(size, size + dims);
+  return CUDNN_STATUS_SUCCESS;
+}
+cudnnStatus_t cudnnGetFilterNdDescriptor(const cudnnFilterDescriptor_t d, int most, cudnnDataType_t* type,
+                                         cudnnTensorFormat_t* format, int* dims, int size[]) {
+  if (!d) return CUDNN_STATUS_BAD_PARAM;
+  *type = static_cast<cudnnDataType_t>(d->type);
+  *format = static_cast<cudnnTensorFormat_t>(d->format);
+  *dims = int(d->size.size());
+  for (int i = 0; i < most; ++i) size[i] = i < *dims ? int(d->size[i]) : 0;
+  return CUDNN_STATUS_SUCCESS;
+}
+cudnnStatus_t cudnnCreateConvolutionDescriptor(cudnnConvolutionDescriptor_t* d) { *d = new cudnnConvolutionStruct; return CUDNN_STATUS_SUCCESS; }
+cudnnStatus_t cudnnDestroyConvolutionDescriptor(cudnnConvolutionDescriptor_t d) { delete d; return CUDNN_STATUS_SUCCESS; }
+cudnnStatus_t cudnnSetConvolutionNdDescriptor(cudnnConvolutionDescriptor_t d, int dims, const int padding[],
+                                              const int stride[], const int dilation[], cudnnConvolutionMode_t mode,
+                                              cudnnDataType_t compute) {
+  d->padding.assign(padding, padding + dims);
+  d->stride.assign(stride, stride + dims);
+  d->dilation.assign(dilation, dilation + dims);
+  d->mode = mode;
+  d->compute = compute;
+  return CUDNN_STATUS_SUCCESS;
+}
+cudnnStatus_t cudnnGetConvolutionNdDescriptor(const cudnnConvolutionDescriptor_t d, int most, int* dims, int padding[],
+                                              int stride[], int dilation[], cudnnConvolutionMode_t* mode,
+                                              cudnnDataType_t* compute) {
+  if (!d) return CUDNN_STATUS_BAD_PARAM;
+  *dims = int(d->padding.size());
+  for (int i = 0; i < most && i < *dims; ++i) {
+    padding[i] = int(d->padding[i]);
+    stride[i] = int(d->stride[i]);
+    dilation[i] = int(d->dilation[i]);
+  }
+  *mode = static_cast<cudnnConvolutionMode_t>(d->mode);
+  *compute = static_cast<cudnnDataType_t>(d->compute);
+  return CUDNN_STATUS_SUCCESS;
+}
+cudnnStatus_t cudnnSetConvolutionMathType(cudnnConvolutionDescriptor_t d, cudnnMathType_t math) { d->math = math; return CUDNN_STATUS_SUCCESS; }
+cudnnStatus_t cudnnGetConvolutionMathType(cudnnConvolutionDescriptor_t d, cudnnMathType_t* math) {
+  *math = static_cast<cudnnMathType_t>(d->math);
+  return CUDNN_STATUS_SUCCESS;
+}
+cudnnStatus_t cudnnSetConvolutionGroupCount(cudnnConvolutionDescriptor_t d, int groups) { d->groups = groups; return CUDNN_STATUS_SUCCESS; }
+cudnnStatus_t cudnnGetConvolutionGroupCount(cudnnConvolutionDescriptor_t d, int* groups) { *groups = d->groups; return CUDNN_STATUS_SUCCESS; }
+
+// The legacy API's convolutions.
+#define OPERATION(NAME, ENUM, SHORT, FIRST, A, SECOND, B, THIRD, C)                                                   \
+  cudnnStatus_t cudnnGetConvolution##NAME##WorkspaceSize(cudnnHandle_t, FIRST A, SECOND B,                            \
+      const cudnnConvolutionDescriptor_t c, THIRD C, cudnnConvolution##SHORT##Algo_t algorithm, size_t* size) {        \
+    if (algorithm > 1) return CUDNN_STATUS_NOT_SUPPORTED;                                                             \
+    *size = need(problem_of(ENUM, x, w, c, y, 1, 0), algorithm);                                                      \
+    return CUDNN_STATUS_SUCCESS;                                                                                      \
+  }                                                                                                                   \
+  cudnnStatus_t cudnnGetConvolution##NAME##Algorithm_v7(cudnnHandle_t handle, FIRST A, SECOND B,                      \
+      const cudnnConvolutionDescriptor_t c, THIRD C, const int requested, int* returned,                              \
+      cudnnConvolution##SHORT##AlgoPerf_t* results) {                                                                 \
+    *returned = requested < 2 ? requested : 2;                                                                        \
+    for (int i = 0; i < *returned; ++i) {                                                                             \
+      results[i] = {};                                                                                                \
+      results[i].algo = static_cast<cudnnConvolution##SHORT##Algo_t>(1 - i);                                          \
+      cudnnGetConvolution##NAME##WorkspaceSize(handle, A, B, c, C, results[i].algo, &results[i].memory);              \
+    }                                                                                                                 \
+    return CUDNN_STATUS_SUCCESS;                                                                                      \
+  }                                                                                                                   \
+  cudnnStatus_t cudnnConvolution##NAME(cudnnHandle_t handle, const void* alpha, FIRST A, const void* A##_data,        \
+      SECOND B, const void* B##_data, const cudnnConvolutionDescriptor_t c,                                           \
+      cudnnConvolution##SHORT##Algo_t algorithm, void* workspace, size_t size, const void* beta, THIRD C,             \
+      void* C##_data) {                                                                                               \
+    const Problem p = problem_of(ENUM, x, w, c, y, scalar(alpha, x->type), scalar(beta, x->type));                    \
+    if (algorithm > 1) return CUDNN_STATUS_NOT_SUPPORTED;                                                             \
+    if (size < need(p, algorithm)) return CUDNN_STATUS_BAD_PARAM;                                                     \
+    return execute(1, p, algorithm, const_cast<void*>(static_cast<const void*>(x_data)),                              \
+                   const_cast<void*>(static_cast<const void*>(w_data)),                                               \
+                   const_cast<void*>(static_cast<const void*>(y_data)), workspace, handle);                           \
+  }
+OPERATION(Forward, 0, Fwd, const cudnnTensorDescriptor_t, x, const cudnnFilterDescriptor_t, w,
+          const cudnnTensorDescriptor_t, y)
+OPERATION(BackwardData, 1, BwdData, const cudnnFilterDescriptor_t, w, const cudnnTensorDescriptor_t, y,
+          const cudnnTensorDescriptor_t, x)
+OPERATION(BackwardFilter, 2, BwdFilter, const cudnnTensorDescriptor_t, x, const cudnnTensorDescriptor_t, y,
+          const cudnnFilterDescriptor_t, w)
+
+// The backend API.
+cudnnStatus_t cudnnBackendCreateDescriptor(cudnnBackendDescriptorType_t kind, cudnnBackendDescriptor_t* descriptor) {
+  Holder* holder = new Holder;
+  holder->data->kind = kind;
+  ++backend_descriptors;
+  *descriptor = holder;
+  return CUDNN_STATUS_SUCCESS;
+}
+cudnnStatus_t cudnnBackendDestroyDescriptor(cudnnBackendDescriptor_t descriptor) {
+  --backend_descriptors;
+  delete static_cast<Holder*>(descriptor);
+  return CUDNN_STATUS_SUCCESS;
+}
+cudnnStatus_t cudnnBackendSetAttribute(cudnnBackendDescriptor_t descriptor, cudnnBackendAttributeName_t attribute,
+                                       cudnnBackendAttributeType_t type, int64_t count, const void* values) {
+  Data& data = *static_cast<Holder*>(descriptor)->data;
+  if (data.finalized) return CUDNN_STATUS_NOT_INITIALIZED;
+  if (type == CUDNN_TYPE_BACKEND_DESCRIPTOR) {
+    auto& parts = data.parts[attribute];
+    parts.clear();
+    for (int64_t i = 0; i < count; ++i) {
+      const auto part = static_cast<Holder*>(static_cast<const cudnnBackendDescriptor_t*>(values)[i])->data;
+      if (!part->finalized) return CUDNN_STATUS_BAD_PARAM_NOT_FINALIZED;
+      parts.push_back(part);
+    }
+  } else {
+    const char* bytes = static_cast<const char*>(values);
+    data.values[attribute].assign(bytes, bytes + count * size_of(type));
+  }
+  return CUDNN_STATUS_SUCCESS;
+}
+cudnnStatus_t cudnnBackendFinalize(cudnnBackendDescriptor_t descriptor) {
+  Data& data = *static_cast<Holder*>(descriptor)->data;
+  if (data.kind == CUDNN_BACKEND_ENGINEHEUR_DESCRIPTOR &&
+      data.get<int>(CUDNN_ATTR_ENGINEHEUR_MODE)[0] == CUDNN_HEUR_MODE_B) {
+    return CUDNN_STATUS_NOT_SUPPORTED;
+  }
+  if (data.kind == CUDNN_BACKEND_ENGINE_DESCRIPTOR &&
+      data.get<std::int64_t>(CUDNN_ATTR_ENGINE_GLOBAL_INDEX)[0] > 1) {
+    return CUDNN_STATUS_NOT_SUPPORTED;
+  }
+  data.finalized = true;
+  return CUDNN_STATUS_SUCCESS;
+}
+cudnnStatus_t cudnnBackendGetAttribute(const cudnnBackendDescriptor_t descriptor,
+                                       cudnnBackendAttributeName_t attribute, cudnnBackendAttributeType_t,
+                                       int64_t most, int64_t* count, void* values) {
+  const Data& data = *static_cast<Holder*>(descriptor)->data;
+  int64_t unused;
+  if (!count) count = &unused;
+  const auto put = [&](std::int64_t value) {
+    *count = 1;
+    if (most) std::memcpy(values, &value, sizeof value);
+    return CUDNN_STATUS_SUCCESS;
+  };
+  const auto give = [&](int64_t i, const std::shared_ptr<Data>& part) {
+    static_cast<Holder*>(static_cast<cudnnBackendDescriptor_t*>(values)[i])->data = part;
+  };
+  switch (attribute) {
+    case CUDNN_ATTR_ENGINEHEUR_RESULTS: {
+      const bool fallback = data.get<int>(CUDNN_ATTR_ENGINEHEUR_MODE)[0] == CUDNN_HEUR_MODE_FALLBACK;
+      *count = fallback ? 1 : 2;
+      for (int64_t i = 0; i < most && i < *count; ++i) {
+        give(i, engine_configuration(data.parts.at(CUDNN_ATTR_ENGINEHEUR_OPERATION_GRAPH)[0], fallback ? 0 : 1 - i));
+      }
+      return CUDNN_STATUS_SUCCESS;
+    }
+    case CUDNN_ATTR_ENGINECFG_ENGINE:
+      *count = 1;
+      if (most) give(0, data.parts.at(attribute)[0]);
+      return CUDNN_STATUS_SUCCESS;
+    case CUDNN_ATTR_ENGINE_GLOBAL_INDEX:
+      return put(data.get<std::int64_t>(attribute)[0]);
+    case CUDNN_ATTR_ENGINECFG_WORKSPACE_SIZE:
+      return put(need(problem_of(graph_of(data)), index_of(data)));
+    case CUDNN_ATTR_EXECUTION_PLAN_WORKSPACE_SIZE: {
+      const Data& configuration = data.part(CUDNN_ATTR_EXECUTION_PLAN_ENGINE_CONFIG);
+      return put(need(problem_of(graph_of(configuration)), index_of(configuration)));
+    }
+    default:  // notes and knobs: none
+      *count = 0;
+      return CUDNN_STATUS_SUCCESS;
+  }
+}
+cudnnStatus_t cudnnBackendExecute(cudnnHandle_t handle, cudnnBackendDescriptor_t plan, cudnnBackendDescriptor_t pack) {
+  if (idle) return CUDNN_STATUS_SUCCESS;
+  const Data& own = *static_cast<Holder*>(plan)->data;
+  const Data& pointers = *static_cast<Holder*>(pack)->data;
+  if (!own.finalized || !pointers.finalized) return CUDNN_STATUS_BAD_PARAM_NOT_FINALIZED;
+  if (own.get<void*>(CUDNN_ATTR_EXECUTION_PLAN_HANDLE)[0] != handle) return CUDNN_STATUS_BAD_PARAM;  // stricter
+  const Data& configuration = own.part(CUDNN_ATTR_EXECUTION_PLAN_ENGINE_CONFIG);
+  const auto identities = pointers.get<std::int64_t>(CUDNN_ATTR_VARIANT_PACK_UNIQUE_IDS);
+  const auto addresses = pointers.get<void*>(CUDNN_ATTR_VARIANT_PACK_DATA_POINTERS);
+  void* tensors[4] = {};
+  for (std::size_t i = 0; i < identities.size(); ++i) {
+    tensors[identities[i]] = addresses[i];
+    if (reinterpret_cast<std::uintptr_t>(addresses[i]) % alignment_of(graph_of(configuration))) {
+      return CUDNN_STATUS_BAD_PARAM_MISALIGNED_POINTER;
+    }
+  }
+  return execute(0, problem_of(graph_of(configuration)), index_of(configuration), tensors[1], tensors[2], tensors[3],
+                 pointers.get<void*>(CUDNN_ATTR_VARIANT_PACK_WORKSPACE)[0], handle);
+}
+
+}  // extern "C"

@@ -1,0 +1,219 @@
+"""A C++ program that calls as Caffe does, planned by Python in its process, on a stand-in for cuDNN that computes."""
+
+import re
+import subprocess
+from itertools import pairwise
+
+import pytest
+
+from tests.native.conftest import HERE, OPERATIONS, environment
+from ucudnn.problem import Operation
+
+FORWARD, DATA, FILTER = OPERATIONS
+
+
+@pytest.mark.parametrize(
+    ("arguments", "env"),
+    [
+        ({}, {}),
+        ({"groups": 2, "limit": 1200}, {}),
+        ({"groups": 2, "limit": 1200}, {"UCUDNN_BACKEND": "cudnn:legacy"}),
+        ({"stride": 2, "n": 7}, {"UCUDNN_BATCH_SIZE_POLICY": "all"}),
+        ({"double": 1, "alpha": 0.5, "beta": -2, "limit": 6000}, {}),
+        ({"double": 1, "alpha": 0.5, "beta": -2, "limit": 6000}, {"UCUDNN_BACKEND": "cudnn:legacy"}),
+        ({"shift": 1}, {}),
+        ({"shift": 2, "groups": 2, "limit": 1200}, {"UCUDNN_BACKEND": "cudnn:legacy"}),
+        ({"groups": 2}, {"UCUDNN_TOTAL_WORKSPACE_SIZE": "12KiB"}),
+        ({"shift": 1}, {"UCUDNN_TOTAL_WORKSPACE_SIZE": "4KiB", "UCUDNN_BATCH_SIZE_POLICY": "all"}),
+    ],
+    ids=lambda value: " ".join(f"{key}={each}" for key, each in value.items()) or "-",
+)
+def test_micro_batches_give_what_a_reference_gives(run, arguments, env):
+    done = run(**arguments, env=env, repeats=2)
+    done.check(iterations=2)
+    for iteration in (0, 1):
+        batches = [done.batches(operation, iteration) for operation in OPERATIONS]
+        assert {sum(each) for each in batches} == {done.arguments["n"] * done.arguments["groups"]}
+        assert max(map(len, batches)) > done.arguments["groups"]
+    assert {call["api"] for call in done.calls[1]} == {int("legacy" in env.get("UCUDNN_BACKEND", ""))}
+    assert "plain" not in done.errors
+
+
+def test_undivided_is_one_call(run):
+    done = run(env={"UCUDNN_BATCH_SIZE_POLICY": "undivided"})
+    done.check()
+    assert [done.batches(operation) for operation in OPERATIONS] == [[8], [8], [8]]
+    assert {call["algorithm"] for call in done.calls[0]} == {0}  # the other one needs more than the limit
+
+
+def test_a_limit_that_the_caller_states_holds(run):
+    done = run(limit=3000)  # 4 samples' workspace
+    assert done.batches(FORWARD) == [4, 4]
+    assert 0 < done.iterations[0]["allocated"] <= 3 * 3000
+    assert done.iterations[0]["sizes"] == [0, 0, 0]  # what the caller is told to allocate
+    assert done.other["left"] == 0
+
+
+def test_the_environments_limit_wins_over_the_callers(run):
+    done = run(limit=3000, env={"UCUDNN_DEFAULT_WORKSPACE_LIMIT": "2KiB"})
+    assert done.batches(FORWARD) == [2, 2, 2, 2]
+
+
+def test_without_a_stated_limit_the_default_holds(run):
+    done = run(preference=1)
+    assert done.batches(FORWARD) == [8]
+    assert {call["algorithm"] for call in done.calls[0]} == {1}
+
+
+@pytest.mark.parametrize("env", [{}, {"UCUDNN_TOTAL_WORKSPACE_SIZE": "1MiB"}], ids=["WR", "WD"])
+def test_no_workspace_is_honoured(run, env):
+    done = run(preference=0, env=env | {"UCUDNN_DEFAULT_WORKSPACE_LIMIT": "1MiB"})
+    done.check()
+    assert {call["algorithm"] for call in done.calls[0]} == {0}
+    assert done.iterations[0]["allocated"] == 0
+
+
+def test_another_limit_makes_another_plan(run):
+    done = run(limit=3000, limit_then=1600, repeats=3)
+    done.check(iterations=3)
+    assert [done.batches(FORWARD, iteration)[0] for iteration in range(3)] == [4, 2, 2]
+
+
+def test_each_kernel_is_planned_once(run):
+    done = run(groups=2, limit=1200, repeats=4, env={"UCUDNN_VERBOSE": "1"})
+    done.check(iterations=4)
+    lines = done.errors.splitlines()
+    assert len(lines) == 6  # three operations of two groups, each on a handle of its own
+    assert all("2x4 eng1" in line or "4x2 eng1" in line for line in lines)
+    assert done.calls[1] == done.calls[2] == done.calls[3]
+
+
+def test_filter_gradients_use_the_callers_beta_once(run):
+    done = run()
+    assert [call["beta"] for call in done.calls[0] if call["operation"] == 2] == [1, 1]
+    assert [call["beta"] for call in done.calls[0] if call["operation"] == 0] == [0, 0]
+
+
+def test_workspaces_are_each_streams_own(run):
+    done = run(groups=2, limit=1200)
+    by_stream = {call["stream"]: call["workspace"] for call in done.calls[0]}
+    assert len(by_stream) == len(set(by_stream.values())) == 6
+
+
+def test_a_handle_on_another_stream_gets_another_workspace(run):
+    done = run(repeats=3, streams=1, env={"UCUDNN_VERBOSE": "1"})
+    done.check(iterations=3)
+    assert done.iterations[1]["allocated"] == 2 * done.iterations[0]["allocated"] == done.iterations[2]["allocated"]
+    assert len(done.errors.splitlines()) == 3  # and no other plan
+    assert done.other["left"] == 0
+
+
+def test_one_workspace_is_divided_among_all_handles(run):
+    total = 12 * 1024
+    done = run(groups=2, repeats=3, env={"UCUDNN_TOTAL_WORKSPACE_SIZE": str(total)})
+    done.check(iterations=3)
+    assert done.iterations[2]["allocated"] <= total
+    sample = 336  # bytes of workspace of one sample of a group
+    segments = {}
+    for call in done.calls[2]:
+        if call["algorithm"]:
+            begin, end = segments.get(call["stream"], (call["workspace"], 0))
+            segments[call["stream"]] = begin, max(end, call["workspace"] + call["batch"] * sample)
+    ordered = sorted(segments.values())
+    assert len(ordered) == 6
+    assert all(first[1] <= second[0] for first, second in pairwise(ordered))
+    assert done.other["left"] == 0
+
+
+def test_layers_that_are_gone_leave_their_part_of_the_total(run):
+    done = run(again=2, env={"UCUDNN_TOTAL_WORKSPACE_SIZE": "12KiB"})
+    done.check()
+    assert len(done.iterations) == 3
+    assert [sorted(done.batches(FORWARD, each)) for each in range(3)] == [done.batches(FORWARD)] * 3
+    assert done.other["left"] == 0
+
+
+def test_threads_have_handles_of_their_own(toolchain, libraries, run):
+    flags = [f"-L{libraries}", f"-Wl,-rpath,{libraries}", "-lucudnn", "-l:libcudnn.so.9", "-pthread"]
+    program = toolchain.compile(HERE / "threads.cpp", toolchain.folder / "threads", *flags)
+    done = subprocess.run([program], env=environment(), capture_output=True, text=True, check=False, timeout=120)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "computed\n", "")
+
+
+def test_divided_segments_are_waited_for_on_another_stream(run):
+    done = run(repeats=2, streams=1, env={"UCUDNN_TOTAL_WORKSPACE_SIZE": "12KiB"})
+    done.check(iterations=2)
+    assert done.other["waits"] >= 3
+
+
+def test_a_division_that_is_too_small_is_plain(run):
+    done = run(n=1, env={"UCUDNN_TOTAL_WORKSPACE_SIZE": "12KiB"}, room=100)
+    done.check()
+    assert "no room for a total workspace" in done.errors
+    assert {call["api"] for call in done.calls[0]} == {1}
+
+
+@pytest.mark.parametrize("fail", [0, 1])
+def test_an_algorithm_that_fails_is_replaced_where_it_failed(run, fail):
+    done = run(repeats=2, fail_at=1, fail=fail)
+    done.check(iterations=2)
+    assert "going on with the next best" in done.errors
+    forward = [(call["algorithm"], call["batch"]) for call in done.calls[1] if call["operation"] == 0]
+    assert forward[:fail] == [(1, 4)] * fail
+    assert {algorithm for algorithm, _ in forward[fail:]} == {0}
+    assert sum(batch for _, batch in forward) == 8  # nothing is computed twice
+
+
+def test_where_memory_has_no_room_less_is_taken(run):
+    done = run(limit=6000, room=1600)
+    done.check()
+    assert done.batches(FORWARD) == [2, 2, 2, 2]
+
+
+@pytest.mark.parametrize(
+    ("env", "text"),
+    [
+        ({"UCUDNN_PYTHON": "/nowhere/libpython3.so"}, "Python cannot be loaded: /nowhere/libpython3.so"),
+        ({"UCUDNN_PYTHON": "/nowhere/python"}, "no shared library .* of /nowhere/python"),
+        ({"UCUDNN_BATCH_SIZE_POLICY": "most"}, "SettingsError: UCUDNN_BATCH_SIZE_POLICY='most' is not known"),
+        ({"UCUDNN_PLAIN": "1"}, None),
+    ],
+    ids=["no library", "no interpreter", "bad setting", "as asked"],
+)
+def test_without_python_there_is_plain_cudnn(run, env, text):
+    done = run(env=env, repeats=2)
+    done.check(iterations=2)
+    assert {(call["api"], call["batch"]) for calls in done.calls for call in calls} == {(1, 8)}
+    lines = [line for line in done.errors.splitlines() if line.startswith("ucudnn: ")]
+    assert len(lines) == (text is not None)
+    if text is not None:
+        assert re.match(rf"ucudnn: plain cuDNN, not in micro-batches: {text}", lines[0])
+
+
+@pytest.mark.parametrize(
+    ("limit", "env", "algorithm"), [(3000, {}, 0), (6000, {}, 1), (3000, "6 KiB", 1), (6000, "3KB", 0)]
+)
+def test_plain_cudnn_keeps_within_the_limit(run, limit, env, algorithm):
+    env = {"UCUDNN_DEFAULT_WORKSPACE_LIMIT": env} if env else {}
+    done = run(limit=limit, env=env | {"UCUDNN_PLAIN": "1"})
+    done.check()
+    assert {call["algorithm"] for call in done.calls[0]} == {algorithm}
+    assert done.iterations[0]["sizes"] == [algorithm * 8 * 672] * 3
+
+
+def test_what_cannot_be_said_is_plain(run):
+    done = run(flip=1, repeats=2)
+    assert {call["api"] for call in done.calls[0]} == {1}
+    assert done.errors.count("a convolution that flips its filters") == 3  # once an operation
+
+
+def test_algorithms_are_listed_virtually(run):
+    done = run(seven=1)
+    done.check()
+    assert done.other["v7"] == [2, 0, 1, 0]  # two; algorithm 0; the second is deterministic; no workspace
+
+
+def test_a_wish_for_determinism_is_a_plan_of_its_own(run):
+    done = run(seven=2, preference=1, env={"UCUDNN_VERBOSE": "1"})
+    done.check()
+    assert done.batches(Operation.FORWARD) == [8]

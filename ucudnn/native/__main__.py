@@ -1,0 +1,75 @@
+"""`python -m ucudnn.native`: what a C++ build needs, in the manner of pkg-config."""
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from ucudnn.errors import UcudnnError
+from ucudnn.native.build import INCLUDE, build, compile_flags, default_folder, libpython, link_flags
+
+_DESCRIPTION = "Tell a C++ build what it needs for UcudnnHandle_t, the handle type that micro-batches convolutions."
+_EPILOG = """\
+In a program, one type changes:
+
+    #include <ucudnn.hpp>          // after cudnn.h, or instead of it
+    UcudnnHandle_t handle;         // was: cudnnHandle_t handle;
+
+and its build gets two lists of flags; the library is compiled when it is first asked for:
+
+    c++ $(python -m ucudnn.native --cflags) -c program.cpp
+    c++ program.o $(python -m ucudnn.native --libs) -lcudnn -lcudart -o program
+
+When it runs, the environment says how it plans, as for Python: UCUDNN_DEFAULT_WORKSPACE_LIMIT, which wins over limits
+that the program states; UCUDNN_TOTAL_WORKSPACE_SIZE; UCUDNN_BATCH_SIZE_POLICY; UCUDNN_DATABASE; ... And for C++ only:
+
+    UCUDNN_PYTHON    the Python to plan with, an executable with ucudnn installed or its libpython;
+                     without it the one that compiled the library
+    UCUDNN_PLAIN     1: plain cuDNN, to compare with
+    UCUDNN_VERBOSE   1: a line on stderr for each convolution that is planned
+"""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command; return its exit status."""
+    parser = argparse.ArgumentParser(
+        prog="python -m ucudnn.native",
+        description=_DESCRIPTION,
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--cflags", action="store_true", help="print flags for the compiler")
+    parser.add_argument("--libs", action="store_true", help="compile the library, and print flags for the linker")
+    parser.add_argument("--build", action="store_true", help="compile the library, and print its path")
+    parser.add_argument("--include-dir", action="store_true", help="print the folder of ucudnn.hpp")
+    parser.add_argument("--libpython", action="store_true", help="print this Python's shared library")
+    parser.add_argument("--folder", type=Path, default=default_folder(), help="of the library; default: %(default)s")
+    parser.add_argument(
+        "--include", type=Path, action="append", default=[], metavar="DIR", help="where cudnn.h or CUDA's headers are"
+    )
+    parser.add_argument("--compiler", help="C++17 compiler; default: c++, g++ or clang++")
+    options = parser.parse_args(arguments)
+    found: list[str] = []
+    try:
+        if options.include_dir:
+            found.append(str(INCLUDE))
+        if options.cflags:
+            found += compile_flags(options.include)
+        if options.libs or options.build:
+            folder = options.folder.absolute()
+            library = build(folder, options.include, options.compiler)
+            found += link_flags(folder) if options.libs else [str(library)]
+        if options.libpython:
+            found.append(str(libpython() or ""))
+    except UcudnnError as error:
+        sys.stderr.write(f"ucudnn: {error}\n")
+        return 2
+    if not any((options.include_dir, options.cflags, options.libs, options.build, options.libpython)):
+        parser.print_help()
+        return 2
+    sys.stdout.write(" ".join(found) + "\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

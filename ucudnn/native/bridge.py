@@ -1,0 +1,263 @@
+"""Bridge: the structures and functions through which C++ asks, in the memory of one process (src/planner.hpp)."""
+
+import atexit
+import ctypes
+from collections.abc import Callable
+from ctypes import POINTER, c_char_p, c_double, c_int32, c_int64, c_uint64, c_void_p
+from dataclasses import replace
+from itertools import count
+from threading import RLock
+from typing import Any, final
+
+from ucudnn.cudnn.facts import Asked, asked, convolution_facts, filter_facts, tensor_facts
+from ucudnn.errors import BackendUnavailableError, UnsupportedProblemError
+from ucudnn.native.planner import Order, Planner
+from ucudnn.problem import ConvolutionProblem, Operation
+
+VERSION = 1
+"""Of what is agreed upon with the compiled library (src/planner.hpp)."""
+
+NO_LIMIT, UNSTATED = -1, -2
+"""Limits that callers state: that there is none; nothing at all."""
+
+_OPERATIONS = (Operation.FORWARD, Operation.BACKWARD_DATA, Operation.BACKWARD_FILTER)
+_DIMENSIONS, _SPATIAL = 5, 3
+
+
+class Question(ctypes.Structure):
+    """What four descriptors ask for (src/question.hpp)."""
+
+    _fields_ = (
+        *((name, c_int32) for name in ("operation", "deterministic", "dims", "x_type", "w_type", "y_type", "w_format")),
+        *((name, c_int32 * _DIMENSIONS) for name in ("x_size", "x_stride", "w_size", "y_size", "y_stride")),
+        *((name, c_int32 * _SPATIAL) for name in ("padding", "stride", "dilation")),
+        *((name, c_int32) for name in ("mode", "compute_type", "math_type", "groups", "unused")),
+    )
+
+
+class Step(ctypes.Structure):
+    """One call of cuDNN (src/planner.hpp)."""
+
+    _fields_ = (
+        *((name, c_int32) for name in ("kind", "algorithm", "accumulates", "unused")),
+        ("start", c_int64),
+        *((name, c_uint64) for name in ("x_offset", "y_offset", "workspace_bytes")),
+        *((name, c_void_p) for name in ("plan", "x_descriptor", "w_descriptor", "convolution", "y_descriptor")),
+        ("name", c_char_p),
+    )
+
+
+class Request(ctypes.Structure):
+    """A plan that a handle wants (src/planner.hpp)."""
+
+    _fields_ = (
+        ("question", POINTER(Question)),
+        ("handle", c_uint64),
+        ("cudnn", c_void_p),
+        ("device", c_int32),
+        ("alignment", c_int32),
+        ("alpha", c_double),
+        ("beta", c_double),
+        ("start", c_int64),
+        ("failed", c_char_p),
+        ("most_bytes", c_uint64),
+    )
+
+
+class Answer(ctypes.Structure):
+    """What it gets (src/planner.hpp)."""
+
+    _fields_ = (
+        ("count", c_int32),
+        ("divided", c_int32),
+        ("steps", POINTER(Step)),
+        *((name, c_uint64) for name in ("token", "generation", "workspace_bytes", "offset_bytes", "arena_bytes")),
+        ("text", c_char_p),
+    )
+
+
+_ASK = ctypes.CFUNCTYPE(c_int32, c_uint64, c_int32, POINTER(Question), c_int64, POINTER(Answer))
+_PLAN = ctypes.CFUNCTYPE(c_int32, POINTER(Request), POINTER(Answer))
+_FORGET = ctypes.CFUNCTYPE(None, c_uint64, c_uint64)
+
+
+class Callbacks(ctypes.Structure):
+    """The functions that C++ calls, and what it tells beforehand (src/planner.hpp)."""
+
+    _fields_ = (
+        ("ask", _ASK),
+        ("plan", _PLAN),
+        ("forget", _FORGET),
+        ("cudnn", c_char_p),
+        ("device", c_int32),
+        ("version", c_int32),
+    )
+
+
+@final
+class Bridge:
+    """Answers C++.
+
+    Args:
+        cudnn_library: the cuDNN that the program uses.
+        device: number of the GPU whose planner is opened at once; others follow at their first call.
+
+    Raises:
+        UcudnnError: if CuPy, cuDNN or a GPU is missing, or a variable has a value it may not have.
+    """
+
+    def __init__(self, cudnn_library: str, device: int) -> None:
+        self._cudnn_library = cudnn_library
+        self._planners = {device: Planner(device, cudnn_library)}
+        self._kept: dict[int, dict[int, object]] = {}  # by handle and token: what its plans refer to
+        self._texts: dict[int, bytes] = {}
+        self._tokens = count(1)
+        self._lock = RLock()
+
+    def ask(self, handle: int, device: int, question: Any, limit: int, answer: Any) -> int:
+        """Register a kernel; 0 if it will go in micro-batches."""
+
+        def body() -> None:
+            problem = _problem(question.contents)
+            planner = self._planner(device)
+            if limit != UNSTATED:
+                planner.state(problem, None if limit == NO_LIMIT else limit)
+            planner.register(handle, problem)
+            answer.contents.generation, answer.contents.arena_bytes = planner.generation, planner.arena_bytes
+
+        return self._guarded(handle, answer, body)
+
+    def plan(self, request: Any, answer: Any) -> int:
+        """Decide and prepare; 0 if that succeeded."""
+        wanted = request.contents
+
+        def body() -> None:
+            planner = self._planner(wanted.device)
+            order = Order(
+                handle=wanted.handle,
+                cudnn=wanted.cudnn,
+                problem=_problem(wanted.question.contents, wanted.alignment),
+                alpha=wanted.alpha,
+                beta=wanted.beta,
+                start=wanted.start,
+                failed=(wanted.failed or b"").decode(),
+                most_bytes=wanted.most_bytes,
+            )
+            prepared = planner.plan(order)
+            told_steps = [_step(step) for step in prepared.steps]
+            steps = (Step * len(told_steps))(*told_steps)
+            told = answer.contents
+            told.count = len(steps)
+            told.steps = ctypes.cast(steps, POINTER(Step))
+            told.token = next(self._tokens)
+            told.generation = planner.generation
+            told.workspace_bytes = prepared.workspace_bytes
+            told.arena_bytes = planner.arena_bytes
+            if prepared.segment is not None:
+                told.divided, told.offset_bytes = 1, prepared.segment.offset_bytes
+            self._kept.setdefault(order.handle, {})[told.token] = steps, told_steps, prepared
+            self._tell(order.handle, answer, prepared.text)
+
+        return self._guarded(wanted.handle, answer, body)
+
+    def forget(self, handle: int, token: int) -> None:
+        """Let go of one plan of a handle, or with token 0 of all that is the handle's."""
+        with self._lock:
+            if token:
+                self._kept.get(handle, {}).pop(token, None)
+                return
+            self._kept.pop(handle, None)
+            self._texts.pop(handle, None)
+            for planner in self._planners.values():
+                planner.forget(handle)
+
+    def _planner(self, device: int) -> Planner:
+        if device not in self._planners:
+            self._planners[device] = Planner(device, self._cudnn_library)
+        return self._planners[device]
+
+    def _guarded(self, handle: int, answer: Any, body: Callable[[], None]) -> int:
+        with self._lock:
+            try:
+                body()
+            except Exception as error:  # noqa: BLE001  # whatever it is, C++ goes on with plain cuDNN
+                self._tell(handle, answer, f"{type(error).__name__}: {error}")
+                return 1
+            return 0
+
+    def _tell(self, handle: int, answer: Any, text: str) -> None:
+        self._texts[handle] = " ".join(text.split()).encode()
+        answer.contents.text = self._texts[handle]
+
+
+def attach(address: int) -> None:
+    """Give C++ the functions to call, at the address of its table.
+
+    Raises:
+        UcudnnError: if CuPy, cuDNN or a GPU is missing, a variable has a value it may not have, or the library was
+            compiled from other sources.
+    """
+    table = Callbacks.from_address(address)
+    if table.version != VERSION:
+        raise BackendUnavailableError(
+            f"libucudnn.so is of version {table.version}, this package of {VERSION}: `python -m ucudnn.native --build`"
+        )
+    bridge = Bridge((table.cudnn or b"").decode(), table.device)
+    table.ask, table.plan, table.forget = _ASK(bridge.ask), _PLAN(bridge.plan), _FORGET(bridge.forget)
+    _ATTACHED.append((table, bridge))
+    atexit.register(_detach, table)
+
+
+_ATTACHED: list[tuple[Callbacks, Bridge]] = []
+"""What C++ holds addresses of, so that it lives as long as the process."""
+
+
+def _detach(table: Callbacks) -> None:
+    # At the end of a Python process C++ may still destroy handles, which must not call what is gone.
+    table.ask, table.plan, table.forget = _ASK(), _PLAN(), _FORGET()
+
+
+def _problem(question: Question, alignment: int | None = None) -> ConvolutionProblem:
+    """Return what descriptors ask for.
+
+    Raises:
+        UnsupportedProblemError: if it cannot be said as a problem.
+    """
+    dims = question.dims
+    found = asked(
+        _OPERATIONS[question.operation],
+        tensor_facts(question.x_type, tuple(question.x_size[:dims]), tuple(question.x_stride[:dims])),
+        filter_facts(question.w_type, question.w_format, tuple(question.w_size[:dims])),
+        convolution_facts(
+            tuple(question.padding[: dims - 2]),
+            tuple(question.stride[: dims - 2]),
+            tuple(question.dilation[: dims - 2]),
+            question.mode,
+            question.compute_type,
+            question.math_type,
+            question.groups,
+        ),
+        tensor_facts(question.y_type, tuple(question.y_size[:dims]), tuple(question.y_stride[:dims])),
+    )
+    if not isinstance(found, Asked):
+        raise UnsupportedProblemError(f"{_OPERATIONS[question.operation].value} {found}")
+    problem = found.deterministic if question.deterministic else found.problem
+    return problem if alignment is None else replace(problem, alignment=alignment)
+
+
+def _step(step: Any) -> Step:
+    told = Step(
+        kind=0 if step.number is None else 1,
+        algorithm=step.number or 0,
+        accumulates=step.accumulates,
+        start=step.start,
+        x_offset=step.x_offset_bytes,
+        y_offset=step.y_offset_bytes,
+        workspace_bytes=step.workspace_bytes,
+        name=step.algorithm.encode(),
+    )
+    if step.number is None:
+        (told.plan,) = step.descriptors
+    else:
+        told.x_descriptor, told.w_descriptor, told.convolution, told.y_descriptor = step.descriptors
+    return told

@@ -1,0 +1,144 @@
+"""What a C++ build needs: where the header is, and the library, compiled from `src/` when it is first asked for."""
+
+import hashlib
+import shutil
+import subprocess
+import sys
+import sysconfig
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from importlib.util import find_spec
+from pathlib import Path
+
+from ucudnn.errors import BackendUnavailableError
+
+HERE = Path(__file__).parent
+INCLUDE = HERE / "include"
+SOURCES = HERE / "src"
+LIBRARY = "libucudnn.so"
+
+_COMPILERS = ("c++", "g++", "clang++")
+_FLAGS = ("-std=c++17", "-O2", "-shared", "-fPIC", "-fvisibility=hidden", "-Wall", "-Wextra")
+_CUDNN = ("cudnn.h", "cudnn", ("/usr/include", "/usr/include/x86_64-linux-gnu", "/usr/include/aarch64-linux-gnu"))
+_CUDA = ("cuda_runtime_api.h", "cu13", ("/usr/local/cuda/include", "/usr/include"))
+_OLDER_CUDA = ("cuda_runtime_api.h", "cuda_runtime", ())
+
+
+def default_folder() -> Path:
+    """Return where the library goes unless it is said otherwise: beside the libraries of this Python environment."""
+    return Path(sys.prefix) / "lib" / "ucudnn"
+
+
+def libpython() -> Path | None:
+    """Return the shared library of this Python, which programs load; None where it has none."""
+    get = sysconfig.get_config_var
+    folders = [str(get("LIBDIR")), str(get("LIBPL")), f"{sys.base_prefix}/lib", f"{get('LIBDIR')}/{get('MULTIARCH')}"]
+    for folder in folders:
+        for name in (str(get("INSTSONAME")), str(get("LDLIBRARY"))):
+            file = Path(folder) / name
+            if ".so" in name and file.exists():
+                return file
+    return None
+
+
+def header_folders(given: Sequence[Path] = ()) -> list[Path]:
+    """Return the folders of cuDNN's and CUDA's headers: those given, else of the nvidia wheels, else of the system.
+
+    Raises:
+        BackendUnavailableError: if there are none.
+    """
+    found = [*given]
+    for choices in ((_CUDNN,), (_CUDA, _OLDER_CUDA)):
+        name = choices[0][0]
+        candidates = [*given]
+        for _, package, folders in choices:
+            candidates += [*_wheel(package, "include"), *map(Path, folders), *sorted(_toolkits())]
+        folder = next((each for each in candidates if (each / name).exists()), None)
+        if folder is None:
+            raise BackendUnavailableError(
+                f"{name} was not found: give its folder with --include, or install NVIDIA's cuDNN and CUDA packages"
+            )
+        if folder not in found:
+            found.append(folder)
+    return found
+
+
+def compile_flags(headers: Sequence[Path] = ()) -> list[str]:
+    """Return what a compiler needs to find `ucudnn.hpp` and, where they are in wheels, cuDNN's headers."""
+    wheel = [f"-I{folder}" for folder in _wheel("cudnn", "include") if not headers]
+    return [f"-I{INCLUDE}", *(f"-I{folder}" for folder in headers), *wheel]
+
+
+def link_flags(folder: Path) -> list[str]:
+    """Return what a linker needs: the library, and cuDNN where it is in a wheel, under the name that -lcudnn finds."""
+    flags = [f"-L{folder}", f"-Wl,-rpath,{folder}", "-lucudnn"]
+    for libraries in _wheel("cudnn", "lib"):
+        link, target = folder / "libcudnn.so", libraries / "libcudnn.so.9"
+        if target.exists() and not (link.is_symlink() and link.resolve() == target.resolve()):
+            link.unlink(missing_ok=True)
+            link.symlink_to(target)
+        flags += [f"-Wl,-rpath,{libraries}", f"-Wl,-rpath-link,{libraries}"]
+    return flags
+
+
+def build(folder: Path, headers: Sequence[Path] = (), compiler: str | None = None) -> Path:
+    """Compile the library into a folder, unless it is there and of these sources, this Python and these headers.
+
+    Args:
+        folder: where it goes.
+        headers: folders of cuDNN's and CUDA's headers; none to look for them.
+        compiler: of C++17; None for the first that there is.
+
+    Returns:
+        The library.
+
+    Raises:
+        BackendUnavailableError: if a compiler or headers are missing, or it cannot be compiled.
+    """
+    library, stamp = folder / LIBRARY, folder / f"{LIBRARY}.stamp"
+    used = header_folders(headers)
+    python = libpython()
+    flags = [*_FLAGS, f"-I{INCLUDE}", *(f"-isystem{each}" for each in used)]
+    flags += [f'-DUCUDNN_PYTHON="{sys.executable}"', f'-DUCUDNN_LIBPYTHON="{python or ""}"']
+    state = _hash(flags)
+    if library.exists() and stamp.exists() and stamp.read_text() == state:
+        return library
+    chosen = compiler or next(filter(None, map(shutil.which, _COMPILERS)), None)
+    if chosen is None:
+        raise BackendUnavailableError(f"no C++ compiler: install one of {', '.join(_COMPILERS)}, or give --compiler")
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise BackendUnavailableError(f"{error}: give --folder with one that can be written to") from error
+    sources = [str(file) for file in sorted(SOURCES.glob("*.cpp"))]
+    unfinished = folder / f"{LIBRARY}.{state[:8]}"  # so that nobody ever loads a part of it
+    command = [chosen, *flags, *sources, "-o", str(unfinished), "-ldl", "-pthread"]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+    except OSError as error:
+        raise BackendUnavailableError(f"{chosen} cannot be run: {error}") from error
+    if done.returncode:
+        raise BackendUnavailableError(f"{' '.join(command)} failed:\n{done.stderr}")
+    unfinished.replace(library)
+    stamp.write_text(state)
+    return library
+
+
+def _wheel(package: str, kind: str) -> Iterable[Path]:
+    """Return the folder of headers or libraries in a wheel of NVIDIA's, if there is one."""
+    with suppress(ModuleNotFoundError):
+        spec = find_spec(f"nvidia.{package}")
+        for folder in (spec.submodule_search_locations or ()) if spec else ():
+            if (Path(folder) / kind).is_dir():
+                yield Path(folder) / kind
+
+
+def _toolkits() -> Iterable[Path]:
+    return Path("/usr/local").glob("cuda-*/include")
+
+
+def _hash(flags: Sequence[str]) -> str:
+    digest = hashlib.sha256("\n".join(flags).encode())
+    for file in sorted([*SOURCES.iterdir(), *INCLUDE.iterdir()]):
+        digest.update(file.read_bytes())
+    return digest.hexdigest()

@@ -1,0 +1,218 @@
+#include "handle.hpp"
+
+#include <algorithm>
+#include <atomic>
+#include <string>
+
+namespace ucudnn {
+namespace {
+
+constexpr int kMostReplacements = 8;  // in one call: what fails more often is not the algorithms
+constexpr int kMostAlignment = 16;
+constexpr std::size_t kMostReady = 64;
+
+std::atomic<std::uint64_t> handles{0};
+
+int alignment_of(const void* x, const void* w, const void* y) {
+  const std::uintptr_t low = (reinterpret_cast<std::uintptr_t>(x) | reinterpret_cast<std::uintptr_t>(w) |
+                              reinterpret_cast<std::uintptr_t>(y)) & (kMostAlignment - 1);
+  return low ? static_cast<int>(low & -low) : kMostAlignment;
+}
+
+}  // namespace
+
+Handle::Handle(cudnnHandle_t cudnn) : cudnn_(cudnn), number_(++handles) {
+  cudaGetDevice(&device_);
+  arena_ = &arena_of(device_);
+  arena_->join();
+  cudnnGetStream(cudnn_, &stream_);
+  buffers_.select(stream_);
+}
+
+Handle::~Handle() {
+  if (!kernels_.empty()) cudaDeviceSynchronize();  // its streams may be gone, but not what they were given
+  for (auto& entry : kernels_) {
+    for (Ready* each : entry.second.ready) delete each;
+  }
+  if (const Callbacks* python = planner()) python->forget(number_, 0);
+  if (last_) cudaEventDestroy(last_);
+  arena_->leave();
+}
+
+cudnnStatus_t Handle::set_stream(cudaStream_t stream) {
+  const cudnnStatus_t status = cudnnSetStream(cudnn_, stream);
+  if (status != CUDNN_STATUS_SUCCESS || stream == stream_) return status;
+  stream_ = stream;
+  buffers_.select(stream);
+  // Segments of the arena are the handle's on any stream, so the new one waits for what the old one does in them.
+  if (last_ && cudaStreamWaitEvent(stream, last_, 0) != cudaSuccess) return CUDNN_STATUS_EXECUTION_FAILED;
+  return status;
+}
+
+bool Handle::divides(int operation, const ucudnn_descriptors& descriptors, std::int64_t limit) {
+  const Callbacks* python = planner();
+  Question question;
+  if (!python || !read_question(operation, descriptors, &question)) return false;
+  Kernel& kernel = kernels_[question];
+  if (!kernel.asked || (limit != kUnstated && limit != kernel.limit)) {
+    Answer answer = {};
+    kernel.plain = python->ask(number_, device_, &question, limit, &answer) != 0;
+    if (kernel.plain) {
+      say_plain(answer.text ? answer.text : "");
+    } else {
+      arena_->divide(answer.generation, answer.arena_bytes);  // another limit makes plans out of date
+    }
+    kernel.asked = true;
+    kernel.limit = limit;
+  }
+  return !kernel.plain;
+}
+
+cudnnStatus_t Handle::convolve(const Call& call) {
+  const Callbacks* python = planner();
+  Question question;
+  if (!python || !call.alpha || !call.beta || !read_question(call.operation, *call.descriptors, &question)) {
+    return plain(call);
+  }
+  if (wants_determinism(call.operation, call.plain->algorithm)) {
+    const auto registered = kernels_.find(question);  // where that is plain, the caller was given cuDNN's algorithm
+    if (registered != kernels_.end() && registered->second.plain) return plain(call);
+    question.deterministic = 1;
+  }
+  Kernel& kernel = kernels_[question];
+  if (kernel.plain) return plain(call);
+  const bool is_double = question.x_type == CUDNN_DATA_DOUBLE;
+  Request request = {};
+  request.question = &question;
+  request.handle = number_;
+  request.cudnn = cudnn_;
+  request.device = device_;
+  request.alignment = alignment_of(call.x, call.w, call.y);
+  request.alpha = is_double ? *static_cast<const double*>(call.alpha) : *static_cast<const float*>(call.alpha);
+  request.beta = is_double ? *static_cast<const double*>(call.beta) : *static_cast<const float*>(call.beta);
+  request.most_bytes = UINT64_MAX;
+  Ready* ready = find(kernel, request);
+  if (!ready) {
+    kernel.plain = true;  // said once, not at every call
+    return plain(call);
+  }
+  std::size_t done = 0;
+  const cudnnStatus_t status = run(ready, call, &done);
+  return status == CUDNN_STATUS_SUCCESS ? status : recover(kernel, request, call, ready, done, status);
+}
+
+// Nothing is asked of Python, locked or allocated where a plan is ready.
+Ready* Handle::find(Kernel& kernel, Request request) {
+  const std::uint64_t generation = arena_->generation();
+  for (std::size_t i = 0; i < kernel.ready.size(); ++i) {
+    Ready* each = kernel.ready[i];
+    if (!each->is_for(request.alpha, request.beta, request.alignment)) continue;
+    if (each->generation() == generation) {
+      if (each->divided() || each->workspace_bytes() <= buffers_.current().size) return each;
+      if (buffers_.grow(each->workspace_bytes(), stream_)) return each;  // the first call on another stream
+      request.most_bytes = each->workspace_bytes() / 2;
+    }
+    drop(kernel, each);
+    break;
+  }
+  return plan(kernel, request);
+}
+
+Ready* Handle::plan(Kernel& kernel, Request request) {
+  const Callbacks* python = planner();
+  for (int attempt = 0; python && attempt < kMostReplacements; ++attempt) {
+    Answer answer = {};
+    if (python->plan(&request, &answer) != 0) {
+      say_plain(answer.text ? answer.text : "");
+      return nullptr;
+    }
+    if (!make_room(answer)) {
+      python->forget(number_, answer.token);
+      if (answer.divided) {
+        say_plain("no room for a total workspace of " + std::to_string(answer.arena_bytes) + " bytes");
+        return nullptr;
+      }
+      request.most_bytes = answer.workspace_bytes / 2;
+      continue;
+    }
+    if (answer.generation < arena_->generation()) {  // another handle was faster
+      python->forget(number_, answer.token);
+      continue;
+    }
+    if (verbose() && answer.text) say("%s", answer.text);
+    if (kernel.ready.size() >= kMostReady) {
+      while (!kernel.ready.empty()) drop(kernel, kernel.ready.back());
+    }
+    const bool is_double = request.question->x_type == CUDNN_DATA_DOUBLE;
+    kernel.ready.push_back(new Ready(answer, is_double, request.alpha, request.beta, request.alignment));
+    return kernel.ready.back();
+  }
+  return nullptr;
+}
+
+bool Handle::make_room(const Answer& answer) {
+  if (!arena_->divide(answer.generation, answer.arena_bytes)) return false;
+  if (!answer.divided) return buffers_.grow(answer.workspace_bytes, stream_);
+  return last_ || cudaEventCreateWithFlags(&last_, cudaEventDisableTiming) == cudaSuccess;
+}
+
+cudnnStatus_t Handle::run(Ready* ready, const Call& call, std::size_t* done) {
+  char* workspace = ready->divided() ? arena_->memory() + ready->offset() : buffers_.current().memory;
+  const cudnnStatus_t status = ready->run(cudnn_, call.operation, call.x, call.w, call.y, workspace, done);
+  if (ready->divided()) cudaEventRecord(last_, stream_);
+  return status;
+}
+
+// Compute what a failed plan left, from its first missing sample on, in another way.
+cudnnStatus_t Handle::recover(Kernel& kernel, Request request, const Call& call, Ready* ready, std::size_t done,
+                              cudnnStatus_t status) {
+  std::string failed;
+  for (int attempt = 0; attempt < kMostReplacements; ++attempt) {
+    const Step& step = ready->steps()[done];
+    failed = step.name;
+    request.start = step.start;
+    request.failed = failed.c_str();
+    say("%s from %s: going on with the next best", cudnnGetErrorString(status), failed.c_str());
+    drop(kernel, ready);
+    ready = plan(kernel, request);
+    if (!ready) {
+      kernel.plain = true;
+      return request.start == 0 ? plain(call) : status;
+    }
+    status = run(ready, call, &done);
+    if (status == CUDNN_STATUS_SUCCESS) {
+      if (request.start > 0) drop(kernel, ready);  // it was for the rest of this call only
+      return status;
+    }
+  }
+  return status;
+}
+
+void Handle::drop(Kernel& kernel, Ready* ready) {
+  cudaStreamSynchronize(stream_);  // kernels that were compiled for a plan go with it
+  const std::uint64_t token = ready->token();
+  kernel.ready.erase(std::remove(kernel.ready.begin(), kernel.ready.end(), ready), kernel.ready.end());
+  delete ready;
+  if (const Callbacks* python = planner()) python->forget(number_, token);
+}
+
+cudnnStatus_t Handle::plain(const Call& call) const {
+  const ucudnn_descriptors& own = *call.descriptors;
+  const ucudnn_plain& how = *call.plain;
+  switch (call.operation) {
+    case UCUDNN_FORWARD:
+      return cudnnConvolutionForward(cudnn_, call.alpha, own.x, call.x, own.w, call.w, own.convolution,
+                                     static_cast<cudnnConvolutionFwdAlgo_t>(how.algorithm), how.workspace,
+                                     how.workspace_bytes, call.beta, own.y, call.y);
+    case UCUDNN_BACKWARD_DATA:
+      return cudnnConvolutionBackwardData(cudnn_, call.alpha, own.w, call.w, own.y, call.y, own.convolution,
+                                          static_cast<cudnnConvolutionBwdDataAlgo_t>(how.algorithm), how.workspace,
+                                          how.workspace_bytes, call.beta, own.x, call.x);
+    default:
+      return cudnnConvolutionBackwardFilter(cudnn_, call.alpha, own.x, call.x, own.y, call.y, own.convolution,
+                                            static_cast<cudnnConvolutionBwdFilterAlgo_t>(how.algorithm),
+                                            how.workspace, how.workspace_bytes, call.beta, own.w, call.w);
+  }
+}
+
+}  // namespace ucudnn

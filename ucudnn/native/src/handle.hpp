@@ -1,0 +1,110 @@
+// What stands behind a ucudnn_handle_t: cuDNN's handle, the convolutions it knows, and what is ready to be executed.
+#ifndef UCUDNN_HANDLE_HPP_
+#define UCUDNN_HANDLE_HPP_
+
+#include <cstdint>
+#include <unordered_map>
+#include <vector>
+
+#include "planner.hpp"
+#include "question.hpp"
+#include "workspace.hpp"
+
+namespace ucudnn {
+
+struct Call {
+  int operation;
+  const ucudnn_descriptors* descriptors;
+  const void *alpha, *beta;
+  char *x, *w, *y;
+  const ucudnn_plain* plain;
+};
+
+// Variant packs of one plan for one set of addresses, as many as there are steps.
+struct Packs {
+  char *x, *w, *y, *workspace;
+  std::vector<cudnnBackendDescriptor_t> descriptors;
+};
+
+// A plan for one alpha and beta, and what was prepared to execute it. Not copied: it owns its packs.
+class Ready {
+ public:
+  Ready(const Answer& answer, bool is_double, double alpha, double beta, int alignment);
+  ~Ready();
+  Ready(const Ready&) = delete;
+  Ready& operator=(const Ready&) = delete;
+
+  bool is_for(double alpha, double beta, int alignment) const {
+    return alpha == alpha_ && beta == beta_ && alignment == alignment_;
+  }
+  const std::vector<Step>& steps() const { return steps_; }
+  std::uint64_t generation() const { return generation_; }
+  std::uint64_t workspace_bytes() const { return workspace_bytes_; }
+  std::uint64_t token() const { return token_; }
+  bool divided() const { return divided_; }
+  std::uint64_t offset() const { return offset_; }
+
+  // Execute all steps. Returns cuDNN's status; where it is not success, `done` is the number of steps that were queued.
+  cudnnStatus_t run(cudnnHandle_t cudnn, int operation, char* x, char* w, char* y, char* workspace, std::size_t* done);
+
+ private:
+  const Packs* packs(char* x, char* w, char* y, char* workspace);
+  cudnnStatus_t legacy(cudnnHandle_t cudnn, int operation, const Step& step, char* x, char* w, char* y,
+                       char* workspace) const;
+
+  std::vector<Step> steps_;
+  std::vector<Packs> packs_;
+  std::size_t latest_ = 0, oldest_ = 0;  // of the packs
+  double alpha_, beta_;
+  int alignment_;
+  bool divided_, double_;
+  float alpha_single_, beta_single_;
+  std::uint64_t generation_, workspace_bytes_, offset_, token_;
+};
+
+constexpr std::int64_t kUnstated = UCUDNN_NO_LIMIT - 1;  // nothing was said about a limit, not even that there is none
+
+// A convolution that a handle knows.
+struct Kernel {
+  bool asked = false;
+  bool plain = false;  // plain cuDNN computes it
+  std::int64_t limit = kUnstated;  // the one that was stated last
+  std::vector<Ready*> ready;
+};
+
+class Handle {
+ public:
+  explicit Handle(cudnnHandle_t cudnn);
+  ~Handle();
+
+  cudnnHandle_t cudnn() const { return cudnn_; }
+  cudnnStatus_t set_stream(cudaStream_t stream);
+  bool divides(int operation, const ucudnn_descriptors& descriptors, std::int64_t limit);
+  cudnnStatus_t convolve(const Call& call);
+
+ private:
+  cudnnStatus_t plain(const Call& call) const;
+  Ready* find(Kernel& kernel, Request request);
+  Ready* plan(Kernel& kernel, Request request);
+  bool make_room(const Answer& answer);
+  cudnnStatus_t run(Ready* ready, const Call& call, std::size_t* done);
+  cudnnStatus_t recover(Kernel& kernel, Request request, const Call& call, Ready* ready, std::size_t done,
+                        cudnnStatus_t status);
+  void drop(Kernel& kernel, Ready* ready);
+
+  cudnnHandle_t cudnn_;
+  std::uint64_t number_;
+  int device_ = 0;
+  cudaStream_t stream_ = nullptr;
+  cudaEvent_t last_ = nullptr;  // of what ran in the arena
+  Buffers buffers_;
+  Arena* arena_;
+  std::unordered_map<Question, Kernel, QuestionHash> kernels_;
+};
+
+}  // namespace ucudnn
+
+struct ucudnn_handle : ucudnn::Handle {
+  using ucudnn::Handle::Handle;
+};
+#endif

@@ -1,0 +1,139 @@
+#include "python.hpp"
+
+#include <dlfcn.h>
+
+#include <cstdio>
+#include <cstdlib>
+#include <cwchar>
+#include <vector>
+
+#ifndef UCUDNN_PYTHON
+#define UCUDNN_PYTHON "python3"
+#endif
+#ifndef UCUDNN_LIBPYTHON
+#define UCUDNN_LIBPYTHON ""
+#endif
+
+namespace ucudnn {
+namespace {
+
+// What is used of Python's C interface, all of it stable: looked up, not linked, so that any Python will do.
+struct Python {
+  int (*is_initialized)() = nullptr;
+  int (*is_finalizing)() = nullptr;
+  void (*initialize)(int) = nullptr;
+  void (*set_program_name)(const wchar_t*) = nullptr;
+  wchar_t* (*decode)(const char*, std::size_t*) = nullptr;
+  void* (*save_thread)() = nullptr;
+  int (*ensure)() = nullptr;
+  void (*release)(int) = nullptr;
+  int (*run)(const char*, void*) = nullptr;
+  // In place of set_program_name, which goes with Python 3.15:
+  void* (*config_create)() = nullptr;
+  int (*config_set)(void*, const char*, const char*) = nullptr;
+  int (*config_set_int)(void*, const char*, long long) = nullptr;
+  int (*config_run)(void*) = nullptr;
+  void (*config_free)(void*) = nullptr;
+
+  bool load(void* library) {
+    const auto find = [library](auto* function, const char* name) {
+      *function = reinterpret_cast<std::remove_reference_t<decltype(*function)>>(dlsym(library, name));
+      return *function != nullptr;
+    };
+    find(&config_create, "PyInitConfig_Create");
+    find(&config_set, "PyInitConfig_SetStr");
+    find(&config_set_int, "PyInitConfig_SetInt");
+    find(&config_run, "Py_InitializeFromInitConfig");
+    find(&config_free, "PyInitConfig_Free");
+    find(&set_program_name, "Py_SetProgramName");
+    find(&is_finalizing, "Py_IsFinalizing") || find(&is_finalizing, "_Py_IsFinalizing");
+    return find(&is_initialized, "Py_IsInitialized") && find(&initialize, "Py_InitializeEx") &&
+           find(&decode, "Py_DecodeLocale") && find(&save_thread, "PyEval_SaveThread") &&
+           find(&ensure, "PyGILState_Ensure") && find(&release, "PyGILState_Release") &&
+           find(&run, "PyRun_SimpleStringFlags");
+  }
+
+  bool configure(const std::string& executable) {
+    void* config = config_create();
+    config_set_int(config, "isolated", 0);
+    config_set_int(config, "use_environment", 1);
+    config_set_int(config, "install_signal_handlers", 0);
+    if (!executable.empty()) config_set(config, "program_name", executable.c_str());
+    const int status = config_run(config);
+    config_free(config);
+    return status == 0;
+  }
+};
+
+Python python;
+bool loaded = false;
+
+// Ask an interpreter that has ucudnn for its own shared library.
+std::string library_of(const std::string& executable) {
+  std::string quoted;
+  for (char letter : executable) quoted += letter == '\'' ? std::string("'\\''") : std::string(1, letter);
+  std::string found;
+  if (FILE* pipe = popen(("'" + quoted + "' -m ucudnn.native --libpython").c_str(), "r")) {
+    char text[1024];
+    while (std::fgets(text, sizeof text, pipe)) found += text;
+    pclose(pipe);
+  }
+  while (!found.empty() && (found.back() == '\n' || found.back() == ' ')) found.pop_back();
+  return found;
+}
+
+bool start(std::string* error) {
+  std::string executable = UCUDNN_PYTHON, library = UCUDNN_LIBPYTHON;
+  const char* named = std::getenv("UCUDNN_PYTHON");
+  if (named && *named) {
+    executable = named;
+    const bool is_library = executable.find(".so") != std::string::npos;
+    library = is_library ? executable : library_of(executable);
+    if (is_library) executable.clear();
+  }
+  if (library.empty()) {
+    *error = "no shared library (libpython) of " + executable + ": UCUDNN_PYTHON names another Python, with ucudnn";
+    return false;
+  }
+  // Global, because extension modules of Python expect to find its symbols.
+  void* handle = dlopen(library.c_str(), RTLD_NOW | RTLD_GLOBAL);
+  if (!handle || !python.load(handle)) {
+    const char* reason = handle ? "it lacks functions of Python's" : dlerror();
+    *error = "Python cannot be loaded: " + library + ": " + (reason ? reason : "");
+    return false;
+  }
+  // The program's name, not its library, tells a virtual environment: site-packages are looked for beside it.
+  if (python.set_program_name) {
+    if (!executable.empty()) {
+      python.set_program_name(python.decode(executable.c_str(), nullptr));  // kept: Python wants it for good
+    }
+    python.initialize(0);  // without its signal handlers
+  } else if (!python.config_create || !python.configure(executable)) {
+    *error = "Python cannot be started: " + library;
+    return false;
+  }
+  python.save_thread();  // the lock belongs to nobody, so that any thread may take it
+  return true;
+}
+
+}  // namespace
+
+bool run_python(const std::string& statements, std::string* error) {
+  if (!loaded) {
+    // A program that is Python, or embeds it, has its symbols at hand.
+    const bool running = python.load(RTLD_DEFAULT) && python.is_initialized();
+    if (!running && !start(error)) return false;
+    loaded = true;
+  }
+  const int state = python.ensure();
+  const int status = python.run(statements.c_str(), nullptr);
+  python.release(state);
+  if (status != 0) *error = "Python could not run what connects it";
+  return status == 0;
+}
+
+bool python_lives() {
+  return loaded && python.is_initialized() && !(python.is_finalizing && python.is_finalizing());
+}
+
+}  // namespace ucudnn

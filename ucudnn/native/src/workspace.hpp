@@ -1,0 +1,59 @@
+// Who owns the bytes: a buffer for each stream of a handle (WR), or one arena for all handles of a GPU (WD).
+#ifndef UCUDNN_WORKSPACE_HPP_
+#define UCUDNN_WORKSPACE_HPP_
+
+#include <cuda_runtime_api.h>
+
+#include <atomic>
+#include <cstdint>
+#include <mutex>
+#include <unordered_map>
+
+namespace ucudnn {
+
+struct Buffer {
+  char* memory = nullptr;
+  std::uint64_t size = 0;
+};
+
+// The buffers of one handle. Kernels of one stream run one after another, so they share one, which grows.
+class Buffers {
+ public:
+  ~Buffers();
+  // The buffer of the current stream; nothing is made.
+  const Buffer& current() const { return *current_; }
+  void select(cudaStream_t stream);
+  // Make the current stream's buffer at least so large; false where memory has no room for it.
+  bool grow(std::uint64_t size, cudaStream_t stream);
+
+ private:
+  std::unordered_map<cudaStream_t, Buffer> buffers_;
+  Buffer none_;
+  Buffer* current_ = &none_;
+};
+
+// The arena of one GPU. Its segments are disjoint, but for those of one handle and problem.
+class Arena {
+ public:
+  // The generation of decisions that counts; those of an older one lie elsewhere.
+  std::uint64_t generation() const { return generation_.load(std::memory_order_acquire); }
+  char* memory() const { return memory_; }
+  // One more handle uses it, or one less: with the last it is given back.
+  void join();
+  void leave();
+  // Take a newer division, once all that uses the old one has ended; false where memory has no room for it.
+  bool divide(std::uint64_t generation, std::uint64_t size);
+
+ private:
+  std::mutex mutex_;
+  std::atomic<std::uint64_t> generation_{0};
+  char* memory_ = nullptr;
+  std::uint64_t size_ = 0;
+  int handles_ = 0;
+};
+
+constexpr int kMostDevices = 64;
+Arena& arena_of(int device);
+
+}  // namespace ucudnn
+#endif
