@@ -40,8 +40,10 @@ LAYERS = [  # lowest first; every module of the package is named exactly once
     {"store", "recording"},
     {"measuring"},
     {"report", "dispatch"},
-    {"handle", "execution", "console", "options"},
-    {"cli", "__init__", "cudnn.*", "torch.*"},
+    {"execution"},
+    {"handle", "console", "options"},
+    {"__init__", "cudnn.*", "torch.*"},
+    {"cli"},
 ]
 PACKAGES = ("backends.cpu", "backends.cudnn", "cudnn", "torch")
 ONE_MODULE = {  # a third-party package is imported in one module only

@@ -20,8 +20,7 @@ F = torch.nn.functional
 def nothing_is_left_on():
     yield
     switch.disable()
-    switch._kernels._converted.clear()
-    switch._kernels._settle()
+    switch.kernels.clear()
 
 
 def enable(**options):
