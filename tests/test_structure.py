@@ -43,14 +43,20 @@ LAYERS = [  # lowest first; every module of the package is named exactly once
     {"execution"},
     {"handle", "console", "options"},
     {"__init__", "cudnn.*", "torch.*"},
+    {"models"},
     {"cli"},
 ]
 PACKAGES = ("backends.cpu", "backends.cudnn", "cudnn", "torch")
+TORCH = {  # all of the package for PyTorch but its command line
+    "torch",
+    *(f"torch.{name}" for name in ("device", "kernels", "lanes", "names", "opening", "problems", "routes", "stock")),
+    *(f"torch.{name}" for name in ("summary", "switch", "timing")),
+}
 ONE_MODULE = {  # a third-party package is imported in one module only
     "pulp": {"solvers.program"},
     "typer": {"cli", "options"},
     "rich": {"console"},
-    "torch": {"torch", "torch.problems", "torch.switch"},
+    "torch": TORCH,
     "ctypes": {"backends.cudnn.library"},
     "cupy": {"backends.cudnn.device"},
     "sqlite3": {"database"},

@@ -1,34 +1,15 @@
 """PyTorch's operators, with kernels of ours in the place of its own while anything is turned on."""
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable
 from functools import partial
 from threading import RLock
 from typing import Any, final
 
 import torch
 
-from ucudnn.errors import BackendUnavailableError
-from ucudnn.torch.switch import Gradients, Switch
-
-OPERATORS = ("_convolution", "convolution_backward")
-"""To these, all of PyTorch's convolutions come, forward and backward, those of TorchScript included."""
-
-
-def stock_kernel(name: str, key: str) -> Any:
-    """Return PyTorch's own kernel of an operator; it is called by `call_boxed(keys_of(key), ...)`.
-
-    Raises:
-        BackendUnavailableError: if PyTorch is too old.
-    """
-    if not hasattr(torch.library, "get_kernel"):
-        raise BackendUnavailableError(f"PyTorch {torch.__version__} is too old: 2.10 is the first that will do")
-    return torch.library.get_kernel(f"aten::{name}", key)
-
-
-def keys_of(key: str) -> Any:
-    """Return the dispatch keys with which PyTorch's own kernels are called."""
-    return torch._C.DispatchKeySet(getattr(torch._C.DispatchKey, key))
+from ucudnn.torch.stock import OPERATORS, Gradients, Stock
+from ucudnn.torch.switch import Switch
 
 
 @final
@@ -45,9 +26,20 @@ class Kernels:
         self.converted: tuple[Switch, ...] = ()
         self._lock = RLock()
         self._kept: list[Switch] = []
+        self._stock: dict[str, Stock] = {}
         self._libraries: dict[str, torch.library.Library] = {}
-        self.stock: dict[str, tuple[Any, Any]] = {}
-        """PyTorch's own kernels of OPERATORS, by dispatch key, where they were ever replaced."""
+
+    def stock(self, device_type: str) -> Stock:
+        """Return PyTorch's own kernels for 'cuda' or 'cpu'.
+
+        Raises:
+            BackendUnavailableError: if PyTorch is too old.
+        """
+        key = device_type.upper()
+        with self._lock:
+            if key not in self._libraries:  # else those that are there now are ours
+                self._stock[key] = Stock(key)
+            return self._stock[key]
 
     def use(self, switch: Switch | None) -> None:
         """Send all convolutions to a switch, or to PyTorch."""
@@ -76,53 +68,45 @@ class Kernels:
                 self._kept.append(each)
 
     def _settle(self) -> None:
-        wanted = {each.device_type.upper() for each in (self.switch, *self.converted) if each is not None}
-        for key in set(self._libraries) - wanted:
-            self._libraries.pop(key)._destroy()
-        for key in wanted - set(self._libraries):
-            forward, backward = (stock_kernel(name, key) for name in OPERATORS)
-            self.stock[key] = forward, backward
+        for library in self._libraries.values():
+            library._destroy()
+        self._libraries.clear()
+        for device_type in {each.device_type for each in (self.switch, *self.converted) if each is not None}:
             library = torch.library.Library("aten", "IMPL")
-            bound = key.lower(), keys_of(key)
-            kernels = partial(self._forward, forward, *bound), partial(self._backward, backward, *bound)
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # that a kernel is replaced, which is what is wanted
-                for name, kernel in zip(OPERATORS, kernels, strict=True):
-                    library.impl(name, kernel, key)
-            self._libraries[key] = library
+                for name, kernel in zip(OPERATORS, self._chosen(device_type), strict=True):
+                    library.impl(name, kernel, device_type.upper())
+            self._libraries[device_type.upper()] = library
 
-    def _of(self, device_type: str, weight: torch.Tensor) -> Switch | None:
-        for each in self.converted:
-            if each.device_type == device_type and each.names.of(weight):
-                return each
-        switch = self.switch
-        return switch if switch is not None and switch.device_type == device_type else None
+    def _chosen(self, device_type: str) -> tuple[Callable[..., Any], Callable[..., Any]]:
+        """Return what computes for a device: the switch itself, for each layer between costs time."""
+        converted = [each for each in self.converted if each.device_type == device_type]
+        last: Switch | Stock = (
+            self.switch if self.switch and self.switch.device_type == device_type else converted[0].stock
+        )
+        if not converted:
+            return last.forward, last.backward
+        return partial(_forward, converted, last), partial(_backward, converted, last)
 
-    def _forward(
-        self, stock: Any, device_type: str, keys: Any, x: torch.Tensor, weight: torch.Tensor, *arguments: Any
-    ) -> torch.Tensor:
-        switch = self._of(device_type, weight)
-        out = None if switch is None else switch.forward(x, weight, *arguments)
-        if out is None:
-            out = stock.call_boxed(keys, x, weight, *arguments)
-        return out
 
-    def _backward(
-        self,
-        stock: Any,
-        device_type: str,
-        keys: Any,
-        grad: torch.Tensor,
-        x: torch.Tensor,
-        weight: torch.Tensor,
-        bias_sizes: Sequence[int] | None,
-        *arguments: Any,
-    ) -> Gradients:
-        switch = self._of(device_type, weight)
-        found = None if switch is None else switch.backward(grad, x, weight, *arguments)
-        if found is None:
-            found = stock.call_boxed(keys, grad, x, weight, bias_sizes, *arguments)
-        return found
+def _forward(
+    converted: list[Switch], last: Switch | Stock, x: torch.Tensor, weight: torch.Tensor, *arguments: Any
+) -> torch.Tensor:
+    chosen = next((each for each in converted if each.names.of(weight)), last)
+    return chosen.forward(x, weight, *arguments)
+
+
+def _backward(
+    converted: list[Switch],
+    last: Switch | Stock,
+    grad: torch.Tensor,
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    *arguments: Any,
+) -> Gradients:
+    chosen = next((each for each in converted if each.names.of(weight)), last)
+    return chosen.backward(grad, x, weight, *arguments)
 
 
 kernels = Kernels()

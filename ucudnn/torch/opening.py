@@ -13,7 +13,7 @@ from ucudnn.errors import BackendUnavailableError, SettingsError
 from ucudnn.handle import Handle
 from ucudnn.settings import Settings, parse_choice
 from ucudnn.torch.device import TorchGpu
-from ucudnn.torch.kernels import OPERATORS, stock_kernel
+from ucudnn.torch.kernels import kernels
 from ucudnn.torch.switch import Switch
 
 _LOG = logging.getLogger(__name__)
@@ -50,9 +50,9 @@ def open_switch(backend: str | None, options: dict[str, Any]) -> Switch:
         raise SettingsError(f"backend={settings.backend!r} plans but cannot execute: PyTorch needs auto, cudnn or cpu")
     candidates = parse_choice(Candidates, target, "backend cudnn:") if target else Candidates.GRAPH
     on_cpu = kind == "cpu"
-    stock_kernel(OPERATORS[0], "CPU" if on_cpu else "CUDA")
+    stock = kernels.stock("cpu" if on_cpu else "cuda")
     if on_cpu:
-        return Switch(lambda _: Handle(backend="cpu", **options), "cpu")
+        return Switch(lambda _: Handle(backend="cpu", **options), "cpu", stock)
     if torch.version.cuda is None or not torch.cuda.device_count():
         raise BackendUnavailableError(
             f"PyTorch {torch.__version__} has no NVIDIA GPU: with backend='cpu', or UCUDNN_BACKEND=cpu, convolutions of"
@@ -62,7 +62,7 @@ def open_switch(backend: str | None, options: dict[str, Any]) -> Switch:
     def open_handle(ordinal: int) -> Handle:
         return Handle(backend=_open_gpu(ordinal, candidates, settings.cudnn_library), **options)
 
-    return Switch(open_handle, "cuda")
+    return Switch(open_handle, "cuda", stock)
 
 
 def _open_gpu(ordinal: int, candidates: Candidates, library_path: str | None) -> CudnnBackend:

@@ -1,33 +1,46 @@
-"""PyTorch's own convolution kernels, timed beside ours, with the memory that they take (on GPUs)."""
+"""PyTorch's own convolution kernels: for what is left to them, and to be timed beside ours (on GPUs)."""
 
 from collections.abc import Callable
+from functools import partial
 from statistics import median
 from typing import Any, final
 
 import torch
 
+from ucudnn.errors import BackendUnavailableError
 from ucudnn.problem import ConvolutionProblem, MathMode, Operation
-from ucudnn.torch.kernels import keys_of
 from ucudnn.torch.problems import DTYPES, format_of, shapes_of
+
+OPERATORS = ("_convolution", "convolution_backward")
+"""To these, all of PyTorch's convolutions come, forward and backward, those of TorchScript included."""
+
+Gradients = tuple[torch.Tensor | None, torch.Tensor | None, torch.Tensor | None]
+"""Of input, weight and bias."""
 
 _WARMUP = 2  # torch.backends.cudnn.benchmark measures in the first call
 
 
 @final
 class Stock:
-    """PyTorch's own kernels on the current GPU.
+    """PyTorch's own kernels of OPERATORS.
 
     Args:
-        forward: that of aten::_convolution.
-        backward: that of aten::convolution_backward.
+        key: dispatch key that they are registered for: 'CUDA' or 'CPU'.
+
+    Raises:
+        BackendUnavailableError: if PyTorch is too old.
     """
 
-    def __init__(self, forward: Any, backward: Any) -> None:
-        self._forward = forward
-        self._backward = backward
+    def __init__(self, key: str) -> None:
+        if not hasattr(torch.library, "get_kernel"):
+            raise BackendUnavailableError(f"PyTorch {torch.__version__} is too old: 2.10 is the first that will do")
+        keys = torch._C.DispatchKeySet(getattr(torch._C.DispatchKey, key))
+        forward, backward = (torch.library.get_kernel(f"aten::{name}", key) for name in OPERATORS)
+        self.forward: Callable[..., torch.Tensor] = partial(forward.call_boxed, keys)
+        self.backward: Callable[..., Gradients] = partial(backward.call_boxed, keys)
 
     def measure(self, problem: ConvolutionProblem, repeats: int) -> tuple[float, int]:
-        """Return the median milliseconds of a call, and the bytes that it takes besides its output.
+        """Return the median milliseconds of a call on the current GPU, and the bytes that it takes besides its output.
 
         That is under what `torch.backends.cudnn.benchmark` says now. It resets PyTorch's statistics of peak memory.
 
@@ -46,9 +59,8 @@ class Stock:
 
     def _call(self, problem: ConvolutionProblem) -> Callable[[], Any]:
         x, w, y = (self._operand(problem, *shape) for shape in shapes_of(problem))
-        keys, groups = keys_of("CUDA"), problem.groups
         lists = [list(each) for each in (problem.stride, problem.padding, problem.dilation)]
-        geometry = (*lists, False, [0] * len(problem.spatial), groups)
+        geometry = (*lists, False, [0] * len(problem.spatial), problem.groups)
         if problem.operation is Operation.FORWARD:
             flags = (
                 torch.backends.cudnn.benchmark,
@@ -56,10 +68,10 @@ class Stock:
                 True,
                 problem.math is MathMode.TF32,
             )
-            return lambda: self._forward.call_boxed(keys, x, w, None, *geometry, *flags)
+            return lambda: self.forward(x, w, None, *geometry, *flags)
         data = problem.operation is Operation.BACKWARD_DATA
         mask = [data, not data, False]
-        return lambda: self._backward.call_boxed(keys, y, x, w, None, *geometry, mask)
+        return lambda: self.backward(y, x, w, None, *geometry, mask)
 
     @staticmethod
     def _operand(problem: ConvolutionProblem, *shape: int) -> torch.Tensor:

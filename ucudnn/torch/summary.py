@@ -1,15 +1,16 @@
 """What went through handles and what did not: planned, and measured where that is asked for."""
 
+import csv
+import io
 import logging
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from typing import final
 
 import torch
 
 from ucudnn.problem import ConvolutionProblem
 from ucudnn.report import KernelReport, Report
-from ucudnn.torch.kernels import kernels
 from ucudnn.torch.stock import Stock
 from ucudnn.torch.switch import Switch
 from ucudnn.units import format_bytes, format_ms
@@ -108,6 +109,14 @@ class Summary:
             "reports": {device: each.to_dict() for device, each in self.reports.items()},
         }
 
+    def to_csv(self) -> str:
+        """Return the layers as CSV, one line each."""
+        text = io.StringIO()
+        writer = csv.DictWriter(text, [each.name for each in fields(LayerSummary)], lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(asdict(layer) for layer in self.layers)
+        return text.getvalue()
+
     def __str__(self) -> str:
         """Return table and counts as plain text."""
         lines = []
@@ -141,7 +150,7 @@ def summarize(switches: Sequence[Switch], *, repeats: int = 0) -> Summary:
         for device, report in switch.reports(repeats=repeats).items():
             name = str(device) if str(device) not in reports else f"{device} ({number + 1})"
             reports[name] = report
-            stock = Stock(*kernels.stock[device.type.upper()]) if repeats and device.type == "cuda" else None
+            stock = switch.stock if repeats and device.type == "cuda" else None
             for each in report.kernels:
                 layer = _layer(name, each)
                 if stock is not None and each.problem in problems:

@@ -14,6 +14,7 @@ from ucudnn.report import Report
 from ucudnn.torch.lanes import Lane, Left
 from ucudnn.torch.names import Names
 from ucudnn.torch.routes import Route, backward_route, forward_route
+from ucudnn.torch.stock import Gradients, Stock
 
 _MOST_ROUTES = 1 << 14
 
@@ -23,9 +24,6 @@ _all_deterministic: Callable[[], bool] = torch._C._get_deterministic_algorithms
 _enabled: Callable[[], bool] = torch._C._get_cudnn_enabled
 # Where both are set, this one counts, and torch.backends.cudnn.allow_tf32 cannot be read.
 _precision: Callable[[str, str], str] = torch._C._get_fp32_precision_getter
-
-Gradients = tuple[torch.Tensor | None, torch.Tensor | None, torch.Tensor | None]
-"""Of input, weight and bias."""
 
 OpenHandle = Callable[[int], Handle]
 """Opens the handle of a GPU by its number, while that is the current one; of the CPU by -1."""
@@ -38,15 +36,18 @@ class Switch:
     Args:
         open_handle: opens the handle of a device.
         device_type: 'cuda' or 'cpu'.
+        stock: PyTorch's own kernels, for what is left to them.
 
     Attributes:
         device_type: the same.
+        stock: the same.
         names: of layers.
         left: what was left to PyTorch.
     """
 
-    def __init__(self, open_handle: OpenHandle, device_type: str) -> None:
+    def __init__(self, open_handle: OpenHandle, device_type: str, stock: Stock) -> None:
         self.device_type = device_type
+        self.stock = stock
         self.names = Names()
         self.left = Left()
         self._open_handle = open_handle
@@ -88,8 +89,8 @@ class Switch:
         deterministic: bool,
         enabled: bool,
         allow_tf32: bool,
-    ) -> torch.Tensor | None:
-        """Return what aten::_convolution returns, or None where it is left to PyTorch."""
+    ) -> torch.Tensor:
+        """Return what aten::_convolution returns; all in one piece, for each call more costs time."""
         name = self.names.of(weight) if self.names.any else ""
         geometry = (tuple(stride), tuple(padding), tuple(dilation), transposed, tuple(output_padding), groups)
         ordinal = x.get_device()
@@ -119,21 +120,26 @@ class Switch:
             )
             self._keep(key, route)
         lane = route.output
-        if lane is None:
+        if lane is not None:
+            near, filters = x, weight
+            if route.format is not None:
+                near, filters = x.contiguous(memory_format=route.format), weight.contiguous(memory_format=route.format)
+            out = lane.new()
+            if lane.run(out, filters, near) if transposed else lane.run(near, filters, out):
+                return out if bias is None else out.add_(bias.view(route.bias_shape))
+        else:
             self.left.add(route.reason)
-            return None
-        if route.format is not None:
-            x, weight = x.contiguous(memory_format=route.format), weight.contiguous(memory_format=route.format)
-        out = lane.new()
-        if not (lane.run(out, weight, x) if transposed else lane.run(x, weight, out)):
-            return None
-        return out if bias is None else out.add_(bias.view(route.bias_shape))
+        return self.stock.forward(
+            x, weight, bias, stride, padding, dilation, transposed, output_padding, groups,
+            benchmark, deterministic, enabled, allow_tf32,
+        )  # fmt: skip
 
     def backward(
         self,
         grad: torch.Tensor,
         x: torch.Tensor,
         weight: torch.Tensor,
+        bias_sizes: list[int] | None,
         stride: list[int],
         padding: list[int],
         dilation: list[int],
@@ -141,8 +147,8 @@ class Switch:
         output_padding: list[int],
         groups: int,
         output_mask: list[bool],
-    ) -> Gradients | None:
-        """Return what aten::convolution_backward returns, or None where it is left to PyTorch."""
+    ) -> Gradients:
+        """Return what aten::convolution_backward returns."""
         name = self.names.of(weight) if self.names.any else ""
         geometry = (tuple(stride), tuple(padding), tuple(dilation), transposed, tuple(output_padding), groups)
         ordinal = x.get_device()
@@ -180,37 +186,13 @@ class Switch:
             self._keep(key, route)
         if route.reason:
             self.left.add(route.reason)
-            return None
-        return self._gradients(route, grad, x, weight, transposed, output_mask[2])
-
-    def _gradients(
-        self,
-        route: Route,
-        grad: torch.Tensor,
-        x: torch.Tensor,
-        weight: torch.Tensor,
-        transposed: bool,
-        wants_bias: bool,
-    ) -> Gradients | None:
-        form = route.format
-        if form is not None:
-            grad = grad.contiguous(memory_format=form)
-        grad_x = grad_weight = grad_bias = None
-        lane = route.input_gradient
-        if lane is not None:
-            near = weight if form is None else weight.contiguous(memory_format=form)
-            grad_x = lane.new()
-            if not (lane.run(grad, near, grad_x) if transposed else lane.run(grad_x, near, grad)):
-                return None
-        lane = route.weight_gradient
-        if lane is not None:
-            near = x if form is None else x.contiguous(memory_format=form)
-            grad_weight = lane.new()
-            if not (lane.run(grad, grad_weight, near) if transposed else lane.run(near, grad_weight, grad)):
-                return None
-        if wants_bias:
-            grad_bias = grad.sum(dim=[0, *range(2, grad.dim())])
-        return grad_x, grad_weight, grad_bias
+        else:
+            found = _gradients(route, grad, x, weight, transposed, output_mask[2])
+            if found is not None:
+                return found
+        return self.stock.backward(
+            grad, x, weight, bias_sizes, stride, padding, dilation, transposed, output_padding, groups, output_mask
+        )
 
     def _keep(self, key: tuple[Any, ...], route: Route) -> None:
         if len(self._routes) >= _MOST_ROUTES:
@@ -232,3 +214,33 @@ class Switch:
                 handle = self._handles.get(ordinal) or self._open_handle(ordinal)
                 self._handles[ordinal] = handle
         return handle
+
+
+def _gradients(
+    route: Route,
+    grad: torch.Tensor,
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    transposed: bool,
+    wants_bias: bool,
+) -> Gradients | None:
+    """Return what a route computes, or None where it fails."""
+    form = route.format
+    if form is not None:
+        grad = grad.contiguous(memory_format=form)
+    grad_x = grad_weight = grad_bias = None
+    lane = route.input_gradient
+    if lane is not None:
+        near = weight if form is None else weight.contiguous(memory_format=form)
+        grad_x = lane.new()
+        if not (lane.run(grad, near, grad_x) if transposed else lane.run(grad_x, near, grad)):
+            return None
+    lane = route.weight_gradient
+    if lane is not None:
+        near = x if form is None else x.contiguous(memory_format=form)
+        grad_weight = lane.new()
+        if not (lane.run(grad, grad_weight, near) if transposed else lane.run(near, grad_weight, grad)):
+            return None
+    if wants_bias:
+        grad_bias = grad.sum(dim=[0, *range(2, grad.dim())])
+    return grad_x, grad_weight, grad_bias
