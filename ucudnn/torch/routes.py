@@ -117,7 +117,8 @@ def _call(
     )
     call = make(memory_format=torch.contiguous_format)
     if call is None:
-        return f"{str(x.dtype).removeprefix('torch.')} of {x.dim() - 2} dimensions is not computed here"
+        kind = f"{str(x.dtype).removeprefix('torch.')} of {x.dim() - 2} dimensions"
+        return f"{kind}: empty, of a type that cuDNN has not, or of shapes that PyTorch refuses"
     if x.is_cuda and not enabled:
         return "torch.backends.cudnn.enabled is False"
     found = _choice(x, weight, geometry) if x.is_cuda else memory_format_of(x, weight)
