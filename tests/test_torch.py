@@ -329,6 +329,18 @@ def test_autocast():
     assert sum(on.report().left.values()) == 1  # NumPy has no bfloat16
 
 
+@pytest.mark.parametrize("mask", [(True, True), (True, False), (False, True)])
+def test_gradients_that_are_left_to_pytorch(mask):
+    x, w, b = (torch.randn(shape, dtype=torch.bfloat16) for shape in ((2, 3, 5, 5), (4, 3, 3, 3), (4,)))
+    x.requires_grad_(mask[0])
+    w.requires_grad_(mask[1])
+    with enable() as on:
+        F.conv2d(x, w, b).sum().backward()
+    assert [x.grad is not None, w.grad is not None] == list(mask)
+    assert on.report().calls == 0
+    assert sum(on.report().left.values()) == 2
+
+
 def test_checkpointed_layers():
     from torch.utils.checkpoint import checkpoint
 
@@ -476,6 +488,8 @@ def test_bad_options_are_said_at_once(monkeypatch):
         enable(groups=[["a", "b"]])
     with pytest.raises(SettingsError, match="plans but cannot execute"):
         switch.enable(backend="replay:h200")
+    with pytest.raises(SettingsError, match="or together as 'ranks'"):
+        switch.enable(benchmark_devices="0,1")
     if not torch.cuda.is_available():
         with pytest.raises(BackendUnavailableError, match="has no NVIDIA GPU"):
             switch.enable()

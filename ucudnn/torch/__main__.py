@@ -113,8 +113,8 @@ def _parser() -> argparse.ArgumentParser:
     add("--backend", metavar="BACKEND", help="auto or cudnn: convolutions of CUDA tensors; cpu: those of CPU tensors,"
         " which is slow [UCUDNN_BACKEND]")  # fmt: skip
     add("--database", metavar="PATH", help="file that keeps measurements, or off [UCUDNN_DATABASE]")
-    add("--devices", metavar="DEVICES", help="who measures together: ranks for those of torch.distributed, or GPUs such"
-        " as 0,1 [UCUDNN_BENCHMARK_DEVICES]")  # fmt: skip
+    add("--devices", metavar="ranks", help="let the ranks of torch.distributed measure together"
+        " [UCUDNN_BENCHMARK_DEVICES]")  # fmt: skip
     add("--solver", metavar="SOLVER", help="solver of --total-workspace [UCUDNN_SOLVER]")
     add("--solver-time-limit", metavar="SECONDS", type=float, help="take its best after so long"
         " [UCUDNN_SOLVER_TIME_LIMIT]")  # fmt: skip

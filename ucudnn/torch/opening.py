@@ -53,6 +53,11 @@ def open_switch(backend: str | None, options: dict[str, Any]) -> Switch:
     stock = kernels.stock("cpu" if on_cpu else "cuda")
     if on_cpu:
         return Switch(lambda _: Handle(backend="cpu", **options), "cpu", stock)
+    if settings.benchmark_devices not in (None, "ranks"):
+        raise SettingsError(
+            "benchmark_devices: GPUs of PyTorch measure alone, or together as 'ranks' of torch.distributed; unset"
+            " UCUDNN_BENCHMARK_DEVICES, or give ranks"
+        )
     if torch.version.cuda is None or not torch.cuda.device_count():
         raise BackendUnavailableError(
             f"PyTorch {torch.__version__} has no NVIDIA GPU: with backend='cpu', or UCUDNN_BACKEND=cpu, convolutions of"
