@@ -7,6 +7,7 @@ torch = pytest.importorskip("torch")
 from torch.autograd import gradcheck, gradgradcheck  # noqa: E402
 
 import ucudnn.torch as switch  # noqa: E402
+from tests.test_dispatch import FaultyBackend  # noqa: E402
 from ucudnn import Effort  # noqa: E402
 from ucudnn.errors import BackendUnavailableError, SettingsError  # noqa: E402
 from ucudnn.handle import Handle  # noqa: E402
@@ -223,6 +224,29 @@ def test_threads():
     with enable() as on, ThreadPoolExecutor(4) as pool:
         assert_close([each.detach() for each in pool.map(module, inputs)], expected)
     assert on.report().calls == 8
+
+
+def test_threads_that_plan_forward_and_backward_at_the_same_time():
+    from threading import Barrier, Thread
+
+    cases = {channels: (torch.nn.Conv2d(3, channels, 3).double(), drawn((2, 3, 6, 6))) for channels in (2, 3, 4, 5)}
+    expected = {channels: outcome(*case) for channels, case in cases.items()}
+    together, found = Barrier(len(cases)), {}
+
+    def work(channels):
+        together.wait(10)
+        found[channels] = outcome(*cases[channels])
+
+    with enable() as on:
+        threads = [Thread(target=work, args=(channels,), daemon=True) for channels in cases]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(60)
+        assert not any(thread.is_alive() for thread in threads)
+    for channels, each in expected.items():
+        assert_close(found[channels], each)
+    assert on.report().calls == 12
 
 
 def asked(on):
@@ -462,6 +486,21 @@ def test_what_failed_is_tried_again_less_and_less_often(caplog):
     assert made.left.counts()["MemoryError: no room now"] == 3
     assert caplog.text.count("no room now") == 1
     assert switch.report().calls == 3
+
+
+def test_what_graphs_use_outlives_its_switch():
+    backend = FaultyBackend()
+    x, w = torch.randn(2, 3, 5, 5), torch.randn(2, 3, 3, 3)
+    for captures in (False, True):
+        made = Switch(lambda _: Handle(backend=backend, effort=QUICK), "cpu", switch.kernels.stock("cpu"))
+        switch.kernels.use(made)
+        F.conv2d(x, w)
+        backend.captures = captures
+        F.conv2d(x, w)
+        backend.captures = False
+        switch.disable()
+        assert (made in switch.kernels._kept) is captures
+    switch.kernels._kept.clear()
 
 
 def test_nothing_is_opened_or_planned_in_a_capture(monkeypatch, caplog):
