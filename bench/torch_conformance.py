@@ -30,12 +30,17 @@ PLUGIN = "UCUDNN_CONFORMANCE"
 _enabled: Any = None
 
 
-def pytest_configure(config: Any) -> None:
-    """Turn ucudnn on in a process of pytest, if that is wanted."""
+def stand_in_for_expecttest() -> None:
+    """Let PyTorch's helpers for tests be imported without a package that convolutions' tests do not use."""
     if find_spec("expecttest") is None:
         stand_in = ModuleType("expecttest")
         stand_in.TestCase = unittest.TestCase  # type: ignore[attr-defined]
         sys.modules["expecttest"] = stand_in
+
+
+def pytest_configure(config: Any) -> None:
+    """Turn ucudnn on in a process of pytest, if that is wanted."""
+    stand_in_for_expecttest()
     wanted = json.loads(os.environ.get(PLUGIN, "{}"))
     if wanted:
         global _enabled

@@ -430,6 +430,29 @@ def test_copies_and_savings_of_converted_modules(tmp_path):
     assert calls() == 1
 
 
+class Counted(torch.nn.Module):
+    """A parametrization that counts how often it is computed."""
+
+    calls = 0
+
+    def forward(self, weight):
+        self.calls += 1
+        return weight * 2
+
+
+def test_converted_modules_whose_weights_are_computed_or_not_there_yet():
+    module = torch.nn.Sequential(torch.nn.LazyConv2d(4, 3), torch.nn.Conv2d(4, 2, 3)).double()
+    counted = Counted()
+    torch.nn.utils.parametrize.register_parametrization(module[1], "weight", counted)
+    before = counted.calls
+    switch.convert(module, backend="cpu", effort=QUICK)
+    F.conv2d(torch.randn(1, 3, 5, 5), torch.randn(2, 3, 3, 3))  # a stranger, while one weight is not there yet
+    module(drawn((2, 3, 8, 8))).sum().backward()
+    assert counted.calls == before + 1
+    assert switch.report().calls == 6
+    assert {each.layer for each in switch.report().layers} == {"0", "1"}
+
+
 def test_converted_modules_that_are_compiled_or_moved():
     module = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3), torch.nn.Conv2d(4, 2, 3))
     switch.convert(module, backend="cpu", effort=QUICK)

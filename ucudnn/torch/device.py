@@ -12,7 +12,6 @@ from ucudnn.backends.cudnn.gpu import (
     DeviceBuffer,
     Gpu,
     as_float,
-    cuda_version,
     driver_version,
     random_block,
 )
@@ -23,7 +22,6 @@ from ucudnn.problem import DataType
 _current_device: Callable[[], int] = getattr(torch._C, "_cuda_getDevice", lambda: -1)
 _current_stream: Callable[[int], int] = getattr(torch._C, "_cuda_getCurrentRawStream", lambda ordinal: 0)
 _is_capturing: Callable[[], bool] = getattr(torch._C, "_cuda_isCurrentStreamCapturing", lambda: False)
-_driver_version: Callable[[], int] = getattr(torch._C, "_cuda_getDriverVersion", lambda: 0)
 
 
 def capturing() -> bool:
@@ -72,10 +70,9 @@ class TorchGpu(Gpu):
         }
 
     def conditions(self) -> Mapping[str, str]:
-        """Return the same, and the CUDA version that the driver knows and PyTorch's version."""
+        """Return the same, and PyTorch's version."""
         return {
             **self.machine(),
-            "cuda driver": cuda_version(_driver_version()),
             "torch": str(torch.__version__),
         }
 

@@ -5,6 +5,7 @@ from typing import Any, final
 from weakref import ref
 
 import torch
+from torch.nn.parameter import is_lazy
 
 _MOST = 1 << 14
 _CONVOLUTIONS = (torch.nn.modules.conv._ConvNd,)
@@ -55,8 +56,9 @@ class Names:
         if address in self._strangers:
             return ""
         for module, name in self._modules:
-            weight = getattr(module(), "weight", None)
-            if isinstance(weight, torch.Tensor):
+            # Not module.weight: a parametrized one is computed when it is read, which may have effects.
+            weight = getattr(module(), "_parameters", {}).get("weight")
+            if weight is not None and not is_lazy(weight):
                 self._by_weight[weight.data_ptr()] = name
         found = self._by_weight.get(address, "")
         if not found:
