@@ -430,6 +430,20 @@ def test_copies_and_savings_of_converted_modules(tmp_path):
     assert calls() == 1
 
 
+def test_memory_of_a_weight_that_is_gone_is_nobodys_name():
+    import numpy as np
+
+    module, memory = torch.nn.Conv2d(3, 4, 3), np.zeros((4, 3, 3, 3), np.float32)
+    switch.convert(module, backend="cpu", effort=QUICK)
+    (converted,) = switch.kernels.converted
+    module.weight.data = torch.from_numpy(memory)
+    module(torch.randn(1, 3, 5, 5))
+    assert converted.names.of(module.weight.data) == "Conv2d"
+    module.weight = torch.nn.Parameter(torch.randn(4, 3, 3, 3))
+    assert converted.names.of(torch.from_numpy(memory)) == ""  # at the same address, as an allocator may give it
+    assert converted.names.of(module.weight) == "Conv2d"
+
+
 class Counted(torch.nn.Module):
     """A parametrization that counts how often it is computed."""
 

@@ -5,6 +5,7 @@ from typing import Any, final
 from weakref import ref
 
 import torch
+from torch.multiprocessing.reductions import StorageWeakRef
 from torch.nn.parameter import is_lazy
 
 _MOST = 1 << 14
@@ -25,8 +26,8 @@ class Names:
     def __init__(self) -> None:
         self.any = False
         self._running = local()
-        self._by_weight: dict[int, str] = {}
-        self._strangers: set[int] = set()
+        # By address, and as long as the memory there is the weight's: another tensor may get it afterwards.
+        self._known: dict[int, tuple[str, StorageWeakRef]] = {}  # '' for weights of no layer
         self._modules: list[tuple[ref[torch.nn.Module], str]] = []
 
     def give(self, module: torch.nn.Module) -> None:
@@ -43,36 +44,30 @@ class Names:
         """Return the name of the layer that calls now, or ''."""
         running = getattr(self._running, "stack", None)
         address = weight.data_ptr()
-        if not running:
-            return self._by_weight.get(address) or self._learned(address)
-        name: str = running[-1]
-        if len(self._by_weight) >= _MOST and address not in self._by_weight:
-            self._by_weight.clear()  # casts of autocast lie somewhere else in each step
-        self._by_weight[address] = name
-        return name
+        known = self._known.get(address)
+        if known is not None and (known[1].expired() or (running and known[0] != running[-1])):
+            known = None
+        if known is None:
+            if len(self._known) >= _MOST:
+                self._known.clear()  # casts of autocast lie somewhere else in each step
+            known = running[-1] if running else self._learned(address), StorageWeakRef(weight.untyped_storage())
+            self._known[address] = known
+        return known[0]
 
     def _learned(self, address: int) -> str:
         """Look whether a module's weight lies there now: modules are moved after they were named."""
-        if address in self._strangers:
-            return ""
         for module, name in self._modules:
             # Not module.weight: a parametrized one is computed when it is read, which may have effects.
             weight = getattr(module(), "_parameters", {}).get("weight")
-            if weight is not None and not is_lazy(weight):
-                self._by_weight[weight.data_ptr()] = name
-        found = self._by_weight.get(address, "")
-        if not found:
-            if len(self._strangers) >= _MOST:
-                self._strangers.clear()
-            self._strangers.add(address)
-        return found
+            if weight is not None and not is_lazy(weight) and weight.data_ptr() == address:
+                return name
+        return ""
 
     def enter(self, name: str) -> None:
         """Say that a layer runs in this thread."""
         if not hasattr(self._running, "stack"):
             self._running.stack = []
         self._running.stack.append(name)
-        self._strangers.clear()
 
     def leave(self) -> None:
         """Say that it has ended."""

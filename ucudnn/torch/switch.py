@@ -127,6 +127,7 @@ class Switch:
             out = lane.new()
             if lane.run(out, filters, near) if transposed else lane.run(near, filters, out):
                 return out if bias is None else out.add_(bias.view(route.bias_shape))
+            del out, near, filters  # memory may be what is missing
         else:
             self.left.add(route.reason)
         return self.stock.forward(
