@@ -17,6 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from ucudnn.backends.cudnn.gpu import driver_version
 from ucudnn.torch.opening import open_switch
+from ucudnn.torch.stock import held_bytes
 
 RESULTS = Path(__file__).parent / "results"
 MIB = 2**20
@@ -257,7 +258,6 @@ class ConvolutionMemory(TorchDispatchMode):
             return func(*args)
         torch.cuda.reset_peak_memory_stats()
         found = func(*args)
-        held = torch.cuda.max_memory_allocated() - torch.cuda.memory_allocated()
-        self.largest_bytes = max(self.largest_bytes, held)
+        self.largest_bytes = max(self.largest_bytes, held_bytes())
         self.calls += 1
         return found

@@ -53,7 +53,7 @@ class Stock:
                 run()
             torch.cuda.reset_peak_memory_stats()
             output = run()
-            held = torch.cuda.max_memory_allocated() - torch.cuda.memory_allocated()
+            held = held_bytes()
             del output
             return median(_elapsed_ms(run) for _ in range(repeats)), held
 
@@ -77,6 +77,15 @@ class Stock:
     def _operand(problem: ConvolutionProblem, *shape: int) -> torch.Tensor:
         made = torch.empty(shape, dtype=DTYPES[problem.dtype], device="cuda", memory_format=format_of(problem))
         return made.uniform_(-0.5, 0.5)
+
+
+def held_bytes() -> int:
+    """Return how much more memory was asked for at the peak, since that was reset, than is held now.
+
+    What was asked for, not what was allocated: a block may be larger by a mebibyte.
+    """
+    stats = torch.cuda.memory_stats()
+    return int(stats["requested_bytes.all.peak"] - stats["requested_bytes.all.current"])
 
 
 def _elapsed_ms(run: Callable[[], Any]) -> float:
