@@ -55,6 +55,7 @@ class FaultyBackend(ComputeBackend):
         self.log = []
 
     name = "faulty"
+    recycles = False
 
     def conditions(self):
         return self._cpu.conditions()
@@ -367,3 +368,84 @@ def test_a_larger_need_takes_the_place_of_a_smaller_one(faulty):
     assert sizes == sorted(sizes)
     buffers = [buffer for entry in handle._entries.values() for buffer in entry.ready.values()]
     assert all(np.shares_memory(buffers[0], other) for other in buffers if buffers[0].size and other.size)
+
+
+@pytest.fixture
+def recycling(faulty):
+    """Return a backend that gives each call its workspace, as PyTorch's allocator does."""
+    faulty.recycles = True
+    return faulty
+
+
+def test_a_recycled_workspace_is_held_for_no_longer_than_a_call(recycling):
+    handle = Handle(backend=recycling, workspace_limit="1MiB", effort=QUICK)
+    for _ in range(2):
+        check(handle, PROBLEM)
+        assert handle.workspace_bytes == 0
+        assert [buffer() for buffer, size in recycling.held if size and buffer() is not None] == []
+    assert sum(size > 0 for _, size in recycling.held) >= 2
+    handle.release_workspace()
+    check(handle, PROBLEM)
+
+
+def test_a_recycled_workspace_shrinks_for_good_where_memory_runs_short(recycling, caplog):
+    handle = Handle(backend=recycling, workspace_limit="1MiB", effort=QUICK)
+    check(handle, PROBLEM)
+    (entry,) = handle._entries.values()
+    before = entry.plan.configuration.workspace_bytes
+    recycling.memory = before - 1
+    check(handle, PROBLEM)
+    assert entry.plan.configuration.workspace_bytes <= before // 2
+    assert "no room for a workspace" in caplog.text
+    recycling.memory = 2**40
+    check(handle, PROBLEM)
+    assert entry.plan.configuration.workspace_bytes <= before // 2
+
+
+def test_a_graph_keeps_its_plan_and_leaves_recycled_memory_to_the_allocator(recycling):
+    handle = Handle(backend=recycling, workspace_limit="1MiB", effort=QUICK)
+    check(handle, PROBLEM)
+    assert not handle.captured
+    recycling.captures = True
+    check(handle, PROBLEM)
+    recycling.captures = False
+    assert handle.captured
+    assert handle.workspace_bytes == 0
+    assert [buffer() for buffer, size in recycling.held if size and buffer() is not None] == []
+    (entry,) = handle._entries.values()
+    ((_, plan),) = handle._dispatcher._captured.values()
+    assert plan is entry.plan
+
+
+def test_a_total_is_divided_whoever_recycles(recycling):
+    handle = Handle(backend=recycling, total_workspace="1MiB", effort=QUICK)
+    check(handle, PROBLEM)
+    assert handle.workspace_bytes > 0
+    check(handle, PROBLEM)
+
+
+def test_what_launches_a_planned_kernel_counts_and_recovers(faulty):
+    handle = Handle(backend=faulty, workspace_limit="1MiB", effort=QUICK)
+    assert handle.launcher(PROBLEM) is None
+    check(handle, PROBLEM)
+    launch = handle.launcher(PROBLEM)
+    x, w, y = operands(PROBLEM)
+    expected = direct(PROBLEM, x, w, y, 1.0, 0.0)
+    out = written(PROBLEM, x, w, y)
+    faulty.broken = {chosen(handle)[0]}
+    for _ in range(2):
+        poison(out, 0)
+        launch(x, w, y)
+        assert relative(out, expected) < 1e-12
+    (entry,) = handle._entries.values()
+    assert entry.calls == 3
+    assert Handle(backend=faulty, total_workspace="1MiB", effort=QUICK).launcher(PROBLEM) is None
+
+
+def test_a_report_that_runs_what_was_decided(faulty):
+    handle = Handle(backend=faulty, workspace_limit="1MiB", effort=QUICK)
+    check(handle, PROBLEM)
+    assert not handle.report().executed
+    (kernel,) = handle.report(repeats=2).kernels
+    assert kernel.executed_ms > 0
+    assert kernel.calls == 1

@@ -44,18 +44,26 @@ LAYERS = [  # lowest first; every module of the package is named exactly once
     {"store", "recording"},
     {"measuring"},
     {"report", "dispatch"},
-    {"handle", "execution", "console", "options", "plots.*"},
+    {"execution"},
+    {"handle", "console", "options", "plots.*"},
     {"plot_commands"},
-    {"cli", "__init__", "cudnn.*", "torch.*"},
+    {"__init__", "cudnn.*", "torch.*"},
+    {"models"},
+    {"cli"},
     {"native.*"},
 ]
 PACKAGES = ("backends.cpu", "backends.cudnn", "cudnn", "native", "plots", "torch")
+TORCH = {  # all of the package for PyTorch but its command line
+    "torch",
+    *(f"torch.{name}" for name in ("device", "kernels", "lanes", "names", "opening", "problems", "routes", "stock")),
+    *(f"torch.{name}" for name in ("summary", "switch", "timing")),
+}
 ONE_MODULE = {  # a third-party package is imported in one module only
     "pulp": {"solvers.program"},
     "typer": {"cli", "options", "plot_commands"},
     "rich": {"console"},
     "matplotlib": {"plots", "plots.bars", "plots.looks", "plots.points"},
-    "torch": {"torch", "torch.problems", "torch.switch"},
+    "torch": TORCH,
     "ctypes": {"backends.cudnn.library", "native.bridge"},
     "cupy": {"backends.cudnn.device"},
     "sqlite3": {"database"},

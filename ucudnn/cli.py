@@ -2,7 +2,7 @@
 
 import json
 import sys
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from datetime import UTC, datetime, timedelta
 from importlib.metadata import version
 from pathlib import Path
@@ -19,6 +19,7 @@ from ucudnn.decision import Decisions, decide
 from ucudnn.errors import BackendError, InvalidNetworkError, SettingsError, UcudnnError
 from ucudnn.execution import execute
 from ucudnn.measuring import open_benchmark
+from ucudnn.models import time_model
 from ucudnn.networks import load_network
 from ucudnn.options import (
     NETWORK_HELP,
@@ -40,9 +41,11 @@ from ucudnn.options import (
     NetworkArgument,
     PolicyOption,
     ProfileOption,
+    ShapeOption,
     SlabsOption,
     SolverOption,
     TimeLimitOption,
+    TorchOption,
     TotalOption,
     WorkspaceOption,
 )
@@ -125,6 +128,8 @@ def plan(
 def time(
     network: NetworkArgument,
     batch: BatchOption = None,
+    torch: TorchOption = False,
+    shape: ShapeOption = "3x224x224",
     workspace: WorkspaceOption = None,
     total_workspace: TotalOption = None,
     policy: PolicyOption = None,
@@ -155,6 +160,10 @@ def time(
         ucudnn time alexnet
 
         ucudnn time resnet18 --batch 8 --workspace 16MiB
+
+    With --torch, NETWORK is a PyTorch model, whose convolutions run as it calls them:
+
+        ucudnn time --torch torchvision:resnet50 --shape 3x224x224 --batch 64
     """
     settings = Settings.load(
         policy=policy,
@@ -168,13 +177,16 @@ def time(
         benchmark_devices=devices,
     )
     (variant,) = variants([dtype], [math], [layout])
+    effort = Effort(repeats=repeats, time_limit_ms=time_limit)
+    if torch:
+        print_text(time_model(network, shape, batch, variant, settings, effort, as_json=as_json, as_csv=as_csv))
+        return
     job = _Job(network, batch, variant, settings, candidates, exhaustive=exhaustive, branches=branches)
     computing = job.backend
     if not isinstance(computing, ComputeBackend):
         raise BackendError(f"backend {computing.name} plans but cannot execute: use `ucudnn plan`, or --backend cpu")
     # On a CPU the median takes care of the first call; a call of its own to warm up would double long benchmarks.
-    warmup = 0 if job.on_cpu else 1
-    decisions = job.decide(Effort(warmup=warmup, repeats=repeats, time_limit_ms=time_limit))
+    decisions = job.decide(replace(effort, warmup=0) if job.on_cpu else effort)
     reports = []
     with progress("executing", len(decisions.kernels)) as step:
         for decision in decisions.kernels:

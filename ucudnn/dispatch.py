@@ -16,7 +16,7 @@ from ucudnn.problem import Operation
 from ucudnn.settings import Settings
 from ucudnn.turns import Turns
 from ucudnn.units import exact_bytes
-from ucudnn.workspace import DividedWorkspace, SharedWorkspace, Workspace
+from ucudnn.workspace import DividedWorkspace, Workspace, open_workspace
 
 _MOST_REPLACEMENTS = 8  # in one call: what fails more often is not the algorithms
 _LOG = logging.getLogger(__name__)
@@ -74,7 +74,7 @@ class Dispatcher:
         self._settings = settings
         self._divides = settings.total_workspace_bytes is not None
         self._entries: list[Entry] = []
-        self._workspace: Workspace[int] = SharedWorkspace(backend)
+        self._workspace: Workspace[int] = open_workspace(backend)
         self._arena_needed = False
         self._arena_mark: Any = None
         self._turns = Turns(backend)
@@ -88,9 +88,14 @@ class Dispatcher:
         graphs = {
             id(buffer): plan.configuration.workspace_bytes
             for buffer, plan in self._captured.values()
-            if not any(workspace.holds(buffer) for workspace in workspaces)
+            if buffer is not None and not any(workspace.holds(buffer) for workspace in workspaces)
         }
         return sum(workspace.size_bytes for workspace in workspaces) + sum(graphs.values())
+
+    @property
+    def captured(self) -> bool:
+        """Whether a CUDA graph was captured that uses its plans."""
+        return bool(self._captured)
 
     def release(self) -> None:
         """Give up workspaces, except those of captured graphs; they are made again when they are needed."""
@@ -98,7 +103,7 @@ class Dispatcher:
             entry.ready.clear()
         self._turns.finish()
         self._retired.clear()  # what captured graphs use is kept with them
-        self._workspace = SharedWorkspace(self.backend)
+        self._workspace = open_workspace(self.backend)
         self._arena_needed = self._divides and bool(self._entries)
 
     def divide(self, entries: Iterable[Entry]) -> None:
@@ -137,6 +142,8 @@ class Dispatcher:
 
     def _keep(self, workspace: Buffer, plan: Plan) -> None:
         # A graph holds addresses only; whoever replays it later must find memory and kernels still there.
+        if not self._workspace.keeps:  # the allocator keeps what it gave in a capture for the graph
+            workspace = None
         self._captured[id(workspace), id(plan)] = workspace, plan
 
     def _prepare(self, entry: Entry, queue: int) -> Buffer:
@@ -152,7 +159,8 @@ class Dispatcher:
                 continue
             if self._divides:
                 self.backend.wait(self._arena_mark)  # its memory may have come from another queue
-            if not self.backend.capturing(queue):  # in a capture, nothing waited
+            # What passes is asked for again, but for nothing. In a capture, nothing waited.
+            if (self._workspace.keeps or not need) and not self.backend.capturing(queue):
                 entry.ready[queue] = workspace
             if not self._divides and entry not in self._entries:
                 self._entries.append(entry)
@@ -291,7 +299,7 @@ class Dispatcher:
         else:
             self._turns.finish()  # old arenas go first, once nothing uses them any more
             self._retired.clear()
-            self._workspace = SharedWorkspace(self.backend)
+            self._workspace = open_workspace(self.backend)
         try:
             self._workspace = DividedWorkspace(self.backend, segments)
         except MemoryError as error:

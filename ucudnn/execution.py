@@ -1,16 +1,17 @@
 """Execution of decisions on the spot: undivided and micro-batched plans, measured against each other."""
 
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from math import ceil
 from statistics import median
 from typing import TypeVar
 
-from ucudnn.backends.base import ComputeBackend
+from ucudnn.backends.base import Backend, ComputeBackend
 from ucudnn.configuration import Configuration
-from ucudnn.decision import Decision
+from ucudnn.decision import Decision, Decisions
 from ucudnn.plan import make_plan
-from ucudnn.report import KernelReport, report_kernel
+from ucudnn.report import KernelReport, Report, report_decisions, report_kernel
 
 Name = TypeVar("Name", bound=Hashable)
 """What tells runs apart."""
@@ -50,6 +51,49 @@ def execute(decision: Decision, backend: ComputeBackend, repeats: int) -> Kernel
         decision,
         executed_ms=times[decision.configuration],
         undivided_executed_ms=times[decision.undivided] if decision.undivided else None,
+    )
+
+
+def report_run(
+    decided: Sequence[Decisions],
+    run: Iterable[tuple[Decision, int]],
+    backend: Backend,
+    policy: str,
+    repeats: int = 0,
+) -> Report:
+    """Return the report of kernels that ran one by one, in a program.
+
+    Args:
+        decided: what was decided, in order; one at least.
+        run: each kernel's decision, and how often it ran.
+        backend: what they ran on.
+        policy: the batch-size policy.
+        repeats: how often each kernel's plans are run now to be timed; 0 for predictions only.
+
+    Raises:
+        StepError: if an algorithm fails.
+        MemoryError: if there is no room for tensors and workspace.
+    """
+    run = list(run)
+    computing = backend if repeats and isinstance(backend, ComputeBackend) else None
+    merged = Decisions(
+        method=decided[0].method,
+        limit_bytes=decided[0].limit_bytes,
+        kernels=tuple(decision for decision, _ in run),
+        benchmark_seconds=sum(each.benchmark_seconds for each in decided),
+        solver_seconds=sum(each.solver_seconds for each in decided),
+        allotment=decided[-1].allotment,
+    )
+    return report_decisions(
+        merged,
+        [
+            replace(execute(decision, computing, repeats) if computing else report_kernel(decision), calls=calls)
+            for decision, calls in run
+        ],
+        network="",
+        policy=policy,
+        backend=backend.name,
+        conditions=backend.conditions(),
     )
 
 

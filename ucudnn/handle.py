@@ -1,7 +1,7 @@
 """Handle: stands in for a cuDNN handle; plans each convolution once, dispatches ever after."""
 
 import logging
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, replace
 from threading import RLock
 from typing import Unpack
@@ -14,12 +14,13 @@ from ucudnn.concurrency import parse_groups
 from ucudnn.decision import Decisions, decide
 from ucudnn.dispatch import Dispatcher, Entry
 from ucudnn.errors import BackendError, InfeasibleError, SettingsError
+from ucudnn.execution import report_run
 from ucudnn.kernel import Kernel
 from ucudnn.layers import Layers
 from ucudnn.measuring import open_benchmark
 from ucudnn.policy import BatchSizePolicy
 from ucudnn.problem import ConvolutionProblem, Operation
-from ucudnn.report import Report, report_decisions, report_kernel
+from ucudnn.report import Report
 from ucudnn.settings import Settings, SolverName
 from ucudnn.tensors import Parameters, ProblemCache
 
@@ -59,10 +60,8 @@ class Handle:
             a sequence of names that run one after another, such as `[["1x1", ["3x3_reduce", "3x3"]]]`. Layers in no
             group run alone. None: any two kernels may run at the same time.
         database: file that keeps measurements for the next process, or 'off' (UCUDNN_DATABASE).
-        benchmark_devices: GPUs that measure together: numbers such as '0,1', 'all', or 'ranks' for those of
-            torch.distributed (UCUDNN_BENCHMARK_DEVICES).
-        slabs: whether a micro-batch that cannot be divided any more may be computed in ranges of its first spatial
-            dimension (UCUDNN_SLABS).
+        benchmark_devices: who measures together: GPUs as '0,1' or 'all', or 'ranks' (UCUDNN_BENCHMARK_DEVICES).
+        slabs: whether what single samples need too much workspace for is computed in ranges of rows (UCUDNN_SLABS).
         effort: how much time goes into one measurement.
         listener: is told of the benchmarks' progress.
 
@@ -175,7 +174,9 @@ class Handle:
             entry.decide(decision)
         if self._divides and self._dispatcher is not None:
             self._dispatcher.divide(self._entries.values())
-        _LOG.info("planned %d kernels in %.2f s", len(missing), decisions.benchmark_seconds)
+        one = decisions.kernels[0]
+        what = f"{one.kernel}: {one.configuration}" if len(missing) == 1 else f"{len(missing)} kernels"
+        _LOG.info("planned %s, in %.2f s", what, decisions.benchmark_seconds)
 
     def convolve(
         self,
@@ -230,6 +231,30 @@ class Handle:
                         raise
                     entry = self._plan((shared, problem))
             dispatcher.launch(entry, bound_x, bound_w, bound_y, alpha, beta)
+
+    def launcher(self, problem: ConvolutionProblem, layer: str = "") -> Callable[[Tensor, Tensor, Tensor], None] | None:
+        """Return what computes a planned problem with alpha = 1 and beta = 0, with little on the way to the backend.
+
+        It takes x, w and y as the backend's `bind` returns them, as aligned as the problem says, and raises what
+        `convolve` does.
+
+        Args:
+            problem: what is computed.
+            layer: name of the layer.
+
+        Returns:
+            The function; None where the problem is not planned, and under WD, where each call says which layer it is.
+        """
+        entry, dispatcher, lock = self._entries.get((layer, problem)), self._dispatcher, self._lock
+        if entry is None or entry.decision is None or dispatcher is None or self._divides:
+            return None
+        launch = dispatcher.launch
+
+        def launch_planned(x: Tensor, w: Tensor, y: Tensor) -> None:
+            with lock:
+                launch(entry, x, w, y, 1.0, 0.0)
+
+        return launch_planned
 
     def forward(
         self,
@@ -323,36 +348,27 @@ class Handle:
         """Bytes of workspace that the handle holds now."""
         return 0 if self._dispatcher is None else self._dispatcher.workspace_bytes
 
-    def release_workspace(self) -> None:
-        """Give the workspace back to the allocator, except what captured CUDA graphs use; the next call takes it again.
+    @property
+    def captured(self) -> bool:
+        """Whether a captured CUDA graph uses its plans, so that it must live as long as the graph."""
+        return self._dispatcher is not None and self._dispatcher.captured
 
-        Each stream on which the handle was used has a workspace, held until it is released or memory runs short.
-        """
+    def release_workspace(self) -> None:
+        """Give back the workspaces, one for each stream, except what captured CUDA graphs use; they are made again."""
         with self._lock:
             if self._dispatcher is not None:
                 self._dispatcher.release()
 
-    def report(self) -> Report:
-        """Return what was decided so far, what it was decided from, and how often each kernel ran."""
+    def report(self, *, repeats: int = 0) -> Report:
+        """Return what was decided so far, what it was decided from, and how often each kernel ran.
+
+        Args:
+            repeats: how often each kernel's plans are run on random operands to be timed; 0 for predictions only.
+        """
         with self._lock:
             decided = self._decided or [decide([], self._benchmark, self.settings)]
-            entries = [(entry, entry.decision) for entry in self._entries.values() if entry.decision is not None]
-            merged = Decisions(
-                method=decided[0].method,
-                limit_bytes=decided[0].limit_bytes,
-                kernels=tuple(decision for _, decision in entries),
-                benchmark_seconds=sum(each.benchmark_seconds for each in decided),
-                solver_seconds=sum(each.solver_seconds for each in decided),
-                allotment=decided[-1].allotment,
-            )
-            return report_decisions(
-                merged,
-                [report_kernel(decision, calls=entry.calls) for entry, decision in entries],
-                network="",
-                policy=self.settings.policy.value,
-                backend=self.backend.name,
-                conditions=self.backend.conditions(),
-            )
+            run = [(entry.decision, entry.calls) for entry in self._entries.values() if entry.decision is not None]
+            return report_run(decided, run, self.backend, self.settings.policy.value, repeats)
 
     def _register(self, key: _Key) -> Entry:
         layer, problem = key

@@ -77,6 +77,15 @@ DevicesOption = Annotated[
 ExhaustiveOption = Annotated[
     bool, typer.Option("--exhaustive", help="Measure also what cannot matter, to see that it does not.")
 ]
+TorchOption = Annotated[
+    bool,
+    typer.Option(
+        "--torch", help="NETWORK is a PyTorch model, module:callable such as torchvision:resnet50; runs it once."
+    ),
+]
+ShapeOption = Annotated[
+    str, typer.Option("--shape", metavar="CxHxW", help="--torch: shape of one sample of the model's input.")
+]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 CsvOption = Annotated[bool, typer.Option("--csv", help="Print CSV, one line for each kernel.")]
 DtypeOption = Annotated[str, typer.Option("--dtype", metavar="TYPE", help="float32, float16, bfloat16 or float64.")]

@@ -1,4 +1,4 @@
-"""Who owns the bytes: one workspace that kernels take in turn (WR), or an arena of segments (WD)."""
+"""Who owns the bytes: a workspace that kernels take in turn or each call its own (WR), or an arena (WD)."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Hashable, Mapping
@@ -12,6 +12,9 @@ Key = TypeVar("Key", bound=Hashable)
 
 class Workspace(ABC, Generic[Key]):
     """Gives each kernel its workspace."""
+
+    keeps = True
+    """Whether a kernel's workspace on a queue stays the same from call to call, until it grows or is released."""
 
     @property
     @abstractmethod
@@ -83,6 +86,46 @@ class SharedWorkspace(Workspace[Key]):
             self._buffers[queue] = self._backend.allocate(size_bytes)
             self._sizes[queue] = size_bytes
         return self._buffers[queue]
+
+
+@final
+class PassingWorkspace(Workspace[Key]):
+    """A buffer for each call, whose end its allocator takes care of: it reuses memory in the order of the queue."""
+
+    keeps = False
+
+    def __init__(self, backend: ComputeBackend) -> None:
+        self._backend = backend
+
+    @property
+    def size_bytes(self) -> int:
+        """Nothing is held between calls."""
+        return 0
+
+    def holds(self, buffer: Buffer) -> bool:
+        """Buffers are held by their calls only."""
+        return False
+
+    def release(self, queue: int) -> bool:
+        """Nothing: there is none."""
+        return False
+
+    def grows(self, queue: int, size_bytes: int) -> bool:
+        """Never: nothing is kept."""
+        return False
+
+    def buffer(self, key: Key, queue: int, size_bytes: int) -> Buffer:
+        """Return a new buffer.
+
+        Raises:
+            MemoryError: if there is not that much left.
+        """
+        return self._backend.allocate(size_bytes)
+
+
+def open_workspace(backend: ComputeBackend) -> Workspace[Key]:
+    """Return what gives the kernels of a backend their workspaces where none is divided among them (WR)."""
+    return PassingWorkspace(backend) if backend.recycles else SharedWorkspace(backend)
 
 
 @final

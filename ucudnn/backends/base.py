@@ -255,6 +255,14 @@ class ComputeBackend(Backend):
         """Return the number of the device that it computes on."""
         return 0
 
+    @property
+    def recycles(self) -> bool:
+        """Whether `allocate` is so cheap that each call may allocate its workspace, and none is held between calls.
+
+        What is freed may then be used again by whatever is queued on the same queue later.
+        """
+        return False
+
     @abstractmethod
     def prepare(self, problem: ConvolutionProblem, algorithm: str) -> PreparedCall:
         """Make an algorithm ready for a problem, so that launching costs as little as can be.

@@ -9,12 +9,15 @@ import torch
 from ucudnn.errors import InvalidProblemError
 from ucudnn.problem import ConvolutionProblem, DataType, Layout, MathMode, Operation
 
-_DTYPES = {
-    torch.float16: DataType.FLOAT16,
-    torch.bfloat16: DataType.BFLOAT16,
-    torch.float32: DataType.FLOAT32,
-    torch.float64: DataType.FLOAT64,
+DTYPES = {
+    DataType.FLOAT16: torch.float16,
+    DataType.BFLOAT16: torch.bfloat16,
+    DataType.FLOAT32: torch.float32,
+    DataType.FLOAT64: torch.float64,
 }
+"""PyTorch's types."""
+
+_KNOWN = {theirs: ours for ours, theirs in DTYPES.items()}
 _FORMATS = {4: torch.channels_last, 5: torch.channels_last_3d}
 
 Sizes = tuple[int, ...]
@@ -64,6 +67,21 @@ def _with(problem: ConvolutionProblem, operation: Operation) -> ConvolutionProbl
     return problem.with_operation(operation)
 
 
+def shapes_of(problem: ConvolutionProblem) -> tuple[Sizes, Sizes, Sizes]:
+    """Return the shapes of x, w and y as PyTorch has them, channels first whatever the layout."""
+    return (
+        (problem.batch, problem.channels, *problem.spatial),
+        (problem.filters, problem.channels // problem.groups, *problem.kernel),
+        (problem.batch, problem.filters, *problem.output),
+    )
+
+
+def format_of(problem: ConvolutionProblem) -> torch.memory_format:
+    """Return the memory format of a problem's tensors."""
+    last = problem.layout.channels_last
+    return _FORMATS[len(problem.spatial) + 2] if last else torch.contiguous_format
+
+
 def memory_format_of(x: torch.Tensor, weight: torch.Tensor) -> torch.memory_format:
     """Return channels last where one of the tensors is, as PyTorch does for cuDNN, else channels first."""
     last = _FORMATS.get(x.dim())
@@ -74,40 +92,8 @@ def memory_format_of(x: torch.Tensor, weight: torch.Tensor) -> torch.memory_form
     return torch.contiguous_format
 
 
-def call_of(
-    x: torch.Tensor,
-    weight: torch.Tensor,
-    stride: list[int],
-    padding: list[int],
-    dilation: list[int],
-    transposed: bool,
-    output_padding: list[int],
-    groups: int,
-    *,
-    math: MathMode,
-    deterministic: bool,
-) -> Call | None:
-    """Return what a convolution asks for, or None where it is none of ours: empty, or of a type that cuDNN has not."""
-    if x.dtype is not weight.dtype:
-        return None
-    return _call(
-        tuple(x.shape),
-        tuple(weight.shape),
-        x.dtype,
-        tuple(stride),
-        tuple(padding),
-        tuple(dilation),
-        transposed,
-        tuple(output_padding),
-        groups,
-        memory_format_of(x, weight),
-        math,
-        deterministic,
-    )
-
-
 @lru_cache(maxsize=1 << 14)
-def _call(
+def call_of(
     x_shape: Sizes,
     w_shape: Sizes,
     dtype: torch.dtype,
@@ -117,13 +103,24 @@ def _call(
     transposed: bool,
     output_padding: Sizes,
     groups: int,
+    *,
     memory_format: torch.memory_format,
     math: MathMode,
     deterministic: bool,
 ) -> Call | None:
-    known = _DTYPES.get(dtype)
+    """Return what a convolution asks for, or None where it is none of ours.
+
+    That is, where it is empty, of a type that cuDNN has not, or of shapes that do not fit, which PyTorch will refuse.
+    """
+    known = _KNOWN.get(dtype)
     dimensions = len(x_shape) - 2
     if known is None or not 1 <= dimensions <= 3 or 0 in x_shape or 0 in w_shape:
+        return None
+    lists = [_expanded(each, dimensions) for each in (stride, padding, dilation, output_padding)]
+    stride, padding, dilation, output_padding = lists
+    # PyTorch's checks come after this place; an address is taken for as much memory as the problem says.
+    fits = len(w_shape) == len(x_shape) and all(len(each) == dimensions for each in lists) and groups > 0
+    if not fits or x_shape[1] != (w_shape[0] if transposed else w_shape[1] * groups):
         return None
     last = memory_format is not torch.contiguous_format
     layout = next(each for each in Layout if each.dimensions == dimensions and each.channels_last is last)
@@ -152,9 +149,14 @@ def _call(
             deterministic=deterministic,
         )
     except InvalidProblemError:
-        return None  # PyTorch says what is wrong with it
+        return None
     y_shape = (x_shape[0], filters, *problem.output)
     if transposed and y_shape != x_shape:
         return None
     out_shape = (x_shape[0], channels, *spatial) if transposed else y_shape
     return Call(problem=problem, transposed=transposed, out_shape=out_shape, memory_format=memory_format)
+
+
+def _expanded(values: Sizes, dimensions: int) -> Sizes:
+    """Return one value as one for each dimension, as PyTorch understands it."""
+    return values * dimensions if len(values) == 1 else values

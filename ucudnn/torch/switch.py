@@ -1,28 +1,32 @@
-"""The switch: which calls go through which handle, and what becomes of the rest."""
+"""The switch: takes PyTorch's convolutions to handles, one for each device, and leaves the rest to PyTorch."""
 
-import logging
-from collections import Counter
 from collections.abc import Callable
-from contextlib import contextmanager
-from threading import RLock, local
+from contextlib import nullcontext
+from functools import partial
+from threading import RLock
 from typing import Any, final
 
 import torch
 
-from ucudnn.errors import UcudnnError
 from ucudnn.handle import Handle
 from ucudnn.problem import ConvolutionProblem, MathMode
 from ucudnn.report import Report
-from ucudnn.torch.problems import Call, call_of
+from ucudnn.torch.lanes import Lane, Left
+from ucudnn.torch.names import Names
+from ucudnn.torch.routes import Route, backward_route, forward_route
+from ucudnn.torch.stock import Gradients, Stock
 
-_LOG = logging.getLogger(__name__)
-_MOST_NAMES = 1 << 14
+_MOST_ROUTES = 1 << 14
 
-Gradients = tuple[torch.Tensor | None, torch.Tensor | None, torch.Tensor | None]
-"""Of input, weight and bias."""
+# Read for each gradient; what is in torch.backends takes three times as long to say the same.
+_deterministic: Callable[[], bool] = torch._C._get_cudnn_deterministic
+_all_deterministic: Callable[[], bool] = torch._C._get_deterministic_algorithms
+_enabled: Callable[[], bool] = torch._C._get_cudnn_enabled
+# Where both are set, this one counts, and torch.backends.cudnn.allow_tf32 cannot be read.
+_precision: Callable[[str, str], str] = torch._C._get_fp32_precision_getter
 
-OpenHandle = Callable[[torch.device], Handle]
-"""Opens the handle of a device."""
+OpenHandle = Callable[[int], Handle]
+"""Opens the handle of a GPU by its number, while that is the current one; of the CPU by -1."""
 
 
 @final
@@ -32,45 +36,43 @@ class Switch:
     Args:
         open_handle: opens the handle of a device.
         device_type: 'cuda' or 'cpu'.
+        stock: PyTorch's own kernels, for what is left to them.
 
     Attributes:
-        calls: how many convolutions went through a handle: forward ones, and gradients one by one.
-        left: how many were left to PyTorch, by reason.
+        device_type: the same.
+        stock: the same.
+        names: of layers.
+        left: what was left to PyTorch.
     """
 
-    def __init__(self, open_handle: OpenHandle, device_type: str) -> None:
+    def __init__(self, open_handle: OpenHandle, device_type: str, stock: Stock) -> None:
         self.device_type = device_type
-        self.calls = 0
-        self.left: Counter[str] = Counter()
+        self.stock = stock
+        self.names = Names()
+        self.left = Left()
         self._open_handle = open_handle
-        self._handles: dict[torch.device, Handle] = {}
+        self._handles: dict[int, Handle] = {}
         self._lock = RLock()
-        self._names: dict[int, str] = {}
-        self._current = local()
+        self._routes: dict[tuple[Any, ...], Route] = {}
+        self._lanes: dict[tuple[ConvolutionProblem, str, int], Lane] = {}
 
-    @contextmanager
-    def named(self, name: str) -> Any:
-        """Name the convolutions that this thread calls within."""
-        before = getattr(self._current, "name", "")
-        self._current.name = name
-        try:
-            yield
-        finally:
-            self._current.name = before
-
-    @property
-    def inside(self) -> bool:
-        """Whether this thread is within a layer that has a name."""
-        return bool(getattr(self._current, "name", ""))
-
-    def knows(self, weight: torch.Tensor) -> bool:
-        """Whether a layer with this weight was called under a name."""
-        return weight.data_ptr() in self._names
-
-    def reports(self) -> dict[torch.device, Report]:
-        """Return the report of each device's handle."""
+    def handles(self) -> dict[torch.device, Handle]:
+        """Return the handles that were opened so far."""
         with self._lock:
-            return {device: handle.report() for device, handle in self._handles.items()}
+            handles = dict(self._handles)
+        return {torch.device("cpu") if at < 0 else torch.device("cuda", at): each for at, each in handles.items()}
+
+    def reports(self, *, repeats: int = 0) -> dict[torch.device, Report]:
+        """Return the report of each device's handle, see `Handle.report`."""
+        found = {}
+        for device, handle in self.handles().items():
+            with torch.cuda.device(device) if device.type == "cuda" else nullcontext():
+                found[device] = handle.report(repeats=repeats)
+        return found
+
+    def problems(self) -> list[ConvolutionProblem]:
+        """Return what was asked for so far."""
+        return [problem for problem, _, _ in list(self._lanes)]
 
     def forward(
         self,
@@ -83,26 +85,62 @@ class Switch:
         transposed: bool,
         output_padding: list[int],
         groups: int,
-    ) -> torch.Tensor | None:
-        """Return what aten::convolution returns, or None where it is left to PyTorch."""
-        call = self._call(x, weight, stride, padding, dilation, transposed, output_padding, groups)
-        if call is None:
-            return None
-        name = self._name(weight)
-        memory_format = call.memory_format
-        x = x.contiguous(memory_format=memory_format)
-        weight = weight.contiguous(memory_format=memory_format)
-        out = torch.empty(call.out_shape, dtype=x.dtype, device=x.device, memory_format=memory_format)
-        given, result = (out, x) if call.transposed else (x, out)
-        if not self._convolve(call.forward, given, weight, result, name):
-            return None
-        return out if bias is None else out.add_(bias.view(1, -1, *(1,) * (out.dim() - 2)))
+        benchmark: bool,
+        deterministic: bool,
+        enabled: bool,
+        allow_tf32: bool,
+    ) -> torch.Tensor:
+        """Return what aten::_convolution returns; all in one piece, for each call more costs time."""
+        name = self.names.of(weight) if self.names.any else ""
+        geometry = (tuple(stride), tuple(padding), tuple(dilation), transposed, tuple(output_padding), groups)
+        ordinal = x.get_device()
+        # Whatever a route depends on. Strides say in which memory format a tensor is.
+        key = (
+            x.shape,
+            x.stride(),
+            x.dtype,
+            ordinal,
+            weight.shape,
+            weight.stride(),
+            weight.dtype,
+            weight.get_device(),
+            None if bias is None else (bias.shape, bias.dtype, bias.get_device()),
+            geometry,
+            deterministic,
+            enabled,
+            allow_tf32,
+            name,
+        )
+        route = self._routes.get(key)
+        if route is None:
+            math = MathMode.TF32 if allow_tf32 else MathMode.FMA
+            lane_of = partial(self._lane, name, ordinal)
+            route = forward_route(
+                x, weight, bias, geometry, lane_of, math=math, deterministic=deterministic, enabled=enabled
+            )
+            self._keep(key, route)
+        lane = route.output
+        if lane is not None:
+            near, filters = x, weight
+            if route.format is not None:
+                near, filters = x.contiguous(memory_format=route.format), weight.contiguous(memory_format=route.format)
+            out = lane.new()
+            if lane.run(out, filters, near) if transposed else lane.run(near, filters, out):
+                return out if bias is None else out.add_(bias.view(route.bias_shape))
+            del out, near, filters  # memory may be what is missing
+        else:
+            self.left.add(route.reason)
+        return self.stock.forward(
+            x, weight, bias, stride, padding, dilation, transposed, output_padding, groups,
+            benchmark, deterministic, enabled, allow_tf32,
+        )  # fmt: skip
 
     def backward(
         self,
         grad: torch.Tensor,
         x: torch.Tensor,
         weight: torch.Tensor,
+        bias_sizes: list[int] | None,
         stride: list[int],
         padding: list[int],
         dilation: list[int],
@@ -110,88 +148,100 @@ class Switch:
         output_padding: list[int],
         groups: int,
         output_mask: list[bool],
-    ) -> Gradients | None:
-        """Return what aten::convolution_backward returns, or None where it is left to PyTorch."""
-        call = self._call(x, weight, stride, padding, dilation, transposed, output_padding, groups)
-        if call is None:
-            return None
-        if tuple(grad.shape) != call.out_shape or grad.dtype is not x.dtype:
-            self.left["the gradient is of another shape or type"] += 1
-            return None
-        name = self._name(weight)
-        memory_format = call.memory_format
-        grad = grad.contiguous(memory_format=memory_format)
-        grad_x = grad_weight = grad_bias = None
-        if output_mask[0]:
-            near = weight.contiguous(memory_format=memory_format)
-            grad_x = torch.empty(x.shape, dtype=x.dtype, device=x.device, memory_format=memory_format)
-            given, result = (grad, grad_x) if call.transposed else (grad_x, grad)
-            if not self._convolve(call.backward_input, given, near, result, name):
-                return None
-        if output_mask[1]:
-            near = x.contiguous(memory_format=memory_format)
-            grad_weight = torch.empty(weight.shape, dtype=x.dtype, device=x.device, memory_format=memory_format)
-            given, result = (grad, near) if call.transposed else (near, grad)
-            if not self._convolve(call.backward_weight, given, grad_weight, result, name):
-                return None
-        if output_mask[2]:
-            grad_bias = grad.sum(dim=[0, *range(2, grad.dim())])
-        return grad_x, grad_weight, grad_bias
+    ) -> Gradients:
+        """Return what aten::convolution_backward returns."""
+        name = self.names.of(weight) if self.names.any else ""
+        geometry = (tuple(stride), tuple(padding), tuple(dilation), transposed, tuple(output_padding), groups)
+        ordinal = x.get_device()
+        deterministic = _deterministic() or _all_deterministic()
+        enabled = _enabled()
+        precision = _precision("cuda", "conv")
+        key = (
+            grad.shape,
+            grad.stride(),
+            grad.dtype,
+            grad.get_device(),
+            x.shape,
+            x.stride(),
+            x.dtype,
+            ordinal,
+            weight.shape,
+            weight.stride(),
+            weight.dtype,
+            weight.get_device(),
+            geometry,
+            tuple(output_mask),
+            deterministic,
+            enabled,
+            precision,
+            name,
+        )
+        route = self._routes.get(key)
+        if route is None:
+            math = MathMode.TF32 if precision == "tf32" else MathMode.FMA
+            lane_of = partial(self._lane, name, ordinal)
+            route = backward_route(
+                grad, x, weight, geometry, output_mask, lane_of,
+                math=math, deterministic=deterministic, enabled=enabled,
+            )  # fmt: skip
+            self._keep(key, route)
+        if route.reason:
+            self.left.add(route.reason)
+        else:
+            found = _gradients(route, grad, x, weight, transposed, output_mask[2])
+            if found is not None:
+                return found
+        return self.stock.backward(
+            grad, x, weight, bias_sizes, stride, padding, dilation, transposed, output_padding, groups, output_mask
+        )
 
-    def _call(self, x: torch.Tensor, weight: torch.Tensor, *parameters: Any) -> Call | None:
-        cudnn = torch.backends.cudnn
-        if not cudnn.enabled and self.device_type == "cuda":
-            self.left["torch.backends.cudnn.enabled is False"] += 1
-            return None
-        deterministic = cudnn.deterministic or torch.are_deterministic_algorithms_enabled()
-        math = MathMode.TF32 if cudnn.allow_tf32 else MathMode.FMA
-        call = call_of(x, weight, *parameters, math=math, deterministic=deterministic)
-        if call is None:
-            self.left[f"{str(x.dtype).removeprefix('torch.')} of {x.dim() - 2} dimensions is not computed here"] += 1
-        return call
+    def _keep(self, key: tuple[Any, ...], route: Route) -> None:
+        if len(self._routes) >= _MOST_ROUTES:
+            self._routes.clear()
+        self._routes[key] = route
 
-    def _name(self, weight: torch.Tensor) -> str:
-        """Return the layer's name: autograd calls with the weight that the layer was called with, but with no name."""
-        name: str = getattr(self._current, "name", "")
-        address = weight.data_ptr()
-        if not name:
-            return self._names.get(address, "")
-        if len(self._names) >= _MOST_NAMES and address not in self._names:
-            self._names.clear()  # casts of autocast lie somewhere else in each step
-        self._names[address] = name
-        return name
+    def _lane(self, name: str, ordinal: int, problem: ConvolutionProblem) -> Lane:
+        key = problem, name, ordinal
+        lane = self._lanes.get(key)
+        if lane is None:
+            lane = Lane(problem, name, ordinal, partial(self._handle, ordinal), self.left)
+            lane = self._lanes.setdefault(key, lane)
+        return lane
 
-    def _convolve(
-        self, problem: ConvolutionProblem, x: torch.Tensor, weight: torch.Tensor, y: torch.Tensor, name: str
-    ) -> bool:
-        try:
-            handle = self._handle(x.device)
-            handle.convolve(problem, *(_bound(each, problem) for each in (x, weight, y)), layer=name)
-        except (UcudnnError, MemoryError) as error:
-            reason = f"{type(error).__name__}: {error}"
-            if not self.left[reason]:
-                _LOG.warning("left to PyTorch: %s", reason)
-            self.left[reason] += 1
-            return False
-        self.calls += 1
-        return True
-
-    def _handle(self, device: torch.device) -> Handle:
-        handle = self._handles.get(device)
+    def _handle(self, ordinal: int) -> Handle:
+        handle = self._handles.get(ordinal)
         if handle is None:
             with self._lock:
-                handle = self._handles.get(device) or self._open_handle(device)
-                self._handles[device] = handle
+                handle = self._handles.get(ordinal) or self._open_handle(ordinal)
+                self._handles[ordinal] = handle
         return handle
 
 
-def _bound(tensor: torch.Tensor, problem: ConvolutionProblem) -> Any:
-    """Return a tensor as a handle takes it: its address, or an array in the problem's layout."""
-    if tensor.is_cuda:
-        return tensor.data_ptr()
-    tensor = tensor.detach()
-    if tensor.dtype is torch.bfloat16:
-        tensor = tensor.view(torch.int16)  # NumPy has no such type; backends go by the problem's
-    if problem.layout.channels_last:
-        tensor = tensor.movedim(1, -1)
-    return tensor.numpy()
+def _gradients(
+    route: Route,
+    grad: torch.Tensor,
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    transposed: bool,
+    wants_bias: bool,
+) -> Gradients | None:
+    """Return what a route computes, or None where it fails."""
+    form = route.format
+    if form is not None:
+        grad = grad.contiguous(memory_format=form)
+    grad_x = grad_weight = grad_bias = None
+    lane = route.input_gradient
+    if lane is not None:
+        near = weight if form is None else weight.contiguous(memory_format=form)
+        grad_x = lane.new()
+        if not (lane.run(grad, near, grad_x) if transposed else lane.run(grad_x, near, grad)):
+            return None
+    lane = route.weight_gradient
+    if lane is not None:
+        near = x if form is None else x.contiguous(memory_format=form)
+        grad_weight = lane.new()
+        if not (lane.run(grad, grad_weight, near) if transposed else lane.run(near, grad_weight, grad)):
+            return None
+    if wants_bias:
+        grad_bias = grad.sum(dim=[0, *range(2, grad.dim())])
+    return grad_x, grad_weight, grad_bias

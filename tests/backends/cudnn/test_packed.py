@@ -12,7 +12,7 @@ from tests.reference import WRITTEN
 from tests.test_slabs import divided
 from ucudnn.backends.base import Algorithm
 from ucudnn.backends.cpu.backend import CpuBackend
-from ucudnn.backends.cudnn.device import DeviceBuffer
+from ucudnn.backends.cudnn.gpu import DeviceBuffer
 from ucudnn.backends.cudnn.packed import PackedCall, base_of, dense, has_gaps, packed_algorithm, packed_name
 from ucudnn.slabs import piece_of, slabs_of
 

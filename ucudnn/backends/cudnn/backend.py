@@ -13,7 +13,8 @@ from ucudnn.backends.base import Algorithm, Bench, ComputeBackend
 from ucudnn.backends.candidates import Candidates
 from ucudnn.backends.cudnn.background import Background
 from ucudnn.backends.cudnn.bench import CudnnBench, random_operands
-from ucudnn.backends.cudnn.device import Device, DeviceBuffer, address_of
+from ucudnn.backends.cudnn.device import Device, address_of
+from ucudnn.backends.cudnn.gpu import DeviceBuffer, Gpu
 from ucudnn.backends.cudnn.graph import OperationGraph, graph_algorithms, is_engine, listing_beta
 from ucudnn.backends.cudnn.graph_call import GraphCall
 from ucudnn.backends.cudnn.legacy import LegacyCall, legacy_algorithms
@@ -39,14 +40,16 @@ Scalings = Iterable[tuple[float, float]]
 class CudnnBackend(ComputeBackend):
     """cuDNN on a GPU.
 
-    Calls are queued on CuPy's current stream, or on the one that `set_stream` names. Tensors are CuPy arrays,
-    device addresses as ints, or anything with `data_ptr` or `__cuda_array_interface__`.
+    Calls are queued on CuPy's current stream, or on the one that `set_stream` names, and memory comes from CuPy's
+    allocator; a `Gpu` of another library has its own. Tensors are CuPy arrays, device addresses as ints, or anything
+    with `data_ptr` or `__cuda_array_interface__`.
 
     Args:
         candidates: which of cuDNN's algorithms to offer. GRAPH, the default, falls back on legacy ones for a problem
             that no engine of the graph API computes.
         library_path: libcudnn to load; None looks for it.
-        device: number of the GPU; None for the one that is CuPy's current one now.
+        device: number of the GPU, None for the one that is CuPy's current one now; or a GPU of another library, which
+            is the thread's current one.
 
     Attributes:
         cudnn_handle: address of the cudnnHandle_t, for functions of cuDNN outside this backend.
@@ -58,10 +61,14 @@ class CudnnBackend(ComputeBackend):
     """
 
     def __init__(
-        self, *, candidates: Candidates = Candidates.GRAPH, library_path: str | None = None, device: int | None = None
+        self,
+        *,
+        candidates: Candidates = Candidates.GRAPH,
+        library_path: str | None = None,
+        device: int | Gpu | None = None,
     ) -> None:
         self._candidates = candidates
-        self._device = Device(device)
+        self._device: Gpu = device if isinstance(device, Gpu) else Device(device)
         self.library = Library(library_path)
         self.cudnn_handle: int = self.library.call("cudnnCreate")
         self._close = finalize(self, _destroy, self.library, self.cudnn_handle)
@@ -97,6 +104,11 @@ class CudnnBackend(ComputeBackend):
     def device(self) -> int:
         """Return the number of its GPU."""
         return self._device.ordinal
+
+    @property
+    def recycles(self) -> bool:
+        """Whether a workspace is allocated for each call, as PyTorch's convolutions do."""
+        return self._device.recycles
 
     def algorithms(self, problem: ConvolutionProblem) -> tuple[Algorithm, ...]:
         """Return the candidates that can compute a problem, with their workspaces; nothing is built for it.
@@ -183,7 +195,7 @@ class CudnnBackend(ComputeBackend):
         return self._prepare(problem, algorithm, ((1.0, 0.0), (1.0, 1.0)) if accumulates else ((1.0, 0.0),))
 
     def allocate(self, size_bytes: int) -> DeviceBuffer:
-        """Return a workspace from CuPy's current allocator.
+        """Return a workspace from CuPy's current allocator, or from the other library's.
 
         Raises:
             MemoryError: if the GPU has not that much left.

@@ -10,9 +10,9 @@ from typing import final
 
 from ucudnn.backends.base import Algorithm
 from ucudnn.backends.cudnn.descriptor import Descriptor
-from ucudnn.backends.cudnn.device import Device
+from ucudnn.backends.cudnn.gpu import Gpu
 from ucudnn.backends.cudnn.graph import OperationGraph, graph_algorithms, listing_beta
-from ucudnn.backends.cudnn.library import Library
+from ucudnn.backends.cudnn.library import RELAXED, Library, exchange_capture_mode
 from ucudnn.problem import MOST_ALIGNMENT, ConvolutionProblem
 
 _MOST_THREADS = 8
@@ -30,7 +30,7 @@ class Background:
         device: the GPU.
     """
 
-    def __init__(self, library: Library, device: Device) -> None:
+    def __init__(self, library: Library, device: Gpu) -> None:
         self._library = library
         self._device = device
         self._local = local()
@@ -93,7 +93,10 @@ class Background:
     def _pool(self) -> ThreadPoolExecutor:
         if self._threads is None:
             count = min(_MOST_THREADS, os.cpu_count() or 1)
-            self._threads = ThreadPoolExecutor(count, thread_name_prefix="ucudnn")
+            # Relaxed: what is still compiling when the program captures a CUDA graph must not end that capture.
+            self._threads = ThreadPoolExecutor(
+                count, thread_name_prefix="ucudnn", initializer=exchange_capture_mode, initargs=(RELAXED,)
+            )
         return self._threads
 
     def _handle(self) -> int:

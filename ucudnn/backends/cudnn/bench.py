@@ -1,6 +1,7 @@
 """Measures algorithms on the GPU, on random operands of one mini-batch, as they will run: warm, stepping through it."""
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import partial
 from itertools import cycle
 from math import ceil, inf
@@ -9,7 +10,7 @@ from typing import TypeVar, final
 
 from ucudnn.backends.base import Algorithm, Bench, Effort, Measurement, MeasurementStatus, pieces_of
 from ucudnn.backends.cudnn.check import OutputCheck
-from ucudnn.backends.cudnn.device import Device, DeviceBuffer
+from ucudnn.backends.cudnn.gpu import DeviceBuffer, Gpu
 from ucudnn.backends.cudnn.graph import listing_beta
 from ucudnn.backends.cudnn.graph_call import GraphCall
 from ucudnn.backends.cudnn.legacy import LegacyCall
@@ -56,7 +57,7 @@ class CudnnBench(Bench):
     def __init__(
         self,
         problem: ConvolutionProblem,
-        device: Device,
+        device: Gpu,
         allocate: Callable[[int], DeviceBuffer],
         prepare: Callable[[ConvolutionProblem, Algorithm], GraphCall | LegacyCall | PackedCall],
         library: Library,
@@ -209,15 +210,14 @@ class CudnnBench(Bench):
                 samples //= 2
 
     def _with_room(self, allocate: Callable[[], _T]) -> _T:
-        try:
+        with suppress(MemoryError):  # past it, nothing holds on to what there was room for
             return allocate()
-        except MemoryError:
-            self._device.release()
-            return allocate()
+        self._device.release()
+        return allocate()
 
 
 def random_operands(
-    problem: ConvolutionProblem, device: Device, allocate: Callable[[int], DeviceBuffer]
+    problem: ConvolutionProblem, device: Gpu, allocate: Callable[[int], DeviceBuffer]
 ) -> tuple[DeviceBuffer, DeviceBuffer, DeviceBuffer]:
     """Return x, w and y with random numbers in [-0.5, 0.5), the same in every run.
 

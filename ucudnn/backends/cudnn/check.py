@@ -13,7 +13,7 @@ from typing import Any, final
 import numpy as np
 
 from ucudnn.backends.base import PreparedCall
-from ucudnn.backends.cudnn.device import Device, DeviceBuffer
+from ucudnn.backends.cudnn.gpu import DeviceBuffer, Gpu
 from ucudnn.backends.cudnn.legacy import LegacyCall
 from ucudnn.backends.cudnn.library import Library
 from ucudnn.errors import BackendError, UnsupportedProblemError
@@ -73,7 +73,7 @@ class OutputCheck:
         problem: ConvolutionProblem,
         library: Library,
         handle: int,
-        device: Device,
+        device: Gpu,
         operands: tuple[DeviceBuffer, DeviceBuffer, DeviceBuffer],
         workspace: Callable[[int], DeviceBuffer],
     ) -> None:

@@ -1,21 +1,26 @@
-"""The GPU through CuPy: memory, streams, events and properties. The only module that imports CuPy."""
+"""The GPU through CuPy. The only module that imports CuPy."""
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from functools import cache
-from pathlib import Path
 from threading import get_ident
 from typing import Any, final
 
 import numpy as np
 
-from ucudnn.backends.cudnn.library import exchange_capture_mode
+from ucudnn.backends.cudnn.gpu import (
+    RANDOM_BLOCK,
+    DeviceBuffer,
+    Gpu,
+    as_float,
+    cuda_version,
+    driver_version,
+    random_block,
+)
+from ucudnn.backends.cudnn.library import RELAXED, exchange_capture_mode
 from ucudnn.errors import BackendError, BackendUnavailableError, InvalidProblemError, UcudnnError
 from ucudnn.problem import DataType
 
-_RELAXED = 2  # cudaStreamCaptureModeRelaxed
 _PER_THREAD = 2  # cudaStreamPerThread: one address, a stream of its own in each thread
-_BLOCK = 1 << 20  # random elements that are drawn; larger tensors repeat them
 
 
 def cupy_module() -> Any:
@@ -37,27 +42,6 @@ def current_stream() -> int:
     """Return the address of this thread's current stream in CuPy; 0 is the null stream."""
     address: int = cupy_module().cuda.get_current_stream().ptr
     return address
-
-
-@final
-class DeviceBuffer:
-    """Bytes on a GPU, or a part of them.
-
-    Attributes:
-        address: of the first byte; 0 where there are none.
-        size_bytes: how many.
-    """
-
-    __slots__ = ("_owner", "address", "size_bytes")
-
-    def __init__(self, address: int, size_bytes: int, owner: object = None) -> None:
-        self.address = address
-        self.size_bytes = size_bytes
-        self._owner = owner
-
-    def part(self, offset_bytes: int, size_bytes: int) -> "DeviceBuffer":
-        """Return a part, which keeps the whole alive."""
-        return DeviceBuffer(self.address + offset_bytes, size_bytes, self)
 
 
 def address_of(tensor: Any) -> int:
@@ -83,7 +67,7 @@ def address_of(tensor: Any) -> int:
 
 
 @final
-class Device:
+class Device(Gpu):
     """A GPU; it becomes the calling thread's current one.
 
     Args:
@@ -98,6 +82,8 @@ class Device:
     Raises:
         BackendUnavailableError: if CuPy or a GPU is missing.
     """
+
+    recycles = False  # CuPy's pool may be any, and its users expect a workspace that stays
 
     def __init__(self, ordinal: int | None = None) -> None:
         self._cupy = cupy_module()
@@ -127,15 +113,15 @@ class Device:
         return {
             "device": self.name,
             "capability": self.capability,
-            "driver": _driver_version(),
-            "cuda": _cuda_version(self._cupy.cuda.runtime.runtimeGetVersion()),
+            "driver": driver_version(),
+            "cuda": cuda_version(self._cupy.cuda.runtime.runtimeGetVersion()),
         }
 
     def conditions(self) -> Mapping[str, str]:
         """Return the same, and the CUDA version that the driver knows and CuPy's version."""
         return {
             **self.machine(),
-            "cuda driver": _cuda_version(self._cupy.cuda.runtime.driverGetVersion()),
+            "cuda driver": cuda_version(self._cupy.cuda.runtime.driverGetVersion()),
             "cupy": str(self._cupy.__version__),
         }
 
@@ -192,7 +178,7 @@ class Device:
         with self._stream():  # the allocator may give what was freed there, in the order of that stream
             if not self.capturing(self.stream()):
                 return self._buffer(self._cupy.cuda.alloc, size_bytes)
-            mode = exchange_capture_mode(_RELAXED)  # else a capture fails where the allocator asks CUDA for more
+            mode = exchange_capture_mode(RELAXED)  # else a capture fails where the allocator asks CUDA for more
             try:
                 return self._buffer(self._cupy.cuda.alloc, size_bytes)
             finally:
@@ -218,7 +204,7 @@ class Device:
     def fill(self, buffer: DeviceBuffer, dtype: DataType, seed: int) -> None:
         """Fill memory with random numbers in [-0.5, 0.5), from the host, so that no compiler is needed."""
         count = buffer.size_bytes // dtype.itemsize
-        block = _random_block(dtype, seed)[: min(count, _BLOCK)]
+        block = random_block(dtype, seed)[: min(count, RANDOM_BLOCK)]
         runtime, stream = self._cupy.cuda.runtime, self.stream()
         runtime.memcpyAsync(buffer.address, block.ctypes.data, block.nbytes, runtime.memcpyHostToDevice, stream)
         done = block.nbytes
@@ -243,7 +229,7 @@ class Device:
         host = np.empty(size_bytes, np.uint8)
         runtime.memcpyAsync(host.ctypes.data, address, size_bytes, runtime.memcpyDeviceToHost, self.stream())
         self._stream().synchronize()
-        return _as_float(host, dtype).astype(np.float64)
+        return as_float(host, dtype)
 
     def mark(self) -> Any:
         """Return an event after all that the current stream holds so far.
@@ -290,32 +276,3 @@ class _ForeignStream:
 
     def __cuda_stream__(self) -> tuple[int, int]:
         return 0, self._address
-
-
-@cache
-def _random_block(dtype: DataType, seed: int) -> "np.ndarray[Any, Any]":
-    """Return random numbers in [-0.5, 0.5) as they lie in memory; bfloat16, which NumPy lacks, as its bits."""
-    block = np.random.default_rng(seed).random(_BLOCK, dtype=np.float32) - np.float32(0.5)
-    if dtype is DataType.BFLOAT16:
-        return (block.view(np.uint32) >> 16).astype(np.uint16)
-    return block.astype(dtype.value)
-
-
-def _as_float(memory: "np.ndarray[Any, Any]", dtype: DataType) -> "np.ndarray[Any, Any]":
-    if dtype is DataType.BFLOAT16:
-        return (memory.view(np.uint16).astype(np.uint32) << 16).view(np.float32)
-    return memory.view(dtype.value)
-
-
-def _cuda_version(number: int) -> str:
-    return f"{number // 1000}.{number % 1000 // 10}"
-
-
-def _driver_version() -> str:
-    """Return the version of the kernel driver where Linux tells it."""
-    try:
-        text = Path("/proc/driver/nvidia/version").read_text(encoding="utf-8")
-    except OSError:
-        return "unknown"
-    words = text.split("\n", 1)[0].split()
-    return next((word for word in words if word[0].isdigit() and "." in word), "unknown")

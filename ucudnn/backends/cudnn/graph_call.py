@@ -6,7 +6,7 @@ from typing import final
 from ucudnn.backends.base import PreparedCall
 from ucudnn.backends.cudnn.codes import Attribute, Kind, Type
 from ucudnn.backends.cudnn.descriptor import Descriptor
-from ucudnn.backends.cudnn.device import DeviceBuffer
+from ucudnn.backends.cudnn.gpu import DeviceBuffer
 from ucudnn.backends.cudnn.graph import OperationGraph, W, X, Y, round_up
 from ucudnn.backends.cudnn.library import Library
 from ucudnn.errors import UnsupportedProblemError

@@ -7,7 +7,7 @@ from typing import final
 
 from ucudnn.backends.base import Algorithm, PreparedCall
 from ucudnn.backends.cudnn.codes import CROSS_CORRELATION, DATA_TYPES
-from ucudnn.backends.cudnn.device import DeviceBuffer
+from ucudnn.backends.cudnn.gpu import DeviceBuffer
 from ucudnn.backends.cudnn.graph import round_up
 from ucudnn.backends.cudnn.library import HostScalar, Library
 from ucudnn.backends.cudnn.shapes import shapes_of

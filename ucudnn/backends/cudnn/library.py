@@ -14,6 +14,7 @@ from ucudnn.backends.cudnn.declarations import DECLARATIONS
 from ucudnn.errors import BackendUnavailableError, CudnnError
 
 LIBRARY_NAME = "libcudnn.so.9"
+RELAXED = 2  # cudaStreamCaptureModeRelaxed
 OLDEST_VERSION = 90200  # the first to tell an engine configuration's workspace before its plan is built
 
 _TYPES: dict[str, Any] = {

@@ -9,7 +9,7 @@ from math import prod
 from typing import final
 
 from ucudnn.backends.base import Algorithm, PreparedCall
-from ucudnn.backends.cudnn.device import DeviceBuffer
+from ucudnn.backends.cudnn.gpu import DeviceBuffer
 from ucudnn.backends.cudnn.graph import round_up
 from ucudnn.problem import MOST_ALIGNMENT, ConvolutionProblem, Operation
 from ucudnn.slabs import Rows, row_bytes

@@ -1,0 +1,150 @@
+"""PyTorch's own convolution tests, with ucudnn off and on: every difference is listed.
+
+    python bench/torch_conformance.py test_convolution.py                 # PyTorch's test/nn/test_convolution.py
+    python bench/torch_conformance.py test_convolution.py --workers 8     # with pytest-xdist
+    python bench/torch_conformance.py test_convolution.py -k Conv2d --backend cpu
+
+The file must be that of the installed release; it is not part of its wheel. `expecttest`, which it imports and does not
+use, is stood in for by unittest where it is not installed. Tests that need a network fail either way. Benchmarks are
+short: what counts is what is computed, not how fast. Each run is a process of its own; with `--policy all`, many small
+convolutions are divided.
+"""
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import unittest
+import xml.etree.ElementTree as ElementTree
+from collections import Counter
+from importlib.util import find_spec
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from types import ModuleType
+from typing import Any
+
+PLUGIN = "UCUDNN_CONFORMANCE"
+"""Says what the plugin, this file in pytest's process, turns on, and where it writes what went through handles."""
+
+_enabled: Any = None
+
+
+def stand_in_for_expecttest() -> None:
+    """Let PyTorch's helpers for tests be imported without a package that convolutions' tests do not use."""
+    if find_spec("expecttest") is None:
+        stand_in = ModuleType("expecttest")
+        stand_in.TestCase = unittest.TestCase  # type: ignore[attr-defined]
+        sys.modules["expecttest"] = stand_in
+
+
+def pytest_configure(config: Any) -> None:
+    """Turn ucudnn on in a process of pytest, if that is wanted."""
+    stand_in_for_expecttest()
+    wanted = json.loads(os.environ.get(PLUGIN, "{}"))
+    if wanted:
+        global _enabled
+        import ucudnn.torch
+        from ucudnn import Effort
+
+        _enabled = ucudnn.torch.enable(effort=Effort(warmup=0, repeats=1, time_limit_ms=2), **wanted["options"])
+
+
+def pytest_unconfigure(config: Any) -> None:
+    """Write what went through handles."""
+    if _enabled is not None:
+        summary = _enabled.report()
+        folder = Path(json.loads(os.environ[PLUGIN])["folder"])
+        counts = {"calls": summary.calls, "planned": len(summary.layers), "left": summary.left}
+        (folder / f"{os.getpid()}.json").write_text(json.dumps(counts))
+
+
+def run(arguments: argparse.Namespace, folder: Path, *, on: bool) -> dict[str, str]:
+    """Return the outcome of each test."""
+    report = folder / ("on.xml" if on else "off.xml")
+    command = [sys.executable, "-m", "pytest", "-p", "torch_conformance", "-q", "--no-header", "-c", os.devnull]
+    command += [
+        f"--junitxml={report}",
+        "--rootdir",
+        str(arguments.tests.resolve().parent),
+        str(arguments.tests.resolve()),
+    ]
+    if arguments.workers:
+        command += ["-n", str(arguments.workers)]
+    if arguments.keyword:
+        command += ["-k", arguments.keyword]
+    environment = {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join([str(Path(__file__).resolve().parent), os.environ.get("PYTHONPATH", "")]),
+    }
+    if on:
+        options = {"backend": arguments.backend, "workspace_limit": arguments.limit, "policy": arguments.policy}
+        environment[PLUGIN] = json.dumps({"options": options, "folder": str(folder)})
+    done = subprocess.run(command, env=environment, cwd=folder, check=False, capture_output=True, text=True)
+    print(
+        f"ucudnn {'on' if on else 'off'}: {done.stdout.strip().splitlines()[-1] if done.stdout.strip() else ''}",
+        flush=True,
+    )
+    if not report.exists() or done.returncode not in (0, 1):  # 1: some tests failed
+        raise SystemExit(f"error: pytest ended with {done.returncode}:\n{done.stdout[-2000:]}{done.stderr[-2000:]}")
+    outcomes = {}
+    for case in ElementTree.parse(report).iter("testcase"):
+        problem = next((child for child in case if child.tag in ("failure", "error", "skipped")), None)
+        text = "passed" if problem is None else f"{problem.tag}: {(problem.get('message') or '')[:300]}"
+        outcomes[f"{case.get('classname')}.{case.get('name')}"] = text
+    return outcomes
+
+
+def main() -> None:
+    """Run the tests twice, list the differences and write them."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("tests", type=Path, help="PyTorch's test/nn/test_convolution.py")
+    parser.add_argument("-k", dest="keyword", help="only tests whose names fit, as pytest takes it")
+    parser.add_argument("--workers", type=int, default=0, help="processes, by pytest-xdist")
+    parser.add_argument("--limit", default="64MiB")
+    parser.add_argument("--policy", default="powerOfTwo")
+    parser.add_argument("--backend", default="cudnn", help="cudnn, or cpu to try the script out")
+    parser.add_argument("--out", type=Path, help="default: bench/results/torch_conformance.json; nothing for cpu")
+    arguments = parser.parse_args()
+    if not arguments.tests.exists():
+        parser.error(f"{arguments.tests} is not there")
+    with TemporaryDirectory() as name:
+        folder = Path(name)
+        off, on = run(arguments, folder, on=False), run(arguments, folder, on=True)
+        counts: Counter[str] = Counter()
+        left: Counter[str] = Counter()
+        for path in folder.glob("*.json"):
+            each = json.loads(path.read_text())
+            counts.update({"calls": each["calls"], "planned": each["planned"]})
+            left.update(each["left"])
+    kinds = [dict(Counter(text.split(":")[0] for text in outcomes.values())) for outcomes in (off, on)]
+    differences = {
+        test: {"off": off.get(test, "not run"), "on": on.get(test, "not run")}
+        for test in sorted(off.keys() | on.keys())
+        if off.get(test, "").split(":")[0] != on.get(test, "").split(":")[0]
+    }
+    print(f"off: {kinds[0]}\non:  {kinds[1]}\nthrough ucudnn: {dict(counts)}, left to PyTorch: {sum(left.values())}")
+    for reason, count in left.most_common():
+        print(f"  {count} x {reason[:160]}")
+    print(f"{len(differences)} differences, 0 required")
+    for test, each in differences.items():
+        print(f"  {test}\n    off: {each['off']}\n    on:  {each['on']}")
+    from torch_models import RESULTS, conditions
+
+    out = arguments.out or (None if arguments.backend == "cpu" else RESULTS / "torch_conformance.json")
+    if out is not None:
+        import torch
+
+        answer = {
+            "conditions": conditions(torch.device("cpu" if arguments.backend == "cpu" else "cuda")),
+            "off": kinds[0],
+            "on": kinds[1],
+            "through_ucudnn": dict(counts),
+            "left": dict(left),
+            "differences": differences,
+        }
+        out.write_text(json.dumps(answer, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

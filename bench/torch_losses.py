@@ -1,0 +1,87 @@
+"""Losses of a seeded ResNet of CIFAR's size: two runs of PyTorch alone, and one with ucudnn.
+
+    python bench/torch_losses.py                  # a minute on a GPU
+    python bench/torch_losses.py --backend cpu    # tries the script out
+
+Images are one of ten random templates with noise, the same for all runs, which begin with the same weights. Two runs of
+PyTorch differ where its kernels add in another order each time; ours is to be as near to them as they are to one
+another.
+"""
+
+import argparse
+from contextlib import nullcontext
+from math import sqrt
+
+import torch
+from torch import nn
+from torch_models import conditions, device_of, small_options, small_resnet, training_step, verdict, write
+
+import ucudnn.torch
+
+
+def train(arguments: argparse.Namespace, device: torch.device) -> list[float]:
+    """Return the losses of one run."""
+    torch.manual_seed(0)
+    on_gpu = device.type == "cuda"
+    model: nn.Module = (small_resnet() if on_gpu else small_resnet(4, 1)).to(device)
+    batch = arguments.batch if on_gpu else 8
+    random = torch.Generator().manual_seed(1)
+    templates = torch.randn(10, 3, 32, 32, generator=random)
+    x = torch.empty(batch, 3, 32, 32, device=device)
+    labels = torch.empty(batch, dtype=torch.long, device=device)
+    step = training_step(model, x, labels, rate=arguments.rate)
+    losses = []
+    for _ in range(arguments.steps):
+        drawn = torch.randint(10, (batch,), generator=random)
+        labels.copy_(drawn)
+        x.copy_(templates[drawn] + 0.5 * torch.randn(batch, 3, 32, 32, generator=random))
+        losses.append(step())
+    return [float(each) for each in losses]
+
+
+def distance(one: list[float], other: list[float]) -> float:
+    """Return the root mean square of the differences."""
+    return sqrt(sum((a - b) ** 2 for a, b in zip(one, other, strict=True)) / len(one))
+
+
+def main() -> None:
+    """Train, print and write."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--steps", type=int, default=100)
+    parser.add_argument("--batch", type=int, default=256)
+    parser.add_argument("--rate", type=float, default=0.05)
+    parser.add_argument("--limit", default="16MiB")
+    small_options(parser, "torch_losses.json")
+    arguments = parser.parse_args()
+    device = device_of(arguments)
+    runs = {}
+    left: dict[str, int] = {}
+    for name in ("pytorch", "pytorch again", "ucudnn"):
+        on = None
+        if name == "ucudnn":
+            backend = "cpu" if arguments.backend == "cpu" else "cudnn"
+            on = ucudnn.torch.enable(backend=backend, workspace_limit=arguments.limit)
+        with on or nullcontext():
+            runs[name] = train(arguments, device)
+        if on is not None:
+            left = on.report().left
+            print(f"left to PyTorch: {left or 'nothing'}; convolutions through ucudnn: {on.report().calls}")
+        print(f"{name:14} first {runs[name][0]:.6f}, last {runs[name][-1]:.6f}", flush=True)
+    spread = distance(runs["pytorch"], runs["pytorch again"])
+    ours = min(distance(runs["ucudnn"], runs[name]) for name in ("pytorch", "pytorch again"))
+    print(f"root mean square difference: PyTorch's runs {spread:.2e}, ucudnn's from the nearer of them {ours:.2e}")
+    answer = {
+        "conditions": conditions(device),
+        "losses": runs,
+        "left": left,
+        "spread": spread,
+        "ucudnn": ours,
+        # Where PyTorch repeats itself to the bit, what is left is rounding, which training makes more of.
+        "required": [verdict("difference, of PyTorch's own spread or 1 % of the first loss", ours,
+                             max(2 * spread, 0.01 * runs["pytorch"][0]))],
+    }  # fmt: skip
+    write(arguments, answer)
+
+
+if __name__ == "__main__":
+    main()

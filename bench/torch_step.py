@@ -1,0 +1,104 @@
+"""Training steps of ResNet-50 and AlexNet, NCHW, TF32: PyTorch alone, and with its convolutions within limits.
+
+    python bench/torch_step.py                        # about 4 minutes on an H200, most of it planning
+    python bench/torch_step.py --network alexnet      # 30 seconds
+    python bench/torch_step.py --backend cpu          # tries the script out
+
+PyTorch alone has `torch.backends.cudnn.benchmark` on and no limit. All take steps of the same model in turn; times are
+of whole steps (forward, backward, SGD), medians. One more step of each, not timed, measures what each convolution takes
+besides what it returns, each gradient by itself: that is its workspace, and copies of operands in another layout.
+"""
+
+import argparse
+from statistics import median
+from time import perf_counter
+
+import torch
+from torch_models import (
+    MIB,
+    ConvolutionMemory,
+    conditions,
+    device_of,
+    elapsed_ms,
+    image_model,
+    small_options,
+    small_resnet,
+    switch_for,
+    training_step,
+    verdict,
+    write,
+)
+
+from ucudnn.torch.kernels import kernels
+from ucudnn.torch.summary import summarize
+from ucudnn.units import parse_bytes
+
+NO_LIMIT = "100GiB"
+MOST_SLOWER = {"64MiB": 1.03, "16MiB": 1.15}
+
+
+def measure(arguments: argparse.Namespace, name: str, device: torch.device) -> dict[str, object]:
+    """Return the times and the memory of one network's steps, each way."""
+    torch.manual_seed(0)
+    on_cpu = device.type == "cpu"
+    model, source = (small_resnet(4, 1), "small") if on_cpu else image_model(name)
+    batch, size = (4, 16) if on_cpu else (arguments.batch, 224)
+    x = torch.randn(batch, 3, size, size, device=device)
+    step = training_step(model.to(device).train(), x, torch.randint(10, (batch,), device=device))
+    limits = {"no limit": NO_LIMIT, **{limit: limit for limit in arguments.limit}}
+    ways = {"pytorch": None, **{way: switch_for(arguments, limit) for way, limit in limits.items()}}
+    answer: dict[str, dict[str, object]] = {}
+    for way, switch in ways.items():
+        kernels.use(switch)
+        begin = perf_counter()
+        for _ in range(arguments.warmup):
+            step()
+        seconds = perf_counter() - begin
+        with ConvolutionMemory() as memory:
+            step()
+        answer[way] = {"first_steps_s": seconds, "largest_bytes": memory.largest_bytes, "convolutions": memory.calls}
+        print(f"{name} {way:10} first steps {seconds:6.1f} s, largest allocation"
+              f" {memory.largest_bytes / MIB:8.1f} MiB in {memory.calls} convolutions", flush=True)  # fmt: skip
+    samples: dict[str, list[float]] = {way: [] for way in ways}
+    for turn in range(arguments.steps):
+        for way in list(ways) if turn % 2 else list(reversed(ways)):
+            kernels.use(ways[way])
+            step()  # what was cached for another way is not asked of this one
+            samples[way].append(elapsed_ms(step, device))
+    for way, switch in ways.items():
+        answer[way] |= {"median_ms": median(samples[way]), "samples_ms": samples[way]}
+        if switch is not None:
+            summary = summarize([switch])
+            answer[way] |= {"left": summary.left, "calls": summary.calls, "planned_bytes": summary.workspace_bytes}
+            answer[way]["configurations"] = [(each.problem, each.configuration) for each in summary.layers]
+    kernels.use(None)
+    stock = median(samples["pytorch"])
+    found = []
+    for way in ways:
+        ratio = median(samples[way]) / stock
+        print(f"{name} {way:10} {median(samples[way]):8.2f} ms, {ratio:.3f} of PyTorch's", flush=True)
+        if way in MOST_SLOWER:
+            found.append(verdict(f"{name} at {way}: step against PyTorch's", ratio, MOST_SLOWER[way]))
+            largest = float(str(answer[way]["largest_bytes"])) / MIB
+            found.append(verdict(f"{name} at {way}: largest allocation", largest, parse_bytes(way) / MIB, " MiB"))
+    return {"model": source, "batch": batch, "ways": answer, "required": found}
+
+
+def main() -> None:
+    """Measure, print and write."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--network", action="append", choices=("resnet50", "alexnet"), help="default: both")
+    parser.add_argument("--batch", type=int, default=256)
+    parser.add_argument("--limit", action="append", help="default: 64MiB and 16MiB")
+    parser.add_argument("--steps", type=int, default=15, help="timed steps of each way")
+    parser.add_argument("--warmup", type=int, default=3, help="steps before, the first of which plans")
+    small_options(parser, "torch_step.json")
+    arguments = parser.parse_args()
+    arguments.limit = arguments.limit or list(MOST_SLOWER)
+    device = device_of(arguments)
+    networks = {name: measure(arguments, name, device) for name in arguments.network or ("resnet50", "alexnet")}
+    write(arguments, {"conditions": conditions(device), "networks": networks})
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,149 @@
+"""Lanes: the way of one kernel of one layer from PyTorch's tensors to a handle, and its end where that fails."""
+
+import logging
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from threading import Lock
+from typing import Any, final
+
+import torch
+
+from ucudnn.errors import UcudnnError
+from ucudnn.handle import Handle
+from ucudnn.problem import MOST_ALIGNMENT, ConvolutionProblem, Operation
+from ucudnn.torch.device import capturing, current_device
+from ucudnn.torch.problems import DTYPES, format_of, shapes_of
+
+_LOG = logging.getLogger(__name__)
+_LOW = MOST_ALIGNMENT - 1
+_MOST_SKIPPED = 1 << 10
+_WRITTEN = {Operation.FORWARD: 2, Operation.BACKWARD_DATA: 0, Operation.BACKWARD_FILTER: 1}  # of x, w and y
+
+IN_CAPTURE = "a CUDA graph is captured, and nothing is planned in a capture: call it once before"
+
+
+@final
+class Left:
+    """Convolutions that were left to PyTorch, counted by reason."""
+
+    def __init__(self) -> None:
+        self._counts: Counter[str] = Counter()
+        self._lock = Lock()
+
+    def add(self, reason: str, *, warn: bool = False) -> None:
+        """Count one; the first of a reason that is nobody's wish is logged."""
+        with self._lock:
+            self._counts[reason] += 1
+            first = self._counts[reason] == 1
+        if first and warn:
+            _LOG.warning("left to PyTorch: %s", reason)
+
+    def counts(self) -> dict[str, int]:
+        """Return how many there were, by reason."""
+        with self._lock:
+            return dict(self._counts)
+
+
+@final
+class Lane:
+    """One kernel of one layer on one device.
+
+    What fails is tried again later, less and less often: memory may be there again, or ranks be initialized.
+
+    Args:
+        problem: what is computed.
+        layer: the layer's name, or ''.
+        ordinal: number of the GPU; -1 for the CPU.
+        open_handle: opens the handle, or returns it.
+        left: counts what is left to PyTorch.
+    """
+
+    __slots__ = (
+        "_failures",
+        "_launchers",
+        "_layer",
+        "_left",
+        "_open_handle",
+        "_ordinal",
+        "_output",
+        "_problem",
+        "_skip",
+    )
+
+    def __init__(
+        self, problem: ConvolutionProblem, layer: str, ordinal: int, open_handle: Callable[[], Handle], left: Left
+    ) -> None:
+        self._problem = problem
+        self._layer = layer
+        self._ordinal = ordinal
+        self._open_handle = open_handle
+        self._left = left
+        self._launchers: dict[int, Callable[[Any, Any, Any], None]] = {}  # by the low bits of addresses
+        self._failures = 0
+        self._skip = 0
+        shape = shapes_of(problem)[_WRITTEN[problem.operation]]
+        strides = torch.empty(shape, device="meta", memory_format=format_of(problem)).stride()
+        device = torch.device("cpu") if ordinal < 0 else torch.device("cuda", ordinal)
+        self._output = partial(torch.empty_strided, shape, strides, dtype=DTYPES[problem.dtype], device=device)
+
+    def new(self) -> torch.Tensor:
+        """Return a tensor that it may write."""
+        return self._output()
+
+    def run(self, x: torch.Tensor, w: torch.Tensor, y: torch.Tensor) -> bool:
+        """Compute one of three tensors from the others; whether that was done.
+
+        Args:
+            x: input or its gradient, dense in the problem's layout, as all three.
+            w: filters or their gradient.
+            y: output or its gradient.
+        """
+        if self._ordinal < 0:
+            return self._launch(0, _array(x, self._problem), _array(w, self._problem), _array(y, self._problem))
+        at_x, at_w, at_y = x.data_ptr(), w.data_ptr(), y.data_ptr()
+        if current_device() != self._ordinal:
+            with torch.cuda.device(self._ordinal):
+                return self._launch((at_x | at_w | at_y) & _LOW, at_x, at_w, at_y)
+        return self._launch((at_x | at_w | at_y) & _LOW, at_x, at_w, at_y)
+
+    def _launch(self, low: int, x: Any, w: Any, y: Any) -> bool:
+        launch = self._launchers.get(low)
+        try:
+            if launch is None:
+                return self._begin(low, x, w, y)
+            launch(x, w, y)
+        except (UcudnnError, MemoryError) as error:
+            self._launchers.pop(low, None)
+            self._skip = min(1 << self._failures, _MOST_SKIPPED)
+            self._failures += 1
+            self._left.add(f"{type(error).__name__}: {error}", warn=True)
+            return False
+        return True
+
+    def _begin(self, low: int, x: Any, w: Any, y: Any) -> bool:
+        """Compute for the first time, which plans."""
+        if self._skip:
+            self._skip -= 1
+            self._left.add("it failed before, and is tried again later")
+            return False
+        if self._ordinal >= 0 and capturing():
+            self._left.add(IN_CAPTURE, warn=True)
+            return False
+        problem = replace(self._problem, alignment=low & -low) if low else self._problem
+        handle = self._open_handle()
+        handle.convolve(problem, x, w, y, layer=self._layer)
+        again = partial(handle.convolve, problem, layer=self._layer)
+        self._launchers[low] = handle.launcher(problem, self._layer) or again
+        return True
+
+
+def _array(tensor: torch.Tensor, problem: ConvolutionProblem) -> Any:
+    """Return a tensor of the CPU as an array in the problem's layout."""
+    tensor = tensor.detach()
+    if tensor.dtype is torch.bfloat16:
+        tensor = tensor.view(torch.int16)  # NumPy has no such type; backends go by the problem's
+    if problem.layout.channels_last:
+        tensor = tensor.movedim(1, -1)
+    return tensor.numpy()
