@@ -35,14 +35,31 @@ std::atomic<int> handles{0}, backend_descriptors{0};
 std::atomic<std::int64_t> allocated{0}, largest_allocation{1ll << 40}, waits{0};
 std::atomic<std::int64_t> clock_us{0};  // what the convolutions would have taken
 std::atomic<int> fail_from{-1};  // calls that succeed before engine 1 fails; -1: it does not fail
+std::atomic<bool> refuse_gaps{false};  // engine 1 takes no gaps between channels
+std::atomic<int> rows{0};  // of the volume, of which calls that compute fewer take as much less time; 0: all take the same
 std::atomic<bool> idle{false};  // return at once, compute and record nothing
 std::map<void*, std::size_t> blocks;
 
 struct Problem {
   int operation, type, groups;
-  Ints x, x_stride, w, w_stride, y, y_stride, padding, stride, dilation;
+  Ints x, x_stride, w, w_stride, y, y_stride, padding, post_padding, stride, dilation;
   double alpha, beta;
 };
+
+// Whether y is as large as x, w and the parameters make it.
+bool fits(const Problem& p) {
+  for (std::size_t i = 0; i + 2 < p.x.size(); ++i) {
+    const std::int64_t reach = (p.w[i + 2] - 1) * p.dilation[i] + 1;
+    if (p.y[i + 2] != (p.x[i + 2] + p.padding[i] + p.post_padding[i] - reach) / p.stride[i] + 1) return false;
+  }
+  return true;
+}
+
+bool has_gaps(const Ints& size, const Ints& stride) {
+  std::int64_t channel = 1;
+  for (std::size_t i = 2; i < size.size(); ++i) channel *= size[i];
+  return stride[1] != 1 && stride[1] > channel;
+}
 
 std::size_t item(int type) { return type == CUDNN_DATA_DOUBLE ? 8 : 4; }
 
@@ -115,6 +132,7 @@ void compute(const Problem& p, T* x, T* w, T* y) {
 cudnnStatus_t execute(int api, const Problem& p, int algorithm, void* x, void* w, void* y, void* workspace,
                       cudnnHandle_t handle) {
   if (!x || !w || !y || (need(p, algorithm) && !workspace)) return CUDNN_STATUS_BAD_PARAM_NULL_POINTER;
+  if (!fits(p)) return CUDNN_STATUS_BAD_PARAM_SHAPE_MISMATCH;
   if (algorithm && fail_from >= 0 && fail_from-- == 0) {
     fail_from = 0;
     return CUDNN_STATUS_EXECUTION_FAILED;
@@ -125,7 +143,8 @@ cudnnStatus_t execute(int api, const Problem& p, int algorithm, void* x, void* w
   } else {
     compute(p, static_cast<float*>(x), static_cast<float*>(w), static_cast<float*>(y));
   }
-  clock_us += algorithm ? 100 + 100 * p.x[0] : 2000 * p.x[0];
+  const std::int64_t share = rows ? 100 * (p.operation == 1 ? p.x : p.y)[2] / rows : 100;  // percent
+  clock_us += algorithm ? 100 + share * p.x[0] : 20 * share * p.x[0];
   const std::lock_guard<std::mutex> lock(mutex);
   calls.push_back({api, p.operation, int(p.x[0]), algorithm, p.alpha, p.beta, x, w, y, workspace, handle,
                    handle->stream});
@@ -148,7 +167,7 @@ double scalar(const void* value, int type) {
 Problem problem_of(int operation, cudnnTensorDescriptor_t x, cudnnFilterDescriptor_t w,
                    cudnnConvolutionDescriptor_t c, cudnnTensorDescriptor_t y, double alpha, double beta) {
   return {operation, x->type, c->groups, x->size, x->stride, w->size, dense(w->size, w->format == 1), y->size,
-          y->stride, c->padding, c->stride, c->dilation, alpha, beta};
+          y->stride, c->padding, c->padding, c->stride, c->dilation, alpha, beta};
 }
 
 // The backend API: attributes are kept as they are set.
@@ -198,7 +217,7 @@ Problem problem_of(const Data& graph) {
   return {which, type, int(xs[1] / ws[1]), xs, ints(x, CUDNN_ATTR_TENSOR_STRIDES), ws,
           ints(w, CUDNN_ATTR_TENSOR_STRIDES), ints(y, CUDNN_ATTR_TENSOR_DIMENSIONS),
           ints(y, CUDNN_ATTR_TENSOR_STRIDES), ints(c, CUDNN_ATTR_CONVOLUTION_PRE_PADDINGS),
-          ints(c, CUDNN_ATTR_CONVOLUTION_FILTER_STRIDES), ints(c, CUDNN_ATTR_CONVOLUTION_DILATIONS),
+          ints(c, CUDNN_ATTR_CONVOLUTION_POST_PADDINGS), ints(c, CUDNN_ATTR_CONVOLUTION_FILTER_STRIDES), ints(c, CUDNN_ATTR_CONVOLUTION_DILATIONS),
           factor(first), factor(first + 1)};
 }
 
@@ -243,6 +262,8 @@ int stub_calls(StubCall* found, int most) {
   return count;
 }
 void stub_fail_from(int count) { fail_from = count; }
+void stub_refuse_gaps(int refuse) { refuse_gaps = refuse; }
+void stub_rows(int count) { rows = count; }
 void stub_idle(int idle_from_now) { idle = idle_from_now; }
 void stub_largest_allocation(std::int64_t bytes) { largest_allocation = bytes; }
 std::int64_t stub_allocated() { return allocated; }
@@ -457,6 +478,13 @@ cudnnStatus_t cudnnBackendFinalize(cudnnBackendDescriptor_t descriptor) {
   if (data.kind == CUDNN_BACKEND_ENGINE_DESCRIPTOR &&
       data.get<std::int64_t>(CUDNN_ATTR_ENGINE_GLOBAL_INDEX)[0] > 1) {
     return CUDNN_STATUS_NOT_SUPPORTED;
+  }
+  if (data.kind == CUDNN_BACKEND_EXECUTION_PLAN_DESCRIPTOR && refuse_gaps) {
+    const Data& configuration = data.part(CUDNN_ATTR_EXECUTION_PLAN_ENGINE_CONFIG);
+    const Problem p = problem_of(graph_of(configuration));
+    if (index_of(configuration) && (has_gaps(p.x, p.x_stride) || has_gaps(p.y, p.y_stride))) {
+      return CUDNN_STATUS_NOT_SUPPORTED;
+    }
   }
   data.finalized = true;
   return CUDNN_STATUS_SUCCESS;

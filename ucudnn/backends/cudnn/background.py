@@ -4,6 +4,7 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
+from contextlib import suppress
 from dataclasses import replace
 from threading import local
 from typing import final
@@ -93,10 +94,7 @@ class Background:
     def _pool(self) -> ThreadPoolExecutor:
         if self._threads is None:
             count = min(_MOST_THREADS, os.cpu_count() or 1)
-            # Relaxed: what is still compiling when the program captures a CUDA graph must not end that capture.
-            self._threads = ThreadPoolExecutor(
-                count, thread_name_prefix="ucudnn", initializer=exchange_capture_mode, initargs=(RELAXED,)
-            )
+            self._threads = ThreadPoolExecutor(count, thread_name_prefix="ucudnn", initializer=_relax)
         return self._threads
 
     def _handle(self) -> int:
@@ -104,6 +102,12 @@ class Background:
             self._local.handle = _OwnHandle(self._library)
         own: _OwnHandle = self._local.handle
         return own.address
+
+
+def _relax() -> None:
+    """Let what is still compiling when the program captures a CUDA graph not end that capture."""
+    with suppress(OSError):  # without a driver there are no captures
+        exchange_capture_mode(RELAXED)
 
 
 @final

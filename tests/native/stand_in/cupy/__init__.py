@@ -72,6 +72,11 @@ def _copy(target, source, size, kind, stream):
     ctypes.memmove(target, source, size)
 
 
+def _copy_runs(target, target_step, source, source_step, width, height, kind, stream):
+    for row in range(height):
+        ctypes.memmove(target + row * target_step, source + row * source_step, width)
+
+
 _NULL = _Stream()
 cuda = SimpleNamespace(
     alloc=_Memory,
@@ -91,6 +96,7 @@ cuda = SimpleNamespace(
         getDeviceCount=lambda: 1,
         getDeviceProperties=lambda ordinal: {"name": b"host", "major": 0, "minor": 0},
         memcpyAsync=_copy,
+        memcpy2DAsync=_copy_runs,
         memsetAsync=lambda target, value, size, stream: ctypes.memset(target, value, size),
         runtimeGetVersion=lambda: 13000,
         setDevice=lambda ordinal: None,

@@ -1,0 +1,34 @@
+"""Slabs through the whole cuDNN backend, on a stand-in for cuDNN that computes on host memory."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from tests.native.conftest import HERE, ROOT, environment
+
+
+@pytest.mark.parametrize("refuses", [False, True], ids=["takes gaps", "refuses gaps"])
+def test_results_are_right_within_the_limit(libraries, refuses):
+    names, rows = set(), []
+    for seed in range(3):
+        command = [sys.executable, HERE / "in_slabs.py", libraries / "libcudnn.so.9", str(seed), str(int(refuses))]
+        done = subprocess.run(
+            command,
+            capture_output=True,
+            text=True,
+            check=False,
+            env=environment() | {"UCUDNN_CUDNN_LIBRARY": str(libraries / "libcudnn.so.9")},
+            cwd=ROOT,
+            timeout=120,
+        )
+        assert done.returncode == 0, done.stderr[-2000:]
+        rows += [json.loads(line) for line in done.stdout.splitlines()]
+    assert len(rows) > 30
+    for row in rows:
+        assert max(row["errors"]) < row["tolerance"], row
+        assert row["workspace"] <= row["limit"], row
+        names.add(row["configuration"])
+    assert any("rows eng1" in name for name in names), "slabs were needed"
+    assert any("+packed" in name for name in names) is refuses
