@@ -7,7 +7,7 @@ from ucudnn.tensors import problem_of
 
 
 def arrays(x=(8, 6, 9, 10), w=(4, 3, 3, 2), y=(8, 4, 7, 9), dtype=np.float32):
-    return tuple(np.empty(shape, dtype) for shape in (x, w, y))
+    return tuple(np.zeros(shape, dtype) for shape in (x, w, y))
 
 
 def test_reads_everything_from_arrays():
