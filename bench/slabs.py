@@ -224,7 +224,7 @@ def computing(name: str) -> ComputeBackend:
     Raises:
         BackendError: if it only plans.
     """
-    backend = open_backend(name)
+    backend = open_backend(name, cudnn_library=Settings.load().cudnn_library)
     if not isinstance(backend, ComputeBackend):
         raise BackendError(f"backend {name} cannot execute")
     return backend
