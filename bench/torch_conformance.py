@@ -2,6 +2,7 @@
 
     python bench/torch_conformance.py test_convolution.py                 # PyTorch's test/nn/test_convolution.py
     python bench/torch_conformance.py test_convolution.py --workers 8     # with pytest-xdist
+    python bench/torch_conformance.py test_convolution.py --seconds 120   # what there is time for, each way
     python bench/torch_conformance.py test_convolution.py -k Conv2d --backend cpu
 
 The file must be that of the installed release; it is not part of its wheel. `expecttest`, which it imports and does not
@@ -13,10 +14,10 @@ convolutions are divided.
 import argparse
 import json
 import os
+import signal
 import subprocess
 import sys
 import unittest
-import xml.etree.ElementTree as ElementTree
 from collections import Counter
 from importlib.util import find_spec
 from pathlib import Path
@@ -26,6 +27,9 @@ from typing import Any
 
 PLUGIN = "UCUDNN_CONFORMANCE"
 """Says what the plugin, this file in pytest's process, turns on, and where it writes what went through handles."""
+
+OUTCOMES = "UCUDNN_CONFORMANCE_OUTCOMES"
+"""Names the file to which the plugin writes the outcome of each test."""
 
 _enabled: Any = None
 
@@ -59,40 +63,56 @@ def pytest_unconfigure(config: Any) -> None:
         (folder / f"{os.getpid()}.json").write_text(json.dumps(counts))
 
 
-def run(arguments: argparse.Namespace, folder: Path, *, on: bool) -> dict[str, str]:
-    """Return the outcome of each test."""
-    report = folder / ("on.xml" if on else "off.xml")
+def pytest_runtest_logreport(report: Any) -> None:
+    """Write what came of a test at once, so that a run that is cut off keeps what it has."""
+    path = os.environ.get(OUTCOMES)
+    if not path or "PYTEST_XDIST_WORKER" in os.environ or (report.passed and report.when != "call"):
+        return
+    crash = getattr(report.longrepr, "reprcrash", None)
+    reason = report.longrepr[-1] if isinstance(report.longrepr, tuple) else getattr(crash, "message", "")
+    text = report.outcome if report.passed else f"{report.outcome}: {str(reason)[:300]}"
+    with Path(path).open("a", encoding="utf-8") as file:
+        file.write(json.dumps([report.nodeid.split("::", 1)[-1], text]) + "\n")
+
+
+def run(arguments: argparse.Namespace, folder: Path, *, on: bool) -> tuple[dict[str, str], bool]:
+    """Return the outcome of each test, and whether there was time for all of them."""
+    outcomes = folder / ("on.jsonl" if on else "off.jsonl")
+    tests = arguments.tests.resolve()
     command = [sys.executable, "-m", "pytest", "-p", "torch_conformance", "-q", "--no-header", "-c", os.devnull]
-    command += [
-        f"--junitxml={report}",
-        "--rootdir",
-        str(arguments.tests.resolve().parent),
-        str(arguments.tests.resolve()),
-    ]
+    command += ["--rootdir", str(tests.parent), str(tests)]
     if arguments.workers:
         command += ["-n", str(arguments.workers)]
     if arguments.keyword:
         command += ["-k", arguments.keyword]
+    here = Path(__file__).resolve().parent
     environment = {
         **os.environ,
-        "PYTHONPATH": os.pathsep.join([str(Path(__file__).resolve().parent), os.environ.get("PYTHONPATH", "")]),
+        "PYTHONPATH": os.pathsep.join([str(here), str(here.parent), os.environ.get("PYTHONPATH", "")]),
+        OUTCOMES: str(outcomes),
     }
     if on:
         options = {"backend": arguments.backend, "workspace_limit": arguments.limit, "policy": arguments.policy}
         environment[PLUGIN] = json.dumps({"options": options, "folder": str(folder)})
-    done = subprocess.run(command, env=environment, cwd=folder, check=False, capture_output=True, text=True)
-    print(
-        f"ucudnn {'on' if on else 'off'}: {done.stdout.strip().splitlines()[-1] if done.stdout.strip() else ''}",
-        flush=True,
-    )
-    if not report.exists() or done.returncode not in (0, 1):  # 1: some tests failed
-        raise SystemExit(f"error: pytest ended with {done.returncode}:\n{done.stdout[-2000:]}{done.stderr[-2000:]}")
-    outcomes = {}
-    for case in ElementTree.parse(report).iter("testcase"):
-        problem = next((child for child in case if child.tag in ("failure", "error", "skipped")), None)
-        text = "passed" if problem is None else f"{problem.tag}: {(problem.get('message') or '')[:300]}"
-        outcomes[f"{case.get('classname')}.{case.get('name')}"] = text
-    return outcomes
+    with (folder / "pytest.txt").open("w+", encoding="utf-8") as output:
+        process = subprocess.Popen(command, env=environment, cwd=folder, stdout=output, stderr=subprocess.STDOUT)
+        whole = True
+        try:
+            process.wait(arguments.seconds)
+        except subprocess.TimeoutExpired:
+            whole = False
+            process.send_signal(signal.SIGINT)  # upon which pytest ends by itself
+            try:
+                process.wait(20)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+        output.seek(0)
+        text = output.read().strip()
+    print(f"ucudnn {'on' if on else 'off'}: {text.splitlines()[-1] if text else ''}", flush=True)
+    if not outcomes.exists() or (whole and process.returncode not in (0, 1)):  # 1: some tests failed
+        raise SystemExit(f"error: pytest ended with {process.returncode}:\n{text[-4000:]}")
+    return dict(json.loads(line) for line in outcomes.read_text(encoding="utf-8").splitlines()), whole
 
 
 def main() -> None:
@@ -100,6 +120,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("tests", type=Path, help="PyTorch's test/nn/test_convolution.py")
     parser.add_argument("-k", dest="keyword", help="only tests whose names fit, as pytest takes it")
+    parser.add_argument("--seconds", type=float, help="end each of the two runs after so long, and tell what there is")
     parser.add_argument("--workers", type=int, default=0, help="processes, by pytest-xdist")
     parser.add_argument("--limit", default="64MiB")
     parser.add_argument("--policy", default="powerOfTwo")
@@ -110,7 +131,8 @@ def main() -> None:
         parser.error(f"{arguments.tests} is not there")
     with TemporaryDirectory() as name:
         folder = Path(name)
-        off, on = run(arguments, folder, on=False), run(arguments, folder, on=True)
+        off, off_whole = run(arguments, folder, on=False)
+        on, on_whole = run(arguments, folder, on=True)
         counts: Counter[str] = Counter()
         left: Counter[str] = Counter()
         for path in folder.glob("*.json"):
@@ -120,7 +142,7 @@ def main() -> None:
     kinds = [dict(Counter(text.split(":")[0] for text in outcomes.values())) for outcomes in (off, on)]
     differences = {
         test: {"off": off.get(test, "not run"), "on": on.get(test, "not run")}
-        for test in sorted(off.keys() | on.keys())
+        for test in sorted(off.keys() | on.keys() if off_whole and on_whole else off.keys() & on.keys())
         if off.get(test, "").split(":")[0] != on.get(test, "").split(":")[0]
     }
     print(f"off: {kinds[0]}\non:  {kinds[1]}\nthrough ucudnn: {dict(counts)}, left to PyTorch: {sum(left.values())}")
@@ -129,13 +151,15 @@ def main() -> None:
     print(f"{len(differences)} differences, 0 required")
     for test, each in differences.items():
         print(f"  {test}\n    off: {each['off']}\n    on:  {each['on']}")
-    from torch_models import RESULTS, conditions
+    from torch_models import RESULTS, conditions, replace_json
 
     out = arguments.out or (None if arguments.backend == "cpu" else RESULTS / "torch_conformance.json")
     if out is not None:
         import torch
 
         answer = {
+            "cut_off": not (off_whole and on_whole),
+            "compared": len(off.keys() & on.keys()),
             "conditions": conditions(torch.device("cpu" if arguments.backend == "cpu" else "cuda")),
             "off": kinds[0],
             "on": kinds[1],
@@ -143,7 +167,7 @@ def main() -> None:
             "left": dict(left),
             "differences": differences,
         }
-        out.write_text(json.dumps(answer, indent=1) + "\n")
+        replace_json(out, answer)
 
 
 if __name__ == "__main__":

@@ -63,12 +63,21 @@ def small_options(parser: argparse.ArgumentParser, out: str) -> None:
     parser.set_defaults(default_out=out)
 
 
-def write(arguments: argparse.Namespace, answer: Mapping[str, object]) -> None:
-    """Write results as JSON."""
+def write(arguments: argparse.Namespace, answer: Mapping[str, object], *, done: bool = True) -> None:
+    """Write results as JSON; those that are not done say so, and are there if a run is cut off."""
     out = arguments.out or (None if arguments.backend == "cpu" else RESULTS / arguments.default_out)
     if out is not None:
-        out.write_text(json.dumps(answer, indent=1) + "\n")
-        print(f"written to {out}")
+        replace_json(out, answer if done else {"cut_off": True, **answer})
+        if done:
+            print(f"written to {out}")
+
+
+def replace_json(out: Path, answer: Mapping[str, object]) -> None:
+    """Write a file whole or not at all."""
+    out.parent.mkdir(parents=True, exist_ok=True)
+    new = out.with_name(f"{out.name}.new")
+    new.write_text(json.dumps(answer, indent=1) + "\n")
+    new.replace(out)
 
 
 def verdict(what: str, found: float, required: float, unit: str = "") -> dict[str, object]:

@@ -120,6 +120,7 @@ def main() -> None:
     device = device_of(arguments)
     switch = switch_for(arguments, "64MiB")
     found = eager(switch, device, arguments.samples)
+    write(arguments, {"conditions": conditions(device), "eager_us": found}, done=False)
     replayed = graphs(switch, device, arguments.samples) if device.type == "cuda" else {}
     required = []
     for name, (_, count) in cases(device).items():

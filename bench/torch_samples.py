@@ -12,6 +12,7 @@ import argparse
 import logging
 import sys
 from collections.abc import Iterator
+from time import perf_counter
 from typing import Any
 
 import torch
@@ -57,7 +58,17 @@ def difference(own: Any, other: Any, dtype: torch.dtype) -> str:
     return ""
 
 
-def samples(device: torch.device) -> Iterator[tuple[str, torch.dtype, Any, Any]]:
+def in_time(remaining: Iterator[Any], seconds: float) -> Iterator[Any]:
+    """Return what remains as long as there is time; the first does not count: PyTorch takes a while to list them."""
+    end = None
+    for each in remaining:
+        yield each
+        end = end or perf_counter() + seconds
+        if perf_counter() > end:
+            return
+
+
+def cases(device: torch.device) -> Iterator[tuple[str, torch.dtype, Any, Any]]:
     """Return name, type, function and sample of each case."""
     from torch.testing._internal.common_methods_invocations import op_db
 
@@ -77,6 +88,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--limit", default="1MiB")
     parser.add_argument("--policy", default="all")
+    parser.add_argument("--seconds", type=float, default=float("inf"), help="end after so long")
     small_options(parser, "torch_samples.json")
     arguments = parser.parse_args()
     device = device_of(arguments)
@@ -89,31 +101,32 @@ def main() -> None:
     switch = ucudnn.torch.kernels.switch
     ucudnn.torch.disable()
     found, count = [], 0
-    for name, dtype, function, sample in samples(device):
+
+    def answer() -> dict[str, object]:
+        summary = on.report()
+        counts = {"samples": count, "calls": summary.calls, "left": summary.left}
+        return {"conditions": conditions(device), **counts, "cut_off": cut_off, "differences": found}
+
+    cut_off, remaining = True, cases(device)
+    for name, dtype, function, sample in in_time(remaining, arguments.seconds):
         own = outcome(function, sample)
         ucudnn.torch.kernels.use(switch)
         other = outcome(function, sample)
         ucudnn.torch.disable()
         count += 1
+        if count % 100 == 0:
+            write(arguments, answer(), done=False)
         text = difference(own, other, dtype)
         if text:
             shapes = [tuple(each.shape) for each in (sample.input, *sample.args) if isinstance(each, torch.Tensor)]
             found.append({"function": name, "type": str(dtype), "shapes": str(shapes), "difference": text})
             print(f"{name} {dtype} {shapes} {sample.kwargs}: {text}", flush=True)
-    summary = on.report()
-    left = sum(summary.left.values())
-    print(f"{count} samples, {summary.calls} convolutions through ucudnn, {left} left to PyTorch")
-    print(f"{len(found)} differences, 0 required")
-    write(
-        arguments,
-        {
-            "conditions": conditions(device),
-            "samples": count,
-            "calls": summary.calls,
-            "left": summary.left,
-            "differences": found,
-        },
-    )
+    cut_off = next(remaining, None) is not None
+    done = answer()
+    left = sum(on.report().left.values())
+    print(f"{count} samples, {done['calls']} convolutions through ucudnn, {left} left to PyTorch")
+    print(f"{len(found)} differences, 0 required{', but not all samples were seen' if cut_off else ''}")
+    write(arguments, done)
     sys.exit(bool(found))
 
 

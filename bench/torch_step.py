@@ -2,6 +2,7 @@
 
     python bench/torch_step.py                        # about 4 minutes on an H200, most of it planning
     python bench/torch_step.py --network alexnet      # 30 seconds
+    python bench/torch_step.py --bounded              # without ucudnn at no limit, of which nothing is required
     python bench/torch_step.py --backend cpu          # tries the script out
 
 PyTorch alone has `torch.backends.cudnn.benchmark` on and no limit. All take steps of the same model in turn; times are
@@ -10,6 +11,8 @@ besides what it returns, each gradient by itself: that is its workspace, and cop
 """
 
 import argparse
+from collections.abc import Callable
+from functools import partial
 from statistics import median
 from time import perf_counter
 
@@ -37,15 +40,17 @@ NO_LIMIT = "100GiB"
 MOST_SLOWER = {"64MiB": 1.03, "16MiB": 1.15}
 
 
-def measure(arguments: argparse.Namespace, name: str, device: torch.device) -> dict[str, object]:
-    """Return the times and the memory of one network's steps, each way."""
+def measure(
+    arguments: argparse.Namespace, name: str, device: torch.device, keep: Callable[[object], None]
+) -> dict[str, object]:
+    """Return the times and the memory of one network's steps, each way; what is known before the end is kept."""
     torch.manual_seed(0)
     on_cpu = device.type == "cpu"
     model, source = (small_resnet(4, 1), "small") if on_cpu else image_model(name)
     batch, size = (4, 16) if on_cpu else (arguments.batch, 224)
     x = torch.randn(batch, 3, size, size, device=device)
     step = training_step(model.to(device).train(), x, torch.randint(10, (batch,), device=device))
-    limits = {"no limit": NO_LIMIT, **{limit: limit for limit in arguments.limit}}
+    limits = {limit: limit for limit in arguments.limit} | ({} if arguments.bounded else {"no limit": NO_LIMIT})
     ways = {"pytorch": None, **{way: switch_for(arguments, limit) for way, limit in limits.items()}}
     answer: dict[str, dict[str, object]] = {}
     for way, switch in ways.items():
@@ -59,12 +64,14 @@ def measure(arguments: argparse.Namespace, name: str, device: torch.device) -> d
         answer[way] = {"first_steps_s": seconds, "largest_bytes": memory.largest_bytes, "convolutions": memory.calls}
         print(f"{name} {way:10} first steps {seconds:6.1f} s, largest allocation"
               f" {memory.largest_bytes / MIB:8.1f} MiB in {memory.calls} convolutions", flush=True)  # fmt: skip
+        keep({"model": source, "batch": batch, "ways": answer})
     samples: dict[str, list[float]] = {way: [] for way in ways}
     for turn in range(arguments.steps):
         for way in list(ways) if turn % 2 else list(reversed(ways)):
             kernels.use(ways[way])
             step()  # what was cached for another way is not asked of this one
             samples[way].append(elapsed_ms(step, device))
+        keep({"model": source, "batch": batch, "ways": answer, "samples_ms": samples})
     for way, switch in ways.items():
         answer[way] |= {"median_ms": median(samples[way]), "samples_ms": samples[way]}
         if switch is not None:
@@ -90,14 +97,22 @@ def main() -> None:
     parser.add_argument("--network", action="append", choices=("resnet50", "alexnet"), help="default: both")
     parser.add_argument("--batch", type=int, default=256)
     parser.add_argument("--limit", action="append", help="default: 64MiB and 16MiB")
+    parser.add_argument("--bounded", action="store_true", help="leave out ucudnn without a limit, which saves planning")
     parser.add_argument("--steps", type=int, default=15, help="timed steps of each way")
     parser.add_argument("--warmup", type=int, default=3, help="steps before, the first of which plans")
     small_options(parser, "torch_step.json")
     arguments = parser.parse_args()
     arguments.limit = arguments.limit or list(MOST_SLOWER)
     device = device_of(arguments)
-    networks = {name: measure(arguments, name, device) for name in arguments.network or ("resnet50", "alexnet")}
-    write(arguments, {"conditions": conditions(device), "networks": networks})
+    networks: dict[str, object] = {}
+    answer = {"conditions": conditions(device), "networks": networks}
+
+    def keep(name: str, known: object) -> None:
+        write(arguments, {**answer, "networks": {**networks, name: known}}, done=False)
+
+    for name in arguments.network or ("resnet50", "alexnet"):
+        networks[name] = measure(arguments, name, device, partial(keep, name))
+    write(arguments, answer)
 
 
 if __name__ == "__main__":

@@ -23,7 +23,8 @@ from ucudnn.problem import DataType
 _current_device: Callable[[], int] = getattr(torch._C, "_cuda_getDevice", lambda: -1)
 _current_stream: Callable[[int], int] = getattr(torch._C, "_cuda_getCurrentRawStream", lambda ordinal: 0)
 _is_capturing: Callable[[], bool] = getattr(torch._C, "_cuda_isCurrentStreamCapturing", lambda: False)
-
+# False while torch.compile's CUDA graphs warm up and are recorded: their memory must stay where it is.
+_may_empty: Callable[[], bool] = getattr(torch._C, "_cuda_get_conv_benchmark_empty_cache", lambda: True)
 
 _MOST_BYTES = 8  # of an element that is copied
 _INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
@@ -142,11 +143,12 @@ class TorchGpu(Gpu):
         try:
             yield self.allocate
         finally:
-            torch.cuda.empty_cache()
+            self.release()
 
     def release(self) -> None:
-        """Give back to the GPU what PyTorch has cached."""
-        torch.cuda.empty_cache()
+        """Give back to the GPU what PyTorch has cached, where PyTorch's own benchmarks would."""
+        if _may_empty():
+            torch.cuda.empty_cache()
 
     def fill(self, buffer: DeviceBuffer, dtype: DataType, seed: int) -> None:
         """Fill memory with random numbers in [-0.5, 0.5), from the host, so that they are those of every library."""

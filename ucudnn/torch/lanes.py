@@ -114,11 +114,12 @@ class Lane:
             if launch is None:
                 return self._begin(low, x, w, y)
             launch(x, w, y)
-        except (UcudnnError, MemoryError) as error:
+        except (UcudnnError, MemoryError, RuntimeError) as error:  # the last is how PyTorch and CUDA say what is wrong
             self._launchers.pop(low, None)
             self._skip = min(1 << self._failures, _MOST_SKIPPED)
             self._failures += 1
-            self._left.add(f"{type(error).__name__}: {error}", warn=True)
+            what = str(error).split("\n", 1)[0]
+            self._left.add(f"{type(error).__name__}: {what}", warn=True)
             return False
         return True
 

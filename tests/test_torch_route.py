@@ -1,0 +1,282 @@
+"""The whole way of PyTorch's CUDA convolutions on the host: `TorchGpu` over tensors of the CPU, a stand-in for cuDNN.
+
+What cannot be told without a GPU, streams and captures, is what a test sets; what memory is asked for is counted.
+"""
+
+import ctypes
+from contextlib import nullcontext
+from types import SimpleNamespace
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+import ucudnn.torch as switch  # noqa: E402
+from tests.native.conftest import HERE, toolchain  # noqa: E402, F401
+from tests.test_torch import CASES, assert_close, modules, outcome  # noqa: E402
+from ucudnn import Effort  # noqa: E402
+from ucudnn.backends.cudnn.backend import CudnnBackend  # noqa: E402
+from ucudnn.handle import Handle  # noqa: E402
+from ucudnn.torch.device import TorchGpu  # noqa: E402
+from ucudnn.torch.lanes import IN_CAPTURE  # noqa: E402
+from ucudnn.torch.switch import Switch  # noqa: E402
+
+QUICK = Effort(warmup=0, repeats=1, time_limit_ms=1)
+F = torch.nn.functional
+
+
+class Host:
+    """PyTorch as the package sees it, with a GPU that is the host's memory.
+
+    Attributes:
+        stream: address of the current stream.
+        captures: whether it is being captured.
+        most_bytes: the largest allocation that there is room for.
+        allocated: bytes of each allocation.
+    """
+
+    def __init__(self, stub):
+        self.stub = stub
+        self.stream = 0
+        self.captures = False
+        self.most_bytes = 1 << 40
+        self.allocated = []
+        properties = SimpleNamespace(name="host", major=0, minor=0)
+        self.cuda = SimpleNamespace(
+            Event=lambda **options: Event(stub),
+            current_stream=lambda device: SimpleNamespace(wait_event=lambda event: None),
+            device=lambda ordinal: nullcontext(),
+            device_count=lambda: 1,
+            empty_cache=lambda: None,
+            get_device_properties=lambda ordinal: properties,
+        )
+
+    def __getattr__(self, name):
+        return getattr(torch, name)
+
+    def device(self, kind, ordinal=0):
+        return torch.device("cpu")
+
+    def empty_strided(self, size, strides, **options):
+        if options["dtype"] is torch.uint8:
+            if size[0] > self.most_bytes:
+                raise torch.OutOfMemoryError(f"Tried to allocate {size[0]} bytes. Of no interest")
+            self.allocated.append(size[0])
+        return torch.empty_strided(size, strides, **options)
+
+    def as_tensor(self, memory, device):
+        told = memory.__cuda_array_interface__
+        (size,), (address, _) = told["shape"], told["data"]
+        return torch.frombuffer((ctypes.c_uint8 * size).from_address(address), dtype=torch.uint8)
+
+
+class Event:
+    """The clock of the stand-in."""
+
+    def __init__(self, stub):
+        self._stub = stub
+        self.time = 0
+
+    def record(self, stream):
+        self.time = self._stub.stub_clock()
+
+    def synchronize(self):
+        pass
+
+    def elapsed_time(self, end):
+        return (end.time - self.time) / 1e3
+
+
+class Call(ctypes.Structure):
+    _fields_ = (
+        *((name, ctypes.c_int) for name in ("api", "operation", "batch", "algorithm")),
+        *((name, ctypes.c_double) for name in ("alpha", "beta")),
+        *((name, ctypes.c_void_p) for name in ("x", "w", "y", "workspace", "handle", "stream")),
+    )
+
+
+@pytest.fixture(scope="module")
+def stub(toolchain):  # noqa: F811
+    path = toolchain.folder / "libcudnn_torch.so.9"
+    toolchain.compile(HERE / "stub_cudnn.cpp", path, "-shared", "-fPIC")
+    loaded = ctypes.CDLL(str(path))
+    loaded.stub_clock.restype = ctypes.c_int64
+    return loaded
+
+
+@pytest.fixture
+def host(stub, monkeypatch):
+    found = Host(stub)
+    monkeypatch.setattr("ucudnn.torch.device.torch", found)
+    monkeypatch.setattr("ucudnn.torch.lanes.torch", found)
+    monkeypatch.setattr("ucudnn.torch.device._current_device", lambda: 0)
+    monkeypatch.setattr("ucudnn.torch.device._current_stream", lambda ordinal: found.stream)
+    monkeypatch.setattr("ucudnn.torch.device._is_capturing", lambda: found.captures)
+    monkeypatch.setattr("ucudnn.backends.cudnn.background.exchange_capture_mode", lambda mode: 0)
+    monkeypatch.setattr(torch.cuda, "device", lambda device: nullcontext())
+    monkeypatch.setattr(torch.Tensor, "get_device", lambda self: 0, raising=False)
+    yield found
+    switch.kernels.clear()
+    switch.kernels._kept.clear()
+
+
+@pytest.fixture
+def calls(stub):
+    """Return a function that returns what the stand-in has computed since it was asked last."""
+
+    def taken():
+        room = (Call * 4096)()
+        return room[: stub.stub_calls(room, len(room))]
+
+    return taken
+
+
+def enable(host, **options):
+    def open_handle(ordinal):
+        backend = CudnnBackend(library_path=host.stub._name, device=TorchGpu(ordinal))
+        return Handle(backend=backend, effort=QUICK, **options)
+
+    made = Switch(open_handle, "cpu", switch.kernels.stock("cpu"))
+    before = switch.kernels.switch
+    switch.kernels.use(made)
+    return switch.Enabled(made, before)
+
+
+@pytest.mark.parametrize("index", CASES)
+def test_outputs_and_gradients_are_pytorchs(host, index):
+    module, shape = modules()[index]
+    module, x = module.double(), torch.randn(shape, dtype=torch.float64, requires_grad=True)
+    expected = outcome(module, x)
+    for options in ({"workspace_limit": "1KiB", "policy": "all"}, {"total_workspace": "64KiB"}):
+        with enable(host, **options) as on:
+            for _ in range(2):
+                assert_close(outcome(module, x), expected)
+        assert on.report().left == {}
+        assert on.report().calls == 6
+
+
+def convolution(x, w):
+    """Return output and gradients of input and weight, by operators that PyTorch calls."""
+    rest = ([1, 1], [1, 1], [1, 1], False, [0, 0], 1)
+    out = torch.convolution(x, w, None, *rest)
+    return out, *torch.ops.aten.convolution_backward.default(out.cos(), x, w, None, *rest, [True, True, False])[:2]
+
+
+def operands():
+    torch.manual_seed(0)
+    return torch.randn(8, 4, 7, 6), torch.randn(6, 4, 3, 3)
+
+
+def test_what_is_computed_is_divided_and_within_the_limit(host, calls):
+    x, w = operands()
+    expected = convolution(x, w)
+    with enable(host, workspace_limit=3000) as on:
+        convolution(x, w)
+        host.allocated.clear()
+        calls()
+        for one, other in zip(convolution(x, w), expected, strict=True):
+            torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
+    taken = calls()
+    assert [each.batch for each in taken] == [4, 4] * 3
+    assert all(each.workspace for each in taken)
+    assert len(host.allocated) == 3, "a workspace for each call, and nothing else"
+    assert max(host.allocated) <= 3000
+    assert on.report().left == {}
+
+
+def test_each_call_goes_to_the_stream_that_is_current(host, calls):
+    x, w = operands()
+    with enable(host):
+        for stream in (0, 0x40, 0x40, 0x80, 0):
+            host.stream = stream
+            convolution(x, w)
+            assert {each.stream or 0 for each in calls()} == {stream}
+
+
+@pytest.mark.parametrize("offset", [1, 2, 3])
+def test_memory_that_is_less_aligned(host, offset):
+    x, w = operands()
+    x = torch.cat([torch.zeros(offset), x.flatten()])[offset:].view_as(x)
+    expected = convolution(x, w)
+    with enable(host) as on:
+        for one, other in zip(convolution(x, w), expected, strict=True):
+            torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
+    assert on.report().left == {}
+
+
+def test_a_capture_uses_what_was_planned_and_keeps_it(host):
+    x, w = operands()
+    with enable(host, workspace_limit=3000) as on:
+        host.stream, host.captures = 0x40, True
+        convolution(x, w)
+        assert on.report().left == {IN_CAPTURE: 2}
+        host.captures = False
+        convolution(x, w)
+        host.captures = True
+        for one, other in zip(convolution(x, w), convolution(x.double(), w.double()), strict=True):
+            torch.testing.assert_close(one, other.float(), rtol=1e-4, atol=1e-5)
+        assert on.report().calls == 6
+    assert on._switch in switch.kernels._kept
+
+
+def test_memory_that_runs_short(host, caplog):
+    x, w = operands()
+    expected = convolution(x, w)
+    with enable(host, workspace_limit="1MiB") as on:
+        convolution(x, w)
+        assert on.report().workspace_bytes == 8 * 672
+        host.most_bytes = 3000
+        found = convolution(x, w)
+        assert on.report().workspace_bytes < 3000
+    for one, other in zip(found, expected, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
+    assert "no room for a workspace" in caplog.text
+    assert on.report().left == {}
+
+
+def test_without_room_to_plan_pytorch_computes(host):
+    x, w = operands()
+    expected = convolution(x, w)
+    host.most_bytes = 100
+    with enable(host) as on:
+        assert_close(convolution(x, w), expected)
+        assert on.report().calls == 0
+        host.most_bytes = 1 << 40
+        for _ in range(2):
+            convolution(x, w)
+    assert on.report().calls == 3
+
+
+def test_an_error_of_pytorchs_while_planning_leaves_the_call_to_pytorch(host, monkeypatch, caplog):
+    def fails(*arguments, **options):
+        raise RuntimeError("CUDA error: unknown\nof many lines")
+
+    x, w = operands()
+    expected = convolution(x, w)
+    monkeypatch.setattr(host, "as_tensor", fails)
+    with enable(host) as on:
+        assert_close(convolution(x, w), expected)
+    assert on.report().left == {"RuntimeError: CUDA error: unknown": 2}
+    assert "CUDA error: unknown" in caplog.text
+
+
+@pytest.mark.parametrize("may", [True, False])
+def test_the_cache_is_emptied_where_pytorchs_own_benchmarks_would(host, monkeypatch, may):
+    emptied = []
+    host.cuda.empty_cache = lambda: emptied.append(1)
+    monkeypatch.setattr("ucudnn.torch.device._may_empty", lambda: may)
+    with enable(host):
+        convolution(*operands())
+    assert bool(emptied) is may
+
+
+def test_copies_within_the_gpu(host):
+    gpu = TorchGpu(0)
+    for element in (1, 2, 4, 8):
+        source = torch.arange(96 * element, dtype=torch.uint8)
+        to = torch.zeros(200 * element, dtype=torch.uint8)
+        gpu.copy_runs(to.data_ptr(), 16 * element, source.data_ptr(), 8 * element, 5 * element, 10)
+        expected = torch.zeros_like(to)
+        for run in range(10):
+            expected[16 * element * run :][: 5 * element] = source[8 * element * run :][: 5 * element]
+        assert torch.equal(to, expected)
