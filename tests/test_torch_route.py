@@ -184,6 +184,34 @@ def test_what_is_computed_is_divided_and_within_the_limit(host, calls):
     assert on.report().left == {}
 
 
+@pytest.mark.parametrize("refuses", [0, 1], ids=["takes gaps", "refuses gaps"])
+@pytest.mark.parametrize("last", [False, True], ids=["channels first", "channels last"])
+def test_a_volume_that_is_alone_in_its_batch_is_computed_in_slabs(host, stub, refuses, last):
+    torch.manual_seed(1)
+    module = torch.nn.Conv3d(3, 4, 3, padding=1).double()
+    x = torch.randn(1, 3, 16, 6, 5, dtype=torch.float64)
+    if last:
+        module, x = module.to(memory_format=torch.channels_last_3d), x.to(memory_format=torch.channels_last_3d)
+    x.requires_grad_()
+    expected = outcome(module, x)
+    stub.stub_rows(16)
+    stub.stub_refuse_gaps(refuses)
+    try:
+        sample = x.numel() * x.element_size()
+        limit = sample * 3 // 4 if refuses else sample // 3  # copies need room beside the workspace
+        with enable(host, workspace_limit=limit, policy="all") as on:
+            for _ in range(2):
+                host.allocated.clear()
+                assert_close(outcome(module, x), expected)
+            assert max(host.allocated) <= limit
+        configurations = [kernel.configuration for kernel in on.report().layers]
+        assert on.report().left == {}
+        assert any("rows eng1" in each for each in configurations)
+    finally:
+        stub.stub_rows(0)
+        stub.stub_refuse_gaps(0)
+
+
 def test_each_call_goes_to_the_stream_that_is_current(host, calls):
     x, w = operands()
     with enable(host):
