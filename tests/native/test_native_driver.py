@@ -136,7 +136,9 @@ def test_layers_that_are_gone_leave_their_part_of_the_total(run):
 def test_threads_have_handles_of_their_own(toolchain, libraries, run):
     flags = [f"-L{libraries}", f"-Wl,-rpath,{libraries}", "-lucudnn", "-l:libcudnn.so.9", "-pthread"]
     program = toolchain.compile(HERE / "threads.cpp", toolchain.folder / "threads", *flags)
-    done = subprocess.run([program], env=environment(), capture_output=True, text=True, check=False, timeout=120)
+    done = subprocess.run(
+        [program], env=environment(libraries), capture_output=True, text=True, check=False, timeout=120
+    )
     assert (done.returncode, done.stdout, done.stderr) == (0, "computed\n", "")
 
 

@@ -1,13 +1,12 @@
 """The header, the structures that C++ and Python share, Python processes, and `python -m ucudnn.native`."""
 
 import ctypes
-import os
 import subprocess
 import sys
 
 import pytest
 
-from tests.native.conftest import HERE, ROOT, STAND_IN
+from tests.native.conftest import HERE, environment
 from ucudnn.errors import BackendUnavailableError
 from ucudnn.native import bridge, build
 from ucudnn.native.__main__ import main
@@ -88,10 +87,9 @@ def test_a_library_of_another_version_is_refused():
 @pytest.mark.parametrize("destroys", [True, False])
 def test_a_python_process_plans_by_itself(libraries, destroys):
     command = [sys.executable, HERE / "in_python.py", libraries / "libcudnn.so.9", libraries / build.LIBRARY]
-    environment = {**os.environ, "PYTHONPATH": f"{ROOT}:{STAND_IN}"}
-    done = subprocess.run(
-        [*command, "destroy"] if destroys else command, capture_output=True, text=True, env=environment, check=False
-    )
+    if destroys:
+        command.append("destroy")
+    done = subprocess.run(command, capture_output=True, text=True, env=environment(libraries), check=False)
     assert (done.returncode, done.stdout.strip(), done.stderr) == (0, "computed", "")
 
 
