@@ -83,6 +83,7 @@ class Handle {
   cudnnStatus_t convolve(const Call& call);
 
  private:
+  cudnnStatus_t follow(cudaStream_t stream);
   cudnnStatus_t plain(const Call& call) const;
   Ready* find(Kernel& kernel, Request request);
   Ready* plan(Kernel& kernel, Request request);
