@@ -111,7 +111,7 @@ std::string trial(const std::string& executable) {
   if (child == 0) {
     std::atexit([] { _exit(1); });  // and nothing of what the program does at its end
     std::signal(SIGALRM, SIG_DFL);
-    alarm(30);
+    alarm(60);
     dup2(ends[1], STDERR_FILENO);
     initialize(executable);
     _exit(write(ends[1], &well, 1) == 1 ? 0 : 1);
@@ -125,8 +125,10 @@ std::string trial(const std::string& executable) {
   }
   close(ends[0]);
   if (child < 0) return "";  // it has to go without
-  while (waitpid(child, nullptr, 0) < 0 && errno == EINTR) continue;
-  if (!said.empty() && said.back() == well) return "";
+  int status = 0;
+  while (waitpid(child, &status, 0) < 0 && errno == EINTR) continue;
+  const bool slow = WIFSIGNALED(status) && WTERMSIG(status) == SIGALRM;  // which says nothing
+  if (slow || (!said.empty() && said.back() == well)) return "";
   const std::string mark = "Fatal Python error: ";
   const std::size_t begin = said.find(mark);
   if (begin == std::string::npos) return "its process ended";
