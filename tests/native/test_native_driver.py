@@ -163,6 +163,12 @@ def test_a_division_that_is_too_small_is_plain(run):
     assert {call["api"] for call in done.calls[0]} == {1}
 
 
+def test_plain_cudnn_takes_an_algorithm_without_workspace_where_none_was_promised(run):
+    done = run(seven=2, room=100, env={"UCUDNN_TOTAL_WORKSPACE_SIZE": "12KiB"})
+    done.check()
+    assert {(call["api"], call["algorithm"]) for call in done.calls[0] if call["operation"] == 0} == {(1, 0)}
+
+
 @pytest.mark.parametrize("fail", [0, 1])
 def test_an_algorithm_that_fails_is_replaced_where_it_failed(run, fail):
     done = run(repeats=2, fail_at=1, fail=fail)

@@ -9,6 +9,7 @@ namespace {
 
 constexpr int kMostReplacements = 8;  // in one call: what fails more often is not the algorithms
 constexpr int kMostAlignment = 16;
+constexpr int kMostAlgorithms = CUDNN_CONVOLUTION_FWD_ALGO_COUNT;  // of the three operations, the one with most
 constexpr std::size_t kMostReady = 64;
 
 std::atomic<std::uint64_t> handles{0};
@@ -18,6 +19,9 @@ int alignment_of(const void* x, const void* w, const void* y) {
                               reinterpret_cast<std::uintptr_t>(y)) & (kMostAlignment - 1);
   return low ? static_cast<int>(low & -low) : kMostAlignment;
 }
+
+// Whether cuDNN did nothing, for it does not compute that, or not so.
+bool is_refused(cudnnStatus_t status) { return status / 1000 == 2 || status / 1000 == 3; }
 
 }  // namespace
 
@@ -212,20 +216,36 @@ void Handle::drop(Kernel& kernel, Ready* ready) {
 }
 
 cudnnStatus_t Handle::plain(const Call& call) const {
+  const int asked = call.plain->algorithm;
+  const cudnnStatus_t status = plain(call, asked);
+  if (call.plain->workspace_bytes || !is_refused(status)) return status;
+  // A caller may have been told that algorithm 0, or 1, needs no workspace: then any will do that needs none.
+  const bool repeats = wants_determinism(call.operation, asked);
+  for (int other = 0; other < kMostAlgorithms; ++other) {
+    if (other == asked || (repeats && call.operation != UCUDNN_FORWARD && !wants_determinism(call.operation, other))) {
+      continue;
+    }
+    const cudnnStatus_t then = plain(call, other);
+    if (!is_refused(then)) return then;
+  }
+  return status;
+}
+
+cudnnStatus_t Handle::plain(const Call& call, int algorithm) const {
   const ucudnn_descriptors& own = *call.descriptors;
   const ucudnn_plain& how = *call.plain;
   switch (call.operation) {
     case UCUDNN_FORWARD:
       return cudnnConvolutionForward(cudnn_, call.alpha, own.x, call.x, own.w, call.w, own.convolution,
-                                     static_cast<cudnnConvolutionFwdAlgo_t>(how.algorithm), how.workspace,
+                                     static_cast<cudnnConvolutionFwdAlgo_t>(algorithm), how.workspace,
                                      how.workspace_bytes, call.beta, own.y, call.y);
     case UCUDNN_BACKWARD_DATA:
       return cudnnConvolutionBackwardData(cudnn_, call.alpha, own.w, call.w, own.y, call.y, own.convolution,
-                                          static_cast<cudnnConvolutionBwdDataAlgo_t>(how.algorithm), how.workspace,
+                                          static_cast<cudnnConvolutionBwdDataAlgo_t>(algorithm), how.workspace,
                                           how.workspace_bytes, call.beta, own.x, call.x);
     default:
       return cudnnConvolutionBackwardFilter(cudnn_, call.alpha, own.x, call.x, own.y, call.y, own.convolution,
-                                            static_cast<cudnnConvolutionBwdFilterAlgo_t>(how.algorithm),
+                                            static_cast<cudnnConvolutionBwdFilterAlgo_t>(algorithm),
                                             how.workspace, how.workspace_bytes, call.beta, own.w, call.w);
   }
 }

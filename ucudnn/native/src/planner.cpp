@@ -71,7 +71,7 @@ const Callbacks* planner() {
 }
 
 void rest_at_exit() {
-  // What is loaded later is gone sooner, so this must come after cuDNN's libraries, which are loaded when they are needed.
+  // What is loaded later is gone sooner: this must come after cuDNN's libraries, which are loaded when they are needed.
   static std::atomic<int> times{0};
   if (times++ >= kMostExits) return;
   std::atexit([] {
