@@ -15,7 +15,9 @@ import re
 import statistics
 import subprocess
 import sys
+from collections.abc import Iterator
 from importlib.util import find_spec
+from math import inf, isnan
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from time import perf_counter
@@ -93,12 +95,13 @@ class Runner:
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
                 text=True,
+                errors="replace",
                 timeout=limit_s,
                 check=False,
             )
             text, status = done.stdout, done.returncode
         except subprocess.TimeoutExpired as error:
-            text = error.stdout.decode(errors="replace") if isinstance(error.stdout, bytes) else str(error.stdout)
+            text = error.stdout.decode(errors="replace") if isinstance(error.stdout, bytes) else error.stdout or ""
             status = 124
         took = perf_counter() - begin
         words = " ".join(f"{key}={value}" for key, value in variables.items())
@@ -119,9 +122,15 @@ def plans(text: str) -> list[str]:
     return [line.removeprefix("ucudnn: ") for line in text.splitlines() if line.startswith("ucudnn: ")]
 
 
-def run_tests(runner: Runner, program: str, folder: Path) -> dict[str, object]:
+def micro_batched(said: list[str]) -> int:
+    """Return how many plans have more than one micro-batch."""
+    return sum(bool(re.search(r": (?:[2-9]|\d\d+)x| \+ ", line)) for line in said)
+
+
+def run_tests(runner: Runner, program: str, folder: Path) -> Iterator[dict[str, object]]:
     """Run Caffe's convolution tests under each policy; what fails again without TF32, which is coarser than they allow.
 
+    Yields what was found so far, after each run.
     A kernel that is chosen for its speed may multiply as TF32 where the one that cuDNN's heuristics choose does not.
     """
     found: dict[str, object] = {}
@@ -132,7 +141,7 @@ def run_tests(runner: Runner, program: str, folder: Path) -> dict[str, object]:
             answer["without TF32"] = one_test(runner, f"tests, {name}, without TF32", program, variables | without)
         found[name] = answer
         print(name, answer, flush=True)
-    return found
+        yield {"tests": found}
 
 
 def one_test(runner: Runner, name: str, program: str, variables: dict[str, str]) -> dict[str, Any]:
@@ -146,7 +155,7 @@ def one_test(runner: Runner, name: str, program: str, variables: dict[str, str])
         "status": status,
         "seconds": round(took, 1),
         "plans": len(said),
-        "in micro-batches": sum(bool(re.search(r": (?:[2-9]|\d\d+)x| \+ ", line)) for line in said),
+        "in micro-batches": micro_batched(said),
         "plain": [line for line in said if line.startswith("plain")][:3],
     }
 
@@ -164,8 +173,8 @@ def layer_times(text: str) -> dict[str, float]:
     return found
 
 
-def run_times(runner: Runner, caffe: str, folder: Path, iterations: int, rounds: int) -> dict[str, dict[str, Any]]:
-    """Time AlexNet 256, all ways in turn."""
+def run_times(runner: Runner, caffe: str, folder: Path, iterations: int, rounds: int) -> Iterator[dict[str, object]]:
+    """Time AlexNet 256, all ways in turn; yield medians and ratios so far, after each run."""
     net = folder / "alexnet.prototxt"
     net.write_text(alexnet(256))
     samples: dict[str, list[dict[str, float]]] = {name: [] for name in TIMES}
@@ -179,6 +188,12 @@ def run_times(runner: Runner, caffe: str, folder: Path, iterations: int, rounds:
             if "Average Forward-Backward" in times:
                 samples[name].append(times)
             print(name, status, f"{took:.0f} s", times.get("Average Forward-Backward"), flush=True)
+            medians = median_times(samples, said)
+            yield {"ratios": verdicts(medians), "times": medians}
+
+
+def median_times(samples: dict[str, list[dict[str, float]]], said: dict[str, list[str]]) -> dict[str, dict[str, Any]]:
+    """Return the median of each layer's times, their sum over the convolutions, and the plans of the first run."""
     found: dict[str, dict[str, Any]] = {}
     for name, each in samples.items():
         if each:
@@ -187,6 +202,7 @@ def run_times(runner: Runner, caffe: str, folder: Path, iterations: int, rounds:
             found[name] = {
                 "convolutions ms": round(convolutions, 3),
                 "iteration ms": layers["Average Forward-Backward"],
+                "iterations of each run ms": [times["Average Forward-Backward"] for times in each],
                 "runs": len(each),
                 "layers ms": layers,
                 "plans": said[name],
@@ -194,28 +210,36 @@ def run_times(runner: Runner, caffe: str, folder: Path, iterations: int, rounds:
     return found
 
 
-def run_trainings(runner: Runner, caffe: str, folder: Path, iterations: int) -> dict[str, object]:
-    """Train the small CNN; how far losses are from those of the first run, beside how far plain runs are apart."""
+def run_trainings(runner: Runner, caffe: str, folder: Path, iterations: int) -> Iterator[dict[str, object]]:
+    """Train the small CNN; how far losses are from those of the first run, beside how far plain runs are apart.
+
+    Yields what was found so far, after each run.
+    """
     write_patterns(folder)
     (folder / "small.prototxt").write_text(small(folder, 128))
     (folder / "solver.prototxt").write_text(solver(folder / "small.prototxt", iterations, folder / "out"))
-    losses: dict[str, list[float]] = {}
+    found: dict[str, object] = {}
+    first: list[float] = []
     for name, variables in TRAININGS.items():
         text, status, took = runner.run(
             f"train, {name}", variables, [caffe, "train", f"-solver={folder / 'solver.prototxt'}", "-gpu=0"], 240
         )
-        losses[name] = [float(value) for value in re.findall(r"Iteration \d+.*?, loss = ([\d.e+-]+)", text)]
-        print(name, status, f"{took:.0f} s", len(losses[name]), losses[name][:1], losses[name][-1:], flush=True)
-    first = losses["plain"]
-    return {
-        name: {
-            "losses": values,
-            "greatest difference from plain": max(
-                (abs(a - b) for a, b in zip(first, values, strict=False)), default=None
-            ),
+        losses = [float(value) for value in re.findall(r"Iteration \d+.*?, loss = (\S+)", text)]
+        first = first or losses
+        whole = len(losses) == len(first) == iterations
+        found[name] = {
+            "status": status,
+            "greatest difference from plain": max(map(distance, first, losses)) if whole else None,
+            "in micro-batches": micro_batched(plans(text)),
+            "losses": losses,
         }
-        for name, values in losses.items()
-    }
+        print(name, status, f"{took:.0f} s", len(losses), losses[:1], losses[-1:], flush=True)
+        yield {"train": found}
+
+
+def distance(one: float, other: float) -> float:
+    """Return how far two losses are apart: infinitely, where one is no number."""
+    return inf if isnan(one) or isnan(other) else abs(one - other)
 
 
 def verdicts(times: dict[str, dict[str, Any]]) -> dict[str, float]:
@@ -230,6 +254,9 @@ def verdicts(times: dict[str, dict[str, Any]]) -> dict[str, float]:
         "convolutions, 64 MiB (at least 2.7)": ratio("plain, 64 MiB", "powerOfTwo, 64 MiB", "convolutions ms"),
         "iteration, 64 MiB (at least 2.0)": ratio("plain, 64 MiB", "powerOfTwo, 64 MiB", "iteration ms"),
         "convolutions, 8 MiB (at least 1.25)": ratio("plain, 8 MiB", "powerOfTwo, 8 MiB", "convolutions ms"),
+        "iteration, undivided legacy (at least 0.98)": ratio(
+            "plain, 64 MiB", "legacy undivided, 64 MiB", "iteration ms"
+        ),
     }
     return {name: value for name, value in answers.items() if value is not None}
 
@@ -261,16 +288,17 @@ def main() -> None:
         for what in options.only.split(","):
             raw = options.out / f"caffe_{what}.txt"
             runner = Runner(options.python, variables, raw, folder / "measurements.db")
-            found: dict[str, object] = {"conditions": described}
             if what == "tests":
-                found["tests"] = run_tests(runner, options.tests, folder)
+                answers = run_tests(runner, options.tests, folder)
             elif what == "time":
-                times = run_times(runner, options.caffe, folder, options.iterations, options.rounds)
-                found |= {"ratios": verdicts(times), "times": times}
-                print(json.dumps(found["ratios"], indent=1), flush=True)
+                answers = run_times(runner, options.caffe, folder, options.iterations, options.rounds)
             else:
-                found["train"] = run_trainings(runner, options.caffe, folder, 200)
-            (options.out / f"caffe_{what}.json").write_text(json.dumps(found, indent=1) + "\n")
+                answers = run_trainings(runner, options.caffe, folder, 200)
+            for found in answers:  # whatever ends this, what was found before it stays
+                text = json.dumps({"conditions": described, **found}, indent=1)
+                (options.out / f"caffe_{what}.json").write_text(text + "\n")
+            if what == "time":
+                print(json.dumps(found["ratios"], indent=1), flush=True)
 
 
 if __name__ == "__main__":

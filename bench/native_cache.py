@@ -46,6 +46,7 @@ def main() -> None:
         folder = Path(name)
         stub = folder / "libcudnn.so.9"
         compiled(headers, STUB / "stub_cudnn.cpp", stub, "-shared", "-fPIC", "-Wl,-soname,libcudnn.so.9")
+        (folder / "libcuda.so.1").symlink_to(stub)  # it is a stand-in for the driver, too
         build.build(folder, headers)
         links = [f"-L{folder}", f"-Wl,-rpath,{folder}", "-lucudnn", "-l:libcudnn.so.9"]
         program = compiled(headers, BENCH / "native_cache.cpp", folder / "cache", *links)
@@ -53,7 +54,7 @@ def main() -> None:
         found: dict[str, object] = {
             "processor": processor(),
             "python": platform.python_version(),
-            "handle, microseconds": printed(program, PYTHONPATH=path, UCUDNN_DATABASE="off"),
+            "handle, microseconds": printed(program, PYTHONPATH=path, LD_LIBRARY_PATH=name, UCUDNN_DATABASE="off"),
         }
         spec = find_spec("nvidia.cudnn")
         for root in (spec.submodule_search_locations or ()) if spec else ():

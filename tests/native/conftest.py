@@ -53,11 +53,12 @@ def toolchain(tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def libraries(toolchain):
-    """Return the folder of libucudnn.so and of a libcudnn.so.9 that is a stand-in."""
+    """Return the folder of libucudnn.so and of a libcudnn.so.9 that is a stand-in, for CUDA's driver, too."""
     if build.libpython() is None:
         pytest.skip("this Python has no shared library")
     stub = toolchain.folder / "libcudnn.so.9"
     toolchain.compile(HERE / "stub_cudnn.cpp", stub, "-shared", "-fPIC", "-Wl,-soname,libcudnn.so.9")
+    (toolchain.folder / "libcuda.so.1").symlink_to(stub)
     build.build(toolchain.folder, toolchain.headers)
     return toolchain.folder
 
@@ -136,7 +137,7 @@ def run(libraries, toolchain, tmp_path, driver):
             capture_output=True,
             text=True,
             check=False,
-            env=environment() | (env or {}),
+            env=environment(libraries) | (env or {}),
             timeout=120,
         )
         result.errors = done.stderr
@@ -167,7 +168,8 @@ def driver(libraries, toolchain):
     return toolchain.compile(HERE / "driver.cpp", toolchain.folder / "driver", *flags)
 
 
-def environment():
-    """Return variables with which a program finds the package, and a stand-in for CuPy."""
+def environment(libraries):
+    """Return variables with which a program finds the package, and stand-ins for CuPy and CUDA's driver."""
     clean = {key: value for key, value in os.environ.items() if not key.startswith(("UCUDNN_", "PYTHON"))}
-    return clean | {"PYTHONPATH": f"{ROOT}:{STAND_IN}", "UCUDNN_DATABASE": "off"}
+    paths = {"PYTHONPATH": f"{ROOT}:{STAND_IN}", "LD_LIBRARY_PATH": str(libraries)}
+    return clean | paths | {"UCUDNN_DATABASE": "off"}

@@ -165,7 +165,9 @@ int main_of() {
       print_calls();
       if (number("streams")) {  // another stream, whose kernels may run beside those of the first
         for (int g = 0; g < 3 * layer.groups; ++g) {
-          CHECK(cudnnSetStream(layer.handles[g], reinterpret_cast<cudaStream_t>(std::size_t(0x9000 + 16 * g))));
+          const auto stream = reinterpret_cast<cudaStream_t>(std::size_t(0x9000 + 16 * g));
+          if (number("streams") == 1) CHECK(cudnnSetStream(layer.handles[g], stream));
+          else CHECK(cudnnSetStream(static_cast<cudnnHandle_t>(layer.handles[g]), stream));
         }
       }
     }

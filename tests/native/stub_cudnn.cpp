@@ -1,4 +1,4 @@
-// A stand-in for cuDNN and the CUDA runtime on host memory: descriptors that are kept, convolutions by direct loops.
+// A stand-in for cuDNN, the CUDA runtime and its driver on host memory: descriptors that are kept, convolutions by direct loops.
 //
 // Each operation has two algorithms in either API. Algorithm 0, engine 0: no workspace, slow. Algorithm 1, engine 1:
 // workspace that grows with the batch, fast: on a clock of its own, so that plans do not depend on this machine.
@@ -298,6 +298,7 @@ cudaError_t cudaFree(void* memory) {
   return cudaSuccess;
 }
 cudaError_t cudaGetDevice(int* device) { *device = 0; return cudaSuccess; }
+cudaError_t cudaSetDevice(int) { return cudaSuccess; }
 cudaError_t cudaGetLastError() { return cudaSuccess; }
 cudaError_t cudaDeviceSynchronize() { return cudaSuccess; }
 cudaError_t cudaStreamSynchronize(cudaStream_t) { return cudaSuccess; }
@@ -308,6 +309,9 @@ cudaError_t cudaEventCreateWithFlags(cudaEvent_t* event, unsigned) {
 cudaError_t cudaEventDestroy(cudaEvent_t) { return cudaSuccess; }
 cudaError_t cudaEventRecord(cudaEvent_t, cudaStream_t) { return cudaSuccess; }
 cudaError_t cudaStreamWaitEvent(cudaStream_t, cudaEvent_t, unsigned) { ++waits; return cudaSuccess; }
+
+// The CUDA driver.
+int cuThreadExchangeStreamCaptureMode(int*) { return 0; }
 
 // Library and handles.
 size_t cudnnGetVersion() { return 91900; }

@@ -54,6 +54,13 @@ def test_a_limit_that_the_caller_states_holds(run):
     assert done.other["left"] == 0
 
 
+def test_a_limit_holds_for_candidates_without_tf32(run):
+    done = run(limit=3000, limit_then=1600, repeats=3, env={"UCUDNN_BACKEND": "cudnn:legacy-fma"})
+    done.check(iterations=3)
+    assert [done.batches(FORWARD, iteration)[0] for iteration in range(3)] == [4, 2, 2]
+    assert done.iterations[2]["allocated"] <= 3 * 3000
+
+
 def test_the_environments_limit_wins_over_the_callers(run):
     done = run(limit=3000, env={"UCUDNN_DEFAULT_WORKSPACE_LIMIT": "2KiB"})
     assert done.batches(FORWARD) == [2, 2, 2, 2]
@@ -100,8 +107,9 @@ def test_workspaces_are_each_streams_own(run):
     assert len(by_stream) == len(set(by_stream.values())) == 6
 
 
-def test_a_handle_on_another_stream_gets_another_workspace(run):
-    done = run(repeats=3, streams=1, env={"UCUDNN_VERBOSE": "1"})
+@pytest.mark.parametrize("streams", [1, 2], ids=["by the handle", "by cuDNN's own"])
+def test_a_handle_on_another_stream_gets_another_workspace(run, streams):
+    done = run(repeats=3, streams=streams, env={"UCUDNN_VERBOSE": "1"})
     done.check(iterations=3)
     assert done.iterations[1]["allocated"] == 2 * done.iterations[0]["allocated"] == done.iterations[2]["allocated"]
     assert len(done.errors.splitlines()) == 3  # and no other plan
@@ -136,7 +144,9 @@ def test_layers_that_are_gone_leave_their_part_of_the_total(run):
 def test_threads_have_handles_of_their_own(toolchain, libraries, run):
     flags = [f"-L{libraries}", f"-Wl,-rpath,{libraries}", "-lucudnn", "-l:libcudnn.so.9", "-pthread"]
     program = toolchain.compile(HERE / "threads.cpp", toolchain.folder / "threads", *flags)
-    done = subprocess.run([program], env=environment(), capture_output=True, text=True, check=False, timeout=120)
+    done = subprocess.run(
+        [program], env=environment(libraries), capture_output=True, text=True, check=False, timeout=120
+    )
     assert (done.returncode, done.stdout, done.stderr) == (0, "computed\n", "")
 
 
@@ -151,6 +161,12 @@ def test_a_division_that_is_too_small_is_plain(run):
     done.check()
     assert "no room for a total workspace" in done.errors
     assert {call["api"] for call in done.calls[0]} == {1}
+
+
+def test_plain_cudnn_takes_an_algorithm_without_workspace_where_none_was_promised(run):
+    done = run(seven=2, room=100, env={"UCUDNN_TOTAL_WORKSPACE_SIZE": "12KiB"})
+    done.check()
+    assert {(call["api"], call["algorithm"]) for call in done.calls[0] if call["operation"] == 0} == {(1, 0)}
 
 
 @pytest.mark.parametrize("fail", [0, 1])
@@ -175,10 +191,12 @@ def test_where_memory_has_no_room_less_is_taken(run):
     [
         ({"UCUDNN_PYTHON": "/nowhere/libpython3.so"}, "Python cannot be loaded: /nowhere/libpython3.so"),
         ({"UCUDNN_PYTHON": "/nowhere/python"}, "no shared library .* of /nowhere/python"),
+        ({"PYTHONHOME": "/nowhere"}, r"Python cannot be started: \S+: init_fs_encoding: failed"),
+        ({"UCUDNN_PYTHON": "/nowhere.software/python"}, "no shared library .* of /nowhere.software/python"),
         ({"UCUDNN_BATCH_SIZE_POLICY": "most"}, "SettingsError: UCUDNN_BATCH_SIZE_POLICY='most' is not known"),
         ({"UCUDNN_PLAIN": "1"}, None),
     ],
-    ids=["no library", "no interpreter", "bad setting", "as asked"],
+    ids=["no library", "no interpreter", "another's home", "like a library", "bad setting", "as asked"],
 )
 def test_without_python_there_is_plain_cudnn(run, env, text):
     done = run(env=env, repeats=2)
@@ -191,7 +209,8 @@ def test_without_python_there_is_plain_cudnn(run, env, text):
 
 
 @pytest.mark.parametrize(
-    ("limit", "env", "algorithm"), [(3000, {}, 0), (6000, {}, 1), (3000, "6 KiB", 1), (6000, "3KB", 0)]
+    ("limit", "env", "algorithm"),
+    [(3000, {}, 0), (6000, {}, 1), (3000, "6 KiB", 1), (6000, "3KB", 0), (3000, "1e30", 0), (3000, "inf", 0)],
 )
 def test_plain_cudnn_keeps_within_the_limit(run, limit, env, algorithm):
     env = {"UCUDNN_DEFAULT_WORKSPACE_LIMIT": env} if env else {}

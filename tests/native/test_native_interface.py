@@ -1,13 +1,15 @@
 """The header, the structures that C++ and Python share, Python processes, and `python -m ucudnn.native`."""
 
 import ctypes
-import os
 import subprocess
 import sys
+from threading import Event, RLock
+from time import sleep
 
 import pytest
 
-from tests.native.conftest import HERE, ROOT, STAND_IN
+from tests.native.conftest import HERE, environment
+from ucudnn.backends.cudnn import background
 from ucudnn.errors import BackendUnavailableError
 from ucudnn.native import bridge, build
 from ucudnn.native.__main__ import main
@@ -51,8 +53,21 @@ cudnnStatus_t run(UcudnnHandle_t &handle, cudaStream_t stream) {
 @pytest.mark.parametrize("standard", ["c++11", "c++17", "c++20"])
 def test_the_header_compiles_against_cudnns(toolchain, tmp_path, standard):
     (tmp_path / "program.cpp").write_text(PROGRAM)
-    strict = ["-Wall", "-Wextra", "-Wpedantic", "-Werror", "-c"]
+    strict = ["-Wall", "-Wextra", "-Wpedantic", "-Wshadow", "-Wconversion", "-Werror", "-c"]
     toolchain.compile(tmp_path / "program.cpp", tmp_path / "program.o", f"-std={standard}", *strict)
+
+
+def test_the_header_itself_names_nothing_deprecated(toolchain, tmp_path):
+    (tmp_path / "program.cpp").write_text("#define CUDNN_WARN_DEPRECATED\n#include <ucudnn.hpp>\n")
+    toolchain.compile(tmp_path / "program.cpp", tmp_path / "program.o", "-Wall", "-Werror", "-c")
+
+
+def test_two_parts_of_a_program_include_the_header(toolchain, libraries, tmp_path):
+    (tmp_path / "one.cpp").write_text("#include <ucudnn.hpp>\nint two(); int main() { return two(); }\n")
+    (tmp_path / "two.cpp").write_text("#include <ucudnn.hpp>\nint two() { return UcudnnHandle_t() != nullptr; }\n")
+    links = [str(tmp_path / "two.cpp"), f"-L{libraries}", "-lucudnn", "-l:libcudnn.so.9"]
+    program = toolchain.compile(tmp_path / "one.cpp", tmp_path / "program", *links)
+    assert subprocess.run([program], env=environment(libraries), check=False).returncode == 0
 
 
 def test_the_c_interface_compiles_as_c(toolchain, tmp_path):
@@ -85,13 +100,42 @@ def test_a_library_of_another_version_is_refused():
         bridge.attach(ctypes.addressof(table))
 
 
+def test_what_ends_a_plan_is_no_success(capsys):
+    # C++ takes 0 for success, which is what ctypes gives it where a callback raises.
+    own = bridge.Bridge.__new__(bridge.Bridge)
+    own._lock, own._texts = RLock(), {}
+    answer = bridge.Answer()
+
+    def body():
+        raise KeyboardInterrupt
+
+    assert own._guarded(1, ctypes.pointer(answer), body) == 1
+    assert answer.text == b"KeyboardInterrupt:"
+
+
+def test_the_end_of_a_process_waits_for_threads(monkeypatch):
+    monkeypatch.setattr(background, "exchange_capture_mode", int)
+    own = background.Background(None, None)
+    started, ended = Event(), Event()
+
+    def work():
+        started.set()
+        sleep(0.05)
+        ended.set()
+
+    own._pool().submit(work)
+    started.wait()
+    own.rest()
+    assert ended.is_set()
+    own.rest()  # nothing is left
+
+
 @pytest.mark.parametrize("destroys", [True, False])
 def test_a_python_process_plans_by_itself(libraries, destroys):
     command = [sys.executable, HERE / "in_python.py", libraries / "libcudnn.so.9", libraries / build.LIBRARY]
-    environment = {**os.environ, "PYTHONPATH": f"{ROOT}:{STAND_IN}"}
-    done = subprocess.run(
-        [*command, "destroy"] if destroys else command, capture_output=True, text=True, env=environment, check=False
-    )
+    if destroys:
+        command.append("destroy")
+    done = subprocess.run(command, capture_output=True, text=True, env=environment(libraries), check=False)
     assert (done.returncode, done.stdout.strip(), done.stderr) == (0, "computed", "")
 
 

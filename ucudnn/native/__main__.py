@@ -17,8 +17,8 @@ In a program, one type changes:
 
 and its build gets two lists of flags; the library is compiled when it is first asked for:
 
-    c++ $(python -m ucudnn.native --cflags) -c program.cpp
-    c++ program.o $(python -m ucudnn.native --libs) -lcudnn -lcudart -o program
+    c++ $(python -m ucudnn.native --cflags) -I/usr/local/cuda/include -c program.cpp
+    c++ program.o $(python -m ucudnn.native --libs) -lcudnn -L/usr/local/cuda/lib64 -lcudart -o program
 
 When it runs, the environment says how it plans, as for Python: UCUDNN_DEFAULT_WORKSPACE_LIMIT, which wins over limits
 that the program states; UCUDNN_TOTAL_WORKSPACE_SIZE; UCUDNN_BATCH_SIZE_POLICY; UCUDNN_DATABASE; ... And for C++ only:

@@ -161,7 +161,11 @@ class Bridge:
         return self._guarded(wanted.handle, answer, body)
 
     def forget(self, handle: int, token: int) -> None:
-        """Let go of one plan of a handle, or with token 0 of all that is the handle's."""
+        """Let go of one plan of a handle, or with token 0 of all that is the handle's; handle 0 is the end of all."""
+        if not handle:
+            for planner in self._planners.values():
+                planner.rest()
+            return
         with self._lock:
             if token:
                 self._kept.get(handle, {}).pop(token, None)
@@ -180,7 +184,7 @@ class Bridge:
         with self._lock:
             try:
                 body()
-            except Exception as error:  # noqa: BLE001  # whatever it is, C++ goes on with plain cuDNN
+            except BaseException as error:  # noqa: BLE001  # whatever it is, C++ goes on with plain cuDNN
                 self._tell(handle, answer, f"{type(error).__name__}: {error}")
                 return 1
             return 0

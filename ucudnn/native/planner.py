@@ -117,6 +117,7 @@ class Planner:
 
     def state(self, problem: ConvolutionProblem, limit: int | None) -> None:
         """Take the limit that a caller states for a problem, in bytes; None where it states that there is none."""
+        problem = self._as_asked(problem)
         before = self._limit(problem)
         if limit is None:
             self._limits.pop(problem, None)
@@ -127,6 +128,7 @@ class Planner:
 
     def register(self, handle: int, problem: ConvolutionProblem) -> None:
         """Note a kernel before it is first run (WD must know all of them)."""
+        problem = self._as_asked(problem)
         if self._network is not None and self._limit(problem) is None:
             self._network.register(handle, problem)
 
@@ -135,13 +137,17 @@ class Planner:
         if self._network is not None:
             self._network.forget(handle)
 
+    def rest(self) -> None:
+        """End what goes on in the background."""
+        self._backend.rest()
+
     def plan(self, order: Order) -> Prepared:
         """Decide where nothing is decided yet, and prepare.
 
         Raises:
             UcudnnError: if no algorithm is left, or a limit is too small.
         """
-        problem = replace(order.problem, math=MathMode.FMA) if self._fma else order.problem
+        problem = self._as_asked(order.problem)
         order = replace(order, problem=problem)
         self._planned.add(_registered(problem))
         self._backend.set_stream(None)
@@ -167,6 +173,10 @@ class Planner:
             text = f"{problem}: {configuration}, workspace {exact_bytes(need)}"
             return Prepared(steps=steps, workspace_bytes=need, segment=segment, text=text)
         raise BackendError(f"{problem}: {_MOST_REPLACEMENTS} configurations failed one after another")
+
+    def _as_asked(self, problem: ConvolutionProblem) -> ConvolutionProblem:
+        """Return the problem without TF32 where the candidates are those of `legacy-fma`."""
+        return replace(problem, math=MathMode.FMA) if self._fma else problem
 
     def _limit(self, problem: ConvolutionProblem) -> int | None:
         """Return a problem's own limit, or None where a total is divided."""

@@ -161,6 +161,10 @@ class CudnnBackend(ComputeBackend):
             parts = [self._as_asked(problem).part(size) for size in anchors(sizes)]
             self._background.begin([part for part in parts if part not in self._algorithms])
 
+    def rest(self) -> None:
+        """End what goes on in the background; a Python that exits does so by itself."""
+        self._background.rest()
+
     @contextmanager
     def bench(self, problem: ConvolutionProblem) -> Iterator[Bench]:
         """Return a context with random operands on the GPU, whose memory it gives back at its end.

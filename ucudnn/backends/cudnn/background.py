@@ -53,6 +53,14 @@ class Background:
         """Wait until all that was begun is listed: threads that run Python disturb measurements, compilers do not."""
         wait(list(self._lists.values()))
 
+    def rest(self) -> None:
+        """Drop what was begun but does not run yet, and wait for what runs."""
+        if self._threads is not None:
+            self._threads.shutdown(cancel_futures=True)
+        self._threads = None
+        self._lists.clear()
+        self._plans.clear()
+
     def listed(self, part: ConvolutionProblem) -> list[Algorithm] | None:
         """Return a list that was begun, once it is there; None where none was."""
         future = self._lists.pop(part, None)

@@ -17,6 +17,9 @@
 
 #include "ucudnn_c.h"
 
+#pragma GCC diagnostic push
+#pragma GCC diagnostic ignored "-Wdeprecated-declarations"  // as in ucudnn_c.h
+
 class UcudnnHandle_t {
  public:
   UcudnnHandle_t() noexcept = default;
@@ -85,9 +88,14 @@ cudnnStatus_t virtual_algorithms(cudnnConvolutionDescriptor_t convolution, Algor
   return CUDNN_STATUS_SUCCESS;
 }
 
+// Bytes as a limit; more than memory can ever have are none.
+inline std::int64_t limit_of(std::size_t bytes) {
+  return bytes > static_cast<std::size_t>(INT64_MAX) ? UCUDNN_NO_LIMIT : static_cast<std::int64_t>(bytes);
+}
+
 // The limit that a preference states: 0, 1 and 2 are NO_WORKSPACE, PREFER_FASTEST and SPECIFY_WORKSPACE_LIMIT.
 inline std::int64_t stated_limit(int preference, std::size_t limit) {
-  return preference == 0 ? 0 : preference == 1 ? UCUDNN_NO_LIMIT : static_cast<std::int64_t>(limit);
+  return preference == 0 ? 0 : preference == 1 ? UCUDNN_NO_LIMIT : limit_of(limit);
 }
 
 // Plain cuDNN's first algorithm within a limit.
@@ -141,7 +149,7 @@ inline cudnnStatus_t cudnnFindConvolutionForwardAlgorithmEx(const UcudnnHandle_t
                                                             int *returned, cudnnConvolutionFwdAlgoPerf_t *results,
                                                             void *workspace, size_t workspace_bytes) {
   const ucudnn_descriptors descriptors = {x, w, convolution, y};
-  if (ucudnn_register(handle.state(), UCUDNN_FORWARD, &descriptors, static_cast<std::int64_t>(workspace_bytes))) {
+  if (ucudnn_register(handle.state(), UCUDNN_FORWARD, &descriptors, ucudnn::limit_of(workspace_bytes))) {
     return ucudnn::virtual_algorithms(convolution, cudnnConvolutionFwdAlgo_t(), requested, returned, results);
   }
   return cudnnFindConvolutionForwardAlgorithmEx(static_cast<cudnnHandle_t>(handle), x, x_data, w, w_data, convolution,
@@ -224,7 +232,7 @@ inline cudnnStatus_t cudnnFindConvolutionBackwardDataAlgorithmEx(const UcudnnHan
     cudnnConvolutionBwdDataAlgoPerf_t *results, void *workspace, size_t workspace_bytes) {
   const ucudnn_descriptors descriptors = {x, w, convolution, y};
   if (ucudnn_register(handle.state(), UCUDNN_BACKWARD_DATA, &descriptors,
-      static_cast<std::int64_t>(workspace_bytes))) {
+      ucudnn::limit_of(workspace_bytes))) {
     return ucudnn::virtual_algorithms(convolution, cudnnConvolutionBwdDataAlgo_t(), requested, returned, results);
   }
   return cudnnFindConvolutionBackwardDataAlgorithmEx(static_cast<cudnnHandle_t>(handle), w, w_data, y, y_data,
@@ -305,7 +313,7 @@ inline cudnnStatus_t cudnnFindConvolutionBackwardFilterAlgorithmEx(const UcudnnH
     cudnnConvolutionBwdFilterAlgoPerf_t *results, void *workspace, size_t workspace_bytes) {
   const ucudnn_descriptors descriptors = {x, w, convolution, y};
   if (ucudnn_register(handle.state(), UCUDNN_BACKWARD_FILTER, &descriptors,
-      static_cast<std::int64_t>(workspace_bytes))) {
+      ucudnn::limit_of(workspace_bytes))) {
     return ucudnn::virtual_algorithms(convolution, cudnnConvolutionBwdFilterAlgo_t(), requested, returned, results);
   }
   return cudnnFindConvolutionBackwardFilterAlgorithmEx(static_cast<cudnnHandle_t>(handle), x, x_data, y, y_data,
@@ -356,5 +364,7 @@ inline cudnnStatus_t cudnnConvolutionBackwardFilter(const UcudnnHandle_t &handle
   return ucudnn_convolve(handle.state(), UCUDNN_BACKWARD_FILTER, &descriptors, alpha, const_cast<void *>(x_data),
       w_data, const_cast<void *>(y_data), beta, &plain);
 }
+
+#pragma GCC diagnostic pop
 
 #endif

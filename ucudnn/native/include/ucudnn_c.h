@@ -16,6 +16,10 @@
 #error "ucudnn needs cuDNN 9"
 #endif
 
+/* Under CUDNN_WARN_DEPRECATED, cuDNN 9 warns of the types of its convolutions: where callers name them, not here. */
+#pragma GCC diagnostic push
+#pragma GCC diagnostic ignored "-Wdeprecated-declarations"
+
 #ifdef __cplusplus
 extern "C" {
 #endif
@@ -72,4 +76,6 @@ UCUDNN_API cudnnStatus_t ucudnn_convolve(ucudnn_handle_t handle, int operation, 
 #ifdef __cplusplus
 }
 #endif
+
+#pragma GCC diagnostic pop
 #endif

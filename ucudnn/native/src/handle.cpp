@@ -9,6 +9,7 @@ namespace {
 
 constexpr int kMostReplacements = 8;  // in one call: what fails more often is not the algorithms
 constexpr int kMostAlignment = 16;
+constexpr int kMostAlgorithms = CUDNN_CONVOLUTION_FWD_ALGO_COUNT;  // of the three operations, the one with most
 constexpr std::size_t kMostReady = 64;
 
 std::atomic<std::uint64_t> handles{0};
@@ -18,6 +19,9 @@ int alignment_of(const void* x, const void* w, const void* y) {
                               reinterpret_cast<std::uintptr_t>(y)) & (kMostAlignment - 1);
   return low ? static_cast<int>(low & -low) : kMostAlignment;
 }
+
+// Whether cuDNN did nothing, for it does not compute that, or not so.
+bool is_refused(cudnnStatus_t status) { return status / 1000 == 2 || status / 1000 == 3; }
 
 }  // namespace
 
@@ -30,6 +34,9 @@ Handle::Handle(cudnnHandle_t cudnn) : cudnn_(cudnn), number_(++handles) {
 }
 
 Handle::~Handle() {
+  int device = device_;
+  cudaGetDevice(&device);
+  if (device != device_) cudaSetDevice(device_);
   if (!kernels_.empty()) cudaDeviceSynchronize();  // its streams may be gone, but not what they were given
   for (auto& entry : kernels_) {
     for (Ready* each : entry.second.ready) delete each;
@@ -37,16 +44,21 @@ Handle::~Handle() {
   if (const Callbacks* python = planner()) python->forget(number_, 0);
   if (last_) cudaEventDestroy(last_);
   arena_->leave();
+  if (device != device_) cudaSetDevice(device);
 }
 
 cudnnStatus_t Handle::set_stream(cudaStream_t stream) {
   const cudnnStatus_t status = cudnnSetStream(cudnn_, stream);
-  if (status != CUDNN_STATUS_SUCCESS || stream == stream_) return status;
+  return status == CUDNN_STATUS_SUCCESS ? follow(stream) : status;
+}
+
+cudnnStatus_t Handle::follow(cudaStream_t stream) {
+  if (stream == stream_) return CUDNN_STATUS_SUCCESS;
   stream_ = stream;
   buffers_.select(stream);
   // Segments of the arena are the handle's on any stream, so the new one waits for what the old one does in them.
   if (last_ && cudaStreamWaitEvent(stream, last_, 0) != cudaSuccess) return CUDNN_STATUS_EXECUTION_FAILED;
-  return status;
+  return CUDNN_STATUS_SUCCESS;
 }
 
 bool Handle::divides(int operation, const ucudnn_descriptors& descriptors, std::int64_t limit) {
@@ -81,6 +93,10 @@ cudnnStatus_t Handle::convolve(const Call& call) {
   }
   Kernel& kernel = kernels_[question];
   if (kernel.plain) return plain(call);
+  cudaStream_t stream = stream_;
+  cudnnGetStream(cudnn_, &stream);  // it may have been set for cuDNN's own handle, and a workspace is one stream's
+  const cudnnStatus_t followed = follow(stream);
+  if (followed != CUDNN_STATUS_SUCCESS) return followed;
   const bool is_double = question.x_type == CUDNN_DATA_DOUBLE;
   Request request = {};
   request.question = &question;
@@ -122,10 +138,12 @@ Ready* Handle::plan(Kernel& kernel, Request request) {
   const Callbacks* python = planner();
   for (int attempt = 0; python && attempt < kMostReplacements; ++attempt) {
     Answer answer = {};
-    if (python->plan(&request, &answer) != 0) {
-      say_plain(answer.text ? answer.text : "");
+    // A callback that Python leaves by an exception returns 0, too.
+    if (python->plan(&request, &answer) != 0 || answer.count < 1 || !answer.steps) {
+      say_plain(answer.text ? answer.text : "nothing was planned");
       return nullptr;
     }
+    rest_at_exit();
     if (!make_room(answer)) {
       python->forget(number_, answer.token);
       if (answer.divided) {
@@ -147,6 +165,7 @@ Ready* Handle::plan(Kernel& kernel, Request request) {
     kernel.ready.push_back(new Ready(answer, is_double, request.alpha, request.beta, request.alignment));
     return kernel.ready.back();
   }
+  say_plain("the GPU's memory has no room for a workspace");
   return nullptr;
 }
 
@@ -189,7 +208,7 @@ cudnnStatus_t Handle::recover(Kernel& kernel, Request request, const Call& call,
 }
 
 void Handle::drop(Kernel& kernel, Ready* ready) {
-  cudaStreamSynchronize(stream_);  // kernels that were compiled for a plan go with it
+  cudaDeviceSynchronize();  // kernels that were compiled for a plan go with it, and it may have run on another stream
   const std::uint64_t token = ready->token();
   kernel.ready.erase(std::remove(kernel.ready.begin(), kernel.ready.end(), ready), kernel.ready.end());
   delete ready;
@@ -197,20 +216,36 @@ void Handle::drop(Kernel& kernel, Ready* ready) {
 }
 
 cudnnStatus_t Handle::plain(const Call& call) const {
+  const int asked = call.plain->algorithm;
+  const cudnnStatus_t status = plain(call, asked);
+  if (call.plain->workspace_bytes || !is_refused(status)) return status;
+  // A caller may have been told that algorithm 0, or 1, needs no workspace: then any will do that needs none.
+  const bool repeats = wants_determinism(call.operation, asked);
+  for (int other = 0; other < kMostAlgorithms; ++other) {
+    if (other == asked || (repeats && call.operation != UCUDNN_FORWARD && !wants_determinism(call.operation, other))) {
+      continue;
+    }
+    const cudnnStatus_t then = plain(call, other);
+    if (!is_refused(then)) return then;
+  }
+  return status;
+}
+
+cudnnStatus_t Handle::plain(const Call& call, int algorithm) const {
   const ucudnn_descriptors& own = *call.descriptors;
   const ucudnn_plain& how = *call.plain;
   switch (call.operation) {
     case UCUDNN_FORWARD:
       return cudnnConvolutionForward(cudnn_, call.alpha, own.x, call.x, own.w, call.w, own.convolution,
-                                     static_cast<cudnnConvolutionFwdAlgo_t>(how.algorithm), how.workspace,
+                                     static_cast<cudnnConvolutionFwdAlgo_t>(algorithm), how.workspace,
                                      how.workspace_bytes, call.beta, own.y, call.y);
     case UCUDNN_BACKWARD_DATA:
       return cudnnConvolutionBackwardData(cudnn_, call.alpha, own.w, call.w, own.y, call.y, own.convolution,
-                                          static_cast<cudnnConvolutionBwdDataAlgo_t>(how.algorithm), how.workspace,
+                                          static_cast<cudnnConvolutionBwdDataAlgo_t>(algorithm), how.workspace,
                                           how.workspace_bytes, call.beta, own.x, call.x);
     default:
       return cudnnConvolutionBackwardFilter(cudnn_, call.alpha, own.x, call.x, own.y, call.y, own.convolution,
-                                            static_cast<cudnnConvolutionBwdFilterAlgo_t>(how.algorithm),
+                                            static_cast<cudnnConvolutionBwdFilterAlgo_t>(algorithm),
                                             how.workspace, how.workspace_bytes, call.beta, own.w, call.w);
   }
 }

@@ -83,7 +83,9 @@ class Handle {
   cudnnStatus_t convolve(const Call& call);
 
  private:
+  cudnnStatus_t follow(cudaStream_t stream);
   cudnnStatus_t plain(const Call& call) const;
+  cudnnStatus_t plain(const Call& call, int algorithm) const;
   Ready* find(Kernel& kernel, Request request);
   Ready* plan(Kernel& kernel, Request request);
   bool make_room(const Answer& answer);

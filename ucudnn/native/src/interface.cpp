@@ -18,7 +18,9 @@ std::int64_t parse_bytes(const std::string& text) {
   const char* const names[] = {"", "b", "kb", "mb", "gb", "k", "m", "g", "kib", "mib", "gib"};
   const double factors[] = {1, 1, 1e3, 1e6, 1e9, 0x1p10, 0x1p20, 0x1p30, 0x1p10, 0x1p20, 0x1p30};
   for (int i = 0; i < 11; ++i) {
-    if (unit == names[i] && number >= 0) return static_cast<std::int64_t>(number * factors[i]);
+    if (unit == names[i] && number >= 0 && number * factors[i] < 0x1p63) {
+      return static_cast<std::int64_t>(number * factors[i]);
+    }
   }
   return -1;
 }

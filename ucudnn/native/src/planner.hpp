@@ -57,7 +57,8 @@ struct Answer {
 struct Callbacks {
   std::int32_t (*ask)(std::uint64_t handle, std::int32_t device, const Question*, std::int64_t limit, Answer*);
   std::int32_t (*plan)(const Request*, Answer*);
-  void (*forget)(std::uint64_t handle, std::uint64_t token);  // token 0: all that is kept for the handle
+  // token 0: all that is kept for the handle; handle 0: whatever threads do in the background ends
+  void (*forget)(std::uint64_t handle, std::uint64_t token);
   const char* cudnn;    // told to Python: file of the cuDNN that this process uses
   std::int32_t device;  // likewise: the current GPU
   std::int32_t version;
@@ -65,6 +66,9 @@ struct Callbacks {
 
 // The planner of this process; null where there is none, which was said on stderr. The first call starts Python.
 const Callbacks* planner();
+
+// Have Python's threads end their work when the process exits: what they call is gone soon after that begins.
+void rest_at_exit();
 
 // One line on stderr.
 void say(const char* format, ...) __attribute__((format(printf, 1, 2)));

@@ -1,7 +1,11 @@
 #include "python.hpp"
 
 #include <dlfcn.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
+#include <cerrno>
+#include <csignal>
 #include <cstdio>
 #include <cstdlib>
 #include <cwchar>
@@ -82,14 +86,63 @@ std::string library_of(const std::string& executable) {
   return found;
 }
 
+// Whether a path is that of a shared library, such as libpython3.12.so.1.0, and not of an executable.
+bool is_library(const std::string& path) {
+  const std::string name = path.substr(path.rfind('/') + 1);
+  const std::size_t at = name.find(".so");
+  return at != std::string::npos && (at + 3 == name.size() || name[at + 3] == '.');
+}
+
+void initialize(const std::string& executable) {
+  // The program's name, not its library, tells a virtual environment: site-packages are looked for beside it.
+  if (!executable.empty()) {
+    python.set_program_name(python.decode(executable.c_str(), nullptr));  // kept: Python wants it for good
+  }
+  python.initialize(0);  // without its signal handlers
+}
+
+// A Python that cannot start ends its process (PYTHONHOME may be another's, say), so a child of this one tries first.
+// What stood in the way, or ''.
+std::string trial(const std::string& executable) {
+  constexpr char well = 1;
+  int ends[2];
+  if (pipe(ends) != 0) return "";
+  const pid_t child = fork();
+  if (child == 0) {
+    std::atexit([] { _exit(1); });  // and nothing of what the program does at its end
+    std::signal(SIGALRM, SIG_DFL);
+    alarm(60);
+    dup2(ends[1], STDERR_FILENO);
+    initialize(executable);
+    _exit(write(ends[1], &well, 1) == 1 ? 0 : 1);
+  }
+  close(ends[1]);
+  std::string said;
+  char text[1024];
+  for (ssize_t size = 1; child > 0 && (size > 0 || (size < 0 && errno == EINTR));) {
+    size = read(ends[0], text, sizeof text);
+    if (size > 0) said.append(text, static_cast<std::size_t>(size));
+  }
+  close(ends[0]);
+  if (child < 0) return "";  // it has to go without
+  int status = 0;
+  while (waitpid(child, &status, 0) < 0 && errno == EINTR) continue;
+  const bool slow = WIFSIGNALED(status) && WTERMSIG(status) == SIGALRM;  // which says nothing
+  if (slow || (!said.empty() && said.back() == well)) return "";
+  const std::string mark = "Fatal Python error: ";
+  const std::size_t begin = said.find(mark);
+  if (begin == std::string::npos) return "its process ended";
+  return said.substr(begin + mark.size(), said.find('\n', begin) - begin - mark.size());
+}
+
 bool start(std::string* error) {
   std::string executable = UCUDNN_PYTHON, library = UCUDNN_LIBPYTHON;
   const char* named = std::getenv("UCUDNN_PYTHON");
   if (named && *named) {
     executable = named;
-    const bool is_library = executable.find(".so") != std::string::npos;
-    library = is_library ? executable : library_of(executable);
-    if (is_library) executable.clear();
+    const bool itself = is_library(executable);
+    library = itself ? executable : library_of(executable);
+    if (itself) executable.clear();
   }
   if (library.empty()) {
     *error = "no shared library (libpython) of " + executable + ": UCUDNN_PYTHON names another Python, with ucudnn";
@@ -102,12 +155,13 @@ bool start(std::string* error) {
     *error = "Python cannot be loaded: " + library + ": " + (reason ? reason : "");
     return false;
   }
-  // The program's name, not its library, tells a virtual environment: site-packages are looked for beside it.
   if (python.set_program_name) {
-    if (!executable.empty()) {
-      python.set_program_name(python.decode(executable.c_str(), nullptr));  // kept: Python wants it for good
+    const std::string reason = trial(executable);
+    if (!reason.empty()) {
+      *error = "Python cannot be started: " + library + ": " + reason;
+      return false;
     }
-    python.initialize(0);  // without its signal handlers
+    initialize(executable);
   } else if (!python.config_create || !python.configure(executable)) {
     *error = "Python cannot be started: " + library;
     return false;
