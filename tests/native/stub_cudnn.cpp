@@ -1,4 +1,5 @@
-// A stand-in for cuDNN, the CUDA runtime and its driver on host memory: descriptors that are kept, convolutions by direct loops.
+// A stand-in for cuDNN, the CUDA runtime and its driver on host memory: descriptors that are kept, convolutions by
+// direct loops.
 //
 // Each operation has two algorithms in either API. Algorithm 0, engine 0: no workspace, slow. Algorithm 1, engine 1:
 // workspace that grows with the batch, fast: on a clock of its own, so that plans do not depend on this machine.
@@ -36,7 +37,7 @@ std::atomic<std::int64_t> allocated{0}, largest_allocation{1ll << 40}, waits{0};
 std::atomic<std::int64_t> clock_us{0};  // what the convolutions would have taken
 std::atomic<int> fail_from{-1};  // calls that succeed before engine 1 fails; -1: it does not fail
 std::atomic<bool> refuse_gaps{false};  // engine 1 takes no gaps between channels
-std::atomic<int> rows{0};  // of the volume, of which calls that compute fewer take as much less time; 0: all take the same
+std::atomic<int> rows{0};  // of the volume: calls that compute fewer take as much less time; 0: all take the same
 std::atomic<bool> idle{false};  // return at once, compute and record nothing
 std::map<void*, std::size_t> blocks;
 
@@ -217,8 +218,8 @@ Problem problem_of(const Data& graph) {
   return {which, type, int(xs[1] / ws[1]), xs, ints(x, CUDNN_ATTR_TENSOR_STRIDES), ws,
           ints(w, CUDNN_ATTR_TENSOR_STRIDES), ints(y, CUDNN_ATTR_TENSOR_DIMENSIONS),
           ints(y, CUDNN_ATTR_TENSOR_STRIDES), ints(c, CUDNN_ATTR_CONVOLUTION_PRE_PADDINGS),
-          ints(c, CUDNN_ATTR_CONVOLUTION_POST_PADDINGS), ints(c, CUDNN_ATTR_CONVOLUTION_FILTER_STRIDES), ints(c, CUDNN_ATTR_CONVOLUTION_DILATIONS),
-          factor(first), factor(first + 1)};
+          ints(c, CUDNN_ATTR_CONVOLUTION_POST_PADDINGS), ints(c, CUDNN_ATTR_CONVOLUTION_FILTER_STRIDES),
+          ints(c, CUDNN_ATTR_CONVOLUTION_DILATIONS), factor(first), factor(first + 1)};
 }
 
 std::int64_t alignment_of(const Data& graph) {

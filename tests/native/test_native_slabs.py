@@ -19,7 +19,7 @@ def test_results_are_right_within_the_limit(libraries, refuses):
             capture_output=True,
             text=True,
             check=False,
-            env=environment() | {"UCUDNN_CUDNN_LIBRARY": str(libraries / "libcudnn.so.9")},
+            env=environment(libraries) | {"UCUDNN_CUDNN_LIBRARY": str(libraries / "libcudnn.so.9")},
             cwd=ROOT,
             timeout=120,
         )
