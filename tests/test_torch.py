@@ -256,13 +256,18 @@ def asked(on):
 
 @pytest.fixture
 def flags():
-    """Set PyTorch's flags in a test, and set them back."""
+    """Set PyTorch's flags to their defaults, for a test to change, and again afterwards."""
     cudnn = torch.backends.cudnn
+
+    def set_defaults():
+        torch.use_deterministic_algorithms(False)
+        cudnn.deterministic = False
+        cudnn.conv.fp32_precision = cudnn.rnn.fp32_precision = "tf32"
+        cudnn.allow_tf32 = True
+
+    set_defaults()
     yield cudnn
-    torch.use_deterministic_algorithms(False)
-    cudnn.deterministic = False
-    cudnn.conv.fp32_precision = cudnn.rnn.fp32_precision = "tf32"
-    cudnn.allow_tf32 = True
+    set_defaults()
 
 
 @pytest.mark.parametrize(
