@@ -86,7 +86,9 @@ def plan(name: str, network: Network, limit: int | None, rig: Rig) -> Planned:
     if way is None:
         return Planned(absent=rig.no_peer)
     benchmark = rig.benchmark(way[0])
-    settings = Settings.load({}, policy=way[1], workspace_limit_bytes=NO_LIMIT if limit is None else limit)
+    limit_bytes = NO_LIMIT if limit is None else limit
+    slabs = name.startswith("ucudnn")  # the original has none
+    settings = Settings.load({}, policy=way[1], workspace_limit_bytes=limit_bytes, slabs=slabs)
     before, begin = benchmark.measured, perf_counter()
     planned = Planned()
     try:
