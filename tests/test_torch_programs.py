@@ -219,6 +219,18 @@ def test_without_pytorch_time_says_what_to_install(monkeypatch):
         time_model(NAME, "3x8x8", None, Variant(), Settings(), Effort())
 
 
+@pytest.mark.parametrize("arguments", [["-m", "ucudnn.torch", "script.py"], ["-c", "import ucudnn.torch"]])
+def test_without_pytorch_the_package_says_what_to_install(tmp_path, arguments):
+    (tmp_path / "torch.py").write_text("raise ModuleNotFoundError('No module named torch')\n")
+    environment = {**os.environ, "PYTHONPATH": f"{tmp_path}{os.pathsep}{ROOT}"}
+    command = [sys.executable, *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment, cwd=tmp_path)
+    assert done.returncode == 1
+    last = done.stderr.strip().splitlines()[-1]
+    assert "ucudnn.torch needs PyTorch 2.10 or newer: pip install 'ucudnn[torch]'" in last
+    assert "Traceback" not in done.stderr or "-c" in arguments
+
+
 RANK = """
 import sys
 import torch

@@ -7,7 +7,12 @@ here goes to PyTorch's own kernels, and is counted.
 
 from typing import Any, final
 
-import torch
+try:
+    import torch
+except ImportError as error:
+    # With its name, `python -m ucudnn.torch` says so in one line.
+    needed = "ucudnn.torch needs PyTorch 2.10 or newer: pip install 'ucudnn[torch]'"
+    raise ImportError(f"{needed} ({error})", name=__name__) from error
 
 from ucudnn.torch.kernels import kernels
 from ucudnn.torch.opening import open_switch
