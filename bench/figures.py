@@ -55,8 +55,14 @@ class Bench:
 
     def __init__(self, arguments: Namespace, network: str, batch: int | None = None) -> None:
         self.network = load_network(network, batch)
-        self.backend: Backend = open_backend(arguments.backend, candidates=Candidates.GRAPH, network=network)
-        self.benchmark: Benchmark = open_benchmark(self.backend, Settings.load(database=arguments.database))
+        settings = Settings.load(database=arguments.database)
+        self.backend: Backend = open_backend(
+            arguments.backend,
+            candidates=Candidates.GRAPH,
+            network=network,
+            cudnn_library=settings.cudnn_library,
+        )
+        self.benchmark: Benchmark = open_benchmark(self.backend, settings)
         self.executes = isinstance(self.backend, ComputeBackend)
         self._arguments = arguments
         self._known: dict[tuple[ConvolutionProblem, frozenset[str]], Times] = {}
