@@ -171,6 +171,7 @@ def measured(
         **row,
         "predicted_ms": planned.decisions.time_ms if planned.decisions else None,
         "executed_ms": fsum(times),
+        "repeats": min(each.samples for _, each in found),
         "workspace_bytes": _most(each.workspace_bytes for _, each in found),
         "short_share": fsum(short) / fsum(times),
         "distance": _most(each.distance for _, each in found),
@@ -209,7 +210,7 @@ def measure(network: Network, cells: Sequence[tuple[int | None, str]], rig: Rig,
     note("")
     at = datetime.now(UTC).isoformat(timespec="seconds")
     return [
-        {"limit_bytes": limit, "way": name, "at": at, "repeats": options.repeats}
+        {"limit_bytes": limit, "way": name, "at": at}
         | measured(name, planned[limit, name], parts[limit, name], outcomes)
         for limit, name in parts
     ]

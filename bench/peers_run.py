@@ -61,6 +61,7 @@ class Outcome:
 
     workspace_bytes: int | None = None
     time_ms: float | None = None
+    samples: int = 0
     failed: str = ""
     first_seconds: float = 0.0
     distance: float | None = None
@@ -184,6 +185,7 @@ def _execute(problem: ConvolutionProblem, outcomes: Outcomes, rig: Rig, repeats:
     repeats = min(repeats, max(LEAST_REPEATS, int(SLOW_MS / (2 * spent_ms)))) if spent_ms else repeats
     for run, time_ms in alternate(calls, rig.clock, repeats).items():
         outcomes[run].time_ms = time_ms
+        outcomes[run].samples = repeats
     if check:
         _compare(problem, calls, arrays, outcomes, rig)
 
