@@ -2,11 +2,15 @@
 
     python bench/figure1.py                     planned from the recorded H200 profile
     python bench/figure1.py --backend cudnn     executed on this machine's GPU
+    python bench/figure1.py --from CSV          drawn again
 
 All kernels of AlexNet 256; besides the paper's two bars, what micro-batches make of one byte less.
 """
 
-from figures import Bench, beside, done, parse
+from collections.abc import Iterator
+from pathlib import Path
+
+from figures import Bench, Row, Table, beside, by_plan, note, parse, show
 
 from ucudnn.exploration import Request
 from ucudnn.plots import draw_groups
@@ -15,58 +19,68 @@ from ucudnn.recording import NO_LIMIT
 from ucudnn.solvers.desirable import desirable_set
 from ucudnn.solvers.reuse import fastest_within
 
+BEST, LESS, OURS = PLANS = ("best", "-1 byte", "-1 byte, ucudnn")
 
-def main() -> None:
-    """Draw the figure."""
-    bench = Bench(parse(__doc__), "alexnet")
-    rows = []
-    series: dict[str, list[float | None]] = {"best": [], "-1 byte": [], "-1 byte, ucudnn": []}
-    labels = []
+
+def measure(bench: Bench) -> Iterator[list[Row]]:
+    """Return the rows of each kernel."""
     for kernel in bench.network.kernels():
+        if bench.late:
+            note(f"time is up; left out: {kernel}")
+            continue
         problem = kernel.problem
         sizes = BatchSizePolicy.POWER_OF_TWO.sizes(problem.batch)
         measured = bench.benchmark.micro_configurations(Request(problem=problem, sizes=sizes, limit_bytes=NO_LIMIT))
         undivided = desirable_set([each for each in measured if each.size == problem.batch], problem.batch)
-        best = undivided[-1]
-        given = {"best": best}
-        if best.workspace_bytes:
-            for name, front in (("-1 byte", undivided), ("-1 byte, ucudnn", desirable_set(measured, problem.batch))):
-                within = fastest_within(front, best.workspace_bytes - 1)
+        given = {BEST: undivided[-1]}
+        if given[BEST].workspace_bytes:
+            for name, front in ((LESS, undivided), (OURS, desirable_set(measured, problem.batch))):
+                within = fastest_within(front, given[BEST].workspace_bytes - 1)
                 if within is not None:
                     given[name] = within
         times = bench.times(problem, given)
-        labels.append(f"{kernel.layer}\n{problem.operation.value}")
-        for name, values in series.items():
-            values.append(times.get(name))
-        rows += [
-            {
-                "layer": kernel.layer,
-                "operation": problem.operation.value,
-                "plan": name,
-                "configuration": str(each),
-                "workspace_bytes": each.workspace_bytes,
-                "time_ms": times[name],
-            }
+        yield [
+            {"layer": kernel.layer, "operation": problem.operation.value, "plan": name, **bench.row(each, times, name)}
             for name, each in given.items()
+            if name in times
         ]
-    path = bench.write("figure1", rows)
-    with done(path):
-        kind = "executed" if bench.kind == "executed" else "predicted"
-        draw_groups(labels, series, path, ylabel=f"{kind} time in ms", title=bench.title())
-    slower = [
-        (less / best, label.replace("\n", " "))
-        for best, less, label in zip(series["best"], series["-1 byte"], labels, strict=True)
-        if best and less
-    ]
+
+
+def draw(table: Table, path: Path) -> None:
+    """Draw the figure."""
+    labels = []
+    series: dict[str, list[float | None]] = {plan: [] for plan in PLANS}
+    for place, rows in by_plan(table.rows):
+        labels.append("\n".join(place))
+        for plan, values in series.items():
+            values.append(table.ms(rows[plan]) if plan in rows else None)
+    draw_groups(labels, series, path, ylabel=f"{table.kind} time in ms", title=table.title)
+    print(f"wrote {path}")
+
+
+def tell(table: Table) -> None:
+    """Print the paper's number and ours."""
+    ratios: dict[str, dict[str, float]] = {LESS: {}, OURS: {}}
+    for place, rows in by_plan(table.rows):
+        for plan in ratios.keys() & rows.keys():
+            ratios[plan][" ".join(place)] = table.ms(rows[plan]) / table.ms(rows[BEST])
     # The paper's figure has Forward alone, and its text the number of conv2 alone.
-    forward = [each for each in slower if each[1] == "conv2 Forward"]
-    beside("one byte less, conv2 Forward", "4.51 x", f"{forward[0][0]:.2f} x" if forward else "no workspace")
-    worst, where = max(slower)
-    beside(f"one byte less, at worst ({where})", "-", f"{worst:.2f} x")
-    ours = max(
-        ours / best for best, ours in zip(series["best"], series["-1 byte, ucudnn"], strict=True) if best and ours
-    )
-    beside("the same in micro-batches, at worst", "-", f"{ours:.2f} x")
+    conv2 = ratios[LESS].get("conv2 Forward")
+    beside("one byte less, conv2 Forward", "4.51 x", "no workspace" if conv2 is None else f"{conv2:.2f} x")
+    for plan, what in ((LESS, "one byte less"), (OURS, "the same in micro-batches")):
+        if ratios[plan]:
+            where, worst = max(ratios[plan].items(), key=lambda each: each[1])
+            beside(f"{what}, at worst ({where})", "-", f"{worst:.2f} x")
+
+
+def main() -> None:
+    """Measure and draw the figure."""
+    arguments = parse(__doc__)
+    if not arguments.drawn:
+        bench = Bench(arguments, "alexnet")
+        arguments.drawn = [bench.record("figure1", measure(bench))]
+    for path in arguments.drawn:
+        show(path, tell, draw)
 
 
 if __name__ == "__main__":

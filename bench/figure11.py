@@ -2,10 +2,11 @@
 
 python bench/figure11.py                     planned from the recorded H200 profile
 python bench/figure11.py --backend cudnn     executed on this machine's GPU
+python bench/figure11.py --from CSV          drawn again
 """
 
-from figure10 import draw
+from figure10 import figure
 from figures import parse
 
 if __name__ == "__main__":
-    draw(parse(__doc__), "figure11", "resnet18", {64: "1.21 x (all)"})
+    figure(parse(__doc__), "figure11", "resnet18", {64: "1.21 x (all)"})

@@ -4,12 +4,13 @@
     python bench/peers.py resnet50:256 --limit 8MiB --limit none --variant float16-last --way PyTorch
     python bench/peers.py --all --seconds 400 --database times.db     again and again, until nothing is left
     python bench/peers.py --table                                     Markdown of what was measured; needs no GPU
+    python bench/peers.py --readme                                    of that, what README.md shows
 
 For each network and variant, all ways are planned at all limits; then, for each distinct convolution, every distinct
 configuration and PyTorch run in turn on the same tensors, stream and clock (medians). A way's time is the sum over
 the network's kernels, forward and both backward. What was measured before stays in the file (--out): several calls
 complete it, and a pair of network and variant that has all that is asked for is not measured again. A pair is written
-as a whole: where one takes longer than a call may, name its limits one by one.
+as a whole; once time is up (--seconds), it gets the limits that were planned by then.
 
 Written for each network, variant, limit and way: `predicted_ms`, the sum of the benchmarked times; `executed_ms`;
 `over_graph` and `over_legacy`, how many times as fast as `cuDNN graph` and `cuDNN legacy` it is; `planning_seconds` of
@@ -30,7 +31,21 @@ from pathlib import Path
 from time import perf_counter
 
 from peers_run import FAILURES, Outcome, Outcomes, Rig, Run, execute, note, said
-from peers_table import GRAPH, LEGACY, PYTORCH, Answer, Row, is_done, key_of, load, markdown, merge, save
+from peers_table import (
+    GRAPH,
+    LEGACY,
+    ORIGINAL,
+    PYTORCH,
+    Answer,
+    Row,
+    is_done,
+    key_of,
+    load,
+    markdown,
+    merge,
+    save,
+    verdict,
+)
 
 from ucudnn.backends.candidates import Candidates
 from ucudnn.benchmark import Benchmark
@@ -53,11 +68,18 @@ WAYS: dict[str, tuple[Candidates, str] | None] = {
     LEGACY: (Candidates.LEGACY, "undivided"),
     GRAPH: (Candidates.GRAPH, "undivided"),
     PYTORCH: None,
-    "original μ-cuDNN": (Candidates.LEGACY, "powerOfTwo"),
+    ORIGINAL: (Candidates.LEGACY, "powerOfTwo"),
     "ucudnn powerOfTwo": (Candidates.GRAPH, "powerOfTwo"),
     "ucudnn adaptive": (Candidates.GRAPH, "adaptive"),
 }
 """The candidates and the policy of each way; PyTorch chooses by itself."""
+
+
+RIVALS = (GRAPH, LEGACY, ORIGINAL)
+"""Whom ucudnn is to be ahead of in NCHW within 64 MiB."""
+
+README = (("float32-tf32-first", 64 * 2**20), ("float32-tf32-first", None), ("float32-tf32-last", 64 * 2**20))
+"""Variants and limits of the rows in README.md."""
 
 
 def variant_name(variant: Variant) -> str:
@@ -149,6 +171,7 @@ def measured(
         **row,
         "predicted_ms": planned.decisions.time_ms if planned.decisions else None,
         "executed_ms": fsum(times),
+        "repeats": min(each.samples for _, each in found),
         "workspace_bytes": _most(each.workspace_bytes for _, each in found),
         "short_share": fsum(short) / fsum(times),
         "distance": _most(each.distance for _, each in found),
@@ -163,9 +186,13 @@ def _most(values: Iterable[float | None]) -> float | None:
 
 def measure(network: Network, cells: Sequence[tuple[int | None, str]], rig: Rig, options: Namespace) -> list[Row]:
     """Plan all ways at all limits, run what they choose, and return a row for each limit and way."""
-    planned, parts = {}, {}
+    planned: dict[tuple[int | None, str], Planned] = {}
+    parts: dict[tuple[int | None, str], list[tuple[Kernel, Run]]] = {}
     wanted: dict[ConvolutionProblem, dict[Run, None]] = {}
     for limit, name in cells:
+        if perf_counter() > options.until and parts and all(limit != before for before, _ in parts):
+            note("  time is up; the other limits are left out")
+            break
         cell = limit, name
         planned[cell] = plan(name, network, limit, rig)
         parts[cell] = parts_of(name, planned[cell], network, rig)
@@ -183,9 +210,9 @@ def measure(network: Network, cells: Sequence[tuple[int | None, str]], rig: Rig,
     note("")
     at = datetime.now(UTC).isoformat(timespec="seconds")
     return [
-        {"limit_bytes": limit, "way": name, "at": at, "repeats": options.repeats}
+        {"limit_bytes": limit, "way": name, "at": at}
         | measured(name, planned[limit, name], parts[limit, name], outcomes)
-        for limit, name in cells
+        for limit, name in parts
     ]
 
 
@@ -244,15 +271,22 @@ def parsed() -> Namespace:
     parser.add_argument("--variant", action="append", choices=VARIANTS, help="may be repeated (float32-tf32-first)")
     parser.add_argument("--way", action="append", type=way_named, help=f"of {', '.join(WAYS)}; may be repeated (all)")
     parser.add_argument("--all", action="store_true", help="all limits and variants, where none are named")
-    parser.add_argument("--seconds", type=float, default=inf, help="begin no network and variant after so long")
+    parser.add_argument("--seconds", type=float, default=inf, help="plan nothing more after so long")
     parser.add_argument("--database", help="file that keeps measurements (UCUDNN_DATABASE)")
-    parser.add_argument("--repeats", type=int, default=7, help="samples of each run (%(default)s)")
+    parser.add_argument(
+        "--repeats", type=int, default=7, help="samples of each run (%(default)s); fewer of slow ones, 3 at least"
+    )
     parser.add_argument("--check", action="store_true", help="compare the outputs of all ways")
     parser.add_argument("--again", action="store_true", help="measure what was measured before, too")
-    parser.add_argument("--table", action="store_true", help="print the table of what was measured, and end")
+    parser.add_argument(
+        "--table", action="store_true", help="print the table of what was measured, of all or of what is named, and end"
+    )
+    parser.add_argument("--readme", action="store_true", help="print the rows that README.md has, and end")
     parser.add_argument("--backend", default="cudnn", choices=("cudnn", "cpu"), help="cpu to try the script out")
     parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results" / "peers.json")
     options = parser.parse_args()
+    options.until = perf_counter() + options.seconds
+    options.named = bool(options.network), bool(options.variant), bool(options.limit)
     limits = options.limit or (LIMITS if options.all else ("64MiB",))
     options.limit = list(dict.fromkeys(None if each == "none" else parse_bytes(each) for each in limits))
     options.variant = list(dict.fromkeys(options.variant or (VARIANTS if options.all else ("float32-tf32-first",))))
@@ -261,27 +295,43 @@ def parsed() -> Namespace:
     return options
 
 
+def shown(row: Row, options: Namespace) -> bool:
+    """Return whether a row is to be printed: with --readme the usual limit, and where ucudnn has least to win."""
+    if options.readme:
+        return (row["variant"], row["limit_bytes"]) in README
+    if not options.table:
+        return True
+    networks = [(network.name, network.batch) for network in options.network]
+    asked = (
+        (row["network"], row["batch"]) in networks,
+        row["variant"] in options.variant,
+        row["limit_bytes"] in options.limit,
+    )
+    return all(yes or not named for yes, named in zip(asked, options.named, strict=True))
+
+
 def main() -> bool:
     """Measure what is missing, print the table, and return whether all is well."""
-    begin = perf_counter()
     options = parsed()
     answer = load(options.out)
     well = True
-    if not options.table:
+    if not (options.table or options.readme):
         rig = Rig(options.backend, options.database)
         pairs = [(network, variant) for variant in options.variant for network in options.network]
         begun = {key_of(row)[:3] for row in answer["rows"]}
         pairs.sort(key=lambda pair: (pair[0].name, pair[0].batch, pair[1]) in begun)  # what failed before comes last
         for index, (network, variant) in enumerate(pairs):
-            if perf_counter() - begin > options.seconds:
+            if perf_counter() > options.until:
                 note(f"time is up; not looked at: {len(pairs) - index} pairs of network and variant")
                 break
             try:
                 well &= run_pair(network, variant, rig, answer, options)
-            except FAILURES as error:
+            except Exception as error:  # noqa: BLE001, for the time on a GPU is for the others
                 well = False
                 note(f"{network.name} {variant} failed: {said(error)}")
+    answer["rows"] = [row for row in answer["rows"] if shown(row, options)]
     print(markdown(answer, list(WAYS), [[name.partition(":")[0] for name in NETWORKS], list(VARIANTS)]))
+    print("\n".join(["", *verdict(answer["rows"], [way for way in WAYS if way.startswith("ucudnn")], RIVALS)]))
     return well
 
 

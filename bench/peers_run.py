@@ -28,6 +28,8 @@ FAILURES = (UcudnnError, MemoryError, RuntimeError)  # the last are those of CUD
 WRITTEN = {Operation.FORWARD: 2, Operation.BACKWARD_DATA: 0, Operation.BACKWARD_FILTER: 1}
 """Which of x, w and y."""
 
+LEAST_REPEATS = 3
+SLOW_MS = 400.0  # of samples of one problem: slower ones get fewer
 NOTHING_LIKE = 1e9  # the distance of an output that is not a number
 
 
@@ -59,6 +61,7 @@ class Outcome:
 
     workspace_bytes: int | None = None
     time_ms: float | None = None
+    samples: int = 0
     failed: str = ""
     first_seconds: float = 0.0
     distance: float | None = None
@@ -74,8 +77,9 @@ class Rig:
     def __init__(self, name: str, database: str | None) -> None:
         # The CPU's algorithms have one source; both candidate kinds are served by it.
         kinds = (Candidates.GRAPH,) if name == "cpu" else (Candidates.GRAPH, Candidates.LEGACY)
-        opened = {kind: open_backend(name, candidates=kind) for kind in kinds}
         settings = Settings.load(database=database)
+        library = settings.cudnn_library
+        opened = {kind: open_backend(name, candidates=kind, cudnn_library=library) for kind in kinds}
         self.backends = {each.name: each for each in opened.values() if isinstance(each, ComputeBackend)}
         self._benchmarks = {kind: open_benchmark(each, settings) for kind, each in opened.items()}
         self.clock = next(iter(self.backends.values()))
@@ -162,6 +166,7 @@ def _execute(problem: ConvolutionProblem, outcomes: Outcomes, rig: Rig, repeats:
     arrays = rig.arrays(problem, tensors)
     workspace = _workspace(outcomes.values(), rig.clock)
     calls: dict[Run, Callable[[], Any]] = {}
+    once: dict[Run, float] = {}
     for run, outcome in outcomes.items():
         if outcome.failed:
             continue
@@ -172,11 +177,15 @@ def _execute(problem: ConvolutionProblem, outcomes: Outcomes, rig: Rig, repeats:
             outcome.first_seconds = perf_counter() - begin
             if run.configuration is None and rig.peer is not None:
                 outcome.workspace_bytes = rig.peer.workspace_bytes(call)
+            once[run] = rig.clock.elapsed_ms(call)
             calls[run] = call
         except FAILURES as error:
             outcome.failed = said(error)
+    spent_ms = sum(once_ms for run, once_ms in once.items() if run in calls)
+    repeats = min(repeats, max(LEAST_REPEATS, int(SLOW_MS / (2 * spent_ms)))) if spent_ms else repeats
     for run, time_ms in alternate(calls, rig.clock, repeats).items():
         outcomes[run].time_ms = time_ms
+        outcomes[run].samples = repeats
     if check:
         _compare(problem, calls, arrays, outcomes, rig)
 

@@ -9,6 +9,8 @@ from typing import Any
 from ucudnn.units import format_bytes
 
 GRAPH, LEGACY, PYTORCH = "cuDNN graph", "cuDNN legacy", "PyTorch"
+ORIGINAL = "original μ-cuDNN"
+USUAL_BYTES = 64 * 2**20
 MACHINE = ("device", "cudnn", "torch")  # conditions in which rows must agree to be compared
 MUCH = 0.1  # of the time in short kernels: the row is marked
 
@@ -97,6 +99,35 @@ def markdown(answer: Answer, ways: Sequence[str], orders: Sequence[Sequence[str]
         lines.append(f"| {network} {batch} | {variant} | {_limit(limit)} | {' | '.join(cells)} |")
     missing = _missing(cases)
     return "\n".join([*lines, *(["", *missing] if missing else [])])
+
+
+def verdict(rows: Sequence[Row], ours: Sequence[str], rivals: Sequence[str]) -> list[str]:
+    """Return in words where the best of our ways is ahead of its rivals in NCHW within 64 MiB, and where it is not.
+
+    Args:
+        rows: the results.
+        ours: our ways.
+        rivals: the ways that are to be slower; one that has no time is none.
+    """
+    cases: dict[Key, dict[str, float]] = {}
+    for row in rows:
+        if row["limit_bytes"] == USUAL_BYTES and row["variant"].endswith("-first") and row.get("executed_ms"):
+            cases.setdefault(key_of(row)[:3], {})[row["way"]] = row["executed_ms"]
+    lines, ahead, count = [], 0, 0
+    for (network, batch, variant), times in cases.items():
+        own = min((times[way] for way in ours if way in times), default=None)
+        if own is None:
+            continue
+        count += 1
+        faster = {way: own / times[way] for way in rivals if way in times and times[way] <= own}
+        ahead += not faster
+        if faster:
+            told = ", ".join(f"{way} is {ratio:.3f} times as fast" for way, ratio in faster.items())
+            lines.append(f"- {network} {batch} {variant}: {told}")
+    if not count:
+        return []
+    found = f"In NCHW within 64 MiB, ucudnn is ahead of {', '.join(rivals)} in {ahead} of {count} cases"
+    return [f"{found}, but not in these:" if lines else f"{found}.", *lines]
 
 
 def _place(row: Row, orders: Sequence[Sequence[str]]) -> tuple[Any, ...]:

@@ -75,6 +75,26 @@ def test_several_calls_complete_the_file(call, bench):
     _, rows, _, _ = call("--limit", "8KiB", "--way", "original u-cudnn", "--way", "cuDNN graph")
     assert set(rows) == {*before, ("cuDNN graph", 8192), ("original μ-cuDNN", 8192)}
     assert call("--table")[2].count("| tiny 4 |") == 3
+    assert call("--table", "--limit", "8KiB")[2].count("| tiny 4 |") == 1
+    assert call("--readme")[2].count("| tiny 4 |") == 1  # without a limit
+    _, rows, _, progress = call("--limit", "1KiB", "--limit", "16KiB", "--seconds", "0.0001", "--way", "cuDNN graph")
+    assert set(rows) >= {("cuDNN graph", 8192)}
+    assert "time is up" in progress
+
+
+def test_where_it_is_not_ahead_is_said(bench):
+    verdict = bench("peers_table").verdict
+    case = {"batch": 1, "variant": "float32-fma-first", "limit_bytes": 64 * 2**20}
+    times = {"near": {"ours": 2.0, "theirs": 3.0}, "far": {"ours": 4.0, "theirs": 2.0}, "alone": {"ours": 1.0}}
+    rows = [
+        {**case, "network": name, "way": way, "executed_ms": ms}
+        for name, own in times.items()
+        for way, ms in own.items()
+    ]
+    first, *others = verdict(rows, ["ours"], ["theirs"])
+    assert "ahead of theirs in 2 of 3 cases" in first
+    assert others == ["- far 1 float32-fma-first: theirs is 2.000 times as fast"]
+    assert verdict([{**row, "variant": "float32-fma-last"} for row in rows], ["ours"], ["theirs"]) == []
 
 
 @pytest.mark.usefixtures("no_torch")

@@ -52,14 +52,22 @@ def draw_division(bars: Sequence[Bar], path: Path, *, title: str = "") -> None:
     _write(path, bars, lambda: division_figure(bars, title))
 
 
-def draw_desirable(front: Sequence[Configuration], path: Path, *, title: str = "") -> None:
-    """Draw workspace against time of a desirable set, in its order, and how it divides the mini-batch (figure 8)."""
-    _write(path, front, lambda: desirable_figure(front, title))
+def draw_desirable(front: Sequence[Configuration], path: Path, *, title: str = "", kind: str = "predicted") -> None:
+    """Draw workspace against time of a desirable set, in its order, and how it divides the mini-batch (figure 8).
+
+    Times are called what `kind` says.
+    """
+    _write(path, front, lambda: desirable_figure(front, title, kind))
 
 
-def draw_configurations(rows: Sequence[tuple[str, Configuration]], path: Path, *, title: str = "") -> None:
-    """Draw milliseconds of labelled configurations, from the top, a piece for each micro-batch (figure 9)."""
-    _write(path, rows, lambda: configurations_figure(rows, title))
+def draw_configurations(
+    rows: Sequence[tuple[str, Configuration]], path: Path, *, title: str = "", kind: str = "predicted"
+) -> None:
+    """Draw milliseconds of labelled configurations, from the top, a piece for each micro-batch (figure 9).
+
+    Times are called what `kind` says.
+    """
+    _write(path, rows, lambda: configurations_figure(rows, title, kind))
 
 
 def draw_groups(

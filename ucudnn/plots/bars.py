@@ -174,7 +174,7 @@ def _finish_bars(figure: "Figure", places: Sequence[float], labels: Sequence[str
         axes.tick_params(axis="x", which="minor", pad=depth + 7)
 
 
-def configurations_figure(rows: Sequence[tuple[str, Configuration]], title: str) -> "Figure":
+def configurations_figure(rows: Sequence[tuple[str, Configuration]], title: str, kind: str = "predicted") -> "Figure":
     """Return rows of micro-batches; see `draw_configurations`."""
     figure, axes = new_figure(title, max(2.2, 1.3 + 0.42 * len(rows)))
     looks = looks_of(configuration for _, configuration in rows)
@@ -188,7 +188,7 @@ def configurations_figure(rows: Sequence[tuple[str, Configuration]], title: str)
     axes.set_yticks(range(len(rows)), [label for label, _ in rows])
     axes.tick_params(axis="y", length=0)
     axes.set(
-        xlabel="predicted time in ms",
+        xlabel=f"{kind} time in ms",
         ylim=(len(rows) - 0.4, -0.6),
         xlim=(0, max(configuration.time_ms for _, configuration in rows) * 1.12),
     )

@@ -39,14 +39,14 @@ class _Note:
         return self.left - 0.01 < x < self.right and low < self.bottom + _BAR[1] and self.bottom < high
 
 
-def desirable_figure(front: Sequence[Configuration], title: str) -> "Figure":
+def desirable_figure(front: Sequence[Configuration], title: str, kind: str = "predicted") -> "Figure":
     """Return workspace against time of a desirable set; see `draw_desirable`."""
     from matplotlib.patches import Rectangle
 
     figure, axes = new_figure(title)
     points = [(each.workspace_bytes / MIB, each.time_ms) for each in front]
     axes.plot(*zip(*points, strict=True), "o-", drawstyle="steps-post", color="#777777", linewidth=1, markersize=3.5)
-    axes.set(xlabel="workspace in MiB", ylabel="predicted time in ms")
+    axes.set(xlabel="workspace in MiB", ylabel=f"{kind} time in ms")
     _set_scales(axes, points)
     places = [(x, y) for x, y in axes.transAxes.inverted().transform(axes.transData.transform(points))]
     texts = [_division_text(each) for each in front]
