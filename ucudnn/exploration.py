@@ -132,7 +132,8 @@ class Explorer:
         self._offered = backend.sizes(request.problem) if request.adaptive else None
         self._search = Search(request.problem.batch, whole=request.whole, apart=request.apart, exhaustive=exhaustive)
         self._ranks = {name: rank for rank, name in enumerate(self._names)}
-        self._algorithms: dict[tuple[int, str], Algorithm | None] = {}
+        self._algorithms: dict[tuple[ConvolutionProblem, str], Algorithm | None] = {}
+        self._loaded: set[ConvolutionProblem] = set()
         self._micros: dict[tuple[int, str], MicroConfiguration] = {}
         self._compiled: set[str] = set()
         self._too_large: dict[str, int] = {}
@@ -177,19 +178,12 @@ class Explorer:
         part = request.problem.part(size)
         best = None if request.whole else fastest(self._micros.values(), batch)
         # What was not looked at undivided does not matter: whatever is too large was.
-        undivided = {name: found for (each, name), found in self._algorithms.items() if each == size}
-        undivided |= {name: result.algorithm for name, result in self._results.of(part).items()}
-        loaded: set[ConvolutionProblem] = set()
-        algorithms: dict[tuple[ConvolutionProblem, str], Algorithm | None] = {}
+        looked_at = {name: self._algorithms[part, name] for name in self._names if (part, name) in self._algorithms}
+        undivided = looked_at | {name: result.algorithm for name, result in self._results.of(part).items()}
 
         def algorithm(problem: ConvolutionProblem, name: str) -> Algorithm | None:
-            if problem not in loaded and self._keeper is not None and not self._results.of(problem):
-                self._results.update(self._keeper.load([problem]))
-            loaded.add(problem)
-            if (problem, name) not in algorithms:
-                known = self._results.of(problem).get(name)
-                algorithms[problem, name] = self._backend.algorithm(problem, name) if known is None else known.algorithm
-            return algorithms[problem, name]
+            self._load([problem])
+            return self._algorithm(problem, name)
 
         def measure(
             problem: ConvolutionProblem, slabs: Sequence[Slab], algorithm: Algorithm, worth_ms: float
@@ -233,7 +227,7 @@ class Explorer:
             if parts <= confirmed:
                 return
             for size, name in sorted(parts - confirmed):
-                algorithm = self._algorithm(size, name)
+                algorithm = self._algorithm(self._request.problem.part(size), name)
                 if algorithm is not None:
                     self._take(size, algorithm, effort, inf)
             confirmed |= parts
@@ -276,7 +270,7 @@ class Explorer:
         for name in self._promising(_PROMISING, _MOST_FITTED):
 
             def fits(size: int, name: str = name) -> bool:
-                algorithm = self._algorithm(size, name)
+                algorithm = self._algorithm(self._request.problem.part(size), name)
                 return algorithm is not None and algorithm.workspace_bytes <= self._request.limit_bytes
 
             most = fitting_size(batch, fits)
@@ -302,9 +296,7 @@ class Explorer:
         problem = self._request.problem
         self._sizes.update(sizes)
         self._total += len(sizes) * len(names)
-        if self._keeper is not None:
-            unknown = [part for size in sizes if not self._results.of(part := problem.part(size))]
-            self._results.update(self._keeper.load(unknown))
+        self._load([problem.part(size) for size in sizes])
         for size in sizes:
             for name, result in self._results.of(problem.part(size)).items():
                 if name in self._ranks and result.measured:
@@ -372,7 +364,7 @@ class Explorer:
         limit = self._request.limit_bytes
         if size > self._too_large.get(name, size):
             return None
-        algorithm = self._algorithm(size, name)
+        algorithm = self._algorithm(self._request.problem.part(size), name)
         if algorithm is None or algorithm.workspace_bytes <= limit:
             return algorithm
         if algorithm.workspace_bytes > limit * _GROWN and not self._exhaustive:
@@ -385,10 +377,18 @@ class Explorer:
             self._micros[size, micro.algorithm] = micro
             self._search.add(micro, kind_of(result.algorithm.api, result.algorithm.notes))
 
-    def _algorithm(self, size: int, name: str) -> Algorithm | None:
-        key = size, name
+    def _load(self, parts: Iterable[ConvolutionProblem]) -> None:
+        """Take what is kept of micro-batches and slabs of which nothing is known."""
+        if self._keeper is None:
+            return
+        unknown = [part for part in parts if part not in self._loaded and not self._results.of(part)]
+        self._loaded.update(unknown)
+        if unknown:
+            self._results.update(self._keeper.load(unknown))
+
+    def _algorithm(self, part: ConvolutionProblem, name: str) -> Algorithm | None:
+        key = part, name
         if key not in self._algorithms:
-            part = self._request.problem.part(size)
             known = self._results.of(part).get(name)
             self._algorithms[key] = self._backend.algorithm(part, name) if known is None else known.algorithm
         return self._algorithms[key]
