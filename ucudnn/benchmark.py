@@ -228,19 +228,14 @@ class Benchmark:
         if not request.rows:
             return
         part = request.problem.part(request.sizes[0])
-        groups = [
-            (
-                slabs,
-                [
-                    (name, 1.0, algorithm.workspace_bytes)
-                    for name in self._with_slab_names(names)
-                    if (algorithm := self.backend.algorithm(kind, name)) is not None
-                ],
-            )
-            for kind, slabs in kinds_of(part, request.rows[-1])  # the smaller, the less they need
-            if self.backend.knows_slab(kind, part)
-        ]
-        yield from divided(part.batch, groups)[:1]
+
+        def offers(kind: ConvolutionProblem) -> list[Offer]:
+            if not self.backend.knows_slab(kind, part):
+                return []
+            found = [self.backend.algorithm(kind, name) for name in self._with_slab_names(names)]
+            return [(each.name, 1.0, each.workspace_bytes) for each in found if each is not None]
+
+        yield from _in_slabs(part, request.rows[-1], offers)[:1]  # the smaller they are, the less they need
 
     def discard(self, problem: ConvolutionProblem, algorithm: str) -> None:
         """Count an algorithm as failed at every size of a problem, for it failed when it was to run."""
@@ -294,22 +289,19 @@ class Benchmark:
         """Return micro-batches that are computed slab by slab within the limit."""
         discarded = self._discarded_of(request.problem)
         wanted = None if names is None else self._with_slab_names(names)
+
+        def offers(kind: ConvolutionProblem) -> list[Offer]:
+            return [
+                (name, time_ms, workspace_bytes)
+                for name, time_ms, workspace_bytes in self._offers(kind)
+                if name not in discarded and workspace_bytes <= request.limit_bytes
+                if wanted is None or name in wanted
+            ]
+
         for size, rows in divisions:
             if size < request.least_size or size > request.problem.batch:
                 continue
-            groups = [
-                (
-                    slabs,
-                    [
-                        (name, time_ms, workspace_bytes)
-                        for name, time_ms, workspace_bytes in self._offers(kind)
-                        if name not in discarded and workspace_bytes <= request.limit_bytes
-                        if wanted is None or name in wanted
-                    ],
-                )
-                for kind, slabs in kinds_of(request.problem.part(size), rows)
-            ]
-            yield from divided(size, groups)
+            yield from _in_slabs(request.problem.part(size), rows, offers)
 
     def _finish(self, request: Request, exploration: Exploration) -> None:
         self._explored[request] = exploration
@@ -366,3 +358,10 @@ class Benchmark:
 
 def _shape(problem: ConvolutionProblem) -> ConvolutionProblem:
     return problem.with_batch(1)
+
+
+def _in_slabs(
+    part: ConvolutionProblem, rows: int, offers: Callable[[ConvolutionProblem], Sequence[Offer]]
+) -> list[MicroConfiguration]:
+    """Return what computes a micro-batch in slabs of so many rows, from what is offered for each kind of slab."""
+    return divided(part.batch, [(slabs, offers(kind)) for kind, slabs in kinds_of(part, rows)])

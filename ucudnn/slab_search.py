@@ -128,17 +128,14 @@ class SlabSearch:
             own = self._needs(rows, name)
             if own is None:
                 continue
-            worth = worth_ms
-            if self._whole:
-                kind = self._kind(self._algorithm(kinds_of(self._part, rows)[0][0], name))
-                within = (ms for size, ms, each in self._points if size <= own and each <= kind)
-                worth = min(worth, *within, inf)
+            kind = self._kind(self._algorithm(kinds_of(self._part, rows)[0][0], name))
+            within = (ms for size, ms, each in self._points if self._whole and size <= own and each <= kind)
+            worth = min([worth_ms, *within])
             if last_ms * _HALO_THRIFT >= worth:
                 continue
             time_ms, complete = self._measure_all(rows, name, worth)
             if complete:
                 last_ms = time_ms
-                kind = self._kind(self._algorithm(kinds_of(self._part, rows)[0][0], name))
                 self._points.append((own, time_ms, kind))
                 yield rows, time_ms
             if not self._whole and (complete or time_ms >= worth):

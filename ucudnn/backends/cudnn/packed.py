@@ -3,7 +3,7 @@
 The copies are part of the call and of its measured time, and lie in its workspace. Channels last, slabs have no gaps.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from math import prod
 from typing import final
@@ -131,15 +131,18 @@ class _Runs:
 
     def gather(self, copy: CopyRuns, dense: int, tensor: int) -> None:
         """Copy the slab to dense memory."""
-        for sample in range(self._samples):
-            own, there = dense + sample * self._channels * self._run, tensor + sample * self._sample
+        for own, there in self._both(dense, tensor):
             copy(own, self._run, there, self._step, self._run, self._channels)
 
     def scatter(self, copy: CopyRuns, dense: int, tensor: int) -> None:
         """Copy it back."""
-        for sample in range(self._samples):
-            own, there = dense + sample * self._channels * self._run, tensor + sample * self._sample
+        for own, there in self._both(dense, tensor):
             copy(there, self._step, own, self._run, self._run, self._channels)
+
+    def _both(self, dense: int, tensor: int) -> Iterator[tuple[int, int]]:
+        """Return where each sample begins, in dense memory and in the tensor."""
+        for sample in range(self._samples):
+            yield dense + sample * self._channels * self._run, tensor + sample * self._sample
 
 
 def _sizes(problem: ConvolutionProblem) -> tuple[int, int]:
