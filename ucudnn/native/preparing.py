@@ -10,6 +10,7 @@ from ucudnn.backends.cudnn.descriptor import Descriptor
 from ucudnn.backends.cudnn.graph import OperationGraph, is_engine, round_up
 from ucudnn.backends.cudnn.legacy import ALGORITHMS, LegacyDescriptors
 from ucudnn.backends.cudnn.library import Library
+from ucudnn.backends.cudnn.places import Places
 from ucudnn.configuration import Configuration
 from ucudnn.errors import StepError, UcudnnError, UnsupportedProblemError
 from ucudnn.plan import make_plan
@@ -108,7 +109,7 @@ def prepare(
         StepError: if an algorithm cannot compute its part, or needs more with this alpha and beta.
     """
     plan = make_plan(problem, configuration, cast("ComputeBackend", _Preparer(library, cudnn)), start)
-    x_step, y_step = problem.steps
+    places = Places(problem)
     found = []
     for step in plan.steps:
         recipe, algorithm = cast("_Recipe", step.call), step.part.algorithm
@@ -130,12 +131,13 @@ def prepare(
                 )
         except UcudnnError as error:
             raise StepError(algorithm, step.part.size, step.start, error) from error
+        x_offset, y_offset = places.of(0, 0, step.start, step.first_rows)
         found.append(
             NativeStep(
                 algorithm=algorithm,
                 start=step.start,
-                x_offset_bytes=step.start * x_step,
-                y_offset_bytes=step.start * y_step,
+                x_offset_bytes=x_offset,
+                y_offset_bytes=y_offset,
                 accumulates=step.accumulates,
                 workspace_bytes=need,
                 number=number,

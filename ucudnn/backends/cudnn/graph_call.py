@@ -9,9 +9,10 @@ from ucudnn.backends.cudnn.descriptor import Descriptor
 from ucudnn.backends.cudnn.gpu import DeviceBuffer
 from ucudnn.backends.cudnn.graph import OperationGraph, W, X, Y, round_up
 from ucudnn.backends.cudnn.library import Library
+from ucudnn.backends.cudnn.places import Places
 from ucudnn.errors import UnsupportedProblemError
 from ucudnn.problem import ConvolutionProblem
-from ucudnn.slabs import Rows, row_bytes
+from ucudnn.slabs import Rows
 
 _MOST_PACKS = 4096  # pointers that recur are few; what never recurs must not pile up
 _MOST_SCALINGS = 64
@@ -52,8 +53,7 @@ class GraphCall(PreparedCall):
         self._problem = problem
         self._algorithm = algorithm
         self._execute = library.function("cudnnBackendExecute")
-        self._x_step, self._y_step = problem.steps
-        self._x_row, self._y_row = row_bytes(problem)
+        self._places = Places(problem)
         self._plans: dict[tuple[float, float], _ExecutionPlan] = {}
         for alpha, beta in scalings:
             self._plan(alpha, beta)
@@ -82,10 +82,8 @@ class GraphCall(PreparedCall):
             UnsupportedProblemError: if the workspace is too small.
         """
         plan = self._plans.get((alpha, beta)) or self._plan(alpha, beta)
-        if first_rows is not None:
-            x += first_rows[0] * self._x_row
-            y += first_rows[1] * self._y_row
-        pointers = (x + start * self._x_step, w, y + start * self._y_step, workspace.address)
+        x, y = self._places.of(x, y, start, first_rows)
+        pointers = (x, w, y, workspace.address)
         pack = plan.packs.get(pointers)
         if pack is None:
             if workspace.size_bytes < plan.workspace_bytes:

@@ -10,10 +10,11 @@ from ucudnn.backends.cudnn.codes import CROSS_CORRELATION, DATA_TYPES
 from ucudnn.backends.cudnn.gpu import DeviceBuffer
 from ucudnn.backends.cudnn.graph import round_up
 from ucudnn.backends.cudnn.library import HostScalar, Library
+from ucudnn.backends.cudnn.places import Places
 from ucudnn.backends.cudnn.shapes import shapes_of
 from ucudnn.errors import BackendError, CudnnError, UnsupportedProblemError
 from ucudnn.problem import ConvolutionProblem, DataType, MathMode, Operation
-from ucudnn.slabs import Rows, row_bytes
+from ucudnn.slabs import Rows
 
 ALGORITHMS: dict[Operation, dict[str, int]] = {
     Operation.FORWARD: {
@@ -194,8 +195,7 @@ class LegacyCall(PreparedCall):
         self._descriptors = LegacyDescriptors(library, problem)
         self._workspace_bytes = _workspace_bytes(library, handle, problem, self._descriptors, algorithm)
         self._run: Callable[..., int] = library.function(f"cudnnConvolution{_NAMES[problem.operation]}")
-        self._x_step, self._y_step = problem.steps
-        self._x_row, self._y_row = row_bytes(problem)
+        self._places = Places(problem)
         self._double = problem.dtype is DataType.FLOAT64
         self._scalars: dict[float, HostScalar] = {}
 
@@ -221,11 +221,7 @@ class LegacyCall(PreparedCall):
         Raises:
             CudnnError: if cuDNN cannot run it.
         """
-        x += start * self._x_step
-        y += start * self._y_step
-        if first_rows is not None:
-            x += first_rows[0] * self._x_row
-            y += first_rows[1] * self._y_row
+        x, y = self._places.of(x, y, start, first_rows)
         operation, own = self._problem.operation, self._descriptors
         first, second, output = _in_order(operation, own.x, own.w, own.y)
         a, b, c = _in_order(operation, x, w, y)

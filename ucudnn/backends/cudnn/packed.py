@@ -11,8 +11,9 @@ from typing import final
 from ucudnn.backends.base import Algorithm, PreparedCall
 from ucudnn.backends.cudnn.gpu import DeviceBuffer
 from ucudnn.backends.cudnn.graph import round_up
+from ucudnn.backends.cudnn.places import Places
 from ucudnn.problem import MOST_ALIGNMENT, ConvolutionProblem, Operation
-from ucudnn.slabs import Rows, row_bytes
+from ucudnn.slabs import Rows
 
 _SUFFIX = "+packed"
 
@@ -70,6 +71,7 @@ class PackedCall(PreparedCall):
         self._x_bytes, self._y_bytes = _sizes(problem)
         self._x = _Runs(problem, problem.spatial, problem.channels, problem.x_channel_stride, 0)
         self._y = _Runs(problem, problem.output, problem.filters, problem.y_channel_stride, 1)
+        self._places = Places(problem)
         self._operation = problem.operation
 
     @property
@@ -94,8 +96,7 @@ class PackedCall(PreparedCall):
         Raises:
             BackendError: if the call fails; what it writes to is as it was then.
         """
-        rows = first_rows or (0, 0)
-        x, y = self._x.address(x, start, rows[0]), self._y.address(y, start, rows[1])
+        x, y = self._places.of(x, y, start, first_rows)
         own_x, own_y = workspace.address, workspace.address + self._x_bytes
         writes_x, writes_y = self._operation is Operation.BACKWARD_DATA, self._operation is Operation.FORWARD
         if not writes_x or beta:
@@ -123,11 +124,6 @@ class _Runs:
         self._run = prod(sizes) * itemsize
         self._step = stride * itemsize or self._run
         self._sample = problem.steps[which]
-        self._row = row_bytes(problem)[which]
-
-    def address(self, tensor: int, start: int, row: int) -> int:
-        """Return where the slab begins."""
-        return tensor + start * self._sample + row * self._row
 
     def gather(self, copy: CopyRuns, dense: int, tensor: int) -> None:
         """Copy the slab to dense memory."""
