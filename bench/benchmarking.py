@@ -12,7 +12,6 @@ import json
 import subprocess
 import sys
 import tempfile
-from functools import partial
 from pathlib import Path
 from time import perf_counter, time
 
@@ -20,10 +19,9 @@ from ucudnn.backends import open_backend
 from ucudnn.backends.base import ComputeBackend
 from ucudnn.decision import Decisions, decide
 from ucudnn.errors import UcudnnError
-from ucudnn.execution import alternate
+from ucudnn.execution import times_in_turn
 from ucudnn.measuring import open_benchmark
 from ucudnn.networks import load_network
-from ucudnn.plan import make_plan
 from ucudnn.settings import Settings
 
 LIMITS = ("64MiB", "16MiB", "8MiB")
@@ -67,16 +65,8 @@ def executed(
     times: dict[str, dict[str, tuple[float, float]]] = {name: {} for name in decided}
     first = next(iter(decided.values()))
     for index, decision in enumerate(first.kernels):
-        problem = decision.kernel.problem
-        tensors = backend.operands(problem)
-        x, w, y, _ = backend.bind(*tensors)
         configurations = {name: each.kernels[index].configuration for name, each in decided.items()}
-        workspace = backend.allocate(max(each.workspace_bytes for each in configurations.values()))
-        runs = {
-            name: partial(make_plan(problem, each, backend).launch, x, w, y, alpha=1.0, beta=0.0, workspace=workspace)
-            for name, each in configurations.items()
-        }
-        for name, time_ms in alternate(runs, backend, repeats).items():
+        for name, time_ms in times_in_turn(decision.kernel.problem, configurations, backend, repeats).items():
             times[name][str(decision.kernel)] = time_ms, configurations[name].time_ms
     return times
 

@@ -23,11 +23,10 @@ from ucudnn.benchmark import Benchmark
 from ucudnn.configuration import Configuration
 from ucudnn.decision import Decisions, decide
 from ucudnn.errors import UcudnnError
-from ucudnn.execution import alternate
+from ucudnn.execution import alternate, times_in_turn
 from ucudnn.handle import Handle
 from ucudnn.measuring import open_benchmark
 from ucudnn.networks import Network, load_network
-from ucudnn.plan import make_plan
 from ucudnn.problem import ConvolutionProblem, Operation
 from ucudnn.settings import Settings
 
@@ -100,14 +99,8 @@ def execute(
             wanted.setdefault(each.kernel.problem, {})[each.configuration] = None
     times = {}
     for problem, configurations in wanted.items():
-        tensors = backend.operands(problem)
-        x, w, y, _ = backend.bind(*tensors)
-        workspace = backend.allocate(max(each.workspace_bytes for each in configurations))
-        runs = {
-            each: partial(make_plan(problem, each, backend).launch, x, w, y, alpha=1.0, beta=0.0, workspace=workspace)
-            for each in configurations
-        }
-        for configuration, time_ms in alternate(runs, backend, repeats).items():
+        given = {each: each for each in configurations}
+        for configuration, time_ms in times_in_turn(problem, given, backend, repeats).items():
             times[problem, configuration] = time_ms
         print(".", end="", flush=True, file=sys.stderr)
     print(file=sys.stderr)

@@ -11,7 +11,6 @@ import sys
 from argparse import ArgumentParser, Namespace, RawDescriptionHelpFormatter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from math import fsum, inf
 from pathlib import Path
 from time import perf_counter
@@ -24,11 +23,10 @@ from ucudnn.benchmark import Benchmark
 from ucudnn.configuration import Configuration, MicroConfiguration
 from ucudnn.decision import Decisions, Method, decide
 from ucudnn.errors import BackendUnavailableError, UcudnnError
-from ucudnn.execution import alternate
+from ucudnn.execution import times_in_turn
 from ucudnn.kernel import Kernel
 from ucudnn.measuring import open_benchmark
 from ucudnn.networks import load_network
-from ucudnn.plan import make_plan
 from ucudnn.plots import Bar
 from ucudnn.problem import ConvolutionProblem
 from ucudnn.report import KernelReport, Report
@@ -155,16 +153,9 @@ class Bench:
         return {name: self._known[key][str(each)] for name, each in given.items()}
 
     def _run(self, problem: ConvolutionProblem, given: Mapping[str, Configuration], backend: ComputeBackend) -> Times:
-        tensors = backend.operands(problem)
-        x, w, y, _ = backend.bind(*tensors)
-        workspace = backend.allocate(max(each.workspace_bytes for each in given.values()))
-        runs = {
-            name: partial(make_plan(problem, each, backend).launch, x, w, y, alpha=1.0, beta=0.0, workspace=workspace)
-            for name, each in given.items()
-        }
         once_ms = 2 * fsum(each.time_ms for each in given.values())  # each sample has a run before it
         repeats = min(self._arguments.repeats, max(LEAST_REPEATS, int(SLOW_MS / once_ms)))
-        return alternate(runs, backend, repeats)
+        return times_in_turn(problem, given, backend, repeats)
 
     def row(self, configuration: Configuration, times: Times, name: str = "") -> Row:
         """Return what is written of a configuration, whose time has its own text for a name if none is given."""

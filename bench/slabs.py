@@ -31,10 +31,9 @@ from ucudnn.benchmark import Benchmark
 from ucudnn.configuration import Configuration
 from ucudnn.decision import decide
 from ucudnn.errors import BackendError, UcudnnError
-from ucudnn.execution import alternate
+from ucudnn.execution import times_in_turn
 from ucudnn.exploration import Request
 from ucudnn.networks import load_network
-from ucudnn.plan import make_plan
 from ucudnn.policy import BatchSizePolicy
 from ucudnn.problem import ConvolutionProblem, DataType, Operation
 from ucudnn.settings import Settings
@@ -103,14 +102,7 @@ def measure(
         within = replace(request, limit_bytes=limit, whole=False, adaptive=True, rows=rows_tried(problem, adaptive))
         planned[limit] = desirable_set(benchmark.micro_configurations(within), problem.batch)[-1]
     chosen = dict.fromkeys([*undivided, *thinned(front), *planned.values()])
-    tensors = backend.operands(problem)
-    x, w, y, _ = backend.bind(*tensors)
-    workspace = backend.allocate(max(each.workspace_bytes for each in chosen))
-    runs = {
-        each: partial(make_plan(problem, each, backend).launch, x, w, y, alpha=1.0, beta=0.0, workspace=workspace)
-        for each in chosen
-    }
-    times = alternate(runs, backend, repeats)
+    times = times_in_turn(problem, {each: each for each in chosen}, backend, repeats)
     fast = times[fastest]
     kept = min(each.workspace_bytes for each in chosen if fast / times[each] >= SPEED_KEPT)
     return {
@@ -186,8 +178,8 @@ def alexnet(open_backend_again: Callable[[], ComputeBackend], repeats: int) -> R
             backend = open_backend_again()
             benchmark = Benchmark(backend)
             begin = perf_counter()
-            given = Settings.load({}, policy="adaptive", workspace_limit_bytes=limit, slabs=name == "with")
-            decisions = decide(network.kernels(), benchmark, given)
+            settings = Settings.load({}, policy="adaptive", workspace_limit_bytes=limit, slabs=name == "with")
+            decisions = decide(network.kernels(), benchmark, settings)
             seconds[name].append(perf_counter() - begin)
             row[f"{name}_measured"] = benchmark.measured
             row[f"{name}_predicted_ms"] = decisions.time_ms
@@ -196,17 +188,9 @@ def alexnet(open_backend_again: Callable[[], ComputeBackend], repeats: int) -> R
         row["with_in_slabs"] = sum(any(part.slabs for part in each.parts) for each in configurations["with"])
         executed: dict[str, list[float]] = {"without": [], "with": []}
         for kernel, *both in zip(network.kernels(), configurations["without"], configurations["with"], strict=True):
-            x, w, y, _ = backend.bind(*(held := backend.operands(kernel.problem)))
-            workspace = backend.allocate(max(each.workspace_bytes for each in both))
-            runs = {
-                name: partial(
-                    make_plan(kernel.problem, each, backend).launch, x, w, y, alpha=1.0, beta=0.0, workspace=workspace
-                )
-                for name, each in zip(executed, both, strict=True)
-            }
-            for name, time_ms in alternate(runs, backend, repeats).items():
+            given = dict(zip(executed, both, strict=True))
+            for name, time_ms in times_in_turn(kernel.problem, given, backend, repeats).items():
                 executed[name].append(time_ms * kernel.count)
-            del held
         row |= {f"{name}_executed_ms": fsum(times) for name, times in executed.items()}
         found.append(row)
         print(

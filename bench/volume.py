@@ -9,7 +9,6 @@ the fastest undivided one within the limit, and the micro-batched plan, run in t
 import argparse
 import json
 import sys
-from functools import partial
 from pathlib import Path
 
 from ucudnn.backends import open_backend
@@ -17,9 +16,8 @@ from ucudnn.backends.base import ComputeBackend, Effort
 from ucudnn.benchmark import Benchmark
 from ucudnn.configuration import Configuration
 from ucudnn.errors import UcudnnError
-from ucudnn.execution import alternate
+from ucudnn.execution import times_in_turn
 from ucudnn.exploration import Request
-from ucudnn.plan import make_plan
 from ucudnn.policy import BatchSizePolicy
 from ucudnn.problem import ConvolutionProblem, Operation
 from ucudnn.solvers.desirable import desirable_set
@@ -56,14 +54,7 @@ def measure(
         for each in (fastest_within(undivided, limit), fastest_within(front, limit)):
             if each is not None:
                 chosen[each] = None
-    tensors = backend.operands(problem)
-    x, w, y, _ = backend.bind(*tensors)
-    workspace = backend.allocate(max(each.workspace_bytes for each in chosen))
-    runs = {
-        each: partial(make_plan(problem, each, backend).launch, x, w, y, alpha=1.0, beta=0.0, workspace=workspace)
-        for each in chosen
-    }
-    times = alternate(runs, backend, repeats)
+    times = times_in_turn(problem, {each: each for each in chosen}, backend, repeats)
     rows = []
     for limit in limits:
         within, micro = fastest_within(undivided, limit), fastest_within(front, limit)

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from ucudnn import execution
 from ucudnn.errors import MeasurementError
 from ucudnn.networks import load_network
 
@@ -89,7 +90,7 @@ def test_time_that_is_up_leaves_what_there_is(call, bench, monkeypatch):
 
 def test_what_fails_spares_the_rest(call, bench, monkeypatch):
     figures = bench("figures")
-    decide, make_plan = figures.decide, figures.make_plan
+    decide, make_plan = figures.decide, execution.make_plan
 
     def refuse(kernels, benchmark, settings):
         if settings.workspace_limit_bytes == 8 * 2**20 and any(each.layer == "conv1" for each in kernels):
@@ -102,7 +103,7 @@ def test_what_fails_spares_the_rest(call, bench, monkeypatch):
         return make_plan(problem, configuration, backend)
 
     monkeypatch.setattr(figures, "decide", refuse)
-    monkeypatch.setattr(figures, "make_plan", fail)
+    monkeypatch.setattr(execution, "make_plan", fail)
     files, _, progress = call("figure10", "--policy", "undivided")
     rows = rows_of(files["csv"][0])
     assert {(row["plan"], row["layer"]) for row in rows} == {

@@ -11,6 +11,7 @@ from ucudnn.backends.base import Backend, ComputeBackend
 from ucudnn.configuration import Configuration
 from ucudnn.decision import Decision, Decisions
 from ucudnn.plan import make_plan
+from ucudnn.problem import ConvolutionProblem
 from ucudnn.report import KernelReport, Report, report_decisions, report_kernel
 
 Name = TypeVar("Name", bound=Hashable)
@@ -36,17 +37,8 @@ def execute(decision: Decision, backend: ComputeBackend, repeats: int) -> Kernel
         MemoryError: if there is no room for tensors and workspace.
     """
     problem = decision.kernel.problem
-    tensors = backend.operands(problem)
-    x, w, y, _ = backend.bind(*tensors)
-    configurations = [decision.configuration]
-    if decision.undivided is not None and decision.undivided != decision.configuration:
-        configurations.insert(0, decision.undivided)
-    workspace = backend.allocate(max(configuration.workspace_bytes for configuration in configurations))
-    runs: dict[Configuration, Callable[[], None]] = {}
-    for configuration in configurations:
-        plan = make_plan(problem, configuration, backend)
-        runs[configuration] = partial(plan.launch, x, w, y, alpha=1.0, beta=0.0, workspace=workspace)
-    times = alternate(runs, backend, repeats)
+    configurations = [decision.undivided, decision.configuration]
+    times = times_in_turn(problem, {each: each for each in configurations if each is not None}, backend, repeats)
     return report_kernel(
         decision,
         executed_ms=times[decision.configuration],
@@ -95,6 +87,31 @@ def report_run(
         backend=backend.name,
         conditions=backend.conditions(),
     )
+
+
+def times_in_turn(
+    problem: ConvolutionProblem, given: Mapping[Name, Configuration], backend: ComputeBackend, repeats: int
+) -> dict[Name, float]:
+    """Run configurations of a problem in turn, on the same random operands, and return the median milliseconds of each.
+
+    Args:
+        problem: the problem at mini-batch size.
+        given: its configurations.
+        backend: runs them.
+        repeats: how often each is measured, after runs that warm up.
+
+    Raises:
+        StepError: if an algorithm fails.
+        MemoryError: if there is no room for tensors and workspace.
+    """
+    tensors = backend.operands(problem)
+    x, w, y, _ = backend.bind(*tensors)
+    workspace = backend.allocate(max(each.workspace_bytes for each in given.values()))
+    runs = {
+        name: partial(make_plan(problem, each, backend).launch, x, w, y, alpha=1.0, beta=0.0, workspace=workspace)
+        for name, each in given.items()
+    }
+    return alternate(runs, backend, repeats)
 
 
 def alternate(runs: Mapping[Name, Callable[[], None]], backend: ComputeBackend, repeats: int) -> dict[Name, float]:
