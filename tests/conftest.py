@@ -8,6 +8,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from ucudnn.backends.candidates import Candidates
+from ucudnn.backends.cpu.backend import CpuBackend
 from ucudnn.backends.replay import ReplayBackend
 from ucudnn.profile import load_profile
 
@@ -41,3 +42,13 @@ def replay(h200):
         return ReplayBackend(h200, candidates=candidates, network=network)
 
     return make
+
+
+@pytest.fixture
+def hungry(monkeypatch):
+    """Return the CPU backend without the algorithms that need no workspace."""
+    algorithms = CpuBackend.algorithms
+    monkeypatch.setattr(
+        CpuBackend, "algorithms", lambda self, problem: [a for a in algorithms(self, problem) if a.workspace_bytes]
+    )
+    return CpuBackend()

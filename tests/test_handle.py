@@ -262,19 +262,6 @@ def test_arrays_that_do_not_fit_leave_the_output_alone():
     assert (y == 7).all()
 
 
-ALGORITHMS = type(open_backend("cpu")).algorithms
-
-
-@pytest.fixture
-def hungry(monkeypatch):
-    """Return the CPU backend without the algorithms that need no workspace."""
-    backend = open_backend("cpu")
-    monkeypatch.setattr(
-        type(backend), "algorithms", lambda self, problem: [a for a in ALGORITHMS(self, problem) if a.workspace_bytes]
-    )
-    return backend
-
-
 def test_a_limit_that_nothing_meets_names_the_kernel(hungry):
     handle = Handle(backend=hungry, workspace_limit=1, effort=QUICK)
     with pytest.raises(InfeasibleError, match=r"conv \(Forward\): no algorithm fits a workspace limit of 1 bytes"):

@@ -122,19 +122,6 @@ def test_slabs_within_the_volume_share_a_call():
     assert len({id(step.call) for step in plan.steps}) == 3  # the first, those within, the last
 
 
-ALGORITHMS = type(CPU).algorithms
-
-
-@pytest.fixture
-def hungry(monkeypatch):
-    """Return the CPU backend without the algorithms that need no workspace."""
-    backend = open_backend("cpu")
-    monkeypatch.setattr(
-        type(backend), "algorithms", lambda self, problem: [a for a in ALGORITHMS(self, problem) if a.workspace_bytes]
-    )
-    return backend
-
-
 def least(backend, problem):
     return min(each.workspace_bytes for each in backend.algorithms(problem))
 
