@@ -1,14 +1,12 @@
 """Processes and ranks that measure together: everything is measured once, and a process that dies costs nothing."""
 
 import logging
-import os
-import subprocess
-import sys
 import time
 from pathlib import Path
 
 import pytest
 
+from tests.ranks import run_ranks
 from tests.test_dispatch import FaultyBackend
 from tests.test_problem import make_problem
 from ucudnn import Handle
@@ -154,26 +152,14 @@ print("measured", handle._benchmark.measured, file=sys.stderr)
 """
 
 
-def run_ranks(tmp_path, case, world=2):
+def share(tmp_path, case, world=2):
     pytest.importorskip("torch.distributed", reason="PyTorch is not installed")
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
-    processes = [
-        subprocess.Popen(
-            [sys.executable, "-c", RANK, str(rank), str(world), str(tmp_path / case), case],
-            cwd=ROOT,
-            env=environment,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for rank in range(world)
-    ]
-    return [(*process.communicate(timeout=120), process.returncode) for process in processes]
+    return run_ranks(RANK, world, tmp_path / case, case, world=world, OMP_NUM_THREADS="1")
 
 
 @pytest.mark.parametrize("case", ["cold", "warm"])
 def test_ranks_share_the_work_and_end_with_the_same_plans(tmp_path, case):
-    (first, errors, code), (second, other_errors, other_code) = run_ranks(tmp_path, case)
+    (first, errors, code), (second, other_errors, other_code) = share(tmp_path, case)
     assert (code, other_code) == (0, 0), errors + other_errors
     assert first == second
     assert first.count("KernelReport") == len(Operation)
@@ -182,7 +168,7 @@ def test_ranks_share_the_work_and_end_with_the_same_plans(tmp_path, case):
 
 
 def test_ranks_that_plan_other_problems_are_told(tmp_path):
-    for _, errors, code in run_ranks(tmp_path, "differ"):
+    for _, errors, code in share(tmp_path, "differ"):
         assert code == 1
         assert "BackendError: rank" in errors
         assert "plans other problems" in errors

@@ -10,6 +10,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+from tests.ranks import run_ranks  # noqa: E402
 from tests.test_readme import blocks  # noqa: E402
 from ucudnn import cli  # noqa: E402
 from ucudnn.errors import BackendUnavailableError, InvalidNetworkError  # noqa: E402
@@ -262,20 +263,9 @@ print("left", sum(summary.left.values()), summary.left, file=sys.stderr)
 def test_ranks_plan_once_and_the_same(tmp_path):
     if not torch.distributed.is_available():
         pytest.skip("PyTorch without torch.distributed")
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo", "UCUDNN_BACKEND": "cpu"}
-    processes = [
-        subprocess.Popen(
-            [sys.executable, "-c", RANK, str(rank), str(tmp_path / "store")],
-            cwd=ROOT,
-            env=environment,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for rank in range(2)
-    ]
-    (first, errors), (second, other_errors) = [process.communicate(timeout=120) for process in processes]
-    assert [process.returncode for process in processes] == [0, 0], errors + other_errors
+    ranks = run_ranks(RANK, tmp_path / "store", OMP_NUM_THREADS="1", UCUDNN_BACKEND="cpu")
+    (first, errors, status), (second, other_errors, other_status) = ranks
+    assert (status, other_status) == (0, 0), errors + other_errors
     assert first == second
     assert len(first.splitlines()) == 5  # two layers, whose first has no gradient of its input
     for each in (errors, other_errors):

@@ -15,6 +15,7 @@ torch = pytest.importorskip("torch")
 from torch.autograd import gradcheck, gradgradcheck  # noqa: E402
 
 import ucudnn.torch as switch  # noqa: E402
+from tests.ranks import run_ranks  # noqa: E402
 from tests.test_torch import CASES, asked, flags, modules  # noqa: E402, F401
 from ucudnn import Effort  # noqa: E402
 from ucudnn.problem import MathMode  # noqa: E402
@@ -523,6 +524,7 @@ x = torch.randn(16, 16, 20, 20).cuda()
 for _ in range(2):
     model(x + rank).square().mean().backward()
 torch.cuda.synchronize()
+del model  # the reducer goes before its process group
 distributed.barrier()
 distributed.destroy_process_group()
 assert not on.report().left, on.report().left
@@ -532,19 +534,8 @@ for layer in on.report().layers:
 
 
 def test_ranks_plan_once_and_the_same(tmp_path):
-    environment = {**os.environ, "GLOO_SOCKET_IFNAME": "lo", "PYTHONPATH": str(ROOT)}
-    processes = [
-        subprocess.Popen(
-            [sys.executable, "-c", RANK, str(rank), str(tmp_path / "store")],
-            cwd=ROOT,
-            env=environment,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for rank in range(2)
-    ]
-    (first, errors), (second, other_errors) = [process.communicate(timeout=180) for process in processes]
-    assert [process.returncode for process in processes] == [0, 0], errors + other_errors
+    ranks = run_ranks(RANK, tmp_path / "store", timeout=180)
+    (first, errors, status), (second, other_errors, other_status) = ranks
+    assert (status, other_status) == (0, 0), errors + other_errors
     assert first == second
     assert len(first.splitlines()) == 5
