@@ -81,10 +81,8 @@ def main() -> None:
         "spread": spread,
         "spread_of_algorithms": others,
         "ucudnn": ours,
-        # Where PyTorch repeats itself to the bit, what is left is rounding, which training makes more of: as much as
-        # other algorithms of PyTorch's own do.
-        "required": [verdict("difference, of PyTorch's own spreads or 1 % of the first loss", ours,
-                             max(2 * spread, others, 0.01 * runs["pytorch"][0]))],
+        # A third run of PyTorch, by other algorithms of its own, tells what rounding alone comes to; it does not count.
+        "required": [verdict("difference, against that of two runs of PyTorch", ours, spread)],
     }  # fmt: skip
     write(arguments, answer)
 
