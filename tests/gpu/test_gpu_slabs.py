@@ -1,6 +1,7 @@
 """Slabs on a GPU: every algorithm on every kind of slab against float64, and handles whose limit needs them."""
 
 from dataclasses import replace
+from math import sqrt
 
 import pytest
 
@@ -67,6 +68,15 @@ def error_of(cupy, cudnn, configuration, operands, beta, expected):
     return operands.error(cupy, expected) if guarded.intact() else float("inf")
 
 
+def bound(problem, name, rows):
+    """Return how far a result may be off, where filter gradients of 16 bits are rounded after each slab."""
+    allowed = tolerance(problem, name)
+    if problem.operation is not Operation.BACKWARD_FILTER or problem.dtype.itemsize > 2:
+        return allowed
+    unit = {DataType.FLOAT16: 2**-11, DataType.BFLOAT16: 2**-8}[problem.dtype]
+    return allowed + unit / 2 * sqrt(problem.batch * -(-row_count(problem) // rows))
+
+
 @pytest.mark.parametrize("operation", Operation, ids=lambda each: each.value)
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("last", [False, True], ids=["channels first", "channels last"])
@@ -88,7 +98,7 @@ def test_every_algorithm_on_every_kind_of_slab(cupy, cudnn, operation, shape, la
                 except BackendError:
                     continue  # dropped, as a handle drops it
                 ran += 1
-                if not error <= tolerance(problem, name):
+                if not error <= bound(problem, name, rows):
                     wrong.append((name, rows, beta, error))
     assert wrong == []
     if not ran:

@@ -21,6 +21,7 @@ from ucudnn.backends.cudnn.codes import (
     Type,
 )
 from ucudnn.backends.cudnn.descriptor import Descriptor
+from ucudnn.backends.cudnn.faults import computes_wrong, ends_process
 from ucudnn.backends.cudnn.library import Library
 from ucudnn.backends.cudnn.shapes import shapes_of
 from ucudnn.errors import CudnnError, UnsupportedProblemError
@@ -57,12 +58,12 @@ class EngineConfiguration:
     compiles: bool
 
     def allowed(self, problem: ConvolutionProblem) -> bool:
-        """Whether it computes as precisely and as repeatably as a problem wants.
+        """Whether it computes a problem, as precisely and as repeatably as wanted.
 
         Products of float32 on tensor cores are TF32's. Sums of less than float32 are nobody's wish.
         """
         notes = self.notes
-        if NumericalNote.REDUCED_PRECISION_REDUCTION in notes:
+        if NumericalNote.REDUCED_PRECISION_REDUCTION in notes or computes_wrong(self.name, problem):
             return False
         if problem.deterministic and NumericalNote.NONDETERMINISTIC in notes:
             return False
@@ -112,6 +113,8 @@ class OperationGraph:
         self._knobs = [self._new(Kind.KNOB_CHOICE) for _ in range(_MOST_KNOBS)]
         found: dict[str, EngineConfiguration] = {}
         for mode in HeuristicMode:
+            if ends_process(mode, self.problem):
+                continue
             for configuration in self._heuristics(mode):
                 try:
                     described = self._read(configuration)
