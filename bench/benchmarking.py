@@ -131,44 +131,59 @@ def main() -> None:
             return str(Path(folder) / f"{name}.db")
 
         answers: dict[str, object] = {}
+
+        def keep(name: str, answer: object) -> None:
+            answers[name] = answer
+            out.write_text(json.dumps(answers, indent=1) + "\n")  # whatever ends this, what was found before it stays
+
         execute = ("--execute",)
         if arguments.devices:
             for policy in ("powerOfTwo", "all"):
                 several = ("--devices", arguments.devices)
-                answers[f"{policy} one"] = run(arguments, ("one GPU", policy, "64MiB", file(f"{policy}1")))
-                answers[f"{policy} several"] = run(
-                    arguments, (arguments.devices, policy, "64MiB", file(f"{policy}2")), options=several
+                keep(f"{policy} one", run(arguments, ("one GPU", policy, "64MiB", file(f"{policy}1"))))
+                keep(
+                    f"{policy} several",
+                    run(arguments, (arguments.devices, policy, "64MiB", file(f"{policy}2")), options=several),
                 )
-            answers["adaptive one"] = run(arguments, ("one GPU", "adaptive", "64MiB", file("adaptive1")))
+            keep("adaptive one", run(arguments, ("one GPU", "adaptive", "64MiB", file("adaptive1"))))
         else:
-            answers["first process"] = run(arguments, ("first process", "powerOfTwo", "64MiB", file("cold")))
-            answers["recording 1"] = run(
-                arguments,
-                ("recording 1, 64 MiB", "powerOfTwo", "64MiB", file("one")),
-                ("recording 1, 16 MiB", "powerOfTwo", "16MiB", file("one")),
-                options=execute,
+            keep("first process", run(arguments, ("first process", "powerOfTwo", "64MiB", file("cold"))))
+            keep(
+                "recording 1",
+                run(
+                    arguments,
+                    ("recording 1, 64 MiB", "powerOfTwo", "64MiB", file("one")),
+                    ("recording 1, 16 MiB", "powerOfTwo", "16MiB", file("one")),
+                    options=execute,
+                ),
             )
             for policy in POLICIES:
                 for limit in LIMITS:
                     kind = f"{policy}, {limit}"
-                    answers[kind] = run(arguments, (kind, policy, limit, file(policy)))
-                answers[f"{policy} warm"] = run(arguments, ("again, warm", policy, "64MiB", file(policy)))
+                    keep(kind, run(arguments, (kind, policy, limit, file(policy))))
+                keep(f"{policy} warm", run(arguments, ("again, warm", policy, "64MiB", file(policy))))
             for limit in LIMITS:
-                answers[f"executed {limit}"] = run(
-                    arguments, *((policy, policy, limit, file(policy)) for policy in POLICIES), options=execute
+                keep(
+                    f"executed {limit}",
+                    run(arguments, *((policy, policy, limit, file(policy)) for policy in POLICIES), options=execute),
                 )
-            answers["exhaustive"] = run(
-                arguments,
-                ("exhaustive, 64 MiB", "powerOfTwo", "64MiB", file("exhaustive")),
-                options=("--exhaustive",),
+            keep(
+                "recording 2",
+                run(
+                    arguments,
+                    ("recording 2, 64 MiB", "powerOfTwo", "64MiB", file("two")),
+                    ("recording 2, 16 MiB", "powerOfTwo", "16MiB", file("two")),
+                    options=execute,
+                ),
             )
-            answers["recording 2"] = run(
-                arguments,
-                ("recording 2, 64 MiB", "powerOfTwo", "64MiB", file("two")),
-                ("recording 2, 16 MiB", "powerOfTwo", "16MiB", file("two")),
-                options=execute,
+            keep(
+                "exhaustive",
+                run(
+                    arguments,
+                    ("exhaustive, 64 MiB", "powerOfTwo", "64MiB", file("exhaustive")),
+                    options=("--exhaustive",),
+                ),
             )
-    out.write_text(json.dumps(answers, indent=1) + "\n")
 
 
 if __name__ == "__main__":

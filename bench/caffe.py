@@ -17,7 +17,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from importlib.util import find_spec
-from math import inf, isnan
+from math import fsum, inf, isnan, sqrt
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from time import perf_counter
@@ -54,8 +54,8 @@ TRAININGS = {
     "plain": {"UCUDNN_PLAIN": "1"},
     "plain again": {"UCUDNN_PLAIN": "1"},
     "plain, no workspace": {"UCUDNN_PLAIN": "1", "UCUDNN_DEFAULT_WORKSPACE_LIMIT": "0"},
-    "powerOfTwo": {"UCUDNN_DEFAULT_WORKSPACE_LIMIT": "1MiB"},
-    "WD": {"UCUDNN_TOTAL_WORKSPACE_SIZE": "8MiB"},
+    "powerOfTwo": {"UCUDNN_DEFAULT_WORKSPACE_LIMIT": "8MiB"},
+    "WD": {"UCUDNN_TOTAL_WORKSPACE_SIZE": "24MiB"},
 }
 
 
@@ -219,27 +219,40 @@ def run_trainings(runner: Runner, caffe: str, folder: Path, iterations: int) -> 
     (folder / "small.prototxt").write_text(small(folder, 128))
     (folder / "solver.prototxt").write_text(solver(folder / "small.prototxt", iterations, folder / "out"))
     found: dict[str, object] = {}
+    runs = dict(TRAININGS)
+    without = {"NVIDIA_TF32_OVERRIDE": "0", "UCUDNN_DATABASE": str(folder / "without_tf32.db")}
+    # Plain cuDNN may have no algorithm for tensor cores within the limit, and then rounds to float32 only.
+    runs |= {f"{name}, without TF32": variables | without for name, variables in TRAININGS.items()}
     first: list[float] = []
-    for name, variables in TRAININGS.items():
+    for name, variables in runs.items():
+        if name.startswith("plain, without TF32"):
+            first = []
         text, status, took = runner.run(
             f"train, {name}", variables, [caffe, "train", f"-solver={folder / 'solver.prototxt'}", "-gpu=0"], 240
         )
-        losses = [float(value) for value in re.findall(r"Iteration \d+.*?, loss = (\S+)", text)]
+        losses = [float(value) for value in re.findall(r"Iteration \d+ \(.*?, loss = (\S+)", text)]
         first = first or losses
         whole = len(losses) == len(first) == iterations
         found[name] = {
             "status": status,
             "greatest difference from plain": max(map(distance, first, losses)) if whole else None,
+            "root mean square difference": root_mean_square(first, losses) if whole else None,
             "in micro-batches": micro_batched(plans(text)),
             "losses": losses,
         }
-        print(name, status, f"{took:.0f} s", len(losses), losses[:1], losses[-1:], flush=True)
+        known = {key: value for key, value in found[name].items() if key != "losses"}
+        print(name, f"{took:.0f} s", len(losses), losses[:1], losses[-1:], known, flush=True)
         yield {"train": found}
 
 
 def distance(one: float, other: float) -> float:
     """Return how far two losses are apart: infinitely, where one is no number."""
     return inf if isnan(one) or isnan(other) else abs(one - other)
+
+
+def root_mean_square(first: list[float], losses: list[float]) -> float:
+    """Return the root mean square of the differences of two trainings' losses."""
+    return sqrt(fsum(distance(one, other) ** 2 for one, other in zip(first, losses, strict=True)) / len(losses))
 
 
 def verdicts(times: dict[str, dict[str, Any]]) -> dict[str, float]:

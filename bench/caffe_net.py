@@ -72,9 +72,9 @@ def small(folder: Path, batch: int) -> str:
         'layer { name: "data" type: "HDF5Data" top: "data" top: "label"'
         f' hdf5_data_param {{ source: "{folder / "list.txt"}" batch_size: {batch} }} }}\n'
     )
-    text = 'name: "small"\n' + data + convolution("conv1", "data", 32, 5, pad=2) + pool("pool1", "conv1")
-    text += convolution("conv2", "pool1", 64, 5, pad=2, group=2) + pool("pool2", "conv2")
-    text += convolution("conv3", "pool2", 64, 3, pad=1)
+    text = 'name: "small"\n' + data + convolution("conv1", "data", 64, 5, pad=2) + pool("pool1", "conv1")
+    text += convolution("conv2", "pool1", 192, 5, pad=2, group=2) + pool("pool2", "conv2")
+    text += convolution("conv3", "pool2", 192, 3, pad=1)
     return text + dense("ip1", "conv3", PATTERNS) + loss("ip1")
 
 
