@@ -374,6 +374,8 @@ def test_what_was_not_planned_is_left_to_pytorch_in_a_capture(caplog):
     assert IN_CAPTURE in caplog.text
 
 
+# PyTorch's own convolutions make it warn, too.
+@pytest.mark.filterwarnings("ignore:The AccumulateGrad node's stream does not match")
 def test_a_graphed_training_step():
     module = torch.nn.Sequential(torch.nn.Conv2d(16, 32, 3), torch.nn.ReLU(), torch.nn.Conv2d(32, 16, 3))
     x = drawn(16, 16, 20, 20)
