@@ -22,6 +22,7 @@ from collections import Counter
 from importlib.util import find_spec
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from time import perf_counter
 from types import ModuleType
 from typing import Any
 
@@ -32,6 +33,7 @@ OUTCOMES = "UCUDNN_CONFORMANCE_OUTCOMES"
 """Names the file to which the plugin writes the outcome of each test."""
 
 _enabled: Any = None
+_written = 0.0
 
 
 def stand_in_for_expecttest() -> None:
@@ -56,6 +58,19 @@ def pytest_configure(config: Any) -> None:
 
 def pytest_unconfigure(config: Any) -> None:
     """Write what went through handles."""
+    write_counts()
+
+
+def pytest_runtest_teardown(item: Any) -> None:
+    """Write it now and then, too: where time is up, workers end without notice."""
+    global _written
+    if perf_counter() > _written + 5:
+        write_counts()
+        _written = perf_counter()
+
+
+def write_counts() -> None:
+    """Write what this process sent through handles."""
     if _enabled is not None:
         summary = _enabled.report()
         folder = Path(json.loads(os.environ[PLUGIN])["folder"])

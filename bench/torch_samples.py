@@ -114,7 +114,7 @@ def main() -> None:
         other = outcome(function, sample)
         ucudnn.torch.disable()
         count += 1
-        if count % 100 == 0:
+        if count % 20 == 0:
             write(arguments, answer(), done=False)
         text = difference(own, other, dtype)
         if text:

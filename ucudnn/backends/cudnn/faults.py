@@ -8,7 +8,7 @@ from ucudnn.backends.cudnn.codes import HeuristicMode
 from ucudnn.problem import ConvolutionProblem, Operation
 
 _ONE_PADDING = "eng50"
-"""Computes gradients of the input as if the padding after x were that before it; variants with knobs do not."""
+"""Computes gradients of the input as if the padding after x were that before it; those with knobs do not."""
 
 
 def ends_process(mode: HeuristicMode, problem: ConvolutionProblem) -> bool:
