@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.test_slabs import divisible
 from ucudnn.errors import InvalidProblemError
 from ucudnn.problem import ConvolutionProblem, DataType, Layout, MathMode, Operation
 
@@ -177,3 +178,20 @@ def test_a_pickled_problem_is_equal_in_another_process():
     command = [sys.executable, "-c", code]
     back = subprocess.run(command, input=pickle.dumps(make_problem()), capture_output=True, check=True).stdout
     assert {make_problem(): "found"}[pickle.loads(back)] == "found"
+
+
+@given(divisible(), st.integers(1, 300), st.integers(0, 5))
+def test_a_problem_of_another_size_is_as_if_made_anew(problem, size, gap):
+    problem = replace(problem, x_batch_stride=problem.x_sample + gap)
+    for made in (problem.with_batch(size), problem.part(size)):
+        anew = replace(made)
+        assert made == anew
+        assert hash(made) == hash(anew)
+        assert replace(made, batch=problem.batch, alignment=problem.alignment) == problem
+        assert pickle.loads(pickle.dumps(made)) == made
+
+
+@pytest.mark.parametrize("size", [0, -1, True, 2.0])
+def test_sizes_that_are_none(size):
+    with pytest.raises(InvalidProblemError, match="batch"):
+        make_problem().with_batch(size)

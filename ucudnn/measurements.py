@@ -7,10 +7,11 @@ Limits are no part of it: they filter when rows are read.
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from datetime import UTC, datetime
 from functools import lru_cache
 from hashlib import blake2b
+from operator import attrgetter
 from pathlib import Path
 from typing import Any, final
 
@@ -23,6 +24,10 @@ from ucudnn.profile import Profile, Record, decode_problem, encode_problem
 from ucudnn.results import Result
 
 _CHUNK = 500  # parameters of one query
+_MOST_KNOWN = 1 << 16
+_STATUS = {each.value: each for each in MeasurementStatus}
+_AROUND: dict[tuple[Any, ...], tuple[str, str]] = {}
+_all_but_batch = attrgetter(*(each.name for each in fields(ConvolutionProblem) if each.init and each.name != "batch"))
 _COLUMNS = (
     "problem, api, algorithm, notes, compiles, status, time_ms, spread_ms, samples, complete, workspace_bytes, reason"
 )
@@ -253,12 +258,19 @@ def _dumps(value: Any) -> str:
     return json.dumps(value if not isinstance(value, Mapping) else dict(value), separators=(",", ":"), sort_keys=True)
 
 
-@lru_cache(maxsize=1 << 16)
 def _text(problem: ConvolutionProblem) -> str:
-    return _dumps({**encode_problem(problem), "batch": problem.batch})
+    """Return a problem as JSON; of problems that differ in their batch alone, the rest is written once."""
+    rest = _all_but_batch(problem)
+    around = _AROUND.get(rest)
+    if around is None:
+        if len(_AROUND) >= _MOST_KNOWN:
+            _AROUND.clear()
+        before, _, after = _dumps({**encode_problem(problem), "batch": 0}).partition('"batch":0')
+        around = _AROUND[rest] = f'{before}"batch":', after
+    return f"{around[0]}{problem.batch}{around[1]}"
 
 
-@lru_cache(maxsize=1 << 16)
+@lru_cache(maxsize=_MOST_KNOWN)
 def _key(text: str) -> bytes:
     return blake2b(text.encode(), digest_size=16).digest()
 
@@ -305,15 +317,20 @@ def _result(row: Sequence[Any]) -> Result:
     _, api, name, notes, compiles, status, time_ms, spread_ms, samples, complete, workspace_bytes, reason = row
     return Result(
         algorithm=Algorithm(
-            name=name, workspace_bytes=workspace_bytes, api=api, notes=tuple(notes.split()), compiles=bool(compiles)
+            name=name, workspace_bytes=workspace_bytes, api=api, notes=_notes(notes), compiles=bool(compiles)
         ),
-        status=MeasurementStatus(status),
+        status=_STATUS[status],
         time_ms=time_ms,
         spread_ms=spread_ms,
         samples=samples,
         complete=bool(complete),
         reason=reason,
     )
+
+
+@lru_cache(maxsize=_MOST_KNOWN)
+def _notes(text: str) -> tuple[str, ...]:
+    return tuple(text.split())
 
 
 def _now() -> str:

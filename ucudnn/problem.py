@@ -5,6 +5,7 @@ from dataclasses import dataclass, field, fields, replace
 from enum import Enum
 from functools import lru_cache
 from math import gcd, prod
+from operator import attrgetter
 from typing import Any
 
 from ucudnn.errors import InvalidProblemError
@@ -158,7 +159,7 @@ class ConvolutionProblem:
             raise InvalidProblemError(f"alignment {self.alignment} is no power of two up to {MOST_ALIGNMENT}")
         if self.alignment < self.dtype.itemsize:
             raise InvalidProblemError(f"tensors aligned to {self.alignment} bytes cannot hold {self.dtype.value}")
-        self._set("_hash", hash(tuple(getattr(self, each.name) for each in fields(self) if each.compare)))
+        self._set("_hash", hash(_compared(self)))
 
     def __hash__(self) -> int:
         """Return the hash of all fields, computed once: problems are the keys of every look-up on the way of a call."""
@@ -275,7 +276,7 @@ class ConvolutionProblem:
 
     def with_batch(self, batch: int) -> "ConvolutionProblem":
         """Return the same problem at another mini-batch size."""
-        return replace(self, batch=batch)
+        return _of_size(self, batch, self.alignment)
 
     def part(self, size: int) -> "ConvolutionProblem":
         """Return the problem of a micro-batch, anywhere at a multiple of the largest power of two in its size.
@@ -311,14 +312,31 @@ class ConvolutionProblem:
         return f"{text} {self.dtype.value} {self.layout.value}"
 
 
+_INIT = tuple(each.name for each in fields(ConvolutionProblem) if each.init)
+_initial = attrgetter(*_INIT)
+_compared = attrgetter(*(each.name for each in fields(ConvolutionProblem) if each.compare))
+
+
 def _span(channels: int, stride: int, sizes: tuple[int, ...]) -> int:
     return (channels - 1) * (stride or prod(sizes)) + prod(sizes)
 
 
 @lru_cache(maxsize=1 << 14)
 def _part(problem: ConvolutionProblem, size: int) -> ConvolutionProblem:
-    alignment = gcd(problem.alignment, *(size * step for step in problem.steps))
-    return replace(problem, batch=size, alignment=alignment)
+    return _of_size(problem, size, gcd(problem.alignment, *(size * step for step in problem.steps)))
+
+
+def _of_size(problem: ConvolutionProblem, batch: int, alignment: int) -> ConvolutionProblem:
+    """Return a problem of another size: all else was checked, and `all` plans thousands of them."""
+    if type(batch) is not int or batch < 1:
+        return replace(problem, batch=batch)  # which says what is wrong
+    made = object.__new__(ConvolutionProblem)
+    for name, value in zip(_INIT, _initial(problem), strict=True):
+        object.__setattr__(made, name, value)
+    object.__setattr__(made, "batch", batch)
+    object.__setattr__(made, "alignment", alignment)
+    object.__setattr__(made, "_hash", hash(_compared(made)))
+    return made
 
 
 def _restored(values: dict[str, Any]) -> ConvolutionProblem:
