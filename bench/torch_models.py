@@ -236,15 +236,20 @@ def elapsed_ms(run: Callable[[], object], device: torch.device) -> float:
 
 
 class ConvolutionMemory(TorchDispatchMode):
-    """Measures what each convolution allocates besides what it returns; gradients are computed one by one for that.
+    """Measures what each convolution allocates besides what it returns.
+
+    Args:
+        together: whether both gradients of a call are computed in one, as in ucudnn one takes the other's memory; else
+            one by one, for PyTorch allocates the second when the first is done.
 
     Attributes:
         largest_bytes: the most of all.
         calls: how many convolutions there were.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, together: bool) -> None:
         super().__init__()
+        self._together = together
         self.largest_bytes = 0
         self.calls = 0
 
@@ -255,6 +260,9 @@ class ConvolutionMemory(TorchDispatchMode):
         if func is not _BACKWARD:
             return func(*args, **(kwargs or {}))
         *rest, mask = args
+        if self._together:
+            self.calls += sum(mask) - 1
+            return self._measured(func, args)
         found: list[Any] = [None, None, None]
         for index, wanted in enumerate(mask):
             if wanted:

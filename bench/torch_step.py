@@ -7,7 +7,8 @@
 
 PyTorch alone has `torch.backends.cudnn.benchmark` on and no limit. All take steps of the same model in turn; times are
 of whole steps (forward, backward, SGD), medians. One more step of each, not timed, measures what each convolution takes
-besides what it returns, each gradient by itself: that is its workspace, and copies of operands in another layout.
+besides what it returns: that is its workspace, and copies of operands in another layout. Of PyTorch's own, each gradient
+is computed by itself for that.
 """
 
 import argparse
@@ -59,7 +60,7 @@ def measure(
         for _ in range(arguments.warmup):
             step()
         seconds = perf_counter() - begin
-        with ConvolutionMemory() as memory:
+        with ConvolutionMemory(together=switch is not None) as memory:
             step()
         answer[way] = {"first_steps_s": seconds, "largest_bytes": memory.largest_bytes, "convolutions": memory.calls}
         print(f"{name} {way:10} first steps {seconds:6.1f} s, largest allocation"

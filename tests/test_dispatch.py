@@ -91,6 +91,9 @@ class FaultyBackend(ComputeBackend):
     def segment(self, buffer, offset_bytes, size_bytes):
         return self._cpu.segment(buffer, offset_bytes, size_bytes)
 
+    def spare(self, bound, size_bytes):
+        return self._cpu.spare(bound, size_bytes)
+
     def queue(self):
         return self.current
 

@@ -27,6 +27,7 @@ LAYERS = [  # lowest first; every module of the package is named exactly once
     {
         "networks",
         "concurrency",
+        "locks",
         "tensors",
         "results",
         "backends.sampling",

@@ -179,8 +179,41 @@ def test_what_is_computed_is_divided_and_within_the_limit(host, calls):
     taken = calls()
     assert [each.batch for each in taken] == [4, 4] * 3
     assert all(each.workspace for each in taken)
-    assert len(host.allocated) == 3, "a workspace for each call, and nothing else"
+    assert len(host.allocated) == 2, "a workspace for each call but the filter gradient, and nothing else"
     assert max(host.allocated) <= 3000
+    assert on.report().left == {}
+
+
+@pytest.mark.parametrize("last", [False, True], ids=["channels first", "channels last"])
+def test_a_filter_gradient_takes_the_memory_of_the_other_gradient(host, calls, last):
+    x, w = operands()
+    if last:
+        x, w = (each.contiguous(memory_format=torch.channels_last) for each in (x, w))
+    expected = convolution(x, w)
+    with enable(host, workspace_limit=600) as on:
+        for _ in range(3):
+            host.allocated.clear()
+            calls()
+            found = convolution(x, w)
+            for one, other in zip(found, expected, strict=True):
+                torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
+        taken = [each for each in calls() if each.operation == 2]
+        begin = found[1].data_ptr()
+        assert taken
+        assert all(begin <= each.workspace < begin + found[1].nbytes for each in taken)
+        assert max(host.allocated) <= 600
+        (layer,) = [each for each in on.report().layers if each.operation == "BackwardFilter"]
+        assert layer.workspace_bytes == 0
+        assert 600 < layer.spare_bytes <= found[1].nbytes
+        assert "spare" in str(on.report())
+        # Where the other gradient is not wanted, there is nothing to take, and the limit holds.
+        for _ in range(2):
+            host.allocated.clear()
+            rest = ([1, 1], [1, 1], [1, 1], False, [0, 0], 1)
+            alone = torch.ops.aten.convolution_backward.default(found[0].cos(), x, w, None, *rest, [False, True, False])
+            torch.testing.assert_close(alone[1], expected[2], rtol=1e-4, atol=1e-5)
+        assert host.allocated
+        assert max(host.allocated) <= 600
     assert on.report().left == {}
 
 

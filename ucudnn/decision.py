@@ -50,6 +50,11 @@ class Decision:
     undivided: Configuration | None
     segment: Segment | None = None
 
+    @property
+    def workspace_bytes(self) -> int:
+        """Bytes of its workspace; 0 where that is spare memory of the caller's."""
+        return 0 if self.kernel.spare_bytes else self.configuration.workspace_bytes
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Decisions:
@@ -86,12 +91,12 @@ class Decisions:
     @property
     def workspace_bytes(self) -> int:
         """Bytes of all kernels' workspaces together, as where each layer has its own."""
-        return sum(each.configuration.workspace_bytes * each.kernel.count for each in self.kernels)
+        return sum(each.workspace_bytes * each.kernel.count for each in self.kernels)
 
     @property
     def shared_workspace_bytes(self) -> int:
         """Bytes of one workspace that serves the kernels one after another."""
-        return max((each.configuration.workspace_bytes for each in self.kernels), default=0)
+        return max((each.workspace_bytes for each in self.kernels), default=0)
 
 
 def decide(
@@ -102,9 +107,9 @@ def decide(
 ) -> Decisions:
     """Choose a configuration for every kernel.
 
-    WR takes each kernel's fastest configuration within `settings.workspace_limit_bytes`; where
-    `settings.total_workspace_bytes` is set, WD divides that among all kernels, or among those that may run at the same
-    time.
+    WR takes each kernel's fastest configuration within `settings.workspace_limit_bytes`, or within the spare memory
+    that comes with it, where that is more; where `settings.total_workspace_bytes` is set, WD divides that among all
+    kernels, or among those that may run at the same time.
 
     Args:
         kernels: what is to be computed; equal problems are measured once.
@@ -121,16 +126,17 @@ def decide(
     total = settings.total_workspace_bytes
     limit = settings.workspace_limit_bytes if total is None else total
     solver = _Stopwatch()
-    benchmark.explore([_request(kernel.problem, settings, limit) for kernel in kernels])
-    fronts: dict[ConvolutionProblem, tuple[_Front, _Front]] = {}
-    for kernel in kernels:
-        if kernel.problem not in fronts:
-            fronts[kernel.problem] = _front(kernel, benchmark, settings, limit, solver)
+    limits = [max(limit, kernel.spare_bytes) for kernel in kernels]
+    benchmark.explore([_request(kernel.problem, settings, own) for kernel, own in zip(kernels, limits, strict=True)])
+    fronts: dict[tuple[ConvolutionProblem, int], tuple[_Front, _Front]] = {}
+    for kernel, own in zip(kernels, limits, strict=True):
+        if (kernel.problem, own) not in fronts:
+            fronts[kernel.problem, own] = _front(kernel, benchmark, settings, own, solver)
     # Under WD the limit of what is compared is an equal share of the total (paper, section 4.3).
-    share = limit if total is None else total // max(1, sum(kernel.count for kernel in kernels))
-    found = [fronts[kernel.problem] for kernel in kernels]
+    shares_of = limits if total is None else [total // max(1, sum(each.count for each in kernels))] * len(limits)
+    found = [fronts[kernel.problem, own] for kernel, own in zip(kernels, limits, strict=True)]
     with solver:
-        undivided = [fastest_within(each, share) for _, each in found]
+        undivided = [fastest_within(each, share) for (_, each), share in zip(found, shares_of, strict=True)]
         allotment = None
         if total is not None:
             allotment = allot(kernels, [front for front, _ in found], total, settings, groups)

@@ -5,7 +5,7 @@ from collections.abc import Collection, Iterable
 from typing import Any, final
 
 from ucudnn.allotment import Segment
-from ucudnn.backends.base import Buffer, ComputeBackend, Tensor
+from ucudnn.backends.base import Buffer, ComputeBackend, Spare, Tensor
 from ucudnn.benchmark import Benchmark
 from ucudnn.configuration import Configuration
 from ucudnn.decision import Decision, decide_again, decide_rest, decide_slabs
@@ -111,8 +111,19 @@ class Dispatcher:
         self._entries = list(entries)
         self._arena_needed = True
 
-    def launch(self, entry: Entry, x: Tensor, w: Tensor, y: Tensor, alpha: float, beta: float) -> None:
+    def launch(
+        self, entry: Entry, x: Tensor, w: Tensor, y: Tensor, alpha: float, beta: float, spare: Spare | None = None
+    ) -> None:
         """Compute out = alpha * conv + beta * out on the backend's current queue.
+
+        Args:
+            entry: the kernel.
+            x: input, or its gradient.
+            w: filters, or their gradient.
+            y: output, or its gradient.
+            alpha: factor of the convolution.
+            beta: factor of what the output holds.
+            spare: memory that serves as workspace, where the kernel was decided so.
 
         Raises:
             BackendError: if no algorithm is left that runs.
@@ -120,25 +131,34 @@ class Dispatcher:
         """
         backend = self.backend
         queue = backend.queue()
-        workspace = entry.ready.get(queue)
+        workspace = self._spare(entry, spare)
+        if workspace is None:
+            workspace = entry.ready.get(queue)
         if workspace is None:
             workspace = self._prepare(entry, queue)
-        plan = entry.plan
-        assert plan is not None
+        plan = entry.plan or self._plan(entry)
         capturing = backend.capturing(queue)
         if capturing:
-            self._keep(workspace, plan)
+            self._keep(None if entry.kernel.spare_bytes else workspace, plan)
         segment = None if capturing else entry.segment  # in a capture, order is the caller's
         if segment is not None:
             self._turns.enter(segment, queue)
         try:
             plan.launch(x, w, y, alpha=alpha, beta=beta, workspace=workspace)
         except StepError as error:
-            self._finish(entry, error, x, w, y, alpha, beta)
+            self._finish(entry, error, x, w, y, alpha, beta, spare)
         finally:
             if segment is not None:  # what failed may have launched a part
                 self._turns.leave(segment, queue)
         entry.calls += 1
+
+    @staticmethod
+    def _spare(entry: Entry, spare: Spare | None) -> Buffer:
+        """Return the spare memory that a kernel was decided to use, None where it was not."""
+        if not entry.kernel.spare_bytes:
+            return None
+        assert spare is not None
+        return spare.buffer
 
     def _keep(self, workspace: Buffer, plan: Plan) -> None:
         # A graph holds addresses only; whoever replays it later must find memory and kernels still there.
@@ -180,7 +200,9 @@ class Dispatcher:
             return self._workspace.buffer(id(entry), queue, need)
 
     def _limit(self, entry: Entry) -> int:
-        return entry.limit_bytes if self._divides else self._settings.workspace_limit_bytes
+        if self._divides:
+            return entry.limit_bytes
+        return entry.kernel.spare_bytes or self._settings.workspace_limit_bytes
 
     def _plan(self, entry: Entry) -> Plan:
         problem = entry.kernel.problem
@@ -195,7 +217,15 @@ class Dispatcher:
         raise BackendError(f"{entry.kernel}: {_MOST_REPLACEMENTS} configurations failed one after another")
 
     def _finish(
-        self, entry: Entry, error: StepError, x: Tensor, w: Tensor, y: Tensor, alpha: float, beta: float
+        self,
+        entry: Entry,
+        error: StepError,
+        x: Tensor,
+        w: Tensor,
+        y: Tensor,
+        alpha: float,
+        beta: float,
+        spare: Spare | None,
     ) -> None:
         """Compute what a failed launch left, from its first missing sample on, in another way."""
         problem = entry.kernel.problem
@@ -207,7 +237,7 @@ class Dispatcher:
             else:
                 self._warn(entry, f"{error} with alpha {alpha} and beta {beta}; others compute such calls")
             try:
-                if self._compute_rest(entry, error, failed, x, w, y, alpha, beta):
+                if self._compute_rest(entry, error, failed, x, w, y, alpha, beta, spare):
                     return
             except MemoryError as shortage:
                 raise error from shortage
@@ -227,6 +257,7 @@ class Dispatcher:
         y: Tensor,
         alpha: float,
         beta: float,
+        spare: Spare | None,
     ) -> bool:
         """Compute what a step left of its micro-batch, and the samples after it; whether there is a way to."""
         problem, limit = entry.kernel.problem, self._limit(entry)
@@ -235,13 +266,13 @@ class Dispatcher:
             rest = decide_slabs(problem, error.size, [each.slab for each in error.left], benchmark, limit, failed)
             if rest is None:
                 return False
-            self._launch_once(entry, rest, start, x, w, y, alpha, beta)
+            self._launch_once(entry, rest, start, x, w, y, alpha, beta, spare)
             start += error.size
         if start == problem.batch:
             return True
         rest = decide_rest(problem, start, benchmark, self._settings, limit, failed)
         if rest is not None:
-            self._launch_once(entry, rest, start, x, w, y, alpha, beta)
+            self._launch_once(entry, rest, start, x, w, y, alpha, beta, spare)
         return rest is not None
 
     def _launch_once(
@@ -254,12 +285,15 @@ class Dispatcher:
         y: Tensor,
         alpha: float,
         beta: float,
+        spare: Spare | None,
     ) -> None:
         queue = self.backend.queue()
-        workspace = self._buffer(entry, queue, configuration.workspace_bytes)
+        workspace = self._spare(entry, spare)
+        if workspace is None:
+            workspace = self._buffer(entry, queue, configuration.workspace_bytes)
         plan = make_plan(entry.kernel.problem, configuration, self.backend, start=start)
         if self.backend.capturing(queue):
-            self._keep(workspace, plan)
+            self._keep(None if entry.kernel.spare_bytes else workspace, plan)
         plan.launch(x, w, y, alpha=alpha, beta=beta, workspace=workspace)
 
     def _replace(self, entry: Entry, error: StepError) -> None:

@@ -2,21 +2,20 @@
 
 import logging
 from collections.abc import Callable, Hashable, Sequence
-from dataclasses import dataclass, replace
-from threading import RLock
+from dataclasses import replace
 from typing import Unpack
-from weakref import WeakKeyDictionary
 
 from ucudnn.backends import open_backend
-from ucudnn.backends.base import Backend, ComputeBackend, Effort, Tensor
+from ucudnn.backends.base import Backend, ComputeBackend, Effort, Spare, Tensor
 from ucudnn.benchmark import ProgressListener
 from ucudnn.concurrency import parse_groups
 from ucudnn.decision import Decisions, decide
 from ucudnn.dispatch import Dispatcher, Entry
 from ucudnn.errors import BackendError, InfeasibleError, SettingsError
 from ucudnn.execution import report_run
-from ucudnn.kernel import Kernel
+from ucudnn.kernel import Kernel, VirtualAlgorithm
 from ucudnn.layers import Layers
+from ucudnn.locks import lock_of
 from ucudnn.measuring import open_benchmark
 from ucudnn.policy import BatchSizePolicy
 from ucudnn.problem import ConvolutionProblem, Operation
@@ -25,20 +24,8 @@ from ucudnn.settings import Settings, SolverName
 from ucudnn.tensors import Parameters, ProblemCache
 
 _LOG = logging.getLogger(__name__)
-_Key = tuple[str, ConvolutionProblem]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class VirtualAlgorithm:
-    """What a framework is told in place of an algorithm: the handle decides, and owns the workspace.
-
-    Attributes:
-        name: 'UCUDNN'.
-        workspace_bytes: 0: the framework need not allocate any (paper, section 3.4).
-    """
-
-    name: str = "UCUDNN"
-    workspace_bytes: int = 0
+_Key = tuple[str, ConvolutionProblem, int]
+"""Layer, problem and the bytes of spare memory."""
 
 
 class Handle:
@@ -106,7 +93,7 @@ class Handle:
         )
         """What computes, or replays."""
         self._benchmark = open_benchmark(self.backend, self.settings, effort=effort, listener=listener)
-        self._lock = _lock_of(self.backend)
+        self._lock = lock_of(self.backend)
         self._problems = ProblemCache()
         self._groups = parse_groups(groups or ())
         self._divides = self.settings.total_workspace_bytes is not None
@@ -143,7 +130,7 @@ class Handle:
             layer = _checked(layer)
             if self._divides and not layer:
                 layer = self._layers.register(problem, filters)
-            self._register((layer, problem))
+            self._register((layer, problem, 0))
         return VirtualAlgorithm()
 
     def optimize(self) -> None:
@@ -188,6 +175,7 @@ class Handle:
         alpha: float = 1.0,
         beta: float = 0.0,
         layer: str = "",
+        spare: Spare | None = None,
     ) -> None:
         """Compute out = alpha * conv + beta * out for a problem; the operation says which tensor is out.
 
@@ -202,6 +190,8 @@ class Handle:
             alpha: factor of the convolution.
             beta: factor of what the output holds; at 0 the output is not read.
             layer: name of the layer, as registered.
+            spare: memory that the call may overwrite, such as that of a gradient that is computed next. Where it is
+                more than the limit, it serves as workspace, and no other is allocated; not under WD.
 
         Raises:
             InfeasibleError: if a workspace limit is too small.
@@ -217,42 +207,50 @@ class Handle:
         bound_x, bound_w, bound_y, alignment = dispatcher.backend.bind(x, w, y)
         if alignment < problem.alignment:
             problem = replace(problem, alignment=alignment)
+        spare_bytes = self.useful(0 if spare is None else spare.size_bytes)
         with self._lock:
             named = bool(layer)
             if self._divides and not named:
                 layer = self._layers.call(problem, dispatcher.backend.address(bound_w))
-            entry = self._entries.get((layer, problem))
+            entry = self._entries.get((layer, problem, spare_bytes))
             if entry is None or entry.decision is None:
                 try:
-                    entry = self._plan((_checked(layer) if named else layer, problem))
+                    entry = self._plan((_checked(layer) if named else layer, problem, spare_bytes))
                 except InfeasibleError:
                     shared = None if named else self._layers.share(problem, dispatcher.backend.address(bound_w))
                     if shared is None:
                         raise
-                    entry = self._plan((shared, problem))
-            dispatcher.launch(entry, bound_x, bound_w, bound_y, alpha, beta)
+                    entry = self._plan((shared, problem, 0))
+            dispatcher.launch(entry, bound_x, bound_w, bound_y, alpha, beta, spare)
 
-    def launcher(self, problem: ConvolutionProblem, layer: str = "") -> Callable[[Tensor, Tensor, Tensor], None] | None:
+    def useful(self, spare_bytes: int) -> int:
+        """Return how much of so much spare memory serves as workspace: all, or nothing where the limit is no less."""
+        return 0 if self._divides or spare_bytes <= self.settings.workspace_limit_bytes else spare_bytes
+
+    def launcher(
+        self, problem: ConvolutionProblem, layer: str = "", spare_bytes: int = 0
+    ) -> Callable[[Tensor, Tensor, Tensor, Spare | None], None] | None:
         """Return what computes a planned problem with alpha = 1 and beta = 0, with little on the way to the backend.
 
-        It takes x, w and y as the backend's `bind` returns them, as aligned as the problem says, and raises what
-        `convolve` does.
+        It takes x, w and y as the backend's `bind` returns them, as aligned as the problem says, and spare memory, and
+        raises what `convolve` does.
 
         Args:
             problem: what is computed.
             layer: name of the layer.
+            spare_bytes: of spare memory, as far as it is `useful`.
 
         Returns:
             The function; None where the problem is not planned, and under WD, where each call says which layer it is.
         """
-        entry, dispatcher, lock = self._entries.get((layer, problem)), self._dispatcher, self._lock
+        entry, dispatcher, lock = self._entries.get((layer, problem, spare_bytes)), self._dispatcher, self._lock
         if entry is None or entry.decision is None or dispatcher is None or self._divides:
             return None
         launch = dispatcher.launch
 
-        def launch_planned(x: Tensor, w: Tensor, y: Tensor) -> None:
+        def launch_planned(x: Tensor, w: Tensor, y: Tensor, spare: Spare | None = None) -> None:
             with lock:
-                launch(entry, x, w, y, 1.0, 0.0)
+                launch(entry, x, w, y, 1.0, 0.0, spare)
 
         return launch_planned
 
@@ -371,8 +369,8 @@ class Handle:
             return report_run(decided, run, self.backend, self.settings.policy.value, repeats)
 
     def _register(self, key: _Key) -> Entry:
-        layer, problem = key
-        return self._entries.setdefault(key, Entry(Kernel(layer=layer, problem=problem)))
+        layer, problem, spare_bytes = key
+        return self._entries.setdefault(key, Entry(Kernel(layer=layer, problem=problem, spare_bytes=spare_bytes)))
 
     def _plan(self, key: _Key) -> Entry:
         known = key in self._entries
@@ -390,11 +388,3 @@ def _checked(layer: str) -> str:
     if layer.startswith("#"):
         raise SettingsError(f"layer={layer!r}: names that begin with # are those of layers that have none")
     return layer
-
-
-_LOCKS: WeakKeyDictionary[Backend, RLock] = WeakKeyDictionary()
-
-
-def _lock_of(backend: Backend) -> RLock:
-    """Return the lock of a backend: handles that share one share its queue too."""
-    return _LOCKS.setdefault(backend, RLock())

@@ -1,4 +1,4 @@
-"""Kernel: one operation of one layer of a network, and how often the network holds it."""
+"""Kernel: one operation of one layer of a network, how often the network holds it, and what its caller is told."""
 
 from dataclasses import dataclass
 
@@ -13,11 +13,13 @@ class Kernel:
         layer: name of the (first such) layer; '' for a call that has no name.
         problem: what the kernel computes, at mini-batch size.
         count: how many layers of the network share the problem.
+        spare_bytes: memory of its caller's that serves as its workspace, where that is more than the limit; else 0.
     """
 
     layer: str
     problem: ConvolutionProblem
     count: int = 1
+    spare_bytes: int = 0
 
     @property
     def operation(self) -> Operation:
@@ -29,3 +31,16 @@ class Kernel:
         if self.layer.startswith("#"):
             return f"{self.layer} {self.problem}"
         return f"{self.layer} ({self.operation.value})" if self.layer else str(self.problem)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VirtualAlgorithm:
+    """What a framework is told in place of an algorithm: the handle decides, and owns the workspace.
+
+    Attributes:
+        name: 'UCUDNN'.
+        workspace_bytes: 0: the framework need not allocate any (paper, section 3.4).
+    """
+
+    name: str = "UCUDNN"
+    workspace_bytes: int = 0

@@ -26,9 +26,10 @@ class KernelReport:
         micro_batched_ms: predicted time of the configuration.
         undivided_executed_ms: measured time of the undivided plan; None where nothing was executed.
         executed_ms: measured time of the configuration's plan; None where nothing was executed.
-        workspace_bytes: workspace of the configuration.
+        workspace_bytes: workspace of the configuration; 0 where that is spare memory of the caller's.
         undivided_workspace_bytes: workspace of the undivided algorithm.
         calls: how often a handle ran it.
+        spare_bytes: how much spare memory of the caller's the configuration uses as workspace.
     """
 
     layer: str
@@ -44,6 +45,7 @@ class KernelReport:
     workspace_bytes: int
     undivided_workspace_bytes: int | None
     calls: int = 0
+    spare_bytes: int = 0
 
     @property
     def speedup(self) -> float | None:
@@ -185,7 +187,7 @@ class Report:
             kernel.configuration,
             *map(_ms, times),
             _factor(kernel.speedup),
-            format_bytes(kernel.workspace_bytes),
+            f"spare {format_bytes(kernel.spare_bytes)}" if kernel.spare_bytes else format_bytes(kernel.workspace_bytes),
         )
 
     def summary(self) -> tuple[str, ...]:
@@ -246,9 +248,10 @@ def report_kernel(
         micro_batched_ms=decision.configuration.time_ms,
         undivided_executed_ms=undivided_executed_ms,
         executed_ms=executed_ms,
-        workspace_bytes=decision.configuration.workspace_bytes,
+        workspace_bytes=decision.workspace_bytes,
         undivided_workspace_bytes=undivided.workspace_bytes if undivided else None,
         calls=calls,
+        spare_bytes=decision.configuration.workspace_bytes - decision.workspace_bytes,
     )
 
 

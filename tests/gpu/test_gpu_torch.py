@@ -236,6 +236,24 @@ def test_workspaces_are_within_the_limit_and_not_held(limit):
         assert max(held) > MIB, "something was allocated, and the statistics saw it"
 
 
+def test_a_filter_gradient_takes_the_memory_of_the_other_gradient():
+    x, w, grad = drawn(64, 64, 27, 27), drawn(96, 64, 5, 5), torch.randn(64, 96, 27, 27, device="cuda")
+    rest = (None, [1, 1], [2, 2], [1, 1], False, [0, 0], 1)
+
+    def both(*tensors):
+        return torch.ops.aten.convolution_backward.default(*tensors, *rest, [True, True, False])[:2]
+
+    expected = [each.cpu() for each in both(grad.double(), x.double(), w.double())]
+    with enable(workspace_limit="1MiB") as on:
+        both(grad, x, w)
+        held = held_by(lambda: both(grad, x, w))
+        assert_near([each.cpu() for each in both(grad, x, w)], expected, 4e-3)
+        (layer,) = [each for each in on.report().layers if each.operation == "BackwardFilter"]
+    assert held <= MIB
+    assert layer.workspace_bytes == 0
+    assert layer.spare_bytes <= x.numel() * 4
+
+
 def test_planning_gives_its_memory_back():
     x, w = drawn(128, 64, 27, 27), drawn(192, 64, 5, 5)
     torch.cuda.empty_cache()

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from enum import Enum
 from math import inf
 from statistics import median
-from typing import Any
+from typing import Any, NamedTuple, final
 
 from ucudnn.errors import UnsupportedProblemError
 from ucudnn.problem import MOST_ALIGNMENT, ConvolutionProblem
@@ -22,6 +22,19 @@ Tensor = Any
 
 Buffer = Any
 """A workspace, as the backend's `allocate` made it."""
+
+
+@final
+class Spare(NamedTuple):
+    """Memory of a caller's that a call may overwrite, and use as its workspace.
+
+    Attributes:
+        buffer: the memory, as `ComputeBackend.spare` gives it.
+        size_bytes: how much there is.
+    """
+
+    buffer: Buffer
+    size_bytes: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -323,6 +336,18 @@ class ComputeBackend(Backend):
 
     def finish(self, mark: Any) -> None:
         """Wait, in the calling thread, until what a mark marks is done."""
+
+    def spare(self, bound: Tensor, size_bytes: int) -> Spare | None:
+        """Return the memory of a dense tensor as a workspace.
+
+        Args:
+            bound: the tensor, as `bind` returns it.
+            size_bytes: of the tensor.
+
+        Returns:
+            The memory, as much for each tensor of a size; None where the backend has no use for it.
+        """
+        return None
 
     @abstractmethod
     def segment(self, buffer: Buffer, offset_bytes: int, size_bytes: int) -> Buffer:

@@ -10,6 +10,7 @@ from typing import Any, final
 
 import torch
 
+from ucudnn.backends.base import ComputeBackend, Spare
 from ucudnn.errors import UcudnnError
 from ucudnn.handle import Handle
 from ucudnn.problem import MOST_ALIGNMENT, ConvolutionProblem, Operation
@@ -65,6 +66,7 @@ class Lane:
         "_launchers",
         "_layer",
         "_left",
+        "_lend",
         "_open_handle",
         "_ordinal",
         "_output",
@@ -80,7 +82,9 @@ class Lane:
         self._ordinal = ordinal
         self._open_handle = open_handle
         self._left = left
-        self._launchers: dict[int, Callable[[Any, Any, Any], None]] = {}  # by the low bits of addresses
+        self._lend: Callable[[Any, int], Spare | None] | None = None  # not known before there is a handle
+        # By the low bits of addresses, and whether there is no spare memory.
+        self._launchers: dict[tuple[int, bool], Callable[[Any, Any, Any, Spare | None], None]] = {}
         self._failures = 0
         self._skip = 0
         shape = shapes_of(problem)[_WRITTEN[problem.operation]]
@@ -92,30 +96,39 @@ class Lane:
         """Return a tensor that it may write."""
         return self._output()
 
-    def run(self, x: torch.Tensor, w: torch.Tensor, y: torch.Tensor) -> bool:
+    def run(self, x: torch.Tensor, w: torch.Tensor, y: torch.Tensor, spare: torch.Tensor | None = None) -> bool:
         """Compute one of three tensors from the others; whether that was done.
 
         Args:
             x: input or its gradient, dense in the problem's layout, as all three.
             w: filters or their gradient.
             y: output or its gradient.
+            spare: dense, too; nothing that its memory holds is wanted.
         """
         if self._ordinal < 0:
-            return self._launch(0, _array(x, self._problem), _array(w, self._problem), _array(y, self._problem))
+            bound = None if spare is None else _array(spare, self._problem)
+            near, filters, far = (_array(each, self._problem) for each in (x, w, y))
+            return self._launch(0, near, filters, far, bound, _size_of(spare))
         at_x, at_w, at_y = x.data_ptr(), w.data_ptr(), y.data_ptr()
+        at_spare = None if spare is None else spare.data_ptr()
         if current_device() != self._ordinal:
             with torch.cuda.device(self._ordinal):
-                return self._launch((at_x | at_w | at_y) & _LOW, at_x, at_w, at_y)
-        return self._launch((at_x | at_w | at_y) & _LOW, at_x, at_w, at_y)
+                return self._launch((at_x | at_w | at_y) & _LOW, at_x, at_w, at_y, at_spare, _size_of(spare))
+        return self._launch((at_x | at_w | at_y) & _LOW, at_x, at_w, at_y, at_spare, _size_of(spare))
 
-    def _launch(self, low: int, x: Any, w: Any, y: Any) -> bool:
-        launch = self._launchers.get(low)
+    def _launch(self, low: int, x: Any, w: Any, y: Any, at_spare: Any = None, spare_bytes: int = 0) -> bool:
         try:
+            spare = None
+            if spare_bytes:
+                if self._lend is None:
+                    return self._begin(low, x, w, y, at_spare, spare_bytes)
+                spare = self._lend(at_spare, spare_bytes)
+            launch = self._launchers.get((low, spare is None))
             if launch is None:
-                return self._begin(low, x, w, y)
-            launch(x, w, y)
+                return self._begin(low, x, w, y, at_spare, spare_bytes)
+            launch(x, w, y, spare)
         except (UcudnnError, MemoryError, RuntimeError) as error:  # the last is how PyTorch and CUDA say what is wrong
-            self._launchers.pop(low, None)
+            self._launchers.pop((low, spare is None), None)
             self._skip = min(1 << self._failures, _MOST_SKIPPED)
             self._failures += 1
             what = str(error).split("\n", 1)[0]
@@ -123,7 +136,7 @@ class Lane:
             return False
         return True
 
-    def _begin(self, low: int, x: Any, w: Any, y: Any) -> bool:
+    def _begin(self, low: int, x: Any, w: Any, y: Any, at_spare: Any, spare_bytes: int) -> bool:
         """Compute for the first time, which plans."""
         if self._skip:
             self._skip -= 1
@@ -134,10 +147,28 @@ class Lane:
             return False
         problem = replace(self._problem, alignment=low & -low) if low else self._problem
         handle = self._open_handle()
-        handle.convolve(problem, x, w, y, layer=self._layer)
-        again = partial(handle.convolve, problem, layer=self._layer)
-        self._launchers[low] = handle.launcher(problem, self._layer) or again
+        spare = None
+        if spare_bytes:  # of a lane, always as many
+            lend: Callable[[Any, int], Spare | None] = _nothing
+            if isinstance(handle.backend, ComputeBackend) and handle.useful(spare_bytes):
+                lend = handle.backend.spare
+            self._lend, spare = lend, lend(at_spare, spare_bytes)
+        handle.convolve(problem, x, w, y, layer=self._layer, spare=spare)
+
+        def again(x: Any, w: Any, y: Any, spare: Spare | None) -> None:
+            handle.convolve(problem, x, w, y, layer=self._layer, spare=spare)
+
+        planned = handle.launcher(problem, self._layer, 0 if spare is None else spare.size_bytes)
+        self._launchers[low, spare is None] = planned or again
         return True
+
+
+def _nothing(bound: Any, size_bytes: int) -> None:
+    """Lend nothing: what there is, is not more than the limit."""
+
+
+def _size_of(spare: torch.Tensor | None) -> int:
+    return 0 if spare is None else spare.numel() * spare.element_size()
 
 
 def _array(tensor: torch.Tensor, problem: ConvolutionProblem) -> Any:

@@ -32,7 +32,8 @@ class LayerSummary:
         configuration: '4x64 FFT_TILING'.
         planned_ms: time that was predicted when it was planned.
         measured_ms: time of the plan, measured now; None where that was not asked for.
-        workspace_bytes: workspace of the configuration.
+        workspace_bytes: workspace of the configuration; 0 where that is spare memory.
+        spare_bytes: how much of the other gradient's memory the configuration uses as workspace.
         pytorch_ms: time of PyTorch's own kernel, measured now; None where that was not asked for, and on CPUs.
         pytorch_workspace_bytes: memory that PyTorch's own kernel takes besides its output, copies of operands included.
     """
@@ -46,6 +47,7 @@ class LayerSummary:
     planned_ms: float
     measured_ms: float | None
     workspace_bytes: int
+    spare_bytes: int = 0
     pytorch_ms: float | None = None
     pytorch_workspace_bytes: int | None = None
 
@@ -63,7 +65,7 @@ class LayerSummary:
             self.configuration,
             _ms(self.planned_ms),
             *measured,
-            format_bytes(self.workspace_bytes),
+            f"spare {format_bytes(self.spare_bytes)}" if self.spare_bytes else format_bytes(self.workspace_bytes),
             *stock,
         )
 
@@ -170,6 +172,7 @@ def _layer(device: str, report: KernelReport) -> LayerSummary:
         planned_ms=report.micro_batched_ms,
         measured_ms=report.executed_ms,
         workspace_bytes=report.workspace_bytes,
+        spare_bytes=report.spare_bytes,
     )
 
 

@@ -230,17 +230,18 @@ def _gradients(
     if form is not None:
         grad = grad.contiguous(memory_format=form)
     grad_x = grad_weight = grad_bias = None
-    lane = route.input_gradient
-    if lane is not None:
-        near = weight if form is None else weight.contiguous(memory_format=form)
-        grad_x = lane.new()
-        if not (lane.run(grad, near, grad_x) if transposed else lane.run(grad_x, near, grad)):
-            return None
-    lane = route.weight_gradient
-    if lane is not None:
+    lane, later = route.weight_gradient, route.input_gradient
+    if later is not None:
+        grad_x = later.new()
+    if lane is not None:  # first, for until it is there, the memory of the other gradient is free
         near = x if form is None else x.contiguous(memory_format=form)
         grad_weight = lane.new()
-        if not (lane.run(grad, grad_weight, near) if transposed else lane.run(near, grad_weight, grad)):
+        first, last = (grad, near) if transposed else (near, grad)
+        if not lane.run(first, grad_weight, last, grad_x):
+            return None
+    if later is not None and grad_x is not None:
+        near = weight if form is None else weight.contiguous(memory_format=form)
+        if not (later.run(grad, near, grad_x) if transposed else later.run(grad_x, near, grad)):
             return None
     if wants_bias:
         grad_bias = grad.sum(dim=[0, *range(2, grad.dim())])

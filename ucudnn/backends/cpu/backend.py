@@ -10,7 +10,7 @@ from typing import final
 
 import numpy as np
 
-from ucudnn.backends.base import Algorithm, Bench, ComputeBackend
+from ucudnn.backends.base import Algorithm, Bench, ComputeBackend, Spare
 from ucudnn.backends.cpu.bench import CpuBench
 from ucudnn.backends.cpu.call import CpuCall
 from ucudnn.backends.cpu.fft import Fft, FftTiling
@@ -111,6 +111,13 @@ class CpuBackend(ComputeBackend):
         begin = perf_counter()
         run()
         return (perf_counter() - begin) * 1e3
+
+    def spare(self, bound: Array, size_bytes: int) -> Spare | None:
+        """Return the memory of a dense array as a workspace, from where a workspace may begin on."""
+        first, left = -bound.ctypes.data % ALIGNMENT, size_bytes - ALIGNMENT + 1  # wherever it begins
+        if not bound.flags.c_contiguous or left <= 0:
+            return None
+        return Spare(bound.reshape(-1).view(np.uint8)[first : first + left], left)
 
     def segment(self, buffer: Array, offset_bytes: int, size_bytes: int) -> Array:
         """Return a part of a workspace; nothing is copied.

@@ -9,13 +9,20 @@ from dataclasses import replace
 from typing import Any, final
 from weakref import finalize
 
-from ucudnn.backends.base import Algorithm, Bench, ComputeBackend
+from ucudnn.backends.base import Algorithm, Bench, ComputeBackend, Spare
 from ucudnn.backends.candidates import Candidates
 from ucudnn.backends.cudnn.background import Background
 from ucudnn.backends.cudnn.bench import CudnnBench, random_operands
 from ucudnn.backends.cudnn.device import Device, address_of
 from ucudnn.backends.cudnn.gpu import DeviceBuffer, Gpu
-from ucudnn.backends.cudnn.graph import OperationGraph, graph_algorithms, is_engine, listing_beta
+from ucudnn.backends.cudnn.graph import (
+    WORKSPACE_UNIT,
+    OperationGraph,
+    graph_algorithms,
+    is_engine,
+    listing_beta,
+    round_up,
+)
 from ucudnn.backends.cudnn.graph_call import GraphCall
 from ucudnn.backends.cudnn.legacy import LegacyCall, legacy_algorithms
 from ucudnn.backends.cudnn.library import Library
@@ -205,6 +212,11 @@ class CudnnBackend(ComputeBackend):
             MemoryError: if the GPU has not that much left.
         """
         return self._device.allocate(size_bytes)
+
+    def spare(self, bound: int, size_bytes: int) -> Spare | None:
+        """Return the memory of a dense tensor as a workspace, from where a workspace may begin on."""
+        left = size_bytes - WORKSPACE_UNIT + 1  # wherever it begins
+        return Spare(DeviceBuffer(round_up(bound), left), left) if left > 0 else None
 
     def segment(self, buffer: DeviceBuffer, offset_bytes: int, size_bytes: int) -> DeviceBuffer:
         """Return a part of a workspace.
