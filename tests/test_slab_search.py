@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from ucudnn.backends.base import Algorithm, ComputeBackend, Effort, Measurement, MeasurementStatus, pieces_of
 from ucudnn.backends.replay import ReplayBackend
 from ucudnn.benchmark import Benchmark
-from ucudnn.decision import MOST_ROUNDINGS, decide
+from ucudnn.decision import decide
 from ucudnn.exploration import Request
 from ucudnn.kernel import Kernel
 from ucudnn.measurements import Database
@@ -21,6 +21,7 @@ from ucudnn.policy import BatchSizePolicy
 from ucudnn.problem import ConvolutionProblem, DataType, Layout, Operation
 from ucudnn.profile import decode_problem, encode_problem
 from ucudnn.recording import record
+from ucudnn.requests import MOST_ROUNDINGS
 from ucudnn.settings import Settings
 from ucudnn.sharing import _divided
 from ucudnn.slab_search import rows_tried

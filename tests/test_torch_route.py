@@ -5,6 +5,7 @@ What cannot be told without a GPU, streams and captures, is what a test sets; wh
 
 import ctypes
 from contextlib import nullcontext
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -16,6 +17,7 @@ from tests.native.conftest import HERE, toolchain  # noqa: E402, F401
 from tests.test_torch import CASES, assert_close, modules, outcome  # noqa: E402
 from ucudnn import Effort  # noqa: E402
 from ucudnn.backends.cudnn.backend import CudnnBackend  # noqa: E402
+from ucudnn.configuration import Configuration, MicroConfiguration  # noqa: E402
 from ucudnn.handle import Handle  # noqa: E402
 from ucudnn.torch.device import TorchGpu  # noqa: E402
 from ucudnn.torch.lanes import IN_CAPTURE  # noqa: E402
@@ -215,6 +217,43 @@ def test_a_filter_gradient_takes_the_memory_of_the_other_gradient(host, calls, l
         assert host.allocated
         assert max(host.allocated) <= 600
     assert on.report().left == {}
+
+
+def test_an_output_lends_its_tail(host, calls):
+    x, w = operands()
+    expected = convolution(x, w)
+    with enable(host, workspace_limit=3000) as on:
+        convolution(x, w)
+        (handle,) = on._switch.handles().values()
+        entries = [entry for entry in handle._entries.values() if entry.kernel.fresh]
+        for entry in entries:
+            (name,) = {part.algorithm for part in entry.decision.configuration.parts}
+            problem, sizes = entry.kernel.problem, (2, 2, 1, 1, 1, 1)
+            needs = [handle.backend.algorithm(problem.part(size), name).workspace_bytes for size in sizes]
+            parts = [
+                MicroConfiguration(size=size, algorithm=name, time_ms=1.0, workspace_bytes=need)
+                for size, need in zip(sizes, needs, strict=True)
+            ]
+            entry.decide(replace(entry.decision, configuration=Configuration(parts=tuple(parts))))
+        for _ in range(2):
+            host.allocated.clear()
+            calls()
+            found = convolution(x, w)
+            for one, other in zip(found, expected, strict=True):
+                torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
+            taken = calls()
+            for operation, out in ((0, found[0]), (1, found[1])):
+                first, *_, last = [each for each in taken if each.operation == operation]
+                behind = out[2:]
+                assert first.batch == 2
+                assert behind.data_ptr() <= first.workspace < behind.data_ptr() + behind.nbytes
+                assert not out.data_ptr() <= last.workspace < out.data_ptr() + out.nbytes
+            assert max(host.allocated) < max(needs)
+    assert len(entries) == 2
+    forward, data = (each for each in on.report().layers if each.operation != "BackwardFilter")
+    assert forward.spare_bytes > forward.workspace_bytes > 0
+    assert data.spare_bytes > data.workspace_bytes > 0
+    assert ", spare" in str(on.report())
 
 
 @pytest.mark.parametrize("refuses", [0, 1], ids=["takes gaps", "refuses gaps"])

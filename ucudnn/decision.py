@@ -3,6 +3,7 @@
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
+from functools import partial
 from math import fsum
 from time import perf_counter
 
@@ -11,19 +12,19 @@ from ucudnn.benchmark import Benchmark
 from ucudnn.concurrency import Groups
 from ucudnn.configuration import Configuration, MicroConfiguration, SlabConfiguration
 from ucudnn.errors import BackendError, InfeasibleError, MeasurementError
-from ucudnn.exploration import Request
 from ucudnn.kernel import Kernel
 from ucudnn.policy import BatchSizePolicy
-from ucudnn.problem import ConvolutionProblem, DataType, Operation
+from ucudnn.problem import ConvolutionProblem
+from ucudnn.requests import MOST_ROUNDINGS, is_rounded, request_of, tail_limits
 from ucudnn.settings import Settings
-from ucudnn.slab_search import rows_tried
 from ucudnn.slabs import Slab, is_divisible, row_count, row_unit
 from ucudnn.solvers.desirable import desirable_set
 from ucudnn.solvers.reuse import fastest_within
+from ucudnn.solvers.tails import fastest_with_tail
+from ucudnn.tails import free_bytes, own_bytes
 from ucudnn.units import exact_bytes
 
-MOST_ROUNDINGS = 32
-"""Micro-batches and slabs of a 16-bit filter gradient: its error grows with the square root of their number."""
+_WORTH_A_TAIL = 0.995  # of the time within the limit
 
 
 class Method(Enum):
@@ -52,8 +53,20 @@ class Decision:
 
     @property
     def workspace_bytes(self) -> int:
-        """Bytes of its workspace; 0 where that is spare memory of the caller's."""
-        return 0 if self.kernel.spare_bytes else self.configuration.workspace_bytes
+        """Bytes of its own workspace, without spare memory of the caller's and the tail of its output."""
+        if self.kernel.spare_bytes:
+            return 0
+        return (
+            own_bytes(self.kernel.problem, self.configuration)
+            if self.kernel.fresh
+            else self.configuration.workspace_bytes
+        )
+
+    @property
+    def spare_bytes(self) -> int:
+        """The most bytes of a workspace that is spare memory of the caller's, or the tail of its output."""
+        most = self.configuration.workspace_bytes
+        return most if most > self.workspace_bytes else 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -127,7 +140,14 @@ def decide(
     limit = settings.workspace_limit_bytes if total is None else total
     solver = _Stopwatch()
     limits = [max(limit, kernel.spare_bytes) for kernel in kernels]
-    benchmark.explore([_request(kernel.problem, settings, own) for kernel, own in zip(kernels, limits, strict=True)])
+    tails = [tail_limits(kernel, settings, own) for kernel, own in zip(kernels, limits, strict=True)]
+    benchmark.explore(
+        [
+            request_of(kernel.problem, settings, each, slabs=each == own)
+            for kernel, own, tail in zip(kernels, limits, tails, strict=True)
+            for each in (own, *tail)
+        ]
+    )
     fronts: dict[tuple[ConvolutionProblem, int], tuple[_Front, _Front]] = {}
     for kernel, own in zip(kernels, limits, strict=True):
         if (kernel.problem, own) not in fronts:
@@ -143,8 +163,8 @@ def decide(
     shares = (
         # Nothing beyond the limit was measured, so the front's last configuration is the fastest within it.
         [
-            (Share(configuration=front[-1], count=kernel.count),)
-            for kernel, (front, _) in zip(kernels, found, strict=True)
+            (Share(configuration=_with_tail(kernel, front[-1], benchmark, settings, tail, own), count=kernel.count),)
+            for kernel, (front, _), tail, own in zip(kernels, found, tails, limits, strict=True)
         ]
         if allotment is None
         else allotment.shares
@@ -225,7 +245,7 @@ def decide_rest(
         return None
     whole = [Slab(first=0, rows=row_count(problem))]
     one = decide_slabs(problem, 1, whole, benchmark, limit_bytes, failed)
-    if one is None or (_is_rounded(problem) and len(one.parts[0].slabs) * (problem.batch - start) > MOST_ROUNDINGS):
+    if one is None or (is_rounded(problem) and len(one.parts[0].slabs) * (problem.batch - start) > MOST_ROUNDINGS):
         return None
     return Configuration(parts=one.parts * (problem.batch - start))
 
@@ -273,46 +293,36 @@ def decide_slabs(
     return Configuration(parts=(MicroConfiguration.of_slabs(size, [one for each in chosen for one in each]),))
 
 
+def _with_tail(
+    kernel: Kernel,
+    within: Configuration,
+    benchmark: Benchmark,
+    settings: Settings,
+    limits: Sequence[int],
+    limit_bytes: int,
+) -> Configuration:
+    """Return the fastest configuration where the output's tail is workspace, too; that within the limit, if none is."""
+    if not limits:
+        return within
+    problem = kernel.problem
+    measured = {
+        micro
+        for each in (limit_bytes, *limits)
+        for micro in benchmark.micro_configurations(request_of(problem, settings, each, slabs=each == limit_bytes))
+    }
+    found = fastest_with_tail(measured, problem.batch, limit_bytes, partial(free_bytes, problem))
+    return found if found is not None and found.time_ms < within.time_ms * _WORTH_A_TAIL else within
+
+
 def _undivided(measured: Iterable[MicroConfiguration], batch: int) -> "_Front":
     return desirable_set((micro for micro in measured if micro.size == batch and not micro.slabs), batch)
-
-
-def _is_rounded(problem: ConvolutionProblem) -> bool:
-    """Whether what a problem accumulates is rounded to 16 bits each time."""
-    sixteen = problem.dtype in (DataType.FLOAT16, DataType.BFLOAT16)
-    return sixteen and problem.operation is Operation.BACKWARD_FILTER
-
-
-def _request(problem: ConvolutionProblem, settings: Settings, limit_bytes: int) -> Request:
-    """Return what is wanted of a problem.
-
-    A filter gradient of 16 bits is rounded after each micro-batch and slab, for no engine of cuDNN leaves it in
-    float32; so there are at most MOST_ROUNDINGS of them.
-    """
-    rounds = _is_rounded(problem)
-    least = -(-problem.batch // MOST_ROUNDINGS) if rounds else 1
-    sizes = tuple(size for size in settings.policy.sizes(problem.batch) if size >= least)
-    rows: tuple[int, ...] = ()
-    if settings.slabs:
-        count = row_count(problem)
-        most = MOST_ROUNDINGS // -(-problem.batch // sizes[0]) if rounds else count
-        rows = tuple(each for each in rows_tried(problem, settings.policy) if -(-count // each) <= most)
-    return Request(
-        problem=problem,
-        sizes=sizes,
-        limit_bytes=limit_bytes,
-        whole=settings.total_workspace_bytes is not None,
-        adaptive=settings.policy is BatchSizePolicy.ADAPTIVE,
-        least_size=least,
-        rows=rows,
-    )
 
 
 def _measured_again(
     problem: ConvolutionProblem, benchmark: Benchmark, settings: Settings, limit_bytes: int
 ) -> list[MicroConfiguration]:
     """Return what was measured, and, where that is possible now, what matters since an algorithm was discarded."""
-    request = _request(problem, settings, limit_bytes)
+    request = request_of(problem, settings, limit_bytes)
     try:
         return benchmark.micro_configurations(request)
     except (BackendError, MemoryError):
@@ -339,7 +349,7 @@ def _front(
 ) -> tuple[_Front, _Front]:
     """Return the desirable set of a kernel within the limit, and that of its undivided configurations."""
     problem = kernel.problem
-    request = _request(problem, settings, limit_bytes)
+    request = request_of(problem, settings, limit_bytes)
     measured = benchmark.micro_configurations(request)
     with solver:
         front = desirable_set(measured, problem.batch)

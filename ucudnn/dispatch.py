@@ -53,7 +53,7 @@ class Entry:
         """Take a decision; what was prepared for an earlier one is dropped."""
         self.decision = decision
         self.segment = decision.segment
-        self.limit_bytes = self.segment.size_bytes if self.segment else decision.configuration.workspace_bytes
+        self.limit_bytes = self.segment.size_bytes if self.segment else decision.workspace_bytes
         self.plan = None
         self.ready.clear()
 
@@ -86,7 +86,7 @@ class Dispatcher:
         """Bytes of workspace that are held now, those of captured graphs included."""
         workspaces = [self._workspace, *self._retired]
         graphs = {
-            id(buffer): plan.configuration.workspace_bytes
+            id(buffer): plan.workspace_bytes
             for buffer, plan in self._captured.values()
             if buffer is not None and not any(workspace.holds(buffer) for workspace in workspaces)
         }
@@ -169,7 +169,7 @@ class Dispatcher:
     def _prepare(self, entry: Entry, queue: int) -> Buffer:
         while True:
             plan = entry.plan or self._plan(entry)
-            need = plan.configuration.workspace_bytes
+            need = plan.workspace_bytes
             if self._arena_needed:
                 self._make_arena(queue)
             try:
@@ -209,7 +209,7 @@ class Dispatcher:
         for _ in range(_MOST_REPLACEMENTS):
             assert entry.decision is not None
             try:
-                entry.plan = make_plan(problem, entry.decision.configuration, self.backend)
+                entry.plan = make_plan(problem, entry.decision.configuration, self.backend, fresh=entry.kernel.fresh)
             except StepError as error:
                 self._replace(entry, error)
             else:

@@ -21,11 +21,12 @@ from ucudnn.policy import BatchSizePolicy
 from ucudnn.problem import ConvolutionProblem, Operation
 from ucudnn.report import Report
 from ucudnn.settings import Settings, SolverName
+from ucudnn.tails import tail_step
 from ucudnn.tensors import Parameters, ProblemCache
 
 _LOG = logging.getLogger(__name__)
-_Key = tuple[str, ConvolutionProblem, int]
-"""Layer, problem and the bytes of spare memory."""
+_Key = tuple[str, ConvolutionProblem, int, bool]
+"""Layer, problem, bytes of spare memory, and whether the output is fresh."""
 
 
 class Handle:
@@ -130,7 +131,7 @@ class Handle:
             layer = _checked(layer)
             if self._divides and not layer:
                 layer = self._layers.register(problem, filters)
-            self._register((layer, problem, 0))
+            self._register((layer, problem, 0, False))
         return VirtualAlgorithm()
 
     def optimize(self) -> None:
@@ -176,6 +177,7 @@ class Handle:
         beta: float = 0.0,
         layer: str = "",
         spare: Spare | None = None,
+        fresh: bool = False,
     ) -> None:
         """Compute out = alpha * conv + beta * out for a problem; the operation says which tensor is out.
 
@@ -192,6 +194,9 @@ class Handle:
             layer: name of the layer, as registered.
             spare: memory that the call may overwrite, such as that of a gradient that is computed next. Where it is
                 more than the limit, it serves as workspace, and no other is allocated; not under WD.
+            fresh: whether the output holds nothing that is wanted, and nobody reads it before the call ends: then what
+                is not written yet serves as workspace for what is, where that is faster than the limit allows; not
+                under WD, and with beta other than 0.
 
         Raises:
             InfeasibleError: if a workspace limit is too small.
@@ -208,19 +213,20 @@ class Handle:
         if alignment < problem.alignment:
             problem = replace(problem, alignment=alignment)
         spare_bytes = self.useful(0 if spare is None else spare.size_bytes)
+        fresh = fresh and beta == 0 and not self._divides and tail_step(problem) > 0
         with self._lock:
             named = bool(layer)
             if self._divides and not named:
                 layer = self._layers.call(problem, dispatcher.backend.address(bound_w))
-            entry = self._entries.get((layer, problem, spare_bytes))
+            entry = self._entries.get((layer, problem, spare_bytes, fresh))
             if entry is None or entry.decision is None:
                 try:
-                    entry = self._plan((_checked(layer) if named else layer, problem, spare_bytes))
+                    entry = self._plan((_checked(layer) if named else layer, problem, spare_bytes, fresh))
                 except InfeasibleError:
                     shared = None if named else self._layers.share(problem, dispatcher.backend.address(bound_w))
                     if shared is None:
                         raise
-                    entry = self._plan((shared, problem, 0))
+                    entry = self._plan((shared, problem, 0, False))
             dispatcher.launch(entry, bound_x, bound_w, bound_y, alpha, beta, spare)
 
     def useful(self, spare_bytes: int) -> int:
@@ -228,7 +234,7 @@ class Handle:
         return 0 if self._divides or spare_bytes <= self.settings.workspace_limit_bytes else spare_bytes
 
     def launcher(
-        self, problem: ConvolutionProblem, layer: str = "", spare_bytes: int = 0
+        self, problem: ConvolutionProblem, layer: str = "", spare_bytes: int = 0, *, fresh: bool = False
     ) -> Callable[[Tensor, Tensor, Tensor, Spare | None], None] | None:
         """Return what computes a planned problem with alpha = 1 and beta = 0, with little on the way to the backend.
 
@@ -239,11 +245,13 @@ class Handle:
             problem: what is computed.
             layer: name of the layer.
             spare_bytes: of spare memory, as far as it is `useful`.
+            fresh: whether outputs hold nothing that is wanted.
 
         Returns:
             The function; None where the problem is not planned, and under WD, where each call says which layer it is.
         """
-        entry, dispatcher, lock = self._entries.get((layer, problem, spare_bytes)), self._dispatcher, self._lock
+        key = layer, problem, spare_bytes, fresh and tail_step(problem) > 0
+        entry, dispatcher, lock = self._entries.get(key), self._dispatcher, self._lock
         if entry is None or entry.decision is None or dispatcher is None or self._divides:
             return None
         launch = dispatcher.launch
@@ -369,8 +377,9 @@ class Handle:
             return report_run(decided, run, self.backend, self.settings.policy.value, repeats)
 
     def _register(self, key: _Key) -> Entry:
-        layer, problem, spare_bytes = key
-        return self._entries.setdefault(key, Entry(Kernel(layer=layer, problem=problem, spare_bytes=spare_bytes)))
+        layer, problem, spare_bytes, fresh = key
+        kernel = Kernel(layer=layer, problem=problem, spare_bytes=spare_bytes, fresh=fresh)
+        return self._entries.setdefault(key, Entry(kernel))
 
     def _plan(self, key: _Key) -> Entry:
         known = key in self._entries

@@ -14,12 +14,14 @@ class Kernel:
         problem: what the kernel computes, at mini-batch size.
         count: how many layers of the network share the problem.
         spare_bytes: memory of its caller's that serves as its workspace, where that is more than the limit; else 0.
+        fresh: whether its output holds nothing that is wanted, so that its tail may serve as workspace.
     """
 
     layer: str
     problem: ConvolutionProblem
     count: int = 1
     spare_bytes: int = 0
+    fresh: bool = False
 
     @property
     def operation(self) -> Operation:

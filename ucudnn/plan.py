@@ -1,13 +1,15 @@
 """Plan: a configuration bound to offsets and prepared calls, ready to launch."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from ucudnn.backends.base import Buffer, ComputeBackend, PreparedCall, Tensor
 from ucudnn.configuration import Configuration, MicroConfiguration, SlabConfiguration
 from ucudnn.errors import BackendError, StepError
 from ucudnn.problem import ConvolutionProblem, Operation
 from ucudnn.slabs import Rows, piece_of
+from ucudnn.tails import own_bytes, places, tail_step
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,6 +23,7 @@ class Step:
         accumulates: whether it adds to what earlier steps wrote, so that beta must be 1.
         slab: index of the slab of the micro-batch that it computes; None for all of it.
         first_rows: where that slab begins.
+        tail: returns the memory of later samples of an output, which is its workspace; None where it has another.
     """
 
     call: PreparedCall
@@ -29,6 +32,7 @@ class Step:
     accumulates: bool
     slab: int | None = None
     first_rows: Rows | None = None
+    tail: Callable[[Tensor], Buffer] | None = None
 
     def failed(self, error: BackendError) -> StepError:
         """Return the error of its call as one of this step."""
@@ -46,11 +50,13 @@ class Plan:
         problem: the problem at mini-batch size.
         configuration: what was chosen.
         steps: the calls in order.
+        workspace_bytes: what those need that find none in the output's tail.
     """
 
     problem: ConvolutionProblem
     configuration: Configuration
     steps: tuple[Step, ...]
+    workspace_bytes: int
 
     def launch(self, x: Tensor, w: Tensor, y: Tensor, *, alpha: float, beta: float, workspace: Buffer) -> None:
         """Compute out = alpha * conv + beta * out, micro-batch by micro-batch, slab by slab.
@@ -64,11 +70,12 @@ class Plan:
             y: output, or its gradient.
             alpha: factor of the convolution.
             beta: factor of what the output holds; at 0 the output is not read.
-            workspace: at least `configuration.workspace_bytes`, from the backend.
+            workspace: at least `workspace_bytes`, from the backend.
 
         Raises:
             StepError: if an algorithm fails; it says from which sample on nothing was launched.
         """
+        out = x if self.problem.operation is Operation.BACKWARD_DATA else y
         for step in self.steps:
             try:
                 step.call.launch(
@@ -78,7 +85,7 @@ class Plan:
                     start=step.start,
                     alpha=alpha,
                     beta=1.0 if step.accumulates else beta,
-                    workspace=workspace,
+                    workspace=workspace if step.tail is None else step.tail(out),
                     first_rows=step.first_rows,
                 )
             except BackendError as error:
@@ -86,7 +93,12 @@ class Plan:
 
 
 def make_plan(
-    problem: ConvolutionProblem, configuration: Configuration, backend: ComputeBackend, start: int = 0
+    problem: ConvolutionProblem,
+    configuration: Configuration,
+    backend: ComputeBackend,
+    start: int = 0,
+    *,
+    fresh: bool = False,
 ) -> Plan:
     """Prepare the calls of a configuration; parts that are the same problem share one.
 
@@ -95,14 +107,17 @@ def make_plan(
         configuration: what computes it, or what is left of it from `start` on.
         backend: prepares the calls.
         start: the first sample to compute.
+        fresh: whether the output holds nothing that is wanted; then its tail is workspace for parts that find room
+            there, which run in the order of the configuration.
 
     Raises:
         StepError: if an algorithm cannot compute its part.
     """
     calls: dict[tuple[ConvolutionProblem, str], PreparedCall] = {}
     steps = []
-    parts = _aligned(configuration.parts)
-    begin = start
+    parts = list(configuration.parts) if fresh else _aligned(configuration.parts)
+    lent = places(problem, configuration) if fresh else [False] * len(parts)
+    begin, step = start, tail_step(problem)
     gradient = problem.operation is Operation.BACKWARD_FILTER
 
     def prepared(piece: ConvolutionProblem, algorithm: str) -> PreparedCall:
@@ -114,11 +129,14 @@ def make_plan(
                 raise StepError(algorithm, parts[0].size, begin, error, _begun(parts[0].slabs)) from error
         return call
 
-    for part in parts:
+    for part, in_tail in zip(parts, lent, strict=True):
         whole = problem.part(part.size)
         if not part.slabs:
             call = prepared(whole, part.algorithm)
-            steps.append(Step(call=call, part=part, start=start, accumulates=gradient and start > 0))
+            tail = None
+            if in_tail:
+                tail = partial(backend.behind, start=start + part.size, step_bytes=step, samples=problem.batch)
+            steps.append(Step(call=call, part=part, start=start, accumulates=gradient and start > 0, tail=tail))
         for index, each in enumerate(part.slabs):
             piece = piece_of(whole, each.slab)
             steps.append(
@@ -132,7 +150,8 @@ def make_plan(
                 )
             )
         start += part.size
-    return Plan(problem=problem, configuration=configuration, steps=tuple(steps))
+    own = own_bytes(problem, configuration) if fresh else configuration.workspace_bytes
+    return Plan(problem=problem, configuration=configuration, steps=tuple(steps), workspace_bytes=own)
 
 
 def _begun(left: tuple[SlabConfiguration, ...]) -> tuple[SlabConfiguration, ...]:

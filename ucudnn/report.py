@@ -26,10 +26,10 @@ class KernelReport:
         micro_batched_ms: predicted time of the configuration.
         undivided_executed_ms: measured time of the undivided plan; None where nothing was executed.
         executed_ms: measured time of the configuration's plan; None where nothing was executed.
-        workspace_bytes: workspace of the configuration; 0 where that is spare memory of the caller's.
+        workspace_bytes: workspace of the configuration, without what is spare memory of the caller's.
         undivided_workspace_bytes: workspace of the undivided algorithm.
         calls: how often a handle ran it.
-        spare_bytes: how much spare memory of the caller's the configuration uses as workspace.
+        spare_bytes: the most spare memory of the caller's, or of its own output's tail, that serves as workspace.
     """
 
     layer: str
@@ -187,7 +187,7 @@ class Report:
             kernel.configuration,
             *map(_ms, times),
             _factor(kernel.speedup),
-            f"spare {format_bytes(kernel.spare_bytes)}" if kernel.spare_bytes else format_bytes(kernel.workspace_bytes),
+            format_workspace(kernel.workspace_bytes, kernel.spare_bytes),
         )
 
     def summary(self) -> tuple[str, ...]:
@@ -251,7 +251,7 @@ def report_kernel(
         workspace_bytes=decision.workspace_bytes,
         undivided_workspace_bytes=undivided.workspace_bytes if undivided else None,
         calls=calls,
-        spare_bytes=decision.configuration.workspace_bytes - decision.workspace_bytes,
+        spare_bytes=decision.spare_bytes,
     )
 
 
@@ -283,6 +283,14 @@ def report_decisions(
         solvers=() if allotment is None else allotment.methods,
         alternatives=() if allotment is None else allotment.alternatives,
     )
+
+
+def format_workspace(workspace_bytes: int, spare_bytes: int) -> str:
+    """Return '4.00 MiB', 'spare 57.0 MiB' where memory of the caller's serves, or both."""
+    if not spare_bytes:
+        return format_bytes(workspace_bytes)
+    own = f"{format_bytes(workspace_bytes)}, " if workspace_bytes else ""
+    return f"{own}spare {format_bytes(spare_bytes)}"
 
 
 def _ratio(before: float | None, after: float | None) -> float | None:

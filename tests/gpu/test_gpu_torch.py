@@ -254,6 +254,36 @@ def test_a_filter_gradient_takes_the_memory_of_the_other_gradient():
     assert layer.spare_bytes <= x.numel() * 4
 
 
+@pytest.mark.parametrize("last", [False, True], ids=["channels first", "channels last"])
+def test_outputs_lend_what_is_not_written_yet(last):
+    x, w, grad = drawn(128, 64, 27, 27), drawn(96, 64, 5, 5), torch.randn(128, 96, 27, 27, device="cuda")
+    if last:
+        x, w, grad = (each.contiguous(memory_format=CL) for each in (x, w, grad))
+    rest = (None, [1, 1], [2, 2], [1, 1], False, [0, 0], 1)
+
+    def all_three(*tensors):
+        given, filters, gradient = tensors
+        out = torch.convolution(given, filters, *rest)
+        return out, *torch.ops.aten.convolution_backward.default(gradient, given, filters, *rest, [True, True, False])[
+            :2
+        ]
+
+    expected = [each.cpu() for each in all_three(x.double(), w.double(), grad.double())]
+    for limit, policy in (("2MiB", "powerOfTwo"), ("4MiB", "adaptive")):
+        with enable(workspace_limit=limit, policy=policy) as on:
+            all_three(x, w, grad)
+            torch.cuda.empty_cache()
+            junk = torch.full((1 << 28,), float("nan"), device="cuda")  # outputs begin as NaN
+            del junk
+            found = all_three(x, w, grad)
+            assert held_by(lambda: all_three(x, w, grad)) <= int(limit[0]) * MIB
+            assert_near([each.cpu() for each in found], expected, 4e-3)
+            layers = {each.operation: each for each in on.report().layers}
+            assert all(each.workspace_bytes <= int(limit[0]) * MIB for each in layers.values())
+            if not last:
+                assert layers["Forward"].spare_bytes > int(limit[0]) * MIB, layers["Forward"].configuration
+
+
 def test_planning_gives_its_memory_back():
     x, w = drawn(128, 64, 27, 27), drawn(192, 64, 5, 5)
     torch.cuda.empty_cache()

@@ -13,7 +13,7 @@ from math import inf
 from statistics import median
 from typing import Any, NamedTuple, final
 
-from ucudnn.errors import UnsupportedProblemError
+from ucudnn.errors import BackendError, UnsupportedProblemError
 from ucudnn.problem import MOST_ALIGNMENT, ConvolutionProblem
 from ucudnn.slabs import Piece, Rows, Slab, piece_of
 
@@ -22,6 +22,9 @@ Tensor = Any
 
 Buffer = Any
 """A workspace, as the backend's `allocate` made it."""
+
+SLACK_BYTES = 255
+"""What may be lost of memory that is lent, for workspaces begin on multiples of 256 bytes at most."""
 
 
 @final
@@ -348,6 +351,20 @@ class ComputeBackend(Backend):
             The memory, as much for each tensor of a size; None where the backend has no use for it.
         """
         return None
+
+    def behind(self, bound: Tensor, *, start: int, step_bytes: int, samples: int) -> Buffer:
+        """Return the memory of a dense tensor's samples from one on as a workspace.
+
+        Args:
+            bound: the tensor, as `bind` returns it.
+            start: the first of those samples.
+            step_bytes: of one sample.
+            samples: how many the tensor has.
+
+        Raises:
+            BackendError: if the backend has no use for it.
+        """
+        raise BackendError(f"{self.name} lends no memory of tensors")
 
     @abstractmethod
     def segment(self, buffer: Buffer, offset_bytes: int, size_bytes: int) -> Buffer:

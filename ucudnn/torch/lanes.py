@@ -153,12 +153,12 @@ class Lane:
             if isinstance(handle.backend, ComputeBackend) and handle.useful(spare_bytes):
                 lend = handle.backend.spare
             self._lend, spare = lend, lend(at_spare, spare_bytes)
-        handle.convolve(problem, x, w, y, layer=self._layer, spare=spare)
+        handle.convolve(problem, x, w, y, layer=self._layer, spare=spare, fresh=True)
 
         def again(x: Any, w: Any, y: Any, spare: Spare | None) -> None:
-            handle.convolve(problem, x, w, y, layer=self._layer, spare=spare)
+            handle.convolve(problem, x, w, y, layer=self._layer, spare=spare, fresh=True)
 
-        planned = handle.launcher(problem, self._layer, 0 if spare is None else spare.size_bytes)
+        planned = handle.launcher(problem, self._layer, 0 if spare is None else spare.size_bytes, fresh=True)
         self._launchers[low, spare is None] = planned or again
         return True
 

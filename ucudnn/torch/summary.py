@@ -10,7 +10,7 @@ from typing import final
 import torch
 
 from ucudnn.problem import ConvolutionProblem
-from ucudnn.report import KernelReport, Report
+from ucudnn.report import KernelReport, Report, format_workspace
 from ucudnn.torch.stock import Stock
 from ucudnn.torch.switch import Switch
 from ucudnn.units import format_bytes, format_ms
@@ -32,8 +32,8 @@ class LayerSummary:
         configuration: '4x64 FFT_TILING'.
         planned_ms: time that was predicted when it was planned.
         measured_ms: time of the plan, measured now; None where that was not asked for.
-        workspace_bytes: workspace of the configuration; 0 where that is spare memory.
-        spare_bytes: how much of the other gradient's memory the configuration uses as workspace.
+        workspace_bytes: workspace of the configuration, without what is spare memory.
+        spare_bytes: the most memory of the output's tail, or of the other gradient, that serves as workspace.
         pytorch_ms: time of PyTorch's own kernel, measured now; None where that was not asked for, and on CPUs.
         pytorch_workspace_bytes: memory that PyTorch's own kernel takes besides its output, copies of operands included.
     """
@@ -65,7 +65,7 @@ class LayerSummary:
             self.configuration,
             _ms(self.planned_ms),
             *measured,
-            f"spare {format_bytes(self.spare_bytes)}" if self.spare_bytes else format_bytes(self.workspace_bytes),
+            format_workspace(self.workspace_bytes, self.spare_bytes),
             *stock,
         )
 

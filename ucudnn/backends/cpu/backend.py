@@ -119,6 +119,14 @@ class CpuBackend(ComputeBackend):
             return None
         return Spare(bound.reshape(-1).view(np.uint8)[first : first + left], left)
 
+    def behind(self, bound: Array, *, start: int, step_bytes: int, samples: int) -> Array:
+        """Return the memory of a dense array's samples from one on, from where a workspace may begin on."""
+        lent = self.spare(bound[start:], (samples - start) * step_bytes)
+        if lent is None:
+            raise BackendError("an array that is not contiguous has no memory to lend")
+        buffer: Array = lent.buffer
+        return buffer
+
     def segment(self, buffer: Array, offset_bytes: int, size_bytes: int) -> Array:
         """Return a part of a workspace; nothing is copied.
 

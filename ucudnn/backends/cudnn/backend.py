@@ -9,14 +9,13 @@ from dataclasses import replace
 from typing import Any, final
 from weakref import finalize
 
-from ucudnn.backends.base import Algorithm, Bench, ComputeBackend, Spare
+from ucudnn.backends.base import SLACK_BYTES, Algorithm, Bench, ComputeBackend, Spare
 from ucudnn.backends.candidates import Candidates
 from ucudnn.backends.cudnn.background import Background
 from ucudnn.backends.cudnn.bench import CudnnBench, random_operands
 from ucudnn.backends.cudnn.device import Device, address_of
 from ucudnn.backends.cudnn.gpu import DeviceBuffer, Gpu
 from ucudnn.backends.cudnn.graph import (
-    WORKSPACE_UNIT,
     OperationGraph,
     graph_algorithms,
     is_engine,
@@ -215,8 +214,12 @@ class CudnnBackend(ComputeBackend):
 
     def spare(self, bound: int, size_bytes: int) -> Spare | None:
         """Return the memory of a dense tensor as a workspace, from where a workspace may begin on."""
-        left = size_bytes - WORKSPACE_UNIT + 1  # wherever it begins
+        left = size_bytes - SLACK_BYTES  # wherever it begins
         return Spare(DeviceBuffer(round_up(bound), left), left) if left > 0 else None
+
+    def behind(self, bound: int, *, start: int, step_bytes: int, samples: int) -> DeviceBuffer:
+        """Return the memory of a dense tensor's samples from one on, from where a workspace may begin on."""
+        return DeviceBuffer(round_up(bound + start * step_bytes), (samples - start) * step_bytes - SLACK_BYTES)
 
     def segment(self, buffer: DeviceBuffer, offset_bytes: int, size_bytes: int) -> DeviceBuffer:
         """Return a part of a workspace.

@@ -1,0 +1,61 @@
+"""The dynamic program over what is left behind a micro-batch, against all orders of all sizes."""
+
+from math import inf, isclose
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ucudnn.configuration import MicroConfiguration, SlabConfiguration
+from ucudnn.slabs import Slab
+from ucudnn.solvers.desirable import desirable_set
+from ucudnn.solvers.reuse import fastest_within
+from ucudnn.solvers.tails import fastest_with_tail
+
+
+@st.composite
+def micro(draw):
+    """Draw a micro-configuration, now and then one in slabs."""
+    size, time_ms = draw(st.integers(1, 5)), draw(st.integers(1, 40)) / 8
+    workspace_bytes = draw(st.integers(0, 12))
+    if draw(st.integers(0, 5)) == 0:
+        slab = SlabConfiguration(
+            slab=Slab(first=0, rows=2), algorithm="s", time_ms=time_ms, workspace_bytes=workspace_bytes
+        )
+        return MicroConfiguration.of_slabs(size, [slab])
+    name = draw(st.sampled_from("abc"))
+    return MicroConfiguration(size=size, algorithm=name, time_ms=time_ms, workspace_bytes=workspace_bytes)
+
+
+def exhaustive(candidates, left, limit, step):
+    """Return the least time of what is left, trying everything."""
+    if not left:
+        return 0.0
+    best = inf
+    for each in candidates:
+        room = limit if each.slabs else max(limit, (left - each.size) * step)
+        if each.size <= left and each.workspace_bytes <= room:
+            best = min(best, each.time_ms + exhaustive(candidates, left - each.size, limit, step))
+    return best
+
+
+@given(st.lists(micro(), max_size=7), st.integers(1, 8), st.integers(0, 8), st.integers(0, 4))
+def test_it_is_the_fastest_of_all(candidates, size, limit, step):
+    found = fastest_with_tail(candidates, size, limit, lambda left: left * step)
+    least = exhaustive(candidates, size, limit, step)
+    assert (found is None) == (least == inf)
+    if found is None:
+        return
+    assert isclose(found.time_ms, least)
+    left = size
+    for part in found.parts:
+        left -= part.size
+        assert part.workspace_bytes <= (limit if part.slabs else max(limit, left * step))
+    assert left == 0
+
+
+@given(st.lists(micro(), max_size=12), st.integers(1, 12), st.integers(0, 12))
+def test_where_nothing_is_free_it_is_workspace_reuse(candidates, size, limit):
+    found = fastest_with_tail(candidates, size, limit, lambda left: 0)
+    own = fastest_within(desirable_set(candidates, size), limit)
+    assert (found is None) == (own is None)
+    assert found is None or isclose(found.time_ms, own.time_ms)

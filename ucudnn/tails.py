@@ -1,0 +1,47 @@
+"""Tails: what of an output is not written yet serves as workspace for what is computed before it.
+
+Micro-batches write their samples one after another; until its turn comes, the memory of later samples holds nothing
+that anybody wants, where the caller says so. The earlier a micro-batch, the more there is.
+"""
+
+from ucudnn.backends.base import SLACK_BYTES
+from ucudnn.configuration import Configuration
+from ucudnn.problem import ConvolutionProblem, Operation
+
+
+def tail_step(problem: ConvolutionProblem) -> int:
+    """Return the bytes of one sample of what is written; 0 where it cannot be lent.
+
+    A filter gradient has no samples. Samples with gaps between them are not the caller's alone, and parts of a lent
+    configuration begin anywhere, so that each sample must be as aligned as the first.
+    """
+    if problem.operation is Operation.BACKWARD_FILTER:
+        return 0
+    forward = problem.operation is Operation.FORWARD
+    gaps = problem.y_channel_stride if forward else problem.x_channel_stride
+    stride, sample = (
+        (problem.y_batch_stride, problem.y_sample) if forward else (problem.x_batch_stride, problem.x_sample)
+    )
+    dense = not gaps and stride == sample
+    aligned = all(step % problem.alignment == 0 for step in problem.steps)
+    return problem.steps[forward] if dense and aligned else 0
+
+
+def free_bytes(problem: ConvolutionProblem, left: int) -> int:
+    """Return how much of a tail of so many samples can be lent."""
+    return max(0, left * tail_step(problem) - SLACK_BYTES)
+
+
+def places(problem: ConvolutionProblem, configuration: Configuration) -> list[bool]:
+    """Return for each part, in order, whether its workspace is the output's tail; slabs have their own."""
+    found, left = [], problem.batch
+    for part in configuration.parts:
+        left -= part.size
+        found.append(not part.slabs and 0 < part.workspace_bytes <= free_bytes(problem, left))
+    return found
+
+
+def own_bytes(problem: ConvolutionProblem, configuration: Configuration) -> int:
+    """Return the workspace that parts need which do not find it in the output's tail."""
+    both = zip(configuration.parts, places(problem, configuration), strict=True)
+    return max((part.workspace_bytes for part, lent in both if not lent), default=0)
