@@ -344,7 +344,7 @@ class ComputeBackend(Backend):
         """Return the memory of a dense tensor as a workspace.
 
         Args:
-            bound: the tensor, as `bind` returns it.
+            bound: the tensor, or what `bind` returns of it.
             size_bytes: of the tensor.
 
         Returns:

@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import Any, final
 from weakref import finalize
 
-from ucudnn.backends.base import SLACK_BYTES, Algorithm, Bench, ComputeBackend, Spare
+from ucudnn.backends.base import SLACK_BYTES, Algorithm, Bench, ComputeBackend, Spare, Tensor
 from ucudnn.backends.candidates import Candidates
 from ucudnn.backends.cudnn.background import Background
 from ucudnn.backends.cudnn.bench import CudnnBench, random_operands
@@ -212,10 +212,14 @@ class CudnnBackend(ComputeBackend):
         """
         return self._device.allocate(size_bytes)
 
-    def spare(self, bound: int, size_bytes: int) -> Spare | None:
-        """Return the memory of a dense tensor as a workspace, from where a workspace may begin on."""
+    def spare(self, bound: Tensor, size_bytes: int) -> Spare | None:
+        """Return the memory of a dense tensor as a workspace, from where a workspace may begin on.
+
+        Raises:
+            InvalidProblemError: if the tensor is not on a GPU.
+        """
         left = size_bytes - SLACK_BYTES  # wherever it begins
-        return Spare(DeviceBuffer(round_up(bound), left), left) if left > 0 else None
+        return Spare(DeviceBuffer(round_up(address_of(bound)), left), left) if left > 0 else None
 
     def behind(self, bound: int, *, start: int, step_bytes: int, samples: int) -> DeviceBuffer:
         """Return the memory of a dense tensor's samples from one on, from where a workspace may begin on."""
