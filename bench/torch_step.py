@@ -7,8 +7,8 @@
 
 PyTorch alone has `torch.backends.cudnn.benchmark` on and no limit. All take steps of the same model in turn; times are
 of whole steps (forward, backward, SGD), medians. One more step of each, not timed, measures what each convolution takes
-besides what it returns: that is its workspace, and copies of operands in another layout. Of PyTorch's own, each gradient
-is computed by itself for that.
+besides what it returns: that is its workspace, and copies of operands in another layout; of PyTorch's own, with each
+gradient by itself.
 """
 
 import argparse

@@ -236,7 +236,8 @@ def decide_rest(
     fitting = (
         micro
         for micro in measured
-        if micro.algorithms.isdisjoint(failed) and (not start or micro.size & -micro.size <= unit)
+        if micro.algorithms.isdisjoint(failed)
+        if not start or problem.begins_anywhere or micro.size & -micro.size <= unit
     )
     front = desirable_set(fitting, problem.batch - start)
     if front:

@@ -290,6 +290,11 @@ class ConvolutionProblem:
         """Bytes from one sample to the next, of x and of y."""
         return self.x_batch_stride * self.dtype.itemsize, self.y_batch_stride * self.dtype.itemsize
 
+    @property
+    def begins_anywhere(self) -> bool:
+        """Whether parts may begin at any sample, for each is as aligned as the first."""
+        return all(step % self.alignment == 0 for step in self.steps)
+
     def with_operation(self, operation: Operation) -> "ConvolutionProblem":
         """Return another operation on the same tensors."""
         return replace(self, operation=operation)

@@ -23,8 +23,7 @@ def tail_step(problem: ConvolutionProblem) -> int:
         (problem.y_batch_stride, problem.y_sample) if forward else (problem.x_batch_stride, problem.x_sample)
     )
     dense = not gaps and stride == sample
-    aligned = all(step % problem.alignment == 0 for step in problem.steps)
-    return problem.steps[forward] if dense and aligned else 0
+    return problem.steps[forward] if dense and problem.begins_anywhere else 0
 
 
 def free_bytes(problem: ConvolutionProblem, left: int) -> int:
