@@ -95,12 +95,26 @@ def test_launchers_take_it():
     handle = Handle(backend="cpu", workspace_limit=LIMIT, effort=QUICK)
     array = memory()
     spare = check(handle, GRADIENT, array)
-    assert handle.useful(spare.size_bytes) == spare.size_bytes
+    useful = handle.useful(spare.size_bytes)
+    assert 0 < useful <= spare.size_bytes
     assert handle.launcher(GRADIENT) is None
-    launch = handle.launcher(GRADIENT, "", spare.size_bytes)
+    launch = handle.launcher(GRADIENT, "", useful)
     x, w, y = operands(GRADIENT, 5)
     w[...] = np.nan
     expected = direct(GRADIENT, x, w, y, 1.0, 0.0)
     launch(x, w, y, spare)
     assert relative(w, expected) <= 1e-10
     assert handle.workspace_bytes == 0
+
+
+def test_sizes_that_differ_little_are_planned_once():
+    handle = Handle(backend="cpu", workspace_limit=LIMIT, effort=QUICK)
+    sizes = {handle.useful(size) for size in range(200_000, 400_000, 997)}
+    assert len(sizes) <= 10
+    assert all(
+        size <= 200_000 + 997 * index and size > 0.87 * (200_000 + 997 * index)
+        for index, size in enumerate(handle.useful(200_000 + 997 * each) for each in range(200))
+    )
+    for more in range(5):
+        check(handle, GRADIENT, memory(400_000 + 8 * more))
+    assert len(handle._entries) == 1

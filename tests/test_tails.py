@@ -1,6 +1,8 @@
 """What of an output is not written yet is workspace for what is, and the output is none the worse for it."""
 
+from contextlib import contextmanager
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -12,15 +14,19 @@ from tests.test_dispatch import FaultyBackend
 from tests.test_handle import PROBLEM, QUICK, direct, operands, poison, relative, written
 from tests.test_slabs import divisible
 from ucudnn import Handle
-from ucudnn.backends.base import SLACK_BYTES
+from ucudnn.backends.base import SLACK_BYTES, Measurement, MeasurementStatus
 from ucudnn.backends.cpu import CpuBackend
+from ucudnn.backends.cudnn.backend import CudnnBackend
 from ucudnn.benchmark import Benchmark
 from ucudnn.configuration import Configuration, MicroConfiguration
 from ucudnn.decision import decide
+from ucudnn.errors import BackendError
+from ucudnn.exploration import Exploration, Request
 from ucudnn.kernel import Kernel
 from ucudnn.networks import load_network
 from ucudnn.plan import make_plan
 from ucudnn.problem import Operation
+from ucudnn.results import Result
 from ucudnn.settings import Settings
 from ucudnn.tails import free_bytes, own_bytes, places, tail_step
 
@@ -60,9 +66,10 @@ def parts_of(problem, *sizes, algorithm="GEMM"):
 def test_only_dense_outputs_have_tails(problem, gap):
     step = tail_step(problem)
     sample = {Operation.FORWARD: problem.y_bytes, Operation.BACKWARD_DATA: problem.x_bytes}.get(problem.operation, 0)
-    assert step in (0, sample // problem.batch)
-    if problem.operation is Operation.BACKWARD_FILTER:
-        assert step == 0
+    samples = problem.x_bytes // problem.batch, problem.y_bytes // problem.batch
+    aligned = all(each % problem.alignment == 0 for each in samples)
+    assert step == (sample // problem.batch if aligned else 0)
+    assert free_bytes(problem) == [max(0, left * step - SLACK_BYTES) for left in range(problem.batch + 1)]
     wide = replace(problem, x_batch_stride=problem.x_sample + gap, y_batch_stride=problem.y_sample + gap, alignment=8)
     assert (tail_step(wide) > 0) == (gap == 0 and problem.operation is not Operation.BACKWARD_FILTER)
 
@@ -93,6 +100,51 @@ def test_plans_write_all_of_the_output_whatever_was_in_its_tail(operation, sizes
     assert [step.tail is not None for step in plan.steps] == lent
 
 
+def test_a_workspace_that_would_pass_the_end_of_the_output_is_its_own():
+    problem = LENDING[Operation.FORWARD]
+    step = tail_step(problem)
+    for short, lent in ((SLACK_BYTES, True), (SLACK_BYTES - 1, False), (0, False)):
+        parts = [MicroConfiguration(size=14, algorithm="a", time_ms=1.0, workspace_bytes=10 * step - short)]
+        parts.append(MicroConfiguration(size=10, algorithm="a", time_ms=1.0, workspace_bytes=0))
+        assert places(problem, Configuration(parts=tuple(parts))) == [lent, False]
+
+
+@pytest.mark.parametrize("offset", [0, 8, 16, 255, 256, 300])
+def test_cudnn_is_lent_memory_of_the_tensor_only_on_multiples_of_256_bytes(offset):
+    backend = CudnnBackend.__new__(CudnnBackend)  # it only adds
+    at, step, samples = 1 << 20 | offset, 1000, 9
+    spare = CudnnBackend.spare(backend, at, samples * step)
+    behind = CudnnBackend.behind(backend, at, start=4, step_bytes=step, samples=samples)
+    for buffer, begin in ((spare.buffer, at), (behind, at + 4 * step)):
+        assert buffer.address % 256 == 0
+        assert begin <= buffer.address
+        assert buffer.address + buffer.size_bytes <= at + samples * step
+        assert buffer.size_bytes >= at + samples * step - begin - SLACK_BYTES
+    assert spare.size_bytes == spare.buffer.size_bytes
+    assert CudnnBackend.spare(backend, at, 255) is None
+
+
+def test_memory_that_is_not_all_of_the_tensors_is_not_lent():
+    strided, dense = (
+        SimpleNamespace(__cuda_array_interface__={"data": (4096, False), "strides": strides, "shape": (1000,)})
+        for strides in ((16,), None)
+    )
+    backend = CudnnBackend.__new__(CudnnBackend)
+    assert CudnnBackend.spare(backend, strided, 8000) is None
+    assert CudnnBackend.spare(backend, dense, 8000).buffer.address == 4096
+    assert CpuBackend().spare(np.zeros((64, 64))[::2], 16384) is None
+    handle = Handle(backend="cpu", workspace_limit="64KiB", effort=QUICK)
+    problem = LENDING[Operation.FORWARD]
+    x, w, y = operands(problem)
+    handle.convolve(problem, x, w, y, fresh=True)
+    (entry,) = handle._entries.values()
+    entry.decide(replace(entry.decision, configuration=parts_of(problem, 8, 6, 4, 2, 2, 1, 1)))
+    wide = np.zeros((48, *y.shape[1:]))
+    with pytest.raises(BackendError, match="not contiguous"):
+        handle.convolve(problem, x, w, wide[::2], fresh=True)
+    assert {part.algorithm for part in entry.decision.configuration.parts} == {"GEMM"}, "nothing was discarded"
+
+
 def test_memory_behind_a_sample_lies_in_the_array_and_begins_where_workspaces_do():
     for samples in (3, 5):
         array = np.zeros((samples, 7, 11))
@@ -121,10 +173,10 @@ def test_alexnet_is_faster_within_the_same_limit(replay, limit):
             assert fresh.workspace_bytes == own_bytes(problem, fresh.configuration) <= limit
             assert sum(part.size for part in fresh.configuration.parts) == 256
             assert fresh.configuration.time_ms <= plain.configuration.time_ms
-            left = 256
+            left, free = 256, free_bytes(problem)
             for part in fresh.configuration.parts:
                 left -= part.size
-                assert part.workspace_bytes <= max(limit, free_bytes(problem, left))
+                assert part.workspace_bytes <= max(limit, free[left])
             if operation is Operation.BACKWARD_FILTER:
                 assert fresh.configuration == plain.configuration
             gains.append(plain.configuration.time_ms / fresh.configuration.time_ms)
@@ -189,6 +241,103 @@ def test_what_fails_half_way_is_computed_within_the_limit(operation):
         handle.convolve(problem, x, w, y, fresh=True)
         assert relative(out, expected) <= 1e-10
         assert handle.workspace_bytes <= limit
+
+
+class Scarce(CpuBackend):
+    """A CPU whose benchmarks find no room for workspaces of more than so many bytes, and count how often."""
+
+    def __init__(self, room):
+        super().__init__()
+        self.room = room
+        self.tries = 0
+
+    @contextmanager
+    def bench(self, problem):
+        backend = self
+        with super().bench(problem) as own:
+
+            class Bench:
+                def measure(self, size, algorithm, *rest, **options):
+                    if algorithm.workspace_bytes > backend.room:
+                        backend.tries += 1
+                        return Measurement(status=MeasurementStatus.HINDERED, reason="MemoryError: no room")
+                    return own.measure(size, algorithm, *rest, **options)
+
+            yield Bench()
+
+
+@pytest.mark.parametrize("policy", ["powerOfTwo", "adaptive", "all"])
+def test_where_memory_is_short_little_is_tried(policy, tmp_path):
+    problem = LENDING[Operation.FORWARD]
+    backend = Scarce(200_000)
+    options = {"workspace_limit": "128KiB", "policy": policy, "effort": QUICK, "database": str(tmp_path / "m.db")}
+    x, w, y = operands(problem)
+    Handle(backend=backend, **options).convolve(problem, x, w, y, fresh=True)
+    assert relative(y, reference_convolution(problem, x, w, y)) <= 1e-10
+    sizes = len(Settings.load(policy=policy).policy.sizes(problem.batch))
+    assert backend.tries <= sizes + 4
+    # What could not be measured then is measured by the next process, which has room.
+    plenty = CpuBackend()
+    counted = Handle(backend=plenty, **options)
+    counted.convolve(problem, x, w, y, fresh=True)
+    assert counted._benchmark.measured > 0 or not backend.tries
+
+
+def test_reports_that_measure_need_no_more_than_calls_do():
+    problem = LENDING[Operation.FORWARD]
+    configuration = parts_of(problem, 8, 6, 4, 2, 2, 1, 1)
+    limit = own_bytes(problem, configuration)
+    backend = FaultyBackend()
+    handle = Handle(backend=backend, workspace_limit=limit, effort=QUICK)
+    x, w, y = operands(problem)
+    handle.convolve(problem, x, w, y, fresh=True)
+    (entry,) = handle._entries.values()
+    entry.decide(replace(entry.decision, configuration=configuration, undivided=None))
+    backend.memory = limit
+    (kernel,) = handle.report(repeats=1).kernels
+    assert kernel.executed_ms > 0
+    assert kernel.spare_bytes == configuration.workspace_bytes > kernel.workspace_bytes == limit
+
+
+def test_in_a_capture_what_was_registered_serves():
+    backend = FaultyBackend()
+    handle = Handle(backend=backend, workspace_limit="64KiB", effort=QUICK)
+    handle.get_algorithm(LARGE)
+    handle.optimize()
+    measured = handle._benchmark.measured
+    backend.captures = True
+    x, w, y = operands(LARGE)
+    y[...] = np.nan
+    handle.convolve(LARGE, x, w, y, fresh=True)
+    assert relative(y, direct(LARGE, x, w, y, 1.0, 0.0)) <= 1e-10
+    assert handle._benchmark.measured == measured
+    assert len(handle._entries) == 1
+
+
+def test_what_ranks_find_for_one_limit_stays_beside_what_others_find_for_another():
+    problem = LENDING[Operation.FORWARD]
+    part, names = problem.part(8), ["GEMM", "FFT", "IMPLICIT_GEMM"]
+    backend = CpuBackend()
+
+    class Ranks:
+        """Each answers one request, with what it measured for that."""
+
+        collective = True
+
+        def ready(self):
+            pass
+
+        def explore(self, requests, own, merge):
+            for request, name in zip(requests, names, strict=True):
+                measured = Measurement(status=MeasurementStatus.MEASURED, samples_ms=(1.0,))
+                item = part, Result.of(backend.algorithm(part, name), measured)
+                yield request, Exploration(names=tuple(names), sizes=(8,)), [item]
+
+    benchmark = Benchmark(backend, share=Ranks())
+    requests = [Request(problem=problem, sizes=(8,), limit_bytes=1 << power) for power in (30, 31, 32)]
+    benchmark.explore(requests)
+    for request in requests:
+        assert {micro.algorithm for micro in benchmark.micro_configurations(request)} == set(names)
 
 
 def test_launchers_know_fresh_outputs():

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from math import inf
 from time import perf_counter
 from typing import Protocol
 
@@ -114,6 +115,7 @@ class Benchmark:
         self._explored: dict[Request, Exploration] = {}
         self._divisions: dict[ConvolutionProblem, set[Division]] = {}
         self._discarded: set[tuple[ConvolutionProblem, str]] = set()
+        self._room_bytes = inf
         self.seconds = 0.0
         """Wall-clock seconds that listing and measuring took so far."""
         self.measured = 0
@@ -136,6 +138,7 @@ class Benchmark:
             NotRecordedError: if a profile is replayed that lacks a problem.
         """
         start = perf_counter()
+        self._room_bytes = inf  # there may be more by now
         try:
             missing = [request for request in dict.fromkeys(requests) if request not in self._explored]
             if self._share is None or not self._share.collective:
@@ -323,14 +326,16 @@ class Benchmark:
             self._results,
             self._store,
             exhaustive=self._exhaustive,
+            room_bytes=self._room_bytes,
             tell=lambda done, total: self._tell(request, done, total),
         ) as explorer:
             try:
                 exploration = explorer.run()
             finally:
                 self.measured += explorer.measured
+        self._room_bytes = explorer.room_bytes
         self._finish(request, exploration)
-        if self._store is not None and not discarded:
+        if self._store is not None and not discarded and not explorer.hindered:
             self._store.save_exploration(request, exploration)
         self._tell(request, 1, 1)
         return request, exploration, self.results(request)
@@ -341,10 +346,16 @@ class Benchmark:
                 return request, self._explored[request], self.results(request)
             return self._explore(request)
 
-        for request, exploration, items in share.explore(requests, own, self._results.update):
-            if share.collective:
+        found = share.explore(requests, own, self._results.update)
+        if share.collective:  # all that was found counts, and nothing besides, so that all have the same
+            found = list(found)
+            for request, exploration, _ in found:
                 self._results.forget(exploration.parts(request.problem))
-            self._results.update(items)
+            for _, _, items in found:
+                self._results.update(items)
+        for request, exploration, items in found:
+            if not share.collective:
+                self._results.update(items)
             self._finish(request, exploration)
             if self._store is not None:
                 self._store.save(items)

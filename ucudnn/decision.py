@@ -3,7 +3,6 @@
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
-from functools import partial
 from math import fsum
 from time import perf_counter
 
@@ -163,8 +162,8 @@ def decide(
     shares = (
         # Nothing beyond the limit was measured, so the front's last configuration is the fastest within it.
         [
-            (Share(configuration=_with_tail(kernel, front[-1], benchmark, settings, tail, own), count=kernel.count),)
-            for kernel, (front, _), tail, own in zip(kernels, found, tails, limits, strict=True)
+            (Share(configuration=_with_tail(*each, benchmark, settings, solver), count=each[0].count),)
+            for each in zip(kernels, [front[-1] for front, _ in found], tails, limits, strict=True)
         ]
         if allotment is None
         else allotment.shares
@@ -297,21 +296,20 @@ def decide_slabs(
 def _with_tail(
     kernel: Kernel,
     within: Configuration,
-    benchmark: Benchmark,
-    settings: Settings,
     limits: Sequence[int],
     limit_bytes: int,
+    benchmark: Benchmark,
+    settings: Settings,
+    solver: "_Stopwatch",
 ) -> Configuration:
     """Return the fastest configuration where the output's tail is workspace, too; that within the limit, if none is."""
     if not limits:
         return within
     problem = kernel.problem
-    measured = {
-        micro
-        for each in (limit_bytes, *limits)
-        for micro in benchmark.micro_configurations(request_of(problem, settings, each, slabs=each == limit_bytes))
-    }
-    found = fastest_with_tail(measured, problem.batch, limit_bytes, partial(free_bytes, problem))
+    requests = [request_of(problem, settings, each, slabs=each == limit_bytes) for each in (limit_bytes, *limits)]
+    measured = dict.fromkeys(micro for each in requests for micro in benchmark.micro_configurations(each))
+    with solver:
+        found = fastest_with_tail(measured, problem.batch, limit_bytes, free_bytes(problem))
     return found if found is not None and found.time_ms < within.time_ms * _WORTH_A_TAIL else within
 
 

@@ -10,7 +10,7 @@ from typing import TypeVar
 from ucudnn.backends.base import Backend, ComputeBackend
 from ucudnn.configuration import Configuration
 from ucudnn.decision import Decision, Decisions
-from ucudnn.plan import make_plan
+from ucudnn.plan import Plan, make_plan
 from ucudnn.problem import ConvolutionProblem
 from ucudnn.report import KernelReport, Report, report_decisions, report_kernel
 
@@ -36,9 +36,11 @@ def execute(decision: Decision, backend: ComputeBackend, repeats: int) -> Kernel
         StepError: if an algorithm fails.
         MemoryError: if there is no room for tensors and workspace.
     """
-    problem = decision.kernel.problem
-    configurations = [decision.undivided, decision.configuration]
-    times = times_in_turn(problem, {each: each for each in configurations if each is not None}, backend, repeats)
+    problem, fresh = decision.kernel.problem, decision.kernel.fresh
+    plans = {decision.configuration: make_plan(problem, decision.configuration, backend, fresh=fresh)}
+    if decision.undivided is not None and decision.undivided not in plans:
+        plans[decision.undivided] = make_plan(problem, decision.undivided, backend)
+    times = plans_in_turn(problem, plans, backend, repeats)
     return report_kernel(
         decision,
         executed_ms=times[decision.configuration],
@@ -104,12 +106,19 @@ def times_in_turn(
         StepError: if an algorithm fails.
         MemoryError: if there is no room for tensors and workspace.
     """
+    plans = {name: make_plan(problem, each, backend) for name, each in given.items()}
+    return plans_in_turn(problem, plans, backend, repeats)
+
+
+def plans_in_turn(
+    problem: ConvolutionProblem, plans: Mapping[Name, Plan], backend: ComputeBackend, repeats: int
+) -> dict[Name, float]:
+    """Run plans of a problem in turn, on the same random operands; see `times_in_turn`."""
     tensors = backend.operands(problem)
     x, w, y, _ = backend.bind(*tensors)
-    workspace = backend.allocate(max(each.workspace_bytes for each in given.values()))
+    workspace = backend.allocate(max(each.workspace_bytes for each in plans.values()))
     runs = {
-        name: partial(make_plan(problem, each, backend).launch, x, w, y, alpha=1.0, beta=0.0, workspace=workspace)
-        for name, each in given.items()
+        name: partial(each.launch, x, w, y, alpha=1.0, beta=0.0, workspace=workspace) for name, each in plans.items()
     }
     return alternate(runs, backend, repeats)
 

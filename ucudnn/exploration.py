@@ -106,6 +106,7 @@ class Explorer:
         results: what is known, and where results go.
         keeper: keeps them beyond the process; None keeps none.
         exhaustive: measure what cannot matter as well.
+        room_bytes: workspace for which memory had no room just now.
         tell: is told of progress: how many micro-configurations were considered, and how many there are so far.
     """
 
@@ -119,6 +120,7 @@ class Explorer:
         keeper: Keeper | None,
         *,
         exhaustive: bool,
+        room_bytes: float,
         tell: Callable[[int, int], None],
     ) -> None:
         self._request = request
@@ -144,6 +146,7 @@ class Explorer:
         self._considered = self._total = 0
         self.measured = 0
         """How many micro-configurations were measured."""
+        self.room_bytes, self.hindered = room_bytes, False  # and whether something could not be measured for now
 
     def __enter__(self) -> "Explorer":
         return self
@@ -318,7 +321,7 @@ class Explorer:
         if not request.whole and least >= search.worth_ms(size, 0, chain):
             return  # whatever its workspace
         algorithm = self._fitting(size, name)
-        if algorithm is None:
+        if algorithm is None or algorithm.workspace_bytes >= self.room_bytes:
             return
         worth = search.worth_ms(size, algorithm.workspace_bytes, chain, kind_of(algorithm.api, algorithm.notes))
         if least < worth:
@@ -353,10 +356,13 @@ class Explorer:
         self.measured += 1
         self._results.put(part, result)
         if not result.measured:
-            where = f"slabs of {slabs[0].rows} rows of micro-batch" if slabs else "micro-batch"
-            _LOG.info("%s at %s %d of %s failed: %s", algorithm.name, where, size, problem, result.reason)
+            where = f"{f'slabs of {slabs[0].rows} rows of ' if slabs else ''}micro-batch {size} of {problem}"
+            _LOG.info("%s at %s failed: %s", algorithm.name, where, result.reason)
         if result.status is not MeasurementStatus.HINDERED:
             self._fresh.append((part, result))
+        else:
+            room = algorithm.workspace_bytes if result.reason.startswith("MemoryError") else 0
+            self.room_bytes, self.hindered = min(self.room_bytes, room or inf), True
         return result
 
     def _fitting(self, size: int, name: str) -> Algorithm | None:

@@ -14,7 +14,7 @@ from ucudnn.dispatch import Dispatcher, Entry
 from ucudnn.errors import BackendError, InfeasibleError, SettingsError
 from ucudnn.execution import report_run
 from ucudnn.kernel import Kernel, VirtualAlgorithm
-from ucudnn.layers import Layers
+from ucudnn.layers import Layers, checked_name
 from ucudnn.locks import lock_of
 from ucudnn.measuring import open_benchmark
 from ucudnn.policy import BatchSizePolicy
@@ -128,7 +128,7 @@ class Handle:
             A virtual algorithm that needs no workspace of the caller's.
         """
         with self._lock:
-            layer = _checked(layer)
+            layer = checked_name(layer)
             if self._divides and not layer:
                 layer = self._layers.register(problem, filters)
             self._register((layer, problem, 0, False))
@@ -219,9 +219,11 @@ class Handle:
             if self._divides and not named:
                 layer = self._layers.call(problem, dispatcher.backend.address(bound_w))
             entry = self._entries.get((layer, problem, spare_bytes, fresh))
+            if entry is None and dispatcher.backend.capturing(dispatcher.backend.queue()):
+                entry = self._entries.get((layer, problem, 0, False))  # nothing is planned in a capture
             if entry is None or entry.decision is None:
                 try:
-                    entry = self._plan((_checked(layer) if named else layer, problem, spare_bytes, fresh))
+                    entry = self._plan((checked_name(layer) if named else layer, problem, spare_bytes, fresh))
                 except InfeasibleError:
                     shared = None if named else self._layers.share(problem, dispatcher.backend.address(bound_w))
                     if shared is None:
@@ -230,8 +232,10 @@ class Handle:
             dispatcher.launch(entry, bound_x, bound_w, bound_y, alpha, beta, spare)
 
     def useful(self, spare_bytes: int) -> int:
-        """Return how much of so much spare memory serves as workspace: all, or nothing where the limit is no less."""
-        return 0 if self._divides or spare_bytes <= self.settings.workspace_limit_bytes else spare_bytes
+        """Return how much of spare memory serves as workspace: none up to the limit, else in few different sizes."""
+        step = 1 << max(0, spare_bytes.bit_length() - 4)
+        rounded = spare_bytes // step * step
+        return 0 if self._divides or rounded <= self.settings.workspace_limit_bytes else rounded
 
     def launcher(
         self, problem: ConvolutionProblem, layer: str = "", spare_bytes: int = 0, *, fresh: bool = False
@@ -391,9 +395,3 @@ class Handle:
                 del self._entries[key]  # one kernel that cannot be planned must not stop the others
             raise
         return entry
-
-
-def _checked(layer: str) -> str:
-    if layer.startswith("#"):
-        raise SettingsError(f"layer={layer!r}: names that begin with # are those of layers that have none")
-    return layer

@@ -5,6 +5,7 @@ from collections.abc import Hashable
 from dataclasses import dataclass, field
 from typing import final
 
+from ucudnn.errors import SettingsError
 from ucudnn.problem import ConvolutionProblem, Operation
 
 _LOG = logging.getLogger(__name__)
@@ -111,3 +112,14 @@ class Layers:
             oldest = next(iter(layer.places))
             for each in layer.places.pop(oldest):
                 del self._known[each, oldest]
+
+
+def checked_name(layer: str) -> str:
+    """Return a layer's name.
+
+    Raises:
+        SettingsError: if it is one of those that are made up for layers without a name.
+    """
+    if layer.startswith("#"):
+        raise SettingsError(f"layer={layer!r}: names that begin with # are those of layers that have none")
+    return layer

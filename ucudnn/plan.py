@@ -77,6 +77,7 @@ class Plan:
         """
         out = x if self.problem.operation is Operation.BACKWARD_DATA else y
         for step in self.steps:
+            own = workspace if step.tail is None else step.tail(out)
             try:
                 step.call.launch(
                     x,
@@ -85,7 +86,7 @@ class Plan:
                     start=step.start,
                     alpha=alpha,
                     beta=1.0 if step.accumulates else beta,
-                    workspace=workspace if step.tail is None else step.tail(out),
+                    workspace=own,
                     first_rows=step.first_rows,
                 )
             except BackendError as error:

@@ -53,4 +53,6 @@ def tail_limits(kernel: Kernel, settings: Settings, limit_bytes: int) -> list[in
         return []
     batch = kernel.problem.batch
     left = [batch * 3 // 4, *(batch >> power for power in range(1, batch.bit_length()))]
-    return [free for free in (free_bytes(kernel.problem, each) for each in left) if free > limit_bytes]
+    free = free_bytes(kernel.problem)
+    # The least first: where memory is short, what needs more is not tried then.
+    return sorted({free[each] for each in left if free[each] > limit_bytes})

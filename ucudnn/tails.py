@@ -26,17 +26,18 @@ def tail_step(problem: ConvolutionProblem) -> int:
     return problem.steps[forward] if dense and problem.begins_anywhere else 0
 
 
-def free_bytes(problem: ConvolutionProblem, left: int) -> int:
-    """Return how much of a tail of so many samples can be lent."""
-    return max(0, left * tail_step(problem) - SLACK_BYTES)
+def free_bytes(problem: ConvolutionProblem) -> list[int]:
+    """Return how much of a tail can be lent, by the number of its samples."""
+    step = tail_step(problem)
+    return [max(0, left * step - SLACK_BYTES) for left in range(problem.batch + 1)]
 
 
 def places(problem: ConvolutionProblem, configuration: Configuration) -> list[bool]:
     """Return for each part, in order, whether its workspace is the output's tail; slabs have their own."""
-    found, left = [], problem.batch
+    found, left, free = [], problem.batch, free_bytes(problem)
     for part in configuration.parts:
         left -= part.size
-        found.append(not part.slabs and 0 < part.workspace_bytes <= free_bytes(problem, left))
+        found.append(not part.slabs and 0 < part.workspace_bytes <= free[left])
     return found
 
 

@@ -40,7 +40,7 @@ def exhaustive(candidates, left, limit, step):
 
 @given(st.lists(micro(), max_size=7), st.integers(1, 8), st.integers(0, 8), st.integers(0, 4))
 def test_it_is_the_fastest_of_all(candidates, size, limit, step):
-    found = fastest_with_tail(candidates, size, limit, lambda left: left * step)
+    found = fastest_with_tail(candidates, size, limit, [left * step for left in range(size + 1)])
     least = exhaustive(candidates, size, limit, step)
     assert (found is None) == (least == inf)
     if found is None:
@@ -55,7 +55,17 @@ def test_it_is_the_fastest_of_all(candidates, size, limit, step):
 
 @given(st.lists(micro(), max_size=12), st.integers(1, 12), st.integers(0, 12))
 def test_where_nothing_is_free_it_is_workspace_reuse(candidates, size, limit):
-    found = fastest_with_tail(candidates, size, limit, lambda left: 0)
+    found = fastest_with_tail(candidates, size, limit, [0] * (size + 1))
     own = fastest_within(desirable_set(candidates, size), limit)
     assert (found is None) == (own is None)
     assert found is None or isclose(found.time_ms, own.time_ms)
+
+
+@given(st.lists(micro(), min_size=2, max_size=9), st.integers(1, 8), st.randoms())
+def test_the_order_of_what_is_equally_fast_does_not_matter(candidates, size, random):
+    equal = [
+        MicroConfiguration(size=each.size, algorithm=each.algorithm, time_ms=1.0, workspace_bytes=0)
+        for each in candidates
+    ]
+    shuffled = random.sample(equal, len(equal))
+    assert fastest_with_tail(equal, size, 0, [0] * (size + 1)) == fastest_with_tail(shuffled, size, 0, [0] * (size + 1))

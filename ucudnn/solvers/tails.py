@@ -1,13 +1,13 @@
 """Workspace reuse where the earlier a micro-batch, the more workspace it may have: see `ucudnn.tails`."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable, Sequence
 from math import inf
 
 from ucudnn.configuration import Configuration, MicroConfiguration
 
 
 def fastest_with_tail(
-    candidates: Iterable[MicroConfiguration], size: int, limit_bytes: int, free_bytes: Callable[[int], int]
+    candidates: Iterable[MicroConfiguration], size: int, limit_bytes: int, free_bytes: Sequence[int]
 ) -> Configuration | None:
     """Return the fastest configuration whose parts each fit the limit, or what is free behind them.
 
@@ -17,7 +17,7 @@ def fastest_with_tail(
         candidates: measured micro-configurations of any size and algorithm.
         size: the mini-batch size.
         limit_bytes: workspace that every part may have.
-        free_bytes: workspace that a part may have instead where so many samples are left after it; it rises.
+        free_bytes: workspace that a part may have instead, by how many samples are left after it; it rises.
 
     Returns:
         The configuration, its parts in the order in which they must run; None where no sizes add up to `size`.
@@ -29,7 +29,7 @@ def fastest_with_tail(
         for step, front in fronts.items():
             if step > left or best[left - step] == inf:
                 continue
-            most = max(limit_bytes, free_bytes(left - step))
+            most = max(limit_bytes, free_bytes[left - step])
             for part in front:  # fastest first
                 if part.workspace_bytes <= (limit_bytes if part.slabs else most):
                     time_ms = part.time_ms + best[left - step]
@@ -50,7 +50,7 @@ def fastest_with_tail(
 def _fronts(candidates: Iterable[MicroConfiguration]) -> dict[int, list[MicroConfiguration]]:
     """Return, by size, what nothing beats in both time and workspace, fastest first; slabs among themselves."""
     fronts: dict[int, list[MicroConfiguration]] = {}
-    for each in sorted(candidates, key=lambda each: (each.time_ms, each.workspace_bytes)):
+    for each in sorted(candidates, key=lambda each: (each.time_ms, each.workspace_bytes, each.size, each.algorithm)):
         front = fronts.setdefault(each.size, [])
         if all(each.workspace_bytes < other.workspace_bytes for other in front if not other.slabs or each.slabs):
             front.append(each)

@@ -158,7 +158,8 @@ class Lane:
         def again(x: Any, w: Any, y: Any, spare: Spare | None) -> None:
             handle.convolve(problem, x, w, y, layer=self._layer, spare=spare, fresh=True)
 
-        planned = handle.launcher(problem, self._layer, 0 if spare is None else spare.size_bytes, fresh=True)
+        size_bytes = 0 if spare is None else handle.useful(spare.size_bytes)
+        planned = handle.launcher(problem, self._layer, size_bytes, fresh=True)
         self._launchers[low, spare is None] = planned or again
         return True
 

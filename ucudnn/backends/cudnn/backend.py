@@ -13,7 +13,8 @@ from ucudnn.backends.base import SLACK_BYTES, Algorithm, Bench, ComputeBackend, 
 from ucudnn.backends.candidates import Candidates
 from ucudnn.backends.cudnn.background import Background
 from ucudnn.backends.cudnn.bench import CudnnBench, random_operands
-from ucudnn.backends.cudnn.device import Device, address_of
+from ucudnn.backends.cudnn.device import Device, address_of, is_dense
+from ucudnn.backends.cudnn.faults import computes_wrong
 from ucudnn.backends.cudnn.gpu import DeviceBuffer, Gpu
 from ucudnn.backends.cudnn.graph import (
     OperationGraph,
@@ -219,7 +220,9 @@ class CudnnBackend(ComputeBackend):
             InvalidProblemError: if the tensor is not on a GPU.
         """
         left = size_bytes - SLACK_BYTES  # wherever it begins
-        return Spare(DeviceBuffer(round_up(address_of(bound)), left), left) if left > 0 else None
+        if left <= 0 or not is_dense(bound):
+            return None
+        return Spare(DeviceBuffer(round_up(address_of(bound)), left), left)
 
     def behind(self, bound: int, *, start: int, step_bytes: int, samples: int) -> DeviceBuffer:
         """Return the memory of a dense tensor's samples from one on, from where a workspace may begin on."""
@@ -345,6 +348,8 @@ class CudnnBackend(ComputeBackend):
             call = self._prepare(dense(problem), base, scalings)
             return PackedCall(problem, call, call.workspace_bytes, self._device.copy_runs)
         if is_engine(algorithm):
+            if computes_wrong(algorithm, problem):  # whoever measured it
+                raise UnsupportedProblemError(f"{algorithm} does not compute {problem}")
             return GraphCall(self.library, self.cudnn_handle, problem, algorithm, scalings, self._graph)
         return LegacyCall(self.library, self.cudnn_handle, problem, algorithm)
 

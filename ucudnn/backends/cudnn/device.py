@@ -44,6 +44,15 @@ def current_stream() -> int:
     return address
 
 
+def is_dense(tensor: Any) -> bool:
+    """Whether the memory of a tensor is all its own; of an address, it is for its caller to say."""
+    if isinstance(tensor, int | DeviceBuffer):
+        return True
+    if hasattr(tensor, "is_contiguous"):  # PyTorch's
+        return bool(tensor.is_contiguous())
+    return getattr(tensor, "__cuda_array_interface__", {}).get("strides") is None
+
+
 def address_of(tensor: Any) -> int:
     """Return the address of a tensor: an int itself, a CuPy array, a PyTorch tensor, or what has its interface.
 
