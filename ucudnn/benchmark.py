@@ -351,11 +351,8 @@ class Benchmark:
             found = list(found)
             for request, exploration, _ in found:
                 self._results.forget(exploration.parts(request.problem))
-            for _, _, items in found:
-                self._results.update(items)
         for request, exploration, items in found:
-            if not share.collective:
-                self._results.update(items)
+            self._results.update(items)
             self._finish(request, exploration)
             if self._store is not None:
                 self._store.save(items)

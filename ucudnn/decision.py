@@ -11,10 +11,11 @@ from ucudnn.benchmark import Benchmark
 from ucudnn.concurrency import Groups
 from ucudnn.configuration import Configuration, MicroConfiguration, SlabConfiguration
 from ucudnn.errors import BackendError, InfeasibleError, MeasurementError
+from ucudnn.exploration import Request
 from ucudnn.kernel import Kernel
 from ucudnn.policy import BatchSizePolicy
 from ucudnn.problem import ConvolutionProblem
-from ucudnn.requests import MOST_ROUNDINGS, is_rounded, request_of, tail_limits
+from ucudnn.requests import MOST_ROUNDINGS, is_rounded, request_of, requests_of
 from ucudnn.settings import Settings
 from ucudnn.slabs import Slab, is_divisible, row_count, row_unit
 from ucudnn.solvers.desirable import desirable_set
@@ -138,32 +139,28 @@ def decide(
     total = settings.total_workspace_bytes
     limit = settings.workspace_limit_bytes if total is None else total
     solver = _Stopwatch()
-    limits = [max(limit, kernel.spare_bytes) for kernel in kernels]
-    tails = [tail_limits(kernel, settings, own) for kernel, own in zip(kernels, limits, strict=True)]
-    benchmark.explore(
-        [
-            request_of(kernel.problem, settings, each, slabs=each == own)
-            for kernel, own, tail in zip(kernels, limits, tails, strict=True)
-            for each in (own, *tail)
-        ]
-    )
-    fronts: dict[tuple[ConvolutionProblem, int], tuple[_Front, _Front]] = {}
-    for kernel, own in zip(kernels, limits, strict=True):
-        if (kernel.problem, own) not in fronts:
-            fronts[kernel.problem, own] = _front(kernel, benchmark, settings, own, solver)
+    asked = [requests_of(kernel, settings, limit) for kernel in kernels]
+    benchmark.explore([request for requests in asked for request in requests])
+    fronts: dict[Request, tuple[_Front, _Front]] = {}
+    for kernel, (within, *_) in zip(kernels, asked, strict=True):
+        if within not in fronts:
+            fronts[within] = _front(kernel, within, benchmark, solver)
+    found = [fronts[within] for within, *_ in asked]
     # Under WD the limit of what is compared is an equal share of the total (paper, section 4.3).
-    shares_of = limits if total is None else [total // max(1, sum(each.count for each in kernels))] * len(limits)
-    found = [fronts[kernel.problem, own] for kernel, own in zip(kernels, limits, strict=True)]
+    share = None if total is None else total // max(1, sum(kernel.count for kernel in kernels))
     with solver:
-        undivided = [fastest_within(each, share) for (_, each), share in zip(found, shares_of, strict=True)]
+        undivided = [
+            fastest_within(each, within.limit_bytes if share is None else share)
+            for (_, each), (within, *_) in zip(found, asked, strict=True)
+        ]
         allotment = None
         if total is not None:
             allotment = allot(kernels, [front for front, _ in found], total, settings, groups)
     shares = (
         # Nothing beyond the limit was measured, so the front's last configuration is the fastest within it.
         [
-            (Share(configuration=_with_tail(*each, benchmark, settings, solver), count=each[0].count),)
-            for each in zip(kernels, [front[-1] for front, _ in found], tails, limits, strict=True)
+            (Share(configuration=_with_tail(front[-1], requests, benchmark, solver), count=kernel.count),)
+            for kernel, (front, _), requests in zip(kernels, found, asked, strict=True)
         ]
         if allotment is None
         else allotment.shares
@@ -294,19 +291,12 @@ def decide_slabs(
 
 
 def _with_tail(
-    kernel: Kernel,
-    within: Configuration,
-    limits: Sequence[int],
-    limit_bytes: int,
-    benchmark: Benchmark,
-    settings: Settings,
-    solver: "_Stopwatch",
+    within: Configuration, requests: Sequence[Request], benchmark: Benchmark, solver: "_Stopwatch"
 ) -> Configuration:
     """Return the fastest configuration where the output's tail is workspace, too; that within the limit, if none is."""
-    if not limits:
+    if len(requests) == 1:
         return within
-    problem = kernel.problem
-    requests = [request_of(problem, settings, each, slabs=each == limit_bytes) for each in (limit_bytes, *limits)]
+    problem, limit_bytes = requests[0].problem, requests[0].limit_bytes
     measured = dict.fromkeys(micro for each in requests for micro in benchmark.micro_configurations(each))
     with solver:
         found = fastest_with_tail(measured, problem.batch, limit_bytes, free_bytes(problem))
@@ -343,12 +333,9 @@ class _Stopwatch:
         self.seconds += perf_counter() - self._start
 
 
-def _front(
-    kernel: Kernel, benchmark: Benchmark, settings: Settings, limit_bytes: int, solver: _Stopwatch
-) -> tuple[_Front, _Front]:
+def _front(kernel: Kernel, request: Request, benchmark: Benchmark, solver: _Stopwatch) -> tuple[_Front, _Front]:
     """Return the desirable set of a kernel within the limit, and that of its undivided configurations."""
-    problem = kernel.problem
-    request = request_of(problem, settings, limit_bytes)
+    problem, limit_bytes = request.problem, request.limit_bytes
     measured = benchmark.micro_configurations(request)
     with solver:
         front = desirable_set(measured, problem.batch)

@@ -2,7 +2,7 @@
 
 import logging
 from collections.abc import Collection, Iterable
-from typing import Any, final
+from typing import Any, NamedTuple, final
 
 from ucudnn.allotment import Segment
 from ucudnn.backends.base import Buffer, ComputeBackend, Spare, Tensor
@@ -56,6 +56,17 @@ class Entry:
         self.limit_bytes = self.segment.size_bytes if self.segment else decision.workspace_bytes
         self.plan = None
         self.ready.clear()
+
+
+class _Call(NamedTuple):
+    """What a call is given, as `Dispatcher.launch` takes it."""
+
+    x: Tensor
+    w: Tensor
+    y: Tensor
+    alpha: float
+    beta: float
+    spare: Spare | None
 
 
 @final
@@ -146,7 +157,7 @@ class Dispatcher:
         try:
             plan.launch(x, w, y, alpha=alpha, beta=beta, workspace=workspace)
         except StepError as error:
-            self._finish(entry, error, x, w, y, alpha, beta, spare)
+            self._finish(entry, error, _Call(x, w, y, alpha, beta, spare))
         finally:
             if segment is not None:  # what failed may have launched a part
                 self._turns.leave(segment, queue)
@@ -216,28 +227,19 @@ class Dispatcher:
                 return entry.plan
         raise BackendError(f"{entry.kernel}: {_MOST_REPLACEMENTS} configurations failed one after another")
 
-    def _finish(
-        self,
-        entry: Entry,
-        error: StepError,
-        x: Tensor,
-        w: Tensor,
-        y: Tensor,
-        alpha: float,
-        beta: float,
-        spare: Spare | None,
-    ) -> None:
+    def _finish(self, entry: Entry, error: StepError, call: _Call) -> None:
         """Compute what a failed launch left, from its first missing sample on, in another way."""
         problem = entry.kernel.problem
         failed: set[str] = set()
         for _ in range(_MOST_REPLACEMENTS):
             failed.add(error.algorithm)
-            if alpha == 1 and (beta == 0 or (beta == 1 and problem.operation is Operation.BACKWARD_FILTER)):
+            gradient = problem.operation is Operation.BACKWARD_FILTER
+            if call.alpha == 1 and (call.beta == 0 or (call.beta == 1 and gradient)):
                 self._replace(entry, error)  # it was measured so, and does not compute any more
             else:
-                self._warn(entry, f"{error} with alpha {alpha} and beta {beta}; others compute such calls")
+                self._warn(entry, f"{error} with alpha {call.alpha} and beta {call.beta}; others compute such calls")
             try:
-                if self._compute_rest(entry, error, failed, x, w, y, alpha, beta, spare):
+                if self._compute_rest(entry, error, failed, call):
                     return
             except MemoryError as shortage:
                 raise error from shortage
@@ -247,18 +249,7 @@ class Dispatcher:
                 raise error
         raise error
 
-    def _compute_rest(
-        self,
-        entry: Entry,
-        error: StepError,
-        failed: Collection[str],
-        x: Tensor,
-        w: Tensor,
-        y: Tensor,
-        alpha: float,
-        beta: float,
-        spare: Spare | None,
-    ) -> bool:
+    def _compute_rest(self, entry: Entry, error: StepError, failed: Collection[str], call: _Call) -> bool:
         """Compute what a step left of its micro-batch, and the samples after it; whether there is a way to."""
         problem, limit = entry.kernel.problem, self._limit(entry)
         start, benchmark = error.start, self._benchmark
@@ -266,35 +257,24 @@ class Dispatcher:
             rest = decide_slabs(problem, error.size, [each.slab for each in error.left], benchmark, limit, failed)
             if rest is None:
                 return False
-            self._launch_once(entry, rest, start, x, w, y, alpha, beta, spare)
+            self._launch_once(entry, rest, start, call)
             start += error.size
         if start == problem.batch:
             return True
         rest = decide_rest(problem, start, benchmark, self._settings, limit, failed)
         if rest is not None:
-            self._launch_once(entry, rest, start, x, w, y, alpha, beta, spare)
+            self._launch_once(entry, rest, start, call)
         return rest is not None
 
-    def _launch_once(
-        self,
-        entry: Entry,
-        configuration: Configuration,
-        start: int,
-        x: Tensor,
-        w: Tensor,
-        y: Tensor,
-        alpha: float,
-        beta: float,
-        spare: Spare | None,
-    ) -> None:
+    def _launch_once(self, entry: Entry, configuration: Configuration, start: int, call: _Call) -> None:
         queue = self.backend.queue()
-        workspace = self._spare(entry, spare)
+        workspace = self._spare(entry, call.spare)
         if workspace is None:
             workspace = self._buffer(entry, queue, configuration.workspace_bytes)
         plan = make_plan(entry.kernel.problem, configuration, self.backend, start=start)
         if self.backend.capturing(queue):
             self._keep(None if entry.kernel.spare_bytes else workspace, plan)
-        plan.launch(x, w, y, alpha=alpha, beta=beta, workspace=workspace)
+        plan.launch(call.x, call.w, call.y, alpha=call.alpha, beta=call.beta, workspace=workspace)
 
     def _replace(self, entry: Entry, error: StepError) -> None:
         """Decide without an algorithm that failed."""

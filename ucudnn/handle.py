@@ -212,7 +212,7 @@ class Handle:
         bound_x, bound_w, bound_y, alignment = dispatcher.backend.bind(x, w, y)
         if alignment < problem.alignment:
             problem = replace(problem, alignment=alignment)
-        spare_bytes = self.useful(0 if spare is None else spare.size_bytes)
+        spare_bytes = 0 if spare is None else self.useful(spare.size_bytes)
         fresh = fresh and beta == 0 and not self._divides and tail_step(problem) > 0
         with self._lock:
             named = bool(layer)

@@ -1,5 +1,7 @@
 """Requests: what is asked of benchmarks for a problem, by policy and limit."""
 
+from dataclasses import replace
+
 from ucudnn.exploration import Request
 from ucudnn.kernel import Kernel
 from ucudnn.policy import BatchSizePolicy
@@ -19,8 +21,8 @@ def is_rounded(problem: ConvolutionProblem) -> bool:
     return sixteen and problem.operation is Operation.BACKWARD_FILTER
 
 
-def request_of(problem: ConvolutionProblem, settings: Settings, limit_bytes: int, *, slabs: bool = True) -> Request:
-    """Return what is wanted of a problem, with slabs or, whatever the settings, without.
+def request_of(problem: ConvolutionProblem, settings: Settings, limit_bytes: int) -> Request:
+    """Return what is wanted of a problem.
 
     A filter gradient of 16 bits is rounded after each micro-batch and slab, for no engine of cuDNN leaves it in
     float32; so there are at most MOST_ROUNDINGS of them.
@@ -29,7 +31,7 @@ def request_of(problem: ConvolutionProblem, settings: Settings, limit_bytes: int
     least = -(-problem.batch // MOST_ROUNDINGS) if rounds else 1
     sizes = tuple(size for size in settings.policy.sizes(problem.batch) if size >= least)
     rows: tuple[int, ...] = ()
-    if settings.slabs and slabs:
+    if settings.slabs:
         count = row_count(problem)
         most = MOST_ROUNDINGS // -(-problem.batch // sizes[0]) if rounds else count
         rows = tuple(each for each in rows_tried(problem, settings.policy) if -(-count // each) <= most)
@@ -44,15 +46,17 @@ def request_of(problem: ConvolutionProblem, settings: Settings, limit_bytes: int
     )
 
 
-def tail_limits(kernel: Kernel, settings: Settings, limit_bytes: int) -> list[int]:
-    """Return the limits at which to look for micro-batches whose workspace is the tail of the output.
+def requests_of(kernel: Kernel, settings: Settings, limit_bytes: int) -> list[Request]:
+    """Return what is wanted of a kernel: within its limit, and then within parts of its output's tail, if it is fresh.
 
-    What is left behind a micro-batch shrinks as they go on; in each of these, the fastest sizes are others.
+    What is left behind a micro-batch shrinks as they go on; within each of these, the fastest sizes are others.
     """
+    problem = kernel.problem
+    within = request_of(problem, settings, max(limit_bytes, kernel.spare_bytes))
     if not kernel.fresh or settings.policy is BatchSizePolicy.UNDIVIDED:
-        return []
-    batch = kernel.problem.batch
+        return [within]
+    batch, free = problem.batch, free_bytes(problem)
     left = [batch * 3 // 4, *(batch >> power for power in range(1, batch.bit_length()))]
-    free = free_bytes(kernel.problem)
     # The least first: where memory is short, what needs more is not tried then.
-    return sorted({free[each] for each in left if free[each] > limit_bytes})
+    limits = sorted({free[each] for each in left if free[each] > within.limit_bytes})
+    return [within, *(replace(within, limit_bytes=each, rows=()) for each in limits)]

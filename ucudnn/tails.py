@@ -4,11 +4,14 @@ Micro-batches write their samples one after another; until its turn comes, the m
 that anybody wants, where the caller says so. The earlier a micro-batch, the more there is.
 """
 
+from functools import lru_cache
+
 from ucudnn.backends.base import SLACK_BYTES
 from ucudnn.configuration import Configuration
 from ucudnn.problem import ConvolutionProblem, Operation
 
 
+@lru_cache(maxsize=1 << 14)  # calls ask
 def tail_step(problem: ConvolutionProblem) -> int:
     """Return the bytes of one sample of what is written; 0 where it cannot be lent.
 

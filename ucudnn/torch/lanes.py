@@ -105,16 +105,17 @@ class Lane:
             y: output or its gradient.
             spare: dense, too; nothing that its memory holds is wanted.
         """
+        spare_bytes = 0 if spare is None else spare.nbytes
         if self._ordinal < 0:
             bound = None if spare is None else _array(spare, self._problem)
             near, filters, far = (_array(each, self._problem) for each in (x, w, y))
-            return self._launch(0, near, filters, far, bound, _size_of(spare))
+            return self._launch(0, near, filters, far, bound, spare_bytes)
         at_x, at_w, at_y = x.data_ptr(), w.data_ptr(), y.data_ptr()
         at_spare = None if spare is None else spare.data_ptr()
         if current_device() != self._ordinal:
             with torch.cuda.device(self._ordinal):
-                return self._launch((at_x | at_w | at_y) & _LOW, at_x, at_w, at_y, at_spare, _size_of(spare))
-        return self._launch((at_x | at_w | at_y) & _LOW, at_x, at_w, at_y, at_spare, _size_of(spare))
+                return self._launch((at_x | at_w | at_y) & _LOW, at_x, at_w, at_y, at_spare, spare_bytes)
+        return self._launch((at_x | at_w | at_y) & _LOW, at_x, at_w, at_y, at_spare, spare_bytes)
 
     def _launch(self, low: int, x: Any, w: Any, y: Any, at_spare: Any = None, spare_bytes: int = 0) -> bool:
         try:
@@ -166,10 +167,6 @@ class Lane:
 
 def _nothing(bound: Any, size_bytes: int) -> None:
     """Lend nothing: what there is, is not more than the limit."""
-
-
-def _size_of(spare: torch.Tensor | None) -> int:
-    return 0 if spare is None else spare.numel() * spare.element_size()
 
 
 def _array(tensor: torch.Tensor, problem: ConvolutionProblem) -> Any:
