@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from math import gcd
 from typing import Any, final
 
@@ -193,22 +194,10 @@ class TorchGpu(Gpu):
         """Make the current stream wait for a mark; the host does not wait."""
         torch.cuda.current_stream(self._device).wait_event(mark[0])
 
-    def elapsed_ms(self, run: Callable[[], None], lead: Callable[[], None] | None) -> float:
-        """Return the GPU's milliseconds between two events around a call, on the current stream.
-
-        Args:
-            run: the call.
-            lead: what the GPU does while the host queues the first event and the begin of the call.
-        """
-        stream = torch.cuda.current_stream(self._device)
+    def stopwatch(self) -> tuple[Any, Any, Any, Callable[[], float]]:
+        """Return the current stream, two events to record, and what gives the milliseconds between them."""
         begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-        if lead is not None:
-            lead()
-        begin.record(stream)
-        run()
-        end.record(stream)
-        end.synchronize()
-        return float(begin.elapsed_time(end))
+        return torch.cuda.current_stream(self._device), begin, end, partial(begin.elapsed_time, end)
 
     def _view(self, address: int, size_bytes: int) -> torch.Tensor:
         """Return a tensor over some memory, which stays whose it is."""

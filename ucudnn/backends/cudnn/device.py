@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from threading import get_ident
 from typing import Any, final
 
@@ -254,22 +255,10 @@ class Device(Gpu):
         """Make the current stream wait for a mark; the host does not wait."""
         self._stream().wait_event(mark[0])
 
-    def elapsed_ms(self, run: Callable[[], None], lead: Callable[[], None] | None) -> float:
-        """Return the GPU's milliseconds between two events around a call, on the current stream.
-
-        Args:
-            run: the call.
-            lead: what the GPU does while the host queues the first event and the begin of the call.
-        """
-        stream = self._stream()
+    def stopwatch(self) -> tuple[Any, Any, Any, Callable[[], float]]:
+        """Return the current stream, two events to record, and what gives the milliseconds between them."""
         begin, end = self._cupy.cuda.Event(), self._cupy.cuda.Event()
-        if lead is not None:
-            lead()
-        begin.record(stream)
-        run()
-        end.record(stream)
-        end.synchronize()
-        return float(self._cupy.cuda.get_elapsed_time(begin, end))
+        return self._stream(), begin, end, partial(self._cupy.cuda.get_elapsed_time, begin, end)
 
     def _buffer(self, allocate: Callable[[int], Any], size_bytes: int) -> DeviceBuffer:
         memory = allocate(size_bytes)

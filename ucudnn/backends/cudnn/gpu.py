@@ -127,6 +127,9 @@ class Gpu(ABC):
         """Make the current stream wait for a mark; the host does not wait."""
 
     @abstractmethod
+    def stopwatch(self) -> tuple[Any, Any, Any, Callable[[], float]]:
+        """Return the current stream, two events to record, and what gives the milliseconds between them."""
+
     def elapsed_ms(self, run: Callable[[], None], lead: Callable[[], None] | None) -> float:
         """Return the GPU's milliseconds between two events around a call, on the current stream.
 
@@ -134,6 +137,14 @@ class Gpu(ABC):
             run: the call.
             lead: what the GPU does while the host queues the first event and the begin of the call.
         """
+        stream, begin, end, between_ms = self.stopwatch()
+        if lead is not None:
+            lead()
+        begin.record(stream)
+        run()
+        end.record(stream)
+        end.synchronize()
+        return float(between_ms())
 
 
 @cache
