@@ -107,6 +107,46 @@ def run(arguments: argparse.Namespace, *cases: tuple[str, str, str, str], option
     return found
 
 
+def measure(arguments: argparse.Namespace, out: Path, folder: Path) -> None:
+    """Run all cases, with databases in a folder, and write what is found as it is found."""
+
+    def file(name: str) -> str:
+        return str(folder / f"{name}.db")
+
+    answers: dict[str, object] = {}
+
+    def keep(name: str, *cases: tuple[str, str, str, str], options: tuple[str, ...] = ()) -> None:
+        answers[name] = run(arguments, *cases, options=options)
+        out.write_text(json.dumps(answers, indent=1) + "\n")  # whatever ends this, what was found before it stays
+
+    def record(number: int) -> None:
+        name, own = f"recording {number}", file(f"recording{number}")
+        cases = [(f"{name}, {text} MiB", "powerOfTwo", f"{text}MiB", own) for text in (64, 16)]
+        keep(name, *cases, options=execute)
+
+    execute = ("--execute",)
+    if arguments.devices:
+        for policy in ("powerOfTwo", "all"):
+            keep(f"{policy} one", ("one GPU", policy, "64MiB", file(f"{policy}1")))
+            several = arguments.devices, policy, "64MiB", file(f"{policy}2")
+            keep(f"{policy} several", several, options=("--devices", arguments.devices))
+        keep("adaptive one", ("one GPU", "adaptive", "64MiB", file("adaptive1")))
+    else:
+        keep("first process", ("first process", "powerOfTwo", "64MiB", file("cold")))
+        record(1)
+        for policy in POLICIES:
+            for limit in LIMITS:
+                kind = f"{policy}, {limit}"
+                keep(kind, (kind, policy, limit, file(policy)))
+            keep(f"{policy} warm", ("again, warm", policy, "64MiB", file(policy)))
+        for limit in LIMITS:
+            cases = [(policy, policy, limit, file(policy)) for policy in POLICIES]
+            keep(f"executed {limit}", *cases, options=execute)
+        record(2)
+        last = "exhaustive, 64 MiB", "powerOfTwo", "64MiB", file("exhaustive")
+        keep("exhaustive", last, options=("--exhaustive",))
+
+
 def main() -> None:
     """Run everything and write it."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -126,64 +166,7 @@ def main() -> None:
     name = "benchmarking_devices.json" if arguments.devices else "benchmarking.json"
     out = arguments.out or Path(__file__).parent / "results" / name
     with tempfile.TemporaryDirectory() as folder:
-
-        def file(name: str) -> str:
-            return str(Path(folder) / f"{name}.db")
-
-        answers: dict[str, object] = {}
-
-        def keep(name: str, answer: object) -> None:
-            answers[name] = answer
-            out.write_text(json.dumps(answers, indent=1) + "\n")  # whatever ends this, what was found before it stays
-
-        execute = ("--execute",)
-        if arguments.devices:
-            for policy in ("powerOfTwo", "all"):
-                several = ("--devices", arguments.devices)
-                keep(f"{policy} one", run(arguments, ("one GPU", policy, "64MiB", file(f"{policy}1"))))
-                keep(
-                    f"{policy} several",
-                    run(arguments, (arguments.devices, policy, "64MiB", file(f"{policy}2")), options=several),
-                )
-            keep("adaptive one", run(arguments, ("one GPU", "adaptive", "64MiB", file("adaptive1"))))
-        else:
-            keep("first process", run(arguments, ("first process", "powerOfTwo", "64MiB", file("cold"))))
-            keep(
-                "recording 1",
-                run(
-                    arguments,
-                    ("recording 1, 64 MiB", "powerOfTwo", "64MiB", file("one")),
-                    ("recording 1, 16 MiB", "powerOfTwo", "16MiB", file("one")),
-                    options=execute,
-                ),
-            )
-            for policy in POLICIES:
-                for limit in LIMITS:
-                    kind = f"{policy}, {limit}"
-                    keep(kind, run(arguments, (kind, policy, limit, file(policy))))
-                keep(f"{policy} warm", run(arguments, ("again, warm", policy, "64MiB", file(policy))))
-            for limit in LIMITS:
-                keep(
-                    f"executed {limit}",
-                    run(arguments, *((policy, policy, limit, file(policy)) for policy in POLICIES), options=execute),
-                )
-            keep(
-                "recording 2",
-                run(
-                    arguments,
-                    ("recording 2, 64 MiB", "powerOfTwo", "64MiB", file("two")),
-                    ("recording 2, 16 MiB", "powerOfTwo", "16MiB", file("two")),
-                    options=execute,
-                ),
-            )
-            keep(
-                "exhaustive",
-                run(
-                    arguments,
-                    ("exhaustive, 64 MiB", "powerOfTwo", "64MiB", file("exhaustive")),
-                    options=("--exhaustive",),
-                ),
-            )
+        measure(arguments, out, Path(folder))
 
 
 if __name__ == "__main__":

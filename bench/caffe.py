@@ -15,15 +15,15 @@ import re
 import statistics
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from importlib.util import find_spec
-from math import fsum, inf, isnan, sqrt
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from time import perf_counter
 from typing import Any
 
 from caffe_net import alexnet, small, solver, write_patterns
+from losses import distance, root_mean_square
 
 TESTS = {
     "plain": {"UCUDNN_PLAIN": "1"},
@@ -134,14 +134,20 @@ def run_tests(runner: Runner, program: str, folder: Path) -> Iterator[dict[str, 
     A kernel that is chosen for its speed may multiply as TF32 where the one that cuDNN's heuristics choose does not.
     """
     found: dict[str, object] = {}
-    without = {"NVIDIA_TF32_OVERRIDE": "0", "UCUDNN_DATABASE": str(folder / "without_tf32.db")}
     for name, variables in TESTS.items():
         answer = one_test(runner, f"tests, {name}", program, variables)
         if answer["failed"] or answer["status"]:
-            answer["without TF32"] = one_test(runner, f"tests, {name}, without TF32", program, variables | without)
+            answer["without TF32"] = one_test(
+                runner, f"tests, {name}, without TF32", program, variables | without_tf32(folder)
+            )
         found[name] = answer
         print(name, answer, flush=True)
         yield {"tests": found}
+
+
+def without_tf32(folder: Path) -> dict[str, str]:
+    """Return variables that turn TF32 off, with a database of its own: measurements without it are others."""
+    return {"NVIDIA_TF32_OVERRIDE": "0", "UCUDNN_DATABASE": str(folder / "without_tf32.db")}
 
 
 def one_test(runner: Runner, name: str, program: str, variables: dict[str, str]) -> dict[str, Any]:
@@ -219,14 +225,23 @@ def run_trainings(runner: Runner, caffe: str, folder: Path, iterations: int) -> 
     (folder / "small.prototxt").write_text(small(folder, 128))
     (folder / "solver.prototxt").write_text(solver(folder / "small.prototxt", iterations, folder / "out"))
     found: dict[str, object] = {}
-    runs = dict(TRAININGS)
-    without = {"NVIDIA_TF32_OVERRIDE": "0", "UCUDNN_DATABASE": str(folder / "without_tf32.db")}
     # Plain cuDNN may have no algorithm for tensor cores within the limit, and then rounds to float32 only.
-    runs |= {f"{name}, without TF32": variables | without for name, variables in TRAININGS.items()}
+    second = {f"{name}, without TF32": variables | without_tf32(folder) for name, variables in TRAININGS.items()}
+    for runs in (TRAININGS, second):
+        yield from train_in_turn(runner, caffe, folder, iterations, runs, found)
+
+
+def train_in_turn(
+    runner: Runner,
+    caffe: str,
+    folder: Path,
+    iterations: int,
+    runs: Mapping[str, dict[str, str]],
+    found: dict[str, object],
+) -> Iterator[dict[str, object]]:
+    """Train once with each handle, and compare with the first."""
     first: list[float] = []
     for name, variables in runs.items():
-        if name.startswith("plain, without TF32"):
-            first = []
         text, status, took = runner.run(
             f"train, {name}", variables, [caffe, "train", f"-solver={folder / 'solver.prototxt'}", "-gpu=0"], 240
         )
@@ -243,16 +258,6 @@ def run_trainings(runner: Runner, caffe: str, folder: Path, iterations: int) -> 
         known = {key: value for key, value in found[name].items() if key != "losses"}
         print(name, f"{took:.0f} s", len(losses), losses[:1], losses[-1:], known, flush=True)
         yield {"train": found}
-
-
-def distance(one: float, other: float) -> float:
-    """Return how far two losses are apart: infinitely, where one is no number."""
-    return inf if isnan(one) or isnan(other) else abs(one - other)
-
-
-def root_mean_square(first: list[float], losses: list[float]) -> float:
-    """Return the root mean square of the differences of two trainings' losses."""
-    return sqrt(fsum(distance(one, other) ** 2 for one, other in zip(first, losses, strict=True)) / len(losses))
 
 
 def verdicts(times: dict[str, dict[str, Any]]) -> dict[str, float]:

@@ -11,10 +11,10 @@ and ours is to be as near to them as two of them are to one another.
 import argparse
 from contextlib import nullcontext
 from itertools import combinations
-from math import sqrt
 from statistics import median
 
 import torch
+from losses import root_mean_square
 from torch import nn
 from torch_models import conditions, device_of, small_options, small_resnet, training_step, verdict, write
 
@@ -43,11 +43,6 @@ def train(arguments: argparse.Namespace, device: torch.device) -> list[float]:
     return [float(each) for each in losses]
 
 
-def distance(one: list[float], other: list[float]) -> float:
-    """Return the root mean square of the differences."""
-    return sqrt(sum((a - b) ** 2 for a, b in zip(one, other, strict=True)) / len(one))
-
-
 def main() -> None:
     """Train, print and write."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -73,9 +68,9 @@ def main() -> None:
             print(f"left to PyTorch: {left or 'nothing'}; convolutions through ucudnn: {on.report().calls}")
         write(arguments, {"conditions": conditions(device), "losses": runs, "left": left}, done=False)
         print(f"{name:25} first {runs[name][0]:.6f}, last {runs[name][-1]:.6f}", flush=True)
-    spreads = sorted(distance(runs[one], runs[other]) for one, other in combinations(STOCK, 2))
-    ours = sorted(distance(runs["ucudnn"], runs[name]) for name in STOCK)
-    others = sorted(distance(runs["pytorch, other algorithms"], runs[name]) for name in STOCK)
+    spreads = sorted(root_mean_square(runs[one], runs[other]) for one, other in combinations(STOCK, 2))
+    ours = sorted(root_mean_square(runs["ucudnn"], runs[name]) for name in STOCK)
+    others = sorted(root_mean_square(runs["pytorch, other algorithms"], runs[name]) for name in STOCK)
     for who, far in (("any two of PyTorch's", spreads), ("ucudnn's from each", ours), ("other algorithms'", others)):
         print(f"root mean square difference, {who:20}: {', '.join(f'{each:.2e}' for each in far)}")
     answer = {

@@ -164,6 +164,11 @@ def convolution(x, w):
     return out, *torch.ops.aten.convolution_backward.default(out.cos(), x, w, None, *rest, [True, True, False])[:2]
 
 
+def assert_near(found, expected):
+    for one, other in zip(found, expected, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
+
+
 def operands():
     torch.manual_seed(0)
     return torch.randn(8, 4, 7, 6), torch.randn(6, 4, 3, 3)
@@ -176,8 +181,7 @@ def test_what_is_computed_is_divided_and_within_the_limit(host, calls):
         convolution(x, w)
         host.allocated.clear()
         calls()
-        for one, other in zip(convolution(x, w), expected, strict=True):
-            torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
+        assert_near(convolution(x, w), expected)
     taken = calls()
     assert [each.batch for each in taken] == [4, 4] * 3
     assert all(each.workspace for each in taken)
@@ -197,8 +201,7 @@ def test_a_filter_gradient_takes_the_memory_of_the_other_gradient(host, calls, l
             host.allocated.clear()
             calls()
             found = convolution(x, w)
-            for one, other in zip(found, expected, strict=True):
-                torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
+            assert_near(found, expected)
         taken = [each for each in calls() if each.operation == 2]
         begin = found[1].data_ptr()
         assert taken
@@ -239,8 +242,7 @@ def test_an_output_lends_its_tail(host, calls):
             host.allocated.clear()
             calls()
             found = convolution(x, w)
-            for one, other in zip(found, expected, strict=True):
-                torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
+            assert_near(found, expected)
             taken = calls()
             for operation, out in ((0, found[0]), (1, found[1])):
                 first, *_, last = [each for each in taken if each.operation == operation]
@@ -299,8 +301,7 @@ def test_memory_that_is_less_aligned(host, offset):
     x = torch.cat([torch.zeros(offset), x.flatten()])[offset:].view_as(x)
     expected = convolution(x, w)
     with enable(host) as on:
-        for one, other in zip(convolution(x, w), expected, strict=True):
-            torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
+        assert_near(convolution(x, w), expected)
     assert on.report().left == {}
 
 
@@ -328,8 +329,7 @@ def test_memory_that_runs_short(host, caplog):
         host.most_bytes = 3000
         found = convolution(x, w)
         assert on.report().workspace_bytes < 3000
-    for one, other in zip(found, expected, strict=True):
-        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
+    assert_near(found, expected)
     assert "no room for a workspace" in caplog.text
     assert on.report().left == {}
 
