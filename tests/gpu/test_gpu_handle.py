@@ -40,7 +40,7 @@ def request(problem, *sizes, limit):
 
 
 def entry_of(each, problem):
-    return each._entries["", problem]
+    return each._entries["", problem, 0, False]
 
 
 def run(each, operands, alpha=1.0, beta=0.0):
