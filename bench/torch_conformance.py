@@ -2,6 +2,7 @@
 
     python bench/torch_conformance.py test_convolution.py                 # PyTorch's test/nn/test_convolution.py
     python bench/torch_conformance.py test_convolution.py --workers 8     # with pytest-xdist
+    python bench/torch_conformance.py test_convolution.py --workers 48 --gpus 4
     python bench/torch_conformance.py test_convolution.py --seconds 120   # what there is time for, each way
     python bench/torch_conformance.py test_convolution.py -k Conv2d --backend cpu
 
@@ -32,6 +33,9 @@ PLUGIN = "UCUDNN_CONFORMANCE"
 OUTCOMES = "UCUDNN_CONFORMANCE_OUTCOMES"
 """Names the file to which the plugin writes the outcome of each test."""
 
+GPUS = "UCUDNN_CONFORMANCE_GPUS"
+"""Says over how many GPUs workers are spread."""
+
 _enabled: Any = None
 _written = 0.0
 
@@ -45,7 +49,10 @@ def stand_in_for_expecttest() -> None:
 
 
 def pytest_configure(config: Any) -> None:
-    """Turn ucudnn on in a process of pytest, if that is wanted."""
+    """Turn ucudnn on in a process of pytest, if that is wanted, on a GPU of its own among several."""
+    worker, gpus = os.environ.get("PYTEST_XDIST_WORKER", ""), int(os.environ.get(GPUS, "1"))
+    if worker and gpus > 1:
+        os.environ["CUDA_VISIBLE_DEVICES"] = str(int(worker.removeprefix("gw")) % gpus)
     stand_in_for_expecttest()
     wanted = json.loads(os.environ.get(PLUGIN, "{}"))
     if wanted:
@@ -105,7 +112,10 @@ def run(arguments: argparse.Namespace, folder: Path, *, on: bool) -> tuple[dict[
         **os.environ,
         "PYTHONPATH": os.pathsep.join([str(here), str(here.parent), os.environ.get("PYTHONPATH", "")]),
         OUTCOMES: str(outcomes),
+        GPUS: str(arguments.gpus),
     }
+    if arguments.workers:
+        environment.setdefault("OMP_NUM_THREADS", "1")  # of each: there are as many workers as cores, about
     if on:
         options = {"backend": arguments.backend, "workspace_limit": arguments.limit, "policy": arguments.policy}
         environment[PLUGIN] = json.dumps({"options": options, "folder": str(folder)})
@@ -137,6 +147,7 @@ def main() -> None:
     parser.add_argument("-k", dest="keyword", help="only tests whose names fit, as pytest takes it")
     parser.add_argument("--seconds", type=float, help="end each of the two runs after so long, and tell what there is")
     parser.add_argument("--workers", type=int, default=0, help="processes, by pytest-xdist")
+    parser.add_argument("--gpus", type=int, default=1, help="spread the workers over so many")
     parser.add_argument("--limit", default="64MiB")
     parser.add_argument("--policy", default="powerOfTwo")
     parser.add_argument("--backend", default="cudnn", help="cudnn, or cpu to try the script out")

@@ -1,18 +1,22 @@
-"""Losses of a seeded ResNet of CIFAR's size: runs of PyTorch alone, and with ucudnn.
+"""Losses of a seeded ResNet of CIFAR's size: runs of PyTorch alone, and with ucudnn; with TF32 and without.
 
     python bench/torch_losses.py                  # a minute on a GPU
     python bench/torch_losses.py --backend cpu    # tries the script out
 
 Images are one of ten random templates with noise, the same for all runs, which begin with the same weights. Two runs of
 PyTorch differ where its kernels add in another order each time, by more or less from pair to pair (the largest of the
-six distances between four runs was 6.6e-4 once and 1.0e-3 another time); so there are eight, and four of ours, of which
-most are to be as near to them as two of them are to one another.
+six distances between four runs was 6.6e-4 once and 1.0e-3 another time); so there are several, and most of ours are to
+be as near to them as two of them are to one another. What TF32 rounds off is more than that: how far PyTorch's own runs
+without it are from those with it is told, too.
 """
 
 import argparse
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import nullcontext
+from functools import partial
 from itertools import combinations, product
 from statistics import median
+from typing import Any
 
 import torch
 from losses import root_mean_square
@@ -21,10 +25,13 @@ from torch_models import conditions, device_of, small_options, small_resnet, tra
 
 import ucudnn.torch
 
-STOCK = tuple(f"pytorch {number}" for number in range(1, 9))
-OURS = tuple(f"ucudnn {number}" for number in range(1, 5))
+STOCK = tuple(f"pytorch {number}" for number in range(1, 7))
+OURS = tuple(f"ucudnn {number}" for number in range(1, 4))
 OTHER = "pytorch, other algorithms"
-ORDER = (*(name for turn in range(4) for name in (STOCK[2 * turn], OURS[turn], STOCK[2 * turn + 1])), OTHER)
+ORDER = (*(name for turn in range(3) for name in (STOCK[2 * turn], OURS[turn], STOCK[2 * turn + 1])), OTHER)
+MATHS = {"tf32": True, "fma": False}
+
+Losses = dict[str, list[float]]
 
 
 def train(arguments: argparse.Namespace, device: torch.device) -> list[float]:
@@ -47,6 +54,45 @@ def train(arguments: argparse.Namespace, device: torch.device) -> list[float]:
     return [float(each) for each in losses]
 
 
+def run_all(arguments: argparse.Namespace, device: torch.device, keep: Callable[[object], None]) -> dict[str, object]:
+    """Train in all ways by one math mode, print how far losses are apart and return all; what is known is kept."""
+    losses: Losses = {}
+    answer: dict[str, object] = {"losses": losses, "left": {}}
+    for name in ORDER:
+        on = None
+        torch.backends.cudnn.benchmark = device.type == "cuda" and name != OTHER
+        if name in OURS:
+            backend = "cpu" if arguments.backend == "cpu" else "cudnn"
+            on = ucudnn.torch.enable(backend=backend, workspace_limit=arguments.limit)
+        with on or nullcontext():
+            losses[name] = train(arguments, device)
+        if on is not None:
+            done = on.report()
+            answer |= {
+                "left": done.left,
+                "configurations": [(each.problem, each.configuration) for each in done.layers],
+            }
+            print(f"left to PyTorch: {done.left or 'nothing'}; through ucudnn: {done.calls}")
+        keep(answer)
+        print(f"{name:25} first {losses[name][0]:.6f}, last {losses[name][-1]:.6f}", flush=True)
+    spreads = distances(losses, combinations(STOCK, 2))
+    ours = distances(losses, product(OURS, STOCK))
+    others = distances(losses, product([OTHER], STOCK))  # what rounding alone comes to; it does not count
+    for who, far in (("any two of PyTorch's", spreads), ("ucudnn's from each", ours), ("other algorithms'", others)):
+        show(who, far)
+    return answer | {"spreads": spreads, "spreads_of_algorithms": others, "ucudnn": ours}
+
+
+def distances(losses: Losses, pairs: Iterable[tuple[str, str]]) -> list[float]:
+    """Return how far pairs of runs are apart, the nearest first."""
+    return sorted(root_mean_square(losses[one], losses[other]) for one, other in pairs)
+
+
+def show(who: str, far: Sequence[float]) -> None:
+    """Print distances."""
+    print(f"root mean square difference, {who:20}: {far[0]:.2e} to {far[-1]:.2e}, median {median(far):.2e}", flush=True)
+
+
 def main() -> None:
     """Train, print and write."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -57,36 +103,23 @@ def main() -> None:
     small_options(parser, "torch_losses.json")
     arguments = parser.parse_args()
     device = device_of(arguments)
-    runs = {}
-    left: dict[str, int] = {}
-    for name in ORDER:
-        on = None
-        torch.backends.cudnn.benchmark = device.type == "cuda" and name != OTHER
-        if name in OURS:
-            backend = "cpu" if arguments.backend == "cpu" else "cudnn"
-            on = ucudnn.torch.enable(backend=backend, workspace_limit=arguments.limit)
-        with on or nullcontext():
-            runs[name] = train(arguments, device)
-        if on is not None:
-            left |= on.report().left
-            print(f"left to PyTorch: {on.report().left or 'nothing'}; through ucudnn: {on.report().calls}")
-        write(arguments, {"conditions": conditions(device), "losses": runs, "left": left}, done=False)
-        print(f"{name:25} first {runs[name][0]:.6f}, last {runs[name][-1]:.6f}", flush=True)
-    spreads = sorted(root_mean_square(runs[one], runs[other]) for one, other in combinations(STOCK, 2))
-    ours = sorted(root_mean_square(runs[one], runs[other]) for one, other in product(OURS, STOCK))
-    others = sorted(root_mean_square(runs[OTHER], runs[name]) for name in STOCK)
-    for who, far in (("any two of PyTorch's", spreads), ("ucudnn's from each", ours), ("other algorithms'", others)):
-        print(f"root mean square difference, {who:20}: {far[0]:.2e} to {far[-1]:.2e}, median {median(far):.2e}")
-    answer = {
-        "conditions": conditions(device),
-        "losses": runs,
-        "left": left,
-        "spreads": spreads,
-        "spreads_of_algorithms": others,
-        "ucudnn": ours,
-        # Runs of PyTorch by other algorithms of its own tell what rounding alone comes to; they do not count.
-        "required": [verdict("median difference, against two runs of PyTorch", median(ours), spreads[-1])],
-    }
+    answer: dict[str, Any] = {"conditions": conditions(device), "limit": arguments.limit}
+
+    def keep(math: str, known: object) -> None:
+        write(arguments, {**answer, math: known}, done=False)
+
+    for math, tf32 in MATHS.items():
+        print(f"{math}:", flush=True)
+        torch.backends.cudnn.allow_tf32 = tf32
+        answer[math] = run_all(arguments, device, partial(keep, math))
+    pairs = product(*(answer[math]["losses"].items() for math in MATHS))
+    apart = sorted(root_mean_square(a, b) for (one, a), (other, b) in pairs if one in STOCK and other in STOCK)
+    show("PyTorch's with TF32 from without", apart)
+    answer["tf32 from fma"] = apart
+    answer["required"] = [
+        verdict(f"{math}: median difference, against two of PyTorch's", median(found["ucudnn"]), found["spreads"][-1])
+        for math, found in ((math, answer[math]) for math in MATHS)
+    ]
     write(arguments, answer)
 
 
