@@ -233,6 +233,20 @@ class Backend(ABC):
 class PreparedCall(ABC):
     """One algorithm made ready for one (micro-batch) problem; may be launched any number of times."""
 
+    def bind(  # noqa: B027, for most calls need nothing
+        self,
+        x: Tensor,
+        w: Tensor,
+        y: Tensor,
+        *,
+        start: int,
+        alpha: float,
+        beta: float,
+        workspace: Buffer,
+        first_rows: Rows | None = None,
+    ) -> None:
+        """Make ready what a launch with the same arguments would have to make the first time."""
+
     @abstractmethod
     def launch(
         self,

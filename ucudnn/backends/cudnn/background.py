@@ -11,9 +11,10 @@ from typing import final
 
 from ucudnn.backends.base import Algorithm
 from ucudnn.backends.cudnn.descriptor import Descriptor
+from ucudnn.backends.cudnn.driver import RELAXED, exchange_capture_mode
 from ucudnn.backends.cudnn.gpu import Gpu
 from ucudnn.backends.cudnn.graph import OperationGraph, graph_algorithms, listing_beta
-from ucudnn.backends.cudnn.library import RELAXED, Library, exchange_capture_mode
+from ucudnn.backends.cudnn.library import Library
 from ucudnn.problem import MOST_ALIGNMENT, ConvolutionProblem
 
 _MOST_THREADS = 8

@@ -3,7 +3,6 @@
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
-from itertools import cycle
 from math import ceil, inf
 from time import perf_counter
 from typing import TypeVar, final
@@ -16,14 +15,13 @@ from ucudnn.backends.cudnn.graph_call import GraphCall
 from ucudnn.backends.cudnn.legacy import LegacyCall
 from ucudnn.backends.cudnn.library import Library
 from ucudnn.backends.cudnn.packed import PackedCall
-from ucudnn.backends.sampling import SHORTEST_MS, settled, worthless
+from ucudnn.backends.cudnn.timing import LOADING_MS, CallTimer, Place
+from ucudnn.backends.sampling import settled, worthless
 from ucudnn.errors import CudnnError
 from ucudnn.problem import ConvolutionProblem
-from ucudnn.slabs import Rows, Slab
+from ucudnn.slabs import Slab
 
 _NOISE = 0.06  # of a sample at steady clocks
-_MOST_STALLS = 3
-_LOADING_MS = 0.05  # of the host in a launch: longer ones load kernels first
 _IDLE_MS = 50.0  # of the GPU, after which its clocks may have gone down
 _HEAT_MS = 30.0  # the longest that is waited for steady clocks
 _STEADY = 0.02  # relative difference between successive runs of one call at steady clocks
@@ -35,7 +33,6 @@ _MOST_CALLS = 16  # of one sample
 _INTERNAL = range(4000, 5000)  # statuses with which cuDNN says that it failed itself, in a compiler for example
 
 _T = TypeVar("_T")
-_Place = tuple[int, Rows | None]  # the first sample, and the first rows of a slab
 
 
 @final
@@ -70,6 +67,7 @@ class CudnnBench(Bench):
         self._operands, self._samples = self._make_operands()
         self._workspace = DeviceBuffer(0, 0)
         self._busy_until = -inf
+        self._host_ms = LOADING_MS  # in which the host queues a call
         self._rates: dict[str, float] = {}
         self._check: OutputCheck | None = OutputCheck(
             problem, library, handle, device, self._operands, self._workspace_of
@@ -95,12 +93,15 @@ class CudnnBench(Bench):
             workspace = self._workspace_of(algorithm.workspace_bytes)
             places = [(start, piece.first_rows) for start in starts for piece in pieces]
             work = pieces[0].problem.multiplications
-            expected = self._expected_ms(algorithm.name, work)
+            timer = self._timer(call, workspace, places)
+            expected, warmup = self._expected_ms(algorithm.name, work), effort.warmup
             if expected is None:
-                expected = self._first(call, workspace, worth_ms, places[0])
+                timer.warm(max(1, warmup))  # the first launch loads kernels
+                expected, warmup = timer.run(1), 0
                 if worthless([expected], worth_ms):
                     return Measurement(status=MeasurementStatus.MEASURED, samples_ms=(expected,), complete=False)
-            samples_ms = self._sample(call, workspace, places, effort, worth_ms, expected)
+            timer.warm(warmup)
+            samples_ms = self._sample(timer, effort, worth_ms, expected)
             self._rates[algorithm.name] = min(samples_ms) / work
             complete = not worthless(samples_ms, worth_ms, _NOISE)
             if complete:
@@ -119,67 +120,23 @@ class CudnnBench(Bench):
         rate = self._rates.get(name)
         return None if rate is None else rate * multiplications
 
-    def _first(
-        self, call: GraphCall | LegacyCall | PackedCall, workspace: DeviceBuffer, worth_ms: float, place: _Place
-    ) -> float:
-        """Return the milliseconds that a launch takes, without what loading its kernels takes."""
+    def _timer(
+        self, call: GraphCall | LegacyCall | PackedCall, workspace: DeviceBuffer, places: Sequence[Place]
+    ) -> CallTimer:
         x, w, y = (operand.address for operand in self._operands)
         beta = listing_beta(self._problem)
-        host_ms = 0.0
+        return CallTimer(self._device, call, places, (x, w, y), beta, workspace, self._host_ms)
 
-        def launch() -> None:
-            nonlocal host_ms
-            begin = perf_counter()
-            start, rows = place
-            call.launch(x, w, y, start=start, alpha=1.0, beta=beta, workspace=workspace, first_rows=rows)
-            host_ms = (perf_counter() - begin) * 1e3
-
-        time_ms = max(SHORTEST_MS, self._device.elapsed_ms(launch, None) - host_ms)
-        if host_ms > _LOADING_MS and worthless([time_ms], worth_ms):
-            return max(SHORTEST_MS, self._device.elapsed_ms(launch, None))
-        return time_ms
-
-    def _sample(
-        self,
-        call: GraphCall | LegacyCall | PackedCall,
-        workspace: DeviceBuffer,
-        places: Sequence[_Place],
-        effort: Effort,
-        worth_ms: float,
-        expected_ms: float,
-    ) -> tuple[float, ...]:
+    def _sample(self, timer: CallTimer, effort: Effort, worth_ms: float, expected_ms: float) -> tuple[float, ...]:
         begin = perf_counter()
-        upcoming = cycle(places)
-        x, w, y = (operand.address for operand in self._operands)
-        beta = listing_beta(self._problem)
-
-        host_ms = 0.0
-
-        def launch(calls: int = 1) -> None:
-            nonlocal host_ms
-            before = perf_counter()
-            for _ in range(calls):
-                start, rows = next(upcoming)
-                call.launch(x, w, y, start=start, alpha=1.0, beta=beta, workspace=workspace, first_rows=rows)
-            host_ms = (perf_counter() - before) * 1e3
-
-        def run(calls: int) -> float:
-            # A long call need not be led by another, which keeps the GPU busy while the host launches the first.
-            lead = launch if expected_ms < _LONG_MS else None
-            for _ in range(_MOST_STALLS):
-                time_ms = self._device.elapsed_ms(partial(launch, calls), lead) / calls
-                if host_ms <= _LOADING_MS * calls:
-                    break  # else the GPU waited for the host, which loaded a kernel or did something else
-            return max(SHORTEST_MS, time_ms)
-
-        launch(max(0, effort.warmup - 1))
+        timer.long = expected_ms >= _LONG_MS
         calls = max(1, min(_MOST_CALLS, ceil(_SAMPLE_MS / expected_ms)))
         if (begin - self._busy_until) * 1e3 > _IDLE_MS:
-            self._heat(partial(run, calls))
-        samples = [run(calls)]
+            self._heat(partial(timer.run, calls))
+        samples = [timer.run(calls)]
         while not settled(samples, effort, worth_ms, _NOISE) and (perf_counter() - begin) * 1e3 < effort.time_limit_ms:
-            samples.append(run(calls))
-        self._busy_until = perf_counter()
+            samples.append(timer.run(calls))
+        self._busy_until, self._host_ms = perf_counter(), timer.host_ms
         return tuple(samples)
 
     def _heat(self, run: Callable[[], float]) -> None:

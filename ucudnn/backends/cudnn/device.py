@@ -8,6 +8,7 @@ from typing import Any, final
 
 import numpy as np
 
+from ucudnn.backends.cudnn.driver import RELAXED, exchange_capture_mode
 from ucudnn.backends.cudnn.gpu import (
     RANDOM_BLOCK,
     DeviceBuffer,
@@ -17,7 +18,6 @@ from ucudnn.backends.cudnn.gpu import (
     driver_version,
     random_block,
 )
-from ucudnn.backends.cudnn.library import RELAXED, exchange_capture_mode
 from ucudnn.errors import BackendError, BackendUnavailableError, InvalidProblemError, UcudnnError
 from ucudnn.problem import DataType
 

@@ -3,12 +3,14 @@
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
-from functools import cache
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Any, final
 
 import numpy as np
 
+from ucudnn.backends.cudnn.driver import Hold
+from ucudnn.errors import BackendError
 from ucudnn.problem import DataType
 
 RANDOM_BLOCK = 1 << 20
@@ -130,7 +132,31 @@ class Gpu(ABC):
     def stopwatch(self) -> tuple[Any, Any, Any, Callable[[], float]]:
         """Return the current stream, two events to record, and what gives the milliseconds between them."""
 
-    def elapsed_ms(self, run: Callable[[], None], lead: Callable[[], None] | None) -> float:
+    @property
+    def holds(self) -> bool:
+        """Whether `hold` works: there may be no driver that takes its kernel."""
+        return self._holder is not None
+
+    def hold(self, time_ms: float) -> None:
+        """Keep the current stream busy for so long that what is queued behind it need not wait for the host.
+
+        Raises:
+            BackendError: if it cannot be kept busy.
+        """
+        try:
+            if self._holder is not None:
+                self._holder.queue(self.stream(), time_ms)
+        except OSError as error:
+            raise BackendError(str(error)) from None
+
+    @cached_property
+    def _holder(self) -> Hold | None:
+        try:
+            return Hold()
+        except OSError:
+            return None
+
+    def elapsed_ms(self, run: Callable[[], object], lead: Callable[[], object] | None) -> float:
         """Return the GPU's milliseconds between two events around a call, on the current stream.
 
         Args:

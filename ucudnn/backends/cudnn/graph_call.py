@@ -81,6 +81,42 @@ class GraphCall(PreparedCall):
             CudnnError: if cuDNN cannot run it.
             UnsupportedProblemError: if the workspace is too small.
         """
+        plan, pack = self._bound(x, w, y, start, alpha, beta, workspace, first_rows)
+        status = self._execute(self._handle, plan.address, pack.address)
+        if status:
+            raise self._library.error(status, f"cudnnBackendExecute of {self._algorithm} for {self._problem}")
+
+    def bind(
+        self,
+        x: int,
+        w: int,
+        y: int,
+        *,
+        start: int,
+        alpha: float,
+        beta: float,
+        workspace: DeviceBuffer,
+        first_rows: Rows | None = None,
+    ) -> None:
+        """Make the plan and the variant pack of a launch, where they are not there yet.
+
+        Raises:
+            CudnnError: if cuDNN cannot build the plan.
+            UnsupportedProblemError: if the workspace is too small.
+        """
+        self._bound(x, w, y, start, alpha, beta, workspace, first_rows)
+
+    def _bound(
+        self,
+        x: int,
+        w: int,
+        y: int,
+        start: int,
+        alpha: float,
+        beta: float,
+        workspace: DeviceBuffer,
+        first_rows: Rows | None,
+    ) -> tuple["_ExecutionPlan", Descriptor]:
         plan = self._plans.get((alpha, beta)) or self._plan(alpha, beta)
         x, y = self._places.of(x, y, start, first_rows)
         pointers = (x, w, y, workspace.address)
@@ -92,9 +128,7 @@ class GraphCall(PreparedCall):
                     f" {beta}, but has {workspace.size_bytes}: {self._problem}"
                 )
             pack = self._pack(plan, pointers)
-        status = self._execute(self._handle, plan.address, pack.address)
-        if status:
-            raise self._library.error(status, f"cudnnBackendExecute of {self._algorithm} for {self._problem}")
+        return plan, pack
 
     def _plan(self, alpha: float, beta: float) -> "_ExecutionPlan":
         plan = _ExecutionPlan(self._graphs(self._problem, alpha, beta).plan(self._algorithm))

@@ -1,6 +1,7 @@
 """ctypes on libcudnn 9: finds it, declares what is used of it, and turns statuses into exceptions.
 
-This is the only module that knows ctypes. Addresses of descriptors, buffers and host scalars are integers.
+With `driver`, which is for libcuda, the only module that knows ctypes. Addresses of descriptors, buffers and host
+scalars are integers.
 """
 
 import ctypes
@@ -14,7 +15,6 @@ from ucudnn.backends.cudnn.declarations import DECLARATIONS
 from ucudnn.errors import BackendUnavailableError, CudnnError
 
 LIBRARY_NAME = "libcudnn.so.9"
-RELAXED = 2  # cudaStreamCaptureModeRelaxed
 OLDEST_VERSION = 90200  # the first to tell an engine configuration's workspace before its plan is built
 
 _TYPES: dict[str, Any] = {
@@ -170,16 +170,6 @@ class HostScalar:
 def read_scalar(address: int, *, double: bool) -> float:
     """Return the float, or double, at an address of host memory."""
     return float((ctypes.c_double if double else ctypes.c_float).from_address(address).value)
-
-
-def exchange_capture_mode(mode: int) -> int:
-    """Set how this thread's calls are restricted by captures of CUDA graphs, and return how they were.
-
-    0 is global, 1 thread-local, 2 relaxed (cuThreadExchangeStreamCaptureMode).
-    """
-    value = ctypes.c_int(mode)
-    ctypes.CDLL("libcuda.so.1").cuThreadExchangeStreamCaptureMode(ctypes.byref(value))
-    return value.value
 
 
 def _load(path: str | None) -> tuple[str, ctypes.CDLL]:

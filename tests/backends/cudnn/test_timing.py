@@ -1,0 +1,114 @@
+"""The GPU is held back while the host queues what is timed, and the host's stalls do not count."""
+
+from itertools import cycle, islice
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ucudnn.backends.base import PreparedCall
+from ucudnn.backends.cudnn import timing
+from ucudnn.backends.cudnn.gpu import DeviceBuffer
+from ucudnn.backends.cudnn.timing import CallTimer
+
+PLACES = [(0, None), (4, None), (8, None)]
+
+
+class Machine(PreparedCall):
+    """A host and a GPU with a clock of their own, in milliseconds: each call takes both some time.
+
+    The GPU begins a call once it has been queued and the call before is done; so does the real one.
+    """
+
+    def __init__(self, host_ms, gpu_ms, holds=True):
+        self.holds = holds
+        self.host_ms = iter(host_ms)
+        self.gpu_ms = gpu_ms
+        self.now = 0.0  # of the host
+        self.done = 0.0  # of the GPU
+        self.bound = set()
+        self.log = []
+
+    def perf_counter(self):
+        return self.now / 1e3
+
+    def hold(self, time_ms):
+        assert self.holds
+        self.done = max(self.done, self.now) + time_ms
+        self.log.append(("hold", time_ms))
+
+    def elapsed_ms(self, run, lead):
+        if lead is not None:
+            lead()
+        begin = max(self.done, self.now)
+        self.log.append("begin")
+        run()
+        self.now = self.done = end = max(self.done, self.now)
+        self.log.append("end")
+        return end - begin
+
+    def bind(self, x, w, y, *, start, alpha, beta, workspace, first_rows=None):
+        assert "begin" not in self.log or self.log[-1] != "begin", "nothing is made while time is taken"
+        self.bound.add(start)
+
+    def launch(self, x, w, y, *, start, alpha, beta, workspace, first_rows=None):
+        assert start in self.bound
+        self.now += next(self.host_ms)
+        self.done = max(self.done, self.now) + self.gpu_ms
+        self.log.append(start)
+
+
+def timer_of(machine, monkeypatch, host_ms=0.05):
+    monkeypatch.setattr(timing, "perf_counter", machine.perf_counter)
+    return CallTimer(machine, machine, PLACES, (1, 2, 3), 0.0, DeviceBuffer(0, 0), host_ms)
+
+
+@given(
+    usual_ms=st.floats(0.001, 0.1),
+    gpu_ms=st.floats(0.001, 5),
+    stalls=st.lists(st.booleans(), min_size=64, max_size=64),
+    calls=st.integers(1, 8),
+)
+def test_what_is_timed_is_the_gpu(usual_ms, gpu_ms, stalls, calls):
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        rarely = [stall and index % 16 == 7 for index, stall in enumerate(stalls)]
+        machine = Machine(cycle([usual_ms + 3.0 * stall for stall in rarely]), gpu_ms)
+        timer = timer_of(machine, monkeypatch)
+        timer.warm(1)
+        for _ in range(5):
+            assert timer.run(calls) == pytest.approx(gpu_ms, rel=1e-6, abs=1e-9)
+
+
+def test_a_host_that_stalls_all_the_time_ends_it_nevertheless(monkeypatch):
+    machine = Machine(cycle([10.0]), 0.1)
+    assert timer_of(machine, monkeypatch).run(1) > 0.1
+    assert machine.log.count("begin") == 3
+
+
+def test_calls_go_on_from_place_to_place(monkeypatch):
+    machine = Machine(cycle([0.01]), 0.1)
+    timer = timer_of(machine, monkeypatch)
+    timer.warm(2)
+    timer.run(3)
+    timer.run(2)
+    starts = [each for each in machine.log if isinstance(each, int)]
+    assert starts == list(islice(cycle([0, 4, 8]), 7))
+
+
+def test_the_gpu_is_never_held_for_long(monkeypatch):
+    machine = Machine(iter([5.0, *[0.01] * 50]), 0.1)  # the first call loads kernels
+    timer = timer_of(machine, monkeypatch)
+    timer.warm(1)
+    assert timer.run(2) == pytest.approx(0.1)
+    assert all(each[1] <= 2.0 for each in machine.log if isinstance(each, tuple))
+
+
+def test_without_a_kernel_that_holds_it_other_calls_lead(monkeypatch):
+    machine = Machine(cycle([0.01]), 0.1, holds=False)
+    timer = timer_of(machine, monkeypatch)
+    assert timer.run(2) == pytest.approx(0.1)
+    assert machine.log == [0, 4, "begin", 8, 0, "end"] or machine.log == [8, 0, "begin", 0, 4, "end"]
+    timer.long = True
+    machine.log.clear()
+    timer.run(1)
+    assert machine.log[0] == "begin"

@@ -1,0 +1,117 @@
+"""Times calls on the GPU, whatever the host does meanwhile."""
+
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+from itertools import cycle, islice
+from time import perf_counter
+from typing import TypedDict, final
+
+from ucudnn.backends.base import PreparedCall
+from ucudnn.backends.cudnn.gpu import DeviceBuffer, Gpu
+from ucudnn.backends.sampling import SHORTEST_MS
+from ucudnn.slabs import Rows
+
+LOADING_MS = 0.05
+"""Of the host in a launch: longer ones load kernels first, or do something else."""
+
+_MOST_STALLS = 3
+_HELD = 1.5  # times as long as the host took before to queue its calls, the GPU is held back
+_HELD_MS = 0.03  # and so much longer
+_MOST_HELD_MS = 2.0
+
+Place = tuple[int, Rows | None]
+"""The first sample, and the first rows of a slab."""
+
+_Launch = Callable[[], None]
+
+
+class _Arguments(TypedDict):
+    start: int
+    alpha: float
+    beta: float
+    workspace: DeviceBuffer
+    first_rows: Rows | None
+
+
+@final
+class CallTimer:
+    """Times one algorithm at successive places of the mini-batch.
+
+    The GPU is held back until the host has queued all that is timed: what is kept of a GPU must not depend on the host
+    that it was measured on.
+
+    Args:
+        device: the GPU.
+        call: the algorithm.
+        places: where calls begin, one after another and from the first again.
+        operands: addresses of x, w and y.
+        beta: factor of what the output holds.
+        workspace: of the algorithm.
+        host_ms: in which the host queues a call about.
+
+    Attributes:
+        host_ms: in which it queued one last.
+        long: whether a call is so long that it does not count if the GPU waits for the host to launch the first.
+    """
+
+    def __init__(
+        self,
+        device: Gpu,
+        call: PreparedCall,
+        places: Iterable[Place],
+        operands: tuple[int, int, int],
+        beta: float,
+        workspace: DeviceBuffer,
+        host_ms: float,
+    ) -> None:
+        self._device = device
+        self._call = call
+        self._upcoming = cycle(places)
+        self._operands = operands
+        self._beta = beta
+        self._workspace = workspace
+        self.host_ms = host_ms
+        self.long = False
+
+    def warm(self, calls: int) -> None:
+        """Queue calls that do not count."""
+        self._queue(self._next(calls))
+
+    def run(self, calls: int) -> float:
+        """Return the milliseconds that one of several calls takes, those left out in which the host stalled."""
+        time_ms = 0.0
+        for _ in range(_MOST_STALLS):
+            chosen = self._next(calls)
+            held_ms = min(_HELD * self.host_ms * calls + _HELD_MS, _MOST_HELD_MS)
+
+            def timed(chosen: Sequence[_Launch] = chosen) -> None:
+                self.host_ms = self._queue(chosen) / calls
+
+            time_ms = self._device.elapsed_ms(timed, self._lead(calls, held_ms)) / calls
+            if self.host_ms * calls <= held_ms:
+                break  # else the GPU waited for the host, which loaded a kernel or did something else
+        return max(SHORTEST_MS, time_ms)
+
+    def _lead(self, calls: int, held_ms: float) -> Callable[[], object] | None:
+        """Return what keeps the GPU busy until the host has queued what is timed."""
+        if self._device.holds:
+            return partial(self._device.hold, held_ms)
+        return None if self.long else partial(self._queue, self._next(calls))
+
+    def _next(self, calls: int) -> Sequence[_Launch]:
+        """Return the next calls, with everything made that only the first one at a place would have to make."""
+        chosen: list[_Launch] = []
+        x, w, y = self._operands
+        for start, rows in islice(self._upcoming, calls):
+            given = _Arguments(start=start, alpha=1.0, beta=self._beta, workspace=self._workspace, first_rows=rows)
+            self._call.bind(x, w, y, **given)
+            chosen.append(partial(self._call.launch, x, w, y, **given))
+        return chosen
+
+    @staticmethod
+    def _queue(chosen: Sequence[_Launch]) -> float:
+        """Queue calls, and return the milliseconds that this takes."""
+        begin = perf_counter()
+        for launch in chosen:
+            launch()
+        return (perf_counter() - begin) * 1e3
