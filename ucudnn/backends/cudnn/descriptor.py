@@ -42,17 +42,21 @@ class Descriptor:
         self.address = library.call("cudnnBackendCreateDescriptor", kind)
 
     def set(
-        self, attribute: int, kind: Type, values: "Sequence[float] | Sequence[Descriptor] | float | Descriptor"
+        self,
+        attribute: int,
+        kind: Type,
+        values: "tuple[float, ...] | list[float] | list[Descriptor] | float | Descriptor",
     ) -> "Descriptor":
         """Give an attribute its value or values; descriptors among them live as long as this one (a set is a list).
 
         Raises:
             CudnnError: if cuDNN does not take them.
         """
-        items = list(values) if isinstance(values, Sequence) else [values]
-        self._kept += [each for each in items if isinstance(each, Descriptor)]
-        numbers: list[Any] = [each.address if isinstance(each, Descriptor) else each for each in items]
-        memory = array(_ARRAY_CODES.get(kind, _INT64), numbers)
+        items: Any = values if isinstance(values, tuple | list) else (values,)
+        if kind is Type.DESCRIPTOR:
+            self._kept += items
+            items = [each.address for each in items]
+        memory = array(_ARRAY_CODES.get(kind, _INT64), items)
         self._library.call(
             "cudnnBackendSetAttribute", self.address, attribute, kind, len(items), memory.buffer_info()[0]
         )

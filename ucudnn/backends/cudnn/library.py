@@ -55,6 +55,7 @@ class Library:
 
     def __init__(self, path: str | None = None) -> None:
         self.path, self._library = _load(path)
+        # With the types of arguments, outputs among them; () where there are no outputs.
         self._functions: dict[str, tuple[Callable[..., int], tuple[Any, ...]]] = {}
         try:
             get_version = self._library.cudnnGetVersion
@@ -87,6 +88,11 @@ class Library:
             CudnnError: if its status is not success.
         """
         function, types = self._functions.get(name) or self._declare(name)
+        if not types:  # most calls: those that build descriptors
+            status = function(*arguments)
+            if status:
+                raise self.error(status, name)
+            return None
         outputs = []
         inputs = iter(arguments)
         passed: list[Any] = []
@@ -141,6 +147,8 @@ class Library:
         )
         function.argtypes = [ctypes.c_void_p if isinstance(each, _Output) else each for each in types]
         function.restype = ctypes.c_int
+        if not any(isinstance(each, _Output) for each in types):
+            types = ()
         self._functions[name] = function, types
         return function, types
 
