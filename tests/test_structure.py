@@ -67,7 +67,7 @@ ONE_MODULE = {  # a third-party package is imported in one module only
     "rich": {"console"},
     "matplotlib": {"plots", "plots.bars", "plots.looks", "plots.points"},
     "torch": TORCH,
-    "ctypes": {"backends.cudnn.library", "native.bridge"},
+    "ctypes": {"backends.cudnn.driver", "backends.cudnn.library", "native.bridge"},
     "cupy": {"backends.cudnn.device"},
     "sqlite3": {"database"},
     "platformdirs": {"store"},

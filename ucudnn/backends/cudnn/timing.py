@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from itertools import cycle, islice
 from time import perf_counter
-from typing import TypedDict, final
+from typing import final
 
 from ucudnn.backends.base import PreparedCall
 from ucudnn.backends.cudnn.gpu import DeviceBuffer, Gpu
@@ -23,14 +23,6 @@ Place = tuple[int, Rows | None]
 """The first sample, and the first rows of a slab."""
 
 _Launch = Callable[[], None]
-
-
-class _Arguments(TypedDict):
-    start: int
-    alpha: float
-    beta: float
-    workspace: DeviceBuffer
-    first_rows: Rows | None
 
 
 @final
@@ -103,9 +95,12 @@ class CallTimer:
         chosen: list[_Launch] = []
         x, w, y = self._operands
         for start, rows in islice(self._upcoming, calls):
-            given = _Arguments(start=start, alpha=1.0, beta=self._beta, workspace=self._workspace, first_rows=rows)
-            self._call.bind(x, w, y, **given)
-            chosen.append(partial(self._call.launch, x, w, y, **given))
+            bind, launch = (
+                partial(each, x, w, y, start=start, beta=self._beta, workspace=self._workspace, first_rows=rows)
+                for each in (partial(self._call.bind, alpha=1.0), partial(self._call.launch, alpha=1.0))
+            )
+            bind()
+            chosen.append(launch)
         return chosen
 
     @staticmethod
