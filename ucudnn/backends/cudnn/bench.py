@@ -97,7 +97,9 @@ class CudnnBench(Bench):
             expected, warmup = self._expected_ms(algorithm.name, work), effort.warmup
             if expected is None:
                 timer.warm(max(1, warmup))  # the first launch loads kernels
+                self._wake(timer, 1)
                 expected, warmup = timer.run(1), 0
+                self._busy_until = perf_counter()
                 if worthless([expected], worth_ms):
                     return Measurement(status=MeasurementStatus.MEASURED, samples_ms=(expected,), complete=False)
             timer.warm(warmup)
@@ -131,22 +133,24 @@ class CudnnBench(Bench):
         begin = perf_counter()
         timer.long = expected_ms >= _LONG_MS
         calls = max(1, min(_MOST_CALLS, ceil(_SAMPLE_MS / expected_ms)))
-        if (begin - self._busy_until) * 1e3 > _IDLE_MS:
-            self._heat(partial(timer.run, calls))
+        self._wake(timer, calls)
         samples = [timer.run(calls)]
         while not settled(samples, effort, worth_ms, _NOISE) and (perf_counter() - begin) * 1e3 < effort.time_limit_ms:
             samples.append(timer.run(calls))
         self._busy_until, self._host_ms = perf_counter(), timer.host_ms
         return tuple(samples)
 
-    def _heat(self, run: Callable[[], float]) -> None:
-        """Run until successive runs take the same time, as at steady clocks."""
+    def _wake(self, timer: CallTimer, calls: int) -> None:
+        """After a pause, run until successive runs take the same time, as at steady clocks."""
         begin = perf_counter()
-        last, steady = run(), 0
+        if (begin - self._busy_until) * 1e3 <= _IDLE_MS:
+            return
+        last, steady = timer.run(calls), 0
         while steady < _STEADY_RUNS and (perf_counter() - begin) * 1e3 < _HEAT_MS:
-            now = run()
+            now = timer.run(calls)
             steady = steady + 1 if abs(now - last) <= _STEADY * last else 0
             last = now
+        self._busy_until = perf_counter()
 
     def _workspace_of(self, size_bytes: int) -> DeviceBuffer:
         if size_bytes > self._workspace.size_bytes:
