@@ -19,7 +19,7 @@ ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "ucudnn"
 
 LAYERS = [  # lowest first; every module of the package is named exactly once
-    {"errors"},
+    {"errors", "lookahead"},
     {"units", "problem", "policy"},
     {"slabs"},
     {"configuration"},
@@ -40,7 +40,7 @@ LAYERS = [  # lowest first; every module of the package is named exactly once
     },
     {"backends.replay", "backends.cpu.*", "backends.cudnn.*", "solvers.bounding", "solvers.bundles", "solvers.program"},
     {"backends", "solvers.division", "solvers", "search", "plan", "workspace", "variants"},
-    {"slab_search"},
+    {"slab_search", "rounds"},
     {"exploration", "allotment"},
     {"benchmark", "database", "requests", "turns"},
     {"decision", "measurements", "sharing"},

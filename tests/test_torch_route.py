@@ -17,6 +17,7 @@ from tests.native.conftest import HERE, toolchain  # noqa: E402, F401
 from tests.test_torch import CASES, assert_close, modules, outcome  # noqa: E402
 from ucudnn import Effort  # noqa: E402
 from ucudnn.backends.cudnn.backend import CudnnBackend  # noqa: E402
+from ucudnn.backends.cudnn.background import Background  # noqa: E402
 from ucudnn.configuration import Configuration, MicroConfiguration  # noqa: E402
 from ucudnn.handle import Handle  # noqa: E402
 from ucudnn.torch.device import TorchGpu  # noqa: E402
@@ -172,6 +173,25 @@ def assert_near(found, expected):
 def operands():
     torch.manual_seed(0)
     return torch.randn(8, 4, 7, 6), torch.randn(6, 4, 3, 3)
+
+
+def test_plans_are_built_while_others_are_measured(host, monkeypatch):
+    x, w = operands()
+    expected = convolution(x, w)
+    plans = []
+    built = Background.built
+
+    def counted(self, part, name):
+        plans.append(built(self, part, name))
+        return plans[-1]
+
+    monkeypatch.setattr(Background, "built", counted)
+    monkeypatch.setattr(TorchGpu, "holds", True)  # it has no driver, and no time of its own
+    monkeypatch.setattr(TorchGpu, "hold", lambda self, time_ms: None)
+    with enable(host, workspace_limit=3000, policy="all") as on:
+        assert_near(convolution(x, w), expected)
+    assert plans.count(None) < len(plans) / 4, "those of engines that are compiled or legacy"
+    assert on.report().left == {}
 
 
 def test_what_is_computed_is_divided_and_within_the_limit(host, calls):

@@ -9,27 +9,20 @@ from typing import Protocol, final
 
 from ucudnn.backends.base import Algorithm, Backend, Bench, Effort, MeasurementStatus
 from ucudnn.configuration import MicroConfiguration
-from ucudnn.policy import divisions_within, equal_divisions, fitting_size, powers_of_two, varied_sizes
+from ucudnn.lookahead import looking_ahead
 from ucudnn.problem import ConvolutionProblem
 from ucudnn.results import Result, Results
-from ucudnn.search import Search, is_chain, kind_of
+from ucudnn.rounds import Rounds
+from ucudnn.search import Search, kind_of
 from ucudnn.slab_search import Division, SlabSearch
 from ucudnn.slabs import Slab, kinds_of
 from ucudnn.solvers.desirable import fastest
 
 _LOG = logging.getLogger(__name__)
-_PROMISING = 1.1  # algorithms up to so much slower than the best are tried at sizes near the best ones
-_MOST_PROMISING = 6
-_MOST_FITTED = 4
-_HOPEFUL = 1.6  # the same at sizes that lie between those that are known
-_MOST_HOPEFUL = 10
 _GROWN = 1.05  # workspace beyond the limit by so much says that that of larger sizes is beyond it too
 _ROUGH = 3  # samples of the fastest undivided algorithm, where micro-batches are faster by far
-_MOST_ROUNDS = 3  # of varied sizes
-_BETTER = 0.998  # of the time before: where a round gains less, it was the last
 _FEW_SIZES = 12
 _MOST_CONFIRMATIONS = 6
-_DIVISIONS = 12  # equal micro-batches, up to so many, are tried in any case
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -164,10 +157,22 @@ class Explorer:
             MemoryError: if there is no room for the operands of one sample.
             BackendError: if nothing can be measured now.
         """
-        for sizes, names, chain in self._rounds():
-            within = [size for size in sizes if size >= self._request.least_size]
+        request = self._request
+        rounds = Rounds(
+            request.problem.batch,
+            request.sizes,
+            self._names,
+            adaptive=request.adaptive,
+            whole=request.whole,
+            limit_bytes=request.limit_bytes,
+            micros=self._micros,
+            tried=self._sizes,
+            workspace_bytes=self._workspace_bytes,
+        )
+        for sizes, names, chain in rounds:
+            within = [size for size in sizes if size >= request.least_size]
             self._measure([size for size in within if self._offered is None or size in self._offered], names, chain)
-        if not self._request.whole and not self._exhaustive:
+        if not request.whole and not self._exhaustive:
             self._confirm()
         sizes = tuple(sorted(self._sizes))
         return Exploration(names=self._names, sizes=sizes, divisions=tuple(self._divide(sizes)))
@@ -235,66 +240,6 @@ class Explorer:
                     self._take(size, algorithm, effort, inf)
             confirmed |= parts
 
-    def _rounds(self) -> Iterator[tuple[Iterable[int], Sequence[str], bool]]:
-        """Return sizes and algorithms to measure, and whether a size can be replaced by a larger one that it divides.
-
-        One set after another, for what was measured says what is next.
-        """
-        request, batch = self._request, self._request.problem.batch
-        if not request.adaptive and is_chain(request.sizes, batch):
-            yield request.sizes, self._names, True
-            return
-        ladder = [size for size in powers_of_two(batch) if size in request.sizes]
-        coarse = is_chain(ladder, batch)
-        if coarse or request.adaptive:
-            yield ladder, self._names, coarse
-        if not request.adaptive:
-            yield request.sizes, self._names, False
-        elif request.whole:
-            yield equal_divisions(batch), self._names, True
-        else:
-            yield self._chosen(), self._promising(_HOPEFUL, _MOST_HOPEFUL), True
-            best_ms = inf
-            for _ in range(_MOST_ROUNDS):
-                best = fastest(self._micros.values(), batch)
-                if best is None or best.time_ms > best_ms * _BETTER:
-                    return
-                best_ms = best.time_ms
-                near = varied_sizes(batch, [part.size for part in best.parts])
-                new = [size for size in near if size not in self._sizes]
-                yield new, self._promising(_PROMISING, _MOST_PROMISING), True
-
-    def _chosen(self) -> Iterable[int]:
-        """Return equal divisions, and the largest sizes of promising algorithms that fit the limit."""
-        batch = self._request.problem.batch
-        best = fastest(self._micros.values(), batch)
-        least = min([batch // _DIVISIONS, *(part.size for part in best.parts)] if best is not None else [1])
-        found = {size for size in equal_divisions(batch) if size >= least}
-        for name in self._promising(_PROMISING, _MOST_FITTED):
-
-            def fits(size: int, name: str = name) -> bool:
-                algorithm = self._algorithm(self._request.problem.part(size), name)
-                return algorithm is not None and algorithm.workspace_bytes <= self._request.limit_bytes
-
-            most = fitting_size(batch, fits)
-            if most is not None:
-                found.update(divisions_within(batch, most))
-        return sorted(found)
-
-    def _promising(self, factor: float, most: int) -> list[str]:
-        """Return the algorithms whose time for each sample comes nearest to the best one's at some size.
-
-        Args:
-            factor: how much slower they may be.
-            most: how many there may be.
-        """
-        rates: dict[str, float] = {}
-        for (size, name), micro in self._micros.items():
-            rate = micro.time_ms / size
-            rates[name] = min(rates.get(name, rate), rate)
-        ranked = sorted(rates, key=lambda name: rates[name])[:most]
-        return [name for name in ranked if rates[name] <= factor * rates[ranked[0]]]
-
     def _measure(self, sizes: Sequence[int], names: Sequence[str], chain: bool) -> None:
         problem = self._request.problem
         self._sizes.update(sizes)
@@ -304,32 +249,57 @@ class Explorer:
             for name, result in self._results.of(problem.part(size)).items():
                 if name in self._ranks and result.measured:
                     self._add(size, result)
+
+        hopes: dict[tuple[int, str], tuple[Algorithm, float, int]] = {}
+        ahead = self._backend.ahead
+
+        def begin(pair: tuple[int, str]) -> bool:
+            found = self._hope(*pair, chain)
+            if found is None:  # nor will it matter later, when more is known
+                self._considered += 1
+                return False
+            hopes[pair] = (*found, self.measured)
+            if ahead:
+                self._backend.build_ahead(problem.part(pair[0]), found[0])
+            return True
+
+        for size, name in looking_ahead(self._ordered(sizes, names), begin, ahead):
+            algorithm, worth_ms, measured = hopes.pop((size, name))
+            found = (algorithm, worth_ms) if measured == self.measured else self._hope(size, name, chain)
+            if found is not None:
+                self._consider(size, *found)
+            self._considered += 1
+
+    def _ordered(self, sizes: Sequence[int], names: Sequence[str]) -> Iterator[tuple[int, str]]:
+        """Return pairs of size and algorithm in the order in which to measure them."""
         for size in self._search.order(sizes):
             bounds = {name: self._search.least_ms(size, name) for name in names}
             # What takes a compiler's time comes last: most of it is known not to matter by then.
             for name in sorted(names, key=lambda name: (name in self._compiled, bounds[name], self._ranks[name])):
-                self._consider(size, name, chain)
-                self._considered += 1
+                yield size, name
 
-    def _consider(self, size: int, name: str, chain: bool) -> None:
-        """Measure an algorithm at a size if it is not known, fits, and can matter."""
+    def _hope(self, size: int, name: str, chain: bool) -> tuple[Algorithm, float] | None:
+        """Return an algorithm that is unknown, fits and can matter, and the time from which on it does not matter."""
         request, search = self._request, self._search
         known = self._results.of(request.problem.part(size)).get(name)
         if known is not None and known.complete and known.status is not MeasurementStatus.HINDERED:
-            return
+            return None
         least = known.time_ms if known is not None and known.measured else search.least_ms(size, name)
         if not request.whole and least >= search.worth_ms(size, 0, chain):
-            return  # whatever its workspace
+            return None  # whatever its workspace
         algorithm = self._fitting(size, name)
         if algorithm is None or algorithm.workspace_bytes >= self.room_bytes:
-            return
+            return None
         worth = search.worth_ms(size, algorithm.workspace_bytes, chain, kind_of(algorithm.api, algorithm.notes))
-        if least < worth:
-            effort = self._effort
-            if not request.whole and search.is_outdone(size, worth):
-                effort = replace(effort, repeats=min(effort.repeats, _ROUGH))
-            self._tell(self._considered, self._total)
-            self._take(size, algorithm, effort, worth)
+        return (algorithm, worth) if least < worth else None
+
+    def _consider(self, size: int, algorithm: Algorithm, worth_ms: float) -> None:
+        """Measure an algorithm at a size, roughly where others are faster by far."""
+        effort = self._effort
+        if not self._request.whole and self._search.is_outdone(size, worth_ms):
+            effort = replace(effort, repeats=min(effort.repeats, _ROUGH))
+        self._tell(self._considered, self._total)
+        self._take(size, algorithm, effort, worth_ms)
 
     def _take(self, size: int, algorithm: Algorithm, effort: Effort, worth_ms: float) -> None:
         """Measure, and remember what comes of it."""
@@ -376,6 +346,11 @@ class Explorer:
         if algorithm.workspace_bytes > limit * _GROWN and not self._exhaustive:
             self._too_large[name] = min(size, self._too_large.get(name, size))
         return None
+
+    def _workspace_bytes(self, size: int, name: str) -> int | None:
+        """Return what an algorithm needs at a size; None where it does not compute it."""
+        algorithm = self._algorithm(self._request.problem.part(size), name)
+        return None if algorithm is None else algorithm.workspace_bytes
 
     def _add(self, size: int, result: Result) -> None:
         if result.algorithm.workspace_bytes <= self._request.limit_bytes:

@@ -221,6 +221,15 @@ class Backend(ABC):
         """Begin, in the background, with what listing and measuring these problems at these sizes will ask for."""
         del problems  # nothing to begin with
 
+    @property
+    def ahead(self) -> int:
+        """How many algorithms it is worth to begin with while one is measured; 0 where none can be begun."""
+        return 0
+
+    def build_ahead(self, problem: ConvolutionProblem, algorithm: Algorithm) -> None:
+        """Begin, in the background, with what measuring an algorithm will need."""
+        del problem, algorithm  # nothing to begin with
+
     @abstractmethod
     def bench(self, problem: ConvolutionProblem) -> AbstractContextManager[Bench]:
         """Return a context in which micro-batches of the problem can be measured.

@@ -6,6 +6,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
+from types import MappingProxyType
 from typing import Any, final
 from weakref import finalize
 
@@ -13,6 +14,7 @@ from ucudnn.backends.base import SLACK_BYTES, Algorithm, Bench, ComputeBackend, 
 from ucudnn.backends.candidates import Candidates
 from ucudnn.backends.cudnn.background import Background
 from ucudnn.backends.cudnn.bench import CudnnBench, random_operands
+from ucudnn.backends.cudnn.descriptor import Descriptor
 from ucudnn.backends.cudnn.device import Device, address_of, is_dense
 from ucudnn.backends.cudnn.faults import computes_wrong
 from ucudnn.backends.cudnn.gpu import DeviceBuffer, Gpu
@@ -32,6 +34,7 @@ from ucudnn.problem import MOST_ALIGNMENT, ConvolutionProblem, MathMode, Operati
 
 _LOG = logging.getLogger(__name__)
 
+_AHEAD = 4  # plans that are built in the background
 _MOST_GRAPHS = 16  # operation graphs at hand: those of the sizes that are being measured
 _ANCHOR_STEP = 4
 _MOST_ANCHORS = 4
@@ -85,7 +88,7 @@ class CudnnBackend(ComputeBackend):
         self._algorithms: dict[ConvolutionProblem, tuple[Algorithm, ...]] = {}
         self._legacy_algorithms: dict[ConvolutionProblem, Sequence[Algorithm]] = {}
         self._graphs: OrderedDict[tuple[ConvolutionProblem, float, float], OperationGraph] = OrderedDict()
-        self._background = Background(self.library, self._device)
+        self._background = Background(self.library, self._device, self.cudnn_handle)
 
     @property
     def name(self) -> str:
@@ -167,6 +170,16 @@ class CudnnBackend(ComputeBackend):
         for problem, sizes in problems:
             parts = [self._as_asked(problem).part(size) for size in anchors(sizes)]
             self._background.begin([part for part in parts if part not in self._algorithms])
+
+    @property
+    def ahead(self) -> int:
+        """How many plans are built while one is measured: none where threads would disturb what is timed."""
+        return _AHEAD if self._device.holds and self._candidates.api != "legacy" else 0
+
+    def build_ahead(self, problem: ConvolutionProblem, algorithm: Algorithm) -> None:
+        """Begin to build an engine's plan in the background; what is compiled has begun before."""
+        if is_engine(algorithm.name) and not algorithm.compiles and not self.capturing(self.queue()):
+            self._background.build(self._as_asked(problem), algorithm.name)
 
     def rest(self) -> None:
         """End what goes on in the background; a Python that exits does so by itself."""
@@ -339,9 +352,17 @@ class CudnnBackend(ComputeBackend):
     def _prepare_for_bench(self, problem: ConvolutionProblem, algorithm: Algorithm) -> Call:
         if algorithm.compiles:
             self._background.compiled(problem, algorithm.name)
-        return self._prepare(problem, algorithm.name, ((1.0, listing_beta(problem)),))
+        scaling = 1.0, listing_beta(problem)
+        plan = self._background.built(self._as_asked(problem), algorithm.name)
+        return self._prepare(problem, algorithm.name, (scaling,), {} if plan is None else {scaling: plan})
 
-    def _prepare(self, problem: ConvolutionProblem, algorithm: str, scalings: Scalings) -> Call:
+    def _prepare(
+        self,
+        problem: ConvolutionProblem,
+        algorithm: str,
+        scalings: Scalings,
+        plans: Mapping[tuple[float, float], Descriptor] = MappingProxyType({}),
+    ) -> Call:
         problem = self._as_asked(problem)
         base = base_of(algorithm)
         if base is not None:
@@ -350,7 +371,7 @@ class CudnnBackend(ComputeBackend):
         if is_engine(algorithm):
             if computes_wrong(algorithm, problem):  # whoever measured it
                 raise UnsupportedProblemError(f"{algorithm} does not compute {problem}")
-            return GraphCall(self.library, self.cudnn_handle, problem, algorithm, scalings, self._graph)
+            return GraphCall(self.library, self.cudnn_handle, problem, algorithm, scalings, self._graph, plans)
         return LegacyCall(self.library, self.cudnn_handle, problem, algorithm)
 
 

@@ -1,6 +1,6 @@
 """One engine configuration ready to run: execution plans for its alpha and beta, variant packs for its pointers."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import final
 
 from ucudnn.backends.base import PreparedCall
@@ -32,6 +32,7 @@ class GraphCall(PreparedCall):
         algorithm: name of the engine configuration.
         scalings: pairs of alpha and beta whose plans are built at once.
         graphs: gives the operation graph of a problem with an alpha and a beta.
+        plans: what was built before, by alpha and beta.
 
     Raises:
         UnsupportedProblemError: if there is no such engine configuration.
@@ -46,6 +47,7 @@ class GraphCall(PreparedCall):
         algorithm: str,
         scalings: Iterable[tuple[float, float]],
         graphs: Callable[[ConvolutionProblem, float, float], OperationGraph],
+        plans: Mapping[tuple[float, float], Descriptor],
     ) -> None:
         self._library = library
         self._handle = handle
@@ -54,9 +56,10 @@ class GraphCall(PreparedCall):
         self._algorithm = algorithm
         self._execute = library.function("cudnnBackendExecute")
         self._places = Places(problem)
-        self._plans: dict[tuple[float, float], _ExecutionPlan] = {}
-        for alpha, beta in scalings:
-            self._plan(alpha, beta)
+        self._plans = {scaling: _ExecutionPlan(plan) for scaling, plan in plans.items()}
+        for scaling in scalings:
+            if scaling not in plans:
+                self._plan(*scaling)
 
     @property
     def workspace_bytes(self) -> int:

@@ -1,0 +1,119 @@
+"""Rounds: which sizes and algorithms are measured together, one set after another."""
+
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from math import inf
+from typing import final
+
+from ucudnn.configuration import MicroConfiguration
+from ucudnn.policy import divisions_within, equal_divisions, fitting_size, powers_of_two, varied_sizes
+from ucudnn.search import is_chain
+from ucudnn.solvers.desirable import fastest
+
+_PROMISING = 1.1  # algorithms up to so much slower than the best are tried at sizes near the best ones
+_MOST_PROMISING = 6
+_MOST_FITTED = 4
+_HOPEFUL = 1.6  # the same at sizes that lie between those that are known
+_MOST_HOPEFUL = 10
+_MOST_ROUNDS = 3  # of varied sizes
+_BETTER = 0.998  # of the time before: where a round gains less, it was the last
+_DIVISIONS = 12  # equal micro-batches, up to so many, are tried in any case
+
+Round = tuple[Iterable[int], Sequence[str], bool]
+"""Sizes, algorithms, and whether a size can be replaced by a larger one that it divides."""
+
+
+@final
+class Rounds:
+    """Says what to measure next by what was measured before.
+
+    Args:
+        batch: mini-batch size.
+        sizes: micro-batch sizes that are asked for, ascending.
+        names: algorithms, most promising first.
+        adaptive: whether more sizes are chosen; `sizes` are then what it begins with.
+        whole: whether the whole desirable set is wanted, or its fastest configuration.
+        limit_bytes: workspace that there may be.
+        micros: what was measured within it so far, by size and algorithm.
+        tried: sizes that were tried so far.
+        workspace_bytes: gives the workspace of an algorithm at a size; None where it does not compute it.
+    """
+
+    def __init__(
+        self,
+        batch: int,
+        sizes: Sequence[int],
+        names: Sequence[str],
+        *,
+        adaptive: bool,
+        whole: bool,
+        limit_bytes: int,
+        micros: Mapping[tuple[int, str], MicroConfiguration],
+        tried: Collection[int],
+        workspace_bytes: Callable[[int, str], int | None],
+    ) -> None:
+        self._batch = batch
+        self._asked = sizes
+        self._names = names
+        self._adaptive = adaptive
+        self._whole = whole
+        self._limit_bytes = limit_bytes
+        self._micros = micros
+        self._tried = tried
+        self._workspace_bytes = workspace_bytes
+
+    def __iter__(self) -> Iterator[Round]:
+        """Return the rounds, each of which is to be measured before the next is asked for."""
+        batch = self._batch
+        if not self._adaptive and is_chain(self._asked, batch):
+            yield self._asked, self._names, True
+            return
+        ladder = [size for size in powers_of_two(batch) if size in self._asked]
+        coarse = is_chain(ladder, batch)
+        if coarse or self._adaptive:
+            yield ladder, self._names, coarse
+        if not self._adaptive:
+            yield self._asked, self._names, False
+        elif self._whole:
+            yield equal_divisions(batch), self._names, True
+        else:
+            yield self._chosen(), self._promising(_HOPEFUL, _MOST_HOPEFUL), True
+            best_ms = inf
+            for _ in range(_MOST_ROUNDS):
+                best = fastest(self._micros.values(), batch)
+                if best is None or best.time_ms > best_ms * _BETTER:
+                    return
+                best_ms = best.time_ms
+                near = varied_sizes(batch, [part.size for part in best.parts])
+                new = [size for size in near if size not in self._tried]
+                yield new, self._promising(_PROMISING, _MOST_PROMISING), True
+
+    def _chosen(self) -> Iterable[int]:
+        """Return equal divisions, and the largest sizes of promising algorithms that fit the limit."""
+        batch = self._batch
+        best = fastest(self._micros.values(), batch)
+        least = min([batch // _DIVISIONS, *(part.size for part in best.parts)] if best is not None else [1])
+        found = {size for size in equal_divisions(batch) if size >= least}
+        for name in self._promising(_PROMISING, _MOST_FITTED):
+
+            def fits(size: int, name: str = name) -> bool:
+                needed = self._workspace_bytes(size, name)
+                return needed is not None and needed <= self._limit_bytes
+
+            most = fitting_size(batch, fits)
+            if most is not None:
+                found.update(divisions_within(batch, most))
+        return sorted(found)
+
+    def _promising(self, factor: float, most: int) -> list[str]:
+        """Return the algorithms whose time for each sample comes nearest to the best one's at some size.
+
+        Args:
+            factor: how much slower they may be.
+            most: how many there may be.
+        """
+        rates: dict[str, float] = {}
+        for (size, name), micro in self._micros.items():
+            rate = micro.time_ms / size
+            rates[name] = min(rates.get(name, rate), rate)
+        ranked = sorted(rates, key=lambda name: rates[name])[:most]
+        return [name for name in ranked if rates[name] <= factor * rates[ranked[0]]]
