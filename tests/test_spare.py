@@ -8,6 +8,8 @@ import pytest
 from tests.test_dispatch import FaultyBackend
 from tests.test_handle import PROBLEM, QUICK, direct, operands, poison, relative, written
 from ucudnn import Handle
+from ucudnn.backends.base import Spare
+from ucudnn.errors import BackendError
 from ucudnn.problem import Operation
 
 pytestmark = pytest.mark.usefixtures("hungry")  # every algorithm needs workspace
@@ -118,3 +120,49 @@ def test_sizes_that_differ_little_are_planned_once():
     for more in range(5):
         check(handle, GRADIENT, memory(400_000 + 8 * more))
     assert len(handle._entries) == 1
+
+
+def given(handle, size_bytes):
+    """Return so much of new memory."""
+    return Spare(handle.backend.allocate(size_bytes), size_bytes)
+
+
+def test_launchers_plan_and_say_what_they_need():
+    backend = FaultyBackend()
+    handle = Handle(backend=backend, workspace_limit=LIMIT, effort=QUICK)
+    room = handle.useful(400_000)
+    launch = handle.launcher(GRADIENT, "", room, plan=True)
+    needs = launch.needs()
+    assert 20 * 1024 < needs <= room
+    x, w, y = operands(GRADIENT, 6)
+    expected = direct(GRADIENT, x, w, y, 1.0, 0.0)
+    for _ in range(2):
+        w[...] = np.nan
+        launch(x, w, y, given(handle, needs))
+        assert relative(w, expected) <= 1e-10
+    with pytest.raises(BackendError, match="is needed, but there are"):
+        launch(x, w, y, given(handle, needs - 256))
+    assert handle.workspace_bytes == 0
+    assert Handle(backend="cpu", total_workspace="1MiB", effort=QUICK).launcher(GRADIENT, "", 0, plan=True) is None
+
+
+def test_what_fails_goes_on_in_no_more_than_was_given():
+    backend = FaultyBackend()
+    handle = Handle(backend=backend, workspace_limit=LIMIT, effort=QUICK)
+    launch = handle.launcher(GRADIENT, "", handle.useful(400_000), plan=True)
+    x, w, y = operands(GRADIENT, 7)
+    expected = direct(GRADIENT, x, w, y, 1.0, 0.0)
+    (entry,) = handle._entries.values()
+    for _ in range(3):  # one algorithm after another
+        spare = given(handle, launch.needs())
+        backend.broken = {*backend.broken, entry.decision.configuration.parts[-1].algorithm}
+        w[...] = np.nan
+        try:
+            launch(x, w, y, spare)
+        except BackendError:
+            continue  # what is left needs more than was given
+        assert relative(w, expected) <= 1e-10
+    spare = given(handle, launch.needs())
+    w[...] = np.nan
+    launch(x, w, y, spare)
+    assert relative(w, expected) <= 1e-10

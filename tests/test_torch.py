@@ -552,7 +552,7 @@ def test_nothing_is_opened_or_planned_in_a_capture(monkeypatch, caplog):
     (problem,) = on._switch.problems()
     lane = Lane(problem, "", 0, lambda: opens(0), left)  # of a GPU, which is not reached
     monkeypatch.setattr("ucudnn.torch.lanes.capturing", lambda: True)
-    assert lane._launch(0, 0, 0, 0) is False
+    assert lane._launch(0, 0, 0, 0, 0) is False
     assert opens.tries == 0
     assert left.counts() == {IN_CAPTURE: 1}
     assert IN_CAPTURE in caplog.text

@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Collection, Iterable
+from contextlib import AbstractContextManager
 from typing import Any, NamedTuple, final
 
 from ucudnn.allotment import Segment
@@ -70,6 +71,48 @@ class _Call(NamedTuple):
 
 
 @final
+class Launcher:
+    """Computes a planned kernel with alpha = 1 and beta = 0; see `Handle.launcher`.
+
+    Args:
+        entry: the kernel.
+        dispatcher: launches it.
+        lock: of its handle.
+    """
+
+    __slots__ = ("_dispatcher", "_entry", "_lock")
+
+    def __init__(self, entry: Entry, dispatcher: "Dispatcher", lock: AbstractContextManager[object]) -> None:
+        self._entry = entry
+        self._dispatcher = dispatcher
+        self._lock = lock
+
+    def needs(self) -> int:
+        """Return how much of its spare memory it takes now.
+
+        Raises:
+            BackendError: if no algorithm is left that runs.
+        """
+        with self._lock:
+            return self._dispatcher.plan(self._entry).workspace_bytes
+
+    def __call__(self, x: Tensor, w: Tensor, y: Tensor, spare: Spare | None = None) -> None:
+        """Compute it.
+
+        Args:
+            x: input or its gradient, as the backend's `bind` returns it, as all three; as aligned as the problem says.
+            w: filters or their gradient.
+            y: output or its gradient.
+            spare: spare memory, where it was planned with some.
+
+        Raises:
+            UcudnnError: as `Handle.convolve`.
+        """
+        with self._lock:
+            self._dispatcher.launch(self._entry, x, w, y, 1.0, 0.0, spare)
+
+
+@final
 class Dispatcher:
     """Launches kernels.
 
@@ -122,6 +165,14 @@ class Dispatcher:
         self._entries = list(entries)
         self._arena_needed = True
 
+    def plan(self, entry: Entry) -> Plan:
+        """Return a decided kernel's plan.
+
+        Raises:
+            BackendError: if no algorithm is left that runs.
+        """
+        return entry.plan or self._plan(entry)
+
     def launch(
         self, entry: Entry, x: Tensor, w: Tensor, y: Tensor, alpha: float, beta: float, spare: Spare | None = None
     ) -> None:
@@ -148,6 +199,9 @@ class Dispatcher:
         if workspace is None:
             workspace = self._prepare(entry, queue)
         plan = entry.plan or self._plan(entry)
+        if spare is not None and plan.workspace_bytes > spare.size_bytes and entry.kernel.spare_bytes:
+            need, there = exact_bytes(plan.workspace_bytes), exact_bytes(spare.size_bytes)
+            raise BackendError(f"{entry.kernel}: spare memory of {need} is needed, but there are {there}")
         capturing = backend.capturing(queue)
         if capturing:
             self._keep(None if entry.kernel.spare_bytes else workspace, plan)
@@ -252,6 +306,8 @@ class Dispatcher:
     def _compute_rest(self, entry: Entry, error: StepError, failed: Collection[str], call: _Call) -> bool:
         """Compute what a step left of its micro-batch, and the samples after it; whether there is a way to."""
         problem, limit = entry.kernel.problem, self._limit(entry)
+        if entry.kernel.spare_bytes and call.spare is not None:
+            limit = min(limit, call.spare.size_bytes)
         start, benchmark = error.start, self._benchmark
         if error.left:
             rest = decide_slabs(problem, error.size, [each.slab for each in error.left], benchmark, limit, failed)

@@ -1,7 +1,7 @@
 """Handle: stands in for a cuDNN handle; plans each convolution once, dispatches ever after."""
 
 import logging
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import replace
 from typing import Unpack
 
@@ -10,7 +10,7 @@ from ucudnn.backends.base import Backend, ComputeBackend, Effort, Spare, Tensor
 from ucudnn.benchmark import ProgressListener
 from ucudnn.concurrency import parse_groups
 from ucudnn.decision import Decisions, decide
-from ucudnn.dispatch import Dispatcher, Entry
+from ucudnn.dispatch import Dispatcher, Entry, Launcher
 from ucudnn.errors import BackendError, InfeasibleError, SettingsError
 from ucudnn.execution import report_run
 from ucudnn.kernel import Kernel, VirtualAlgorithm
@@ -238,33 +238,34 @@ class Handle:
         return 0 if self._divides or rounded <= self.settings.workspace_limit_bytes else rounded
 
     def launcher(
-        self, problem: ConvolutionProblem, layer: str = "", spare_bytes: int = 0, *, fresh: bool = False
-    ) -> Callable[[Tensor, Tensor, Tensor, Spare | None], None] | None:
+        self,
+        problem: ConvolutionProblem,
+        layer: str = "",
+        spare_bytes: int = 0,
+        *,
+        fresh: bool = False,
+        plan: bool = False,
+    ) -> Launcher | None:
         """Return what computes a planned problem with alpha = 1 and beta = 0, with little on the way to the backend.
-
-        It takes x, w and y as the backend's `bind` returns them, as aligned as the problem says, and spare memory, and
-        raises what `convolve` does.
 
         Args:
             problem: what is computed.
             layer: name of the layer.
             spare_bytes: of spare memory, as far as it is `useful`.
             fresh: whether outputs hold nothing that is wanted.
+            plan: whether to plan the problem first, where it is not planned; that raises what `convolve` does.
 
         Returns:
-            The function; None where the problem is not planned, and under WD, where each call says which layer it is.
+            The launcher; None where the problem is not planned, and under WD, where each call says which layer it is.
         """
-        key = layer, problem, spare_bytes, fresh and tail_step(problem) > 0
-        entry, dispatcher, lock = self._entries.get(key), self._dispatcher, self._lock
-        if entry is None or entry.decision is None or dispatcher is None or self._divides:
+        if self._dispatcher is None or self._divides:
             return None
-        launch = dispatcher.launch
-
-        def launch_planned(x: Tensor, w: Tensor, y: Tensor, spare: Spare | None = None) -> None:
-            with lock:
-                launch(entry, x, w, y, 1.0, 0.0, spare)
-
-        return launch_planned
+        key = layer, problem, spare_bytes, fresh and tail_step(problem) > 0
+        with self._lock:
+            entry = self._entries.get(key)
+            if plan and (entry is None or entry.decision is None):
+                entry = self._plan(key)
+        return None if entry is None or entry.decision is None else Launcher(entry, self._dispatcher, self._lock)
 
     def forward(
         self,

@@ -236,7 +236,7 @@ def test_workspaces_are_within_the_limit_and_not_held(limit):
         assert max(held) > MIB, "something was allocated, and the statistics saw it"
 
 
-def test_a_filter_gradient_takes_the_memory_of_the_other_gradient():
+def test_a_filter_gradient_has_the_room_of_the_other_gradient():
     x, w, grad = drawn(64, 64, 27, 27), drawn(96, 64, 5, 5), torch.randn(64, 96, 27, 27, device="cuda")
     rest = (None, [1, 1], [2, 2], [1, 1], False, [0, 0], 1)
 
@@ -251,7 +251,7 @@ def test_a_filter_gradient_takes_the_memory_of_the_other_gradient():
         (layer,) = [each for each in on.report().layers if each.operation == "BackwardFilter"]
     assert held <= MIB
     assert layer.workspace_bytes == 0
-    assert layer.spare_bytes <= x.numel() * 4
+    assert MIB < layer.spare_bytes <= MIB + x.numel() * 4
 
 
 @pytest.mark.parametrize("last", [False, True], ids=["channels first", "channels last"])

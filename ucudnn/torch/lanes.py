@@ -5,12 +5,14 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
+from math import prod
 from threading import Lock
 from typing import Any, final
 
 import torch
 
 from ucudnn.backends.base import ComputeBackend, Spare
+from ucudnn.dispatch import Launcher
 from ucudnn.errors import UcudnnError
 from ucudnn.handle import Handle
 from ucudnn.problem import MOST_ALIGNMENT, ConvolutionProblem, Operation
@@ -62,16 +64,18 @@ class Lane:
     """
 
     __slots__ = (
+        "_allocate",
+        "_cramped",
         "_failures",
         "_launchers",
         "_layer",
         "_left",
-        "_lend",
         "_open_handle",
         "_ordinal",
         "_output",
         "_problem",
         "_skip",
+        "output_bytes",
     )
 
     def __init__(
@@ -82,63 +86,74 @@ class Lane:
         self._ordinal = ordinal
         self._open_handle = open_handle
         self._left = left
-        self._lend: Callable[[Any, int], Spare | None] | None = None  # not known before there is a handle
-        # By the low bits of addresses, and whether there is no spare memory.
-        self._launchers: dict[tuple[int, bool], Callable[[Any, Any, Any, Spare | None], None]] = {}
+        # By the low bits of addresses, and whether there is room beyond the limit; then, the launcher again.
+        self._launchers: dict[tuple[int, bool], tuple[Callable[..., None], Launcher | None]] = {}
+        self._allocate: Callable[[int], Any] = _nothing  # not known before there is a handle
+        self._cramped = False
         self._failures = 0
         self._skip = 0
         shape = shapes_of(problem)[_WRITTEN[problem.operation]]
         strides = torch.empty(shape, device="meta", memory_format=format_of(problem)).stride()
         device = torch.device("cpu") if ordinal < 0 else torch.device("cuda", ordinal)
         self._output = partial(torch.empty_strided, shape, strides, dtype=DTYPES[problem.dtype], device=device)
+        self.output_bytes = prod(shape) * problem.dtype.itemsize
 
     def new(self) -> torch.Tensor:
         """Return a tensor that it may write."""
         return self._output()
 
-    def run(self, x: torch.Tensor, w: torch.Tensor, y: torch.Tensor, spare: torch.Tensor | None = None) -> bool:
+    def run(self, x: torch.Tensor, w: torch.Tensor, y: torch.Tensor, later_bytes: int = 0) -> bool:
         """Compute one of three tensors from the others; whether that was done.
 
         Args:
             x: input or its gradient, dense in the problem's layout, as all three.
             w: filters or their gradient.
             y: output or its gradient.
-            spare: dense, too; nothing that its memory holds is wanted.
+            later_bytes: memory that is needed once this is computed, and not before: workspace may be so much larger.
         """
-        spare_bytes = 0 if spare is None else spare.nbytes
+        if self._cramped:
+            later_bytes = 0
         if self._ordinal < 0:
-            bound = None if spare is None else _array(spare, self._problem)
             near, filters, far = (_array(each, self._problem) for each in (x, w, y))
-            return self._launch(0, near, filters, far, bound, spare_bytes)
+            return self._launch(0, near, filters, far, later_bytes)
         at_x, at_w, at_y = x.data_ptr(), w.data_ptr(), y.data_ptr()
-        at_spare = None if spare is None else spare.data_ptr()
         if current_device() != self._ordinal:
             with torch.cuda.device(self._ordinal):
-                return self._launch((at_x | at_w | at_y) & _LOW, at_x, at_w, at_y, at_spare, spare_bytes)
-        return self._launch((at_x | at_w | at_y) & _LOW, at_x, at_w, at_y, at_spare, spare_bytes)
+                return self._launch((at_x | at_w | at_y) & _LOW, at_x, at_w, at_y, later_bytes)
+        return self._launch((at_x | at_w | at_y) & _LOW, at_x, at_w, at_y, later_bytes)
 
-    def _launch(self, low: int, x: Any, w: Any, y: Any, at_spare: Any = None, spare_bytes: int = 0) -> bool:
+    def _launch(self, low: int, x: Any, w: Any, y: Any, later_bytes: int) -> bool:
+        key = low, later_bytes > 0
         try:
-            spare = None
-            if spare_bytes:
-                if self._lend is None:
-                    return self._begin(low, x, w, y, at_spare, spare_bytes)
-                spare = self._lend(at_spare, spare_bytes)
-            launch = self._launchers.get((low, spare is None))
-            if launch is None:
-                return self._begin(low, x, w, y, at_spare, spare_bytes)
-            launch(x, w, y, spare)
+            found = self._launchers.get(key)
+            if found is None:
+                if not self._may_begin():
+                    return False
+                found = self._launchers[key] = self._begin(low, x, w, y, later_bytes)
+                if found[1] is None:  # what began computed it as well
+                    return True
+            launch, roomy = found
+            if roomy is None:
+                launch(x, w, y)
+            else:
+                needed = roomy.needs()
+                launch(x, w, y, Spare(self._allocate(needed), needed))
         except (UcudnnError, MemoryError, RuntimeError) as error:  # the last is how PyTorch and CUDA say what is wrong
-            self._launchers.pop((low, spare is None), None)
+            self._launchers.pop(key, None)
+            what = str(error).split("\n", 1)[0]
+            if later_bytes:
+                _LOG.info("without more room than the limit from now on: %s: %s", self._problem, what)
+                self._cramped = True
+                del error  # its traceback holds on to memory
+                return self._launch(low, x, w, y, 0)
             self._skip = min(1 << self._failures, _MOST_SKIPPED)
             self._failures += 1
-            what = str(error).split("\n", 1)[0]
             self._left.add(f"{type(error).__name__}: {what}", warn=True)
             return False
         return True
 
-    def _begin(self, low: int, x: Any, w: Any, y: Any, at_spare: Any, spare_bytes: int) -> bool:
-        """Compute for the first time, which plans."""
+    def _may_begin(self) -> bool:
+        """Whether it may be planned now."""
         if self._skip:
             self._skip -= 1
             self._left.add("it failed before, and is tried again later")
@@ -146,27 +161,25 @@ class Lane:
         if self._ordinal >= 0 and capturing():
             self._left.add(IN_CAPTURE, warn=True)
             return False
-        problem = replace(self._problem, alignment=low & -low) if low else self._problem
-        handle = self._open_handle()
-        spare = None
-        if spare_bytes:  # of a lane, always as many
-            lend: Callable[[Any, int], Spare | None] = _nothing
-            if isinstance(handle.backend, ComputeBackend) and handle.useful(spare_bytes):
-                lend = handle.backend.spare
-            self._lend, spare = lend, lend(at_spare, spare_bytes)
-        handle.convolve(problem, x, w, y, layer=self._layer, spare=spare, fresh=True)
-
-        def again(x: Any, w: Any, y: Any, spare: Spare | None) -> None:
-            handle.convolve(problem, x, w, y, layer=self._layer, spare=spare, fresh=True)
-
-        size_bytes = 0 if spare is None else handle.useful(spare.size_bytes)
-        planned = handle.launcher(problem, self._layer, size_bytes, fresh=True)
-        self._launchers[low, spare is None] = planned or again
         return True
 
+    def _begin(self, low: int, x: Any, w: Any, y: Any, later_bytes: int) -> tuple[Callable[..., None], Launcher | None]:
+        """Plan it, or, where there is no room beyond the limit, compute it for the first time, which plans it."""
+        problem = replace(self._problem, alignment=low & -low) if low else self._problem
+        handle = self._open_handle()
+        room = handle.useful(handle.settings.workspace_limit_bytes + later_bytes) if later_bytes else 0
+        if room and isinstance(handle.backend, ComputeBackend):
+            roomy = handle.launcher(problem, self._layer, room, fresh=True, plan=True)
+            if roomy is not None:
+                self._allocate = handle.backend.allocate
+                return roomy, roomy
+        convolve = partial(handle.convolve, layer=self._layer, fresh=True)
+        convolve(problem, x, w, y)
+        return handle.launcher(problem, self._layer, fresh=True) or partial(convolve, problem), None
 
-def _nothing(bound: Any, size_bytes: int) -> None:
-    """Lend nothing: what there is, is not more than the limit."""
+
+def _nothing(size_bytes: int) -> Any:
+    raise AssertionError("nothing is allocated before a handle is there")
 
 
 def _array(tensor: torch.Tensor, problem: ConvolutionProblem) -> Any:

@@ -33,7 +33,8 @@ class LayerSummary:
         planned_ms: time that was predicted when it was planned.
         measured_ms: time of the plan, measured now; None where that was not asked for.
         workspace_bytes: workspace of the configuration, without what is spare memory.
-        spare_bytes: the most memory of the output's tail, or of the other gradient, that serves as workspace.
+        spare_bytes: the most memory that serves as workspace beside it: of the output's tail, or before the other
+            gradient takes it.
         pytorch_ms: time of PyTorch's own kernel, measured now; None where that was not asked for, and on CPUs.
         pytorch_workspace_bytes: memory that PyTorch's own kernel takes besides its output, copies of operands included.
     """

@@ -231,15 +231,14 @@ def _gradients(
         grad = grad.contiguous(memory_format=form)
     grad_x = grad_weight = grad_bias = None
     lane, later = route.weight_gradient, route.input_gradient
-    if later is not None:
-        grad_x = later.new()
-    if lane is not None:  # first, for until it is there, the memory of the other gradient is free
+    if lane is not None:  # first, for as long as the other gradient is not there, its memory is free
         near = x if form is None else x.contiguous(memory_format=form)
         grad_weight = lane.new()
         first, last = (grad, near) if transposed else (near, grad)
-        if not lane.run(first, grad_weight, last, grad_x):
+        if not lane.run(first, grad_weight, last, 0 if later is None else later.output_bytes):
             return None
-    if later is not None and grad_x is not None:
+    if later is not None:
+        grad_x = later.new()
         near = weight if form is None else weight.contiguous(memory_format=form)
         if not (later.run(grad, near, grad_x) if transposed else later.run(grad_x, near, grad)):
             return None
