@@ -96,6 +96,15 @@ class Launcher:
         with self._lock:
             return self._dispatcher.plan(self._entry).workspace_bytes
 
+    def shrink(self, need_bytes: int, error: MemoryError) -> None:
+        """Take less than what memory has no room for, of what was measured before.
+
+        Raises:
+            BackendError: if there is nothing that needs less.
+        """
+        with self._lock:
+            self._dispatcher.shrink(self._entry, need_bytes, error)
+
     def __call__(self, x: Tensor, w: Tensor, y: Tensor, spare: Spare | None = None) -> None:
         """Compute it.
 
@@ -240,7 +249,7 @@ class Dispatcher:
             try:
                 workspace = self._buffer(entry, queue, need)
             except MemoryError as error:
-                self._shrink(entry, need, error)
+                self.shrink(entry, need, error)
                 continue
             if self._divides:
                 self.backend.wait(self._arena_mark)  # its memory may have come from another queue
@@ -348,8 +357,12 @@ class Dispatcher:
             _LOG.warning("%s: %s", entry.kernel, text)
             entry.warned = True
 
-    def _shrink(self, entry: Entry, need: int, error: MemoryError) -> None:
-        """Decide within half the workspace that memory has no room for."""
+    def shrink(self, entry: Entry, need: int, error: MemoryError) -> None:
+        """Decide within half the workspace that memory has no room for.
+
+        Raises:
+            BackendError: if nothing fits that, and under WD.
+        """
         decision = decide_again(entry.kernel, self._benchmark, self._settings, need // 2) if need else None
         if decision is None or self._divides:
             raise BackendError(f"{entry.kernel}: no room for a workspace of {exact_bytes(need)}: {error}") from error

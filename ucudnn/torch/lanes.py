@@ -136,8 +136,7 @@ class Lane:
             if roomy is None:
                 launch(x, w, y)
             else:
-                needed = roomy.needs()
-                launch(x, w, y, Spare(self._allocate(needed), needed))
+                launch(x, w, y, self._room(roomy))
         except (UcudnnError, MemoryError, RuntimeError) as error:  # the last is how PyTorch and CUDA say what is wrong
             self._launchers.pop(key, None)
             what = str(error).split("\n", 1)[0]
@@ -151,6 +150,15 @@ class Lane:
             self._left.add(f"{type(error).__name__}: {what}", warn=True)
             return False
         return True
+
+    def _room(self, launcher: Launcher) -> Spare:
+        """Return as much memory as a launcher needs, or as it gets by with."""
+        while True:
+            needed = launcher.needs()
+            try:
+                return Spare(self._allocate(needed), needed)
+            except MemoryError as error:
+                launcher.shrink(needed, error)
 
     def _may_begin(self) -> bool:
         """Whether it may be planned now."""
