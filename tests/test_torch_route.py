@@ -4,8 +4,10 @@ What cannot be told without a GPU, streams and captures, is what a test sets; wh
 """
 
 import ctypes
+import gc
 from contextlib import nullcontext
 from dataclasses import replace
+from threading import Event as ThreadEvent
 from types import SimpleNamespace
 from weakref import finalize
 
@@ -19,8 +21,10 @@ from tests.test_torch import CASES, assert_close, modules, outcome  # noqa: E402
 from ucudnn import Effort  # noqa: E402
 from ucudnn.backends.cudnn.backend import CudnnBackend  # noqa: E402
 from ucudnn.backends.cudnn.background import Background  # noqa: E402
+from ucudnn.backends.cudnn.graph import OperationGraph  # noqa: E402
 from ucudnn.configuration import Configuration, MicroConfiguration  # noqa: E402
 from ucudnn.handle import Handle  # noqa: E402
+from ucudnn.problem import ConvolutionProblem, Operation  # noqa: E402
 from ucudnn.torch.device import TorchGpu  # noqa: E402
 from ucudnn.torch.lanes import IN_CAPTURE  # noqa: E402
 from ucudnn.torch.switch import Switch  # noqa: E402
@@ -219,6 +223,57 @@ def test_plans_are_built_while_others_are_measured(host, monkeypatch):
     assert on.report().left == {}
 
 
+PROBLEM = ConvolutionProblem(
+    operation=Operation.FORWARD, batch=8, channels=4, spatial=(7, 6), filters=6, kernel=(3, 3), padding=(1, 1)
+)
+
+
+def test_nothing_that_was_begun_is_left(host, monkeypatch):
+    monkeypatch.setattr(TorchGpu, "holds", True)
+    monkeypatch.setattr(TorchGpu, "hold", lambda self, time_ms: None)
+    backend = CudnnBackend(library_path=host.stub._name, device=TorchGpu(0))
+    own = Handle(backend=backend, effort=QUICK, policy="all", workspace_limit=3000)
+    own.get_algorithm(PROBLEM)
+    own.optimize()
+    assert not backend._background._ahead
+
+
+def test_what_waits_for_compilers_is_built_by_whoever_needs_it(host):
+    backend = CudnnBackend(library_path=host.stub._name, device=TorchGpu(0))
+    pool, go_on = backend._background._pool(), ThreadEvent()
+    compilers = [pool.submit(go_on.wait, 60) for _ in range(pool._max_workers)]
+    backend._background.build(PROBLEM, "eng0")
+    assert backend._background.built(PROBLEM, "eng0") is None
+    go_on.set()
+    assert all(each.result() for each in compilers)
+    backend._background.build(PROBLEM, "eng0")
+    while not (future := backend._background._ahead[PROBLEM, "eng0"]).running() and not future.done():
+        pass
+    assert backend._background.built(PROBLEM, "eng0") is not None
+
+
+def test_the_handle_lives_as_long_as_something_is_built_with_it(host, monkeypatch):
+    before = host.stub.stub_handles()
+    backend = CudnnBackend(library_path=host.stub._name, device=TorchGpu(0))
+    begun, go_on, plan = ThreadEvent(), ThreadEvent(), OperationGraph.plan
+    handles = []
+
+    def waits(self, name):
+        begun.set()
+        go_on.wait(60)
+        handles.append(host.stub.stub_handles())
+        return plan(self, name)
+
+    monkeypatch.setattr(OperationGraph, "plan", waits)
+    future = backend._background._pool().submit(backend._background._build, PROBLEM, "eng0", backend.cudnn_handle)
+    assert begun.wait(60)
+    del backend
+    gc.collect()
+    go_on.set()
+    assert future.result() is not None
+    assert handles == [before + 1]
+
+
 def test_what_is_computed_is_divided_and_within_the_limit(host, calls):
     x, w = operands()
     expected = convolution(x, w)
@@ -263,6 +318,25 @@ def test_a_filter_gradient_has_the_room_of_the_other_gradient(host, last):
         assert host.allocated
         assert max(host.allocated) <= 600
     assert on.report().left == {}
+
+
+def test_that_room_is_of_each_call_though_kernels_are_shared(host):
+    torch.manual_seed(0)
+    wide, narrow, w = torch.randn(8, 16, 14, 14), torch.randn(8, 2, 14, 14), torch.randn(2, 16, 3, 3)
+    rest = (None, [1, 1], [1, 1], [1, 1])
+    mask = [True, True, False]
+
+    def plain():
+        return torch.ops.aten.convolution_backward.default(narrow, wide, w, *rest, False, [0, 0], 1, mask)[:2]
+
+    def transposed():
+        return torch.ops.aten.convolution_backward.default(wide, narrow, w, *rest, True, [0, 0], 1, mask)[:2]
+
+    with enable(host, workspace_limit=2000):
+        for each in (plain, transposed):  # one filter gradient, with another input's gradient after it
+            each()
+            _, held = host.held_by(each)
+            assert held <= 2000
 
 
 def test_where_that_room_is_not_there_it_takes_less(host):

@@ -97,7 +97,7 @@ class Launcher:
             return self._dispatcher.plan(self._entry).workspace_bytes
 
     def shrink(self, need_bytes: int, error: MemoryError) -> None:
-        """Take less than what memory has no room for, of what was measured before.
+        """Take less than what memory has no room for.
 
         Raises:
             BackendError: if there is nothing that needs less.

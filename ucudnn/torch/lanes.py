@@ -65,7 +65,6 @@ class Lane:
 
     __slots__ = (
         "_allocate",
-        "_cramped",
         "_failures",
         "_launchers",
         "_layer",
@@ -86,10 +85,9 @@ class Lane:
         self._ordinal = ordinal
         self._open_handle = open_handle
         self._left = left
-        # By the low bits of addresses, and whether there is room beyond the limit; then, the launcher again.
-        self._launchers: dict[tuple[int, bool], tuple[Callable[..., None], Launcher | None]] = {}
+        # By the low bits of addresses, and the memory that is needed later; where that is used, the launcher again.
+        self._launchers: dict[tuple[int, int], tuple[Callable[..., None], Launcher | None]] = {}
         self._allocate: Callable[[int], Any] = _nothing  # not known before there is a handle
-        self._cramped = False
         self._failures = 0
         self._skip = 0
         shape = shapes_of(problem)[_WRITTEN[problem.operation]]
@@ -111,8 +109,6 @@ class Lane:
             y: output or its gradient.
             later_bytes: memory that is needed once this is computed, and not before: workspace may be so much larger.
         """
-        if self._cramped:
-            later_bytes = 0
         if self._ordinal < 0:
             near, filters, far = (_array(each, self._problem) for each in (x, w, y))
             return self._launch(0, near, filters, far, later_bytes)
@@ -123,7 +119,7 @@ class Lane:
         return self._launch((at_x | at_w | at_y) & _LOW, at_x, at_w, at_y, later_bytes)
 
     def _launch(self, low: int, x: Any, w: Any, y: Any, later_bytes: int) -> bool:
-        key = low, later_bytes > 0
+        key = low, later_bytes
         try:
             found = self._launchers.get(key)
             if found is None:
@@ -139,14 +135,9 @@ class Lane:
                 launch(x, w, y, self._room(roomy))
         except (UcudnnError, MemoryError, RuntimeError) as error:  # the last is how PyTorch and CUDA say what is wrong
             self._launchers.pop(key, None)
-            what = str(error).split("\n", 1)[0]
-            if later_bytes:
-                _LOG.info("without more room than the limit from now on: %s: %s", self._problem, what)
-                self._cramped = True
-                del error  # its traceback holds on to memory
-                return self._launch(low, x, w, y, 0)
             self._skip = min(1 << self._failures, _MOST_SKIPPED)
             self._failures += 1
+            what = str(error).split("\n", 1)[0]
             self._left.add(f"{type(error).__name__}: {what}", warn=True)
             return False
         return True

@@ -8,7 +8,6 @@ from contextlib import contextmanager, suppress
 from dataclasses import replace
 from types import MappingProxyType
 from typing import Any, final
-from weakref import finalize
 
 from ucudnn.backends.base import SLACK_BYTES, Algorithm, Bench, ComputeBackend, Spare, Tensor
 from ucudnn.backends.candidates import Candidates
@@ -27,7 +26,7 @@ from ucudnn.backends.cudnn.graph import (
 )
 from ucudnn.backends.cudnn.graph_call import GraphCall
 from ucudnn.backends.cudnn.legacy import LegacyCall, legacy_algorithms
-from ucudnn.backends.cudnn.library import Library
+from ucudnn.backends.cudnn.library import Library, OwnHandle
 from ucudnn.backends.cudnn.packed import PackedCall, base_of, dense, has_gaps, packed_algorithm, packed_name
 from ucudnn.errors import BackendError, UnsupportedProblemError
 from ucudnn.problem import MOST_ALIGNMENT, ConvolutionProblem, MathMode, Operation
@@ -80,15 +79,14 @@ class CudnnBackend(ComputeBackend):
         self._candidates = candidates
         self._device: Gpu = device if isinstance(device, Gpu) else Device(device)
         self.library = Library(library_path)
-        self.cudnn_handle: int = self.library.call("cudnnCreate")
-        self._close = finalize(self, _destroy, self.library, self.cudnn_handle)
-        self._close.atexit = False  # cuDNN may be gone by then
+        self._handle = OwnHandle(self.library)
+        self.cudnn_handle = self._handle.address
         self._set_stream = self.library.function("cudnnSetStream")
         self._stream = 0
         self._algorithms: dict[ConvolutionProblem, tuple[Algorithm, ...]] = {}
         self._legacy_algorithms: dict[ConvolutionProblem, Sequence[Algorithm]] = {}
         self._graphs: OrderedDict[tuple[ConvolutionProblem, float, float], OperationGraph] = OrderedDict()
-        self._background = Background(self.library, self._device, self.cudnn_handle)
+        self._background = Background(self.library, self._device, self._handle)
 
     @property
     def name(self) -> str:
@@ -174,7 +172,9 @@ class CudnnBackend(ComputeBackend):
     @property
     def ahead(self) -> int:
         """How many plans are built while one is measured: none where threads would disturb what is timed."""
-        return _AHEAD if self._device.holds and self._candidates.api != "legacy" else 0
+        if self._candidates.api == "legacy" or self.capturing(self.queue()):
+            return 0
+        return _AHEAD if self._device.holds else 0
 
     def build_ahead(self, problem: ConvolutionProblem, algorithm: Algorithm) -> None:
         """Begin to build an engine's plan in the background; what is compiled has begun before."""
@@ -207,6 +207,7 @@ class CudnnBackend(ComputeBackend):
                 yield bench
             finally:
                 bench.close()
+                self._background.drop()
 
     def prepare(self, problem: ConvolutionProblem, algorithm: str) -> Call:
         """Make an algorithm ready with alpha = 1, and beta = 0 and 1 as plans need them.
@@ -382,7 +383,3 @@ def anchors(sizes: Sequence[int]) -> list[int]:
         if not found or size * _ANCHOR_STEP <= found[-1]:
             found.append(size)
     return found[:_MOST_ANCHORS]
-
-
-def _destroy(library: Library, handle: int) -> None:
-    library.function("cudnnDestroy")(handle)

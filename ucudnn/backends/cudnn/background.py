@@ -1,8 +1,7 @@
 """What cuDNN does in background threads while the GPU measures: ask heuristics, and compile engines."""
 
 import os
-import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import suppress
 from dataclasses import replace
@@ -14,7 +13,7 @@ from ucudnn.backends.cudnn.descriptor import Descriptor
 from ucudnn.backends.cudnn.driver import RELAXED, exchange_capture_mode
 from ucudnn.backends.cudnn.gpu import Gpu
 from ucudnn.backends.cudnn.graph import OperationGraph, graph_algorithms, listing_beta
-from ucudnn.backends.cudnn.library import Library
+from ucudnn.backends.cudnn.library import Library, OwnHandle
 from ucudnn.problem import MOST_ALIGNMENT, ConvolutionProblem
 
 _MOST_THREADS = 8
@@ -33,10 +32,10 @@ class Background:
     Args:
         library: cuDNN.
         device: the GPU.
-        handle: address of the cudnnHandle_t that executes plans.
+        handle: that executes plans; it lives as long as one is built with it.
     """
 
-    def __init__(self, library: Library, device: Gpu, handle: int) -> None:
+    def __init__(self, library: Library, device: Gpu, handle: OwnHandle) -> None:
         self._library = library
         self._device = device
         self._executes = handle
@@ -87,13 +86,23 @@ class Background:
         """Begin to build a plan that is measured soon."""
         if (part, name) not in self._ahead:
             if len(self._ahead) >= _MOST_AHEAD:
-                self._ahead.pop(next(iter(self._ahead))).cancel()
-            self._ahead[part, name] = self._pool().submit(self._build, part, name, self._executes)
+                self.built(*next(iter(self._ahead)))
+            self._ahead[part, name] = self._pool().submit(self._build, part, name, self._executes.address)
 
     def built(self, part: ConvolutionProblem, name: str) -> Descriptor | None:
-        """Return a plan that was begun, once it is there; None where none was, or it cannot be built."""
+        """Return a plan that is being built, once it is there; None where none is, or it cannot be built.
+
+        What waits for compilers is sooner built by whoever needs it.
+        """
         future = self._ahead.pop((part, name), None)
-        return None if future is None else future.result()
+        return None if future is None or future.cancel() else future.result()
+
+    def drop(self) -> None:
+        """Drop plans that were begun and not asked for; afterwards, none is being built."""
+        while self._ahead:
+            _, future = self._ahead.popitem()
+            if not future.cancel():
+                future.result()
 
     def _submit_list(self, part: ConvolutionProblem, *, compile_all: bool) -> Future[list[Algorithm]]:
         def run() -> list[Algorithm]:
@@ -128,8 +137,8 @@ class Background:
 
     def _handle(self) -> int:
         if not hasattr(self._local, "handle"):
-            self._local.handle = _OwnHandle(self._library)
-        own: _OwnHandle = self._local.handle
+            self._local.handle = OwnHandle(self._library)
+        own: OwnHandle = self._local.handle
         return own.address
 
 
@@ -137,19 +146,6 @@ def _relax() -> None:
     """Let what is still compiling when the program captures a CUDA graph not end that capture."""
     with suppress(OSError):  # without a driver there are no captures
         exchange_capture_mode(RELAXED)
-
-
-@final
-class _OwnHandle:
-    """A cudnnHandle_t that ends with its thread."""
-
-    def __init__(self, library: Library) -> None:
-        self._library = library
-        self.address: int = library.call("cudnnCreate")
-
-    def __del__(self, finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
-        if not finalizing():
-            self._library.function("cudnnDestroy")(self.address)
 
 
 def _shape(part: ConvolutionProblem) -> ConvolutionProblem:

@@ -108,8 +108,8 @@ class CudnnBench(Bench):
             complete = not worthless(samples_ms, worth_ms, _NOISE)
             if complete:
                 self._check(call, algorithm.name, pieces[0], workspace)
-        except MemoryError as error:
-            return _hindered(f"MemoryError: {error}")
+        except (MemoryError, OSError) as error:
+            return _hindered(f"{type(error).__name__}: {error}")
         except CudnnError as error:
             text = f"CudnnError: {error}"
             return _hindered(text) if error.status in _INTERNAL else _failed(text)

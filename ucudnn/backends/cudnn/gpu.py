@@ -10,7 +10,6 @@ from typing import Any, final
 import numpy as np
 
 from ucudnn.backends.cudnn.driver import Hold
-from ucudnn.errors import BackendError
 from ucudnn.problem import DataType
 
 RANDOM_BLOCK = 1 << 20
@@ -141,13 +140,10 @@ class Gpu(ABC):
         """Keep the current stream busy for so long that what is queued behind it need not wait for the host.
 
         Raises:
-            BackendError: if it cannot be kept busy.
+            OSError: if it cannot be kept busy.
         """
-        try:
-            if self._holder is not None:
-                self._holder.queue(self.stream(), time_ms)
-        except OSError as error:
-            raise BackendError(str(error)) from None
+        if self._holder is not None:
+            self._holder.queue(self.stream(), time_ms)
 
     @cached_property
     def _holder(self) -> Hold | None:

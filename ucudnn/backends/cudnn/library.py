@@ -5,6 +5,7 @@ scalars are integers.
 """
 
 import ctypes
+import sys
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from importlib.util import find_spec
@@ -159,6 +160,30 @@ class _Output:
 
     def __init__(self, ctype: Any) -> None:
         self.ctype = ctype
+
+
+@final
+class OwnHandle:
+    """A cudnnHandle_t that ends with its last owner.
+
+    Args:
+        library: cuDNN.
+
+    Attributes:
+        address: of the handle.
+
+    Raises:
+        CudnnError: if cuDNN cannot be initialized.
+    """
+
+    def __init__(self, library: Library) -> None:
+        self._library = library
+        self.address: int = library.call("cudnnCreate")
+
+    def __del__(self, finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
+        # At the end of the process, cuDNN may be gone before it.
+        if hasattr(self, "address") and not finalizing():
+            self._library.function("cudnnDestroy")(self.address)
 
 
 @final
