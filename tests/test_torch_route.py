@@ -19,6 +19,7 @@ from ucudnn import Effort  # noqa: E402
 from ucudnn.backends.cudnn.backend import CudnnBackend  # noqa: E402
 from ucudnn.configuration import Configuration, MicroConfiguration  # noqa: E402
 from ucudnn.handle import Handle  # noqa: E402
+from ucudnn.problem import Operation  # noqa: E402
 from ucudnn.torch.device import TorchGpu  # noqa: E402
 from ucudnn.torch.lanes import IN_CAPTURE  # noqa: E402
 from ucudnn.torch.switch import Switch  # noqa: E402
@@ -220,6 +221,34 @@ def test_a_filter_gradient_takes_the_memory_of_the_other_gradient(host, calls, l
         assert host.allocated
         assert max(host.allocated) <= 600
     assert on.report().left == {}
+
+
+def test_what_is_lent_is_of_each_call_though_kernels_are_shared(host, caplog):
+    torch.manual_seed(0)
+    wide, narrow, w = torch.randn(8, 16, 14, 14), torch.randn(8, 2, 14, 14), torch.randn(2, 16, 3, 3)
+    rest = ([1, 1], [1, 1], [1, 1])
+    ways = [(narrow, wide, w, None, *rest, False), (wide, narrow, w, None, *rest, True)]
+
+    def gradients(way):
+        return torch.ops.aten.convolution_backward.default(*way, [0, 0], 1, [True, True, False])[:2]
+
+    expected = [gradients(way) for way in ways]
+    with enable(host, workspace_limit=2000) as on:
+        for _ in range(2):  # one filter gradient, with another input's gradient after it
+            for way, right in zip(ways, expected, strict=True):
+                found = gradients(way)
+                for own, other in zip(found, right, strict=True):
+                    torch.testing.assert_close(own, other, rtol=1e-4, atol=1e-4)
+        (handle,) = on._switch.handles().values()
+        filters = [
+            each for each in handle._entries.values() if each.kernel.problem.operation is Operation.BACKWARD_FILTER
+        ]
+        assert len({each.kernel.problem for each in filters}) == 1
+        assert [each.calls for each in filters] == [2, 2]
+        roomy, scarce = (each.kernel.spare_bytes for each in filters)
+        assert roomy > 4 * scarce > 4 * 2000
+    assert on.report().left == {}
+    assert "failed" not in caplog.text, "what was planned for more room is not launched in less"
 
 
 def test_an_output_lends_its_tail(host, calls):

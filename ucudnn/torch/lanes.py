@@ -20,6 +20,8 @@ from ucudnn.torch.problems import DTYPES, format_of, shapes_of
 _LOG = logging.getLogger(__name__)
 _LOW = MOST_ALIGNMENT - 1
 _MOST_SKIPPED = 1 << 10
+_Lend = Callable[[Any, int], Spare | None]
+_Launch = Callable[[Any, Any, Any, Spare | None], None]
 _WRITTEN = {Operation.FORWARD: 2, Operation.BACKWARD_DATA: 0, Operation.BACKWARD_FILTER: 1}  # of x, w and y
 
 IN_CAPTURE = "a CUDA graph is captured, and nothing is planned in a capture: call it once before"
@@ -66,7 +68,6 @@ class Lane:
         "_launchers",
         "_layer",
         "_left",
-        "_lend",
         "_open_handle",
         "_ordinal",
         "_output",
@@ -82,9 +83,9 @@ class Lane:
         self._ordinal = ordinal
         self._open_handle = open_handle
         self._left = left
-        self._lend: Callable[[Any, int], Spare | None] | None = None  # not known before there is a handle
-        # By the low bits of addresses, and whether there is no spare memory.
-        self._launchers: dict[tuple[int, bool], Callable[[Any, Any, Any, Spare | None], None]] = {}
+        # By the low bits of addresses, and the bytes that are spare: a convolution and a transposed one may share a
+        # filter gradient, with another gradient after it. What lends those comes with what launches.
+        self._launchers: dict[tuple[int, int], tuple[_Lend | None, _Launch]] = {}
         self._failures = 0
         self._skip = 0
         shape = shapes_of(problem)[_WRITTEN[problem.operation]]
@@ -119,17 +120,13 @@ class Lane:
 
     def _launch(self, low: int, x: Any, w: Any, y: Any, at_spare: Any = None, spare_bytes: int = 0) -> bool:
         try:
-            spare = None
-            if spare_bytes:
-                if self._lend is None:
-                    return self._begin(low, x, w, y, at_spare, spare_bytes)
-                spare = self._lend(at_spare, spare_bytes)
-            launch = self._launchers.get((low, spare is None))
-            if launch is None:
+            found = self._launchers.get((low, spare_bytes))
+            if found is None:
                 return self._begin(low, x, w, y, at_spare, spare_bytes)
-            launch(x, w, y, spare)
+            lend, launch = found
+            launch(x, w, y, None if lend is None else lend(at_spare, spare_bytes))
         except (UcudnnError, MemoryError, RuntimeError) as error:  # the last is how PyTorch and CUDA say what is wrong
-            self._launchers.pop((low, spare is None), None)
+            self._launchers.pop((low, spare_bytes), None)
             self._skip = min(1 << self._failures, _MOST_SKIPPED)
             self._failures += 1
             what = str(error).split("\n", 1)[0]
@@ -148,12 +145,10 @@ class Lane:
             return False
         problem = replace(self._problem, alignment=low & -low) if low else self._problem
         handle = self._open_handle()
-        spare = None
-        if spare_bytes:  # of a lane, always as many
-            lend: Callable[[Any, int], Spare | None] = _nothing
-            if isinstance(handle.backend, ComputeBackend) and handle.useful(spare_bytes):
-                lend = handle.backend.spare
-            self._lend, spare = lend, lend(at_spare, spare_bytes)
+        lend = spare = None
+        if isinstance(handle.backend, ComputeBackend) and handle.useful(spare_bytes):
+            lend = handle.backend.spare
+            spare = lend(at_spare, spare_bytes)
         handle.convolve(problem, x, w, y, layer=self._layer, spare=spare, fresh=True)
 
         def again(x: Any, w: Any, y: Any, spare: Spare | None) -> None:
@@ -161,12 +156,8 @@ class Lane:
 
         size_bytes = 0 if spare is None else handle.useful(spare.size_bytes)
         planned = handle.launcher(problem, self._layer, size_bytes, fresh=True)
-        self._launchers[low, spare is None] = planned or again
+        self._launchers[low, spare_bytes] = lend, planned or again
         return True
-
-
-def _nothing(bound: Any, size_bytes: int) -> None:
-    """Lend nothing: what there is, is not more than the limit."""
 
 
 def _array(tensor: torch.Tensor, problem: ConvolutionProblem) -> Any:
