@@ -141,7 +141,7 @@ class Benchmark:
         self._room_bytes = inf  # there may be more by now
         try:
             missing = [request for request in dict.fromkeys(requests) if request not in self._explored]
-            if self._share is None or not self._share.collective:
+            if not self.collective:
                 missing = [request for request in missing if not self._load(request)]
             if missing and self._share is not None:
                 self._explore_together(missing, self._share)
@@ -165,6 +165,11 @@ class Benchmark:
         exploration = self.exploration(request)
         found = list(self._micros(request, exploration.names, exploration.sizes))
         return [*found, *self._divided(request, exploration.names, exploration.divisions)]
+
+    @property
+    def collective(self) -> bool:
+        """Whether all ranks must ask for the same."""
+        return self._share is not None and self._share.collective
 
     def known_micro_configurations(self, request: Request) -> list[MicroConfiguration]:
         """Return the same of what was measured already, for whatever request; nothing is measured for it."""

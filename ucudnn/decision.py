@@ -310,8 +310,13 @@ def _undivided(measured: Iterable[MicroConfiguration], batch: int) -> "_Front":
 def _measured_again(
     problem: ConvolutionProblem, benchmark: Benchmark, settings: Settings, limit_bytes: int
 ) -> list[MicroConfiguration]:
-    """Return what was measured, and, where that is possible now, what matters since an algorithm was discarded."""
+    """Return what was measured, and, where that is possible now, what matters since an algorithm was discarded.
+
+    Of ranks that measure together, none measures what the others do not ask for: it would wait for them.
+    """
     request = request_of(problem, settings, limit_bytes)
+    if benchmark.collective:
+        return benchmark.known_micro_configurations(request)
     try:
         return benchmark.micro_configurations(request)
     except (BackendError, MemoryError):
