@@ -112,13 +112,17 @@ def main() -> None:
         print(f"{math}:", flush=True)
         torch.backends.cudnn.allow_tf32 = tf32
         answer[math] = run_all(arguments, device, partial(keep, math))
-    pairs = product(*(answer[math]["losses"].items() for math in MATHS))
-    apart = sorted(root_mean_square(a, b) for (one, a), (other, b) in pairs if one in STOCK and other in STOCK)
+    with_tf32, without = (answer[math]["losses"] for math in MATHS)
+    apart = sorted(root_mean_square(with_tf32[one], without[other]) for one, other in product(STOCK, STOCK))
     show("PyTorch's with TF32 from without", apart)
     answer["tf32 from fma"] = apart
     answer["required"] = [
-        verdict(f"{math}: median difference, against two of PyTorch's", median(found["ucudnn"]), found["spreads"][-1])
-        for math, found in ((math, answer[math]) for math in MATHS)
+        verdict(
+            f"{math}: median difference, against two of PyTorch's",
+            median(answer[math]["ucudnn"]),
+            answer[math]["spreads"][-1],
+        )
+        for math in MATHS
     ]
     write(arguments, answer)
 

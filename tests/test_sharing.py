@@ -174,6 +174,41 @@ def test_ranks_that_plan_other_problems_are_told(tmp_path):
         assert "plans other problems" in errors
 
 
+FAILS = """
+import sys
+from datetime import timedelta
+import torch.distributed as distributed
+from tests.test_handle import PROBLEM, direct, operands, relative
+from tests.test_sharing import QUICK, CountedBackend
+from ucudnn import Handle
+
+rank, store = int(sys.argv[1]), sys.argv[2]
+patience = timedelta(seconds=20)
+distributed.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=2, timeout=patience)
+backend = CountedBackend()
+handle = Handle(backend=backend, effort=QUICK, benchmark_devices="ranks")
+x, w, y = operands(PROBLEM, 1)
+expected = direct(PROBLEM, x, w, y, 1.0, 0.0)
+for _ in range(2):
+    y[...] = float("nan")
+    handle.convolve(PROBLEM, x, w, y)
+    assert relative(y, expected) <= 1e-10
+    if rank == 0:
+        (entry,) = handle._entries.values()
+        backend.broken = set(entry.decision.configuration.parts[0].algorithms)
+distributed.barrier()
+distributed.destroy_process_group()
+"""
+
+
+def test_a_rank_whose_algorithm_fails_goes_on_without_the_others(tmp_path):
+    pytest.importorskip("torch.distributed", reason="PyTorch is not installed")
+    (_, errors, code), (_, other_errors, other_code) = run_ranks(FAILS, tmp_path / "store", OMP_NUM_THREADS="1")
+    assert (code, other_code) == (0, 0), errors + other_errors
+    assert "from now on" in errors, "one was replaced"
+    assert "from now on" not in other_errors
+
+
 def test_the_last_request_of_a_dying_worker_is_not_forgotten(shared):
     benchmark, workers, _ = shared
     workers.ready()

@@ -56,11 +56,7 @@ class Decision:
         """Bytes of its own workspace, without spare memory of the caller's and the tail of its output."""
         if self.kernel.spare_bytes:
             return 0
-        return (
-            own_bytes(self.kernel.problem, self.configuration)
-            if self.kernel.fresh
-            else self.configuration.workspace_bytes
-        )
+        return own_bytes(self.kernel.problem, self.configuration, fresh=self.kernel.fresh)
 
     @property
     def spare_bytes(self) -> int:

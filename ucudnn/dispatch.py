@@ -213,7 +213,7 @@ class Dispatcher:
             raise BackendError(f"{entry.kernel}: spare memory of {need} is needed, but there are {there}")
         capturing = backend.capturing(queue)
         if capturing:
-            self._keep(None if entry.kernel.spare_bytes else workspace, plan)
+            self._keep(entry, workspace, plan)
         segment = None if capturing else entry.segment  # in a capture, order is the caller's
         if segment is not None:
             self._turns.enter(segment, queue)
@@ -234,9 +234,10 @@ class Dispatcher:
         assert spare is not None
         return spare.buffer
 
-    def _keep(self, workspace: Buffer, plan: Plan) -> None:
+    def _keep(self, entry: Entry, workspace: Buffer, plan: Plan) -> None:
         # A graph holds addresses only; whoever replays it later must find memory and kernels still there.
-        if not self._workspace.keeps:  # the allocator keeps what it gave in a capture for the graph
+        # Spare memory is the caller's to keep, and the allocator keeps what it gave in a capture for the graph.
+        if entry.kernel.spare_bytes or not self._workspace.keeps:
             workspace = None
         self._captured[id(workspace), id(plan)] = workspace, plan
 
@@ -338,7 +339,7 @@ class Dispatcher:
             workspace = self._buffer(entry, queue, configuration.workspace_bytes)
         plan = make_plan(entry.kernel.problem, configuration, self.backend, start=start)
         if self.backend.capturing(queue):
-            self._keep(None if entry.kernel.spare_bytes else workspace, plan)
+            self._keep(entry, workspace, plan)
         plan.launch(call.x, call.w, call.y, alpha=call.alpha, beta=call.beta, workspace=workspace)
 
     def _replace(self, entry: Entry, error: StepError) -> None:

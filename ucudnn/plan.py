@@ -9,7 +9,7 @@ from ucudnn.configuration import Configuration, MicroConfiguration, SlabConfigur
 from ucudnn.errors import BackendError, StepError
 from ucudnn.problem import ConvolutionProblem, Operation
 from ucudnn.slabs import Rows, piece_of
-from ucudnn.tails import places, tail_step
+from ucudnn.tails import own_bytes, places, tail_step
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,7 +117,7 @@ def make_plan(
     calls: dict[tuple[ConvolutionProblem, str], PreparedCall] = {}
     steps = []
     parts = list(configuration.parts) if fresh else _aligned(configuration.parts)
-    lent = places(problem, configuration) if fresh else [False] * len(parts)
+    lent = places(problem, configuration, fresh=fresh)
     begin, step = start, tail_step(problem)
     gradient = problem.operation is Operation.BACKWARD_FILTER
 
@@ -151,7 +151,7 @@ def make_plan(
                 )
             )
         start += part.size
-    own = max((part.workspace_bytes for part, in_tail in zip(parts, lent, strict=True) if not in_tail), default=0)
+    own = own_bytes(problem, configuration, fresh=fresh)
     return Plan(problem=problem, configuration=configuration, steps=tuple(steps), workspace_bytes=own)
 
 

@@ -35,8 +35,16 @@ def free_bytes(problem: ConvolutionProblem) -> list[int]:
     return [max(0, left * step - SLACK_BYTES) for left in range(problem.batch + 1)]
 
 
-def places(problem: ConvolutionProblem, configuration: Configuration) -> list[bool]:
-    """Return for each part, in order, whether its workspace is the output's tail; slabs have their own."""
+def places(problem: ConvolutionProblem, configuration: Configuration, *, fresh: bool = True) -> list[bool]:
+    """Return for each part, in order, whether its workspace is the output's tail; slabs have their own.
+
+    Args:
+        problem: the problem at mini-batch size.
+        configuration: what computes it.
+        fresh: whether the output holds nothing that is wanted; otherwise all parts have their own.
+    """
+    if not fresh:
+        return [False] * len(configuration.parts)
     found, left, free = [], problem.batch, free_bytes(problem)
     for part in configuration.parts:
         left -= part.size
@@ -44,7 +52,7 @@ def places(problem: ConvolutionProblem, configuration: Configuration) -> list[bo
     return found
 
 
-def own_bytes(problem: ConvolutionProblem, configuration: Configuration) -> int:
-    """Return the workspace that parts need which do not find it in the output's tail."""
-    both = zip(configuration.parts, places(problem, configuration), strict=True)
+def own_bytes(problem: ConvolutionProblem, configuration: Configuration, *, fresh: bool = True) -> int:
+    """Return the workspace that parts need which do not find it in the output's tail, as `places` says."""
+    both = zip(configuration.parts, places(problem, configuration, fresh=fresh), strict=True)
     return max((part.workspace_bytes for part, lent in both if not lent), default=0)
