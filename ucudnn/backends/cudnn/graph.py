@@ -106,6 +106,8 @@ class OperationGraph:
         self._graph = self._describe(alpha, beta)
         self._knobs: list[Descriptor] = []
         self._known: dict[str, Descriptor] = {}
+        self._engines: dict[int, Descriptor] = {}
+        self._facts: dict[int, tuple[frozenset[NumericalNote], bool]] = {}
 
     def configurations(self) -> list[EngineConfiguration]:
         """Return what the heuristics offer, modes A, B and FALLBACK, each configuration once."""
@@ -135,9 +137,7 @@ class OperationGraph:
         """
         if name not in self._known:
             self._known[name] = self._make_configuration(name)
-        configuration = self._known[name]
-        (engine,) = configuration.receive(Attribute.ENGINECFG_ENGINE, [self._new(Kind.ENGINE)])
-        return self._describe_configuration(name, configuration, engine)
+        return self._describe_configuration(name, self._known[name], *self._facts[_parse(name)[0]])
 
     def plan(self, name: str) -> Descriptor:
         """Build the execution plan of a configuration.
@@ -152,20 +152,27 @@ class OperationGraph:
         return plan.set(Attribute.EXECUTION_PLAN_ENGINE_CONFIG, Type.DESCRIPTOR, configuration).finalize()
 
     def _make_configuration(self, name: str) -> Descriptor:
-        match = _NAME.fullmatch(name)
-        if match is None:
-            raise UnsupportedProblemError(f"{name} is no engine configuration: they are named like eng67_k2=19_k13=0")
-        engine = self._new(Kind.ENGINE).set(Attribute.ENGINE_OPERATION_GRAPH, Type.DESCRIPTOR, self._graph)
-        engine.set(Attribute.ENGINE_GLOBAL_INDEX, Type.INT64, int(match[1])).finalize()
-        knobs = []
-        for knob in match[2].split("_k")[1:]:
-            kind, _, value = knob.partition("=")
-            choice = self._new(Kind.KNOB_CHOICE).set(Attribute.KNOB_CHOICE_KNOB_TYPE, Type.KNOB_TYPE, int(kind))
-            knobs.append(choice.set(Attribute.KNOB_CHOICE_KNOB_VALUE, Type.INT64, int(value)).finalize())
-        configuration = self._new(Kind.ENGINECFG).set(Attribute.ENGINECFG_ENGINE, Type.DESCRIPTOR, engine)
-        if knobs:
-            configuration.set(Attribute.ENGINECFG_KNOB_CHOICES, Type.DESCRIPTOR, knobs)
+        index, knobs = _parse(name)
+        choices = []
+        for kind, value in knobs:
+            choice = self._new(Kind.KNOB_CHOICE).set(Attribute.KNOB_CHOICE_KNOB_TYPE, Type.KNOB_TYPE, kind)
+            choices.append(choice.set(Attribute.KNOB_CHOICE_KNOB_VALUE, Type.INT64, value).finalize())
+        configuration = self._new(Kind.ENGINECFG)
+        configuration.set(Attribute.ENGINECFG_ENGINE, Type.DESCRIPTOR, self._engine(index))
+        if choices:
+            configuration.set(Attribute.ENGINECFG_KNOB_CHOICES, Type.DESCRIPTOR, choices)
         return configuration.finalize()
+
+    def _engine(self, index: int) -> Descriptor:
+        """Return an engine; configurations share those that are not compiled."""
+        engine = self._engines.get(index)
+        if engine is None:
+            engine = self._new(Kind.ENGINE).set(Attribute.ENGINE_OPERATION_GRAPH, Type.DESCRIPTOR, self._graph)
+            engine.set(Attribute.ENGINE_GLOBAL_INDEX, Type.INT64, index).finalize()
+            _, compiles = self._facts_of(index, engine)
+            if not compiles:
+                self._engines[index] = engine
+        return engine
 
     def _new(self, kind: Kind) -> Descriptor:
         return Descriptor(self._library, kind)
@@ -240,16 +247,26 @@ class OperationGraph:
             for choice in configuration.receive(Attribute.ENGINECFG_KNOB_CHOICES, self._knobs)
         )
         name = f"eng{index}" + "".join(f"_k{kind}={value}" for kind, value in knobs)
-        return self._describe_configuration(name, configuration, engine)
+        return self._describe_configuration(name, configuration, *self._facts_of(index, engine))
 
-    def _describe_configuration(self, name: str, configuration: Descriptor, engine: Descriptor) -> EngineConfiguration:
-        notes = engine.numbers(Attribute.ENGINE_NUMERICAL_NOTE, Type.NUMERICAL_NOTE, _MOST_NOTES)
-        behavior = engine.numbers(Attribute.ENGINE_BEHAVIOR_NOTE, Type.BEHAVIOR_NOTE, _MOST_NOTES)
+    def _facts_of(self, index: int, engine: Descriptor) -> tuple[frozenset[NumericalNote], bool]:
+        """Return what an engine does to numbers, and whether it is compiled: the same whatever its knobs."""
+        if index not in self._facts:
+            notes = engine.numbers(Attribute.ENGINE_NUMERICAL_NOTE, Type.NUMERICAL_NOTE, _MOST_NOTES)
+            behavior = engine.numbers(Attribute.ENGINE_BEHAVIOR_NOTE, Type.BEHAVIOR_NOTE, _MOST_NOTES)
+            known = frozenset(NumericalNote(note) for note in notes if note in _KNOWN_NOTES)
+            self._facts[index] = known, RUNTIME_COMPILATION in behavior
+        return self._facts[index]
+
+    @staticmethod
+    def _describe_configuration(
+        name: str, configuration: Descriptor, notes: frozenset[NumericalNote], compiles: bool
+    ) -> EngineConfiguration:
         return EngineConfiguration(
             name=name,
             workspace_bytes=configuration.numbers(Attribute.ENGINECFG_WORKSPACE_SIZE, Type.INT64)[0],
-            notes=frozenset(NumericalNote(note) for note in notes if note in _KNOWN_NOTES),
-            compiles=RUNTIME_COMPILATION in behavior,
+            notes=notes,
+            compiles=compiles,
         )
 
 
@@ -269,6 +286,15 @@ def graph_algorithms(library: Library, handle: int, problem: ConvolutionProblem)
 def listing_beta(problem: ConvolutionProblem) -> float:
     """Return the beta with which algorithms of a problem are listed and measured: 1 where micro-batches accumulate."""
     return 1.0 if problem.operation is Operation.BACKWARD_FILTER else 0.0
+
+
+def _parse(name: str) -> tuple[int, list[tuple[int, int]]]:
+    """Return the index of an engine, and its knobs with their values, from the name of a configuration."""
+    match = _NAME.fullmatch(name)
+    if match is None:
+        raise UnsupportedProblemError(f"{name} is no engine configuration: they are named like eng67_k2=19_k13=0")
+    knobs = (knob.partition("=") for knob in match[2].split("_k")[1:])
+    return int(match[1]), [(int(kind), int(value)) for kind, _, value in knobs]
 
 
 def is_engine(name: str) -> bool:
