@@ -3,13 +3,13 @@
     python bench/torch_conformance.py test_convolution.py                 # PyTorch's test/nn/test_convolution.py
     python bench/torch_conformance.py test_convolution.py --workers 8     # with pytest-xdist
     python bench/torch_conformance.py test_convolution.py --workers 48 --gpus 4
-    python bench/torch_conformance.py test_convolution.py --seconds 120   # what there is time for, each way
+    python bench/torch_conformance.py test_convolution.py --seconds 120   # what there is time for
     python bench/torch_conformance.py test_convolution.py -k Conv2d --backend cpu
 
 The file must be that of the installed release; it is not part of its wheel. `expecttest`, which it imports and does not
 use, is stood in for by unittest where it is not installed. Tests that need a network fail either way. Benchmarks are
-short: what counts is what is computed, not how fast. Each run is a process of its own; with `--policy all`, many small
-convolutions are divided.
+short: what counts is what is computed, not how fast. Both ways run at the same time, in processes of their own; with
+`--policy all`, many small convolutions are divided.
 """
 
 import argparse
@@ -20,6 +20,7 @@ import subprocess
 import sys
 import unittest
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 from importlib.util import find_spec
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -98,7 +99,7 @@ def pytest_runtest_logreport(report: Any) -> None:
 
 
 def run(arguments: argparse.Namespace, folder: Path, *, on: bool) -> tuple[dict[str, str], bool]:
-    """Return the outcome of each test, and whether there was time for all of them."""
+    """Run the tests one way; return the outcome of each, and whether there was time for all of them."""
     outcomes = folder / ("on.jsonl" if on else "off.jsonl")
     tests = arguments.tests.resolve()
     command = [sys.executable, "-m", "pytest", "-p", "torch_conformance", "-q", "--no-header", "-c", os.devnull]
@@ -119,7 +120,7 @@ def run(arguments: argparse.Namespace, folder: Path, *, on: bool) -> tuple[dict[
     if on:
         options = {"backend": arguments.backend, "workspace_limit": arguments.limit, "policy": arguments.policy}
         environment[PLUGIN] = json.dumps({"options": options, "folder": str(folder)})
-    with (folder / "pytest.txt").open("w+", encoding="utf-8") as output:
+    with (folder / f"{outcomes.stem}.txt").open("w+", encoding="utf-8") as output:
         process = subprocess.Popen(command, env=environment, cwd=folder, stdout=output, stderr=subprocess.STDOUT)
         whole = True
         try:
@@ -145,8 +146,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("tests", type=Path, help="PyTorch's test/nn/test_convolution.py")
     parser.add_argument("-k", dest="keyword", help="only tests whose names fit, as pytest takes it")
-    parser.add_argument("--seconds", type=float, help="end each of the two runs after so long, and tell what there is")
-    parser.add_argument("--workers", type=int, default=0, help="processes, by pytest-xdist")
+    parser.add_argument("--seconds", type=float, help="end both runs after so long, and tell what there is")
+    parser.add_argument("--workers", type=int, default=0, help="processes each way, by pytest-xdist")
     parser.add_argument("--gpus", type=int, default=1, help="spread the workers over so many")
     parser.add_argument("--limit", default="64MiB")
     parser.add_argument("--policy", default="powerOfTwo")
@@ -157,8 +158,9 @@ def main() -> None:
         parser.error(f"{arguments.tests} is not there")
     with TemporaryDirectory() as name:
         folder = Path(name)
-        off, off_whole = run(arguments, folder, on=False)
-        on, on_whole = run(arguments, folder, on=True)
+        with ThreadPoolExecutor() as pool:
+            ways = [pool.submit(run, arguments, folder, on=each) for each in (False, True)]
+        (off, off_whole), (on, on_whole) = (way.result() for way in ways)
         counts: Counter[str] = Counter()
         left: Counter[str] = Counter()
         for path in folder.glob("*.json"):
