@@ -53,7 +53,8 @@ def pytest_configure(config: Any) -> None:
     """Turn ucudnn on in a process of pytest, if that is wanted, on a GPU of its own among several."""
     worker, gpus = os.environ.get("PYTEST_XDIST_WORKER", ""), int(os.environ.get(GPUS, "1"))
     if worker and gpus > 1:
-        os.environ["CUDA_VISIBLE_DEVICES"] = str(int(worker.removeprefix("gw")) % gpus)
+        visible = os.environ.get("CUDA_VISIBLE_DEVICES", ",".join(map(str, range(gpus)))).split(",")
+        os.environ["CUDA_VISIBLE_DEVICES"] = visible[int(worker.removeprefix("gw")) % gpus]
     stand_in_for_expecttest()
     wanted = json.loads(os.environ.get(PLUGIN, "{}"))
     if wanted:

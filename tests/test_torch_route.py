@@ -4,12 +4,10 @@ What cannot be told without a GPU, streams and captures, is what a test sets; wh
 """
 
 import ctypes
-import gc
 from contextlib import nullcontext
 from dataclasses import replace
-from threading import Event as ThreadEvent
 from types import SimpleNamespace
-from weakref import finalize, ref
+from weakref import finalize
 
 import pytest
 
@@ -20,11 +18,8 @@ from tests.native.conftest import HERE, toolchain  # noqa: E402, F401
 from tests.test_torch import CASES, assert_close, modules, outcome  # noqa: E402
 from ucudnn import Effort  # noqa: E402
 from ucudnn.backends.cudnn.backend import CudnnBackend  # noqa: E402
-from ucudnn.backends.cudnn.background import Background  # noqa: E402
-from ucudnn.backends.cudnn.graph import OperationGraph  # noqa: E402
 from ucudnn.configuration import Configuration, MicroConfiguration  # noqa: E402
 from ucudnn.handle import Handle  # noqa: E402
-from ucudnn.problem import ConvolutionProblem, Operation  # noqa: E402
 from ucudnn.torch.device import TorchGpu  # noqa: E402
 from ucudnn.torch.lanes import IN_CAPTURE  # noqa: E402
 from ucudnn.torch.switch import Switch  # noqa: E402
@@ -202,76 +197,6 @@ def assert_near(found, expected):
 def operands():
     torch.manual_seed(0)
     return torch.randn(8, 4, 7, 6), torch.randn(6, 4, 3, 3)
-
-
-def test_plans_are_built_while_others_are_measured(host, monkeypatch):
-    x, w = operands()
-    expected = convolution(x, w)
-    plans = []
-    built = Background.built
-
-    def counted(self, part, name):
-        plans.append(built(self, part, name))
-        return plans[-1]
-
-    monkeypatch.setattr(Background, "built", counted)
-    monkeypatch.setattr(TorchGpu, "holds", True)  # it has no driver, and no time of its own
-    monkeypatch.setattr(TorchGpu, "hold", lambda self, time_ms: None)
-    with enable(host, workspace_limit=3000, policy="all") as on:
-        assert_near(convolution(x, w), expected)
-    assert plans.count(None) < len(plans) / 4, "those of engines that are compiled or legacy"
-    assert on.report().left == {}
-
-
-PROBLEM = ConvolutionProblem(
-    operation=Operation.FORWARD, batch=8, channels=4, spatial=(7, 6), filters=6, kernel=(3, 3), padding=(1, 1)
-)
-
-
-def test_nothing_that_was_begun_is_left(host, monkeypatch):
-    monkeypatch.setattr(TorchGpu, "holds", True)
-    monkeypatch.setattr(TorchGpu, "hold", lambda self, time_ms: None)
-    backend = CudnnBackend(library_path=host.stub._name, device=TorchGpu(0))
-    own = Handle(backend=backend, effort=QUICK, policy="all", workspace_limit=3000)
-    own.get_algorithm(PROBLEM)
-    own.optimize()
-    assert not backend._background._ahead
-
-
-def test_what_waits_for_compilers_is_built_by_whoever_needs_it(host):
-    backend = CudnnBackend(library_path=host.stub._name, device=TorchGpu(0))
-    pool, go_on = backend._background._pool(), ThreadEvent()
-    compilers = [pool.submit(go_on.wait, 60) for _ in range(pool._max_workers)]
-    backend._background.build(PROBLEM, "eng0")
-    assert backend._background.built(PROBLEM, "eng0") is None
-    go_on.set()
-    assert all(each.result() for each in compilers)
-    backend._background.build(PROBLEM, "eng0")
-    while not (future := backend._background._ahead[PROBLEM, "eng0"]).running() and not future.done():
-        pass
-    assert backend._background.built(PROBLEM, "eng0") is not None
-
-
-def test_the_handle_lives_as_long_as_something_is_built_with_it(host, monkeypatch):
-    backend = CudnnBackend(library_path=host.stub._name, device=TorchGpu(0))
-    handle = ref(backend._handle)
-    begun, go_on, plan = ThreadEvent(), ThreadEvent(), OperationGraph.plan
-    alive = []
-
-    def waits(self, name):
-        begun.set()
-        go_on.wait(60)
-        alive.append(handle() is not None)
-        return plan(self, name)
-
-    monkeypatch.setattr(OperationGraph, "plan", waits)
-    future = backend._background._pool().submit(backend._background._build, PROBLEM, "eng0", backend.cudnn_handle)
-    assert begun.wait(60)
-    del backend
-    gc.collect()
-    go_on.set()
-    assert future.result() is not None
-    assert alive == [True]
 
 
 def test_what_is_computed_is_divided_and_within_the_limit(host, calls):

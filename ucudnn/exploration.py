@@ -1,7 +1,7 @@
 """Exploration: which micro-configurations of one problem are measured, in which order, and what comes of them."""
 
 import logging
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from math import inf
@@ -9,7 +9,6 @@ from typing import Protocol, final
 
 from ucudnn.backends.base import Algorithm, Backend, Bench, Effort, MeasurementStatus
 from ucudnn.configuration import MicroConfiguration
-from ucudnn.lookahead import looking_ahead
 from ucudnn.problem import ConvolutionProblem
 from ucudnn.results import Result, Results
 from ucudnn.rounds import Rounds
@@ -249,57 +248,32 @@ class Explorer:
             for name, result in self._results.of(problem.part(size)).items():
                 if name in self._ranks and result.measured:
                     self._add(size, result)
-
-        hopes: dict[tuple[int, str], tuple[Algorithm, float, int]] = {}
-        ahead = self._backend.ahead
-
-        def begin(pair: tuple[int, str]) -> bool:
-            found = self._hope(*pair, chain)
-            if found is None:  # nor will it matter later, when more is known
-                self._considered += 1
-                return False
-            hopes[pair] = (*found, self.measured)
-            if ahead:
-                self._backend.build_ahead(problem.part(pair[0]), found[0])
-            return True
-
-        for size, name in looking_ahead(self._ordered(sizes, names), begin, ahead):
-            algorithm, worth_ms, measured = hopes.pop((size, name))
-            found = (algorithm, worth_ms) if measured == self.measured else self._hope(size, name, chain)
-            if found is not None:
-                self._consider(size, *found)
-            self._considered += 1
-
-    def _ordered(self, sizes: Sequence[int], names: Sequence[str]) -> Iterator[tuple[int, str]]:
-        """Return pairs of size and algorithm in the order in which to measure them."""
         for size in self._search.order(sizes):
             bounds = {name: self._search.least_ms(size, name) for name in names}
             # What takes a compiler's time comes last: most of it is known not to matter by then.
             for name in sorted(names, key=lambda name: (name in self._compiled, bounds[name], self._ranks[name])):
-                yield size, name
+                self._consider(size, name, chain)
+                self._considered += 1
 
-    def _hope(self, size: int, name: str, chain: bool) -> tuple[Algorithm, float] | None:
-        """Return an algorithm that is unknown, fits and can matter, and the time from which on it does not matter."""
+    def _consider(self, size: int, name: str, chain: bool) -> None:
+        """Measure an algorithm at a size if it is not known, fits, and can matter."""
         request, search = self._request, self._search
         known = self._results.of(request.problem.part(size)).get(name)
         if known is not None and known.complete and known.status is not MeasurementStatus.HINDERED:
-            return None
+            return
         least = known.time_ms if known is not None and known.measured else search.least_ms(size, name)
         if not request.whole and least >= search.worth_ms(size, 0, chain):
-            return None  # whatever its workspace
+            return  # whatever its workspace
         algorithm = self._fitting(size, name)
         if algorithm is None or algorithm.workspace_bytes >= self.room_bytes:
-            return None
+            return
         worth = search.worth_ms(size, algorithm.workspace_bytes, chain, kind_of(algorithm.api, algorithm.notes))
-        return (algorithm, worth) if least < worth else None
-
-    def _consider(self, size: int, algorithm: Algorithm, worth_ms: float) -> None:
-        """Measure an algorithm at a size, roughly where others are faster by far."""
-        effort = self._effort
-        if not self._request.whole and self._search.is_outdone(size, worth_ms):
-            effort = replace(effort, repeats=min(effort.repeats, _ROUGH))
-        self._tell(self._considered, self._total)
-        self._take(size, algorithm, effort, worth_ms)
+        if least < worth:
+            effort = self._effort
+            if not request.whole and search.is_outdone(size, worth):
+                effort = replace(effort, repeats=min(effort.repeats, _ROUGH))
+            self._tell(self._considered, self._total)
+            self._take(size, algorithm, effort, worth)
 
     def _take(self, size: int, algorithm: Algorithm, effort: Effort, worth_ms: float) -> None:
         """Measure, and remember what comes of it."""

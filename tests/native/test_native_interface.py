@@ -115,7 +115,7 @@ def test_what_ends_a_plan_is_no_success(capsys):
 
 def test_the_end_of_a_process_waits_for_threads(monkeypatch):
     monkeypatch.setattr(background, "exchange_capture_mode", int)
-    own = background.Background(None, None, None)
+    own = background.Background(None, None)
     started, ended = Event(), Event()
 
     def work():

@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from enum import Enum
+from functools import partial
 from math import inf
 from statistics import median
 from typing import Any, NamedTuple, final
@@ -221,15 +222,6 @@ class Backend(ABC):
         """Begin, in the background, with what listing and measuring these problems at these sizes will ask for."""
         del problems  # nothing to begin with
 
-    @property
-    def ahead(self) -> int:
-        """How many algorithms it is worth to begin with while one is measured; 0 where none can be begun."""
-        return 0
-
-    def build_ahead(self, problem: ConvolutionProblem, algorithm: Algorithm) -> None:
-        """Begin, in the background, with what measuring an algorithm will need."""
-        del problem, algorithm  # nothing to begin with
-
     @abstractmethod
     def bench(self, problem: ConvolutionProblem) -> AbstractContextManager[Bench]:
         """Return a context in which micro-batches of the problem can be measured.
@@ -242,7 +234,7 @@ class Backend(ABC):
 class PreparedCall(ABC):
     """One algorithm made ready for one (micro-batch) problem; may be launched any number of times."""
 
-    def bind(  # noqa: B027, for most calls need nothing
+    def bind(
         self,
         x: Tensor,
         w: Tensor,
@@ -253,8 +245,10 @@ class PreparedCall(ABC):
         beta: float,
         workspace: Buffer,
         first_rows: Rows | None = None,
-    ) -> None:
-        """Make ready what a launch with the same arguments would have to make the first time."""
+    ) -> Callable[[], None]:
+        """Return a launch with these arguments, with all made ready that the first one would have to make."""
+        arguments = {"start": start, "alpha": alpha, "beta": beta, "workspace": workspace, "first_rows": first_rows}
+        return partial(self.launch, x, w, y, **arguments)
 
     @abstractmethod
     def launch(

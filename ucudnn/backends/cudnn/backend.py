@@ -6,14 +6,12 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
-from types import MappingProxyType
 from typing import Any, final
 
 from ucudnn.backends.base import SLACK_BYTES, Algorithm, Bench, ComputeBackend, Spare, Tensor
 from ucudnn.backends.candidates import Candidates
 from ucudnn.backends.cudnn.background import Background
 from ucudnn.backends.cudnn.bench import CudnnBench, random_operands
-from ucudnn.backends.cudnn.descriptor import Descriptor
 from ucudnn.backends.cudnn.device import Device, address_of, is_dense
 from ucudnn.backends.cudnn.faults import computes_wrong
 from ucudnn.backends.cudnn.gpu import DeviceBuffer, Gpu
@@ -33,7 +31,6 @@ from ucudnn.problem import MOST_ALIGNMENT, ConvolutionProblem, MathMode, Operati
 
 _LOG = logging.getLogger(__name__)
 
-_AHEAD = 4  # plans that are built in the background
 _MOST_GRAPHS = 16  # operation graphs at hand: those of the sizes that are being measured
 _ANCHOR_STEP = 4
 _MOST_ANCHORS = 4
@@ -86,7 +83,7 @@ class CudnnBackend(ComputeBackend):
         self._algorithms: dict[ConvolutionProblem, tuple[Algorithm, ...]] = {}
         self._legacy_algorithms: dict[ConvolutionProblem, Sequence[Algorithm]] = {}
         self._graphs: OrderedDict[tuple[ConvolutionProblem, float, float], OperationGraph] = OrderedDict()
-        self._background = Background(self.library, self._device, self._handle)
+        self._background = Background(self.library, self._device)
 
     @property
     def name(self) -> str:
@@ -169,18 +166,6 @@ class CudnnBackend(ComputeBackend):
             parts = [self._as_asked(problem).part(size) for size in anchors(sizes)]
             self._background.begin([part for part in parts if part not in self._algorithms])
 
-    @property
-    def ahead(self) -> int:
-        """How many plans are built while one is measured: none where threads would disturb what is timed."""
-        if self._candidates.api == "legacy" or self.capturing(self.queue()):
-            return 0
-        return _AHEAD if self._device.holds else 0
-
-    def build_ahead(self, problem: ConvolutionProblem, algorithm: Algorithm) -> None:
-        """Begin to build an engine's plan in the background; what is compiled has begun before."""
-        if is_engine(algorithm.name) and not algorithm.compiles and not self.capturing(self.queue()):
-            self._background.build(self._as_asked(problem), algorithm.name)
-
     def rest(self) -> None:
         """End what goes on in the background; a Python that exits does so by itself."""
         self._background.rest()
@@ -198,7 +183,8 @@ class CudnnBackend(ComputeBackend):
                 " get_algorithm and optimize"
             )
         problem = self._as_asked(problem)
-        self._background.settle()
+        if not self._device.holds:  # else what the host does meanwhile makes no difference to what is timed
+            self._background.settle()
         with self._device.scratch() as allocate:
             bench = CudnnBench(
                 problem, self._device, allocate, self._prepare_for_bench, self.library, self.cudnn_handle
@@ -207,7 +193,6 @@ class CudnnBackend(ComputeBackend):
                 yield bench
             finally:
                 bench.close()
-                self._background.drop()
 
     def prepare(self, problem: ConvolutionProblem, algorithm: str) -> Call:
         """Make an algorithm ready with alpha = 1, and beta = 0 and 1 as plans need them.
@@ -353,17 +338,9 @@ class CudnnBackend(ComputeBackend):
     def _prepare_for_bench(self, problem: ConvolutionProblem, algorithm: Algorithm) -> Call:
         if algorithm.compiles:
             self._background.compiled(problem, algorithm.name)
-        scaling = 1.0, listing_beta(problem)
-        plan = self._background.built(self._as_asked(problem), algorithm.name)
-        return self._prepare(problem, algorithm.name, (scaling,), {} if plan is None else {scaling: plan})
+        return self._prepare(problem, algorithm.name, ((1.0, listing_beta(problem)),))
 
-    def _prepare(
-        self,
-        problem: ConvolutionProblem,
-        algorithm: str,
-        scalings: Scalings,
-        plans: Mapping[tuple[float, float], Descriptor] = MappingProxyType({}),
-    ) -> Call:
+    def _prepare(self, problem: ConvolutionProblem, algorithm: str, scalings: Scalings) -> Call:
         problem = self._as_asked(problem)
         base = base_of(algorithm)
         if base is not None:
@@ -372,7 +349,7 @@ class CudnnBackend(ComputeBackend):
         if is_engine(algorithm):
             if computes_wrong(algorithm, problem):  # whoever measured it
                 raise UnsupportedProblemError(f"{algorithm} does not compute {problem}")
-            return GraphCall(self.library, self.cudnn_handle, problem, algorithm, scalings, self._graph, plans)
+            return GraphCall(self.library, self.cudnn_handle, problem, algorithm, scalings, self._graph)
         return LegacyCall(self.library, self.cudnn_handle, problem, algorithm)
 
 

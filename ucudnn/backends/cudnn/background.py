@@ -18,32 +18,26 @@ from ucudnn.problem import MOST_ALIGNMENT, ConvolutionProblem
 
 _MOST_THREADS = 8
 _MOST_KEPT = 64
-_MOST_AHEAD = 16
 
 
 @final
 class Background:
     """Threads with cuDNN handles of their own, for a handle serves one thread at a time.
 
-    Plans that are executed are built with the handle that executes them, which several threads may do at once: NVIDIA's
-    cudnn-frontend builds plans in parallel with one handle. cuDNN compiles an engine again once no plan of it is left,
-    so some plans are kept.
+    cuDNN compiles an engine again once no plan of it is left, so some plans are kept.
 
     Args:
         library: cuDNN.
         device: the GPU.
-        handle: that executes plans; it lives as long as one is built with it.
     """
 
-    def __init__(self, library: Library, device: Gpu, handle: OwnHandle) -> None:
+    def __init__(self, library: Library, device: Gpu) -> None:
         self._library = library
         self._device = device
-        self._executes = handle
         self._local = local()
         self._threads: ThreadPoolExecutor | None = None
         self._lists: dict[ConvolutionProblem, Future[list[Algorithm]]] = {}
         self._plans: dict[tuple[ConvolutionProblem, str], Future[Descriptor | None]] = {}
-        self._ahead: dict[tuple[ConvolutionProblem, str], Future[Descriptor | None]] = {}
 
     def begin(self, parts: Sequence[ConvolutionProblem]) -> None:
         """Begin to list what computes micro-batches of a problem, and to compile what needs it.
@@ -66,7 +60,6 @@ class Background:
         self._threads = None
         self._lists.clear()
         self._plans.clear()
-        self._ahead.clear()
 
     def listed(self, part: ConvolutionProblem) -> list[Algorithm] | None:
         """Return a list that was begun, once it is there; None where none was."""
@@ -81,28 +74,6 @@ class Background:
         future = self._plans.get((_shape(part), name))
         if future is not None:
             future.result()
-
-    def build(self, part: ConvolutionProblem, name: str) -> None:
-        """Begin to build a plan that is measured soon."""
-        if (part, name) not in self._ahead:
-            if len(self._ahead) >= _MOST_AHEAD:
-                self.built(*next(iter(self._ahead)))
-            self._ahead[part, name] = self._pool().submit(self._build, part, name, self._executes.address)
-
-    def built(self, part: ConvolutionProblem, name: str) -> Descriptor | None:
-        """Return a plan that is being built, once it is there; None where none is, or it cannot be built.
-
-        What waits for compilers is sooner built by whoever needs it.
-        """
-        future = self._ahead.pop((part, name), None)
-        return None if future is None or future.cancel() else future.result()
-
-    def drop(self) -> None:
-        """Drop plans that were begun and not asked for; afterwards, none is being built."""
-        while self._ahead:
-            _, future = self._ahead.popitem()
-            if not future.cancel():
-                future.result()
 
     def _submit_list(self, part: ConvolutionProblem, *, compile_all: bool) -> Future[list[Algorithm]]:
         def run() -> list[Algorithm]:
@@ -120,12 +91,11 @@ class Background:
             self._plans.pop(next(iter(self._plans)))
         self._plans[_shape(part), name] = self._pool().submit(self._build, part, name)
 
-    def _build(self, part: ConvolutionProblem, name: str, handle: int | None = None) -> Descriptor | None:
+    def _build(self, part: ConvolutionProblem, name: str) -> Descriptor | None:
         try:
             with self._device.use():
                 beta = listing_beta(part)
-                graph = OperationGraph(self._library, handle or self._handle(), part, alpha=1.0, beta=beta)
-                return graph.plan(name)
+                return OperationGraph(self._library, self._handle(), part, alpha=1.0, beta=beta).plan(name)
         except self._device.failures:
             return None  # whoever wants to measure it will hear why
 

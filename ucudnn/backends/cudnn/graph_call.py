@@ -1,6 +1,7 @@
 """One engine configuration ready to run: execution plans for its alpha and beta, variant packs for its pointers."""
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
+from functools import partial
 from typing import final
 
 from ucudnn.backends.base import PreparedCall
@@ -32,7 +33,6 @@ class GraphCall(PreparedCall):
         algorithm: name of the engine configuration.
         scalings: pairs of alpha and beta whose plans are built at once.
         graphs: gives the operation graph of a problem with an alpha and a beta.
-        plans: what was built before, by alpha and beta.
 
     Raises:
         UnsupportedProblemError: if there is no such engine configuration.
@@ -47,7 +47,6 @@ class GraphCall(PreparedCall):
         algorithm: str,
         scalings: Iterable[tuple[float, float]],
         graphs: Callable[[ConvolutionProblem, float, float], OperationGraph],
-        plans: Mapping[tuple[float, float], Descriptor],
     ) -> None:
         self._library = library
         self._handle = handle
@@ -56,10 +55,9 @@ class GraphCall(PreparedCall):
         self._algorithm = algorithm
         self._execute = library.function("cudnnBackendExecute")
         self._places = Places(problem)
-        self._plans = {scaling: _ExecutionPlan(plan) for scaling, plan in plans.items()}
+        self._plans: dict[tuple[float, float], _ExecutionPlan] = {}
         for scaling in scalings:
-            if scaling not in plans:
-                self._plan(*scaling)
+            self._plan(*scaling)
 
     @property
     def workspace_bytes(self) -> int:
@@ -84,10 +82,7 @@ class GraphCall(PreparedCall):
             CudnnError: if cuDNN cannot run it.
             UnsupportedProblemError: if the workspace is too small.
         """
-        plan, pack = self._bound(x, w, y, start, alpha, beta, workspace, first_rows)
-        status = self._execute(self._handle, plan.address, pack.address)
-        if status:
-            raise self._library.error(status, f"cudnnBackendExecute of {self._algorithm} for {self._problem}")
+        self._run(*self._bound(x, w, y, start, alpha, beta, workspace, first_rows))
 
     def bind(
         self,
@@ -100,14 +95,19 @@ class GraphCall(PreparedCall):
         beta: float,
         workspace: DeviceBuffer,
         first_rows: Rows | None = None,
-    ) -> None:
-        """Make the plan and the variant pack of a launch, where they are not there yet.
+    ) -> Callable[[], None]:
+        """Return a launch whose plan and variant pack are there.
 
         Raises:
             CudnnError: if cuDNN cannot build the plan.
             UnsupportedProblemError: if the workspace is too small.
         """
-        self._bound(x, w, y, start, alpha, beta, workspace, first_rows)
+        return partial(self._run, *self._bound(x, w, y, start, alpha, beta, workspace, first_rows))
+
+    def _run(self, plan: "_ExecutionPlan", pack: Descriptor) -> None:
+        status = self._execute(self._handle, plan.address, pack.address)
+        if status:
+            raise self._library.error(status, f"cudnnBackendExecute of {self._algorithm} for {self._problem}")
 
     def _bound(
         self,

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from itertools import cycle, islice
 from time import perf_counter
-from typing import final
+from typing import Any, final
 
 from ucudnn.backends.base import PreparedCall
 from ucudnn.backends.cudnn.gpu import DeviceBuffer, Gpu
@@ -14,6 +14,7 @@ from ucudnn.slabs import Rows
 LOADING_MS = 0.05
 """Of the host in a launch: longer ones load kernels first, or do something else."""
 
+_GRAIN_MS = 0.03  # in which what is queued reaches the GPU
 _MOST_STALLS = 3
 _HELD = 1.5  # times as long as the host took before to queue its calls, the GPU is held back
 _HELD_MS = 0.03  # and so much longer
@@ -65,6 +66,20 @@ class CallTimer:
         self.host_ms = host_ms
         self.long = False
 
+    def first(self) -> float:
+        """Run a call for the first time, and return the milliseconds that it takes at least.
+
+        The host may have to load kernels for it: what the GPU took beyond that, it took for the call.
+        """
+        chosen, host_ms = self._next(1), 0.0
+
+        def timed() -> None:
+            nonlocal host_ms
+            host_ms = self._queue(chosen)
+
+        time_ms = self._device.elapsed_ms(timed, None)
+        return max(SHORTEST_MS, time_ms - host_ms - _GRAIN_MS)
+
     def warm(self, calls: int) -> None:
         """Queue calls that do not count."""
         self._queue(self._next(calls))
@@ -92,16 +107,11 @@ class CallTimer:
 
     def _next(self, calls: int) -> Sequence[_Launch]:
         """Return the next calls, with everything made that only the first one at a place would have to make."""
-        chosen: list[_Launch] = []
-        x, w, y = self._operands
-        for start, rows in islice(self._upcoming, calls):
-            bind, launch = (
-                partial(each, x, w, y, start=start, beta=self._beta, workspace=self._workspace, first_rows=rows)
-                for each in (partial(self._call.bind, alpha=1.0), partial(self._call.launch, alpha=1.0))
-            )
-            bind()
-            chosen.append(launch)
-        return chosen
+        options: dict[str, Any] = {"alpha": 1.0, "beta": self._beta, "workspace": self._workspace}
+        return [
+            self._call.bind(*self._operands, start=start, first_rows=rows, **options)
+            for start, rows in islice(self._upcoming, calls)
+        ]
 
     @staticmethod
     def _queue(chosen: Sequence[_Launch]) -> float:
