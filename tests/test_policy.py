@@ -72,7 +72,7 @@ def test_varied_sizes_are_near_and_complete_each_other(batch, parts):
     varied = varied_sizes(batch, sizes)
     assert all(0 < size <= batch for size in varied)
     for size in sizes:
-        for near in (size - 1, size + 1, size - 8, size + 8):
+        for near in (size - 1, size + 1, size - 4, size + 4):
             for each in (near, batch - (parts - 1) * near):  # a size, and what it leaves
                 assert each in varied or not 0 < each <= batch
 

@@ -62,14 +62,32 @@ def test_order_begins_at_a_quarter():
     assert Search(256, whole=True).order([1, 2, 4, 8, 16, 32, 64, 128, 256]) == [64, 128, 256, 32, 16, 8, 4, 2, 1]
 
 
-def test_bounds_come_from_both_sides():
+def measured_search(times):
     search = Search(256, whole=True)
-    search.add(MicroConfiguration(size=16, algorithm="A", time_ms=2.0, workspace_bytes=0))
-    assert search.least_ms(32, "A") == pytest.approx(1.94)
-    assert search.least_ms(20, "A") == pytest.approx(1.7)
-    assert search.least_ms(16, "A") == 2.0
-    assert search.least_ms(8, "A") == pytest.approx(0.75)
+    for size, time_ms in times.items():
+        search.add(MicroConfiguration(size=size, algorithm="A", time_ms=time_ms, workspace_bytes=0))
+    return search
+
+
+def test_bounds_come_from_both_sides():
+    search = measured_search({16: 0.2})
+    assert search.least_ms(32, "A") == pytest.approx(0.194)
+    assert search.least_ms(20, "A") == pytest.approx(0.17)
+    assert search.least_ms(16, "A") == 0.2
+    assert search.least_ms(8, "A") == pytest.approx(0.075)
     assert search.least_ms(32, "B") == 0
+
+
+def test_between_two_sizes_calls_that_fill_the_gpu_take_about_what_both_take():
+    assert measured_search({16: 0.16, 32: 0.32}).least_ms(24, "A") == pytest.approx(0.9 * 0.24)
+    assert measured_search({16: 0.016, 32: 0.04}).least_ms(24, "A") == pytest.approx(0.75 * 0.03)
+    assert measured_search({16: 0.16, 64: 0.16}).least_ms(32, "A") == pytest.approx(0.97 * 0.16)
+
+
+def test_long_calls_grow_with_their_samples():
+    search = measured_search({16: 2.0})
+    assert search.least_ms(64, "A") == pytest.approx(4.8)
+    assert search.least_ms(128, "A") == pytest.approx(1.94)
 
 
 def test_chains():

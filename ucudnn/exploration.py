@@ -270,7 +270,8 @@ class Explorer:
         worth = search.worth_ms(size, algorithm.workspace_bytes, chain, kind_of(algorithm.api, algorithm.notes))
         if least < worth:
             effort = self._effort
-            if not request.whole and search.is_outdone(size, worth):
+            # The first undivided algorithm is worth while however slow it is; what it takes at least tells as much.
+            if not request.whole and search.is_outdone(size, worth if worth < inf else least):
                 effort = replace(effort, repeats=min(effort.repeats, _ROUGH))
             self._tell(self._considered, self._total)
             self._take(size, algorithm, effort, worth)

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterable
 from enum import Enum
 
-_STEPS = (1, 2, 3, 4, 6, 8)  # by which sizes are varied around the best known ones
+_STEPS = (1, 2, 3, 4)  # by which sizes are varied around the best known ones
 _MOST_SLABS = 64
 _MOST_PARTS_VARIED = 16  # where there are more micro-batches, a sample more or less in each changes little
 

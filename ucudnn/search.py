@@ -6,9 +6,11 @@ algorithm at a size at which it was not measured:
 * a larger micro-batch takes as long as a smaller one at least, but for GROWTH or NEAR_GROWTH;
 * a smaller micro-batch takes as long for each of its samples as a larger one at least, but for THRIFT.
 
-Neither is a law: kernels are tuned to sizes. The factors are what 425,000 pairs of times on an H200 kept to, all but
-one in a hundred (one in a thousand for pairs of which one size is twice the other or more). An exhaustive search uses
-no bounds, so that their cost can be measured.
+What fills the GPU is bounded more tightly: see BETWEEN and RICHNESS.
+
+None of this is a law: kernels are tuned to sizes. The factors are what 425,000 pairs of times on an H200 kept to, all
+but one in a hundred (GROWTH and THRIFT, of sizes of which one is twice the other or more: one in a thousand). An
+exhaustive search uses no bounds, so that their cost can be measured.
 """
 
 from bisect import bisect_right
@@ -29,7 +31,16 @@ NEAR_GROWTH = 0.85
 THRIFT = 0.75
 """Least time for each sample at a smaller size, relative to that at a larger one."""
 
+BETWEEN = 0.9
+"""Least time for each sample between two sizes, one at most twice the other, relative to the better of these."""
+
+RICHNESS = 0.6
+"""Least time for each sample at a larger size, up to four times a smaller one, relative to that at the smaller one."""
+
 _FAR = 1.3
+_FILLING_MS = 0.1  # from which on BETWEEN holds: shorter calls may leave much of a GPU idle
+_LONG_MS = 0.8  # from which on RICHNESS does
+_RICHER = 4
 
 _TELLING = {"NONDETERMINISTIC", "TENSOR_CORE", "DOWN_CONVERT_INPUTS"}  # notes that rule an algorithm out somewhere
 
@@ -83,12 +94,21 @@ class Search:
         """Return the milliseconds that an algorithm will take at least at a size."""
         if self._exhaustive:
             return 0.0
-        bound = 0.0
-        for known, time_ms in self._times.get(algorithm, {}).items():
+        times = self._times.get(algorithm, {})
+        bound, below, above = 0.0, 0, 0
+        for known, time_ms in times.items():
             if known < size:
+                below = max(below, known)
                 bound = max(bound, time_ms * (GROWTH if size >= 2 * known else NEAR_GROWTH))
+                if time_ms >= _LONG_MS and size <= _RICHER * known:
+                    bound = max(bound, time_ms * size / known * RICHNESS)
             else:
+                above = min(above or known, known)
                 bound = max(bound, time_ms * size / known * (THRIFT if known > size else 1.0))
+        if below and below < above <= 2 * below:
+            between_ms = size * min(times[below] / below, times[above] / above)
+            if between_ms >= _FILLING_MS:
+                bound = max(bound, between_ms * BETWEEN)
         return bound
 
     def is_outdone(self, size: int, worth_ms: float) -> bool:
