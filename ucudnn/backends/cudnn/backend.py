@@ -264,7 +264,7 @@ class CudnnBackend(ComputeBackend):
     def elapsed_ms(self, run: Callable[[], None], lead: Callable[[], None] | None = None) -> float:
         """Return the GPU's milliseconds from the end of the lead, if any, to the end of what a call queued."""
         self.queue()
-        return self._device.elapsed_ms(run, lead)
+        return self._device.elapsed_ms(run, lead)[0]
 
     def queue(self) -> int:
         """Point cuDNN to the current stream and return what tells it from others.

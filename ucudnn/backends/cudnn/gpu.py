@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from functools import cache, cached_property
 from pathlib import Path
+from time import perf_counter
 from typing import Any, final
 
 import numpy as np
@@ -152,21 +153,23 @@ class Gpu(ABC):
         except OSError:
             return None
 
-    def elapsed_ms(self, run: Callable[[], object], lead: Callable[[], object] | None) -> float:
-        """Return the GPU's milliseconds between two events around a call, on the current stream.
+    def elapsed_ms(self, run: Callable[[], object], lead: Callable[[], object] | None) -> tuple[float, float]:
+        """Return milliseconds: the GPU's between two events around a call, and the host's to queue all of this.
 
         Args:
             run: the call.
             lead: what the GPU does while the host queues the first event and the begin of the call.
         """
         stream, begin, end, between_ms = self.stopwatch()
+        started = perf_counter()
         if lead is not None:
             lead()
         begin.record(stream)
         run()
         end.record(stream)
+        host_ms = (perf_counter() - started) * 1e3
         end.synchronize()
-        return float(between_ms())
+        return float(between_ms()), host_ms
 
 
 @cache

@@ -3,7 +3,6 @@
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from itertools import cycle, islice
-from time import perf_counter
 from typing import Any, final
 
 from ucudnn.backends.base import PreparedCall
@@ -71,39 +70,27 @@ class CallTimer:
 
         The host may have to load kernels for it: what the GPU took beyond that, it took for the call.
         """
-        chosen, host_ms = self._next(1), 0.0
-
-        def timed() -> None:
-            nonlocal host_ms
-            host_ms = self._queue(chosen)
-
-        time_ms = self._device.elapsed_ms(timed, None)
+        time_ms, host_ms = self._device.elapsed_ms(partial(_queue, self._next(1)), None)
         return max(SHORTEST_MS, time_ms - host_ms - _GRAIN_MS)
 
     def warm(self, calls: int) -> None:
         """Queue calls that do not count."""
-        self._queue(self._next(calls))
+        _queue(self._next(calls))
 
     def run(self, calls: int) -> float:
         """Return the milliseconds that one of several calls takes, those left out in which the host stalled."""
         time_ms = 0.0
         for _ in range(_MOST_STALLS):
             chosen = self._next(calls)
-            held_ms = min(_HELD * self.host_ms * calls + _HELD_MS, _MOST_HELD_MS)
-
-            def timed(chosen: Sequence[_Launch] = chosen) -> None:
-                self.host_ms = self._queue(chosen) / calls
-
-            time_ms = self._device.elapsed_ms(timed, self._lead(calls, held_ms)) / calls
-            if self.host_ms * calls <= held_ms:
-                break  # else the GPU waited for the host, which loaded a kernel or did something else
-        return max(SHORTEST_MS, time_ms)
-
-    def _lead(self, calls: int, held_ms: float) -> Callable[[], object] | None:
-        """Return what keeps the GPU busy until the host has queued what is timed."""
-        if self._device.holds:
-            return partial(self._device.hold, held_ms)
-        return None if self.long else partial(self._queue, self._next(calls))
+            leading = () if self._device.holds or self.long else self._next(calls)
+            launches = len(chosen) + len(leading)
+            held_ms = min(_HELD * self.host_ms * launches + _HELD_MS, _MOST_HELD_MS)
+            lead = partial(self._device.hold, held_ms) if self._device.holds else partial(_queue, leading)
+            time_ms, host_ms = self._device.elapsed_ms(partial(_queue, chosen), lead)
+            self.host_ms = host_ms / launches
+            if host_ms <= held_ms:
+                break  # else the GPU may have waited for the host, which loaded a kernel or did something else
+        return max(SHORTEST_MS, time_ms / calls)
 
     def _next(self, calls: int) -> Sequence[_Launch]:
         """Return the next calls, with everything made that only the first one at a place would have to make."""
@@ -113,10 +100,7 @@ class CallTimer:
             for start, rows in islice(self._upcoming, calls)
         ]
 
-    @staticmethod
-    def _queue(chosen: Sequence[_Launch]) -> float:
-        """Queue calls, and return the milliseconds that this takes."""
-        begin = perf_counter()
-        for launch in chosen:
-            launch()
-        return (perf_counter() - begin) * 1e3
+
+def _queue(chosen: Sequence[_Launch]) -> None:
+    for launch in chosen:
+        launch()
