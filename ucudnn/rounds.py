@@ -9,7 +9,7 @@ from ucudnn.policy import divisions_within, equal_divisions, fitting_size, power
 from ucudnn.search import is_chain
 from ucudnn.solvers.desirable import fastest
 
-_PROMISING = 1.1  # algorithms up to so much slower than the best are tried at sizes near the best ones
+_PROMISING = 1.05  # algorithms up to so much slower than the best are tried at sizes near the best ones
 _MOST_PROMISING = 6
 _MOST_FITTED = 4
 _HOPEFUL = 1.6  # the same at sizes that lie between those that are known
