@@ -104,6 +104,34 @@ def test_measures_nothing_twice(backend):
     assert len(backend.measured) == count + 2
 
 
+class AskingBackend(CountingBackend):
+    """Asks, in each measurement, what comes after it."""
+
+    def __init__(self, workspaces):
+        super().__init__(workspaces)
+        self.following = None
+        self.told = []
+
+    def look_ahead(self, following):
+        assert self.following is None, "asked once, for each measurement anew"
+        self.following = following
+
+    def measure(self, size, algorithm, effort, worth_ms=float("inf"), slabs=()):
+        found, self.following = self.following(), None
+        self.told.append(found and (self.problem.with_batch(found[0]), found[1].name))
+        return super().measure(size, algorithm, effort, worth_ms, slabs)
+
+
+@pytest.mark.parametrize("limit_bytes", [0, 400, 1000])
+def test_what_is_measured_next_is_known_before(limit_bytes):
+    backend = AskingBackend({"SMALL": 0, "LARGE": 100, "OTHER": 80})
+    Benchmark(backend).micro_configurations(request(make_problem(), (1, 4, 8), limit_bytes))
+    plain = CountingBackend({"SMALL": 0, "LARGE": 100, "OTHER": 80})
+    Benchmark(plain).micro_configurations(request(make_problem(), (1, 4, 8), limit_bytes))
+    assert backend.measured == plain.measured
+    assert backend.told == [*backend.measured[1:], None]
+
+
 def test_a_failed_algorithm_is_logged_and_left_out(backend, caplog):
     caplog.set_level(logging.INFO)
     found = Benchmark(backend).micro_configurations(request(make_problem(), (8,), 1000))

@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ucudnn.backends.base import Algorithm, ComputeBackend, Effort, Measurement, MeasurementStatus, pieces_of
+from ucudnn.backends.base import Bench as Measuring
 from ucudnn.backends.replay import ReplayBackend
 from ucudnn.benchmark import Benchmark
 from ucudnn.decision import decide
@@ -69,7 +70,7 @@ class Rates(ComputeBackend):
     def bench(self, problem):
         yield self.Bench(self, problem)
 
-    class Bench:
+    class Bench(Measuring):
         def __init__(self, backend, problem):
             self.backend, self.problem = backend, problem
 

@@ -14,7 +14,7 @@ from tests.test_dispatch import FaultyBackend
 from tests.test_handle import PROBLEM, QUICK, direct, operands, poison, relative, written
 from tests.test_slabs import divisible
 from ucudnn import Handle
-from ucudnn.backends.base import SLACK_BYTES, Measurement, MeasurementStatus
+from ucudnn.backends.base import SLACK_BYTES, Bench, Measurement, MeasurementStatus
 from ucudnn.backends.cpu import CpuBackend
 from ucudnn.backends.cudnn.backend import CudnnBackend
 from ucudnn.benchmark import Benchmark
@@ -256,14 +256,14 @@ class Scarce(CpuBackend):
         backend = self
         with super().bench(problem) as own:
 
-            class Bench:
+            class Narrow(Bench):
                 def measure(self, size, algorithm, *rest, **options):
                     if algorithm.workspace_bytes > backend.room:
                         backend.tries += 1
                         return Measurement(status=MeasurementStatus.HINDERED, reason="MemoryError: no room")
                     return own.measure(size, algorithm, *rest, **options)
 
-            yield Bench()
+            yield Narrow()
 
 
 @pytest.mark.parametrize("policy", ["powerOfTwo", "adaptive", "all"])

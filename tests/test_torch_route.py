@@ -20,6 +20,7 @@ from ucudnn import Effort  # noqa: E402
 from ucudnn.backends.cudnn.backend import CudnnBackend  # noqa: E402
 from ucudnn.configuration import Configuration, MicroConfiguration  # noqa: E402
 from ucudnn.handle import Handle  # noqa: E402
+from ucudnn.problem import ConvolutionProblem, Operation  # noqa: E402
 from ucudnn.torch.device import TorchGpu  # noqa: E402
 from ucudnn.torch.lanes import IN_CAPTURE  # noqa: E402
 from ucudnn.torch.switch import Switch  # noqa: E402
@@ -197,6 +198,37 @@ def assert_near(found, expected):
 def operands():
     torch.manual_seed(0)
     return torch.randn(8, 4, 7, 6), torch.randn(6, 4, 3, 3)
+
+
+PROBLEM = ConvolutionProblem(
+    operation=Operation.FORWARD, batch=8, channels=4, spatial=(7, 6), filters=6, kernel=(3, 3), padding=(1, 1)
+)
+
+
+def test_plans_are_built_once_while_the_gpu_is_busy(host, monkeypatch):
+    built, waiting = [], []
+    prepare, stopwatch = CudnnBackend._prepare_for_bench, TorchGpu.elapsed_ms
+
+    def counted(self, problem, algorithm):
+        built.append((problem, algorithm.name, bool(waiting)))
+        return prepare(self, problem, algorithm)
+
+    def elapsed_ms(self, run, lead, meanwhile=None):
+        def busy():
+            waiting.append(True)
+            meanwhile()
+            waiting.clear()
+
+        return stopwatch(self, run, lead, meanwhile and busy)
+
+    monkeypatch.setattr(CudnnBackend, "_prepare_for_bench", counted)
+    monkeypatch.setattr(TorchGpu, "elapsed_ms", elapsed_ms)
+    backend = CudnnBackend(library_path=host.stub._name, device=TorchGpu(0))
+    own = Handle(backend=backend, effort=QUICK, policy="powerOfTwo", workspace_limit=3000)
+    own.get_algorithm(PROBLEM)
+    own.optimize()
+    assert len(built) == len({each[:2] for each in built})
+    assert sum(busy for *_, busy in built) > len(built) / 2, "but for the first, and what follows on a vain hope"
 
 
 def test_what_is_computed_is_divided_and_within_the_limit(host, calls):

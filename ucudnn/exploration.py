@@ -1,13 +1,14 @@
 """Exploration: which micro-configurations of one problem are measured, in which order, and what comes of them."""
 
 import logging
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from itertools import islice
 from math import inf
-from typing import Protocol, final
+from typing import NamedTuple, Protocol, final
 
-from ucudnn.backends.base import Algorithm, Backend, Bench, Effort, MeasurementStatus
+from ucudnn.backends.base import Algorithm, Backend, Bench, Effort, Following, MeasurementStatus
 from ucudnn.configuration import MicroConfiguration
 from ucudnn.problem import ConvolutionProblem
 from ucudnn.results import Result, Results
@@ -84,6 +85,14 @@ class Keeper(Protocol):
 
     def save(self, items: Sequence[Item]) -> None:
         """Keep results."""
+
+
+class _Hope(NamedTuple):
+    """What an algorithm takes at a size at least, and from which time on it does not matter."""
+
+    algorithm: Algorithm
+    least_ms: float
+    worth_ms: float
 
 
 @final
@@ -248,37 +257,64 @@ class Explorer:
             for name, result in self._results.of(problem.part(size)).items():
                 if name in self._ranks and result.measured:
                     self._add(size, result)
+
+        hopes = ((size, self._hope(size, name, chain), self.measured) for size, name in self._ordered(sizes, names))
+        upcoming: list[tuple[int, _Hope, int]] = []
+
+        def following() -> tuple[int, Algorithm] | None:
+            if not upcoming:
+                upcoming.extend(islice(((size, hope, when) for size, hope, when in hopes if hope is not None), 1))
+            return (upcoming[0][0], upcoming[0][1].algorithm) if upcoming else None
+
+        while following() is not None:
+            size, hope, when = upcoming.pop()
+            found = hope if when == self.measured else self._hope(size, hope.algorithm.name, chain)
+            if found is not None:
+                self._consider(size, found, following)
+
+    def _ordered(self, sizes: Sequence[int], names: Sequence[str]) -> Iterator[tuple[int, str]]:
+        """Return pairs of size and algorithm in the order in which to measure them."""
         for size in self._search.order(sizes):
             bounds = {name: self._search.least_ms(size, name) for name in names}
             # What takes a compiler's time comes last: most of it is known not to matter by then.
             for name in sorted(names, key=lambda name: (name in self._compiled, bounds[name], self._ranks[name])):
-                self._consider(size, name, chain)
+                yield size, name
                 self._considered += 1
 
-    def _consider(self, size: int, name: str, chain: bool) -> None:
-        """Measure an algorithm at a size if it is not known, fits, and can matter."""
+    def _hope(self, size: int, name: str, chain: bool) -> "_Hope | None":
+        """Return what there is to hope of an algorithm that is unknown and fits, if it can matter.
+
+        What cannot now, cannot when more is known.
+        """
         request, search = self._request, self._search
         known = self._results.of(request.problem.part(size)).get(name)
         if known is not None and known.complete and known.status is not MeasurementStatus.HINDERED:
-            return
+            return None
         least = known.time_ms if known is not None and known.measured else search.least_ms(size, name)
         if not request.whole and least >= search.worth_ms(size, 0, chain):
-            return  # whatever its workspace
+            return None  # whatever its workspace
         algorithm = self._fitting(size, name)
         if algorithm is None or algorithm.workspace_bytes >= self.room_bytes:
-            return
+            return None
         worth = search.worth_ms(size, algorithm.workspace_bytes, chain, kind_of(algorithm.api, algorithm.notes))
-        if least < worth:
-            effort = self._effort
-            # The first undivided algorithm is worth while however slow it is; what it takes at least tells as much.
-            if not request.whole and search.is_outdone(size, worth if worth < inf else least):
-                effort = replace(effort, repeats=min(effort.repeats, _ROUGH))
-            self._tell(self._considered, self._total)
-            self._take(size, algorithm, effort, worth)
+        return _Hope(algorithm, least, worth) if least < worth else None
 
-    def _take(self, size: int, algorithm: Algorithm, effort: Effort, worth_ms: float) -> None:
+    def _consider(self, size: int, hope: "_Hope", following: Following) -> None:
+        """Measure an algorithm at a size, roughly where micro-batches are faster by far."""
+        effort = self._effort
+        # The first undivided algorithm is worth while however slow it is; what it takes at least tells as much.
+        least = hope.worth_ms if hope.worth_ms < inf else hope.least_ms
+        if not self._request.whole and self._search.is_outdone(size, least):
+            effort = replace(effort, repeats=min(effort.repeats, _ROUGH))
+        self._tell(self._considered, self._total)
+        self._take(size, hope.algorithm, effort, hope.worth_ms, following)
+
+    def _take(
+        self, size: int, algorithm: Algorithm, effort: Effort, worth_ms: float, following: Following | None = None
+    ) -> None:
         """Measure, and remember what comes of it."""
-        result = self._measured(size, self._request.problem.part(size), algorithm, effort, worth_ms)
+        part = self._request.problem.part(size)
+        result = self._measured(size, part, algorithm, effort, worth_ms, following=following)
         if result.measured:
             self._add(size, result)
 
@@ -290,6 +326,7 @@ class Explorer:
         effort: Effort,
         worth_ms: float,
         slabs: Sequence[Slab] = (),
+        following: Following | None = None,
     ) -> Result:
         """Measure a micro-batch, or slabs of it, and return what is remembered of it."""
         problem = self._request.problem
@@ -297,6 +334,8 @@ class Explorer:
             self._compiled.add(algorithm.name)
         if self._bench is None:
             self._bench = self._stack.enter_context(self._backend.bench(problem))
+        if following is not None:
+            self._bench.look_ahead(following)
         result = Result.of(algorithm, self._bench.measure(size, algorithm, effort, worth_ms, slabs))
         self.measured += 1
         self._results.put(part, result)

@@ -133,6 +133,10 @@ def pieces_of(problem: ConvolutionProblem, size: int, slabs: Sequence[Slab]) -> 
     return [piece_of(part, slab) for slab in slabs] or [Piece(problem=part, first_rows=None)]
 
 
+Following = Callable[[], tuple[int, Algorithm] | None]
+"""Gives the micro-batch size and the algorithm that are likely to be measured next, if any; asked once."""
+
+
 class Bench(ABC):
     """Operands of one mini-batch, made once, on which micro-batches of any size are measured."""
 
@@ -152,6 +156,9 @@ class Bench(ABC):
             worth_ms: time from which on it does not matter how slow it is: one sample beyond it will do.
             slabs: parts of a micro-batch that are the same problem, one of which is measured; () for all of it.
         """
+
+    def look_ahead(self, following: Following) -> None:  # noqa: B027, for most have no time for it
+        """Say whom to ask, while the device is busy with the next measurement, what comes after it."""
 
 
 class Backend(ABC):

@@ -34,7 +34,7 @@ class Machine(PreparedCall):
         self.done = max(self.done, self.now) + time_ms
         self.log.append(("hold", time_ms))
 
-    def elapsed_ms(self, run, lead):
+    def elapsed_ms(self, run, lead, meanwhile=None):
         started = self.now
         if lead is not None:
             lead()
@@ -43,6 +43,9 @@ class Machine(PreparedCall):
         run()
         self.now += next(self.late_ms)
         host_ms = self.now - started
+        if meanwhile is not None:
+            self.log.append("meanwhile")
+            meanwhile()
         self.now = self.done = end = max(self.done, self.now)
         self.log.append("end")
         return end - begin, host_ms
@@ -57,8 +60,8 @@ class Machine(PreparedCall):
         self.log.append(start)
 
 
-def timer_of(machine, host_ms=0.05):
-    return CallTimer(machine, machine, PLACES, (1, 2, 3), 0.0, DeviceBuffer(0, 0), host_ms)
+def timer_of(machine, host_ms=0.05, meanwhile=None):
+    return CallTimer(machine, machine, PLACES, (1, 2, 3), 0.0, DeviceBuffer(0, 0), host_ms, meanwhile)
 
 
 @given(
@@ -103,6 +106,20 @@ def test_calls_go_on_from_place_to_place():
     timer.run(2)
     starts = [each for each in machine.log if isinstance(each, int)]
     assert starts == list(islice(cycle([0, 4, 8]), 7))
+
+
+def test_something_else_is_done_once_while_the_gpu_is_busy():
+    machine = Machine(cycle([0.01]), 10.0)
+
+    def meanwhile():
+        machine.now += 5.0
+
+    timer = timer_of(machine, meanwhile=meanwhile)
+    assert timer.first() == pytest.approx(10.0, abs=0.031)
+    assert machine.log == ["begin", 0, "meanwhile", "end"]
+    assert machine.now == pytest.approx(10.01), "no later than without"
+    assert timer.run(1) == pytest.approx(10.0)
+    assert machine.log.count("meanwhile") == 1
 
 
 def test_the_gpu_is_never_held_for_long():

@@ -7,7 +7,7 @@ from math import ceil, inf
 from time import perf_counter
 from typing import TypeVar, final
 
-from ucudnn.backends.base import Algorithm, Bench, Effort, Measurement, MeasurementStatus, pieces_of
+from ucudnn.backends.base import Algorithm, Bench, Effort, Following, Measurement, MeasurementStatus, pieces_of
 from ucudnn.backends.cudnn.check import OutputCheck
 from ucudnn.backends.cudnn.gpu import DeviceBuffer, Gpu
 from ucudnn.backends.cudnn.graph import listing_beta
@@ -31,6 +31,9 @@ _LONG_MS = 1.0  # beside which it does not count that the host launches the firs
 _MOST_CALLS = 16  # of one sample
 
 _INTERNAL = range(4000, 5000)  # statuses with which cuDNN says that it failed itself, in a compiler for example
+
+BenchCall = GraphCall | LegacyCall | PackedCall
+"""What can be measured."""
 
 _T = TypeVar("_T")
 
@@ -56,7 +59,7 @@ class CudnnBench(Bench):
         problem: ConvolutionProblem,
         device: Gpu,
         allocate: Callable[[int], DeviceBuffer],
-        prepare: Callable[[ConvolutionProblem, Algorithm], GraphCall | LegacyCall | PackedCall],
+        prepare: Callable[[ConvolutionProblem, Algorithm], BenchCall],
         library: Library,
         handle: int,
     ) -> None:
@@ -69,6 +72,8 @@ class CudnnBench(Bench):
         self._busy_until = -inf
         self._host_ms = LOADING_MS  # in which the host queues a call
         self._rates: dict[str, float] = {}
+        self._following: Following | None = None
+        self._ready: tuple[ConvolutionProblem, str, BenchCall] | None = None
         self._check: OutputCheck | None = OutputCheck(
             problem, library, handle, device, self._operands, self._workspace_of
         )
@@ -77,6 +82,11 @@ class CudnnBench(Bench):
         """Let go of operands and workspace, whoever still holds this."""
         nothing = DeviceBuffer(0, 0)
         self._operands, self._samples, self._workspace, self._check = (nothing, nothing, nothing), 0, nothing, None
+        self._following = self._ready = None
+
+    def look_ahead(self, following: Following) -> None:
+        """Say whom to ask what comes after the next measurement: its plan is built while the GPU is busy."""
+        self._following = following
 
     def measure(
         self, size: int, algorithm: Algorithm, effort: Effort, worth_ms: float = inf, slabs: Sequence[Slab] = ()
@@ -87,7 +97,7 @@ class CudnnBench(Bench):
         if not starts or self._check is None:
             return _hindered(f"GPU memory holds operands of {self._samples} samples only")
         try:
-            call = self._prepare(pieces[0].problem, algorithm)
+            call = self._made_ready(pieces[0].problem, algorithm)
             if call.workspace_bytes > algorithm.workspace_bytes:
                 return _failed(f"it needs {call.workspace_bytes} bytes of workspace, not {algorithm.workspace_bytes}")
             workspace = self._workspace_of(algorithm.workspace_bytes)
@@ -124,12 +134,27 @@ class CudnnBench(Bench):
         rate = self._rates.get(name)
         return None if rate is None else rate * multiplications
 
-    def _timer(
-        self, call: GraphCall | LegacyCall | PackedCall, workspace: DeviceBuffer, places: Sequence[Place]
-    ) -> CallTimer:
+    def _made_ready(self, part: ConvolutionProblem, algorithm: Algorithm) -> BenchCall:
+        ready, self._ready = self._ready, None
+        if ready is not None and ready[:2] == (part, algorithm.name):
+            return ready[2]
+        return self._prepare(part, algorithm)
+
+    def _make_ready(self) -> None:
+        """Build the plan of what is measured next, unless a compiler has to be waited for."""
+        following, self._following = self._following, None
+        found = following() if following is not None else None
+        if found is None or found[1].compiles:
+            return
+        size, algorithm = found
+        part = self._problem.part(size)
+        with suppress(MemoryError, *self._device.failures):  # what fails, fails again in its turn
+            self._ready = part, algorithm.name, self._prepare(part, algorithm)
+
+    def _timer(self, call: BenchCall, workspace: DeviceBuffer, places: Sequence[Place]) -> CallTimer:
         x, w, y = (operand.address for operand in self._operands)
         beta = listing_beta(self._problem)
-        return CallTimer(self._device, call, places, (x, w, y), beta, workspace, self._host_ms)
+        return CallTimer(self._device, call, places, (x, w, y), beta, workspace, self._host_ms, self._make_ready)
 
     def _sample(self, timer: CallTimer, effort: Effort, worth_ms: float, expected_ms: float) -> tuple[float, ...]:
         begin = perf_counter()

@@ -153,12 +153,15 @@ class Gpu(ABC):
         except OSError:
             return None
 
-    def elapsed_ms(self, run: Callable[[], object], lead: Callable[[], object] | None) -> tuple[float, float]:
+    def elapsed_ms(
+        self, run: Callable[[], object], lead: Callable[[], object] | None, meanwhile: Callable[[], None] | None = None
+    ) -> tuple[float, float]:
         """Return milliseconds: the GPU's between two events around a call, and the host's to queue all of this.
 
         Args:
             run: the call.
             lead: what the GPU does while the host queues the first event and the begin of the call.
+            meanwhile: what the host does before it waits for the GPU.
         """
         stream, begin, end, between_ms = self.stopwatch()
         started = perf_counter()
@@ -168,6 +171,8 @@ class Gpu(ABC):
         run()
         end.record(stream)
         host_ms = (perf_counter() - started) * 1e3
+        if meanwhile is not None:
+            meanwhile()
         end.synchronize()
         return float(between_ms()), host_ms
 

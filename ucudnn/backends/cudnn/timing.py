@@ -40,6 +40,7 @@ class CallTimer:
         beta: factor of what the output holds.
         workspace: of the algorithm.
         host_ms: in which the host queues a call about.
+        meanwhile: what the host does while the GPU is busy the first time.
 
     Attributes:
         host_ms: in which it queued one last.
@@ -55,6 +56,7 @@ class CallTimer:
         beta: float,
         workspace: DeviceBuffer,
         host_ms: float,
+        meanwhile: Callable[[], None] | None = None,
     ) -> None:
         self._device = device
         self._call = call
@@ -62,6 +64,7 @@ class CallTimer:
         self._operands = operands
         self._beta = beta
         self._workspace = workspace
+        self._meanwhile = meanwhile
         self.host_ms = host_ms
         self.long = False
 
@@ -70,7 +73,7 @@ class CallTimer:
 
         The host may have to load kernels for it: what the GPU took beyond that, it took for the call.
         """
-        time_ms, host_ms = self._device.elapsed_ms(partial(_queue, self._next(1)), None)
+        time_ms, host_ms = self._elapsed_ms(self._next(1), None)
         return max(SHORTEST_MS, time_ms - host_ms - _GRAIN_MS)
 
     def warm(self, calls: int) -> None:
@@ -86,11 +89,15 @@ class CallTimer:
             launches = len(chosen) + len(leading)
             held_ms = min(_HELD * self.host_ms * launches + _HELD_MS, _MOST_HELD_MS)
             lead = partial(self._device.hold, held_ms) if self._device.holds else partial(_queue, leading)
-            time_ms, host_ms = self._device.elapsed_ms(partial(_queue, chosen), lead)
+            time_ms, host_ms = self._elapsed_ms(chosen, lead)
             self.host_ms = host_ms / launches
             if host_ms <= held_ms:
                 break  # else the GPU may have waited for the host, which loaded a kernel or did something else
         return max(SHORTEST_MS, time_ms / calls)
+
+    def _elapsed_ms(self, chosen: Sequence[_Launch], lead: Callable[[], object] | None) -> tuple[float, float]:
+        meanwhile, self._meanwhile = self._meanwhile, None
+        return self._device.elapsed_ms(partial(_queue, chosen), lead, meanwhile)
 
     def _next(self, calls: int) -> Sequence[_Launch]:
         """Return the next calls, with everything made that only the first one at a place would have to make."""
