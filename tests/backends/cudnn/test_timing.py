@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ucudnn.backends.base import PreparedCall
+from ucudnn.backends.cudnn import timing
 from ucudnn.backends.cudnn.gpu import DeviceBuffer
 from ucudnn.backends.cudnn.timing import CallTimer
 
@@ -19,6 +20,8 @@ class Machine(PreparedCall):
 
     The GPU begins a call once it has been queued and the call before is done; so does the real one.
     """
+
+    machines = ()
 
     def __init__(self, host_ms, gpu_ms, holds=True):
         self.holds = holds
@@ -60,7 +63,16 @@ class Machine(PreparedCall):
         self.log.append(start)
 
 
+@pytest.fixture(autouse=True)
+def clock(monkeypatch):
+    """Let the machine's clock be that of the code."""
+    machines = []
+    monkeypatch.setattr(timing, "perf_counter", lambda: machines[-1].now / 1e3)
+    monkeypatch.setattr(Machine, "machines", machines)
+
+
 def timer_of(machine, host_ms=0.05, meanwhile=None):
+    Machine.machines.append(machine)
     return CallTimer(machine, machine, PLACES, (1, 2, 3), 0.0, DeviceBuffer(0, 0), host_ms, meanwhile)
 
 

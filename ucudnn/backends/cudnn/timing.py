@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from itertools import cycle, islice
+from time import perf_counter
 from typing import Any, final
 
 from ucudnn.backends.base import PreparedCall
@@ -16,7 +17,7 @@ LOADING_MS = 0.05
 _GRAIN_MS = 0.03  # in which what is queued reaches the GPU
 _MOST_STALLS = 3
 _HELD = 1.5  # times as long as the host took before to queue its calls, the GPU is held back
-_HELD_MS = 0.03  # and so much longer
+_HELD_MS = 0.05  # and so much longer: for the first launch of it, and the events
 _MOST_HELD_MS = 2.0
 
 Place = tuple[int, Rows | None]
@@ -73,7 +74,7 @@ class CallTimer:
 
         The host may have to load kernels for it: what the GPU took beyond that, it took for the call.
         """
-        time_ms, host_ms = self._elapsed_ms(self._next(1), None)
+        time_ms, host_ms = self._elapsed_ms(partial(_queue, self._next(1)), None)
         return max(SHORTEST_MS, time_ms - host_ms - _GRAIN_MS)
 
     def warm(self, calls: int) -> None:
@@ -89,15 +90,18 @@ class CallTimer:
             launches = len(chosen) + len(leading)
             held_ms = min(_HELD * self.host_ms * launches + _HELD_MS, _MOST_HELD_MS)
             lead = partial(self._device.hold, held_ms) if self._device.holds else partial(_queue, leading)
-            time_ms, host_ms = self._elapsed_ms(chosen, lead)
-            self.host_ms = host_ms / launches
+
+            def timed(chosen: Sequence[_Launch] = chosen) -> None:
+                self.host_ms = _queue(chosen) / calls
+
+            time_ms, host_ms = self._elapsed_ms(timed, lead)
             if host_ms <= held_ms:
                 break  # else the GPU may have waited for the host, which loaded a kernel or did something else
         return max(SHORTEST_MS, time_ms / calls)
 
-    def _elapsed_ms(self, chosen: Sequence[_Launch], lead: Callable[[], object] | None) -> tuple[float, float]:
+    def _elapsed_ms(self, timed: Callable[[], object], lead: Callable[[], object] | None) -> tuple[float, float]:
         meanwhile, self._meanwhile = self._meanwhile, None
-        return self._device.elapsed_ms(partial(_queue, chosen), lead, meanwhile)
+        return self._device.elapsed_ms(timed, lead, meanwhile)
 
     def _next(self, calls: int) -> Sequence[_Launch]:
         """Return the next calls, with everything made that only the first one at a place would have to make."""
@@ -108,6 +112,9 @@ class CallTimer:
         ]
 
 
-def _queue(chosen: Sequence[_Launch]) -> None:
+def _queue(chosen: Sequence[_Launch]) -> float:
+    """Queue calls, and return the milliseconds that this takes."""
+    begin = perf_counter()
     for launch in chosen:
         launch()
+    return (perf_counter() - begin) * 1e3
