@@ -5,8 +5,10 @@ and its algorithm (API and name). It holds the median, its spread, the number of
 Limits are no part of it: they filter when rows are read.
 """
 
+import gc
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from datetime import UTC, datetime
 from functools import lru_cache
@@ -96,8 +98,8 @@ class Database:
             chunk = keys[first : first + _CHUNK]
             marks = ", ".join("?" * len(chunk))
             query = f"SELECT {_COLUMNS} FROM measurements WHERE machine = ? AND problem IN ({marks})"
-            rows = self._file.read(query, [own, *chunk])
-            found += [(by_key[row[0]], _result(row)) for row in rows]
+            with _without_collector():
+                found += [(by_key[row[0]], _result(row)) for row in self._file.read(query, [own, *chunk])]
         return found
 
     def save(self, machine: Mapping[str, str], items: Sequence[Item], measured_at: str | None = None) -> None:
@@ -326,6 +328,21 @@ def _result(row: Sequence[Any]) -> Result:
         complete=bool(complete),
         reason=reason,
     )
+
+
+@contextmanager
+def _without_collector() -> Iterator[None]:
+    """Keep Python's collector from going through a program's objects while thousands are made that stay.
+
+    With PyTorch in the process, that took a quarter of the time of planning from 20,000 rows.
+    """
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
 
 
 @lru_cache(maxsize=_MOST_KNOWN)
