@@ -1,6 +1,7 @@
 """Rounds: which sizes and algorithms are measured together, one set after another."""
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from math import inf
 from typing import final
 
@@ -94,26 +95,35 @@ class Rounds:
         least = min([batch // _DIVISIONS, *(part.size for part in best.parts)] if best is not None else [1])
         found = {size for size in equal_divisions(batch) if size >= least}
         for name in self._promising(_PROMISING, _MOST_FITTED):
-
-            def fits(size: int, name: str = name) -> bool:
-                needed = self._workspace_bytes(size, name)
-                return needed is not None and needed <= self._limit_bytes
-
-            most = fitting_size(batch, fits)
+            most = fitting_size(batch, partial(self._fits, name=name))
             if most is not None:
                 found.update(divisions_within(batch, most))
         return sorted(found)
 
+    def _fits(self, size: int, name: str) -> bool:
+        needed = self._workspace_bytes(size, name)
+        return needed is not None and needed <= self._limit_bytes
+
     def _promising(self, factor: float, most: int) -> list[str]:
         """Return the algorithms whose time for each sample comes nearest to the best one's at some size.
+
+        One that does not fit at twice its largest size gets the benefit of the doubt: between these sizes, it may gain
+        as much as the best ones do.
 
         Args:
             factor: how much slower they may be.
             most: how many there may be.
         """
         rates: dict[str, float] = {}
+        largest: dict[str, tuple[int, float]] = {}
+        best: dict[int, float] = {}
         for (size, name), micro in self._micros.items():
             rate = micro.time_ms / size
             rates[name] = min(rates.get(name, rate), rate)
+            largest[name] = max(largest.get(name, (0, inf)), (size, rate))
+            best[size] = min(best.get(size, rate), rate)
+        for name, (size, rate) in largest.items():
+            if 2 * size in best and not self._fits(2 * size, name):
+                rates[name] = min(rates[name], rate * best[2 * size] / best[size])
         ranked = sorted(rates, key=lambda name: rates[name])[:most]
         return [name for name in ranked if rates[name] <= factor * rates[ranked[0]]]
