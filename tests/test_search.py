@@ -62,8 +62,8 @@ def test_order_begins_at_a_quarter():
     assert Search(256, whole=True).order([1, 2, 4, 8, 16, 32, 64, 128, 256]) == [64, 128, 256, 32, 16, 8, 4, 2, 1]
 
 
-def measured_search(times):
-    search = Search(256, whole=True)
+def measured_search(times, whole=False):
+    search = Search(256, whole=whole)
     for size, time_ms in times.items():
         search.add(MicroConfiguration(size=size, algorithm="A", time_ms=time_ms, workspace_bytes=0))
     return search
@@ -88,6 +88,11 @@ def test_long_calls_grow_with_their_samples():
     search = measured_search({16: 2.0})
     assert search.least_ms(64, "A") == pytest.approx(4.8)
     assert search.least_ms(128, "A") == pytest.approx(1.94)
+
+
+def test_whole_sets_are_bounded_by_less():
+    assert measured_search({16: 2.0}, whole=True).least_ms(64, "A") == pytest.approx(1.94)
+    assert measured_search({16: 0.16, 32: 0.32}, whole=True).least_ms(24, "A") == pytest.approx(0.75 * 0.24)
 
 
 def test_chains():

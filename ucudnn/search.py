@@ -6,7 +6,7 @@ algorithm at a size at which it was not measured:
 * a larger micro-batch takes as long as a smaller one at least, but for GROWTH or NEAR_GROWTH;
 * a smaller micro-batch takes as long for each of its samples as a larger one at least, but for THRIFT.
 
-What fills the GPU is bounded more tightly: see BETWEEN and RICHNESS.
+Where only the fastest configuration is wanted, what fills the GPU is bounded more tightly: see BETWEEN and RICHNESS.
 
 None of this is a law: kernels are tuned to sizes. The factors are what 425,000 pairs of times on an H200 kept to, all
 but one in a hundred (GROWTH and THRIFT, of sizes of which one is twice the other or more: one in a thousand). An
@@ -100,12 +100,12 @@ class Search:
             if known < size:
                 below = max(below, known)
                 bound = max(bound, time_ms * (GROWTH if size >= 2 * known else NEAR_GROWTH))
-                if time_ms >= _LONG_MS and size <= _RICHER * known:
+                if not self._whole and time_ms >= _LONG_MS and size <= _RICHER * known:
                     bound = max(bound, time_ms * size / known * RICHNESS)
             else:
                 above = min(above or known, known)
                 bound = max(bound, time_ms * size / known * (THRIFT if known > size else 1.0))
-        if below and below < above <= 2 * below:
+        if not self._whole and below and below < above <= 2 * below:
             between_ms = size * min(times[below] / below, times[above] / above)
             if between_ms >= _FILLING_MS:
                 bound = max(bound, between_ms * BETWEEN)
