@@ -122,6 +122,55 @@ class AskingBackend(CountingBackend):
         return super().measure(size, algorithm, effort, worth_ms, slabs)
 
 
+class LinearAskingBackend(AskingBackend):
+    """The same, where what is measured decides what is measured next."""
+
+    def __init__(self):
+        super().__init__({"SLOW": 0, "FAST": 10, "LARGE": 100})
+        self.times = {"SLOW": (5.0, 5.0), "FAST": (0.5, 1.0), "LARGE": (0.5, 0.2)}
+
+    def measure(self, size, algorithm, effort, worth_ms=float("inf"), slabs=()):
+        super().measure(size, algorithm, effort, worth_ms, slabs)
+        fixed, each = self.times[algorithm.name]
+        return Measurement(status=MeasurementStatus.MEASURED, samples_ms=(fixed + each * size,) * 6)
+
+
+@pytest.mark.parametrize("whole", [False, True])
+@pytest.mark.parametrize("sizes", [(1, 2, 4, 8), (1, 2, 4, 5, 8), tuple(range(1, 9))])
+def test_looking_ahead_changes_nothing_that_matters(monkeypatch, sizes, whole):
+    wanted = request(make_problem(batch=8), sizes, 4000, whole=whole)
+    found = []
+    for asks in (True, False):
+        backend = LinearAskingBackend()
+        monkeypatch.setattr("ucudnn.benchmark.ComputeBackend", LinearAskingBackend)
+        if not asks:
+            backend.look_ahead = lambda following, backend=backend: setattr(backend, "following", lambda: None)
+        micros = Benchmark(backend).micro_configurations(wanted)
+        found.append((backend.measured, desirable_set(micros, 8)[-1].time_ms))
+        assert asks == any(each is not None for each in backend.told)
+    assert whole or len(found[0][0]) < len(sizes) * 3, "bounds are used"
+    assert found[0][0] == found[1][0]
+    assert found[0][1] == found[1][1]
+
+
+def test_an_error_in_what_comes_next_is_not_of_what_is_measured():
+    class Breaking(AskingBackend):
+        def algorithm(self, problem, name):
+            if name == "OTHER" and problem.batch == 4:
+                raise RuntimeError("it cannot be asked for")
+            return super().algorithm(problem, name)
+
+    backend = Breaking({"SMALL": 0, "LARGE": 100, "OTHER": 80})
+    benchmark = Benchmark(backend)
+    wanted = request(make_problem(), (1, 4, 8), 1000)
+    with pytest.raises(RuntimeError, match="it cannot be asked for"):
+        benchmark.micro_configurations(wanted)
+    assert backend.told[-1] is None
+    known = {(micro.size, micro.algorithm) for micro in benchmark.known_micro_configurations(wanted)}
+    assert known == {(part.batch, name) for part, name in backend.measured}
+    assert known
+
+
 @pytest.mark.parametrize("limit_bytes", [0, 400, 1000])
 def test_what_is_measured_next_is_known_before(limit_bytes):
     backend = AskingBackend({"SMALL": 0, "LARGE": 100, "OTHER": 80})
@@ -222,6 +271,35 @@ def test_what_was_cut_short_is_measured_again_where_it_matters(computing):
     assert desirable_set(narrow, 8)[-1].parts[0].algorithm == "FAST"
     again = set(before) & set(computing.measured[len(before) :])
     assert all(name != "LARGE" for _, name in again)
+
+
+@pytest.mark.parametrize("whole", [False, True])
+def test_the_least_time_of_what_was_cut_short_is_no_time(computing, whole):
+    computing.workspaces = {"LARGE": 100, "FAST": 10, "SLOW": 0}
+    computing.times = {"SLOW": (0.0, 3.0), "FAST": (0.0, 2.0), "LARGE": (0.0, 0.2)}
+    least = {"SLOW": 1.0, "FAST": 1.9}  # of SLOW, much of the first launch was not seen
+    problem = make_problem(batch=8)
+    measure = LinearBackend.measure
+
+    def cut(size, algorithm, effort, worth_ms=float("inf"), slabs=()):
+        found = measure(computing, size, algorithm, effort, worth_ms)
+        bound = least.get(algorithm.name, 0.0) * size
+        if bound <= worth_ms:
+            return found
+        return Measurement(status=MeasurementStatus.MEASURED, samples_ms=(bound,), complete=False)
+
+    computing.measure = cut
+    benchmark = Benchmark(computing)
+    sizes = (1, 2, 4, 8)
+    benchmark.micro_configurations(request(problem, sizes, 4000, whole=False))
+    known = benchmark.known_micro_configurations(request(problem, sizes, 4000))
+    assert {micro.algorithm for micro in known} == {"LARGE"}, "there is what was measured in full"
+    narrow = benchmark.micro_configurations(request(problem, sizes, 80, whole=whole))
+    best = desirable_set(narrow, 8)[-1]
+    assert {part.algorithm for part in best.parts} == {"FAST"}
+    assert best.time_ms == pytest.approx(16.0)
+    known = benchmark.known_micro_configurations(request(problem, sizes, 80))
+    assert {part.algorithm for part in desirable_set(known, 8)[-1].parts} == {"FAST"}
 
 
 def test_adaptive_finds_the_largest_size_that_fits(computing):

@@ -19,7 +19,7 @@ ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "ucudnn"
 
 LAYERS = [  # lowest first; every module of the package is named exactly once
-    {"errors"},
+    {"errors", "lookahead"},
     {"units", "problem", "policy"},
     {"slabs"},
     {"configuration"},

@@ -15,7 +15,7 @@ from ucudnn.problem import ConvolutionProblem
 from ucudnn.results import Result, Results
 from ucudnn.slab_search import Division
 from ucudnn.slabs import Slab, kinds_of, piece_of
-from ucudnn.solvers.desirable import desirable_set
+from ucudnn.solvers.desirable import desirable_set, fastest
 from ucudnn.solvers.slabs import Offer, divided
 
 
@@ -172,9 +172,14 @@ class Benchmark:
         return self._share is not None and self._share.collective
 
     def known_micro_configurations(self, request: Request) -> list[MicroConfiguration]:
-        """Return the same of what was measured already, for whatever request; nothing is measured for it."""
+        """Return the same of what was measured already, for whatever request; nothing is measured for it.
+
+        What was cut short, for it did not matter then, is left out unless nothing else makes a configuration.
+        """
         sizes = range(max(1, request.least_size), request.problem.batch + 1)
-        found = list(self._micros(request, None, sizes))
+        found = list(self._micros(request, None, sizes, complete=True))
+        if fastest(found, request.problem.batch) is None:
+            found = list(self._micros(request, None, sizes))
         return [*found, *self._divided(request, None, sorted(self._divisions.get(_shape(request.problem), ())))]
 
     def offer(
@@ -268,14 +273,16 @@ class Benchmark:
         return {name for each, name in self._discarded if each == shape}
 
     def _micros(
-        self, request: Request, names: Sequence[str] | None, sizes: Iterable[int]
+        self, request: Request, names: Sequence[str] | None, sizes: Iterable[int], *, complete: bool = False
     ) -> Iterator[MicroConfiguration]:
         problem = request.problem
         discarded = self._discarded_of(request.problem)
         wanted = None if names is None else set(names)
         for size in sizes:
             for name, result in self._results.of(problem.part(size)).items():
-                if not result.measured or name in discarded or (wanted is not None and name not in wanted):
+                if not result.measured or name in discarded or (complete and not result.complete):
+                    continue
+                if wanted is not None and name not in wanted:
                     continue
                 if result.algorithm.workspace_bytes <= request.limit_bytes:
                     yield result.micro(size)

@@ -4,12 +4,12 @@ import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
-from itertools import islice
 from math import inf
 from typing import NamedTuple, Protocol, final
 
 from ucudnn.backends.base import Algorithm, Backend, Bench, Effort, Following, MeasurementStatus
 from ucudnn.configuration import MicroConfiguration
+from ucudnn.lookahead import OneAhead
 from ucudnn.problem import ConvolutionProblem
 from ucudnn.results import Result, Results
 from ucudnn.rounds import Rounds
@@ -253,24 +253,37 @@ class Explorer:
         self._sizes.update(sizes)
         self._total += len(sizes) * len(names)
         self._load([problem.part(size) for size in sizes])
-        for size in sizes:
-            for name, result in self._results.of(problem.part(size)).items():
-                if name in self._ranks and result.measured:
-                    self._add(size, result)
-
-        hopes = ((size, self._hope(size, name, chain), self.measured) for size, name in self._ordered(sizes, names))
-        upcoming: list[tuple[int, _Hope, int]] = []
+        self._take_known(sizes, chain)
+        pairs = ((size, self._hope(size, name, chain)) for size, name in self._ordered(sizes, names))
+        upcoming = OneAhead((size, hope, self.measured) for size, hope in pairs if hope is not None)
 
         def following() -> tuple[int, Algorithm] | None:
-            if not upcoming:
-                upcoming.extend(islice(((size, hope, when) for size, hope, when in hopes if hope is not None), 1))
-            return (upcoming[0][0], upcoming[0][1].algorithm) if upcoming else None
+            found = upcoming.peek()
+            return None if found is None else (found[0], found[1].algorithm)
 
-        while following() is not None:
-            size, hope, when = upcoming.pop()
+        for size, hope, when in upcoming:
+            # What did not matter when it was looked at is not looked at again; what did, may not any more.
             found = hope if when == self.measured else self._hope(size, hope.algorithm.name, chain)
             if found is not None:
                 self._consider(size, found, following)
+
+    def _take_known(self, sizes: Iterable[int], chain: bool) -> None:
+        """Take into account what was measured before; of what was cut short, only the least time is known."""
+        problem, search = self._request.problem, self._search
+        cut_short: list[tuple[int, Result]] = []
+        for size in sizes:
+            for name, result in self._results.of(problem.part(size)).items():
+                if name in self._ranks and result.measured and result.complete:
+                    self._add(size, result)
+                elif name in self._ranks and result.measured:
+                    cut_short.append((size, result))
+        for size, result in cut_short:
+            algorithm = result.algorithm
+            kind = kind_of(algorithm.api, algorithm.notes)
+            if result.time_ms >= search.worth_ms(size, algorithm.workspace_bytes, chain, kind):
+                self._add(size, result)
+            else:
+                search.bound(size, algorithm.name, result.time_ms)
 
     def _ordered(self, sizes: Sequence[int], names: Sequence[str]) -> Iterator[tuple[int, str]]:
         """Return pairs of size and algorithm in the order in which to measure them."""
@@ -282,10 +295,7 @@ class Explorer:
                 self._considered += 1
 
     def _hope(self, size: int, name: str, chain: bool) -> "_Hope | None":
-        """Return what there is to hope of an algorithm that is unknown and fits, if it can matter.
-
-        What cannot now, cannot when more is known.
-        """
+        """Return what there is to hope of an algorithm that is unknown and fits, if it can matter."""
         request, search = self._request, self._search
         known = self._results.of(request.problem.part(size)).get(name)
         if known is not None and known.complete and known.status is not MeasurementStatus.HINDERED:

@@ -8,9 +8,9 @@ algorithm at a size at which it was not measured:
 
 Where only the fastest configuration is wanted, what fills the GPU is bounded more tightly: see BETWEEN and RICHNESS.
 
-None of this is a law: kernels are tuned to sizes. The factors are what 425,000 pairs of times on an H200 kept to, all
-but one in a hundred (GROWTH and THRIFT, of sizes of which one is twice the other or more: one in a thousand). An
-exhaustive search uses no bounds, so that their cost can be measured.
+None of this is a law: kernels are tuned to sizes, and a call with a long fixed part breaks RICHNESS. The factors are
+what 425,000 pairs of times on an H200 kept to, all but one in a hundred (GROWTH and THRIFT, of sizes of which one is
+twice the other or more: one in a thousand). An exhaustive search uses no bounds, so that their cost can be measured.
 """
 
 from bisect import bisect_right
@@ -89,6 +89,10 @@ class Search:
         fronts.setdefault(kind if self._apart else ANY, _Front()).add(micro.workspace_bytes, micro.time_ms)
         if not self._whole:
             self._sums.admit(micro)
+
+    def bound(self, size: int, algorithm: str, time_ms: float) -> None:
+        """Take into account what an algorithm takes at least."""
+        self._times.setdefault(algorithm, {})[size] = time_ms
 
     def least_ms(self, size: int, algorithm: str) -> float:
         """Return the milliseconds that an algorithm will take at least at a size."""

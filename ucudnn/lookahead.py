@@ -1,0 +1,37 @@
+"""Looking ahead: what comes next can be known before its turn."""
+
+from collections.abc import Iterator
+from itertools import islice
+from typing import Generic, TypeVar, final
+
+_T = TypeVar("_T")
+
+
+@final
+class OneAhead(Generic[_T]):
+    """The items of an iterator, each of which may be looked at before its turn.
+
+    Args:
+        items: made one by one, as late as that allows.
+    """
+
+    def __init__(self, items: Iterator[_T]) -> None:
+        self._items = items
+        self._seen: list[_T] = []
+        self._error: Exception | None = None
+
+    def peek(self) -> _T | None:
+        """Return the next item, None where there is none; an error while it is made is raised in its turn."""
+        if not self._seen and self._error is None:
+            try:
+                self._seen.extend(islice(self._items, 1))
+            except Exception as error:  # noqa: BLE001, raised later
+                self._error = error
+        return self._seen[0] if self._seen else None
+
+    def __iter__(self) -> Iterator[_T]:
+        """Return the items in their order."""
+        while self.peek() is not None:
+            yield self._seen.pop()
+        if self._error is not None:
+            raise self._error
