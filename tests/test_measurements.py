@@ -1,5 +1,6 @@
 """The database: rows come back as they were kept, many processes share a file, and no damage stops a plan."""
 
+import gc
 import logging
 import os
 import signal
@@ -54,6 +55,22 @@ def path(tmp_path):
 @pytest.fixture
 def database(path):
     return Database(path)
+
+
+@pytest.mark.parametrize("enabled", [True, False])
+def test_the_collector_is_as_it_was(database, monkeypatch, enabled):
+    states = []
+    monkeypatch.setattr("ucudnn.measurements._result", lambda row: states.append(gc.isenabled()))
+    part = make_problem(batch=4)
+    database.save(MACHINE, [(part, result())])
+    was = gc.isenabled()
+    try:
+        (gc.enable if enabled else gc.disable)()
+        database.load(MACHINE, [part])
+        assert gc.isenabled() == enabled
+    finally:
+        (gc.enable if was else gc.disable)()
+    assert states == [False]
 
 
 def test_rows_come_back_as_they_were(database, path):

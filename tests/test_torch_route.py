@@ -18,6 +18,9 @@ from tests.native.conftest import HERE, toolchain  # noqa: E402, F401
 from tests.test_torch import CASES, assert_close, modules, outcome  # noqa: E402
 from ucudnn import Effort  # noqa: E402
 from ucudnn.backends.cudnn.backend import CudnnBackend  # noqa: E402
+from ucudnn.backends.cudnn.codes import Attribute, Kind  # noqa: E402
+from ucudnn.backends.cudnn.descriptor import Descriptor  # noqa: E402
+from ucudnn.backends.cudnn.graph import OperationGraph  # noqa: E402
 from ucudnn.configuration import Configuration, MicroConfiguration  # noqa: E402
 from ucudnn.handle import Handle  # noqa: E402
 from ucudnn.problem import ConvolutionProblem, Operation  # noqa: E402
@@ -229,6 +232,28 @@ def test_plans_are_built_once_while_the_gpu_is_busy(host, monkeypatch):
     own.optimize()
     assert len(built) == len({each[:2] for each in built})
     assert sum(busy for *_, busy in built) > len(built) / 2, "but for the first, and what follows on a vain hope"
+
+
+@pytest.mark.parametrize("compiles", [False, True])
+def test_compiled_engines_are_not_shared_by_plans(host, monkeypatch, compiles):
+    made = []
+    new = OperationGraph._new
+    monkeypatch.setattr(OperationGraph, "_new", lambda self, kind: made.append(kind) or new(self, kind))
+    monkeypatch.setattr("ucudnn.backends.cudnn.graph.RUNTIME_COMPILATION", 0 if compiles else -1)
+    numbers = Descriptor.numbers
+    monkeypatch.setattr(
+        Descriptor,
+        "numbers",
+        lambda self, attribute, *rest: (
+            [0] if attribute == Attribute.ENGINE_BEHAVIOR_NOTE else numbers(self, attribute, *rest)
+        ),
+    )
+    backend = CudnnBackend(library_path=host.stub._name, device=TorchGpu(0))
+    graph = OperationGraph(backend.library, backend.cudnn_handle, PROBLEM, alpha=1.0, beta=0.0)
+    for _ in range(3):
+        assert graph.configuration("eng1").compiles == compiles
+        graph.plan("eng1")
+    assert made.count(Kind.ENGINE) == (3 if compiles else 1)
 
 
 def test_what_is_computed_is_divided_and_within_the_limit(host, calls):

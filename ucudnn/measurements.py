@@ -98,8 +98,9 @@ class Database:
             chunk = keys[first : first + _CHUNK]
             marks = ", ".join("?" * len(chunk))
             query = f"SELECT {_COLUMNS} FROM measurements WHERE machine = ? AND problem IN ({marks})"
+            rows = self._file.read(query, [own, *chunk])
             with _without_collector():
-                found += [(by_key[row[0]], _result(row)) for row in self._file.read(query, [own, *chunk])]
+                found += [(by_key[row[0]], _result(row)) for row in rows]
         return found
 
     def save(self, machine: Mapping[str, str], items: Sequence[Item], measured_at: str | None = None) -> None:

@@ -106,12 +106,7 @@ class CudnnBench(Bench):
             timer = self._timer(call, workspace, places)
             expected, warmup = self._expected_ms(algorithm.name, work), effort.warmup
             if expected is None:
-                awake, expected = self._is_awake(), timer.first()
-                if not (awake and worthless([expected], worth_ms)):
-                    timer.warm(max(0, warmup - 1))
-                    self._wake(timer, 1)
-                    expected, warmup = timer.run(1), 0
-                self._busy_until = perf_counter()
+                expected, warmup = self._first_ms(timer, warmup, worth_ms), 0
                 if worthless([expected], worth_ms):
                     return Measurement(status=MeasurementStatus.MEASURED, samples_ms=(expected,), complete=False)
             timer.warm(warmup)
@@ -128,6 +123,18 @@ class CudnnBench(Bench):
         except self._device.failures as error:
             return _failed(f"{type(error).__name__}: {error}")
         return Measurement(status=MeasurementStatus.MEASURED, samples_ms=samples_ms, complete=complete)
+
+    def _first_ms(self, timer: CallTimer, warmup: int, worth_ms: float) -> float:
+        """Return what an algorithm takes that runs for the first time: at least, where that is too much already."""
+        awake, time_ms = self._is_awake(), timer.first()
+        if awake:
+            self._busy_until = perf_counter()
+        if not (awake and worthless([time_ms], worth_ms)):
+            timer.warm(max(0, warmup - 1))
+            self._wake(timer, 1)
+            time_ms = timer.run(1)
+            self._busy_until = perf_counter()
+        return time_ms
 
     def _expected_ms(self, name: str, multiplications: int) -> float | None:
         """Return what an algorithm will take about, from another size; None where it runs for the first time."""
@@ -148,7 +155,7 @@ class CudnnBench(Bench):
             return
         size, algorithm = found
         part = self._problem.part(size)
-        with suppress(MemoryError, *self._device.failures):  # what fails, fails again in its turn
+        with suppress(MemoryError, OSError, *self._device.failures):  # what fails, fails again in its turn
             self._ready = part, algorithm.name, self._prepare(part, algorithm)
 
     def _timer(self, call: BenchCall, workspace: DeviceBuffer, places: Sequence[Place]) -> CallTimer:
@@ -157,11 +164,11 @@ class CudnnBench(Bench):
         return CallTimer(self._device, call, places, (x, w, y), beta, workspace, self._host_ms, self._make_ready)
 
     def _sample(self, timer: CallTimer, effort: Effort, worth_ms: float, expected_ms: float) -> tuple[float, ...]:
-        begin = perf_counter()
         timer.long = expected_ms >= _LONG_MS
         calls = max(1, min(_MOST_CALLS, ceil(_SAMPLE_MS / expected_ms)))
         self._wake(timer, calls)
         samples = [timer.run(calls)]
+        begin = perf_counter() - samples[0] * calls / 1e3  # meanwhile, the next plan may have been built
         while not settled(samples, effort, worth_ms, _NOISE) and (perf_counter() - begin) * 1e3 < effort.time_limit_ms:
             samples.append(timer.run(calls))
         self._busy_until, self._host_ms = perf_counter(), timer.host_ms

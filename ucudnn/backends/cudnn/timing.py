@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from itertools import cycle, islice
+from math import inf
 from time import perf_counter
 from typing import Any, final
 
@@ -83,18 +84,20 @@ class CallTimer:
 
     def run(self, calls: int) -> float:
         """Return the milliseconds that one of several calls takes, those left out in which the host stalled."""
-        time_ms = 0.0
+        holds, time_ms = self._device.holds, inf
         for _ in range(_MOST_STALLS):
             chosen = self._next(calls)
-            leading = () if self._device.holds or self.long else self._next(calls)
-            launches = len(chosen) + len(leading)
-            held_ms = min(_HELD * self.host_ms * launches + _HELD_MS, _MOST_HELD_MS)
-            lead = partial(self._device.hold, held_ms) if self._device.holds else partial(_queue, leading)
+            leading = () if holds or self.long else self._next(calls)
+            held_ms = _HELD * self.host_ms * (len(chosen) + len(leading)) + _HELD_MS
+            if holds:
+                held_ms = min(held_ms, _MOST_HELD_MS)
+            lead = partial(self._device.hold, held_ms) if holds else partial(_queue, leading)
 
             def timed(chosen: Sequence[_Launch] = chosen) -> None:
                 self.host_ms = _queue(chosen) / calls
 
-            time_ms, host_ms = self._elapsed_ms(timed, lead)
+            found_ms, host_ms = self._elapsed_ms(timed, lead)
+            time_ms = min(time_ms, found_ms)
             if host_ms <= held_ms:
                 break  # else the GPU may have waited for the host, which loaded a kernel or did something else
         return max(SHORTEST_MS, time_ms / calls)

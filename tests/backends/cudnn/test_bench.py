@@ -1,0 +1,141 @@
+"""What one measurement costs, on a host and a GPU with clocks of their own."""
+
+from itertools import cycle
+
+import pytest
+
+from tests.backends.cudnn.test_timing import Machine
+from tests.test_problem import make_problem
+from ucudnn.backends.base import Algorithm, Effort, MeasurementStatus
+from ucudnn.backends.cudnn import bench as benches
+from ucudnn.backends.cudnn import timing
+from ucudnn.backends.cudnn.bench import CudnnBench
+from ucudnn.backends.cudnn.gpu import DeviceBuffer
+from ucudnn.errors import BackendError
+
+PROBLEM = make_problem(batch=8)
+
+
+class Gpu(Machine):
+    """A machine whose algorithms take so many milliseconds for each sample, and as long to build as it is told."""
+
+    failures = (BackendError,)
+    workspace_bytes = 0
+
+    def __init__(self, rates, build_ms=0.0, host_ms=0.02):
+        super().__init__(cycle([host_ms]), 0.0)
+        self.rates = rates
+        self.build_ms = build_ms
+        self.built = []
+        self.launched = []
+
+    def fill(self, buffer, dtype, seed):
+        pass
+
+    def release(self):
+        pass
+
+    def prepare(self, part, algorithm):
+        self.built.append((part.batch, algorithm.name))
+        self.now += self.build_ms
+        if algorithm.name == "BROKEN":
+            raise BackendError("no plan")
+        return Prepared(self, part, algorithm.name)
+
+
+class Prepared:
+    workspace_bytes = 0
+
+    def __init__(self, gpu, part, name):
+        self.gpu, self.part, self.name = gpu, part, name
+
+    def bind(self, x, w, y, *, start, **options):
+        def launch():
+            self.gpu.launched.append((self.part.batch, self.name))
+            self.gpu.gpu_ms = self.gpu.rates[self.name] * self.part.batch
+            self.gpu.launch(x, w, y, start=start, alpha=1.0, beta=0.0, workspace=None)
+
+        return launch
+
+
+def algorithm(name, **options):
+    return Algorithm(name=name, workspace_bytes=0, api="graph", **options)
+
+
+@pytest.fixture
+def opened(monkeypatch):
+    def open_bench(*arguments, **options):
+        gpu = Gpu(*arguments, **options)
+        for module in (benches, timing):
+            monkeypatch.setattr(module, "perf_counter", lambda: gpu.now / 1e3)
+        bench = CudnnBench(PROBLEM, gpu, lambda size: DeviceBuffer(256, size), gpu.prepare, None, 0)
+        bench._check = lambda *arguments: None  # what they compute is of no interest here
+        return gpu, bench
+
+    return open_bench
+
+
+def test_what_is_too_slow_is_launched_once(opened):
+    gpu, bench = opened({"FAST": 0.1, "SLOW": 10.0})
+    assert bench.measure(4, algorithm("FAST"), Effort()).complete
+    gpu.launched.clear()
+    found = bench.measure(4, algorithm("SLOW"), Effort(), worth_ms=0.4)
+    assert gpu.launched == [(4, "SLOW")]
+    assert not found.complete
+    assert 0.4 < found.time_ms <= 40.0
+
+
+def test_after_a_pause_one_launch_does_not_tell(opened):
+    gpu, bench = opened({"FAST": 0.1, "SLOW": 10.0})
+    assert not bench.measure(4, algorithm("SLOW"), Effort(), worth_ms=0.4).complete
+    assert len(gpu.launched) > 2, "clocks may be low, and are waited for"
+    bench.measure(4, algorithm("FAST"), Effort())
+    gpu.now += 1000.0
+    gpu.launched.clear()
+    other = algorithm("FAST")
+    bench.measure(2, other, Effort())
+    assert gpu.launched.count((2, "FAST")) > 6
+
+
+def test_building_the_next_plan_takes_none_of_a_measurements_time(opened):
+    gpu, bench = opened({"FAST": 0.1, "OTHER": 0.1}, build_ms=200.0)
+    effort = Effort(time_limit_ms=50.0)
+    bench.measure(8, algorithm("FAST"), effort)
+    bench.look_ahead(lambda: (2, algorithm("OTHER")))
+    found = bench.measure(4, algorithm("FAST"), effort)
+    assert len(found.samples_ms) >= effort.repeats
+    assert gpu.built == [(8, "FAST"), (4, "FAST"), (2, "OTHER")]
+    bench.measure(2, algorithm("OTHER"), effort)
+    assert gpu.built[3:] == [], "it was built before"
+
+
+def test_what_was_made_ready_is_used_for_nothing_else(opened):
+    gpu, bench = opened({"FAST": 0.1, "OTHER": 0.1})
+    for announced, measured in (((2, "FAST"), (4, "FAST")), ((2, "OTHER"), (2, "FAST"))):
+        bench.look_ahead(lambda announced=announced: (announced[0], algorithm(announced[1])))
+        bench.measure(8, algorithm("FAST"), Effort())
+        gpu.launched.clear()
+        bench.measure(measured[0], algorithm(measured[1]), Effort())
+        assert set(gpu.launched) == {measured}
+
+
+def test_what_cannot_be_made_ready_fails_in_its_turn(opened):
+    gpu, bench = opened({"FAST": 0.1})
+    bench.look_ahead(lambda: (4, algorithm("BROKEN")))
+    assert bench.measure(8, algorithm("FAST"), Effort()).status is MeasurementStatus.MEASURED
+    assert bench.measure(4, algorithm("BROKEN"), Effort()).status is MeasurementStatus.FAILED
+    bench.look_ahead(lambda: (4, algorithm("OTHER", compiles=True)))
+    gpu.built.clear()
+    bench.measure(8, algorithm("FAST"), Effort())
+    assert gpu.built == [(8, "FAST")], "a compiler is not waited for"
+
+
+def test_nothing_is_kept_at_the_end(opened):
+    _, bench = opened({"FAST": 0.1, "OTHER": 0.1})
+    bench.look_ahead(lambda: (4, algorithm("OTHER")))
+    bench.measure(8, algorithm("FAST"), Effort())
+    bench.look_ahead(lambda: None)
+    assert bench._ready is not None
+    bench.close()
+    assert bench._ready is None
+    assert bench._following is None
