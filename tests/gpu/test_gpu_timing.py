@@ -33,18 +33,18 @@ def test_times_do_not_depend_on_the_host(cupy, cudnn, monkeypatch):
     problem = ConvolutionProblem(
         operation=Operation.FORWARD, batch=64, channels=64, spatial=(27, 27), filters=96, kernel=(3, 3), padding=(1, 1)
     )
-    launch = GraphCall.launch
+    run = GraphCall._run
     size = 4
     algorithms = [each for each in cudnn.algorithms(problem.part(size)) if each.api == "graph"][:6]
 
     def medians(slower_s):
-        def slow(self, *arguments, **options):
+        def slow(self, *arguments):
             end = perf_counter() + slower_s
             while perf_counter() < end:
                 pass
-            launch(self, *arguments, **options)
+            run(self, *arguments)
 
-        monkeypatch.setattr(GraphCall, "launch", slow)
+        monkeypatch.setattr(GraphCall, "_run", slow)
         with cudnn.bench(problem) as bench:
             found = [bench.measure(size, each, Effort()) for each in algorithms]
         return [median(each.samples_ms) if each.samples_ms else None for each in found]
