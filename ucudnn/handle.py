@@ -260,7 +260,7 @@ class Handle:
         """
         if self._dispatcher is None or self._divides:
             return None
-        key = layer, problem, spare_bytes, fresh and tail_step(problem) > 0
+        key = checked_name(layer), problem, spare_bytes, fresh and tail_step(problem) > 0
         with self._lock:
             entry = self._entries.get(key)
             if plan and (entry is None or entry.decision is None):

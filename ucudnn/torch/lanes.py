@@ -64,7 +64,6 @@ class Lane:
     """
 
     __slots__ = (
-        "_allocate",
         "_failures",
         "_launchers",
         "_layer",
@@ -85,9 +84,8 @@ class Lane:
         self._ordinal = ordinal
         self._open_handle = open_handle
         self._left = left
-        # By the low bits of addresses, and the memory that is needed later; where that is used, the launcher again.
-        self._launchers: dict[tuple[int, int], tuple[Callable[..., None], Launcher | None]] = {}
-        self._allocate: Callable[[int], Any] = _nothing  # not known before there is a handle
+        # By the low bits of addresses, and the memory that is needed later.
+        self._launchers: dict[tuple[int, int], Callable[[Any, Any, Any], None]] = {}
         self._failures = 0
         self._skip = 0
         shape = shapes_of(problem)[_WRITTEN[problem.operation]]
@@ -121,18 +119,12 @@ class Lane:
     def _launch(self, low: int, x: Any, w: Any, y: Any, later_bytes: int) -> bool:
         key = low, later_bytes
         try:
-            found = self._launchers.get(key)
-            if found is None:
+            launch = self._launchers.get(key)
+            if launch is None:
                 if not self._may_begin():
                     return False
-                found = self._launchers[key] = self._begin(low, x, w, y, later_bytes)
-                if found[1] is None:  # what began computed it as well
-                    return True
-            launch, roomy = found
-            if roomy is None:
-                launch(x, w, y)
-            else:
-                launch(x, w, y, self._room(roomy))
+                launch = self._launchers[key] = self._begin(low, later_bytes)
+            launch(x, w, y)
         except (UcudnnError, MemoryError, RuntimeError) as error:  # the last is how PyTorch and CUDA say what is wrong
             self._launchers.pop(key, None)
             self._skip = min(1 << self._failures, _MOST_SKIPPED)
@@ -141,15 +133,6 @@ class Lane:
             self._left.add(f"{type(error).__name__}: {what}", warn=True)
             return False
         return True
-
-    def _room(self, launcher: Launcher) -> Spare:
-        """Return as much memory as a launcher needs, or as it gets by with."""
-        while True:
-            needed = launcher.needs()
-            try:
-                return Spare(self._allocate(needed), needed)
-            except MemoryError as error:
-                launcher.shrink(needed, error)
 
     def _may_begin(self) -> bool:
         """Whether it may be planned now."""
@@ -162,23 +145,30 @@ class Lane:
             return False
         return True
 
-    def _begin(self, low: int, x: Any, w: Any, y: Any, later_bytes: int) -> tuple[Callable[..., None], Launcher | None]:
-        """Plan it, or, where there is no room beyond the limit, compute it for the first time, which plans it."""
+    def _begin(self, low: int, later_bytes: int) -> Callable[[Any, Any, Any], None]:
+        """Plan it, and return what computes it; under WD that is planned by the first call."""
         problem = replace(self._problem, alignment=low & -low) if low else self._problem
         handle = self._open_handle()
         room = handle.useful(handle.settings.workspace_limit_bytes + later_bytes) if later_bytes else 0
-        if room and isinstance(handle.backend, ComputeBackend):
-            roomy = handle.launcher(problem, self._layer, room, fresh=True, plan=True)
-            if roomy is not None:
-                self._allocate = handle.backend.allocate
-                return roomy, roomy
-        convolve = partial(handle.convolve, layer=self._layer, fresh=True)
-        convolve(problem, x, w, y)
-        return handle.launcher(problem, self._layer, fresh=True) or partial(convolve, problem), None
+        launcher = handle.launcher(problem, self._layer, room, fresh=True, plan=True)
+        if launcher is None:
+            return partial(handle.convolve, problem, layer=self._layer, fresh=True)
+        if not room:
+            return launcher
+        assert isinstance(handle.backend, ComputeBackend), "else there is no launcher"
+        return partial(_launch_in_room, launcher, handle.backend.allocate)
 
 
-def _nothing(size_bytes: int) -> Any:
-    raise AssertionError("nothing is allocated before a handle is there")
+def _launch_in_room(launcher: Launcher, allocate: Callable[[int], Any], x: Any, w: Any, y: Any) -> None:
+    """Compute with as much memory as a launcher needs, or as it gets by with."""
+    while True:
+        needed = launcher.needs()
+        try:
+            room = Spare(allocate(needed), needed)
+            break
+        except MemoryError as error:
+            launcher.shrink(needed, error)
+    launcher(x, w, y, room)
 
 
 def _array(tensor: torch.Tensor, problem: ConvolutionProblem) -> Any:
