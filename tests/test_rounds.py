@@ -29,10 +29,9 @@ def test_what_does_not_fit_at_twice_a_size_gets_the_benefit_of_the_doubt(limit):
             ["CLOSE", *others],
             adaptive=True,
             whole=False,
-            limit_bytes=limit,
             micros=micros,
             tried=set(LADDER),
-            workspace_bytes=lambda size, name: size * (100 if name == "CLOSE" else 1),
+            fits=lambda size, name: size * (100 if name == "CLOSE" else 1) <= limit,
         )
     )
     sizes, names, _ = next(rounds)

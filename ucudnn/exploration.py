@@ -172,10 +172,9 @@ class Explorer:
             self._names,
             adaptive=request.adaptive,
             whole=request.whole,
-            limit_bytes=request.limit_bytes,
             micros=self._micros,
             tried=self._sizes,
-            workspace_bytes=self._workspace_bytes,
+            fits=self._fits,
         )
         for sizes, names, chain in rounds:
             within = [size for size in sizes if size >= request.least_size]
@@ -313,8 +312,8 @@ class Explorer:
         """Measure an algorithm at a size, roughly where micro-batches are faster by far."""
         effort = self._effort
         # The first undivided algorithm is worth while however slow it is; what it takes at least tells as much.
-        least = hope.worth_ms if hope.worth_ms < inf else hope.least_ms
-        if not self._request.whole and self._search.is_outdone(size, least):
+        telling_ms = hope.worth_ms if hope.worth_ms < inf else hope.least_ms
+        if not self._request.whole and self._search.is_outdone(size, telling_ms):
             effort = replace(effort, repeats=min(effort.repeats, _ROUGH))
         self._tell(self._considered, self._total)
         self._take(size, hope.algorithm, effort, hope.worth_ms, following)
@@ -371,10 +370,10 @@ class Explorer:
             self._too_large[name] = min(size, self._too_large.get(name, size))
         return None
 
-    def _workspace_bytes(self, size: int, name: str) -> int | None:
-        """Return what an algorithm needs at a size; None where it does not compute it."""
+    def _fits(self, size: int, name: str) -> bool:
+        """Whether an algorithm computes a size within the limit, whatever its other sizes say."""
         algorithm = self._algorithm(self._request.problem.part(size), name)
-        return None if algorithm is None else algorithm.workspace_bytes
+        return algorithm is not None and algorithm.workspace_bytes <= self._request.limit_bytes
 
     def _add(self, size: int, result: Result) -> None:
         if result.algorithm.workspace_bytes <= self._request.limit_bytes:

@@ -1,7 +1,6 @@
 """Rounds: which sizes and algorithms are measured together, one set after another."""
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from functools import partial
 from math import inf
 from typing import final
 
@@ -33,10 +32,9 @@ class Rounds:
         names: algorithms, most promising first.
         adaptive: whether more sizes are chosen; `sizes` are then what it begins with.
         whole: whether the whole desirable set is wanted, or its fastest configuration.
-        limit_bytes: workspace that there may be.
-        micros: what was measured within it so far, by size and algorithm.
+        micros: what was measured within the limit so far, by size and algorithm.
         tried: sizes that were tried so far.
-        workspace_bytes: gives the workspace of an algorithm at a size; None where it does not compute it.
+        fits: whether an algorithm computes a size within the limit.
     """
 
     def __init__(
@@ -47,20 +45,18 @@ class Rounds:
         *,
         adaptive: bool,
         whole: bool,
-        limit_bytes: int,
         micros: Mapping[tuple[int, str], MicroConfiguration],
         tried: Collection[int],
-        workspace_bytes: Callable[[int, str], int | None],
+        fits: Callable[[int, str], bool],
     ) -> None:
         self._batch = batch
         self._asked = sizes
         self._names = names
         self._adaptive = adaptive
         self._whole = whole
-        self._limit_bytes = limit_bytes
         self._micros = micros
         self._tried = tried
-        self._workspace_bytes = workspace_bytes
+        self._fits = fits
 
     def __iter__(self) -> Iterator[Round]:
         """Return the rounds, each of which is to be measured before the next is asked for."""
@@ -95,14 +91,14 @@ class Rounds:
         least = min([batch // _DIVISIONS, *(part.size for part in best.parts)] if best is not None else [1])
         found = {size for size in equal_divisions(batch) if size >= least}
         for name in self._promising(_PROMISING, _MOST_FITTED):
-            most = fitting_size(batch, partial(self._fits, name=name))
+
+            def fits(size: int, name: str = name) -> bool:
+                return self._fits(size, name)
+
+            most = fitting_size(batch, fits)
             if most is not None:
                 found.update(divisions_within(batch, most))
         return sorted(found)
-
-    def _fits(self, size: int, name: str) -> bool:
-        needed = self._workspace_bytes(size, name)
-        return needed is not None and needed <= self._limit_bytes
 
     def _promising(self, factor: float, most: int) -> list[str]:
         """Return the algorithms whose time for each sample comes nearest to the best one's at some size.

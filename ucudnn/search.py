@@ -84,7 +84,7 @@ class Search:
 
     def add(self, micro: MicroConfiguration, kind: Kind = ANY) -> None:
         """Take a measurement of an algorithm of some kind into account."""
-        self._times.setdefault(micro.algorithm, {})[micro.size] = micro.time_ms
+        self.bound(micro.size, micro.algorithm, micro.time_ms)
         fronts = self._fronts.setdefault(micro.size, {})
         fronts.setdefault(kind if self._apart else ANY, _Front()).add(micro.workspace_bytes, micro.time_ms)
         if not self._whole:
