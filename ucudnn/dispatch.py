@@ -243,8 +243,7 @@ class Dispatcher:
 
     def _prepare(self, entry: Entry, queue: int) -> Buffer:
         while True:
-            plan = entry.plan or self._plan(entry)
-            need = plan.workspace_bytes
+            need = self.plan(entry).workspace_bytes
             if self._arena_needed:
                 self._make_arena(queue)
             try:

@@ -187,7 +187,6 @@ class CudnnBench(Bench):
             now = timer.run(calls)
             steady = steady + 1 if abs(now - last) <= _STEADY * last else 0
             last = now
-        self._busy_until = perf_counter()
 
     def _workspace_of(self, size_bytes: int) -> DeviceBuffer:
         if size_bytes > self._workspace.size_bytes:

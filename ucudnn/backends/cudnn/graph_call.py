@@ -56,8 +56,8 @@ class GraphCall(PreparedCall):
         self._execute = library.function("cudnnBackendExecute")
         self._places = Places(problem)
         self._plans: dict[tuple[float, float], _ExecutionPlan] = {}
-        for scaling in scalings:
-            self._plan(*scaling)
+        for alpha, beta in scalings:
+            self._plan(alpha, beta)
 
     @property
     def workspace_bytes(self) -> int:
