@@ -23,10 +23,10 @@ from ucudnn.backends.base import ComputeBackend, Effort
 from ucudnn.benchmark import Benchmark
 from ucudnn.configuration import configuration_of
 from ucudnn.errors import UcudnnError
-from ucudnn.exploration import Request
 from ucudnn.networks import load_network
 from ucudnn.plan import make_plan
 from ucudnn.problem import ConvolutionProblem, DataType, MathMode
+from ucudnn.requests import Request
 
 MODES = (
     (DataType.FLOAT32, MathMode.FMA, 1e-6),

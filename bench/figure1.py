@@ -12,10 +12,10 @@ from pathlib import Path
 
 from figures import Bench, Row, Table, beside, by_plan, note, parse, show
 
-from ucudnn.exploration import Request
 from ucudnn.plots import draw_groups
 from ucudnn.policy import BatchSizePolicy
 from ucudnn.recording import NO_LIMIT
+from ucudnn.requests import Request
 from ucudnn.solvers.desirable import desirable_set
 from ucudnn.solvers.reuse import fastest_within
 

@@ -10,10 +10,10 @@ from pathlib import Path
 
 from figures import MIB, Bench, Row, Table, beside, parse, parts_text, show
 
-from ucudnn.exploration import Request
 from ucudnn.plots import draw_desirable
 from ucudnn.policy import BatchSizePolicy
 from ucudnn.problem import Operation
+from ucudnn.requests import Request
 from ucudnn.solvers.desirable import desirable_set
 
 

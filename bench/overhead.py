@@ -23,9 +23,9 @@ from ucudnn.configuration import configuration_of
 from ucudnn.decision import Decision
 from ucudnn.errors import UcudnnError
 from ucudnn.execution import alternate
-from ucudnn.exploration import Request
 from ucudnn.networks import load_network
 from ucudnn.problem import ConvolutionProblem, Operation
+from ucudnn.requests import Request
 
 SMALL = ConvolutionProblem(
     operation=Operation.FORWARD, batch=8, channels=16, spatial=(14, 14), filters=16, kernel=(3, 3), padding=(1, 1)

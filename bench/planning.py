@@ -22,10 +22,10 @@ from ucudnn.backends.candidates import Candidates
 from ucudnn.backends.cpu.backend import CpuBackend
 from ucudnn.backends.replay import ReplayBackend
 from ucudnn.benchmark import Benchmark
-from ucudnn.exploration import Request
 from ucudnn.networks import load_network
 from ucudnn.policy import BatchSizePolicy
 from ucudnn.profile import load_profile
+from ucudnn.requests import Request
 from ucudnn.solvers.desirable import desirable_set
 from ucudnn.solvers.division import Choice, divide
 

@@ -32,10 +32,10 @@ from ucudnn.configuration import Configuration
 from ucudnn.decision import decide
 from ucudnn.errors import BackendError, UcudnnError
 from ucudnn.execution import times_in_turn
-from ucudnn.exploration import Request
 from ucudnn.networks import load_network
 from ucudnn.policy import BatchSizePolicy
 from ucudnn.problem import ConvolutionProblem, DataType, Operation
+from ucudnn.requests import Request
 from ucudnn.settings import Settings
 from ucudnn.slab_search import rows_tried
 from ucudnn.solvers.desirable import desirable_set

@@ -17,9 +17,9 @@ from ucudnn.benchmark import Benchmark
 from ucudnn.configuration import Configuration
 from ucudnn.errors import UcudnnError
 from ucudnn.execution import times_in_turn
-from ucudnn.exploration import Request
 from ucudnn.policy import BatchSizePolicy
 from ucudnn.problem import ConvolutionProblem, Operation
+from ucudnn.requests import Request
 from ucudnn.solvers.desirable import desirable_set
 from ucudnn.solvers.reuse import fastest_within
 from ucudnn.units import format_bytes, parse_bytes

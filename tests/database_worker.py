@@ -14,9 +14,9 @@ from pathlib import Path
 from ucudnn.backends.base import Effort
 from ucudnn.backends.cpu.backend import CpuBackend
 from ucudnn.benchmark import Benchmark
-from ucudnn.exploration import Request
 from ucudnn.measurements import Database
 from ucudnn.problem import ConvolutionProblem, Operation
+from ucudnn.requests import Request
 from ucudnn.store import MachineStore
 
 

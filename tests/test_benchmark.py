@@ -2,6 +2,7 @@
 
 import logging
 from contextlib import contextmanager
+from dataclasses import replace
 
 import pytest
 
@@ -10,8 +11,8 @@ from ucudnn.backends.base import Algorithm, Backend, Bench, Measurement, Measure
 from ucudnn.backends.cpu.backend import CpuBackend
 from ucudnn.benchmark import Benchmark
 from ucudnn.errors import UnsupportedProblemError
-from ucudnn.exploration import Request
 from ucudnn.problem import Operation
+from ucudnn.requests import Request
 from ucudnn.solvers.desirable import desirable_set
 
 
@@ -179,6 +180,58 @@ def test_what_is_measured_next_is_known_before(limit_bytes):
     Benchmark(plain).micro_configurations(request(make_problem(), (1, 4, 8), limit_bytes))
     assert backend.measured == plain.measured
     assert backend.told == [*backend.measured[1:], None]
+
+
+class CompilingBackend(LinearBackend):
+    """One of its algorithms needs a compiler."""
+
+    def __init__(self):
+        super().__init__()
+        self.announced = []
+
+    def algorithms(self, problem):
+        return tuple(replace(each, compiles=each.name == "FAST") for each in super().algorithms(problem))
+
+    def announce(self, size, algorithm):
+        part = self.problem.with_batch(size)
+        assert (part, algorithm.name) not in self.measured, "it comes too late"
+        self.announced.append((part, algorithm.name))
+
+
+def test_a_compiler_begins_before_others_are_measured_at_a_size(monkeypatch):
+    monkeypatch.setattr("ucudnn.benchmark.ComputeBackend", CompilingBackend)
+    backend = CompilingBackend()
+    Benchmark(backend).micro_configurations(request(make_problem(batch=16), (1, 2, 4, 8, 16), 100))
+    compiled = [each for each in backend.measured if each[1] == "FAST"]
+    assert {part.batch for part, _ in compiled} <= {1, 2, 4, 8}, "it does not fit at 16"
+    # At the first size, nothing is known yet of what needs one.
+    assert {*compiled} - {*backend.announced} <= {compiled[0]}
+    for part, name in compiled[1:]:
+        at = [each for each, (other, _) in enumerate(backend.measured) if other == part]
+        assert backend.measured[at[-1]] == (part, name), "it comes last"
+
+
+def test_what_waits_for_a_compiler_is_measured_after_the_others():
+    class Waiting(CountingBackend):
+        begun, checks = (), 0
+
+        def prefetch(self, problems):
+            self.begun = tuple(problems)
+
+        def is_ready(self, problem):
+            self.checks += 1
+            return problem.batch != 8 or len({part.batch for part, _ in self.measured}) > 1
+
+    backend = Waiting({"SMALL": 0})
+    wanted = [request(make_problem(batch=size), (size,), 400) for size in (8, 6, 4, 2)]
+    benchmark = Benchmark(backend)
+    benchmark.explore(wanted)
+    assert [part.batch for part, _ in backend.measured] == [6, 4, 8, 2]
+    assert backend.begun == tuple((each.problem, each.sizes, 400) for each in wanted)
+    never = Waiting({"SMALL": 0})
+    never.is_ready = lambda problem: False
+    Benchmark(never).explore(wanted)
+    assert [part.batch for part, _ in never.measured] == [8, 6, 4, 2], "then they are waited for, in their order"
 
 
 def test_a_failed_algorithm_is_logged_and_left_out(backend, caplog):

@@ -15,8 +15,8 @@ from ucudnn.backends.cpu import CpuBackend
 from ucudnn.benchmark import Benchmark
 from ucudnn.configuration import configuration_of
 from ucudnn.errors import BackendError, StepError, UnsupportedProblemError
-from ucudnn.exploration import Request
 from ucudnn.problem import DataType, Operation
+from ucudnn.requests import Request
 
 
 class FaultyCall(PreparedCall):

@@ -20,10 +20,10 @@ from ucudnn.errors import (
     InvalidProblemError,
     SettingsError,
 )
-from ucudnn.exploration import Request
 from ucudnn.plan import make_plan
 from ucudnn.policy import BatchSizePolicy
 from ucudnn.problem import ConvolutionProblem, DataType, Operation
+from ucudnn.requests import Request
 from ucudnn.solvers.desirable import desirable_set
 from ucudnn.workspace import DividedWorkspace, SharedWorkspace
 

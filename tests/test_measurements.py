@@ -23,10 +23,10 @@ from ucudnn.backends.replay import ReplayBackend
 from ucudnn.benchmark import Benchmark
 from ucudnn.database import SCHEMA_VERSION
 from ucudnn.errors import DatabaseError, DatabaseVersionError
-from ucudnn.exploration import Exploration, Request
 from ucudnn.measurements import Database
 from ucudnn.problem import DataType, Layout, MathMode, Operation
 from ucudnn.profile import load_profile, save_profile
+from ucudnn.requests import Exploration, Request
 from ucudnn.results import Result
 from ucudnn.store import MachineStore, default_path, open_store
 

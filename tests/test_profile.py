@@ -7,12 +7,12 @@ from ucudnn.backends.candidates import Candidates
 from ucudnn.backends.replay import ReplayBackend
 from ucudnn.benchmark import Benchmark
 from ucudnn.errors import ProfileError
-from ucudnn.exploration import Request
 from ucudnn.networks import load_network
 from ucudnn.policy import BatchSizePolicy
 from ucudnn.problem import Layout, Operation
 from ucudnn.profile import Profile, Record, load_profile, save_profile
 from ucudnn.recording import NO_LIMIT
+from ucudnn.requests import Request
 from ucudnn.solvers.desirable import desirable_set
 from ucudnn.variants import variants
 

@@ -16,12 +16,12 @@ from ucudnn.backends.sampling import worthless
 from ucudnn.benchmark import Benchmark
 from ucudnn.decision import decide
 from ucudnn.errors import NotRecordedError, ProfileError
-from ucudnn.exploration import Request
 from ucudnn.networks import load_network
 from ucudnn.policy import BatchSizePolicy
 from ucudnn.problem import DataType
 from ucudnn.profile import Record, count_records, load_profile, merged, save_profile
 from ucudnn.recording import record, record_requests, unbeaten
+from ucudnn.requests import Request
 from ucudnn.settings import Settings
 from ucudnn.solvers.desirable import desirable_set
 from ucudnn.variants import Variant

@@ -14,8 +14,8 @@ from ucudnn.backends.base import Effort
 from ucudnn.backends.cpu.backend import CpuBackend
 from ucudnn.benchmark import Benchmark
 from ucudnn.errors import SettingsError, UnsupportedProblemError
-from ucudnn.exploration import Request
 from ucudnn.problem import DataType, Operation
+from ucudnn.requests import Request
 from ucudnn.sharing import WorkerOptions, Workers, open_share
 
 ROOT = Path(__file__).parents[1]

@@ -19,7 +19,6 @@ from ucudnn.benchmark import Benchmark
 from ucudnn.configuration import Configuration, MicroConfiguration, SlabConfiguration
 from ucudnn.decision import decide
 from ucudnn.errors import InfeasibleError, StepError, UnsupportedProblemError
-from ucudnn.exploration import Request
 from ucudnn.kernel import Kernel
 from ucudnn.measurements import Database
 from ucudnn.plan import make_plan
@@ -27,6 +26,7 @@ from ucudnn.policy import BatchSizePolicy
 from ucudnn.problem import ConvolutionProblem, DataType, Layout, Operation
 from ucudnn.profile import load_profile, save_profile
 from ucudnn.recording import record
+from ucudnn.requests import Request
 from ucudnn.settings import Settings
 from ucudnn.slab_search import rows_tried
 from ucudnn.slabs import piece_of, row_count, row_unit, slabs_of

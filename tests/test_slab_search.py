@@ -10,23 +10,22 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ucudnn.backends.base import Algorithm, ComputeBackend, Effort, Measurement, MeasurementStatus, pieces_of
+from ucudnn.backends.base import Algorithm, ComputeBackend, Effort, Measurement, MeasurementStatus
 from ucudnn.backends.base import Bench as Measuring
 from ucudnn.backends.replay import ReplayBackend
 from ucudnn.benchmark import Benchmark
 from ucudnn.decision import decide
-from ucudnn.exploration import Request
 from ucudnn.kernel import Kernel
 from ucudnn.measurements import Database
 from ucudnn.policy import BatchSizePolicy
 from ucudnn.problem import ConvolutionProblem, DataType, Layout, Operation
 from ucudnn.profile import decode_problem, encode_problem
 from ucudnn.recording import record
-from ucudnn.requests import MOST_ROUNDINGS
+from ucudnn.requests import MOST_ROUNDINGS, Request
 from ucudnn.settings import Settings
 from ucudnn.sharing import _divided
 from ucudnn.slab_search import rows_tried
-from ucudnn.slabs import kinds_of, row_count, row_unit
+from ucudnn.slabs import kinds_of, pieces_of, row_count, row_unit
 from ucudnn.solvers.desirable import desirable_set
 from ucudnn.store import MachineStore
 

@@ -21,11 +21,11 @@ from ucudnn.benchmark import Benchmark
 from ucudnn.configuration import Configuration, MicroConfiguration
 from ucudnn.decision import decide
 from ucudnn.errors import BackendError
-from ucudnn.exploration import Exploration, Request
 from ucudnn.kernel import Kernel
 from ucudnn.networks import load_network
 from ucudnn.plan import make_plan
 from ucudnn.problem import Operation
+from ucudnn.requests import Exploration, Request
 from ucudnn.results import Result
 from ucudnn.settings import Settings
 from ucudnn.tails import free_bytes, own_bytes, places, tail_step

@@ -6,6 +6,8 @@ What cannot be told without a GPU, streams and captures, is what a test sets; wh
 import ctypes
 from contextlib import nullcontext
 from dataclasses import replace
+from threading import current_thread, main_thread
+from time import perf_counter, sleep
 from types import SimpleNamespace
 from weakref import finalize
 
@@ -20,6 +22,7 @@ from ucudnn import Effort  # noqa: E402
 from ucudnn.backends.cudnn.backend import CudnnBackend  # noqa: E402
 from ucudnn.backends.cudnn.codes import Attribute, Kind  # noqa: E402
 from ucudnn.backends.cudnn.descriptor import Descriptor  # noqa: E402
+from ucudnn.backends.cudnn.gpu import Timed  # noqa: E402
 from ucudnn.backends.cudnn.graph import OperationGraph  # noqa: E402
 from ucudnn.configuration import Configuration, MicroConfiguration  # noqa: E402
 from ucudnn.handle import Handle  # noqa: E402
@@ -113,6 +116,9 @@ class Event:
 
     def synchronize(self):
         pass
+
+    def query(self):
+        return True  # it computes as it is called
 
     def elapsed_time(self, end):
         return (end.time - self.time) / 1e3
@@ -209,23 +215,24 @@ PROBLEM = ConvolutionProblem(
 
 
 def test_plans_are_built_once_while_the_gpu_is_busy(host, monkeypatch):
-    built, waiting = [], []
-    prepare, stopwatch = CudnnBackend._prepare_for_bench, TorchGpu.elapsed_ms
+    built, queued = [], []
+    prepare, timed, wait_ms = CudnnBackend._prepare_for_bench, TorchGpu.timed, Timed.wait_ms
 
     def counted(self, problem, algorithm):
-        built.append((problem, algorithm.name, bool(waiting)))
+        built.append((problem, algorithm.name, bool(queued)))
         return prepare(self, problem, algorithm)
 
-    def elapsed_ms(self, run, lead, meanwhile=None):
-        def busy():
-            waiting.append(True)
-            meanwhile()
-            waiting.clear()
+    def counted_timed(self, run, lead=None):
+        queued.append(timed(self, run, lead))
+        return queued[-1]
 
-        return stopwatch(self, run, lead, meanwhile and busy)
+    def counted_wait(self):
+        queued.remove(self)
+        return wait_ms(self)
 
     monkeypatch.setattr(CudnnBackend, "_prepare_for_bench", counted)
-    monkeypatch.setattr(TorchGpu, "elapsed_ms", elapsed_ms)
+    monkeypatch.setattr(TorchGpu, "timed", counted_timed)
+    monkeypatch.setattr(Timed, "wait_ms", counted_wait)
     backend = CudnnBackend(library_path=host.stub._name, device=TorchGpu(0))
     own = Handle(backend=backend, effort=QUICK, policy="powerOfTwo", workspace_limit=3000)
     own.get_algorithm(PROBLEM)
@@ -234,12 +241,10 @@ def test_plans_are_built_once_while_the_gpu_is_busy(host, monkeypatch):
     assert sum(busy for *_, busy in built) > len(built) / 2, "but for the first, and what follows on a vain hope"
 
 
-@pytest.mark.parametrize("compiles", [False, True])
-def test_compiled_engines_are_not_shared_by_plans(host, monkeypatch, compiles):
-    made = []
-    new = OperationGraph._new
-    monkeypatch.setattr(OperationGraph, "_new", lambda self, kind: made.append(kind) or new(self, kind))
-    monkeypatch.setattr("ucudnn.backends.cudnn.graph.RUNTIME_COMPILATION", 0 if compiles else -1)
+@pytest.fixture
+def compiling(monkeypatch):
+    """Let all engines need a compiler."""
+    monkeypatch.setattr("ucudnn.backends.cudnn.graph.RUNTIME_COMPILATION", 0)
     numbers = Descriptor.numbers
     monkeypatch.setattr(
         Descriptor,
@@ -248,12 +253,64 @@ def test_compiled_engines_are_not_shared_by_plans(host, monkeypatch, compiles):
             [0] if attribute == Attribute.ENGINE_BEHAVIOR_NOTE else numbers(self, attribute, *rest)
         ),
     )
+
+
+@pytest.mark.parametrize("compiles", [False, True])
+def test_compiled_engines_are_not_shared_by_plans(host, monkeypatch, compiling, compiles):
+    made = []
+    new = OperationGraph._new
+    monkeypatch.setattr(OperationGraph, "_new", lambda self, kind: made.append(kind) or new(self, kind))
+    if not compiles:
+        monkeypatch.setattr("ucudnn.backends.cudnn.graph.RUNTIME_COMPILATION", -1)
     backend = CudnnBackend(library_path=host.stub._name, device=TorchGpu(0))
     graph = OperationGraph(backend.library, backend.cudnn_handle, PROBLEM, alpha=1.0, beta=0.0)
     for _ in range(3):
         assert graph.configuration("eng1").compiles == compiles
         graph.plan("eng1")
     assert made.count(Kind.ENGINE) == (3 if compiles else 1)
+
+
+@pytest.mark.parametrize("limit_bytes", [100, 800, 3000])
+def test_what_is_compiled_in_the_background_is_measured_as_it_is(host, calls, monkeypatch, compiling, limit_bytes):
+    built = []
+    plan = OperationGraph.plan
+
+    def counted(self, name):
+        built.append((self.problem.batch, name, current_thread() is main_thread()))
+        return plan(self, name)
+
+    monkeypatch.setattr(OperationGraph, "plan", counted)
+    backend = CudnnBackend(library_path=host.stub._name, device=TorchGpu(0))
+    backend.prefetch([(PROBLEM, (1, 2, 4, 8), limit_bytes)])
+    begin = perf_counter()
+    while not backend.is_ready(PROBLEM):
+        assert perf_counter() - begin < 30
+        sleep(0.001)
+    ahead = {(batch, name) for batch, name, _ in built}
+    # At the largest size that fits, of that where measuring begins, its half, and so on.
+    assert ahead == {
+        (size, name)
+        for name in ("eng0", "eng1")
+        for size in [next((s for s in (2, 1) if fits(backend, s, name, limit_bytes)), None)]
+        if size is not None
+    }
+    assert not any(by_main for *_, by_main in built)
+    calls()
+    with backend.bench(PROBLEM) as bench:
+        for size, name in sorted(ahead):
+            algorithm = backend.algorithm(PROBLEM.part(size), name)
+            assert algorithm.compiles
+            assert bench.measure(size, algorithm, QUICK).samples_ms
+        assert len(built) == len(ahead), "nothing is built twice"
+        bench.announce(4, backend.algorithm(PROBLEM.part(4), "eng0"))
+        assert bench.measure(4, backend.algorithm(PROBLEM.part(4), "eng0"), QUICK).samples_ms
+    assert built[len(ahead) :] == [(4, "eng0", False)]
+    assert {(call.batch, f"eng{call.algorithm}") for call in calls() if not call.api} == {*ahead, (4, "eng0")}
+    backend.rest()
+
+
+def fits(backend, size, name, limit_bytes):
+    return backend.algorithm(PROBLEM.part(size), name).workspace_bytes <= limit_bytes
 
 
 def test_what_is_computed_is_divided_and_within_the_limit(host, calls):

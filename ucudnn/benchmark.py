@@ -10,8 +10,9 @@ from typing import Protocol
 from ucudnn.backends.base import Backend, ComputeBackend, Effort
 from ucudnn.configuration import MicroConfiguration
 from ucudnn.errors import BackendError
-from ucudnn.exploration import Exploration, Explorer, Item, Keeper, Request
+from ucudnn.exploration import Explorer, Item, Keeper
 from ucudnn.problem import ConvolutionProblem
+from ucudnn.requests import Exploration, Request
 from ucudnn.results import Result, Results
 from ucudnn.slab_search import Division
 from ucudnn.slabs import Slab, kinds_of, piece_of
@@ -146,9 +147,11 @@ class Benchmark:
             if missing and self._share is not None:
                 self._explore_together(missing, self._share)
             elif missing:
-                self.backend.prefetch([(request.problem, request.sizes) for request in missing])
-                for request in missing:
-                    self._explore(request)
+                self.backend.prefetch([(each.problem, each.sizes, each.limit_bytes) for each in missing])
+                while missing:
+                    # Others are measured while a compiler is at work.
+                    ready = (index for index, each in enumerate(missing) if self.backend.is_ready(each.problem))
+                    self._explore(missing.pop(next(ready, 0)))
         finally:
             self.seconds += perf_counter() - start
 

@@ -11,11 +11,10 @@ from ucudnn.benchmark import Benchmark
 from ucudnn.concurrency import Groups
 from ucudnn.configuration import Configuration, MicroConfiguration, SlabConfiguration
 from ucudnn.errors import BackendError, InfeasibleError, MeasurementError
-from ucudnn.exploration import Request
 from ucudnn.kernel import Kernel
 from ucudnn.policy import BatchSizePolicy
 from ucudnn.problem import ConvolutionProblem
-from ucudnn.requests import MOST_ROUNDINGS, is_rounded, request_of, requests_of
+from ucudnn.requests import MOST_ROUNDINGS, Request, is_rounded, request_of, requests_of
 from ucudnn.settings import Settings
 from ucudnn.slabs import Slab, is_divisible, row_count, row_unit
 from ucudnn.solvers.desirable import desirable_set

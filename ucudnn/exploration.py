@@ -3,7 +3,7 @@
 import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from math import inf
 from typing import NamedTuple, Protocol, final
 
@@ -11,11 +11,12 @@ from ucudnn.backends.base import Algorithm, Backend, Bench, Effort, Following, M
 from ucudnn.configuration import MicroConfiguration
 from ucudnn.lookahead import OneAhead
 from ucudnn.problem import ConvolutionProblem
+from ucudnn.requests import Exploration, Request
 from ucudnn.results import Result, Results
 from ucudnn.rounds import Rounds
 from ucudnn.search import Search, kind_of
 from ucudnn.slab_search import Division, SlabSearch
-from ucudnn.slabs import Slab, kinds_of
+from ucudnn.slabs import Slab
 from ucudnn.solvers.desirable import fastest
 
 _LOG = logging.getLogger(__name__)
@@ -23,54 +24,6 @@ _GROWN = 1.05  # workspace beyond the limit by so much says that that of larger 
 _ROUGH = 3  # samples of the fastest undivided algorithm, where micro-batches are faster by far
 _FEW_SIZES = 12
 _MOST_CONFIRMATIONS = 6
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Request:
-    """What is wanted of one problem.
-
-    Attributes:
-        problem: the problem at mini-batch size.
-        sizes: micro-batch sizes, ascending.
-        limit_bytes: workspace in bytes beyond which nothing is measured.
-        whole: whether the whole desirable set is wanted (WD), or its fastest configuration (WR).
-        apart: whether, moreover, each size is wanted as if it were the mini-batch, and for problems that rule out
-            kinds of algorithms as well (profiles).
-        adaptive: whether more sizes are chosen by what is measured; `sizes` are then what it begins with.
-        least_size: the smallest size that may be chosen.
-        rows: how many rows slabs of the smallest size may have, descending; () for no slabs.
-    """
-
-    problem: ConvolutionProblem
-    sizes: tuple[int, ...]
-    limit_bytes: int
-    whole: bool = True
-    apart: bool = False
-    adaptive: bool = False
-    least_size: int = 1
-    rows: tuple[int, ...] = ()
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Exploration:
-    """What was tried for a request; what was measured of it is in the results.
-
-    Attributes:
-        names: algorithms.
-        sizes: micro-batch sizes, ascending.
-        divisions: micro-batch sizes that were divided into slabs, with the rows of these.
-    """
-
-    names: tuple[str, ...]
-    sizes: tuple[int, ...]
-    divisions: tuple[Division, ...] = ()
-
-    def parts(self, problem: ConvolutionProblem) -> list[ConvolutionProblem]:
-        """Return the problems of all micro-batches and slabs."""
-        parts = [problem.part(size) for size in self.sizes]
-        for size, rows in self.divisions:
-            parts += [kind for kind, _ in kinds_of(problem.part(size), rows)]
-        return parts
 
 
 Item = tuple[ConvolutionProblem, Result]
@@ -253,7 +206,7 @@ class Explorer:
         self._total += len(sizes) * len(names)
         self._load([problem.part(size) for size in sizes])
         self._take_known(sizes, chain)
-        pairs = ((size, self._hope(size, name, chain)) for size, name in self._ordered(sizes, names))
+        pairs = ((size, self._hope(size, name, chain)) for size, name in self._ordered(sizes, names, chain))
         upcoming = OneAhead((size, hope, self.measured) for size, hope in pairs if hope is not None)
 
         def following() -> tuple[int, Algorithm] | None:
@@ -284,14 +237,22 @@ class Explorer:
             else:
                 search.bound(size, algorithm.name, result.time_ms)
 
-    def _ordered(self, sizes: Sequence[int], names: Sequence[str]) -> Iterator[tuple[int, str]]:
+    def _ordered(self, sizes: Sequence[int], names: Sequence[str], chain: bool) -> Iterator[tuple[int, str]]:
         """Return pairs of size and algorithm in the order in which to measure them."""
         for size in self._search.order(sizes):
+            self._announce(size, chain)
             bounds = {name: self._search.least_ms(size, name) for name in names}
             # What takes a compiler's time comes last: most of it is known not to matter by then.
             for name in sorted(names, key=lambda name: (name in self._compiled, bounds[name], self._ranks[name])):
                 yield size, name
                 self._considered += 1
+
+    def _announce(self, size: int, chain: bool) -> None:
+        """Let a compiler begin with what may be measured at a size."""
+        for name in [name for name in self._names if name in self._compiled]:
+            hope = self._hope(size, name, chain)
+            if hope is not None and self._bench is not None:
+                self._bench.announce(size, hope.algorithm)
 
     def _hope(self, size: int, name: str, chain: bool) -> "_Hope | None":
         """Return what there is to hope of an algorithm that is unknown and fits, if it can matter."""
@@ -339,8 +300,6 @@ class Explorer:
     ) -> Result:
         """Measure a micro-batch, or slabs of it, and return what is remembered of it."""
         problem = self._request.problem
-        if algorithm.compiles:
-            self._compiled.add(algorithm.name)
         if self._bench is None:
             self._bench = self._stack.enter_context(self._backend.bench(problem))
         if following is not None:
@@ -395,4 +354,7 @@ class Explorer:
         if key not in self._algorithms:
             known = self._results.of(part).get(name)
             self._algorithms[key] = self._backend.algorithm(part, name) if known is None else known.algorithm
-        return self._algorithms[key]
+        found = self._algorithms[key]
+        if found is not None and found.compiles:
+            self._compiled.add(name)
+        return found

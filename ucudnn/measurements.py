@@ -20,9 +20,10 @@ from typing import Any, final
 from ucudnn.backends.base import Algorithm, MeasurementStatus
 from ucudnn.database import Connection, DatabaseFile
 from ucudnn.errors import DatabaseError, MeasurementError, ProfileError
-from ucudnn.exploration import Exploration, Item, Request
+from ucudnn.exploration import Item
 from ucudnn.problem import ConvolutionProblem
 from ucudnn.profile import Profile, Record, decode_problem, encode_problem
+from ucudnn.requests import Exploration, Request
 from ucudnn.results import Result
 
 _CHUNK = 500  # parameters of one query

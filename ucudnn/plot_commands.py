@@ -16,7 +16,6 @@ from ucudnn.concurrency import Groups
 from ucudnn.console import print_note, print_text, progress
 from ucudnn.decision import Decision, Decisions, decide
 from ucudnn.errors import InfeasibleError, InvalidNetworkError
-from ucudnn.exploration import Request
 from ucudnn.kernel import Kernel
 from ucudnn.measuring import open_benchmark
 from ucudnn.networks import NETWORKS, Network, load_network
@@ -39,6 +38,7 @@ from ucudnn.policy import BatchSizePolicy
 from ucudnn.problem import Operation
 from ucudnn.recording import NO_LIMIT
 from ucudnn.report import Report, report_decisions, report_kernel
+from ucudnn.requests import Request
 from ucudnn.settings import Settings, parse_choice
 from ucudnn.solvers.desirable import desirable_set
 from ucudnn.units import format_bytes

@@ -4,11 +4,11 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from ucudnn.benchmark import Benchmark
-from ucudnn.exploration import Request
 from ucudnn.networks import Network
 from ucudnn.policy import BatchSizePolicy
 from ucudnn.problem import MOST_ALIGNMENT, ConvolutionProblem
 from ucudnn.profile import Profile, Record
+from ucudnn.requests import Request
 from ucudnn.search import kind_of
 from ucudnn.slab_search import rows_tried
 from ucudnn.variants import Variant

@@ -1,18 +1,65 @@
-"""Requests: what is asked of benchmarks for a problem, by policy and limit."""
+"""Requests: what is asked of benchmarks for a problem, by policy and limit, and what was tried for it."""
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
-from ucudnn.exploration import Request
 from ucudnn.kernel import Kernel
 from ucudnn.policy import BatchSizePolicy
 from ucudnn.problem import ConvolutionProblem, DataType, Operation
 from ucudnn.settings import Settings
-from ucudnn.slab_search import rows_tried
-from ucudnn.slabs import row_count
+from ucudnn.slab_search import Division, rows_tried
+from ucudnn.slabs import kinds_of, row_count
 from ucudnn.tails import free_bytes
 
 MOST_ROUNDINGS = 32
 """Micro-batches and slabs of a 16-bit filter gradient: its error grows with the square root of their number."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Request:
+    """What is wanted of one problem.
+
+    Attributes:
+        problem: the problem at mini-batch size.
+        sizes: micro-batch sizes, ascending.
+        limit_bytes: workspace in bytes beyond which nothing is measured.
+        whole: whether the whole desirable set is wanted (WD), or its fastest configuration (WR).
+        apart: whether, moreover, each size is wanted as if it were the mini-batch, and for problems that rule out
+            kinds of algorithms as well (profiles).
+        adaptive: whether more sizes are chosen by what is measured; `sizes` are then what it begins with.
+        least_size: the smallest size that may be chosen.
+        rows: how many rows slabs of the smallest size may have, descending; () for no slabs.
+    """
+
+    problem: ConvolutionProblem
+    sizes: tuple[int, ...]
+    limit_bytes: int
+    whole: bool = True
+    apart: bool = False
+    adaptive: bool = False
+    least_size: int = 1
+    rows: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Exploration:
+    """What was tried for a request; what was measured of it is in the results.
+
+    Attributes:
+        names: algorithms.
+        sizes: micro-batch sizes, ascending.
+        divisions: micro-batch sizes that were divided into slabs, with the rows of these.
+    """
+
+    names: tuple[str, ...]
+    sizes: tuple[int, ...]
+    divisions: tuple[Division, ...] = ()
+
+    def parts(self, problem: ConvolutionProblem) -> list[ConvolutionProblem]:
+        """Return the problems of all micro-batches and slabs."""
+        parts = [problem.part(size) for size in self.sizes]
+        for size, rows in self.divisions:
+            parts += [kind for kind, _ in kinds_of(problem.part(size), rows)]
+        return parts
 
 
 def is_rounded(problem: ConvolutionProblem) -> bool:

@@ -16,7 +16,7 @@ from ucudnn.backends import open_backend
 from ucudnn.backends.base import Backend, ComputeBackend, Effort
 from ucudnn.benchmark import Benchmark, Finding, Merge
 from ucudnn.errors import BackendError, SettingsError
-from ucudnn.exploration import Request
+from ucudnn.requests import Request
 
 _LOG = logging.getLogger(__name__)
 

@@ -115,6 +115,12 @@ def _piece(problem: ConvolutionProblem, rows: int, before: int, after: int) -> C
     )
 
 
+def pieces_of(problem: ConvolutionProblem, size: int, slabs: Sequence[Slab]) -> list[Piece]:
+    """Return what is measured of a micro-batch: all of it, or slabs of it that are one problem."""
+    part = problem.part(size)
+    return [piece_of(part, slab) for slab in slabs] or [Piece(problem=part, first_rows=None)]
+
+
 def row_bytes(problem: ConvolutionProblem) -> tuple[int, int]:
     """Return the bytes from one row to the next, of x and of y."""
     last = problem.layout.channels_last

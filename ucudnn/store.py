@@ -7,9 +7,10 @@ from typing import TypeVar, final
 
 from ucudnn.backends.base import Backend, ComputeBackend
 from ucudnn.errors import DatabaseError, DatabaseVersionError
-from ucudnn.exploration import Exploration, Item, Request
+from ucudnn.exploration import Item
 from ucudnn.measurements import Database
 from ucudnn.problem import ConvolutionProblem
+from ucudnn.requests import Exploration, Request
 
 OFF = "off"
 """What stands in place of a path where there is to be no database."""

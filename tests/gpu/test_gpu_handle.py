@@ -15,9 +15,9 @@ from ucudnn.benchmark import Benchmark
 from ucudnn.configuration import MicroConfiguration, configuration_of
 from ucudnn.decision import Decision
 from ucudnn.errors import BackendError, InvalidProblemError
-from ucudnn.exploration import Request
 from ucudnn.networks import load_network
 from ucudnn.problem import ConvolutionProblem, DataType, Layout, MathMode, Operation
+from ucudnn.requests import Request
 
 QUICK = Effort(warmup=1, repeats=1, time_limit_ms=5)
 PROBLEM = ConvolutionProblem(

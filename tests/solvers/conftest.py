@@ -5,9 +5,9 @@ from hypothesis import strategies as st
 
 from ucudnn.benchmark import Benchmark
 from ucudnn.configuration import MicroConfiguration
-from ucudnn.exploration import Request
 from ucudnn.networks import load_network
 from ucudnn.policy import BatchSizePolicy
+from ucudnn.requests import Request
 from ucudnn.solvers.desirable import desirable_set
 from ucudnn.solvers.division import Choice
 

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple, final
 
 from ucudnn.errors import BackendError, UnsupportedProblemError
 from ucudnn.problem import MOST_ALIGNMENT, ConvolutionProblem
-from ucudnn.slabs import Piece, Rows, Slab, piece_of
+from ucudnn.slabs import Rows, Slab
 
 Tensor = Any
 """Whatever a backend computes on: NumPy arrays for the CPU, device arrays or addresses for cuDNN."""
@@ -127,12 +127,6 @@ class Measurement:
         return median(abs(sample - center) for sample in self.samples_ms)
 
 
-def pieces_of(problem: ConvolutionProblem, size: int, slabs: Sequence[Slab]) -> list[Piece]:
-    """Return what is measured of a micro-batch: all of it, or slabs of it that are one problem."""
-    part = problem.part(size)
-    return [piece_of(part, slab) for slab in slabs] or [Piece(problem=part, first_rows=None)]
-
-
 Following = Callable[[], tuple[int, Algorithm] | None]
 """Gives the micro-batch size and the algorithm that are likely to be measured next, if any; asked once."""
 
@@ -156,6 +150,9 @@ class Bench(ABC):
             worth_ms: time from which on it does not matter how slow it is: one sample beyond it will do.
             slabs: parts of a micro-batch that are the same problem, one of which is measured; () for all of it.
         """
+
+    def announce(self, size: int, algorithm: Algorithm) -> None:  # noqa: B027, for most need no time for it
+        """Say that an algorithm may be measured soon, which needs a compiler: it may begin."""
 
     def look_ahead(self, following: Following) -> None:  # noqa: B027, for most have no time for it
         """Say whom to ask, while the device is busy with the next measurement, what comes after it."""
@@ -225,9 +222,14 @@ class Backend(ABC):
         """Whether a slab of a micro-batch can be measured; of a recorded profile, whether it was, with that."""
         return True
 
-    def prefetch(self, problems: Sequence[tuple[ConvolutionProblem, Sequence[int]]]) -> None:
-        """Begin, in the background, with what listing and measuring these problems at these sizes will ask for."""
+    def prefetch(self, problems: Sequence[tuple[ConvolutionProblem, Sequence[int], int]]) -> None:
+        """Begin, in the background, with what measuring problems will ask for, of sizes within workspaces in bytes."""
         del problems  # nothing to begin with
+
+    def is_ready(self, problem: ConvolutionProblem) -> bool:
+        """Whether nothing that was begun in the background has to be waited for."""
+        del problem
+        return True
 
     @abstractmethod
     def bench(self, problem: ConvolutionProblem) -> AbstractContextManager[Bench]:

@@ -6,12 +6,12 @@ from dataclasses import replace
 from math import inf
 from typing import final
 
-from ucudnn.backends.base import Algorithm, Backend, Bench, Effort, Measurement, MeasurementStatus, pieces_of
+from ucudnn.backends.base import Algorithm, Backend, Bench, Effort, Measurement, MeasurementStatus
 from ucudnn.backends.candidates import Candidates
 from ucudnn.errors import NotRecordedError
 from ucudnn.problem import MOST_ALIGNMENT, ConvolutionProblem, MathMode
 from ucudnn.profile import Profile, Record, Recording
-from ucudnn.slabs import Slab
+from ucudnn.slabs import Slab, pieces_of
 
 _CUDNN_APIS = ("graph", "legacy")  # what candidates choose among; other backends have one kind of algorithms
 

@@ -119,7 +119,7 @@ def prepare(
         try:
             if recipe.legacy is None:
                 executed = recipe.plan(alpha, 1.0 if step.accumulates else beta)
-                need = round_up(executed.numbers(Attribute.EXECUTION_PLAN_WORKSPACE_SIZE, Type.INT64)[0])
+                need = round_up(executed.number(Attribute.EXECUTION_PLAN_WORKSPACE_SIZE, Type.INT64))
                 descriptors = (executed.address,)
             else:
                 own = recipe.legacy

@@ -13,6 +13,7 @@ from ucudnn.backends.cudnn.gpu import (
     RANDOM_BLOCK,
     DeviceBuffer,
     Gpu,
+    Stopwatch,
     as_float,
     driver_version,
     random_block,
@@ -194,10 +195,11 @@ class TorchGpu(Gpu):
         """Make the current stream wait for a mark; the host does not wait."""
         torch.cuda.current_stream(self._device).wait_event(mark[0])
 
-    def stopwatch(self) -> tuple[Any, Any, Any, Callable[[], float]]:
-        """Return the current stream, two events to record, and what gives the milliseconds between them."""
+    def stopwatch(self) -> Stopwatch:
+        """Return two events for the current stream."""
         begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-        return torch.cuda.current_stream(self._device), begin, end, partial(begin.elapsed_time, end)
+        stream = torch.cuda.current_stream(self._device)
+        return Stopwatch(stream, begin, end, begin.query, partial(begin.elapsed_time, end))
 
     def _view(self, address: int, size_bytes: int) -> torch.Tensor:
         """Return a tensor over some memory, which stays whose it is."""

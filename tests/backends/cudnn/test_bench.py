@@ -1,5 +1,6 @@
 """What one measurement costs, on a host and a GPU with clocks of their own."""
 
+from dataclasses import replace
 from itertools import cycle
 
 import pytest
@@ -26,6 +27,7 @@ class Gpu(Machine):
         super().__init__(cycle([host_ms]), 0.0)
         self.rates = rates
         self.build_ms = build_ms
+        self.announced = []
         self.built = []
         self.launched = []
 
@@ -34,6 +36,9 @@ class Gpu(Machine):
 
     def release(self):
         pass
+
+    def build(self, part, name):
+        self.announced.append((part.batch, name))
 
     def prepare(self, part, algorithm):
         self.built.append((part.batch, algorithm.name))
@@ -68,7 +73,7 @@ def opened(monkeypatch):
         gpu = Gpu(*arguments, **options)
         for module in (benches, timing):
             monkeypatch.setattr(module, "perf_counter", lambda: gpu.now / 1e3)
-        bench = CudnnBench(PROBLEM, gpu, lambda size: DeviceBuffer(256, size), gpu.prepare, None, 0)
+        bench = CudnnBench(PROBLEM, gpu, lambda size: DeviceBuffer(256, size), gpu.prepare, None, 0, gpu.build)
         bench._check = lambda *arguments: None  # what they compute is of no interest here
         return gpu, bench
 
@@ -109,6 +114,57 @@ def test_building_the_next_plan_takes_none_of_a_measurements_time(opened):
     assert gpu.built[3:] == [], "it was built before"
 
 
+def test_the_gpu_does_not_wait_for_plans_of_what_is_too_slow(opened):
+    rates = {"FAST": 0.1, **{f"SLOW{index}": 1.0 for index in range(20)}}
+    gpu, bench = opened(rates, build_ms=3.0)
+    bench.measure(4, algorithm("FAST"), Effort())
+    begin, slow = gpu.now, [algorithm(name) for name in rates if name != "FAST"]
+    for index, each in enumerate(slow):
+        bench.look_ahead(lambda index=index: (4, slow[index + 1]) if index + 1 < len(slow) else None)
+        assert not bench.measure(4, each, Effort(), worth_ms=0.4).complete
+    assert gpu.now - begin < 20 * 4.0 + 3.0 + 1.0, "the GPU's time of 20 launches, and one plan"
+    assert gpu.launched[-20:] == [(4, each.name) for each in slow]
+
+
+def test_what_was_begun_ahead_is_timed_as_if_it_was_not(opened):
+    gpu, bench = opened({"FAST": 0.01, "OTHER": 0.03, "SLOW": 2.0})
+    for name in gpu.rates:
+        bench.measure(8, algorithm(name), Effort())
+    for name, time_ms in (("FAST", 0.04), ("OTHER", 0.12), ("SLOW", 8.0)):
+        bench.look_ahead(lambda name=name: (4, algorithm(name)))
+        bench.measure(2, algorithm("FAST"), Effort())
+        found = bench.measure(4, algorithm(name), Effort())
+        assert found.complete
+        assert found.samples_ms == pytest.approx([time_ms] * len(found.samples_ms))
+
+
+def test_what_was_begun_in_vain_is_waited_for(opened):
+    gpu, bench = opened({"FAST": 0.1, "SLOW": 50.0})
+    bench.measure(8, algorithm("FAST"), Effort())
+    bench.look_ahead(lambda: (4, algorithm("SLOW")))
+    bench.measure(8, algorithm("FAST"), Effort())
+    assert gpu.launched.count((4, "SLOW")) == 1
+    bench.measure(2, algorithm("FAST"), Effort())
+    assert bench._ahead is None
+    assert gpu.now >= 200.0
+
+
+def test_what_is_announced_is_begun_to_be_built_at_its_size(opened):
+    gpu, bench = opened({"FAST": 0.1})
+    bench.announce(4, algorithm("FAST", compiles=True))
+    assert gpu.announced == [(4, "FAST")]
+    assert gpu.built == gpu.launched == []
+
+
+def test_nothing_is_begun_ahead_that_needs_more_workspace(opened):
+    gpu, bench = opened({"FAST": 0.1, "OTHER": 0.1})
+    larger = replace(algorithm("OTHER"), workspace_bytes=1024)
+    bench.look_ahead(lambda: (4, larger))
+    bench.measure(8, algorithm("FAST"), Effort())
+    assert gpu.built == [(8, "FAST")], "the workspace there is in use"
+    assert bench.measure(4, larger, Effort()).complete
+
+
 def test_what_was_made_ready_is_used_for_nothing_else(opened):
     gpu, bench = opened({"FAST": 0.1, "OTHER": 0.1})
     for announced, measured in (((2, "FAST"), (4, "FAST")), ((2, "OTHER"), (2, "FAST"))):
@@ -124,6 +180,8 @@ def test_what_cannot_be_made_ready_fails_in_its_turn(opened):
     bench.look_ahead(lambda: (4, algorithm("BROKEN")))
     assert bench.measure(8, algorithm("FAST"), Effort()).status is MeasurementStatus.MEASURED
     assert bench.measure(4, algorithm("BROKEN"), Effort()).status is MeasurementStatus.FAILED
+    bench.look_ahead(lambda: (9, algorithm("FAST")))
+    assert bench.measure(8, algorithm("FAST"), Effort()).status is MeasurementStatus.MEASURED
     bench.look_ahead(lambda: (4, algorithm("OTHER", compiles=True)))
     gpu.built.clear()
     bench.measure(8, algorithm("FAST"), Effort())
@@ -131,11 +189,13 @@ def test_what_cannot_be_made_ready_fails_in_its_turn(opened):
 
 
 def test_nothing_is_kept_at_the_end(opened):
-    _, bench = opened({"FAST": 0.1, "OTHER": 0.1})
+    gpu, bench = opened({"FAST": 0.1, "OTHER": 50.0})
+    bench.measure(8, algorithm("FAST"), Effort())
     bench.look_ahead(lambda: (4, algorithm("OTHER")))
     bench.measure(8, algorithm("FAST"), Effort())
     bench.look_ahead(lambda: None)
-    assert bench._ready is not None
+    assert bench._ahead is not None
     bench.close()
-    assert bench._ready is None
+    assert bench._ahead is None
+    assert gpu.now >= gpu.done, "its operands must outlast it"
     assert bench._following is None

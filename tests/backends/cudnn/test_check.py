@@ -10,14 +10,13 @@ from hypothesis import strategies as st
 
 from tests.cudnn.conftest import AddressCall
 from tests.test_slabs import divided
-from ucudnn.backends.base import pieces_of
 from ucudnn.backends.cpu.backend import CpuBackend
 from ucudnn.backends.cudnn import check as check_module
 from ucudnn.backends.cudnn.check import OutputCheck
 from ucudnn.backends.cudnn.gpu import DeviceBuffer
 from ucudnn.errors import UnsupportedProblemError
 from ucudnn.problem import ConvolutionProblem, DataType, Operation
-from ucudnn.slabs import kinds_of
+from ucudnn.slabs import kinds_of, pieces_of
 
 CPU = CpuBackend()
 PLANE = ConvolutionProblem(

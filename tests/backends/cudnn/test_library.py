@@ -97,7 +97,10 @@ def test_backend_descriptors(library):
         tensor.numbers(Attribute.TENSOR_DIMENSIONS, Type.INT64, 8)  # not finalized yet
     tensor.set(Attribute.TENSOR_BYTE_ALIGNMENT, Type.INT64, 16).finalize()
     assert tensor.numbers(Attribute.TENSOR_DIMENSIONS, Type.INT64, 8) == [2, 3, 4, 5]
-    assert tensor.numbers(Attribute.TENSOR_UNIQUE_ID, Type.INT64) == [7]
+    assert tensor.number(Attribute.TENSOR_UNIQUE_ID, Type.INT64) == 7
+    assert tensor.number(Attribute.TENSOR_DATA_TYPE, Type.DATA_TYPE) == 0
+    with pytest.raises(CudnnError, match="cudnnBackendGetAttribute"):
+        tensor.number(Attribute.TENSOR_UNIQUE_ID, Type.DATA_TYPE)
     with pytest.raises(CudnnError, match="CUDNN_STATUS"):
         Descriptor(library, Kind.CONVOLUTION).finalize()
 

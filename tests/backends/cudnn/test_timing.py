@@ -2,6 +2,7 @@
 
 from functools import partial
 from itertools import cycle, islice
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import given
@@ -10,7 +11,7 @@ from hypothesis import strategies as st
 from ucudnn.backends.base import PreparedCall
 from ucudnn.backends.cudnn import timing
 from ucudnn.backends.cudnn.gpu import DeviceBuffer
-from ucudnn.backends.cudnn.timing import CallTimer
+from ucudnn.backends.cudnn.timing import CallTimer, least_ms
 
 PLACES = [(0, None), (4, None), (8, None)]
 
@@ -37,7 +38,7 @@ class Machine(PreparedCall):
         self.done = max(self.done, self.now) + time_ms
         self.log.append(("hold", time_ms))
 
-    def elapsed_ms(self, run, lead, meanwhile=None):
+    def timed(self, run, lead=None):
         started = self.now
         if lead is not None:
             lead()
@@ -45,13 +46,17 @@ class Machine(PreparedCall):
         self.log.append("begin")
         run()
         self.now += next(self.late_ms)
-        host_ms = self.now - started
-        if meanwhile is not None:
-            self.log.append("meanwhile")
-            meanwhile()
-        self.now = self.done = end = max(self.done, self.now)
+        timed = SimpleNamespace(host_ms=self.now - started, covered=self.now < begin)
+        end = max(self.done, self.now)
         self.log.append("end")
-        return end - begin, host_ms
+
+        def wait_ms():
+            self.now = max(self.now, end)
+            self.log.append("waited")
+            return end - begin
+
+        timed.wait_ms = wait_ms
+        return timed
 
     def bind(self, x, w, y, *, start, alpha, beta, workspace, first_rows=None):
         assert "begin" not in self.log or self.log[-1] != "begin", "nothing is made while time is taken"
@@ -71,9 +76,9 @@ def clock(monkeypatch):
     monkeypatch.setattr(Machine, "machines", machines)
 
 
-def timer_of(machine, host_ms=0.05, meanwhile=None):
+def timer_of(machine, host_ms=0.05):
     Machine.machines.append(machine)
-    return CallTimer(machine, machine, PLACES, (1, 2, 3), 0.0, DeviceBuffer(0, 0), host_ms, meanwhile)
+    return CallTimer(machine, machine, PLACES, (1, 2, 3), 0.0, DeviceBuffer(0, 0), host_ms)
 
 
 @given(
@@ -93,15 +98,34 @@ def test_what_is_timed_is_the_gpu(usual_ms, gpu_ms, stalls, late, calls):
         assert timer.run(calls) == pytest.approx(gpu_ms, rel=1e-6, abs=1e-9)
 
 
-@given(loading_ms=st.floats(0.01, 20), late_ms=st.floats(0, 5), gpu_ms=st.floats(0.001, 20), busy_ms=st.floats(0, 5))
+@given(loading_ms=st.floats(0.01, 20), late_ms=st.floats(0, 5), gpu_ms=st.floats(0.001, 20), busy_ms=st.floats(0, 40))
 def test_a_first_call_takes_as_long_as_it_says_at_least(loading_ms, late_ms, gpu_ms, busy_ms):
     machine = Machine(cycle([loading_ms]), gpu_ms)
     machine.late_ms = cycle([late_ms])
     machine.done = busy_ms  # of what was queued before
-    least_ms = timer_of(machine).first()
-    assert least_ms <= gpu_ms + 1e-9
-    assert least_ms >= gpu_ms - min(busy_ms, loading_ms) - late_ms - 0.031
-    assert machine.log == ["begin", 0, "end"]
+    least = least_ms(timer_of(machine).start(0, 1))
+    assert least <= gpu_ms + 1e-9
+    lost_ms = 0.0 if busy_ms > loading_ms + late_ms else min(busy_ms, loading_ms) + late_ms
+    assert least >= gpu_ms - lost_ms - 0.031
+    assert machine.log == ["begin", 0, "end", "waited"]
+
+
+@given(
+    host_ms=st.lists(st.floats(0.001, 1), min_size=9, max_size=9),
+    gpu_ms=st.floats(0.001, 5),
+    busy_ms=st.floats(0, 5),
+    calls=st.integers(1, 8),
+)
+def test_calls_that_the_gpu_did_not_wait_for_are_timed_as_they_are(host_ms, gpu_ms, busy_ms, calls):
+    machine = Machine(iter(host_ms), gpu_ms)
+    machine.done = busy_ms
+    timed = timer_of(machine, host_ms=0.1).start(1, calls)
+    assert machine.now == pytest.approx(sum(host_ms[: calls + 1])), "the host waits for nothing"
+    took_ms = timed.wait_ms()
+    assert took_ms >= calls * gpu_ms - 1e-9
+    if timed.covered:
+        assert took_ms == pytest.approx(calls * gpu_ms)
+    assert timed.covered or sum(host_ms) > 0.15 * calls, "it is held as long as the host was expected to take"
 
 
 def test_a_host_that_stalls_all_the_time_ends_it_nevertheless():
@@ -120,20 +144,6 @@ def test_calls_go_on_from_place_to_place():
     assert starts == list(islice(cycle([0, 4, 8]), 7))
 
 
-def test_something_else_is_done_once_while_the_gpu_is_busy():
-    machine = Machine(cycle([0.01]), 10.0)
-
-    def meanwhile():
-        machine.now += 5.0
-
-    timer = timer_of(machine, meanwhile=meanwhile)
-    assert timer.first() == pytest.approx(10.0, abs=0.031)
-    assert machine.log == ["begin", 0, "meanwhile", "end"]
-    assert machine.now == pytest.approx(10.01), "no later than without"
-    assert timer.run(1) == pytest.approx(10.0)
-    assert machine.log.count("meanwhile") == 1
-
-
 def test_the_gpu_is_never_held_for_long():
     machine = Machine(iter([5.0, *[0.01] * 50]), 0.1)  # the first call loads kernels
     timer = timer_of(machine)
@@ -146,7 +156,7 @@ def test_without_a_kernel_that_holds_it_other_calls_lead():
     machine = Machine(cycle([0.01]), 0.1, holds=False)
     timer = timer_of(machine)
     assert timer.run(2) == pytest.approx(0.1)
-    assert machine.log == [0, 4, "begin", 8, 0, "end"] or machine.log == [8, 0, "begin", 0, 4, "end"]
+    assert machine.log[:6] in ([0, 4, "begin", 8, 0, "end"], [8, 0, "begin", 0, 4, "end"])
     timer.long = True
     machine.log.clear()
     timer.run(1)

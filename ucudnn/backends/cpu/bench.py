@@ -12,14 +12,13 @@ from ucudnn.backends.base import (
     Measurement,
     MeasurementStatus,
     PreparedCall,
-    pieces_of,
 )
 from ucudnn.backends.cpu.geometry import Array
 from ucudnn.backends.cpu.operands import random_operands
 from ucudnn.backends.sampling import sample, worthless
 from ucudnn.errors import UcudnnError
 from ucudnn.problem import ConvolutionProblem, Operation
-from ucudnn.slabs import Rows, Slab
+from ucudnn.slabs import Rows, Slab, pieces_of
 
 
 @final

@@ -16,6 +16,7 @@ from ucudnn.backends.cudnn.device import Device, address_of, is_dense
 from ucudnn.backends.cudnn.faults import computes_wrong
 from ucudnn.backends.cudnn.gpu import DeviceBuffer, Gpu
 from ucudnn.backends.cudnn.graph import (
+    KnobChoices,
     OperationGraph,
     graph_algorithms,
     is_engine,
@@ -83,6 +84,7 @@ class CudnnBackend(ComputeBackend):
         self._algorithms: dict[ConvolutionProblem, tuple[Algorithm, ...]] = {}
         self._legacy_algorithms: dict[ConvolutionProblem, Sequence[Algorithm]] = {}
         self._graphs: OrderedDict[tuple[ConvolutionProblem, float, float], OperationGraph] = OrderedDict()
+        self._choices: KnobChoices = {}
         self._background = Background(self.library, self._device)
 
     @property
@@ -158,13 +160,17 @@ class CudnnBackend(ComputeBackend):
         """
         return super().names(problem, anchors(sizes) if self._candidates.api != "legacy" else sizes)
 
-    def prefetch(self, problems: Sequence[tuple[ConvolutionProblem, Sequence[int]]]) -> None:
+    def prefetch(self, problems: Sequence[tuple[ConvolutionProblem, Sequence[int], int]]) -> None:
         """List engine configurations in the background, and compile those that are compiled when a plan is built."""
         if self._candidates.api == "legacy" or self.capturing(self.queue()):
             return
-        for problem, sizes in problems:
+        for problem, sizes, limit_bytes in problems:
             parts = [self._as_asked(problem).part(size) for size in anchors(sizes)]
-            self._background.begin([part for part in parts if part not in self._algorithms])
+            self._background.begin([part for part in parts if part not in self._algorithms], limit_bytes)
+
+    def is_ready(self, problem: ConvolutionProblem) -> bool:
+        """Whether its engine configurations are listed, and those compiled that need it."""
+        return self._background.is_ready(self._as_asked(problem))
 
     def rest(self) -> None:
         """End what goes on in the background; a Python that exits does so by itself."""
@@ -187,7 +193,13 @@ class CudnnBackend(ComputeBackend):
             self._background.settle()
         with self._device.scratch() as allocate:
             bench = CudnnBench(
-                problem, self._device, allocate, self._prepare_for_bench, self.library, self.cudnn_handle
+                problem,
+                self._device,
+                allocate,
+                self._prepare_for_bench,
+                self.library,
+                self.cudnn_handle,
+                self._background.build,
             )
             try:
                 yield bench
@@ -264,7 +276,7 @@ class CudnnBackend(ComputeBackend):
     def elapsed_ms(self, run: Callable[[], None], lead: Callable[[], None] | None = None) -> float:
         """Return the GPU's milliseconds from the end of the lead, if any, to the end of what a call queued."""
         self.queue()
-        return self._device.elapsed_ms(run, lead)[0]
+        return self._device.timed(run, lead).wait_ms()
 
     def queue(self) -> int:
         """Point cuDNN to the current stream and return what tells it from others.
@@ -329,16 +341,27 @@ class CudnnBackend(ComputeBackend):
         key = problem, alpha, beta
         graph = self._graphs.get(key)
         if graph is None:
-            graph = OperationGraph(self.library, self.cudnn_handle, problem, alpha=alpha, beta=beta)
+            library, handle, choices = self.library, self.cudnn_handle, self._choices
+            graph = OperationGraph(library, handle, problem, alpha=alpha, beta=beta, choices=choices)
             self._graphs[key] = graph
             if len(self._graphs) > _MOST_GRAPHS:
                 self._graphs.popitem(last=False)
         return graph
 
     def _prepare_for_bench(self, problem: ConvolutionProblem, algorithm: Algorithm) -> Call:
-        if algorithm.compiles:
-            self._background.compiled(problem, algorithm.name)
-        return self._prepare(problem, algorithm.name, ((1.0, listing_beta(problem)),))
+        scaling = 1.0, listing_beta(problem)
+        built = self._background.built(problem, algorithm.name) if algorithm.compiles else None
+        if built is None:
+            return self._prepare(problem, algorithm.name, (scaling,))
+        own = built.handle.address
+        self.library.check(self._set_stream(own, self._device.stream()), "cudnnSetStream")
+
+        def graph(problem: ConvolutionProblem, alpha: float, beta: float) -> OperationGraph:
+            return OperationGraph(self.library, own, problem, alpha=alpha, beta=beta)
+
+        call = GraphCall(self.library, own, problem, algorithm.name, (), graph)
+        call.adopt(*scaling, built.descriptor, built)
+        return call
 
     def _prepare(self, problem: ConvolutionProblem, algorithm: str, scalings: Scalings) -> Call:
         problem = self._as_asked(problem)

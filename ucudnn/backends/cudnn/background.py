@@ -4,27 +4,41 @@ import os
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import suppress
-from dataclasses import replace
-from threading import local
-from typing import final
+from dataclasses import dataclass, replace
+from threading import Lock, local
+from typing import Any, final
 
 from ucudnn.backends.base import Algorithm
 from ucudnn.backends.cudnn.descriptor import Descriptor
 from ucudnn.backends.cudnn.driver import RELAXED, exchange_capture_mode
 from ucudnn.backends.cudnn.gpu import Gpu
-from ucudnn.backends.cudnn.graph import OperationGraph, graph_algorithms, listing_beta
+from ucudnn.backends.cudnn.graph import OperationGraph, listing_graph
 from ucudnn.backends.cudnn.library import Library, OwnHandle
+from ucudnn.errors import BackendError
 from ucudnn.problem import MOST_ALIGNMENT, ConvolutionProblem
 
 _MOST_THREADS = 8
 _MOST_KEPT = 64
 
 
+@dataclass(frozen=True, slots=True)
+class BuiltPlan:
+    """An execution plan that another thread built, with a handle of its own, which executes it.
+
+    Attributes:
+        descriptor: the plan.
+        handle: used by nothing else.
+    """
+
+    descriptor: Descriptor
+    handle: OwnHandle
+
+
 @final
 class Background:
     """Threads with cuDNN handles of their own, for a handle serves one thread at a time.
 
-    cuDNN compiles an engine again once no plan of it is left, so some plans are kept.
+    What they do is cuDNN's own work: while threads run Python, this interpreter runs nothing else.
 
     Args:
         library: cuDNN.
@@ -35,19 +49,29 @@ class Background:
         self._library = library
         self._device = device
         self._local = local()
+        self._lock = Lock()  # of what is built, which threads begin as well
         self._threads: ThreadPoolExecutor | None = None
-        self._lists: dict[ConvolutionProblem, Future[list[Algorithm]]] = {}
-        self._plans: dict[tuple[ConvolutionProblem, str], Future[Descriptor | None]] = {}
+        self._lists: dict[ConvolutionProblem, Future[OperationGraph]] = {}
+        self._begun: dict[ConvolutionProblem, list[Future[Any]]] = {}
+        # Some are kept: cuDNN compiles an engine again once no plan of it is left.
+        self._plans: dict[tuple[ConvolutionProblem, str], Future[BuiltPlan | None]] = {}
 
-    def begin(self, parts: Sequence[ConvolutionProblem]) -> None:
-        """Begin to list what computes micro-batches of a problem, and to compile what needs it.
+    def begin(self, parts: Sequence[ConvolutionProblem], limit_bytes: int) -> None:
+        """Begin to ask heuristics for micro-batches of a problem, and to compile what needs it.
 
         Args:
-            parts: the problem at descending sizes; compilation begins at the second.
+            parts: the problem at descending sizes; compilation begins at the second, where measuring does.
+            limit_bytes: workspace; what needs more is compiled at half the size, and so on.
         """
         for index, part in enumerate(parts):
             if part not in self._lists:
-                self._lists[part] = self._submit_list(part, compile_all=index == min(1, len(parts) - 1))
+                compiles = index == min(1, len(parts) - 1)
+                self._lists[part] = self._submit_list(part, limit_bytes if compiles else None)
+                self._begun.setdefault(_shape(part), []).append(self._lists[part])
+
+    def is_ready(self, problem: ConvolutionProblem) -> bool:
+        """Whether all that was begun for a problem is done."""
+        return all(future.done() for future in self._begun.get(_shape(problem), ()))
 
     def settle(self) -> None:
         """Wait until all that was begun is listed: threads that run Python disturb measurements, compilers do not."""
@@ -60,42 +84,69 @@ class Background:
         self._threads = None
         self._lists.clear()
         self._plans.clear()
+        self._begun.clear()
 
     def listed(self, part: ConvolutionProblem) -> list[Algorithm] | None:
         """Return a list that was begun, once it is there; None where none was."""
         future = self._lists.pop(part, None)
         try:
-            return None if future is None else future.result()
+            return None if future is None else future.result().algorithms()
         except self._device.failures:
             return None  # whoever lists it now will hear why
 
-    def compiled(self, part: ConvolutionProblem, name: str) -> None:
-        """Wait until an engine that is being compiled for a problem is ready, whether or not that worked."""
-        future = self._plans.get((_shape(part), name))
-        if future is not None:
-            future.result()
+    def build(self, part: ConvolutionProblem, name: str) -> None:
+        """Begin to build the plan of an engine that is compiled."""
+        with self._lock:
+            if (part, name) in self._plans:
+                return
+            if len(self._plans) >= _MOST_KEPT:
+                self._plans.pop(next(iter(self._plans)))
+            self._plans[part, name] = self._pool().submit(self._build, part, name)
+            self._begun.setdefault(_shape(part), []).append(self._plans[part, name])
 
-    def _submit_list(self, part: ConvolutionProblem, *, compile_all: bool) -> Future[list[Algorithm]]:
-        def run() -> list[Algorithm]:
+    def built(self, part: ConvolutionProblem, name: str) -> BuiltPlan | None:
+        """Return the plan of an engine that is compiled, once it is there; None where it was not begun or failed.
+
+        In any case, wait until the engine is ready that is being compiled for another size.
+        """
+        future = self._plans.get((part, name))
+        if future is not None:
+            return future.result()
+        shape = _shape(part)
+        with self._lock:
+            others = [other for (each, same), other in self._plans.items() if same == name and _shape(each) == shape]
+        wait(others)
+        return None
+
+    def _submit_list(self, part: ConvolutionProblem, limit_bytes: int | None) -> Future[OperationGraph]:
+        def run() -> OperationGraph:
             with self._device.use():
-                found = graph_algorithms(self._library, self._handle(), part)
-            for each in found:
-                if each.compiles and compile_all:
-                    self._submit_plan(part, each.name)
-            return found
+                graph = listing_graph(self._library, self._handle().address, part)
+                graph.ask()
+                if limit_bytes is not None:
+                    for each in graph.algorithms():
+                        if each.compiles:
+                            self._build_within(part, each, limit_bytes)
+            return graph
 
         return self._pool().submit(run)
 
-    def _submit_plan(self, part: ConvolutionProblem, name: str) -> None:
-        if len(self._plans) >= _MOST_KEPT:
-            self._plans.pop(next(iter(self._plans)))
-        self._plans[_shape(part), name] = self._pool().submit(self._build, part, name)
+    def _build_within(self, part: ConvolutionProblem, algorithm: Algorithm, limit_bytes: int) -> None:
+        """Begin to build an engine's plan at the largest size that fits, of this one, its half, and so on."""
+        workspace_bytes = algorithm.workspace_bytes
+        while workspace_bytes > limit_bytes and part.batch > 1:
+            part = part.part(part.batch // 2)
+            with suppress(BackendError):  # where it does not compute that size, it may a smaller one
+                graph = listing_graph(self._library, self._handle().address, part)
+                workspace_bytes = graph.configuration(algorithm.name).workspace_bytes
+        if workspace_bytes <= limit_bytes:
+            self.build(part, algorithm.name)
 
-    def _build(self, part: ConvolutionProblem, name: str) -> Descriptor | None:
+    def _build(self, part: ConvolutionProblem, name: str) -> BuiltPlan | None:
         try:
             with self._device.use():
-                beta = listing_beta(part)
-                return OperationGraph(self._library, self._handle(), part, alpha=1.0, beta=beta).plan(name)
+                handle = OwnHandle(self._library)
+                return BuiltPlan(listing_graph(self._library, handle.address, part).plan(name), handle)
         except self._device.failures:
             return None  # whoever wants to measure it will hear why
 
@@ -105,11 +156,11 @@ class Background:
             self._threads = ThreadPoolExecutor(count, thread_name_prefix="ucudnn", initializer=_relax)
         return self._threads
 
-    def _handle(self) -> int:
+    def _handle(self) -> OwnHandle:
         if not hasattr(self._local, "handle"):
             self._local.handle = OwnHandle(self._library)
         own: OwnHandle = self._local.handle
-        return own.address
+        return own
 
 
 def _relax() -> None:

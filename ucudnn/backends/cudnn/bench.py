@@ -2,24 +2,25 @@
 
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from functools import partial
 from math import ceil, inf
 from time import perf_counter
 from typing import TypeVar, final
 
-from ucudnn.backends.base import Algorithm, Bench, Effort, Following, Measurement, MeasurementStatus, pieces_of
+from ucudnn.backends.base import Algorithm, Bench, Effort, Following, Measurement, MeasurementStatus
 from ucudnn.backends.cudnn.check import OutputCheck
-from ucudnn.backends.cudnn.gpu import DeviceBuffer, Gpu
+from ucudnn.backends.cudnn.gpu import DeviceBuffer, Gpu, Timed
 from ucudnn.backends.cudnn.graph import listing_beta
 from ucudnn.backends.cudnn.graph_call import GraphCall
 from ucudnn.backends.cudnn.legacy import LegacyCall
 from ucudnn.backends.cudnn.library import Library
 from ucudnn.backends.cudnn.packed import PackedCall
-from ucudnn.backends.cudnn.timing import LOADING_MS, CallTimer, Place
-from ucudnn.backends.sampling import settled, worthless
-from ucudnn.errors import CudnnError
+from ucudnn.backends.cudnn.timing import LOADING_MS, CallTimer, least_ms
+from ucudnn.backends.sampling import SHORTEST_MS, settled, worthless
+from ucudnn.errors import CudnnError, UnsupportedProblemError
 from ucudnn.problem import ConvolutionProblem
-from ucudnn.slabs import Slab
+from ucudnn.slabs import Piece, Slab, pieces_of
 
 _NOISE = 0.06  # of a sample at steady clocks
 _IDLE_MS = 50.0  # of the GPU, after which its clocks may have gone down
@@ -38,6 +39,31 @@ BenchCall = GraphCall | LegacyCall | PackedCall
 _T = TypeVar("_T")
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Start:
+    """An algorithm whose first calls were queued.
+
+    Attributes:
+        problem: a micro-batch, or a slab of it.
+        name: of the algorithm.
+        call: the algorithm.
+        timer: times it.
+        expected_ms: what it takes about, by another size; None where it runs for the first time.
+        calls: how many were queued.
+        awake: whether the GPU had its clocks up.
+        timed: the calls.
+    """
+
+    problem: ConvolutionProblem
+    name: str
+    call: BenchCall
+    timer: CallTimer
+    expected_ms: float | None
+    calls: int
+    awake: bool
+    timed: Timed
+
+
 @final
 class CudnnBench(Bench):
     """Operands of one mini-batch, or of as much of it as memory holds.
@@ -49,6 +75,7 @@ class CudnnBench(Bench):
         prepare: makes an algorithm ready as it will be measured.
         library: cuDNN.
         handle: address of the cudnnHandle_t.
+        build: begins to build the plan of an engine that is compiled.
 
     Raises:
         MemoryError: if the GPU has no room for one sample.
@@ -62,59 +89,55 @@ class CudnnBench(Bench):
         prepare: Callable[[ConvolutionProblem, Algorithm], BenchCall],
         library: Library,
         handle: int,
+        build: Callable[[ConvolutionProblem, str], None],
     ) -> None:
         self._problem = problem
         self._device = device
         self._allocate = allocate
         self._prepare = prepare
+        self._build = build
         self._operands, self._samples = self._make_operands()
         self._workspace = DeviceBuffer(0, 0)
         self._busy_until = -inf
         self._host_ms = LOADING_MS  # in which the host queues a call
         self._rates: dict[str, float] = {}
         self._following: Following | None = None
-        self._ready: tuple[ConvolutionProblem, str, BenchCall] | None = None
+        self._ahead: _Start | None = None
         self._check: OutputCheck | None = OutputCheck(
             problem, library, handle, device, self._operands, self._workspace_of
         )
 
     def close(self) -> None:
         """Let go of operands and workspace, whoever still holds this."""
+        self._following = None
+        self._give_up(self._ahead)
         nothing = DeviceBuffer(0, 0)
         self._operands, self._samples, self._workspace, self._check = (nothing, nothing, nothing), 0, nothing, None
-        self._following = self._ready = None
+
+    def announce(self, size: int, algorithm: Algorithm) -> None:
+        """Begin to compile an engine that may be measured soon."""
+        self._build(self._problem.part(size), algorithm.name)
 
     def look_ahead(self, following: Following) -> None:
-        """Say whom to ask what comes after the next measurement: its plan is built while the GPU is busy."""
+        """Say whom to ask what comes after the next measurement: it is begun while the GPU is busy with that one."""
         self._following = following
 
     def measure(
         self, size: int, algorithm: Algorithm, effort: Effort, worth_ms: float = inf, slabs: Sequence[Slab] = ()
     ) -> Measurement:
         """Measure an algorithm on micro-batches of `size` samples, 0, size, 2 * size, ... being their first ones."""
-        pieces = pieces_of(self._problem, size, slabs)
-        starts = range(0, self._samples - size + 1, size)
-        if not starts or self._check is None:
+        if size > self._samples or self._check is None:
             return _hindered(f"GPU memory holds operands of {self._samples} samples only")
+        pieces = pieces_of(self._problem, size, slabs)
         try:
-            call = self._made_ready(pieces[0].problem, algorithm)
-            if call.workspace_bytes > algorithm.workspace_bytes:
-                return _failed(f"it needs {call.workspace_bytes} bytes of workspace, not {algorithm.workspace_bytes}")
-            workspace = self._workspace_of(algorithm.workspace_bytes)
-            places = [(start, piece.first_rows) for start in starts for piece in pieces]
-            work = pieces[0].problem.multiplications
-            timer = self._timer(call, workspace, places)
-            expected, warmup = self._expected_ms(algorithm.name, work), effort.warmup
-            if expected is None:
-                expected, warmup = self._first_ms(timer, warmup, worth_ms), 0
-                if worthless([expected], worth_ms):
-                    return Measurement(status=MeasurementStatus.MEASURED, samples_ms=(expected,), complete=False)
-            timer.warm(warmup)
-            samples_ms = self._sample(timer, effort, worth_ms, expected)
-            self._rates[algorithm.name] = min(samples_ms) / work
-            complete = not worthless(samples_ms, worth_ms, _NOISE)
+            start = self._begun(size, pieces, algorithm, effort)
+            self._begin_next(effort)
+            samples_ms, told = self._samples_of(start, effort, worth_ms)
+            complete = told and not worthless(samples_ms, worth_ms, _NOISE)
+            if told:
+                self._rates[algorithm.name] = min(samples_ms) / start.problem.multiplications
             if complete:
-                self._check(call, algorithm.name, pieces[0], workspace)
+                self._check(start.call, algorithm.name, pieces[0], self._workspace_of(algorithm.workspace_bytes))
         except (MemoryError, OSError) as error:
             return _hindered(f"{type(error).__name__}: {error}")
         except CudnnError as error:
@@ -124,51 +147,99 @@ class CudnnBench(Bench):
             return _failed(f"{type(error).__name__}: {error}")
         return Measurement(status=MeasurementStatus.MEASURED, samples_ms=samples_ms, complete=complete)
 
-    def _first_ms(self, timer: CallTimer, warmup: int, worth_ms: float) -> float:
-        """Return what an algorithm takes that runs for the first time: at least, where that is too much already."""
-        awake, time_ms = self._is_awake(), timer.first()
+    def _begun(self, size: int, pieces: Sequence[Piece], algorithm: Algorithm, effort: Effort) -> _Start:
+        """Return the measurement that was begun ahead, if it is this one, or begin it now."""
+        ahead, self._ahead = self._ahead, None
+        if ahead is not None and (ahead.problem, ahead.name) == (pieces[0].problem, algorithm.name):
+            return ahead
+        self._give_up(ahead)
+        return self._begin(size, pieces, algorithm, effort.warmup)
+
+    def _begin_next(self, effort: Effort) -> None:
+        """Begin what is measured next, unless a compiler has to be waited for, or a workspace is needed beside this."""
+        following, self._following = self._following, None
+        found = following() if following is not None else None
+        if found is None or found[0] > self._samples:
+            return
+        size, algorithm = found
+        if algorithm.compiles or algorithm.workspace_bytes > self._workspace.size_bytes:
+            return
+        with suppress(MemoryError, OSError, *self._device.failures):  # what fails, fails again in its turn
+            self._ahead = self._begin(size, pieces_of(self._problem, size, ()), algorithm, effort.warmup)
+
+    def _give_up(self, start: _Start | None) -> None:
+        """Wait for calls that nobody waits for: what they use must outlast them."""
+        self._ahead = None
+        if start is not None:
+            with suppress(*self._device.failures):
+                start.timed.wait_ms()
+
+    def _begin(self, size: int, pieces: Sequence[Piece], algorithm: Algorithm, warmup: int) -> _Start:
+        problem = pieces[0].problem
+        call = self._prepare(problem, algorithm)
+        if call.workspace_bytes > algorithm.workspace_bytes:
+            raise UnsupportedProblemError(
+                f"it needs {call.workspace_bytes} bytes of workspace, not {algorithm.workspace_bytes}"
+            )
+        x, w, y = (operand.address for operand in self._operands)
+        timer = CallTimer(
+            self._device,
+            call,
+            [(at, piece.first_rows) for at in range(0, self._samples - size + 1, size) for piece in pieces],
+            (x, w, y),
+            listing_beta(self._problem),
+            self._workspace_of(algorithm.workspace_bytes),
+            self._host_ms,
+        )
+        expected_ms, awake = self._expected_ms(algorithm.name, problem.multiplications), self._is_awake()
+        calls = 1 if expected_ms is None else _calls_of(expected_ms)
+        timed = timer.start(0 if expected_ms is None else warmup, calls)
         if awake:
             self._busy_until = perf_counter()
-        if not (awake and worthless([time_ms], worth_ms)):
-            timer.warm(max(0, warmup - 1))
-            self._wake(timer, 1)
-            time_ms = timer.run(1)
+        return _Start(
+            problem=problem,
+            name=algorithm.name,
+            call=call,
+            timer=timer,
+            expected_ms=expected_ms,
+            calls=calls,
+            awake=awake,
+            timed=timed,
+        )
+
+    def _samples_of(self, start: _Start, effort: Effort, worth_ms: float) -> tuple[tuple[float, ...], bool]:
+        """Return samples, and whether they are that, or what a call takes at least, and that is too much."""
+        timer, expected_ms = start.timer, start.expected_ms
+        samples: list[float] = []
+        if expected_ms is None:
+            expected_ms = least_ms(start.timed)
+            if start.awake:
+                self._busy_until = perf_counter()
+                if worthless([expected_ms], worth_ms):
+                    return (expected_ms,), False
+            timer.warm(max(0, effort.warmup - 1))
+            if expected_ms < _SAMPLE_MS:  # at least, so it may take longer
+                self._wake(timer, 1)
+                expected_ms = timer.run(1)
+        elif start.awake and start.timed.covered:
+            samples.append(max(SHORTEST_MS, start.timed.wait_ms() / start.calls))
             self._busy_until = perf_counter()
-        return time_ms
+        return self._sample(timer, effort, worth_ms, expected_ms, samples), True
 
     def _expected_ms(self, name: str, multiplications: int) -> float | None:
         """Return what an algorithm will take about, from another size; None where it runs for the first time."""
         rate = self._rates.get(name)
         return None if rate is None else rate * multiplications
 
-    def _made_ready(self, part: ConvolutionProblem, algorithm: Algorithm) -> BenchCall:
-        ready, self._ready = self._ready, None
-        if ready is not None and ready[:2] == (part, algorithm.name):
-            return ready[2]
-        return self._prepare(part, algorithm)
-
-    def _make_ready(self) -> None:
-        """Build the plan of what is measured next, unless a compiler has to be waited for."""
-        following, self._following = self._following, None
-        found = following() if following is not None else None
-        if found is None or found[1].compiles:
-            return
-        size, algorithm = found
-        part = self._problem.part(size)
-        with suppress(MemoryError, OSError, *self._device.failures):  # what fails, fails again in its turn
-            self._ready = part, algorithm.name, self._prepare(part, algorithm)
-
-    def _timer(self, call: BenchCall, workspace: DeviceBuffer, places: Sequence[Place]) -> CallTimer:
-        x, w, y = (operand.address for operand in self._operands)
-        beta = listing_beta(self._problem)
-        return CallTimer(self._device, call, places, (x, w, y), beta, workspace, self._host_ms, self._make_ready)
-
-    def _sample(self, timer: CallTimer, effort: Effort, worth_ms: float, expected_ms: float) -> tuple[float, ...]:
+    def _sample(
+        self, timer: CallTimer, effort: Effort, worth_ms: float, expected_ms: float, samples: list[float]
+    ) -> tuple[float, ...]:
+        """Return samples, the first of which may be there already."""
         timer.long = expected_ms >= _LONG_MS
-        calls = max(1, min(_MOST_CALLS, ceil(_SAMPLE_MS / expected_ms)))
+        calls = _calls_of(expected_ms)
         self._wake(timer, calls)
-        samples = [timer.run(calls)]
-        begin = perf_counter() - samples[0] * calls / 1e3  # meanwhile, the next plan may have been built
+        begin = perf_counter()
+        samples = samples or [timer.run(calls)]
         while not settled(samples, effort, worth_ms, _NOISE) and (perf_counter() - begin) * 1e3 < effort.time_limit_ms:
             samples.append(timer.run(calls))
         self._busy_until, self._host_ms = perf_counter(), timer.host_ms
@@ -226,6 +297,11 @@ def random_operands(
     for seed, buffer in enumerate((x, w, y)):
         device.fill(buffer, problem.dtype, seed)
     return x, w, y
+
+
+def _calls_of(time_ms: float) -> int:
+    """Return how many calls are timed at once, if one takes so long."""
+    return max(1, min(_MOST_CALLS, ceil(_SAMPLE_MS / time_ms)))
 
 
 def _failed(reason: str) -> Measurement:

@@ -13,6 +13,7 @@ from ucudnn.backends.cudnn.gpu import (
     RANDOM_BLOCK,
     DeviceBuffer,
     Gpu,
+    Stopwatch,
     as_float,
     cuda_version,
     driver_version,
@@ -255,10 +256,11 @@ class Device(Gpu):
         """Make the current stream wait for a mark; the host does not wait."""
         self._stream().wait_event(mark[0])
 
-    def stopwatch(self) -> tuple[Any, Any, Any, Callable[[], float]]:
-        """Return the current stream, two events to record, and what gives the milliseconds between them."""
+    def stopwatch(self) -> Stopwatch:
+        """Return two events for the current stream."""
         begin, end = self._cupy.cuda.Event(), self._cupy.cuda.Event()
-        return self._stream(), begin, end, partial(self._cupy.cuda.get_elapsed_time, begin, end)
+        between_ms = partial(self._cupy.cuda.get_elapsed_time, begin, end)
+        return Stopwatch(self._stream(), begin, end, lambda: bool(begin.done), between_ms)
 
     def _buffer(self, allocate: Callable[[int], Any], size_bytes: int) -> DeviceBuffer:
         memory = allocate(size_bytes)

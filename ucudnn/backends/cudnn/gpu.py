@@ -6,7 +6,7 @@ from contextlib import AbstractContextManager
 from functools import cache, cached_property
 from pathlib import Path
 from time import perf_counter
-from typing import Any, final
+from typing import Any, NamedTuple, final
 
 import numpy as np
 
@@ -36,6 +36,47 @@ class DeviceBuffer:
     def part(self, offset_bytes: int, size_bytes: int) -> "DeviceBuffer":
         """Return a part, which keeps the whole alive."""
         return DeviceBuffer(self.address + offset_bytes, size_bytes, self)
+
+
+@final
+class Stopwatch(NamedTuple):
+    """Two events, as a library has them.
+
+    Attributes:
+        stream: where they are recorded.
+        begin: has `record`.
+        end: has `record` and `synchronize`.
+        has_begun: whether the GPU came to the first.
+        between_ms: gives the milliseconds between them.
+    """
+
+    stream: Any
+    begin: Any
+    end: Any
+    has_begun: Callable[[], bool]
+    between_ms: Callable[[], float]
+
+
+@final
+class Timed:
+    """What was queued between two events.
+
+    Attributes:
+        host_ms: in which the host queued all of it.
+        covered: whether the GPU did something else until then, so that it did not wait for the host in between.
+    """
+
+    __slots__ = ("_stopwatch", "covered", "host_ms")
+
+    def __init__(self, stopwatch: Stopwatch, host_ms: float, *, covered: bool) -> None:
+        self._stopwatch = stopwatch
+        self.host_ms = host_ms
+        self.covered = covered
+
+    def wait_ms(self) -> float:
+        """Wait until it is done, and return the milliseconds that it took the GPU."""
+        self._stopwatch.end.synchronize()
+        return float(self._stopwatch.between_ms())
 
 
 class Gpu(ABC):
@@ -129,8 +170,8 @@ class Gpu(ABC):
         """Make the current stream wait for a mark; the host does not wait."""
 
     @abstractmethod
-    def stopwatch(self) -> tuple[Any, Any, Any, Callable[[], float]]:
-        """Return the current stream, two events to record, and what gives the milliseconds between them."""
+    def stopwatch(self) -> Stopwatch:
+        """Return two events for the current stream."""
 
     @property
     def holds(self) -> bool:
@@ -153,28 +194,22 @@ class Gpu(ABC):
         except OSError:
             return None
 
-    def elapsed_ms(
-        self, run: Callable[[], object], lead: Callable[[], object] | None, meanwhile: Callable[[], None] | None = None
-    ) -> tuple[float, float]:
-        """Return milliseconds: the GPU's between two events around a call, and the host's to queue all of this.
+    def timed(self, run: Callable[[], object], lead: Callable[[], object] | None = None) -> Timed:
+        """Queue a call between two events; the host does not wait for it.
 
         Args:
             run: the call.
             lead: what the GPU does while the host queues the first event and the begin of the call.
-            meanwhile: what the host does before it waits for the GPU.
         """
-        stream, begin, end, between_ms = self.stopwatch()
+        stopwatch = self.stopwatch()
         started = perf_counter()
         if lead is not None:
             lead()
-        begin.record(stream)
+        stopwatch.begin.record(stopwatch.stream)
         run()
-        end.record(stream)
+        stopwatch.end.record(stopwatch.stream)
         host_ms = (perf_counter() - started) * 1e3
-        if meanwhile is not None:
-            meanwhile()
-        end.synchronize()
-        return float(between_ms()), host_ms
+        return Timed(stopwatch, host_ms, covered=not stopwatch.has_begun())
 
 
 @cache

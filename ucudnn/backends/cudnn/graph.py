@@ -34,6 +34,9 @@ WORKSPACE_UNIT = 256
 """Workspaces are stated in multiples of so many bytes, so that the segments of an arena begin at such multiples: some
 engines of cuDNN 9.19 leave NaN where their workspace is aligned to 16 bytes only."""
 
+KnobChoices = dict[tuple[int, int], Descriptor]
+"""Choices by the type of a knob and its value."""
+
 _LOG = logging.getLogger(__name__)
 _NAME = re.compile(r"eng(\d+)((?:_k\d+=-?\d+)*)")
 _MOST_NOTES = 32
@@ -92,40 +95,65 @@ class OperationGraph:
         problem: sizes, types, and the alignment that x and y keep.
         alpha: factor of the convolution.
         beta: factor of what the output holds.
+        choices: of knobs, which graphs of one thread may share.
 
     Raises:
         CudnnError: if cuDNN cannot describe the problem.
     """
 
     def __init__(
-        self, library: Library, handle: int, problem: ConvolutionProblem, *, alpha: float, beta: float
+        self,
+        library: Library,
+        handle: int,
+        problem: ConvolutionProblem,
+        *,
+        alpha: float,
+        beta: float,
+        choices: KnobChoices | None = None,
     ) -> None:
         self._library = library
         self._handle = handle
         self.problem = problem
         self._graph = self._describe(alpha, beta)
         self._knobs: list[Descriptor] = []
+        self._choices: KnobChoices = {} if choices is None else choices
+        self._offered: list[Descriptor] | None = None
+        self._algorithms: list[Algorithm] | None = None
         self._known: dict[str, Descriptor] = {}
         self._engines: dict[int, Descriptor] = {}
         self._facts: dict[int, tuple[frozenset[NumericalNote], bool]] = {}
 
-    def configurations(self) -> list[EngineConfiguration]:
-        """Return what the heuristics offer, modes A, B and FALLBACK, each configuration once."""
+    def ask(self) -> None:
+        """Ask the heuristics, modes A, B and FALLBACK; cuDNN takes its time, and this interpreter next to nothing."""
+        self._offered = [
+            configuration
+            for mode in HeuristicMode
+            if not ends_process(mode, self.problem)
+            for configuration in self._heuristics(mode)
+        ]
+
+    def algorithms(self) -> list[Algorithm]:
+        """Return what they offered that computes the problem as its math mode and determinism allow."""
+        if self._algorithms is None:
+            allowed = (each for each in self._configurations() if each.allowed(self.problem))
+            self._algorithms = [each.algorithm() for each in allowed if each.workspace_bytes >= 0]
+        return self._algorithms
+
+    def _configurations(self) -> list[EngineConfiguration]:
+        """Return what they offered, each configuration once."""
+        if self._offered is None:
+            self.ask()
         # Unlike other attributes, knob choices do not tell their number beforehand.
         self._knobs = [self._new(Kind.KNOB_CHOICE) for _ in range(_MOST_KNOBS)]
         found: dict[str, EngineConfiguration] = {}
-        for mode in HeuristicMode:
-            if ends_process(mode, self.problem):
+        for configuration in self._offered or ():
+            try:
+                described = self._read(configuration)
+            except CudnnError as error:
+                _LOG.debug("an engine configuration of %s cannot be read: %s", self.problem, error)
                 continue
-            for configuration in self._heuristics(mode):
-                try:
-                    described = self._read(configuration)
-                except CudnnError as error:
-                    _LOG.debug("an engine configuration of %s cannot be read: %s", self.problem, error)
-                    continue
-                if described.name not in found:
-                    found[described.name] = described
-                    self._known[described.name] = configuration
+            found.setdefault(described.name, described)
+        self._offered = None
         return list(found.values())
 
     def configuration(self, name: str) -> EngineConfiguration:
@@ -153,15 +181,21 @@ class OperationGraph:
 
     def _make_configuration(self, name: str) -> Descriptor:
         index, knobs = _parse(name)
-        choices = []
-        for kind, value in knobs:
-            choice = self._new(Kind.KNOB_CHOICE).set(Attribute.KNOB_CHOICE_KNOB_TYPE, Type.KNOB_TYPE, kind)
-            choices.append(choice.set(Attribute.KNOB_CHOICE_KNOB_VALUE, Type.INT64, value).finalize())
+        choices = [self._choice(kind, value) for kind, value in knobs]
         configuration = self._new(Kind.ENGINECFG)
         configuration.set(Attribute.ENGINECFG_ENGINE, Type.DESCRIPTOR, self._engine(index))
         if choices:
             configuration.set(Attribute.ENGINECFG_KNOB_CHOICES, Type.DESCRIPTOR, choices)
         return configuration.finalize()
+
+    def _choice(self, kind: int, value: int) -> Descriptor:
+        """Return a knob's choice; configurations share them."""
+        choice = self._choices.get((kind, value))
+        if choice is None:
+            choice = self._new(Kind.KNOB_CHOICE).set(Attribute.KNOB_CHOICE_KNOB_TYPE, Type.KNOB_TYPE, kind)
+            choice.set(Attribute.KNOB_CHOICE_KNOB_VALUE, Type.INT64, value).finalize()
+            self._choices[kind, value] = choice
+        return choice
 
     def _engine(self, index: int) -> Descriptor:
         """Return an engine; configurations share those that are not compiled."""
@@ -238,11 +272,11 @@ class OperationGraph:
 
     def _read(self, configuration: Descriptor) -> EngineConfiguration:
         (engine,) = configuration.receive(Attribute.ENGINECFG_ENGINE, [self._new(Kind.ENGINE)])
-        index = engine.numbers(Attribute.ENGINE_GLOBAL_INDEX, Type.INT64)[0]
+        index = engine.number(Attribute.ENGINE_GLOBAL_INDEX, Type.INT64)
         knobs = sorted(
             (
-                choice.numbers(Attribute.KNOB_CHOICE_KNOB_TYPE, Type.KNOB_TYPE)[0],
-                choice.numbers(Attribute.KNOB_CHOICE_KNOB_VALUE, Type.INT64)[0],
+                choice.number(Attribute.KNOB_CHOICE_KNOB_TYPE, Type.KNOB_TYPE),
+                choice.number(Attribute.KNOB_CHOICE_KNOB_VALUE, Type.INT64),
             )
             for choice in configuration.receive(Attribute.ENGINECFG_KNOB_CHOICES, self._knobs)
         )
@@ -264,23 +298,28 @@ class OperationGraph:
     ) -> EngineConfiguration:
         return EngineConfiguration(
             name=name,
-            workspace_bytes=configuration.numbers(Attribute.ENGINECFG_WORKSPACE_SIZE, Type.INT64)[0],
+            workspace_bytes=configuration.number(Attribute.ENGINECFG_WORKSPACE_SIZE, Type.INT64),
             notes=notes,
             compiles=compiles,
         )
 
 
-def graph_algorithms(library: Library, handle: int, problem: ConvolutionProblem) -> list[Algorithm]:
-    """Return the engine configurations that compute a problem as its math mode and determinism allow.
+def listing_graph(library: Library, handle: int, problem: ConvolutionProblem) -> OperationGraph:
+    """Return the graph of a problem as it is listed and measured: BackwardFilter as it accumulates.
 
-    BackwardFilter is asked for as it accumulates, with beta = 1.
+    Raises:
+        CudnnError: if cuDNN cannot describe the problem.
     """
+    return OperationGraph(library, handle, problem, alpha=1.0, beta=listing_beta(problem))
+
+
+def graph_algorithms(library: Library, handle: int, problem: ConvolutionProblem) -> list[Algorithm]:
+    """Return the engine configurations that compute a problem as its math mode and determinism allow."""
     try:
-        graph = OperationGraph(library, handle, problem, alpha=1.0, beta=listing_beta(problem))
+        return listing_graph(library, handle, problem).algorithms()
     except CudnnError as error:
         _LOG.debug("the graph API has nothing for %s: %s", problem, error)
         return []
-    return [each.algorithm() for each in graph.configurations() if each.allowed(problem) and each.workspace_bytes >= 0]
 
 
 def listing_beta(problem: ConvolutionProblem) -> float:

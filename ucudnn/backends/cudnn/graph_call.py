@@ -59,6 +59,17 @@ class GraphCall(PreparedCall):
         for alpha, beta in scalings:
             self._plan(alpha, beta)
 
+    def adopt(self, alpha: float, beta: float, plan: Descriptor, owner: object) -> None:
+        """Take a plan that was built elsewhere.
+
+        Args:
+            alpha: factor of the convolution.
+            beta: factor of what the output holds.
+            plan: of the same algorithm, with these factors.
+            owner: what must live as long.
+        """
+        self._plans[alpha, beta] = _ExecutionPlan(plan, owner)
+
     @property
     def workspace_bytes(self) -> int:
         """What the plans built so far need, rounded up as algorithms state it."""
@@ -159,10 +170,11 @@ class GraphCall(PreparedCall):
 class _ExecutionPlan:
     """An execution plan with what launching needs of it at hand."""
 
-    __slots__ = ("_descriptor", "address", "packs", "workspace_bytes")
+    __slots__ = ("_descriptor", "_owner", "address", "packs", "workspace_bytes")
 
-    def __init__(self, descriptor: Descriptor) -> None:
+    def __init__(self, descriptor: Descriptor, owner: object = None) -> None:
         self._descriptor = descriptor
+        self._owner = owner
         self.address = descriptor.address
-        self.workspace_bytes = descriptor.numbers(Attribute.EXECUTION_PLAN_WORKSPACE_SIZE, Type.INT64)[0]
+        self.workspace_bytes = descriptor.number(Attribute.EXECUTION_PLAN_WORKSPACE_SIZE, Type.INT64)
         self.packs: dict[tuple[int, int, int, int], Descriptor] = {}

@@ -8,7 +8,7 @@ from time import perf_counter
 from typing import Any, final
 
 from ucudnn.backends.base import PreparedCall
-from ucudnn.backends.cudnn.gpu import DeviceBuffer, Gpu
+from ucudnn.backends.cudnn.gpu import DeviceBuffer, Gpu, Timed
 from ucudnn.backends.sampling import SHORTEST_MS
 from ucudnn.slabs import Rows
 
@@ -42,7 +42,6 @@ class CallTimer:
         beta: factor of what the output holds.
         workspace: of the algorithm.
         host_ms: in which the host queues a call about.
-        meanwhile: what the host does while the GPU is busy the first time.
 
     Attributes:
         host_ms: in which it queued one last.
@@ -58,7 +57,6 @@ class CallTimer:
         beta: float,
         workspace: DeviceBuffer,
         host_ms: float,
-        meanwhile: Callable[[], None] | None = None,
     ) -> None:
         self._device = device
         self._call = call
@@ -66,17 +64,22 @@ class CallTimer:
         self._operands = operands
         self._beta = beta
         self._workspace = workspace
-        self._meanwhile = meanwhile
         self.host_ms = host_ms
         self.long = False
 
-    def first(self) -> float:
-        """Run a call for the first time, and return the milliseconds that it takes at least.
+    def start(self, warmup: int, calls: int) -> Timed:
+        """Queue calls, behind some that do not count; the host does not wait for them.
 
-        The host may have to load kernels for it: what the GPU took beyond that, it took for the call.
+        Without any before them, they may have to load kernels, for which the GPU is not held back.
         """
-        time_ms, host_ms = self._elapsed_ms(partial(_queue, self._next(1)), None)
-        return max(SHORTEST_MS, time_ms - host_ms - _GRAIN_MS)
+        chosen = self._next(warmup + calls)
+
+        def lead() -> None:
+            _queue(chosen[:warmup])
+            if warmup and self._device.holds:
+                self._device.hold(self._held_ms(calls))
+
+        return self._device.timed(partial(_queue, chosen[warmup:]), lead)
 
     def warm(self, calls: int) -> None:
         """Queue calls that do not count."""
@@ -88,23 +91,21 @@ class CallTimer:
         for _ in range(_MOST_STALLS):
             chosen = self._next(calls)
             leading = () if holds or self.long else self._next(calls)
-            held_ms = _HELD * self.host_ms * (len(chosen) + len(leading)) + _HELD_MS
-            if holds:
-                held_ms = min(held_ms, _MOST_HELD_MS)
+            held_ms = self._held_ms(len(chosen) + len(leading))
             lead = partial(self._device.hold, held_ms) if holds else partial(_queue, leading)
 
-            def timed(chosen: Sequence[_Launch] = chosen) -> None:
+            def run(chosen: Sequence[_Launch] = chosen) -> None:
                 self.host_ms = _queue(chosen) / calls
 
-            found_ms, host_ms = self._elapsed_ms(timed, lead)
-            time_ms = min(time_ms, found_ms)
-            if host_ms <= held_ms:
+            timed = self._device.timed(run, lead)
+            time_ms = min(time_ms, timed.wait_ms())
+            if timed.covered or timed.host_ms <= held_ms:
                 break  # else the GPU may have waited for the host, which loaded a kernel or did something else
         return max(SHORTEST_MS, time_ms / calls)
 
-    def _elapsed_ms(self, timed: Callable[[], object], lead: Callable[[], object] | None) -> tuple[float, float]:
-        meanwhile, self._meanwhile = self._meanwhile, None
-        return self._device.elapsed_ms(timed, lead, meanwhile)
+    def _held_ms(self, calls: int) -> float:
+        held_ms = _HELD * self.host_ms * calls + _HELD_MS
+        return min(held_ms, _MOST_HELD_MS) if self._device.holds else held_ms
 
     def _next(self, calls: int) -> Sequence[_Launch]:
         """Return the next calls, with everything made that only the first one at a place would have to make."""
@@ -113,6 +114,14 @@ class CallTimer:
             self._call.bind(*self._operands, start=start, first_rows=rows, **options)
             for start, rows in islice(self._upcoming, calls)
         ]
+
+
+def least_ms(timed: Timed) -> float:
+    """Return the milliseconds that a call takes at least that ran for the first time.
+
+    The host may have had to load kernels for it: what the GPU took beyond that, it took for the call.
+    """
+    return max(SHORTEST_MS, timed.wait_ms() - (0.0 if timed.covered else timed.host_ms) - _GRAIN_MS)
 
 
 def _queue(chosen: Sequence[_Launch]) -> float:

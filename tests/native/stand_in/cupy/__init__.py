@@ -47,6 +47,8 @@ class _Stream:
 
 
 class _Event:
+    done = True  # it computes as it is called
+
     def __init__(self, disable_timing=False):
         self.time = 0
 
