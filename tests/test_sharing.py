@@ -83,6 +83,41 @@ def test_a_worker_that_dies_leaves_its_work_to_others(shared, caplog):
     assert "has ended; going on without it" in caplog.text
 
 
+class SlowBackend(CountedBackend):
+    """Some problems have to wait, and all are told to begin before any is measured."""
+
+    def __init__(self, waits):
+        super().__init__()
+        self.waits = waits
+        self.begun = []
+        self.measured = []
+
+    def prefetch(self, problems):
+        assert self.begun or not self.benches
+        self.begun += [problem for problem, *_ in problems]
+
+    def is_ready(self, problem):
+        return problem not in self.waits
+
+    def bench(self, problem):
+        self.measured.append(problem)
+        return super().bench(problem)
+
+
+def test_what_waits_for_something_is_taken_after_the_others():
+    wanted = requests(6)
+    backend = SlowBackend({wanted[-1].problem, wanted[-2].problem})  # the costliest, which else come first
+    workers = Workers(backend, (0, 0), OPTIONS)
+    workers._workers[0].close()
+    try:
+        Benchmark(backend, effort=QUICK, share=workers).explore(wanted)
+    finally:
+        workers.close()
+    assert set(backend.begun) == {each.problem for each in wanted}
+    assert backend.measured[-2:] == [wanted[-1].problem, wanted[-2].problem]
+    assert len(backend.measured) == 6
+
+
 def test_what_a_worker_cannot_compute_is_the_callers_error(shared):
     benchmark, _, _ = shared
     impossible = [

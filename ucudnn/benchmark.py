@@ -131,6 +131,10 @@ class Benchmark:
         if self._share is not None:
             self._share.ready()
 
+    def begin(self, requests: Iterable[Request]) -> None:
+        """Begin in the background with what exploring requests will ask for."""
+        self.backend.prefetch([(each.problem, each.sizes, each.limit_bytes) for each in requests])
+
     def explore(self, requests: Sequence[Request]) -> None:
         """Measure what several requests want; together that is faster than one by one.
 
@@ -147,7 +151,7 @@ class Benchmark:
             if missing and self._share is not None:
                 self._explore_together(missing, self._share)
             elif missing:
-                self.backend.prefetch([(each.problem, each.sizes, each.limit_bytes) for each in missing])
+                self.begin(missing)
                 while missing:
                     # Others are measured while a compiler is at work.
                     ready = (index for index, each in enumerate(missing) if self.backend.is_ready(each.problem))
@@ -359,8 +363,11 @@ class Benchmark:
         def own(request: Request) -> Finding:
             if self._load(request):
                 return request, self._explored[request], self.results(request)
+            self.begin([request])
             return self._explore(request)
 
+        if not share.collective:  # else each has a part of its own
+            self.begin(requests)
         found = share.explore(requests, own, self._results.update)
         if share.collective:  # all that was found counts, and nothing besides, so that all have the same
             found = list(found)

@@ -3,13 +3,12 @@
 import logging
 import multiprocessing
 import sys
-from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection
 from queue import SimpleQueue
-from threading import Thread
+from threading import Lock, Thread
 from typing import Any, final
 
 from ucudnn.backends import open_backend
@@ -36,6 +35,40 @@ class WorkerOptions:
     effort: Effort
     cudnn_library: str | None = None
     exhaustive: bool = False
+
+
+@final
+class _Waiting:
+    """Requests that nobody has taken so far.
+
+    Args:
+        requests: in the order in which to take them, but those that would have to wait for something come later.
+        backend: knows what they wait for.
+    """
+
+    def __init__(self, requests: Iterable[Request], backend: Backend) -> None:
+        self._requests = list(requests)
+        self._backend = backend
+        self._lock = Lock()
+
+    def __bool__(self) -> bool:
+        return bool(self._requests)
+
+    def take(self) -> Request | None:
+        """Return one, or None where there are none."""
+        with self._lock:
+            ready = (index for index, each in enumerate(self._requests) if self._backend.is_ready(each.problem))
+            return self._requests.pop(next(ready, 0)) if self._requests else None
+
+    def give_back(self, request: Request) -> None:
+        """Leave one to somebody else."""
+        with self._lock:
+            self._requests.append(request)
+
+    def clear(self) -> None:
+        """Leave what is left to nobody."""
+        with self._lock:
+            self._requests.clear()
 
 
 @final
@@ -92,7 +125,9 @@ class Workers:
             worker.close()
 
     def _spread(self, requests: Sequence[Request], own: Callable[[Request], Finding]) -> list[Finding]:
-        waiting = deque(requests)
+        waiting = _Waiting(requests, self._backend)
+        for worker in self._workers:
+            worker.begin(requests)
         done: SimpleQueue[Finding | Exception | None] = SimpleQueue()
         threads = [Thread(target=worker.work, args=(waiting, done), daemon=True) for worker in self._workers]
         for thread in threads:
@@ -101,9 +136,8 @@ class Workers:
         running = len(threads)
         try:
             while running or waiting:
-                while waiting and (self._measures or not running):
-                    with suppress(IndexError):
-                        found.append(own(waiting.popleft()))
+                while (self._measures or not running) and (request := waiting.take()) is not None:
+                    found.append(own(request))
                 if not running:
                     continue
                 message = done.get()
@@ -159,16 +193,17 @@ class _Worker:
         answer = self._ask(None)
         return answer if isinstance(answer, dict) else None
 
-    def work(self, waiting: "deque[Request]", done: "SimpleQueue[Finding | Exception | None]") -> None:
+    def begin(self, requests: Sequence[Request]) -> None:
+        """Let the process begin with what any of these will ask for."""
+        with suppress(OSError):  # whoever asks it for something will hear that it is gone
+            self._connection.send(list(requests))
+
+    def work(self, waiting: _Waiting, done: "SimpleQueue[Finding | Exception | None]") -> None:
         """Take requests until there are no more, and put what comes of them; None at the end."""
-        while self._alive:
-            try:
-                request = waiting.popleft()
-            except IndexError:
-                break
+        while self._alive and (request := waiting.take()) is not None:
             answer = self._ask(request)
             if answer is None:
-                waiting.append(request)  # the process is gone, the others are not
+                waiting.give_back(request)  # the process is gone, the others are not
             else:
                 done.put(answer)
         done.put(None)
@@ -200,6 +235,9 @@ def serve(connection: Connection, device: int, options: WorkerOptions) -> None:
         connection.send(dict(backend.machine()))
         while True:
             request = connection.recv()
+            if isinstance(request, list):
+                benchmark.begin(request)
+                continue
             try:
                 answer: object = request, benchmark.exploration(request), benchmark.results(request)
             except Exception as error:  # noqa: BLE001  # whatever it is, whoever asked must hear of it
