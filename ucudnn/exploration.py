@@ -24,6 +24,7 @@ _GROWN = 1.05  # workspace beyond the limit by so much says that that of larger 
 _ROUGH = 3  # samples of the fastest undivided algorithm, where micro-batches are faster by far
 _FEW_SIZES = 12
 _MOST_CONFIRMATIONS = 6
+_TELLING = 4  # algorithms, the most promising, after which a size's best time is known about
 
 
 Item = tuple[ConvolutionProblem, Result]
@@ -240,10 +241,12 @@ class Explorer:
     def _ordered(self, sizes: Sequence[int], names: Sequence[str], chain: bool) -> Iterator[tuple[int, str]]:
         """Return pairs of size and algorithm in the order in which to measure them."""
         for size in self._search.order(sizes):
-            self._announce(size, chain)
             bounds = {name: self._search.least_ms(size, name) for name in names}
             # What takes a compiler's time comes last: most of it is known not to matter by then.
-            for name in sorted(names, key=lambda name: (name in self._compiled, bounds[name], self._ranks[name])):
+            ranked = sorted(names, key=lambda name: (name in self._compiled, bounds[name], self._ranks[name]))
+            for index, name in enumerate(ranked):
+                if index == min(_TELLING, len(ranked) - 1):
+                    self._announce(size, chain)
                 yield size, name
                 self._considered += 1
 
