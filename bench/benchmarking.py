@@ -12,8 +12,11 @@ import json
 import subprocess
 import sys
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
+from statistics import median
 from time import perf_counter, time
+from typing import Any
 
 from ucudnn.backends import open_backend
 from ucudnn.backends.base import ComputeBackend
@@ -26,6 +29,7 @@ from ucudnn.settings import Settings
 
 LIMITS = ("64MiB", "16MiB", "8MiB")
 POLICIES = ("powerOfTwo", "adaptive", "all")
+TURNS = {"powerOfTwo": 3, "adaptive": 1, "all": 1}
 
 
 def planned(
@@ -96,7 +100,7 @@ def run(arguments: argparse.Namespace, *cases: tuple[str, str, str, str], option
     for each in cases:
         command += ["--case", "|".join(each)]
     done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
-    found = json.loads(done.stdout)
+    found: dict[str, Any] = json.loads(done.stdout)
     for name, each in found["cases"].items():
         total = f" executed {each['executed_ms']:.3f} ms" if "executed_ms" in each else ""
         print(
@@ -113,7 +117,7 @@ def measure(arguments: argparse.Namespace, out: Path, folder: Path) -> None:
     def file(name: str) -> str:
         return str(folder / f"{name}.db")
 
-    answers: dict[str, object] = {}
+    answers: dict[str, Any] = {}
 
     def keep(name: str, *cases: tuple[str, str, str, str], options: tuple[str, ...] = ()) -> None:
         answers[name] = run(arguments, *cases, options=options)
@@ -125,14 +129,14 @@ def measure(arguments: argparse.Namespace, out: Path, folder: Path) -> None:
         keep(name, *cases, options=execute)
 
     execute = ("--execute",)
+    # The first process reads cuDNN's libraries from a disk.
+    keep("first process", ("first process", "powerOfTwo", "64MiB", file("cold")))
     if arguments.devices:
-        for policy in ("powerOfTwo", "all"):
-            keep(f"{policy} one", ("one GPU", policy, "64MiB", file(f"{policy}1")))
-            several = arguments.devices, policy, "64MiB", file(f"{policy}2")
-            keep(f"{policy} several", several, options=("--devices", arguments.devices))
-        keep("adaptive one", ("one GPU", "adaptive", "64MiB", file("adaptive1")))
+        answers["of one GPU's seconds"] = {
+            policy: against_one(arguments, policy, turns, keep, answers, file) for policy, turns in TURNS.items()
+        }
+        out.write_text(json.dumps(answers, indent=1) + "\n")
     else:
-        keep("first process", ("first process", "powerOfTwo", "64MiB", file("cold")))
         record(1)
         for policy in POLICIES:
             for limit in LIMITS:
@@ -145,6 +149,27 @@ def measure(arguments: argparse.Namespace, out: Path, folder: Path) -> None:
         record(2)
         last = "exhaustive, 64 MiB", "powerOfTwo", "64MiB", file("exhaustive")
         keep("exhaustive", last, options=("--exhaustive",))
+
+
+def against_one(
+    arguments: argparse.Namespace,
+    policy: str,
+    turns: int,
+    keep: Callable[..., None],
+    answers: dict[str, Any],
+    file: Callable[[str], str],
+) -> float:
+    """Plan on several GPUs and on one in turn, and return the ratio of the medians."""
+    seconds: dict[str, list[float]] = {"one GPU": [], arguments.devices: []}
+    for turn in range(turns):
+        for devices, taken in seconds.items():
+            name = f"{policy} {turn}, {devices}"
+            options = () if devices == "one GPU" else ("--devices", devices)
+            keep(name, (devices, policy, "64MiB", file(name)), options=options)
+            taken.append(answers[name]["cases"][devices]["seconds"])
+    one, several = map(median, seconds.values())
+    print(f"{policy:28} {several:.2f} s, {several / one:.3f} of one GPU's {one:.2f} s", flush=True)
+    return several / one
 
 
 def main() -> None:
