@@ -48,7 +48,7 @@ LAYERS = [  # lowest first; every module of the package is named exactly once
     {"store", "recording"},
     {"measuring"},
     {"report", "dispatch"},
-    {"execution"},
+    {"execution", "launcher"},
     {"handle", "console", "options", "plots.*"},
     {"plot_commands"},
     {"__init__", "cudnn.*", "torch.*"},

@@ -2,7 +2,6 @@
 
 import logging
 from collections.abc import Collection, Iterable
-from contextlib import AbstractContextManager
 from typing import Any, NamedTuple, final
 
 from ucudnn.allotment import Segment
@@ -71,57 +70,6 @@ class _Call(NamedTuple):
 
 
 @final
-class Launcher:
-    """Computes a planned kernel with alpha = 1 and beta = 0; see `Handle.launcher`.
-
-    Args:
-        entry: the kernel.
-        dispatcher: launches it.
-        lock: of its handle.
-    """
-
-    __slots__ = ("_dispatcher", "_entry", "_lock")
-
-    def __init__(self, entry: Entry, dispatcher: "Dispatcher", lock: AbstractContextManager[object]) -> None:
-        self._entry = entry
-        self._dispatcher = dispatcher
-        self._lock = lock
-
-    def needs(self) -> int:
-        """Return how much of its spare memory it takes now.
-
-        Raises:
-            BackendError: if no algorithm is left that runs.
-        """
-        with self._lock:
-            return self._dispatcher.plan(self._entry).workspace_bytes
-
-    def shrink(self, need_bytes: int, error: MemoryError) -> None:
-        """Take less than what memory has no room for.
-
-        Raises:
-            BackendError: if there is nothing that needs less.
-        """
-        with self._lock:
-            self._dispatcher.shrink(self._entry, need_bytes, error)
-
-    def __call__(self, x: Tensor, w: Tensor, y: Tensor, spare: Spare | None = None) -> None:
-        """Compute it.
-
-        Args:
-            x: input or its gradient, as the backend's `bind` returns it, as all three; as aligned as the problem says.
-            w: filters or their gradient.
-            y: output or its gradient.
-            spare: spare memory, where it was planned with some.
-
-        Raises:
-            UcudnnError: as `Handle.convolve`.
-        """
-        with self._lock:
-            self._dispatcher.launch(self._entry, x, w, y, 1.0, 0.0, spare)
-
-
-@final
 class Dispatcher:
     """Launches kernels.
 
@@ -136,6 +84,7 @@ class Dispatcher:
         self._benchmark = benchmark
         self._settings = settings
         self._divides = settings.total_workspace_bytes is not None
+        self._passes = backend.recycles and not self._divides
         self._entries: list[Entry] = []
         self._workspace: Workspace[int] = open_workspace(backend)
         self._arena_needed = False
@@ -206,7 +155,7 @@ class Dispatcher:
         if workspace is None:
             workspace = entry.ready.get(queue)
         if workspace is None:
-            workspace = self._prepare(entry, queue)
+            workspace = self._passing(entry) or self._prepare(entry, queue)
         plan = entry.plan or self._plan(entry)
         if spare is not None and plan.workspace_bytes > spare.size_bytes and entry.kernel.spare_bytes:
             need, there = exact_bytes(plan.workspace_bytes), exact_bytes(spare.size_bytes)
@@ -233,6 +182,15 @@ class Dispatcher:
             return None
         assert spare is not None
         return spare.buffer
+
+    def _passing(self, entry: Entry) -> Buffer | None:
+        """Return a workspace for one call of what was launched before, the quick way; None where that does not do."""
+        if entry.plan is None or not self._passes:
+            return None
+        try:
+            return self.backend.allocate(entry.plan.workspace_bytes)
+        except MemoryError:
+            return None  # there may be another way
 
     def _keep(self, entry: Entry, workspace: Buffer, plan: Plan) -> None:
         # A graph holds addresses only; whoever replays it later must find memory and kernels still there.

@@ -10,10 +10,11 @@ from ucudnn.backends.base import Backend, ComputeBackend, Effort, Spare, Tensor
 from ucudnn.benchmark import ProgressListener
 from ucudnn.concurrency import parse_groups
 from ucudnn.decision import Decisions, decide
-from ucudnn.dispatch import Dispatcher, Entry, Launcher
+from ucudnn.dispatch import Dispatcher, Entry
 from ucudnn.errors import BackendError, InfeasibleError, SettingsError
 from ucudnn.execution import report_run
 from ucudnn.kernel import Kernel, VirtualAlgorithm
+from ucudnn.launcher import Launcher
 from ucudnn.layers import Layers, checked_name
 from ucudnn.locks import lock_of
 from ucudnn.measuring import open_benchmark

@@ -12,9 +12,9 @@ from typing import Any, final
 import torch
 
 from ucudnn.backends.base import ComputeBackend, Spare
-from ucudnn.dispatch import Launcher
 from ucudnn.errors import UcudnnError
 from ucudnn.handle import Handle
+from ucudnn.launcher import Launcher
 from ucudnn.problem import MOST_ALIGNMENT, ConvolutionProblem, Operation
 from ucudnn.torch.device import capturing, current_device
 from ucudnn.torch.problems import DTYPES, format_of, shapes_of
