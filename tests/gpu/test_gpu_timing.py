@@ -25,9 +25,13 @@ def test_a_stream_is_held(cupy, time_ms):
     for device in devices():
         assert device.holds
         device.hold(0.1)  # loads the kernel
-        timed = device.timed(lambda device=device: device.hold(time_ms), lambda device=device: device.hold(0.5))
+        for _ in range(20):
+            timed = device.timed(lambda device=device: device.hold(time_ms), lambda device=device: device.hold(0.5))
+            found_ms = timed.wait_ms()
+            if timed.host_ms < 0.4:
+                break  # else the host did something else
         assert timed.covered
-        assert time_ms * 0.98 <= timed.wait_ms() <= time_ms + 0.1
+        assert time_ms * 0.98 <= found_ms <= time_ms + 0.1
 
 
 def test_times_do_not_depend_on_the_host(cupy, cudnn, monkeypatch):
@@ -50,6 +54,9 @@ def test_times_do_not_depend_on_the_host(cupy, cudnn, monkeypatch):
             found = [bench.measure(size, each, Effort()) for each in algorithms]
         return [median(each.samples_ms) if each.samples_ms else None for each in found]
 
-    usual = medians(0.0)
+    def least(slower_s):  # others may use the GPU, too
+        return [min(each) if all(each) else None for each in zip(*(medians(slower_s) for _ in range(3)), strict=True)]
+
+    usual = least(0.0)
     assert any(usual)
-    assert medians(1e-4) == [each and pytest.approx(each, rel=0.1, abs=2e-3) for each in usual]
+    assert least(1e-4) == [each and pytest.approx(each, rel=0.1, abs=2e-3) for each in usual]

@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from itertools import cycle
+from weakref import ref
 
 import pytest
 
@@ -147,6 +148,28 @@ def test_what_was_begun_in_vain_is_waited_for(opened):
     bench.measure(2, algorithm("FAST"), Effort())
     assert bench._ahead is None
     assert gpu.now >= 200.0
+
+
+def test_a_larger_workspace_takes_the_place_of_the_smaller_one(opened):
+    _, bench = opened({"FAST": 0.1, "OTHER": 0.1, "LARGER": 0.1})
+    there = []
+
+    class Memory:
+        pass
+
+    def allocate(size_bytes):
+        memory = Memory()
+        assert all(other() is None for other in there), "two of them are held at once"
+        there.append(ref(memory))
+        return DeviceBuffer(256, size_bytes, memory)
+
+    bench._allocate = allocate
+    bench.measure(8, replace(algorithm("FAST"), workspace_bytes=256), Effort())
+    bench.look_ahead(lambda: (4, replace(algorithm("OTHER"), workspace_bytes=256)))
+    bench.measure(8, replace(algorithm("FAST"), workspace_bytes=256), Effort())
+    assert bench._ahead is not None
+    assert bench.measure(8, replace(algorithm("LARGER"), workspace_bytes=512), Effort()).complete
+    assert len(there) == 2
 
 
 def test_what_is_announced_is_begun_to_be_built_at_its_size(opened):

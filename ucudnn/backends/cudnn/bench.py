@@ -153,6 +153,7 @@ class CudnnBench(Bench):
         if ahead is not None and (ahead.problem, ahead.name) == (pieces[0].problem, algorithm.name):
             return ahead
         self._give_up(ahead)
+        ahead = None  # a larger workspace takes the place of the one that it has
         return self._begin(size, pieces, algorithm, effort.warmup)
 
     def _begin_next(self, effort: Effort) -> None:
