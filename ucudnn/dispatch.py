@@ -155,7 +155,9 @@ class Dispatcher:
         if workspace is None:
             workspace = entry.ready.get(queue)
         if workspace is None:
-            workspace = self._passing(entry) or self._prepare(entry, queue)
+            workspace = self._passing(entry)
+        if workspace is None:
+            workspace = self._prepare(entry, queue)
         plan = entry.plan or self._plan(entry)
         if spare is not None and plan.workspace_bytes > spare.size_bytes and entry.kernel.spare_bytes:
             need, there = exact_bytes(plan.workspace_bytes), exact_bytes(spare.size_bytes)
