@@ -275,6 +275,7 @@ class Alone:
     """Ranks of which this is the only one: what it found comes back to it."""
 
     collective = True
+    measures = True
 
     def ready(self):
         pass

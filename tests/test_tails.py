@@ -323,6 +323,7 @@ def test_what_ranks_find_for_one_limit_stays_beside_what_others_find_for_another
         """Each answers one request, with what it measured for that."""
 
         collective = True
+        measures = True
 
         def ready(self):
             pass

@@ -6,10 +6,10 @@ What cannot be told without a GPU, streams and captures, is what a test sets; wh
 import ctypes
 from contextlib import nullcontext
 from dataclasses import replace
-from threading import current_thread, main_thread
+from threading import Barrier, Lock, current_thread, main_thread
 from time import perf_counter, sleep
 from types import SimpleNamespace
-from weakref import finalize
+from weakref import finalize, ref
 
 import pytest
 
@@ -227,7 +227,8 @@ def test_plans_are_built_once_while_the_gpu_is_busy(host, monkeypatch):
         return queued[-1]
 
     def counted_wait(self):
-        queued.remove(self)
+        if self in queued:
+            queued.remove(self)
         return wait_ms(self)
 
     monkeypatch.setattr(CudnnBackend, "_prepare_for_bench", counted)
@@ -280,12 +281,10 @@ def test_what_is_compiled_in_the_background_is_measured_as_it_is(host, calls, mo
         return plan(self, name)
 
     monkeypatch.setattr(OperationGraph, "plan", counted)
+    host.stream = 7
     backend = CudnnBackend(library_path=host.stub._name, device=TorchGpu(0))
     backend.prefetch([(PROBLEM, (1, 2, 4, 8), limit_bytes)])
-    begin = perf_counter()
-    while not backend.is_ready(PROBLEM):
-        assert perf_counter() - begin < 30
-        sleep(0.001)
+    wait_for(backend)
     ahead = {(batch, name) for batch, name, _ in built}
     # At the largest size that fits, of that where measuring begins, its half, and so on.
     assert ahead == {
@@ -303,10 +302,71 @@ def test_what_is_compiled_in_the_background_is_measured_as_it_is(host, calls, mo
             assert bench.measure(size, algorithm, QUICK).samples_ms
         assert len(built) == len(ahead), "nothing is built twice"
         bench.announce(4, backend.algorithm(PROBLEM.part(4), "eng0"))
+        wait_for(backend)
         assert bench.measure(4, backend.algorithm(PROBLEM.part(4), "eng0"), QUICK).samples_ms
     assert built[len(ahead) :] == [(4, "eng0", False)]
-    assert {(call.batch, f"eng{call.algorithm}") for call in calls() if not call.api} == {*ahead, (4, "eng0")}
+    made = [call for call in calls() if not call.api]
+    assert {(call.batch, f"eng{call.algorithm}") for call in made} == {*ahead, (4, "eng0")}
+    assert {call.stream for call in made} == {host.stream}
+    assert backend.cudnn_handle not in {call.handle for call in made}, (
+        "plans are executed by those they were built with"
+    )
     backend.rest()
+
+
+@pytest.mark.parametrize("begun", [False, True])
+def test_what_waits_for_a_thread_is_built_without_it(host, monkeypatch, compiling, begun):
+    threads = []
+    plan = OperationGraph.plan
+    monkeypatch.setattr(OperationGraph, "plan", lambda self, name: threads.append(current_thread()) or plan(self, name))
+    backend = CudnnBackend(library_path=host.stub._name, device=TorchGpu(0))
+    running, held = Barrier(2), Lock()
+
+    def work():
+        running.wait()
+        with held:
+            pass
+
+    monkeypatch.setattr("ucudnn.backends.cudnn.background._MOST_THREADS", 1)
+    held.acquire()
+    backend._background._pool().submit(work)
+    running.wait()
+    part = PROBLEM.part(4)
+    if begun:
+        backend._background.build(part, "eng0")
+        assert not backend.is_ready(PROBLEM)
+    with backend.bench(PROBLEM) as bench:
+        assert bench.measure(4, backend.algorithm(part, "eng0"), QUICK).samples_ms
+    assert {*threads} == {main_thread()}
+    assert backend.is_ready(PROBLEM)
+    backend._background.build(part, "eng1")
+    backend.drop()
+    assert backend.is_ready(PROBLEM)
+    assert backend._background._plans == {}
+    held.release()
+    backend.rest()
+
+
+def test_no_more_plans_are_kept_than_that(host, monkeypatch, compiling):
+    monkeypatch.setattr("ucudnn.backends.cudnn.background._MOST_KEPT", 3)
+    backend = CudnnBackend(library_path=host.stub._name, device=TorchGpu(0))
+    kept = []
+    for size in (1, 2, 3, 4, 5, 6, 7, 8):
+        backend._background.build(PROBLEM.part(size), "eng0")
+        wait_for(backend)
+        built = backend._background.built(PROBLEM.part(size), "eng0")
+        kept.append(ref(built.handle))
+        del built
+    assert sum(each() is not None for each in kept) == 3
+    backend.rest()
+    assert all(each() is None for each in kept)
+
+
+def wait_for(backend):
+    begin = perf_counter()
+    while not backend.is_ready(PROBLEM):
+        assert perf_counter() - begin < 30
+        sleep(0.001)
 
 
 def fits(backend, size, name, limit_bytes):

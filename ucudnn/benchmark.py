@@ -61,9 +61,11 @@ class Share(Protocol):
 
     Attributes:
         collective: whether all must ask for the same, known or not, and end with the same results.
+        measures: whether this process does, too.
     """
 
     collective: bool
+    measures: bool
 
     def ready(self) -> None:
         """Wait until they are ready to measure."""
@@ -135,6 +137,13 @@ class Benchmark:
         """Begin in the background with what exploring requests will ask for."""
         self.backend.prefetch([(each.problem, each.sizes, each.limit_bytes) for each in requests])
 
+    def find(self, request: Request) -> Finding:
+        """Return what is found for a request, of several that were begun; raises what `explore` does."""
+        if request in self._explored or self._load(request):
+            return request, self._explored[request], self.results(request)
+        self.begin([request])
+        return self._explore(request)
+
     def explore(self, requests: Sequence[Request]) -> None:
         """Measure what several requests want; together that is faster than one by one.
 
@@ -152,11 +161,11 @@ class Benchmark:
                 self._explore_together(missing, self._share)
             elif missing:
                 self.begin(missing)
-                while missing:
-                    # Others are measured while a compiler is at work.
+                while missing:  # others are measured while a compiler is at work
                     ready = (index for index, each in enumerate(missing) if self.backend.is_ready(each.problem))
                     self._explore(missing.pop(next(ready, 0)))
         finally:
+            self.backend.drop()
             self.seconds += perf_counter() - start
 
     def micro_configurations(self, request: Request) -> list[MicroConfiguration]:
@@ -360,15 +369,9 @@ class Benchmark:
         return request, exploration, self.results(request)
 
     def _explore_together(self, requests: Sequence[Request], share: Share) -> None:
-        def own(request: Request) -> Finding:
-            if self._load(request):
-                return request, self._explored[request], self.results(request)
-            self.begin([request])
-            return self._explore(request)
-
-        if not share.collective:  # else each has a part of its own
+        if share.measures and not share.collective:  # else each has a part of its own
             self.begin(requests)
-        found = share.explore(requests, own, self._results.update)
+        found = share.explore(requests, self.find, self._results.update)
         if share.collective:  # all that was found counts, and nothing besides, so that all have the same
             found = list(found)
             for request, exploration, _ in found:

@@ -14,7 +14,7 @@ from typing import Any, final
 from ucudnn.backends import open_backend
 from ucudnn.backends.base import Backend, ComputeBackend, Effort
 from ucudnn.benchmark import Benchmark, Finding, Merge
-from ucudnn.errors import BackendError, SettingsError
+from ucudnn.errors import BackendError, SettingsError, UcudnnError
 from ucudnn.requests import Request
 
 _LOG = logging.getLogger(__name__)
@@ -95,9 +95,9 @@ class Workers:
                 f" {', '.join(map(str, there))}"
             )
         own = backend.device()
-        self._measures = own in devices
+        self.measures = own in devices
         others = list(devices)
-        if self._measures:
+        if self.measures:
             others.remove(own)
         self._backend = backend
         # They start while this process does what comes before its first measurement.
@@ -109,7 +109,7 @@ class Workers:
     ) -> Iterable[Finding]:
         """Return findings of all requests; `own` measures in this process."""
         self.ready()
-        sharers = len(self._workers) + self._measures
+        sharers = len(self._workers) + self.measures
         whole: Sequence[Request] = ()
         if len(requests) < sharers:
             # Too few to go round: each takes some sizes; what is left of the whole is little.
@@ -136,7 +136,7 @@ class Workers:
         running = len(threads)
         try:
             while running or waiting:
-                while (self._measures or not running) and (request := waiting.take()) is not None:
+                while (self.measures or not running) and (request := waiting.take()) is not None:
                     found.append(own(request))
                 if not running:
                     continue
@@ -200,13 +200,15 @@ class _Worker:
 
     def work(self, waiting: _Waiting, done: "SimpleQueue[Finding | Exception | None]") -> None:
         """Take requests until there are no more, and put what comes of them; None at the end."""
-        while self._alive and (request := waiting.take()) is not None:
-            answer = self._ask(request)
-            if answer is None:
-                waiting.give_back(request)  # the process is gone, the others are not
-            else:
-                done.put(answer)
-        done.put(None)
+        try:
+            while self._alive and (request := waiting.take()) is not None:
+                answer = self._ask(request)
+                if answer is None:
+                    waiting.give_back(request)  # the process is gone, the others are not
+                else:
+                    done.put(answer)
+        finally:
+            done.put(None)
 
     def close(self) -> None:
         """End the process."""
@@ -236,10 +238,11 @@ def serve(connection: Connection, device: int, options: WorkerOptions) -> None:
         while True:
             request = connection.recv()
             if isinstance(request, list):
-                benchmark.begin(request)
+                with suppress(UcudnnError):  # whoever asks for one of them will hear why
+                    benchmark.begin(request)
                 continue
             try:
-                answer: object = request, benchmark.exploration(request), benchmark.results(request)
+                answer: object = benchmark.find(request)
             except Exception as error:  # noqa: BLE001  # whatever it is, whoever asked must hear of it
                 answer = error
             connection.send(answer)
@@ -256,6 +259,7 @@ class Ranks:
     """
 
     collective = True
+    measures = True
 
     def __init__(self) -> None:
         # Whoever has ranks has imported it; nobody else need have PyTorch.

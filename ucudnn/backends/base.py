@@ -226,6 +226,9 @@ class Backend(ABC):
         """Begin, in the background, with what measuring problems will ask for, of sizes within workspaces in bytes."""
         del problems  # nothing to begin with
 
+    def drop(self) -> None:  # noqa: B027, for most begin nothing
+        """Drop what was begun in the background but does not run yet."""
+
     def is_ready(self, problem: ConvolutionProblem) -> bool:
         """Whether nothing that was begun in the background has to be waited for."""
         del problem

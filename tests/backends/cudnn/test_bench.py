@@ -1,7 +1,7 @@
 """What one measurement costs, on a host and a GPU with clocks of their own."""
 
 from dataclasses import replace
-from itertools import cycle
+from itertools import chain, cycle, repeat
 from weakref import ref
 
 import pytest
@@ -14,6 +14,7 @@ from ucudnn.backends.cudnn import timing
 from ucudnn.backends.cudnn.bench import CudnnBench
 from ucudnn.backends.cudnn.gpu import DeviceBuffer
 from ucudnn.errors import BackendError
+from ucudnn.slabs import pieces_of
 
 PROBLEM = make_problem(batch=8)
 
@@ -139,15 +140,51 @@ def test_what_was_begun_ahead_is_timed_as_if_it_was_not(opened):
         assert found.samples_ms == pytest.approx([time_ms] * len(found.samples_ms))
 
 
-def test_what_was_begun_in_vain_is_waited_for(opened):
-    gpu, bench = opened({"FAST": 0.1, "SLOW": 50.0})
+def test_what_is_begun_ahead_takes_none_of_a_measurements_time(opened):
+    _, bench = opened({"FAST": 0.1, "OTHER": 0.1, "SLOW": 20.0})
     bench.measure(8, algorithm("FAST"), Effort())
-    bench.look_ahead(lambda: (4, algorithm("SLOW")))
+    for name in ("OTHER", "FAST"):  # for the first time, and known from another size
+        bench.look_ahead(lambda: (4, algorithm("SLOW")))
+        found = bench.measure(4, algorithm(name), Effort())
+        assert len(found.samples_ms) == Effort().repeats
+        assert found.samples_ms == pytest.approx([0.4] * len(found.samples_ms))
+        bench._give_up(bench._ahead)
+
+
+def test_a_host_that_is_slow_once_spoils_no_sample(opened):
+    gpu, bench = opened({"FAST": 0.1, "OTHER": 0.1})
     bench.measure(8, algorithm("FAST"), Effort())
-    assert gpu.launched.count((4, "SLOW")) == 1
+    bench.measure(8, algorithm("OTHER"), Effort())
+    bench.look_ahead(lambda: (4, algorithm("OTHER")))
     bench.measure(2, algorithm("FAST"), Effort())
+    bench._give_up(bench._ahead)
+    gpu.late_ms = chain([7.0], repeat(0.0))  # between what is timed and the second event
+    found = bench.measure(4, algorithm("OTHER"), Effort())
+    assert found.samples_ms == pytest.approx([0.4] * len(found.samples_ms))
+
+
+def worthless_with(bench, ahead):
+    """Measure what is too slow after one launch, so that nothing is launched after what is begun ahead."""
+    bench.look_ahead(lambda: ahead)
+    found = bench.measure(4, algorithm("OTHER"), Effort(), worth_ms=0.01)
+    assert not found.complete
+    assert bench._ahead is not None
+
+
+@pytest.mark.parametrize("end", ["measure", "close"])
+def test_what_was_begun_in_vain_is_waited_for(opened, end):
+    gpu, bench = opened({"FAST": 0.1, "OTHER": 1.0, "SLOW": 50.0})
+    bench.measure(8, algorithm("FAST"), Effort())
+    worthless_with(bench, (4, algorithm("SLOW")))
+    assert gpu.launched[-1] == (4, "SLOW")
+    assert gpu.now < gpu.done
+    end_of_it = gpu.done
+    if end == "close":
+        bench.close()
+    else:
+        bench._begun(2, pieces_of(PROBLEM, 2, ()), algorithm("FAST"), Effort())
     assert bench._ahead is None
-    assert gpu.now >= 200.0
+    assert gpu.now >= end_of_it, "what it uses must outlast it"
 
 
 def test_a_larger_workspace_takes_the_place_of_the_smaller_one(opened):
@@ -212,13 +249,25 @@ def test_what_cannot_be_made_ready_fails_in_its_turn(opened):
 
 
 def test_nothing_is_kept_at_the_end(opened):
-    gpu, bench = opened({"FAST": 0.1, "OTHER": 50.0})
+    _, bench = opened({"FAST": 0.1, "OTHER": 1.0})
     bench.measure(8, algorithm("FAST"), Effort())
-    bench.look_ahead(lambda: (4, algorithm("OTHER")))
-    bench.measure(8, algorithm("FAST"), Effort())
+    worthless_with(bench, (4, algorithm("FAST")))
     bench.look_ahead(lambda: None)
-    assert bench._ahead is not None
     bench.close()
     assert bench._ahead is None
-    assert gpu.now >= gpu.done, "its operands must outlast it"
     assert bench._following is None
+
+
+def test_a_fault_of_the_gpu_may_be_of_what_was_begun_ahead(opened):
+    gpu, bench = opened({"FAST": 0.1, "OTHER": 0.1})
+    gpu.failures = (BackendError, ArithmeticError)
+    bench.measure(8, algorithm("FAST"), Effort())
+
+    def fail(*arguments):
+        raise ArithmeticError("a fault")
+
+    for ahead, status in ((True, MeasurementStatus.HINDERED), (False, MeasurementStatus.FAILED)):
+        bench.look_ahead(lambda ahead=ahead: (4, algorithm("OTHER")) if ahead else None)
+        bench._check = fail
+        assert bench.measure(8, algorithm("FAST"), Effort()).status is status
+        bench._give_up(bench._ahead)

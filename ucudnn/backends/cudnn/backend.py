@@ -166,7 +166,11 @@ class CudnnBackend(ComputeBackend):
             return
         for problem, sizes, limit_bytes in problems:
             parts = [self._as_asked(problem).part(size) for size in anchors(sizes)]
-            self._background.begin([part for part in parts if part not in self._algorithms], limit_bytes)
+            self._background.begin(parts, limit_bytes, self._algorithms)
+
+    def drop(self) -> None:
+        """Drop what was begun in the background but does not run yet."""
+        self._background.drop()
 
     def is_ready(self, problem: ConvolutionProblem) -> bool:
         """Whether its engine configurations are listed, and those compiled that need it."""

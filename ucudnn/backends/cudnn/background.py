@@ -1,12 +1,14 @@
 """What cuDNN does in background threads while the GPU measures: ask heuristics, and compile engines."""
 
 import os
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Callable, Container, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from threading import Lock, local
-from typing import Any, final
+from functools import partial
+from threading import RLock, local
+from typing import Any, TypeVar, final
 
 from ucudnn.backends.base import Algorithm
 from ucudnn.backends.cudnn.descriptor import Descriptor
@@ -18,7 +20,9 @@ from ucudnn.errors import BackendError
 from ucudnn.problem import MOST_ALIGNMENT, ConvolutionProblem
 
 _MOST_THREADS = 8
-_MOST_KEPT = 64
+_MOST_KEPT = 32
+
+_T = TypeVar("_T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +42,8 @@ class BuiltPlan:
 class Background:
     """Threads with cuDNN handles of their own, for a handle serves one thread at a time.
 
-    What they do is cuDNN's own work: while threads run Python, this interpreter runs nothing else.
+    They leave as much Python as they can to whoever asks: while threads run it, this interpreter measures nothing. What
+    they finished is read by other threads, for which its handle is not used.
 
     Args:
         library: cuDNN.
@@ -49,33 +54,41 @@ class Background:
         self._library = library
         self._device = device
         self._local = local()
-        self._lock = Lock()  # of what is built, which threads begin as well
+        self._lock = RLock()  # of all that follows, which threads begin as well
         self._threads: ThreadPoolExecutor | None = None
         self._lists: dict[ConvolutionProblem, Future[OperationGraph]] = {}
-        self._begun: dict[ConvolutionProblem, list[Future[Any]]] = {}
         # Some are kept: cuDNN compiles an engine again once no plan of it is left.
         self._plans: dict[tuple[ConvolutionProblem, str], Future[BuiltPlan | None]] = {}
+        self._pending: Counter[ConvolutionProblem] = Counter()
 
-    def begin(self, parts: Sequence[ConvolutionProblem], limit_bytes: int) -> None:
+    def begin(
+        self, parts: Sequence[ConvolutionProblem], limit_bytes: int, known: Container[ConvolutionProblem] = ()
+    ) -> None:
         """Begin to ask heuristics for micro-batches of a problem, and to compile what needs it.
 
         Args:
             parts: the problem at descending sizes; compilation begins at the second, where measuring does.
             limit_bytes: workspace; what needs more is compiled at half the size, and so on.
+            known: what need not be listed.
         """
         for index, part in enumerate(parts):
-            if part not in self._lists:
+            if part not in self._lists and part not in known:
                 compiles = index == min(1, len(parts) - 1)
-                self._lists[part] = self._submit_list(part, limit_bytes if compiles else None)
-                self._begun.setdefault(_shape(part), []).append(self._lists[part])
+                self._lists[part] = self._submit(part, partial(self._list, part, limit_bytes if compiles else None))
 
     def is_ready(self, problem: ConvolutionProblem) -> bool:
         """Whether all that was begun for a problem is done."""
-        return all(future.done() for future in self._begun.get(_shape(problem), ()))
+        return not self._pending[_shape(problem)]
 
     def settle(self) -> None:
         """Wait until all that was begun is listed: threads that run Python disturb measurements, compilers do not."""
         wait(list(self._lists.values()))
+
+    def drop(self) -> None:
+        """Drop what was begun but does not run yet."""
+        with self._lock:
+            self._lists = {part: future for part, future in self._lists.items() if not future.cancel()}
+            self._plans = {key: future for key, future in self._plans.items() if not future.cancel()}
 
     def rest(self) -> None:
         """Drop what was begun but does not run yet, and wait for what runs."""
@@ -84,7 +97,6 @@ class Background:
         self._threads = None
         self._lists.clear()
         self._plans.clear()
-        self._begun.clear()
 
     def listed(self, part: ConvolutionProblem) -> list[Algorithm] | None:
         """Return a list that was begun, once it is there; None where none was."""
@@ -97,39 +109,49 @@ class Background:
     def build(self, part: ConvolutionProblem, name: str) -> None:
         """Begin to build the plan of an engine that is compiled."""
         with self._lock:
-            if (part, name) in self._plans:
-                return
-            if len(self._plans) >= _MOST_KEPT:
-                self._plans.pop(next(iter(self._plans)))
-            self._plans[part, name] = self._pool().submit(self._build, part, name)
-            self._begun.setdefault(_shape(part), []).append(self._plans[part, name])
+            if (part, name) not in self._plans:
+                self._plans[part, name] = self._submit(part, partial(self._build, part, name))
 
     def built(self, part: ConvolutionProblem, name: str) -> BuiltPlan | None:
-        """Return the plan of an engine that is compiled, once it is there; None where it was not begun or failed.
+        """Return the plan of an engine that is compiled, once it is there; None where nobody builds it, or it failed.
 
         In any case, wait until the engine is ready that is being compiled for another size.
         """
-        future = self._plans.get((part, name))
-        if future is not None:
-            return future.result()
         shape = _shape(part)
         with self._lock:
+            while len(self._plans) > _MOST_KEPT:  # here, and not where threads build: handles end with their plans
+                self._plans.pop(next(iter(self._plans)))
+            future = self._plans.get((part, name))
+            if future is not None and future.cancel():  # it waits for others
+                del self._plans[part, name]
+                future = None
             others = [other for (each, same), other in self._plans.items() if same == name and _shape(each) == shape]
-        wait(others)
+        if future is not None:
+            return future.result()
+        wait([other for other in others if other.running()])
         return None
 
-    def _submit_list(self, part: ConvolutionProblem, limit_bytes: int | None) -> Future[OperationGraph]:
-        def run() -> OperationGraph:
-            with self._device.use():
-                graph = listing_graph(self._library, self._handle().address, part)
-                graph.ask()
-                if limit_bytes is not None:
-                    for each in graph.algorithms():
-                        if each.compiles:
-                            self._build_within(part, each, limit_bytes)
-            return graph
+    def _submit(self, part: ConvolutionProblem, work: Callable[[], _T]) -> "Future[_T]":
+        shape = _shape(part)
+        with self._lock:
+            future = self._pool().submit(work)
+            self._pending[shape] += 1
+        future.add_done_callback(partial(self._end, shape))
+        return future
 
-        return self._pool().submit(run)
+    def _end(self, shape: ConvolutionProblem, _: "Future[Any]") -> None:
+        with self._lock:
+            self._pending[shape] -= 1
+
+    def _list(self, part: ConvolutionProblem, limit_bytes: int | None) -> OperationGraph:
+        with self._device.use():
+            graph = listing_graph(self._library, self._handle().address, part)
+            graph.ask()
+            if limit_bytes is not None:
+                for each in graph.algorithms():
+                    if each.compiles:
+                        self._build_within(part, each, limit_bytes)
+        return graph
 
     def _build_within(self, part: ConvolutionProblem, algorithm: Algorithm, limit_bytes: int) -> None:
         """Begin to build an engine's plan at the largest size that fits, of this one, its half, and so on."""

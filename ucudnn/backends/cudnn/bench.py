@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
-from math import ceil, inf
+from math import ceil, fsum, inf
 from time import perf_counter
 from typing import TypeVar, final
 
@@ -18,12 +18,13 @@ from ucudnn.backends.cudnn.library import Library
 from ucudnn.backends.cudnn.packed import PackedCall
 from ucudnn.backends.cudnn.timing import LOADING_MS, CallTimer, least_ms
 from ucudnn.backends.sampling import SHORTEST_MS, settled, worthless
-from ucudnn.errors import CudnnError, UnsupportedProblemError
+from ucudnn.errors import CudnnError, UcudnnError, UnsupportedProblemError
 from ucudnn.problem import ConvolutionProblem
 from ucudnn.slabs import Piece, Slab, pieces_of
 
 _NOISE = 0.06  # of a sample at steady clocks
 _IDLE_MS = 50.0  # of the GPU, after which its clocks may have gone down
+_WAITED_MS = 0.02  # where the host waits for longer, the GPU was busy until then
 _HEAT_MS = 30.0  # the longest that is waited for steady clocks
 _STEADY = 0.02  # relative difference between successive runs of one call at steady clocks
 _STEADY_RUNS = 2
@@ -144,7 +145,10 @@ class CudnnBench(Bench):
             text = f"CudnnError: {error}"
             return _hindered(text) if error.status in _INTERNAL else _failed(text)
         except self._device.failures as error:
-            return _failed(f"{type(error).__name__}: {error}")
+            text = f"{type(error).__name__}: {error}"
+            # What the GPU says may be of the one that was begun ahead.
+            mine = self._ahead is None or isinstance(error, UcudnnError)
+            return _failed(text) if mine else _hindered(text)
         return Measurement(status=MeasurementStatus.MEASURED, samples_ms=samples_ms, complete=complete)
 
     def _begun(self, size: int, pieces: Sequence[Piece], algorithm: Algorithm, effort: Effort) -> _Start:
@@ -213,19 +217,26 @@ class CudnnBench(Bench):
         timer, expected_ms = start.timer, start.expected_ms
         samples: list[float] = []
         if expected_ms is None:
+            self._wait_ms(start)
             expected_ms = least_ms(start.timed)
-            if start.awake:
-                self._busy_until = perf_counter()
-                if worthless([expected_ms], worth_ms):
-                    return (expected_ms,), False
+            if start.awake and worthless([expected_ms], worth_ms):
+                return (expected_ms,), False
             timer.warm(max(0, effort.warmup - 1))
             if expected_ms < _SAMPLE_MS:  # at least, so it may take longer
                 self._wake(timer, 1)
                 expected_ms = timer.run(1)
+                self._busy_until = perf_counter()
         elif start.awake and start.timed.covered:
-            samples.append(max(SHORTEST_MS, start.timed.wait_ms() / start.calls))
-            self._busy_until = perf_counter()
+            samples.append(max(SHORTEST_MS, self._wait_ms(start) / start.calls))
         return self._sample(timer, effort, worth_ms, expected_ms, samples), True
+
+    def _wait_ms(self, start: _Start) -> float:
+        begin = perf_counter()
+        found = start.timed.wait_ms()
+        now = perf_counter()
+        if start.awake and (now - begin) * 1e3 > _WAITED_MS:  # else it may have been idle before
+            self._busy_until = now
+        return found
 
     def _expected_ms(self, name: str, multiplications: int) -> float | None:
         """Return what an algorithm will take about, from another size; None where it runs for the first time."""
@@ -239,9 +250,9 @@ class CudnnBench(Bench):
         timer.long = expected_ms >= _LONG_MS
         calls = _calls_of(expected_ms)
         self._wake(timer, calls)
-        begin = perf_counter()
         samples = samples or [timer.run(calls)]
-        while not settled(samples, effort, worth_ms, _NOISE) and (perf_counter() - begin) * 1e3 < effort.time_limit_ms:
+        # Its own time: calls of the next algorithm may be queued before some of these.
+        while not settled(samples, effort, worth_ms, _NOISE) and fsum(samples) * calls < effort.time_limit_ms:
             samples.append(timer.run(calls))
         self._busy_until, self._host_ms = perf_counter(), timer.host_ms
         return tuple(samples)
