@@ -32,6 +32,7 @@ def test_what_does_not_fit_at_twice_a_size_gets_the_benefit_of_the_doubt(limit):
             micros=micros,
             tried=set(LADDER),
             fits=lambda size, name: size * (100 if name == "CLOSE" else 1) <= limit,
+            compiled=(),
         )
     )
     sizes, names, _ = next(rounds)
@@ -41,3 +42,27 @@ def test_what_does_not_fit_at_twice_a_size_gets_the_benefit_of_the_doubt(limit):
     assert "CLOSE" in names
     if limit == 2900:
         assert 29 in sizes or 28 in sizes, "near the largest size at which it fits"
+
+
+@pytest.mark.parametrize("rate", [1.0, 1.04, 1.3, 2.0])
+@pytest.mark.parametrize("compiles", [False, True])
+def test_what_takes_a_compiler_at_each_size_must_promise_more(rate, compiles):
+    micros = dict(micro(size, "FAST", 1.0, 1) for size in LADDER)
+    micros |= dict(micro(size, "OTHER", rate, 1) for size in LADDER)
+    rounds = iter(
+        Rounds(
+            64,
+            LADDER,
+            ["FAST", "OTHER"],
+            adaptive=True,
+            whole=False,
+            micros=micros,
+            tried=set(LADDER),
+            fits=lambda size, name: True,
+            compiled={"OTHER"} if compiles else (),
+        )
+    )
+    assert next(rounds)[1] == ["FAST", "OTHER"], "it is measured at powers of two in any case"
+    chosen = set(next(rounds)[1])
+    assert chosen - {"OTHER"} == {"FAST"}
+    assert ("OTHER" in chosen) == (rate < (1.05 if compiles else 1.6))

@@ -129,6 +129,7 @@ class Explorer:
             micros=self._micros,
             tried=self._sizes,
             fits=self._fits,
+            compiled=self._compiled,
         )
         for sizes, names, chain in rounds:
             within = [size for size in sizes if size >= request.least_size]

@@ -35,6 +35,7 @@ class Rounds:
         micros: what was measured within the limit so far, by size and algorithm.
         tried: sizes that were tried so far.
         fits: whether an algorithm computes a size within the limit.
+        compiled: algorithms that take a compiler's time at each size, as far as that is known.
     """
 
     def __init__(
@@ -48,6 +49,7 @@ class Rounds:
         micros: Mapping[tuple[int, str], MicroConfiguration],
         tried: Collection[int],
         fits: Callable[[int, str], bool],
+        compiled: Collection[str],
     ) -> None:
         self._batch = batch
         self._asked = sizes
@@ -57,6 +59,7 @@ class Rounds:
         self._micros = micros
         self._tried = tried
         self._fits = fits
+        self._compiled = compiled
 
     def __iter__(self) -> Iterator[Round]:
         """Return the rounds, each of which is to be measured before the next is asked for."""
@@ -107,7 +110,7 @@ class Rounds:
         as much as the best ones do.
 
         Args:
-            factor: how much slower they may be.
+            factor: how much slower they may be; less, where that takes a compiler.
             most: how many there may be.
         """
         rates: dict[str, float] = {}
@@ -121,5 +124,6 @@ class Rounds:
         for name, (size, rate) in largest.items():
             if 2 * size in best and not self._fits(2 * size, name):
                 rates[name] = min(rates[name], rate * best[2 * size] / best[size])
-        ranked = sorted(rates, key=lambda name: rates[name])[:most]
-        return [name for name in ranked if rates[name] <= factor * rates[ranked[0]]]
+        least = min(rates.values(), default=0.0)
+        most_ms = {name: least * (_PROMISING if name in self._compiled else factor) for name in rates}
+        return sorted((name for name in rates if rates[name] <= most_ms[name]), key=lambda name: rates[name])[:most]
