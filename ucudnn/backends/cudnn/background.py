@@ -119,8 +119,9 @@ class Background:
         """
         shape = _shape(part)
         with self._lock:
-            while len(self._plans) > _MOST_KEPT:  # here, and not where threads build: handles end with their plans
-                self._plans.pop(next(iter(self._plans)))
+            old = [key for key, each in self._plans.items() if each.done() and key != (part, name)]
+            for key in old[: max(0, len(self._plans) - _MOST_KEPT)]:  # here, for handles end with their plans
+                del self._plans[key]
             future = self._plans.get((part, name))
             if future is not None and future.cancel():  # it waits for others
                 del self._plans[part, name]
@@ -142,6 +143,8 @@ class Background:
     def _end(self, shape: ConvolutionProblem, _: "Future[Any]") -> None:
         with self._lock:
             self._pending[shape] -= 1
+            if not self._pending[shape]:
+                del self._pending[shape]
 
     def _list(self, part: ConvolutionProblem, limit_bytes: int | None) -> OperationGraph:
         with self._device.use():
