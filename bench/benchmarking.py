@@ -91,7 +91,9 @@ def case(arguments: argparse.Namespace) -> None:
     print(json.dumps({"conditions": dict(backend.conditions()), "cases": answer}))
 
 
-def run(arguments: argparse.Namespace, *cases: tuple[str, str, str, str], options: tuple[str, ...] = ()) -> dict:
+def run(
+    arguments: argparse.Namespace, *cases: tuple[str, str, str, str], options: tuple[str, ...] = ()
+) -> dict[str, Any]:
     """Run cases (name, policy, limit, database) in one process; return what it printed."""
     command = [sys.executable, __file__, "--network", arguments.network, "--backend", arguments.backend, *options]
     command += ["--repeats", str(arguments.repeats)]
@@ -119,9 +121,10 @@ def measure(arguments: argparse.Namespace, out: Path, folder: Path) -> None:
 
     answers: dict[str, Any] = {}
 
-    def keep(name: str, *cases: tuple[str, str, str, str], options: tuple[str, ...] = ()) -> None:
-        answers[name] = run(arguments, *cases, options=options)
+    def keep(name: str, *cases: tuple[str, str, str, str], options: tuple[str, ...] = ()) -> dict[str, Any]:
+        answer = answers[name] = run(arguments, *cases, options=options)
         out.write_text(json.dumps(answers, indent=1) + "\n")  # whatever ends this, what was found before it stays
+        return answer
 
     def record(number: int) -> None:
         name, own = f"recording {number}", file(f"recording{number}")
@@ -133,7 +136,7 @@ def measure(arguments: argparse.Namespace, out: Path, folder: Path) -> None:
     keep("first process", ("first process", "powerOfTwo", "64MiB", file("cold")))
     if arguments.devices:
         answers["of one GPU's seconds"] = {
-            policy: against_one(arguments, policy, turns, keep, answers, file) for policy, turns in TURNS.items()
+            policy: against_one(arguments.devices, policy, turns, keep, file) for policy, turns in TURNS.items()
         }
         out.write_text(json.dumps(answers, indent=1) + "\n")
     else:
@@ -152,21 +155,16 @@ def measure(arguments: argparse.Namespace, out: Path, folder: Path) -> None:
 
 
 def against_one(
-    arguments: argparse.Namespace,
-    policy: str,
-    turns: int,
-    keep: Callable[..., None],
-    answers: dict[str, Any],
-    file: Callable[[str], str],
+    wanted: str, policy: str, turns: int, keep: Callable[..., dict[str, Any]], file: Callable[[str], str]
 ) -> float:
     """Plan on several GPUs and on one in turn, and return the ratio of the medians."""
-    seconds: dict[str, list[float]] = {"one GPU": [], arguments.devices: []}
+    seconds: dict[str, list[float]] = {"one GPU": [], wanted: []}
     for turn in range(turns):
         for devices, taken in seconds.items():
             name = f"{policy} {turn}, {devices}"
             options = () if devices == "one GPU" else ("--devices", devices)
-            keep(name, (devices, policy, "64MiB", file(name)), options=options)
-            taken.append(answers[name]["cases"][devices]["seconds"])
+            answer = keep(name, (devices, policy, "64MiB", file(name)), options=options)
+            taken.append(answer["cases"][devices]["seconds"])
     one, several = map(median, seconds.values())
     print(f"{policy:28} {several:.2f} s, {several / one:.3f} of one GPU's {one:.2f} s", flush=True)
     return several / one

@@ -12,7 +12,7 @@ from ucudnn.configuration import MicroConfiguration
 from ucudnn.errors import BackendError
 from ucudnn.exploration import Explorer, Item, Keeper
 from ucudnn.problem import ConvolutionProblem
-from ucudnn.requests import Exploration, Request
+from ucudnn.requests import Exploration, Request, take_ready
 from ucudnn.results import Result, Results
 from ucudnn.slab_search import Division
 from ucudnn.slabs import Slab, kinds_of, piece_of
@@ -162,8 +162,7 @@ class Benchmark:
             elif missing:
                 self.begin(missing)
                 while missing:  # others are measured while a compiler is at work
-                    ready = (index for index, each in enumerate(missing) if self.backend.is_ready(each.problem))
-                    self._explore(missing.pop(next(ready, 0)))
+                    self._explore(take_ready(missing, self.backend.is_ready))
         finally:
             self.backend.drop()
             self.seconds += perf_counter() - start

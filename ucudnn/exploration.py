@@ -223,7 +223,7 @@ class Explorer:
 
     def _take_known(self, sizes: Iterable[int], chain: bool) -> None:
         """Take into account what was measured before; of what was cut short, only the least time is known."""
-        problem, search = self._request.problem, self._search
+        problem = self._request.problem
         cut_short: list[tuple[int, Result]] = []
         for size in sizes:
             for name, result in self._results.of(problem.part(size)).items():
@@ -232,12 +232,10 @@ class Explorer:
                 elif name in self._ranks and result.measured:
                     cut_short.append((size, result))
         for size, result in cut_short:
-            algorithm = result.algorithm
-            kind = kind_of(algorithm.api, algorithm.notes)
-            if result.time_ms >= search.worth_ms(size, algorithm.workspace_bytes, chain, kind):
+            if result.time_ms >= self._worth_ms(size, result.algorithm, chain):
                 self._add(size, result)
             else:
-                search.bound(size, algorithm.name, result.time_ms)
+                self._search.bound(size, result.algorithm.name, result.time_ms)
 
     def _ordered(self, sizes: Sequence[int], names: Sequence[str], chain: bool) -> Iterator[tuple[int, str]]:
         """Return pairs of size and algorithm in the order in which to measure them."""
@@ -253,12 +251,12 @@ class Explorer:
 
     def _announce(self, size: int, chain: bool) -> None:
         """Let a compiler begin with what may be measured at a size."""
-        for name in [name for name in self._names if name in self._compiled]:
-            hope = self._hope(size, name, chain)
+        for name in self._names:
+            hope = self._hope(size, name, chain) if name in self._compiled else None
             if hope is not None and self._bench is not None:
                 self._bench.announce(size, hope.algorithm)
 
-    def _hope(self, size: int, name: str, chain: bool) -> "_Hope | None":
+    def _hope(self, size: int, name: str, chain: bool) -> _Hope | None:
         """Return what there is to hope of an algorithm that is unknown and fits, if it can matter."""
         request, search = self._request, self._search
         known = self._results.of(request.problem.part(size)).get(name)
@@ -270,10 +268,14 @@ class Explorer:
         algorithm = self._fitting(size, name)
         if algorithm is None or algorithm.workspace_bytes >= self.room_bytes:
             return None
-        worth = search.worth_ms(size, algorithm.workspace_bytes, chain, kind_of(algorithm.api, algorithm.notes))
+        worth = self._worth_ms(size, algorithm, chain)
         return _Hope(algorithm, least, worth) if least < worth else None
 
-    def _consider(self, size: int, hope: "_Hope", following: Following) -> None:
+    def _worth_ms(self, size: int, algorithm: Algorithm, chain: bool) -> float:
+        kind = kind_of(algorithm.api, algorithm.notes)
+        return self._search.worth_ms(size, algorithm.workspace_bytes, chain, kind)
+
+    def _consider(self, size: int, hope: _Hope, following: Following) -> None:
         """Measure an algorithm at a size, roughly where micro-batches are faster by far."""
         effort = self._effort
         # The first undivided algorithm is worth while however slow it is; what it takes at least tells as much.

@@ -15,7 +15,7 @@ from ucudnn.backends import open_backend
 from ucudnn.backends.base import Backend, ComputeBackend, Effort
 from ucudnn.benchmark import Benchmark, Finding, Merge
 from ucudnn.errors import BackendError, SettingsError, UcudnnError
-from ucudnn.requests import Request
+from ucudnn.requests import Request, take_ready
 
 _LOG = logging.getLogger(__name__)
 
@@ -57,8 +57,7 @@ class _Waiting:
     def take(self) -> Request | None:
         """Return one, or None where there are none."""
         with self._lock:
-            ready = (index for index, each in enumerate(self._requests) if self._backend.is_ready(each.problem))
-            return self._requests.pop(next(ready, 0)) if self._requests else None
+            return take_ready(self._requests, self._backend.is_ready) if self._requests else None
 
     def give_back(self, request: Request) -> None:
         """Leave one to somebody else."""

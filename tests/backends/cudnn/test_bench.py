@@ -155,9 +155,6 @@ def test_a_host_that_is_slow_once_spoils_no_sample(opened):
     gpu, bench = opened({"FAST": 0.1, "OTHER": 0.1})
     bench.measure(8, algorithm("FAST"), Effort())
     bench.measure(8, algorithm("OTHER"), Effort())
-    bench.look_ahead(lambda: (4, algorithm("OTHER")))
-    bench.measure(2, algorithm("FAST"), Effort())
-    bench._give_up(bench._ahead)
     gpu.late_ms = chain([7.0], repeat(0.0))  # between what is timed and the second event
     found = bench.measure(4, algorithm("OTHER"), Effort())
     assert found.samples_ms == pytest.approx([0.4] * len(found.samples_ms))

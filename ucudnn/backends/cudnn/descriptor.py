@@ -92,8 +92,7 @@ class Descriptor:
         memory = array(_ARRAY_CODES.get(kind, _INT64), (0,))
         get = self._library.function("cudnnBackendGetAttribute")
         status = get(self.address, attribute, kind, 1, None, memory.buffer_info()[0])
-        if status:
-            raise self._library.error(status, "cudnnBackendGetAttribute")
+        self._library.check(status, "cudnnBackendGetAttribute")
         return int(memory[0])
 
     def count(self, attribute: int) -> int:
