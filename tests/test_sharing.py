@@ -1,8 +1,14 @@
 """Processes and ranks that measure together: everything is measured once, and a process that dies costs nothing."""
 
 import logging
+import multiprocessing
+import sys
 import time
+from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
+from threading import Thread
+from types import SimpleNamespace
 
 import pytest
 
@@ -10,13 +16,17 @@ from tests.ranks import run_ranks
 from tests.test_dispatch import FaultyBackend
 from tests.test_problem import make_problem
 from ucudnn import Handle
+from ucudnn import workers as workers_module
 from ucudnn.backends.base import Effort
 from ucudnn.backends.cpu.backend import CpuBackend
 from ucudnn.benchmark import Benchmark
-from ucudnn.errors import SettingsError, UnsupportedProblemError
+from ucudnn.errors import BackendError, SettingsError, UnsupportedProblemError
 from ucudnn.problem import DataType, Operation
 from ucudnn.requests import Request
-from ucudnn.sharing import WorkerOptions, Workers, open_share
+from ucudnn.shares import dealt
+from ucudnn.sharing import Ranks, open_share
+from ucudnn.store import open_store
+from ucudnn.workers import WorkerOptions, Workers
 
 ROOT = Path(__file__).parents[1]
 QUICK = Effort(warmup=0, repeats=1, time_limit_ms=1)
@@ -31,7 +41,7 @@ def requests(count):
 
 
 class CountedBackend(FaultyBackend):
-    """The CPU backend, which tells what this process measured."""
+    """The CPU backend, which tells what this process measured, and is slow enough for others to get their part."""
 
     name = "cpu"
 
@@ -44,6 +54,7 @@ class CountedBackend(FaultyBackend):
 
     def bench(self, problem):
         self.benches += 1
+        time.sleep(0.05)
         return super().bench(problem)
 
 
@@ -84,17 +95,21 @@ def test_a_worker_that_dies_leaves_its_work_to_others(shared, caplog):
 
 
 class SlowBackend(CountedBackend):
-    """Some problems have to wait, and all are told to begin before any is measured."""
+    """Some problems have to wait, and what is begun is told, with how many were measured by then."""
 
-    def __init__(self, waits):
+    def __init__(self, waits, seconds=0.0):
         super().__init__()
         self.waits = waits
+        self.seconds = seconds
         self.begun = []
         self.measured = []
+        self.drops = 0
 
     def prefetch(self, problems):
-        assert self.begun or not self.benches
-        self.begun += [problem for problem, *_ in problems]
+        self.begun += [(problem, len(self.measured)) for problem, *_ in problems]
+
+    def drop(self):
+        self.drops += 1
 
     def is_ready(self, problem):
         return problem not in self.waits
@@ -103,19 +118,150 @@ class SlowBackend(CountedBackend):
         self.measured.append(problem)
         return super().bench(problem)
 
+    def names(self, problem, sizes):
+        time.sleep(self.seconds)
+        return super().names(problem, sizes)
+
+
+class InThread(Thread):
+    """A worker that is a thread of this process, for tests that look at what it does."""
+
+    def __init__(self, target, args, daemon):
+        super().__init__(target=target, args=args, daemon=daemon)
+
+    def kill(self):
+        """Nothing to do: it ends with its connection."""
+
+
+def pipe():
+    """Return two ends, of which the second is not closed by whoever starts a process."""
+    ours, theirs = multiprocessing.Pipe()
+    return ours, SimpleNamespace(send=theirs.send, recv=theirs.recv, close=lambda: None)
+
+
+@contextmanager
+def in_threads(own, *others):
+    """Return workers, each a thread with one of the other backends."""
+    left = list(others)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(workers_module, "open_backend", lambda name, **options: left.pop(0))
+        context = SimpleNamespace(Pipe=pipe, Process=InThread)
+        patch.setattr(multiprocessing, "get_context", lambda kind: context)
+        workers = Workers(own, (0,) * (1 + len(others)), replace(OPTIONS, exhaustive=False))
+        try:
+            workers.ready()
+            yield workers
+        finally:
+            workers.close()
+
+
+def problems_of(share):
+    return [group.problem for group in share]
+
 
 def test_what_waits_for_something_is_taken_after_the_others():
     wanted = requests(6)
-    backend = SlowBackend({wanted[-1].problem, wanted[-2].problem})  # the costliest, which else come first
-    workers = Workers(backend, (0, 0), OPTIONS)
-    workers._workers[0].close()
-    try:
+    own = problems_of(dealt(wanted, 2)[1])
+    backend = SlowBackend(set(own[:1]))  # the costliest, which else comes first
+    with in_threads(backend, SlowBackend(set())) as workers:
         Benchmark(backend, effort=QUICK, share=workers).explore(wanted)
-    finally:
-        workers.close()
-    assert set(backend.begun) == {each.problem for each in wanted}
-    assert backend.measured[-2:] == [wanted[-1].problem, wanted[-2].problem]
-    assert len(backend.measured) == 6
+    assert backend.measured[: len(own)] == [*own[1:], own[0]]
+
+
+def test_a_worker_chooses_what_it_need_not_wait_for():
+    wanted = requests(6)
+    theirs = problems_of(dealt(wanted, 2)[0])
+    backend, other = SlowBackend(set(), seconds=0.2), SlowBackend(set(theirs[:-1]))
+    with in_threads(backend, other) as workers:
+        Benchmark(backend, effort=QUICK, share=workers).explore(wanted)
+    assert other.measured[:3] == [theirs[2], theirs[0], theirs[1]]
+
+
+@pytest.mark.parametrize("slow", [0, 1])
+def test_nobody_begins_with_what_another_has_before_it_is_about_to_take_it(slow):
+    wanted = requests(8)
+    shares = [problems_of(share) for share in reversed(dealt(wanted, 2))]  # of this process, and of the worker
+    backends = [SlowBackend(set(), seconds=0.3 if index == slow else 0.0) for index in (0, 1)]
+    with in_threads(*backends) as workers:
+        Benchmark(backends[0], effort=QUICK, share=workers).explore(wanted)
+    assert sorted(map(str, backends[0].measured + backends[1].measured)) == sorted(str(each.problem) for each in wanted)
+    for backend, own in zip(backends, shares, strict=True):
+        at_first = [problem for problem, measured in backend.begun if not measured]
+        assert set(at_first) == set(own)
+        for problem in backend.measured[len(own) + 1 :]:  # taken from the other, but the first of them
+            begun = min(measured for each, measured in backend.begun if each == problem)
+            assert len(own) <= begun < backend.measured.index(problem), "while the one before was measured"
+    assert len(backends[1 - slow].measured) > len(shares[1 - slow]) + 1
+    assert backends[1].drops == 1, "what it began for the others' sake"
+
+
+def test_sizes_that_cannot_be_computed_are_left_out_of_what_is_divided():
+    limits = [Request(problem=requests(1)[0].problem, sizes=(1, 2, 4), limit_bytes=1 << power) for power in (29, 30)]
+
+    class Small(SlowBackend):
+        def algorithms(self, problem):
+            if problem.batch > 2:
+                raise UnsupportedProblemError("too large")
+            return super().algorithms(problem)
+
+    alone = Benchmark(Small(set()), effort=QUICK, exhaustive=True)
+    for first in (0, 1):
+        backends = [Small(set()), Small(set()), Small(set())]
+        with in_threads(*backends) as workers:
+            benchmark = Benchmark(backends[0], effort=QUICK, share=workers, exhaustive=True)
+            benchmark.explore(limits[first:])
+        for each in limits[first:]:
+            assert names_and_sizes(benchmark, each) == names_and_sizes(alone, each)
+
+
+def test_what_is_discarded_is_explored_without_those_who_do_not_know():
+    wanted = [Request(problem=each.problem, sizes=(4,), limit_bytes=1 << 30) for each in requests(4)]
+    backend, other = SlowBackend(set(), seconds=0.2), SlowBackend(set())
+    with in_threads(backend, other) as workers:
+        benchmark = Benchmark(backend, effort=QUICK, share=workers)
+        benchmark.explore(wanted)
+        for each in wanted:
+            benchmark.discard(each.problem, benchmark.micro_configurations(each)[0].algorithm)
+        before = len(other.measured)
+        benchmark.explore(wanted)
+    assert len(other.measured) == before
+    for each in wanted:
+        assert set(benchmark.exploration(each).names) < set(backend.names(each.problem, (4,)))
+
+
+def test_those_who_are_gone_have_no_share():
+    wanted = requests(6)
+    backend, other, gone = SlowBackend(set()), SlowBackend(set()), SlowBackend(set())
+    with in_threads(backend, other, gone) as workers:
+        workers.ready()
+        workers._workers[1].close()
+        Benchmark(backend, effort=QUICK, share=workers).explore(wanted)
+    begun = [problem for problem, measured in backend.begun + other.begun if not measured]
+    assert set(begun) == {each.problem for each in wanted}
+    assert not gone.begun
+
+
+def test_an_answer_that_cannot_be_understood_is_that_of_a_process_that_is_gone(caplog):
+    backend, other = SlowBackend(set()), SlowBackend(set())
+    wanted = requests(4)
+    with in_threads(backend, other) as workers, caplog.at_level(logging.WARNING):
+        workers.ready()
+        other.bench = lambda problem: unreadable()
+        benchmark = Benchmark(backend, effort=QUICK, share=workers)
+        benchmark.explore(wanted)
+        assert all(benchmark.micro_configurations(each) for each in wanted)
+    assert "cannot be understood" in caplog.text
+
+
+def unreadable():
+    raise UnreadableError(1, 2)
+
+
+class UnreadableError(Exception):
+    """An exception that is pickled, but not read again."""
+
+    def __init__(self, one, two):
+        super().__init__(one)
 
 
 def test_what_a_worker_cannot_compute_is_the_callers_error(shared):
@@ -152,6 +298,57 @@ def test_devices_that_differ_are_refused(monkeypatch):
 def test_ranks_need_torch_distributed():
     with pytest.raises(SettingsError, match="is not initialized: call init_process_group"):
         Handle(backend="cpu", benchmark_devices="ranks")
+
+
+class OneRank:
+    """torch.distributed of one rank."""
+
+    def is_initialized(self):
+        return True
+
+    def get_world_size(self):
+        return 1
+
+    def get_rank(self):
+        return 0
+
+    def all_gather_object(self, gathered, mine):
+        gathered[0] = mine
+
+
+def test_ranks_begin_with_what_they_will_measure_and_that_alone(monkeypatch, tmp_path):
+    monkeypatch.setitem(sys.modules, "torch.distributed", OneRank())
+    wanted = requests(4)
+    costly = problems_of(dealt(wanted, 1)[0])
+    for known in (0, 3, 4):
+        backend = SlowBackend({costly[0]})
+        store = open_store(str(tmp_path / "measurements.db"), backend)
+        Benchmark(backend, effort=QUICK, store=store).explore(wanted[:known])
+        backend.begun.clear()
+        backend.measured.clear()
+        benchmark = Benchmark(backend, effort=QUICK, store=store, share=Ranks())
+        benchmark.explore(wanted)
+        assert {problem for problem, _ in backend.begun} == {each.problem for each in wanted[known:]}
+        if not known:
+            assert backend.measured == [*costly[1:], costly[0]], "what has to wait comes last"
+        assert all(benchmark.micro_configurations(each) for each in wanted)
+        (tmp_path / "measurements.db").unlink()
+
+
+def test_a_rank_that_cannot_begin_tells_the_others(monkeypatch):
+    told = []
+    distributed = OneRank()
+    distributed.all_gather_object = lambda gathered, mine: (told.append(mine[1]), gathered.__setitem__(0, mine))
+    monkeypatch.setitem(sys.modules, "torch.distributed", distributed)
+    backend = SlowBackend(set())
+    backend.prefetch = lambda problems: unready()
+    with pytest.raises(BackendError, match="rank 0 failed to measure: another GPU is current"):
+        Benchmark(backend, effort=QUICK, share=Ranks()).explore(requests(2))
+    assert isinstance(told[0], BackendError), "else they would wait"
+
+
+def unready():
+    raise BackendError("another GPU is current")
 
 
 RANK = """
@@ -249,9 +446,10 @@ def test_the_last_request_of_a_dying_worker_is_not_forgotten(shared):
     workers.ready()
     (worker,) = workers._workers
 
-    def die_late(request):
+    def die_late(what, about):
         time.sleep(0.5)  # this process has nothing left to do by then, and waits
-        worker._alive = False
+        worker.alive = False
+        return
 
     worker._ask = die_late
     wanted = requests(2)

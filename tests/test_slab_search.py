@@ -23,7 +23,7 @@ from ucudnn.profile import decode_problem, encode_problem
 from ucudnn.recording import record
 from ucudnn.requests import MOST_ROUNDINGS, Request
 from ucudnn.settings import Settings
-from ucudnn.sharing import _divided
+from ucudnn.shares import divided
 from ucudnn.slab_search import rows_tried
 from ucudnn.slabs import kinds_of, pieces_of, row_count, row_unit
 from ucudnn.solvers.desirable import desirable_set
@@ -275,13 +275,12 @@ class Alone:
     """Ranks of which this is the only one: what it found comes back to it."""
 
     collective = True
-    measures = True
 
     def ready(self):
         pass
 
-    def explore(self, requests, own, merge):
-        return [own(each) for each in requests]
+    def explore(self, requests, own):
+        return [own.find(each) for each in requests]
 
 
 @pytest.mark.parametrize("backend", [Rates, Copying])
@@ -293,7 +292,8 @@ def test_ranks_get_what_was_found_of_slabs(backend):
 
 
 def test_what_others_measure_has_no_slabs_twice():
-    parts = _divided(request(replace(VOLUME, batch=8), 5 * VOLUME.x_sample), 2)
+    shares = divided([request(replace(VOLUME, batch=8), 5 * VOLUME.x_sample)], 2)
+    parts = [part for share in shares for group in share for part in group.requests]
     assert [part.sizes for part in parts] == [(1, 4), (2, 8)]
     assert [bool(part.rows) for part in parts] == [True, False]
 

@@ -323,12 +323,11 @@ def test_what_ranks_find_for_one_limit_stays_beside_what_others_find_for_another
         """Each answers one request, with what it measured for that."""
 
         collective = True
-        measures = True
 
         def ready(self):
             pass
 
-        def explore(self, requests, own, merge):
+        def explore(self, requests, own):
             for request, name in zip(requests, names, strict=True):
                 measured = Measurement(status=MeasurementStatus.MEASURED, samples_ms=(1.0,))
                 item = part, Result.of(backend.algorithm(part, name), measured)

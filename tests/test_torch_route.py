@@ -4,6 +4,7 @@ What cannot be told without a GPU, streams and captures, is what a test sets; wh
 """
 
 import ctypes
+import threading
 from contextlib import nullcontext
 from dataclasses import replace
 from threading import Barrier, Lock, current_thread, main_thread
@@ -345,6 +346,28 @@ def test_what_waits_for_a_thread_is_built_without_it(host, monkeypatch, compilin
     assert backend._background._plans == {}
     held.release()
     backend.rest()
+
+
+def test_what_is_listed_when_all_is_dropped_begins_with_nothing(host, monkeypatch, compiling):
+    running, held = threading.Event(), Lock()
+    ask = OperationGraph.ask
+
+    def slow(self):
+        running.set()
+        with held:
+            return ask(self)
+
+    monkeypatch.setattr(OperationGraph, "ask", slow)
+    for dropped in (True, False):
+        backend = CudnnBackend(library_path=host.stub._name, device=TorchGpu(0))
+        with held:
+            backend.prefetch([(PROBLEM, (1, 2, 4, 8), 1 << 30)])
+            running.wait()
+            if dropped:
+                backend.drop()
+        wait_for(backend)
+        assert bool(backend._background._plans) != dropped
+        backend.rest()
 
 
 def test_no_more_plans_are_kept_than_that(host, monkeypatch, compiling):

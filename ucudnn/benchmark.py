@@ -12,7 +12,7 @@ from ucudnn.configuration import MicroConfiguration
 from ucudnn.errors import BackendError
 from ucudnn.exploration import Explorer, Item, Keeper
 from ucudnn.problem import ConvolutionProblem
-from ucudnn.requests import Exploration, Request, take_ready
+from ucudnn.requests import Exploration, Request
 from ucudnn.results import Result, Results
 from ucudnn.slab_search import Division
 from ucudnn.slabs import Slab, kinds_of, piece_of
@@ -52,34 +52,20 @@ class Store(Keeper, Protocol):
         """Keep that a request is finished."""
 
 
-Merge = Callable[[Sequence[Item]], None]
-"""Takes results that others measured."""
-
-
 class Share(Protocol):
     """Others that measure too: GPUs of this machine, or ranks.
 
     Attributes:
         collective: whether all must ask for the same, known or not, and end with the same results.
-        measures: whether this process does, too.
     """
 
     collective: bool
-    measures: bool
 
     def ready(self) -> None:
         """Wait until they are ready to measure."""
 
-    def explore(
-        self, requests: Sequence[Request], own: Callable[[Request], Finding], merge: Merge
-    ) -> Iterable[Finding]:
-        """Return what is found for requests.
-
-        Args:
-            requests: what is wanted.
-            own: measures in this process.
-            merge: takes what others measured, before `own` is asked for more.
-        """
+    def explore(self, requests: Sequence[Request], own: "Benchmark") -> Iterable[Finding]:
+        """Return what is found for requests: `own` begins, chooses, finds, and adopts what others found."""
 
 
 class Benchmark:
@@ -137,12 +123,24 @@ class Benchmark:
         """Begin in the background with what exploring requests will ask for."""
         self.backend.prefetch([(each.problem, each.sizes, each.limit_bytes) for each in requests])
 
+    def choose(self, problems: Sequence[ConvolutionProblem]) -> int:
+        """Return the index of the first problem for which nothing that was begun has to be waited for, or 0."""
+        return next((index for index, each in enumerate(problems) if self.backend.is_ready(each)), 0)
+
+    def knows(self, request: Request) -> bool:
+        """Whether a request was explored, by this process or by one that kept its results."""
+        return request in self._explored or self._load(request)
+
     def find(self, request: Request) -> Finding:
-        """Return what is found for a request, of several that were begun; raises what `explore` does."""
-        if request in self._explored or self._load(request):
+        """Return what is found for a request; raises what `explore` does."""
+        if self.knows(request):
             return request, self._explored[request], self.results(request)
         self.begin([request])
         return self._explore(request)
+
+    def adopt(self, items: Sequence[Item]) -> None:
+        """Take results that others measured."""
+        self._results.update(items)
 
     def explore(self, requests: Sequence[Request]) -> None:
         """Measure what several requests want; together that is faster than one by one.
@@ -154,15 +152,17 @@ class Benchmark:
         start = perf_counter()
         self._room_bytes = inf  # there may be more by now
         try:
-            missing = [request for request in dict.fromkeys(requests) if request not in self._explored]
-            if not self.collective:
-                missing = [request for request in missing if not self._load(request)]
-            if missing and self._share is not None:
-                self._explore_together(missing, self._share)
-            elif missing:
+            known = self._explored.__contains__ if self.collective else self.knows
+            missing = [each for each in dict.fromkeys(requests) if not known(each)]
+            if self._share is not None and missing:
+                # Others do not know what is discarded; all ranks must ask for the same.
+                alone = [] if self.collective else [each for each in missing if self._discarded_of(each.problem)]
+                self._explore_together([each for each in missing if each not in alone], self._share)
+                missing = alone
+            if missing:
                 self.begin(missing)
-                while missing:  # others are measured while a compiler is at work
-                    self._explore(take_ready(missing, self.backend.is_ready))
+            while missing:  # others are measured while a compiler is at work
+                self._explore(missing.pop(self.choose([each.problem for each in missing])))
         finally:
             self.backend.drop()
             self.seconds += perf_counter() - start
@@ -368,9 +368,7 @@ class Benchmark:
         return request, exploration, self.results(request)
 
     def _explore_together(self, requests: Sequence[Request], share: Share) -> None:
-        if share.measures and not share.collective:  # else each has a part of its own
-            self.begin(requests)
-        found = share.explore(requests, self.find, self._results.update)
+        found = share.explore(requests, self)
         if share.collective:  # all that was found counts, and nothing besides, so that all have the same
             found = list(found)
             for request, exploration, _ in found:

@@ -33,7 +33,8 @@ def open_benchmark(
     effort = effort or Effort()
     share: Share | None = None
     if settings.benchmark_devices is not None:
-        from ucudnn.sharing import WorkerOptions, open_share
+        from ucudnn.sharing import open_share
+        from ucudnn.workers import WorkerOptions
 
         options = WorkerOptions(
             backend=backend.name, effort=effort, cudnn_library=settings.cudnn_library, exhaustive=exhaustive

@@ -1,6 +1,5 @@
 """Requests: what is asked of benchmarks for a problem, by policy and limit, and what was tried for it."""
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from ucudnn.kernel import Kernel
@@ -92,12 +91,6 @@ def request_of(problem: ConvolutionProblem, settings: Settings, limit_bytes: int
         least_size=least,
         rows=rows,
     )
-
-
-def take_ready(requests: list[Request], is_ready: Callable[[ConvolutionProblem], bool]) -> Request:
-    """Take the first request whose problem is ready out of a list, or the first where none is."""
-    ready = (index for index, each in enumerate(requests) if is_ready(each.problem))
-    return requests.pop(next(ready, 0))
 
 
 def requests_of(kernel: Kernel, settings: Settings, limit_bytes: int) -> list[Request]:

@@ -60,6 +60,7 @@ class Background:
         # Some are kept: cuDNN compiles an engine again once no plan of it is left.
         self._plans: dict[tuple[ConvolutionProblem, str], Future[BuiltPlan | None]] = {}
         self._pending: Counter[ConvolutionProblem] = Counter()
+        self._drops = 0
 
     def begin(
         self, parts: Sequence[ConvolutionProblem], limit_bytes: int, known: Container[ConvolutionProblem] = ()
@@ -74,7 +75,8 @@ class Background:
         for index, part in enumerate(parts):
             if part not in self._lists and part not in known:
                 compiles = index == min(1, len(parts) - 1)
-                self._lists[part] = self._submit(part, partial(self._list, part, limit_bytes if compiles else None))
+                work = partial(self._list, part, limit_bytes if compiles else None, self._drops)
+                self._lists[part] = self._submit(part, work)
 
     def is_ready(self, problem: ConvolutionProblem) -> bool:
         """Whether all that was begun for a problem is done."""
@@ -85,8 +87,9 @@ class Background:
         wait(list(self._lists.values()))
 
     def drop(self) -> None:
-        """Drop what was begun but does not run yet."""
+        """Drop what was begun but does not run yet, and what that would begin."""
         with self._lock:
+            self._drops += 1
             self._lists = {part: future for part, future in self._lists.items() if not future.cancel()}
             self._plans = {key: future for key, future in self._plans.items() if not future.cancel()}
 
@@ -146,13 +149,13 @@ class Background:
             if not self._pending[shape]:
                 del self._pending[shape]
 
-    def _list(self, part: ConvolutionProblem, limit_bytes: int | None) -> OperationGraph:
+    def _list(self, part: ConvolutionProblem, limit_bytes: int | None, drops: int) -> OperationGraph:
         with self._device.use():
             graph = listing_graph(self._library, self._handle().address, part)
             graph.ask()
             if limit_bytes is not None:
                 for each in graph.algorithms():
-                    if each.compiles:
+                    if each.compiles and drops == self._drops:
                         self._build_within(part, each, limit_bytes)
         return graph
 

@@ -1,0 +1,140 @@
+"""Shares: which problems each of several sharers has, so that none begins with what another will measure."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from operator import attrgetter
+from threading import Lock
+from typing import final
+
+from ucudnn.problem import ConvolutionProblem
+from ucudnn.requests import Request
+
+Choose = Callable[[Sequence[ConvolutionProblem]], int | None]
+"""Returns the index of the problem to take next, or None where whoever asks takes none any more."""
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """Requests of one problem, which stay together: what is measured for one is not measured for the others.
+
+    Attributes:
+        requests: at least one.
+        cost: about how long they take, beside others.
+    """
+
+    requests: tuple[Request, ...]
+    cost: int
+
+    @property
+    def problem(self) -> ConvolutionProblem:
+        """What they are requests of."""
+        return self.requests[0].problem
+
+
+@final
+class Shares:
+    """Groups that nobody has taken so far. Several threads may ask.
+
+    A sharer takes its own. Once it has none, it takes the cheapest of the sharer that has most left.
+
+    Args:
+        shares: the groups of each sharer.
+    """
+
+    def __init__(self, shares: Sequence[Sequence[Group]]) -> None:
+        self._shares = [list(share) for share in shares]
+        self._lock = Lock()
+
+    def __bool__(self) -> bool:
+        return any(self._shares)
+
+    def of(self, sharer: int) -> Sequence[Group]:
+        """Return what is left of a share."""
+        with self._lock:
+            return tuple(self._shares[sharer])
+
+    def take(self, sharer: int, choose: Choose) -> Group | None:
+        """Return a group, or None where there are none, or the sharer takes none.
+
+        Args:
+            sharer: index of the share.
+            choose: says which of its own; others may take it meanwhile.
+        """
+        while own := self.of(sharer):
+            index = choose([group.problem for group in own])
+            if index is None:
+                return None
+            with self._lock:
+                if own[index] in self._shares[sharer]:
+                    self._shares[sharer].remove(own[index])
+                    return own[index]
+        with self._lock:
+            found = self._cheapest()
+            if found is not None:
+                self._fullest().remove(found)
+            return found
+
+    def ahead(self, sharer: int) -> Group | None:
+        """Return what a sharer whose own share is taken would take next; None as long as there is some of its own."""
+        with self._lock:
+            return None if self._shares[sharer] else self._cheapest()
+
+    def give_back(self, sharer: int, group: Group) -> None:
+        """Leave a group to somebody else."""
+        with self._lock:
+            self._shares[sharer].append(group)
+
+    def clear(self) -> None:
+        """Leave what is left to nobody."""
+        with self._lock:
+            for share in self._shares:
+                share.clear()
+
+    def _fullest(self) -> list[Group]:
+        return max(self._shares, key=_total)
+
+    def _cheapest(self) -> Group | None:
+        return min(self._fullest(), key=attrgetter("cost"), default=None)
+
+
+def dealt(requests: Sequence[Request], count: int) -> list[list[Group]]:
+    """Return `count` shares that cost about the same, each with the costliest first."""
+    shares: list[list[Group]] = [[] for _ in range(count)]
+    totals = [0] * count
+    for group in sorted(_grouped(requests), key=attrgetter("cost"), reverse=True):
+        least = totals.index(min(totals))
+        shares[least].append(group)
+        totals[least] += group.cost
+    return shares
+
+
+def divided(requests: Sequence[Request], count: int) -> list[list[Group]]:
+    """Return `count` shares with a part of each request; the first has the smallest size, of which there may be slabs.
+
+    Each part has every count-th size; a share may have none.
+    """
+    return [
+        _grouped(
+            [
+                replace(request, sizes=sizes, adaptive=False, rows=() if index else request.rows)
+                for request in requests
+                if (sizes := request.sizes[index::count])
+            ]
+        )
+        for index in range(count)
+    ]
+
+
+def _grouped(requests: Sequence[Request]) -> list[Group]:
+    groups: dict[ConvolutionProblem, list[Request]] = {}
+    for request in requests:
+        groups.setdefault(request.problem, []).append(request)
+    return [Group(tuple(group), sum(map(_cost, group))) for group in groups.values()]
+
+
+def _cost(request: Request) -> int:
+    return request.problem.multiplications // request.problem.batch * sum(request.sizes)
+
+
+def _total(share: Sequence[Group]) -> int:
+    return sum(group.cost for group in share)
