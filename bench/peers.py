@@ -3,6 +3,8 @@
     python bench/peers.py                                             all networks, NCHW float32 TF32, 64 MiB
     python bench/peers.py resnet50:256 --limit 8MiB --limit none --variant float16-last --way PyTorch
     python bench/peers.py --all --seconds 400 --database times.db     again and again, until nothing is left
+    CUDA_VISIBLE_DEVICES=1 python bench/peers.py --all --claims /tmp/claims --out 1.json     one process for each GPU
+    python bench/peers.py --merge 0.json --merge 1.json               puts together what several processes wrote
     python bench/peers.py --table                                     Markdown of what was measured; needs no GPU
     python bench/peers.py --readme                                    of that, what README.md shows
 
@@ -10,7 +12,8 @@ For each network and variant, all ways are planned at all limits; then, for each
 configuration and PyTorch run in turn on the same tensors, stream and clock (medians). A way's time is the sum over
 the network's kernels, forward and both backward. What was measured before stays in the file (--out): several calls
 complete it, and a pair of network and variant that has all that is asked for is not measured again. A pair is written
-as a whole; once time is up (--seconds), it gets the limits that were planned by then.
+as a whole; once time is up (--seconds), it gets the limits that were planned by then. Processes with the same --claims
+share the pairs: each takes what no other took.
 
 Written for each network, variant, limit and way: `predicted_ms`, the sum of the benchmarked times; `executed_ms`;
 `over_graph` and `over_legacy`, how many times as fast as `cuDNN graph` and `cuDNN legacy` it is; `planning_seconds` of
@@ -43,6 +46,7 @@ from peers_table import (
     load,
     markdown,
     merge,
+    merge_all,
     save,
     verdict,
 )
@@ -216,6 +220,18 @@ def measure(network: Network, cells: Sequence[tuple[int | None, str]], rig: Rig,
     ]
 
 
+def claimed(folder: Path | None, network: Network, variant: str) -> bool:
+    """Take a pair of network and variant, unless another process took it; without a folder, there is no other."""
+    if folder is None:
+        return True
+    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        (folder / f"{network.name} {network.batch} {variant}".replace("/", "_")).touch(exist_ok=False)
+    except FileExistsError:
+        return False
+    return True
+
+
 def run_pair(network: Network, variant: str, rig: Rig, answer: Answer, options: Namespace) -> bool:
     """Measure a network in a variant, if anything is missing; return whether all is well."""
     case = {"network": network.name, "batch": network.batch, "variant": variant}
@@ -272,6 +288,7 @@ def parsed() -> Namespace:
     parser.add_argument("--way", action="append", type=way_named, help=f"of {', '.join(WAYS)}; may be repeated (all)")
     parser.add_argument("--all", action="store_true", help="all limits and variants, where none are named")
     parser.add_argument("--seconds", type=float, default=inf, help="plan nothing more after so long")
+    parser.add_argument("--claims", type=Path, help="folder in which processes tell each other what they took")
     parser.add_argument("--database", help="file that keeps measurements (UCUDNN_DATABASE)")
     parser.add_argument(
         "--repeats", type=int, default=7, help="samples of each run (%(default)s); fewer of slow ones, 3 at least"
@@ -281,10 +298,14 @@ def parsed() -> Namespace:
     parser.add_argument(
         "--table", action="store_true", help="print the table of what was measured, of all or of what is named, and end"
     )
+    parser.add_argument("--merge", action="append", type=Path, help="take the rows of such a file, and end")
     parser.add_argument("--readme", action="store_true", help="print the rows that README.md has, and end")
     parser.add_argument("--backend", default="cudnn", choices=("cudnn", "cpu"), help="cpu to try the script out")
     parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results" / "peers.json")
     options = parser.parse_args()
+    missing = [str(path) for path in options.merge or () if not path.exists()]
+    if missing:
+        parser.error(f"{missing[0]} is not there")
     options.until = perf_counter() + options.seconds
     options.named = bool(options.network), bool(options.variant), bool(options.limit)
     limits = options.limit or (LIMITS if options.all else ("64MiB",))
@@ -315,7 +336,11 @@ def main() -> bool:
     options = parsed()
     answer = load(options.out)
     well = True
-    if not (options.table or options.readme):
+    if options.merge:
+        for path in options.merge:
+            merge_all(answer, load(path))
+        save(options.out, answer)
+    elif not (options.table or options.readme):
         rig = Rig(options.backend, options.database)
         pairs = [(network, variant) for variant in options.variant for network in options.network]
         begun = {key_of(row)[:3] for row in answer["rows"]}
@@ -324,6 +349,8 @@ def main() -> bool:
             if perf_counter() > options.until:
                 note(f"time is up; not looked at: {len(pairs) - index} pairs of network and variant")
                 break
+            if not claimed(options.claims, network, variant):
+                continue
             try:
                 well &= run_pair(network, variant, rig, answer, options)
             except Exception as error:  # noqa: BLE001, for the time on a GPU is for the others

@@ -72,6 +72,15 @@ def merge(answer: Answer, rows: Sequence[Row], conditions: Mapping[str, str]) ->
     answer["rows"] = list(known.values())
 
 
+def merge_all(answer: Answer, other: Answer) -> None:
+    """Put all rows of other results in the place of earlier ones."""
+    for number, conditions in enumerate(other["conditions"]):
+        rows = [row for row in other["rows"] if row["conditions"] == number]
+        merge(
+            answer, [{name: value for name, value in row.items() if name != "conditions"} for row in rows], conditions
+        )
+
+
 def _speedup(row: Row, base: Row | None, conditions: Sequence[Mapping[str, str]]) -> float | None:
     if base is None or row.get("executed_ms") is None or base.get("executed_ms") is None:
         return None

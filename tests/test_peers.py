@@ -158,6 +158,27 @@ def test_rows_of_another_machine_are_kept_apart(bench):
     assert not table.is_done(answer, key, there, check=False)
 
 
+@pytest.mark.usefixtures("no_torch")
+def test_several_processes_share_the_pairs_and_their_rows_are_put_together(call, tmp_path, capsys):
+    claims, options = tmp_path / "claims", ["--variant", "float32-tf32-first", "--variant", "float32-fma-first"]
+    claims.mkdir()
+    (claims / "tiny 4 float32-tf32-first").touch()  # another process is at it
+    _, rows, _, _ = call(*options, "--claims", str(claims))
+    assert {row["variant"] for row in rows.values()} == {"float32-fma-first"}
+    assert len(list(claims.iterdir())) == 2
+    (tmp_path / "peers.json").rename(tmp_path / "first.json")
+    assert call("--claims", str(claims), *options[:2], "--merge", str(tmp_path / "first.json"))[1] == rows
+    (tmp_path / "peers.json").unlink()
+    _, others, _, _ = call(*options[:2])
+    call("--merge", str(tmp_path / "first.json"))
+    together = json.loads((tmp_path / "peers.json").read_text())
+    assert len(together["rows"]) == len(rows) + len(others)
+    assert len(together["conditions"]) == 1
+    with pytest.raises(SystemExit):
+        call("--merge", str(tmp_path / "nothing.json"))
+    assert "nothing.json is not there" in capsys.readouterr().err
+
+
 @pytest.mark.filterwarnings("default")
 @pytest.mark.parametrize("variant", ["float32-tf32-first", "float32-fma-last"])
 def test_pytorch_computes_the_same_and_a_wrong_layout_is_found(call, bench, monkeypatch, variant):

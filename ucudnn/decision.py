@@ -17,7 +17,7 @@ from ucudnn.problem import ConvolutionProblem
 from ucudnn.requests import MOST_ROUNDINGS, Request, is_rounded, request_of, requests_of
 from ucudnn.settings import Settings
 from ucudnn.slabs import Slab, is_divisible, row_count, row_unit
-from ucudnn.solvers.desirable import desirable_set
+from ucudnn.solvers.desirable import desirable_set, fastest
 from ucudnn.solvers.reuse import fastest_within
 from ucudnn.solvers.tails import fastest_with_tail
 from ucudnn.tails import free_bytes, own_bytes
@@ -334,11 +334,15 @@ class _Stopwatch:
 
 
 def _front(kernel: Kernel, request: Request, benchmark: Benchmark, solver: _Stopwatch) -> tuple[_Front, _Front]:
-    """Return the desirable set of a kernel within the limit, and that of its undivided configurations."""
+    """Return the desirable set of a kernel within the limit, and that of its undivided configurations.
+
+    Where only the fastest is wanted, that is all of the first.
+    """
     problem, limit_bytes = request.problem, request.limit_bytes
     measured = benchmark.micro_configurations(request)
     with solver:
-        front = desirable_set(measured, problem.batch)
+        best = None if request.whole else fastest(measured, problem.batch)
+        front = (best,) if best is not None else desirable_set(measured, problem.batch)
         undivided = _undivided(measured, problem.batch)
     if not front:
         least = benchmark.least_workspace(request)

@@ -1,12 +1,14 @@
 """Rounds: which sizes and algorithms are measured together, one set after another."""
 
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from itertools import pairwise
 from math import inf
 from typing import final
 
 from ucudnn.configuration import MicroConfiguration
 from ucudnn.policy import divisions_within, equal_divisions, fitting_size, powers_of_two, varied_sizes
-from ucudnn.search import is_chain
+from ucudnn.search import BETWEEN, is_chain
 from ucudnn.solvers.desirable import fastest
 
 _PROMISING = 1.05  # algorithms up to so much slower than the best are tried at sizes near the best ones
@@ -14,6 +16,9 @@ _MOST_PROMISING = 6
 _MOST_FITTED = 4
 _HOPEFUL = 1.6  # the same at sizes that lie between those that are known
 _MOST_HOPEFUL = 10
+_MOST_STEPS = 12  # measurements in search of the largest sizes before a step
+_MOST_MISSES = 3
+_WORTH_A_STEP = 0.99  # of the best configuration's time for each sample
 _MOST_ROUNDS = 3  # of varied sizes
 _BETTER = 0.998  # of the time before: where a round gains less, it was the last
 _DIVISIONS = 12  # equal micro-batches, up to so many, are tried in any case
@@ -60,6 +65,7 @@ class Rounds:
         self._tried = tried
         self._fits = fits
         self._compiled = compiled
+        self._largest: dict[str, int] = {}
 
     def __iter__(self) -> Iterator[Round]:
         """Return the rounds, each of which is to be measured before the next is asked for."""
@@ -77,6 +83,7 @@ class Rounds:
             yield equal_divisions(batch), self._names, True
         else:
             yield self._chosen(), self._promising(_HOPEFUL, _MOST_HOPEFUL), True
+            yield from self._before_steps()
             best_ms = inf
             for _ in range(_MOST_ROUNDS):
                 best = fastest(self._micros.values(), batch)
@@ -94,14 +101,65 @@ class Rounds:
         least = min([batch // _DIVISIONS, *(part.size for part in best.parts)] if best is not None else [1])
         found = {size for size in equal_divisions(batch) if size >= least}
         for name in self._promising(_PROMISING, _MOST_FITTED):
-
-            def fits(size: int, name: str = name) -> bool:
-                return self._fits(size, name)
-
-            most = fitting_size(batch, fits)
-            if most is not None:
+            if most := self._most(name):
                 found.update(divisions_within(batch, most))
         return sorted(found)
+
+    def _before_steps(self) -> Iterator[Round]:
+        """Return rounds of one size and one algorithm each, which close in on the largest sizes before a step.
+
+        A kernel's time grows in steps: a wave of its tiles takes a GPU as long whether or not it fills it. Which sizes
+        come right before a step depends on the algorithm. Where one takes no longer at some size than at a smaller one
+        that it is known at, and that would be good, what lies between them is halved.
+        """
+        tried: set[tuple[int, str]] = set()
+        misses: Counter[str] = Counter()  # one after another, of an algorithm that may have no steps
+        for _ in range(_MOST_STEPS):
+            best = fastest(self._micros.values(), self._batch)
+            if best is None:
+                return
+            worth = best.time_ms / self._batch * _WORTH_A_STEP
+            gaps = [each for each in self._gaps(worth) if each[1:] not in tried and misses[each[2]] < _MOST_MISSES]
+            if not gaps:
+                return
+            _, size, name = min(gaps)
+            rate = self._rate(name)
+            tried.add((size, name))
+            yield [size], [name], True
+            misses[name] = 0 if self._rate(name) < rate * _WORTH_A_STEP else misses[name] + 1
+
+    def _rate(self, name: str) -> float:
+        """Return the least time for each sample of an algorithm."""
+        return min(micro.time_ms / size for (size, each), micro in self._micros.items() if each == name)
+
+    def _gaps(self, worth: float) -> Iterator[tuple[float, int, str]]:
+        """Return the time for each sample that may be hoped for between two sizes, a size there, and the algorithm.
+
+        At best, all sizes below the larger one take as long as the smaller one. Beyond the largest that is known, it is
+        the largest that fits.
+
+        Args:
+            worth: time for each sample above which nothing is worth while.
+        """
+        known: dict[str, list[tuple[int, float]]] = {name: [] for name in self._promising(_HOPEFUL, _MOST_HOPEFUL)}
+        for (size, name), micro in self._micros.items():
+            if name in known and size * _DIVISIONS >= self._batch:
+                known[name].append((size, micro.time_ms))
+        for name, times in known.items():
+            for (small, small_ms), (large, large_ms) in pairwise(sorted(times)):
+                hope = max(small_ms / (large - 1), BETWEEN * min(small_ms / small, large_ms / large))
+                if large - small > 1 and hope <= worth:
+                    yield hope, (small + large) // 2, name
+            size, time_ms = max(times, default=(self._batch, inf))
+            most = self._most(name) if BETWEEN * time_ms / size <= worth else 0
+            if most > size and (hope := max(time_ms / most, BETWEEN * time_ms / size)) <= worth:
+                yield hope, most, name
+
+    def _most(self, name: str) -> int:
+        """Return the largest size of an algorithm that fits the limit."""
+        if name not in self._largest:
+            self._largest[name] = fitting_size(self._batch, lambda size: self._fits(size, name)) or 0
+        return self._largest[name]
 
     def _promising(self, factor: float, most: int) -> list[str]:
         """Return the algorithms whose time for each sample comes nearest to the best one's at some size.

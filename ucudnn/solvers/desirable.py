@@ -103,6 +103,6 @@ def fastest(candidates: Iterable[MicroConfiguration], size: int) -> Configuratio
             if known is None or key < (known.time_ms, known.workspace_bytes):
                 best[candidate.size] = candidate
     sums = Sums(size)
-    for candidate in best.values():
+    for candidate in sorted(best.values(), key=lambda each: (each.workspace_bytes, each.size)):
         sums.admit(candidate)
     return None if sums.ticks(size) is None else sums.configuration(size)
