@@ -20,6 +20,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from tests.gpu.conftest import Operands
 from ucudnn.backends import open_backend
 from ucudnn.backends.base import ComputeBackend, Effort
+from ucudnn.backends.candidates import Candidates
 from ucudnn.benchmark import Benchmark
 from ucudnn.configuration import configuration_of
 from ucudnn.errors import UcudnnError
@@ -73,7 +74,7 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=64, help="mini-batch size, a multiple of 16")
     parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results" / "accuracy.json")
     arguments = parser.parse_args()
-    backend = open_backend("cudnn")
+    backend = open_backend("cudnn", candidates=Candidates.GRAPH)
     assert isinstance(backend, ComputeBackend)
     benchmark = Benchmark(backend, effort=Effort(repeats=1, time_limit_ms=5), exhaustive=True)
     rows = []

@@ -13,7 +13,7 @@ configuration and PyTorch run in turn on the same tensors, stream and clock (med
 the network's kernels, forward and both backward. What was measured before stays in the file (--out): several calls
 complete it, and a pair of network and variant that has all that is asked for is not measured again. A pair is written
 as a whole; once time is up (--seconds), it gets the limits that were planned by then. Processes with the same --claims
-share the pairs: each takes what no other took.
+share the pairs: each takes what no other took; the folder is for one run.
 
 Written for each network, variant, limit and way: `predicted_ms`, the sum of the benchmarked times; `executed_ms`;
 `over_graph` and `over_legacy`, how many times as fast as `cuDNN graph` and `cuDNN legacy` it is; `planning_seconds` of
@@ -73,8 +73,8 @@ WAYS: dict[str, tuple[Candidates, str] | None] = {
     GRAPH: (Candidates.GRAPH, "undivided"),
     PYTORCH: None,
     ORIGINAL: (Candidates.LEGACY, "powerOfTwo"),
-    "ucudnn powerOfTwo": (Candidates.GRAPH, "powerOfTwo"),
-    "ucudnn adaptive": (Candidates.GRAPH, "adaptive"),
+    "ucudnn powerOfTwo": (Candidates.BEST, "powerOfTwo"),
+    "ucudnn adaptive": (Candidates.BEST, "adaptive"),
 }
 """The candidates and the policy of each way; PyTorch chooses by itself."""
 
@@ -143,9 +143,9 @@ def parts_of(name: str, planned: Planned, network: Network, rig: Rig) -> list[tu
     way = WAYS[name]
     if way is None:
         return [(kernel, Run(runner=PYTORCH)) for kernel in network.kernels()] if rig.peer else []
-    backend = rig.benchmark(way[0]).backend.name
+    runner = rig.runner(way[0])
     decided = planned.decisions.kernels if planned.decisions else ()
-    return [(each.kernel, Run.of(backend, each.configuration)) for each in decided]
+    return [(each.kernel, Run.of(runner, each.configuration)) for each in decided]
 
 
 def tolerance(variant: Variant) -> float:
@@ -350,6 +350,7 @@ def main() -> bool:
                 note(f"time is up; not looked at: {len(pairs) - index} pairs of network and variant")
                 break
             if not claimed(options.claims, network, variant):
+                note(f"{network.name} {network.batch} {variant}: another process has it")
                 continue
             try:
                 well &= run_pair(network, variant, rig, answer, options)

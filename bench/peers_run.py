@@ -1,4 +1,4 @@
-"""Runs peers on one device: plans of two backends and PyTorch, on the same tensors, one stream and one clock."""
+"""Runs peers on one device: plans of several backends and PyTorch, on the same tensors, one stream and one clock."""
 
 import sys
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -72,11 +72,11 @@ Outcomes = dict[Run, Outcome]
 
 
 class Rig:
-    """All that measures on one device: two backends with their benchmarks, PyTorch, one stream and one clock."""
+    """All that measures on one device: backends with their benchmarks, PyTorch, one stream and one clock."""
 
     def __init__(self, name: str, database: str | None) -> None:
-        # The CPU's algorithms have one source; both candidate kinds are served by it.
-        kinds = (Candidates.GRAPH,) if name == "cpu" else (Candidates.GRAPH, Candidates.LEGACY)
+        # The CPU's algorithms have one source; all candidate kinds are served by it.
+        kinds = (Candidates.BEST,) if name == "cpu" else (Candidates.BEST, Candidates.GRAPH, Candidates.LEGACY)
         settings = Settings.load(database=database)
         library = settings.cudnn_library
         opened = {kind: open_backend(name, candidates=kind, cudnn_library=library) for kind in kinds}
@@ -108,11 +108,16 @@ class Rig:
 
     def benchmark(self, candidates: Candidates) -> Benchmark:
         """Return what measures these candidates."""
-        return self._benchmarks.get(candidates) or self._benchmarks[Candidates.GRAPH]
+        return self._benchmarks.get(candidates) or self._benchmarks[Candidates.BEST]
+
+    def runner(self, candidates: Candidates) -> str:
+        """Return which backend runs configurations of these candidates: the same ones are to be the same run."""
+        shared = candidates in (Candidates.BEST, Candidates.GRAPH)
+        return self.clock.name if shared else self.benchmark(candidates).backend.name
 
     @contextmanager
     def one_stream(self) -> Iterator[None]:
-        """Queue all that runs inside the block on one stream: plans of both backends, PyTorch, and the clock's events.
+        """Queue all that runs inside the block on one stream: plans of all backends, PyTorch, and the clock's events.
 
         Events enclose only what their own stream holds, so a way on another stream would be timed as nothing.
         """

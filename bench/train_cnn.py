@@ -340,7 +340,7 @@ def main() -> None:
     parser.add_argument("--rate", type=float, default=3e-5, help="learning rate (%(default)s)")
     parser.add_argument("--warmup", type=int, default=5, help="steps that do not count in the medians (%(default)s)")
     parser.add_argument("--math", choices=("tf32", "fma"), default="tf32", help="whether TF32 is allowed (%(default)s)")
-    parser.add_argument("--candidates", default="graph", help="ucudnn's: graph, legacy or every (%(default)s)")
+    parser.add_argument("--candidates", default="graph", help="ucudnn's: best, graph, legacy or every (%(default)s)")
     parser.add_argument("--policy", help="ucudnn's batch-size policy: undivided, powerOfTwo (the default) or all")
     parser.add_argument("--find", action="store_true", help="let plain cuDNN measure its algorithms before it chooses")
     parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results" / "train_cnn.json")

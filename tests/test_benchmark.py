@@ -212,6 +212,17 @@ def test_a_compiler_begins_while_others_are_measured_at_a_size(monkeypatch):
         assert backend.measured[at[-1]] == (part, name), "it comes last"
 
 
+def test_a_compiler_begins_with_nothing_that_a_round_has_not(monkeypatch):
+    rounds = [((16, 8, 4), ("SLOW", "FAST"), True), ((6,), ("SLOW",), True), ((5, 3), ("SLOW", "LARGE"), True)]
+    monkeypatch.setattr("ucudnn.exploration.Rounds", lambda *_, **__: rounds)
+    monkeypatch.setattr("ucudnn.benchmark.ComputeBackend", CompilingBackend)
+    backend = CompilingBackend()
+    wanted = replace(request(make_problem(batch=16), (4, 8, 16), 1000), adaptive=True)
+    Benchmark(backend).micro_configurations(wanted)
+    assert {(part.batch, name) for part, name in backend.announced} <= {(8, "FAST"), (4, "FAST"), (16, "FAST")}
+    assert backend.announced
+
+
 def test_what_waits_for_a_compiler_is_measured_after_the_others():
     class Waiting(CountingBackend):
         begun, checks = (), 0

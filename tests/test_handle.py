@@ -234,7 +234,7 @@ def test_environment_and_arguments(monkeypatch):
     assert handle.report().policy == "undivided"
     assert handle.report().limit_bytes == 2**20
     monkeypatch.setenv("UCUDNN_BACKEND", "cudnn:fastest")
-    with pytest.raises(BackendUnavailableError, match="'cudnn:fastest': cudnn has candidates graph, legacy"):
+    with pytest.raises(BackendUnavailableError, match="'cudnn:fastest': cudnn has candidates best, graph, legacy"):
         Handle()
     with pytest.raises(SettingsError, match="workspace_limit: size 'much' cannot be read"):
         Handle(workspace_limit="much")

@@ -20,14 +20,16 @@ import ucudnn.torch as switch  # noqa: E402
 from tests.native.conftest import HERE, toolchain  # noqa: E402, F401
 from tests.test_torch import CASES, assert_close, modules, outcome  # noqa: E402
 from ucudnn import Effort  # noqa: E402
+from ucudnn.backends.candidates import Candidates  # noqa: E402
 from ucudnn.backends.cudnn.backend import CudnnBackend  # noqa: E402
 from ucudnn.backends.cudnn.codes import Attribute, Kind  # noqa: E402
 from ucudnn.backends.cudnn.descriptor import Descriptor  # noqa: E402
 from ucudnn.backends.cudnn.gpu import Timed  # noqa: E402
 from ucudnn.backends.cudnn.graph import OperationGraph  # noqa: E402
+from ucudnn.backends.cudnn.legacy import ALGORITHMS  # noqa: E402
 from ucudnn.configuration import Configuration, MicroConfiguration  # noqa: E402
 from ucudnn.handle import Handle  # noqa: E402
-from ucudnn.problem import ConvolutionProblem, Operation  # noqa: E402
+from ucudnn.problem import ConvolutionProblem, MathMode, Operation  # noqa: E402
 from ucudnn.torch.device import TorchGpu  # noqa: E402
 from ucudnn.torch.lanes import IN_CAPTURE  # noqa: E402
 from ucudnn.torch.switch import Switch  # noqa: E402
@@ -213,6 +215,29 @@ def operands():
 PROBLEM = ConvolutionProblem(
     operation=Operation.FORWARD, batch=8, channels=4, spatial=(7, 6), filters=6, kernel=(3, 3), padding=(1, 1)
 )
+
+
+@pytest.mark.parametrize("math", MathMode)
+def test_what_the_graph_api_lacks_is_measured_and_runs(host, calls, monkeypatch, math):
+    # The stand-in has two algorithms of either API; the second is to be the one that the graph API lacks.
+    monkeypatch.setattr("ucudnn.backends.candidates._TRANSFORMS", {"IMPLICIT_PRECOMP_GEMM"})
+    problem = replace(PROBLEM, math=math)
+    wanted = {"IMPLICIT_PRECOMP_GEMM"} if math is MathMode.FMA else set()
+    backends = {
+        each: CudnnBackend(candidates=each, library_path=host.stub._name, device=TorchGpu(0))
+        for each in (Candidates.BEST, Candidates.GRAPH, Candidates.LEGACY)
+    }
+    names = {each: {algorithm.name for algorithm in backend.algorithms(problem)} for each, backend in backends.items()}
+    assert wanted < names[Candidates.LEGACY]
+    assert names[Candidates.BEST] == names[Candidates.GRAPH] | wanted
+    assert [each.name for each in backends.values()] == ["cudnn", "cudnn:graph", "cudnn:legacy"]
+    calls()
+    own = Handle(backend=backends[Candidates.BEST], effort=QUICK, policy="powerOfTwo", workspace_limit="1MiB")
+    own.get_algorithm(problem)
+    own.optimize()
+    plain = ALGORITHMS[problem.operation]["IMPLICIT_GEMM"]  # what others are checked by
+    legacy = {call.algorithm for call in calls() if call.api} - {plain}
+    assert legacy == {ALGORITHMS[problem.operation][name] for name in wanted}
 
 
 def test_plans_are_built_once_while_the_gpu_is_busy(host, monkeypatch):

@@ -15,7 +15,7 @@ from typing import Any, TypeVar, final
 
 from ucudnn.errors import DatabaseError, DatabaseVersionError
 
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3
 """Of the tables below; a file's own is its user_version."""
 
 Connection = sqlite3.Connection
@@ -56,7 +56,11 @@ CREATE TABLE explorations (
     PRIMARY KEY (machine, problem, request)
 ) WITHOUT ROWID;
 """
-_MIGRATIONS = {1: "ALTER TABLE explorations ADD COLUMN divisions TEXT NOT NULL DEFAULT '[]';"}  # to the next version
+_MIGRATIONS = {  # to the next version
+    1: "ALTER TABLE explorations ADD COLUMN divisions TEXT NOT NULL DEFAULT '[]';",
+    # Since then there is more to try: by policy `adaptive`, and without TF32. What was measured stays.
+    2: "DELETE FROM explorations;",
+}
 
 _T = TypeVar("_T")
 

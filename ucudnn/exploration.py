@@ -244,14 +244,14 @@ class Explorer:
             # What takes a compiler's time comes last: most of it is known not to matter by then.
             ranked = sorted(names, key=lambda name: (name in self._compiled, bounds[name], self._ranks[name]))
             for index, name in enumerate(ranked):
-                if index == min(_TELLING, len(ranked) - 1):
-                    self._announce(size, chain)
+                if len(ranked) > 1 and index == min(_TELLING, len(ranked) - 1):
+                    self._announce(size, ranked, chain)
                 yield size, name
                 self._considered += 1
 
-    def _announce(self, size: int, chain: bool) -> None:
+    def _announce(self, size: int, names: Sequence[str], chain: bool) -> None:
         """Let a compiler begin with what may be measured at a size."""
-        for name in self._names:
+        for name in names:
             hope = self._hope(size, name, chain) if name in self._compiled else None
             if hope is not None and self._bench is not None:
                 self._bench.announce(size, hope.algorithm)

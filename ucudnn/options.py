@@ -37,7 +37,7 @@ ProfileOption = Annotated[
 ]
 CandidatesOption = Annotated[
     str,
-    typer.Option(metavar="API", help="cuDNN algorithms to choose from: graph, legacy, legacy-fma or every."),
+    typer.Option(metavar="API", help="cuDNN algorithms to choose from: best, graph, legacy, legacy-fma or every."),
 ]
 SolverOption = Annotated[
     str | None,

@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise
 from math import inf
-from typing import final
+from typing import NamedTuple, final
 
 from ucudnn.configuration import MicroConfiguration
 from ucudnn.policy import divisions_within, equal_divisions, fitting_size, powers_of_two, varied_sizes
@@ -17,7 +17,8 @@ _MOST_FITTED = 4
 _HOPEFUL = 1.6  # the same at sizes that lie between those that are known
 _MOST_HOPEFUL = 10
 _MOST_STEPS = 12  # measurements in search of the largest sizes before a step
-_MOST_MISSES = 3
+_MOST_MISSES = 2
+_FLAT = 0.25  # of a gap's height: what lies further from its middle is near one of its ends
 _WORTH_A_STEP = 0.99  # of the best configuration's time for each sample
 _MOST_ROUNDS = 3  # of varied sizes
 _BETTER = 0.998  # of the time before: where a round gains less, it was the last
@@ -25,6 +26,24 @@ _DIVISIONS = 12  # equal micro-batches, up to so many, are tried in any case
 
 Round = tuple[Iterable[int], Sequence[str], bool]
 """Sizes, algorithms, and whether a size can be replaced by a larger one that it divides."""
+
+
+class _Gap(NamedTuple):
+    """Sizes between two at which an algorithm is known.
+
+    Attributes:
+        hope: time for each sample that may be hoped for.
+        size: the one to measure.
+        name: the algorithm.
+        small_ms: time at the smaller end.
+        large_ms: time at the larger end; infinity where it is not known.
+    """
+
+    hope: float
+    size: int
+    name: str
+    small_ms: float
+    large_ms: float
 
 
 @final
@@ -119,24 +138,30 @@ class Rounds:
             if best is None:
                 return
             worth = best.time_ms / self._batch * _WORTH_A_STEP
-            gaps = [each for each in self._gaps(worth) if each[1:] not in tried and misses[each[2]] < _MOST_MISSES]
+            gaps = [
+                gap
+                for gap in self._gaps(worth)
+                if (gap.size, gap.name) not in tried and misses[gap.name] < _MOST_MISSES
+            ]
             if not gaps:
                 return
-            _, size, name = min(gaps)
-            rate = self._rate(name)
-            tried.add((size, name))
-            yield [size], [name], True
-            misses[name] = 0 if self._rate(name) < rate * _WORTH_A_STEP else misses[name] + 1
+            gap = min(gaps)
+            tried.add((gap.size, gap.name))
+            yield [gap.size], [gap.name], True
+            misses[gap.name] = 0 if self._is_stepped(gap) else misses[gap.name] + 1
 
-    def _rate(self, name: str) -> float:
-        """Return the least time for each sample of an algorithm."""
-        return min(micro.time_ms / size for (size, each), micro in self._micros.items() if each == name)
+    def _is_stepped(self, gap: "_Gap") -> bool:
+        """Whether what was measured inside a gap takes about as long as one of its ends, as between steps."""
+        found = self._micros.get((gap.size, gap.name))
+        height_ms = gap.large_ms - gap.small_ms
+        if found is None or height_ms <= 0:
+            return False
+        return abs((found.time_ms - gap.small_ms) / height_ms - 0.5) > _FLAT
 
-    def _gaps(self, worth: float) -> Iterator[tuple[float, int, str]]:
-        """Return the time for each sample that may be hoped for between two sizes, a size there, and the algorithm.
+    def _gaps(self, worth: float) -> Iterator["_Gap"]:
+        """Return gaps between sizes at which an algorithm is known, and that up to the largest size that fits.
 
-        At best, all sizes below the larger one take as long as the smaller one. Beyond the largest that is known, it is
-        the largest that fits.
+        At best, all sizes below the larger one take as long as the smaller one.
 
         Args:
             worth: time for each sample above which nothing is worth while.
@@ -146,14 +171,16 @@ class Rounds:
             if name in known and size * _DIVISIONS >= self._batch:
                 known[name].append((size, micro.time_ms))
         for name, times in known.items():
+            if name in self._compiled:
+                continue  # a compiler takes longer than what there is to gain
             for (small, small_ms), (large, large_ms) in pairwise(sorted(times)):
                 hope = max(small_ms / (large - 1), BETWEEN * min(small_ms / small, large_ms / large))
                 if large - small > 1 and hope <= worth:
-                    yield hope, (small + large) // 2, name
+                    yield _Gap(hope, (small + large) // 2, name, small_ms, large_ms)
             size, time_ms = max(times, default=(self._batch, inf))
-            most = self._most(name) if BETWEEN * time_ms / size <= worth else 0
+            most = self._most(name) if size < self._batch and BETWEEN * time_ms / size <= worth else 0
             if most > size and (hope := max(time_ms / most, BETWEEN * time_ms / size)) <= worth:
-                yield hope, most, name
+                yield _Gap(hope, most, name, time_ms, inf)
 
     def _most(self, name: str) -> int:
         """Return the largest size of an algorithm that fits the limit."""

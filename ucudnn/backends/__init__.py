@@ -18,7 +18,7 @@ _LOG = logging.getLogger(__name__)
 def open_backend(
     name: str,
     *,
-    candidates: Candidates = Candidates.GRAPH,
+    candidates: Candidates = Candidates.BEST,
     network: str | None = None,
     cudnn_library: str | None = None,
     device: int | None = None,

@@ -120,7 +120,7 @@ class ReplayBackend(Backend):
         found = tuple(
             record
             for record in records
-            if (self._candidates.api in (None, record.api) or record.api not in _CUDNN_APIS)
+            if (record.api not in _CUDNN_APIS or self._candidates.offers(record.api, problem, record.algorithm))
             and not (problem.deterministic and "NONDETERMINISTIC" in record.notes)
         )
         if not found:

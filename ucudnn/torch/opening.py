@@ -48,6 +48,7 @@ def open_switch(backend: str | None, options: dict[str, Any]) -> Switch:
     kind, _, target = settings.backend.partition(":")
     if kind == "replay":
         raise SettingsError(f"backend={settings.backend!r} plans but cannot execute: PyTorch needs auto, cudnn or cpu")
+    # PyTorch chooses from the graph API, and its programs expect no more rounding than that has.
     candidates = parse_choice(Candidates, target, "backend cudnn:") if target else Candidates.GRAPH
     on_cpu = kind == "cpu"
     stock = kernels.stock("cpu" if on_cpu else "cuda")

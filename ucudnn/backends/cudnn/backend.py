@@ -52,8 +52,8 @@ class CudnnBackend(ComputeBackend):
     with `data_ptr` or `__cuda_array_interface__`.
 
     Args:
-        candidates: which of cuDNN's algorithms to offer. GRAPH, the default, falls back on legacy ones for a problem
-            that no engine of the graph API computes.
+        candidates: which of cuDNN's algorithms to offer. BEST, the default, and GRAPH fall back on legacy ones for a
+            problem that no engine of the graph API computes.
         library_path: libcudnn to load; None looks for it.
         device: number of the GPU, None for the one that is CuPy's current one now; or a GPU of another library, which
             is the thread's current one.
@@ -70,7 +70,7 @@ class CudnnBackend(ComputeBackend):
     def __init__(
         self,
         *,
-        candidates: Candidates = Candidates.GRAPH,
+        candidates: Candidates = Candidates.BEST,
         library_path: str | None = None,
         device: int | Gpu | None = None,
     ) -> None:
@@ -89,8 +89,8 @@ class CudnnBackend(ComputeBackend):
 
     @property
     def name(self) -> str:
-        """'cudnn', or 'cudnn:legacy' and so on where the candidates are not those of the graph API."""
-        return "cudnn" if self._candidates is Candidates.GRAPH else f"cudnn:{self._candidates.value}"
+        """'cudnn', or 'cudnn:legacy' and so on where the candidates are others."""
+        return "cudnn" if self._candidates is Candidates.BEST else f"cudnn:{self._candidates.value}"
 
     def conditions(self) -> Mapping[str, str]:
         """Return the GPU and the versions of driver, CUDA, cuDNN, CuPy and Python."""
@@ -158,13 +158,14 @@ class CudnnBackend(ComputeBackend):
         Raises:
             UnsupportedProblemError: if nothing computes any of the sizes.
         """
-        return super().names(problem, anchors(sizes) if self._candidates.api != "legacy" else sizes)
+        return super().names(problem, anchors(sizes) if self._candidates.offers("graph", problem) else sizes)
 
     def prefetch(self, problems: Sequence[tuple[ConvolutionProblem, Sequence[int], int]]) -> None:
         """List engine configurations in the background, and compile those that are compiled when a plan is built."""
-        if self._candidates.api == "legacy" or self.capturing(self.queue()):
+        asked = [each for each in problems if self._candidates.offers("graph", each[0])]
+        if not asked or self.capturing(self.queue()):
             return
-        for problem, sizes, limit_bytes in problems:
+        for problem, sizes, limit_bytes in asked:
             parts = [self._as_asked(problem).part(size) for size in anchors(sizes)]
             self._background.begin(parts, limit_bytes, self._algorithms)
 
@@ -322,13 +323,15 @@ class CudnnBackend(ComputeBackend):
         return replace(problem, math=MathMode.FMA) if self._candidates is Candidates.LEGACY_FMA else problem
 
     def _list(self, problem: ConvolutionProblem) -> tuple[Algorithm, ...]:
-        api = self._candidates.api
+        offers = self._candidates.offers
         found: list[Algorithm] = []
-        if api in (None, "graph"):
+        if offers("graph", problem):
             listed = self._background.listed(problem)
             found += graph_algorithms(self.library, self.cudnn_handle, problem) if listed is None else listed
-        if api in (None, "legacy") or not found:
+        if not found:
             found += self._legacy(problem)
+        elif offers("legacy", problem):
+            found += [each for each in self._legacy(problem) if offers("legacy", problem, each.name)]
         if has_gaps(problem):
             with suppress(UnsupportedProblemError):
                 found += [packed_algorithm(problem, each) for each in self.algorithms(dense(problem))]

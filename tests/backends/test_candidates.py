@@ -1,0 +1,68 @@
+"""Candidates: which API an algorithm may come from, and that none is worse off by having more of them."""
+
+from dataclasses import replace
+
+import pytest
+
+from ucudnn.backends.candidates import Candidates
+from ucudnn.benchmark import Benchmark
+from ucudnn.decision import decide
+from ucudnn.kernel import Kernel
+from ucudnn.networks import load_network
+from ucudnn.problem import DataType, MathMode
+from ucudnn.settings import Settings
+
+LACKING = {"FFT", "FFT_TILING", "WINOGRAD_NONFUSED"}
+FLOATS = [(DataType.FLOAT32, math) for math in MathMode] + [
+    (each, MathMode.FMA) for each in DataType if each.itemsize != 4
+]
+
+
+def names(backend, problem):
+    return {each.name for each in backend.algorithms(problem)}
+
+
+@pytest.mark.parametrize(("dtype", "math"), FLOATS)
+def test_the_best_has_what_the_graph_api_lacks_in_float32_without_tf32_alone(dtype, math):
+    problem = replace(load_network("alexnet").layers[1].forward, dtype=dtype, math=math)
+    assert Candidates.BEST.offers("graph", problem, "eng0")
+    wanted = (dtype, math) == (DataType.FLOAT32, MathMode.FMA)
+    assert Candidates.BEST.offers("legacy", problem) == wanted
+    assert {
+        name for name in (*LACKING, "GEMM", "ALGO_0", "WINOGRAD") if Candidates.BEST.offers("legacy", problem, name)
+    } == (LACKING if wanted else set())
+    for each, apis in (
+        (Candidates.GRAPH, {"graph"}),
+        (Candidates.LEGACY, {"legacy"}),
+        (Candidates.LEGACY_FMA, {"legacy"}),
+    ):
+        assert {api for api in ("graph", "legacy") if each.offers(api, problem)} == apis
+    assert all(Candidates.EVERY.offers(api, problem, "FFT") for api in ("graph", "legacy"))
+
+
+@pytest.mark.parametrize("network", ["alexnet", "resnet18", "resnet50"])
+def test_recorded_candidates_are_those_of_the_gpu(replay, network):
+    for kernel in load_network(network).kernels():
+        for math in MathMode:
+            problem = replace(kernel.problem, math=math)
+            graph, best = (names(replay(network, each), problem) for each in (Candidates.GRAPH, Candidates.BEST))
+            every = names(replay(network, Candidates.EVERY), problem)
+            assert best == graph | (every & LACKING if math is MathMode.FMA else set())
+
+
+@pytest.mark.parametrize("network", ["alexnet", "resnet18", "resnet50"])
+@pytest.mark.parametrize("limit", ["16MiB", "64MiB", "512MiB"])
+def test_without_tf32_plans_are_no_worse_than_those_of_either_api(replay, network, limit):
+    kernels = [
+        Kernel(layer=each.layer, problem=replace(each.problem, math=MathMode.FMA), count=each.count)
+        for each in load_network(network).kernels()
+    ]
+    settings = Settings.load({}, workspace_limit_bytes=limit, policy="powerOfTwo")
+    times = {
+        each: decide(kernels, Benchmark(replay(network, each)), settings).time_ms
+        for each in (Candidates.BEST, Candidates.GRAPH, Candidates.LEGACY, Candidates.EVERY)
+    }
+    either = min(times[Candidates.GRAPH], times[Candidates.LEGACY])
+    assert times[Candidates.EVERY] <= times[Candidates.BEST] <= either
+    assert times[Candidates.BEST] < either or limit == "16MiB", "where transforms need more than that"
+    assert times[Candidates.BEST] <= 1.01 * times[Candidates.EVERY], "what else both have adds next to nothing"
