@@ -31,7 +31,7 @@ PROBLEM = ConvolutionProblem(
 )
 
 
-def handle(candidates=Candidates.GRAPH, **options):
+def handle(candidates=Candidates.BEST, **options):
     return ucudnn.Handle(backend=open_or_skip(candidates), effort=QUICK, **options)
 
 
@@ -48,7 +48,7 @@ def run(each, operands, alpha=1.0, beta=0.0):
 
 
 @pytest.mark.parametrize("operation", Operation, ids=lambda each: each.value)
-@pytest.mark.parametrize("candidates", [Candidates.GRAPH, Candidates.LEGACY])
+@pytest.mark.parametrize("candidates", [Candidates.BEST, Candidates.LEGACY])
 @pytest.mark.parametrize("policy", ["undivided", "powerOfTwo", "all"])
 @pytest.mark.parametrize(("alpha", "beta"), [(1.0, 0.0), (1.0, 1.0), (0.5, -0.25)])
 def test_plans_of_every_kind(cupy, operation, candidates, policy, alpha, beta):
@@ -59,6 +59,19 @@ def test_plans_of_every_kind(cupy, operation, candidates, policy, alpha, beta):
     run(each, operands, alpha, beta)
     assert operands.error(cupy, operands.expected(alpha, beta)) <= tolerance(operands.problem)
     assert each.workspace_bytes <= 2**20
+
+
+@pytest.mark.parametrize("operation", [Operation.FORWARD, Operation.BACKWARD_DATA], ids=lambda each: each.value)
+def test_without_tf32_transforms_are_among_what_is_chosen(cupy, operation):
+    # There, WINOGRAD_NONFUSED takes half the time of whatever the graph API offers.
+    layer = load_network("alexnet", 64).layers[3].forward
+    operands = Operands.random(cupy, replace(layer, operation=operation, math=MathMode.FMA))
+    each = ucudnn.Handle(backend=open_or_skip(Candidates.BEST), workspace_limit="256MiB", policy="powerOfTwo")
+    operands.poison()
+    run(each, operands)
+    (kernel,) = each.report().kernels
+    assert "WINOGRAD_NONFUSED" in kernel.configuration
+    assert operands.error(cupy, operands.expected()) <= tolerance(operands.problem)
 
 
 @pytest.mark.parametrize("dtype", DataType, ids=lambda each: each.value)
@@ -123,7 +136,7 @@ def test_arrays_of_cupy(cupy):
 
 @pytest.mark.parametrize("dtype", [DataType.FLOAT16, DataType.FLOAT32], ids=lambda each: each.value)
 @pytest.mark.parametrize("operation", Operation, ids=lambda each: each.value)
-@pytest.mark.parametrize("candidates", [Candidates.GRAPH, Candidates.LEGACY])
+@pytest.mark.parametrize("candidates", [Candidates.BEST, Candidates.LEGACY])
 def test_misaligned_tensors_and_micro_batches(cupy, dtype, operation, candidates):
     # 3 * 5 * 5 elements a sample: micro-batches begin at addresses of every alignment.
     problem = ConvolutionProblem(
@@ -157,7 +170,7 @@ def test_misaligned_tensors_and_micro_batches(cupy, dtype, operation, candidates
             assert operands.error(cupy, operands.expected()) <= 2e-3
 
 
-@pytest.mark.parametrize("candidates", [Candidates.GRAPH, Candidates.LEGACY])
+@pytest.mark.parametrize("candidates", [Candidates.BEST, Candidates.LEGACY])
 @pytest.mark.parametrize("operation", Operation, ids=lambda each: each.value)
 def test_a_plan_is_captured_and_replayed(cupy, operation, candidates):
     problem = replace(PROBLEM, operation=operation, batch=16)
