@@ -13,7 +13,7 @@ configuration and PyTorch run in turn on the same tensors, stream and clock (med
 the network's kernels, forward and both backward. What was measured before stays in the file (--out): several calls
 complete it, and a pair of network and variant that has all that is asked for is not measured again. A pair is written
 as a whole; once time is up (--seconds), it gets the limits that were planned by then. Processes with the same --claims
-share the pairs: each takes what no other took; the folder is for one run.
+share the pairs: each takes what no other has or is done with. It is an error if something is left at the end.
 
 Written for each network, variant, limit and way: `predicted_ms`, the sum of the benchmarked times; `executed_ms`;
 `over_graph` and `over_legacy`, how many times as fast as `cuDNN graph` and `cuDNN legacy` it is; `planning_seconds` of
@@ -33,6 +33,7 @@ from math import fsum, inf
 from pathlib import Path
 from time import perf_counter
 
+from claims import Claims
 from peers_run import FAILURES, Outcome, Outcomes, Rig, Run, execute, note, said
 from peers_table import (
     GRAPH,
@@ -111,7 +112,7 @@ def plan(name: str, network: Network, limit: int | None, rig: Rig) -> Planned:
     way = WAYS[name]
     if way is None:
         return Planned(absent=rig.no_peer)
-    benchmark = rig.benchmark(way[0])
+    benchmark = rig.benchmark(way[0], network.layers[0].forward)
     limit_bytes = NO_LIMIT if limit is None else limit
     slabs = name.startswith("ucudnn")  # the original has none
     settings = Settings.load({}, policy=way[1], workspace_limit_bytes=limit_bytes, slabs=slabs)
@@ -218,18 +219,6 @@ def measure(network: Network, cells: Sequence[tuple[int | None, str]], rig: Rig,
         | measured(name, planned[limit, name], parts[limit, name], outcomes)
         for limit, name in parts
     ]
-
-
-def claimed(folder: Path | None, network: Network, variant: str) -> bool:
-    """Take a pair of network and variant, unless another process took it; without a folder, there is no other."""
-    if folder is None:
-        return True
-    folder.mkdir(parents=True, exist_ok=True)
-    try:
-        (folder / f"{network.name} {network.batch} {variant}".replace("/", "_")).touch(exist_ok=False)
-    except FileExistsError:
-        return False
-    return True
 
 
 def run_pair(network: Network, variant: str, rig: Rig, answer: Answer, options: Namespace) -> bool:
@@ -341,22 +330,26 @@ def main() -> bool:
             merge_all(answer, load(path))
         save(options.out, answer)
     elif not (options.table or options.readme):
-        rig = Rig(options.backend, options.database)
+        rig, claims = Rig(options.backend, options.database), Claims(options.claims)
         pairs = [(network, variant) for variant in options.variant for network in options.network]
         begun = {key_of(row)[:3] for row in answer["rows"]}
         pairs.sort(key=lambda pair: (pair[0].name, pair[0].batch, pair[1]) in begun)  # what failed before comes last
         for index, (network, variant) in enumerate(pairs):
             if perf_counter() > options.until:
                 note(f"time is up; not looked at: {len(pairs) - index} pairs of network and variant")
-                break
-            if not claimed(options.claims, network, variant):
-                note(f"{network.name} {network.batch} {variant}: another process has it")
-                continue
-            try:
-                well &= run_pair(network, variant, rig, answer, options)
-            except Exception as error:  # noqa: BLE001, for the time on a GPU is for the others
                 well = False
-                note(f"{network.name} {variant} failed: {said(error)}")
+                break
+            name = f"{network.name} {network.batch} {variant}"
+            if not claims.take(name):
+                note(f"{name}: another process has it")
+                continue
+            done = False
+            try:
+                done = run_pair(network, variant, rig, answer, options) and perf_counter() <= options.until
+            except Exception as error:  # noqa: BLE001, for the time on a GPU is for the others
+                note(f"{name} failed: {said(error)}")
+            claims.finish(name, done=done)
+            well &= done
     answer["rows"] = [row for row in answer["rows"] if shown(row, options)]
     print(markdown(answer, list(WAYS), [[name.partition(":")[0] for name in NETWORKS], list(VARIANTS)]))
     print("\n".join(["", *verdict(answer["rows"], [way for way in WAYS if way.startswith("ucudnn")], RIVALS)]))

@@ -106,14 +106,20 @@ class Rig:
         """Return the device and all versions."""
         return {**self.clock.conditions(), **(self.peer.conditions() if self.peer else {"torch": "none"})}
 
-    def benchmark(self, candidates: Candidates) -> Benchmark:
-        """Return what measures these candidates."""
+    def benchmark(self, candidates: Candidates, problem: ConvolutionProblem) -> Benchmark:
+        """Return what measures these candidates of a problem."""
+        if candidates is Candidates.GRAPH and not Candidates.BEST.offers("legacy", problem):
+            candidates = Candidates.BEST  # the same there, and measured already
         return self._benchmarks.get(candidates) or self._benchmarks[Candidates.BEST]
 
     def runner(self, candidates: Candidates) -> str:
         """Return which backend runs configurations of these candidates: the same ones are to be the same run."""
         shared = candidates in (Candidates.BEST, Candidates.GRAPH)
-        return self.clock.name if shared else self.benchmark(candidates).backend.name
+        return (
+            self.clock.name
+            if shared
+            else self._benchmarks.get(candidates, self._benchmarks[Candidates.BEST]).backend.name
+        )
 
     @contextmanager
     def one_stream(self) -> Iterator[None]:

@@ -162,10 +162,14 @@ def test_rows_of_another_machine_are_kept_apart(bench):
 def test_several_processes_share_the_pairs_and_their_rows_are_put_together(call, tmp_path, capsys):
     claims, options = tmp_path / "claims", ["--variant", "float32-tf32-first", "--variant", "float32-fma-first"]
     claims.mkdir()
-    (claims / "tiny 4 float32-tf32-first").touch()  # another process is at it
-    _, rows, _, _ = call(*options, "--claims", str(claims))
+    (claims / "tiny 4 float32-tf32-first").write_text("1")  # another process is at it
+    well, rows, _, _ = call(*options, "--claims", str(claims))
+    assert well
     assert {row["variant"] for row in rows.values()} == {"float32-fma-first"}
-    assert len(list(claims.iterdir())) == 2
+    assert {each.name: each.read_text() for each in claims.iterdir()} == {
+        "tiny 4 float32-tf32-first": "1",
+        "tiny 4 float32-fma-first": "done",
+    }
     (tmp_path / "peers.json").rename(tmp_path / "first.json")
     assert call("--claims", str(claims), *options[:2], "--merge", str(tmp_path / "first.json"))[1] == rows
     (tmp_path / "peers.json").unlink()
