@@ -353,9 +353,9 @@ def test_what_waits_for_a_thread_is_built_without_it(host, monkeypatch, compilin
         with held:
             pass
 
-    monkeypatch.setattr("ucudnn.backends.cudnn.background._MOST_THREADS", 1)
+    monkeypatch.setattr("ucudnn.backends.cudnn.background._MOST_BUILDING", 1)
     held.acquire()
-    backend._background._pool().submit(work)
+    backend._background._builders().submit(work)
     running.wait()
     part = PROBLEM.part(4)
     if begun:

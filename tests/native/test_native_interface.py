@@ -123,10 +123,13 @@ def test_the_end_of_a_process_waits_for_threads(monkeypatch):
         sleep(0.05)
         ended.set()
 
-    own._pool().submit(work)
-    started.wait()
-    own.rest()
-    assert ended.is_set()
+    for threads in (own._listers, own._builders):
+        started.clear()
+        ended.clear()
+        threads().submit(work)
+        started.wait()
+        own.rest()
+        assert ended.is_set()
     own.rest()  # nothing is left
 
 

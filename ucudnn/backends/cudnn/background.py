@@ -19,7 +19,8 @@ from ucudnn.backends.cudnn.library import Library, OwnHandle
 from ucudnn.errors import BackendError
 from ucudnn.problem import MOST_ALIGNMENT, ConvolutionProblem
 
-_MOST_THREADS = 8
+_MOST_LISTING = 4  # threads: each makes a handle first, and in all processes together these are made one by one
+_MOST_BUILDING = 8
 _MOST_KEPT = 32
 
 _T = TypeVar("_T")
@@ -55,7 +56,8 @@ class Background:
         self._device = device
         self._local = local()
         self._lock = RLock()  # of all that follows, which threads begin as well
-        self._threads: ThreadPoolExecutor | None = None
+        self._listing: ThreadPoolExecutor | None = None
+        self._building: ThreadPoolExecutor | None = None
         self._lists: dict[ConvolutionProblem, Future[OperationGraph]] = {}
         # Some are kept: cuDNN compiles an engine again once no plan of it is left.
         self._plans: dict[tuple[ConvolutionProblem, str], Future[BuiltPlan | None]] = {}
@@ -76,7 +78,7 @@ class Background:
             if part not in self._lists and part not in known:
                 compiles = index == min(1, len(parts) - 1)
                 work = partial(self._list, part, limit_bytes if compiles else None, self._drops)
-                self._lists[part] = self._submit(part, work)
+                self._lists[part] = self._submit(self._listers(), part, work)
 
     def is_ready(self, problem: ConvolutionProblem) -> bool:
         """Whether all that was begun for a problem is done."""
@@ -95,9 +97,10 @@ class Background:
 
     def rest(self) -> None:
         """Drop what was begun but does not run yet, and wait for what runs."""
-        if self._threads is not None:
-            self._threads.shutdown(cancel_futures=True)
-        self._threads = None
+        for threads in (self._listing, self._building):
+            if threads is not None:
+                threads.shutdown(cancel_futures=True)
+        self._listing = self._building = None
         self._lists.clear()
         self._plans.clear()
 
@@ -113,7 +116,7 @@ class Background:
         """Begin to build the plan of an engine that is compiled."""
         with self._lock:
             if (part, name) not in self._plans:
-                self._plans[part, name] = self._submit(part, partial(self._build, part, name))
+                self._plans[part, name] = self._submit(self._builders(), part, partial(self._build, part, name))
 
     def built(self, part: ConvolutionProblem, name: str) -> BuiltPlan | None:
         """Return the plan of an engine that is compiled, once it is there; None where nobody builds it, or it failed.
@@ -135,10 +138,10 @@ class Background:
         wait([other for other in others if other.running()])
         return None
 
-    def _submit(self, part: ConvolutionProblem, work: Callable[[], _T]) -> "Future[_T]":
+    def _submit(self, threads: ThreadPoolExecutor, part: ConvolutionProblem, work: Callable[[], _T]) -> "Future[_T]":
         shape = _shape(part)
         with self._lock:
-            future = self._pool().submit(work)
+            future = threads.submit(work)
             self._pending[shape] += 1
         future.add_done_callback(partial(self._end, shape))
         return future
@@ -178,17 +181,25 @@ class Background:
         except self._device.failures:
             return None  # whoever wants to measure it will hear why
 
-    def _pool(self) -> ThreadPoolExecutor:
-        if self._threads is None:
-            count = min(_MOST_THREADS, os.cpu_count() or 1)
-            self._threads = ThreadPoolExecutor(count, thread_name_prefix="ucudnn", initializer=_relax)
-        return self._threads
+    def _listers(self) -> ThreadPoolExecutor:
+        if self._listing is None:
+            self._listing = _threads(_MOST_LISTING)
+        return self._listing
+
+    def _builders(self) -> ThreadPoolExecutor:
+        if self._building is None:
+            self._building = _threads(_MOST_BUILDING)
+        return self._building
 
     def _handle(self) -> OwnHandle:
         if not hasattr(self._local, "handle"):
             self._local.handle = OwnHandle(self._library)
         own: OwnHandle = self._local.handle
         return own
+
+
+def _threads(most: int) -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(min(most, os.cpu_count() or 1), thread_name_prefix="ucudnn", initializer=_relax)
 
 
 def _relax() -> None:
