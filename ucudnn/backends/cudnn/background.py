@@ -182,14 +182,14 @@ class Background:
             return None  # whoever wants to measure it will hear why
 
     def _listers(self) -> ThreadPoolExecutor:
-        if self._listing is None:
-            self._listing = _threads(_MOST_LISTING)
-        return self._listing
+        with self._lock:
+            self._listing = self._listing or _threads(_MOST_LISTING)
+            return self._listing
 
     def _builders(self) -> ThreadPoolExecutor:
-        if self._building is None:
-            self._building = _threads(_MOST_BUILDING)
-        return self._building
+        with self._lock:
+            self._building = self._building or _threads(_MOST_BUILDING)
+            return self._building
 
     def _handle(self) -> OwnHandle:
         if not hasattr(self._local, "handle"):
