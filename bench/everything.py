@@ -8,8 +8,8 @@
 Each job is a script of bench/, with the GPUs that it needs to itself and their share of the CPU's cores; what it writes
 and prints goes into the folder --out, from where it can be copied to bench/results. Nothing is begun that would not
 end in time. A job that ended well is not run again, unless its mark in done.json is taken away; one that failed or was
-stopped is. Those of peers share their pairs, one process on each GPU, and go on with them; `peers.py --merge` puts
-together what they wrote.
+stopped is. Those of peers share their pairs, one process on each GPU, and measure what bench/results/peers.json lacks;
+`peers.py --merge` puts together what they wrote.
 """
 
 import json
@@ -23,9 +23,11 @@ from dataclasses import dataclass, field
 from fnmatch import fnmatch
 from math import inf
 from pathlib import Path
+from shutil import copyfile
 from time import monotonic, sleep
 
 BENCH = Path(__file__).parent
+RESULTS = BENCH / "results"
 PATIENCE = 2.0  # times as long as a job takes about, and
 GRACE = 30.0  # seconds, after which it is stopped
 LEAST = 150.0  # seconds in which one that resumes gets something done, and
@@ -43,6 +45,7 @@ class Job:
         command: the script and its arguments; '{out}' is the folder, '{gpus}' the numbers of its GPUs.
         gpus: how many it needs.
         resumes: whether it goes on where it was; it is told --seconds.
+        completes: a file of bench/results, and the one in the folder that begins as its copy; None for none.
         environment: of the process, besides.
     """
 
@@ -51,6 +54,7 @@ class Job:
     command: str
     gpus: int = 1
     resumes: bool = False
+    completes: tuple[str, str] | None = None
     environment: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -111,7 +115,16 @@ def jobs(gpus: int) -> list[Job]:
             for number, seconds in ((1, 40), (8, 30), (9, 60), (10, 150), (11, 400), (12, 200))
         ),
         Job(name="deepbench", seconds=300, command=f"deepbench.py {figures} --repeats 3"),
-        *(Job(name=f"peers {number}", seconds=1800 / gpus, command=peers, resumes=True) for number in range(gpus)),
+        *(
+            Job(
+                name=f"peers {number}",
+                seconds=1800 / gpus,
+                command=peers,
+                resumes=True,
+                completes=("peers.json", "peers{gpus}.json"),
+            )
+            for number in range(gpus)
+        ),
     ]
 
 
@@ -194,7 +207,12 @@ class Runner:
 
     def _begin(self, job: Job, devices: list[int]) -> None:
         numbers = ",".join(map(str, devices))
-        command = [each.format(out=self._folder, gpus=numbers.replace(",", "")) for each in job.command.split()]
+        names = {"out": self._folder, "gpus": numbers.replace(",", "")}
+        command = [each.format(**names) for each in job.command.split()]
+        if job.completes is not None:
+            known, own = RESULTS / job.completes[0], self._folder / job.completes[1].format(**names)
+            if known.exists() and not own.exists():
+                copyfile(known, own)
         environment = {**os.environ, **job.environment, "CUDA_VISIBLE_DEVICES": numbers, "PYTHONUNBUFFERED": "1"}
         if job.resumes and self._until < inf:
             command += ["--seconds", f"{self._until - monotonic() - LAST:.0f}"]

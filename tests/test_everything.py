@@ -77,6 +77,18 @@ def test_a_call_goes_on_where_the_last_one_was(call, capsys):
     assert (well, set(told)) == (True, {"bad", "new"})
 
 
+def test_a_job_completes_what_is_there(bench, call, monkeypatch, tmp_path):
+    monkeypatch.setattr(bench, "RESULTS", tmp_path)
+    (tmp_path / "known.json").write_text("known")
+    job, run = call
+    jobs = [job(name, completes=("known.json", f"{name}{{gpus}}.json")) for name in "ab"]
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "a7.json").write_text("its own")
+    assert run(*jobs, job("c", completes=("missing.json", "c.json")), options=["--devices", "7"])[0]
+    assert [(tmp_path / "out" / f"{name}7.json").read_text() for name in "ab"] == ["its own", "known"]
+    assert not (tmp_path / "out" / "c.json").exists()
+
+
 def test_nothing_is_begun_that_would_not_end_in_time(call, capsys):
     job, run = call
     jobs = [job("long", seconds=100.0), job("short"), job("resumes", seconds=100.0, resumes=True)]
