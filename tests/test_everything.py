@@ -53,7 +53,8 @@ def call(bench, monkeypatch, tmp_path):
 
 def test_jobs_have_their_gpus_to_themselves(call):
     job, run = call
-    jobs = [job("a"), job("b", gpus=2), job("c"), job("d", environment={"EXTRA": "1"}), job("e")]
+    both = {name: job(name, takes=1.5, environment=extra) for name, extra in (("c", {}), ("d", {"EXTRA": "1"}))}
+    jobs = [job("a"), job("b", gpus=2), *both.values(), job("e")]
     well, told = run(*jobs, options=["--devices", "2,5"])
     assert well
     assert set(told) == set("abcde")
