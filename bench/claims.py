@@ -23,14 +23,16 @@ class Claims:
         """Take something, unless it is done or a process that is still there has it."""
         if self._folder is None:
             return True
-        path, own = self._path(name), self._path(f".{os.getpid()}")
-        own.write_text(str(os.getpid()), encoding="utf-8")  # a file that is linked is never empty
+        path, own = self._path(name), self._written(str(os.getpid()))
         try:
             for _ in range(2):
                 with suppress(FileExistsError):
                     os.link(own, path)
                     return True
-                text = path.read_text(encoding="utf-8")
+                try:
+                    text = path.read_text(encoding="utf-8")
+                except FileNotFoundError:
+                    continue  # it was left to others just now
                 if text == _DONE or _is_there(text):
                     return False
                 path.unlink(missing_ok=True)
@@ -43,9 +45,15 @@ class Claims:
         if self._folder is None:
             return
         if done:
-            self._path(name).write_text(_DONE, encoding="utf-8")
+            self._written(_DONE).replace(self._path(name))
         else:
             self._path(name).unlink(missing_ok=True)
+
+    def _written(self, text: str) -> Path:
+        """Return a file of this process's own with a text: what it is renamed or linked to is whole at any time."""
+        own = self._path(f".{os.getpid()}")
+        own.write_text(text, encoding="utf-8")
+        return own
 
     def _path(self, name: str) -> Path:
         assert self._folder is not None
@@ -58,5 +66,5 @@ def _is_there(process: str) -> bool:
     except (ValueError, ProcessLookupError):
         return False
     except PermissionError:
-        return True
+        pass  # it is somebody else's
     return True

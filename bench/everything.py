@@ -1,7 +1,7 @@
 """Runs the benchmarks on the GPUs of this machine, several at a time, and goes on where it was stopped.
 
     python bench/everything.py --list                                       what there is, with about how long it takes
-    python bench/everything.py --devices 0,1 --out /tmp/results             all of it: an hour and a half on two H200s
+    python bench/everything.py --devices 0,1 --out /tmp/results             all of it: most of an hour on two H200s
     python bench/everything.py --only 'torch_*' --only benchmarking --out /tmp/results
     python bench/everything.py --seconds 900 --out /tmp/results             again and again, until nothing is left
 
@@ -41,7 +41,7 @@ class Job:
 
     Attributes:
         name: of the job, and of the files that it writes.
-        seconds: which it takes about, on an H200.
+        seconds: which it takes about on an H200, as far as is known.
         command: the script and its arguments; '{out}' is the folder, '{gpus}' the numbers of its GPUs.
         gpus: how many it needs.
         resumes: whether it goes on where it was; it is told --seconds.
@@ -191,7 +191,8 @@ class Runner:
     def run(self, wanted: Sequence[Job]) -> list[Job]:
         """Run jobs in their order; return those that did not end well."""
         self._folder.mkdir(parents=True, exist_ok=True)
-        waiting = [job for job in wanted if job.name not in self.done()]
+        done = self.done()
+        waiting = [job for job in wanted if job.name not in done]
         try:
             while self._running or waiting:
                 left = self._until - monotonic()
@@ -203,7 +204,8 @@ class Runner:
         finally:
             for each in self._running:  # whatever ends this, nothing goes on behind its back
                 self._stop(each, "it was interrupted")
-        return [job for job in wanted if job.name not in self.done()]
+        done = self.done()
+        return [job for job in wanted if job.name not in done]
 
     def _begin(self, job: Job, devices: list[int]) -> None:
         numbers = ",".join(map(str, devices))

@@ -110,16 +110,14 @@ class Rig:
         """Return what measures these candidates of a problem."""
         if candidates is Candidates.GRAPH and not Candidates.BEST.offers("legacy", problem):
             candidates = Candidates.BEST  # the same there, and measured already
-        return self._benchmarks.get(candidates) or self._benchmarks[Candidates.BEST]
+        return self._of(candidates)
 
     def runner(self, candidates: Candidates) -> str:
         """Return which backend runs configurations of these candidates: the same ones are to be the same run."""
-        shared = candidates in (Candidates.BEST, Candidates.GRAPH)
-        return (
-            self.clock.name
-            if shared
-            else self._benchmarks.get(candidates, self._benchmarks[Candidates.BEST]).backend.name
-        )
+        return self._of(Candidates.BEST if candidates is Candidates.GRAPH else candidates).backend.name
+
+    def _of(self, candidates: Candidates) -> Benchmark:
+        return self._benchmarks.get(candidates) or self._benchmarks[Candidates.BEST]
 
     @contextmanager
     def one_stream(self) -> Iterator[None]:

@@ -57,13 +57,18 @@ def is_done(answer: Answer, key: Key, conditions: Mapping[str, str], check: bool
 
 
 def merge(answer: Answer, rows: Sequence[Row], conditions: Mapping[str, str]) -> None:
-    """Put rows in the place of earlier ones, and compare them with those of cuDNN on the same machine."""
+    """Put rows in the place of earlier ones, and compare them with those of cuDNN on the same machine.
+
+    Rows that were measured before those that are there (`at`) are left out.
+    """
     if conditions not in answer["conditions"]:
         answer["conditions"].append(dict(conditions))
     number = answer["conditions"].index(conditions)
     known = {key_of(row): row for row in answer["rows"]}
     for row in rows:
         before = known.get(key_of(row), {})
+        if row.get("at", "") < before.get("at", ""):
+            continue
         if "failed" not in row or "executed_ms" not in before:  # else what was measured is better than nothing
             known[key_of(row)] = {**row, "conditions": number}
     for key, row in known.items():
@@ -73,7 +78,7 @@ def merge(answer: Answer, rows: Sequence[Row], conditions: Mapping[str, str]) ->
 
 
 def merge_all(answer: Answer, other: Answer) -> None:
-    """Put all rows of other results in the place of earlier ones."""
+    """Take the rows of other results."""
     for number, conditions in enumerate(other["conditions"]):
         rows = [row for row in other["rows"] if row["conditions"] == number]
         merge(

@@ -1,5 +1,6 @@
 """bench/claims.py: what is done or in hand is nobody else's, what was left behind is."""
 
+import json
 import subprocess
 import sys
 from importlib import import_module
@@ -53,5 +54,5 @@ def test_processes_share_all_and_nothing_twice(tmp_path):
     environment = {"PYTHONPATH": str(Path(__file__).parents[1] / "bench"), "PATH": "/usr/bin:/bin"}
     command = [sys.executable, "-c", PROGRAM, str(tmp_path / "claims")]
     processes = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) for _ in range(3)]
-    taken = [index for each in processes for index in eval(each.communicate()[0])]
+    taken = [index for each in processes for index in json.loads(each.communicate()[0])]
     assert sorted(taken) == list(range(200))

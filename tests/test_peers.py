@@ -183,6 +183,22 @@ def test_several_processes_share_the_pairs_and_their_rows_are_put_together(call,
     assert "nothing.json is not there" in capsys.readouterr().err
 
 
+def test_what_was_measured_last_stays_whatever_is_merged_last(bench):
+    table = bench("peers_table")
+    row = {"network": "a", "batch": 1, "variant": "v", "limit_bytes": None, "way": "PyTorch"}
+    here = {"device": "here"}
+    times = {"2026-01-02T00:00:00+00:00": 1.0, "2026-01-01T00:00:00+00:00": 2.0, "2026-01-03T00:00:00+00:00": 3.0}
+    others = []
+    for at, time_ms in times.items():
+        others.append({"conditions": [], "rows": []})
+        table.merge(others[-1], [{**row, "at": at, "executed_ms": time_ms}], here)
+    for order, expected in (([0, 1], 1.0), ([1, 0], 1.0), ([0, 1, 2, 0], 3.0)):
+        answer = {"conditions": [], "rows": []}
+        for index in order:
+            table.merge_all(answer, others[index])
+        assert [each["executed_ms"] for each in answer["rows"]] == [expected]
+
+
 @pytest.mark.filterwarnings("default")
 @pytest.mark.parametrize("variant", ["float32-tf32-first", "float32-fma-last"])
 def test_pytorch_computes_the_same_and_a_wrong_layout_is_found(call, bench, monkeypatch, variant):
