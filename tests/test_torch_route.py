@@ -345,6 +345,7 @@ def test_what_waits_for_a_thread_is_built_without_it(host, monkeypatch, compilin
     threads = []
     plan = OperationGraph.plan
     monkeypatch.setattr(OperationGraph, "plan", lambda self, name: threads.append(current_thread()) or plan(self, name))
+    monkeypatch.setattr("ucudnn.backends.cudnn.background._MOST_BUILDING", 1)
     backend = CudnnBackend(library_path=host.stub._name, device=TorchGpu(0))
     running, held = Barrier(2), Lock()
 
@@ -353,9 +354,8 @@ def test_what_waits_for_a_thread_is_built_without_it(host, monkeypatch, compilin
         with held:
             pass
 
-    monkeypatch.setattr("ucudnn.backends.cudnn.background._MOST_BUILDING", 1)
     held.acquire()
-    backend._background._builders().submit(work)
+    backend._background._building.submit(work)
     running.wait()
     part = PROBLEM.part(4)
     if begun:

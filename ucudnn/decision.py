@@ -341,8 +341,11 @@ def _front(kernel: Kernel, request: Request, benchmark: Benchmark, solver: _Stop
     problem, limit_bytes = request.problem, request.limit_bytes
     measured = benchmark.micro_configurations(request)
     with solver:
-        best = None if request.whole else fastest(measured, problem.batch)
-        front = (best,) if best is not None else desirable_set(measured, problem.batch)
+        if request.whole:
+            front = desirable_set(measured, problem.batch)
+        else:
+            best = fastest(measured, problem.batch)
+            front = () if best is None else (best,)
         undivided = _undivided(measured, problem.batch)
     if not front:
         least = benchmark.least_workspace(request)

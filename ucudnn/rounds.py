@@ -166,20 +166,21 @@ class Rounds:
         Args:
             worth: time for each sample above which nothing is worth while.
         """
-        known: dict[str, list[tuple[int, float]]] = {name: [] for name in self._promising(_HOPEFUL, _MOST_HOPEFUL)}
+        # A compiler takes longer than what there is to gain.
+        names = [name for name in self._promising(_HOPEFUL, _MOST_HOPEFUL) if name not in self._compiled]
+        known: dict[str, list[tuple[int, float]]] = {name: [] for name in names}
         for (size, name), micro in self._micros.items():
             if name in known and size * _DIVISIONS >= self._batch:
                 known[name].append((size, micro.time_ms))
         for name, times in known.items():
-            if name in self._compiled:
-                continue  # a compiler takes longer than what there is to gain
             for (small, small_ms), (large, large_ms) in pairwise(sorted(times)):
                 hope = max(small_ms / (large - 1), BETWEEN * min(small_ms / small, large_ms / large))
                 if large - small > 1 and hope <= worth:
                     yield _Gap(hope, (small + large) // 2, name, small_ms, large_ms)
             size, time_ms = max(times, default=(self._batch, inf))
-            most = self._most(name) if size < self._batch and BETWEEN * time_ms / size <= worth else 0
-            if most > size and (hope := max(time_ms / most, BETWEEN * time_ms / size)) <= worth:
+            least = BETWEEN * time_ms / size
+            most = self._most(name) if size < self._batch and least <= worth else 0
+            if most > size and (hope := max(time_ms / most, least)) <= worth:
                 yield _Gap(hope, most, name, time_ms, inf)
 
     def _most(self, name: str) -> int:

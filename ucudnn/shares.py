@@ -1,6 +1,6 @@
 """Shares: which problems each of several sharers has, so that none begins with what another will measure."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from operator import attrgetter
 from threading import Lock
@@ -69,15 +69,16 @@ class Shares:
                     self._shares[sharer].remove(own[index])
                     return own[index]
         with self._lock:
-            found = self._cheapest()
+            other = self._fullest()
+            found = _cheapest(other)
             if found is not None:
-                self._fullest().remove(found)
+                other.remove(found)
             return found
 
     def ahead(self, sharer: int) -> Group | None:
         """Return what a sharer whose own share is taken would take next; None as long as there is some of its own."""
         with self._lock:
-            return None if self._shares[sharer] else self._cheapest()
+            return None if self._shares[sharer] else _cheapest(self._fullest())
 
     def give_back(self, sharer: int, group: Group) -> None:
         """Leave a group to somebody else."""
@@ -91,10 +92,7 @@ class Shares:
                 share.clear()
 
     def _fullest(self) -> list[Group]:
-        return max(self._shares, key=_total)
-
-    def _cheapest(self) -> Group | None:
-        return min(self._fullest(), key=attrgetter("cost"), default=None)
+        return max(self._shares, key=lambda share: sum(group.cost for group in share))
 
 
 def dealt(requests: Sequence[Request], count: int) -> list[list[Group]]:
@@ -125,6 +123,11 @@ def divided(requests: Sequence[Request], count: int) -> list[list[Group]]:
     ]
 
 
+def requests_in(groups: Iterable[Group]) -> list[Request]:
+    """Return the requests of several groups, in order."""
+    return [request for group in groups for request in group.requests]
+
+
 def _grouped(requests: Sequence[Request]) -> list[Group]:
     groups: dict[ConvolutionProblem, list[Request]] = {}
     for request in requests:
@@ -136,5 +139,5 @@ def _cost(request: Request) -> int:
     return request.problem.multiplications // request.problem.batch * sum(request.sizes)
 
 
-def _total(share: Sequence[Group]) -> int:
-    return sum(group.cost for group in share)
+def _cheapest(share: Sequence[Group]) -> Group | None:
+    return min(share, key=attrgetter("cost"), default=None)

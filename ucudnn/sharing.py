@@ -8,7 +8,7 @@ from ucudnn.backends.base import Backend, ComputeBackend
 from ucudnn.benchmark import Benchmark, Finding
 from ucudnn.errors import BackendError, SettingsError
 from ucudnn.requests import Request
-from ucudnn.shares import Group, dealt
+from ucudnn.shares import Group, dealt, requests_in
 from ucudnn.workers import WorkerOptions, Workers
 
 
@@ -83,7 +83,7 @@ def open_share(
 
 def _found(share: list[Group], own: Benchmark) -> list[Finding]:
     """Return what is found for a share, which ends with it."""
-    own.begin([request for group in share for request in group.requests if not own.knows(request)])
+    own.begin([request for request in requests_in(share) if not own.knows(request)])
     found: list[Finding] = []
     while share:
         group = share.pop(own.choose([each.problem for each in share]))

@@ -16,7 +16,7 @@ from ucudnn.benchmark import Benchmark, Finding
 from ucudnn.errors import SettingsError, UcudnnError, UnsupportedProblemError
 from ucudnn.problem import ConvolutionProblem
 from ucudnn.requests import Request
-from ucudnn.shares import Group, Shares, dealt, divided
+from ucudnn.shares import Group, Shares, dealt, divided, requests_in
 
 _LOG = logging.getLogger(__name__)
 
@@ -158,10 +158,10 @@ class _Round:
 
     def _measure(self) -> None:
         """Measure this process's share, and then what is left of the others."""
-        self._own.begin(_requests(self._shares.of(self._mine)))
+        self._own.begin(requests_in(self._shares.of(self._mine)))
         while (group := self._shares.take(self._mine, self._own.choose)) is not None:
             if (ahead := self._shares.ahead(self._mine)) is not None:
-                self._own.begin(_requests([group, ahead]))
+                self._own.begin(requests_in([group, ahead]))
             for request in group.requests:
                 try:
                     self._take(self._own.find(request))
@@ -222,7 +222,7 @@ class _Worker:
         self._process.kill()
 
     def _begin(self, groups: Sequence[Group]) -> None:
-        self._send("begin", _requests(groups))
+        self._send("begin", requests_in(groups))
 
     def _choose(self, problems: Sequence[ConvolutionProblem]) -> int | None:
         answer = self._ask("choose", problems) if len(problems) > 1 else 0
@@ -267,7 +267,3 @@ def serve(connection: Connection, device: int, options: WorkerOptions) -> None:
             except Exception as error:  # noqa: BLE001  # whatever it is, whoever asked must hear of it
                 answer = error
             connection.send(answer)
-
-
-def _requests(groups: Iterable[Group]) -> list[Request]:
-    return [request for group in groups for request in group.requests]

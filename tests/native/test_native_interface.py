@@ -123,10 +123,10 @@ def test_the_end_of_a_process_waits_for_threads(monkeypatch):
         sleep(0.05)
         ended.set()
 
-    for threads in (own._listers, own._builders):
+    for name in ("_listing", "_building"):
         started.clear()
         ended.clear()
-        threads().submit(work)
+        getattr(own, name).submit(work)
         started.wait()
         own.rest()
         assert ended.is_set()

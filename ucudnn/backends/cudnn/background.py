@@ -56,8 +56,7 @@ class Background:
         self._device = device
         self._local = local()
         self._lock = RLock()  # of all that follows, which threads begin as well
-        self._listing: ThreadPoolExecutor | None = None
-        self._building: ThreadPoolExecutor | None = None
+        self._listing, self._building = _threads(_MOST_LISTING), _threads(_MOST_BUILDING)
         self._lists: dict[ConvolutionProblem, Future[OperationGraph]] = {}
         # Some are kept: cuDNN compiles an engine again once no plan of it is left.
         self._plans: dict[tuple[ConvolutionProblem, str], Future[BuiltPlan | None]] = {}
@@ -78,7 +77,7 @@ class Background:
             if part not in self._lists and part not in known:
                 compiles = index == min(1, len(parts) - 1)
                 work = partial(self._list, part, limit_bytes if compiles else None, self._drops)
-                self._lists[part] = self._submit(self._listers(), part, work)
+                self._lists[part] = self._submit(self._listing, part, work)
 
     def is_ready(self, problem: ConvolutionProblem) -> bool:
         """Whether all that was begun for a problem is done."""
@@ -97,10 +96,9 @@ class Background:
 
     def rest(self) -> None:
         """Drop what was begun but does not run yet, and wait for what runs."""
-        for threads in (self._listing, self._building):
-            if threads is not None:
-                threads.shutdown(cancel_futures=True)
-        self._listing = self._building = None
+        for threads in (self._listing, self._building):  # in this order, for lists begin to build
+            threads.shutdown(cancel_futures=True)
+        self._listing, self._building = _threads(_MOST_LISTING), _threads(_MOST_BUILDING)
         self._lists.clear()
         self._plans.clear()
 
@@ -116,7 +114,7 @@ class Background:
         """Begin to build the plan of an engine that is compiled."""
         with self._lock:
             if (part, name) not in self._plans:
-                self._plans[part, name] = self._submit(self._builders(), part, partial(self._build, part, name))
+                self._plans[part, name] = self._submit(self._building, part, partial(self._build, part, name))
 
     def built(self, part: ConvolutionProblem, name: str) -> BuiltPlan | None:
         """Return the plan of an engine that is compiled, once it is there; None where nobody builds it, or it failed.
@@ -181,16 +179,6 @@ class Background:
         except self._device.failures:
             return None  # whoever wants to measure it will hear why
 
-    def _listers(self) -> ThreadPoolExecutor:
-        with self._lock:
-            self._listing = self._listing or _threads(_MOST_LISTING)
-            return self._listing
-
-    def _builders(self) -> ThreadPoolExecutor:
-        with self._lock:
-            self._building = self._building or _threads(_MOST_BUILDING)
-            return self._building
-
     def _handle(self) -> OwnHandle:
         if not hasattr(self._local, "handle"):
             self._local.handle = OwnHandle(self._library)
@@ -199,6 +187,7 @@ class Background:
 
 
 def _threads(most: int) -> ThreadPoolExecutor:
+    """Return so many threads at most, none of which is started before there is work."""
     return ThreadPoolExecutor(min(most, os.cpu_count() or 1), thread_name_prefix="ucudnn", initializer=_relax)
 
 
