@@ -326,7 +326,7 @@ class CudnnBackend(ComputeBackend):
         offers = self._candidates.offers
         found: list[Algorithm] = []
         if offers("graph", problem):
-            listed = self._background.listed(problem)
+            listed = self._background.listed(problem, self.cudnn_handle)
             found += graph_algorithms(self.library, self.cudnn_handle, problem) if listed is None else listed
         if not found:
             found += self._legacy(problem)

@@ -8,7 +8,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from threading import RLock, local
-from typing import Any, TypeVar, final
+from typing import Any, NamedTuple, TypeVar, final
 
 from ucudnn.backends.base import Algorithm
 from ucudnn.backends.cudnn.descriptor import Descriptor
@@ -40,11 +40,27 @@ class BuiltPlan:
 
 
 @final
+class _Begun(NamedTuple):
+    """A list that was begun.
+
+    Attributes:
+        future: what a thread makes of it.
+        limit_bytes: workspace within which to compile what needs it; None where nothing is to be compiled.
+        drops: how often what was begun had been dropped before.
+    """
+
+    future: Future[OperationGraph]
+    limit_bytes: int | None
+    drops: int
+
+
+@final
 class Background:
     """Threads with cuDNN handles of their own, for a handle serves one thread at a time.
 
     They leave as much Python as they can to whoever asks: while threads run it, this interpreter measures nothing. What
-    they finished is read by other threads, for which its handle is not used.
+    they finished is read by other threads, for which its handle is not used. Whoever asks for a list that no thread has
+    come to makes it with the handle that it has: to make a handle takes longer, and threads begin with that.
 
     Args:
         library: cuDNN.
@@ -56,8 +72,8 @@ class Background:
         self._device = device
         self._local = local()
         self._lock = RLock()  # of all that follows, which threads begin as well
-        self._listing, self._building = _threads(_MOST_LISTING), _threads(_MOST_BUILDING)
-        self._lists: dict[ConvolutionProblem, Future[OperationGraph]] = {}
+        self._listing, self._building = _threads(_MOST_LISTING, self._prepare), _threads(_MOST_BUILDING, _relax)
+        self._lists: dict[ConvolutionProblem, _Begun] = {}
         # Some are kept: cuDNN compiles an engine again once no plan of it is left.
         self._plans: dict[tuple[ConvolutionProblem, str], Future[BuiltPlan | None]] = {}
         self._pending: Counter[ConvolutionProblem] = Counter()
@@ -76,8 +92,9 @@ class Background:
         for index, part in enumerate(parts):
             if part not in self._lists and part not in known:
                 compiles = index == min(1, len(parts) - 1)
-                work = partial(self._list, part, limit_bytes if compiles else None, self._drops)
-                self._lists[part] = self._submit(self._listing, part, work)
+                how = limit_bytes if compiles else None, self._drops
+                work = partial(self._list_here, part, *how)
+                self._lists[part] = _Begun(self._submit(self._listing, part, work), *how)
 
     def is_ready(self, problem: ConvolutionProblem) -> bool:
         """Whether all that was begun for a problem is done."""
@@ -85,28 +102,37 @@ class Background:
 
     def settle(self) -> None:
         """Wait until all that was begun is listed: threads that run Python disturb measurements, compilers do not."""
-        wait(list(self._lists.values()))
+        wait([begun.future for begun in self._lists.values()])
 
     def drop(self) -> None:
         """Drop what was begun but does not run yet, and what that would begin."""
         with self._lock:
             self._drops += 1
-            self._lists = {part: future for part, future in self._lists.items() if not future.cancel()}
+            self._lists = {part: each for part, each in self._lists.items() if not each.future.cancel()}
             self._plans = {key: future for key, future in self._plans.items() if not future.cancel()}
 
     def rest(self) -> None:
         """Drop what was begun but does not run yet, and wait for what runs."""
         for threads in (self._listing, self._building):  # in this order, for lists begin to build
             threads.shutdown(cancel_futures=True)
-        self._listing, self._building = _threads(_MOST_LISTING), _threads(_MOST_BUILDING)
+        self._listing, self._building = _threads(_MOST_LISTING, self._prepare), _threads(_MOST_BUILDING, _relax)
         self._lists.clear()
         self._plans.clear()
 
-    def listed(self, part: ConvolutionProblem) -> list[Algorithm] | None:
-        """Return a list that was begun, once it is there; None where none was."""
-        future = self._lists.pop(part, None)
+    def listed(self, part: ConvolutionProblem, handle: int) -> list[Algorithm] | None:
+        """Return a list that was begun, once it is there; None where none was.
+
+        Args:
+            part: a micro-batch of a problem.
+            handle: address of the caller's cudnnHandle_t.
+        """
+        begun = self._lists.pop(part, None)
+        if begun is None:
+            return None
         try:
-            return None if future is None else future.result().algorithms()
+            waits = begun.future.cancel()
+            graph = self._list(part, begun.limit_bytes, begun.drops, handle) if waits else begun.future.result()
+            return graph.algorithms()
         except self._device.failures:
             return None  # whoever lists it now will hear why
 
@@ -150,23 +176,27 @@ class Background:
             if not self._pending[shape]:
                 del self._pending[shape]
 
-    def _list(self, part: ConvolutionProblem, limit_bytes: int | None, drops: int) -> OperationGraph:
+    def _list_here(self, part: ConvolutionProblem, limit_bytes: int | None, drops: int) -> OperationGraph:
+        """Make a list with the handle of this thread."""
         with self._device.use():
-            graph = listing_graph(self._library, self._handle().address, part)
-            graph.ask()
-            if limit_bytes is not None:
-                for each in graph.algorithms():
-                    if each.compiles and drops == self._drops:
-                        self._build_within(part, each, limit_bytes)
+            return self._list(part, limit_bytes, drops, self._handle().address)
+
+    def _list(self, part: ConvolutionProblem, limit_bytes: int | None, drops: int, handle: int) -> OperationGraph:
+        graph = listing_graph(self._library, handle, part)
+        graph.ask()
+        if limit_bytes is not None:
+            for each in graph.algorithms():
+                if each.compiles and drops == self._drops:
+                    self._build_within(part, each, limit_bytes, handle)
         return graph
 
-    def _build_within(self, part: ConvolutionProblem, algorithm: Algorithm, limit_bytes: int) -> None:
+    def _build_within(self, part: ConvolutionProblem, algorithm: Algorithm, limit_bytes: int, handle: int) -> None:
         """Begin to build an engine's plan at the largest size that fits, of this one, its half, and so on."""
         workspace_bytes = algorithm.workspace_bytes
         while workspace_bytes > limit_bytes and part.batch > 1:
             part = part.part(part.batch // 2)
             with suppress(BackendError):  # where it does not compute that size, it may a smaller one
-                graph = listing_graph(self._library, self._handle().address, part)
+                graph = listing_graph(self._library, handle, part)
                 workspace_bytes = graph.configuration(algorithm.name).workspace_bytes
         if workspace_bytes <= limit_bytes:
             self.build(part, algorithm.name)
@@ -179,6 +209,12 @@ class Background:
         except self._device.failures:
             return None  # whoever wants to measure it will hear why
 
+    def _prepare(self) -> None:
+        """Make the handle of a thread that lists, before it takes anything from others."""
+        _relax()
+        with suppress(Exception), self._device.use():  # its first list tries again, and tells what went wrong
+            self._handle()
+
     def _handle(self) -> OwnHandle:
         if not hasattr(self._local, "handle"):
             self._local.handle = OwnHandle(self._library)
@@ -186,9 +222,9 @@ class Background:
         return own
 
 
-def _threads(most: int) -> ThreadPoolExecutor:
+def _threads(most: int, initializer: Callable[[], None]) -> ThreadPoolExecutor:
     """Return so many threads at most, none of which is started before there is work."""
-    return ThreadPoolExecutor(min(most, os.cpu_count() or 1), thread_name_prefix="ucudnn", initializer=_relax)
+    return ThreadPoolExecutor(min(most, os.cpu_count() or 1), thread_name_prefix="ucudnn", initializer=initializer)
 
 
 def _relax() -> None:

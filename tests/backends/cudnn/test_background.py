@@ -1,0 +1,101 @@
+"""Threads that ask heuristics: who asks for a list does not wait for one that has yet to begin."""
+
+from contextlib import nullcontext
+from threading import Event, current_thread, main_thread
+from types import SimpleNamespace
+
+import pytest
+
+from ucudnn.backends.cudnn import background
+from ucudnn.errors import CudnnError
+from ucudnn.problem import ConvolutionProblem, Operation
+
+PROBLEM = ConvolutionProblem(
+    operation=Operation.FORWARD, batch=8, channels=3, spatial=(9, 9), filters=5, kernel=(3, 3)
+)  # fmt: skip
+PARTS = [PROBLEM.part(size) for size in (8, 4, 2)]
+OWN = 17
+"""The handle of whoever asks; those of threads are others."""
+
+
+class Graph:
+    """Stands for an operation graph, which a CPU cannot make: says who asked for it, with which handle."""
+
+    asked: list[tuple[int, int, bool]]
+
+    def __init__(self, library, handle, part):
+        self._what = part.batch, handle
+
+    def ask(self):
+        Graph.asked.append((*self._what, current_thread() is main_thread()))
+
+    def algorithms(self):
+        return [SimpleNamespace(name=f"eng{self._what[0]}", compiles=False)]
+
+
+@pytest.fixture
+def make(monkeypatch):
+    """Return what makes threads whose handles come once the event that is passed to it is set."""
+    monkeypatch.setattr(background, "exchange_capture_mode", int)
+    monkeypatch.setattr(background, "listing_graph", Graph)
+    Graph.asked = []
+    made = []
+
+    def start(ready, error=None):
+        def handle(library):
+            assert ready.wait(30)
+            if error is not None:
+                raise error
+            return SimpleNamespace(address=1000 + len(made))
+
+        monkeypatch.setattr(background, "OwnHandle", handle)
+        device = SimpleNamespace(use=nullcontext, failures=(CudnnError,))
+        made.append(background.Background(SimpleNamespace(), device))
+        return made[-1]
+
+    yield start
+    for each in made:
+        each.rest()
+
+
+def listed(threads, part):
+    """Return the names that are listed for a part, for whoever has that handle."""
+    found = threads.listed(part, OWN)
+    return None if found is None else [each.name for each in found]
+
+
+def test_what_no_thread_has_come_to_is_listed_by_whoever_asks(make):
+    ready = Event()
+    threads = make(ready)
+    threads.begin(PARTS, 1 << 20)
+    assert not threads.is_ready(PROBLEM)
+    assert [listed(threads, part) for part in PARTS] == [["eng8"], ["eng4"], ["eng2"]]
+    assert Graph.asked == [(8, OWN, True), (4, OWN, True), (2, OWN, True)]
+    assert threads.is_ready(PROBLEM)
+    assert listed(threads, PROBLEM) is None  # it was not begun again
+    ready.set()
+    threads.rest()
+    assert len(Graph.asked) == len(PARTS)  # no thread lists them once more
+
+
+def test_what_threads_listed_is_taken_from_them(make):
+    ready = Event()
+    ready.set()
+    threads = make(ready)
+    threads.begin(PARTS, 1 << 20)
+    threads.settle()
+    assert [listed(threads, part) for part in PARTS] == [["eng8"], ["eng4"], ["eng2"]]
+    assert sorted(batch for batch, _, _ in Graph.asked) == [2, 4, 8]
+    assert all(handle != OWN and not main for _, handle, main in Graph.asked)
+
+
+def test_threads_without_a_handle_end_nothing(make):
+    ready = Event()
+    ready.set()
+    threads = make(ready, CudnnError(4004))
+    threads.begin(PARTS, 1 << 20)
+    threads.settle()
+    assert [listed(threads, part) for part in PARTS] == [None] * 3  # the caller lists them, and hears why
+    threads.begin(PARTS, 1 << 20)  # and threads go on
+    threads.settle()
+    assert not Graph.asked
