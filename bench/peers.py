@@ -332,8 +332,9 @@ def main() -> bool:
     elif not (options.table or options.readme):
         rig, claims = Rig(options.backend, options.database), Claims(options.claims)
         pairs = [(network, variant) for variant in options.variant for network in options.network]
-        begun = {key_of(row)[:3] for row in answer["rows"]}
-        pairs.sort(key=lambda pair: (pair[0].name, pair[0].batch, pair[1]) in begun)  # what failed before comes last
+        failed = {key_of(row)[:3] for row in answer["rows"] if "failed" in row}
+        # Those with most to gain come first, and last what failed before.
+        pairs.sort(key=lambda pair: ((pair[0].name, pair[0].batch, pair[1]) in failed, VARIANTS[pair[1]].channels_last))
         for index, (network, variant) in enumerate(pairs):
             if perf_counter() > options.until:
                 note(f"time is up; not looked at: {len(pairs) - index} pairs of network and variant")

@@ -235,11 +235,13 @@ def test_a_file_that_is_cut_off_does_not_stop_a_plan(path):
 
 
 def test_an_older_schema_is_brought_up_to_date(path):
-    item = make_problem(), result("A")
+    item, old = (make_problem(), result("A")), (make_problem(), result("GEMM"))
+    old = old[0], replace(old[1], algorithm=replace(old[1].algorithm, api="legacy"))
     request = Request(problem=make_problem(), sizes=(1, 2), limit_bytes=5)
     with closing(Database(path)) as database:
         database.save_exploration({}, "cpu", request, Exploration(names=("A",), sizes=(1, 2)))
-        database.save({}, [item])
+        database.save({}, [item, old])
+        assert len(database.load({}, [item[0]])) == 2
     key = '{"adaptive":false,"apart":false,"backend":"cpu","least":1,"limit":5,"sizes":[1,2],"whole":true}'
     with closing(sqlite3.connect(path)) as connection:
         assert connection.execute("SELECT request FROM explorations").fetchall() == [(key,)], "as version 1 wrote it"
@@ -249,7 +251,7 @@ def test_an_older_schema_is_brought_up_to_date(path):
     both = [Database(path), Database(path)]
     for database in both:
         assert database.load_exploration({}, "cpu", request) is None, "there is more to try"
-        assert dict(database.load({}, [item[0]])) == dict([item]), "what was measured is still true"
+        assert database.load({}, [item[0]]) == [item], "it is still true, but for the legacy API"
     divided = Exploration(names=("A",), sizes=(1, 2), divisions=((1, 4), (2, 3)))
     both[0].save_exploration({}, "cpu", request, divided)
     assert both[1].load_exploration({}, "cpu", request) == divided

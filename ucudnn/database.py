@@ -15,7 +15,7 @@ from typing import Any, TypeVar, final
 
 from ucudnn.errors import DatabaseError, DatabaseVersionError
 
-SCHEMA_VERSION = 3
+SCHEMA_VERSION = 4
 """Of the tables below; a file's own is its user_version."""
 
 Connection = sqlite3.Connection
@@ -60,6 +60,8 @@ _MIGRATIONS = {  # to the next version
     1: "ALTER TABLE explorations ADD COLUMN divisions TEXT NOT NULL DEFAULT '[]';",
     # Since then there is more to try: by policy `adaptive`, and without TF32. What was measured stays.
     2: "DELETE FROM explorations;",
+    # Since then a legacy call takes as long as the host at least.
+    3: "DELETE FROM measurements WHERE api = 'legacy'; DELETE FROM explorations;",
 }
 
 _T = TypeVar("_T")

@@ -26,7 +26,7 @@ class Gpu(Machine):
     workspace_bytes = 0
 
     def __init__(self, rates, build_ms=0.0, host_ms=0.02):
-        super().__init__(cycle([host_ms]), 0.0)
+        super().__init__(cycle([host_ms] if isinstance(host_ms, float) else host_ms), 0.0)
         self.rates = rates
         self.build_ms = build_ms
         self.announced = []
@@ -65,8 +65,8 @@ class Prepared:
         return launch
 
 
-def algorithm(name, **options):
-    return Algorithm(name=name, workspace_bytes=0, api="graph", **options)
+def algorithm(name, api="graph", **options):
+    return Algorithm(name=name, workspace_bytes=0, api=api, **options)
 
 
 @pytest.fixture
@@ -90,6 +90,20 @@ def test_what_is_too_slow_is_launched_once(opened):
     assert gpu.launched == [(4, "SLOW")]
     assert not found.complete
     assert 0.4 < found.time_ms <= 40.0
+
+
+@pytest.mark.parametrize("first", [True, False])
+def test_a_legacy_call_takes_as_long_as_the_host_at_least(opened, first):
+    stalls = [0.08] * 40 + [9.0]  # of another thread, now and then
+    _, bench = opened({"SHORT": 0.005, "LONG": 0.05}, host_ms=stalls)
+    for name in [] if first else ["SHORT", "LONG"]:
+        assert bench.measure(8, algorithm(name), Effort()).complete
+    for name, size, graph_ms, legacy_ms in (("SHORT", 4, 0.02, 0.08), ("LONG", 4, 0.2, 0.2), ("LONG", 1, 0.05, 0.08)):
+        for api, time_ms in (("legacy", legacy_ms), ("graph", graph_ms)):
+            found = bench.measure(size, algorithm(name, api), Effort())
+            assert found.complete
+            assert found.time_ms == pytest.approx(time_ms)
+    assert not bench.measure(4, algorithm("SHORT", "legacy"), Effort(), worth_ms=0.04).complete
 
 
 def test_after_a_pause_one_launch_does_not_tell(opened):

@@ -45,6 +45,7 @@ class CallTimer:
 
     Attributes:
         host_ms: in which it queued one last.
+        least_host_ms: the least of these; 0 before the first.
         long: whether a call is so long that it does not count if the GPU waits for the host to launch the first.
     """
 
@@ -65,6 +66,7 @@ class CallTimer:
         self._beta = beta
         self._workspace = workspace
         self.host_ms = host_ms
+        self.least_host_ms = 0.0
         self.long = False
 
     def start(self, warmup: int, calls: int) -> Timed:
@@ -96,6 +98,7 @@ class CallTimer:
 
             def run(chosen: Sequence[_Launch] = chosen) -> None:
                 self.host_ms = _queue(chosen) / calls
+                self.least_host_ms = min(self.least_host_ms or inf, self.host_ms)
 
             timed = self._device.timed(run, lead)
             time_ms = min(time_ms, timed.wait_ms())
