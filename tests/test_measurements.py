@@ -235,13 +235,19 @@ def test_a_file_that_is_cut_off_does_not_stop_a_plan(path):
 
 
 def test_an_older_schema_is_brought_up_to_date(path):
-    item, old = (make_problem(), result("A")), (make_problem(), result("GEMM"))
-    old = old[0], replace(old[1], algorithm=replace(old[1].algorithm, api="legacy"))
+    part = make_problem()
+    item, legacy = (part, result("A")), result("GEMM")
+    legacy = replace(legacy, algorithm=replace(legacy.algorithm, api="legacy"))
+    reasons = "CudnnError: 5000", "UnsupportedProblemError: its result is 2.9e-03 off, more than 2e-03"
+    broken, refused = (
+        replace(result(name), status=MeasurementStatus.FAILED, reason=reason)
+        for name, reason in zip(("B", "C"), reasons, strict=True)
+    )
     request = Request(problem=make_problem(), sizes=(1, 2), limit_bytes=5)
     with closing(Database(path)) as database:
         database.save_exploration({}, "cpu", request, Exploration(names=("A",), sizes=(1, 2)))
-        database.save({}, [item, old])
-        assert len(database.load({}, [item[0]])) == 2
+        database.save({}, [item, *((part, each) for each in (legacy, broken, refused))])
+        assert len(database.load({}, [part])) == 4
     key = '{"adaptive":false,"apart":false,"backend":"cpu","least":1,"limit":5,"sizes":[1,2],"whole":true}'
     with closing(sqlite3.connect(path)) as connection:
         assert connection.execute("SELECT request FROM explorations").fetchall() == [(key,)], "as version 1 wrote it"
@@ -251,7 +257,8 @@ def test_an_older_schema_is_brought_up_to_date(path):
     both = [Database(path), Database(path)]
     for database in both:
         assert database.load_exploration({}, "cpu", request) is None, "there is more to try"
-        assert database.load({}, [item[0]]) == [item], "it is still true, but for the legacy API"
+        kept = [found.algorithm.name for _, found in database.load({}, [part])]
+        assert kept == ["A", "B"], "it is still true, but for the legacy API, and for what was refused"
     divided = Exploration(names=("A",), sizes=(1, 2), divisions=((1, 4), (2, 3)))
     both[0].save_exploration({}, "cpu", request, divided)
     assert both[1].load_exploration({}, "cpu", request) == divided

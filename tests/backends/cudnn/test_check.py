@@ -2,6 +2,8 @@
 
 import ctypes
 from dataclasses import replace
+from functools import partial
+from math import prod
 
 import numpy as np
 import pytest
@@ -9,13 +11,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.cudnn.conftest import AddressCall
+from tests.reference import reference_convolution
 from tests.test_slabs import divided
 from ucudnn.backends.cpu.backend import CpuBackend
 from ucudnn.backends.cudnn import check as check_module
 from ucudnn.backends.cudnn.check import OutputCheck
 from ucudnn.backends.cudnn.gpu import DeviceBuffer
 from ucudnn.errors import UnsupportedProblemError
-from ucudnn.problem import ConvolutionProblem, DataType, Operation
+from ucudnn.problem import ConvolutionProblem, DataType, Layout, Operation
 from ucudnn.slabs import kinds_of, pieces_of
 
 CPU = CpuBackend()
@@ -124,3 +127,71 @@ def test_every_kind_of_slab_has_a_reference(operation, dtype):
     for piece in pieces(problem, 4):
         reference = check._reference(piece)
         assert np.count_nonzero(~np.isnan(reference)) >= 9
+
+
+class HalfCall:
+    """A filter gradient of 16 bits, computed in float64; `spoils` says what is made of it before it is rounded."""
+
+    workspace_bytes = 0
+
+    def __init__(self, problem, spoils=lambda gradient: gradient):
+        self.problem, self.spoils = problem, spoils
+
+    def launch(self, x, w, y, *, start, alpha, beta, workspace, first_rows=None):
+        assert start == 0
+        assert first_rows is None
+        read = partial(HostDevice().read, dtype=DataType.FLOAT16)
+        problem, last = self.problem, self.problem.layout.channels_last
+        data, dy = (
+            np.moveaxis(each, -1, 1) if last else each
+            for each in (
+                read(address, prod(shape) * 2).reshape(shape)
+                for address, shape in ((x, problem.x_shape), (y, problem.y_shape))
+            )
+        )
+        weights = np.empty((problem.filters, problem.channels // problem.groups, *problem.kernel))
+        gradient = alpha * self.spoils(reference_convolution(problem, data, weights, dy))
+        gradient = np.moveaxis(gradient, 1, -1) if last else gradient
+        before = read(w, problem.w_bytes).reshape(problem.w_shape) * beta if beta else 0
+        ctypes.memmove(w, (gradient + before).astype(np.float16).tobytes(), problem.w_bytes)
+
+
+def beyond_the_taps(gradient):
+    """Spoil what the host does not compute."""
+    spoiled = gradient.copy()
+    spoiled[-1] *= 1.1
+    return spoiled
+
+
+@pytest.mark.parametrize("layout", [Layout.NCHW, Layout.NHWC])
+@pytest.mark.parametrize("kernel", [(1, 1), (3, 3), (5, 4)])
+@pytest.mark.parametrize("groups", [1, 2])
+def test_the_host_decides_where_a_plain_gradient_of_16_bits_is_off(monkeypatch, layout, kernel, groups):
+    problem = ConvolutionProblem(
+        operation=Operation.BACKWARD_FILTER, batch=5, channels=6, spatial=(9, 8), filters=4, kernel=kernel,
+        padding=(1, 0), groups=groups, dtype=DataType.FLOAT16, layout=layout,
+    )  # fmt: skip
+    (piece,) = pieces_of(problem, 5, ())
+    right, slightly, wrong = (
+        HalfCall(problem),
+        HalfCall(problem, lambda dw: dw * 1.0015),
+        HalfCall(problem, np.negative),
+    )
+    partly = HalfCall(problem, beyond_the_taps)
+
+    def with_plain(spoils):
+        monkeypatch.setattr(check_module, "LegacyCall", lambda library, handle, each, name: HalfCall(each, spoils))
+        return opened(problem, np.random.default_rng())
+
+    check, nothing = with_plain(lambda dw: dw * 1.01)
+    for _ in range(2):
+        check(right, "right", piece, nothing)
+        check(slightly, "slightly", piece, nothing)
+        with pytest.raises(UnsupportedProblemError, match="off, more than"):
+            check(wrong, "wrong", piece, nothing)
+    check, nothing = with_plain(lambda dw: dw)
+    for _ in range(2):
+        for call, name in ((wrong, "wrong"), (partly, "partly")):
+            with pytest.raises(UnsupportedProblemError, match="off, more than"):
+                check(call, name, piece, nothing)
+        check(right, "right", piece, nothing)

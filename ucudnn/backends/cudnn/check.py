@@ -7,7 +7,7 @@ None of it is in its notes.
 
 from collections.abc import Callable
 from dataclasses import replace
-from math import prod
+from math import ceil, prod
 from typing import Any, final
 
 import numpy as np
@@ -33,6 +33,9 @@ TOLERANCES: dict[DataType, float] = {
 
 FMA_TOLERANCE = 1e-4
 """The same for float32 without TF32: what Winograd algorithms of 3 x 3 filters keep."""
+
+_TAPS = 16
+"""Of a filter gradient, so many at least are computed on the host."""
 
 _PLAIN = {
     Operation.FORWARD: ("IMPLICIT_GEMM", "IMPLICIT_PRECOMP_GEMM"),
@@ -86,6 +89,7 @@ class OutputCheck:
         self._workspace = workspace
         self._accumulates = problem.operation is Operation.BACKWARD_FILTER
         self._references: dict[Piece, Any] = {}
+        self._settled: set[Piece] = set()  # whose references the host confirmed, or replaced
         self._exact: set[tuple[str, _Manner]] = set()
 
     def __call__(self, call: PreparedCall, name: str, piece: Piece, workspace: DeviceBuffer) -> None:
@@ -102,28 +106,43 @@ class OutputCheck:
             CudnnError: if the launch fails.
         """
         met = name, _manner_of(piece.problem)
-        first, expected = met not in self._exact, None
-        if first:
-            if piece not in self._references:
-                self._references[piece] = self._reference(piece)
-            expected = self._references[piece]
+        first = met not in self._exact
+        if first and piece not in self._references:
+            self._references[piece] = self._reference(piece)
         # BackwardFilter begins with beta = 0 on whatever memory holds, and goes on with beta = 1.
         for beta in (0.0, 1.0) if self._accumulates and first else (float(self._accumulates),):
             if workspace.size_bytes:
                 self._device.set_bytes(workspace.address, 0xFF, workspace.size_bytes)
-            self._compare(self._outcome(call, piece, piece.first_rows, beta, workspace), expected)
+            found = self._outcome(call, piece, piece.first_rows, beta, workspace)
+            if np.isnan(found).any():
+                raise UnsupportedProblemError(
+                    "NaN of its output or workspace comes through, or some of it stays unwritten"
+                )
+            if first:
+                self._compare(found, piece)
         self._exact.add(met)
 
-    def _compare(self, found: Any, expected: Any) -> None:
-        if np.isnan(found).any():
-            raise UnsupportedProblemError("NaN of its output or workspace comes through, or some of it stays unwritten")
-        if expected is None:
-            return
-        known = ~np.isnan(expected)
-        size = max(float(np.linalg.norm(expected[known])), 1e-300)
-        error = float(np.linalg.norm((found - expected)[known]) / size)
+    def _compare(self, found: Any, piece: Piece) -> None:
+        error = _distance(found, self._references[piece])
+        if error > self._tolerance() and self._settle(piece):
+            error = _distance(found, self._references[piece])
         if error > self._tolerance():
             raise UnsupportedProblemError(f"its result is {error:.1e} off, more than {self._tolerance():.0e}")
+
+    def _settle(self, piece: Piece) -> bool:
+        """Let the host say once whether a reference can be trusted; return whether it took its place.
+
+        Plain algorithms add up a filter gradient of 16 bits in 16 bits, where several blocks of threads share it: over
+        a large mini-batch, that is further off than what is checked.
+        """
+        if not self._accumulates or self._problem.dtype.itemsize > 2 or piece in self._settled:
+            return False
+        self._settled.add(piece)
+        exact = self._gradient(piece, piece.first_rows or (0, 0))
+        if _distance(self._references[piece], exact) <= self._tolerance() / 2:
+            return False
+        self._references[piece] = exact
+        return True
 
     def _tolerance(self) -> float:
         fma = self._problem.dtype is DataType.FLOAT32 and self._problem.math is MathMode.FMA
@@ -152,37 +171,38 @@ class OutputCheck:
         return self._gradient(piece, piece.first_rows)
 
     def _gradient(self, piece: Piece, rows: Rows) -> Any:
-        """Return the windows of a filter gradient, of which the taps of the first filter's first channel are known."""
+        """Return the windows of a filter gradient, of which taps of the first filter's first channels are known."""
         problem = piece.problem
         x, _, y = self._operands
-        data = self._channel(x.address, 0, problem, rows[0], problem.spatial, problem.channels)
-        gradient = self._channel(y.address, 1, problem, rows[1], problem.output, problem.filters)
-        padded = np.pad(data, [(0, 0), *problem.paddings])
-        taps = np.empty(problem.kernel)
-        for tap in np.ndindex(*problem.kernel):
-            sides = zip(tap, problem.dilation, problem.output, problem.stride, strict=True)
-            window = padded[(slice(None), *(slice(t * d, t * d + (o - 1) * s + 1, s) for t, d, o, s in sides))]
-            taps[tap] = np.vdot(window, gradient)
+        channels, taps = problem.channels // problem.groups, prod(problem.kernel)
+        data = self._channels(x.address, 0, problem, rows[0], min(channels, ceil(_TAPS / taps)))
+        gradient = self._channels(y.address, 1, problem, rows[1], 1)[:, 0]
         size = min(problem.w_bytes, WINDOW_BYTES) // problem.dtype.itemsize
-        step = problem.channels // problem.groups if problem.layout.channels_last else 1
         windows = np.full(2 * size, np.nan)
-        places = np.arange(taps.size) * step
-        known = places < size
-        windows[places[known]] = taps.ravel()[known]
+        step, following = (channels, 1) if problem.layout.channels_last else (1, taps)
+        for channel in range(data.shape[1]):
+            places = channel * following + np.arange(taps) * step
+            known = places < size
+            windows[places[known]] = _taps(problem, data[:, channel], gradient)[known]
         return windows
 
-    def _channel(
-        self, address: int, which: int, problem: ConvolutionProblem, row: int, sizes: tuple[int, ...], channels: int
-    ) -> Any:
-        """Return the first channel of a tensor's rows on the host, (samples, *sizes)."""
-        last = problem.layout.channels_last
-        size_bytes = prod(sizes) * (channels if last else 1) * problem.dtype.itemsize
+    def _channels(self, address: int, which: int, problem: ConvolutionProblem, row: int, count: int) -> Any:
+        """Return the first channels of the rows of x (0) or y (1) on the host, (samples, channels, *sizes)."""
+        channels, sizes, gaps = (
+            (problem.channels, problem.spatial, problem.x_channel_stride),
+            (problem.filters, problem.output, problem.y_channel_stride),
+        )[which]
+        last, size = problem.layout.channels_last, prod(sizes)
+        step = gaps or size
+        elements = size * channels if last else (count - 1) * step + size
         begin = address + row * row_bytes(problem)[which]
-        found = [
-            self._device.read(begin + sample * problem.steps[which], size_bytes, problem.dtype)
-            for sample in range(problem.batch)
-        ]
-        return np.stack([each[::channels] if last else each for each in found]).reshape(problem.batch, *sizes)
+        found = np.empty((problem.batch, count, size))
+        for sample in range(problem.batch):
+            place = begin + sample * problem.steps[which]
+            read = self._device.read(place, elements * problem.dtype.itemsize, problem.dtype)
+            for channel in range(count):
+                found[sample, channel] = read[channel::channels] if last else read[channel * step :][:size]
+        return found.reshape(problem.batch, count, *sizes)
 
     def _outcome(
         self, call: PreparedCall, piece: Piece, first_rows: Rows | None, beta: float, workspace: DeviceBuffer
@@ -233,3 +253,23 @@ class OutputCheck:
         )
         sample = problem.y_sample if forward else problem.x_sample
         return (prod(sizes) if gaps else sample) * problem.dtype.itemsize
+
+
+def _distance(found: Any, expected: Any) -> float:
+    """Return the relative L2 distance where it is known what is expected; 0 where nothing is."""
+    if expected is None:
+        return 0.0
+    known = ~np.isnan(expected)
+    size = max(float(np.linalg.norm(expected[known])), 1e-300)
+    return float(np.linalg.norm((found - expected)[known]) / size)
+
+
+def _taps(problem: ConvolutionProblem, data: Any, gradient: Any) -> Any:
+    """Return the filter gradient of one channel of x, (samples, *spatial), and one of dy, (samples, *output)."""
+    padded = np.pad(data, [(0, 0), *problem.paddings])
+    taps = np.empty(problem.kernel)
+    for tap in np.ndindex(*problem.kernel):
+        sides = zip(tap, problem.dilation, problem.output, problem.stride, strict=True)
+        window = padded[(slice(None), *(slice(t * d, t * d + (o - 1) * s + 1, s) for t, d, o, s in sides))]
+        taps[tap] = np.vdot(window, gradient)
+    return taps.ravel()
