@@ -74,6 +74,19 @@ def test_without_tf32_transforms_are_among_what_is_chosen(cupy, operation):
     assert operands.error(cupy, operands.expected()) <= tolerance(operands.problem)
 
 
+@pytest.mark.parametrize("candidates", [Candidates.GRAPH, Candidates.LEGACY])
+@pytest.mark.parametrize("layout", [Layout.NCHW, Layout.NHWC], ids=lambda each: each.value)
+def test_an_undivided_gradient_of_16_bits_is_computed_however_much_there_is_to_add(cupy, layout, candidates):
+    # Plain algorithms of cuDNN, with which others are compared, add up in 16 bits there, and are off themselves.
+    layer = load_network("alexnet", 256).layers[0].forward
+    problem = replace(layer, operation=Operation.BACKWARD_FILTER, dtype=DataType.FLOAT16, layout=layout)
+    operands = Operands.random(cupy, problem)
+    each = handle(candidates, policy="undivided", workspace_limit="8GiB")
+    operands.poison()
+    run(each, operands)
+    assert operands.error(cupy, operands.expected()) <= tolerance(problem)
+
+
 @pytest.mark.parametrize("dtype", DataType, ids=lambda each: each.value)
 @pytest.mark.parametrize("layout", [Layout.NCHW, Layout.NHWC], ids=lambda each: each.value)
 @pytest.mark.parametrize("operation", Operation, ids=lambda each: each.value)

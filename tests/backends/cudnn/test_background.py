@@ -1,8 +1,12 @@
 """Threads that ask heuristics: who asks for a list does not wait for one that has yet to begin."""
 
 from contextlib import nullcontext
+from gc import collect
 from threading import Event, current_thread, main_thread
+from threading import enumerate as enumerate_threads
+from time import sleep
 from types import SimpleNamespace
+from weakref import ref
 
 import pytest
 
@@ -34,12 +38,17 @@ class Graph:
 
 
 @pytest.fixture
-def make(monkeypatch):
+def made():
+    """Hold what was made, until it has ended."""
+    return []
+
+
+@pytest.fixture
+def make(monkeypatch, made):
     """Return what makes threads whose handles come once the event that is passed to it is set."""
     monkeypatch.setattr(background, "exchange_capture_mode", int)
     monkeypatch.setattr(background, "listing_graph", Graph)
     Graph.asked = []
-    made = []
 
     def start(ready, error=None):
         def handle(library):
@@ -99,3 +108,25 @@ def test_threads_without_a_handle_end_nothing(make):
     threads.begin(PARTS, 1 << 20)  # and threads go on
     threads.settle()
     assert not Graph.asked
+
+
+def test_threads_end_with_what_began_them(make, made):
+    ready = Event()
+    ready.set()
+    threads = make(ready)
+    threads.begin(PARTS, 1 << 20)
+    threads.settle()
+    assert any(each.name.startswith("ucudnn") for each in enumerate_threads())
+    gone = ref(threads)
+    made.clear()
+    del threads
+    for _ in range(1000):  # they may still end what they did last
+        collect()
+        if gone() is None:
+            break
+        sleep(0.01)
+    assert gone() is None, "threads do not hold it"
+    for each in enumerate_threads():
+        if each.name.startswith("ucudnn"):
+            each.join(30)
+            assert not each.is_alive()

@@ -104,6 +104,7 @@ def test_a_legacy_call_takes_as_long_as_the_host_at_least(opened, first):
             assert found.complete
             assert found.time_ms == pytest.approx(time_ms)
     assert not bench.measure(4, algorithm("SHORT", "legacy"), Effort(), worth_ms=0.04).complete
+    assert bench.measure(2, algorithm("SHORT", "legacy"), Effort(repeats=1)).time_ms == pytest.approx(0.08)
 
 
 def test_after_a_pause_one_launch_does_not_tell(opened):

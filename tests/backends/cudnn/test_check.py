@@ -187,8 +187,9 @@ def test_the_host_decides_where_a_plain_gradient_of_16_bits_is_off(monkeypatch, 
     for _ in range(2):
         check(right, "right", piece, nothing)
         check(slightly, "slightly", piece, nothing)
-        with pytest.raises(UnsupportedProblemError, match="off, more than"):
-            check(wrong, "wrong", piece, nothing)
+        for call, name in ((wrong, "wrong"), (partly, "partly")):
+            with pytest.raises(UnsupportedProblemError, match="off, more than"):
+                check(call, name, piece, nothing)
     check, nothing = with_plain(lambda dw: dw)
     for _ in range(2):
         for call, name in ((wrong, "wrong"), (partly, "partly")):

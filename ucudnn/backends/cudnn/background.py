@@ -72,7 +72,7 @@ class Background:
         self._device = device
         self._local = local()
         self._lock = RLock()  # of all that follows, which threads begin as well
-        self._listing, self._building = _threads(_MOST_LISTING, self._prepare), _threads(_MOST_BUILDING, _relax)
+        self._listing, self._building = self._pools()
         self._lists: dict[ConvolutionProblem, _Begun] = {}
         # Some are kept: cuDNN compiles an engine again once no plan of it is left.
         self._plans: dict[tuple[ConvolutionProblem, str], Future[BuiltPlan | None]] = {}
@@ -115,12 +115,14 @@ class Background:
         """Drop what was begun but does not run yet, and wait for what runs."""
         for threads in (self._listing, self._building):  # in this order, for lists begin to build
             threads.shutdown(cancel_futures=True)
-        self._listing, self._building = _threads(_MOST_LISTING, self._prepare), _threads(_MOST_BUILDING, _relax)
+        self._listing, self._building = self._pools()
         self._lists.clear()
         self._plans.clear()
 
     def listed(self, part: ConvolutionProblem, handle: int) -> list[Algorithm] | None:
-        """Return a list that was begun, once it is there; None where none was.
+        """Return a list that was begun, once it is there, made now if no thread has come to it.
+
+        None where none was begun, or it could not be made.
 
         Args:
             part: a micro-batch of a problem.
@@ -209,22 +211,33 @@ class Background:
         except self._device.failures:
             return None  # whoever wants to measure it will hear why
 
-    def _prepare(self) -> None:
-        """Make the handle of a thread that lists, before it takes anything from others."""
-        _relax()
-        with suppress(Exception), self._device.use():  # its first list tries again, and tells what went wrong
-            self._handle()
+    def _pools(self) -> tuple[ThreadPoolExecutor, ThreadPoolExecutor]:
+        # Threads hold what begins them, and must not hold this: it ends them when nobody has it any more.
+        begin = partial(_prepare, self._library, self._device, self._local)
+        return _threads(_MOST_LISTING, begin), _threads(_MOST_BUILDING, _relax)
 
     def _handle(self) -> OwnHandle:
-        if not hasattr(self._local, "handle"):
-            self._local.handle = OwnHandle(self._library)
-        own: OwnHandle = self._local.handle
-        return own
+        return _handle_of(self._local, self._library)
 
 
 def _threads(most: int, initializer: Callable[[], None]) -> ThreadPoolExecutor:
     """Return so many threads at most, none of which is started before there is work."""
     return ThreadPoolExecutor(min(most, os.cpu_count() or 1), thread_name_prefix="ucudnn", initializer=initializer)
+
+
+def _prepare(library: Library, device: Gpu, own: local) -> None:
+    """Make the handle of a thread that lists, before it takes anything from others."""
+    _relax()
+    with suppress(Exception), device.use():  # its first list tries again, and tells what went wrong
+        _handle_of(own, library)
+
+
+def _handle_of(own: local, library: Library) -> OwnHandle:
+    """Return the handle of this thread."""
+    if not hasattr(own, "handle"):
+        own.handle = OwnHandle(library)
+    handle: OwnHandle = own.handle
+    return handle
 
 
 def _relax() -> None:

@@ -51,6 +51,7 @@ class _Start:
     Attributes:
         problem: a micro-batch, or a slab of it.
         name: of the algorithm.
+        keeps_host: whether it keeps the host busy itself.
         call: the algorithm.
         timer: times it.
         expected_ms: what it takes about, by another size; None where it runs for the first time.
@@ -61,6 +62,7 @@ class _Start:
 
     problem: ConvolutionProblem
     name: str
+    keeps_host: bool
     call: BenchCall
     timer: CallTimer
     expected_ms: float | None
@@ -140,7 +142,7 @@ class CudnnBench(Bench):
             samples_ms, told = self._samples_of(start, effort, worth_ms)
             if told:
                 self._rates[algorithm.name] = min(samples_ms) / start.problem.multiplications
-            if algorithm.api == "legacy":
+            if start.keeps_host:
                 samples_ms = tuple(max(each, start.timer.least_host_ms) for each in samples_ms)
             complete = told and not worthless(samples_ms, worth_ms, _NOISE)
             if complete:
@@ -210,6 +212,7 @@ class CudnnBench(Bench):
         return _Start(
             problem=problem,
             name=algorithm.name,
+            keeps_host=algorithm.api == "legacy",
             call=call,
             timer=timer,
             expected_ms=expected_ms,
@@ -232,7 +235,7 @@ class CudnnBench(Bench):
                 self._wake(timer, 1)
                 expected_ms = timer.run(1)
                 self._busy_until = perf_counter()
-        elif start.awake and start.timed.covered:
+        elif start.awake and start.timed.covered and not start.keeps_host:  # in that, the host was not timed
             samples.append(max(SHORTEST_MS, self._wait_ms(start) / start.calls))
         return self._sample(timer, effort, worth_ms, expected_ms, samples), True
 

@@ -7,6 +7,7 @@ None of it is in its notes.
 
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import islice, product
 from math import ceil, prod
 from typing import Any, final
 
@@ -35,7 +36,13 @@ FMA_TOLERANCE = 1e-4
 """The same for float32 without TF32: what Winograd algorithms of 3 x 3 filters keep."""
 
 _TAPS = 16
-"""Of a filter gradient, so many at least are computed on the host."""
+"""Of a filter gradient, about so many are computed on the host, where there are that many."""
+
+_MOST_READ = 1 << 20
+"""Elements that are read at a time."""
+
+_MOST_HELD = 1 << 25
+"""Elements of x that are held, of several channels, unless one has more."""
 
 _PLAIN = {
     Operation.FORWARD: ("IMPLICIT_GEMM", "IMPLICIT_PRECOMP_GEMM"),
@@ -89,7 +96,7 @@ class OutputCheck:
         self._workspace = workspace
         self._accumulates = problem.operation is Operation.BACKWARD_FILTER
         self._references: dict[Piece, Any] = {}
-        self._settled: set[Piece] = set()  # whose references the host confirmed, or replaced
+        self._gradients: dict[Piece, Any] = {}
         self._exact: set[tuple[str, _Manner]] = set()
 
     def __call__(self, call: PreparedCall, name: str, piece: Piece, workspace: DeviceBuffer) -> None:
@@ -123,26 +130,19 @@ class OutputCheck:
         self._exact.add(met)
 
     def _compare(self, found: Any, piece: Piece) -> None:
-        error = _distance(found, self._references[piece])
-        if error > self._tolerance() and self._settle(piece):
-            error = _distance(found, self._references[piece])
-        if error > self._tolerance():
-            raise UnsupportedProblemError(f"its result is {error:.1e} off, more than {self._tolerance():.0e}")
-
-    def _settle(self, piece: Piece) -> bool:
-        """Let the host say once whether a reference can be trusted; return whether it took its place.
-
-        Plain algorithms add up a filter gradient of 16 bits in 16 bits, where several blocks of threads share it: over
-        a large mini-batch, that is further off than what is checked.
-        """
-        if not self._accumulates or self._problem.dtype.itemsize > 2 or piece in self._settled:
-            return False
-        self._settled.add(piece)
-        exact = self._gradient(piece, piece.first_rows or (0, 0))
-        if _distance(self._references[piece], exact) <= self._tolerance() / 2:
-            return False
-        self._references[piece] = exact
-        return True
+        reference, most = self._references[piece], self._tolerance()
+        error = _distance(found, reference)
+        if error > most and self._accumulates and self._problem.dtype.itemsize == 2:
+            # Plain algorithms add up a filter gradient of 16 bits in 16 bits, where several blocks of threads share it:
+            # over a large mini-batch, they are further off than what is checked. How far, the host says.
+            if piece not in self._gradients:
+                self._gradients[piece] = self._gradient(piece, piece.first_rows or (0, 0))
+            exact = self._gradients[piece]
+            own = _distance(reference, exact)
+            if own > most / 2 and error <= most + 2 * own:
+                error = _distance(found, exact)
+        if error > most:
+            raise UnsupportedProblemError(f"its result is {error:.1e} off, more than {most:.0e}")
 
     def _tolerance(self) -> float:
         fma = self._problem.dtype is DataType.FLOAT32 and self._problem.math is MathMode.FMA
@@ -174,35 +174,38 @@ class OutputCheck:
         """Return the windows of a filter gradient, of which taps of the first filter's first channels are known."""
         problem = piece.problem
         x, _, y = self._operands
-        channels, taps = problem.channels // problem.groups, prod(problem.kernel)
-        data = self._channels(x.address, 0, problem, rows[0], min(channels, ceil(_TAPS / taps)))
-        gradient = self._channels(y.address, 1, problem, rows[1], 1)[:, 0]
         size = min(problem.w_bytes, WINDOW_BYTES) // problem.dtype.itemsize
         windows = np.full(2 * size, np.nan)
+        channels, taps = problem.channels // problem.groups, prod(problem.kernel)
         step, following = (channels, 1) if problem.layout.channels_last else (1, taps)
-        for channel in range(data.shape[1]):
+        taps = min(taps, ceil(size / step))  # the others lie beyond the window
+        count = max(1, min(channels, ceil(_TAPS / taps), _MOST_HELD // (problem.batch * prod(problem.spatial))))
+        data = self._channels(x.address, 0, problem, rows[0], count)
+        gradient = self._channels(y.address, 1, problem, rows[1], 1)[0]
+        for channel in range(count):
             places = channel * following + np.arange(taps) * step
             known = places < size
-            windows[places[known]] = _taps(problem, data[:, channel], gradient)[known]
+            windows[places[known]] = _taps(problem, data[channel], gradient, taps)[known]
         return windows
 
     def _channels(self, address: int, which: int, problem: ConvolutionProblem, row: int, count: int) -> Any:
-        """Return the first channels of the rows of x (0) or y (1) on the host, (samples, channels, *sizes)."""
+        """Return the first channels of the rows of x (0) or y (1) on the host, (channels, samples, *sizes)."""
         channels, sizes, gaps = (
             (problem.channels, problem.spatial, problem.x_channel_stride),
             (problem.filters, problem.output, problem.y_channel_stride),
         )[which]
-        last, size = problem.layout.channels_last, prod(sizes)
-        step = gaps or size
-        elements = size * channels if last else (count - 1) * step + size
+        last, size, width = problem.layout.channels_last, prod(sizes), problem.dtype.itemsize
         begin = address + row * row_bytes(problem)[which]
-        found = np.empty((problem.batch, count, size))
-        for sample in range(problem.batch):
-            place = begin + sample * problem.steps[which]
-            read = self._device.read(place, elements * problem.dtype.itemsize, problem.dtype)
-            for channel in range(count):
-                found[sample, channel] = read[channel::channels] if last else read[channel * step :][:size]
-        return found.reshape(problem.batch, count, *sizes)
+        found = np.empty((count, problem.batch, size))
+        beside, wanted = (channels, count) if last else (1, 1)  # channels that lie side by side
+        several = max(1, _MOST_READ // beside)
+        reads = product(range(problem.batch), range(0, count, wanted), range(0, size, several))
+        for sample, channel, first in reads:
+            stop = min(size, first + several)
+            place = begin + sample * problem.steps[which] + (channel * (gaps or size) + first * beside) * width
+            read = self._device.read(place, (stop - first) * beside * width, problem.dtype).reshape(-1, beside)
+            found[channel : channel + wanted, sample, first:stop] = read[:, :wanted].T
+        return found.reshape(count, problem.batch, *sizes)
 
     def _outcome(
         self, call: PreparedCall, piece: Piece, first_rows: Rows | None, beta: float, workspace: DeviceBuffer
@@ -264,12 +267,12 @@ def _distance(found: Any, expected: Any) -> float:
     return float(np.linalg.norm((found - expected)[known]) / size)
 
 
-def _taps(problem: ConvolutionProblem, data: Any, gradient: Any) -> Any:
-    """Return the filter gradient of one channel of x, (samples, *spatial), and one of dy, (samples, *output)."""
+def _taps(problem: ConvolutionProblem, data: Any, gradient: Any, count: int) -> Any:
+    """Return the first taps of the filter gradient of one channel of x, (samples, *spatial), and one of dy."""
     padded = np.pad(data, [(0, 0), *problem.paddings])
-    taps = np.empty(problem.kernel)
-    for tap in np.ndindex(*problem.kernel):
+    taps = np.empty(count)
+    for index, tap in enumerate(islice(np.ndindex(*problem.kernel), count)):
         sides = zip(tap, problem.dilation, problem.output, problem.stride, strict=True)
         window = padded[(slice(None), *(slice(t * d, t * d + (o - 1) * s + 1, s) for t, d, o, s in sides))]
-        taps[tap] = np.vdot(window, gradient)
-    return taps.ravel()
+        taps[index] = np.vdot(window, gradient)
+    return taps

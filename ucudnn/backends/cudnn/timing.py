@@ -32,7 +32,7 @@ class CallTimer:
     """Times one algorithm at successive places of the mini-batch.
 
     The GPU is held back until the host has queued all that is timed: what is kept of a GPU must not depend on the host
-    that it was measured on.
+    that it was measured on, but where a call keeps that busy itself.
 
     Args:
         device: the GPU.
