@@ -83,7 +83,9 @@ WAYS: dict[str, tuple[Candidates, str] | None] = {
 RIVALS = (GRAPH, LEGACY, ORIGINAL)
 """Whom ucudnn is to be ahead of in NCHW within 64 MiB."""
 
-README = (("float32-tf32-first", 64 * 2**20), ("float32-tf32-first", None), ("float32-tf32-last", 64 * 2**20))
+README = tuple(
+    (variant, limit) for variant in ("float32-tf32-first", "float32-tf32-last") for limit in (64 * 2**20, None)
+)
 """Variants and limits of the rows in README.md."""
 
 
