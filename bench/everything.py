@@ -8,8 +8,8 @@
 Each job is a script of bench/, with the GPUs that it needs to itself and their share of the CPU's cores; what it writes
 and prints goes into the folder --out, from where it can be copied to bench/results. Nothing is begun that would not
 end in time. A job that ended well is not run again, unless its mark in done.json is taken away; one that failed or was
-stopped is. Those of peers share their pairs, one process on each GPU, and measure what bench/results/peers.json lacks;
-`peers.py --merge` puts together what they wrote.
+stopped is. Those of peers share their pairs, one process on each GPU, and measure what bench/results/peers.json lacks,
+or with --again what it has as well; `peers.py --merge` puts together what they wrote.
 """
 
 import json
@@ -58,8 +58,8 @@ class Job:
     environment: Mapping[str, str] = field(default_factory=dict)
 
 
-def jobs(gpus: int) -> list[Job]:
-    """Return all jobs, those first whose times depend most on the host."""
+def jobs(gpus: int, *, again: bool = False) -> list[Job]:
+    """Return all jobs, those first whose times depend most on the host; `again` is for what peers measured before."""
     figures = "--backend cudnn --out {out}"
     off, adaptive = {DATABASE: "off"}, {DATABASE: "off", "UCUDNN_BATCH_SIZE_POLICY": "adaptive"}
     several = [
@@ -71,6 +71,7 @@ def jobs(gpus: int) -> list[Job]:
         )
     ]
     peers = "peers.py --all --claims {out}/claims --database {out}/peers{gpus}.db --out {out}/peers{gpus}.json"
+    peers += " --again" if again else ""
     return [
         *(several if gpus > 1 else ()),
         Job(name="benchmarking", seconds=220, command="benchmarking.py --out {out}/benchmarking.json"),
@@ -268,13 +269,14 @@ def parsed() -> Namespace:
     parser.add_argument("--only", action="append", help="names of jobs, also with * and ?; may be repeated")
     parser.add_argument("--devices", default="0", help="numbers of the GPUs, such as 0,1 (%(default)s)")
     parser.add_argument("--seconds", type=float, default=inf, help="end after so long")
+    parser.add_argument("--again", action="store_true", help="peers: also what bench/results/peers.json has already")
     parser.add_argument("--out", type=Path, default=Path("results"), help="folder of what they write (./%(default)s)")
     options = parser.parse_args()
     try:
         options.devices = [int(each) for each in options.devices.split(",")]
     except ValueError:
         parser.error(f"--devices {options.devices}: give numbers, such as 0,1")
-    options.jobs = jobs(len(options.devices))
+    options.jobs = jobs(len(options.devices), again=options.again)
     for text in options.only or ():
         if not any(fnmatch(job.name, text) for job in options.jobs):
             parser.error(f"--only {text}: there is {', '.join(job.name for job in options.jobs)}")

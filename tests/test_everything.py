@@ -40,7 +40,7 @@ def call(bench, monkeypatch, tmp_path):
         return bench.Job(name=name, seconds=seconds, command=command, **options)
 
     def run(*jobs, options=()):
-        monkeypatch.setattr(bench, "jobs", lambda gpus: list(jobs))
+        monkeypatch.setattr(bench, "jobs", lambda gpus, *, again: list(jobs))
         monkeypatch.setattr(sys, "argv", ["everything.py", "--out", str(out), *options])
         well = bench.main()
         log = out / "log"
@@ -127,7 +127,10 @@ def test_all_jobs_are_scripts_that_take_their_arguments(bench, capsys):
         names = [job.name for job in bench.jobs(gpus)]
         assert len(set(names)) == len(names)
         assert ("devices" in names) == (gpus > 1)
-        for job in bench.jobs(gpus):
+        again = [job.command for job in bench.jobs(gpus, again=True) if "--again" in job.command]
+        assert len(again) == gpus
+        assert all(command.startswith("peers.py") for command in again)
+        for job in bench.jobs(gpus, again=True):
             script, *arguments = job.command.split()
             text = (bench.BENCH / script).read_text()
             text += "".join((bench.BENCH / f"{name}.py").read_text() for name in ("figures", "torch_models"))
