@@ -239,7 +239,7 @@ def test_what_waits_for_a_compiler_is_measured_after_the_others():
     benchmark = Benchmark(backend)
     benchmark.explore(wanted)
     assert [part.batch for part, _ in backend.measured] == [6, 4, 8, 2]
-    assert backend.begun == tuple((each.problem, each.sizes, 400) for each in wanted)
+    assert [each[:3] for each in backend.begun] == [(each.problem, each.sizes, 400) for each in wanted]
     never = Waiting({"SMALL": 0})
     never.is_ready = lambda problem: False
     Benchmark(never).explore(wanted)

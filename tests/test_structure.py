@@ -21,7 +21,7 @@ PACKAGE = ROOT / "ucudnn"
 LAYERS = [  # lowest first; every module of the package is named exactly once
     {"errors", "lookahead"},
     {"units", "problem", "policy"},
-    {"slabs"},
+    {"slabs", "backends.ahead"},
     {"configuration"},
     {"kernel", "inception", "densenet", "layers", "settings", "profile", "backends.base", "backends.candidates"},
     {
@@ -42,7 +42,8 @@ LAYERS = [  # lowest first; every module of the package is named exactly once
     {"backends", "solvers.division", "solvers", "search", "plan", "workspace", "variants"},
     {"slab_search", "rounds"},
     {"requests", "allotment"},
-    {"exploration", "shares"},
+    {"prospects", "shares"},
+    {"exploration"},
     {"benchmark", "database", "turns"},
     {"decision", "measurements", "workers"},
     {"sharing"},

@@ -20,6 +20,7 @@ import ucudnn.torch as switch  # noqa: E402
 from tests.native.conftest import HERE, toolchain  # noqa: E402, F401
 from tests.test_torch import CASES, assert_close, modules, outcome  # noqa: E402
 from ucudnn import Effort  # noqa: E402
+from ucudnn.backends.ahead import Ahead  # noqa: E402
 from ucudnn.backends.candidates import Candidates  # noqa: E402
 from ucudnn.backends.cudnn.backend import CudnnBackend  # noqa: E402
 from ucudnn.backends.cudnn.codes import Attribute, Kind  # noqa: E402
@@ -309,7 +310,11 @@ def test_what_is_compiled_in_the_background_is_measured_as_it_is(host, calls, mo
     monkeypatch.setattr(OperationGraph, "plan", counted)
     host.stream = 7
     backend = CudnnBackend(library_path=host.stub._name, device=TorchGpu(0))
-    backend.prefetch([(PROBLEM, (1, 2, 4, 8), limit_bytes)])
+    backend.prefetch([Ahead(PROBLEM, (1, 2, 4, 8), limit_bytes, lambda name: False)])
+    wait_for(backend)
+    assert not built, "nothing is worth it"
+    backend.rest()
+    backend.prefetch([Ahead(PROBLEM, (1, 2, 4, 8), limit_bytes)])
     wait_for(backend)
     ahead = {(batch, name) for batch, name, _ in built}
     # At the largest size that fits, of that where measuring begins, its half, and so on.
@@ -386,7 +391,7 @@ def test_what_is_listed_when_all_is_dropped_begins_with_nothing(host, monkeypatc
     for dropped in (True, False):
         backend = CudnnBackend(library_path=host.stub._name, device=TorchGpu(0))
         with held:
-            backend.prefetch([(PROBLEM, (1, 2, 4, 8), 1 << 30)])
+            backend.prefetch([Ahead(PROBLEM, (1, 2, 4, 8), 1 << 30)])
             running.wait()
             if dropped:
                 backend.drop()

@@ -12,6 +12,7 @@ from ucudnn.configuration import MicroConfiguration
 from ucudnn.errors import BackendError
 from ucudnn.exploration import Explorer, Item, Keeper
 from ucudnn.problem import ConvolutionProblem
+from ucudnn.prospects import Prospects
 from ucudnn.requests import Exploration, Request
 from ucudnn.results import Result, Results
 from ucudnn.slab_search import Division
@@ -105,6 +106,7 @@ class Benchmark:
         self._divisions: dict[ConvolutionProblem, set[Division]] = {}
         self._discarded: set[tuple[ConvolutionProblem, str]] = set()
         self._room_bytes = inf
+        self._prospects = Prospects()
         self.seconds = 0.0
         """Wall-clock seconds that listing and measuring took so far."""
         self.measured = 0
@@ -121,7 +123,7 @@ class Benchmark:
 
     def begin(self, requests: Iterable[Request]) -> None:
         """Begin in the background with what exploring requests will ask for."""
-        self.backend.prefetch([(each.problem, each.sizes, each.limit_bytes) for each in requests])
+        self.backend.prefetch(self._prospects.ahead(requests))
 
     def choose(self, problems: Sequence[ConvolutionProblem]) -> int:
         """Return the index of the first problem for which nothing that was begun has to be waited for, or 0."""
@@ -352,6 +354,7 @@ class Benchmark:
             self._effort,
             self._results,
             self._store,
+            self._prospects,
             exhaustive=self._exhaustive,
             room_bytes=self._room_bytes,
             tell=lambda done, total: self._tell(request, done, total),

@@ -11,6 +11,7 @@ from ucudnn.backends.base import Algorithm, Backend, Bench, Effort, Following, M
 from ucudnn.configuration import MicroConfiguration
 from ucudnn.lookahead import OneAhead
 from ucudnn.problem import ConvolutionProblem
+from ucudnn.prospects import Prospects
 from ucudnn.requests import Exploration, Request
 from ucudnn.results import Result, Results
 from ucudnn.rounds import Rounds
@@ -60,6 +61,7 @@ class Explorer:
         effort: how much time goes into one measurement.
         results: what is known, and where results go.
         keeper: keeps them beyond the process; None keeps none.
+        prospects: of what is compiled; what promises nothing is left out, unless nothing else is there.
         exhaustive: measure what cannot matter as well.
         room_bytes: workspace for which memory had no room just now.
         tell: is told of progress: how many micro-configurations were considered, and how many there are so far.
@@ -73,17 +75,19 @@ class Explorer:
         effort: Effort,
         results: Results,
         keeper: Keeper | None,
+        prospects: Prospects,
         *,
         exhaustive: bool,
         room_bytes: float,
         tell: Callable[[int, int], None],
     ) -> None:
         self._request = request
-        self._names = tuple(names)
+        self._names = tuple(name for name in names if prospects.promises(request, name)) or tuple(names)
         self._backend = backend
         self._effort = effort
         self._results = results
         self._keeper = keeper
+        self._prospects = prospects
         self._exhaustive = exhaustive
         self._tell = tell
         self._offered = backend.sizes(request.problem) if request.adaptive else None
@@ -313,6 +317,8 @@ class Explorer:
         result = Result.of(algorithm, self._bench.measure(size, algorithm, effort, worth_ms, slabs))
         self.measured += 1
         self._results.put(part, result)
+        if result.measured and algorithm.compiles and worth_ms < inf:
+            self._prospects.add(self._request, algorithm.name, result.time_ms / worth_ms)
         if not result.measured:
             where = f"{f'slabs of {slabs[0].rows} rows of ' if slabs else ''}micro-batch {size} of {problem}"
             _LOG.info("%s at %s failed: %s", algorithm.name, where, result.reason)

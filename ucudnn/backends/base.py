@@ -14,6 +14,7 @@ from math import inf
 from statistics import median
 from typing import Any, NamedTuple, final
 
+from ucudnn.backends.ahead import Ahead
 from ucudnn.errors import BackendError, UnsupportedProblemError
 from ucudnn.problem import MOST_ALIGNMENT, ConvolutionProblem
 from ucudnn.slabs import Rows, Slab
@@ -222,9 +223,8 @@ class Backend(ABC):
         """Whether a slab of a micro-batch can be measured; of a recorded profile, whether it was, with that."""
         return True
 
-    def prefetch(self, problems: Sequence[tuple[ConvolutionProblem, Sequence[int], int]]) -> None:
-        """Begin, in the background, with what measuring problems will ask for, of sizes within workspaces in bytes."""
-        del problems  # nothing to begin with
+    def prefetch(self, problems: Sequence[Ahead]) -> None:  # noqa: B027, for most begin nothing
+        """Begin, in the background, with what measuring problems will ask for."""
 
     def drop(self) -> None:  # noqa: B027, for most begin nothing
         """Drop what was begun in the background but does not run yet."""

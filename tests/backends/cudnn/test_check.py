@@ -159,7 +159,7 @@ class HalfCall:
 def beyond_the_taps(gradient):
     """Spoil what the host does not compute."""
     spoiled = gradient.copy()
-    spoiled[-1] *= 1.1
+    spoiled[-1] *= 3.0
     return spoiled
 
 

@@ -8,6 +8,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import replace
 from typing import Any, final
 
+from ucudnn.backends.ahead import Ahead
 from ucudnn.backends.base import SLACK_BYTES, Algorithm, Bench, ComputeBackend, Spare, Tensor
 from ucudnn.backends.candidates import Candidates
 from ucudnn.backends.cudnn.background import Background
@@ -160,14 +161,14 @@ class CudnnBackend(ComputeBackend):
         """
         return super().names(problem, anchors(sizes) if self._candidates.offers("graph", problem) else sizes)
 
-    def prefetch(self, problems: Sequence[tuple[ConvolutionProblem, Sequence[int], int]]) -> None:
+    def prefetch(self, problems: Sequence[Ahead]) -> None:
         """List engine configurations in the background, and compile those that are compiled when a plan is built."""
-        asked = [each for each in problems if self._candidates.offers("graph", each[0])]
+        asked = [each for each in problems if self._candidates.offers("graph", each.problem)]
         if not asked or self.capturing(self.queue()):
             return
-        for problem, sizes, limit_bytes in asked:
+        for problem, sizes, limit_bytes, promises in asked:
             parts = [self._as_asked(problem).part(size) for size in anchors(sizes)]
-            self._background.begin(parts, limit_bytes, self._algorithms)
+            self._background.begin(parts, limit_bytes, promises, self._algorithms)
 
     def drop(self) -> None:
         """Drop what was begun in the background but does not run yet."""

@@ -25,6 +25,9 @@ _MOST_KEPT = 32
 
 _T = TypeVar("_T")
 
+Promises = Callable[[str], bool]
+"""Whether an algorithm is worth compiling."""
+
 
 @dataclass(frozen=True, slots=True)
 class BuiltPlan:
@@ -46,11 +49,13 @@ class _Begun(NamedTuple):
     Attributes:
         future: what a thread makes of it.
         limit_bytes: workspace within which to compile what needs it; None where nothing is to be compiled.
+        promises: of what needs it.
         drops: how often what was begun had been dropped before.
     """
 
     future: Future[OperationGraph]
     limit_bytes: int | None
+    promises: Promises
     drops: int
 
 
@@ -80,19 +85,24 @@ class Background:
         self._drops = 0
 
     def begin(
-        self, parts: Sequence[ConvolutionProblem], limit_bytes: int, known: Container[ConvolutionProblem] = ()
+        self,
+        parts: Sequence[ConvolutionProblem],
+        limit_bytes: int,
+        promises: Promises = bool,
+        known: Container[ConvolutionProblem] = (),
     ) -> None:
         """Begin to ask heuristics for micro-batches of a problem, and to compile what needs it.
 
         Args:
             parts: the problem at descending sizes; compilation begins at the second, where measuring does.
             limit_bytes: workspace; what needs more is compiled at half the size, and so on.
+            promises: of what needs a compiler; by default, all is worth it.
             known: what need not be listed.
         """
         for index, part in enumerate(parts):
             if part not in self._lists and part not in known:
                 compiles = index == min(1, len(parts) - 1)
-                how = limit_bytes if compiles else None, self._drops
+                how = limit_bytes if compiles else None, promises, self._drops
                 work = partial(self._list_here, part, *how)
                 self._lists[part] = _Begun(self._submit(self._listing, part, work), *how)
 
@@ -133,16 +143,17 @@ class Background:
             return None
         try:
             waits = begun.future.cancel()
-            graph = self._list(part, begun.limit_bytes, begun.drops, handle) if waits else begun.future.result()
+            graph = self._list(part, *begun[1:], handle) if waits else begun.future.result()
             return graph.algorithms()
         except self._device.failures:
             return None  # whoever lists it now will hear why
 
-    def build(self, part: ConvolutionProblem, name: str) -> None:
-        """Begin to build the plan of an engine that is compiled."""
+    def build(self, part: ConvolutionProblem, name: str, promises: Promises = bool) -> None:
+        """Begin to build the plan of an engine that is compiled, if it is still worth it when its turn comes."""
         with self._lock:
             if (part, name) not in self._plans:
-                self._plans[part, name] = self._submit(self._building, part, partial(self._build, part, name))
+                work = partial(self._build, part, name, promises)
+                self._plans[part, name] = self._submit(self._building, part, work)
 
     def built(self, part: ConvolutionProblem, name: str) -> BuiltPlan | None:
         """Return the plan of an engine that is compiled, once it is there; None where nobody builds it, or it failed.
@@ -178,21 +189,27 @@ class Background:
             if not self._pending[shape]:
                 del self._pending[shape]
 
-    def _list_here(self, part: ConvolutionProblem, limit_bytes: int | None, drops: int) -> OperationGraph:
+    def _list_here(
+        self, part: ConvolutionProblem, limit_bytes: int | None, promises: Promises, drops: int
+    ) -> OperationGraph:
         """Make a list with the handle of this thread."""
         with self._device.use():
-            return self._list(part, limit_bytes, drops, self._handle().address)
+            return self._list(part, limit_bytes, promises, drops, self._handle().address)
 
-    def _list(self, part: ConvolutionProblem, limit_bytes: int | None, drops: int, handle: int) -> OperationGraph:
+    def _list(
+        self, part: ConvolutionProblem, limit_bytes: int | None, promises: Promises, drops: int, handle: int
+    ) -> OperationGraph:
         graph = listing_graph(self._library, handle, part)
         graph.ask()
         if limit_bytes is not None:
             for each in graph.algorithms():
-                if each.compiles and drops == self._drops:
-                    self._build_within(part, each, limit_bytes, handle)
+                if each.compiles and drops == self._drops and promises(each.name):
+                    self._build_within(part, each, limit_bytes, promises, handle)
         return graph
 
-    def _build_within(self, part: ConvolutionProblem, algorithm: Algorithm, limit_bytes: int, handle: int) -> None:
+    def _build_within(
+        self, part: ConvolutionProblem, algorithm: Algorithm, limit_bytes: int, promises: Promises, handle: int
+    ) -> None:
         """Begin to build an engine's plan at the largest size that fits, of this one, its half, and so on."""
         workspace_bytes = algorithm.workspace_bytes
         while workspace_bytes > limit_bytes and part.batch > 1:
@@ -201,9 +218,11 @@ class Background:
                 graph = listing_graph(self._library, handle, part)
                 workspace_bytes = graph.configuration(algorithm.name).workspace_bytes
         if workspace_bytes <= limit_bytes:
-            self.build(part, algorithm.name)
+            self.build(part, algorithm.name, promises)
 
-    def _build(self, part: ConvolutionProblem, name: str) -> BuiltPlan | None:
+    def _build(self, part: ConvolutionProblem, name: str, promises: Promises) -> BuiltPlan | None:
+        if not promises(name):
+            return None  # whoever wants it all the same builds it
         try:
             with self._device.use():
                 handle = OwnHandle(self._library)
