@@ -11,7 +11,7 @@ from ucudnn.backends.base import Algorithm, Backend, Bench, Effort, Following, M
 from ucudnn.configuration import MicroConfiguration
 from ucudnn.lookahead import OneAhead
 from ucudnn.problem import ConvolutionProblem
-from ucudnn.prospects import Prospects
+from ucudnn.prospects import FAR, Prospects
 from ucudnn.requests import Exploration, Request
 from ucudnn.results import Result, Results
 from ucudnn.rounds import Rounds
@@ -61,7 +61,7 @@ class Explorer:
         effort: how much time goes into one measurement.
         results: what is known, and where results go.
         keeper: keeps them beyond the process; None keeps none.
-        prospects: of what is compiled; what promises nothing is left out, unless nothing else is there.
+        prospects: of what is compiled; what promises nothing is not, where something else computes the problem.
         exhaustive: measure what cannot matter as well.
         room_bytes: workspace for which memory had no room just now.
         tell: is told of progress: how many micro-configurations were considered, and how many there are so far.
@@ -82,7 +82,7 @@ class Explorer:
         tell: Callable[[int, int], None],
     ) -> None:
         self._request = request
-        self._names = tuple(name for name in names if prospects.promises(request, name)) or tuple(names)
+        self._names = tuple(names)
         self._backend = backend
         self._effort = effort
         self._results = results
@@ -171,7 +171,7 @@ class Explorer:
         search = SlabSearch(
             part,
             request.rows,
-            self._names,
+            [name for name in self._names if best is None or self._prospects.promises(request, name)],
             limit_bytes=request.limit_bytes,
             whole=request.whole,
             apart=request.apart,
@@ -273,7 +273,18 @@ class Explorer:
         if algorithm is None or algorithm.workspace_bytes >= self.room_bytes:
             return None
         worth = self._worth_ms(size, algorithm, chain)
-        return _Hope(algorithm, least, worth) if least < worth else None
+        if least >= worth or (worth < inf and self._is_hopeless(algorithm)):
+            return None
+        return _Hope(algorithm, least, worth)
+
+    def _is_hopeless(self, algorithm: Algorithm) -> bool:
+        """Whether an algorithm is not worth compiling, for something that need not be is there."""
+        promises = not algorithm.compiles or self._prospects.promises(self._request, algorithm.name)
+        return not promises and self._has_others()
+
+    def _has_others(self) -> bool:
+        """Whether something is known that need not be compiled."""
+        return any(name not in self._compiled for _, name in self._micros)
 
     def _worth_ms(self, size: int, algorithm: Algorithm, chain: bool) -> float:
         kind = kind_of(algorithm.api, algorithm.notes)
@@ -317,8 +328,8 @@ class Explorer:
         result = Result.of(algorithm, self._bench.measure(size, algorithm, effort, worth_ms, slabs))
         self.measured += 1
         self._results.put(part, result)
-        if result.measured and algorithm.compiles and worth_ms < inf:
-            self._prospects.add(self._request, algorithm.name, result.time_ms / worth_ms)
+        if result.measured and algorithm.compiles and worth_ms < inf and self._has_others():
+            self._judge(algorithm, result.time_ms / worth_ms, whole=not slabs)
         if not result.measured:
             where = f"{f'slabs of {slabs[0].rows} rows of ' if slabs else ''}micro-batch {size} of {problem}"
             _LOG.info("%s at %s failed: %s", algorithm.name, where, result.reason)
@@ -328,6 +339,12 @@ class Explorer:
             room = algorithm.workspace_bytes if result.reason.startswith("MemoryError") else 0
             self.room_bytes, self.hindered = min(self.room_bytes, room or inf), True
         return result
+
+    def _judge(self, algorithm: Algorithm, ratio: float, *, whole: bool) -> None:
+        """Remember how what is compiled did; that it was far behind only where the limit did not hold it back."""
+        fits = algorithm.workspace_bytes == 0 or self._fits(self._request.problem.batch, algorithm.name)
+        if ratio < FAR or (whole and fits):
+            self._prospects.add(self._request, algorithm.name, ratio)
 
     def _fitting(self, size: int, name: str) -> Algorithm | None:
         """Return an algorithm if it computes a size within the limit."""

@@ -10,7 +10,7 @@ from threading import Lock
 from typing import final
 
 from ucudnn.backends.ahead import Ahead
-from ucudnn.problem import ConvolutionProblem, DataType, MathMode, Operation
+from ucudnn.problem import ConvolutionProblem
 from ucudnn.requests import Request
 
 FAR = 3.0
@@ -18,7 +18,7 @@ FAR = 3.0
 
 _TRIED = 2  # problems in which an engine was that far behind, where it was nearer in none
 
-_Kind = tuple[Operation, DataType, MathMode, bool, int, bool, bool, str]
+_Kind = tuple[object, ...]
 
 
 @final
@@ -26,7 +26,8 @@ class Prospects:
     """What measurements of some problems say of engines for others of their kind. Several threads may ask.
 
     It counts where the fastest configuration is wanted (WR): of a whole desirable set, an engine may be part that needs
-    little workspace, however slow it is. So it does within smaller limits.
+    little workspace, however slow it is. So it may be chosen within a smaller limit. What is left out depends on which
+    problems came first, and what is found is kept all the same: to find out again takes a compiler's time.
     """
 
     def __init__(self) -> None:
@@ -59,14 +60,20 @@ class Prospects:
 
 
 def _kind_of(problem: ConvolutionProblem, name: str) -> _Kind:
-    """Return what tells where an engine does alike, whatever its knobs."""
+    """Return what tells where an engine and its rivals do alike, whatever their knobs."""
     return (
         problem.operation,
         problem.dtype,
         problem.math,
+        problem.deterministic,
         problem.layout.channels_last,
+        problem.alignment,
         len(problem.spatial),
         problem.groups > 1,
+        1 < problem.groups == problem.channels,
         any(each > 1 for each in problem.dilation),
+        bool(problem.post_padding),
+        bool(problem.x_channel_stride),
+        bool(problem.y_channel_stride),
         name.partition("+")[0].partition("_")[0],
     )

@@ -110,6 +110,31 @@ def test_threads_without_a_handle_end_nothing(make):
     assert not Graph.asked
 
 
+def test_what_promises_nothing_any_more_is_not_built_but_may_begin_again(make, monkeypatch):
+    ready, planned, answers = Event(), [], iter([True, False])
+    ready.set()
+    algorithm = SimpleNamespace(name="eng19", compiles=True, workspace_bytes=0)
+    monkeypatch.setattr(Graph, "algorithms", lambda self: [algorithm])
+    monkeypatch.setattr(Graph, "plan", lambda self, name: planned.append(name), raising=False)
+    threads = make(ready)
+
+    def begin(promises):
+        threads.begin([PROBLEM], 1 << 20, promises)
+        while not threads.is_ready(PROBLEM):
+            sleep(0.001)
+        threads.listed(PROBLEM, OWN)
+
+    begin(lambda name: False)
+    assert not planned, "it was not when it was listed"
+    begin(lambda name: next(answers))
+    assert not planned, "it is not when its turn comes"
+    assert next(answers, None) is None, "it was asked both times"
+    threads.build(PROBLEM, "eng19")
+    while not threads.is_ready(PROBLEM):
+        sleep(0.001)
+    assert planned == ["eng19"]
+
+
 def test_threads_end_with_what_began_them(make, made):
     ready = Event()
     ready.set()

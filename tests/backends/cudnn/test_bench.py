@@ -104,7 +104,16 @@ def test_a_legacy_call_takes_as_long_as_the_host_at_least(opened, first):
             assert found.complete
             assert found.time_ms == pytest.approx(time_ms)
     assert not bench.measure(4, algorithm("SHORT", "legacy"), Effort(), worth_ms=0.04).complete
-    assert bench.measure(2, algorithm("SHORT", "legacy"), Effort(repeats=1)).time_ms == pytest.approx(0.08)
+
+
+def test_one_sample_of_a_legacy_call_has_the_hosts_time_too(opened):
+    gpu, bench = opened({"SHORT": 0.005}, host_ms=0.08)
+    for api, time_ms in (("graph", 0.01), ("legacy", 0.08)):
+        assert bench.measure(8, algorithm("SHORT", api), Effort()).complete
+        gpu.launched.clear()
+        found = bench.measure(2, algorithm("SHORT", api), Effort(repeats=1))
+        assert found.samples_ms == pytest.approx([time_ms])
+        assert gpu.launched[0] == (2, "SHORT")
 
 
 def test_after_a_pause_one_launch_does_not_tell(opened):

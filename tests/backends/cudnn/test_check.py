@@ -166,7 +166,10 @@ def beyond_the_taps(gradient):
 @pytest.mark.parametrize("layout", [Layout.NCHW, Layout.NHWC])
 @pytest.mark.parametrize("kernel", [(1, 1), (3, 3), (5, 4)])
 @pytest.mark.parametrize("groups", [1, 2])
-def test_the_host_decides_where_a_plain_gradient_of_16_bits_is_off(monkeypatch, layout, kernel, groups):
+@pytest.mark.parametrize("most", [1 << 20, 7])
+def test_the_host_decides_where_a_plain_gradient_of_16_bits_is_off(monkeypatch, layout, kernel, groups, most):
+    for limit in ("_MOST_READ", "_MOST_HELD"):
+        monkeypatch.setattr(check_module, limit, most)
     problem = ConvolutionProblem(
         operation=Operation.BACKWARD_FILTER, batch=5, channels=6, spatial=(9, 8), filters=4, kernel=kernel,
         padding=(1, 0), groups=groups, dtype=DataType.FLOAT16, layout=layout,

@@ -222,7 +222,9 @@ class Background:
 
     def _build(self, part: ConvolutionProblem, name: str, promises: Promises) -> BuiltPlan | None:
         if not promises(name):
-            return None  # whoever wants it all the same builds it
+            with self._lock:  # whoever wants it all the same may begin again
+                self._plans.pop((part, name), None)
+            return None
         try:
             with self._device.use():
                 handle = OwnHandle(self._library)
