@@ -80,10 +80,7 @@ def merge(answer: Answer, rows: Sequence[Row], conditions: Mapping[str, str]) ->
 def merge_all(answer: Answer, other: Answer) -> None:
     """Take the rows of other results."""
     for number, conditions in enumerate(other["conditions"]):
-        rows = [row for row in other["rows"] if row["conditions"] == number]
-        merge(
-            answer, [{name: value for name, value in row.items() if name != "conditions"} for row in rows], conditions
-        )
+        merge(answer, [row for row in other["rows"] if row["conditions"] == number], conditions)
 
 
 def _speedup(row: Row, base: Row | None, conditions: Sequence[Mapping[str, str]]) -> float | None:

@@ -279,8 +279,7 @@ class Explorer:
 
     def _is_hopeless(self, algorithm: Algorithm) -> bool:
         """Whether an algorithm is not worth compiling, for something that need not be is there."""
-        promises = not algorithm.compiles or self._prospects.promises(self._request, algorithm.name)
-        return not promises and self._has_others()
+        return algorithm.compiles and not self._prospects.promises(self._request, algorithm.name) and self._has_others()
 
     def _has_others(self) -> bool:
         """Whether something is known that need not be compiled."""

@@ -5,6 +5,9 @@ from typing import NamedTuple, final
 
 from ucudnn.problem import ConvolutionProblem
 
+Promises = Callable[[str], bool]
+"""Whether an algorithm is worth compiling, by its name; `bool` where all are. Threads ask it, too."""
+
 
 @final
 class Ahead(NamedTuple):
@@ -14,10 +17,10 @@ class Ahead(NamedTuple):
         problem: the mini-batch.
         sizes: micro-batch sizes.
         limit_bytes: workspace.
-        promises: whether an algorithm is worth compiling; asked by other threads, too.
+        promises: of its algorithms.
     """
 
     problem: ConvolutionProblem
     sizes: Sequence[int]
     limit_bytes: int
-    promises: Callable[[str], bool] = bool
+    promises: Promises = bool

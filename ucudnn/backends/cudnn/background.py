@@ -10,6 +10,7 @@ from functools import partial
 from threading import RLock, local
 from typing import Any, NamedTuple, TypeVar, final
 
+from ucudnn.backends.ahead import Promises
 from ucudnn.backends.base import Algorithm
 from ucudnn.backends.cudnn.descriptor import Descriptor
 from ucudnn.backends.cudnn.driver import RELAXED, exchange_capture_mode
@@ -24,9 +25,6 @@ _MOST_BUILDING = 8
 _MOST_KEPT = 32
 
 _T = TypeVar("_T")
-
-Promises = Callable[[str], bool]
-"""Whether an algorithm is worth compiling."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,20 +41,31 @@ class BuiltPlan:
 
 
 @final
+class _Compiling(NamedTuple):
+    """What is to be compiled of a list.
+
+    Attributes:
+        limit_bytes: workspace within which.
+        promises: of what needs a compiler.
+        drops: how often what was begun had been dropped before.
+    """
+
+    limit_bytes: int
+    promises: Promises
+    drops: int
+
+
+@final
 class _Begun(NamedTuple):
     """A list that was begun.
 
     Attributes:
         future: what a thread makes of it.
-        limit_bytes: workspace within which to compile what needs it; None where nothing is to be compiled.
-        promises: of what needs it.
-        drops: how often what was begun had been dropped before.
+        compiling: what is to be compiled of it, if anything.
     """
 
     future: Future[OperationGraph]
-    limit_bytes: int | None
-    promises: Promises
-    drops: int
+    compiling: _Compiling | None
 
 
 @final
@@ -102,9 +111,9 @@ class Background:
         for index, part in enumerate(parts):
             if part not in self._lists and part not in known:
                 compiles = index == min(1, len(parts) - 1)
-                how = limit_bytes if compiles else None, promises, self._drops
-                work = partial(self._list_here, part, *how)
-                self._lists[part] = _Begun(self._submit(self._listing, part, work), *how)
+                compiling = _Compiling(limit_bytes, promises, self._drops) if compiles else None
+                work = partial(self._list_here, part, compiling)
+                self._lists[part] = _Begun(self._submit(self._listing, part, work), compiling)
 
     def is_ready(self, problem: ConvolutionProblem) -> bool:
         """Whether all that was begun for a problem is done."""
@@ -143,7 +152,7 @@ class Background:
             return None
         try:
             waits = begun.future.cancel()
-            graph = self._list(part, *begun[1:], handle) if waits else begun.future.result()
+            graph = self._list(part, begun.compiling, handle) if waits else begun.future.result()
             return graph.algorithms()
         except self._device.failures:
             return None  # whoever lists it now will hear why
@@ -189,36 +198,30 @@ class Background:
             if not self._pending[shape]:
                 del self._pending[shape]
 
-    def _list_here(
-        self, part: ConvolutionProblem, limit_bytes: int | None, promises: Promises, drops: int
-    ) -> OperationGraph:
+    def _list_here(self, part: ConvolutionProblem, compiling: _Compiling | None) -> OperationGraph:
         """Make a list with the handle of this thread."""
         with self._device.use():
-            return self._list(part, limit_bytes, promises, drops, self._handle().address)
+            return self._list(part, compiling, _handle_of(self._local, self._library).address)
 
-    def _list(
-        self, part: ConvolutionProblem, limit_bytes: int | None, promises: Promises, drops: int, handle: int
-    ) -> OperationGraph:
+    def _list(self, part: ConvolutionProblem, compiling: _Compiling | None, handle: int) -> OperationGraph:
         graph = listing_graph(self._library, handle, part)
         graph.ask()
-        if limit_bytes is not None:
+        if compiling is not None:
             for each in graph.algorithms():
-                if each.compiles and drops == self._drops and promises(each.name):
-                    self._build_within(part, each, limit_bytes, promises, handle)
+                if each.compiles and compiling.drops == self._drops and compiling.promises(each.name):
+                    self._build_within(part, each, compiling, handle)
         return graph
 
-    def _build_within(
-        self, part: ConvolutionProblem, algorithm: Algorithm, limit_bytes: int, promises: Promises, handle: int
-    ) -> None:
+    def _build_within(self, part: ConvolutionProblem, algorithm: Algorithm, compiling: _Compiling, handle: int) -> None:
         """Begin to build an engine's plan at the largest size that fits, of this one, its half, and so on."""
         workspace_bytes = algorithm.workspace_bytes
-        while workspace_bytes > limit_bytes and part.batch > 1:
+        while workspace_bytes > compiling.limit_bytes and part.batch > 1:
             part = part.part(part.batch // 2)
             with suppress(BackendError):  # where it does not compute that size, it may a smaller one
                 graph = listing_graph(self._library, handle, part)
                 workspace_bytes = graph.configuration(algorithm.name).workspace_bytes
-        if workspace_bytes <= limit_bytes:
-            self.build(part, algorithm.name, promises)
+        if workspace_bytes <= compiling.limit_bytes:
+            self.build(part, algorithm.name, compiling.promises)
 
     def _build(self, part: ConvolutionProblem, name: str, promises: Promises) -> BuiltPlan | None:
         if not promises(name):
@@ -236,9 +239,6 @@ class Background:
         # Threads hold what begins them, and must not hold this: it ends them when nobody has it any more.
         begin = partial(_prepare, self._library, self._device, self._local)
         return _threads(_MOST_LISTING, begin), _threads(_MOST_BUILDING, _relax)
-
-    def _handle(self) -> OwnHandle:
-        return _handle_of(self._local, self._library)
 
 
 def _threads(most: int, initializer: Callable[[], None]) -> ThreadPoolExecutor:
