@@ -151,16 +151,15 @@ class Dispatcher:
         """
         backend = self.backend
         queue = backend.queue()
-        workspace = self._spare(entry, spare)
-        if workspace is None:
-            workspace = entry.ready.get(queue)
+        lent = self._spare(entry, spare) if entry.kernel.spare_bytes else None
+        workspace = entry.ready.get(queue) if lent is None else lent.buffer
         if workspace is None:
             workspace = self._passing(entry)
         if workspace is None:
             workspace = self._prepare(entry, queue)
         plan = entry.plan or self._plan(entry)
-        if spare is not None and plan.workspace_bytes > spare.size_bytes and entry.kernel.spare_bytes:
-            need, there = exact_bytes(plan.workspace_bytes), exact_bytes(spare.size_bytes)
+        if lent is not None and plan.workspace_bytes > lent.size_bytes:
+            need, there = exact_bytes(plan.workspace_bytes), exact_bytes(lent.size_bytes)
             raise BackendError(f"{entry.kernel}: spare memory of {need} is needed, but there are {there}")
         capturing = backend.capturing(queue)
         if capturing:
@@ -178,12 +177,10 @@ class Dispatcher:
         entry.calls += 1
 
     @staticmethod
-    def _spare(entry: Entry, spare: Spare | None) -> Buffer:
+    def _spare(entry: Entry, spare: Spare | None) -> Spare | None:
         """Return the spare memory that a kernel was decided to use, None where it was not."""
-        if not entry.kernel.spare_bytes:
-            return None
-        assert spare is not None
-        return spare.buffer
+        assert spare is not None or not entry.kernel.spare_bytes
+        return spare if entry.kernel.spare_bytes else None
 
     def _passing(self, entry: Entry) -> Buffer | None:
         """Return a workspace for one call of what was launched before, the quick way; None where that does not do."""
@@ -293,9 +290,8 @@ class Dispatcher:
 
     def _launch_once(self, entry: Entry, configuration: Configuration, start: int, call: _Call) -> None:
         queue = self.backend.queue()
-        workspace = self._spare(entry, call.spare)
-        if workspace is None:
-            workspace = self._buffer(entry, queue, configuration.workspace_bytes)
+        lent = self._spare(entry, call.spare)
+        workspace = self._buffer(entry, queue, configuration.workspace_bytes) if lent is None else lent.buffer
         plan = make_plan(entry.kernel.problem, configuration, self.backend, start=start)
         if self.backend.capturing(queue):
             self._keep(entry, workspace, plan)

@@ -126,7 +126,7 @@ class Switch:
                 near, filters = x.contiguous(memory_format=route.format), weight.contiguous(memory_format=route.format)
             out = lane.new()
             if lane.run(out, filters, near) if transposed else lane.run(near, filters, out):
-                return out if bias is None else out.add_(bias.view(route.bias_shape))
+                return out if bias is None else out.add_(bias.view(*route.bias_shape))  # so, it is the quickest
             del out, near, filters  # memory may be what is missing
         else:
             self.left.add(route.reason)

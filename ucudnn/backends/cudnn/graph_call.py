@@ -18,6 +18,9 @@ from ucudnn.slabs import Rows
 _MOST_PACKS = 4096  # pointers that recur are few; what never recurs must not pile up
 _MOST_SCALINGS = 64
 
+_Place = tuple[int, int, int, int, float, float, int, Rows | None]
+"""x, w, y, first sample, alpha, beta, workspace, and the first rows of a slab: what a variant pack depends on."""
+
 
 @final
 class GraphCall(PreparedCall):
@@ -56,6 +59,7 @@ class GraphCall(PreparedCall):
         self._execute = library.function("cudnnBackendExecute")
         self._places = Places(problem)
         self._plans: dict[tuple[float, float], _ExecutionPlan] = {}
+        self._packs: dict[_Place, tuple[_ExecutionPlan, Descriptor]] = {}
         for alpha, beta in scalings:
             self._plan(alpha, beta)
 
@@ -93,7 +97,8 @@ class GraphCall(PreparedCall):
             CudnnError: if cuDNN cannot run it.
             UnsupportedProblemError: if the workspace is too small.
         """
-        self._run(*self._bound(x, w, y, start, alpha, beta, workspace, first_rows))
+        place = x, w, y, start, alpha, beta, workspace.address, first_rows
+        self._run(*(self._packs.get(place) or self._bound(place, workspace)))
 
     def bind(
         self,
@@ -113,68 +118,55 @@ class GraphCall(PreparedCall):
             CudnnError: if cuDNN cannot build the plan.
             UnsupportedProblemError: if the workspace is too small.
         """
-        return partial(self._run, *self._bound(x, w, y, start, alpha, beta, workspace, first_rows))
+        place = x, w, y, start, alpha, beta, workspace.address, first_rows
+        return partial(self._run, *(self._packs.get(place) or self._bound(place, workspace)))
 
     def _run(self, plan: "_ExecutionPlan", pack: Descriptor) -> None:
         status = self._execute(self._handle, plan.address, pack.address)
         if status:
             raise self._library.error(status, f"cudnnBackendExecute of {self._algorithm} for {self._problem}")
 
-    def _bound(
-        self,
-        x: int,
-        w: int,
-        y: int,
-        start: int,
-        alpha: float,
-        beta: float,
-        workspace: DeviceBuffer,
-        first_rows: Rows | None,
-    ) -> tuple["_ExecutionPlan", Descriptor]:
+    def _bound(self, place: "_Place", workspace: DeviceBuffer) -> tuple["_ExecutionPlan", Descriptor]:
+        """Make the variant pack of a place, and keep it."""
+        x, w, y, start, alpha, beta, address, first_rows = place
         plan = self._plans.get((alpha, beta)) or self._plan(alpha, beta)
+        if workspace.size_bytes < plan.workspace_bytes:
+            raise UnsupportedProblemError(
+                f"{self._algorithm} needs {plan.workspace_bytes} bytes of workspace with alpha {alpha} and beta"
+                f" {beta}, but has {workspace.size_bytes}: {self._problem}"
+            )
         x, y = self._places.of(x, y, start, first_rows)
-        pointers = (x, w, y, workspace.address)
-        pack = plan.packs.get(pointers)
-        if pack is None:
-            if workspace.size_bytes < plan.workspace_bytes:
-                raise UnsupportedProblemError(
-                    f"{self._algorithm} needs {plan.workspace_bytes} bytes of workspace with alpha {alpha} and beta"
-                    f" {beta}, but has {workspace.size_bytes}: {self._problem}"
-                )
-            pack = self._pack(plan, pointers)
-        return plan, pack
+        if len(self._packs) >= _MOST_PACKS:
+            self._packs.clear()
+        self._packs[place] = found = plan, self._pack(x, w, y, address)
+        return found
 
     def _plan(self, alpha: float, beta: float) -> "_ExecutionPlan":
         plan = _ExecutionPlan(self._graphs(self._problem, alpha, beta).plan(self._algorithm))
         if len(self._plans) >= _MOST_SCALINGS:
             self._plans.clear()
+            self._packs.clear()  # they hold plans, too
         self._plans[alpha, beta] = plan
         return plan
 
-    def _pack(self, plan: "_ExecutionPlan", pointers: tuple[int, int, int, int]) -> Descriptor:
-        x, w, y, workspace = pointers
-        pack = (
+    def _pack(self, x: int, w: int, y: int, workspace: int) -> Descriptor:
+        return (
             Descriptor(self._library, Kind.VARIANT_PACK)
             .set(Attribute.VARIANT_PACK_UNIQUE_IDS, Type.INT64, (X, W, Y))
             .set(Attribute.VARIANT_PACK_DATA_POINTERS, Type.VOID_PTR, (x, w, y))
             .set(Attribute.VARIANT_PACK_WORKSPACE, Type.VOID_PTR, workspace)
             .finalize()
         )
-        if len(plan.packs) >= _MOST_PACKS:
-            plan.packs.clear()
-        plan.packs[pointers] = pack
-        return pack
 
 
 @final
 class _ExecutionPlan:
     """An execution plan with what launching needs of it at hand."""
 
-    __slots__ = ("_descriptor", "_owner", "address", "packs", "workspace_bytes")
+    __slots__ = ("_descriptor", "_owner", "address", "workspace_bytes")
 
     def __init__(self, descriptor: Descriptor, owner: object = None) -> None:
         self._descriptor = descriptor
         self._owner = owner
         self.address = descriptor.address
         self.workspace_bytes = descriptor.number(Attribute.EXECUTION_PLAN_WORKSPACE_SIZE, Type.INT64)
-        self.packs: dict[tuple[int, int, int, int], Descriptor] = {}
