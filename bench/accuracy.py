@@ -19,8 +19,9 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from tests.gpu.conftest import Operands
 from ucudnn.backends import open_backend
-from ucudnn.backends.base import ComputeBackend, Effort
+from ucudnn.backends.base import ComputeBackend
 from ucudnn.backends.candidates import Candidates
+from ucudnn.backends.measurement import Effort
 from ucudnn.benchmark import Benchmark
 from ucudnn.configuration import configuration_of
 from ucudnn.errors import UcudnnError

@@ -16,8 +16,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ucudnn.backends import open_backend
-from ucudnn.backends.base import ComputeBackend, Effort
+from ucudnn.backends.base import ComputeBackend
 from ucudnn.backends.candidates import Candidates
+from ucudnn.backends.measurement import Effort
 from ucudnn.benchmark import Benchmark
 from ucudnn.decision import decide
 from ucudnn.errors import UcudnnError

@@ -18,7 +18,8 @@ from time import perf_counter
 
 from ucudnn import Handle
 from ucudnn.backends import open_backend
-from ucudnn.backends.base import ComputeBackend, Effort
+from ucudnn.backends.base import ComputeBackend
+from ucudnn.backends.measurement import Effort
 from ucudnn.configuration import configuration_of
 from ucudnn.decision import Decision
 from ucudnn.errors import UcudnnError

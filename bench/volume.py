@@ -12,7 +12,8 @@ import sys
 from pathlib import Path
 
 from ucudnn.backends import open_backend
-from ucudnn.backends.base import ComputeBackend, Effort
+from ucudnn.backends.base import ComputeBackend
+from ucudnn.backends.measurement import Effort
 from ucudnn.benchmark import Benchmark
 from ucudnn.configuration import Configuration
 from ucudnn.errors import UcudnnError

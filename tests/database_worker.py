@@ -11,8 +11,8 @@ import sys
 import time
 from pathlib import Path
 
-from ucudnn.backends.base import Effort
 from ucudnn.backends.cpu.backend import CpuBackend
+from ucudnn.backends.measurement import Effort
 from ucudnn.benchmark import Benchmark
 from ucudnn.measurements import Database
 from ucudnn.problem import ConvolutionProblem, Operation

@@ -9,7 +9,8 @@ from random import Random
 
 import pytest
 
-from ucudnn.backends.base import Algorithm, Backend, Bench, Measurement, MeasurementStatus
+from ucudnn.backends.base import Algorithm, Backend, Bench
+from ucudnn.backends.measurement import Measurement, MeasurementStatus
 from ucudnn.backends.sampling import settled, worthless
 from ucudnn.benchmark import Benchmark
 from ucudnn.decision import decide

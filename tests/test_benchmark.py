@@ -7,8 +7,9 @@ from dataclasses import replace
 import pytest
 
 from tests.test_problem import make_problem
-from ucudnn.backends.base import Algorithm, Backend, Bench, Measurement, MeasurementStatus
+from ucudnn.backends.base import Algorithm, Backend, Bench
 from ucudnn.backends.cpu.backend import CpuBackend
+from ucudnn.backends.measurement import Measurement, MeasurementStatus
 from ucudnn.benchmark import Benchmark
 from ucudnn.errors import UnsupportedProblemError
 from ucudnn.problem import Operation

@@ -17,8 +17,9 @@ import pytest
 from tests import database_worker
 from tests.test_problem import make_problem
 from ucudnn import Handle
-from ucudnn.backends.base import Algorithm, Effort, MeasurementStatus
+from ucudnn.backends.base import Algorithm
 from ucudnn.backends.cpu.backend import CpuBackend
+from ucudnn.backends.measurement import Effort, MeasurementStatus
 from ucudnn.backends.replay import ReplayBackend
 from ucudnn.benchmark import Benchmark
 from ucudnn.database import SCHEMA_VERSION

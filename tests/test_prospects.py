@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 
 from tests.test_benchmark import CountingBackend
 from tests.test_problem import make_problem
-from ucudnn.backends.base import Algorithm, Measurement, MeasurementStatus
+from ucudnn.backends.base import Algorithm
+from ucudnn.backends.measurement import Measurement, MeasurementStatus
 from ucudnn.benchmark import Benchmark
 from ucudnn.problem import DataType, Layout, MathMode, Operation
 from ucudnn.prospects import FAR, Prospects

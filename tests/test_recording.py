@@ -9,8 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.test_problem import make_problem
-from ucudnn.backends.base import Algorithm, Backend, Bench, Effort, Measurement, MeasurementStatus
+from ucudnn.backends.base import Algorithm, Backend, Bench
 from ucudnn.backends.cpu.backend import CpuBackend
+from ucudnn.backends.measurement import Effort, Measurement, MeasurementStatus
 from ucudnn.backends.replay import ReplayBackend
 from ucudnn.backends.sampling import worthless
 from ucudnn.benchmark import Benchmark

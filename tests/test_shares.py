@@ -9,16 +9,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.test_problem import make_problem
+from ucudnn.problem import Operation
 from ucudnn.requests import Request
-from ucudnn.shares import Shares, dealt, divided
+from ucudnn.shares import Group, Shares, dealt, divided, gathered
 
 
-def request(channels, *, sizes=(1, 2, 4), limit_bytes=1 << 30, batch=4):
-    return Request(problem=make_problem(batch=batch, channels=channels), sizes=sizes, limit_bytes=limit_bytes)
+def request(channels, *, sizes=(1, 2, 4), limit_bytes=1 << 30, batch=4, **others):
+    problem = make_problem(batch=batch, channels=channels, **others)
+    return Request(problem=problem, sizes=sizes, limit_bytes=limit_bytes)
 
 
-def cost(requests):
-    return sum(each.problem.multiplications for each in requests)
+def cost(share):
+    return sum(group.cost for group in share)
 
 
 def requests_of(share):
@@ -32,14 +34,46 @@ def first(problems):
 @given(channels=st.lists(st.integers(1, 40), min_size=1, max_size=30), count=st.integers(1, 8))
 def test_all_is_dealt_once_and_about_evenly(channels, count):
     wanted = list(dict.fromkeys(request(2 * each) for each in channels))
-    shares = [requests_of(share) for share in dealt(wanted, count)]
+    shares = dealt(wanted, count)
     assert len(shares) == count
-    assert sorted(map(str, chain(*shares))) == sorted(map(str, wanted))
+    assert sorted(map(str, chain(*map(requests_of, shares)))) == sorted(map(str, wanted))
     # The fullest was the emptiest when it got its last one.
-    assert max(map(cost, shares)) - min(map(cost, shares)) <= max(cost([each]) for each in wanted)
+    assert max(map(cost, shares)) - min(map(cost, shares)) <= max(group.cost for group in chain(*shares))
     for share in shares:
-        costs = [cost([each]) for each in share]
-        assert costs == sorted(costs, reverse=True)
+        assert share == sorted(share, key=lambda group: -group.cost)
+
+
+@given(
+    wanted=st.lists(st.tuples(st.integers(1, 40), st.sampled_from(Operation)), min_size=1, max_size=30, unique=True),
+    count=st.integers(1, 8),
+)
+def test_operations_are_gathered(wanted, count):
+    requests = [request(2 * channels, operation=operation) for channels, operation in wanted]
+    shares = gathered(requests, count)
+    assert len(shares) == count
+    assert sorted(map(str, chain(*map(requests_of, shares)))) == sorted(map(str, requests))
+    assert all(shares) == (len(requests) >= count), "nobody stands by"
+    for share in shares:
+        assert share == sorted(share, key=lambda group: -group.cost)
+    # Where one ends, the next begins: at most that many are cut, unless somebody would have stood by.
+    kinds = [{group.problem.operation for group in share} for share in shares]
+    together = sum(map(len, kinds)) <= len({operation for _, operation in wanted}) + count - 1
+    assert together or shares == dealt(requests, count)
+    mean = cost(chain(*shares)) / count
+    assert max(map(cost, shares)) <= mean + max(group.cost for group in chain(*shares))
+
+
+def test_networks_are_measured_by_operation():
+    requests = [request(2 * channels, operation=each) for channels in range(10, 15) for each in Operation]
+    shares = gathered(requests, 2)
+    kinds = [{group.problem.operation for group in share} for share in shares]
+    assert kinds == [{Operation.FORWARD, Operation.BACKWARD_DATA}, {Operation.BACKWARD_DATA, Operation.BACKWARD_FILTER}]
+    assert sorted(map(len, shares)) == [7, 8]
+
+
+def test_what_is_small_costs_time_as_well():
+    small, large = dealt([request(2), request(4)], 2)
+    assert cost(small) < 1.01 * cost(large)
 
 
 @given(limits=st.lists(st.integers(1, 5), min_size=2, max_size=6, unique=True), count=st.integers(1, 4))
@@ -77,8 +111,7 @@ def test_a_share_has_the_cheapest_last_however_many_limits_it_has():
 
 
 def test_own_ones_come_first_then_the_cheapest_of_the_fullest_share():
-    (groups,) = dealt([request(2 * each) for each in (6, 5, 4, 3, 2, 1)], 1)
-    a, b, c, d, e, f = groups
+    a, b, c, d, e, f = (Group((request(2 * each),), each) for each in (6, 5, 4, 3, 2, 1))
     shares = Shares([(a,), (b, c), (d, e, f)])
     assert shares.ahead(0) is None
     assert shares.take(0, first) == a

@@ -17,13 +17,13 @@ from tests.test_dispatch import FaultyBackend
 from tests.test_problem import make_problem
 from ucudnn import Handle
 from ucudnn import workers as workers_module
-from ucudnn.backends.base import Effort
 from ucudnn.backends.cpu.backend import CpuBackend
+from ucudnn.backends.measurement import Effort
 from ucudnn.benchmark import Benchmark
 from ucudnn.errors import BackendError, SettingsError, UnsupportedProblemError
 from ucudnn.problem import DataType, Operation
 from ucudnn.requests import Request
-from ucudnn.shares import dealt
+from ucudnn.shares import gathered
 from ucudnn.sharing import Ranks, open_share
 from ucudnn.store import open_store
 from ucudnn.workers import WorkerOptions, Workers
@@ -161,7 +161,7 @@ def problems_of(share):
 
 def test_what_waits_for_something_is_taken_after_the_others():
     wanted = requests(6)
-    own = problems_of(dealt(wanted, 2)[1])
+    own = problems_of(gathered(wanted, 2)[1])
     backend = SlowBackend(set(own[:1]))  # the costliest, which else comes first
     with in_threads(backend, SlowBackend(set())) as workers:
         Benchmark(backend, effort=QUICK, share=workers).explore(wanted)
@@ -170,7 +170,7 @@ def test_what_waits_for_something_is_taken_after_the_others():
 
 def test_a_worker_chooses_what_it_need_not_wait_for():
     wanted = requests(6)
-    theirs = problems_of(dealt(wanted, 2)[0])
+    theirs = problems_of(gathered(wanted, 2)[0])
     backend, other = SlowBackend(set(), seconds=0.2), SlowBackend(set(theirs[:-1]))
     with in_threads(backend, other) as workers:
         Benchmark(backend, effort=QUICK, share=workers).explore(wanted)
@@ -180,7 +180,7 @@ def test_a_worker_chooses_what_it_need_not_wait_for():
 @pytest.mark.parametrize("slow", [0, 1])
 def test_nobody_begins_with_what_another_has_before_it_is_about_to_take_it(slow):
     wanted = requests(8)
-    shares = [problems_of(share) for share in reversed(dealt(wanted, 2))]  # of this process, and of the worker
+    shares = [problems_of(share) for share in reversed(gathered(wanted, 2))]  # of this process, and of the worker
     backends = [SlowBackend(set(), seconds=0.3 if index == slow else 0.0) for index in (0, 1)]
     with in_threads(*backends) as workers:
         Benchmark(backends[0], effort=QUICK, share=workers).explore(wanted)
@@ -319,7 +319,7 @@ class OneRank:
 def test_ranks_begin_with_what_they_will_measure_and_that_alone(monkeypatch, tmp_path):
     monkeypatch.setitem(sys.modules, "torch.distributed", OneRank())
     wanted = requests(4)
-    costly = problems_of(dealt(wanted, 1)[0])
+    costly = problems_of(gathered(wanted, 1)[0])
     for known in (0, 3, 4):
         backend = SlowBackend({costly[0]})
         store = open_store(str(tmp_path / "measurements.db"), backend)

@@ -12,8 +12,8 @@ from tests.reference import WRITTEN, reference_convolution
 from tests.test_slabs import divisible
 from ucudnn import Effort, Handle
 from ucudnn.backends import open_backend
-from ucudnn.backends.base import Measurement, MeasurementStatus
 from ucudnn.backends.cpu.bench import CpuBench
+from ucudnn.backends.measurement import Measurement, MeasurementStatus
 from ucudnn.backends.replay import ReplayBackend
 from ucudnn.benchmark import Benchmark
 from ucudnn.configuration import Configuration, MicroConfiguration, SlabConfiguration

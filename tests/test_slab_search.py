@@ -10,8 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ucudnn.backends.base import Algorithm, ComputeBackend, Effort, Measurement, MeasurementStatus
+from ucudnn.backends.base import Algorithm, ComputeBackend
 from ucudnn.backends.base import Bench as Measuring
+from ucudnn.backends.measurement import Effort, Measurement, MeasurementStatus
 from ucudnn.backends.replay import ReplayBackend
 from ucudnn.benchmark import Benchmark
 from ucudnn.decision import decide

@@ -21,7 +21,7 @@ PACKAGE = ROOT / "ucudnn"
 LAYERS = [  # lowest first; every module of the package is named exactly once
     {"errors", "lookahead"},
     {"units", "problem", "policy"},
-    {"slabs", "backends.ahead"},
+    {"slabs", "backends.ahead", "backends.measurement"},
     {"configuration"},
     {"kernel", "inception", "densenet", "layers", "settings", "profile", "backends.base", "backends.candidates"},
     {

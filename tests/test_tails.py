@@ -14,9 +14,10 @@ from tests.test_dispatch import FaultyBackend
 from tests.test_handle import PROBLEM, QUICK, direct, operands, poison, relative, written
 from tests.test_slabs import divisible
 from ucudnn import Handle
-from ucudnn.backends.base import SLACK_BYTES, Bench, Measurement, MeasurementStatus
+from ucudnn.backends.base import SLACK_BYTES, Bench
 from ucudnn.backends.cpu import CpuBackend
 from ucudnn.backends.cudnn.backend import CudnnBackend
+from ucudnn.backends.measurement import Measurement, MeasurementStatus
 from ucudnn.benchmark import Benchmark
 from ucudnn.configuration import Configuration, MicroConfiguration
 from ucudnn.decision import decide

@@ -1,6 +1,6 @@
 """μ-cuDNN: convolutions in micro-batches, so that fast algorithms fit a workspace limit."""
 
-from ucudnn.backends.base import Effort as Effort
+from ucudnn.backends.measurement import Effort as Effort
 from ucudnn.errors import UcudnnError as UcudnnError
 from ucudnn.handle import Handle as Handle
 from ucudnn.policy import BatchSizePolicy as BatchSizePolicy

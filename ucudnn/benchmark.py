@@ -7,7 +7,8 @@ from math import inf
 from time import perf_counter
 from typing import Protocol
 
-from ucudnn.backends.base import Backend, ComputeBackend, Effort
+from ucudnn.backends.base import Backend, ComputeBackend
+from ucudnn.backends.measurement import Effort
 from ucudnn.configuration import MicroConfiguration
 from ucudnn.errors import BackendError
 from ucudnn.exploration import Explorer, Item, Keeper
@@ -345,8 +346,7 @@ class Benchmark:
         sizes = request.sizes
         if request.adaptive and (there := self.backend.sizes(request.problem)) is not None:
             sizes = tuple(size for size in sizes if size in there)
-        offered = self.backend.names(request.problem, sizes or request.sizes)
-        names = [name for name in offered if name not in discarded]
+        names = [name for name in self.backend.names(request.problem, sizes or request.sizes) if name not in discarded]
         with Explorer(
             request,
             names,

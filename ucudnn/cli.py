@@ -11,8 +11,9 @@ from typing import Annotated
 import typer
 
 from ucudnn.backends import open_backend
-from ucudnn.backends.base import ComputeBackend, Effort
+from ucudnn.backends.base import ComputeBackend
 from ucudnn.backends.candidates import Candidates
+from ucudnn.backends.measurement import Effort
 from ucudnn.benchmark import Progress, ProgressListener
 from ucudnn.console import Steps, print_cache, print_error, print_report, print_text, progress
 from ucudnn.decision import Decisions, decide

@@ -7,7 +7,8 @@ from dataclasses import replace
 from math import inf
 from typing import NamedTuple, Protocol, final
 
-from ucudnn.backends.base import Algorithm, Backend, Bench, Effort, Following, MeasurementStatus
+from ucudnn.backends.base import Algorithm, Backend, Bench, Following
+from ucudnn.backends.measurement import Effort, MeasurementStatus
 from ucudnn.configuration import MicroConfiguration
 from ucudnn.lookahead import OneAhead
 from ucudnn.problem import ConvolutionProblem

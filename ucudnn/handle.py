@@ -6,7 +6,8 @@ from dataclasses import replace
 from typing import Unpack
 
 from ucudnn.backends import open_backend
-from ucudnn.backends.base import Backend, ComputeBackend, Effort, Spare, Tensor
+from ucudnn.backends.base import Backend, ComputeBackend, Spare, Tensor
+from ucudnn.backends.measurement import Effort
 from ucudnn.benchmark import ProgressListener
 from ucudnn.concurrency import parse_groups
 from ucudnn.decision import Decisions, decide

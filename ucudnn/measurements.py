@@ -17,7 +17,8 @@ from operator import attrgetter
 from pathlib import Path
 from typing import Any, final
 
-from ucudnn.backends.base import Algorithm, MeasurementStatus
+from ucudnn.backends.base import Algorithm
+from ucudnn.backends.measurement import MeasurementStatus
 from ucudnn.database import Connection, DatabaseFile
 from ucudnn.errors import DatabaseError, MeasurementError, ProfileError
 from ucudnn.exploration import Item

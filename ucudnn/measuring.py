@@ -1,6 +1,7 @@
 """Opens benchmarks as settings say: with a database, and with others that measure too."""
 
-from ucudnn.backends.base import Backend, Effort
+from ucudnn.backends.base import Backend
+from ucudnn.backends.measurement import Effort
 from ucudnn.benchmark import Benchmark, ProgressListener, Share
 from ucudnn.settings import Settings
 

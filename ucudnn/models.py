@@ -2,7 +2,7 @@
 
 import json
 
-from ucudnn.backends.base import Effort
+from ucudnn.backends.measurement import Effort
 from ucudnn.errors import BackendUnavailableError
 from ucudnn.settings import Settings
 from ucudnn.variants import Variant

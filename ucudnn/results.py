@@ -4,7 +4,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import final
 
-from ucudnn.backends.base import Algorithm, Measurement, MeasurementStatus
+from ucudnn.backends.base import Algorithm
+from ucudnn.backends.measurement import Measurement, MeasurementStatus
 from ucudnn.configuration import MicroConfiguration
 from ucudnn.problem import ConvolutionProblem
 from ucudnn.profile import Record

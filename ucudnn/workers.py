@@ -11,12 +11,13 @@ from threading import Thread
 from typing import Any, final
 
 from ucudnn.backends import open_backend
-from ucudnn.backends.base import ComputeBackend, Effort
+from ucudnn.backends.base import ComputeBackend
+from ucudnn.backends.measurement import Effort
 from ucudnn.benchmark import Benchmark, Finding
 from ucudnn.errors import SettingsError, UcudnnError, UnsupportedProblemError
 from ucudnn.problem import ConvolutionProblem
 from ucudnn.requests import Request
-from ucudnn.shares import Group, Shares, dealt, divided, requests_in
+from ucudnn.shares import Group, Shares, divided, gathered, requests_in
 
 _LOG = logging.getLogger(__name__)
 
@@ -76,7 +77,7 @@ class Workers:
         self.ready()
         workers = [worker for worker in self._workers if worker.alive]
         count = len(workers) + self._measures
-        shares = dealt(requests, max(1, count))
+        shares = gathered(requests, max(1, count))
         if all(shares):
             return _Round(shares, workers, own).run(measures=self._measures)
         # Too few to go round: each takes some sizes; what is left of the whole is little.
@@ -251,6 +252,7 @@ def serve(connection: Connection, device: int, options: WorkerOptions) -> None:
     """Measure what is asked for until the connection ends: the main function of a worker process."""
     backend = open_backend(options.backend, cudnn_library=options.cudnn_library, device=device)
     benchmark = Benchmark(backend, effort=options.effort, exhaustive=options.exhaustive)
+    backend.warm_up()  # a program has other things to do before its first convolution, and this process has not
     with suppress(EOFError, OSError):
         connection.send(dict(backend.machine()))
         while True:

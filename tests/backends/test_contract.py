@@ -5,8 +5,9 @@ from collections import Counter
 import pytest
 
 from ucudnn.backends import COMPUTING, open_backend
-from ucudnn.backends.base import Algorithm, Backend, ComputeBackend, Effort, MeasurementStatus
+from ucudnn.backends.base import Algorithm, Backend, ComputeBackend
 from ucudnn.backends.candidates import Candidates
+from ucudnn.backends.measurement import Effort, MeasurementStatus
 from ucudnn.errors import BackendUnavailableError, ProfileError, UcudnnError
 from ucudnn.networks import load_network
 from ucudnn.problem import ConvolutionProblem, DataType, Operation

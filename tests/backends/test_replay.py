@@ -2,8 +2,8 @@ from dataclasses import replace
 
 import pytest
 
-from ucudnn.backends.base import Effort
 from ucudnn.backends.candidates import Candidates
+from ucudnn.backends.measurement import Effort
 from ucudnn.backends.replay import ReplayBackend
 from ucudnn.errors import NotRecordedError
 from ucudnn.networks import load_network

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from tests.gpu.conftest import LAYOUTS, Guarded, Operands, tolerance
-from ucudnn.backends.base import Effort, MeasurementStatus
+from ucudnn.backends.measurement import Effort, MeasurementStatus
 from ucudnn.errors import BackendError
 from ucudnn.networks import load_network
 from ucudnn.problem import ConvolutionProblem, DataType, MathMode, Operation

@@ -9,8 +9,8 @@ import ucudnn
 from tests.gpu.conftest import LAYOUTS, Guarded, Operands, open_or_skip, tolerance
 from tests.gpu.test_gpu_algorithms import MODES, SHAPES
 from ucudnn import Effort
-from ucudnn.backends.base import MeasurementStatus
 from ucudnn.backends.candidates import Candidates
+from ucudnn.backends.measurement import MeasurementStatus
 from ucudnn.configuration import Configuration, MicroConfiguration, SlabConfiguration
 from ucudnn.errors import BackendError
 from ucudnn.plan import make_plan

@@ -6,8 +6,9 @@ from dataclasses import replace
 from math import inf
 from typing import final
 
-from ucudnn.backends.base import Algorithm, Backend, Bench, Effort, Measurement, MeasurementStatus
+from ucudnn.backends.base import Algorithm, Backend, Bench
 from ucudnn.backends.candidates import Candidates
+from ucudnn.backends.measurement import Effort, Measurement, MeasurementStatus
 from ucudnn.errors import NotRecordedError
 from ucudnn.problem import MOST_ALIGNMENT, ConvolutionProblem, MathMode
 from ucudnn.profile import Profile, Record, Recording

@@ -9,7 +9,7 @@ from typing import Any, final
 
 import torch
 
-from ucudnn.backends.base import Effort
+from ucudnn.backends.measurement import Effort
 from ucudnn.errors import InvalidNetworkError
 from ucudnn.problem import MathMode
 from ucudnn.settings import Settings

@@ -6,8 +6,9 @@ from threading import Thread
 import numpy as np
 import pytest
 
-from ucudnn.backends.base import Algorithm, Effort, MeasurementStatus
+from ucudnn.backends.base import Algorithm
 from ucudnn.backends.cpu.backend import ROUTINES, CpuBackend
+from ucudnn.backends.measurement import Effort, MeasurementStatus
 from ucudnn.errors import BackendError, UnsupportedProblemError
 from ucudnn.problem import ConvolutionProblem, DataType, Layout, Operation
 

@@ -5,7 +5,7 @@ from math import inf
 import numpy as np
 import pytest
 
-from ucudnn.backends.base import Effort
+from ucudnn.backends.measurement import Effort
 from ucudnn.backends.sampling import CONFIDENCE, SHORTEST_MS, median_interval, sample, worthless
 
 

@@ -135,6 +135,27 @@ def test_what_promises_nothing_any_more_is_not_built_but_may_begin_again(make, m
     assert planned == ["eng19"]
 
 
+@pytest.mark.parametrize("error", [None, CudnnError(4004)])
+def test_threads_that_were_warmed_up_have_handles_and_nothing_else(make, monkeypatch, error):
+    ready, operations = Event(), []
+    ready.set()
+    threads = make(ready, error)
+
+    def graph(library, handle, part):
+        operations.append(part.operation)
+        return Graph(library, handle, part)
+
+    monkeypatch.setattr(background, "listing_graph", graph)
+    threads.warm_up()
+    assert set(operations) == (set() if error else set(Operation))
+    while not all(threads.is_ready(each) for each in background.SMALL):
+        sleep(0.001)
+    assert listed(threads, background.SMALL[0]) is None
+    threads.begin(PARTS, 1 << 20)  # and threads go on
+    threads.settle()
+    assert [listed(threads, part) for part in PARTS] == ([None] * 3 if error else [["eng8"], ["eng4"], ["eng2"]])
+
+
 def test_threads_end_with_what_began_them(make, made):
     ready = Event()
     ready.set()

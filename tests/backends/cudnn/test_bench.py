@@ -8,11 +8,12 @@ import pytest
 
 from tests.backends.cudnn.test_timing import Machine
 from tests.test_problem import make_problem
-from ucudnn.backends.base import Algorithm, Effort, MeasurementStatus
+from ucudnn.backends.base import Algorithm
 from ucudnn.backends.cudnn import bench as benches
 from ucudnn.backends.cudnn import timing
 from ucudnn.backends.cudnn.bench import CudnnBench
 from ucudnn.backends.cudnn.gpu import DeviceBuffer
+from ucudnn.backends.measurement import Effort, MeasurementStatus
 from ucudnn.errors import BackendError
 from ucudnn.slabs import pieces_of
 

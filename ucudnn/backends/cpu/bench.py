@@ -5,16 +5,10 @@ from math import inf
 from time import perf_counter
 from typing import final
 
-from ucudnn.backends.base import (
-    Algorithm,
-    Bench,
-    Effort,
-    Measurement,
-    MeasurementStatus,
-    PreparedCall,
-)
+from ucudnn.backends.base import Algorithm, Bench, PreparedCall
 from ucudnn.backends.cpu.geometry import Array
 from ucudnn.backends.cpu.operands import random_operands
+from ucudnn.backends.measurement import Effort, Measurement, MeasurementStatus
 from ucudnn.backends.sampling import sample, worthless
 from ucudnn.errors import UcudnnError
 from ucudnn.problem import ConvolutionProblem, Operation

@@ -11,7 +11,7 @@ from typing import Any, final
 from ucudnn.backends.ahead import Ahead
 from ucudnn.backends.base import SLACK_BYTES, Algorithm, Bench, ComputeBackend, Spare, Tensor
 from ucudnn.backends.candidates import Candidates
-from ucudnn.backends.cudnn.background import Background
+from ucudnn.backends.cudnn.background import SMALL, Background
 from ucudnn.backends.cudnn.bench import CudnnBench, random_operands
 from ucudnn.backends.cudnn.device import Device, address_of, is_dense
 from ucudnn.backends.cudnn.faults import computes_wrong
@@ -160,6 +160,11 @@ class CudnnBackend(ComputeBackend):
             UnsupportedProblemError: if nothing computes any of the sizes.
         """
         return super().names(problem, anchors(sizes) if self._candidates.offers("graph", problem) else sizes)
+
+    def warm_up(self) -> None:
+        """Make the handles of background threads, and have cuDNN load its heuristics: 0.1 to 0.3 s for an operation."""
+        if self._candidates.offers("graph", SMALL[0]):
+            self._background.warm_up()
 
     def prefetch(self, problems: Sequence[Ahead]) -> None:
         """List engine configurations in the background, and compile those that are compiled when a plan is built."""

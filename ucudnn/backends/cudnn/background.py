@@ -7,6 +7,7 @@ from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import cycle, islice
 from threading import RLock, local
 from typing import Any, NamedTuple, TypeVar, final
 
@@ -18,11 +19,19 @@ from ucudnn.backends.cudnn.gpu import Gpu
 from ucudnn.backends.cudnn.graph import OperationGraph, listing_graph
 from ucudnn.backends.cudnn.library import Library, OwnHandle
 from ucudnn.errors import BackendError
-from ucudnn.problem import MOST_ALIGNMENT, ConvolutionProblem
+from ucudnn.problem import MOST_ALIGNMENT, ConvolutionProblem, Operation
 
 _MOST_LISTING = 4  # threads: each makes a handle first, and in all processes together these are made one by one
 _MOST_BUILDING = 8
 _MOST_KEPT = 32
+
+SMALL = tuple(
+    ConvolutionProblem(
+        operation=operation, batch=4, channels=64, spatial=(14, 14), filters=64, kernel=(3, 3), padding=(1, 1)
+    )
+    for operation in Operation
+)
+"""Problems of which heuristics are asked when there is nothing to ask yet."""
 
 _T = TypeVar("_T")
 
@@ -92,6 +101,11 @@ class Background:
         self._plans: dict[tuple[ConvolutionProblem, str], Future[BuiltPlan | None]] = {}
         self._pending: Counter[ConvolutionProblem] = Counter()
         self._drops = 0
+
+    def warm_up(self) -> None:
+        """Ask heuristics of each operation, which load libraries and networks when they are asked first."""
+        parts = islice(cycle(SMALL), max(_MOST_LISTING, len(SMALL)))  # something for each thread
+        wait([self._submit(self._listing, part, partial(self._list_here, part, None)) for part in parts])
 
     def begin(
         self,

@@ -12,7 +12,7 @@ from math import ceil, fsum, inf
 from time import perf_counter
 from typing import TypeVar, final
 
-from ucudnn.backends.base import Algorithm, Bench, Effort, Following, Measurement, MeasurementStatus
+from ucudnn.backends.base import Algorithm, Bench, Following
 from ucudnn.backends.cudnn.check import OutputCheck
 from ucudnn.backends.cudnn.gpu import DeviceBuffer, Gpu, Timed
 from ucudnn.backends.cudnn.graph import listing_beta
@@ -21,6 +21,7 @@ from ucudnn.backends.cudnn.legacy import LegacyCall
 from ucudnn.backends.cudnn.library import Library
 from ucudnn.backends.cudnn.packed import PackedCall
 from ucudnn.backends.cudnn.timing import LOADING_MS, CallTimer, least_ms
+from ucudnn.backends.measurement import Effort, Measurement, MeasurementStatus
 from ucudnn.backends.sampling import SHORTEST_MS, settled, worthless
 from ucudnn.errors import CudnnError, UcudnnError, UnsupportedProblemError
 from ucudnn.problem import ConvolutionProblem
