@@ -77,7 +77,7 @@ def opened(monkeypatch):
         for module in (benches, timing):
             monkeypatch.setattr(module, "perf_counter", lambda: gpu.now / 1e3)
         bench = CudnnBench(PROBLEM, gpu, lambda size: DeviceBuffer(256, size), gpu.prepare, None, 0, gpu.build)
-        bench._check = lambda *arguments: None  # what they compute is of no interest here
+        bench._check = lambda *arguments, **options: None  # what they compute is of no interest here
         return gpu, bench
 
     return open_bench
@@ -285,7 +285,7 @@ def test_a_fault_of_the_gpu_may_be_of_what_was_begun_ahead(opened):
     gpu.failures = (BackendError, ArithmeticError)
     bench.measure(8, algorithm("FAST"), Effort())
 
-    def fail(*arguments):
+    def fail(*arguments, **options):
         raise ArithmeticError("a fault")
 
     for ahead, status in ((True, MeasurementStatus.HINDERED), (False, MeasurementStatus.FAILED)):

@@ -199,3 +199,16 @@ def test_the_host_decides_where_a_plain_gradient_of_16_bits_is_off(monkeypatch, 
             with pytest.raises(UnsupportedProblemError, match="off, more than"):
                 check(call, name, piece, nothing)
         check(right, "right", piece, nothing)
+
+
+@pytest.mark.parametrize("operation", Operation)
+def test_what_rounds_parts_of_its_sums_is_checked_at_every_size(operation):
+    problem = replace(PLANE, operation=operation, batch=4)
+    (small,), (large,) = (pieces_of(problem, size, ()) for size in (2, 4))
+    check, nothing = opened(problem, np.random.default_rng())
+    for rounds in (False, True):
+        check(HostCall(small.problem), f"engine {rounds}", small, nothing, rounds=rounds)
+    off = HostCall(large.problem, factor=1.1)  # longer sums, or more of them
+    check(off, "engine False", large, nothing)
+    with pytest.raises(UnsupportedProblemError, match="off, more than"):
+        check(off, "engine True", large, nothing, rounds=True)

@@ -133,6 +133,9 @@ def test_notes_decide_what_a_problem_allows():
     assert engine("NONDETERMINISTIC").allowed(plain)
     assert not engine("NONDETERMINISTIC").allowed(make_problem(deterministic=True))
     assert not engine("REDUCED_PRECISION_REDUCTION").allowed(plain)
+    assert not engine("REDUCED_PRECISION_REDUCTION").allowed(make_problem(dtype=DataType.FLOAT64))
+    assert engine("REDUCED_PRECISION_REDUCTION").allowed(make_problem(dtype=DataType.FLOAT16))
+    assert engine("REDUCED_PRECISION_REDUCTION").allowed(make_problem(dtype=DataType.BFLOAT16))
 
 
 def test_workspaces_are_stated_in_multiples_of_the_alignment():

@@ -14,6 +14,7 @@ from typing import TypeVar, final
 
 from ucudnn.backends.base import Algorithm, Bench, Following
 from ucudnn.backends.cudnn.check import OutputCheck
+from ucudnn.backends.cudnn.codes import NumericalNote
 from ucudnn.backends.cudnn.gpu import DeviceBuffer, Gpu, Timed
 from ucudnn.backends.cudnn.graph import listing_beta
 from ucudnn.backends.cudnn.graph_call import GraphCall
@@ -147,7 +148,9 @@ class CudnnBench(Bench):
                 samples_ms = tuple(max(each, start.timer.least_host_ms) for each in samples_ms)
             complete = told and not worthless(samples_ms, worth_ms, _NOISE)
             if complete:
-                self._check(start.call, algorithm.name, pieces[0], self._workspace_of(algorithm.workspace_bytes))
+                workspace = self._workspace_of(algorithm.workspace_bytes)
+                rounds = NumericalNote.REDUCED_PRECISION_REDUCTION.name in algorithm.notes
+                self._check(start.call, algorithm.name, pieces[0], workspace, rounds=rounds)
         except (MemoryError, OSError) as error:
             return _hindered(f"{type(error).__name__}: {error}")
         except CudnnError as error:

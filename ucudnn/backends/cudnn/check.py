@@ -68,7 +68,7 @@ class OutputCheck:
 
     Whether NaN comes through is checked at every size. How exact an algorithm is depends on the algorithm, on gaps,
     alignment and, where both sides are not padded alike, on how they are, but not on the number of samples or rows; so
-    that is checked where these are met first.
+    that is checked where these are met first. Of one that rounds parts of its sums, it is checked at every size.
 
     Args:
         problem: the mini-batch.
@@ -97,9 +97,11 @@ class OutputCheck:
         self._accumulates = problem.operation is Operation.BACKWARD_FILTER
         self._references: dict[Piece, Any] = {}
         self._gradients: dict[Piece, Any] = {}
-        self._exact: set[tuple[str, _Manner]] = set()
+        self._exact: set[tuple[str, _Manner, int]] = set()
 
-    def __call__(self, call: PreparedCall, name: str, piece: Piece, workspace: DeviceBuffer) -> None:
+    def __call__(
+        self, call: PreparedCall, name: str, piece: Piece, workspace: DeviceBuffer, *, rounds: bool = False
+    ) -> None:
         """Launch an algorithm on the first samples and look at the begin, the middle and the end of its output.
 
         Args:
@@ -107,12 +109,13 @@ class OutputCheck:
             name: its name.
             piece: the micro-batch or the slab.
             workspace: what it takes as workspace; filled with NaN before.
+            rounds: whether it rounds parts of its sums.
 
         Raises:
             UnsupportedProblemError: if the output is not what it should be.
             CudnnError: if the launch fails.
         """
-        met = name, _manner_of(piece.problem)
+        met = name, _manner_of(piece.problem), piece.problem.batch if rounds else 0
         first = met not in self._exact
         if first and piece not in self._references:
             self._references[piece] = self._reference(piece)
