@@ -71,6 +71,15 @@ def test_networks_are_measured_by_operation():
     assert sorted(map(len, shares)) == [7, 8]
 
 
+def test_what_costs_nothing_is_somebodys():
+    nothing = request(4, sizes=(), operation=Operation.BACKWARD_FILTER)
+    for wanted in ([nothing], [request(2), nothing], [nothing, request(2), nothing]):
+        for count in (1, 2, 3):
+            shares = gathered(list(dict.fromkeys(wanted)), count)
+            assert len(shares) == count
+            assert set(chain(*map(requests_of, shares))) == set(wanted)
+
+
 def test_what_is_small_costs_time_as_well():
     small, large = dealt([request(2), request(4)], 2)
     assert cost(small) < 1.01 * cost(large)

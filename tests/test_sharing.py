@@ -229,6 +229,26 @@ def test_what_is_discarded_is_explored_without_those_who_do_not_know():
         assert set(benchmark.exploration(each).names) < set(backend.names(each.problem, (4,)))
 
 
+@pytest.mark.parametrize("error", [None, RuntimeError("can't start new thread")])
+def test_workers_warm_up_before_they_are_ready_and_go_on_without(error):
+    class Warm(SlowBackend):
+        warm = False
+
+        def warm_up(self):
+            self.warm = True
+            if error is not None:
+                raise error
+
+    wanted = requests(4)
+    backend, other = Warm(set(), seconds=0.2), Warm(set())
+    with in_threads(backend, other) as workers:  # they are ready
+        assert other.warm
+        assert not backend.warm, "a program has no time for that"
+        Benchmark(backend, effort=QUICK, share=workers).explore(wanted)
+    assert other.measured
+    assert sorted(map(str, backend.measured + other.measured)) == sorted(str(each.problem) for each in wanted)
+
+
 def test_those_who_are_gone_have_no_share():
     wanted = requests(6)
     backend, other, gone = SlowBackend(set()), SlowBackend(set()), SlowBackend(set())

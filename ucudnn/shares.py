@@ -123,7 +123,8 @@ def gathered(requests: Sequence[Request], count: int) -> list[list[Group]]:
     shares: list[list[Group]] = [[] for _ in range(count)]
     before = 0
     for group in groups:
-        shares[(2 * before + group.cost) * count // max(1, 2 * total)].append(group)
+        middle = (2 * before + group.cost) * count // max(1, 2 * total)
+        shares[min(middle, count - 1)].append(group)
         before += group.cost
     if len(groups) >= count and not all(shares):
         return dealt(requests, count)

@@ -252,7 +252,8 @@ def serve(connection: Connection, device: int, options: WorkerOptions) -> None:
     """Measure what is asked for until the connection ends: the main function of a worker process."""
     backend = open_backend(options.backend, cudnn_library=options.cudnn_library, device=device)
     benchmark = Benchmark(backend, effort=options.effort, exhaustive=options.exhaustive)
-    backend.warm_up()  # a program has other things to do before its first convolution, and this process has not
+    with suppress(Exception):  # what is wrong will be heard of when something is asked for
+        backend.warm_up()  # a program has other things to do before its first convolution, and this process has not
     with suppress(EOFError, OSError):
         connection.send(dict(backend.machine()))
         while True:

@@ -97,7 +97,7 @@ class OutputCheck:
         self._accumulates = problem.operation is Operation.BACKWARD_FILTER
         self._references: dict[Piece, Any] = {}
         self._gradients: dict[Piece, Any] = {}
-        self._exact: set[tuple[str, _Manner, int]] = set()
+        self._exact: set[tuple[str, _Manner, ConvolutionProblem | None]] = set()
 
     def __call__(
         self, call: PreparedCall, name: str, piece: Piece, workspace: DeviceBuffer, *, rounds: bool = False
@@ -115,7 +115,7 @@ class OutputCheck:
             UnsupportedProblemError: if the output is not what it should be.
             CudnnError: if the launch fails.
         """
-        met = name, _manner_of(piece.problem), piece.problem.batch if rounds else 0
+        met = name, _manner_of(piece.problem), piece.problem if rounds else None
         first = met not in self._exact
         if first and piece not in self._references:
             self._references[piece] = self._reference(piece)

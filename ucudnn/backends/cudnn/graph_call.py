@@ -73,6 +73,7 @@ class GraphCall(PreparedCall):
             owner: what must live as long.
         """
         self._plans[alpha, beta] = _ExecutionPlan(plan, owner)
+        self._packs.clear()  # they hold plans, too
 
     @property
     def workspace_bytes(self) -> int:
@@ -145,7 +146,7 @@ class GraphCall(PreparedCall):
         plan = _ExecutionPlan(self._graphs(self._problem, alpha, beta).plan(self._algorithm))
         if len(self._plans) >= _MOST_SCALINGS:
             self._plans.clear()
-            self._packs.clear()  # they hold plans, too
+            self._packs.clear()
         self._plans[alpha, beta] = plan
         return plan
 
