@@ -6,16 +6,19 @@ Not a script.
 import argparse
 import json
 import platform
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from time import perf_counter
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from ucudnn.backends.cudnn.gpu import driver_version
+from ucudnn.backends.cudnn.gpu import DeviceBuffer, driver_version
+from ucudnn.torch.device import TorchGpu
 from ucudnn.torch.opening import open_switch
 from ucudnn.torch.stock import held_bytes
 
@@ -51,9 +54,10 @@ def device_of(arguments: argparse.Namespace) -> torch.device:
     return torch.device("cuda", torch.cuda.current_device())
 
 
-def switch_for(arguments: argparse.Namespace, limit: str) -> Any:
+def switch_for(arguments: argparse.Namespace, limit: str, *, lend_gradients: bool = False) -> Any:
     """Return what `ucudnn.torch.enable` would turn on."""
-    return open_switch("cpu" if arguments.backend == "cpu" else "cudnn", {"workspace_limit": limit})
+    backend = "cpu" if arguments.backend == "cpu" else "cudnn"
+    return open_switch(backend, {"workspace_limit": limit}, lend_gradients=lend_gradients)
 
 
 def small_options(parser: argparse.ArgumentParser, out: str) -> None:
@@ -233,6 +237,22 @@ def elapsed_ms(run: Callable[[], object], device: torch.device) -> float:
     if device.type == "cuda":
         torch.cuda.synchronize()
     return (perf_counter() - begin) * 1e3
+
+
+@contextmanager
+def largest_allocation() -> Iterator[list[int]]:
+    """Return the bytes of the largest workspace that is allocated for a convolution inside the block, as one item.
+
+    Where gradients are lent, nothing can be put around convolutions that has them as well.
+    """
+    found, allocate = [0], TorchGpu.allocate
+
+    def counted(self: TorchGpu, size_bytes: int) -> DeviceBuffer:
+        found[0] = max(found[0], size_bytes)
+        return allocate(self, size_bytes)
+
+    with patch.object(TorchGpu, "allocate", counted):
+        yield found
 
 
 class ConvolutionMemory(TorchDispatchMode):

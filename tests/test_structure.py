@@ -61,7 +61,10 @@ LAYERS = [  # lowest first; every module of the package is named exactly once
 PACKAGES = ("backends.cpu", "backends.cudnn", "cudnn", "native", "plots", "torch")
 TORCH = {  # all of the package for PyTorch but its command line
     "torch",
-    *(f"torch.{name}" for name in ("device", "kernels", "lanes", "names", "opening", "problems", "routes", "stock")),
+    *(
+        f"torch.{name}"
+        for name in ("device", "kernels", "lanes", "lending", "names", "opening", "problems", "routes", "stock")
+    ),
     *(f"torch.{name}" for name in ("summary", "switch", "timing")),
 }
 ONE_MODULE = {  # a third-party package is imported in one module only

@@ -20,7 +20,7 @@ from ucudnn.slabs import Slab, is_divisible, row_count, row_unit
 from ucudnn.solvers.desirable import desirable_set, fastest
 from ucudnn.solvers.reuse import fastest_within
 from ucudnn.solvers.tails import fastest_with_tail
-from ucudnn.tails import free_bytes, own_bytes
+from ucudnn.tails import free_bytes, own_bytes, read_bytes
 from ucudnn.units import exact_bytes
 
 _WORTH_A_TAIL = 0.995  # of the time within the limit
@@ -52,14 +52,15 @@ class Decision:
 
     @property
     def workspace_bytes(self) -> int:
-        """Bytes of its own workspace, without spare memory of the caller's and the tail of its output."""
-        if self.kernel.spare_bytes:
+        """Bytes of its own workspace, without spare memory of the caller's, and what tensors lend."""
+        kernel = self.kernel
+        if kernel.spare_bytes:
             return 0
-        return own_bytes(self.kernel.problem, self.configuration, fresh=self.kernel.fresh)
+        return own_bytes(kernel.problem, self.configuration, fresh=kernel.fresh, spent=kernel.spent)
 
     @property
     def spare_bytes(self) -> int:
-        """The most bytes of a workspace that is spare memory of the caller's, or the tail of its output."""
+        """The most bytes of a workspace that is spare memory of the caller's, or lent by a tensor."""
         most = self.configuration.workspace_bytes
         return most if most > self.workspace_bytes else 0
 
@@ -154,7 +155,7 @@ def decide(
     shares = (
         # Nothing beyond the limit was measured, so the front's last configuration is the fastest within it.
         [
-            (Share(configuration=_with_tail(front[-1], requests, benchmark, solver), count=kernel.count),)
+            (Share(configuration=_with_lent(kernel, front[-1], requests, benchmark, solver), count=kernel.count),)
             for kernel, (front, _), requests in zip(kernels, found, asked, strict=True)
         ]
         if allotment is None
@@ -285,16 +286,18 @@ def decide_slabs(
     return Configuration(parts=(MicroConfiguration.of_slabs(size, [one for each in chosen for one in each]),))
 
 
-def _with_tail(
-    within: Configuration, requests: Sequence[Request], benchmark: Benchmark, solver: "_Stopwatch"
+def _with_lent(
+    kernel: Kernel, within: Configuration, requests: Sequence[Request], benchmark: Benchmark, solver: "_Stopwatch"
 ) -> Configuration:
-    """Return the fastest configuration where the output's tail is workspace, too; that within the limit, if none is."""
+    """Return the fastest configuration where what tensors lend is workspace, too; that within the limit, if none is."""
     if len(requests) == 1:
         return within
     problem, limit_bytes = requests[0].problem, requests[0].limit_bytes
     measured = dict.fromkeys(micro for each in requests for micro in benchmark.micro_configurations(each))
+    free, read = free_bytes(problem), read_bytes(problem) if kernel.spent else None
     with solver:
-        found = fastest_with_tail(measured, problem.batch, limit_bytes, free_bytes(problem))
+        lent = free if kernel.fresh else [0] * len(free)
+        found = fastest_with_tail(measured, problem.batch, limit_bytes, lent, read)
     return found if found is not None and found.time_ms < within.time_ms * _WORTH_A_TAIL else within
 
 

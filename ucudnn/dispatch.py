@@ -9,7 +9,7 @@ from ucudnn.backends.base import Buffer, ComputeBackend, Spare, Tensor
 from ucudnn.benchmark import Benchmark
 from ucudnn.configuration import Configuration
 from ucudnn.decision import Decision, decide_again, decide_rest, decide_slabs
-from ucudnn.errors import BackendError, StepError
+from ucudnn.errors import BackendError, SpentError, StepError
 from ucudnn.kernel import Kernel
 from ucudnn.plan import Plan, make_plan
 from ucudnn.problem import Operation
@@ -148,6 +148,7 @@ class Dispatcher:
         Raises:
             BackendError: if no algorithm is left that runs.
             InfeasibleError: if memory has no room for any configuration.
+            SpentError: if what takes a gradient as workspace cannot be ended.
         """
         backend = self.backend
         queue = backend.queue()
@@ -170,7 +171,11 @@ class Dispatcher:
         try:
             plan.launch(x, w, y, alpha=alpha, beta=beta, workspace=workspace)
         except StepError as error:
-            self._finish(entry, error, _Call(x, w, y, alpha, beta, spare))
+            self._finish_all(entry, error, _Call(x, w, y, alpha, beta, spare))
+        except Exception as error:
+            if plan.overwrites:
+                raise SpentError(f"{entry.kernel}: {error}; the gradient of its output was overwritten") from error
+            raise
         finally:
             if segment is not None:  # what failed may have launched a part
                 self._turns.leave(segment, queue)
@@ -240,12 +245,23 @@ class Dispatcher:
         for _ in range(_MOST_REPLACEMENTS):
             assert entry.decision is not None
             try:
-                entry.plan = make_plan(problem, entry.decision.configuration, self.backend, fresh=entry.kernel.fresh)
+                kernel, configuration = entry.kernel, entry.decision.configuration
+                entry.plan = make_plan(problem, configuration, self.backend, fresh=kernel.fresh, spent=kernel.spent)
             except StepError as error:
                 self._replace(entry, error)
             else:
                 return entry.plan
         raise BackendError(f"{entry.kernel}: {_MOST_REPLACEMENTS} configurations failed one after another")
+
+    def _finish_all(self, entry: Entry, error: StepError, call: _Call) -> None:
+        """Compute what a failed launch left, or say that it cannot be computed any more."""
+        begun = entry.plan is not None and entry.plan.overwrites and error.start > 0
+        try:
+            self._finish(entry, error, call)
+        except Exception as final:
+            if begun:
+                raise SpentError(f"{entry.kernel}: {final}; the gradient of its output was overwritten") from final
+            raise
 
     def _finish(self, entry: Entry, error: StepError, call: _Call) -> None:
         """Compute what a failed launch left, from its first missing sample on, in another way."""

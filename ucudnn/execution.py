@@ -36,8 +36,9 @@ def execute(decision: Decision, backend: ComputeBackend, repeats: int) -> Kernel
         StepError: if an algorithm fails.
         MemoryError: if there is no room for tensors and workspace.
     """
-    problem, fresh = decision.kernel.problem, decision.kernel.fresh
-    plans = {decision.configuration: make_plan(problem, decision.configuration, backend, fresh=fresh)}
+    kernel, problem = decision.kernel, decision.kernel.problem
+    plan = make_plan(problem, decision.configuration, backend, fresh=kernel.fresh, spent=kernel.spent)
+    plans = {decision.configuration: plan}
     if decision.undivided is not None and decision.undivided not in plans:
         plans[decision.undivided] = make_plan(problem, decision.undivided, backend)
     times = plans_in_turn(problem, plans, backend, repeats)

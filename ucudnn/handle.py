@@ -23,12 +23,12 @@ from ucudnn.policy import BatchSizePolicy
 from ucudnn.problem import ConvolutionProblem, Operation
 from ucudnn.report import Report
 from ucudnn.settings import Settings, SolverName
-from ucudnn.tails import tail_step
+from ucudnn.tails import head_step, tail_step
 from ucudnn.tensors import Parameters, ProblemCache
 
 _LOG = logging.getLogger(__name__)
-_Key = tuple[str, ConvolutionProblem, int, bool]
-"""Layer, problem, bytes of spare memory, and whether the output is fresh."""
+_Key = tuple[str, ConvolutionProblem, int, int]
+"""Layer, problem, bytes of spare memory, and what tensors lend: 1 where the output is fresh, 2 its gradient spent."""
 
 
 class Handle:
@@ -89,11 +89,9 @@ class Handle:
             benchmark_devices=benchmark_devices,
             slabs=slabs,
         )
-        self.backend: Backend = (
-            backend
-            if isinstance(backend, Backend)
-            else open_backend(self.settings.backend, cudnn_library=self.settings.cudnn_library)
-        )
+        path = self.settings.cudnn_library
+        opened = backend if isinstance(backend, Backend) else open_backend(self.settings.backend, cudnn_library=path)
+        self.backend: Backend = opened
         """What computes, or replays."""
         self._benchmark = open_benchmark(self.backend, self.settings, effort=effort, listener=listener)
         self._lock = lock_of(self.backend)
@@ -105,11 +103,8 @@ class Handle:
         self._layers = Layers()
         self._entries: dict[_Key, Entry] = {}
         self._decided: list[Decisions] = []
-        self._dispatcher = (
-            Dispatcher(self.backend, self._benchmark, self.settings)
-            if isinstance(self.backend, ComputeBackend)
-            else None
-        )
+        computes = opened if isinstance(opened, ComputeBackend) else None
+        self._dispatcher = None if computes is None else Dispatcher(computes, self._benchmark, self.settings)
 
     def get_algorithm(
         self, problem: ConvolutionProblem, *, layer: str = "", filters: Hashable = None
@@ -246,6 +241,7 @@ class Handle:
         spare_bytes: int = 0,
         *,
         fresh: bool = False,
+        spent: bool = False,
         plan: bool = False,
     ) -> Launcher | None:
         """Return what computes a planned problem with alpha = 1 and beta = 0, with little on the way to the backend.
@@ -255,6 +251,7 @@ class Handle:
             layer: name of the layer.
             spare_bytes: of spare memory, as far as it is `useful`.
             fresh: whether outputs hold nothing that is wanted.
+            spent: whether nobody wants an output's gradient afterwards: what was read of it is overwritten.
             plan: whether to plan the problem first, where it is not planned; that raises what `convolve` does.
 
         Returns:
@@ -262,7 +259,8 @@ class Handle:
         """
         if self._dispatcher is None or self._divides:
             return None
-        key = checked_name(layer), problem, spare_bytes, fresh and tail_step(problem) > 0
+        lends = (fresh and tail_step(problem) > 0) + 2 * (spent and head_step(problem) > 0)
+        key = checked_name(layer), problem, spare_bytes, lends
         with self._lock:
             entry = self._entries.get(key)
             if plan and (entry is None or entry.decision is None):
@@ -384,8 +382,9 @@ class Handle:
             return report_run(decided, run, self.backend, self.settings.policy.value, repeats)
 
     def _register(self, key: _Key) -> Entry:
-        layer, problem, spare_bytes, fresh = key
-        kernel = Kernel(layer=layer, problem=problem, spare_bytes=spare_bytes, fresh=fresh)
+        layer, problem, spare, lends = key
+        fresh, spent = bool(lends & 1), bool(lends & 2)
+        kernel = Kernel(layer=layer, problem=problem, spare_bytes=spare, fresh=fresh, spent=spent)
         return self._entries.setdefault(key, Entry(kernel))
 
     def _plan(self, key: _Key) -> Entry:

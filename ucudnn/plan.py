@@ -9,7 +9,7 @@ from ucudnn.configuration import Configuration, MicroConfiguration, SlabConfigur
 from ucudnn.errors import BackendError, StepError
 from ucudnn.problem import ConvolutionProblem, Operation
 from ucudnn.slabs import Rows, piece_of
-from ucudnn.tails import own_bytes, places, tail_step
+from ucudnn.tails import Place, head_step, own_bytes, places, tail_step
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,7 +23,8 @@ class Step:
         accumulates: whether it adds to what earlier steps wrote, so that beta must be 1.
         slab: index of the slab of the micro-batch that it computes; None for all of it.
         first_rows: where that slab begins.
-        tail: returns the memory of later samples of an output, which is its workspace; None where it has another.
+        tail: returns the memory of later samples of the output, which is its workspace; None where it has another.
+        head: the same of earlier samples of the output's gradient.
     """
 
     call: PreparedCall
@@ -33,6 +34,7 @@ class Step:
     slab: int | None = None
     first_rows: Rows | None = None
     tail: Callable[[Tensor], Buffer] | None = None
+    head: Callable[[Tensor], Buffer] | None = None
 
     def failed(self, error: BackendError) -> StepError:
         """Return the error of its call as one of this step."""
@@ -58,6 +60,11 @@ class Plan:
     steps: tuple[Step, ...]
     workspace_bytes: int
 
+    @property
+    def overwrites(self) -> bool:
+        """Whether it takes what was read of the output's gradient as workspace."""
+        return any(step.head is not None for step in self.steps)
+
     def launch(self, x: Tensor, w: Tensor, y: Tensor, *, alpha: float, beta: float, workspace: Buffer) -> None:
         """Compute out = alpha * conv + beta * out, micro-batch by micro-batch, slab by slab.
 
@@ -77,7 +84,11 @@ class Plan:
         """
         out = x if self.problem.operation is Operation.BACKWARD_DATA else y
         for step in self.steps:
-            own = workspace if step.tail is None else step.tail(out)
+            own = workspace
+            if step.tail is not None:
+                own = step.tail(out)
+            elif step.head is not None:
+                own = step.head(y)
             try:
                 step.call.launch(
                     x,
@@ -100,6 +111,7 @@ def make_plan(
     start: int = 0,
     *,
     fresh: bool = False,
+    spent: bool = False,
 ) -> Plan:
     """Prepare the calls of a configuration; parts that are the same problem share one.
 
@@ -110,15 +122,16 @@ def make_plan(
         start: the first sample to compute.
         fresh: whether the output holds nothing that is wanted; then its tail is workspace for parts that find room
             there, which run in the order of the configuration.
+        spent: whether nobody wants the output's gradient afterwards; likewise with its head.
 
     Raises:
         StepError: if an algorithm cannot compute its part.
     """
     calls: dict[tuple[ConvolutionProblem, str], PreparedCall] = {}
     steps = []
-    parts = list(configuration.parts) if fresh else _aligned(configuration.parts)
-    lent = places(problem, configuration, fresh=fresh)
-    begin, step = start, tail_step(problem)
+    parts = list(configuration.parts) if fresh or spent else _aligned(configuration.parts)
+    found = places(problem, configuration, fresh=fresh, spent=spent)
+    begin = start
     gradient = problem.operation is Operation.BACKWARD_FILTER
 
     def prepared(piece: ConvolutionProblem, algorithm: str) -> PreparedCall:
@@ -130,14 +143,18 @@ def make_plan(
                 raise StepError(algorithm, parts[0].size, begin, error, _begun(parts[0].slabs)) from error
         return call
 
-    for part, in_tail in zip(parts, lent, strict=True):
+    for part, place in zip(parts, found, strict=True):
         whole = problem.part(part.size)
         if not part.slabs:
             call = prepared(whole, part.algorithm)
-            tail = None
-            if in_tail:
-                tail = partial(backend.behind, start=start + part.size, step_bytes=step, samples=problem.batch)
-            steps.append(Step(call=call, part=part, start=start, accumulates=gradient and start > 0, tail=tail))
+            tail = head = None
+            if place is Place.TAIL:
+                after = start + part.size
+                tail = partial(backend.behind, start=after, step_bytes=tail_step(problem), samples=problem.batch)
+            elif place is Place.HEAD:
+                head = partial(backend.behind, start=0, step_bytes=head_step(problem), samples=start)
+            accumulates = gradient and start > 0
+            steps.append(Step(call=call, part=part, start=start, accumulates=accumulates, tail=tail, head=head))
         for index, each in enumerate(part.slabs):
             piece = piece_of(whole, each.slab)
             steps.append(
@@ -151,7 +168,7 @@ def make_plan(
                 )
             )
         start += part.size
-    own = own_bytes(problem, configuration, fresh=fresh)
+    own = own_bytes(problem, configuration, fresh=fresh, spent=spent)
     return Plan(problem=problem, configuration=configuration, steps=tuple(steps), workspace_bytes=own)
 
 

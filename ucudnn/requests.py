@@ -8,7 +8,7 @@ from ucudnn.problem import ConvolutionProblem, DataType, Operation
 from ucudnn.settings import Settings
 from ucudnn.slab_search import Division, rows_tried
 from ucudnn.slabs import kinds_of, row_count
-from ucudnn.tails import free_bytes
+from ucudnn.tails import free_bytes, read_bytes
 
 MOST_ROUNDINGS = 32
 """Micro-batches and slabs of a 16-bit filter gradient: its error grows with the square root of their number."""
@@ -94,16 +94,19 @@ def request_of(problem: ConvolutionProblem, settings: Settings, limit_bytes: int
 
 
 def requests_of(kernel: Kernel, settings: Settings, limit_bytes: int) -> list[Request]:
-    """Return what is wanted of a kernel: within its limit, and then within parts of its output's tail, if it is fresh.
+    """Return what is wanted of a kernel: within its limit, and then within parts of what tensors lend, if they do.
 
-    What is left behind a micro-batch shrinks as they go on; within each of these, the fastest sizes are others.
+    What is left behind a micro-batch shrinks as they go on, and what lies before it grows; within each of these, the
+    fastest sizes are others.
     """
     problem = kernel.problem
     within = request_of(problem, settings, max(limit_bytes, kernel.spare_bytes))
-    if not kernel.fresh or settings.policy is BatchSizePolicy.UNDIVIDED:
+    if not (kernel.fresh or kernel.spent) or settings.policy is BatchSizePolicy.UNDIVIDED:
         return [within]
-    batch, free = problem.batch, free_bytes(problem)
+    batch = problem.batch
+    lent = [free_bytes(problem)] if kernel.fresh else []
+    lent += [read_bytes(problem)] if kernel.spent else []
     left = [batch * 3 // 4, *(batch >> power for power in range(1, batch.bit_length()))]
     # The least first: where memory is short, what needs more is not tried then.
-    limits = sorted({free[each] for each in left if free[each] > within.limit_bytes})
+    limits = sorted({each[samples] for each in lent for samples in left if each[samples] > within.limit_bytes})
     return [within, *(replace(within, limit_bytes=each, rows=()) for each in limits)]

@@ -1,14 +1,25 @@
-"""Tails: what of an output is not written yet serves as workspace for what is computed before it.
+"""Tails and heads: what of a tensor holds nothing that is wanted serves as workspace.
 
-Micro-batches write their samples one after another; until its turn comes, the memory of later samples holds nothing
-that anybody wants, where the caller says so. The earlier a micro-batch, the more there is.
+Micro-batches write their samples one after another; until its turn comes, the memory of later samples of the output,
+its tail, holds nothing that anybody wants, where the caller says so. The earlier a micro-batch, the more there is. And
+both gradients read that of the output sample by sample; where nobody wants it afterwards, what was read, its head, is
+free. The later a micro-batch, the more there is.
 """
 
+from enum import IntEnum
 from functools import lru_cache
 
 from ucudnn.backends.base import SLACK_BYTES
 from ucudnn.configuration import Configuration
 from ucudnn.problem import ConvolutionProblem, Operation
+
+
+class Place(IntEnum):
+    """Where the workspace of a part lies: in memory of its own, the output's tail, or the head of its gradient."""
+
+    OWN = 0
+    TAIL = 1
+    HEAD = 2
 
 
 @lru_cache(maxsize=1 << 14)  # calls ask
@@ -35,24 +46,50 @@ def free_bytes(problem: ConvolutionProblem) -> list[int]:
     return [max(0, left * step - SLACK_BYTES) for left in range(problem.batch + 1)]
 
 
-def places(problem: ConvolutionProblem, configuration: Configuration, *, fresh: bool = True) -> list[bool]:
-    """Return for each part, in order, whether its workspace is the output's tail; slabs have their own.
+@lru_cache(maxsize=1 << 14)
+def head_step(problem: ConvolutionProblem) -> int:
+    """Return the bytes of one sample of the output's gradient; 0 where there is none, or it cannot be lent."""
+    dense = not problem.y_channel_stride and problem.y_batch_stride == problem.y_sample
+    gradient = problem.operation is not Operation.FORWARD
+    return problem.steps[1] if gradient and dense and problem.begins_anywhere else 0
+
+
+def read_bytes(problem: ConvolutionProblem) -> list[int]:
+    """Return how much of a head can be lent, by the number of its samples."""
+    step = head_step(problem)
+    return [max(0, done * step - SLACK_BYTES) for done in range(problem.batch + 1)]
+
+
+def places(
+    problem: ConvolutionProblem, configuration: Configuration, *, fresh: bool = True, spent: bool = False
+) -> list[Place]:
+    """Return for each part, in order, where its workspace lies; slabs have their own.
 
     Args:
         problem: the problem at mini-batch size.
         configuration: what computes it.
-        fresh: whether the output holds nothing that is wanted; otherwise all parts have their own.
+        fresh: whether the output holds nothing that is wanted, so that its tail is lent.
+        spent: whether its gradient is wanted by nobody afterwards, so that its head is lent.
     """
-    if not fresh:
-        return [False] * len(configuration.parts)
-    found, left, free = [], problem.batch, free_bytes(problem)
+    if not (fresh or spent):
+        return [Place.OWN] * len(configuration.parts)
+    found, done = [], 0
+    nothing = [0] * (problem.batch + 1)
+    free, read = free_bytes(problem) if fresh else nothing, read_bytes(problem) if spent else nothing
     for part in configuration.parts:
-        left -= part.size
-        found.append(not part.slabs and 0 < part.workspace_bytes <= free[left])
+        left = problem.batch - done - part.size
+        place = Place.OWN
+        if part.workspace_bytes and not part.slabs:
+            fits = {Place.TAIL: free[left], Place.HEAD: read[done]}
+            place = next((each for each, size in fits.items() if part.workspace_bytes <= size), place)
+        found.append(place)
+        done += part.size
     return found
 
 
-def own_bytes(problem: ConvolutionProblem, configuration: Configuration, *, fresh: bool = True) -> int:
-    """Return the workspace that parts need which do not find it in the output's tail, as `places` says."""
-    both = zip(configuration.parts, places(problem, configuration, fresh=fresh), strict=True)
-    return max((part.workspace_bytes for part, lent in both if not lent), default=0)
+def own_bytes(
+    problem: ConvolutionProblem, configuration: Configuration, *, fresh: bool = True, spent: bool = False
+) -> int:
+    """Return the workspace that parts need which find it in no tensor, as `places` says."""
+    both = zip(configuration.parts, places(problem, configuration, fresh=fresh, spent=spent), strict=True)
+    return max((part.workspace_bytes for part, place in both if place is Place.OWN), default=0)

@@ -1,4 +1,4 @@
-"""The dynamic program over what is left behind a micro-batch, against all orders of all sizes."""
+"""The dynamic program over what is free behind and before a micro-batch, against all orders of all sizes."""
 
 from math import inf, isclose
 
@@ -26,30 +26,40 @@ def micro(draw):
     return MicroConfiguration(size=size, algorithm=name, time_ms=time_ms, workspace_bytes=workspace_bytes)
 
 
-def exhaustive(candidates, left, limit, step):
+def exhaustive(candidates, left, room):
     """Return the least time of what is left, trying everything."""
     if not left:
         return 0.0
     best = inf
     for each in candidates:
-        room = limit if each.slabs else max(limit, (left - each.size) * step)
-        if each.size <= left and each.workspace_bytes <= room:
-            best = min(best, each.time_ms + exhaustive(candidates, left - each.size, limit, step))
+        if each.size <= left and each.workspace_bytes <= room(each, left):
+            best = min(best, each.time_ms + exhaustive(candidates, left - each.size, room))
     return best
 
 
-@given(st.lists(micro(), max_size=7), st.integers(1, 8), st.integers(0, 8), st.integers(0, 4))
-def test_it_is_the_fastest_of_all(candidates, size, limit, step):
-    found = fastest_with_tail(candidates, size, limit, [left * step for left in range(size + 1)])
-    least = exhaustive(candidates, size, limit, step)
+@given(
+    st.lists(micro(), max_size=7),
+    st.integers(1, 8),
+    st.integers(0, 8),
+    st.integers(0, 4),
+    st.none() | st.integers(0, 4),
+)
+def test_it_is_the_fastest_of_all(candidates, size, limit, step, head):
+    read = None if head is None else [done * head for done in range(size + 1)]
+    found = fastest_with_tail(candidates, size, limit, [left * step for left in range(size + 1)], read)
+
+    def room(part, left):
+        return limit if part.slabs else max(limit, (left - part.size) * step, (size - left) * (head or 0))
+
+    least = exhaustive(candidates, size, room)
     assert (found is None) == (least == inf)
     if found is None:
         return
     assert isclose(found.time_ms, least)
     left = size
     for part in found.parts:
+        assert part.workspace_bytes <= room(part, left)
         left -= part.size
-        assert part.workspace_bytes <= (limit if part.slabs else max(limit, left * step))
     assert left == 0
 
 

@@ -1,4 +1,4 @@
-"""Workspace reuse where the earlier a micro-batch, the more workspace it may have: see `ucudnn.tails`."""
+"""Workspace reuse where micro-batches may have the more the earlier, or the later, they come: see `ucudnn.tails`."""
 
 from collections.abc import Iterable, Sequence
 from math import inf
@@ -7,9 +7,13 @@ from ucudnn.configuration import Configuration, MicroConfiguration
 
 
 def fastest_with_tail(
-    candidates: Iterable[MicroConfiguration], size: int, limit_bytes: int, free_bytes: Sequence[int]
+    candidates: Iterable[MicroConfiguration],
+    size: int,
+    limit_bytes: int,
+    free_bytes: Sequence[int],
+    read_bytes: Sequence[int] | None = None,
 ) -> Configuration | None:
-    """Return the fastest configuration whose parts each fit the limit, or what is free behind them.
+    """Return the fastest configuration whose parts each fit the limit, or what is free behind or before them.
 
     A dynamic program over what is left to compute, as the paper's for WR (section 3.2), in the order of execution.
 
@@ -18,10 +22,12 @@ def fastest_with_tail(
         size: the mini-batch size.
         limit_bytes: workspace that every part may have.
         free_bytes: workspace that a part may have instead, by how many samples are left after it; it rises.
+        read_bytes: the same by how many samples come before it; None for none.
 
     Returns:
         The configuration, its parts in the order in which they must run; None where no sizes add up to `size`.
     """
+    read = [0] * (size + 1) if read_bytes is None else read_bytes
     fronts = _fronts(candidate for candidate in candidates if candidate.size <= size)
     best = [0.0] + [inf] * size
     first: list[MicroConfiguration | None] = [None] * (size + 1)
@@ -29,7 +35,7 @@ def fastest_with_tail(
         for step, front in fronts.items():
             if step > left or best[left - step] == inf:
                 continue
-            most = max(limit_bytes, free_bytes[left - step])
+            most = max(limit_bytes, free_bytes[left - step], read[size - left])
             for part in front:  # fastest first
                 if part.workspace_bytes <= (limit_bytes if part.slabs else most):
                     time_ms = part.time_ms + best[left - step]

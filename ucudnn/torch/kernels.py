@@ -1,7 +1,8 @@
 """PyTorch's operators, with kernels of ours in the place of its own while anything is turned on."""
 
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from threading import RLock
 from typing import Any, final
@@ -61,16 +62,34 @@ class Kernels:
             self.switch, self.converted = None, ()
             self._settle()
 
+    @contextmanager
+    def probing(self, backward: Callable[..., Gradients]) -> Iterator[Stock]:
+        """Send gradients of CPU tensors to a kernel inside the block, and everything else to PyTorch."""
+        with self._lock:
+            self._drop()
+            stock, library = self.stock("cpu"), torch.library.Library("aten", "IMPL")
+            try:
+                with warnings.catch_warnings():
+                    warnings.simplefilter("ignore")
+                    library.impl(OPERATORS[1], backward, "CPU")
+                yield stock
+            finally:
+                library._destroy()
+                self._settle()
+
     def _retire(self) -> None:
         """Keep what captured CUDA graphs still use: they know nothing of handles."""
         for each in (self.switch, *self.converted):
             if each is not None and each not in self._kept and any(h.captured for h in each.handles().values()):
                 self._kept.append(each)
 
-    def _settle(self) -> None:
+    def _drop(self) -> None:
         for library in self._libraries.values():
             library._destroy()
         self._libraries.clear()
+
+    def _settle(self) -> None:
+        self._drop()
         for device_type in {each.device_type for each in (self.switch, *self.converted) if each is not None}:
             library = torch.library.Library("aten", "IMPL")
             with warnings.catch_warnings():

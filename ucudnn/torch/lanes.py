@@ -12,7 +12,7 @@ from typing import Any, final
 import torch
 
 from ucudnn.backends.base import ComputeBackend, Spare
-from ucudnn.errors import UcudnnError
+from ucudnn.errors import SpentError, UcudnnError
 from ucudnn.handle import Handle
 from ucudnn.launcher import Launcher
 from ucudnn.problem import MOST_ALIGNMENT, ConvolutionProblem, Operation
@@ -84,8 +84,8 @@ class Lane:
         self._ordinal = ordinal
         self._open_handle = open_handle
         self._left = left
-        # By the low bits of addresses, and the memory that is needed later.
-        self._launchers: dict[tuple[int, int], Callable[[Any, Any, Any], None]] = {}
+        # By the low bits of addresses, the memory that is needed later, and whether the gradient may be overwritten.
+        self._launchers: dict[tuple[int, int, bool], Callable[[Any, Any, Any], None]] = {}
         self._failures = 0
         self._skip = 0
         shape = shapes_of(problem)[_WRITTEN[problem.operation]]
@@ -98,7 +98,9 @@ class Lane:
         """Return a tensor that it may write."""
         return self._output()
 
-    def run(self, x: torch.Tensor, w: torch.Tensor, y: torch.Tensor, later_bytes: int = 0) -> bool:
+    def run(
+        self, x: torch.Tensor, w: torch.Tensor, y: torch.Tensor, later_bytes: int = 0, *, spent: bool = False
+    ) -> bool:
         """Compute one of three tensors from the others; whether that was done.
 
         Args:
@@ -106,24 +108,30 @@ class Lane:
             w: filters or their gradient.
             y: output or its gradient.
             later_bytes: memory that is needed once this is computed, and not before: workspace may be so much larger.
+            spent: whether nobody wants y afterwards, so that what was read of it may be overwritten.
+
+        Raises:
+            SpentError: if that was begun, and could not be ended: y is not what it was.
         """
         if self._ordinal < 0:
             near, filters, far = (_array(each, self._problem) for each in (x, w, y))
-            return self._launch(0, near, filters, far, later_bytes)
+            return self._launch(0, near, filters, far, later_bytes, spent=spent)
         at_x, at_w, at_y = x.data_ptr(), w.data_ptr(), y.data_ptr()
         if current_device() != self._ordinal:
             with torch.cuda.device(self._ordinal):
-                return self._launch((at_x | at_w | at_y) & _LOW, at_x, at_w, at_y, later_bytes)
-        return self._launch((at_x | at_w | at_y) & _LOW, at_x, at_w, at_y, later_bytes)
+                return self._launch((at_x | at_w | at_y) & _LOW, at_x, at_w, at_y, later_bytes, spent=spent)
+        return self._launch((at_x | at_w | at_y) & _LOW, at_x, at_w, at_y, later_bytes, spent=spent)
 
-    def _launch(self, low: int, x: Any, w: Any, y: Any, later_bytes: int) -> bool:
-        key = low, later_bytes
+    def _launch(self, low: int, x: Any, w: Any, y: Any, later_bytes: int, *, spent: bool = False) -> bool:
+        key = low, later_bytes, spent
         try:
             launch = self._launchers.get(key)
+            if launch is None and spent and self._ordinal >= 0 and capturing():
+                launch = self._launchers.get((low, later_bytes, False))  # nothing is planned in a capture
             if launch is None:
                 if not self._may_begin():
                     return False
-                launch = self._launchers[key] = self._begin(low, later_bytes)
+                launch = self._launchers[key] = self._begin(low, later_bytes, spent=spent)
             launch(x, w, y)
         except (UcudnnError, MemoryError, RuntimeError) as error:  # the last is how PyTorch and CUDA say what is wrong
             self._launchers.pop(key, None)
@@ -131,6 +139,8 @@ class Lane:
             self._failures += 1
             what = str(error).split("\n", 1)[0]
             self._left.add(f"{type(error).__name__}: {what}", warn=True)
+            if isinstance(error, SpentError):
+                raise  # nobody can compute it any more
             return False
         return True
 
@@ -145,12 +155,12 @@ class Lane:
             return False
         return True
 
-    def _begin(self, low: int, later_bytes: int) -> Callable[[Any, Any, Any], None]:
+    def _begin(self, low: int, later_bytes: int, *, spent: bool) -> Callable[[Any, Any, Any], None]:
         """Plan it, and return what computes it; under WD that is planned by the first call."""
         problem = replace(self._problem, alignment=low & -low) if low else self._problem
         handle = self._open_handle()
         room = handle.useful(handle.settings.workspace_limit_bytes + later_bytes) if later_bytes else 0
-        launcher = handle.launcher(problem, self._layer, room, fresh=True, plan=True)
+        launcher = handle.launcher(problem, self._layer, room, fresh=True, spent=spent, plan=True)
         if launcher is None:
             return partial(handle.convolve, problem, layer=self._layer, fresh=True)
         if not room:

@@ -14,6 +14,7 @@ from ucudnn.handle import Handle
 from ucudnn.settings import Settings, parse_choice
 from ucudnn.torch.device import TorchGpu
 from ucudnn.torch.kernels import kernels
+from ucudnn.torch.lending import check_lending, counts_alone
 from ucudnn.torch.switch import Switch
 
 _LOG = logging.getLogger(__name__)
@@ -25,7 +26,7 @@ _FIELDS = {
 _NO_SETTINGS = ("groups", "effort", "listener")
 
 
-def open_switch(backend: str | None, options: dict[str, Any]) -> Switch:
+def open_switch(backend: str | None, options: dict[str, Any], *, lend_gradients: bool = False) -> Switch:
     """Return a switch whose handles have some options.
 
     Nothing of CUDA is touched: which GPU a process uses is for the program to say.
@@ -34,10 +35,11 @@ def open_switch(backend: str | None, options: dict[str, Any]) -> Switch:
         backend: 'auto', 'cudnn' or 'cudnn:CANDIDATES' for tensors on GPUs, 'cpu' for those of the CPU; None for what
             UCUDNN_BACKEND says.
         options: of `Handle`.
+        lend_gradients: see `ucudnn.torch.enable`.
 
     Raises:
         SettingsError: if an option is not known, or has a value that it may not have.
-        BackendUnavailableError: if PyTorch has no NVIDIA GPU, or is too old.
+        BackendUnavailableError: if PyTorch has no NVIDIA GPU, or is too old, or does not tell who has a gradient.
     """
     settings = Settings.load(
         backend=backend,
@@ -52,8 +54,12 @@ def open_switch(backend: str | None, options: dict[str, Any]) -> Switch:
     candidates = parse_choice(Candidates, target, "backend cudnn:") if target else Candidates.GRAPH
     on_cpu = kind == "cpu"
     stock = kernels.stock("cpu" if on_cpu else "cuda")
+    alone = None
+    if lend_gradients:
+        check_lending(settings)
+        alone = counts_alone(kernels.probing)
     if on_cpu:
-        return Switch(lambda _: Handle(backend="cpu", **options), "cpu", stock)
+        return Switch(lambda _: Handle(backend="cpu", **options), "cpu", stock, alone)
     if settings.benchmark_devices not in (None, "ranks"):
         raise SettingsError(
             "benchmark_devices: GPUs of PyTorch measure alone, or together as 'ranks' of torch.distributed; unset"
@@ -68,7 +74,7 @@ def open_switch(backend: str | None, options: dict[str, Any]) -> Switch:
     def open_handle(ordinal: int) -> Handle:
         return Handle(backend=_open_gpu(ordinal, candidates, settings.cudnn_library), **options)
 
-    return Switch(open_handle, "cuda", stock)
+    return Switch(open_handle, "cuda", stock, alone)
 
 
 def _open_gpu(ordinal: int, candidates: Candidates, library_path: str | None) -> CudnnBackend:
