@@ -29,7 +29,7 @@ from ucudnn.settings import Settings
 
 LIMITS = ("64MiB", "16MiB", "8MiB")
 POLICIES = ("powerOfTwo", "adaptive", "all")
-TURNS = {"powerOfTwo": 3, "adaptive": 1, "all": 1}
+TURNS = {"powerOfTwo": 3, "adaptive": 3, "all": 1}
 
 
 def planned(
