@@ -16,7 +16,7 @@ from ucudnn.networks import CSV_HEADER
 
 
 def ucudnn(*arguments, environment=None):
-    command = [sys.executable, "-c", "from ucudnn.cli import main; main()", *arguments]
+    command = [sys.executable, "-m", "ucudnn", *arguments]
     return subprocess.run(
         command, capture_output=True, text=True, check=False, env={**os.environ, **(environment or {})}
     )

@@ -26,7 +26,7 @@ def test_the_example_runs(capsys):
 
 def test_the_plan_is_what_the_command_prints():
     (shown,) = [block for block in blocks("text") if "NVIDIA H200" in block]
-    command = [sys.executable, "-c", "from ucudnn.cli import main; main()"]
+    command = [sys.executable, "-m", "ucudnn"]
     result = subprocess.run(
         [*command, *["plan", "alexnet", "--profile", "h200", "--workspace", "64MiB"]],
         capture_output=True,

@@ -56,7 +56,7 @@ LAYERS = [  # lowest first; every module of the package is named exactly once
     {"__init__", "cudnn.*", "torch.*"},
     {"models"},
     {"cli"},
-    {"native.*"},
+    {"native.*", "__main__"},
 ]
 PACKAGES = ("backends.cpu", "backends.cudnn", "cudnn", "native", "plots", "torch")
 TORCH = {  # all of the package for PyTorch but its command line
