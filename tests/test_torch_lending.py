@@ -123,39 +123,20 @@ def held(y):
     return grad
 
 
-def hooked(y):
-    kept = []
-    y.register_hook(kept.append)
-    of_sines(y)
-    return kept[0]
+def hooked(keep=lambda grad: grad, seen=lambda kept: kept):
+    """Return a way in which a hook keeps something of a gradient, and how that is looked at afterwards."""
+
+    def run(y):
+        kept = []
+        y.register_hook(lambda grad: kept.append(keep(grad)))
+        of_sines(y)
+        return seen(kept[0])
+
+    return run
 
 
-def hooked_by_numpy(y):
-    kept = []
-    y.register_hook(lambda grad: kept.append(grad.numpy()))
-    of_sines(y)
-    return torch.from_numpy(kept[0])
-
-
-def hooked_by_view(y):
-    kept = []
-    y.register_hook(lambda grad: kept.append(grad[:]))
-    of_sines(y)
-    return kept[0]
-
-
-def hooked_by_detaching(y):
-    kept = []
-    y.register_hook(lambda grad: kept.append(grad.detach()))
-    of_sines(y)
-    return kept[0]
-
-
-def hooked_by_storage(y):
-    kept = []
-    y.register_hook(lambda grad: kept.append(grad.untyped_storage()))
-    of_sines(y)
-    return torch.empty(0, dtype=y.dtype).set_(kept[0]).view(y.shape)
+def of_storage(storage):
+    return torch.empty(0, dtype=torch.float64).set_(storage).view(32, 8, 20, 20)
 
 
 def of_another_library(y):
@@ -194,11 +175,21 @@ def asked_for(y):
     return grad
 
 
-HOOKS = [hooked_by_numpy, hooked_by_view, hooked_by_detaching, hooked_by_storage]
-WAYS = [held, hooked, *HOOKS, of_another_library, hooked_at_the_node, hooked_before_the_node, asked_for]
+WAYS = {
+    "held": held,
+    "by a hook": hooked(),
+    "as an array": hooked(torch.Tensor.numpy, torch.from_numpy),
+    "as a view": hooked(lambda grad: grad[:]),
+    "detached": hooked(torch.Tensor.detach),
+    "as memory": hooked(torch.Tensor.untyped_storage, of_storage),
+    "by another library": of_another_library,
+    "by a hook of the node": hooked_at_the_node,
+    "by a hook before it": hooked_before_the_node,
+    "asked for": asked_for,
+}
 
 
-@pytest.mark.parametrize("run", WAYS)
+@pytest.mark.parametrize("run", WAYS.values(), ids=WAYS)
 def test_what_somebody_has_is_not_overwritten(x, layer, run):
     with lent() as on:
         y = layer(x)

@@ -20,7 +20,7 @@ from ucudnn.slabs import Slab, is_divisible, row_count, row_unit
 from ucudnn.solvers.desirable import desirable_set, fastest
 from ucudnn.solvers.reuse import fastest_within
 from ucudnn.solvers.tails import fastest_with_tail
-from ucudnn.tails import free_bytes, own_bytes, read_bytes
+from ucudnn.tails import lent_bytes, own_bytes
 from ucudnn.units import exact_bytes
 
 _WORTH_A_TAIL = 0.995  # of the time within the limit
@@ -294,10 +294,9 @@ def _with_lent(
         return within
     problem, limit_bytes = requests[0].problem, requests[0].limit_bytes
     measured = dict.fromkeys(micro for each in requests for micro in benchmark.micro_configurations(each))
-    free, read = free_bytes(problem), read_bytes(problem) if kernel.spent else None
+    lent = lent_bytes(problem, fresh=kernel.fresh, spent=kernel.spent)
     with solver:
-        lent = free if kernel.fresh else [0] * len(free)
-        found = fastest_with_tail(measured, problem.batch, limit_bytes, lent, read)
+        found = fastest_with_tail(measured, problem.batch, limit_bytes, *lent)
     return found if found is not None and found.time_ms < within.time_ms * _WORTH_A_TAIL else within
 
 

@@ -152,7 +152,7 @@ class Dispatcher:
         """
         backend = self.backend
         queue = backend.queue()
-        lent = self._spare(entry, spare) if entry.kernel.spare_bytes else None
+        lent = self._spare(entry, spare)
         workspace = entry.ready.get(queue) if lent is None else lent.buffer
         if workspace is None:
             workspace = self._passing(entry)
@@ -170,12 +170,8 @@ class Dispatcher:
             self._turns.enter(segment, queue)
         try:
             plan.launch(x, w, y, alpha=alpha, beta=beta, workspace=workspace)
-        except StepError as error:
-            self._finish_all(entry, error, _Call(x, w, y, alpha, beta, spare))
-        except Exception as error:
-            if plan.overwrites:
-                raise SpentError(f"{entry.kernel}: {error}; the gradient of its output was overwritten") from error
-            raise
+        except Exception as error:  # noqa: BLE001, for what cannot be mended is raised again
+            self._mend(entry, plan, error, _Call(x, w, y, alpha, beta, spare))
         finally:
             if segment is not None:  # what failed may have launched a part
                 self._turns.leave(segment, queue)
@@ -253,13 +249,15 @@ class Dispatcher:
                 return entry.plan
         raise BackendError(f"{entry.kernel}: {_MOST_REPLACEMENTS} configurations failed one after another")
 
-    def _finish_all(self, entry: Entry, error: StepError, call: _Call) -> None:
-        """Compute what a failed launch left, or say that it cannot be computed any more."""
-        begun = entry.plan is not None and entry.plan.overwrites and error.start > 0
+    def _mend(self, entry: Entry, plan: Plan, error: Exception, call: _Call) -> None:
+        """Compute what a failed launch of a plan left, or say that nobody can any more."""
         try:
+            if not isinstance(error, StepError):
+                raise error
             self._finish(entry, error, call)
         except Exception as final:
-            if begun:
+            begun = not isinstance(error, StepError) or error.start > 0
+            if begun and plan.overwrites:
                 raise SpentError(f"{entry.kernel}: {final}; the gradient of its output was overwritten") from final
             raise
 

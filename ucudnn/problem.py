@@ -35,6 +35,11 @@ class DataType(Enum):
         """Bytes of one element."""
         return {"float16": 2, "bfloat16": 2, "float32": 4, "float64": 8}[self.value]
 
+    @property
+    def has_16_bits(self) -> bool:
+        """Whether it is float16 or bfloat16."""
+        return self.itemsize == 2
+
 
 class Layout(Enum):
     """Order of a tensor's dimensions in memory, in one to three spatial dimensions.

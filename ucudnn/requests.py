@@ -4,11 +4,11 @@ from dataclasses import dataclass, replace
 
 from ucudnn.kernel import Kernel
 from ucudnn.policy import BatchSizePolicy
-from ucudnn.problem import ConvolutionProblem, DataType, Operation
+from ucudnn.problem import ConvolutionProblem, Operation
 from ucudnn.settings import Settings
 from ucudnn.slab_search import Division, rows_tried
 from ucudnn.slabs import kinds_of, row_count
-from ucudnn.tails import free_bytes, read_bytes
+from ucudnn.tails import lent_bytes
 
 MOST_ROUNDINGS = 32
 """Micro-batches and slabs of a 16-bit filter gradient: its error grows with the square root of their number."""
@@ -64,8 +64,7 @@ class Exploration:
 
 def is_rounded(problem: ConvolutionProblem) -> bool:
     """Whether what a problem accumulates is rounded to 16 bits each time."""
-    sixteen = problem.dtype in (DataType.FLOAT16, DataType.BFLOAT16)
-    return sixteen and problem.operation is Operation.BACKWARD_FILTER
+    return problem.dtype.has_16_bits and problem.operation is Operation.BACKWARD_FILTER
 
 
 def request_of(problem: ConvolutionProblem, settings: Settings, limit_bytes: int) -> Request:
@@ -101,11 +100,9 @@ def requests_of(kernel: Kernel, settings: Settings, limit_bytes: int) -> list[Re
     """
     problem = kernel.problem
     within = request_of(problem, settings, max(limit_bytes, kernel.spare_bytes))
-    if not (kernel.fresh or kernel.spent) or settings.policy is BatchSizePolicy.UNDIVIDED:
+    if settings.policy is BatchSizePolicy.UNDIVIDED:
         return [within]
-    batch = problem.batch
-    lent = [free_bytes(problem)] if kernel.fresh else []
-    lent += [read_bytes(problem)] if kernel.spent else []
+    batch, lent = problem.batch, lent_bytes(problem, fresh=kernel.fresh, spent=kernel.spent)
     left = [batch * 3 // 4, *(batch >> power for power in range(1, batch.bit_length()))]
     # The least first: where memory is short, what needs more is not tried then.
     limits = sorted({each[samples] for each in lent for samples in left if each[samples] > within.limit_bytes})

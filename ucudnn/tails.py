@@ -24,40 +24,56 @@ class Place(IntEnum):
 
 @lru_cache(maxsize=1 << 14)  # calls ask
 def tail_step(problem: ConvolutionProblem) -> int:
-    """Return the bytes of one sample of what is written; 0 where it cannot be lent.
-
-    A filter gradient has no samples. Samples with gaps between them are not the caller's alone, and parts of a lent
-    configuration begin anywhere, so that each sample must be as aligned as the first.
-    """
-    if problem.operation is Operation.BACKWARD_FILTER:
-        return 0
-    forward = problem.operation is Operation.FORWARD
-    gaps = problem.y_channel_stride if forward else problem.x_channel_stride
-    stride, sample = (
-        (problem.y_batch_stride, problem.y_sample) if forward else (problem.x_batch_stride, problem.x_sample)
-    )
-    dense = not gaps and stride == sample
-    return problem.steps[forward] if dense and problem.begins_anywhere else 0
-
-
-def free_bytes(problem: ConvolutionProblem) -> list[int]:
-    """Return how much of a tail can be lent, by the number of its samples."""
-    step = tail_step(problem)
-    return [max(0, left * step - SLACK_BYTES) for left in range(problem.batch + 1)]
+    """Return the bytes of one sample of what is written; 0 of a filter gradient, and where it cannot be lent."""
+    written = problem.operation is not Operation.BACKWARD_FILTER
+    return _sample_bytes(problem, in_y=problem.operation is Operation.FORWARD) if written else 0
 
 
 @lru_cache(maxsize=1 << 14)
 def head_step(problem: ConvolutionProblem) -> int:
     """Return the bytes of one sample of the output's gradient; 0 where there is none, or it cannot be lent."""
-    dense = not problem.y_channel_stride and problem.y_batch_stride == problem.y_sample
-    gradient = problem.operation is not Operation.FORWARD
-    return problem.steps[1] if gradient and dense and problem.begins_anywhere else 0
+    return _sample_bytes(problem, in_y=True) if problem.operation is not Operation.FORWARD else 0
+
+
+def _sample_bytes(problem: ConvolutionProblem, *, in_y: bool) -> int:
+    """Return the bytes of one sample of x or y; 0 where it cannot be lent.
+
+    Samples with gaps between them are not the caller's alone, and parts of a lent configuration begin anywhere, so that
+    each sample must be as aligned as the first.
+    """
+    gaps, stride, sample = (
+        (problem.y_channel_stride, problem.y_batch_stride, problem.y_sample)
+        if in_y
+        else (problem.x_channel_stride, problem.x_batch_stride, problem.x_sample)
+    )
+    dense = not gaps and stride == sample
+    return problem.steps[in_y] if dense and problem.begins_anywhere else 0
+
+
+def free_bytes(problem: ConvolutionProblem) -> list[int]:
+    """Return how much of a tail can be lent, by the number of its samples."""
+    return _by_samples(problem, tail_step(problem))
 
 
 def read_bytes(problem: ConvolutionProblem) -> list[int]:
     """Return how much of a head can be lent, by the number of its samples."""
-    step = head_step(problem)
-    return [max(0, done * step - SLACK_BYTES) for done in range(problem.batch + 1)]
+    return _by_samples(problem, head_step(problem))
+
+
+def lent_bytes(problem: ConvolutionProblem, *, fresh: bool, spent: bool) -> tuple[list[int], list[int]]:
+    """Return how much is lent of a tail and of a head, by the number of their samples: nothing of what is wanted.
+
+    Args:
+        problem: the problem at mini-batch size.
+        fresh: whether the output holds nothing that is wanted, so that its tail is lent.
+        spent: whether its gradient is wanted by nobody afterwards, so that its head is lent.
+    """
+    nothing = [0] * (problem.batch + 1)
+    return free_bytes(problem) if fresh else nothing, read_bytes(problem) if spent else nothing
+
+
+def _by_samples(problem: ConvolutionProblem, step: int) -> list[int]:
+    return [max(0, samples * step - SLACK_BYTES) for samples in range(problem.batch + 1)]
 
 
 def places(
@@ -68,20 +84,16 @@ def places(
     Args:
         problem: the problem at mini-batch size.
         configuration: what computes it.
-        fresh: whether the output holds nothing that is wanted, so that its tail is lent.
-        spent: whether its gradient is wanted by nobody afterwards, so that its head is lent.
+        fresh: as in `lent_bytes`.
+        spent: likewise.
     """
-    if not (fresh or spent):
-        return [Place.OWN] * len(configuration.parts)
+    free, read = lent_bytes(problem, fresh=fresh, spent=spent)
     found, done = [], 0
-    nothing = [0] * (problem.batch + 1)
-    free, read = free_bytes(problem) if fresh else nothing, read_bytes(problem) if spent else nothing
     for part in configuration.parts:
-        left = problem.batch - done - part.size
+        left, need = problem.batch - done - part.size, part.workspace_bytes
         place = Place.OWN
-        if part.workspace_bytes and not part.slabs:
-            fits = {Place.TAIL: free[left], Place.HEAD: read[done]}
-            place = next((each for each, size in fits.items() if part.workspace_bytes <= size), place)
+        if need and not part.slabs:
+            place = Place.TAIL if need <= free[left] else Place.HEAD if need <= read[done] else Place.OWN
         found.append(place)
         done += part.size
     return found

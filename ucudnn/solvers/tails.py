@@ -11,7 +11,7 @@ def fastest_with_tail(
     size: int,
     limit_bytes: int,
     free_bytes: Sequence[int],
-    read_bytes: Sequence[int] | None = None,
+    read_bytes: Sequence[int],
 ) -> Configuration | None:
     """Return the fastest configuration whose parts each fit the limit, or what is free behind or before them.
 
@@ -22,12 +22,11 @@ def fastest_with_tail(
         size: the mini-batch size.
         limit_bytes: workspace that every part may have.
         free_bytes: workspace that a part may have instead, by how many samples are left after it; it rises.
-        read_bytes: the same by how many samples come before it; None for none.
+        read_bytes: the same by how many samples come before it.
 
     Returns:
         The configuration, its parts in the order in which they must run; None where no sizes add up to `size`.
     """
-    read = [0] * (size + 1) if read_bytes is None else read_bytes
     fronts = _fronts(candidate for candidate in candidates if candidate.size <= size)
     best = [0.0] + [inf] * size
     first: list[MicroConfiguration | None] = [None] * (size + 1)
@@ -35,7 +34,7 @@ def fastest_with_tail(
         for step, front in fronts.items():
             if step > left or best[left - step] == inf:
                 continue
-            most = max(limit_bytes, free_bytes[left - step], read[size - left])
+            most = max(limit_bytes, free_bytes[left - step], read_bytes[size - left])
             for part in front:  # fastest first
                 if part.workspace_bytes <= (limit_bytes if part.slabs else most):
                     time_ms = part.time_ms + best[left - step]

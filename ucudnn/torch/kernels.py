@@ -1,7 +1,7 @@
 """PyTorch's operators, with kernels of ours in the place of its own while anything is turned on."""
 
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from threading import RLock
@@ -67,14 +67,11 @@ class Kernels:
         """Send gradients of CPU tensors to a kernel inside the block, and everything else to PyTorch."""
         with self._lock:
             self._drop()
-            stock, library = self.stock("cpu"), torch.library.Library("aten", "IMPL")
             try:
-                with warnings.catch_warnings():
-                    warnings.simplefilter("ignore")
-                    library.impl(OPERATORS[1], backward, "CPU")
+                stock = self.stock("cpu")
+                self._register("cpu", {OPERATORS[1]: backward})
                 yield stock
             finally:
-                library._destroy()
                 self._settle()
 
     def _retire(self) -> None:
@@ -91,12 +88,16 @@ class Kernels:
     def _settle(self) -> None:
         self._drop()
         for device_type in {each.device_type for each in (self.switch, *self.converted) if each is not None}:
-            library = torch.library.Library("aten", "IMPL")
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # that a kernel is replaced, which is what is wanted
-                for name, kernel in zip(OPERATORS, self._chosen(device_type), strict=True):
-                    library.impl(name, kernel, device_type.upper())
-            self._libraries[device_type.upper()] = library
+            self._register(device_type, dict(zip(OPERATORS, self._chosen(device_type), strict=True)))
+
+    def _register(self, device_type: str, kernels: Mapping[str, Callable[..., Any]]) -> None:
+        """Put kernels of ours in the place of PyTorch's, for 'cuda' or 'cpu'."""
+        library = torch.library.Library("aten", "IMPL")
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # that a kernel is replaced, which is what is wanted
+            for name, kernel in kernels.items():
+                library.impl(name, kernel, device_type.upper())
+        self._libraries[device_type.upper()] = library
 
     def _chosen(self, device_type: str) -> tuple[Callable[..., Any], Callable[..., Any]]:
         """Return what computes for a device: the switch itself, for each layer between costs time."""

@@ -135,7 +135,7 @@ class OutputCheck:
     def _compare(self, found: Any, piece: Piece) -> None:
         reference, most = self._references[piece], self._tolerance()
         error = _distance(found, reference)
-        if error > most and self._accumulates and self._problem.dtype.itemsize == 2:
+        if error > most and self._accumulates and self._problem.dtype.has_16_bits:
             # Plain algorithms add up a filter gradient of 16 bits in 16 bits, where several blocks of threads share it:
             # over a large mini-batch, they are further off than what is checked. How far, the host says.
             exact = self._gradient(piece)

@@ -41,7 +41,6 @@ _LOG = logging.getLogger(__name__)
 _NAME = re.compile(r"eng(\d+)((?:_k\d+=-?\d+)*)")
 _MOST_NOTES = 32
 _MOST_KNOBS = 44  # CUDNN_KNOB_TYPE_COUNTS
-_ROUNDED_BYTES = 2  # of an element of 16 bits
 _KNOWN_NOTES = frozenset(note.value for note in NumericalNote)
 
 
@@ -68,7 +67,7 @@ class EngineConfiguration:
         cuDNN's legacy API and PyTorch do; how exact the result is, is checked at every size that is measured.
         """
         notes = self.notes
-        reduced = NumericalNote.REDUCED_PRECISION_REDUCTION in notes and problem.dtype.itemsize != _ROUNDED_BYTES
+        reduced = NumericalNote.REDUCED_PRECISION_REDUCTION in notes and not problem.dtype.has_16_bits
         if reduced or computes_wrong(self.name, problem):
             return False
         if problem.deterministic and NumericalNote.NONDETERMINISTIC in notes:

@@ -66,7 +66,7 @@ _NAMES = {
 def _math_type(problem: ConvolutionProblem) -> int:
     if problem.math is MathMode.FMA:
         return _FMA_MATH
-    return _TENSOR_OP_MATH if problem.dtype in (DataType.FLOAT16, DataType.BFLOAT16) else _DEFAULT_MATH
+    return _TENSOR_OP_MATH if problem.dtype.has_16_bits else _DEFAULT_MATH
 
 
 @final
