@@ -6,21 +6,24 @@ Not a script.
 import argparse
 import json
 import platform
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from time import perf_counter
-from typing import Any
+from typing import Any, final
 from unittest.mock import patch
 
 import torch
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from ucudnn.backends.cudnn.gpu import DeviceBuffer, driver_version
-from ucudnn.torch.device import TorchGpu
+from ucudnn.backends.cudnn.gpu import driver_version
+from ucudnn.torch import switch as switches
+from ucudnn.torch.kernels import kernels
 from ucudnn.torch.opening import open_switch
+from ucudnn.torch.routes import Route
 from ucudnn.torch.stock import held_bytes
+from ucudnn.torch.switch import Switch
 
 RESULTS = Path(__file__).parent / "results"
 MIB = 2**20
@@ -239,20 +242,52 @@ def elapsed_ms(run: Callable[[], object], device: torch.device) -> float:
     return (perf_counter() - begin) * 1e3
 
 
-@contextmanager
-def largest_allocation() -> Iterator[list[int]]:
-    """Return the bytes of the largest workspace that is allocated for a convolution inside the block, as one item.
+@final
+class Peaks:
+    """Measures what calls allocate besides what they return.
 
-    Where gradients are lent, nothing can be put around convolutions that has them as well.
+    Attributes:
+        largest_bytes: the most of all.
+        calls: how many convolutions there were.
     """
-    found, allocate = [0], TorchGpu.allocate
 
-    def counted(self: TorchGpu, size_bytes: int) -> DeviceBuffer:
-        found[0] = max(found[0], size_bytes)
-        return allocate(self, size_bytes)
+    def __init__(self) -> None:
+        self.largest_bytes = 0
+        self.calls = 0
 
-    with patch.object(TorchGpu, "allocate", counted):
-        yield found
+    def measured(self, run: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """Call, and look at the allocator's peak."""
+        self.calls += 1
+        if not torch.cuda.is_available():
+            return run(*args, **kwargs)
+        torch.cuda.reset_peak_memory_stats()
+        found = run(*args, **kwargs)
+        self.largest_bytes = max(self.largest_bytes, held_bytes())
+        return found
+
+
+@contextmanager
+def lent_peaks(switch: Switch) -> Iterator[Peaks]:
+    """Turn a switch on, and return what its convolutions allocate inside the block.
+
+    Whatever is put around them has the gradients as well, which are not lent then. So this is put inside, where it is
+    settled who has a gradient.
+    """
+    peaks, inner = Peaks(), Switch.forward
+
+    def forward(self: Switch, *args: Any) -> torch.Tensor:
+        found: torch.Tensor = peaks.measured(inner, self, *args)
+        return found
+
+    def gradients(route: Route, *args: Any, **kwargs: Any) -> Any:
+        peaks.calls += route.input_gradient is not None and route.weight_gradient is not None
+        return peaks.measured(both, route, *args, **kwargs)
+
+    both = switches._gradients
+    with patch.object(switches, "_gradients", gradients), patch.object(Switch, "forward", forward):
+        kernels.use(switch)  # from here on, kernels are the measured ones
+        yield peaks
+    kernels.use(switch)
 
 
 class ConvolutionMemory(TorchDispatchMode):
@@ -263,38 +298,27 @@ class ConvolutionMemory(TorchDispatchMode):
             one by one, for PyTorch allocates the second when the first is done.
 
     Attributes:
-        largest_bytes: the most of all.
-        calls: how many convolutions there were.
+        peaks: what was measured.
     """
 
     def __init__(self, *, together: bool) -> None:
         super().__init__()
         self._together = together
-        self.largest_bytes = 0
-        self.calls = 0
+        self.peaks = Peaks()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Run an operator, and look at the allocator's peak where it is a convolution."""
+        measured = self.peaks.measured
         if func in _CONVOLUTIONS:
-            return self._measured(func, args)
+            return measured(func, *args)
         if func is not _BACKWARD:
             return func(*args, **(kwargs or {}))
         *rest, mask = args
         if self._together:
-            self.calls += sum(mask) - 1
-            return self._measured(func, args)
+            self.peaks.calls += sum(mask) - 1
+            return measured(func, *args)
         found: list[Any] = [None, None, None]
         for index, wanted in enumerate(mask):
             if wanted:
-                found[index] = self._measured(func, (*rest, [at == index for at in range(3)]))[index]
+                found[index] = measured(func, *rest, [at == index for at in range(3)])[index]
         return tuple(found)
-
-    def _measured(self, func: Any, args: Iterable[Any]) -> Any:
-        if not torch.cuda.is_available():
-            self.calls += 1
-            return func(*args)
-        torch.cuda.reset_peak_memory_stats()
-        found = func(*args)
-        self.largest_bytes = max(self.largest_bytes, held_bytes())
-        self.calls += 1
-        return found

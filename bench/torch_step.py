@@ -9,7 +9,7 @@
 PyTorch alone has `torch.backends.cudnn.benchmark` on and no limit. All take steps of the same model in turn; times are
 of whole steps (forward, backward, SGD), medians. One more step of each, not timed, measures what each convolution takes
 besides what it returns: that is its workspace, and copies of operands in another layout; of PyTorch's own, with each
-gradient by itself; of lent gradients, the largest workspace that is allocated.
+gradient by itself.
 """
 
 import argparse
@@ -27,7 +27,7 @@ from torch_models import (
     device_of,
     elapsed_ms,
     image_model,
-    largest_allocation,
+    lent_peaks,
     small_options,
     small_resnet,
     switch_for,
@@ -38,6 +38,7 @@ from torch_models import (
 
 from ucudnn.torch.kernels import kernels
 from ucudnn.torch.summary import summarize
+from ucudnn.torch.switch import Switch
 from ucudnn.units import parse_bytes
 
 NO_LIMIT = "100GiB"
@@ -56,19 +57,21 @@ def ways_of(arguments: argparse.Namespace) -> dict[str, Any]:
     }
 
 
-def first_steps(way: str, switch: object, step: Callable[[], object], warmup: int) -> dict[str, object]:
+def first_steps(way: str, switch: Switch | None, step: Callable[[], object], warmup: int) -> dict[str, object]:
     """Take first steps, which plan, and one that tells what convolutions take."""
     begin = perf_counter()
     for _ in range(warmup):
         step()
     answer: dict[str, object] = {"first_steps_s": perf_counter() - begin}
     if way.endswith(LENT):
-        with largest_allocation() as largest:
+        assert switch is not None
+        with lent_peaks(switch) as peaks:
             step()
-        return {**answer, "largest_bytes": largest[0]}
-    with ConvolutionMemory(together=switch is not None) as memory:
-        step()
-    return {**answer, "largest_bytes": memory.largest_bytes, "convolutions": memory.calls}
+    else:
+        with ConvolutionMemory(together=switch is not None) as memory:
+            step()
+        peaks = memory.peaks
+    return {**answer, "largest_bytes": peaks.largest_bytes, "convolutions": peaks.calls}
 
 
 def measure(

@@ -14,8 +14,8 @@ from ucudnn.requests import Request
 from ucudnn.shares import Group, Shares, dealt, divided, gathered
 
 
-def request(channels, *, sizes=(1, 2, 4), limit_bytes=1 << 30, batch=4, **others):
-    problem = make_problem(batch=batch, channels=channels, **others)
+def request(sixteens, *, sizes=(1, 2, 4), limit_bytes=1 << 30, batch=4, **others):
+    problem = make_problem(batch=batch, **{"channels": 16 * sixteens, "groups": 1, **others})
     return Request(problem=problem, sizes=sizes, limit_bytes=limit_bytes)
 
 
@@ -78,6 +78,11 @@ def test_what_costs_nothing_is_somebodys():
             shares = gathered(list(dict.fromkeys(wanted)), count)
             assert len(shares) == count
             assert set(chain(*map(requests_of, shares))) == set(wanted)
+
+
+def test_few_channels_take_as_long_as_sixteen():
+    few, sixteen, many = (cost(dealt([request(1, channels=each)], 1)[0]) for each in (3, 16, 32))
+    assert few == sixteen < many
 
 
 def test_what_is_small_costs_time_as_well():

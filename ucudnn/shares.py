@@ -13,6 +13,10 @@ _EACH_SIZE = 10**10
 """Multiplications in whose time an H200 is through with what measuring a micro-batch size takes besides: of AlexNet's
 kernels, each takes 0.01 s for each size, and as long for 10 to the 10."""
 
+_FEWEST = 16
+"""Channels, and filters, of a group that count at least: fewer take a GPU's matrix units as long, and many an algorithm
+is slow with them. Of AlexNet's kernels, none takes as long to measure as the first one's input gradient."""
+
 _OPERATIONS = list(Operation)
 
 Choose = Callable[[Sequence[ConvolutionProblem]], int | None]
@@ -161,7 +165,10 @@ def _grouped(requests: Sequence[Request]) -> list[Group]:
 
 
 def _cost(request: Request) -> int:
-    each = request.problem.multiplications // request.problem.batch
+    problem = request.problem
+    channels, filters = problem.channels // problem.groups, problem.filters // problem.groups
+    padded = max(channels, _FEWEST) * max(filters, _FEWEST)
+    each = problem.multiplications // (problem.batch * channels * filters) * padded
     return each * sum(request.sizes) + _EACH_SIZE * len(request.sizes)
 
 
