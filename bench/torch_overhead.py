@@ -5,7 +5,8 @@
 
 A convolution so small that the host is what takes time. PyTorch, enabled, and PyTorch after disable() take turns; each
 sample is a loop of calls, and the host waits for the GPU between samples only. Medians, in microseconds of one call; a
-backward call computes the gradients of input and weight. A graph holds 50 convolutions, and its replay is timed.
+backward call computes the gradients of input and weight. A graph holds 50 convolutions, and its replay is timed. What
+was chosen is written, too, for an algorithm may be one launch or several.
 """
 
 import argparse
@@ -18,6 +19,7 @@ import torch
 from torch_models import conditions, device_of, small_options, switch_for, verdict, write
 
 from ucudnn.torch.kernels import kernels
+from ucudnn.torch.summary import summarize
 
 CALLS = 100
 IN_GRAPH = 50
@@ -131,10 +133,9 @@ def main() -> None:
     if replayed:
         over = (replayed["ucudnn"] - replayed["pytorch"]) / IN_GRAPH
         required.append(verdict("replay: each convolution, over PyTorch's", over, 0.1, " us"))
-    write(
-        arguments,
-        {"conditions": conditions(device), "eager_us": found, "replay_us": replayed, "required": required},
-    )
+    chosen = {each.problem: each.configuration for each in summarize([switch]).layers}
+    answer = {"conditions": conditions(device), "eager_us": found, "replay_us": replayed, "required": required}
+    write(arguments, {**answer, "configurations": chosen})
 
 
 if __name__ == "__main__":
