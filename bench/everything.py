@@ -77,8 +77,8 @@ def jobs(gpus: int, *, again: bool = False) -> list[Job]:
         Job(name="benchmarking", seconds=220, command="benchmarking.py --out {out}/benchmarking.json"),
         Job(
             name="torch_step_adaptive",
-            seconds=170,
-            command="torch_step.py --bounded --out {out}/torch_step_adaptive.json",
+            seconds=200,
+            command="torch_step.py --bounded --lend-gradients --out {out}/torch_step_adaptive.json",
             environment=adaptive,
         ),
         Job(
