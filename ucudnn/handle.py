@@ -27,8 +27,8 @@ from ucudnn.tails import head_step, tail_step
 from ucudnn.tensors import Parameters, ProblemCache
 
 _LOG = logging.getLogger(__name__)
-_Key = tuple[str, ConvolutionProblem, int, int]
-"""Layer, problem, bytes of spare memory, and what tensors lend: 1 where the output is fresh, 2 its gradient spent."""
+_Key = tuple[str, ConvolutionProblem, int, bool, bool]
+"""Layer, problem, bytes of spare memory, whether the output is fresh, and whether its gradient is spent."""
 
 
 class Handle:
@@ -128,7 +128,7 @@ class Handle:
             layer = checked_name(layer)
             if self._divides and not layer:
                 layer = self._layers.register(problem, filters)
-            self._register((layer, problem, 0, False))
+            self._register((layer, problem, 0, False, False))
         return VirtualAlgorithm()
 
     def optimize(self) -> None:
@@ -215,17 +215,17 @@ class Handle:
             named = bool(layer)
             if self._divides and not named:
                 layer = self._layers.call(problem, dispatcher.backend.address(bound_w))
-            entry = self._entries.get((layer, problem, spare_bytes, fresh))
+            entry = self._entries.get((layer, problem, spare_bytes, fresh, False))
             if entry is None and dispatcher.backend.capturing(dispatcher.backend.queue()):
-                entry = self._entries.get((layer, problem, 0, False))  # nothing is planned in a capture
+                entry = self._entries.get((layer, problem, 0, False, False))  # nothing is planned in a capture
             if entry is None or entry.decision is None:
                 try:
-                    entry = self._plan((checked_name(layer) if named else layer, problem, spare_bytes, fresh))
+                    entry = self._plan((checked_name(layer) if named else layer, problem, spare_bytes, fresh, False))
                 except InfeasibleError:
                     shared = None if named else self._layers.share(problem, dispatcher.backend.address(bound_w))
                     if shared is None:
                         raise
-                    entry = self._plan((shared, problem, 0, False))
+                    entry = self._plan((shared, problem, 0, False, False))
             dispatcher.launch(entry, bound_x, bound_w, bound_y, alpha, beta, spare)
 
     def useful(self, spare_bytes: int) -> int:
@@ -259,8 +259,8 @@ class Handle:
         """
         if self._dispatcher is None or self._divides:
             return None
-        lends = (fresh and tail_step(problem) > 0) + 2 * (spent and head_step(problem) > 0)
-        key = checked_name(layer), problem, spare_bytes, lends
+        fresh, spent = fresh and tail_step(problem) > 0, spent and head_step(problem) > 0
+        key = checked_name(layer), problem, spare_bytes, fresh, spent
         with self._lock:
             entry = self._entries.get(key)
             if plan and (entry is None or entry.decision is None):
@@ -382,9 +382,8 @@ class Handle:
             return report_run(decided, run, self.backend, self.settings.policy.value, repeats)
 
     def _register(self, key: _Key) -> Entry:
-        layer, problem, spare, lends = key
-        fresh, spent = bool(lends & 1), bool(lends & 2)
-        kernel = Kernel(layer=layer, problem=problem, spare_bytes=spare, fresh=fresh, spent=spent)
+        layer, problem, spare_bytes, fresh, spent = key
+        kernel = Kernel(layer=layer, problem=problem, spare_bytes=spare_bytes, fresh=fresh, spent=spent)
         return self._entries.setdefault(key, Entry(kernel))
 
     def _plan(self, key: _Key) -> Entry:
