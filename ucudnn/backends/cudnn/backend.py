@@ -19,14 +19,13 @@ from ucudnn.backends.cudnn.gpu import DeviceBuffer, Gpu
 from ucudnn.backends.cudnn.graph import (
     KnobChoices,
     OperationGraph,
-    graph_algorithms,
     is_engine,
-    listing_beta,
     round_up,
 )
 from ucudnn.backends.cudnn.graph_call import GraphCall
 from ucudnn.backends.cudnn.legacy import LegacyCall, legacy_algorithms
 from ucudnn.backends.cudnn.library import Library, OwnHandle
+from ucudnn.backends.cudnn.listing import anchors, graph_algorithms, listing_beta
 from ucudnn.backends.cudnn.packed import PackedCall, base_of, dense, has_gaps, packed_algorithm, packed_name
 from ucudnn.errors import BackendError, UnsupportedProblemError
 from ucudnn.problem import MOST_ALIGNMENT, ConvolutionProblem, MathMode, Operation
@@ -34,8 +33,6 @@ from ucudnn.problem import MOST_ALIGNMENT, ConvolutionProblem, MathMode, Operati
 _LOG = logging.getLogger(__name__)
 
 _MOST_GRAPHS = 16  # operation graphs at hand: those of the sizes that are being measured
-_ANCHOR_STEP = 4
-_MOST_ANCHORS = 4
 
 Call = GraphCall | LegacyCall | PackedCall
 """What runs an algorithm."""
@@ -387,12 +384,3 @@ class CudnnBackend(ComputeBackend):
                 raise UnsupportedProblemError(f"{algorithm} does not compute {problem}")
             return GraphCall(self.library, self.cudnn_handle, problem, algorithm, scalings, self._graph)
         return LegacyCall(self.library, self.cudnn_handle, problem, algorithm)
-
-
-def anchors(sizes: Sequence[int]) -> list[int]:
-    """Return the sizes at which heuristics are asked: the largest, and from there a few, each at most a quarter."""
-    found: list[int] = []
-    for size in sorted(sizes, reverse=True):
-        if not found or size * _ANCHOR_STEP <= found[-1]:
-            found.append(size)
-    return found[:_MOST_ANCHORS]

@@ -16,8 +16,9 @@ from ucudnn.backends.base import Algorithm
 from ucudnn.backends.cudnn.descriptor import Descriptor
 from ucudnn.backends.cudnn.driver import RELAXED, exchange_capture_mode
 from ucudnn.backends.cudnn.gpu import Gpu
-from ucudnn.backends.cudnn.graph import OperationGraph, listing_graph
+from ucudnn.backends.cudnn.graph import OperationGraph
 from ucudnn.backends.cudnn.library import Library, OwnHandle
+from ucudnn.backends.cudnn.listing import listing_graph
 from ucudnn.errors import BackendError
 from ucudnn.problem import MOST_ALIGNMENT, ConvolutionProblem, Operation
 

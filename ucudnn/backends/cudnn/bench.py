@@ -16,10 +16,10 @@ from ucudnn.backends.base import Algorithm, Bench, Following
 from ucudnn.backends.cudnn.check import OutputCheck
 from ucudnn.backends.cudnn.codes import NumericalNote
 from ucudnn.backends.cudnn.gpu import DeviceBuffer, Gpu, Timed
-from ucudnn.backends.cudnn.graph import listing_beta
 from ucudnn.backends.cudnn.graph_call import GraphCall
 from ucudnn.backends.cudnn.legacy import LegacyCall
 from ucudnn.backends.cudnn.library import Library
+from ucudnn.backends.cudnn.listing import listing_beta
 from ucudnn.backends.cudnn.packed import PackedCall
 from ucudnn.backends.cudnn.timing import LOADING_MS, CallTimer, least_ms
 from ucudnn.backends.measurement import Effort, Measurement, MeasurementStatus

@@ -306,29 +306,6 @@ class OperationGraph:
         )
 
 
-def listing_graph(library: Library, handle: int, problem: ConvolutionProblem) -> OperationGraph:
-    """Return the graph of a problem as it is listed and measured: BackwardFilter as it accumulates.
-
-    Raises:
-        CudnnError: if cuDNN cannot describe the problem.
-    """
-    return OperationGraph(library, handle, problem, alpha=1.0, beta=listing_beta(problem))
-
-
-def graph_algorithms(library: Library, handle: int, problem: ConvolutionProblem) -> list[Algorithm]:
-    """Return the engine configurations that compute a problem as its math mode and determinism allow."""
-    try:
-        return listing_graph(library, handle, problem).algorithms()
-    except CudnnError as error:
-        _LOG.debug("the graph API has nothing for %s: %s", problem, error)
-        return []
-
-
-def listing_beta(problem: ConvolutionProblem) -> float:
-    """Return the beta with which algorithms of a problem are listed and measured: 1 where micro-batches accumulate."""
-    return 1.0 if problem.operation is Operation.BACKWARD_FILTER else 0.0
-
-
 def _parse(name: str) -> tuple[int, list[tuple[int, int]]]:
     """Return the index of an engine, and its knobs with their values, from the name of a configuration."""
     match = _NAME.fullmatch(name)
