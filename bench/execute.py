@@ -111,9 +111,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("network", nargs="?", help="a network or CSV file of layers; none: the cases of README.md")
     parser.add_argument("--workspace", action="append", help="limit for each kernel, such as 64MiB; may be repeated")
-    parser.add_argument(
-        "--candidates", action="append", help="best, graph, legacy, legacy-fma or every; may be repeated"
-    )
+    parser.add_argument("--candidates", action="append", help="best, graph, legacy, every and so on; may be repeated")
     parser.add_argument("--policy", default="powerOfTwo", help="undivided, powerOfTwo or all")
     parser.add_argument("--math", default="tf32", help="tf32 or fma")
     parser.add_argument("--dtype", default="float32", help="float32, float16, bfloat16 or float64")

@@ -71,7 +71,7 @@ NONE_FITS = (InfeasibleError, MeasurementError, UnsupportedProblemError)
 
 WAYS: dict[str, tuple[Candidates, str] | None] = {
     LEGACY: (Candidates.LEGACY, "undivided"),
-    GRAPH: (Candidates.GRAPH, "undivided"),
+    GRAPH: (Candidates.GRAPH_PLAIN, "undivided"),
     PYTORCH: None,
     ORIGINAL: (Candidates.LEGACY, "powerOfTwo"),
     "ucudnn powerOfTwo": (Candidates.BEST, "powerOfTwo"),

@@ -15,6 +15,7 @@ from peers_torch import TorchPeer
 from ucudnn.backends import open_backend
 from ucudnn.backends.base import ComputeBackend
 from ucudnn.backends.candidates import Candidates
+from ucudnn.backends.cudnn.gathered import skips
 from ucudnn.benchmark import Benchmark
 from ucudnn.configuration import Configuration
 from ucudnn.errors import UcudnnError
@@ -76,7 +77,7 @@ class Rig:
 
     def __init__(self, name: str, database: str | None) -> None:
         # The CPU's algorithms have one source; all candidate kinds are served by it.
-        kinds = (Candidates.BEST,) if name == "cpu" else (Candidates.BEST, Candidates.GRAPH, Candidates.LEGACY)
+        kinds = (Candidates.BEST,) if name == "cpu" else (Candidates.BEST, Candidates.GRAPH_PLAIN, Candidates.LEGACY)
         settings = Settings.load(database=database)
         library = settings.cudnn_library
         opened = {kind: open_backend(name, candidates=kind, cudnn_library=library) for kind in kinds}
@@ -108,13 +109,13 @@ class Rig:
 
     def benchmark(self, candidates: Candidates, problem: ConvolutionProblem) -> Benchmark:
         """Return what measures these candidates of a problem."""
-        if candidates is Candidates.GRAPH and not Candidates.BEST.offers("legacy", problem):
+        if candidates is Candidates.GRAPH_PLAIN and not (Candidates.BEST.offers("legacy", problem) or skips(problem)):
             candidates = Candidates.BEST  # the same there, and measured already
         return self._of(candidates)
 
     def runner(self, candidates: Candidates) -> str:
         """Return which backend runs configurations of these candidates: the same ones are to be the same run."""
-        return self._of(Candidates.BEST if candidates is Candidates.GRAPH else candidates).backend.name
+        return self._of(Candidates.BEST if candidates is Candidates.GRAPH_PLAIN else candidates).backend.name
 
     def _of(self, candidates: Candidates) -> Benchmark:
         return self._benchmarks.get(candidates) or self._benchmarks[Candidates.BEST]

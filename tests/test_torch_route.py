@@ -28,6 +28,7 @@ from ucudnn.backends.cudnn.descriptor import Descriptor  # noqa: E402
 from ucudnn.backends.cudnn.gpu import Timed  # noqa: E402
 from ucudnn.backends.cudnn.graph import OperationGraph  # noqa: E402
 from ucudnn.backends.cudnn.legacy import ALGORITHMS  # noqa: E402
+from ucudnn.backends.cudnn.preparing import Preparer  # noqa: E402
 from ucudnn.configuration import Configuration, MicroConfiguration  # noqa: E402
 from ucudnn.handle import Handle  # noqa: E402
 from ucudnn.problem import ConvolutionProblem, MathMode, Operation  # noqa: E402
@@ -243,7 +244,7 @@ def test_what_the_graph_api_lacks_is_measured_and_runs(host, calls, monkeypatch,
 
 def test_plans_are_built_once_while_the_gpu_is_busy(host, monkeypatch):
     built, queued = [], []
-    prepare, timed, wait_ms = CudnnBackend._prepare_for_bench, TorchGpu.timed, Timed.wait_ms
+    prepare, timed, wait_ms = Preparer.prepare_for_bench, TorchGpu.timed, Timed.wait_ms
 
     def counted(self, problem, algorithm):
         built.append((problem, algorithm.name, bool(queued)))
@@ -258,7 +259,7 @@ def test_plans_are_built_once_while_the_gpu_is_busy(host, monkeypatch):
             queued.remove(self)
         return wait_ms(self)
 
-    monkeypatch.setattr(CudnnBackend, "_prepare_for_bench", counted)
+    monkeypatch.setattr(Preparer, "prepare_for_bench", counted)
     monkeypatch.setattr(TorchGpu, "timed", counted_timed)
     monkeypatch.setattr(Timed, "wait_ms", counted_wait)
     backend = CudnnBackend(library_path=host.stub._name, device=TorchGpu(0))

@@ -37,7 +37,11 @@ ProfileOption = Annotated[
 ]
 CandidatesOption = Annotated[
     str,
-    typer.Option(metavar="API", help="cuDNN algorithms to choose from: best, graph, legacy, legacy-fma or every."),
+    typer.Option(
+        metavar="API",
+        help="cuDNN algorithms to choose from: best, graph, legacy, legacy-fma or every; best-plain and graph-plain"
+        " are the first two without copies of what strides read.",
+    ),
 ]
 SolverOption = Annotated[
     str | None,

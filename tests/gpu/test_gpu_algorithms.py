@@ -15,6 +15,9 @@ SHAPES = {
     "2-D": dict(channels=8, spatial=(17, 14), filters=16, kernel=(3, 3), padding=(1, 1)),
     "2-D odd": dict(channels=3, spatial=(15, 13), filters=5, kernel=(5, 4), padding=(2, 1), stride=(2, 1)),
     "pointwise": dict(channels=16, spatial=(9, 9), filters=32, kernel=(1, 1), stride=(2, 2)),
+    "3-D skipping": dict(
+        channels=8, spatial=(7, 8, 9), filters=8, kernel=(1, 3, 1), padding=(0, 1, 0), stride=(2, 1, 2)
+    ),
     "dilated": dict(channels=8, spatial=(19, 18), filters=8, kernel=(3, 3), padding=(2, 3), dilation=(2, 3)),
     "grouped": dict(channels=16, spatial=(12, 12), filters=32, kernel=(3, 3), padding=(1, 1), groups=4),
     "depth-wise": dict(channels=16, spatial=(14, 14), filters=16, kernel=(3, 3), padding=(1, 1), groups=16),

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from tests.cudnn.conftest import AddressCall
 from tests.reference import WRITTEN
 from tests.test_slabs import divided
-from ucudnn.backends.base import Algorithm
+from ucudnn.backends.base import Algorithm, PreparedCall
 from ucudnn.backends.cpu.backend import CpuBackend
 from ucudnn.backends.cudnn.gpu import DeviceBuffer
 from ucudnn.backends.cudnn.packed import PackedCall, base_of, dense, has_gaps, packed_algorithm, packed_name
@@ -25,7 +25,7 @@ def copy(to, to_step, source, source_step, run_bytes, count):
         ctypes.memmove(to + index * to_step, source + index * source_step, run_bytes)
 
 
-class HostCall:
+class HostCall(PreparedCall):
     """A call of the CPU backend on addresses of host memory; it needs no workspace."""
 
     def __init__(self, problem):

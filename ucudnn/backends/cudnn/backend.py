@@ -1,11 +1,10 @@
 """The cuDNN backend: lists, measures and runs cuDNN's algorithms on the current GPU."""
 
-import logging
 import platform
-from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
+from functools import partial
 from typing import Any, final
 
 from ucudnn.backends.ahead import Ahead
@@ -14,31 +13,16 @@ from ucudnn.backends.candidates import Candidates
 from ucudnn.backends.cudnn.background import SMALL, Background
 from ucudnn.backends.cudnn.bench import CudnnBench, random_operands
 from ucudnn.backends.cudnn.device import Device, address_of, is_dense
-from ucudnn.backends.cudnn.faults import computes_wrong
+from ucudnn.backends.cudnn.gathered import asked_of_cudnn, dense_of, gathered_algorithm, is_gathered, promised, skips
 from ucudnn.backends.cudnn.gpu import DeviceBuffer, Gpu
-from ucudnn.backends.cudnn.graph import (
-    KnobChoices,
-    OperationGraph,
-    is_engine,
-    round_up,
-)
-from ucudnn.backends.cudnn.graph_call import GraphCall
-from ucudnn.backends.cudnn.legacy import LegacyCall, legacy_algorithms
+from ucudnn.backends.cudnn.graph import is_engine, round_up
+from ucudnn.backends.cudnn.legacy import legacy_algorithms
 from ucudnn.backends.cudnn.library import Library, OwnHandle
 from ucudnn.backends.cudnn.listing import anchors, graph_algorithms, listing_beta
-from ucudnn.backends.cudnn.packed import PackedCall, base_of, dense, has_gaps, packed_algorithm, packed_name
+from ucudnn.backends.cudnn.packed import base_of, dense, has_gaps, packed_algorithm, packed_name
+from ucudnn.backends.cudnn.preparing import Call, Preparer
 from ucudnn.errors import BackendError, UnsupportedProblemError
 from ucudnn.problem import MOST_ALIGNMENT, ConvolutionProblem, MathMode, Operation
-
-_LOG = logging.getLogger(__name__)
-
-_MOST_GRAPHS = 16  # operation graphs at hand: those of the sizes that are being measured
-
-Call = GraphCall | LegacyCall | PackedCall
-"""What runs an algorithm."""
-
-Scalings = Iterable[tuple[float, float]]
-"""Pairs of alpha and beta."""
 
 
 @final
@@ -81,9 +65,8 @@ class CudnnBackend(ComputeBackend):
         self._stream = 0
         self._algorithms: dict[ConvolutionProblem, tuple[Algorithm, ...]] = {}
         self._legacy_algorithms: dict[ConvolutionProblem, Sequence[Algorithm]] = {}
-        self._graphs: OrderedDict[tuple[ConvolutionProblem, float, float], OperationGraph] = OrderedDict()
-        self._choices: KnobChoices = {}
         self._background = Background(self.library, self._device)
+        self._preparer = Preparer(self.library, self.cudnn_handle, self._device, self._background)
 
     @property
     def name(self) -> str:
@@ -135,10 +118,13 @@ class CudnnBackend(ComputeBackend):
         if base is not None:
             inner = self.algorithm(dense(problem), base) if has_gaps(problem) else None
             return None if inner is None else packed_algorithm(problem, inner)
+        if is_gathered(name):
+            inner = self.algorithm(*asked_of_cudnn(problem, name)) if self._gathers(problem) else None
+            return None if inner is None else gathered_algorithm(problem, inner)
         if not is_engine(name):
             return next((each for each in self._legacy(problem) if each.name == name), None)
         try:
-            found = self._graph(problem, 1.0, listing_beta(problem)).configuration(name)
+            found = self._preparer.graph(problem, 1.0, listing_beta(problem)).configuration(name)
         except BackendError:
             return None
         return found.algorithm() if found.allowed(problem) and found.workspace_bytes >= 0 else None
@@ -170,6 +156,9 @@ class CudnnBackend(ComputeBackend):
             return
         for problem, sizes, limit_bytes, promises in asked:
             parts = [self._as_asked(problem).part(size) for size in anchors(sizes)]
+            if self._gathers(parts[0]):
+                copies = [dense_of(part) for part in parts]
+                self._background.begin(copies, limit_bytes, partial(promised, promises), self._algorithms)
             self._background.begin(parts, limit_bytes, promises, self._algorithms)
 
     def drop(self) -> None:
@@ -178,7 +167,9 @@ class CudnnBackend(ComputeBackend):
 
     def is_ready(self, problem: ConvolutionProblem) -> bool:
         """Whether its engine configurations are listed, and those compiled that need it."""
-        return self._background.is_ready(self._as_asked(problem))
+        problem = self._as_asked(problem)
+        forms = (problem, dense_of(problem)) if self._gathers(problem) else (problem,)
+        return all(map(self._background.is_ready, forms))
 
     def rest(self) -> None:
         """End what goes on in the background; a Python that exits does so by itself."""
@@ -204,10 +195,10 @@ class CudnnBackend(ComputeBackend):
                 problem,
                 self._device,
                 allocate,
-                self._prepare_for_bench,
+                self._preparer.prepare_for_bench,
                 self.library,
                 self.cudnn_handle,
-                self._background.build,
+                self._preparer.announce,
             )
             try:
                 yield bench
@@ -222,7 +213,8 @@ class CudnnBackend(ComputeBackend):
             CudnnError: if cuDNN cannot build its plan.
         """
         accumulates = problem.operation is Operation.BACKWARD_FILTER
-        return self._prepare(problem, algorithm, ((1.0, 0.0), (1.0, 1.0)) if accumulates else ((1.0, 0.0),))
+        scalings = ((1.0, 0.0), (1.0, 1.0)) if accumulates else ((1.0, 0.0),)
+        return self._preparer.prepare(self._as_asked(problem), algorithm, scalings)
 
     def allocate(self, size_bytes: int) -> DeviceBuffer:
         """Return a workspace from CuPy's current allocator, or from the other library's.
@@ -328,6 +320,9 @@ class CudnnBackend(ComputeBackend):
     def _list(self, problem: ConvolutionProblem) -> tuple[Algorithm, ...]:
         offers = self._candidates.offers
         found: list[Algorithm] = []
+        if self._gathers(problem):  # first, for they are the fastest where there is a workspace
+            with suppress(UnsupportedProblemError):
+                found += [gathered_algorithm(problem, each) for each in self.algorithms(dense_of(problem))]
         if offers("graph", problem):
             listed = self._background.listed(problem, self.cudnn_handle)
             found += graph_algorithms(self.library, self.cudnn_handle, problem) if listed is None else listed
@@ -347,40 +342,5 @@ class CudnnBackend(ComputeBackend):
             self._legacy_algorithms[problem] = legacy_algorithms(self.library, self.cudnn_handle, problem)
         return self._legacy_algorithms[problem]
 
-    def _graph(self, problem: ConvolutionProblem, alpha: float, beta: float) -> OperationGraph:
-        key = problem, alpha, beta
-        graph = self._graphs.get(key)
-        if graph is None:
-            library, handle, choices = self.library, self.cudnn_handle, self._choices
-            graph = OperationGraph(library, handle, problem, alpha=alpha, beta=beta, choices=choices)
-            self._graphs[key] = graph
-            if len(self._graphs) > _MOST_GRAPHS:
-                self._graphs.popitem(last=False)
-        return graph
-
-    def _prepare_for_bench(self, problem: ConvolutionProblem, algorithm: Algorithm) -> Call:
-        scaling = 1.0, listing_beta(problem)
-        built = self._background.built(problem, algorithm.name) if algorithm.compiles else None
-        if built is None:
-            return self._prepare(problem, algorithm.name, (scaling,))
-        own = built.handle.address
-        self.library.check(self._set_stream(own, self._device.stream()), "cudnnSetStream")
-
-        def graph(problem: ConvolutionProblem, alpha: float, beta: float) -> OperationGraph:
-            return OperationGraph(self.library, own, problem, alpha=alpha, beta=beta)
-
-        call = GraphCall(self.library, own, problem, algorithm.name, (), graph)
-        call.adopt(*scaling, built.descriptor, built)
-        return call
-
-    def _prepare(self, problem: ConvolutionProblem, algorithm: str, scalings: Scalings) -> Call:
-        problem = self._as_asked(problem)
-        base = base_of(algorithm)
-        if base is not None:
-            call = self._prepare(dense(problem), base, scalings)
-            return PackedCall(problem, call, call.workspace_bytes, self._device.copy_runs)
-        if is_engine(algorithm):
-            if computes_wrong(algorithm, problem):  # whoever measured it
-                raise UnsupportedProblemError(f"{algorithm} does not compute {problem}")
-            return GraphCall(self.library, self.cudnn_handle, problem, algorithm, scalings, self._graph)
-        return LegacyCall(self.library, self.cudnn_handle, problem, algorithm)
+    def _gathers(self, problem: ConvolutionProblem) -> bool:
+        return self._candidates.gathers and skips(problem) and self._device.copier is not None

@@ -16,11 +16,9 @@ from ucudnn.backends.base import Algorithm, Bench, Following
 from ucudnn.backends.cudnn.check import OutputCheck
 from ucudnn.backends.cudnn.codes import NumericalNote
 from ucudnn.backends.cudnn.gpu import DeviceBuffer, Gpu, Timed
-from ucudnn.backends.cudnn.graph_call import GraphCall
-from ucudnn.backends.cudnn.legacy import LegacyCall
 from ucudnn.backends.cudnn.library import Library
 from ucudnn.backends.cudnn.listing import listing_beta
-from ucudnn.backends.cudnn.packed import PackedCall
+from ucudnn.backends.cudnn.preparing import Call
 from ucudnn.backends.cudnn.timing import LOADING_MS, CallTimer, least_ms
 from ucudnn.backends.measurement import Effort, Measurement, MeasurementStatus
 from ucudnn.backends.sampling import SHORTEST_MS, settled, worthless
@@ -40,7 +38,6 @@ _MOST_CALLS = 16  # of one sample
 
 _INTERNAL = range(4000, 5000)  # statuses with which cuDNN says that it failed itself, in a compiler for example
 
-BenchCall = GraphCall | LegacyCall | PackedCall
 """What can be measured."""
 
 _T = TypeVar("_T")
@@ -65,7 +62,7 @@ class _Start:
     problem: ConvolutionProblem
     name: str
     keeps_host: bool
-    call: BenchCall
+    call: Call
     timer: CallTimer
     expected_ms: float | None
     calls: int
@@ -95,7 +92,7 @@ class CudnnBench(Bench):
         problem: ConvolutionProblem,
         device: Gpu,
         allocate: Callable[[int], DeviceBuffer],
-        prepare: Callable[[ConvolutionProblem, Algorithm], BenchCall],
+        prepare: Callable[[ConvolutionProblem, Algorithm], Call],
         library: Library,
         handle: int,
         build: Callable[[ConvolutionProblem, str], None],

@@ -4,6 +4,8 @@ With `library`, which is for libcudnn, the only module that knows ctypes.
 """
 
 import ctypes
+import sys
+from collections.abc import Callable
 from typing import Any, final
 
 RELAXED = 2  # cudaStreamCaptureModeRelaxed
@@ -42,27 +44,51 @@ def exchange_capture_mode(mode: int) -> int:
 
 
 @final
-class Hold:
-    """A kernel of one thread that keeps a stream busy for some time, in PTX, which the driver compiles.
+class Function:
+    """A kernel in PTX, which the driver compiles, in the context that is current then: the primary one of a GPU.
 
-    It belongs to the context that is current when it is made, the primary one of a GPU.
+    Args:
+        source: a module.
+        name: of the kernel, which has one parameter.
+
+    Raises:
+        OSError: if there is no driver, or it does not take the kernel.
+    """
+
+    def __init__(self, source: bytes, name: str) -> None:
+        cuda = ctypes.CDLL(_NAME)
+        self._module, self._function = ctypes.c_void_p(), ctypes.c_void_p()
+        try:
+            _check(cuda.cuModuleLoadData(ctypes.byref(self._module), source), "cuModuleLoadData")
+            status = cuda.cuModuleGetFunction(ctypes.byref(self._function), self._module, name.encode())
+            _check(status, "cuModuleGetFunction")
+            self._launch: Any = cuda.cuLaunchKernel
+        except AttributeError as error:  # what has this name is no driver
+            raise OSError(str(error)) from None
+
+    def bound(self, blocks: int, threads: int, argument: bytes) -> Callable[[int], None]:
+        """Return a launch on a stream of its context, whose address it is called with; OSError if it is refused."""
+        launch, one = self._launch, ctypes.c_uint(1)
+        shape = self._function, ctypes.c_uint(blocks), one, one, ctypes.c_uint(threads), one, one, ctypes.c_uint(0)
+        memory = ctypes.create_string_buffer(argument, len(argument))
+        arguments = (ctypes.c_void_p * 1)(ctypes.addressof(memory))  # copied before the launch returns
+
+        def queue(stream: int, _: object = memory) -> None:
+            _check(launch(*shape, ctypes.c_void_p(stream), arguments, None), "cuLaunchKernel")
+
+        return queue
+
+
+@final
+class Hold:
+    """A kernel of one thread that keeps a stream busy for some time.
 
     Raises:
         OSError: if there is no driver, or it does not take the kernel.
     """
 
     def __init__(self) -> None:
-        cuda = ctypes.CDLL(_NAME)
-        self._module, self._function = ctypes.c_void_p(), ctypes.c_void_p()
-        try:
-            _check(cuda.cuModuleLoadData(ctypes.byref(self._module), _HOLD), "cuModuleLoadData")
-            status = cuda.cuModuleGetFunction(ctypes.byref(self._function), self._module, b"ucudnn_hold")
-            _check(status, "cuModuleGetFunction")
-            self._launch: Any = cuda.cuLaunchKernel
-        except AttributeError as error:  # what has this name is no driver
-            raise OSError(str(error)) from None
-        one, none = ctypes.c_uint(1), ctypes.c_uint(0)
-        self._shape = self._function, one, one, one, one, one, one, none
+        self._function = Function(_HOLD, "ucudnn_hold")
 
     def queue(self, stream: int, time_ms: float) -> None:
         """Queue it on a stream of its context.
@@ -70,9 +96,7 @@ class Hold:
         Raises:
             OSError: if the driver refuses.
         """
-        duration = ctypes.c_uint64(round(time_ms * 1e6))
-        arguments = (ctypes.c_void_p * 1)(ctypes.addressof(duration))  # copied before the call returns
-        _check(self._launch(*self._shape, ctypes.c_void_p(stream), arguments, None), "cuLaunchKernel")
+        self._function.bound(1, 1, round(time_ms * 1e6).to_bytes(8, sys.byteorder))(stream)
 
 
 def _check(status: int, name: str) -> None:

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple, final
 
 import numpy as np
 
+from ucudnn.backends.cudnn.copying import Copier
 from ucudnn.backends.cudnn.driver import Hold
 from ucudnn.problem import DataType
 
@@ -186,6 +187,14 @@ class Gpu(ABC):
         """
         if self._holder is not None:
             self._holder.queue(self.stream(), time_ms)
+
+    @cached_property
+    def copier(self) -> Copier | None:
+        """Kernels that copy what strides read; None where the driver does not take them."""
+        try:
+            return Copier()
+        except OSError:
+            return None
 
     @cached_property
     def _holder(self) -> Hold | None:

@@ -1,0 +1,179 @@
+"""Gathering: where filters of one tap skip samples of x, what they read is copied, and convolved without strides.
+
+A pointwise convolution with strides of 2, as in ResNets, reads a quarter of x. Channels first, cuDNN's fast engines
+for it copy all of x, and y, to channels last and back; without strides, there are such that take both as they are. So a
+copy of the quarter is all the workspace that it takes. The numbers are the same: a copy rounds nothing.
+"""
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import final
+
+from ucudnn.backends.ahead import Promises
+from ucudnn.backends.base import Algorithm, PreparedCall
+from ucudnn.backends.candidates import GATHERED
+from ucudnn.backends.cudnn.copying import MOST_ELEMENTS, Copier, Sizes, gathering, scattering, scattering_pairs
+from ucudnn.backends.cudnn.gpu import DeviceBuffer, Gpu
+from ucudnn.backends.cudnn.graph import round_up
+from ucudnn.backends.cudnn.places import Places
+from ucudnn.errors import UnsupportedProblemError
+from ucudnn.problem import ConvolutionProblem, Operation
+from ucudnn.slabs import Rows
+
+
+def skips(problem: ConvolutionProblem) -> bool:
+    """Whether most of x is skipped, of dense tensors that kernels can copy."""
+    dense = not problem.x_channel_stride and problem.x_batch_stride == problem.x_sample
+    small = problem.batch * problem.x_sample < MOST_ELEMENTS
+    return dense and small and not problem.layout.channels_last and any(_skipped(problem))
+
+
+def dense_of(problem: ConvolutionProblem) -> ConvolutionProblem:
+    """Return the convolution of the copy, for a problem that skips some of x."""
+    along = [*zip(_skipped(problem), problem.spatial, problem.output, problem.stride, strict=True)]
+    return replace(
+        problem,
+        spatial=tuple(after if skipped else size for skipped, size, after, _ in along),
+        stride=tuple(1 if skipped else stride for skipped, _, _, stride in along),
+        x_batch_stride=0,
+    )
+
+
+def is_gathered(name: str) -> bool:
+    """Whether an algorithm of that name convolves a copy."""
+    return name.endswith(GATHERED)
+
+
+def asked_of_cudnn(problem: ConvolutionProblem, name: str) -> tuple[ConvolutionProblem, str]:
+    """Return what cuDNN computes for an algorithm, and by what: the convolution of the copy where there is one."""
+    return (dense_of(problem), name.removesuffix(GATHERED)) if is_gathered(name) else (problem, name)
+
+
+def promised(promises: Promises, name: str) -> bool:
+    """Whether an algorithm for the copy is worth compiling, by its name there."""
+    return promises(name + GATHERED)
+
+
+def gathered_algorithm(problem: ConvolutionProblem, algorithm: Algorithm) -> Algorithm:
+    """Return an algorithm for the copy as one of the problem: with the copy's memory, under a name of its own."""
+    return replace(
+        algorithm,
+        name=algorithm.name + GATHERED,
+        workspace_bytes=algorithm.workspace_bytes + _copy_bytes(problem),
+        notes=(*algorithm.notes, "GATHERED"),
+    )
+
+
+@final
+class GatheredCall(PreparedCall):
+    """A call on a copy of what is read of x, or written of its gradient.
+
+    Args:
+        problem: what is computed, at micro-batch size.
+        call: what convolves the copy, which lies before its workspace.
+        own_bytes: workspace of that call.
+        device: the GPU.
+
+    Raises:
+        UnsupportedProblemError: if the GPU does not take the kernels that copy.
+    """
+
+    def __init__(self, problem: ConvolutionProblem, call: PreparedCall, own_bytes: int, device: Gpu) -> None:
+        if device.copier is None:
+            raise UnsupportedProblemError(f"the driver takes no kernels that copy: {problem}")
+        self._problem = problem
+        self._call = call
+        self._own_bytes = own_bytes
+        self._copy_bytes = _copy_bytes(problem)
+        self._device = device
+        self._copier: Copier = device.copier
+        self._places = Places(problem)
+        planes, itemsize = problem.batch * problem.channels, problem.dtype.itemsize
+        sizes, steps = _shape(problem)
+        self._gather = gathering(planes, sizes, steps, itemsize)
+        self._scatter = scattering(planes, sizes, steps, itemsize)
+        self._pairs = scattering_pairs(planes, sizes, steps, itemsize)
+
+    @property
+    def workspace_bytes(self) -> int:
+        """What the copy and the call need."""
+        return self._copy_bytes + self._own_bytes
+
+    def launch(
+        self,
+        x: int,
+        w: int,
+        y: int,
+        *,
+        start: int,
+        alpha: float,
+        beta: float,
+        workspace: DeviceBuffer,
+        first_rows: Rows | None = None,
+    ) -> None:
+        """Queue the copy and the convolution of samples [start, start + batch); see PreparedCall.launch.
+
+        Raises:
+            BackendError: if a call fails.
+            UnsupportedProblemError: if a gradient of x is scaled, by another beta than 0 or 1: there is no copy of all.
+        """
+        self.bind(x, w, y, start=start, alpha=alpha, beta=beta, workspace=workspace, first_rows=first_rows)()
+
+    def bind(
+        self,
+        x: int,
+        w: int,
+        y: int,
+        *,
+        start: int,
+        alpha: float,
+        beta: float,
+        workspace: DeviceBuffer,
+        first_rows: Rows | None = None,
+    ) -> Callable[[], None]:
+        """Return a launch for which all is made ready; raises what `launch` does."""
+        writes = self._problem.operation is Operation.BACKWARD_DATA
+        if writes and beta not in (0, 1):
+            raise UnsupportedProblemError(f"what strides skip cannot be scaled by beta {beta}: {self._problem}")
+        x, y = self._places.of(x, y, start, first_rows)
+        copy, rest = workspace.address, workspace.part(self._copy_bytes, self._own_bytes)
+        convolve = self._call.bind(copy, w, y, start=0, alpha=alpha, beta=beta, workspace=rest)
+        gather = None if writes and not beta else self._copier.bound(self._gather, copy, x)
+        scatter = self._scatterer(x, copy, fills=not beta) if writes else None
+        stream = self._device.stream
+
+        def run() -> None:
+            if gather is not None:
+                gather(stream())
+            convolve()
+            if scatter is not None:
+                scatter(stream())
+
+        return run
+
+    def _scatterer(self, x: int, copy: int, *, fills: bool) -> Callable[[int], None]:
+        """Return what writes the gradient back: with zeros between, or to what is there."""
+        pairs = self._pairs
+        if pairs is None or not fills or x % pairs.written_bytes:
+            return self._copier.bound(self._scatter, x, copy, fills=fills)
+        return self._copier.bound(pairs, x, copy)
+
+
+def _skipped(problem: ConvolutionProblem) -> list[bool]:
+    """Return for each spatial dimension whether no tap reads some of x, for there is one, which strides."""
+    along = zip(problem.kernel, problem.paddings, problem.stride, strict=True)
+    return [taps == 1 and not any(padding) and stride > 1 for taps, padding, stride in along]
+
+
+def _copy_bytes(problem: ConvolutionProblem) -> int:
+    dense = dense_of(problem)
+    return round_up(dense.batch * dense.x_sample * dense.dtype.itemsize)
+
+
+def _shape(problem: ConvolutionProblem) -> tuple[Sizes, Sizes]:
+    """Return the sizes of x in three dimensions, and in which steps it is read."""
+    steps = [stride if skipped else 1 for skipped, stride in zip(_skipped(problem), problem.stride, strict=True)]
+    ones = (1,) * (3 - len(steps))
+    d, h, w = (*ones, *problem.spatial)
+    by_d, by_h, by_w = (*ones, *steps)
+    return (d, h, w), (by_d, by_h, by_w)
