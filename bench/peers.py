@@ -114,7 +114,7 @@ def plan(name: str, network: Network, limit: int | None, rig: Rig) -> Planned:
     way = WAYS[name]
     if way is None:
         return Planned(absent=rig.no_peer)
-    benchmark = rig.benchmark(way[0], network.layers[0].forward)
+    benchmark = rig.benchmark(way[0], [layer.forward for layer in network.layers])
     limit_bytes = NO_LIMIT if limit is None else limit
     slabs = name.startswith("ucudnn")  # the original has none
     settings = Settings.load({}, policy=way[1], workspace_limit_bytes=limit_bytes, slabs=slabs)

@@ -1,7 +1,7 @@
 """Runs peers on one device: plans of several backends and PyTorch, on the same tensors, one stream and one clock."""
 
 import sys
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -107,9 +107,10 @@ class Rig:
         """Return the device and all versions."""
         return {**self.clock.conditions(), **(self.peer.conditions() if self.peer else {"torch": "none"})}
 
-    def benchmark(self, candidates: Candidates, problem: ConvolutionProblem) -> Benchmark:
-        """Return what measures these candidates of a problem."""
-        if candidates is Candidates.GRAPH_PLAIN and not (Candidates.BEST.offers("legacy", problem) or skips(problem)):
+    def benchmark(self, candidates: Candidates, problems: Iterable[ConvolutionProblem]) -> Benchmark:
+        """Return what measures these candidates of a network's problems."""
+        apart = any(Candidates.BEST.offers("legacy", each) or skips(each) for each in problems)
+        if candidates is Candidates.GRAPH_PLAIN and not apart:
             candidates = Candidates.BEST  # the same there, and measured already
         return self._of(candidates)
 

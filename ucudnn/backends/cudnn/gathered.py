@@ -1,8 +1,8 @@
 """Gathering: where filters of one tap skip samples of x, what they read is copied, and convolved without strides.
 
 A pointwise convolution with strides of 2, as in ResNets, reads a quarter of x. Channels first, cuDNN's fast engines
-for it copy all of x, and y, to channels last and back; without strides, there are such that take both as they are. So a
-copy of the quarter is all the workspace that it takes. The numbers are the same: a copy rounds nothing.
+for it copy all of x, and y, to channels last and back; without strides, there are such that take both as they are, and
+the copy of the quarter is most of their workspace. A copy rounds nothing.
 """
 
 from collections.abc import Callable
