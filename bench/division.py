@@ -37,13 +37,14 @@ CASES = {"alexnet": (8, 64, 512), "resnet50": (16, 32), "inception3": (1, 8)}
 COLUMNS = ("kernel", "count", "configuration", "workspace_bytes", "predicted_ms", "executed_ms")
 
 
-def ways(network: Network, each_mib: int, benchmark: Benchmark) -> dict[str, Decisions]:
-    """Return the plans that share a total of so many MiB for each kernel."""
+def ways(network: Network, each_mib: int, benchmark: Benchmark, plain: Benchmark) -> dict[str, Decisions]:
+    """Return the plans that share a total of so many MiB for each kernel; undivided ones of `plain`."""
     kernels = network.kernels()
     total = each_mib * MIB * sum(kernel.count for kernel in kernels)
 
     def plan(policy: str, groups: Any = (), **limits: int) -> Decisions:
-        return decide(kernels, benchmark, Settings.load({}, policy=policy, **limits), groups)
+        settings = Settings.load({}, policy=policy, **limits)
+        return decide(kernels, plain if policy == "undivided" else benchmark, settings, groups)
 
     found = {
         "WR undivided": plan("undivided", workspace_limit_bytes=each_mib * MIB),
@@ -206,10 +207,11 @@ def main() -> None:
         # A profile's recordings are told apart by their network; a GPU serves all.
         if not isinstance(backend, ComputeBackend):
             backend = open_backend(arguments.backend, candidates=Candidates.GRAPH, network=name)
+            plain = open_backend(arguments.backend, candidates=Candidates.GRAPH_PLAIN, network=name)
         answer["conditions"] = dict(backend.conditions())
-        benchmark = open_benchmark(backend, Settings.load())
+        benchmarks = [open_benchmark(each, Settings.load()) for each in (backend, plain)]
         for each_mib in CASES[name]:
-            plans = ways(network, each_mib, benchmark)
+            plans = ways(network, each_mib, *benchmarks)
             times = (
                 execute(list(plans.values()), backend, arguments.repeats) if isinstance(backend, ComputeBackend) else {}
             )

@@ -18,13 +18,16 @@ from pathlib import Path
 from ucudnn.backends import open_backend
 from ucudnn.backends.base import ComputeBackend
 from ucudnn.backends.candidates import Candidates
+from ucudnn.backends.cudnn.gathered import skips
 from ucudnn.backends.measurement import Effort
 from ucudnn.benchmark import Benchmark
+from ucudnn.configuration import Configuration
 from ucudnn.decision import decide
-from ucudnn.errors import UcudnnError
+from ucudnn.errors import InfeasibleError, UcudnnError
 from ucudnn.execution import execute
 from ucudnn.kernel import Kernel
 from ucudnn.networks import load_network
+from ucudnn.policy import BatchSizePolicy
 from ucudnn.problem import ConvolutionProblem, DataType, MathMode
 from ucudnn.report import KernelReport, Report, report_decisions
 from ucudnn.settings import Settings, parse_choice
@@ -65,10 +68,21 @@ def _typed(kernel: Kernel, dtype: DataType, math: MathMode) -> ConvolutionProble
     return replace(kernel.problem, dtype=dtype, math=math)
 
 
-def run(case: Case, backend: ComputeBackend, benchmark: Benchmark, repeats: int) -> Report:
-    """Benchmark, decide and execute one case."""
+def _undivided(kernel: Kernel, benchmark: Benchmark, settings: Settings) -> Configuration | None:
+    try:
+        return decide([kernel], benchmark, settings).kernels[0].undivided
+    except InfeasibleError:
+        return None
+
+
+def run(case: Case, backend: ComputeBackend, benchmark: Benchmark, plain: Benchmark, repeats: int) -> Report:
+    """Benchmark, decide and execute one case, against what `plain` has undivided."""
     settings = Settings.load({}, policy=case.policy, workspace_limit_bytes=case.workspace)
     decisions = decide(case.kernels(), benchmark, settings)
+    if any(skips(each.kernel.problem) for each in decisions.kernels):
+        alone = replace(settings, policy=BatchSizePolicy.UNDIVIDED)
+        both = [replace(each, undivided=_undivided(each.kernel, plain, alone)) for each in decisions.kernels]
+        decisions = replace(decisions, kernels=both)
     kernels: list[KernelReport] = []
     for decision in decisions.kernels:
         kernels.append(execute(decision, backend, repeats))
@@ -136,14 +150,18 @@ def main() -> None:
             for workspace in arguments.workspace or ["64MiB"]
         )
     reports: list[dict[str, object]] = []
-    benchmarks: dict[Candidates, tuple[ComputeBackend, Benchmark]] = {}
+    benchmarks: dict[Candidates, tuple[ComputeBackend, Benchmark, Benchmark]] = {}
     print(HEADING)
     for case in cases:
         if case.candidates not in benchmarks:
             backend = open_backend(arguments.backend, candidates=case.candidates)
             if not isinstance(backend, ComputeBackend):
                 parser.error(f"backend {arguments.backend} cannot execute")
-            benchmarks[case.candidates] = backend, Benchmark(backend, effort=Effort(repeats=arguments.repeats))
+            effort = Effort(repeats=arguments.repeats)
+            benchmark = plain = Benchmark(backend, effort=effort)
+            if case.candidates.gathers:  # cuDNN as it is, without copies
+                plain = Benchmark(open_backend(arguments.backend, candidates=case.candidates.plain), effort=effort)
+            benchmarks[case.candidates] = backend, benchmark, plain
         report = run(case, *benchmarks[case.candidates], arguments.repeats)
         print(row(case, report), flush=True)
         options = {"candidates": case.candidates.value, "math": case.math.value, "dtype": case.dtype.value}

@@ -28,6 +28,7 @@ from ucudnn.kernel import Kernel
 from ucudnn.measuring import open_benchmark
 from ucudnn.networks import load_network
 from ucudnn.plots import Bar
+from ucudnn.policy import BatchSizePolicy
 from ucudnn.problem import ConvolutionProblem
 from ucudnn.report import KernelReport, Report
 from ucudnn.settings import Settings
@@ -54,13 +55,14 @@ class Bench:
     def __init__(self, arguments: Namespace, network: str, batch: int | None = None) -> None:
         self.network = load_network(network, batch)
         settings = Settings.load(database=arguments.database)
-        self.backend: Backend = open_backend(
-            arguments.backend,
-            candidates=Candidates.GRAPH,
-            network=network,
-            cudnn_library=settings.cudnn_library,
-        )
+
+        def opened(candidates: Candidates) -> Backend:
+            library = settings.cudnn_library
+            return open_backend(arguments.backend, candidates=candidates, network=network, cudnn_library=library)
+
+        self.backend: Backend = opened(Candidates.GRAPH)
         self.benchmark: Benchmark = open_benchmark(self.backend, settings)
+        self._undivided = open_benchmark(opened(Candidates.GRAPH_PLAIN), settings)  # cuDNN as it is, without copies
         self.executes = isinstance(self.backend, ComputeBackend)
         self._arguments = arguments
         self._known: dict[tuple[ConvolutionProblem, frozenset[str]], Times] = {}
@@ -116,8 +118,9 @@ class Bench:
 
     def _decided(self, label: str, settings: Settings) -> Decisions | None:
         kernels = self.network.kernels()
+        benchmark = self._undivided if settings.policy is BatchSizePolicy.UNDIVIDED else self.benchmark
         try:
-            return decide(kernels, self.benchmark, settings)
+            return decide(kernels, benchmark, settings)
         except FAILURES as error:
             if not self.executes:
                 raise
@@ -125,7 +128,7 @@ class Bench:
         if settings.total_workspace_bytes is not None:
             return None
         possible = [kernel for kernel in kernels if self._possible(kernel, settings)]
-        return decide(possible, self.benchmark, settings) if possible else None
+        return decide(possible, benchmark, settings) if possible else None
 
     def _possible(self, kernel: Kernel, settings: Settings) -> bool:
         try:
