@@ -90,8 +90,8 @@ def skipping(draw):
 
 
 @settings(deadline=None, max_examples=60)
-@given(skipping(), st.sampled_from([0.0, 1.0, -0.5]), st.data())
-def test_equals_the_call_without_a_copy(problem, beta, data):
+@given(skipping(), st.sampled_from([0.0, 1.0, -0.5]), st.booleans(), st.data())
+def test_equals_the_call_without_a_copy(problem, beta, bound, data):
     writes = problem.operation is Operation.BACKWARD_DATA
     assume(not writes or beta in (0, 1))
     samples = problem.batch + data.draw(st.integers(0, 3))
@@ -109,7 +109,12 @@ def test_equals_the_call_without_a_copy(problem, beta, data):
     assert call.workspace_bytes == gathered_algorithm(problem, algorithm_of(512)).workspace_bytes
     memory = np.full(call.workspace_bytes + GUARD, 0xFF, np.uint8)
     buffer = DeviceBuffer(memory.ctypes.data, call.workspace_bytes)
-    call.launch(*(each.ctypes.data for each in found), workspace=buffer, **options)
+    addresses = [each.ctypes.data for each in found]
+    for _ in range(1 if beta else 2):  # what is kept serves again
+        if bound:
+            call.bind(*addresses, workspace=buffer, **options)()
+        else:
+            call.launch(*addresses, workspace=buffer, **options)
     for name, one, other, before in zip("xwy", found, expected, whole, strict=True):
         if name == WRITTEN[problem.operation]:
             np.testing.assert_allclose(one.astype(float), other.astype(float), rtol=2e-2, atol=2e-3)

@@ -127,7 +127,7 @@ class Copier:
     """
 
     def __init__(self) -> None:
-        self._functions = {kind: Function(_source(), _name(*kind)) for kind in _KINDS}
+        self._functions = {kind: Function(_source(*kind), _name(*kind)) for kind in _KINDS}
 
     def bound(self, walk: Walk, to: int, source: int, *, fills: bool = True) -> Callable[[int], None]:
         """Return a copy that is made on a stream, whose address it is called with; BackendError if it is refused."""
@@ -148,13 +148,6 @@ def _name(read_bytes: int, written_bytes: int) -> str:
     return f"ucudnn_copy_{read_bytes}_{written_bytes}"
 
 
-@cache
-def _source() -> bytes:
-    """Return the module."""
-    head = ".version 6.0\n.target sm_50\n.address_size 64\n"
-    return (head + "".join(_entry(*kind) for kind in _KINDS)).encode()
-
-
 _WORDS = (  # of 32 bits in the argument behind the two addresses, see `Walk.packed`
     *("total", "fills"),
     *(f"{part}_{of}" for of in ("w", "h", "d", "sw", "sh", "sd") for part in ("divisor", "magic", "shift")),
@@ -163,11 +156,15 @@ _WORDS = (  # of 32 bits in the argument behind the two addresses, see `Walk.pac
 _ARGUMENT = struct.Struct(f"<QQ{len(_WORDS)}I")
 
 
-def _entry(read_bytes: int, written_bytes: int) -> str:
-    """Return one kernel: a block writes so many elements in a row, a thread every so manieth of them."""
+@cache
+def _source(read_bytes: int, written_bytes: int) -> bytes:
+    """Return a module with one kernel: a block writes some elements in a row, a thread every so manieth of them."""
     wide = written_bytes == 8
     value, bits = ("%long", "u64") if wide else ("%word", "u32")
     lines = [
+        ".version 6.0",
+        ".target sm_50",
+        ".address_size 64",
         f".visible .entry {_name(read_bytes, written_bytes)}(.param .align 8 .b8 argument[{_ARGUMENT.size}])",
         "{",
         f".reg .pred %in<{_EACH}>, %on<{_EACH}>, %has<{_EACH}>, %all;",
@@ -209,7 +206,7 @@ def _entry(read_bytes: int, written_bytes: int) -> str:
             f"or.pred %has{k}, %has{k}, %on{k};",
         ]
     lines += [f"@%has{k} st.global.u{8 * written_bytes} [%put{k}], {value}{k};" for k in range(_EACH)]
-    return "\n".join([*lines, "ret;", "}", ""])
+    return "\n".join([*lines, "ret;", "}", ""]).encode()
 
 
 def _divide(quotient: str, remainder: str, number: str, divisor: str) -> tuple[str, ...]:

@@ -12,7 +12,7 @@ from typing import final
 from ucudnn.backends.ahead import Promises
 from ucudnn.backends.base import Algorithm, PreparedCall
 from ucudnn.backends.candidates import GATHERED
-from ucudnn.backends.cudnn.copying import MOST_ELEMENTS, Copier, Sizes, gathering, scattering, scattering_pairs
+from ucudnn.backends.cudnn.copying import MOST_ELEMENTS, Copier, Sizes, Walk, gathering, scattering, scattering_pairs
 from ucudnn.backends.cudnn.gpu import DeviceBuffer, Gpu
 from ucudnn.backends.cudnn.graph import round_up
 from ucudnn.backends.cudnn.places import Places
@@ -20,9 +20,14 @@ from ucudnn.errors import UnsupportedProblemError
 from ucudnn.problem import ConvolutionProblem, Operation
 from ucudnn.slabs import Rows
 
+Copy = Callable[[int], None]
+"""A copy that is made on a stream, whose address it is called with."""
+
+_MOST_COPIES = 4096  # addresses that recur are few; what never recurs must not pile up
+
 
 def skips(problem: ConvolutionProblem) -> bool:
-    """Whether most of x is skipped, of dense tensors that kernels can copy."""
+    """Whether strides skip some of x that no filter reads, of dense tensors that kernels can copy."""
     dense = not problem.x_channel_stride and problem.x_batch_stride == problem.x_sample
     small = problem.batch * problem.x_sample < MOST_ELEMENTS
     return dense and small and not problem.layout.channels_last and any(_skipped(problem))
@@ -93,6 +98,7 @@ class GatheredCall(PreparedCall):
         self._gather = gathering(planes, sizes, steps, itemsize)
         self._scatter = scattering(planes, sizes, steps, itemsize)
         self._pairs = scattering_pairs(planes, sizes, steps, itemsize)
+        self._copies: dict[tuple[bool, int, int, bool], Copy] = {}  # addresses recur
 
     @property
     def workspace_bytes(self) -> int:
@@ -117,7 +123,13 @@ class GatheredCall(PreparedCall):
             BackendError: if a call fails.
             UnsupportedProblemError: if a gradient of x is scaled, by another beta than 0 or 1: there is no copy of all.
         """
-        self.bind(x, w, y, start=start, alpha=alpha, beta=beta, workspace=workspace, first_rows=first_rows)()
+        gather, scatter, x, y = self._around(x, y, start, beta, workspace.address, first_rows)
+        stream = self._device.stream()
+        if gather is not None:
+            gather(stream)
+        self._call.launch(x, w, y, start=0, alpha=alpha, beta=beta, workspace=self._rest(workspace))
+        if scatter is not None:
+            scatter(stream)
 
     def bind(
         self,
@@ -132,14 +144,8 @@ class GatheredCall(PreparedCall):
         first_rows: Rows | None = None,
     ) -> Callable[[], None]:
         """Return a launch for which all is made ready; raises what `launch` does."""
-        writes = self._problem.operation is Operation.BACKWARD_DATA
-        if writes and beta not in (0, 1):
-            raise UnsupportedProblemError(f"what strides skip cannot be scaled by beta {beta}: {self._problem}")
-        x, y = self._places.of(x, y, start, first_rows)
-        copy, rest = workspace.address, workspace.part(self._copy_bytes, self._own_bytes)
-        convolve = self._call.bind(copy, w, y, start=0, alpha=alpha, beta=beta, workspace=rest)
-        gather = None if writes and not beta else self._copier.bound(self._gather, copy, x)
-        scatter = self._scatterer(x, copy, fills=not beta) if writes else None
+        gather, scatter, x, y = self._around(x, y, start, beta, workspace.address, first_rows)
+        convolve = self._call.bind(x, w, y, start=0, alpha=alpha, beta=beta, workspace=self._rest(workspace))
         stream = self._device.stream
 
         def run() -> None:
@@ -151,12 +157,33 @@ class GatheredCall(PreparedCall):
 
         return run
 
-    def _scatterer(self, x: int, copy: int, *, fills: bool) -> Callable[[int], None]:
-        """Return what writes the gradient back: with zeros between, or to what is there."""
+    def _rest(self, workspace: DeviceBuffer) -> DeviceBuffer:
+        return workspace.part(self._copy_bytes, self._own_bytes)
+
+    def _around(
+        self, x: int, y: int, start: int, beta: float, copy: int, first_rows: Rows | None
+    ) -> tuple[Copy | None, Copy | None, int, int]:
+        """Return what copies before the call, what does after it, and the addresses of the copy and of y for it."""
+        x, y = self._places.of(x, y, start, first_rows)
+        if self._problem.operation is not Operation.BACKWARD_DATA:
+            return self._copy(self._gather, copy, x), None, copy, y
+        if beta not in (0, 1):
+            raise UnsupportedProblemError(f"what strides skip cannot be scaled by beta {beta}: {self._problem}")
         pairs = self._pairs
-        if pairs is None or not fills or x % pairs.written_bytes:
-            return self._copier.bound(self._scatter, x, copy, fills=fills)
-        return self._copier.bound(pairs, x, copy)
+        if beta:
+            return self._copy(self._gather, copy, x), self._copy(self._scatter, x, copy, fills=False), copy, y
+        walk = self._scatter if pairs is None or x % pairs.written_bytes else pairs
+        return None, self._copy(walk, x, copy), copy, y
+
+    def _copy(self, walk: Walk, to: int, source: int, *, fills: bool = True) -> Copy:
+        """Return a copy that is bound; of those that write a gradient, its address says which way it goes."""
+        key = walk is self._gather, to, source, fills
+        found = self._copies.get(key)
+        if found is None:
+            if len(self._copies) >= _MOST_COPIES:
+                self._copies.clear()
+            found = self._copies[key] = self._copier.bound(walk, to, source, fills=fills)
+        return found
 
 
 def _skipped(problem: ConvolutionProblem) -> list[bool]:
