@@ -7,7 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from tests.test_problem import make_problem
+from ucudnn.backends.candidates import Candidates
 from ucudnn.backends.cpu.backend import ROUTINES
+from ucudnn.problem import MathMode
 
 LAYER = """\
 source,W,H,C_in,N,C_out,kernel_w,kernel_h,pad_w,pad_h,stride_w,stride_h
@@ -214,3 +217,20 @@ def test_pytorch_computes_the_same_and_a_wrong_layout_is_found(call, bench, monk
     assert not well
     assert rows["PyTorch", 64 * 2**20]["distance"] > 0.5
     assert "PyTorch: outputs are" in progress
+
+
+@pytest.mark.parametrize("math", MathMode)
+@pytest.mark.parametrize("place", [None, 0, 1, 2])
+def test_rivals_have_no_copies_whichever_layer_could(bench, place, math):
+    run = bench("peers_run")
+    rig = run.Rig.__new__(run.Rig)
+    rig._benchmarks = {each: each.value for each in (Candidates.BEST, Candidates.GRAPH_PLAIN, Candidates.LEGACY)}
+    layers = [make_problem(math=math)] * 3
+    if place is not None:
+        skipping = {"kernel": (1, 1), "stride": (2, 2), "x_batch_stride": 0, "y_batch_stride": 0}
+        layers[place] = make_problem(math=math, **skipping)
+    asked = Candidates.GRAPH_PLAIN
+    same = place is None and math is MathMode.TF32  # as what is measured for ucudnn anyway
+    assert rig.benchmark(asked, layers) == (Candidates.BEST if same else asked).value
+    for other in (Candidates.BEST, Candidates.LEGACY):
+        assert rig.benchmark(other, layers) == other.value
