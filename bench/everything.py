@@ -1,7 +1,7 @@
 """Runs the benchmarks on the GPUs of this machine, several at a time, and goes on where it was stopped.
 
     python bench/everything.py --list                                       what there is, with about how long it takes
-    python bench/everything.py --devices 0,1 --out /tmp/results             all of it: most of an hour on two H200s
+    python bench/everything.py --devices 0,1 --out /tmp/results             all of it: a good hour on two H200s
     python bench/everything.py --only 'torch_*' --only benchmarking --out /tmp/results
     python bench/everything.py --seconds 900 --out /tmp/results             again and again, until nothing is left
 
@@ -77,13 +77,13 @@ def jobs(gpus: int, *, again: bool = False) -> list[Job]:
         Job(name="benchmarking", seconds=220, command="benchmarking.py --out {out}/benchmarking.json"),
         Job(
             name="torch_step_adaptive",
-            seconds=200,
+            seconds=235,
             command="torch_step.py --bounded --lend-gradients --out {out}/torch_step_adaptive.json",
             environment=adaptive,
         ),
         Job(
             name="torch_step",
-            seconds=170,
+            seconds=105,
             command="torch_step.py --bounded --out {out}/torch_step.json",
             environment=off,
         ),
@@ -94,10 +94,10 @@ def jobs(gpus: int, *, again: bool = False) -> list[Job]:
             environment=off,
         ),
         Job(name="overhead", seconds=60, command="overhead.py --out {out}/overhead.json", environment=off),
-        Job(name="torch_losses", seconds=120, command="torch_losses.py --out {out}/torch_losses.json", environment=off),
+        Job(name="torch_losses", seconds=70, command="torch_losses.py --out {out}/torch_losses.json", environment=off),
         Job(
             name="torch_samples",
-            seconds=150,
+            seconds=75,
             command="torch_samples.py --out {out}/torch_samples.json",
             environment=off,
         ),
@@ -107,19 +107,19 @@ def jobs(gpus: int, *, again: bool = False) -> list[Job]:
             command="torch_memory.py --tolerance 2GiB --steps 3 --resume --out {out}/torch_memory.json",
         ),
         Job(name="accuracy", seconds=120, command="accuracy.py --out {out}/accuracy.json", environment=off),
-        Job(name="execute", seconds=180, command="execute.py --out {out}/execute.json"),
+        Job(name="execute", seconds=70, command="execute.py --out {out}/execute.json"),
         Job(name="volume", seconds=60, command="volume.py --out {out}/volume.json"),
         Job(name="slabs", seconds=240, command="slabs.py --out {out}/slabs.json"),
-        Job(name="division", seconds=240, command="division.py --backend cudnn --out {out}/division_executed.json"),
+        Job(name="division", seconds=290, command="division.py --backend cudnn --out {out}/division_executed.json"),
         *(
             Job(name=f"figure{number}", seconds=seconds, command=f"figure{number}.py {figures}")
-            for number, seconds in ((1, 40), (8, 30), (9, 60), (10, 150), (11, 400), (12, 200))
+            for number, seconds in ((1, 40), (8, 30), (9, 60), (10, 150), (11, 145), (12, 65))
         ),
-        Job(name="deepbench", seconds=300, command=f"deepbench.py {figures} --repeats 3"),
+        Job(name="deepbench", seconds=170, command=f"deepbench.py {figures} --repeats 3"),
         *(
             Job(
                 name=f"peers {number}",
-                seconds=1800 / gpus,
+                seconds=5000 / gpus,
                 command=peers,
                 resumes=True,
                 completes=("peers.json", "peers{gpus}.json"),
