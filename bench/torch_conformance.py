@@ -20,6 +20,7 @@ import subprocess
 import sys
 import unittest
 from collections import Counter
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from importlib.util import find_spec
 from pathlib import Path
@@ -27,6 +28,8 @@ from tempfile import TemporaryDirectory
 from time import perf_counter
 from types import ModuleType
 from typing import Any
+
+import pytest
 
 PLUGIN = "UCUDNN_CONFORMANCE"
 """Says what the plugin, this file in pytest's process, turns on, and where it writes what went through handles."""
@@ -70,6 +73,30 @@ def pytest_unconfigure(config: Any) -> None:
     write_counts()
 
 
+_COMPUTED = pytest.StashKey[Counter[tuple[str, str]]]()
+
+
+def pytest_runtest_setup(item: Any) -> None:
+    """Note what computed convolutions until now."""
+    item.stash[_COMPUTED] = computed()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: Any, call: Any) -> Iterator[None]:
+    """Note what computed the convolutions of a test that fails."""
+    report: Any = yield
+    if report.failed:
+        before = item.stash.get(_COMPUTED, Counter())
+        report.user_properties += [("computed", f"{problem} by {by}") for problem, by in computed() - before]
+    return report
+
+
+def computed() -> Counter[tuple[str, str]]:
+    """Return how often which convolution was computed by what, by this process so far."""
+    layers = _enabled.report().layers if _enabled is not None else ()
+    return Counter({(each.problem, each.configuration): each.calls for each in layers})
+
+
 def pytest_runtest_teardown(item: Any) -> None:
     """Write it now and then, too: where time is up, workers end without notice."""
     global _written
@@ -95,6 +122,7 @@ def pytest_runtest_logreport(report: Any) -> None:
     crash = getattr(report.longrepr, "reprcrash", None)
     reason = report.longrepr[-1] if isinstance(report.longrepr, tuple) else getattr(crash, "message", "")
     text = report.outcome if report.passed else f"{report.outcome}: {str(reason)[:300]}"
+    text += "".join(f"\n{what}" for name, what in report.user_properties if name == "computed")
     with Path(path).open("a", encoding="utf-8") as file:
         file.write(json.dumps([report.nodeid.split("::", 1)[-1], text]) + "\n")
 
