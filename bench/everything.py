@@ -108,6 +108,7 @@ def jobs(gpus: int, *, again: bool = False) -> list[Job]:
         ),
         Job(name="accuracy", seconds=120, command="accuracy.py --out {out}/accuracy.json", environment=off),
         Job(name="execute", seconds=70, command="execute.py --out {out}/execute.json"),
+        Job(name="copies", seconds=40, command="copies.py --out {out}/copies.json"),
         Job(name="volume", seconds=60, command="volume.py --out {out}/volume.json"),
         Job(name="slabs", seconds=240, command="slabs.py --out {out}/slabs.json"),
         Job(name="division", seconds=290, command="division.py --backend cudnn --out {out}/division_executed.json"),
