@@ -6,8 +6,10 @@
 Images are one of ten random templates with noise, the same for all runs, which begin with the same weights. Two runs of
 PyTorch differ where its kernels add in another order each time, by more or less from pair to pair (the largest of the
 six distances between four runs was 6.6e-4 once and 1.0e-3 another time); so there are several, and most of ours are to
-be as near to them as two of them are to one another. What TF32 rounds off is more than that: how far PyTorch's own runs
-without it are from those with it is told, too.
+be as near to them as two of them are to one another. Other algorithms round differently, which is more than that where
+they round to TF32: how far PyTorch's own runs are from these with deterministic ones, or in channels last, is told,
+too, and how far those without TF32 are from those with it. (With `cudnn.benchmark` off it would take what it chose
+before.)
 """
 
 import argparse
@@ -27,22 +29,24 @@ import ucudnn.torch
 
 STOCK = tuple(f"pytorch {number}" for number in range(1, 7))
 OURS = tuple(f"ucudnn {number}" for number in range(1, 4))
-OTHER = "pytorch, other algorithms"
-ORDER = (*(name for turn in range(3) for name in (STOCK[2 * turn], OURS[turn], STOCK[2 * turn + 1])), OTHER)
+DETERMINISTIC, LAST, BOTH = OTHERS = tuple(
+    f"pytorch, {how}" for how in ("deterministic", "channels last", "deterministic, channels last")
+)
+ORDER = (*(name for turn in range(3) for name in (STOCK[2 * turn], OURS[turn], STOCK[2 * turn + 1])), *OTHERS)
 MATHS = {"tf32": True, "fma": False}
 
 Losses = dict[str, list[float]]
 
 
-def train(arguments: argparse.Namespace, device: torch.device) -> list[float]:
+def train(arguments: argparse.Namespace, device: torch.device, layout: torch.memory_format) -> list[float]:
     """Return the losses of one run."""
     torch.manual_seed(0)
     on_gpu = device.type == "cuda"
-    model: nn.Module = (small_resnet() if on_gpu else small_resnet(4, 1)).to(device)
+    model: nn.Module = (small_resnet() if on_gpu else small_resnet(4, 1)).to(device, memory_format=layout)
     batch = arguments.batch if on_gpu else 8
     random = torch.Generator().manual_seed(1)
     templates = torch.randn(10, 3, 32, 32, generator=random)
-    x = torch.empty(batch, 3, 32, 32, device=device)
+    x = torch.empty(batch, 3, 32, 32, device=device, memory_format=layout)
     labels = torch.empty(batch, dtype=torch.long, device=device)
     step = training_step(model, x, labels, rate=arguments.rate)
     losses = []
@@ -60,12 +64,14 @@ def run_all(arguments: argparse.Namespace, device: torch.device, keep: Callable[
     answer: dict[str, object] = {"losses": losses, "left": {}}
     for name in ORDER:
         on = None
-        torch.backends.cudnn.benchmark = device.type == "cuda" and name != OTHER
+        torch.backends.cudnn.benchmark = device.type == "cuda"
+        torch.backends.cudnn.deterministic = name in (DETERMINISTIC, BOTH)
         if name in OURS:
             backend = "cpu" if arguments.backend == "cpu" else "cudnn"
             on = ucudnn.torch.enable(backend=backend, workspace_limit=arguments.limit)
         with on or nullcontext():
-            losses[name] = train(arguments, device)
+            layout = torch.channels_last if name in (LAST, BOTH) else torch.contiguous_format
+            losses[name] = train(arguments, device, layout)
         if on is not None:
             done = on.report()
             answer |= {
@@ -77,7 +83,7 @@ def run_all(arguments: argparse.Namespace, device: torch.device, keep: Callable[
         print(f"{name:25} first {losses[name][0]:.6f}, last {losses[name][-1]:.6f}", flush=True)
     spreads = distances(losses, combinations(STOCK, 2))
     ours = distances(losses, product(OURS, STOCK))
-    others = distances(losses, product([OTHER], STOCK))  # what rounding alone comes to; it does not count
+    others = distances(losses, product(OTHERS, STOCK))  # what other algorithms come to; it does not count
     for who, far in (("any two of PyTorch's", spreads), ("ucudnn's from each", ours), ("other algorithms'", others)):
         show(who, far)
     return answer | {"spreads": spreads, "spreads_of_algorithms": others, "ucudnn": ours}
