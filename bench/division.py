@@ -19,6 +19,7 @@ from typing import Any
 from ucudnn.backends import open_backend
 from ucudnn.backends.base import Backend, ComputeBackend
 from ucudnn.backends.candidates import Candidates
+from ucudnn.backends.cudnn.gathered import skips
 from ucudnn.benchmark import Benchmark
 from ucudnn.configuration import Configuration
 from ucudnn.decision import Decisions, decide
@@ -207,11 +208,13 @@ def main() -> None:
         # A profile's recordings are told apart by their network; a GPU serves all.
         if not isinstance(backend, ComputeBackend):
             backend = open_backend(arguments.backend, candidates=Candidates.GRAPH, network=name)
-            plain = open_backend(arguments.backend, candidates=Candidates.GRAPH_PLAIN, network=name)
         answer["conditions"] = dict(backend.conditions())
-        benchmarks = [open_benchmark(each, Settings.load()) for each in (backend, plain)]
+        benchmark = plain = open_benchmark(backend, Settings.load())
+        if any(skips(layer.forward) for layer in network.layers):  # cuDNN as it is, without copies
+            without = open_backend(arguments.backend, candidates=Candidates.GRAPH_PLAIN, network=name)
+            plain = open_benchmark(without, Settings.load())
         for each_mib in CASES[name]:
-            plans = ways(network, each_mib, *benchmarks)
+            plans = ways(network, each_mib, benchmark, plain)
             times = (
                 execute(list(plans.values()), backend, arguments.repeats) if isinstance(backend, ComputeBackend) else {}
             )

@@ -19,6 +19,7 @@ from typing import Any
 from ucudnn.backends import open_backend
 from ucudnn.backends.base import Backend, ComputeBackend
 from ucudnn.backends.candidates import Candidates
+from ucudnn.backends.cudnn.gathered import skips
 from ucudnn.benchmark import Benchmark
 from ucudnn.configuration import Configuration, MicroConfiguration
 from ucudnn.decision import Decisions, Method, decide
@@ -62,7 +63,9 @@ class Bench:
 
         self.backend: Backend = opened(Candidates.GRAPH)
         self.benchmark: Benchmark = open_benchmark(self.backend, settings)
-        self._undivided = open_benchmark(opened(Candidates.GRAPH_PLAIN), settings)  # cuDNN as it is, without copies
+        self._undivided = self.benchmark
+        if any(skips(layer.forward) for layer in self.network.layers):  # cuDNN as it is, without copies
+            self._undivided = open_benchmark(opened(Candidates.GRAPH_PLAIN), settings)
         self.executes = isinstance(self.backend, ComputeBackend)
         self._arguments = arguments
         self._known: dict[tuple[ConvolutionProblem, frozenset[str]], Times] = {}

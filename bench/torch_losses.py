@@ -7,9 +7,9 @@ Images are one of ten random templates with noise, the same for all runs, which 
 PyTorch differ where its kernels add in another order each time, by more or less from pair to pair (the largest of the
 six distances between four runs was 6.6e-4 once and 1.0e-3 another time); so there are several, and most of ours are to
 be as near to them as two of them are to one another. Other algorithms round differently, which is more than that where
-they round to TF32: how far PyTorch's own runs are from these with deterministic ones, or in channels last, is told,
-too, and how far those without TF32 are from those with it. (With `cudnn.benchmark` off it would take what it chose
-before.)
+they round to TF32: how far PyTorch's own runs are from one with deterministic algorithms, and from one in channels
+last, is told, too, and how far those without TF32 are from those with it. (With `cudnn.benchmark` off it would take
+what it chose before.)
 """
 
 import argparse
@@ -62,9 +62,9 @@ def run_all(arguments: argparse.Namespace, device: torch.device, keep: Callable[
     """Train in all ways by one math mode, print how far losses are apart and return all; what is known is kept."""
     losses: Losses = {}
     answer: dict[str, object] = {"losses": losses, "left": {}}
+    torch.backends.cudnn.benchmark = device.type == "cuda"
     for name in ORDER:
         on = None
-        torch.backends.cudnn.benchmark = device.type == "cuda"
         torch.backends.cudnn.deterministic = name in (DETERMINISTIC, BOTH)
         if name in OURS:
             backend = "cpu" if arguments.backend == "cpu" else "cudnn"

@@ -44,10 +44,7 @@ def open_backend(
     if name == "auto":
         return _open_fastest(candidates, cudnn_library, device)
     if kind == "cudnn" and bool(colon) == bool(target):
-        known = {each.value: each for each in Candidates}
-        if target and target not in known:
-            raise BackendUnavailableError(f"backend {name!r}: cudnn has candidates {', '.join(known)}")
-        return _open_cudnn(known[target] if target else candidates, cudnn_library, device)
+        return _open_cudnn(candidates_of(name, candidates), cudnn_library, device)
     if name == "cpu":
         from ucudnn.backends.cpu.backend import CpuBackend
 
@@ -55,6 +52,19 @@ def open_backend(
     raise BackendUnavailableError(
         f"backend {name!r} is not known: give auto, {', '.join(COMPUTING)}, cudnn:CANDIDATES or replay:NAME-or-path"
     )
+
+
+def candidates_of(name: str, otherwise: Candidates) -> Candidates:
+    """Return the candidates that a name such as 'cudnn:legacy' asks for, or others where it is 'cudnn'.
+
+    Raises:
+        BackendUnavailableError: if there are none of that name.
+    """
+    _, colon, target = name.partition(":")
+    known = {each.value: each for each in Candidates}
+    if colon and target not in known:
+        raise BackendUnavailableError(f"backend {name!r}: cudnn has candidates {', '.join(known)}")
+    return known[target] if colon else otherwise
 
 
 def _open_fastest(candidates: Candidates, cudnn_library: str | None, device: int | None) -> Backend:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from typing import final
 
 from ucudnn.allotment import Segment
-from ucudnn.backends import open_backend
+from ucudnn.backends import candidates_of, open_backend
 from ucudnn.backends.candidates import Candidates
 from ucudnn.backends.cudnn.backend import CudnnBackend
 from ucudnn.configuration import Configuration
@@ -24,7 +24,7 @@ from ucudnn.measuring import open_benchmark
 from ucudnn.native.network import Network
 from ucudnn.native.preparing import NativeStep, prepare
 from ucudnn.problem import MOST_ALIGNMENT, ConvolutionProblem, MathMode, Operation
-from ucudnn.settings import Settings, is_set, parse_choice
+from ucudnn.settings import Settings, is_set
 from ucudnn.units import exact_bytes
 
 _MOST_REPLACEMENTS = 8
@@ -96,8 +96,7 @@ class Planner:
     def __init__(self, device: int, cudnn_library: str) -> None:
         self._settings = Settings.load(slabs=False)  # C++ makes calls on whole samples
         named = self._settings.backend
-        kind, _, target = named.partition(":")
-        asked = parse_choice(Candidates, target, "backend cudnn:") if kind == "cudnn" and target else Candidates.BEST
+        asked = candidates_of(named if named.partition(":")[0] == "cudnn" else "cudnn", Candidates.BEST)
         # cuDNN's calls alone copy nothing.
         backend = open_backend("cudnn", candidates=asked.plain, cudnn_library=cudnn_library, device=device)
         assert isinstance(backend, CudnnBackend)

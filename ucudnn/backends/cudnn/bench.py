@@ -38,8 +38,6 @@ _MOST_CALLS = 16  # of one sample
 
 _INTERNAL = range(4000, 5000)  # statuses with which cuDNN says that it failed itself, in a compiler for example
 
-"""What can be measured."""
-
 _T = TypeVar("_T")
 
 

@@ -22,6 +22,9 @@ _THREADS = 256
 _EACH = 4  # elements of a thread
 _KINDS = ((2, 2), (2, 4), (4, 4), (4, 8), (8, 8))  # bytes that are read, and written
 
+Copy = Callable[[int], None]
+"""A copy that is made on a stream, whose address it is called with; BackendError if it is refused."""
+
 Sizes = tuple[int, int, int]
 """Of three spatial dimensions, or steps in them."""
 
@@ -129,8 +132,8 @@ class Copier:
     def __init__(self) -> None:
         self._functions = {kind: Function(_source(*kind), _name(*kind)) for kind in _KINDS}
 
-    def bound(self, walk: Walk, to: int, source: int, *, fills: bool = True) -> Callable[[int], None]:
-        """Return a copy that is made on a stream, whose address it is called with; BackendError if it is refused."""
+    def bound(self, walk: Walk, to: int, source: int, *, fills: bool = True) -> Copy:
+        """Return a copy for which all is made ready."""
         function = self._functions[walk.read_bytes, walk.written_bytes]
         blocks = ceil(walk.elements / (_THREADS * _EACH))
         launch = function.bound(blocks, _THREADS, walk.packed(to, source, fills=fills))

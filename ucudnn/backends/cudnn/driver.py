@@ -71,9 +71,9 @@ class Function:
         launch, one = self._launch, ctypes.c_uint(1)
         shape = self._function, ctypes.c_uint(blocks), one, one, ctypes.c_uint(threads), one, one, ctypes.c_uint(0)
         memory = ctypes.create_string_buffer(argument, len(argument))
-        arguments = (ctypes.c_void_p * 1)(ctypes.addressof(memory))  # copied before the launch returns
+        arguments = (ctypes.c_void_p * 1)(ctypes.addressof(memory))
 
-        def queue(stream: int, _: object = memory) -> None:
+        def queue(stream: int, _: object = memory) -> None:  # which lives as long as this
             _check(launch(*shape, ctypes.c_void_p(stream), arguments, None), "cuLaunchKernel")
 
         return queue

@@ -12,16 +12,22 @@ from typing import final
 from ucudnn.backends.ahead import Promises
 from ucudnn.backends.base import Algorithm, PreparedCall
 from ucudnn.backends.candidates import GATHERED
-from ucudnn.backends.cudnn.copying import MOST_ELEMENTS, Copier, Sizes, Walk, gathering, scattering, scattering_pairs
+from ucudnn.backends.cudnn.copying import (
+    MOST_ELEMENTS,
+    Copier,
+    Copy,
+    Sizes,
+    Walk,
+    gathering,
+    scattering,
+    scattering_pairs,
+)
 from ucudnn.backends.cudnn.gpu import DeviceBuffer, Gpu
 from ucudnn.backends.cudnn.graph import round_up
 from ucudnn.backends.cudnn.places import Places
 from ucudnn.errors import UnsupportedProblemError
 from ucudnn.problem import ConvolutionProblem, Operation
 from ucudnn.slabs import Rows
-
-Copy = Callable[[int], None]
-"""A copy that is made on a stream, whose address it is called with."""
 
 _MOST_COPIES = 4096  # addresses that recur are few; what never recurs must not pile up
 
@@ -123,13 +129,7 @@ class GatheredCall(PreparedCall):
             BackendError: if a call fails.
             UnsupportedProblemError: if a gradient of x is scaled, by another beta than 0 or 1: there is no copy of all.
         """
-        gather, scatter, x, y = self._around(x, y, start, beta, workspace.address, first_rows)
-        stream = self._device.stream()
-        if gather is not None:
-            gather(stream)
-        self._call.launch(x, w, y, start=0, alpha=alpha, beta=beta, workspace=self._rest(workspace))
-        if scatter is not None:
-            scatter(stream)
+        self.bind(x, w, y, start=start, alpha=alpha, beta=beta, workspace=workspace, first_rows=first_rows)()
 
     def bind(
         self,
@@ -145,20 +145,18 @@ class GatheredCall(PreparedCall):
     ) -> Callable[[], None]:
         """Return a launch for which all is made ready; raises what `launch` does."""
         gather, scatter, x, y = self._around(x, y, start, beta, workspace.address, first_rows)
-        convolve = self._call.bind(x, w, y, start=0, alpha=alpha, beta=beta, workspace=self._rest(workspace))
-        stream = self._device.stream
+        rest = workspace.part(self._copy_bytes, self._own_bytes)
+        convolve = self._call.bind(x, w, y, start=0, alpha=alpha, beta=beta, workspace=rest)
 
         def run() -> None:
+            stream = self._device.stream()
             if gather is not None:
-                gather(stream())
+                gather(stream)
             convolve()
             if scatter is not None:
-                scatter(stream())
+                scatter(stream)
 
         return run
-
-    def _rest(self, workspace: DeviceBuffer) -> DeviceBuffer:
-        return workspace.part(self._copy_bytes, self._own_bytes)
 
     def _around(
         self, x: int, y: int, start: int, beta: float, copy: int, first_rows: Rows | None
@@ -193,8 +191,7 @@ def _skipped(problem: ConvolutionProblem) -> list[bool]:
 
 
 def _copy_bytes(problem: ConvolutionProblem) -> int:
-    dense = dense_of(problem)
-    return round_up(dense.batch * dense.x_sample * dense.dtype.itemsize)
+    return round_up(dense_of(problem).x_bytes)
 
 
 def _shape(problem: ConvolutionProblem) -> tuple[Sizes, Sizes]:
