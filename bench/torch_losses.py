@@ -1,24 +1,25 @@
 """Losses of a seeded ResNet of CIFAR's size: runs of PyTorch alone, and with ucudnn; with TF32 and without.
 
-    python bench/torch_losses.py                  # a minute on a GPU
+    python bench/torch_losses.py                  # six minutes on a GPU
     python bench/torch_losses.py --backend cpu    # tries the script out
 
-Images are one of ten random templates with noise, the same for all runs, which begin with the same weights. Two runs of
-PyTorch differ where its kernels add in another order each time, by more or less from pair to pair (the largest of the
-six distances between four runs was 6.6e-4 once and 1.0e-3 another time); so there are several, and most of ours are to
-be as near to them as two of them are to one another. Other algorithms round differently, which is more than that where
-they round to TF32: how far PyTorch's own runs are from one with deterministic algorithms, and from one in channels
-last, is told, too, and how far those without TF32 are from those with it. (With `cudnn.benchmark` off it would take
-what it chose before.)
+Images are one of ten random templates with noise, the same for all runs, which begin with the same weights. Each run is
+a process of its own, as runs of a script are: `cudnn.benchmark` chooses anew in each, by times that are never quite the
+same, and ucudnn plans anew. Two runs of PyTorch differ by that, and where its kernels add in another order each time,
+by more or less from pair to pair; so there are several, and most of ours are to be as near to them as two of them are
+to one another. How far PyTorch's own runs are from one with deterministic algorithms, and from one in channels last, is
+told, too, and how far those without TF32 are from those with it.
 """
 
 import argparse
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from contextlib import nullcontext
 from functools import partial
 from itertools import combinations, product
+from multiprocessing import get_context
 from statistics import median
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from losses import root_mean_square
@@ -27,15 +28,42 @@ from torch_models import conditions, device_of, small_options, small_resnet, tra
 
 import ucudnn.torch
 
-STOCK = tuple(f"pytorch {number}" for number in range(1, 7))
-OURS = tuple(f"ucudnn {number}" for number in range(1, 4))
+STOCK = tuple(f"pytorch {number}" for number in range(1, 9))
+OURS = tuple(f"ucudnn {number}" for number in range(1, 5))
 DETERMINISTIC, LAST, BOTH = OTHERS = tuple(
     f"pytorch, {how}" for how in ("deterministic", "channels last", "deterministic, channels last")
 )
-ORDER = (*(name for turn in range(3) for name in (STOCK[2 * turn], OURS[turn], STOCK[2 * turn + 1])), *OTHERS)
+ORDER = (*(name for turn in range(4) for name in (STOCK[2 * turn], OURS[turn], STOCK[2 * turn + 1])), *OTHERS)
 MATHS = {"tf32": True, "fma": False}
 
 Losses = dict[str, list[float]]
+
+
+class Run(NamedTuple):
+    """What a process answers: the losses of a run, and of one with ucudnn what it did."""
+
+    losses: list[float]
+    calls: int
+    left: dict[str, int]
+    configurations: tuple[tuple[str, str], ...]
+
+
+def run(arguments: argparse.Namespace, math: str, name: str) -> Run:
+    """Train in one way."""
+    device = device_of(arguments)
+    torch.backends.cudnn.allow_tf32 = MATHS[math]
+    torch.backends.cudnn.deterministic = name in (DETERMINISTIC, BOTH)
+    on = None
+    if name in OURS:
+        backend = "cpu" if arguments.backend == "cpu" else "cudnn"
+        on = ucudnn.torch.enable(backend=backend, workspace_limit=arguments.limit, database="off")
+    with on or nullcontext():
+        losses = train(arguments, device, torch.channels_last if name in (LAST, BOTH) else torch.contiguous_format)
+    if on is None:
+        return Run(losses, 0, {}, ())
+    done = on.report()
+    layers = tuple((each.problem, each.configuration) for each in done.layers)
+    return Run(losses, done.calls, dict(done.left), layers)
 
 
 def train(arguments: argparse.Namespace, device: torch.device, layout: torch.memory_format) -> list[float]:
@@ -58,29 +86,26 @@ def train(arguments: argparse.Namespace, device: torch.device, layout: torch.mem
     return [float(each) for each in losses]
 
 
-def run_all(arguments: argparse.Namespace, device: torch.device, keep: Callable[[object], None]) -> dict[str, object]:
+def runs(arguments: argparse.Namespace, math: str) -> Iterator[tuple[str, Run]]:
+    """Train in all ways, each in a process of its own."""
+    with ProcessPoolExecutor(1, mp_context=get_context("spawn"), max_tasks_per_child=1) as pool:
+        for name in ORDER:
+            yield name, pool.submit(run, arguments, math, name).result()
+
+
+def run_all(arguments: argparse.Namespace, math: str, keep: Callable[[object], None]) -> dict[str, object]:
     """Train in all ways by one math mode, print how far losses are apart and return all; what is known is kept."""
     losses: Losses = {}
-    answer: dict[str, object] = {"losses": losses, "left": {}}
-    torch.backends.cudnn.benchmark = device.type == "cuda"
-    for name in ORDER:
-        on = None
-        torch.backends.cudnn.deterministic = name in (DETERMINISTIC, BOTH)
+    left: dict[str, dict[str, int]] = {}
+    configurations: dict[str, tuple[tuple[str, str], ...]] = {}
+    answer: dict[str, object] = {"losses": losses, "left": left, "configurations": configurations}
+    for name, done in runs(arguments, math):
+        losses[name] = done.losses
         if name in OURS:
-            backend = "cpu" if arguments.backend == "cpu" else "cudnn"
-            on = ucudnn.torch.enable(backend=backend, workspace_limit=arguments.limit)
-        with on or nullcontext():
-            layout = torch.channels_last if name in (LAST, BOTH) else torch.contiguous_format
-            losses[name] = train(arguments, device, layout)
-        if on is not None:
-            done = on.report()
-            answer |= {
-                "left": done.left,
-                "configurations": [(each.problem, each.configuration) for each in done.layers],
-            }
+            left[name], configurations[name] = done.left, done.configurations
             print(f"left to PyTorch: {done.left or 'nothing'}; through ucudnn: {done.calls}")
         keep(answer)
-        print(f"{name:25} first {losses[name][0]:.6f}, last {losses[name][-1]:.6f}", flush=True)
+        print(f"{name:36} first {losses[name][0]:.6f}, last {losses[name][-1]:.6f}", flush=True)
     spreads = distances(losses, combinations(STOCK, 2))
     ours = distances(losses, product(OURS, STOCK))
     others = distances(losses, product(OTHERS, STOCK))  # what other algorithms come to; it does not count
@@ -108,16 +133,14 @@ def main() -> None:
     parser.add_argument("--limit", default="16MiB")
     small_options(parser, "torch_losses.json")
     arguments = parser.parse_args()
-    device = device_of(arguments)
-    answer: dict[str, Any] = {"conditions": conditions(device), "limit": arguments.limit}
+    answer: dict[str, Any] = {"conditions": conditions(device_of(arguments)), "limit": arguments.limit}
 
     def keep(math: str, known: object) -> None:
         write(arguments, {**answer, math: known}, done=False)
 
-    for math, tf32 in MATHS.items():
+    for math in MATHS:
         print(f"{math}:", flush=True)
-        torch.backends.cudnn.allow_tf32 = tf32
-        answer[math] = run_all(arguments, device, partial(keep, math))
+        answer[math] = run_all(arguments, math, partial(keep, math))
     with_tf32, without = (answer[math]["losses"] for math in MATHS)
     apart = sorted(root_mean_square(with_tf32[one], without[other]) for one, other in product(STOCK, STOCK))
     show("PyTorch's with TF32 from without", apart)
