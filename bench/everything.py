@@ -94,7 +94,7 @@ def jobs(gpus: int, *, again: bool = False) -> list[Job]:
             environment=off,
         ),
         Job(name="overhead", seconds=60, command="overhead.py --out {out}/overhead.json", environment=off),
-        Job(name="torch_losses", seconds=400, command="torch_losses.py --out {out}/torch_losses.json", environment=off),
+        Job(name="torch_losses", seconds=600, command="torch_losses.py --out {out}/torch_losses.json", environment=off),
         Job(
             name="torch_samples",
             seconds=75,

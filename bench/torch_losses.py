@@ -1,22 +1,24 @@
 """Losses of a seeded ResNet of CIFAR's size: runs of PyTorch alone, and with ucudnn; with TF32 and without.
 
-    python bench/torch_losses.py                  # six minutes on a GPU
+    python bench/torch_losses.py                  # ten minutes on a GPU
+    python bench/torch_losses.py --gpus 4         # three on four
     python bench/torch_losses.py --backend cpu    # tries the script out
 
 Images are one of ten random templates with noise, the same for all runs, which begin with the same weights. Each run is
 a process of its own, as runs of a script are: `cudnn.benchmark` chooses anew in each, by times that are never quite the
 same, and ucudnn plans anew. Two runs of PyTorch differ by that, and where its kernels add in another order each time,
 by more or less from pair to pair; so there are several, and most of ours are to be as near to them as two of them are
-to one another. How far PyTorch's own runs are from one with deterministic algorithms, and from one in channels last, is
-told, too, and how far those without TF32 are from those with it.
+to one another. Told besides is how far PyTorch's runs are from its own by other algorithms: as it is without
+`cudnn.benchmark`, deterministic, and in channels last; how far runs with ucudnn are where no limit keeps it from the
+algorithms that PyTorch takes; and how far losses with TF32 are from those without.
 """
 
 import argparse
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from contextlib import nullcontext
+from contextlib import ExitStack, nullcontext
 from functools import partial
-from itertools import combinations, product
+from itertools import combinations, product, zip_longest
 from multiprocessing import get_context
 from statistics import median
 from typing import Any, NamedTuple
@@ -29,12 +31,16 @@ from torch_models import conditions, device_of, small_options, small_resnet, tra
 import ucudnn.torch
 
 STOCK = tuple(f"pytorch {number}" for number in range(1, 9))
-OURS = tuple(f"ucudnn {number}" for number in range(1, 5))
-DETERMINISTIC, LAST, BOTH = OTHERS = tuple(
-    f"pytorch, {how}" for how in ("deterministic", "channels last", "deterministic, channels last")
+OURS = tuple(f"ucudnn {number}" for number in range(1, 7))
+UNLIMITED = tuple(f"ucudnn without a limit {number}" for number in range(1, 4))
+HEURISTIC, DETERMINISTIC, LAST = OTHERS = tuple(
+    f"pytorch, {how}" for how in ("no benchmark", "deterministic", "channels last")
 )
-ORDER = (*(name for turn in range(4) for name in (STOCK[2 * turn], OURS[turn], STOCK[2 * turn + 1])), *OTHERS)
+ORDER = (*(name for names in zip_longest(STOCK, OURS, UNLIMITED, OTHERS) for name in names if name is not None),)
 MATHS = {"tf32": True, "fma": False}
+
+NO_LIMIT = 2**34
+"""Bytes: more than any algorithm asks for."""
 
 Losses = dict[str, list[float]]
 
@@ -48,17 +54,21 @@ class Run(NamedTuple):
     configurations: tuple[tuple[str, str], ...]
 
 
-def run(arguments: argparse.Namespace, math: str, name: str) -> Run:
+def run(arguments: argparse.Namespace, math: str, name: str, gpu: int) -> Run:
     """Train in one way."""
+    if arguments.backend != "cpu":
+        torch.cuda.set_device(gpu)
     device = device_of(arguments)
     torch.backends.cudnn.allow_tf32 = MATHS[math]
-    torch.backends.cudnn.deterministic = name in (DETERMINISTIC, BOTH)
+    torch.backends.cudnn.benchmark = name != HEURISTIC
+    torch.backends.cudnn.deterministic = name == DETERMINISTIC
     on = None
-    if name in OURS:
+    if name in OURS or name in UNLIMITED:
         backend = "cpu" if arguments.backend == "cpu" else "cudnn"
-        on = ucudnn.torch.enable(backend=backend, workspace_limit=arguments.limit, database="off")
+        limit = arguments.limit if name in OURS else NO_LIMIT
+        on = ucudnn.torch.enable(backend=backend, workspace_limit=limit, database="off")
     with on or nullcontext():
-        losses = train(arguments, device, torch.channels_last if name in (LAST, BOTH) else torch.contiguous_format)
+        losses = train(arguments, device, torch.channels_last if name == LAST else torch.contiguous_format)
     if on is None:
         return Run(losses, 0, {}, ())
     done = on.report()
@@ -87,10 +97,17 @@ def train(arguments: argparse.Namespace, device: torch.device, layout: torch.mem
 
 
 def runs(arguments: argparse.Namespace, math: str) -> Iterator[tuple[str, Run]]:
-    """Train in all ways, each in a process of its own."""
-    with ProcessPoolExecutor(1, mp_context=get_context("spawn"), max_tasks_per_child=1) as pool:
-        for name in ORDER:
-            yield name, pool.submit(run, arguments, math, name).result()
+    """Train in all ways, each in a process of its own, on each GPU one at a time."""
+    with ExitStack() as stack:
+        context = get_context("spawn")
+        pools = [
+            stack.enter_context(ProcessPoolExecutor(1, mp_context=context, max_tasks_per_child=1))
+            for _ in range(arguments.gpus)
+        ]
+        turns = [(name, index % arguments.gpus) for index, name in enumerate(ORDER)]
+        begun = [(name, pools[gpu].submit(run, arguments, math, name, gpu)) for name, gpu in turns]
+        for name, future in begun:
+            yield name, future.result()
 
 
 def run_all(arguments: argparse.Namespace, math: str, keep: Callable[[object], None]) -> dict[str, object]:
@@ -101,17 +118,21 @@ def run_all(arguments: argparse.Namespace, math: str, keep: Callable[[object], N
     answer: dict[str, object] = {"losses": losses, "left": left, "configurations": configurations}
     for name, done in runs(arguments, math):
         losses[name] = done.losses
-        if name in OURS:
+        if done.calls:
             left[name], configurations[name] = done.left, done.configurations
             print(f"left to PyTorch: {done.left or 'nothing'}; through ucudnn: {done.calls}")
         keep(answer)
         print(f"{name:36} first {losses[name][0]:.6f}, last {losses[name][-1]:.6f}", flush=True)
     spreads = distances(losses, combinations(STOCK, 2))
     ours = distances(losses, product(OURS, STOCK))
-    others = distances(losses, product(OTHERS, STOCK))  # what other algorithms come to; it does not count
-    for who, far in (("any two of PyTorch's", spreads), ("ucudnn's from each", ours), ("other algorithms'", others)):
-        show(who, far)
-    return answer | {"spreads": spreads, "spreads_of_algorithms": others, "ucudnn": ours}
+    unlimited = distances(losses, product(UNLIMITED, STOCK))
+    others = {name: distances(losses, product((name,), STOCK)) for name in OTHERS}  # these do not count
+    show("any two of PyTorch's", spreads)
+    show("ucudnn's from each", ours)
+    show("ucudnn's without a limit", unlimited)
+    for name, far in others.items():
+        show(name, far)
+    return answer | {"spreads": spreads, "ucudnn": ours, "ucudnn_without_limit": unlimited, "others": others}
 
 
 def distances(losses: Losses, pairs: Iterable[tuple[str, str]]) -> list[float]:
@@ -121,7 +142,7 @@ def distances(losses: Losses, pairs: Iterable[tuple[str, str]]) -> list[float]:
 
 def show(who: str, far: Sequence[float]) -> None:
     """Print distances."""
-    print(f"root mean square difference, {who:20}: {far[0]:.2e} to {far[-1]:.2e}, median {median(far):.2e}", flush=True)
+    print(f"root mean square difference, {who:30}: {far[0]:.2e} to {far[-1]:.2e}, median {median(far):.2e}", flush=True)
 
 
 def main() -> None:
@@ -131,6 +152,7 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=256)
     parser.add_argument("--rate", type=float, default=0.05)
     parser.add_argument("--limit", default="16MiB")
+    parser.add_argument("--gpus", type=int, default=1, help="train on so many at a time")
     small_options(parser, "torch_losses.json")
     arguments = parser.parse_args()
     answer: dict[str, Any] = {"conditions": conditions(device_of(arguments)), "limit": arguments.limit}
