@@ -1,12 +1,14 @@
 """What an enabled convolution call costs the host over PyTorch's own: eager, after disable(), and in CUDA graphs.
 
     python bench/torch_overhead.py                  # half a minute on a GPU
+    python bench/torch_overhead.py --at-once        # before engines are compiled that planning had begun
     python bench/torch_overhead.py --backend cpu    # tries the script out; NumPy computes, so its figures say little
 
-A convolution so small that the host is what takes time. PyTorch, enabled, and PyTorch after disable() take turns; each
-sample is a loop of calls, and the host waits for the GPU between samples only. Medians, in microseconds of one call; a
-backward call computes the gradients of input and weight. A graph holds 50 convolutions, and its replay is timed. What
-was chosen is written, too, for an algorithm may be one launch or several.
+A convolution so small that the host is what takes time. All is planned first; what planning began to compile, in
+threads, is waited for. PyTorch, enabled, and PyTorch after disable() take turns; each sample is a loop of calls, and
+the host waits for the GPU between samples only. Medians, in microseconds of one call; a backward call computes the
+gradients of input and weight. A graph holds 50 convolutions, and its replay is timed. What was chosen is written,
+too, for an algorithm may be one launch or several.
 """
 
 import argparse
@@ -18,8 +20,10 @@ from time import perf_counter
 import torch
 from torch_models import conditions, device_of, small_options, switch_for, verdict, write
 
+from ucudnn.backends.cudnn.backend import CudnnBackend
 from ucudnn.torch.kernels import kernels
 from ucudnn.torch.summary import summarize
+from ucudnn.torch.switch import Switch
 
 CALLS = 100
 IN_GRAPH = 50
@@ -67,18 +71,27 @@ def cases(device: torch.device) -> dict[str, tuple[Callable[[], object], int]]:
     }
 
 
-def eager(switch: object, device: torch.device, samples: int) -> dict[str, dict[str, float]]:
+def prepare(switch: Switch, device: torch.device, *, at_once: bool) -> None:
+    """Let both choose algorithms, and wait until no thread compiles any more, but not `at_once`."""
+    for each in (None, switch):
+        kernels.use(each)
+        for run, _ in cases(device).values():
+            sample_us(run, 3, device)
+    kernels.use(None)
+    for handle in () if at_once else switch.handles().values():
+        if isinstance(handle.backend, CudnnBackend):
+            handle.backend.rest()
+
+
+def eager(switch: Switch, device: torch.device, samples: int) -> dict[str, dict[str, float]]:
     """Return the microseconds of each case, each way."""
     found: dict[str, dict[str, float]] = {}
     ways = {"pytorch": None, "ucudnn": switch, "after disable": None}
     for name, (run, _) in cases(device).items():
-        for each in ways.values():
-            kernels.use(each)  # type: ignore[arg-type]
-            sample_us(run, 3, device)
         taken: dict[str, list[float]] = {way: [] for way in ways}
         for _ in range(samples):
             for way, each in ways.items():
-                kernels.use(each)  # type: ignore[arg-type]
+                kernels.use(each)
                 sample_us(run, 3, device)
                 taken[way].append(sample_us(run, CALLS, device))
         kernels.use(None)
@@ -87,12 +100,12 @@ def eager(switch: object, device: torch.device, samples: int) -> dict[str, dict[
     return found
 
 
-def graphs(switch: object, device: torch.device, samples: int) -> dict[str, float]:
+def graphs(switch: Switch, device: torch.device, samples: int) -> dict[str, float]:
     """Return the microseconds of the host for a replay, each way."""
     x, w = torch.randn(8, 16, 14, 14, device=device), torch.randn(16, 16, 3, 3, device=device)
     captured = {}
     for way, each in {"pytorch": None, "ucudnn": switch}.items():
-        kernels.use(each)  # type: ignore[arg-type]
+        kernels.use(each)
         side = torch.cuda.Stream()
         side.wait_stream(torch.cuda.current_stream())
         with torch.no_grad(), torch.cuda.stream(side):
@@ -117,10 +130,12 @@ def main() -> None:
     """Measure, print and write."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--samples", type=int, default=25)
+    parser.add_argument("--at-once", action="store_true", help="time while threads still compile")
     small_options(parser, "torch_overhead.json")
     arguments = parser.parse_args()
     device = device_of(arguments)
     switch = switch_for(arguments, "64MiB")
+    prepare(switch, device, at_once=arguments.at_once)
     found = eager(switch, device, arguments.samples)
     write(arguments, {"conditions": conditions(device), "eager_us": found}, done=False)
     replayed = graphs(switch, device, arguments.samples) if device.type == "cuda" else {}
@@ -134,7 +149,13 @@ def main() -> None:
         over = (replayed["ucudnn"] - replayed["pytorch"]) / IN_GRAPH
         required.append(verdict("replay: each convolution, over PyTorch's", over, 0.1, " us"))
     chosen = {each.problem: each.configuration for each in summarize([switch]).layers}
-    answer = {"conditions": conditions(device), "eager_us": found, "replay_us": replayed, "required": required}
+    answer = {
+        "conditions": conditions(device),
+        "at_once": arguments.at_once,
+        "eager_us": found,
+        "replay_us": replayed,
+        "required": required,
+    }
     write(arguments, {**answer, "configurations": chosen})
 
 
