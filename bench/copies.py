@@ -1,7 +1,8 @@
 """Convolutions whose strides skip samples of x: cuDNN's fastest algorithms, and those of a copy of what is read.
 
-    python bench/copies.py                                  # ResNet-50 256: half a minute on an H200
-    python bench/copies.py resnet18 --batch 128 --dtype float16 --out bench/results/copies_float16.json
+    python bench/copies.py                                  # ResNet-50 256: ten seconds on an H200
+    python bench/copies.py --dtype float16 --out bench/results/copies_float16.json
+    python bench/copies.py resnet18 --batch 128 --out resnet18.json
 
 Of each kernel of a network that skips some of x: the fastest undivided algorithm without a limit, without copies and
 with them, run in turn on the same buffers; medians. The sum counts how often a kernel occurs.

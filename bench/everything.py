@@ -89,7 +89,7 @@ def jobs(gpus: int, *, again: bool = False) -> list[Job]:
         ),
         Job(
             name="torch_overhead",
-            seconds=15,
+            seconds=20,
             command="torch_overhead.py --out {out}/torch_overhead.json",
             environment=off,
         ),
@@ -108,7 +108,8 @@ def jobs(gpus: int, *, again: bool = False) -> list[Job]:
         ),
         Job(name="accuracy", seconds=120, command="accuracy.py --out {out}/accuracy.json", environment=off),
         Job(name="execute", seconds=70, command="execute.py --out {out}/execute.json"),
-        Job(name="copies", seconds=40, command="copies.py --out {out}/copies.json"),
+        Job(name="copies", seconds=15, command="copies.py --out {out}/copies.json"),
+        Job(name="copies16", seconds=15, command="copies.py --dtype float16 --out {out}/copies_float16.json"),
         Job(name="volume", seconds=60, command="volume.py --out {out}/volume.json"),
         Job(name="slabs", seconds=240, command="slabs.py --out {out}/slabs.json"),
         Job(name="division", seconds=290, command="division.py --backend cudnn --out {out}/division_executed.json"),
