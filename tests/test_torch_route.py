@@ -31,9 +31,10 @@ from ucudnn.backends.cudnn.legacy import ALGORITHMS  # noqa: E402
 from ucudnn.backends.cudnn.preparing import Preparer  # noqa: E402
 from ucudnn.configuration import Configuration, MicroConfiguration  # noqa: E402
 from ucudnn.handle import Handle  # noqa: E402
+from ucudnn.launcher import Bound  # noqa: E402
 from ucudnn.problem import ConvolutionProblem, MathMode, Operation  # noqa: E402
 from ucudnn.torch.device import TorchGpu  # noqa: E402
-from ucudnn.torch.lanes import IN_CAPTURE  # noqa: E402
+from ucudnn.torch.lanes import IN_CAPTURE, Lane  # noqa: E402
 from ucudnn.torch.switch import Switch  # noqa: E402
 
 QUICK = Effort(warmup=0, repeats=1, time_limit_ms=1)
@@ -582,6 +583,108 @@ def test_each_call_goes_to_the_stream_that_is_current(host, calls):
             host.stream = stream
             convolution(x, w)
             assert {each.stream or 0 for each in calls()} == {stream}
+
+
+@pytest.fixture
+def recurring(monkeypatch):
+    """Let each lane write the same tensor each time; return what bound calls answered."""
+    kept, answers = {}, []
+    new, bound = Lane.new, Bound.__call__
+    monkeypatch.setattr(Lane, "new", lambda self: kept.get(self) if self in kept else kept.setdefault(self, new(self)))
+    monkeypatch.setattr(Bound, "__call__", lambda self: answers.append(bound(self)) or answers[-1])
+    return answers
+
+
+def forward(x, w):
+    return torch.convolution(x, w, None, [1, 1], [1, 1], [1, 1], False, [0, 0], 1)
+
+
+def reference(x, w):
+    """Return the output in float64, by no convolution."""
+    columns = F.unfold(x.double(), 3, padding=1)
+    return (w.double().flatten(1) @ columns).view(len(x), len(w), *x.shape[2:]).float()
+
+
+@pytest.mark.parametrize("limit", [0, 3000])
+def test_what_recurs_is_bound_and_holds_nothing(host, recurring, limit):
+    x, w = operands()
+    with enable(host, workspace_limit=limit) as on:
+        out = forward(x, w)  # planned
+        forward(x, w)  # and bound, for it recurs
+        host.forget()
+        before = host.live_bytes
+        for turn in range(1, 4):
+            x.normal_()
+            w.normal_()
+            out.fill_(float("nan"))
+            assert forward(x, w) is out
+            assert_near([out], [reference(x, w)])
+            assert recurring == [True] * turn
+            assert host.live_bytes == before, "no workspace is kept"
+        assert on.report().calls == 5
+        assert len(host.allocated) == (3 if limit else 0), "a workspace for each call, or what the output lends"
+    assert on.report().left == {}
+
+
+def test_what_is_bound_gives_way_elsewhere_and_in_a_capture(host, calls, recurring):
+    x, w = operands()
+    with enable(host, workspace_limit=3000) as on:
+        out = forward(x, w)
+        forward(x, w)
+        for stream, captures, answer in (
+            (0, False, True),
+            (0x40, False, False),
+            (0x40, False, True),
+            (0x40, True, False),
+            (0x40, False, True),
+            (0, False, False),
+        ):
+            host.stream, host.captures = stream, captures
+            calls()
+            out.fill_(float("nan"))
+            assert_near([forward(x, w)], [reference(x, w)])
+            assert recurring[-1] == answer
+            assert {each.stream or 0 for each in calls()} == {stream}
+        assert on.report().calls == 8
+    assert on.report().left == {}
+
+
+def test_what_is_bound_gives_way_where_memory_runs_short(host, recurring, caplog):
+    x, w = operands()
+    with enable(host, workspace_limit="1MiB") as on:
+        out = forward(x, w)
+        forward(x, w)
+        host.most_bytes = 3000
+        for answer in (False, True):
+            out.fill_(float("nan"))
+            assert_near([forward(x, w)], [reference(x, w)])
+            assert recurring[-1] == answer
+        assert 0 < on.report().workspace_bytes < 3000
+    assert caplog.text.count("no room for a workspace") == 1
+    assert on.report().left == {}
+
+
+def test_what_is_bound_and_fails_is_computed_another_way(host, stub, recurring, caplog):
+    x, w = operands()
+    with enable(host, workspace_limit=3000) as on:
+        out = forward(x, w)
+        forward(x, w)
+        (before,) = on.report().layers
+        assert "eng1" in before.configuration
+        stub.stub_fail_from(1)  # after the first micro-batch
+        try:
+            out.fill_(float("nan"))
+            assert_near([forward(x, w)], [reference(x, w)])
+        finally:
+            stub.stub_fail_from(-1)
+        for _ in range(2):  # the first plans what is left
+            out.fill_(float("nan"))
+            assert_near([forward(x, w)], [reference(x, w)])
+        assert recurring == [False, True]
+        (after,) = on.report().layers
+        assert "eng1" not in after.configuration
+    assert caplog.text.count("eng1 failed") == 1
+    assert on.report().left == {}
 
 
 @pytest.mark.parametrize("offset", [1, 2, 3])

@@ -1,10 +1,74 @@
 """Launchers: planned kernels that are launched again and again, with little on the way to the backend."""
 
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import final
 
-from ucudnn.backends.base import Spare, Tensor
+from ucudnn.backends.base import Buffer, ComputeBackend, Spare, Tensor
 from ucudnn.dispatch import Dispatcher, Entry
+from ucudnn.errors import BackendError
+from ucudnn.plan import Plan
+
+_MOST_WORKSPACES = 4  # addresses that recur are few
+
+
+@final
+class Bound:
+    """A planned kernel and the addresses it was launched on, with nothing left to look up; see `Launcher.bound`.
+
+    Args:
+        entry: the kernel.
+        plan: its plan.
+        addresses: of x, w and y.
+        queue: where it is launched.
+        backend: launches it, and allocates a workspace for each call, if one is needed.
+        lock: of the handle.
+    """
+
+    __slots__ = ("_addresses", "_backend", "_calls", "_entry", "_lock", "_need_bytes", "_plan", "_queue")
+
+    def __init__(
+        self,
+        entry: Entry,
+        plan: Plan,
+        addresses: tuple[int, int, int],
+        queue: int,
+        backend: ComputeBackend,
+        lock: AbstractContextManager[object],
+    ) -> None:
+        self._entry = entry
+        self._plan = plan
+        self._need_bytes = plan.workspace_bytes
+        self._addresses = addresses
+        self._queue = queue
+        self._backend = backend
+        self._lock = lock
+        self._calls: dict[int, tuple[Callable[[], None], ...]] = {}  # by the workspace's address
+
+    def __call__(self) -> bool:
+        """Compute it; False where that is the launcher's to do: elsewhere, in a capture, or if it fails."""
+        entry, backend, queue = self._entry, self._backend, self._queue
+        with self._lock:
+            if entry.plan is not self._plan or backend.queue() != queue or backend.capturing(queue):
+                return False
+            try:
+                workspace = backend.allocate(self._need_bytes) if self._need_bytes else None
+                calls = self._calls.get(0 if workspace is None else workspace.address) or self._bind(workspace)
+                for call in calls:
+                    call()
+            except (BackendError, MemoryError, RuntimeError):  # the last is how PyTorch says that CUDA fails
+                return False  # nothing that was read is gone: the launcher begins again, and finds another way
+            entry.calls += 1
+        return True
+
+    def _bind(self, workspace: Buffer | None) -> tuple[Callable[[], None], ...]:
+        """Bind the calls to a workspace that they do not keep, but for its address, which recurs."""
+        own = self._backend.allocate(0) if workspace is None else self._backend.unheld(workspace)
+        calls = self._plan.bind(*self._addresses, workspace=own)
+        if len(self._calls) >= _MOST_WORKSPACES:
+            self._calls.clear()
+        self._calls[0 if workspace is None else workspace.address] = calls
+        return calls
 
 
 @final
@@ -41,6 +105,21 @@ class Launcher:
         """
         with self._lock:
             self._dispatcher.shrink(self._entry, need_bytes, error)
+
+    def bound(self, x: Tensor, w: Tensor, y: Tensor) -> Bound | None:
+        """Return what computes it on these addresses again, on the current queue, once it was computed there.
+
+        None where workspaces are held between calls, where what was read is overwritten, and where tensors are no
+        addresses: nothing is kept alive, for what recurs are addresses, of other tensors by then.
+        """
+        entry, backend = self._entry, self._dispatcher.backend
+        with self._lock:
+            plan = entry.plan
+            if plan is None or plan.overwrites or entry.segment is not None or entry.kernel.spare_bytes:
+                return None
+            if not (backend.recycles and isinstance(x, int) and isinstance(w, int) and isinstance(y, int)):
+                return None
+            return Bound(entry, plan, (x, w, y), backend.queue(), backend, self._lock)
 
     def __call__(self, x: Tensor, w: Tensor, y: Tensor, spare: Spare | None = None) -> None:
         """Compute it.

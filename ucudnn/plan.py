@@ -36,6 +36,12 @@ class Step:
     tail: Callable[[Tensor], Buffer] | None = None
     head: Callable[[Tensor], Buffer] | None = None
 
+    def own(self, y: Tensor, out: Tensor, workspace: Buffer) -> Buffer:
+        """Return its workspace, where the plan has `workspace`, and writes `out`."""
+        if self.tail is not None:
+            return self.tail(out)
+        return workspace if self.head is None else self.head(y)
+
     def failed(self, error: BackendError) -> StepError:
         """Return the error of its call as one of this step."""
         left = () if self.slab is None else self.part.slabs[self.slab :]
@@ -84,11 +90,7 @@ class Plan:
         """
         out = x if self.problem.operation is Operation.BACKWARD_DATA else y
         for step in self.steps:
-            own = workspace
-            if step.tail is not None:
-                own = step.tail(out)
-            elif step.head is not None:
-                own = step.head(y)
+            own = step.own(y, out, workspace)
             try:
                 step.call.launch(
                     x,
@@ -102,6 +104,33 @@ class Plan:
                 )
             except BackendError as error:
                 raise step.failed(error) from error
+
+    def bind(self, x: Tensor, w: Tensor, y: Tensor, *, workspace: Buffer) -> tuple[Callable[[], None], ...]:
+        """Return the calls that `launch` makes with alpha = 1 and beta = 0, made ready; they raise BackendError.
+
+        Args:
+            x: input, or its gradient.
+            w: filters, or their gradient.
+            y: output, or its gradient.
+            workspace: at least `workspace_bytes`, from the backend.
+
+        Raises:
+            BackendError: if a call cannot be made ready.
+        """
+        out = x if self.problem.operation is Operation.BACKWARD_DATA else y
+        return tuple(
+            step.call.bind(
+                x,
+                w,
+                y,
+                start=step.start,
+                alpha=1.0,
+                beta=1.0 if step.accumulates else 0.0,
+                workspace=step.own(y, out, workspace),
+                first_rows=step.first_rows,
+            )
+            for step in self.steps
+        )
 
 
 def make_plan(

@@ -331,6 +331,10 @@ class ComputeBackend(Backend):
         """
         raise BackendError(f"{self.name} lends no memory of tensors")
 
+    def unheld(self, buffer: Buffer) -> Buffer:
+        """Return a workspace that does not keep its memory, for what runs only while something else does."""
+        return buffer
+
     @abstractmethod
     def segment(self, buffer: Buffer, offset_bytes: int, size_bytes: int) -> Buffer:
         """Return a part of a workspace; nothing is copied."""

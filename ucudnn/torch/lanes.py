@@ -14,7 +14,7 @@ import torch
 from ucudnn.backends.base import ComputeBackend, Spare
 from ucudnn.errors import SpentError, UcudnnError
 from ucudnn.handle import Handle
-from ucudnn.launcher import Launcher
+from ucudnn.launcher import Bound, Launcher
 from ucudnn.problem import MOST_ALIGNMENT, ConvolutionProblem, Operation
 from ucudnn.torch.device import capturing, current_device
 from ucudnn.torch.problems import DTYPES, format_of, shapes_of
@@ -22,7 +22,11 @@ from ucudnn.torch.problems import DTYPES, format_of, shapes_of
 _LOG = logging.getLogger(__name__)
 _LOW = MOST_ALIGNMENT - 1
 _MOST_SKIPPED = 1 << 10
+_MOST_PLACES = 64  # addresses that recur are few
 _WRITTEN = {Operation.FORWARD: 2, Operation.BACKWARD_DATA: 0, Operation.BACKWARD_FILTER: 1}  # of x, w and y
+
+_Place = tuple[int, int, int, int, bool]
+"""Addresses of x, w and y, the memory that is needed later, and whether the gradient may be overwritten."""
 
 IN_CAPTURE = "a CUDA graph is captured, and nothing is planned in a capture: call it once before"
 
@@ -64,6 +68,7 @@ class Lane:
     """
 
     __slots__ = (
+        "_bound",
         "_failures",
         "_launchers",
         "_layer",
@@ -72,6 +77,7 @@ class Lane:
         "_ordinal",
         "_output",
         "_problem",
+        "_seen",
         "_skip",
         "output_bytes",
     )
@@ -86,6 +92,8 @@ class Lane:
         self._left = left
         # By the low bits of addresses, the memory that is needed later, and whether the gradient may be overwritten.
         self._launchers: dict[tuple[int, int, bool], Callable[[Any, Any, Any], None]] = {}
+        self._seen: set[_Place] = set()
+        self._bound: dict[_Place, Bound] = {}  # where it was launched twice
         self._failures = 0
         self._skip = 0
         shape = shapes_of(problem)[_WRITTEN[problem.operation]]
@@ -116,11 +124,33 @@ class Lane:
         if self._ordinal < 0:
             near, filters, far = (_array(each, self._problem) for each in (x, w, y))
             return self._launch(0, near, filters, far, later_bytes, spent=spent)
-        at_x, at_w, at_y = x.data_ptr(), w.data_ptr(), y.data_ptr()
+        place = at_x, at_w, at_y, later_bytes, spent = x.data_ptr(), w.data_ptr(), y.data_ptr(), later_bytes, spent
         if current_device() != self._ordinal:
             with torch.cuda.device(self._ordinal):
                 return self._launch((at_x | at_w | at_y) & _LOW, at_x, at_w, at_y, later_bytes, spent=spent)
-        return self._launch((at_x | at_w | at_y) & _LOW, at_x, at_w, at_y, later_bytes, spent=spent)
+        bound = self._bound.get(place)
+        if bound is not None and bound():
+            return True
+        done = self._launch((at_x | at_w | at_y) & _LOW, at_x, at_w, at_y, later_bytes, spent=spent)
+        if place in self._seen:
+            self._bind(place, done=done)
+        else:
+            if len(self._seen) >= _MOST_PLACES:
+                self._seen.clear()
+            self._seen.add(place)
+        return done
+
+    def _bind(self, place: _Place, *, done: bool) -> None:
+        """Keep what computes it again at the same addresses, where that can be."""
+        at_x, at_w, at_y, later_bytes, spent = place
+        launch = self._launchers.get(((at_x | at_w | at_y) & _LOW, later_bytes, spent))
+        bound = launch.bound(at_x, at_w, at_y) if done and isinstance(launch, Launcher) else None
+        if bound is None:
+            self._bound.pop(place, None)
+            return
+        if len(self._bound) >= _MOST_PLACES:
+            self._bound.clear()
+        self._bound[place] = bound
 
     def _launch(self, low: int, x: Any, w: Any, y: Any, later_bytes: int, *, spent: bool = False) -> bool:
         key = low, later_bytes, spent

@@ -239,6 +239,10 @@ class CudnnBackend(ComputeBackend):
         """Return the memory of a dense tensor's samples from one on, from where a workspace may begin on."""
         return DeviceBuffer(round_up(bound + start * step_bytes), (samples - start) * step_bytes - SLACK_BYTES)
 
+    def unheld(self, buffer: DeviceBuffer) -> DeviceBuffer:
+        """Return a workspace that does not keep its memory, for what runs only while something else does."""
+        return DeviceBuffer(buffer.address, buffer.size_bytes)
+
     def segment(self, buffer: DeviceBuffer, offset_bytes: int, size_bytes: int) -> DeviceBuffer:
         """Return a part of a workspace.
 
