@@ -25,7 +25,7 @@ class Bound:
         lock: of the handle.
     """
 
-    __slots__ = ("_addresses", "_backend", "_calls", "_entry", "_lock", "_need_bytes", "_plan", "_queue")
+    __slots__ = ("_addresses", "_backend", "_calls", "_entry", "_lock", "_nothing", "_plan", "_queue")
 
     def __init__(
         self,
@@ -38,36 +38,35 @@ class Bound:
     ) -> None:
         self._entry = entry
         self._plan = plan
-        self._need_bytes = plan.workspace_bytes
         self._addresses = addresses
         self._queue = queue
         self._backend = backend
         self._lock = lock
+        self._nothing = None if plan.workspace_bytes else backend.allocate(0)
         self._calls: dict[int, tuple[Callable[[], None], ...]] = {}  # by the workspace's address
 
     def __call__(self) -> bool:
         """Compute it; False where that is the launcher's to do: elsewhere, in a capture, or if it fails."""
-        entry, backend, queue = self._entry, self._backend, self._queue
+        entry, plan, backend, queue = self._entry, self._plan, self._backend, self._queue
         with self._lock:
-            if entry.plan is not self._plan or backend.queue() != queue or backend.capturing(queue):
-                return False
             try:
-                workspace = backend.allocate(self._need_bytes) if self._need_bytes else None
-                calls = self._calls.get(0 if workspace is None else workspace.address) or self._bind(workspace)
-                for call in calls:
+                if entry.plan is not plan or backend.queue() != queue or backend.capturing(queue):
+                    return False
+                nothing = self._nothing
+                workspace = backend.allocate(plan.workspace_bytes) if nothing is None else nothing
+                for call in self._calls.get(workspace.address) or self._bind(workspace):
                     call()
             except (BackendError, MemoryError, RuntimeError):  # the last is how PyTorch says that CUDA fails
                 return False  # nothing that was read is gone: the launcher begins again, and finds another way
             entry.calls += 1
         return True
 
-    def _bind(self, workspace: Buffer | None) -> tuple[Callable[[], None], ...]:
+    def _bind(self, workspace: Buffer) -> tuple[Callable[[], None], ...]:
         """Bind the calls to a workspace that they do not keep, but for its address, which recurs."""
-        own = self._backend.allocate(0) if workspace is None else self._backend.unheld(workspace)
-        calls = self._plan.bind(*self._addresses, workspace=own)
         if len(self._calls) >= _MOST_WORKSPACES:
             self._calls.clear()
-        self._calls[0 if workspace is None else workspace.address] = calls
+        calls = self._plan.bind(*self._addresses, workspace=self._backend.unheld(workspace))
+        self._calls[workspace.address] = calls
         return calls
 
 

@@ -332,8 +332,12 @@ class ComputeBackend(Backend):
         raise BackendError(f"{self.name} lends no memory of tensors")
 
     def unheld(self, buffer: Buffer) -> Buffer:
-        """Return a workspace that does not keep its memory, for what runs only while something else does."""
-        return buffer
+        """Return a workspace that does not keep its memory, for what runs only while something else does.
+
+        Raises:
+            BackendError: if the backend has no addresses.
+        """
+        raise BackendError(f"{self.name} has no workspace but such that keep their memory")
 
     @abstractmethod
     def segment(self, buffer: Buffer, offset_bytes: int, size_bytes: int) -> Buffer:

@@ -77,7 +77,6 @@ class Lane:
         "_ordinal",
         "_output",
         "_problem",
-        "_seen",
         "_skip",
         "output_bytes",
     )
@@ -92,8 +91,7 @@ class Lane:
         self._left = left
         # By the low bits of addresses, the memory that is needed later, and whether the gradient may be overwritten.
         self._launchers: dict[tuple[int, int, bool], Callable[[Any, Any, Any], None]] = {}
-        self._seen: set[_Place] = set()
-        self._bound: dict[_Place, Bound] = {}  # where it was launched twice
+        self._bound: dict[_Place, Bound | None] = {}  # None where it was launched once
         self._failures = 0
         self._skip = 0
         shape = shapes_of(problem)[_WRITTEN[problem.operation]]
@@ -124,33 +122,22 @@ class Lane:
         if self._ordinal < 0:
             near, filters, far = (_array(each, self._problem) for each in (x, w, y))
             return self._launch(0, near, filters, far, later_bytes, spent=spent)
-        place = at_x, at_w, at_y, later_bytes, spent = x.data_ptr(), w.data_ptr(), y.data_ptr(), later_bytes, spent
+        at_x, at_w, at_y = x.data_ptr(), w.data_ptr(), y.data_ptr()
+        low = (at_x | at_w | at_y) & _LOW
         if current_device() != self._ordinal:
             with torch.cuda.device(self._ordinal):
-                return self._launch((at_x | at_w | at_y) & _LOW, at_x, at_w, at_y, later_bytes, spent=spent)
+                return self._launch(low, at_x, at_w, at_y, later_bytes, spent=spent)
+        place = at_x, at_w, at_y, later_bytes, spent
         bound = self._bound.get(place)
         if bound is not None and bound():
             return True
-        done = self._launch((at_x | at_w | at_y) & _LOW, at_x, at_w, at_y, later_bytes, spent=spent)
-        if place in self._seen:
-            self._bind(place, done=done)
-        else:
-            if len(self._seen) >= _MOST_PLACES:
-                self._seen.clear()
-            self._seen.add(place)
-        return done
-
-    def _bind(self, place: _Place, *, done: bool) -> None:
-        """Keep what computes it again at the same addresses, where that can be."""
-        at_x, at_w, at_y, later_bytes, spent = place
-        launch = self._launchers.get(((at_x | at_w | at_y) & _LOW, later_bytes, spent))
-        bound = launch.bound(at_x, at_w, at_y) if done and isinstance(launch, Launcher) else None
-        if bound is None:
-            self._bound.pop(place, None)
-            return
-        if len(self._bound) >= _MOST_PLACES:
+        done = self._launch(low, at_x, at_w, at_y, later_bytes, spent=spent)
+        recurs = place in self._bound
+        if not recurs and len(self._bound) >= _MOST_PLACES:
             self._bound.clear()
-        self._bound[place] = bound
+        launch = self._launchers.get((low, later_bytes, spent)) if recurs else None
+        self._bound[place] = launch.bound(at_x, at_w, at_y) if isinstance(launch, Launcher) else None
+        return done
 
     def _launch(self, low: int, x: Any, w: Any, y: Any, later_bytes: int, *, spent: bool = False) -> bool:
         key = low, later_bytes, spent
