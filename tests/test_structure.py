@@ -63,7 +63,7 @@ TORCH = {  # all of the package for PyTorch but its command line
     "torch",
     *(
         f"torch.{name}"
-        for name in ("device", "kernels", "lanes", "lending", "names", "opening", "problems", "routes", "stock")
+        for name in ("device", "kernels", "lanes", "lending", "names", "opening", "problems", "raw", "routes", "stock")
     ),
     *(f"torch.{name}" for name in ("summary", "switch", "timing")),
 }

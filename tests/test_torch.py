@@ -13,6 +13,7 @@ from ucudnn.errors import BackendUnavailableError, SettingsError  # noqa: E402
 from ucudnn.handle import Handle  # noqa: E402
 from ucudnn.problem import MathMode, Operation  # noqa: E402
 from ucudnn.torch.lanes import IN_CAPTURE, Lane, Left  # noqa: E402
+from ucudnn.torch.raw import empty_of  # noqa: E402
 from ucudnn.torch.switch import Switch  # noqa: E402
 
 QUICK = Effort(warmup=0, repeats=1, time_limit_ms=1)
@@ -130,6 +131,27 @@ def test_inputs_that_are_views():
     expected = F.conv2d(x, w)
     with enable():
         torch.testing.assert_close(F.conv2d(x, w), expected)
+
+
+@pytest.mark.parametrize("dimensions", [1, 2, 3])
+@pytest.mark.parametrize("transposed", [False, True])
+def test_biases_that_are_views(dimensions, transposed):
+    kind = f"conv_transpose{dimensions}d" if transposed else f"conv{dimensions}d"
+    conv, x, w = getattr(F, kind), drawn((2, 4, *(6,) * dimensions)), drawn((4, 4, *(3,) * dimensions))
+    memory = torch.randn(4, 9, dtype=torch.float64)
+    biases = [memory[1, 3:7], memory[2, :4], memory[:, 5], memory[3, 1::2], memory[0, 8:].expand(4), memory[2, 4:8]]
+    expected = [conv(x, w, bias) for bias in biases]
+    with enable() as on:
+        for bias, out in zip(biases, expected, strict=True):  # one after the other: routes must tell them apart
+            torch.testing.assert_close(conv(x, w, bias), out)
+    assert on.report().left == {}
+
+
+@pytest.mark.parametrize("device_type", ["cpu", "meta"])  # PyTorch has a quick way for the first, none for the second
+def test_tensors_with_nothing_in_them(device_type):
+    made = empty_of(device_type)((3, 4, 5), (20, 1, 4), torch.bfloat16)
+    assert (made.shape, made.stride(), made.dtype) == ((3, 4, 5), (20, 1, 4), torch.bfloat16)
+    assert made.device.type == device_type
 
 
 def test_what_is_not_computed_here_is_left_to_pytorch_and_counted():

@@ -5,7 +5,7 @@ What cannot be told without a GPU, streams and captures, is what a test sets; wh
 
 import ctypes
 import threading
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from threading import Barrier, Lock, current_thread, main_thread
 from time import perf_counter, sleep
@@ -100,6 +100,9 @@ class Host:
         finalize(made, self._count, -made.nbytes)
         return made
 
+    def empty_here(self, size, strides, dtype):
+        return self.empty_strided(size, strides, dtype=dtype)
+
     def _count(self, size_bytes):
         self.live_bytes += size_bytes
         self.peak_bytes = max(self.peak_bytes, self.live_bytes)
@@ -152,6 +155,7 @@ def host(stub, monkeypatch):
     found = Host(stub)
     monkeypatch.setattr("ucudnn.torch.device.torch", found)
     monkeypatch.setattr("ucudnn.torch.lanes.torch", found)
+    monkeypatch.setattr("ucudnn.torch.lanes.empty_of", lambda device_type: found.empty_here)
     monkeypatch.setattr("ucudnn.torch.device._current_device", lambda: 0)
     monkeypatch.setattr("ucudnn.torch.device._current_stream", lambda ordinal: found.stream)
     monkeypatch.setattr("ucudnn.torch.device._is_capturing", lambda: found.captures)
@@ -183,6 +187,27 @@ def enable(host, **options):
     before = switch.kernels.switch
     switch.kernels.use(made)
     return switch.Enabled(made, before)
+
+
+def test_of_a_gpu_that_is_not_the_current_one(host, monkeypatch):
+    current = [1]
+
+    @contextmanager
+    def entered(ordinal):
+        current.append(ordinal)
+        yield
+        current.pop()
+
+    monkeypatch.setattr("ucudnn.torch.device._current_device", lambda: current[-1])
+    monkeypatch.setattr(host.cuda, "device", entered)
+    monkeypatch.setattr(torch.cuda, "device", lambda device: entered(device.index or 0))
+    monkeypatch.setattr(host, "empty_here", lambda *form: pytest.fail("of the GPU that is the current one"))
+    module, x = torch.nn.Conv2d(3, 4, 3).double(), torch.randn(2, 3, 6, 6, dtype=torch.float64, requires_grad=True)
+    expected = outcome(module, x)
+    with enable(host) as on:
+        for _ in range(3):
+            assert_close(outcome(module, x), expected)
+    assert (on.report().left, on.report().calls) == ({}, 9)
 
 
 @pytest.mark.parametrize("index", CASES)

@@ -18,6 +18,7 @@ from ucudnn.launcher import Bound, Launcher
 from ucudnn.problem import MOST_ALIGNMENT, ConvolutionProblem, Operation
 from ucudnn.torch.device import capturing, current_device
 from ucudnn.torch.problems import DTYPES, format_of, shapes_of
+from ucudnn.torch.raw import empty_of
 
 _LOG = logging.getLogger(__name__)
 _LOW = MOST_ALIGNMENT - 1
@@ -76,6 +77,7 @@ class Lane:
         "_open_handle",
         "_ordinal",
         "_output",
+        "_output_elsewhere",
         "_problem",
         "_skip",
         "output_bytes",
@@ -97,12 +99,15 @@ class Lane:
         shape = shapes_of(problem)[_WRITTEN[problem.operation]]
         strides = torch.empty(shape, device="meta", memory_format=format_of(problem)).stride()
         device = torch.device("cpu") if ordinal < 0 else torch.device("cuda", ordinal)
-        self._output = partial(torch.empty_strided, shape, strides, dtype=DTYPES[problem.dtype], device=device)
+        dtype = DTYPES[problem.dtype]
+        self._output = partial(empty_of(device.type), shape, strides, dtype)
+        self._output_elsewhere = partial(torch.empty_strided, shape, strides, dtype=dtype, device=device)
         self.output_bytes = prod(shape) * problem.dtype.itemsize
 
     def new(self) -> torch.Tensor:
         """Return a tensor that it may write."""
-        return self._output()
+        here = self._ordinal < 0 or current_device() == self._ordinal
+        return self._output() if here else self._output_elsewhere()
 
     def run(
         self, x: torch.Tensor, w: torch.Tensor, y: torch.Tensor, later_bytes: int = 0, *, spent: bool = False
@@ -123,14 +128,14 @@ class Lane:
             near, filters, far = (_array(each, self._problem) for each in (x, w, y))
             return self._launch(0, near, filters, far, later_bytes, spent=spent)
         at_x, at_w, at_y = x.data_ptr(), w.data_ptr(), y.data_ptr()
-        low = (at_x | at_w | at_y) & _LOW
         if current_device() != self._ordinal:
             with torch.cuda.device(self._ordinal):
-                return self._launch(low, at_x, at_w, at_y, later_bytes, spent=spent)
+                return self._launch((at_x | at_w | at_y) & _LOW, at_x, at_w, at_y, later_bytes, spent=spent)
         place = at_x, at_w, at_y, later_bytes, spent
         bound = self._bound.get(place)
         if bound is not None and bound():
             return True
+        low = (at_x | at_w | at_y) & _LOW
         done = self._launch(low, at_x, at_w, at_y, later_bytes, spent=spent)
         recurs = place in self._bound
         if not recurs and len(self._bound) >= _MOST_PLACES:

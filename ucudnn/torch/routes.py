@@ -29,10 +29,10 @@ class Route:
         output: what computes the output.
         input_gradient: what computes the gradient of the input; None where it is not wanted.
         weight_gradient: likewise, of the weight.
-        bias_shape: shape in which the bias is added.
+        bias_as: sizes and strides with which the bias is added.
     """
 
-    __slots__ = ("bias_shape", "format", "input_gradient", "output", "reason", "weight_gradient")
+    __slots__ = ("bias_as", "format", "input_gradient", "output", "reason", "weight_gradient")
 
     def __init__(
         self,
@@ -42,14 +42,14 @@ class Route:
         output: Lane | None = None,
         input_gradient: Lane | None = None,
         weight_gradient: Lane | None = None,
-        bias_shape: tuple[int, ...] = (),
+        bias_as: tuple[tuple[int, ...], tuple[int, ...]] = ((), ()),
     ) -> None:
         self.reason = reason
         self.format = memory_format
         self.output = output
         self.input_gradient = input_gradient
         self.weight_gradient = weight_gradient
-        self.bias_shape = bias_shape
+        self.bias_as = bias_as
 
 
 def forward_route(
@@ -69,11 +69,9 @@ def forward_route(
         return Route(call)
     if bias is not None and (bias.shape != call.out_shape[1:2] or bias.dtype is not x.dtype or bias.device != x.device):
         return Route("the bias does not fit")
-    return Route(
-        memory_format=_format(call, x, weight),
-        output=lane_of(call.forward),
-        bias_shape=(1, -1, *(1,) * (x.dim() - 2)),
-    )
+    ones = (1,) * (x.dim() - 2)
+    bias_as = ((), ()) if bias is None else ((*bias.shape, *ones), (*bias.stride(), *ones))
+    return Route(memory_format=_format(call, x, weight), output=lane_of(call.forward), bias_as=bias_as)
 
 
 def backward_route(

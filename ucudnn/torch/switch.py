@@ -15,6 +15,7 @@ from ucudnn.report import Report
 from ucudnn.torch.lanes import Lane, Left
 from ucudnn.torch.lending import Counts, counts_of
 from ucudnn.torch.names import Names
+from ucudnn.torch.raw import alias
 from ucudnn.torch.routes import Route, backward_route, forward_route
 from ucudnn.torch.stock import Gradients, Stock
 
@@ -108,7 +109,7 @@ class Switch:
             weight.stride(),
             weight.dtype,
             weight.get_device(),
-            None if bias is None else (bias.shape, bias.dtype, bias.get_device()),
+            None if bias is None else (bias.shape, bias.stride(), bias.dtype, bias.get_device()),
             geometry,
             deterministic,
             enabled,
@@ -130,7 +131,7 @@ class Switch:
                 near, filters = x.contiguous(memory_format=route.format), weight.contiguous(memory_format=route.format)
             out = lane.new()
             if lane.run(out, filters, near) if transposed else lane.run(near, filters, out):
-                return out if bias is None else out.add_(bias.view(*route.bias_shape))  # so, it is the quickest
+                return out if bias is None else out.add_(alias(bias, *route.bias_as))
             del out, near, filters  # memory may be what is missing
         else:
             self.left.add(route.reason)
