@@ -11,7 +11,7 @@ ROOT = Path(__file__).parents[1]
 def run_ranks(program, *arguments, world=2, timeout=120, **environment):
     """Run a text of Python in as many processes as there are ranks; return output, errors and status of each.
 
-    The first of its arguments is the rank.
+    The first of its arguments is the rank. Output is without what older Gloos print of their connections.
     """
     processes = [
         subprocess.Popen(
@@ -24,4 +24,9 @@ def run_ranks(program, *arguments, world=2, timeout=120, **environment):
         )
         for rank in range(world)
     ]
-    return [(*process.communicate(timeout=timeout), process.returncode) for process in processes]
+    ended = [(*process.communicate(timeout=timeout), process.returncode) for process in processes]
+    return [(_without_gloo(output), errors, status) for output, errors, status in ended]
+
+
+def _without_gloo(output):
+    return "".join(line for line in output.splitlines(keepends=True) if not line.startswith("[Gloo]"))
