@@ -186,7 +186,7 @@ def time(
     computing = job.backend
     if not isinstance(computing, ComputeBackend):
         raise BackendError(f"backend {computing.name} plans but cannot execute: use `ucudnn plan`, or --backend cpu")
-    # On a CPU the median takes care of the first call; a call of its own to warm up would double long benchmarks.
+    # On a CPU memory was touched before, and calls to warm up would double long benchmarks.
     decisions = job.decide(replace(effort, warmup=0) if job.on_cpu else effort)
     reports = []
     with progress("executing", len(decisions.kernels)) as step:

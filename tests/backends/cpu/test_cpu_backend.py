@@ -8,6 +8,7 @@ import pytest
 
 from ucudnn.backends.base import Algorithm
 from ucudnn.backends.cpu.backend import ROUTINES, CpuBackend
+from ucudnn.backends.cpu.bench import CpuBench
 from ucudnn.backends.measurement import Effort, MeasurementStatus
 from ucudnn.errors import BackendError, UnsupportedProblemError
 from ucudnn.problem import ConvolutionProblem, DataType, Layout, Operation
@@ -206,6 +207,29 @@ def test_measures_every_algorithm(operation):
                 assert measurement.status is MeasurementStatus.MEASURED
                 assert len(measurement.samples_ms) == 2
                 assert measurement.time_ms > 0
+
+
+def test_no_sample_is_the_first_to_touch_its_memory():
+    touched = []
+
+    class Call:
+        def __init__(self, call):
+            self._call = call
+
+        def launch(self, *operands, workspace, **options):
+            touched.append((workspace.size, not workspace.any()))
+            self._call.launch(*operands, workspace=workspace, **options)
+
+    def poisoned(size_bytes):
+        memory = BACKEND.allocate(size_bytes)
+        memory.fill(0xFF)
+        return memory
+
+    bench = CpuBench(PROBLEM, lambda *arguments: Call(BACKEND.prepare(*arguments)), poisoned)
+    for algorithm in BACKEND.algorithms(PROBLEM):
+        touched.clear()
+        assert bench.measure(4, algorithm, EFFORT).status is MeasurementStatus.MEASURED
+        assert touched[0] == (algorithm.workspace_bytes, True)
 
 
 @pytest.mark.parametrize(

@@ -49,6 +49,7 @@ class CpuBench(Bench):
         try:
             call = self._prepare(pieces[0].problem, algorithm.name)
             workspace = self._allocate(algorithm.workspace_bytes)
+            workspace.fill(0)  # who touches memory first waits for the system to find it, at times longer than a call
 
             def launch(place: tuple[int, Rows | None]) -> None:
                 start, rows = place
