@@ -1,6 +1,6 @@
 """What an enabled convolution call costs the host over PyTorch's own: eager, after disable(), and in CUDA graphs.
 
-    python bench/torch_overhead.py                  # half a minute on a GPU
+    python bench/torch_overhead.py                  # ten seconds on a GPU
     python bench/torch_overhead.py --at-once        # before engines are compiled that planning had begun
     python bench/torch_overhead.py --backend cpu    # tries the script out; NumPy computes, so its figures say little
 

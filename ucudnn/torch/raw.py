@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 
-Sizes = tuple[int, ...]
+from ucudnn.torch.problems import Sizes
 
 _guards: Any = torch._C._dynamo.guards
 

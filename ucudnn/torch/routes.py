@@ -8,11 +8,11 @@ import torch
 
 from ucudnn.problem import ConvolutionProblem, MathMode
 from ucudnn.torch.lanes import Lane
-from ucudnn.torch.problems import Call, call_of, memory_format_of
+from ucudnn.torch.problems import Call, Sizes, call_of, memory_format_of
 
 _ON_CUDNN = ("Cudnn", "CudnnTranspose")
 
-Geometry = tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...], bool, tuple[int, ...], int]
+Geometry = tuple[Sizes, Sizes, Sizes, bool, Sizes, int]
 """Stride, padding, dilation, transposed, output_padding and groups."""
 
 LaneOf = Callable[[ConvolutionProblem], Lane]
@@ -42,7 +42,7 @@ class Route:
         output: Lane | None = None,
         input_gradient: Lane | None = None,
         weight_gradient: Lane | None = None,
-        bias_as: tuple[tuple[int, ...], tuple[int, ...]] = ((), ()),
+        bias_as: tuple[Sizes, Sizes] = ((), ()),
     ) -> None:
         self.reason = reason
         self.format = memory_format
