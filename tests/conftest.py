@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, settings
 from ucudnn.backends.candidates import Candidates
 from ucudnn.backends.cpu.backend import CpuBackend
 from ucudnn.backends.replay import ReplayBackend
-from ucudnn.profile import load_profile
+from ucudnn.profiles.format import load_profile
 
 settings.register_profile("default", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("default")

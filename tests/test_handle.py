@@ -12,7 +12,8 @@ from tests.test_problem import make_problem
 from ucudnn import Effort, Handle
 from ucudnn.backends import open_backend
 from ucudnn.backends.base import ComputeBackend
-from ucudnn.benchmark import Benchmark
+from ucudnn.benchmarking.benchmark import Benchmark
+from ucudnn.benchmarking.request import Request
 from ucudnn.errors import (
     BackendError,
     BackendUnavailableError,
@@ -20,12 +21,11 @@ from ucudnn.errors import (
     InvalidProblemError,
     SettingsError,
 )
-from ucudnn.plan import make_plan
+from ucudnn.execution.plan import make_plan
 from ucudnn.policy import BatchSizePolicy
 from ucudnn.problem import ConvolutionProblem, DataType, Operation
-from ucudnn.requests import Request
 from ucudnn.solvers.desirable import desirable_set
-from ucudnn.workspace import DividedWorkspace, SharedWorkspace
+from ucudnn.workspace.allocation import DividedWorkspace, SharedWorkspace
 
 QUICK = Effort(warmup=0, repeats=1, time_limit_ms=1)
 PROBLEM = ConvolutionProblem(

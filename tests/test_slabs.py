@@ -8,7 +8,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from tests.reference import WRITTEN, reference_convolution
+from tests.support.reference import WRITTEN, reference_convolution
 from ucudnn.problem import ConvolutionProblem, DataType, Layout, Operation
 from ucudnn.slabs import is_divisible, piece_of, row_bytes, row_count, row_unit, slabs_of
 

@@ -5,26 +5,26 @@ from collections.abc import Hashable, Sequence
 from dataclasses import replace
 from typing import Unpack
 
+from ucudnn.arrays import Parameters, ProblemCache
 from ucudnn.backends import open_backend
 from ucudnn.backends.base import Backend, ComputeBackend, Spare, Tensor
 from ucudnn.backends.measurement import Effort
-from ucudnn.benchmark import ProgressListener
-from ucudnn.concurrency import parse_groups
-from ucudnn.decision import Decisions, decide
-from ucudnn.dispatch import Dispatcher, Entry
+from ucudnn.benchmarking.benchmark import ProgressListener
+from ucudnn.benchmarking.factory import open_benchmark
 from ucudnn.errors import BackendError, InfeasibleError, SettingsError
-from ucudnn.execution import report_run
+from ucudnn.execution.dispatcher import Dispatcher, Entry
+from ucudnn.execution.launcher import Launcher
+from ucudnn.execution.layer_identity import Layers, checked_name
 from ucudnn.kernel import Kernel, VirtualAlgorithm
-from ucudnn.launcher import Launcher
-from ucudnn.layers import Layers, checked_name
 from ucudnn.locks import lock_of
-from ucudnn.measuring import open_benchmark
+from ucudnn.planning.concurrency import parse_groups
+from ucudnn.planning.decision import Decisions, decide
 from ucudnn.policy import BatchSizePolicy
 from ucudnn.problem import ConvolutionProblem, Operation
-from ucudnn.report import Report
+from ucudnn.reporting.plan_timing import report_run
+from ucudnn.reporting.report import Report
 from ucudnn.settings import Settings, SolverName
-from ucudnn.tails import head_step, tail_step
-from ucudnn.tensors import Parameters, ProblemCache
+from ucudnn.workspace.spare import head_step, tail_step
 
 _LOG = logging.getLogger(__name__)
 _Key = tuple[str, ConvolutionProblem, int, bool, bool]

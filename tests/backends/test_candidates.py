@@ -5,10 +5,10 @@ from dataclasses import replace
 import pytest
 
 from ucudnn.backends.candidates import Candidates
-from ucudnn.benchmark import Benchmark
-from ucudnn.decision import decide
+from ucudnn.benchmarking.benchmark import Benchmark
 from ucudnn.kernel import Kernel
-from ucudnn.networks import load_network
+from ucudnn.networks.tables import load_network
+from ucudnn.planning.decision import decide
 from ucudnn.problem import DataType, MathMode
 from ucudnn.settings import Settings
 

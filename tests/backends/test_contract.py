@@ -9,7 +9,7 @@ from ucudnn.backends.base import Algorithm, Backend, ComputeBackend
 from ucudnn.backends.candidates import Candidates
 from ucudnn.backends.measurement import Effort, MeasurementStatus
 from ucudnn.errors import BackendUnavailableError, ProfileError, UcudnnError
-from ucudnn.networks import load_network
+from ucudnn.networks.tables import load_network
 from ucudnn.problem import ConvolutionProblem, DataType, Operation
 
 EFFORT = Effort(warmup=0, repeats=2, time_limit_ms=20)

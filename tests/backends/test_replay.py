@@ -6,7 +6,7 @@ from ucudnn.backends.candidates import Candidates
 from ucudnn.backends.measurement import Effort
 from ucudnn.backends.replay import ReplayBackend
 from ucudnn.errors import NotRecordedError
-from ucudnn.networks import load_network
+from ucudnn.networks.tables import load_network
 from ucudnn.problem import MathMode, Operation
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.reference import WRITTEN, reference_convolution, terms
+from tests.support.reference import WRITTEN, reference_convolution, terms
 from ucudnn.backends import open_backend
 from ucudnn.backends.candidates import Candidates
 from ucudnn.errors import BackendUnavailableError

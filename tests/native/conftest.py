@@ -10,7 +10,7 @@ from shutil import which
 import numpy as np
 import pytest
 
-from tests.reference import reference_convolution
+from tests.support.reference import reference_convolution
 from ucudnn.errors import BackendUnavailableError
 from ucudnn.native import build
 from ucudnn.problem import ConvolutionProblem, Operation

@@ -13,7 +13,7 @@ import numpy as np
 stub = ctypes.CDLL(sys.argv[1], mode=ctypes.RTLD_GLOBAL)  # the stand-in for CuPy takes its clock
 
 import ucudnn  # noqa: E402
-from tests.reference import WRITTEN, reference_convolution  # noqa: E402
+from tests.support.reference import WRITTEN, reference_convolution  # noqa: E402
 from ucudnn.errors import InvalidProblemError  # noqa: E402
 from ucudnn.problem import ConvolutionProblem, DataType, Layout, Operation  # noqa: E402
 from ucudnn.slabs import is_divisible, row_count  # noqa: E402

@@ -3,11 +3,11 @@
 import pytest
 from hypothesis import strategies as st
 
-from ucudnn.benchmark import Benchmark
+from ucudnn.benchmarking.benchmark import Benchmark
+from ucudnn.benchmarking.request import Request
 from ucudnn.configuration import MicroConfiguration
-from ucudnn.networks import load_network
+from ucudnn.networks.tables import load_network
 from ucudnn.policy import BatchSizePolicy
-from ucudnn.requests import Request
 from ucudnn.solvers.desirable import desirable_set
 from ucudnn.solvers.division import Choice
 

@@ -7,17 +7,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.solvers.conftest import micro_configurations
-from tests.solvers.papers_program import glpk_optimum
+from tests.support.papers_program import glpk_optimum
 from ucudnn.configuration import Configuration, MicroConfiguration
 from ucudnn.errors import SolverUnavailableError
 from ucudnn.settings import SolverName
 from ucudnn.solvers import division as division_module
-from ucudnn.solvers import program
-from ucudnn.solvers.bounding import search
+from ucudnn.solvers import integer_program
+from ucudnn.solvers.branch_and_bound import search
 from ucudnn.solvers.desirable import desirable_set
 from ucudnn.solvers.division import Choice, DivisionStatus, divide
-from ucudnn.solvers.program import Answer, is_installed
-from ucudnn.solvers.relaxation import relax
+from ucudnn.solvers.integer_program import Answer, is_installed
+from ucudnn.solvers.linear_relaxation import relax
 
 MIB = 2**20
 NETWORKS = ("alexnet", "resnet18", "resnet50")
@@ -109,7 +109,7 @@ def test_the_program_without_the_relaxation_equals_exhaustive_search(given_choic
     everything = [range(len(front)) for front in fronts]
     # In MiB, a solver's tolerance is a byte or so; then `divide` asks for the exact program.
     for exact, slack in ((True, 0), (False, 2)):
-        answer = program.solve(fronts, counts, everything, total, SolverName.HIGHS, exact=exact)
+        answer = integer_program.solve(fronts, counts, everything, total, SolverName.HIGHS, exact=exact)
         size, time_ms = totals_of(fronts, counts, answer.counts)
         assert answer.optimal
         assert size <= total + slack
@@ -156,7 +156,7 @@ def hard_choices():
 def test_what_is_too_much_for_the_search_goes_to_a_solver(monkeypatch, limit):
     given_choices, total = hard_choices()[:5], 8 * MIB + 12345
     searched = divide(given_choices, total)
-    monkeypatch.setattr(f"ucudnn.solvers.bounding.{limit}", 3)
+    monkeypatch.setattr(f"ucudnn.solvers.branch_and_bound.{limit}", 3)
     solved = divide(given_choices, total)
     assert (searched.method, solved.method) == ("search", "highs")
     check(solved, given_choices, total)
@@ -231,9 +231,9 @@ def test_what_fits_altogether_needs_no_solver():
 
 
 def test_unavailable_solver_says_how_to_install_it(monkeypatch):
-    monkeypatch.setitem(program._ENGINES, SolverName.GUROBI, ())
+    monkeypatch.setitem(integer_program._ENGINES, SolverName.GUROBI, ())
     with pytest.raises(SolverUnavailableError, match="solver 'gurobi' is not installed: pip install gurobipy"):
-        program._engine(program._import_pulp(), SolverName.GUROBI)
+        integer_program._engine(integer_program._import_pulp(), SolverName.GUROBI)
 
 
 @pytest.mark.parametrize("network", NETWORKS)

@@ -7,7 +7,7 @@ from ucudnn.backends.base import Backend
 from ucudnn.backends.candidates import Candidates
 from ucudnn.backends.replay import ReplayBackend
 from ucudnn.errors import BackendUnavailableError
-from ucudnn.profile import load_profile
+from ucudnn.profiles.format import load_profile
 
 COMPUTING = ("cpu", "cudnn")
 """Names of the backends that compute."""

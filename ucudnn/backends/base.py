@@ -12,8 +12,8 @@ from functools import partial
 from math import inf
 from typing import Any, NamedTuple, final
 
-from ucudnn.backends.ahead import Ahead
 from ucudnn.backends.measurement import Effort, Measurement
+from ucudnn.backends.prefetch import Ahead
 from ucudnn.errors import BackendError, UnsupportedProblemError
 from ucudnn.problem import MOST_ALIGNMENT, ConvolutionProblem
 from ucudnn.slabs import Rows, Slab

@@ -11,7 +11,7 @@ from ucudnn.backends.candidates import Candidates
 from ucudnn.backends.measurement import Effort, Measurement, MeasurementStatus
 from ucudnn.errors import NotRecordedError
 from ucudnn.problem import MOST_ALIGNMENT, ConvolutionProblem, MathMode
-from ucudnn.profile import Profile, Record, Recording
+from ucudnn.profiles.format import Profile, Record, Recording
 from ucudnn.slabs import Slab, pieces_of
 
 _CUDNN_APIS = ("graph", "legacy")  # what candidates choose among; other backends have one kind of algorithms

@@ -15,15 +15,15 @@ from typing import TYPE_CHECKING as _TYPE_CHECKING
 from typing import NoReturn as _NoReturn
 
 from ucudnn.cudnn.algorithms import *
-from ucudnn.cudnn.array_descriptors import *
-from ucudnn.cudnn.arrays import *
 from ucudnn.cudnn.constants import *
 from ucudnn.cudnn.convolution import *
-from ucudnn.cudnn.delegated import *
+from ucudnn.cudnn.cupyx_descriptors import *
+from ucudnn.cudnn.cupyx_functions import *
 from ucudnn.cudnn.descriptors import *
 from ucudnn.cudnn.handles import *
-from ucudnn.cudnn.lacking import explain as _explain
-from ucudnn.cudnn.version import *
+from ucudnn.cudnn.loading import *
+from ucudnn.cudnn.missing import explain as _explain
+from ucudnn.cudnn.passthrough import *
 
 if not _TYPE_CHECKING:  # type checkers shall find out what is missing
 

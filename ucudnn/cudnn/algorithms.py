@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from struct import iter_unpack
 from typing import NamedTuple, cast, final
 
+from ucudnn.backends.cudnn.api.described import Asked
 from ucudnn.cudnn.constants import (
     CUDNN_CONVOLUTION_FWD_NO_WORKSPACE,
     CUDNN_CONVOLUTION_FWD_PREFER_FASTEST,
@@ -25,10 +26,9 @@ from ucudnn.cudnn.constants import (
     CUDNN_STATUS_NOT_SUPPORTED,
     CUDNN_STATUS_SUCCESS,
 )
-from ucudnn.cudnn.facts import Asked
 from ucudnn.cudnn.handles import MicroHandle, micro_handle
-from ucudnn.cudnn.names import named
-from ucudnn.cudnn.version import call
+from ucudnn.cudnn.loading import call
+from ucudnn.cudnn.signatures import named
 from ucudnn.errors import CudnnError
 from ucudnn.problem import Operation
 

@@ -3,7 +3,7 @@
 
 from ucudnn.cudnn.algorithms import wants_determinism
 from ucudnn.cudnn.handles import follow_current_stream, micro_handle
-from ucudnn.cudnn.version import call
+from ucudnn.cudnn.loading import call
 from ucudnn.problem import Operation
 
 __all__ = [

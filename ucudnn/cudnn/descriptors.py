@@ -9,8 +9,7 @@ from array import array
 from collections.abc import Callable
 from typing import Generic, TypeVar, cast, final
 
-from ucudnn.cudnn.constants import CUDNN_DATA_FLOAT
-from ucudnn.cudnn.facts import (
+from ucudnn.backends.cudnn.api.described import (
     ConvolutionFacts,
     FilterFacts,
     TensorFacts,
@@ -18,7 +17,8 @@ from ucudnn.cudnn.facts import (
     filter_facts,
     tensor_facts,
 )
-from ucudnn.cudnn.version import call
+from ucudnn.cudnn.constants import CUDNN_DATA_FLOAT
+from ucudnn.cudnn.loading import call
 
 __all__ = [
     "createConvolutionDescriptor",

@@ -19,9 +19,9 @@ from operator import index
 from threading import Lock
 from typing import Protocol, cast, final, runtime_checkable
 
+from ucudnn.backends.cudnn.api.described import Asked, asked
 from ucudnn.cudnn.descriptors import CONVOLUTIONS, FILTERS, TENSORS
-from ucudnn.cudnn.facts import Asked, asked
-from ucudnn.cudnn.version import call
+from ucudnn.cudnn.loading import call
 from ucudnn.errors import BackendError, CudnnError
 from ucudnn.handle import Handle
 from ucudnn.problem import ConvolutionProblem, Operation
@@ -75,7 +75,7 @@ class MicroHandle:
         backend = handle.backend
         if not isinstance(backend, CudnnQueue):
             raise BackendError(f"backend {backend.name} has no cuDNN handle: open a Handle on 'cudnn'")
-        from ucudnn.backends.cudnn.library import read_scalar  # loads ctypes: not before there is a handle
+        from ucudnn.backends.cudnn.api.library import read_scalar  # loads ctypes: not before there is a handle
 
         self.address = backend.cudnn_handle
         self.handle = handle
@@ -250,6 +250,6 @@ def follow_current_stream(handle: int) -> None:
     if micro is not None:
         micro.follow_current_stream()
         return
-    from ucudnn.backends.cudnn.device import current_stream  # loads CuPy: only where there is a GPU
+    from ucudnn.backends.cudnn.gpu.cupy_gpu import current_stream  # loads CuPy: only where there is a GPU
 
     call("cudnnSetStream", handle, current_stream())

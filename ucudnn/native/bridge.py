@@ -9,7 +9,7 @@ from itertools import count
 from threading import RLock
 from typing import Any, final
 
-from ucudnn.cudnn.facts import Asked, asked, convolution_facts, filter_facts, tensor_facts
+from ucudnn.backends.cudnn.api.described import Asked, asked, convolution_facts, filter_facts, tensor_facts
 from ucudnn.errors import BackendUnavailableError, UnsupportedProblemError
 from ucudnn.native.planner import Order, Planner
 from ucudnn.problem import ConvolutionProblem, Operation

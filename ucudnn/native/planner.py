@@ -12,17 +12,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import final
 
-from ucudnn.allotment import Segment
 from ucudnn.backends import candidates_of, open_backend
 from ucudnn.backends.candidates import Candidates
 from ucudnn.backends.cudnn.backend import CudnnBackend
+from ucudnn.benchmarking.factory import open_benchmark
 from ucudnn.configuration import Configuration
-from ucudnn.decision import decide, decide_rest
 from ucudnn.errors import BackendError, StepError
 from ucudnn.kernel import Kernel
-from ucudnn.measuring import open_benchmark
-from ucudnn.native.network import Network
-from ucudnn.native.preparing import NativeStep, prepare
+from ucudnn.native.registry import Network
+from ucudnn.native.steps import NativeStep, prepare
+from ucudnn.planning.decision import decide, decide_rest
+from ucudnn.planning.division import Segment
 from ucudnn.problem import MOST_ALIGNMENT, ConvolutionProblem, MathMode, Operation
 from ucudnn.settings import Settings, is_set
 from ucudnn.units import exact_bytes

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 from ucudnn.configuration import Configuration
 from ucudnn.errors import BackendUnavailableError, InvalidValueError
 from ucudnn.plots.bars import Bar, configurations_figure, division_figure, groups_figure, layers_figure
-from ucudnn.plots.looks import STYLE
 from ucudnn.plots.points import desirable_figure
+from ucudnn.plots.style import STYLE
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

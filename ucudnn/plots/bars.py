@@ -7,8 +7,8 @@ from math import fsum
 from typing import TYPE_CHECKING
 
 from ucudnn.configuration import Configuration
-from ucudnn.plots.looks import DARK, MIB, Look, add_legend, looks_of, new_figure, pieces_of, shaded
-from ucudnn.report import KernelReport, Report
+from ucudnn.plots.style import DARK, MIB, Look, add_legend, looks_of, new_figure, pieces_of, shaded
+from ucudnn.reporting.report import KernelReport, Report
 from ucudnn.units import format_ms
 
 if TYPE_CHECKING:

@@ -6,7 +6,7 @@ from itertools import groupby
 from typing import TYPE_CHECKING
 
 from ucudnn.configuration import Configuration
-from ucudnn.plots.looks import MIB, add_legend, looks_of, new_figure, pieces_of
+from ucudnn.plots.style import MIB, add_legend, looks_of, new_figure, pieces_of
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -13,9 +13,9 @@ from typing import Generic, Protocol, TypeVar
 
 from ucudnn.errors import SolverError
 from ucudnn.settings import SolverName
-from ucudnn.solvers.bounding import search
-from ucudnn.solvers.program import Counts, solve
-from ucudnn.solvers.relaxation import Relaxation, relax
+from ucudnn.solvers.branch_and_bound import search
+from ucudnn.solvers.integer_program import Counts, solve
+from ucudnn.solvers.linear_relaxation import Relaxation, relax
 
 _LOG = logging.getLogger(__name__)
 

@@ -14,10 +14,10 @@ except ImportError as error:
     needed = "ucudnn.torch needs PyTorch 2.10 or newer: pip install 'ucudnn[torch]'"
     raise ImportError(f"{needed} ({error})", name=__name__) from error
 
-from ucudnn.torch.kernels import kernels
-from ucudnn.torch.opening import open_switch
+from ucudnn.torch.factory import open_switch
+from ucudnn.torch.interceptor import Switch
+from ucudnn.torch.overrides import kernels
 from ucudnn.torch.summary import Summary, summarize
-from ucudnn.torch.switch import Switch
 
 __all__ = ["Enabled", "Summary", "convert", "disable", "enable", "report"]
 

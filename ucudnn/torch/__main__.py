@@ -7,8 +7,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from ucudnn.console import print_error
 from ucudnn.errors import UcudnnError
+from ucudnn.reporting.terminal import print_error
 from ucudnn.torch import Enabled, enable
 
 _DESCRIPTION = """\

@@ -14,7 +14,7 @@ import torch
 
 from ucudnn.errors import BackendUnavailableError, SettingsError
 from ucudnn.settings import Settings
-from ucudnn.torch.stock import Gradients, Stock
+from ucudnn.torch.aten_kernels import Gradients, Stock
 
 
 @final

@@ -10,9 +10,9 @@ from typing import final
 import torch
 
 from ucudnn.problem import ConvolutionProblem
-from ucudnn.report import KernelReport, Report, format_workspace
-from ucudnn.torch.stock import Stock
-from ucudnn.torch.switch import Switch
+from ucudnn.reporting.report import KernelReport, Report, format_workspace
+from ucudnn.torch.aten_kernels import Stock
+from ucudnn.torch.interceptor import Switch
 from ucudnn.units import format_bytes, format_ms
 
 _LOG = logging.getLogger(__name__)

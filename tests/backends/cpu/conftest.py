@@ -6,7 +6,7 @@ from math import prod, sqrt
 import numpy as np
 import pytest
 
-from tests.reference import WRITTEN, reference_convolution, terms
+from tests.support.reference import WRITTEN, reference_convolution, terms
 from ucudnn.backends.cpu.backend import CpuBackend
 from ucudnn.slabs import piece_of
 

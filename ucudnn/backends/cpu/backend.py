@@ -11,6 +11,7 @@ from typing import final
 import numpy as np
 
 from ucudnn.backends.base import Algorithm, Bench, ComputeBackend, Spare
+from ucudnn.backends.cpu.algorithm import Routine
 from ucudnn.backends.cpu.bench import CpuBench
 from ucudnn.backends.cpu.call import CpuCall
 from ucudnn.backends.cpu.fft import Fft, FftTiling
@@ -18,7 +19,6 @@ from ucudnn.backends.cpu.gemm import Gemm
 from ucudnn.backends.cpu.geometry import Array
 from ucudnn.backends.cpu.implicit_gemm import ImplicitGemm
 from ucudnn.backends.cpu.operands import random_operands
-from ucudnn.backends.cpu.routine import Routine
 from ucudnn.backends.cpu.scratch import ALIGNMENT
 from ucudnn.backends.cpu.winograd import Winograd2x2, Winograd4x4
 from ucudnn.errors import BackendError, UnsupportedProblemError

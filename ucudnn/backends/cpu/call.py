@@ -5,8 +5,8 @@ from typing import final
 import numpy as np
 
 from ucudnn.backends.base import PreparedCall
+from ucudnn.backends.cpu.algorithm import Routine
 from ucudnn.backends.cpu.geometry import Array, filter_view, tensor_view
-from ucudnn.backends.cpu.routine import Routine
 from ucudnn.errors import BackendError
 from ucudnn.problem import ConvolutionProblem
 from ucudnn.slabs import Rows

@@ -2,10 +2,10 @@
 
 from typing import final
 
+from ucudnn.backends.cpu.algorithm import Routine
+from ucudnn.backends.cpu.fft_tiles import SpectralFiltering, SpectralGradient, tile_count
+from ucudnn.backends.cpu.fft_transforms import good_size
 from ucudnn.backends.cpu.geometry import Array
-from ucudnn.backends.cpu.routine import Routine
-from ucudnn.backends.cpu.spectra import good_size
-from ucudnn.backends.cpu.spectral import SpectralFiltering, SpectralGradient, tile_count
 from ucudnn.problem import ConvolutionProblem, Operation
 
 SMALL_TILE, LARGE_TILE = 16, 32

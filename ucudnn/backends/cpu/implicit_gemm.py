@@ -13,8 +13,8 @@ from typing import Any, final
 
 import numpy as np
 
+from ucudnn.backends.cpu.algorithm import Routine, Sizes
 from ucudnn.backends.cpu.geometry import Array, Box, Tap, blocks, taps, taps_first
-from ucudnn.backends.cpu.routine import Routine, Sizes
 from ucudnn.backends.cpu.scaling import accumulate, prescale
 from ucudnn.problem import ConvolutionProblem, Operation
 

@@ -10,8 +10,8 @@ from typing import final
 
 import numpy as np
 
+from ucudnn.backends.cpu.algorithm import Routine, Sizes
 from ucudnn.backends.cpu.geometry import Array, span
-from ucudnn.backends.cpu.routine import Routine, Sizes
 from ucudnn.backends.cpu.scaling import finish
 from ucudnn.backends.cpu.scratch import Region, Scratch
 from ucudnn.problem import ConvolutionProblem, Operation

@@ -7,20 +7,27 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, final
 
-from ucudnn.backends.ahead import Ahead
 from ucudnn.backends.base import SLACK_BYTES, Algorithm, Bench, ComputeBackend, Spare, Tensor
 from ucudnn.backends.candidates import Candidates
-from ucudnn.backends.cudnn.background import SMALL, Background
-from ucudnn.backends.cudnn.bench import CudnnBench, random_operands
-from ucudnn.backends.cudnn.device import Device, address_of, is_dense
-from ucudnn.backends.cudnn.gathered import asked_of_cudnn, dense_of, gathered_algorithm, is_gathered, promised, skips
-from ucudnn.backends.cudnn.gpu import DeviceBuffer, Gpu
-from ucudnn.backends.cudnn.graph import is_engine, round_up
-from ucudnn.backends.cudnn.legacy import legacy_algorithms
-from ucudnn.backends.cudnn.library import Library, OwnHandle
-from ucudnn.backends.cudnn.listing import anchors, graph_algorithms, listing_beta
-from ucudnn.backends.cudnn.packed import base_of, dense, has_gaps, packed_algorithm, packed_name
-from ucudnn.backends.cudnn.preparing import Call, Preparer
+from ucudnn.backends.cudnn.algorithms.compile_ahead import SMALL, Background
+from ucudnn.backends.cudnn.algorithms.gathered import (
+    asked_of_cudnn,
+    dense_of,
+    gathered_algorithm,
+    is_gathered,
+    promised,
+    skips,
+)
+from ucudnn.backends.cudnn.algorithms.heuristics import anchors, graph_algorithms, listing_beta
+from ucudnn.backends.cudnn.algorithms.legacy_call import legacy_algorithms
+from ucudnn.backends.cudnn.algorithms.operation_graph import is_engine, round_up
+from ucudnn.backends.cudnn.algorithms.packed import base_of, dense, has_gaps, packed_algorithm, packed_name
+from ucudnn.backends.cudnn.algorithms.prepare import Call, Preparer
+from ucudnn.backends.cudnn.api.library import Library, OwnHandle
+from ucudnn.backends.cudnn.bench.bench import CudnnBench, random_operands
+from ucudnn.backends.cudnn.gpu.base import DeviceBuffer, Gpu
+from ucudnn.backends.cudnn.gpu.cupy_gpu import Device, address_of, is_dense
+from ucudnn.backends.prefetch import Ahead
 from ucudnn.errors import BackendError, UnsupportedProblemError
 from ucudnn.problem import MOST_ALIGNMENT, ConvolutionProblem, MathMode, Operation
 

@@ -1,0 +1,1 @@
+"""Caffe with plain cuDNN and with `UcudnnHandle_t`."""

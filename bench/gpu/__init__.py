@@ -1,0 +1,1 @@
+"""The handle on a GPU."""

@@ -1,0 +1,138 @@
+"""What going through the handle costs over calling cuDNN with the same algorithm: GPU time, and CPU time a call.
+
+    python bench/overhead.py [--out bench/results/overhead.json]
+
+GPU time: AlexNet's convolutions, undivided at 64 MiB, by `Handle.convolve` and by cudnnBackendExecute of the same plan
+with the same variant pack, in turn. CPU time: a convolution so small that the host is what takes time, with recurring
+pointers, as one micro-batch and as eight; the host waits for the GPU every 200 calls, outside of the clock.
+"""
+
+import argparse
+import json
+import statistics
+import sys
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from time import perf_counter
+
+from ucudnn import Handle
+from ucudnn.backends import open_backend
+from ucudnn.backends.base import ComputeBackend
+from ucudnn.backends.measurement import Effort
+from ucudnn.benchmarking.request import Request
+from ucudnn.configuration import configuration_of
+from ucudnn.errors import UcudnnError
+from ucudnn.networks.tables import load_network
+from ucudnn.planning.decision import Decision
+from ucudnn.problem import ConvolutionProblem, Operation
+from ucudnn.reporting.plan_timing import alternate
+
+SMALL = ConvolutionProblem(
+    operation=Operation.FORWARD, batch=8, channels=16, spatial=(14, 14), filters=16, kernel=(3, 3), padding=(1, 1)
+)
+CALLS = 200
+
+
+def itself(handle: Handle, problem: ConvolutionProblem, layer: str = "") -> Callable[[], int]:
+    """Return cuDNN's own call, with the execution plan and the variant pack that the handle used last."""
+    entry = handle._entries[layer, problem]
+    assert entry.plan is not None
+    (step,) = entry.plan.steps
+    (execution,) = step.call._plans.values() if len(step.call._plans) == 1 else [step.call._plans[1.0, 0.0]]
+    pack = list(execution.packs.values())[-1]
+    return partial(step.call._execute, step.call._handle, execution.address, pack.address)
+
+
+def gpu_time(backend: ComputeBackend, batch: int, repeats: int) -> list[dict[str, object]]:
+    """Return each kernel's time through the handle and by cuDNN itself."""
+    handle = Handle(backend=backend, policy="undivided", workspace_limit="64MiB", effort=Effort(repeats=3))
+    rows: list[dict[str, object]] = []
+    for kernel in load_network("alexnet", batch).kernels():
+        problem, layer = kernel.problem, kernel.layer
+        tensors = backend.operands(problem)
+        x, w, y, _ = backend.bind(*tensors)
+        through = partial(handle.convolve, problem, x, w, y, layer=layer)
+        through()
+        times = alternate({"handle": through, "cudnn": itself(handle, problem, layer)}, backend, repeats)
+        ratio = times["handle"] / times["cudnn"]
+        rows.append({"layer": layer, "operation": problem.operation.value, **times, "ratio": ratio})
+        print(f"{kernel!s:24} {times['handle']:8.4f} ms {times['cudnn']:8.4f} ms {ratio:7.4f}", flush=True)
+    return rows
+
+
+def cpu_us(backend: ComputeBackend, run: Callable[[], object]) -> float:
+    """Return the microseconds of one call on the host, the median of several batches of calls."""
+    samples = []
+    for _ in range(15):
+        backend.elapsed_ms(lambda: None)  # waits for the GPU
+        begin = perf_counter()
+        for _ in range(CALLS):
+            run()
+        samples.append((perf_counter() - begin) / CALLS * 1e6)
+    return statistics.median(samples)
+
+
+def cpu_time(backend: ComputeBackend) -> dict[str, float]:
+    """Return the microseconds of calls that the GPU is done with sooner than the host."""
+    handle = Handle(backend=backend, policy="undivided")
+    tensors = backend.operands(SMALL)
+    x, w, y, _ = backend.bind(*tensors)
+    call = partial(handle.convolve, SMALL, x, w, y)
+    call()
+    answer = {"one_micro_batch_us": cpu_us(backend, call), "cudnn_itself_us": cpu_us(backend, itself(handle, SMALL))}
+    try:
+        import cupy
+    except ImportError:
+        pass
+    else:
+        arrays = [cupy.random.random(s, dtype=cupy.float32) for s in (SMALL.x_shape, SMALL.w_shape, SMALL.y_shape)]
+        handle.forward(*arrays, padding=1)
+        answer["one_micro_batch_arrays_us"] = cpu_us(backend, partial(handle.forward, *arrays, padding=1))
+    divided = Handle(backend=backend)
+    divided.get_algorithm(SMALL)
+    divided.optimize()
+    entry = divided._entries["", SMALL]
+    (micro, *_) = sorted(
+        divided._benchmark.micro_configurations(Request(problem=SMALL, sizes=(1,), limit_bytes=2**26)),
+        key=lambda each: (each.time_ms, each.algorithm),
+    )
+    parts = [micro] * SMALL.batch
+    entry.decide(Decision(kernel=entry.kernel, configuration=configuration_of(parts), undivided=None))
+    call = partial(divided.convolve, SMALL, x, w, y)
+    call()
+    answer["eight_micro_batches_us"] = cpu_us(backend, call)
+    answer["a_micro_batch_us"] = answer["eight_micro_batches_us"] / SMALL.batch
+    return answer
+
+
+def main() -> None:
+    """Measure, print and write."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--batch", type=int, default=256, help="mini-batch size of AlexNet")
+    parser.add_argument("--repeats", type=int, default=15, help="samples of each call")
+    parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results" / "overhead.json")
+    arguments = parser.parse_args()
+    backend = open_backend("cudnn")
+    assert isinstance(backend, ComputeBackend)
+    print("kernel                     handle       cuDNN    ratio")
+    rows = gpu_time(backend, arguments.batch, arguments.repeats)
+    handle_ms, cudnn_ms = (sum(row[name] for row in rows) for name in ("handle", "cudnn"))
+    host = cpu_time(backend)
+    print(f"all kernels              {handle_ms:8.4f} ms {cudnn_ms:8.4f} ms {handle_ms / cudnn_ms:7.4f}")
+    for name, value in host.items():
+        print(f"{name:28} {value:6.1f}")
+    answer = {
+        "conditions": dict(backend.conditions()),
+        "gpu": rows,
+        "gpu_total": {"handle_ms": handle_ms, "cudnn_ms": cudnn_ms, "ratio": handle_ms / cudnn_ms},
+        "cpu": host,
+    }
+    arguments.out.write_text(json.dumps(answer, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    try:
+        main()
+    except UcudnnError as error:
+        sys.exit(f"error: {error}")

@@ -1,0 +1,122 @@
+"""A 3-D convolution whose fast algorithms take gigabytes of workspace, executed within limits.
+
+    python bench/volume.py [--batch 4] [--workspace 800MiB --workspace 1GiB] [--out bench/results/volume.json]
+
+x of N x 32 x 128^3 float32 (TF32), 64 filters of 3 x 3 x 3. For each operation: the fastest undivided algorithm of all,
+the fastest undivided one within the limit, and the micro-batched plan, run in turn on the same buffers; medians.
+"""
+
+import argparse
+import json
+import sys
+from pathlib import Path
+
+from ucudnn.backends import open_backend
+from ucudnn.backends.base import ComputeBackend
+from ucudnn.backends.measurement import Effort
+from ucudnn.benchmarking.benchmark import Benchmark
+from ucudnn.benchmarking.request import Request
+from ucudnn.configuration import Configuration
+from ucudnn.errors import UcudnnError
+from ucudnn.policy import BatchSizePolicy
+from ucudnn.problem import ConvolutionProblem, Operation
+from ucudnn.reporting.plan_timing import times_in_turn
+from ucudnn.solvers.desirable import desirable_set
+from ucudnn.solvers.reuse import fastest_within
+from ucudnn.units import format_bytes, parse_bytes
+
+NO_LIMIT = 2**40
+
+
+def problem_of(operation: Operation, batch: int, side: int) -> ConvolutionProblem:
+    """Return the convolution of one operation."""
+    return ConvolutionProblem(
+        operation=operation,
+        batch=batch,
+        channels=32,
+        spatial=(side, side, side),
+        filters=64,
+        kernel=(3, 3, 3),
+        padding=(1, 1, 1),
+    )
+
+
+def measure(
+    backend: ComputeBackend, benchmark: Benchmark, problem: ConvolutionProblem, limits: list[int], repeats: int
+) -> list[dict[str, object]]:
+    """Execute the three plans of one operation at each limit."""
+    sizes = BatchSizePolicy.POWER_OF_TWO.sizes(problem.batch)
+    measured = benchmark.micro_configurations(Request(problem=problem, sizes=sizes, limit_bytes=NO_LIMIT))
+    front = desirable_set(measured, problem.batch)
+    undivided = desirable_set((micro for micro in measured if micro.size == problem.batch), problem.batch)
+    fastest = undivided[-1]
+    chosen: dict[Configuration, None] = {fastest: None}
+    for limit in limits:
+        for each in (fastest_within(undivided, limit), fastest_within(front, limit)):
+            if each is not None:
+                chosen[each] = None
+    times = times_in_turn(problem, {each: each for each in chosen}, backend, repeats)
+    rows = []
+    for limit in limits:
+        within, micro = fastest_within(undivided, limit), fastest_within(front, limit)
+        assert micro is not None
+        rows.append(
+            {
+                "operation": problem.operation.value,
+                "limit_bytes": limit,
+                "fastest_undivided": str(fastest),
+                "fastest_undivided_ms": times[fastest],
+                "fastest_undivided_workspace_bytes": fastest.workspace_bytes,
+                "undivided": str(within) if within else None,
+                "undivided_ms": times[within] if within else None,
+                "micro_batched": str(micro),
+                "micro_batched_ms": times[micro],
+                "micro_batched_predicted_ms": micro.time_ms,
+                "micro_batched_workspace_bytes": micro.workspace_bytes,
+                "share_of_fastest": times[fastest] / times[micro],
+                "speedup": times[within] / times[micro] if within else None,
+                "front": [(each.workspace_bytes, each.time_ms, str(each)) for each in front],
+            }
+        )
+    return rows
+
+
+def main() -> None:
+    """Measure all operations, print a table and write everything."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--batch", type=int, default=4, help="mini-batch size")
+    parser.add_argument("--side", type=int, default=128, help="depth, height and width of x")
+    parser.add_argument("--workspace", action="append", help="limit, such as 800MiB; may be repeated")
+    parser.add_argument("--repeats", type=int, default=9, help="samples of each plan")
+    parser.add_argument("--backend", default="cudnn", help="cudnn, or cpu to try the script out")
+    parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results" / "volume.json")
+    arguments = parser.parse_args()
+    limits = [parse_bytes(size) for size in arguments.workspace or ["800MiB", "1GiB"]]
+    backend = open_backend(arguments.backend)
+    if not isinstance(backend, ComputeBackend):
+        parser.error(f"backend {arguments.backend} cannot execute")
+    benchmark = Benchmark(backend, effort=Effort(repeats=arguments.repeats))
+    rows: list[dict[str, object]] = []
+    print("operation       limit     fastest undivided    undivided     ucudnn  of fastest  speedup  configuration")
+    for operation in Operation:
+        problem = problem_of(operation, arguments.batch, arguments.side)
+        for row in measure(backend, benchmark, problem, limits, arguments.repeats):
+            rows.append(row)
+            speedup = "-" if row["speedup"] is None else f"{row['speedup']:.2f}"
+            before = "-" if row["undivided_ms"] is None else f"{row['undivided_ms']:.2f} ms"
+            print(
+                f"{operation.value:14} {format_bytes(row['limit_bytes']):>7} {row['fastest_undivided_ms']:8.2f} ms"
+                f" {format_bytes(row['fastest_undivided_workspace_bytes']):>8} {before:>12}"
+                f" {row['micro_batched_ms']:7.2f} ms {row['share_of_fastest']:10.1%} {speedup:>8}"
+                f"  {row['micro_batched']}",
+                flush=True,
+            )
+    answer = {"conditions": dict(backend.conditions()), "batch": arguments.batch, "rows": rows}
+    arguments.out.write_text(json.dumps(answer, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    try:
+        main()
+    except UcudnnError as error:
+        sys.exit(f"error: {error}")

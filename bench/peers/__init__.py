@@ -1,0 +1,1 @@
+"""cuDNN alone, PyTorch, the original method and ucudnn on the same tensors."""

@@ -1,0 +1,365 @@
+"""Peers side by side on one GPU: cuDNN's two APIs undivided, PyTorch, the original's method, and ucudnn.
+
+    python bench/peers.py                                             all networks, NCHW float32 TF32, 64 MiB
+    python bench/peers.py resnet50:256 --limit 8MiB --limit none --variant float16-last --way PyTorch
+    python bench/peers.py --all --seconds 400 --database times.db     again and again, until nothing is left
+    CUDA_VISIBLE_DEVICES=1 python bench/peers.py --all --claims /tmp/claims --out 1.json     one process for each GPU
+    python bench/peers.py --merge 0.json --merge 1.json               puts together what several processes wrote
+    python bench/peers.py --table                                     Markdown of what was measured; needs no GPU
+    python bench/peers.py --readme                                    of that, what README.md shows
+
+For each network and variant, all ways are planned at all limits; then, for each distinct convolution, every distinct
+configuration and PyTorch run in turn on the same tensors, stream and clock (medians). A way's time is the sum over
+the network's kernels, forward and both backward. What was measured before stays in the file (--out): several calls
+complete it, and a pair of network and variant that has all that is asked for is not measured again. A pair is written
+as a whole; once time is up (--seconds), it gets the limits that were planned by then. Processes with the same --claims
+share the pairs: each takes what no other has or is done with. It is an error if something is left at the end.
+
+Written for each network, variant, limit and way: `predicted_ms`, the sum of the benchmarked times; `executed_ms`;
+`over_graph` and `over_legacy`, how many times as fast as `cuDNN graph` and `cuDNN legacy` it is; `planning_seconds` of
+that call, in which `planning_measured` micro-configurations were measured and the others known, from the database or
+from a way or limit before (of PyTorch: its first calls); `workspace_bytes`, the most of any kernel; `short_share`, the
+part of the time in kernels below 0.05 ms, where it counts how fast the host launches; with --check `distance`, the
+largest from a plain algorithm's output. `absent` says why a way does not exist at a limit; `failed` why it did not
+run, which the next call tries again.
+"""
+
+import sys
+from argparse import ArgumentParser, ArgumentTypeError, Namespace, RawDescriptionHelpFormatter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from math import fsum, inf
+from pathlib import Path
+from time import perf_counter
+
+from bench.peers.run import FAILURES, Outcome, Outcomes, Rig, Run, execute, note, said
+from bench.peers.table import (
+    GRAPH,
+    LEGACY,
+    ORIGINAL,
+    PYTORCH,
+    Answer,
+    Row,
+    is_done,
+    key_of,
+    load,
+    markdown,
+    merge,
+    merge_all,
+    save,
+    verdict,
+)
+from bench.tools.claims import Claims
+from ucudnn.backends.candidates import Candidates
+from ucudnn.benchmarking.benchmark import Benchmark
+from ucudnn.errors import InfeasibleError, MeasurementError, UcudnnError, UnsupportedProblemError
+from ucudnn.kernel import Kernel
+from ucudnn.networks.tables import Network, load_network
+from ucudnn.networks.variants import Variant, variants
+from ucudnn.planning.decision import Decisions, decide
+from ucudnn.problem import ConvolutionProblem, DataType, MathMode
+from ucudnn.settings import Settings
+from ucudnn.units import format_bytes, parse_bytes
+
+NETWORKS = ("alexnet", "vgg16", "resnet18", "resnet50", "resnet50:256", "densenet121", "inception3", "unet3d")
+LIMITS = ("8MiB", "16MiB", "64MiB", "512MiB", "none")
+NO_LIMIT = 2**40
+SHORT_MS = 0.05
+NONE_FITS = (InfeasibleError, MeasurementError, UnsupportedProblemError)
+
+WAYS: dict[str, tuple[Candidates, str] | None] = {
+    LEGACY: (Candidates.LEGACY, "undivided"),
+    GRAPH: (Candidates.GRAPH_PLAIN, "undivided"),
+    PYTORCH: None,
+    ORIGINAL: (Candidates.LEGACY, "powerOfTwo"),
+    "ucudnn powerOfTwo": (Candidates.BEST, "powerOfTwo"),
+    "ucudnn adaptive": (Candidates.BEST, "adaptive"),
+}
+"""The candidates and the policy of each way; PyTorch chooses by itself."""
+
+
+RIVALS = (GRAPH, LEGACY, ORIGINAL)
+"""Whom ucudnn is to be ahead of in NCHW within 64 MiB."""
+
+README = tuple(
+    (variant, limit) for variant in ("float32-tf32-first", "float32-tf32-last") for limit in (64 * 2**20, None)
+)
+"""Variants and limits of the rows in README.md."""
+
+
+def variant_name(variant: Variant) -> str:
+    """Return 'float32-tf32-first', or 'float16-last' of a type that knows no math modes."""
+    math = f"-{variant.math.value}" if variant.dtype is DataType.FLOAT32 else ""
+    return f"{variant.dtype.value}{math}-{'last' if variant.channels_last else 'first'}"
+
+
+VARIANTS = {variant_name(each): each for each in variants(["float32", "float16"], ["tf32", "fma"], ["first", "last"])}
+
+
+@dataclass(kw_only=True)
+class Planned:
+    """What a way plans at a limit, or why it cannot."""
+
+    decisions: Decisions | None = None
+    absent: str = ""
+    failed: str = ""
+    seconds: float = 0.0
+    measured: int = 0
+
+
+def plan(name: str, network: Network, limit: int | None, rig: Rig) -> Planned:
+    """Plan a network in one way within a limit; say which kernel prevents it."""
+    way = WAYS[name]
+    if way is None:
+        return Planned(absent=rig.no_peer)
+    benchmark = rig.benchmark(way[0], [layer.forward for layer in network.layers])
+    limit_bytes = NO_LIMIT if limit is None else limit
+    slabs = name.startswith("ucudnn")  # the original has none
+    settings = Settings.load({}, policy=way[1], workspace_limit_bytes=limit_bytes, slabs=slabs)
+    before, begin = benchmark.measured, perf_counter()
+    planned = Planned()
+    try:
+        planned.decisions = decide(network.kernels(), benchmark, settings)
+    except FAILURES as error:
+        reason = _named(error, network, benchmark, settings)
+        planned.absent, planned.failed = (reason, "") if isinstance(error, NONE_FITS) else ("", reason)
+    planned.seconds, planned.measured = perf_counter() - begin, benchmark.measured - before
+    return planned
+
+
+def _named(error: Exception, network: Network, benchmark: Benchmark, settings: Settings) -> str:
+    """Return an error with the first kernel that has it."""
+    if isinstance(error, InfeasibleError | MeasurementError):
+        return said(error)  # names it
+    for kernel in network.kernels():
+        try:
+            decide([kernel], benchmark, settings)
+        except FAILURES as its:
+            return f"{kernel}: {said(its)}"
+    return said(error)
+
+
+def parts_of(name: str, planned: Planned, network: Network, rig: Rig) -> list[tuple[Kernel, Run]]:
+    """Return what is to run of a way: its kernels, with how often they count."""
+    way = WAYS[name]
+    if way is None:
+        return [(kernel, Run(runner=PYTORCH)) for kernel in network.kernels()] if rig.peer else []
+    runner = rig.runner(way[0])
+    decided = planned.decisions.kernels if planned.decisions else ()
+    return [(each.kernel, Run.of(runner, each.configuration)) for each in decided]
+
+
+def tolerance(variant: Variant) -> float:
+    """Return how far outputs may be apart by rounding; a wrong layout is about 1 off."""
+    return 1e-4 if variant.dtype is DataType.FLOAT32 and variant.math is MathMode.FMA else 1e-2
+
+
+def measured(
+    name: str,
+    planned: Planned,
+    parts: Sequence[tuple[Kernel, Run]],
+    outcomes: Mapping[ConvolutionProblem, Outcomes],
+) -> Row:
+    """Return what is to be written of a way at a limit, but for what tells it from others."""
+    row: Row = {"planning_seconds": planned.seconds, "planning_measured": planned.measured}
+    if planned.absent or planned.failed:
+        return {**row, **({"absent": planned.absent} if planned.absent else {"failed": planned.failed})}
+    found: list[tuple[Kernel, Outcome]] = [(kernel, outcomes[kernel.problem][run]) for kernel, run in parts]
+    if WAYS[name] is None:
+        row["planning_seconds"] = fsum({kernel.problem: each.first_seconds for kernel, each in found}.values())
+    for kernel, each in found:
+        if each.failed:
+            return {**row, "failed": f"{kernel}: {each.failed}"}
+    times = [(each.time_ms or 0.0) * kernel.count for kernel, each in found]
+    short = [time_ms for time_ms, (_, each) in zip(times, found, strict=True) if (each.time_ms or 0.0) < SHORT_MS]
+    return {
+        **row,
+        "predicted_ms": planned.decisions.time_ms if planned.decisions else None,
+        "executed_ms": fsum(times),
+        "repeats": min(each.samples for _, each in found),
+        "workspace_bytes": _most(each.workspace_bytes for _, each in found),
+        "short_share": fsum(short) / fsum(times),
+        "distance": _most(each.distance for _, each in found),
+    }
+
+
+def _most(values: Iterable[float | None]) -> float | None:
+    """Return the largest value, or None where one is missing."""
+    known = list(values)
+    return None if None in known else max((each for each in known if each is not None), default=None)
+
+
+def measure(network: Network, cells: Sequence[tuple[int | None, str]], rig: Rig, options: Namespace) -> list[Row]:
+    """Plan all ways at all limits, run what they choose, and return a row for each limit and way."""
+    planned: dict[tuple[int | None, str], Planned] = {}
+    parts: dict[tuple[int | None, str], list[tuple[Kernel, Run]]] = {}
+    wanted: dict[ConvolutionProblem, dict[Run, None]] = {}
+    for limit, name in cells:
+        if perf_counter() > options.until and parts and all(limit != before for before, _ in parts):
+            note("  time is up; the other limits are left out")
+            break
+        cell = limit, name
+        planned[cell] = plan(name, network, limit, rig)
+        parts[cell] = parts_of(name, planned[cell], network, rig)
+        for kernel, run in parts[cell]:
+            wanted.setdefault(kernel.problem, {})[run] = None
+        within = "" if limit is None else f" within {format_bytes(limit)}"
+        reason = planned[cell].absent or planned[cell].failed
+        if reason or WAYS[name] is not None:
+            note(f"  {name}{within}: {reason or f'planned in {planned[cell].seconds:.2f} s'}")
+    outcomes: dict[ConvolutionProblem, Outcomes] = {}
+    with rig.one_stream():
+        for problem, runs in wanted.items():
+            outcomes[problem] = execute(problem, runs, rig, options.repeats, options.check)
+            note(".", end="")
+    note("")
+    at = datetime.now(UTC).isoformat(timespec="seconds")
+    return [
+        {"limit_bytes": limit, "way": name, "at": at}
+        | measured(name, planned[limit, name], parts[limit, name], outcomes)
+        for limit, name in parts
+    ]
+
+
+def run_pair(network: Network, variant: str, rig: Rig, answer: Answer, options: Namespace) -> bool:
+    """Measure a network in a variant, if anything is missing; return whether all is well."""
+    case = {"network": network.name, "batch": network.batch, "variant": variant}
+    cells = [(limit, way) for limit in options.limit for way in options.way]
+    conditions = rig.conditions()
+    title = f"{network.name} {network.batch} {variant}"
+    if not options.again and all(is_done(answer, (*case.values(), *cell), conditions, options.check) for cell in cells):
+        note(f"{title}: done before")
+        return True
+    note(f"{title}:")
+    rows = [case | row for row in measure(VARIANTS[variant].of_network(network), cells, rig, options)]
+    merge(answer, rows, conditions)
+    save(options.out, answer)
+    wrong = [text for row in rows if (text := complaint(row, options.check))]
+    for text in wrong:
+        note(f"  {text}")
+    return not wrong
+
+
+def complaint(row: Row, check: bool) -> str:
+    """Return what is wrong with a row, or ''."""
+    if "failed" in row:
+        return f"{row['way']} failed: {row['failed']}"
+    distance = row.get("distance")
+    if check and "executed_ms" in row and (distance is None or distance > tolerance(VARIANTS[row["variant"]])):
+        return f"{row['way']}: outputs are {distance} apart from those of a plain algorithm"
+    return ""
+
+
+def network_of(text: str) -> Network:
+    """Return a network from 'resnet50', 'resnet50:256', or the path of a CSV file."""
+    name, _, batch = text.rpartition(":")
+    return load_network(name, int(batch)) if name and batch.isdigit() else load_network(text)
+
+
+def way_named(text: str) -> str:
+    """Return a way by its name, whatever the case, and with u for μ."""
+
+    def plain(name: str) -> str:
+        return name.casefold().replace("μ", "u")
+
+    found = next((name for name in WAYS if plain(name) == plain(text)), None)
+    if found is None:
+        raise ArgumentTypeError(f"{text!r} is not known: give one of {', '.join(WAYS)}")
+    return found
+
+
+def parsed() -> Namespace:
+    """Return the command line, with defaults filled in."""
+    parser = ArgumentParser(description=__doc__, formatter_class=RawDescriptionHelpFormatter)
+    parser.add_argument("network", nargs="*", help=f"of {', '.join(NETWORKS)}, or a CSV file, each also as NAME:BATCH")
+    parser.add_argument("--limit", action="append", help="such as 64MiB (the default), or none; may be repeated")
+    parser.add_argument("--variant", action="append", choices=VARIANTS, help="may be repeated (float32-tf32-first)")
+    parser.add_argument("--way", action="append", type=way_named, help=f"of {', '.join(WAYS)}; may be repeated (all)")
+    parser.add_argument("--all", action="store_true", help="all limits and variants, where none are named")
+    parser.add_argument("--seconds", type=float, default=inf, help="plan nothing more after so long")
+    parser.add_argument("--claims", type=Path, help="folder in which processes tell each other what they took")
+    parser.add_argument("--database", help="file that keeps measurements (UCUDNN_DATABASE)")
+    parser.add_argument(
+        "--repeats", type=int, default=7, help="samples of each run (%(default)s); fewer of slow ones, 3 at least"
+    )
+    parser.add_argument("--check", action="store_true", help="compare the outputs of all ways")
+    parser.add_argument("--again", action="store_true", help="measure what was measured before, too")
+    parser.add_argument(
+        "--table", action="store_true", help="print the table of what was measured, of all or of what is named, and end"
+    )
+    parser.add_argument("--merge", action="append", type=Path, help="take the rows of such a file, and end")
+    parser.add_argument("--readme", action="store_true", help="print the rows that README.md has, and end")
+    parser.add_argument("--backend", default="cudnn", choices=("cudnn", "cpu"), help="cpu to try the script out")
+    parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results" / "peers.json")
+    options = parser.parse_args()
+    missing = [str(path) for path in options.merge or () if not path.exists()]
+    if missing:
+        parser.error(f"{missing[0]} is not there")
+    options.until = perf_counter() + options.seconds
+    options.named = bool(options.network), bool(options.variant), bool(options.limit)
+    limits = options.limit or (LIMITS if options.all else ("64MiB",))
+    options.limit = list(dict.fromkeys(None if each == "none" else parse_bytes(each) for each in limits))
+    options.variant = list(dict.fromkeys(options.variant or (VARIANTS if options.all else ("float32-tf32-first",))))
+    options.way = [way for way in WAYS if not options.way or way in options.way]
+    options.network = [network_of(text) for text in options.network or NETWORKS]
+    return options
+
+
+def shown(row: Row, options: Namespace) -> bool:
+    """Return whether a row is to be printed: with --readme the usual limit, and where ucudnn has least to win."""
+    if options.readme:
+        return (row["variant"], row["limit_bytes"]) in README
+    if not options.table:
+        return True
+    networks = [(network.name, network.batch) for network in options.network]
+    asked = (
+        (row["network"], row["batch"]) in networks,
+        row["variant"] in options.variant,
+        row["limit_bytes"] in options.limit,
+    )
+    return all(yes or not named for yes, named in zip(asked, options.named, strict=True))
+
+
+def main() -> bool:
+    """Measure what is missing, print the table, and return whether all is well."""
+    options = parsed()
+    answer = load(options.out)
+    well = True
+    if options.merge:
+        for path in options.merge:
+            merge_all(answer, load(path))
+        save(options.out, answer)
+    elif not (options.table or options.readme):
+        rig, claims = Rig(options.backend, options.database), Claims(options.claims)
+        pairs = [(network, variant) for variant in options.variant for network in options.network]
+        failed = {key_of(row)[:3] for row in answer["rows"] if "failed" in row}
+        # Those with most to gain come first, and last what failed before.
+        pairs.sort(key=lambda pair: ((pair[0].name, pair[0].batch, pair[1]) in failed, VARIANTS[pair[1]].channels_last))
+        for index, (network, variant) in enumerate(pairs):
+            if perf_counter() > options.until:
+                note(f"time is up; not looked at: {len(pairs) - index} pairs of network and variant")
+                well = False
+                break
+            name = f"{network.name} {network.batch} {variant}"
+            if not claims.take(name):
+                note(f"{name}: another process has it")
+                continue
+            done = False
+            try:
+                done = run_pair(network, variant, rig, answer, options) and perf_counter() <= options.until
+            except Exception as error:  # noqa: BLE001, for the time on a GPU is for the others
+                note(f"{name} failed: {said(error)}")
+            claims.finish(name, done=done)
+            well &= done
+    answer["rows"] = [row for row in answer["rows"] if shown(row, options)]
+    print(markdown(answer, list(WAYS), [[name.partition(":")[0] for name in NETWORKS], list(VARIANTS)]))
+    print("\n".join(["", *verdict(answer["rows"], [way for way in WAYS if way.startswith("ucudnn")], RIVALS)]))
+    return well
+
+
+if __name__ == "__main__":
+    try:
+        sys.exit(0 if main() else 1)
+    except UcudnnError as error:
+        sys.exit(f"error: {error}")

@@ -1,0 +1,80 @@
+"""Turn a table of measured cuDNN algorithms into a profile that ucudnn plans from.
+
+    python bench/profile_from_csv.py TABLE.csv.gz PROFILE.json --condition "device=NVIDIA H200" ...
+
+The table has the columns network, layer, count, channels, height, width, filters, kernel, pad, stride, operation,
+batch, api, algorithm, time_ms, workspace_bytes and numerical_notes (numbers of cudnnBackendNumericalNote_t).
+"""
+
+import argparse
+import csv
+import gzip
+from pathlib import Path
+
+from ucudnn.problem import ConvolutionProblem, MathMode, Operation
+from ucudnn.profiles.format import Profile, Record, save_profile
+
+NOTES = (  # cudnnBackendNumericalNote_t, in order
+    "TENSOR_CORE",
+    "DOWN_CONVERT_INPUTS",
+    "REDUCED_PRECISION_REDUCTION",
+    "FFT",
+    "NONDETERMINISTIC",
+    "WINOGRAD",
+    "WINOGRAD_TILE_4x4",
+    "WINOGRAD_TILE_6x6",
+    "WINOGRAD_TILE_13x13",
+    "STRICT_NAN_PROP",
+)
+NONDETERMINISTIC = {("BackwardData", "ALGO_0"), ("BackwardFilter", "ALGO_0"), ("BackwardFilter", "ALGO_3")}
+"""Legacy algorithms that cuDNN documents as not deterministic."""
+
+
+def problem_of(row: dict[str, str]) -> ConvolutionProblem:
+    """Return the problem of a row of the table."""
+    return ConvolutionProblem(
+        operation=Operation(row["operation"]),
+        batch=int(row["batch"]),
+        channels=int(row["channels"]),
+        spatial=(int(row["height"]), int(row["width"])),
+        filters=int(row["filters"]),
+        kernel=(int(row["kernel"]),) * 2,
+        padding=(int(row["pad"]),) * 2,
+        stride=(int(row["stride"]),) * 2,
+        math=MathMode.FMA if row["api"].endswith("-fma") else MathMode.TF32,
+    )
+
+
+def record_of(row: dict[str, str]) -> Record:
+    """Return the measurement of a row of the table."""
+    notes = [NOTES[int(note)] for note in row["numerical_notes"].split()]
+    if row["api"].startswith("legacy") and (row["operation"], row["algorithm"]) in NONDETERMINISTIC:
+        notes.append("NONDETERMINISTIC")
+    return Record(
+        api=row["api"].removesuffix("-fma"),
+        algorithm=row["algorithm"],
+        time_ms=float(row["time_ms"]),
+        workspace_bytes=int(row["workspace_bytes"]),
+        notes=tuple(notes),
+    )
+
+
+def main() -> None:
+    """Read the table, write the profile."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("table", type=Path)
+    parser.add_argument("profile", type=Path)
+    parser.add_argument("--condition", action="append", default=[], metavar="NAME=VALUE")
+    arguments = parser.parse_args()
+    recordings: dict[str, dict[ConvolutionProblem, tuple[Record, ...]]] = {}
+    with gzip.open(arguments.table, "rt", newline="") as file:
+        for row in csv.DictReader(file):
+            recording = recordings.setdefault(row["network"], {})
+            problem = problem_of(row)
+            recording[problem] = (*recording.get(problem, ()), record_of(row))
+    conditions = dict(condition.split("=", 1) for condition in arguments.condition)
+    save_profile(Profile(name=arguments.profile.stem, conditions=conditions, recordings=recordings), arguments.profile)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""PyTorch's training steps with ucudnn on and off."""

@@ -1,0 +1,205 @@
+"""A training step of a 3-D U-Net under a cap on PyTorch's memory: PyTorch alone, and with ucudnn.
+
+    python bench/torch_memory.py                 # about 7 minutes on an H200; --resume goes on where it was cut off
+    python bench/torch_memory.py --backend cpu   # tries the script out, without caps
+
+4 x 1 x 128^3, base width 32, float32 (TF32), forward, backward and SGD. Each trial is a process of its own with
+`torch.cuda.set_per_process_memory_fraction`, which bounds what PyTorch's allocator has of the GPU. PyTorch alone has
+`torch.backends.cudnn.benchmark` on, and falls back by itself on algorithms that fit its memory. Ours has what it
+measured in a first process without a cap; one trial measures under its smallest cap, instead. The smallest caps are
+found by bisection.
+"""
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from statistics import median
+from tempfile import TemporaryDirectory
+
+from ucudnn.units import parse_bytes
+
+GIB = 2**30
+
+
+def trial(arguments: argparse.Namespace) -> dict[str, object]:
+    """Take some steps in this process, under a cap, and return what they take, or how they fail."""
+    import torch
+
+    import ucudnn.torch
+    from bench.torch.models import UNet3d, conditions, device_of, elapsed_ms, training_step
+
+    device = device_of(arguments)
+    on_gpu = device.type == "cuda"
+    if on_gpu and arguments.cap:
+        total = torch.cuda.get_device_properties(device).total_memory
+        torch.cuda.set_per_process_memory_fraction(min(1.0, arguments.cap / total), device)
+    on = None
+    if arguments.trial == "ucudnn":
+        on = ucudnn.torch.enable(backend=arguments.backend, workspace_limit=arguments.limit)
+    answer: dict[str, object] = {"conditions": conditions(device)}
+    try:
+        torch.manual_seed(0)
+        model = UNet3d(arguments.width, arguments.levels).to(device)
+        side = (arguments.side,) * 3
+        x = torch.randn(arguments.batch, 1, *side, device=device)
+        step = training_step(model, x, torch.randint(3, (arguments.batch, *side), device=device))
+        answer["first_ms"] = elapsed_ms(step, device)
+        if on_gpu:  # what measuring takes, in the first step, is not what steps take
+            answer["first_reserved_bytes"] = torch.cuda.max_memory_reserved()
+            torch.cuda.empty_cache()
+            torch.cuda.reset_peak_memory_stats()
+        step()
+        answer["samples_ms"] = [elapsed_ms(step, device) for _ in range(arguments.steps)]
+        answer["step_ms"] = median(answer["samples_ms"])
+        answer["trains"] = True
+    except RuntimeError as error:  # out of memory, or no engine is found that fits
+        answer |= {"trains": False, "reason": str(error).split("\n")[0][:300]}
+    if on_gpu:
+        answer |= {
+            "allocated_bytes": torch.cuda.max_memory_allocated(),
+            "reserved_bytes": torch.cuda.max_memory_reserved(),
+        }
+    if on is not None:
+        summary = on.report()
+        answer |= {"left": summary.left, "calls": summary.calls}
+        answer["configurations"] = [(each.problem, each.configuration) for each in summary.layers]
+    return answer
+
+
+class Trials:
+    """Trials that were made, by way, mini-batch and cap; each is written down as soon as it is known."""
+
+    def __init__(self, arguments: argparse.Namespace, out: Path | None, database: str) -> None:
+        self._arguments = arguments
+        self._out = out
+        self._database = database
+        self.answer: dict[str, object] = {}
+        self.made: dict[str, dict[str, object]] = {}
+        if arguments.resume and out is not None and out.exists():
+            self.made = json.loads(out.read_text())["trials"]
+
+    def run(self, way: str, batch: int, cap: int, *, cold: bool = False) -> dict[str, object]:
+        """Return what a trial comes to; cap 0 is none."""
+        key = f"{way} batch {batch} cap {cap}" + (" cold" if cold else "")
+        if key not in self.made:
+            arguments = self._arguments
+            command = [sys.executable, __file__, "--trial", way, "--cap", str(cap), "--batch", str(batch)]
+            for name in ("backend", "width", "levels", "side", "steps", "limit"):
+                command += [f"--{name}", str(getattr(arguments, name))]
+            environment = {**os.environ, "UCUDNN_DATABASE": "off" if cold else self._database}
+            done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
+            if done.returncode:
+                raise SystemExit(f"error: {key} ended with {done.returncode}:\n{done.stderr[-3000:]}")
+            self.made[key] = json.loads(done.stdout.splitlines()[-1])
+            self.save()
+        found = self.made[key]
+        how = f"{found['step_ms']:9.1f} ms a step" if found["trains"] else f"fails: {found['reason']}"[:90]
+        print(f"{way:8} batch {batch} cap {cap / GIB:6.1f} GiB{' cold' if cold else ''}: {how}", flush=True)
+        return found
+
+    def smallest_cap(self, way: str, batch: int, tolerance: int, guess: int = 0) -> int:
+        """Return the smallest cap at which steps are taken, to a tolerance; a guess that is too small saves trials."""
+        free = self.run(way, batch, 0)
+        if not free["trains"]:
+            raise SystemExit(f"error: {way} does not train without a cap: {free['reason']}")
+        high = -(-int(str(free["reserved_bytes"])) // tolerance) * tolerance
+        low = 0
+        if guess and self.run(way, batch, guess)["trains"]:
+            high = guess
+        elif guess:
+            low, high = guess, max(high, guess + tolerance)
+        while not self.run(way, batch, high)["trains"]:
+            low, high = high, high + 4 * tolerance
+        while high - low > tolerance:
+            middle = (low + high) // 2 // tolerance * tolerance
+            if self.run(way, batch, middle)["trains"]:
+                high = middle
+            else:
+                low = middle
+        return high
+
+    def save(self) -> None:
+        """Write everything down."""
+        if self._out is not None:
+            from bench.torch.models import replace_json
+
+            replace_json(self._out, {**self.answer, "trials": self.made})
+
+
+def compare(arguments: argparse.Namespace, trials: Trials) -> None:
+    """Make all trials, and print what was found beside what is required."""
+    from bench.torch.models import verdict
+
+    batch, tolerance = arguments.batch, parse_bytes(arguments.tolerance)
+    trials.run("ucudnn", batch, 0)  # measures, for the trials to come
+    caps = {"ucudnn": trials.smallest_cap("ucudnn", batch, tolerance)}
+    caps["pytorch"] = trials.smallest_cap("pytorch", batch, tolerance, guess=caps["ucudnn"])
+    same = caps["pytorch"]
+    rows = [(way, batch, cap, trials.run(way, batch, cap)) for way, cap in caps.items()]
+    rows.append(("ucudnn", batch, same, trials.run("ucudnn", batch, same)))
+    rows += [(way, batch, 0, trials.run(way, batch, 0)) for way in caps]
+    trials.run("ucudnn", batch, caps["ucudnn"], cold=True)
+    larger = batch
+    while trials.run("ucudnn", larger + 1, same)["trains"]:
+        larger += 1
+    print("\nway       batch   cap GiB   step ms   allocated GiB")
+    for way, size, cap, found in rows:
+        cap_text = f"{cap / GIB:.1f}" if cap else "none"
+        allocated = int(str(found["allocated_bytes"])) / GIB
+        step = f"{found['step_ms']:9.1f}" if found["trains"] else "    fails"
+        print(f"{way:8} {size:6} {cap_text:>9} {step} {allocated:15.1f}")
+    print(f"largest mini-batch within {same / GIB:.1f} GiB: PyTorch {batch}, ucudnn {larger}")
+    at_same = {way: trials.run(way, batch, same) for way in caps}
+    slower = float("inf")
+    if at_same["ucudnn"]["trains"]:
+        slower = float(str(at_same["ucudnn"]["step_ms"])) / float(str(at_same["pytorch"]["step_ms"]))
+    trials.answer |= {
+        "conditions": trials.run("pytorch", batch, 0)["conditions"],
+        "smallest_caps": caps,
+        "largest_batch_at_pytorchs_smallest_cap": {"pytorch": batch, "ucudnn": larger},
+        "required": [
+            verdict("smallest cap, of PyTorch's", caps["ucudnn"] / same, (same - tolerance) / same),
+            verdict("step at PyTorch's smallest cap, of PyTorch's", slower, 1.0),
+        ],
+    }
+    trials.save()
+
+
+def main() -> None:
+    """Make one trial, or all."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--backend", default="cudnn", help="cudnn, or cpu to try the script out on a small model")
+    parser.add_argument("--batch", type=int, default=4)
+    parser.add_argument("--side", type=int, default=128)
+    parser.add_argument("--width", type=int, default=32)
+    parser.add_argument("--levels", type=int, default=4)
+    parser.add_argument("--steps", type=int, default=5, help="timed steps of a trial")
+    parser.add_argument("--limit", default="1GiB", help="ucudnn's for each convolution; it takes less where it must")
+    parser.add_argument("--tolerance", default="1GiB", help="of the smallest caps")
+    parser.add_argument("--resume", action="store_true", help="take the trials that a run before wrote down")
+    parser.add_argument("--database", help="file that keeps ucudnn's measurements; default: beside --out")
+    parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results" / "torch_memory.json")
+    parser.add_argument("--trial", choices=("pytorch", "ucudnn"), help=argparse.SUPPRESS)
+    parser.add_argument("--cap", type=int, default=0, help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    if arguments.trial:
+        print(json.dumps(trial(arguments)))
+        return
+    if arguments.backend != "cpu":
+        compare(
+            arguments, Trials(arguments, arguments.out, arguments.database or str(arguments.out.with_suffix(".db")))
+        )
+        return
+    with TemporaryDirectory() as folder:
+        database = arguments.database or str(Path(folder) / "measurements.db")
+        arguments.side, arguments.width, arguments.levels, arguments.batch, arguments.steps = 8, 2, 2, 2, 1
+        trials = Trials(arguments, None, database)
+        for way in ("ucudnn", "pytorch"):
+            trials.run(way, 2, 0)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,163 @@
+"""What an enabled convolution call costs the host over PyTorch's own: eager, after disable(), and in CUDA graphs.
+
+    python bench/torch_overhead.py                  # ten seconds on a GPU
+    python bench/torch_overhead.py --at-once        # before engines are compiled that planning had begun
+    python bench/torch_overhead.py --backend cpu    # tries the script out; NumPy computes, so its figures say little
+
+A convolution so small that the host is what takes time. All is planned first; what planning began to compile, in
+threads, is waited for. PyTorch, enabled, and PyTorch after disable() take turns; each sample is a loop of calls, and
+the host waits for the GPU between samples only. Medians, in microseconds of one call; a backward call computes the
+gradients of input and weight. A graph holds 50 convolutions, and its replay is timed. What was chosen is written,
+too, for an algorithm may be one launch or several.
+"""
+
+import argparse
+from collections.abc import Callable
+from functools import partial
+from statistics import median
+from time import perf_counter
+
+import torch
+
+from bench.torch.models import conditions, device_of, small_options, switch_for, verdict, write
+from ucudnn.backends.cudnn.backend import CudnnBackend
+from ucudnn.torch.interceptor import Switch
+from ucudnn.torch.overrides import kernels
+from ucudnn.torch.summary import summarize
+
+CALLS = 100
+IN_GRAPH = 50
+MOST_US = 15.0
+
+
+def sample_us(run: Callable[[], object], calls: int, device: torch.device) -> float:
+    """Return the host's microseconds of one call."""
+    if device.type == "cuda":
+        torch.cuda.synchronize()
+    begin = perf_counter()
+    for _ in range(calls):
+        run()
+    end = perf_counter()
+    if device.type == "cuda":
+        torch.cuda.synchronize()
+    return (end - begin) / calls * 1e6
+
+
+def cases(device: torch.device) -> dict[str, tuple[Callable[[], object], int]]:
+    """Return what is called, and how many convolutions and gradients each call is."""
+    x = torch.randn(8, 16, 14, 14, device=device)
+    w = torch.randn(16, 16, 3, 3, device=device)
+    b = torch.randn(16, device=device)
+    learned = w.clone().requires_grad_()
+    wanted = x.clone().requires_grad_()
+    conv = torch.nn.functional.conv2d
+    out = conv(wanted, learned, padding=1)
+    ones = torch.ones_like(out)
+    rest = (None, [1, 1], [1, 1], [1, 1], False, [0, 0], 1)
+    backward = torch.ops.aten.convolution_backward.default
+
+    def without(run: Callable[[], object]) -> Callable[[], object]:
+        def inner() -> object:
+            with torch.no_grad():
+                return run()
+
+        return inner
+
+    return {
+        "forward, no grad": (without(partial(conv, x, w, padding=1)), 1),
+        "forward, grad": (partial(conv, x, learned, padding=1), 1),
+        "forward, grad, bias": (partial(conv, x, learned, b, padding=1), 1),
+        "backward, both gradients": (partial(backward, ones, x, w, *rest, [True, True, False]), 2),
+    }
+
+
+def prepare(switch: Switch, device: torch.device, *, at_once: bool) -> None:
+    """Let both choose algorithms, and wait until no thread compiles any more, but not `at_once`."""
+    for each in (None, switch):
+        kernels.use(each)
+        for run, _ in cases(device).values():
+            sample_us(run, 3, device)
+    kernels.use(None)
+    for handle in () if at_once else switch.handles().values():
+        if isinstance(handle.backend, CudnnBackend):
+            handle.backend.rest()
+
+
+def eager(switch: Switch, device: torch.device, samples: int) -> dict[str, dict[str, float]]:
+    """Return the microseconds of each case, each way."""
+    found: dict[str, dict[str, float]] = {}
+    ways = {"pytorch": None, "ucudnn": switch, "after disable": None}
+    for name, (run, _) in cases(device).items():
+        taken: dict[str, list[float]] = {way: [] for way in ways}
+        for _ in range(samples):
+            for way, each in ways.items():
+                kernels.use(each)
+                sample_us(run, 3, device)
+                taken[way].append(sample_us(run, CALLS, device))
+        kernels.use(None)
+        found[name] = {way: median(values) for way, values in taken.items()}
+        print(f"{name:26}" + "".join(f"{way:>15} {value:6.1f} us" for way, value in found[name].items()), flush=True)
+    return found
+
+
+def graphs(switch: Switch, device: torch.device, samples: int) -> dict[str, float]:
+    """Return the microseconds of the host for a replay, each way."""
+    x, w = torch.randn(8, 16, 14, 14, device=device), torch.randn(16, 16, 3, 3, device=device)
+    captured = {}
+    for way, each in {"pytorch": None, "ucudnn": switch}.items():
+        kernels.use(each)
+        side = torch.cuda.Stream()
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.no_grad(), torch.cuda.stream(side):
+            for _ in range(3):
+                torch.nn.functional.conv2d(x, w, padding=1)
+        torch.cuda.current_stream().wait_stream(side)
+        captured[way] = torch.cuda.CUDAGraph()
+        with torch.no_grad(), torch.cuda.graph(captured[way]):
+            for _ in range(IN_GRAPH):
+                torch.nn.functional.conv2d(x, w, padding=1)
+    kernels.use(None)
+    taken: dict[str, list[float]] = {way: [] for way in captured}
+    for _ in range(samples):
+        for way, graph in captured.items():
+            taken[way].append(sample_us(graph.replay, 5, device))
+    found = {way: median(values) for way, values in taken.items()}
+    print(f"replay of {IN_GRAPH:3} convolutions" + "".join(f"{way:>15} {us:6.1f} us" for way, us in found.items()))
+    return found
+
+
+def main() -> None:
+    """Measure, print and write."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--samples", type=int, default=25)
+    parser.add_argument("--at-once", action="store_true", help="time while threads still compile")
+    small_options(parser, "torch_overhead.json")
+    arguments = parser.parse_args()
+    device = device_of(arguments)
+    switch = switch_for(arguments, "64MiB")
+    prepare(switch, device, at_once=arguments.at_once)
+    found = eager(switch, device, arguments.samples)
+    write(arguments, {"conditions": conditions(device), "eager_us": found}, done=False)
+    replayed = graphs(switch, device, arguments.samples) if device.type == "cuda" else {}
+    required = []
+    for name, (_, count) in cases(device).items():
+        over = (found[name]["ucudnn"] - found[name]["pytorch"]) / count
+        required.append(verdict(f"{name}: each, over PyTorch's", over, MOST_US, " us"))
+        after = found[name]["after disable"] / found[name]["pytorch"]
+        required.append(verdict(f"{name}: after disable(), of PyTorch's", after, 1.03))
+    if replayed:
+        over = (replayed["ucudnn"] - replayed["pytorch"]) / IN_GRAPH
+        required.append(verdict("replay: each convolution, over PyTorch's", over, 0.1, " us"))
+    chosen = {each.problem: each.configuration for each in summarize([switch]).layers}
+    answer = {
+        "conditions": conditions(device),
+        "at_once": arguments.at_once,
+        "eager_us": found,
+        "replay_us": replayed,
+        "required": required,
+    }
+    write(arguments, {**answer, "configurations": chosen})
+
+
+if __name__ == "__main__":
+    main()

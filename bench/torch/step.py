@@ -1,0 +1,153 @@
+"""Training steps of ResNet-50 and AlexNet, NCHW, TF32: PyTorch alone, and with its convolutions within limits.
+
+    python bench/torch_step.py                        # about 4 minutes on an H200, most of it planning
+    python bench/torch_step.py --network alexnet      # 30 seconds
+    python bench/torch_step.py --bounded              # without ucudnn at no limit, of which nothing is required
+    python bench/torch_step.py --lend-gradients       # the same with gradients lent, too
+    python bench/torch_step.py --backend cpu          # tries the script out
+
+PyTorch alone has `torch.backends.cudnn.benchmark` on and no limit. All take steps of the same model in turn; times are
+of whole steps (forward, backward, SGD), medians. One more step of each, not timed, measures what each convolution takes
+besides what it returns: that is its workspace, and copies of operands in another layout; of PyTorch's own, with each
+gradient by itself.
+"""
+
+import argparse
+from collections.abc import Callable, Mapping
+from functools import partial
+from statistics import median
+from time import perf_counter
+from typing import Any
+
+import torch
+
+from bench.torch.models import (
+    MIB,
+    ConvolutionMemory,
+    conditions,
+    device_of,
+    elapsed_ms,
+    image_model,
+    lent_peaks,
+    small_options,
+    small_resnet,
+    switch_for,
+    training_step,
+    verdict,
+    write,
+)
+from ucudnn.torch.interceptor import Switch
+from ucudnn.torch.overrides import kernels
+from ucudnn.torch.summary import summarize
+from ucudnn.units import parse_bytes
+
+NO_LIMIT = "100GiB"
+MOST_SLOWER = {"64MiB": 1.03, "16MiB": 1.15}
+LENT = " lent"
+
+
+def ways_of(arguments: argparse.Namespace) -> dict[str, Any]:
+    """Return the switch of each way; None for PyTorch alone."""
+    limits = {limit: limit for limit in arguments.limit} | ({} if arguments.bounded else {"no limit": NO_LIMIT})
+    lent = {f"{limit}{LENT}": limit for limit in arguments.limit if arguments.lend_gradients}
+    return {
+        "pytorch": None,
+        **{way: switch_for(arguments, limit) for way, limit in limits.items()},
+        **{way: switch_for(arguments, limit, lend_gradients=True) for way, limit in lent.items()},
+    }
+
+
+def first_steps(way: str, switch: Switch | None, step: Callable[[], object], warmup: int) -> dict[str, object]:
+    """Take first steps, which plan, and one that tells what convolutions take."""
+    begin = perf_counter()
+    for _ in range(warmup):
+        step()
+    answer: dict[str, object] = {"first_steps_s": perf_counter() - begin}
+    if way.endswith(LENT):
+        assert switch is not None
+        with lent_peaks(switch) as peaks:
+            step()
+    else:
+        with ConvolutionMemory(together=switch is not None) as memory:
+            step()
+        peaks = memory.peaks
+    return {**answer, "largest_bytes": peaks.largest_bytes, "convolutions": peaks.calls}
+
+
+def measure(
+    arguments: argparse.Namespace, name: str, device: torch.device, keep: Callable[[object], None]
+) -> dict[str, object]:
+    """Return the times and the memory of one network's steps, each way; what is known before the end is kept."""
+    torch.manual_seed(0)
+    on_cpu = device.type == "cpu"
+    model, source = (small_resnet(4, 1), "small") if on_cpu else image_model(name)
+    batch, size = (4, 16) if on_cpu else (arguments.batch, 224)
+    x = torch.randn(batch, 3, size, size, device=device)
+    step = training_step(model.to(device).train(), x, torch.randint(10, (batch,), device=device))
+    ways = ways_of(arguments)
+    answer: dict[str, dict[str, object]] = {}
+    for way, switch in ways.items():
+        kernels.use(switch)
+        answer[way] = first_steps(way, switch, step, arguments.warmup)
+        seconds, largest = (float(str(answer[way][key])) for key in ("first_steps_s", "largest_bytes"))
+        print(f"{name} {way:10} first steps {seconds:6.1f} s, largest allocation {largest / MIB:8.1f} MiB", flush=True)
+        keep({"model": source, "batch": batch, "ways": answer})
+    samples: dict[str, list[float]] = {way: [] for way in ways}
+    for turn in range(arguments.steps):
+        for way in list(ways) if turn % 2 else list(reversed(ways)):
+            kernels.use(ways[way])
+            step()  # what was cached for another way is not asked of this one
+            samples[way].append(elapsed_ms(step, device))
+        keep({"model": source, "batch": batch, "ways": answer, "samples_ms": samples})
+    kernels.use(None)
+    for way, switch in ways.items():
+        answer[way] |= {"median_ms": median(samples[way]), "samples_ms": samples[way]}
+        if switch is not None:
+            summary = summarize([switch])
+            answer[way] |= {"left": summary.left, "calls": summary.calls, "planned_bytes": summary.workspace_bytes}
+            answer[way]["configurations"] = [(each.problem, each.configuration) for each in summary.layers]
+    return {"model": source, "batch": batch, "ways": answer, "required": verdicts(name, answer)}
+
+
+def verdicts(name: str, answer: Mapping[str, Mapping[str, object]]) -> list[dict[str, object]]:
+    """Print how the ways compare, and return what is found beside what is required."""
+    stock = float(str(answer["pytorch"]["median_ms"]))
+    found = []
+    for way, known in answer.items():
+        taken = float(str(known["median_ms"]))
+        print(f"{name} {way:10} {taken:8.2f} ms, {taken / stock:.3f} of PyTorch's", flush=True)
+        limit = way.removesuffix(LENT)
+        if limit in MOST_SLOWER:
+            found.append(verdict(f"{name} at {way}: step against PyTorch's", taken / stock, MOST_SLOWER[limit]))
+            largest = float(str(known["largest_bytes"])) / MIB
+            found.append(verdict(f"{name} at {way}: largest allocation", largest, parse_bytes(limit) / MIB, " MiB"))
+    return found
+
+
+def main() -> None:
+    """Measure, print and write."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--network", action="append", choices=("resnet50", "alexnet"), help="default: both")
+    parser.add_argument("--batch", type=int, default=256)
+    parser.add_argument("--limit", action="append", help="default: 64MiB and 16MiB")
+    parser.add_argument("--bounded", action="store_true", help="leave out ucudnn without a limit, which saves planning")
+    parser.add_argument("--lend-gradients", action="store_true", help="each limit with `lend_gradients`, too")
+    parser.add_argument("--steps", type=int, default=15, help="timed steps of each way")
+    parser.add_argument("--warmup", type=int, default=3, help="steps before, the first of which plans")
+    small_options(parser, "torch_step.json")
+    arguments = parser.parse_args()
+    arguments.limit = arguments.limit or list(MOST_SLOWER)
+    device = device_of(arguments)
+    networks: dict[str, object] = {}
+    answer = {"conditions": conditions(device), "networks": networks}
+
+    def keep(name: str, known: object) -> None:
+        write(arguments, {**answer, "networks": {**networks, name: known}}, done=False)
+
+    for name in arguments.network or ("resnet50", "alexnet"):
+        networks[name] = measure(arguments, name, device, partial(keep, name))
+    write(arguments, answer)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,218 @@
+"""Copies of what strides read: the same results, nothing else written, memory within what is stated; on the host."""
+
+import ctypes
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+
+from tests.backends.cudnn.algorithms.test_packed import CPU, GUARD, HostCall, tensors
+from tests.backends.cudnn.api.test_tensor_shapes import problems
+from tests.support.reference import WRITTEN, reference_convolution
+from tests.test_problem import make_problem
+from ucudnn.backends.base import Algorithm
+from ucudnn.backends.candidates import Candidates
+from ucudnn.backends.cudnn.algorithms.gathered import (
+    GatheredCall,
+    asked_of_cudnn,
+    dense_of,
+    gathered_algorithm,
+    is_gathered,
+    promised,
+    skips,
+)
+from ucudnn.backends.cudnn.gpu import base, strided_copy
+from ucudnn.backends.cudnn.gpu.base import DeviceBuffer
+from ucudnn.errors import UnsupportedProblemError
+from ucudnn.problem import Layout, Operation
+
+POINTWISE = make_problem(batch=6, kernel=(1, 1), stride=(2, 3), groups=1, x_batch_stride=0, y_batch_stride=0)
+
+
+class HostCopier:
+    """Copies host memory by the definition of a walk."""
+
+    def bound(self, walk, to, source, *, fills=True):
+        def copy(stream):
+            assert stream == 7
+            index = np.arange(walk.elements)
+            *places, plane = self.places(index, walk.sizes)
+            on = np.ones(walk.elements, bool)
+            origin = plane * walk.factors[0]
+            for place, step, factor in zip(places, walk.steps, walk.factors[1:], strict=True):
+                on &= place % step == 0
+                origin += place // step * factor
+            for each in index[on] if not fills else index:
+                ctypes.memset(to + int(each) * walk.written_bytes, 0, walk.written_bytes)
+            for each in index[on]:
+                memory = to + int(each) * walk.written_bytes, source + int(origin[each]) * walk.read_bytes
+                ctypes.memmove(*memory, walk.read_bytes)
+
+        return copy
+
+    @staticmethod
+    def places(index, sizes):
+        found = []
+        for size in reversed(sizes):
+            index, place = np.divmod(index, size)
+            found.append(place)
+        return [*reversed(found), index]
+
+
+class Host:
+    """A device whose memory is the host's."""
+
+    copier = HostCopier()
+
+    @staticmethod
+    def stream():
+        return 7
+
+
+@st.composite
+def skipping(draw):
+    """Return a problem whose strides skip some of x."""
+    problem = draw(problems())
+    taps = [1 if draw(st.booleans()) else size for size in problem.kernel]
+    problem = replace(
+        problem,
+        kernel=tuple(taps),
+        padding=tuple(0 if tap == 1 else pad for tap, pad in zip(taps, problem.padding, strict=True)),
+        post_padding=(),
+        layout=Layout.channels_first(len(problem.spatial)),
+        x_batch_stride=0,
+        y_batch_stride=0,
+    )
+    assume(skips(problem))
+    return problem
+
+
+@settings(deadline=None, max_examples=60)
+@given(skipping(), st.sampled_from([0.0, 1.0, -0.5]), st.booleans(), st.data())
+def test_equals_the_call_without_a_copy(problem, beta, bound, data):
+    writes = problem.operation is Operation.BACKWARD_DATA
+    assume(not writes or beta in (0, 1))
+    samples = problem.batch + data.draw(st.integers(0, 3))
+    start = data.draw(st.integers(0, samples - problem.batch))
+    rng = np.random.default_rng(data.draw(st.integers(0, 2**32 - 1)))
+    whole = tensors(problem.with_batch(samples), rng)
+    whole = [each.astype(problem.dtype.value) for each in whole]
+    if beta == 0:
+        whole["xwy".index(WRITTEN[problem.operation])][...] = np.nan
+    expected = [each.copy() for each in whole]
+    found = [each.copy() for each in whole]
+    options = {"start": start, "alpha": 0.75, "beta": beta}
+    CPU.prepare(problem, "IMPLICIT_GEMM").launch(*expected, workspace=CPU.allocate(0), **options)
+    call = GatheredCall(problem, HostCall(dense_of(problem)), 512, Host)
+    assert call.workspace_bytes == gathered_algorithm(problem, algorithm_of(512)).workspace_bytes
+    memory = np.full(call.workspace_bytes + GUARD, 0xFF, np.uint8)
+    buffer = DeviceBuffer(memory.ctypes.data, call.workspace_bytes)
+    addresses = [each.ctypes.data for each in found]
+    for _ in range(1 if beta else 2):  # what is kept serves again
+        if bound:
+            call.bind(*addresses, workspace=buffer, **options)()
+        else:
+            call.launch(*addresses, workspace=buffer, **options)
+    for name, one, other, before in zip("xwy", found, expected, whole, strict=True):
+        if name == WRITTEN[problem.operation]:
+            np.testing.assert_allclose(one.astype(float), other.astype(float), rtol=2e-2, atol=2e-3)
+        else:
+            np.testing.assert_array_equal(one, before)
+    assert (memory[call.workspace_bytes - 512 :] == 0xFF).all(), "nothing but the call of the copy is to use this"
+
+
+@given(skipping(), st.integers(0, 2**32 - 1))
+def test_the_convolution_of_the_copy_is_the_same(problem, seed):
+    inner = dense_of(problem)
+    assert inner.output == problem.output
+    assert inner.multiplications == problem.multiplications
+    assert not skips(inner)
+    x, w, y = tensors(problem, np.random.default_rng(seed))
+    expected = reference_convolution(problem, x, w, y)
+    along = zip(problem.stride, inner.stride, strict=True)
+    reached = (slice(None), slice(None), *(slice(None, None, was if now != was else 1) for was, now in along))
+    found = reference_convolution(inner, np.ascontiguousarray(x[reached]), w, y)
+    if problem.operation is Operation.BACKWARD_DATA:
+        spread = np.zeros_like(x)
+        spread[reached] = found
+        found = spread
+    np.testing.assert_allclose(found, expected, rtol=1e-12, atol=1e-12)
+
+
+@given(problems())
+def test_what_skips_channels_first(problem):
+    some = any(
+        taps == 1 and before == after == 0 and step > 1
+        for taps, (before, after), step in zip(problem.kernel, problem.paddings, problem.stride, strict=True)
+    )
+    dense = problem.x_batch_stride == problem.x_sample
+    assert skips(problem) == (some and dense and not problem.layout.channels_last)
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({}, True),
+        ({"kernel": (1, 2)}, True),
+        ({"kernel": (2, 2)}, False),
+        ({"stride": (1, 1)}, False),
+        ({"padding": (1, 1)}, False),
+        ({"post_padding": (1, 1)}, False),
+        ({"x_batch_stride": 6 * 90 * 100}, False),
+        ({"x_channel_stride": 1000, "x_batch_stride": 6000}, False),
+        ({"batch": 2**26}, False),
+    ],
+)
+def test_dense_tensors_whose_elements_can_be_counted(changes, expected):
+    assert skips(replace(POINTWISE, **{"y_batch_stride": 0} | changes)) == expected
+
+
+def algorithm_of(workspace_bytes=0):
+    return Algorithm(name="eng58_k25=2", api="graph", workspace_bytes=workspace_bytes, notes=("TENSOR_CORE",))
+
+
+def test_names_and_memory_of_algorithms():
+    plain = algorithm_of(256)
+    copy = gathered_algorithm(POINTWISE, plain)
+    assert copy.name == "eng58_k25=2+gathered"
+    assert is_gathered(copy.name)
+    assert not is_gathered(plain.name)
+    x = dense_of(POINTWISE)
+    assert 0 <= copy.workspace_bytes - 256 - x.x_bytes < 256
+    assert copy.notes == ("TENSOR_CORE", "GATHERED")
+    assert asked_of_cudnn(POINTWISE, copy.name) == (x, plain.name)
+    assert asked_of_cudnn(POINTWISE, plain.name) == (POINTWISE, plain.name)
+    assert promised(lambda name: name == copy.name, plain.name)
+
+
+@pytest.mark.parametrize("each", Candidates)
+def test_who_offers_copies(each):
+    assert each.gathers == (each in (Candidates.BEST, Candidates.GRAPH))
+    assert each.offers("graph", POINTWISE, "eng0+gathered") == each.gathers
+    assert each.plain.offers("graph", POINTWISE, "eng0") == each.offers("graph", POINTWISE, "eng0")
+    assert not each.plain.gathers
+
+
+@pytest.mark.parametrize("beta", [0.5, -1.0, 2.0])
+def test_what_is_skipped_is_not_scaled(beta):
+    problem = replace(POINTWISE, operation=Operation.BACKWARD_DATA)
+    call = GatheredCall(problem, HostCall(dense_of(problem)), 0, Host)
+    with pytest.raises(UnsupportedProblemError, match=f"scaled by beta {beta}"):
+        call.launch(0, 0, 0, start=0, alpha=1.0, beta=beta, workspace=DeviceBuffer(0, call.workspace_bytes))
+
+
+def test_without_kernels_there_is_no_call(monkeypatch):
+    def refused(*_):
+        raise OSError("CUDA error 218 from cuModuleLoadData")
+
+    class Refusing(base.Gpu):
+        pass
+
+    monkeypatch.setattr(strided_copy, "Function", refused)
+    Refusing.__abstractmethods__ = frozenset()
+    device = Refusing()
+    assert device.copier is None
+    with pytest.raises(UnsupportedProblemError, match="no kernels that copy"):
+        GatheredCall(POINTWISE, HostCall(dense_of(POINTWISE)), 0, device)

@@ -1,0 +1,86 @@
+"""Slabs in copies: the same results, nothing else written, all memory within what is stated; on host memory."""
+
+import ctypes
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.cudnn.conftest import AddressCall
+from tests.support.reference import WRITTEN
+from tests.test_slabs import divided
+from ucudnn.backends.base import Algorithm, PreparedCall
+from ucudnn.backends.cpu.backend import CpuBackend
+from ucudnn.backends.cudnn.algorithms.packed import PackedCall, base_of, dense, has_gaps, packed_algorithm, packed_name
+from ucudnn.backends.cudnn.gpu.base import DeviceBuffer
+from ucudnn.slabs import piece_of, slabs_of
+
+CPU = CpuBackend()
+GUARD = 64
+
+
+def copy(to, to_step, source, source_step, run_bytes, count):
+    for index in range(count):
+        ctypes.memmove(to + index * to_step, source + index * source_step, run_bytes)
+
+
+class HostCall(PreparedCall):
+    """A call of the CPU backend on addresses of host memory; it needs no workspace."""
+
+    def __init__(self, problem):
+        self.call = AddressCall(CPU.prepare(problem, "IMPLICIT_GEMM"), problem)
+
+    def launch(self, *operands, workspace, **options):
+        self.call.launch(*operands, workspace=CPU.allocate(0), **options)
+
+
+def tensors(problem, rng):
+    shapes = (problem.x_shape, problem.w_shape, problem.y_shape)
+    return [rng.uniform(-0.5, 0.5, shape) for shape in shapes]
+
+
+@settings(deadline=None)
+@given(divided(), st.sampled_from([0.0, 1.0, -0.5]), st.data())
+def test_equals_the_call_on_the_slab_itself(case, beta, data):
+    problem, rows = case
+    piece = piece_of(problem, data.draw(st.sampled_from(slabs_of(problem, rows))))
+    part = piece.problem
+    rng = np.random.default_rng(data.draw(st.integers(0, 2**32 - 1)))
+    given_tensors = tensors(problem, rng)
+    expected = [each.copy() for each in given_tensors]
+    found = [each.copy() for each in given_tensors]
+    options = {"start": 0, "alpha": 0.75, "beta": beta, "first_rows": piece.first_rows}
+    CPU.prepare(part, "IMPLICIT_GEMM").launch(*expected, workspace=CPU.allocate(0), **options)
+    call = PackedCall(part, HostCall(dense(part)), 0, copy)
+    memory = np.full(call.workspace_bytes + GUARD, 0xFF, np.uint8)
+    buffer = DeviceBuffer(memory.ctypes.data, call.workspace_bytes)
+    call.launch(*(each.ctypes.data for each in found), workspace=buffer, **options)
+    for name, one, other in zip("xwy", found, expected, strict=True):
+        if name == WRITTEN[problem.operation]:
+            np.testing.assert_allclose(one, other, rtol=1e-12, atol=1e-12)
+        else:
+            assert one.tobytes() == other.tobytes()
+    assert (memory[call.workspace_bytes :] == 0xFF).all()
+
+
+@given(divided())
+def test_copies_have_no_gaps_and_are_paid_for(case):
+    problem, rows = case
+    part = piece_of(problem, slabs_of(problem, rows)[0]).problem
+    copies = dense(part)
+    assert not has_gaps(copies)
+    assert has_gaps(part) is not (problem.layout.channels_last or part.x_channel_stride == part.y_channel_stride == 0)
+    assert (copies.spatial, copies.output, copies.paddings) == (part.spatial, part.output, part.paddings)
+    inner = Algorithm(name="eng1_k2=3", workspace_bytes=512, api="graph", notes=("TENSOR_CORE",))
+    packed = packed_algorithm(part, inner)
+    assert packed.workspace_bytes >= 512 + copies.x_bytes + copies.y_bytes
+    assert packed.workspace_bytes % 256 == 0
+    assert packed.workspace_bytes == PackedCall(part, None, 512, copy).workspace_bytes
+    assert base_of(packed.name) == "eng1_k2=3"
+    assert packed_name(inner.name) == packed.name
+
+
+@pytest.mark.parametrize("name", ["eng1_k2=3", "GEMM"])
+def test_other_names_are_no_copies(name):
+    assert base_of(name) is None

@@ -1,0 +1,174 @@
+"""From what descriptors hold to a problem and back."""
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ucudnn.backends.cudnn.api.described import (
+    DATA_TYPES,
+    Asked,
+    asked,
+    convolution_facts,
+    filter_facts,
+    problem_from,
+    tensor_facts,
+)
+from ucudnn.errors import InvalidProblemError
+from ucudnn.problem import ConvolutionProblem, DataType, Layout, MathMode, Operation
+
+NUMBERS = {dtype: number for number, dtype in DATA_TYPES.items()}
+
+
+@st.composite
+def problems(draw):
+    """Draw problems of every layout, type, stride, dilation and grouping."""
+    layout = draw(st.sampled_from(Layout))
+    dimensions = layout.dimensions
+    each = lambda low, high: draw(st.tuples(*[st.integers(low, high)] * dimensions))  # noqa: E731
+    kernel, dilation, groups = each(1, 3), each(1, 2), draw(st.integers(1, 3))
+    room = each(0, 4)
+    problem = ConvolutionProblem(
+        operation=draw(st.sampled_from(Operation)),
+        batch=draw(st.integers(1, 4)),
+        channels=groups * draw(st.integers(1, 3)),
+        spatial=tuple((taps - 1) * gap + 1 + more for taps, gap, more in zip(kernel, dilation, room, strict=True)),
+        filters=groups * draw(st.integers(1, 3)),
+        kernel=kernel,
+        padding=each(0, 2),
+        stride=each(1, 3),
+        dilation=dilation,
+        groups=groups,
+        dtype=draw(st.sampled_from(DataType)),
+        layout=layout,
+        math=draw(st.sampled_from(MathMode)),
+    )
+    if problem.batch == 1:
+        return problem  # of a single sample the stride says nothing
+    gaps = st.integers(0, 7)
+    return replace(
+        problem,
+        x_batch_stride=problem.x_batch_stride + draw(gaps),
+        y_batch_stride=problem.y_batch_stride + draw(gaps),
+    )
+
+
+def strides_of(channels, spatial, batch_stride, channels_last):
+    """Return strides in the order (N, C, spatial...)."""
+    inner, stride = [], channels if channels_last else 1
+    for size in reversed(spatial):
+        inner.insert(0, stride)
+        stride *= size
+    return (batch_stride, 1 if channels_last else stride, *inner)
+
+
+def facts_of(problem, math_type=None):
+    """Return the facts of the descriptors that a framework would set for a problem: x, w, convolution, y."""
+    last, number = problem.layout.channels_last, NUMBERS[problem.dtype]
+    x = tensor_facts(
+        number,
+        (problem.batch, problem.channels, *problem.spatial),
+        strides_of(problem.channels, problem.spatial, problem.x_batch_stride, last),
+    )
+    y = tensor_facts(
+        number,
+        (problem.batch, problem.filters, *problem.output),
+        strides_of(problem.filters, problem.output, problem.y_batch_stride, last),
+    )
+    w = filter_facts(number, int(last), (problem.filters, problem.channels // problem.groups, *problem.kernel))
+    if math_type is None:
+        math_type = 3 if problem.math is MathMode.FMA else 0
+    accumulation = 1 if problem.dtype is DataType.FLOAT64 else 0
+    convolution = convolution_facts(
+        problem.padding, problem.stride, problem.dilation, 1, accumulation, math_type, problem.groups
+    )
+    return x, w, convolution, y
+
+
+@given(problems())
+def test_a_problem_survives_its_descriptors(problem):
+    assert problem_from(problem.operation, *facts_of(problem)) == problem
+
+
+@given(problems())
+def test_equal_descriptors_ask_for_the_same_thing(problem):
+    first, again = asked(problem.operation, *facts_of(problem)), asked(problem.operation, *facts_of(problem))
+    assert first is again
+    assert isinstance(first, Asked)
+    assert first.problem == problem
+    assert first.deterministic == replace(problem, deterministic=True)
+    assert first.double == (problem.dtype is DataType.FLOAT64)
+
+
+BASE = ConvolutionProblem(
+    operation=Operation.FORWARD, batch=4, channels=6, spatial=(8, 9), filters=10, kernel=(3, 3), padding=(1, 1)
+)
+
+
+@pytest.mark.parametrize("math_type", [0, 1, 2])
+def test_every_math_type_but_fma_allows_tf32(math_type):
+    assert problem_from(BASE.operation, *facts_of(BASE, math_type)).math is MathMode.TF32
+
+
+def test_one_group_of_a_larger_blob():
+    """Caffe calls the groups of AlexNet one by one: strides are those of the whole blob, channels those of a group."""
+    x = tensor_facts(0, (4, 3, 8, 9), (6 * 72, 72, 9, 1))
+    y = tensor_facts(0, (4, 5, 8, 9), (10 * 72, 72, 9, 1))
+    _, _, convolution, _ = facts_of(BASE)
+    problem = problem_from(Operation.BACKWARD_DATA, x, filter_facts(0, 0, (5, 3, 3, 3)), convolution, y)
+    assert (problem.channels, problem.x_batch_stride) == (3, 432)
+    assert (problem.filters, problem.y_batch_stride) == (5, 720)
+
+
+@pytest.mark.parametrize("layout", [Layout.NCHW, Layout.NHWC])
+def test_where_sizes_of_one_leave_the_layout_open_the_filters_decide(layout):
+    problem = replace(BASE, spatial=(1, 1), layout=layout, x_batch_stride=0, y_batch_stride=0)
+    _, w, convolution, _ = facts_of(problem)
+    for strides in ((6, 1, 1, 1), (6, 1, 6, 6)):  # as cuDNN sets them for NCHW and for NHWC
+        x, y = tensor_facts(0, (4, 6, 1, 1), strides), tensor_facts(0, (4, 10, 1, 1), (10, 1, 1, 1))
+        assert problem_from(problem.operation, x, w, convolution, y) == problem
+
+
+def test_filters_that_are_the_same_in_both_formats_follow_the_tensors():
+    problem = replace(BASE, kernel=(1, 1), padding=(0, 0), layout=Layout.NHWC, x_batch_stride=0, y_batch_stride=0)
+    x, w, convolution, y = facts_of(problem)
+    nchw = filter_facts(w.data_type, 0, w.sizes)
+    assert problem_from(problem.operation, x, nchw, convolution, y) == problem
+
+
+def changed(**changes):
+    x, w, convolution, y = facts_of(BASE)
+    facts = {"x": x, "w": w, "convolution": convolution, "y": y}
+    for name, change in changes.items():
+        facts[name] = replace(facts[name], **change)
+    return facts.values()
+
+
+INEXPRESSIBLE = {
+    "flipped filters": (changed(convolution={"mode": 0}), "flips its filters"),
+    "accumulated in half": (changed(convolution={"compute_type": 2}), "float32 accumulated in data type 2"),
+    "integers": (changed(x={"data_type": 3}, w={"data_type": 3}, y={"data_type": 3}), "data types 3 of x"),
+    "mixed types": (changed(y={"data_type": 2}), "data types 0 of x, 0 of w and 2 of y"),
+    "vectors of channels": (changed(w={"format": 2}), "filters of format 2"),
+    "filters in another format": (changed(w={"format": 1}), "with filters of format 1"),
+    "a broadcast sample": (changed(x={"strides": (0, 72, 9, 1)}), r"strides \(0, 72, 9, 1\) of x"),
+    "rows with gaps": (changed(x={"strides": (960, 160, 16, 1)}), r"strides \(960, 160, 16, 1\) of x"),
+    "overlapping samples": (changed(y={"strides": (719, 72, 9, 1)}), r"\(719, 72, 9, 1\) of y"),
+    "another output": (changed(y={"sizes": (4, 10, 8, 8), "strides": (999, 64, 8, 1)}), "is not what x"),
+    "another batch": (changed(y={"sizes": (3, 10, 8, 9)}), "is not what x"),
+    "other channels": (changed(w={"sizes": (10, 5, 3, 3)}), "is not what x"),
+    "other groups": (changed(convolution={"groups": 4}), "cannot be divided into 4 groups"),
+    "a tensor of three dimensions": (changed(x={"sizes": (4, 6, 72), "strides": (432, 72, 1)}), "x has 3 dimensions"),
+    "a convolution of three": (changed(convolution={"padding": (1, 1, 1)}), "the convolution 3 spatial ones"),
+    "a descriptor that was not set": (changed(x={"sizes": (), "strides": ()}), "x has 0 dimensions"),
+}
+
+
+@pytest.mark.parametrize("case", INEXPRESSIBLE)
+def test_what_cannot_be_said_is_left_to_cudnn_with_a_reason(case):
+    facts, reason = INEXPRESSIBLE[case]
+    facts = tuple(facts)
+    with pytest.raises(InvalidProblemError, match=reason) as caught:
+        problem_from(Operation.FORWARD, *facts)
+    assert asked(Operation.FORWARD, *facts) == str(caught.value)

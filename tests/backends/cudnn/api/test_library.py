@@ -1,0 +1,142 @@
+"""ctypes on libcudnn: what is said where there is none, and the real library where there is one."""
+
+import pickle
+from array import array
+
+import pytest
+
+from tests.test_problem import make_problem
+from ucudnn.backends.cudnn.algorithms.operation_graph import EngineConfiguration, OperationGraph, round_up
+from ucudnn.backends.cudnn.api.declarations import DECLARATIONS
+from ucudnn.backends.cudnn.api.descriptor import Descriptor
+from ucudnn.backends.cudnn.api.enums import Attribute, Kind, NumericalNote, Type
+from ucudnn.backends.cudnn.api.library import HostScalar, Library, read_scalar
+from ucudnn.errors import BackendUnavailableError, CudnnError, UnsupportedProblemError
+from ucudnn.problem import DataType, MathMode
+
+
+@pytest.fixture(scope="module")
+def library():
+    try:
+        return Library()
+    except BackendUnavailableError as error:
+        pytest.skip(f"libcudnn is not installed: {str(error)[:60]}")
+
+
+def test_a_missing_library_names_the_extra_and_the_variable(tmp_path):
+    with pytest.raises(BackendUnavailableError, match=r"pip install 'ucudnn\[cuda13\]'.*UCUDNN_CUDNN_LIBRARY"):
+        Library(str(tmp_path / "libcudnn.so.9"))
+
+
+def test_a_file_that_is_no_library_is_named(tmp_path):
+    file = tmp_path / "libcudnn.so.9"
+    file.write_bytes(b"no library")
+    with pytest.raises(BackendUnavailableError, match=str(file)):
+        Library(str(file))
+
+
+def test_another_library_is_not_taken_for_cudnn():
+    with pytest.raises(BackendUnavailableError, match=r"libc\.so\.6 is no cuDNN"):
+        Library("libc.so.6")
+
+
+def test_declarations_are_known_letters():
+    assert {letter for letters in DECLARATIONS.values() for letter in letters.lower()} <= set("pilzufd")
+    assert all(name.startswith("cudnn") for name in DECLARATIONS)
+
+
+@pytest.mark.parametrize("double", [False, True])
+def test_host_scalars_are_read_where_they_are(double):
+    scalar = HostScalar(-0.75, double=double)
+    assert read_scalar(scalar.address, double=double) == -0.75
+
+
+def test_version_and_errors(library):
+    assert library.version >= 90200
+    assert library.version_text.startswith("9.")
+    with pytest.raises(
+        CudnnError, match=r"CUDNN_STATUS_BAD_PARAM.* from cudnnSetTensorNdDescriptor \(cuDNN 9"
+    ) as caught:
+        library.call("cudnnSetTensorNdDescriptor", 0, 0, 4, 0, 0)
+    assert caught.value.status // 1000 == 2
+    again = pickle.loads(pickle.dumps(caught.value))
+    assert (again.status, str(again)) == (caught.value.status, str(caught.value))
+
+
+def test_every_declared_function_is_there(library):
+    for name in DECLARATIONS:
+        assert callable(library.function(name)), name
+    DECLARATIONS["cudnnNoSuchFunction"] = "p"
+    try:
+        with pytest.raises(BackendUnavailableError, match="has no function cudnnNoSuchFunction"):
+            library.function("cudnnNoSuchFunction")
+    finally:
+        del DECLARATIONS["cudnnNoSuchFunction"]
+
+
+def test_what_is_set_is_read(library):
+    descriptor = library.call("cudnnCreateTensorDescriptor")
+    sizes, strides = array("i", [2, 3, 5, 7, 4]), array("i", [999, 140, 28, 4, 1])
+    library.call("cudnnSetTensorNdDescriptor", descriptor, 1, 5, sizes.buffer_info()[0], strides.buffer_info()[0])
+    read_sizes, read_strides = array("i", [0] * 5), array("i", [0] * 5)
+    dtype, count = library.call(
+        "cudnnGetTensorNdDescriptor", descriptor, 5, read_sizes.buffer_info()[0], read_strides.buffer_info()[0]
+    )
+    library.call("cudnnDestroyTensorDescriptor", descriptor)
+    assert (dtype, count) == (1, 5)
+    assert (read_sizes, read_strides) == (sizes, strides)
+
+
+def test_backend_descriptors(library):
+    tensor = Descriptor(library, Kind.TENSOR)
+    tensor.set(Attribute.TENSOR_DATA_TYPE, Type.DATA_TYPE, 0)
+    tensor.set(Attribute.TENSOR_DIMENSIONS, Type.INT64, (2, 3, 4, 5))
+    tensor.set(Attribute.TENSOR_STRIDES, Type.INT64, (60, 20, 5, 1))
+    tensor.set(Attribute.TENSOR_UNIQUE_ID, Type.INT64, 7)
+    with pytest.raises(CudnnError):
+        tensor.numbers(Attribute.TENSOR_DIMENSIONS, Type.INT64, 8)  # not finalized yet
+    tensor.set(Attribute.TENSOR_BYTE_ALIGNMENT, Type.INT64, 16).finalize()
+    assert tensor.numbers(Attribute.TENSOR_DIMENSIONS, Type.INT64, 8) == [2, 3, 4, 5]
+    assert tensor.number(Attribute.TENSOR_UNIQUE_ID, Type.INT64) == 7
+    assert tensor.number(Attribute.TENSOR_DATA_TYPE, Type.DATA_TYPE) == 0
+    with pytest.raises(CudnnError, match="cudnnBackendGetAttribute"):
+        tensor.number(Attribute.TENSOR_UNIQUE_ID, Type.DATA_TYPE)
+    with pytest.raises(CudnnError, match="CUDNN_STATUS"):
+        Descriptor(library, Kind.CONVOLUTION).finalize()
+
+
+def test_a_graph_without_a_handle_is_an_error(library):
+    with pytest.raises(CudnnError):
+        OperationGraph(library, 0, make_problem(), alpha=1.0, beta=0.0)
+
+
+@pytest.mark.parametrize("name", ["GEMM", "eng", "eng5_k2", "eng5_k2=x", "eng5_k2=1;"])
+def test_names_that_are_no_engine_configurations(name):
+    graph = OperationGraph.__new__(OperationGraph)  # names are read before anything of the graph is
+    with pytest.raises(UnsupportedProblemError, match="named like eng67_k2=19_k13=0"):
+        graph._make_configuration(name)
+
+
+def test_notes_decide_what_a_problem_allows():
+    def engine(*notes):
+        return EngineConfiguration(
+            name="eng1", workspace_bytes=0, notes=frozenset(NumericalNote[note] for note in notes), compiles=False
+        )
+
+    plain = make_problem()
+    fma = make_problem(math=MathMode.FMA)
+    assert engine("TENSOR_CORE").allowed(plain)
+    assert not engine("TENSOR_CORE").allowed(fma)
+    assert not engine("DOWN_CONVERT_INPUTS").allowed(fma)
+    assert engine("FFT").allowed(fma)
+    assert engine("TENSOR_CORE").allowed(make_problem(math=MathMode.FMA, dtype=DataType.FLOAT16))
+    assert engine("NONDETERMINISTIC").allowed(plain)
+    assert not engine("NONDETERMINISTIC").allowed(make_problem(deterministic=True))
+    assert not engine("REDUCED_PRECISION_REDUCTION").allowed(plain)
+    assert not engine("REDUCED_PRECISION_REDUCTION").allowed(make_problem(dtype=DataType.FLOAT64))
+    assert engine("REDUCED_PRECISION_REDUCTION").allowed(make_problem(dtype=DataType.FLOAT16))
+    assert engine("REDUCED_PRECISION_REDUCTION").allowed(make_problem(dtype=DataType.BFLOAT16))
+
+
+def test_workspaces_are_stated_in_multiples_of_the_alignment():
+    assert [round_up(size) for size in (0, 1, 256, 257)] == [0, 256, 256, 512]

@@ -1,0 +1,64 @@
+"""A problem's sizes and strides as cuDNN takes them, against the strides of NumPy arrays of that layout."""
+
+from dataclasses import replace
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ucudnn.backends.cudnn.api.tensor_shapes import shapes_of
+from ucudnn.problem import ConvolutionProblem, Layout, Operation
+
+LAYOUTS = {1: (Layout.NCW, Layout.NWC), 2: (Layout.NCHW, Layout.NHWC), 3: (Layout.NCDHW, Layout.NDHWC)}
+
+
+@st.composite
+def problems(draw):
+    dimensions = draw(st.integers(1, 3))
+    groups = draw(st.integers(1, 3))
+    sizes = st.tuples(*[st.integers(3, 7)] * dimensions)
+    return ConvolutionProblem(
+        operation=draw(st.sampled_from(Operation)),
+        batch=draw(st.integers(1, 4)),
+        channels=groups * draw(st.integers(1, 3)),
+        spatial=draw(sizes),
+        filters=groups * draw(st.integers(1, 3)),
+        kernel=draw(st.tuples(*[st.integers(1, 3)] * dimensions)),
+        padding=draw(st.tuples(*[st.integers(0, 2)] * dimensions)),
+        stride=draw(st.tuples(*[st.integers(1, 3)] * dimensions)),
+        groups=groups,
+        layout=draw(st.sampled_from(LAYOUTS[dimensions])),
+    )
+
+
+def strides_of(shape, layout):
+    """Return the strides, in elements and in the order N, C, spatial, of a dense array in a layout's memory order."""
+    strides = [stride // 4 for stride in np.empty(shape, np.float32).strides]
+    outer, *rest = strides
+    return (outer, rest[-1], *rest[:-1]) if layout.channels_last else tuple(strides)
+
+
+@given(problems())
+def test_strides_are_those_of_arrays(problem):
+    shapes = shapes_of(problem)
+    flat = len(problem.spatial) == 1
+    for name in "xwy":
+        array = getattr(problem, f"{name}_shape")
+        expected = strides_of(array, problem.layout)
+        found = getattr(shapes, f"{name}_strides")
+        sizes = getattr(shapes, name)
+        if flat:  # a 2-D convolution of height 1
+            assert sizes[2] == 1
+            found = (*found[:2], *found[3:])
+            sizes = (*sizes[:2], *sizes[3:])
+        assert found == expected
+        assert np.prod(sizes) == np.prod(array)
+    assert len(shapes.padding) == len(shapes.stride) == len(shapes.dilation) == len(shapes.x) - 2 >= 2
+
+
+@given(problems(), st.integers(0, 9), st.integers(0, 9))
+def test_batch_strides_are_the_problems_own(problem, x_gap, y_gap):
+    wide = replace(problem, x_batch_stride=problem.x_sample + x_gap, y_batch_stride=problem.y_sample + y_gap)
+    shapes = shapes_of(wide)
+    assert (shapes.x_strides[0], shapes.y_strides[0]) == (problem.x_sample + x_gap, problem.y_sample + y_gap)
+    assert shapes.x_strides[1:] == shapes_of(problem).x_strides[1:]

@@ -1,0 +1,163 @@
+"""The GPU is held back while the host queues what is timed, and the host's stalls do not count."""
+
+from functools import partial
+from itertools import cycle, islice
+from types import SimpleNamespace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ucudnn.backends.base import PreparedCall
+from ucudnn.backends.cudnn.bench import call_timer
+from ucudnn.backends.cudnn.bench.call_timer import CallTimer, least_ms
+from ucudnn.backends.cudnn.gpu.base import DeviceBuffer
+
+PLACES = [(0, None), (4, None), (8, None)]
+
+
+class Machine(PreparedCall):
+    """A host and a GPU with a clock of their own, in milliseconds: each call takes both some time.
+
+    The GPU begins a call once it has been queued and the call before is done; so does the real one.
+    """
+
+    machines = ()
+
+    def __init__(self, host_ms, gpu_ms, holds=True):
+        self.holds = holds
+        self.host_ms = iter(host_ms)
+        self.gpu_ms = gpu_ms
+        self.late_ms = cycle([0.0])  # before the host queues the second event
+        self.now = 0.0  # of the host
+        self.done = 0.0  # of the GPU
+        self.log = []
+
+    def hold(self, time_ms):
+        assert self.holds
+        self.done = max(self.done, self.now) + time_ms
+        self.log.append(("hold", time_ms))
+
+    def timed(self, run, lead=None):
+        started = self.now
+        if lead is not None:
+            lead()
+        begin = max(self.done, self.now)
+        self.log.append("begin")
+        run()
+        self.now += next(self.late_ms)
+        timed = SimpleNamespace(host_ms=self.now - started, covered=self.now < begin)
+        end = max(self.done, self.now)
+        self.log.append("end")
+
+        def wait_ms():
+            self.now = max(self.now, end)
+            self.log.append("waited")
+            return end - begin
+
+        timed.wait_ms = wait_ms
+        return timed
+
+    def bind(self, x, w, y, *, start, alpha, beta, workspace, first_rows=None):
+        assert "begin" not in self.log or self.log[-1] != "begin", "nothing is made while time is taken"
+        return partial(self.launch, x, w, y, start=start, alpha=alpha, beta=beta, workspace=workspace)
+
+    def launch(self, x, w, y, *, start, alpha, beta, workspace, first_rows=None):
+        self.now += next(self.host_ms)
+        self.done = max(self.done, self.now) + self.gpu_ms
+        self.log.append(start)
+
+
+@pytest.fixture(autouse=True)
+def clock(monkeypatch):
+    """Let the machine's clock be that of the code."""
+    machines = []
+    monkeypatch.setattr(call_timer, "perf_counter", lambda: machines[-1].now / 1e3)
+    monkeypatch.setattr(Machine, "machines", machines)
+
+
+def timer_of(machine, host_ms=0.05):
+    Machine.machines.append(machine)
+    return CallTimer(machine, machine, PLACES, (1, 2, 3), 0.0, DeviceBuffer(0, 0), host_ms)
+
+
+@given(
+    usual_ms=st.floats(0.001, 0.1),
+    gpu_ms=st.floats(0.001, 5),
+    stalls=st.lists(st.booleans(), min_size=64, max_size=64),
+    late=st.booleans(),
+    calls=st.integers(1, 8),
+)
+def test_what_is_timed_is_the_gpu(usual_ms, gpu_ms, stalls, late, calls):
+    rarely = [3.0 * (stall and index % 16 == 7) for index, stall in enumerate(stalls)]
+    machine = Machine(cycle([usual_ms] if late else [usual_ms + stall for stall in rarely]), gpu_ms)
+    machine.late_ms = cycle([3.0 * late, 0.0])
+    timer = timer_of(machine)
+    timer.warm(1)
+    for _ in range(5):
+        assert timer.run(calls) == pytest.approx(gpu_ms, rel=1e-6, abs=1e-9)
+
+
+@given(loading_ms=st.floats(0.01, 20), late_ms=st.floats(0, 5), gpu_ms=st.floats(0.001, 20), busy_ms=st.floats(0, 40))
+def test_a_first_call_takes_as_long_as_it_says_at_least(loading_ms, late_ms, gpu_ms, busy_ms):
+    machine = Machine(cycle([loading_ms]), gpu_ms)
+    machine.late_ms = cycle([late_ms])
+    machine.done = busy_ms  # of what was queued before
+    least = least_ms(timer_of(machine).start(0, 1))
+    assert least <= gpu_ms + 1e-9
+    lost_ms = 0.0 if busy_ms > loading_ms + late_ms else min(busy_ms, loading_ms) + late_ms
+    assert least >= gpu_ms - lost_ms - 0.031
+    assert machine.log == ["begin", 0, "end", "waited"]
+
+
+@given(
+    host_ms=st.lists(st.floats(0.001, 1), min_size=9, max_size=9),
+    gpu_ms=st.floats(0.001, 5),
+    busy_ms=st.floats(0, 5),
+    calls=st.integers(1, 8),
+)
+def test_calls_that_the_gpu_did_not_wait_for_are_timed_as_they_are(host_ms, gpu_ms, busy_ms, calls):
+    machine = Machine(iter(host_ms), gpu_ms)
+    machine.done = busy_ms
+    timed = timer_of(machine, host_ms=0.1).start(1, calls)
+    assert machine.now == pytest.approx(sum(host_ms[: calls + 1])), "the host waits for nothing"
+    took_ms = timed.wait_ms()
+    assert took_ms >= calls * gpu_ms - 1e-9
+    if timed.covered:
+        assert took_ms == pytest.approx(calls * gpu_ms)
+    assert timed.covered or sum(host_ms) > 0.15 * calls, "it is held as long as the host was expected to take"
+
+
+def test_a_host_that_stalls_all_the_time_ends_it_nevertheless():
+    machine = Machine(cycle([10.0]), 0.1)
+    assert timer_of(machine).run(1) > 0.1
+    assert machine.log.count("begin") == 3
+
+
+def test_calls_go_on_from_place_to_place():
+    machine = Machine(cycle([0.01]), 0.1)
+    timer = timer_of(machine)
+    timer.warm(2)
+    timer.run(3)
+    timer.run(2)
+    starts = [each for each in machine.log if isinstance(each, int)]
+    assert starts == list(islice(cycle([0, 4, 8]), 7))
+
+
+def test_the_gpu_is_never_held_for_long():
+    machine = Machine(iter([5.0, *[0.01] * 50]), 0.1)  # the first call loads kernels
+    timer = timer_of(machine)
+    timer.warm(1)
+    assert timer.run(2) == pytest.approx(0.1)
+    assert all(each[1] <= 2.0 for each in machine.log if isinstance(each, tuple))
+
+
+def test_without_a_kernel_that_holds_it_other_calls_lead():
+    machine = Machine(cycle([0.01]), 0.1, holds=False)
+    timer = timer_of(machine)
+    assert timer.run(2) == pytest.approx(0.1)
+    assert machine.log[:6] in ([0, 4, "begin", 8, 0, "end"], [8, 0, "begin", 0, 4, "end"])
+    timer.long = True
+    machine.log.clear()
+    timer.run(1)
+    assert machine.log[0] == "begin"

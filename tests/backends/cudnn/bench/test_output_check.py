@@ -1,0 +1,214 @@
+"""The check of outputs, on host memory: what is right passes, what is wrong does not, on slabs of every kind."""
+
+import ctypes
+from dataclasses import replace
+from functools import partial
+from math import prod
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.cudnn.conftest import AddressCall
+from tests.support.reference import reference_convolution
+from tests.test_slabs import divided
+from ucudnn.backends.cpu.backend import CpuBackend
+from ucudnn.backends.cudnn.bench import output_check as check_module
+from ucudnn.backends.cudnn.bench.output_check import OutputCheck
+from ucudnn.backends.cudnn.gpu.base import DeviceBuffer
+from ucudnn.errors import UnsupportedProblemError
+from ucudnn.problem import ConvolutionProblem, DataType, Layout, Operation
+from ucudnn.slabs import kinds_of, pieces_of
+
+CPU = CpuBackend()
+PLANE = ConvolutionProblem(
+    operation=Operation.FORWARD,
+    batch=1,
+    channels=3,
+    spatial=(12, 9),
+    filters=4,
+    kernel=(3, 3),
+    padding=(1, 1),
+)
+
+
+class HostCall:
+    """An algorithm of the CPU on addresses; a wrong one takes every output for a little more than it is."""
+
+    workspace_bytes = 0
+
+    def __init__(self, problem, factor=1.0):
+        self.call = AddressCall(CPU.prepare(problem, "IMPLICIT_GEMM"), problem)
+        self.factor = factor
+
+    def launch(self, x, w, y, *, start, alpha, beta, workspace, first_rows=None):
+        options = {"start": start, "alpha": alpha * self.factor, "beta": beta, "first_rows": first_rows}
+        self.call.launch(x, w, y, workspace=CPU.allocate(0), **options)
+
+
+class Plain(HostCall):
+    """A legacy algorithm: it pads both sides alike, or not at all."""
+
+    def __init__(self, library, handle, problem, name):
+        if problem.post_padding:
+            raise UnsupportedProblemError("both sides alike")
+        super().__init__(problem)
+
+
+class HostDevice:
+    """Memory of the host."""
+
+    def set_bytes(self, address, value, size_bytes):
+        ctypes.memset(address, value, size_bytes)
+
+    def read(self, address, size_bytes, dtype):
+        return np.frombuffer(ctypes.string_at(address, size_bytes), dtype.value).astype(np.float64)
+
+
+def opened(problem, rng):
+    shapes = (problem.x_shape, problem.w_shape, problem.y_shape)
+    memory = [rng.uniform(-0.5, 0.5, shape).astype(problem.dtype.value) for shape in shapes]
+    operands = tuple(DeviceBuffer(each.ctypes.data, each.nbytes, each) for each in memory)
+    nothing = DeviceBuffer(0, 0)
+    return OutputCheck(problem, None, 0, HostDevice(), operands, lambda size_bytes: nothing), nothing
+
+
+def pieces(problem, rows):
+    """Return a micro-batch as a whole, and a slab of each kind."""
+    slabs = [pieces_of(problem, 1, own)[0] for _, own in kinds_of(problem.part(1), rows)]
+    return [*pieces_of(problem, 1, ()), *slabs]
+
+
+def manner_of(problem):
+    """Return what algorithms of cuDNN were seen to depend on, besides sizes."""
+    gaps = bool(problem.x_channel_stride), bool(problem.y_channel_stride)
+    return gaps, [pair for pair in problem.paddings if problem.post_padding]
+
+
+@pytest.fixture(autouse=True)
+def plain(monkeypatch):
+    monkeypatch.setattr(check_module, "LegacyCall", Plain)
+
+
+@settings(deadline=None, max_examples=60)
+@given(divided(symmetric=True), st.integers(0, 2**32 - 1))
+def test_what_is_right_passes(case, seed):
+    problem, rows = case
+    check, nothing = opened(problem, np.random.default_rng(seed))
+    for piece in pieces(problem, rows):
+        check(HostCall(piece.problem), "right", piece, nothing)
+
+
+@settings(deadline=None, max_examples=60)
+@given(divided(symmetric=True), st.integers(0, 2**32 - 1), st.data())
+def test_what_is_wrong_on_some_slab_does_not_pass_because_others_are_right(case, seed, data):
+    problem, rows = case
+    check, nothing = opened(problem, np.random.default_rng(seed))
+    whole, *slabs = pieces(problem, rows)
+    wrong = data.draw(st.sampled_from(slabs))
+    right = [each for each in (whole, *slabs) if each is not wrong]
+    for each in right:
+        check(HostCall(each.problem), "engine", each, nothing)
+    if manner_of(wrong.problem) in [manner_of(each.problem) for each in right]:
+        return  # padded as another is, with as many gaps: no other problem but for its size
+    expected = check._reference(wrong)
+    if not np.any(np.nan_to_num(expected)):
+        return  # a slab that a stride leaves out has nothing but zeros
+    with pytest.raises(UnsupportedProblemError, match="off, more than"):
+        check(HostCall(wrong.problem, factor=1.1), "engine", wrong, nothing)
+
+
+@pytest.mark.parametrize("dtype", [DataType.FLOAT32, DataType.FLOAT64])
+@pytest.mark.parametrize("operation", Operation)
+def test_every_kind_of_slab_has_a_reference(operation, dtype):
+    problem = replace(PLANE, operation=operation, dtype=dtype)
+    check, _ = opened(problem, np.random.default_rng())
+    for piece in pieces(problem, 4):
+        reference = check._reference(piece)
+        assert np.count_nonzero(~np.isnan(reference)) >= 9
+
+
+class HalfCall:
+    """A filter gradient of 16 bits, computed in float64; `spoils` says what is made of it before it is rounded."""
+
+    workspace_bytes = 0
+
+    def __init__(self, problem, spoils=lambda gradient: gradient):
+        self.problem, self.spoils = problem, spoils
+
+    def launch(self, x, w, y, *, start, alpha, beta, workspace, first_rows=None):
+        assert start == 0
+        assert first_rows is None
+        read = partial(HostDevice().read, dtype=DataType.FLOAT16)
+        problem, last = self.problem, self.problem.layout.channels_last
+        data, dy = (
+            np.moveaxis(each, -1, 1) if last else each
+            for each in (
+                read(address, prod(shape) * 2).reshape(shape)
+                for address, shape in ((x, problem.x_shape), (y, problem.y_shape))
+            )
+        )
+        weights = np.empty((problem.filters, problem.channels // problem.groups, *problem.kernel))
+        gradient = alpha * self.spoils(reference_convolution(problem, data, weights, dy))
+        gradient = np.moveaxis(gradient, 1, -1) if last else gradient
+        before = read(w, problem.w_bytes).reshape(problem.w_shape) * beta if beta else 0
+        ctypes.memmove(w, (gradient + before).astype(np.float16).tobytes(), problem.w_bytes)
+
+
+def beyond_the_taps(gradient):
+    """Spoil what the host does not compute."""
+    spoiled = gradient.copy()
+    spoiled[-1] *= 3.0
+    return spoiled
+
+
+@pytest.mark.parametrize("layout", [Layout.NCHW, Layout.NHWC])
+@pytest.mark.parametrize("kernel", [(1, 1), (3, 3), (5, 4)])
+@pytest.mark.parametrize("groups", [1, 2])
+@pytest.mark.parametrize("most", [1 << 20, 7])
+def test_the_host_decides_where_a_plain_gradient_of_16_bits_is_off(monkeypatch, layout, kernel, groups, most):
+    for limit in ("_MOST_READ", "_MOST_HELD"):
+        monkeypatch.setattr(check_module, limit, most)
+    problem = ConvolutionProblem(
+        operation=Operation.BACKWARD_FILTER, batch=5, channels=6, spatial=(9, 8), filters=4, kernel=kernel,
+        padding=(1, 0), groups=groups, dtype=DataType.FLOAT16, layout=layout,
+    )  # fmt: skip
+    (piece,) = pieces_of(problem, 5, ())
+    right, slightly, wrong = (
+        HalfCall(problem),
+        HalfCall(problem, lambda dw: dw * 1.0015),
+        HalfCall(problem, np.negative),
+    )
+    partly = HalfCall(problem, beyond_the_taps)
+
+    def with_plain(spoils):
+        monkeypatch.setattr(check_module, "LegacyCall", lambda library, handle, each, name: HalfCall(each, spoils))
+        return opened(problem, np.random.default_rng())
+
+    check, nothing = with_plain(lambda dw: dw * 1.01)
+    for _ in range(2):
+        check(right, "right", piece, nothing)
+        check(slightly, "slightly", piece, nothing)
+        for call, name in ((wrong, "wrong"), (partly, "partly")):
+            with pytest.raises(UnsupportedProblemError, match="off, more than"):
+                check(call, name, piece, nothing)
+    check, nothing = with_plain(lambda dw: dw)
+    for _ in range(2):
+        for call, name in ((wrong, "wrong"), (partly, "partly")):
+            with pytest.raises(UnsupportedProblemError, match="off, more than"):
+                check(call, name, piece, nothing)
+        check(right, "right", piece, nothing)
+
+
+@pytest.mark.parametrize("operation", Operation)
+def test_what_rounds_parts_of_its_sums_is_checked_at_every_size(operation):
+    problem = replace(PLANE, operation=operation, batch=4)
+    (small,), (large,) = (pieces_of(problem, size, ()) for size in (2, 4))
+    check, nothing = opened(problem, np.random.default_rng())
+    for rounds in (False, True):
+        check(HostCall(small.problem), f"engine {rounds}", small, nothing, rounds=rounds)
+    off = HostCall(large.problem, factor=1.1)  # longer sums, or more of them
+    check(off, "engine False", large, nothing)
+    with pytest.raises(UnsupportedProblemError, match="off, more than"):
+        check(off, "engine True", large, nothing, rounds=True)

@@ -1,0 +1,125 @@
+"""Kernels that copy what strides read, run by an interpreter: what NumPy's slices say, and nothing outside of it."""
+
+import struct
+from math import ceil, prod
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.support.ptx import Memory, run
+from ucudnn.backends.cudnn.gpu import strided_copy
+from ucudnn.backends.cudnn.gpu.strided_copy import Copier, gathering, magic, reached, scattering, scattering_pairs
+from ucudnn.errors import BackendError
+
+TYPES = {2: np.uint16, 4: np.uint32, 8: np.uint64}
+SIZES = st.tuples(st.integers(1, 4), st.integers(1, 9), st.integers(1, 19))
+STEPS = st.tuples(st.integers(1, 3), st.integers(1, 3), st.integers(1, 3))
+
+
+@given(divisor=st.integers(1, 2**31 - 1), number=st.integers(0, 2**31 - 1))
+def test_division_by_multiplication(divisor, number):
+    factor, shift = magic(divisor)
+    assert 0 < factor < 2**32
+    for each in (number, number // divisor * divisor, max(0, number // divisor * divisor - 1)):
+        above = factor * each >> 32
+        assert above + each < 2**32
+        assert (above + each) >> shift == each // divisor
+
+
+class Interpreted:
+    """Stands for the driver: its functions are interpreted."""
+
+    memories: tuple[Memory, ...] = ()
+
+    def __init__(self, source, name):
+        self.source, self.name = source, name
+
+    def bound(self, blocks, threads, argument):
+        return lambda stream: run(self.source, self.name, blocks, threads, argument, Interpreted.memories)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def interpreted():
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(strided_copy, "Function", Interpreted)
+        yield
+
+
+def copied(walk, source, written, *, fills=True):
+    """Return an array after it was written to."""
+    memories = Memory(source.nbytes, 1 << 40), Memory(written.nbytes, 3 << 40)
+    for memory, array in zip(memories, (source, written), strict=True):
+        memory.bytes[:] = np.frombuffer(array.tobytes(), np.uint8)
+    Interpreted.memories = memories
+    Copier().bound(walk, memories[1].address, memories[0].address, fills=fills)(0)
+    return memories[1].bytes.view(written.dtype).reshape(written.shape)
+
+
+def tensors(planes, sizes, steps, itemsize, seed):
+    """Return random planes, the place of what steps reach, and random dense memory for it."""
+    rng, dtype = np.random.default_rng(seed), TYPES[itemsize]
+    whole, dense = (
+        rng.integers(0, 2 ** (8 * itemsize), (planes, *each), dtype=dtype) for each in (sizes, reached(sizes, steps))
+    )
+    return whole, (slice(None), *(slice(None, None, step) for step in steps)), dense
+
+
+@settings(deadline=None)
+@given(st.integers(1, 40), SIZES, STEPS, st.sampled_from([*TYPES]), st.integers(0, 2**32 - 1))
+def test_gathering_is_slicing(planes, sizes, steps, itemsize, seed):
+    whole, place, dense = tensors(planes, sizes, steps, itemsize, seed)
+    found = copied(gathering(planes, sizes, steps, itemsize), whole, dense)
+    np.testing.assert_array_equal(found, whole[place])
+
+
+@settings(deadline=None)
+@given(st.integers(1, 40), SIZES, STEPS, st.sampled_from([*TYPES]), st.booleans(), st.integers(0, 2**32 - 1))
+def test_scattering_is_its_inverse(planes, sizes, steps, itemsize, fills, seed):
+    whole, place, dense = tensors(planes, sizes, steps, itemsize, seed)
+    expected = np.zeros_like(whole) if fills else whole.copy()
+    expected[place] = dense
+    found = copied(scattering(planes, sizes, steps, itemsize), dense, whole, fills=fills)
+    np.testing.assert_array_equal(found, expected)
+
+
+@settings(deadline=None)
+@given(st.integers(1, 40), SIZES, STEPS, st.sampled_from([*TYPES]), st.integers(0, 2**32 - 1))
+def test_scattering_two_at_once(planes, sizes, steps, itemsize, seed):
+    whole, place, dense = tensors(planes, sizes, steps, itemsize, seed)
+    walk = scattering_pairs(planes, sizes, steps, itemsize)
+    assert (walk is not None) == (steps[2] == 2 and sizes[2] % 2 == 0 and itemsize < 8)
+    if walk is not None:
+        expected = np.zeros_like(whole)
+        expected[place] = dense
+        np.testing.assert_array_equal(copied(walk, dense, whole), expected)
+
+
+@given(SIZES, STEPS)
+def test_what_steps_reach(sizes, steps):
+    assert reached(sizes, steps) == np.empty(sizes)[tuple(slice(None, None, step) for step in steps)].shape
+
+
+def test_large_tensors_are_counted_in_32_bits():
+    """The last element of the largest tensor there may be, by the argument alone."""
+    planes, sizes, steps = 2**31 // (56 * 56) - 1, (1, 56, 56), (1, 2, 2)
+    for walk in (gathering(planes, sizes, steps, 4), scattering(planes, sizes, steps, 4)):
+        words = struct.unpack("<QQ24I", walk.packed(1, 2, fills=True))
+        assert words[:4] == (1, 2, walk.elements, 1)
+        assert walk.elements <= planes * prod(sizes) < strided_copy.MOST_ELEMENTS
+        assert words[-4:] == walk.factors
+
+
+def test_what_the_driver_refuses_is_a_backend_error(monkeypatch):
+    def refuse(stream):
+        raise OSError("CUDA error 700 from cuLaunchKernel")
+
+    class Refused(Interpreted):
+        def bound(self, blocks, threads, argument):
+            assert blocks == ceil(2 * 30 / 1024)
+            return refuse
+
+    monkeypatch.setattr(strided_copy, "Function", Refused)
+    with pytest.raises(BackendError, match="CUDA error 700"):
+        Copier().bound(gathering(2, (1, 5, 6), (1, 1, 1), 2), 0, 0)(0)

@@ -1,0 +1,115 @@
+"""bench/figure*.py on NumPy: their CSV files grow, need no matplotlib, and are drawn again."""
+
+import csv
+import sys
+from dataclasses import replace
+from importlib import import_module
+from pathlib import Path
+
+import pytest
+
+from ucudnn.errors import MeasurementError
+from ucudnn.networks.tables import load_network
+from ucudnn.reporting import plan_timing
+
+BENCH = Path(__file__).parents[2] / "bench"
+LAYERS = """\
+source,W,H,C_in,N,C_out,kernel_w,kernel_h,pad_w,pad_h,stride_w,stride_h
+conv1,5,4,3,4,2,3,3,1,1,1,1
+conv2,6,5,2,4,3,3,3,1,1,1,1
+"""
+NAMES = ("figure1", "figure8", "figure9", "figure10", "figure12", "deepbench")
+
+
+@pytest.fixture
+def bench(monkeypatch, tmp_path):
+    """Return an importer of modules of bench/, where every network is a tiny one."""
+    monkeypatch.syspath_prepend(str(BENCH))
+    (tmp_path / "tiny.csv").write_text(LAYERS)
+
+    def tiny(name, batch=None):
+        network = load_network(str(tmp_path / "tiny.csv"))
+        layers = tuple(replace(layer, name=layer.name.partition(":")[0]) for layer in network.layers)
+        return replace(network, name=Path(name).stem, layers=layers)
+
+    monkeypatch.setattr(import_module("figures"), "load_network", tiny)
+    yield import_module
+    for name in [name for name in sys.modules if name.startswith("figure") or name == "deepbench"]:
+        del sys.modules[name]
+
+
+@pytest.fixture
+def call(bench, monkeypatch, tmp_path, capsys):
+    """Return what runs a script: its files by suffix, output and progress."""
+
+    def run(name, *options):
+        given = ("--backend", "cpu", "--repeats", "1", "--database", "off", "--out", str(tmp_path), *options)
+        monkeypatch.setattr(sys, "argv", [f"{name}.py", *given])
+        if name == "figure10":
+            bench(name).figure(bench("figures").parse(None), name, "alexnet", {64: "1.63 x (all)"})
+        else:
+            bench(name).main()
+        files = {suffix: sorted(tmp_path.glob(f"*_executed.{suffix}")) for suffix in ("csv", "png", "unfinished")}
+        return files, *capsys.readouterr()
+
+    return run
+
+
+def rows_of(path):
+    lines = path.read_text().splitlines()
+    return list(csv.DictReader(line for line in lines if not line.startswith("# ")))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_picture_is_drawn_later_where_there_is_no_matplotlib(call, monkeypatch, name):
+    with monkeypatch.context() as patch:
+        patch.setitem(sys.modules, "matplotlib", None)
+        files, said, _ = call(name)
+    assert not files["png"]
+    assert not files["unfinished"]
+    assert f"python bench/{name}.py --from {files['csv'][0]}" in said
+    for path in files["csv"]:
+        assert all(float(row["executed_ms"]) > 0 for row in rows_of(path))
+    files, again, _ = call(name, "--from", *map(str, files["csv"]))
+    assert {path.name for path in files["png"]} >= {path.with_suffix(".png").name for path in files["csv"]}
+    numbers = [line for line in said.splitlines() if "  paper " in line]
+    assert numbers
+    assert numbers == [line for line in again.splitlines() if "  paper " in line]
+
+
+def test_time_that_is_up_leaves_what_there_is(call, bench, monkeypatch):
+    figures = bench("figures")
+    left = iter([False, False, False])
+    monkeypatch.setattr(figures.Bench, "late", property(lambda self: next(left, True)))
+    files, _, progress = call("figure10", "--policy", "undivided", "--policy", "adaptive")
+    assert dict.fromkeys(row["plan"] for row in rows_of(files["csv"][0])) == dict.fromkeys(
+        ["8 MiB undivided", "8 MiB adaptive", "64 MiB undivided"]
+    )
+    assert "time is up; left out: 64 MiB adaptive" in progress
+
+
+def test_what_fails_spares_the_rest(call, bench, monkeypatch):
+    figures = bench("figures")
+    decide, make_plan = figures.decide, plan_timing.make_plan
+
+    def refuse(kernels, benchmark, settings):
+        if settings.workspace_limit_bytes == 8 * 2**20 and any(each.layer == "conv1" for each in kernels):
+            raise MeasurementError("too little")
+        return decide(kernels, benchmark, settings)
+
+    def fail(problem, configuration, backend):
+        if problem.operation.value == "Forward":
+            raise MemoryError("full")
+        return make_plan(problem, configuration, backend)
+
+    monkeypatch.setattr(figures, "decide", refuse)
+    monkeypatch.setattr(plan_timing, "make_plan", fail)
+    files, _, progress = call("figure10", "--policy", "undivided")
+    rows = rows_of(files["csv"][0])
+    assert {(row["plan"], row["layer"]) for row in rows} == {
+        ("8 MiB undivided", "conv2"),
+        *((f"{limit} MiB undivided", layer) for limit in (64, 512) for layer in ("conv1", "conv2")),
+    }
+    assert not any(row["operation"] == "Forward" for row in rows)
+    assert "too little" in progress
+    assert "full" in progress

@@ -1,0 +1,236 @@
+"""bench/peers.py on NumPy: several calls complete a file, and what is absent or fails spares the rest."""
+
+import json
+import sys
+from importlib import import_module
+from pathlib import Path
+
+import pytest
+
+from tests.test_problem import make_problem
+from ucudnn.backends.candidates import Candidates
+from ucudnn.backends.cpu.backend import ROUTINES
+from ucudnn.problem import MathMode
+
+LAYER = """\
+source,W,H,C_in,N,C_out,kernel_w,kernel_h,pad_w,pad_h,stride_w,stride_h
+conv,9,7,3,4,5,3,5,1,2,2,1
+"""
+OPERATIONS = 3
+
+
+@pytest.fixture
+def bench(monkeypatch):
+    """Return an importer of modules of bench/."""
+    monkeypatch.syspath_prepend(str(Path(__file__).parents[2] / "bench"))
+    yield import_module
+    for name in [name for name in sys.modules if name.startswith("peers")]:
+        del sys.modules[name]
+
+
+@pytest.fixture
+def call(bench, monkeypatch, tmp_path, capsys):
+    """Return what runs the script: whether all was well, its rows by way and limit, output and progress."""
+    network = tmp_path / "tiny.csv"
+    network.write_text(LAYER)
+    out = tmp_path / "peers.json"
+
+    def run(*options):
+        files = ["--database", str(tmp_path / "times.db"), "--out", str(out)]
+        monkeypatch.setattr(
+            sys, "argv", ["peers.py", str(network), "--backend", "cpu", "--repeats", "1", *files, *options]
+        )
+        well = bench("peers").main()
+        rows = json.loads(out.read_text())["rows"]
+        return well, {(row["way"], row["limit_bytes"]): row for row in rows}, *capsys.readouterr()
+
+    return run
+
+
+@pytest.fixture
+def no_torch(monkeypatch):
+    monkeypatch.setitem(sys.modules, "torch", None)
+
+
+@pytest.mark.usefixtures("no_torch")
+def test_several_calls_complete_the_file(call, bench):
+    ways = bench("peers").WAYS
+    well, rows, table, _ = call("--limit", "0", "--limit", "none", "--check")
+    assert well
+    assert set(rows) == {(way, limit) for way in ways for limit in (0, None)}
+    for (way, limit), row in rows.items():
+        if way == "PyTorch":
+            assert "PyTorch cannot be used" in row["absent"]
+            continue
+        assert row["executed_ms"] > 0
+        assert row["predicted_ms"] > 0
+        assert row["workspace_bytes"] == 0 if limit == 0 else row["workspace_bytes"] > 0
+        assert row["over_graph"] == pytest.approx(rows["cuDNN graph", limit]["executed_ms"] / row["executed_ms"])
+        assert row["distance"] < 1e-5
+    assert "| tiny 4 | float32-tf32-first | none |" in table
+    before = rows
+    _, rows, again, progress = call("--limit", "none")
+    assert (rows, again) == (before, table)
+    assert "done before" in progress
+    _, rows, _, progress = call("--limit", "none", "--limit", "8KiB", "--seconds", "0", "--variant", "float32-fma-last")
+    assert rows == before
+    assert "time is up" in progress
+    _, rows, _, _ = call("--limit", "8KiB", "--way", "original u-cudnn", "--way", "cuDNN graph")
+    assert set(rows) == {*before, ("cuDNN graph", 8192), ("original μ-cuDNN", 8192)}
+    assert call("--table")[2].count("| tiny 4 |") == 3
+    assert call("--table", "--limit", "8KiB")[2].count("| tiny 4 |") == 1
+    assert call("--readme")[2].count("| tiny 4 |") == 1  # without a limit
+    _, rows, _, progress = call("--limit", "1KiB", "--limit", "16KiB", "--seconds", "0.0001", "--way", "cuDNN graph")
+    assert set(rows) >= {("cuDNN graph", 8192)}
+    assert "time is up" in progress
+
+
+def test_where_it_is_not_ahead_is_said(bench):
+    verdict = bench("peers_table").verdict
+    case = {"batch": 1, "variant": "float32-fma-first", "limit_bytes": 64 * 2**20}
+    times = {"near": {"ours": 2.0, "theirs": 3.0}, "far": {"ours": 4.0, "theirs": 2.0}, "alone": {"ours": 1.0}}
+    rows = [
+        {**case, "network": name, "way": way, "executed_ms": ms}
+        for name, own in times.items()
+        for way, ms in own.items()
+    ]
+    first, *others = verdict(rows, ["ours"], ["theirs"])
+    assert "ahead of theirs in 2 of 3 cases" in first
+    assert others == ["- far 1 float32-fma-first: theirs is 2.000 times as fast"]
+    assert verdict([{**row, "variant": "float32-fma-last"} for row in rows], ["ours"], ["theirs"]) == []
+
+
+@pytest.mark.usefixtures("no_torch")
+def test_a_way_that_nothing_computes_within_a_limit_is_absent(call, monkeypatch):
+    monkeypatch.delitem(ROUTINES, "IMPLICIT_GEMM")  # which needs no workspace
+    well, rows, table, _ = call("--limit", "0", "--limit", "none")
+    assert well
+    assert all("executed_ms" in row for (way, limit), row in rows.items() if limit is None and way != "PyTorch")
+    for way, limit in rows:
+        if limit == 0 and way != "PyTorch":
+            assert "conv:1 (Forward): no algorithm fits a workspace limit of 0 bytes" in rows[way, limit]["absent"]
+    assert "| tiny 4 | float32-tf32-first | 0 | – | – | – | – | – | – |" in table
+    assert table.count("no algorithm fits") == 3  # undivided, of one sample, and of a slab of one
+
+
+@pytest.mark.usefixtures("no_torch")
+@pytest.mark.parametrize("error", [MemoryError("full"), RuntimeError("broken")])
+def test_what_fails_spares_the_others_and_is_tried_again(call, bench, monkeypatch, error):
+    run = bench("peers_run")
+    make_plan = run.make_plan
+
+    def fail(problem, configuration, backend):
+        if len(configuration.parts) > 1:
+            raise error
+        return make_plan(problem, configuration, backend)
+
+    limit = "8KiB"  # GEMM of a few samples fits, of all does not
+    with monkeypatch.context() as patch:
+        patch.setattr(run, "make_plan", fail)
+        patch.delitem(ROUTINES, "IMPLICIT_GEMM")
+        limits = ("--limit", "none", "--limit", limit)
+        well, rows, table, _ = call(*limits, "--way", "ucudnn powerOfTwo")
+        assert not well
+        assert str(error) in rows["ucudnn powerOfTwo", 8192]["failed"]
+        assert "conv:1" in rows["ucudnn powerOfTwo", 8192]["failed"]
+        assert rows["ucudnn powerOfTwo", None]["executed_ms"] > 0
+        assert "| failed |" in table
+    well, rows, _, progress = call(*limits, "--way", "ucudnn powerOfTwo")
+    assert well
+    assert "done before" not in progress
+    measured = rows["ucudnn powerOfTwo", None]
+    monkeypatch.setattr(run, "make_plan", lambda *_: (_ for _ in ()).throw(error))
+    well, rows, _, _ = call(*limits, "--way", "ucudnn powerOfTwo", "--again")
+    assert not well
+    assert rows["ucudnn powerOfTwo", None] == measured
+
+
+def test_rows_of_another_machine_are_kept_apart(bench):
+    table = bench("peers_table")
+    answer = {"conditions": [], "rows": []}
+    row = {"network": "a", "batch": 1, "variant": "v", "limit_bytes": None, "executed_ms": 2.0}
+    here, there = {"device": "here", "driver": "1"}, {"device": "there", "driver": "1"}
+    table.merge(answer, [{**row, "way": "cuDNN graph"}], here)
+    table.merge(answer, [{**row, "way": "PyTorch", "executed_ms": 1.0}], there)
+    assert [each["over_graph"] for each in answer["rows"]] == [1.0, None]
+    table.merge(answer, [{**row, "way": "PyTorch", "executed_ms": 1.0}], {**here, "driver": "2"})
+    assert [each["over_graph"] for each in answer["rows"]] == [1.0, 2.0]
+    key = table.key_of(answer["rows"][1])
+    assert table.is_done(answer, key, here, check=False)
+    assert not table.is_done(answer, key, here, check=True)
+    assert not table.is_done(answer, key, there, check=False)
+
+
+@pytest.mark.usefixtures("no_torch")
+def test_several_processes_share_the_pairs_and_their_rows_are_put_together(call, tmp_path, capsys):
+    claims, options = tmp_path / "claims", ["--variant", "float32-tf32-first", "--variant", "float32-fma-first"]
+    claims.mkdir()
+    (claims / "tiny 4 float32-tf32-first").write_text("1")  # another process is at it
+    well, rows, _, _ = call(*options, "--claims", str(claims))
+    assert well
+    assert {row["variant"] for row in rows.values()} == {"float32-fma-first"}
+    assert {each.name: each.read_text() for each in claims.iterdir()} == {
+        "tiny 4 float32-tf32-first": "1",
+        "tiny 4 float32-fma-first": "done",
+    }
+    (tmp_path / "peers.json").rename(tmp_path / "first.json")
+    assert call("--claims", str(claims), *options[:2], "--merge", str(tmp_path / "first.json"))[1] == rows
+    (tmp_path / "peers.json").unlink()
+    _, others, _, _ = call(*options[:2])
+    call("--merge", str(tmp_path / "first.json"))
+    together = json.loads((tmp_path / "peers.json").read_text())
+    assert len(together["rows"]) == len(rows) + len(others)
+    assert len(together["conditions"]) == 1
+    with pytest.raises(SystemExit):
+        call("--merge", str(tmp_path / "nothing.json"))
+    assert "nothing.json is not there" in capsys.readouterr().err
+
+
+def test_what_was_measured_last_stays_whatever_is_merged_last(bench):
+    table = bench("peers_table")
+    row = {"network": "a", "batch": 1, "variant": "v", "limit_bytes": None, "way": "PyTorch"}
+    here = {"device": "here"}
+    times = {"2026-01-02T00:00:00+00:00": 1.0, "2026-01-01T00:00:00+00:00": 2.0, "2026-01-03T00:00:00+00:00": 3.0}
+    others = []
+    for at, time_ms in times.items():
+        others.append({"conditions": [], "rows": []})
+        table.merge(others[-1], [{**row, "at": at, "executed_ms": time_ms}], here)
+    for order, expected in (([0, 1], 1.0), ([1, 0], 1.0), ([0, 1, 2, 0], 3.0)):
+        answer = {"conditions": [], "rows": []}
+        for index in order:
+            table.merge_all(answer, others[index])
+        assert [each["executed_ms"] for each in answer["rows"]] == [expected]
+
+
+@pytest.mark.filterwarnings("default")
+@pytest.mark.parametrize("variant", ["float32-tf32-first", "float32-fma-last"])
+def test_pytorch_computes_the_same_and_a_wrong_layout_is_found(call, bench, monkeypatch, variant):
+    pytest.importorskip("torch")
+    options = ("--variant", variant, "--way", "PyTorch", "--way", "cuDNN graph", "--check")
+    well, rows, _, _ = call(*options)
+    assert well
+    row = rows["PyTorch", 64 * 2**20]
+    assert row["predicted_ms"] is None
+    assert 0 < row["distance"] < 1e-5
+    monkeypatch.setattr(bench("peers_torch").TorchPeer, "arranged", lambda self, output, _: output.mT.contiguous())
+    well, rows, _, progress = call(*options, "--again")
+    assert not well
+    assert rows["PyTorch", 64 * 2**20]["distance"] > 0.5
+    assert "PyTorch: outputs are" in progress
+
+
+@pytest.mark.parametrize("math", MathMode)
+@pytest.mark.parametrize("place", [None, 0, 1, 2])
+def test_rivals_have_no_copies_whichever_layer_could(bench, place, math):
+    run = bench("peers_run")
+    rig = run.Rig.__new__(run.Rig)
+    rig._benchmarks = {each: each.value for each in (Candidates.BEST, Candidates.GRAPH_PLAIN, Candidates.LEGACY)}
+    layers = [make_problem(math=math)] * 3
+    if place is not None:
+        skipping = {"kernel": (1, 1), "stride": (2, 2), "x_batch_stride": 0, "y_batch_stride": 0}
+        layers[place] = make_problem(math=math, **skipping)
+    asked = Candidates.GRAPH_PLAIN
+    same = place is None and math is MathMode.TF32  # as what is measured for ucudnn anyway
+    assert rig.benchmark(asked, layers) == (Candidates.BEST if same else asked).value
+    for other in (Candidates.BEST, Candidates.LEGACY):
+        assert rig.benchmark(other, layers) == other.value

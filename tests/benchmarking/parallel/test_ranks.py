@@ -1,0 +1,477 @@
+"""Processes and ranks that measure together: everything is measured once, and a process that dies costs nothing."""
+
+import logging
+import multiprocessing
+import sys
+import time
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from threading import Thread
+from types import SimpleNamespace
+
+import pytest
+
+from tests.execution.test_dispatcher import FaultyBackend
+from tests.support.ranks import run_ranks
+from tests.test_problem import make_problem
+from ucudnn import Handle
+from ucudnn.backends.cpu.backend import CpuBackend
+from ucudnn.backends.measurement import Effort
+from ucudnn.benchmarking.benchmark import Benchmark
+from ucudnn.benchmarking.parallel import processes as workers_module
+from ucudnn.benchmarking.parallel.partition import gathered
+from ucudnn.benchmarking.parallel.processes import WorkerOptions, Workers
+from ucudnn.benchmarking.parallel.ranks import Ranks, open_share
+from ucudnn.benchmarking.request import Request
+from ucudnn.benchmarking.storage.store import open_store
+from ucudnn.errors import BackendError, SettingsError, UnsupportedProblemError
+from ucudnn.problem import DataType, Operation
+
+ROOT = Path(__file__).parents[3]
+QUICK = Effort(warmup=0, repeats=1, time_limit_ms=1)
+OPTIONS = WorkerOptions(backend="cpu", effort=QUICK, exhaustive=True)
+
+
+def requests(count):
+    return [
+        Request(problem=make_problem(batch=4, channels=2 + 2 * index), sizes=(1, 2, 4), limit_bytes=1 << 30)
+        for index in range(count)
+    ]
+
+
+class CountedBackend(FaultyBackend):
+    """The CPU backend, which tells what this process measured, and is slow enough for others to get their part."""
+
+    name = "cpu"
+
+    def __init__(self):
+        super().__init__()
+        self.benches = 0
+
+    def machine(self):
+        return CpuBackend().machine()
+
+    def bench(self, problem):
+        self.benches += 1
+        time.sleep(0.05)
+        return super().bench(problem)
+
+
+@pytest.fixture
+def shared(request):
+    """Return a benchmark of this process and one worker."""
+    backend = CountedBackend()
+    workers = Workers(backend, (0, 0), OPTIONS)
+    yield Benchmark(backend, effort=QUICK, share=workers, exhaustive=True), workers, backend
+    workers.close()
+
+
+def names_and_sizes(benchmark, request):
+    return {(each.size, each.algorithm) for each in benchmark.micro_configurations(request)}
+
+
+@pytest.mark.parametrize("count", [1, 2, 7])
+def test_what_is_shared_is_all_there(shared, count):
+    benchmark, _, backend = shared
+    benchmark.explore(requests(count))
+    alone = Benchmark(CpuBackend(), effort=QUICK, exhaustive=True)
+    for each in requests(count):
+        assert names_and_sizes(benchmark, each) == names_and_sizes(alone, each)
+    assert backend.benches <= max(1, count)
+    assert benchmark.measured < alone.measured  # the rest is the worker's
+
+
+def test_a_worker_that_dies_leaves_its_work_to_others(shared, caplog):
+    benchmark, workers, _ = shared
+    benchmark.explore(requests(2))
+    workers._workers[0]._process.kill()
+    workers._workers[0]._process.join()
+    more = [*requests(2), *(Request(problem=each.problem, sizes=(3,), limit_bytes=1 << 30) for each in requests(5))]
+    with caplog.at_level(logging.WARNING):
+        benchmark.explore(more)
+    assert all(benchmark.micro_configurations(each) for each in more)
+    assert "has ended; going on without it" in caplog.text
+
+
+class SlowBackend(CountedBackend):
+    """Some problems have to wait, and what is begun is told, with how many were measured by then."""
+
+    def __init__(self, waits, seconds=0.0):
+        super().__init__()
+        self.waits = waits
+        self.seconds = seconds
+        self.begun = []
+        self.measured = []
+        self.drops = 0
+
+    def prefetch(self, problems):
+        self.begun += [(problem, len(self.measured)) for problem, *_ in problems]
+
+    def drop(self):
+        self.drops += 1
+
+    def is_ready(self, problem):
+        return problem not in self.waits
+
+    def bench(self, problem):
+        self.measured.append(problem)
+        return super().bench(problem)
+
+    def names(self, problem, sizes):
+        time.sleep(self.seconds)
+        return super().names(problem, sizes)
+
+
+class InThread(Thread):
+    """A worker that is a thread of this process, for tests that look at what it does."""
+
+    def __init__(self, target, args, daemon):
+        super().__init__(target=target, args=args, daemon=daemon)
+
+    def kill(self):
+        """Nothing to do: it ends with its connection."""
+
+
+def pipe():
+    """Return two ends, of which the second is not closed by whoever starts a process."""
+    ours, theirs = multiprocessing.Pipe()
+    return ours, SimpleNamespace(send=theirs.send, recv=theirs.recv, close=lambda: None)
+
+
+@contextmanager
+def in_threads(own, *others):
+    """Return workers, each a thread with one of the other backends."""
+    left = list(others)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(workers_module, "open_backend", lambda name, **options: left.pop(0))
+        context = SimpleNamespace(Pipe=pipe, Process=InThread)
+        patch.setattr(multiprocessing, "get_context", lambda kind: context)
+        workers = Workers(own, (0,) * (1 + len(others)), replace(OPTIONS, exhaustive=False))
+        try:
+            workers.ready()
+            yield workers
+        finally:
+            workers.close()
+
+
+def problems_of(share):
+    return [group.problem for group in share]
+
+
+def test_what_waits_for_something_is_taken_after_the_others():
+    wanted = requests(6)
+    own = problems_of(gathered(wanted, 2)[1])
+    backend = SlowBackend(set(own[:1]))  # the costliest, which else comes first
+    with in_threads(backend, SlowBackend(set())) as workers:
+        Benchmark(backend, effort=QUICK, share=workers).explore(wanted)
+    assert backend.measured[: len(own)] == [*own[1:], own[0]]
+
+
+def test_a_worker_chooses_what_it_need_not_wait_for():
+    wanted = requests(6)
+    theirs = problems_of(gathered(wanted, 2)[0])
+    backend, other = SlowBackend(set(), seconds=0.2), SlowBackend(set(theirs[:-1]))
+    with in_threads(backend, other) as workers:
+        Benchmark(backend, effort=QUICK, share=workers).explore(wanted)
+    assert other.measured[:3] == [theirs[2], theirs[0], theirs[1]]
+
+
+@pytest.mark.parametrize("slow", [0, 1])
+def test_nobody_begins_with_what_another_has_before_it_is_about_to_take_it(slow):
+    wanted = requests(8)
+    shares = [problems_of(share) for share in reversed(gathered(wanted, 2))]  # of this process, and of the worker
+    backends = [SlowBackend(set(), seconds=0.3 if index == slow else 0.0) for index in (0, 1)]
+    with in_threads(*backends) as workers:
+        Benchmark(backends[0], effort=QUICK, share=workers).explore(wanted)
+    assert sorted(map(str, backends[0].measured + backends[1].measured)) == sorted(str(each.problem) for each in wanted)
+    for backend, own in zip(backends, shares, strict=True):
+        at_first = [problem for problem, measured in backend.begun if not measured]
+        assert set(at_first) == set(own)
+        for problem in backend.measured[len(own) + 1 :]:  # taken from the other, but the first of them
+            begun = min(measured for each, measured in backend.begun if each == problem)
+            assert len(own) <= begun < backend.measured.index(problem), "while the one before was measured"
+    assert len(backends[1 - slow].measured) > len(shares[1 - slow]) + 1
+    assert backends[1].drops == 1, "what it began for the others' sake"
+
+
+def test_sizes_that_cannot_be_computed_are_left_out_of_what_is_divided():
+    limits = [Request(problem=requests(1)[0].problem, sizes=(1, 2, 4), limit_bytes=1 << power) for power in (29, 30)]
+
+    class Small(SlowBackend):
+        def algorithms(self, problem):
+            if problem.batch > 2:
+                raise UnsupportedProblemError("too large")
+            return super().algorithms(problem)
+
+    alone = Benchmark(Small(set()), effort=QUICK, exhaustive=True)
+    for first in (0, 1):
+        backends = [Small(set()), Small(set()), Small(set())]
+        with in_threads(*backends) as workers:
+            benchmark = Benchmark(backends[0], effort=QUICK, share=workers, exhaustive=True)
+            benchmark.explore(limits[first:])
+        for each in limits[first:]:
+            assert names_and_sizes(benchmark, each) == names_and_sizes(alone, each)
+
+
+def test_what_is_discarded_is_explored_without_those_who_do_not_know():
+    wanted = [Request(problem=each.problem, sizes=(4,), limit_bytes=1 << 30) for each in requests(4)]
+    backend, other = SlowBackend(set(), seconds=0.2), SlowBackend(set())
+    with in_threads(backend, other) as workers:
+        benchmark = Benchmark(backend, effort=QUICK, share=workers)
+        benchmark.explore(wanted)
+        for each in wanted:
+            benchmark.discard(each.problem, benchmark.micro_configurations(each)[0].algorithm)
+        before = len(other.measured)
+        benchmark.explore(wanted)
+    assert len(other.measured) == before
+    for each in wanted:
+        assert set(benchmark.exploration(each).names) < set(backend.names(each.problem, (4,)))
+
+
+@pytest.mark.parametrize("error", [None, RuntimeError("can't start new thread")])
+def test_workers_warm_up_before_they_are_ready_and_go_on_without(error):
+    class Warm(SlowBackend):
+        warm = False
+
+        def warm_up(self):
+            self.warm = True
+            if error is not None:
+                raise error
+
+    wanted = requests(4)
+    backend, other = Warm(set(), seconds=0.2), Warm(set())
+    with in_threads(backend, other) as workers:  # they are ready
+        assert other.warm
+        assert not backend.warm, "a program has no time for that"
+        Benchmark(backend, effort=QUICK, share=workers).explore(wanted)
+    assert other.measured
+    assert sorted(map(str, backend.measured + other.measured)) == sorted(str(each.problem) for each in wanted)
+
+
+def test_those_who_are_gone_have_no_share():
+    wanted = requests(6)
+    backend, other, gone = SlowBackend(set()), SlowBackend(set()), SlowBackend(set())
+    with in_threads(backend, other, gone) as workers:
+        workers.ready()
+        workers._workers[1].close()
+        Benchmark(backend, effort=QUICK, share=workers).explore(wanted)
+    begun = [problem for problem, measured in backend.begun + other.begun if not measured]
+    assert set(begun) == {each.problem for each in wanted}
+    assert not gone.begun
+
+
+def test_an_answer_that_cannot_be_understood_is_that_of_a_process_that_is_gone(caplog):
+    backend, other = SlowBackend(set()), SlowBackend(set())
+    wanted = requests(4)
+    with in_threads(backend, other) as workers, caplog.at_level(logging.WARNING):
+        workers.ready()
+        other.bench = lambda problem: unreadable()
+        benchmark = Benchmark(backend, effort=QUICK, share=workers)
+        benchmark.explore(wanted)
+        assert all(benchmark.micro_configurations(each) for each in wanted)
+    assert "cannot be understood" in caplog.text
+
+
+def unreadable():
+    raise UnreadableError(1, 2)
+
+
+class UnreadableError(Exception):
+    """An exception that is pickled, but not read again."""
+
+    def __init__(self, one, two):
+        super().__init__(one)
+
+
+def test_what_a_worker_cannot_compute_is_the_callers_error(shared):
+    benchmark, _, _ = shared
+    impossible = [
+        Request(problem=make_problem(dtype=DataType.FLOAT16, batch=size), sizes=(size,), limit_bytes=1 << 20)
+        for size in (2, 3, 4)
+    ]
+    with pytest.raises(UnsupportedProblemError, match="float16"):
+        benchmark.explore([*requests(1), *impossible])
+
+
+def test_devices_that_are_not_there_are_named(monkeypatch):
+    with pytest.raises(SettingsError, match="names device 3, but backend cpu has 0"):
+        open_share(CpuBackend(), (0, 3), OPTIONS)
+    monkeypatch.setenv("UCUDNN_BENCHMARK_DEVICES", "1")
+    with pytest.raises(SettingsError, match="names device 1"):
+        Handle(backend="cpu")
+    assert open_share(CpuBackend(), (0,), OPTIONS) is None
+    assert open_share(CpuBackend(), "all", OPTIONS) is None
+
+
+def test_devices_that_differ_are_refused(monkeypatch):
+    backend = CountedBackend()
+    backend.machine = lambda: {**CpuBackend().machine(), "device": "another GPU"}
+    workers = Workers(backend, (0, 0), OPTIONS)
+    try:
+        with pytest.raises(SettingsError, match=r"cannot share the benchmarks: its device is .*another GPU"):
+            Benchmark(backend, effort=QUICK, share=workers).explore(requests(3))
+    finally:
+        workers.close()
+
+
+def test_ranks_need_torch_distributed():
+    with pytest.raises(SettingsError, match="is not initialized: call init_process_group"):
+        Handle(backend="cpu", benchmark_devices="ranks")
+
+
+class OneRank:
+    """torch.distributed of one rank."""
+
+    def is_initialized(self):
+        return True
+
+    def get_world_size(self):
+        return 1
+
+    def get_rank(self):
+        return 0
+
+    def all_gather_object(self, gathered, mine):
+        gathered[0] = mine
+
+
+def test_ranks_begin_with_what_they_will_measure_and_that_alone(monkeypatch, tmp_path):
+    monkeypatch.setitem(sys.modules, "torch.distributed", OneRank())
+    wanted = requests(4)
+    costly = problems_of(gathered(wanted, 1)[0])
+    for known in (0, 3, 4):
+        backend = SlowBackend({costly[0]})
+        store = open_store(str(tmp_path / "measurements.db"), backend)
+        Benchmark(backend, effort=QUICK, store=store).explore(wanted[:known])
+        backend.begun.clear()
+        backend.measured.clear()
+        benchmark = Benchmark(backend, effort=QUICK, store=store, share=Ranks())
+        benchmark.explore(wanted)
+        assert {problem for problem, _ in backend.begun} == {each.problem for each in wanted[known:]}
+        if not known:
+            assert backend.measured == [*costly[1:], costly[0]], "what has to wait comes last"
+        assert all(benchmark.micro_configurations(each) for each in wanted)
+        (tmp_path / "measurements.db").unlink()
+
+
+def test_a_rank_that_cannot_begin_tells_the_others(monkeypatch):
+    told = []
+    distributed = OneRank()
+    distributed.all_gather_object = lambda gathered, mine: (told.append(mine[1]), gathered.__setitem__(0, mine))
+    monkeypatch.setitem(sys.modules, "torch.distributed", distributed)
+    backend = SlowBackend(set())
+    backend.prefetch = lambda problems: unready()
+    with pytest.raises(BackendError, match="rank 0 failed to measure: another GPU is current"):
+        Benchmark(backend, effort=QUICK, share=Ranks()).explore(requests(2))
+    assert isinstance(told[0], BackendError), "else they would wait"
+
+
+def unready():
+    raise BackendError("another GPU is current")
+
+
+RANK = """
+import sys
+import time
+import torch.distributed as distributed
+from tests.test_sharing import QUICK, make_problem
+from ucudnn import Handle
+from ucudnn.problem import Operation
+
+rank, world, store, case = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3], sys.argv[4]
+distributed.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=world)
+database = f"{store}.db" if rank == 0 and case == "warm" else "off"
+problems = [make_problem(batch=8, operation=operation) for operation in Operation]
+if database != "off":  # one rank knows something already
+    alone = Handle(backend="cpu", effort=QUICK, database=database)
+    alone.get_algorithm(problems[0])
+    alone.optimize()
+handle = Handle(backend="cpu", effort=QUICK, database=database, benchmark_devices="ranks")
+if case == "differ" and rank:
+    problems = problems[:1]
+for problem in problems:
+    handle.get_algorithm(problem)
+try:
+    handle.optimize()
+except Exception as error:
+    distributed.destroy_process_group()
+    sys.exit(f"{type(error).__name__}: {error}")
+distributed.destroy_process_group()
+for kernel in handle.report().kernels:
+    print(kernel)
+print("measured", handle._benchmark.measured, file=sys.stderr)
+"""
+
+
+def share(tmp_path, case, world=2):
+    pytest.importorskip("torch.distributed", reason="PyTorch is not installed")
+    return run_ranks(RANK, world, tmp_path / case, case, world=world, OMP_NUM_THREADS="1")
+
+
+@pytest.mark.parametrize("case", ["cold", "warm"])
+def test_ranks_share_the_work_and_end_with_the_same_plans(tmp_path, case):
+    (first, errors, code), (second, other_errors, other_code) = share(tmp_path, case)
+    assert (code, other_code) == (0, 0), errors + other_errors
+    assert first == second
+    assert first.count("KernelReport") == len(Operation)
+    measured = [int(text.rsplit("measured", 1)[1]) for text in (errors, other_errors)]
+    assert min(measured) > 0
+
+
+def test_ranks_that_plan_other_problems_are_told(tmp_path):
+    for _, errors, code in share(tmp_path, "differ"):
+        assert code == 1
+        assert "BackendError: rank" in errors
+        assert "plans other problems" in errors
+
+
+FAILS = """
+import sys
+from datetime import timedelta
+import torch.distributed as distributed
+from tests.test_handle import PROBLEM, direct, operands, relative
+from tests.test_sharing import QUICK, CountedBackend
+from ucudnn import Handle
+
+rank, store = int(sys.argv[1]), sys.argv[2]
+patience = timedelta(seconds=20)
+distributed.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=2, timeout=patience)
+backend = CountedBackend()
+handle = Handle(backend=backend, effort=QUICK, benchmark_devices="ranks")
+x, w, y = operands(PROBLEM, 1)
+expected = direct(PROBLEM, x, w, y, 1.0, 0.0)
+for _ in range(2):
+    y[...] = float("nan")
+    handle.convolve(PROBLEM, x, w, y)
+    assert relative(y, expected) <= 1e-10
+    if rank == 0:
+        (entry,) = handle._entries.values()
+        backend.broken = set(entry.decision.configuration.parts[0].algorithms)
+distributed.barrier()
+distributed.destroy_process_group()
+"""
+
+
+def test_a_rank_whose_algorithm_fails_goes_on_without_the_others(tmp_path):
+    pytest.importorskip("torch.distributed", reason="PyTorch is not installed")
+    (_, errors, code), (_, other_errors, other_code) = run_ranks(FAILS, tmp_path / "store", OMP_NUM_THREADS="1")
+    assert (code, other_code) == (0, 0), errors + other_errors
+    assert "from now on" in errors, "one was replaced"
+    assert "from now on" not in other_errors
+
+
+def test_the_last_request_of_a_dying_worker_is_not_forgotten(shared):
+    benchmark, workers, _ = shared
+    workers.ready()
+    (worker,) = workers._workers
+
+    def die_late(what, about):
+        time.sleep(0.5)  # this process has nothing left to do by then, and waits
+        worker.alive = False
+        return
+
+    worker._ask = die_late
+    wanted = requests(2)
+    benchmark.explore(wanted)
+    assert all(benchmark.micro_configurations(each) for each in wanted)

@@ -1,0 +1,412 @@
+"""The database: rows come back as they were kept, many processes share a file, and no damage stops a plan."""
+
+import gc
+import logging
+import os
+import signal
+import sqlite3
+import subprocess
+import sys
+import time
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tests.support import database_worker
+from tests.test_problem import make_problem
+from ucudnn import Handle
+from ucudnn.backends.base import Algorithm
+from ucudnn.backends.cpu.backend import CpuBackend
+from ucudnn.backends.measurement import Effort, MeasurementStatus
+from ucudnn.backends.replay import ReplayBackend
+from ucudnn.benchmarking.benchmark import Benchmark
+from ucudnn.benchmarking.request import Exploration, Request
+from ucudnn.benchmarking.results import Result
+from ucudnn.benchmarking.storage.database import Database
+from ucudnn.benchmarking.storage.sqlite_file import SCHEMA_VERSION
+from ucudnn.benchmarking.storage.store import MachineStore, default_path, open_store
+from ucudnn.errors import DatabaseError, DatabaseVersionError
+from ucudnn.problem import DataType, Layout, MathMode, Operation
+from ucudnn.profiles.format import load_profile, save_profile
+
+ROOT = Path(__file__).parents[3]
+MACHINE = {"device": "a GPU", "cudnn": "9.19.0"}
+QUICK = Effort(warmup=0, repeats=1, time_limit_ms=1)
+
+
+def result(name="eng1_k2=3", workspace=512, time_ms=1.25, **options):
+    algorithm = Algorithm(
+        name=name, workspace_bytes=workspace, api="graph", notes=("TENSOR_CORE", "NONDETERMINISTIC"), compiles=True
+    )
+    return Result(
+        algorithm=algorithm,
+        status=MeasurementStatus.MEASURED,
+        time_ms=time_ms,
+        **{"spread_ms": 0.01, "samples": 6} | options,
+    )
+
+
+@pytest.fixture
+def path(tmp_path):
+    return tmp_path / "folder" / "measurements.db"
+
+
+@pytest.fixture
+def database(path):
+    return Database(path)
+
+
+@pytest.mark.parametrize("enabled", [True, False])
+def test_the_collector_is_as_it_was(database, monkeypatch, enabled):
+    states = []
+    monkeypatch.setattr("ucudnn.benchmarking.storage.database._result", lambda row: states.append(gc.isenabled()))
+    part = make_problem(batch=4)
+    database.save(MACHINE, [(part, result())])
+    was = gc.isenabled()
+    try:
+        (gc.enable if enabled else gc.disable)()
+        database.load(MACHINE, [part])
+        assert gc.isenabled() == enabled
+    finally:
+        (gc.enable if was else gc.disable)()
+    assert states == [False]
+
+
+def test_rows_come_back_as_they_were(database, path):
+    failed = Result(
+        algorithm=Algorithm(name="eng2", workspace_bytes=0, api="graph"),
+        status=MeasurementStatus.FAILED,
+        reason="CUDNN_STATUS_NOT_SUPPORTED; a 'quoted' text\nof two lines",
+    )
+    part = make_problem()
+    items = [(part, result()), (part, failed), (part.with_batch(3), result(time_ms=0.5))]
+    database.save(MACHINE, items)
+    for reader in (database, Database(path)):
+        found = reader.load(MACHINE, [part, part.with_batch(3), part.with_batch(4)])
+        assert sorted(found, key=str) == sorted(items, key=str)
+    assert database.load({**MACHINE, "cudnn": "9.20.0"}, [part]) == []
+    assert database.load(MACHINE, []) == []
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"groups": 1},
+        {"dilation": (2, 1)},
+        {"stride": (2, 1)},
+        {"padding": (1, 0)},
+        {"layout": Layout.NHWC},
+        {"dtype": DataType.FLOAT64},
+        {"math": MathMode.FMA},
+        {"deterministic": True},
+        {"alignment": 4},
+        {"x_batch_stride": 10_000},
+        {"y_batch_stride": 10_000},
+        {"operation": Operation.BACKWARD_DATA},
+        {"batch": 7},
+    ],
+    ids=lambda change: next(iter(change)),
+)
+def test_the_whole_problem_is_the_key(database, change):
+    part = make_problem(padding=(1, 1))
+    database.save(MACHINE, [(part, result())])
+    other = replace(part, **change)
+    assert other != part
+    assert database.load(MACHINE, [other]) == []
+    database.save(MACHINE, [(other, result(time_ms=9.0))])
+    assert [each.time_ms for _, each in database.load(MACHINE, [part])] == [1.25]
+    assert database.load(MACHINE, [other]) == [(other, result(time_ms=9.0))]
+
+
+def test_many_parts_are_loaded_at_once(database):
+    parts = [make_problem().with_batch(size) for size in range(1, 1201)]
+    database.save(MACHINE, [(part, result(time_ms=part.batch)) for part in parts])
+    assert {each.time_ms for _, each in database.load(MACHINE, parts)} == set(range(1, 1201))
+
+
+def test_a_hurried_measurement_does_not_replace_a_whole_one(database):
+    part = make_problem()
+    database.save(MACHINE, [(part, result())])
+    database.save(MACHINE, [(part, result(time_ms=3.0, complete=False))])
+    assert database.load(MACHINE, [part])[0][1].time_ms == 1.25
+    database.save(MACHINE, [(part, result(time_ms=1.5))])
+    assert database.load(MACHINE, [part])[0][1].time_ms == 1.5
+
+
+def test_a_batch_is_kept_whole_or_not_at_all(database):
+    part = make_problem()
+    with pytest.raises(DatabaseError):
+        database.save(MACHINE, [(part, result("eng1")), (part, result("eng2", workspace=None))])
+    assert database.load(MACHINE, [part]) == []
+
+
+def test_explorations_come_back_for_the_same_request_only(database):
+    request = Request(problem=make_problem(), sizes=(1, 2, 4, 8), limit_bytes=1000)
+    exploration = Exploration(names=("eng1", "eng2_k2=1"), sizes=(1, 2, 4, 8))
+    database.save_exploration(MACHINE, "cudnn", request, exploration)
+    assert database.load_exploration(MACHINE, "cudnn", request) == exploration
+    for other in (
+        replace(request, limit_bytes=1001),
+        replace(request, sizes=(1, 8)),
+        replace(request, whole=False),
+        replace(request, adaptive=True),
+        replace(request, problem=make_problem(batch=16)),
+        replace(request, least_size=2),
+    ):
+        assert database.load_exploration(MACHINE, "cudnn", other) is None
+    assert database.load_exploration(MACHINE, "cudnn:legacy", request) is None
+    assert database.load_exploration({"device": "another"}, "cudnn", request) is None
+
+
+def test_what_one_process_measured_another_plans_from(path):
+    problem = make_problem(batch=8)
+    first = Handle(backend="cpu", database=str(path), effort=QUICK, workspace_limit="1MiB")
+    first.get_algorithm(problem)
+    first.optimize()
+    assert first._benchmark.measured > 0
+    second = Handle(backend="cpu", database=str(path), effort=QUICK, workspace_limit="1MiB")
+    second.get_algorithm(problem)
+    second.optimize()
+    assert second._benchmark.measured == 0
+    assert second.report().kernels == first.report().kernels
+    # A smaller limit, and a larger mini-batch, measure only what is new to them.
+    third = Handle(backend="cpu", database=str(path), effort=QUICK, workspace_limit="64KiB")
+    third.get_algorithm(problem.with_batch(16))
+    third.optimize()
+    sizes = {part.batch for part, _ in third._benchmark.results(next(iter(third._benchmark._explored)))}
+    assert {1, 2, 4, 8, 16} >= sizes
+    database = Database(path)
+    rows = database.load(CpuBackend().machine(), [problem.part(size) for size in (1, 2, 4)])
+    assert third._benchmark.measured < len(rows) + 12
+
+
+def test_the_default_lies_in_the_users_cache(monkeypatch, tmp_path):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert default_path() == tmp_path / "ucudnn" / "measurements.db"
+    monkeypatch.delenv("UCUDNN_DATABASE")
+    handle = Handle(backend="cpu", effort=QUICK)
+    handle.get_algorithm(make_problem())
+    handle.optimize()
+    assert default_path().is_file()
+
+
+def test_off_and_replay_keep_nothing(monkeypatch, tmp_path):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.delenv("UCUDNN_DATABASE")
+    assert open_store("off", CpuBackend()) is None
+    assert open_store(None, ReplayBackend(load_profile("h200"))) is None
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_damaged_file_is_set_aside_and_begun_anew(path, caplog):
+    database = Database(path)
+    database.save(MACHINE, [(make_problem(), result())])
+    for damage in (b"this is no database at all, is it?" * 100, None):
+        database.close()
+        before = set(path.parent.iterdir())
+        content = bytearray(path.read_bytes())
+        path.write_bytes(damage or bytes(content[:100]) + os.urandom(len(content) - 100))
+        for suffix in ("-wal", "-shm"):
+            path.with_name(path.name + suffix).unlink(missing_ok=True)
+        caplog.clear()
+        database = Database(path)
+        with caplog.at_level(logging.WARNING):
+            assert database.load(MACHINE, [make_problem()]) == []
+        database.save(MACHINE, [(make_problem(), result())])
+        assert "is damaged" in caplog.text
+        assert "set aside as" in caplog.text
+        assert len(Database(path).load(MACHINE, [make_problem()])) == 1
+        found = {file for file in path.parent.iterdir() if "damaged" in file.name} - before
+        (aside,) = (file for file in found if not file.name.endswith(("-wal", "-shm")))
+        assert aside.stat().st_size
+
+
+def test_a_file_that_is_cut_off_does_not_stop_a_plan(path):
+    problem = make_problem(batch=8)
+    for _ in range(2):
+        handle = Handle(backend="cpu", database=str(path), effort=QUICK)
+        handle.get_algorithm(problem)
+        handle.optimize()
+        assert handle.report().kernels
+        handle._benchmark._store._database.close()
+        path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+    Handle(backend="cpu", database=str(path), effort=QUICK)
+
+
+def test_an_older_schema_is_brought_up_to_date(path):
+    part = make_problem()
+    item, legacy = (part, result("A")), result("GEMM")
+    legacy = replace(legacy, algorithm=replace(legacy.algorithm, api="legacy"))
+    reasons = "CudnnError: 5000", "UnsupportedProblemError: its result is 2.9e-03 off, more than 2e-03"
+    broken, refused = (
+        replace(result(name), status=MeasurementStatus.FAILED, reason=reason)
+        for name, reason in zip(("B", "C"), reasons, strict=True)
+    )
+    request = Request(problem=make_problem(), sizes=(1, 2), limit_bytes=5)
+    with closing(Database(path)) as database:
+        database.save_exploration({}, "cpu", request, Exploration(names=("A",), sizes=(1, 2)))
+        database.save({}, [item, *((part, each) for each in (legacy, broken, refused))])
+        assert len(database.load({}, [part])) == 4
+    key = '{"adaptive":false,"apart":false,"backend":"cpu","least":1,"limit":5,"sizes":[1,2],"whole":true}'
+    with closing(sqlite3.connect(path)) as connection:
+        assert connection.execute("SELECT request FROM explorations").fetchall() == [(key,)], "as version 1 wrote it"
+        connection.execute("ALTER TABLE explorations DROP COLUMN divisions")
+        connection.execute("PRAGMA user_version = 1")
+        connection.commit()
+    both = [Database(path), Database(path)]
+    for database in both:
+        assert database.load_exploration({}, "cpu", request) is None, "there is more to try"
+        kept = [found.algorithm.name for _, found in database.load({}, [part])]
+        assert kept == ["A", "B"], "it is still true, but for the legacy API, and for what was refused"
+    divided = Exploration(names=("A",), sizes=(1, 2), divisions=((1, 4), (2, 3)))
+    both[0].save_exploration({}, "cpu", request, divided)
+    assert both[1].load_exploration({}, "cpu", request) == divided
+    for database in both:
+        assert database.check() == []
+        database.close()
+
+
+def test_a_newer_schema_is_refused_by_name(path):
+    Database(path).close()
+    connection = sqlite3.connect(path)
+    connection.execute(f"PRAGMA user_version = {SCHEMA_VERSION + 1}")
+    connection.close()
+    with pytest.raises(DatabaseVersionError, match=rf"measurements.db has schema version {SCHEMA_VERSION + 1}"):
+        Database(path)
+    with pytest.raises(DatabaseVersionError, match="upgrade ucudnn"):
+        Handle(backend="cpu", database=str(path))
+
+
+def test_a_database_of_another_program_is_left_alone(path):
+    path.parent.mkdir()
+    connection = sqlite3.connect(path)
+    connection.execute("CREATE TABLE recipes (name TEXT)")
+    connection.close()
+    before = path.read_bytes()
+    with pytest.raises(DatabaseError, match="is a database of another program"):
+        Database(path)
+    assert path.read_bytes() == before
+
+
+def test_a_folder_that_cannot_be_written_is_an_error_or_a_warning(tmp_path, monkeypatch, caplog):
+    (tmp_path / "file").write_text("no folder")
+    with pytest.raises(DatabaseError, match="cannot be opened"):
+        Handle(backend="cpu", database=str(tmp_path / "file" / "measurements.db"))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    assert open_store(None, CpuBackend()) is None
+    assert "going on without it" in caplog.text
+
+
+def test_a_store_that_fails_is_said_once_and_stops_no_plan(path, caplog):
+    database = Database(path)
+    connection = sqlite3.connect(path)
+    connection.execute("DROP TABLE measurements")
+    connection.close()
+    store = MachineStore(database, MACHINE, "cpu")
+    benchmark = Benchmark(CpuBackend(), effort=QUICK, store=store)
+    request = Request(problem=make_problem(batch=4), sizes=(1, 2, 4), limit_bytes=1 << 20)
+    assert benchmark.micro_configurations(request)
+    assert caplog.text.count("going on without it") == 1
+
+
+def test_summary_check_prune_and_clear(database):
+    old, new = make_problem(), make_problem(batch=2)
+    database.save(MACHINE, [(old, result()), (old, result("eng2"))], measured_at="2020-01-01T00:00:00+00:00")
+    other = {"device": "another GPU"}
+    database.save(other, [(old, result())], measured_at="2020-01-01T00:00:00+00:00")
+    database.save(MACHINE, [(new, result())])
+    first, second = database.machines()
+    assert (first.conditions, first.problems, first.measurements, first.failures) == (MACHINE, 2, 3, 0)
+    assert first.first == "2020-01-01T00:00:00+00:00" < first.last
+    assert second.conditions == other
+    assert database.check() == []
+    assert database.prune("2021-01-01", keep=other) == 2
+    assert [each.measurements for each in database.machines()] == [1, 1]
+    assert database.load(MACHINE, [old]) == []
+    assert database.prune("2021-01-01") == 1
+    assert [each.conditions for each in database.machines()] == [MACHINE]
+    assert database.clear() == 1
+    assert database.machines() == []
+    database.save(MACHINE, [(new, result())])
+    assert len(database.load(MACHINE, [new])) == 1
+
+
+def test_check_finds_rows_that_make_no_sense(database, path):
+    database.save(MACHINE, [(make_problem(), result())])
+    connection = sqlite3.connect(path)
+    connection.execute("UPDATE measurements SET time_ms = -1")
+    connection.commit()
+    assert any("-1.0 ms is no time" in each for each in database.check())
+    connection.execute("UPDATE measurements SET time_ms = 1")
+    connection.execute("UPDATE problems SET problem = '{}'")
+    connection.commit()
+    assert database.check()
+    connection.close()
+
+
+def test_profiles_go_in_and_out(database, tmp_path):
+    items = [(make_problem(batch=size), result(time_ms=size / 7)) for size in (1, 2, 4)]
+    database.save(MACHINE, [*items, (make_problem(batch=8), result(complete=False))])
+    profile = database.export_profile("mine", MACHINE)
+    assert profile.conditions == MACHINE
+    save_profile(profile, tmp_path / "mine.json")
+    other = Database(tmp_path / "other.db")
+    assert other.import_profile(load_profile(str(tmp_path / "mine.json"))) == 3
+    found = other.load(MACHINE, [part for part, _ in items])
+    assert [each.time_ms for _, each in sorted(found, key=lambda item: item[0].batch)] == pytest.approx(
+        [1 / 7, 2 / 7, 4 / 7], rel=1e-4
+    )
+    assert {(each.algorithm.name, each.algorithm.notes, each.spread_ms, each.complete) for _, each in found} == {
+        ("eng1_k2=3", ("TENSOR_CORE", "NONDETERMINISTIC"), 0.01, True)
+    }
+    backend = ReplayBackend(load_profile(str(tmp_path / "mine.json")))
+    assert backend.time_ms(items[0][0], "eng1_k2=3") == pytest.approx(1 / 7, rel=1e-4)
+    with pytest.raises(DatabaseError, match="has nothing of"):
+        database.export_profile("none", {"device": "none"})
+
+
+def test_eight_processes_three_of_them_killed(tmp_path):
+    """Eight processes on one file for a minute, three of them killed in mid-write: no error, no lost or torn row."""
+    path, seconds = tmp_path / "measurements.db", 55
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+    command = [sys.executable, "-m", "tests.support.database_worker", str(path)]
+    victims = range(5, 8)
+    processes = []
+    for seed in range(8):
+        doomed = ["victim"] if seed in victims else []
+        own = str(seconds * (seed - 4) // 4 if doomed else seconds)
+        arguments = [*command, str(tmp_path / f"log{seed}"), str(seed), own, *doomed]
+        processes.append(
+            subprocess.Popen(
+                arguments, cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+            )
+        )
+    for seed in victims:
+        assert processes[seed].stdout.readline() == "in mid-write\n", processes[seed].stderr.read()
+        time.sleep(0.2)
+        processes[seed].send_signal(signal.SIGKILL)
+    for seed, process in enumerate(processes):
+        output, errors = process.communicate(timeout=120)
+        if seed in victims:
+            assert process.returncode == -signal.SIGKILL
+        else:
+            assert (process.returncode, output, errors) == (0, "done\n", "")
+    assert not [file for file in tmp_path.iterdir() if "damaged" in file.name]
+    database = Database(path)
+    assert database.check() == []
+    machine = CpuBackend().machine()
+    batches = 0
+    for seed in range(8):
+        for line in (tmp_path / f"log{seed}").read_text().splitlines():
+            turn, count = map(int, line.split())
+            request = database_worker.request_of(seed, turn)
+            rows = database.load(machine, [request.problem.part(size) for size in request.sizes])
+            assert len(rows) == count, (seed, turn)
+            assert database.load_exploration(machine, "cpu", request) is not None
+            batches += 1
+        if seed in victims:  # what was not committed is not there, not even in part
+            last = database_worker.request_of(seed, 1 << 20)
+            assert database.load(machine, [last.problem.part(size) for size in last.sizes]) == []
+    assert batches > 100

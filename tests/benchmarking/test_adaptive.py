@@ -1,0 +1,122 @@
+"""Policy `adaptive` on what a GPU measured at all sizes: near the best of them, ahead of powers of two, for less."""
+
+import json
+from bisect import bisect_left
+from contextlib import contextmanager
+from math import inf
+from pathlib import Path
+from random import Random
+
+import pytest
+
+from ucudnn.backends.base import Algorithm, Backend, Bench
+from ucudnn.backends.measurement import Measurement, MeasurementStatus
+from ucudnn.backends.sampling import settled, worthless
+from ucudnn.benchmarking.benchmark import Benchmark
+from ucudnn.networks.tables import load_network
+from ucudnn.planning.decision import decide
+from ucudnn.settings import Settings
+
+RECORDED = Path(__file__).parents[1] / "data" / "h200_alexnet_all.json"
+KERNELS = load_network("alexnet", 256).kernels()
+GPU_NOISE = 0.06  # of a sample, as on a GPU at steady clocks
+
+
+class Recorded(Backend, Bench):
+    """AlexNet's kernels with the times that an H200 took at the sizes at which policy `all` measured them.
+
+    What it left out, for it could not matter, takes what lies between the sizes next to it. Samples are never below
+    that, as on a machine that does other things now and then.
+    """
+
+    name = "recorded"
+
+    def __init__(self, seed):
+        self.chance = Random(seed)
+        self.measured = 0
+        self.times, self.workspaces, self.algorithm_of = {}, {}, {}
+        for kernel in KERNELS:
+            shape = kernel.problem.with_batch(1)
+            for name, told in json.loads(RECORDED.read_text())["kernels"][str(kernel)].items():
+                self.algorithm_of.setdefault(shape, {})[name] = told
+                self.times[shape, name] = [(size, time_ms) for size, time_ms, _ in told["rows"]]
+                self.workspaces[shape, name] = [(size, workspace) for size, _, workspace in told["rows"]]
+
+    def conditions(self):
+        return {"device": "recorded"}
+
+    def algorithms(self, problem):
+        shape = problem.with_batch(1)
+        return tuple(
+            Algorithm(
+                name=name,
+                workspace_bytes=round(between(self.workspaces[shape, name], problem.batch)),
+                api="graph",
+                notes=tuple(told["notes"]),
+                compiles=told["compiles"],
+            )
+            for name, told in self.algorithm_of[shape].items()
+        )
+
+    def algorithm(self, problem, name):
+        return next(each for each in self.algorithms(problem) if each.name == name)
+
+    def time_ms(self, problem, size, name):
+        return between(self.times[problem.with_batch(1), name], size)
+
+    @contextmanager
+    def bench(self, problem):
+        self.problem = problem
+        yield self
+
+    def measure(self, size, algorithm, effort, worth_ms=inf, slabs=()):
+        self.measured += 1
+        time_ms = self.time_ms(self.problem, size, algorithm.name) * (1 + self.chance.gauss(0, 0.004))
+        samples = []
+        while not samples or not settled(samples, effort, worth_ms, GPU_NOISE):
+            samples.append(time_ms * (1 + abs(self.chance.gauss(0, 0.006))))
+        complete = not worthless(samples, worth_ms, GPU_NOISE)
+        return Measurement(status=MeasurementStatus.MEASURED, samples_ms=tuple(samples), complete=complete)
+
+
+def between(rows, size):
+    """Return what lies between known sizes on a straight line, and in proportion beyond them."""
+    index = bisect_left(rows, (size,))
+    if index < len(rows) and rows[index][0] == size:
+        return rows[index][1]
+    if index in (0, len(rows)):
+        known, value = rows[min(index, len(rows) - 1)]
+        return value * size / known
+    (low, below), (high, above) = rows[index - 1 : index + 1]
+    return below + (above - below) * (size - low) / (high - low)
+
+
+@pytest.fixture
+def plan(monkeypatch):
+    """Return what plans AlexNet: its time by what was recorded, and how many measurements that took."""
+    monkeypatch.setattr("ucudnn.benchmarking.benchmark.ComputeBackend", Recorded)
+    seed = Random().getrandbits(32)
+
+    def run(policy, limit):
+        backend = Recorded(seed)
+        settings = Settings.load({}, policy=policy, workspace_limit_bytes=limit, slabs=False)
+        decisions = decide(KERNELS, Benchmark(backend), settings)
+        times = [
+            backend.time_ms(each.kernel.problem, part.size, part.algorithm)
+            for each in decisions.kernels
+            for part in each.configuration.parts
+        ]
+        assert all(each.configuration.workspace_bytes <= settings.workspace_limit_bytes for each in decisions.kernels)
+        return sum(times), backend.measured
+
+    return run
+
+
+@pytest.mark.parametrize(("limit", "gain"), [("64MiB", 0.04), ("16MiB", 0.04), ("8MiB", 0.04)])
+def test_adaptive_is_near_all_and_ahead_of_powers_of_two(plan, limit, gain):
+    (all_ms, all_measured), (adaptive_ms, measured), (powers_ms, _) = (
+        plan(policy, limit) for policy in ("all", "adaptive", "powerOfTwo")
+    )
+    assert adaptive_ms <= 1.01 * all_ms
+    assert adaptive_ms <= (1 - gain) * powers_ms
+    assert measured < all_measured / 2

@@ -1,0 +1,394 @@
+"""The benchmark's bookkeeping, on backends whose answers are known; what backends measure is tested with them."""
+
+import logging
+from contextlib import contextmanager
+from dataclasses import replace
+
+import pytest
+
+from tests.test_problem import make_problem
+from ucudnn.backends.base import Algorithm, Backend, Bench
+from ucudnn.backends.cpu.backend import CpuBackend
+from ucudnn.backends.measurement import Measurement, MeasurementStatus
+from ucudnn.benchmarking.benchmark import Benchmark
+from ucudnn.benchmarking.request import Request
+from ucudnn.errors import UnsupportedProblemError
+from ucudnn.problem import Operation
+from ucudnn.solvers.desirable import desirable_set
+
+
+def request(problem, sizes, limit, **options):
+    return Request(problem=problem, sizes=sizes, limit_bytes=limit, **options)
+
+
+class CountingBackend(Backend, Bench):
+    """Counts what is measured; BROKEN fails, the others take size + index milliseconds."""
+
+    name = "counting"
+
+    def __init__(self, workspaces):
+        self.workspaces = workspaces
+        self.measured = []
+        self.problem = None
+
+    def conditions(self):
+        return {"device": "none"}
+
+    def algorithms(self, problem):
+        return tuple(
+            Algorithm(name=name, workspace_bytes=size * problem.batch, api="counting")
+            for name, size in self.workspaces.items()
+        )
+
+    @contextmanager
+    def bench(self, problem):
+        self.problem = problem
+        yield self
+
+    def measure(self, size, algorithm, effort, worth_ms=float("inf"), slabs=()):
+        self.measured.append((self.problem.with_batch(size), algorithm.name))
+        if algorithm.name == "BROKEN":
+            return Measurement(status=MeasurementStatus.FAILED, reason="it is broken")
+        return Measurement(status=MeasurementStatus.MEASURED, samples_ms=(1.0, size + 1.0, 1e9))
+
+
+class LinearBackend(CountingBackend):
+    """What needs no bound on time to be pruned, for its algorithms take what they take at every size."""
+
+    def __init__(self, sizes=None):
+        super().__init__({"SLOW": 0, "FAST": 10, "LARGE": 100, "BROKEN": 1})
+        self.unsupported = sizes or ()
+        self.times = {"SLOW": (5.0, 5.0), "FAST": (0.5, 1.0), "LARGE": (0.5, 0.2), "BROKEN": (0.1, 0.1)}
+        self.worths = []
+
+    def algorithms(self, problem):
+        if problem.batch in self.unsupported:
+            raise UnsupportedProblemError(f"not at {problem.batch}")
+        return super().algorithms(problem)
+
+    def measure(self, size, algorithm, effort, worth_ms=float("inf"), slabs=()):
+        self.worths.append(worth_ms)
+        if algorithm.name == "BROKEN":
+            return super().measure(size, algorithm, effort)
+        self.measured.append((self.problem.with_batch(size), algorithm.name))
+        fixed, each = self.times[algorithm.name]
+        return Measurement(status=MeasurementStatus.MEASURED, samples_ms=(fixed + each * size,) * 6)
+
+
+@pytest.fixture
+def backend():
+    return CountingBackend({"SMALL": 0, "LARGE": 100, "BROKEN": 1})
+
+
+def test_measures_every_size_and_algorithm_within_the_limit(backend):
+    found = Benchmark(backend).micro_configurations(request(make_problem(), (1, 4, 8), 400))
+    assert {(each.size, each.algorithm, each.time_ms, each.workspace_bytes) for each in found} == {
+        (1, "SMALL", 2.0, 0),
+        (4, "SMALL", 5.0, 0),
+        (8, "SMALL", 9.0, 0),
+        (1, "LARGE", 2.0, 100),
+        (4, "LARGE", 5.0, 400),
+    }
+
+
+def test_measures_nothing_twice(backend):
+    benchmark = Benchmark(backend)
+    first = benchmark.micro_configurations(request(make_problem(), (1, 4, 8), 400))
+    count = len(backend.measured)
+    assert benchmark.micro_configurations(request(make_problem(), (1, 4, 8), 400)) == first
+    assert len(backend.measured) == count
+    # A larger mini-batch of the same shape shares its micro-batches; a larger limit adds what did not fit.
+    benchmark.micro_configurations(request(make_problem(batch=16), (1, 4, 8), 400))
+    assert len(backend.measured) == count
+    benchmark.micro_configurations(request(make_problem(), (1, 4, 8), 800))
+    assert backend.measured[count:] == [(make_problem(), "LARGE")]
+    benchmark.micro_configurations(request(make_problem(operation=Operation.BACKWARD_DATA), (8,), 0))
+    assert len(backend.measured) == count + 2
+
+
+class AskingBackend(CountingBackend):
+    """Asks, in each measurement, what comes after it."""
+
+    def __init__(self, workspaces):
+        super().__init__(workspaces)
+        self.following = None
+        self.told = []
+
+    def look_ahead(self, following):
+        assert self.following is None, "asked once, for each measurement anew"
+        self.following = following
+
+    def measure(self, size, algorithm, effort, worth_ms=float("inf"), slabs=()):
+        found, self.following = self.following(), None
+        self.told.append(found and (self.problem.with_batch(found[0]), found[1].name))
+        return super().measure(size, algorithm, effort, worth_ms, slabs)
+
+
+class LinearAskingBackend(AskingBackend):
+    """The same, where what is measured decides what is measured next."""
+
+    def __init__(self):
+        super().__init__({"SLOW": 0, "FAST": 10, "LARGE": 100})
+        self.times = {"SLOW": (5.0, 5.0), "FAST": (0.5, 1.0), "LARGE": (0.5, 0.2)}
+
+    def measure(self, size, algorithm, effort, worth_ms=float("inf"), slabs=()):
+        super().measure(size, algorithm, effort, worth_ms, slabs)
+        fixed, each = self.times[algorithm.name]
+        return Measurement(status=MeasurementStatus.MEASURED, samples_ms=(fixed + each * size,) * 6)
+
+
+@pytest.mark.parametrize("whole", [False, True])
+@pytest.mark.parametrize("sizes", [(1, 2, 4, 8), (1, 2, 4, 5, 8), tuple(range(1, 9))])
+def test_looking_ahead_changes_nothing_that_matters(monkeypatch, sizes, whole):
+    wanted = request(make_problem(batch=8), sizes, 4000, whole=whole)
+    found = []
+    for asks in (True, False):
+        backend = LinearAskingBackend()
+        monkeypatch.setattr("ucudnn.benchmarking.benchmark.ComputeBackend", LinearAskingBackend)
+        if not asks:
+            backend.look_ahead = lambda following, backend=backend: setattr(backend, "following", lambda: None)
+        micros = Benchmark(backend).micro_configurations(wanted)
+        found.append((backend.measured, desirable_set(micros, 8)[-1].time_ms))
+        assert asks == any(each is not None for each in backend.told)
+    assert whole or len(found[0][0]) < len(sizes) * 3, "bounds are used"
+    assert found[0][0] == found[1][0]
+    assert found[0][1] == found[1][1]
+
+
+def test_an_error_in_what_comes_next_is_not_of_what_is_measured():
+    class Breaking(AskingBackend):
+        def algorithm(self, problem, name):
+            if name == "OTHER" and problem.batch == 4:
+                raise RuntimeError("it cannot be asked for")
+            return super().algorithm(problem, name)
+
+    backend = Breaking({"SMALL": 0, "LARGE": 100, "OTHER": 80})
+    benchmark = Benchmark(backend)
+    wanted = request(make_problem(), (1, 4, 8), 1000)
+    with pytest.raises(RuntimeError, match="it cannot be asked for"):
+        benchmark.micro_configurations(wanted)
+    assert backend.told[-1] is None
+    known = {(micro.size, micro.algorithm) for micro in benchmark.known_micro_configurations(wanted)}
+    assert known == {(part.batch, name) for part, name in backend.measured}
+    assert known
+
+
+@pytest.mark.parametrize("limit_bytes", [0, 400, 1000])
+def test_what_is_measured_next_is_known_before(limit_bytes):
+    backend = AskingBackend({"SMALL": 0, "LARGE": 100, "OTHER": 80})
+    Benchmark(backend).micro_configurations(request(make_problem(), (1, 4, 8), limit_bytes))
+    plain = CountingBackend({"SMALL": 0, "LARGE": 100, "OTHER": 80})
+    Benchmark(plain).micro_configurations(request(make_problem(), (1, 4, 8), limit_bytes))
+    assert backend.measured == plain.measured
+    assert backend.told == [*backend.measured[1:], None]
+
+
+class CompilingBackend(LinearBackend):
+    """One of its algorithms needs a compiler."""
+
+    def __init__(self):
+        super().__init__()
+        self.announced = []
+
+    def algorithms(self, problem):
+        return tuple(replace(each, compiles=each.name == "FAST") for each in super().algorithms(problem))
+
+    def announce(self, size, algorithm):
+        part = self.problem.with_batch(size)
+        assert (part, algorithm.name) not in self.measured, "it comes too late"
+        assert part in {each for each, _ in self.measured}, "it comes before anything is known"
+        self.announced.append((part, algorithm.name))
+
+
+def test_a_compiler_begins_while_others_are_measured_at_a_size(monkeypatch):
+    monkeypatch.setattr("ucudnn.benchmarking.benchmark.ComputeBackend", CompilingBackend)
+    backend = CompilingBackend()
+    Benchmark(backend).micro_configurations(request(make_problem(batch=16), (1, 2, 4, 8, 16), 100))
+    compiled = [each for each in backend.measured if each[1] == "FAST"]
+    assert {part.batch for part, _ in compiled} <= {1, 2, 4, 8}, "it does not fit at 16"
+    # At the first size, nothing is known yet of what needs one.
+    assert {*compiled} - {*backend.announced} <= {compiled[0]}
+    for part, name in compiled[1:]:
+        at = [each for each, (other, _) in enumerate(backend.measured) if other == part]
+        assert backend.measured[at[-1]] == (part, name), "it comes last"
+
+
+def test_a_compiler_begins_with_nothing_that_a_round_has_not(monkeypatch):
+    rounds = [((16, 8, 4), ("SLOW", "FAST"), True), ((6,), ("SLOW",), True), ((5, 3), ("SLOW", "LARGE"), True)]
+    monkeypatch.setattr("ucudnn.benchmarking.explorer.Rounds", lambda *_, **__: rounds)
+    monkeypatch.setattr("ucudnn.benchmarking.benchmark.ComputeBackend", CompilingBackend)
+    backend = CompilingBackend()
+    wanted = replace(request(make_problem(batch=16), (4, 8, 16), 1000), adaptive=True)
+    Benchmark(backend).micro_configurations(wanted)
+    assert {(part.batch, name) for part, name in backend.announced} <= {(8, "FAST"), (4, "FAST"), (16, "FAST")}
+    assert backend.announced
+
+
+def test_what_waits_for_a_compiler_is_measured_after_the_others():
+    class Waiting(CountingBackend):
+        begun, checks = (), 0
+
+        def prefetch(self, problems):
+            self.begun = tuple(problems)
+
+        def is_ready(self, problem):
+            self.checks += 1
+            return problem.batch != 8 or len({part.batch for part, _ in self.measured}) > 1
+
+    backend = Waiting({"SMALL": 0})
+    wanted = [request(make_problem(batch=size), (size,), 400) for size in (8, 6, 4, 2)]
+    benchmark = Benchmark(backend)
+    benchmark.explore(wanted)
+    assert [part.batch for part, _ in backend.measured] == [6, 4, 8, 2]
+    assert [each[:3] for each in backend.begun] == [(each.problem, each.sizes, 400) for each in wanted]
+    never = Waiting({"SMALL": 0})
+    never.is_ready = lambda problem: False
+    Benchmark(never).explore(wanted)
+    assert [part.batch for part, _ in never.measured] == [8, 6, 4, 2], "then they are waited for, in their order"
+
+
+def test_a_failed_algorithm_is_logged_and_left_out(backend, caplog):
+    caplog.set_level(logging.INFO)
+    found = Benchmark(backend).micro_configurations(request(make_problem(), (8,), 1000))
+    assert {each.algorithm for each in found} == {"SMALL", "LARGE"}
+    assert "BROKEN at micro-batch 8 of Forward 8x6x9x10" in caplog.text
+    assert "it is broken" in caplog.text
+
+
+def test_tells_how_far_it_is(computing):
+    told = []
+    problem = make_problem()
+    Benchmark(computing, listener=told.append).micro_configurations(request(problem, (4, 8), 1000))
+    assert [each.done for each in told[:-1]] == sorted({each.done for each in told[:-1]})
+    assert all(each.done < each.total for each in told[:-1])
+    assert told[-1].done == told[-1].total
+    assert {each.problem for each in told} == {problem}
+
+
+def test_least_workspace_is_that_of_the_smallest_configuration():
+    benchmark = Benchmark(CountingBackend({"A": 100, "B": 70}))
+    problem = make_problem(batch=12)
+    assert benchmark.least_workspace(request(problem, (4, 8, 12), 0)) == 280
+    assert benchmark.least_workspace(request(problem, (8, 12), 0)) == 840  # eights alone do not make twelve
+    assert benchmark.least_workspace(request(problem, (8,), 0)) is None
+
+
+@pytest.fixture
+def computing(monkeypatch):
+    """Return a backend that the benchmark takes for one that computes: bounds are used where measuring takes time."""
+    monkeypatch.setattr("ucudnn.benchmarking.benchmark.ComputeBackend", LinearBackend)
+    return LinearBackend()
+
+
+@pytest.mark.parametrize("sizes", [(1, 2, 4, 8), (1, 2, 4, 5, 8), tuple(range(1, 9))])
+@pytest.mark.parametrize("limit", [0, 40, 400, 4000])
+def test_what_cannot_matter_is_not_measured(computing, sizes, limit):
+    problem = make_problem(batch=8)
+    whole, fastest = (Benchmark(computing), Benchmark(computing))
+    every = Benchmark(LinearBackend(), exhaustive=True).micro_configurations(request(problem, sizes, limit))
+    front = desirable_set(every, 8)
+    assert desirable_set(whole.micro_configurations(request(problem, sizes, limit)), 8) == front
+    count = len(computing.measured)
+    assert count <= len(every) + len(sizes)
+    computing.measured.clear()
+    found = fastest.micro_configurations(request(problem, sizes, limit, whole=False))
+    assert desirable_set(found, 8)[-1].time_ms == front[-1].time_ms
+    assert len(computing.measured) <= count
+    if limit == 4000:
+        assert len(found) < len(every)
+    undivided = [micro.time_ms for micro in every if micro.size == 8]
+    assert min(micro.time_ms for micro in found if micro.size == 8) == min(undivided)
+
+
+def test_a_size_that_nothing_computes_does_not_stop_the_others(computing):
+    computing.unsupported = {8}
+    found = Benchmark(computing).micro_configurations(request(make_problem(), (1, 2, 4, 8), 4000))
+    assert {each.size for each in found} == {1, 2, 4}
+    computing.unsupported = {1, 2, 4, 8}
+    with pytest.raises(UnsupportedProblemError, match="not at 8"):
+        Benchmark(computing).micro_configurations(request(make_problem(), (1, 2, 4, 8), 4000))
+
+
+def test_what_is_discarded_makes_room_for_what_it_outdid(computing):
+    problem = make_problem(batch=8)
+    benchmark = Benchmark(computing)
+    wanted = request(problem, (1, 2, 4, 8), 4000, whole=False)
+    assert desirable_set(benchmark.micro_configurations(wanted), 8)[-1].parts[0].algorithm == "LARGE"
+    benchmark.discard(problem, "LARGE")
+    assert desirable_set(benchmark.micro_configurations(wanted), 8)[-1].parts[0].algorithm == "FAST"
+    assert "LARGE" not in {each.algorithm for each in benchmark.known_micro_configurations(wanted)}
+
+
+def test_what_was_cut_short_is_measured_again_where_it_matters(computing):
+    problem = make_problem(batch=8)
+    benchmark = Benchmark(computing)
+    measure = LinearBackend.measure
+
+    def cut(size, algorithm, effort, worth_ms=float("inf"), slabs=()):
+        found = measure(computing, size, algorithm, effort, worth_ms)
+        if not found.samples_ms or found.time_ms <= worth_ms:
+            return found
+        return Measurement(status=MeasurementStatus.MEASURED, samples_ms=found.samples_ms[:1], complete=False)
+
+    computing.measure = cut
+    benchmark.micro_configurations(request(problem, (1, 2, 4, 8), 4000, whole=False))
+    before = list(computing.measured)
+    narrow = benchmark.micro_configurations(request(problem, (1, 2, 4, 8), 80, whole=False))
+    assert desirable_set(narrow, 8)[-1].parts[0].algorithm == "FAST"
+    again = set(before) & set(computing.measured[len(before) :])
+    assert all(name != "LARGE" for _, name in again)
+
+
+@pytest.mark.parametrize("whole", [False, True])
+def test_the_least_time_of_what_was_cut_short_is_no_time(computing, whole):
+    computing.workspaces = {"LARGE": 100, "FAST": 10, "SLOW": 0}
+    computing.times = {"SLOW": (0.0, 3.0), "FAST": (0.0, 2.0), "LARGE": (0.0, 0.2)}
+    least = {"SLOW": 1.0, "FAST": 1.9}  # of SLOW, much of the first launch was not seen
+    problem = make_problem(batch=8)
+    measure = LinearBackend.measure
+
+    def cut(size, algorithm, effort, worth_ms=float("inf"), slabs=()):
+        found = measure(computing, size, algorithm, effort, worth_ms)
+        bound = least.get(algorithm.name, 0.0) * size
+        if bound <= worth_ms:
+            return found
+        return Measurement(status=MeasurementStatus.MEASURED, samples_ms=(bound,), complete=False)
+
+    computing.measure = cut
+    benchmark = Benchmark(computing)
+    sizes = (1, 2, 4, 8)
+    benchmark.micro_configurations(request(problem, sizes, 4000, whole=False))
+    known = benchmark.known_micro_configurations(request(problem, sizes, 4000))
+    assert {micro.algorithm for micro in known} == {"LARGE"}, "there is what was measured in full"
+    narrow = benchmark.micro_configurations(request(problem, sizes, 80, whole=whole))
+    best = desirable_set(narrow, 8)[-1]
+    assert {part.algorithm for part in best.parts} == {"FAST"}
+    assert best.time_ms == pytest.approx(16.0)
+    known = benchmark.known_micro_configurations(request(problem, sizes, 80))
+    assert {part.algorithm for part in desirable_set(known, 8)[-1].parts} == {"FAST"}
+
+
+def test_adaptive_finds_the_largest_size_that_fits(computing):
+    problem = make_problem(batch=100)
+    first = tuple(range(1, 101))
+    # LARGE needs 100 bytes a sample: 33 fit into 3300 bytes, and no power of two or equal division comes near.
+    benchmark = Benchmark(computing)
+    sizes = (1, 2, 4, 8, 16, 32, 64, 100, 50, 34, 33, 25, 20)
+    found = benchmark.micro_configurations(request(problem, tuple(sorted(sizes)), 3700, whole=False, adaptive=True))
+    everything = Benchmark(LinearBackend(), exhaustive=True).micro_configurations(request(problem, first, 3700))
+    best, all_best = desirable_set(found, 100)[-1], desirable_set(everything, 100)[-1]
+    assert best.time_ms <= all_best.time_ms * 1.01
+    assert {each.size for each in found} > {37, 34, 33}
+    assert len({each.size for each in found}) < 70
+
+
+def test_on_numpy_bounds_keep_the_best(monkeypatch):
+    backend = CpuBackend()
+    problem = make_problem(batch=16)
+    effort = {"sizes": (1, 2, 4, 8, 16), "limit": 2**22}
+    pruned = Benchmark(backend)
+    found = pruned.micro_configurations(request(problem, **effort, whole=False))
+    exhaustive = Benchmark(backend, exhaustive=True)
+    every = exhaustive.micro_configurations(request(problem, **effort))
+    assert {(each.size, each.algorithm) for each in found} <= {(each.size, each.algorithm) for each in every}
+    assert pruned.measured <= exhaustive.measured

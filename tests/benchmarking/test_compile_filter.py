@@ -1,0 +1,206 @@
+"""What takes a compiler's time and was far behind elsewhere is left out, and nothing besides."""
+
+from dataclasses import replace
+from math import inf
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.benchmarking.test_benchmark import CountingBackend
+from tests.test_problem import make_problem
+from ucudnn.backends.base import Algorithm
+from ucudnn.backends.measurement import Measurement, MeasurementStatus
+from ucudnn.benchmarking.benchmark import Benchmark
+from ucudnn.benchmarking.compile_filter import FAR, Prospects
+from ucudnn.benchmarking.request import Request
+from ucudnn.problem import DataType, Layout, MathMode, Operation
+
+LIMIT = 1000
+
+
+def wanted(channels=3, limit=LIMIT, whole=False, **options):
+    problem = make_problem(batch=8, channels=channels, **{"groups": 1, **options})
+    return Request(problem=problem, sizes=(1, 2, 4, 8), limit_bytes=limit, whole=whole)
+
+
+def known_of(*ratios, limit=LIMIT, name="eng19_k2=1"):
+    """Return what is known once an engine took so much in so many problems."""
+    prospects = Prospects()
+    for channels, ratio in enumerate(ratios, 1):
+        prospects.add(wanted(channels, limit), name, ratio)
+    return prospects
+
+
+def test_two_problems_tell():
+    assert Prospects().promises(wanted(), "eng19")
+    assert known_of(90.0).promises(wanted(), "eng19")
+    for name in ("eng19_k2=1", "eng19_k2=7_k3=0", "eng19+packed"):
+        assert not known_of(90.0, FAR).promises(wanted(), name)
+    for name in ("eng16", "eng1", "eng190"):
+        assert known_of(90.0, FAR).promises(wanted(), name)
+    assert known_of(90.0, FAR, FAR - 0.1).promises(wanted(), "eng19"), "it was near once"
+
+
+def test_one_problem_counts_once_and_by_its_best_size():
+    prospects = Prospects()
+    for ratio in (90.0, 50.0, 4.0):
+        prospects.add(wanted(), "eng19", ratio)
+        assert prospects.promises(wanted(5), "eng19")
+    prospects.add(wanted(4), "eng19", 9.0)
+    assert not prospects.promises(wanted(5), "eng19")
+    prospects.add(wanted(), "eng19", 2.0)
+    assert prospects.promises(wanted(5), "eng19")
+
+
+@given(st.floats(0.1, 200), st.floats(0.1, 200), st.integers(0, 2000), st.integers(0, 2000))
+def test_what_is_far_behind_within_a_limit_may_be_needed_within_a_smaller_one(one, other, limit, asked):
+    promises = known_of(one, other, limit=limit).promises(wanted(limit=asked), "eng19")
+    assert promises == (asked < limit or min(one, other) < FAR)
+
+
+OTHERS = [
+    {"operation": Operation.BACKWARD_DATA},
+    {"dtype": DataType.FLOAT64},
+    {"math": MathMode.FMA},
+    {"layout": Layout.NHWC},
+    {"deterministic": True},
+    {"alignment": 4},
+    {"spatial": (9,), "kernel": (3,)},
+    {"channels": 8, "groups": 2},
+    {"channels": 8, "filters": 8, "groups": 8},
+    {"dilation": (2, 2)},
+    {"padding": (0, 0), "post_padding": (1, 0)},
+    {"x_channel_stride": 100},
+    {"y_channel_stride": 100},
+    {"whole": True},
+]
+
+
+@pytest.mark.parametrize("options", OTHERS, ids=lambda each: "-".join(each))
+def test_other_kinds_are_tried_for_themselves(options):
+    prospects = known_of(90.0, 90.0)
+    assert not prospects.promises(wanted(7), "eng19")
+    assert prospects.promises(wanted(**options), "eng19")
+
+
+def test_depthwise_is_a_kind_of_its_own():
+    prospects = Prospects()
+    for channels in (4, 8):
+        prospects.add(wanted(channels, groups=2, filters=8), "eng19", 90.0)
+    assert not prospects.promises(wanted(6, groups=2, filters=8), "eng19")
+    assert prospects.promises(wanted(8, groups=8, filters=8), "eng19")
+
+
+def test_of_whole_desirable_sets_nothing_is_learned():
+    prospects = Prospects()
+    for channels in range(1, 5):
+        prospects.add(wanted(channels, whole=True), "eng19", 90.0)
+        prospects.add(replace(wanted(channels), apart=True), "eng19", 90.0)
+    assert prospects.promises(wanted(), "eng19")
+
+
+class Compiling(CountingBackend):
+    """eng19 needs a compiler; times and workspaces for each sample are those of `rates` and `needs`, by problem."""
+
+    def __init__(self):
+        super().__init__({})
+        self.rates = {"eng1": lambda problem: 1.0, SLOW: lambda problem: 9.0}
+        self.needs = dict.fromkeys(self.rates, lambda problem: 0)
+        self.compiled = {SLOW}
+        self.ahead = []
+
+    def prefetch(self, problems):
+        self.ahead += problems
+
+    def algorithms(self, problem):
+        return tuple(
+            Algorithm(
+                name=name,
+                workspace_bytes=need(problem) * problem.batch,
+                api="graph",
+                compiles=name in self.compiled,
+            )
+            for name, need in self.needs.items()
+        )
+
+    def measure(self, size, algorithm, effort, worth_ms=inf, slabs=()):
+        self.measured.append((self.problem, algorithm.name))
+        time_ms = size * self.rates[algorithm.name](self.problem)
+        return Measurement(status=MeasurementStatus.MEASURED, samples_ms=(time_ms,) * 6)
+
+    def tried(self, name):
+        """Return the channels of the problems in which an algorithm was measured."""
+        return {problem.channels for problem, each in self.measured if each == name}
+
+
+SLOW = "eng19_k2=1"
+
+
+@pytest.fixture
+def backend(monkeypatch):
+    monkeypatch.setattr("ucudnn.benchmarking.benchmark.ComputeBackend", Compiling)
+    return Compiling()
+
+
+@pytest.mark.parametrize(
+    ("slow", "exhaustive", "compiles", "count"),
+    [(9.0, False, True, 2), (9.0, True, True, 6), (1.5, False, True, 6), (9.0, False, False, 6)],
+)
+def test_what_is_hopeless_is_not_compiled_any_more(backend, slow, exhaustive, compiles, count):
+    backend.rates[SLOW] = lambda problem: slow
+    backend.compiled = {SLOW} if compiles else set()
+    benchmark = Benchmark(backend, exhaustive=exhaustive)
+    requests = [wanted(channels) for channels in range(1, 7)]
+    benchmark.explore(requests)
+    assert backend.tried(SLOW) == {*range(1, count + 1)}
+    assert backend.tried("eng1") == {*range(1, 7)}
+    for each, ahead in zip(requests, backend.ahead, strict=True):
+        assert (ahead.problem, ahead.sizes, ahead.limit_bytes) == (each.problem, each.sizes, LIMIT)
+        assert ahead.promises("eng1_k2=1")
+        assert ahead.promises(SLOW) == (count == 6), "threads are told what is known by then"
+
+
+def test_what_came_first_was_compared_with_nothing(backend):
+    backend.needs["eng1"] = lambda problem: 0 if problem.channels > 1 else 2 * LIMIT
+    benchmark = Benchmark(backend)
+    benchmark.explore([wanted(channels) for channels in range(1, 7)])
+    assert backend.tried(SLOW) == {1, 2, 3}
+
+
+@pytest.mark.parametrize("failing", [False, True])
+def test_what_alone_computes_a_problem_is_compiled(backend, failing):
+    last = wanted(9).problem
+    if failing:
+        measure = backend.measure
+
+        def broken(size, algorithm, *rest, **options):
+            if backend.problem == last and algorithm.name == "eng1":
+                return Measurement(status=MeasurementStatus.FAILED, reason="it is off")
+            return measure(size, algorithm, *rest, **options)
+
+        backend.measure = broken
+    else:
+        backend.needs["eng1"] = lambda problem: 2 * LIMIT if problem.channels == 9 else 0
+    benchmark = Benchmark(backend)
+    benchmark.explore([wanted(channels) for channels in (1, 2, 3)])
+    assert backend.tried(SLOW) == {1, 2}
+    found = benchmark.micro_configurations(wanted(9))
+    assert {(each.algorithm, each.size) for each in found if each.algorithm == SLOW} >= {(SLOW, 8)}
+
+
+def test_what_is_known_is_taken_though_it_would_not_be_compiled(backend):
+    backend.rates[SLOW] = lambda problem: 9.0 if problem.channels < 9 else 0.5
+    benchmark = Benchmark(backend)
+    benchmark.explore([wanted(9, whole=True), *(wanted(channels) for channels in (1, 2, 3))])
+    assert backend.tried(SLOW) == {1, 2, 9}
+    assert (SLOW, 4.0) in {(each.algorithm, each.time_ms) for each in benchmark.micro_configurations(wanted(9))}
+
+
+def test_what_the_limit_holds_back_is_not_hopeless(backend):
+    backend.needs[SLOW] = lambda problem: LIMIT  # it fits at one sample only
+    Benchmark(backend).explore([wanted(channels) for channels in range(1, 5)])
+    assert backend.tried(SLOW) == {1, 2, 3, 4}
+    backend.measured.clear()
+    Benchmark(backend).explore([wanted(channels, limit=8 * LIMIT) for channels in range(1, 5)])
+    assert backend.tried(SLOW) == {1, 2}

@@ -1,0 +1,102 @@
+"""Bounds: what they rule out is in no desirable set."""
+
+from math import inf
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ucudnn.benchmarking.pruning import Search, is_chain
+from ucudnn.configuration import MicroConfiguration
+from ucudnn.solvers.desirable import desirable_set
+
+micros = st.lists(
+    st.builds(
+        MicroConfiguration,
+        size=st.sampled_from([1, 2, 4, 8]),
+        algorithm=st.sampled_from("ABCD"),
+        time_ms=st.floats(0.1, 10),
+        workspace_bytes=st.integers(0, 5),
+    ),
+    max_size=12,
+    unique_by=lambda micro: (micro.size, micro.algorithm),
+)
+
+
+@given(micros, st.booleans(), st.sampled_from([1, 2, 4, 8]), st.integers(0, 5))
+def test_what_is_not_worth_while_changes_no_front(measured, whole, size, workspace):
+    search = Search(8, whole=whole)
+    for micro in measured:
+        search.add(micro)
+    chain = search.worth_ms(size, workspace, True)
+    plain = search.worth_ms(size, workspace, False)
+    assert chain <= plain
+    if chain == inf or size == 8:
+        return
+    late = MicroConfiguration(size=size, algorithm="Z", time_ms=chain * 1.001, workspace_bytes=workspace)
+    before, after = desirable_set(measured, 8), desirable_set([*measured, late], 8)
+    if whole:
+        assert [each.time_ms for each in after] == pytest.approx([each.time_ms for each in before])
+    elif before:
+        # What is wanted is the fastest; workspace within the limit is all the same.
+        assert after[-1].time_ms == pytest.approx(before[-1].time_ms)
+
+
+@given(micros, st.sampled_from([1, 2, 4, 8]))
+def test_exhaustive_search_rules_nothing_out(measured, size):
+    search = Search(8, whole=False, exhaustive=True)
+    for micro in measured:
+        search.add(micro)
+        assert search.least_ms(size, micro.algorithm) == 0
+    assert search.worth_ms(size, 0, True) == inf
+    assert not search.is_outdone(size, 1.0)
+
+
+@given(st.sets(st.integers(1, 300), min_size=1), st.integers(1, 300))
+def test_every_size_is_measured_once(sizes, batch):
+    ordered = Search(batch, whole=True).order(sorted(sizes))
+    assert sorted(ordered) == sorted(sizes)
+
+
+def test_order_begins_at_a_quarter():
+    assert Search(256, whole=True).order([1, 2, 4, 8, 16, 32, 64, 128, 256]) == [64, 128, 256, 32, 16, 8, 4, 2, 1]
+
+
+def measured_search(times, whole=False):
+    search = Search(256, whole=whole)
+    for size, time_ms in times.items():
+        search.add(MicroConfiguration(size=size, algorithm="A", time_ms=time_ms, workspace_bytes=0))
+    return search
+
+
+def test_bounds_come_from_both_sides():
+    search = measured_search({16: 0.2})
+    assert search.least_ms(32, "A") == pytest.approx(0.194)
+    assert search.least_ms(20, "A") == pytest.approx(0.17)
+    assert search.least_ms(16, "A") == 0.2
+    assert search.least_ms(8, "A") == pytest.approx(0.075)
+    assert search.least_ms(32, "B") == 0
+
+
+def test_between_two_sizes_calls_that_fill_the_gpu_take_about_what_both_take():
+    assert measured_search({16: 0.16, 32: 0.32}).least_ms(24, "A") == pytest.approx(0.9 * 0.24)
+    assert measured_search({16: 0.016, 32: 0.04}).least_ms(24, "A") == pytest.approx(0.75 * 0.03)
+    assert measured_search({16: 0.16, 64: 0.16}).least_ms(32, "A") == pytest.approx(0.97 * 0.16)
+
+
+def test_long_calls_grow_with_their_samples():
+    search = measured_search({16: 2.0})
+    assert search.least_ms(64, "A") == pytest.approx(4.8)
+    assert search.least_ms(128, "A") == pytest.approx(1.94)
+
+
+def test_whole_sets_are_bounded_by_less():
+    assert measured_search({16: 2.0}, whole=True).least_ms(64, "A") == pytest.approx(1.94)
+    assert measured_search({16: 0.16, 32: 0.32}, whole=True).least_ms(24, "A") == pytest.approx(0.75 * 0.24)
+
+
+def test_chains():
+    assert is_chain((1, 2, 4, 256), 256)
+    assert is_chain((3, 6), 12)
+    assert not is_chain((4, 6), 12)
+    assert not is_chain((1, 2, 4, 64), 100)

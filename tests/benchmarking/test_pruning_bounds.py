@@ -1,0 +1,32 @@
+"""The search's bounds against what was recorded on an H200: what they leave out was in no desirable set."""
+
+import pytest
+
+from ucudnn.benchmarking.pruning import Search
+from ucudnn.solvers.desirable import desirable_set
+
+
+@pytest.mark.parametrize("network", ["alexnet", "resnet18", "resnet50"])
+@pytest.mark.parametrize("limit", [8, 64, 4096])
+def test_bounds_lose_nothing_of_what_was_recorded(recorded, network, limit):
+    """Replay the order of measuring on recorded times: what bounds leave out was in no desirable set."""
+    lost = kept = total = 0
+    for kernel, measured in recorded(network):
+        batch = kernel.problem.batch
+        fitting = [micro for micro in measured if micro.workspace_bytes <= limit << 20]
+        search, taken = Search(batch, whole=True), []
+        by_size = {}
+        for micro in fitting:
+            by_size.setdefault(micro.size, []).append(micro)
+        for size in search.order(sorted(by_size)):
+            for micro in sorted(by_size[size], key=lambda micro: search.least_ms(size, micro.algorithm)):
+                if search.least_ms(size, micro.algorithm) < search.worth_ms(size, micro.workspace_bytes, True):
+                    search.add(micro)
+                    taken.append(micro)
+        front, found = desirable_set(fitting, batch), desirable_set(taken, batch)
+        if front:
+            lost += (found[-1].time_ms - front[-1].time_ms) * kernel.count
+            total += front[-1].time_ms * kernel.count
+        kept += len(taken) / max(1, len(fitting))
+    assert lost <= 0.002 * total
+    assert kept / len(recorded(network)) < 0.9

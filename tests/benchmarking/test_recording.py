@@ -1,0 +1,179 @@
+"""Recording: profiles from measurements, and back to plans."""
+
+from contextlib import contextmanager
+from dataclasses import replace
+from unittest.mock import patch
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.test_problem import make_problem
+from ucudnn.backends.base import Algorithm, Backend, Bench
+from ucudnn.backends.cpu.backend import CpuBackend
+from ucudnn.backends.measurement import Effort, Measurement, MeasurementStatus
+from ucudnn.backends.replay import ReplayBackend
+from ucudnn.backends.sampling import worthless
+from ucudnn.benchmarking.benchmark import Benchmark
+from ucudnn.benchmarking.recording import record, record_requests, unbeaten
+from ucudnn.benchmarking.request import Request
+from ucudnn.errors import NotRecordedError, ProfileError
+from ucudnn.networks.tables import load_network
+from ucudnn.networks.variants import Variant
+from ucudnn.planning.decision import decide
+from ucudnn.policy import BatchSizePolicy
+from ucudnn.problem import DataType
+from ucudnn.profiles.format import Record, count_records, load_profile, merged, save_profile
+from ucudnn.settings import Settings
+from ucudnn.solvers.desirable import desirable_set
+
+QUICK = Effort(warmup=0, repeats=1, time_limit_ms=1)
+
+
+@pytest.fixture(scope="module")
+def network(tmp_path_factory):
+    path = tmp_path_factory.mktemp("network") / "small.csv"
+    header = "source,W,H,C_in,N,C_out,kernel_w,kernel_h,pad_w,pad_h,stride_w,stride_h"
+    path.write_text(f"{header}\nsmall,9,8,4,8,6,3,3,1,1,1,1\nsmall,5,5,6,8,4,1,1,0,0,1,1\n")
+    return load_network(str(path))
+
+
+def test_what_is_recorded_is_planned_from(network, tmp_path):
+    requests = record_requests(network, [Variant(), Variant(dtype=DataType.FLOAT64)], BatchSizePolicy.POWER_OF_TWO)
+    assert len(requests) == 12
+    benchmark = Benchmark(CpuBackend(), effort=QUICK, exhaustive=True)
+    profile = record("small", requests, benchmark)
+    path = tmp_path / "small.json"
+    save_profile(profile, path)
+    replay = ReplayBackend(load_profile(str(path)))
+    settings = Settings(workspace_limit_bytes=1 << 20)
+    planned = decide(network.kernels(), Benchmark(replay), settings)
+    live = decide(network.kernels(), benchmark, settings)
+    assert planned.time_ms == pytest.approx(live.time_ms, rel=1e-3)
+    every = record("small", requests, benchmark, every=True)
+    assert count_records(every) > count_records(profile)
+    again = decide(network.kernels(), Benchmark(ReplayBackend(every)), settings)
+    assert again.time_ms == pytest.approx(live.time_ms)
+
+
+def test_adaptive_plans_from_what_was_recorded(network):
+    benchmark = Benchmark(CpuBackend(), effort=QUICK, exhaustive=True)
+    requests = record_requests(network, [Variant()], BatchSizePolicy.POWER_OF_TWO)
+    replay = ReplayBackend(record("small", requests, benchmark))
+    plans = {
+        policy: decide(network.kernels(), Benchmark(replay), Settings(policy=policy)).time_ms
+        for policy in (BatchSizePolicy.ADAPTIVE, BatchSizePolicy.POWER_OF_TWO)
+    }
+    assert plans[BatchSizePolicy.ADAPTIVE] == pytest.approx(plans[BatchSizePolicy.POWER_OF_TWO])
+
+
+records = st.lists(
+    st.builds(
+        Record,
+        api=st.sampled_from(["graph", "legacy"]),
+        algorithm=st.text("abc", min_size=1, max_size=3),
+        time_ms=st.sampled_from([1.0, 2.0, 3.0]),
+        workspace_bytes=st.integers(0, 3),
+        notes=st.sampled_from([(), ("TENSOR_CORE",), ("NONDETERMINISTIC",), ("TENSOR_CORE", "FFT")]),
+    ),
+    max_size=12,
+    unique_by=lambda record: (record.api, record.algorithm),
+)
+
+
+@given(records, st.integers(0, 3), st.booleans(), st.booleans(), st.sampled_from(["graph", "legacy"]))
+def test_nothing_that_a_plan_may_want_is_left_out(given_records, limit, deterministic, fma, api):
+    def best(of):
+        times = [
+            record.time_ms
+            for record in of
+            if record.api == api
+            and record.workspace_bytes <= limit
+            and not (deterministic and "NONDETERMINISTIC" in record.notes)
+            and not (fma and "TENSOR_CORE" in record.notes)
+        ]
+        return min(times, default=None)
+
+    kept = unbeaten(given_records)
+    assert best(kept) == best(given_records)
+    assert len(kept) <= len(given_records)
+
+
+class LinearBackend(Backend, Bench):
+    """Algorithms of known workspace and time, each with a fixed part and one for each sample."""
+
+    name = "linear"
+
+    def __init__(self, algorithms):
+        self.given = algorithms
+        self.problem = None
+
+    def conditions(self):
+        return {"device": "none"}
+
+    def algorithms(self, problem):
+        return tuple(
+            Algorithm(name=str(index), workspace_bytes=fixed + each * problem.batch, api="graph", notes=notes)
+            for index, (fixed, each, _, _, notes) in enumerate(self.given)
+            if not (problem.deterministic and "NONDETERMINISTIC" in notes)
+        )
+
+    @contextmanager
+    def bench(self, problem):
+        self.problem = problem
+        yield self
+
+    def measure(self, size, algorithm, effort, worth_ms=float("inf"), slabs=()):
+        _, _, fixed, each, _ = self.given[int(algorithm.name)]
+        samples_ms = (fixed + each * size,) * 6
+        complete = not worthless(samples_ms, worth_ms)
+        return Measurement(status=MeasurementStatus.MEASURED, samples_ms=samples_ms, complete=complete)
+
+
+linear = st.tuples(
+    st.integers(0, 4),
+    st.integers(0, 4),
+    st.sampled_from([0.1, 1.0, 5.0]),
+    st.floats(0.1, 2.0),
+    st.sampled_from([(), ("NONDETERMINISTIC",)]),
+)
+
+
+@given(st.lists(linear, min_size=1, max_size=8), st.booleans())
+def test_what_was_recorded_of_one_mini_batch_serves_smaller_ones_and_deterministic_plans(algorithms, deterministic):
+    backend = LinearBackend(algorithms)
+    sizes = (1, 2, 4, 8)
+    wanted = Request(problem=make_problem(batch=8), sizes=sizes, limit_bytes=1 << 50, apart=True)
+    with patch(
+        "ucudnn.benchmarking.benchmark.ComputeBackend", LinearBackend
+    ):  # measuring takes time, so bounds are used
+        profile = record("one", [wanted], Benchmark(backend))
+    for batch in sizes:
+        problem = make_problem(batch=batch, deterministic=deterministic)
+        within = tuple(size for size in sizes if size <= batch)
+        asked = Request(problem=problem, sizes=within, limit_bytes=1 << 50)
+        every = Benchmark(backend, exhaustive=True).micro_configurations(asked)
+        try:
+            replayed = Benchmark(ReplayBackend(profile)).micro_configurations(asked)
+        except NotRecordedError:
+            assert not every
+            continue
+        fronts = [
+            [(each.workspace_bytes, each.time_ms) for each in desirable_set(of, batch)] for of in (every, replayed)
+        ]
+        assert fronts[1] == [pytest.approx(each) for each in fronts[0]]
+        undivided = [min(micro.time_ms for micro in of if micro.size == batch) for of in (every, replayed)]
+        assert undivided[1] == pytest.approx(undivided[0])
+
+
+def test_profiles_of_one_machine_are_merged(network):
+    benchmark = Benchmark(CpuBackend(), effort=QUICK, exhaustive=True)
+    first, second = (
+        record("small", record_requests(network, [each], BatchSizePolicy.UNDIVIDED), benchmark)
+        for each in (Variant(), Variant(dtype=DataType.FLOAT64))
+    )
+    both = merged(first, second)
+    assert count_records(both) == count_records(first) + count_records(second)
+    assert count_records(merged(both, second)) == count_records(both)
+    with pytest.raises(ProfileError, match="was recorded under"):
+        merged(first, replace(second, conditions={"device": "another"}))

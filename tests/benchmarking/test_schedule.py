@@ -1,0 +1,179 @@
+"""Which sizes and algorithms a round has."""
+
+from math import ceil
+from random import Random
+from statistics import fmean
+
+import pytest
+
+from ucudnn.benchmarking import schedule as rounds_module
+from ucudnn.benchmarking.schedule import Rounds
+from ucudnn.configuration import MicroConfiguration
+from ucudnn.policy import BatchSizePolicy
+from ucudnn.solvers.desirable import fastest
+
+LADDER = (1, 2, 4, 8, 16, 32, 64)
+
+
+def micro(size, name, rate, workspace):
+    return (size, name), MicroConfiguration(
+        size=size, algorithm=name, time_ms=rate * size, workspace_bytes=workspace * size
+    )
+
+
+@pytest.mark.parametrize("limit", [2900, 6400])
+def test_what_does_not_fit_at_twice_a_size_gets_the_benefit_of_the_doubt(limit):
+    # CLOSE is the best at each size, but takes 100 bytes for each sample; twelve others fit at any size.
+    rates = {1: 10.0, 2: 6.0, 4: 4.0, 8: 3.0, 16: 2.0, 32: 1.2, 64: 1.2}
+    others = [f"OTHER{index}" for index in range(12)]
+    slower = {name: 1.1 + index / 50 for index, name in enumerate(others)}
+    micros = dict(micro(size, name, rates[size] * slower[name], 1) for size in LADDER for name in others)
+    micros |= dict(micro(size, "CLOSE", rates[size], 100) for size in LADDER if size * 100 <= limit)
+    rounds = iter(
+        Rounds(
+            64,
+            LADDER,
+            ["CLOSE", *others],
+            adaptive=True,
+            whole=False,
+            micros=micros,
+            tried=set(LADDER),
+            fits=lambda size, name: size * (100 if name == "CLOSE" else 1) <= limit,
+            compiled=(),
+        )
+    )
+    sizes, names, _ = next(rounds)
+    assert tuple(sizes) == LADDER
+    assert names == ["CLOSE", *others]
+    sizes, names, _ = next(rounds)
+    assert "CLOSE" in names
+    if limit == 2900:
+        assert 29 in sizes or 28 in sizes, "near the largest size at which it fits"
+
+
+@pytest.mark.parametrize("rate", [1.0, 1.04, 1.3, 2.0])
+@pytest.mark.parametrize("compiles", [False, True])
+def test_what_takes_a_compiler_at_each_size_must_promise_more(rate, compiles):
+    micros = dict(micro(size, "FAST", 1.0, 1) for size in LADDER)
+    micros |= dict(micro(size, "OTHER", rate, 1) for size in LADDER)
+    rounds = iter(
+        Rounds(
+            64,
+            LADDER,
+            ["FAST", "OTHER"],
+            adaptive=True,
+            whole=False,
+            micros=micros,
+            tried=set(LADDER),
+            fits=lambda size, name: True,
+            compiled={"OTHER"} if compiles else (),
+        )
+    )
+    assert next(rounds)[1] == ["FAST", "OTHER"], "it is measured at powers of two in any case"
+    chosen = set(next(rounds)[1])
+    assert chosen - {"OTHER"} == {"FAST"}
+    assert ("OTHER" in chosen) == (rate < (1.05 if compiles else 1.6))
+
+
+class Staircases:
+    """Algorithms whose time grows in steps: a wave of so many samples takes as long, however many of them it has."""
+
+    def __init__(self, waves, limit_bytes=256, batch=256, compiled=()):
+        self.compiled = compiled
+        self.waves = waves  # samples of a wave, milliseconds of a wave, bytes of workspace for each sample
+        self.limit_bytes = limit_bytes
+        self.batch = batch
+        self.micros = {}
+        self.single = []
+
+    def fits(self, size, name):
+        return size * self.waves[name][2] <= self.limit_bytes
+
+    def measure(self, size, name):
+        samples, wave_ms, bytes_each = self.waves[name]
+        if self.fits(size, name):
+            self.micros[size, name] = MicroConfiguration(
+                size=size,
+                algorithm=name,
+                time_ms=wave_ms * ceil(size / samples),
+                workspace_bytes=int(size * bytes_each),
+            )
+
+    def explore(self):
+        """Return the time that `adaptive` comes to."""
+        tried = set()
+        sizes = BatchSizePolicy.ADAPTIVE.sizes(self.batch)
+        rounds = Rounds(
+            self.batch,
+            sizes,
+            list(self.waves),
+            adaptive=True,
+            whole=False,
+            micros=self.micros,
+            tried=tried,
+            fits=self.fits,
+            compiled=self.compiled,
+        )
+        for asked, names, _ in rounds:
+            pairs = [(size, name) for size in asked for name in names]
+            tried.update(asked)
+            if len(pairs) == 1:
+                self.single += pairs
+            for pair in pairs:
+                self.measure(*pair)
+        return fastest(self.micros.values(), self.batch).time_ms
+
+    def best(self):
+        """Return the time that all sizes come to."""
+        for size in range(1, self.batch + 1):
+            for name in self.waves:
+                self.measure(size, name)
+        return fastest(self.micros.values(), self.batch).time_ms
+
+
+@pytest.mark.parametrize("edge", [97, 99, 109, 117])
+def test_the_largest_size_before_a_step_is_found(edge):
+    # At powers of two, and at what fits, EDGE is no better than others: its wave is not full, or has just begun.
+    staircases = Staircases({"EDGE": (edge, 1.0, 256 / 119), "FLAT": (1, 0.0115, 2), "OTHER": (64, 0.75, 2)})
+    staircases.explore()
+    assert (edge, "EDGE") in staircases.micros
+    assert len(staircases.single) <= 12
+
+
+def test_steps_of_what_takes_a_compiler_are_not_looked_for():
+    waves = {"EDGE": (99, 1.0, 256 / 119), "FLAT": (1, 0.0115, 2)}
+    assert "EDGE" in {name for _, name in explored(waves).single}
+    assert "EDGE" not in {name for _, name in explored(waves, compiled={"EDGE"}).single}
+
+
+def explored(waves, **options):
+    staircases = Staircases(waves, **options)
+    staircases.explore()
+    return staircases
+
+
+def test_steps_are_looked_for_only_where_they_may_gain_something():
+    staircases = Staircases({"FLAT": (1, 0.01, 2), "SLOW": (100, 3.0, 2)})
+    staircases.explore()
+    assert not [name for _, name in staircases.single if name == "SLOW"]
+
+
+def test_adaptive_comes_near_to_all_sizes_where_time_grows_in_steps(monkeypatch):
+    chance = Random()
+    seeds = [chance.getrandbits(32) for _ in range(120)]
+    behind = {}
+    for most in (rounds_module._MOST_STEPS, 0):
+        monkeypatch.setattr(rounds_module, "_MOST_STEPS", most)
+        ratios = []
+        for seed in seeds:
+            each = Random(seed)
+            waves = {}
+            for name in "ABCDEFGH":
+                samples = each.uniform(8, 60)
+                waves[name] = samples, samples * each.uniform(0.8, 1.3), each.choice([1.5, 2, 2.5, 3])
+            staircases = Staircases(waves)
+            ratios.append(staircases.explore() / staircases.best())
+        behind[most] = fmean(ratios) - 1
+    with_steps, without = behind.values()
+    assert with_steps < 0.012, seeds
+    assert with_steps < 0.95 * without, seeds

@@ -1,0 +1,238 @@
+"""The command line as a whole process, the way people call it."""
+
+import csv
+import io
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import H200_EVERY
+from ucudnn.networks.tables import CSV_HEADER
+
+
+def ucudnn(*arguments, environment=None):
+    command = [sys.executable, "-m", "ucudnn", *arguments]
+    return subprocess.run(
+        command, capture_output=True, text=True, check=False, env={**os.environ, **(environment or {})}
+    )
+
+
+def plan(*arguments):
+    result = ucudnn("plan", *arguments, "--json")
+    assert result.returncode == 0, result.stderr
+    return json.loads(result.stdout)
+
+
+@pytest.mark.parametrize(
+    ("network", "candidates", "limit", "undivided_ms", "micro_batched_ms"),
+    [
+        ("alexnet", "graph", "64MiB", 37.08, 11.69),
+        ("alexnet", "graph", "16MiB", 40.14, 17.57),
+        ("resnet18", "graph", "32MiB", 46.70, 20.84),
+        ("resnet50", "graph", "16MiB", 18.96, 14.52),
+        ("alexnet", "legacy", "64MiB", 47.91, 16.51),
+    ],
+)
+def test_plans_for_a_recorded_gpu(network, candidates, limit, undivided_ms, micro_batched_ms):
+    answer = plan(network, "--profile", str(H200_EVERY), "--workspace", limit, "--candidates", candidates)
+    assert answer["total"]["undivided_ms"] == pytest.approx(undivided_ms, abs=0.005)
+    assert answer["total"]["micro_batched_ms"] == pytest.approx(micro_batched_ms, abs=0.005)
+
+
+def test_json_is_what_the_readme_promises():
+    answer = plan("alexnet", "--profile", "h200", "--workspace", "64MiB")
+    assert {"network", "batch", "limits", "policy", "kernels", "total"} <= set(answer)
+    assert (answer["network"], answer["batch"], answer["policy"]) == ("alexnet", 256, "powerOfTwo")
+    assert answer["limits"] == {"workspace_bytes": 64 * 2**20, "total_workspace_bytes": None}
+    assert len(answer["kernels"]) == 15
+    kernel = answer["kernels"][3]
+    assert (kernel["layer"], kernel["operation"], kernel["count"]) == ("conv2", "Forward", 1)
+    assert kernel["configuration"].startswith("4x64 eng67")
+    assert kernel["workspace_bytes"] <= 64 * 2**20
+    assert {"undivided_ms", "micro_batched_ms", "speedup", "workspace_bytes"} <= set(answer["total"])
+    counted = sum(kernel["micro_batched_ms"] * kernel["count"] for kernel in answer["kernels"])
+    assert answer["total"]["micro_batched_ms"] == pytest.approx(counted)
+
+
+def test_workspace_division():
+    answer = plan("alexnet", "--profile", str(H200_EVERY), "--total-workspace", "120MiB")
+    assert answer["method"] == "WD"
+    assert answer["total"]["micro_batched_ms"] == pytest.approx(19.14, abs=0.005)
+    assert answer["total"]["workspace_bytes"] <= 120 * 2**20
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+@pytest.mark.parametrize("layout", ["first", "last"])
+def test_plans_in_other_types_and_layouts(dtype, layout):
+    answer = plan("resnet18", "--profile", "h200", "--dtype", dtype, "--layout", layout, "--workspace", "32MiB")
+    text = f"{dtype} {'NHWC' if layout == 'last' else 'NCHW'}"
+    assert all(kernel["problem"].endswith(text) for kernel in answer["kernels"])
+    assert answer["total"]["micro_batched_ms"] <= answer["total"]["undivided_ms"]
+
+
+def test_only_branches_need_segments_of_their_own():
+    text = ucudnn("plan", "inception3", "--profile", "h200", "--total-workspace", "64MiB", "--branches").stdout
+    assert "WD, 64 MiB in total, divided among branches that run at the same time" in text
+    ways = re.search(r"the same total in other ways: WR (.*), WD (.*) ms, WD, grouped (.*) ms, shared (.*) ms", text)
+    assert ways[1] == "does not fit" or float(ways[1].removesuffix(" ms")) >= float(ways[2])
+    assert float(ways[2]) > float(ways[3]) >= float(ways[4])
+    answer = plan("inception3", "--profile", "h200", "--total-workspace", "64MiB", "--branches")
+    assert answer["division"]["arena_bytes"] <= 64 * 2**20
+    assert answer["division"]["gap"] == 0
+
+
+def test_csv():
+    result = ucudnn("plan", "alexnet", "--profile", "h200", "--csv")
+    rows = list(csv.DictReader(io.StringIO(result.stdout)))
+    assert len(rows) == 15
+    assert rows[0]["layer"] == "conv1"
+
+
+def test_environment_is_obeyed_and_options_win():
+    environment = {"UCUDNN_BACKEND": "replay:h200", "UCUDNN_DEFAULT_WORKSPACE_LIMIT": "16MiB"}
+    answer = json.loads(ucudnn("plan", "alexnet", "--json", environment=environment).stdout)
+    assert answer["limits"]["workspace_bytes"] == 16 * 2**20
+    result = ucudnn("plan", "alexnet", "--json", "--workspace", "64MiB", environment=environment)
+    assert json.loads(result.stdout)["limits"]["workspace_bytes"] == 64 * 2**20
+
+
+@pytest.fixture
+def layers(tmp_path):
+    path = tmp_path / "tiny.csv"
+    path.write_text(f"{CSV_HEADER}\nnet,12,10,4,6,8,3,3,1,1,1,1\nnet,12,10,4,6,8,5,3,2,1,2,1\n")
+    return str(path)
+
+
+def test_time_executes_what_it_plans(layers):
+    result = ucudnn("time", layers, "--workspace", "30KiB", "--json", "--time-limit", "5")
+    assert result.returncode == 0, result.stderr
+    answer = json.loads(result.stdout)
+    assert answer["backend"] == "cpu"
+    assert answer["batch"] == 6
+    assert len(answer["kernels"]) == 6
+    for kernel in answer["kernels"]:
+        assert kernel["executed_ms"] > 0
+        assert kernel["undivided_executed_ms"] > 0
+        assert kernel["workspace_bytes"] <= 30 * 1024
+    assert answer["total"]["executed_speedup"] > 0
+
+
+def test_time_divides_a_total_too(layers):
+    result = ucudnn("time", layers, "--total-workspace", "100KiB", "--policy", "all", "--time-limit", "1")
+    assert result.returncode == 0, result.stderr
+    assert "WD, 100 KiB in total" in result.stdout
+    assert "executed: undivided" in result.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["plan", "lenet"], "network 'lenet' is neither known nor a file"),
+        (["plan", "alexnet", "--profile", "b200"], "profile 'b200' is neither a file"),
+        (["plan", "alexnet", "--profile", "h200", "--batch", "0"], "batch 0 must be 1 or more"),
+        (["plan", "alexnet", "--profile", "h200", "--batch", "100"], "not at 100 but at 1, 2, 4"),
+        (["plan", "alexnet", "--profile", "h200", "--branches"], "--branches says how a total is divided: give"),
+        (
+            ["plan", "alexnet", "--profile", "h200", "--total-workspace", "64MiB", "--branches"],
+            "--branches: alexnet has none; inception3 does",
+        ),
+        (["plan", "alexnet", "--profile", "h200", "--solver-time-limit", "0"], "must be more than 0 seconds"),
+        (["plan", "alexnet", "--profile", "h200", "--dtype", "int8"], "--dtype='int8' is not known"),
+        (["plan", "alexnet", "--profile", "h200", "--layout", "NHWC"], "--layout='NHWC' is not known: give first"),
+        (["plan", "alexnet", "--profile", "h200", "--dtype", "float64"], "has no Forward"),
+        (["plan", "alexnet", "--profile", "h200", "--policy", "half"], "policy='half' is not known"),
+        (["plan", "alexnet", "--profile", "h200", "--candidates", "all"], "candidates='all' is not known"),
+        (["plan", "alexnet", "--profile", "h200", "--workspace", "64MoB"], "size '64MoB' cannot be read"),
+        (["plan", "alexnet", "--backend", "gpu"], "backend='gpu' is not known"),
+        (["time", "alexnet", "--backend", "replay:h200"], "plans but cannot execute"),
+        (["plan", "alexnet", "--tiles", "4"], "No such option: --tiles"),
+        (["plan"], "Missing argument"),
+    ],
+)
+def test_bad_input_ends_with_status_2_and_one_clear_message(arguments, message):
+    result = ucudnn(*arguments)
+    assert result.returncode == 2
+    assert message in result.stderr
+    assert "Traceback" not in result.stderr
+    assert result.stdout == ""
+
+
+def test_a_bad_variable_is_named():
+    result = ucudnn("plan", "alexnet", environment={"UCUDNN_SOLVER": "abacus"})
+    assert result.returncode == 2
+    assert "UCUDNN_SOLVER='abacus' is not known: give one of auto, highs" in result.stderr
+
+
+def test_help_teaches():
+    for command in ([], ["plan"], ["time"], ["profile"], ["cache"], ["cache", "prune"]):
+        result = ucudnn(*command, "--help")
+        assert result.returncode == 0
+        assert "ucudnn" in result.stdout
+    assert "ucudnn plan alexnet --profile h200 --workspace 64MiB" in ucudnn("plan", "--help").stdout
+    assert ucudnn("--version").stdout.strip().count(".") == 2
+
+
+@pytest.fixture
+def database(tmp_path):
+    return str(tmp_path / "measurements.db")
+
+
+def test_profile_records_and_plan_replays(layers, tmp_path, database):
+    out = str(tmp_path / "mine.json")
+    quick = ["--backend", "cpu", "--policy", "powerOfTwo", "--database", database]
+    result = ucudnn("profile", layers, "--out", out, *quick, "--dtype", "float32", "--dtype", "float64")
+    assert result.returncode == 0, result.stderr
+    assert "measurements of" in result.stdout
+    planned = ucudnn("plan", layers, "--profile", out, "--workspace", "1MiB", "--json")
+    assert json.loads(planned.stdout)["total"]["speedup"] >= 1
+    before = Path(out).read_text()
+    assert ucudnn("profile", layers, "--out", out, *quick).returncode == 0  # adds to the file, from the database
+    assert len(Path(out).read_text()) >= len(before) * 0.9
+
+
+def test_profiles_move_between_databases(layers, tmp_path, database):
+    other, moved = str(tmp_path / "other.db"), str(tmp_path / "moved.json")
+    quick = ["--backend", "cpu", "--database", database]
+    assert ucudnn("time", layers, *quick, "--repeats", "1", "--time-limit", "1").returncode == 0
+    exported = ucudnn("profile", "--export", moved, *quick)
+    assert exported.returncode == 0, exported.stderr
+    imported = ucudnn("profile", "--import", moved, "--database", other)
+    assert imported.returncode == 0, imported.stderr
+    assert exported.stdout.split()[0] == imported.stdout.split()[0] != "0"
+
+
+def test_time_is_instant_the_second_time(layers, database):
+    command = ["time", layers, "--backend", "cpu", "--database", database, "--repeats", "1", "--json"]
+    first, second = (json.loads(ucudnn(*command, "--time-limit", "5").stdout) for _ in range(2))
+    assert second["benchmark_seconds"] < first["benchmark_seconds"] / 2
+    configurations = [[kernel["configuration"] for kernel in each["kernels"]] for each in (first, second)]
+    assert configurations[0] == configurations[1]
+
+
+def test_cache_shows_checks_prunes_and_clears(layers, database):
+    def cache(command, *options):
+        return ucudnn("cache", command, "--database", database, *options)
+
+    assert "nothing is in it" in cache("show").stdout
+    assert ucudnn("time", layers, "--backend", "cpu", "--database", database, "--repeats", "1").returncode == 0
+    shown = cache("show").stdout
+    assert database in shown.replace("\n", "")
+    assert "measurements of" in shown
+    (machine,) = json.loads(cache("show", "--json").stdout)["machines"]
+    assert machine["measurements"] > 0
+    assert "is sound" in cache("check").stdout
+    assert "0 measurements deleted" in cache("prune").stdout
+    assert cache("clear").returncode == 1  # nobody said yes
+    assert f"{machine['measurements'] + machine['failures']} measurements deleted" in cache("clear", "--yes").stdout
+    assert "nothing is in it" in cache("show").stdout
+
+
+def test_a_database_that_is_off_cannot_be_shown():
+    result = ucudnn("cache", "show", "--database", "off")
+    assert result.returncode == 2
+    assert "the database is off: give --database PATH" in result.stderr

@@ -1,0 +1,317 @@
+"""Convolutions through CuPy's names on host memory: cuDNN's descriptors, μ-cuDNN's handle, the CPU's algorithms."""
+
+import logging
+
+import numpy as np
+import pytest
+
+from tests.cudnn.conftest import AddressBackend, DeviceArray
+from tests.support.reference import WRITTEN, reference_convolution
+from ucudnn import Handle, cudnn
+from ucudnn.cudnn import cupyx_functions
+from ucudnn.cudnn.handles import MicroHandle, micro_handle
+from ucudnn.errors import BackendError
+from ucudnn.problem import Operation
+
+KIB = 2**10
+FIND = {
+    Operation.FORWARD: "findConvolutionForwardAlgorithm",
+    Operation.BACKWARD_DATA: "findConvolutionBackwardDataAlgorithm",
+    Operation.BACKWARD_FILTER: "findConvolutionBackwardFilterAlgorithm",
+}
+
+
+def function(operation, form):
+    """Return a function of an operation: 'find', 'findEx', 'findEx_v7', 'get_v6', 'get_v7' or 'size'."""
+    if form.startswith("find"):
+        return getattr(cudnn, FIND[operation] + form.removeprefix("find"))
+    name = FIND[operation].replace("find", "get")
+    return getattr(cudnn, name.replace("Algorithm", "WorkspaceSize") if form == "size" else name + form[3:])
+
+
+def find_ex(operation, layer, handle, count, size, form="findEx_v7"):
+    first, second, convolution, written = layer.descriptors(operation)
+    return function(operation, form)(handle, first, 0, second, 0, convolution, written, 0, count, 0, size)
+
+
+@pytest.fixture
+def opened():
+    """Return a maker of handles that know no limit but the environment's, as `create` makes them on a GPU."""
+    made = []
+
+    def make(handle=None, fixed=False):
+        micro = MicroHandle(handle or Handle(backend=AddressBackend()), fixed=fixed)
+        cudnn.handles._HANDLES[micro.address] = micro
+        made.append(micro.address)
+        return micro
+
+    yield make
+    for address in made:
+        cudnn.destroy(address)
+
+
+def problem_of(micro, layer, operation):
+    return micro.ask(operation, layer.x, layer.w, layer.convolution, layer.y).problem
+
+
+@pytest.mark.parametrize("operation", Operation)
+@pytest.mark.parametrize(
+    "sizes",
+    [
+        {},
+        {"stride": 2, "groups": 2},
+        {"dtype": "float64", "kernel": (5, 3), "pad": 2},
+        {"x": (7, 3, 6, 6), "kernel": (1, 1), "pad": 0},
+    ],
+    ids=["plain", "groups", "double", "odd"],
+)
+@pytest.mark.parametrize(("alpha", "beta"), [(1.0, 0.0), (0.5, 1.0), (-2.0, 0.25)])
+def test_results_are_those_of_the_convolution(opened, layer, operation, sizes, alpha, beta):
+    micro, layer = opened(), layer(**sizes)
+    problem = problem_of(micro, layer, operation)
+    held = {name: each.astype(np.float64) for name, each in layer.arrays.items()}
+    expected = alpha * reference_convolution(problem, **held) + beta * held[WRITTEN[operation]]
+    if beta == 0:
+        layer.arrays[WRITTEN[operation]].fill(np.nan)
+    layer.run(micro.address, operation, alpha=alpha, beta=beta)
+    tolerance = 1e-10 if problem.dtype.itemsize == 8 else 1e-4
+    np.testing.assert_allclose(layer.arrays[WRITTEN[operation]], expected, atol=tolerance * np.abs(expected).max())
+    for name in set("xwy") - {WRITTEN[operation]}:
+        np.testing.assert_array_equal(layer.arrays[name], held[name])
+
+
+def test_a_descriptor_that_was_set_anew_changes_the_problem(opened, layer):
+    micro, layer = opened(), layer()
+    layer.run(micro.address, Operation.FORWARD)
+    whole = layer.arrays["y"].copy()
+    layer.arrays["y"].fill(7)
+    cudnn.setTensor4dDescriptor(layer.x, 0, 0, 5, *layer.arrays["x"].shape[1:])
+    cudnn.setTensor4dDescriptor(layer.y, 0, 0, 5, *layer.arrays["y"].shape[1:])
+    layer.run(micro.address, Operation.FORWARD)
+    np.testing.assert_allclose(layer.arrays["y"][:5], whole[:5], rtol=1e-4, atol=1e-5)
+    assert (layer.arrays["y"][5:] == 7).all()
+
+
+@pytest.mark.parametrize("operation", Operation)
+def test_every_form_answers_with_virtual_algorithms(opened, layer, operation):
+    micro, layer = opened(), layer()
+    cudnn.setConvolutionMathType(layer.convolution, cudnn.CUDNN_TENSOR_OP_MATH)
+    descriptors = layer.descriptors(operation)
+    lists = [
+        function(operation, "find")(micro.address, *descriptors, 2),
+        function(operation, "get_v7")(micro.address, *descriptors, requestedAlgoCount=2),
+        find_ex(operation, layer, micro.address, 2, 64 * KIB, "findEx"),
+        find_ex(operation, layer, micro.address, 2, 64 * KIB, "findEx_v7"),
+    ]
+    expected = [cudnn.CuDNNAlgoPerf(0, 0, -1.0, 0, 0, 1), cudnn.CuDNNAlgoPerf(1, 0, -1.0, 0, 1, 1)]
+    assert lists == [expected] * 4
+    assert function(operation, "get_v7")(micro.address, *descriptors, 1) == expected[:1]
+    assert function(operation, "get_v7")(micro.address, *descriptors, 8) == expected
+    assert function(operation, "size")(micro.address, *descriptors, 0) == 0
+    assert [kernel.calls for kernel in micro.handle.report().kernels] == []
+    layer.run(micro.address, operation)
+    assert [kernel.calls for kernel in micro.handle.report().kernels] == [1]
+
+
+@pytest.mark.parametrize("form", ["find", "get_v7"])
+@pytest.mark.parametrize("count", [0, -1])
+def test_a_count_below_one_is_a_bad_parameter(opened, layer, form, count):
+    micro, layer = opened(), layer()
+    with pytest.raises(cudnn.CuDNNError, match=f"BAD_PARAM from .*: requestedAlgoCount is {count}") as caught:
+        function(Operation.FORWARD, form)(micro.address, *layer.descriptors(Operation.FORWARD), count)
+    assert caught.value.status == cudnn.CUDNN_STATUS_BAD_PARAM
+
+
+def test_an_unknown_preference_is_a_bad_parameter(opened, layer):
+    micro, layer = opened(), layer()
+    with pytest.raises(cudnn.CuDNNError, match="BAD_PARAM from getConvolutionForwardAlgorithm_v6: preference is 3"):
+        cudnn.getConvolutionForwardAlgorithm_v6(micro.address, *layer.descriptors(Operation.FORWARD), 3, 0)
+
+
+def test_null_scalars_are_an_error(opened, layer):
+    micro, layer = opened(), layer()
+    arrays = [layer.arrays[name].ctypes.data for name in "xwy"]
+    with pytest.raises(cudnn.CuDNNError, match="NULL_POINTER: alpha or beta"):
+        cudnn.convolutionForward(
+            micro.address, 0, layer.x, arrays[0], layer.w, arrays[1], layer.convolution, 0, 0, 0, 0, layer.y, arrays[2]
+        )
+
+
+@pytest.mark.parametrize("operation", Operation)
+def test_a_limit_that_the_caller_states_is_kept(opened, layer, operation, monkeypatch):
+    monkeypatch.setenv("UCUDNN_DEFAULT_WORKSPACE_LIMIT", "1MiB")
+    micro, layer = opened(), layer(x=(16, 8, 16, 16))
+    problem = problem_of(micro, layer, operation)
+    assert micro.handle_for(problem) is micro.handle
+    find_ex(operation, layer, micro.address, 1, 32 * KIB)
+    layer.run(micro.address, operation)
+    handle = micro.handle_for(problem)
+    assert handle.settings.workspace_limit_bytes == 32 * KIB
+    assert handle.workspace_bytes <= 32 * KIB
+    assert micro.handle.report().kernels == ()
+    function(operation, "get_v6")(micro.address, *layer.descriptors(operation), 2, 48 * KIB)
+    assert micro.handle_for(problem).settings.workspace_limit_bytes == 48 * KIB
+    function(operation, "get_v6")(micro.address, *layer.descriptors(operation), 1, 48 * KIB)
+    assert micro.handle_for(problem) is micro.handle  # PREFER_FASTEST states none
+    assert micro.handle.settings.workspace_limit_bytes == 1024 * KIB
+
+
+def test_kernels_of_one_limit_share_a_handle(opened, layer):
+    micro, layers = opened(), [layer(), layer(filters=3)]
+    for each in layers:
+        find_ex(Operation.FORWARD, each, micro.address, 1, 32 * KIB)
+    first, second = (micro.handle_for(problem_of(micro, each, Operation.FORWARD)) for each in layers)
+    assert first is second
+    assert first.backend is micro.handle.backend
+
+
+@pytest.mark.parametrize("variable", [None, "UCUDNN_TOTAL_WORKSPACE_SIZE"])
+@pytest.mark.parametrize("fixed", [False, True])
+def test_no_workspace_is_always_honoured(opened, layer, variable, fixed, monkeypatch):
+    if variable:
+        monkeypatch.setenv(variable, "1MiB")
+    micro, layer = opened(fixed=fixed), layer()
+    descriptors = layer.descriptors(Operation.FORWARD)
+    algo = cudnn.getConvolutionForwardAlgorithm_v6(
+        micro.address, *descriptors, cudnn.CUDNN_CONVOLUTION_FWD_NO_WORKSPACE, 8 * KIB
+    )
+    handle = micro.handle_for(problem_of(micro, layer, Operation.FORWARD))
+    assert handle is not micro.handle
+    layer.run(micro.address, Operation.FORWARD, algo=algo)
+    assert handle.workspace_bytes == micro.handle.workspace_bytes == 0
+
+
+def test_a_total_rules_over_limits_of_callers(opened, layer, monkeypatch):
+    monkeypatch.setenv("UCUDNN_TOTAL_WORKSPACE_SIZE", "256KiB")
+    micro, layer = opened(), layer()
+    for operation in Operation:
+        find_ex(operation, layer, micro.address, 1, 16 * KIB)
+        assert micro.handle_for(problem_of(micro, layer, operation)) is micro.handle
+    for operation in Operation:
+        layer.run(micro.address, operation)
+    assert [kernel.calls for kernel in micro.handle.report().kernels] == [1, 1, 1]
+    assert micro.handle.workspace_bytes <= 256 * KIB
+
+
+def test_the_limit_of_an_adopted_handle_rules(layer):
+    handle = Handle(backend=AddressBackend(), workspace_limit="64KiB")
+    address = cudnn.adopt(handle)
+    layer = layer()
+    find_ex(Operation.FORWARD, layer, address, 1, 16 * KIB)
+    layer.run(address, Operation.FORWARD)
+    assert [kernel.calls for kernel in handle.report().kernels] == [1]
+    cudnn.destroy(address)
+    assert micro_handle(address) is None
+    layer.run(cudnn.adopt(handle), Operation.FORWARD)  # it outlives the address
+    assert [kernel.calls for kernel in handle.report().kernels] == [2]
+    cudnn.destroy(address)
+
+
+def test_a_handle_that_does_not_compute_with_cudnn_cannot_be_adopted():
+    with pytest.raises(BackendError, match="backend cpu has no cuDNN handle: open a Handle on 'cudnn'"):
+        cudnn.adopt(Handle(backend="cpu"))
+
+
+@pytest.mark.parametrize(
+    ("operation", "algo", "deterministic"),
+    [
+        (Operation.FORWARD, 0, False),
+        (Operation.FORWARD, 1, True),
+        (Operation.BACKWARD_DATA, 0, False),
+        (Operation.BACKWARD_DATA, 1, True),
+        (Operation.BACKWARD_FILTER, 0, False),
+        (Operation.BACKWARD_FILTER, 1, True),
+        (Operation.BACKWARD_FILTER, 3, False),
+    ],
+)
+def test_numbers_of_deterministic_algorithms_ask_for_determinism(opened, layer, operation, algo, deterministic):
+    micro, layer = opened(), layer()
+    layer.run(micro.address, operation, algo=algo)
+    problems = [entry.kernel.problem for entry in micro.handle._entries.values()]
+    assert [problem.deterministic for problem in problems] == [deterministic]
+
+
+def test_a_stream_stays_until_a_function_computes(opened, layer):
+    micro, layer = opened(), layer()
+    streams = micro.handle.backend.streams
+    cudnn.setStream(micro.address, 77)
+    find_ex(Operation.FORWARD, layer, micro.address, 1, 32 * KIB)
+    assert streams == [77]
+    layer.run(micro.address, Operation.FORWARD)
+    assert streams == [77, None]
+    layer.run(micro.address, Operation.FORWARD)
+    assert streams == [77, None]
+
+
+def test_what_is_left_to_cudnn_is_counted_and_logged_once(opened, layer, caplog):
+    micro, layer = opened(), layer()
+    cudnn.setConvolution2dDescriptor_v5(layer.convolution, 1, 1, 1, 1, 1, 1, cudnn.CUDNN_CONVOLUTION, 0)
+    with caplog.at_level(logging.WARNING, "ucudnn"):
+        for _ in range(3):
+            assert micro.ask(Operation.FORWARD, layer.x, layer.w, layer.convolution, layer.y) is None
+    assert list(micro.plain.values()) == [3]
+    (record,) = caplog.records
+    assert "left to plain cuDNN, not in micro-batches: Forward a convolution that flips" in record.getMessage()
+
+
+@pytest.fixture
+def on_host(opened, monkeypatch):
+    """Let the functions of arrays use a handle on host memory: `get_handle` asks CuPy for the GPU."""
+    micro = opened()
+    monkeypatch.setattr(cupyx_functions, "get_handle", lambda: micro.address)
+    monkeypatch.setattr(cupyx_functions, "_limits", [])
+    return micro
+
+
+def device(array):
+    return np.ascontiguousarray(array).view(DeviceArray)
+
+
+@pytest.mark.parametrize("last", [False, True], ids=["NCHW", "NHWC"])
+@pytest.mark.parametrize("operation", Operation)
+def test_convolutions_of_arrays(on_host, layer, operation, last):
+    layer = layer(groups=2, dtype="float64")
+    problem = problem_of(on_host, layer, operation)
+    expected = reference_convolution(problem, **layer.arrays)
+    x, w, y = (device(np.moveaxis(layer.arrays[name], 1, -1) if last else layer.arrays[name]) for name in "xwy")
+    common = ((1, 1), (1, 1), (1, 1), 2)
+    keywords = {"auto_tune": False, "tensor_core": "auto", "d_layout": int(last), "w_layout": int(last)}
+    if operation is Operation.FORWARD:
+        cudnn.convolution_forward(x, w, None, y, *common, **keywords)
+    elif operation is Operation.BACKWARD_DATA:
+        cudnn.convolution_backward_data(w, y, None, x, *common, deterministic=True, **keywords)
+    else:
+        cudnn.convolution_backward_filter(x, y, w, *common, deterministic=False, **keywords)
+    written = {"x": x, "w": w, "y": y}[WRITTEN[operation]]
+    np.testing.assert_allclose(np.moveaxis(written, -1, 1) if last else written, expected, atol=1e-10)
+    (entry,) = on_host.handle._entries.values()  # what was registered is what ran
+    assert entry.calls == 1
+    assert entry.kernel.problem.deterministic == (operation is Operation.BACKWARD_DATA)
+
+
+def test_inputs_that_are_not_contiguous_are_copied(on_host, layer):
+    layer = layer(dtype="float64")
+    x, w, y = (device(layer.arrays[name]) for name in "xwy")
+    strange = device(np.moveaxis(x, 1, -1)).transpose(0, 3, 1, 2)
+    assert not strange.flags.c_contiguous
+    keywords = {"auto_tune": True, "tensor_core": "never"}
+    cudnn.convolution_forward(strange, w, None, y, (1, 1), (1, 1), (1, 1), 1, **keywords)
+    expected = reference_convolution(problem_of(on_host, layer, Operation.FORWARD), **layer.arrays)
+    np.testing.assert_allclose(y, expected, atol=1e-10)
+    with pytest.raises(ValueError, match="not C-contiguous"):
+        cudnn.convolution_forward(x, w, None, y[:, ::2], (1, 1), (1, 1), (1, 1), 1, **keywords)
+    with pytest.raises(ValueError, match="tensor_core is 'maybe'"):
+        cudnn.convolution_forward(x, w, None, y, (1, 1), (1, 1), (1, 1), 1, auto_tune=True, tensor_core="maybe")
+
+
+def test_the_limit_of_arrays(on_host, layer, monkeypatch):
+    monkeypatch.setenv("UCUDNN_DEFAULT_WORKSPACE_LIMIT", "3MiB")
+    assert cudnn.get_max_workspace_size() == 3 * 2**20
+    cudnn.set_max_workspace_size(32 * KIB)
+    assert cudnn.get_max_workspace_size() == 32 * KIB
+    layer = layer(x=(16, 8, 16, 16))
+    x, w, y = (device(layer.arrays[name]) for name in "xwy")
+    cudnn.convolution_forward(x, w, None, y, (1, 1), (1, 1), (1, 1), 1, auto_tune=True, tensor_core="auto")
+    handle = on_host.handle_for(problem_of(on_host, layer, Operation.FORWARD))
+    assert handle.settings.workspace_limit_bytes == 32 * KIB
+    assert handle.workspace_bytes <= 32 * KIB

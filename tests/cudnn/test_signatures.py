@@ -1,0 +1,132 @@
+"""The names, parameters and constants of CuPy 13, without cuDNN."""
+
+import inspect
+import pickle
+import subprocess
+import sys
+
+import pytest
+
+from tests.support.cupy_names import CONSTANTS, SIGNATURES
+from ucudnn import cudnn
+from ucudnn.cudnn import constants
+from ucudnn.cudnn.missing import LACKING
+from ucudnn.cudnn.signatures import named
+from ucudnn.errors import UcudnnError
+
+ARRAYS = {
+    "convolution_forward": "x W b y pad stride dilation groups * auto_tune tensor_core d_layout=0 w_layout=0",
+    "convolution_backward_filter": "x gy gW pad stride dilation groups"
+    " * deterministic auto_tune tensor_core d_layout=0 w_layout=0",
+    "convolution_backward_data": "W x b y pad stride dilation groups"
+    " * deterministic auto_tune tensor_core d_layout=0 w_layout=0",
+    "create_tensor_descriptor": "arr format=0",
+    "create_filter_descriptor": "arr format=0",
+    "create_convolution_descriptor": "pad stride dtype mode=1 dilation=None use_tensor_core=False groups=1",
+    "get_data_type": "dtype",
+    "get_handle": "",
+    "get_max_workspace_size": "",
+    "reset_handles": "",
+    "set_max_workspace_size": "size",
+}
+
+
+@pytest.mark.parametrize("name", SIGNATURES)
+def test_functions_have_cupys_parameters_as_keywords(name):
+    function = getattr(cudnn, name)
+    parameters = inspect.signature(function).parameters.values()
+    assert [each.name for each in parameters] == SIGNATURES[name]
+    assert {each.kind for each in parameters} <= {inspect.Parameter.POSITIONAL_OR_KEYWORD}
+    assert function.__name__ == name
+    assert inspect.getdoc(function)
+
+
+@pytest.mark.parametrize("name", ARRAYS)
+def test_functions_of_arrays_have_cupyx_parameters(name):
+    text, keyword_only = [], False
+    for each in inspect.signature(getattr(cudnn, name)).parameters.values():
+        if each.kind is inspect.Parameter.KEYWORD_ONLY and not keyword_only:
+            keyword_only = True
+            text.append("*")
+        text.append(each.name + ("" if each.default is inspect.Parameter.empty else f"={each.default}"))
+    assert text == ARRAYS[name].split()
+
+
+def test_constants_are_those_of_cupy_and_plain_ints():
+    there = {name: value for name, value in vars(constants).items() if name.startswith("CUDNN_")}
+    assert len(CONSTANTS) == 195
+    assert set(there) - CONSTANTS == {
+        "CUDNN_BN_MIN_EPSILON",
+        "CUDNN_CONVOLUTION_BWD_FILTER_ALGO_FFT_TILING",
+        "CUDNN_DATA_BFLOAT16",
+        "CUDNN_FMA_MATH",
+        "CUDNN_STATUS_BAD_PARAM",
+        "CUDNN_STATUS_NOT_SUPPORTED",
+        "CUDNN_TENSOR_OP_MATH_ALLOW_CONVERSION",
+    }
+    for name in CONSTANTS:
+        assert type(getattr(cudnn, name)) is int, name
+    chosen = ("DATA_FLOAT", "DATA_DOUBLE", "DATA_HALF", "DATA_BFLOAT16", "TENSOR_NHWC", "CROSS_CORRELATION", "FMA_MATH")
+    assert [getattr(cudnn, f"CUDNN_{name}") for name in chosen] == [0, 1, 2, 9, 1, 1, 3]
+
+
+@pytest.mark.parametrize("name", sorted(LACKING))
+def test_what_is_lacking_is_said(name):
+    with pytest.raises(
+        AttributeError, match=f"has no attribute '{name}': .*(not part of it|the convolutions on arrays)"
+    ):
+        getattr(cudnn, name)
+
+
+def test_an_unknown_name_is_an_attribute_error():
+    with pytest.raises(AttributeError, match=r"'ucudnn\.cudnn' has no attribute 'cudnnCreate'$"):
+        _ = cudnn.cudnnCreate
+
+
+def test_everything_public_is_cupys_or_said_to_be_ours():
+    functions = {name for name, value in vars(cudnn).items() if callable(value) and not name.startswith("_")}
+    classes = {"CuDNNAlgoPerf", "CuDNNError", "Descriptor"}
+    assert functions - {"adopt"} == set(SIGNATURES) | set(ARRAYS) | classes
+    assert "`adopt` is ours" in cudnn.__doc__
+
+
+def test_import_is_light():
+    code = "import sys, ucudnn.cudnn; print(*sys.modules)"
+    modules = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
+    assert "ucudnn.cudnn.passthrough" in modules
+    assert set(modules) & {"numpy", "cupy", "ctypes", "ucudnn.backends.cudnn.api.library"} == set()
+
+
+def test_errors_can_be_pickled_with_their_infos():
+    error = cudnn.CuDNNError(3000, "CUDNN_STATUS_NOT_SUPPORTED")
+    error.add_info("func: cudnnConvolutionForward")
+    error.add_infos(["x: float32", "y: float32"])
+    copy = pickle.loads(pickle.dumps(error))
+    assert isinstance(copy, RuntimeError)
+    assert isinstance(copy, UcudnnError)
+    assert copy.status == 3000
+    text = "cuDNN Error: CUDNN_STATUS_NOT_SUPPORTED\n  func: cudnnConvolutionForward\n  x: float32\n  y: float32"
+    assert str(copy) == str(error) == text
+
+
+def test_check_status():
+    cudnn.check_status(cudnn.CUDNN_STATUS_SUCCESS)
+    with pytest.raises(cudnn.CuDNNError, match=r"cuDNN Error: (CUDNN_STATUS_BAD_PARAM|2000)") as caught:
+        cudnn.check_status(cudnn.CUDNN_STATUS_BAD_PARAM)
+    assert caught.value.status == 2000
+
+
+def test_the_perf_of_an_algorithm_has_public_fields():
+    perf = cudnn.CuDNNAlgoPerf(1, 0, 0.5, 4096, 1, 2)
+    assert (perf.algo, perf.status, perf.time, perf.memory, perf.determinism, perf.mathType) == (1, 0, 0.5, 4096, 1, 2)
+
+
+def test_named_functions_take_positions_and_keywords():
+    function = named("f", "first second", lambda *arguments: arguments, "Return them.")
+    assert function(1, 2) == function(1, second=2) == function(second=2, first=1) == (1, 2)
+    with pytest.raises(TypeError, match=r"f\(first, second\): missing a required argument: 'second'"):
+        function(1)
+    with pytest.raises(TypeError, match=r"f\(first, second\): got an unexpected keyword argument 'third'"):
+        function(1, 2, third=3)
+    with pytest.raises(TypeError, match="too many positional arguments"):
+        function(1, 2, 3)

@@ -1,0 +1,457 @@
+"""What happens where an algorithm fails or memory runs out: the CPU backend computes, faults are put in its way."""
+
+import logging
+import pickle
+import weakref
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from tests.test_handle import PROBLEM, QUICK, direct, operands, poison, relative, written
+from ucudnn import Handle
+from ucudnn.backends.base import ComputeBackend, PreparedCall
+from ucudnn.backends.cpu import CpuBackend
+from ucudnn.benchmarking.benchmark import Benchmark
+from ucudnn.benchmarking.request import Request
+from ucudnn.configuration import configuration_of
+from ucudnn.errors import BackendError, StepError, UnsupportedProblemError
+from ucudnn.problem import DataType, Operation
+
+
+class FaultyCall(PreparedCall):
+    """A call that fails from its n-th launch on."""
+
+    def __init__(self, call, backend, algorithm):
+        self._call = call
+        self._backend = backend
+        self._algorithm = algorithm
+
+    def launch(self, x, w, y, **options):
+        self._backend.launches += 1
+        self._backend.log.append((self._algorithm, options["start"]))
+        if self._algorithm in self._backend.broken and options["start"] >= self._backend.first_broken:
+            raise UnsupportedProblemError(f"{self._algorithm} is broken")
+        self._call.launch(x, w, y, **options)
+
+
+class FaultyBackend(ComputeBackend):
+    """The CPU backend with algorithms that break after they were measured, and memory that runs out."""
+
+    def __init__(self):
+        self._cpu = CpuBackend()
+        self.broken = set()
+        self.unprepared = set()
+        self.first_broken = 0
+        self.memory = self.budget = 2**40
+        self.held = []
+        self.unmeasurable = None
+        self.prepare_hook = lambda: None
+        self.current = 0
+        self.captures = False
+        self.followed = []
+        self.finished = []
+        self.launches = 0
+        self.log = []
+
+    name = "faulty"
+    recycles = False
+
+    def conditions(self):
+        return self._cpu.conditions()
+
+    def algorithms(self, problem):
+        return self._cpu.algorithms(problem)
+
+    def bench(self, problem):
+        if problem.batch == self.unmeasurable:
+            raise MemoryError("no room for operands")
+        return self._cpu.bench(problem)
+
+    def prepare(self, problem, algorithm):
+        self.prepare_hook()
+        if algorithm in self.unprepared:
+            raise UnsupportedProblemError(f"{algorithm} cannot be prepared")
+        return FaultyCall(self._cpu.prepare(problem, algorithm), self, algorithm)
+
+    def allocate(self, size_bytes):
+        held = sum(size for buffer, size in self.held if buffer() is not None)
+        if size_bytes > self.memory or held + size_bytes > self.budget:
+            raise MemoryError(f"{size_bytes} bytes are too many")
+        buffer = self._cpu.allocate(size_bytes)
+        self.held.append((weakref.ref(buffer), size_bytes))
+        return buffer
+
+    def operands(self, problem):
+        return self._cpu.operands(problem)
+
+    def elapsed_ms(self, run, lead=None):
+        return self._cpu.elapsed_ms(run)
+
+    def segment(self, buffer, offset_bytes, size_bytes):
+        return self._cpu.segment(buffer, offset_bytes, size_bytes)
+
+    def spare(self, bound, size_bytes):
+        return self._cpu.spare(bound, size_bytes)
+
+    def behind(self, bound, **options):
+        return self._cpu.behind(bound, **options)
+
+    def queue(self):
+        return self.current
+
+    def mark(self):
+        return None if self.captures else self.current
+
+    def wait(self, mark):
+        if mark not in (None, self.current):
+            self.followed.append((self.current, mark))
+
+    def finish(self, mark):
+        self.finished.append(mark)
+
+    def capturing(self, queue):
+        return self.captures
+
+
+@pytest.fixture
+def faulty():
+    return FaultyBackend()
+
+
+def chosen(handle):
+    (entry,) = handle._entries.values()
+    return [part.algorithm for part in entry.decision.configuration.parts]
+
+
+def check(handle, problem, alpha=1.0, beta=0.0, seed=0, layer=""):
+    x, w, y = operands(problem, seed)
+    expected = direct(problem, x, w, y, alpha, beta)
+    out = written(problem, x, w, y)
+    poison(out, beta)
+    handle.convolve(problem, x, w, y, alpha=alpha, beta=beta, layer=layer)
+    assert relative(out, expected) < 1e-12
+
+
+@pytest.mark.parametrize("operation", Operation)
+@pytest.mark.parametrize("beta", [0.0, 0.5])
+@pytest.mark.parametrize("first_broken", [0, 1, 4])
+@pytest.mark.parametrize("limit", ["64KiB", "1MiB"])
+def test_what_fails_is_replaced_from_where_it_failed(faulty, caplog, operation, beta, first_broken, limit):
+    problem = PROBLEM.with_operation(operation)
+    handle = Handle(backend=faulty, policy="all", workspace_limit=limit, effort=QUICK)
+    handle.get_algorithm(problem)
+    handle.optimize()
+    before = chosen(handle)
+    faulty.broken, faulty.first_broken = set(before), first_broken
+    with caplog.at_level(logging.WARNING):
+        for seed in range(3):
+            check(handle, problem, beta=beta, seed=seed)
+    failures = [message for message in caplog.messages if "is broken" in message]
+    failed = any(algorithm in faulty.broken and start >= first_broken for algorithm, start in faulty.log)
+    assert len(failures) == failed  # said once, however often it ran
+    if beta == 0:
+        last = [start for _, start in faulty.log[-len(chosen(handle)) :]]
+        assert last == sorted(set(last)), "no part is computed twice once a working plan is found"
+    else:
+        assert chosen(handle) == before, "what cannot do a beta that was never measured stays for those that were"
+
+
+def test_what_cannot_be_prepared_is_replaced(faulty, caplog):
+    handle = Handle(backend=faulty, workspace_limit="1MiB", effort=QUICK)
+    handle.get_algorithm(PROBLEM)
+    handle.optimize()
+    faulty.unprepared = set(chosen(handle))
+    check(handle, PROBLEM)
+    assert not set(chosen(handle)) & faulty.unprepared
+    assert "cannot be prepared; from now on" in caplog.text
+
+
+def test_nothing_left_is_an_error_of_the_last_failure(faulty):
+    handle = Handle(backend=faulty, policy="undivided", workspace_limit=0, effort=QUICK)
+    check(handle, PROBLEM)
+    faulty.broken = {"IMPLICIT_GEMM"}
+    x, w, y = operands(PROBLEM)
+    with pytest.raises(StepError, match="IMPLICIT_GEMM failed on a micro-batch of 6: IMPLICIT_GEMM is broken"):
+        handle.convolve(PROBLEM, x, w, y)
+
+
+def test_what_always_fails_ends(faulty):
+    handle = Handle(backend=faulty, policy="all", workspace_limit="1MiB", effort=QUICK)
+    handle.get_algorithm(PROBLEM)
+    handle.optimize()
+    faulty.broken = {each.name for each in faulty.algorithms(PROBLEM)}
+    x, w, y = operands(PROBLEM)
+    with pytest.raises(BackendError, match="is broken"):
+        handle.convolve(PROBLEM, x, w, y)
+    assert faulty.launches < 100
+
+
+def test_a_workspace_that_memory_cannot_hold_is_not_used(faulty, caplog):
+    handle = Handle(backend=faulty, policy="undivided", workspace_limit="1MiB", effort=QUICK)
+    handle.get_algorithm(PROBLEM)
+    handle.optimize()
+    (entry,) = handle._entries.values()
+    needs = sorted(each.workspace_bytes for each in faulty.algorithms(PROBLEM))
+    gemm = max(
+        Benchmark(handle.backend, effort=QUICK, exhaustive=True).micro_configurations(
+            Request(problem=PROBLEM, sizes=(PROBLEM.batch,), limit_bytes=2**20)
+        ),
+        key=lambda each: each.workspace_bytes,
+    )
+    entry.decide(replace(entry.decision, configuration=configuration_of([gemm])))
+    faulty.memory = needs[-1] - 1
+    check(handle, PROBLEM)
+    assert handle.workspace_bytes <= faulty.memory
+    assert "no room for a workspace of" in caplog.text
+
+
+def test_a_total_workspace_that_memory_cannot_hold_is_an_error(faulty):
+    handle = Handle(backend=faulty, total_workspace="1MiB", effort=QUICK)
+    handle.get_algorithm(PROBLEM)
+    handle.optimize()
+    (entry,) = handle._entries.values()
+    if not entry.limit_bytes:
+        entry.limit_bytes = 64
+    faulty.memory = 0
+    x, w, y = operands(PROBLEM)
+    with pytest.raises(BackendError, match=r"no room for a total workspace of .*: give a smaller one"):
+        handle.convolve(PROBLEM, x, w, y)
+
+
+def test_each_queue_has_a_workspace_of_its_own(faulty):
+    handle = Handle(backend=faulty, policy="undivided", workspace_limit="1MiB", effort=QUICK)
+    check(handle, PROBLEM)
+    one = handle.workspace_bytes
+    for faulty.current in (1, 2, 1, 0):
+        check(handle, PROBLEM)
+    assert handle.workspace_bytes == 3 * one
+    assert faulty.followed == []
+
+
+def test_a_divided_workspace_orders_the_queues_of_a_kernel(faulty):
+    handle = Handle(backend=faulty, total_workspace="1MiB", effort=QUICK)
+    for faulty.current in (1, 1, 2, 1):
+        check(handle, PROBLEM, layer="a")
+    assert set(faulty.followed) == {(2, 1), (1, 2)}
+
+
+def test_what_is_captured_takes_no_turn(faulty):
+    handle = Handle(backend=faulty, total_workspace="1MiB", effort=QUICK)
+    faulty.current = 1
+    check(handle, PROBLEM, layer="a")
+    faulty.current, faulty.captures = 2, True
+    check(handle, PROBLEM, layer="a")
+    faulty.captures = False
+    faulty.followed.clear()
+    check(handle, PROBLEM, layer="a")
+    assert faulty.followed == [(2, 1), (2, 1)]  # for the arena, and for the kernel's last launch
+
+
+def test_a_launch_that_fails_for_good_keeps_its_turn(faulty):
+    handle = Handle(backend=faulty, total_workspace="1MiB", groups=[["a", "b"], ["c", "d"]], effort=QUICK)
+    for layer in "ac":
+        handle.get_algorithm(PROBLEM, layer=layer)
+    handle.optimize()
+    faulty.broken = {each.name for each in faulty.algorithms(PROBLEM)}
+    faulty.current = 1
+    with pytest.raises(BackendError):
+        handle.convolve(PROBLEM, *operands(PROBLEM), layer="a")
+    faulty.broken = set()
+    faulty.current = 2
+    check(handle, PROBLEM, layer="c")
+    assert (2, 1) in faulty.followed
+
+
+def test_a_new_division_waits_for_the_old_one(faulty):
+    handle = Handle(backend=faulty, total_workspace="4MiB", effort=QUICK)
+    faulty.current = 3
+    check(handle, PROBLEM)
+    faulty.current = 5
+    check(handle, PROBLEM.with_batch(3))  # takes part in a new division, on another queue
+    assert 3 in faulty.finished
+
+
+def test_graphs_keep_their_workspace_and_plan(faulty):
+    handle = Handle(backend=faulty, policy="undivided", workspace_limit="8MiB", effort=QUICK)
+    check(handle, PROBLEM.with_batch(2))
+    faulty.captures = True
+    check(handle, PROBLEM.with_batch(2))
+    faulty.captures = False
+    graph = handle.workspace_bytes
+    check(handle, PROBLEM.with_batch(12))
+    entries = {entry.kernel.problem.batch: entry for entry in handle._entries.values()}
+    sizes = {batch: entry.plan.configuration.workspace_bytes for batch, entry in entries.items()}
+    assert graph == sizes[2]
+    assert handle.workspace_bytes == sizes[12] + (sizes[2] if sizes[12] > sizes[2] else 0)
+    handle.release_workspace()
+    assert handle.workspace_bytes == sizes[2]
+    check(handle, PROBLEM.with_batch(12))
+
+
+@pytest.mark.parametrize("total", [None, "1MiB"])
+def test_released_workspace_comes_back(faulty, total):
+    handle = Handle(backend=faulty, total_workspace=total, workspace_limit="1MiB", effort=QUICK)
+    for faulty.current in (1, 2):
+        check(handle, PROBLEM, layer="a")
+    held = handle.workspace_bytes
+    assert held > 0
+    handle.release_workspace()
+    assert handle.workspace_bytes == 0
+    check(handle, PROBLEM, layer="a")
+    assert 0 < handle.workspace_bytes <= held
+
+
+def test_arenas_that_a_capture_put_off_are_given_back(faulty):
+    handle = Handle(backend=faulty, total_workspace="4MiB", effort=QUICK)
+    check(handle, PROBLEM)
+    faulty.captures = True
+    check(handle, PROBLEM.with_batch(3))  # a new division, which cannot wait for the old one
+    faulty.captures = False
+    old = handle.workspace_bytes
+    handle.release_workspace()
+    graph = handle.workspace_bytes
+    assert 0 < graph < old
+    check(handle, PROBLEM)
+    assert handle.workspace_bytes <= graph + 4 * 2**20
+
+
+def test_idle_queues_give_way_where_memory_runs_out(faulty):
+    handle = Handle(backend=faulty, policy="undivided", workspace_limit="1MiB", effort=QUICK)
+    check(handle, PROBLEM)
+    one = handle.workspace_bytes
+    faulty.budget = 2 * one
+    for faulty.current in (1, 2, 3, 0):
+        check(handle, PROBLEM)
+    assert one <= handle.workspace_bytes <= 2 * one
+
+
+def test_a_temporary_array_lives_until_it_is_launched_on(faulty):
+    alive = []
+    x, w, y = operands(PROBLEM)
+
+    class Array(np.ndarray):
+        pass
+
+    def bind(*tensors):
+        watched = [weakref.ref(each) for each in tensors]
+        alive.append(lambda: [each() is not None for each in watched])
+        return *map(np.asarray, (x, w, y)), 16
+
+    faulty.bind = bind
+    faulty.prepare_hook = lambda: alive.append(alive[0]())
+    handle = Handle(backend=faulty, workspace_limit="1MiB", effort=QUICK)
+    handle.convolve(PROBLEM, x.copy().view(Array), w.copy().view(Array), y.copy().view(Array))
+    assert alive[1] == [True, True, True]
+
+
+def test_what_cannot_be_planned_stops_nobody_else(faulty):
+    handle = Handle(backend=faulty, workspace_limit=0, effort=QUICK)
+    other = PROBLEM.with_batch(4)
+    handle.get_algorithm(replace(PROBLEM, dtype=DataType.FLOAT16))  # the CPU has no way to compute it
+    check(handle, other)
+    broken = PROBLEM.with_batch(3)
+    faulty.unmeasurable = broken.batch
+    with pytest.raises(MemoryError):
+        handle.convolve(broken, *operands(broken))
+    faulty.unmeasurable = None
+    check(handle, PROBLEM)
+    check(handle, broken)
+
+
+def test_errors_of_steps_cross_processes():
+    error = StepError("GEMM", 4, 8, UnsupportedProblemError("it is broken"))
+    again = pickle.loads(pickle.dumps(error))
+    assert (str(again), again.algorithm, again.size, again.start) == (str(error), "GEMM", 4, 8)
+
+
+def test_a_larger_need_takes_the_place_of_a_smaller_one(faulty):
+    handle = Handle(backend=faulty, policy="undivided", workspace_limit="8MiB", effort=QUICK)
+    sizes = []
+    for batch in (2, 6, 12, 2, 6):
+        check(handle, PROBLEM.with_batch(batch))
+        sizes.append(handle.workspace_bytes)
+    assert sizes == sorted(sizes)
+    buffers = [buffer for entry in handle._entries.values() for buffer in entry.ready.values()]
+    assert all(np.shares_memory(buffers[0], other) for other in buffers if buffers[0].size and other.size)
+
+
+@pytest.fixture
+def recycling(faulty):
+    """Return a backend that gives each call its workspace, as PyTorch's allocator does."""
+    faulty.recycles = True
+    return faulty
+
+
+def test_a_recycled_workspace_is_held_for_no_longer_than_a_call(recycling):
+    handle = Handle(backend=recycling, workspace_limit="1MiB", effort=QUICK)
+    for _ in range(2):
+        check(handle, PROBLEM)
+        assert handle.workspace_bytes == 0
+        assert [buffer() for buffer, size in recycling.held if size and buffer() is not None] == []
+    assert sum(size > 0 for _, size in recycling.held) >= 2
+    handle.release_workspace()
+    check(handle, PROBLEM)
+
+
+def test_a_recycled_workspace_shrinks_for_good_where_memory_runs_short(recycling, caplog):
+    handle = Handle(backend=recycling, workspace_limit="1MiB", effort=QUICK)
+    check(handle, PROBLEM)
+    (entry,) = handle._entries.values()
+    before = entry.plan.configuration.workspace_bytes
+    recycling.memory = before - 1
+    check(handle, PROBLEM)
+    assert entry.plan.configuration.workspace_bytes <= before // 2
+    assert "no room for a workspace" in caplog.text
+    recycling.memory = 2**40
+    check(handle, PROBLEM)
+    assert entry.plan.configuration.workspace_bytes <= before // 2
+
+
+def test_a_graph_keeps_its_plan_and_leaves_recycled_memory_to_the_allocator(recycling):
+    handle = Handle(backend=recycling, workspace_limit="1MiB", effort=QUICK)
+    check(handle, PROBLEM)
+    assert not handle.captured
+    recycling.captures = True
+    check(handle, PROBLEM)
+    recycling.captures = False
+    assert handle.captured
+    assert handle.workspace_bytes == 0
+    assert [buffer() for buffer, size in recycling.held if size and buffer() is not None] == []
+    (entry,) = handle._entries.values()
+    ((_, plan),) = handle._dispatcher._captured.values()
+    assert plan is entry.plan
+
+
+def test_a_total_is_divided_whoever_recycles(recycling):
+    handle = Handle(backend=recycling, total_workspace="1MiB", effort=QUICK)
+    check(handle, PROBLEM)
+    assert handle.workspace_bytes > 0
+    check(handle, PROBLEM)
+
+
+def test_what_launches_a_planned_kernel_counts_and_recovers(faulty):
+    handle = Handle(backend=faulty, workspace_limit="1MiB", effort=QUICK)
+    assert handle.launcher(PROBLEM) is None
+    check(handle, PROBLEM)
+    launch = handle.launcher(PROBLEM)
+    x, w, y = operands(PROBLEM)
+    expected = direct(PROBLEM, x, w, y, 1.0, 0.0)
+    out = written(PROBLEM, x, w, y)
+    faulty.broken = {chosen(handle)[0]}
+    for _ in range(2):
+        poison(out, 0)
+        launch(x, w, y)
+        assert relative(out, expected) < 1e-12
+    (entry,) = handle._entries.values()
+    assert entry.calls == 3
+    assert Handle(backend=faulty, total_workspace="1MiB", effort=QUICK).launcher(PROBLEM) is None
+
+
+def test_a_report_that_runs_what_was_decided(faulty):
+    handle = Handle(backend=faulty, workspace_limit="1MiB", effort=QUICK)
+    check(handle, PROBLEM)
+    assert not handle.report().executed
+    (kernel,) = handle.report(repeats=2).kernels
+    assert kernel.executed_ms > 0
+    assert kernel.calls == 1

@@ -1,0 +1,271 @@
+"""Slabs all the way: searched, planned, executed, stored, replayed; results equal the undivided ones."""
+
+from contextlib import closing
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.support.reference import WRITTEN, reference_convolution
+from tests.test_slabs import divisible
+from ucudnn import Effort, Handle
+from ucudnn.backends import open_backend
+from ucudnn.backends.cpu.bench import CpuBench
+from ucudnn.backends.measurement import Measurement, MeasurementStatus
+from ucudnn.backends.replay import ReplayBackend
+from ucudnn.benchmarking.benchmark import Benchmark
+from ucudnn.benchmarking.recording import record
+from ucudnn.benchmarking.request import Request
+from ucudnn.benchmarking.slab_explorer import rows_tried
+from ucudnn.benchmarking.storage.database import Database
+from ucudnn.benchmarking.storage.store import MachineStore
+from ucudnn.configuration import Configuration, MicroConfiguration, SlabConfiguration
+from ucudnn.errors import InfeasibleError, StepError, UnsupportedProblemError
+from ucudnn.execution.plan import make_plan
+from ucudnn.kernel import Kernel
+from ucudnn.planning.decision import decide
+from ucudnn.policy import BatchSizePolicy
+from ucudnn.problem import ConvolutionProblem, DataType, Layout, Operation
+from ucudnn.profiles.format import load_profile, save_profile
+from ucudnn.settings import Settings
+from ucudnn.slabs import piece_of, row_count, row_unit, slabs_of
+
+QUICK = Effort(warmup=0, repeats=1, time_limit_ms=1)
+VOLUME = ConvolutionProblem(
+    operation=Operation.FORWARD,
+    batch=2,
+    channels=3,
+    spatial=(10, 6, 5),
+    filters=4,
+    kernel=(3, 3, 3),
+    padding=(1, 1, 1),
+    dtype=DataType.FLOAT64,
+)
+CPU = open_backend("cpu")
+
+
+def tensors(problem, rng):
+    return [rng.uniform(-0.5, 0.5, shape) for shape in (problem.x_shape, problem.w_shape, problem.y_shape)]
+
+
+def expected(problem, x, w, y, alpha, beta):
+    """Return what a call is to write, channels first."""
+    first = [np.moveaxis(each, -1, 1) if problem.layout.channels_last else each for each in (x, w, y)]
+    held = first["xwy".index(WRITTEN[problem.operation])]
+    return alpha * reference_convolution(problem, *first) + (beta * held if beta else 0)
+
+
+def launched(problem, run, x, w, y, alpha, beta):
+    """Poison the output, run, and return how far it is from what it should be."""
+    wanted = expected(problem, x, w, y, alpha, beta)
+    out = (x, w, y)["xwy".index(WRITTEN[problem.operation])]
+    if beta == 0:
+        out.fill(np.nan)
+    run()
+    found = np.moveaxis(out, -1, 1) if problem.layout.channels_last else out
+    return np.abs(found - wanted).max() / max(np.abs(wanted).max(), 1e-3)
+
+
+@st.composite
+def configurations(draw, problem):
+    """Draw micro-batches of any size, some of them in slabs of any height, each by any algorithm."""
+    parts, left = [], problem.batch
+
+    def any_of(part):
+        return draw(st.sampled_from(CPU.algorithms(part)))
+
+    while left:
+        size = draw(st.integers(1, left))
+        left -= size
+        part = problem.part(size)
+        if draw(st.booleans()):
+            chosen = any_of(part)
+            given = {"algorithm": chosen.name, "workspace_bytes": chosen.workspace_bytes}
+            parts.append(MicroConfiguration(size=size, time_ms=1.0, **given))
+            continue
+        rows = row_unit(problem) * draw(st.integers(1, -(-row_count(problem) // row_unit(problem))))
+        own = []
+        for slab in slabs_of(part, rows):
+            chosen = any_of(piece_of(part, slab).problem)
+            given = {"algorithm": chosen.name, "workspace_bytes": chosen.workspace_bytes}
+            own.append(SlabConfiguration(slab=slab, time_ms=1.0, **given))
+        parts.append(MicroConfiguration.of_slabs(size, own))
+    return Configuration(parts=tuple(parts))
+
+
+@settings(deadline=None)
+@given(st.data(), divisible(), st.sampled_from([0.0, 1.0, -0.5]), st.integers(0, 2**32 - 1))
+def test_any_mixture_of_micro_batches_and_slabs_equals_the_reference(data, problem, beta, seed):
+    problem = problem.with_batch(data.draw(st.integers(1, 4)))
+    configuration = data.draw(configurations(problem))
+    x, w, y = tensors(problem, np.random.default_rng(seed))
+    plan = make_plan(problem, configuration, CPU)
+    workspace = CPU.allocate(configuration.workspace_bytes)
+    workspace.fill(0xFF)
+
+    def run():
+        plan.launch(x, w, y, alpha=0.75, beta=beta, workspace=workspace)
+
+    assert launched(problem, run, x, w, y, 0.75, beta) < 1e-11, str(configuration)
+
+
+def test_slabs_within_the_volume_share_a_call():
+    slabs = [
+        SlabConfiguration(slab=slab, algorithm="GEMM", time_ms=1.0, workspace_bytes=10**6)
+        for slab in slabs_of(VOLUME.part(1), 1)
+    ]
+    part = MicroConfiguration.of_slabs(1, slabs)
+    plan = make_plan(VOLUME, Configuration(parts=(part, part)), CPU)
+    assert len(plan.steps) == 20
+    assert len({id(step.call) for step in plan.steps}) == 3  # the first, those within, the last
+
+
+def least(backend, problem):
+    return min(each.workspace_bytes for each in backend.algorithms(problem))
+
+
+@pytest.mark.parametrize("operation", Operation)
+@pytest.mark.parametrize("policy", [each for each in BatchSizePolicy if each is not BatchSizePolicy.UNDIVIDED])
+@pytest.mark.parametrize("layout", [Layout.NCDHW, Layout.NDHWC])
+def test_slabs_where_single_samples_are_too_large(hungry, operation, policy, layout):
+    problem = replace(VOLUME, operation=operation, layout=layout)
+    limit = least(hungry, problem.part(1)) * 2 // 3
+    handle = Handle(backend=hungry, policy=policy, workspace_limit=limit, effort=QUICK, slabs=True)
+    rng = np.random.default_rng()
+    for beta in (0.0, 1.0, 0.5):
+        x, w, y = tensors(problem, rng)
+        run = lambda: handle.convolve(problem, x, w, y, alpha=1.5, beta=beta)  # noqa: B023, E731
+        assert launched(problem, run, x, w, y, 1.5, beta) < 1e-11
+    (kernel,) = handle.report().kernels
+    assert "rows" in kernel.configuration
+    assert kernel.undivided_ms is None
+    assert handle.workspace_bytes <= limit
+    for options in ({"slabs": False}, {"policy": "undivided"}):
+        refusing = Handle(backend=hungry, workspace_limit=limit, effort=QUICK, **options)
+        with pytest.raises(InfeasibleError, match="at least"):
+            refusing.convolve(problem, *tensors(problem, rng))
+
+
+def test_what_slabs_need_at_least_is_told(hungry):
+    handle = Handle(backend=hungry, workspace_limit=1, effort=QUICK)
+    with pytest.raises(InfeasibleError) as caught:
+        handle.convolve(VOLUME, *tensors(VOLUME, np.random.default_rng()))
+    needed = caught.value.required_bytes
+    assert needed < least(hungry, VOLUME.part(1))
+    handle = Handle(backend=hungry, workspace_limit=needed, effort=QUICK)
+    handle.convolve(VOLUME, *tensors(VOLUME, np.random.default_rng()))
+    assert handle.workspace_bytes == needed
+
+
+def test_a_total_is_divided_among_kernels_in_slabs(hungry):
+    total = sum(least(hungry, VOLUME.with_operation(each).part(1)) for each in Operation) * 2 // 3
+    handle = Handle(backend=hungry, total_workspace=total, effort=QUICK)
+    for operation in Operation:
+        handle.get_algorithm(VOLUME.with_operation(operation), layer="conv")
+    rng = np.random.default_rng()
+    for operation in Operation:
+        problem = VOLUME.with_operation(operation)
+        x, w, y = tensors(problem, rng)
+        run = lambda: handle.convolve(problem, x, w, y, layer="conv")  # noqa: B023, E731
+        assert launched(problem, run, x, w, y, 1.0, 0.0) < 1e-11
+    assert any("rows" in kernel.configuration for kernel in handle.report().kernels)
+    assert handle.workspace_bytes <= total
+
+
+class Failing:
+    """A prepared call that fails once a number of launches were made, if its algorithm is broken."""
+
+    def __init__(self, call, algorithm, state):
+        self.call, self.algorithm, self.state = call, algorithm, state
+
+    def launch(self, *arguments, **options):
+        if self.state["left"] <= 0 and self.algorithm in self.state["broken"]:
+            raise UnsupportedProblemError(f"{self.algorithm} is broken")
+        self.state["left"] -= 1
+        self.call.launch(*arguments, **options)
+
+
+@pytest.mark.parametrize("operation", Operation)
+@pytest.mark.parametrize("after", [0, 1, 2, 5, 9])
+@pytest.mark.parametrize("beta", [0.0, 0.5])
+def test_what_fails_between_slabs_is_finished_by_others(hungry, monkeypatch, operation, after, beta):
+    problem = VOLUME.with_operation(operation)
+    state = {"left": 10**6, "broken": set()}
+    prepare = type(hungry).prepare
+    monkeypatch.setattr(
+        type(hungry), "prepare", lambda self, part, name: Failing(prepare(self, part, name), name, state)
+    )
+    limit = least(hungry, problem.part(1)) * 2 // 3
+    handle = Handle(backend=hungry, workspace_limit=limit, effort=QUICK)
+    rng = np.random.default_rng()
+    x, w, y = tensors(problem, rng)
+    handle.convolve(problem, x, w, y)
+    (entry,) = handle._entries.values()
+    used = {name for part in entry.decision.configuration.parts for name in part.algorithms}
+    state.update(left=after, broken={sorted(used)[0]})
+    x, w, y = tensors(problem, rng)
+    run = lambda: handle.convolve(problem, x, w, y, alpha=0.5, beta=beta)  # noqa: E731
+    assert launched(problem, run, x, w, y, 0.5, beta) < 1e-11
+    assert handle.workspace_bytes <= limit
+
+
+@pytest.mark.parametrize("slabs", [True, False])
+@pytest.mark.parametrize("limit", [2**15, 2**20])
+def test_what_was_rejected_is_not_chosen_after_a_failure(hungry, monkeypatch, slabs, limit):
+    measure, prepare, broken = CpuBench.measure, type(hungry).prepare, {"left": 10**6, "broken": set()}
+
+    def rejecting(self, size, algorithm, *arguments, **options):
+        if algorithm.name == "FFT":
+            return Measurement(status=MeasurementStatus.FAILED, reason="its result is off")
+        return measure(self, size, algorithm, *arguments, **options)
+
+    monkeypatch.setattr(CpuBench, "measure", rejecting)
+    monkeypatch.setattr(
+        type(hungry), "prepare", lambda self, part, name: Failing(prepare(self, part, name), name, broken)
+    )
+    handle = Handle(backend=hungry, workspace_limit=limit, effort=QUICK, slabs=slabs)
+    rng = np.random.default_rng()
+    if not slabs and limit < least(hungry, VOLUME.part(1)):
+        with pytest.raises(InfeasibleError):
+            handle.convolve(VOLUME, *tensors(VOLUME, rng))
+        return
+    handle.convolve(VOLUME, *tensors(VOLUME, rng))
+    broken.update(left=0, broken={"GEMM"})
+    for _ in range(2):
+        with pytest.raises(StepError, match="GEMM is broken"):
+            handle.convolve(VOLUME, *tensors(VOLUME, rng), alpha=2.0)
+
+
+def wanted(problem, limit, policy=BatchSizePolicy.POWER_OF_TWO, **options):
+    sizes = policy.sizes(problem.batch)
+    return Request(problem=problem, sizes=sizes, limit_bytes=limit, rows=rows_tried(problem, policy), **options)
+
+
+def test_slabs_are_stored_with_what_they_took(hungry, tmp_path):
+    limit = least(hungry, VOLUME.part(1)) * 2 // 3
+    request = wanted(VOLUME, limit, whole=False)
+    found = []
+    for _ in range(2):
+        with closing(Database(tmp_path / "times.db")) as database:
+            benchmark = Benchmark(hungry, effort=QUICK, store=MachineStore(database, hungry.machine(), hungry.name))
+            found.append(benchmark.micro_configurations(request))
+            measured = benchmark.measured
+    assert measured == 0
+    assert sorted(map(str, found[0])) == sorted(map(str, found[1]))
+    assert any(each.slabs for each in found[0])
+
+
+def test_plans_with_slabs_are_made_from_a_profile(hungry, tmp_path):
+    benchmark = Benchmark(hungry, effort=QUICK, exhaustive=True)
+    requests = [wanted(VOLUME.with_operation(each), 1 << 40, apart=True) for each in Operation]
+    save_profile(record("volume", requests, benchmark), tmp_path / "volume.json")
+    replay = Benchmark(ReplayBackend(load_profile(str(tmp_path / "volume.json"))))
+    for operation in Operation:
+        problem = VOLUME.with_operation(operation)
+        kernels = [Kernel(layer="conv", problem=problem)]
+        given = Settings(workspace_limit_bytes=least(hungry, problem.part(1)) * 2 // 3)
+        planned, live = decide(kernels, replay, given), decide(kernels, benchmark, given)
+        assert planned.kernels[0].configuration.parts[0].slabs
+        assert planned.time_ms == pytest.approx(live.time_ms, rel=1e-3)

@@ -1,0 +1,131 @@
+"""Every candidate algorithm against a float64 reference: poisoned outputs, guarded workspaces, fresh numbers."""
+
+from dataclasses import replace
+
+import pytest
+
+from tests.gpu.conftest import LAYOUTS, Guarded, Operands, tolerance
+from ucudnn.backends.measurement import Effort, MeasurementStatus
+from ucudnn.errors import BackendError
+from ucudnn.networks.tables import load_network
+from ucudnn.problem import ConvolutionProblem, DataType, MathMode, Operation
+
+SHAPES = {
+    "1-D": dict(channels=8, spatial=(41,), filters=16, kernel=(5,), padding=(2,)),
+    "2-D": dict(channels=8, spatial=(17, 14), filters=16, kernel=(3, 3), padding=(1, 1)),
+    "2-D odd": dict(channels=3, spatial=(15, 13), filters=5, kernel=(5, 4), padding=(2, 1), stride=(2, 1)),
+    "pointwise": dict(channels=16, spatial=(9, 9), filters=32, kernel=(1, 1), stride=(2, 2)),
+    "3-D skipping": dict(
+        channels=8, spatial=(7, 8, 9), filters=8, kernel=(1, 3, 1), padding=(0, 1, 0), stride=(2, 1, 2)
+    ),
+    "dilated": dict(channels=8, spatial=(19, 18), filters=8, kernel=(3, 3), padding=(2, 3), dilation=(2, 3)),
+    "grouped": dict(channels=16, spatial=(12, 12), filters=32, kernel=(3, 3), padding=(1, 1), groups=4),
+    "depth-wise": dict(channels=16, spatial=(14, 14), filters=16, kernel=(3, 3), padding=(1, 1), groups=16),
+    "3-D": dict(channels=8, spatial=(6, 9, 8), filters=8, kernel=(3, 3, 3), padding=(1, 1, 1)),
+    "3-D grouped": dict(channels=8, spatial=(5, 7, 6), filters=8, kernel=(3, 1, 3), groups=2, dilation=(1, 1, 2)),
+}
+MODES = [(dtype, MathMode.TF32) for dtype in DataType] + [(DataType.FLOAT32, MathMode.FMA)]
+SCALINGS = [(1.0, 0.0), (1.0, 1.0), (-0.75, 0.5)]
+
+
+QUICK = Effort(warmup=1, repeats=1, time_limit_ms=1)
+
+
+def candidates(cudnn, problem):
+    """Return the algorithms that the benchmark lets through: those that run, and pass its own short check."""
+    with cudnn.bench(problem) as bench:
+        return [
+            each
+            for each in cudnn.algorithms(problem)
+            if bench.measure(problem.batch, each, QUICK).status is MeasurementStatus.MEASURED
+        ]
+
+
+def wrong(cupy, cudnn, problem, algorithm, operands, alpha, beta, expected):
+    """Run one algorithm; return what is wrong with it, '' where nothing is, or None where cuDNN cannot run it."""
+    if beta:
+        operands.restore(cupy)
+    else:
+        operands.poison()
+    guarded = Guarded(cupy, cudnn, algorithm.workspace_bytes, offset=256)
+    try:
+        call = cudnn.prepare(problem, algorithm.name)
+        cudnn.queue()
+        call.launch(*operands.addresses(), start=0, alpha=alpha, beta=beta, workspace=guarded.buffer)
+    except BackendError:
+        return None  # dropped, as the benchmark drops it
+    error = operands.error(cupy, expected)
+    if not guarded.intact():
+        return f"{algorithm.name} wrote outside of its {algorithm.workspace_bytes} bytes of workspace"
+    if not error <= tolerance(problem, algorithm.name):
+        return f"{algorithm.name} is {error:.2e} off with alpha {alpha} and beta {beta}"
+    return ""
+
+
+def check(cupy, cudnn, problem, scalings):
+    algorithms = candidates(cudnn, problem)
+    operands = Operands.random(cupy, problem)
+    found = []
+    for alpha, beta in scalings:
+        expected = operands.expected(alpha, beta)
+        found += [wrong(cupy, cudnn, problem, each, operands, alpha, beta, expected) for each in algorithms]
+    assert [each for each in found if each] == []
+    assert "" in found, "nothing ran"
+
+
+@pytest.mark.parametrize("operation", Operation, ids=lambda each: each.value)
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("last", [False, True], ids=["channels first", "channels last"])
+@pytest.mark.parametrize(("dtype", "math"), MODES, ids=lambda each: each.value)
+def test_grid(cupy, cudnn, operation, shape, last, dtype, math):
+    values = SHAPES[shape]
+    layout = LAYOUTS[len(values["spatial"])][last]
+    problem = ConvolutionProblem(operation=operation, batch=3, dtype=dtype, math=math, layout=layout, **values)
+    try:
+        cudnn.algorithms(problem)
+    except BackendError:
+        pytest.skip("cuDNN has no algorithm")
+    check(cupy, cudnn, problem, SCALINGS)
+
+
+@pytest.mark.parametrize("operation", Operation, ids=lambda each: each.value)
+@pytest.mark.parametrize("dtype", DataType, ids=lambda each: each.value)
+def test_batch_strides_wider_than_dense(cupy, cudnn, operation, dtype):
+    problem = ConvolutionProblem(operation=operation, batch=5, dtype=dtype, **SHAPES["2-D"])
+    wide = replace(problem, x_batch_stride=problem.x_sample + 64, y_batch_stride=problem.y_sample + 32)
+    operands = Operands.random(cupy, wide)
+    gap = operands.memory[operands.written][:, -32:].copy() if operands.written != "w" else None
+    check(cupy, cudnn, wide, [(1.0, 0.0)])
+    if gap is not None:
+        assert (operands.memory[operands.written][:, -32:] == gap).all()
+
+
+@pytest.mark.parametrize("operation", Operation, ids=lambda each: each.value)
+def test_deterministic_algorithms_repeat_to_the_bit(cupy, cudnn, operation):
+    free = load_network("alexnet", 32).layers[2].forward.with_operation(operation)
+    problem = replace(free, deterministic=True)
+    assert {each.name for each in cudnn.algorithms(problem)} <= {each.name for each in cudnn.algorithms(free)}
+    operands = Operands.random(cupy, problem)
+    for algorithm in cudnn.algorithms(problem):
+        workspace = cudnn.allocate(algorithm.workspace_bytes)
+        results = []
+        try:
+            call = cudnn.prepare(problem, algorithm.name)
+            for _ in range(3):
+                operands.poison()
+                call.launch(*operands.addresses(), start=0, alpha=1.0, beta=0.0, workspace=workspace)
+                results.append(operands.result(cupy))
+        except BackendError:
+            continue
+        assert all((result == results[0]).all() for result in results[1:]), algorithm.name
+
+
+@pytest.mark.parametrize("math", MathMode, ids=lambda each: each.value)
+@pytest.mark.parametrize(
+    "kernel",
+    [*load_network("alexnet").kernels(), *load_network("resnet18").kernels()],
+    ids=lambda kernel: f"{kernel.layer}-{kernel.problem.operation.value}-{kernel.problem.batch}",
+)
+def test_every_algorithm_of_networks(cupy, cudnn, kernel, math):
+    check(cupy, cudnn, replace(kernel.problem, math=math), [(1.0, 0.0)])
+    cupy.get_default_memory_pool().free_all_blocks()

@@ -1,0 +1,210 @@
+"""The header, the structures that C++ and Python share, Python processes, and `python -m ucudnn.native`."""
+
+import ctypes
+import subprocess
+import sys
+from threading import Event, RLock
+from time import sleep
+
+import pytest
+
+from tests.native.conftest import HERE, environment
+from ucudnn.backends.cudnn.algorithms import compile_ahead
+from ucudnn.errors import BackendUnavailableError
+from ucudnn.native import bridge, build
+from ucudnn.native.__main__ import main
+from ucudnn.native.registry import groups_apart
+from ucudnn.problem import ConvolutionProblem, Operation
+from ucudnn.settings import is_set
+
+PROGRAM = """
+#include <ucudnn.hpp>
+cudnnStatus_t run(UcudnnHandle_t &handle, cudaStream_t stream) {
+  UcudnnHandle_t none = nullptr, copy = handle, *many = new UcudnnHandle_t[3];
+  delete[] many;
+  cudnnHandle_t plain = copy;
+  cudnnConvolutionFwdAlgo_t forward = {};
+  cudnnConvolutionBwdDataAlgo_t data = {};
+  cudnnConvolutionBwdFilterAlgo_t filter = {};
+  cudnnConvolutionFwdAlgoPerf_t perf;
+  cudnnTensorDescriptor_t t = nullptr;
+  cudnnFilterDescriptor_t f = nullptr;
+  cudnnConvolutionDescriptor_t c = nullptr;
+  size_t size;
+  int count;
+  if (none == nullptr && !plain) cudnnCreate(&handle);
+  cudnnSetStream(handle, stream);
+  cudnnGetStream(handle, &stream);
+  cudnnAddTensor(handle, nullptr, t, nullptr, nullptr, t, nullptr);
+  cudnnGetConvolutionForwardAlgorithm(handle, t, f, c, t, CUDNN_CONVOLUTION_FWD_PREFER_FASTEST, 0, &forward);
+  cudnnGetConvolutionBackwardDataAlgorithm(handle, f, t, c, t, CUDNN_CONVOLUTION_BWD_DATA_NO_WORKSPACE, 0, &data);
+  cudnnGetConvolutionBackwardFilterAlgorithm(handle, t, t, c, f,
+      CUDNN_CONVOLUTION_BWD_FILTER_SPECIFY_WORKSPACE_LIMIT, 8, &filter);
+  cudnnGetConvolutionForwardAlgorithm_v7(handle, t, f, c, t, 1, &count, &perf);
+  cudnnFindConvolutionForwardAlgorithm(handle, t, f, c, t, 1, &count, &perf);
+  cudnnFindConvolutionForwardAlgorithmEx(handle, t, nullptr, f, nullptr, c, t, nullptr, 1, &count, &perf, nullptr, 0);
+  cudnnGetConvolutionBackwardDataWorkspaceSize(handle, f, t, c, t, data, &size);
+  cudnnConvolutionBackwardFilter(handle, &size, t, nullptr, t, nullptr, c, filter, nullptr, 0, &size, f, nullptr);
+  return cudnnDestroy(handle);
+}
+"""
+
+
+@pytest.mark.parametrize("standard", ["c++11", "c++17", "c++20"])
+def test_the_header_compiles_against_cudnns(toolchain, tmp_path, standard):
+    (tmp_path / "program.cpp").write_text(PROGRAM)
+    strict = ["-Wall", "-Wextra", "-Wpedantic", "-Wshadow", "-Wconversion", "-Werror", "-c"]
+    toolchain.compile(tmp_path / "program.cpp", tmp_path / "program.o", f"-std={standard}", *strict)
+
+
+def test_the_header_itself_names_nothing_deprecated(toolchain, tmp_path):
+    (tmp_path / "program.cpp").write_text("#define CUDNN_WARN_DEPRECATED\n#include <ucudnn.hpp>\n")
+    toolchain.compile(tmp_path / "program.cpp", tmp_path / "program.o", "-Wall", "-Werror", "-c")
+
+
+def test_two_parts_of_a_program_include_the_header(toolchain, libraries, tmp_path):
+    (tmp_path / "one.cpp").write_text("#include <ucudnn.hpp>\nint two(); int main() { return two(); }\n")
+    (tmp_path / "two.cpp").write_text("#include <ucudnn.hpp>\nint two() { return UcudnnHandle_t() != nullptr; }\n")
+    links = [str(tmp_path / "two.cpp"), f"-L{libraries}", "-lucudnn", "-l:libcudnn.so.9"]
+    program = toolchain.compile(tmp_path / "one.cpp", tmp_path / "program", *links)
+    assert subprocess.run([program], env=environment(libraries), check=False).returncode == 0
+
+
+def test_the_c_interface_compiles_as_c(toolchain, tmp_path):
+    (tmp_path / "program.c").write_text("#include <ucudnn_c.h>\nint main(void) { return ucudnn_divides(0, 0, 0); }\n")
+    includes = [f"-I{build.INCLUDE}", *(f"-isystem{each}" for each in toolchain.headers)]
+    command = ["gcc", "-std=c11", "-Wall", "-Werror", "-c", *includes, "program.c", "-o", "program.o"]
+    subprocess.run(command, cwd=tmp_path, check=True)
+
+
+def test_structures_lie_in_memory_as_python_takes_them(toolchain, tmp_path):
+    program = toolchain.compile(HERE / "layout.cpp", tmp_path / "layout", f"-I{build.SOURCES}")
+    lines = subprocess.run([program], capture_output=True, text=True, check=True).stdout.splitlines()
+    told = {}
+    for line in lines:
+        structure, name, offset, size = line.split()
+        told.setdefault(structure, {})[name] = int(offset), int(size)
+    assert told.pop("version")["-"] == (bridge.VERSION, 0)
+    assert set(told) == {"Question", "Step", "Request", "Answer", "Callbacks"}
+    for structure, fields in told.items():
+        ours = getattr(bridge, structure)
+        assert fields.pop("-") == (0, ctypes.sizeof(ours))
+        assert fields == {name: (getattr(ours, name).offset, getattr(ours, name).size) for name, _ in ours._fields_}
+
+
+def test_a_library_of_another_version_is_refused():
+    table = bridge.Callbacks(version=bridge.VERSION + 1)
+    with pytest.raises(
+        BackendUnavailableError, match=r"version 2, this package of 1: `python -m ucudnn.native --build`"
+    ):
+        bridge.attach(ctypes.addressof(table))
+
+
+def test_what_ends_a_plan_is_no_success(capsys):
+    # C++ takes 0 for success, which is what ctypes gives it where a callback raises.
+    own = bridge.Bridge.__new__(bridge.Bridge)
+    own._lock, own._texts = RLock(), {}
+    answer = bridge.Answer()
+
+    def body():
+        raise KeyboardInterrupt
+
+    assert own._guarded(1, ctypes.pointer(answer), body) == 1
+    assert answer.text == b"KeyboardInterrupt:"
+
+
+def test_the_end_of_a_process_waits_for_threads(monkeypatch):
+    monkeypatch.setattr(compile_ahead, "exchange_capture_mode", int)
+    own = compile_ahead.Background(None, None)
+    started, ended = Event(), Event()
+
+    def work():
+        started.set()
+        sleep(0.05)
+        ended.set()
+
+    for name in ("_listing", "_building"):
+        started.clear()
+        ended.clear()
+        getattr(own, name).submit(work)
+        started.wait()
+        own.rest()
+        assert ended.is_set()
+    own.rest()  # nothing is left
+
+
+@pytest.mark.parametrize("destroys", [True, False])
+def test_a_python_process_plans_by_itself(libraries, destroys):
+    command = [sys.executable, HERE / "in_python.py", libraries / "libcudnn.so.9", libraries / build.LIBRARY]
+    if destroys:
+        command.append("destroy")
+    done = subprocess.run(command, capture_output=True, text=True, env=environment(libraries), check=False)
+    assert (done.returncode, done.stdout.strip(), done.stderr) == (0, "computed", "")
+
+
+def test_the_library_is_compiled_once(libraries, toolchain, capsys):
+    before = (libraries / build.LIBRARY).stat().st_mtime_ns
+    given = [f"--include={folder}" for folder in toolchain.headers]
+    assert main(["--build", "--libs", "--cflags", "--folder", str(libraries), *given]) == 0
+    assert (libraries / build.LIBRARY).stat().st_mtime_ns == before
+    printed = capsys.readouterr().out
+    assert f"-I{build.INCLUDE}" in printed
+    assert "-lucudnn" in printed
+
+
+def test_it_is_compiled_again_for_other_headers(libraries, toolchain, tmp_path):
+    built = build.build(tmp_path, toolchain.headers)
+    before = built.stat().st_mtime_ns
+    assert build.build(tmp_path, [*toolchain.headers, tmp_path]).stat().st_mtime_ns > before
+
+
+def test_a_missing_compiler_is_named(toolchain, tmp_path, capsys):
+    assert main(["--build", "--folder", str(tmp_path), "--compiler", "/nowhere/c++"]) == 2
+    assert "/nowhere/c++ cannot be run" in capsys.readouterr().err
+
+
+def test_a_compiler_that_fails_says_why(toolchain, tmp_path, monkeypatch):
+    (tmp_path / "wrong.cpp").write_text("#error wrong sources\n")
+    monkeypatch.setattr(build, "SOURCES", tmp_path)
+    with pytest.raises(BackendUnavailableError, match="wrong sources"):
+        build.build(tmp_path / "out", toolchain.headers)
+
+
+def test_missing_headers_are_named(monkeypatch, tmp_path, capsys):
+    monkeypatch.setattr(build, "_CUDNN", ("no_such_header.h", "no_such_package", ()))
+    assert main(["--build", "--folder", str(tmp_path)]) == 2
+    assert "no_such_header.h was not found: give its folder with --include" in capsys.readouterr().err
+
+
+def test_help_teaches(capsys):
+    assert main([]) == 2
+    printed = capsys.readouterr().out
+    for word in ("#include <ucudnn.hpp>", "UcudnnHandle_t", "--cflags", "--libs", "UCUDNN_PYTHON", "UCUDNN_PLAIN"):
+        assert word in printed
+
+
+def test_the_header_and_libpython_are_found(capsys):
+    assert main(["--include-dir"]) == 0
+    assert capsys.readouterr().out.strip() == str(build.INCLUDE)
+    assert (build.INCLUDE / "ucudnn.hpp").exists()
+    assert main(["--libpython"]) == 0
+    assert capsys.readouterr().out.strip() == str(build.libpython() or "")
+
+
+@pytest.mark.parametrize(
+    ("x_stride", "y_stride", "groups"), [(0, 0, 1), (2, 2, 2), (3, 3, 3), (2, 1, 1), (1.5, 1.5, 1)]
+)
+def test_strides_tell_of_groups(x_stride, y_stride, groups):
+    plain = ConvolutionProblem(
+        operation=Operation.FORWARD, batch=2, channels=2, spatial=(4, 4), filters=2, kernel=(1, 1)
+    )
+    strides = {"x_batch_stride": int(x_stride * plain.x_sample), "y_batch_stride": int(y_stride * plain.y_sample)}
+    values = {name: getattr(plain, name) for name in ("operation", "batch", "channels", "spatial", "filters", "kernel")}
+    assert groups_apart(ConvolutionProblem(**values, **strides)) == groups
+
+
+def test_settings_that_are_set_are_told_from_defaults(monkeypatch):
+    assert not is_set("workspace_limit_bytes")
+    monkeypatch.setenv("UCUDNN_DEFAULT_WORKSPACE_LIMIT", "64MiB")
+    assert is_set("workspace_limit_bytes")
+    assert not is_set("workspace_limit_bytes", {"UCUDNN_DEFAULT_WORKSPACE_LIMIT": ""})

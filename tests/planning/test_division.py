@@ -1,0 +1,190 @@
+"""Allotment: segments that fit and do not overlap, and times against all ways to choose."""
+
+from itertools import combinations, pairwise, product
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.planning.test_concurrency import groupings, networks
+from tests.solvers.test_sequences import fronts as any_fronts
+from ucudnn.errors import InfeasibleError
+from ucudnn.planning.concurrency import concurrent_sets
+from ucudnn.planning.division import allot
+from ucudnn.settings import Settings
+from ucudnn.units import exact_bytes
+
+grouped = groupings().filter(bool)
+either = st.just(()) | grouped
+
+
+@st.composite
+def cases(draw, any_groups=either):
+    """Draw kernels, their fronts within a total that each of them fits, the total and groups."""
+    groups = draw(any_groups)
+    kernels = draw(networks(groups, least=draw(st.integers(1, 5)), most=6))
+    known = {problem: draw(any_fronts) for problem in dict.fromkeys(kernel.problem for kernel in kernels)}
+    fronts = [known[kernel.problem] for kernel in kernels]
+    alone = max(front[0].workspace_bytes for front in fronts)
+    least, most = (
+        sum(front[end].workspace_bytes * kernel.count for kernel, front in zip(kernels, fronts, strict=True))
+        for end in (0, -1)
+    )
+    total = draw(st.integers(alone, most) | st.integers(least, most))
+    within = [tuple(each for each in front if each.workspace_bytes <= total) for front in fronts]
+    return kernels, within, total, groups
+
+
+def segments_of(kernels, fronts, branches, groups):
+    """Return for each segment of a set the fronts of those that share it.
+
+    Where a kernel has several layers, each has its own; with groups, those of a kernel run one after another.
+    """
+    return [
+        [fronts[index] for index in branch]
+        for branch in branches
+        for _ in range(1 if groups else kernels[branch[0]].count)
+    ]
+
+
+def repeated(kernels, branches, groups):
+    """Return how often a set's time counts: with groups, once for each layer of a kernel that runs alone."""
+    return kernels[branches[0][0]].count if groups else 1
+
+
+def needs(segments):
+    return [max(front[0].workspace_bytes for front in shared) for shared in segments]
+
+
+def fastest(segments, total):
+    """Return the least time of a set by trying everything, or None where nothing fits."""
+    reached = {0: 0.0}
+    for shared in segments:
+        further = {}
+        for taken in product(*shared):
+            size, time = max(each.workspace_bytes for each in taken), sum(each.time_ms for each in taken)
+            for held, before in reached.items():
+                if held + size <= total:
+                    further[held + size] = min(before + time, further.get(held + size, before + time))
+        reached = further
+    return min(reached.values(), default=None)
+
+
+def allotted(case):
+    """Return what a case gets, or None where its smallest do not fit, which is what the error must say."""
+    kernels, fronts, total, groups = case
+    short = set()
+    for branches in concurrent_sets(kernels, groups):
+        least = needs(segments_of(kernels, fronts, branches, groups))
+        if sum(least) > total:
+            short.add((sum(least), max(least)))
+    if not short:
+        return allot(kernels, fronts, total, Settings(), groups)
+    with pytest.raises(InfeasibleError) as caught:
+        allot(kernels, fronts, total, Settings(), groups)
+    error = caught.value
+    assert error.limit_bytes == total
+    assert error.kernel in map(str, kernels)
+    assert str(error).startswith(f"a total workspace of {exact_bytes(total)} is too small: ")
+    endings = [
+        f"need at least {exact_bytes(together)}, {error.kernel} alone {exact_bytes(largest)}"
+        for together, largest in short
+        if together == error.required_bytes
+    ]
+    assert str(error).endswith(tuple(endings))
+    return None
+
+
+@given(cases())
+def test_equals_brute_force(case):
+    kernels, fronts, total, groups = case
+    found = allotted(case)
+    if found is None:
+        return
+    sets = concurrent_sets(kernels, groups)
+    expected = sum(
+        fastest(segments_of(kernels, fronts, branches, groups), total) * repeated(kernels, branches, groups)
+        for branches in sets
+    )
+    time_ms = sum(share.configuration.time_ms * share.count for shares in found.shares for share in shares)
+    assert time_ms == pytest.approx(expected, abs=1e-9)
+    assert found.gap == 0
+
+
+@given(cases())
+def test_every_kernel_gets_all_its_layers_what_is_in_its_front(case):
+    kernels, fronts, _, groups = case
+    found = allotted(case)
+    if found is None:
+        return
+    for kernel, front, shares in zip(kernels, fronts, found.shares, strict=True):
+        assert sum(share.count for share in shares) == kernel.count
+        assert all(share.count > 0 and share.configuration in front for share in shares)
+        assert all((share.segment is None) == (kernel.count > 1 and not groups) for share in shares)
+
+
+@given(cases())
+def test_segments_hold_their_kernels_and_those_of_a_set_are_apart(case):
+    kernels, _, total, groups = case
+    found = allotted(case)
+    if found is None:
+        return
+    assert found.arena_bytes <= total
+    for number, branches in enumerate(concurrent_sets(kernels, groups)):
+        own = []
+        several = 0
+        for branch in branches:
+            segments = {share.segment for index in branch for share in found.shares[index]}
+            if segments == {None}:
+                several += max(
+                    sum(share.configuration.workspace_bytes * share.count for share in found.shares[index])
+                    for index in branch
+                )
+                continue
+            (segment,) = segments  # those of one branch take turns in it
+            assert segment.set_index == number
+            for index in branch:
+                assert found.shares[index][0].configuration.workspace_bytes <= segment.size_bytes
+            own.append(segment)
+        assert len({segment.branch for segment in own}) == len(own)
+        for one, other in combinations(own, 2):
+            first, second = sorted((one, other), key=lambda each: (each.offset_bytes, each.size_bytes))
+            assert first.offset_bytes + first.size_bytes <= second.offset_bytes
+        assert all(0 <= each.offset_bytes <= found.arena_bytes - each.size_bytes for each in own)
+        assert sum(each.size_bytes for each in own) + several <= found.arena_bytes
+
+
+@given(cases())
+def test_less_careful_ways_are_no_slower(case):
+    _, _, total, groups = case
+    found = allotted(case)
+    if found is None:
+        return
+    names = [each.name for each in found.alternatives]
+    assert names == (["WR", "WD", "WD, grouped", "shared"] if groups else ["WR", "WD", "shared"])
+    for careful, careless in pairwise(found.alternatives):
+        if careful.time_ms is not None:
+            assert careless.time_ms <= careful.time_ms + 1e-9
+    for each in found.alternatives:
+        assert each.time_ms is None or each.workspace_bytes <= total
+    own = found.alternatives[-2]
+    time_ms = sum(share.configuration.time_ms * share.count for shares in found.shares for share in shares)
+    assert (own.time_ms, own.workspace_bytes) == (pytest.approx(time_ms), found.arena_bytes)
+
+
+@given(cases(grouped))
+def test_alternatives_are_what_those_ways_would_find(case):
+    kernels, fronts, total, _ = case
+    found = allotted(case)
+    if found is None:
+        return
+    by_name = {each.name: each.time_ms for each in found.alternatives}
+    apart = allotted((kernels, fronts, total, ()))
+    assert by_name["WD"] == (apart.alternatives[1].time_ms if apart else None)
+    counts = [kernel.count for kernel in kernels]
+    for name, limit in (("WR", total // max(1, sum(counts))), ("shared", total)):
+        fitting = [[each.time_ms for each in front if each.workspace_bytes <= limit] for front in fronts]
+        expected = (
+            sum(min(times) * count for times, count in zip(fitting, counts, strict=True)) if all(fitting) else None
+        )
+        assert by_name[name] == (None if expected is None else pytest.approx(expected))

@@ -1,0 +1,307 @@
+"""Pictures: what is drawn adds up, is legible, and reaches its file whole or not at all."""
+
+import sys
+from itertools import combinations, pairwise
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from matplotlib import rc_context
+from matplotlib.colors import to_rgb
+from matplotlib.text import Text
+
+from tests.reporting.test_report import kernel_report, make_report
+from ucudnn.configuration import Configuration, MicroConfiguration, SlabConfiguration
+from ucudnn.errors import BackendUnavailableError, InvalidValueError
+from ucudnn.plots import bars as bars_module
+from ucudnn.plots import check_picture, draw_configurations, draw_division, draw_groups, draw_layers
+from ucudnn.plots.bars import configurations_figure, division_figure, groups_figure, layers_figure
+from ucudnn.plots.points import _notes, desirable_figure
+from ucudnn.plots.style import MIB, STYLE, looks_of, pieces_of, shaded
+from ucudnn.slabs import Slab
+
+OPERATIONS = ("Forward", "BackwardData", "BackwardFilter")
+MAGIC = {"png": b"\x89PNG", "pdf": b"%PDF-", "svg": b"<?xml"}
+
+
+@pytest.fixture(autouse=True)
+def style():
+    with rc_context(STYLE):
+        yield
+
+
+def network(*names, ms=2.0, **values):
+    kernels = [
+        kernel_report(layer=name, operation=operation, count=1, micro_batched_ms=ms, **values)
+        for name in names
+        for operation in OPERATIONS
+    ]
+    return make_report(*kernels)
+
+
+def configuration(size, count, algorithm="GEMM", time_ms=1.0, workspace_bytes=0):
+    part = MicroConfiguration(size=size, algorithm=algorithm, time_ms=time_ms / count, workspace_bytes=workspace_bytes)
+    return Configuration(parts=(part,) * count)
+
+
+def front(points):
+    engines = ("eng1", "eng38", "eng67", "eng20", "eng34", "eng50", "eng11", "eng4")
+    return [
+        configuration(
+            size=2 ** (index % 9),
+            count=2 ** (8 - index % 9),
+            algorithm=f"{engines[index % 8]}_k2={index % 3}",
+            time_ms=40 * 0.93**index,
+            workspace_bytes=round(2**17 * 1.25**index) if index else 0,
+        )
+        for index in range(points)
+    ]
+
+
+def stacks(figure):
+    """Return the height of each bar by its place, from what is drawn."""
+    heights = {}
+    for patch in figure.axes[0].patches:
+        place = round(patch.get_x() + patch.get_width() / 2, 6)
+        heights[place] = heights.get(place, 0.0) + patch.get_height()
+    return [heights[place] for place in sorted(heights)]
+
+
+def texts(figure):
+    unseen = set()  # matplotlib keeps labels of ticks beyond the limits
+    for axis in (figure.axes[0].xaxis, figure.axes[0].yaxis):
+        low, high = sorted(axis.get_view_interval())
+        ticks = [*axis.get_major_ticks(), *axis.get_minor_ticks()]
+        unseen |= {tick.label1 for tick in ticks if not low <= tick.get_loc() <= high}
+    found = [each for each in figure.findobj(Text) if each.get_visible() and each.get_text().strip()]
+    return [each for each in found if each not in unseen]
+
+
+def entries(figure):
+    return [each.get_text() for legend in figure.legends for each in legend.get_texts()]
+
+
+def check_legible(figure):
+    """Check that letters are large enough, inside the picture, and not upon each other."""
+    figure.draw_without_rendering()
+    width, height = figure.bbox.size
+    boxes = [(each.get_text(), each.get_window_extent()) for each in texts(figure)]
+    assert min(each.get_fontsize() for each in texts(figure)) >= 7
+    for text, box in boxes:
+        assert -1 <= box.x0 <= box.x1 <= width + 1, text
+        assert -1 <= box.y0 <= box.y1 <= height + 1, text
+    for (text, box), (other, beside) in combinations(boxes, 2):
+        across = min(box.x1, beside.x1) - max(box.x0, beside.x0)
+        down = min(box.y1, beside.y1) - max(box.y0, beside.y0)
+        assert across <= 1 or down <= 1, f"{text!r} is upon {other!r}"
+    covered = figure.axes[0].get_window_extent()
+    for legend in figure.legends:
+        box = legend.get_window_extent()
+        assert not (box.x0 < covered.x1 - 1 and box.y1 > covered.y0 + 1), "a legend covers bars"
+
+
+KERNELS = st.lists(
+    st.tuples(
+        st.integers(0, 40),
+        st.sampled_from(OPERATIONS),
+        st.integers(1, 4),
+        st.floats(1e-3, 1e3),
+        st.integers(0, 2**32),
+    ),
+    min_size=1,
+    max_size=60,
+)
+
+
+@settings(max_examples=12)
+@given(st.lists(KERNELS, min_size=1, max_size=3), st.booleans())
+def test_bars_are_as_tall_as_what_they_show(given, modules):
+    reports = [
+        make_report(
+            *(
+                kernel_report(
+                    layer=f"m{layer % 15}.conv{layer}" if modules else f"conv{layer}",
+                    operation=operation,
+                    count=count,
+                    micro_batched_ms=time_ms,
+                    workspace_bytes=size,
+                )
+                for layer, operation, count, time_ms, size in kernels
+            )
+        )
+        for kernels in given
+    ]
+    bars = [(f"bar\n{index}", report) for index, report in enumerate(reports)]
+    assert stacks(layers_figure(bars, "")) == pytest.approx([each.total("micro_batched_ms") for each in reports])
+    drawn = [each.workspace_bytes / MIB for each in reports]
+    assert sum(stacks(division_figure(bars, ""))) == pytest.approx(sum(drawn), abs=1e-9)
+
+
+def test_executed_times_take_over_where_there_are_any():
+    plain, executed = network("conv1"), network("conv1", executed_ms=5.0, undivided_executed_ms=6.0)
+    assert layers_figure([("a", plain)], "").axes[0].get_ylabel() == "predicted time in ms"
+    figure = layers_figure([("a", executed)], "")
+    assert figure.axes[0].get_ylabel() == "executed time in ms"
+    assert stacks(figure) == pytest.approx([15.0])
+
+
+def test_legend_names_layers_from_the_top_as_they_are_stacked():
+    report = make_report(kernel_report(layer="conv1", count=1), kernel_report(layer="conv2", count=3))
+    assert entries(layers_figure([("a", report)], "")) == ["conv2 ×3", "conv1", "Forward"]
+
+
+def test_many_layers_are_drawn_by_module_and_small_ones_joined():
+    names = [f"net.block{block}.conv{layer}" for block in range(5) for layer in range(9)]
+    assert entries(layers_figure([("a", network(*names))], ""))[:5] == [f"net.block{each}" for each in (4, 3, 2, 1, 0)]
+    flat = entries(layers_figure([("a", network(*(f"conv{each}" for each in range(45))))], ""))
+    assert flat[0] == "other layers"
+    assert len(flat) == 1 + 12 + len(OPERATIONS)
+
+
+def test_names_that_mean_something_to_matplotlib_are_shown_as_they_are():
+    names = ["_hidden", "$x_1$", "50% #1"]
+    assert [each.strip() for each in entries(layers_figure([("a", network(*names))], ""))[:3]] == names[::-1]
+
+
+def test_shades_and_algorithms_are_told_apart_in_grey():
+    def lightness(color):
+        red, green, blue = to_rgb(color)
+        return 0.2126 * red + 0.7152 * green + 0.0722 * blue
+
+    shades = [lightness(look.color) for look in shaded([f"conv{each}" for each in range(12)])]
+    assert all(after - before > 0.02 for before, after in pairwise(shades))
+    looks = [*looks_of(front(40)).values()]
+    assert len({(look.color, look.hatch) for look in looks}) == len({look.label for look in looks}) == 24
+    plain = sorted(lightness(look.color) for look in looks if not look.hatch)
+    assert len(plain) == 2
+    assert plain[1] - plain[0] > 0.2
+
+
+@pytest.mark.parametrize(
+    "figure",
+    [
+        lambda: layers_figure([("8 MiB\nundivided", network("only"))], "one layer"),
+        lambda: layers_figure(
+            [(f"{mib} MiB\n{each}", network(*"abcde")) for mib in (8, 64, 512) for each in ("undivided", "powerOfTwo")],
+            "as figure 10",
+        ),
+        lambda: layers_figure([("a", network(*(f"Mixed_5b.branch5x5_{each}" for each in range(20))))], "long names"),
+        lambda: division_figure(
+            [(f"module{each} forward", network(*"abcdefghijkl", workspace_bytes=MIB)) for each in range(22)], "branches"
+        ),
+        lambda: division_figure([("WR\n0 each", network("a", workspace_bytes=0))], "no workspace"),
+        lambda: groups_figure(
+            [f"conv{layer}\n{each}" for layer in range(5) for each in OPERATIONS],
+            {"best": [1.0] * 15, "-1 byte": [2.0] * 14 + [None]},
+            "time in ms",
+            "as figure 1",
+        ),
+        lambda: configurations_figure([(f"p{each}", every) for each, every in enumerate(front(15))], "fifteen"),
+        lambda: configurations_figure([("all", configuration(1, 256))], "256 micro-batches"),
+        lambda: desirable_figure(front(1), "one configuration"),
+        lambda: desirable_figure(front(2), "two"),
+        lambda: desirable_figure(front(9), "as figure 8"),
+        lambda: desirable_figure(front(40), "forty"),
+    ],
+)
+def test_pictures_are_legible(figure):
+    check_legible(figure())
+
+
+def test_a_missing_bar_is_not_drawn():
+    figure = groups_figure(["a", "b"], {"one": [1.0, None], "two": [3.0, 4.0]}, "time in ms", "")
+    assert sorted(patch.get_height() for patch in figure.axes[0].patches) == [1.0, 3.0, 4.0]
+
+
+def test_rows_have_a_piece_for_each_micro_batch_with_its_size():
+    rows = [("undivided", configuration(256, 1, "A", 2.0)), ("all", configuration(64, 4, "B", 1.0))]
+    figure = configurations_figure(rows, "")
+    widths = [patch.get_width() for patch in figure.axes[0].patches]
+    assert widths == pytest.approx([2.0, 0.25, 0.25, 0.25, 0.25])
+    assert [each.get_text() for each in figure.axes[0].texts] == ["2 ms", "1 ms", "256", *["64"] * 4]
+
+
+def test_slabs_are_pieces_of_their_micro_batch():
+    slabs = [
+        SlabConfiguration(slab=Slab(first=first, rows=rows), algorithm=name, time_ms=time_ms, workspace_bytes=5)
+        for first, rows, name, time_ms in ((0, 6, "FFT", 3.0), (6, 2, "GEMM", 1.0))
+    ]
+    parts = (MicroConfiguration.of_slabs(1, slabs), *configuration(size=1, count=1, time_ms=4.0).parts)
+    divided = Configuration(parts=parts)
+    assert [(piece.text, piece.share) for piece in pieces_of(divided)] == [
+        ("6 rows", 0.375),
+        ("2 rows", 0.125),
+        ("1", 0.5),
+    ]
+    figure = configurations_figure([("all", divided)], "title")
+    assert [bar.get_width() for bar in figure.axes[0].patches] == [3.0, 1.0, 4.0]
+    assert {"6 rows", "1"} <= {each.get_text() for each in texts(figure)}
+    assert "1 in 2+1" in {each.get_text() for each in texts(desirable_figure([divided], "title"))}
+    assert set(looks_of([divided])) == {"FFT", "GEMM"}
+
+
+def test_points_of_a_desirable_set_are_where_they_belong():
+    configurations = front(9)
+    figure = desirable_figure(configurations, "")
+    drawn = figure.axes[0].lines[0].get_xydata().tolist()
+    assert drawn == [pytest.approx([each.workspace_bytes / MIB, each.time_ms]) for each in configurations]
+    assert {"256×1", "128×2", "256"} <= {each.get_text() for each in figure.axes[0].texts}
+
+
+@given(st.lists(st.tuples(st.floats(0, 1), st.floats(0, 1)), min_size=1, max_size=60), st.floats(0.1, 0.3))
+def test_notes_leave_each_other_room(steps, width):
+    places = [*zip(sorted(x for x, _ in steps), sorted((y for _, y in steps), reverse=True), strict=True)]
+    notes = _notes(places, [width] * len(places))
+    assert all(0 < note.left < note.right <= 1.01 and 0 < note.bottom < 1 for note in notes.values())
+    assert all(one.leaves_room(other) for one, other in combinations(notes.values(), 2))
+
+
+@pytest.mark.parametrize("suffix", MAGIC)
+def test_the_suffix_says_the_format(tmp_path, suffix):
+    path = tmp_path / f"picture.{suffix.upper()}"
+    draw_groups(["a", "b"], {"one": [1.0, 2.0]}, path, ylabel="time in ms")
+    assert path.read_bytes().startswith(MAGIC[suffix])
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("picture.txt", r"no name of a picture: it must end in \.pdf, \.png, \.svg"),
+        ("picture", "no name of a picture"),
+        ("none/picture.png", "there is no folder .*none"),
+        ("folder.png", "it is a folder"),
+    ],
+)
+def test_bad_names_are_refused(tmp_path, name, message):
+    (tmp_path / "folder.png").mkdir()
+    with pytest.raises(InvalidValueError, match=message):
+        check_picture(tmp_path / name)
+
+
+def test_nothing_is_not_drawn(tmp_path):
+    for draw in (draw_layers, draw_division, draw_configurations):
+        with pytest.raises(InvalidValueError, match="there is nothing to draw"):
+            draw([], tmp_path / "picture.png")
+    assert not [*tmp_path.iterdir()]
+
+
+def test_matplotlib_is_asked_for(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    with pytest.raises(BackendUnavailableError, match=r"pip install 'ucudnn\[plot\]'"):
+        check_picture(tmp_path / "picture.png")
+
+
+@pytest.mark.parametrize("suffix", MAGIC)
+def test_a_picture_that_fails_leaves_the_old_one(tmp_path, monkeypatch, suffix):
+    path = tmp_path / f"picture.{suffix}"
+    path.write_bytes(b"old")
+
+    def fail(*arguments):
+        raise ZeroDivisionError
+
+    figure = bars_module.new_figure("")[0]
+    figure.axes[0].draw = fail  # while the file is being written
+    monkeypatch.setattr("ucudnn.plots.layers_figure", lambda *arguments: figure)
+    with pytest.raises(ZeroDivisionError):
+        draw_layers([("a", network("conv1"))], path)
+    assert path.read_bytes() == b"old"

@@ -1,0 +1,131 @@
+import json
+
+import pytest
+
+from tests.test_problem import DIFFERENT, make_problem
+from ucudnn.backends.candidates import Candidates
+from ucudnn.backends.replay import ReplayBackend
+from ucudnn.benchmarking.benchmark import Benchmark
+from ucudnn.benchmarking.recording import NO_LIMIT
+from ucudnn.benchmarking.request import Request
+from ucudnn.errors import ProfileError
+from ucudnn.networks.tables import load_network
+from ucudnn.networks.variants import variants
+from ucudnn.policy import BatchSizePolicy
+from ucudnn.problem import Layout, Operation
+from ucudnn.profiles.format import Profile, Record, load_profile, save_profile
+from ucudnn.solvers.desirable import desirable_set
+
+RECORD = Record(api="graph", algorithm="eng1", time_ms=0.5, workspace_bytes=16, notes=("FFT",))
+
+
+def make_profile():
+    everything_else = make_problem(**(DIFFERENT | {"batch": 2, "layout": Layout.NCHW}))
+    last = make_problem(layout=Layout.NHWC)
+    return Profile(
+        name="test",
+        conditions={"device": "a device", "cudnn": "9"},
+        recordings={
+            "one": {
+                make_problem(): (RECORD, Record(api="legacy", algorithm="GEMM", time_ms=1.25, workspace_bytes=0)),
+                make_problem(batch=4): (RECORD,),
+                everything_else: (RECORD,),
+                last: (RECORD,),
+            },
+            "two": {make_problem(operation=Operation.BACKWARD_FILTER): (RECORD,)},
+        },
+    )
+
+
+@pytest.mark.parametrize("name", ["profile.json", "profile.json.gz"])
+def test_what_is_saved_is_loaded(tmp_path, name):
+    path = tmp_path / name
+    save_profile(make_profile(), path)
+    loaded = load_profile(str(path))
+    assert loaded.recordings == make_profile().recordings
+    assert loaded.conditions == make_profile().conditions
+
+
+def test_gzip_is_used_where_the_name_says_so(tmp_path):
+    save_profile(make_profile(), tmp_path / "profile.json.gz")
+    assert (tmp_path / "profile.json.gz").read_bytes().startswith(b"\x1f\x8b")
+
+
+def test_h200_is_the_table_of_measurements(h200):
+    rows = [record for recording in h200.recordings.values() for records in recording.values() for record in records]
+    assert len(rows) == 31877
+    assert set(h200.recordings) == {"alexnet", "resnet18", "resnet50"}
+    assert h200.conditions["device"] == "NVIDIA H200"
+
+
+@pytest.mark.parametrize("network", ["alexnet", "vgg16", "resnet18", "resnet50", "unet3d"])
+def test_the_shipped_profile_has_what_plans_of_its_networks_want(network):
+    shipped = load_profile("h200")
+    assert shipped.conditions["device"] == "NVIDIA H200"
+    assert set(shipped.recordings) == {"alexnet", "vgg16", "resnet18", "resnet50", "unet3d", "inception3"}
+    benchmark = Benchmark(ReplayBackend(shipped, candidates=Candidates.GRAPH, network=network))
+    for variant in variants(["float32", "float16"], ["tf32", "fma"], ["first", "last"]):
+        for kernel in variant.of_network(load_network(network)).kernels():
+            for policy in (BatchSizePolicy.UNDIVIDED, BatchSizePolicy.POWER_OF_TWO):
+                sizes = policy.sizes(kernel.problem.batch)
+                request = Request(problem=kernel.problem, sizes=sizes, limit_bytes=NO_LIMIT)
+                found = desirable_set(benchmark.micro_configurations(request), kernel.problem.batch)
+                assert found, f"{policy.value} {kernel.problem}"
+
+
+def test_shipped_profiles_stay_small():
+    from pathlib import Path
+
+    import ucudnn
+
+    for path in (Path(ucudnn.__file__).parent / "profiles").iterdir():
+        assert path.stat().st_size < 2 * 2**20
+
+
+def damaged(tmp_path, change):
+    path = tmp_path / "profile.json"
+    save_profile(make_profile(), path)
+    content = json.loads(path.read_text())
+    change(content)
+    path.write_text(json.dumps(content))
+    return str(path)
+
+
+def first_row(content):
+    return content["recordings"]["one"][0]["rows"]["8"][0]
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda content: content.update(format="other"), "format is not 'ucudnn-profile'"),
+        (lambda content: content.update(version=4), "version 4 with columns .* is not known here"),
+        (lambda content: content.pop("recordings"), "cannot be read: KeyError: 'recordings'"),
+        (lambda content: first_row(content).__setitem__(1, float("nan")), "eng1 took nan ms, which is no time"),
+        (lambda content: first_row(content).__setitem__(1, 0), "eng1 took 0 ms, which is no time"),
+        (lambda content: first_row(content).__setitem__(1, "fast"), "eng1 took fast ms, which is no time"),
+        (lambda content: first_row(content).__setitem__(-1, -1), "eng1 has a workspace of -1 bytes"),
+        (lambda content: first_row(content).__setitem__(0, 99), "cannot be read: IndexError"),
+        (lambda content: content["recordings"]["one"][0]["problem"].update(stride=[0, 1]), r"stride \(0, 1\) must be"),
+        (lambda content: content["recordings"]["one"][0]["problem"].update(operation="Sideways"), "Sideways"),
+        (lambda content: content["recordings"]["one"][0]["problem"].update(colour="red"), "cannot be read: TypeError"),
+    ],
+)
+def test_a_damaged_profile_is_refused_by_name(tmp_path, change, message):
+    path = damaged(tmp_path, change)
+    with pytest.raises(ProfileError, match=message) as caught:
+        load_profile(path)
+    assert path in str(caught.value)
+
+
+@pytest.mark.parametrize("content", [b"", b"\x1f\x8b\x08\x00cut off", b"[1, 2]", b"{", b"\xff\xfe"])
+def test_what_is_no_profile_is_refused(tmp_path, content):
+    path = tmp_path / "profile.json"
+    path.write_bytes(content)
+    with pytest.raises(ProfileError, match=r"profile\.json"):
+        load_profile(str(path))
+
+
+def test_an_unknown_name_lists_what_ships():
+    with pytest.raises(ProfileError, match=r"profile 'b200' is neither a file nor one that ships with ucudnn: .*h200"):
+        load_profile("b200")

@@ -1,0 +1,107 @@
+import csv
+import io
+import json
+
+import pytest
+
+from ucudnn.benchmarking.benchmark import Benchmark
+from ucudnn.networks.tables import load_network
+from ucudnn.planning.decision import Method, decide
+from ucudnn.reporting.report import KernelReport, Report, report_decisions, report_kernel
+from ucudnn.reporting.terminal import print_report
+from ucudnn.settings import Settings
+
+
+def kernel_report(**overrides):
+    values = {
+        "layer": "conv1",
+        "operation": "Forward",
+        "problem": "Forward 8x3x9x9 * 4x3x3x3 float32 NCHW",
+        "count": 2,
+        "configuration": "4x64 FFT",
+        "undivided": "1x256 GEMM",
+        "undivided_ms": 6.0,
+        "micro_batched_ms": 2.0,
+        "workspace_bytes": 100,
+        "undivided_workspace_bytes": 7,
+    }
+    return KernelReport(**(values | overrides))
+
+
+def make_report(*kernels):
+    return Report(
+        network="net",
+        batch=256,
+        method=Method.WR,
+        limit_bytes=1024,
+        policy="powerOfTwo",
+        backend="cpu",
+        conditions={"device": "a device"},
+        kernels=kernels,
+        benchmark_seconds=1.5,
+        solver_seconds=0.25,
+    )
+
+
+def test_a_layer_counts_as_often_as_it_occurs():
+    total = make_report(kernel_report(), kernel_report(count=1, undivided_ms=5.0, workspace_bytes=300)).to_dict()[
+        "total"
+    ]
+    assert total == {
+        "undivided_ms": 17.0,
+        "micro_batched_ms": 6.0,
+        "speedup": 17.0 / 6.0,
+        "workspace_bytes": 500,
+        "shared_workspace_bytes": 300,
+    }
+
+
+def test_executed_times_take_over_where_there_are_any():
+    report = make_report(kernel_report(executed_ms=3.0, undivided_executed_ms=6.0))
+    assert report.speedup == 2.0
+    assert report.kernels[0].speedup == 2.0
+    total = report.to_dict()["total"]
+    assert (total["executed_ms"], total["undivided_executed_ms"], total["executed_speedup"]) == (6.0, 12.0, 2.0)
+    assert (total["undivided_ms"], total["speedup"]) == (12.0, 3.0)
+
+
+def test_nothing_undivided_fits():
+    report = make_report(kernel_report(undivided=None, undivided_ms=None, undivided_workspace_bytes=None))
+    assert report.speedup is None
+    assert report.to_dict()["total"]["undivided_ms"] is None
+    assert "no algorithm fits undivided" in str(report)
+
+
+def test_json_and_csv_hold_everything():
+    report = make_report(kernel_report(), kernel_report(layer="conv2"))
+    assert json.loads(json.dumps(report.to_dict()))["kernels"][1]["layer"] == "conv2"
+    rows = list(csv.DictReader(io.StringIO(report.to_csv())))
+    assert [row["configuration"] for row in rows] == ["4x64 FFT"] * 2
+    assert float(rows[0]["speedup"]) == 3.0
+
+
+def test_an_empty_report_can_be_printed():
+    assert "WR, 1 KiB for each kernel" in str(make_report())
+
+
+@pytest.mark.parametrize("network", ["alexnet", "resnet50"])
+def test_tables_are_at_most_100_columns_wide(network, replay, capsys):
+    backend = replay(network)
+    decisions = decide(load_network(network).kernels(), Benchmark(backend), Settings())
+    reports = [report_kernel(decision) for decision in decisions.kernels]
+    print_report(
+        report_decisions(
+            decisions,
+            reports,
+            network=network,
+            policy="powerOfTwo",
+            backend=backend.name,
+            conditions={"device": "H200"},
+        )
+    )
+    lines = capsys.readouterr().out.splitlines()
+    assert max(map(len, lines)) <= 100
+    assert len(lines) == len(decisions.kernels) + 6
+    for decision, line in zip(decisions.kernels, lines[2:], strict=False):
+        assert line.startswith(decision.kernel.layer)
+        assert f"{len(decision.configuration.parts)}x" in line

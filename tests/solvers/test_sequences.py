@@ -1,0 +1,68 @@
+"""Bundles against every way to choose for each kernel."""
+
+from itertools import pairwise, product
+from math import fsum
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.solvers.conftest import micro_configurations
+from tests.support import paper
+from ucudnn.configuration import Configuration, MicroConfiguration
+from ucudnn.solvers.desirable import desirable_set
+from ucudnn.solvers.sequences import bundled
+
+
+@st.composite
+def points(draw):
+    """Draw a front of up to five configurations, rather than the few that random ones leave."""
+    count = draw(st.integers(1, 5))
+    sizes, times = (
+        sorted(draw(st.lists(st.integers(least, 40), min_size=count, max_size=count, unique=True))) for least in (0, 1)
+    )
+    return tuple(
+        Configuration(
+            parts=(MicroConfiguration(size=1, algorithm=f"a{size}", time_ms=time / 1000, workspace_bytes=size),)
+        )
+        for size, time in zip(sizes, reversed(times), strict=True)
+    )
+
+
+fronts = points() | st.builds(desirable_set, micro_configurations(largest=3, most=6), st.integers(1, 4)).filter(bool)
+segments = st.lists(fronts, min_size=1, max_size=4)
+
+
+def microseconds(time_ms):
+    return round(time_ms * 1000)
+
+
+@given(segments)
+def test_equals_brute_force(given_fronts):
+    everything = {
+        (sum(microseconds(each.time_ms) for each in taken), max(each.workspace_bytes for each in taken))
+        for taken in product(*given_fronts)
+    }
+    found = [(microseconds(bundle.time_ms), bundle.workspace_bytes) for bundle in bundled(given_fronts)]
+    assert len(set(found)) == len(found)
+    assert set(found) == paper.desirable(everything)
+
+
+@given(segments)
+def test_every_bundle_is_what_it_says(given_fronts):
+    bundles = bundled(given_fronts)
+    for bundle in bundles:
+        assert all(part in front for part, front in zip(bundle.parts, given_fronts, strict=True))
+        assert bundle.workspace_bytes == max(part.workspace_bytes for part in bundle.parts)
+        assert bundle.time_ms == pytest.approx(fsum(part.time_ms for part in bundle.parts))
+    for small, large in pairwise(bundles):
+        assert small.workspace_bytes < large.workspace_bytes
+        assert small.time_ms > large.time_ms
+
+
+@given(fronts, st.integers(1, 3))
+def test_kernels_alike_share_what_one_of_them_gets(front, count):
+    bundles = bundled([front] * count)
+    assert [bundle.parts for bundle in bundles] == [(each,) * count for each in front]
+    assert [bundle.workspace_bytes for bundle in bundles] == [each.workspace_bytes for each in front]
+    assert [bundle.time_ms for bundle in bundles] == [pytest.approx(each.time_ms * count) for each in front]

@@ -1,0 +1,32 @@
+"""Processes that run as ranks of one program."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+
+
+def run_ranks(program, *arguments, world=2, timeout=120, **environment):
+    """Run a text of Python in as many processes as there are ranks; return output, errors and status of each.
+
+    The first of its arguments is the rank. Output is without what older Gloos print of their connections.
+    """
+    processes = [
+        subprocess.Popen(
+            [sys.executable, "-c", program, str(rank), *map(str, arguments)],
+            cwd=ROOT,
+            env={**os.environ, "GLOO_SOCKET_IFNAME": "lo", **environment},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(world)
+    ]
+    ended = [(*process.communicate(timeout=timeout), process.returncode) for process in processes]
+    return [(_without_gloo(output), errors, status) for output, errors, status in ended]
+
+
+def _without_gloo(output):
+    return "".join(line for line in output.splitlines(keepends=True) if not line.startswith("[Gloo]"))

@@ -1,0 +1,188 @@
+"""Spare memory of the caller's as workspace: used where it is more than the limit, and for nothing else."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from tests.execution.test_dispatcher import FaultyBackend
+from tests.test_handle import PROBLEM, QUICK, direct, operands, poison, relative, written
+from ucudnn import Handle
+from ucudnn.backends.base import Spare
+from ucudnn.benchmarking.benchmark import Benchmark
+from ucudnn.errors import BackendError
+from ucudnn.problem import Operation
+
+pytestmark = pytest.mark.usefixtures("hungry")  # every algorithm needs workspace
+
+GRADIENT = replace(PROBLEM, operation=Operation.BACKWARD_FILTER)
+LIMIT = "20KiB"
+
+
+def memory(size_bytes=400_000, offset=3):
+    """Return memory of NaN that does not begin where workspaces do, as a float64 array."""
+    whole = np.full(size_bytes // 8 + offset, np.nan)
+    return whole[offset:]
+
+
+def check(handle, problem, array, alpha=1.0, beta=0.0):
+    """Compute once with an array as spare memory, and compare."""
+    x, w, y = operands(problem, 1)
+    expected = direct(problem, x, w, y, alpha, beta)
+    out = written(problem, x, w, y)
+    poison(out, beta)
+    spare = handle.backend.spare(array, array.nbytes)
+    handle.convolve(problem, x, w, y, alpha=alpha, beta=beta, spare=spare)
+    assert relative(out, expected) <= 1e-10
+    return spare
+
+
+@pytest.mark.parametrize("operation", Operation)
+@pytest.mark.parametrize(("alpha", "beta"), [(1.0, 0.0), (0.5, 1.0)])
+def test_what_is_more_than_the_limit_is_the_workspace(operation, alpha, beta):
+    problem = replace(PROBLEM, operation=operation)
+    backend = FaultyBackend()
+    handle = Handle(backend=backend, workspace_limit=LIMIT, effort=QUICK)
+    array = memory()
+    backend.memory = 0
+    for _ in range(2):
+        spare = check(handle, problem, array, alpha, beta)
+    assert not backend.held, "nothing was allocated"
+    assert handle.workspace_bytes == 0
+    assert not np.isnan(array).all(), "it was used"
+    (kernel,) = handle.report().kernels
+    assert kernel.workspace_bytes == 0
+    assert 0 < kernel.spare_bytes <= spare.size_bytes
+    assert f"spare {kernel.spare_bytes / 1024:.1f}"[:8] in str(handle.report())
+
+
+@pytest.mark.parametrize("options", [{"workspace_limit": "1MiB"}, {"total_workspace": "1MiB"}], ids=["enough", "WD"])
+def test_it_is_left_alone_where_the_limit_is_no_less_and_under_wd(options):
+    handle = Handle(backend="cpu", effort=QUICK, **options)
+    array = memory()
+    check(handle, GRADIENT, array)
+    assert np.isnan(array).all()
+    assert handle.workspace_bytes > 0
+    assert all(kernel.spare_bytes == 0 for kernel in handle.report().kernels)
+
+
+def test_calls_with_it_and_without_are_kernels_of_their_own():
+    handle = Handle(backend="cpu", workspace_limit=LIMIT, effort=QUICK)
+    x, w, y = operands(GRADIENT)
+    expected = direct(GRADIENT, x, w, y, 1.0, 0.0)
+    for _ in range(2):
+        check(handle, GRADIENT, memory())
+        handle.convolve(GRADIENT, x, w, y)
+        assert relative(w, expected) <= 1e-10
+    with_spare, without = handle.report().kernels
+    assert (with_spare.calls, without.calls) == (2, 2)
+    assert with_spare.workspace_bytes == 0
+    assert 0 < without.workspace_bytes <= 20 * 1024
+    assert handle.workspace_bytes == without.workspace_bytes
+
+
+def test_what_fails_goes_on_in_it():
+    backend = FaultyBackend()
+    handle = Handle(backend=backend, workspace_limit=LIMIT, effort=QUICK)
+    array = memory()
+    check(handle, GRADIENT, array)
+    (entry,) = handle._entries.values()
+    backend.broken = {entry.decision.configuration.parts[-1].algorithm}
+    backend.memory = 0
+    for _ in range(2):
+        check(handle, GRADIENT, array)
+    assert not backend.held
+
+
+def test_launchers_take_it():
+    handle = Handle(backend="cpu", workspace_limit=LIMIT, effort=QUICK)
+    array = memory()
+    spare = check(handle, GRADIENT, array)
+    useful = handle.useful(spare.size_bytes)
+    assert 0 < useful <= spare.size_bytes
+    assert handle.launcher(GRADIENT) is None
+    launch = handle.launcher(GRADIENT, "", useful)
+    x, w, y = operands(GRADIENT, 5)
+    w[...] = np.nan
+    expected = direct(GRADIENT, x, w, y, 1.0, 0.0)
+    launch(x, w, y, spare)
+    assert relative(w, expected) <= 1e-10
+    assert handle.workspace_bytes == 0
+
+
+def test_sizes_that_differ_little_are_planned_once():
+    handle = Handle(backend="cpu", workspace_limit=LIMIT, effort=QUICK)
+    sizes = {handle.useful(size) for size in range(200_000, 400_000, 997)}
+    assert len(sizes) <= 10
+    assert all(
+        size <= 200_000 + 997 * index and size > 0.87 * (200_000 + 997 * index)
+        for index, size in enumerate(handle.useful(200_000 + 997 * each) for each in range(200))
+    )
+    for more in range(5):
+        check(handle, GRADIENT, memory(400_000 + 8 * more))
+    assert len(handle._entries) == 1
+
+
+def given(handle, size_bytes):
+    """Return so much of new memory."""
+    return Spare(handle.backend.allocate(size_bytes), size_bytes)
+
+
+def test_launchers_plan_and_say_what_they_need():
+    backend = FaultyBackend()
+    handle = Handle(backend=backend, workspace_limit=LIMIT, effort=QUICK)
+    room = handle.useful(400_000)
+    launch = handle.launcher(GRADIENT, "", room, plan=True)
+    needs = launch.needs()
+    assert 20 * 1024 < needs <= room
+    x, w, y = operands(GRADIENT, 6)
+    expected = direct(GRADIENT, x, w, y, 1.0, 0.0)
+    for _ in range(2):
+        w[...] = np.nan
+        launch(x, w, y, given(handle, needs))
+        assert relative(w, expected) <= 1e-10
+    with pytest.raises(BackendError, match="is needed, but there are"):
+        launch(x, w, y, given(handle, needs - 256))
+    assert handle.workspace_bytes == 0
+    assert Handle(backend="cpu", total_workspace="1MiB", effort=QUICK).launcher(GRADIENT, "", 0, plan=True) is None
+
+
+def test_what_fails_goes_on_in_no_more_than_was_given():
+    backend = FaultyBackend()
+    handle = Handle(backend=backend, workspace_limit=LIMIT, effort=QUICK)
+    launch = handle.launcher(GRADIENT, "", handle.useful(400_000), plan=True)
+    x, w, y = operands(GRADIENT, 7)
+    expected = direct(GRADIENT, x, w, y, 1.0, 0.0)
+    (entry,) = handle._entries.values()
+    for _ in range(3):  # one algorithm after another
+        spare = given(handle, launch.needs())
+        backend.broken = {*backend.broken, entry.decision.configuration.parts[-1].algorithm}
+        w[...] = np.nan
+        try:
+            launch(x, w, y, spare)
+        except BackendError:
+            continue  # what is left needs more than was given
+        assert relative(w, expected) <= 1e-10
+    spare = given(handle, launch.needs())
+    w[...] = np.nan
+    launch(x, w, y, spare)
+    assert relative(w, expected) <= 1e-10
+
+
+@pytest.mark.parametrize("collective", [False, True])
+def test_what_has_no_room_takes_less(monkeypatch, collective):
+    handle = Handle(backend=FaultyBackend(), workspace_limit=LIMIT, effort=QUICK)
+    launch = handle.launcher(GRADIENT, "", handle.useful(400_000), plan=True)
+    needs, measured = launch.needs(), handle._benchmark.measured
+    if collective:  # what ranks measure together, none may measure alone: it would wait for the others
+        monkeypatch.setattr(Benchmark, "collective", True)
+        monkeypatch.setattr(Benchmark, "explore", None)
+    x, w, y = operands(GRADIENT, 8)
+    expected = direct(GRADIENT, x, w, y, 1.0, 0.0)
+    for _ in range(1 if collective else 2):
+        launch.shrink(launch.needs(), MemoryError("full"))
+        w[...] = np.nan
+        launch(x, w, y, given(handle, launch.needs()))
+        assert relative(w, expected) <= 1e-10
+    assert launch.needs() <= needs // (2 if collective else 4)
+    assert not collective or handle._benchmark.measured == measured

@@ -1,0 +1,419 @@
+"""What of an output is not written yet is workspace for what is, and the output is none the worse for it."""
+
+from contextlib import contextmanager
+from dataclasses import replace
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.execution.test_dispatcher import FaultyBackend
+from tests.support.reference import reference_convolution
+from tests.test_handle import PROBLEM, QUICK, direct, operands, poison, relative, written
+from tests.test_slabs import divisible
+from ucudnn import Handle
+from ucudnn.backends.base import SLACK_BYTES, Bench
+from ucudnn.backends.cpu import CpuBackend
+from ucudnn.backends.cudnn.backend import CudnnBackend
+from ucudnn.backends.measurement import Measurement, MeasurementStatus
+from ucudnn.benchmarking.benchmark import Benchmark
+from ucudnn.benchmarking.request import Exploration, Request
+from ucudnn.benchmarking.results import Result
+from ucudnn.configuration import Configuration, MicroConfiguration
+from ucudnn.errors import BackendError
+from ucudnn.execution.plan import make_plan
+from ucudnn.kernel import Kernel
+from ucudnn.networks.tables import load_network
+from ucudnn.planning.decision import decide
+from ucudnn.problem import Operation
+from ucudnn.settings import Settings
+from ucudnn.workspace.spare import Place, free_bytes, head_step, own_bytes, places, read_bytes, tail_step
+
+LARGE = replace(PROBLEM, batch=24, spatial=(20, 20), x_batch_stride=0, y_batch_stride=0)
+OUTPUTS = (Operation.FORWARD, Operation.BACKWARD_DATA)
+LENDING = {  # GEMM's workspace of a sample is about as large as the sample that it writes
+    Operation.FORWARD: replace(LARGE, channels=1, filters=24, x_batch_stride=0, y_batch_stride=0),
+    Operation.BACKWARD_DATA: replace(
+        LARGE,
+        operation=Operation.BACKWARD_DATA,
+        channels=16,
+        kernel=(1, 1),
+        padding=(0, 0),
+        x_batch_stride=0,
+        y_batch_stride=0,
+    ),
+}
+
+
+def parts_of(problem, *sizes, algorithm="GEMM"):
+    """Return a configuration of these sizes, in this order, with what the CPU's algorithm needs."""
+    cpu = CpuBackend()
+    return Configuration(
+        parts=tuple(
+            MicroConfiguration(
+                size=size,
+                algorithm=algorithm,
+                time_ms=1.0,
+                workspace_bytes=cpu.algorithm(problem.part(size), algorithm).workspace_bytes,
+            )
+            for size in sizes
+        )
+    )
+
+
+@given(divisible(), st.integers(0, 3))
+def test_only_dense_outputs_have_tails(problem, gap):
+    step = tail_step(problem)
+    sample = {Operation.FORWARD: problem.y_bytes, Operation.BACKWARD_DATA: problem.x_bytes}.get(problem.operation, 0)
+    samples = problem.x_bytes // problem.batch, problem.y_bytes // problem.batch
+    aligned = all(each % problem.alignment == 0 for each in samples)
+    assert step == (sample // problem.batch if aligned else 0)
+    assert free_bytes(problem) == [max(0, left * step - SLACK_BYTES) for left in range(problem.batch + 1)]
+    wide = replace(problem, x_batch_stride=problem.x_sample + gap, y_batch_stride=problem.y_sample + gap, alignment=8)
+    assert (tail_step(wide) > 0) == (gap == 0 and problem.operation is not Operation.BACKWARD_FILTER)
+
+
+@pytest.mark.parametrize("operation", OUTPUTS)
+@pytest.mark.parametrize("sizes", [(8, 8, 4, 2, 1, 1), (7, 5, 5, 3, 3, 1), (1, 1, 22), (24,), (3, 9, 12)])
+def test_plans_write_all_of_the_output_whatever_was_in_its_tail(operation, sizes):
+    problem = LENDING[operation]
+    configuration = parts_of(problem, *sizes)
+    backend = CpuBackend()
+    plan = make_plan(problem, configuration, backend, fresh=True)
+    x, w, y = operands(problem, 3)
+    expected = 0.5 * reference_convolution(problem, x, w, y)
+    out = written(problem, x, w, y)
+    poison(out, 0.0)
+    plan.launch(x, w, y, alpha=0.5, beta=0.0, workspace=backend.allocate(plan.workspace_bytes))
+    assert relative(out, expected) <= 1e-10
+    lent = places(problem, configuration)
+    assert not lent[-1], "there is nothing behind the last"
+    assert any(lent) == (sizes[0] < 13)
+    assert plan.workspace_bytes == own_bytes(problem, configuration)
+    left = problem.batch
+    for part, in_tail in zip(configuration.parts, lent, strict=True):
+        left -= part.size
+        assert in_tail == (part.workspace_bytes <= max(0, left * tail_step(problem) - SLACK_BYTES))
+    own = [part.workspace_bytes for part, in_tail in zip(configuration.parts, lent, strict=True) if not in_tail]
+    assert plan.workspace_bytes == max(own)
+    assert [step.tail is not None for step in plan.steps] == lent
+
+
+@given(divisible(), st.integers(0, 3))
+def test_only_dense_gradients_of_outputs_have_heads(problem, gap):
+    step = head_step(problem)
+    sample = problem.y_bytes // problem.batch
+    aligned = all(each % problem.alignment == 0 for each in (problem.x_bytes // problem.batch, sample))
+    gradient = problem.operation is not Operation.FORWARD
+    assert step == (sample if gradient and aligned else 0)
+    assert read_bytes(problem) == [max(0, done * step - SLACK_BYTES) for done in range(problem.batch + 1)]
+    wide = replace(problem, x_batch_stride=problem.x_sample + gap, y_batch_stride=problem.y_sample + gap, alignment=8)
+    assert (head_step(wide) > 0) == (gap == 0 and gradient)
+
+
+@pytest.mark.parametrize("fresh", [False, True])
+@pytest.mark.parametrize("operation", [Operation.BACKWARD_DATA, Operation.BACKWARD_FILTER])
+@pytest.mark.parametrize("sizes", [(1, 1, 2, 4, 8, 8), (7, 5, 5, 3, 3, 1), (22, 1, 1), (24,), (12, 9, 3)])
+def test_plans_read_all_of_a_gradient_whatever_becomes_of_what_was_read(operation, sizes, fresh):
+    problem = replace(LENDING[Operation.FORWARD], operation=operation)  # large outputs
+    configuration = parts_of(problem, *sizes)
+    backend = CpuBackend()
+    plan = make_plan(problem, configuration, backend, fresh=fresh, spent=True)
+    x, w, y = operands(problem, 3)
+    expected = 0.5 * reference_convolution(problem, x, w, y)
+    before = y.copy()
+    out = written(problem, x, w, y)
+    poison(out, 0.0)
+    plan.launch(x, w, y, alpha=0.5, beta=0.0, workspace=backend.allocate(plan.workspace_bytes))
+    assert relative(out, expected) <= 1e-10
+    lent = places(problem, configuration, fresh=fresh, spent=True)
+    assert lent[0] is not Place.HEAD, "nothing was read before the first"
+    assert fresh or len(sizes) < 4 or Place.HEAD in lent
+    assert plan.workspace_bytes == own_bytes(problem, configuration, fresh=fresh, spent=True)
+    done, overwritten = 0, 0
+    for part, place in zip(configuration.parts, lent, strict=True):
+        left = problem.batch - done - part.size
+        tail = max(0, left * tail_step(problem) - SLACK_BYTES) if fresh else 0
+        head = max(0, done * head_step(problem) - SLACK_BYTES)
+        need = part.workspace_bytes
+        assert place is (Place.OWN if need > max(tail, head) else Place.TAIL if need <= tail else Place.HEAD)
+        overwritten = max(overwritten, done) if place is Place.HEAD else overwritten
+        done += part.size
+    assert np.array_equal(y[overwritten:], before[overwritten:])
+    assert np.array_equal(y, before) == (not overwritten)
+    own = [part.workspace_bytes for part, place in zip(configuration.parts, lent, strict=True) if place is Place.OWN]
+    assert plan.workspace_bytes == max(own, default=0)
+    found = [Place.TAIL if step.tail else Place.HEAD if step.head else Place.OWN for step in plan.steps]
+    assert found == lent
+
+
+def test_a_workspace_that_would_pass_the_end_of_the_output_is_its_own():
+    problem = LENDING[Operation.FORWARD]
+    step = tail_step(problem)
+    for short, lent in ((SLACK_BYTES, True), (SLACK_BYTES - 1, False), (0, False)):
+        parts = [MicroConfiguration(size=14, algorithm="a", time_ms=1.0, workspace_bytes=10 * step - short)]
+        parts.append(MicroConfiguration(size=10, algorithm="a", time_ms=1.0, workspace_bytes=0))
+        assert places(problem, Configuration(parts=tuple(parts))) == [lent, False]
+
+
+@pytest.mark.parametrize("offset", [0, 8, 16, 255, 256, 300])
+def test_cudnn_is_lent_memory_of_the_tensor_only_on_multiples_of_256_bytes(offset):
+    backend = CudnnBackend.__new__(CudnnBackend)  # it only adds
+    at, step, samples = 1 << 20 | offset, 1000, 9
+    spare = CudnnBackend.spare(backend, at, samples * step)
+    behind = CudnnBackend.behind(backend, at, start=4, step_bytes=step, samples=samples)
+    for buffer, begin in ((spare.buffer, at), (behind, at + 4 * step)):
+        assert buffer.address % 256 == 0
+        assert begin <= buffer.address
+        assert buffer.address + buffer.size_bytes <= at + samples * step
+        assert buffer.size_bytes >= at + samples * step - begin - SLACK_BYTES
+    assert spare.size_bytes == spare.buffer.size_bytes
+    assert CudnnBackend.spare(backend, at, 255) is None
+
+
+def test_memory_that_is_not_all_of_the_tensors_is_not_lent():
+    strided, dense = (
+        SimpleNamespace(__cuda_array_interface__={"data": (4096, False), "strides": strides, "shape": (1000,)})
+        for strides in ((16,), None)
+    )
+    backend = CudnnBackend.__new__(CudnnBackend)
+    assert CudnnBackend.spare(backend, strided, 8000) is None
+    assert CudnnBackend.spare(backend, dense, 8000).buffer.address == 4096
+    assert CpuBackend().spare(np.zeros((64, 64))[::2], 16384) is None
+    handle = Handle(backend="cpu", workspace_limit="64KiB", effort=QUICK)
+    problem = LENDING[Operation.FORWARD]
+    x, w, y = operands(problem)
+    handle.convolve(problem, x, w, y, fresh=True)
+    (entry,) = handle._entries.values()
+    entry.decide(replace(entry.decision, configuration=parts_of(problem, 8, 6, 4, 2, 2, 1, 1)))
+    wide = np.zeros((48, *y.shape[1:]))
+    with pytest.raises(BackendError, match="not contiguous"):
+        handle.convolve(problem, x, w, wide[::2], fresh=True)
+    assert {part.algorithm for part in entry.decision.configuration.parts} == {"GEMM"}, "nothing was discarded"
+
+
+def test_memory_behind_a_sample_lies_in_the_array_and_begins_where_workspaces_do():
+    for samples in (3, 5):
+        array = np.zeros((samples, 7, 11))
+        for start in range(1, samples):
+            step = array[0].nbytes
+            buffer = CpuBackend().behind(array, start=start, step_bytes=step, samples=samples)
+            assert buffer.ctypes.data % 64 == 0
+            assert buffer.ctypes.data >= array[start:].ctypes.data
+            assert buffer.ctypes.data + buffer.nbytes <= array.ctypes.data + array.nbytes
+            assert buffer.nbytes >= (samples - start) * step - SLACK_BYTES
+
+
+@pytest.mark.parametrize("limit", [1 << 22, 16 << 20, 64 << 20])
+def test_alexnet_is_faster_within_the_same_limit(replay, limit):
+    benchmark = Benchmark(replay("alexnet"))
+    settings = Settings.load(workspace_limit_bytes=limit, backend="cpu")
+    gains = []
+    for layer in load_network("alexnet", 256).layers:
+        for operation in Operation:
+            problem = layer.forward.with_operation(operation)
+            plain, fresh = (
+                decide([Kernel(layer="", problem=problem, fresh=fresh)], benchmark, settings).kernels[0]
+                for fresh in (False, True)
+            )
+            assert plain.workspace_bytes == plain.configuration.workspace_bytes <= limit
+            assert fresh.workspace_bytes == own_bytes(problem, fresh.configuration) <= limit
+            assert sum(part.size for part in fresh.configuration.parts) == 256
+            assert fresh.configuration.time_ms <= plain.configuration.time_ms
+            left, free = 256, free_bytes(problem)
+            for part in fresh.configuration.parts:
+                left -= part.size
+                assert part.workspace_bytes <= max(limit, free[left])
+            if operation is Operation.BACKWARD_FILTER:
+                assert fresh.configuration == plain.configuration
+            gains.append(plain.configuration.time_ms / fresh.configuration.time_ms)
+    if limit < 64 << 20:
+        assert max(gains) > 1.1
+
+
+@pytest.mark.parametrize("policy", ["undivided", "powerOfTwo", "adaptive", "all"])
+@pytest.mark.parametrize("operation", Operation)
+def test_handles_compute_fresh_outputs(operation, policy):
+    problem = replace(LARGE, operation=operation)
+    limit = {"undivided": "4MiB"}.get(policy, "64KiB")
+    handle = Handle(backend="cpu", workspace_limit=limit, policy=policy, effort=QUICK)
+    for seed in range(2):
+        x, w, y = operands(problem, seed)
+        expected = direct(problem, x, w, y, 1.0, 0.0)
+        out = written(problem, x, w, y)
+        poison(out, 0.0)
+        handle.convolve(problem, x, w, y, fresh=True)
+        assert relative(out, expected) <= 1e-10
+    assert handle.workspace_bytes <= handle.settings.workspace_limit_bytes
+    (kernel,) = handle.report().kernels
+    assert kernel.workspace_bytes <= handle.settings.workspace_limit_bytes
+    assert kernel.calls == 2
+
+
+@pytest.mark.parametrize("options", [{"beta": 1.0}, {"total": True}], ids=["beta", "WD"])
+@pytest.mark.parametrize("operation", OUTPUTS)
+def test_what_the_output_holds_is_kept_where_it_is_wanted(operation, options):
+    problem = replace(LARGE, operation=operation)
+    bound = {"total_workspace": "256KiB"} if options.get("total") else {"workspace_limit": "64KiB"}
+    handle = Handle(backend="cpu", effort=QUICK, **bound)
+    beta = options.get("beta", 0.0)
+    x, w, y = operands(problem, 4)
+    expected = direct(problem, x, w, y, 1.0, beta)
+    out = written(problem, x, w, y)
+    poison(out, beta)
+    handle.convolve(problem, x, w, y, beta=beta, fresh=True)
+    assert relative(out, expected) <= 1e-10
+    assert all(not entry.kernel.fresh for entry in handle._entries.values())
+
+
+@pytest.mark.parametrize("operation", OUTPUTS)
+@pytest.mark.usefixtures("hungry")
+def test_what_fails_half_way_is_computed_within_the_limit(operation):
+    problem = LENDING[operation]
+    configuration = parts_of(problem, 8, 6, 4, 2, 2, 1, 1)
+    limit = own_bytes(problem, configuration)
+    assert limit < configuration.workspace_bytes
+    backend = FaultyBackend()
+    handle = Handle(backend=backend, workspace_limit=limit, effort=QUICK)
+    x, w, y = operands(problem, 5)
+    handle.convolve(problem, x.copy(), w.copy(), y.copy(), fresh=True)
+    (entry,) = handle._entries.values()
+    entry.decide(replace(entry.decision, configuration=configuration))
+    backend.broken, backend.first_broken = {"GEMM"}, 14
+    for seed in (5, 6):
+        x, w, y = operands(problem, seed)
+        expected = reference_convolution(problem, x, w, y)
+        out = written(problem, x, w, y)
+        poison(out, 0.0)
+        handle.convolve(problem, x, w, y, fresh=True)
+        assert relative(out, expected) <= 1e-10
+        assert handle.workspace_bytes <= limit
+
+
+class Scarce(CpuBackend):
+    """A CPU whose benchmarks find no room for workspaces of more than so many bytes, and count how often."""
+
+    def __init__(self, room):
+        super().__init__()
+        self.room = room
+        self.tries = 0
+
+    @contextmanager
+    def bench(self, problem):
+        backend = self
+        with super().bench(problem) as own:
+
+            class Narrow(Bench):
+                def measure(self, size, algorithm, *rest, **options):
+                    if algorithm.workspace_bytes > backend.room:
+                        backend.tries += 1
+                        return Measurement(status=MeasurementStatus.HINDERED, reason="MemoryError: no room")
+                    return own.measure(size, algorithm, *rest, **options)
+
+            yield Narrow()
+
+
+@pytest.mark.parametrize("policy", ["powerOfTwo", "adaptive", "all"])
+def test_where_memory_is_short_little_is_tried(policy, tmp_path):
+    problem = LENDING[Operation.FORWARD]
+    backend = Scarce(200_000)
+    options = {"workspace_limit": "128KiB", "policy": policy, "effort": QUICK, "database": str(tmp_path / "m.db")}
+    x, w, y = operands(problem)
+    Handle(backend=backend, **options).convolve(problem, x, w, y, fresh=True)
+    assert relative(y, reference_convolution(problem, x, w, y)) <= 1e-10
+    sizes = len(Settings.load(policy=policy).policy.sizes(problem.batch))
+    assert backend.tries <= sizes + 4
+    # What could not be measured then is measured by the next process, which has room.
+    plenty = CpuBackend()
+    counted = Handle(backend=plenty, **options)
+    counted.convolve(problem, x, w, y, fresh=True)
+    assert counted._benchmark.measured > 0 or not backend.tries
+
+
+def test_reports_that_measure_need_no_more_than_calls_do():
+    problem = LENDING[Operation.FORWARD]
+    configuration = parts_of(problem, 8, 6, 4, 2, 2, 1, 1)
+    limit = own_bytes(problem, configuration)
+    backend = FaultyBackend()
+    handle = Handle(backend=backend, workspace_limit=limit, effort=QUICK)
+    x, w, y = operands(problem)
+    handle.convolve(problem, x, w, y, fresh=True)
+    (entry,) = handle._entries.values()
+    entry.decide(replace(entry.decision, configuration=configuration, undivided=None))
+    backend.memory = limit
+    (kernel,) = handle.report(repeats=1).kernels
+    assert kernel.executed_ms > 0
+    assert kernel.spare_bytes == configuration.workspace_bytes > kernel.workspace_bytes == limit
+
+
+def test_in_a_capture_what_was_registered_serves():
+    backend = FaultyBackend()
+    handle = Handle(backend=backend, workspace_limit="64KiB", effort=QUICK)
+    handle.get_algorithm(LARGE)
+    handle.optimize()
+    measured = handle._benchmark.measured
+    backend.captures = True
+    x, w, y = operands(LARGE)
+    y[...] = np.nan
+    handle.convolve(LARGE, x, w, y, fresh=True)
+    assert relative(y, direct(LARGE, x, w, y, 1.0, 0.0)) <= 1e-10
+    assert handle._benchmark.measured == measured
+    assert len(handle._entries) == 1
+
+
+def test_what_ranks_find_for_one_limit_stays_beside_what_others_find_for_another():
+    problem = LENDING[Operation.FORWARD]
+    part, names = problem.part(8), ["GEMM", "FFT", "IMPLICIT_GEMM"]
+    backend = CpuBackend()
+
+    class Ranks:
+        """Each answers one request, with what it measured for that."""
+
+        collective = True
+
+        def ready(self):
+            pass
+
+        def explore(self, requests, own):
+            for request, name in zip(requests, names, strict=True):
+                measured = Measurement(status=MeasurementStatus.MEASURED, samples_ms=(1.0,))
+                item = part, Result.of(backend.algorithm(part, name), measured)
+                yield request, Exploration(names=tuple(names), sizes=(8,)), [item]
+
+    benchmark = Benchmark(backend, share=Ranks())
+    requests = [Request(problem=problem, sizes=(8,), limit_bytes=1 << power) for power in (30, 31, 32)]
+    benchmark.explore(requests)
+    for request in requests:
+        assert {micro.algorithm for micro in benchmark.micro_configurations(request)} == set(names)
+
+
+@pytest.mark.parametrize("operation", [Operation.BACKWARD_DATA, Operation.BACKWARD_FILTER])
+def test_launchers_know_spent_gradients(operation):
+    problem = replace(LENDING[Operation.FORWARD], operation=operation)
+    handle = Handle(backend="cpu", workspace_limit="64KiB", effort=QUICK)
+    launches = [handle.launcher(problem, fresh=True, spent=spent, plan=True) for spent in (False, True)]
+    for spent, launch in enumerate(launches):
+        x, w, y = operands(problem, 7)
+        expected, before = direct(problem, x, w, y, 1.0, 0.0), y.copy()
+        written(problem, x, w, y)[...] = np.nan
+        launch(x, w, y)
+        assert relative(written(problem, x, w, y), expected) <= 1e-10
+        assert spent or np.array_equal(y, before)
+    kernels = {entry.kernel.spent: entry.decision for entry in handle._entries.values()}
+    assert kernels[True].configuration.time_ms <= kernels[False].configuration.time_ms
+    assert all(decision.workspace_bytes <= 64 << 10 for decision in kernels.values())
+    assert handle.report(repeats=1).kernels  # runs them
+
+
+def test_launchers_know_fresh_outputs():
+    handle = Handle(backend="cpu", workspace_limit="64KiB", effort=QUICK)
+    x, w, y = operands(LARGE, 7)
+    handle.convolve(LARGE, x, w, y, fresh=True)
+    assert handle.launcher(LARGE) is None
+    launch = handle.launcher(LARGE, fresh=True)
+    expected = direct(LARGE, x, w, y, 1.0, 0.0)
+    y[...] = np.nan
+    launch(x, w, y)
+    assert relative(y, expected) <= 1e-10

@@ -1,0 +1,120 @@
+"""Turns: launches that share bytes run in order, by a model of what each queue knows to have ended."""
+
+from collections import defaultdict
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ucudnn.planning.division import Segment
+from ucudnn.workspace.stream_order import Turns
+
+
+class Queues:
+    """A backend whose marks are the launches that come before them, on their own queue or by waiting for others."""
+
+    def __init__(self):
+        self.current = 0
+        self.before = defaultdict(frozenset)
+        self.ended = frozenset()
+        self.launches = 0
+        self.waits = []
+
+    def mark(self):
+        return self.current, self.before[self.current]
+
+    def wait(self, mark):
+        queue, launches = mark
+        self.waits.append((self.current, queue))
+        self.before[self.current] |= launches
+
+    def finish(self, mark):
+        self.ended |= mark[1]
+
+    def launch(self, turns, segment, queue):
+        """Launch once more, and return which launches have ended when that one begins."""
+        self.current = queue
+        turns.enter(segment, queue)
+        before = self.before[queue] | self.ended
+        self.before[queue] |= {self.launches}
+        self.launches += 1
+        turns.leave(segment, queue)
+        return before
+
+
+def segment_of(set_index, branch):
+    return Segment(set_index=set_index, branch=branch, offset_bytes=8 * branch, size_bytes=8)
+
+
+def overlap(one, other):
+    return one.set_index != other.set_index or one.branch == other.branch
+
+
+segments = st.builds(segment_of, st.integers(0, 2), st.integers(0, 2))
+launches = st.tuples(segments, st.integers(0, 3))
+
+
+@given(st.lists(launches | st.none(), max_size=40))
+def test_segments_that_overlap_are_used_in_order_of_launch(sequence):
+    queues = Queues()
+    turns = Turns(queues)
+    launched = []
+    for each in sequence:
+        if each is None:
+            turns.finish()
+            assert queues.ended == set(range(len(launched)))
+            continue
+        segment, queue = each
+        before = queues.launch(turns, segment, queue)
+        assert {index for index, other in enumerate(launched) if overlap(segment, other)} <= before
+        launched.append(segment)
+    assert all(queue != other for queue, other in queues.waits), "a queue is in order by itself"
+
+
+@given(st.integers(0, 2), st.permutations(range(5)), st.integers(1, 3), st.lists(launches, max_size=5))
+def test_branches_on_queues_of_their_own_wait_for_nothing(set_index, branches, rounds, earlier):
+    queues = Queues()
+    turns = Turns(queues)
+    for segment, queue in earlier:
+        queues.launch(turns, segment, queue)
+    turns.finish()
+    queues.waits.clear()
+    for _ in range(rounds):
+        for queue, branch in enumerate(branches):
+            queues.launch(turns, segment_of(set_index, branch), queue)
+    assert queues.waits == []
+
+
+@given(st.lists(launches, max_size=20))
+def test_a_queue_waits_once_for_what_was_before(sequence):
+    queues = Queues()
+    turns = Turns(queues)
+    for segment, queue in sequence:
+        queues.launch(turns, segment, queue)
+        waits = list(queues.waits)
+        queues.launch(turns, segment, queue)
+        assert queues.waits == waits
+
+
+@given(st.lists(launches, max_size=20), st.integers(0, 3))
+def test_one_queue_waits_for_nothing(sequence, queue):
+    queues = Queues()
+    turns = Turns(queues)
+    for segment, _ in sequence:
+        queues.launch(turns, segment, queue)
+    assert queues.waits == []
+
+
+@given(st.lists(launches, max_size=20), launches)
+def test_what_is_finished_is_forgotten(sequence, last):
+    queues = Queues()
+    turns = Turns(queues)
+    for segment, queue in sequence:
+        queues.launch(turns, segment, queue)
+    turns.finish()
+    assert queues.ended == set(range(len(sequence)))
+    queues.ended = frozenset()
+    turns.finish()
+    assert queues.ended == frozenset()
+    queues.waits.clear()
+    queues.launch(turns, *last)
+    assert queues.waits == []

@@ -1,0 +1,1 @@
+"""Algorithms: how cuDNN computes a problem, by engine configurations or by its legacy API."""

@@ -1,0 +1,253 @@
+"""cuDNN's legacy API: the algorithms of cudnnConvolutionForward, ...BackwardData and ...BackwardFilter."""
+
+import sys
+from array import array
+from collections.abc import Callable, Sequence
+from typing import final
+
+from ucudnn.backends.base import Algorithm, PreparedCall
+from ucudnn.backends.cudnn.algorithms.addresses import Places
+from ucudnn.backends.cudnn.algorithms.operation_graph import round_up
+from ucudnn.backends.cudnn.api.enums import CROSS_CORRELATION, DATA_TYPES
+from ucudnn.backends.cudnn.api.library import HostScalar, Library
+from ucudnn.backends.cudnn.api.tensor_shapes import shapes_of
+from ucudnn.backends.cudnn.gpu.base import DeviceBuffer
+from ucudnn.errors import BackendError, CudnnError, UnsupportedProblemError
+from ucudnn.problem import ConvolutionProblem, DataType, MathMode, Operation
+from ucudnn.slabs import Rows
+
+ALGORITHMS: dict[Operation, dict[str, int]] = {
+    Operation.FORWARD: {
+        "IMPLICIT_GEMM": 0,
+        "IMPLICIT_PRECOMP_GEMM": 1,
+        "GEMM": 2,
+        "DIRECT": 3,
+        "FFT": 4,
+        "FFT_TILING": 5,
+        "WINOGRAD": 6,
+        "WINOGRAD_NONFUSED": 7,
+    },
+    Operation.BACKWARD_DATA: {
+        "ALGO_0": 0,
+        "ALGO_1": 1,
+        "FFT": 2,
+        "FFT_TILING": 3,
+        "WINOGRAD": 4,
+        "WINOGRAD_NONFUSED": 5,
+    },
+    Operation.BACKWARD_FILTER: {
+        "ALGO_0": 0,
+        "ALGO_1": 1,
+        "FFT": 2,
+        "ALGO_3": 3,
+        "WINOGRAD": 4,
+        "WINOGRAD_NONFUSED": 5,
+        "FFT_TILING": 6,
+    },
+}
+"""cudnnConvolutionFwdAlgo_t, ...BwdDataAlgo_t and ...BwdFilterAlgo_t by name."""
+
+NONDETERMINISTIC = {
+    (Operation.BACKWARD_DATA, "ALGO_0"),
+    (Operation.BACKWARD_FILTER, "ALGO_0"),
+    (Operation.BACKWARD_FILTER, "ALGO_3"),
+}
+"""Algorithms that add in an order that changes from run to run."""
+
+_DEFAULT_MATH, _TENSOR_OP_MATH, _FMA_MATH = 0, 1, 3  # cudnnMathType_t
+_MOST_SCALARS = 64
+_NAMES = {
+    Operation.FORWARD: "Forward",
+    Operation.BACKWARD_DATA: "BackwardData",
+    Operation.BACKWARD_FILTER: "BackwardFilter",
+}
+
+
+def _math_type(problem: ConvolutionProblem) -> int:
+    if problem.math is MathMode.FMA:
+        return _FMA_MATH
+    return _TENSOR_OP_MATH if problem.dtype.has_16_bits else _DEFAULT_MATH
+
+
+@final
+class LegacyDescriptors:
+    """The descriptors of one problem: x, w and y, and the convolution with its groups and math type.
+
+    Raises:
+        CudnnError: if cuDNN cannot describe the problem.
+        UnsupportedProblemError: if a stride is beyond an int, or padding differs before and after.
+    """
+
+    def __init__(self, library: Library, problem: ConvolutionProblem) -> None:
+        self._library = library
+        self._made: list[tuple[str, int]] = []
+        shapes = shapes_of(problem)
+        if shapes.post_padding != shapes.padding:
+            raise UnsupportedProblemError(f"the legacy API pads both sides alike: {problem}")
+        dtype = DATA_TYPES[problem.dtype]
+        self.x = self._tensor(dtype, shapes.x, shapes.x_strides)
+        self.y = self._tensor(dtype, shapes.y, shapes.y_strides)
+        self.w = self._create("Filter")
+        last = int(problem.layout.channels_last)
+        sizes = array("i", shapes.w)
+        library.call("cudnnSetFilterNdDescriptor", self.w, dtype, last, len(sizes), sizes.buffer_info()[0])
+        self.convolution = self._create("Convolution")
+        compute = DATA_TYPES[DataType.FLOAT64 if problem.dtype is DataType.FLOAT64 else DataType.FLOAT32]
+        parameters = [array("i", values) for values in (shapes.padding, shapes.stride, shapes.dilation)]
+        library.call(
+            "cudnnSetConvolutionNdDescriptor",
+            self.convolution,
+            len(shapes.padding),
+            *(values.buffer_info()[0] for values in parameters),
+            CROSS_CORRELATION,
+            compute,
+        )
+        library.call("cudnnSetConvolutionGroupCount", self.convolution, problem.groups)
+        library.call("cudnnSetConvolutionMathType", self.convolution, _math_type(problem))
+
+    def _tensor(self, dtype: int, sizes: Sequence[int], strides: Sequence[int]) -> int:
+        tensor = self._create("Tensor")
+        try:
+            arrays = [array("i", sizes), array("i", strides)]
+        except OverflowError as error:
+            raise UnsupportedProblemError(f"strides {strides} are beyond what the legacy API can say") from error
+        addresses = (values.buffer_info()[0] for values in arrays)
+        self._library.call("cudnnSetTensorNdDescriptor", tensor, dtype, len(sizes), *addresses)
+        return tensor
+
+    def _create(self, kind: str) -> int:
+        address: int = self._library.call(f"cudnnCreate{kind}Descriptor")
+        self._made.append((kind, address))
+        return address
+
+    def __del__(self, finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
+        if not finalizing():
+            for kind, address in self._made:
+                self._library.function(f"cudnnDestroy{kind}Descriptor")(address)
+
+
+def legacy_algorithms(library: Library, handle: int, problem: ConvolutionProblem) -> list[Algorithm]:
+    """Return the legacy algorithms that compute a problem and their workspaces (cudnnGetConvolution*WorkspaceSize)."""
+    try:
+        descriptors = LegacyDescriptors(library, problem)
+    except BackendError:
+        return []  # it has no words for the problem
+    found = []
+    for name in ALGORITHMS[problem.operation]:
+        if problem.deterministic and (problem.operation, name) in NONDETERMINISTIC:
+            continue
+        try:
+            size = _workspace_bytes(library, handle, problem, descriptors, name)
+        except CudnnError:
+            continue  # how cuDNN says that an algorithm does not apply
+        notes = ("NONDETERMINISTIC",) if (problem.operation, name) in NONDETERMINISTIC else ()
+        found.append(Algorithm(name=name, workspace_bytes=round_up(size), api="legacy", notes=notes))
+    return found
+
+
+def _in_order(operation: Operation, x: int, w: int, y: int) -> tuple[int, int, int]:
+    """Return two inputs and the output in the order in which cuDNN's functions take them."""
+    if operation is Operation.FORWARD:
+        return x, w, y
+    return (w, y, x) if operation is Operation.BACKWARD_DATA else (x, y, w)
+
+
+def _workspace_bytes(
+    library: Library, handle: int, problem: ConvolutionProblem, descriptors: LegacyDescriptors, name: str
+) -> int:
+    first, second, output = _in_order(problem.operation, descriptors.x, descriptors.w, descriptors.y)
+    size: int = library.call(
+        f"cudnnGetConvolution{_NAMES[problem.operation]}WorkspaceSize",
+        handle,
+        first,
+        second,
+        descriptors.convolution,
+        output,
+        ALGORITHMS[problem.operation][name],
+    )
+    return size
+
+
+@final
+class LegacyCall(PreparedCall):
+    """A legacy algorithm for one problem.
+
+    Args:
+        library: cuDNN.
+        handle: address of the cudnnHandle_t.
+        problem: what is computed, at micro-batch size.
+        algorithm: name of the algorithm.
+
+    Raises:
+        UnsupportedProblemError: if there is no such algorithm.
+        CudnnError: if it does not apply.
+    """
+
+    def __init__(self, library: Library, handle: int, problem: ConvolutionProblem, algorithm: str) -> None:
+        if algorithm not in ALGORITHMS[problem.operation]:
+            known = ", ".join(ALGORITHMS[problem.operation])
+            raise UnsupportedProblemError(f"{algorithm} is no legacy algorithm of {problem.operation.value}: {known}")
+        self._library = library
+        self._handle = handle
+        self._problem = problem
+        self._algorithm = algorithm
+        self._number = ALGORITHMS[problem.operation][algorithm]
+        self._descriptors = LegacyDescriptors(library, problem)
+        self._workspace_bytes = _workspace_bytes(library, handle, problem, self._descriptors, algorithm)
+        self._run: Callable[..., int] = library.function(f"cudnnConvolution{_NAMES[problem.operation]}")
+        self._places = Places(problem)
+        self._double = problem.dtype is DataType.FLOAT64
+        self._scalars: dict[float, HostScalar] = {}
+
+    @property
+    def workspace_bytes(self) -> int:
+        """What the algorithm needs, rounded up as algorithms state it."""
+        return round_up(self._workspace_bytes)
+
+    def launch(
+        self,
+        x: int,
+        w: int,
+        y: int,
+        *,
+        start: int,
+        alpha: float,
+        beta: float,
+        workspace: DeviceBuffer,
+        first_rows: Rows | None = None,
+    ) -> None:
+        """Queue the convolution of samples [start, start + batch), on the stream of the cuDNN handle.
+
+        Raises:
+            CudnnError: if cuDNN cannot run it.
+        """
+        x, y = self._places.of(x, y, start, first_rows)
+        operation, own = self._problem.operation, self._descriptors
+        first, second, output = _in_order(operation, own.x, own.w, own.y)
+        a, b, c = _in_order(operation, x, w, y)
+        scale, keep = self._scalar(alpha), self._scalar(beta)  # alive until cuDNN has read them
+        status = self._run(
+            self._handle,
+            scale.address,
+            first,
+            a,
+            second,
+            b,
+            own.convolution,
+            self._number,
+            workspace.address,
+            min(workspace.size_bytes, self._workspace_bytes),
+            keep.address,
+            output,
+            c,
+        )
+        if status:
+            raise self._library.error(status, f"{self._algorithm} for {self._problem}")
+
+    def _scalar(self, value: float) -> HostScalar:
+        scalar = self._scalars.get(value)
+        if scalar is None:
+            if len(self._scalars) >= _MOST_SCALARS:
+                self._scalars.clear()
+            scalar = self._scalars[value] = HostScalar(value, double=self._double)
+        return scalar

@@ -1,0 +1,325 @@
+"""cuDNN's graph API: engine configurations of one convolution, their workspaces, notes and plans.
+
+Reached through the C backend API, where alpha and beta are attributes of the operation (cudnnBackendExecute).
+"""
+
+import logging
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import final
+
+from ucudnn.backends.base import Algorithm
+from ucudnn.backends.cudnn.algorithms.known_faults import computes_wrong, ends_process
+from ucudnn.backends.cudnn.api.descriptor import Descriptor
+from ucudnn.backends.cudnn.api.enums import (
+    CROSS_CORRELATION,
+    DATA_TYPES,
+    RUNTIME_COMPILATION,
+    Attribute,
+    HeuristicMode,
+    Kind,
+    NumericalNote,
+    Type,
+)
+from ucudnn.backends.cudnn.api.library import Library
+from ucudnn.backends.cudnn.api.tensor_shapes import shapes_of
+from ucudnn.errors import CudnnError, UnsupportedProblemError
+from ucudnn.problem import ConvolutionProblem, DataType, MathMode, Operation
+
+X, W, Y = 1, 2, 3
+"""Identities of the tensors in operation graphs and variant packs."""
+
+WORKSPACE_UNIT = 256
+"""Workspaces are stated in multiples of so many bytes, so that the segments of an arena begin at such multiples: some
+engines of cuDNN 9.19 leave NaN where their workspace is aligned to 16 bytes only."""
+
+KnobChoices = dict[tuple[int, int], Descriptor]
+"""Choices by the type of a knob and its value."""
+
+_LOG = logging.getLogger(__name__)
+_NAME = re.compile(r"eng(\d+)((?:_k\d+=-?\d+)*)")
+_MOST_NOTES = 32
+_MOST_KNOBS = 44  # CUDNN_KNOB_TYPE_COUNTS
+_KNOWN_NOTES = frozenset(note.value for note in NumericalNote)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineConfiguration:
+    """An engine with its knobs, as heuristics offer it.
+
+    Attributes:
+        name: 'eng67_k2=19_k13=0': the engine's global index, and knob types with their choices, in order.
+        workspace_bytes: workspace, known without building a plan (CUDNN_ATTR_ENGINECFG_WORKSPACE_SIZE).
+        notes: what the engine does to numbers.
+        compiles: whether its kernels are compiled when its plan is built (CUDNN_BEHAVIOR_NOTE_RUNTIME_COMPILATION).
+    """
+
+    name: str
+    workspace_bytes: int
+    notes: frozenset[NumericalNote]
+    compiles: bool
+
+    def allowed(self, problem: ConvolutionProblem) -> bool:
+        """Whether it computes a problem, as precisely and as repeatably as wanted.
+
+        Products of float32 on tensor cores are TF32's. Parts of a sum may be rounded to 16 bits where the sum is, as
+        cuDNN's legacy API and PyTorch do; how exact the result is, is checked at every size that is measured.
+        """
+        notes = self.notes
+        reduced = NumericalNote.REDUCED_PRECISION_REDUCTION in notes and not problem.dtype.has_16_bits
+        if reduced or computes_wrong(self.name, problem):
+            return False
+        if problem.deterministic and NumericalNote.NONDETERMINISTIC in notes:
+            return False
+        if problem.dtype is DataType.FLOAT32 and problem.math is MathMode.FMA:
+            return not notes & {NumericalNote.TENSOR_CORE, NumericalNote.DOWN_CONVERT_INPUTS}
+        return True
+
+    def algorithm(self) -> Algorithm:
+        """Return it as a backend's algorithm."""
+        return Algorithm(
+            name=self.name,
+            workspace_bytes=round_up(self.workspace_bytes),
+            api="graph",
+            notes=tuple(note.name for note in NumericalNote if note in self.notes),
+            compiles=self.compiles,
+        )
+
+
+@final
+class OperationGraph:
+    """One convolution as a graph of one operation.
+
+    Args:
+        library: cuDNN.
+        handle: address of the cudnnHandle_t.
+        problem: sizes, types, and the alignment that x and y keep.
+        alpha: factor of the convolution.
+        beta: factor of what the output holds.
+        choices: of knobs, which graphs of one thread may share.
+
+    Raises:
+        CudnnError: if cuDNN cannot describe the problem.
+    """
+
+    def __init__(
+        self,
+        library: Library,
+        handle: int,
+        problem: ConvolutionProblem,
+        *,
+        alpha: float,
+        beta: float,
+        choices: KnobChoices | None = None,
+    ) -> None:
+        self._library = library
+        self._handle = handle
+        self.problem = problem
+        self._graph = self._describe(alpha, beta)
+        self._knobs: list[Descriptor] = []
+        self._choices: KnobChoices = {} if choices is None else choices
+        self._offered: list[Descriptor] | None = None
+        self._algorithms: list[Algorithm] | None = None
+        self._known: dict[str, Descriptor] = {}
+        self._engines: dict[int, Descriptor] = {}
+        self._facts: dict[int, tuple[frozenset[NumericalNote], bool]] = {}
+
+    def ask(self) -> None:
+        """Ask the heuristics, modes A, B and FALLBACK; cuDNN takes its time, and this interpreter next to nothing."""
+        self._offered = [
+            configuration
+            for mode in HeuristicMode
+            if not ends_process(mode, self.problem)
+            for configuration in self._heuristics(mode)
+        ]
+
+    def algorithms(self) -> list[Algorithm]:
+        """Return what they offered that computes the problem as its math mode and determinism allow."""
+        if self._algorithms is None:
+            allowed = (each for each in self._configurations() if each.allowed(self.problem))
+            self._algorithms = [each.algorithm() for each in allowed if each.workspace_bytes >= 0]
+        return self._algorithms
+
+    def _configurations(self) -> list[EngineConfiguration]:
+        """Return what they offered, each configuration once."""
+        if self._offered is None:
+            self.ask()
+        # Unlike other attributes, knob choices do not tell their number beforehand.
+        self._knobs = [self._new(Kind.KNOB_CHOICE) for _ in range(_MOST_KNOBS)]
+        found: dict[str, EngineConfiguration] = {}
+        for configuration in self._offered or ():
+            try:
+                described = self._read(configuration)
+            except CudnnError as error:
+                _LOG.debug("an engine configuration of %s cannot be read: %s", self.problem, error)
+                continue
+            found.setdefault(described.name, described)
+        self._offered = None
+        return list(found.values())
+
+    def configuration(self, name: str) -> EngineConfiguration:
+        """Return a configuration by its name, whether or not heuristics offer it for this problem.
+
+        Raises:
+            UnsupportedProblemError: if that is no name of a configuration.
+            CudnnError: if the engine does not compute the problem, or not with these knobs.
+        """
+        if name not in self._known:
+            self._known[name] = self._make_configuration(name)
+        return self._describe_configuration(name, self._known[name], *self._facts[_parse(name)[0]])
+
+    def plan(self, name: str) -> Descriptor:
+        """Build the execution plan of a configuration.
+
+        Raises:
+            UnsupportedProblemError: if that is no name of a configuration.
+            CudnnError: if cuDNN cannot build it.
+        """
+        # For one plan only: of an engine that is compiled, cuDNN 9.19 builds no second one from the same descriptor.
+        configuration = self._known.pop(name, None) or self._make_configuration(name)
+        plan = self._new(Kind.EXECUTION_PLAN).set(Attribute.EXECUTION_PLAN_HANDLE, Type.HANDLE, self._handle)
+        return plan.set(Attribute.EXECUTION_PLAN_ENGINE_CONFIG, Type.DESCRIPTOR, configuration).finalize()
+
+    def _make_configuration(self, name: str) -> Descriptor:
+        index, knobs = _parse(name)
+        choices = [self._choice(kind, value) for kind, value in knobs]
+        configuration = self._new(Kind.ENGINECFG)
+        configuration.set(Attribute.ENGINECFG_ENGINE, Type.DESCRIPTOR, self._engine(index))
+        if choices:
+            configuration.set(Attribute.ENGINECFG_KNOB_CHOICES, Type.DESCRIPTOR, choices)
+        return configuration.finalize()
+
+    def _choice(self, kind: int, value: int) -> Descriptor:
+        """Return a knob's choice; configurations share them."""
+        choice = self._choices.get((kind, value))
+        if choice is None:
+            choice = self._new(Kind.KNOB_CHOICE).set(Attribute.KNOB_CHOICE_KNOB_TYPE, Type.KNOB_TYPE, kind)
+            choice.set(Attribute.KNOB_CHOICE_KNOB_VALUE, Type.INT64, value).finalize()
+            self._choices[kind, value] = choice
+        return choice
+
+    def _engine(self, index: int) -> Descriptor:
+        """Return an engine; configurations share those that are not compiled."""
+        engine = self._engines.get(index)
+        if engine is None:
+            engine = self._new(Kind.ENGINE).set(Attribute.ENGINE_OPERATION_GRAPH, Type.DESCRIPTOR, self._graph)
+            engine.set(Attribute.ENGINE_GLOBAL_INDEX, Type.INT64, index).finalize()
+            _, compiles = self._facts_of(index, engine)
+            if not compiles:
+                self._engines[index] = engine
+        return engine
+
+    def _new(self, kind: Kind) -> Descriptor:
+        return Descriptor(self._library, kind)
+
+    def _describe(self, alpha: float, beta: float) -> Descriptor:
+        problem = self.problem
+        shapes = shapes_of(problem)
+        double = problem.dtype is DataType.FLOAT64
+        compute = DATA_TYPES[DataType.FLOAT64 if double else DataType.FLOAT32]
+        convolution = (
+            self._new(Kind.CONVOLUTION)
+            .set(Attribute.CONVOLUTION_COMP_TYPE, Type.DATA_TYPE, compute)
+            .set(Attribute.CONVOLUTION_CONV_MODE, Type.CONVOLUTION_MODE, CROSS_CORRELATION)
+            .set(Attribute.CONVOLUTION_SPATIAL_DIMS, Type.INT64, len(shapes.padding))
+            .set(Attribute.CONVOLUTION_PRE_PADDINGS, Type.INT64, shapes.padding)
+            .set(Attribute.CONVOLUTION_POST_PADDINGS, Type.INT64, shapes.post_padding)
+            .set(Attribute.CONVOLUTION_FILTER_STRIDES, Type.INT64, shapes.stride)
+            .set(Attribute.CONVOLUTION_DILATIONS, Type.INT64, shapes.dilation)
+            .finalize()
+        )
+        x = self._tensor(X, shapes.x, shapes.x_strides)
+        w = self._tensor(W, shapes.w, shapes.w_strides)
+        y = self._tensor(Y, shapes.y, shapes.y_strides)
+        # The six attributes of each operation follow each other: alpha, beta, convolution, w, x, y.
+        kind, first = {
+            Operation.FORWARD: (Kind.FORWARD, Attribute.FORWARD_ALPHA),
+            Operation.BACKWARD_DATA: (Kind.BACKWARD_DATA, Attribute.BACKWARD_DATA_ALPHA),
+            Operation.BACKWARD_FILTER: (Kind.BACKWARD_FILTER, Attribute.BACKWARD_FILTER_ALPHA),
+        }[problem.operation]
+        scalar = Type.DOUBLE if double else Type.FLOAT
+        operation = self._new(kind).set(first, scalar, alpha).set(first + 1, scalar, beta)
+        for offset, part in enumerate((convolution, w, x, y), start=2):
+            operation.set(first + offset, Type.DESCRIPTOR, part)
+        graph = self._new(Kind.OPERATIONGRAPH).set(Attribute.OPERATIONGRAPH_OPS, Type.DESCRIPTOR, operation.finalize())
+        return graph.set(Attribute.OPERATIONGRAPH_HANDLE, Type.HANDLE, self._handle).finalize()
+
+    def _tensor(self, identity: int, sizes: tuple[int, ...], strides: tuple[int, ...]) -> Descriptor:
+        return (
+            self._new(Kind.TENSOR)
+            .set(Attribute.TENSOR_DATA_TYPE, Type.DATA_TYPE, DATA_TYPES[self.problem.dtype])
+            .set(Attribute.TENSOR_DIMENSIONS, Type.INT64, sizes)
+            .set(Attribute.TENSOR_STRIDES, Type.INT64, strides)
+            .set(Attribute.TENSOR_UNIQUE_ID, Type.INT64, identity)
+            .set(Attribute.TENSOR_BYTE_ALIGNMENT, Type.INT64, self.problem.alignment)
+            .finalize()
+        )
+
+    def _heuristics(self, mode: HeuristicMode) -> Iterator[Descriptor]:
+        try:
+            heuristics = (
+                self._new(Kind.ENGINEHEUR)
+                .set(Attribute.ENGINEHEUR_OPERATION_GRAPH, Type.DESCRIPTOR, self._graph)
+                .set(Attribute.ENGINEHEUR_MODE, Type.HEUR_MODE, mode)
+                .finalize()
+            )
+            count = heuristics.count(Attribute.ENGINEHEUR_RESULTS)
+            yield from heuristics.receive(
+                Attribute.ENGINEHEUR_RESULTS, [self._new(Kind.ENGINECFG) for _ in range(count)]
+            )
+        except CudnnError as error:
+            # Mode B knows no 3-D, grouped or dilated convolutions, for example.
+            _LOG.debug("heuristic mode %s has nothing for %s: %s", mode.name, self.problem, error)
+
+    def _read(self, configuration: Descriptor) -> EngineConfiguration:
+        (engine,) = configuration.receive(Attribute.ENGINECFG_ENGINE, [self._new(Kind.ENGINE)])
+        index = engine.number(Attribute.ENGINE_GLOBAL_INDEX, Type.INT64)
+        knobs = sorted(
+            (
+                choice.number(Attribute.KNOB_CHOICE_KNOB_TYPE, Type.KNOB_TYPE),
+                choice.number(Attribute.KNOB_CHOICE_KNOB_VALUE, Type.INT64),
+            )
+            for choice in configuration.receive(Attribute.ENGINECFG_KNOB_CHOICES, self._knobs)
+        )
+        name = f"eng{index}" + "".join(f"_k{kind}={value}" for kind, value in knobs)
+        return self._describe_configuration(name, configuration, *self._facts_of(index, engine))
+
+    def _facts_of(self, index: int, engine: Descriptor) -> tuple[frozenset[NumericalNote], bool]:
+        """Return what an engine does to numbers, and whether it is compiled: the same whatever its knobs."""
+        if index not in self._facts:
+            notes = engine.numbers(Attribute.ENGINE_NUMERICAL_NOTE, Type.NUMERICAL_NOTE, _MOST_NOTES)
+            behavior = engine.numbers(Attribute.ENGINE_BEHAVIOR_NOTE, Type.BEHAVIOR_NOTE, _MOST_NOTES)
+            known = frozenset(NumericalNote(note) for note in notes if note in _KNOWN_NOTES)
+            self._facts[index] = known, RUNTIME_COMPILATION in behavior
+        return self._facts[index]
+
+    @staticmethod
+    def _describe_configuration(
+        name: str, configuration: Descriptor, notes: frozenset[NumericalNote], compiles: bool
+    ) -> EngineConfiguration:
+        return EngineConfiguration(
+            name=name,
+            workspace_bytes=configuration.number(Attribute.ENGINECFG_WORKSPACE_SIZE, Type.INT64),
+            notes=notes,
+            compiles=compiles,
+        )
+
+
+def _parse(name: str) -> tuple[int, list[tuple[int, int]]]:
+    """Return the index of an engine, and its knobs with their values, from the name of a configuration."""
+    match = _NAME.fullmatch(name)
+    if match is None:
+        raise UnsupportedProblemError(f"{name} is no engine configuration: they are named like eng67_k2=19_k13=0")
+    knobs = (knob.partition("=") for knob in match[2].split("_k")[1:])
+    return int(match[1]), [(int(kind), int(value)) for kind, _, value in knobs]
+
+
+def is_engine(name: str) -> bool:
+    """Whether that is the name of an engine configuration."""
+    return _NAME.fullmatch(name) is not None
+
+
+def round_up(size_bytes: int) -> int:
+    """Return a workspace as it is stated: the next multiple of WORKSPACE_UNIT."""
+    return -(-size_bytes // WORKSPACE_UNIT) * WORKSPACE_UNIT

@@ -1,0 +1,1 @@
+"""cuDNN's C functions, enums and descriptors, through ctypes."""

@@ -1,0 +1,229 @@
+"""ctypes on libcudnn 9: finds it, declares what is used of it, and turns statuses into exceptions.
+
+With `driver`, which is for libcuda, the only module that knows ctypes. Addresses of descriptors, buffers and host
+scalars are integers.
+"""
+
+import ctypes
+import sys
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, final
+
+from ucudnn.backends.cudnn.api.declarations import DECLARATIONS
+from ucudnn.errors import BackendUnavailableError, CudnnError
+
+LIBRARY_NAME = "libcudnn.so.9"
+OLDEST_VERSION = 90200  # the first to tell an engine configuration's workspace before its plan is built
+
+_TYPES: dict[str, Any] = {
+    "p": ctypes.c_void_p,
+    "i": ctypes.c_int,
+    "l": ctypes.c_int64,
+    "u": ctypes.c_uint64,
+    "z": ctypes.c_size_t,
+    "f": ctypes.c_float,
+    "d": ctypes.c_double,
+}
+_EXPLANATIONS = {
+    1001: "cuDNN could not be initialized: is there an NVIDIA GPU, and a driver new enough for this CUDA?",
+    1002: "parts of cuDNN of different versions were loaded: keep one nvidia-cudnn package",
+    1008: "a part of cuDNN could not be loaded: is cuBLAS of the same CUDA version installed?",
+    2000: "an argument does not fit the others",
+    2002: "a pointer is null",
+    2003: "a pointer is not aligned as the algorithm needs it",
+    2006: "the workspace is too small",
+    3000: "no kernel of cuDNN computes this",
+    4000: "cuDNN failed inside",
+    4003: "host memory ran out",
+    4004: "GPU memory ran out",
+    5000: "the GPU could not execute a kernel: an earlier error may be its cause",
+}
+
+
+@final
+class Library:
+    """A loaded libcudnn.
+
+    Args:
+        path: file to load; None looks into the nvidia-cudnn wheels, then to the loader's path.
+
+    Raises:
+        BackendUnavailableError: if there is none, or it is not of version 9.2 to 9.x.
+    """
+
+    def __init__(self, path: str | None = None) -> None:
+        self.path, self._library = _load(path)
+        # With the types of arguments, outputs among them; () where there are no outputs.
+        self._functions: dict[str, tuple[Callable[..., int], tuple[Any, ...]]] = {}
+        try:
+            get_version = self._library.cudnnGetVersion
+        except AttributeError as error:
+            raise BackendUnavailableError(f"{self.path} is no cuDNN: give the path of libcudnn.so.9") from error
+        get_version.restype = ctypes.c_size_t
+        self.version: int = get_version()
+        """As cudnnGetVersion gives it: 91901 is 9.19.1."""
+        if not OLDEST_VERSION <= self.version < 100000:
+            raise BackendUnavailableError(
+                f"{self.path} is cuDNN {self.version_text}: ucudnn needs 9.2 or a later 9.x, as in"
+                " `pip install 'ucudnn[cuda13]'`"
+            )
+        self._error_string = self._library.cudnnGetErrorString
+        self._error_string.restype = ctypes.c_char_p
+
+    @property
+    def version_text(self) -> str:
+        """'9.19.1'."""
+        return f"{self.version // 10000}.{self.version // 100 % 100}.{self.version % 100}"
+
+    def call(self, name: str, *arguments: float) -> Any:
+        """Call a function and return what it puts out: nothing, one value, or a tuple of values.
+
+        Args:
+            name: the C function, one of DECLARATIONS.
+            *arguments: its inputs in order, outputs left out.
+
+        Raises:
+            CudnnError: if its status is not success.
+        """
+        function, types = self._functions.get(name) or self._declare(name)
+        if not types:  # most calls: those that build descriptors
+            status = function(*arguments)
+            if status:
+                raise self.error(status, name)
+            return None
+        outputs = []
+        inputs = iter(arguments)
+        passed: list[Any] = []
+        for each in types:
+            if isinstance(each, _Output):
+                outputs.append(each.ctype())
+                passed.append(ctypes.byref(outputs[-1]))
+            else:
+                passed.append(next(inputs))
+        status = function(*passed)
+        if status:
+            raise self.error(status, name)
+        values = [output.value or 0 for output in outputs]
+        return values[0] if len(values) == 1 else tuple(values) if values else None
+
+    def function(self, name: str) -> Callable[..., int]:
+        """Return a function that has no outputs as it is: it takes addresses, and returns its status."""
+        return (self._functions.get(name) or self._declare(name))[0]
+
+    def check(self, status: int, name: str) -> None:
+        """Raise what a status means, if it is not success.
+
+        Raises:
+            CudnnError: likewise.
+        """
+        if status:
+            raise self.error(status, name)
+
+    def error(self, status: int, name: str) -> CudnnError:
+        """Return the exception for a status: the status by name, what it means, and cuDNN's last error text."""
+        explanation = _EXPLANATIONS.get(status) or _EXPLANATIONS.get(status // 1000 * 1000, "")
+        details = "; ".join(text for text in (explanation, self._last_error()) if text)
+        return CudnnError(status, f"{self.status_name(status)} from {name} (cuDNN {self.version_text}): {details}")
+
+    def status_name(self, status: int) -> str:
+        """Return a status by name: CUDNN_STATUS_BAD_PARAM (cudnnGetErrorString)."""
+        return (self._error_string(status) or b"").decode(errors="replace")
+
+    def _last_error(self) -> str:
+        text = ctypes.create_string_buffer(1024)
+        with suppress(AttributeError):
+            self._library.cudnnGetLastErrorString(text, ctypes.c_size_t(len(text)))
+        return " ".join(text.value.decode(errors="replace").split())
+
+    def _declare(self, name: str) -> tuple[Callable[..., int], tuple[Any, ...]]:
+        try:
+            function = getattr(self._library, name)
+        except AttributeError as error:
+            raise BackendUnavailableError(f"cuDNN {self.version_text} has no function {name}") from error
+        types = tuple(
+            _TYPES[letter] if letter.islower() else _Output(_TYPES[letter.lower()]) for letter in DECLARATIONS[name]
+        )
+        function.argtypes = [ctypes.c_void_p if isinstance(each, _Output) else each for each in types]
+        function.restype = ctypes.c_int
+        if not any(isinstance(each, _Output) for each in types):
+            types = ()
+        self._functions[name] = function, types
+        return function, types
+
+
+@final
+class _Output:
+    """An output of a C function: a pointer to a value of this type."""
+
+    def __init__(self, ctype: Any) -> None:
+        self.ctype = ctype
+
+
+@final
+class OwnHandle:
+    """A cudnnHandle_t that ends with its last owner.
+
+    Args:
+        library: cuDNN.
+
+    Attributes:
+        address: of the handle.
+
+    Raises:
+        CudnnError: if cuDNN cannot be initialized.
+    """
+
+    def __init__(self, library: Library) -> None:
+        self._library = library
+        self.address: int = library.call("cudnnCreate")
+
+    def __del__(self, finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
+        # At the end of the process, cuDNN may be gone before it.
+        if hasattr(self, "address") and not finalizing():
+            self._library.function("cudnnDestroy")(self.address)
+
+
+@final
+class HostScalar:
+    """A number that C functions read by its address, as alpha and beta of `cudnnConvolution*`.
+
+    Args:
+        value: the number.
+        double: whether it is a double, as float64 convolutions want it, or a float.
+    """
+
+    def __init__(self, value: float, *, double: bool) -> None:
+        self._value = (ctypes.c_double if double else ctypes.c_float)(value)
+        self.address = ctypes.addressof(self._value)
+
+
+def read_scalar(address: int, *, double: bool) -> float:
+    """Return the float, or double, at an address of host memory."""
+    return float((ctypes.c_double if double else ctypes.c_float).from_address(address).value)
+
+
+def _load(path: str | None) -> tuple[str, ctypes.CDLL]:
+    tried = []
+    for candidate in [path] if path else _candidates():
+        try:
+            return candidate, ctypes.CDLL(candidate)
+        except OSError as error:
+            tried.append(f"{candidate}: {error}")
+    raise BackendUnavailableError(
+        "cuDNN 9 was not found: `pip install 'ucudnn[cuda13]'` (or cuda12) brings it, UCUDNN_CUDNN_LIBRARY names"
+        f" a file; tried {'; '.join(tried)}"
+    )
+
+
+def _candidates() -> Iterable[str]:
+    """Return where libcudnn may be: in a wheel of nvidia-cudnn-cu12 or -cu13, else where the loader looks."""
+    with suppress(ModuleNotFoundError):
+        spec = find_spec("nvidia.cudnn")
+        for folder in (spec.submodule_search_locations or ()) if spec else ():
+            file = Path(folder) / "lib" / LIBRARY_NAME
+            if file.exists():
+                yield str(file)
+    yield LIBRARY_NAME

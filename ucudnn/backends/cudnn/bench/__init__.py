@@ -1,0 +1,1 @@
+"""Timing cuDNN's calls and checking their outputs."""

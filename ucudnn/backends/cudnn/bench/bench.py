@@ -1,0 +1,332 @@
+"""Measures algorithms on the GPU, on random operands of one mini-batch, as they will run: warm, stepping through it.
+
+Times are the GPU's, whatever the host does, but for the legacy API: `cudnnConvolution*` keeps the host busy itself, for
+64 us even where it computes next to nothing. Where that is longer than the GPU takes, it is what micro-batches take.
+"""
+
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
+from math import ceil, fsum, inf
+from time import perf_counter
+from typing import TypeVar, final
+
+from ucudnn.backends.base import Algorithm, Bench, Following
+from ucudnn.backends.cudnn.algorithms.heuristics import listing_beta
+from ucudnn.backends.cudnn.algorithms.prepare import Call
+from ucudnn.backends.cudnn.api.enums import NumericalNote
+from ucudnn.backends.cudnn.api.library import Library
+from ucudnn.backends.cudnn.bench.call_timer import LOADING_MS, CallTimer, least_ms
+from ucudnn.backends.cudnn.bench.output_check import OutputCheck
+from ucudnn.backends.cudnn.gpu.base import DeviceBuffer, Gpu, Timed
+from ucudnn.backends.measurement import Effort, Measurement, MeasurementStatus
+from ucudnn.backends.sampling import SHORTEST_MS, settled, worthless
+from ucudnn.errors import CudnnError, UcudnnError, UnsupportedProblemError
+from ucudnn.problem import ConvolutionProblem
+from ucudnn.slabs import Piece, Slab, pieces_of
+
+_NOISE = 0.06  # of a sample at steady clocks
+_IDLE_MS = 50.0  # of the GPU, after which its clocks may have gone down
+_WAITED_MS = 0.02  # where the host waits for longer, the GPU was busy until then
+_HEAT_MS = 30.0  # the longest that is waited for steady clocks
+_STEADY = 0.02  # relative difference between successive runs of one call at steady clocks
+_STEADY_RUNS = 2
+_SAMPLE_MS = 0.15  # shorter calls are timed several at once: events and launches have a grain
+_LONG_MS = 1.0  # beside which it does not count that the host launches the first call late
+_MOST_CALLS = 16  # of one sample
+
+_INTERNAL = range(4000, 5000)  # statuses with which cuDNN says that it failed itself, in a compiler for example
+
+_T = TypeVar("_T")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Start:
+    """An algorithm whose first calls were queued.
+
+    Attributes:
+        problem: a micro-batch, or a slab of it.
+        name: of the algorithm.
+        keeps_host: whether it keeps the host busy itself.
+        call: the algorithm.
+        timer: times it.
+        expected_ms: what it takes about, by another size; None where it runs for the first time.
+        calls: how many were queued.
+        awake: whether the GPU had its clocks up.
+        timed: the calls.
+    """
+
+    problem: ConvolutionProblem
+    name: str
+    keeps_host: bool
+    call: Call
+    timer: CallTimer
+    expected_ms: float | None
+    calls: int
+    awake: bool
+    timed: Timed
+
+
+@final
+class CudnnBench(Bench):
+    """Operands of one mini-batch, or of as much of it as memory holds.
+
+    Args:
+        problem: the mini-batch.
+        device: the GPU.
+        allocate: gives memory for operands and workspaces.
+        prepare: makes an algorithm ready as it will be measured.
+        library: cuDNN.
+        handle: address of the cudnnHandle_t.
+        build: begins to build the plan of an engine that is compiled.
+
+    Raises:
+        MemoryError: if the GPU has no room for one sample.
+    """
+
+    def __init__(
+        self,
+        problem: ConvolutionProblem,
+        device: Gpu,
+        allocate: Callable[[int], DeviceBuffer],
+        prepare: Callable[[ConvolutionProblem, Algorithm], Call],
+        library: Library,
+        handle: int,
+        build: Callable[[ConvolutionProblem, str], None],
+    ) -> None:
+        self._problem = problem
+        self._device = device
+        self._allocate = allocate
+        self._prepare = prepare
+        self._build = build
+        self._operands, self._samples = self._make_operands()
+        self._workspace = DeviceBuffer(0, 0)
+        self._busy_until = -inf
+        self._host_ms = LOADING_MS  # in which the host queues a call
+        self._rates: dict[str, float] = {}
+        self._following: Following | None = None
+        self._ahead: _Start | None = None
+        self._check: OutputCheck | None = OutputCheck(
+            problem, library, handle, device, self._operands, self._workspace_of
+        )
+
+    def close(self) -> None:
+        """Let go of operands and workspace, whoever still holds this."""
+        self._following = None
+        self._give_up(self._ahead)
+        nothing = DeviceBuffer(0, 0)
+        self._operands, self._samples, self._workspace, self._check = (nothing, nothing, nothing), 0, nothing, None
+
+    def announce(self, size: int, algorithm: Algorithm) -> None:
+        """Begin to compile an engine that may be measured soon."""
+        self._build(self._problem.part(size), algorithm.name)
+
+    def look_ahead(self, following: Following) -> None:
+        """Say whom to ask what comes after the next measurement: it is begun while the GPU is busy with that one."""
+        self._following = following
+
+    def measure(
+        self, size: int, algorithm: Algorithm, effort: Effort, worth_ms: float = inf, slabs: Sequence[Slab] = ()
+    ) -> Measurement:
+        """Measure an algorithm on micro-batches of `size` samples, 0, size, 2 * size, ... being their first ones."""
+        if size > self._samples or self._check is None:
+            return _hindered(f"GPU memory holds operands of {self._samples} samples only")
+        pieces = pieces_of(self._problem, size, slabs)
+        try:
+            start = self._begun(size, pieces, algorithm, effort)
+            self._begin_next(effort)
+            samples_ms, told = self._samples_of(start, effort, worth_ms)
+            if told:
+                self._rates[algorithm.name] = min(samples_ms) / start.problem.multiplications
+            if start.keeps_host:
+                samples_ms = tuple(max(each, start.timer.least_host_ms) for each in samples_ms)
+            complete = told and not worthless(samples_ms, worth_ms, _NOISE)
+            if complete:
+                workspace = self._workspace_of(algorithm.workspace_bytes)
+                rounds = NumericalNote.REDUCED_PRECISION_REDUCTION.name in algorithm.notes
+                self._check(start.call, algorithm.name, pieces[0], workspace, rounds=rounds)
+        except (MemoryError, OSError) as error:
+            return _hindered(f"{type(error).__name__}: {error}")
+        except CudnnError as error:
+            text = f"CudnnError: {error}"
+            return _hindered(text) if error.status in _INTERNAL else _failed(text)
+        except self._device.failures as error:
+            text = f"{type(error).__name__}: {error}"
+            # What the GPU says may be of the one that was begun ahead.
+            mine = self._ahead is None or isinstance(error, UcudnnError)
+            return _failed(text) if mine else _hindered(text)
+        return Measurement(status=MeasurementStatus.MEASURED, samples_ms=samples_ms, complete=complete)
+
+    def _begun(self, size: int, pieces: Sequence[Piece], algorithm: Algorithm, effort: Effort) -> _Start:
+        """Return the measurement that was begun ahead, if it is this one, or begin it now."""
+        ahead, self._ahead = self._ahead, None
+        if ahead is not None and (ahead.problem, ahead.name) == (pieces[0].problem, algorithm.name):
+            return ahead
+        self._give_up(ahead)
+        ahead = None  # a larger workspace takes the place of the one that it has
+        return self._begin(size, pieces, algorithm, effort.warmup)
+
+    def _begin_next(self, effort: Effort) -> None:
+        """Begin what is measured next, unless a compiler has to be waited for, or a workspace is needed beside this."""
+        following, self._following = self._following, None
+        found = following() if following is not None else None
+        if found is None or found[0] > self._samples:
+            return
+        size, algorithm = found
+        if algorithm.compiles or algorithm.workspace_bytes > self._workspace.size_bytes:
+            return
+        with suppress(MemoryError, OSError, *self._device.failures):  # what fails, fails again in its turn
+            self._ahead = self._begin(size, pieces_of(self._problem, size, ()), algorithm, effort.warmup)
+
+    def _give_up(self, start: _Start | None) -> None:
+        """Wait for calls that nobody waits for: what they use must outlast them."""
+        self._ahead = None
+        if start is not None:
+            with suppress(*self._device.failures):
+                start.timed.wait_ms()
+
+    def _begin(self, size: int, pieces: Sequence[Piece], algorithm: Algorithm, warmup: int) -> _Start:
+        problem = pieces[0].problem
+        call = self._prepare(problem, algorithm)
+        if call.workspace_bytes > algorithm.workspace_bytes:
+            raise UnsupportedProblemError(
+                f"it needs {call.workspace_bytes} bytes of workspace, not {algorithm.workspace_bytes}"
+            )
+        x, w, y = (operand.address for operand in self._operands)
+        timer = CallTimer(
+            self._device,
+            call,
+            [(at, piece.first_rows) for at in range(0, self._samples - size + 1, size) for piece in pieces],
+            (x, w, y),
+            listing_beta(self._problem),
+            self._workspace_of(algorithm.workspace_bytes),
+            self._host_ms,
+        )
+        expected_ms, awake = self._expected_ms(algorithm.name, problem.multiplications), self._is_awake()
+        calls = 1 if expected_ms is None else _calls_of(expected_ms)
+        timed = timer.start(0 if expected_ms is None else warmup, calls)
+        if awake:
+            self._busy_until = perf_counter()
+        return _Start(
+            problem=problem,
+            name=algorithm.name,
+            keeps_host=algorithm.api == "legacy",
+            call=call,
+            timer=timer,
+            expected_ms=expected_ms,
+            calls=calls,
+            awake=awake,
+            timed=timed,
+        )
+
+    def _samples_of(self, start: _Start, effort: Effort, worth_ms: float) -> tuple[tuple[float, ...], bool]:
+        """Return samples, and whether they are that, or what a call takes at least, and that is too much."""
+        timer, expected_ms = start.timer, start.expected_ms
+        samples: list[float] = []
+        if expected_ms is None:
+            self._wait_ms(start)
+            expected_ms = least_ms(start.timed)
+            if start.awake and worthless([expected_ms], worth_ms):
+                return (expected_ms,), False
+            timer.warm(max(0, effort.warmup - 1))
+            if expected_ms < _SAMPLE_MS:  # at least, so it may take longer
+                self._wake(timer, 1)
+                expected_ms = timer.run(1)
+                self._busy_until = perf_counter()
+        elif start.awake and start.timed.covered and not start.keeps_host:  # in that, the host was not timed
+            samples.append(max(SHORTEST_MS, self._wait_ms(start) / start.calls))
+        return self._sample(timer, effort, worth_ms, expected_ms, samples), True
+
+    def _wait_ms(self, start: _Start) -> float:
+        begin = perf_counter()
+        found = start.timed.wait_ms()
+        now = perf_counter()
+        if start.awake and (now - begin) * 1e3 > _WAITED_MS:  # else it may have been idle before
+            self._busy_until = now
+        return found
+
+    def _expected_ms(self, name: str, multiplications: int) -> float | None:
+        """Return what an algorithm will take about, from another size; None where it runs for the first time."""
+        rate = self._rates.get(name)
+        return None if rate is None else rate * multiplications
+
+    def _sample(
+        self, timer: CallTimer, effort: Effort, worth_ms: float, expected_ms: float, samples: list[float]
+    ) -> tuple[float, ...]:
+        """Return samples, the first of which may be there already."""
+        timer.long = expected_ms >= _LONG_MS
+        calls = _calls_of(expected_ms)
+        self._wake(timer, calls)
+        samples = samples or [timer.run(calls)]
+        # Its own time: calls of the next algorithm may be queued before some of these.
+        while not settled(samples, effort, worth_ms, _NOISE) and fsum(samples) * calls < effort.time_limit_ms:
+            samples.append(timer.run(calls))
+        self._busy_until, self._host_ms = perf_counter(), timer.host_ms
+        return tuple(samples)
+
+    def _is_awake(self) -> bool:
+        return (perf_counter() - self._busy_until) * 1e3 <= _IDLE_MS
+
+    def _wake(self, timer: CallTimer, calls: int) -> None:
+        """After a pause, run until successive runs take the same time, as at steady clocks."""
+        if self._is_awake():
+            return
+        begin = perf_counter()
+        last, steady = timer.run(calls), 0
+        while steady < _STEADY_RUNS and (perf_counter() - begin) * 1e3 < _HEAT_MS:
+            now = timer.run(calls)
+            steady = steady + 1 if abs(now - last) <= _STEADY * last else 0
+            last = now
+
+    def _workspace_of(self, size_bytes: int) -> DeviceBuffer:
+        if size_bytes > self._workspace.size_bytes:
+            self._workspace = DeviceBuffer(0, 0)
+            self._workspace = self._with_room(lambda: self._allocate(size_bytes))
+        # Exactly what was stated, so that an algorithm that takes more is found out here.
+        return self._workspace.part(0, size_bytes) if size_bytes else DeviceBuffer(0, 0)
+
+    def _make_operands(self) -> tuple[tuple[DeviceBuffer, DeviceBuffer, DeviceBuffer], int]:
+        samples = self._problem.batch
+        while True:
+            part = self._problem.with_batch(samples)
+            try:
+                return self._with_room(partial(random_operands, part, self._device, self._allocate)), samples
+            except MemoryError:
+                if samples == 1:
+                    raise
+                samples //= 2
+
+    def _with_room(self, allocate: Callable[[], _T]) -> _T:
+        with suppress(MemoryError):  # past it, nothing holds on to what there was room for
+            return allocate()
+        self._device.release()
+        return allocate()
+
+
+def random_operands(
+    problem: ConvolutionProblem, device: Gpu, allocate: Callable[[int], DeviceBuffer]
+) -> tuple[DeviceBuffer, DeviceBuffer, DeviceBuffer]:
+    """Return x, w and y with random numbers in [-0.5, 0.5), the same in every run.
+
+    Raises:
+        MemoryError: if the GPU has not that much left.
+    """
+    sizes = (problem.x_bytes, problem.w_bytes, problem.y_bytes)
+    x, w, y = (allocate(size) for size in sizes)
+    for seed, buffer in enumerate((x, w, y)):
+        device.fill(buffer, problem.dtype, seed)
+    return x, w, y
+
+
+def _calls_of(time_ms: float) -> int:
+    """Return how many calls are timed at once, if one takes so long."""
+    return max(1, min(_MOST_CALLS, ceil(_SAMPLE_MS / time_ms)))
+
+
+def _failed(reason: str) -> Measurement:
+    return Measurement(status=MeasurementStatus.FAILED, reason=reason)
+
+
+def _hindered(reason: str) -> Measurement:
+    return Measurement(status=MeasurementStatus.HINDERED, reason=reason)

@@ -1,0 +1,1 @@
+"""The GPU beneath cuDNN: memory, streams, events and kernels of our own."""

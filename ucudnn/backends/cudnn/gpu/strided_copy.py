@@ -1,0 +1,223 @@
+"""Copying what strides read of a tensor to dense memory, and back: kernels in PTX, which the driver compiles.
+
+Each writes its output once, in order, a thread four elements: memory's speed, where strided copies of libraries take up
+to three times as long.
+"""
+
+import struct
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import cache
+from itertools import chain
+from math import ceil, prod
+from typing import final
+
+from ucudnn.backends.cudnn.gpu.driver import Function
+from ucudnn.errors import BackendError
+
+MOST_ELEMENTS = 1 << 31
+"""Tensors must have fewer, for elements are counted in 32 bits."""
+
+_THREADS = 256
+_EACH = 4  # elements of a thread
+_KINDS = ((2, 2), (2, 4), (4, 4), (4, 8), (8, 8))  # bytes that are read, and written
+
+Copy = Callable[[int], None]
+"""A copy that is made on a stream, whose address it is called with; BackendError if it is refused."""
+
+Sizes = tuple[int, int, int]
+"""Of three spatial dimensions, or steps in them."""
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Walk:
+    """A way through the elements that are written, a plane for each sample and channel.
+
+    The element at (plane, d, h, w) is that of the source at `plane * factors[0] + d // steps[0] * factors[1] + ...`
+    where the steps divide d, h and w, and zero elsewhere.
+
+    Attributes:
+        planes: how many.
+        sizes: of a plane of what is written.
+        steps: in each of its three dimensions.
+        factors: elements of the source from one plane to the next, and for each step in the three dimensions.
+        read_bytes: of an element of the source.
+        written_bytes: of one that is written: twice as many where the one after it is always zero.
+    """
+
+    planes: int
+    sizes: Sizes
+    steps: Sizes
+    factors: tuple[int, int, int, int]
+    read_bytes: int
+    written_bytes: int
+
+    @property
+    def elements(self) -> int:
+        """How many are written."""
+        return self.planes * prod(self.sizes)
+
+    def packed(self, to: int, source: int, *, fills: bool) -> bytes:
+        """Return the argument of the kernel.
+
+        Args:
+            to: address of what is written.
+            source: address of what is read.
+            fills: whether zeros are written; else what is between the steps stays as it is.
+        """
+        divisors = (*reversed(self.sizes), *reversed(self.steps))
+        numbers = chain.from_iterable((each, *magic(each)) for each in divisors)
+        return _ARGUMENT.pack(to, source, self.elements, fills, *numbers, *self.factors)
+
+
+def gathering(planes: int, sizes: Sizes, steps: Sizes, itemsize: int) -> Walk:
+    """Return the way through dense memory that takes what steps reach of planes of some sizes."""
+    _, h, w = sizes
+    return Walk(
+        planes=planes,
+        sizes=reached(sizes, steps),
+        steps=(1, 1, 1),
+        factors=(prod(sizes), steps[0] * h * w, steps[1] * w, steps[2]),
+        read_bytes=itemsize,
+        written_bytes=itemsize,
+    )
+
+
+def scattering(planes: int, sizes: Sizes, steps: Sizes, itemsize: int) -> Walk:
+    """Return the way through planes of some sizes that puts dense memory where steps reach."""
+    _, h, w = within = reached(sizes, steps)
+    return Walk(
+        planes=planes,
+        sizes=sizes,
+        steps=steps,
+        factors=(prod(within), h * w, w, 1),
+        read_bytes=itemsize,
+        written_bytes=itemsize,
+    )
+
+
+def scattering_pairs(planes: int, sizes: Sizes, steps: Sizes, itemsize: int) -> Walk | None:
+    """Return the same that writes two elements at once, if the second of any two is zero."""
+    if steps[2] != 2 or sizes[2] % 2 or (itemsize, 2 * itemsize) not in _KINDS:
+        return None
+    single = scattering(planes, sizes, steps, itemsize)
+    d, h, w = sizes
+    return replace(single, sizes=(d, h, w // 2), steps=(*steps[:2], 1), written_bytes=2 * itemsize)
+
+
+def reached(sizes: Sizes, steps: Sizes) -> Sizes:
+    """Return how many elements steps reach in each dimension."""
+    d, h, w = (ceil(size / step) for size, step in zip(sizes, steps, strict=True))
+    return d, h, w
+
+
+def magic(divisor: int) -> tuple[int, int]:
+    """Return m and s such that n // divisor is ((m * n >> 32) + n) >> s for any n below 2^31.
+
+    Granlund and Montgomery, Division by Invariant Integers using Multiplication (1994), figure 4.1.
+    """
+    shift = (divisor - 1).bit_length()
+    return ((1 << 32) * ((1 << shift) - divisor)) // divisor + 1, shift
+
+
+@final
+class Copier:
+    """The kernels, in the context that is current when it is made.
+
+    Raises:
+        OSError: if there is no driver, or it does not take the kernels.
+    """
+
+    def __init__(self) -> None:
+        self._functions = {kind: Function(_source(*kind), _name(*kind)) for kind in _KINDS}
+
+    def bound(self, walk: Walk, to: int, source: int, *, fills: bool = True) -> Copy:
+        """Return a copy for which all is made ready."""
+        function = self._functions[walk.read_bytes, walk.written_bytes]
+        blocks = ceil(walk.elements / (_THREADS * _EACH))
+        launch = function.bound(blocks, _THREADS, walk.packed(to, source, fills=fills))
+
+        def copy(stream: int) -> None:
+            try:
+                launch(stream)
+            except OSError as error:
+                raise BackendError(str(error)) from None
+
+        return copy
+
+
+def _name(read_bytes: int, written_bytes: int) -> str:
+    return f"ucudnn_copy_{read_bytes}_{written_bytes}"
+
+
+_WORDS = (  # of 32 bits in the argument behind the two addresses, see `Walk.packed`
+    *("total", "fills"),
+    *(f"{part}_{of}" for of in ("w", "h", "d", "sw", "sh", "sd") for part in ("divisor", "magic", "shift")),
+    *("factor_p", "factor_d", "factor_h", "factor_w"),
+)
+_ARGUMENT = struct.Struct(f"<QQ{len(_WORDS)}I")
+
+
+@cache
+def _source(read_bytes: int, written_bytes: int) -> bytes:
+    """Return a module with one kernel: a block writes some elements in a row, a thread every so manieth of them."""
+    wide = written_bytes == 8
+    value, bits = ("%long", "u64") if wide else ("%word", "u32")
+    lines = [
+        ".version 6.0",
+        ".target sm_50",
+        ".address_size 64",
+        f".visible .entry {_name(read_bytes, written_bytes)}(.param .align 8 .b8 argument[{_ARGUMENT.size}])",
+        "{",
+        f".reg .pred %in<{_EACH}>, %on<{_EACH}>, %has<{_EACH}>, %all;",
+        f".reg .u64 %to, %from, %at, %put<{_EACH}>, %long<{_EACH}>;",
+        f".reg .u32 %first, %block, %i<{_EACH}>, %word<{_EACH}>, %row, %deep, %plane, %index, %rest, %left, %q;",
+        f".reg .u32 %w, %h, %d, {', '.join(f'%{word}' for word in _WORDS)};",
+        "ld.param.u64 %to, [argument];",
+        "ld.param.u64 %from, [argument+8];",
+        *(f"ld.param.u32 %{word}, [argument+{16 + 4 * index}];" for index, word in enumerate(_WORDS)),
+        "setp.ne.u32 %all, %fills, 0;",
+        "mov.u32 %block, %ctaid.x;",
+        "mov.u32 %first, %tid.x;",
+        f"mad.lo.u32 %first, %block, {_THREADS * _EACH}, %first;",
+    ]
+    for k in range(_EACH):
+        lines += [
+            f"add.u32 %i{k}, %first, {k * _THREADS};",
+            f"setp.lt.u32 %in{k}, %i{k}, %total;",
+            *_divide("%row", "%w", f"%i{k}", "w"),
+            *_divide("%deep", "%h", "%row", "h"),
+            *_divide("%plane", "%d", "%deep", "d"),
+            "mul.lo.u32 %index, %plane, %factor_p;",
+            "mov.u32 %rest, 0;",
+        ]
+        for of in ("d", "h", "w"):
+            lines += [
+                *_divide("%q", "%left", f"%{of}", f"s{of}"),
+                "or.b32 %rest, %rest, %left;",
+                f"mad.lo.u32 %index, %q, %factor_{of}, %index;",
+            ]
+        lines += [
+            f"setp.eq.u32 %has{k}, %rest, 0;",
+            f"and.pred %on{k}, %has{k}, %in{k};",
+            f"mad.wide.u32 %at, %index, {read_bytes}, %from;",
+            f"mad.wide.u32 %put{k}, %i{k}, {written_bytes}, %to;",
+            f"mov.{bits} {value}{k}, 0;",
+            f"@%on{k} ld.global.u{8 * read_bytes} {value}{k}, [%at];",
+            f"and.pred %has{k}, %in{k}, %all;",
+            f"or.pred %has{k}, %has{k}, %on{k};",
+        ]
+    lines += [f"@%has{k} st.global.u{8 * written_bytes} [%put{k}], {value}{k};" for k in range(_EACH)]
+    return "\n".join([*lines, "ret;", "}", ""]).encode()
+
+
+def _divide(quotient: str, remainder: str, number: str, divisor: str) -> tuple[str, ...]:
+    """Return the instructions of a division, see `magic`."""
+    return (
+        f"mul.hi.u32 {quotient}, {number}, %magic_{divisor};",
+        f"add.u32 {quotient}, {quotient}, {number};",
+        f"shr.u32 {quotient}, {quotient}, %shift_{divisor};",
+        f"mul.lo.u32 {remainder}, {quotient}, %divisor_{divisor};",
+        f"sub.u32 {remainder}, {number}, {remainder};",
+    )

@@ -1,0 +1,1 @@
+"""Benchmarking: which micro-configurations are measured, and what is remembered of them."""

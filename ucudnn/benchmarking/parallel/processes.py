@@ -1,0 +1,272 @@
+"""Workers: processes that measure on further GPUs of this machine."""
+
+import logging
+import multiprocessing
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from queue import SimpleQueue
+from threading import Thread
+from typing import Any, final
+
+from ucudnn.backends import open_backend
+from ucudnn.backends.base import ComputeBackend
+from ucudnn.backends.measurement import Effort
+from ucudnn.benchmarking.benchmark import Benchmark, Finding
+from ucudnn.benchmarking.parallel.partition import Group, Shares, divided, gathered, requests_in
+from ucudnn.benchmarking.request import Request
+from ucudnn.errors import SettingsError, UcudnnError, UnsupportedProblemError
+from ucudnn.problem import ConvolutionProblem
+
+_LOG = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerOptions:
+    """What a worker process needs to measure as this one does.
+
+    Attributes:
+        backend: name of the backend.
+        effort: how much time goes into one measurement.
+        cudnn_library: libcudnn to load; None looks for it.
+        exhaustive: measure what cannot matter as well.
+    """
+
+    backend: str
+    effort: Effort
+    cudnn_library: str | None = None
+    exhaustive: bool = False
+
+
+@final
+class Workers:
+    """Processes, one for each further GPU of this machine; a process that dies leaves its work to the others.
+
+    Args:
+        backend: this process's own, which measures too.
+        devices: numbers of the GPUs that take part.
+        options: how workers measure.
+
+    Raises:
+        SettingsError: if a GPU is not there.
+    """
+
+    collective = False
+
+    def __init__(self, backend: ComputeBackend, devices: Sequence[int], options: WorkerOptions) -> None:
+        there = backend.devices()
+        missing = [device for device in devices if device not in there]
+        if missing:
+            raise SettingsError(
+                f"UCUDNN_BENCHMARK_DEVICES names device {missing[0]}, but backend {backend.name} has"
+                f" {', '.join(map(str, there))}"
+            )
+        own = backend.device()
+        self._measures = own in devices
+        others = list(devices)
+        if self._measures:
+            others.remove(own)
+        self._backend = backend
+        # They start while this process does what comes before its first measurement.
+        self._workers = [_Worker(device, options) for device in others]
+        self._checked = False
+
+    def explore(self, requests: Sequence[Request], own: Benchmark) -> Iterable[Finding]:
+        """Return findings of all requests; `own` measures in this process."""
+        self.ready()
+        workers = [worker for worker in self._workers if worker.alive]
+        count = len(workers) + self._measures
+        shares = gathered(requests, max(1, count))
+        if all(shares):
+            return _Round(shares, workers, own).run(measures=self._measures)
+        # Too few to go round: each takes some sizes; what is left of the whole is little.
+        parts = _Round(divided(requests, count), workers, own, partly=True)
+        for _, _, items in parts.run(measures=self._measures):
+            own.adopt(items)
+        return [own.find(request) for request in requests]
+
+    def close(self) -> None:
+        """End the processes."""
+        for worker in self._workers:
+            worker.close()
+
+    def ready(self) -> None:
+        """Wait until the processes are ready to measure; the first exploration does so too.
+
+        Raises:
+            SettingsError: if their devices differ.
+        """
+        if self._checked:
+            return
+        own = dict(self._backend.machine())
+        for worker in self._workers:
+            machine = worker.machine()
+            differing = [key for key in own if machine is not None and machine.get(key) != own[key]]
+            if machine is not None and differing:
+                self.close()
+                key = differing[0]
+                raise SettingsError(
+                    f"device {worker.device} cannot share the benchmarks: its {key} is {machine.get(key)}, that of"
+                    f" device {self._backend.device()} is {own[key]}; name identical ones in UCUDNN_BENCHMARK_DEVICES"
+                )
+        self._checked = True
+
+
+@final
+class _Round:
+    """One exploration by several: each has a share, and none ends before all is found.
+
+    Args:
+        shares: of each worker; then that of this process, if it measures.
+        workers: who takes part.
+        own: measures in this process.
+        partly: whether requests are for some sizes of what is wanted.
+    """
+
+    def __init__(
+        self, shares: Sequence[Sequence[Group]], workers: Sequence["_Worker"], own: Benchmark, *, partly: bool = False
+    ) -> None:
+        self._shares = Shares([*shares, ()])  # at least an empty one for this process
+        self._own = own
+        self._mine = len(workers)
+        self._partly = partly
+        self._done: SimpleQueue[Finding | Exception | None] = SimpleQueue()
+        self._threads = [
+            Thread(target=worker.work, args=(self._shares, index, self._done), daemon=True)
+            for index, worker in enumerate(workers)
+        ]
+        self._running = 0
+        self._found: list[Finding] = []
+
+    def run(self, *, measures: bool) -> list[Finding]:
+        """Return what is found; this process measures once nobody else does, if not before."""
+        try:
+            for thread in self._threads:
+                thread.start()
+                self._running += 1
+            while self._running or self._shares:
+                if measures or not self._running:
+                    self._measure()
+                if self._running:
+                    self._take(self._done.get())
+        finally:
+            self._shares.clear()  # where something failed, the others end what they have in hand
+            for thread in self._threads:
+                if thread.ident is not None:  # it was started
+                    thread.join()
+        return self._found
+
+    def _measure(self) -> None:
+        """Measure this process's share, and then what is left of the others."""
+        self._own.begin(requests_in(self._shares.of(self._mine)))
+        while (group := self._shares.take(self._mine, self._own.choose)) is not None:
+            if (ahead := self._shares.ahead(self._mine)) is not None:
+                self._own.begin(requests_in([group, ahead]))
+            for request in group.requests:
+                try:
+                    self._take(self._own.find(request))
+                except UnsupportedProblemError as error:
+                    self._take(error)
+
+    def _take(self, message: Finding | Exception | None) -> None:
+        """Take a finding, the end of a thread, or an error, which is raised."""
+        if message is None:
+            self._running -= 1
+        elif not isinstance(message, Exception):
+            self._found.append(message)
+        elif not (self._partly and isinstance(message, UnsupportedProblemError)):
+            raise message
+        # Else some of the sizes cannot be computed: whoever looks at all of them will tell.
+
+
+@final
+class _Worker:
+    """A process that measures on one device."""
+
+    def __init__(self, device: int, options: WorkerOptions) -> None:
+        self.device = device
+        context = multiprocessing.get_context("spawn")  # CUDA does not survive a fork
+        self._connection, theirs = context.Pipe()
+        self._process = context.Process(target=serve, args=(theirs, device, options), daemon=True)
+        self._process.start()
+        theirs.close()
+        self.alive = True
+
+    def machine(self) -> dict[str, str] | None:
+        """Return what the process measures on, or None if it did not start."""
+        answer = self._answer()
+        return answer if isinstance(answer, dict) else None
+
+    def work(self, shares: Shares, index: int, done: "SimpleQueue[Finding | Exception | None]") -> None:
+        """Take groups until there are no more, and put what comes of their requests; None at the end."""
+        try:
+            self._begin(shares.of(index))
+            while self.alive and (group := shares.take(index, self._choose)) is not None:
+                if (ahead := shares.ahead(index)) is not None:
+                    self._begin([group, ahead])
+                for request in group.requests:
+                    answer = self._ask("find", request)
+                    if answer is None:
+                        shares.give_back(index, group)  # the process is gone, the others are not
+                        return
+                    done.put(answer)
+        finally:
+            self._send("drop")
+            done.put(None)
+
+    def close(self) -> None:
+        """End the process."""
+        self.alive = False
+        self._connection.close()
+        self._process.join(timeout=5)
+        self._process.kill()
+
+    def _begin(self, groups: Sequence[Group]) -> None:
+        self._send("begin", requests_in(groups))
+
+    def _choose(self, problems: Sequence[ConvolutionProblem]) -> int | None:
+        answer = self._ask("choose", problems) if len(problems) > 1 else 0
+        return answer if isinstance(answer, int) else None
+
+    def _ask(self, what: str, about: object) -> Any:
+        self._send(what, about)
+        return self._answer()
+
+    def _send(self, what: str, about: object = None) -> None:
+        with suppress(OSError):  # it is gone, as there will be no answer
+            self._connection.send((what, about))
+
+    def _answer(self) -> Any:
+        try:
+            return self._connection.recv()
+        except Exception as error:  # noqa: BLE001  # it has ended, or what it says cannot be understood
+            if self.alive:
+                reason = "has ended" if isinstance(error, EOFError | OSError) else f"cannot be understood: {error}"
+                _LOG.warning("the process that measures on device %d %s; going on without it", self.device, reason)
+            self.alive = False
+            return None
+
+
+def serve(connection: Connection, device: int, options: WorkerOptions) -> None:
+    """Measure what is asked for until the connection ends: the main function of a worker process."""
+    backend = open_backend(options.backend, cudnn_library=options.cudnn_library, device=device)
+    benchmark = Benchmark(backend, effort=options.effort, exhaustive=options.exhaustive)
+    with suppress(Exception):  # what is wrong will be heard of when something is asked for
+        backend.warm_up()  # a program has other things to do before its first convolution, and this process has not
+    with suppress(EOFError, OSError):
+        connection.send(dict(backend.machine()))
+        while True:
+            what, about = connection.recv()
+            if what == "drop":  # nothing more is asked for
+                backend.drop()
+                continue
+            if what == "begin":
+                with suppress(UcudnnError):  # whoever asks for one of them will hear why
+                    benchmark.begin(about)
+                continue
+            try:
+                answer: object = benchmark.choose(about) if what == "choose" else benchmark.find(about)
+            except Exception as error:  # noqa: BLE001  # whatever it is, whoever asked must hear of it
+                answer = error
+            connection.send(answer)

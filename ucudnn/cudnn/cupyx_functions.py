@@ -1,0 +1,286 @@
+"""Convolutions on CuPy arrays, as `cupyx.cudnn` had them.
+
+Each is one kernel of a μ-cuDNN handle of the current GPU and thread (`get_handle`). Its workspace limit is what
+`set_max_workspace_size` says, else UCUDNN_DEFAULT_WORKSPACE_LIMIT, else 64 MiB (CuPy's default was 8 MiB, past which it
+took slower algorithms); with UCUDNN_TOTAL_WORKSPACE_SIZE the workspace is divided anew whenever a new kernel comes.
+"""
+# ruff: noqa: N803  # W and gW are CuPy's names
+
+from array import array
+from collections.abc import Sequence
+from math import prod
+from threading import get_ident
+from typing import Any
+
+from ucudnn.cudnn.algorithms import choose
+from ucudnn.cudnn.constants import CUDNN_CROSS_CORRELATION, CUDNN_TENSOR_NCHW
+from ucudnn.cudnn.convolution import convolutionBackwardData_v3, convolutionBackwardFilter_v3, convolutionForward
+from ucudnn.cudnn.cupyx_descriptors import (
+    Array,
+    check_contiguous,
+    convolution_descriptor,
+    filter_descriptor,
+    get_data_type,
+    tensor_descriptor,
+)
+from ucudnn.cudnn.handles import create, destroy
+from ucudnn.cudnn.passthrough import addTensor_v3
+from ucudnn.errors import CudnnError
+from ucudnn.problem import Operation
+from ucudnn.settings import Settings
+
+__all__ = [
+    "convolution_backward_data",
+    "convolution_backward_filter",
+    "convolution_forward",
+    "get_handle",
+    "get_max_workspace_size",
+    "reset_handles",
+    "set_max_workspace_size",
+]
+
+
+_CONVOLVE = {
+    Operation.FORWARD: convolutionForward,
+    Operation.BACKWARD_DATA: convolutionBackwardData_v3,
+    Operation.BACKWARD_FILTER: convolutionBackwardFilter_v3,
+}
+_FILTERS = {Operation.FORWARD: 1, Operation.BACKWARD_DATA: 0, Operation.BACKWARD_FILTER: 2}  # their place
+_SCALARS = {code: (array(code, [1.0]), array(code, [0.0])) for code in "fd"}  # one and zero, at addresses that stay
+_handles: dict[tuple[int, int], int] = {}
+_limits: list[int] = []  # what set_max_workspace_size said, if it did
+
+
+def get_handle() -> int:
+    """Return the handle of the current GPU and thread, made at its first use.
+
+    Raises:
+        UcudnnError: as `create`.
+    """
+    from ucudnn.backends.cudnn.gpu.cupy_gpu import cupy_module  # loads CuPy: only where there is a GPU
+
+    key = (cupy_module().cuda.runtime.getDevice(), get_ident())
+    if key not in _handles:
+        _handles[key] = create()
+    return _handles[key]
+
+
+def reset_handles() -> None:
+    """Destroy the handles of all GPUs and threads; none may be computing."""
+    while _handles:
+        destroy(_handles.popitem()[1])
+
+
+def get_max_workspace_size() -> int:
+    """Return the limit in bytes of each kernel's workspace.
+
+    Raises:
+        SettingsError: if UCUDNN_DEFAULT_WORKSPACE_LIMIT cannot be read.
+    """
+    return _limits[-1] if _limits else Settings.load().workspace_limit_bytes
+
+
+def set_max_workspace_size(size: int) -> None:
+    """Set the limit in bytes of each kernel's workspace, for calls from now on."""
+    _limits[:] = [int(size)]
+
+
+def convolution_forward(
+    x: Array,
+    W: Array,
+    b: Array | None,
+    y: Array,
+    pad: Sequence[int],
+    stride: Sequence[int],
+    dilation: Sequence[int],
+    groups: int,
+    *,
+    auto_tune: bool,
+    tensor_core: str,
+    d_layout: int = CUDNN_TENSOR_NCHW,
+    w_layout: int = CUDNN_TENSOR_NCHW,
+) -> None:
+    """Compute y = conv(x, W) + b (cudnnConvolutionForward, cudnnAddTensor).
+
+    Args:
+        x: input, shape (N, C, spatial...), or (N, spatial..., C) in d_layout CUDNN_TENSOR_NHWC.
+        W: filters, shape (K, C / groups, kernel...), or (K, kernel..., C / groups) in w_layout CUDNN_TENSOR_NHWC.
+        b: bias, K elements, or None.
+        y: output, C-contiguous, shape (N, K, output...), or (N, output..., K).
+        pad: zeros on either side, for each spatial dimension.
+        stride: distance between applications of the filter, likewise.
+        dilation: distance between taps of the filter, likewise.
+        groups: channel groups.
+        auto_tune: has no effect: kernels are always benchmarked once.
+        tensor_core: 'always', 'auto' or 'never'; only of float16 does it ask for CUDNN_TENSOR_OP_MATH.
+        d_layout: format of x and y.
+        w_layout: format of W.
+
+    Raises:
+        ValueError: if y is not C-contiguous, or arrays lie on different GPUs.
+        TypeError: if cuDNN has no such data type.
+        UcudnnError: as `ucudnn.cudnn.convolutionForward`.
+    """
+    parameters = (pad, stride, dilation, groups, tensor_core, d_layout, w_layout)
+    _convolve(Operation.FORWARD, x, W, y, b, False, parameters)
+
+
+def convolution_backward_filter(
+    x: Array,
+    gy: Array,
+    gW: Array,
+    pad: Sequence[int],
+    stride: Sequence[int],
+    dilation: Sequence[int],
+    groups: int,
+    *,
+    deterministic: bool,
+    auto_tune: bool,
+    tensor_core: str,
+    d_layout: int = CUDNN_TENSOR_NCHW,
+    w_layout: int = CUDNN_TENSOR_NCHW,
+) -> None:
+    """Compute gW, the gradient of the filters (cudnnConvolutionBackwardFilter).
+
+    Args:
+        x: input, as in `convolution_forward`.
+        gy: gradient of the output, shaped as y there.
+        gW: gradient of the filters, C-contiguous, shaped as W there; overwritten.
+        pad: zeros on either side, for each spatial dimension.
+        stride: distance between applications of the filter, likewise.
+        dilation: distance between taps of the filter, likewise.
+        groups: channel groups.
+        deterministic: whether results must repeat to the bit.
+        auto_tune: has no effect.
+        tensor_core: 'always', 'auto' or 'never'.
+        d_layout: format of x and gy.
+        w_layout: format of gW.
+
+    Raises:
+        ValueError: if gW is not C-contiguous, or arrays lie on different GPUs.
+        TypeError: if cuDNN has no such data type.
+        UcudnnError: as `ucudnn.cudnn.convolutionForward`.
+    """
+    parameters = (pad, stride, dilation, groups, tensor_core, d_layout, w_layout)
+    _convolve(Operation.BACKWARD_FILTER, x, gy, gW, None, deterministic, parameters)
+
+
+def convolution_backward_data(
+    W: Array,
+    x: Array,
+    b: Array | None,
+    y: Array,
+    pad: Sequence[int],
+    stride: Sequence[int],
+    dilation: Sequence[int],
+    groups: int,
+    *,
+    deterministic: bool,
+    auto_tune: bool,
+    tensor_core: str,
+    d_layout: int = CUDNN_TENSOR_NCHW,
+    w_layout: int = CUDNN_TENSOR_NCHW,
+) -> None:
+    """Compute y, the gradient of a convolution's input, from x, that of its output; add b (deconvolution).
+
+    Names are those of a deconvolution, whose input is x and whose output is y (cudnnConvolutionBackwardData,
+    cudnnAddTensor).
+
+    Args:
+        W: filters, shape (K, C / groups, kernel...), as in `convolution_forward`.
+        x: gradient of the convolution's output, shape (N, K, output...).
+        b: C elements to add to y, or None.
+        y: gradient of the convolution's input, C-contiguous, shape (N, C, spatial...); overwritten.
+        pad: zeros on either side, for each spatial dimension.
+        stride: distance between applications of the filter, likewise.
+        dilation: distance between taps of the filter, likewise.
+        groups: channel groups.
+        deterministic: whether results must repeat to the bit.
+        auto_tune: has no effect.
+        tensor_core: 'always', 'auto' or 'never'.
+        d_layout: format of x and y.
+        w_layout: format of W.
+
+    Raises:
+        ValueError: if y is not C-contiguous, or arrays lie on different GPUs.
+        TypeError: if cuDNN has no such data type.
+        UcudnnError: as `ucudnn.cudnn.convolutionForward`.
+    """
+    parameters = (pad, stride, dilation, groups, tensor_core, d_layout, w_layout)
+    _convolve(Operation.BACKWARD_DATA, W, x, y, b, deterministic, parameters)
+
+
+_Parameters = tuple[Sequence[int], Sequence[int], Sequence[int], int, str, int, int]
+
+
+def _convolve(
+    operation: Operation,
+    first: Array,
+    second: Array,
+    written: Array,
+    bias: Array | None,
+    deterministic: bool,
+    parameters: _Parameters,
+) -> None:
+    """Run one operation; arrays come in cuDNN's order: what is read comes before what is written."""
+    pad, stride, dilation, groups, tensor_core, d_layout, w_layout = parameters
+    check_contiguous(written)
+    _check_device(first, second, written, bias)
+    first, second = _contiguous(first), _contiguous(second)
+    data_type = get_data_type(first.dtype)
+    tensor_cores = _asks_for_tensor_cores(tensor_core, first.dtype)
+    convolution = convolution_descriptor(
+        data_type, tuple(pad), tuple(stride), tuple(dilation), CUDNN_CROSS_CORRELATION, tensor_cores, groups
+    )
+    made = [
+        filter_descriptor(get_data_type(each.dtype), w_layout, tuple(each.shape))
+        if place == _FILTERS[operation]
+        else tensor_descriptor(get_data_type(each.dtype), d_layout, tuple(each.shape))
+        for place, each in enumerate((first, second, written))
+    ]
+    a, b, c = (each.value for each in made)
+    one, zero = (each.buffer_info()[0] for each in _SCALARS["d" if str(first.dtype) == "float64" else "f"])
+    handle = get_handle()
+    try:
+        limit = _limits[-1] if _limits else None
+        perf = choose(handle, operation, (a, b, convolution.value, c), limit, bool(deterministic))
+        workspace = _workspace(perf.memory)
+        at = workspace.ptr if workspace is not None else 0
+        inputs = (a, first.data.ptr, b, second.data.ptr, convolution.value, perf.algo, at, perf.memory)
+        _CONVOLVE[operation](handle, one, *inputs, zero, c, written.data.ptr)
+        if bias is not None:
+            bias = _contiguous(bias)
+            shape = (1, prod(bias.shape), *(1,) * (len(written.shape) - 2))
+            described = tensor_descriptor(get_data_type(bias.dtype), CUDNN_TENSOR_NCHW, shape)
+            addTensor_v3(handle, one, described.value, bias.data.ptr, one, c, written.data.ptr)
+    except CudnnError as error:
+        for each in (first, second, written):
+            error.add_info(f"{each.dtype} {tuple(each.shape)}, strides {each.strides}")
+        error.add_info(f"{operation.value}, pad {pad}, stride {stride}, dilation {dilation}, groups {groups}")
+        error.add_info(f"tensor_core {tensor_core!r}, d_layout {d_layout}, w_layout {w_layout}")
+        raise
+
+
+def _workspace(size_bytes: int) -> Any:
+    """Return GPU memory for an algorithm of plain cuDNN, or None where none is needed."""
+    if not size_bytes:
+        return None
+    from ucudnn.backends.cudnn.gpu.cupy_gpu import cupy_module
+
+    return cupy_module().cuda.alloc(size_bytes)
+
+
+def _asks_for_tensor_cores(tensor_core: str, dtype: Any) -> bool:
+    if tensor_core not in ("always", "auto", "never"):
+        raise ValueError(f"tensor_core is {tensor_core!r}: give 'always', 'auto' or 'never'")
+    return tensor_core != "never" and str(dtype) == "float16"
+
+
+def _check_device(*arrays: Array | None) -> None:
+    devices = [each.data.device.id for each in arrays if each is not None]
+    if len(set(devices)) > 1:
+        raise ValueError(f"arrays lie on different GPUs: {devices}")
+
+
+def _contiguous(arr: Array) -> Array:
+    return arr if arr.flags.c_contiguous else arr.copy()

@@ -1,0 +1,1 @@
+"""Execution: plans are prepared, launched, and repaired where an algorithm fails."""

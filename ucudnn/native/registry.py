@@ -1,0 +1,130 @@
+"""Network: the kernels of all C++ handles of a GPU, among which one workspace is divided (WD).
+
+A kernel is one problem of one handle, for what a handle computes runs in order. Frameworks register on one handle what
+they then compute on several (Caffe: three for each group), so a handle that computes what it did not register takes
+the place of a registered kernel that nobody has computed yet.
+"""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from itertools import count
+from typing import final
+
+from ucudnn.benchmarking.benchmark import Benchmark
+from ucudnn.configuration import Configuration
+from ucudnn.errors import BackendError
+from ucudnn.kernel import Kernel
+from ucudnn.planning.decision import decide, decide_again
+from ucudnn.planning.division import Segment
+from ucudnn.problem import MOST_ALIGNMENT, ConvolutionProblem
+from ucudnn.settings import Settings
+
+_Key = tuple[int, ConvolutionProblem]
+
+
+@final
+class Network:
+    """Kernels and the latest division.
+
+    Attributes:
+        division: how many divisions there were.
+        arena_bytes: what the latest one takes.
+    """
+
+    def __init__(self) -> None:
+        self._numbers: Iterator[int] = count(1)
+        self._registered: set[_Key] = set()
+        self._waiting: list[tuple[int, str, ConvolutionProblem]] = []  # registered by a handle, computed by nobody
+        self._taken: dict[_Key, str] = {}
+        self._decided: dict[str, tuple[Configuration, Segment]] = {}
+        self.division = 0
+        self.arena_bytes = 0
+
+    def register(self, handle: int, problem: ConvolutionProblem) -> None:
+        """Note a kernel; registering it again changes nothing.
+
+        Where both tensors' samples are k times as far apart as they are long, they are parts of tensors of k groups,
+        and the same problem will be computed for each of them.
+        """
+        if (handle, problem) not in self._registered:
+            self._registered.add((handle, problem))
+            self._waiting += [(handle, self._name(), problem) for _ in range(groups_apart(problem))]
+
+    def forget(self, handle: int) -> None:
+        """Forget what a handle registered or computed: its segments are free at the next division."""
+        self._registered = {key for key in self._registered if key[0] != handle}
+        self._waiting = [each for each in self._waiting if each[0] != handle]
+        for key in [key for key in self._taken if key[0] == handle]:
+            self._decided.pop(self._taken.pop(key), None)
+        if not self._taken and not self._waiting:
+            self.arena_bytes = 0
+
+    def decision(
+        self, handle: int, problem: ConvolutionProblem, benchmark: Benchmark, settings: Settings
+    ) -> tuple[Configuration, Segment]:
+        """Return what a kernel got; what the latest division does not know makes another one.
+
+        Raises:
+            InfeasibleError: if the total is too small; it says which kernel needs how much.
+            MeasurementError: if no algorithm of a kernel could be measured.
+        """
+        key = handle, problem
+        name = self._taken.get(key) or self._take(handle, problem)
+        if name not in self._decided:
+            try:
+                self._divide(benchmark, settings)
+            except BaseException:
+                del self._taken[key]  # one kernel that cannot be planned must not stop the others
+                raise
+        return self._decided[name]
+
+    def decide_again(self, handle: int, problem: ConvolutionProblem, benchmark: Benchmark, settings: Settings) -> None:
+        """Choose another configuration within a kernel's segment, without what was discarded since.
+
+        Raises:
+            BackendError: if nothing is left.
+        """
+        name = self._taken[handle, problem]
+        segment = self._decided[name][1]
+        decision = decide_again(Kernel(layer=name, problem=problem), benchmark, settings, segment.size_bytes)
+        if decision is None:
+            raise BackendError(f"{problem}: no algorithm is left for its segment of {segment.size_bytes} bytes")
+        self._decided[name] = decision.configuration, segment
+
+    def _name(self) -> str:
+        return f"#{next(self._numbers)}"
+
+    def _take(self, handle: int, problem: ConvolutionProblem) -> str:
+        """Return the name of a kernel that is computed for the first time."""
+        plain = replace(problem, alignment=MOST_ALIGNMENT, deterministic=False)
+        alike = [each for each in self._waiting if each[2] == plain]
+        if alike:
+            place = next((each for each in alike if each[0] == handle), alike[0])
+            self._waiting.remove(place)
+            name = place[1]
+            if plain != problem:
+                self._decided.pop(name, None)  # less aligned than it was registered
+        else:
+            name = self._name()
+        self._taken[handle, problem] = name
+        return name
+
+    def _divide(self, benchmark: Benchmark, settings: Settings) -> None:
+        kernels = [Kernel(layer=name, problem=problem) for (_, problem), name in self._taken.items()]
+        kernels += [Kernel(layer=name, problem=problem) for _, name, problem in self._waiting]
+        decisions = decide(kernels, benchmark, settings)
+        self._decided = {
+            each.kernel.layer: (each.configuration, each.segment)
+            for each in decisions.kernels
+            if each.segment is not None
+        }
+        segments = [segment for _, segment in self._decided.values()]
+        self.arena_bytes = max((each.offset_bytes + each.size_bytes for each in segments), default=0)
+        self.division += 1
+
+
+def groups_apart(problem: ConvolutionProblem) -> int:
+    """Return of how many groups' tensors x and y are parts, as their batch strides tell; 1 where they tell nothing."""
+    x, x_rest = divmod(problem.x_batch_stride, problem.x_sample)
+    y, y_rest = divmod(problem.y_batch_stride, problem.y_sample)
+    return x if x == y and not x_rest and not y_rest else 1

@@ -1,0 +1,261 @@
+"""Networks as tables of convolution layers: known by name, or read from a CSV file."""
+
+import csv
+from dataclasses import dataclass
+from pathlib import Path
+
+from ucudnn.errors import InvalidNetworkError, InvalidProblemError
+from ucudnn.kernel import Kernel
+from ucudnn.networks.densenet import DENSENET_BATCH, DENSENET_ROWS
+from ucudnn.networks.inception import INCEPTION_BATCH, INCEPTION_GROUPS, INCEPTION_ROWS, InceptionRow
+from ucudnn.problem import ConvolutionProblem, Operation
+
+CSV_HEADER = "source,W,H,C_in,N,C_out,kernel_w,kernel_h,pad_w,pad_h,stride_w,stride_h"
+"""Header of a table of layers, in the form in which DeepBench's convolutions circulate."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Layer:
+    """A convolution layer.
+
+    Attributes:
+        name: name of the (first such) layer.
+        forward: its Forward problem.
+        count: how many layers of the network have this shape.
+    """
+
+    name: str
+    forward: ConvolutionProblem
+    count: int = 1
+
+    def kernels(self) -> tuple[Kernel, ...]:
+        """Return the layer's three kernels: Forward, BackwardData, BackwardFilter."""
+        return tuple(
+            Kernel(layer=self.name, problem=self.forward.with_operation(operation), count=self.count)
+            for operation in Operation
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Network:
+    """A network, as far as convolutions go.
+
+    Attributes:
+        name: name, or stem of the file it was read from.
+        layers: its convolution layers: one for each shape, or every single one where there are groups.
+        groups: for each set of layers that may run at the same time its branches, each a tuple of layers that run
+            one after another; a layer in none runs alone.
+    """
+
+    name: str
+    layers: tuple[Layer, ...]
+    groups: tuple[tuple[tuple[str, ...], ...], ...] = ()
+
+    @property
+    def batch(self) -> int | None:
+        """The mini-batch size, or None where layers differ in it."""
+        batches = {layer.forward.batch for layer in self.layers}
+        return batches.pop() if len(batches) == 1 else None
+
+    def kernels(self) -> tuple[Kernel, ...]:
+        """Return the kernels of all layers."""
+        return tuple(kernel for layer in self.layers for kernel in layer.kernels())
+
+
+def load_network(name: str, batch: int | None = None) -> Network:
+    """Return a network by name or from a CSV file of layers.
+
+    Args:
+        name: alexnet, vgg16, resnet18, resnet50, densenet121, unet3d, inception3, or the path of a file with the
+            columns of `CSV_HEADER`.
+        batch: mini-batch size; the paper's (or the file's own) where None.
+
+    Raises:
+        InvalidNetworkError: if the name is not known and no file, or the file is no table of layers.
+        InvalidProblemError: if a size makes no convolution.
+    """
+    if name in _TABLES:
+        default_batch, rows = _TABLES[name]
+        batch = default_batch if batch is None else batch
+        dimensions = _DIMENSIONS.get(name, 2)
+        return Network(name=name, layers=tuple(_named_layer(row, batch, dimensions) for row in rows))
+    if name == _INCEPTION:
+        batch = INCEPTION_BATCH if batch is None else batch
+        layers = tuple(_inception_layer(row, batch) for row in INCEPTION_ROWS)
+        return Network(name=name, layers=layers, groups=INCEPTION_GROUPS)
+    path = Path(name)
+    if not path.is_file():
+        raise InvalidNetworkError(
+            f"network {name!r} is neither known nor a file: give one of {', '.join(NETWORKS)}"
+            f" or a CSV file with the header {CSV_HEADER}"
+        )
+    return _read_csv(path, batch)
+
+
+def _named_layer(row: tuple[str, int, int, int, int, int, int, int], batch: int, dimensions: int) -> Layer:
+    name, count, channels, size, filters, kernel, padding, stride = row
+    problem = ConvolutionProblem(
+        operation=Operation.FORWARD,
+        batch=batch,
+        channels=channels,
+        spatial=(size,) * dimensions,
+        filters=filters,
+        kernel=(kernel,) * dimensions,
+        padding=(padding,) * dimensions,
+        stride=(stride,) * dimensions,
+    )
+    return Layer(name=name, forward=problem, count=count)
+
+
+def _inception_layer(row: InceptionRow, batch: int) -> Layer:
+    name, channels, size, filters, kernel, padding, stride = row
+    problem = ConvolutionProblem(
+        operation=Operation.FORWARD,
+        batch=batch,
+        channels=channels,
+        spatial=(size, size),
+        filters=filters,
+        kernel=kernel,
+        padding=padding,
+        stride=(stride, stride),
+    )
+    return Layer(name=name, forward=problem)
+
+
+def _read_csv(path: Path, batch: int | None) -> Network:
+    try:
+        with path.open(newline="", encoding="utf-8") as file:
+            reader = csv.DictReader(file)
+            missing = [column for column in CSV_HEADER.split(",") if column not in (reader.fieldnames or ())]
+            if missing:
+                raise InvalidNetworkError(f"{path}: column {missing[0]} is missing: the header must be {CSV_HEADER}")
+            layers = [_csv_layer(path, reader.line_num, row, batch) for row in reader]
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        raise InvalidNetworkError(f"{path} cannot be read: {error}") from error
+    if not layers:
+        raise InvalidNetworkError(f"{path} has no layers below its header")
+    return Network(name=path.stem, layers=tuple(layers))
+
+
+def _csv_layer(path: Path, line: int, row: dict[str, str | None], batch: int | None) -> Layer:
+    def size(column: str) -> int:
+        try:
+            return int(row[column] or "")
+        except ValueError as error:
+            raise InvalidNetworkError(f"{path}:{line}: {column} {row[column]!r} is no whole number") from error
+
+    sizes = {column: size(column) for column in CSV_HEADER.split(",") if column != "source"}
+    try:
+        problem = ConvolutionProblem(
+            operation=Operation.FORWARD,
+            batch=sizes["N"] if batch is None else batch,
+            channels=sizes["C_in"],
+            spatial=(sizes["H"], sizes["W"]),
+            filters=sizes["C_out"],
+            kernel=(sizes["kernel_h"], sizes["kernel_w"]),
+            padding=(sizes["pad_h"], sizes["pad_w"]),
+            stride=(sizes["stride_h"], sizes["stride_w"]),
+        )
+    except InvalidProblemError as error:
+        raise InvalidNetworkError(f"{path}:{line}: {error}") from error
+    return Layer(name=f"{row['source'] or path.stem}:{line - 1}", forward=problem)
+
+
+_INCEPTION = "inception3"
+_DIMENSIONS = {"unet3d": 3}
+
+# The columns: name, count, channels, height = width (= depth), filters, kernel, padding, stride.
+_TABLES: dict[str, tuple[int, tuple[tuple[str, int, int, int, int, int, int, int], ...]]] = {
+    "alexnet": (  # single-column, as in the paper
+        256,
+        (
+            ("conv1", 1, 3, 224, 64, 11, 2, 4),
+            ("conv2", 1, 64, 27, 192, 5, 2, 1),
+            ("conv3", 1, 192, 13, 384, 3, 1, 1),
+            ("conv4", 1, 384, 13, 384, 3, 1, 1),
+            ("conv5", 1, 384, 13, 256, 3, 1, 1),
+        ),
+    ),
+    "vgg16": (
+        64,
+        (
+            ("conv1_1", 1, 3, 224, 64, 3, 1, 1),
+            ("conv1_2", 1, 64, 224, 64, 3, 1, 1),
+            ("conv2_1", 1, 64, 112, 128, 3, 1, 1),
+            ("conv2_2", 1, 128, 112, 128, 3, 1, 1),
+            ("conv3_1", 1, 128, 56, 256, 3, 1, 1),
+            ("conv3_2", 2, 256, 56, 256, 3, 1, 1),
+            ("conv4_1", 1, 256, 28, 512, 3, 1, 1),
+            ("conv4_2", 2, 512, 28, 512, 3, 1, 1),
+            ("conv5_1", 3, 512, 14, 512, 3, 1, 1),
+        ),
+    ),
+    "resnet18": (
+        128,
+        (
+            ("conv1", 1, 3, 224, 64, 7, 3, 2),
+            ("l1.0.conv1", 4, 64, 56, 64, 3, 1, 1),
+            ("l2.0.conv1", 1, 64, 56, 128, 3, 1, 2),
+            ("l2.0.conv2", 3, 128, 28, 128, 3, 1, 1),
+            ("l2.0.down", 1, 64, 56, 128, 1, 0, 2),
+            ("l3.0.conv1", 1, 128, 28, 256, 3, 1, 2),
+            ("l3.0.conv2", 3, 256, 14, 256, 3, 1, 1),
+            ("l3.0.down", 1, 128, 28, 256, 1, 0, 2),
+            ("l4.0.conv1", 1, 256, 14, 512, 3, 1, 2),
+            ("l4.0.conv2", 3, 512, 7, 512, 3, 1, 1),
+            ("l4.0.down", 1, 256, 14, 512, 1, 0, 2),
+        ),
+    ),
+    "resnet50": (  # the stride sits in the 3x3 convolutions (v1.5)
+        32,
+        (
+            ("conv1", 1, 3, 224, 64, 7, 3, 2),
+            ("l1.0.conv1", 1, 64, 56, 64, 1, 0, 1),
+            ("l1.0.conv2", 3, 64, 56, 64, 3, 1, 1),
+            ("l1.0.conv3", 4, 64, 56, 256, 1, 0, 1),
+            ("l1.1.conv1", 2, 256, 56, 64, 1, 0, 1),
+            ("l2.0.conv1", 1, 256, 56, 128, 1, 0, 1),
+            ("l2.0.conv2", 1, 128, 56, 128, 3, 1, 2),
+            ("l2.0.conv3", 4, 128, 28, 512, 1, 0, 1),
+            ("l2.0.down", 1, 256, 56, 512, 1, 0, 2),
+            ("l2.1.conv1", 3, 512, 28, 128, 1, 0, 1),
+            ("l2.1.conv2", 3, 128, 28, 128, 3, 1, 1),
+            ("l3.0.conv1", 1, 512, 28, 256, 1, 0, 1),
+            ("l3.0.conv2", 1, 256, 28, 256, 3, 1, 2),
+            ("l3.0.conv3", 6, 256, 14, 1024, 1, 0, 1),
+            ("l3.0.down", 1, 512, 28, 1024, 1, 0, 2),
+            ("l3.1.conv1", 5, 1024, 14, 256, 1, 0, 1),
+            ("l3.1.conv2", 5, 256, 14, 256, 3, 1, 1),
+            ("l4.0.conv1", 1, 1024, 14, 512, 1, 0, 1),
+            ("l4.0.conv2", 1, 512, 14, 512, 3, 1, 2),
+            ("l4.0.conv3", 3, 512, 7, 2048, 1, 0, 1),
+            ("l4.0.down", 1, 1024, 14, 2048, 1, 0, 2),
+            ("l4.1.conv1", 2, 2048, 7, 512, 1, 0, 1),
+            ("l4.1.conv2", 2, 512, 7, 512, 3, 1, 1),
+        ),
+    ),
+    "densenet121": (DENSENET_BATCH, DENSENET_ROWS),
+    "unet3d": (  # Cicek et al. 2016, padded, on volumes of 64 x 64 x 64; without its transposed convolutions
+        4,
+        (
+            ("enc1.conv1", 1, 1, 64, 32, 3, 1, 1),
+            ("enc1.conv2", 1, 32, 64, 64, 3, 1, 1),
+            ("enc2.conv1", 1, 64, 32, 64, 3, 1, 1),
+            ("enc2.conv2", 1, 64, 32, 128, 3, 1, 1),
+            ("enc3.conv1", 1, 128, 16, 128, 3, 1, 1),
+            ("enc3.conv2", 1, 128, 16, 256, 3, 1, 1),
+            ("enc4.conv1", 1, 256, 8, 256, 3, 1, 1),
+            ("enc4.conv2", 1, 256, 8, 512, 3, 1, 1),
+            ("dec3.conv1", 1, 768, 16, 256, 3, 1, 1),
+            ("dec3.conv2", 1, 256, 16, 256, 3, 1, 1),
+            ("dec2.conv1", 1, 384, 32, 128, 3, 1, 1),
+            ("dec2.conv2", 1, 128, 32, 128, 3, 1, 1),
+            ("dec1.conv1", 1, 192, 64, 64, 3, 1, 1),
+            ("dec1.conv2", 1, 64, 64, 64, 3, 1, 1),
+            ("head", 1, 64, 64, 3, 1, 0, 1),
+        ),
+    ),
+}
+
+NETWORKS: tuple[str, ...] = (*_TABLES, _INCEPTION)
+"""Names of the networks that come with ucudnn."""

@@ -1,0 +1,52 @@
+"""Variants: networks in other data types, math modes and layouts than those of their tables."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from ucudnn.errors import SettingsError
+from ucudnn.networks.tables import Network
+from ucudnn.problem import ConvolutionProblem, DataType, Layout, MathMode
+from ucudnn.settings import parse_choice
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Variant:
+    """In which type, math mode and layout a network computes.
+
+    Attributes:
+        dtype: data type.
+        math: whether float32 may be multiplied as TF32.
+        channels_last: NHWC and its like, instead of NCHW.
+    """
+
+    dtype: DataType = DataType.FLOAT32
+    math: MathMode = MathMode.TF32
+    channels_last: bool = False
+
+    def of(self, problem: ConvolutionProblem) -> ConvolutionProblem:
+        """Return a problem in this variant."""
+        layouts = (each for each in Layout if each.dimensions == len(problem.spatial))
+        layout = next(each for each in layouts if each.channels_last is self.channels_last)
+        return replace(problem, dtype=self.dtype, math=self.math, layout=layout)
+
+    def of_network(self, network: Network) -> Network:
+        """Return a network in this variant."""
+        layers = tuple(replace(layer, forward=self.of(layer.forward)) for layer in network.layers)
+        return replace(network, layers=layers)
+
+
+def variants(dtypes: Sequence[str] | None, maths: Sequence[str] | None, layouts: Sequence[str] | None) -> list[Variant]:
+    """Return all combinations of data types, math modes and layouts ('first' or 'last') that differ.
+
+    Raises:
+        SettingsError: if one of them is not known.
+    """
+    found: dict[Variant, None] = {}
+    for dtype in [parse_choice(DataType, each, "--dtype") for each in dtypes or ["float32"]]:
+        for math in [parse_choice(MathMode, each, "--math") for each in maths or ["tf32"]]:
+            for layout in layouts or ["first"]:
+                if layout not in ("first", "last"):
+                    raise SettingsError(f"--layout={layout!r} is not known: give first or last")
+                plain = math if dtype is DataType.FLOAT32 else MathMode.TF32  # other types know no difference
+                found[Variant(dtype=dtype, math=plain, channels_last=layout == "last")] = None
+    return list(found)

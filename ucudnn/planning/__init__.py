@@ -1,0 +1,1 @@
+"""Planning: which configuration each kernel gets, by workspace reuse (WR) or workspace division (WD)."""

@@ -1,0 +1,1 @@
+"""Profiles: recorded measurements of a GPU, from which plans are made without it."""

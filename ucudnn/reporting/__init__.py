@@ -1,0 +1,1 @@
+"""Reporting: what was planned and how long it took, as tables, JSON and CSV."""

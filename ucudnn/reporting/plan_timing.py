@@ -1,0 +1,151 @@
+"""Execution of decisions on the spot: undivided and micro-batched plans, measured against each other."""
+
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from math import ceil
+from statistics import median
+from typing import TypeVar
+
+from ucudnn.backends.base import Backend, ComputeBackend
+from ucudnn.configuration import Configuration
+from ucudnn.execution.plan import Plan, make_plan
+from ucudnn.planning.decision import Decision, Decisions
+from ucudnn.problem import ConvolutionProblem
+from ucudnn.reporting.report import KernelReport, Report, report_decisions, report_kernel
+
+Name = TypeVar("Name", bound=Hashable)
+"""What tells runs apart."""
+
+_WARM_MS = 30.0  # of work before the first sample: a GPU that idled runs at a lower clock
+_SAMPLE_MS = 2.0  # shorter plans run several times in a sample, for launching the first has a grain
+_MOST_RUNS = 16
+
+
+def execute(decision: Decision, backend: ComputeBackend, repeats: int) -> KernelReport:
+    """Run a decision's undivided and micro-batched plans in turn and report the median times.
+
+    BackwardFilter runs with beta = 0, as the first gradient of a step does.
+
+    Args:
+        decision: what was decided for a kernel.
+        backend: runs it.
+        repeats: how often each plan is measured, after runs that warm up.
+
+    Raises:
+        StepError: if an algorithm fails.
+        MemoryError: if there is no room for tensors and workspace.
+    """
+    kernel, problem = decision.kernel, decision.kernel.problem
+    plan = make_plan(problem, decision.configuration, backend, fresh=kernel.fresh, spent=kernel.spent)
+    plans = {decision.configuration: plan}
+    if decision.undivided is not None and decision.undivided not in plans:
+        plans[decision.undivided] = make_plan(problem, decision.undivided, backend)
+    times = plans_in_turn(problem, plans, backend, repeats)
+    return report_kernel(
+        decision,
+        executed_ms=times[decision.configuration],
+        undivided_executed_ms=times[decision.undivided] if decision.undivided else None,
+    )
+
+
+def report_run(
+    decided: Sequence[Decisions],
+    run: Iterable[tuple[Decision, int]],
+    backend: Backend,
+    policy: str,
+    repeats: int = 0,
+) -> Report:
+    """Return the report of kernels that ran one by one, in a program.
+
+    Args:
+        decided: what was decided, in order; one at least.
+        run: each kernel's decision, and how often it ran.
+        backend: what they ran on.
+        policy: the batch-size policy.
+        repeats: how often each kernel's plans are run now to be timed; 0 for predictions only.
+
+    Raises:
+        StepError: if an algorithm fails.
+        MemoryError: if there is no room for tensors and workspace.
+    """
+    run = list(run)
+    computing = backend if repeats and isinstance(backend, ComputeBackend) else None
+    merged = Decisions(
+        method=decided[0].method,
+        limit_bytes=decided[0].limit_bytes,
+        kernels=tuple(decision for decision, _ in run),
+        benchmark_seconds=sum(each.benchmark_seconds for each in decided),
+        solver_seconds=sum(each.solver_seconds for each in decided),
+        allotment=decided[-1].allotment,
+    )
+    return report_decisions(
+        merged,
+        [
+            replace(execute(decision, computing, repeats) if computing else report_kernel(decision), calls=calls)
+            for decision, calls in run
+        ],
+        network="",
+        policy=policy,
+        backend=backend.name,
+        conditions=backend.conditions(),
+    )
+
+
+def times_in_turn(
+    problem: ConvolutionProblem, given: Mapping[Name, Configuration], backend: ComputeBackend, repeats: int
+) -> dict[Name, float]:
+    """Run configurations of a problem in turn, on the same random operands, and return the median milliseconds of each.
+
+    Args:
+        problem: the problem at mini-batch size.
+        given: its configurations.
+        backend: runs them.
+        repeats: how often each is measured, after runs that warm up.
+
+    Raises:
+        StepError: if an algorithm fails.
+        MemoryError: if there is no room for tensors and workspace.
+    """
+    plans = {name: make_plan(problem, each, backend) for name, each in given.items()}
+    return plans_in_turn(problem, plans, backend, repeats)
+
+
+def plans_in_turn(
+    problem: ConvolutionProblem, plans: Mapping[Name, Plan], backend: ComputeBackend, repeats: int
+) -> dict[Name, float]:
+    """Run plans of a problem in turn, on the same random operands; see `times_in_turn`."""
+    tensors = backend.operands(problem)
+    x, w, y, _ = backend.bind(*tensors)
+    workspace = backend.allocate(max(each.workspace_bytes for each in plans.values()))
+    runs = {
+        name: partial(each.launch, x, w, y, alpha=1.0, beta=0.0, workspace=workspace) for name, each in plans.items()
+    }
+    return alternate(runs, backend, repeats)
+
+
+def alternate(runs: Mapping[Name, Callable[[], None]], backend: ComputeBackend, repeats: int) -> dict[Name, float]:
+    """Run several things in turn, plans of one kernel for example, and return the median milliseconds of each.
+
+    Args:
+        runs: what launches each of them.
+        backend: runs them and has the clock.
+        repeats: how many samples of each plan.
+    """
+    counts: dict[Name, int] = {}
+    for name, run in runs.items():
+        warm = backend.elapsed_ms(run)
+        while warm < _WARM_MS:
+            warm += (last := backend.elapsed_ms(run, run))
+            counts[name] = max(1, min(_MOST_RUNS, ceil(_SAMPLE_MS / last)))
+    samples: dict[Name, list[float]] = {name: [] for name in runs}
+    for _ in range(repeats):
+        for name, run in runs.items():
+            count = counts.get(name, 1)
+            samples[name].append(backend.elapsed_ms(partial(_repeat, run, count), run) / count)
+    return {name: median(each) for name, each in samples.items()}
+
+
+def _repeat(run: Callable[[], None], count: int) -> None:
+    for _ in range(count):
+        run()

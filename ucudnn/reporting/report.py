@@ -1,0 +1,309 @@
+"""Reports: what was decided for each kernel and what it takes, as values, JSON, CSV and plain text."""
+
+import csv
+import io
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, fields
+from math import fsum
+
+from ucudnn.planning.decision import Decision, Decisions, Method
+from ucudnn.planning.division import GROUPED, Alternative
+from ucudnn.units import format_bytes, format_ms
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KernelReport:
+    """What was decided for a kernel; times are of one layer, in milliseconds.
+
+    Attributes:
+        layer: name of the (first such) layer.
+        operation: Forward, BackwardData or BackwardFilter.
+        problem: what it computes.
+        count: how many layers share shape and configuration.
+        configuration: '4x64 FFT_TILING'.
+        undivided: the fastest single algorithm within the limit; None where none fits.
+        undivided_ms: its predicted time.
+        micro_batched_ms: predicted time of the configuration.
+        undivided_executed_ms: measured time of the undivided plan; None where nothing was executed.
+        executed_ms: measured time of the configuration's plan; None where nothing was executed.
+        workspace_bytes: workspace of the configuration, without what is spare memory of the caller's.
+        undivided_workspace_bytes: workspace of the undivided algorithm.
+        calls: how often a handle ran it.
+        spare_bytes: the most spare memory of the caller's, or of its own output's tail, that serves as workspace.
+    """
+
+    layer: str
+    operation: str
+    problem: str
+    count: int
+    configuration: str
+    undivided: str | None
+    undivided_ms: float | None
+    micro_batched_ms: float
+    undivided_executed_ms: float | None = None
+    executed_ms: float | None = None
+    workspace_bytes: int
+    undivided_workspace_bytes: int | None
+    calls: int = 0
+    spare_bytes: int = 0
+
+    @property
+    def speedup(self) -> float | None:
+        """Undivided over micro-batched time: executed where it was, else predicted."""
+        if self.undivided_executed_ms is not None and self.executed_ms is not None:
+            return self.undivided_executed_ms / self.executed_ms
+        return None if self.undivided_ms is None else self.undivided_ms / self.micro_batched_ms
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Report:
+    """What was decided for a network, or for what a handle has seen.
+
+    Attributes:
+        network: name of the network; '' where there is none.
+        batch: mini-batch size, or None where kernels differ in it.
+        method: WR or WD.
+        limit_bytes: WR's limit for each kernel, or WD's total.
+        policy: the batch-size policy.
+        backend: name of the backend.
+        conditions: what the times depend on: device and versions.
+        kernels: one entry for each kernel and configuration.
+        benchmark_seconds: wall-clock time of benchmarking.
+        solver_seconds: wall-clock time of desirable sets and integer program.
+        arena_bytes: under WD, the bytes of the workspace that is divided; None under WR.
+        gap: under WD, how much faster another division could be at most; 0 where it is optimal.
+        solvers: under WD, how it was found: see `Division.method`.
+        alternatives: under WD, the same total in other ways.
+    """
+
+    network: str
+    batch: int | None
+    method: Method
+    limit_bytes: int
+    policy: str
+    backend: str
+    conditions: Mapping[str, str]
+    kernels: tuple[KernelReport, ...]
+    benchmark_seconds: float
+    solver_seconds: float
+    arena_bytes: int | None = None
+    gap: float = 0.0
+    solvers: tuple[str, ...] = ()
+    alternatives: tuple[Alternative, ...] = ()
+
+    @property
+    def executed(self) -> bool:
+        """Whether every kernel has an executed time."""
+        return bool(self.kernels) and all(kernel.executed_ms is not None for kernel in self.kernels)
+
+    def total(self, field: str) -> float | None:
+        """Return the sum of a field in milliseconds, each kernel as often as it occurs; None where one lacks it."""
+        values = [(getattr(kernel, field), kernel.count) for kernel in self.kernels]
+        return None if any(value is None for value, _ in values) else fsum(value * count for value, count in values)
+
+    @property
+    def workspace_bytes(self) -> int:
+        """Bytes of all kernels' workspaces together, as where each layer has its own."""
+        return sum(kernel.workspace_bytes * kernel.count for kernel in self.kernels)
+
+    @property
+    def shared_workspace_bytes(self) -> int:
+        """Bytes of one workspace that serves the kernels one after another."""
+        return max((kernel.workspace_bytes for kernel in self.kernels), default=0)
+
+    @property
+    def speedup(self) -> float | None:
+        """Undivided over micro-batched time of all kernels: executed where they were, else predicted."""
+        if self.executed:
+            return _ratio(self.total("undivided_executed_ms"), self.total("executed_ms"))
+        return _ratio(self.total("undivided_ms"), self.total("micro_batched_ms"))
+
+    def to_dict(self) -> dict[str, object]:
+        """Return the report as one JSON object."""
+        total: dict[str, object] = {
+            "undivided_ms": self.total("undivided_ms"),
+            "micro_batched_ms": self.total("micro_batched_ms"),
+            "speedup": _ratio(self.total("undivided_ms"), self.total("micro_batched_ms")),
+            "workspace_bytes": self.workspace_bytes,
+            "shared_workspace_bytes": self.shared_workspace_bytes,
+        }
+        if self.executed:
+            total["undivided_executed_ms"] = self.total("undivided_executed_ms")
+            total["executed_ms"] = self.total("executed_ms")
+            total["executed_speedup"] = _ratio(self.total("undivided_executed_ms"), self.total("executed_ms"))
+        wr = self.method is Method.WR
+        return {
+            "network": self.network,
+            "batch": self.batch,
+            "method": self.method.value,
+            "limits": {
+                "workspace_bytes": self.limit_bytes if wr else None,
+                "total_workspace_bytes": None if wr else self.limit_bytes,
+            },
+            "policy": self.policy,
+            "backend": self.backend,
+            "conditions": dict(self.conditions),
+            "kernels": [{**asdict(kernel), "speedup": kernel.speedup} for kernel in self.kernels],
+            "total": total,
+            "division": None if wr else self._division(),
+            "benchmark_seconds": self.benchmark_seconds,
+            "solver_seconds": self.solver_seconds,
+        }
+
+    def _division(self) -> dict[str, object]:
+        return {
+            "arena_bytes": self.arena_bytes,
+            "gap": self.gap,
+            "solvers": list(self.solvers),
+            "alternatives": [asdict(each) for each in self.alternatives],
+        }
+
+    def to_csv(self) -> str:
+        """Return the kernels as CSV, one line each."""
+        text = io.StringIO()
+        columns = [*(field.name for field in fields(KernelReport)), "speedup"]
+        writer = csv.DictWriter(text, columns, lineterminator="\n")
+        writer.writeheader()
+        writer.writerows({**asdict(kernel), "speedup": kernel.speedup} for kernel in self.kernels)
+        return text.getvalue()
+
+    def columns(self) -> tuple[str, ...]:
+        """Return the headings of the table: executed times where there are, beside the predicted one."""
+        times = ("plain ms", "ucudnn ms", "predicted") if self.executed else ("plain ms", "ucudnn ms")
+        return ("layer", "operation", "x", "configuration", *times, "speedup", "workspace")
+
+    def rows(self) -> list[tuple[str, ...]]:
+        """Return the table as text, one row for each kernel and configuration."""
+        return [self._row(kernel) for kernel in self.kernels]
+
+    def _row(self, kernel: KernelReport) -> tuple[str, ...]:
+        times: tuple[float | None, ...] = (kernel.undivided_ms, kernel.micro_batched_ms)
+        if self.executed:
+            times = (kernel.undivided_executed_ms, kernel.executed_ms, kernel.micro_batched_ms)
+        return (
+            kernel.layer,
+            kernel.operation,
+            str(kernel.count),
+            kernel.configuration,
+            *map(_ms, times),
+            _factor(kernel.speedup),
+            format_workspace(kernel.workspace_bytes, kernel.spare_bytes),
+        )
+
+    def summary(self) -> tuple[str, ...]:
+        """Return the totals, a line each."""
+        limit = "for each kernel"
+        if self.method is Method.WD:
+            grouped = any(each.name == GROUPED for each in self.alternatives)
+            limit = f"in total, divided among {'branches that run at the same time' if grouped else 'the kernels'}"
+        lines = [f"{self.method.value}, {format_bytes(self.limit_bytes)} {limit}, policy {self.policy}, {self.backend}"]
+        for word, before, after in (
+            ("predicted", self.total("undivided_ms"), self.total("micro_batched_ms")),
+            ("executed", self.total("undivided_executed_ms"), self.total("executed_ms")),
+        ):
+            if after is not None:
+                plain = "no algorithm fits undivided" if before is None else f"undivided {format_ms(before)}"
+                ratio = _ratio(before, after)
+                lines.append(
+                    f"{word}: {plain}, micro-batched {format_ms(after)}" + (f" ({ratio:.2f} x)" if ratio else "")
+                )
+        if self.arena_bytes is None:
+            lines.append(
+                f"workspace: {format_bytes(self.workspace_bytes)} if every kernel has its own,"
+                f" {format_bytes(self.shared_workspace_bytes)} if they share one"
+            )
+        else:
+            proof = f"at most {self.gap:.2%} from the optimum" if self.gap else "optimal"
+            lines.append(f"workspace: {format_bytes(self.arena_bytes)}, {proof} ({', '.join(self.solvers)})")
+            ways = (f"{each.name} {_time(each.time_ms)}" for each in self.alternatives)
+            lines.append(f"the same total in other ways: {', '.join(ways)}")
+        lines.append(
+            f"decided in: benchmarks {self.benchmark_seconds:.2f} s, solver {self.solver_seconds * 1e3:.1f} ms"
+        )
+        return tuple(lines)
+
+    def __str__(self) -> str:
+        """Return the table and its totals as plain text."""
+        table = [self.columns(), *self.rows()]
+        widths = [max(len(row[column]) for row in table) for column in range(len(table[0]))]
+        lines = [
+            "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in table
+        ]
+        return "\n".join([*lines, *self.summary()])
+
+
+def report_kernel(
+    decision: Decision, *, calls: int = 0, executed_ms: float | None = None, undivided_executed_ms: float | None = None
+) -> KernelReport:
+    """Return the report of one decision."""
+    undivided = decision.undivided
+    return KernelReport(
+        layer=decision.kernel.layer,
+        operation=decision.kernel.operation.value,
+        problem=str(decision.kernel.problem),
+        count=decision.kernel.count,
+        configuration=str(decision.configuration),
+        undivided=str(undivided) if undivided else None,
+        undivided_ms=undivided.time_ms if undivided else None,
+        micro_batched_ms=decision.configuration.time_ms,
+        undivided_executed_ms=undivided_executed_ms,
+        executed_ms=executed_ms,
+        workspace_bytes=decision.workspace_bytes,
+        undivided_workspace_bytes=undivided.workspace_bytes if undivided else None,
+        calls=calls,
+        spare_bytes=decision.spare_bytes,
+    )
+
+
+def report_decisions(
+    decisions: Decisions,
+    kernels: Sequence[KernelReport],
+    *,
+    network: str,
+    policy: str,
+    backend: str,
+    conditions: Mapping[str, str],
+) -> Report:
+    """Return the report of decisions whose kernels were reported one by one."""
+    batches = {each.kernel.problem.batch for each in decisions.kernels}
+    allotment = decisions.allotment
+    return Report(
+        network=network,
+        batch=batches.pop() if len(batches) == 1 else None,
+        method=decisions.method,
+        limit_bytes=decisions.limit_bytes,
+        policy=policy,
+        backend=backend,
+        conditions=conditions,
+        kernels=tuple(kernels),
+        benchmark_seconds=decisions.benchmark_seconds,
+        solver_seconds=decisions.solver_seconds,
+        arena_bytes=None if allotment is None else allotment.arena_bytes,
+        gap=0.0 if allotment is None else allotment.gap,
+        solvers=() if allotment is None else allotment.methods,
+        alternatives=() if allotment is None else allotment.alternatives,
+    )
+
+
+def format_workspace(workspace_bytes: int, spare_bytes: int) -> str:
+    """Return '4.00 MiB', 'spare 57.0 MiB' where memory of the caller's serves, or both."""
+    if not spare_bytes:
+        return format_bytes(workspace_bytes)
+    own = f"{format_bytes(workspace_bytes)}, " if workspace_bytes else ""
+    return f"{own}spare {format_bytes(spare_bytes)}"
+
+
+def _ratio(before: float | None, after: float | None) -> float | None:
+    return before / after if before is not None and after else None
+
+
+def _time(value: float | None) -> str:
+    return "does not fit" if value is None else format_ms(value)
+
+
+def _ms(value: float | None) -> str:
+    return "-" if value is None else format_ms(value).removesuffix(" ms")
+
+
+def _factor(value: float | None) -> str:
+    return "-" if value is None else f"{value:.2f}"

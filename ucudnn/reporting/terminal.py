@@ -1,0 +1,108 @@
+"""The terminal: tables, messages and progress bars. Data go to standard output, everything else to the other."""
+
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Protocol
+
+from rich.console import Console, JustifyMethod
+from rich.markup import escape
+from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
+from rich.progress import Progress as Bars
+from rich.table import Table
+
+from ucudnn.benchmarking.storage.database import MachineSummary
+from ucudnn.reporting.report import Report
+
+_WIDTH = 100  # of a table that goes to a file or a pipe
+_GAP = 2  # blanks between columns
+_TEXT_COLUMNS = ("layer", "operation", "configuration")
+
+
+class Steps(Protocol):
+    """A progress bar, as its user sees it."""
+
+    def __call__(self, advance: int, what: str) -> None:
+        """Move on by some steps and say what comes now."""
+
+
+def print_report(report: Report) -> None:
+    """Print a report as a table with its totals."""
+    console = Console() if sys.stdout.isatty() else Console(width=_WIDTH)
+    batch = "" if report.batch is None else f", mini-batch {report.batch}"
+    device = report.conditions.get("device", "")
+    table = Table(
+        title=f"{report.network}{batch} on {escape(device or report.backend)}",
+        box=None,
+        pad_edge=False,
+        title_justify="left",
+    )
+    headings, rows = report.columns(), report.rows()
+    widths = [max(map(len, cells)) for cells in zip(headings, *rows, strict=True)]
+    # Engine names with all their knobs are long: their column gives way, and --json and --csv have them whole.
+    flexible = headings.index("configuration")
+    others = sum(widths) - widths[flexible] + _GAP * (len(widths) - 1)
+    widths[flexible] = max(len("configuration"), min(widths[flexible], console.width - others))
+    for heading, width in zip(headings, widths, strict=True):
+        justify: JustifyMethod = "left" if heading in _TEXT_COLUMNS else "right"
+        table.add_column(heading, justify=justify, width=width, no_wrap=True, overflow="ellipsis")
+    for row in rows:
+        table.add_row(*map(escape, row))
+    console.print(table)
+    for line in report.summary():
+        console.print(line, highlight=False, markup=False, soft_wrap=True)
+
+
+def print_cache(path: str, machines: Sequence[MachineSummary]) -> None:
+    """Print what a database holds."""
+    console = Console() if sys.stdout.isatty() else Console(width=_WIDTH)
+    lines = [path]
+    for each in machines:
+        conditions = ", ".join(f"{key} {value}" for key, value in each.conditions.items() if key != "device")
+        lines += [
+            f"{each.conditions.get('device', '')} ({conditions})",
+            f"  {each.measurements} measurements of {each.problems} problems, {each.failures} failures,"
+            f" {each.first} to {each.last}",
+        ]
+    for line in lines if machines else [*lines, "nothing is in it"]:
+        console.print(line, highlight=False, markup=False, soft_wrap=True)
+
+
+def print_text(text: str) -> None:
+    """Print data as they are, for other programs to read."""
+    sys.stdout.write(text if text.endswith("\n") else text + "\n")
+
+
+def print_note(message: str) -> None:
+    """Print to standard error what is no error."""
+    Console(stderr=True, soft_wrap=True).print(escape(message), highlight=False)
+
+
+def print_error(message: str) -> None:
+    """Print an error to standard error."""
+    Console(stderr=True, soft_wrap=True).print(f"[bold red]error:[/] {escape(message)}", highlight=False)
+
+
+@contextmanager
+def progress(title: str, total: int) -> Iterator[Steps]:
+    """Show a progress bar on standard error while it is a terminal.
+
+    Args:
+        title: what is going on.
+        total: how many steps there are.
+    """
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        TextColumn("{task.fields[what]}"),
+    )
+    console = Console(stderr=True)
+    with Bars(*columns, console=console, transient=True, disable=not console.is_terminal) as bars:
+        task = bars.add_task(title, total=total, what="")
+
+        def step(advance: int, what: str) -> None:
+            bars.update(task, advance=advance, what=escape(what))
+
+        yield step

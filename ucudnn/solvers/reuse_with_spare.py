@@ -1,0 +1,62 @@
+"""Workspace reuse where micro-batches may have the more the earlier, or the later, they come: see `ucudnn.workspace.spare`."""
+
+from collections.abc import Iterable, Sequence
+from math import inf
+
+from ucudnn.configuration import Configuration, MicroConfiguration
+
+
+def fastest_with_tail(
+    candidates: Iterable[MicroConfiguration],
+    size: int,
+    limit_bytes: int,
+    free_bytes: Sequence[int],
+    read_bytes: Sequence[int],
+) -> Configuration | None:
+    """Return the fastest configuration whose parts each fit the limit, or what is free behind or before them.
+
+    A dynamic program over what is left to compute, as the paper's for WR (section 3.2), in the order of execution.
+
+    Args:
+        candidates: measured micro-configurations of any size and algorithm.
+        size: the mini-batch size.
+        limit_bytes: workspace that every part may have.
+        free_bytes: workspace that a part may have instead, by how many samples are left after it; it rises.
+        read_bytes: the same by how many samples come before it.
+
+    Returns:
+        The configuration, its parts in the order in which they must run; None where no sizes add up to `size`.
+    """
+    fronts = _fronts(candidate for candidate in candidates if candidate.size <= size)
+    best = [0.0] + [inf] * size
+    first: list[MicroConfiguration | None] = [None] * (size + 1)
+    for left in range(1, size + 1):
+        for step, front in fronts.items():
+            if step > left or best[left - step] == inf:
+                continue
+            most = max(limit_bytes, free_bytes[left - step], read_bytes[size - left])
+            for part in front:  # fastest first
+                if part.workspace_bytes <= (limit_bytes if part.slabs else most):
+                    time_ms = part.time_ms + best[left - step]
+                    if time_ms < best[left]:
+                        best[left], first[left] = time_ms, part
+                    break
+    parts = []
+    left = size
+    while left:
+        taken = first[left]
+        if taken is None:
+            return None
+        parts.append(taken)
+        left -= taken.size
+    return Configuration(parts=tuple(parts))
+
+
+def _fronts(candidates: Iterable[MicroConfiguration]) -> dict[int, list[MicroConfiguration]]:
+    """Return, by size, what nothing beats in both time and workspace, fastest first; slabs among themselves."""
+    fronts: dict[int, list[MicroConfiguration]] = {}
+    for each in sorted(candidates, key=lambda each: (each.time_ms, each.workspace_bytes, each.size, each.algorithm)):
+        front = fronts.setdefault(each.size, [])
+        if all(each.workspace_bytes < other.workspace_bytes for other in front if not other.slabs or each.slabs):
+            front.append(each)
+    return fronts

@@ -1,0 +1,155 @@
+"""Times the convolutions of a real model, forward and backward: those of `ucudnn time --torch`."""
+
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from importlib import import_module
+from importlib.util import find_spec
+from typing import Any, final
+
+import torch
+
+from ucudnn.backends.measurement import Effort
+from ucudnn.errors import InvalidNetworkError
+from ucudnn.networks.variants import Variant
+from ucudnn.problem import MathMode
+from ucudnn.settings import Settings
+from ucudnn.torch.factory import open_switch
+from ucudnn.torch.overrides import kernels
+from ucudnn.torch.problem import DTYPES
+from ucudnn.torch.summary import Summary, summarize
+
+_BATCHES = {"cuda": 32, "cpu": 2}  # NumPy's convolutions take seconds where a GPU's take milliseconds
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Step:
+    """What is run: a model once forward and once backward.
+
+    Attributes:
+        factory: 'module:callable', which returns the model, such as 'torchvision:resnet50'.
+        shape: of one sample, such as (3, 224, 224).
+        batch: mini-batch size; None for 32 on a GPU and 2 on a CPU.
+        variant: type and layout of parameters and input, and whether float32 may be multiplied as TF32.
+    """
+
+    factory: str
+    shape: tuple[int, ...]
+    batch: int | None = None
+    variant: Variant = Variant()  # noqa: RUF009  # it is frozen
+
+
+def parse_shape(text: str) -> tuple[int, ...]:
+    """Return the shape of one sample from '3x224x224'.
+
+    Raises:
+        InvalidNetworkError: if it cannot be read.
+    """
+    try:
+        shape = tuple(int(part) for part in text.lower().replace(",", "x").split("x"))
+    except ValueError as error:
+        raise InvalidNetworkError(f"shape {text!r} cannot be read: give channels and sizes, as 3x224x224") from error
+    if min(shape) < 1 or not 2 <= len(shape) <= 4:
+        raise InvalidNetworkError(f"shape {text!r} is none of a sample: give channels and one to three sizes")
+    return shape
+
+
+def find_factory(name: str) -> Callable[[], torch.nn.Module]:
+    """Return what makes a model, from 'module:callable'; torchvision's are found in torchvision.models.
+
+    Raises:
+        InvalidNetworkError: if there is no such module or callable.
+    """
+    module_name, colon, path = name.partition(":")
+    if not colon or not module_name or not path:
+        raise InvalidNetworkError(f"{name!r} names no model: give module:callable, such as torchvision:resnet50")
+    if "" not in sys.path:
+        sys.path.insert(0, "")  # modules of the folder that one is in, as `python -m` finds them
+    try:
+        place: Any = import_module(module_name)
+        package = hasattr(place, "__path__") and not hasattr(place, path.split(".")[0])
+        if package and find_spec(f"{module_name}.models"):
+            place = import_module(f"{module_name}.models")
+        for part in path.split("."):
+            place = getattr(place, part)
+    except (ImportError, AttributeError) as error:
+        raise InvalidNetworkError(f"{name!r}: {error}") from error
+    if not callable(place):
+        raise InvalidNetworkError(f"{name!r} is a {type(place).__name__} and cannot be called")
+    made: Callable[[], torch.nn.Module] = place
+    return made
+
+
+def time_step(step: Step, settings: Settings, *, effort: Effort, repeats: int) -> Summary:
+    """Run a model forward and backward, and return what its convolutions got and take.
+
+    Args:
+        step: what is run.
+        settings: how its convolutions are planned.
+        effort: how much time goes into one measurement of the benchmark.
+        repeats: how often each plan, and on GPUs PyTorch's own kernel, is run; the medians count.
+
+    Raises:
+        InvalidNetworkError: if there is no such model, or it does not take such an input.
+        BackendUnavailableError: if PyTorch has no NVIDIA GPU, or is too old.
+        MemoryError: if the model does not fit the memory.
+    """
+    make = find_factory(step.factory)
+    switch = open_switch(
+        settings.backend,
+        {
+            "policy": settings.policy,
+            "workspace_limit": settings.workspace_limit_bytes,
+            "total_workspace": settings.total_workspace_bytes,
+            "solver": settings.solver,
+            "solver_time_limit": settings.solver_time_limit_seconds,
+            "database": settings.database,
+            "benchmark_devices": settings.benchmark_devices,
+            "effort": effort,
+        },
+    )
+    model = make()
+    if not isinstance(model, torch.nn.Module):
+        raise InvalidNetworkError(f"{step.factory} returns a {type(model).__name__}, no torch.nn.Module")
+    device, dtype = torch.device(switch.device_type), DTYPES[step.variant.dtype]
+    batch = _BATCHES[switch.device_type] if step.batch is None else step.batch
+    model, x = model.to(device=device, dtype=dtype), torch.randn(batch, *step.shape, device=device, dtype=dtype)
+    if step.variant.channels_last:
+        form = {4: torch.channels_last, 5: torch.channels_last_3d}.get(x.dim(), torch.contiguous_format)
+        tree: Any = model  # whose annotations leave this out
+        model, x = tree.to(memory_format=form), x.to(memory_format=form)
+    switch.names.give(model)
+    before, allowed = kernels.switch, torch.backends.cudnn.allow_tf32
+    kernels.use(switch)
+    torch.backends.cudnn.allow_tf32 = step.variant.math is MathMode.TF32
+    try:
+        _run(step.factory, model, x)
+        return summarize([switch], repeats=repeats)
+    finally:
+        torch.backends.cudnn.allow_tf32 = allowed
+        kernels.use(before)
+
+
+def _run(name: str, model: torch.nn.Module, x: torch.Tensor) -> None:
+    try:
+        outputs = _tensors(model(x))
+    except torch.OutOfMemoryError as error:
+        raise MemoryError(f"{name} at a mini-batch of {len(x)}: {error}") from error
+    except (RuntimeError, TypeError, ValueError) as error:
+        raise InvalidNetworkError(f"{name} does not take {'x'.join(map(str, x.shape))}: {error}") from error
+    if not outputs:
+        raise InvalidNetworkError(f"{name} returns no tensor that a gradient could begin with")
+    loss: Any = sum(each.float().square().mean() for each in outputs)
+    loss.backward()
+
+
+def _tensors(value: Any) -> list[torch.Tensor]:
+    """Return the tensors of a model's output, which may be a tuple, a list, a dict or one of them of others."""
+    if isinstance(value, torch.Tensor):
+        return [value] if value.requires_grad else []
+    if isinstance(value, dict):
+        value = list(value.values())
+    if isinstance(value, Sequence) and not isinstance(value, str):
+        return [tensor for each in value for tensor in _tensors(each)]
+    return []

@@ -1,0 +1,1 @@
+"""Workspace: who allocates it, which memory may serve as workspace, and when it is free again."""
