@@ -375,7 +375,7 @@ RANK = """
 import sys
 import time
 import torch.distributed as distributed
-from tests.test_sharing import QUICK, make_problem
+from tests.benchmarking.parallel.test_ranks import QUICK, make_problem
 from ucudnn import Handle
 from ucudnn.problem import Operation
 
@@ -431,7 +431,7 @@ import sys
 from datetime import timedelta
 import torch.distributed as distributed
 from tests.test_handle import PROBLEM, direct, operands, relative
-from tests.test_sharing import QUICK, CountedBackend
+from tests.benchmarking.parallel.test_ranks import QUICK, CountedBackend
 from ucudnn import Handle
 
 rank, store = int(sys.argv[1]), sys.argv[2]
