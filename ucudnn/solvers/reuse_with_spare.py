@@ -1,4 +1,4 @@
-"""Workspace reuse where micro-batches may have the more the earlier, or the later, they come: see `ucudnn.workspace.spare`."""
+"""Workspace reuse where a micro-batch may use more workspace than its limit: see `ucudnn.workspace.spare`."""
 
 from collections.abc import Iterable, Sequence
 from math import inf
