@@ -6,7 +6,12 @@
     * InvalidProblemError       shapes, strides or types that do not make a convolution
     * InvalidNetworkError       a layer table that cannot be read
     * SettingsError             a setting or environment variable with a value it may not have
+    * StepGraphError            operations and storages that do not make a training step
+    * MemoryPlanError           a plan of a training step that would read, free or recompute what is not there
   * InfeasibleError             no configuration fits the workspace limit
+    * BudgetError               no plan of a training step fits the memory budget
+  * StepFileError               a recorded training step that cannot be read
+    * StepFileVersionError      one of a version that this ucudnn does not know
   * MeasurementError            no algorithm of a kernel could be measured
   * ProfileError                a recorded profile that cannot be read
     * NotRecordedError          a problem that the profile has no measurement of
@@ -27,6 +32,7 @@ from typing import Any
 __all__ = [
     "BackendError",
     "BackendUnavailableError",
+    "BudgetError",
     "CudnnError",
     "DatabaseError",
     "DatabaseVersionError",
@@ -36,12 +42,16 @@ __all__ = [
     "InvalidSizeError",
     "InvalidValueError",
     "MeasurementError",
+    "MemoryPlanError",
     "NotRecordedError",
     "ProfileError",
     "SettingsError",
     "SolverError",
     "SolverUnavailableError",
     "StepError",
+    "StepFileError",
+    "StepFileVersionError",
+    "StepGraphError",
     "UcudnnError",
     "UnsupportedProblemError",
 ]
@@ -71,6 +81,26 @@ class SettingsError(InvalidValueError):
     """A setting, as an argument or in the environment, has a value it may not have."""
 
 
+class StepGraphError(InvalidValueError):
+    """Operations and storages do not make a training step; the message names the operation and the storage."""
+
+
+class MemoryPlanError(InvalidValueError):
+    """A plan reads, frees or recomputes what is not there.
+
+    Attributes:
+        action: index of the action in the plan at which that shows, the number of actions where it shows at the end.
+        operation: index of the operation in the step, or None.
+        storage: index of the storage in the step, or None.
+    """
+
+    def __init__(self, message: str, *, action: int, operation: int | None = None, storage: int | None = None) -> None:
+        super().__init__(message)
+        self.action = action
+        self.operation = operation
+        self.storage = storage
+
+
 class InfeasibleError(UcudnnError):
     """No configuration fits the workspace limit.
 
@@ -85,6 +115,24 @@ class InfeasibleError(UcudnnError):
         self.kernel = kernel
         self.limit_bytes = limit_bytes
         self.required_bytes = required_bytes
+
+
+class BudgetError(InfeasibleError):
+    """No plan of a training step fits the memory budget.
+
+    Attributes:
+        kernel: the operation that needs most.
+        limit_bytes: the budget that was given.
+        required_bytes: the smallest budget that would do: the floor of the step, or of the policy that was asked for.
+    """
+
+
+class StepFileError(UcudnnError):
+    """A recorded training step cannot be read."""
+
+
+class StepFileVersionError(StepFileError):
+    """A recorded training step has a version that this ucudnn does not know."""
 
 
 class MeasurementError(UcudnnError):

@@ -1,0 +1,93 @@
+"""Tests of recorded steps in files: what is written is read again, and what cannot be read is named."""
+
+import gzip
+import json
+
+import pytest
+
+from tests.support.step_graphs import StepBuilder
+from ucudnn.errors import StepFileError, StepFileVersionError
+from ucudnn.memory.graph import Affine, Role, Storage
+from ucudnn.memory.step_file import decode_step, encode_step, load_step, save_step
+from ucudnn.problem import ConvolutionProblem, DataType, Operation
+
+
+def recorded_step():
+    problem = ConvolutionProblem(
+        operation=Operation.FORWARD,
+        batch=4,
+        channels=3,
+        spatial=(9, 9),
+        filters=4,
+        kernel=(3, 3),
+        padding=(1, 1),
+        stride=(2, 2),
+        dtype=DataType.FLOAT16,
+    )
+    builder = StepBuilder().storage("x", 7, Role.INPUT, fixed=3).storage("w", 0, Role.PARAMETER, fixed=100)
+    builder.run("conv", "x w", "y", problem=problem, problem_batch=Affine(1, 2), flops=Affine(5, 6), traffic=Affine(7))
+    builder.run("relu_", "y", "y", module="layer1.relu", source="model.py:12")
+    builder.storages["y"] = Storage(name="y", role=Role.ACTIVATION, size=Affine(0, 9), aliases=("y", "y_view"))
+    builder.backward("grad", "x y", "dy")
+    return builder.graph(batch=4, name="model", recorded=(2, 4), gradients_kept=True, conditions={"torch": "2.13"})
+
+
+@pytest.mark.parametrize("name", ["step.json", "step.json.gz"])
+def test_a_step_is_read_as_it_was_written(tmp_path, name):
+    graph = recorded_step()
+    save_step(graph, tmp_path / name)
+    assert load_step(tmp_path / name) == graph
+    assert (tmp_path / name).read_bytes().startswith(b"\x1f\x8b") == name.endswith(".gz")
+
+
+def test_the_same_step_makes_the_same_file(tmp_path):
+    for name in ("a.json.gz", "b.json.gz"):
+        save_step(recorded_step(), tmp_path / name)
+    assert (tmp_path / "a.json.gz").read_bytes() == (tmp_path / "b.json.gz").read_bytes()
+
+
+def test_each_operation_and_each_storage_has_a_line_of_its_own():
+    lines = encode_step(recorded_step()).decode().splitlines()
+    assert len([line for line in lines if line.startswith('["relu_"')]) == 1
+    assert len([line for line in lines if line.startswith('["dy"')]) == 1
+
+
+def test_a_step_of_another_version_is_refused():
+    content = json.loads(encode_step(recorded_step()))
+    content["version"] = 2
+    with pytest.raises(StepFileVersionError, match="step here has version 2, this ucudnn reads version 1"):
+        decode_step(json.dumps(content).encode(), "here")
+
+
+def damaged(**changes):
+    return json.dumps(json.loads(encode_step(recorded_step())) | changes).encode()
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        (b"{}", "format is not 'ucudnn-step': record one with `ucudnn memory record`"),
+        (b"[1]", "format is not"),
+        (b"no JSON", "cannot be read: JSONDecodeError"),
+        (b"\xff", "cannot be read: UnicodeDecodeError"),
+        (gzip.compress(b"{}")[:-4], "cannot be read: EOFError"),
+        (b"\x1f\x8b broken", "cannot be read"),
+        (damaged(storages=[]), "accesses storages"),
+        (damaged(storages=[["x", "nobody", 1, 1, []]]), "'nobody' is not a valid Role"),
+        (damaged(operations=[["conv"]]), "ValueError"),
+        (damaged(operations=[["conv", 99, "forward", [], [], [0, 0], [0, 0], 0, 0]]), "IndexError"),
+        (damaged(problems=[{"operation": "Forward"}]), "cannot be read: TypeError"),
+        (damaged(batch=0), "a mini-batch of 0"),
+        (damaged(batch="8"), "a mini-batch of 8"),
+    ],
+)
+def test_what_cannot_be_read_is_named(data, message):
+    with pytest.raises(StepFileError, match=message) as caught:
+        decode_step(data, "here")
+    assert str(caught.value).startswith("step here")
+    assert "\n" not in str(caught.value)
+
+
+def test_a_missing_file_is_named(tmp_path):
+    with pytest.raises(StepFileError, match=r"nowhere\.json cannot be read: No such file"):
+        load_step(tmp_path / "nowhere.json")

@@ -1,0 +1,10 @@
+"""Training within a memory budget: the whole step is planned, of which the workspace of convolutions is a small part.
+
+The core knows neither PyTorch nor a GPU. It plans from a recorded step:
+
+    graph (`graph`, `step_file`) and costs (`costs`)
+      -> peak, floor and who owns the peak                 `liveness`
+      -> a policy makes a plan within a budget             `policies`, `actions`
+      -> the plan is simulated: peak, time, stalls         `simulator`
+      -> its storages get addresses in one block           `pools`
+"""

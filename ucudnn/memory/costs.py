@@ -1,0 +1,35 @@
+"""Costs: what a device takes for the operations of one step, and for moving bytes to the host and back."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, kw_only=True)
+class Costs:
+    """Times and sizes of a device for one step graph at its mini-batch; entry i belongs to operation i.
+
+    Attributes:
+        device: its name, for reports.
+        time_ms: milliseconds of each operation without copies beside it; 0 for one that only makes views.
+        scratch_bytes: bytes that each operation allocates for itself and frees before it ends, a convolution's
+            workspace among them.
+        offload_bytes_per_ms: bandwidth to the host (D2H).
+        prefetch_bytes_per_ms: bandwidth from the host (H2D).
+        memory_bytes: memory of the device.
+        contention: how many times as long an operation takes while a copy runs beside it; 1 or more.
+        duplex: share of its bandwidth that each direction keeps while both copy; above 0, at most 1.
+        granularity: bytes of which the device's allocator hands out multiples (512 in PyTorch on CUDA).
+    """
+
+    device: str
+    time_ms: tuple[float, ...]
+    scratch_bytes: tuple[int, ...]
+    offload_bytes_per_ms: float
+    prefetch_bytes_per_ms: float
+    memory_bytes: int
+    contention: float = 1.0
+    duplex: float = 1.0
+    granularity: int = 1
+
+    def rounded(self, size: int) -> int:
+        """Return the bytes that the device's allocator takes for a storage of a size in bytes."""
+        return -(-size // self.granularity) * self.granularity
