@@ -44,7 +44,7 @@ ROOMS = {  # each room: the rooms directly under it; imports go down only
     "handle": ("reporting",),
     "plots": ("reporting",),
     "__init__": ("handle",),
-    "memory": ("solvers",),
+    "memory": ("profiles", "solvers"),  # a recorded step writes its convolutions as a profile does
     "torch": ("handle", "plots"),
     "memory/torch": ("memory", "torch"),
     "cudnn": ("handle", "plots"),
