@@ -205,10 +205,6 @@ class CudnnError(BackendError, RuntimeError):
         return type(self), (self.status, self._text), {"infos": self.infos}
 
 
-class SpentError(BackendError):
-    """A convolution could not be ended, and took parts of a gradient, which it was lent, as workspace before."""
-
-
 class StepError(BackendError):
     """An algorithm failed where a plan prepared or launched it; all steps before it were launched.
 

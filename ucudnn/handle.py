@@ -24,11 +24,11 @@ from ucudnn.problem import ConvolutionProblem, Operation
 from ucudnn.reporting.plan_timing import report_run
 from ucudnn.reporting.report import Report
 from ucudnn.settings import Settings, SolverName
-from ucudnn.workspace.spare import head_step, tail_step
+from ucudnn.workspace.spare import tail_step
 
 _LOG = logging.getLogger(__name__)
-_Key = tuple[str, ConvolutionProblem, int, bool, bool]
-"""Layer, problem, bytes of spare memory, whether the output is fresh, and whether its gradient is spent."""
+_Key = tuple[str, ConvolutionProblem, int, bool]
+"""Layer, problem, bytes of spare memory, and whether the output is fresh."""
 
 
 class Handle:
@@ -128,7 +128,7 @@ class Handle:
             layer = checked_name(layer)
             if self._divides and not layer:
                 layer = self._layers.register(problem, filters)
-            self._register((layer, problem, 0, False, False))
+            self._register((layer, problem, 0, False))
         return VirtualAlgorithm()
 
     def optimize(self) -> None:
@@ -215,17 +215,17 @@ class Handle:
             named = bool(layer)
             if self._divides and not named:
                 layer = self._layers.call(problem, dispatcher.backend.address(bound_w))
-            entry = self._entries.get((layer, problem, spare_bytes, fresh, False))
+            entry = self._entries.get((layer, problem, spare_bytes, fresh))
             if entry is None and dispatcher.backend.capturing(dispatcher.backend.queue()):
-                entry = self._entries.get((layer, problem, 0, False, False))  # nothing is planned in a capture
+                entry = self._entries.get((layer, problem, 0, False))  # nothing is planned in a capture
             if entry is None or entry.decision is None:
                 try:
-                    entry = self._plan((checked_name(layer) if named else layer, problem, spare_bytes, fresh, False))
+                    entry = self._plan((checked_name(layer) if named else layer, problem, spare_bytes, fresh))
                 except InfeasibleError:
                     shared = None if named else self._layers.share(problem, dispatcher.backend.address(bound_w))
                     if shared is None:
                         raise
-                    entry = self._plan((shared, problem, 0, False, False))
+                    entry = self._plan((shared, problem, 0, False))
             dispatcher.launch(entry, bound_x, bound_w, bound_y, alpha, beta, spare)
 
     def useful(self, spare_bytes: int) -> int:
@@ -241,7 +241,6 @@ class Handle:
         spare_bytes: int = 0,
         *,
         fresh: bool = False,
-        spent: bool = False,
         plan: bool = False,
     ) -> Launcher | None:
         """Return what computes a planned problem with alpha = 1 and beta = 0, with little on the way to the backend.
@@ -251,7 +250,6 @@ class Handle:
             layer: name of the layer.
             spare_bytes: of spare memory, as far as it is `useful`.
             fresh: whether outputs hold nothing that is wanted.
-            spent: whether nobody wants an output's gradient afterwards: what was read of it is overwritten.
             plan: whether to plan the problem first, where it is not planned; that raises what `convolve` does.
 
         Returns:
@@ -259,8 +257,7 @@ class Handle:
         """
         if self._dispatcher is None or self._divides:
             return None
-        fresh, spent = fresh and tail_step(problem) > 0, spent and head_step(problem) > 0
-        key = checked_name(layer), problem, spare_bytes, fresh, spent
+        key = checked_name(layer), problem, spare_bytes, fresh and tail_step(problem) > 0
         with self._lock:
             entry = self._entries.get(key)
             if plan and (entry is None or entry.decision is None):
@@ -382,8 +379,8 @@ class Handle:
             return report_run(decided, run, self.backend, self.settings.policy.value, repeats)
 
     def _register(self, key: _Key) -> Entry:
-        layer, problem, spare_bytes, fresh, spent = key
-        kernel = Kernel(layer=layer, problem=problem, spare_bytes=spare_bytes, fresh=fresh, spent=spent)
+        layer, problem, spare_bytes, fresh = key
+        kernel = Kernel(layer=layer, problem=problem, spare_bytes=spare_bytes, fresh=fresh)
         return self._entries.setdefault(key, Entry(kernel))
 
     def _plan(self, key: _Key) -> Entry:

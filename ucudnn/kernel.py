@@ -15,7 +15,6 @@ class Kernel:
         count: how many layers of the network share the problem.
         spare_bytes: memory of its caller's that serves as its workspace, where that is more than the limit; else 0.
         fresh: whether its output holds nothing that is wanted, so that its tail may serve as workspace.
-        spent: whether nobody wants the output's gradient afterwards, so that its head may.
     """
 
     layer: str
@@ -23,7 +22,6 @@ class Kernel:
     count: int = 1
     spare_bytes: int = 0
     fresh: bool = False
-    spent: bool = False
 
     @property
     def operation(self) -> Operation:

@@ -78,7 +78,7 @@ def jobs(gpus: int, *, again: bool = False) -> list[Job]:
         Job(
             name="torch_step_adaptive",
             seconds=235,
-            command="torch_step.py --bounded --lend-gradients --out {out}/torch_step_adaptive.json",
+            command="torch_step.py --bounded --out {out}/torch_step_adaptive.json",
             environment=adaptive,
         ),
         Job(

@@ -6,24 +6,18 @@ Not a script.
 import argparse
 import json
 import platform
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from time import perf_counter
 from typing import Any, final
-from unittest.mock import patch
 
 import torch
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from ucudnn.backends.cudnn.gpu.base import driver_version
-from ucudnn.torch import interceptor as switches
 from ucudnn.torch.aten_kernels import held_bytes
-from ucudnn.torch.call_cache import Route
 from ucudnn.torch.factory import open_switch
-from ucudnn.torch.interceptor import Switch
-from ucudnn.torch.overrides import kernels
 
 RESULTS = Path(__file__).parent / "results"
 MIB = 2**20
@@ -57,10 +51,10 @@ def device_of(arguments: argparse.Namespace) -> torch.device:
     return torch.device("cuda", torch.cuda.current_device())
 
 
-def switch_for(arguments: argparse.Namespace, limit: str, *, lend_gradients: bool = False) -> Any:
+def switch_for(arguments: argparse.Namespace, limit: str) -> Any:
     """Return what `ucudnn.torch.enable` would turn on."""
     backend = "cpu" if arguments.backend == "cpu" else "cudnn"
-    return open_switch(backend, {"workspace_limit": limit}, lend_gradients=lend_gradients)
+    return open_switch(backend, {"workspace_limit": limit})
 
 
 def small_options(parser: argparse.ArgumentParser, out: str) -> None:
@@ -264,30 +258,6 @@ class Peaks:
         found = run(*args, **kwargs)
         self.largest_bytes = max(self.largest_bytes, held_bytes())
         return found
-
-
-@contextmanager
-def lent_peaks(switch: Switch) -> Iterator[Peaks]:
-    """Turn a switch on, and return what its convolutions allocate inside the block.
-
-    Whatever is put around them has the gradients as well, which are not lent then. So this is put inside, where it is
-    settled who has a gradient.
-    """
-    peaks, inner = Peaks(), Switch.forward
-
-    def forward(self: Switch, *args: Any) -> torch.Tensor:
-        found: torch.Tensor = peaks.measured(inner, self, *args)
-        return found
-
-    def gradients(route: Route, *args: Any, **kwargs: Any) -> Any:
-        peaks.calls += route.input_gradient is not None and route.weight_gradient is not None
-        return peaks.measured(both, route, *args, **kwargs)
-
-    both = switches._gradients
-    with patch.object(switches, "_gradients", gradients), patch.object(Switch, "forward", forward):
-        kernels.use(switch)  # from here on, kernels are the measured ones
-        yield peaks
-    kernels.use(switch)
 
 
 class ConvolutionMemory(TorchDispatchMode):

@@ -3,7 +3,6 @@
     python bench/torch_step.py                        # about 4 minutes on an H200, most of it planning
     python bench/torch_step.py --network alexnet      # 30 seconds
     python bench/torch_step.py --bounded              # without ucudnn at no limit, of which nothing is required
-    python bench/torch_step.py --lend-gradients       # the same with gradients lent, too
     python bench/torch_step.py --backend cpu          # tries the script out
 
 PyTorch alone has `torch.backends.cudnn.benchmark` on and no limit. All take steps of the same model in turn; times are
@@ -28,7 +27,6 @@ from bench.torch.models import (
     device_of,
     elapsed_ms,
     image_model,
-    lent_peaks,
     small_options,
     small_resnet,
     switch_for,
@@ -43,34 +41,23 @@ from ucudnn.units import parse_bytes
 
 NO_LIMIT = "100GiB"
 MOST_SLOWER = {"64MiB": 1.03, "16MiB": 1.15}
-LENT = " lent"
 
 
 def ways_of(arguments: argparse.Namespace) -> dict[str, Any]:
     """Return the switch of each way; None for PyTorch alone."""
     limits = {limit: limit for limit in arguments.limit} | ({} if arguments.bounded else {"no limit": NO_LIMIT})
-    lent = {f"{limit}{LENT}": limit for limit in arguments.limit if arguments.lend_gradients}
-    return {
-        "pytorch": None,
-        **{way: switch_for(arguments, limit) for way, limit in limits.items()},
-        **{way: switch_for(arguments, limit, lend_gradients=True) for way, limit in lent.items()},
-    }
+    return {"pytorch": None, **{way: switch_for(arguments, limit) for way, limit in limits.items()}}
 
 
-def first_steps(way: str, switch: Switch | None, step: Callable[[], object], warmup: int) -> dict[str, object]:
+def first_steps(switch: Switch | None, step: Callable[[], object], warmup: int) -> dict[str, object]:
     """Take first steps, which plan, and one that tells what convolutions take."""
     begin = perf_counter()
     for _ in range(warmup):
         step()
     answer: dict[str, object] = {"first_steps_s": perf_counter() - begin}
-    if way.endswith(LENT):
-        assert switch is not None
-        with lent_peaks(switch) as peaks:
-            step()
-    else:
-        with ConvolutionMemory(together=switch is not None) as memory:
-            step()
-        peaks = memory.peaks
+    with ConvolutionMemory(together=switch is not None) as memory:
+        step()
+    peaks = memory.peaks
     return {**answer, "largest_bytes": peaks.largest_bytes, "convolutions": peaks.calls}
 
 
@@ -88,7 +75,7 @@ def measure(
     answer: dict[str, dict[str, object]] = {}
     for way, switch in ways.items():
         kernels.use(switch)
-        answer[way] = first_steps(way, switch, step, arguments.warmup)
+        answer[way] = first_steps(switch, step, arguments.warmup)
         seconds, largest = (float(str(answer[way][key])) for key in ("first_steps_s", "largest_bytes"))
         print(f"{name} {way:10} first steps {seconds:6.1f} s, largest allocation {largest / MIB:8.1f} MiB", flush=True)
         keep({"model": source, "batch": batch, "ways": answer})
@@ -116,11 +103,10 @@ def verdicts(name: str, answer: Mapping[str, Mapping[str, object]]) -> list[dict
     for way, known in answer.items():
         taken = float(str(known["median_ms"]))
         print(f"{name} {way:10} {taken:8.2f} ms, {taken / stock:.3f} of PyTorch's", flush=True)
-        limit = way.removesuffix(LENT)
-        if limit in MOST_SLOWER:
-            found.append(verdict(f"{name} at {way}: step against PyTorch's", taken / stock, MOST_SLOWER[limit]))
+        if way in MOST_SLOWER:
+            found.append(verdict(f"{name} at {way}: step against PyTorch's", taken / stock, MOST_SLOWER[way]))
             largest = float(str(known["largest_bytes"])) / MIB
-            found.append(verdict(f"{name} at {way}: largest allocation", largest, parse_bytes(limit) / MIB, " MiB"))
+            found.append(verdict(f"{name} at {way}: largest allocation", largest, parse_bytes(way) / MIB, " MiB"))
     return found
 
 
@@ -131,7 +117,6 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=256)
     parser.add_argument("--limit", action="append", help="default: 64MiB and 16MiB")
     parser.add_argument("--bounded", action="store_true", help="leave out ucudnn without a limit, which saves planning")
-    parser.add_argument("--lend-gradients", action="store_true", help="each limit with `lend_gradients`, too")
     parser.add_argument("--steps", type=int, default=15, help="timed steps of each way")
     parser.add_argument("--warmup", type=int, default=3, help="steps before, the first of which plans")
     small_options(parser, "torch_step.json")

@@ -29,7 +29,7 @@ from ucudnn.networks.tables import load_network
 from ucudnn.planning.decision import decide
 from ucudnn.problem import Operation
 from ucudnn.settings import Settings
-from ucudnn.workspace.spare import Place, free_bytes, head_step, own_bytes, places, read_bytes, tail_step
+from ucudnn.workspace.spare import own_bytes, parts_in_tail, tail_bytes, tail_step
 
 LARGE = replace(PROBLEM, batch=24, spatial=(20, 20), x_batch_stride=0, y_batch_stride=0)
 OUTPUTS = (Operation.FORWARD, Operation.BACKWARD_DATA)
@@ -70,7 +70,8 @@ def test_only_dense_outputs_have_tails(problem, gap):
     samples = problem.x_bytes // problem.batch, problem.y_bytes // problem.batch
     aligned = all(each % problem.alignment == 0 for each in samples)
     assert step == (sample // problem.batch if aligned else 0)
-    assert free_bytes(problem) == [max(0, left * step - SLACK_BYTES) for left in range(problem.batch + 1)]
+    assert tail_bytes(problem, fresh=False) == [0] * (problem.batch + 1)
+    assert tail_bytes(problem) == [max(0, left * step - SLACK_BYTES) for left in range(problem.batch + 1)]
     wide = replace(problem, x_batch_stride=problem.x_sample + gap, y_batch_stride=problem.y_sample + gap, alignment=8)
     assert (tail_step(wide) > 0) == (gap == 0 and problem.operation is not Operation.BACKWARD_FILTER)
 
@@ -88,7 +89,7 @@ def test_plans_write_all_of_the_output_whatever_was_in_its_tail(operation, sizes
     poison(out, 0.0)
     plan.launch(x, w, y, alpha=0.5, beta=0.0, workspace=backend.allocate(plan.workspace_bytes))
     assert relative(out, expected) <= 1e-10
-    lent = places(problem, configuration)
+    lent = parts_in_tail(problem, configuration)
     assert not lent[-1], "there is nothing behind the last"
     assert any(lent) == (sizes[0] < 13)
     assert plan.workspace_bytes == own_bytes(problem, configuration)
@@ -101,61 +102,13 @@ def test_plans_write_all_of_the_output_whatever_was_in_its_tail(operation, sizes
     assert [step.tail is not None for step in plan.steps] == lent
 
 
-@given(divisible(), st.integers(0, 3))
-def test_only_dense_gradients_of_outputs_have_heads(problem, gap):
-    step = head_step(problem)
-    sample = problem.y_bytes // problem.batch
-    aligned = all(each % problem.alignment == 0 for each in (problem.x_bytes // problem.batch, sample))
-    gradient = problem.operation is not Operation.FORWARD
-    assert step == (sample if gradient and aligned else 0)
-    assert read_bytes(problem) == [max(0, done * step - SLACK_BYTES) for done in range(problem.batch + 1)]
-    wide = replace(problem, x_batch_stride=problem.x_sample + gap, y_batch_stride=problem.y_sample + gap, alignment=8)
-    assert (head_step(wide) > 0) == (gap == 0 and gradient)
-
-
-@pytest.mark.parametrize("fresh", [False, True])
-@pytest.mark.parametrize("operation", [Operation.BACKWARD_DATA, Operation.BACKWARD_FILTER])
-@pytest.mark.parametrize("sizes", [(1, 1, 2, 4, 8, 8), (7, 5, 5, 3, 3, 1), (22, 1, 1), (24,), (12, 9, 3)])
-def test_plans_read_all_of_a_gradient_whatever_becomes_of_what_was_read(operation, sizes, fresh):
-    problem = replace(LENDING[Operation.FORWARD], operation=operation)  # large outputs
-    configuration = parts_of(problem, *sizes)
-    backend = CpuBackend()
-    plan = make_plan(problem, configuration, backend, fresh=fresh, spent=True)
-    x, w, y = operands(problem, 3)
-    expected = 0.5 * reference_convolution(problem, x, w, y)
-    before = y.copy()
-    out = written(problem, x, w, y)
-    poison(out, 0.0)
-    plan.launch(x, w, y, alpha=0.5, beta=0.0, workspace=backend.allocate(plan.workspace_bytes))
-    assert relative(out, expected) <= 1e-10
-    lent = places(problem, configuration, fresh=fresh, spent=True)
-    assert lent[0] is not Place.HEAD, "nothing was read before the first"
-    assert fresh or len(sizes) < 4 or Place.HEAD in lent
-    assert plan.workspace_bytes == own_bytes(problem, configuration, fresh=fresh, spent=True)
-    done, overwritten = 0, 0
-    for part, place in zip(configuration.parts, lent, strict=True):
-        left = problem.batch - done - part.size
-        tail = max(0, left * tail_step(problem) - SLACK_BYTES) if fresh else 0
-        head = max(0, done * head_step(problem) - SLACK_BYTES)
-        need = part.workspace_bytes
-        assert place is (Place.OWN if need > max(tail, head) else Place.TAIL if need <= tail else Place.HEAD)
-        overwritten = max(overwritten, done) if place is Place.HEAD else overwritten
-        done += part.size
-    assert np.array_equal(y[overwritten:], before[overwritten:])
-    assert np.array_equal(y, before) == (not overwritten)
-    own = [part.workspace_bytes for part, place in zip(configuration.parts, lent, strict=True) if place is Place.OWN]
-    assert plan.workspace_bytes == max(own, default=0)
-    found = [Place.TAIL if step.tail else Place.HEAD if step.head else Place.OWN for step in plan.steps]
-    assert found == lent
-
-
 def test_a_workspace_that_would_pass_the_end_of_the_output_is_its_own():
     problem = LENDING[Operation.FORWARD]
     step = tail_step(problem)
     for short, lent in ((SLACK_BYTES, True), (SLACK_BYTES - 1, False), (0, False)):
         parts = [MicroConfiguration(size=14, algorithm="a", time_ms=1.0, workspace_bytes=10 * step - short)]
         parts.append(MicroConfiguration(size=10, algorithm="a", time_ms=1.0, workspace_bytes=0))
-        assert places(problem, Configuration(parts=tuple(parts))) == [lent, False]
+        assert parts_in_tail(problem, Configuration(parts=tuple(parts))) == [lent, False]
 
 
 @pytest.mark.parametrize("offset", [0, 8, 16, 255, 256, 300])
@@ -222,7 +175,7 @@ def test_alexnet_is_faster_within_the_same_limit(replay, limit):
             assert fresh.workspace_bytes == own_bytes(problem, fresh.configuration) <= limit
             assert sum(part.size for part in fresh.configuration.parts) == 256
             assert fresh.configuration.time_ms <= plain.configuration.time_ms
-            left, free = 256, free_bytes(problem)
+            left, free = 256, tail_bytes(problem)
             for part in fresh.configuration.parts:
                 left -= part.size
                 assert part.workspace_bytes <= max(limit, free[left])
@@ -387,24 +340,6 @@ def test_what_ranks_find_for_one_limit_stays_beside_what_others_find_for_another
     benchmark.explore(requests)
     for request in requests:
         assert {micro.algorithm for micro in benchmark.micro_configurations(request)} == set(names)
-
-
-@pytest.mark.parametrize("operation", [Operation.BACKWARD_DATA, Operation.BACKWARD_FILTER])
-def test_launchers_know_spent_gradients(operation):
-    problem = replace(LENDING[Operation.FORWARD], operation=operation)
-    handle = Handle(backend="cpu", workspace_limit="64KiB", effort=QUICK)
-    launches = [handle.launcher(problem, fresh=True, spent=spent, plan=True) for spent in (False, True)]
-    for spent, launch in enumerate(launches):
-        x, w, y = operands(problem, 7)
-        expected, before = direct(problem, x, w, y, 1.0, 0.0), y.copy()
-        written(problem, x, w, y)[...] = np.nan
-        launch(x, w, y)
-        assert relative(written(problem, x, w, y), expected) <= 1e-10
-        assert spent or np.array_equal(y, before)
-    kernels = {entry.kernel.spent: entry.decision for entry in handle._entries.values()}
-    assert kernels[True].configuration.time_ms <= kernels[False].configuration.time_ms
-    assert all(decision.workspace_bytes <= 64 << 10 for decision in kernels.values())
-    assert handle.report(repeats=1).kernels  # runs them
 
 
 def test_launchers_know_fresh_outputs():

@@ -8,7 +8,7 @@ from ucudnn.policy import BatchSizePolicy
 from ucudnn.problem import ConvolutionProblem, Operation
 from ucudnn.settings import Settings
 from ucudnn.slabs import kinds_of, row_count
-from ucudnn.workspace.spare import lent_bytes
+from ucudnn.workspace.spare import tail_bytes
 
 MOST_ROUNDINGS = 32
 """Micro-batches and slabs of a 16-bit filter gradient: its error grows with the square root of their number."""
@@ -93,17 +93,16 @@ def request_of(problem: ConvolutionProblem, settings: Settings, limit_bytes: int
 
 
 def requests_of(kernel: Kernel, settings: Settings, limit_bytes: int) -> list[Request]:
-    """Return what is wanted of a kernel: within its limit, and then within parts of what tensors lend, if they do.
+    """Return what is wanted of a kernel: within its limit, and then within parts of the output's tail.
 
-    What is left behind a micro-batch shrinks as they go on, and what lies before it grows; within each of these, the
-    fastest sizes are others.
+    The tail shrinks from micro-batch to micro-batch, and within each length of it other sizes are the fastest.
     """
     problem = kernel.problem
     within = request_of(problem, settings, max(limit_bytes, kernel.spare_bytes))
     if settings.policy is BatchSizePolicy.UNDIVIDED:
         return [within]
-    batch, lent = problem.batch, lent_bytes(problem, fresh=kernel.fresh, spent=kernel.spent)
+    batch, offered = problem.batch, tail_bytes(problem, fresh=kernel.fresh)
     left = [batch * 3 // 4, *(batch >> power for power in range(1, batch.bit_length()))]
     # The least first: where memory is short, what needs more is not tried then.
-    limits = sorted({each[samples] for each in lent for samples in left if each[samples] > within.limit_bytes})
+    limits = sorted({offered[samples] for samples in left if offered[samples] > within.limit_bytes})
     return [within, *(replace(within, limit_bytes=each, rows=()) for each in limits)]

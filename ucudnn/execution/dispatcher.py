@@ -7,7 +7,7 @@ from typing import Any, NamedTuple, final
 from ucudnn.backends.base import Buffer, ComputeBackend, Spare, Tensor
 from ucudnn.benchmarking.benchmark import Benchmark
 from ucudnn.configuration import Configuration
-from ucudnn.errors import BackendError, SpentError, StepError
+from ucudnn.errors import BackendError, StepError
 from ucudnn.execution.plan import Plan, make_plan
 from ucudnn.kernel import Kernel
 from ucudnn.planning.decision import Decision, decide_again, decide_rest, decide_slabs
@@ -148,7 +148,6 @@ class Dispatcher:
         Raises:
             BackendError: if no algorithm is left that runs.
             InfeasibleError: if memory has no room for any configuration.
-            SpentError: if what takes a gradient as workspace cannot be ended.
         """
         backend = self.backend
         queue = backend.queue()
@@ -170,8 +169,8 @@ class Dispatcher:
             self._turns.enter(segment, queue)
         try:
             plan.launch(x, w, y, alpha=alpha, beta=beta, workspace=workspace)
-        except Exception as error:  # noqa: BLE001, for what cannot be mended is raised again
-            self._mend(entry, plan, error, _Call(x, w, y, alpha, beta, spare))
+        except StepError as error:
+            self._finish(entry, error, _Call(x, w, y, alpha, beta, spare))
         finally:
             if segment is not None:  # what failed may have launched a part
                 self._turns.leave(segment, queue)
@@ -242,24 +241,12 @@ class Dispatcher:
             assert entry.decision is not None
             try:
                 kernel, configuration = entry.kernel, entry.decision.configuration
-                entry.plan = make_plan(problem, configuration, self.backend, fresh=kernel.fresh, spent=kernel.spent)
+                entry.plan = make_plan(problem, configuration, self.backend, fresh=kernel.fresh)
             except StepError as error:
                 self._replace(entry, error)
             else:
                 return entry.plan
         raise BackendError(f"{entry.kernel}: {_MOST_REPLACEMENTS} configurations failed one after another")
-
-    def _mend(self, entry: Entry, plan: Plan, error: Exception, call: _Call) -> None:
-        """Compute what a failed launch of a plan left, or say that nobody can any more."""
-        try:
-            if not isinstance(error, StepError):
-                raise error
-            self._finish(entry, error, call)
-        except Exception as final:
-            begun = not isinstance(error, StepError) or error.start > 0
-            if begun and plan.overwrites:
-                raise SpentError(f"{entry.kernel}: {final}; the gradient of its output was overwritten") from final
-            raise
 
     def _finish(self, entry: Entry, error: StepError, call: _Call) -> None:
         """Compute what a failed launch left, from its first missing sample on, in another way."""

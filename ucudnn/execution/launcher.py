@@ -57,7 +57,7 @@ class Bound:
                 for call in self._calls.get(workspace.address) or self._bind(workspace):
                     call()
             except (BackendError, MemoryError, RuntimeError):  # the last is how PyTorch says that CUDA fails
-                return False  # nothing that was read is gone: the launcher begins again, and finds another way
+                return False  # no input was changed, so the launcher begins again, and finds another way
             entry.calls += 1
         return True
 
@@ -108,13 +108,13 @@ class Launcher:
     def bound(self, x: Tensor, w: Tensor, y: Tensor) -> Bound | None:
         """Return what computes it on these addresses again, on the current queue, once it was computed there.
 
-        None where workspaces are held between calls, where what was read is overwritten, and where tensors are no
-        addresses: nothing is kept alive, for what recurs are addresses, of other tensors by then.
+        None where workspaces are held between calls, and where tensors are no addresses: nothing is kept alive,
+        because what recurs are addresses, of other tensors by then.
         """
         entry, backend = self._entry, self._dispatcher.backend
         with self._lock:
             plan = entry.plan
-            if plan is None or plan.overwrites or entry.segment is not None or entry.kernel.spare_bytes:
+            if plan is None or entry.segment is not None or entry.kernel.spare_bytes:
                 return None
             if not (backend.recycles and isinstance(x, int) and isinstance(w, int) and isinstance(y, int)):
                 return None

@@ -9,7 +9,7 @@ from ucudnn.configuration import Configuration, MicroConfiguration, SlabConfigur
 from ucudnn.errors import BackendError, StepError
 from ucudnn.problem import ConvolutionProblem, Operation
 from ucudnn.slabs import Rows, piece_of
-from ucudnn.workspace.spare import Place, head_step, own_bytes, places, tail_step
+from ucudnn.workspace.spare import own_bytes, parts_in_tail, tail_step
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,7 +24,6 @@ class Step:
         slab: index of the slab of the micro-batch that it computes; None for all of it.
         first_rows: where that slab begins.
         tail: returns the memory of later samples of the output, which is its workspace; None where it has another.
-        head: the same of earlier samples of the output's gradient.
     """
 
     call: PreparedCall
@@ -34,13 +33,10 @@ class Step:
     slab: int | None = None
     first_rows: Rows | None = None
     tail: Callable[[Tensor], Buffer] | None = None
-    head: Callable[[Tensor], Buffer] | None = None
 
-    def own(self, y: Tensor, out: Tensor, workspace: Buffer) -> Buffer:
-        """Return its workspace, where the plan has `workspace`, and writes `out`."""
-        if self.tail is not None:
-            return self.tail(out)
-        return workspace if self.head is None else self.head(y)
+    def own(self, out: Tensor, workspace: Buffer) -> Buffer:
+        """Return the workspace of this step of a plan that has `workspace` and writes `out`."""
+        return workspace if self.tail is None else self.tail(out)
 
     def failed(self, error: BackendError) -> StepError:
         """Return the error of its call as one of this step."""
@@ -66,11 +62,6 @@ class Plan:
     steps: tuple[Step, ...]
     workspace_bytes: int
 
-    @property
-    def overwrites(self) -> bool:
-        """Whether it takes what was read of the output's gradient as workspace."""
-        return any(step.head is not None for step in self.steps)
-
     def launch(self, x: Tensor, w: Tensor, y: Tensor, *, alpha: float, beta: float, workspace: Buffer) -> None:
         """Compute out = alpha * conv + beta * out, micro-batch by micro-batch, slab by slab.
 
@@ -90,7 +81,7 @@ class Plan:
         """
         out = x if self.problem.operation is Operation.BACKWARD_DATA else y
         for step in self.steps:
-            own = step.own(y, out, workspace)
+            own = step.own(out, workspace)
             try:
                 step.call.launch(
                     x,
@@ -126,7 +117,7 @@ class Plan:
                 start=step.start,
                 alpha=1.0,
                 beta=1.0 if step.accumulates else 0.0,
-                workspace=step.own(y, out, workspace),
+                workspace=step.own(out, workspace),
                 first_rows=step.first_rows,
             )
             for step in self.steps
@@ -140,7 +131,6 @@ def make_plan(
     start: int = 0,
     *,
     fresh: bool = False,
-    spent: bool = False,
 ) -> Plan:
     """Prepare the calls of a configuration; parts that are the same problem share one.
 
@@ -151,15 +141,14 @@ def make_plan(
         start: the first sample to compute.
         fresh: whether the output holds nothing that is wanted; then its tail is workspace for parts that find room
             there, which run in the order of the configuration.
-        spent: whether nobody wants the output's gradient afterwards; likewise with its head.
 
     Raises:
         StepError: if an algorithm cannot compute its part.
     """
     calls: dict[tuple[ConvolutionProblem, str], PreparedCall] = {}
     steps = []
-    parts = list(configuration.parts) if fresh or spent else _aligned(configuration.parts)
-    found = places(problem, configuration, fresh=fresh, spent=spent)
+    parts = list(configuration.parts) if fresh else _aligned(configuration.parts)
+    found = parts_in_tail(problem, configuration, fresh=fresh)
     begin = start
     gradient = problem.operation is Operation.BACKWARD_FILTER
 
@@ -172,18 +161,16 @@ def make_plan(
                 raise StepError(algorithm, parts[0].size, begin, error, _begun(parts[0].slabs)) from error
         return call
 
-    for part, place in zip(parts, found, strict=True):
+    for part, in_tail in zip(parts, found, strict=True):
         whole = problem.part(part.size)
         if not part.slabs:
             call = prepared(whole, part.algorithm)
-            tail = head = None
-            if place is Place.TAIL:
+            tail = None
+            if in_tail:
                 after = start + part.size
                 tail = partial(backend.behind, start=after, step_bytes=tail_step(problem), samples=problem.batch)
-            elif place is Place.HEAD:
-                head = partial(backend.behind, start=0, step_bytes=head_step(problem), samples=start)
             accumulates = gradient and start > 0
-            steps.append(Step(call=call, part=part, start=start, accumulates=accumulates, tail=tail, head=head))
+            steps.append(Step(call=call, part=part, start=start, accumulates=accumulates, tail=tail))
         for index, each in enumerate(part.slabs):
             piece = piece_of(whole, each.slab)
             steps.append(
@@ -197,7 +184,7 @@ def make_plan(
                 )
             )
         start += part.size
-    own = own_bytes(problem, configuration, fresh=fresh, spent=spent)
+    own = own_bytes(problem, configuration, fresh=fresh)
     return Plan(problem=problem, configuration=configuration, steps=tuple(steps), workspace_bytes=own)
 
 

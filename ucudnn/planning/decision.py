@@ -21,7 +21,7 @@ from ucudnn.solvers.desirable import desirable_set, fastest
 from ucudnn.solvers.reuse import fastest_within
 from ucudnn.solvers.reuse_with_spare import fastest_with_tail
 from ucudnn.units import exact_bytes
-from ucudnn.workspace.spare import lent_bytes, own_bytes
+from ucudnn.workspace.spare import own_bytes, tail_bytes
 
 _WORTH_A_TAIL = 0.995  # of the time within the limit
 
@@ -52,15 +52,15 @@ class Decision:
 
     @property
     def workspace_bytes(self) -> int:
-        """Bytes of its own workspace, without spare memory of the caller's, and what tensors lend."""
+        """Bytes of its own workspace, without the caller's spare memory and without the output's tail."""
         kernel = self.kernel
         if kernel.spare_bytes:
             return 0
-        return own_bytes(kernel.problem, self.configuration, fresh=kernel.fresh, spent=kernel.spent)
+        return own_bytes(kernel.problem, self.configuration, fresh=kernel.fresh)
 
     @property
     def spare_bytes(self) -> int:
-        """The most bytes of a workspace that is spare memory of the caller's, or lent by a tensor."""
+        """The most bytes of a workspace that is the caller's spare memory or the output's tail."""
         most = self.configuration.workspace_bytes
         return most if most > self.workspace_bytes else 0
 
@@ -155,7 +155,7 @@ def decide(
     shares = (
         # Nothing beyond the limit was measured, so the front's last configuration is the fastest within it.
         [
-            (Share(configuration=_with_lent(kernel, front[-1], requests, benchmark, solver), count=kernel.count),)
+            (Share(configuration=_with_tail(kernel, front[-1], requests, benchmark, solver), count=kernel.count),)
             for kernel, (front, _), requests in zip(kernels, found, asked, strict=True)
         ]
         if allotment is None
@@ -286,17 +286,17 @@ def decide_slabs(
     return Configuration(parts=(MicroConfiguration.of_slabs(size, [one for each in chosen for one in each]),))
 
 
-def _with_lent(
+def _with_tail(
     kernel: Kernel, within: Configuration, requests: Sequence[Request], benchmark: Benchmark, solver: "_Stopwatch"
 ) -> Configuration:
-    """Return the fastest configuration where what tensors lend is workspace, too; that within the limit, if none is."""
+    """Return the fastest configuration whose parts may use the output's tail, or `within` if it is about as fast."""
     if len(requests) == 1:
         return within
     problem, limit_bytes = requests[0].problem, requests[0].limit_bytes
     measured = dict.fromkeys(micro for each in requests for micro in benchmark.micro_configurations(each))
-    lent = lent_bytes(problem, fresh=kernel.fresh, spent=kernel.spent)
+    offered = tail_bytes(problem, fresh=kernel.fresh)
     with solver:
-        found = fastest_with_tail(measured, problem.batch, limit_bytes, *lent)
+        found = fastest_with_tail(measured, problem.batch, limit_bytes, offered)
     return found if found is not None and found.time_ms < within.time_ms * _WORTH_A_TAIL else within
 
 

@@ -37,7 +37,7 @@ def execute(decision: Decision, backend: ComputeBackend, repeats: int) -> Kernel
         MemoryError: if there is no room for tensors and workspace.
     """
     kernel, problem = decision.kernel, decision.kernel.problem
-    plan = make_plan(problem, decision.configuration, backend, fresh=kernel.fresh, spent=kernel.spent)
+    plan = make_plan(problem, decision.configuration, backend, fresh=kernel.fresh)
     plans = {decision.configuration: plan}
     if decision.undivided is not None and decision.undivided not in plans:
         plans[decision.undivided] = make_plan(problem, decision.undivided, backend)

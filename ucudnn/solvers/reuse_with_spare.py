@@ -1,4 +1,4 @@
-"""Workspace reuse where a micro-batch may use more workspace than its limit: see `ucudnn.workspace.spare`."""
+"""Workspace reuse where an earlier micro-batch may use more workspace: see `ucudnn.workspace.spare`."""
 
 from collections.abc import Iterable, Sequence
 from math import inf
@@ -10,10 +10,9 @@ def fastest_with_tail(
     candidates: Iterable[MicroConfiguration],
     size: int,
     limit_bytes: int,
-    free_bytes: Sequence[int],
-    read_bytes: Sequence[int],
+    tail_bytes: Sequence[int],
 ) -> Configuration | None:
-    """Return the fastest configuration whose parts each fit the limit, or what is free behind or before them.
+    """Return the fastest configuration whose parts each fit the limit, or the output's tail behind them.
 
     A dynamic program over what is left to compute, as the paper's for WR (section 3.2), in the order of execution.
 
@@ -21,8 +20,7 @@ def fastest_with_tail(
         candidates: measured micro-configurations of any size and algorithm.
         size: the mini-batch size.
         limit_bytes: workspace that every part may have.
-        free_bytes: workspace that a part may have instead, by how many samples are left after it; it rises.
-        read_bytes: the same by how many samples come before it.
+        tail_bytes: workspace that a part may have instead, by the number of samples after it; ascending.
 
     Returns:
         The configuration, its parts in the order in which they must run; None where no sizes add up to `size`.
@@ -34,7 +32,7 @@ def fastest_with_tail(
         for step, front in fronts.items():
             if step > left or best[left - step] == inf:
                 continue
-            most = max(limit_bytes, free_bytes[left - step], read_bytes[size - left])
+            most = max(limit_bytes, tail_bytes[left - step])
             for part in front:  # fastest first
                 if part.workspace_bytes <= (limit_bytes if part.slabs else most):
                     time_ms = part.time_ms + best[left - step]

@@ -41,16 +41,12 @@ class Enabled:
         return summarize([self._switch], repeats=repeats)
 
 
-def enable(*, backend: str | None = None, lend_gradients: bool = False, **options: Any) -> Enabled:
+def enable(*, backend: str | None = None, **options: Any) -> Enabled:
     """Send every convolution of the process to a handle, from now on; each GPU has a handle of its own.
 
     Args:
         backend: 'auto' and 'cudnn' take over the convolutions of CUDA tensors, 'cpu' those of CPU tensors, which is
             slow: for tests. None for what UCUDNN_BACKEND says, else 'auto'.
-        lend_gradients: let the gradient of an output serve as workspace, as far as it was read, where autograd alone
-            has it: what was read is overwritten. Not for programs whose forward runs on several streams of a GPU, that
-            let such a gradient go while another stream reads it, or that call `convolution_backward` from C++ and read
-            the gradient afterwards; and nothing is lent while modules are converted, too.
         **options: of `ucudnn.Handle`: workspace_limit, total_workspace, policy, database, benchmark_devices, ...; None
             and what is not given come from the environment.
 
@@ -59,10 +55,10 @@ def enable(*, backend: str | None = None, lend_gradients: bool = False, **option
 
     Raises:
         SettingsError: if an option is not known, or has a value that it may not have.
-        BackendUnavailableError: if PyTorch has no NVIDIA GPU, or is too old, or does not tell who has a gradient.
+        BackendUnavailableError: if PyTorch has no NVIDIA GPU, or is too old.
     """
     before = kernels.switch
-    switch = open_switch(backend, options, lend_gradients=lend_gradients)
+    switch = open_switch(backend, options)
     kernels.use(switch)
     return Enabled(switch, before)
 

@@ -56,7 +56,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
             benchmark_devices=given.devices,
             solver=given.solver,
             solver_time_limit=given.solver_time_limit,
-            lend_gradients=given.lend_gradients,
         )
     except UcudnnError as error:
         print_error(str(error))
@@ -119,8 +118,6 @@ def _parser() -> argparse.ArgumentParser:
     add("--solver", metavar="SOLVER", help="solver of --total-workspace [UCUDNN_SOLVER]")
     add("--solver-time-limit", metavar="SECONDS", type=float, help="take its best after so long"
         " [UCUDNN_SOLVER_TIME_LIMIT]")  # fmt: skip
-    add("--lend-gradients", action="store_true", help="let gradients that autograd alone has serve as workspace, as"
-        " far as they were read; see ucudnn.torch.enable")  # fmt: skip
     add("--report", action="store_true", help="print at the end what was decided, and what was left to PyTorch and why")
     add("--verbose", action="store_true", help="print a line for each convolution that is planned")
     add("-m", dest="module", nargs=argparse.REMAINDER, help="run a module, as `python -m` does")

@@ -14,7 +14,6 @@ from ucudnn.planning.concurrency import parse_groups
 from ucudnn.settings import Settings, parse_choice
 from ucudnn.torch.gpu import TorchGpu
 from ucudnn.torch.interceptor import Switch
-from ucudnn.torch.lending import check_lending, counts_alone
 from ucudnn.torch.overrides import kernels
 
 _LOG = logging.getLogger(__name__)
@@ -26,7 +25,7 @@ _FIELDS = {
 _NO_SETTINGS = ("groups", "effort", "listener")
 
 
-def open_switch(backend: str | None, options: dict[str, Any], *, lend_gradients: bool = False) -> Switch:
+def open_switch(backend: str | None, options: dict[str, Any]) -> Switch:
     """Return a switch whose handles have some options.
 
     Nothing of CUDA is touched: which GPU a process uses is for the program to say.
@@ -35,11 +34,10 @@ def open_switch(backend: str | None, options: dict[str, Any], *, lend_gradients:
         backend: 'auto', 'cudnn' or 'cudnn:CANDIDATES' for tensors on GPUs, 'cpu' for those of the CPU; None for what
             UCUDNN_BACKEND says.
         options: of `Handle`.
-        lend_gradients: see `ucudnn.torch.enable`.
 
     Raises:
         SettingsError: if an option is not known, or has a value that it may not have.
-        BackendUnavailableError: if PyTorch has no NVIDIA GPU, or is too old, or does not tell who has a gradient.
+        BackendUnavailableError: if PyTorch has no NVIDIA GPU, or is too old.
     """
     settings = Settings.load(
         backend=backend,
@@ -54,12 +52,8 @@ def open_switch(backend: str | None, options: dict[str, Any], *, lend_gradients:
     candidates = parse_choice(Candidates, target, "backend cudnn:") if target else Candidates.GRAPH
     on_cpu = kind == "cpu"
     stock = kernels.stock("cpu" if on_cpu else "cuda")
-    alone = None
-    if lend_gradients:
-        check_lending(settings)
-        alone = counts_alone(kernels.probing)
     if on_cpu:
-        return Switch(lambda _: Handle(backend="cpu", **options), "cpu", stock, alone)
+        return Switch(lambda _: Handle(backend="cpu", **options), "cpu", stock)
     if settings.benchmark_devices not in (None, "ranks"):
         raise SettingsError(
             "benchmark_devices: GPUs of PyTorch measure alone, or together as 'ranks' of torch.distributed; unset"
@@ -74,7 +68,7 @@ def open_switch(backend: str | None, options: dict[str, Any], *, lend_gradients:
     def open_handle(ordinal: int) -> Handle:
         return Handle(backend=_open_gpu(ordinal, candidates, settings.cudnn_library), **options)
 
-    return Switch(open_handle, "cuda", stock, alone)
+    return Switch(open_handle, "cuda", stock)
 
 
 def _open_gpu(ordinal: int, candidates: Candidates, library_path: str | None) -> CudnnBackend:

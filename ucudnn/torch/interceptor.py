@@ -8,7 +8,6 @@ from typing import Any, final
 
 import torch
 
-from ucudnn.errors import SpentError
 from ucudnn.handle import Handle
 from ucudnn.problem import ConvolutionProblem, MathMode
 from ucudnn.reporting.report import Report
@@ -17,7 +16,6 @@ from ucudnn.torch.call_cache import Route, backward_route, forward_route
 from ucudnn.torch.fast_tensors import alias
 from ucudnn.torch.kernel_call import Lane, Left
 from ucudnn.torch.layer_names import Names
-from ucudnn.torch.lending import Counts, counts_of
 
 _MOST_ROUTES = 1 << 14
 
@@ -40,7 +38,6 @@ class Switch:
         open_handle: opens the handle of a device.
         device_type: 'cuda' or 'cpu'.
         stock: PyTorch's own kernels, for what is left to them.
-        alone: references to a gradient that autograd alone has, where such gradients are lent; None where none are.
 
     Attributes:
         device_type: the same.
@@ -49,12 +46,11 @@ class Switch:
         left: what was left to PyTorch.
     """
 
-    def __init__(self, open_handle: OpenHandle, device_type: str, stock: Stock, alone: Counts | None = None) -> None:
+    def __init__(self, open_handle: OpenHandle, device_type: str, stock: Stock) -> None:
         self.device_type = device_type
         self.stock = stock
         self.names = Names()
         self.left = Left()
-        self._alone = alone
         self._open_handle = open_handle
         self._handles: dict[int, Handle] = {}
         self._lock = RLock()
@@ -193,9 +189,7 @@ class Switch:
         if route.reason:
             self.left.add(route.reason)
         else:
-            lends = self._alone is not None and not transposed
-            spent = lends and counts_of(grad) == self._alone
-            found = _gradients(route, grad, x, weight, transposed, output_mask[2], lends=lends, spent=spent)
+            found = _gradients(route, grad, x, weight, transposed, output_mask[2])
             if found is not None:
                 return found
         return self.stock.backward(
@@ -225,59 +219,34 @@ class Switch:
 
 
 def _gradients(
-    route: Route,
-    grad: torch.Tensor,
-    x: torch.Tensor,
-    weight: torch.Tensor,
-    transposed: bool,
-    wants_bias: bool,
-    *,
-    lends: bool,
-    spent: bool,
+    route: Route, grad: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, transposed: bool, wants_bias: bool
 ) -> Gradients | None:
-    """Return what a route computes, or None where it fails.
+    """Return the gradients that a route computes, or None if one of them fails.
 
     Args:
-        route: computes.
+        route: computes the gradients of input and weight.
         grad: gradient of the output.
-        x: input.
+        x: input of the convolution.
         weight: filters.
-        transposed: whether it is of a transposed convolution.
+        transposed: whether the convolution is transposed.
         wants_bias: whether the gradient of the bias is wanted.
-        lends: whether gradients that nobody wants afterwards are lent.
-        spent: whether this one is such.
     """
-    form, copied = route.format, False
-    grad_bias = grad.sum(dim=[0, *range(2, grad.dim())]) if wants_bias else None  # first, as long as all of it is there
+    form = route.format
+    grad_bias = grad.sum(dim=[0, *range(2, grad.dim())]) if wants_bias else None
     if form is not None:
-        dense = grad.contiguous(memory_format=form)
-        copied = dense is not grad
-        grad, spent = dense, spent or (lends and copied)  # a copy is nobody's
-    try:
-        found = _both(route, grad, x, weight, transposed, spent=spent)
-    except SpentError:
-        if not copied:
-            raise
-        return None
-    return None if found is None else (*found, grad_bias)
-
-
-def _both(
-    route: Route, grad: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, transposed: bool, *, spent: bool
-) -> tuple[torch.Tensor | None, torch.Tensor | None] | None:
-    """Return the gradients of input and weight; None where one fails."""
-    form, grad_x, grad_weight = route.format, None, None
+        grad = grad.contiguous(memory_format=form)
+    grad_x, grad_weight = None, None
     lane, later = route.weight_gradient, route.input_gradient
-    if lane is not None:  # first, for as long as the other gradient is not there, its memory is free
+    if lane is not None:  # first: until the gradient of the input is allocated, its memory may serve as workspace
         near = x if form is None else x.contiguous(memory_format=form)
         grad_weight = lane.new()
-        first, last = (grad, near) if transposed else (near, grad)
         later_bytes = 0 if later is None else later.output_bytes
-        if not lane.run(first, grad_weight, last, later_bytes, spent=spent and later is None):
+        first, last = (grad, near) if transposed else (near, grad)
+        if not lane.run(first, grad_weight, last, later_bytes):
             return None
     if later is not None:
         grad_x = later.new()
         near = weight if form is None else weight.contiguous(memory_format=form)
-        if not (later.run(grad, near, grad_x) if transposed else later.run(grad_x, near, grad, spent=spent)):
+        if not (later.run(grad, near, grad_x) if transposed else later.run(grad_x, near, grad)):
             return None
-    return grad_x, grad_weight
+    return grad_x, grad_weight, grad_bias

@@ -12,7 +12,7 @@ from typing import Any, final
 import torch
 
 from ucudnn.backends.base import ComputeBackend, Spare
-from ucudnn.errors import SpentError, UcudnnError
+from ucudnn.errors import UcudnnError
 from ucudnn.execution.launcher import Bound, Launcher
 from ucudnn.handle import Handle
 from ucudnn.problem import MOST_ALIGNMENT, ConvolutionProblem, Operation
@@ -26,8 +26,8 @@ _MOST_SKIPPED = 1 << 10
 _MOST_PLACES = 64  # addresses that recur are few
 _WRITTEN = {Operation.FORWARD: 2, Operation.BACKWARD_DATA: 0, Operation.BACKWARD_FILTER: 1}  # of x, w and y
 
-_Place = tuple[int, int, int, int, bool]
-"""Addresses of x, w and y, the memory that is needed later, and whether the gradient may be overwritten."""
+_Place = tuple[int, int, int, int]
+"""Addresses of x, w and y, and the memory that is needed later."""
 
 IN_CAPTURE = "a CUDA graph is captured, and nothing is planned in a capture: call it once before"
 
@@ -91,8 +91,8 @@ class Lane:
         self._ordinal = ordinal
         self._open_handle = open_handle
         self._left = left
-        # By the low bits of addresses, the memory that is needed later, and whether the gradient may be overwritten.
-        self._launchers: dict[tuple[int, int, bool], Callable[[Any, Any, Any], None]] = {}
+        # By the low bits of addresses, and the memory that is needed later.
+        self._launchers: dict[tuple[int, int], Callable[[Any, Any, Any], None]] = {}
         self._bound: dict[_Place, Bound | None] = {}  # None where it was launched once
         self._failures = 0
         self._skip = 0
@@ -109,9 +109,7 @@ class Lane:
         here = self._ordinal < 0 or current_device() == self._ordinal
         return self._output() if here else self._output_elsewhere()
 
-    def run(
-        self, x: torch.Tensor, w: torch.Tensor, y: torch.Tensor, later_bytes: int = 0, *, spent: bool = False
-    ) -> bool:
+    def run(self, x: torch.Tensor, w: torch.Tensor, y: torch.Tensor, later_bytes: int = 0) -> bool:
         """Compute one of three tensors from the others; whether that was done.
 
         Args:
@@ -119,41 +117,35 @@ class Lane:
             w: filters or their gradient.
             y: output or its gradient.
             later_bytes: memory that is needed once this is computed, and not before: workspace may be so much larger.
-            spent: whether nobody wants y afterwards, so that what was read of it may be overwritten.
-
-        Raises:
-            SpentError: if that was begun, and could not be ended: y is not what it was.
         """
         if self._ordinal < 0:
             near, filters, far = (_array(each, self._problem) for each in (x, w, y))
-            return self._launch(0, near, filters, far, later_bytes, spent=spent)
+            return self._launch(0, near, filters, far, later_bytes)
         at_x, at_w, at_y = x.data_ptr(), w.data_ptr(), y.data_ptr()
         if current_device() != self._ordinal:
             with torch.cuda.device(self._ordinal):
-                return self._launch((at_x | at_w | at_y) & _LOW, at_x, at_w, at_y, later_bytes, spent=spent)
-        place = at_x, at_w, at_y, later_bytes, spent
+                return self._launch((at_x | at_w | at_y) & _LOW, at_x, at_w, at_y, later_bytes)
+        place = at_x, at_w, at_y, later_bytes
         bound = self._bound.get(place)
         if bound is not None and bound():
             return True
         low = (at_x | at_w | at_y) & _LOW
-        done = self._launch(low, at_x, at_w, at_y, later_bytes, spent=spent)
+        done = self._launch(low, at_x, at_w, at_y, later_bytes)
         recurs = place in self._bound
         if not recurs and len(self._bound) >= _MOST_PLACES:
             self._bound.clear()
-        launch = self._launchers.get((low, later_bytes, spent)) if recurs else None
+        launch = self._launchers.get((low, later_bytes)) if recurs else None
         self._bound[place] = launch.bound(at_x, at_w, at_y) if isinstance(launch, Launcher) else None
         return done
 
-    def _launch(self, low: int, x: Any, w: Any, y: Any, later_bytes: int, *, spent: bool = False) -> bool:
-        key = low, later_bytes, spent
+    def _launch(self, low: int, x: Any, w: Any, y: Any, later_bytes: int) -> bool:
+        key = low, later_bytes
         try:
             launch = self._launchers.get(key)
-            if launch is None and spent and self._ordinal >= 0 and capturing():
-                launch = self._launchers.get((low, later_bytes, False))  # nothing is planned in a capture
             if launch is None:
                 if not self._may_begin():
                     return False
-                launch = self._launchers[key] = self._begin(low, later_bytes, spent=spent)
+                launch = self._launchers[key] = self._begin(low, later_bytes)
             launch(x, w, y)
         except (UcudnnError, MemoryError, RuntimeError) as error:  # the last is how PyTorch and CUDA say what is wrong
             self._launchers.pop(key, None)
@@ -161,8 +153,6 @@ class Lane:
             self._failures += 1
             what = str(error).split("\n", 1)[0]
             self._left.add(f"{type(error).__name__}: {what}", warn=True)
-            if isinstance(error, SpentError):
-                raise  # nobody can compute it any more
             return False
         return True
 
@@ -177,12 +167,12 @@ class Lane:
             return False
         return True
 
-    def _begin(self, low: int, later_bytes: int, *, spent: bool) -> Callable[[Any, Any, Any], None]:
+    def _begin(self, low: int, later_bytes: int) -> Callable[[Any, Any, Any], None]:
         """Plan it, and return what computes it; under WD that is planned by the first call."""
         problem = replace(self._problem, alignment=low & -low) if low else self._problem
         handle = self._open_handle()
         room = handle.useful(handle.settings.workspace_limit_bytes + later_bytes) if later_bytes else 0
-        launcher = handle.launcher(problem, self._layer, room, fresh=True, spent=spent, plan=True)
+        launcher = handle.launcher(problem, self._layer, room, fresh=True, plan=True)
         if launcher is None:
             return partial(handle.convolve, problem, layer=self._layer, fresh=True)
         if not room:

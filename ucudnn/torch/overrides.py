@@ -1,8 +1,7 @@
 """PyTorch's operators, with kernels of ours in the place of its own while anything is turned on."""
 
 import warnings
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable
 from functools import partial
 from threading import RLock
 from typing import Any, final
@@ -62,42 +61,25 @@ class Kernels:
             self.switch, self.converted = None, ()
             self._settle()
 
-    @contextmanager
-    def probing(self, backward: Callable[..., Gradients]) -> Iterator[Stock]:
-        """Send gradients of CPU tensors to a kernel inside the block, and everything else to PyTorch."""
-        with self._lock:
-            self._drop()
-            try:
-                stock = self.stock("cpu")
-                self._register("cpu", {OPERATORS[1]: backward})
-                yield stock
-            finally:
-                self._settle()
-
     def _retire(self) -> None:
         """Keep what captured CUDA graphs still use: they know nothing of handles."""
         for each in (self.switch, *self.converted):
             if each is not None and each not in self._kept and any(h.captured for h in each.handles().values()):
                 self._kept.append(each)
 
-    def _drop(self) -> None:
+    def _settle(self) -> None:
+        """Put kernels of ours in the place of PyTorch's for the device types that are turned on, and only there."""
         for library in self._libraries.values():
             library._destroy()
         self._libraries.clear()
-
-    def _settle(self) -> None:
-        self._drop()
         for device_type in {each.device_type for each in (self.switch, *self.converted) if each is not None}:
-            self._register(device_type, dict(zip(OPERATORS, self._chosen(device_type), strict=True)))
-
-    def _register(self, device_type: str, kernels: Mapping[str, Callable[..., Any]]) -> None:
-        """Put kernels of ours in the place of PyTorch's, for 'cuda' or 'cpu'."""
-        library = torch.library.Library("aten", "IMPL")
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # that a kernel is replaced, which is what is wanted
-            for name, kernel in kernels.items():
-                library.impl(name, kernel, device_type.upper())
-        self._libraries[device_type.upper()] = library
+            key = device_type.upper()
+            library = torch.library.Library("aten", "IMPL")
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # PyTorch warns that a kernel is replaced, which is what is wanted
+                for name, kernel in zip(OPERATORS, self._chosen(device_type), strict=True):
+                    library.impl(name, kernel, key)
+            self._libraries[key] = library
 
     def _chosen(self, device_type: str) -> tuple[Callable[..., Any], Callable[..., Any]]:
         """Return what computes for a device: the switch itself, for each layer between costs time."""
