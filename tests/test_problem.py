@@ -7,46 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.test_slabs import divisible
+from tests.support.problems import DIFFERENT, divisible, make_problem
 from ucudnn.errors import InvalidProblemError
-from ucudnn.problem import ConvolutionProblem, DataType, Layout, MathMode, Operation
-
-
-def make_problem(**overrides):
-    values = {
-        "operation": Operation.FORWARD,
-        "batch": 8,
-        "channels": 6,
-        "spatial": (9, 10),
-        "filters": 4,
-        "kernel": (3, 2),
-        "groups": 2,
-    }
-    return ConvolutionProblem(**(values | overrides))
-
-
-DIFFERENT = {
-    "operation": Operation.BACKWARD_DATA,
-    "batch": 9,
-    "channels": 8,
-    "spatial": (9, 11),
-    "filters": 2,
-    "kernel": (3, 3),
-    "padding": (1, 0),
-    "post_padding": (0, 1),
-    "stride": (1, 2),
-    "dilation": (2, 1),
-    "groups": 1,
-    "dtype": DataType.FLOAT64,
-    "layout": Layout.NHWC,
-    "x_batch_stride": 1000,
-    "y_batch_stride": 1000,
-    "x_channel_stride": 100,
-    "y_channel_stride": 100,
-    "math": MathMode.FMA,
-    "deterministic": True,
-    "alignment": 8,
-}
+from ucudnn.problem import ConvolutionProblem, DataType, Layout
 
 
 def test_every_field_is_covered():

@@ -1,15 +1,9 @@
 """README is true: its commands exist, its example runs, its plan is what the command prints."""
 
-import re
 import subprocess
 import sys
-from pathlib import Path
 
-README = (Path(__file__).parents[1] / "README.md").read_text()
-
-
-def blocks(kind):
-    return re.findall(rf"```{kind}\n(.*?)```", README, re.DOTALL)
+from tests.support.documents import blocks
 
 
 def test_there_are_two_command_lines_for_newcomers():

@@ -5,54 +5,13 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
-from hypothesis import assume, given
+from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.support.problems import divided
 from tests.support.reference import WRITTEN, reference_convolution
 from ucudnn.problem import ConvolutionProblem, DataType, Layout, Operation
-from ucudnn.slabs import is_divisible, piece_of, row_bytes, row_count, row_unit, slabs_of
-
-
-@st.composite
-def divisible(draw, dtype=DataType.FLOAT64, symmetric=False):
-    """Draw a problem that slabs divide, with strides, dilation, even kernels, groups and any padding."""
-    count = draw(st.integers(1, 3))
-    groups = draw(st.integers(1, 2))
-    kernel = tuple(draw(st.integers(1, 4)) for _ in range(count))
-    dilation = tuple(draw(st.integers(1, 2)) for _ in range(count))
-    reach = [(taps - 1) * spread for taps, spread in zip(kernel, dilation, strict=True)]
-    padding = (draw(st.integers(0, reach[0])), *(draw(st.integers(0, 2)) for _ in range(count - 1)))
-    after = (draw(st.integers(0, reach[0])), *(draw(st.integers(0, 2)) for _ in range(count - 1)))
-    after = padding if symmetric else after
-    spatial = tuple(
-        draw(st.integers(max(1, needed + 1 - before - behind), needed + (9 if not axis else 3)))
-        for axis, (needed, before, behind) in enumerate(zip(reach, padding, after, strict=True))
-    )
-    problem = ConvolutionProblem(
-        operation=draw(st.sampled_from(Operation)),
-        batch=draw(st.integers(1, 2)),
-        channels=groups * draw(st.integers(1, 3)),
-        spatial=spatial,
-        filters=groups * draw(st.integers(1, 2)),
-        kernel=kernel,
-        padding=padding,
-        post_padding=after,
-        stride=tuple(draw(st.integers(1, 3)) for _ in range(count)),
-        dilation=dilation,
-        groups=groups,
-        dtype=dtype,
-        layout=draw(st.sampled_from([each for each in Layout if each.dimensions == count])),
-    )
-    assume(is_divisible(problem))
-    return problem
-
-
-@st.composite
-def divided(draw, **options):
-    """Draw a problem and how many rows its slabs have."""
-    problem = draw(divisible(**options))
-    unit = row_unit(problem)
-    return problem, unit * draw(st.integers(1, -(-row_count(problem) // unit)))
+from ucudnn.slabs import is_divisible, piece_of, row_bytes, row_count, slabs_of
 
 
 def rows_of(array, first, count):

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.test_problem import make_problem
+from tests.support.problems import make_problem
 from ucudnn.backends.candidates import Candidates
 from ucudnn.backends.cpu.backend import ROUTINES
 from ucudnn.problem import MathMode

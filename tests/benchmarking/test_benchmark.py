@@ -1,13 +1,12 @@
 """The benchmark's bookkeeping, on backends whose answers are known; what backends measure is tested with them."""
 
 import logging
-from contextlib import contextmanager
 from dataclasses import replace
 
 import pytest
 
-from tests.test_problem import make_problem
-from ucudnn.backends.base import Algorithm, Backend, Bench
+from tests.support.counting_backend import CountingBackend
+from tests.support.problems import make_problem
 from ucudnn.backends.cpu.backend import CpuBackend
 from ucudnn.backends.measurement import Measurement, MeasurementStatus
 from ucudnn.benchmarking.benchmark import Benchmark
@@ -19,37 +18,6 @@ from ucudnn.solvers.desirable import desirable_set
 
 def request(problem, sizes, limit, **options):
     return Request(problem=problem, sizes=sizes, limit_bytes=limit, **options)
-
-
-class CountingBackend(Backend, Bench):
-    """Counts what is measured; BROKEN fails, the others take size + index milliseconds."""
-
-    name = "counting"
-
-    def __init__(self, workspaces):
-        self.workspaces = workspaces
-        self.measured = []
-        self.problem = None
-
-    def conditions(self):
-        return {"device": "none"}
-
-    def algorithms(self, problem):
-        return tuple(
-            Algorithm(name=name, workspace_bytes=size * problem.batch, api="counting")
-            for name, size in self.workspaces.items()
-        )
-
-    @contextmanager
-    def bench(self, problem):
-        self.problem = problem
-        yield self
-
-    def measure(self, size, algorithm, effort, worth_ms=float("inf"), slabs=()):
-        self.measured.append((self.problem.with_batch(size), algorithm.name))
-        if algorithm.name == "BROKEN":
-            return Measurement(status=MeasurementStatus.FAILED, reason="it is broken")
-        return Measurement(status=MeasurementStatus.MEASURED, samples_ms=(1.0, size + 1.0, 1e9))
 
 
 class LinearBackend(CountingBackend):

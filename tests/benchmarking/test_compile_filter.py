@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.benchmarking.test_benchmark import CountingBackend
-from tests.test_problem import make_problem
+from tests.support.counting_backend import CountingBackend
+from tests.support.problems import make_problem
 from ucudnn.backends.base import Algorithm
 from ucudnn.backends.measurement import Measurement, MeasurementStatus
 from ucudnn.benchmarking.benchmark import Benchmark

@@ -8,10 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.test_problem import make_problem
+from tests.support.operands import QUICK
+from tests.support.problems import make_problem
 from ucudnn.backends.base import Algorithm, Backend, Bench
 from ucudnn.backends.cpu.backend import CpuBackend
-from ucudnn.backends.measurement import Effort, Measurement, MeasurementStatus
+from ucudnn.backends.measurement import Measurement, MeasurementStatus
 from ucudnn.backends.replay import ReplayBackend
 from ucudnn.backends.sampling import worthless
 from ucudnn.benchmarking.benchmark import Benchmark
@@ -26,8 +27,6 @@ from ucudnn.problem import DataType
 from ucudnn.profiles.format import Record, count_records, load_profile, merged, save_profile
 from ucudnn.settings import Settings
 from ucudnn.solvers.desirable import desirable_set
-
-QUICK = Effort(warmup=0, repeats=1, time_limit_ms=1)
 
 
 @pytest.fixture(scope="module")

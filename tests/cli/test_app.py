@@ -11,7 +11,6 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import H200_EVERY
 from ucudnn.networks.tables import CSV_HEADER
 
 
@@ -38,8 +37,8 @@ def plan(*arguments):
         ("alexnet", "legacy", "64MiB", 47.91, 16.51),
     ],
 )
-def test_plans_for_a_recorded_gpu(network, candidates, limit, undivided_ms, micro_batched_ms):
-    answer = plan(network, "--profile", str(H200_EVERY), "--workspace", limit, "--candidates", candidates)
+def test_plans_for_a_recorded_gpu(h200_every, network, candidates, limit, undivided_ms, micro_batched_ms):
+    answer = plan(network, "--profile", str(h200_every), "--workspace", limit, "--candidates", candidates)
     assert answer["total"]["undivided_ms"] == pytest.approx(undivided_ms, abs=0.005)
     assert answer["total"]["micro_batched_ms"] == pytest.approx(micro_batched_ms, abs=0.005)
 
@@ -59,8 +58,8 @@ def test_json_is_what_the_readme_promises():
     assert answer["total"]["micro_batched_ms"] == pytest.approx(counted)
 
 
-def test_workspace_division():
-    answer = plan("alexnet", "--profile", str(H200_EVERY), "--total-workspace", "120MiB")
+def test_workspace_division(h200_every):
+    answer = plan("alexnet", "--profile", str(h200_every), "--total-workspace", "120MiB")
     assert answer["method"] == "WD"
     assert answer["total"]["micro_batched_ms"] == pytest.approx(19.14, abs=0.005)
     assert answer["total"]["workspace_bytes"] <= 120 * 2**20

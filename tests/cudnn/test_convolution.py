@@ -5,7 +5,7 @@ import logging
 import numpy as np
 import pytest
 
-from tests.cudnn.conftest import AddressBackend, DeviceArray
+from tests.support.address_backend import AddressBackend, DeviceArray
 from tests.support.reference import WRITTEN, reference_convolution
 from ucudnn import Handle, cudnn
 from ucudnn.cudnn import cupyx_functions

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.test_problem import make_problem
+from tests.support.problems import make_problem
 from ucudnn.execution.layer_identity import _MOST, _MOST_PLACES, Layers
 from ucudnn.problem import DataType, Layout, Operation
 

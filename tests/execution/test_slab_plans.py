@@ -8,9 +8,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.support.operands import QUICK
+from tests.support.problems import divisible
 from tests.support.reference import WRITTEN, reference_convolution
-from tests.test_slabs import divisible
-from ucudnn import Effort, Handle
+from ucudnn import Handle
 from ucudnn.backends import open_backend
 from ucudnn.backends.cpu.bench import CpuBench
 from ucudnn.backends.measurement import Measurement, MeasurementStatus
@@ -32,7 +33,6 @@ from ucudnn.profiles.format import load_profile, save_profile
 from ucudnn.settings import Settings
 from ucudnn.slabs import piece_of, row_count, row_unit, slabs_of
 
-QUICK = Effort(warmup=0, repeats=1, time_limit_ms=1)
 VOLUME = ConvolutionProblem(
     operation=Operation.FORWARD,
     batch=2,

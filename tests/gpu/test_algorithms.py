@@ -4,27 +4,13 @@ from dataclasses import replace
 
 import pytest
 
-from tests.gpu.conftest import LAYOUTS, Guarded, Operands, tolerance
+from tests.support.gpu import MODES, SHAPES, Guarded, Operands, tolerance
+from tests.support.problems import LAYOUTS
 from ucudnn.backends.measurement import Effort, MeasurementStatus
 from ucudnn.errors import BackendError
 from ucudnn.networks.tables import load_network
 from ucudnn.problem import ConvolutionProblem, DataType, MathMode, Operation
 
-SHAPES = {
-    "1-D": dict(channels=8, spatial=(41,), filters=16, kernel=(5,), padding=(2,)),
-    "2-D": dict(channels=8, spatial=(17, 14), filters=16, kernel=(3, 3), padding=(1, 1)),
-    "2-D odd": dict(channels=3, spatial=(15, 13), filters=5, kernel=(5, 4), padding=(2, 1), stride=(2, 1)),
-    "pointwise": dict(channels=16, spatial=(9, 9), filters=32, kernel=(1, 1), stride=(2, 2)),
-    "3-D skipping": dict(
-        channels=8, spatial=(7, 8, 9), filters=8, kernel=(1, 3, 1), padding=(0, 1, 0), stride=(2, 1, 2)
-    ),
-    "dilated": dict(channels=8, spatial=(19, 18), filters=8, kernel=(3, 3), padding=(2, 3), dilation=(2, 3)),
-    "grouped": dict(channels=16, spatial=(12, 12), filters=32, kernel=(3, 3), padding=(1, 1), groups=4),
-    "depth-wise": dict(channels=16, spatial=(14, 14), filters=16, kernel=(3, 3), padding=(1, 1), groups=16),
-    "3-D": dict(channels=8, spatial=(6, 9, 8), filters=8, kernel=(3, 3, 3), padding=(1, 1, 1)),
-    "3-D grouped": dict(channels=8, spatial=(5, 7, 6), filters=8, kernel=(3, 1, 3), groups=2, dilation=(1, 1, 2)),
-}
-MODES = [(dtype, MathMode.TF32) for dtype in DataType] + [(DataType.FLOAT32, MathMode.FMA)]
 SCALINGS = [(1.0, 0.0), (1.0, 1.0), (-0.75, 0.5)]
 
 

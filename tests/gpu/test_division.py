@@ -6,7 +6,7 @@ Small on purpose, so that it can also be run under `compute-sanitizer --tool mem
 import pytest
 
 import ucudnn
-from tests.gpu.conftest import Operands, open_or_skip, tolerance
+from tests.support.gpu import Operands, open_or_skip, tolerance
 from ucudnn import Effort
 from ucudnn.backends.candidates import Candidates
 from ucudnn.problem import ConvolutionProblem, Operation

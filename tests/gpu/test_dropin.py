@@ -5,7 +5,7 @@ from array import array
 import numpy as np
 import pytest
 
-from tests.gpu.conftest import Operands, open_or_skip, tolerance
+from tests.support.gpu import Operands, open_or_skip, tolerance
 from ucudnn import cudnn
 from ucudnn.backends.candidates import Candidates
 from ucudnn.cudnn.loading import library

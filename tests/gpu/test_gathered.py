@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.gpu.conftest import Operands, open_or_skip, tolerance
+from tests.support.gpu import Operands, open_or_skip, tolerance
 from ucudnn.backends.candidates import GATHERED, Candidates
 from ucudnn.backends.measurement import Effort, MeasurementStatus
 from ucudnn.configuration import Configuration, MicroConfiguration

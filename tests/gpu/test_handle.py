@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import ucudnn
-from tests.gpu.conftest import Operands, open_or_skip, tolerance
+from tests.support.gpu import Operands, open_or_skip, tolerance
 from ucudnn import Effort
 from ucudnn.backends.candidates import Candidates
 from ucudnn.benchmarking.benchmark import Benchmark

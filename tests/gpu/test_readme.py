@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.test_readme import blocks
+from tests.support.documents import blocks
 
 EXAMPLES = [block for block in blocks("python") if "import numpy" not in block and "import torch" not in block]
 

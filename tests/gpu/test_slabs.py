@@ -6,8 +6,8 @@ from math import sqrt
 import pytest
 
 import ucudnn
-from tests.gpu.conftest import LAYOUTS, Guarded, Operands, open_or_skip, tolerance
-from tests.gpu.test_algorithms import MODES, SHAPES
+from tests.support.gpu import MODES, SHAPES, Guarded, Operands, open_or_skip, tolerance
+from tests.support.problems import LAYOUTS
 from ucudnn import Effort
 from ucudnn.backends.candidates import Candidates
 from ucudnn.backends.measurement import MeasurementStatus

@@ -16,7 +16,7 @@ from torch.autograd import gradcheck, gradgradcheck  # noqa: E402
 
 import ucudnn.torch as switch  # noqa: E402
 from tests.support.ranks import run_ranks  # noqa: E402
-from tests.torch.test_interceptor import CASES, asked, flags, modules  # noqa: E402, F401
+from tests.support.torch_cases import CASES, asked, default_flags, modules  # noqa: E402
 from ucudnn import Effort  # noqa: E402
 from ucudnn.problem import MathMode  # noqa: E402
 from ucudnn.torch.aten_kernels import held_bytes  # noqa: E402
@@ -39,6 +39,13 @@ def nothing_is_left_on():
     yield
     switch.kernels.clear()
     torch.cuda.synchronize()
+
+
+@pytest.fixture
+def flags():
+    """Return `torch.backends.cudnn` with PyTorch's default flags, which are set again after the test."""
+    with default_flags() as cudnn:
+        yield cudnn
 
 
 def enable(**options):
@@ -88,7 +95,7 @@ def test_outputs_and_gradients(index, dtype):
     assert on.report().calls == 3
 
 
-def test_without_tf32(flags):  # noqa: F811
+def test_without_tf32(flags):
     module, x = torch.nn.Conv2d(32, 48, 3, padding=1), drawn(8, 32, 20, 20)
     expected = in_float64(module, x)
     flags.allow_tf32 = False
@@ -97,7 +104,7 @@ def test_without_tf32(flags):  # noqa: F811
     assert {each[1] for each in asked(on).values()} == {MathMode.FMA}
 
 
-def test_deterministic_algorithms_repeat_to_the_bit(flags):  # noqa: F811
+def test_deterministic_algorithms_repeat_to_the_bit(flags):
     module, x = torch.nn.Conv2d(32, 48, 3, padding=1), drawn(32, 32, 20, 20)
     flags.deterministic = True
     with enable():

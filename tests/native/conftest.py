@@ -1,54 +1,25 @@
 """Compiles the C++ side against cuDNN's headers, a stand-in for cuDNN, and a program that calls it as Caffe does."""
 
 import json
-import os
 import subprocess
 from dataclasses import dataclass, field
-from pathlib import Path
-from shutil import which
 
 import numpy as np
 import pytest
 
+from tests.support.paths import NATIVE
 from tests.support.reference import reference_convolution
-from ucudnn.errors import BackendUnavailableError
+from tests.support.toolchain import environment, open_toolchain
 from ucudnn.native import build
 from ucudnn.problem import ConvolutionProblem, Operation
 
-HERE = Path(__file__).parent
-ROOT = HERE.parents[1]
-STAND_IN = HERE / "stand_in"
-OPERATIONS = (Operation.FORWARD, Operation.BACKWARD_DATA, Operation.BACKWARD_FILTER)
 SIZES = {"n": 8, "c": 4, "h": 7, "w": 6, "k": 6, "r": 3, "pad": 1, "stride": 1, "groups": 1}
 """Of the convolution, by the driver's names. A sample of x needs 672 bytes of workspace."""
 
 
-@dataclass
-class Toolchain:
-    """A compiler, headers, and what was compiled."""
-
-    compiler: str
-    headers: list
-    folder: Path
-
-    def compile(self, source, output, *flags):
-        includes = [f"-I{build.INCLUDE}", *(f"-isystem{each}" for each in self.headers)]
-        command = [self.compiler, "-std=c++17", "-O1", *includes, str(source), "-o", str(output), *flags]
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
-        assert done.returncode == 0, done.stderr
-        return output
-
-
 @pytest.fixture(scope="session")
 def toolchain(tmp_path_factory):
-    """Return a compiler with cuDNN's headers, or skip where there is none."""
-    if which("g++") is None:
-        pytest.skip("no C++ compiler: install g++")
-    try:
-        headers = build.header_folders()
-    except BackendUnavailableError as error:
-        pytest.skip(str(error))
-    return Toolchain(which("g++"), headers, tmp_path_factory.mktemp("native"))
+    return open_toolchain(tmp_path_factory.mktemp("native"))
 
 
 @pytest.fixture(scope="session")
@@ -57,7 +28,7 @@ def libraries(toolchain):
     if build.libpython() is None:
         pytest.skip("this Python has no shared library")
     stub = toolchain.folder / "libcudnn.so.9"
-    toolchain.compile(HERE / "stub_cudnn.cpp", stub, "-shared", "-fPIC", "-Wl,-soname,libcudnn.so.9")
+    toolchain.compile(NATIVE / "stub_cudnn.cpp", stub, "-shared", "-fPIC", "-Wl,-soname,libcudnn.so.9")
     (toolchain.folder / "libcuda.so.1").symlink_to(stub)
     build.build(toolchain.folder, toolchain.headers)
     return toolchain.folder
@@ -105,7 +76,7 @@ class Run:
 
     def batches(self, operation, iteration=0):
         """Return the batch of each call of an operation."""
-        number = OPERATIONS.index(operation)
+        number = list(Operation).index(operation)
         return [call["batch"] for call in self.calls[iteration] if call["operation"] == number]
 
 
@@ -165,11 +136,4 @@ def run(libraries, toolchain, tmp_path, driver):
 def driver(libraries, toolchain):
     """Return the program."""
     flags = [f"-L{libraries}", f"-Wl,-rpath,{libraries}", "-lucudnn", "-l:libcudnn.so.9", "-Wall", "-Wextra"]
-    return toolchain.compile(HERE / "driver.cpp", toolchain.folder / "driver", *flags)
-
-
-def environment(libraries):
-    """Return variables with which a program finds the package, and stand-ins for CuPy and CUDA's driver."""
-    clean = {key: value for key, value in os.environ.items() if not key.startswith(("UCUDNN_", "PYTHON"))}
-    paths = {"PYTHONPATH": f"{ROOT}:{STAND_IN}", "LD_LIBRARY_PATH": str(libraries)}
-    return clean | paths | {"UCUDNN_DATABASE": "off"}
+    return toolchain.compile(NATIVE / "driver.cpp", toolchain.folder / "driver", *flags)

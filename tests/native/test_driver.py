@@ -6,10 +6,11 @@ from itertools import pairwise
 
 import pytest
 
-from tests.native.conftest import HERE, OPERATIONS, environment
+from tests.support.paths import NATIVE
+from tests.support.toolchain import environment
 from ucudnn.problem import Operation
 
-FORWARD, DATA, FILTER = OPERATIONS
+FORWARD, DATA, FILTER = Operation
 
 
 @pytest.mark.parametrize(
@@ -32,7 +33,7 @@ def test_micro_batches_give_what_a_reference_gives(run, arguments, env):
     done = run(**arguments, env=env, repeats=2)
     done.check(iterations=2)
     for iteration in (0, 1):
-        batches = [done.batches(operation, iteration) for operation in OPERATIONS]
+        batches = [done.batches(operation, iteration) for operation in Operation]
         assert {sum(each) for each in batches} == {done.arguments["n"] * done.arguments["groups"]}
         assert max(map(len, batches)) > done.arguments["groups"]
     assert {call["api"] for call in done.calls[1]} == {int("legacy" in env.get("UCUDNN_BACKEND", ""))}
@@ -42,7 +43,7 @@ def test_micro_batches_give_what_a_reference_gives(run, arguments, env):
 def test_undivided_is_one_call(run):
     done = run(env={"UCUDNN_BATCH_SIZE_POLICY": "undivided"})
     done.check()
-    assert [done.batches(operation) for operation in OPERATIONS] == [[8], [8], [8]]
+    assert [done.batches(operation) for operation in Operation] == [[8], [8], [8]]
     assert {call["algorithm"] for call in done.calls[0]} == {0}  # the other one needs more than the limit
 
 
@@ -143,7 +144,7 @@ def test_layers_that_are_gone_leave_their_part_of_the_total(run):
 
 def test_threads_have_handles_of_their_own(toolchain, libraries, run):
     flags = [f"-L{libraries}", f"-Wl,-rpath,{libraries}", "-lucudnn", "-l:libcudnn.so.9", "-pthread"]
-    program = toolchain.compile(HERE / "threads.cpp", toolchain.folder / "threads", *flags)
+    program = toolchain.compile(NATIVE / "threads.cpp", toolchain.folder / "threads", *flags)
     done = subprocess.run(
         [program], env=environment(libraries), capture_output=True, text=True, check=False, timeout=120
     )

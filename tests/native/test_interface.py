@@ -8,7 +8,8 @@ from time import sleep
 
 import pytest
 
-from tests.native.conftest import HERE, environment
+from tests.support.paths import NATIVE
+from tests.support.toolchain import environment
 from ucudnn.backends.cudnn.algorithms import compile_ahead
 from ucudnn.errors import BackendUnavailableError
 from ucudnn.native import bridge, build
@@ -78,7 +79,7 @@ def test_the_c_interface_compiles_as_c(toolchain, tmp_path):
 
 
 def test_structures_lie_in_memory_as_python_takes_them(toolchain, tmp_path):
-    program = toolchain.compile(HERE / "layout.cpp", tmp_path / "layout", f"-I{build.SOURCES}")
+    program = toolchain.compile(NATIVE / "layout.cpp", tmp_path / "layout", f"-I{build.SOURCES}")
     lines = subprocess.run([program], capture_output=True, text=True, check=True).stdout.splitlines()
     told = {}
     for line in lines:
@@ -135,7 +136,7 @@ def test_the_end_of_a_process_waits_for_threads(monkeypatch):
 
 @pytest.mark.parametrize("destroys", [True, False])
 def test_a_python_process_plans_by_itself(libraries, destroys):
-    command = [sys.executable, HERE / "in_python.py", libraries / "libcudnn.so.9", libraries / build.LIBRARY]
+    command = [sys.executable, NATIVE / "in_python.py", libraries / "libcudnn.so.9", libraries / build.LIBRARY]
     if destroys:
         command.append("destroy")
     done = subprocess.run(command, capture_output=True, text=True, env=environment(libraries), check=False)

@@ -4,7 +4,7 @@ import subprocess
 
 import pytest
 
-from tests.native.conftest import ROOT
+from tests.support.paths import ROOT
 
 PATCHES = ROOT / "caffe_patches"
 

@@ -6,14 +6,15 @@ import sys
 
 import pytest
 
-from tests.native.conftest import HERE, ROOT, environment
+from tests.support.paths import NATIVE, ROOT
+from tests.support.toolchain import environment
 
 
 @pytest.mark.parametrize("refuses", [False, True], ids=["takes gaps", "refuses gaps"])
 def test_results_are_right_within_the_limit(libraries, refuses):
     names, rows = set(), []
     for seed in range(3):
-        command = [sys.executable, HERE / "in_slabs.py", libraries / "libcudnn.so.9", str(seed), str(int(refuses))]
+        command = [sys.executable, NATIVE / "in_slabs.py", libraries / "libcudnn.so.9", str(seed), str(int(refuses))]
         done = subprocess.run(
             command,
             capture_output=True,

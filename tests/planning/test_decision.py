@@ -1,7 +1,7 @@
 import pytest
 
-from tests.benchmarking.test_benchmark import CountingBackend
-from tests.test_problem import make_problem
+from tests.support.counting_backend import CountingBackend
+from tests.support.problems import make_problem
 from ucudnn.backends.candidates import Candidates
 from ucudnn.benchmarking.benchmark import Benchmark
 from ucudnn.errors import InfeasibleError, MeasurementError

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.planning.test_concurrency import groupings, networks
-from tests.solvers.test_sequences import fronts as any_fronts
+from tests.support.configurations import fronts as any_fronts
+from tests.support.groups import groupings, networks
 from ucudnn.errors import InfeasibleError
 from ucudnn.planning.concurrency import concurrent_sets
 from ucudnn.planning.division import allot

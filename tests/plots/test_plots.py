@@ -10,7 +10,7 @@ from matplotlib import rc_context
 from matplotlib.colors import to_rgb
 from matplotlib.text import Text
 
-from tests.reporting.test_report import kernel_report, make_report
+from tests.support.reports import kernel_report, make_report
 from ucudnn.configuration import Configuration, MicroConfiguration, SlabConfiguration
 from ucudnn.errors import BackendUnavailableError, InvalidValueError
 from ucudnn.plots import bars as bars_module

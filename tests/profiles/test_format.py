@@ -2,7 +2,7 @@ import json
 
 import pytest
 
-from tests.test_problem import DIFFERENT, make_problem
+from tests.support.problems import DIFFERENT, make_problem
 from ucudnn.backends.candidates import Candidates
 from ucudnn.backends.replay import ReplayBackend
 from ucudnn.benchmarking.benchmark import Benchmark

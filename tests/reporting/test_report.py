@@ -4,43 +4,13 @@ import json
 
 import pytest
 
+from tests.support.reports import kernel_report, make_report
 from ucudnn.benchmarking.benchmark import Benchmark
 from ucudnn.networks.tables import load_network
-from ucudnn.planning.decision import Method, decide
-from ucudnn.reporting.report import KernelReport, Report, report_decisions, report_kernel
+from ucudnn.planning.decision import decide
+from ucudnn.reporting.report import report_decisions, report_kernel
 from ucudnn.reporting.terminal import print_report
 from ucudnn.settings import Settings
-
-
-def kernel_report(**overrides):
-    values = {
-        "layer": "conv1",
-        "operation": "Forward",
-        "problem": "Forward 8x3x9x9 * 4x3x3x3 float32 NCHW",
-        "count": 2,
-        "configuration": "4x64 FFT",
-        "undivided": "1x256 GEMM",
-        "undivided_ms": 6.0,
-        "micro_batched_ms": 2.0,
-        "workspace_bytes": 100,
-        "undivided_workspace_bytes": 7,
-    }
-    return KernelReport(**(values | overrides))
-
-
-def make_report(*kernels):
-    return Report(
-        network="net",
-        batch=256,
-        method=Method.WR,
-        limit_bytes=1024,
-        policy="powerOfTwo",
-        backend="cpu",
-        conditions={"device": "a device"},
-        kernels=kernels,
-        benchmark_seconds=1.5,
-        solver_seconds=0.25,
-    )
 
 
 def test_a_layer_counts_as_often_as_it_occurs():

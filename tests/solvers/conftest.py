@@ -1,34 +1,15 @@
 """Random micro-configurations, and the fronts of the recorded networks."""
 
 import pytest
-from hypothesis import strategies as st
 
 from ucudnn.benchmarking.benchmark import Benchmark
 from ucudnn.benchmarking.request import Request
-from ucudnn.configuration import MicroConfiguration
 from ucudnn.networks.tables import load_network
 from ucudnn.policy import BatchSizePolicy
 from ucudnn.solvers.desirable import desirable_set
 from ucudnn.solvers.division import Choice
 
 UNLIMITED = 2**50
-
-
-@st.composite
-def micro_configurations(draw, largest=8, most=10):
-    """Draw micro-configurations with whole microseconds, whose sums floats hold exactly enough to compare."""
-    return [
-        MicroConfiguration(size=size, algorithm=f"a{index}", time_ms=time / 1000, workspace_bytes=workspace)
-        for index, (size, time, workspace) in enumerate(
-            draw(
-                st.lists(
-                    st.tuples(st.integers(1, largest), st.integers(1, 200), st.integers(0, 30)),
-                    min_size=1,
-                    max_size=most,
-                )
-            )
-        )
-    ]
 
 
 @pytest.fixture(scope="session")

@@ -3,8 +3,8 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.solvers.conftest import micro_configurations
 from tests.support import paper
+from tests.support.configurations import micro_configurations
 from ucudnn.configuration import MicroConfiguration
 from ucudnn.solvers.desirable import desirable_set
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.solvers.conftest import micro_configurations
+from tests.support.configurations import micro_configurations
 from tests.support.papers_program import glpk_optimum
 from ucudnn.configuration import Configuration, MicroConfiguration
 from ucudnn.errors import SolverUnavailableError

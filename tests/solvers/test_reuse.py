@@ -1,8 +1,8 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.solvers.conftest import micro_configurations
 from tests.support import paper
+from tests.support.configurations import micro_configurations
 from ucudnn.solvers.desirable import desirable_set
 from ucudnn.solvers.reuse import fastest_within
 

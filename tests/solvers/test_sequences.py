@@ -7,29 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.solvers.conftest import micro_configurations
 from tests.support import paper
-from ucudnn.configuration import Configuration, MicroConfiguration
-from ucudnn.solvers.desirable import desirable_set
+from tests.support.configurations import fronts
 from ucudnn.solvers.sequences import bundled
 
-
-@st.composite
-def points(draw):
-    """Draw a front of up to five configurations, rather than the few that random ones leave."""
-    count = draw(st.integers(1, 5))
-    sizes, times = (
-        sorted(draw(st.lists(st.integers(least, 40), min_size=count, max_size=count, unique=True))) for least in (0, 1)
-    )
-    return tuple(
-        Configuration(
-            parts=(MicroConfiguration(size=1, algorithm=f"a{size}", time_ms=time / 1000, workspace_bytes=size),)
-        )
-        for size, time in zip(sizes, reversed(times), strict=True)
-    )
-
-
-fronts = points() | st.builds(desirable_set, micro_configurations(largest=3, most=6), st.integers(1, 4)).filter(bool)
 segments = st.lists(fronts, min_size=1, max_size=4)
 
 

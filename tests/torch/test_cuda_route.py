@@ -17,9 +17,9 @@ import pytest
 torch = pytest.importorskip("torch")
 
 import ucudnn.torch as switch  # noqa: E402
-from tests.native.conftest import HERE, toolchain  # noqa: E402, F401
-from tests.torch.test_interceptor import CASES, assert_close, modules, outcome  # noqa: E402
-from ucudnn import Effort  # noqa: E402
+from tests.support.operands import QUICK  # noqa: E402
+from tests.support.paths import NATIVE  # noqa: E402
+from tests.support.torch_cases import CASES, assert_close, modules, outcome  # noqa: E402
 from ucudnn.backends.candidates import Candidates  # noqa: E402
 from ucudnn.backends.cudnn.algorithms.legacy_call import ALGORITHMS  # noqa: E402
 from ucudnn.backends.cudnn.algorithms.operation_graph import OperationGraph  # noqa: E402
@@ -37,7 +37,6 @@ from ucudnn.torch.gpu import TorchGpu  # noqa: E402
 from ucudnn.torch.interceptor import Switch  # noqa: E402
 from ucudnn.torch.kernel_call import IN_CAPTURE, Lane  # noqa: E402
 
-QUICK = Effort(warmup=0, repeats=1, time_limit_ms=1)
 F = torch.nn.functional
 
 
@@ -142,9 +141,9 @@ class Call(ctypes.Structure):
 
 
 @pytest.fixture(scope="module")
-def stub(toolchain):  # noqa: F811
+def stub(toolchain):
     path = toolchain.folder / "libcudnn_torch.so.9"
-    toolchain.compile(HERE / "stub_cudnn.cpp", path, "-shared", "-fPIC")
+    toolchain.compile(NATIVE / "stub_cudnn.cpp", path, "-shared", "-fPIC")
     loaded = ctypes.CDLL(str(path))
     loaded.stub_clock.restype = ctypes.c_int64
     return loaded

@@ -7,8 +7,9 @@ torch = pytest.importorskip("torch")
 from torch.autograd import gradcheck, gradgradcheck  # noqa: E402
 
 import ucudnn.torch as switch  # noqa: E402
-from tests.execution.test_dispatcher import FaultyBackend  # noqa: E402
-from ucudnn import Effort  # noqa: E402
+from tests.support.faulty_backend import FaultyBackend  # noqa: E402
+from tests.support.operands import QUICK  # noqa: E402
+from tests.support.torch_cases import CASES, asked, assert_close, drawn, modules, outcome  # noqa: E402
 from ucudnn.errors import BackendUnavailableError, SettingsError  # noqa: E402
 from ucudnn.handle import Handle  # noqa: E402
 from ucudnn.problem import MathMode, Operation  # noqa: E402
@@ -16,7 +17,6 @@ from ucudnn.torch.fast_tensors import empty_of  # noqa: E402
 from ucudnn.torch.interceptor import Switch  # noqa: E402
 from ucudnn.torch.kernel_call import IN_CAPTURE, Lane, Left  # noqa: E402
 
-QUICK = Effort(warmup=0, repeats=1, time_limit_ms=1)
 F = torch.nn.functional
 
 
@@ -29,43 +29,6 @@ def nothing_is_left_on():
 
 def enable(**options):
     return switch.enable(backend="cpu", effort=QUICK, **options)
-
-
-def modules():
-    conv = torch.nn
-    return [
-        (conv.Conv1d(3, 4, 3, padding=1), (2, 3, 9)),
-        (conv.Conv2d(4, 6, (3, 2), stride=(2, 1), groups=2, bias=False), (3, 4, 7, 6)),
-        (conv.Conv2d(3, 4, 3, dilation=2, padding="same"), (2, 3, 7, 7)),
-        (conv.Conv2d(2, 2, 3, padding=1, padding_mode="reflect"), (1, 2, 3, 3)),
-        (conv.Conv3d(2, 3, 2, padding=1), (2, 2, 4, 4, 5)),
-        (conv.ConvTranspose1d(3, 2, 3, stride=2), (2, 3, 5)),
-        (conv.ConvTranspose2d(4, 6, 3, stride=2, padding=1, output_padding=1, groups=2), (2, 4, 5, 4)),
-        (conv.ConvTranspose3d(2, 3, 2, stride=2, dilation=1), (2, 2, 3, 3, 3)),
-        (conv.Conv2d(3, 4, 3), (3, 7, 7)),  # no batch
-    ]
-
-
-CASES = range(len(modules()))
-
-
-def drawn(shape):
-    return torch.randn(shape, dtype=torch.float64, requires_grad=True)
-
-
-def outcome(module, x):
-    """Return output and all gradients."""
-    module.zero_grad()
-    x.grad = None
-    out = module(x)
-    (out * torch.linspace(-1, 1, out.numel(), dtype=out.dtype).view_as(out)).sum().backward()
-    return [out.detach(), x.grad.clone(), *(each.grad.clone() for each in module.parameters())]
-
-
-def assert_close(found, expected):
-    assert len(found) == len(expected)
-    for one, other in zip(found, expected, strict=True):
-        torch.testing.assert_close(one, other)
 
 
 @pytest.mark.parametrize("index", CASES)
@@ -269,27 +232,6 @@ def test_threads_that_plan_forward_and_backward_at_the_same_time():
     for channels, each in expected.items():
         assert_close(found[channels], each)
     assert on.report().calls == 12
-
-
-def asked(on):
-    """Return determinism and math mode of what was asked for since a switch was turned on, by operation."""
-    return {each.operation: (each.deterministic, each.math) for each in on._switch.problems()}
-
-
-@pytest.fixture
-def flags():
-    """Set PyTorch's flags to their defaults, for a test to change, and again afterwards."""
-    cudnn = torch.backends.cudnn
-
-    def set_defaults():
-        torch.use_deterministic_algorithms(False)
-        cudnn.deterministic = False
-        cudnn.conv.fp32_precision = cudnn.rnn.fp32_precision = "tf32"
-        cudnn.allow_tf32 = True
-
-    set_defaults()
-    yield cudnn
-    set_defaults()
 
 
 @pytest.mark.parametrize(

@@ -10,8 +10,8 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+from tests.support.documents import blocks  # noqa: E402
 from tests.support.ranks import run_ranks  # noqa: E402
-from tests.test_readme import blocks  # noqa: E402
 from ucudnn.cli import app  # noqa: E402
 from ucudnn.cli.torch_model import time_model  # noqa: E402
 from ucudnn.errors import BackendUnavailableError, InvalidNetworkError  # noqa: E402

@@ -5,8 +5,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from tests.execution.test_dispatcher import FaultyBackend
-from tests.test_handle import PROBLEM, QUICK, direct, operands, poison, relative, written
+from tests.support.faulty_backend import FaultyBackend
+from tests.support.operands import PROBLEM, QUICK, direct, operands, poison, relative, written
 from ucudnn import Handle
 from ucudnn.backends.base import Spare
 from ucudnn.benchmarking.benchmark import Benchmark

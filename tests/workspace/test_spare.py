@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.execution.test_dispatcher import FaultyBackend
+from tests.support.faulty_backend import FaultyBackend
+from tests.support.operands import PROBLEM, QUICK, direct, operands, poison, relative, written
+from tests.support.problems import divisible
 from tests.support.reference import reference_convolution
-from tests.test_handle import PROBLEM, QUICK, direct, operands, poison, relative, written
-from tests.test_slabs import divisible
 from ucudnn import Handle
 from ucudnn.backends.base import SLACK_BYTES, Bench
 from ucudnn.backends.cpu import CpuBackend

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.test_problem import make_problem
+from tests.support.problems import make_problem
 from ucudnn.benchmarking.parallel.partition import Group, Shares, dealt, divided, gathered
 from ucudnn.benchmarking.request import Request
 from ucudnn.problem import Operation

@@ -12,12 +12,12 @@ from types import SimpleNamespace
 
 import pytest
 
-from tests.execution.test_dispatcher import FaultyBackend
+from tests.support.faulty_backend import CountedBackend
+from tests.support.operands import QUICK
+from tests.support.problems import make_problem
 from tests.support.ranks import run_ranks
-from tests.test_problem import make_problem
 from ucudnn import Handle
 from ucudnn.backends.cpu.backend import CpuBackend
-from ucudnn.backends.measurement import Effort
 from ucudnn.benchmarking.benchmark import Benchmark
 from ucudnn.benchmarking.parallel import processes as workers_module
 from ucudnn.benchmarking.parallel.partition import gathered
@@ -29,7 +29,6 @@ from ucudnn.errors import BackendError, SettingsError, UnsupportedProblemError
 from ucudnn.problem import DataType, Operation
 
 ROOT = Path(__file__).parents[3]
-QUICK = Effort(warmup=0, repeats=1, time_limit_ms=1)
 OPTIONS = WorkerOptions(backend="cpu", effort=QUICK, exhaustive=True)
 
 
@@ -38,24 +37,6 @@ def requests(count):
         Request(problem=make_problem(batch=4, channels=2 + 2 * index), sizes=(1, 2, 4), limit_bytes=1 << 30)
         for index in range(count)
     ]
-
-
-class CountedBackend(FaultyBackend):
-    """The CPU backend, which tells what this process measured, and is slow enough for others to get their part."""
-
-    name = "cpu"
-
-    def __init__(self):
-        super().__init__()
-        self.benches = 0
-
-    def machine(self):
-        return CpuBackend().machine()
-
-    def bench(self, problem):
-        self.benches += 1
-        time.sleep(0.05)
-        return super().bench(problem)
 
 
 @pytest.fixture
@@ -375,7 +356,8 @@ RANK = """
 import sys
 import time
 import torch.distributed as distributed
-from tests.benchmarking.parallel.test_ranks import QUICK, make_problem
+from tests.support.operands import QUICK
+from tests.support.problems import make_problem
 from ucudnn import Handle
 from ucudnn.problem import Operation
 
@@ -430,8 +412,8 @@ FAILS = """
 import sys
 from datetime import timedelta
 import torch.distributed as distributed
-from tests.test_handle import PROBLEM, direct, operands, relative
-from tests.benchmarking.parallel.test_ranks import QUICK, CountedBackend
+from tests.support.faulty_backend import CountedBackend
+from tests.support.operands import PROBLEM, QUICK, direct, operands, relative
 from ucudnn import Handle
 
 rank, store = int(sys.argv[1]), sys.argv[2]

@@ -15,11 +15,12 @@ from pathlib import Path
 import pytest
 
 from tests.support import database_worker
-from tests.test_problem import make_problem
+from tests.support.operands import QUICK
+from tests.support.problems import make_problem
 from ucudnn import Handle
 from ucudnn.backends.base import Algorithm
 from ucudnn.backends.cpu.backend import CpuBackend
-from ucudnn.backends.measurement import Effort, MeasurementStatus
+from ucudnn.backends.measurement import MeasurementStatus
 from ucudnn.backends.replay import ReplayBackend
 from ucudnn.benchmarking.benchmark import Benchmark
 from ucudnn.benchmarking.request import Exploration, Request
@@ -33,7 +34,6 @@ from ucudnn.profiles.format import load_profile, save_profile
 
 ROOT = Path(__file__).parents[3]
 MACHINE = {"device": "a GPU", "cudnn": "9.19.0"}
-QUICK = Effort(warmup=0, repeats=1, time_limit_ms=1)
 
 
 def result(name="eng1_k2=3", workspace=512, time_ms=1.25, **options):

@@ -8,12 +8,13 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from tests.backends.cudnn.algorithms.test_packed import CPU, GUARD, HostCall, tensors
-from tests.backends.cudnn.api.test_tensor_shapes import problems
+from tests.support.address_backend import HostCall
+from tests.support.operands import operands
+from tests.support.problems import make_problem, problems
 from tests.support.reference import WRITTEN, reference_convolution
-from tests.test_problem import make_problem
 from ucudnn.backends.base import Algorithm
 from ucudnn.backends.candidates import Candidates
+from ucudnn.backends.cpu.backend import CpuBackend
 from ucudnn.backends.cudnn.algorithms.gathered import (
     GatheredCall,
     asked_of_cudnn,
@@ -28,6 +29,8 @@ from ucudnn.backends.cudnn.gpu.base import DeviceBuffer
 from ucudnn.errors import UnsupportedProblemError
 from ucudnn.problem import Layout, Operation
 
+CPU = CpuBackend()
+GUARD = 64
 POINTWISE = make_problem(batch=6, kernel=(1, 1), stride=(2, 3), groups=1, x_batch_stride=0, y_batch_stride=0)
 
 
@@ -97,7 +100,7 @@ def test_equals_the_call_without_a_copy(problem, beta, bound, data):
     samples = problem.batch + data.draw(st.integers(0, 3))
     start = data.draw(st.integers(0, samples - problem.batch))
     rng = np.random.default_rng(data.draw(st.integers(0, 2**32 - 1)))
-    whole = tensors(problem.with_batch(samples), rng)
+    whole = operands(problem.with_batch(samples), rng)
     whole = [each.astype(problem.dtype.value) for each in whole]
     if beta == 0:
         whole["xwy".index(WRITTEN[problem.operation])][...] = np.nan
@@ -129,7 +132,7 @@ def test_the_convolution_of_the_copy_is_the_same(problem, seed):
     assert inner.output == problem.output
     assert inner.multiplications == problem.multiplications
     assert not skips(inner)
-    x, w, y = tensors(problem, np.random.default_rng(seed))
+    x, w, y = operands(problem, np.random.default_rng(seed))
     expected = reference_convolution(problem, x, w, y)
     along = zip(problem.stride, inner.stride, strict=True)
     reached = (slice(None), slice(None), *(slice(None, None, was if now != was else 1) for was, now in along))

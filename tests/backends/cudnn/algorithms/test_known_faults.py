@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.test_slabs import divisible
+from tests.support.problems import divisible
 from ucudnn.backends.cudnn.algorithms.known_faults import computes_wrong, ends_process
 from ucudnn.backends.cudnn.algorithms.operation_graph import EngineConfiguration
 from ucudnn.backends.cudnn.api.enums import HeuristicMode

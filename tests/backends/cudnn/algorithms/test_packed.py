@@ -7,10 +7,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.cudnn.conftest import AddressCall
+from tests.support.address_backend import HostCall
+from tests.support.operands import operands
+from tests.support.problems import divided
 from tests.support.reference import WRITTEN
-from tests.test_slabs import divided
-from ucudnn.backends.base import Algorithm, PreparedCall
+from ucudnn.backends.base import Algorithm
 from ucudnn.backends.cpu.backend import CpuBackend
 from ucudnn.backends.cudnn.algorithms.packed import PackedCall, base_of, dense, has_gaps, packed_algorithm, packed_name
 from ucudnn.backends.cudnn.gpu.base import DeviceBuffer
@@ -25,21 +26,6 @@ def copy(to, to_step, source, source_step, run_bytes, count):
         ctypes.memmove(to + index * to_step, source + index * source_step, run_bytes)
 
 
-class HostCall(PreparedCall):
-    """A call of the CPU backend on addresses of host memory; it needs no workspace."""
-
-    def __init__(self, problem):
-        self.call = AddressCall(CPU.prepare(problem, "IMPLICIT_GEMM"), problem)
-
-    def launch(self, *operands, workspace, **options):
-        self.call.launch(*operands, workspace=CPU.allocate(0), **options)
-
-
-def tensors(problem, rng):
-    shapes = (problem.x_shape, problem.w_shape, problem.y_shape)
-    return [rng.uniform(-0.5, 0.5, shape) for shape in shapes]
-
-
 @settings(deadline=None)
 @given(divided(), st.sampled_from([0.0, 1.0, -0.5]), st.data())
 def test_equals_the_call_on_the_slab_itself(case, beta, data):
@@ -47,7 +33,7 @@ def test_equals_the_call_on_the_slab_itself(case, beta, data):
     piece = piece_of(problem, data.draw(st.sampled_from(slabs_of(problem, rows))))
     part = piece.problem
     rng = np.random.default_rng(data.draw(st.integers(0, 2**32 - 1)))
-    given_tensors = tensors(problem, rng)
+    given_tensors = operands(problem, rng)
     expected = [each.copy() for each in given_tensors]
     found = [each.copy() for each in given_tensors]
     options = {"start": 0, "alpha": 0.75, "beta": beta, "first_rows": piece.first_rows}

@@ -5,7 +5,7 @@ from array import array
 
 import pytest
 
-from tests.test_problem import make_problem
+from tests.support.problems import make_problem
 from ucudnn.backends.cudnn.algorithms.operation_graph import EngineConfiguration, OperationGraph, round_up
 from ucudnn.backends.cudnn.api.declarations import DECLARATIONS
 from ucudnn.backends.cudnn.api.descriptor import Descriptor

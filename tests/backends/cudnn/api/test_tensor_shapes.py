@@ -6,29 +6,8 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.support.problems import problems
 from ucudnn.backends.cudnn.api.tensor_shapes import shapes_of
-from ucudnn.problem import ConvolutionProblem, Layout, Operation
-
-LAYOUTS = {1: (Layout.NCW, Layout.NWC), 2: (Layout.NCHW, Layout.NHWC), 3: (Layout.NCDHW, Layout.NDHWC)}
-
-
-@st.composite
-def problems(draw):
-    dimensions = draw(st.integers(1, 3))
-    groups = draw(st.integers(1, 3))
-    sizes = st.tuples(*[st.integers(3, 7)] * dimensions)
-    return ConvolutionProblem(
-        operation=draw(st.sampled_from(Operation)),
-        batch=draw(st.integers(1, 4)),
-        channels=groups * draw(st.integers(1, 3)),
-        spatial=draw(sizes),
-        filters=groups * draw(st.integers(1, 3)),
-        kernel=draw(st.tuples(*[st.integers(1, 3)] * dimensions)),
-        padding=draw(st.tuples(*[st.integers(0, 2)] * dimensions)),
-        stride=draw(st.tuples(*[st.integers(1, 3)] * dimensions)),
-        groups=groups,
-        layout=draw(st.sampled_from(LAYOUTS[dimensions])),
-    )
 
 
 def strides_of(shape, layout):

@@ -6,8 +6,8 @@ from weakref import ref
 
 import pytest
 
-from tests.backends.cudnn.bench.test_call_timer import Machine
-from tests.test_problem import make_problem
+from tests.support.machine import Machine
+from tests.support.problems import make_problem
 from ucudnn.backends.base import Algorithm
 from ucudnn.backends.cudnn.bench import bench as benches
 from ucudnn.backends.cudnn.bench import call_timer

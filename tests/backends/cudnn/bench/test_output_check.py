@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.cudnn.conftest import AddressCall
+from tests.support.address_backend import AddressCall
+from tests.support.problems import divided
 from tests.support.reference import reference_convolution
-from tests.test_slabs import divided
 from ucudnn.backends.cpu.backend import CpuBackend
 from ucudnn.backends.cudnn.bench import output_check as check_module
 from ucudnn.backends.cudnn.bench.output_check import OutputCheck

@@ -1,0 +1,97 @@
+"""The CPU backend on addresses of host memory, as cuDNN computes on addresses of a GPU's."""
+
+import ctypes
+from itertools import count
+from types import SimpleNamespace
+
+import numpy as np
+
+from ucudnn.backends.base import ComputeBackend, PreparedCall
+from ucudnn.backends.cpu.backend import CpuBackend
+from ucudnn.slabs import row_bytes
+
+
+class AddressCall(PreparedCall):
+    """A call of the CPU backend on addresses: it looks at host memory as the problem's tensors."""
+
+    def __init__(self, call, problem):
+        self.call, self.problem = call, problem
+
+    def launch(self, x, w, y, *, start, alpha, beta, workspace, first_rows=None):
+        whole = self.problem.with_batch(start + self.problem.batch)  # tensors may be longer than that: nobody looks
+        x_row, y_row = (row * step for row, step in zip(first_rows or (0, 0), row_bytes(whole), strict=True))
+        views = (
+            view(x + x_row, whole.x_shape, whole.dtype, whole.x_batch_stride, whole.x_channel_stride),
+            view(w, whole.w_shape, whole.dtype, whole.w_sample),
+            view(y + y_row, whole.y_shape, whole.dtype, whole.y_batch_stride, whole.y_channel_stride),
+        )
+        self.call.launch(*views, start=start, alpha=alpha, beta=beta, workspace=workspace)
+
+
+def view(address, shape, dtype, outer, inner=0):
+    """Return host memory as an array that is dense but for its outermost stride, and the next if it is given."""
+    size = dtype.itemsize
+    strides = [size * int(np.prod(shape[axis + 1 :])) for axis in range(len(shape))]
+    strides[0] = outer * size
+    strides[1] = inner * size or strides[1]
+    span = size + sum((count - 1) * stride for count, stride in zip(shape, strides, strict=True))
+    memory = (ctypes.c_char * span).from_address(address)
+    return np.ndarray(shape, dtype.value, memory, strides=strides)
+
+
+class AddressBackend(ComputeBackend):
+    """The CPU backend behind the address of a cudnnHandle_t that no cuDNN made: for what is μ-cuDNN's own."""
+
+    name = "addresses"
+    _numbers = count(1)
+
+    def __init__(self):
+        self.cpu = CpuBackend()
+        self.cudnn_handle = -next(self._numbers)
+        self.streams = []
+
+    def set_stream(self, stream):
+        self.streams.append(stream)
+
+    def prepare(self, problem, algorithm):
+        return AddressCall(self.cpu.prepare(problem, algorithm), problem)
+
+    def conditions(self):
+        return self.cpu.conditions()
+
+    def algorithms(self, problem):
+        return self.cpu.algorithms(problem)
+
+    def bench(self, problem):
+        return self.cpu.bench(problem)
+
+    def allocate(self, size_bytes):
+        return self.cpu.allocate(size_bytes)
+
+    def operands(self, problem):
+        return self.cpu.operands(problem)
+
+    def elapsed_ms(self, *arguments):
+        return self.cpu.elapsed_ms(*arguments)
+
+    def segment(self, buffer, offset_bytes, size_bytes):
+        return self.cpu.segment(buffer, offset_bytes, size_bytes)
+
+
+class DeviceArray(np.ndarray):
+    """A NumPy array with the attributes of CuPy's that the package looks at."""
+
+    @property
+    def data(self):
+        return SimpleNamespace(ptr=self.ctypes.data, device=SimpleNamespace(id=0))
+
+
+class HostCall(PreparedCall):
+    """A call of the CPU backend on addresses of host memory; it needs no workspace."""
+
+    def __init__(self, problem):
+        self._cpu = CpuBackend()
+        self.call = AddressCall(self._cpu.prepare(problem, "IMPLICIT_GEMM"), problem)
+
+    def launch(self, *operands, workspace, **options):
+        self.call.launch(*operands, workspace=self._cpu.allocate(0), **options)

@@ -1,0 +1,37 @@
+"""A backend whose measurements are known, and counted."""
+
+from contextlib import contextmanager
+
+from ucudnn.backends.base import Algorithm, Backend, Bench
+from ucudnn.backends.measurement import Measurement, MeasurementStatus
+
+
+class CountingBackend(Backend, Bench):
+    """Counts what is measured; BROKEN fails, the others take size + index milliseconds."""
+
+    name = "counting"
+
+    def __init__(self, workspaces):
+        self.workspaces = workspaces
+        self.measured = []
+        self.problem = None
+
+    def conditions(self):
+        return {"device": "none"}
+
+    def algorithms(self, problem):
+        return tuple(
+            Algorithm(name=name, workspace_bytes=size * problem.batch, api="counting")
+            for name, size in self.workspaces.items()
+        )
+
+    @contextmanager
+    def bench(self, problem):
+        self.problem = problem
+        yield self
+
+    def measure(self, size, algorithm, effort, worth_ms=float("inf"), slabs=()):
+        self.measured.append((self.problem.with_batch(size), algorithm.name))
+        if algorithm.name == "BROKEN":
+            return Measurement(status=MeasurementStatus.FAILED, reason="it is broken")
+        return Measurement(status=MeasurementStatus.MEASURED, samples_ms=(1.0, size + 1.0, 1e9))

@@ -1,0 +1,121 @@
+"""The CPU backend with faults in its way, and one that counts what it measures."""
+
+import time
+import weakref
+
+from ucudnn.backends.base import ComputeBackend, PreparedCall
+from ucudnn.backends.cpu import CpuBackend
+from ucudnn.errors import UnsupportedProblemError
+
+
+class FaultyCall(PreparedCall):
+    """A call that fails from its n-th launch on."""
+
+    def __init__(self, call, backend, algorithm):
+        self._call = call
+        self._backend = backend
+        self._algorithm = algorithm
+
+    def launch(self, x, w, y, **options):
+        self._backend.launches += 1
+        self._backend.log.append((self._algorithm, options["start"]))
+        if self._algorithm in self._backend.broken and options["start"] >= self._backend.first_broken:
+            raise UnsupportedProblemError(f"{self._algorithm} is broken")
+        self._call.launch(x, w, y, **options)
+
+
+class FaultyBackend(ComputeBackend):
+    """The CPU backend with algorithms that break after they were measured, and memory that runs out."""
+
+    def __init__(self):
+        self._cpu = CpuBackend()
+        self.broken = set()
+        self.unprepared = set()
+        self.first_broken = 0
+        self.memory = self.budget = 2**40
+        self.held = []
+        self.unmeasurable = None
+        self.prepare_hook = lambda: None
+        self.current = 0
+        self.captures = False
+        self.followed = []
+        self.finished = []
+        self.launches = 0
+        self.log = []
+
+    name = "faulty"
+    recycles = False
+
+    def conditions(self):
+        return self._cpu.conditions()
+
+    def algorithms(self, problem):
+        return self._cpu.algorithms(problem)
+
+    def bench(self, problem):
+        if problem.batch == self.unmeasurable:
+            raise MemoryError("no room for operands")
+        return self._cpu.bench(problem)
+
+    def prepare(self, problem, algorithm):
+        self.prepare_hook()
+        if algorithm in self.unprepared:
+            raise UnsupportedProblemError(f"{algorithm} cannot be prepared")
+        return FaultyCall(self._cpu.prepare(problem, algorithm), self, algorithm)
+
+    def allocate(self, size_bytes):
+        held = sum(size for buffer, size in self.held if buffer() is not None)
+        if size_bytes > self.memory or held + size_bytes > self.budget:
+            raise MemoryError(f"{size_bytes} bytes are too many")
+        buffer = self._cpu.allocate(size_bytes)
+        self.held.append((weakref.ref(buffer), size_bytes))
+        return buffer
+
+    def operands(self, problem):
+        return self._cpu.operands(problem)
+
+    def elapsed_ms(self, run, lead=None):
+        return self._cpu.elapsed_ms(run)
+
+    def segment(self, buffer, offset_bytes, size_bytes):
+        return self._cpu.segment(buffer, offset_bytes, size_bytes)
+
+    def spare(self, bound, size_bytes):
+        return self._cpu.spare(bound, size_bytes)
+
+    def behind(self, bound, **options):
+        return self._cpu.behind(bound, **options)
+
+    def queue(self):
+        return self.current
+
+    def mark(self):
+        return None if self.captures else self.current
+
+    def wait(self, mark):
+        if mark not in (None, self.current):
+            self.followed.append((self.current, mark))
+
+    def finish(self, mark):
+        self.finished.append(mark)
+
+    def capturing(self, queue):
+        return self.captures
+
+
+class CountedBackend(FaultyBackend):
+    """The CPU backend, which tells what this process measured, and is slow enough for others to get their part."""
+
+    name = "cpu"
+
+    def __init__(self):
+        super().__init__()
+        self.benches = 0
+
+    def machine(self):
+        return CpuBackend().machine()
+
+    def bench(self, problem):
+        self.benches += 1
+        time.sleep(0.05)
+        return super().bench(problem)
