@@ -16,7 +16,6 @@ from ucudnn.execution.dispatcher import Dispatcher, Entry
 from ucudnn.execution.launcher import Launcher
 from ucudnn.execution.layer_identity import Layers, checked_name
 from ucudnn.kernel import Kernel, VirtualAlgorithm
-from ucudnn.locks import lock_of
 from ucudnn.planning.concurrency import parse_groups
 from ucudnn.planning.decision import Decisions, decide
 from ucudnn.policy import BatchSizePolicy
@@ -94,7 +93,7 @@ class Handle:
         self.backend: Backend = opened
         """What computes, or replays."""
         self._benchmark = open_benchmark(self.backend, self.settings, effort=effort, listener=listener)
-        self._lock = lock_of(self.backend)
+        self._lock = self.backend.lock
         self._problems = ProblemCache()
         self._groups = parse_groups(groups or ())
         self._divides = self.settings.total_workspace_bytes is not None

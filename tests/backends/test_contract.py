@@ -1,6 +1,7 @@
 """One contract for all backends; a new one adds its name to COMPUTING in the package and no test here."""
 
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -33,6 +34,12 @@ def test_name_and_conditions(backend, request):
     assert backend.name.removesuffix(f":{Candidates.EVERY.value}") == request.node.callspec.params["backend"]
     assert backend.conditions()["device"]
     assert all(isinstance(value, str) for value in backend.conditions().values())
+
+
+def test_each_backend_has_one_lock_which_a_thread_may_take_twice(backend):
+    with backend.lock, backend.lock:
+        assert not ThreadPoolExecutor(1).submit(backend.lock.acquire, blocking=False).result()
+    assert open_backend("cpu").lock is not backend.lock
 
 
 def test_algorithms_have_names_of_their_own_and_workspaces(backend, problem):

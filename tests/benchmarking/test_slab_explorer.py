@@ -49,6 +49,7 @@ class Rates(ComputeBackend):
     name = "rates"
 
     def __init__(self, rates, lacks=()):
+        super().__init__()
         self.rates = rates  # name: (workspace of an element of x in bytes, milliseconds of 10**9 multiplications)
         self.lacks = lacks  # algorithms that know one padding only
         self.measured = []

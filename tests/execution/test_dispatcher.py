@@ -2,7 +2,9 @@
 
 import logging
 import pickle
+import time
 import weakref
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import numpy as np
@@ -261,6 +263,23 @@ def test_what_cannot_be_planned_stops_nobody_else(faulty):
     faulty.unmeasurable = None
     check(handle, PROBLEM)
     check(handle, broken)
+
+
+def test_handles_that_share_a_backend_wait_for_each_other(faulty):
+    inside = most = 0
+
+    def enter():
+        nonlocal inside, most
+        inside += 1
+        most = max(most, inside)
+        time.sleep(0.005)
+        inside -= 1
+
+    faulty.prepare_hook = enter
+    handles = [Handle(backend=faulty, policy="undivided", workspace_limit="1MiB", effort=QUICK) for _ in range(2)]
+    with ThreadPoolExecutor(2) as threads:
+        list(threads.map(lambda handle: check(handle, PROBLEM), handles))  # raises what a thread raised
+    assert most == 1
 
 
 def test_errors_of_steps_cross_processes():

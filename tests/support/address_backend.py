@@ -46,6 +46,7 @@ class AddressBackend(ComputeBackend):
     _numbers = count(1)
 
     def __init__(self):
+        super().__init__()
         self.cpu = CpuBackend()
         self.cudnn_handle = -next(self._numbers)
         self.streams = []

@@ -28,6 +28,7 @@ class FaultyBackend(ComputeBackend):
     """The CPU backend with algorithms that break after they were measured, and memory that runs out."""
 
     def __init__(self):
+        super().__init__()
         self._cpu = CpuBackend()
         self.broken = set()
         self.unprepared = set()

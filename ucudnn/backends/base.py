@@ -10,6 +10,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import partial
 from math import inf
+from threading import RLock
 from typing import Any, NamedTuple, final
 
 from ucudnn.backends.measurement import Effort, Measurement
@@ -93,7 +94,15 @@ class Bench(ABC):
 
 
 class Backend(ABC):
-    """What planning needs: which algorithms there are, and how long they take."""
+    """What planning needs: which algorithms there are, and how long they take.
+
+    Attributes:
+        lock: held while a handle plans or launches. Handles that share a backend share its queue too, so they wait for
+            each other.
+    """
+
+    def __init__(self) -> None:
+        self.lock = RLock()
 
     @property
     @abstractmethod

@@ -30,6 +30,7 @@ class ReplayBackend(Backend):
     def __init__(
         self, profile: Profile, *, candidates: Candidates = Candidates.EVERY, network: str | None = None
     ) -> None:
+        super().__init__()
         self._profile = profile
         self._candidates = candidates
         self._network = network

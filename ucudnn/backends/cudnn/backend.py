@@ -63,6 +63,7 @@ class CudnnBackend(ComputeBackend):
         library_path: str | None = None,
         device: int | Gpu | None = None,
     ) -> None:
+        super().__init__()
         self._candidates = candidates
         self._device: Gpu = device if isinstance(device, Gpu) else Device(device)
         self.library = Library(library_path)
