@@ -29,7 +29,9 @@ MOST_LINES = 400
 MOST_LINES_OF_A_FUNCTION = 60
 MOST_PARAMETERS = 7
 
-VOCABULARY = {"problem", "kernel", "slabs", "configuration", "policy", "settings", "errors", "units", "arrays"}
+VOCABULARY = {
+    *("problem", "kernel", "slabs", "configuration", "policy", "settings", "errors", "units", "arrays", "bounded"),
+}
 ROOMS = {  # each room: the rooms directly under it; imports go down only
     "vocabulary": (),
     "profiles": ("vocabulary",),
@@ -71,7 +73,6 @@ ATEN_CONVOLUTION = ["stride", "padding", "dilation", "transposed", "output_paddi
 # What still breaks a rule. Lines are only taken away here.
 IMPORTS_LEFT = {
     "backends.cudnn.api.described imports cudnn.constants",
-    "locks imports backends.base",
     "workspace.stream_order imports planning.division",
 }
 CIRCLES_LEFT = {"backends.cudnn.api.described -> cudnn"}
