@@ -14,7 +14,7 @@ from ucudnn.benchmarking.factory import open_benchmark
 from ucudnn.errors import BackendError, InfeasibleError, SettingsError
 from ucudnn.execution.dispatcher import Dispatcher, Entry
 from ucudnn.execution.launcher import Launcher
-from ucudnn.execution.layer_identity import Layers, checked_name
+from ucudnn.execution.layer_identity import LayerIdentities, checked_name
 from ucudnn.kernel import Kernel, VirtualAlgorithm
 from ucudnn.planning.concurrency import parse_groups
 from ucudnn.planning.decision import Decisions, decide
@@ -99,7 +99,7 @@ class Handle:
         self._divides = self.settings.total_workspace_bytes is not None
         if self._groups and not self._divides:
             raise SettingsError("groups say how a total is divided: give total_workspace, too")
-        self._layers = Layers()
+        self._layers = LayerIdentities()
         self._entries: dict[_Key, Entry] = {}
         self._decided: list[Decisions] = []
         computes = opened if isinstance(opened, ComputeBackend) else None

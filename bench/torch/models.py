@@ -17,7 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from ucudnn.backends.cudnn.gpu.base import driver_version
 from ucudnn.torch.aten_kernels import held_bytes
-from ucudnn.torch.factory import open_switch
+from ucudnn.torch.factory import open_interceptor
 
 RESULTS = Path(__file__).parent / "results"
 MIB = 2**20
@@ -54,7 +54,7 @@ def device_of(arguments: argparse.Namespace) -> torch.device:
 def switch_for(arguments: argparse.Namespace, limit: str) -> Any:
     """Return what `ucudnn.torch.enable` would turn on."""
     backend = "cpu" if arguments.backend == "cpu" else "cudnn"
-    return open_switch(backend, {"workspace_limit": limit})
+    return open_interceptor(backend, {"workspace_limit": limit})
 
 
 def small_options(parser: argparse.ArgumentParser, out: str) -> None:

@@ -21,8 +21,8 @@ import torch
 
 from bench.torch.models import conditions, device_of, small_options, switch_for, verdict, write
 from ucudnn.backends.cudnn.backend import CudnnBackend
-from ucudnn.torch.interceptor import Switch
-from ucudnn.torch.overrides import kernels
+from ucudnn.torch.interceptor import Interceptor
+from ucudnn.torch.overrides import process_overrides
 from ucudnn.torch.summary import summarize
 
 CALLS = 100
@@ -71,19 +71,19 @@ def cases(device: torch.device) -> dict[str, tuple[Callable[[], object], int]]:
     }
 
 
-def prepare(switch: Switch, device: torch.device, *, at_once: bool) -> None:
+def prepare(switch: Interceptor, device: torch.device, *, at_once: bool) -> None:
     """Let both choose algorithms, and wait until no thread compiles any more, but not `at_once`."""
     for each in (None, switch):
-        kernels.use(each)
+        process_overrides.use(each)
         for run, _ in cases(device).values():
             sample_us(run, 3, device)
-    kernels.use(None)
+    process_overrides.use(None)
     for handle in () if at_once else switch.handles().values():
         if isinstance(handle.backend, CudnnBackend):
             handle.backend.rest()
 
 
-def eager(switch: Switch, device: torch.device, samples: int) -> dict[str, dict[str, float]]:
+def eager(switch: Interceptor, device: torch.device, samples: int) -> dict[str, dict[str, float]]:
     """Return the microseconds of each case, each way."""
     found: dict[str, dict[str, float]] = {}
     ways = {"pytorch": None, "ucudnn": switch, "after disable": None}
@@ -91,21 +91,21 @@ def eager(switch: Switch, device: torch.device, samples: int) -> dict[str, dict[
         taken: dict[str, list[float]] = {way: [] for way in ways}
         for _ in range(samples):
             for way, each in ways.items():
-                kernels.use(each)
+                process_overrides.use(each)
                 sample_us(run, 3, device)
                 taken[way].append(sample_us(run, CALLS, device))
-        kernels.use(None)
+        process_overrides.use(None)
         found[name] = {way: median(values) for way, values in taken.items()}
         print(f"{name:26}" + "".join(f"{way:>15} {value:6.1f} us" for way, value in found[name].items()), flush=True)
     return found
 
 
-def graphs(switch: Switch, device: torch.device, samples: int) -> dict[str, float]:
+def graphs(switch: Interceptor, device: torch.device, samples: int) -> dict[str, float]:
     """Return the microseconds of the host for a replay, each way."""
     x, w = torch.randn(8, 16, 14, 14, device=device), torch.randn(16, 16, 3, 3, device=device)
     captured = {}
     for way, each in {"pytorch": None, "ucudnn": switch}.items():
-        kernels.use(each)
+        process_overrides.use(each)
         side = torch.cuda.Stream()
         side.wait_stream(torch.cuda.current_stream())
         with torch.no_grad(), torch.cuda.stream(side):
@@ -116,7 +116,7 @@ def graphs(switch: Switch, device: torch.device, samples: int) -> dict[str, floa
         with torch.no_grad(), torch.cuda.graph(captured[way]):
             for _ in range(IN_GRAPH):
                 torch.nn.functional.conv2d(x, w, padding=1)
-    kernels.use(None)
+    process_overrides.use(None)
     taken: dict[str, list[float]] = {way: [] for way in captured}
     for _ in range(samples):
         for way, graph in captured.items():

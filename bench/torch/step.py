@@ -34,8 +34,8 @@ from bench.torch.models import (
     verdict,
     write,
 )
-from ucudnn.torch.interceptor import Switch
-from ucudnn.torch.overrides import kernels
+from ucudnn.torch.interceptor import Interceptor
+from ucudnn.torch.overrides import process_overrides
 from ucudnn.torch.summary import summarize
 from ucudnn.units import parse_bytes
 
@@ -49,7 +49,7 @@ def ways_of(arguments: argparse.Namespace) -> dict[str, Any]:
     return {"pytorch": None, **{way: switch_for(arguments, limit) for way, limit in limits.items()}}
 
 
-def first_steps(switch: Switch | None, step: Callable[[], object], warmup: int) -> dict[str, object]:
+def first_steps(switch: Interceptor | None, step: Callable[[], object], warmup: int) -> dict[str, object]:
     """Take first steps, which plan, and one that tells what convolutions take."""
     begin = perf_counter()
     for _ in range(warmup):
@@ -74,7 +74,7 @@ def measure(
     ways = ways_of(arguments)
     answer: dict[str, dict[str, object]] = {}
     for way, switch in ways.items():
-        kernels.use(switch)
+        process_overrides.use(switch)
         answer[way] = first_steps(switch, step, arguments.warmup)
         seconds, largest = (float(str(answer[way][key])) for key in ("first_steps_s", "largest_bytes"))
         print(f"{name} {way:10} first steps {seconds:6.1f} s, largest allocation {largest / MIB:8.1f} MiB", flush=True)
@@ -82,11 +82,11 @@ def measure(
     samples: dict[str, list[float]] = {way: [] for way in ways}
     for turn in range(arguments.steps):
         for way in list(ways) if turn % 2 else list(reversed(ways)):
-            kernels.use(ways[way])
+            process_overrides.use(ways[way])
             step()  # what was cached for another way is not asked of this one
             samples[way].append(elapsed_ms(step, device))
         keep({"model": source, "batch": batch, "ways": answer, "samples_ms": samples})
-    kernels.use(None)
+    process_overrides.use(None)
     for way, switch in ways.items():
         answer[way] |= {"median_ms": median(samples[way]), "samples_ms": samples[way]}
         if switch is not None:

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.support.problems import make_problem
-from ucudnn.execution.layer_identity import _MOST, _MOST_PLACES, Layers
+from ucudnn.execution.layer_identity import _MOST, _MOST_PLACES, LayerIdentities
 from ucudnn.problem import DataType, Layout, Operation
 
 SHAPES = [
@@ -32,7 +32,7 @@ def held(layers):
 
 @given(st.data())
 def test_filters_that_stay_keep_their_name_whatever_the_inputs(data):
-    layers = Layers()
+    layers = LayerIdentities()
     each_one = [(family, address) for family in range(len(FAMILIES)) for address in range(data.draw(st.integers(1, 4)))]
     first = sorted(data.draw(st.permutations(each_one)), key=lambda one: one[0] > 0)  # Forward first
     later = data.draw(st.lists(st.sampled_from(each_one), max_size=20))
@@ -44,7 +44,7 @@ def test_filters_that_stay_keep_their_name_whatever_the_inputs(data):
 
 
 def test_filters_of_another_shape_are_of_another_layer():
-    layers = Layers()
+    layers = LayerIdentities()
     problems = [make_problem(**overrides) for overrides in [*FAMILIES, *SHAPES]]
     for _ in range(3):
         assert [layers.call(problem, 0) for problem in problems] == [f"#{n}" for n in range(1, len(problems) + 1)]
@@ -63,7 +63,7 @@ def steps(draw):
 @given(steps(), st.lists(inputs, min_size=5, max_size=5), st.integers(2, 3 * _MOST_PLACES))
 def test_filters_that_move_are_known_by_their_place_in_the_round(step, shapes, rounds):
     calls, stay = step
-    layers = Layers()
+    layers = LayerIdentities()
     names = {}
     for number in range(rounds):
         for family, layer in calls:
@@ -76,7 +76,7 @@ def test_filters_that_move_are_known_by_their_place_in_the_round(step, shapes, r
 @given(steps())
 def test_memory_does_not_grow_with_rounds(step):
     calls, stay = step
-    layers = Layers()
+    layers = LayerIdentities()
     sizes = []
     for number in range(3 * _MOST_PLACES):
         for family, layer in calls:
@@ -90,7 +90,7 @@ def test_memory_does_not_grow_with_rounds(step):
 
 @given(st.lists(st.booleans(), max_size=8), st.integers(0, 5), st.data())
 def test_registered_layers_are_taken_in_order(as_registered, count, data):
-    layers = Layers()
+    layers = LayerIdentities()
     problem = make_problem()
     waiting = {address: layers.register(problem, address) for address in range(count)}
     assert len(set(waiting.values())) == count
@@ -110,7 +110,7 @@ def test_registered_layers_are_taken_in_order(as_registered, count, data):
 
 
 def test_registered_layers_come_before_those_whose_filters_moved():
-    layers = Layers()
+    layers = LayerIdentities()
     problem = make_problem()
     old = [layers.call(problem, address) for address in range(4)]
     assert layers.call(problem, 0) == old[0]
@@ -120,7 +120,7 @@ def test_registered_layers_come_before_those_whose_filters_moved():
 
 
 def test_a_layer_registered_without_filters_is_the_first_of_its_shape():
-    layers = Layers()
+    layers = LayerIdentities()
     names = {layers.register(make_problem(batch=batch)) for batch in (2, 4, 8)}
     assert names == {layers.call(make_problem(), "filters")} == {layers.register(make_problem())}
     assert layers.call(make_problem(), "others") not in names
@@ -128,7 +128,7 @@ def test_a_layer_registered_without_filters_is_the_first_of_its_shape():
 
 @pytest.mark.parametrize("families", [1, 2])
 def test_ever_new_filters_are_no_ever_new_layers(families, caplog):
-    layers = Layers()
+    layers = LayerIdentities()
     names = defaultdict(set)
     for address in range(_MOST * (_MOST_PLACES + 2)):
         for family in FAMILIES[:families]:  # without BackwardFilter, for that would tell one step from the next
@@ -140,7 +140,7 @@ def test_ever_new_filters_are_no_ever_new_layers(families, caplog):
 
 
 def test_a_layer_without_room_shares_the_first_of_its_shape():
-    layers = Layers()
+    layers = LayerIdentities()
     problem, other = make_problem(), make_problem(kernel=(3, 3))
     first = layers.call(problem, "first")
     assert layers.share(problem, "first") is None

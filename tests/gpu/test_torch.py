@@ -21,6 +21,7 @@ from ucudnn import Effort  # noqa: E402
 from ucudnn.problem import MathMode  # noqa: E402
 from ucudnn.torch.aten_kernels import held_bytes  # noqa: E402
 from ucudnn.torch.kernel_call import IN_CAPTURE  # noqa: E402
+from ucudnn.torch.overrides import process_overrides  # noqa: E402
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="PyTorch has no GPU")
 
@@ -37,7 +38,7 @@ TOLERANCE = {torch.float16: 2e-3, torch.bfloat16: 1.5e-2, torch.float32: 2e-3, t
 def nothing_is_left_on():
     torch.manual_seed(0)
     yield
-    switch.kernels.clear()
+    process_overrides.clear()
     torch.cuda.synchronize()
 
 
@@ -419,7 +420,7 @@ def test_graphs_are_captured_replayed_and_outlive_the_switch(options):
         assert on.report().left == {}
         assert on.report().calls == 2
     del on
-    switch.kernels.clear()
+    process_overrides.clear()
     noise = [torch.randn(1 << 20, device="cuda") for _ in range(8)]  # takes what was given back too early
     for _ in range(2):
         x.copy_(torch.rand_like(x) - 0.5)

@@ -30,12 +30,13 @@ from ucudnn.backends.cudnn.backend import CudnnBackend  # noqa: E402
 from ucudnn.backends.cudnn.gpu.base import Timed  # noqa: E402
 from ucudnn.backends.prefetch import Ahead  # noqa: E402
 from ucudnn.configuration import Configuration, MicroConfiguration  # noqa: E402
-from ucudnn.execution.launcher import Bound  # noqa: E402
+from ucudnn.execution.launcher import BoundKernel  # noqa: E402
 from ucudnn.handle import Handle  # noqa: E402
 from ucudnn.problem import ConvolutionProblem, MathMode, Operation  # noqa: E402
 from ucudnn.torch.gpu import TorchGpu  # noqa: E402
-from ucudnn.torch.interceptor import Switch  # noqa: E402
-from ucudnn.torch.kernel_call import IN_CAPTURE, Lane  # noqa: E402
+from ucudnn.torch.interceptor import Interceptor  # noqa: E402
+from ucudnn.torch.kernel_call import IN_CAPTURE, KernelCall  # noqa: E402
+from ucudnn.torch.overrides import process_overrides  # noqa: E402
 
 F = torch.nn.functional
 
@@ -162,8 +163,8 @@ def host(stub, monkeypatch):
     monkeypatch.setattr(torch.cuda, "device", lambda device: nullcontext())
     monkeypatch.setattr(torch.Tensor, "get_device", lambda self: 0, raising=False)
     yield found
-    switch.kernels.clear()
-    switch.kernels._kept.clear()
+    process_overrides.clear()
+    process_overrides._kept.clear()
 
 
 @pytest.fixture
@@ -182,9 +183,9 @@ def enable(host, **options):
         backend = CudnnBackend(library_path=host.stub._name, device=TorchGpu(ordinal))
         return Handle(backend=backend, effort=QUICK, **options)
 
-    made = Switch(open_handle, "cpu", switch.kernels.stock("cpu"))
-    before = switch.kernels.switch
-    switch.kernels.use(made)
+    made = Interceptor(open_handle, "cpu", process_overrides.stock("cpu"))
+    before = process_overrides.switch
+    process_overrides.use(made)
     return switch.Enabled(made, before)
 
 
@@ -613,9 +614,11 @@ def test_each_call_goes_to_the_stream_that_is_current(host, calls):
 def recurring(monkeypatch):
     """Let each lane write the same tensor each time; return what bound calls answered."""
     kept, answers = {}, []
-    new, bound = Lane.new, Bound.__call__
-    monkeypatch.setattr(Lane, "new", lambda self: kept.get(self) if self in kept else kept.setdefault(self, new(self)))
-    monkeypatch.setattr(Bound, "__call__", lambda self: answers.append(bound(self)) or answers[-1])
+    new, bound = KernelCall.new, BoundKernel.__call__
+    monkeypatch.setattr(
+        KernelCall, "new", lambda self: kept.get(self) if self in kept else kept.setdefault(self, new(self))
+    )
+    monkeypatch.setattr(BoundKernel, "__call__", lambda self: answers.append(bound(self)) or answers[-1])
     return answers
 
 
@@ -733,7 +736,7 @@ def test_a_capture_uses_what_was_planned_and_keeps_it(host):
         for one, other in zip(convolution(x, w), convolution(x.double(), w.double()), strict=True):
             torch.testing.assert_close(one, other.float(), rtol=1e-4, atol=1e-5)
         assert on.report().calls == 6
-    assert on._switch in switch.kernels._kept
+    assert on._switch in process_overrides._kept
 
 
 def test_memory_that_runs_short(host, caplog):

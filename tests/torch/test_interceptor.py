@@ -14,8 +14,9 @@ from ucudnn.errors import BackendUnavailableError, SettingsError  # noqa: E402
 from ucudnn.handle import Handle  # noqa: E402
 from ucudnn.problem import MathMode, Operation  # noqa: E402
 from ucudnn.torch.fast_tensors import empty_of  # noqa: E402
-from ucudnn.torch.interceptor import Switch  # noqa: E402
-from ucudnn.torch.kernel_call import IN_CAPTURE, Lane, Left  # noqa: E402
+from ucudnn.torch.interceptor import Interceptor  # noqa: E402
+from ucudnn.torch.kernel_call import IN_CAPTURE, Fallbacks, KernelCall  # noqa: E402
+from ucudnn.torch.overrides import process_overrides  # noqa: E402
 
 F = torch.nn.functional
 
@@ -24,7 +25,7 @@ F = torch.nn.functional
 def nothing_is_left_on():
     yield
     switch.disable()
-    switch.kernels.clear()
+    process_overrides.clear()
 
 
 def enable(**options):
@@ -191,7 +192,7 @@ def test_a_converted_module_has_its_layers_names_and_no_other_is_touched():
     switch.convert(module, backend="cpu", total_workspace="1MiB", effort=QUICK)
     assert_close(outcome(module, x), expected[0])
     assert_close(outcome(other, x), expected[1])
-    (converted,) = switch.kernels.converted
+    (converted,) = process_overrides.converted
     (report,) = converted.reports().values()
     assert report.method.value == "WD"
     assert sorted((kernel.layer, kernel.operation) for kernel in report.kernels) == sorted(
@@ -364,7 +365,7 @@ def test_nothing_is_left_behind():
         assert replaced()
         switch.convert(torch.nn.Conv2d(1, 1, 1), backend="cpu")
     assert replaced()
-    switch.kernels.clear()
+    process_overrides.clear()
     assert not replaced()
 
 
@@ -385,7 +386,7 @@ def test_copies_and_savings_of_converted_modules(tmp_path):
     x = drawn((2, 3, 6, 6))
     expected = module(x).detach()
     switch.convert(module, backend="cpu", effort=QUICK)
-    (converted,) = switch.kernels.converted
+    (converted,) = process_overrides.converted
 
     def calls():
         return sum(kernel.calls for report in converted.reports().values() for kernel in report.kernels)
@@ -404,7 +405,7 @@ def test_memory_of_a_weight_that_is_gone_is_nobodys_name():
 
     module, memory = torch.nn.Conv2d(3, 4, 3), np.zeros((4, 3, 3, 3), np.float32)
     switch.convert(module, backend="cpu", effort=QUICK)
-    (converted,) = switch.kernels.converted
+    (converted,) = process_overrides.converted
     module.weight.data = torch.from_numpy(memory)
     module(torch.randn(1, 3, 5, 5))
     assert converted.names.of(module.weight.data) == "Conv2d"
@@ -480,10 +481,10 @@ class Broken:
 
 def test_what_failed_is_tried_again_less_and_less_often(caplog):
     opens = Broken(3)
-    made = Switch(opens, "cpu", switch.kernels.stock("cpu"))
+    made = Interceptor(opens, "cpu", process_overrides.stock("cpu"))
     x, w = torch.randn(2, 3, 5, 5), torch.randn(2, 3, 3, 3)
     expected = F.conv2d(x, w)
-    switch.kernels.use(made)
+    process_overrides.use(made)
     tries = []
     for _ in range(13):
         torch.testing.assert_close(F.conv2d(x, w), expected)
@@ -498,23 +499,23 @@ def test_what_graphs_use_outlives_its_switch():
     backend = FaultyBackend()
     x, w = torch.randn(2, 3, 5, 5), torch.randn(2, 3, 3, 3)
     for captures in (False, True):
-        made = Switch(lambda _: Handle(backend=backend, effort=QUICK), "cpu", switch.kernels.stock("cpu"))
-        switch.kernels.use(made)
+        made = Interceptor(lambda _: Handle(backend=backend, effort=QUICK), "cpu", process_overrides.stock("cpu"))
+        process_overrides.use(made)
         F.conv2d(x, w)
         backend.captures = captures
         F.conv2d(x, w)
         backend.captures = False
         switch.disable()
-        assert (made in switch.kernels._kept) is captures
-    switch.kernels._kept.clear()
+        assert (made in process_overrides._kept) is captures
+    process_overrides._kept.clear()
 
 
 def test_nothing_is_opened_or_planned_in_a_capture(monkeypatch, caplog):
-    opens, left = Broken(0), Left()
+    opens, left = Broken(0), Fallbacks()
     with enable() as on:
         F.conv2d(torch.randn(2, 3, 5, 5), torch.randn(2, 3, 3, 3))
     (problem,) = on._switch.problems()
-    lane = Lane(problem, "", 0, lambda: opens(0), left)  # of a GPU, which is not reached
+    lane = KernelCall(problem, "", 0, lambda: opens(0), left)  # of a GPU, which is not reached
     monkeypatch.setattr("ucudnn.torch.kernel_call.capturing", lambda: True)
     assert lane._launch(0, 0, 0, 0, 0) is False
     assert opens.tries == 0

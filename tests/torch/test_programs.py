@@ -17,7 +17,7 @@ from ucudnn.cli.torch_model import time_model  # noqa: E402
 from ucudnn.errors import BackendUnavailableError, InvalidNetworkError  # noqa: E402
 from ucudnn.torch.__main__ import main  # noqa: E402
 from ucudnn.torch.model_timing import find_factory, parse_shape  # noqa: E402
-from ucudnn.torch.overrides import kernels  # noqa: E402
+from ucudnn.torch.overrides import process_overrides  # noqa: E402
 
 ROOT = Path(__file__).parents[2]
 PROGRAM = """
@@ -38,7 +38,7 @@ def as_before(monkeypatch):
     monkeypatch.setattr(sys, "argv", list(sys.argv))
     monkeypatch.setattr(sys, "path", list(sys.path))
     yield
-    kernels.clear()
+    process_overrides.clear()
 
 
 @pytest.fixture
@@ -61,7 +61,7 @@ def test_options_before_the_program_are_ours_and_those_after_it_its_own(program,
     assert code == 3
     assert out == "['3', '--workspace', '-m', '--report'] 27.0 32.0\n"
     assert "convolutions through ucudnn: 2, left to PyTorch: 0" in errors
-    assert kernels.switch is None
+    assert process_overrides.switch is None
 
 
 def test_a_module_is_run_as_python_does(program, capsys, monkeypatch):
@@ -157,7 +157,7 @@ def test_a_model_is_timed(monkeypatch, capsys):
     )
     assert "convolutions through ucudnn: 5, left to PyTorch: 0" in out
     assert "PyTorch ms" not in out
-    assert kernels.switch is None
+    assert process_overrides.switch is None
 
 
 def test_a_model_as_json_and_csv(monkeypatch, capsys):

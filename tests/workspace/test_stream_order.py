@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ucudnn.planning.division import Segment
-from ucudnn.workspace.stream_order import Turns
+from ucudnn.workspace.stream_order import StreamOrder
 
 
 class Queues:
@@ -56,7 +56,7 @@ launches = st.tuples(segments, st.integers(0, 3))
 @given(st.lists(launches | st.none(), max_size=40))
 def test_segments_that_overlap_are_used_in_order_of_launch(sequence):
     queues = Queues()
-    turns = Turns(queues)
+    turns = StreamOrder(queues)
     launched = []
     for each in sequence:
         if each is None:
@@ -73,7 +73,7 @@ def test_segments_that_overlap_are_used_in_order_of_launch(sequence):
 @given(st.integers(0, 2), st.permutations(range(5)), st.integers(1, 3), st.lists(launches, max_size=5))
 def test_branches_on_queues_of_their_own_wait_for_nothing(set_index, branches, rounds, earlier):
     queues = Queues()
-    turns = Turns(queues)
+    turns = StreamOrder(queues)
     for segment, queue in earlier:
         queues.launch(turns, segment, queue)
     turns.finish()
@@ -87,7 +87,7 @@ def test_branches_on_queues_of_their_own_wait_for_nothing(set_index, branches, r
 @given(st.lists(launches, max_size=20))
 def test_a_queue_waits_once_for_what_was_before(sequence):
     queues = Queues()
-    turns = Turns(queues)
+    turns = StreamOrder(queues)
     for segment, queue in sequence:
         queues.launch(turns, segment, queue)
         waits = list(queues.waits)
@@ -98,7 +98,7 @@ def test_a_queue_waits_once_for_what_was_before(sequence):
 @given(st.lists(launches, max_size=20), st.integers(0, 3))
 def test_one_queue_waits_for_nothing(sequence, queue):
     queues = Queues()
-    turns = Turns(queues)
+    turns = StreamOrder(queues)
     for segment, _ in sequence:
         queues.launch(turns, segment, queue)
     assert queues.waits == []
@@ -107,7 +107,7 @@ def test_one_queue_waits_for_nothing(sequence, queue):
 @given(st.lists(launches, max_size=20), launches)
 def test_what_is_finished_is_forgotten(sequence, last):
     queues = Queues()
-    turns = Turns(queues)
+    turns = StreamOrder(queues)
     for segment, queue in sequence:
         queues.launch(turns, segment, queue)
     turns.finish()

@@ -16,7 +16,7 @@ from ucudnn.problem import Operation
 from ucudnn.settings import Settings
 from ucudnn.units import exact_bytes
 from ucudnn.workspace.allocation import DividedWorkspace, Workspace, open_workspace
-from ucudnn.workspace.stream_order import Turns
+from ucudnn.workspace.stream_order import StreamOrder
 
 _MOST_REPLACEMENTS = 8  # in one call: what fails more often is not the algorithms
 _LOG = logging.getLogger(__name__)
@@ -89,7 +89,7 @@ class Dispatcher:
         self._workspace: Workspace[int] = open_workspace(backend)
         self._arena_needed = False
         self._arena_mark: Any = None
-        self._turns = Turns(backend)
+        self._turns = StreamOrder(backend)
         self._captured: dict[tuple[int, int], tuple[Buffer, Plan]] = {}
         self._retired: list[Workspace[int]] = []  # arenas that could not be waited for, in a capture
 

@@ -13,7 +13,7 @@ _MOST_WORKSPACES = 4  # addresses that recur are few
 
 
 @final
-class Bound:
+class BoundKernel:
     """A planned kernel and the addresses it was launched on, with nothing left to look up; see `Launcher.bound`.
 
     Args:
@@ -105,7 +105,7 @@ class Launcher:
         with self._lock:
             self._dispatcher.shrink(self._entry, need_bytes, error)
 
-    def bound(self, x: Tensor, w: Tensor, y: Tensor) -> Bound | None:
+    def bound(self, x: Tensor, w: Tensor, y: Tensor) -> BoundKernel | None:
         """Return what computes it on these addresses again, on the current queue, once it was computed there.
 
         None where workspaces are held between calls, and where tensors are no addresses: nothing is kept alive,
@@ -118,7 +118,7 @@ class Launcher:
                 return None
             if not (backend.recycles and isinstance(x, int) and isinstance(w, int) and isinstance(y, int)):
                 return None
-            return Bound(entry, plan, (x, w, y), backend.queue(), backend, self._lock)
+            return BoundKernel(entry, plan, (x, w, y), backend.queue(), backend, self._lock)
 
     def __call__(self, x: Tensor, w: Tensor, y: Tensor, spare: Spare | None = None) -> None:
         """Compute it.

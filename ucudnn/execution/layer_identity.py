@@ -21,7 +21,7 @@ class _Layer:
 
 
 @final
-class Layers:
+class LayerIdentities:
     """Names for layers that have none: '#1', '#2', ... .
 
     A layer is known by its filters: where they lie in memory, and their shape. Unknown filters belong to a layer that

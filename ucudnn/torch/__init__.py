@@ -14,9 +14,9 @@ except ImportError as error:
     needed = "ucudnn.torch needs PyTorch 2.10 or newer: pip install 'ucudnn[torch]'"
     raise ImportError(f"{needed} ({error})", name=__name__) from error
 
-from ucudnn.torch.factory import open_switch
-from ucudnn.torch.interceptor import Switch
-from ucudnn.torch.overrides import kernels
+from ucudnn.torch.factory import open_interceptor
+from ucudnn.torch.interceptor import Interceptor
+from ucudnn.torch.overrides import process_overrides
 from ucudnn.torch.summary import Summary, summarize
 
 __all__ = ["Enabled", "Summary", "convert", "disable", "enable", "report"]
@@ -26,7 +26,7 @@ __all__ = ["Enabled", "Summary", "convert", "disable", "enable", "report"]
 class Enabled:
     """What `enable` turned on; as a context, it is turned off at the end, and what was on before is on again."""
 
-    def __init__(self, switch: Switch, before: Switch | None) -> None:
+    def __init__(self, switch: Interceptor, before: Interceptor | None) -> None:
         self._switch = switch
         self._before = before
 
@@ -34,7 +34,7 @@ class Enabled:
         return self
 
     def __exit__(self, *exception: object) -> None:
-        kernels.use(self._before)
+        process_overrides.use(self._before)
 
     def report(self, *, repeats: int = 0) -> Summary:
         """Return what went through handles since it was turned on; see `ucudnn.torch.report`."""
@@ -57,15 +57,15 @@ def enable(*, backend: str | None = None, **options: Any) -> Enabled:
         SettingsError: if an option is not known, or has a value that it may not have.
         BackendUnavailableError: if PyTorch has no NVIDIA GPU, or is too old.
     """
-    before = kernels.switch
-    switch = open_switch(backend, options)
-    kernels.use(switch)
+    before = process_overrides.switch
+    switch = open_interceptor(backend, options)
+    process_overrides.use(switch)
     return Enabled(switch, before)
 
 
 def disable() -> None:
     """Give all convolutions back to PyTorch, but for those of converted modules."""
-    kernels.use(None)
+    process_overrides.use(None)
 
 
 def convert(module: torch.nn.Module, *, backend: str | None = None, **options: Any) -> torch.nn.Module:
@@ -85,9 +85,9 @@ def convert(module: torch.nn.Module, *, backend: str | None = None, **options: A
         SettingsError: if an option is not known, or has a value that it may not have.
         BackendUnavailableError: if PyTorch has no NVIDIA GPU, or is too old.
     """
-    switch = open_switch(backend, options)
+    switch = open_interceptor(backend, options)
     switch.names.give(module)
-    kernels.add(switch)
+    process_overrides.add(switch)
     return module
 
 
@@ -98,5 +98,5 @@ def report(*, repeats: int = 0) -> Summary:
         repeats: how often each kernel's plan is run now to be timed, on random operands, and on GPUs PyTorch's own
             kernel beside it, with the memory that it takes; 0 tells what was planned only.
     """
-    switches = [*kernels.converted, *([kernels.switch] if kernels.switch else [])]
+    switches = [*process_overrides.converted, *([process_overrides.switch] if process_overrides.switch else [])]
     return summarize(switches, repeats=repeats)

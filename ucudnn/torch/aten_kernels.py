@@ -21,7 +21,7 @@ _WARMUP = 2  # torch.backends.cudnn.benchmark measures in the first call
 
 
 @final
-class Stock:
+class AtenKernels:
     """PyTorch's own kernels of OPERATORS.
 
     Args:

@@ -7,20 +7,20 @@ from typing import Any, final
 import torch
 
 from ucudnn.problem import ConvolutionProblem, MathMode
-from ucudnn.torch.kernel_call import Lane
-from ucudnn.torch.problem import Call, Sizes, call_of, memory_format_of
+from ucudnn.torch.kernel_call import KernelCall
+from ucudnn.torch.problem import Sizes, TorchConvolution, convolution_of, memory_format_of
 
 _ON_CUDNN = ("Cudnn", "CudnnTranspose")
 
 Geometry = tuple[Sizes, Sizes, Sizes, bool, Sizes, int]
 """Stride, padding, dilation, transposed, output_padding and groups."""
 
-LaneOf = Callable[[ConvolutionProblem], Lane]
+KernelCallOf = Callable[[ConvolutionProblem], KernelCall]
 """Gives the lane of a problem, of the layer and the device that call."""
 
 
 @final
-class Route:
+class CachedCall:
     """What becomes of calls that look the same.
 
     Attributes:
@@ -39,9 +39,9 @@ class Route:
         reason: str = "",
         *,
         memory_format: torch.memory_format | None = None,
-        output: Lane | None = None,
-        input_gradient: Lane | None = None,
-        weight_gradient: Lane | None = None,
+        output: KernelCall | None = None,
+        input_gradient: KernelCall | None = None,
+        weight_gradient: KernelCall | None = None,
         bias_as: tuple[Sizes, Sizes] = ((), ()),
     ) -> None:
         self.reason = reason
@@ -52,66 +52,66 @@ class Route:
         self.bias_as = bias_as
 
 
-def forward_route(
+def forward_call(
     x: torch.Tensor,
     weight: torch.Tensor,
     bias: torch.Tensor | None,
     geometry: Geometry,
-    lane_of: LaneOf,
+    kernel_call_of: KernelCallOf,
     *,
     math: MathMode,
     deterministic: bool,
     enabled: bool,
-) -> Route:
+) -> CachedCall:
     """Return the route of aten::_convolution."""
     call = _call(x, weight, geometry, math=math, deterministic=deterministic, enabled=enabled)
     if isinstance(call, str):
-        return Route(call)
+        return CachedCall(call)
     if bias is not None and (bias.shape != call.out_shape[1:2] or bias.dtype is not x.dtype or bias.device != x.device):
-        return Route("the bias does not fit")
+        return CachedCall("the bias does not fit")
     ones = (1,) * (x.dim() - 2)
     bias_as = ((), ()) if bias is None else ((*bias.shape, *ones), (*bias.stride(), *ones))
-    return Route(memory_format=_format(call, x, weight), output=lane_of(call.forward), bias_as=bias_as)
+    return CachedCall(memory_format=_format(call, x, weight), output=kernel_call_of(call.forward), bias_as=bias_as)
 
 
-def backward_route(
+def backward_call(
     grad: torch.Tensor,
     x: torch.Tensor,
     weight: torch.Tensor,
     geometry: Geometry,
     output_mask: Sequence[bool],
-    lane_of: LaneOf,
+    kernel_call_of: KernelCallOf,
     *,
     math: MathMode,
     deterministic: bool,
     enabled: bool,
-) -> Route:
+) -> CachedCall:
     """Return the route of aten::convolution_backward."""
     call = _call(x, weight, geometry, math=math, deterministic=deterministic, enabled=enabled)
     if isinstance(call, str):
-        return Route(call)
+        return CachedCall(call)
     if tuple(grad.shape) != call.out_shape or grad.dtype is not x.dtype or grad.device != x.device:
-        return Route("the gradient is of another shape or type")
-    return Route(
+        return CachedCall("the gradient is of another shape or type")
+    return CachedCall(
         memory_format=_format(call, grad, x, weight),
-        input_gradient=lane_of(call.backward_input) if output_mask[0] else None,
-        weight_gradient=lane_of(call.backward_weight) if output_mask[1] else None,
+        input_gradient=kernel_call_of(call.backward_input) if output_mask[0] else None,
+        weight_gradient=kernel_call_of(call.backward_weight) if output_mask[1] else None,
     )
 
 
-def _format(call: Call, *tensors: torch.Tensor) -> torch.memory_format | None:
+def _format(call: TorchConvolution, *tensors: torch.Tensor) -> torch.memory_format | None:
     there = all(each.is_contiguous(memory_format=call.memory_format) for each in tensors)
     return None if there else call.memory_format
 
 
 def _call(
     x: torch.Tensor, weight: torch.Tensor, geometry: Geometry, *, math: MathMode, deterministic: bool, enabled: bool
-) -> Call | str:
+) -> TorchConvolution | str:
     """Return what is asked for, or why it is left to PyTorch."""
     if x.dtype is not weight.dtype or x.device != weight.device:
         return "input and weight differ in type or device"
     make = partial(
-        call_of, tuple(x.shape), tuple(weight.shape), x.dtype, *geometry, math=math, deterministic=deterministic
+        convolution_of, tuple(x.shape), tuple(weight.shape), x.dtype, *geometry, math=math, deterministic=deterministic
     )
     call = make(memory_format=torch.contiguous_format)
     if call is None:

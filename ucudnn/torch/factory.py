@@ -13,8 +13,8 @@ from ucudnn.handle import Handle
 from ucudnn.planning.concurrency import parse_groups
 from ucudnn.settings import Settings, parse_choice
 from ucudnn.torch.gpu import TorchGpu
-from ucudnn.torch.interceptor import Switch
-from ucudnn.torch.overrides import kernels
+from ucudnn.torch.interceptor import Interceptor
+from ucudnn.torch.overrides import process_overrides
 
 _LOG = logging.getLogger(__name__)
 _FIELDS = {
@@ -25,7 +25,7 @@ _FIELDS = {
 _NO_SETTINGS = ("groups", "effort", "listener")
 
 
-def open_switch(backend: str | None, options: dict[str, Any]) -> Switch:
+def open_interceptor(backend: str | None, options: dict[str, Any]) -> Interceptor:
     """Return a switch whose handles have some options.
 
     Nothing of CUDA is touched: which GPU a process uses is for the program to say.
@@ -51,9 +51,9 @@ def open_switch(backend: str | None, options: dict[str, Any]) -> Switch:
     # PyTorch chooses from the graph API, and its programs expect no more rounding than that has.
     candidates = parse_choice(Candidates, target, "backend cudnn:") if target else Candidates.GRAPH
     on_cpu = kind == "cpu"
-    stock = kernels.stock("cpu" if on_cpu else "cuda")
+    stock = process_overrides.stock("cpu" if on_cpu else "cuda")
     if on_cpu:
-        return Switch(lambda _: Handle(backend="cpu", **options), "cpu", stock)
+        return Interceptor(lambda _: Handle(backend="cpu", **options), "cpu", stock)
     if settings.benchmark_devices not in (None, "ranks"):
         raise SettingsError(
             "benchmark_devices: GPUs of PyTorch measure alone, or together as 'ranks' of torch.distributed; unset"
@@ -68,7 +68,7 @@ def open_switch(backend: str | None, options: dict[str, Any]) -> Switch:
     def open_handle(ordinal: int) -> Handle:
         return Handle(backend=_open_gpu(ordinal, candidates, settings.cudnn_library), **options)
 
-    return Switch(open_handle, "cuda", stock)
+    return Interceptor(open_handle, "cuda", stock)
 
 
 def _open_gpu(ordinal: int, candidates: Candidates, library_path: str | None) -> CudnnBackend:

@@ -11,11 +11,11 @@ import torch
 from ucudnn.handle import Handle
 from ucudnn.problem import ConvolutionProblem, MathMode
 from ucudnn.reporting.report import Report
-from ucudnn.torch.aten_kernels import Gradients, Stock
-from ucudnn.torch.call_cache import Route, backward_route, forward_route
+from ucudnn.torch.aten_kernels import AtenKernels, Gradients
+from ucudnn.torch.call_cache import CachedCall, backward_call, forward_call
 from ucudnn.torch.fast_tensors import alias
-from ucudnn.torch.kernel_call import Lane, Left
-from ucudnn.torch.layer_names import Names
+from ucudnn.torch.kernel_call import Fallbacks, KernelCall
+from ucudnn.torch.layer_names import LayerNames
 
 _MOST_ROUTES = 1 << 14
 
@@ -31,7 +31,7 @@ OpenHandle = Callable[[int], Handle]
 
 
 @final
-class Switch:
+class Interceptor:
     """Takes PyTorch's convolutions to handles, one for each device.
 
     Args:
@@ -46,16 +46,16 @@ class Switch:
         left: what was left to PyTorch.
     """
 
-    def __init__(self, open_handle: OpenHandle, device_type: str, stock: Stock) -> None:
+    def __init__(self, open_handle: OpenHandle, device_type: str, stock: AtenKernels) -> None:
         self.device_type = device_type
         self.stock = stock
-        self.names = Names()
-        self.left = Left()
+        self.names = LayerNames()
+        self.left = Fallbacks()
         self._open_handle = open_handle
         self._handles: dict[int, Handle] = {}
         self._lock = RLock()
-        self._routes: dict[tuple[Any, ...], Route] = {}
-        self._lanes: dict[tuple[ConvolutionProblem, str, int], Lane] = {}
+        self._routes: dict[tuple[Any, ...], CachedCall] = {}
+        self._lanes: dict[tuple[ConvolutionProblem, str, int], KernelCall] = {}
 
     def handles(self) -> dict[torch.device, Handle]:
         """Return the handles that were opened so far."""
@@ -115,9 +115,9 @@ class Switch:
         route = self._routes.get(key)
         if route is None:
             math = MathMode.TF32 if allow_tf32 else MathMode.FMA
-            lane_of = partial(self._lane, name, ordinal)
-            route = forward_route(
-                x, weight, bias, geometry, lane_of, math=math, deterministic=deterministic, enabled=enabled
+            kernel_call_of = partial(self._lane, name, ordinal)
+            route = forward_call(
+                x, weight, bias, geometry, kernel_call_of, math=math, deterministic=deterministic, enabled=enabled
             )
             self._keep(key, route)
         lane = route.output
@@ -180,9 +180,9 @@ class Switch:
         route = self._routes.get(key)
         if route is None:
             math = MathMode.TF32 if precision == "tf32" else MathMode.FMA
-            lane_of = partial(self._lane, name, ordinal)
-            route = backward_route(
-                grad, x, weight, geometry, output_mask, lane_of,
+            kernel_call_of = partial(self._lane, name, ordinal)
+            route = backward_call(
+                grad, x, weight, geometry, output_mask, kernel_call_of,
                 math=math, deterministic=deterministic, enabled=enabled,
             )  # fmt: skip
             self._keep(key, route)
@@ -196,16 +196,16 @@ class Switch:
             grad, x, weight, bias_sizes, stride, padding, dilation, transposed, output_padding, groups, output_mask
         )
 
-    def _keep(self, key: tuple[Any, ...], route: Route) -> None:
+    def _keep(self, key: tuple[Any, ...], route: CachedCall) -> None:
         if len(self._routes) >= _MOST_ROUTES:
             self._routes.clear()
         self._routes[key] = route
 
-    def _lane(self, name: str, ordinal: int, problem: ConvolutionProblem) -> Lane:
+    def _lane(self, name: str, ordinal: int, problem: ConvolutionProblem) -> KernelCall:
         key = problem, name, ordinal
         lane = self._lanes.get(key)
         if lane is None:
-            lane = Lane(problem, name, ordinal, partial(self._handle, ordinal), self.left)
+            lane = KernelCall(problem, name, ordinal, partial(self._handle, ordinal), self.left)
             lane = self._lanes.setdefault(key, lane)
         return lane
 
@@ -219,7 +219,7 @@ class Switch:
 
 
 def _gradients(
-    route: Route, grad: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, transposed: bool, wants_bias: bool
+    route: CachedCall, grad: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, transposed: bool, wants_bias: bool
 ) -> Gradients | None:
     """Return the gradients that a route computes, or None if one of them fails.
 

@@ -13,7 +13,7 @@ import torch
 
 from ucudnn.backends.base import ComputeBackend, Spare
 from ucudnn.errors import UcudnnError
-from ucudnn.execution.launcher import Bound, Launcher
+from ucudnn.execution.launcher import BoundKernel, Launcher
 from ucudnn.handle import Handle
 from ucudnn.problem import MOST_ALIGNMENT, ConvolutionProblem, Operation
 from ucudnn.torch.fast_tensors import empty_of
@@ -33,7 +33,7 @@ IN_CAPTURE = "a CUDA graph is captured, and nothing is planned in a capture: cal
 
 
 @final
-class Left:
+class Fallbacks:
     """Convolutions that were left to PyTorch, counted by reason."""
 
     def __init__(self) -> None:
@@ -55,7 +55,7 @@ class Left:
 
 
 @final
-class Lane:
+class KernelCall:
     """One kernel of one layer on one device.
 
     What fails is tried again later, less and less often: memory may be there again, or ranks be initialized.
@@ -84,7 +84,7 @@ class Lane:
     )
 
     def __init__(
-        self, problem: ConvolutionProblem, layer: str, ordinal: int, open_handle: Callable[[], Handle], left: Left
+        self, problem: ConvolutionProblem, layer: str, ordinal: int, open_handle: Callable[[], Handle], left: Fallbacks
     ) -> None:
         self._problem = problem
         self._layer = layer
@@ -93,7 +93,7 @@ class Lane:
         self._left = left
         # By the low bits of addresses, and the memory that is needed later.
         self._launchers: dict[tuple[int, int], Callable[[Any, Any, Any], None]] = {}
-        self._bound: dict[_Place, Bound | None] = {}  # None where it was launched once
+        self._bound: dict[_Place, BoundKernel | None] = {}  # None where it was launched once
         self._failures = 0
         self._skip = 0
         shape = shapes_of(problem)[_WRITTEN[problem.operation]]

@@ -13,7 +13,7 @@ _CONVOLUTIONS = (torch.nn.modules.conv._ConvNd,)
 
 
 @final
-class Names:
+class LayerNames:
     """Which layer a convolution belongs to.
 
     Inside a named module's forward it is that module. Autograd calls with the weight that the module was called with;
@@ -78,7 +78,7 @@ class Names:
 class _Namer:
     """The hooks of one layer; a copy of its module has the same ones, and one that was saved has none."""
 
-    def __init__(self, names: Names | None, name: str) -> None:
+    def __init__(self, names: LayerNames | None, name: str) -> None:
         self._names = names
         self.name = name
 

@@ -14,8 +14,8 @@ from ucudnn.errors import InvalidNetworkError
 from ucudnn.networks.variants import Variant
 from ucudnn.problem import MathMode
 from ucudnn.settings import Settings
-from ucudnn.torch.factory import open_switch
-from ucudnn.torch.overrides import kernels
+from ucudnn.torch.factory import open_interceptor
+from ucudnn.torch.overrides import process_overrides
 from ucudnn.torch.problem import DTYPES
 from ucudnn.torch.summary import Summary, summarize
 
@@ -96,7 +96,7 @@ def time_step(step: Step, settings: Settings, *, effort: Effort, repeats: int) -
         MemoryError: if the model does not fit the memory.
     """
     make = find_factory(step.factory)
-    switch = open_switch(
+    switch = open_interceptor(
         settings.backend,
         {
             "policy": settings.policy,
@@ -120,15 +120,15 @@ def time_step(step: Step, settings: Settings, *, effort: Effort, repeats: int) -
         tree: Any = model  # whose annotations leave this out
         model, x = tree.to(memory_format=form), x.to(memory_format=form)
     switch.names.give(model)
-    before, allowed = kernels.switch, torch.backends.cudnn.allow_tf32
-    kernels.use(switch)
+    before, allowed = process_overrides.switch, torch.backends.cudnn.allow_tf32
+    process_overrides.use(switch)
     torch.backends.cudnn.allow_tf32 = step.variant.math is MathMode.TF32
     try:
         _run(step.factory, model, x)
         return summarize([switch], repeats=repeats)
     finally:
         torch.backends.cudnn.allow_tf32 = allowed
-        kernels.use(before)
+        process_overrides.use(before)
 
 
 def _run(name: str, model: torch.nn.Module, x: torch.Tensor) -> None:

@@ -8,12 +8,12 @@ from typing import Any, final
 
 import torch
 
-from ucudnn.torch.aten_kernels import OPERATORS, Gradients, Stock
-from ucudnn.torch.interceptor import Switch
+from ucudnn.torch.aten_kernels import OPERATORS, AtenKernels, Gradients
+from ucudnn.torch.interceptor import Interceptor
 
 
 @final
-class Kernels:
+class Overrides:
     """Which switch the convolutions of the process go through.
 
     Attributes:
@@ -22,14 +22,14 @@ class Kernels:
     """
 
     def __init__(self) -> None:
-        self.switch: Switch | None = None
-        self.converted: tuple[Switch, ...] = ()
+        self.switch: Interceptor | None = None
+        self.converted: tuple[Interceptor, ...] = ()
         self._lock = RLock()
-        self._kept: list[Switch] = []
-        self._stock: dict[str, Stock] = {}
+        self._kept: list[Interceptor] = []
+        self._stock: dict[str, AtenKernels] = {}
         self._libraries: dict[str, torch.library.Library] = {}
 
-    def stock(self, device_type: str) -> Stock:
+    def stock(self, device_type: str) -> AtenKernels:
         """Return PyTorch's own kernels for 'cuda' or 'cpu'.
 
         Raises:
@@ -38,17 +38,17 @@ class Kernels:
         key = device_type.upper()
         with self._lock:
             if key not in self._libraries:  # else those that are there now are ours
-                self._stock[key] = Stock(key)
+                self._stock[key] = AtenKernels(key)
             return self._stock[key]
 
-    def use(self, switch: Switch | None) -> None:
+    def use(self, switch: Interceptor | None) -> None:
         """Send all convolutions to a switch, or to PyTorch."""
         with self._lock:
             self._retire()
             self.switch = switch
             self._settle()
 
-    def add(self, switch: Switch) -> None:
+    def add(self, switch: Interceptor) -> None:
         """Send those of converted modules to a switch."""
         with self._lock:
             self.converted = (*self.converted, switch)
@@ -84,7 +84,7 @@ class Kernels:
     def _chosen(self, device_type: str) -> tuple[Callable[..., Any], Callable[..., Any]]:
         """Return what computes for a device: the switch itself, for each layer between costs time."""
         converted = [each for each in self.converted if each.device_type == device_type]
-        last: Switch | Stock = (
+        last: Interceptor | AtenKernels = (
             self.switch if self.switch and self.switch.device_type == device_type else converted[0].stock
         )
         if not converted:
@@ -93,15 +93,19 @@ class Kernels:
 
 
 def _forward(
-    converted: list[Switch], last: Switch | Stock, x: torch.Tensor, weight: torch.Tensor, *arguments: Any
+    converted: list[Interceptor],
+    last: Interceptor | AtenKernels,
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    *arguments: Any,
 ) -> torch.Tensor:
     chosen = next((each for each in converted if each.names.of(weight)), last)
     return chosen.forward(x, weight, *arguments)
 
 
 def _backward(
-    converted: list[Switch],
-    last: Switch | Stock,
+    converted: list[Interceptor],
+    last: Interceptor | AtenKernels,
     grad: torch.Tensor,
     x: torch.Tensor,
     weight: torch.Tensor,
@@ -111,5 +115,5 @@ def _backward(
     return chosen.backward(grad, x, weight, *arguments)
 
 
-kernels = Kernels()
+process_overrides = Overrides()
 """Those of this process."""

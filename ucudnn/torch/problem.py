@@ -25,7 +25,7 @@ Sizes = tuple[int, ...]
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Call:
+class TorchConvolution:
     """A convolution as PyTorch asks for it, as problems of ours.
 
     A transposed convolution computes the gradient of another one's input: what it reads is that one's y, and what it
@@ -93,7 +93,7 @@ def memory_format_of(x: torch.Tensor, weight: torch.Tensor) -> torch.memory_form
 
 
 @lru_cache(maxsize=1 << 14)
-def call_of(
+def convolution_of(
     x_shape: Sizes,
     w_shape: Sizes,
     dtype: torch.dtype,
@@ -107,7 +107,7 @@ def call_of(
     memory_format: torch.memory_format,
     math: MathMode,
     deterministic: bool,
-) -> Call | None:
+) -> TorchConvolution | None:
     """Return what a convolution asks for, or None where it is none of ours.
 
     That is, where it is empty, of a type that cuDNN has not, or of shapes that do not fit, which PyTorch will refuse.
@@ -154,7 +154,7 @@ def call_of(
     if transposed and y_shape != x_shape:
         return None
     out_shape = (x_shape[0], channels, *spatial) if transposed else y_shape
-    return Call(problem=problem, transposed=transposed, out_shape=out_shape, memory_format=memory_format)
+    return TorchConvolution(problem=problem, transposed=transposed, out_shape=out_shape, memory_format=memory_format)
 
 
 def _expanded(values: Sizes, dimensions: int) -> Sizes:

@@ -11,8 +11,8 @@ import torch
 
 from ucudnn.problem import ConvolutionProblem
 from ucudnn.reporting.report import KernelReport, Report, format_workspace
-from ucudnn.torch.aten_kernels import Stock
-from ucudnn.torch.interceptor import Switch
+from ucudnn.torch.aten_kernels import AtenKernels
+from ucudnn.torch.interceptor import Interceptor
 from ucudnn.units import format_bytes, format_ms
 
 _LOG = logging.getLogger(__name__)
@@ -136,7 +136,7 @@ class Summary:
         return "\n".join(lines)
 
 
-def summarize(switches: Sequence[Switch], *, repeats: int = 0) -> Summary:
+def summarize(switches: Sequence[Interceptor], *, repeats: int = 0) -> Summary:
     """Return what went through some switches.
 
     Args:
@@ -178,7 +178,7 @@ def _layer(device: str, report: KernelReport) -> LayerSummary:
 
 
 def _beside(
-    layer: LayerSummary, stock: Stock, device: torch.device, problem: ConvolutionProblem, repeats: int
+    layer: LayerSummary, stock: AtenKernels, device: torch.device, problem: ConvolutionProblem, repeats: int
 ) -> LayerSummary:
     """Return a layer with what PyTorch's own kernel takes, if it computes it now."""
     with torch.cuda.device(device):

@@ -89,7 +89,7 @@ class SharedWorkspace(Workspace[Key]):
 
 
 @final
-class PassingWorkspace(Workspace[Key]):
+class PerCallWorkspace(Workspace[Key]):
     """A buffer for each call, whose end its allocator takes care of: it reuses memory in the order of the queue."""
 
     keeps = False
@@ -125,7 +125,7 @@ class PassingWorkspace(Workspace[Key]):
 
 def open_workspace(backend: ComputeBackend) -> Workspace[Key]:
     """Return what gives the kernels of a backend their workspaces where none is divided among them (WR)."""
-    return PassingWorkspace(backend) if backend.recycles else SharedWorkspace(backend)
+    return PerCallWorkspace(backend) if backend.recycles else SharedWorkspace(backend)
 
 
 @final

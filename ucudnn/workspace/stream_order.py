@@ -7,7 +7,7 @@ from ucudnn.planning.division import Segment
 
 
 @final
-class Turns:
+class StreamOrder:
     """Orders launches on several queues (CUDA streams) where their segments are not disjoint.
 
     Kernels of one set have disjoint segments and wait for nothing, but for those of their own branch. A set waits for
