@@ -8,7 +8,7 @@ import pytest
 from tests.support.step_graphs import StepBuilder
 from ucudnn.errors import StepFileError, StepFileVersionError
 from ucudnn.memory.graph import Affine, Role, Storage
-from ucudnn.memory.step_file import decode_step, encode_step, load_step, save_step
+from ucudnn.memory.step_file import decode_step, encode_step, load_measured, load_step, save_step
 from ucudnn.problem import ConvolutionProblem, DataType, Operation
 
 
@@ -26,7 +26,7 @@ def recorded_step():
     )
     builder = StepBuilder().storage("x", 7, Role.INPUT, fixed=3).storage("w", 0, Role.PARAMETER, fixed=100)
     builder.run("conv", "x w", "y", problem=problem, problem_batch=Affine(1, 2), flops=Affine(5, 6), traffic=Affine(7))
-    builder.run("relu_", "y", "y", module="layer1.relu", source="model.py:12")
+    builder.run("relu_", "y", "y", dtype="float16", module="layer1.relu", source="model.py:12")
     builder.storages["y"] = Storage(name="y", role=Role.ACTIVATION, size=Affine(0, 9), aliases=("y", "y_view"))
     builder.backward("grad", "x y", "dy")
     return builder.graph(batch=4, name="model", recorded=(2, 4), gradients_kept=True, conditions={"torch": "2.13"})
@@ -38,6 +38,25 @@ def test_a_step_is_read_as_it_was_written(tmp_path, name):
     save_step(graph, tmp_path / name)
     assert load_step(tmp_path / name) == graph
     assert (tmp_path / name).read_bytes().startswith(b"\x1f\x8b") == name.endswith(".gz")
+
+
+@pytest.mark.parametrize("name", ["step.json", "step.json.gz"])
+def test_what_was_measured_is_read_as_it_was_written(tmp_path, name):
+    builder = StepBuilder().run("a", "", "y", time=1.5, scratch=7).run("b", "y", "z", time=0.25)
+    graph, measured = builder.graph(), builder.costs(granularity=512, contention=1.16)
+    save_step(graph, tmp_path / name, measured)
+    assert load_measured(tmp_path / name) == measured
+    assert load_step(tmp_path / name) == graph
+    save_step(graph, tmp_path / name)
+    assert load_measured(tmp_path / name) is None
+
+
+def test_measurements_of_another_step_are_refused(tmp_path):
+    builder = StepBuilder().run("a", "", "y").run("b", "y", "z")
+    costs = builder.costs()
+    save_step(builder.run("c", "z", "u").graph(), tmp_path / "step.json", costs)
+    with pytest.raises(StepFileError, match="2 operations were measured of 3"):
+        load_measured(tmp_path / "step.json")
 
 
 def test_the_same_step_makes_the_same_file(tmp_path):
@@ -75,7 +94,7 @@ def damaged(**changes):
         (damaged(storages=[]), "accesses storages"),
         (damaged(storages=[["x", "nobody", 1, 1, []]]), "'nobody' is not a valid Role"),
         (damaged(operations=[["conv"]]), "ValueError"),
-        (damaged(operations=[["conv", 99, "forward", [], [], [0, 0], [0, 0], 0, 0]]), "IndexError"),
+        (damaged(operations=[["conv", 99, "forward", 0, [], [], [0, 0], [0, 0], 0, 0]]), "IndexError"),
         (damaged(problems=[{"operation": "Forward"}]), "cannot be read: TypeError"),
         (damaged(batch=0), "a mini-batch of 0"),
         (damaged(batch="8"), "a mini-batch of 8"),

@@ -116,6 +116,7 @@ class StepOperation:
     Attributes:
         name: a name that is unique in the step: 'convolution_12'.
         kind: the framework's operator: 'aten.convolution'.
+        dtype: type of the elements that it writes: 'float32'; '' where none is known.
         phase: the part of the step.
         reads: storages whose bytes it reads, in ascending order without repetition.
         writes: storages whose bytes it writes; one that is among `reads` too is updated in place.
@@ -132,6 +133,7 @@ class StepOperation:
     name: str
     kind: str
     phase: Phase
+    dtype: str = ""
     reads: tuple[int, ...] = ()
     writes: tuple[int, ...] = ()
     flops: Affine = Affine(0)

@@ -2,12 +2,13 @@
 
 * `format` 'ucudnn-step' and `version` 1;
 * `name`, `batch`, `recorded`, `gradients_kept` and `conditions`: the fields of StepGraph;
-* `kinds`, `modules`, `sources`: tables of texts, into which the rows of operations point;
+* `kinds`, `dtypes`, `modules`, `sources`: tables of texts, into which the rows of operations point;
 * `problems`: a table of convolutions, each with the fields of ConvolutionProblem that differ from their defaults;
 * `storages`: a row for each, [name, role, fixed bytes, bytes per sample, aliases];
-* `operations`: a row for each, [name, kind, phase, reads, writes, flops, traffic, module, source, problem, its batch],
-  where flops, traffic and the problem's batch are [fixed, per sample]; the last two entries are absent where the
-  operation computes no convolution.
+* `operations`: a row for each, [name, kind, phase, dtype, reads, writes, flops, traffic, module, source, problem, its
+  batch], where flops, traffic and the problem's batch are [fixed, per sample]; the last two entries are absent where
+  the operation computes no convolution;
+* `measured`: the fields of Costs, as they were measured at `batch`; null where nothing was.
 
 Files of steps differ line by line, because each storage and each operation has a line of its own.
 """
@@ -16,10 +17,12 @@ import gzip
 import json
 import zlib
 from collections.abc import Iterable, Iterator
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from ucudnn.errors import InvalidValueError, ProfileError, StepFileError, StepFileVersionError
+from ucudnn.memory.costs import Costs
 from ucudnn.memory.graph import Affine, Phase, Role, StepGraph, StepOperation, Storage
 from ucudnn.problem import ConvolutionProblem
 from ucudnn.profiles.format import decode_problem, encode_problem
@@ -42,9 +45,29 @@ def load_step(path: Path) -> StepGraph:
     return decode_step(data, str(path))
 
 
-def save_step(graph: StepGraph, path: Path) -> None:
-    """Write a step to a file, gzipped where the name ends in .gz."""
-    data = encode_step(graph)
+def load_measured(path: Path) -> Costs | None:
+    """Read what was measured when a step was recorded, at its `batch`; None where nothing was.
+
+    Raises:
+        StepFileError: see `load_step`; or if what was measured does not fit the step.
+    """
+    graph, content = load_step(path), _content(path.read_bytes(), str(path))
+    measured = content.get("measured")
+    if measured is None:
+        return None
+    try:
+        fields: dict[str, Any] = {**measured, **{key: tuple(measured[key]) for key in ("time_ms", "scratch_bytes")}}
+        found = Costs(**fields)
+    except (KeyError, TypeError) as error:
+        raise StepFileError(f"step {path} cannot be read: {type(error).__name__}: {error}") from error
+    if not len(found.time_ms) == len(found.scratch_bytes) == len(graph.operations):
+        raise StepFileError(f"step {path}: {len(found.time_ms)} operations were measured of {len(graph.operations)}")
+    return found
+
+
+def save_step(graph: StepGraph, path: Path, measured: Costs | None = None) -> None:
+    """Write a step to a file, with what was measured of it at its mini-batch; gzipped where the name ends in .gz."""
+    data = encode_step(graph, measured)
     path.write_bytes(gzip.compress(data, mtime=0) if path.suffix == ".gz" else data)
 
 
@@ -55,36 +78,45 @@ def decode_step(data: bytes, source: str) -> StepGraph:
         StepFileError: see `load_step`.
     """
     try:
-        text = gzip.decompress(data) if data.startswith(b"\x1f\x8b") else data
-        content = json.loads(text)
-        if not isinstance(content, dict) or content.get("format") != _FORMAT:
-            raise StepFileError(f"step {source}: format is not {_FORMAT!r}: record one with `ucudnn memory record`")
-        if content.get("version") != _VERSION:
-            raise StepFileVersionError(
-                f"step {source} has version {content.get('version')}, this ucudnn reads version {_VERSION}: record it"
-                " again"
-            )
-        return _decode(content)
+        return _decode(_content(data, source))
     except (InvalidValueError, ProfileError) as error:
         raise StepFileError(f"step {source}: {error}") from error
-    except (OSError, EOFError, zlib.error, ValueError, KeyError, TypeError, IndexError, AttributeError) as error:
+    except (ValueError, KeyError, TypeError, IndexError, AttributeError) as error:
         raise StepFileError(f"step {source} cannot be read: {type(error).__name__}: {error}") from error
 
 
-def encode_step(graph: StepGraph) -> bytes:
+def _content(data: bytes, source: str) -> dict[str, Any]:
+    """Return the JSON of a file of this format and version."""
+    try:
+        text = gzip.decompress(data) if data.startswith(b"\x1f\x8b") else data
+        content = json.loads(text)
+    except (OSError, EOFError, zlib.error, ValueError) as error:
+        raise StepFileError(f"step {source} cannot be read: {type(error).__name__}: {error}") from error
+    if not isinstance(content, dict) or content.get("format") != _FORMAT:
+        raise StepFileError(f"step {source}: format is not {_FORMAT!r}: record one with `ucudnn memory record`")
+    if content.get("version") != _VERSION:
+        raise StepFileVersionError(
+            f"step {source} has version {content.get('version')}, this ucudnn reads version {_VERSION}: record it again"
+        )
+    return content
+
+
+def encode_step(graph: StepGraph, measured: Costs | None = None) -> bytes:
     """Return a step as the JSON that `decode_step` reads."""
-    kinds, modules, sources, problems = _Table(), _Table(), _Table(), _Table()
+    kinds, dtypes, modules, sources, problems = _Table(), _Table(), _Table(), _Table(), _Table()
     operations = []
     for each in graph.operations:
-        row: list[Any] = [each.name, kinds.row(each.kind), each.phase.value, each.reads, each.writes]
-        row += [_affine(each.flops), _affine(each.traffic), modules.row(each.module), sources.row(each.source)]
+        row: list[Any] = [each.name, kinds.row(each.kind), each.phase.value, dtypes.row(each.dtype)]
+        row += [each.reads, each.writes, _affine(each.flops), _affine(each.traffic)]
+        row += [modules.row(each.module), sources.row(each.source)]
         if each.problem is not None:
             row += [problems.row(_compact(encode_problem(each.problem))), _affine(each.problem_batch)]
         operations.append(_compact(row))
     storages = [_compact([each.name, each.role.value, *_affine(each.size), each.aliases]) for each in graph.storages]
     head = {"format": _FORMAT, "version": _VERSION, "name": graph.name, "batch": graph.batch}
     head |= {"recorded": graph.recorded, "gradients_kept": graph.gradients_kept, "conditions": dict(graph.conditions)}
-    head |= {"kinds": [*kinds], "modules": [*modules], "sources": [*sources]}
+    head |= {"measured": None if measured is None else asdict(measured)}
+    head |= {"kinds": [*kinds], "dtypes": [*dtypes], "modules": [*modules], "sources": [*sources]}
     lines = [f"{json.dumps(key)}: {_compact(value)}" for key, value in head.items()]
     for key, rows in (("problems", problems), ("storages", storages), ("operations", operations)):
         lines.append(f"{json.dumps(key)}: [\n" + ",\n".join(rows) + "\n]")
@@ -112,12 +144,13 @@ def _decode(content: dict[str, Any]) -> StepGraph:
 
 
 def _decode_operations(content: dict[str, Any], problems: list[ConvolutionProblem]) -> Iterator[StepOperation]:
-    kinds, modules, sources = content["kinds"], content["modules"], content["sources"]
-    for name, kind, phase, reads, writes, flops, traffic, module, source, *convolution in content["operations"]:
+    kinds, dtypes, modules, sources = (content[table] for table in ("kinds", "dtypes", "modules", "sources"))
+    for name, kind, phase, dtype, reads, writes, flops, traffic, module, source, *convolution in content["operations"]:
         yield StepOperation(
             name=name,
             kind=kinds[kind],
             phase=Phase(phase),
+            dtype=dtypes[dtype],
             reads=tuple(reads),
             writes=tuple(writes),
             flops=Affine(*flops),
