@@ -158,3 +158,15 @@ def test_a_problem_of_another_size_is_as_if_made_anew(problem, size, gap):
 def test_sizes_that_are_none(size):
     with pytest.raises(InvalidProblemError, match="batch"):
         make_problem().with_batch(size)
+
+
+@pytest.mark.parametrize("field", ["batch", "channels", "filters", "groups"])
+@pytest.mark.parametrize("size", [2**31, 10**30, pytest.param(10**5000, id="digits")])
+def test_sizes_that_cudnn_cannot_count_are_refused(field, size):
+    with pytest.raises(InvalidProblemError, match=rf"^{field} .* is more than the 2147483647 that cuDNN can count$"):
+        make_problem(**{field: size})
+
+
+def test_parts_that_cudnn_cannot_count_are_refused():
+    with pytest.raises(InvalidProblemError, match="more than the 2147483647"):
+        make_problem(batch=8).with_batch(2**31)

@@ -55,3 +55,21 @@ def test_formatted_time_is_within_half_a_percent(time_ms):
 def test_examples():
     assert [format_bytes(size) for size in (0, 1, 1536, 64 * 2**20)] == ["0", "1 B", "1.50 KiB", "64 MiB"]
     assert [format_ms(time) for time in (0.0412, 12.34, 23456)] == ["0.0412 ms", "12.3 ms", "23.5 s"]
+
+
+@pytest.mark.parametrize(
+    "size",
+    [
+        "9" * 5000,
+        "1" + "0" * 400 + ".5MiB",
+        "9" * 25 + "MiB",
+        "1." + "0" * 5000,
+        1 << 63,
+        pytest.param(10**5000, id="digits"),
+        "٣MiB",
+    ],
+)
+def test_sizes_that_no_memory_has_are_refused_in_a_short_line(size):
+    with pytest.raises(InvalidSizeError) as refused:
+        parse_bytes(size)
+    assert len(str(refused.value)) < 400

@@ -9,9 +9,13 @@ from operator import attrgetter
 from typing import Any
 
 from ucudnn.errors import InvalidProblemError
+from ucudnn.units import shortened
 
 MOST_ALIGNMENT = 16
 """Bytes: what the kernels of cuDNN ask of addresses at most."""
+
+MOST_SIZE = 2**31 - 1
+"""The largest size that cuDNN's tensor descriptors take, because they count in 32 bits."""
 
 
 class Operation(Enum):
@@ -199,11 +203,7 @@ class ConvolutionProblem:
             *("batch", "channels", "filters", "groups", "spatial", "kernel", "stride", "dilation"),
             *("padding", "post_padding"),
         ):
-            value = getattr(self, name)
-            least = 0 if name.endswith("padding") else 1
-            for size in value if isinstance(value, tuple) else (value,):
-                if isinstance(size, bool) or not isinstance(size, int) or size < least:
-                    raise InvalidProblemError(f"{name} {value} must be {least} or more, in whole numbers")
+            _check_range(name, getattr(self, name), 0 if name.endswith("padding") else 1)
         for name in ("channels", "filters"):
             if getattr(self, name) % self.groups:
                 raise InvalidProblemError(f"{name} {getattr(self, name)} cannot be divided into {self.groups} groups")
@@ -327,6 +327,14 @@ _initial = attrgetter(*_INIT)
 _compared = attrgetter(*(each.name for each in fields(ConvolutionProblem) if each.compare))
 
 
+def _check_range(name: str, value: int | tuple[int, ...], least: int) -> None:
+    for size in value if isinstance(value, tuple) else (value,):
+        if isinstance(size, bool) or not isinstance(size, int) or size < least:
+            raise InvalidProblemError(f"{name} {shortened(value)} must be {least} or more, in whole numbers")
+        if size > MOST_SIZE:
+            raise InvalidProblemError(f"{name} {shortened(value)} is more than the {MOST_SIZE} that cuDNN can count")
+
+
 def _span(channels: int, stride: int, sizes: tuple[int, ...]) -> int:
     return (channels - 1) * (stride or prod(sizes)) + prod(sizes)
 
@@ -338,7 +346,7 @@ def _part(problem: ConvolutionProblem, size: int) -> ConvolutionProblem:
 
 def _of_size(problem: ConvolutionProblem, batch: int, alignment: int) -> ConvolutionProblem:
     """Return a problem of another size: all else was checked, and `all` plans thousands of them."""
-    if type(batch) is not int or batch < 1:
+    if type(batch) is not int or not 1 <= batch <= MOST_SIZE:
         return replace(problem, batch=batch)  # which says what is wrong
     made = object.__new__(ConvolutionProblem)
     for name, value in zip(_INIT, _initial(problem), strict=True):

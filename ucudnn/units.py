@@ -17,7 +17,9 @@ _FACTORS = {
     "mib": 2**20,
     "gib": 2**30,
 }
-_SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([a-zA-Z]*)\s*")
+_SIZE = re.compile(r"\s*(\d{1,30}(?:\.\d{1,30})?)\s*([a-zA-Z]*)\s*", re.ASCII)
+_MOST_SHOWN = 80  # characters of a value that a message repeats
+_MOST = 1 << 63  # bytes that no machine has
 _FORMS = "a whole number of bytes (67108864) or a number with B, KiB, MiB, GiB, KB, MB or GB (64MiB, 1.5 GiB)"
 
 
@@ -29,17 +31,32 @@ def parse_bytes(size: int | str) -> int:
     """
     if isinstance(size, int) and not isinstance(size, bool):
         if size < 0:
-            raise InvalidSizeError(f"size {size} is negative: give {_FORMS}")
-        return size
+            raise InvalidSizeError(f"size {shortened(size)} is negative: give {_FORMS}")
+        return _within_memory(size)
     match = _SIZE.fullmatch(size) if isinstance(size, str) else None
     factor = _FACTORS.get(match[2].lower()) if match else None
     if match is None or factor is None:
-        raise InvalidSizeError(f"size {size!r} cannot be read: give {_FORMS}")
+        raise InvalidSizeError(f"size {shortened(size)} cannot be read: give {_FORMS}")
     whole, _, fraction = match[1].partition(".")
     numerator, remainder = divmod(int(whole + fraction) * factor, int(10 ** len(fraction)))
     if remainder:
         raise InvalidSizeError(f"size {size!r} is no whole number of bytes: give {_FORMS}")
-    return numerator
+    return _within_memory(numerator)
+
+
+def shortened(value: object) -> str:
+    """Return a value as an error message shows it: its `repr`, or the beginning of it where it is long."""
+    try:
+        text = repr(value)
+    except ValueError:  # Python refuses to write an int of more than 4300 digits
+        return "of more than 4300 digits"
+    return text if len(text) <= _MOST_SHOWN else f"{text[:_MOST_SHOWN]}..."
+
+
+def _within_memory(size: int) -> int:
+    if size >= _MOST:
+        raise InvalidSizeError(f"size {shortened(size)} is more than any memory has: give {_FORMS}")
+    return size
 
 
 def format_bytes(size: int) -> str:

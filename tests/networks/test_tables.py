@@ -241,3 +241,24 @@ def test_bad_files_are_named(tmp_path):
         load_network("lenet")
     with pytest.raises(InvalidProblemError, match="batch 0"):
         load_network("alexnet", 0)
+
+
+def test_a_table_with_a_byte_order_mark_is_read(tmp_path):
+    (tmp_path / "own.csv").write_text(f"{CSV_HEADER}\nonly,6,6,2,4,3,3,3,1,1,1,1\n", encoding="utf-8-sig")
+    assert load_network(str(tmp_path / "own.csv")).layers[0].forward.channels == 2
+
+
+@pytest.mark.parametrize("name", ["n" * 300, "a\0b", "x/" * 3000])
+def test_names_that_no_file_can_have_are_refused(name):
+    with pytest.raises(InvalidNetworkError, match=r"^network '.{1,90}"):
+        load_network(name)
+
+
+@pytest.mark.parametrize("cell", ["9" * 20, "9" * 5000, "x" * 5000])
+def test_long_numbers_are_refused_in_a_short_line(tmp_path, cell):
+    (tmp_path / "own.csv").write_text(f"{CSV_HEADER}\nonly,6,6,2,{cell},3,3,3,1,1,1,1\n")
+    with pytest.raises(
+        InvalidNetworkError, match=r"own.csv:2: .*(no whole number|more than the 2147483647)"
+    ) as refused:
+        load_network(str(tmp_path / "own.csv"))
+    assert len(str(refused.value)) < 400

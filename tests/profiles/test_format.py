@@ -129,3 +129,31 @@ def test_what_is_no_profile_is_refused(tmp_path, content):
 def test_an_unknown_name_lists_what_ships():
     with pytest.raises(ProfileError, match=r"profile 'b200' is neither a file nor one that ships with ucudnn: .*h200"):
         load_profile("b200")
+
+
+@pytest.mark.parametrize(
+    "damaged",
+    [
+        lambda text: "[" * 100_000,
+        lambda text: text.replace("0.5,", "1e308,"),
+        lambda text: text.replace("0.5,", "1e999,"),
+        lambda text: text.replace('"eng1"', '["eng1"]'),
+        lambda text: text.replace('"eng1"', "7"),
+        lambda text: text.replace('"1":', '"' + "9" * 5000 + '":').replace('"2":', '"' + "9" * 30 + '":'),
+    ],
+)
+def test_a_damaged_profile_is_refused_in_one_line(tmp_path, damaged):
+    path = tmp_path / "own.json"
+    save_profile(make_profile(), path)
+    text = path.read_text()
+    assert damaged(text) != text
+    path.write_text(damaged(text))
+    with pytest.raises(ProfileError, match=r"^profile .*own\.json") as refused:
+        load_profile(str(path))
+    assert len(str(refused.value)) < 600
+    assert "\n" not in str(refused.value)
+
+
+def test_a_name_that_no_file_can_have_is_refused():
+    with pytest.raises(ProfileError, match=r"^profile 'ppp.* cannot be read: File name too long"):
+        load_profile("p" * 300)

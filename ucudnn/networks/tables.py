@@ -9,6 +9,7 @@ from ucudnn.kernel import Kernel
 from ucudnn.networks.densenet import DENSENET_BATCH, DENSENET_ROWS
 from ucudnn.networks.inception import INCEPTION_BATCH, INCEPTION_GROUPS, INCEPTION_ROWS, InceptionRow
 from ucudnn.problem import ConvolutionProblem, Operation
+from ucudnn.units import shortened
 
 CSV_HEADER = "source,W,H,C_in,N,C_out,kernel_w,kernel_h,pad_w,pad_h,stride_w,stride_h"
 """Header of a table of layers, in the form in which DeepBench's convolutions circulate."""
@@ -84,7 +85,11 @@ def load_network(name: str, batch: int | None = None) -> Network:
         layers = tuple(_inception_layer(row, batch) for row in INCEPTION_ROWS)
         return Network(name=name, layers=layers, groups=INCEPTION_GROUPS)
     path = Path(name)
-    if not path.is_file():
+    try:
+        found = path.is_file()
+    except (OSError, ValueError) as error:  # a name that is too long, or one with a null character
+        raise InvalidNetworkError(f"network {shortened(name)} cannot be read: {error}") from error
+    if not found:
         raise InvalidNetworkError(
             f"network {name!r} is neither known nor a file: give one of {', '.join(NETWORKS)}"
             f" or a CSV file with the header {CSV_HEADER}"
@@ -124,7 +129,7 @@ def _inception_layer(row: InceptionRow, batch: int) -> Layer:
 
 def _read_csv(path: Path, batch: int | None) -> Network:
     try:
-        with path.open(newline="", encoding="utf-8") as file:
+        with path.open(newline="", encoding="utf-8-sig") as file:
             reader = csv.DictReader(file)
             missing = [column for column in CSV_HEADER.split(",") if column not in (reader.fieldnames or ())]
             if missing:
@@ -142,7 +147,7 @@ def _csv_layer(path: Path, line: int, row: dict[str, str | None], batch: int | N
         try:
             return int(row[column] or "")
         except ValueError as error:
-            raise InvalidNetworkError(f"{path}:{line}: {column} {row[column]!r} is no whole number") from error
+            raise InvalidNetworkError(f"{path}:{line}: {column} {shortened(row[column])} is no whole number") from error
 
     sizes = {column: size(column) for column in CSV_HEADER.split(",") if column != "source"}
     try:

@@ -14,22 +14,30 @@ Times of different recordings are never mixed: they were taken at different mome
 
 import gzip
 import json
+import zlib
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import MISSING, dataclass, fields
 from enum import Enum
 from importlib import resources
-from math import isfinite, prod
+from math import prod
 from pathlib import Path
 from typing import Any
 
 from ucudnn.errors import InvalidProblemError, ProfileError
 from ucudnn.problem import ConvolutionProblem, DataType, Layout, MathMode, Operation
+from ucudnn.units import shortened
 
 _FORMAT = "ucudnn-profile"
 _VERSION = 3
 _WITH_SPREAD = ["algorithm", "time_ms", "spread_ms", "workspace_bytes"]
 _COLUMNS = {1: ["algorithm", "time_ms", "workspace_bytes"], 2: _WITH_SPREAD, 3: _WITH_SPREAD}
 _DIGITS = 5  # of a time: more than its measurement has
+_MOST_MS = 1e12  # 30 years: sums of more could overflow
+_UNREADABLE = (
+    *(OSError, EOFError, zlib.error),
+    *(ValueError, KeyError, TypeError, IndexError, AttributeError, OverflowError, RecursionError),
+)
+"""What a file that is no profile can raise while it is read, deep nesting included."""
 _ENUMS: dict[str, type[Enum]] = {"operation": Operation, "dtype": DataType, "layout": Layout, "math": MathMode}
 
 
@@ -81,7 +89,11 @@ def load_profile(name: str) -> Profile:
     """
     shipped = {entry.name.removesuffix(".json"): entry for entry in _shipped()}
     source = shipped.get(name, Path(name))
-    if not source.is_file():
+    try:
+        found = source.is_file()
+    except OSError as error:  # a name that is too long, or a folder that may not be read
+        raise ProfileError(f"profile {shortened(name)} cannot be read: {error.strerror}") from error
+    if not found:
         raise ProfileError(
             f"profile {name!r} is neither a file nor one that ships with ucudnn: {', '.join(sorted(shipped))}"
         )
@@ -91,7 +103,7 @@ def load_profile(name: str) -> Profile:
         return _decode(name, json.loads(text))
     except ProfileError as error:
         raise ProfileError(f"profile {name}: {error}") from error
-    except (OSError, EOFError, gzip.zlib.error, ValueError, KeyError, TypeError, IndexError, AttributeError) as error:  # type: ignore[attr-defined]
+    except _UNREADABLE as error:
         raise ProfileError(f"profile {name} cannot be read: {type(error).__name__}: {error}") from error
 
 
@@ -137,6 +149,9 @@ def _decode(name: str, content: Any) -> Profile:
     if content["columns"] != _COLUMNS.get(content["version"]):
         raise ProfileError(f"version {content['version']} with columns {content['columns']} is not known here")
     algorithms = [(api, algorithm, tuple(notes)) for api, algorithm, notes in content["algorithms"]]
+    for api, algorithm, notes in algorithms:
+        if not all(isinstance(text, str) for text in (api, algorithm, *notes)):
+            raise ProfileError(f"algorithm {shortened([api, algorithm, *notes])} is not named by texts")
     recordings = {}
     for network, entries in content["recordings"].items():
         recording: dict[ConvolutionProblem, tuple[Record, ...]] = {}
@@ -154,11 +169,11 @@ def _decode_row(
     index, time_ms, *spread, workspace_bytes = row
     spread_ms = spread[0] if spread else 0.0
     api, algorithm, notes = algorithms[index]
-    if not (isinstance(time_ms, int | float) and isfinite(time_ms) and time_ms > 0):
+    if not (isinstance(time_ms, int | float) and 0 < time_ms < _MOST_MS):
         raise ProfileError(f"{problem}: {algorithm} took {time_ms} ms, which is no time")
-    if not (isinstance(spread_ms, int | float) and isfinite(spread_ms) and spread_ms >= 0):
+    if not (isinstance(spread_ms, int | float) and 0 <= spread_ms < _MOST_MS):
         raise ProfileError(f"{problem}: {algorithm} has times {spread_ms} ms apart, which is no spread")
-    if not isinstance(workspace_bytes, int) or workspace_bytes < 0:
+    if not isinstance(workspace_bytes, int) or not 0 <= workspace_bytes < 1 << 63:
         raise ProfileError(f"{problem}: {algorithm} has a workspace of {workspace_bytes} bytes")
     return Record(
         api=api,
