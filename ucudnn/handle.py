@@ -1,4 +1,4 @@
-"""Handle: stands in for a cuDNN handle; plans each convolution once, dispatches ever after."""
+"""The handle: stands in for a cuDNN handle, plans each convolution once and dispatches it from then on."""
 
 import logging
 from collections.abc import Hashable, Sequence
@@ -11,12 +11,12 @@ from ucudnn.backends.base import Backend, ComputeBackend, Spare, Tensor
 from ucudnn.backends.measurement import Effort
 from ucudnn.benchmarking.benchmark import ProgressListener
 from ucudnn.benchmarking.factory import open_benchmark
-from ucudnn.errors import BackendError, InfeasibleError, SettingsError
+from ucudnn.errors import BackendError, InfeasibleError
 from ucudnn.execution.dispatcher import Dispatcher, Entry
 from ucudnn.execution.launcher import Launcher
 from ucudnn.execution.layer_identity import LayerIdentities, checked_name
-from ucudnn.kernel import Kernel, VirtualAlgorithm
-from ucudnn.planning.concurrency import parse_groups
+from ucudnn.kernel import KernelKey, VirtualAlgorithm
+from ucudnn.planning.concurrency import groups_under
 from ucudnn.planning.decision import Decisions, decide
 from ucudnn.policy import BatchSizePolicy
 from ucudnn.problem import ConvolutionProblem, Operation
@@ -26,39 +26,37 @@ from ucudnn.settings import Settings, SolverName
 from ucudnn.workspace.spare import tail_step
 
 _LOG = logging.getLogger(__name__)
-_Key = tuple[str, ConvolutionProblem, int, bool]
-"""Layer, problem, bytes of spare memory, and whether the output is fresh."""
 
 
 class Handle:
-    """Convolutions in micro-batches: the same results, the same call, within a workspace limit.
+    """Convolutions in micro-batches: the same call and the same results, within a workspace limit.
 
-    Each problem is benchmarked and planned at its first call, or earlier where it was registered with
-    `get_algorithm`. Arguments that are None come from the environment, else from defaults. Calls on one
-    handle from several threads wait for each other, for they share its workspace.
+    A problem is benchmarked and planned at its first call, or earlier if `get_algorithm` registered it. An argument
+    that is None comes from the environment, or else from the defaults. Calls on one handle from several threads wait
+    for each other because they share its workspace.
 
     Args:
         backend: 'auto', 'cpu', 'cudnn', 'cudnn:CANDIDATES', 'replay:NAME-or-path' (plans only), or a backend
             (UCUDNN_BACKEND).
         policy: 'undivided', 'powerOfTwo', 'all' or 'adaptive' (UCUDNN_BATCH_SIZE_POLICY).
-        workspace_limit: bytes or '64MiB' for each kernel, WR (UCUDNN_DEFAULT_WORKSPACE_LIMIT).
-        total_workspace: bytes or '120MiB' for all kernels, WD (UCUDNN_TOTAL_WORKSPACE_SIZE).
+        workspace_limit: workspace of each kernel (WR), in bytes or as '64MiB' (UCUDNN_DEFAULT_WORKSPACE_LIMIT).
+        total_workspace: workspace of all kernels together (WD), in bytes or as '120MiB' (UCUDNN_TOTAL_WORKSPACE_SIZE).
         solver: solver of WD's integer program (UCUDNN_SOLVER).
-        solver_time_limit: seconds after which WD takes the solver's best (UCUDNN_SOLVER_TIME_LIMIT).
-        groups: under WD, the layers that may run at the same time: for each group its branches, each a layer's name or
-            a sequence of names that run one after another, such as `[["1x1", ["3x3_reduce", "3x3"]]]`. Layers in no
-            group run alone. None: any two kernels may run at the same time.
-        database: file that keeps measurements for the next process, or 'off' (UCUDNN_DATABASE).
-        benchmark_devices: who measures together: GPUs as '0,1' or 'all', or 'ranks' (UCUDNN_BENCHMARK_DEVICES).
-        slabs: whether what single samples need too much workspace for is computed in ranges of rows (UCUDNN_SLABS).
-        effort: how much time goes into one measurement.
-        listener: is told of the benchmarks' progress.
+        solver_time_limit: seconds after which WD takes the best solution so far (UCUDNN_SOLVER_TIME_LIMIT).
+        groups: under WD, the layers that may run at the same time. A group has branches; a branch is the name of a
+            layer, or a sequence of names that run one after another, as in `[["1x1", ["3x3_reduce", "3x3"]]]`. A layer
+            in no group runs alone. None: any two kernels may run at the same time.
+        database: file that keeps measurements for later processes, or 'off' (UCUDNN_DATABASE).
+        benchmark_devices: GPUs that measure together, '0,1' or 'all', or 'ranks' (UCUDNN_BENCHMARK_DEVICES).
+        slabs: whether samples that need too much workspace are computed in ranges of rows (UCUDNN_SLABS).
+        effort: how much time one measurement may take.
+        listener: receives the progress of the benchmarks.
 
     Raises:
-        SettingsError: if an argument or variable has a value it may not have.
+        SettingsError: if an argument or an environment variable has an invalid value.
         BackendUnavailableError: if the backend is not known or not installed.
         ProfileError: if the profile to replay cannot be read.
-        DatabaseError: if the database cannot be opened, or a newer ucudnn wrote it.
+        DatabaseError: if the database cannot be opened, or was written by a newer ucudnn.
     """
 
     def __init__(
@@ -91,16 +89,14 @@ class Handle:
         path = self.settings.cudnn_library
         opened = backend if isinstance(backend, Backend) else open_backend(self.settings.backend, cudnn_library=path)
         self.backend: Backend = opened
-        """What computes, or replays."""
+        """What computes the convolutions, or replays recorded measurements."""
         self._benchmark = open_benchmark(self.backend, self.settings, effort=effort, listener=listener)
         self._lock = self.backend.lock
         self._problems = ProblemCache()
-        self._groups = parse_groups(groups or ())
+        self._groups = groups_under(self.settings, groups)
         self._divides = self.settings.total_workspace_bytes is not None
-        if self._groups and not self._divides:
-            raise SettingsError("groups say how a total is divided: give total_workspace, too")
         self._layers = LayerIdentities()
-        self._entries: dict[_Key, Entry] = {}
+        self._entries: dict[KernelKey, Entry] = {}
         self._decided: list[Decisions] = []
         computes = opened if isinstance(opened, ComputeBackend) else None
         self._dispatcher = None if computes is None else Dispatcher(computes, self._benchmark, self.settings)
@@ -108,33 +104,33 @@ class Handle:
     def get_algorithm(
         self, problem: ConvolutionProblem, *, layer: str = "", filters: Hashable = None
     ) -> VirtualAlgorithm:
-        """Register a kernel before the first run, as frameworks do through cudnnGetConvolution*Algorithm.
+        """Register a kernel before its first run, as frameworks do through cudnnGetConvolution*Algorithm.
 
-        WD must know all kernels before it divides the workspace (paper, section 3.5). Registering a kernel
-        again changes nothing.
+        WD must know all kernels before it divides the workspace (paper, section 3.5). Registering a kernel again
+        changes nothing.
 
         Args:
-            problem: what will be computed.
-            layer: name of the layer; kernels of the same problem and name share a plan and a segment.
-            filters: under WD, what tells layers without a name apart: the address of the filters (or of their
-                gradient), or whatever else stands for them. Filters that were not registered are taken, when they are
-                first computed with, for those of the next registered layer of their shape, else for a new layer.
+            problem: the problem that will be computed.
+            layer: name of the layer; kernels with the same problem and name share a plan and a segment.
+            filters: under WD, any value that tells layers without a name apart, such as the address of the filters or
+                of their gradient. A later call with filters that were not registered is taken for a call of the next
+                registered layer with filters of that shape, or else for a call of a new layer.
 
         Returns:
-            A virtual algorithm that needs no workspace of the caller's.
+            A virtual algorithm that needs no workspace from the caller.
         """
         with self._lock:
             layer = checked_name(layer)
             if self._divides and not layer:
                 layer = self._layers.register(problem, filters)
-            self._register((layer, problem, 0, False))
+            self._register(KernelKey(layer, problem))
         return VirtualAlgorithm()
 
     def optimize(self) -> None:
-        """Benchmark and plan all that is registered now, so that no later call has to.
+        """Benchmark and plan all registered kernels now, so that no later call has to.
 
         Raises:
-            InfeasibleError: if a workspace limit is too small; it says which kernel needs how much.
+            InfeasibleError: if a workspace limit is too small; the message names the kernel and its need.
             MeasurementError: if no algorithm of a kernel could be measured.
         """
         with self._lock:
@@ -144,9 +140,9 @@ class Handle:
 
     def _decide(self, missing: list[Entry]) -> None:
         if self._divides:
-            missing = list(self._entries.values())  # what comes late takes part in a new division
+            missing = list(self._entries.values())  # a late kernel takes part in a new division
         decisions = decide([entry.kernel for entry in missing], self._benchmark, self.settings, self._groups)
-        if self._divides:  # the latest division counts, and the time that all of them took
+        if self._divides:  # only the latest division counts, but the time of all of them does
             decisions = replace(
                 decisions,
                 benchmark_seconds=decisions.benchmark_seconds + sum(each.benchmark_seconds for each in self._decided),
@@ -175,24 +171,24 @@ class Handle:
         spare: Spare | None = None,
         fresh: bool = False,
     ) -> None:
-        """Compute out = alpha * conv + beta * out for a problem; the operation says which tensor is out.
+        """Compute out = alpha * conv + beta * out for a problem, whose operation says which tensor is out.
 
-        An algorithm that fails is replaced by the next best one, and a log line says so once. A GPU without room for
-        the workspace gets a configuration that needs less.
+        If an algorithm fails, the next best one replaces it, and the log says so once. If the GPU has no room for the
+        workspace, the kernel gets a configuration that needs less.
 
         Args:
-            problem: what is computed.
+            problem: the problem to compute.
             x: input or its gradient, in the problem's layout and strides.
             w: filters or their gradient.
             y: output or its gradient.
             alpha: factor of the convolution.
             beta: factor of what the output holds; at 0 the output is not read.
             layer: name of the layer, as registered.
-            spare: memory that the call may overwrite, such as that of a gradient that is computed next. Where it is
-                more than the limit, it serves as workspace, and no other is allocated; not under WD.
-            fresh: whether the output holds nothing that is wanted, and nobody reads it before the call ends: then what
-                is not written yet serves as workspace for what is, where that is faster than the limit allows; not
-                under WD, and with beta other than 0.
+            spare: memory that the call may overwrite, such as that of a gradient that is computed next. If it is
+                larger than the limit, it serves as the workspace, and no other is allocated. Not used under WD.
+            fresh: whether the output holds nothing that is wanted and is not read before the call ends. Then samples
+                that are not written yet serve as workspace, if that is faster than the limit alone allows. Not used
+                under WD or if beta is not 0.
 
         Raises:
             InfeasibleError: if a workspace limit is too small.
@@ -204,7 +200,7 @@ class Handle:
             raise BackendError(
                 f"backend {self.backend.name} plans but cannot execute: open a handle on 'cpu' or 'cudnn'"
             )
-        # Under names of their own: the arrays must live until they are launched on, whoever else holds them.
+        # x, w and y keep their names: the arrays must live until the launch, whoever else holds them.
         bound_x, bound_w, bound_y, alignment = dispatcher.backend.bind(x, w, y)
         if alignment < problem.alignment:
             problem = replace(problem, alignment=alignment)
@@ -214,21 +210,27 @@ class Handle:
             named = bool(layer)
             if self._divides and not named:
                 layer = self._layers.call(problem, dispatcher.backend.address(bound_w))
-            entry = self._entries.get((layer, problem, spare_bytes, fresh))
+            key = KernelKey(layer, problem, spare_bytes, fresh)
+            entry = self._entries.get(key)
             if entry is None and dispatcher.backend.capturing(dispatcher.backend.queue()):
-                entry = self._entries.get((layer, problem, 0, False))  # nothing is planned in a capture
+                entry = self._entries.get(KernelKey(layer, problem))  # a capture cannot plan
             if entry is None or entry.decision is None:
+                if named:
+                    checked_name(layer)
                 try:
-                    entry = self._plan((checked_name(layer) if named else layer, problem, spare_bytes, fresh))
+                    entry = self._plan(key)
                 except InfeasibleError:
                     shared = None if named else self._layers.share(problem, dispatcher.backend.address(bound_w))
                     if shared is None:
                         raise
-                    entry = self._plan((shared, problem, 0, False))
+                    entry = self._plan(KernelKey(shared, problem))
             dispatcher.launch(entry, bound_x, bound_w, bound_y, alpha, beta, spare)
 
     def useful(self, spare_bytes: int) -> int:
-        """Return how much of spare memory serves as workspace: none up to the limit, else in few different sizes."""
+        """Return how many bytes of spare memory serve as workspace: 0 up to the limit, else one of a few sizes.
+
+        Each size has a plan of its own, so they are rounded down to three or four binary digits.
+        """
         step = 1 << max(0, spare_bytes.bit_length() - 4)
         rounded = spare_bytes // step * step
         return 0 if self._divides or rounded <= self.settings.workspace_limit_bytes else rounded
@@ -242,21 +244,24 @@ class Handle:
         fresh: bool = False,
         plan: bool = False,
     ) -> Launcher | None:
-        """Return what computes a planned problem with alpha = 1 and beta = 0, with little on the way to the backend.
+        """Return the short way to compute a planned problem with alpha = 1 and beta = 0.
 
         Args:
-            problem: what is computed.
+            problem: the problem to compute.
             layer: name of the layer.
-            spare_bytes: of spare memory, as far as it is `useful`.
+            spare_bytes: bytes of spare memory that each call brings, as `useful` returns them.
             fresh: whether outputs hold nothing that is wanted.
-            plan: whether to plan the problem first, where it is not planned; that raises what `convolve` does.
+            plan: whether to plan the problem now if it is not planned yet.
 
         Returns:
-            The launcher; None where the problem is not planned, and under WD, where each call says which layer it is.
+            The launcher. None if the problem is not planned, or under WD, where each call must find its layer.
+
+        Raises:
+            UcudnnError: as `convolve`, if it plans.
         """
         if self._dispatcher is None or self._divides:
             return None
-        key = checked_name(layer), problem, spare_bytes, fresh and tail_step(problem) > 0
+        key = KernelKey(checked_name(layer), problem, spare_bytes, fresh and tail_step(problem) > 0)
         with self._lock:
             entry = self._entries.get(key)
             if plan and (entry is None or entry.decision is None):
@@ -277,7 +282,7 @@ class Handle:
         """Compute y = alpha * conv(x, w) + beta * y (cudnnConvolutionForward).
 
         Args:
-            x: input, shape (N, C, spatial...), or (N, spatial..., C) with layout='NHWC' and its like.
+            x: input, shape (N, C, spatial...), or (N, spatial..., C) for a channels-last layout such as 'NHWC'.
             w: filters, shape (K, C / groups, kernel...), or (K, kernel..., C / groups).
             y: output, shape (N, K, output...), or (N, output..., K).
             alpha: factor of the convolution.
@@ -352,43 +357,41 @@ class Handle:
 
     @property
     def workspace_bytes(self) -> int:
-        """Bytes of workspace that the handle holds now."""
+        """Workspace in bytes that the handle holds now."""
         return 0 if self._dispatcher is None else self._dispatcher.workspace_bytes
 
     @property
     def captured(self) -> bool:
-        """Whether a captured CUDA graph uses its plans, so that it must live as long as the graph."""
+        """Whether a captured CUDA graph uses plans of this handle, which must then live as long as the graph."""
         return self._dispatcher is not None and self._dispatcher.captured
 
     def release_workspace(self) -> None:
-        """Give back the workspaces, one for each stream, except what captured CUDA graphs use; they are made again."""
+        """Free the workspace of each stream, unless a captured CUDA graph uses it; the next call allocates it again."""
         with self._lock:
             if self._dispatcher is not None:
                 self._dispatcher.release()
 
     def report(self, *, repeats: int = 0) -> Report:
-        """Return what was decided so far, what it was decided from, and how often each kernel ran.
+        """Return the decisions so far, the measurements behind them, and how often each kernel ran.
 
         Args:
-            repeats: how often each kernel's plans are run on random operands to be timed; 0 for predictions only.
+            repeats: how often each kernel's plans are timed on random operands; 0 reports predicted times only.
         """
         with self._lock:
             decided = self._decided or [decide([], self._benchmark, self.settings)]
             run = [(entry.decision, entry.calls) for entry in self._entries.values() if entry.decision is not None]
             return report_run(decided, run, self.backend, self.settings.policy.value, repeats)
 
-    def _register(self, key: _Key) -> Entry:
-        layer, problem, spare_bytes, fresh = key
-        kernel = Kernel(layer=layer, problem=problem, spare_bytes=spare_bytes, fresh=fresh)
-        return self._entries.setdefault(key, Entry(kernel))
+    def _register(self, key: KernelKey) -> Entry:
+        return self._entries.setdefault(key, Entry(key.kernel()))
 
-    def _plan(self, key: _Key) -> Entry:
+    def _plan(self, key: KernelKey) -> Entry:
         known = key in self._entries
         entry = self._register(key)
         try:
-            self._decide([entry])  # under WR, others that cannot be planned are none of its business
+            self._decide([entry])  # under WR, another kernel that cannot be planned does not concern this one
         except BaseException:
             if not known:
-                del self._entries[key]  # one kernel that cannot be planned must not stop the others
+                del self._entries[key]  # a kernel that cannot be planned must not stop the others
             raise
         return entry

@@ -1,6 +1,7 @@
 """Kernel: one operation of one layer of a network, how often the network holds it, and what its caller is told."""
 
 from dataclasses import dataclass
+from typing import NamedTuple, final
 
 from ucudnn.problem import ConvolutionProblem, Operation
 
@@ -33,6 +34,29 @@ class Kernel:
         if self.layer.startswith("#"):
             return f"{self.layer} {self.problem}"
         return f"{self.layer} ({self.operation.value})" if self.layer else str(self.problem)
+
+
+@final
+class KernelKey(NamedTuple):
+    """What tells the kernels of one handle apart.
+
+    Each call of a handle makes one to look up its plan; a tuple is made and hashed faster than a dataclass.
+
+    Attributes:
+        layer: as in `Kernel`, as are the others.
+        problem: what the kernel computes, at mini-batch size.
+        spare_bytes: bytes of its caller's memory that serve as its workspace.
+        fresh: whether its output's tail may serve as workspace.
+    """
+
+    layer: str
+    problem: ConvolutionProblem
+    spare_bytes: int = 0
+    fresh: bool = False
+
+    def kernel(self) -> Kernel:
+        """Return the kernel that it stands for."""
+        return Kernel(layer=self.layer, problem=self.problem, spare_bytes=self.spare_bytes, fresh=self.fresh)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -5,7 +5,7 @@ from collections import defaultdict
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ucudnn.planning.division import Segment
+from ucudnn.workspace.segment import Segment
 from ucudnn.workspace.stream_order import StreamOrder
 
 

@@ -34,7 +34,6 @@ from ucudnn.networks.tables import NETWORKS, Network, load_network
 from ucudnn.networks.variants import Variant, variants
 from ucudnn.planning.concurrency import Groups
 from ucudnn.planning.decision import Decision, Decisions, decide
-from ucudnn.planning.division import Segment
 from ucudnn.plots import Bar, check_picture, draw_configurations, draw_desirable, draw_division, draw_layers
 from ucudnn.policy import BatchSizePolicy
 from ucudnn.problem import Operation
@@ -43,6 +42,7 @@ from ucudnn.reporting.terminal import print_note, print_text, progress
 from ucudnn.settings import Settings, parse_choice
 from ucudnn.solvers.desirable import desirable_set
 from ucudnn.units import format_bytes
+from ucudnn.workspace.segment import Segment
 
 _CPU_BATCH = 16  # NumPy's convolutions take seconds where a GPU's take milliseconds
 _LIMITS = ["8MiB", "64MiB", "512MiB"]  # the paper's

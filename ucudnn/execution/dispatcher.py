@@ -11,11 +11,11 @@ from ucudnn.errors import BackendError, StepError
 from ucudnn.execution.plan import Plan, make_plan
 from ucudnn.kernel import Kernel
 from ucudnn.planning.decision import Decision, decide_again, decide_rest, decide_slabs
-from ucudnn.planning.division import Segment
 from ucudnn.problem import Operation
 from ucudnn.settings import Settings
 from ucudnn.units import exact_bytes
 from ucudnn.workspace.allocation import DividedWorkspace, Workspace, open_workspace
+from ucudnn.workspace.segment import Segment
 from ucudnn.workspace.stream_order import StreamOrder
 
 _MOST_REPLACEMENTS = 8  # in one call: what fails more often is not the algorithms

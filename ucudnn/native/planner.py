@@ -22,10 +22,10 @@ from ucudnn.kernel import Kernel
 from ucudnn.native.registry import Network
 from ucudnn.native.steps import NativeStep, prepare
 from ucudnn.planning.decision import decide, decide_rest
-from ucudnn.planning.division import Segment
 from ucudnn.problem import MOST_ALIGNMENT, ConvolutionProblem, MathMode, Operation
 from ucudnn.settings import Settings, is_set
 from ucudnn.units import exact_bytes
+from ucudnn.workspace.segment import Segment
 
 _MOST_REPLACEMENTS = 8
 

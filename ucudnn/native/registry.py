@@ -15,9 +15,9 @@ from ucudnn.configuration import Configuration
 from ucudnn.errors import BackendError
 from ucudnn.kernel import Kernel
 from ucudnn.planning.decision import decide, decide_again
-from ucudnn.planning.division import Segment
 from ucudnn.problem import MOST_ALIGNMENT, ConvolutionProblem
 from ucudnn.settings import Settings
+from ucudnn.workspace.segment import Segment
 
 _Key = tuple[int, ConvolutionProblem]
 

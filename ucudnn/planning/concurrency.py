@@ -5,6 +5,7 @@ from collections.abc import Hashable, Iterable, Sequence
 from ucudnn.errors import SettingsError
 from ucudnn.kernel import Kernel
 from ucudnn.problem import Operation
+from ucudnn.settings import Settings
 
 Groups = tuple[tuple[tuple[str, ...], ...], ...]
 """For each group of layers that may run at the same time its branches: layers that run one after another."""
@@ -33,6 +34,18 @@ def parse_groups(given: Sequence[Sequence[str | Sequence[str]]]) -> Groups:
         groups.append(tuple(branches))
     _places(groups)
     return tuple(group for group in groups if group)
+
+
+def groups_under(settings: Settings, given: Sequence[Sequence[str | Sequence[str]]] | None) -> Groups:
+    """Return the groups of layers among which a handle with these settings divides its workspace.
+
+    Raises:
+        SettingsError: as `parse_groups`, and if there are groups but no total to divide.
+    """
+    groups = parse_groups(given or ())
+    if groups and settings.total_workspace_bytes is None:
+        raise SettingsError("groups say how a total is divided: give total_workspace, too")
+    return groups
 
 
 def _places(groups: Sequence[Sequence[Sequence[str]]]) -> dict[str, tuple[int, int]]:

@@ -12,7 +12,7 @@ from ucudnn.configuration import Configuration, MicroConfiguration, SlabConfigur
 from ucudnn.errors import BackendError, InfeasibleError, MeasurementError
 from ucudnn.kernel import Kernel
 from ucudnn.planning.concurrency import Groups
-from ucudnn.planning.division import Allotment, Segment, Share, allot
+from ucudnn.planning.division import Allotment, Share, allot
 from ucudnn.policy import BatchSizePolicy
 from ucudnn.problem import ConvolutionProblem
 from ucudnn.settings import Settings
@@ -21,6 +21,7 @@ from ucudnn.solvers.desirable import desirable_set, fastest
 from ucudnn.solvers.reuse import fastest_within
 from ucudnn.solvers.reuse_with_spare import fastest_with_tail
 from ucudnn.units import exact_bytes
+from ucudnn.workspace.segment import Segment
 from ucudnn.workspace.spare import own_bytes, tail_bytes
 
 _WORTH_A_TAIL = 0.995  # of the time within the limit

@@ -15,28 +15,12 @@ from ucudnn.solvers.division import Choice, Division, divide
 from ucudnn.solvers.reuse import fastest_within
 from ucudnn.solvers.sequences import Bundle, bundled
 from ucudnn.units import exact_bytes
+from ucudnn.workspace.segment import Segment
 
 GROUPED = "WD, grouped"
 """Name of the alternative in which only branches of one group have segments of their own."""
 
 Front = tuple[Configuration, ...]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Segment:
-    """A part of the workspace. Those of one set are disjoint; those of different sets are not, for they take turns.
-
-    Attributes:
-        set_index: which kernels it may be used beside.
-        branch: which of them use it, one after another.
-        offset_bytes: where it begins.
-        size_bytes: its bytes.
-    """
-
-    set_index: int
-    branch: int
-    offset_bytes: int
-    size_bytes: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

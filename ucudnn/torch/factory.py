@@ -10,7 +10,7 @@ from ucudnn.backends.cudnn.api.library import LIBRARY_NAME
 from ucudnn.backends.cudnn.backend import CudnnBackend
 from ucudnn.errors import BackendUnavailableError, SettingsError
 from ucudnn.handle import Handle
-from ucudnn.planning.concurrency import parse_groups
+from ucudnn.planning.concurrency import groups_under
 from ucudnn.settings import Settings, parse_choice
 from ucudnn.torch.gpu import TorchGpu
 from ucudnn.torch.interceptor import Interceptor
@@ -43,8 +43,7 @@ def open_interceptor(backend: str | None, options: dict[str, Any]) -> Intercepto
         backend=backend,
         **{_FIELDS.get(name, name): value for name, value in options.items() if name not in _NO_SETTINGS},
     )
-    if parse_groups(options.get("groups") or ()) and settings.total_workspace_bytes is None:
-        raise SettingsError("groups say how a total is divided: give total_workspace, too")
+    groups_under(settings, options.get("groups"))
     kind, _, target = settings.backend.partition(":")
     if kind == "replay":
         raise SettingsError(f"backend={settings.backend!r} plans but cannot execute: PyTorch needs auto, cudnn or cpu")

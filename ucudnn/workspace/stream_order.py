@@ -3,7 +3,7 @@
 from typing import Any, final
 
 from ucudnn.backends.base import ComputeBackend
-from ucudnn.planning.division import Segment
+from ucudnn.workspace.segment import Segment
 
 
 @final
