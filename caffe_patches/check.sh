@@ -4,7 +4,7 @@
 set -euo pipefail
 here=$(cd "$(dirname "$0")" && pwd)
 caffe=$(cd "$1" && pwd)
-out=${2:-$here/../bench/results}
+out=$(realpath -m "${2:-$here/../bench/results/caffe}")
 python=$(command -v "${PYTHON:-python3}")
 
 version=caffe-1.0
@@ -16,5 +16,6 @@ fi
 
 build=.build_release
 make -C "$caffe" -j"$(nproc)" PYTHON="$python" $build/tools/caffe.bin $build/test/test_convolution_layer.testbin
-exec "$python" "$here/../bench/caffe.py" --caffe "$caffe/$build/tools/caffe.bin" \
+cd "$here/.." # from where Python finds the package bench
+exec "$python" -m bench.caffe.compare --caffe "$caffe/$build/tools/caffe.bin" \
     --tests "$caffe/$build/test/test_convolution_layer.testbin" --out "$out"

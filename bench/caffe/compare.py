@@ -1,10 +1,10 @@
 """Caffe with UcudnnHandle_t on the GPU: its own convolution tests, `caffe time` on AlexNet 256, `caffe train`.
 
-    python bench/caffe.py --caffe build/tools/caffe --tests build/test/test_convolution_layer.testbin
-                          [--out bench/results] [--only tests,time,train] [--python PYTHON] [--iterations 20]
+    python -m bench.caffe.compare --caffe build/tools/caffe --tests build/test/test_convolution_layer.testbin
+                          [--out bench/results/caffe] [--only tests,time,train] [--python PYTHON] [--iterations 20]
 
 One binary runs with plain cuDNN (UCUDNN_PLAIN=1) and with the handle under each policy, WR and WD, in turn. What it
-prints goes to OUT/caffe_time.txt and so on, what follows from it to OUT/caffe_time.json. `caffe_patches/check.sh`
+prints goes to OUT/time.txt and so on, what follows from it to OUT/time.json. `caffe_patches/check.sh`
 builds Caffe and runs this.
 """
 
@@ -24,6 +24,7 @@ from typing import Any
 
 from bench.caffe.net import alexnet, small, solver, write_patterns
 from bench.tools.losses import distance, root_mean_square
+from bench.tools.results import RESULTS, ROOT, save
 
 TESTS = {
     "plain": {"UCUDNN_PLAIN": "1"},
@@ -75,7 +76,7 @@ class Runner:
         self.environment = {
             **{key: value for key, value in os.environ.items() if not key.startswith("UCUDNN_")},
             "LD_LIBRARY_PATH": ":".join([*folders, *([inherited] if inherited else [])]),
-            "PYTHONPATH": ":".join(filter(None, (str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH")))),
+            "PYTHONPATH": ":".join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH")))),
             "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
             "UCUDNN_PYTHON": python,
             "UCUDNN_DATABASE": str(database),
@@ -291,7 +292,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--caffe", required=True, help="the program caffe")
     parser.add_argument("--tests", help="the program of Caffe's convolution tests")
-    parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results")
+    parser.add_argument("--out", type=Path, default=RESULTS / "caffe")
     parser.add_argument("--only", default="time,tests,train")
     parser.add_argument("--python", default=sys.executable, help="that plans: an executable, or a libpython")
     parser.add_argument("--variable", action="append", default=[], metavar="NAME=VALUE", help="for the programs")
@@ -304,7 +305,7 @@ def main() -> None:
     with TemporaryDirectory() as name:
         folder = Path(name)
         for what in options.only.split(","):
-            raw = options.out / f"caffe_{what}.txt"
+            raw = options.out / f"{what}.txt"
             runner = Runner(options.python, variables, raw, folder / "measurements.db")
             if what == "tests":
                 answers = run_tests(runner, options.tests, folder)
@@ -313,8 +314,7 @@ def main() -> None:
             else:
                 answers = run_trainings(runner, options.caffe, folder, 200)
             for found in answers:  # whatever ends this, what was found before it stays
-                text = json.dumps({"conditions": described, **found}, indent=1)
-                (options.out / f"caffe_{what}.json").write_text(text + "\n")
+                save(options.out / f"{what}.json", {"conditions": described, **found})
             if what == "time":
                 print(json.dumps(found["ratios"], indent=1), flush=True)
 

@@ -1,6 +1,6 @@
 """AlexNet for `caffe time`, and a small CNN for `caffe train`, as Caffe's prototxt.
 
-    python bench/caffe_net.py [--batch 256] > alexnet.prototxt
+    python -m bench.caffe.net [--batch 256] > alexnet.prototxt
 
 AlexNet has a loss and made-up data, so that backward convolutions run without `force_backward`; conv2, conv4 and conv5
 have two groups, as in the paper. The CNN learns which of ten patterns is under noise, from an HDF5 file.

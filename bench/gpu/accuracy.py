@@ -1,6 +1,6 @@
 """Errors against float64 on a GPU: the same algorithm undivided and in micro-batches, every type.
 
-    python bench/accuracy.py [--batch 64] [--out bench/results/accuracy.json]
+    python -m bench.gpu.accuracy [--batch 64] [--out bench/results/gpu/accuracy.json]
 
 For each convolution of AlexNet and each operation, the fastest algorithm that exists at every size computes the
 mini-batch at once and in 4 and 16 micro-batches, from fresh random numbers in [-0.5, 0.5). The relative L2 distance is
@@ -8,15 +8,13 @@ from a tap-by-tap convolution in float64 (tests/reference.py).
 """
 
 import argparse
-import json
 import sys
 from dataclasses import replace
 from pathlib import Path
 
 import cupy
 
-sys.path.insert(0, str(Path(__file__).parents[1]))
-
+from bench.tools.results import RESULTS, save
 from tests.gpu.conftest import Operands
 from ucudnn.backends import open_backend
 from ucudnn.backends.base import ComputeBackend
@@ -73,7 +71,7 @@ def main() -> None:
     """Measure, print and write."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--batch", type=int, default=64, help="mini-batch size, a multiple of 16")
-    parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results" / "accuracy.json")
+    parser.add_argument("--out", type=Path, default=RESULTS / "gpu/accuracy.json")
     arguments = parser.parse_args()
     backend = open_backend("cudnn", candidates=Candidates.GRAPH)
     assert isinstance(backend, ComputeBackend)
@@ -98,7 +96,7 @@ def main() -> None:
             values = " ".join(f"{value:10.1e}" for value in worst)
             print(f"{dtype.value:9} {math.value:5} {bound:7.0e} {values}  {ratio:.2f} {operation}", flush=True)
     answer = {"conditions": dict(backend.conditions()), "batch": arguments.batch, "rows": rows}
-    arguments.out.write_text(json.dumps(answer, indent=1, default=float) + "\n")
+    save(arguments.out, answer)
 
 
 if __name__ == "__main__":

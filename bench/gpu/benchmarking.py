@@ -1,7 +1,7 @@
 """How long planning takes on a GPU, how well it repeats, and what policies and bounds gain and lose.
 
-    python bench/benchmarking.py                  AlexNet 256, about five minutes
-    python bench/benchmarking.py --devices 0,1    with two GPUs against one, and nothing else
+    python -m bench.gpu.benchmarking                  AlexNet 256, about five minutes
+    python -m bench.gpu.benchmarking --devices 0,1    with two GPUs against one, and nothing else
 
 Every planning is a process of its own with a database of its own; what is timed is `decide`, without imports and the
 opening of cuDNN. Executed totals of several policies are taken in turn in one process (medians of repeats).
@@ -18,6 +18,7 @@ from statistics import median
 from time import perf_counter, time
 from typing import Any
 
+from bench.tools.results import RESULTS, save
 from ucudnn.backends import open_backend
 from ucudnn.backends.base import ComputeBackend
 from ucudnn.benchmarking.factory import open_benchmark
@@ -95,7 +96,16 @@ def run(
     arguments: argparse.Namespace, *cases: tuple[str, str, str, str], options: tuple[str, ...] = ()
 ) -> dict[str, Any]:
     """Run cases (name, policy, limit, database) in one process; return what it printed."""
-    command = [sys.executable, __file__, "--network", arguments.network, "--backend", arguments.backend, *options]
+    command = [
+        sys.executable,
+        "-m",
+        "bench.gpu.benchmarking",
+        "--network",
+        arguments.network,
+        "--backend",
+        arguments.backend,
+        *options,
+    ]
     command += ["--repeats", str(arguments.repeats)]
     if arguments.batch:
         command += ["--batch", str(arguments.batch)]
@@ -123,7 +133,7 @@ def measure(arguments: argparse.Namespace, out: Path, folder: Path) -> None:
 
     def keep(name: str, *cases: tuple[str, str, str, str], options: tuple[str, ...] = ()) -> dict[str, Any]:
         answer = answers[name] = run(arguments, *cases, options=options)
-        out.write_text(json.dumps(answers, indent=1) + "\n")  # whatever ends this, what was found before it stays
+        save(out, answers)  # whatever ends this, what was found before it stays
         return answer
 
     def record(number: int) -> None:
@@ -138,7 +148,7 @@ def measure(arguments: argparse.Namespace, out: Path, folder: Path) -> None:
         answers["of one GPU's seconds"] = {
             policy: against_one(arguments.devices, policy, turns, keep, file) for policy, turns in TURNS.items()
         }
-        out.write_text(json.dumps(answers, indent=1) + "\n")
+        save(out, answers)
     else:
         record(1)
         for policy in POLICIES:
@@ -187,7 +197,7 @@ def main() -> None:
         case(arguments)
         return
     name = "benchmarking_devices.json" if arguments.devices else "benchmarking.json"
-    out = arguments.out or Path(__file__).parent / "results" / name
+    out = arguments.out or RESULTS / "gpu" / name
     with tempfile.TemporaryDirectory() as folder:
         measure(arguments, out, Path(folder))
 

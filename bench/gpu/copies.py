@@ -1,19 +1,19 @@
 """Convolutions whose strides skip samples of x: cuDNN's fastest algorithms, and those of a copy of what is read.
 
-    python bench/copies.py                                  # ResNet-50 256: ten seconds on an H200
-    python bench/copies.py --dtype float16 --out bench/results/copies_float16.json
-    python bench/copies.py resnet18 --batch 128 --out resnet18.json
+    python -m bench.gpu.copies                                  # ResNet-50 256: ten seconds on an H200
+    python -m bench.gpu.copies --dtype float16
+    python -m bench.gpu.copies resnet18 --batch 128 --out resnet18.json
 
 Of each kernel of a network that skips some of x: the fastest undivided algorithm without a limit, without copies and
 with them, run in turn on the same buffers; medians. The sum counts how often a kernel occurs.
 """
 
 import argparse
-import json
 import sys
 from dataclasses import replace
 from pathlib import Path
 
+from bench.tools.results import RESULTS, save_case
 from ucudnn.backends import open_backend
 from ucudnn.backends.base import ComputeBackend
 from ucudnn.backends.candidates import Candidates
@@ -49,7 +49,7 @@ def main() -> None:
     parser.add_argument("--math", default="tf32", help="tf32 or fma")
     parser.add_argument("--repeats", type=int, default=9, help="samples of each plan")
     parser.add_argument("--backend", default="cudnn", help="cudnn, or cpu to try the script out")
-    parser.add_argument("--out", type=Path, help="default: bench/results/copies.json; nothing for cpu")
+    parser.add_argument("--out", type=Path, help="default: bench/results/gpu/copies.json; nothing for cpu")
     arguments = parser.parse_args()
     dtype, math = parse_choice(DataType, arguments.dtype, "--dtype"), parse_choice(MathMode, arguments.math, "--math")
     kernels = [kernel for kernel in load_network(arguments.network, arguments.batch).kernels() if skips(kernel.problem)]
@@ -74,11 +74,11 @@ def main() -> None:
         told = (f"{times[way]:7.3f} ms {format_bytes(each.workspace_bytes):>9}" for way, each in chosen.items())
         print(f"{kernel!s:28} {'   '.join(told)}   {times['plain'] / times['with copies']:.2f} x", flush=True)
     print(f"{'all':28} " + ", ".join(f"{way} {time_ms:.2f} ms" for way, time_ms in sums.items()))
-    out = arguments.out or Path(__file__).parent / "results" / "copies.json"
+    out = arguments.out or RESULTS / "gpu/copies.json"
     if arguments.backend != "cpu":
         answer = {"conditions": dict(runner.conditions()), "network": arguments.network, "batch": arguments.batch}
         answer |= {"dtype": dtype.value, "math": math.value, "total_ms": sums, "kernels": rows}
-        out.write_text(json.dumps(answer, indent=1) + "\n")
+        save_case(out, f"{arguments.network} {arguments.batch} {dtype.value} {math.value}", answer)
 
 
 if __name__ == "__main__":

@@ -1,20 +1,20 @@
 """Plans of networks' convolutions executed on this machine's GPU: undivided against micro-batched, side by side.
 
-    python bench/execute.py                                       # the cases of README.md
-    python bench/execute.py alexnet --workspace 64MiB --workspace 16MiB --candidates legacy
-    python bench/execute.py vgg16 --batch 64 --policy all --out vgg16.json
+    python -m bench.gpu.execute                                       # the cases of README.md
+    python -m bench.gpu.execute alexnet --workspace 64MiB --workspace 16MiB --candidates legacy
+    python -m bench.gpu.execute vgg16 --batch 64 --policy all --out vgg16.json
 
 Every kernel runs on buffers of its real size. Both plans of a kernel run in turn, in one process; medians of repeats
 count. `predicted` is the sum of the benchmarked times of single micro-batches, `executed` what the plan took.
-Everything is written to bench/results/execute.json with the GPU and all versions.
+Everything is written to bench/results/gpu/execute.json with the GPU and all versions.
 """
 
 import argparse
-import json
 import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from bench.tools.results import RESULTS, save_case
 from ucudnn.backends import open_backend
 from ucudnn.backends.base import ComputeBackend
 from ucudnn.backends.candidates import Candidates
@@ -44,6 +44,13 @@ class Case:
     math: MathMode = MathMode.TF32
     dtype: DataType = DataType.FLOAT32
     batch: int | None = None
+
+    @property
+    def name(self) -> str:
+        """What tells the case from others: 'alexnet, 64MiB, graph, powerOfTwo, float32 tf32'."""
+        network = self.network if self.batch is None else f"{self.network} {self.batch}"
+        how = f"{self.candidates.value}, {self.policy}, {self.dtype.value} {self.math.value}"
+        return f"{network}, {self.workspace}, {how}"
 
     def kernels(self) -> list[Kernel]:
         """Return the network's kernels in the case's type and math mode."""
@@ -132,7 +139,7 @@ def main() -> None:
     parser.add_argument("--batch", type=int, help="mini-batch size")
     parser.add_argument("--repeats", type=int, default=9, help="samples of each plan")
     parser.add_argument("--backend", default="cudnn", help="cudnn, or cpu to try the script out")
-    parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results" / "execute.json")
+    parser.add_argument("--out", type=Path, default=RESULTS / "gpu/execute.json")
     arguments = parser.parse_args()
     cases = CASES
     if arguments.network:
@@ -149,7 +156,6 @@ def main() -> None:
             for candidates in arguments.candidates or ["graph"]
             for workspace in arguments.workspace or ["64MiB"]
         )
-    reports: list[dict[str, object]] = []
     benchmarks: dict[Candidates, tuple[ComputeBackend, Benchmark, Benchmark]] = {}
     print(HEADING)
     for case in cases:
@@ -165,8 +171,7 @@ def main() -> None:
         report = run(case, *benchmarks[case.candidates], arguments.repeats)
         print(row(case, report), flush=True)
         options = {"candidates": case.candidates.value, "math": case.math.value, "dtype": case.dtype.value}
-        reports.append({**report.to_dict(), **options})
-        arguments.out.write_text(json.dumps(reports, indent=1) + "\n")
+        save_case(arguments.out, case.name, {**report.to_dict(), **options})
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """What going through the handle costs over calling cuDNN with the same algorithm: GPU time, and CPU time a call.
 
-    python bench/overhead.py [--out bench/results/overhead.json]
+    python -m bench.gpu.overhead [--out bench/results/gpu/overhead.json]
 
 GPU time: AlexNet's convolutions, undivided at 64 MiB, by `Handle.convolve` and by cudnnBackendExecute of the same plan
 with the same variant pack, in turn. CPU time: a convolution so small that the host is what takes time, with recurring
@@ -8,7 +8,6 @@ pointers, as one micro-batch and as eight; the host waits for the GPU every 200 
 """
 
 import argparse
-import json
 import statistics
 import sys
 from collections.abc import Callable
@@ -16,6 +15,7 @@ from functools import partial
 from pathlib import Path
 from time import perf_counter
 
+from bench.tools.results import RESULTS, save
 from ucudnn import Handle
 from ucudnn.backends import open_backend
 from ucudnn.backends.base import ComputeBackend
@@ -111,7 +111,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--batch", type=int, default=256, help="mini-batch size of AlexNet")
     parser.add_argument("--repeats", type=int, default=15, help="samples of each call")
-    parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results" / "overhead.json")
+    parser.add_argument("--out", type=Path, default=RESULTS / "gpu/overhead.json")
     arguments = parser.parse_args()
     backend = open_backend("cudnn")
     assert isinstance(backend, ComputeBackend)
@@ -128,7 +128,7 @@ def main() -> None:
         "gpu_total": {"handle_ms": handle_ms, "cudnn_ms": cudnn_ms, "ratio": handle_ms / cudnn_ms},
         "cpu": host,
     }
-    arguments.out.write_text(json.dumps(answer, indent=1) + "\n")
+    save(arguments.out, answer)
 
 
 if __name__ == "__main__":

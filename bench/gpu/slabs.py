@@ -1,8 +1,8 @@
 """Single samples whose fast algorithms take gigabytes of workspace, in slabs within limits.
 
-    python bench/slabs.py                     all cases on this machine's GPU
-    python bench/slabs.py volume alexnet      some of them
-    python bench/slabs.py tiny --backend cpu  to try the script out
+    python -m bench.gpu.slabs                     all cases on this machine's GPU
+    python -m bench.gpu.slabs volume alexnet      some of them
+    python -m bench.gpu.slabs tiny --backend cpu  to try the script out
 
 volume: x of 1 x 32 x 128^3 float32 (TF32), 64 filters of 3 x 3 x 3, within 256 and 128 MiB. decoder: a block of a video
 autoencoder, 1 x 96 x 17 x 256 x 256, 96 filters of 3 x 3 x 3, float16 and bfloat16. plane: 1 x 64 x 2048 x 2048, 64
@@ -14,7 +14,6 @@ algorithm is kept.
 """
 
 import argparse
-import json
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -25,6 +24,7 @@ from statistics import median
 from time import perf_counter
 from typing import Any
 
+from bench.tools.results import RESULTS, save
 from ucudnn.backends import open_backend
 from ucudnn.backends.base import ComputeBackend
 from ucudnn.benchmarking.benchmark import Benchmark
@@ -220,7 +220,7 @@ def main() -> None:
     parser.add_argument("case", nargs="*", help=f"of {', '.join(CASES)} and alexnet; all but tiny")
     parser.add_argument("--repeats", type=int, default=9, help="samples of each plan")
     parser.add_argument("--backend", default="cudnn", help="cudnn, or cpu to try the script out")
-    parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results" / "slabs.json")
+    parser.add_argument("--out", type=Path, default=RESULTS / "gpu/slabs.json")
     arguments = parser.parse_args()
     backend = computing(arguments.backend)
     answer: dict[str, Any] = {"conditions": dict(backend.conditions()), "repeats": arguments.repeats, "rows": []}
@@ -241,7 +241,7 @@ def main() -> None:
                     answer["rows"].append({"case": case, **row})
         else:
             parser.error(f"{case!r} is no case: give some of {', '.join(CASES)} or alexnet")
-        arguments.out.write_text(json.dumps(answer, indent=1) + "\n")
+        save(arguments.out, answer)
 
 
 if __name__ == "__main__":

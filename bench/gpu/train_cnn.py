@@ -1,9 +1,9 @@
 """Trains a small CNN with CuPy arrays through `ucudnn.cudnn`: on plain cuDNN and in micro-batches, side by side.
 
-    python bench/train_cnn.py                                     # needs a GPU
-    python bench/train_cnn.py --workspace 16MiB --batch 128 --steps 100
-    python bench/train_cnn.py --candidates legacy --math fma      # cuDNN's legacy algorithms, no TF32
-    python bench/train_cnn.py --find                              # plain cuDNN measures its algorithms as well
+    python -m bench.gpu.train_cnn                                     # needs a GPU
+    python -m bench.gpu.train_cnn --workspace 16MiB --batch 128 --steps 100
+    python -m bench.gpu.train_cnn --candidates legacy --math fma      # cuDNN's legacy algorithms, no TF32
+    python -m bench.gpu.train_cnn --find                              # plain cuDNN measures its algorithms as well
 
 Three convolution layers with bias, ReLU and max pooling, a fully connected layer, softmax cross-entropy and SGD, on
 images that are one of ten random templates with noise. Everything but the matrix products is a function of
@@ -11,14 +11,13 @@ images that are one of ten random templates with noise. Everything but the matri
 each convolution takes the first legacy algorithm of cudnnGetConvolution*Algorithm_v7 (with --find: of cudnnFind...)
 that fits the workspace limit; the other is a μ-cuDNN handle with the same limit. Both start from the same weights, see
 the same batches and step in turn, each first every other time; times are of the GPU, between events. Losses, times and
-workspaces are printed and written to bench/results/train_cnn.json.
+workspaces are printed and written to bench/results/gpu/train_cnn.json.
 
 Losses differ by rounding only: at the first step by the order of additions (and by what TF32 rounds differently in
 different algorithms, unless --math fma), and then by what training makes of that difference.
 """
 
 import argparse
-import json
 import sys
 from array import array
 from collections.abc import Callable, Sequence
@@ -32,6 +31,7 @@ from typing import Any
 
 import numpy as np
 
+from bench.tools.results import RESULTS, save
 from ucudnn import Handle, UcudnnError, cudnn
 from ucudnn.backends.cudnn.gpu.cupy_gpu import cupy_module
 from ucudnn.cudnn.loading import library
@@ -343,7 +343,7 @@ def main() -> None:
     parser.add_argument("--candidates", default="graph", help="ucudnn's: best, graph, legacy or every (%(default)s)")
     parser.add_argument("--policy", help="ucudnn's batch-size policy: undivided, powerOfTwo (the default) or all")
     parser.add_argument("--find", action="store_true", help="let plain cuDNN measure its algorithms before it chooses")
-    parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results" / "train_cnn.json")
+    parser.add_argument("--out", type=Path, default=RESULTS / "gpu/train_cnn.json")
     arguments = parser.parse_args()
     if arguments.steps <= arguments.warmup:
         parser.error("--steps must be more than --warmup")
@@ -389,7 +389,7 @@ def main() -> None:
         "largest_difference": max(differences),
         "steps": records,
     }
-    arguments.out.write_text(json.dumps(answer, indent=1) + "\n")
+    save(arguments.out, answer)
     print(
         f"{owner.backend.conditions()['device']}, cuDNN {owner.backend.conditions()['cudnn']}, batch {arguments.batch}"
     )

@@ -1,16 +1,16 @@
 """A 3-D convolution whose fast algorithms take gigabytes of workspace, executed within limits.
 
-    python bench/volume.py [--batch 4] [--workspace 800MiB --workspace 1GiB] [--out bench/results/volume.json]
+    python -m bench.gpu.volume [--batch 4] [--workspace 800MiB --workspace 1GiB] [--out bench/results/gpu/volume.json]
 
 x of N x 32 x 128^3 float32 (TF32), 64 filters of 3 x 3 x 3. For each operation: the fastest undivided algorithm of all,
 the fastest undivided one within the limit, and the micro-batched plan, run in turn on the same buffers; medians.
 """
 
 import argparse
-import json
 import sys
 from pathlib import Path
 
+from bench.tools.results import RESULTS, save
 from ucudnn.backends import open_backend
 from ucudnn.backends.base import ComputeBackend
 from ucudnn.backends.measurement import Effort
@@ -89,7 +89,7 @@ def main() -> None:
     parser.add_argument("--workspace", action="append", help="limit, such as 800MiB; may be repeated")
     parser.add_argument("--repeats", type=int, default=9, help="samples of each plan")
     parser.add_argument("--backend", default="cudnn", help="cudnn, or cpu to try the script out")
-    parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results" / "volume.json")
+    parser.add_argument("--out", type=Path, default=RESULTS / "gpu/volume.json")
     arguments = parser.parse_args()
     limits = [parse_bytes(size) for size in arguments.workspace or ["800MiB", "1GiB"]]
     backend = open_backend(arguments.backend)
@@ -112,7 +112,7 @@ def main() -> None:
                 flush=True,
             )
     answer = {"conditions": dict(backend.conditions()), "batch": arguments.batch, "rows": rows}
-    arguments.out.write_text(json.dumps(answer, indent=1) + "\n")
+    save(arguments.out, answer)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """What UcudnnHandle_t costs a C++ program on the CPU: answers from its cache, dispatch, and cuDNN's own share in it.
 
-    python bench/native_cache.py [--out bench/results/native_cache.json]
+    python -m bench.native.cache [--out bench/results/native/cache.json]
 
 Caffe asks for six algorithms and workspace sizes of each convolution in every iteration. No GPU is needed: cuDNN is
 the stand-in of tests/native, which returns at once. How long the real cuDNN takes to read four descriptors, which is
@@ -10,17 +10,16 @@ the larger part of an answer, is measured apart, where it is installed.
 import argparse
 import json
 import os
-import platform
 import subprocess
-import sys
 from importlib.util import find_spec
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+from bench.tools.results import RESULTS, ROOT, cpu_conditions, json_text, save
 from ucudnn.native import build
 
-BENCH = Path(__file__).parent
-STUB = BENCH.parent / "tests" / "native"
+HERE = Path(__file__).parent
+STUB = ROOT / "tests" / "native"
 
 
 def compiled(headers: list[Path], source: Path, output: Path, *flags: str) -> Path:
@@ -39,7 +38,7 @@ def printed(program: Path, **environment: str) -> dict[str, float]:
 def main() -> None:
     """Measure."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, default=BENCH / "results" / "native_cache.json")
+    parser.add_argument("--out", type=Path, default=RESULTS / "native/cache.json")
     options = parser.parse_args()
     headers = build.header_folders()
     with TemporaryDirectory() as name:
@@ -49,28 +48,21 @@ def main() -> None:
         (folder / "libcuda.so.1").symlink_to(stub)  # it is a stand-in for the driver, too
         build.build(folder, headers)
         links = [f"-L{folder}", f"-Wl,-rpath,{folder}", "-lucudnn", "-l:libcudnn.so.9"]
-        program = compiled(headers, BENCH / "native_cache.cpp", folder / "cache", *links)
-        path = f"{BENCH.parent}:{STUB / 'stand_in'}"
+        program = compiled(headers, HERE / "cache.cpp", folder / "cache", *links)
+        path = f"{ROOT}:{STUB / 'stand_in'}"
         found: dict[str, object] = {
-            "processor": processor(),
-            "python": platform.python_version(),
+            "conditions": cpu_conditions(),
             "handle, microseconds": printed(program, PYTHONPATH=path, LD_LIBRARY_PATH=name, UCUDNN_DATABASE="off"),
         }
         spec = find_spec("nvidia.cudnn")
         for root in (spec.submodule_search_locations or ()) if spec else ():
             libraries = Path(root) / "lib"
             links = [str(build.SOURCES / "question.cpp"), f"-L{libraries}", "-l:libcudnn.so.9"]
-            program = compiled(headers, BENCH / "native_question.cpp", folder / "question", *links)
+            program = compiled(headers, HERE / "question.cpp", folder / "question", *links)
             wheels = ":".join(str(each) for each in sorted(Path(root).parent.glob("*/lib")))
             found["cuDNN's descriptors, microseconds"] = printed(program, LD_LIBRARY_PATH=wheels)
-    options.out.write_text(json.dumps(found, indent=1) + "\n")
-    json.dump(found, sys.stdout, indent=1)
-
-
-def processor() -> str:
-    """Return the processor's name, where Linux tells it."""
-    lines = Path("/proc/cpuinfo").read_text().splitlines()
-    return next((line.partition(": ")[2] for line in lines if line.startswith("model name")), platform.machine())
+    save(options.out, found)
+    print(json_text(found))
 
 
 if __name__ == "__main__":

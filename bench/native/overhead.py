@@ -1,6 +1,6 @@
 """UcudnnHandle_t undivided against plain cuDNN with the same algorithms: GPU time of AlexNet's convolutions.
 
-    python bench/native_overhead.py [--library libucudnn.so] [--out bench/results/native_overhead.json]
+    python -m bench.native.overhead [--library libucudnn.so] [--out bench/results/native/overhead.json]
 
 Legacy algorithms, 64 MiB, policy undivided: the handle's C interface, in this process, and cudnnConvolution... with the
 algorithm that the handle chose and as much workspace, in turn. Without --library it is compiled first.
@@ -8,13 +8,13 @@ algorithm that the handle chose and as much workspace, in turn. Without --librar
 
 import argparse
 import ctypes
-import json
 import os
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from tempfile import mkdtemp
 
+from bench.tools.results import RESULTS, save
 from ucudnn.backends.cudnn.algorithms.legacy_call import ALGORITHMS, LegacyDescriptors
 from ucudnn.backends.cudnn.api.library import HostScalar
 from ucudnn.backends.cudnn.backend import CudnnBackend
@@ -94,7 +94,7 @@ def main() -> None:
     parser.add_argument("--library", type=Path)
     parser.add_argument("--batch", type=int, default=256)
     parser.add_argument("--repeats", type=int, default=15)
-    parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results" / "native_overhead.json")
+    parser.add_argument("--out", type=Path, default=RESULTS / "native/overhead.json")
     options = parser.parse_args()
     os.environ |= {
         "UCUDNN_BACKEND": "cudnn:legacy",
@@ -120,7 +120,7 @@ def main() -> None:
     ours, plain = (sum(float(row[name]) for row in rows) for name in ("handle_ms", "cudnn_ms"))
     print(f"all {ours:.4f} {plain:.4f} {ours / plain:.4f} (within 1.02 was aimed at)")
     answer = {"conditions": dict(backend.conditions()), "kernels": rows, "ratio": ours / plain}
-    options.out.write_text(json.dumps(answer, indent=1) + "\n")
+    save(options.out, answer)
 
 
 if __name__ == "__main__":

@@ -1,11 +1,11 @@
 """DeepBench's training convolutions at a mini-batch of 256, within 128, 256 and 512 MiB of workspace each.
 
-    python bench/deepbench.py --backend cudnn                 on this machine's GPU, some minutes
-    python bench/deepbench.py --from CSV                      drawn again
-    python bench/deepbench.py --backend replay:FILE           from a profile of them, without a GPU:
-    ucudnn profile bench/deepbench.csv --batch 256 --out FILE records one
+    python -m bench.paper.deepbench --backend cudnn                 on this machine's GPU, some minutes
+    python -m bench.paper.deepbench --from CSV                      drawn again
+    python -m bench.paper.deepbench --backend replay:FILE           from a profile of them, without a GPU:
+    ucudnn profile bench/data/deepbench.csv --batch 256 --out FILE records one
 
-The layers are those of baidu-research/DeepBench (bench/deepbench.csv), each once; layers that differ only in
+The layers are those of baidu-research/DeepBench (bench/data/deepbench.csv), each once; layers that differ only in
 DeepBench's own mini-batch size are one here.
 """
 
@@ -15,11 +15,12 @@ from math import exp, fsum, log
 from pathlib import Path
 
 from bench.paper.figures import MIB, Bench, Row, Table, beside, by_plan, parse, show
+from bench.tools.results import ROOT
 from ucudnn.plots import draw_layers
 
 LIMITS_MIB = (128, 256, 512)
 POLICIES = ("undivided", "powerOfTwo")
-LAYERS = Path(__file__).parent / "deepbench.csv"
+LAYERS = ROOT / "bench" / "data" / "deepbench.csv"
 
 
 def measure(bench: Bench) -> Iterator[list[Row]]:
@@ -51,14 +52,14 @@ def tell(table: Table) -> None:
 
 def main() -> None:
     """Measure and draw the figure."""
-    arguments = parse(__doc__)
+    arguments = parse(__doc__, __spec__.name)
     if not arguments.drawn:
         bench = Bench(arguments, str(LAYERS), 256)
         distinct = {layer.forward: layer for layer in reversed(bench.network.layers)}
         bench.network = replace(bench.network, layers=tuple(reversed(distinct.values())))
         arguments.drawn = [bench.record("deepbench", measure(bench))]
     for path in arguments.drawn:
-        show(path, tell, draw)
+        show(path, arguments.module, tell, draw)
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """Workspace division (WD) against workspace reuse (WR) within the same total: the paper's figures 12 and 13.
 
-    python bench/division.py                          on the GPU: planned, executed, and branches on four streams
-    python bench/division.py --backend replay:h200    planned from the recorded profile, without a GPU
+    python -m bench.paper.division                          on the GPU: planned, executed, and branches on four streams
+    python -m bench.paper.division --backend replay:h200    planned from the recorded profile, without a GPU
 
 AlexNet 256 with 120, 960 and 7680 MiB in total (8, 64 and 512 MiB for each of its 15 kernels), ResNet-50 32 with 2544
 and 5088 MiB (16 and 32 MiB for each of 159), Inception-v3 64 with 282 and 2256 MiB (1 and 8 MiB for each of 282). All
@@ -10,12 +10,12 @@ times of all kernels; then Inception-v3's convolutions through one handle, its b
 """
 
 import argparse
-import json
 import sys
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+from bench.tools.results import RESULTS, save
 from ucudnn.backends import open_backend
 from ucudnn.backends.base import Backend, ComputeBackend
 from ucudnn.backends.candidates import Candidates
@@ -228,18 +228,8 @@ def main() -> None:
             for found in answer["branches"]:
                 print({key: found[key] for key in ("total_bytes", "one_stream_ms", "four_streams_ms", "ratio")})
     kind = "planned" if "replay" in arguments.backend else "executed"
-    out = arguments.out or Path(__file__).parent / "results" / f"division_{kind}.json"
-    out.write_text(written(answer) + "\n")
-
-
-def written(value: Any, depth: int = 0) -> str:
-    """Return JSON with a line for each kernel."""
-    if isinstance(value, dict):
-        lines = (f"{' ' * (depth + 1)}{json.dumps(key)}: {written(each, depth + 1)}" for key, each in value.items())
-        return "{\n" + ",\n".join(lines) + "\n" + " " * depth + "}"
-    if isinstance(value, list) and value and isinstance(value[0], list | dict):
-        return "[\n" + ",\n".join(" " * (depth + 1) + json.dumps(each) for each in value) + "\n" + " " * depth + "]"
-    return json.dumps(value)
+    out = arguments.out or RESULTS / "paper" / f"division_{kind}.json"
+    save(out, answer)
 
 
 if __name__ == "__main__":

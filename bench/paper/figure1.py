@@ -1,8 +1,8 @@
 """The paper's figure 1: cuDNN with as much workspace as its best algorithm wants, and with one byte less.
 
-    python bench/figure1.py                     planned from the recorded H200 profile
-    python bench/figure1.py --backend cudnn     executed on this machine's GPU
-    python bench/figure1.py --from CSV          drawn again
+    python -m bench.paper.figure1                     planned from the recorded H200 profile
+    python -m bench.paper.figure1 --backend cudnn     executed on this machine's GPU
+    python -m bench.paper.figure1 --from CSV          drawn again
 
 All kernels of AlexNet 256; besides the paper's two bars, what micro-batches make of one byte less.
 """
@@ -74,12 +74,12 @@ def tell(table: Table) -> None:
 
 def main() -> None:
     """Measure and draw the figure."""
-    arguments = parse(__doc__)
+    arguments = parse(__doc__, __spec__.name)
     if not arguments.drawn:
         bench = Bench(arguments, "alexnet")
         arguments.drawn = [bench.record("figure1", measure(bench))]
     for path in arguments.drawn:
-        show(path, tell, draw)
+        show(path, arguments.module, tell, draw)
 
 
 if __name__ == "__main__":

@@ -1,9 +1,9 @@
 """The paper's figures 10 and 11: networks within 8, 64 and 512 MiB for each kernel, under each policy.
 
-python bench/figure10.py                                AlexNet 256, planned from the recorded H200 profile
-python bench/figure10.py --backend cudnn                executed on this machine's GPU
-python bench/figure10.py --from CSV                     drawn again
-python bench/figure11.py [--backend cudnn]              ResNet-18 128
+python -m bench.paper.figure10                                AlexNet 256, planned from the recorded H200 profile
+python -m bench.paper.figure10 --backend cudnn                executed on this machine's GPU
+python -m bench.paper.figure10 --from CSV                     drawn again
+python -m bench.paper.figure11 [--backend cudnn]              ResNet-18 128
 """
 
 from argparse import Namespace
@@ -54,8 +54,14 @@ def figure(arguments: Namespace, name: str, network: str, paper: dict[int, str])
         bench = Bench(arguments, network)
         arguments.drawn = [bench.record(name, measure(bench))]
     for path in arguments.drawn:
-        show(path, partial(tell, network=network, paper=paper), draw)
+        show(path, arguments.module, partial(tell, network=network, paper=paper), draw)
+
+
+def main() -> None:
+    """Measure and draw the figure of AlexNet."""
+    arguments = parse(__doc__, __spec__.name)
+    figure(arguments, "figure10", "alexnet", {8: "no gain", 64: "1.63 x (all)", 512: "no gain"})
 
 
 if __name__ == "__main__":
-    figure(parse(__doc__), "figure10", "alexnet", {8: "no gain", 64: "1.63 x (all)", 512: "no gain"})
+    main()

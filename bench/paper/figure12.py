@@ -1,11 +1,11 @@
 """The paper's figures 12 and 13: WR against WD within the same total, and the division itself.
 
-    python bench/figure12.py                     planned from the recorded H200 profile
-    python bench/figure12.py --backend cudnn     executed on this machine's GPU
-    python bench/figure12.py --from CSV ...      drawn again
+    python -m bench.paper.figure12                     planned from the recorded H200 profile
+    python -m bench.paper.figure12 --backend cudnn     executed on this machine's GPU
+    python -m bench.paper.figure12 --from CSV ...      drawn again
 
-AlexNet 256 with 120, 960 and 7680 MiB in total, ResNet-50 32 with 2544 and 5088 MiB; `bench/division.py` measures the
-same in more ways, and Inception-v3.
+AlexNet 256 with 120, 960 and 7680 MiB in total, ResNet-50 32 with 2544 and 5088 MiB. `bench.paper.division` measures
+the same in more ways, and Inception-v3.
 """
 
 from collections.abc import Iterator
@@ -77,9 +77,9 @@ def tell(table: Table) -> None:
 
 def main() -> None:
     """Measure and draw both figures of both networks."""
-    arguments = parse(__doc__)
+    arguments = parse(__doc__, __spec__.name)
     for path in arguments.drawn or ():
-        show(path, tell, draw, draw_least)
+        show(path, arguments.module, tell, draw, draw_least)
     for name, limits in () if arguments.drawn else EACH_MIB.items():
         bench = Bench(arguments, name)
         try:
@@ -87,7 +87,7 @@ def main() -> None:
         except UcudnnError as error:
             note(str(error))  # the other network is to be measured still
         else:
-            show(path, tell, draw, draw_least)
+            show(path, arguments.module, tell, draw, draw_least)
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
 """The paper's figure 8: the desirable set of AlexNet's conv2 (Forward) at a mini-batch of 256, up to 120 MiB.
 
-python bench/figure8.py                     planned from the recorded H200 profile
-python bench/figure8.py --backend cudnn     executed on this machine's GPU, at all micro-batch sizes
-python bench/figure8.py --from CSV          drawn again
+python -m bench.paper.figure8                     planned from the recorded H200 profile
+python -m bench.paper.figure8 --backend cudnn     executed on this machine's GPU, at all micro-batch sizes
+python -m bench.paper.figure8 --from CSV          drawn again
 """
 
 from collections.abc import Iterator
@@ -48,12 +48,12 @@ def tell(table: Table) -> None:
 
 def main() -> None:
     """Measure and draw the figure."""
-    arguments = parse(__doc__)
+    arguments = parse(__doc__, __spec__.name)
     if not arguments.drawn:
         bench = Bench(arguments, "alexnet")
         arguments.drawn = [bench.record("figure8", measure(bench), "conv2 (Forward)", policy_of(bench).value)]
     for path in arguments.drawn:
-        show(path, tell, draw)
+        show(path, arguments.module, tell, draw)
 
 
 if __name__ == "__main__":

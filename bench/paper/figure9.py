@@ -1,8 +1,8 @@
 """The paper's figure 9: AlexNet's conv2 at a mini-batch of 256 within 64 MiB, under each policy.
 
-python bench/figure9.py                     planned from the recorded H200 profile
-python bench/figure9.py --backend cudnn     executed on this machine's GPU
-python bench/figure9.py --from CSV          drawn again
+python -m bench.paper.figure9                     planned from the recorded H200 profile
+python -m bench.paper.figure9 --backend cudnn     executed on this machine's GPU
+python -m bench.paper.figure9 --from CSV          drawn again
 """
 
 from collections.abc import Iterator
@@ -61,12 +61,12 @@ def tell(table: Table) -> None:
 
 def main() -> None:
     """Measure and draw the figure."""
-    arguments = parse(__doc__)
+    arguments = parse(__doc__, __spec__.name)
     if not arguments.drawn:
         bench = Bench(arguments, "alexnet")
         arguments.drawn = [bench.record("figure9", measure(bench), "conv2", "64 MiB")]
     for path in arguments.drawn:
-        show(path, tell, draw)
+        show(path, arguments.module, tell, draw)
 
 
 if __name__ == "__main__":

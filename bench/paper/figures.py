@@ -16,6 +16,7 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any
 
+from bench.tools.results import RESULTS
 from ucudnn.backends import open_backend
 from ucudnn.backends.base import Backend, ComputeBackend
 from ucudnn.backends.candidates import Candidates
@@ -35,7 +36,6 @@ from ucudnn.reporting.report import KernelReport, Report
 from ucudnn.settings import Settings
 
 MIB = 2**20
-RESULTS = Path(__file__).parent / "results"
 FAILURES = (UcudnnError, MemoryError, RuntimeError)  # the last are those of CUDA
 LEAST_REPEATS = 3
 SLOW_MS = 300.0  # of samples of one kernel: slower ones get fewer
@@ -307,11 +307,12 @@ def read(path: Path) -> Table:
     return Table(title=comments[0], rows=rows)
 
 
-def show(path: Path, tell: Callable[[Table], None], *draws: Callable[[Table, Path], None]) -> None:
+def show(path: Path, module: str, tell: Callable[[Table], None], *draws: Callable[[Table, Path], None]) -> None:
     """Print the paper's figures beside those of a CSV file, and draw its pictures, if there is matplotlib.
 
     Args:
         path: the CSV file.
+        module: the script, which draws the pictures from the file later.
         tell: prints.
         draws: what draws a picture into a file, of which those after the first choose its name themselves.
     """
@@ -322,12 +323,13 @@ def show(path: Path, tell: Callable[[Table], None], *draws: Callable[[Table, Pat
         for draw in draws:
             draw(table, path.with_suffix(".png"))
     except BackendUnavailableError as error:
-        print(f"not drawn: {error}; then python bench/{Path(sys.argv[0]).name} --from {path}")
+        print(f"not drawn: {error}; then python -m {module} --from {path}")
 
 
-def parse(description: str | None) -> Namespace:
+def parse(description: str | None, module: str) -> Namespace:
     """Return the arguments that all figures take."""
     parser = ArgumentParser(
+        prog=f"python -m {module}",
         description=description,
         formatter_class=RawDescriptionHelpFormatter,
         epilog="Measurements are kept in the database: a call that was cut off goes on where it was.",
@@ -339,12 +341,13 @@ def parse(description: str | None) -> Namespace:
     )
     parser.add_argument("--policy", action="append", help="these alone of the figure's policies; may be repeated")
     parser.add_argument("--database", help="file that keeps measurements (UCUDNN_DATABASE)")
-    parser.add_argument("--out", type=Path, default=RESULTS, help="folder of the CSV and PNG files")
+    parser.add_argument("--out", type=Path, default=RESULTS / "paper", help="folder of the CSV and PNG files")
     parser.add_argument(
         "--from", dest="drawn", type=Path, nargs="+", metavar="CSV", help="measure nothing, draw what is in these"
     )
     arguments = parser.parse_args()
     arguments.begin = perf_counter()
+    arguments.module = module
     return arguments
 
 

@@ -1,6 +1,6 @@
 """How long planning takes without a GPU, and what it promises: desirable sets, WD, whole `ucudnn plan` processes.
 
-    python bench/planning.py [--out bench/results/planning.json]
+    python -m bench.paper.planning [--out bench/results/paper/planning.json]
 
 Plans come from the recorded H200 profile that ships with ucudnn. Times are wall-clock, medians and extremes of
 repeats on this machine; conditions are written beside them.
@@ -18,6 +18,7 @@ from importlib.metadata import version
 from pathlib import Path
 from time import perf_counter
 
+from bench.tools.results import RESULTS, json_text, save
 from ucudnn.backends.candidates import Candidates
 from ucudnn.backends.cpu.backend import CpuBackend
 from ucudnn.backends.replay import ReplayBackend
@@ -99,7 +100,7 @@ def plan(network: str, candidates: str, limit: str) -> dict[str, object]:
 def main() -> None:
     """Measure everything, print it and write it."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results" / "planning.json")
+    parser.add_argument("--out", type=Path, default=RESULTS / "paper/planning.json")
     arguments = parser.parse_args()
     packages = ("ucudnn", "numpy", "pulp", "highspy")
     answer = {
@@ -112,9 +113,8 @@ def main() -> None:
         "plans": [plan(*each) for each in PLANS],
         "solvers": {network: solvers(network) for network in ("alexnet", "resnet18", "resnet50")},
     }
-    text = json.dumps(answer, indent=1)
-    arguments.out.write_text(text + "\n")
-    print(text)
+    save(arguments.out, answer)
+    print(json_text(answer))
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """WD by ucudnn and the paper's 0-1 program in GLPK, in one run on one CPU core: times, and the same optimum.
 
-    python bench/solvers.py [--out bench/results/solvers.json]
+    python -m bench.paper.solvers [--out bench/results/paper/solvers.json]
 
 Desirable sets come from two recorded H200 profiles: ucudnn's own, and tests/data/h200_every.json, which leaves nothing
 out. Milliseconds are to build and solve, in turns, after a round that warms up: `ours` is `divide` with identical
@@ -10,10 +10,8 @@ an error. `median_ms` and `sum_ms` are of all totals' medians, `worst_ms` is the
 """
 
 import argparse
-import json
 import os
 import platform
-import sys
 from collections import Counter
 from collections.abc import Callable, Sequence
 from importlib.metadata import version
@@ -22,8 +20,7 @@ from statistics import median
 from time import perf_counter
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).parents[1]))
-
+from bench.tools.results import RESULTS, ROOT, save
 from tests.support.papers_program import glpk_optimum
 from ucudnn.backends.candidates import Candidates
 from ucudnn.backends.cpu.backend import CpuBackend
@@ -39,7 +36,7 @@ from ucudnn.solvers.division import Choice, Division, DivisionStatus, divide
 
 REPEATS = 7
 TOTALS = [int(2**23 * 2 ** (10 * step / 15)) for step in range(16)]  # from 8 MiB to 8 GiB
-PROFILES = {"h200": "h200", "h200_every": str(Path(__file__).parents[1] / "tests" / "data" / "h200_every.json")}
+PROFILES = {"h200": "h200", "h200_every": str(ROOT / "tests" / "data" / "h200_every.json")}
 SUMMARIES = (("median_ms", "median_ms", median), ("worst_ms", "max_ms", max), ("sum_ms", "median_ms", sum))
 SOLVERS = ("ours", "unmerged", "highs", "glpk")
 
@@ -102,7 +99,7 @@ def summary(title: str, totals: list[dict[str, Any]]) -> dict[str, Any]:
 def main() -> None:
     """Measure everything on one core, print it and write it."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results" / "solvers.json")
+    parser.add_argument("--out", type=Path, default=RESULTS / "paper/solvers.json")
     arguments = parser.parse_args()
     if hasattr(os, "sched_setaffinity"):
         os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})
@@ -121,7 +118,7 @@ def main() -> None:
             profiles[name][network] = {"variables": merged, "variables_unmerged": apart, **found, "totals": totals}
             everything += totals
     answer = {"conditions": conditions, "all": summary("all", everything), "profiles": profiles}
-    arguments.out.write_text(json.dumps(answer, indent=1) + "\n")
+    save(arguments.out, answer)
 
 
 if __name__ == "__main__":

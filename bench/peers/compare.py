@@ -1,12 +1,12 @@
 """Peers side by side on one GPU: cuDNN's two APIs undivided, PyTorch, the original's method, and ucudnn.
 
-    python bench/peers.py                                             all networks, NCHW float32 TF32, 64 MiB
-    python bench/peers.py resnet50:256 --limit 8MiB --limit none --variant float16-last --way PyTorch
-    python bench/peers.py --all --seconds 400 --database times.db     again and again, until nothing is left
-    CUDA_VISIBLE_DEVICES=1 python bench/peers.py --all --claims /tmp/claims --out 1.json     one process for each GPU
-    python bench/peers.py --merge 0.json --merge 1.json               puts together what several processes wrote
-    python bench/peers.py --table                                     Markdown of what was measured; needs no GPU
-    python bench/peers.py --readme                                    of that, what README.md shows
+    python -m bench.peers.compare                                 all networks, NCHW float32 TF32, 64 MiB
+    python -m bench.peers.compare resnet50:256 --limit 8MiB --limit none --variant float16-last --way PyTorch
+    python -m bench.peers.compare --all --seconds 400 --database times.db     repeat this until nothing is left
+    CUDA_VISIBLE_DEVICES=1 python -m bench.peers.compare --all --claims FOLDER --out 1.json     one of several processes
+    python -m bench.peers.compare --merge 0.json --merge 1.json   combine the files of several processes
+    python -m bench.peers.compare --table                         print what was measured as Markdown; needs no GPU
+    python -m bench.peers.compare --readme                        print the rows that README.md shows
 
 For each network and variant, all ways are planned at all limits; then, for each distinct convolution, every distinct
 configuration and PyTorch run in turn on the same tensors, stream and clock (medians). A way's time is the sum over
@@ -47,10 +47,10 @@ from bench.peers.table import (
     markdown,
     merge,
     merge_all,
-    save,
     verdict,
 )
 from bench.tools.claims import Claims
+from bench.tools.results import RESULTS, save
 from ucudnn.backends.candidates import Candidates
 from ucudnn.benchmarking.benchmark import Benchmark
 from ucudnn.errors import InfeasibleError, MeasurementError, UcudnnError, UnsupportedProblemError
@@ -291,7 +291,7 @@ def parsed() -> Namespace:
     parser.add_argument("--merge", action="append", type=Path, help="take the rows of such a file, and end")
     parser.add_argument("--readme", action="store_true", help="print the rows that README.md has, and end")
     parser.add_argument("--backend", default="cudnn", choices=("cudnn", "cpu"), help="cpu to try the script out")
-    parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results" / "peers.json")
+    parser.add_argument("--out", type=Path, default=RESULTS / "peers/compare.json")
     options = parser.parse_args()
     missing = [str(path) for path in options.merge or () if not path.exists()]
     if missing:

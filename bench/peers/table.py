@@ -1,11 +1,10 @@
 """The results of peers.py: a JSON file that several calls complete, and its Markdown table."""
 
-import json
-import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from bench.tools import results
 from ucudnn.units import format_bytes
 
 GRAPH, LEGACY, PYTORCH = "cuDNN graph", "cuDNN legacy", "PyTorch"
@@ -19,9 +18,9 @@ Answer = dict[str, Any]
 Key = tuple[Any, ...]
 
 CAPTION = """\
-Milliseconds of all convolutions, forward and both backward, executed in turn on the same tensors. In brackets: how
-many times as fast as cuDNN graph and as cuDNN legacy, and PyTorch's largest workspace, for it knows no limit. `*`: more
-than a tenth of the time is that of kernels below 0.05 ms, where it counts how fast the host launches."""
+Milliseconds of all convolutions, forward and both backward passes, executed in turn on the same tensors. The brackets
+give the speedup over cuDNN graph and over cuDNN legacy, and for PyTorch its largest workspace, because PyTorch has no
+limit. A `*` marks a time of which kernels below 0.05 ms take more than a tenth: there, the host's launches count."""
 
 
 def key_of(row: Mapping[str, Any]) -> Key:
@@ -31,17 +30,7 @@ def key_of(row: Mapping[str, Any]) -> Key:
 
 def load(path: Path) -> Answer:
     """Return the results in a file, or none where there is no file."""
-    return json.loads(path.read_text(encoding="utf-8")) if path.exists() else {"conditions": [], "rows": []}
-
-
-def save(path: Path, answer: Answer) -> None:
-    """Write results, a line for each row; the file is whole at any time."""
-    lists = {name: ",\n".join(f"  {json.dumps(each, ensure_ascii=False)}" for each in answer[name]) for name in answer}
-    text = "{\n" + ",\n".join(f' "{name}": [\n{lines}\n ]' for name, lines in lists.items()) + "\n}\n"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    unfinished = path.with_name(f"{path.name}.{os.getpid()}")
-    unfinished.write_text(text, encoding="utf-8")
-    unfinished.replace(path)
+    return results.load(path) if path.exists() else {"conditions": [], "rows": []}
 
 
 def _machine(conditions: Mapping[str, str]) -> list[str | None]:

@@ -1,15 +1,16 @@
-"""Runs the benchmarks on the GPUs of this machine, several at a time, and goes on where it was stopped.
+"""Run the benchmarks on the GPUs of this machine, several at a time, and continue where an earlier call stopped.
 
-    python bench/everything.py --list                                       what there is, with about how long it takes
-    python bench/everything.py --devices 0,1 --out /tmp/results             all of it: a good hour on two H200s
-    python bench/everything.py --only 'torch_*' --only benchmarking --out /tmp/results
-    python bench/everything.py --seconds 900 --out /tmp/results             again and again, until nothing is left
+    python -m bench.tools.everything --list                               list the jobs and their usual durations
+    python -m bench.tools.everything --devices 0,1 --out /tmp/results     run all jobs: over an hour on two H200s
+    python -m bench.tools.everything --only 'torch_*' --only benchmarking --out /tmp/results
+    python -m bench.tools.everything --seconds 900 --out /tmp/results     repeat this until no job is left
 
-Each job is a script of bench/, with the GPUs that it needs to itself and their share of the CPU's cores; what it writes
-and prints goes into the folder --out, from where it can be copied to bench/results. Nothing is begun that would not
-end in time. A job that ended well is not run again, unless its mark in done.json is taken away; one that failed or was
-stopped is. Those of peers share their pairs, one process on each GPU, and measure what bench/results/peers.json lacks,
-or with --again what it has as well; `peers.py --merge` puts together what they wrote.
+A job is one script of bench/. It has its GPUs to itself, and their share of the CPU's cores. The folder --out receives
+its output, and its results in the same folders as in bench/results, so that they can be copied there. A job does not
+start if it would not end in time. A job that ended well is not run again, unless its mark in done.json is removed. A
+job that failed or was stopped is run again. The peers jobs, one for each GPU, share the pairs of network and variant.
+They measure what bench/results/peers/compare.json lacks; with --again they measure all pairs. Then
+`bench.peers.compare --merge` combines their files.
 """
 
 import json
@@ -26,27 +27,30 @@ from pathlib import Path
 from shutil import copyfile
 from time import monotonic, sleep
 
-BENCH = Path(__file__).parent
-RESULTS = BENCH / "results"
-PATIENCE = 2.0  # times as long as a job takes about, and
-GRACE = 30.0  # seconds, after which it is stopped
-LEAST = 150.0  # seconds in which one that resumes gets something done, and
-LAST = 60.0  # for what it has in hand
-DATABASE = "UCUDNN_DATABASE"
+from bench.tools.results import RESULTS, ROOT
+
+PATIENCE, GRACE_S = 2.0, 30.0
+"""A job is stopped after this multiple of its usual duration and these seconds."""
+
+LEAST_S = 150.0
+"""Seconds below which a job that continues its earlier work is not started."""
+
+LAST_S = 60.0
+"""Seconds that such a job gets to finish what it measures when its time is up."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Job:
-    """One script.
+    """One run of one script.
 
     Attributes:
-        name: of the job, and of the files that it writes.
-        seconds: which it takes about on an H200, as far as is known.
-        command: the script and its arguments; '{out}' is the folder, '{gpus}' the numbers of its GPUs.
-        gpus: how many it needs.
-        resumes: whether it goes on where it was; it is told --seconds.
-        completes: a file of bench/results, and the one in the folder that begins as its copy; None for none.
-        environment: of the process, besides.
+        name: name of the job and of the file with its output.
+        seconds: usual duration on an H200.
+        command: module and arguments; '{out}' stands for the folder, '{gpus}' for the numbers of the job's GPUs.
+        gpus: number of GPUs.
+        resumes: whether the script continues its earlier work and takes --seconds.
+        completes: a file of bench/results and a file of the folder; the second starts as a copy of the first.
+        environment: additional environment variables.
     """
 
     name: str
@@ -58,81 +62,95 @@ class Job:
     environment: Mapping[str, str] = field(default_factory=dict)
 
 
+OFF = {"UCUDNN_DATABASE": "off"}
+ADAPTIVE = {**OFF, "UCUDNN_BATCH_SIZE_POLICY": "adaptive"}
+
+
 def jobs(gpus: int, *, again: bool = False) -> list[Job]:
-    """Return all jobs, those first whose times depend most on the host; `again` is for what peers measured before."""
-    figures = "--backend cudnn --out {out}"
-    off, adaptive = {DATABASE: "off"}, {DATABASE: "off", "UCUDNN_BATCH_SIZE_POLICY": "adaptive"}
-    several = [
-        Job(
-            name="devices",
-            seconds=110,
-            gpus=2,
-            command="benchmarking.py --devices 0,1 --out {out}/benchmarking_devices.json",
-        )
-    ]
-    peers = "peers.py --all --claims {out}/claims --database {out}/peers{gpus}.db --out {out}/peers{gpus}.json"
-    peers += " --again" if again else ""
+    """Return all jobs for a number of GPUs.
+
+    The jobs whose times depend most on the host come first, while few processes run beside them.
+
+    Args:
+        gpus: number of GPUs.
+        again: whether the peers jobs also measure what bench/results has.
+    """
+    several = _job(
+        "gpu.benchmarking", 110, "--devices 0,1", name="devices", out="gpu/benchmarking_devices.json", gpus=2
+    )
     return [
-        *(several if gpus > 1 else ()),
-        Job(name="benchmarking", seconds=220, command="benchmarking.py --out {out}/benchmarking.json"),
-        Job(
-            name="torch_step_adaptive",
-            seconds=235,
-            command="torch_step.py --bounded --out {out}/torch_step_adaptive.json",
-            environment=adaptive,
-        ),
-        Job(
-            name="torch_step",
-            seconds=105,
-            command="torch_step.py --bounded --out {out}/torch_step.json",
-            environment=off,
-        ),
-        Job(
-            name="torch_overhead",
-            seconds=20,
-            command="torch_overhead.py --out {out}/torch_overhead.json",
-            environment=off,
-        ),
-        Job(name="overhead", seconds=60, command="overhead.py --out {out}/overhead.json", environment=off),
-        Job(name="torch_losses", seconds=600, command="torch_losses.py --out {out}/torch_losses.json", environment=off),
-        Job(
-            name="torch_samples",
-            seconds=75,
-            command="torch_samples.py --out {out}/torch_samples.json",
-            environment=off,
-        ),
-        Job(
-            name="torch_memory",
-            seconds=660,
-            command="torch_memory.py --tolerance 2GiB --steps 3 --resume --out {out}/torch_memory.json",
-        ),
-        Job(name="accuracy", seconds=120, command="accuracy.py --out {out}/accuracy.json", environment=off),
-        Job(name="execute", seconds=70, command="execute.py --out {out}/execute.json"),
-        Job(name="copies", seconds=15, command="copies.py --out {out}/copies.json"),
-        Job(name="copies16", seconds=15, command="copies.py --dtype float16 --out {out}/copies_float16.json"),
-        Job(name="volume", seconds=60, command="volume.py --out {out}/volume.json"),
-        Job(name="slabs", seconds=240, command="slabs.py --out {out}/slabs.json"),
-        Job(name="division", seconds=290, command="division.py --backend cudnn --out {out}/division_executed.json"),
+        *([several] if gpus > 1 else []),
+        _job("gpu.benchmarking", 220),
+        _job("torch.step", 235, "--bounded", name="torch_step_adaptive", environment=ADAPTIVE, adds=True),
+        _job("torch.step", 105, "--bounded", environment=OFF, adds=True),
+        _job("torch.overhead", 20, environment=OFF, adds=True),
+        _job("gpu.overhead", 60, environment=OFF),
+        _job("torch.losses", 600, environment=OFF),
+        _job("torch.samples", 75, environment=OFF),
+        _job("torch.memory", 660, "--tolerance 2GiB --steps 3 --resume"),
+        _job("gpu.accuracy", 120, environment=OFF),
+        _job("gpu.execute", 70, adds=True),
+        _job("gpu.copies", 15, adds=True),
+        _job("gpu.copies", 15, "--dtype float16", name="copies_float16", adds=True),
+        _job("gpu.volume", 60),
+        _job("gpu.slabs", 240),
+        _job("paper.division", 290, "--backend cudnn", out="paper/division_executed.json"),
         *(
-            Job(name=f"figure{number}", seconds=seconds, command=f"figure{number}.py {figures}")
+            _job(f"paper.figure{number}", seconds, "--backend cudnn", out="paper")
             for number, seconds in ((1, 40), (8, 30), (9, 60), (10, 150), (11, 145), (12, 65))
         ),
-        Job(name="deepbench", seconds=170, command=f"deepbench.py {figures} --repeats 3"),
-        *(
-            Job(
-                name=f"peers {number}",
-                seconds=5000 / gpus,
-                command=peers,
-                resumes=True,
-                completes=("peers.json", "peers{gpus}.json"),
-            )
-            for number in range(gpus)
-        ),
+        _job("paper.deepbench", 170, "--backend cudnn --repeats 3", out="paper"),
+        *(_peers(number, gpus, again=again) for number in range(gpus)),
     ]
+
+
+def _job(
+    module: str,
+    seconds: float,
+    arguments: str = "",
+    *,
+    name: str = "",
+    out: str = "",
+    adds: bool = False,
+    **attributes: object,
+) -> Job:
+    """Return the job of a module of bench/.
+
+    Args:
+        module: module, without 'bench.'.
+        seconds: usual duration.
+        arguments: arguments of the script besides --out.
+        name: name of the job; the module's last part, or 'torch_' and that part, by default.
+        out: file or folder of the results, in the folder of results; 'FOLDER/MODULE.json' by default.
+        adds: whether the script adds its cases or runs to those of the file.
+        attributes: other attributes of the job.
+    """
+    folder, _, script = module.partition(".")
+    path = out or f"{folder}/{script}.json"
+    return Job(
+        name=name or (f"torch_{script}" if folder == "torch" else script),
+        seconds=seconds,
+        command=" ".join([f"bench.{module}", *arguments.split(), f"--out {{out}}/{path}"]),
+        completes=(path, path) if adds else None,
+        **attributes,
+    )
+
+
+def _peers(number: int, gpus: int, *, again: bool) -> Job:
+    """Return one of the jobs that share the pairs of network and variant."""
+    path = "peers/compare{gpus}.json"
+    files = f"--claims {{out}}/claims --database {{out}}/peers{{gpus}}.db --out {{out}}/{path}"
+    return Job(
+        name=f"peers {number}",
+        seconds=5000 / gpus,
+        command=f"bench.peers.compare --all {files}{' --again' if again else ''}",
+        resumes=True,
+        completes=("peers/compare.json", path),
+    )
 
 
 class Machine:
-    """GPUs with their shares of the CPU's cores.
+    """GPUs, each with a share of the CPU's cores.
 
     Args:
         devices: numbers of the GPUs.
@@ -147,23 +165,23 @@ class Machine:
         self._free = list(devices)
 
     def take(self, count: int) -> list[int]:
-        """Return so many free GPUs, or none where there are fewer."""
+        """Take a number of free GPUs; return none if fewer are free."""
         taken = self._free[:count] if count <= len(self._free) else []
         self._free = self._free[len(taken) :]
         return taken
 
     def give_back(self, devices: Sequence[int]) -> None:
-        """Let others have them."""
+        """Make GPUs free again."""
         self._free = sorted({*self._free, *devices})
 
     def cores(self, devices: Iterable[int]) -> set[int]:
-        """Return the cores that go with some GPUs."""
+        """Return the cores that belong to some GPUs."""
         return set().union(*(self._cores[device] for device in devices))
 
 
 @dataclass(kw_only=True)
 class Running:
-    """A job that runs."""
+    """A job whose process runs."""
 
     job: Job
     process: subprocess.Popen[bytes]
@@ -172,12 +190,12 @@ class Running:
 
 
 class Runner:
-    """Runs jobs on a machine, and keeps in a folder which ended well.
+    """Runs jobs on a machine and notes in done.json which ended well.
 
     Args:
-        machine: what they run on.
-        folder: where they write.
-        until: time of `monotonic` after which nothing is to run.
+        machine: the GPUs.
+        folder: folder of output and results.
+        until: time of `monotonic` at which every job must have ended.
     """
 
     def __init__(self, machine: Machine, folder: Path, until: float) -> None:
@@ -188,24 +206,25 @@ class Runner:
         self._running: list[Running] = []
 
     def done(self) -> dict[str, float]:
-        """Return the seconds that each job took that ended well."""
+        """Return the duration in seconds of each job that ended well."""
         return json.loads(self._marks.read_text()) if self._marks.exists() else {}
 
     def run(self, wanted: Sequence[Job]) -> list[Job]:
-        """Run jobs in their order; return those that did not end well."""
+        """Run jobs in their order; return the jobs that did not end well."""
         self._folder.mkdir(parents=True, exist_ok=True)
         done = self.done()
         waiting = [job for job in wanted if job.name not in done]
         try:
             while self._running or waiting:
                 left = self._until - monotonic()
-                waiting = [job for job in waiting if (LEAST if job.resumes else job.seconds) <= left]
+                waiting = [job for job in waiting if (LEAST_S if job.resumes else job.seconds) <= left]
                 while waiting and (devices := self._machine.take(waiting[0].gpus)):
-                    self._begin(waiting.pop(0), devices)  # in order: what needs several is not overtaken for ever
+                    # No job overtakes the first, because a job that needs several GPUs would never get them.
+                    self._begin(waiting.pop(0), devices)
                 self._look()
                 sleep(0.1)
         finally:
-            for each in self._running:  # whatever ends this, nothing goes on behind its back
+            for each in self._running:
                 self._stop(each, "it was interrupted")
         done = self.done()
         return [job for job in wanted if job.name not in done]
@@ -217,19 +236,21 @@ class Runner:
         if job.completes is not None:
             known, own = RESULTS / job.completes[0], self._folder / job.completes[1].format(**names)
             if known.exists() and not own.exists():
+                own.parent.mkdir(parents=True, exist_ok=True)
                 copyfile(known, own)
         environment = {**os.environ, **job.environment, "CUDA_VISIBLE_DEVICES": numbers, "PYTHONUNBUFFERED": "1"}
         if job.resumes and self._until < inf:
-            command += ["--seconds", f"{self._until - monotonic() - LAST:.0f}"]
+            command += ["--seconds", f"{self._until - monotonic() - LAST_S:.0f}"]
         cores = self._machine.cores(devices)
         with (self._folder / f"{job.name}.txt").open("wb") as output:
             process = subprocess.Popen(
-                [sys.executable, BENCH / command[0], *command[1:]],
+                [sys.executable, "-m", *command],
+                cwd=ROOT,
                 env=environment,
                 stdout=output,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
-                preexec_fn=lambda: os.sched_setaffinity(0, cores),  # of this one thread's program
+                preexec_fn=lambda: os.sched_setaffinity(0, cores),
             )
         self._running.append(Running(job=job, process=process, devices=devices, begin=monotonic()))
         note(f"{job.name}: begins on GPU {numbers}")
@@ -240,7 +261,7 @@ class Runner:
             if (
                 each.process.poll() is None
                 and monotonic() < self._until
-                and taken < PATIENCE * each.job.seconds + GRACE
+                and taken < PATIENCE * each.job.seconds + GRACE_S
             ):
                 continue
             self._running.remove(each)
@@ -260,19 +281,21 @@ class Runner:
 
 
 def note(text: str) -> None:
-    """Print progress."""
+    """Print a line about the progress."""
     print(text, file=sys.stderr, flush=True)
 
 
 def parsed() -> Namespace:
     """Return the command line."""
     parser = ArgumentParser(description=__doc__, formatter_class=RawDescriptionHelpFormatter)
-    parser.add_argument("--list", action="store_true", help="print the jobs, and end")
-    parser.add_argument("--only", action="append", help="names of jobs, also with * and ?; may be repeated")
+    parser.add_argument("--list", action="store_true", help="print the jobs and end")
+    parser.add_argument("--only", action="append", help="name of a job, or a pattern with * and ?; may be repeated")
     parser.add_argument("--devices", default="0", help="numbers of the GPUs, such as 0,1 (%(default)s)")
-    parser.add_argument("--seconds", type=float, default=inf, help="end after so long")
-    parser.add_argument("--again", action="store_true", help="peers: also what bench/results/peers.json has already")
-    parser.add_argument("--out", type=Path, default=Path("results"), help="folder of what they write (./%(default)s)")
+    parser.add_argument("--seconds", type=float, default=inf, help="end within this time")
+    parser.add_argument("--again", action="store_true", help="peers: also measure what bench/results has")
+    parser.add_argument(
+        "--out", type=Path, default=Path("results"), help="folder of output and results (./%(default)s)"
+    )
     options = parser.parse_args()
     try:
         options.devices = [int(each) for each in options.devices.split(",")]
@@ -288,7 +311,7 @@ def parsed() -> Namespace:
 
 
 def main() -> bool:
-    """Run what is wanted, say what is left, and return whether nothing is."""
+    """Run the wanted jobs, print which are left, and return whether none is."""
     options = parsed()
     until = monotonic() + options.seconds
     if options.list:

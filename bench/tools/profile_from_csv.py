@@ -1,6 +1,6 @@
 """Turn a table of measured cuDNN algorithms into a profile that ucudnn plans from.
 
-    python bench/profile_from_csv.py TABLE.csv.gz PROFILE.json --condition "device=NVIDIA H200" ...
+    python -m bench.tools.profile_from_csv TABLE.csv.gz PROFILE.json --condition "device=NVIDIA H200" ...
 
 The table has the columns network, layer, count, channels, height, width, filters, kernel, pad, stride, operation,
 batch, api, algorithm, time_ms, workspace_bytes and numerical_notes (numbers of cudnnBackendNumericalNote_t).

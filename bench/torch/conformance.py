@@ -1,10 +1,10 @@
 """PyTorch's own convolution tests, with ucudnn off and on: every difference is listed.
 
-    python bench/torch_conformance.py test_convolution.py                 # PyTorch's test/nn/test_convolution.py
-    python bench/torch_conformance.py test_convolution.py --workers 8     # with pytest-xdist
-    python bench/torch_conformance.py test_convolution.py --workers 20 --gpus 2 -k "not 64bit_indexing and not broken"
-    python bench/torch_conformance.py test_convolution.py --seconds 120   # what there is time for
-    python bench/torch_conformance.py test_convolution.py -k Conv2d --backend cpu
+    python -m bench.torch.conformance test_convolution.py                 # PyTorch's test/nn/test_convolution.py
+    python -m bench.torch.conformance test_convolution.py --workers 8     # with pytest-xdist
+    python -m bench.torch.conformance test_convolution.py --workers 20 --gpus 2 -k "not 64bit_indexing and not broken"
+    python -m bench.torch.conformance test_convolution.py --seconds 120   # what there is time for
+    python -m bench.torch.conformance test_convolution.py -k Conv2d --backend cpu
 
 The file must be that of the installed release; it is not part of its wheel. `expecttest`, which it imports and does not
 use, is stood in for by unittest where it is not installed. Tests that need a network fail either way. Benchmarks are
@@ -30,6 +30,8 @@ from types import ModuleType
 from typing import Any
 
 import pytest
+
+from bench.tools.results import RESULTS, ROOT, save_case
 
 PLUGIN = "UCUDNN_CONFORMANCE"
 """Says what the plugin, this file in pytest's process, turns on, and where it writes what went through handles."""
@@ -131,16 +133,15 @@ def run(arguments: argparse.Namespace, folder: Path, *, on: bool) -> tuple[dict[
     """Run the tests one way; return the outcome of each, and whether there was time for all of them."""
     outcomes = folder / ("on.jsonl" if on else "off.jsonl")
     tests = arguments.tests.resolve()
-    command = [sys.executable, "-m", "pytest", "-p", "torch_conformance", "-q", "--no-header", "-c", os.devnull]
+    command = [sys.executable, "-m", "pytest", "-p", "bench.torch.conformance", "-q", "--no-header", "-c", os.devnull]
     command += ["--rootdir", str(tests.parent), str(tests)]
     if arguments.workers:
         command += ["-n", str(arguments.workers)]
     if arguments.keyword:
         command += ["-k", arguments.keyword]
-    here = Path(__file__).resolve().parent
     environment = {
         **os.environ,
-        "PYTHONPATH": os.pathsep.join([str(here), str(here.parent), os.environ.get("PYTHONPATH", "")]),
+        "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]),
         OUTCOMES: str(outcomes),
         GPUS: str(arguments.gpus),
     }
@@ -174,6 +175,7 @@ def main() -> None:
     """Run the tests twice, list the differences and write them."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("tests", type=Path, help="PyTorch's test/nn/test_convolution.py")
+    parser.add_argument("--case", default="release", help="name of what the tests are of, in the results (%(default)s)")
     parser.add_argument("-k", dest="keyword", help="only tests whose names fit, as pytest takes it")
     parser.add_argument("--seconds", type=float, help="end both runs after so long, and tell what there is")
     parser.add_argument("--workers", type=int, default=0, help="processes each way, by pytest-xdist")
@@ -181,7 +183,7 @@ def main() -> None:
     parser.add_argument("--limit", default="64MiB")
     parser.add_argument("--policy", default="powerOfTwo")
     parser.add_argument("--backend", default="cudnn", help="cudnn, or cpu to try the script out")
-    parser.add_argument("--out", type=Path, help="default: bench/results/torch_conformance.json; nothing for cpu")
+    parser.add_argument("--out", type=Path, help="default: bench/results/torch/conformance.json; nothing for cpu")
     arguments = parser.parse_args()
     if not arguments.tests.exists():
         parser.error(f"{arguments.tests} is not there")
@@ -208,9 +210,9 @@ def main() -> None:
     print(f"{len(differences)} differences, 0 required")
     for test, each in differences.items():
         print(f"  {test}\n    off: {each['off']}\n    on:  {each['on']}")
-    from bench.torch.models import RESULTS, conditions, replace_json
+    from bench.torch.models import conditions
 
-    out = arguments.out or (None if arguments.backend == "cpu" else RESULTS / "torch_conformance.json")
+    out = arguments.out or (None if arguments.backend == "cpu" else RESULTS / "torch/conformance.json")
     if out is not None:
         import torch
 
@@ -224,7 +226,7 @@ def main() -> None:
             "left": dict(left),
             "differences": differences,
         }
-        replace_json(out, answer)
+        save_case(out, arguments.case, answer)
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
 """Losses of a seeded ResNet of CIFAR's size: runs of PyTorch alone, and with ucudnn; with TF32 and without.
 
-    python bench/torch_losses.py                  # ten minutes on a GPU
-    python bench/torch_losses.py --gpus 2         # five on two
-    python bench/torch_losses.py --backend cpu    # tries the script out
+    python -m bench.torch.losses                  # ten minutes on a GPU
+    python -m bench.torch.losses --gpus 2         # five on two
+    python -m bench.torch.losses --backend cpu    # tries the script out
 
 Images are one of ten random templates with noise, the same for all runs, which begin with the same weights. Each run is
 a process of its own, as runs of a script are: `cudnn.benchmark` chooses anew in each, by times that are never quite the
@@ -153,7 +153,7 @@ def main() -> None:
     parser.add_argument("--rate", type=float, default=0.05)
     parser.add_argument("--limit", default="16MiB")
     parser.add_argument("--gpus", type=int, default=1, help="train on so many at a time")
-    small_options(parser, "torch_losses.json")
+    small_options(parser, "losses.json")
     arguments = parser.parse_args()
     answer: dict[str, Any] = {"conditions": conditions(device_of(arguments)), "limit": arguments.limit}
 

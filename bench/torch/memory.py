@@ -1,7 +1,7 @@
 """A training step of a 3-D U-Net under a cap on PyTorch's memory: PyTorch alone, and with ucudnn.
 
-    python bench/torch_memory.py                 # about 7 minutes on an H200; --resume goes on where it was cut off
-    python bench/torch_memory.py --backend cpu   # tries the script out, without caps
+    python -m bench.torch.memory                 # about 7 minutes on an H200; --resume goes on where it was cut off
+    python -m bench.torch.memory --backend cpu   # tries the script out, without caps
 
 4 x 1 x 128^3, base width 32, float32 (TF32), forward, backward and SGD. Each trial is a process of its own with
 `torch.cuda.set_per_process_memory_fraction`, which bounds what PyTorch's allocator has of the GPU. PyTorch alone has
@@ -19,6 +19,7 @@ from pathlib import Path
 from statistics import median
 from tempfile import TemporaryDirectory
 
+from bench.tools.results import RESULTS, load, save
 from ucudnn.units import parse_bytes
 
 GIB = 2**30
@@ -79,14 +80,24 @@ class Trials:
         self.answer: dict[str, object] = {}
         self.made: dict[str, dict[str, object]] = {}
         if arguments.resume and out is not None and out.exists():
-            self.made = json.loads(out.read_text())["trials"]
+            self.made = load(out)["trials"]
 
     def run(self, way: str, batch: int, cap: int, *, cold: bool = False) -> dict[str, object]:
         """Return what a trial comes to; cap 0 is none."""
         key = f"{way} batch {batch} cap {cap}" + (" cold" if cold else "")
         if key not in self.made:
             arguments = self._arguments
-            command = [sys.executable, __file__, "--trial", way, "--cap", str(cap), "--batch", str(batch)]
+            command = [
+                sys.executable,
+                "-m",
+                "bench.torch.memory",
+                "--trial",
+                way,
+                "--cap",
+                str(cap),
+                "--batch",
+                str(batch),
+            ]
             for name in ("backend", "width", "levels", "side", "steps", "limit"):
                 command += [f"--{name}", str(getattr(arguments, name))]
             environment = {**os.environ, "UCUDNN_DATABASE": "off" if cold else self._database}
@@ -123,10 +134,7 @@ class Trials:
 
     def save(self) -> None:
         """Write everything down."""
-        if self._out is not None:
-            from bench.torch.models import replace_json
-
-            replace_json(self._out, {**self.answer, "trials": self.made})
+        save(self._out, {**self.answer, "trials": self.made})
 
 
 def compare(arguments: argparse.Namespace, trials: Trials) -> None:
@@ -181,7 +189,7 @@ def main() -> None:
     parser.add_argument("--tolerance", default="1GiB", help="of the smallest caps")
     parser.add_argument("--resume", action="store_true", help="take the trials that a run before wrote down")
     parser.add_argument("--database", help="file that keeps ucudnn's measurements; default: beside --out")
-    parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results" / "torch_memory.json")
+    parser.add_argument("--out", type=Path, default=RESULTS / "torch/memory.json")
     parser.add_argument("--trial", choices=("pytorch", "ucudnn"), help=argparse.SUPPRESS)
     parser.add_argument("--cap", type=int, default=0, help=argparse.SUPPRESS)
     arguments = parser.parse_args()

@@ -4,22 +4,22 @@ Not a script.
 """
 
 import argparse
-import json
 import platform
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from time import perf_counter
-from typing import Any, final
+from typing import Any
 
 import torch
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from bench.tools.results import RESULTS, save
 from ucudnn.backends.cudnn.gpu.base import driver_version
 from ucudnn.torch.aten_kernels import held_bytes
 from ucudnn.torch.factory import open_interceptor
+from ucudnn.torch.interceptor import Interceptor
 
-RESULTS = Path(__file__).parent / "results"
 MIB = 2**20
 _CONVOLUTIONS = (torch.ops.aten.convolution.default, torch.ops.aten._convolution.default)
 _BACKWARD = torch.ops.aten.convolution_backward.default
@@ -51,7 +51,7 @@ def device_of(arguments: argparse.Namespace) -> torch.device:
     return torch.device("cuda", torch.cuda.current_device())
 
 
-def switch_for(arguments: argparse.Namespace, limit: str) -> Any:
+def switch_for(arguments: argparse.Namespace, limit: str) -> Interceptor:
     """Return what `ucudnn.torch.enable` would turn on."""
     backend = "cpu" if arguments.backend == "cpu" else "cudnn"
     return open_interceptor(backend, {"workspace_limit": limit})
@@ -60,25 +60,20 @@ def switch_for(arguments: argparse.Namespace, limit: str) -> Any:
 def small_options(parser: argparse.ArgumentParser, out: str) -> None:
     """Add the options that all scripts have."""
     parser.add_argument("--backend", default="cudnn", help="cudnn, or cpu to try the script out on small things")
-    parser.add_argument("--out", type=Path, help=f"default: bench/results/{out}; nothing is written with --backend cpu")
+    parser.add_argument(
+        "--out", type=Path, help=f"default: bench/results/torch/{out}; nothing is written with --backend cpu"
+    )
     parser.set_defaults(default_out=out)
 
 
-def write(arguments: argparse.Namespace, answer: Mapping[str, object], *, done: bool = True) -> None:
-    """Write results as JSON; those that are not done say so, and are there if a run is cut off."""
-    out = arguments.out or (None if arguments.backend == "cpu" else RESULTS / arguments.default_out)
-    if out is not None:
-        replace_json(out, answer if done else {"cut_off": True, **answer})
-        if done:
-            print(f"written to {out}")
+def out_of(arguments: argparse.Namespace) -> Path | None:
+    """Return the file for the results; None if nothing is to be written."""
+    return arguments.out or (None if arguments.backend == "cpu" else RESULTS / "torch" / arguments.default_out)
 
 
-def replace_json(out: Path, answer: Mapping[str, object]) -> None:
-    """Write a file whole or not at all."""
-    out.parent.mkdir(parents=True, exist_ok=True)
-    new = out.with_name(f"{out.name}.new")
-    new.write_text(json.dumps(answer, indent=1) + "\n")
-    new.replace(out)
+def write(arguments: argparse.Namespace, answer: dict[str, object], *, done: bool = True) -> None:
+    """Write results; those of a run that is not done yet are marked `cut_off`, and remain if the run is cut off."""
+    save(out_of(arguments), answer if done else {"cut_off": True, **answer})
 
 
 def verdict(what: str, found: float, required: float, unit: str = "") -> dict[str, object]:
@@ -135,7 +130,7 @@ def image_model(name: str) -> tuple[nn.Module, str]:
     try:
         from torchvision import __version__, models
     except (ImportError, RuntimeError):  # the latter where it was built for another PyTorch
-        return {"resnet50": resnet50, "alexnet": alexnet}[name](), "bench/torch_models.py"
+        return {"resnet50": resnet50, "alexnet": alexnet}[name](), "bench/torch/models.py"
     return getattr(models, name)(), f"torchvision {__version__}"
 
 
@@ -236,30 +231,6 @@ def elapsed_ms(run: Callable[[], object], device: torch.device) -> float:
     return (perf_counter() - begin) * 1e3
 
 
-@final
-class Peaks:
-    """Measures what calls allocate besides what they return.
-
-    Attributes:
-        largest_bytes: the most of all.
-        calls: how many convolutions there were.
-    """
-
-    def __init__(self) -> None:
-        self.largest_bytes = 0
-        self.calls = 0
-
-    def measured(self, run: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """Call, and look at the allocator's peak."""
-        self.calls += 1
-        if not torch.cuda.is_available():
-            return run(*args, **kwargs)
-        torch.cuda.reset_peak_memory_stats()
-        found = run(*args, **kwargs)
-        self.largest_bytes = max(self.largest_bytes, held_bytes())
-        return found
-
-
 class ConvolutionMemory(TorchDispatchMode):
     """Measures what each convolution allocates besides what it returns.
 
@@ -268,27 +239,38 @@ class ConvolutionMemory(TorchDispatchMode):
             one by one, for PyTorch allocates the second when the first is done.
 
     Attributes:
-        peaks: what was measured.
+        largest_bytes: the most of all.
+        calls: how many convolutions there were.
     """
 
     def __init__(self, *, together: bool) -> None:
         super().__init__()
         self._together = together
-        self.peaks = Peaks()
+        self.largest_bytes = 0
+        self.calls = 0
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Run an operator, and look at the allocator's peak where it is a convolution."""
-        measured = self.peaks.measured
         if func in _CONVOLUTIONS:
-            return measured(func, *args)
+            return self._measured(func, *args)
         if func is not _BACKWARD:
             return func(*args, **(kwargs or {}))
         *rest, mask = args
         if self._together:
-            self.peaks.calls += sum(mask) - 1
-            return measured(func, *args)
+            self.calls += sum(mask) - 1
+            return self._measured(func, *args)
         found: list[Any] = [None, None, None]
         for index, wanted in enumerate(mask):
             if wanted:
-                found[index] = measured(func, *rest, [at == index for at in range(3)])[index]
+                found[index] = self._measured(func, *rest, [at == index for at in range(3)])[index]
         return tuple(found)
+
+    def _measured(self, run: Callable[..., Any], *args: Any) -> Any:
+        """Call, and look at the allocator's peak."""
+        self.calls += 1
+        if not torch.cuda.is_available():
+            return run(*args)
+        torch.cuda.reset_peak_memory_stats()
+        found = run(*args)
+        self.largest_bytes = max(self.largest_bytes, held_bytes())
+        return found

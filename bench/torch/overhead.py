@@ -1,8 +1,8 @@
 """What an enabled convolution call costs the host over PyTorch's own: eager, after disable(), and in CUDA graphs.
 
-    python bench/torch_overhead.py                  # ten seconds on a GPU
-    python bench/torch_overhead.py --at-once        # before engines are compiled that planning had begun
-    python bench/torch_overhead.py --backend cpu    # tries the script out; NumPy computes, so its figures say little
+    python -m bench.torch.overhead                  # ten seconds on a GPU
+    python -m bench.torch.overhead --at-once        # before engines are compiled that planning had begun
+    python -m bench.torch.overhead --backend cpu    # tries the script out; NumPy computes, so its figures say little
 
 A convolution so small that the host is what takes time. All is planned first; what planning began to compile, in
 threads, is waited for. PyTorch, enabled, and PyTorch after disable() take turns; each sample is a loop of calls, and
@@ -19,7 +19,8 @@ from time import perf_counter
 
 import torch
 
-from bench.torch.models import conditions, device_of, small_options, switch_for, verdict, write
+from bench.tools.results import save_run
+from bench.torch.models import conditions, device_of, out_of, small_options, switch_for, verdict
 from ucudnn.backends.cudnn.backend import CudnnBackend
 from ucudnn.torch.interceptor import Interceptor
 from ucudnn.torch.overrides import process_overrides
@@ -131,13 +132,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--samples", type=int, default=25)
     parser.add_argument("--at-once", action="store_true", help="time while threads still compile")
-    small_options(parser, "torch_overhead.json")
+    small_options(parser, "overhead.json")
     arguments = parser.parse_args()
     device = device_of(arguments)
     switch = switch_for(arguments, "64MiB")
     prepare(switch, device, at_once=arguments.at_once)
     found = eager(switch, device, arguments.samples)
-    write(arguments, {"conditions": conditions(device), "eager_us": found}, done=False)
+    save_run(out_of(arguments), {"cut_off": True, "conditions": conditions(device), "eager_us": found})
     replayed = graphs(switch, device, arguments.samples) if device.type == "cuda" else {}
     required = []
     for name, (_, count) in cases(device).items():
@@ -156,7 +157,7 @@ def main() -> None:
         "replay_us": replayed,
         "required": required,
     }
-    write(arguments, {**answer, "configurations": chosen})
+    save_run(out_of(arguments), {**answer, "configurations": chosen})
 
 
 if __name__ == "__main__":

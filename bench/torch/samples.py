@@ -1,7 +1,7 @@
 """The samples with which PyTorch tests its convolution functions, with ucudnn off and on: every difference is listed.
 
-    python bench/torch_samples.py                  # 2 minutes on a GPU
-    python bench/torch_samples.py --backend cpu    # tries the script out
+    python -m bench.torch.samples                  # 2 minutes on a GPU
+    python -m bench.torch.samples --backend cpu    # tries the script out
 
 They come with PyTorch (torch.testing._internal), for conv1d to conv3d and the transposed ones: shapes, strides,
 paddings, groups, no batch, and input that is to be refused. Output and all gradients are compared, with their strides,
@@ -21,6 +21,7 @@ import ucudnn.torch
 from bench.torch.conformance import stand_in_for_expecttest
 from bench.torch.models import conditions, device_of, small_options, write
 from ucudnn import Effort
+from ucudnn.torch.overrides import process_overrides
 
 TOLERANCE = {
     torch.float16: 5e-3,
@@ -91,7 +92,7 @@ def main() -> None:
     parser.add_argument("--limit", default="1MiB")
     parser.add_argument("--policy", default="all")
     parser.add_argument("--seconds", type=float, default=float("inf"), help="end after so long")
-    small_options(parser, "torch_samples.json")
+    small_options(parser, "samples.json")
     arguments = parser.parse_args()
     device = device_of(arguments)
     torch.backends.cudnn.benchmark = False  # each sample is seen once
@@ -100,7 +101,7 @@ def main() -> None:
     backend = "cpu" if arguments.backend == "cpu" else "cudnn"
     effort = Effort(warmup=0, repeats=1, time_limit_ms=2)
     on = ucudnn.torch.enable(backend=backend, workspace_limit=arguments.limit, policy=arguments.policy, effort=effort)
-    switch = ucudnn.torch.overrides.switch
+    switch = process_overrides.switch
     ucudnn.torch.disable()
     found, count = [], 0
 
@@ -112,7 +113,7 @@ def main() -> None:
     cut_off, remaining = True, cases(device)
     for name, dtype, function, sample in in_time(remaining, arguments.seconds):
         own = outcome(function, sample)
-        ucudnn.torch.overrides.use(switch)
+        process_overrides.use(switch)
         other = outcome(function, sample)
         ucudnn.torch.disable()
         count += 1

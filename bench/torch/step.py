@@ -1,9 +1,9 @@
 """Training steps of ResNet-50 and AlexNet, NCHW, TF32: PyTorch alone, and with its convolutions within limits.
 
-    python bench/torch_step.py                        # about 4 minutes on an H200, most of it planning
-    python bench/torch_step.py --network alexnet      # 30 seconds
-    python bench/torch_step.py --bounded              # without ucudnn at no limit, of which nothing is required
-    python bench/torch_step.py --backend cpu          # tries the script out
+    python -m bench.torch.step                        # about 4 minutes on an H200, most of it planning
+    python -m bench.torch.step --network alexnet      # 30 seconds
+    python -m bench.torch.step --bounded              # without ucudnn at no limit, of which nothing is required
+    python -m bench.torch.step --backend cpu          # tries the script out
 
 PyTorch alone has `torch.backends.cudnn.benchmark` on and no limit. All take steps of the same model in turn; times are
 of whole steps (forward, backward, SGD), medians. One more step of each, not timed, measures what each convolution takes
@@ -16,10 +16,10 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from statistics import median
 from time import perf_counter
-from typing import Any
 
 import torch
 
+from bench.tools.results import save_case
 from bench.torch.models import (
     MIB,
     ConvolutionMemory,
@@ -27,13 +27,14 @@ from bench.torch.models import (
     device_of,
     elapsed_ms,
     image_model,
+    out_of,
     small_options,
     small_resnet,
     switch_for,
     training_step,
     verdict,
-    write,
 )
+from ucudnn.settings import Settings
 from ucudnn.torch.interceptor import Interceptor
 from ucudnn.torch.overrides import process_overrides
 from ucudnn.torch.summary import summarize
@@ -43,7 +44,7 @@ NO_LIMIT = "100GiB"
 MOST_SLOWER = {"64MiB": 1.03, "16MiB": 1.15}
 
 
-def ways_of(arguments: argparse.Namespace) -> dict[str, Any]:
+def ways_of(arguments: argparse.Namespace) -> dict[str, Interceptor | None]:
     """Return the switch of each way; None for PyTorch alone."""
     limits = {limit: limit for limit in arguments.limit} | ({} if arguments.bounded else {"no limit": NO_LIMIT})
     return {"pytorch": None, **{way: switch_for(arguments, limit) for way, limit in limits.items()}}
@@ -57,12 +58,11 @@ def first_steps(switch: Interceptor | None, step: Callable[[], object], warmup: 
     answer: dict[str, object] = {"first_steps_s": perf_counter() - begin}
     with ConvolutionMemory(together=switch is not None) as memory:
         step()
-    peaks = memory.peaks
-    return {**answer, "largest_bytes": peaks.largest_bytes, "convolutions": peaks.calls}
+    return {**answer, "largest_bytes": memory.largest_bytes, "convolutions": memory.calls}
 
 
 def measure(
-    arguments: argparse.Namespace, name: str, device: torch.device, keep: Callable[[object], None]
+    arguments: argparse.Namespace, name: str, device: torch.device, keep: Callable[[dict[str, object]], None]
 ) -> dict[str, object]:
     """Return the times and the memory of one network's steps, each way; what is known before the end is kept."""
     torch.manual_seed(0)
@@ -110,6 +110,13 @@ def verdicts(name: str, answer: Mapping[str, Mapping[str, object]]) -> list[dict
     return found
 
 
+def measure_case(arguments: argparse.Namespace, name: str, device: torch.device) -> None:
+    """Measure one network under the policy of the environment, and write what is known after each step."""
+    head = {"conditions": conditions(device)}
+    keep = partial(save_case, out_of(arguments), f"{name}, {Settings.load().policy.value}")
+    keep({**head, **measure(arguments, name, device, lambda known: keep({**head, "cut_off": True, **known}))})
+
+
 def main() -> None:
     """Measure, print and write."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -119,19 +126,12 @@ def main() -> None:
     parser.add_argument("--bounded", action="store_true", help="leave out ucudnn without a limit, which saves planning")
     parser.add_argument("--steps", type=int, default=15, help="timed steps of each way")
     parser.add_argument("--warmup", type=int, default=3, help="steps before, the first of which plans")
-    small_options(parser, "torch_step.json")
+    small_options(parser, "step.json")
     arguments = parser.parse_args()
     arguments.limit = arguments.limit or list(MOST_SLOWER)
     device = device_of(arguments)
-    networks: dict[str, object] = {}
-    answer = {"conditions": conditions(device), "networks": networks}
-
-    def keep(name: str, known: object) -> None:
-        write(arguments, {**answer, "networks": {**networks, name: known}}, done=False)
-
     for name in arguments.network or ("resnet50", "alexnet"):
-        networks[name] = measure(arguments, name, device, partial(keep, name))
-    write(arguments, answer)
+        measure_case(arguments, name, device)
 
 
 if __name__ == "__main__":

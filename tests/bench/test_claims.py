@@ -1,17 +1,18 @@
-"""bench/claims.py: what is done or in hand is nobody else's, what was left behind is."""
+"""bench.tools.claims: a piece of work belongs to one process, until that process leaves it or ends."""
 
 import json
 import subprocess
 import sys
-from importlib import import_module
-from pathlib import Path
 
 import pytest
+
+from bench.tools.claims import Claims
+from bench.tools.results import ROOT
 
 PROGRAM = """
 import sys, time
 from pathlib import Path
-from claims import Claims
+from bench.tools.claims import Claims
 claims = Claims(Path(sys.argv[1]))
 taken = []
 for index in range(200):
@@ -22,37 +23,29 @@ print(taken)
 """
 
 
-@pytest.fixture
-def claims(monkeypatch):
-    monkeypatch.syspath_prepend(str(Path(__file__).parents[2] / "bench"))
-    yield import_module("claims").Claims
-    del sys.modules["claims"]
-
-
-def test_what_is_taken_is_nobody_elses_until_it_is_left(claims, tmp_path):
-    one, other = claims(tmp_path / "claims"), claims(tmp_path / "claims")
+def test_nobody_else_takes_a_piece_until_it_is_left(tmp_path):
+    one, other = Claims(tmp_path / "claims"), Claims(tmp_path / "claims")
     assert one.take("a/b")
     assert not other.take("a/b")
     one.finish("a/b", done=False)
     assert other.take("a/b")
     other.finish("a/b", done=True)
     assert not one.take("a/b")
-    assert claims(None).take("a/b")
-    claims(None).finish("a/b", done=True)
+    assert Claims(None).take("a/b")
+    Claims(None).finish("a/b", done=True)
 
 
 @pytest.mark.parametrize("left", ["", "gone"])
-def test_what_a_process_left_behind_that_has_ended_is_taken(claims, tmp_path, left):
+def test_a_piece_of_a_process_that_has_ended_is_taken(tmp_path, left):
     ended = subprocess.Popen([sys.executable, "-c", ""])
     ended.wait()
     (tmp_path / "a").write_text(str(ended.pid) if left else "")
-    assert claims(tmp_path).take("a")
-    assert not claims(tmp_path).take("a")
+    assert Claims(tmp_path).take("a")
+    assert not Claims(tmp_path).take("a")
 
 
-def test_processes_share_all_and_nothing_twice(tmp_path):
-    environment = {"PYTHONPATH": str(Path(__file__).parents[2] / "bench"), "PATH": "/usr/bin:/bin"}
+def test_processes_take_each_piece_once(tmp_path):
     command = [sys.executable, "-c", PROGRAM, str(tmp_path / "claims")]
-    processes = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) for _ in range(3)]
+    processes = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=ROOT) for _ in range(3)]
     taken = [index for each in processes for index in json.loads(each.communicate()[0])]
     assert sorted(taken) == list(range(200))

@@ -1,12 +1,14 @@
-"""bench/everything.py: jobs have their GPUs to themselves, and a call goes on where the last one was stopped."""
+"""bench.tools.everything: no two jobs share a GPU, and a call continues where the last one stopped."""
 
 import json
 import sys
-from importlib import import_module
+from importlib.util import find_spec
 from itertools import combinations
 from pathlib import Path
 
 import pytest
+
+from bench.tools import everything
 
 SCRIPT = """
 import json, os, sys, time
@@ -22,27 +24,20 @@ sys.exit(int(code))
 
 
 @pytest.fixture
-def bench(monkeypatch):
-    monkeypatch.syspath_prepend(str(Path(__file__).parents[2] / "bench"))
-    yield import_module("everything")
-    del sys.modules["everything"]
-
-
-@pytest.fixture
-def call(bench, monkeypatch, tmp_path):
-    """Return what runs some jobs: whether nothing is left, and what they told."""
-    script = tmp_path / "script.py"
-    script.write_text(SCRIPT)
+def call(monkeypatch, tmp_path):
+    """Return functions that make a job and run jobs; the second returns whether no job is left, and the jobs' logs."""
+    (tmp_path / "script_of_a_job.py").write_text(SCRIPT)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     out = tmp_path / "out"
 
     def job(name, *, takes=0.2, code=0, seconds=1.0, **options):
-        command = f"{script} {name} {takes} {code} {{out}}"
-        return bench.Job(name=name, seconds=seconds, command=command, **options)
+        command = f"script_of_a_job {name} {takes} {code} {{out}}"
+        return everything.Job(name=name, seconds=seconds, command=command, **options)
 
     def run(*jobs, options=()):
-        monkeypatch.setattr(bench, "jobs", lambda gpus, *, again: list(jobs))
-        monkeypatch.setattr(sys, "argv", ["everything.py", "--out", str(out), *options])
-        well = bench.main()
+        monkeypatch.setattr(everything, "jobs", lambda gpus, *, again: list(jobs))
+        monkeypatch.setattr(sys, "argv", ["everything", "--out", str(out), *options])
+        well = everything.main()
         log = out / "log"
         told = [json.loads(line) for line in log.read_text().splitlines()] if log.exists() else []
         log.unlink(missing_ok=True)
@@ -51,7 +46,7 @@ def call(bench, monkeypatch, tmp_path):
     return job, run
 
 
-def test_jobs_have_their_gpus_to_themselves(call):
+def test_no_two_jobs_share_a_gpu_at_a_time(call):
     job, run = call
     both = {name: job(name, takes=1.5, environment=extra) for name, extra in (("c", {}), ("d", {"EXTRA": "1"}))}
     jobs = [job("a"), job("b", gpus=2), *both.values(), job("e")]
@@ -69,7 +64,7 @@ def test_jobs_have_their_gpus_to_themselves(call):
     assert set(told["c"]["cores"]) | set(told["d"]["cores"]) == set(told["b"]["cores"])
 
 
-def test_a_call_goes_on_where_the_last_one_was(call, capsys):
+def test_a_call_runs_the_jobs_that_earlier_calls_left(call, capsys):
     job, run = call
     well, told = run(job("good"), job("bad", code=3), job("next"))
     assert (well, set(told)) == (False, {"good", "bad", "next"})
@@ -78,19 +73,19 @@ def test_a_call_goes_on_where_the_last_one_was(call, capsys):
     assert (well, set(told)) == (True, {"bad", "new"})
 
 
-def test_a_job_completes_what_is_there(bench, call, monkeypatch, tmp_path):
-    monkeypatch.setattr(bench, "RESULTS", tmp_path)
+def test_a_job_starts_from_the_known_results(call, monkeypatch, tmp_path):
+    monkeypatch.setattr(everything, "RESULTS", tmp_path)
     (tmp_path / "known.json").write_text("known")
     job, run = call
-    jobs = [job(name, completes=("known.json", f"{name}{{gpus}}.json")) for name in "ab"]
-    (tmp_path / "out").mkdir()
-    (tmp_path / "out" / "a7.json").write_text("its own")
+    jobs = [job(name, completes=("known.json", f"folder/{name}{{gpus}}.json")) for name in "ab"]
+    (tmp_path / "out" / "folder").mkdir(parents=True)
+    (tmp_path / "out" / "folder" / "a7.json").write_text("its own")
     assert run(*jobs, job("c", completes=("missing.json", "c.json")), options=["--devices", "7"])[0]
-    assert [(tmp_path / "out" / f"{name}7.json").read_text() for name in "ab"] == ["its own", "known"]
+    assert [(tmp_path / "out" / "folder" / f"{name}7.json").read_text() for name in "ab"] == ["its own", "known"]
     assert not (tmp_path / "out" / "c.json").exists()
 
 
-def test_nothing_is_begun_that_would_not_end_in_time(call, capsys):
+def test_a_job_that_would_not_end_in_time_is_not_started(call, capsys):
     job, run = call
     jobs = [job("long", seconds=100.0), job("short"), job("resumes", seconds=100.0, resumes=True)]
     well, told = run(*jobs, options=["--seconds", "20"])
@@ -103,15 +98,15 @@ def test_nothing_is_begun_that_would_not_end_in_time(call, capsys):
     assert 90 <= int(told["resumes"]["told"][1]) <= 100
 
 
-def test_what_takes_too_long_is_stopped(bench, call, monkeypatch, capsys):
-    monkeypatch.setattr(bench, "GRACE", 0.5)
+def test_a_job_that_takes_too_long_is_stopped(call, monkeypatch, capsys):
+    monkeypatch.setattr(everything, "GRACE_S", 0.5)
     job, run = call
     well, told = run(job("endless", takes=60, seconds=0.1), job("next"))
     assert (well, set(told)) == (False, {"next"})
     assert "endless: stopped, time is up" in capsys.readouterr().err
 
 
-def test_what_is_not_there_is_named(call, capsys):
+def test_an_unknown_job_or_device_is_named(call, capsys):
     job, run = call
     for options, message in (
         (["--only", "x*"], "--only x*: there is a"),
@@ -122,17 +117,29 @@ def test_what_is_not_there_is_named(call, capsys):
         assert message in capsys.readouterr().err
 
 
-def test_all_jobs_are_scripts_that_take_their_arguments(bench, capsys):
+def test_all_jobs_are_scripts_that_take_their_arguments():
     for gpus in (1, 2):
-        names = [job.name for job in bench.jobs(gpus)]
+        names = [job.name for job in everything.jobs(gpus)]
         assert len(set(names)) == len(names)
         assert ("devices" in names) == (gpus > 1)
-        again = [job.command for job in bench.jobs(gpus, again=True) if "--again" in job.command]
+        again = [job.command for job in everything.jobs(gpus, again=True) if "--again" in job.command]
         assert len(again) == gpus
-        assert all(command.startswith("peers.py") for command in again)
-        for job in bench.jobs(gpus, again=True):
-            script, *arguments = job.command.split()
-            text = (bench.BENCH / script).read_text()
-            text += "".join((bench.BENCH / f"{name}.py").read_text() for name in ("figures", "torch_models"))
+        assert all(command.startswith("bench.peers.compare ") for command in again)
+        for job in everything.jobs(gpus, again=True):
+            module, *arguments = job.command.split()
+            text = "".join(source(name) for name in (module, "bench.paper.figures", "bench.torch.models"))
             for each in arguments:
                 assert not each.startswith("--") or f'"{each}"' in text, job
+
+
+def test_results_of_jobs_lie_as_in_the_folder_of_results():
+    for job in everything.jobs(2):
+        module, *arguments = job.command.split()
+        out = Path(arguments[arguments.index("--out") + 1])
+        assert out.parts[:2] == ("{out}", module.split(".")[1])
+        for path in job.completes or ():
+            assert path.partition("/")[0] == out.parts[1]
+
+
+def source(module):
+    return Path(find_spec(module).origin).read_text()

@@ -1,4 +1,4 @@
-"""bench/figure*.py on NumPy: their CSV files grow, need no matplotlib, and are drawn again."""
+"""The paper's figures on NumPy: their CSV files grow, need no matplotlib, and can be drawn again."""
 
 import csv
 import sys
@@ -8,23 +8,22 @@ from pathlib import Path
 
 import pytest
 
+from bench.paper import figures
 from ucudnn.errors import MeasurementError
 from ucudnn.networks.tables import load_network
 from ucudnn.reporting import plan_timing
 
-BENCH = Path(__file__).parents[2] / "bench"
 LAYERS = """\
 source,W,H,C_in,N,C_out,kernel_w,kernel_h,pad_w,pad_h,stride_w,stride_h
 conv1,5,4,3,4,2,3,3,1,1,1,1
 conv2,6,5,2,4,3,3,3,1,1,1,1
 """
-NAMES = ("figure1", "figure8", "figure9", "figure10", "figure12", "deepbench")
+NAMES = ("figure1", "figure8", "figure9", "figure10", "figure11", "figure12", "deepbench")
 
 
 @pytest.fixture
-def bench(monkeypatch, tmp_path):
-    """Return an importer of modules of bench/, where every network is a tiny one."""
-    monkeypatch.syspath_prepend(str(BENCH))
+def call(monkeypatch, tmp_path, capsys):
+    """Return a function that runs a script on a tiny network and returns its files by suffix, output and progress."""
     (tmp_path / "tiny.csv").write_text(LAYERS)
 
     def tiny(name, batch=None):
@@ -32,26 +31,14 @@ def bench(monkeypatch, tmp_path):
         layers = tuple(replace(layer, name=layer.name.partition(":")[0]) for layer in network.layers)
         return replace(network, name=Path(name).stem, layers=layers)
 
-    monkeypatch.setattr(import_module("figures"), "load_network", tiny)
-    yield import_module
-    for name in [name for name in sys.modules if name.startswith("figure") or name == "deepbench"]:
-        del sys.modules[name]
-
-
-@pytest.fixture
-def call(bench, monkeypatch, tmp_path, capsys):
-    """Return what runs a script: its files by suffix, output and progress."""
-
     def run(name, *options):
         given = ("--backend", "cpu", "--repeats", "1", "--database", "off", "--out", str(tmp_path), *options)
-        monkeypatch.setattr(sys, "argv", [f"{name}.py", *given])
-        if name == "figure10":
-            bench(name).figure(bench("figures").parse(None), name, "alexnet", {64: "1.63 x (all)"})
-        else:
-            bench(name).main()
+        monkeypatch.setattr(sys, "argv", [name, *given])
+        import_module(f"bench.paper.{name}").main()
         files = {suffix: sorted(tmp_path.glob(f"*_executed.{suffix}")) for suffix in ("csv", "png", "unfinished")}
         return files, *capsys.readouterr()
 
+    monkeypatch.setattr(figures, "load_network", tiny)
     return run
 
 
@@ -61,13 +48,13 @@ def rows_of(path):
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_picture_is_drawn_later_where_there_is_no_matplotlib(call, monkeypatch, name):
+def test_a_picture_can_be_drawn_later_without_matplotlib_now(call, monkeypatch, name):
     with monkeypatch.context() as patch:
         patch.setitem(sys.modules, "matplotlib", None)
         files, said, _ = call(name)
     assert not files["png"]
     assert not files["unfinished"]
-    assert f"python bench/{name}.py --from {files['csv'][0]}" in said
+    assert f"python -m bench.paper.{name} --from {files['csv'][0]}" in said
     for path in files["csv"]:
         assert all(float(row["executed_ms"]) > 0 for row in rows_of(path))
     files, again, _ = call(name, "--from", *map(str, files["csv"]))
@@ -77,8 +64,7 @@ def test_a_picture_is_drawn_later_where_there_is_no_matplotlib(call, monkeypatch
     assert numbers == [line for line in again.splitlines() if "  paper " in line]
 
 
-def test_time_that_is_up_leaves_what_there_is(call, bench, monkeypatch):
-    figures = bench("figures")
+def test_a_call_whose_time_is_up_keeps_the_rows_it_has(call, monkeypatch):
     left = iter([False, False, False])
     monkeypatch.setattr(figures.Bench, "late", property(lambda self: next(left, True)))
     files, _, progress = call("figure10", "--policy", "undivided", "--policy", "adaptive")
@@ -88,8 +74,7 @@ def test_time_that_is_up_leaves_what_there_is(call, bench, monkeypatch):
     assert "time is up; left out: 64 MiB adaptive" in progress
 
 
-def test_what_fails_spares_the_rest(call, bench, monkeypatch):
-    figures = bench("figures")
+def test_a_failure_spares_the_other_rows(call, monkeypatch):
     decide, make_plan = figures.decide, plan_timing.make_plan
 
     def refuse(kernels, benchmark, settings):

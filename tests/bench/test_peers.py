@@ -1,12 +1,12 @@
-"""bench/peers.py on NumPy: several calls complete a file, and what is absent or fails spares the rest."""
+"""bench.peers.compare on NumPy: several calls complete a file; a way that is absent or fails spares the others."""
 
 import json
 import sys
-from importlib import import_module
-from pathlib import Path
 
 import pytest
 
+from bench.peers import compare, pytorch, table
+from bench.peers import run as peers_run
 from tests.support.problems import make_problem
 from ucudnn.backends.candidates import Candidates
 from ucudnn.backends.cpu.backend import ROUTINES
@@ -20,17 +20,8 @@ OPERATIONS = 3
 
 
 @pytest.fixture
-def bench(monkeypatch):
-    """Return an importer of modules of bench/."""
-    monkeypatch.syspath_prepend(str(Path(__file__).parents[2] / "bench"))
-    yield import_module
-    for name in [name for name in sys.modules if name.startswith("peers")]:
-        del sys.modules[name]
-
-
-@pytest.fixture
-def call(bench, monkeypatch, tmp_path, capsys):
-    """Return what runs the script: whether all was well, its rows by way and limit, output and progress."""
+def call(monkeypatch, tmp_path, capsys):
+    """Return a function that runs the script: it returns success, rows by way and limit, output and progress."""
     network = tmp_path / "tiny.csv"
     network.write_text(LAYER)
     out = tmp_path / "peers.json"
@@ -38,9 +29,9 @@ def call(bench, monkeypatch, tmp_path, capsys):
     def run(*options):
         files = ["--database", str(tmp_path / "times.db"), "--out", str(out)]
         monkeypatch.setattr(
-            sys, "argv", ["peers.py", str(network), "--backend", "cpu", "--repeats", "1", *files, *options]
+            sys, "argv", ["compare", str(network), "--backend", "cpu", "--repeats", "1", *files, *options]
         )
-        well = bench("peers").main()
+        well = compare.main()
         rows = json.loads(out.read_text())["rows"]
         return well, {(row["way"], row["limit_bytes"]): row for row in rows}, *capsys.readouterr()
 
@@ -53,11 +44,10 @@ def no_torch(monkeypatch):
 
 
 @pytest.mark.usefixtures("no_torch")
-def test_several_calls_complete_the_file(call, bench):
-    ways = bench("peers").WAYS
-    well, rows, table, _ = call("--limit", "0", "--limit", "none", "--check")
+def test_several_calls_complete_the_file(call):
+    well, rows, printed, _ = call("--limit", "0", "--limit", "none", "--check")
     assert well
-    assert set(rows) == {(way, limit) for way in ways for limit in (0, None)}
+    assert set(rows) == {(way, limit) for way in compare.WAYS for limit in (0, None)}
     for (way, limit), row in rows.items():
         if way == "PyTorch":
             assert "PyTorch cannot be used" in row["absent"]
@@ -67,10 +57,10 @@ def test_several_calls_complete_the_file(call, bench):
         assert row["workspace_bytes"] == 0 if limit == 0 else row["workspace_bytes"] > 0
         assert row["over_graph"] == pytest.approx(rows["cuDNN graph", limit]["executed_ms"] / row["executed_ms"])
         assert row["distance"] < 1e-5
-    assert "| tiny 4 | float32-tf32-first | none |" in table
+    assert "| tiny 4 | float32-tf32-first | none |" in printed
     before = rows
     _, rows, again, progress = call("--limit", "none")
-    assert (rows, again) == (before, table)
+    assert (rows, again) == (before, printed)
     assert "done before" in progress
     _, rows, _, progress = call("--limit", "none", "--limit", "8KiB", "--seconds", "0", "--variant", "float32-fma-last")
     assert rows == before
@@ -85,8 +75,7 @@ def test_several_calls_complete_the_file(call, bench):
     assert "time is up" in progress
 
 
-def test_where_it_is_not_ahead_is_said(bench):
-    verdict = bench("peers_table").verdict
+def test_the_verdict_names_the_cases_in_which_a_rival_is_ahead():
     case = {"batch": 1, "variant": "float32-fma-first", "limit_bytes": 64 * 2**20}
     times = {"near": {"ours": 2.0, "theirs": 3.0}, "far": {"ours": 4.0, "theirs": 2.0}, "alone": {"ours": 1.0}}
     rows = [
@@ -94,30 +83,29 @@ def test_where_it_is_not_ahead_is_said(bench):
         for name, own in times.items()
         for way, ms in own.items()
     ]
-    first, *others = verdict(rows, ["ours"], ["theirs"])
+    first, *others = table.verdict(rows, ["ours"], ["theirs"])
     assert "ahead of theirs in 2 of 3 cases" in first
     assert others == ["- far 1 float32-fma-first: theirs is 2.000 times as fast"]
-    assert verdict([{**row, "variant": "float32-fma-last"} for row in rows], ["ours"], ["theirs"]) == []
+    assert table.verdict([{**row, "variant": "float32-fma-last"} for row in rows], ["ours"], ["theirs"]) == []
 
 
 @pytest.mark.usefixtures("no_torch")
 def test_a_way_that_nothing_computes_within_a_limit_is_absent(call, monkeypatch):
     monkeypatch.delitem(ROUTINES, "IMPLICIT_GEMM")  # which needs no workspace
-    well, rows, table, _ = call("--limit", "0", "--limit", "none")
+    well, rows, printed, _ = call("--limit", "0", "--limit", "none")
     assert well
     assert all("executed_ms" in row for (way, limit), row in rows.items() if limit is None and way != "PyTorch")
     for way, limit in rows:
         if limit == 0 and way != "PyTorch":
             assert "conv:1 (Forward): no algorithm fits a workspace limit of 0 bytes" in rows[way, limit]["absent"]
-    assert "| tiny 4 | float32-tf32-first | 0 | – | – | – | – | – | – |" in table
-    assert table.count("no algorithm fits") == 3  # undivided, of one sample, and of a slab of one
+    assert "| tiny 4 | float32-tf32-first | 0 | – | – | – | – | – | – |" in printed
+    assert printed.count("no algorithm fits") == 3  # undivided, of one sample, and of a slab of one
 
 
 @pytest.mark.usefixtures("no_torch")
 @pytest.mark.parametrize("error", [MemoryError("full"), RuntimeError("broken")])
-def test_what_fails_spares_the_others_and_is_tried_again(call, bench, monkeypatch, error):
-    run = bench("peers_run")
-    make_plan = run.make_plan
+def test_a_failure_spares_the_others_and_is_tried_again(call, monkeypatch, error):
+    make_plan = peers_run.make_plan
 
     def fail(problem, configuration, backend):
         if len(configuration.parts) > 1:
@@ -126,27 +114,26 @@ def test_what_fails_spares_the_others_and_is_tried_again(call, bench, monkeypatc
 
     limit = "8KiB"  # GEMM of a few samples fits, of all does not
     with monkeypatch.context() as patch:
-        patch.setattr(run, "make_plan", fail)
+        patch.setattr(peers_run, "make_plan", fail)
         patch.delitem(ROUTINES, "IMPLICIT_GEMM")
         limits = ("--limit", "none", "--limit", limit)
-        well, rows, table, _ = call(*limits, "--way", "ucudnn powerOfTwo")
+        well, rows, printed, _ = call(*limits, "--way", "ucudnn powerOfTwo")
         assert not well
         assert str(error) in rows["ucudnn powerOfTwo", 8192]["failed"]
         assert "conv:1" in rows["ucudnn powerOfTwo", 8192]["failed"]
         assert rows["ucudnn powerOfTwo", None]["executed_ms"] > 0
-        assert "| failed |" in table
+        assert "| failed |" in printed
     well, rows, _, progress = call(*limits, "--way", "ucudnn powerOfTwo")
     assert well
     assert "done before" not in progress
     measured = rows["ucudnn powerOfTwo", None]
-    monkeypatch.setattr(run, "make_plan", lambda *_: (_ for _ in ()).throw(error))
+    monkeypatch.setattr(peers_run, "make_plan", lambda *_: (_ for _ in ()).throw(error))
     well, rows, _, _ = call(*limits, "--way", "ucudnn powerOfTwo", "--again")
     assert not well
     assert rows["ucudnn powerOfTwo", None] == measured
 
 
-def test_rows_of_another_machine_are_kept_apart(bench):
-    table = bench("peers_table")
+def test_rows_of_another_machine_are_kept_apart():
     answer = {"conditions": [], "rows": []}
     row = {"network": "a", "batch": 1, "variant": "v", "limit_bytes": None, "executed_ms": 2.0}
     here, there = {"device": "here", "driver": "1"}, {"device": "there", "driver": "1"}
@@ -186,8 +173,7 @@ def test_several_processes_share_the_pairs_and_their_rows_are_put_together(call,
     assert "nothing.json is not there" in capsys.readouterr().err
 
 
-def test_what_was_measured_last_stays_whatever_is_merged_last(bench):
-    table = bench("peers_table")
+def test_the_row_that_was_measured_last_stays_in_any_order_of_merging():
     row = {"network": "a", "batch": 1, "variant": "v", "limit_bytes": None, "way": "PyTorch"}
     here = {"device": "here"}
     times = {"2026-01-02T00:00:00+00:00": 1.0, "2026-01-01T00:00:00+00:00": 2.0, "2026-01-03T00:00:00+00:00": 3.0}
@@ -204,7 +190,7 @@ def test_what_was_measured_last_stays_whatever_is_merged_last(bench):
 
 @pytest.mark.filterwarnings("default")
 @pytest.mark.parametrize("variant", ["float32-tf32-first", "float32-fma-last"])
-def test_pytorch_computes_the_same_and_a_wrong_layout_is_found(call, bench, monkeypatch, variant):
+def test_pytorch_computes_the_same_and_a_wrong_layout_is_found(call, monkeypatch, variant):
     pytest.importorskip("torch")
     options = ("--variant", variant, "--way", "PyTorch", "--way", "cuDNN graph", "--check")
     well, rows, _, _ = call(*options)
@@ -212,7 +198,7 @@ def test_pytorch_computes_the_same_and_a_wrong_layout_is_found(call, bench, monk
     row = rows["PyTorch", 64 * 2**20]
     assert row["predicted_ms"] is None
     assert 0 < row["distance"] < 1e-5
-    monkeypatch.setattr(bench("peers_torch").TorchPeer, "arranged", lambda self, output, _: output.mT.contiguous())
+    monkeypatch.setattr(pytorch.TorchPeer, "arranged", lambda self, output, _: output.mT.contiguous())
     well, rows, _, progress = call(*options, "--again")
     assert not well
     assert rows["PyTorch", 64 * 2**20]["distance"] > 0.5
@@ -221,9 +207,8 @@ def test_pytorch_computes_the_same_and_a_wrong_layout_is_found(call, bench, monk
 
 @pytest.mark.parametrize("math", MathMode)
 @pytest.mark.parametrize("place", [None, 0, 1, 2])
-def test_rivals_have_no_copies_whichever_layer_could(bench, place, math):
-    run = bench("peers_run")
-    rig = run.Rig.__new__(run.Rig)
+def test_rivals_have_no_copies_whichever_layer_could(place, math):
+    rig = peers_run.Rig.__new__(peers_run.Rig)
     rig._benchmarks = {each: each.value for each in (Candidates.BEST, Candidates.GRAPH_PLAIN, Candidates.LEGACY)}
     layers = [make_problem(math=math)] * 3
     if place is not None:
