@@ -31,6 +31,7 @@ MOST_PARAMETERS = 7
 
 VOCABULARY = {
     *("problem", "kernel", "slabs", "configuration", "policy", "settings", "errors", "units", "arrays", "bounded"),
+    "command_line",
 }
 ROOMS = {  # each room: the rooms directly under it; imports go down only
     "vocabulary": (),
@@ -91,7 +92,6 @@ FUNCTIONS_LEFT = {
     "benchmarking.explorer.Explorer.__init__",
     "benchmarking.schedule.Rounds.__init__",
     "benchmarking.slab_explorer.SlabSearch.__init__",
-    "cli.torch_model.time_model",
     "execution.plan.make_plan",
     "native.steps.prepare",
     "planning.decision.decide",

@@ -2,24 +2,25 @@
 
 import json
 import sys
-from dataclasses import asdict, replace
-from datetime import UTC, datetime, timedelta
+from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Protocol
 
 import typer
 
-from ucudnn.backends import open_backend
 from ucudnn.backends.base import ComputeBackend
-from ucudnn.backends.candidates import Candidates
 from ucudnn.backends.measurement import Effort
 from ucudnn.benchmarking.benchmark import Progress, ProgressListener
 from ucudnn.benchmarking.factory import open_benchmark
 from ucudnn.benchmarking.recording import record, record_requests
 from ucudnn.benchmarking.storage.store import open_database
+from ucudnn.cli.cache import cache
 from ucudnn.cli.options import (
     NETWORK_HELP,
+    PLAN,
+    RECORD,
+    TIME,
     BackendOption,
     BatchOption,
     BranchesOption,
@@ -45,18 +46,22 @@ from ucudnn.cli.options import (
     TorchOption,
     TotalOption,
     WorkspaceOption,
+    settings_of,
+    variant_of,
 )
-from ucudnn.cli.plot import open_network, plot
+from ucudnn.cli.plot import plot
+from ucudnn.cli.subject import Subject, open_measured
 from ucudnn.cli.torch_model import time_model
-from ucudnn.errors import BackendError, InvalidNetworkError, SettingsError, UcudnnError
+from ucudnn.errors import BackendError, InvalidNetworkError, UcudnnError
 from ucudnn.networks.tables import load_network
-from ucudnn.networks.variants import Variant, variants
+from ucudnn.networks.variants import variants
+from ucudnn.planning.concurrency import Groups
 from ucudnn.planning.decision import Decisions, decide
 from ucudnn.profiles.format import count_records, load_profile, merged, save_profile
 from ucudnn.reporting.plan_timing import execute
-from ucudnn.reporting.report import KernelReport, Report, report_decisions, report_kernel
-from ucudnn.reporting.terminal import Steps, print_cache, print_error, print_report, print_text, progress
-from ucudnn.settings import Settings, parse_choice
+from ucudnn.reporting.report import Report, report_kernel
+from ucudnn.reporting.terminal import Steps, print_error, print_report, print_text, progress
+from ucudnn.settings import Settings
 
 app = typer.Typer(
     help="μ-cuDNN: convolutions in micro-batches, so that fast algorithms fit a workspace limit.",
@@ -77,8 +82,10 @@ def root(
         raise typer.Exit
 
 
+# `settings_of` reads the options that make settings from the context, so that no command can forget one.
 @app.command()
 def plan(
+    context: typer.Context,
     network: NetworkArgument,
     batch: BatchOption = None,
     workspace: WorkspaceOption = None,
@@ -86,7 +93,7 @@ def plan(
     policy: PolicyOption = None,
     backend: BackendOption = None,
     profile: ProfileOption = None,
-    candidates: CandidatesOption = Candidates.BEST.value,
+    candidates: CandidatesOption = None,
     dtype: DtypeOption = "float32",
     math: MathOption = "tf32",
     layout: LayoutOption = "first",
@@ -100,33 +107,24 @@ def plan(
     as_json: JsonOption = False,
     as_csv: CsvOption = False,
 ) -> None:
-    """Show which configuration each kernel of a network gets, and the predicted times.
+    """Show the configuration of each kernel of a network, and the predicted times.
 
-    For a GPU that is not at hand, from its recorded benchmarks:
+    From the recorded benchmarks of a GPU, on any machine:
 
         ucudnn plan alexnet --profile h200 --workspace 64MiB
 
         ucudnn plan resnet50 --profile h200 --total-workspace 2544MiB
     """
-    settings = Settings.load(
-        policy=policy,
-        workspace_limit_bytes=workspace,
-        total_workspace_bytes=total_workspace,
-        backend=backend if profile is None else f"replay:{profile}",
-        solver=solver,
-        solver_time_limit_seconds=solver_time_limit,
-        slabs=slabs,
-        database=database,
-        benchmark_devices=devices,
-    )
-    (variant,) = variants([dtype], [math], [layout])
-    job = _Job(network, batch, variant, settings, candidates, exhaustive=exhaustive, branches=branches)
-    decisions = job.decide(Effort())
-    job.print([report_kernel(decision) for decision in decisions.kernels], decisions, as_json, as_csv)
+    settings = settings_of(context, PLAN)
+    subject = Subject.open(network, batch, variant_of(dtype, math, layout), settings, candidates)
+    decisions = _decide(subject, settings, subject.groups(branches), Effort(), exhaustive)
+    reports = [report_kernel(decision) for decision in decisions.kernels]
+    _print(subject.report(decisions, reports, settings), as_json, as_csv)
 
 
 @app.command()
 def time(
+    context: typer.Context,
     network: NetworkArgument,
     batch: BatchOption = None,
     torch: TorchOption = False,
@@ -135,7 +133,7 @@ def time(
     total_workspace: TotalOption = None,
     policy: PolicyOption = None,
     backend: BackendOption = None,
-    candidates: CandidatesOption = Candidates.BEST.value,
+    candidates: CandidatesOption = None,
     dtype: DtypeOption = "float32",
     math: MathOption = "tf32",
     layout: LayoutOption = "first",
@@ -155,8 +153,8 @@ def time(
 ) -> None:
     """Benchmark a network's convolutions, plan them, run them undivided and micro-batched, and compare.
 
-    On a GPU by cuDNN; on a machine without one, NumPy computes them, at a mini-batch of 16 unless --batch says
-    otherwise:
+    cuDNN computes them on a GPU. NumPy computes them on a machine without one, with a mini-batch of 16 unless --batch
+    gives another:
 
         ucudnn time alexnet
 
@@ -166,39 +164,31 @@ def time(
 
         ucudnn time --torch torchvision:resnet50 --shape 3x224x224 --batch 64
     """
-    settings = Settings.load(
-        policy=policy,
-        workspace_limit_bytes=workspace,
-        total_workspace_bytes=total_workspace,
-        backend=backend,
-        solver=solver,
-        solver_time_limit_seconds=solver_time_limit,
-        slabs=slabs,
-        database=database,
-        benchmark_devices=devices,
-    )
-    (variant,) = variants([dtype], [math], [layout])
+    settings = settings_of(context, TIME)
+    variant = variant_of(dtype, math, layout)
     effort = Effort(repeats=repeats, time_limit_ms=time_limit)
     if torch:
-        print_text(time_model(network, shape, batch, variant, settings, effort, as_json=as_json, as_csv=as_csv))
+        _print(time_model(network, shape, batch, variant, settings, effort), as_json, as_csv)
         return
-    job = _Job(network, batch, variant, settings, candidates, exhaustive=exhaustive, branches=branches)
-    computing = job.backend
+    subject = Subject.open(network, batch, variant, settings, candidates)
+    computing = subject.backend
     if not isinstance(computing, ComputeBackend):
         raise BackendError(f"backend {computing.name} plans but cannot execute: use `ucudnn plan`, or --backend cpu")
-    # On a CPU memory was touched before, and calls to warm up would double long benchmarks.
-    decisions = job.decide(replace(effort, warmup=0) if job.on_cpu else effort)
+    # The CPU backend touches its memory before it measures, and calls to warm up would double long benchmarks.
+    effort = replace(effort, warmup=0) if computing.name == "cpu" else effort
+    decisions = _decide(subject, settings, subject.groups(branches), effort, exhaustive)
     reports = []
     with progress("executing", len(decisions.kernels)) as step:
         for decision in decisions.kernels:
             step(0, str(decision.kernel))
             reports.append(execute(decision, computing, repeats))
             step(1, "")
-    job.print(reports, decisions, as_json, as_csv)
+    _print(subject.report(decisions, reports, settings), as_json, as_csv)
 
 
 @app.command()
 def profile(
+    context: typer.Context,
     network: Annotated[str | None, typer.Argument(metavar="[NETWORK]", help=NETWORK_HELP)] = None,
     out: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Record NETWORK to a file, or add it to one; .gz compresses.")
@@ -212,106 +202,54 @@ def profile(
     batch: BatchOption = None,
     policy: PolicyOption = None,
     backend: BackendOption = None,
-    candidates: CandidatesOption = Candidates.BEST.value,
+    candidates: CandidatesOption = None,
     dtype: DtypesOption = None,
     math: MathsOption = None,
     layout: LayoutsOption = None,
-    every: Annotated[bool, typer.Option("--every", help="Keep also what another beats in time and workspace.")] = False,
+    every: Annotated[
+        bool, typer.Option("--every", help="Also keep what another algorithm beats in both time and workspace.")
+    ] = False,
     slabs: SlabsOption = None,
     database: DatabaseOption = None,
     devices: DevicesOption = None,
     exhaustive: ExhaustiveOption = False,
 ) -> None:
-    """Record a network's convolutions on this machine, to plan for it from anywhere.
+    """Record a network's convolutions on this machine, to plan for it on any other.
 
         ucudnn profile alexnet --out alexnet.json
 
         ucudnn plan alexnet --profile alexnet.json --workspace 16MiB
 
-    Or move what was measured between machines of the same kind:
+    Or move measurements between machines of the same kind:
 
         ucudnn profile --export mine.json
 
         ucudnn profile --import mine.json
     """
-    settings = Settings.load(policy=policy, backend=backend, slabs=slabs, database=database, benchmark_devices=devices)
+    settings = settings_of(context, RECORD)
     if import_from is not None:
-        given = load_profile(import_from)
-        count = open_database(settings.database).import_profile(given)
-        print_text(f"{count} measurements of {given.conditions.get('device', 'a machine')} are in the database")
-        return
-    computing = open_backend(
-        settings.backend,
-        candidates=parse_choice(Candidates, candidates, "candidates"),
-        cudnn_library=settings.cudnn_library,
-    )
-    if export_to is not None:
-        exported = open_database(settings.database).export_profile(export_to.stem, computing.machine())
-        save_profile(exported, export_to)
-        print_text(f"{count_records(exported)} measurements are in {export_to}")
-        return
-    if network is None or out is None:
+        _import(import_from, settings)
+    elif export_to is not None:
+        _export(export_to, settings)
+    elif network is None or out is None:
         raise InvalidNetworkError("give NETWORK and --out FILE to record, or --import FILE, or --export FILE")
-    recorded = load_network(network, batch)
-    requests = record_requests(recorded, variants(dtype, math, layout), settings.policy, slabs=settings.slabs)
-    with progress("recording", len(requests)) as step:
-        benchmark = open_benchmark(computing, settings, listener=_follow(step), exhaustive=exhaustive)
-        made = record(recorded.name, requests, benchmark, every=every)
-    save_profile(merged(load_profile(str(out)), made) if out.exists() else made, out)
-    print_text(f"{count_records(made)} measurements of {recorded.name} are in {out}")
+    else:
+        computing = open_measured(settings, candidates)
+        recorded = load_network(network, batch)
+        requests = record_requests(recorded, variants(dtype, math, layout), settings.policy, slabs=settings.slabs)
+        with progress("recording", len(requests)) as step:
+            benchmark = open_benchmark(computing, settings, listener=_follow(step), exhaustive=exhaustive)
+            made = record(recorded.name, requests, benchmark, every=every)
+        save_profile(merged(load_profile(str(out)), made) if out.exists() else made, out)
+        print_text(f"{count_records(made)} measurements of {recorded.name} are in {out}")
 
 
 app.add_typer(plot, name="plot")
-cache = typer.Typer(help="Show, check, prune or clear the database of measurements.", no_args_is_help=True)
 app.add_typer(cache, name="cache")
 
 
-@cache.command("show")
-def cache_show(database: DatabaseOption = None, as_json: JsonOption = False) -> None:
-    """Show what is in the database, by machine."""
-    opened = open_database(Settings.load(database=database).database)
-    summaries = opened.machines()
-    if as_json:
-        machines = [asdict(each) for each in summaries]
-        print_text(json.dumps({"path": str(opened.path), "machines": machines}, indent=2))
-    else:
-        print_cache(str(opened.path), summaries)
-
-
-@cache.command("check")
-def cache_check(database: DatabaseOption = None) -> None:
-    """Look for damage; exit status 1 if there is any."""
-    opened = open_database(Settings.load(database=database).database)
-    wrong = opened.check()
-    print_text("\n".join(wrong) if wrong else f"{opened.path} is sound")
-    if wrong:
-        raise typer.Exit(1)
-
-
-@cache.command("prune")
-def cache_prune(
-    older_than: Annotated[int, typer.Option(metavar="DAYS", min=0, help="Delete what is older.")] = 90,
-    database: DatabaseOption = None,
-) -> None:
-    """Delete old measurements."""
-    opened = open_database(Settings.load(database=database).database)
-    before = (datetime.now(UTC) - timedelta(days=older_than)).isoformat(timespec="seconds")
-    print_text(f"{opened.prune(before)} measurements deleted from {opened.path}")
-
-
-@cache.command("clear")
-def cache_clear(
-    yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False, database: DatabaseOption = None
-) -> None:
-    """Delete all measurements."""
-    opened = open_database(Settings.load(database=database).database)
-    if not yes:
-        typer.confirm(f"Delete all measurements in {opened.path}?", abort=True)
-    print_text(f"{opened.clear()} measurements deleted from {opened.path}")
-
-
 def main() -> None:
-    """Run the command line; what ucudnn raises on purpose ends in one line and exit status 2."""
+    """Run the command line. An error that ucudnn raises on purpose ends it with one line and exit status 2."""
     try:
         app(prog_name="ucudnn")
     except UcudnnError as error:
@@ -320,6 +258,19 @@ def main() -> None:
     except MemoryError as error:
         print_error(f"this machine has too little memory: {error}; try a smaller --batch")
         sys.exit(2)
+
+
+def _import(path: str, settings: Settings) -> None:
+    given = load_profile(path)
+    count = open_database(settings.database).import_profile(given)
+    print_text(f"{count} measurements of {given.conditions.get('device', 'a machine')} are in the database")
+
+
+def _export(path: Path, settings: Settings) -> None:
+    machine = open_measured(settings, None).machine()
+    exported = open_database(settings.database).export_profile(path.stem, machine)
+    save_profile(exported, path)
+    print_text(f"{count_records(exported)} measurements are in {path}")
 
 
 def _follow(step: Steps) -> ProgressListener:
@@ -332,56 +283,30 @@ def _follow(step: Steps) -> ProgressListener:
     return listen
 
 
-class _Job:
-    """What `plan` and `time` do: from options to decisions, from decisions to output."""
-
-    def __init__(
-        self,
-        network: str,
-        batch: int | None,
-        variant: Variant,
-        settings: Settings,
-        candidates: str,
-        *,
-        exhaustive: bool,
-        branches: bool,
-    ) -> None:
-        self._settings = settings
-        self._exhaustive = exhaustive
-        self._network, self.backend = open_network(network, batch, variant, settings, candidates)
-        self.on_cpu = self.backend.name == "cpu"
-        if branches and settings.total_workspace_bytes is None:
-            raise SettingsError("--branches says how a total is divided: give --total-workspace, too")
-        self._groups = self._network.groups if branches else ()
-        if branches and not self._groups:
-            raise InvalidNetworkError(f"--branches: {self._network.name} has none; inception3 does")
-
-    def decide(self, effort: Effort) -> Decisions:
-        """Benchmark and decide all kernels, with a progress bar."""
-        kernels = self._network.kernels()
-        with progress("benchmarking", len({kernel.problem for kernel in kernels})) as step:
-            benchmark = open_benchmark(
-                self.backend, self._settings, effort=effort, listener=_follow(step), exhaustive=self._exhaustive
-            )
-            return decide(kernels, benchmark, self._settings, self._groups)
-
-    def print(self, reports: list[KernelReport], decisions: Decisions, as_json: bool, as_csv: bool) -> None:
-        """Print the outcome as a table, as JSON or as CSV."""
-        report = report_decisions(
-            decisions,
-            reports,
-            network=self._network.name,
-            policy=self._settings.policy.value,
-            backend=self.backend.name,
-            conditions=self.backend.conditions(),
+def _decide(subject: Subject, settings: Settings, groups: Groups, effort: Effort, exhaustive: bool) -> Decisions:
+    """Benchmark and decide all kernels of a network, with a progress bar."""
+    kernels = subject.network.kernels()
+    with progress("benchmarking", len({kernel.problem for kernel in kernels})) as step:
+        benchmark = open_benchmark(
+            subject.backend, settings, effort=effort, listener=_follow(step), exhaustive=exhaustive
         )
-        _print(report, as_json, as_csv)
+        return decide(kernels, benchmark, settings, groups)
 
 
-def _print(report: Report, as_json: bool, as_csv: bool) -> None:
+class _Result(Protocol):
+    """What a command found: a `Report`, or a `Summary` of PyTorch's convolutions."""
+
+    def to_dict(self) -> dict[str, object]: ...
+
+    def to_csv(self) -> str: ...
+
+
+def _print(result: _Result, as_json: bool, as_csv: bool) -> None:
     if as_json:
-        print_text(json.dumps(report.to_dict(), indent=2))
+        print_text(json.dumps(result.to_dict(), indent=2))
     elif as_csv:
-        print_text(report.to_csv())
+        print_text(result.to_csv())
+    elif isinstance(result, Report):
+        print_report(result)
     else:
-        print_report(report)
+        print_text(str(result))

@@ -1,10 +1,14 @@
-"""Options that several commands of the command line share."""
+"""Options that several commands share, the cases in which one has no effect, and what a command line makes of them."""
 
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
+from ucudnn.backends.candidates import Candidates
+from ucudnn.command_line import NoEffect, read_settings
 from ucudnn.networks.tables import CSV_HEADER, NETWORKS
+from ucudnn.networks.variants import Variant, variants
+from ucudnn.settings import Settings, parse_choice
 
 NETWORK_HELP = f"{', '.join(NETWORKS)}, or a CSV file of layers with the header {CSV_HEADER}."
 NetworkArgument = Annotated[str, typer.Argument(metavar="NETWORK", help=NETWORK_HELP)]
@@ -33,14 +37,14 @@ BackendOption = Annotated[
 ]
 ProfileOption = Annotated[
     str | None,
-    typer.Option(metavar="PROFILE", help="Recorded profile, 'h200' or a file: short for --backend replay:PROFILE."),
+    typer.Option(metavar="PROFILE", help="A recorded profile, 'h200' or a file; the same as --backend replay:PROFILE."),
 ]
 CandidatesOption = Annotated[
-    str,
+    str | None,
     typer.Option(
         metavar="API",
-        help="cuDNN algorithms to choose from: best, graph, legacy, legacy-fma or every; best-plain and graph-plain"
-        " are the first two without copies of what strides read.",
+        help="cuDNN algorithms to choose from: best (default), graph, legacy, legacy-fma or every; best-plain and"
+        " graph-plain are best and graph without the algorithms that copy the strided part of x first.",
     ),
 ]
 SolverOption = Annotated[
@@ -59,7 +63,8 @@ SlabsOption = Annotated[
     bool | None,
     typer.Option(
         "--slabs/--no-slabs",
-        help="Compute in ranges of the first spatial dimension what single samples need too much for [UCUDNN_SLABS].",
+        help="Divide a single sample into ranges of its first spatial dimension where it needs more workspace than the"
+        " limit [UCUDNN_SLABS].",
         show_default=False,
     ),
 ]
@@ -67,7 +72,8 @@ BranchesOption = Annotated[
     bool,
     typer.Option(
         "--branches",
-        help="WD: only branches of one module run at the same time (inception3); all else has the total for itself.",
+        help="WD: only the branches of one module run at the same time (inception3). Every other layer runs alone, with"
+        " the whole total.",
     ),
 ]
 DatabaseOption = Annotated[
@@ -79,29 +85,106 @@ DevicesOption = Annotated[
     typer.Option(metavar="DEVICES", help="GPUs that measure together: 0,1 or all [UCUDNN_BENCHMARK_DEVICES]."),
 ]
 ExhaustiveOption = Annotated[
-    bool, typer.Option("--exhaustive", help="Measure also what cannot matter, to see that it does not.")
+    bool,
+    typer.Option("--exhaustive", help="Measure every candidate, also those that cannot be part of the best plan."),
 ]
 TorchOption = Annotated[
     bool,
     typer.Option(
-        "--torch", help="NETWORK is a PyTorch model, module:callable such as torchvision:resnet50; runs it once."
+        "--torch",
+        help="NETWORK is a PyTorch model, as module:callable, such as torchvision:resnet50. It runs once.",
     ),
 ]
 ShapeOption = Annotated[
-    str, typer.Option("--shape", metavar="CxHxW", help="--torch: shape of one sample of the model's input.")
+    str, typer.Option("--shape", metavar="CxHxW", help="With --torch: the shape of one sample of the model's input.")
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 CsvOption = Annotated[bool, typer.Option("--csv", help="Print CSV, one line for each kernel.")]
 DtypeOption = Annotated[str, typer.Option("--dtype", metavar="TYPE", help="float32, float16, bfloat16 or float64.")]
-MathOption = Annotated[str, typer.Option("--math", metavar="MATH", help="Of float32: tf32, or fma without it.")]
+MathOption = Annotated[
+    str, typer.Option("--math", metavar="MATH", help="For float32: tf32, or fma, which is without TF32.")
+]
 LayoutOption = Annotated[str, typer.Option("--layout", metavar="LAYOUT", help="Channels first (NCHW), or last (NHWC).")]
 DtypesOption = Annotated[
     list[str] | None, typer.Option("--dtype", metavar="TYPE", help="float32 (default), float16, ...; may be repeated.")
 ]
 MathsOption = Annotated[
-    list[str] | None, typer.Option("--math", metavar="MATH", help="Of float32: tf32 (default), fma; may be repeated.")
+    list[str] | None, typer.Option("--math", metavar="MATH", help="For float32: tf32 (default), fma; may be repeated.")
 ]
 LayoutsOption = Annotated[
     list[str] | None,
     typer.Option("--layout", metavar="LAYOUT", help="Channels first (default) or last; may be repeated."),
 ]
+
+# The cases in which an option has no effect.
+OUTPUT = NoEffect(options=("--csv",), beside=("--json",))
+PROFILE = NoEffect(options=("--backend",), beside=("--profile",))
+LIMIT = NoEffect(options=("--workspace",), beside=("--total-workspace",))
+DIVISION = NoEffect(options=("--solver", "--solver-time-limit", "--branches"), without=("--total-workspace",))
+MEASURED = NoEffect(options=("--database", "--devices"), beside=("backend replay",))
+CUDNN = NoEffect(options=("--candidates",), beside=("backend cpu", "backend cudnn:"))
+FLOAT32 = NoEffect(
+    options=("--math",),
+    beside=("--dtype float16", "--dtype bfloat16", "--dtype float64"),
+    without=("--dtype float32",),
+)
+UNDIVIDED = NoEffect(options=("--slabs",), beside=("policy undivided",))
+_PLANNING = (OUTPUT, LIMIT, DIVISION, MEASURED, CUDNN, FLOAT32, UNDIVIDED)
+PLAN = (PROFILE, *_PLANNING)
+TIME = (
+    NoEffect(options=("--candidates", "--branches", "--exhaustive"), beside=("--torch",)),
+    NoEffect(options=("--shape",), without=("--torch",)),
+    *_PLANNING,
+)
+_RECORDING = ("NETWORK", "--out", "--batch", "--policy", "--candidates", "--dtype", "--math", "--layout", "--every")
+_EXPORTING = (*_RECORDING, "--slabs", "--no-slabs", "--devices", "--exhaustive")
+RECORD = (
+    NoEffect(options=("--export", "--backend", *_EXPORTING), beside=("--import",)),
+    NoEffect(options=_EXPORTING, beside=("--export",)),
+    MEASURED,
+    CUDNN,
+    FLOAT32,
+    UNDIVIDED,
+)
+PLOT = (PROFILE, MEASURED, CUDNN, FLOAT32)
+
+
+def settings_of(context: typer.Context, rules: tuple[NoEffect, ...] = (), **instead: Any) -> Settings:
+    """Return the settings that the options of a command make; see `ucudnn.command_line.read_settings`.
+
+    Args:
+        context: the command as it was typed.
+        rules: the options that have no effect in some case.
+        **instead: values by field of `Settings`, in place of what the options say.
+
+    Raises:
+        SettingsError: if an option or a variable has a value that it may not have, or an option has no effect.
+    """
+    typed: dict[str, object] = {}
+    for parameter in context.command.params:
+        source = context.get_parameter_source(parameter.name or "")
+        if source is None or source.name != "COMMANDLINE":
+            continue
+        value = context.params[parameter.name or ""]
+        name = (parameter.secondary_opts if value is False else parameter.opts)[0]
+        typed[name if name.startswith("-") else name.upper()] = value
+    return read_settings(typed, rules, **instead)
+
+
+def candidates_of(name: str | None) -> Candidates:
+    """Return candidates from the value of --candidates.
+
+    Raises:
+        SettingsError: if there are none of that name.
+    """
+    return Candidates.BEST if name is None else parse_choice(Candidates, name, "candidates")
+
+
+def variant_of(dtype: str, math: str, layout: str) -> Variant:
+    """Return a variant from the values of --dtype, --math and --layout.
+
+    Raises:
+        SettingsError: if one of them is not known.
+    """
+    (variant,) = variants([dtype], [math], [layout])
+    return variant

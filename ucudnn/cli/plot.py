@@ -1,20 +1,18 @@
-"""Commands that draw: `ucudnn plot layers`, `desirable`, `configurations` and `division`."""
+"""`ucudnn plot`: commands that draw layers, desirable sets, configurations and the division of a workspace."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, final
 
 import typer
 
-from ucudnn.backends import open_backend
-from ucudnn.backends.base import Backend
-from ucudnn.backends.candidates import Candidates
 from ucudnn.benchmarking.factory import open_benchmark
 from ucudnn.benchmarking.recording import NO_LIMIT
 from ucudnn.benchmarking.request import Request
 from ucudnn.cli.options import (
+    PLOT,
     BackendOption,
     BatchOption,
     BranchesOption,
@@ -27,24 +25,25 @@ from ucudnn.cli.options import (
     PolicyOption,
     ProfileOption,
     WorkspaceOption,
+    settings_of,
+    variant_of,
 )
+from ucudnn.cli.subject import Subject
 from ucudnn.errors import InfeasibleError, InvalidNetworkError
 from ucudnn.kernel import Kernel
-from ucudnn.networks.tables import NETWORKS, Network, load_network
-from ucudnn.networks.variants import Variant, variants
+from ucudnn.networks.variants import Variant
 from ucudnn.planning.concurrency import Groups
 from ucudnn.planning.decision import Decision, Decisions, decide
 from ucudnn.plots import Bar, check_picture, draw_configurations, draw_desirable, draw_division, draw_layers
 from ucudnn.policy import BatchSizePolicy
 from ucudnn.problem import Operation
-from ucudnn.reporting.report import Report, report_decisions, report_kernel
+from ucudnn.reporting.report import Report, report_kernel
 from ucudnn.reporting.terminal import print_note, print_text, progress
 from ucudnn.settings import Settings, parse_choice
 from ucudnn.solvers.desirable import desirable_set
 from ucudnn.units import format_bytes
 from ucudnn.workspace.segment import Segment
 
-_CPU_BATCH = 16  # NumPy's convolutions take seconds where a GPU's take milliseconds
 _LIMITS = ["8MiB", "64MiB", "512MiB"]  # the paper's
 _POLICIES = [BatchSizePolicy.UNDIVIDED.value, BatchSizePolicy.POWER_OF_TWO.value]
 
@@ -83,6 +82,7 @@ plot = typer.Typer(
 
 @plot.command()
 def layers(
+    context: typer.Context,
     network: NetworkArgument,
     out: _OutOption,
     workspace: _LimitsOption = None,
@@ -90,7 +90,7 @@ def layers(
     batch: BatchOption = None,
     backend: BackendOption = None,
     profile: ProfileOption = None,
-    candidates: CandidatesOption = Candidates.BEST.value,
+    candidates: CandidatesOption = None,
     dtype: DtypeOption = "float32",
     math: MathOption = "tf32",
     layout: LayoutOption = "first",
@@ -99,25 +99,27 @@ def layers(
     """Draw where the predicted time goes.
 
     There is a bar for each limit and policy, with a piece for each layer and operation. Layers of one shape are one
-    piece (conv2 ×3); of more than two dozen shapes it is modules that are drawn, and small ones are joined.
+    piece (conv2 ×3). For more than two dozen shapes, pieces are modules, and small modules are joined.
 
     ucudnn plot layers alexnet --profile h200 --out layers.png
     """
     check_picture(out)
     ways = [
-        _settings(backend, profile, database, policy=each, workspace_limit_bytes=limit)
+        _without_total(settings_of(context, PLOT, policy=each, workspace_limit_bytes=limit))
         for limit in workspace or _LIMITS
         for each in policy or _POLICIES
     ]
-    subject = _Subject(network, batch, _variant(dtype, math, layout), ways[0], candidates)
+    variant = variant_of(dtype, math, layout)
+    planner = _Planner(Subject.open(network, batch, variant, ways[0], candidates), variant, ways[0])
     limits = _limit_texts(way.workspace_limit_bytes for way in ways)
     labelled = {f"{limits[way.workspace_limit_bytes]}\n{way.policy.value}": way for way in ways}
-    draw_layers(subject.bars(labelled), out, title=subject.title())
+    draw_layers(planner.bars(labelled), out, title=planner.title())
     print_text(str(out))
 
 
 @plot.command()
 def desirable(
+    context: typer.Context,
     network: NetworkArgument,
     layer: _LayerOption,
     out: _OutOption,
@@ -127,7 +129,7 @@ def desirable(
     batch: BatchOption = None,
     backend: BackendOption = None,
     profile: ProfileOption = None,
-    candidates: CandidatesOption = Candidates.BEST.value,
+    candidates: CandidatesOption = None,
     dtype: DtypeOption = "float32",
     math: MathOption = "tf32",
     layout: LayoutOption = "first",
@@ -135,27 +137,29 @@ def desirable(
 ) -> None:
     """Draw the desirable set of one kernel.
 
-    That is workspace against time of the configurations that no other beats in both. Bars beside points show their
-    micro-batches: 4×64 are four of 64. Letters behind engines of cuDNN tell choices of their knobs apart.
+    The picture shows the workspace and the time of the configurations that no other beats in both. The bar beside a
+    point shows its micro-batches: 4×64 is four of 64. A letter after an engine of cuDNN stands for one choice of its
+    knobs.
 
     ucudnn plot desirable alexnet --layer conv2 --profile h200 --out conv2.png
     """
     check_picture(out)
-    limit = NO_LIMIT if workspace is None else workspace
-    settings = _settings(backend, profile, database, policy=policy, workspace_limit_bytes=limit)
-    subject = _Subject(network, batch, _variant(dtype, math, layout), settings, candidates)
-    kernel = subject.kernel(layer, operation)
-    # Dividing a total measures the whole desirable set, for it chooses from all of it.
+    settings = settings_of(context, PLOT, workspace_limit_bytes=NO_LIMIT if workspace is None else workspace)
+    variant = variant_of(dtype, math, layout)
+    planner = _Planner(Subject.open(network, batch, variant, settings, candidates), variant, settings)
+    kernel = planner.kernel(layer, operation)
+    # WD chooses from the whole desirable set, so that this measures all of it.
     whole = replace(settings, total_workspace_bytes=settings.workspace_limit_bytes)
-    subject.decisions({str(kernel): whole}, [kernel])
+    planner.decisions({str(kernel): whole}, [kernel])
     request = Request(problem=kernel.problem, sizes=(), limit_bytes=settings.workspace_limit_bytes)
-    front = desirable_set(subject.benchmark.known_micro_configurations(request), kernel.problem.batch)
-    draw_desirable(front, out, title=subject.title(str(kernel), settings.policy.value))
+    front = desirable_set(planner.benchmark.known_micro_configurations(request), kernel.problem.batch)
+    draw_desirable(front, out, title=planner.title(str(kernel), settings.policy.value))
     print_text(str(out))
 
 
 @plot.command()
 def configurations(
+    context: typer.Context,
     network: NetworkArgument,
     layer: _LayerOption,
     out: _OutOption,
@@ -165,7 +169,7 @@ def configurations(
     batch: BatchOption = None,
     backend: BackendOption = None,
     profile: ProfileOption = None,
-    candidates: CandidatesOption = Candidates.BEST.value,
+    candidates: CandidatesOption = None,
     dtype: DtypeOption = "float32",
     math: MathOption = "tf32",
     layout: LayoutOption = "first",
@@ -173,25 +177,25 @@ def configurations(
 ) -> None:
     """Draw the micro-batches of one kernel.
 
-    There is a bar for each policy; numbers in it are micro-batch sizes, 4×64 where there is no room for four of 64.
+    There is a bar for each policy. The numbers in a bar are micro-batch sizes; 4×64 stands for four of 64 where there
+    is too little room.
 
     ucudnn plot configurations alexnet --layer conv2 --profile h200 --out conv2.png
     """
     check_picture(out)
-    ways = [
-        _settings(backend, profile, database, policy=each, workspace_limit_bytes=workspace)
-        for each in policy or _POLICIES
-    ]
-    subject = _Subject(network, batch, _variant(dtype, math, layout), ways[0], candidates)
-    kernel = subject.kernel(layer, operation)
-    decided = subject.decisions({way.policy.value: way for way in ways}, [kernel])
+    ways = [_without_total(settings_of(context, PLOT, policy=each)) for each in policy or _POLICIES]
+    variant = variant_of(dtype, math, layout)
+    planner = _Planner(Subject.open(network, batch, variant, ways[0], candidates), variant, ways[0])
+    kernel = planner.kernel(layer, operation)
+    decided = planner.decisions({way.policy.value: way for way in ways}, [kernel])
     rows = [(label, each.kernels[0].configuration) for label, each in decided.items()]
-    draw_configurations(rows, out, title=subject.title(str(kernel), format_bytes(ways[0].workspace_limit_bytes)))
+    draw_configurations(rows, out, title=planner.title(str(kernel), format_bytes(ways[0].workspace_limit_bytes)))
     print_text(str(out))
 
 
 @plot.command()
 def division(
+    context: typer.Context,
     network: NetworkArgument,
     total_workspace: _TotalOption,
     out: _OutOption,
@@ -200,7 +204,7 @@ def division(
     batch: BatchOption = None,
     backend: BackendOption = None,
     profile: ProfileOption = None,
-    candidates: CandidatesOption = Candidates.BEST.value,
+    candidates: CandidatesOption = None,
     dtype: DtypeOption = "float32",
     math: MathOption = "tf32",
     layout: LayoutOption = "first",
@@ -209,87 +213,65 @@ def division(
     """Draw where the workspace goes.
 
     There is a bar for WR, with an equal limit for each kernel, and one for WD, which divides the total among them. With
-    --branches, there is a bar for each module, forward and backward, with a piece for each branch; modules take turns
-    with the whole total, and so do all layers that are in no module, which are not drawn.
+    --branches, there is a bar for each module, forward and backward, with a piece for each branch. Modules use the
+    whole total in turn. Layers outside of modules do the same and are not drawn.
 
     ucudnn plot division alexnet --profile h200 --total-workspace 120MiB --out division.png
     """
     check_picture(out)
-    settings = _settings(backend, profile, database, policy=policy, workspace_limit_bytes=total_workspace)
-    subject = _Subject(network, batch, _variant(dtype, math, layout), settings, candidates)
-    if branches and not subject.network.groups:
-        raise InvalidNetworkError(f"--branches: {subject.network.name} has none; inception3 does")
-    total = settings.workspace_limit_bytes
-    title = subject.title(settings.policy.value)
-    divided = replace(settings, total_workspace_bytes=total)
+    settings = settings_of(context, PLOT)
+    variant = variant_of(dtype, math, layout)
+    subject = Subject.open(network, batch, variant, settings, candidates)
+    groups = subject.groups(branches)
+    planner = _Planner(subject, variant, settings)
+    total = settings.total_workspace_bytes or 0
+    title = planner.title(settings.policy.value)
     if branches:
-        bars = subject.branch_bars(divided)
+        bars = planner.branch_bars(settings, groups)
         title += f"; {format_bytes(total)}, the groups in turn"
     else:
         each = total // sum(kernel.count for kernel in subject.network.kernels())
         ways = {
-            f"WR\n{format_bytes(each)} each": replace(settings, workspace_limit_bytes=each),
-            f"WD\n{format_bytes(total)} in total": divided,
+            f"WR\n{format_bytes(each)} each": replace(_without_total(settings), workspace_limit_bytes=each),
+            f"WD\n{format_bytes(total)} in total": settings,
         }
-        bars = subject.bars(ways)
+        bars = planner.bars(ways)
     draw_division(bars, out, title=title)
     print_text(str(out))
 
 
-def open_network(
-    name: str, batch: int | None, variant: Variant, settings: Settings, candidates: str
-) -> tuple[Network, Backend]:
-    """Return a network as it is to be computed, and the backend that computes it.
+@final
+class _Planner:
+    """Measures the kernels of a network once, and plans them in several ways."""
 
-    Args:
-        name: known, or the path of a CSV file.
-        batch: mini-batch size; None for the network's own, or _CPU_BATCH where NumPy computes a known network.
-        variant: data type, math mode and layout.
-        settings: which backend.
-        candidates: which algorithms of cuDNN.
-    """
-    network = load_network(name, batch)
-    backend = open_backend(
-        settings.backend,
-        candidates=parse_choice(Candidates, candidates, "candidates"),
-        network=name,
-        cudnn_library=settings.cudnn_library,
-    )
-    if batch is None and backend.name == "cpu" and name in NETWORKS:
-        network = load_network(name, _CPU_BATCH)
-    return variant.of_network(network), backend
-
-
-class _Subject:
-    """A network whose kernels are measured once, and planned in several ways."""
-
-    def __init__(self, network: str, batch: int | None, variant: Variant, settings: Settings, candidates: str) -> None:
-        self.network, self._backend = open_network(network, batch, variant, settings, candidates)
+    def __init__(self, subject: Subject, variant: Variant, settings: Settings) -> None:
+        self._subject = subject
+        self._network = subject.network
         self._variant = variant
         self._say: Callable[[str], None] = lambda what: None
-        self.benchmark = open_benchmark(self._backend, settings, listener=lambda now: self._say(str(now.problem)))
+        self.benchmark = open_benchmark(subject.backend, settings, listener=lambda now: self._say(str(now.problem)))
 
     def kernel(self, layer: str, operation: str) -> Kernel:
         """Return a kernel by name."""
         wanted = parse_choice(Operation, operation, "--operation")
-        for kernel in self.network.kernels():
+        for kernel in self._network.kernels():
             if (kernel.layer, kernel.operation) == (layer, wanted):
                 return kernel
-        names = ", ".join(each.name for each in self.network.layers)
-        raise InvalidNetworkError(f"--layer={layer!r} is not in {self.network.name}: give one of {names}")
+        names = ", ".join(each.name for each in self._network.layers)
+        raise InvalidNetworkError(f"--layer={layer!r} is not in {self._network.name}: give one of {names}")
 
     def decisions(
         self, ways: Mapping[str, Settings], kernels: Sequence[Kernel], groups: Groups = ()
     ) -> dict[str, Decisions]:
-        """Return what kernels get in each of several ways, and note which of them are not possible.
+        """Return the decisions under each of several settings, and print which settings are infeasible.
 
         Args:
             ways: settings by label.
-            kernels: what is planned.
+            kernels: the kernels to plan.
             groups: under WD, which layers may run at the same time; () for all.
 
         Raises:
-            InfeasibleError: if none is possible.
+            InfeasibleError: if all are infeasible.
         """
         found: dict[str, Decisions] = {}
         failed: dict[str, InfeasibleError] = {}
@@ -309,13 +291,12 @@ class _Subject:
 
     def bars(self, ways: Mapping[str, Settings]) -> list[Bar]:
         """Return reports of the network, labelled; see `decisions`."""
-        found = self.decisions(ways, self.network.kernels())
+        found = self.decisions(ways, self._network.kernels())
         return [(label, self._report(decisions, ways[label])) for label, decisions in found.items()]
 
-    def branch_bars(self, settings: Settings) -> list[Bar]:
-        """Return a report for each group of branches and direction: of each branch the kernel that needs most."""
-        groups = self.network.groups
-        (decisions,) = self.decisions({"WD": settings}, self.network.kernels(), groups).values()
+    def branch_bars(self, settings: Settings, groups: Groups) -> list[Bar]:
+        """Return a report for each group and direction, with the kernel of each branch that needs most workspace."""
+        (decisions,) = self.decisions({"WD": settings}, self._network.kernels(), groups).values()
         grouped = {layer for group in groups for branch in group for layer in branch}
         bars: dict[str, dict[Segment, Decision]] = {}
         for each in decisions.kernels:
@@ -333,42 +314,30 @@ class _Subject:
         ]
 
     def _report(self, decisions: Decisions, settings: Settings) -> Report:
-        return report_decisions(
-            decisions,
-            [report_kernel(each) for each in decisions.kernels],
-            network=self.network.name,
-            policy=settings.policy.value,
-            backend=self._backend.name,
-            conditions=self._backend.conditions(),
-        )
+        return self._subject.report(decisions, [report_kernel(each) for each in decisions.kernels], settings)
 
     def title(self, *more: str) -> str:
-        """Return what a picture is of: 'alexnet, mini-batch 256, float16, channels last, NVIDIA H200'."""
+        """Return the title of a picture, such as 'alexnet, mini-batch 256, float16, channels last, NVIDIA H200'."""
         plain = Variant()
-        told = [self.network.name, *more]
-        if self.network.batch is not None:
-            told.append(f"mini-batch {self.network.batch}")
+        told = [self._network.name, *more]
+        if self._network.batch is not None:
+            told.append(f"mini-batch {self._network.batch}")
         if self._variant.dtype is not plain.dtype:
             told.append(self._variant.dtype.value)
         if self._variant.math is not plain.math:
             told.append(self._variant.math.value)
         if self._variant.channels_last:
             told.append("channels last")
-        return ", ".join([*told, self._backend.conditions().get("device", self._backend.name)])
+        backend = self._subject.backend
+        return ", ".join([*told, backend.conditions().get("device", backend.name)])
 
 
 def _limit_texts(limits: Iterable[int]) -> dict[int, str]:
-    """Return limits as texts that are apart, even where one is a byte less than another."""
+    """Return a text for each limit; the texts differ, even where one limit is a byte less than another."""
     texts = {limit: format_bytes(limit) if limit else "no workspace" for limit in limits}
     return texts if len({*texts.values()}) == len(texts) else {limit: f"{limit} bytes" for limit in texts}
 
 
-def _settings(backend: str | None, profile: str | None, database: str | None, **values: Any) -> Settings:
-    """Return settings from options; a total is what `division` is given, and not what the environment says."""
-    backend = backend if profile is None else f"replay:{profile}"
-    return replace(Settings.load(backend=backend, database=database, **values), total_workspace_bytes=None)
-
-
-def _variant(dtype: str, math: str, layout: str) -> Variant:
-    (variant,) = variants([dtype], [math], [layout])
-    return variant
+def _without_total(settings: Settings) -> Settings:
+    """Return settings without a total: only `division` divides one, whatever the environment says."""
+    return replace(settings, total_workspace_bytes=None)

@@ -1,35 +1,28 @@
-"""Real models: what `ucudnn time --torch` runs. PyTorch is loaded when it is asked for."""
+"""`ucudnn time --torch`: runs a PyTorch model. PyTorch is loaded when a command asks for it."""
 
-import json
+from typing import TYPE_CHECKING
 
 from ucudnn.backends.measurement import Effort
 from ucudnn.errors import BackendUnavailableError
 from ucudnn.networks.variants import Variant
 from ucudnn.settings import Settings
 
+if TYPE_CHECKING:
+    from ucudnn.torch.summary import Summary
+
 
 def time_model(
-    factory: str,
-    shape: str,
-    batch: int | None,
-    variant: Variant,
-    settings: Settings,
-    effort: Effort,
-    *,
-    as_json: bool = False,
-    as_csv: bool = False,
-) -> str:
-    """Run a PyTorch model forward and backward, and return what its convolutions got and take, as text.
+    factory: str, shape: str, batch: int | None, variant: Variant, settings: Settings, effort: Effort
+) -> "Summary":
+    """Run a PyTorch model forward and backward, and return its convolutions' plans and times.
 
     Args:
         factory: 'module:callable', which returns the model.
-        shape: of one sample: '3x224x224'.
+        shape: the shape of one sample, such as '3x224x224'.
         batch: mini-batch size, or None.
-        variant: type, math mode and layout.
-        settings: how its convolutions are planned.
-        effort: how much time goes into one measurement; its repeats are those of each plan, too.
-        as_json: as one JSON object.
-        as_csv: as CSV, one line for each kernel.
+        variant: data type, math mode and layout.
+        settings: how the convolutions are planned.
+        effort: the time for one measurement; each plan is repeated as often as a measurement.
 
     Raises:
         BackendUnavailableError: if PyTorch is not installed, or has no GPU.
@@ -42,7 +35,4 @@ def time_model(
             f"PyTorch cannot be imported ({error}): `pip install 'ucudnn[torch]'` brings it"
         ) from error
     step = Step(factory=factory, shape=parse_shape(shape), batch=batch, variant=variant)
-    summary = time_step(step, settings, effort=effort, repeats=effort.repeats)
-    if as_json:
-        return json.dumps(summary.to_dict(), indent=2)
-    return summary.to_csv() if as_csv else str(summary)
+    return time_step(step, settings, effort=effort, repeats=effort.repeats)

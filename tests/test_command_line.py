@@ -1,0 +1,122 @@
+"""Command lines become settings, and options without effect are refused by name."""
+
+import dataclasses
+
+import pytest
+
+from ucudnn.command_line import NoEffect, read_settings
+from ucudnn.errors import SettingsError
+from ucudnn.policy import BatchSizePolicy
+from ucudnn.settings import VARIABLES, Settings, SolverName
+
+TYPED = {
+    "--policy": "all",
+    "--workspace": "8MiB",
+    "--total-workspace": "120MiB",
+    "--devices": "0,2",
+    "--database": "times.sqlite",
+    "--backend": "replay:h200",
+    "--solver": "glpk",
+    "--solver-time-limit": 2.5,
+    "--no-slabs": False,
+}
+
+
+def test_options_make_settings(monkeypatch):
+    monkeypatch.setenv("UCUDNN_CUDNN_LIBRARY", "/opt/libcudnn.so.9")  # the only setting without an option
+    settings = read_settings(TYPED)
+    assert settings == Settings(
+        policy=BatchSizePolicy.ALL,
+        workspace_limit_bytes=8 * 2**20,
+        total_workspace_bytes=120 * 2**20,
+        benchmark_devices=(0, 2),
+        database="times.sqlite",
+        backend="replay:h200",
+        solver=SolverName.GLPK,
+        solver_time_limit_seconds=2.5,
+        cudnn_library="/opt/libcudnn.so.9",
+        slabs=False,
+    )
+    for field in dataclasses.fields(Settings):
+        assert getattr(settings, field.name) != field.default, field.name
+
+
+def test_options_win_over_the_environment(monkeypatch):
+    monkeypatch.setenv("UCUDNN_SLABS", "0")
+    monkeypatch.setenv("UCUDNN_BATCH_SIZE_POLICY", "all")
+    settings = read_settings({"--slabs": True})
+    assert (settings.slabs, settings.policy) == (True, BatchSizePolicy.ALL)
+
+
+def test_a_profile_is_a_backend():
+    assert read_settings({"--profile": "mine.json"}).backend == "replay:mine.json"
+
+
+def test_other_options_are_no_settings():
+    assert read_settings({"--json": True, "NETWORK": "alexnet", "--database": "off"}) == Settings(database="off")
+
+
+def test_fields_replace_options():
+    settings = read_settings({"--policy": ["all", "undivided"], "--workspace": "1MiB"}, policy="adaptive")
+    assert (settings.policy, settings.workspace_limit_bytes) == (BatchSizePolicy.ADAPTIVE, 2**20)
+
+
+BESIDE = NoEffect(options=("--a", "--b"), beside=("--torch", "backend cpu"))
+WITHOUT = NoEffect(options=("--solver",), without=("--total-workspace",))
+BOTH = NoEffect(options=("--math",), beside=("--dtype float16",), without=("--dtype float32",))
+
+
+@pytest.mark.parametrize(
+    ("rule", "typed", "message"),
+    [
+        (BESIDE, {"--a": 1, "--torch": True}, "--a has no effect with --torch: leave it out"),
+        (BESIDE, {"--b": 1, "--a": 1, "--torch": True}, "--b, --a have no effect with --torch: leave them out"),
+        (BESIDE, {"--a": 1, "--backend": "cpu"}, "--a has no effect with backend cpu: leave it out"),
+        (WITHOUT, {"--solver": "glpk"}, "--solver has no effect without --total-workspace: add that, or leave it out"),
+        (BOTH, {"--math": "fma", "--dtype": "Float16"}, "--math has no effect with --dtype Float16: leave it out"),
+        (BOTH, {"--math": ["fma"], "--dtype": ["float16"]}, "--math has no effect with --dtype float16: leave it out"),
+    ],
+)
+def test_an_option_without_effect_is_refused(rule, typed, message):
+    with pytest.raises(SettingsError) as caught:
+        read_settings(typed, [rule])
+    assert str(caught.value) == message
+
+
+@pytest.mark.parametrize(
+    ("rule", "typed"),
+    [
+        (BESIDE, {"--a": 1}),
+        (BESIDE, {"--torch": True, "--c": 1}),
+        (WITHOUT, {"--solver": "glpk", "--total-workspace": "1MiB"}),
+        (BOTH, {"--math": "fma"}),
+        (BOTH, {"--math": ["fma"], "--dtype": ["float16", "float32"]}),
+    ],
+)
+def test_an_option_with_an_effect_is_taken(rule, typed):
+    assert isinstance(read_settings(typed, [rule]), Settings)
+
+
+@pytest.mark.parametrize(
+    ("variable", "value", "case", "words"),
+    [
+        (VARIABLES["total_workspace_bytes"], "1MiB", "--total-workspace", "UCUDNN_TOTAL_WORKSPACE_SIZE"),
+        (VARIABLES["backend"], "cpu", "backend cpu", "backend cpu"),
+        (VARIABLES["backend"], "replay:h200", "backend replay", "backend replay:h200"),
+        (VARIABLES["backend"], "cudnn:legacy", "backend cudnn:", "backend cudnn:legacy"),
+        (VARIABLES["policy"], "undivided", "policy undivided", "policy undivided"),
+    ],
+)
+def test_the_environment_makes_cases_too(monkeypatch, variable, value, case, words):
+    monkeypatch.setenv(variable, value)
+    with pytest.raises(SettingsError, match=f"^--a has no effect with {words}: leave it out$"):
+        read_settings({"--a": 1}, [NoEffect(options=("--a",), beside=(case,))])
+    monkeypatch.delenv(variable)
+    read_settings({"--a": 1}, [NoEffect(options=("--a",), beside=(case,))])
+
+
+def test_cudnn_alone_leaves_the_choice_of_candidates(monkeypatch):
+    rule = NoEffect(options=("--candidates",), beside=("backend cudnn:",))
+    read_settings({"--candidates": "graph", "--backend": "cudnn"}, [rule])
+    with pytest.raises(SettingsError, match="no effect with backend cudnn:legacy"):
+        read_settings({"--candidates": "graph", "--backend": "cudnn:legacy"}, [rule])

@@ -1,0 +1,66 @@
+"""`ucudnn cache`: commands that show, check, prune and clear the database of measurements."""
+
+import json
+from dataclasses import asdict
+from datetime import UTC, datetime, timedelta
+from typing import Annotated
+
+import typer
+
+from ucudnn.benchmarking.storage.database import Database
+from ucudnn.benchmarking.storage.store import open_database
+from ucudnn.cli.options import DatabaseOption, JsonOption, settings_of
+from ucudnn.reporting.terminal import print_cache, print_text
+
+cache = typer.Typer(help="Show, check, prune or clear the database of measurements.", no_args_is_help=True)
+
+
+@cache.command()
+def show(context: typer.Context, database: DatabaseOption = None, as_json: JsonOption = False) -> None:
+    """Show how many measurements the database holds for each machine."""
+    opened = _opened(context)
+    summaries = opened.machines()
+    if as_json:
+        machines = [asdict(each) for each in summaries]
+        print_text(json.dumps({"path": str(opened.path), "machines": machines}, indent=2))
+    else:
+        print_cache(str(opened.path), summaries)
+
+
+@cache.command()
+def check(context: typer.Context, database: DatabaseOption = None) -> None:
+    """Look for damage; the exit status is 1 if there is any."""
+    opened = _opened(context)
+    wrong = opened.check()
+    print_text("\n".join(wrong) if wrong else f"{opened.path} is sound")
+    if wrong:
+        raise typer.Exit(1)
+
+
+@cache.command()
+def prune(
+    context: typer.Context,
+    older_than: Annotated[int, typer.Option(metavar="DAYS", min=0, help="Delete measurements older than this.")] = 90,
+    database: DatabaseOption = None,
+) -> None:
+    """Delete old measurements."""
+    opened = _opened(context)
+    before = (datetime.now(UTC) - timedelta(days=older_than)).isoformat(timespec="seconds")
+    print_text(f"{opened.prune(before)} measurements deleted from {opened.path}")
+
+
+@cache.command()
+def clear(
+    context: typer.Context,
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
+    database: DatabaseOption = None,
+) -> None:
+    """Delete all measurements."""
+    opened = _opened(context)
+    if not yes:
+        typer.confirm(f"Delete all measurements in {opened.path}?", abort=True)
+    print_text(f"{opened.clear()} measurements deleted from {opened.path}")
+
+
+def _opened(context: typer.Context) -> Database:
+    return open_database(settings_of(context).database)

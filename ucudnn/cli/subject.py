@@ -1,0 +1,105 @@
+"""The network that a command is about, and the backend that computes or replays it."""
+
+from dataclasses import dataclass
+from typing import final
+
+from ucudnn.backends import open_backend
+from ucudnn.backends.base import Backend
+from ucudnn.cli.options import CUDNN, candidates_of
+from ucudnn.errors import InvalidNetworkError
+from ucudnn.networks.tables import NETWORKS, Network, load_network
+from ucudnn.networks.variants import Variant
+from ucudnn.planning.concurrency import Groups
+from ucudnn.planning.decision import Decisions
+from ucudnn.reporting.report import KernelReport, Report, report_decisions
+from ucudnn.settings import Settings
+
+_CPU_BATCH = 16  # a convolution takes NumPy seconds, and a GPU milliseconds
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Subject:
+    """A network, and the backend that computes or replays its convolutions.
+
+    Attributes:
+        network: the network, in the data type and layout in which it computes.
+        backend: the backend.
+    """
+
+    network: Network
+    backend: Backend
+
+    @classmethod
+    def open(
+        cls, name: str, batch: int | None, variant: Variant, settings: Settings, candidates: str | None
+    ) -> "Subject":
+        """Return the subject of a command.
+
+        Args:
+            name: a known network, or the path of a CSV file.
+            batch: mini-batch size; None for the network's own, or _CPU_BATCH where NumPy computes a known network.
+            variant: data type, math mode and layout.
+            settings: its backend.
+            candidates: the value of --candidates.
+
+        Raises:
+            InvalidNetworkError: if there is no such network.
+            UcudnnError: as `open_measured`.
+        """
+        network = load_network(name, batch)
+        backend = open_measured(settings, candidates, name)
+        if batch is None and backend.name == "cpu" and name in NETWORKS:
+            network = load_network(name, _CPU_BATCH)
+        return cls(network=variant.of_network(network), backend=backend)
+
+    def groups(self, branches: bool) -> Groups:
+        """Return the layers that may run at the same time, if --branches asks for them; else ().
+
+        Raises:
+            InvalidNetworkError: if the network has no branches.
+        """
+        if branches and not self.network.groups:
+            raise InvalidNetworkError(f"--branches: {self.network.name} has none; inception3 does")
+        return self.network.groups if branches else ()
+
+    def report(self, decisions: Decisions, kernels: list[KernelReport], settings: Settings) -> Report:
+        """Return the report of decisions about the network.
+
+        Args:
+            decisions: the decisions.
+            kernels: their kernels, predicted or executed.
+            settings: the settings that they were made with.
+        """
+        return report_decisions(
+            decisions,
+            kernels,
+            network=self.network.name,
+            policy=settings.policy.value,
+            backend=self.backend.name,
+            conditions=self.backend.conditions(),
+        )
+
+
+def open_measured(settings: Settings, candidates: str | None, network: str | None = None) -> Backend:
+    """Return the backend of some settings, with the algorithms that --candidates names.
+
+    Args:
+        settings: the name of the backend, and the libcudnn that it loads.
+        candidates: the value of --candidates.
+        network: the recording that a replay prefers where several hold the same shape.
+
+    Raises:
+        SettingsError: if there are no such candidates, or the backend has no choice of them.
+        BackendUnavailableError: if the backend is not installed.
+        ProfileError: if the profile to replay cannot be read.
+    """
+    backend = open_backend(
+        settings.backend,
+        candidates=candidates_of(candidates),
+        network=network,
+        cudnn_library=settings.cudnn_library,
+    )
+    if candidates is not None:  # 'auto' may have opened the CPU
+        CUDNN.refuse(["--candidates"], {f"backend {backend.name}": f"backend {backend.name}"})
+    return backend

@@ -1,0 +1,105 @@
+"""Command lines: the settings that their options make, and a refusal of options that would have no effect.
+
+Every command of `ucudnn`, and `python -m ucudnn.torch`, reads its options here, so that none of them forgets one.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, final
+
+from ucudnn.errors import SettingsError
+from ucudnn.policy import BatchSizePolicy
+from ucudnn.settings import VARIABLES, Settings
+
+_FIELDS = {
+    "--policy": "policy",
+    "--workspace": "workspace_limit_bytes",
+    "--total-workspace": "total_workspace_bytes",
+    "--devices": "benchmark_devices",
+    "--database": "database",
+    "--backend": "backend",
+    "--solver": "solver",
+    "--solver-time-limit": "solver_time_limit_seconds",
+    "--slabs": "slabs",
+    "--no-slabs": "slabs",
+}
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NoEffect:
+    """Options that have no effect in some case, so that nobody types them in vain.
+
+    A case is named by what is present: an option such as '--torch'; an option with a value, '--dtype float16'; or a
+    setting, wherever it comes from: 'backend cpu', 'backend replay', 'backend cudnn:', 'policy undivided'. The option
+    '--total-workspace' is present where its variable in the environment is set, too.
+
+    Attributes:
+        options: the options.
+        beside: one of these is present; () where that does not matter.
+        without: none of these is present.
+    """
+
+    options: tuple[str, ...]
+    beside: tuple[str, ...] = ()
+    without: tuple[str, ...] = ()
+
+    def refuse(self, typed: Iterable[str], present: Mapping[str, str]) -> None:
+        """Refuse the options that have no effect.
+
+        Args:
+            typed: the options of a command line.
+            present: what is present, with the words that people know it by.
+
+        Raises:
+            SettingsError: naming the options, and why they have no effect.
+        """
+        wrong = [each for each in typed if each in self.options]
+        beside = [present[each] for each in self.beside if each in present]
+        if not wrong or (self.beside and not beside) or any(each in present for each in self.without):
+            return
+        named, have, them = ", ".join(wrong), "have" if len(wrong) > 1 else "has", "them" if len(wrong) > 1 else "it"
+        if beside:
+            raise SettingsError(f"{named} {have} no effect with {beside[0]}: leave {them} out")
+        raise SettingsError(
+            f"{named} {have} no effect without {' or '.join(self.without)}: add that, or leave {them} out"
+        )
+
+
+def read_settings(typed: Mapping[str, object], rules: Iterable[NoEffect] = (), **instead: Any) -> Settings:
+    """Return the settings that the options of a command line make, over the environment over defaults.
+
+    Args:
+        typed: the options that were typed, by the name of the option, with their values; those that are no settings as
+            well.
+        rules: the options that have no effect in some case.
+        **instead: values by field of `Settings`, in place of what the options say.
+
+    Raises:
+        SettingsError: if an option or a variable has a value that it may not have, or an option has no effect.
+    """
+    fields = {_FIELDS[option]: value for option, value in typed.items() if option in _FIELDS}
+    if "--profile" in typed:
+        fields["backend"] = f"replay:{typed['--profile']}"
+    settings = Settings.load(**{**fields, **instead})
+    present = _present(typed, settings)
+    for rule in rules:
+        rule.refuse(typed, present)
+    return settings
+
+
+def _present(typed: Mapping[str, object], settings: Settings) -> dict[str, str]:
+    """Return what rules ask for, with the words that people know it by."""
+    present = {option: option for option in typed}
+    for option, value in typed.items():
+        for each in value if isinstance(value, list | tuple) else [value]:
+            text = f"{option} {each}"
+            present[text.lower()] = text
+    if settings.total_workspace_bytes is not None:
+        present.setdefault("--total-workspace", VARIABLES["total_workspace_bytes"])
+    kind, colon, _ = settings.backend.partition(":")
+    backend = "--profile" if "--profile" in typed else f"backend {settings.backend}"
+    present[f"backend {kind}:" if kind == "cudnn" and colon else f"backend {kind}"] = backend
+    if settings.policy is BatchSizePolicy.UNDIVIDED:
+        present["policy undivided"] = "policy undivided"
+    return present
