@@ -69,6 +69,12 @@ class MicroConfiguration:
             slabs=tuple(slabs),
         )
 
+    def on(self, slab: Slab) -> SlabConfiguration:
+        """Return this call as the one that computes a slab."""
+        return SlabConfiguration(
+            slab=slab, algorithm=self.algorithm, time_ms=self.time_ms, workspace_bytes=self.workspace_bytes
+        )
+
     @property
     def algorithms(self) -> set[str]:
         """The names of all algorithms that it takes."""

@@ -8,7 +8,6 @@ from typing import Unpack
 from ucudnn.arrays import Parameters, ProblemCache
 from ucudnn.backends import open_backend
 from ucudnn.backends.base import Backend, ComputeBackend, Spare, Tensor
-from ucudnn.backends.measurement import Effort
 from ucudnn.benchmarking.benchmark import ProgressListener
 from ucudnn.benchmarking.factory import open_benchmark
 from ucudnn.errors import BackendError, InfeasibleError
@@ -20,6 +19,7 @@ from ucudnn.planning.concurrency import groups_under
 from ucudnn.planning.decision import Decisions, decide
 from ucudnn.policy import BatchSizePolicy
 from ucudnn.problem import ConvolutionProblem, Operation
+from ucudnn.profiles.measurement import Effort
 from ucudnn.reporting.plan_timing import report_run
 from ucudnn.reporting.report import Report
 from ucudnn.settings import Settings, SolverName

@@ -19,7 +19,6 @@ from tests.gpu.conftest import Operands
 from ucudnn.backends import open_backend
 from ucudnn.backends.base import ComputeBackend
 from ucudnn.backends.candidates import Candidates
-from ucudnn.backends.measurement import Effort
 from ucudnn.benchmarking.benchmark import Benchmark
 from ucudnn.benchmarking.request import Request
 from ucudnn.configuration import configuration_of
@@ -27,6 +26,7 @@ from ucudnn.errors import UcudnnError
 from ucudnn.execution.plan import make_plan
 from ucudnn.networks.tables import load_network
 from ucudnn.problem import ConvolutionProblem, DataType, MathMode
+from ucudnn.profiles.measurement import Effort
 
 MODES = (
     (DataType.FLOAT32, MathMode.FMA, 1e-6),

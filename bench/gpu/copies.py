@@ -18,13 +18,13 @@ from ucudnn.backends import open_backend
 from ucudnn.backends.base import ComputeBackend
 from ucudnn.backends.candidates import Candidates
 from ucudnn.backends.cudnn.algorithms.gathered import skips
-from ucudnn.backends.measurement import Effort
 from ucudnn.benchmarking.benchmark import Benchmark
 from ucudnn.benchmarking.request import Request
 from ucudnn.configuration import Configuration
 from ucudnn.errors import UcudnnError
 from ucudnn.networks.tables import load_network
 from ucudnn.problem import ConvolutionProblem, DataType, MathMode
+from ucudnn.profiles.measurement import Effort
 from ucudnn.reporting.plan_timing import times_in_turn
 from ucudnn.settings import parse_choice
 from ucudnn.solvers.desirable import desirable_set

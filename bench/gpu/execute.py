@@ -19,7 +19,6 @@ from ucudnn.backends import open_backend
 from ucudnn.backends.base import ComputeBackend
 from ucudnn.backends.candidates import Candidates
 from ucudnn.backends.cudnn.algorithms.gathered import skips
-from ucudnn.backends.measurement import Effort
 from ucudnn.benchmarking.benchmark import Benchmark
 from ucudnn.configuration import Configuration
 from ucudnn.errors import InfeasibleError, UcudnnError
@@ -28,6 +27,7 @@ from ucudnn.networks.tables import load_network
 from ucudnn.planning.decision import decide
 from ucudnn.policy import BatchSizePolicy
 from ucudnn.problem import ConvolutionProblem, DataType, MathMode
+from ucudnn.profiles.measurement import Effort
 from ucudnn.reporting.plan_timing import execute
 from ucudnn.reporting.report import KernelReport, Report, report_decisions
 from ucudnn.settings import Settings, parse_choice

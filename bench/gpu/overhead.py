@@ -19,13 +19,13 @@ from bench.tools.results import RESULTS, save
 from ucudnn import Handle
 from ucudnn.backends import open_backend
 from ucudnn.backends.base import ComputeBackend
-from ucudnn.backends.measurement import Effort
 from ucudnn.benchmarking.request import Request
 from ucudnn.configuration import configuration_of
 from ucudnn.errors import UcudnnError
 from ucudnn.networks.tables import load_network
 from ucudnn.planning.decision import Decision
 from ucudnn.problem import ConvolutionProblem, Operation
+from ucudnn.profiles.measurement import Effort
 from ucudnn.reporting.plan_timing import alternate
 
 SMALL = ConvolutionProblem(

@@ -13,13 +13,13 @@ from pathlib import Path
 from bench.tools.results import RESULTS, save
 from ucudnn.backends import open_backend
 from ucudnn.backends.base import ComputeBackend
-from ucudnn.backends.measurement import Effort
 from ucudnn.benchmarking.benchmark import Benchmark
 from ucudnn.benchmarking.request import Request
 from ucudnn.configuration import Configuration
 from ucudnn.errors import UcudnnError
 from ucudnn.policy import BatchSizePolicy
 from ucudnn.problem import ConvolutionProblem, Operation
+from ucudnn.profiles.measurement import Effort
 from ucudnn.reporting.plan_timing import times_in_turn
 from ucudnn.solvers.desirable import desirable_set
 from ucudnn.solvers.reuse import fastest_within

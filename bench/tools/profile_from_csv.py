@@ -12,7 +12,8 @@ import gzip
 from pathlib import Path
 
 from ucudnn.problem import ConvolutionProblem, MathMode, Operation
-from ucudnn.profiles.format import Profile, Record, save_profile
+from ucudnn.profiles.format import Profile, save_profile
+from ucudnn.profiles.measurement import Algorithm, Measurement
 
 NOTES = (  # cudnnBackendNumericalNote_t, in order
     "TENSOR_CORE",
@@ -45,18 +46,18 @@ def problem_of(row: dict[str, str]) -> ConvolutionProblem:
     )
 
 
-def record_of(row: dict[str, str]) -> Record:
+def record_of(row: dict[str, str]) -> Measurement:
     """Return the measurement of a row of the table."""
     notes = [NOTES[int(note)] for note in row["numerical_notes"].split()]
     if row["api"].startswith("legacy") and (row["operation"], row["algorithm"]) in NONDETERMINISTIC:
         notes.append("NONDETERMINISTIC")
-    return Record(
-        api=row["api"].removesuffix("-fma"),
-        algorithm=row["algorithm"],
-        time_ms=float(row["time_ms"]),
+    algorithm = Algorithm(
+        name=row["algorithm"],
         workspace_bytes=int(row["workspace_bytes"]),
+        api=row["api"].removesuffix("-fma"),
         notes=tuple(notes),
     )
+    return Measurement(algorithm=algorithm, time_ms=float(row["time_ms"]))
 
 
 def main() -> None:
@@ -66,7 +67,7 @@ def main() -> None:
     parser.add_argument("profile", type=Path)
     parser.add_argument("--condition", action="append", default=[], metavar="NAME=VALUE")
     arguments = parser.parse_args()
-    recordings: dict[str, dict[ConvolutionProblem, tuple[Record, ...]]] = {}
+    recordings: dict[str, dict[ConvolutionProblem, tuple[Measurement, ...]]] = {}
     with gzip.open(arguments.table, "rt", newline="") as file:
         for row in csv.DictReader(file):
             recording = recordings.setdefault(row["network"], {})

@@ -3,11 +3,11 @@ from dataclasses import replace
 import pytest
 
 from ucudnn.backends.candidates import Candidates
-from ucudnn.backends.measurement import Effort
 from ucudnn.backends.replay import ReplayBackend
 from ucudnn.errors import NotRecordedError
 from ucudnn.networks.tables import load_network
 from ucudnn.problem import MathMode, Operation
+from ucudnn.profiles.measurement import Effort
 
 
 def conv2(operation=Operation.FORWARD, batch=256):
@@ -23,16 +23,16 @@ def test_times_and_workspaces_are_those_recorded(h200, replay):
     problem = conv2()
     records = h200.recordings["alexnet"][problem]
     assert {(each.name, each.workspace_bytes) for each in backend.algorithms(problem)} == {
-        (record.algorithm, record.workspace_bytes) for record in records
+        (record.algorithm.name, record.algorithm.workspace_bytes) for record in records
     }
     with backend.bench(problem) as bench:
         for algorithm in backend.algorithms(problem.with_batch(32)):
-            expected = [
-                record.time_ms
+            (expected,) = (
+                record
                 for record in h200.recordings["alexnet"][problem.with_batch(32)]
-                if record.algorithm == algorithm.name
-            ]
-            assert list(bench.measure(32, algorithm, Effort()).samples_ms) == expected
+                if record.algorithm.name == algorithm.name
+            )
+            assert bench.measure(32, algorithm, Effort()) == expected
 
 
 def test_candidates_restrict(replay):
@@ -48,14 +48,15 @@ def test_candidates_restrict(replay):
 def test_without_tf32_other_times_and_no_tensor_cores(h200, replay):
     problem = conv2()
     fma = replace(problem, math=MathMode.FMA)
-    tensor_cores = {r.algorithm for r in h200.recordings["alexnet"][problem] if "TENSOR_CORE" in r.notes}
+    tensor_cores = {r.algorithm.name for r in h200.recordings["alexnet"][problem] if "TENSOR_CORE" in r.algorithm.notes}
     assert tensor_cores
     assert not names(replay("alexnet", Candidates.GRAPH), fma) & tensor_cores
     assert names(replay("alexnet", Candidates.EVERY), fma) >= names(replay("alexnet", Candidates.LEGACY), problem)
     legacy = replay("alexnet", Candidates.LEGACY)
     restricted = replay("alexnet", Candidates.LEGACY_FMA)
-    assert legacy.time_ms(fma, "FFT") == restricted.time_ms(problem, "FFT")
-    assert legacy.time_ms(fma, "IMPLICIT_PRECOMP_GEMM") != legacy.time_ms(problem, "IMPLICIT_PRECOMP_GEMM")
+    assert legacy.measurement(fma, "FFT") == restricted.measurement(problem, "FFT")
+    without, with_tf32 = (legacy.measurement(each, "IMPLICIT_PRECOMP_GEMM") for each in (fma, problem))
+    assert without.time_ms != with_tf32.time_ms
 
 
 def test_determinism_leaves_out_what_does_not_repeat(replay):
@@ -75,7 +76,7 @@ def test_recordings_do_not_mix(h200):
         for problem in shared:
             if problem.math is MathMode.TF32:
                 for record in h200.recordings[network][problem]:
-                    assert backend.time_ms(problem, record.algorithm) == record.time_ms
+                    assert backend.measurement(problem, record.algorithm.name) == record
 
 
 def test_a_missing_record_is_an_error_that_says_what_there_is(replay):
@@ -85,4 +86,4 @@ def test_a_missing_record_is_an_error_that_says_what_there_is(replay):
     with pytest.raises(NotRecordedError, match=r"h200 has no Forward .* recorded were the layers of alexnet"):
         backend.algorithms(load_network("vgg16").layers[1].forward)
     with pytest.raises(NotRecordedError, match="has no FFT for"):
-        backend.time_ms(conv2(), "FFT")
+        backend.measurement(conv2(), "FFT")

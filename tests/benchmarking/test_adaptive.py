@@ -9,12 +9,12 @@ from random import Random
 
 import pytest
 
-from ucudnn.backends.base import Algorithm, Backend, Bench
-from ucudnn.backends.measurement import Measurement, MeasurementStatus
+from ucudnn.backends.base import Backend, Bench
 from ucudnn.backends.sampling import settled, worthless
 from ucudnn.benchmarking.benchmark import Benchmark
 from ucudnn.networks.tables import load_network
 from ucudnn.planning.decision import decide
+from ucudnn.profiles.measurement import Algorithm, Measurement
 from ucudnn.settings import Settings
 
 RECORDED = Path(__file__).parents[1] / "data" / "h200_alexnet_all.json"
@@ -76,7 +76,7 @@ class Recorded(Backend, Bench):
         while not samples or not settled(samples, effort, worth_ms, GPU_NOISE):
             samples.append(time_ms * (1 + abs(self.chance.gauss(0, 0.006))))
         complete = not worthless(samples, worth_ms, GPU_NOISE)
-        return Measurement(status=MeasurementStatus.MEASURED, samples_ms=tuple(samples), complete=complete)
+        return Measurement.of(algorithm, tuple(samples), complete=complete)
 
 
 def between(rows, size):

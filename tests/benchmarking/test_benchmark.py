@@ -8,11 +8,11 @@ import pytest
 from tests.support.counting_backend import CountingBackend
 from tests.support.problems import make_problem
 from ucudnn.backends.cpu.backend import CpuBackend
-from ucudnn.backends.measurement import Measurement, MeasurementStatus
 from ucudnn.benchmarking.benchmark import Benchmark
 from ucudnn.benchmarking.request import Request
 from ucudnn.errors import UnsupportedProblemError
 from ucudnn.problem import Operation
+from ucudnn.profiles.measurement import Measurement
 from ucudnn.solvers.desirable import desirable_set
 
 
@@ -40,7 +40,7 @@ class LinearBackend(CountingBackend):
             return super().measure(size, algorithm, effort)
         self.measured.append((self.problem.with_batch(size), algorithm.name))
         fixed, each = self.times[algorithm.name]
-        return Measurement(status=MeasurementStatus.MEASURED, samples_ms=(fixed + each * size,) * 6)
+        return Measurement.of(algorithm, (fixed + each * size,) * 6)
 
 
 @pytest.fixture
@@ -102,7 +102,7 @@ class LinearAskingBackend(AskingBackend):
     def measure(self, size, algorithm, effort, worth_ms=float("inf"), slabs=()):
         super().measure(size, algorithm, effort, worth_ms, slabs)
         fixed, each = self.times[algorithm.name]
-        return Measurement(status=MeasurementStatus.MEASURED, samples_ms=(fixed + each * size,) * 6)
+        return Measurement.of(algorithm, (fixed + each * size,) * 6)
 
 
 @pytest.mark.parametrize("whole", [False, True])
@@ -294,9 +294,9 @@ def test_what_was_cut_short_is_measured_again_where_it_matters(computing):
 
     def cut(size, algorithm, effort, worth_ms=float("inf"), slabs=()):
         found = measure(computing, size, algorithm, effort, worth_ms)
-        if not found.samples_ms or found.time_ms <= worth_ms:
+        if not found.measured or found.time_ms <= worth_ms:
             return found
-        return Measurement(status=MeasurementStatus.MEASURED, samples_ms=found.samples_ms[:1], complete=False)
+        return Measurement.of(algorithm, (found.time_ms,), complete=False)
 
     computing.measure = cut
     benchmark.micro_configurations(request(problem, (1, 2, 4, 8), 4000, whole=False))
@@ -320,7 +320,7 @@ def test_the_least_time_of_what_was_cut_short_is_no_time(computing, whole):
         bound = least.get(algorithm.name, 0.0) * size
         if bound <= worth_ms:
             return found
-        return Measurement(status=MeasurementStatus.MEASURED, samples_ms=(bound,), complete=False)
+        return Measurement.of(algorithm, (bound,), complete=False)
 
     computing.measure = cut
     benchmark = Benchmark(computing)

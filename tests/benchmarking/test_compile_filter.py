@@ -9,12 +9,11 @@ from hypothesis import strategies as st
 
 from tests.support.counting_backend import CountingBackend
 from tests.support.problems import make_problem
-from ucudnn.backends.base import Algorithm
-from ucudnn.backends.measurement import Measurement, MeasurementStatus
 from ucudnn.benchmarking.benchmark import Benchmark
 from ucudnn.benchmarking.compile_filter import FAR, Prospects
 from ucudnn.benchmarking.request import Request
 from ucudnn.problem import DataType, Layout, MathMode, Operation
+from ucudnn.profiles.measurement import Algorithm, Measurement
 
 LIMIT = 1000
 
@@ -127,7 +126,7 @@ class Compiling(CountingBackend):
     def measure(self, size, algorithm, effort, worth_ms=inf, slabs=()):
         self.measured.append((self.problem, algorithm.name))
         time_ms = size * self.rates[algorithm.name](self.problem)
-        return Measurement(status=MeasurementStatus.MEASURED, samples_ms=(time_ms,) * 6)
+        return Measurement.of(algorithm, (time_ms,) * 6)
 
     def tried(self, name):
         """Return the channels of the problems in which an algorithm was measured."""
@@ -176,7 +175,7 @@ def test_what_alone_computes_a_problem_is_compiled(backend, failing):
 
         def broken(size, algorithm, *rest, **options):
             if backend.problem == last and algorithm.name == "eng1":
-                return Measurement(status=MeasurementStatus.FAILED, reason="it is off")
+                return Measurement.failed(algorithm, "it is off")
             return measure(size, algorithm, *rest, **options)
 
         backend.measure = broken

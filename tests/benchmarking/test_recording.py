@@ -10,9 +10,8 @@ from hypothesis import strategies as st
 
 from tests.support.operands import QUICK
 from tests.support.problems import make_problem
-from ucudnn.backends.base import Algorithm, Backend, Bench
+from ucudnn.backends.base import Backend, Bench
 from ucudnn.backends.cpu.backend import CpuBackend
-from ucudnn.backends.measurement import Measurement, MeasurementStatus
 from ucudnn.backends.replay import ReplayBackend
 from ucudnn.backends.sampling import worthless
 from ucudnn.benchmarking.benchmark import Benchmark
@@ -24,7 +23,8 @@ from ucudnn.networks.variants import Variant
 from ucudnn.planning.decision import decide
 from ucudnn.policy import BatchSizePolicy
 from ucudnn.problem import DataType
-from ucudnn.profiles.format import Record, count_records, load_profile, merged, save_profile
+from ucudnn.profiles.format import count_records, load_profile, merged, save_profile
+from ucudnn.profiles.measurement import Algorithm, Measurement
 from ucudnn.settings import Settings
 from ucudnn.solvers.desirable import desirable_set
 
@@ -68,15 +68,18 @@ def test_adaptive_plans_from_what_was_recorded(network):
 
 records = st.lists(
     st.builds(
-        Record,
-        api=st.sampled_from(["graph", "legacy"]),
-        algorithm=st.text("abc", min_size=1, max_size=3),
+        Measurement,
+        algorithm=st.builds(
+            Algorithm,
+            name=st.text("abc", min_size=1, max_size=3),
+            workspace_bytes=st.integers(0, 3),
+            api=st.sampled_from(["graph", "legacy"]),
+            notes=st.sampled_from([(), ("TENSOR_CORE",), ("NONDETERMINISTIC",), ("TENSOR_CORE", "FFT")]),
+        ),
         time_ms=st.sampled_from([1.0, 2.0, 3.0]),
-        workspace_bytes=st.integers(0, 3),
-        notes=st.sampled_from([(), ("TENSOR_CORE",), ("NONDETERMINISTIC",), ("TENSOR_CORE", "FFT")]),
     ),
     max_size=12,
-    unique_by=lambda record: (record.api, record.algorithm),
+    unique_by=lambda record: (record.algorithm.api, record.algorithm.name),
 )
 
 
@@ -86,10 +89,10 @@ def test_nothing_that_a_plan_may_want_is_left_out(given_records, limit, determin
         times = [
             record.time_ms
             for record in of
-            if record.api == api
-            and record.workspace_bytes <= limit
-            and not (deterministic and "NONDETERMINISTIC" in record.notes)
-            and not (fma and "TENSOR_CORE" in record.notes)
+            if record.algorithm.api == api
+            and record.algorithm.workspace_bytes <= limit
+            and not (deterministic and "NONDETERMINISTIC" in record.algorithm.notes)
+            and not (fma and "TENSOR_CORE" in record.algorithm.notes)
         ]
         return min(times, default=None)
 
@@ -126,7 +129,7 @@ class LinearBackend(Backend, Bench):
         _, _, fixed, each, _ = self.given[int(algorithm.name)]
         samples_ms = (fixed + each * size,) * 6
         complete = not worthless(samples_ms, worth_ms)
-        return Measurement(status=MeasurementStatus.MEASURED, samples_ms=samples_ms, complete=complete)
+        return Measurement.of(algorithm, samples_ms, complete=complete)
 
 
 linear = st.tuples(

@@ -10,9 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ucudnn.backends.base import Algorithm, ComputeBackend
 from ucudnn.backends.base import Bench as Measuring
-from ucudnn.backends.measurement import Effort, Measurement, MeasurementStatus
+from ucudnn.backends.base import ComputeBackend
 from ucudnn.backends.replay import ReplayBackend
 from ucudnn.benchmarking.benchmark import Benchmark
 from ucudnn.benchmarking.parallel.partition import divided
@@ -26,6 +25,7 @@ from ucudnn.planning.decision import decide
 from ucudnn.policy import BatchSizePolicy
 from ucudnn.problem import ConvolutionProblem, DataType, Layout, Operation
 from ucudnn.profiles.format import decode_problem, encode_problem
+from ucudnn.profiles.measurement import Algorithm, Effort, Measurement
 from ucudnn.settings import Settings
 from ucudnn.slabs import kinds_of, pieces_of, row_count, row_unit
 from ucudnn.solvers.desirable import desirable_set
@@ -79,7 +79,7 @@ class Rates(ComputeBackend):
             (piece, *_) = pieces_of(self.problem, size, slabs)
             self.backend.measured.append((piece.problem, algorithm.name))
             time_ms = CALL_MS + piece.problem.multiplications / 1e9 * self.backend.rates[algorithm.name][1]
-            return Measurement(status=MeasurementStatus.MEASURED, samples_ms=(time_ms,) * 6)
+            return Measurement.of(algorithm, (time_ms,) * 6)
 
     prepare = allocate = operands = elapsed_ms = segment = None
 
@@ -237,7 +237,7 @@ class Peculiar(Rates):
     class Bench(Rates.Bench):
         def measure(self, size, algorithm, effort, worth_ms=inf, slabs=()):
             if slabs and (algorithm.name, slabs[0].rows) == ("FAST", self.backend.failing):
-                return Measurement(status=MeasurementStatus.FAILED, reason="not so many rows")
+                return Measurement.failed(algorithm, "not so many rows")
             return super().measure(size, algorithm, effort, worth_ms, slabs)
 
 

@@ -14,7 +14,6 @@ from tests.support.reference import WRITTEN, reference_convolution
 from ucudnn import Handle
 from ucudnn.backends import open_backend
 from ucudnn.backends.cpu.bench import CpuBench
-from ucudnn.backends.measurement import Measurement, MeasurementStatus
 from ucudnn.backends.replay import ReplayBackend
 from ucudnn.benchmarking.benchmark import Benchmark
 from ucudnn.benchmarking.recording import record
@@ -30,6 +29,7 @@ from ucudnn.planning.decision import decide
 from ucudnn.policy import BatchSizePolicy
 from ucudnn.problem import ConvolutionProblem, DataType, Layout, Operation
 from ucudnn.profiles.format import load_profile, save_profile
+from ucudnn.profiles.measurement import Measurement
 from ucudnn.settings import Settings
 from ucudnn.slabs import piece_of, row_count, row_unit, slabs_of
 
@@ -218,7 +218,7 @@ def test_what_was_rejected_is_not_chosen_after_a_failure(hungry, monkeypatch, sl
 
     def rejecting(self, size, algorithm, *arguments, **options):
         if algorithm.name == "FFT":
-            return Measurement(status=MeasurementStatus.FAILED, reason="its result is off")
+            return Measurement.failed(algorithm, "its result is off")
         return measure(self, size, algorithm, *arguments, **options)
 
     monkeypatch.setattr(CpuBench, "measure", rejecting)

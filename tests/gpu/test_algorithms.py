@@ -6,10 +6,10 @@ import pytest
 
 from tests.support.gpu import MODES, SHAPES, Guarded, Operands, tolerance
 from tests.support.problems import LAYOUTS
-from ucudnn.backends.measurement import Effort, MeasurementStatus
 from ucudnn.errors import BackendError
 from ucudnn.networks.tables import load_network
 from ucudnn.problem import ConvolutionProblem, DataType, MathMode, Operation
+from ucudnn.profiles.measurement import Effort, MeasurementStatus
 
 SCALINGS = [(1.0, 0.0), (1.0, 1.0), (-0.75, 0.5)]
 

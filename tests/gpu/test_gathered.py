@@ -4,12 +4,12 @@ import pytest
 
 from tests.support.gpu import Operands, open_or_skip, tolerance
 from ucudnn.backends.candidates import GATHERED, Candidates
-from ucudnn.backends.measurement import Effort, MeasurementStatus
 from ucudnn.configuration import Configuration, MicroConfiguration
 from ucudnn.errors import StepError
 from ucudnn.execution.plan import make_plan
 from ucudnn.networks.tables import load_network
 from ucudnn.problem import ConvolutionProblem, DataType, MathMode, Operation
+from ucudnn.profiles.measurement import Effort, MeasurementStatus
 
 QUICK = Effort(warmup=1, repeats=1, time_limit_ms=1)
 MODES = [

@@ -10,11 +10,11 @@ from tests.support.gpu import MODES, SHAPES, Guarded, Operands, open_or_skip, to
 from tests.support.problems import LAYOUTS
 from ucudnn import Effort
 from ucudnn.backends.candidates import Candidates
-from ucudnn.backends.measurement import MeasurementStatus
 from ucudnn.configuration import Configuration, MicroConfiguration, SlabConfiguration
 from ucudnn.errors import BackendError
 from ucudnn.execution.plan import make_plan
 from ucudnn.problem import ConvolutionProblem, DataType, Operation
+from ucudnn.profiles.measurement import MeasurementStatus
 from ucudnn.slabs import is_divisible, kinds_of, row_count, row_unit
 
 QUICK = Effort(warmup=1, repeats=1, time_limit_ms=1)

@@ -13,10 +13,14 @@ from ucudnn.networks.tables import load_network
 from ucudnn.networks.variants import variants
 from ucudnn.policy import BatchSizePolicy
 from ucudnn.problem import Layout, Operation
-from ucudnn.profiles.format import Profile, Record, load_profile, save_profile
+from ucudnn.profiles.format import Profile, load_profile, save_profile
+from ucudnn.profiles.measurement import Algorithm, Measurement
 from ucudnn.solvers.desirable import desirable_set
 
-RECORD = Record(api="graph", algorithm="eng1", time_ms=0.5, workspace_bytes=16, notes=("FFT",))
+RECORD = Measurement(
+    algorithm=Algorithm(name="eng1", workspace_bytes=16, api="graph", notes=("FFT",)), time_ms=0.5, spread_ms=0.25
+)
+GEMM = Measurement(algorithm=Algorithm(name="GEMM", workspace_bytes=0, api="legacy"), time_ms=1.25)
 
 
 def make_profile():
@@ -27,7 +31,7 @@ def make_profile():
         conditions={"device": "a device", "cudnn": "9"},
         recordings={
             "one": {
-                make_problem(): (RECORD, Record(api="legacy", algorithm="GEMM", time_ms=1.25, workspace_bytes=0)),
+                make_problem(): (RECORD, GEMM),
                 make_problem(batch=4): (RECORD,),
                 everything_else: (RECORD,),
                 last: (RECORD,),

@@ -2,8 +2,8 @@
 
 from contextlib import contextmanager
 
-from ucudnn.backends.base import Algorithm, Backend, Bench
-from ucudnn.backends.measurement import Measurement, MeasurementStatus
+from ucudnn.backends.base import Backend, Bench
+from ucudnn.profiles.measurement import Algorithm, Measurement
 
 
 class CountingBackend(Backend, Bench):
@@ -33,5 +33,5 @@ class CountingBackend(Backend, Bench):
     def measure(self, size, algorithm, effort, worth_ms=float("inf"), slabs=()):
         self.measured.append((self.problem.with_batch(size), algorithm.name))
         if algorithm.name == "BROKEN":
-            return Measurement(status=MeasurementStatus.FAILED, reason="it is broken")
-        return Measurement(status=MeasurementStatus.MEASURED, samples_ms=(1.0, size + 1.0, 1e9))
+            return Measurement.failed(algorithm, "it is broken")
+        return Measurement.of(algorithm, (1.0, size + 1.0, 1e9))

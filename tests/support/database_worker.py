@@ -12,12 +12,12 @@ import time
 from pathlib import Path
 
 from ucudnn.backends.cpu.backend import CpuBackend
-from ucudnn.backends.measurement import Effort
 from ucudnn.benchmarking.benchmark import Benchmark
 from ucudnn.benchmarking.request import Request
 from ucudnn.benchmarking.storage.database import Database
 from ucudnn.benchmarking.storage.store import MachineStore
 from ucudnn.problem import ConvolutionProblem, Operation
+from ucudnn.profiles.measurement import Effort
 
 
 def problem_of(seed, turn):

@@ -2,8 +2,8 @@
 
 import numpy as np
 
-from ucudnn.backends.measurement import Effort
 from ucudnn.problem import ConvolutionProblem, DataType, Operation
+from ucudnn.profiles.measurement import Effort
 
 QUICK = Effort(warmup=0, repeats=1, time_limit_ms=1)
 

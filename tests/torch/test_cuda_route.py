@@ -357,11 +357,11 @@ def test_what_is_compiled_in_the_background_is_measured_as_it_is(host, calls, mo
         for size, name in sorted(ahead):
             algorithm = backend.algorithm(PROBLEM.part(size), name)
             assert algorithm.compiles
-            assert bench.measure(size, algorithm, QUICK).samples_ms
+            assert bench.measure(size, algorithm, QUICK).measured
         assert len(built) == len(ahead), "nothing is built twice"
         bench.announce(4, backend.algorithm(PROBLEM.part(4), "eng0"))
         wait_for(backend)
-        assert bench.measure(4, backend.algorithm(PROBLEM.part(4), "eng0"), QUICK).samples_ms
+        assert bench.measure(4, backend.algorithm(PROBLEM.part(4), "eng0"), QUICK).measured
     assert built[len(ahead) :] == [(4, "eng0", False)]
     made = [call for call in calls() if not call.api]
     assert {(call.batch, f"eng{call.algorithm}") for call in made} == {*ahead, (4, "eng0")}
@@ -394,7 +394,7 @@ def test_what_waits_for_a_thread_is_built_without_it(host, monkeypatch, compilin
         backend._background.build(part, "eng0")
         assert not backend.is_ready(PROBLEM)
     with backend.bench(PROBLEM) as bench:
-        assert bench.measure(4, backend.algorithm(part, "eng0"), QUICK).samples_ms
+        assert bench.measure(4, backend.algorithm(part, "eng0"), QUICK).measured
     assert {*threads} == {main_thread()}
     assert backend.is_ready(PROBLEM)
     backend._background.build(part, "eng1")

@@ -17,10 +17,8 @@ from ucudnn import Handle
 from ucudnn.backends.base import SLACK_BYTES, Bench
 from ucudnn.backends.cpu import CpuBackend
 from ucudnn.backends.cudnn.backend import CudnnBackend
-from ucudnn.backends.measurement import Measurement, MeasurementStatus
 from ucudnn.benchmarking.benchmark import Benchmark
 from ucudnn.benchmarking.request import Exploration, Request
-from ucudnn.benchmarking.results import Result
 from ucudnn.configuration import Configuration, MicroConfiguration
 from ucudnn.errors import BackendError
 from ucudnn.execution.plan import make_plan
@@ -28,6 +26,7 @@ from ucudnn.kernel import Kernel
 from ucudnn.networks.tables import load_network
 from ucudnn.planning.decision import decide
 from ucudnn.problem import Operation
+from ucudnn.profiles.measurement import Measurement, MeasurementStatus
 from ucudnn.settings import Settings
 from ucudnn.workspace.spare import own_bytes, parts_in_tail, tail_bytes, tail_step
 
@@ -262,7 +261,7 @@ class Scarce(CpuBackend):
                 def measure(self, size, algorithm, *rest, **options):
                     if algorithm.workspace_bytes > backend.room:
                         backend.tries += 1
-                        return Measurement(status=MeasurementStatus.HINDERED, reason="MemoryError: no room")
+                        return Measurement.failed(algorithm, "MemoryError: no room", MeasurementStatus.HINDERED)
                     return own.measure(size, algorithm, *rest, **options)
 
             yield Narrow()
@@ -331,8 +330,7 @@ def test_what_ranks_find_for_one_limit_stays_beside_what_others_find_for_another
 
         def explore(self, requests, own):
             for request, name in zip(requests, names, strict=True):
-                measured = Measurement(status=MeasurementStatus.MEASURED, samples_ms=(1.0,))
-                item = part, Result.of(backend.algorithm(part, name), measured)
+                item = part, Measurement.of(backend.algorithm(part, name), (1.0,))
                 yield request, Exploration(names=tuple(names), sizes=(8,)), [item]
 
     benchmark = Benchmark(backend, share=Ranks())

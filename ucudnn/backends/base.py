@@ -7,16 +7,15 @@ can be one. `ComputeBackend` adds what execution needs.
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
 from functools import partial
 from math import inf
 from threading import RLock
 from typing import Any, NamedTuple, final
 
-from ucudnn.backends.measurement import Effort, Measurement
 from ucudnn.backends.prefetch import Ahead
 from ucudnn.errors import BackendError, UnsupportedProblemError
 from ucudnn.problem import MOST_ALIGNMENT, ConvolutionProblem
+from ucudnn.profiles.measurement import Algorithm, Effort, Measurement
 from ucudnn.slabs import Rows, Slab
 
 Tensor = Any
@@ -40,26 +39,6 @@ class Spare(NamedTuple):
 
     buffer: Buffer
     size_bytes: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Algorithm:
-    """One way in which a backend can compute a problem.
-
-    Attributes:
-        name: stable from run to run and unique within the backend.
-        workspace_bytes: the workspace that a call needs, to the byte. A backend that computes states
-            multiples of its alignment, so that segments of one buffer can follow each other without gaps.
-        api: what offers it: 'graph' or 'legacy' of cuDNN, else the backend.
-        notes: what it does to numbers and whether it repeats them: 'TENSOR_CORE', 'NONDETERMINISTIC', ...
-        compiles: whether making it ready takes a compiler's time, in every process.
-    """
-
-    name: str
-    workspace_bytes: int
-    api: str
-    notes: tuple[str, ...] = ()
-    compiles: bool = False
 
 
 Following = Callable[[], tuple[int, Algorithm] | None]

@@ -6,12 +6,12 @@ from dataclasses import replace
 from math import inf
 from typing import final
 
-from ucudnn.backends.base import Algorithm, Backend, Bench
+from ucudnn.backends.base import Backend, Bench
 from ucudnn.backends.candidates import Candidates
-from ucudnn.backends.measurement import Effort, Measurement, MeasurementStatus
 from ucudnn.errors import NotRecordedError
 from ucudnn.problem import MOST_ALIGNMENT, ConvolutionProblem, MathMode
-from ucudnn.profiles.format import Profile, Record, Recording
+from ucudnn.profiles.format import Profile, Recording
+from ucudnn.profiles.measurement import Algorithm, Effort, Measurement
 from ucudnn.slabs import Slab, pieces_of
 
 _CUDNN_APIS = ("graph", "legacy")  # what candidates choose among; other backends have one kind of algorithms
@@ -39,7 +39,7 @@ class ReplayBackend(Backend):
             profile.recordings.items(),
             key=lambda item: (item[0] != network, -max((problem.batch for problem in item[1]), default=0)),
         )
-        self._found: dict[ConvolutionProblem, dict[str, Record]] = {}
+        self._found: dict[ConvolutionProblem, dict[str, Measurement]] = {}
         self._sizes: dict[str, dict[ConvolutionProblem, list[int]]] = {}
 
     @property
@@ -57,10 +57,7 @@ class ReplayBackend(Backend):
         Raises:
             NotRecordedError: if nothing was.
         """
-        return tuple(
-            Algorithm(name=record.algorithm, workspace_bytes=record.workspace_bytes, api=record.api, notes=record.notes)
-            for record in self._records(problem).values()
-        )
+        return tuple(record.algorithm for record in self._records(problem).values())
 
     def algorithm(self, problem: ConvolutionProblem, name: str) -> Algorithm | None:
         """Return what was recorded of an algorithm at one size, or None where nothing was."""
@@ -90,8 +87,8 @@ class ReplayBackend(Backend):
         """Return a context in which micro-batches of the problem are looked up."""
         yield _ReplayBench(self, problem)
 
-    def time_ms(self, problem: ConvolutionProblem, algorithm: str) -> float:
-        """Return the recorded time of an algorithm in milliseconds.
+    def measurement(self, problem: ConvolutionProblem, algorithm: str) -> Measurement:
+        """Return the recorded measurement of an algorithm.
 
         Raises:
             NotRecordedError: if it was not recorded.
@@ -99,14 +96,14 @@ class ReplayBackend(Backend):
         record = self._records(problem).get(algorithm)
         if record is None:
             raise NotRecordedError(f"{self._profile.name} has no {algorithm} for {problem}")
-        return record.time_ms
+        return record
 
-    def _records(self, problem: ConvolutionProblem) -> dict[str, Record]:
+    def _records(self, problem: ConvolutionProblem) -> dict[str, Measurement]:
         if problem not in self._found:
-            self._found[problem] = {record.algorithm: record for record in self._search(problem)}
+            self._found[problem] = {record.algorithm.name: record for record in self._search(problem)}
         return self._found[problem]
 
-    def _search(self, problem: ConvolutionProblem) -> tuple[Record, ...]:
+    def _search(self, problem: ConvolutionProblem) -> tuple[Measurement, ...]:
         fma_only = problem.math is MathMode.FMA or self._candidates is Candidates.LEGACY_FMA
         plain = _plain(problem)
         recording = self._recording_of(plain)
@@ -114,16 +111,23 @@ class ReplayBackend(Backend):
         if fma_only:
             # Legacy algorithms were recorded again without TF32; graph engines say whether they use tensor cores.
             fma = recording.get(replace(plain, math=MathMode.FMA), ())
-            again = any(record.api == "graph" for record in fma)
-            engines = (record for record in tf32 if record.api == "graph" and "TENSOR_CORE" not in record.notes)
+            again = any(record.algorithm.api == "graph" for record in fma)
+            engines = (
+                record
+                for record in tf32
+                if record.algorithm.api == "graph" and "TENSOR_CORE" not in record.algorithm.notes
+            )
             records = fma if again else (*fma, *engines)
         else:
             records = tf32
         found = tuple(
             record
             for record in records
-            if (record.api not in _CUDNN_APIS or self._candidates.offers(record.api, problem, record.algorithm))
-            and not (problem.deterministic and "NONDETERMINISTIC" in record.notes)
+            if (
+                record.algorithm.api not in _CUDNN_APIS
+                or self._candidates.offers(record.algorithm.api, problem, record.algorithm.name)
+            )
+            and not (problem.deterministic and "NONDETERMINISTIC" in record.algorithm.notes)
         )
         if not found:
             raise NotRecordedError(f"{self._profile.name} has no {self._candidates.value} candidates for {problem}")
@@ -169,5 +173,4 @@ class _ReplayBench(Bench):
         self, size: int, algorithm: Algorithm, effort: Effort, worth_ms: float = inf, slabs: Sequence[Slab] = ()
     ) -> Measurement:
         piece = pieces_of(self._problem, size, slabs)[0]
-        time_ms = self._backend.time_ms(piece.problem, algorithm.name)
-        return Measurement(status=MeasurementStatus.MEASURED, samples_ms=(time_ms,))
+        return self._backend.measurement(piece.problem, algorithm.name)

@@ -6,7 +6,7 @@ from math import comb
 from statistics import median
 from typing import TypeVar
 
-from ucudnn.backends.measurement import Effort
+from ucudnn.profiles.measurement import Effort
 
 SHORTEST_MS = 1e-6
 """What a sample below the resolution of the clock counts as, a nanosecond: no call takes no time."""

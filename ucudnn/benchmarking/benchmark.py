@@ -8,18 +8,18 @@ from time import perf_counter
 from typing import Protocol
 
 from ucudnn.backends.base import Backend, ComputeBackend
-from ucudnn.backends.measurement import Effort
 from ucudnn.benchmarking.compile_filter import Prospects
-from ucudnn.benchmarking.explorer import Explorer, Item, Keeper
+from ucudnn.benchmarking.explorer import Explorer, Keeper
 from ucudnn.benchmarking.request import Exploration, Request
-from ucudnn.benchmarking.results import Result, Results
+from ucudnn.benchmarking.results import MeasuredProblem, Results
 from ucudnn.benchmarking.slab_explorer import Division
 from ucudnn.configuration import MicroConfiguration
 from ucudnn.errors import BackendError
 from ucudnn.problem import ConvolutionProblem
+from ucudnn.profiles.measurement import Effort, Measurement
 from ucudnn.slabs import Slab, kinds_of, piece_of
 from ucudnn.solvers.desirable import desirable_set, fastest
-from ucudnn.solvers.slab_front import Offer, divided
+from ucudnn.solvers.slab_front import divided
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,7 +40,7 @@ class Progress:
 ProgressListener = Callable[[Progress], None]
 """Is told of every micro-configuration that is measured, and of the end of each problem."""
 
-Finding = tuple[Request, Exploration, Sequence[Item]]
+Finding = tuple[Request, Exploration, Sequence[MeasuredProblem]]
 """What someone found for a request."""
 
 
@@ -141,7 +141,7 @@ class Benchmark:
         self.begin([request])
         return self._explore(request)
 
-    def adopt(self, items: Sequence[Item]) -> None:
+    def adopt(self, items: Sequence[MeasuredProblem]) -> None:
         """Take results that others measured."""
         self._results.update(items)
 
@@ -202,7 +202,7 @@ class Benchmark:
 
     def offer(
         self, problem: ConvolutionProblem, size: int, slab: Slab, limit_bytes: int, failed: Collection[str] = ()
-    ) -> Offer | None:
+    ) -> MicroConfiguration | None:
         """Return the fastest known algorithm of a slab within a limit, or else the first that can be measured.
 
         Args:
@@ -214,18 +214,22 @@ class Benchmark:
         """
         discarded = {*self._discarded_of(problem), *failed}
         piece = piece_of(problem.part(size), slab).problem
-        known = [offer for offer in self._offers(piece) if offer[0] not in discarded and offer[2] <= limit_bytes]
+        known = [
+            offer
+            for offer in self._offers(piece)
+            if offer.algorithm not in discarded and offer.workspace_bytes <= limit_bytes
+        ]
         if known:
-            return min(known, key=lambda offer: offer[1])
+            return min(known, key=lambda offer: offer.time_ms)
         with suppress(BackendError, MemoryError), self.backend.bench(problem) as bench:
             for algorithm in self.backend.algorithms(piece):
                 name, workspace_bytes = algorithm.name, algorithm.workspace_bytes
                 if name in discarded or name in self._results.of(piece) or workspace_bytes > limit_bytes:
                     continue
-                result = Result.of(algorithm, bench.measure(size, algorithm, self._effort, slabs=[slab]))
+                result = bench.measure(size, algorithm, self._effort, slabs=[slab])
                 self._results.put(piece, result)
                 if result.measured:
-                    return name, result.time_ms, workspace_bytes
+                    return result.micro(size)
         return None
 
     def exploration(self, request: Request) -> Exploration:
@@ -234,7 +238,7 @@ class Benchmark:
             self.explore([request])
         return self._explored[request]
 
-    def results(self, request: Request) -> list[Item]:
+    def results(self, request: Request) -> list[MeasuredProblem]:
         """Return all results of what a request considers, failures included."""
         exploration = self.exploration(request)
         names = self._with_slab_names(exploration.names)
@@ -260,11 +264,11 @@ class Benchmark:
             return
         part = request.problem.part(request.sizes[0])
 
-        def offers(kind: ConvolutionProblem) -> list[Offer]:
+        def offers(kind: ConvolutionProblem) -> list[MicroConfiguration]:
             if not self.backend.knows_slab(kind, part):
                 return []
             found = [self.backend.algorithm(kind, name) for name in self._with_slab_names(names)]
-            return [(each.name, 1.0, each.workspace_bytes) for each in found if each is not None]
+            return [Measurement(algorithm=each, time_ms=1.0).micro(part.batch) for each in found if each is not None]
 
         yield from _in_slabs(part, request.rows[-1], offers)[:1]  # the smaller they are, the less they need
 
@@ -308,13 +312,9 @@ class Benchmark:
     def _with_slab_names(self, names: Iterable[str]) -> set[str]:
         return {own for name in names for own in (name, *self.backend.slab_names(name))}
 
-    def _offers(self, part: ConvolutionProblem) -> list[Offer]:
+    def _offers(self, part: ConvolutionProblem) -> list[MicroConfiguration]:
         """Return the algorithms that were measured of a micro-batch or a slab."""
-        return [
-            (name, result.time_ms, result.algorithm.workspace_bytes)
-            for name, result in self._results.of(part).items()
-            if result.measured
-        ]
+        return [result.micro(part.batch) for result in self._results.of(part).values() if result.measured]
 
     def _divided(
         self, request: Request, names: Sequence[str] | None, divisions: Iterable[Division]
@@ -323,12 +323,12 @@ class Benchmark:
         discarded = self._discarded_of(request.problem)
         wanted = None if names is None else self._with_slab_names(names)
 
-        def offers(kind: ConvolutionProblem) -> list[Offer]:
+        def offers(kind: ConvolutionProblem) -> list[MicroConfiguration]:
             return [
-                (name, time_ms, workspace_bytes)
-                for name, time_ms, workspace_bytes in self._offers(kind)
-                if name not in discarded and workspace_bytes <= request.limit_bytes
-                if wanted is None or name in wanted
+                offer
+                for offer in self._offers(kind)
+                if offer.algorithm not in discarded and offer.workspace_bytes <= request.limit_bytes
+                if wanted is None or offer.algorithm in wanted
             ]
 
         for size, rows in divisions:
@@ -394,7 +394,7 @@ def _shape(problem: ConvolutionProblem) -> ConvolutionProblem:
 
 
 def _in_slabs(
-    part: ConvolutionProblem, rows: int, offers: Callable[[ConvolutionProblem], Sequence[Offer]]
+    part: ConvolutionProblem, rows: int, offers: Callable[[ConvolutionProblem], Sequence[MicroConfiguration]]
 ) -> list[MicroConfiguration]:
     """Return what computes a micro-batch in slabs of so many rows, from what is offered for each kind of slab."""
     return divided(part.batch, [(slabs, offers(kind)) for kind, slabs in kinds_of(part, rows)])

@@ -7,17 +7,17 @@ from dataclasses import replace
 from math import inf
 from typing import NamedTuple, Protocol, final
 
-from ucudnn.backends.base import Algorithm, Backend, Bench, Following
-from ucudnn.backends.measurement import Effort, MeasurementStatus
+from ucudnn.backends.base import Backend, Bench, Following
 from ucudnn.benchmarking.compile_filter import FAR, Prospects
 from ucudnn.benchmarking.peekable import OneAhead
 from ucudnn.benchmarking.pruning import Search, kind_of
 from ucudnn.benchmarking.request import Exploration, Request
-from ucudnn.benchmarking.results import Result, Results
+from ucudnn.benchmarking.results import MeasuredProblem, Results
 from ucudnn.benchmarking.schedule import Rounds
 from ucudnn.benchmarking.slab_explorer import Division, SlabSearch
 from ucudnn.configuration import MicroConfiguration
 from ucudnn.problem import ConvolutionProblem
+from ucudnn.profiles.measurement import Algorithm, Effort, Measurement, MeasurementStatus
 from ucudnn.slabs import Slab
 from ucudnn.solvers.desirable import fastest
 
@@ -29,17 +29,13 @@ _MOST_CONFIRMATIONS = 6
 _TELLING = 4  # algorithms, the most promising, after which a size's best time is known about
 
 
-Item = tuple[ConvolutionProblem, Result]
-"""A problem at micro-batch size, and the result of one algorithm."""
-
-
 class Keeper(Protocol):
     """Where results are looked for before anything is measured, and kept afterwards."""
 
-    def load(self, parts: Sequence[ConvolutionProblem]) -> Iterable[Item]:
+    def load(self, parts: Sequence[ConvolutionProblem]) -> Iterable[MeasuredProblem]:
         """Return what is known of problems at micro-batch size."""
 
-    def save(self, items: Sequence[Item]) -> None:
+    def save(self, items: Sequence[MeasuredProblem]) -> None:
         """Keep results."""
 
 
@@ -100,7 +96,7 @@ class Explorer:
         self._compiled: set[str] = set()
         self._too_large: dict[str, int] = {}
         self._sizes: set[int] = set()
-        self._fresh: list[Item] = []
+        self._fresh: list[MeasuredProblem] = []
         self._stack = ExitStack()
         self._bench: Bench | None = None
         self._considered = self._total = 0
@@ -229,7 +225,7 @@ class Explorer:
     def _take_known(self, sizes: Iterable[int], chain: bool) -> None:
         """Take into account what was measured before; of what was cut short, only the least time is known."""
         problem = self._request.problem
-        cut_short: list[tuple[int, Result]] = []
+        cut_short: list[tuple[int, Measurement]] = []
         for size in sizes:
             for name, result in self._results.of(problem.part(size)).items():
                 if name in self._ranks and result.measured and result.complete:
@@ -318,14 +314,14 @@ class Explorer:
         worth_ms: float,
         slabs: Sequence[Slab] = (),
         following: Following | None = None,
-    ) -> Result:
+    ) -> Measurement:
         """Measure a micro-batch, or slabs of it, and return what is remembered of it."""
         problem = self._request.problem
         if self._bench is None:
             self._bench = self._stack.enter_context(self._backend.bench(problem))
         if following is not None:
             self._bench.look_ahead(following)
-        result = Result.of(algorithm, self._bench.measure(size, algorithm, effort, worth_ms, slabs))
+        result = self._bench.measure(size, algorithm, effort, worth_ms, slabs)
         self.measured += 1
         self._results.put(part, result)
         if result.measured and algorithm.compiles and worth_ms < inf and self._has_others():
@@ -363,7 +359,7 @@ class Explorer:
         algorithm = self._algorithm(self._request.problem.part(size), name)
         return algorithm is not None and algorithm.workspace_bytes <= self._request.limit_bytes
 
-    def _add(self, size: int, result: Result) -> None:
+    def _add(self, size: int, result: Measurement) -> None:
         if result.algorithm.workspace_bytes <= self._request.limit_bytes:
             micro = result.micro(size)
             self._micros[size, micro.algorithm] = micro

@@ -1,8 +1,8 @@
 """Opens benchmarks as settings say: with a database, and with others that measure too."""
 
 from ucudnn.backends.base import Backend
-from ucudnn.backends.measurement import Effort
 from ucudnn.benchmarking.benchmark import Benchmark, ProgressListener, Share
+from ucudnn.profiles.measurement import Effort
 from ucudnn.settings import Settings
 
 

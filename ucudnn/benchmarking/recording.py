@@ -11,7 +11,8 @@ from ucudnn.networks.tables import Network
 from ucudnn.networks.variants import Variant
 from ucudnn.policy import BatchSizePolicy
 from ucudnn.problem import MOST_ALIGNMENT, ConvolutionProblem
-from ucudnn.profiles.format import Profile, Record
+from ucudnn.profiles.format import Profile, recorded
+from ucudnn.profiles.measurement import Measurement
 
 NO_LIMIT = 1 << 50
 """Bytes of workspace: limits filter when plans are made."""
@@ -55,26 +56,28 @@ def record(name: str, requests: Sequence[Request], benchmark: Benchmark, *, ever
         UnsupportedProblemError: if the backend cannot compute a problem at all.
     """
     benchmark.explore(requests)
-    recording: dict[ConvolutionProblem, tuple[Record, ...]] = {}
+    recording: dict[ConvolutionProblem, tuple[Measurement, ...]] = {}
     for request in requests:
-        found: dict[ConvolutionProblem, list[Record]] = {}
+        found: dict[ConvolutionProblem, list[Measurement]] = {}
         for part, result in benchmark.results(request):
             if result.measured and (result.complete or every):
-                found.setdefault(replace(part, alignment=MOST_ALIGNMENT), []).append(result.record())
+                found.setdefault(replace(part, alignment=MOST_ALIGNMENT), []).append(recorded(result))
         recording.update({part: tuple(records if every else unbeaten(records)) for part, records in found.items()})
     return Profile(name=name, conditions=dict(benchmark.backend.machine()), recordings={name: recording})
 
 
-def unbeaten(records: Sequence[Record]) -> list[Record]:
+def unbeaten(records: Sequence[Measurement]) -> list[Measurement]:
     """Return what no other record of the same API beats in both time and workspace.
 
     What repeats its results to the bit is compared with its like only, and so is what uses no tensor cores, for
     problems may ask for either.
     """
-    kept: list[Record] = []
-    for each in sorted(records, key=lambda record: (record.time_ms, record.workspace_bytes, record.algorithm)):
-        kind = kind_of(each.api, each.notes)
-        faster = (other for other in kept if kind_of(other.api, other.notes) <= kind)
-        if all(other.workspace_bytes > each.workspace_bytes for other in faster):
+    kept: list[Measurement] = []
+    for each in sorted(
+        records, key=lambda record: (record.time_ms, record.algorithm.workspace_bytes, record.algorithm.name)
+    ):
+        kind = kind_of(each.algorithm.api, each.algorithm.notes)
+        faster = (other for other in kept if kind_of(other.algorithm.api, other.algorithm.notes) <= kind)
+        if all(other.algorithm.workspace_bytes > each.algorithm.workspace_bytes for other in faster):
             kept.append(each)
     return kept

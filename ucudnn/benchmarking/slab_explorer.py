@@ -9,11 +9,12 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from math import inf
 from typing import final
 
-from ucudnn.backends.base import Algorithm, Backend
+from ucudnn.backends.base import Backend
 from ucudnn.benchmarking.pruning import ANY, Kind, kind_of
 from ucudnn.configuration import MicroConfiguration
 from ucudnn.policy import BatchSizePolicy
 from ucudnn.problem import ConvolutionProblem
+from ucudnn.profiles.measurement import Algorithm
 from ucudnn.slabs import Slab, is_divisible, kinds_of, row_count, row_unit
 
 Division = tuple[int, int]

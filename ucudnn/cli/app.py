@@ -10,7 +10,6 @@ from typing import Annotated, Protocol
 import typer
 
 from ucudnn.backends.base import ComputeBackend
-from ucudnn.backends.measurement import Effort
 from ucudnn.benchmarking.benchmark import Progress, ProgressListener
 from ucudnn.benchmarking.factory import open_benchmark
 from ucudnn.benchmarking.recording import record, record_requests
@@ -58,6 +57,7 @@ from ucudnn.networks.variants import variants
 from ucudnn.planning.concurrency import Groups
 from ucudnn.planning.decision import Decisions, decide
 from ucudnn.profiles.format import count_records, load_profile, merged, save_profile
+from ucudnn.profiles.measurement import Effort
 from ucudnn.reporting.plan_timing import execute
 from ucudnn.reporting.report import Report, report_kernel
 from ucudnn.reporting.terminal import Steps, print_error, print_report, print_text, progress

@@ -2,9 +2,9 @@
 
 from typing import TYPE_CHECKING
 
-from ucudnn.backends.measurement import Effort
 from ucudnn.errors import BackendUnavailableError
 from ucudnn.networks.variants import Variant
+from ucudnn.profiles.measurement import Effort
 from ucudnn.settings import Settings
 
 if TYPE_CHECKING:

@@ -272,8 +272,7 @@ def decide_slabs(
     def found(slab: Slab) -> list[SlabConfiguration]:
         offer = benchmark.offer(problem, size, slab, limit_bytes, failed)
         if offer is not None:
-            name, time_ms, workspace_bytes = offer
-            return [SlabConfiguration(slab=slab, algorithm=name, time_ms=time_ms, workspace_bytes=workspace_bytes)]
+            return [offer.on(slab)]
         if slab.rows <= unit:
             return []
         rows = max(unit, slab.rows // 2 // unit * unit)

@@ -1,1 +1,1 @@
-"""Profiles: recorded measurements of a GPU, from which plans are made without it."""
+"""What was measured: measurements of algorithms, and recorded profiles of a GPU to plan from without it."""

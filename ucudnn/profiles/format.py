@@ -16,7 +16,7 @@ import gzip
 import json
 import zlib
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import MISSING, dataclass, fields
+from dataclasses import MISSING, dataclass, fields, replace
 from enum import Enum
 from importlib import resources
 from math import prod
@@ -25,6 +25,7 @@ from typing import Any
 
 from ucudnn.errors import InvalidProblemError, ProfileError
 from ucudnn.problem import ConvolutionProblem, DataType, Layout, MathMode, Operation
+from ucudnn.profiles.measurement import Algorithm, Measurement
 from ucudnn.units import shortened
 
 _FORMAT = "ucudnn-profile"
@@ -41,28 +42,7 @@ _UNREADABLE = (
 _ENUMS: dict[str, type[Enum]] = {"operation": Operation, "dtype": DataType, "layout": Layout, "math": MathMode}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Record:
-    """One measured algorithm of one problem.
-
-    Attributes:
-        api: 'graph' or 'legacy', the cuDNN API that offered it, or the backend's name.
-        algorithm: its name, unique within a problem.
-        time_ms: median time in milliseconds.
-        spread_ms: median distance of the samples from it in milliseconds; 0 where it is not known.
-        workspace_bytes: workspace in bytes.
-        notes: cuDNN's numerical notes that matter: 'TENSOR_CORE', 'NONDETERMINISTIC', 'FFT', ...
-    """
-
-    api: str
-    algorithm: str
-    time_ms: float
-    workspace_bytes: int
-    notes: tuple[str, ...] = ()
-    spread_ms: float = 0.0
-
-
-Recording = Mapping[ConvolutionProblem, tuple[Record, ...]]
+Recording = Mapping[ConvolutionProblem, tuple[Measurement, ...]]
 """What was measured of each problem at its (micro-)batch size."""
 
 
@@ -128,9 +108,20 @@ def merged(profile: Profile, other: Profile) -> Profile:
     for name, recording in other.recordings.items():
         mine = recordings.setdefault(name, {})
         for problem, records in recording.items():
-            both = {(record.api, record.algorithm): record for record in (*mine.get(problem, ()), *records)}
+            both = {
+                (record.algorithm.api, record.algorithm.name): record for record in (*mine.get(problem, ()), *records)
+            }
             mine[problem] = tuple(both.values())
     return Profile(name=profile.name, conditions=profile.conditions, recordings=recordings)
+
+
+def recorded(measurement: Measurement) -> Measurement:
+    """Return a measurement as a profile keeps it: with its median, its spread, its workspace and its notes only."""
+    return Measurement(
+        algorithm=replace(measurement.algorithm, compiles=False),
+        time_ms=measurement.time_ms,
+        spread_ms=measurement.spread_ms,
+    )
 
 
 def count_records(profile: Profile) -> int:
@@ -154,7 +145,7 @@ def _decode(name: str, content: Any) -> Profile:
             raise ProfileError(f"algorithm {shortened([api, algorithm, *notes])} is not named by texts")
     recordings = {}
     for network, entries in content["recordings"].items():
-        recording: dict[ConvolutionProblem, tuple[Record, ...]] = {}
+        recording: dict[ConvolutionProblem, tuple[Measurement, ...]] = {}
         for entry in entries:
             for batch, rows in entry["rows"].items():
                 problem = decode_problem(entry["problem"], int(batch))
@@ -165,7 +156,7 @@ def _decode(name: str, content: Any) -> Profile:
 
 def _decode_row(
     problem: ConvolutionProblem, row: list[Any], algorithms: list[tuple[str, str, tuple[str, ...]]]
-) -> Record:
+) -> Measurement:
     index, time_ms, *spread, workspace_bytes = row
     spread_ms = spread[0] if spread else 0.0
     api, algorithm, notes = algorithms[index]
@@ -175,13 +166,10 @@ def _decode_row(
         raise ProfileError(f"{problem}: {algorithm} has times {spread_ms} ms apart, which is no spread")
     if not isinstance(workspace_bytes, int) or not 0 <= workspace_bytes < 1 << 63:
         raise ProfileError(f"{problem}: {algorithm} has a workspace of {workspace_bytes} bytes")
-    return Record(
-        api=api,
-        algorithm=algorithm,
+    return Measurement(
+        algorithm=Algorithm(name=algorithm, workspace_bytes=workspace_bytes, api=api, notes=notes),
         time_ms=time_ms,
         spread_ms=spread_ms,
-        workspace_bytes=workspace_bytes,
-        notes=notes,
     )
 
 
@@ -254,12 +242,12 @@ def _encode_recording(recording: Recording, algorithms: dict[tuple[str, str, tup
 
 
 def _encode_rows(
-    records: Iterable[Record], algorithms: dict[tuple[str, str, tuple[str, ...]], int]
+    records: Iterable[Measurement], algorithms: dict[tuple[str, str, tuple[str, ...]], int]
 ) -> Iterator[list[Any]]:
     for record in records:
-        key = (record.api, record.algorithm, record.notes)
+        key = (record.algorithm.api, record.algorithm.name, record.algorithm.notes)
         times = (float(f"{value:.{_DIGITS}g}") for value in (record.time_ms, record.spread_ms))
-        yield [algorithms.setdefault(key, len(algorithms)), *times, record.workspace_bytes]
+        yield [algorithms.setdefault(key, len(algorithms)), *times, record.algorithm.workspace_bytes]
 
 
 def _compact(value: Any) -> str:

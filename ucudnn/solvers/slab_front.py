@@ -6,11 +6,10 @@ from math import inf
 from ucudnn.configuration import MicroConfiguration, SlabConfiguration
 from ucudnn.slabs import Slab
 
-Offer = tuple[str, float, int]
-"""An algorithm with its time in milliseconds and its workspace in bytes."""
 
-
-def divided(size: int, groups: Sequence[tuple[Sequence[Slab], Iterable[Offer]]]) -> list[MicroConfiguration]:
+def divided(
+    size: int, groups: Sequence[tuple[Sequence[Slab], Iterable[MicroConfiguration]]]
+) -> list[MicroConfiguration]:
     """Return the micro-configurations of one division that no other of it beats in both time and workspace.
 
     Time is the sum over the slabs and workspace the maximum, so within a workspace each slab takes what is fastest.
@@ -21,9 +20,9 @@ def divided(size: int, groups: Sequence[tuple[Sequence[Slab], Iterable[Offer]]])
     """
     offers = sorted(
         (
-            (workspace, time_ms, name, index)
+            (each.workspace_bytes, each.time_ms, each.algorithm, index)
             for index, (_, found) in enumerate(groups)
-            for name, time_ms, workspace in found
+            for each in found
         )
     )
     best: list[tuple[float, int, str]] = [(inf, 0, "")] * len(groups)
@@ -42,7 +41,7 @@ def divided(size: int, groups: Sequence[tuple[Sequence[Slab], Iterable[Offer]]])
 
 
 def _in_order(
-    groups: Sequence[tuple[Sequence[Slab], Iterable[Offer]]], best: Sequence[tuple[float, int, str]]
+    groups: Sequence[tuple[Sequence[Slab], Iterable[MicroConfiguration]]], best: Sequence[tuple[float, int, str]]
 ) -> list[SlabConfiguration]:
     found = [
         SlabConfiguration(slab=slab, algorithm=name, time_ms=time_ms, workspace_bytes=workspace)

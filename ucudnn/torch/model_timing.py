@@ -9,10 +9,10 @@ from typing import Any, final
 
 import torch
 
-from ucudnn.backends.measurement import Effort
 from ucudnn.errors import InvalidNetworkError
 from ucudnn.networks.variants import Variant
 from ucudnn.problem import MathMode
+from ucudnn.profiles.measurement import Effort
 from ucudnn.settings import Settings
 from ucudnn.torch.factory import open_interceptor
 from ucudnn.torch.overrides import process_overrides

@@ -6,12 +6,11 @@ from threading import Thread
 import numpy as np
 import pytest
 
-from ucudnn.backends.base import Algorithm
 from ucudnn.backends.cpu.backend import ROUTINES, CpuBackend
 from ucudnn.backends.cpu.bench import CpuBench
-from ucudnn.backends.measurement import Effort, MeasurementStatus
 from ucudnn.errors import BackendError, UnsupportedProblemError
 from ucudnn.problem import ConvolutionProblem, DataType, Layout, Operation
+from ucudnn.profiles.measurement import Algorithm, Effort, MeasurementStatus
 
 BACKEND = CpuBackend()
 EFFORT = Effort(warmup=0, repeats=2, time_limit_ms=1e6)
@@ -205,7 +204,7 @@ def test_measures_every_algorithm(operation):
             for algorithm in BACKEND.algorithms(problem.with_batch(size)):
                 measurement = bench.measure(size, algorithm, EFFORT)
                 assert measurement.status is MeasurementStatus.MEASURED
-                assert len(measurement.samples_ms) == 2
+                assert measurement.samples == 2
                 assert measurement.time_ms > 0
 
 
@@ -250,5 +249,5 @@ def test_a_failed_measurement_says_why(size, algorithm, reason):
     with BACKEND.bench(PROBLEM) as bench:
         measurement = bench.measure(size, algorithm, EFFORT)
     assert measurement.status is (MeasurementStatus.HINDERED if reason == "MemoryError" else MeasurementStatus.FAILED)
-    assert measurement.samples_ms == ()
+    assert measurement.samples == 0
     assert reason in measurement.reason

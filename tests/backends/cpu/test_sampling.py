@@ -5,8 +5,8 @@ from math import inf
 import numpy as np
 import pytest
 
-from ucudnn.backends.measurement import Effort
 from ucudnn.backends.sampling import CONFIDENCE, SHORTEST_MS, median_interval, sample, worthless
+from ucudnn.profiles.measurement import Effort
 
 
 class Machine:

@@ -18,19 +18,17 @@ from tests.support import database_worker
 from tests.support.operands import QUICK
 from tests.support.problems import make_problem
 from ucudnn import Handle
-from ucudnn.backends.base import Algorithm
 from ucudnn.backends.cpu.backend import CpuBackend
-from ucudnn.backends.measurement import MeasurementStatus
 from ucudnn.backends.replay import ReplayBackend
 from ucudnn.benchmarking.benchmark import Benchmark
 from ucudnn.benchmarking.request import Exploration, Request
-from ucudnn.benchmarking.results import Result
 from ucudnn.benchmarking.storage.database import Database
 from ucudnn.benchmarking.storage.sqlite_file import SCHEMA_VERSION
 from ucudnn.benchmarking.storage.store import MachineStore, default_path, open_store
 from ucudnn.errors import DatabaseError, DatabaseVersionError
 from ucudnn.problem import DataType, Layout, MathMode, Operation
 from ucudnn.profiles.format import load_profile, save_profile
+from ucudnn.profiles.measurement import Algorithm, Measurement, MeasurementStatus
 
 ROOT = Path(__file__).parents[3]
 MACHINE = {"device": "a GPU", "cudnn": "9.19.0"}
@@ -40,7 +38,7 @@ def result(name="eng1_k2=3", workspace=512, time_ms=1.25, **options):
     algorithm = Algorithm(
         name=name, workspace_bytes=workspace, api="graph", notes=("TENSOR_CORE", "NONDETERMINISTIC"), compiles=True
     )
-    return Result(
+    return Measurement(
         algorithm=algorithm,
         status=MeasurementStatus.MEASURED,
         time_ms=time_ms,
@@ -75,7 +73,7 @@ def test_the_collector_is_as_it_was(database, monkeypatch, enabled):
 
 
 def test_rows_come_back_as_they_were(database, path):
-    failed = Result(
+    failed = Measurement(
         algorithm=Algorithm(name="eng2", workspace_bytes=0, api="graph"),
         status=MeasurementStatus.FAILED,
         reason="CUDNN_STATUS_NOT_SUPPORTED; a 'quoted' text\nof two lines",
@@ -362,7 +360,7 @@ def test_profiles_go_in_and_out(database, tmp_path):
         ("eng1_k2=3", ("TENSOR_CORE", "NONDETERMINISTIC"), 0.01, True)
     }
     backend = ReplayBackend(load_profile(str(tmp_path / "mine.json")))
-    assert backend.time_ms(items[0][0], "eng1_k2=3") == pytest.approx(1 / 7, rel=1e-4)
+    assert backend.measurement(items[0][0], "eng1_k2=3").time_ms == pytest.approx(1 / 7, rel=1e-4)
     with pytest.raises(DatabaseError, match="has nothing of"):
         database.export_profile("none", {"device": "none"})
 

@@ -10,7 +10,7 @@ from typing import final
 
 import numpy as np
 
-from ucudnn.backends.base import Algorithm, Bench, ComputeBackend, Spare
+from ucudnn.backends.base import Bench, ComputeBackend, Spare
 from ucudnn.backends.cpu.algorithm import Routine
 from ucudnn.backends.cpu.bench import CpuBench
 from ucudnn.backends.cpu.call import CpuCall
@@ -23,6 +23,7 @@ from ucudnn.backends.cpu.scratch import ALIGNMENT
 from ucudnn.backends.cpu.winograd import Winograd2x2, Winograd4x4
 from ucudnn.errors import BackendError, UnsupportedProblemError
 from ucudnn.problem import ConvolutionProblem, DataType
+from ucudnn.profiles.measurement import Algorithm
 
 ROUTINES: Mapping[str, type[Routine]] = {
     "IMPLICIT_GEMM": ImplicitGemm,

@@ -5,13 +5,13 @@ from math import inf
 from time import perf_counter
 from typing import final
 
-from ucudnn.backends.base import Algorithm, Bench, PreparedCall
+from ucudnn.backends.base import Bench, PreparedCall
 from ucudnn.backends.cpu.geometry import Array
 from ucudnn.backends.cpu.operands import random_operands
-from ucudnn.backends.measurement import Effort, Measurement, MeasurementStatus
 from ucudnn.backends.sampling import sample, worthless
 from ucudnn.errors import UcudnnError
 from ucudnn.problem import ConvolutionProblem, Operation
+from ucudnn.profiles.measurement import Algorithm, Effort, Measurement, MeasurementStatus
 from ucudnn.slabs import Rows, Slab, pieces_of
 
 
@@ -44,7 +44,9 @@ class CpuBench(Bench):
         pieces = pieces_of(self._problem, size, slabs)
         starts = range(0, self._problem.batch - size + 1, size)
         if not starts:
-            return _failed(f"a micro-batch of {size} does not fit into the mini-batch of {self._problem.batch}")
+            return Measurement.failed(
+                algorithm, f"a micro-batch of {size} does not fit into the mini-batch of {self._problem.batch}"
+            )
         beta = 1.0 if self._problem.operation is Operation.BACKWARD_FILTER else 0.0
         try:
             call = self._prepare(pieces[0].problem, algorithm.name)
@@ -58,12 +60,8 @@ class CpuBench(Bench):
             places = [(start, piece.first_rows) for start in starts for piece in pieces]
             samples_ms = sample(launch, places, effort, perf_counter, worth_ms)
         except MemoryError as error:
-            return Measurement(status=MeasurementStatus.HINDERED, reason=f"MemoryError: {error}")
+            return Measurement.failed(algorithm, f"MemoryError: {error}", MeasurementStatus.HINDERED)
         except UcudnnError as error:
-            return _failed(f"{type(error).__name__}: {error}")
+            return Measurement.failed(algorithm, f"{type(error).__name__}: {error}")
         complete = not worthless(samples_ms, worth_ms)
-        return Measurement(status=MeasurementStatus.MEASURED, samples_ms=samples_ms, complete=complete)
-
-
-def _failed(reason: str) -> Measurement:
-    return Measurement(status=MeasurementStatus.FAILED, reason=reason)
+        return Measurement.of(algorithm, samples_ms, complete=complete)

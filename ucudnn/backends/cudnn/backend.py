@@ -7,7 +7,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, final
 
-from ucudnn.backends.base import SLACK_BYTES, Algorithm, Bench, ComputeBackend, Spare, Tensor
+from ucudnn.backends.base import SLACK_BYTES, Bench, ComputeBackend, Spare, Tensor
 from ucudnn.backends.candidates import Candidates
 from ucudnn.backends.cudnn.algorithms.compile_ahead import SMALL, Background
 from ucudnn.backends.cudnn.algorithms.gathered import (
@@ -30,6 +30,7 @@ from ucudnn.backends.cudnn.gpu.cupy_gpu import Device, address_of, is_dense
 from ucudnn.backends.prefetch import Ahead
 from ucudnn.errors import BackendError, UnsupportedProblemError
 from ucudnn.problem import MOST_ALIGNMENT, ConvolutionProblem, MathMode, Operation
+from ucudnn.profiles.measurement import Algorithm
 
 
 @final

@@ -12,12 +12,12 @@ from typing import Any, final
 
 from ucudnn.backends import open_backend
 from ucudnn.backends.base import ComputeBackend
-from ucudnn.backends.measurement import Effort
 from ucudnn.benchmarking.benchmark import Benchmark, Finding
 from ucudnn.benchmarking.parallel.partition import Group, Shares, divided, gathered, requests_in
 from ucudnn.benchmarking.request import Request
 from ucudnn.errors import SettingsError, UcudnnError, UnsupportedProblemError
 from ucudnn.problem import ConvolutionProblem
+from ucudnn.profiles.measurement import Effort
 
 _LOG = logging.getLogger(__name__)
 

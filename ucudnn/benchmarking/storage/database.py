@@ -17,15 +17,13 @@ from operator import attrgetter
 from pathlib import Path
 from typing import Any, final
 
-from ucudnn.backends.base import Algorithm
-from ucudnn.backends.measurement import MeasurementStatus
-from ucudnn.benchmarking.explorer import Item
 from ucudnn.benchmarking.request import Exploration, Request
-from ucudnn.benchmarking.results import Result
+from ucudnn.benchmarking.results import MeasuredProblem
 from ucudnn.benchmarking.storage.sqlite_file import Connection, DatabaseFile
 from ucudnn.errors import DatabaseError, MeasurementError, ProfileError
 from ucudnn.problem import ConvolutionProblem
-from ucudnn.profiles.format import Profile, Record, decode_problem, encode_problem
+from ucudnn.profiles.format import Profile, decode_problem, encode_problem, recorded
+from ucudnn.profiles.measurement import Algorithm, Measurement, MeasurementStatus
 
 _CHUNK = 500  # parameters of one query
 _MOST_KNOWN = 1 << 16
@@ -90,9 +88,9 @@ class Database:
         """Close the file; the next use opens it again."""
         self._file.close()
 
-    def load(self, machine: Mapping[str, str], parts: Sequence[ConvolutionProblem]) -> list[Item]:
+    def load(self, machine: Mapping[str, str], parts: Sequence[ConvolutionProblem]) -> list[MeasuredProblem]:
         """Return the results of problems at micro-batch size."""
-        found: list[Item] = []
+        found: list[MeasuredProblem] = []
         by_key = {_key(_text(part)): part for part in parts}
         keys = list(by_key)
         own = _key(_dumps(machine))
@@ -105,7 +103,9 @@ class Database:
                 found += [(by_key[row[0]], _result(row)) for row in rows]
         return found
 
-    def save(self, machine: Mapping[str, str], items: Sequence[Item], measured_at: str | None = None) -> None:
+    def save(
+        self, machine: Mapping[str, str], items: Sequence[MeasuredProblem], measured_at: str | None = None
+    ) -> None:
         """Keep results, all or none; one with fewer samples than wanted does not replace one with enough."""
         own, now = _key(_dumps(machine)), measured_at or _now()
         rows = [(own, *_row(part, result), now) for part, result in items]
@@ -239,9 +239,9 @@ class Database:
             JOIN problems ON problems.key = measurements.problem
             WHERE machine = ? AND status = 'measured' AND complete ORDER BY problems.problem
         """
-        recording: dict[ConvolutionProblem, list[Record]] = {}
+        recording: dict[ConvolutionProblem, list[Measurement]] = {}
         for row in self._file.read(query, [_key(_dumps(conditions))]):
-            recording.setdefault(_problem(row[0]), []).append(_result(row).record())
+            recording.setdefault(_problem(row[0]), []).append(recorded(_result(row)))
         if not recording:
             raise DatabaseError(f"{self.path} has nothing of {dict(conditions)}: `ucudnn cache` shows what it has")
         rows = {problem: tuple(records) for problem, records in recording.items()}
@@ -250,7 +250,7 @@ class Database:
     def import_profile(self, profile: Profile) -> int:
         """Keep the results of a profile under the conditions in it; return how many there were."""
         items = [
-            (problem, Result.from_record(record))
+            (problem, record)
             for recording in profile.recordings.values()
             for problem, records in recording.items()
             for record in records
@@ -300,7 +300,7 @@ def _request_text(name: str, request: Request) -> str:
     return _dumps(values | {"rows": request.rows} if request.rows else values)
 
 
-def _row(part: ConvolutionProblem, result: Result) -> tuple[Any, ...]:
+def _row(part: ConvolutionProblem, result: Measurement) -> tuple[Any, ...]:
     algorithm = result.algorithm
     return (
         _key(_text(part)),
@@ -318,9 +318,9 @@ def _row(part: ConvolutionProblem, result: Result) -> tuple[Any, ...]:
     )
 
 
-def _result(row: Sequence[Any]) -> Result:
+def _result(row: Sequence[Any]) -> Measurement:
     _, api, name, notes, compiles, status, time_ms, spread_ms, samples, complete, workspace_bytes, reason = row
-    return Result(
+    return Measurement(
         algorithm=Algorithm(
             name=name, workspace_bytes=workspace_bytes, api=api, notes=_notes(notes), compiles=bool(compiles)
         ),

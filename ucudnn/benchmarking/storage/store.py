@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import TypeVar, final
 
 from ucudnn.backends.base import Backend, ComputeBackend
-from ucudnn.benchmarking.explorer import Item
 from ucudnn.benchmarking.request import Exploration, Request
+from ucudnn.benchmarking.results import MeasuredProblem
 from ucudnn.benchmarking.storage.database import Database
 from ucudnn.errors import DatabaseError, DatabaseVersionError
 from ucudnn.problem import ConvolutionProblem
@@ -42,11 +42,11 @@ class MachineStore:
         self._name = name
         self._failed = False
 
-    def load(self, parts: Sequence[ConvolutionProblem]) -> Iterable[Item]:
+    def load(self, parts: Sequence[ConvolutionProblem]) -> Iterable[MeasuredProblem]:
         """Return what is known of problems at micro-batch size."""
         return self._try(lambda: self._database.load(self._machine, parts), [])
 
-    def save(self, items: Sequence[Item]) -> None:
+    def save(self, items: Sequence[MeasuredProblem]) -> None:
         """Keep results."""
         self._try(lambda: self._database.save(self._machine, items), None)
 

@@ -12,7 +12,6 @@ from tests.support.address_backend import HostCall
 from tests.support.operands import operands
 from tests.support.problems import make_problem, problems
 from tests.support.reference import WRITTEN, reference_convolution
-from ucudnn.backends.base import Algorithm
 from ucudnn.backends.candidates import Candidates
 from ucudnn.backends.cpu.backend import CpuBackend
 from ucudnn.backends.cudnn.algorithms.gathered import (
@@ -28,6 +27,7 @@ from ucudnn.backends.cudnn.gpu import base, strided_copy
 from ucudnn.backends.cudnn.gpu.base import DeviceBuffer
 from ucudnn.errors import UnsupportedProblemError
 from ucudnn.problem import Layout, Operation
+from ucudnn.profiles.measurement import Algorithm
 
 CPU = CpuBackend()
 GUARD = 64

@@ -11,10 +11,10 @@ from tests.support.address_backend import HostCall
 from tests.support.operands import operands
 from tests.support.problems import divided
 from tests.support.reference import WRITTEN
-from ucudnn.backends.base import Algorithm
 from ucudnn.backends.cpu.backend import CpuBackend
 from ucudnn.backends.cudnn.algorithms.packed import PackedCall, base_of, dense, has_gaps, packed_algorithm, packed_name
 from ucudnn.backends.cudnn.gpu.base import DeviceBuffer
+from ucudnn.profiles.measurement import Algorithm
 from ucudnn.slabs import piece_of, slabs_of
 
 CPU = CpuBackend()

@@ -8,13 +8,12 @@ import pytest
 
 from tests.support.machine import Machine
 from tests.support.problems import make_problem
-from ucudnn.backends.base import Algorithm
 from ucudnn.backends.cudnn.bench import bench as benches
 from ucudnn.backends.cudnn.bench import call_timer
 from ucudnn.backends.cudnn.bench.bench import CudnnBench
 from ucudnn.backends.cudnn.gpu.base import DeviceBuffer
-from ucudnn.backends.measurement import Effort, MeasurementStatus
 from ucudnn.errors import BackendError
+from ucudnn.profiles.measurement import Algorithm, Effort, MeasurementStatus
 from ucudnn.slabs import pieces_of
 
 PROBLEM = make_problem(batch=8)
@@ -113,7 +112,7 @@ def test_one_sample_of_a_legacy_call_has_the_hosts_time_too(opened):
         assert bench.measure(8, algorithm("SHORT", api), Effort()).complete
         gpu.launched.clear()
         found = bench.measure(2, algorithm("SHORT", api), Effort(repeats=1))
-        assert found.samples_ms == pytest.approx([time_ms])
+        assert (found.samples, found.time_ms) == (1, pytest.approx(time_ms))
         assert gpu.launched[0] == (2, "SHORT")
 
 
@@ -135,7 +134,7 @@ def test_building_the_next_plan_takes_none_of_a_measurements_time(opened):
     bench.measure(8, algorithm("FAST"), effort)
     bench.look_ahead(lambda: (2, algorithm("OTHER")))
     found = bench.measure(4, algorithm("FAST"), effort)
-    assert len(found.samples_ms) >= effort.repeats
+    assert found.samples >= effort.repeats
     assert gpu.built == [(8, "FAST"), (4, "FAST"), (2, "OTHER")]
     bench.measure(2, algorithm("OTHER"), effort)
     assert gpu.built[3:] == [], "it was built before"
@@ -162,7 +161,7 @@ def test_what_was_begun_ahead_is_timed_as_if_it_was_not(opened):
         bench.measure(2, algorithm("FAST"), Effort())
         found = bench.measure(4, algorithm(name), Effort())
         assert found.complete
-        assert found.samples_ms == pytest.approx([time_ms] * len(found.samples_ms))
+        assert (found.time_ms, found.spread_ms) == pytest.approx((time_ms, 0), abs=1e-9)
 
 
 def test_what_is_begun_ahead_takes_none_of_a_measurements_time(opened):
@@ -171,8 +170,8 @@ def test_what_is_begun_ahead_takes_none_of_a_measurements_time(opened):
     for name in ("OTHER", "FAST"):  # for the first time, and known from another size
         bench.look_ahead(lambda: (4, algorithm("SLOW")))
         found = bench.measure(4, algorithm(name), Effort())
-        assert len(found.samples_ms) == Effort().repeats
-        assert found.samples_ms == pytest.approx([0.4] * len(found.samples_ms))
+        assert found.samples == Effort().repeats
+        assert (found.time_ms, found.spread_ms) == pytest.approx((0.4, 0), abs=1e-9)
         bench._give_up(bench._ahead)
 
 
@@ -182,7 +181,7 @@ def test_a_host_that_is_slow_once_spoils_no_sample(opened):
     bench.measure(8, algorithm("OTHER"), Effort())
     gpu.late_ms = chain([7.0], repeat(0.0))  # between what is timed and the second event
     found = bench.measure(4, algorithm("OTHER"), Effort())
-    assert found.samples_ms == pytest.approx([0.4] * len(found.samples_ms))
+    assert (found.time_ms, found.spread_ms) == pytest.approx((0.4, 0), abs=1e-9)
 
 
 def worthless_with(bench, ahead):

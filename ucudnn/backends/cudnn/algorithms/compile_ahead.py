@@ -11,7 +11,6 @@ from itertools import cycle, islice
 from threading import RLock, local
 from typing import Any, NamedTuple, TypeVar, final
 
-from ucudnn.backends.base import Algorithm
 from ucudnn.backends.cudnn.algorithms.heuristics import listing_graph
 from ucudnn.backends.cudnn.algorithms.operation_graph import OperationGraph
 from ucudnn.backends.cudnn.api.descriptor import Descriptor
@@ -21,6 +20,7 @@ from ucudnn.backends.cudnn.gpu.driver import RELAXED, exchange_capture_mode
 from ucudnn.backends.prefetch import Promises
 from ucudnn.errors import BackendError
 from ucudnn.problem import MOST_ALIGNMENT, ConvolutionProblem, Operation
+from ucudnn.profiles.measurement import Algorithm
 
 _MOST_LISTING = 4  # threads: each makes a handle first, and in all processes together these are made one by one
 _MOST_BUILDING = 8

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import final
 
-from ucudnn.backends.base import Algorithm, PreparedCall
+from ucudnn.backends.base import PreparedCall
 from ucudnn.backends.candidates import GATHERED
 from ucudnn.backends.cudnn.algorithms.addresses import Places
 from ucudnn.backends.cudnn.algorithms.operation_graph import round_up
@@ -27,6 +27,7 @@ from ucudnn.backends.cudnn.gpu.strided_copy import (
 from ucudnn.backends.prefetch import Promises
 from ucudnn.errors import UnsupportedProblemError
 from ucudnn.problem import ConvolutionProblem, Operation
+from ucudnn.profiles.measurement import Algorithm
 from ucudnn.slabs import Rows
 
 _MOST_COPIES = 4096  # addresses that recur are few; what never recurs must not pile up

@@ -3,11 +3,11 @@
 import logging
 from collections.abc import Sequence
 
-from ucudnn.backends.base import Algorithm
 from ucudnn.backends.cudnn.algorithms.operation_graph import OperationGraph
 from ucudnn.backends.cudnn.api.library import Library
 from ucudnn.errors import CudnnError
 from ucudnn.problem import ConvolutionProblem, Operation
+from ucudnn.profiles.measurement import Algorithm
 
 _LOG = logging.getLogger(__name__)
 _ANCHOR_STEP = 4

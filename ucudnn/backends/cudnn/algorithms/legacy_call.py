@@ -5,7 +5,7 @@ from array import array
 from collections.abc import Callable, Sequence
 from typing import final
 
-from ucudnn.backends.base import Algorithm, PreparedCall
+from ucudnn.backends.base import PreparedCall
 from ucudnn.backends.cudnn.algorithms.addresses import Places
 from ucudnn.backends.cudnn.algorithms.operation_graph import round_up
 from ucudnn.backends.cudnn.api.enums import CROSS_CORRELATION, DATA_TYPES
@@ -14,6 +14,7 @@ from ucudnn.backends.cudnn.api.tensor_shapes import shapes_of
 from ucudnn.backends.cudnn.gpu.base import DeviceBuffer
 from ucudnn.errors import BackendError, CudnnError, UnsupportedProblemError
 from ucudnn.problem import ConvolutionProblem, DataType, MathMode, Operation
+from ucudnn.profiles.measurement import Algorithm
 from ucudnn.slabs import Rows
 
 ALGORITHMS: dict[Operation, dict[str, int]] = {

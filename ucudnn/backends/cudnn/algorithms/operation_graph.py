@@ -9,7 +9,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import final
 
-from ucudnn.backends.base import Algorithm
 from ucudnn.backends.cudnn.algorithms.known_faults import computes_wrong, ends_process
 from ucudnn.backends.cudnn.api.descriptor import Descriptor
 from ucudnn.backends.cudnn.api.enums import (
@@ -26,6 +25,7 @@ from ucudnn.backends.cudnn.api.library import Library
 from ucudnn.backends.cudnn.api.tensor_shapes import shapes_of
 from ucudnn.errors import CudnnError, UnsupportedProblemError
 from ucudnn.problem import ConvolutionProblem, DataType, MathMode, Operation
+from ucudnn.profiles.measurement import Algorithm
 
 X, W, Y = 1, 2, 3
 """Identities of the tensors in operation graphs and variant packs."""

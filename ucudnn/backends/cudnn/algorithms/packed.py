@@ -8,11 +8,12 @@ from dataclasses import replace
 from math import prod
 from typing import final
 
-from ucudnn.backends.base import Algorithm, PreparedCall
+from ucudnn.backends.base import PreparedCall
 from ucudnn.backends.cudnn.algorithms.addresses import Places
 from ucudnn.backends.cudnn.algorithms.operation_graph import round_up
 from ucudnn.backends.cudnn.gpu.base import DeviceBuffer
 from ucudnn.problem import MOST_ALIGNMENT, ConvolutionProblem, Operation
+from ucudnn.profiles.measurement import Algorithm
 from ucudnn.slabs import Rows
 
 _SUFFIX = "+packed"

@@ -4,7 +4,6 @@ from collections import OrderedDict
 from collections.abc import Iterable
 from typing import final
 
-from ucudnn.backends.base import Algorithm
 from ucudnn.backends.cudnn.algorithms.compile_ahead import Background
 from ucudnn.backends.cudnn.algorithms.gathered import GatheredCall, asked_of_cudnn, is_gathered
 from ucudnn.backends.cudnn.algorithms.graph_call import GraphCall
@@ -17,6 +16,7 @@ from ucudnn.backends.cudnn.api.library import Library
 from ucudnn.backends.cudnn.gpu.base import Gpu
 from ucudnn.errors import UnsupportedProblemError
 from ucudnn.problem import ConvolutionProblem
+from ucudnn.profiles.measurement import Algorithm
 
 Call = GatheredCall | GraphCall | LegacyCall | PackedCall
 """What runs an algorithm."""

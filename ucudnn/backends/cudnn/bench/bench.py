@@ -12,7 +12,7 @@ from math import ceil, fsum, inf
 from time import perf_counter
 from typing import TypeVar, final
 
-from ucudnn.backends.base import Algorithm, Bench, Following
+from ucudnn.backends.base import Bench, Following
 from ucudnn.backends.cudnn.algorithms.heuristics import listing_beta
 from ucudnn.backends.cudnn.algorithms.prepare import Call
 from ucudnn.backends.cudnn.api.enums import NumericalNote
@@ -20,10 +20,10 @@ from ucudnn.backends.cudnn.api.library import Library
 from ucudnn.backends.cudnn.bench.call_timer import LOADING_MS, CallTimer, least_ms
 from ucudnn.backends.cudnn.bench.output_check import OutputCheck
 from ucudnn.backends.cudnn.gpu.base import DeviceBuffer, Gpu, Timed
-from ucudnn.backends.measurement import Effort, Measurement, MeasurementStatus
 from ucudnn.backends.sampling import SHORTEST_MS, settled, worthless
 from ucudnn.errors import CudnnError, UcudnnError, UnsupportedProblemError
 from ucudnn.problem import ConvolutionProblem
+from ucudnn.profiles.measurement import Algorithm, Effort, Measurement, MeasurementStatus
 from ucudnn.slabs import Piece, Slab, pieces_of
 
 _NOISE = 0.06  # of a sample at steady clocks
@@ -131,7 +131,7 @@ class CudnnBench(Bench):
     ) -> Measurement:
         """Measure an algorithm on micro-batches of `size` samples, 0, size, 2 * size, ... being their first ones."""
         if size > self._samples or self._check is None:
-            return _hindered(f"GPU memory holds operands of {self._samples} samples only")
+            return _hindered(algorithm, f"GPU memory holds operands of {self._samples} samples only")
         pieces = pieces_of(self._problem, size, slabs)
         try:
             start = self._begun(size, pieces, algorithm, effort)
@@ -147,16 +147,16 @@ class CudnnBench(Bench):
                 rounds = NumericalNote.REDUCED_PRECISION_REDUCTION.name in algorithm.notes
                 self._check(start.call, algorithm.name, pieces[0], workspace, rounds=rounds)
         except (MemoryError, OSError) as error:
-            return _hindered(f"{type(error).__name__}: {error}")
+            return _hindered(algorithm, f"{type(error).__name__}: {error}")
         except CudnnError as error:
             text = f"CudnnError: {error}"
-            return _hindered(text) if error.status in _INTERNAL else _failed(text)
+            return _hindered(algorithm, text) if error.status in _INTERNAL else _failed(algorithm, text)
         except self._device.failures as error:
             text = f"{type(error).__name__}: {error}"
             # What the GPU says may be of the one that was begun ahead.
             mine = self._ahead is None or isinstance(error, UcudnnError)
-            return _failed(text) if mine else _hindered(text)
-        return Measurement(status=MeasurementStatus.MEASURED, samples_ms=samples_ms, complete=complete)
+            return _failed(algorithm, text) if mine else _hindered(algorithm, text)
+        return Measurement.of(algorithm, samples_ms, complete=complete)
 
     def _begun(self, size: int, pieces: Sequence[Piece], algorithm: Algorithm, effort: Effort) -> _Start:
         """Return the measurement that was begun ahead, if it is this one, or begin it now."""
@@ -324,9 +324,9 @@ def _calls_of(time_ms: float) -> int:
     return max(1, min(_MOST_CALLS, ceil(_SAMPLE_MS / time_ms)))
 
 
-def _failed(reason: str) -> Measurement:
-    return Measurement(status=MeasurementStatus.FAILED, reason=reason)
+def _failed(algorithm: Algorithm, reason: str) -> Measurement:
+    return Measurement.failed(algorithm, reason)
 
 
-def _hindered(reason: str) -> Measurement:
-    return Measurement(status=MeasurementStatus.HINDERED, reason=reason)
+def _hindered(algorithm: Algorithm, reason: str) -> Measurement:
+    return Measurement.failed(algorithm, reason, MeasurementStatus.HINDERED)
