@@ -16,7 +16,7 @@
   * ProfileError                a recorded profile that cannot be read
     * NotRecordedError          a problem that the profile has no measurement of
   * DatabaseError               a database of measurements that cannot be used
-    * DatabaseVersionError      one that a newer ucudnn wrote
+    * DatabaseVersionError      one with tables of another version of ucudnn
   * SolverError                 an integer program that was not solved
     * SolverUnavailableError    a solver that is not installed or not known
   * BackendError                a backend that cannot do what was asked
@@ -160,7 +160,7 @@ class DatabaseError(UcudnnError):
 
 
 class DatabaseVersionError(DatabaseError):
-    """A database of measurements was written by a newer ucudnn."""
+    """A database of measurements has tables of another version of ucudnn."""
 
 
 class BackendError(UcudnnError):

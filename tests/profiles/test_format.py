@@ -103,7 +103,12 @@ def first_row(content):
     ("change", "message"),
     [
         (lambda content: content.update(format="other"), "format is not 'ucudnn-profile'"),
-        (lambda content: content.update(version=4), "version 4 with columns .* is not known here"),
+        (
+            lambda content: content.update(version=4),
+            "version 4 is not version 3, .* `ucudnn profile NETWORK --out FILE`",
+        ),
+        (lambda content: content.update(version=2), "version 2 is not version 3, .* or use the ucudnn that wrote it"),
+        (lambda content: content.update(columns=["time_ms"]), r"columns \['time_ms'\] are not \['algorithm', "),
         (lambda content: content.pop("recordings"), "cannot be read: KeyError: 'recordings'"),
         (lambda content: first_row(content).__setitem__(1, float("nan")), "eng1 took nan ms, which is no time"),
         (lambda content: first_row(content).__setitem__(1, 0), "eng1 took 0 ms, which is no time"),

@@ -1,15 +1,15 @@
-"""Recorded profiles: measurements of one machine in a file, to plan from anywhere.
+"""Recorded profiles: the measurements of one machine in a file, to plan for that machine from anywhere.
 
-A profile is a JSON text (gzipped where the name ends in .gz):
+A profile is a JSON text. It is compressed by gzip if its name ends in .gz. Its keys are:
 
-* `format` 'ucudnn-profile' and `version` 3 (version 1 had no spreads, version 2 no slabs);
-* `conditions`: device and versions that the times depend on;
-* `algorithms`: a table of [api, name, notes]; rows below point into it;
+* `format`, which is 'ucudnn-profile', and `version`, which is 3;
+* `conditions`: the device and the versions that the times depend on;
 * `columns`: the meaning of a row, ["algorithm", "time_ms", "spread_ms", "workspace_bytes"];
-* `recordings`: for each network a list of problems, each with the fields of ConvolutionProblem that differ
-  from their defaults, and its rows by micro-batch size.
+* `algorithms`: a table of [api, name, notes], to which the first column of a row is an index;
+* `recordings`: for each network a list of problems. Each has the fields of ConvolutionProblem that differ from their
+  defaults, and its rows by micro-batch size.
 
-Times of different recordings are never mixed: they were taken at different moments.
+Recordings were measured at different times, so times of different recordings are never mixed.
 """
 
 import gzip
@@ -30,20 +30,19 @@ from ucudnn.units import shortened
 
 _FORMAT = "ucudnn-profile"
 _VERSION = 3
-_WITH_SPREAD = ["algorithm", "time_ms", "spread_ms", "workspace_bytes"]
-_COLUMNS = {1: ["algorithm", "time_ms", "workspace_bytes"], 2: _WITH_SPREAD, 3: _WITH_SPREAD}
-_DIGITS = 5  # of a time: more than its measurement has
-_MOST_MS = 1e12  # 30 years: sums of more could overflow
+_COLUMNS = ["algorithm", "time_ms", "spread_ms", "workspace_bytes"]
+_DIGITS = 5  # of a time, more than a measurement is precise to
+_MOST_MS = 1e12  # 30 years; sums of larger times could overflow
 _UNREADABLE = (
     *(OSError, EOFError, zlib.error),
     *(ValueError, KeyError, TypeError, IndexError, AttributeError, OverflowError, RecursionError),
 )
-"""What a file that is no profile can raise while it is read, deep nesting included."""
+"""The exceptions that reading a file that is no profile can raise, deep nesting included."""
 _ENUMS: dict[str, type[Enum]] = {"operation": Operation, "dtype": DataType, "layout": Layout, "math": MathMode}
 
 
 Recording = Mapping[ConvolutionProblem, tuple[Measurement, ...]]
-"""What was measured of each problem at its (micro-)batch size."""
+"""The measurements of each problem at its (micro-)batch size."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,9 +50,9 @@ class Profile:
     """Measurements of one machine.
 
     Attributes:
-        name: name it was loaded by.
-        conditions: device and versions that the times depend on.
-        recordings: measurements by the network that was being recorded.
+        name: the name it was loaded by.
+        conditions: the device and the versions that the times depend on.
+        recordings: the measurements by the name of the recorded network.
     """
 
     name: str
@@ -65,7 +64,7 @@ def load_profile(name: str) -> Profile:
     """Read a profile that ships with ucudnn ('h200') or a file.
 
     Raises:
-        ProfileError: if there is no such profile, or it is damaged, or holds times that are none.
+        ProfileError: if there is no such profile, if it has another version, or if it is damaged.
     """
     shipped = {entry.name.removesuffix(".json"): entry for entry in _shipped()}
     source = shipped.get(name, Path(name))
@@ -88,16 +87,21 @@ def load_profile(name: str) -> Profile:
 
 
 def save_profile(profile: Profile, path: Path) -> None:
-    """Write a profile, gzipped where the name ends in .gz; one line for each problem, so that files compare."""
+    """Write a profile, compressed if the name ends in .gz.
+
+    Each micro-batch size of a problem has a line of its own, so that two versions of a file can be compared.
+    """
     text = "".join(_encode(profile))
     path.write_bytes(gzip.compress(text.encode(), mtime=0) if path.suffix == ".gz" else text.encode())
 
 
 def merged(profile: Profile, other: Profile) -> Profile:
-    """Return a profile with the recordings of another added; of the same algorithm, the other's measurement counts.
+    """Return a profile with the recordings of another one added.
+
+    If both measured an algorithm of the same problem, the other's measurement is kept.
 
     Raises:
-        ProfileError: if they were recorded under other conditions.
+        ProfileError: if the two were recorded under different conditions.
     """
     if dict(profile.conditions) != dict(other.conditions):
         raise ProfileError(
@@ -137,8 +141,13 @@ def _shipped() -> Iterator[Any]:
 def _decode(name: str, content: Any) -> Profile:
     if not isinstance(content, dict) or content.get("format") != _FORMAT:
         raise ProfileError(f"format is not {_FORMAT!r}")
-    if content["columns"] != _COLUMNS.get(content["version"]):
-        raise ProfileError(f"version {content['version']} with columns {content['columns']} is not known here")
+    if content["version"] != _VERSION:
+        raise ProfileError(
+            f"format version {shortened(content['version'])} is not version {_VERSION}, which this ucudnn reads:"
+            " record the network again with `ucudnn profile NETWORK --out FILE`, or use the ucudnn that wrote it"
+        )
+    if content["columns"] != _COLUMNS:
+        raise ProfileError(f"columns {shortened(content['columns'])} are not {_COLUMNS}")
     algorithms = [(api, algorithm, tuple(notes)) for api, algorithm, notes in content["algorithms"]]
     for api, algorithm, notes in algorithms:
         if not all(isinstance(text, str) for text in (api, algorithm, *notes)):
@@ -157,8 +166,7 @@ def _decode(name: str, content: Any) -> Profile:
 def _decode_row(
     problem: ConvolutionProblem, row: list[Any], algorithms: list[tuple[str, str, tuple[str, ...]]]
 ) -> Measurement:
-    index, time_ms, *spread, workspace_bytes = row
-    spread_ms = spread[0] if spread else 0.0
+    index, time_ms, spread_ms, workspace_bytes = row
     api, algorithm, notes = algorithms[index]
     if not (isinstance(time_ms, int | float) and 0 < time_ms < _MOST_MS):
         raise ProfileError(f"{problem}: {algorithm} took {time_ms} ms, which is no time")
@@ -174,10 +182,10 @@ def _decode_row(
 
 
 def decode_problem(given: Mapping[str, Any], batch: int) -> ConvolutionProblem:
-    """Return a problem from the fields that `encode_problem` gave.
+    """Return a problem from the fields that `encode_problem` returned.
 
     Raises:
-        ProfileError: if they make no convolution.
+        ProfileError: if they do not make a convolution.
     """
     values: dict[str, Any] = {"batch": batch}
     for field, value in given.items():
@@ -193,7 +201,7 @@ def decode_problem(given: Mapping[str, Any], batch: int) -> ConvolutionProblem:
 
 
 def encode_problem(problem: ConvolutionProblem) -> dict[str, Any]:
-    """Return the fields of a problem that differ from their defaults, without its batch, as JSON writes them."""
+    """Return the fields of a problem that differ from their defaults, except for the batch, as JSON values."""
     dimensions = len(problem.spatial)
     unpadded = (size - taps + 1 for size, taps in zip(problem.spatial, problem.kernel, strict=True))
     defaults = {
@@ -202,14 +210,14 @@ def encode_problem(problem: ConvolutionProblem) -> dict[str, Any]:
         "dilation": (1,) * dimensions,
         "layout": Layout.channels_first(dimensions),
         "x_batch_stride": problem.channels * prod(problem.spatial),
-        "y_batch_stride": problem.filters * prod(unpadded),  # as it is without padding and stride
+        "y_batch_stride": problem.filters * prod(unpadded),  # its value without padding and stride
     }
     values = {}
     for field in fields(ConvolutionProblem):
         value = getattr(problem, field.name)
         default = defaults.get(field.name, field.default)
         if field.name.endswith("_batch_stride") and value != getattr(problem, f"{field.name[0]}_sample"):
-            default = MISSING  # a default is what decoding fills in
+            default = MISSING  # decoding would fill in another value
         if field.init and field.name != "batch" and (default is MISSING or value != default):
             values[field.name] = value.value if isinstance(value, Enum) else value
     return values
@@ -221,8 +229,7 @@ def _encode(profile: Profile) -> Iterator[str]:
         f"{json.dumps(network)}: [\n{_encode_recording(recording, algorithms)}\n]"
         for network, recording in profile.recordings.items()
     ]
-    columns = _COLUMNS[_VERSION]
-    head = {"format": _FORMAT, "version": _VERSION, "conditions": dict(profile.conditions), "columns": columns}
+    head = {"format": _FORMAT, "version": _VERSION, "conditions": dict(profile.conditions), "columns": _COLUMNS}
     yield "".join(f"{'{' if key == 'format' else ''}{json.dumps(key)}: {json.dumps(head[key])},\n" for key in head)
     yield '"algorithms": [\n' + ",\n".join(_compact([*key]) for key in algorithms) + "\n],\n"
     yield '"recordings": {\n' + ",\n".join(recordings) + "\n}}\n"

@@ -59,7 +59,7 @@ def database(path):
 @pytest.mark.parametrize("enabled", [True, False])
 def test_the_collector_is_as_it_was(database, monkeypatch, enabled):
     states = []
-    monkeypatch.setattr("ucudnn.benchmarking.storage.database._result", lambda row: states.append(gc.isenabled()))
+    monkeypatch.setattr("ucudnn.benchmarking.storage.database._measurement", lambda row: states.append(gc.isenabled()))
     part = make_problem(batch=4)
     database.save(MACHINE, [(part, result())])
     was = gc.isenabled()
@@ -158,6 +158,16 @@ def test_explorations_come_back_for_the_same_request_only(database):
     assert database.load_exploration({"device": "another"}, "cudnn", request) is None
 
 
+def test_explorations_with_slabs_come_back_in_another_process(path):
+    request = Request(problem=make_problem(), sizes=(1, 2), limit_bytes=5, rows=(4, 2))
+    divided = Exploration(names=("A",), sizes=(1, 2), divisions=((1, 4), (2, 3)))
+    with closing(Database(path)) as writer, closing(Database(path)) as reader:
+        writer.save_exploration({}, "cpu", request, divided)
+        assert reader.load_exploration({}, "cpu", request) == divided
+        assert reader.load_exploration({}, "cpu", replace(request, rows=())) is None
+        assert reader.check() == []
+
+
 def test_what_one_process_measured_another_plans_from(path):
     problem = make_problem(batch=8)
     first = Handle(backend="cpu", database=str(path), effort=QUICK, workspace_limit="1MiB")
@@ -233,48 +243,22 @@ def test_a_file_that_is_cut_off_does_not_stop_a_plan(path):
     Handle(backend="cpu", database=str(path), effort=QUICK)
 
 
-def test_an_older_schema_is_brought_up_to_date(path):
-    part = make_problem()
-    item, legacy = (part, result("A")), result("GEMM")
-    legacy = replace(legacy, algorithm=replace(legacy.algorithm, api="legacy"))
-    reasons = "CudnnError: 5000", "UnsupportedProblemError: its result is 2.9e-03 off, more than 2e-03"
-    broken, refused = (
-        replace(result(name), status=MeasurementStatus.FAILED, reason=reason)
-        for name, reason in zip(("B", "C"), reasons, strict=True)
-    )
-    request = Request(problem=make_problem(), sizes=(1, 2), limit_bytes=5)
+@pytest.mark.parametrize(
+    ("version", "way_out"), [(1, "delete the file"), (SCHEMA_VERSION - 1, "delete the file"), (99, "upgrade ucudnn")]
+)
+def test_another_schema_version_is_refused_with_a_way_out(path, version, way_out):
     with closing(Database(path)) as database:
-        database.save_exploration({}, "cpu", request, Exploration(names=("A",), sizes=(1, 2)))
-        database.save({}, [item, *((part, each) for each in (legacy, broken, refused))])
-        assert len(database.load({}, [part])) == 4
-    key = '{"adaptive":false,"apart":false,"backend":"cpu","least":1,"limit":5,"sizes":[1,2],"whole":true}'
+        database.save(MACHINE, [(make_problem(), result())])
     with closing(sqlite3.connect(path)) as connection:
-        assert connection.execute("SELECT request FROM explorations").fetchall() == [(key,)], "as version 1 wrote it"
-        connection.execute("ALTER TABLE explorations DROP COLUMN divisions")
-        connection.execute("PRAGMA user_version = 1")
-        connection.commit()
-    both = [Database(path), Database(path)]
-    for database in both:
-        assert database.load_exploration({}, "cpu", request) is None, "there is more to try"
-        kept = [found.algorithm.name for _, found in database.load({}, [part])]
-        assert kept == ["A", "B"], "it is still true, but for the legacy API, and for what was refused"
-    divided = Exploration(names=("A",), sizes=(1, 2), divisions=((1, 4), (2, 3)))
-    both[0].save_exploration({}, "cpu", request, divided)
-    assert both[1].load_exploration({}, "cpu", request) == divided
-    for database in both:
-        assert database.check() == []
-        database.close()
-
-
-def test_a_newer_schema_is_refused_by_name(path):
-    Database(path).close()
-    connection = sqlite3.connect(path)
-    connection.execute(f"PRAGMA user_version = {SCHEMA_VERSION + 1}")
-    connection.close()
-    with pytest.raises(DatabaseVersionError, match=rf"measurements.db has schema version {SCHEMA_VERSION + 1}"):
+        connection.execute(f"PRAGMA user_version = {version}")
+    before = path.read_bytes()
+    message = rf"measurements\.db has schema version {version}, .* {way_out}, or give UCUDNN_DATABASE another path"
+    with pytest.raises(DatabaseVersionError, match=message):
         Database(path)
-    with pytest.raises(DatabaseVersionError, match="upgrade ucudnn"):
+    with pytest.raises(DatabaseVersionError, match=message):
         Handle(backend="cpu", database=str(path))
+    assert path.read_bytes() == before
+    assert not [file for file in path.parent.iterdir() if "damaged" in file.name]
 
 
 def test_a_database_of_another_program_is_left_alone(path):

@@ -1,8 +1,8 @@
-"""Measurements: results of every process in one database, so that nothing is measured twice on a machine.
+"""The database: measurements of every process in one file, so that a machine measures nothing twice.
 
-A row is known by its machine (device and versions, as the backend states them), its whole problem at micro-batch size,
-and its algorithm (API and name). It holds the median, its spread, the number of samples, the workspace and the date.
-Limits are no part of it: they filter when rows are read.
+The key of a row is the machine (its device and versions, as the backend states them), the whole problem at micro-batch
+size, and the algorithm (API and name). A row holds the median, its spread, the number of samples, the workspace and the
+date. Workspace limits are not part of a row; they filter rows when these are read.
 """
 
 import gc
@@ -20,6 +20,7 @@ from typing import Any, final
 from ucudnn.benchmarking.request import Exploration, Request
 from ucudnn.benchmarking.results import MeasuredProblem
 from ucudnn.benchmarking.storage.sqlite_file import Connection, DatabaseFile
+from ucudnn.bounded import BoundedDict
 from ucudnn.errors import DatabaseError, MeasurementError, ProfileError
 from ucudnn.problem import ConvolutionProblem
 from ucudnn.profiles.format import Profile, decode_problem, encode_problem, recorded
@@ -28,7 +29,7 @@ from ucudnn.profiles.measurement import Algorithm, Measurement, MeasurementStatu
 _CHUNK = 500  # parameters of one query
 _MOST_KNOWN = 1 << 16
 _STATUS = {each.value: each for each in MeasurementStatus}
-_AROUND: dict[tuple[Any, ...], tuple[str, str]] = {}
+_AROUND_BATCH: BoundedDict[tuple[Any, ...], tuple[str, str]] = BoundedDict(_MOST_KNOWN)
 _all_but_batch = attrgetter(*(each.name for each in fields(ConvolutionProblem) if each.init and each.name != "batch"))
 _COLUMNS = (
     "problem, api, algorithm, notes, compiles, status, time_ms, spread_ms, samples, complete, workspace_bytes, reason"
@@ -40,20 +41,20 @@ ON CONFLICT DO UPDATE SET
     spread_ms = excluded.spread_ms, samples = excluded.samples, complete = excluded.complete,
     workspace_bytes = excluded.workspace_bytes, reason = excluded.reason, measured_at = excluded.measured_at
 WHERE excluded.complete >= measurements.complete
-"""  # names of columns only
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MachineSummary:
-    """What a database holds of one machine.
+    """How much a database holds of one machine.
 
     Attributes:
-        conditions: device and versions.
-        problems: how many problems, each at one micro-batch size.
-        measurements: how many measured algorithms of them.
-        failures: how many that failed.
-        first: date and time of the first row, UTC.
-        last: of the last.
+        conditions: the machine's device and versions.
+        problems: number of problems, counted for each micro-batch size.
+        measurements: number of measured algorithms.
+        failures: number of algorithms that failed.
+        first: date and time of the oldest row in UTC.
+        last: date and time of the newest row in UTC.
     """
 
     conditions: Mapping[str, str]
@@ -66,14 +67,14 @@ class MachineSummary:
 
 @final
 class Database:
-    """A file of results.
+    """A file of measurements.
 
     Args:
-        path: the file; it and its folder are made where they are missing.
+        path: the file. It is created, with its folder, if it does not exist.
 
     Raises:
-        DatabaseVersionError: if a newer ucudnn wrote it.
-        DatabaseError: if it cannot be opened, or is a database of another program.
+        DatabaseVersionError: if its tables have another schema version.
+        DatabaseError: if it cannot be opened, or if another program wrote it.
     """
 
     def __init__(self, path: str | Path) -> None:
@@ -89,7 +90,7 @@ class Database:
         self._file.close()
 
     def load(self, machine: Mapping[str, str], parts: Sequence[ConvolutionProblem]) -> list[MeasuredProblem]:
-        """Return the results of problems at micro-batch size."""
+        """Return the measurements of problems at micro-batch size."""
         found: list[MeasuredProblem] = []
         by_key = {_key(_text(part)): part for part in parts}
         keys = list(by_key)
@@ -100,15 +101,18 @@ class Database:
             query = f"SELECT {_COLUMNS} FROM measurements WHERE machine = ? AND problem IN ({marks})"
             rows = self._file.read(query, [own, *chunk])
             with _without_collector():
-                found += [(by_key[row[0]], _result(row)) for row in rows]
+                found += [(by_key[row[0]], _measurement(row)) for row in rows]
         return found
 
     def save(
         self, machine: Mapping[str, str], items: Sequence[MeasuredProblem], measured_at: str | None = None
     ) -> None:
-        """Keep results, all or none; one with fewer samples than wanted does not replace one with enough."""
+        """Keep all of these measurements, or none if that fails.
+
+        An incomplete measurement does not replace a complete one.
+        """
         own, now = _key(_dumps(machine)), measured_at or _now()
-        rows = [(own, *_row(part, result), now) for part, result in items]
+        rows = [(own, *_row(part, measurement), now) for part, measurement in items]
         texts = {_text(part) for part, _ in items}
 
         def write(connection: Connection) -> None:
@@ -121,7 +125,7 @@ class Database:
         self._file.write(write)
 
     def load_exploration(self, machine: Mapping[str, str], name: str, request: Request) -> Exploration | None:
-        """Return what was tried for a request on a backend, or None if it was never finished."""
+        """Return what was tried for a request on a backend, or None if the request was never finished."""
         query = "SELECT names, sizes, divisions FROM explorations WHERE machine = ? AND problem = ? AND request = ?"
         keys = [_key(_dumps(machine)), _key(_text(request.problem)), _request_text(name, request)]
         for names, sizes, divisions in self._file.read(query, keys):
@@ -155,7 +159,7 @@ class Database:
         self._file.write(write)
 
     def machines(self) -> list[MachineSummary]:
-        """Return what there is, by machine."""
+        """Return how much there is of each machine, with the most recent one first."""
         query = """
             SELECT conditions, COUNT(DISTINCT problem), SUM(status = 'measured'), SUM(status = 'failed'),
                 MIN(measured_at), MAX(measured_at)
@@ -174,7 +178,7 @@ class Database:
         ]
 
     def check(self) -> list[str]:
-        """Return what is wrong: damage that SQLite finds, and rows that make no sense. Nothing is changed."""
+        """Return a line for each damage that SQLite finds and for each row that makes no sense. Nothing is changed."""
         wrong = [row[0] for row in self._file.read("PRAGMA integrity_check")]
         wrong = [] if wrong == ["ok"] else wrong
         texts = dict(self._file.read("SELECT key, problem FROM problems"))
@@ -187,17 +191,17 @@ class Database:
                 continue
             try:
                 _problem(texts[problem])
-                _result(row).micro(1) if row[5] == MeasurementStatus.MEASURED.value else _result(row)
+                _measurement(row).micro(1) if row[5] == MeasurementStatus.MEASURED.value else _measurement(row)
             except (ValueError, KeyError, TypeError, ProfileError, MeasurementError) as error:
                 wrong.append(f"{name} of {texts[problem]}: {error}")
         return wrong
 
     def prune(self, before: str, keep: Mapping[str, str] | None = None) -> int:
-        """Delete results from before a date, and what only they used; return how many.
+        """Delete measurements from before a date, and return how many were deleted.
 
         Args:
-            before: date, or date and time in UTC, as ISO 8601 writes them.
-            keep: machine whose rows stay, whatever their age.
+            before: a date, or a date and time in UTC, in the form of ISO 8601.
+            keep: a machine whose rows are kept, whatever their age.
         """
         kept = _key(_dumps(keep)) if keep is not None else b""
 
@@ -216,7 +220,7 @@ class Database:
         return self._file.write(write)
 
     def clear(self) -> int:
-        """Delete everything; return how many results there were."""
+        """Delete everything, and return how many measurements were deleted."""
 
         def write(connection: Connection) -> int:
             gone = connection.execute("DELETE FROM measurements").rowcount
@@ -229,7 +233,7 @@ class Database:
         return gone
 
     def export_profile(self, name: str, conditions: Mapping[str, str]) -> Profile:
-        """Return the measured results of a machine as a profile.
+        """Return the complete measurements of a machine as a profile.
 
         Raises:
             DatabaseError: if there are none.
@@ -241,19 +245,19 @@ class Database:
         """
         recording: dict[ConvolutionProblem, list[Measurement]] = {}
         for row in self._file.read(query, [_key(_dumps(conditions))]):
-            recording.setdefault(_problem(row[0]), []).append(recorded(_result(row)))
+            recording.setdefault(_problem(row[0]), []).append(recorded(_measurement(row)))
         if not recording:
             raise DatabaseError(f"{self.path} has nothing of {dict(conditions)}: `ucudnn cache` shows what it has")
-        rows = {problem: tuple(records) for problem, records in recording.items()}
+        rows = {problem: tuple(measurements) for problem, measurements in recording.items()}
         return Profile(name=name, conditions=dict(conditions), recordings={"measurements": rows})
 
     def import_profile(self, profile: Profile) -> int:
-        """Keep the results of a profile under the conditions in it; return how many there were."""
+        """Keep the measurements of a profile for the machine that it names, and return how many there are."""
         items = [
-            (problem, record)
+            (problem, measurement)
             for recording in profile.recordings.values()
-            for problem, records in recording.items()
-            for record in records
+            for problem, measurements in recording.items()
+            for measurement in measurements
         ]
         self.save(profile.conditions, items)
         return len(items)
@@ -264,14 +268,12 @@ def _dumps(value: Any) -> str:
 
 
 def _text(problem: ConvolutionProblem) -> str:
-    """Return a problem as JSON; of problems that differ in their batch alone, the rest is written once."""
+    """Return a problem as JSON. Problems that differ only in their batch share the text around it."""
     rest = _all_but_batch(problem)
-    around = _AROUND.get(rest)
+    around = _AROUND_BATCH.get(rest)
     if around is None:
-        if len(_AROUND) >= _MOST_KNOWN:
-            _AROUND.clear()
         before, _, after = _dumps({**encode_problem(problem), "batch": 0}).partition('"batch":0')
-        around = _AROUND[rest] = f'{before}"batch":', after
+        around = _AROUND_BATCH[rest] = f'{before}"batch":', after
     return f"{around[0]}{problem.batch}{around[1]}"
 
 
@@ -300,25 +302,25 @@ def _request_text(name: str, request: Request) -> str:
     return _dumps(values | {"rows": request.rows} if request.rows else values)
 
 
-def _row(part: ConvolutionProblem, result: Measurement) -> tuple[Any, ...]:
-    algorithm = result.algorithm
+def _row(part: ConvolutionProblem, measurement: Measurement) -> tuple[Any, ...]:
+    algorithm = measurement.algorithm
     return (
         _key(_text(part)),
         algorithm.api,
         algorithm.name,
         " ".join(algorithm.notes),
         int(algorithm.compiles),
-        result.status.value,
-        result.time_ms,
-        result.spread_ms,
-        result.samples,
-        int(result.complete),
+        measurement.status.value,
+        measurement.time_ms,
+        measurement.spread_ms,
+        measurement.samples,
+        int(measurement.complete),
         algorithm.workspace_bytes,
-        result.reason,
+        measurement.reason,
     )
 
 
-def _result(row: Sequence[Any]) -> Measurement:
+def _measurement(row: Sequence[Any]) -> Measurement:
     _, api, name, notes, compiles, status, time_ms, spread_ms, samples, complete, workspace_bytes, reason = row
     return Measurement(
         algorithm=Algorithm(
@@ -335,9 +337,9 @@ def _result(row: Sequence[Any]) -> Measurement:
 
 @contextmanager
 def _without_collector() -> Iterator[None]:
-    """Keep Python's collector from going through a program's objects while thousands are made that stay.
+    """Turn Python's garbage collector off while thousands of objects are made that stay.
 
-    With PyTorch in the process, that took a quarter of the time of planning from 20,000 rows.
+    Without this, the collector took a quarter of the time of planning from 20,000 rows with PyTorch in the process.
     """
     enabled = gc.isenabled()
     gc.disable()

@@ -1,6 +1,6 @@
-"""The SQLite file of a database: opened by many processes at once, killed ones among them, and set aside when damaged.
+"""The SQLite file of the database: many processes use it at once, and a damaged file is replaced.
 
-SQLite's write-ahead log and transactions see to it that a row is there whole or not at all.
+SQLite's write-ahead log and its transactions keep rows whole, even if a process is killed while it writes.
 """
 
 import logging
@@ -16,13 +16,13 @@ from typing import Any, TypeVar, final
 from ucudnn.errors import DatabaseError, DatabaseVersionError
 
 SCHEMA_VERSION = 6
-"""Of the tables below; a file's own is its user_version."""
+"""The version of the tables below. A file keeps it as its user_version."""
 
 Connection = sqlite3.Connection
-"""What a transaction works on."""
+"""The connection that a transaction uses."""
 
 _APPLICATION = 0x75637564  # 'ucud', the file's application_id
-_BUSY_MS = 30_000  # to wait for other processes
+_BUSY_MS = 30_000  # how long to wait for other processes
 _DAMAGE = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_FORMAT, sqlite3.SQLITE_IOERR_SHORT_READ)
 _LOG = logging.getLogger(__name__)
 _SCHEMA = """
@@ -52,41 +52,27 @@ CREATE TABLE explorations (
     names TEXT NOT NULL,
     sizes TEXT NOT NULL,
     explored_at TEXT NOT NULL,
-    divisions TEXT NOT NULL DEFAULT '[]',
+    divisions TEXT NOT NULL,
     PRIMARY KEY (machine, problem, request)
 ) WITHOUT ROWID;
 """
-_MIGRATIONS = {  # to the next version
-    1: "ALTER TABLE explorations ADD COLUMN divisions TEXT NOT NULL DEFAULT '[]';",
-    # Since then there is more to try: by policy `adaptive`, and without TF32. What was measured stays.
-    2: "DELETE FROM explorations;",
-    # Since then a legacy call takes as long as the host at least, and fewer gradients of 16 bits are refused.
-    3: (
-        "DELETE FROM measurements WHERE api = 'legacy' OR reason LIKE '%its result is % off, more than%';"
-        " DELETE FROM explorations;"
-    ),
-    # Since then engines that round parts of sums to 16 bits are tried, too.
-    4: "DELETE FROM explorations;",
-    # Since then copies of what strides read are tried, too.
-    5: "DELETE FROM explorations;",
-}
 
 _T = TypeVar("_T")
 
 
 @final
 class DatabaseFile:
-    """A file with the tables of results.
+    """A file with the tables of measurements.
 
     Args:
-        path: the file; it and its folder are made where they are missing.
+        path: the file. It is created, with its folder, if it does not exist.
 
     Attributes:
         path: the file.
 
     Raises:
-        DatabaseVersionError: if a newer ucudnn wrote it.
-        DatabaseError: if it cannot be opened, or is a database of another program.
+        DatabaseVersionError: if its tables have another schema version.
+        DatabaseError: if it cannot be opened, or if another program wrote it.
     """
 
     def __init__(self, path: str | Path) -> None:
@@ -112,7 +98,7 @@ class DatabaseFile:
         return self._with_new_file_if_damaged(lambda: self._open().execute(query, parameters).fetchall())
 
     def write(self, run: Callable[[Connection], _T]) -> _T:
-        """Run something in a transaction, whole or not at all, and return what it returns.
+        """Run a function in a transaction and return its result. If it raises, nothing is written.
 
         Raises:
             DatabaseError: if the file cannot be written.
@@ -146,7 +132,7 @@ class DatabaseFile:
                 raise DatabaseError(f"database {self.path} cannot be used: {error}") from error
 
     def _open(self) -> Connection:
-        if self._connection is None or self._process != os.getpid():  # connections do not survive a fork
+        if self._connection is None or self._process != os.getpid():  # a connection cannot be used after a fork
             try:
                 self.path.parent.mkdir(parents=True, exist_ok=True)
                 with _exclusive(self.path):
@@ -160,7 +146,7 @@ class DatabaseFile:
         self.close()
         with _exclusive(self.path):
             if _is_sound(self.path):
-                return  # another process set the damaged one aside before
+                return  # another process has replaced the damaged file already
             stamp = datetime.now(UTC).strftime("%Y%m%dT%H%M%S%f")
             aside = self.path.with_name(f"{self.path.name}.damaged-{stamp}-{os.getpid()}")
             for suffix in ("", "-wal", "-shm"):
@@ -179,31 +165,32 @@ def _connect(path: Path) -> sqlite3.Connection:
         (tables,) = connection.execute("SELECT COUNT(*) FROM sqlite_master").fetchone()
         if (application or tables) and application != _APPLICATION:
             raise DatabaseError(f"{path} is a database of another program: give UCUDNN_DATABASE another path")
-        if version > SCHEMA_VERSION:
+        if version not in (0, SCHEMA_VERSION):
+            way_out = "upgrade ucudnn" if version > SCHEMA_VERSION else "delete the file"
             raise DatabaseVersionError(
-                f"{path} has schema version {version}, this ucudnn knows up to {SCHEMA_VERSION}: upgrade ucudnn, or"
+                f"{path} has schema version {version}, and this ucudnn reads version {SCHEMA_VERSION}: {way_out}, or"
                 " give UCUDNN_DATABASE another path"
             )
         connection.execute("PRAGMA journal_mode = WAL")
         connection.execute("PRAGMA synchronous = NORMAL")
-        if version < SCHEMA_VERSION:
-            _upgrade(connection)
+        if not version:
+            _create_tables(connection)
     except BaseException:
         connection.close()
         raise
     return connection
 
 
-def _upgrade(connection: sqlite3.Connection) -> None:
-    """Bring a file, empty or of an older version, to this one; another process may do so at the same time."""
+def _create_tables(connection: sqlite3.Connection) -> None:
+    """Create the tables, unless another process has done so in the meantime."""
     connection.execute("BEGIN IMMEDIATE")
     try:
         (version,) = connection.execute("PRAGMA user_version").fetchone()
-        scripts = [_SCHEMA] if version == 0 else [_MIGRATIONS[each] for each in range(version, SCHEMA_VERSION)]
-        for statement in "".join(scripts).split(";"):
-            connection.execute(statement)  # executescript would end the transaction
-        connection.execute(f"PRAGMA application_id = {_APPLICATION}")
-        connection.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
+        if not version:
+            for statement in _SCHEMA.split(";"):
+                connection.execute(statement)  # executescript would end the transaction
+            connection.execute(f"PRAGMA application_id = {_APPLICATION}")
+            connection.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
         connection.execute("COMMIT")
     except BaseException:
         if connection.in_transaction:
@@ -224,10 +211,10 @@ def _is_sound(path: Path) -> bool:
 
 @contextmanager
 def _exclusive(path: Path) -> Iterator[None]:
-    """Let one process at a time make a database or set it aside; locks of killed processes are gone with them."""
+    """Let one process at a time create or replace a database. The system drops the locks of killed processes."""
     try:
         import fcntl
-    except ImportError:  # not on Windows, where SQLite's own locks must do
+    except ImportError:  # Windows has no fcntl; SQLite's own locks must suffice there
         yield
         return
     with path.with_name(path.name + ".lock").open("a") as file:

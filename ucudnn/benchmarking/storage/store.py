@@ -1,4 +1,4 @@
-"""Store: the database as a benchmark sees it, and where it lies."""
+"""The database as a benchmark uses it, and its default path."""
 
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -13,14 +13,14 @@ from ucudnn.errors import DatabaseError, DatabaseVersionError
 from ucudnn.problem import ConvolutionProblem
 
 OFF = "off"
-"""What stands in place of a path where there is to be no database."""
+"""The value of the database's setting that turns it off."""
 
 _LOG = logging.getLogger(__name__)
 _T = TypeVar("_T")
 
 
 def default_path() -> Path:
-    """Return where the database lies unless it is said otherwise: in the user's cache folder."""
+    """Return the default path of the database, which is in the user's cache folder."""
     from platformdirs import user_cache_path
 
     return user_cache_path("ucudnn", appauthor=False) / "measurements.db"
@@ -28,12 +28,12 @@ def default_path() -> Path:
 
 @final
 class MachineStore:
-    """A database as one backend's benchmark sees it: a failing file is said once and never stops a plan.
+    """The rows of one backend and machine. A file that fails is reported once, and never stops a plan.
 
     Args:
         database: the database.
-        machine: what rows are known by: `Backend.machine`.
-        name: the backend's name, which says where its candidates come from.
+        machine: the machine that rows are for, from `Backend.machine`.
+        name: the backend's name, which says which algorithms are its candidates.
     """
 
     def __init__(self, database: Database, machine: Mapping[str, str], name: str) -> None:
@@ -43,15 +43,15 @@ class MachineStore:
         self._failed = False
 
     def load(self, parts: Sequence[ConvolutionProblem]) -> Iterable[MeasuredProblem]:
-        """Return what is known of problems at micro-batch size."""
+        """Return the measurements of problems at micro-batch size."""
         return self._try(lambda: self._database.load(self._machine, parts), [])
 
     def save(self, items: Sequence[MeasuredProblem]) -> None:
-        """Keep results."""
+        """Keep measurements."""
         self._try(lambda: self._database.save(self._machine, items), None)
 
     def load_exploration(self, request: Request) -> Exploration | None:
-        """Return what was tried for a request, or None if it was never finished."""
+        """Return what was tried for a request, or None if the request was never finished."""
         return self._try(lambda: self._database.load_exploration(self._machine, self._name, request), None)
 
     def save_exploration(self, request: Request, exploration: Exploration) -> None:
@@ -70,10 +70,10 @@ class MachineStore:
 
 
 def open_database(path: str | None) -> Database:
-    """Return the database at a path; None for the default location.
+    """Return the database at a path, or the one at the default path for None.
 
     Raises:
-        DatabaseError: if there is none, for the path is 'off', or it cannot be opened.
+        DatabaseError: if the path is 'off', or the file cannot be opened.
     """
     if path == OFF:
         raise DatabaseError("the database is off: give --database PATH, or set UCUDNN_DATABASE")
@@ -81,15 +81,15 @@ def open_database(path: str | None) -> Database:
 
 
 def open_store(path: str | None, backend: Backend) -> MachineStore | None:
-    """Return the database in which a backend's results are kept, or None where there is to be none.
+    """Return the database that keeps a backend's measurements, or None if there is none.
 
     Args:
-        path: the file; None for the default location, 'off' for none.
-        backend: what is measured; only what computes has results worth keeping.
+        path: the file; None for the default path, 'off' for no database.
+        backend: the backend that measures. The measurements of a replayed profile are not kept.
 
     Raises:
-        DatabaseVersionError: if a newer ucudnn wrote the file.
-        DatabaseError: if a file that was named cannot be opened.
+        DatabaseVersionError: if the file has another schema version.
+        DatabaseError: if a path was given, and the file cannot be opened.
     """
     if path == OFF or not isinstance(backend, ComputeBackend):
         return None
@@ -100,6 +100,6 @@ def open_store(path: str | None, backend: Backend) -> MachineStore | None:
     except DatabaseError as error:
         if path is not None:
             raise
-        _LOG.warning("%s; going on without it", error)  # a home that cannot be written to is nobody's fault
+        _LOG.warning("%s; going on without it", error)  # the user did not ask for a file in the cache folder
         return None
     return MachineStore(database, backend.machine(), backend.name)
