@@ -1,42 +1,48 @@
-"""How long planning takes on a GPU, how well it repeats, and what policies and bounds gain and lose.
+"""Planning on a GPU: how long it takes, how well it repeats, and what policies and bounds gain and lose.
 
     python -m bench.gpu.benchmarking                  AlexNet 256, about five minutes
-    python -m bench.gpu.benchmarking --devices 0,1    with two GPUs against one, and nothing else
+    python -m bench.gpu.benchmarking --devices 0,1    two GPUs against one, and nothing else
 
-Every planning is a process of its own with a database of its own; what is timed is `decide`, without imports and the
-opening of cuDNN. Executed totals of several policies are taken in turn in one process (medians of repeats).
+Every planning has its own process and its own database. The clock runs for `decide` alone, without imports and the
+opening of cuDNN. The plans of several policies are executed in turn in one process (medians of repeats).
 """
 
-import argparse
 import json
 import subprocess
 import sys
 import tempfile
+from argparse import SUPPRESS, Namespace
 from collections.abc import Callable
 from pathlib import Path
 from statistics import median
 from time import perf_counter, time
 from typing import Any
 
+from bench.tools import script
+from bench.tools.backends import open_computing
 from bench.tools.results import RESULTS, save
-from ucudnn.backends import open_backend
 from ucudnn.backends.base import ComputeBackend
 from ucudnn.benchmarking.factory import open_benchmark
-from ucudnn.errors import UcudnnError
 from ucudnn.networks.tables import load_network
 from ucudnn.planning.decision import Decisions, decide
 from ucudnn.reporting.plan_timing import times_in_turn
 from ucudnn.settings import Settings
 
+Case = tuple[str, str, str, str]
+"""Name, policy, limit and database of one planning."""
+
 LIMITS = ("64MiB", "16MiB", "8MiB")
 POLICIES = ("powerOfTwo", "adaptive", "all")
 TURNS = {"powerOfTwo": 3, "adaptive": 3, "all": 1}
+"""How often several GPUs and one plan in turn under each policy."""
+
+EXECUTE = ("--execute",)
 
 
 def planned(
-    backend: ComputeBackend, arguments: argparse.Namespace, policy: str, limit: str, database: str
+    backend: ComputeBackend, arguments: Namespace, policy: str, limit: str, database: str
 ) -> tuple[Decisions, dict[str, object]]:
-    """Plan the network and return the decisions, and what it took."""
+    """Plan the network; return the decisions and the row of the results."""
     settings = Settings.load(
         {},
         policy=policy,
@@ -45,7 +51,7 @@ def planned(
         benchmark_devices=arguments.devices or None,
     )
     benchmark = open_benchmark(backend, settings, exhaustive=arguments.exhaustive)
-    benchmark.ready()  # what is compared is measuring, not how long processes take to start
+    benchmark.ready()  # the start of processes is not part of the comparison
     kernels = load_network(arguments.network, arguments.batch).kernels()
     begin = perf_counter()
     decisions = decide(kernels, benchmark, settings)
@@ -66,7 +72,7 @@ def planned(
 def executed(
     backend: ComputeBackend, decided: dict[str, Decisions], repeats: int
 ) -> dict[str, dict[str, tuple[float, float]]]:
-    """Run the plans of several decisions in turn; return median and predicted times of each kernel."""
+    """Run the plans of several decisions in turn; return the median and the predicted milliseconds of each kernel."""
     times: dict[str, dict[str, tuple[float, float]]] = {name: {} for name in decided}
     first = next(iter(decided.values()))
     for index, decision in enumerate(first.kernels):
@@ -76,10 +82,9 @@ def executed(
     return times
 
 
-def case(arguments: argparse.Namespace) -> None:
-    """Plan once, in this process, and print what it took; execute it too if that is wanted."""
-    backend = open_backend(arguments.backend)
-    assert isinstance(backend, ComputeBackend)
+def plan_here(arguments: Namespace) -> None:
+    """Plan the cases of the command line in this process and print the results; with --execute run the plans, too."""
+    backend = open_computing(arguments.backend)
     decided = {}
     answer = {}
     for name, policy, limit, database in (each.split("|") for each in arguments.case):
@@ -92,21 +97,10 @@ def case(arguments: argparse.Namespace) -> None:
     print(json.dumps({"conditions": dict(backend.conditions()), "cases": answer}))
 
 
-def run(
-    arguments: argparse.Namespace, *cases: tuple[str, str, str, str], options: tuple[str, ...] = ()
-) -> dict[str, Any]:
-    """Run cases (name, policy, limit, database) in one process; return what it printed."""
-    command = [
-        sys.executable,
-        "-m",
-        "bench.gpu.benchmarking",
-        "--network",
-        arguments.network,
-        "--backend",
-        arguments.backend,
-        *options,
-    ]
-    command += ["--repeats", str(arguments.repeats)]
+def plan_elsewhere(arguments: Namespace, *cases: Case, options: tuple[str, ...] = ()) -> dict[str, Any]:
+    """Plan cases in a process of their own; return what it printed."""
+    command = [sys.executable, "-m", __spec__.name, "--network", arguments.network, "--backend", arguments.backend]
+    command += [*options, "--repeats", str(arguments.repeats)]
     if arguments.batch:
         command += ["--batch", str(arguments.batch)]
     for each in cases:
@@ -123,25 +117,24 @@ def run(
     return found
 
 
-def measure(arguments: argparse.Namespace, out: Path, folder: Path) -> None:
-    """Run all cases, with databases in a folder, and write what is found as it is found."""
+def measure(arguments: Namespace, out: Path | None, folder: Path) -> None:
+    """Plan all cases, with databases in a folder, and write the results after each."""
 
     def file(name: str) -> str:
         return str(folder / f"{name}.db")
 
     answers: dict[str, Any] = {}
 
-    def keep(name: str, *cases: tuple[str, str, str, str], options: tuple[str, ...] = ()) -> dict[str, Any]:
-        answer = answers[name] = run(arguments, *cases, options=options)
-        save(out, answers)  # whatever ends this, what was found before it stays
+    def keep(name: str, *cases: Case, options: tuple[str, ...] = ()) -> dict[str, Any]:
+        answer = answers[name] = plan_elsewhere(arguments, *cases, options=options)
+        save(out, answers)
         return answer
 
     def record(number: int) -> None:
         name, own = f"recording {number}", file(f"recording{number}")
         cases = [(f"{name}, {text} MiB", "powerOfTwo", f"{text}MiB", own) for text in (64, 16)]
-        keep(name, *cases, options=execute)
+        keep(name, *cases, options=EXECUTE)
 
-    execute = ("--execute",)
     # The first process reads cuDNN's libraries from a disk.
     keep("first process", ("first process", "powerOfTwo", "64MiB", file("cold")))
     if arguments.devices:
@@ -158,7 +151,7 @@ def measure(arguments: argparse.Namespace, out: Path, folder: Path) -> None:
             keep(f"{policy} warm", ("again, warm", policy, "64MiB", file(policy)))
         for limit in LIMITS:
             cases = [(policy, policy, limit, file(policy)) for policy in POLICIES]
-            keep(f"executed {limit}", *cases, options=execute)
+            keep(f"executed {limit}", *cases, options=EXECUTE)
         record(2)
         last = "exhaustive, 64 MiB", "powerOfTwo", "64MiB", file("exhaustive")
         keep("exhaustive", last, options=("--exhaustive",))
@@ -167,7 +160,7 @@ def measure(arguments: argparse.Namespace, out: Path, folder: Path) -> None:
 def against_one(
     wanted: str, policy: str, turns: int, keep: Callable[..., dict[str, Any]], file: Callable[[str], str]
 ) -> float:
-    """Plan on several GPUs and on one in turn, and return the ratio of the medians."""
+    """Plan on several GPUs and on one in turn; return the ratio of the medians of seconds."""
     seconds: dict[str, list[float]] = {"one GPU": [], wanted: []}
     for turn in range(turns):
         for devices, taken in seconds.items():
@@ -182,28 +175,24 @@ def against_one(
 
 def main() -> None:
     """Run everything and write it."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--network", default="alexnet")
-    parser.add_argument("--batch", type=int)
-    parser.add_argument("--backend", default="cudnn", help="cudnn, or cpu to try the script out")
-    parser.add_argument("--repeats", type=int, default=9)
-    parser.add_argument("--devices", default="", help="compare these GPUs with one")
-    parser.add_argument("--exhaustive", action="store_true", help=argparse.SUPPRESS)
-    parser.add_argument("--execute", action="store_true", help=argparse.SUPPRESS)
-    parser.add_argument("--case", action="append", help=argparse.SUPPRESS)
-    parser.add_argument("--out", type=Path)
+    parser = script.command_line(__doc__, __spec__.name, "gpu/benchmarking.json")
+    script.add_backend(parser)
+    parser.add_argument("--network", default="alexnet", help="a network or CSV file of layers (%(default)s)")
+    parser.add_argument("--batch", type=int, help="mini-batch size")
+    parser.add_argument("--repeats", type=int, default=9, help="samples of each plan (%(default)s)")
+    parser.add_argument("--devices", default="", help="GPUs to compare with one; writes gpu/benchmarking_devices.json")
+    parser.add_argument("--exhaustive", action="store_true", help=SUPPRESS)
+    parser.add_argument("--execute", action="store_true", help=SUPPRESS)
+    parser.add_argument("--case", action="append", help=SUPPRESS)
     arguments = parser.parse_args()
     if arguments.case:
-        case(arguments)
+        plan_here(arguments)
         return
-    name = "benchmarking_devices.json" if arguments.devices else "benchmarking.json"
-    out = arguments.out or RESULTS / "gpu" / name
+    if arguments.devices:
+        arguments.default_out = RESULTS / "gpu" / "benchmarking_devices.json"
     with tempfile.TemporaryDirectory() as folder:
-        measure(arguments, out, Path(folder))
+        measure(arguments, script.out_of(arguments), Path(folder))
 
 
 if __name__ == "__main__":
-    try:
-        main()
-    except UcudnnError as error:
-        sys.exit(f"error: {error}")
+    script.run(main)

@@ -1,31 +1,29 @@
-"""What going through the handle costs over calling cuDNN with the same algorithm: GPU time, and CPU time a call.
+"""The cost of the handle over calling cuDNN with the same algorithm: GPU time, and CPU time of a call.
 
-    python -m bench.gpu.overhead [--out bench/results/gpu/overhead.json]
+    python -m bench.gpu.overhead
 
 GPU time: AlexNet's convolutions, undivided at 64 MiB, by `Handle.convolve` and by cudnnBackendExecute of the same plan
-with the same variant pack, in turn. CPU time: a convolution so small that the host is what takes time, with recurring
-pointers, as one micro-batch and as eight; the host waits for the GPU every 200 calls, outside of the clock.
+with the same variant pack, in turn. CPU time: a convolution so small that the host limits its speed, with recurring
+pointers, as one micro-batch and as eight. The host waits for the GPU every 200 calls, while the clock stands still.
 """
 
-import argparse
 import statistics
-import sys
 from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 from time import perf_counter
 
-from bench.tools.results import RESULTS, save
+from bench.tools import script
+from bench.tools.backends import open_computing
+from bench.tools.results import save
 from ucudnn import Handle
-from ucudnn.backends import open_backend
 from ucudnn.backends.base import ComputeBackend
+from ucudnn.backends.cudnn.gpu.cupy_gpu import cupy_module
+from ucudnn.profiles.measurement import Effort
 from ucudnn.benchmarking.request import Request
 from ucudnn.configuration import configuration_of
-from ucudnn.errors import UcudnnError
 from ucudnn.networks.tables import load_network
 from ucudnn.planning.decision import Decision
 from ucudnn.problem import ConvolutionProblem, Operation
-from ucudnn.profiles.measurement import Effort
 from ucudnn.reporting.plan_timing import alternate
 
 SMALL = ConvolutionProblem(
@@ -35,7 +33,7 @@ CALLS = 200
 
 
 def itself(handle: Handle, problem: ConvolutionProblem, layer: str = "") -> Callable[[], int]:
-    """Return cuDNN's own call, with the execution plan and the variant pack that the handle used last."""
+    """Return cuDNN's own call with the execution plan and the variant pack of the handle's last call."""
     entry = handle._entries[layer, problem]
     assert entry.plan is not None
     (step,) = entry.plan.steps
@@ -62,7 +60,7 @@ def gpu_time(backend: ComputeBackend, batch: int, repeats: int) -> list[dict[str
 
 
 def cpu_us(backend: ComputeBackend, run: Callable[[], object]) -> float:
-    """Return the microseconds of one call on the host, the median of several batches of calls."""
+    """Return the microseconds of one call on the host: the median of 15 batches of calls."""
     samples = []
     for _ in range(15):
         backend.elapsed_ms(lambda: None)  # waits for the GPU
@@ -74,21 +72,17 @@ def cpu_us(backend: ComputeBackend, run: Callable[[], object]) -> float:
 
 
 def cpu_time(backend: ComputeBackend) -> dict[str, float]:
-    """Return the microseconds of calls that the GPU is done with sooner than the host."""
+    """Return the microseconds of calls that take the host longer than the GPU."""
     handle = Handle(backend=backend, policy="undivided")
     tensors = backend.operands(SMALL)
     x, w, y, _ = backend.bind(*tensors)
     call = partial(handle.convolve, SMALL, x, w, y)
     call()
     answer = {"one_micro_batch_us": cpu_us(backend, call), "cudnn_itself_us": cpu_us(backend, itself(handle, SMALL))}
-    try:
-        import cupy
-    except ImportError:
-        pass
-    else:
-        arrays = [cupy.random.random(s, dtype=cupy.float32) for s in (SMALL.x_shape, SMALL.w_shape, SMALL.y_shape)]
-        handle.forward(*arrays, padding=1)
-        answer["one_micro_batch_arrays_us"] = cpu_us(backend, partial(handle.forward, *arrays, padding=1))
+    cupy = cupy_module()
+    arrays = [cupy.random.random(s, dtype=cupy.float32) for s in (SMALL.x_shape, SMALL.w_shape, SMALL.y_shape)]
+    handle.forward(*arrays, padding=1)
+    answer["one_micro_batch_arrays_us"] = cpu_us(backend, partial(handle.forward, *arrays, padding=1))
     divided = Handle(backend=backend)
     divided.get_algorithm(SMALL)
     divided.optimize()
@@ -108,13 +102,11 @@ def cpu_time(backend: ComputeBackend) -> dict[str, float]:
 
 def main() -> None:
     """Measure, print and write."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--batch", type=int, default=256, help="mini-batch size of AlexNet")
-    parser.add_argument("--repeats", type=int, default=15, help="samples of each call")
-    parser.add_argument("--out", type=Path, default=RESULTS / "gpu/overhead.json")
+    parser = script.command_line(__doc__, __spec__.name, "gpu/overhead.json")
+    parser.add_argument("--batch", type=int, default=256, help="mini-batch size of AlexNet (%(default)s)")
+    parser.add_argument("--repeats", type=int, default=15, help="samples of each call (%(default)s)")
     arguments = parser.parse_args()
-    backend = open_backend("cudnn")
-    assert isinstance(backend, ComputeBackend)
+    backend = open_computing("cudnn")
     print("kernel                     handle       cuDNN    ratio")
     rows = gpu_time(backend, arguments.batch, arguments.repeats)
     handle_ms, cudnn_ms = (sum(row[name] for row in rows) for name in ("handle", "cudnn"))
@@ -128,11 +120,8 @@ def main() -> None:
         "gpu_total": {"handle_ms": handle_ms, "cudnn_ms": cudnn_ms, "ratio": handle_ms / cudnn_ms},
         "cpu": host,
     }
-    save(arguments.out, answer)
+    save(script.out_of(arguments), answer)
 
 
 if __name__ == "__main__":
-    try:
-        main()
-    except UcudnnError as error:
-        sys.exit(f"error: {error}")
+    script.run(main)

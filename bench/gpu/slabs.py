@@ -1,39 +1,38 @@
-"""Single samples whose fast algorithms take gigabytes of workspace, in slabs within limits.
+"""Single samples whose fast algorithms need gigabytes of workspace, computed in slabs within limits.
 
     python -m bench.gpu.slabs                     all cases on this machine's GPU
-    python -m bench.gpu.slabs volume alexnet      some of them
-    python -m bench.gpu.slabs tiny --backend cpu  to try the script out
+    python -m bench.gpu.slabs volume alexnet      some of the cases
+    python -m bench.gpu.slabs tiny --backend cpu  a trial of the script
 
 volume: x of 1 x 32 x 128^3 float32 (TF32), 64 filters of 3 x 3 x 3, within 256 and 128 MiB. decoder: a block of a video
 autoencoder, 1 x 96 x 17 x 256 x 256, 96 filters of 3 x 3 x 3, float16 and bfloat16. plane: 1 x 64 x 2048 x 2048, 64
 filters of 3 x 3, float32. alexnet: mini-batch 256 at 8, 16 and 64 MiB, planned and executed with slabs and without.
 
-For each operation: the desirable set with slabs and the fastest undivided algorithms, executed in turn on the same
-buffers (medians). `kept_workspace_bytes` is the smallest workspace at which 90 % of the speed of the fastest undivided
-algorithm is kept.
+For each operation, the desirable set with slabs and the desirable undivided algorithms run in turn on the same buffers
+(medians). `kept_workspace_bytes` is the smallest workspace with 90 % of the speed of the fastest undivided algorithm.
 """
 
-import argparse
-import sys
+from argparse import Namespace
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from math import fsum
-from pathlib import Path
 from statistics import median
 from time import perf_counter
 from typing import Any
 
-from bench.tools.results import RESULTS, save
-from ucudnn.backends import open_backend
+from bench.tools import script
+from bench.tools.backends import open_computing, undivided
+from bench.tools.results import save
 from ucudnn.backends.base import ComputeBackend
 from ucudnn.benchmarking.benchmark import Benchmark
+from ucudnn.benchmarking.recording import NO_LIMIT
 from ucudnn.benchmarking.request import Request
 from ucudnn.benchmarking.slab_explorer import rows_tried
 from ucudnn.configuration import Configuration
-from ucudnn.errors import BackendError, UcudnnError
+from ucudnn.errors import UcudnnError
 from ucudnn.networks.tables import load_network
-from ucudnn.planning.decision import decide
+from ucudnn.planning.decision import Decisions, decide
 from ucudnn.policy import BatchSizePolicy
 from ucudnn.problem import ConvolutionProblem, DataType, Operation
 from ucudnn.reporting.plan_timing import times_in_turn
@@ -43,10 +42,13 @@ from ucudnn.solvers.reuse import fastest_within
 from ucudnn.units import format_bytes
 
 MIB = 2**20
-NO_LIMIT = 2**40
 SPEED_KEPT = 0.9
-MOST_POINTS = 24  # of a front that are executed, evenly chosen
-_PLANNINGS = 3  # of each way
+MOST_POINTS = 24
+"""Configurations of a front that are executed, evenly chosen."""
+
+PLANNINGS = 3
+"""Plannings of AlexNet with slabs and without, each."""
+
 Rows = list[dict[str, Any]]
 
 VOLUME = ConvolutionProblem(
@@ -77,7 +79,7 @@ CASES: dict[str, tuple[list[ConvolutionProblem], list[int]]] = {
 
 
 def thinned(front: Sequence[Configuration]) -> list[Configuration]:
-    """Return as many points of a front as are executed, the first and the last among them."""
+    """Return the points of a front that are executed, the first and the last among them."""
     if len(front) <= MOST_POINTS:
         return list(front)
     return [front[round(index * (len(front) - 1) / (MOST_POINTS - 1))] for index in range(MOST_POINTS)]
@@ -86,7 +88,7 @@ def thinned(front: Sequence[Configuration]) -> list[Configuration]:
 def measure(
     backend: ComputeBackend, problem: ConvolutionProblem, limits: Sequence[int], repeats: int
 ) -> dict[str, Any]:
-    """Execute the desirable set of one operation, its undivided algorithms and the plans within limits."""
+    """Execute the desirable set of one operation, its undivided algorithms and its plans within limits."""
     benchmark = Benchmark(backend)
     begin = perf_counter()
     sizes, rows = BatchSizePolicy.POWER_OF_TWO.sizes(problem.batch), rows_tried(problem, BatchSizePolicy.POWER_OF_TWO)
@@ -94,14 +96,14 @@ def measure(
     measured = benchmark.micro_configurations(request)
     seconds = perf_counter() - begin
     front = desirable_set(measured, problem.batch)
-    undivided = desirable_set((each for each in measured if not each.slabs), problem.batch)
-    fastest = undivided[-1]
+    whole = undivided(measured, problem)
+    fastest = whole[-1]
     planned: dict[int, Configuration] = {}
     for limit in limits:
         adaptive = BatchSizePolicy.ADAPTIVE
         within = replace(request, limit_bytes=limit, whole=False, adaptive=True, rows=rows_tried(problem, adaptive))
         planned[limit] = desirable_set(benchmark.micro_configurations(within), problem.batch)[-1]
-    chosen = dict.fromkeys([*undivided, *thinned(front), *planned.values()])
+    chosen = dict.fromkeys([*whole, *thinned(front), *planned.values()])
     times = times_in_turn(problem, {each: each for each in chosen}, backend, repeats)
     fast = times[fastest]
     kept = min(each.workspace_bytes for each in chosen if fast / times[each] >= SPEED_KEPT)
@@ -115,17 +117,17 @@ def measure(
         "fastest_undivided_workspace_bytes": fastest.workspace_bytes,
         "kept_workspace_bytes": kept,
         "front": [point(each, times, fast) for each in chosen if each in set(front)],
-        "undivided": [point(each, times, fast) for each in undivided],
+        "undivided": [point(each, times, fast) for each in whole],
         "limits": [
             {"limit_bytes": limit, **point(each, times, fast)}
-            | {"over_undivided": over(fastest_within(undivided, limit), each, times)}
+            | {"over_undivided": over(fastest_within(whole, limit), each, times)}
             for limit, each in planned.items()
         ],
     }
 
 
 def point(each: Configuration, times: dict[Configuration, float], fast: float) -> dict[str, Any]:
-    """Return what is written of a configuration."""
+    """Return the row of a configuration."""
     return {
         "configuration": str(each),
         "workspace_bytes": each.workspace_bytes,
@@ -136,7 +138,7 @@ def point(each: Configuration, times: dict[Configuration, float], fast: float) -
 
 
 def over(before: Configuration | None, after: Configuration, times: dict[Configuration, float]) -> float | None:
-    """Return how many times as fast a configuration is as another, if there is one."""
+    """Return the speedup of a configuration over another; None if there is no other."""
     return None if before is None else times[before] / times[after]
 
 
@@ -163,28 +165,25 @@ def line(each: dict[str, Any]) -> str:
     return f"{size:>8} {each['executed_ms']:9.3f} ms {share:5.0%}  {each['configuration']}"
 
 
-def alexnet(open_backend_again: Callable[[], ComputeBackend], repeats: int) -> Rows:
-    """Plan and execute AlexNet with slabs and without: in turn, each time on a backend that knows nothing yet.
+def alexnet(open_new: Callable[[], ComputeBackend], repeats: int) -> Rows:
+    """Plan AlexNet with slabs and without in turn, each time on a new backend, and execute the plans.
 
-    The first planning of a process, which loads libraries, does not count.
+    The first planning of the process does not count, because it loads libraries.
     """
     network = load_network("alexnet")
+    plan_alexnet(open_new(), 8 * MIB, slabs=True)
     found: Rows = []
     for limit in (8 * MIB, 16 * MIB, 64 * MIB):
         row: dict[str, Any] = {"limit_bytes": limit}
         seconds: dict[str, list[float]] = {"without": [], "with": []}
         configurations: dict[str, list[Configuration]] = {}
-        for name in (*(() if found else ("with",)), *("without", "with") * _PLANNINGS):
-            backend = open_backend_again()
-            benchmark = Benchmark(backend)
-            begin = perf_counter()
-            settings = Settings.load({}, policy="adaptive", workspace_limit_bytes=limit, slabs=name == "with")
-            decisions = decide(network.kernels(), benchmark, settings)
-            seconds[name].append(perf_counter() - begin)
-            row[f"{name}_measured"] = benchmark.measured
-            row[f"{name}_predicted_ms"] = decisions.time_ms
+        for name in (*seconds,) * PLANNINGS:
+            backend = open_new()
+            planned, decisions = plan_alexnet(backend, limit, slabs=name == "with")
+            seconds[name].append(planned.pop("seconds"))
+            row |= {f"{name}_{key}": value for key, value in planned.items()}
             configurations[name] = [each.configuration for each in decisions.kernels]
-        row |= {f"{name}_planning_seconds": median(each[-_PLANNINGS:]) for name, each in seconds.items()}
+        row |= {f"{name}_planning_seconds": median(each) for name, each in seconds.items()}
         row["with_in_slabs"] = sum(any(part.slabs for part in each.parts) for each in configurations["with"])
         executed: dict[str, list[float]] = {"without": [], "with": []}
         for kernel, *both in zip(network.kernels(), configurations["without"], configurations["with"], strict=True):
@@ -202,50 +201,59 @@ def alexnet(open_backend_again: Callable[[], ComputeBackend], repeats: int) -> R
     return found
 
 
-def computing(name: str) -> ComputeBackend:
-    """Open a backend that executes.
+def plan_alexnet(backend: ComputeBackend, limit: int, *, slabs: bool) -> tuple[dict[str, Any], Decisions]:
+    """Plan AlexNet within a limit; return seconds, number of measurements and predicted time, and the decisions."""
+    benchmark = Benchmark(backend)
+    begin = perf_counter()
+    settings = Settings.load({}, policy="adaptive", workspace_limit_bytes=limit, slabs=slabs)
+    decisions = decide(load_network("alexnet").kernels(), benchmark, settings)
+    seconds = perf_counter() - begin
+    return {"seconds": seconds, "measured": benchmark.measured, "predicted_ms": decisions.time_ms}, decisions
 
-    Raises:
-        BackendError: if it only plans.
-    """
-    backend = open_backend(name, cudnn_library=Settings.load().cudnn_library)
-    if not isinstance(backend, ComputeBackend):
-        raise BackendError(f"backend {name} cannot execute")
-    return backend
+
+def rows_of(case: str, backend: ComputeBackend, repeats: int) -> Rows:
+    """Return the rows of a case; an operation that fails gets a row that says why."""
+    problems, limits = CASES[case]
+    rows: Rows = []
+    for problem in problems:
+        for operation in Operation:
+            try:
+                row = measure(backend, problem.with_operation(operation), limits, repeats)
+            except (UcudnnError, MemoryError) as error:
+                print(f"{case} {operation.value} failed: {error}", flush=True)
+                row = {"operation": operation.value, "dtype": problem.dtype.value, "failed": str(error)}
+            else:
+                report(row)
+            rows.append({"case": case, **row})
+    return rows
+
+
+def parsed() -> Namespace:
+    """Return the command line."""
+    names = (*CASES, "alexnet")
+    parser = script.command_line(__doc__, __spec__.name, "gpu/slabs.json")
+    script.add_backend(parser)
+    parser.add_argument("case", nargs="*", help=f"one of {', '.join(names)} (all but tiny)")
+    parser.add_argument("--repeats", type=int, default=9, help="samples of each plan (%(default)s)")
+    arguments = parser.parse_args()
+    unknown = [case for case in arguments.case if case not in names]
+    if unknown:
+        parser.error(f"{unknown[0]!r} is no case: give some of {', '.join(names)}")
+    return arguments
 
 
 def main() -> None:
-    """Measure the cases and write everything."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("case", nargs="*", help=f"of {', '.join(CASES)} and alexnet; all but tiny")
-    parser.add_argument("--repeats", type=int, default=9, help="samples of each plan")
-    parser.add_argument("--backend", default="cudnn", help="cudnn, or cpu to try the script out")
-    parser.add_argument("--out", type=Path, default=RESULTS / "gpu/slabs.json")
-    arguments = parser.parse_args()
-    backend = computing(arguments.backend)
+    """Measure the cases and write the results after each."""
+    arguments = parsed()
+    backend = open_computing(arguments.backend)
     answer: dict[str, Any] = {"conditions": dict(backend.conditions()), "repeats": arguments.repeats, "rows": []}
     for case in arguments.case or ["volume", "decoder", "plane", "alexnet"]:
         if case == "alexnet":
-            answer["alexnet"] = alexnet(partial(computing, arguments.backend), arguments.repeats)
-        elif case in CASES:
-            problems, limits = CASES[case]
-            for problem in problems:
-                for operation in Operation:
-                    try:
-                        row = measure(backend, problem.with_operation(operation), limits, arguments.repeats)
-                    except (UcudnnError, MemoryError) as error:
-                        print(f"{case} {operation.value} failed: {error}", flush=True)
-                        row = {"operation": operation.value, "dtype": problem.dtype.value, "failed": str(error)}
-                    else:
-                        report(row)
-                    answer["rows"].append({"case": case, **row})
+            answer["alexnet"] = alexnet(partial(open_computing, arguments.backend), arguments.repeats)
         else:
-            parser.error(f"{case!r} is no case: give some of {', '.join(CASES)} or alexnet")
-        save(arguments.out, answer)
+            answer["rows"] += rows_of(case, backend, arguments.repeats)
+        save(script.out_of(arguments), answer)
 
 
 if __name__ == "__main__":
-    try:
-        main()
-    except UcudnnError as error:
-        sys.exit(f"error: {error}")
+    script.run(main)

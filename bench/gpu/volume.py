@@ -1,31 +1,24 @@
 """A 3-D convolution whose fast algorithms take gigabytes of workspace, executed within limits.
 
-    python -m bench.gpu.volume [--batch 4] [--workspace 800MiB --workspace 1GiB] [--out bench/results/gpu/volume.json]
+    python -m bench.gpu.volume [--batch 4] [--workspace 800MiB --workspace 1GiB]
 
-x of N x 32 x 128^3 float32 (TF32), 64 filters of 3 x 3 x 3. For each operation: the fastest undivided algorithm of all,
-the fastest undivided one within the limit, and the micro-batched plan, run in turn on the same buffers; medians.
+x of N x 32 x 128^3 float32 (TF32), 64 filters of 3 x 3 x 3. For each operation, three plans run in turn on the same
+buffers (medians): the fastest undivided algorithm, the fastest undivided algorithm within the limit, and the
+micro-batched plan.
 """
 
-import argparse
-import sys
-from pathlib import Path
-
-from bench.tools.results import RESULTS, save
-from ucudnn.backends import open_backend
+from bench.tools import script
+from bench.tools.backends import measured, open_computing, undivided
+from bench.tools.results import save
 from ucudnn.backends.base import ComputeBackend
 from ucudnn.benchmarking.benchmark import Benchmark
-from ucudnn.benchmarking.request import Request
 from ucudnn.configuration import Configuration
-from ucudnn.errors import UcudnnError
-from ucudnn.policy import BatchSizePolicy
 from ucudnn.problem import ConvolutionProblem, Operation
 from ucudnn.profiles.measurement import Effort
 from ucudnn.reporting.plan_timing import times_in_turn
 from ucudnn.solvers.desirable import desirable_set
 from ucudnn.solvers.reuse import fastest_within
 from ucudnn.units import format_bytes, parse_bytes
-
-NO_LIMIT = 2**40
 
 
 def problem_of(operation: Operation, batch: int, side: int) -> ConvolutionProblem:
@@ -45,20 +38,18 @@ def measure(
     backend: ComputeBackend, benchmark: Benchmark, problem: ConvolutionProblem, limits: list[int], repeats: int
 ) -> list[dict[str, object]]:
     """Execute the three plans of one operation at each limit."""
-    sizes = BatchSizePolicy.POWER_OF_TWO.sizes(problem.batch)
-    measured = benchmark.micro_configurations(Request(problem=problem, sizes=sizes, limit_bytes=NO_LIMIT))
-    front = desirable_set(measured, problem.batch)
-    undivided = desirable_set((micro for micro in measured if micro.size == problem.batch), problem.batch)
-    fastest = undivided[-1]
+    found = measured(benchmark, problem)
+    front, whole = desirable_set(found, problem.batch), undivided(found, problem)
+    fastest = whole[-1]
     chosen: dict[Configuration, None] = {fastest: None}
     for limit in limits:
-        for each in (fastest_within(undivided, limit), fastest_within(front, limit)):
+        for each in (fastest_within(whole, limit), fastest_within(front, limit)):
             if each is not None:
                 chosen[each] = None
     times = times_in_turn(problem, {each: each for each in chosen}, backend, repeats)
     rows = []
     for limit in limits:
-        within, micro = fastest_within(undivided, limit), fastest_within(front, limit)
+        within, micro = fastest_within(whole, limit), fastest_within(front, limit)
         assert micro is not None
         rows.append(
             {
@@ -83,18 +74,15 @@ def measure(
 
 def main() -> None:
     """Measure all operations, print a table and write everything."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--batch", type=int, default=4, help="mini-batch size")
-    parser.add_argument("--side", type=int, default=128, help="depth, height and width of x")
-    parser.add_argument("--workspace", action="append", help="limit, such as 800MiB; may be repeated")
-    parser.add_argument("--repeats", type=int, default=9, help="samples of each plan")
-    parser.add_argument("--backend", default="cudnn", help="cudnn, or cpu to try the script out")
-    parser.add_argument("--out", type=Path, default=RESULTS / "gpu/volume.json")
+    parser = script.command_line(__doc__, __spec__.name, "gpu/volume.json")
+    script.add_backend(parser)
+    parser.add_argument("--batch", type=int, default=4, help="mini-batch size (%(default)s)")
+    parser.add_argument("--side", type=int, default=128, help="depth, height and width of x (%(default)s)")
+    parser.add_argument("--workspace", action="append", help="limit, such as 800MiB; may be repeated (800MiB and 1GiB)")
+    parser.add_argument("--repeats", type=int, default=9, help="samples of each plan (%(default)s)")
     arguments = parser.parse_args()
     limits = [parse_bytes(size) for size in arguments.workspace or ["800MiB", "1GiB"]]
-    backend = open_backend(arguments.backend)
-    if not isinstance(backend, ComputeBackend):
-        parser.error(f"backend {arguments.backend} cannot execute")
+    backend = open_computing(arguments.backend)
     benchmark = Benchmark(backend, effort=Effort(repeats=arguments.repeats))
     rows: list[dict[str, object]] = []
     print("operation       limit     fastest undivided    undivided     ucudnn  of fastest  speedup  configuration")
@@ -112,11 +100,8 @@ def main() -> None:
                 flush=True,
             )
     answer = {"conditions": dict(backend.conditions()), "batch": arguments.batch, "rows": rows}
-    save(arguments.out, answer)
+    save(script.out_of(arguments), answer)
 
 
 if __name__ == "__main__":
-    try:
-        main()
-    except UcudnnError as error:
-        sys.exit(f"error: {error}")
+    script.run(main)
