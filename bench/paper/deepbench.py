@@ -1,12 +1,12 @@
 """DeepBench's training convolutions at a mini-batch of 256, within 128, 256 and 512 MiB of workspace each.
 
-    python -m bench.paper.deepbench --backend cudnn                 on this machine's GPU, some minutes
-    python -m bench.paper.deepbench --from CSV                      drawn again
-    python -m bench.paper.deepbench --backend replay:FILE           from a profile of them, without a GPU:
-    ucudnn profile bench/data/deepbench.csv --batch 256 --out FILE records one
+    python -m bench.paper.deepbench --backend cudnn                   execute on this machine's GPU, some minutes
+    python -m bench.paper.deepbench --from CSV                        draw again
+    ucudnn profile bench/data/deepbench.csv --batch 256 --out FILE    record a profile, on a GPU
+    python -m bench.paper.deepbench --backend replay:FILE             plan from that profile
 
-The layers are those of baidu-research/DeepBench (bench/data/deepbench.csv), each once; layers that differ only in
-DeepBench's own mini-batch size are one here.
+The layers are those of baidu-research/DeepBench (bench/data/deepbench.csv), each once. Layers that differ only in
+DeepBench's own mini-batch size count as one.
 """
 
 from collections.abc import Iterator
@@ -24,7 +24,7 @@ LAYERS = ROOT / "bench" / "data" / "deepbench.csv"
 
 
 def measure(bench: Bench) -> Iterator[list[Row]]:
-    """Return the rows of each limit."""
+    """Yield the rows of each limit."""
     for limit in LIMITS_MIB:
         given = {"workspace_limit_bytes": limit * MIB}
         yield bench.rows({f"{limit} MiB {policy}": {"policy": policy, **given} for policy in POLICIES})
@@ -37,7 +37,7 @@ def draw(table: Table, path: Path) -> None:
 
 
 def tell(table: Table) -> None:
-    """Print what micro-batches bring."""
+    """Print the speedups of micro-batches."""
     for limit in LIMITS_MIB:
         before, after = (f"{limit} MiB {policy}" for policy in POLICIES)
         pairs = [(rows[before], rows[after]) for _, rows in by_plan(table.rows) if {before, after} <= rows.keys()]

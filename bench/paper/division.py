@@ -1,29 +1,26 @@
 """Workspace division (WD) against workspace reuse (WR) within the same total: the paper's figures 12 and 13.
 
-    python -m bench.paper.division                          on the GPU: planned, executed, and branches on four streams
-    python -m bench.paper.division --backend replay:h200    planned from the recorded profile, without a GPU
+    python -m bench.paper.division                          plan and execute on the GPU, branches on four streams, too
+    python -m bench.paper.division --backend replay:h200    plan from the recorded profile, without a GPU
 
 AlexNet 256 with 120, 960 and 7680 MiB in total (8, 64 and 512 MiB for each of its 15 kernels), ResNet-50 32 with 2544
 and 5088 MiB (16 and 32 MiB for each of 159), Inception-v3 64 with 282 and 2256 MiB (1 and 8 MiB for each of 282). All
-plans of a kernel run in turn in one process; medians of repeats count. Written are the plans, with the division, and
-times of all kernels; then Inception-v3's convolutions through one handle, its branches on one stream and on four.
+plans of a kernel run in turn in one process (medians). The results hold the plans, with the division, and the times of
+all kernels. Then Inception-v3's convolutions run through one handle, its branches on one stream and on four.
 """
 
-import argparse
-import sys
+from argparse import Namespace
 from functools import partial
-from pathlib import Path
 from typing import Any
 
+from bench.tools import script
+from bench.tools.backends import open_graph, plain_benchmark
 from bench.tools.results import RESULTS, save
-from ucudnn.backends import open_backend
 from ucudnn.backends.base import Backend, ComputeBackend
-from ucudnn.backends.candidates import Candidates
-from ucudnn.backends.cudnn.algorithms.gathered import skips
+from ucudnn.backends.cudnn.gpu.cupy_gpu import cupy_module
 from ucudnn.benchmarking.benchmark import Benchmark
 from ucudnn.benchmarking.factory import open_benchmark
 from ucudnn.configuration import Configuration
-from ucudnn.errors import UcudnnError
 from ucudnn.handle import Handle
 from ucudnn.networks.tables import Network, load_network
 from ucudnn.planning.decision import Decisions, decide
@@ -39,7 +36,7 @@ COLUMNS = ("kernel", "count", "configuration", "workspace_bytes", "predicted_ms"
 
 
 def ways(network: Network, each_mib: int, benchmark: Benchmark, plain: Benchmark) -> dict[str, Decisions]:
-    """Return the plans that share a total of so many MiB for each kernel; undivided ones of `plain`."""
+    """Return the plans within a total of `each_mib` for each kernel; `plain` measures for the undivided plan."""
     kernels = network.kernels()
     total = each_mib * MIB * sum(kernel.count for kernel in kernels)
 
@@ -61,7 +58,7 @@ def ways(network: Network, each_mib: int, benchmark: Benchmark, plain: Benchmark
 def described(
     way: str, decisions: Decisions, executed: dict[tuple[ConvolutionProblem, Configuration], float]
 ) -> dict[str, Any]:
-    """Return what was decided, and what it takes; kernels of the same problem and configuration together."""
+    """Return the row of one plan; kernels of the same problem and configuration share an entry."""
     parts: dict[tuple[ConvolutionProblem, Configuration], dict[str, Any]] = {}
     for each in decisions.kernels:
         key = each.kernel.problem, each.configuration
@@ -94,7 +91,7 @@ def described(
 def execute(
     plans: list[Decisions], backend: ComputeBackend, repeats: int
 ) -> dict[tuple[ConvolutionProblem, Configuration], float]:
-    """Run every configuration of every plan, those of a kernel in turn."""
+    """Return the milliseconds of every configuration of every plan; those of a kernel run in turn."""
     wanted: dict[ConvolutionProblem, dict[Configuration, None]] = {}
     for decisions in plans:
         for each in decisions.kernels:
@@ -104,8 +101,8 @@ def execute(
         given = {each: each for each in configurations}
         for configuration, time_ms in times_in_turn(problem, given, backend, repeats).items():
             times[problem, configuration] = time_ms
-        print(".", end="", flush=True, file=sys.stderr)
-    print(file=sys.stderr)
+        script.note(".", end="")
+    script.note("")
     return times
 
 
@@ -126,14 +123,12 @@ def show(network: str, each_mib: int, answer: dict[str, dict[str, Any]]) -> None
 class Steps:
     """Steps of a network's convolutions through a handle that divides a total among the branches of its modules.
 
-    Every layer has tensors of its own. Forward modules follow one another, then backward ones in opposite order; a
-    module begins when the one before has ended on all streams.
+    Every layer has its own tensors. The modules run forward in their order and then backward in the opposite order. A
+    module begins when its predecessor has ended on all streams.
     """
 
     def __init__(self, network: Network, backend: ComputeBackend, total_bytes: int) -> None:
-        import cupy
-
-        self.cupy = cupy
+        self.cupy = cupy = cupy_module()
         self._backend = backend
         self.handle = Handle(backend=backend, policy="powerOfTwo", total_workspace=total_bytes, groups=network.groups)
         self._problems = {layer.name: layer.forward for layer in network.layers}
@@ -148,7 +143,7 @@ class Steps:
         self._ends = [cupy.cuda.Event(disable_timing=True) for _ in self._streams]
 
     def step(self, count: int) -> None:
-        """Queue a step on so many streams; all of it begins and ends on the current one."""
+        """Queue a step on a number of streams; it begins and ends on the current stream."""
         for group in self._modules:
             self._module(group, count, Operation.FORWARD)
         for group in reversed(self._modules):
@@ -193,47 +188,54 @@ def branches(network: Network, backend: ComputeBackend, total_bytes: int, repeat
     }
 
 
+def case_of(
+    network: Network, each_mib: int, benchmarks: tuple[Benchmark, Benchmark], backend: Backend, repeats: int
+) -> dict[str, Any]:
+    """Plan one case and run its plans on a backend that executes; print and return the results."""
+    plans = ways(network, each_mib, *benchmarks)
+    times = execute(list(plans.values()), backend, repeats) if isinstance(backend, ComputeBackend) else {}
+    case = {way: described(way, decisions, times) for way, decisions in plans.items()}
+    show(network.name, each_mib, case)
+    return case
+
+
+def parsed() -> Namespace:
+    """Return the command line."""
+    parser = script.command_line(__doc__, __spec__.name, "paper/division_executed.json")
+    parser.add_argument("network", nargs="*", default=[], help=f"{', '.join(CASES)} (all)")
+    parser.add_argument("--backend", default="cudnn", help="cudnn or replay:PROFILE (%(default)s)")
+    parser.add_argument("--repeats", type=int, default=9, help="samples of each plan (%(default)s)")
+    arguments = parser.parse_args()
+    if "replay" in arguments.backend:
+        arguments.default_out = RESULTS / "paper" / "division_planned.json"
+    return arguments
+
+
 def main() -> None:
     """Run all cases and write them."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("network", nargs="*", default=[], help=f"{', '.join(CASES)}; all where none is named")
-    parser.add_argument("--backend", default="cudnn", help="cudnn or replay:PROFILE")
-    parser.add_argument("--repeats", type=int, default=9)
-    parser.add_argument("--out", type=Path)
-    arguments = parser.parse_args()
+    arguments = parsed()
     answer: dict[str, Any] = {"cases": {}}
+    settings = Settings.load()
     backend: Backend | None = None
     for name in arguments.network or CASES:
         network = load_network(name)
-        # A profile's recordings are told apart by their network; a GPU serves all.
+        # A profile has a recording for each network; a GPU serves all networks.
         if not isinstance(backend, ComputeBackend):
-            backend = open_backend(arguments.backend, candidates=Candidates.GRAPH, network=name)
+            backend = open_graph(arguments.backend, name, settings)
         answer["conditions"] = dict(backend.conditions())
-        benchmark = plain = open_benchmark(backend, Settings.load())
-        if any(skips(layer.forward) for layer in network.layers):  # cuDNN as it is, without copies
-            without = open_backend(arguments.backend, candidates=Candidates.GRAPH_PLAIN, network=name)
-            plain = open_benchmark(without, Settings.load())
+        benchmark = open_benchmark(backend, settings)
+        benchmarks = benchmark, plain_benchmark(arguments.backend, network, benchmark, settings)
         for each_mib in CASES[name]:
-            plans = ways(network, each_mib, benchmark, plain)
-            times = (
-                execute(list(plans.values()), backend, arguments.repeats) if isinstance(backend, ComputeBackend) else {}
-            )
-            case = {way: described(way, decisions, times) for way, decisions in plans.items()}
+            case = case_of(network, each_mib, benchmarks, backend, arguments.repeats)
             answer["cases"][f"{name}, {each_mib} MiB for each kernel"] = case
-            show(name, each_mib, case)
         if network.groups and isinstance(backend, ComputeBackend):
             answer["branches"] = [
                 branches(network, backend, total * MIB, arguments.repeats) for total in (64, 256, 1024)
             ]
             for found in answer["branches"]:
                 print({key: found[key] for key in ("total_bytes", "one_stream_ms", "four_streams_ms", "ratio")})
-    kind = "planned" if "replay" in arguments.backend else "executed"
-    out = arguments.out or RESULTS / "paper" / f"division_{kind}.json"
-    save(out, answer)
+    save(script.out_of(arguments), answer)
 
 
 if __name__ == "__main__":
-    try:
-        main()
-    except UcudnnError as error:
-        sys.exit(f"error: {error}")
+    script.run(main)

@@ -1,20 +1,18 @@
 """The paper's figure 1: cuDNN with as much workspace as its best algorithm wants, and with one byte less.
 
-    python -m bench.paper.figure1                     planned from the recorded H200 profile
-    python -m bench.paper.figure1 --backend cudnn     executed on this machine's GPU
-    python -m bench.paper.figure1 --from CSV          drawn again
+    python -m bench.paper.figure1                     plan from the recorded H200 profile
+    python -m bench.paper.figure1 --backend cudnn     execute on this machine's GPU
+    python -m bench.paper.figure1 --from CSV          draw again
 
-All kernels of AlexNet 256; besides the paper's two bars, what micro-batches make of one byte less.
+The figure has all kernels of AlexNet 256, and beside the paper's two bars a third: micro-batches with one byte less.
 """
 
 from collections.abc import Iterator
 from pathlib import Path
 
 from bench.paper.figures import Bench, Row, Table, beside, by_plan, note, parse, show
-from ucudnn.benchmarking.recording import NO_LIMIT
-from ucudnn.benchmarking.request import Request
+from bench.tools.backends import measured, undivided
 from ucudnn.plots import draw_groups
-from ucudnn.policy import BatchSizePolicy
 from ucudnn.solvers.desirable import desirable_set
 from ucudnn.solvers.reuse import fastest_within
 
@@ -22,18 +20,17 @@ BEST, LESS, OURS = PLANS = ("best", "-1 byte", "-1 byte, ucudnn")
 
 
 def measure(bench: Bench) -> Iterator[list[Row]]:
-    """Return the rows of each kernel."""
+    """Yield the rows of each kernel."""
     for kernel in bench.network.kernels():
         if bench.late:
             note(f"time is up; left out: {kernel}")
             continue
         problem = kernel.problem
-        sizes = BatchSizePolicy.POWER_OF_TWO.sizes(problem.batch)
-        measured = bench.benchmark.micro_configurations(Request(problem=problem, sizes=sizes, limit_bytes=NO_LIMIT))
-        undivided = desirable_set([each for each in measured if each.size == problem.batch], problem.batch)
-        given = {BEST: undivided[-1]}
+        found = measured(bench.benchmark, problem)
+        whole = undivided(found, problem)
+        given = {BEST: whole[-1]}
         if given[BEST].workspace_bytes:
-            for name, front in ((LESS, undivided), (OURS, desirable_set(measured, problem.batch))):
+            for name, front in ((LESS, whole), (OURS, desirable_set(found, problem.batch))):
                 within = fastest_within(front, given[BEST].workspace_bytes - 1)
                 if within is not None:
                     given[name] = within
@@ -63,7 +60,7 @@ def tell(table: Table) -> None:
     for place, rows in by_plan(table.rows):
         for plan in ratios.keys() & rows.keys():
             ratios[plan][" ".join(place)] = table.ms(rows[plan]) / table.ms(rows[BEST])
-    # The paper's figure has Forward alone, and its text the number of conv2 alone.
+    # The paper's figure shows Forward only, and its text gives the number of conv2 only.
     conv2 = ratios[LESS].get("conv2 Forward")
     beside("one byte less, conv2 Forward", "4.51 x", "no workspace" if conv2 is None else f"{conv2:.2f} x")
     for plan, what in ((LESS, "one byte less"), (OURS, "the same in micro-batches")):

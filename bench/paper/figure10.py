@@ -1,9 +1,10 @@
-"""The paper's figures 10 and 11: networks within 8, 64 and 512 MiB for each kernel, under each policy.
+"""The paper's figure 10: AlexNet at a mini-batch of 256 within 8, 64 and 512 MiB for each kernel, under each policy.
 
-python -m bench.paper.figure10                                AlexNet 256, planned from the recorded H200 profile
-python -m bench.paper.figure10 --backend cudnn                executed on this machine's GPU
-python -m bench.paper.figure10 --from CSV                     drawn again
-python -m bench.paper.figure11 [--backend cudnn]              ResNet-18 128
+    python -m bench.paper.figure10                     plan from the recorded H200 profile
+    python -m bench.paper.figure10 --backend cudnn     execute on this machine's GPU
+    python -m bench.paper.figure10 --from CSV          draw again
+
+Figure 11 is the same figure of another network.
 """
 
 from argparse import Namespace
@@ -19,7 +20,7 @@ LIMITS_MIB = (8, 64, 512)
 
 
 def measure(bench: Bench) -> Iterator[list[Row]]:
-    """Return the rows of each limit."""
+    """Yield the rows of each limit."""
     for limit in LIMITS_MIB:
         given = {"workspace_limit_bytes": limit * MIB}
         policies = bench.policies(POLICIES)
@@ -27,7 +28,7 @@ def measure(bench: Bench) -> Iterator[list[Row]]:
 
 
 def draw(table: Table, path: Path) -> None:
-    """Draw one of the figures."""
+    """Draw the figure."""
     draw_layers(table.bars(lambda plan: plan.replace(" MiB ", " MiB\n")), path, title=table.title)
     print(f"wrote {path}")
 
@@ -42,13 +43,13 @@ def tell(table: Table, network: str, paper: dict[int, str]) -> None:
 
 
 def figure(arguments: Namespace, name: str, network: str, paper: dict[int, str]) -> None:
-    """Measure and draw one of the figures, and print what the paper says of it.
+    """Measure and draw one of the figures, and print the paper's numbers beside ours.
 
     Args:
-        arguments: of the command line.
-        name: of the files.
+        arguments: command line.
+        name: name of the files.
         network: name of the network.
-        paper: its speedup of convolutions on a P100 under `all` over `undivided`, by limit in MiB.
+        paper: the paper's speedup of convolutions on a P100, of `all` over `undivided`, by limit in MiB.
     """
     if not arguments.drawn:
         bench = Bench(arguments, network)

@@ -1,8 +1,8 @@
 """The paper's figures 12 and 13: WR against WD within the same total, and the division itself.
 
-    python -m bench.paper.figure12                     planned from the recorded H200 profile
-    python -m bench.paper.figure12 --backend cudnn     executed on this machine's GPU
-    python -m bench.paper.figure12 --from CSV ...      drawn again
+    python -m bench.paper.figure12                     plan from the recorded H200 profile
+    python -m bench.paper.figure12 --backend cudnn     execute on this machine's GPU
+    python -m bench.paper.figure12 --from CSV          draw again
 
 AlexNet 256 with 120, 960 and 7680 MiB in total, ResNet-50 32 with 2544 and 5088 MiB. `bench.paper.division` measures
 the same in more ways, and Inception-v3.
@@ -21,7 +21,7 @@ PAPER = {("alexnet", 120): "1.38 x (all)"}
 
 
 def measure(bench: Bench, limits: tuple[int, ...]) -> Iterator[list[Row]]:
-    """Return the rows of each total."""
+    """Yield the rows of each total."""
     kernels = sum(kernel.count for kernel in bench.network.kernels())
     for limit in limits:
         total = limit * kernels
@@ -35,7 +35,7 @@ def measure(bench: Bench, limits: tuple[int, ...]) -> Iterator[list[Row]]:
 
 
 def label(plan: str) -> str:
-    """Return '120 MiB' above 'WD p'."""
+    """Return the label of a bar: '120 MiB' above 'WD p'."""
     total, _, way = plan.partition(" in total, ")
     name, _, policy = way.partition(" ")
     return f"{total}\n{name} {policy[0]}"
@@ -48,7 +48,7 @@ def draw(table: Table, path: Path) -> None:
 
 
 def draw_least(table: Table, path: Path) -> None:
-    """Draw figure 13: the paper divides the least of the totals; its rows are in figure 12's table."""
+    """Draw figure 13 from the rows of the least total, as the paper does."""
     division = path.with_name(path.name.replace("figure12", "figure13"))
     draw_division(table.bars(label)[: len(WAYS)], division, title=f"{table.title}; u: undivided, p: powerOfTwo")
     print(f"wrote {division}")
@@ -72,7 +72,7 @@ def tell(table: Table) -> None:
             ours = f"{before / after:.2f} x" if before and after else "-"
             beside(f"{name}, WD with {few} MiB over WR undivided with {much} MiB", said, ours)
             if "*" in said:
-                print("(*) of the whole iteration, with layers that are no convolutions")
+                print("(*) of the whole iteration, with layers other than convolutions")
 
 
 def main() -> None:
@@ -85,7 +85,7 @@ def main() -> None:
         try:
             path = bench.record(f"figure12_{name}", measure(bench, limits))
         except UcudnnError as error:
-            note(str(error))  # the other network is to be measured still
+            note(str(error))  # the other network can still be measured
         else:
             show(path, arguments.module, tell, draw, draw_least)
 

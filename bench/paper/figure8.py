@@ -1,8 +1,10 @@
 """The paper's figure 8: the desirable set of AlexNet's conv2 (Forward) at a mini-batch of 256, up to 120 MiB.
 
-python -m bench.paper.figure8                     planned from the recorded H200 profile
-python -m bench.paper.figure8 --backend cudnn     executed on this machine's GPU, at all micro-batch sizes
-python -m bench.paper.figure8 --from CSV          drawn again
+    python -m bench.paper.figure8                     plan from the recorded H200 profile
+    python -m bench.paper.figure8 --backend cudnn     execute on this machine's GPU, at all micro-batch sizes
+    python -m bench.paper.figure8 --from CSV          draw again
+
+Each point is one configuration: its workspace and its time.
 """
 
 from collections.abc import Iterator
@@ -17,12 +19,12 @@ from ucudnn.solvers.desirable import desirable_set
 
 
 def policy_of(bench: Bench) -> BatchSizePolicy:
-    """Return the policy: all sizes, where not recorded ones alone are known."""
+    """Return the policy: all sizes; powers of two for a profile, which knows no others."""
     return BatchSizePolicy.ALL if bench.policies(["all"]) else BatchSizePolicy.POWER_OF_TWO
 
 
 def measure(bench: Bench) -> Iterator[list[Row]]:
-    """Return the rows."""
+    """Yield the rows."""
     (kernel,) = (
         each for each in bench.network.kernels() if each.layer == "conv2" and each.operation is Operation.FORWARD
     )
@@ -40,7 +42,7 @@ def draw(table: Table, path: Path) -> None:
 
 
 def tell(table: Table) -> None:
-    """Print what the set is like."""
+    """Print the size of the set and its range of times."""
     times = [table.ms(row) for row in table.rows]
     beside("desirable configurations up to 120 MiB", "-", str(len(times)))
     beside("from the least to the most workspace, speedup", "-", f"{times[0] / times[-1]:.2f} x")

@@ -1,8 +1,10 @@
 """The paper's figure 9: AlexNet's conv2 at a mini-batch of 256 within 64 MiB, under each policy.
 
-python -m bench.paper.figure9                     planned from the recorded H200 profile
-python -m bench.paper.figure9 --backend cudnn     executed on this machine's GPU
-python -m bench.paper.figure9 --from CSV          drawn again
+    python -m bench.paper.figure9                     plan from the recorded H200 profile
+    python -m bench.paper.figure9 --backend cudnn     execute on this machine's GPU
+    python -m bench.paper.figure9 --from CSV          draw again
+
+Each bar is one plan, divided into its micro-batches.
 """
 
 from collections.abc import Iterator
@@ -18,7 +20,7 @@ POLICIES = ("undivided", "powerOfTwo", "adaptive", "all")
 
 
 def measure(bench: Bench) -> Iterator[list[Row]]:
-    """Return the rows of each operation."""
+    """Yield the rows of each operation."""
     for operation in Operation:
         (kernel,) = (each for each in bench.network.kernels() if each.layer == "conv2" and each.operation is operation)
         found = {}

@@ -1,14 +1,13 @@
-"""What the scripts of the paper's figures share: opening a backend, plans with their times, CSV files, pictures.
+"""Common parts of the paper's figures: backends, plans with their times, CSV files and pictures. Not a script.
 
-Not a script. Each figure is executed on the GPU, or planned from a recorded profile where there is none; files are
-written as NAME_executed or NAME_planned. The CSV, with the device and all versions in it, is written as it grows, and
-the picture is drawn from it: at once, or by `--from` on a machine that has matplotlib.
+Each figure is executed on the GPU, or planned from a recorded profile without one. Its files are NAME_executed or
+NAME_planned. The CSV file holds the device and all versions and is written as it grows. The picture is drawn from the
+CSV file: at once, or with `--from` on a machine that has matplotlib.
 """
 
 import csv
 import json
-import sys
-from argparse import ArgumentParser, Namespace, RawDescriptionHelpFormatter
+from argparse import Namespace
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import fsum, inf
@@ -16,11 +15,10 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any
 
+from bench.tools.backends import open_graph, plain_benchmark
 from bench.tools.results import RESULTS
-from ucudnn.backends import open_backend
+from bench.tools.script import command_line, note
 from ucudnn.backends.base import Backend, ComputeBackend
-from ucudnn.backends.candidates import Candidates
-from ucudnn.backends.cudnn.algorithms.gathered import skips
 from ucudnn.benchmarking.benchmark import Benchmark
 from ucudnn.benchmarking.factory import open_benchmark
 from ucudnn.configuration import Configuration, MicroConfiguration
@@ -36,19 +34,22 @@ from ucudnn.reporting.report import KernelReport, Report
 from ucudnn.settings import Settings
 
 MIB = 2**20
-FAILURES = (UcudnnError, MemoryError, RuntimeError)  # the last are those of CUDA
+FAILURES = (UcudnnError, MemoryError, RuntimeError)
+"""Errors that end one measurement only; RuntimeError comes from CUDA."""
+
 LEAST_REPEATS = 3
-SLOW_MS = 300.0  # of samples of one kernel: slower ones get fewer
+SLOW_MS = 300.0
+"""Milliseconds for all samples of one kernel, beyond which there are fewer samples."""
 
 Row = dict[str, Any]
 Times = Mapping[str, float | None]
 
 
 class Bench:
-    """A network on a backend, and where its figure goes.
+    """A network on a backend, and the folder of its figure.
 
     Args:
-        arguments: of the command line, as `parse` returns them.
+        arguments: command line, as `parse` returns it.
         network: name of the network, or path of its CSV file.
         batch: mini-batch size; None for the network's own.
     """
@@ -56,40 +57,33 @@ class Bench:
     def __init__(self, arguments: Namespace, network: str, batch: int | None = None) -> None:
         self.network = load_network(network, batch)
         settings = Settings.load(database=arguments.database)
-
-        def opened(candidates: Candidates) -> Backend:
-            library = settings.cudnn_library
-            return open_backend(arguments.backend, candidates=candidates, network=network, cudnn_library=library)
-
-        self.backend: Backend = opened(Candidates.GRAPH)
+        self.backend: Backend = open_graph(arguments.backend, network, settings)
         self.benchmark: Benchmark = open_benchmark(self.backend, settings)
-        self._undivided = self.benchmark
-        if any(skips(layer.forward) for layer in self.network.layers):  # cuDNN as it is, without copies
-            self._undivided = open_benchmark(opened(Candidates.GRAPH_PLAIN), settings)
+        self._undivided = plain_benchmark(arguments.backend, self.network, self.benchmark, settings)
         self.executes = isinstance(self.backend, ComputeBackend)
         self._arguments = arguments
         self._known: dict[tuple[ConvolutionProblem, frozenset[str]], Times] = {}
 
     @property
     def late(self) -> bool:
-        """Whether time is up, and nothing more is to begin."""
+        """Whether the time of --seconds is up, so that no further plan starts."""
         return perf_counter() - self._arguments.begin > self._arguments.seconds
 
     def policies(self, wanted: Sequence[str]) -> list[str]:
-        """Return those policies that were asked for, and whose sizes are known: profiles hold powers of two."""
+        """Return the wanted policies that --policy allows; profiles know only the powers of two."""
         asked = [policy for policy in wanted if policy in (self._arguments.policy or wanted)]
         return asked if self.executes else [policy for policy in asked if policy in ("undivided", "powerOfTwo")]
 
     def rows(self, ways: Mapping[str, Mapping[str, Any]]) -> list[Row]:
-        """Plan the network in several ways, run what they choose in turn if that is possible, and return all kernels.
+        """Plan the network in several ways, run the plans in turn on a backend that executes, and return all kernels.
 
-        A way that is not possible is left out and said; a kernel that is not, from all.
+        A way that cannot be planned and a kernel that cannot be planned or run are left out, and a message says so.
 
         Args:
             ways: settings by label.
 
         Raises:
-            UcudnnError: if no kernel can be planned, or a profile is replayed that lacks the network or its sizes.
+            UcudnnError: if no kernel can be planned, or if the profile lacks the network or its sizes.
         """
         found: dict[str, Decisions] = {}
         for label, values in ways.items():
@@ -97,7 +91,7 @@ class Bench:
                 note(f"time is up; left out: {label}")
                 continue
             begin = perf_counter()
-            decisions = self._decided(label, Settings.load({}, slabs=False, **values))  # the paper has no slabs
+            decisions = self._decided(label, Settings.load({}, slabs=False, **values))
             if decisions is not None:
                 found[label] = decisions
                 note(f"{label}: planned in {perf_counter() - begin:.1f} s")
@@ -142,9 +136,9 @@ class Bench:
         return True
 
     def times(self, problem: ConvolutionProblem, given: Mapping[str, Configuration]) -> Times:
-        """Return the milliseconds of several configurations: run in turn; None where nothing can be run.
+        """Run several configurations in turn and return their milliseconds; None for each on a backend that only plans.
 
-        Where that fails, nothing is returned, and it is said.
+        If a run fails, no times are returned, and a message says why.
         """
         if not isinstance(self.backend, ComputeBackend):
             return dict.fromkeys(given)
@@ -159,12 +153,12 @@ class Bench:
         return {name: self._known[key][str(each)] for name, each in given.items()}
 
     def _run(self, problem: ConvolutionProblem, given: Mapping[str, Configuration], backend: ComputeBackend) -> Times:
-        once_ms = 2 * fsum(each.time_ms for each in given.values())  # each sample has a run before it
+        once_ms = 2 * fsum(each.time_ms for each in given.values())  # one run warms up for each sample
         repeats = min(self._arguments.repeats, max(LEAST_REPEATS, int(SLOW_MS / once_ms)))
         return times_in_turn(problem, given, backend, repeats)
 
     def row(self, configuration: Configuration, times: Times, name: str = "") -> Row:
-        """Return what is written of a configuration, whose time has its own text for a name if none is given."""
+        """Return the columns of a configuration, whose time is found under a name, or else under its own text."""
         return {
             "configuration": str(configuration),
             "workspace_bytes": configuration.workspace_bytes,
@@ -173,22 +167,22 @@ class Bench:
         }
 
     def title(self, *more: str) -> str:
-        """Return what a picture is of: 'alexnet, mini-batch 256, NVIDIA H200'."""
+        """Return the title of a picture: 'alexnet, mini-batch 256, NVIDIA H200'."""
         device = self.backend.conditions().get("device", self.backend.name)
         return ", ".join([self.network.name, f"mini-batch {self.network.batch}", *more, device])
 
     def record(self, name: str, chunks: Iterable[Sequence[Row]], *more: str) -> Path:
-        """Write rows as CSV whenever there are more of them, and return its path.
+        """Write the CSV file again after each chunk of rows, and return its path.
 
-        What is there is kept where the rest fails.
+        If a chunk fails, the file keeps the rows before it.
 
         Args:
-            name: of the file, without what it is.
-            chunks: rows.
-            more: what the title says besides the network.
+            name: name of the file, without '_executed' or '_planned'.
+            chunks: the rows.
+            more: additions to the title.
 
         Raises:
-            UcudnnError: if there is nothing at all.
+            UcudnnError: if there is no row at all.
         """
         path: Path = self._arguments.out / f"{name}_{'executed' if self.executes else 'planned'}.csv"
         conditions = ", ".join(f"{key} {value}" for key, value in self.backend.conditions().items())
@@ -209,7 +203,7 @@ class Bench:
 
 
 def write(path: Path, comments: Sequence[str], rows: Sequence[Row]) -> None:
-    """Write rows as CSV; the file is whole at any time."""
+    """Write a CSV file, which other processes see whole or not at all."""
     path.parent.mkdir(parents=True, exist_ok=True)
     unfinished = path.with_suffix(".unfinished")
     with unfinished.open("w", newline="", encoding="utf-8") as file:
@@ -222,11 +216,11 @@ def write(path: Path, comments: Sequence[str], rows: Sequence[Row]) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class Table:
-    """What a CSV file holds.
+    """Contents of a CSV file.
 
     Attributes:
-        title: what it is of.
-        rows: its rows, as texts.
+        title: title of the picture.
+        rows: rows, as texts.
     """
 
     title: str
@@ -234,20 +228,20 @@ class Table:
 
     @property
     def kind(self) -> str:
-        """'executed', or 'predicted' where nothing was executed."""
+        """'executed' if all rows were executed, otherwise 'predicted'."""
         return "executed" if all(row["executed_ms"] for row in self.rows) else "predicted"
 
     def ms(self, row: Mapping[str, str]) -> float:
-        """Return the milliseconds of a row: executed where all were, else predicted."""
+        """Return the milliseconds of a row: executed if all rows were executed, otherwise predicted."""
         return float(row[f"{self.kind}_ms"])
 
     def total_ms(self, plan: str) -> float | None:
-        """Return the milliseconds of all kernels of a plan; None where it is not there."""
+        """Return the milliseconds of all kernels of a plan; None if the file lacks the plan."""
         times = [self.ms(row) * int(row["count"]) for row in self.rows if row["plan"] == plan]
         return fsum(times) if times else None
 
     def gain(self, before: str, after: str) -> str:
-        """Return how many times as fast one plan is as another, over the kernels of both."""
+        """Return the speedup of the plan `after` over the plan `before`; '-' if their kernels differ."""
         both = [{_place(row) for row in self.rows if row["plan"] == plan} for plan in (before, after)]
         if both[0] != both[1] or not both[0]:
             return "-"
@@ -255,12 +249,12 @@ class Table:
         return f"{times[0] / times[1]:.2f} x" if times[0] and times[1] else "-"
 
     def bars(self, label: Callable[[str], str]) -> list[Bar]:
-        """Return a report of each plan, labelled."""
+        """Return the report of each plan with its label."""
         plans = dict.fromkeys(row["plan"] for row in self.rows)
         return [(label(plan), _report([row for row in self.rows if row["plan"] == plan])) for plan in plans]
 
     def configuration(self, row: Mapping[str, str]) -> Configuration:
-        """Return the configuration of a row, its parts as long as they took together."""
+        """Return the configuration of a row; the times of its parts add up to the time of the row."""
         parts = [
             MicroConfiguration(size=size, algorithm=algorithm, time_ms=time_ms, workspace_bytes=workspace_bytes)
             for size, algorithm, time_ms, workspace_bytes in json.loads(row["parts"])
@@ -295,12 +289,12 @@ def _report(rows: Iterable[Mapping[str, str]]) -> Report:
 
 
 def parts_text(configuration: Configuration) -> str:
-    """Return the parts of a configuration as a column: size, algorithm, milliseconds and workspace of each."""
+    """Return a column for the parts of a configuration: size, algorithm, milliseconds and workspace of each."""
     return json.dumps([[each.size, each.algorithm, each.time_ms, each.workspace_bytes] for each in configuration.parts])
 
 
 def read(path: Path) -> Table:
-    """Return what a CSV file holds."""
+    """Return the contents of a CSV file."""
     lines = path.read_text(encoding="utf-8").splitlines()
     comments = [line.removeprefix("# ") for line in lines if line.startswith("# ")]
     rows = list(csv.DictReader(line for line in lines if not line.startswith("# ")))
@@ -308,13 +302,13 @@ def read(path: Path) -> Table:
 
 
 def show(path: Path, module: str, tell: Callable[[Table], None], *draws: Callable[[Table, Path], None]) -> None:
-    """Print the paper's figures beside those of a CSV file, and draw its pictures, if there is matplotlib.
+    """Print the paper's figures beside those of a CSV file, and draw its pictures if matplotlib is installed.
 
     Args:
         path: the CSV file.
-        module: the script, which draws the pictures from the file later.
-        tell: prints.
-        draws: what draws a picture into a file, of which those after the first choose its name themselves.
+        module: the script that can draw the pictures later.
+        tell: prints the figures.
+        draws: each draws one picture; the first draws the file that it is given, the others choose a name beside it.
     """
     table = read(path)
     print(table.title)
@@ -327,23 +321,26 @@ def show(path: Path, module: str, tell: Callable[[Table], None], *draws: Callabl
 
 
 def parse(description: str | None, module: str) -> Namespace:
-    """Return the arguments that all figures take."""
-    parser = ArgumentParser(
-        prog=f"python -m {module}",
-        description=description,
-        formatter_class=RawDescriptionHelpFormatter,
-        epilog="Measurements are kept in the database: a call that was cut off goes on where it was.",
-    )
-    parser.add_argument("--backend", default="replay:h200", help="cudnn on a GPU; replay:PROFILE without one (default)")
-    parser.add_argument("--repeats", type=int, default=9, help="samples of each plan; fewer of slow ones, 3 at least")
+    """Return the command line of a figure.
+
+    Args:
+        description: text of --help.
+        module: the script.
+    """
+    parser = command_line(description, module)
+    parser.epilog = "The database keeps measurements: a call after one that was cut off continues its work."
+    parser.add_argument("--backend", default="replay:h200", help="cudnn, or replay:PROFILE without a GPU (%(default)s)")
+    parser.add_argument("--repeats", type=int, default=9, help="samples of each plan (%(default)s); at least 3 if slow")
     parser.add_argument(
-        "--seconds", type=float, default=inf, help="begin no plan after so long; what there is, is drawn"
+        "--seconds", type=float, default=inf, help="start no plan after this time, and draw what there is"
     )
-    parser.add_argument("--policy", action="append", help="these alone of the figure's policies; may be repeated")
-    parser.add_argument("--database", help="file that keeps measurements (UCUDNN_DATABASE)")
-    parser.add_argument("--out", type=Path, default=RESULTS / "paper", help="folder of the CSV and PNG files")
+    parser.add_argument("--policy", action="append", help="only this policy of the figure; may be repeated")
+    parser.add_argument("--database", help="file of measurements (UCUDNN_DATABASE)")
     parser.add_argument(
-        "--from", dest="drawn", type=Path, nargs="+", metavar="CSV", help="measure nothing, draw what is in these"
+        "--out", type=Path, default=RESULTS / "paper", help="folder of CSV and PNG (bench/results/paper)"
+    )
+    parser.add_argument(
+        "--from", dest="drawn", type=Path, nargs="+", metavar="CSV", help="measure nothing, draw these files"
     )
     arguments = parser.parse_args()
     arguments.begin = perf_counter()
@@ -352,18 +349,13 @@ def parse(description: str | None, module: str) -> Namespace:
 
 
 def beside(what: str, paper: str, ours: str) -> None:
-    """Print the paper's figure and ours side by side."""
+    """Print a figure of the paper beside ours."""
     print(f"{what:64}  paper {paper:>12}   here {ours:>10}")
 
 
 def by_plan(rows: Iterable[dict[str, str]], field: str = "plan") -> Iterator[tuple[tuple[str, str], dict[str, Any]]]:
-    """Return the rows of each layer and operation by plan."""
+    """Yield each layer and operation with its rows by plan."""
     found: dict[tuple[str, str], dict[str, Any]] = {}
     for row in rows:
         found.setdefault(_place(row), {})[row[field]] = row
     yield from found.items()
-
-
-def note(text: str) -> None:
-    """Print progress."""
-    print(text, file=sys.stderr, flush=True)

@@ -1,34 +1,23 @@
-"""How long planning takes without a GPU, and what it promises: desirable sets, WD, whole `ucudnn plan` processes.
+"""Planning without a GPU: how long desirable sets, WD and whole `ucudnn plan` processes take, and what they predict.
 
-    python -m bench.paper.planning [--out bench/results/paper/planning.json]
+    python -m bench.paper.planning
 
-Plans come from the recorded H200 profile that ships with ucudnn. Times are wall-clock, medians and extremes of
-repeats on this machine; conditions are written beside them.
+Plans come from the recorded H200 profile of ucudnn. Times are wall-clock times on this machine: medians and extremes of
+repeated runs.
 """
 
-import argparse
 import json
-import os
-import platform
 import statistics
 import subprocess
 import sys
 from collections.abc import Callable
-from importlib.metadata import version
-from pathlib import Path
+from functools import partial
 from time import perf_counter
 
-from bench.tools.results import RESULTS, json_text, save
-from ucudnn.backends.candidates import Candidates
-from ucudnn.backends.cpu.backend import CpuBackend
-from ucudnn.backends.replay import ReplayBackend
-from ucudnn.benchmarking.benchmark import Benchmark
-from ucudnn.benchmarking.request import Request
-from ucudnn.networks.tables import load_network
-from ucudnn.policy import BatchSizePolicy
-from ucudnn.profiles.format import load_profile
-from ucudnn.solvers.desirable import desirable_set
-from ucudnn.solvers.division import Choice, divide
+from bench.paper.recorded import NETWORKS, choices_of, recorded, variables_of
+from bench.tools.results import cpu_conditions, json_text, save
+from bench.tools.script import command_line, out_of, run
+from ucudnn.solvers.division import divide
 
 MIB = 2**20
 REPEATS = 7
@@ -43,7 +32,7 @@ PLANS = (
 
 
 def timed_ms(run: Callable[[], object]) -> dict[str, float]:
-    """Return median, least and greatest milliseconds of repeated runs, after one that warms up."""
+    """Return median, least and greatest milliseconds of repeated runs, after a first run that does not count."""
     run()
     samples = []
     for _ in range(REPEATS):
@@ -54,68 +43,55 @@ def timed_ms(run: Callable[[], object]) -> dict[str, float]:
 
 
 def solvers(network: str) -> dict[str, object]:
-    """Time the desirable sets of a network's kernels and WD at several totals."""
-    backend = ReplayBackend(load_profile("h200"), candidates=Candidates.GRAPH, network=network)
-    benchmark = Benchmark(backend)
-    measured = []
-    for kernel in load_network(network).kernels():
-        sizes = BatchSizePolicy.POWER_OF_TWO.sizes(kernel.problem.batch)
-        measured.append(
-            (kernel, benchmark.micro_configurations(Request(problem=kernel.problem, sizes=sizes, limit_bytes=2**50)))
-        )
-
-    def fronts() -> list[Choice]:
-        return [Choice(desirable=desirable_set(each, k.problem.batch), count=k.count) for k, each in measured]
-
-    choices = fronts()
+    """Time the desirable sets of a network's kernels, and WD at several totals."""
+    kernels = recorded("h200", network)
+    choices = choices_of(kernels)
     divisions = {}
     for total in TOTALS_MIB:
-        division = divide(choices, total * MIB)
+        divided = partial(divide, choices, total * MIB)
+        division = divided()
         divisions[f"{total} MiB"] = {
-            **timed_ms(lambda total=total: divide(choices, total * MIB)),
+            **timed_ms(divided),
             "method": division.method,
             "network_ms": division.time_ms,
             "workspace_bytes": division.workspace_bytes,
         }
     return {
-        "kernels": sum(kernel.count for kernel, _ in measured),
-        "variables": sum(len(choice.desirable) for choice in choices),
-        "variables_unmerged": sum(len(choice.desirable) * choice.count for choice in choices),
-        "desirable_sets": timed_ms(fronts),
+        "kernels": sum(kernel.count for kernel, _ in kernels),
+        **variables_of(choices),
+        "desirable_sets": timed_ms(partial(choices_of, kernels)),
         "division": divisions,
     }
 
 
 def plan(network: str, candidates: str, limit: str) -> dict[str, object]:
-    """Time a whole `ucudnn plan` process and keep its totals."""
-    command = [sys.executable, "-c", "from ucudnn.cli.app import main; main()", "plan", network, "--profile", "h200"]
+    """Time a whole `ucudnn plan` process; return its totals, too."""
+    command = [sys.executable, "-m", "ucudnn", "plan", network, "--profile", "h200"]
     command += ["--candidates", candidates, "--workspace", limit, "--json"]
 
-    def run() -> str:
+    def planned() -> str:
         return subprocess.run(command, capture_output=True, text=True, check=True).stdout
 
-    return {"network": network, "candidates": candidates, "limit": limit, **timed_ms(run), **json.loads(run())["total"]}
+    return {
+        "network": network,
+        "candidates": candidates,
+        "limit": limit,
+        **timed_ms(planned),
+        **json.loads(planned())["total"],
+    }
 
 
 def main() -> None:
     """Measure everything, print it and write it."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, default=RESULTS / "paper/planning.json")
-    arguments = parser.parse_args()
-    packages = ("ucudnn", "numpy", "pulp", "highspy")
+    arguments = command_line(__doc__, __spec__.name, "paper/planning.json").parse_args()
     answer = {
-        "conditions": {
-            "device": CpuBackend().conditions()["device"],
-            "cpus": os.cpu_count(),
-            "python": platform.python_version(),
-            **{package: version(package) for package in packages},
-        },
+        "conditions": cpu_conditions("ucudnn", "pulp", "highspy"),
         "plans": [plan(*each) for each in PLANS],
-        "solvers": {network: solvers(network) for network in ("alexnet", "resnet18", "resnet50")},
+        "solvers": {network: solvers(network) for network in NETWORKS},
     }
-    save(arguments.out, answer)
+    save(out_of(arguments), answer)
     print(json_text(answer))
 
 
 if __name__ == "__main__":
-    main()
+    run(main)

@@ -1,37 +1,27 @@
-"""WD by ucudnn and the paper's 0-1 program in GLPK, in one run on one CPU core: times, and the same optimum.
+"""WD by ucudnn and by the paper's 0-1 program in GLPK, on one CPU core: their times, and the same optimum.
 
-    python -m bench.paper.solvers [--out bench/results/paper/solvers.json]
+    python -m bench.paper.solvers
 
-Desirable sets come from two recorded H200 profiles: ucudnn's own, and tests/data/h200_every.json, which leaves nothing
-out. Milliseconds are to build and solve, in turns, after a round that warms up: `ours` is `divide` with identical
-kernels merged, `unmerged` has every kernel apart, as the paper's program has, `highs` is merged with HiGHS in place of
-ucudnn's search, `glpk` the paper's program (tests/solvers/papers_program.py). Optima that differ by more than 1e-9 are
-an error. `median_ms` and `sum_ms` are of all totals' medians, `worst_ms` is the slowest run, without infeasible totals.
+The desirable sets come from two recorded H200 profiles: ucudnn's own, and tests/data/h200_every.json, which leaves
+nothing out. The milliseconds are those of building and solving, in turn, after a first round that does not count.
+`ours` is `divide` with identical kernels merged, `unmerged` has every kernel apart, as the paper's program has, `highs`
+is merged with HiGHS in place of ucudnn's search, and `glpk` is the paper's program (tests/support/papers_program.py).
+Optima that differ by more than 1e-9 are an error. `median_ms` and `sum_ms` are those of the totals' medians, `worst_ms`
+is the slowest run; infeasible totals do not count.
 """
 
-import argparse
 import os
-import platform
 from collections import Counter
 from collections.abc import Callable, Sequence
-from importlib.metadata import version
-from pathlib import Path
 from statistics import median
 from time import perf_counter
 from typing import Any
 
-from bench.tools.results import RESULTS, ROOT, save
+from bench.paper.recorded import NETWORKS, choices_of, recorded, variables_of
+from bench.tools.results import ROOT, cpu_conditions, save
+from bench.tools.script import command_line, out_of, run
 from tests.support.papers_program import glpk_optimum
-from ucudnn.backends.candidates import Candidates
-from ucudnn.backends.cpu.backend import CpuBackend
-from ucudnn.backends.replay import ReplayBackend
-from ucudnn.benchmarking.benchmark import Benchmark
-from ucudnn.benchmarking.request import Request
-from ucudnn.networks.tables import load_network
-from ucudnn.policy import BatchSizePolicy
-from ucudnn.profiles.format import load_profile
 from ucudnn.settings import SolverName
-from ucudnn.solvers.desirable import desirable_set
 from ucudnn.solvers.division import Choice, Division, DivisionStatus, divide
 
 REPEATS = 7
@@ -41,19 +31,8 @@ SUMMARIES = (("median_ms", "median_ms", median), ("worst_ms", "max_ms", max), ("
 SOLVERS = ("ours", "unmerged", "highs", "glpk")
 
 
-def choices_of(source: str, network: str) -> list[Choice[Any]]:
-    """Return the desirable sets of a recorded network's kernels with their counts."""
-    benchmark = Benchmark(ReplayBackend(load_profile(source), candidates=Candidates.GRAPH, network=network))
-    choices = []
-    for kernel in load_network(network).kernels():
-        sizes = BatchSizePolicy.POWER_OF_TWO.sizes(kernel.problem.batch)
-        measured = benchmark.micro_configurations(Request(problem=kernel.problem, sizes=sizes, limit_bytes=2**50))
-        choices.append(Choice(desirable=desirable_set(measured, kernel.problem.batch), count=kernel.count))
-    return choices
-
-
 def compare(choices: Sequence[Choice[Any]], total: int) -> dict[str, Any]:
-    """Divide one total in every way, in turns, and check that all find the same optimum."""
+    """Divide one total in every way, in turn, and check that all ways find the same optimum."""
     unmerged = [Choice(desirable=choice.desirable) for choice in choices for _ in range(choice.count)]
     if sum(min(each.workspace_bytes for each in choice.desirable) for choice in unmerged) > total:
         assert divide(choices, total).status is DivisionStatus.INFEASIBLE
@@ -83,7 +62,7 @@ def compare(choices: Sequence[Choice[Any]], total: int) -> dict[str, Any]:
 
 
 def summary(title: str, totals: list[dict[str, Any]]) -> dict[str, Any]:
-    """Summarize the totals that can be divided, in a table and in what is returned."""
+    """Print and return a summary of the totals that can be divided."""
     feasible = [each for each in totals if "infeasible" not in each]
     methods = Counter(each["method"]["ours"] for each in feasible)
     found: dict[str, Any] = {"infeasible": len(totals) - len(feasible), "methods": methods}
@@ -98,28 +77,24 @@ def summary(title: str, totals: list[dict[str, Any]]) -> dict[str, Any]:
 
 def main() -> None:
     """Measure everything on one core, print it and write it."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, default=RESULTS / "paper/solvers.json")
-    arguments = parser.parse_args()
+    arguments = command_line(__doc__, __spec__.name, "paper/solvers.json").parse_args()
     if hasattr(os, "sched_setaffinity"):
         os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})
-    device = CpuBackend().conditions()["device"]
-    versions = {package: version(package) for package in ("ucudnn", "numpy", "pulp", "highspy", "swiglpk")}
-    conditions = {"device": device, "cores": 1, "repeats": REPEATS, "python": platform.python_version(), **versions}
+    conditions = {**cpu_conditions("ucudnn", "pulp", "highspy", "swiglpk"), "cores": 1, "repeats": REPEATS}
     profiles: dict[str, dict[str, Any]] = {name: {} for name in PROFILES}
     everything: list[dict[str, Any]] = []
     for name, source in PROFILES.items():
-        for network in ("alexnet", "resnet18", "resnet50"):
-            choices = choices_of(source, network)
+        for network in NETWORKS:
+            choices = choices_of(recorded(source, network))
             totals = [compare(choices, total) for total in TOTALS]
-            merged = sum(len(choice.desirable) for choice in choices)
-            apart = sum(len(choice.desirable) * choice.count for choice in choices)
+            variables = variables_of(choices)
+            merged, apart = variables.values()
             found = summary(f"{name} {network}, {merged} variables ({apart} unmerged)", totals)
-            profiles[name][network] = {"variables": merged, "variables_unmerged": apart, **found, "totals": totals}
+            profiles[name][network] = {**variables, **found, "totals": totals}
             everything += totals
     answer = {"conditions": conditions, "all": summary("all", everything), "profiles": profiles}
-    save(arguments.out, answer)
+    save(out_of(arguments), answer)
 
 
 if __name__ == "__main__":
-    main()
+    run(main)

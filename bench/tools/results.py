@@ -5,7 +5,7 @@ import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -83,6 +83,14 @@ def _locked(path: Path) -> Iterator[None]:
         os.close(folder)
 
 
+def package_version(package: str) -> str:
+    """Return the version of a package; 'source tree' if it is not installed."""
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return "source tree"
+
+
 def cpu_conditions(*packages: str) -> dict[str, str]:
     """Return this machine's processor, its number of CPUs, and the versions of Python, NumPy and some packages."""
-    return {**CpuBackend().conditions(), **{package: version(package) for package in packages}}
+    return {**CpuBackend().conditions(), **{package: package_version(package) for package in packages}}
