@@ -17,13 +17,13 @@ from tests.support.gpu import Operands
 from ucudnn.backends.base import ComputeBackend
 from ucudnn.backends.candidates import Candidates
 from ucudnn.backends.cudnn.gpu.cupy_gpu import cupy_module
-from ucudnn.profiles.measurement import Effort
 from ucudnn.benchmarking.benchmark import Benchmark
 from ucudnn.benchmarking.request import Request
 from ucudnn.configuration import configuration_of
 from ucudnn.execution.plan import make_plan
 from ucudnn.networks.tables import load_network
 from ucudnn.problem import ConvolutionProblem, DataType, MathMode, Operation
+from ucudnn.profiles.measurement import Effort
 
 MODES = (
     (DataType.FLOAT32, MathMode.FMA, 1e-6),

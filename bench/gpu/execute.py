@@ -18,7 +18,6 @@ from bench.tools.results import save_case
 from ucudnn.backends.base import ComputeBackend
 from ucudnn.backends.candidates import Candidates
 from ucudnn.backends.cudnn.algorithms.gathered import skips
-from ucudnn.profiles.measurement import Effort
 from ucudnn.benchmarking.benchmark import Benchmark
 from ucudnn.configuration import Configuration
 from ucudnn.errors import InfeasibleError
@@ -27,6 +26,7 @@ from ucudnn.networks.tables import load_network
 from ucudnn.planning.decision import decide
 from ucudnn.policy import BatchSizePolicy
 from ucudnn.problem import DataType, MathMode
+from ucudnn.profiles.measurement import Effort
 from ucudnn.reporting.plan_timing import execute
 from ucudnn.reporting.report import KernelReport, Report, report_decisions
 from ucudnn.settings import Settings, parse_choice

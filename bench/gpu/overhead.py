@@ -18,12 +18,12 @@ from bench.tools.results import save
 from ucudnn import Handle
 from ucudnn.backends.base import ComputeBackend
 from ucudnn.backends.cudnn.gpu.cupy_gpu import cupy_module
-from ucudnn.profiles.measurement import Effort
 from ucudnn.benchmarking.request import Request
 from ucudnn.configuration import configuration_of
 from ucudnn.networks.tables import load_network
 from ucudnn.planning.decision import Decision
 from ucudnn.problem import ConvolutionProblem, Operation
+from ucudnn.profiles.measurement import Effort
 from ucudnn.reporting.plan_timing import alternate
 
 SMALL = ConvolutionProblem(
