@@ -1,8 +1,18 @@
-import pytest
+"""Settings: arguments over environment over defaults, and every field on its way to a handle."""
 
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.support.every_setting import FIELDS, arguments, partly, set_variables
+from tests.support.problems import make_problem
+from ucudnn.backends.measurement import Effort
 from ucudnn.errors import SettingsError
+from ucudnn.handle import Handle
 from ucudnn.policy import BatchSizePolicy
 from ucudnn.settings import VARIABLES, Settings, SolverName
+
+QUICK = Effort(repeats=1, time_limit_ms=1, warmup=0)
 
 
 def test_defaults():
@@ -103,3 +113,64 @@ def test_a_bad_argument_is_named_too():
         Settings.load({}, solver_time_limit_seconds=[3])
     with pytest.raises(SettingsError, match=r"unknown settings \['limit'\]"):
         Settings.load({}, limit=5)
+
+
+def test_a_field_goes_by_the_name_of_its_argument_as_well():
+    assert Settings.load({}, workspace_limit="1MiB") == Settings.load({}, workspace_limit_bytes=2**20)
+    assert Settings.load({}, solver_time_limit=3) == Settings(solver_time_limit_seconds=3)
+
+
+GIVEN = st.sets(st.sampled_from([field for field in FIELDS if field != "backend"])).map(
+    lambda given: given | {"backend"}
+)
+
+
+@given(GIVEN)
+def test_every_field_reaches_a_handle(given):
+    expected = partly(given)
+    with pytest.MonkeyPatch.context() as patch:
+        set_variables(patch, given)
+        assert Handle().settings == expected
+        set_variables(patch, {"cudnn_library", "database"} & given)  # the one has no argument
+        assert Handle(**arguments(given - {"cudnn_library"})).settings == expected
+
+
+@given(GIVEN)
+def test_settings_make_a_handle_whatever_the_environment_says(given):
+    expected = partly(given)
+    with pytest.MonkeyPatch.context() as patch:
+        set_variables(patch, set(FIELDS) - {"backend"})
+        handle = Handle.from_settings(expected)
+    assert handle.settings == expected
+    assert handle.backend.name == "cpu"
+
+
+def test_settings_of_a_handle_are_obeyed():
+    problem = make_problem(batch=8, groups=1)
+    plain = Handle.from_settings(Settings(backend="cpu", database="off"), effort=QUICK)
+    handle = Handle.from_settings(
+        Settings(backend="cpu", database="off", policy=BatchSizePolicy.UNDIVIDED), effort=QUICK
+    )
+    for each in (plain, handle):
+        each.get_algorithm(problem)
+        each.optimize()
+    assert handle.report().policy == "undivided"
+    assert plain.report().policy == "powerOfTwo"
+    assert handle.report().kernels[0].configuration.startswith("1x8 ")
+
+
+def test_a_handle_with_other_settings_measures_as_the_first_one_does():
+    heard = []
+    settings = Settings(backend="cpu", database="off", policy=BatchSizePolicy.UNDIVIDED)
+    first = Handle.from_settings(settings, effort=QUICK, listener=heard.append)
+    second = first.with_settings(Settings(backend="cpu", database="off", workspace_limit_bytes=0))
+    assert second.backend is first.backend
+    assert second.settings.workspace_limit_bytes == 0
+    second.get_algorithm(make_problem())
+    second.optimize()
+    assert heard
+
+
+def test_groups_of_settings_need_a_total():
+    with pytest.raises(SettingsError, match="groups"):
+        Handle.from_settings(Settings(backend="cpu", database="off"), groups=[["a", "b"]])

@@ -1,6 +1,5 @@
 """The handle: stands in for a cuDNN handle, plans each convolution once and dispatches it from then on."""
 
-import logging
 from collections.abc import Hashable, Sequence
 from dataclasses import replace
 from typing import Unpack
@@ -11,12 +10,13 @@ from ucudnn.backends.base import Backend, ComputeBackend, Spare, Tensor
 from ucudnn.benchmarking.benchmark import ProgressListener
 from ucudnn.benchmarking.factory import open_benchmark
 from ucudnn.errors import BackendError, InfeasibleError
-from ucudnn.execution.dispatcher import Dispatcher, Entry
+from ucudnn.execution.dispatcher import Dispatcher
+from ucudnn.execution.kernel_plans import KernelPlans
 from ucudnn.execution.launcher import Launcher
 from ucudnn.execution.layer_identity import LayerIdentities, checked_name
 from ucudnn.kernel import KernelKey, VirtualAlgorithm
 from ucudnn.planning.concurrency import groups_under
-from ucudnn.planning.decision import Decisions, decide
+from ucudnn.planning.decision import decide
 from ucudnn.policy import BatchSizePolicy
 from ucudnn.problem import ConvolutionProblem, Operation
 from ucudnn.profiles.measurement import Effort
@@ -24,8 +24,6 @@ from ucudnn.reporting.plan_timing import report_run
 from ucudnn.reporting.report import Report
 from ucudnn.settings import Settings, SolverName
 from ucudnn.workspace.spare import tail_step
-
-_LOG = logging.getLogger(__name__)
 
 
 class Handle:
@@ -75,31 +73,71 @@ class Handle:
         effort: Effort | None = None,
         listener: ProgressListener | None = None,
     ) -> None:
-        self.settings = Settings.load(
+        settings = Settings.load(
             backend=None if isinstance(backend, Backend) else backend,
             policy=policy,
-            workspace_limit_bytes=workspace_limit,
-            total_workspace_bytes=total_workspace,
+            workspace_limit=workspace_limit,
+            total_workspace=total_workspace,
             solver=solver,
-            solver_time_limit_seconds=solver_time_limit,
+            solver_time_limit=solver_time_limit,
             database=database,
             benchmark_devices=benchmark_devices,
             slabs=slabs,
         )
-        path = self.settings.cudnn_library
-        opened = backend if isinstance(backend, Backend) else open_backend(self.settings.backend, cudnn_library=path)
+        self._open(settings, backend if isinstance(backend, Backend) else None, groups, effort, listener)
+
+    @classmethod
+    def from_settings(
+        cls,
+        settings: Settings,
+        *,
+        backend: Backend | None = None,
+        groups: Sequence[Sequence[str | Sequence[str]]] | None = None,
+        effort: Effort | None = None,
+        listener: ProgressListener | None = None,
+    ) -> "Handle":
+        """Return a handle with the given settings, whatever the environment says.
+
+        Args:
+            settings: the settings; every field counts.
+            backend: a backend in place of the one that the settings name.
+            groups: as for `Handle`.
+            effort: as for `Handle`.
+            listener: as for `Handle`.
+
+        Raises:
+            UcudnnError: as `Handle`.
+        """
+        handle = cls.__new__(cls)
+        handle._open(settings, backend, groups, effort, listener)
+        return handle
+
+    def _open(
+        self,
+        settings: Settings,
+        backend: Backend | None,
+        groups: Sequence[Sequence[str | Sequence[str]]] | None,
+        effort: Effort | None,
+        listener: ProgressListener | None,
+    ) -> None:
+        self.settings = settings
+        opened = open_backend(settings.backend, cudnn_library=settings.cudnn_library) if backend is None else backend
         self.backend: Backend = opened
         """What computes the convolutions, or replays recorded measurements."""
-        self._benchmark = open_benchmark(self.backend, self.settings, effort=effort, listener=listener)
+        self._effort, self._listener = effort, listener
+        self._benchmark = open_benchmark(self.backend, settings, effort=effort, listener=listener)
         self._lock = self.backend.lock
         self._problems = ProblemCache()
-        self._groups = groups_under(self.settings, groups)
-        self._divides = self.settings.total_workspace_bytes is not None
+        self._divides = settings.total_workspace_bytes is not None
         self._layers = LayerIdentities()
-        self._entries: dict[KernelKey, Entry] = {}
-        self._decided: list[Decisions] = []
         computes = opened if isinstance(opened, ComputeBackend) else None
-        self._dispatcher = None if computes is None else Dispatcher(computes, self._benchmark, self.settings)
+        self._dispatcher = None if computes is None else Dispatcher(computes, self._benchmark, settings)
+        self._plans = KernelPlans(self._benchmark, settings, groups_under(settings, groups), self._dispatcher)
+        self._entries = self._plans.entries
+
+    def with_settings(self, settings: Settings) -> "Handle":
+        """Return another handle with other settings, on the same backend, which measures as this one does."""
+        return Handle.from_settings(settings, backend=self.backend, effort=self._effort, listener=self._listener)
 
     def get_algorithm(
         self, problem: ConvolutionProblem, *, layer: str = "", filters: Hashable = None
@@ -123,7 +161,7 @@ class Handle:
             layer = checked_name(layer)
             if self._divides and not layer:
                 layer = self._layers.register(problem, filters)
-            self._register(KernelKey(layer, problem))
+            self._plans.register(KernelKey(layer, problem))
         return VirtualAlgorithm()
 
     def optimize(self) -> None:
@@ -134,29 +172,7 @@ class Handle:
             MeasurementError: if no algorithm of a kernel could be measured.
         """
         with self._lock:
-            missing = [entry for entry in self._entries.values() if entry.decision is None]
-            if missing:
-                self._decide(missing)
-
-    def _decide(self, missing: list[Entry]) -> None:
-        if self._divides:
-            missing = list(self._entries.values())  # a late kernel takes part in a new division
-        decisions = decide([entry.kernel for entry in missing], self._benchmark, self.settings, self._groups)
-        if self._divides:  # only the latest division counts, but the time of all of them does
-            decisions = replace(
-                decisions,
-                benchmark_seconds=decisions.benchmark_seconds + sum(each.benchmark_seconds for each in self._decided),
-                solver_seconds=decisions.solver_seconds + sum(each.solver_seconds for each in self._decided),
-            )
-            self._decided.clear()
-        self._decided.append(decisions)
-        for entry, decision in zip(missing, decisions.kernels, strict=True):
-            entry.decide(decision)
-        if self._divides and self._dispatcher is not None:
-            self._dispatcher.divide(self._entries.values())
-        one = decisions.kernels[0]
-        what = f"{one.kernel}: {one.configuration}" if len(missing) == 1 else f"{len(missing)} kernels"
-        _LOG.info("planned %s, in %.2f s", what, decisions.benchmark_seconds)
+            self._plans.plan_all()
 
     def convolve(
         self,
@@ -218,12 +234,12 @@ class Handle:
                 if named:
                     checked_name(layer)
                 try:
-                    entry = self._plan(key)
+                    entry = self._plans.plan(key)
                 except InfeasibleError:
                     shared = None if named else self._layers.share(problem, dispatcher.backend.address(bound_w))
                     if shared is None:
                         raise
-                    entry = self._plan(KernelKey(shared, problem))
+                    entry = self._plans.plan(KernelKey(shared, problem))
             dispatcher.launch(entry, bound_x, bound_w, bound_y, alpha, beta, spare)
 
     def useful(self, spare_bytes: int) -> int:
@@ -265,7 +281,7 @@ class Handle:
         with self._lock:
             entry = self._entries.get(key)
             if plan and (entry is None or entry.decision is None):
-                entry = self._plan(key)
+                entry = self._plans.plan(key)
         return None if entry is None or entry.decision is None else Launcher(entry, self._dispatcher, self._lock)
 
     def forward(
@@ -378,20 +394,6 @@ class Handle:
             repeats: how often each kernel's plans are timed on random operands; 0 reports predicted times only.
         """
         with self._lock:
-            decided = self._decided or [decide([], self._benchmark, self.settings)]
+            decided = self._plans.decisions or [decide([], self._benchmark, self.settings)]
             run = [(entry.decision, entry.calls) for entry in self._entries.values() if entry.decision is not None]
             return report_run(decided, run, self.backend, self.settings.policy.value, repeats)
-
-    def _register(self, key: KernelKey) -> Entry:
-        return self._entries.setdefault(key, Entry(key.kernel()))
-
-    def _plan(self, key: KernelKey) -> Entry:
-        known = key in self._entries
-        entry = self._register(key)
-        try:
-            self._decide([entry])  # under WR, another kernel that cannot be planned does not concern this one
-        except BaseException:
-            if not known:
-                del self._entries[key]  # a kernel that cannot be planned must not stop the others
-            raise
-        return entry

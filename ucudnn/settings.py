@@ -136,23 +136,30 @@ class Settings:
         """Return settings from arguments, where they are not None, over the environment over defaults.
 
         Args:
-            environment: variables to read; the process's own where None.
-            **arguments: values by field name, as a value or as the text that the variable takes.
+            environment: variables to read; those of the process if None.
+            **arguments: values by field, as a value or as the text that the variable takes. A field may go by the name
+                of its argument of `Handle`, which has no unit: `workspace_limit` for `workspace_limit_bytes`.
 
         Raises:
             SettingsError: naming the argument or variable, its value and what is allowed.
         """
         environment = os.environ if environment is None else environment
-        unknown = set(arguments) - set(_FIELDS)
+        unknown = set(arguments) - {*_FIELDS, *_ARGUMENTS}
         if unknown:
-            raise SettingsError(f"unknown settings {sorted(unknown)}: there are {', '.join(_FIELDS)}")
+            raise SettingsError(f"unknown settings {sorted(unknown)}: there are {', '.join(_ARGUMENTS)}")
+        arguments = {_ARGUMENTS.get(name, name): value for name, value in arguments.items()}
         values: dict[str, Any] = {}
         for field, (variable, parse) in _FIELDS.items():
             if arguments.get(field) is not None:
-                values[field] = parse(arguments[field], field.removesuffix("_bytes").removesuffix("_seconds"))
+                values[field] = parse(arguments[field], _without_unit(field))
             elif environment.get(variable):
                 values[field] = parse(environment[variable], variable)
         return cls(**values)
+
+
+def _without_unit(field: str) -> str:
+    """Return the name of a field as an argument of `Handle`."""
+    return field.removesuffix("_bytes").removesuffix("_seconds")
 
 
 _FIELDS: dict[str, tuple[str, Callable[[Any, str], Any]]] = {
@@ -167,6 +174,8 @@ _FIELDS: dict[str, tuple[str, Callable[[Any, str], Any]]] = {
     "cudnn_library": ("UCUDNN_CUDNN_LIBRARY", _parse_path),
     "slabs": ("UCUDNN_SLABS", _parse_switch),
 }
+
+_ARGUMENTS = {_without_unit(field): field for field in _FIELDS}
 
 VARIABLES: dict[str, str] = {field: variable for field, (variable, _) in _FIELDS.items()}
 """The environment variable of each field of Settings."""

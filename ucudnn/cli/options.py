@@ -121,7 +121,7 @@ OUTPUT = NoEffect(options=("--csv",), beside=("--json",))
 PROFILE = NoEffect(options=("--backend",), beside=("--profile",))
 LIMIT = NoEffect(options=("--workspace",), beside=("--total-workspace",))
 DIVISION = NoEffect(options=("--solver", "--solver-time-limit", "--branches"), without=("--total-workspace",))
-MEASURED = NoEffect(options=("--database", "--devices"), beside=("backend replay",))
+MEASURED = NoEffect(options=("--database", "--devices", "--exhaustive"), beside=("backend replay",))
 CUDNN = NoEffect(options=("--candidates",), beside=("backend cpu", "backend cudnn:"))
 FLOAT32 = NoEffect(
     options=("--math",),

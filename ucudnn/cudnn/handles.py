@@ -15,6 +15,7 @@ The limit of a kernel's workspace, as in the original μ-cuDNN:
 
 import logging
 from collections import Counter
+from dataclasses import replace
 from operator import index
 from threading import Lock
 from typing import Protocol, cast, final, runtime_checkable
@@ -153,14 +154,10 @@ class MicroHandle:
         settings = self.handle.settings
         with self._lock:
             if limit not in self._limited:
-                self._limited[limit] = Handle(
-                    backend=self.handle.backend,
-                    policy=settings.policy,
-                    solver=settings.solver,
-                    workspace_limit=limit,
-                    # Only a limit of 0 comes here where a total is set: it must not take part in the division.
-                    total_workspace=None if settings.total_workspace_bytes is None else limit,
-                )
+                # Only a limit of 0 comes here if a total is set; it must not take part in the division.
+                total = None if settings.total_workspace_bytes is None else limit
+                limited = replace(settings, workspace_limit_bytes=limit, total_workspace_bytes=total)
+                self._limited[limit] = self.handle.with_settings(limited)
             return self._limited[limit]
 
 

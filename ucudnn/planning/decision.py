@@ -86,6 +86,14 @@ class Decisions:
     solver_seconds: float
     allotment: Allotment | None = None
 
+    def after(self, earlier: Sequence["Decisions"]) -> "Decisions":
+        """Return the same decisions with the seconds of earlier ones added."""
+        return replace(
+            self,
+            benchmark_seconds=self.benchmark_seconds + sum(each.benchmark_seconds for each in earlier),
+            solver_seconds=self.solver_seconds + sum(each.solver_seconds for each in earlier),
+        )
+
     @property
     def time_ms(self) -> float:
         """Predicted milliseconds of all kernels, each as often as it occurs."""

@@ -57,10 +57,14 @@ def enable(*, backend: str | None = None, **options: Any) -> Enabled:
         SettingsError: if an option is not known, or has a value that it may not have.
         BackendUnavailableError: if PyTorch has no NVIDIA GPU, or is too old.
     """
+    return turn_on(open_interceptor(backend, options))
+
+
+def turn_on(interceptor: Interceptor) -> Enabled:
+    """Send all convolutions of the process to an interceptor; `enable` and `python -m ucudnn.torch` make one each."""
     before = process_overrides.switch
-    switch = open_interceptor(backend, options)
-    process_overrides.use(switch)
-    return Enabled(switch, before)
+    process_overrides.use(interceptor)
+    return Enabled(interceptor, before)
 
 
 def disable() -> None:

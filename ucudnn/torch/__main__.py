@@ -7,9 +7,11 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from ucudnn.command_line import NoEffect, read_settings
 from ucudnn.errors import UcudnnError
 from ucudnn.reporting.terminal import print_error
-from ucudnn.torch import Enabled, enable
+from ucudnn.torch import Enabled, turn_on
+from ucudnn.torch.factory import interceptor_of
 
 _DESCRIPTION = """\
 Run a PyTorch program, unchanged, with every convolution within a workspace limit.
@@ -30,6 +32,12 @@ Options come before the program; all that follows it is the program's own. Varia
 options. Processes that the program starts itself begin without; several are best started by torchrun, as above.
 """
 
+_NO_EFFECT = (
+    NoEffect(options=("--workspace",), beside=("--total-workspace",)),
+    NoEffect(options=("--solver", "--solver-time-limit"), without=("--total-workspace",)),
+    NoEffect(options=("--slabs",), beside=("policy undivided",)),
+)
+
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run a program as the arguments say, the command line's where None.
@@ -47,16 +55,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         parser.error(f"{program[0]} is not there")
     _log(logging.INFO if given.verbose else logging.WARNING)
     try:
-        on = enable(
-            backend=given.backend,
-            workspace_limit=given.workspace,
-            total_workspace=given.total_workspace,
-            policy=given.policy,
-            database=given.database,
-            benchmark_devices=given.devices,
-            solver=given.solver,
-            solver_time_limit=given.solver_time_limit,
-        )
+        on = turn_on(interceptor_of(read_settings(_typed(parser, given), _NO_EFFECT)))
     except UcudnnError as error:
         print_error(str(error))
         sys.exit(2)
@@ -66,6 +65,18 @@ def main(arguments: Sequence[str] | None = None) -> None:
         finally:
             if given.report:
                 _report(on)
+
+
+def _typed(parser: argparse.ArgumentParser, given: argparse.Namespace) -> dict[str, object]:
+    """Return the options that were typed, by their names, with their values."""
+    typed: dict[str, object] = {}
+    for action in parser._actions:
+        value = getattr(given, action.dest, None)
+        if action.option_strings and value not in (None, False, []):
+            typed[action.option_strings[0]] = value
+    if given.slabs is False:
+        typed["--no-slabs"] = False
+    return typed
 
 
 def _run(program: Sequence[str], *, module: bool) -> None:
@@ -118,6 +129,8 @@ def _parser() -> argparse.ArgumentParser:
     add("--solver", metavar="SOLVER", help="solver of --total-workspace [UCUDNN_SOLVER]")
     add("--solver-time-limit", metavar="SECONDS", type=float, help="take its best after so long"
         " [UCUDNN_SOLVER_TIME_LIMIT]")  # fmt: skip
+    add("--slabs", action=argparse.BooleanOptionalAction, help="divide a single sample into ranges of its first spatial"
+        " dimension where it needs more workspace than the limit [UCUDNN_SLABS]")  # fmt: skip
     add("--report", action="store_true", help="print at the end what was decided, and what was left to PyTorch and why")
     add("--verbose", action="store_true", help="print a line for each convolution that is planned")
     add("-m", dest="module", nargs=argparse.REMAINDER, help="run a module, as `python -m` does")

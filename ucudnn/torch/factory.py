@@ -1,6 +1,8 @@
 """From options to a switch: what is wrong with them is said at once, a device is opened when it is first used."""
 
 import logging
+from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -8,6 +10,8 @@ import torch
 from ucudnn.backends.candidates import Candidates
 from ucudnn.backends.cudnn.api.library import LIBRARY_NAME
 from ucudnn.backends.cudnn.backend import CudnnBackend
+from ucudnn.backends.measurement import Effort
+from ucudnn.benchmarking.benchmark import ProgressListener
 from ucudnn.errors import BackendUnavailableError, SettingsError
 from ucudnn.handle import Handle
 from ucudnn.planning.concurrency import groups_under
@@ -17,33 +21,49 @@ from ucudnn.torch.interceptor import Interceptor
 from ucudnn.torch.overrides import process_overrides
 
 _LOG = logging.getLogger(__name__)
-_FIELDS = {
-    "workspace_limit": "workspace_limit_bytes",
-    "total_workspace": "total_workspace_bytes",
-    "solver_time_limit": "solver_time_limit_seconds",
-}
 _NO_SETTINGS = ("groups", "effort", "listener")
 
 
-def open_interceptor(backend: str | None, options: dict[str, Any]) -> Interceptor:
-    """Return a switch whose handles have some options.
-
-    Nothing of CUDA is touched: which GPU a process uses is for the program to say.
+def open_interceptor(backend: str | None, options: Mapping[str, Any]) -> Interceptor:
+    """Return an interceptor whose handles have the given options.
 
     Args:
-        backend: 'auto', 'cudnn' or 'cudnn:CANDIDATES' for tensors on GPUs, 'cpu' for those of the CPU; None for what
-            UCUDNN_BACKEND says.
-        options: of `Handle`.
+        backend: 'auto', 'cudnn' or 'cudnn:CANDIDATES' for tensors on GPUs, 'cpu' for tensors on the CPU; None for the
+            value of UCUDNN_BACKEND.
+        options: other arguments of `Handle`.
 
     Raises:
-        SettingsError: if an option is not known, or has a value that it may not have.
-        BackendUnavailableError: if PyTorch has no NVIDIA GPU, or is too old.
+        SettingsError: if an option is not known, or has an invalid value.
+        BackendUnavailableError: as `interceptor_of`.
     """
     settings = Settings.load(
-        backend=backend,
-        **{_FIELDS.get(name, name): value for name, value in options.items() if name not in _NO_SETTINGS},
+        backend=backend, **{name: value for name, value in options.items() if name not in _NO_SETTINGS}
     )
-    groups_under(settings, options.get("groups"))
+    return interceptor_of(settings, **{name: options[name] for name in _NO_SETTINGS if name in options})
+
+
+def interceptor_of(
+    settings: Settings,
+    *,
+    groups: Sequence[Sequence[str | Sequence[str]]] | None = None,
+    effort: Effort | None = None,
+    listener: ProgressListener | None = None,
+) -> Interceptor:
+    """Return an interceptor whose handles have the given settings.
+
+    Nothing of CUDA is touched, because the program says which GPU a process uses.
+
+    Args:
+        settings: the settings; every field counts.
+        groups: as for `Handle`, as are the effort and the listener.
+        effort: how much time one measurement may take.
+        listener: receives the progress of the benchmarks.
+
+    Raises:
+        SettingsError: if the backend does not execute, or a setting does not go with PyTorch.
+        BackendUnavailableError: if PyTorch has no NVIDIA GPU, or is too old.
+    """
+    groups_under(settings, groups)
     kind, _, target = settings.backend.partition(":")
     if kind == "replay":
         raise SettingsError(f"backend={settings.backend!r} plans but cannot execute: PyTorch needs auto, cudnn or cpu")
@@ -51,8 +71,9 @@ def open_interceptor(backend: str | None, options: dict[str, Any]) -> Intercepto
     candidates = parse_choice(Candidates, target, "backend cudnn:") if target else Candidates.GRAPH
     on_cpu = kind == "cpu"
     stock = process_overrides.stock("cpu" if on_cpu else "cuda")
+    open_with = partial(Handle.from_settings, settings, groups=groups, effort=effort, listener=listener)
     if on_cpu:
-        return Interceptor(lambda _: Handle(backend="cpu", **options), "cpu", stock)
+        return Interceptor(lambda _: open_with(), "cpu", stock)
     if settings.benchmark_devices not in (None, "ranks"):
         raise SettingsError(
             "benchmark_devices: GPUs of PyTorch measure alone, or together as 'ranks' of torch.distributed; unset"
@@ -65,7 +86,7 @@ def open_interceptor(backend: str | None, options: dict[str, Any]) -> Intercepto
         )
 
     def open_handle(ordinal: int) -> Handle:
-        return Handle(backend=_open_gpu(ordinal, candidates, settings.cudnn_library), **options)
+        return open_with(backend=_open_gpu(ordinal, candidates, settings.cudnn_library))
 
     return Interceptor(open_handle, "cuda", stock)
 

@@ -14,7 +14,7 @@ from ucudnn.networks.variants import Variant
 from ucudnn.problem import MathMode
 from ucudnn.profiles.measurement import Effort
 from ucudnn.settings import Settings
-from ucudnn.torch.factory import open_interceptor
+from ucudnn.torch.factory import interceptor_of
 from ucudnn.torch.overrides import process_overrides
 from ucudnn.torch.problem import DTYPES
 from ucudnn.torch.summary import Summary, summarize
@@ -96,19 +96,7 @@ def time_step(step: Step, settings: Settings, *, effort: Effort, repeats: int) -
         MemoryError: if the model does not fit the memory.
     """
     make = find_factory(step.factory)
-    switch = open_interceptor(
-        settings.backend,
-        {
-            "policy": settings.policy,
-            "workspace_limit": settings.workspace_limit_bytes,
-            "total_workspace": settings.total_workspace_bytes,
-            "solver": settings.solver,
-            "solver_time_limit": settings.solver_time_limit_seconds,
-            "database": settings.database,
-            "benchmark_devices": settings.benchmark_devices,
-            "effort": effort,
-        },
-    )
+    switch = interceptor_of(settings, effort=effort)
     model = make()
     if not isinstance(model, torch.nn.Module):
         raise InvalidNetworkError(f"{step.factory} returns a {type(model).__name__}, no torch.nn.Module")

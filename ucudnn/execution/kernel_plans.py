@@ -1,0 +1,86 @@
+"""The kernels of one handle: which are registered, and which configuration each got."""
+
+import logging
+from typing import final
+
+from ucudnn.benchmarking.benchmark import Benchmark
+from ucudnn.execution.dispatcher import Dispatcher, Entry
+from ucudnn.kernel import KernelKey
+from ucudnn.planning.concurrency import Groups
+from ucudnn.planning.decision import Decisions, decide
+from ucudnn.settings import Settings
+
+_LOG = logging.getLogger("ucudnn.handle")  # users know plans as news of their handle
+
+
+@final
+class KernelPlans:
+    """Plans the kernels of one handle, one by one under WR, all together under WD.
+
+    Args:
+        benchmark: measures them.
+        settings: policy, limits and solver.
+        groups: under WD, the layers that may run at the same time.
+        dispatcher: launches them; None if the backend only plans.
+
+    Attributes:
+        entries: the kernels by key.
+        decisions: the decisions that hold, in the order in which they were made.
+    """
+
+    def __init__(self, benchmark: Benchmark, settings: Settings, groups: Groups, dispatcher: Dispatcher | None) -> None:
+        self._benchmark = benchmark
+        self._settings = settings
+        self._groups = groups
+        self._divides = settings.total_workspace_bytes is not None
+        self._dispatcher = dispatcher
+        self.entries: dict[KernelKey, Entry] = {}
+        self.decisions: list[Decisions] = []
+
+    def register(self, key: KernelKey) -> Entry:
+        """Return the entry of a kernel, which is new if the kernel was not registered."""
+        return self.entries.setdefault(key, Entry(key.kernel()))
+
+    def plan(self, key: KernelKey) -> Entry:
+        """Register a kernel and choose its configuration.
+
+        Raises:
+            InfeasibleError: if a workspace limit is too small.
+            MeasurementError: if no algorithm could be measured.
+        """
+        known = key in self.entries
+        entry = self.register(key)
+        try:
+            self._decide([entry])  # under WR, another kernel that cannot be planned does not concern this one
+        except BaseException:
+            if not known:
+                del self.entries[key]  # a kernel that cannot be planned must not stop the others
+            raise
+        return entry
+
+    def plan_all(self) -> None:
+        """Choose a configuration for every registered kernel that has none.
+
+        Raises:
+            InfeasibleError: if a workspace limit is too small.
+            MeasurementError: if no algorithm of a kernel could be measured.
+        """
+        missing = [entry for entry in self.entries.values() if entry.decision is None]
+        if missing:
+            self._decide(missing)
+
+    def _decide(self, missing: list[Entry]) -> None:
+        if self._divides:
+            missing = list(self.entries.values())  # a late kernel takes part in a new division
+        decisions = decide([entry.kernel for entry in missing], self._benchmark, self._settings, self._groups)
+        if self._divides:  # only the latest division counts, but the time of all of them does
+            decisions = decisions.after(self.decisions)
+            self.decisions.clear()
+        self.decisions.append(decisions)
+        for entry, decision in zip(missing, decisions.kernels, strict=True):
+            entry.decide(decision)
+        if self._divides and self._dispatcher is not None:
+            self._dispatcher.divide(self.entries.values())
+        one = decisions.kernels[0]
+        what = f"{one.kernel}: {one.configuration}" if len(missing) == 1 else f"{len(missing)} kernels"
+        _LOG.info("planned %s, in %.2f s", what, decisions.benchmark_seconds)
