@@ -6,10 +6,10 @@ from hypothesis import strategies as st
 
 from tests.support.every_setting import FIELDS, arguments, partly, set_variables
 from tests.support.problems import make_problem
-from ucudnn.backends.measurement import Effort
 from ucudnn.errors import SettingsError
 from ucudnn.handle import Handle
 from ucudnn.policy import BatchSizePolicy
+from ucudnn.profiles.measurement import Effort
 from ucudnn.settings import VARIABLES, Settings, SolverName
 
 QUICK = Effort(repeats=1, time_limit_ms=1, warmup=0)

@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 from tests.support.address_backend import AddressBackend
 from tests.support.every_setting import FIELDS, partly, set_variables
 from tests.support.problems import make_problem
-from ucudnn.backends.measurement import Effort
 from ucudnn.cudnn.handles import MicroHandle
 from ucudnn.handle import Handle
+from ucudnn.profiles.measurement import Effort
 from ucudnn.settings import Settings
 
 PROBLEM = make_problem()

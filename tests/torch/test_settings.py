@@ -11,9 +11,9 @@ from hypothesis import strategies as st  # noqa: E402
 
 import ucudnn.torch  # noqa: E402
 from tests.support.every_setting import ALL_OPTIONS, EVERY, FIELDS, arguments, partly, set_variables  # noqa: E402
-from ucudnn.backends.measurement import Effort  # noqa: E402
 from ucudnn.cli import app  # noqa: E402
 from ucudnn.handle import Handle  # noqa: E402
+from ucudnn.profiles.measurement import Effort  # noqa: E402
 from ucudnn.torch.__main__ import main  # noqa: E402
 from ucudnn.torch.overrides import process_overrides  # noqa: E402
 

@@ -10,11 +10,11 @@ import torch
 from ucudnn.backends.candidates import Candidates
 from ucudnn.backends.cudnn.api.library import LIBRARY_NAME
 from ucudnn.backends.cudnn.backend import CudnnBackend
-from ucudnn.backends.measurement import Effort
 from ucudnn.benchmarking.benchmark import ProgressListener
 from ucudnn.errors import BackendUnavailableError, SettingsError
 from ucudnn.handle import Handle
 from ucudnn.planning.concurrency import groups_under
+from ucudnn.profiles.measurement import Effort
 from ucudnn.settings import Settings, parse_choice
 from ucudnn.torch.gpu import TorchGpu
 from ucudnn.torch.interceptor import Interceptor
