@@ -8,6 +8,7 @@
     * SettingsError             a setting or environment variable with a value it may not have
     * StepGraphError            operations and storages that do not make a training step
     * MemoryPlanError           a plan of a training step that would read, free or recompute what is not there
+  * OutputError                 a file or a standard output that cannot be written
   * InfeasibleError             no configuration fits the workspace limit
     * BudgetError               no plan of a training step fits the memory budget
   * StepFileError               a recorded training step that cannot be read
@@ -44,6 +45,7 @@ __all__ = [
     "MeasurementError",
     "MemoryPlanError",
     "NotRecordedError",
+    "OutputError",
     "ProfileError",
     "SettingsError",
     "SolverError",
@@ -99,6 +101,10 @@ class MemoryPlanError(InvalidValueError):
         self.action = action
         self.operation = operation
         self.storage = storage
+
+
+class OutputError(UcudnnError):
+    """A file, a picture or the standard output could not be written."""
 
 
 class InfeasibleError(UcudnnError):

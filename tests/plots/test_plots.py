@@ -12,7 +12,7 @@ from matplotlib.text import Text
 
 from tests.support.reports import kernel_report, make_report
 from ucudnn.configuration import Configuration, MicroConfiguration, SlabConfiguration
-from ucudnn.errors import BackendUnavailableError, InvalidValueError
+from ucudnn.errors import BackendUnavailableError, InvalidValueError, OutputError
 from ucudnn.plots import bars as bars_module
 from ucudnn.plots import check_picture, draw_configurations, draw_division, draw_groups, draw_layers
 from ucudnn.plots.bars import configurations_figure, division_figure, groups_figure, layers_figure
@@ -268,13 +268,19 @@ def test_the_suffix_says_the_format(tmp_path, suffix):
     [
         ("picture.txt", r"no name of a picture: it must end in \.pdf, \.png, \.svg"),
         ("picture", "no name of a picture"),
-        ("none/picture.png", "there is no folder .*none"),
-        ("folder.png", "it is a folder"),
     ],
 )
-def test_bad_names_are_refused(tmp_path, name, message):
-    (tmp_path / "folder.png").mkdir()
+def test_names_of_no_picture_are_refused(tmp_path, name, message):
     with pytest.raises(InvalidValueError, match=message):
+        check_picture(tmp_path / name)
+
+
+@pytest.mark.parametrize(
+    ("name", "message"), [("none/picture.png", "there is no folder .*none"), ("folder.png", "it is a folder")]
+)
+def test_pictures_that_cannot_be_written_are_refused(tmp_path, name, message):
+    (tmp_path / "folder.png").mkdir()
+    with pytest.raises(OutputError, match=message):
         check_picture(tmp_path / name)
 
 

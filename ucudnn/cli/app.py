@@ -56,11 +56,12 @@ from ucudnn.networks.tables import load_network
 from ucudnn.networks.variants import variants
 from ucudnn.planning.concurrency import Groups
 from ucudnn.planning.decision import Decisions, decide
-from ucudnn.profiles.format import count_records, load_profile, merged, save_profile
+from ucudnn.profiles.format import count_records, encode_profile, load_profile, merged
 from ucudnn.profiles.measurement import Effort
+from ucudnn.reporting.output_file import check_output, write_whole
 from ucudnn.reporting.plan_timing import execute
 from ucudnn.reporting.report import Report, report_kernel
-from ucudnn.reporting.terminal import Steps, print_error, print_report, print_text, progress
+from ucudnn.reporting.terminal import Steps, accept_any_terminal, print_error, print_report, print_text, progress
 from ucudnn.settings import Settings
 
 app = typer.Typer(
@@ -234,13 +235,16 @@ def profile(
     elif network is None or out is None:
         raise InvalidNetworkError("give NETWORK and --out FILE to record, or --import FILE, or --export FILE")
     else:
+        check_output(out)
+        before = load_profile(str(out)) if out.exists() else None
         computing = open_measured(settings, candidates)
         recorded = load_network(network, batch)
         requests = record_requests(recorded, variants(dtype, math, layout), settings.policy, slabs=settings.slabs)
         with progress("recording", len(requests)) as step:
             benchmark = open_benchmark(computing, settings, listener=_follow(step), exhaustive=exhaustive)
             made = record(recorded.name, requests, benchmark, every=every)
-        save_profile(merged(load_profile(str(out)), made) if out.exists() else made, out)
+        made = made if before is None else merged(before, made)
+        write_whole(out, encode_profile(made, compress=out.suffix == ".gz"))
         print_text(f"{count_records(made)} measurements of {recorded.name} are in {out}")
 
 
@@ -250,6 +254,7 @@ app.add_typer(cache, name="cache")
 
 def main() -> None:
     """Run the command line. An error that ucudnn raises on purpose ends it with one line and exit status 2."""
+    accept_any_terminal()
     try:
         app(prog_name="ucudnn")
     except UcudnnError as error:
@@ -267,9 +272,10 @@ def _import(path: str, settings: Settings) -> None:
 
 
 def _export(path: Path, settings: Settings) -> None:
+    check_output(path)
     machine = open_measured(settings, None).machine()
     exported = open_database(settings.database).export_profile(path.stem, machine)
-    save_profile(exported, path)
+    write_whole(path, encode_profile(exported, compress=path.suffix == ".gz"))
     print_text(f"{count_records(exported)} measurements are in {path}")
 
 

@@ -12,6 +12,8 @@ from ucudnn.benchmarking.storage.store import open_database
 from ucudnn.cli.options import DatabaseOption, JsonOption, settings_of
 from ucudnn.reporting.terminal import print_cache, print_text
 
+_MOST_DAYS = 36_525  # a hundred years
+
 cache = typer.Typer(help="Show, check, prune or clear the database of measurements.", no_args_is_help=True)
 
 
@@ -40,7 +42,9 @@ def check(context: typer.Context, database: DatabaseOption = None) -> None:
 @cache.command()
 def prune(
     context: typer.Context,
-    older_than: Annotated[int, typer.Option(metavar="DAYS", min=0, help="Delete measurements older than this.")] = 90,
+    older_than: Annotated[
+        int, typer.Option(metavar="DAYS", min=0, max=_MOST_DAYS, help="Delete measurements older than this.")
+    ] = 90,
     database: DatabaseOption = None,
 ) -> None:
     """Delete old measurements."""

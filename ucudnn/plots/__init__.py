@@ -13,6 +13,7 @@ from ucudnn.errors import BackendUnavailableError, InvalidValueError
 from ucudnn.plots.bars import Bar, configurations_figure, division_figure, groups_figure, layers_figure
 from ucudnn.plots.points import desirable_figure
 from ucudnn.plots.style import STYLE
+from ucudnn.reporting.output_file import check_output, write_whole
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -42,7 +43,8 @@ def draw_layers(bars: Sequence[Bar], path: Path, *, title: str = "") -> None:
 
     Raises:
         BackendUnavailableError: if matplotlib is not installed.
-        InvalidValueError: if there is nothing to draw, or the file cannot be written.
+        InvalidValueError: if there is nothing to draw.
+        OutputError: if the file cannot be written.
     """
     _write(path, bars, lambda: layers_figure(bars, title))
 
@@ -82,7 +84,8 @@ def check_picture(path: Path) -> None:
 
     Raises:
         BackendUnavailableError: if matplotlib is not installed.
-        InvalidValueError: if its name does not end in a known format, or there is no such folder.
+        InvalidValueError: if its name does not end in a known format.
+        OutputError: if it cannot be written.
     """
     try:
         import matplotlib  # noqa: F401
@@ -90,10 +93,7 @@ def check_picture(path: Path) -> None:
         raise BackendUnavailableError("pictures need matplotlib: pip install 'ucudnn[plot]'") from error
     if path.suffix.lower().removeprefix(".") not in _FORMATS:
         raise InvalidValueError(f"{path} is no name of a picture: it must end in .{', .'.join(_FORMATS)}")
-    if not path.parent.is_dir():
-        raise InvalidValueError(f"{path} cannot be written: there is no folder {path.parent}")
-    if path.is_dir():
-        raise InvalidValueError(f"{path} cannot be written: it is a folder")
+    check_output(path)
 
 
 def _write(path: Path, drawn: Collection[object], draw: Callable[[], "Figure"]) -> None:
@@ -102,10 +102,7 @@ def _write(path: Path, drawn: Collection[object], draw: Callable[[], "Figure"]) 
         raise InvalidValueError(f"{path}: there is nothing to draw")
     from matplotlib import rc_context
 
-    picture = BytesIO()  # a file that is there is replaced by a whole picture, or not at all
+    picture = BytesIO()
     with rc_context(STYLE):
         draw().savefig(picture, format=path.suffix.lower().removeprefix("."))
-    try:
-        path.write_bytes(picture.getvalue())
-    except OSError as error:
-        raise InvalidValueError(f"{path} cannot be written: {error}") from error
+    write_whole(path, picture.getvalue())

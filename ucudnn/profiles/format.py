@@ -86,13 +86,18 @@ def load_profile(name: str) -> Profile:
         raise ProfileError(f"profile {name} cannot be read: {type(error).__name__}: {error}") from error
 
 
-def save_profile(profile: Profile, path: Path) -> None:
-    """Write a profile, compressed if the name ends in .gz.
+def encode_profile(profile: Profile, *, compress: bool = False) -> bytes:
+    """Return the content of a profile's file.
 
     Each micro-batch size of a problem has a line of its own, so that two versions of a file can be compared.
     """
-    text = "".join(_encode(profile))
-    path.write_bytes(gzip.compress(text.encode(), mtime=0) if path.suffix == ".gz" else text.encode())
+    text = "".join(_encode(profile)).encode()
+    return gzip.compress(text, mtime=0) if compress else text
+
+
+def save_profile(profile: Profile, path: Path) -> None:
+    """Write a profile, compressed if the name ends in .gz."""
+    path.write_bytes(encode_profile(profile, compress=path.suffix == ".gz"))
 
 
 def merged(profile: Profile, other: Profile) -> Profile:

@@ -1,8 +1,10 @@
 """The terminal: tables, messages and progress bars. Data go to standard output, everything else to the other."""
 
+import os
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from io import StringIO, TextIOWrapper
 from typing import Protocol
 
 from rich.console import Console, JustifyMethod
@@ -12,6 +14,7 @@ from rich.progress import Progress as Bars
 from rich.table import Table
 
 from ucudnn.benchmarking.storage.database import MachineSummary
+from ucudnn.errors import OutputError
 from ucudnn.reporting.report import Report
 
 _WIDTH = 100  # of a table that goes to a file or a pipe
@@ -28,7 +31,7 @@ class Steps(Protocol):
 
 def print_report(report: Report) -> None:
     """Print a report as a table with its totals."""
-    console = Console() if sys.stdout.isatty() else Console(width=_WIDTH)
+    console = _console(text := StringIO())
     batch = "" if report.batch is None else f", mini-batch {report.batch}"
     device = report.conditions.get("device", "")
     table = Table(
@@ -51,11 +54,12 @@ def print_report(report: Report) -> None:
     console.print(table)
     for line in report.summary():
         console.print(line, highlight=False, markup=False, soft_wrap=True)
+    print_text(text.getvalue())
 
 
 def print_cache(path: str, machines: Sequence[MachineSummary]) -> None:
     """Print what a database holds."""
-    console = Console() if sys.stdout.isatty() else Console(width=_WIDTH)
+    console = _console(text := StringIO())
     lines = [path]
     for each in machines:
         conditions = ", ".join(f"{key} {value}" for key, value in each.conditions.items() if key != "device")
@@ -66,11 +70,36 @@ def print_cache(path: str, machines: Sequence[MachineSummary]) -> None:
         ]
     for line in lines if machines else [*lines, "nothing is in it"]:
         console.print(line, highlight=False, markup=False, soft_wrap=True)
+    print_text(text.getvalue())
 
 
 def print_text(text: str) -> None:
-    """Print data as they are, for other programs to read."""
-    sys.stdout.write(text if text.endswith("\n") else text + "\n")
+    """Print data as they are, for other programs to read.
+
+    Raises:
+        OutputError: if standard output is closed or full.
+    """
+    try:
+        sys.stdout.write(text if text.endswith("\n") else text + "\n")
+        sys.stdout.flush()
+    except (OSError, ValueError, AttributeError) as error:  # AttributeError: Python has no stream for a closed one
+        with suppress(OSError, ValueError, AttributeError):  # Python would try again, and fail, at its end
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        reason = error.strerror if isinstance(error, OSError) else "it is closed"
+        raise OutputError(f"standard output cannot be written: {reason}") from error
+
+
+def accept_any_terminal() -> None:
+    """Let characters that a terminal's encoding lacks be shown as question marks, not end the program."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, TextIOWrapper):
+            stream.reconfigure(errors="replace")
+
+
+def _console(text: StringIO) -> Console:
+    """Return a console that renders for standard output; its width is fixed where that is no terminal."""
+    terminal = sys.stdout is not None and sys.stdout.isatty()
+    return Console(file=text, force_terminal=terminal, width=Console().width if terminal else _WIDTH)
 
 
 def print_note(message: str) -> None:

@@ -392,3 +392,11 @@ def test_eight_processes_three_of_them_killed(tmp_path):
             last = database_worker.request_of(seed, 1 << 20)
             assert database.load(machine, [last.problem.part(size) for size in last.sizes]) == []
     assert batches > 100
+
+
+@pytest.mark.parametrize("path", ["/", ".", "", "~nosuchuser/x", "n" * 300, "a\0b"])
+def test_a_path_that_no_file_can_have_is_refused(path, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(DatabaseError, match=r"^database "):
+        Database(path)
+    assert not list(tmp_path.iterdir())

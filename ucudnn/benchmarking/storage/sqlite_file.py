@@ -14,6 +14,7 @@ from threading import RLock
 from typing import Any, TypeVar, final
 
 from ucudnn.errors import DatabaseError, DatabaseVersionError
+from ucudnn.units import shortened
 
 SCHEMA_VERSION = 6
 """The version of the tables below. A file keeps it as its user_version."""
@@ -76,7 +77,14 @@ class DatabaseFile:
     """
 
     def __init__(self, path: str | Path) -> None:
-        self.path = Path(path).expanduser()
+        try:
+            self.path = Path(path).expanduser()
+            if "\0" in str(path):  # which `is_dir` passes over in silence
+                raise ValueError("its name has a null character")
+            if not self.path.name or self.path.is_dir():
+                raise DatabaseError(f"database {path} is a folder: give the path of a file")
+        except (OSError, ValueError, RuntimeError) as error:  # a name that is too long, or a user who is not known
+            raise DatabaseError(f"database {shortened(str(path))} cannot be opened: {error}") from error
         self._lock = RLock()
         self._connection: sqlite3.Connection | None = None
         self._process = 0

@@ -1,0 +1,65 @@
+"""Files that commands write: checked before anything is measured for them, and written whole or not at all."""
+
+import os
+from contextlib import suppress
+from pathlib import Path
+
+from ucudnn.errors import OutputError
+from ucudnn.units import shortened
+
+
+def check_output(path: Path) -> None:
+    """Raise an error if a file cannot be written, before hours of work are done for it.
+
+    Raises:
+        OutputError: if its folder does not exist, its name is too long, or it must not be written.
+    """
+    try:
+        if "\0" in str(path):  # which `is_dir` passes over in silence
+            raise ValueError("its name has a null character")
+        if path.is_dir():
+            raise OutputError(f"{_name(path)} cannot be written: it is a folder")
+        if not path.parent.is_dir():
+            raise OutputError(f"{_name(path)} cannot be written: there is no folder {_name(path.parent)}")
+        exists = path.exists()
+    except (OSError, ValueError) as error:  # a name that is too long, or one with a null character
+        raise OutputError(f"{_name(path)} cannot be written: {_reason(error)}") from error
+    if not os.access(path if exists else path.parent, os.W_OK):
+        raise OutputError(f"{_name(path)} cannot be written: permission denied")
+
+
+def write_whole(path: Path, content: bytes) -> None:
+    """Write a file. A file that is there is replaced by the whole new one, or stays as it is.
+
+    Raises:
+        OutputError: if it cannot be written.
+    """
+    check_output(path)
+    if path.exists() and not path.is_file():  # a device or a pipe cannot be replaced
+        _write(path, content, path)
+        return
+    part = path.with_name(f"{path.name[:200]}.{os.getpid()}.part")
+    try:
+        _write(part, content, path)
+        part.replace(path)
+    except OSError as error:
+        raise OutputError(f"{_name(path)} cannot be written: {_reason(error)}") from error
+    finally:
+        with suppress(OSError):
+            part.unlink()
+
+
+def _write(file: Path, content: bytes, path: Path) -> None:
+    try:
+        file.write_bytes(content)
+    except OSError as error:
+        raise OutputError(f"{_name(path)} cannot be written: {_reason(error)}") from error
+
+
+def _name(path: Path) -> str:
+    text = str(path)
+    return text if len(text) <= 200 and text.isprintable() else shortened(text)
+
+
+def _reason(error: Exception) -> str:
+    return getattr(error, "strerror", None) or str(error)
