@@ -1,0 +1,72 @@
+"""Small training steps in PyTorch for the tests of `ucudnn.memory.torch`."""
+
+import torch
+from torch import nn
+from torch.nn import functional
+
+from bench.memory import models
+from ucudnn.memory.torch.training_step import TrainingStep
+
+
+def training_step(name, optimizer="sgd", **options):
+    """Return a step of a small network: 'resnet18', 'inception', 'unet', 'unet3d', 'gpt' or 'densenet'."""
+    loss = functional.cross_entropy
+    if name == "gpt":
+        model, x = models.GPT(2, 64, 4, length=64, vocabulary=500), torch.randint(500, (4, 64))
+        target = torch.randint(500, (4, 64))
+    elif name.startswith("unet"):
+        dimensions, side = (3, (16, 16, 16)) if name == "unet3d" else (2, (64, 64))
+        model, x = models.UNet(dimensions, [(8, 8), (16, 16), (32, 32)], 3, 5), torch.randn(2, 3, *side)
+        target = torch.randint(5, (2, *side))
+    else:
+        made = {"resnet18": models.resnet18, "inception": models.inception_v3, "densenet": small_densenet}
+        model = made[name]()
+        x = torch.randn({"resnet18": (4, 3, 96, 96), "inception": (2, 3, 299, 299), "densenet": (2, 3, 32, 32)}[name])
+        target = torch.randint(1000, (len(x),))
+        loss = models.inception_loss if name == "inception" else loss
+    kinds = {"sgd": lambda given: torch.optim.SGD(given, lr=0.01, momentum=0.9), "adam": torch.optim.Adam}
+    return TrainingStep(
+        model=model,
+        inputs=(x,),
+        loss=loss,
+        targets=(target,),
+        optimizer=kinds[optimizer](model.parameters()) if optimizer else None,
+        **options,
+    )
+
+
+def step_of(model, x, loss=torch.sum, **options):
+    """Return a step of any model, without an optimizer."""
+    return TrainingStep(model=model, inputs=(x,), loss=loss, **options)
+
+
+class Lambda(nn.Module):
+    """A model of one function and one parameter."""
+
+    def __init__(self, function, *shape):
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(shape))
+        self.function = function
+
+    def forward(self, x):
+        return self.function(x, self.weight)
+
+
+def small_densenet():
+    """Return a DenseNet of two blocks."""
+    return models.DenseNet(8, (3, 2), 16)
+
+
+def small_unet():
+    """Return a U-Net of two levels."""
+    return models.UNet(2, [(4, 4), (8, 8)], 3, 5)
+
+
+def small_gpt():
+    """Return a GPT of two blocks, whose head shares the embedding's weights."""
+    return models.GPT(2, 32, 2, length=16, vocabulary=50)
+
+
+def squared_batch():
+    """Return a model whose activations grow with the square of the mini-batch."""
+    return Lambda(lambda x, weight: (x @ x.t()) @ x * weight, 2)

@@ -1,0 +1,137 @@
+"""The peak of a training step as PyTorch's own tools see it: what a simulated peak is compared with.
+
+On a GPU the caching allocator counts the peak, and its memory history says which operator allocated last. On a CPU
+PyTorch's profiler sees every allocation, and from there all tensors that existed before are counted too.
+"""
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, final
+
+import torch
+from torch import Tensor
+from torch.profiler import ProfilerActivity, profile
+
+from ucudnn.memory.torch.provenance import short_line
+from ucudnn.memory.torch.training_step import TrainingStep
+
+_HISTORY = 1_000_000  # entries of the allocator's history
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class MeasuredPeak:
+    """What PyTorch measured.
+
+    Attributes:
+        bytes: most bytes that existed at a time.
+        operator: the operator that allocated when they did: 'convolution_backward'; '' where none is known.
+        source: the line of the program that called it, or its forward operation; '' where none is known.
+    """
+
+    bytes: int
+    operator: str
+    source: str
+
+
+def measured_peak(step: TrainingStep) -> MeasuredPeak:
+    """Return the peak of a step that has run before, so that the optimizer has its state."""
+    step.clear()
+    if step.input_tensors()[0].device.type == "cuda":
+        return _on_gpu(step)
+    return _on_cpu(step)
+
+
+def _on_cpu(step: TrainingStep) -> MeasuredPeak:
+    present = _present_bytes(step)
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True, with_stack=True) as profiler:
+        step.run()
+    results: Any = profiler.profiler
+    events = [*descendants(results.kineto_results.experimental_event_tree())]
+    level = highest = 0
+    last: Any = None
+    for event in allocations(events):
+        level += event.extra_fields.alloc_size
+        if level > highest:
+            highest, last = level, event
+    if last is None:
+        return MeasuredPeak(present, "", "")
+    above = [*_ancestors(last)]
+    operators = [event.name for event in above if event.name.startswith("aten::")]
+    source = _source(above)
+    if not source:  # backward: its forward operation has the same number
+        number = max((_number(event) for event in above), default=-1)
+        forward = next((event for event in events if number >= 0 and _number(event) == number), last)
+        source = _source([*_ancestors(forward)])
+    return MeasuredPeak(present + highest, operators[-1].removeprefix("aten::") if operators else "", source)
+
+
+def _present_bytes(step: TrainingStep) -> int:
+    """Return the bytes of all tensors that a step has before it begins."""
+    model = step.model
+    tensors: list[Tensor] = [*model.parameters(), *model.buffers(), *step.input_tensors()]
+    tensors += [each.grad for each in model.parameters() if each.grad is not None]
+    tensors += [value for _, value in step.optimizer_state()]
+    storages = [tensor.untyped_storage() for tensor in tensors]
+    return sum({storage.data_ptr(): storage.nbytes() for storage in storages}.values())
+
+
+def descendants(events: Any) -> Iterator[Any]:
+    """Yield events of a profiler and all that happened inside them."""
+    for event in events:
+        yield event
+        yield from descendants(event.children)
+
+
+def allocations(events: Sequence[Any]) -> list[Any]:
+    """Return the allocations and the frees among events of a profiler in order."""
+    found = [event for event in events if hasattr(event.extra_fields, "alloc_size")]
+    return sorted(found, key=lambda event: int(event.start_time_ns))
+
+
+def _ancestors(event: Any) -> Iterator[Any]:
+    while event is not None:
+        yield event
+        event = event.parent
+
+
+def _number(event: Any) -> int:
+    """Return the number that an operation shares with its backward node, -1 if it has none."""
+    number = getattr(event.extra_fields, "sequence_number", None)
+    return -1 if number is None else int(number)
+
+
+def _source(events: Sequence[Any]) -> str:
+    callers = [event.extra_fields.caller for event in events if hasattr(event.extra_fields, "caller")]
+    return short_line((caller.file_name, caller.line_number) for caller in callers)
+
+
+def _on_gpu(step: TrainingStep) -> MeasuredPeak:
+    torch.cuda.synchronize()
+    torch.cuda.empty_cache()
+    torch.cuda.reset_peak_memory_stats()
+    step.run()
+    torch.cuda.synchronize()
+    highest = torch.cuda.max_memory_allocated()
+    step.clear()
+    level = torch.cuda.memory_allocated()
+    history: Any = torch.cuda.memory
+    history._record_memory_history("all", stacks="all", max_entries=_HISTORY)
+    try:
+        step.run()
+        torch.cuda.synchronize()
+        entries = history._snapshot()["device_traces"][torch.cuda.current_device()]
+    finally:
+        history._record_memory_history(None)
+    top, frames = level, []
+    for entry in entries:
+        if entry["action"] == "alloc":
+            level += entry["size"]
+            if level > top:
+                top, frames = level, entry["frames"]
+        elif entry["action"] == "free_completed":
+            level -= entry["size"]
+    lines = ((frame["filename"], frame["line"]) for frame in frames)
+    operators = [found[1] for frame in frames if (found := re.search(r"at::_ops::(\w+)::call", frame["name"]))]
+    return MeasuredPeak(highest, operators[-1] if operators else "", short_line(lines))

@@ -1,0 +1,107 @@
+"""Provenance: which module of a model, and which line of its program, an operator comes from."""
+
+import sys
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from functools import lru_cache
+from pathlib import Path
+from types import FrameType
+from typing import Any, final
+
+import torch
+
+_PYTORCH, _PYTORCH_SHOWN = "torch/", ("torch/nn/", "torch/optim/")
+_OURS = "ucudnn/memory/torch/"
+_next_number: Any = torch._C._autograd._get_sequence_nr
+
+
+def short_line(calls: Iterable[tuple[str, int]]) -> str:
+    """Return the line that a stack of calls comes from, as 'model.py:61'.
+
+    That is the innermost line outside of PyTorch, or else the innermost one of PyTorch's modules and optimizers. What
+    called the recorder does not count.
+
+    Args:
+        calls: file and line of each call, from the innermost on; files that are not Python's are left out.
+    """
+    fallback = ""
+    for file, line in calls:
+        name = _short(file)
+        if name.startswith(_OURS):
+            break
+        if not name.endswith(".py"):
+            continue
+        if not name.startswith(_PYTORCH):
+            return f"{name}:{line}"
+        if not fallback and name.startswith(_PYTORCH_SHOWN) and not name.endswith("/module.py"):
+            fallback = f"{name}:{line}"
+    return fallback
+
+
+@lru_cache(maxsize=4096)
+def _short(file: str) -> str:
+    """Return a file's name as seen from the folder that one is in, or from where Python found it."""
+    roots = sorted({str(Path.cwd()), *filter(None, sys.path)}, key=len, reverse=True)
+    return next((file.removeprefix(f"{root}/") for root in roots if file.startswith(f"{root}/")), file)
+
+
+def _calls(frame: FrameType | None) -> Iterator[tuple[str, int]]:
+    while frame is not None:
+        yield frame.f_code.co_filename, frame.f_lineno
+        frame = frame.f_back
+
+
+@final
+class Provenance:
+    """Knows where operators come from while it is entered.
+
+    An operator of backward comes from where the operation of forward comes from whose gradient it computes: autograd
+    gives the nodes of both one number.
+
+    Args:
+        model: the model, whose modules have names.
+    """
+
+    def __init__(self, model: torch.nn.Module) -> None:
+        self._names = {id(module): name for name, module in model.named_modules()}
+        self._owners = {id(value): name.rpartition(".")[0] for name, value in model.named_parameters()}
+        self._model = model
+        self._stack: list[str] = []
+        self._of_node: dict[int, tuple[str, str]] = {}
+
+    @contextmanager
+    def entered(self) -> Iterator[None]:
+        """Follow which module runs."""
+        hooks = []
+        for module in self._model.modules():
+            hooks.append(module.register_forward_pre_hook(self._enter))
+            hooks.append(module.register_forward_hook(self._leave, always_call=True))
+        try:
+            yield
+        finally:
+            for hook in hooks:
+                hook.remove()
+
+    def place(self, node: Any, number: int | None) -> tuple[str, str]:
+        """Return the module and the line of the operator that is about to run.
+
+        Args:
+            node: the autograd node that backward evaluates, or None.
+            number: its number.
+        """
+        if node is None:
+            place = self._stack[-1] if self._stack else "", short_line(_calls(sys._getframe(2)))
+            # The node of an operation is made before the operation runs, so it has the last number that was given.
+            self._of_node.setdefault(_next_number() - 1, place)
+            return place
+        variable = getattr(node, "variable", None)  # AccumulateGrad has one
+        if variable is not None:
+            return self._owners.get(id(variable), ""), ""
+        module, line = self._of_node.get(number or 0, ("", ""))
+        return module, short_line(_calls(sys._getframe(2))) or line  # a line of a backward that the program defines
+
+    def _enter(self, module: torch.nn.Module, _: Any) -> None:
+        self._stack.append(self._names.get(id(module), ""))
+
+    def _leave(self, *_: Any) -> None:
+        self._stack.pop()

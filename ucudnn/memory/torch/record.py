@@ -1,0 +1,159 @@
+"""Records a training step: traces it, and writes it down as a step graph.
+
+Tracing needs no memory and no GPU: the tensors are fake, which have shapes and storages but no bytes.
+"""
+
+import gc
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from ucudnn.errors import StepGraphError
+from ucudnn.memory.batches import check_batch, join_batches
+from ucudnn.memory.costs import Costs
+from ucudnn.memory.graph import Role, StepGraph
+from ucudnn.memory.torch.assemble import TracedStep, TracedSubject, assemble
+from ucudnn.memory.torch.measure import measure
+from ucudnn.memory.torch.provenance import Provenance
+from ucudnn.memory.torch.tracer import Tracer
+from ucudnn.memory.torch.training_step import TrainingRecipe, TrainingStep, make_step
+from ucudnn.problem import MathMode
+
+Progress = Callable[[str], None]
+"""A function that is called with what is about to be done."""
+
+
+def record(recipe: TrainingRecipe, *, progress: Progress = lambda _: None) -> StepGraph:
+    """Return the training step of a recipe, recorded without a GPU.
+
+    It is recorded at the recipe's mini-batch, at twice that and at three times that, so that it stands for every
+    mini-batch. The optimizer updates all parameters at once, as PyTorch's optimizers do on GPUs.
+
+    Raises:
+        InvalidNetworkError: if there is no such model, or it does not take such an input.
+        InvalidValueError: if there is no such loss or optimizer.
+        StepGraphError: if the step is not affine in its mini-batch.
+    """
+    with FakeTensorMode():
+        step = make_step(recipe, torch.device("cpu"), foreach=True)
+        step.clear()
+        step.run()
+        records = []
+        for factor in (1, 2, 3):
+            batch = recipe.batch * factor
+            progress(f"tracing {recipe.model} at a mini-batch of {batch}")
+            sized = step.with_batch(batch)
+            records.append(_trace(sized, recipe.model, batch, recipe.variant.math, recipe.conditions()).graph)
+    return check_batch(join_batches(records[0], records[1]), records[2])
+
+
+def record_measured(
+    recipe: TrainingRecipe, device: torch.device, *, repeats: int = 5, progress: Progress = lambda _: None
+) -> tuple[StepGraph, Costs]:
+    """Return the training step of a recipe as it runs on a device, and what was measured of it there.
+
+    Its sizes hold for every mini-batch if they are affine at this one, its half and its quarter; else for this one.
+
+    Raises:
+        InvalidNetworkError: if there is no such model, or it does not take such an input.
+        InvalidValueError: if there is no such loss or optimizer.
+        MemoryError: if the step does not fit the device.
+        MeasurementError: if the step does not run the same operators each time.
+    """
+    progress(f"tracing {recipe.model} at a mini-batch of {recipe.batch} on {device}")
+    try:
+        step, traced = _traced(recipe, device)
+        progress(f"measuring {len(traced.calls)} operations")
+        costs = measure(step, traced, repeats=repeats)
+        del step
+        graph = traced.graph
+        with suppress(StepGraphError):
+            others = [_traced(replace(recipe, batch=recipe.batch // part), device)[1].graph for part in _parts(recipe)]
+            graph = check_batch(join_batches(graph, others[0]), others[1]) if others else graph
+    except torch.OutOfMemoryError as error:
+        line = str(error).partition("\n")[0]
+        raise MemoryError(f"{recipe.model} at a mini-batch of {recipe.batch}: {line}") from error
+    return graph, costs
+
+
+def _parts(recipe: TrainingRecipe) -> tuple[int, ...]:
+    return (2, 4) if recipe.batch % 4 == 0 else ()
+
+
+def _traced(recipe: TrainingRecipe, device: torch.device) -> tuple[TrainingStep, TracedStep]:
+    step = make_step(recipe, device)
+    return step, trace_step(step, recipe.model, recipe.batch, recipe.variant.math, recipe.conditions())
+
+
+def trace_step(
+    step: TrainingStep,
+    name: str,
+    batch: int,
+    math: MathMode = MathMode.TF32,
+    conditions: Mapping[str, str] | None = None,
+) -> TracedStep:
+    """Take a training step twice, and return the second one as a graph with the operator calls behind it.
+
+    The first step makes the state of the optimizer.
+
+    Args:
+        step: what is trained; on real tensors it trains.
+        name: a name of the step.
+        batch: its mini-batch size.
+        math: whether products of float32 may be computed as TF32.
+        conditions: what the record depends on; PyTorch's version and the device are added.
+
+    Raises:
+        StepGraphError: if the trace makes no step.
+    """
+    step.clear()
+    step.run()
+    return _trace(step, name, batch, math, conditions or {})
+
+
+def _trace(step: TrainingStep, name: str, batch: int, math: MathMode, conditions: Mapping[str, str]) -> TracedStep:
+    """Take a training step, after the optimizer has its state, and return it as a graph."""
+    step.clear()
+    provenance = Provenance(step.model)
+    tracer = Tracer(provenance)
+    roles: dict[int, tuple[Role, str]] = {}
+    for role, label, tensor in (*_tensors_before(step), *_gradients(step)):
+        roles.setdefault(tracer.meet(tensor), (role, label))
+    with provenance.entered(), tracer:
+        loss = step.run(tracer)
+    for role, label, tensor in ((Role.OUTPUT, "loss", loss), *_gradients(step)):
+        roles.setdefault(tracer.meet(tensor), (role, label))
+    gc.collect()  # what only circles of references hold is freed
+    device = step.input_tensors()[0].device.type
+    subject = TracedSubject(
+        name=name,
+        batch=batch,
+        device=device,
+        roles=roles,
+        math=math,
+        gradients_kept=step.gradients_kept,
+        conditions={"torch": torch.__version__.partition("+")[0], "device": device, **conditions},
+    )
+    return assemble(tracer.trace, subject)
+
+
+def _tensors_before(step: TrainingStep) -> Iterator[tuple[Role, str, Tensor]]:
+    """Return the tensors that are there before a step, with role and name."""
+    for name, parameter in step.model.named_parameters():
+        yield Role.PARAMETER, name, parameter
+    for name, buffer in step.model.named_buffers():
+        yield Role.BUFFER, name, buffer
+    for name, value in step.optimizer_state():
+        yield Role.OPTIMIZER_STATE, name, value
+    for index, tensor in enumerate(step.input_tensors()):
+        yield Role.INPUT, f"input{index or ''}", tensor
+
+
+def _gradients(step: TrainingStep) -> Iterator[tuple[Role, str, Tensor]]:
+    for name, parameter in step.model.named_parameters():
+        if parameter.grad is not None:
+            yield Role.GRADIENT, f"{name}.grad", parameter.grad

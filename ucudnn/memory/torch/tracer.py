@@ -1,0 +1,249 @@
+"""Tracer: writes down every operator that PyTorch dispatches in a training step, and the storages that it touches.
+
+The tracer stands below autograd. So it sees a step as the device does: forward, backward with the gradients that
+autograd adds up, and the optimizer, one operator at a time in the order of launch. It holds no tensor, because autograd
+decides by reference counts which memory it takes over.
+"""
+
+import weakref
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any, final
+
+import torch
+from torch.utils import flop_counter
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves, tree_map_only
+
+from ucudnn.memory.graph import Phase
+from ucudnn.memory.torch.provenance import Provenance
+
+IGNORED = ("profiler", "prim")
+"""Namespaces of operators that touch no memory."""
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class TracedTensor:
+    """A tensor as an operator saw it: a storage and how it lies there.
+
+    Attributes:
+        storage: index of the storage.
+        shape: sizes of its dimensions.
+        stride: elements from one entry of a dimension to the next.
+        offset: elements before its first one.
+        dtype: type of its elements.
+    """
+
+    storage: int
+    shape: tuple[int, ...]
+    stride: tuple[int, ...]
+    offset: int
+    dtype: torch.dtype
+
+    @property
+    def bytes_touched(self) -> int:
+        """Bytes of its elements; an expanded dimension counts once."""
+        elements = 1
+        for size, stride in zip(self.shape, self.stride, strict=True):
+            elements *= size if stride or not size else 1
+        return elements * self.dtype.itemsize
+
+    def on_meta(self) -> torch.Tensor:
+        """Return a tensor of this geometry without memory."""
+        return torch.empty_strided(self.shape, self.stride, dtype=self.dtype, device="meta")
+
+
+@final
+@dataclass(slots=True)
+class TracedStorage:
+    """The bytes behind tensors of a trace.
+
+    Attributes:
+        size: bytes.
+        device: type of the device that it lies on.
+        born: index of the call that made it; -1 if it was there before.
+        died: number of calls that had ended when PyTorch freed it; None while it lives.
+    """
+
+    size: int
+    device: str
+    born: int
+    died: int | None = None
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class TracedCall:
+    """One operator call.
+
+    Attributes:
+        func: the operator.
+        args: its arguments, with a `TracedTensor` for each tensor.
+        kwargs: its keyword arguments, likewise.
+        results: what it returned, likewise.
+        phase: the part of the step.
+        module: the module that called it; for backward the one that called its forward operation.
+        source: file and line, likewise.
+        node: number of the autograd node that backward evaluates; None in forward and in the optimizer.
+        flops: floating-point operations by PyTorch's counter, which knows matrix products, convolutions and attention.
+        index: its position among all calls that were traced.
+    """
+
+    func: Any
+    args: tuple[Any, ...]
+    kwargs: Mapping[str, Any]
+    results: Any
+    phase: Phase
+    module: str
+    source: str
+    node: int | None
+    flops: int
+    index: int
+
+    def argument(self, name: str) -> Any:
+        """Return an argument by its name in the operator's schema; None where it was not given."""
+        for position, argument in enumerate(self.func._schema.arguments):
+            if argument.name == name:
+                return self.args[position] if position < len(self.args) else self.kwargs.get(name)
+        return None
+
+    @property
+    def inputs(self) -> list[TracedTensor]:
+        """The tensors among its arguments, in order."""
+        leaves = tree_leaves((self.args, dict(self.kwargs)))
+        return [leaf for leaf in leaves if isinstance(leaf, TracedTensor)]
+
+    @property
+    def outputs(self) -> list[TracedTensor]:
+        """The tensors that it returned, in order."""
+        return [leaf for leaf in tree_leaves(self.results) if isinstance(leaf, TracedTensor)]
+
+
+@final
+@dataclass(slots=True)
+class Trace:
+    """What a tracer wrote down.
+
+    Attributes:
+        calls: operator calls in order.
+        storages: what they touch, by index.
+    """
+
+    calls: list[TracedCall] = field(default_factory=list)
+    storages: list[TracedStorage] = field(default_factory=list)
+
+
+@final
+class Tracer(TorchDispatchMode):
+    """Writes down operator calls while it is entered.
+
+    Args:
+        provenance: tells which module and line an operator comes from.
+
+    Attributes:
+        trace: what was written down.
+        phase: the part of the step that runs.
+    """
+
+    def __init__(self, provenance: Provenance) -> None:
+        super().__init__()
+        self.trace = Trace()
+        self.phase = Phase.FORWARD
+        self._provenance = provenance
+        self._known: dict[int, int] = {}  # from the address of a storage to its index
+        self._watched: list[Any] = []
+
+    def meet(self, tensor: torch.Tensor) -> int:
+        """Return the index of the storage of a tensor that is there before the step."""
+        return self._index(tensor, made=False)
+
+    def find(self, tensor: torch.Tensor) -> int | None:
+        """Return the index of a tensor's storage, or None where the trace has not met it."""
+        return self._known.get(tensor.untyped_storage()._cdata)
+
+    @contextmanager
+    def during(self, phase: Phase) -> Iterator[None]:
+        """Count what runs inside to another part of the step."""
+        before, self.phase = self.phase, phase
+        try:
+            yield
+        finally:
+            self.phase = before
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Run an operator and write it down."""
+        kwargs = kwargs or {}
+        if func.namespace in IGNORED:
+            return func(*args, **kwargs)
+        node = torch._C._current_autograd_node()
+        number = None if node is None else node._sequence_nr()
+        place = self._provenance.place(node, number)
+        del node
+        traced_args, traced_kwargs = tree_map_only(torch.Tensor, self._read, (args, kwargs))
+        result = func(*args, **kwargs)
+        call = TracedCall(
+            func=func,
+            args=traced_args,
+            kwargs=traced_kwargs,
+            results=tree_map_only(torch.Tensor, self._made, result),
+            phase=self.phase,
+            module=place[0],
+            source=place[1],
+            node=number,
+            flops=_flops(func, args, kwargs, result),
+            index=len(self.trace.calls),
+        )
+        self.trace.calls.append(call)
+        return result
+
+    def _read(self, tensor: torch.Tensor) -> TracedTensor:
+        return _traced(tensor, self._index(tensor, made=False))
+
+    def _made(self, tensor: torch.Tensor) -> TracedTensor:
+        return _traced(tensor, self._index(tensor, made=True))
+
+    def _index(self, tensor: torch.Tensor, *, made: bool) -> int:
+        storage = tensor.untyped_storage()
+        address, size = storage._cdata, storage.nbytes()
+        index = self._known.get(address)
+        if index is None:
+            index = self._known[address] = len(self.trace.storages)
+            born = len(self.trace.calls) if made else -1
+            self.trace.storages.append(TracedStorage(size, tensor.device.type, born))
+            self._watched.append(weakref.ref(storage, lambda _: self._freed(address, index)))
+        known = self.trace.storages[index]
+        known.size = max(known.size, size)  # operators with out= may enlarge what they write
+        return index
+
+    def _freed(self, address: int, index: int) -> None:
+        self.trace.storages[index].died = len(self.trace.calls)
+        del self._known[address]
+
+
+def _traced(tensor: torch.Tensor, storage: int) -> TracedTensor:
+    shape, stride = tuple(map(int, tensor.shape)), tuple(map(int, tensor.stride()))
+    return TracedTensor(storage, shape, stride, int(tensor.storage_offset()), tensor.dtype)
+
+
+def _flops(func: Any, args: Any, kwargs: Any, result: Any) -> int:
+    packet = func._overloadpacket
+    if packet in _ATTENTION:  # PyTorch's counter knows the attention of GPUs only
+        return int(_ATTENTION[packet](*(each.shape for each in args if isinstance(each, torch.Tensor))))
+    count: Any = flop_counter.flop_registry.get(packet)
+    return int(count(*args, **kwargs, out_val=result)) if count is not None else 0
+
+
+def _attention_backward_flops(grad: Any, query: Any, key: Any, value: Any, *_: Any) -> int:
+    return int(flop_counter.sdpa_backward_flop_count(grad, query, key, value))
+
+
+def _attention_flops(query: Any, key: Any, value: Any, *_: Any) -> int:
+    return int(flop_counter.sdpa_flop_count(query, key, value))
+
+
+_ATTENTION: dict[Any, Any] = {
+    torch.ops.aten._scaled_dot_product_flash_attention_for_cpu: _attention_flops,
+    torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward: _attention_backward_flops,
+}
