@@ -94,7 +94,6 @@ FUNCTIONS_LEFT = {
     "benchmarking.slab_explorer.SlabSearch.__init__",
     "execution.plan.make_plan",
     "native.steps.prepare",
-    "planning.decision.decide",
     "solvers.division.divide",
     "solvers.integer_program.solve",
     "torch.call_cache.backward_call",

@@ -1,4 +1,4 @@
-"""Allotment: segments that fit and do not overlap, and times against all ways to choose."""
+"""Workspace division: segments that fit and do not overlap, and times against all ways to choose."""
 
 from itertools import combinations, pairwise, product
 
@@ -10,7 +10,7 @@ from tests.support.configurations import fronts as any_fronts
 from tests.support.groups import groupings, networks
 from ucudnn.errors import InfeasibleError
 from ucudnn.planning.concurrency import concurrent_sets
-from ucudnn.planning.division import allot
+from ucudnn.planning.division import divide_workspace
 from ucudnn.settings import Settings
 from ucudnn.units import exact_bytes
 
@@ -70,7 +70,7 @@ def fastest(segments, total):
     return min(reached.values(), default=None)
 
 
-def allotted(case):
+def divided(case):
     """Return what a case gets, or None where its smallest do not fit, which is what the error must say."""
     kernels, fronts, total, groups = case
     short = set()
@@ -79,9 +79,9 @@ def allotted(case):
         if sum(least) > total:
             short.add((sum(least), max(least)))
     if not short:
-        return allot(kernels, fronts, total, Settings(), groups)
+        return divide_workspace(kernels, fronts, total, Settings(), groups)
     with pytest.raises(InfeasibleError) as caught:
-        allot(kernels, fronts, total, Settings(), groups)
+        divide_workspace(kernels, fronts, total, Settings(), groups)
     error = caught.value
     assert error.limit_bytes == total
     assert error.kernel in map(str, kernels)
@@ -98,7 +98,7 @@ def allotted(case):
 @given(cases())
 def test_equals_brute_force(case):
     kernels, fronts, total, groups = case
-    found = allotted(case)
+    found = divided(case)
     if found is None:
         return
     sets = concurrent_sets(kernels, groups)
@@ -106,7 +106,7 @@ def test_equals_brute_force(case):
         fastest(segments_of(kernels, fronts, branches, groups), total) * repeated(kernels, branches, groups)
         for branches in sets
     )
-    time_ms = sum(share.configuration.time_ms * share.count for shares in found.shares for share in shares)
+    time_ms = sum(share.configuration.time_ms * share.count for shares in found.assignments for share in shares)
     assert time_ms == pytest.approx(expected, abs=1e-9)
     assert found.gap == 0
 
@@ -114,10 +114,10 @@ def test_equals_brute_force(case):
 @given(cases())
 def test_every_kernel_gets_all_its_layers_what_is_in_its_front(case):
     kernels, fronts, _, groups = case
-    found = allotted(case)
+    found = divided(case)
     if found is None:
         return
-    for kernel, front, shares in zip(kernels, fronts, found.shares, strict=True):
+    for kernel, front, shares in zip(kernels, fronts, found.assignments, strict=True):
         assert sum(share.count for share in shares) == kernel.count
         assert all(share.count > 0 and share.configuration in front for share in shares)
         assert all((share.segment is None) == (kernel.count > 1 and not groups) for share in shares)
@@ -126,7 +126,7 @@ def test_every_kernel_gets_all_its_layers_what_is_in_its_front(case):
 @given(cases())
 def test_segments_hold_their_kernels_and_those_of_a_set_are_apart(case):
     kernels, _, total, groups = case
-    found = allotted(case)
+    found = divided(case)
     if found is None:
         return
     assert found.arena_bytes <= total
@@ -134,17 +134,17 @@ def test_segments_hold_their_kernels_and_those_of_a_set_are_apart(case):
         own = []
         several = 0
         for branch in branches:
-            segments = {share.segment for index in branch for share in found.shares[index]}
+            segments = {share.segment for index in branch for share in found.assignments[index]}
             if segments == {None}:
                 several += max(
-                    sum(share.configuration.workspace_bytes * share.count for share in found.shares[index])
+                    sum(share.configuration.workspace_bytes * share.count for share in found.assignments[index])
                     for index in branch
                 )
                 continue
             (segment,) = segments  # those of one branch take turns in it
             assert segment.set_index == number
             for index in branch:
-                assert found.shares[index][0].configuration.workspace_bytes <= segment.size_bytes
+                assert found.assignments[index][0].configuration.workspace_bytes <= segment.size_bytes
             own.append(segment)
         assert len({segment.branch for segment in own}) == len(own)
         for one, other in combinations(own, 2):
@@ -157,7 +157,7 @@ def test_segments_hold_their_kernels_and_those_of_a_set_are_apart(case):
 @given(cases())
 def test_less_careful_ways_are_no_slower(case):
     _, _, total, groups = case
-    found = allotted(case)
+    found = divided(case)
     if found is None:
         return
     names = [each.name for each in found.alternatives]
@@ -168,18 +168,18 @@ def test_less_careful_ways_are_no_slower(case):
     for each in found.alternatives:
         assert each.time_ms is None or each.workspace_bytes <= total
     own = found.alternatives[-2]
-    time_ms = sum(share.configuration.time_ms * share.count for shares in found.shares for share in shares)
+    time_ms = sum(share.configuration.time_ms * share.count for shares in found.assignments for share in shares)
     assert (own.time_ms, own.workspace_bytes) == (pytest.approx(time_ms), found.arena_bytes)
 
 
 @given(cases(grouped))
 def test_alternatives_are_what_those_ways_would_find(case):
     kernels, fronts, total, _ = case
-    found = allotted(case)
+    found = divided(case)
     if found is None:
         return
     by_name = {each.name: each.time_ms for each in found.alternatives}
-    apart = allotted((kernels, fronts, total, ()))
+    apart = divided((kernels, fronts, total, ()))
     assert by_name["WD"] == (apart.alternatives[1].time_ms if apart else None)
     counts = [kernel.count for kernel in kernels]
     for name, limit in (("WR", total // max(1, sum(counts))), ("shared", total)):

@@ -1,10 +1,14 @@
-"""Decisions: the configuration of every kernel, by workspace reuse (WR) or workspace division (WD)."""
+"""Decisions: the configuration of every kernel, by workspace reuse (WR) or workspace division (WD).
+
+Paper, sections 3.2 and 3.3.
+"""
 
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
 from math import fsum
 from time import perf_counter
+from typing import NamedTuple
 
 from ucudnn.benchmarking.benchmark import Benchmark
 from ucudnn.benchmarking.request import MOST_ROUNDINGS, Request, is_rounded, request_of, requests_of
@@ -12,7 +16,7 @@ from ucudnn.configuration import Configuration, MicroConfiguration, SlabConfigur
 from ucudnn.errors import BackendError, InfeasibleError, MeasurementError
 from ucudnn.kernel import Kernel
 from ucudnn.planning.concurrency import Groups
-from ucudnn.planning.division import Allotment, Share, allot
+from ucudnn.planning.division import Assignment, DesirableSet, WorkspaceDivision, divide_workspace
 from ucudnn.policy import BatchSizePolicy
 from ucudnn.problem import ConvolutionProblem
 from ucudnn.settings import Settings
@@ -24,7 +28,7 @@ from ucudnn.units import exact_bytes
 from ucudnn.workspace.segment import Segment
 from ucudnn.workspace.spare import own_bytes, tail_bytes
 
-_WORTH_A_TAIL = 0.995  # of the time within the limit
+_WORTH_A_TAIL = 0.995  # of the time within the limit: a smaller gain may be noise of the measurements
 
 
 class Method(Enum):
@@ -36,14 +40,14 @@ class Method(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Decision:
-    """What one kernel, or several interchangeable ones, got.
+    """The configuration of one kernel, or of several interchangeable ones.
 
     Attributes:
-        kernel: the kernel; its count is that of the layers that got this configuration.
+        kernel: the kernel; its count is the number of layers that get this configuration.
         configuration: the configuration.
-        undivided: the fastest single algorithm within the limit, or None where none fits. Under WD its limit
-            is an equal share of the total, as the paper compares (section 4.3).
-        segment: under WD, where its workspace lies; None under WR, and where a kernel stands for several.
+        undivided: the fastest single algorithm within the limit, or None if none fits. Under WD the limit is an equal
+            share of the total, as in the paper (section 4.3).
+        segment: the segment of its workspace under WD; None under WR, or if the kernel stands for several layers.
     """
 
     kernel: Kernel
@@ -53,7 +57,7 @@ class Decision:
 
     @property
     def workspace_bytes(self) -> int:
-        """Bytes of its own workspace, without the caller's spare memory and without the output's tail."""
+        """The bytes of workspace of its own: without the caller's spare memory and the output's tail."""
         kernel = self.kernel
         if kernel.spare_bytes:
             return 0
@@ -61,22 +65,22 @@ class Decision:
 
     @property
     def spare_bytes(self) -> int:
-        """The most bytes of a workspace that is the caller's spare memory or the output's tail."""
+        """The bytes of workspace that lie in the caller's spare memory or in the output's tail, at most."""
         most = self.configuration.workspace_bytes
         return most if most > self.workspace_bytes else 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Decisions:
-    """What all kernels got.
+    """The decisions for all kernels.
 
     Attributes:
         method: WR or WD.
         limit_bytes: WR's limit for each kernel, or WD's total.
         kernels: the decisions, in the order of the kernels.
-        benchmark_seconds: wall-clock time that benchmarking took.
-        solver_seconds: wall-clock time that desirable sets and the integer program took.
-        allotment: what WD found; None under WR.
+        benchmark_seconds: wall-clock time of the benchmarks.
+        solver_seconds: wall-clock time of the desirable sets and of the integer program.
+        division: the division of the total; None under WR.
     """
 
     method: Method
@@ -84,7 +88,7 @@ class Decisions:
     kernels: tuple[Decision, ...]
     benchmark_seconds: float
     solver_seconds: float
-    allotment: Allotment | None = None
+    division: WorkspaceDivision | None = None
 
     def after(self, earlier: Sequence["Decisions"]) -> "Decisions":
         """Return the same decisions with the seconds of earlier ones added."""
@@ -101,44 +105,40 @@ class Decisions:
 
     @property
     def undivided_ms(self) -> float | None:
-        """The same undivided within the limit; None where some kernel cannot be."""
+        """Predicted milliseconds if every kernel ran undivided within the limit; None if a kernel cannot."""
         if any(each.undivided is None for each in self.kernels):
             return None
         return fsum(each.undivided.time_ms * each.kernel.count for each in self.kernels if each.undivided)
 
     @property
     def workspace_bytes(self) -> int:
-        """Bytes of all kernels' workspaces together, as where each layer has its own."""
+        """The bytes of all workspaces together if each layer has its own."""
         return sum(each.workspace_bytes * each.kernel.count for each in self.kernels)
 
     @property
     def shared_workspace_bytes(self) -> int:
-        """Bytes of one workspace that serves the kernels one after another."""
+        """The bytes of one workspace that the kernels use one after another."""
         return max((each.workspace_bytes for each in self.kernels), default=0)
 
 
-def decide(
-    kernels: Sequence[Kernel],
-    benchmark: Benchmark,
-    settings: Settings,
-    groups: Groups = (),
-) -> Decisions:
+def decide(kernels: Sequence[Kernel], benchmark: Benchmark, settings: Settings, groups: Groups = ()) -> Decisions:
     """Choose a configuration for every kernel.
 
-    WR takes each kernel's fastest configuration within `settings.workspace_limit_bytes`, or within the spare memory
-    that comes with it, where that is more; where `settings.total_workspace_bytes` is set, WD divides that among all
-    kernels, or among those that may run at the same time.
+    WR takes the fastest configuration of each kernel within `settings.workspace_limit_bytes`, or within the spare
+    memory that comes with the kernel if that is more. WD divides `settings.total_workspace_bytes`, if it is set, among
+    all kernels, or among those that may run at the same time.
 
     Args:
-        kernels: what is to be computed; equal problems are measured once.
+        kernels: the kernels; equal problems are measured once.
         benchmark: measures them.
         settings: policy, limits and solver.
-        groups: under WD, which layers may run at the same time; () for all.
+        groups: under WD, the layers that may run at the same time; () for all.
 
     Raises:
         SettingsError: if groups contradict each other.
-        InfeasibleError: if a limit is too small; it says which kernel needs how much.
+        InfeasibleError: if a limit is too small; the message names the kernel and its need.
         MeasurementError: if no algorithm of a kernel could be measured.
+        SolverError: if the solver of the settings fails.
     """
     before = benchmark.seconds
     total = settings.total_workspace_bytes
@@ -146,30 +146,20 @@ def decide(
     solver = _Stopwatch()
     asked = [requests_of(kernel, settings, limit) for kernel in kernels]
     benchmark.explore([request for requests in asked for request in requests])
-    fronts: dict[Request, tuple[_Front, _Front]] = {}
-    for kernel, (within, *_) in zip(kernels, asked, strict=True):
-        if within not in fronts:
-            fronts[within] = _front(kernel, within, benchmark, solver)
-    found = [fronts[within] for within, *_ in asked]
-    # Under WD the limit of what is compared is an equal share of the total (paper, section 4.3).
-    share = None if total is None else total // max(1, sum(kernel.count for kernel in kernels))
+    known = _look_up(kernels, asked, benchmark, solver)
+    division: WorkspaceDivision | None = None
+    assignments: Sequence[tuple[Assignment, ...]]
+    if total is None:
+        limits = [within.limit_bytes for within, *_ in asked]
+        assignments = _fastest(kernels, asked, known, benchmark, solver)
+    else:
+        # The paper compares with an equal share of the total for each kernel (section 4.3).
+        limits = [total // max(1, sum(kernel.count for kernel in kernels))] * len(kernels)
+        with solver:
+            division = divide_workspace(kernels, [each.desirable for each in known], total, settings, groups)
+        assignments = division.assignments
     with solver:
-        undivided = [
-            fastest_within(each, within.limit_bytes if share is None else share)
-            for (_, each), (within, *_) in zip(found, asked, strict=True)
-        ]
-        allotment = None
-        if total is not None:
-            allotment = allot(kernels, [front for front, _ in found], total, settings, groups)
-    shares = (
-        # Nothing beyond the limit was measured, so the front's last configuration is the fastest within it.
-        [
-            (Share(configuration=_with_tail(kernel, front[-1], requests, benchmark, solver), count=kernel.count),)
-            for kernel, (front, _), requests in zip(kernels, found, asked, strict=True)
-        ]
-        if allotment is None
-        else allotment.shares
-    )
+        undivided = [fastest_within(each.undivided, most) for each, most in zip(known, limits, strict=True)]
     return Decisions(
         method=Method.WR if total is None else Method.WD,
         limit_bytes=limit,
@@ -177,29 +167,29 @@ def decide(
             Decision(
                 kernel=replace(kernel, count=each.count),
                 configuration=each.configuration,
-                undivided=plain,
+                undivided=whole,
                 segment=each.segment,
             )
-            for kernel, plain, taken in zip(kernels, undivided, shares, strict=True)
+            for kernel, whole, taken in zip(kernels, undivided, assignments, strict=True)
             for each in taken
         ),
         benchmark_seconds=benchmark.seconds - before,
         solver_seconds=solver.seconds,
-        allotment=allotment,
+        division=division,
     )
 
 
 def decide_again(kernel: Kernel, benchmark: Benchmark, settings: Settings, limit_bytes: int) -> Decision | None:
-    """Choose another configuration for one kernel, within another limit or without what was discarded since.
+    """Choose another configuration for one kernel: within another limit, or without algorithms discarded since.
 
     Args:
-        kernel: a kernel that was decided before.
-        benchmark: what was measured.
-        settings: policy.
-        limit_bytes: workspace of the kernel.
+        kernel: a kernel that has a decision.
+        benchmark: its measurements.
+        settings: the policy.
+        limit_bytes: the workspace of the kernel.
 
     Returns:
-        The decision, or None if nothing is left.
+        The decision, or None if no configuration is left.
     """
     problem = kernel.problem
     measured = _measured_again(problem, benchmark, settings, limit_bytes)
@@ -218,20 +208,20 @@ def decide_rest(
     limit_bytes: int,
     failed: Collection[str] = (),
 ) -> Configuration | None:
-    """Choose a configuration for the samples from `start` on, where earlier ones were computed already.
+    """Choose a configuration for the samples from `start` on, because the earlier ones are already computed.
 
     Args:
         problem: the problem at mini-batch size.
-        start: the first sample that is missing.
-        benchmark: what was measured.
-        settings: policy.
-        limit_bytes: workspace of the kernel.
-        failed: algorithms that are not to be chosen.
+        start: the first missing sample.
+        benchmark: the measurements of the problem.
+        settings: the policy.
+        limit_bytes: the workspace of the kernel.
+        failed: algorithms not to choose.
 
     Returns:
-        The fastest configuration within the limit, or None if nothing is left.
+        The fastest configuration within the limit, or None if no configuration is left.
     """
-    # Parts must begin where their size says that they may: see ConvolutionProblem.part.
+    # The size of a part decides where it may begin: see ConvolutionProblem.part.
     unit = start & -start
     measured = _measured_again(problem, benchmark, settings, limit_bytes)
     fitting = (
@@ -260,20 +250,20 @@ def decide_slabs(
     limit_bytes: int,
     failed: Collection[str] = (),
 ) -> Configuration | None:
-    """Choose algorithms for those slabs of a micro-batch that are left, where earlier ones were computed already.
+    """Choose algorithms for the last slabs of a micro-batch, because the earlier ones are already computed.
 
-    A slab that nothing computes within the limit is divided further.
+    A slab that no algorithm computes within the limit is divided further.
 
     Args:
         problem: the problem at mini-batch size.
         size: the micro-batch size.
-        left: the slabs that are missing.
-        benchmark: what was measured.
-        limit_bytes: workspace of the kernel.
-        failed: algorithms that are not to be chosen.
+        left: the missing slabs.
+        benchmark: the measurements of the problem.
+        limit_bytes: the workspace of the kernel.
+        failed: algorithms not to choose.
 
     Returns:
-        A configuration of the slabs that are left, or None if one of them cannot be computed.
+        A configuration of the missing slabs, or None if one of them cannot be computed.
     """
     unit = row_unit(problem)
 
@@ -294,6 +284,22 @@ def decide_slabs(
     return Configuration(parts=(MicroConfiguration.of_slabs(size, [one for each in chosen for one in each]),))
 
 
+def _fastest(
+    kernels: Sequence[Kernel],
+    asked: Sequence[Sequence[Request]],
+    known: Sequence["_Known"],
+    benchmark: Benchmark,
+    solver: "_Stopwatch",
+) -> list[tuple[Assignment, ...]]:
+    """Return for each kernel its fastest configuration within its limit (WR)."""
+    found: list[tuple[Assignment, ...]] = []
+    for kernel, requests, each in zip(kernels, asked, known, strict=True):
+        # Nothing beyond the limit was measured, so the last desirable configuration is the fastest within it.
+        configuration = _with_tail(kernel, each.desirable[-1], requests, benchmark, solver)
+        found.append((Assignment(configuration=configuration, count=kernel.count),))
+    return found
+
+
 def _with_tail(
     kernel: Kernel, within: Configuration, requests: Sequence[Request], benchmark: Benchmark, solver: "_Stopwatch"
 ) -> Configuration:
@@ -308,16 +314,16 @@ def _with_tail(
     return found if found is not None and found.time_ms < within.time_ms * _WORTH_A_TAIL else within
 
 
-def _undivided(measured: Iterable[MicroConfiguration], batch: int) -> "_Front":
+def _undivided(measured: Iterable[MicroConfiguration], batch: int) -> DesirableSet:
     return desirable_set((micro for micro in measured if micro.size == batch and not micro.slabs), batch)
 
 
 def _measured_again(
     problem: ConvolutionProblem, benchmark: Benchmark, settings: Settings, limit_bytes: int
 ) -> list[MicroConfiguration]:
-    """Return what was measured, and, where that is possible now, what matters since an algorithm was discarded.
+    """Return the measured micro-configurations; measure those that matter since an algorithm was discarded.
 
-    Of ranks that measure together, none measures what the others do not ask for: it would wait for them.
+    Ranks that measure together measure nothing here, because a rank would wait for others that do not ask for it.
     """
     request = request_of(problem, settings, limit_bytes)
     if benchmark.collective:
@@ -326,9 +332,6 @@ def _measured_again(
         return benchmark.micro_configurations(request)
     except (BackendError, MemoryError):
         return benchmark.known_micro_configurations(request)
-
-
-_Front = tuple[Configuration, ...]
 
 
 class _Stopwatch:
@@ -343,29 +346,48 @@ class _Stopwatch:
         self.seconds += perf_counter() - self._start
 
 
-def _front(kernel: Kernel, request: Request, benchmark: Benchmark, solver: _Stopwatch) -> tuple[_Front, _Front]:
-    """Return the desirable set of a kernel within the limit, and that of its undivided configurations.
+class _Known(NamedTuple):
+    """What is known of a kernel within its limit.
 
-    Where only the fastest is wanted, that is all of the first.
+    Attributes:
+        desirable: its desirable set, or only the fastest configuration if the request wants no other.
+        undivided: the desirable set of its undivided configurations.
     """
+
+    desirable: DesirableSet
+    undivided: DesirableSet
+
+
+def _look_up(
+    kernels: Sequence[Kernel], asked: Sequence[Sequence[Request]], benchmark: Benchmark, solver: _Stopwatch
+) -> list[_Known]:
+    """Return what is known of each kernel; equal requests are answered once."""
+    known: dict[Request, _Known] = {}
+    for kernel, (within, *_) in zip(kernels, asked, strict=True):
+        if within not in known:
+            known[within] = _known_of(kernel, within, benchmark, solver)
+    return [known[within] for within, *_ in asked]
+
+
+def _known_of(kernel: Kernel, request: Request, benchmark: Benchmark, solver: _Stopwatch) -> _Known:
     problem, limit_bytes = request.problem, request.limit_bytes
     measured = benchmark.micro_configurations(request)
     with solver:
         if request.whole:
-            front = desirable_set(measured, problem.batch)
+            desirable = desirable_set(measured, problem.batch)
         else:
             best = fastest(measured, problem.batch)
-            front = () if best is None else (best,)
+            desirable = () if best is None else (best,)
         undivided = _undivided(measured, problem.batch)
-    if not front:
-        least = benchmark.least_workspace(request)
-        if least is None or least <= limit_bytes:
-            raise MeasurementError(f"{kernel}: no algorithm could be measured within {exact_bytes(limit_bytes)}")
-        raise InfeasibleError(
-            f"{kernel}: no algorithm fits a workspace limit of {exact_bytes(limit_bytes)}:"
-            f" at least {exact_bytes(least)} are needed",
-            kernel=str(kernel),
-            limit_bytes=limit_bytes,
-            required_bytes=least,
-        )
-    return front, undivided
+    if desirable:
+        return _Known(desirable, undivided)
+    least = benchmark.least_workspace(request)
+    if least is None or least <= limit_bytes:
+        raise MeasurementError(f"{kernel}: no algorithm could be measured within {exact_bytes(limit_bytes)}")
+    raise InfeasibleError(
+        f"{kernel}: no algorithm fits a workspace limit of {exact_bytes(limit_bytes)}:"
+        f" at least {exact_bytes(least)} are needed",
+        kernel=str(kernel),
+        limit_bytes=limit_bytes,
+        required_bytes=least,
+    )

@@ -77,7 +77,7 @@ def report_run(
         kernels=tuple(decision for decision, _ in run),
         benchmark_seconds=sum(each.benchmark_seconds for each in decided),
         solver_seconds=sum(each.solver_seconds for each in decided),
-        allotment=decided[-1].allotment,
+        division=decided[-1].division,
     )
     return report_decisions(
         merged,

@@ -266,7 +266,7 @@ def report_decisions(
 ) -> Report:
     """Return the report of decisions whose kernels were reported one by one."""
     batches = {each.kernel.problem.batch for each in decisions.kernels}
-    allotment = decisions.allotment
+    division = decisions.division
     return Report(
         network=network,
         batch=batches.pop() if len(batches) == 1 else None,
@@ -278,10 +278,10 @@ def report_decisions(
         kernels=tuple(kernels),
         benchmark_seconds=decisions.benchmark_seconds,
         solver_seconds=decisions.solver_seconds,
-        arena_bytes=None if allotment is None else allotment.arena_bytes,
-        gap=0.0 if allotment is None else allotment.gap,
-        solvers=() if allotment is None else allotment.methods,
-        alternatives=() if allotment is None else allotment.alternatives,
+        arena_bytes=None if division is None else division.arena_bytes,
+        gap=0.0 if division is None else division.gap,
+        solvers=() if division is None else division.methods,
+        alternatives=() if division is None else division.alternatives,
     )
 
 
