@@ -1,7 +1,9 @@
+"""Arrays pose a problem, or are refused with their shapes, types and strides."""
+
 import numpy as np
 import pytest
 
-from ucudnn.arrays import problem_of
+from ucudnn.arrays import ProblemCache, problem_of
 from ucudnn.errors import InvalidProblemError, SettingsError
 from ucudnn.problem import DataType, Layout, MathMode, Operation
 
@@ -80,3 +82,17 @@ def test_holes_within_a_sample_are_refused():
         problem_of(Operation.FORWARD, x[::-1], w, y, groups=2)
     with pytest.raises(InvalidProblemError, match="w has a stride"):
         problem_of(Operation.FORWARD, x, np.empty((4, 4, 3, 2), np.float32)[:, :3], y, groups=2)
+
+
+def test_a_parameter_that_does_not_exist_is_refused():
+    x, w, y = arrays()
+    with pytest.raises(TypeError, match=r"unexpected keyword arguments \['pading'\]: there are padding, stride"):
+        problem_of(Operation.FORWARD, x, w, y, groups=2, pading=1)
+
+
+def test_problems_are_remembered_by_arrays_and_parameters():
+    cache = ProblemCache()
+    first = cache.problem_of(Operation.FORWARD, *arrays(), groups=2)
+    assert cache.problem_of(Operation.FORWARD, *arrays(), groups=2) is first
+    assert cache.problem_of(Operation.FORWARD, *arrays(), groups=2, math="fma") != first
+    assert cache.problem_of(Operation.FORWARD, *arrays(), groups=2, padding=[0, 0]) == first

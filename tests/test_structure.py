@@ -78,7 +78,6 @@ IMPORTS_LEFT = {
 CIRCLES_LEFT = {"backends.cudnn.api.described -> cudnn"}
 CLASSES_LEFT = {"Answer", "Descriptor", "Network", "Piece", "Request", "Share", "Step"}
 FUNCTIONS_LEFT = {
-    "arrays.problem_of",
     "backends.base.ComputeBackend.bind",
     "backends.base.PreparedCall.bind",
     "backends.base.PreparedCall.launch",

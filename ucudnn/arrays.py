@@ -1,33 +1,34 @@
-"""From arrays to a problem: what x, w and y ask for by their shapes, types and strides."""
+"""The problem that three arrays pose, by their shapes, types and strides."""
 
 from collections.abc import Sequence
 from dataclasses import replace
 from math import prod
 from typing import Any, Protocol, TypedDict, Unpack, final
 
+from ucudnn.bounded import BoundedDict
 from ucudnn.errors import InvalidProblemError
 from ucudnn.problem import ConvolutionProblem, DataType, Layout, MathMode, Operation
 from ucudnn.settings import parse_choice
 
 
 class ArrayLike(Protocol):
-    """What NumPy's and CuPy's arrays have in common, as far as a problem needs it."""
+    """The attributes of an array of NumPy or CuPy that a problem needs."""
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Sizes, outermost first."""
+        """The sizes, outermost first."""
 
     @property
     def strides(self) -> tuple[int, ...]:
-        """Bytes from one element to the next, for each dimension."""
+        """The bytes from one element to the next, for each dimension."""
 
     @property
     def dtype(self) -> Any:
-        """Type of the elements; its text names it."""
+        """The type of the elements; its text is its name."""
 
 
 class Parameters(TypedDict, total=False):
-    """Keyword arguments of a convolution, as `problem_of` takes them."""
+    """The keyword arguments of a convolution; see `problem_of`."""
 
     padding: int | Sequence[int]
     stride: int | Sequence[int]
@@ -38,39 +39,43 @@ class Parameters(TypedDict, total=False):
     deterministic: bool
 
 
+_DEFAULTS: Parameters = {
+    "padding": 0,
+    "stride": 1,
+    "dilation": 1,
+    "groups": 1,
+    "layout": None,
+    "math": MathMode.TF32,
+    "deterministic": False,
+}
+
+
 def problem_of(
-    operation: Operation,
-    x: ArrayLike,
-    w: ArrayLike,
-    y: ArrayLike,
-    *,
-    padding: int | Sequence[int] = 0,
-    stride: int | Sequence[int] = 1,
-    dilation: int | Sequence[int] = 1,
-    groups: int = 1,
-    layout: str | Layout | None = None,
-    math: str | MathMode = MathMode.TF32,
-    deterministic: bool = False,
+    operation: Operation, x: ArrayLike, w: ArrayLike, y: ArrayLike, **parameters: Unpack[Parameters]
 ) -> ConvolutionProblem:
     """Return the problem that three arrays and their parameters pose.
 
     Args:
-        operation: which of the arrays is written follows from it.
+        operation: says which of the arrays is written.
         x: input or its gradient, shape (N, C, spatial...) or (N, spatial..., C).
         w: filters or their gradient, shape (K, C / groups, kernel...) or (K, kernel..., C / groups).
         y: output or its gradient, shape (N, K, output...) or (N, output..., K).
-        padding: zeros on either side, one number or one for each spatial dimension.
-        stride: distance between applications of the filter, likewise.
-        dilation: distance between taps of the filter, likewise.
-        groups: channel groups.
-        layout: 'NCHW', 'NHWC' or their forms in 1-D and 3-D; channels first by default.
-        math: 'tf32' or 'fma'.
-        deterministic: whether results must repeat to the bit.
+        **parameters: `padding`, zeros on either side, one number or one for each spatial dimension; `stride`, the
+            distance between applications of the filter, and `dilation`, the distance between taps of the filter,
+            likewise; `groups`, the number of channel groups; `layout`, 'NCHW', 'NHWC' or their forms in 1-D and 3-D,
+            with channels first by default; `math`, 'tf32' (default) or 'fma'; `deterministic`, whether results must
+            repeat to the bit.
 
     Raises:
         InvalidProblemError: if the arrays do not fit together; the message names the shapes.
         SettingsError: if layout or math is not known.
+        TypeError: if there is another parameter.
     """
+    given: Parameters = {**_DEFAULTS, **parameters}
+    unknown = given.keys() - _DEFAULTS.keys()
+    if unknown:
+        raise TypeError(f"unexpected keyword arguments {sorted(unknown)}: there are {', '.join(_DEFAULTS)}")
+    groups, layout = given["groups"], given["layout"]
     dimensions = len(x.shape) - 2
     order = Layout.channels_first(dimensions) if layout is None else parse_choice(Layout, layout, "layout")
     if len(w.shape) != len(x.shape) or len(y.shape) != len(x.shape) or order.dimensions != dimensions:
@@ -88,14 +93,14 @@ def problem_of(
         spatial=spatial,
         filters=filters,
         kernel=kernel,
-        padding=_each(padding, dimensions),
-        stride=_each(stride, dimensions),
-        dilation=_each(dilation, dimensions),
+        padding=_each(given["padding"], dimensions),
+        stride=_each(given["stride"], dimensions),
+        dilation=_each(given["dilation"], dimensions),
         groups=groups,
         dtype=_data_type(x, w, y),
         layout=order,
-        math=parse_choice(MathMode, math, "math"),
-        deterministic=deterministic,
+        math=parse_choice(MathMode, given["math"], "math"),
+        deterministic=given["deterministic"],
     )
     if problem.y_shape != tuple(y.shape):
         raise InvalidProblemError(
@@ -125,7 +130,7 @@ def _data_type(x: ArrayLike, w: ArrayLike, y: ArrayLike) -> DataType:
 
 
 def _batch_stride(name: str, array: ArrayLike) -> int:
-    """Return the elements from one sample to the next; inside a sample an array must be dense."""
+    """Return how many elements lie between the starts of two samples; a sample itself must be dense."""
     itemsize = array.dtype.itemsize
     dense = [prod(array.shape[axis + 1 :]) * itemsize for axis in range(len(array.shape))]
     inner = zip(array.shape[1:], array.strides[1:], dense[1:], strict=True)
@@ -141,17 +146,17 @@ def _batch_stride(name: str, array: ArrayLike) -> int:
 
 @final
 class ProblemCache:
-    """Remembers which problems arrays posed, so that a call that recurs costs one look-up."""
+    """Remembers the problems that arrays posed, so that the next call with such arrays costs one look-up."""
 
     _MOST = 4096
 
     def __init__(self) -> None:
-        self._problems: dict[tuple[object, ...], ConvolutionProblem] = {}
+        self._problems: BoundedDict[tuple[object, ...], ConvolutionProblem] = BoundedDict(self._MOST)
 
     def problem_of(
         self, operation: Operation, x: ArrayLike, w: ArrayLike, y: ArrayLike, **parameters: Unpack[Parameters]
     ) -> ConvolutionProblem:
-        """Return the problem that three arrays and their parameters pose, as the function `problem_of`.
+        """Return the problem that three arrays and their parameters pose; see the function `problem_of`.
 
         Raises:
             InvalidProblemError: if the arrays do not fit together.
@@ -175,7 +180,5 @@ class ProblemCache:
         except TypeError:  # a list among the parameters has no hash
             return problem_of(operation, x, w, y, **parameters)
         if known is None:
-            if len(self._problems) >= self._MOST:
-                self._problems.clear()
             known = self._problems[key] = problem_of(operation, x, w, y, **parameters)
         return known
