@@ -101,7 +101,7 @@ def main() -> None:
     backend = "cpu" if arguments.backend == "cpu" else "cudnn"
     effort = Effort(warmup=0, repeats=1, time_limit_ms=2)
     on = ucudnn.torch.enable(backend=backend, workspace_limit=arguments.limit, policy=arguments.policy, effort=effort)
-    switch = process_overrides.switch
+    switch = process_overrides.interceptor
     ucudnn.torch.disable()
     found, count = [], 0
 

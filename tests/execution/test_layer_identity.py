@@ -1,4 +1,4 @@
-"""Layers: calls keep their names while filters stay, and while they move; neither names nor memory grow for ever."""
+"""A layer keeps the name that was made up for it, and neither the names nor their memory grow without bound."""
 
 from collections import defaultdict
 
@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.support.problems import make_problem
-from ucudnn.execution.layer_identity import _MOST, _MOST_PLACES, LayerIdentities
+from ucudnn.execution.layer_identity import _MOST_FILTERS, _MOST_LAYERS, LayerIdentities
 from ucudnn.problem import DataType, Layout, Operation
 
 SHAPES = [
@@ -24,9 +24,9 @@ inputs = st.fixed_dictionaries(
 
 
 def held(layers):
-    """Return how much is remembered."""
+    """Return how many things are remembered, of each kind."""
     families = layers._families.values()
-    places = [problems for family in families for layer in family for problems in layer.places.values()]
+    places = [problems for family in families for layer in family for problems in layer.filters.values()]
     return len(layers._known), len(families), sum(map(len, families)), len(places), sum(map(len, places))
 
 
@@ -43,7 +43,7 @@ def test_filters_that_stay_keep_their_name_whatever_the_inputs(data):
     assert len(set(names.values())) == len(each_one)
 
 
-def test_filters_of_another_shape_are_of_another_layer():
+def test_filters_of_another_shape_belong_to_another_layer():
     layers = LayerIdentities()
     problems = [make_problem(**overrides) for overrides in [*FAMILIES, *SHAPES]]
     for _ in range(3):
@@ -60,7 +60,7 @@ def steps(draw):
     return [*forward, *backward], stay
 
 
-@given(steps(), st.lists(inputs, min_size=5, max_size=5), st.integers(2, 3 * _MOST_PLACES))
+@given(steps(), st.lists(inputs, min_size=5, max_size=5), st.integers(2, 3 * _MOST_FILTERS))
 def test_filters_that_move_are_known_by_their_place_in_the_round(step, shapes, rounds):
     calls, stay = step
     layers = LayerIdentities()
@@ -78,18 +78,18 @@ def test_memory_does_not_grow_with_rounds(step):
     calls, stay = step
     layers = LayerIdentities()
     sizes = []
-    for number in range(3 * _MOST_PLACES):
+    for number in range(3 * _MOST_FILTERS):
         for family, layer in calls:
             layers.call(make_problem(**FAMILIES[family]), (layer, "stays") if family in stay else (layer, number))
         sizes.append(held(layers))
-    assert sizes[_MOST_PLACES:] == [sizes[_MOST_PLACES]] * 2 * _MOST_PLACES
+    assert sizes[_MOST_FILTERS:] == [sizes[_MOST_FILTERS]] * 2 * _MOST_FILTERS
     known, _, named, places, problems = sizes[-1]
     assert named == len(calls)
-    assert known == places == problems <= _MOST_PLACES * named
+    assert known == places == problems <= _MOST_FILTERS * named
 
 
 @given(st.lists(st.booleans(), max_size=8), st.integers(0, 5), st.data())
-def test_registered_layers_are_taken_in_order(as_registered, count, data):
+def test_unknown_filters_get_the_registered_layers_in_order(as_registered, count, data):
     layers = LayerIdentities()
     problem = make_problem()
     waiting = {address: layers.register(problem, address) for address in range(count)}
@@ -127,14 +127,16 @@ def test_a_layer_registered_without_filters_is_the_first_of_its_shape():
 
 
 @pytest.mark.parametrize("families", [1, 2])
-def test_ever_new_filters_are_no_ever_new_layers(families, caplog):
+def test_filters_that_always_change_make_a_bounded_number_of_layers(families, caplog):
     layers = LayerIdentities()
     names = defaultdict(set)
-    for address in range(_MOST * (_MOST_PLACES + 2)):
-        for family in FAMILIES[:families]:  # without BackwardFilter, for that would tell one step from the next
+    for address in range(_MOST_LAYERS * (_MOST_FILTERS + 2)):
+        for family in FAMILIES[:families]:  # without BackwardFilter, which would tell one step from the next
             names[str(family)].add(layers.call(make_problem(**family), address))
-    assert [len(each) for each in names.values()] == [_MOST] * families
-    assert held(layers) == (families * _MOST * _MOST_PLACES, families, families * _MOST, *[families * _MOST * 4] * 2)
+    assert [len(each) for each in names.values()] == [_MOST_LAYERS] * families
+    named = families * _MOST_LAYERS
+    known = named * _MOST_FILTERS
+    assert held(layers) == (known, families, named, known, known)
     assert len(caplog.messages) == 1
     assert "256 layers of one shape" in caplog.text
 

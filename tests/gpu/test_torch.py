@@ -499,7 +499,7 @@ def test_cupy_is_not_needed_and_cudnn_is_pytorchs():
 import sys, torch, ucudnn.torch
 with ucudnn.torch.enable(database="off") as on:
     torch.nn.functional.conv2d(torch.randn(4, 8, 9, 9).cuda(), torch.randn(8, 8, 3, 3).cuda())
-(handle,) = on._switch.handles().values()
+(handle,) = on._interceptor.handles().values()
 assert on.report().calls == 1, on.report()
 assert "cupy" not in sys.modules
 assert handle.backend.library.version == torch.backends.cudnn.version()

@@ -44,7 +44,7 @@ def assert_close(found, expected):
 
 def asked(on):
     """Return determinism and math mode of what was asked for since a switch was turned on, by operation."""
-    return {each.operation: (each.deterministic, each.math) for each in on._switch.problems()}
+    return {each.operation: (each.deterministic, each.math) for each in on._interceptor.problems()}
 
 
 @contextmanager

@@ -183,8 +183,8 @@ def enable(host, **options):
         backend = CudnnBackend(library_path=host.stub._name, device=TorchGpu(ordinal))
         return Handle(backend=backend, effort=QUICK, **options)
 
-    made = Interceptor(open_handle, "cpu", process_overrides.stock("cpu"))
-    before = process_overrides.switch
+    made = Interceptor(open_handle, "cpu", process_overrides.aten_kernels("cpu"))
+    before = process_overrides.interceptor
     process_overrides.use(made)
     return switch.Enabled(made, before)
 
@@ -541,7 +541,7 @@ def test_an_output_lends_its_tail(host, calls):
     expected = convolution(x, w)
     with enable(host, workspace_limit=3000) as on:
         convolution(x, w)
-        (handle,) = on._switch.handles().values()
+        (handle,) = on._interceptor.handles().values()
         entries = [entry for entry in handle._entries.values() if entry.kernel.fresh]
         for entry in entries:
             (name,) = {part.algorithm for part in entry.decision.configuration.parts}
@@ -653,6 +653,20 @@ def test_what_recurs_is_bound_and_holds_nothing(host, recurring, limit):
     assert on.report().left == {}
 
 
+def test_a_filter_gradient_with_the_room_of_the_other_gradient_is_bound(host, recurring):
+    x, w = operands()
+    out, *expected = convolution(x, w)
+    grad, rest = out.cos(), (None, [1, 1], [1, 1], [1, 1], False, [0, 0], 1, [True, True, False])
+    with enable(host, workspace_limit=600) as on:
+        for turn in range(4):
+            host.forget()
+            assert_near(torch.ops.aten.convolution_backward.default(grad, x, w, *rest)[:2], expected)
+            assert recurring == [True, True] * max(0, turn - 1)
+            assert 600 < host.allocated[0] <= 600 + x.nbytes, "of the filter gradient, which comes first"
+        assert on.report().calls == 8
+    assert on.report().left == {}
+
+
 def test_what_is_bound_gives_way_elsewhere_and_in_a_capture(host, calls, recurring):
     x, w = operands()
     with enable(host, workspace_limit=3000) as on:
@@ -736,7 +750,7 @@ def test_a_capture_uses_what_was_planned_and_keeps_it(host):
         for one, other in zip(convolution(x, w), convolution(x.double(), w.double()), strict=True):
             torch.testing.assert_close(one, other.float(), rtol=1e-4, atol=1e-5)
         assert on.report().calls == 6
-    assert on._switch in process_overrides._kept
+    assert on._interceptor in process_overrides._kept
 
 
 def test_memory_that_runs_short(host, caplog):

@@ -260,7 +260,7 @@ def test_a_flag_that_changes_between_two_calls_counts(flags):
         F.conv2d(x, w)
         flags.allow_tf32 = False
         F.conv2d(x, w)
-    assert {each.math for each in on._switch.problems()} == {MathMode.TF32, MathMode.FMA}
+    assert {each.math for each in on._interceptor.problems()} == {MathMode.TF32, MathMode.FMA}
 
 
 def refused(*arguments):
@@ -481,7 +481,7 @@ class Broken:
 
 def test_what_failed_is_tried_again_less_and_less_often(caplog):
     opens = Broken(3)
-    made = Interceptor(opens, "cpu", process_overrides.stock("cpu"))
+    made = Interceptor(opens, "cpu", process_overrides.aten_kernels("cpu"))
     x, w = torch.randn(2, 3, 5, 5), torch.randn(2, 3, 3, 3)
     expected = F.conv2d(x, w)
     process_overrides.use(made)
@@ -490,7 +490,7 @@ def test_what_failed_is_tried_again_less_and_less_often(caplog):
         torch.testing.assert_close(F.conv2d(x, w), expected)
         tries.append(opens.tries)
     assert tries == [1, 1, 2, 2, 2, 3, 3, 3, 3, 3, 4, 4, 4]
-    assert made.left.counts()["MemoryError: no room now"] == 3
+    assert made.fallbacks.counts()["MemoryError: no room now"] == 3
     assert caplog.text.count("no room now") == 1
     assert switch.report().calls == 3
 
@@ -499,7 +499,9 @@ def test_what_graphs_use_outlives_its_switch():
     backend = FaultyBackend()
     x, w = torch.randn(2, 3, 5, 5), torch.randn(2, 3, 3, 3)
     for captures in (False, True):
-        made = Interceptor(lambda _: Handle(backend=backend, effort=QUICK), "cpu", process_overrides.stock("cpu"))
+        made = Interceptor(
+            lambda _: Handle(backend=backend, effort=QUICK), "cpu", process_overrides.aten_kernels("cpu")
+        )
         process_overrides.use(made)
         F.conv2d(x, w)
         backend.captures = captures
@@ -514,10 +516,10 @@ def test_nothing_is_opened_or_planned_in_a_capture(monkeypatch, caplog):
     opens, left = Broken(0), Fallbacks()
     with enable() as on:
         F.conv2d(torch.randn(2, 3, 5, 5), torch.randn(2, 3, 3, 3))
-    (problem,) = on._switch.problems()
+    (problem,) = on._interceptor.problems()
     lane = KernelCall(problem, "", 0, lambda: opens(0), left)  # of a GPU, which is not reached
     monkeypatch.setattr("ucudnn.torch.kernel_call.capturing", lambda: True)
-    assert lane._launch(0, 0, 0, 0, 0) is False
+    assert lane._launch(0, 0, 0, 0) is False
     assert opens.tries == 0
     assert left.counts() == {IN_CAPTURE: 1}
     assert IN_CAPTURE in caplog.text

@@ -61,7 +61,7 @@ def test_options_before_the_program_are_ours_and_those_after_it_its_own(program,
     assert code == 3
     assert out == "['3', '--workspace', '-m', '--report'] 27.0 32.0\n"
     assert "convolutions through ucudnn: 2, left to PyTorch: 0" in errors
-    assert process_overrides.switch is None
+    assert process_overrides.interceptor is None
 
 
 def test_a_module_is_run_as_python_does(program, capsys, monkeypatch):
@@ -157,7 +157,7 @@ def test_a_model_is_timed(monkeypatch, capsys):
     )
     assert "convolutions through ucudnn: 5, left to PyTorch: 0" in out
     assert "PyTorch ms" not in out
-    assert process_overrides.switch is None
+    assert process_overrides.interceptor is None
 
 
 def test_a_model_as_json_and_csv(monkeypatch, capsys):

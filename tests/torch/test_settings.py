@@ -49,7 +49,7 @@ def test_every_setting_reaches_the_handle_of_enable(given):
         with ucudnn.torch.enable(**arguments(given - {"cudnn_library"}), effort=QUICK) as on:
             set_variables(patch, set(FIELDS) - given)  # it was read when it was turned on
             convolve()
-        assert settings_behind(on._switch) == partly(given)
+        assert settings_behind(on._interceptor) == partly(given)
 
 
 def test_every_setting_reaches_the_handle_of_convert(monkeypatch):
@@ -150,5 +150,5 @@ import torch
 from ucudnn.torch.overrides import process_overrides
 
 torch.nn.functional.conv2d(torch.ones(2, 3, 6, 6), torch.ones(4, 3, 3, 3))
-sys.seen.extend(handle.settings for handle in process_overrides.switch.handles().values())
+sys.seen.extend(handle.settings for handle in process_overrides.interceptor.handles().values())
 """

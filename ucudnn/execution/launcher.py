@@ -1,28 +1,29 @@
-"""Launchers: planned kernels that are launched again and again, with little on the way to the backend."""
+"""The short way to launch a planned kernel again and again: what can be looked up once is not looked up again."""
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import final
 
 from ucudnn.backends.base import Buffer, ComputeBackend, Spare, Tensor
+from ucudnn.bounded import BoundedDict
 from ucudnn.errors import BackendError
 from ucudnn.execution.dispatcher import Dispatcher, Entry
 from ucudnn.execution.plan import Plan
 
-_MOST_WORKSPACES = 4  # addresses that recur are few
+_MOST_WORKSPACES = 4  # an allocator that recycles memory gives the same few addresses again
 
 
 @final
 class BoundKernel:
-    """A planned kernel and the addresses it was launched on, with nothing left to look up; see `Launcher.bound`.
+    """A planned kernel on fixed addresses, with nothing left to look up; see `Launcher.bind`.
 
     Args:
         entry: the kernel.
         plan: its plan.
         addresses: of x, w and y.
-        queue: where it is launched.
-        backend: launches it, and allocates a workspace for each call, if one is needed.
-        lock: of the handle.
+        queue: the only queue on which it launches.
+        backend: launches it, and allocates a workspace for each call.
+        lock: the lock of the handle.
     """
 
     __slots__ = ("_addresses", "_backend", "_calls", "_entry", "_lock", "_nothing", "_plan", "_queue")
@@ -43,10 +44,14 @@ class BoundKernel:
         self._backend = backend
         self._lock = lock
         self._nothing = None if plan.workspace_bytes else backend.allocate(0)
-        self._calls: dict[int, tuple[Callable[[], None], ...]] = {}  # by the workspace's address
+        self._calls: BoundedDict[int, tuple[Callable[[], None], ...]] = BoundedDict(_MOST_WORKSPACES)  # by workspace
 
     def __call__(self) -> bool:
-        """Compute it; False where that is the launcher's to do: elsewhere, in a capture, or if it fails."""
+        """Compute the kernel, and return whether that was possible.
+
+        It is not on another queue, in a capture, after the kernel got another plan, and where a call fails; then
+        nothing that the kernel reads has changed, and its launcher must compute it.
+        """
         entry, plan, backend, queue = self._entry, self._plan, self._backend, self._queue
         with self._lock:
             try:
@@ -56,15 +61,13 @@ class BoundKernel:
                 workspace = backend.allocate(plan.workspace_bytes) if nothing is None else nothing
                 for call in self._calls.get(workspace.address) or self._bind(workspace):
                     call()
-            except (BackendError, MemoryError, RuntimeError):  # the last is how PyTorch says that CUDA fails
-                return False  # no input was changed, so the launcher begins again, and finds another way
+            except (BackendError, MemoryError, RuntimeError):  # PyTorch raises RuntimeError for errors of CUDA
+                return False
             entry.calls += 1
         return True
 
     def _bind(self, workspace: Buffer) -> tuple[Callable[[], None], ...]:
-        """Bind the calls to a workspace that they do not keep, but for its address, which recurs."""
-        if len(self._calls) >= _MOST_WORKSPACES:
-            self._calls.clear()
+        """Bind the calls to the address of a workspace, but do not keep its memory."""
         calls = self._plan.bind(*self._addresses, workspace=self._backend.unheld(workspace))
         self._calls[workspace.address] = calls
         return calls
@@ -77,7 +80,7 @@ class Launcher:
     Args:
         entry: the kernel.
         dispatcher: launches it.
-        lock: of its handle.
+        lock: the lock of its handle.
     """
 
     __slots__ = ("_dispatcher", "_entry", "_lock")
@@ -88,7 +91,7 @@ class Launcher:
         self._lock = lock
 
     def needs(self) -> int:
-        """Return how much of its spare memory it takes now.
+        """Return how many bytes of workspace its plan needs now; of a kernel with spare memory, that is all of it.
 
         Raises:
             BackendError: if no algorithm is left that runs.
@@ -96,41 +99,47 @@ class Launcher:
         with self._lock:
             return self._dispatcher.plan(self._entry).workspace_bytes
 
-    def shrink(self, need_bytes: int, error: MemoryError) -> None:
-        """Take less than what memory has no room for.
+    def bind(self, x: Tensor, w: Tensor, y: Tensor) -> BoundKernel | None:
+        """Return what computes the kernel again on these addresses and the current queue, after a first launch there.
 
-        Raises:
-            BackendError: if there is nothing that needs less.
-        """
-        with self._lock:
-            self._dispatcher.shrink(self._entry, need_bytes, error)
+        It keeps no tensor alive, because only addresses recur; other tensors may have them by then. Each of its calls
+        allocates the workspace, also that of a kernel with spare memory.
 
-    def bound(self, x: Tensor, w: Tensor, y: Tensor) -> BoundKernel | None:
-        """Return what computes it on these addresses again, on the current queue, once it was computed there.
-
-        None where workspaces are held between calls, and where tensors are no addresses: nothing is kept alive,
-        because what recurs are addresses, of other tensors by then.
+        Returns:
+            The bound kernel; None if the backend's tensors are no addresses or its workspaces are kept between calls.
         """
         entry, backend = self._entry, self._dispatcher.backend
         with self._lock:
             plan = entry.plan
-            if plan is None or entry.segment is not None or entry.kernel.spare_bytes:
+            if plan is None or entry.segment is not None or not backend.recycles:
                 return None
-            if not (backend.recycles and isinstance(x, int) and isinstance(w, int) and isinstance(y, int)):
+            if not (isinstance(x, int) and isinstance(w, int) and isinstance(y, int)):
                 return None
             return BoundKernel(entry, plan, (x, w, y), backend.queue(), backend, self._lock)
 
     def __call__(self, x: Tensor, w: Tensor, y: Tensor, spare: Spare | None = None) -> None:
-        """Compute it.
+        """Compute the kernel.
 
         Args:
-            x: input or its gradient, as the backend's `bind` returns it, as all three; as aligned as the problem says.
+            x: input or its gradient; like w and y as the backend's `bind` returns it, and as aligned as the problem
+                says.
             w: filters or their gradient.
             y: output or its gradient.
-            spare: spare memory, where it was planned with some.
+            spare: spare memory for a kernel that was planned with some. None allocates it for this call, and chooses a
+                configuration that needs less if there is not as much memory.
 
         Raises:
             UcudnnError: as `Handle.convolve`.
         """
         with self._lock:
+            if spare is None and self._entry.kernel.spare_bytes:
+                spare = self._allocated_spare()
             self._dispatcher.launch(self._entry, x, w, y, 1.0, 0.0, spare)
+
+    def _allocated_spare(self) -> Spare:
+        while True:
+            needed = self.needs()
+            try:
+                return Spare(self._dispatcher.backend.allocate(needed), needed)
+            except MemoryError as error:
+                self._dispatcher.shrink(self._entry, needed, error)

@@ -1,4 +1,4 @@
-"""Layers: tells kernels of the same problem apart where calls do not name their layer (WD gives each a segment)."""
+"""Which layer a call belongs to, if the call does not name it: WD gives each layer a segment of its own."""
 
 import logging
 from collections.abc import Hashable
@@ -9,25 +9,26 @@ from ucudnn.errors import SettingsError
 from ucudnn.problem import ConvolutionProblem, Operation
 
 _LOG = logging.getLogger(__name__)
-_MOST = 256  # layers of the same filters' shape: more are filters that move, not layers
-_MOST_PLACES = 4  # where a layer's filters were last
+_MOST_LAYERS = 256  # with filters of one shape: if there are more, filters move from call to call
+_MOST_FILTERS = 4  # that are remembered of one layer
 
 
 @dataclass(slots=True)
 class _Layer:
     name: str
-    round: int = -1  # in which it was called last; -1 where it is registered only
-    places: dict[Hashable, set[ConvolutionProblem]] = field(default_factory=dict)
+    round: int = -1  # the round of its last call; -1 if it is registered but was never called
+    filters: dict[Hashable, set[ConvolutionProblem]] = field(default_factory=dict)  # and what was computed with them
 
 
 @final
 class LayerIdentities:
-    """Names for layers that have none: '#1', '#2', ... .
+    """Makes up the names '#1', '#2', ... for layers that have none.
 
-    A layer is known by its filters: where they lie in memory, and their shape. Unknown filters belong to a layer that
-    was registered and not called yet, or, from the second round of calls on, to one whose filters have moved: the
-    first, in call order, that this round has not called. A round ends when a layer is called again, and when Forward
-    comes after BackwardFilter. Layers that are taken for one share a segment, and wait for each other.
+    A layer is known by its filters: by their place in memory, and their shape. Calls come in rounds: a new round
+    begins when a layer is called again, and when Forward comes after BackwardFilter. Filters that are not known yet are
+    assigned to the first layer of their shape that was registered but never called. If all were called, the filters
+    have moved: they are assigned to the first layer, in the order of calls, that this round has not called yet. Two
+    layers that are taken for one share a segment, and wait for each other.
     """
 
     def __init__(self) -> None:
@@ -39,11 +40,11 @@ class LayerIdentities:
         self._backward = False
 
     def register(self, problem: ConvolutionProblem, filters: Hashable = None) -> str:
-        """Return the name of the layer that has these filters; without filters, of the first of its shape."""
+        """Return the name of the layer with these filters, or without filters that of the first layer of the shape."""
         family = self._family(problem)
         if filters is None:
             return (family[0] if family else self._new(family)).name
-        layer = self._find(filters, family) or (self._new(family) if len(family) < _MOST else family[0])
+        layer = self._find(filters, family) or (self._new(family) if len(family) < _MOST_LAYERS else family[0])
         self._learn(problem, filters, layer)
         return layer.name
 
@@ -64,15 +65,19 @@ class LayerIdentities:
         return layer.name
 
     def share(self, problem: ConvolutionProblem, filters: Hashable) -> str | None:
-        """Take the filters of a layer that there is no room for as those of the first of its shape, if it has one."""
+        """Merge a layer that no segment is left for into the first layer of its shape.
+
+        Returns:
+            The name of that first layer; None if the filters are unknown or belong to the first layer already.
+        """
         family = self._family(problem)
         unknown = self._find(filters, family)
         if unknown is None or unknown is family[0]:
             return None
         family.remove(unknown)
-        for place, problems in unknown.places.items():
+        for known, problems in unknown.filters.items():
             for each in problems:
-                self._known.pop((each, place), None)
+                self._known.pop((each, known), None)
         self._learn(problem, filters, family[0])
         return family[0].name
 
@@ -82,7 +87,7 @@ class LayerIdentities:
 
     @staticmethod
     def _find(filters: Hashable, family: list[_Layer]) -> _Layer | None:
-        return next((layer for layer in family if filters in layer.places), None)
+        return next((layer for layer in family if filters in layer.filters), None)
 
     def _unclaimed(self, family: list[_Layer]) -> _Layer:
         claimable = [layer for layer in family if layer.round < 0] or [
@@ -90,11 +95,12 @@ class LayerIdentities:
         ]
         if claimable:
             return claimable[0]
-        if len(family) < _MOST:
+        if len(family) < _MOST_LAYERS:
             return self._new(family)
         if not self._warned:
             _LOG.warning(
-                "%d layers of one shape: their filters seem to move from call to call; name layers by layer=...", _MOST
+                "%d layers of one shape: their filters seem to move from call to call; name layers by layer=...",
+                _MOST_LAYERS,
             )
             self._warned = True
         return family[0]
@@ -106,19 +112,19 @@ class LayerIdentities:
         return layer
 
     def _learn(self, problem: ConvolutionProblem, filters: Hashable, layer: _Layer) -> None:
-        layer.places.setdefault(filters, set()).add(problem)
+        layer.filters.setdefault(filters, set()).add(problem)
         self._known[problem, filters] = layer
-        if len(layer.places) > _MOST_PLACES:
-            oldest = next(iter(layer.places))
-            for each in layer.places.pop(oldest):
+        if len(layer.filters) > _MOST_FILTERS:
+            oldest = next(iter(layer.filters))
+            for each in layer.filters.pop(oldest):
                 del self._known[each, oldest]
 
 
 def checked_name(layer: str) -> str:
-    """Return a layer's name.
+    """Return the name of a layer.
 
     Raises:
-        SettingsError: if it is one of those that are made up for layers without a name.
+        SettingsError: if the name begins with '#', as the names that are made up do.
     """
     if layer.startswith("#"):
         raise SettingsError(f"layer={layer!r}: names that begin with # are those of layers that have none")

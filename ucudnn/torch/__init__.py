@@ -1,8 +1,8 @@
-"""PyTorch: every convolution of a program under a workspace limit, without touching the model.
+"""PyTorch: every convolution of a program within a workspace limit, without a change to the model.
 
-`enable` takes over `aten::_convolution` and `aten::convolution_backward`, to which all of PyTorch's convolutions come,
-forward and backward, plain and transposed, in one to three dimensions; `disable` gives them back. What is not computed
-here goes to PyTorch's own kernels, and is counted.
+`enable` takes over `aten::_convolution` and `aten::convolution_backward`, to which all convolutions of PyTorch come:
+forward and backward, plain and transposed, in one to three dimensions. `disable` gives them back. A convolution that is
+not computed here goes to PyTorch's own kernels, and is counted.
 """
 
 from typing import Any, final
@@ -10,8 +10,8 @@ from typing import Any, final
 try:
     import torch
 except ImportError as error:
-    # With its name, `python -m ucudnn.torch` says so in one line.
     needed = "ucudnn.torch needs PyTorch 2.10 or newer: pip install 'ucudnn[torch]'"
+    # The name lets `python -m ucudnn.torch` print this as one line.
     raise ImportError(f"{needed} ({error})", name=__name__) from error
 
 from ucudnn.torch.factory import open_interceptor
@@ -24,10 +24,10 @@ __all__ = ["Enabled", "Summary", "convert", "disable", "enable", "report"]
 
 @final
 class Enabled:
-    """What `enable` turned on; as a context, it is turned off at the end, and what was on before is on again."""
+    """What `enable` turned on. As a context, it turns that off at the end, and what was on before on again."""
 
-    def __init__(self, switch: Interceptor, before: Interceptor | None) -> None:
-        self._switch = switch
+    def __init__(self, interceptor: Interceptor, before: Interceptor | None) -> None:
+        self._interceptor = interceptor
         self._before = before
 
     def __enter__(self) -> "Enabled":
@@ -37,48 +37,48 @@ class Enabled:
         process_overrides.use(self._before)
 
     def report(self, *, repeats: int = 0) -> Summary:
-        """Return what went through handles since it was turned on; see `ucudnn.torch.report`."""
-        return summarize([self._switch], repeats=repeats)
+        """Return what went through its handles so far; see `ucudnn.torch.report`."""
+        return summarize([self._interceptor], repeats=repeats)
 
 
 def enable(*, backend: str | None = None, **options: Any) -> Enabled:
-    """Send every convolution of the process to a handle, from now on; each GPU has a handle of its own.
+    """Send all convolutions of the process to a handle from now on; each GPU has a handle of its own.
 
     Args:
-        backend: 'auto' and 'cudnn' take over the convolutions of CUDA tensors, 'cpu' those of CPU tensors, which is
-            slow: for tests. None for what UCUDNN_BACKEND says, else 'auto'.
-        **options: of `ucudnn.Handle`: workspace_limit, total_workspace, policy, database, benchmark_devices, ...; None
-            and what is not given come from the environment.
+        backend: 'auto' and 'cudnn' take over the convolutions of CUDA tensors. 'cpu' takes over those of CPU tensors,
+            which is slow and meant for tests. None: as UCUDNN_BACKEND says, else 'auto'.
+        **options: arguments of `ucudnn.Handle`, such as workspace_limit, total_workspace, policy, database and
+            benchmark_devices. An option that is None or missing comes from the environment.
 
     Returns:
         A context that turns it off again.
 
     Raises:
-        SettingsError: if an option is not known, or has a value that it may not have.
-        BackendUnavailableError: if PyTorch has no NVIDIA GPU, or is too old.
+        SettingsError: if an option is unknown or has an invalid value.
+        BackendUnavailableError: if PyTorch has no NVIDIA GPU or is too old.
     """
     return turn_on(open_interceptor(backend, options))
 
 
 def turn_on(interceptor: Interceptor) -> Enabled:
     """Send all convolutions of the process to an interceptor; `enable` and `python -m ucudnn.torch` make one each."""
-    before = process_overrides.switch
+    before = process_overrides.interceptor
     process_overrides.use(interceptor)
     return Enabled(interceptor, before)
 
 
 def disable() -> None:
-    """Give all convolutions back to PyTorch, but for those of converted modules."""
+    """Give all convolutions back to PyTorch, except those of converted modules."""
     process_overrides.use(None)
 
 
 def convert(module: torch.nn.Module, *, backend: str | None = None, **options: Any) -> torch.nn.Module:
-    """Send the convolutions of one module and its children to a handle; layers have the names of the module tree.
+    """Send the convolutions of one module and its children to a handle, which knows them by their module's name.
 
-    A copy of the module goes through the same handle, what was saved and loaded again through none.
+    A copy of the module uses the same handle. A module that was saved and loaded again uses none.
 
     Args:
-        module: gets hooks at its convolutions.
+        module: the module, whose convolutions get hooks.
         backend: as in `enable`.
         **options: as in `enable`.
 
@@ -86,21 +86,21 @@ def convert(module: torch.nn.Module, *, backend: str | None = None, **options: A
         The module.
 
     Raises:
-        SettingsError: if an option is not known, or has a value that it may not have.
-        BackendUnavailableError: if PyTorch has no NVIDIA GPU, or is too old.
+        SettingsError: if an option is unknown or has an invalid value.
+        BackendUnavailableError: if PyTorch has no NVIDIA GPU or is too old.
     """
-    switch = open_interceptor(backend, options)
-    switch.names.give(module)
-    process_overrides.add(switch)
+    interceptor = open_interceptor(backend, options)
+    interceptor.names.give(module)
+    process_overrides.add(interceptor)
     return module
 
 
 def report(*, repeats: int = 0) -> Summary:
-    """Return what went through handles since `enable`, and in converted modules, and what was left to PyTorch and why.
+    """Return what went through handles since `enable` and in converted modules, and what was left to PyTorch and why.
 
     Args:
-        repeats: how often each kernel's plan is run now to be timed, on random operands, and on GPUs PyTorch's own
-            kernel beside it, with the memory that it takes; 0 tells what was planned only.
+        repeats: how often each kernel's plan is timed now, on random operands; on GPUs, PyTorch's own kernel is timed
+            beside it, and its memory measured. 0 reports only what was planned.
     """
-    switches = [*process_overrides.converted, *([process_overrides.switch] if process_overrides.switch else [])]
-    return summarize(switches, repeats=repeats)
+    current = process_overrides.interceptor
+    return summarize([*process_overrides.converted, *([current] if current else [])], repeats=repeats)

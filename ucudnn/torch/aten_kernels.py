@@ -1,4 +1,4 @@
-"""PyTorch's own convolution kernels: for what is left to them, and to be timed beside ours (on GPUs)."""
+"""PyTorch's own convolution kernels: they compute what is left to them, and are timed beside ours on GPUs."""
 
 from collections.abc import Callable
 from functools import partial
@@ -12,10 +12,10 @@ from ucudnn.problem import ConvolutionProblem, MathMode, Operation
 from ucudnn.torch.problem import DTYPES, format_of, shapes_of
 
 OPERATORS = ("_convolution", "convolution_backward")
-"""To these, all of PyTorch's convolutions come, forward and backward, those of TorchScript included."""
+"""The operators of aten to which all convolutions of PyTorch come, also those of TorchScript."""
 
 Gradients = tuple[torch.Tensor | None, torch.Tensor | None, torch.Tensor | None]
-"""Of input, weight and bias."""
+"""Of input, weight and bias; None if a gradient is not wanted."""
 
 _WARMUP = 2  # torch.backends.cudnn.benchmark measures in the first call
 
@@ -25,7 +25,7 @@ class AtenKernels:
     """PyTorch's own kernels of OPERATORS.
 
     Args:
-        key: dispatch key that they are registered for: 'CUDA' or 'CPU'.
+        key: the dispatch key for which they are registered: 'CUDA' or 'CPU'.
 
     Raises:
         BackendUnavailableError: if PyTorch is too old.
@@ -40,12 +40,13 @@ class AtenKernels:
         self.backward: Callable[..., Gradients] = partial(backward.call_boxed, keys)
 
     def measure(self, problem: ConvolutionProblem, repeats: int) -> tuple[float, int]:
-        """Return the median milliseconds of a call on the current GPU, and the bytes that it takes besides its output.
+        """Return the median time of a call on the current GPU in milliseconds, and its memory besides the output.
 
-        That is under what `torch.backends.cudnn.benchmark` says now. It resets PyTorch's statistics of peak memory.
+        The call obeys the present value of `torch.backends.cudnn.benchmark`. It resets PyTorch's statistics of peak
+        memory.
 
         Raises:
-            RuntimeError: if PyTorch cannot compute it, or memory has no room for it.
+            RuntimeError: if PyTorch cannot compute the problem, or has not enough memory.
         """
         run = self._call(problem)
         with torch.no_grad():
@@ -80,9 +81,9 @@ class AtenKernels:
 
 
 def held_bytes() -> int:
-    """Return how much more memory was asked for at the peak, since that was reset, than is held now.
+    """Return by how many bytes the peak of requested memory exceeds what is requested now.
 
-    What was asked for, not what was allocated: a block may be larger by a mebibyte.
+    The peak counts since it was last reset. Requested bytes are exact; an allocated block may be up to 1 MiB larger.
     """
     stats = torch.cuda.memory_stats()
     return int(stats["requested_bytes.all.peak"] - stats["requested_bytes.all.current"])

@@ -70,10 +70,10 @@ def interceptor_of(
     # PyTorch chooses from the graph API, and its programs expect no more rounding than that has.
     candidates = parse_choice(Candidates, target, "backend cudnn:") if target else Candidates.GRAPH
     on_cpu = kind == "cpu"
-    stock = process_overrides.stock("cpu" if on_cpu else "cuda")
+    aten = process_overrides.aten_kernels("cpu" if on_cpu else "cuda")
     open_with = partial(Handle.from_settings, settings, groups=groups, effort=effort, listener=listener)
     if on_cpu:
-        return Interceptor(lambda _: open_with(), "cpu", stock)
+        return Interceptor(lambda _: open_with(), "cpu", aten)
     if settings.benchmark_devices not in (None, "ranks"):
         raise SettingsError(
             "benchmark_devices: GPUs of PyTorch measure alone, or together as 'ranks' of torch.distributed; unset"
@@ -88,7 +88,7 @@ def interceptor_of(
     def open_handle(ordinal: int) -> Handle:
         return open_with(backend=_open_gpu(ordinal, candidates, settings.cudnn_library))
 
-    return Interceptor(open_handle, "cuda", stock)
+    return Interceptor(open_handle, "cuda", aten)
 
 
 def _open_gpu(ordinal: int, candidates: Candidates, library_path: str | None) -> CudnnBackend:

@@ -1,33 +1,43 @@
-"""The switch: takes PyTorch's convolutions to handles, one for each device, and leaves the rest to PyTorch."""
+"""The interceptor: takes PyTorch's convolutions to handles, one for each device, and leaves the rest to PyTorch."""
 
 from collections.abc import Callable
 from contextlib import nullcontext
 from functools import partial
 from threading import RLock
-from typing import Any, final
+from typing import Any, NamedTuple, final
 
 import torch
 
+from ucudnn.bounded import BoundedDict
 from ucudnn.handle import Handle
 from ucudnn.problem import ConvolutionProblem, MathMode
 from ucudnn.reporting.report import Report
 from ucudnn.torch.aten_kernels import AtenKernels, Gradients
-from ucudnn.torch.call_cache import CachedCall, backward_call, forward_call
+from ucudnn.torch.call_cache import CachedCall, Flags, Geometry, backward_call, forward_call
 from ucudnn.torch.fast_tensors import alias
 from ucudnn.torch.kernel_call import Fallbacks, KernelCall
 from ucudnn.torch.layer_names import LayerNames
 
-_MOST_ROUTES = 1 << 14
+_MOST_CALLS = 1 << 14
 
-# Read for each gradient; what is in torch.backends takes three times as long to say the same.
+# Read for each gradient; the properties of torch.backends take three times as long to say the same.
 _deterministic: Callable[[], bool] = torch._C._get_cudnn_deterministic
 _all_deterministic: Callable[[], bool] = torch._C._get_deterministic_algorithms
 _enabled: Callable[[], bool] = torch._C._get_cudnn_enabled
-# Where both are set, this one counts, and torch.backends.cudnn.allow_tf32 cannot be read.
+# This one counts if both are set, and then torch.backends.cudnn.allow_tf32 cannot be read.
 _precision: Callable[[str, str], str] = torch._C._get_fp32_precision_getter
 
 OpenHandle = Callable[[int], Handle]
-"""Opens the handle of a GPU by its number, while that is the current one; of the CPU by -1."""
+"""Opens the handle of the current GPU, given its number; of the CPU, given -1."""
+
+
+class _KernelCallKey(NamedTuple):
+    """What tells kernel calls apart; the fields are arguments of `KernelCall`."""
+
+    problem: ConvolutionProblem
+    layer: str
+    ordinal: int
+    later_bytes: int
 
 
 @final
@@ -37,34 +47,34 @@ class Interceptor:
     Args:
         open_handle: opens the handle of a device.
         device_type: 'cuda' or 'cpu'.
-        stock: PyTorch's own kernels, for what is left to them.
+        aten: PyTorch's own kernels, which compute what is left to PyTorch.
 
     Attributes:
-        device_type: the same.
-        stock: the same.
-        names: of layers.
-        left: what was left to PyTorch.
+        device_type: 'cuda' or 'cpu'.
+        aten: PyTorch's own kernels.
+        names: names of layers.
+        fallbacks: the convolutions that were left to PyTorch.
     """
 
-    def __init__(self, open_handle: OpenHandle, device_type: str, stock: AtenKernels) -> None:
+    def __init__(self, open_handle: OpenHandle, device_type: str, aten: AtenKernels) -> None:
         self.device_type = device_type
-        self.stock = stock
+        self.aten = aten
         self.names = LayerNames()
-        self.left = Fallbacks()
+        self.fallbacks = Fallbacks()
         self._open_handle = open_handle
         self._handles: dict[int, Handle] = {}
         self._lock = RLock()
-        self._routes: dict[tuple[Any, ...], CachedCall] = {}
-        self._lanes: dict[tuple[ConvolutionProblem, str, int], KernelCall] = {}
+        self._calls: BoundedDict[tuple[Any, ...], CachedCall] = BoundedDict(_MOST_CALLS)
+        self._kernel_calls: dict[_KernelCallKey, KernelCall] = {}
 
     def handles(self) -> dict[torch.device, Handle]:
-        """Return the handles that were opened so far."""
+        """Return the handles that were opened so far, by device."""
         with self._lock:
             handles = dict(self._handles)
         return {torch.device("cpu") if at < 0 else torch.device("cuda", at): each for at, each in handles.items()}
 
     def reports(self, *, repeats: int = 0) -> dict[torch.device, Report]:
-        """Return the report of each device's handle, see `Handle.report`."""
+        """Return the report of each device's handle; see `Handle.report`."""
         found = {}
         for device, handle in self.handles().items():
             with torch.cuda.device(device) if device.type == "cuda" else nullcontext():
@@ -72,8 +82,8 @@ class Interceptor:
         return found
 
     def problems(self) -> list[ConvolutionProblem]:
-        """Return what was asked for so far."""
-        return [problem for problem, _, _ in list(self._lanes)]
+        """Return each problem that a program has asked for so far."""
+        return list(dict.fromkeys(key.problem for key in list(self._kernel_calls)))
 
     def forward(
         self,
@@ -91,11 +101,14 @@ class Interceptor:
         enabled: bool,
         allow_tf32: bool,
     ) -> torch.Tensor:
-        """Return what aten::_convolution returns; all in one piece, for each call more costs time."""
+        """Return what aten::_convolution returns.
+
+        It is one long function because each call of another one takes time.
+        """
         name = self.names.of(weight) if self.names.any else ""
         geometry = (tuple(stride), tuple(padding), tuple(dilation), transposed, tuple(output_padding), groups)
         ordinal = x.get_device()
-        # Whatever a route depends on. Strides say in which memory format a tensor is.
+        # All that the outcome depends on. Strides tell the memory format.
         key = (
             x.shape,
             x.stride(),
@@ -112,26 +125,24 @@ class Interceptor:
             allow_tf32,
             name,
         )
-        route = self._routes.get(key)
-        if route is None:
-            math = MathMode.TF32 if allow_tf32 else MathMode.FMA
-            kernel_call_of = partial(self._lane, name, ordinal)
-            route = forward_call(
-                x, weight, bias, geometry, kernel_call_of, math=math, deterministic=deterministic, enabled=enabled
-            )
-            self._keep(key, route)
-        lane = route.output
-        if lane is not None:
+        call = self._calls.get(key)
+        if call is None:
+            flags = Flags(MathMode.TF32 if allow_tf32 else MathMode.FMA, deterministic, enabled)
+            kernel_call_of = partial(self._kernel_call, name, ordinal)
+            call = forward_call(x, weight, bias, Geometry(*geometry), flags, kernel_call_of)
+            self._calls[key] = call
+        kernel = call.output
+        if kernel is not None:
             near, filters = x, weight
-            if route.format is not None:
-                near, filters = x.contiguous(memory_format=route.format), weight.contiguous(memory_format=route.format)
-            out = lane.new()
-            if lane.run(out, filters, near) if transposed else lane.run(near, filters, out):
-                return out if bias is None else out.add_(alias(bias, *route.bias_as))
-            del out, near, filters  # memory may be what is missing
+            if call.format is not None:
+                near, filters = x.contiguous(memory_format=call.format), weight.contiguous(memory_format=call.format)
+            out = kernel.new()
+            if kernel.run(out, filters, near) if transposed else kernel.run(near, filters, out):
+                return out if bias is None else out.add_(alias(bias, *call.bias_as))
+            del out, near, filters  # the kernel may have failed because memory is short
         else:
-            self.left.add(route.reason)
-        return self.stock.forward(
+            self.fallbacks.add(call.reason)
+        return self.aten.forward(
             x, weight, bias, stride, padding, dilation, transposed, output_padding, groups,
             benchmark, deterministic, enabled, allow_tf32,
         )  # fmt: skip
@@ -177,37 +188,29 @@ class Interceptor:
             precision,
             name,
         )
-        route = self._routes.get(key)
-        if route is None:
-            math = MathMode.TF32 if precision == "tf32" else MathMode.FMA
-            kernel_call_of = partial(self._lane, name, ordinal)
-            route = backward_call(
-                grad, x, weight, geometry, output_mask, kernel_call_of,
-                math=math, deterministic=deterministic, enabled=enabled,
-            )  # fmt: skip
-            self._keep(key, route)
-        if route.reason:
-            self.left.add(route.reason)
+        call = self._calls.get(key)
+        if call is None:
+            flags = Flags(MathMode.TF32 if precision == "tf32" else MathMode.FMA, deterministic, enabled)
+            kernel_call_of = partial(self._kernel_call, name, ordinal)
+            call = backward_call(grad, x, weight, Geometry(*geometry), output_mask, flags, kernel_call_of)
+            self._calls[key] = call
+        if call.reason:
+            self.fallbacks.add(call.reason)
         else:
-            found = _gradients(route, grad, x, weight, transposed, output_mask[2])
+            found = _gradients(call, grad, x, weight, transposed, output_mask[2])
             if found is not None:
                 return found
-        return self.stock.backward(
+        return self.aten.backward(
             grad, x, weight, bias_sizes, stride, padding, dilation, transposed, output_padding, groups, output_mask
         )
 
-    def _keep(self, key: tuple[Any, ...], route: CachedCall) -> None:
-        if len(self._routes) >= _MOST_ROUTES:
-            self._routes.clear()
-        self._routes[key] = route
-
-    def _lane(self, name: str, ordinal: int, problem: ConvolutionProblem) -> KernelCall:
-        key = problem, name, ordinal
-        lane = self._lanes.get(key)
-        if lane is None:
-            lane = KernelCall(problem, name, ordinal, partial(self._handle, ordinal), self.left)
-            lane = self._lanes.setdefault(key, lane)
-        return lane
+    def _kernel_call(self, layer: str, ordinal: int, problem: ConvolutionProblem, later_bytes: int) -> KernelCall:
+        key = _KernelCallKey(problem, layer, ordinal, later_bytes)
+        found = self._kernel_calls.get(key)
+        if found is None:
+            found = KernelCall(problem, layer, ordinal, partial(self._handle, ordinal), self.fallbacks, later_bytes)
+            found = self._kernel_calls.setdefault(key, found)  # another thread may have been faster
+        return found
 
     def _handle(self, ordinal: int) -> Handle:
         handle = self._handles.get(ordinal)
@@ -219,30 +222,28 @@ class Interceptor:
 
 
 def _gradients(
-    route: CachedCall, grad: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, transposed: bool, wants_bias: bool
+    call: CachedCall, grad: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, transposed: bool, wants_bias: bool
 ) -> Gradients | None:
-    """Return the gradients that a route computes, or None if one of them fails.
+    """Return the gradients of input, weight and bias, or None if a kernel fails.
 
     Args:
-        route: computes the gradients of input and weight.
+        call: computes the gradients of input and weight.
         grad: gradient of the output.
         x: input of the convolution.
         weight: filters.
         transposed: whether the convolution is transposed.
         wants_bias: whether the gradient of the bias is wanted.
     """
-    form = route.format
+    form = call.format
     grad_bias = grad.sum(dim=[0, *range(2, grad.dim())]) if wants_bias else None
     if form is not None:
         grad = grad.contiguous(memory_format=form)
     grad_x, grad_weight = None, None
-    lane, later = route.weight_gradient, route.input_gradient
-    if lane is not None:  # first: until the gradient of the input is allocated, its memory may serve as workspace
+    kernel, later = call.weight_gradient, call.input_gradient
+    if kernel is not None:  # first, because its workspace may use the memory that the other gradient gets afterwards
         near = x if form is None else x.contiguous(memory_format=form)
-        grad_weight = lane.new()
-        later_bytes = 0 if later is None else later.output_bytes
-        first, last = (grad, near) if transposed else (near, grad)
-        if not lane.run(first, grad_weight, last, later_bytes):
+        grad_weight = kernel.new()
+        if not (kernel.run(grad, grad_weight, near) if transposed else kernel.run(near, grad_weight, grad)):
             return None
     if later is not None:
         grad_x = later.new()

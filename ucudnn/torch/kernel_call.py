@@ -1,4 +1,4 @@
-"""Lanes: the way of one kernel of one layer from PyTorch's tensors to a handle, and its end where that fails."""
+"""One kernel of one layer: from PyTorch's tensors to a handle, or back to PyTorch if the handle fails."""
 
 import logging
 from collections import Counter
@@ -11,7 +11,7 @@ from typing import Any, final
 
 import torch
 
-from ucudnn.backends.base import ComputeBackend, Spare
+from ucudnn.bounded import BoundedDict
 from ucudnn.errors import UcudnnError
 from ucudnn.execution.launcher import BoundKernel, Launcher
 from ucudnn.handle import Handle
@@ -21,13 +21,16 @@ from ucudnn.torch.gpu import capturing, current_device
 from ucudnn.torch.problem import DTYPES, format_of, shapes_of
 
 _LOG = logging.getLogger(__name__)
-_LOW = MOST_ALIGNMENT - 1
+_LOW_BITS = MOST_ALIGNMENT - 1  # of addresses, which tell how they are aligned
 _MOST_SKIPPED = 1 << 10
-_MOST_PLACES = 64  # addresses that recur are few
-_WRITTEN = {Operation.FORWARD: 2, Operation.BACKWARD_DATA: 0, Operation.BACKWARD_FILTER: 1}  # of x, w and y
+_MOST_BOUND = 64  # a training step gives the same few addresses again
+_WRITTEN = {Operation.FORWARD: 2, Operation.BACKWARD_DATA: 0, Operation.BACKWARD_FILTER: 1}  # index in x, w, y
 
-_Place = tuple[int, int, int, int]
-"""Addresses of x, w and y, and the memory that is needed later."""
+_Addresses = tuple[int, int, int]
+"""Of x, w and y."""
+
+_Launch = Callable[[Any, Any, Any], None]
+"""Computes the kernel on x, w and y: addresses of a GPU's memory, or arrays of the CPU."""
 
 IN_CAPTURE = "a CUDA graph is captured, and nothing is planned in a capture: call it once before"
 
@@ -41,7 +44,7 @@ class Fallbacks:
         self._lock = Lock()
 
     def add(self, reason: str, *, warn: bool = False) -> None:
-        """Count one; the first of a reason that is nobody's wish is logged."""
+        """Count one convolution; with `warn`, the first one of a reason is logged as a warning."""
         with self._lock:
             self._counts[reason] += 1
             first = self._counts[reason] == 1
@@ -49,7 +52,7 @@ class Fallbacks:
             _LOG.warning("left to PyTorch: %s", reason)
 
     def counts(self) -> dict[str, int]:
-        """Return how many there were, by reason."""
+        """Return how many convolutions were left to PyTorch, by reason."""
         with self._lock:
             return dict(self._counts)
 
@@ -58,146 +61,138 @@ class Fallbacks:
 class KernelCall:
     """One kernel of one layer on one device.
 
-    What fails is tried again later, less and less often: memory may be there again, or ranks be initialized.
+    A kernel that fails is tried again later, less and less often, because memory may have become free by then, or ranks
+    may have been initialized.
 
     Args:
-        problem: what is computed.
-        layer: the layer's name, or ''.
+        problem: the problem that the kernel computes.
+        layer: name of the layer, or ''.
         ordinal: number of the GPU; -1 for the CPU.
-        open_handle: opens the handle, or returns it.
-        left: counts what is left to PyTorch.
+        open_handle: returns the handle of the device, and opens it first if necessary.
+        fallbacks: counts what is left to PyTorch.
+        later_bytes: size of a tensor that PyTorch allocates right after this kernel has run: the kernel's workspace
+            may exceed the limit by as much, because the peak of memory stays what it is.
+
+    Attributes:
+        output_bytes: size of the tensor that the kernel writes.
     """
 
     __slots__ = (
         "_bound",
         "_failures",
-        "_launchers",
+        "_fallbacks",
+        "_later_bytes",
+        "_launches",
         "_layer",
-        "_left",
+        "_new_elsewhere",
+        "_new_here",
         "_open_handle",
         "_ordinal",
-        "_output",
-        "_output_elsewhere",
         "_problem",
         "_skip",
         "output_bytes",
     )
 
     def __init__(
-        self, problem: ConvolutionProblem, layer: str, ordinal: int, open_handle: Callable[[], Handle], left: Fallbacks
+        self,
+        problem: ConvolutionProblem,
+        layer: str,
+        ordinal: int,
+        open_handle: Callable[[], Handle],
+        fallbacks: Fallbacks,
+        later_bytes: int = 0,
     ) -> None:
         self._problem = problem
         self._layer = layer
         self._ordinal = ordinal
         self._open_handle = open_handle
-        self._left = left
-        # By the low bits of addresses, and the memory that is needed later.
-        self._launchers: dict[tuple[int, int], Callable[[Any, Any, Any], None]] = {}
-        self._bound: dict[_Place, BoundKernel | None] = {}  # None where it was launched once
+        self._fallbacks = fallbacks
+        self._later_bytes = later_bytes
+        self._launches: dict[int, _Launch] = {}  # by the low bits of the addresses
+        self._bound: BoundedDict[_Addresses, BoundKernel | None] = BoundedDict(_MOST_BOUND)  # None after one launch
         self._failures = 0
         self._skip = 0
         shape = shapes_of(problem)[_WRITTEN[problem.operation]]
         strides = torch.empty(shape, device="meta", memory_format=format_of(problem)).stride()
         device = torch.device("cpu") if ordinal < 0 else torch.device("cuda", ordinal)
         dtype = DTYPES[problem.dtype]
-        self._output = partial(empty_of(device.type), shape, strides, dtype)
-        self._output_elsewhere = partial(torch.empty_strided, shape, strides, dtype=dtype, device=device)
+        self._new_here = partial(empty_of(device.type), shape, strides, dtype)
+        self._new_elsewhere = partial(torch.empty_strided, shape, strides, dtype=dtype, device=device)
         self.output_bytes = prod(shape) * problem.dtype.itemsize
 
     def new(self) -> torch.Tensor:
-        """Return a tensor that it may write."""
+        """Return a new tensor for the output."""
         here = self._ordinal < 0 or current_device() == self._ordinal
-        return self._output() if here else self._output_elsewhere()
+        return self._new_here() if here else self._new_elsewhere()
 
-    def run(self, x: torch.Tensor, w: torch.Tensor, y: torch.Tensor, later_bytes: int = 0) -> bool:
-        """Compute one of three tensors from the others; whether that was done.
+    def run(self, x: torch.Tensor, w: torch.Tensor, y: torch.Tensor) -> bool:
+        """Compute one of three tensors from the two others, and return whether that was done.
 
         Args:
-            x: input or its gradient, dense in the problem's layout, as all three.
-            w: filters or their gradient.
-            y: output or its gradient.
-            later_bytes: memory that is needed once this is computed, and not before: workspace may be so much larger.
+            x: input or its gradient, (N, C, spatial...); like w and y, dense in the problem's layout.
+            w: filters or their gradient, (K, C / groups, kernel...).
+            y: output or its gradient, (N, K, output...).
         """
         if self._ordinal < 0:
-            near, filters, far = (_array(each, self._problem) for each in (x, w, y))
-            return self._launch(0, near, filters, far, later_bytes)
-        at_x, at_w, at_y = x.data_ptr(), w.data_ptr(), y.data_ptr()
+            return self._launch(0, *(_array(each, self._problem) for each in (x, w, y)))
+        at_x, at_w, at_y = addresses = x.data_ptr(), w.data_ptr(), y.data_ptr()
+        low_bits = (at_x | at_w | at_y) & _LOW_BITS
         if current_device() != self._ordinal:
             with torch.cuda.device(self._ordinal):
-                return self._launch((at_x | at_w | at_y) & _LOW, at_x, at_w, at_y, later_bytes)
-        place = at_x, at_w, at_y, later_bytes
-        bound = self._bound.get(place)
+                return self._launch(low_bits, at_x, at_w, at_y)
+        bound = self._bound.get(addresses)
         if bound is not None and bound():
             return True
-        low = (at_x | at_w | at_y) & _LOW
-        done = self._launch(low, at_x, at_w, at_y, later_bytes)
-        recurs = place in self._bound
-        if not recurs and len(self._bound) >= _MOST_PLACES:
-            self._bound.clear()
-        launch = self._launchers.get((low, later_bytes)) if recurs else None
-        self._bound[place] = launch.bound(at_x, at_w, at_y) if isinstance(launch, Launcher) else None
+        done = self._launch(low_bits, at_x, at_w, at_y)
+        launch = self._launches.get(low_bits) if addresses in self._bound else None
+        self._bound[addresses] = launch.bind(*addresses) if isinstance(launch, Launcher) else None
         return done
 
-    def _launch(self, low: int, x: Any, w: Any, y: Any, later_bytes: int) -> bool:
-        key = low, later_bytes
+    def _launch(self, low_bits: int, x: Any, w: Any, y: Any) -> bool:
+        """Compute the kernel on addresses or arrays, and return whether that was done; it is planned first."""
         try:
-            launch = self._launchers.get(key)
+            launch = self._launches.get(low_bits)
             if launch is None:
-                if not self._may_begin():
+                if not self._may_plan():
                     return False
-                launch = self._launchers[key] = self._begin(low, later_bytes)
+                launch = self._launches[low_bits] = self._plan(low_bits)
             launch(x, w, y)
-        except (UcudnnError, MemoryError, RuntimeError) as error:  # the last is how PyTorch and CUDA say what is wrong
-            self._launchers.pop(key, None)
+        except (UcudnnError, MemoryError, RuntimeError) as error:  # PyTorch raises RuntimeError for errors of CUDA
+            self._launches.pop(low_bits, None)
             self._skip = min(1 << self._failures, _MOST_SKIPPED)
             self._failures += 1
             what = str(error).split("\n", 1)[0]
-            self._left.add(f"{type(error).__name__}: {what}", warn=True)
+            self._fallbacks.add(f"{type(error).__name__}: {what}", warn=True)
             return False
         return True
 
-    def _may_begin(self) -> bool:
-        """Whether it may be planned now."""
+    def _may_plan(self) -> bool:
+        """Return whether the kernel may be planned now; if not, count the reason."""
         if self._skip:
             self._skip -= 1
-            self._left.add("it failed before, and is tried again later")
+            self._fallbacks.add("it failed before, and is tried again later")
             return False
         if self._ordinal >= 0 and capturing():
-            self._left.add(IN_CAPTURE, warn=True)
+            self._fallbacks.add(IN_CAPTURE, warn=True)
             return False
         return True
 
-    def _begin(self, low: int, later_bytes: int) -> Callable[[Any, Any, Any], None]:
-        """Plan it, and return what computes it; under WD that is planned by the first call."""
-        problem = replace(self._problem, alignment=low & -low) if low else self._problem
-        handle = self._open_handle()
-        room = handle.useful(handle.settings.workspace_limit_bytes + later_bytes) if later_bytes else 0
-        launcher = handle.launcher(problem, self._layer, room, fresh=True, plan=True)
+    def _plan(self, low_bits: int) -> _Launch:
+        """Plan the kernel, and return what computes it; under WD, the first call plans."""
+        problem = replace(self._problem, alignment=low_bits & -low_bits) if low_bits else self._problem
+        handle, later = self._open_handle(), self._later_bytes
+        room_bytes = handle.useful(handle.settings.workspace_limit_bytes + later) if later else 0
+        launcher = handle.launcher(problem, self._layer, room_bytes, fresh=True, plan=True)
         if launcher is None:
             return partial(handle.convolve, problem, layer=self._layer, fresh=True)
-        if not room:
-            return launcher
-        assert isinstance(handle.backend, ComputeBackend), "else there is no launcher"
-        return partial(_launch_in_room, launcher, handle.backend.allocate)
-
-
-def _launch_in_room(launcher: Launcher, allocate: Callable[[int], Any], x: Any, w: Any, y: Any) -> None:
-    """Compute with as much memory as a launcher needs, or as it gets by with."""
-    while True:
-        needed = launcher.needs()
-        try:
-            room = Spare(allocate(needed), needed)
-            break
-        except MemoryError as error:
-            launcher.shrink(needed, error)
-    launcher(x, w, y, room)
+        return launcher
 
 
 def _array(tensor: torch.Tensor, problem: ConvolutionProblem) -> Any:
     """Return a tensor of the CPU as an array in the problem's layout."""
     tensor = tensor.detach()
     if tensor.dtype is torch.bfloat16:
-        tensor = tensor.view(torch.int16)  # NumPy has no such type; backends go by the problem's
+        tensor = tensor.view(torch.int16)  # NumPy has no bfloat16; backends go by the problem's type
     if problem.layout.channels_last:
         tensor = tensor.movedim(1, -1)
     return tensor.numpy()

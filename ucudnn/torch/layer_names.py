@@ -1,4 +1,4 @@
-"""Names of layers: which of them calls, known by the module that runs, and by its weight where autograd runs."""
+"""Names of layers: which module calls a convolution, found by the module that runs, or by its weight."""
 
 from threading import local
 from typing import Any, final
@@ -8,7 +8,9 @@ import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.nn.parameter import is_lazy
 
-_MOST = 1 << 14
+from ucudnn.bounded import BoundedDict
+
+_MOST_WEIGHTS = 1 << 14  # autocast makes new copies of weights in each step
 _CONVOLUTIONS = (torch.nn.modules.conv._ConvNd,)
 
 
@@ -16,67 +18,65 @@ _CONVOLUTIONS = (torch.nn.modules.conv._ConvNd,)
 class LayerNames:
     """Which layer a convolution belongs to.
 
-    Inside a named module's forward it is that module. Autograd calls with the weight that the module was called with;
-    compiled code, which runs no modules, with the weight that the module has.
+    While the forward of a named module runs, a convolution belongs to it. Autograd calls with the weight that the
+    module was called with. Compiled code runs no modules, but calls with the weight that the module has.
 
     Attributes:
-        any: whether there are any names.
+        any: whether any module was named.
     """
 
     def __init__(self) -> None:
         self.any = False
         self._running = local()
-        # By address, and as long as the memory there is the weight's: another tensor may get it afterwards.
-        self._known: dict[int, tuple[str, StorageWeakRef]] = {}  # '' for weights of no layer
+        # By address. Another tensor may get the address later, so a name counts only while the weight's memory lives.
+        self._known: BoundedDict[int, tuple[str, StorageWeakRef]] = BoundedDict(_MOST_WEIGHTS)
         self._modules: list[tuple[ref[torch.nn.Module], str]] = []
 
     def give(self, module: torch.nn.Module) -> None:
-        """Name the convolutions of a module tree as the tree does."""
+        """Name the convolutions of a module tree by their path in the tree."""
         for name, each in module.named_modules():
             if isinstance(each, _CONVOLUTIONS):
-                namer = _Namer(self, name or type(each).__name__)
-                each.register_forward_pre_hook(namer.enter)
-                each.register_forward_hook(namer.leave, always_call=True)
-                self._modules.append((ref(each), namer.name))
+                hooks = _NamingHooks(self, name or type(each).__name__)
+                each.register_forward_pre_hook(hooks.enter)
+                each.register_forward_hook(hooks.leave, always_call=True)
+                self._modules.append((ref(each), hooks.name))
         self.any = True
 
     def of(self, weight: torch.Tensor) -> str:
-        """Return the name of the layer that calls now, or ''."""
+        """Return the name of the layer that calls now, or '' if it has none."""
         running = getattr(self._running, "stack", None)
         address = weight.data_ptr()
         known = self._known.get(address)
         if known is not None and (known[1].expired() or (running and known[0] != running[-1])):
             known = None
         if known is None:
-            if len(self._known) >= _MOST:
-                self._known.clear()  # casts of autocast lie somewhere else in each step
-            known = running[-1] if running else self._learned(address), StorageWeakRef(weight.untyped_storage())
-            self._known[address] = known
+            name = running[-1] if running else self._name_at(address)
+            known = self._known[address] = name, StorageWeakRef(weight.untyped_storage())
         return known[0]
 
-    def _learned(self, address: int) -> str:
-        """Look whether a module's weight lies there now: modules are moved after they were named."""
+    def _name_at(self, address: int) -> str:
+        """Return the name of the module whose weight has an address now: modules may move after they were named."""
         for module, name in self._modules:
-            # Not module.weight: a parametrized one is computed when it is read, which may have effects.
+            # `module.weight` would compute a parametrized weight, which may have side effects.
             weight = getattr(module(), "_parameters", {}).get("weight")
             if weight is not None and not is_lazy(weight) and weight.data_ptr() == address:
                 return name
         return ""
 
     def enter(self, name: str) -> None:
-        """Say that a layer runs in this thread."""
+        """Note that the forward of a layer begins in this thread."""
         if not hasattr(self._running, "stack"):
             self._running.stack = []
         self._running.stack.append(name)
 
     def leave(self) -> None:
-        """Say that it has ended."""
+        """Note that the forward of the innermost layer has ended in this thread."""
         self._running.stack.pop()
 
 
 @final
-class _Namer:
-    """The hooks of one layer; a copy of its module has the same ones, and one that was saved has none."""
+class _NamingHooks:
+    """The hooks of one layer. A copy of the module keeps them; a module that was saved and loaded again has none."""
 
     def __init__(self, names: LayerNames | None, name: str) -> None:
         self._names = names
@@ -90,8 +90,8 @@ class _Namer:
         if self._names is not None and not torch.compiler.is_compiling():
             self._names.leave()
 
-    def __deepcopy__(self, memo: object) -> "_Namer":
+    def __deepcopy__(self, memo: object) -> "_NamingHooks":
         return self
 
     def __reduce__(self) -> tuple[object, ...]:
-        return _Namer, (None, self.name)
+        return _NamingHooks, (None, self.name)

@@ -108,7 +108,7 @@ def time_step(step: Step, settings: Settings, *, effort: Effort, repeats: int) -
         tree: Any = model  # whose annotations leave this out
         model, x = tree.to(memory_format=form), x.to(memory_format=form)
     switch.names.give(model)
-    before, allowed = process_overrides.switch, torch.backends.cudnn.allow_tf32
+    before, allowed = process_overrides.interceptor, torch.backends.cudnn.allow_tf32
     process_overrides.use(switch)
     torch.backends.cudnn.allow_tf32 = step.variant.math is MathMode.TF32
     try:

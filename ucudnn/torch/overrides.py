@@ -1,4 +1,4 @@
-"""PyTorch's operators, with kernels of ours in the place of its own while anything is turned on."""
+"""Overrides of PyTorch's operators: our kernels are registered in place of PyTorch's while anything is turned on."""
 
 import warnings
 from collections.abc import Callable
@@ -14,22 +14,22 @@ from ucudnn.torch.interceptor import Interceptor
 
 @final
 class Overrides:
-    """Which switch the convolutions of the process go through.
+    """The interceptors through which the convolutions of a process go.
 
     Attributes:
-        switch: that of all convolutions, or None.
+        interceptor: the one of all convolutions, or None.
         converted: those of modules that were converted, in order.
     """
 
     def __init__(self) -> None:
-        self.switch: Interceptor | None = None
+        self.interceptor: Interceptor | None = None
         self.converted: tuple[Interceptor, ...] = ()
         self._lock = RLock()
         self._kept: list[Interceptor] = []
-        self._stock: dict[str, AtenKernels] = {}
+        self._aten: dict[str, AtenKernels] = {}
         self._libraries: dict[str, torch.library.Library] = {}
 
-    def stock(self, device_type: str) -> AtenKernels:
+    def aten_kernels(self, device_type: str) -> AtenKernels:
         """Return PyTorch's own kernels for 'cuda' or 'cpu'.
 
         Raises:
@@ -37,42 +37,42 @@ class Overrides:
         """
         key = device_type.upper()
         with self._lock:
-            if key not in self._libraries:  # else those that are there now are ours
-                self._stock[key] = AtenKernels(key)
-            return self._stock[key]
+            if key not in self._libraries:  # otherwise, the registered kernels are ours
+                self._aten[key] = AtenKernels(key)
+            return self._aten[key]
 
-    def use(self, switch: Interceptor | None) -> None:
-        """Send all convolutions to a switch, or to PyTorch."""
+    def use(self, interceptor: Interceptor | None) -> None:
+        """Send all convolutions to an interceptor, or to PyTorch; those of converted modules stay where they are."""
         with self._lock:
-            self._retire()
-            self.switch = switch
-            self._settle()
+            self._keep_captured()
+            self.interceptor = interceptor
+            self._register()
 
-    def add(self, switch: Interceptor) -> None:
-        """Send those of converted modules to a switch."""
+    def add(self, interceptor: Interceptor) -> None:
+        """Send the convolutions of a converted module to an interceptor."""
         with self._lock:
-            self.converted = (*self.converted, switch)
-            self._settle()
+            self.converted = (*self.converted, interceptor)
+            self._register()
 
     def clear(self) -> None:
-        """Send everything to PyTorch, converted modules included."""
+        """Send all convolutions to PyTorch, also those of converted modules."""
         with self._lock:
-            self._retire()
-            self.switch, self.converted = None, ()
-            self._settle()
+            self._keep_captured()
+            self.interceptor, self.converted = None, ()
+            self._register()
 
-    def _retire(self) -> None:
-        """Keep what captured CUDA graphs still use: they know nothing of handles."""
-        for each in (self.switch, *self.converted):
+    def _keep_captured(self) -> None:
+        """Keep interceptors whose memory captured CUDA graphs use, because graphs hold addresses only."""
+        for each in (self.interceptor, *self.converted):
             if each is not None and each not in self._kept and any(h.captured for h in each.handles().values()):
                 self._kept.append(each)
 
-    def _settle(self) -> None:
-        """Put kernels of ours in the place of PyTorch's for the device types that are turned on, and only there."""
+    def _register(self) -> None:
+        """Register our kernels for the device types that have an interceptor, and PyTorch's for the others."""
         for library in self._libraries.values():
             library._destroy()
         self._libraries.clear()
-        for device_type in {each.device_type for each in (self.switch, *self.converted) if each is not None}:
+        for device_type in {each.device_type for each in (self.interceptor, *self.converted) if each is not None}:
             key = device_type.upper()
             library = torch.library.Library("aten", "IMPL")
             with warnings.catch_warnings():
@@ -82,11 +82,10 @@ class Overrides:
             self._libraries[key] = library
 
     def _chosen(self, device_type: str) -> tuple[Callable[..., Any], Callable[..., Any]]:
-        """Return what computes for a device: the switch itself, for each layer between costs time."""
+        """Return what computes on a device type: methods of the interceptor, because a wrapper would take time."""
         converted = [each for each in self.converted if each.device_type == device_type]
-        last: Interceptor | AtenKernels = (
-            self.switch if self.switch and self.switch.device_type == device_type else converted[0].stock
-        )
+        current = self.interceptor
+        last = current if current and current.device_type == device_type else converted[0].aten
         if not converted:
             return last.forward, last.backward
         return partial(_forward, converted, last), partial(_backward, converted, last)
@@ -116,4 +115,4 @@ def _backward(
 
 
 process_overrides = Overrides()
-"""Those of this process."""
+"""The overrides of this process: PyTorch has one table of operators for each process."""

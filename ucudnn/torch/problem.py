@@ -1,4 +1,4 @@
-"""From the arguments of PyTorch's convolutions to a problem."""
+"""The problem that the arguments of a PyTorch convolution pose."""
 
 from dataclasses import dataclass
 from functools import lru_cache
@@ -15,7 +15,7 @@ DTYPES = {
     DataType.FLOAT32: torch.float32,
     DataType.FLOAT64: torch.float64,
 }
-"""PyTorch's types."""
+"""PyTorch's types of ours."""
 
 _KNOWN = {theirs: ours for ours, theirs in DTYPES.items()}
 _FORMATS = {4: torch.channels_last, 5: torch.channels_last_3d}
@@ -26,16 +26,16 @@ Sizes = tuple[int, ...]
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TorchConvolution:
-    """A convolution as PyTorch asks for it, as problems of ours.
+    """A convolution that PyTorch asks for.
 
-    A transposed convolution computes the gradient of another one's input: what it reads is that one's y, and what it
-    writes that one's x.
+    A transposed convolution is the gradient of a plain convolution's input: its input is the y of the plain one, and
+    its output the x.
 
     Attributes:
-        problem: Forward of the convolution, or of the other one.
+        problem: Forward of the convolution; if it is transposed, of the plain one.
         transposed: whether it is transposed.
-        out_shape: shape of what it returns, channels first.
-        memory_format: of all of its tensors.
+        out_shape: shape of its output, (N, K, spatial...) whatever the layout.
+        memory_format: memory format of all its tensors.
     """
 
     problem: ConvolutionProblem
@@ -45,17 +45,17 @@ class TorchConvolution:
 
     @property
     def forward(self) -> ConvolutionProblem:
-        """What computes the output."""
+        """The problem whose result is the output."""
         return self._as(Operation.BACKWARD_DATA if self.transposed else Operation.FORWARD)
 
     @property
     def backward_input(self) -> ConvolutionProblem:
-        """What computes the gradient of the input."""
+        """The problem whose result is the gradient of the input."""
         return self._as(Operation.FORWARD if self.transposed else Operation.BACKWARD_DATA)
 
     @property
     def backward_weight(self) -> ConvolutionProblem:
-        """What computes the gradient of the weight."""
+        """The problem whose result is the gradient of the weight."""
         return self._as(Operation.BACKWARD_FILTER)
 
     def _as(self, operation: Operation) -> ConvolutionProblem:
@@ -68,7 +68,7 @@ def _with(problem: ConvolutionProblem, operation: Operation) -> ConvolutionProbl
 
 
 def shapes_of(problem: ConvolutionProblem) -> tuple[Sizes, Sizes, Sizes]:
-    """Return the shapes of x, w and y as PyTorch has them, channels first whatever the layout."""
+    """Return the shapes of x, w and y in PyTorch, which puts channels first whatever the layout."""
     return (
         (problem.batch, problem.channels, *problem.spatial),
         (problem.filters, problem.channels // problem.groups, *problem.kernel),
@@ -83,7 +83,7 @@ def format_of(problem: ConvolutionProblem) -> torch.memory_format:
 
 
 def memory_format_of(x: torch.Tensor, weight: torch.Tensor) -> torch.memory_format:
-    """Return channels last where one of the tensors is, as PyTorch does for cuDNN, else channels first."""
+    """Return channels last if one of the tensors is, as PyTorch does for cuDNN; else channels first."""
     last = _FORMATS.get(x.dim())
     if last is not None:
         for tensor in (x, weight):
@@ -108,29 +108,40 @@ def convolution_of(
     math: MathMode,
     deterministic: bool,
 ) -> TorchConvolution | None:
-    """Return what a convolution asks for, or None where it is none of ours.
+    """Return a convolution, or None if ucudnn does not compute it.
 
-    That is, where it is empty, of a type that cuDNN has not, or of shapes that do not fit, which PyTorch will refuse.
+    It does not if the convolution is empty, has a type that cuDNN has not, or has shapes that PyTorch will refuse.
+
+    Args:
+        x_shape: shape of the input, channels first.
+        w_shape: shape of the weight, channels first.
+        dtype: type of both.
+        stride: like the other lists, one value for each dimension, or one for all.
+        padding: zeros at both ends.
+        dilation: distance of the kernel's elements.
+        transposed: whether the convolution is transposed.
+        output_padding: size that a transposed convolution adds at one end of its output.
+        groups: number of groups.
+        memory_format: of all tensors.
+        math: whether float32 may be multiplied as TF32.
+        deterministic: whether only deterministic algorithms may run.
     """
     known = _KNOWN.get(dtype)
     dimensions = len(x_shape) - 2
     if known is None or not 1 <= dimensions <= 3 or 0 in x_shape or 0 in w_shape:
         return None
     lists = [_expanded(each, dimensions) for each in (stride, padding, dilation, output_padding)]
-    stride, padding, dilation, output_padding = lists
-    # PyTorch's checks come after this place; an address is taken for as much memory as the problem says.
+    # PyTorch checks shapes later. A shape that does not fit would make a kernel read beyond the memory of its tensors.
     fits = len(w_shape) == len(x_shape) and all(len(each) == dimensions for each in lists) and groups > 0
     if not fits or x_shape[1] != (w_shape[0] if transposed else w_shape[1] * groups):
         return None
+    stride, padding, dilation, output_padding = lists
     last = memory_format is not torch.contiguous_format
-    layout = next(each for each in Layout if each.dimensions == dimensions and each.channels_last is last)
-    kernel = w_shape[2:]
+    channels, filters, spatial = x_shape[1], w_shape[0], x_shape[2:]
     if transposed:
         channels, filters = w_shape[1] * groups, w_shape[0]
-        sizes = zip(x_shape[2:], kernel, stride, padding, dilation, output_padding, strict=True)
+        sizes = zip(x_shape[2:], w_shape[2:], stride, padding, dilation, output_padding, strict=True)
         spatial = tuple((n - 1) * s - 2 * p + d * (k - 1) + 1 + o for n, k, s, p, d, o in sizes)
-    else:
-        channels, filters, spatial = x_shape[1], w_shape[0], x_shape[2:]
     try:
         problem = ConvolutionProblem(
             operation=Operation.FORWARD,
@@ -138,13 +149,13 @@ def convolution_of(
             channels=channels,
             spatial=spatial,
             filters=filters,
-            kernel=kernel,
+            kernel=w_shape[2:],
             padding=padding,
             stride=stride,
             dilation=dilation,
             groups=groups,
             dtype=known,
-            layout=layout,
+            layout=next(each for each in Layout if each.dimensions == dimensions and each.channels_last is last),
             math=math if known is DataType.FLOAT32 else MathMode.TF32,
             deterministic=deterministic,
         )
@@ -158,5 +169,5 @@ def convolution_of(
 
 
 def _expanded(values: Sizes, dimensions: int) -> Sizes:
-    """Return one value as one for each dimension, as PyTorch understands it."""
+    """Return one value as one for each dimension, as PyTorch does."""
     return values * dimensions if len(values) == 1 else values

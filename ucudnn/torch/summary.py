@@ -1,4 +1,4 @@
-"""What went through handles and what did not: planned, and measured where that is asked for."""
+"""The summary: which convolutions went through handles and which did not, as planned, and as measured on request."""
 
 import csv
 import io
@@ -21,22 +21,22 @@ _LOG = logging.getLogger(__name__)
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerSummary:
-    """What one kernel of one layer got, and what it takes; times are of one call, in milliseconds.
+    """The plan of one kernel of one layer, and its time in milliseconds of one call.
 
     Attributes:
         device: 'cuda:0' or 'cpu'.
-        layer: the layer's name, or '' where it has none.
+        layer: the layer's name, or '' if it has none.
         operation: Forward, BackwardData or BackwardFilter.
-        problem: what it computes.
+        problem: what the kernel computes.
         calls: how often it ran.
-        configuration: '4x64 FFT_TILING'.
-        planned_ms: time that was predicted when it was planned.
-        measured_ms: time of the plan, measured now; None where that was not asked for.
-        workspace_bytes: workspace of the configuration, without what is spare memory.
-        spare_bytes: the most memory that serves as workspace beside it: of the output's tail, or before the other
-            gradient takes it.
-        pytorch_ms: time of PyTorch's own kernel, measured now; None where that was not asked for, and on CPUs.
-        pytorch_workspace_bytes: memory that PyTorch's own kernel takes besides its output, copies of operands included.
+        configuration: such as '4x64 FFT_TILING'.
+        planned_ms: time that the plan was predicted to take.
+        measured_ms: time of the plan, measured now; None if that was not requested.
+        workspace_bytes: workspace of the configuration, without spare memory.
+        spare_bytes: the most spare memory that serves as workspace: the output's tail, or memory that the gradient of
+            the input takes afterwards.
+        pytorch_ms: time of PyTorch's own kernel, measured now; None on CPUs, and if that was not requested.
+        pytorch_workspace_bytes: memory of PyTorch's own kernel besides its output, including copies of operands.
     """
 
     device: str
@@ -53,7 +53,7 @@ class LayerSummary:
     pytorch_workspace_bytes: int | None = None
 
     def row(self) -> tuple[str, ...]:
-        """Return it as text, as `Summary.columns` heads it."""
+        """Return the row of the layer, with the columns of `Summary.columns`."""
         measured = () if self.measured_ms is None else (_ms(self.measured_ms),)
         stock: tuple[str, ...] = ()
         if self.pytorch_ms is not None and self.pytorch_workspace_bytes is not None:
@@ -74,11 +74,11 @@ class LayerSummary:
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Summary:
-    """What went through handles and what did not.
+    """The convolutions that went through handles, and those that did not.
 
     Attributes:
-        reports: what each handle decided, by device.
-        layers: each kernel, in the order in which they were planned.
+        reports: the report of each handle, by device.
+        layers: all kernels, in the order in which they were planned.
         left: how many convolutions were left to PyTorch, by reason.
     """
 
@@ -88,12 +88,12 @@ class Summary:
 
     @property
     def calls(self) -> int:
-        """How many convolutions went through a handle: forward ones, and gradients one by one."""
+        """Number of convolutions that went through a handle; the gradients of input and weight count as two."""
         return sum(each.calls for each in self.layers)
 
     @property
     def workspace_bytes(self) -> int:
-        """The largest workspace of a kernel."""
+        """The largest workspace of a kernel, in bytes."""
         return max((each.workspace_bytes for each in self.layers), default=0)
 
     def columns(self) -> tuple[str, ...]:
@@ -104,7 +104,7 @@ class Summary:
         return (*columns, "PyTorch ms", "PyTorch workspace") if stock else columns
 
     def to_dict(self) -> dict[str, object]:
-        """Return it as one JSON object."""
+        """Return the summary as one JSON object."""
         return {
             "layers": [asdict(each) for each in self.layers],
             "calls": self.calls,
@@ -113,7 +113,7 @@ class Summary:
         }
 
     def to_csv(self) -> str:
-        """Return the layers as CSV, one line each."""
+        """Return the layers as CSV, with a line for each."""
         text = io.StringIO()
         writer = csv.DictWriter(text, [each.name for each in fields(LayerSummary)], lineterminator="\n")
         writer.writeheader()
@@ -121,7 +121,7 @@ class Summary:
         return text.getvalue()
 
     def __str__(self) -> str:
-        """Return table and counts as plain text."""
+        """Return the table and the counts as plain text."""
         lines = []
         for device, each in self.reports.items():
             rows = [self.columns(), *(layer.row() for layer in self.layers if layer.device == device)]
@@ -136,28 +136,28 @@ class Summary:
         return "\n".join(lines)
 
 
-def summarize(switches: Sequence[Interceptor], *, repeats: int = 0) -> Summary:
-    """Return what went through some switches.
+def summarize(interceptors: Sequence[Interceptor], *, repeats: int = 0) -> Summary:
+    """Return what went through interceptors.
 
     Args:
-        switches: whose handles report.
-        repeats: how often each plan, and PyTorch's own kernel, is run to be timed; 0 for what was planned only.
+        interceptors: those whose handles report.
+        repeats: how often each plan, and PyTorch's own kernel, is timed; 0 reports only what was planned.
     """
     reports: dict[str, Report] = {}
     layers: list[LayerSummary] = []
     left: dict[str, int] = {}
-    for number, switch in enumerate(switches):
-        for reason, count in switch.left.counts().items():
+    for number, interceptor in enumerate(interceptors):
+        for reason, count in interceptor.fallbacks.counts().items():
             left[reason] = left.get(reason, 0) + count
-        problems = {str(problem): problem for problem in switch.problems()}
-        for device, report in switch.reports(repeats=repeats).items():
+        problems = {str(problem): problem for problem in interceptor.problems()}
+        for device, report in interceptor.reports(repeats=repeats).items():
             name = str(device) if str(device) not in reports else f"{device} ({number + 1})"
             reports[name] = report
-            stock = switch.stock if repeats and device.type == "cuda" else None
+            aten = interceptor.aten if repeats and device.type == "cuda" else None
             for each in report.kernels:
                 layer = _layer(name, each)
-                if stock is not None and each.problem in problems:
-                    layer = _beside(layer, stock, device, problems[each.problem], repeats)
+                if aten is not None and each.problem in problems:
+                    layer = _with_pytorch(layer, aten, device, problems[each.problem], repeats)
                 layers.append(layer)
     return Summary(reports=reports, layers=tuple(layers), left=left)
 
@@ -177,14 +177,14 @@ def _layer(device: str, report: KernelReport) -> LayerSummary:
     )
 
 
-def _beside(
-    layer: LayerSummary, stock: AtenKernels, device: torch.device, problem: ConvolutionProblem, repeats: int
+def _with_pytorch(
+    layer: LayerSummary, aten: AtenKernels, device: torch.device, problem: ConvolutionProblem, repeats: int
 ) -> LayerSummary:
-    """Return a layer with what PyTorch's own kernel takes, if it computes it now."""
+    """Return a layer with time and memory of PyTorch's own kernel, if that can compute the problem now."""
     with torch.cuda.device(device):
         try:
-            time_ms, held = stock.measure(problem, repeats)
-        except RuntimeError as error:  # out of memory, for one
+            time_ms, held = aten.measure(problem, repeats)
+        except RuntimeError as error:  # such as a lack of memory
             _LOG.warning("PyTorch's own kernel was not measured for %s: %s", problem, error)
             return layer
     return replace(layer, pytorch_ms=time_ms, pytorch_workspace_bytes=held)

@@ -1,1 +1,1 @@
-"""Workspace: who allocates it, which memory may serve as workspace, and when it is free again."""
+"""Workspace: who allocates it, which other memory may serve as workspace, and when a part of it is free again."""

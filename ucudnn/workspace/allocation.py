@@ -1,4 +1,4 @@
-"""Who owns the bytes: a workspace that kernels take in turn or each call its own (WR), or an arena (WD)."""
+"""Ways to allocate workspace: one buffer for all kernels of a queue, one for each call (WR), or one arena (WD)."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Hashable, Mapping
@@ -7,46 +7,46 @@ from typing import Generic, TypeVar, final
 from ucudnn.backends.base import Buffer, ComputeBackend
 
 Key = TypeVar("Key", bound=Hashable)
-"""What tells one kernel's workspace from another's."""
+"""What tells the workspace of one kernel from that of another."""
 
 
 class Workspace(ABC, Generic[Key]):
-    """Gives each kernel its workspace."""
+    """Allocates the workspace of each kernel on each queue (CUDA stream)."""
 
     keeps = True
-    """Whether a kernel's workspace on a queue stays the same from call to call, until it grows or is released."""
+    """Whether a kernel keeps its buffer from call to call, until the buffer must grow or is released."""
 
     @property
     @abstractmethod
     def size_bytes(self) -> int:
-        """Bytes that are held now."""
+        """Bytes that are allocated now."""
 
     @abstractmethod
     def holds(self, buffer: Buffer) -> bool:
-        """Whether a workspace is among those that are held now."""
+        """Return whether a buffer is among those that are allocated now."""
 
     @abstractmethod
     def release(self, queue: int) -> bool:
-        """Give up what queues other than this one had; whether there was any. It is made again when it is asked for."""
+        """Free the buffers of all queues but this one, and return whether there were any."""
 
     @abstractmethod
     def grows(self, queue: int, size_bytes: int) -> bool:
-        """Whether asking for so many bytes on a queue takes the place of what was given there before."""
+        """Return whether a buffer of this size would replace the one that the queue has."""
 
     @abstractmethod
     def buffer(self, key: Key, queue: int, size_bytes: int) -> Buffer:
-        """Return the workspace of a kernel on a queue, of at least so many bytes.
+        """Return the buffer of a kernel on a queue, with at least this many bytes.
 
         Raises:
-            MemoryError: if there is not that much left.
+            MemoryError: if the backend has not that much memory left.
         """
 
 
 @final
 class SharedWorkspace(Workspace[Key]):
-    """One buffer for the kernels of a queue, which run one after another; it grows to the largest need and stays.
+    """One buffer for each queue, which all its kernels share because they run one after another.
 
-    Queues (CUDA streams) run beside each other, so each has a buffer of its own.
+    It grows to the largest need and stays. Queues run side by side, so each has a buffer of its own.
     """
 
     def __init__(self, backend: ComputeBackend) -> None:
@@ -56,32 +56,32 @@ class SharedWorkspace(Workspace[Key]):
 
     @property
     def size_bytes(self) -> int:
-        """Bytes that are held now: the largest need so far, of each queue."""
+        """Bytes that are allocated now: the sum of each queue's largest need so far."""
         return sum(self._sizes.values())
 
     def holds(self, buffer: Buffer) -> bool:
-        """Whether it is some queue's buffer now."""
+        """Return whether some queue has this buffer."""
         return any(buffer is each for each in self._buffers.values())
 
     def release(self, queue: int) -> bool:
-        """Give up the buffers of other queues: those of streams that are no more among them."""
+        """Free the buffers of other queues, among them those of streams that no longer exist."""
         others = [each for each in self._sizes if each != queue]
         for each in others:
             del self._sizes[each], self._buffers[each]
         return bool(others)
 
     def grows(self, queue: int, size_bytes: int) -> bool:
-        """Whether the queue's buffer is smaller."""
+        """Return whether the queue has a smaller buffer."""
         return queue in self._sizes and size_bytes > self._sizes[queue]
 
     def buffer(self, key: Key, queue: int, size_bytes: int) -> Buffer:
-        """Return the one buffer of the queue, grown first where it is too small.
+        """Return the queue's buffer; a buffer that is too small is replaced.
 
         Raises:
-            MemoryError: if there is not that much left.
+            MemoryError: if the backend has not that much memory left.
         """
         if size_bytes > self._sizes.get(queue, -1):
-            self._buffers.pop(queue, None)  # the old one goes first, so that both are never held at once
+            self._buffers.pop(queue, None)  # free the old buffer first, so that both never exist at once
             self._sizes.pop(queue, None)
             self._buffers[queue] = self._backend.allocate(size_bytes)
             self._sizes[queue] = size_bytes
@@ -90,7 +90,7 @@ class SharedWorkspace(Workspace[Key]):
 
 @final
 class PerCallWorkspace(Workspace[Key]):
-    """A buffer for each call, whose end its allocator takes care of: it reuses memory in the order of the queue."""
+    """A new buffer for each call, from an allocator that reuses freed memory in the order of the queue."""
 
     keeps = False
 
@@ -99,32 +99,32 @@ class PerCallWorkspace(Workspace[Key]):
 
     @property
     def size_bytes(self) -> int:
-        """Nothing is held between calls."""
+        """Zero, because only running calls have a buffer."""
         return 0
 
     def holds(self, buffer: Buffer) -> bool:
-        """Buffers are held by their calls only."""
+        """Return False, because only running calls have a buffer."""
         return False
 
     def release(self, queue: int) -> bool:
-        """Nothing: there is none."""
+        """Return False, because there is nothing to free."""
         return False
 
     def grows(self, queue: int, size_bytes: int) -> bool:
-        """Never: nothing is kept."""
+        """Return False, because a queue keeps no buffer."""
         return False
 
     def buffer(self, key: Key, queue: int, size_bytes: int) -> Buffer:
         """Return a new buffer.
 
         Raises:
-            MemoryError: if there is not that much left.
+            MemoryError: if the backend has not that much memory left.
         """
         return self._backend.allocate(size_bytes)
 
 
 def open_workspace(backend: ComputeBackend) -> Workspace[Key]:
-    """Return what gives the kernels of a backend their workspaces where none is divided among them (WR)."""
+    """Return the workspace of a backend's kernels under WR: one for each call if the backend recycles memory."""
     return PerCallWorkspace(backend) if backend.recycles else SharedWorkspace(backend)
 
 
@@ -134,11 +134,11 @@ class DividedWorkspace(Workspace[Key]):
 
     Args:
         backend: allocates the arena.
-        segments: offset and bytes of each kernel's segment. Those of kernels that may run at the same time are
-            disjoint; that is for whoever gives them to see to.
+        segments: offset and size in bytes of each kernel's segment. The caller keeps the segments of kernels that may
+            run at the same time disjoint.
 
     Raises:
-        MemoryError: if there is not that much left.
+        MemoryError: if the backend has not that much memory left.
     """
 
     def __init__(self, backend: ComputeBackend, segments: Mapping[Key, tuple[int, int]]) -> None:
@@ -152,17 +152,17 @@ class DividedWorkspace(Workspace[Key]):
         return self._size
 
     def holds(self, buffer: Buffer) -> bool:
-        """Whether it is one of the segments."""
+        """Return whether the buffer is one of the segments."""
         return any(buffer is each for each in self._segments.values())
 
     def release(self, queue: int) -> bool:
-        """Nothing: segments are every queue's."""
+        """Return False: all queues use the same segments."""
         return False
 
     def grows(self, queue: int, size_bytes: int) -> bool:
-        """Never: what a kernel gets was decided."""
+        """Return False: the division fixed the size of each segment."""
         return False
 
     def buffer(self, key: Key, queue: int, size_bytes: int) -> Buffer:
-        """Return the kernel's own segment, the same on every queue."""
+        """Return the kernel's segment, which is the same on every queue."""
         return self._segments[key]

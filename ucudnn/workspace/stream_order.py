@@ -1,4 +1,4 @@
-"""Turns: who waits for whom, so that a part of a workspace is never used by two kernels at the same time."""
+"""The order of launches on several streams, so that two kernels never use the same part of a workspace at once."""
 
 from typing import Any, final
 
@@ -8,31 +8,31 @@ from ucudnn.workspace.segment import Segment
 
 @final
 class StreamOrder:
-    """Orders launches on several queues (CUDA streams) where their segments are not disjoint.
+    """Makes queues (CUDA streams) wait for each other where their segments overlap.
 
-    Kernels of one set have disjoint segments and wait for nothing, but for those of their own branch. A set waits for
-    what the sets before it launched on other queues. Calls of one queue are in order by themselves; those that are
-    captured for later (CUDA graphs) are none of its business.
+    Kernels of one set have disjoint segments, so only those of one branch wait for each other. A set waits for what
+    the set before it launched on other queues. Calls on one queue are in order by themselves. Calls that are captured
+    for a CUDA graph never come here, because whoever replays the graph orders them.
 
     Args:
-        backend: marks and waits.
+        backend: marks launches, and waits for marks.
     """
 
     def __init__(self, backend: ComputeBackend) -> None:
         self._backend = backend
-        self._before: dict[int, Any] = {}  # by queue: the end of what the set before launched
+        self._before: dict[int, Any] = {}  # by queue: mark after the last launch of the set before
         self._begin(-1)
 
     def _begin(self, set_index: int) -> None:
         self._set = set_index
-        self._latest: dict[int, Any] = {}  # by queue: the end of what this set launched
-        self._arrived: set[int] = set()  # queues that wait for the set before already
-        self._branches: dict[int, tuple[int, Any]] = {}  # by branch: its last queue, and the end of its last launch
+        self._latest: dict[int, Any] = {}  # by queue: mark after the last launch of this set
+        self._arrived: set[int] = set()  # queues that already wait for the set before
+        self._branches: dict[int, tuple[int, Any]] = {}  # by branch: queue of its last launch, and mark after it
 
     def enter(self, segment: Segment, queue: int) -> None:
-        """Make the current queue wait for whatever may still use a segment."""
+        """Make the current queue wait for every launch that may still use a segment."""
         if segment.set_index != self._set:
-            # What came before those has ended when they have: they waited for it.
+            # Earlier sets need no mark: the launches of this set waited for them.
             self._before = self._latest
             self._begin(segment.set_index)
         if queue not in self._arrived:
@@ -45,13 +45,13 @@ class StreamOrder:
             self._backend.wait(last[1])
 
     def leave(self, segment: Segment, queue: int) -> None:
-        """Note what was launched on the current queue."""
+        """Note the launch that was just queued on the current queue."""
         mark = self._backend.mark()
         self._latest[queue] = mark
         self._branches[segment.branch] = queue, mark
 
     def finish(self) -> None:
-        """Wait, in this thread, until all that was launched has ended, and forget it."""
+        """Block this thread until all launches have ended, and forget them."""
         for mark in [*self._before.values(), *self._latest.values()]:
             self._backend.finish(mark)
         self._before = {}
