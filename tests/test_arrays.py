@@ -96,3 +96,32 @@ def test_problems_are_remembered_by_arrays_and_parameters():
     assert cache.problem_of(Operation.FORWARD, *arrays(), groups=2) is first
     assert cache.problem_of(Operation.FORWARD, *arrays(), groups=2, math="fma") != first
     assert cache.problem_of(Operation.FORWARD, *arrays(), groups=2, padding=[0, 0]) == first
+
+
+@pytest.mark.parametrize("one", [1, np.int64(1), np.int32(1), (1, 1), [1, 1], np.ones(2, int), (np.int64(1), 1)])
+def test_whole_numbers_of_any_type_are_accepted(one):
+    x, w, y = np.ones((2, 3, 6, 6)), np.ones((4, 3, 3, 3)), np.ones((2, 4, 6, 6))
+    groups = one if np.ndim(one) == 0 else 1
+    made = problem_of(Operation.FORWARD, x, w, y, padding=one, stride=one, groups=groups)
+    assert made == problem_of(Operation.FORWARD, x, w, y, padding=1)
+    assert type(made.stride[0]) is type(made.groups) is int
+
+
+@pytest.mark.parametrize("name", ["padding", "stride", "dilation", "groups"])
+@pytest.mark.parametrize("value", [1.0, "1", None, (1.0, 1), True, object()])
+def test_what_is_no_whole_number_is_refused(name, value):
+    x, w, y = np.ones((2, 3, 6, 6)), np.ones((4, 3, 3, 3)), np.ones((2, 4, 4, 4))
+    cache = ProblemCache()
+    for call in (problem_of, cache.problem_of):
+        with pytest.raises(InvalidProblemError, match=rf"^({name}|w \(4, 3, 3, 3\)) "):
+            call(Operation.FORWARD, x, w, y, **{name: value})
+
+
+@pytest.mark.parametrize("name", ["x", "w", "y"])
+@pytest.mark.parametrize("value", [[[1.0]], None, 3])
+def test_what_is_no_array_is_refused(name, value):
+    arrays = {"x": np.ones((2, 3, 6, 6)), "w": np.ones((4, 3, 3, 3)), "y": np.ones((2, 4, 4, 4))} | {name: value}
+    cache = ProblemCache()
+    for call in (problem_of, cache.problem_of):
+        with pytest.raises(InvalidProblemError, match=rf"^{name} is a {type(value).__name__}: give an array"):
+            call(Operation.FORWARD, **arrays)

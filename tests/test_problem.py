@@ -170,3 +170,24 @@ def test_sizes_that_cudnn_cannot_count_are_refused(field, size):
 def test_parts_that_cudnn_cannot_count_are_refused():
     with pytest.raises(InvalidProblemError, match="more than the 2147483647"):
         make_problem(batch=8).with_batch(2**31)
+
+
+@pytest.mark.parametrize("name", ["operation", "dtype", "layout", "math"])
+def test_kinds_must_be_members(name):
+    with pytest.raises(InvalidProblemError, match=rf"^{name} 'Forward' is no "):
+        make_problem(**{name: "Forward"})
+
+
+@pytest.mark.parametrize("value", [4, "44", (4.0, 4), None])
+def test_spatial_sizes_must_be_whole_numbers(value):
+    with pytest.raises(InvalidProblemError, match=r"^spatial "):
+        make_problem(spatial=value)
+
+
+def test_lists_and_numpys_numbers_make_the_same_problem():
+    np = pytest.importorskip("numpy")
+    given = make_problem()
+    made = make_problem(batch=np.int64(given.batch), spatial=list(given.spatial), kernel=np.array(given.kernel))
+    assert made == given
+    assert hash(made) == hash(given)
+    assert type(made.batch) is type(made.kernel[0]) is int

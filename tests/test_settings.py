@@ -1,5 +1,8 @@
 """Settings: arguments over environment over defaults, and every field on its way to a handle."""
 
+import re
+from pathlib import Path
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -174,3 +177,21 @@ def test_a_handle_with_other_settings_measures_as_the_first_one_does():
 def test_groups_of_settings_need_a_total():
     with pytest.raises(SettingsError, match="groups"):
         Handle.from_settings(Settings(backend="cpu", database="off"), groups=[["a", "b"]])
+
+
+@pytest.mark.parametrize(
+    ("field", "value"), [("database", 5), ("database", b"x"), ("cudnn_library", 1.0), ("backend", 5)]
+)
+def test_arguments_of_a_wrong_type_are_refused(field, value):
+    with pytest.raises(SettingsError, match=rf"^{field}={re.escape(repr(value))} is no "):
+        Settings.load({}, **{field: value})
+
+
+def test_paths_and_numbers_of_devices_are_accepted():
+    assert Settings.load({}, database=Path("folder") / "file").database == str(Path("folder") / "file")
+    assert Settings.load({}, benchmark_devices=0).benchmark_devices == (0,)
+    assert Settings.load({}, benchmark_devices=[0, 1]).benchmark_devices == (0, 1)
+    for wrong in ([], 1.5, ["a"], [0, 0], "9" * 5000):
+        with pytest.raises(SettingsError, match=r"^benchmark_devices=") as refused:
+            Settings.load({}, benchmark_devices=wrong)
+        assert len(str(refused.value)) < 300

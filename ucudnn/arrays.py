@@ -1,6 +1,6 @@
 """The problem that three arrays pose, by their shapes, types and strides."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from math import prod
 from typing import Any, Protocol, TypedDict, Unpack, final
@@ -76,13 +76,14 @@ def problem_of(
     if unknown:
         raise TypeError(f"unexpected keyword arguments {sorted(unknown)}: there are {', '.join(_DEFAULTS)}")
     groups, layout = given["groups"], given["layout"]
+    _check_arrays(x=x, w=w, y=y)
     dimensions = len(x.shape) - 2
     order = Layout.channels_first(dimensions) if layout is None else parse_choice(Layout, layout, "layout")
     if len(w.shape) != len(x.shape) or len(y.shape) != len(x.shape) or order.dimensions != dimensions:
         raise InvalidProblemError(f"x {x.shape}, w {w.shape} and y {y.shape} do not all have layout {order.value}")
     batch, channels, spatial = _split(x.shape, order)
     filters, filter_channels, kernel = _split(w.shape, order)
-    if groups < 1 or filter_channels * groups != channels:
+    if not hasattr(groups, "__index__") or groups < 1 or filter_channels * groups != channels:
         raise InvalidProblemError(
             f"w {w.shape} has {filter_channels} channels, but x {x.shape} has {channels} in {groups} groups"
         )
@@ -110,13 +111,21 @@ def problem_of(
     return replace(problem, x_batch_stride=_batch_stride("x", x), y_batch_stride=_batch_stride("y", y))
 
 
+def _check_arrays(**arrays: object) -> None:
+    for name, array in arrays.items():
+        if not all(hasattr(array, needed) for needed in ("shape", "strides", "dtype")):
+            kind = type(array).__name__
+            raise InvalidProblemError(f"{name} is a {kind}: give an array with shape, strides and dtype")
+
+
 def _split(shape: tuple[int, ...], layout: Layout) -> tuple[int, int, tuple[int, ...]]:
     outer, *rest = shape
     return (outer, rest[-1], tuple(rest[:-1])) if layout.channels_last else (outer, rest[0], tuple(rest[1:]))
 
 
 def _each(value: int | Sequence[int], dimensions: int) -> tuple[int, ...]:
-    return (value,) * dimensions if isinstance(value, int) else tuple(value)
+    """Return one value for each spatial dimension. `ConvolutionProblem` refuses what is no whole number."""
+    return tuple(value) if isinstance(value, Iterable) and not isinstance(value, str) else (value,) * dimensions
 
 
 def _data_type(x: ArrayLike, w: ArrayLike, y: ArrayLike) -> DataType:
@@ -162,22 +171,22 @@ class ProblemCache:
             InvalidProblemError: if the arrays do not fit together.
             SettingsError: if layout or math is not known.
         """
-        key = (
-            operation,
-            x.shape,
-            w.shape,
-            y.shape,
-            x.strides,
-            w.strides,
-            y.strides,
-            x.dtype,
-            w.dtype,
-            y.dtype,
-            *parameters.items(),
-        )
         try:
+            key = (
+                operation,
+                x.shape,
+                w.shape,
+                y.shape,
+                x.strides,
+                w.strides,
+                y.strides,
+                x.dtype,
+                w.dtype,
+                y.dtype,
+                *parameters.items(),
+            )
             known = self._problems.get(key)
-        except TypeError:  # a list among the parameters has no hash
+        except (AttributeError, TypeError):  # no array, or a list among the parameters, which has no hash
             return problem_of(operation, x, w, y, **parameters)
         if known is None:
             known = self._problems[key] = problem_of(operation, x, w, y, **parameters)

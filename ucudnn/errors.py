@@ -59,8 +59,19 @@ __all__ = [
 ]
 
 
+def _restored(kind: type["UcudnnError"], arguments: tuple[Any, ...], attributes: dict[str, Any]) -> "UcudnnError":
+    """Return an exception as it was pickled, without its constructor, which may want more than the message."""
+    error = kind.__new__(kind, *arguments)
+    error.__dict__.update(attributes)
+    return error
+
+
 class UcudnnError(Exception):
     """The root: catch it to catch everything that ucudnn raises on purpose."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # Exceptions travel between processes. Python would call the constructor with the message alone.
+        return _restored, (type(self), self.args, self.__dict__)
 
 
 class InvalidValueError(UcudnnError, ValueError):
@@ -193,7 +204,6 @@ class CudnnError(BackendError, RuntimeError):
         super().__init__(f"cuDNN Error: {text or status}")
         self.status = status
         self.infos: list[str] = []
-        self._text = text
 
     def add_info(self, info: str) -> None:
         """Add a line that says more."""
@@ -206,9 +216,6 @@ class CudnnError(BackendError, RuntimeError):
     def __str__(self) -> str:
         """Return the status with its text, and what was added, a line each."""
         return "\n  ".join([super().__str__(), *self.infos])
-
-    def __reduce__(self) -> tuple[object, ...]:
-        return type(self), (self.status, self._text), {"infos": self.infos}
 
 
 class StepError(BackendError):
@@ -227,7 +234,3 @@ class StepError(BackendError):
         self.size = size
         self.start = start
         self.left: tuple[Any, ...] = left
-        self._cause = cause
-
-    def __reduce__(self) -> tuple[object, ...]:
-        return type(self), (self.algorithm, self.size, self.start, self._cause, self.left)

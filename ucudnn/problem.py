@@ -1,11 +1,11 @@
 """ConvolutionProblem: what is asked of one convolution call. Immutable, hashable, the key of every cache."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, fields, replace
 from enum import Enum
 from functools import lru_cache
 from math import gcd, prod
-from operator import attrgetter
+from operator import attrgetter, index
 from typing import Any
 
 from ucudnn.errors import InvalidProblemError
@@ -148,6 +148,14 @@ class ConvolutionProblem:
     _hash: int = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
+        for name, kind in _KINDS.items():
+            given = getattr(self, name)
+            if not isinstance(given, kind) and (name, given) != ("layout", None):
+                raise InvalidProblemError(f"{name} {shortened(given)} is no {kind.__name__}")
+        for name in _NUMBERS:
+            self._set(name, _whole(name, getattr(self, name)))
+        for name in _TUPLES:
+            self._set(name, _wholes(name, getattr(self, name)))
         # Defaults that depend on other fields are filled in here, so that equal problems compare equal.
         dimensions = len(self.spatial)
         self._set("layout", self.layout or Layout.channels_first(dimensions))
@@ -322,14 +330,33 @@ class ConvolutionProblem:
         return f"{text} {self.dtype.value} {self.layout.value}"
 
 
+_KINDS: dict[str, type[Enum]] = {"operation": Operation, "dtype": DataType, "layout": Layout, "math": MathMode}
+_NUMBERS = (
+    *("batch", "channels", "filters", "groups", "alignment"),
+    *("x_batch_stride", "y_batch_stride", "x_channel_stride", "y_channel_stride"),
+)
+_TUPLES = ("spatial", "kernel", "padding", "post_padding", "stride", "dilation")
 _INIT = tuple(each.name for each in fields(ConvolutionProblem) if each.init)
 _initial = attrgetter(*_INIT)
 _compared = attrgetter(*(each.name for each in fields(ConvolutionProblem) if each.compare))
 
 
+def _whole(name: str, value: Any) -> int:
+    """Return a whole number of any type, NumPy's included, as an int."""
+    if not isinstance(value, bool) and hasattr(value, "__index__"):
+        return index(value)
+    raise InvalidProblemError(f"{name} {shortened(value)} must be a whole number")
+
+
+def _wholes(name: str, value: Any) -> tuple[int, ...]:
+    if isinstance(value, str) or not isinstance(value, Iterable):
+        raise InvalidProblemError(f"{name} {shortened(value)} has not one whole number for each spatial dimension")
+    return tuple(_whole(name, each) for each in value)
+
+
 def _check_range(name: str, value: int | tuple[int, ...], least: int) -> None:
     for size in value if isinstance(value, tuple) else (value,):
-        if isinstance(size, bool) or not isinstance(size, int) or size < least:
+        if size < least:
             raise InvalidProblemError(f"{name} {shortened(value)} must be {least} or more, in whole numbers")
         if size > MOST_SIZE:
             raise InvalidProblemError(f"{name} {shortened(value)} is more than the {MOST_SIZE} that cuDNN can count")

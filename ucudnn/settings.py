@@ -1,15 +1,16 @@
 """Settings: arguments over environment over defaults. The only reader of the environment."""
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from enum import Enum
 from math import inf
+from operator import index
 from typing import Any, TypeVar
 
 from ucudnn.errors import InvalidSizeError, SettingsError
 from ucudnn.policy import BatchSizePolicy
-from ucudnn.units import parse_bytes
+from ucudnn.units import parse_bytes, shortened
 
 _Choice = TypeVar("_Choice", bound=Enum)
 
@@ -48,21 +49,24 @@ def _parse_size(value: int | str, name: str) -> int:
         raise SettingsError(f"{name}: {error}") from error
 
 
-def _parse_devices(value: str | tuple[int, ...], name: str) -> tuple[int, ...] | str:
-    if isinstance(value, tuple):
-        return value
-    if value.strip().lower() in ("all", "ranks"):
+def _parse_devices(value: str | int | Iterable[int], name: str) -> tuple[int, ...] | str:
+    if isinstance(value, str) and value.strip().lower() in ("all", "ranks"):
         return value.strip().lower()
     try:
-        devices = tuple(int(part) for part in value.split(","))
-    except ValueError as error:
-        raise SettingsError(f"{name}={value!r} is not known: give numbers such as 0,1, or all, or ranks") from error
-    if min(devices) < 0 or len(set(devices)) != len(devices):
-        raise SettingsError(f"{name}={value!r}: device numbers must be 0 or more and differ")
+        parts = value.split(",") if isinstance(value, str) else [value] if isinstance(value, int) else [*value]
+        devices = tuple(int(part) if isinstance(part, str) else index(part) for part in parts)
+    except (TypeError, ValueError) as error:
+        raise SettingsError(
+            f"{name}={shortened(value)} is not known: give numbers such as 0,1, or all, or ranks"
+        ) from error
+    if not devices or min(devices) < 0 or len(set(devices)) != len(devices):
+        raise SettingsError(f"{name}={shortened(value)}: device numbers must be 0 or more and differ")
     return devices
 
 
-def _parse_backend(value: str, name: str) -> str:
+def _parse_backend(value: object, name: str) -> str:
+    if not isinstance(value, str):
+        raise SettingsError(f"{name}={shortened(value)} is no name of a backend: give a text such as 'cpu'")
     kind, colon, target = value.strip().partition(":")
     if (kind in ("auto", "cpu", "cudnn") and not colon) or (kind in ("replay", "cudnn") and target):
         return value.strip()
@@ -95,10 +99,13 @@ def _parse_switch(value: bool | str, name: str) -> bool:
     return found
 
 
-def _parse_path(value: str, name: str) -> str:
-    if not value.strip():
+def _parse_path(value: object, name: str) -> str:
+    text = os.fspath(value) if isinstance(value, str | os.PathLike) else None
+    if not isinstance(text, str):
+        raise SettingsError(f"{name}={shortened(value)} is no path of a file: give a text or a Path")
+    if not text.strip():
         raise SettingsError(f"{name}={value!r} is empty: give the path of a file")
-    return value
+    return text
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,6 +1,7 @@
 """Bytes and milliseconds as text: '64MiB' in, '64 MiB' and '12.3 ms' out. Nowhere else."""
 
 import re
+from operator import index
 
 from ucudnn.errors import InvalidSizeError
 
@@ -29,7 +30,8 @@ def parse_bytes(size: int | str) -> int:
     Raises:
         InvalidSizeError: if the size is negative, no whole number of bytes, or not readable.
     """
-    if isinstance(size, int) and not isinstance(size, bool):
+    if hasattr(size, "__index__") and not isinstance(size, bool):  # NumPy's whole numbers are no ints
+        size = index(size)
         if size < 0:
             raise InvalidSizeError(f"size {shortened(size)} is negative: give {_FORMS}")
         return _within_memory(size)
