@@ -81,7 +81,7 @@ def prepare(switch: Interceptor, device: torch.device, *, at_once: bool) -> None
     process_overrides.use(None)
     for handle in () if at_once else switch.handles().values():
         if isinstance(handle.backend, CudnnBackend):
-            handle.backend.rest()
+            handle.backend.stop()
 
 
 def eager(switch: Interceptor, device: torch.device, samples: int) -> dict[str, dict[str, float]]:

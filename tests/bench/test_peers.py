@@ -9,7 +9,7 @@ from bench.peers import compare, pytorch, table
 from bench.peers import run as peers_run
 from tests.support.problems import make_problem
 from ucudnn.backends.candidates import Candidates
-from ucudnn.backends.cpu.backend import ROUTINES
+from ucudnn.backends.cpu.backend import CPU_ALGORITHMS
 from ucudnn.problem import MathMode
 
 LAYER = """\
@@ -91,7 +91,7 @@ def test_the_verdict_names_the_cases_in_which_a_rival_is_ahead():
 
 @pytest.mark.usefixtures("no_torch")
 def test_a_way_that_nothing_computes_within_a_limit_is_absent(call, monkeypatch):
-    monkeypatch.delitem(ROUTINES, "IMPLICIT_GEMM")  # which needs no workspace
+    monkeypatch.delitem(CPU_ALGORITHMS, "IMPLICIT_GEMM")  # which needs no workspace
     well, rows, printed, _ = call("--limit", "0", "--limit", "none")
     assert well
     assert all("executed_ms" in row for (way, limit), row in rows.items() if limit is None and way != "PyTorch")
@@ -115,7 +115,7 @@ def test_a_failure_spares_the_others_and_is_tried_again(call, monkeypatch, error
     limit = "8KiB"  # GEMM of a few samples fits, of all does not
     with monkeypatch.context() as patch:
         patch.setattr(peers_run, "make_plan", fail)
-        patch.delitem(ROUTINES, "IMPLICIT_GEMM")
+        patch.delitem(CPU_ALGORITHMS, "IMPLICIT_GEMM")
         limits = ("--limit", "none", "--limit", limit)
         well, rows, printed, _ = call(*limits, "--way", "ucudnn powerOfTwo")
         assert not well

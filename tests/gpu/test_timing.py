@@ -6,12 +6,12 @@ import pytest
 
 from ucudnn import Effort
 from ucudnn.backends.cudnn.algorithms.graph_call import GraphCall
-from ucudnn.backends.cudnn.gpu.cupy_gpu import Device
+from ucudnn.backends.cudnn.gpu.cupy_gpu import CupyGpu
 from ucudnn.problem import ConvolutionProblem, Operation
 
 
 def devices():
-    yield Device(0)
+    yield CupyGpu(0)
     torch = pytest.importorskip("torch")
     from ucudnn.torch.gpu import TorchGpu
 
@@ -22,10 +22,10 @@ def devices():
 @pytest.mark.parametrize("time_ms", [0.1, 0.5, 2.0])
 def test_a_stream_is_held(cupy, time_ms):
     for device in devices():
-        assert device.holds
-        device.hold(0.1)  # loads the kernel
+        assert device.can_delay
+        device.delay(0.1)  # loads the kernel
         for _ in range(20):
-            timed = device.timed(lambda device=device: device.hold(time_ms), lambda device=device: device.hold(0.5))
+            timed = device.timed(lambda device=device: device.delay(time_ms), lambda device=device: device.delay(0.5))
             found_ms = timed.wait_ms()
             if timed.host_ms < 0.4:
                 break  # else the host did something else

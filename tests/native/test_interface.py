@@ -116,7 +116,7 @@ def test_what_ends_a_plan_is_no_success(capsys):
 
 def test_the_end_of_a_process_waits_for_threads(monkeypatch):
     monkeypatch.setattr(compile_ahead, "exchange_capture_mode", int)
-    own = compile_ahead.Background(None, None)
+    own = compile_ahead.AheadCompiler(None, None)
     started, ended = Event(), Event()
 
     def work():
@@ -129,9 +129,9 @@ def test_the_end_of_a_process_waits_for_threads(monkeypatch):
         ended.clear()
         getattr(own, name).submit(work)
         started.wait()
-        own.rest()
+        own.stop()
         assert ended.is_set()
-    own.rest()  # nothing is left
+    own.stop()  # nothing is left
 
 
 @pytest.mark.parametrize("destroys", [True, False])

@@ -24,11 +24,11 @@ from ucudnn.backends.candidates import Candidates  # noqa: E402
 from ucudnn.backends.cudnn.algorithms.legacy_call import ALGORITHMS  # noqa: E402
 from ucudnn.backends.cudnn.algorithms.operation_graph import OperationGraph  # noqa: E402
 from ucudnn.backends.cudnn.algorithms.prepare import Preparer  # noqa: E402
-from ucudnn.backends.cudnn.api.descriptor import Descriptor  # noqa: E402
-from ucudnn.backends.cudnn.api.enums import Attribute, Kind  # noqa: E402
+from ucudnn.backends.cudnn.api.descriptor import BackendDescriptor  # noqa: E402
+from ucudnn.backends.cudnn.api.enums import Attribute, DescriptorType  # noqa: E402
 from ucudnn.backends.cudnn.backend import CudnnBackend  # noqa: E402
 from ucudnn.backends.cudnn.gpu.base import Timed  # noqa: E402
-from ucudnn.backends.prefetch import Ahead  # noqa: E402
+from ucudnn.backends.prefetch import PrefetchRequest  # noqa: E402
 from ucudnn.configuration import Configuration, MicroConfiguration  # noqa: E402
 from ucudnn.execution.launcher import BoundKernel  # noqa: E402
 from ucudnn.handle import Handle  # noqa: E402
@@ -322,7 +322,7 @@ def test_compiled_engines_are_not_shared_by_plans(host, monkeypatch, compiling, 
     for _ in range(3):
         assert graph.configuration("eng1").compiles == compiles
         graph.plan("eng1")
-    assert made.count(Kind.ENGINE) == (3 if compiles else 1)
+    assert made.count(DescriptorType.ENGINE) == (3 if compiles else 1)
 
 
 @pytest.mark.parametrize("limit_bytes", [100, 800, 3000])
@@ -337,11 +337,11 @@ def test_what_is_compiled_in_the_background_is_measured_as_it_is(host, calls, mo
     monkeypatch.setattr(OperationGraph, "plan", counted)
     host.stream = 7
     backend = CudnnBackend(library_path=host.stub._name, device=TorchGpu(0))
-    backend.prefetch([Ahead(PROBLEM, (1, 2, 4, 8), limit_bytes, lambda name: False)])
+    backend.prefetch([PrefetchRequest(PROBLEM, (1, 2, 4, 8), limit_bytes, lambda name: False)])
     wait_for(backend)
     assert not built, "nothing is worth it"
-    backend.rest()
-    backend.prefetch([Ahead(PROBLEM, (1, 2, 4, 8), limit_bytes)])
+    backend.stop()
+    backend.prefetch([PrefetchRequest(PROBLEM, (1, 2, 4, 8), limit_bytes)])
     wait_for(backend)
     ahead = {(batch, name) for batch, name, _ in built}
     # At the largest size that fits, of that where measuring begins, its half, and so on.
@@ -369,7 +369,7 @@ def test_what_is_compiled_in_the_background_is_measured_as_it_is(host, calls, mo
     assert backend.cudnn_handle not in {call.handle for call in made}, (
         "plans are executed by those they were built with"
     )
-    backend.rest()
+    backend.stop()
 
 
 @pytest.mark.parametrize("begun", [False, True])
@@ -402,7 +402,7 @@ def test_what_waits_for_a_thread_is_built_without_it(host, monkeypatch, compilin
     assert backend.is_ready(PROBLEM)
     assert backend._background._plans == {}
     held.release()
-    backend.rest()
+    backend.stop()
 
 
 def test_what_is_listed_when_all_is_dropped_begins_with_nothing(host, monkeypatch, compiling):
@@ -418,13 +418,13 @@ def test_what_is_listed_when_all_is_dropped_begins_with_nothing(host, monkeypatc
     for dropped in (True, False):
         backend = CudnnBackend(library_path=host.stub._name, device=TorchGpu(0))
         with held:
-            backend.prefetch([Ahead(PROBLEM, (1, 2, 4, 8), 1 << 30)])
+            backend.prefetch([PrefetchRequest(PROBLEM, (1, 2, 4, 8), 1 << 30)])
             running.wait()
             if dropped:
                 backend.drop()
         wait_for(backend)
         assert bool(backend._background._plans) != dropped
-        backend.rest()
+        backend.stop()
 
 
 def test_no_more_plans_are_kept_than_that(host, monkeypatch, compiling):
@@ -438,7 +438,7 @@ def test_no_more_plans_are_kept_than_that(host, monkeypatch, compiling):
         kept.append(ref(built.handle))
         del built
     assert sum(each() is not None for each in kept) == 3
-    backend.rest()
+    backend.stop()
     assert all(each() is None for each in kept)
 
 

@@ -1,7 +1,7 @@
-"""The protocol of backends: list algorithms, measure them, and, where there is hardware, run them.
+"""The protocol of backends: they list algorithms, measure them and, where there is hardware, run them.
 
-A backend knows nothing of limits, policies or plans. `Backend` is what planning needs; a recorded profile
-can be one. `ComputeBackend` adds what execution needs.
+A backend knows nothing of workspace limits, policies or plans. `Backend` is what planning needs; a recorded profile can
+be one. `ComputeBackend` adds what execution needs.
 """
 
 from abc import ABC, abstractmethod
@@ -12,68 +12,104 @@ from math import inf
 from threading import RLock
 from typing import Any, NamedTuple, final
 
-from ucudnn.backends.prefetch import Ahead
+from ucudnn.backends.prefetch import PrefetchRequest
 from ucudnn.errors import BackendError, UnsupportedProblemError
 from ucudnn.problem import MOST_ALIGNMENT, ConvolutionProblem
 from ucudnn.profiles.measurement import Algorithm, Effort, Measurement
 from ucudnn.slabs import Rows, Slab
 
 Tensor = Any
-"""Whatever a backend computes on: NumPy arrays for the CPU, device arrays or addresses for cuDNN."""
+"""What a backend computes on: NumPy arrays for the CPU, device arrays or addresses for cuDNN."""
 
 Buffer = Any
-"""A workspace, as the backend's `allocate` made it."""
+"""A workspace, as the backend's `allocate` returns it."""
 
 SLACK_BYTES = 255
-"""What may be lost of memory that is lent, for workspaces begin on multiples of 256 bytes at most."""
+"""The most bytes of lent memory that are lost, because workspaces begin on multiples of up to 256 bytes."""
 
 
 @final
 class Spare(NamedTuple):
-    """Memory of a caller's that a call may overwrite, and use as its workspace.
+    """Memory of the caller that a call may overwrite and use as its workspace.
 
     Attributes:
-        buffer: the memory, as `ComputeBackend.spare` gives it.
-        size_bytes: how much there is.
+        buffer: the memory, as `ComputeBackend.spare` returns it.
+        size_bytes: size of the memory.
     """
 
     buffer: Buffer
     size_bytes: int
 
 
+@final
+class Offset(NamedTuple):
+    """Where the part that a call computes begins in the tensors of the mini-batch.
+
+    Attributes:
+        start: first sample.
+        first_rows: for a slab, the first row of x and the first row of y; None for a call that computes all rows.
+    """
+
+    start: int = 0
+    first_rows: Rows | None = None
+
+
+@final
+class Scaling(NamedTuple):
+    """The factors of out = alpha * conv + beta * out.
+
+    Attributes:
+        alpha: factor of the convolution.
+        beta: factor of the values that the output holds; at 0 the output is not read.
+    """
+
+    alpha: float = 1.0
+    beta: float = 0.0
+
+
+BEGIN = Offset()
+"""The beginning of the mini-batch."""
+
+OVERWRITE = Scaling(1.0, 0.0)
+"""The output is overwritten."""
+
+ACCUMULATE = Scaling(1.0, 1.0)
+"""The result is added to the output."""
+
+
 Following = Callable[[], tuple[int, Algorithm] | None]
-"""Gives the micro-batch size and the algorithm that are likely to be measured next, if any; asked once."""
+"""Returns the micro-batch size and the algorithm that are likely to be measured next, or None; called once."""
 
 
 class Bench(ABC):
-    """Operands of one mini-batch, made once, on which micro-batches of any size are measured."""
+    """Operands of one mini-batch. They are made once, and micro-batches of any size are measured on them."""
 
     @abstractmethod
     def measure(
         self, size: int, algorithm: Algorithm, effort: Effort, worth_ms: float = inf, slabs: Sequence[Slab] = ()
     ) -> Measurement:
-        """Measure one algorithm at one micro-batch size, stepping through the mini-batch, and through its slabs.
+        """Measure one algorithm at one micro-batch size, on successive micro-batches and slabs of the mini-batch.
 
-        BackwardFilter is measured as it accumulates (beta = 1), the others with beta = 0. An algorithm
-        that cannot run gives a FAILED measurement, no exception.
+        BackwardFilter is measured as it accumulates (beta = 1), the other operations with beta = 0. An algorithm that
+        cannot run yields a FAILED measurement, not an exception.
 
         Args:
             size: micro-batch size.
-            algorithm: what to measure.
+            algorithm: the algorithm to measure.
             effort: how much time to spend.
-            worth_ms: time from which on it does not matter how slow it is: one sample beyond it will do.
-            slabs: parts of a micro-batch that are the same problem, one of which is measured; () for all of it.
+            worth_ms: an algorithm slower than this many milliseconds is useless, so one sample above it is enough.
+            slabs: slabs of a micro-batch that are the same problem, one of which is measured; () for all rows.
         """
 
-    def announce(self, size: int, algorithm: Algorithm) -> None:  # noqa: B027, for most need no time for it
-        """Say that an algorithm may be measured soon, which needs a compiler: it may begin."""
+    def announce(self, size: int, algorithm: Algorithm) -> None:  # noqa: B027, because few backends have a compiler
+        """Announce that an algorithm which needs a compiler may be measured soon, so that compilation can begin."""
 
-    def look_ahead(self, following: Following) -> None:  # noqa: B027, for most have no time for it
-        """Say whom to ask, while the device is busy with the next measurement, what comes after it."""
+    def look_ahead(self, following: Following) -> None:  # noqa: B027, because few backends can use the time
+        """Set the function that tells what comes next; it is called while the device runs the next measurement."""
 
 
 class Backend(ABC):
-    """What planning needs: which algorithms there are, and how long they take.
+    """What planning needs: the algorithms of a problem, and their times.
 
     Attributes:
         lock: held while a handle plans or launches. Handles that share a backend share its queue too, so they wait for
@@ -86,33 +122,33 @@ class Backend(ABC):
     @property
     @abstractmethod
     def name(self) -> str:
-        """The name under which it was opened: 'cpu', 'replay:h200'."""
+        """The name under which the backend was opened, such as 'cpu' or 'replay:h200'."""
 
     @abstractmethod
     def conditions(self) -> Mapping[str, str]:
-        """Return under which conditions it measures, for reports: device and versions."""
+        """Return the conditions of measurements, for reports: device and versions."""
 
     def machine(self) -> Mapping[str, str]:
-        """Return those conditions that a time or an algorithm's name depends on: the key of what is stored."""
+        """Return the conditions that times and names of algorithms depend on; stored measurements have them as key."""
         return self.conditions()
 
     @abstractmethod
     def algorithms(self, problem: ConvolutionProblem) -> tuple[Algorithm, ...]:
-        """Return the algorithms that can compute the problem as its math mode and determinism allow.
+        """Return the algorithms that can compute the problem within its math mode and determinism.
 
         Raises:
             UnsupportedProblemError: if the backend cannot compute the problem at all.
         """
 
     def algorithm(self, problem: ConvolutionProblem, name: str) -> Algorithm | None:
-        """Return one algorithm of a problem with its workspace, or None where it does not compute the problem."""
+        """Return an algorithm of a problem by its name, or None if it does not compute the problem."""
         try:
             return next((each for each in self.algorithms(problem) if each.name == name), None)
         except UnsupportedProblemError:
             return None
 
     def slab_names(self, name: str) -> tuple[str, ...]:
-        """Return the names under which an algorithm may compute slabs: its own, and others where there are several."""
+        """Return the names under which an algorithm may compute slabs: its own name, and those of its variants."""
         return (name,)
 
     def names(self, problem: ConvolutionProblem, sizes: Sequence[int]) -> tuple[str, ...]:
@@ -123,7 +159,7 @@ class Backend(ABC):
             sizes: micro-batch sizes, in any order.
 
         Raises:
-            UnsupportedProblemError: if none of the sizes can be computed.
+            UnsupportedProblemError: if no size can be computed.
         """
         found: dict[str, None] = {}
         error: UnsupportedProblemError | None = None
@@ -137,24 +173,24 @@ class Backend(ABC):
         return tuple(found)
 
     def sizes(self, problem: ConvolutionProblem) -> frozenset[int] | None:
-        """Return the micro-batch sizes that can be measured, or None where any can."""
+        """Return the micro-batch sizes that can be measured, or None if every size can."""
         return None
 
     def knows_slab(self, slab: ConvolutionProblem, part: ConvolutionProblem) -> bool:
-        """Whether a slab of a micro-batch can be measured; of a recorded profile, whether it was, with that."""
+        """Return whether a slab of a micro-batch can be measured, or was recorded together with the micro-batch."""
         return True
 
-    def warm_up(self) -> None:  # noqa: B027, for most have nothing to load
-        """Load now what the first measurement of each operation would wait for."""
+    def warm_up(self) -> None:  # noqa: B027, because few backends have anything to load
+        """Load now what the first measurement of each operation would have to load."""
 
-    def prefetch(self, problems: Sequence[Ahead]) -> None:  # noqa: B027, for most begin nothing
-        """Begin, in the background, with what measuring problems will ask for."""
+    def prefetch(self, problems: Sequence[PrefetchRequest]) -> None:  # noqa: B027, because few work in the background
+        """Begin in the background the work that measuring these problems needs."""
 
-    def drop(self) -> None:  # noqa: B027, for most begin nothing
-        """Drop what was begun in the background but does not run yet."""
+    def drop(self) -> None:  # noqa: B027, because few work in the background
+        """Drop background work that has not begun to run."""
 
     def is_ready(self, problem: ConvolutionProblem) -> bool:
-        """Whether nothing that was begun in the background has to be waited for."""
+        """Return whether no background work for a problem is left to wait for."""
         del problem
         return True
 
@@ -168,73 +204,59 @@ class Backend(ABC):
 
 
 class PreparedCall(ABC):
-    """One algorithm made ready for one (micro-batch) problem; may be launched any number of times."""
-
-    def bind(
-        self,
-        x: Tensor,
-        w: Tensor,
-        y: Tensor,
-        *,
-        start: int,
-        alpha: float,
-        beta: float,
-        workspace: Buffer,
-        first_rows: Rows | None = None,
-    ) -> Callable[[], None]:
-        """Return a launch with these arguments, with all made ready that the first one would have to make."""
-        arguments = {"start": start, "alpha": alpha, "beta": beta, "workspace": workspace, "first_rows": first_rows}
-        return partial(self.launch, x, w, y, **arguments)
+    """One algorithm that is ready for one (micro-batch) problem; it may be launched any number of times."""
 
     @abstractmethod
     def launch(
-        self,
-        x: Tensor,
-        w: Tensor,
-        y: Tensor,
-        *,
-        start: int,
-        alpha: float,
-        beta: float,
-        workspace: Buffer,
-        first_rows: Rows | None = None,
+        self, x: Tensor, w: Tensor, y: Tensor, workspace: Buffer, offset: Offset = BEGIN, scaling: Scaling = OVERWRITE
     ) -> None:
-        """Compute samples [start, start + batch) of the mini-batch tensors: out = alpha * conv + beta * out.
+        """Compute out = alpha * conv + beta * out for one part of the mini-batch.
 
         Args:
             x: input or its gradient, the whole mini-batch in the problem's layout.
             w: filters or their gradient.
             y: output or its gradient, the whole mini-batch.
-            start: first sample of the micro-batch.
-            alpha: factor of the convolution.
-            beta: factor of what the output holds; at 0 the output is not read.
-            workspace: at least the algorithm's workspace, from the backend's `allocate` or `slice`.
-            first_rows: where a slab begins: the first row of x and of y that it reads or writes; None for all rows.
+            workspace: at least the algorithm's workspace, from the backend's `allocate` or `segment`.
+            offset: where the part begins. It has as many samples, and rows, as the problem.
+            scaling: alpha and beta.
+
+        Raises:
+            BackendError: if the algorithm fails.
         """
+
+    def bind(
+        self, x: Tensor, w: Tensor, y: Tensor, workspace: Buffer, offset: Offset = BEGIN, scaling: Scaling = OVERWRITE
+    ) -> Callable[[], None]:
+        """Return a launch with these arguments, after all the work that only a first launch has to do.
+
+        Raises:
+            BackendError: if that work fails.
+        """
+        return partial(self.launch, x, w, y, workspace, offset, scaling)
 
 
 class ComputeBackend(Backend):
     """What execution needs besides: prepared calls and workspaces."""
 
     def devices(self) -> Sequence[int]:
-        """Return the numbers of the devices that there are."""
+        """Return the numbers of all devices."""
         return (0,)
 
     def device(self) -> int:
-        """Return the number of the device that it computes on."""
+        """Return the number of the backend's device."""
         return 0
 
     @property
     def recycles(self) -> bool:
-        """Whether `allocate` is so cheap that each call may allocate its workspace, and none is held between calls.
+        """Whether `allocate` is so cheap that each call allocates its workspace, and none is held between calls.
 
-        What is freed may then be used again by whatever is queued on the same queue later.
+        Memory that was freed may then be used again by later calls on the same queue.
         """
         return False
 
     @abstractmethod
     def prepare(self, problem: ConvolutionProblem, algorithm: str) -> PreparedCall:
-        """Make an algorithm ready for a problem, so that launching costs as little as can be.
+        """Make an algorithm ready for a problem, so that a launch costs as little as possible.
 
         Raises:
             UnsupportedProblemError: if the algorithm cannot compute the problem.
@@ -242,91 +264,96 @@ class ComputeBackend(Backend):
 
     @abstractmethod
     def allocate(self, size_bytes: int) -> Buffer:
-        """Return a workspace of at least so many bytes.
+        """Return a workspace of at least this many bytes.
 
         Raises:
-            MemoryError: if there is not that much left.
+            MemoryError: if there is too little memory left.
         """
 
     @abstractmethod
     def operands(self, problem: ConvolutionProblem) -> tuple[Tensor, Tensor, Tensor]:
-        """Return tensors x, w and y for a problem, filled with random numbers in [-0.5, 0.5)."""
+        """Return tensors x, w and y of a problem, filled with random numbers in [-0.5, 0.5)."""
 
     @abstractmethod
     def elapsed_ms(self, run: Callable[[], None], lead: Callable[[], None] | None = None) -> float:
-        """Return the milliseconds that a call takes until all it launched is done, on the backend's own clock.
+        """Return the milliseconds until everything that a function launches is done, on the backend's own clock.
 
         Args:
-            run: the call.
-            lead: keeps a GPU busy while the call begins, so that its first launch is not waited for; is not timed.
+            run: launches what is timed.
+            lead: launches work that is not timed and that keeps a GPU busy while `run` begins, so that the time does
+                not include waiting for the host.
         """
 
     def bind(self, x: Tensor, w: Tensor, y: Tensor) -> tuple[Tensor, Tensor, Tensor, int]:
-        """Return the tensors as prepared calls take them, and the alignment in bytes that their addresses share.
+        """Return the tensors in the form that prepared calls take, and the alignment that they share, in bytes.
 
-        Backends that do not care for alignment return the tensors as they are, and 16.
+        A backend that needs no alignment returns the tensors unchanged, and 16.
 
         Raises:
-            InvalidProblemError: if a tensor is not where the backend computes.
+            InvalidProblemError: if a tensor is not in the backend's memory.
         """
         return x, w, y, MOST_ALIGNMENT
 
     def address(self, bound: Tensor) -> int:
-        """Return where a tensor that `bind` returned lies in memory."""
+        """Return the address in memory of a tensor that `bind` returned."""
         return bound if isinstance(bound, int) else int(bound.__array_interface__["data"][0])
 
     def queue(self) -> int:
-        """Return the identity of the queue that calls go to now; calls of one queue run one after another."""
+        """Return the identity of the queue that calls go to now. Calls on one queue run one after another."""
         return 0
 
     def capturing(self, queue: int) -> bool:
-        """Whether calls on a queue are recorded, to be run later any number of times (CUDA graphs)."""
+        """Return whether calls on a queue are recorded to be run later any number of times (CUDA graphs)."""
         return False
 
     def mark(self) -> Any:
-        """Return a mark of all that the current queue holds so far; None where calls have ended when they return."""
+        """Return a mark after everything that the current queue holds; None if calls are done when they return."""
         return None
 
     def wait(self, mark: Any) -> None:
-        """Let what is launched on the current queue from now on wait for a mark; the caller does not wait."""
+        """Let later launches on the current queue wait for a mark; the calling thread does not wait."""
 
     def finish(self, mark: Any) -> None:
-        """Wait, in the calling thread, until what a mark marks is done."""
+        """Block the calling thread until everything before a mark is done."""
 
     def spare(self, bound: Tensor, size_bytes: int) -> Spare | None:
         """Return the memory of a dense tensor as a workspace.
 
         Args:
-            bound: the tensor, or what `bind` returns of it.
-            size_bytes: of the tensor.
+            bound: the tensor, or the form of it that `bind` returns.
+            size_bytes: size of the tensor.
 
         Returns:
-            The memory, as much for each tensor of a size; None where the backend has no use for it.
+            The memory, of the same size for all tensors of one size; None if the tensor is too small or not dense.
         """
         return None
 
     def behind(self, bound: Tensor, *, start: int, step_bytes: int, samples: int) -> Buffer:
-        """Return the memory of a dense tensor's samples from one on as a workspace.
+        """Return the memory of a dense tensor's last samples as a workspace.
 
         Args:
             bound: the tensor, as `bind` returns it.
-            start: the first of those samples.
-            step_bytes: of one sample.
-            samples: how many the tensor has.
+            start: the first of these samples.
+            step_bytes: size of one sample.
+            samples: number of samples of the tensor.
 
         Raises:
-            BackendError: if the backend has no use for it.
+            BackendError: if the backend cannot lend a tensor's memory.
         """
         raise BackendError(f"{self.name} lends no memory of tensors")
 
     def unheld(self, buffer: Buffer) -> Buffer:
-        """Return a workspace that does not keep its memory, for what runs only while something else does.
+        """Return the same workspace without ownership of its memory, for use only while its owner lives.
 
         Raises:
-            BackendError: if the backend has no addresses.
+            BackendError: if the backend's workspaces always own their memory.
         """
-        raise BackendError(f"{self.name} has no workspace but such that keep their memory")
+        raise BackendError(f"{self.name} has only workspaces that own their memory")
 
     @abstractmethod
     def segment(self, buffer: Buffer, offset_bytes: int, size_bytes: int) -> Buffer:
-        """Return a part of a workspace; nothing is copied."""
+        """Return a part of a workspace; nothing is copied.
+
+        Raises:
+            BackendError: if the part is not inside the workspace.
+        """

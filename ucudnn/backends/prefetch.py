@@ -1,4 +1,4 @@
-"""What a backend is told to begin with, before it is asked for it."""
+"""What a backend is told to begin in the background, before measurements ask for it."""
 
 from collections.abc import Callable, Sequence
 from typing import NamedTuple, final
@@ -6,18 +6,18 @@ from typing import NamedTuple, final
 from ucudnn.problem import ConvolutionProblem
 
 Promises = Callable[[str], bool]
-"""Whether an algorithm is worth compiling, by its name; `bool` where all are. Threads ask it, too."""
+"""Returns whether an algorithm, given by its name, is worth compiling; `bool` if all are. Several threads call it."""
 
 
 @final
-class Ahead(NamedTuple):
-    """What measuring a problem will ask for.
+class PrefetchRequest(NamedTuple):
+    """The measurements of one problem that will follow.
 
     Attributes:
         problem: the mini-batch.
         sizes: micro-batch sizes.
-        limit_bytes: workspace.
-        promises: of its algorithms.
+        limit_bytes: workspace limit.
+        promises: tells which algorithms are worth compiling.
     """
 
     problem: ConvolutionProblem

@@ -9,7 +9,7 @@ from functools import partial
 from threading import Lock
 from typing import final
 
-from ucudnn.backends.prefetch import Ahead
+from ucudnn.backends.prefetch import PrefetchRequest
 from ucudnn.benchmarking.request import Request
 from ucudnn.problem import ConvolutionProblem
 
@@ -43,9 +43,9 @@ class Prospects:
             ratios = self._ratios.setdefault(_kind_of(request.problem, name), {})
             ratios[key] = min(ratio, ratios.get(key, ratio))
 
-    def ahead(self, requests: Iterable[Request]) -> list[Ahead]:
+    def ahead(self, requests: Iterable[Request]) -> list[PrefetchRequest]:
         """Return what measuring requests will ask for, with what is promised by then."""
-        return [Ahead(each.problem, each.sizes, each.limit_bytes, partial(self.promises, each)) for each in requests]
+        return [PrefetchRequest(each.problem, each.sizes, each.limit_bytes, partial(self.promises, each)) for each in requests]
 
     def promises(self, request: Request, name: str) -> bool:
         """Whether an algorithm is worth compiling for a request, as far as is known."""

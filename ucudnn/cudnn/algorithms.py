@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from struct import iter_unpack
 from typing import NamedTuple, cast, final
 
-from ucudnn.backends.cudnn.api.described import Asked
+from ucudnn.backends.cudnn.api.described import DescribedProblem
 from ucudnn.cudnn.constants import (
     CUDNN_CONVOLUTION_FWD_NO_WORKSPACE,
     CUDNN_CONVOLUTION_FWD_PREFER_FASTEST,
@@ -117,7 +117,7 @@ def wants_determinism(operation: Operation, algorithm: int) -> bool:
     return algorithm not in _NOT_DETERMINISTIC[operation]
 
 
-def ask(handle: int, operation: Operation, descriptors: Descriptors) -> tuple[MicroHandle, Asked] | None:
+def ask(handle: int, operation: Operation, descriptors: Descriptors) -> tuple[MicroHandle, DescribedProblem] | None:
     """Return the μ-cuDNN handle and what is asked of it, or None where cuDNN must answer."""
     micro = micro_handle(handle)
     if micro is None:
@@ -157,7 +157,7 @@ def choose(
     )
 
 
-def _virtual(found: Asked, count: int) -> list[CuDNNAlgoPerf]:
+def _virtual(found: DescribedProblem, count: int) -> list[CuDNNAlgoPerf]:
     kinds = ((VIRTUAL, CUDNN_NON_DETERMINISTIC), (VIRTUAL_DETERMINISTIC, CUDNN_DETERMINISTIC))
     return [
         CuDNNAlgoPerf(number, CUDNN_STATUS_SUCCESS, _NOT_MEASURED, 0, determinism, found.math_type)

@@ -20,7 +20,7 @@ from operator import index
 from threading import Lock
 from typing import Protocol, cast, final, runtime_checkable
 
-from ucudnn.backends.cudnn.api.described import Asked, asked
+from ucudnn.backends.cudnn.api.described import DescribedProblem, described_problem
 from ucudnn.cudnn.descriptors import CONVOLUTIONS, FILTERS, TENSORS
 from ucudnn.cudnn.loading import call
 from ucudnn.errors import BackendError, CudnnError
@@ -89,17 +89,17 @@ class MicroHandle:
         self._limited: dict[int, Handle] = {}
         self._lock = Lock()
 
-    def ask(self, operation: Operation, x: int, w: int, convolution: int, y: int) -> Asked | None:
+    def ask(self, operation: Operation, x: int, w: int, convolution: int, y: int) -> DescribedProblem | None:
         """Return what four descriptors ask for, or None where cuDNN must do it; the first such call is logged."""
-        found = asked(operation, TENSORS[x], FILTERS[w], CONVOLUTIONS[convolution], TENSORS[y])
-        if isinstance(found, Asked):
+        found = described_problem(operation, TENSORS[x], FILTERS[w], CONVOLUTIONS[convolution], TENSORS[y])
+        if isinstance(found, DescribedProblem):
             return found
         self.plain[found] += 1
         if self.plain[found] == 1:
             _LOG.warning("left to plain cuDNN, not in micro-batches: %s %s", operation.value, found)
         return None
 
-    def register(self, found: Asked, limit: int | None, *, deterministic: bool = False) -> None:
+    def register(self, found: DescribedProblem, limit: int | None, *, deterministic: bool = False) -> None:
         """Register a kernel with the limit that the caller states for it, in bytes; None where it states none."""
         if limit and self._fixed:
             limit = None
@@ -116,7 +116,7 @@ class MicroHandle:
             return self.handle
         return self._limited.get(limit) or self._make(limit)
 
-    def convolve(self, found: Asked, x: int, w: int, y: int, *, alpha: int, beta: int, deterministic: bool) -> None:
+    def convolve(self, found: DescribedProblem, x: int, w: int, y: int, *, alpha: int, beta: int, deterministic: bool) -> None:
         """Compute in micro-batches on CuPy's current stream; all numbers are addresses.
 
         Raises:

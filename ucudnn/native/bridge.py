@@ -9,7 +9,7 @@ from itertools import count
 from threading import RLock
 from typing import Any, final
 
-from ucudnn.backends.cudnn.api.described import Asked, asked, convolution_facts, filter_facts, tensor_facts
+from ucudnn.backends.cudnn.api.described import DescribedProblem, described_problem, convolution_facts, filter_facts, tensor_facts
 from ucudnn.errors import BackendUnavailableError, UnsupportedProblemError
 from ucudnn.native.planner import Order, Planner
 from ucudnn.problem import ConvolutionProblem, Operation
@@ -164,7 +164,7 @@ class Bridge:
         """Let go of one plan of a handle, or with token 0 of all that is the handle's; handle 0 is the end of all."""
         if not handle:
             for planner in self._planners.values():
-                planner.rest()
+                planner.stop()
             return
         with self._lock:
             if token:
@@ -228,7 +228,7 @@ def _problem(question: Question, alignment: int | None = None) -> ConvolutionPro
         UnsupportedProblemError: if it cannot be said as a problem.
     """
     dims = question.dims
-    found = asked(
+    found = described_problem(
         _OPERATIONS[question.operation],
         tensor_facts(question.x_type, tuple(question.x_size[:dims]), tuple(question.x_stride[:dims])),
         filter_facts(question.w_type, question.w_format, tuple(question.w_size[:dims])),
@@ -243,7 +243,7 @@ def _problem(question: Question, alignment: int | None = None) -> ConvolutionPro
         ),
         tensor_facts(question.y_type, tuple(question.y_size[:dims]), tuple(question.y_stride[:dims])),
     )
-    if not isinstance(found, Asked):
+    if not isinstance(found, DescribedProblem):
         raise UnsupportedProblemError(f"{_OPERATIONS[question.operation].value} {found}")
     problem = found.deterministic if question.deterministic else found.problem
     return problem if alignment is None else replace(problem, alignment=alignment)

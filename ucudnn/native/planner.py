@@ -138,9 +138,9 @@ class Planner:
         if self._network is not None:
             self._network.forget(handle)
 
-    def rest(self) -> None:
+    def stop(self) -> None:
         """End what goes on in the background."""
-        self._backend.rest()
+        self._backend.stop()
 
     def plan(self, order: Order) -> Prepared:
         """Decide where nothing is decided yet, and prepare.

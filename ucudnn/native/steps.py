@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import cast, final
 
 from ucudnn.backends.base import ComputeBackend
-from ucudnn.backends.cudnn.algorithms.addresses import Places
+from ucudnn.backends.cudnn.algorithms.addresses import PartAddresses
 from ucudnn.backends.cudnn.algorithms.legacy_call import ALGORITHMS, LegacyDescriptors
 from ucudnn.backends.cudnn.algorithms.operation_graph import OperationGraph, is_engine, round_up
 from ucudnn.backends.cudnn.api.descriptor import Descriptor
@@ -109,7 +109,7 @@ def prepare(
         StepError: if an algorithm cannot compute its part, or needs more with this alpha and beta.
     """
     plan = make_plan(problem, configuration, cast("ComputeBackend", _Preparer(library, cudnn)), start)
-    places = Places(problem)
+    places = PartAddresses(problem)
     found = []
     for step in plan.steps:
         recipe, algorithm = cast("_Recipe", step.call), step.part.algorithm

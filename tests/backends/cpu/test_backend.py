@@ -6,7 +6,7 @@ from threading import Thread
 import numpy as np
 import pytest
 
-from ucudnn.backends.cpu.backend import ROUTINES, CpuBackend
+from ucudnn.backends.cpu.backend import CPU_ALGORITHMS, CpuBackend
 from ucudnn.backends.cpu.bench import CpuBench
 from ucudnn.errors import BackendError, UnsupportedProblemError
 from ucudnn.problem import ConvolutionProblem, DataType, Layout, Operation
@@ -41,15 +41,15 @@ def launch(problem=PROBLEM, algorithm="GEMM", start=0, workspace=None, **tensors
 @pytest.mark.parametrize(
     ("changes", "expected"),
     [
-        ({}, list(ROUTINES)),
-        ({"groups": 2, "dtype": DataType.FLOAT64}, list(ROUTINES)),
-        ({"layout": Layout.NHWC}, list(ROUTINES)),
+        ({}, list(CPU_ALGORITHMS)),
+        ({"groups": 2, "dtype": DataType.FLOAT64}, list(CPU_ALGORITHMS)),
+        ({"layout": Layout.NHWC}, list(CPU_ALGORITHMS)),
         ({"stride": (2, 1)}, ["IMPLICIT_GEMM", "GEMM"]),
         ({"dilation": (1, 2)}, ["IMPLICIT_GEMM", "GEMM"]),
         ({"kernel": (3, 5)}, ["IMPLICIT_GEMM", "GEMM", "FFT", "FFT_TILING"]),
         ({"kernel": (17, 3), "padding": (8, 1)}, ["IMPLICIT_GEMM", "GEMM", "FFT"]),
         ({"spatial": (14, 14)}, ["IMPLICIT_GEMM", "GEMM", "FFT", "WINOGRAD_2X2", "WINOGRAD_4X4"]),
-        ({"spatial": (14, 15)}, list(ROUTINES)),
+        ({"spatial": (14, 15)}, list(CPU_ALGORITHMS)),
     ],
     ids=["3x3", "grouped", "channels last", "stride", "dilation", "3x5", "17x3", "one tile", "two tiles"],
 )
@@ -78,7 +78,7 @@ def test_states_workspaces_to_the_byte():
 def test_workspaces_grow_with_the_micro_batch(operation):
     problem = replace(PROBLEM, operation=operation)
     sizes = [workspaces(problem.with_batch(batch)) for batch in (1, 2, 16)]
-    for name in set(ROUTINES) - {"IMPLICIT_GEMM"}:
+    for name in set(CPU_ALGORITHMS) - {"IMPLICIT_GEMM"}:
         one, two, many = (size[name] for size in sizes)
         assert one < two < many
 
@@ -98,7 +98,7 @@ def test_refuses_an_algorithm_that_is_not_known_or_does_not_apply():
         BACKEND.prepare(replace(PROBLEM, stride=(2, 2)), "FFT")
 
 
-@pytest.mark.parametrize("algorithm", [name for name in ROUTINES if name != "IMPLICIT_GEMM"])
+@pytest.mark.parametrize("algorithm", [name for name in CPU_ALGORITHMS if name != "IMPLICIT_GEMM"])
 def test_refuses_a_workspace_that_is_too_small(algorithm):
     needed = workspaces(PROBLEM)[algorithm]
     with pytest.raises(BackendError, match=f"{algorithm} needs a workspace of {needed} bytes .* given {needed - 1}"):

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ucudnn.backends.cpu.backend import ROUTINES, CpuBackend
+from ucudnn.backends.cpu.backend import CPU_ALGORITHMS, CpuBackend
 from ucudnn.problem import ConvolutionProblem, DataType, Layout, Operation
 from ucudnn.slabs import is_divisible, piece_of, row_count, row_unit, slabs_of
 
@@ -67,7 +67,7 @@ def problems(draw, algorithm):
     )
 
 
-@pytest.mark.parametrize("algorithm", ROUTINES)
+@pytest.mark.parametrize("algorithm", CPU_ALGORITHMS)
 @settings(max_examples=EXAMPLES, deadline=None)
 @given(data=st.data())
 def test_equals_the_reference(guarded, algorithm, data):
@@ -93,7 +93,7 @@ def slabs_for(problem, algorithm):
     return sorted((slab for slab in slabs if algorithm in names[slab]), key=lambda slab: (slab.first, slab.rows))
 
 
-@pytest.mark.parametrize("algorithm", ROUTINES)
+@pytest.mark.parametrize("algorithm", CPU_ALGORITHMS)
 @settings(max_examples=EXAMPLES // 2, deadline=None)
 @given(data=st.data())
 def test_slabs_equal_the_reference(guarded, algorithm, data):
@@ -115,7 +115,7 @@ def test_slabs_equal_the_reference(guarded, algorithm, data):
 
 @pytest.mark.parametrize("dtype", TOLERANCE, ids=lambda dtype: dtype.value)
 @pytest.mark.parametrize("operation", Operation, ids=lambda operation: operation.value)
-@pytest.mark.parametrize("algorithm", ROUTINES)
+@pytest.mark.parametrize("algorithm", CPU_ALGORITHMS)
 @pytest.mark.parametrize("groups", [1, 2])
 def test_equals_the_reference_where_channels_exceed_a_block(guarded, algorithm, operation, dtype, groups):
     problem = ConvolutionProblem(

@@ -4,7 +4,7 @@ import tracemalloc
 
 import pytest
 
-from ucudnn.backends.cpu.backend import ROUTINES, CpuBackend
+from ucudnn.backends.cpu.backend import CPU_ALGORITHMS, CpuBackend
 from ucudnn.problem import ConvolutionProblem, DataType, Layout, Operation
 
 ALLOWED_BYTES = 64 * 1024
@@ -58,9 +58,9 @@ def peak_bytes(problem, algorithm, alpha, beta):
 
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("operation", Operation, ids=lambda operation: operation.value)
-@pytest.mark.parametrize("algorithm", ROUTINES)
+@pytest.mark.parametrize("algorithm", CPU_ALGORITHMS)
 def test_allocates_nothing_but_the_workspace(algorithm, operation, shape):
     for dtype, alpha, beta in ((DataType.FLOAT32, 1.0, 0.0), (DataType.FLOAT64, 0.5, 0.25)):
         problem = ConvolutionProblem(operation=operation, dtype=dtype, **SHAPES[shape])
-        if ROUTINES[algorithm].applies(problem):
+        if CPU_ALGORITHMS[algorithm].applies(problem):
             assert peak_bytes(problem, algorithm, alpha, beta) <= ALLOWED_BYTES

@@ -1,4 +1,4 @@
-"""NumPy convolutions with real workspaces, for machines without a GPU and for tests."""
+"""The CPU backend: NumPy convolutions with real workspaces, for tests and for machines without a GPU."""
 
 from ucudnn.backends.cpu.backend import CpuBackend
 

@@ -1,4 +1,4 @@
-"""What one convolution algorithm of this backend is: a plan for one problem that computes on views."""
+"""The interface of the CPU backend's algorithms: each is planned for one problem, and computes on views of tensors."""
 
 from abc import ABC, abstractmethod
 from math import prod
@@ -10,13 +10,13 @@ from ucudnn.backends.cpu.geometry import Array
 from ucudnn.problem import ConvolutionProblem
 
 
-class Routine(ABC):
-    """One algorithm planned for one problem. It has no state that a call changes: calls may run side by side."""
+class CpuAlgorithm(ABC):
+    """One algorithm planned for one problem. A call changes none of its state, so several threads may use it."""
 
     @staticmethod
     @abstractmethod
     def applies(problem: ConvolutionProblem) -> bool:
-        """Return whether the algorithm can compute the problem, float32 or float64 being given."""
+        """Return whether the algorithm can compute the problem, which has type float32 or float64."""
 
     @abstractmethod
     def __init__(self, problem: ConvolutionProblem) -> None:
@@ -25,25 +25,25 @@ class Routine(ABC):
     @property
     @abstractmethod
     def workspace_bytes(self) -> int:
-        """Bytes of scratch that `compute` needs, and all that it takes."""
+        """Bytes of workspace that `compute` needs; it uses no other memory."""
 
     @abstractmethod
     def compute(self, x: Array, w: Array, y: Array, *, alpha: float, beta: float, workspace: Array) -> None:
-        """Compute the micro-batch: out = alpha * conv + beta * out, out being x, w or y as the operation says.
+        """Compute the micro-batch: out = alpha * conv + beta * out, where the operation says which tensor `out` is.
 
         Args:
-            x: (groups, channels / groups, batch, *spatial), a view in any order of memory.
+            x: (groups, channels / groups, batch, *spatial), a view of memory in any order.
             w: (groups, filters / groups, channels / groups, *kernel), likewise.
             y: (groups, filters / groups, batch, *output), likewise.
             alpha: factor of the convolution.
-            beta: factor of what the output holds; at 0 the output is not read.
-            workspace: at least `workspace_bytes` bytes of arbitrary contents, as uint8.
+            beta: factor of the values that the output holds; at 0 the output is not read.
+            workspace: at least `workspace_bytes` bytes with arbitrary contents, as uint8.
         """
 
 
 @final
-class Sizes:
-    """The sizes of a problem that plans of all algorithms are made of.
+class ViewShapes:
+    """The shapes on which an algorithm plans a problem.
 
     Attributes:
         dtype: type of the tensors, float32 or float64.
@@ -52,7 +52,7 @@ class Sizes:
         w: shape of the view of w: (groups, filters / groups, channels / groups, *kernel).
         y: shape of the view of y: (groups, filters / groups, batch, *output).
         positions: elements of one channel of y in the whole micro-batch.
-        depth: products that add up to one element of y.
+        depth: number of products that add up to one element of y.
     """
 
     def __init__(self, problem: ConvolutionProblem) -> None:

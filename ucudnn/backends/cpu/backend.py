@@ -1,4 +1,4 @@
-"""The CPU backend: NumPy convolutions whose algorithms trade workspace for time as those of cuDNN do."""
+"""The CPU backend: NumPy convolutions whose algorithms trade workspace for time, as cuDNN's do."""
 
 import os
 import platform
@@ -11,7 +11,7 @@ from typing import final
 import numpy as np
 
 from ucudnn.backends.base import Bench, ComputeBackend, Spare
-from ucudnn.backends.cpu.algorithm import Routine
+from ucudnn.backends.cpu.algorithm import CpuAlgorithm
 from ucudnn.backends.cpu.bench import CpuBench
 from ucudnn.backends.cpu.call import CpuCall
 from ucudnn.backends.cpu.fft import Fft, FftTiling
@@ -25,7 +25,7 @@ from ucudnn.errors import BackendError, UnsupportedProblemError
 from ucudnn.problem import ConvolutionProblem, DataType
 from ucudnn.profiles.measurement import Algorithm
 
-ROUTINES: Mapping[str, type[Routine]] = {
+CPU_ALGORITHMS: Mapping[str, type[CpuAlgorithm]] = {
     "IMPLICIT_GEMM": ImplicitGemm,
     "GEMM": Gemm,
     "FFT": Fft,
@@ -33,17 +33,17 @@ ROUTINES: Mapping[str, type[Routine]] = {
     "WINOGRAD_2X2": Winograd2x2,
     "WINOGRAD_4X4": Winograd4x4,
 }
-"""Every algorithm of the backend by its name."""
+"""The backend's algorithms by name."""
 
 DTYPES = (DataType.FLOAT32, DataType.FLOAT64)
-"""What NumPy multiplies by BLAS, and so what this backend computes."""
+"""The types that this backend computes: those that NumPy multiplies by BLAS."""
 
 
 @final
 class CpuBackend(ComputeBackend):
     """Computes on NumPy arrays, in the calling thread (and those of NumPy's BLAS).
 
-    All algorithms take part in every math mode, as none multiplies in TF32, and are deterministic on one machine.
+    Every math mode allows all algorithms, because none multiplies in TF32. All are deterministic on one machine.
     """
 
     @property
@@ -52,7 +52,7 @@ class CpuBackend(ComputeBackend):
         return "cpu"
 
     def conditions(self) -> Mapping[str, str]:
-        """Return the processor, the number of CPUs, and the versions of Python and NumPy."""
+        """Return the processor's name, the number of CPUs, and the versions of Python and NumPy."""
         return {
             "device": _processor(),
             "cpus": str(os.cpu_count()),
@@ -61,18 +61,18 @@ class CpuBackend(ComputeBackend):
         }
 
     def algorithms(self, problem: ConvolutionProblem) -> tuple[Algorithm, ...]:
-        """Return the algorithms that apply, with their workspaces.
+        """Return the algorithms that compute a problem, with their workspaces.
 
         Raises:
             UnsupportedProblemError: if the problem is neither float32 nor float64.
         """
         return tuple(
-            Algorithm(name=name, workspace_bytes=ROUTINES[name](problem).workspace_bytes, api="cpu")
+            Algorithm(name=name, workspace_bytes=CPU_ALGORITHMS[name](problem).workspace_bytes, api="cpu")
             for name in _applicable(problem)
         )
 
     def bench(self, problem: ConvolutionProblem) -> AbstractContextManager[Bench]:
-        """Return random operands of the problem, on which micro-batches can be measured.
+        """Return a context with random operands of the problem, on which micro-batches can be measured.
 
         Raises:
             UnsupportedProblemError: if the problem is neither float32 nor float64.
@@ -88,18 +88,18 @@ class CpuBackend(ComputeBackend):
         """
         names = _applicable(problem)
         if algorithm not in names:
-            what = "does not apply" if algorithm in ROUTINES else "is no algorithm of the CPU backend"
+            what = "does not apply" if algorithm in CPU_ALGORITHMS else "is no algorithm of the CPU backend"
             raise UnsupportedProblemError(f"{algorithm} {what}: {problem} can be computed by {', '.join(names)}")
-        return CpuCall(problem, algorithm, ROUTINES[algorithm](problem))
+        return CpuCall(problem, algorithm, CPU_ALGORITHMS[algorithm](problem))
 
     def allocate(self, size_bytes: int) -> Array:
-        """Return that many bytes, uint8, beginning on a multiple of 64; their contents are arbitrary."""
+        """Return this many bytes with arbitrary contents, as uint8, aligned to 64 bytes."""
         memory = np.empty(size_bytes + ALIGNMENT - 1, np.uint8)
         first = -memory.ctypes.data % ALIGNMENT
         return memory[first : first + size_bytes]
 
     def operands(self, problem: ConvolutionProblem) -> tuple[Array, Array, Array]:
-        """Return x, w and y with values in [-0.5, 0.5), the same in every run, with the batch strides of the problem.
+        """Return x, w and y with values in [-0.5, 0.5), the same in every run, with the problem's batch strides.
 
         Raises:
             UnsupportedProblemError: if the problem is neither float32 nor float64.
@@ -108,20 +108,25 @@ class CpuBackend(ComputeBackend):
         return random_operands(problem)
 
     def elapsed_ms(self, run: Callable[[], None], lead: Callable[[], None] | None = None) -> float:
-        """Return the milliseconds of a call, wall-clock time; it runs at once, so there is no use for a lead."""
+        """Return the wall-clock milliseconds of a call. It runs at once, so the lead is not needed."""
         begin = perf_counter()
         run()
         return (perf_counter() - begin) * 1e3
 
     def spare(self, bound: Array, size_bytes: int) -> Spare | None:
-        """Return the memory of a dense array as a workspace, from where a workspace may begin on."""
-        first, left = -bound.ctypes.data % ALIGNMENT, size_bytes - ALIGNMENT + 1  # wherever it begins
+        """Return the memory of a dense array as a workspace, from its first aligned byte on."""
+        # The size does not depend on the address, so that arrays of one size lend the same.
+        first, left = -bound.ctypes.data % ALIGNMENT, size_bytes - ALIGNMENT + 1
         if not bound.flags.c_contiguous or left <= 0:
             return None
         return Spare(bound.reshape(-1).view(np.uint8)[first : first + left], left)
 
     def behind(self, bound: Array, *, start: int, step_bytes: int, samples: int) -> Array:
-        """Return the memory of a dense array's samples from one on, from where a workspace may begin on."""
+        """Return the memory of a dense array's last samples as a workspace, from its first aligned byte on.
+
+        Raises:
+            BackendError: if the array is not contiguous, or too small.
+        """
         lent = self.spare(bound[start:], (samples - start) * step_bytes)
         if lent is None:
             raise BackendError("an array that is not contiguous has no memory to lend")
@@ -142,7 +147,7 @@ class CpuBackend(ComputeBackend):
 
 
 def _processor() -> str:
-    """Return the processor's name where Linux tells it, else what the platform calls it."""
+    """Return the processor's name as Linux reports it, else as Python's platform module does."""
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:
@@ -155,4 +160,4 @@ def _applicable(problem: ConvolutionProblem) -> tuple[str, ...]:
     if problem.dtype not in DTYPES:
         supported = " and ".join(dtype.value for dtype in DTYPES)
         raise UnsupportedProblemError(f"the CPU backend computes {supported}, not {problem.dtype.value}: {problem}")
-    return tuple(name for name, routine in ROUTINES.items() if routine.applies(problem))
+    return tuple(name for name, algorithm in CPU_ALGORITHMS.items() if algorithm.applies(problem))

@@ -5,19 +5,19 @@ from math import inf
 from time import perf_counter
 from typing import final
 
-from ucudnn.backends.base import Bench, PreparedCall
+from ucudnn.backends.base import ACCUMULATE, OVERWRITE, Bench, Offset, PreparedCall
 from ucudnn.backends.cpu.geometry import Array
 from ucudnn.backends.cpu.operands import random_operands
 from ucudnn.backends.sampling import sample, worthless
 from ucudnn.errors import UcudnnError
 from ucudnn.problem import ConvolutionProblem, Operation
 from ucudnn.profiles.measurement import Algorithm, Effort, Measurement, MeasurementStatus
-from ucudnn.slabs import Rows, Slab, pieces_of
+from ucudnn.slabs import Slab, pieces_of
 
 
 @final
 class CpuBench(Bench):
-    """Operands of one mini-batch, with values in [-0.5, 0.5), in the layout and batch strides of the problem."""
+    """Operands of one mini-batch with values in [-0.5, 0.5), in the problem's layout and batch strides."""
 
     def __init__(
         self,
@@ -40,25 +40,24 @@ class CpuBench(Bench):
     def measure(
         self, size: int, algorithm: Algorithm, effort: Effort, worth_ms: float = inf, slabs: Sequence[Slab] = ()
     ) -> Measurement:
-        """Measure an algorithm on micro-batches of `size` samples, 0, size, 2 * size, ... being their first ones."""
+        """Measure an algorithm on micro-batches of `size` samples that begin at samples 0, size, 2 * size, ..."""
         pieces = pieces_of(self._problem, size, slabs)
         starts = range(0, self._problem.batch - size + 1, size)
         if not starts:
             return Measurement.failed(
                 algorithm, f"a micro-batch of {size} does not fit into the mini-batch of {self._problem.batch}"
             )
-        beta = 1.0 if self._problem.operation is Operation.BACKWARD_FILTER else 0.0
+        scaling = ACCUMULATE if self._problem.operation is Operation.BACKWARD_FILTER else OVERWRITE
         try:
             call = self._prepare(pieces[0].problem, algorithm.name)
             workspace = self._allocate(algorithm.workspace_bytes)
-            workspace.fill(0)  # who touches memory first waits for the system to find it, at times longer than a call
+            workspace.fill(0)  # the first access to memory makes the system map it, which may take longer than a call
 
-            def launch(place: tuple[int, Rows | None]) -> None:
-                start, rows = place
-                call.launch(*self._operands, start=start, alpha=1.0, beta=beta, workspace=workspace, first_rows=rows)
+            def launch(offset: Offset) -> None:
+                call.launch(*self._operands, workspace, offset, scaling)
 
-            places = [(start, piece.first_rows) for start in starts for piece in pieces]
-            samples_ms = sample(launch, places, effort, perf_counter, worth_ms)
+            offsets = [Offset(start, piece.first_rows) for start in starts for piece in pieces]
+            samples_ms = sample(launch, offsets, effort, perf_counter, worth_ms)
         except MemoryError as error:
             return Measurement.failed(algorithm, f"MemoryError: {error}", MeasurementStatus.HINDERED)
         except UcudnnError as error:

@@ -1,90 +1,78 @@
-"""A prepared call of the CPU backend: checks what it is given, then lets the routine compute on views."""
+"""A prepared call of the CPU backend: it checks its arguments and runs an algorithm on views of them."""
 
 from typing import final
 
 import numpy as np
 
-from ucudnn.backends.base import PreparedCall
-from ucudnn.backends.cpu.algorithm import Routine
+from ucudnn.backends.base import BEGIN, OVERWRITE, Offset, PreparedCall, Scaling
+from ucudnn.backends.cpu.algorithm import CpuAlgorithm
 from ucudnn.backends.cpu.geometry import Array, filter_view, tensor_view
 from ucudnn.errors import BackendError
 from ucudnn.problem import ConvolutionProblem
-from ucudnn.slabs import Rows
 
 BUFFER_ELEMENTS = 1024
-"""Elements that a NumPy ufunc may buffer for each operand. NumPy takes this memory even where it buffers nothing, and
-its default of 8192 would be up to 400 KiB in complex128."""
+"""Elements that a NumPy ufunc may buffer for each operand. NumPy allocates the buffers even if it does not use them,
+and with its default of 8192 elements they would be up to 400 KiB in complex128."""
 
 WORKSPACE_ALIGNMENT = 16
-"""Bytes on which a workspace has to begin: the largest element there is, complex128."""
+"""Alignment in bytes of a workspace: the size of the largest element, complex128."""
 
 
 @final
 class CpuCall(PreparedCall):
-    """One algorithm planned for one micro-batch; may be launched by several threads with a workspace each."""
+    """One algorithm planned for one micro-batch. Several threads may launch it, each with its own workspace."""
 
-    def __init__(self, problem: ConvolutionProblem, algorithm: str, routine: Routine) -> None:
-        """Join a routine with what its arguments are checked against.
+    def __init__(self, problem: ConvolutionProblem, name: str, algorithm: CpuAlgorithm) -> None:
+        """Join an algorithm with the problem that arguments are checked against.
 
         Args:
-            problem: the micro-batch problem that the routine was planned for.
-            algorithm: name for messages.
-            routine: computes the problem.
+            problem: the micro-batch problem that the algorithm was planned for.
+            name: the algorithm's name, for messages.
+            algorithm: computes the problem.
         """
         self._problem = problem
+        self._name = name
         self._algorithm = algorithm
-        self._routine = routine
 
     @property
     def workspace_bytes(self) -> int:
-        """Bytes that `launch` needs as workspace."""
-        return self._routine.workspace_bytes
+        """Bytes of workspace that `launch` needs."""
+        return self._algorithm.workspace_bytes
 
     def launch(
-        self,
-        x: Array,
-        w: Array,
-        y: Array,
-        *,
-        start: int,
-        alpha: float,
-        beta: float,
-        workspace: Array,
-        first_rows: Rows | None = None,
+        self, x: Array, w: Array, y: Array, workspace: Array, offset: Offset = BEGIN, scaling: Scaling = OVERWRITE
     ) -> None:
-        """Compute samples [start, start + batch); see PreparedCall.launch.
+        """Compute one part of the mini-batch; see PreparedCall.launch.
 
         Args:
-            x: (mini-batch, ...) of the problem's sample shape, or with more rows, with any batch stride.
+            x: (mini-batch, ...), with samples of the problem's shape or with more rows, and any batch stride.
             w: the problem's filter shape, C-contiguous.
-            y: (mini-batch, ...) of the problem's sample shape, or with more rows, with any batch stride.
-            start: first sample of the micro-batch.
-            alpha: factor of the convolution.
-            beta: factor of what the output holds; at 0 the output is not read.
-            workspace: bytes (uint8) that begin on 16 bytes; of any kind where the algorithm needs none.
-            first_rows: of a slab, the first rows of x and of y; None for all rows.
+            y: (mini-batch, ...), like x.
+            workspace: bytes (uint8) aligned to 16 bytes; anything if the algorithm needs no workspace.
+            offset: where the part begins.
+            scaling: alpha and beta.
 
         Raises:
-            BackendError: if an array or the workspace does not fit the problem; nothing has been written then.
+            BackendError: if an array or the workspace does not fit the problem; then nothing was written.
         """
-        problem = self._problem
+        problem, (start, first_rows) = self._problem, offset
         x = self._rows("x", x, problem.x_shape, start, None if first_rows is None else first_rows[0])
         y = self._rows("y", y, problem.y_shape, start, None if first_rows is None else first_rows[1])
         self._check_filters(w)
         self._check_workspace(workspace)
         with np.errstate():  # restores the buffer size too
             np.setbufsize(BUFFER_ELEMENTS)
-            self._routine.compute(
+            self._algorithm.compute(
                 tensor_view(problem, x, start),
                 filter_view(problem, w),
                 tensor_view(problem, y, start),
-                alpha=float(alpha),  # a NumPy scalar of double precision would make float32 arithmetic double
-                beta=float(beta),
+                alpha=float(scaling.alpha),  # a NumPy scalar of double precision would make float32 arithmetic double
+                beta=float(scaling.beta),
                 workspace=workspace,
             )
 
     def _rows(self, name: str, tensor: Array, shape: tuple[int, ...], start: int, first: int | None) -> Array:
-        """Return a tensor, or a view of the rows that are read or written."""
+        """Return a tensor, or a view of the rows of it that a slab reads or writes."""
         self._check_type(name, tensor)
         if first is not None and tensor.ndim == len(shape):
             axis = 1 if self._problem.layout.channels_last else 2
@@ -105,14 +93,14 @@ class CpuCall(PreparedCall):
             raise BackendError(f"{name} is {array.dtype}: {self._problem} needs {self._problem.dtype.value}")
 
     def _check_workspace(self, workspace: Array) -> None:
-        needed = self._routine.workspace_bytes
+        needed = self._algorithm.workspace_bytes
         if needed == 0:
             return
         if workspace.dtype != np.uint8 or workspace.ndim != 1 or not workspace.flags.c_contiguous:
             raise BackendError("a workspace is one run of bytes, as CpuBackend.allocate and .segment return it")
         if workspace.nbytes < needed:
             raise BackendError(
-                f"{self._algorithm} needs a workspace of {needed} bytes for {self._problem}, given {workspace.nbytes}"
+                f"{self._name} needs a workspace of {needed} bytes for {self._problem}, given {workspace.nbytes}"
             )
         if workspace.ctypes.data % WORKSPACE_ALIGNMENT:
             raise BackendError(f"the workspace does not begin on a multiple of {WORKSPACE_ALIGNMENT} bytes")

@@ -1,15 +1,15 @@
-"""FFT and FFT_TILING: convolution as a product of spectra, of whole tensors or of tiles of a fixed size."""
+"""FFT and FFT_TILING: convolution as a product of spectra, either of whole tensors or of tiles of a fixed size."""
 
 from typing import final
 
-from ucudnn.backends.cpu.algorithm import Routine
-from ucudnn.backends.cpu.fft_tiles import SpectralFiltering, SpectralGradient, tile_count
+from ucudnn.backends.cpu.algorithm import CpuAlgorithm
+from ucudnn.backends.cpu.fft_tiles import FftFiltering, FftGradient, tile_count
 from ucudnn.backends.cpu.fft_transforms import good_size
 from ucudnn.backends.cpu.geometry import Array
 from ucudnn.problem import ConvolutionProblem, Operation
 
 SMALL_TILE, LARGE_TILE = 16, 32
-"""FFT size of FFT_TILING in each dimension: small for kernels up to half of it, else large."""
+"""FFT sizes of FFT_TILING in each dimension: small for kernels up to half of it, else large."""
 
 
 def _is_plain(problem: ConvolutionProblem) -> bool:
@@ -18,9 +18,9 @@ def _is_plain(problem: ConvolutionProblem) -> bool:
 
 def _engine(
     problem: ConvolutionProblem, fft: tuple[int, ...], steps: tuple[int, ...]
-) -> SpectralFiltering | SpectralGradient:
+) -> FftFiltering | FftGradient:
     gradient = problem.operation is Operation.BACKWARD_FILTER
-    return SpectralGradient(problem, fft, steps) if gradient else SpectralFiltering(problem, fft, steps)
+    return FftGradient(problem, fft, steps) if gradient else FftFiltering(problem, fft, steps)
 
 
 def _tile_size(problem: ConvolutionProblem) -> int:
@@ -32,11 +32,11 @@ def _steps(problem: ConvolutionProblem) -> tuple[int, ...]:
 
 
 @final
-class Fft(Routine):
-    """Transforms whole samples, with 5-smooth sizes that hold the tensors and the padding on one side."""
+class Fft(CpuAlgorithm):
+    """Transforms whole samples. FFT sizes are 5-smooth and hold the tensors with the padding of one side."""
 
     def __init__(self, problem: ConvolutionProblem) -> None:
-        # x may wrap around: padding below it and padding above it are the same zeros.
+        # x may wrap around, because the padding before it and the padding after it are the same zeros.
         fft = tuple(
             good_size(max(size + max(pads), output, kernel))
             for size, pads, output, kernel in zip(
@@ -53,17 +53,17 @@ class Fft(Routine):
 
     @property
     def workspace_bytes(self) -> int:
-        """Bytes of the spectra of x, w and y; a row of the real result counts where it exceeds what it overlays."""
+        """Bytes of the spectra of x, w and y, or more if a row of the real result is larger than what it overlays."""
         return self._engine.workspace_bytes
 
     def compute(self, x: Array, w: Array, y: Array, *, alpha: float, beta: float, workspace: Array) -> None:
-        """Compute through spectra of the whole micro-batch; see Routine.compute."""
+        """Compute through spectra of the whole micro-batch; see CpuAlgorithm.compute."""
         self._engine.compute(x, w, y, alpha, beta, workspace)
 
 
 @final
-class FftTiling(Routine):
-    """Transforms tiles of 16 positions in each dimension, of 32 where a kernel is above 8, by overlap-save."""
+class FftTiling(CpuAlgorithm):
+    """Transforms tiles by overlap-save: 16 positions in each dimension, or 32 if a kernel is larger than 8."""
 
     def __init__(self, problem: ConvolutionProblem) -> None:
         fft = (_tile_size(problem),) * len(problem.kernel)
@@ -71,7 +71,7 @@ class FftTiling(Routine):
 
     @staticmethod
     def applies(problem: ConvolutionProblem) -> bool:
-        """Return whether stride and dilation are 1, kernels 16 at most, and there is more than one tile."""
+        """Return whether stride and dilation are 1, kernels at most 16, and there is more than one tile."""
         fits = _is_plain(problem) and max(problem.kernel) <= LARGE_TILE // 2
         return fits and tile_count(problem, _steps(problem)) > 1
 
@@ -81,5 +81,5 @@ class FftTiling(Routine):
         return self._engine.workspace_bytes
 
     def compute(self, x: Array, w: Array, y: Array, *, alpha: float, beta: float, workspace: Array) -> None:
-        """Compute tile by tile; see Routine.compute."""
+        """Compute tile by tile; see CpuAlgorithm.compute."""
         self._engine.compute(x, w, y, alpha, beta, workspace)

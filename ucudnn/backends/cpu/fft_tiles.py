@@ -1,9 +1,8 @@
-"""Convolution through spectra, tile by tile (overlap-save): the engines of FFT and FFT_TILING.
+"""Convolution through spectra, tile by tile (overlap-save), as FFT and FFT_TILING compute it.
 
-Positions are those of a stride and dilation of 1: output o meets input o + tap - pad. A tile of the result needs a
-window of the source; the part of the window that lies inside the tensor is transformed from position 0 on, and
-the result is found at a shift, modulo the FFT size. That is exact where positions of the window are distinct modulo
-the FFT size, or where those that are not hold zeros.
+Stride and dilation are 1, so output o meets input o + tap - pad. A tile of the result needs a window of the source. The
+part of the window that lies inside the tensor is transformed from position 0 on, and the result appears at a shift,
+modulo the FFT size. That is exact if positions of the window are distinct modulo the FFT size, or hold zeros.
 
 Method: Mathieu, Henaff, LeCun, "Fast Training of Convolutional Networks through FFTs", ICLR 2014.
 """
@@ -15,7 +14,7 @@ from typing import final
 
 import numpy as np
 
-from ucudnn.backends.cpu.algorithm import Sizes
+from ucudnn.backends.cpu.algorithm import ViewShapes
 from ucudnn.backends.cpu.fft_transforms import circular, half, restore, scale, transform
 from ucudnn.backends.cpu.geometry import Array, Box
 from ucudnn.backends.cpu.scaling import accumulate, finish
@@ -29,9 +28,9 @@ class _Side:
     """One dimension of a tile.
 
     Attributes:
-        tile: positions of the tile: of the output in Forward, of x in BackwardData, of y in BackwardFilter.
-        window: positions of the source that meet them and lie inside the tensor; may be empty.
-        first: position of the source that the window begins with, outside of the tensor or not.
+        tile: positions of the tile: in the output for Forward, in x for BackwardData, in y for BackwardFilter.
+        window: positions of the source that meet the tile and lie inside the tensor; may be empty.
+        first: first position of the source that meets the tile; may lie outside the tensor.
     """
 
     tile: slice
@@ -40,7 +39,7 @@ class _Side:
 
 
 def _side(start: int, step: int, extent: int, source: int, offset: int, kernel: int) -> _Side:
-    """Return one tile of one dimension; tile position t meets sources [t + offset, t + offset + kernel)."""
+    """Return one dimension of a tile; tile position t meets source positions [t + offset, t + offset + kernel)."""
     stop = min(start + step, extent)
     low, high = max(0, start + offset), min(source, stop - 1 + offset + kernel)
     return _Side(slice(start, stop), slice(low, high) if low < high else slice(0, 0), start + offset)
@@ -57,7 +56,7 @@ def _tiles(problem: ConvolutionProblem, steps: tuple[int, ...]) -> Iterator[tupl
         pad - kernel + 1 if backward else -pad for pad, kernel in zip(problem.padding, problem.kernel, strict=True)
     )
     sizes = tuple(zip(steps, _extents(problem), sources, offsets, problem.kernel, strict=True))
-    # One by one: a list of the tiles of a long dimension would be memory that nobody has granted.
+    # One by one, because a list of the tiles of a long dimension would be memory outside the workspace.
     for index in np.ndindex(*_counts(problem, steps)):
         yield tuple(_side(at * size[0], *size) for at, size in zip(index, sizes, strict=True))
 
@@ -67,7 +66,7 @@ def _counts(problem: ConvolutionProblem, steps: tuple[int, ...]) -> tuple[int, .
 
 
 def tile_count(problem: ConvolutionProblem, steps: tuple[int, ...]) -> int:
-    """Return how many tiles of at most `steps` positions there are."""
+    """Return the number of tiles of at most `steps` positions."""
     return prod(_counts(problem, steps))
 
 
@@ -80,7 +79,7 @@ def _positions(tile: tuple[_Side, ...]) -> Box:
 
 
 def _deliver(spectrum: Array, result: Array, target: Array, shifts: tuple[int, ...], alpha: float, beta: float) -> None:
-    """Transform a spectrum (*half, groups, rows, columns) back row by row, and write what the target is of it."""
+    """Transform a spectrum (*half, groups, rows, columns) back row by row, and write the part that the target covers."""
     fft = result.shape[3:]
     for row in range(target.shape[1]):
         rows = slice(row, row + 1)
@@ -90,32 +89,32 @@ def _deliver(spectrum: Array, result: Array, target: Array, shifts: tuple[int, .
 
 
 @final
-class SpectralFiltering:
+class FftFiltering:
     """Forward (x with w correlated into y) and BackwardData (y with w convolved into x).
 
-    The workspace holds the spectrum of w, once for all tiles, and of one tile the spectra of the source and of
-    the result; one sample of the result in real numbers lies where the source's spectrum was.
+    The workspace holds the spectrum of w for all tiles, and the spectra of one tile of the source and of the result. One
+    sample of the real result overlays the spectrum of the source.
     """
 
     def __init__(self, problem: ConvolutionProblem, fft: tuple[int, ...], steps: tuple[int, ...]) -> None:
         """Plan tiles of `steps` positions of the result with FFTs of the sizes `fft`."""
-        sizes = Sizes(problem)
+        shapes = ViewShapes(problem)
         scratch = Scratch()
         self._problem, self._fft, self._steps = problem, fft, steps
         self._forward = problem.operation is Operation.FORWARD
-        groups, filters, channels = sizes.w[:3]
+        groups, filters, channels = shapes.w[:3]
         sources, results = (channels, filters) if self._forward else (filters, channels)
         batch, shape = problem.batch, half(fft)
-        self._product = scratch.region((*shape, groups, batch, results), sizes.complex)
-        self._w = scratch.region((*shape, groups, filters, channels), sizes.complex)
+        self._product = scratch.region((*shape, groups, batch, results), shapes.complex)
+        self._w = scratch.region((*shape, groups, filters, channels), shapes.complex)
         top = scratch.top
-        self._source = scratch.region((*shape, groups, batch, sources), sizes.complex)
+        self._source = scratch.region((*shape, groups, batch, sources), shapes.complex)
         scratch.release(top)
-        self._result = scratch.region((groups, 1, results, *fft), sizes.dtype)
+        self._result = scratch.region((groups, 1, results, *fft), shapes.dtype)
         self.workspace_bytes = scratch.size_bytes
 
     def compute(self, x: Array, w: Array, y: Array, alpha: float, beta: float, workspace: Array) -> None:
-        """Compute tile by tile; see Routine.compute."""
+        """Compute tile by tile; see CpuAlgorithm.compute."""
         regions = (self._w, self._source, self._product, self._result)
         filters, spectrum, products, result = (region.of(workspace) for region in regions)
         source, target = (x, y) if self._forward else (y, x)
@@ -139,38 +138,38 @@ class SpectralFiltering:
 
 
 @final
-class SpectralGradient:
-    """BackwardFilter: x correlated with y into w, summed over samples by the products and over tiles in the spectrum.
+class FftGradient:
+    """BackwardFilter: x correlated with y into w. Products sum over samples, and spectra are summed over tiles.
 
-    The workspace holds of one tile the spectra of x, y and the product; with more than one tile also the sum of the
-    products, and, before y's spectrum is there, the tile of x within its padding in real numbers: the sum needs
-    every tile at the same shift. One filter of the result in real numbers lies where the spectra of x and y were.
+    The workspace holds the spectra of one tile of x, of y and of their product. With more than one tile it also holds
+    the sum of the products and a real copy of the tile of x with its padding, because the sum needs every tile at the
+    same shift. The spectrum of y overlays that copy. One filter of the real result overlays the spectra of x and y.
     """
 
     def __init__(self, problem: ConvolutionProblem, fft: tuple[int, ...], steps: tuple[int, ...]) -> None:
         """Plan tiles of `steps` positions of y with FFTs of the sizes `fft`."""
-        sizes = Sizes(problem)
+        shapes = ViewShapes(problem)
         scratch = Scratch()
         self._problem, self._fft, self._steps = problem, fft, steps
-        groups, filters, channels = sizes.w[:3]
+        groups, filters, channels = shapes.w[:3]
         batch, shape = problem.batch, half(fft)
         self._tiled = tile_count(problem, steps) > 1
-        self._sum = scratch.region((*shape, groups, filters, channels), sizes.complex)
+        self._sum = scratch.region((*shape, groups, filters, channels), shapes.complex)
         bottom = scratch.top
-        self._x = scratch.region((*shape, groups, batch, channels), sizes.complex)
+        self._x = scratch.region((*shape, groups, batch, channels), shapes.complex)
         if self._tiled:
             top = scratch.top
-            self._stage = scratch.region((groups, batch, channels, *fft), sizes.dtype)
+            self._stage = scratch.region((groups, batch, channels, *fft), shapes.dtype)
             scratch.release(top)
-        self._y = scratch.region((*shape, groups, batch, filters), sizes.complex)
+        self._y = scratch.region((*shape, groups, batch, filters), shapes.complex)
         if self._tiled:
-            self._product = scratch.region((*shape, groups, filters, channels), sizes.complex)
+            self._product = scratch.region((*shape, groups, filters, channels), shapes.complex)
         scratch.release(bottom)
-        self._result = scratch.region((groups, 1, channels, *fft), sizes.dtype)
+        self._result = scratch.region((groups, 1, channels, *fft), shapes.dtype)
         self.workspace_bytes = scratch.size_bytes
 
     def compute(self, x: Array, w: Array, y: Array, alpha: float, beta: float, workspace: Array) -> None:
-        """Compute tile by tile; see Routine.compute."""
+        """Compute tile by tile; see CpuAlgorithm.compute."""
         total, spectrum, gradient, result = (
             region.of(workspace) for region in (self._sum, self._x, self._y, self._result)
         )
@@ -195,6 +194,6 @@ class SpectralGradient:
         stage = self._stage.of(workspace)
         stage.fill(0)
         inside = tuple(slice(side.window.start - side.first, side.window.stop - side.first) for side in tile)
-        if all(side.window.stop for side in tile):  # else the tile meets nothing but padding
+        if all(side.window.stop for side in tile):  # else the tile meets only padding
             np.copyto(stage[:, :, :, *inside], x[:, :, :, *windows])
         return stage

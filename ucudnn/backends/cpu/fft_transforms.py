@@ -1,11 +1,11 @@
-"""Discrete Fourier transforms of tensors into, within and out of workspace memory, frequencies outermost.
+"""Discrete Fourier transforms of tensors into, within and out of workspace memory, with frequencies outermost.
 
-What numpy.fft itself needs: nothing that grows. With `out` given it allocates less than 2 KiB of Python objects in
-one transform (tracemalloc, NumPy 2.0 to 2.4), under two conditions that this module keeps: an array that is both
-input and output is so as the very same view, and `norm` is not 'backward' in a forward transform. There NumPy passes
-the scale as an integer, which makes it transform float32 in double precision, through copies. One line of the
-transform at a time lies in scratch of pocketfft's C++ code, which tracemalloc does not see: of the order of two
-complex lines, FFT size * 32 bytes.
+The memory that numpy.fft itself allocates does not grow with the tensors. With `out` given, one transform allocates less
+than 2 KiB of Python objects (tracemalloc, NumPy 2.0 to 2.4), under two conditions that this module keeps. First, an
+array that is both input and output is passed as the very same view. Second, `norm` is not 'backward' in a forward
+transform, because NumPy then passes the scale as an integer and transforms float32 in double precision, through copies.
+The C++ code of pocketfft also holds about two complex lines of the transform, FFT size * 32 bytes, which tracemalloc
+does not see.
 """
 
 from collections.abc import Iterator
@@ -18,11 +18,11 @@ import numpy as np
 from ucudnn.backends.cpu.geometry import Array, Box
 
 NORM: Final = "ortho"
-"""Scale of every transform, forward and inverse; `scale` makes up for it."""
+"""Normalization of every transform, forward and inverse; `scale` returns the factor that corrects it."""
 
 
 def good_size(least: int) -> int:
-    """Return the first size from `least` on without prime factors above 5, which are the fast ones."""
+    """Return the first size from `least` on without prime factors above 5, because such sizes are fast."""
     return next(size for size in count(least) if _is_smooth(size))
 
 
@@ -65,7 +65,7 @@ def transform(source: Array, spectrum: Array, sizes: tuple[int, ...]) -> None:
     view = frequencies_last(spectrum)
     np.fft.rfft(source, n=sizes[-1], axis=-1, norm=NORM, out=view[:, :, :, *lead])
     for axis in reversed(range(dimensions - 1)):
-        # Dimensions before this one still have the length of the segment, this one and the rest are complete.
+        # Dimensions before this one still have the length of the segment; this one and later ones are complete.
         part = view[:, :, :, *lead[:axis]]
         part[:, :, :, *(slice(None),) * axis, lead[axis].stop :].fill(0)
         np.fft.fft(part, axis=3 + axis, norm=NORM, out=part)
@@ -86,10 +86,10 @@ def restore(spectrum: Array, result: Array, sizes: tuple[int, ...]) -> None:
 
 
 def circular(shifts: tuple[int, ...], counts: tuple[int, ...], sizes: tuple[int, ...]) -> Iterator[tuple[Box, Box]]:
-    """Yield boxes (of the target, of the circular data) so that target[i] is data[(i + shift) mod size].
+    """Yield boxes of the target, each with a box of the circular data, so that target[i] is data[(i + shift) mod size].
 
     Args:
-        shifts: position in the data of the target's first element, any integer, in each dimension.
+        shifts: for each dimension, the position in the data of the target's first element; any integer.
         counts: lengths of the target, at most the sizes.
         sizes: lengths of the data.
     """

@@ -7,7 +7,7 @@ from typing import final
 
 import numpy as np
 
-from ucudnn.backends.cpu.algorithm import Routine, Sizes
+from ucudnn.backends.cpu.algorithm import CpuAlgorithm, ViewShapes
 from ucudnn.backends.cpu.geometry import Array, taps, taps_first
 from ucudnn.backends.cpu.scaling import accumulate, finish, prescale
 from ucudnn.backends.cpu.scratch import Scratch
@@ -15,41 +15,41 @@ from ucudnn.problem import ConvolutionProblem, Operation
 
 
 @final
-class Gemm(Routine):
+class Gemm(CpuAlgorithm):
     """Lowers the micro-batch to columns, one for each position of y, and multiplies once for each group.
 
-    The workspace holds the columns (groups, channels / groups, *kernel, batch, *output), a matrix of y (or of
-    dw and one of y), and a copy of w where channels are innermost: all but dw and w grow with the micro-batch.
+    The workspace holds the columns (groups, channels / groups, *kernel, batch, *output) and a matrix of y. It also holds
+    a matrix of dw in BackwardFilter, and a copy of w if channels are innermost. Columns and y grow with the micro-batch.
     """
 
     def __init__(self, problem: ConvolutionProblem) -> None:
-        sizes = Sizes(problem)
+        shapes = ViewShapes(problem)
         scratch = Scratch()
         self._operation = problem.operation
         self._taps = taps(problem)
-        groups, filters, _ = sizes.w[:3]
-        self._w_matrix = (groups, filters, sizes.depth)
-        self._y_matrix = (groups, filters, sizes.positions)
-        self._x_matrix = (groups, sizes.depth, sizes.positions)
-        self._columns = scratch.region((*sizes.w[:1], *sizes.w[2:], *sizes.y[2:]), sizes.dtype)
-        self._y = scratch.region(sizes.y, sizes.dtype)
-        # A filter in channels-first order is a matrix as it lies; BackwardFilter needs one to write to.
+        groups, filters, _ = shapes.w[:3]
+        self._w_matrix = (groups, filters, shapes.depth)
+        self._y_matrix = (groups, filters, shapes.positions)
+        self._x_matrix = (groups, shapes.depth, shapes.positions)
+        self._columns = scratch.region((*shapes.w[:1], *shapes.w[2:], *shapes.y[2:]), shapes.dtype)
+        self._y = scratch.region(shapes.y, shapes.dtype)
+        # Filters in channels-first order are a matrix without a copy, but BackwardFilter needs a matrix to write to.
         copies = problem.layout.channels_last or problem.operation is Operation.BACKWARD_FILTER
-        self._w = scratch.region(sizes.w, sizes.dtype) if copies else None
+        self._w = scratch.region(shapes.w, shapes.dtype) if copies else None
         self._workspace_bytes = scratch.size_bytes
 
     @staticmethod
     def applies(problem: ConvolutionProblem) -> bool:
-        """Return True: columns can be made of every problem."""
+        """Return True, because every problem can be lowered to columns."""
         return True
 
     @property
     def workspace_bytes(self) -> int:
-        """Bytes of the columns, the matrix of y and, where there is one, that of w."""
+        """Bytes of the columns, the matrix of y and, if there is one, the matrix of w."""
         return self._workspace_bytes
 
     def compute(self, x: Array, w: Array, y: Array, *, alpha: float, beta: float, workspace: Array) -> None:
-        """Compute by one batched matrix product; see Routine.compute."""
+        """Compute by one batched matrix product; see CpuAlgorithm.compute."""
         compute = {
             Operation.FORWARD: self._forward,
             Operation.BACKWARD_DATA: self._backward_data,
@@ -74,7 +74,7 @@ class Gemm(Routine):
             accumulate(x[:, :, :, *tap.inputs], rows[tap.index][:, :, :, *tap.outputs])
 
     def _backward_filter(self, x: Array, w: Array, y: Array, alpha: float, beta: float, workspace: Array) -> None:
-        assert self._w is not None  # planned for this operation
+        assert self._w is not None  # because the operation is BackwardFilter
         columns, gradient, result = (region.of(workspace) for region in (self._columns, self._y, self._w))
         self._gather(x, columns)
         np.copyto(gradient, y)

@@ -1,4 +1,4 @@
-"""Which elements of x, w and y meet: valid ranges of filter taps, and the views that all algorithms work on."""
+"""Which elements of x, w and y meet: the valid ranges of filter taps, and the views that all algorithms use."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -20,14 +20,14 @@ Box: TypeAlias = tuple[slice, ...]
 @final
 @dataclass(frozen=True, slots=True)
 class Tap:
-    """One element of the kernel, and the positions where it does not fall into the padding.
+    """One element of the kernel, and the positions at which it lies inside the tensor, not in the padding.
 
     Attributes:
         index: position in the kernel.
         outputs: the spatial positions of y that this tap contributes to.
-        inputs: the spatial positions of x that it reads there, as many as there are outputs.
+        inputs: the spatial position of x that it reads for each of these outputs.
         empty: whether there is no such position.
-        complete: whether all positions of y are among them.
+        complete: whether the tap contributes to all positions of y.
     """
 
     index: tuple[int, ...]
@@ -38,13 +38,13 @@ class Tap:
 
 
 def span(size: int, offset: int, stride: int, count: int) -> tuple[slice, slice]:
-    """Return the outputs o in [0, count) with 0 <= o * stride + offset < size, and the inputs that these are.
+    """Return the outputs o in [0, count) with 0 <= o * stride + offset < size, and the inputs o * stride + offset.
 
     Args:
-        size: how many inputs there are.
-        offset: input of output 0; may be negative.
-        stride: inputs from one output to the next.
-        count: how many outputs there are.
+        size: number of inputs.
+        offset: the input that output 0 meets; may be negative.
+        stride: distance between the inputs of successive outputs.
+        count: number of outputs.
     """
     first = max(0, -(offset // stride))
     last = min(count, (size - 1 - offset) // stride + 1)
@@ -58,7 +58,7 @@ def taps(problem: ConvolutionProblem) -> tuple[Tap, ...]:
     return _taps(problem.spatial, problem.output, problem.kernel, problem.padding, problem.stride, problem.dilation)
 
 
-@lru_cache(maxsize=256)  # one layer is prepared at many micro-batch sizes, and its taps are the same in all
+@lru_cache(maxsize=256)  # a layer is prepared at many micro-batch sizes, and its taps are the same at all of them
 def _taps(
     spatial: tuple[int, ...],
     output: tuple[int, ...],
@@ -91,7 +91,7 @@ def _taps(
 def tensor_view(problem: ConvolutionProblem, tensor: Array, start: int) -> Array:
     """View samples [start, start + batch) of x or y as (groups, channels / groups, batch, *spatial).
 
-    Any layout and any batch stride will do: only axes are permuted and one is divided, so this never copies.
+    This never copies, whatever the layout and the batch stride, because it permutes axes and splits one.
     """
     samples = tensor[start : start + problem.batch]
     if problem.layout.channels_last:
@@ -109,17 +109,23 @@ def filter_view(problem: ConvolutionProblem, filters: Array) -> Array:
 
 
 def taps_first(array: Array, axis: int, dimensions: int) -> Array:
-    """View an array whose kernel dimensions begin at an axis with these first, to be indexed by Tap.index."""
+    """View an array with its kernel dimensions first, so that Tap.index indexes it.
+
+    Args:
+        array: the array.
+        axis: the first kernel dimension.
+        dimensions: number of kernel dimensions.
+    """
     kernel = range(axis, axis + dimensions)
     return array.transpose(*kernel, *(other for other in range(array.ndim) if other not in kernel))
 
 
 def blocks(extents: tuple[range, ...], limit: int) -> Iterator[Box]:
-    """Divide a box into boxes of at most `limit` elements, as equal as can be, inner dimensions kept whole first.
+    """Divide a box into boxes of at most `limit` elements and of almost equal size; outer dimensions are cut first.
 
     Args:
-        extents: the box, one range that is not empty for each dimension.
-        limit: elements of one block, 1 or more.
+        extents: the box, one range for each dimension, none of them empty.
+        limit: the largest number of elements of one block, 1 or more.
     """
     counts: list[int] = []
     for extent in reversed(extents):
@@ -129,7 +135,7 @@ def blocks(extents: tuple[range, ...], limit: int) -> Iterator[Box]:
 
 
 def _grid(extents: tuple[range, ...], counts: tuple[int, ...]) -> Iterator[Box]:
-    # Not itertools.product, which would hold all slices of a dimension in memory at once.
+    # itertools.product would hold all slices of a dimension in memory at once.
     if not extents:
         yield ()
         return

@@ -1,8 +1,8 @@
-"""IMPLICIT_GEMM: the convolution without a workspace, added tap by tap into the output through small tiles.
+"""IMPLICIT_GEMM: the convolution without a workspace, added to the output tap by tap through small tiles.
 
 NumPy has no C += A @ B on strided operands, so blocks of the operands are copied to a fixed tile memory, multiplied
-there and added to the output. The tile memory stands in for the registers and the shared memory of a GPU: 48 KiB,
-made once for each thread, however large the problem.
+there and added to the output. The tile memory stands in for the registers and the shared memory of a GPU. It has
+48 KiB, is allocated once for each thread, and does not depend on the problem.
 """
 
 from collections.abc import Iterator
@@ -13,18 +13,18 @@ from typing import Any, final
 
 import numpy as np
 
-from ucudnn.backends.cpu.algorithm import Routine, Sizes
+from ucudnn.backends.cpu.algorithm import CpuAlgorithm, ViewShapes
 from ucudnn.backends.cpu.geometry import Array, Box, Tap, blocks, taps, taps_first
 from ucudnn.backends.cpu.scaling import accumulate, prescale
 from ucudnn.problem import ConvolutionProblem, Operation
 
 TILE_BYTES = 48 * 1024
-"""Bytes of tile memory in each thread; as much as the shared memory that every CUDA device gives a block."""
+"""Bytes of tile memory of each thread: the shared memory that every CUDA device gives a block."""
 
 
 @final
 class _TileMemory(local):
-    """Gives each thread its own tile memory, made when the thread first asks for it."""
+    """Tile memory of each thread, allocated when the thread first uses it."""
 
     def __init__(self) -> None:
         self.memory = np.empty(TILE_BYTES, np.uint8)
@@ -36,7 +36,7 @@ _TILES = _TileMemory()
 @final
 @dataclass(frozen=True, slots=True)
 class _Blocking:
-    """Block sizes with which three tiles fit: rows x inner, inner x positions, rows x positions.
+    """Block sizes at which three tiles fit: filters x channels, channels x positions, filters x positions.
 
     Attributes:
         filters: channels of y in a block.
@@ -50,7 +50,7 @@ class _Blocking:
 
     @classmethod
     def fit(cls, filters: int, channels: int, dtype: np.dtype[Any]) -> "_Blocking":
-        """Choose square blocks where there are channels enough, and longer ones where there are few."""
+        """Choose square blocks if there are enough channels, else blocks with more positions."""
         elements = TILE_BYTES // dtype.itemsize
         side = isqrt(elements // 3)
         rows, inner = min(filters, side), min(channels, side)
@@ -65,29 +65,29 @@ class _Blocking:
 
 
 @final
-class ImplicitGemm(Routine):
+class ImplicitGemm(CpuAlgorithm):
     """Adds the contribution of each tap, channel block and position block to the output. Workspace: 0 bytes."""
 
     def __init__(self, problem: ConvolutionProblem) -> None:
-        sizes = Sizes(problem)
+        shapes = ViewShapes(problem)
         self._operation = problem.operation
-        self._dtype = sizes.dtype
+        self._dtype = shapes.dtype
         self._batch = problem.batch
         self._taps = tuple(tap for tap in taps(problem) if not tap.empty)
-        self._blocking = _Blocking.fit(sizes.w[1], sizes.w[2], sizes.dtype)
+        self._blocking = _Blocking.fit(shapes.w[1], shapes.w[2], shapes.dtype)
 
     @staticmethod
     def applies(problem: ConvolutionProblem) -> bool:
-        """Return True: taps can be added one by one in every problem."""
+        """Return True, because the taps of every problem can be added one by one."""
         return True
 
     @property
     def workspace_bytes(self) -> int:
-        """0."""
+        """0, because the tile memory does not grow with the problem."""
         return 0
 
     def compute(self, x: Array, w: Array, y: Array, *, alpha: float, beta: float, workspace: Array) -> None:
-        """Compute block by block; see Routine.compute."""
+        """Compute block by block; see CpuAlgorithm.compute."""
         outputs = {Operation.FORWARD: y, Operation.BACKWARD_DATA: x, Operation.BACKWARD_FILTER: w}
         compute = self._filter_gradient if self._operation is Operation.BACKWARD_FILTER else self._filtered
         prescale(outputs[self._operation], beta)
@@ -133,11 +133,11 @@ class ImplicitGemm(Routine):
                 accumulate(target, product)
 
     def _positions(self, tap: Tap) -> Iterator[tuple[Box, Box]]:
-        """Yield blocks of a tap's positions in (batch, *output) and in (batch, *spatial)."""
+        """Yield blocks of a tap's positions in (batch, *output), with those in (batch, *spatial)."""
         whole = slice(0, self._batch)
         outputs = _ranges((whole, *tap.outputs))
         inputs = _ranges((whole, *tap.inputs))
-        # Both have the same number of positions in each dimension, and so the same division.
+        # Both have as many positions in each dimension, so they are divided alike.
         return zip(blocks(outputs, self._blocking.positions), blocks(inputs, self._blocking.positions), strict=True)
 
 

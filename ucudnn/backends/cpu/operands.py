@@ -1,4 +1,4 @@
-"""Random tensors to measure with."""
+"""Random tensors on which algorithms are measured."""
 
 from math import prod
 from typing import Any
@@ -9,11 +9,11 @@ from ucudnn.backends.cpu.geometry import Array
 from ucudnn.problem import ConvolutionProblem
 
 SEED = 20180907
-"""Operands are random but the same in every run."""
+"""Seed of the random operands, which are the same in every run."""
 
 
 def random_operands(problem: ConvolutionProblem) -> tuple[Array, Array, Array]:
-    """Return x, w and y of a problem with values in [-0.5, 0.5), in its layout and with its batch strides."""
+    """Return x, w and y with values in [-0.5, 0.5), in the problem's layout and with its batch strides."""
     random = np.random.default_rng(SEED)
     dtype = np.dtype(problem.dtype.value)
     return (

@@ -1,4 +1,4 @@
-"""Exact scaling: out = alpha * result + beta * out, without temporaries, and without reading out at beta = 0."""
+"""Exact scaling, out = alpha * result + beta * out, without temporaries. At beta = 0 `out` is not read."""
 
 import numpy as np
 
@@ -6,7 +6,7 @@ from ucudnn.backends.cpu.geometry import Array
 
 
 def prescale(out: Array, beta: float) -> None:
-    """Write out = beta * out; at beta = 0 write zeros over whatever it holds, NaN too."""
+    """Write out = beta * out; at beta = 0 write zeros, even over NaN."""
     if beta == 0:
         out.fill(0)
     elif beta != 1:
@@ -23,9 +23,9 @@ def finish(out: Array, result: Array, alpha: float, beta: float) -> None:
 
     Args:
         out: the output; not read at beta = 0.
-        result: of the same shape, in memory apart from `out`; left in an undefined state.
+        result: array of the same shape that shares no memory with `out`; overwritten with arbitrary values.
         alpha: factor of `result`.
-        beta: factor of what `out` holds.
+        beta: factor of the values that `out` holds.
     """
     if beta == 0:
         np.multiply(result, alpha, out=out)

@@ -1,4 +1,4 @@
-"""Divides a workspace into typed regions. The same description states the bytes and carves the arrays."""
+"""Divides a workspace into typed regions. One description gives both the number of bytes and the arrays."""
 
 from dataclasses import dataclass
 from math import prod
@@ -9,13 +9,13 @@ import numpy as np
 from ucudnn.backends.cpu.geometry import Array
 
 ALIGNMENT = 64
-"""Bytes on which every region begins, relative to the workspace: a cache line and an AVX-512 register."""
+"""Alignment in bytes of every region within the workspace: a cache line, and an AVX-512 register."""
 
 
 @final
 @dataclass(frozen=True, slots=True)
 class Region:
-    """A place in a workspace for an array.
+    """The place of an array in a workspace.
 
     Attributes:
         offset: bytes from the beginning of the workspace.
@@ -33,13 +33,13 @@ class Region:
         return prod(self.shape) * self.dtype.itemsize
 
     def of(self, workspace: Array) -> Array:
-        """Return the array, C-contiguous, in a workspace of bytes; its contents are whatever lies there."""
+        """Return the C-contiguous array in a workspace of bytes; its contents are arbitrary."""
         return workspace[self.offset : self.offset + self.size_bytes].view(self.dtype).reshape(self.shape)
 
 
 @final
 class Scratch:
-    """Plans the regions of one workspace, a stack: what was released is overlaid by what follows."""
+    """Plans the regions of one workspace as a stack: later regions overlay released ones."""
 
     def __init__(self) -> None:
         self._top = 0
@@ -47,11 +47,11 @@ class Scratch:
 
     @property
     def size_bytes(self) -> int:
-        """Bytes that a workspace needs to hold every region."""
+        """Bytes of a workspace that holds every region."""
         return self._size_bytes
 
     def region(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Region:
-        """Place an array on top of those that are alive."""
+        """Place an array on top of the stack."""
         region = Region(-(-self._top // ALIGNMENT) * ALIGNMENT, shape, dtype)
         self._top = region.offset + region.size_bytes
         self._size_bytes = max(self._size_bytes, self._top)
@@ -59,9 +59,9 @@ class Scratch:
 
     @property
     def top(self) -> int:
-        """Where the next region goes, for `release`."""
+        """The top of the stack in bytes, for `release`."""
         return self._top
 
     def release(self, top: int) -> None:
-        """Let the regions placed since then be overlaid by those placed from now on."""
+        """Release the regions above this top of the stack, so that later regions overlay them."""
         self._top = top

@@ -1,7 +1,7 @@
 """WINOGRAD_2X2 and WINOGRAD_4X4: minimal filtering of 3x3 kernels, F(2x2, 3x3) and F(4x4, 3x3).
 
 Method and matrices: Lavin, Gray, "Fast Algorithms for Convolutional Neural Networks", CVPR 2016. BackwardData is
-Forward with turned filters; BackwardFilter is the adjoint of Forward in the filters.
+Forward with rotated filters; BackwardFilter is the adjoint of Forward in the filters.
 """
 
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ from typing import final
 
 import numpy as np
 
-from ucudnn.backends.cpu.algorithm import Routine, Sizes
+from ucudnn.backends.cpu.algorithm import CpuAlgorithm, ViewShapes
 from ucudnn.backends.cpu.geometry import Array, span
 from ucudnn.backends.cpu.scaling import finish
 from ucudnn.backends.cpu.scratch import Region, Scratch
@@ -71,10 +71,10 @@ class _Transform:
     """One transform t -> M t M^T of tiles (rows, rows, *rest), with its regions of the workspace."""
 
     def __init__(self, scratch: Scratch, matrix: Array, rest: tuple[int, ...], dtype: np.dtype[np.generic]) -> None:
-        """Place tiles of `matrix.shape[1]` squared points before and `matrix.shape[0]` squared after."""
+        """Place tiles of `matrix.shape[1]` squared points before the transform, and `matrix.shape[0]` squared after it."""
         after, before = matrix.shape
         self._matrix = np.ascontiguousarray(matrix, dtype)
-        # One region serves both before and after: what was there is dead when one axis is done.
+        # Input and output share a region, because the input is not needed any more once one axis is transformed.
         larger = max(after, before)
         self._ends = scratch.region((larger, larger, *rest), dtype)
         self.before = Region(self._ends.offset, (before, before, *rest), dtype)
@@ -84,7 +84,7 @@ class _Transform:
         scratch.release(top)
 
     def apply(self, workspace: Array) -> Array:
-        """Transform what lies in `before`, and return it in `after`."""
+        """Transform the tiles in `before`, and return them in `after`."""
         before, between, after = (region.of(workspace) for region in (self.before, self._between, self.after))
         np.matmul(self._matrix, before.reshape(len(before), -1), out=between.reshape(len(between), -1))
         np.matmul(
@@ -96,7 +96,7 @@ class _Transform:
 
 
 def _gather(tiles: Array, tensor: Array, step: int, pad: tuple[int, ...]) -> None:
-    """Copy tiles (points, points, groups, channels, batch, rows, columns) from a tensor, zero outside of it.
+    """Copy tiles (points, points, groups, channels, batch, rows, columns) from a tensor, with zeros outside of it.
 
     Tile (i, j) begins at (i * step - pad[0], j * step - pad[1]); the padding may be negative.
     """
@@ -113,7 +113,7 @@ def _gather(tiles: Array, tensor: Array, step: int, pad: tuple[int, ...]) -> Non
 
 
 def _scatter(target: Array, tiles: Array, alpha: float, beta: float) -> None:
-    """Write tiles (step, step, groups, channels, batch, rows, columns) to the tensor, without what lies outside."""
+    """Write the part of tiles (step, step, groups, channels, batch, rows, columns) that lies inside the tensor."""
     step = len(tiles)
     for i, planes in enumerate(tiles):
         for j, plane in enumerate(planes):
@@ -128,28 +128,28 @@ def _matrices(tiles: Array) -> Array:
 
 @final
 class _Filtering:
-    """Forward, or BackwardData as Forward from y to x with turned filters and padding 2 - pad.
+    """Forward, or BackwardData as Forward from y to x with rotated filters and padding 2 - pad.
 
-    The workspace holds the products of all points, and in turn under them the transformed filters and tiles of the
-    source (each with its intermediate), or the transform of the result.
+    The workspace holds the products of all points. It also holds the transformed filters and tiles of the source, each
+    with its intermediate. The transform of the result overlays the products.
     """
 
     def __init__(self, problem: ConvolutionProblem, transforms: Transforms) -> None:
-        sizes = Sizes(problem)
+        shapes = ViewShapes(problem)
         scratch = Scratch()
         points = len(transforms.data)
         self._forward = problem.operation is Operation.FORWARD
-        groups, filters, channels = sizes.w[:3]
+        groups, filters, channels = shapes.w[:3]
         sources, results = (channels, filters) if self._forward else (filters, channels)
         self._step = len(transforms.outputs)
         self._pad = problem.padding if self._forward else tuple(KERNEL - 1 - pad for pad in problem.padding)
         extent = problem.output if self._forward else problem.spatial
         tiles = (problem.batch, *(-(-size // self._step) for size in extent))
-        # The result is transformed where the products are.
-        self._results = _Transform(scratch, transforms.outputs, (groups, results, *tiles), sizes.dtype)
+        # The result is transformed in the region of the products.
+        self._results = _Transform(scratch, transforms.outputs, (groups, results, *tiles), shapes.dtype)
         self._points = (points, points, groups)
-        self._filters = _Transform(scratch, transforms.filters, (groups, results, sources), sizes.dtype)
-        self._data = _Transform(scratch, transforms.data, (groups, sources, *tiles), sizes.dtype)
+        self._filters = _Transform(scratch, transforms.filters, (groups, results, sources), shapes.dtype)
+        self._data = _Transform(scratch, transforms.data, (groups, sources, *tiles), shapes.dtype)
         self.workspace_bytes = scratch.size_bytes
 
     def compute(self, x: Array, w: Array, y: Array, alpha: float, beta: float, workspace: Array) -> None:
@@ -168,20 +168,20 @@ class _Filtering:
 class _Gradient:
     """BackwardFilter: dw = G^T [(A dy A^T) . (B^T d B) summed over tiles] G, the adjoint of Forward.
 
-    The workspace holds the products of all points, and in turn the transformed tiles of y and x (each with its
-    intermediate), or the transform of the result.
+    The workspace holds the products of all points, and the transformed tiles of y and x, each with its intermediate. The
+    transform of the result overlays the products.
     """
 
     def __init__(self, problem: ConvolutionProblem, transforms: Transforms) -> None:
-        sizes = Sizes(problem)
+        shapes = ViewShapes(problem)
         scratch = Scratch()
-        groups, filters, channels = sizes.w[:3]
+        groups, filters, channels = shapes.w[:3]
         self._step = len(transforms.outputs)
         self._pad = problem.padding
         tiles = (problem.batch, *(-(-size // self._step) for size in problem.output))
-        self._results = _Transform(scratch, transforms.filters.T, (groups, filters, channels), sizes.dtype)
-        self._gradient = _Transform(scratch, transforms.outputs.T, (groups, filters, *tiles), sizes.dtype)
-        self._data = _Transform(scratch, transforms.data, (groups, channels, *tiles), sizes.dtype)
+        self._results = _Transform(scratch, transforms.filters.T, (groups, filters, channels), shapes.dtype)
+        self._gradient = _Transform(scratch, transforms.outputs.T, (groups, filters, *tiles), shapes.dtype)
+        self._data = _Transform(scratch, transforms.data, (groups, channels, *tiles), shapes.dtype)
         self.workspace_bytes = scratch.size_bytes
 
     def compute(self, x: Array, w: Array, y: Array, alpha: float, beta: float, workspace: Array) -> None:
@@ -203,8 +203,8 @@ def _is_plain_3x3(problem: ConvolutionProblem) -> bool:
 
 
 @final
-class Winograd2x2(Routine):
-    """F(2x2, 3x3): tiles of 2 x 2 results from 4 x 4 points, 2.25 times fewer multiplications."""
+class Winograd2x2(CpuAlgorithm):
+    """F(2x2, 3x3): tiles of 2 x 2 results from 4 x 4 points, with 2.25 times fewer multiplications."""
 
     def __init__(self, problem: ConvolutionProblem) -> None:
         self._engine = _engine(problem, F2)
@@ -220,13 +220,13 @@ class Winograd2x2(Routine):
         return self._engine.workspace_bytes
 
     def compute(self, x: Array, w: Array, y: Array, *, alpha: float, beta: float, workspace: Array) -> None:
-        """Compute by F(2x2, 3x3); see Routine.compute."""
+        """Compute by F(2x2, 3x3); see CpuAlgorithm.compute."""
         self._engine.compute(x, w, y, alpha, beta, workspace)
 
 
 @final
-class Winograd4x4(Routine):
-    """F(4x4, 3x3): tiles of 4 x 4 results from 6 x 6 points, 4 times fewer multiplications, less accurate."""
+class Winograd4x4(CpuAlgorithm):
+    """F(4x4, 3x3): tiles of 4 x 4 results from 6 x 6 points, with 4 times fewer multiplications but less accuracy."""
 
     def __init__(self, problem: ConvolutionProblem) -> None:
         self._engine = _engine(problem, F4)
@@ -242,5 +242,5 @@ class Winograd4x4(Routine):
         return self._engine.workspace_bytes
 
     def compute(self, x: Array, w: Array, y: Array, *, alpha: float, beta: float, workspace: Array) -> None:
-        """Compute by F(4x4, 3x3); see Routine.compute."""
+        """Compute by F(4x4, 3x3); see CpuAlgorithm.compute."""
         self._engine.compute(x, w, y, alpha, beta, workspace)

@@ -9,7 +9,7 @@ from typing import Any, final
 
 from ucudnn.backends.base import SLACK_BYTES, Bench, ComputeBackend, Spare, Tensor
 from ucudnn.backends.candidates import Candidates
-from ucudnn.backends.cudnn.algorithms.compile_ahead import SMALL, Background
+from ucudnn.backends.cudnn.algorithms.compile_ahead import SMALL, AheadCompiler
 from ucudnn.backends.cudnn.algorithms.gathered import (
     asked_of_cudnn,
     dense_of,
@@ -23,11 +23,11 @@ from ucudnn.backends.cudnn.algorithms.legacy_call import legacy_algorithms
 from ucudnn.backends.cudnn.algorithms.operation_graph import is_engine, round_up
 from ucudnn.backends.cudnn.algorithms.packed import base_of, dense, has_gaps, packed_algorithm, packed_name
 from ucudnn.backends.cudnn.algorithms.prepare import Call, Preparer
-from ucudnn.backends.cudnn.api.library import Library, OwnHandle
+from ucudnn.backends.cudnn.api.library import Library, OwnedHandle
 from ucudnn.backends.cudnn.bench.bench import CudnnBench, random_operands
 from ucudnn.backends.cudnn.gpu.base import DeviceBuffer, Gpu
 from ucudnn.backends.cudnn.gpu.cupy_gpu import Device, address_of, is_dense
-from ucudnn.backends.prefetch import Ahead
+from ucudnn.backends.prefetch import PrefetchRequest
 from ucudnn.errors import BackendError, UnsupportedProblemError
 from ucudnn.problem import MOST_ALIGNMENT, ConvolutionProblem, MathMode, Operation
 from ucudnn.profiles.measurement import Algorithm
@@ -68,13 +68,13 @@ class CudnnBackend(ComputeBackend):
         self._candidates = candidates
         self._device: Gpu = device if isinstance(device, Gpu) else Device(device)
         self.library = Library(library_path)
-        self._handle = OwnHandle(self.library)
+        self._handle = OwnedHandle(self.library)
         self.cudnn_handle = self._handle.address
         self._set_stream = self.library.function("cudnnSetStream")
         self._stream = 0
         self._algorithms: dict[ConvolutionProblem, tuple[Algorithm, ...]] = {}
         self._legacy_algorithms: dict[ConvolutionProblem, Sequence[Algorithm]] = {}
-        self._background = Background(self.library, self._device)
+        self._background = AheadCompiler(self.library, self._device)
         self._preparer = Preparer(self.library, self.cudnn_handle, self._device, self._background)
 
     @property
@@ -158,7 +158,7 @@ class CudnnBackend(ComputeBackend):
         if self._candidates.offers("graph", SMALL[0]):
             self._background.warm_up()
 
-    def prefetch(self, problems: Sequence[Ahead]) -> None:
+    def prefetch(self, problems: Sequence[PrefetchRequest]) -> None:
         """List engine configurations in the background, and compile those that are compiled when a plan is built."""
         asked = [each for each in problems if self._candidates.offers("graph", each.problem)]
         if not asked or self.capturing(self.queue()):
@@ -180,9 +180,9 @@ class CudnnBackend(ComputeBackend):
         forms = (problem, dense_of(problem)) if self._gathers(problem) else (problem,)
         return all(map(self._background.is_ready, forms))
 
-    def rest(self) -> None:
+    def stop(self) -> None:
         """End what goes on in the background; a Python that exits does so by itself."""
-        self._background.rest()
+        self._background.stop()
 
     @contextmanager
     def bench(self, problem: ConvolutionProblem) -> Iterator[Bench]:

@@ -57,14 +57,14 @@ def make(monkeypatch, made):
                 raise error
             return SimpleNamespace(address=1000 + len(made))
 
-        monkeypatch.setattr(compile_ahead, "OwnHandle", handle)
+        monkeypatch.setattr(compile_ahead, "OwnedHandle", handle)
         device = SimpleNamespace(use=nullcontext, failures=(CudnnError,))
-        made.append(compile_ahead.Background(SimpleNamespace(), device))
+        made.append(compile_ahead.AheadCompiler(SimpleNamespace(), device))
         return made[-1]
 
     yield start
     for each in made:
-        each.rest()
+        each.stop()
 
 
 def listed(threads, part):
@@ -83,7 +83,7 @@ def test_what_no_thread_has_come_to_is_listed_by_whoever_asks(make):
     assert threads.is_ready(PROBLEM)
     assert listed(threads, PROBLEM) is None  # it was not begun again
     ready.set()
-    threads.rest()
+    threads.stop()
     assert len(Graph.asked) == len(PARTS)  # no thread lists them once more
 
 

@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 
 from ucudnn.backends.cudnn.api.described import (
     DATA_TYPES,
-    Asked,
-    asked,
+    DescribedProblem,
+    described_problem,
     convolution_facts,
     filter_facts,
     problem_from,
@@ -93,9 +93,9 @@ def test_a_problem_survives_its_descriptors(problem):
 
 @given(problems())
 def test_equal_descriptors_ask_for_the_same_thing(problem):
-    first, again = asked(problem.operation, *facts_of(problem)), asked(problem.operation, *facts_of(problem))
+    first, again = described_problem(problem.operation, *facts_of(problem)), described_problem(problem.operation, *facts_of(problem))
     assert first is again
-    assert isinstance(first, Asked)
+    assert isinstance(first, DescribedProblem)
     assert first.problem == problem
     assert first.deterministic == replace(problem, deterministic=True)
     assert first.double == (problem.dtype is DataType.FLOAT64)
@@ -171,4 +171,4 @@ def test_what_cannot_be_said_is_left_to_cudnn_with_a_reason(case):
     facts = tuple(facts)
     with pytest.raises(InvalidProblemError, match=reason) as caught:
         problem_from(Operation.FORWARD, *facts)
-    assert asked(Operation.FORWARD, *facts) == str(caught.value)
+    assert described_problem(Operation.FORWARD, *facts) == str(caught.value)

@@ -8,8 +8,8 @@ import pytest
 from tests.support.problems import make_problem
 from ucudnn.backends.cudnn.algorithms.operation_graph import EngineConfiguration, OperationGraph, round_up
 from ucudnn.backends.cudnn.api.declarations import DECLARATIONS
-from ucudnn.backends.cudnn.api.descriptor import Descriptor
-from ucudnn.backends.cudnn.api.enums import Attribute, Kind, NumericalNote, Type
+from ucudnn.backends.cudnn.api.descriptor import BackendDescriptor
+from ucudnn.backends.cudnn.api.enums import Attribute, DescriptorType, NumericalNote, Type
 from ucudnn.backends.cudnn.api.library import HostScalar, Library, read_scalar
 from ucudnn.errors import BackendUnavailableError, CudnnError, UnsupportedProblemError
 from ucudnn.problem import DataType, MathMode
@@ -88,7 +88,7 @@ def test_what_is_set_is_read(library):
 
 
 def test_backend_descriptors(library):
-    tensor = Descriptor(library, Kind.TENSOR)
+    tensor = BackendDescriptor(library, DescriptorType.TENSOR)
     tensor.set(Attribute.TENSOR_DATA_TYPE, Type.DATA_TYPE, 0)
     tensor.set(Attribute.TENSOR_DIMENSIONS, Type.INT64, (2, 3, 4, 5))
     tensor.set(Attribute.TENSOR_STRIDES, Type.INT64, (60, 20, 5, 1))
@@ -102,7 +102,7 @@ def test_backend_descriptors(library):
     with pytest.raises(CudnnError, match="cudnnBackendGetAttribute"):
         tensor.number(Attribute.TENSOR_UNIQUE_ID, Type.DATA_TYPE)
     with pytest.raises(CudnnError, match="CUDNN_STATUS"):
-        Descriptor(library, Kind.CONVOLUTION).finalize()
+        BackendDescriptor(library, DescriptorType.CONVOLUTION).finalize()
 
 
 def test_a_graph_without_a_handle_is_an_error(library):

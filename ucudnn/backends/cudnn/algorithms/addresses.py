@@ -1,14 +1,15 @@
-"""Where the parts of a problem begin in its tensors: addresses of micro-batches, and of slabs of them."""
+"""Addresses of a problem's parts in its tensors: those of micro-batches, and those of slabs."""
 
 from typing import final
 
+from ucudnn.backends.base import Offset
 from ucudnn.problem import ConvolutionProblem
-from ucudnn.slabs import Rows, row_bytes
+from ucudnn.slabs import row_bytes
 
 
 @final
-class Places:
-    """Addresses in x and y of one problem, by its strides."""
+class PartAddresses:
+    """Computes addresses in x and y from the strides of a problem."""
 
     __slots__ = ("_x_row", "_x_step", "_y_row", "_y_step")
 
@@ -16,8 +17,9 @@ class Places:
         self._x_step, self._y_step = problem.steps
         self._x_row, self._y_row = row_bytes(problem)
 
-    def of(self, x: int, y: int, start: int, first_rows: Rows | None) -> tuple[int, int]:
-        """Return where a part begins in x and y: at a sample, and of a slab at its first rows."""
+    def at(self, x: int, y: int, offset: Offset) -> tuple[int, int]:
+        """Return the addresses in x and y at which a part begins."""
+        start, first_rows = offset
         x += start * self._x_step
         y += start * self._y_step
         if first_rows is None:

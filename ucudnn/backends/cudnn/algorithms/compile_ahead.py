@@ -1,4 +1,4 @@
-"""What cuDNN does in background threads while the GPU measures: ask heuristics, and compile engines."""
+"""Background threads that ask cuDNN's heuristics and compile engines while the GPU measures."""
 
 import os
 from collections import Counter
@@ -13,8 +13,8 @@ from typing import Any, NamedTuple, TypeVar, final
 
 from ucudnn.backends.cudnn.algorithms.heuristics import listing_graph
 from ucudnn.backends.cudnn.algorithms.operation_graph import OperationGraph
-from ucudnn.backends.cudnn.api.descriptor import Descriptor
-from ucudnn.backends.cudnn.api.library import Library, OwnHandle
+from ucudnn.backends.cudnn.api.descriptor import BackendDescriptor
+from ucudnn.backends.cudnn.api.library import Library, OwnedHandle
 from ucudnn.backends.cudnn.gpu.base import Gpu
 from ucudnn.backends.cudnn.gpu.driver import RELAXED, exchange_capture_mode
 from ucudnn.backends.prefetch import Promises
@@ -22,7 +22,7 @@ from ucudnn.errors import BackendError
 from ucudnn.problem import MOST_ALIGNMENT, ConvolutionProblem, Operation
 from ucudnn.profiles.measurement import Algorithm
 
-_MOST_LISTING = 4  # threads: each makes a handle first, and in all processes together these are made one by one
+_MOST_LISTING = 4  # threads; each creates a handle first, and a GPU creates the handles of all processes one by one
 _MOST_BUILDING = 8
 _MOST_KEPT = 32
 
@@ -32,32 +32,32 @@ SMALL = tuple(
     )
     for operation in Operation
 )
-"""Problems of which heuristics are asked when there is nothing to ask yet."""
+"""Problems for which heuristics are asked only to load them."""
 
 _T = TypeVar("_T")
 
 
 @dataclass(frozen=True, slots=True)
 class BuiltPlan:
-    """An execution plan that another thread built, with a handle of its own, which executes it.
+    """An execution plan that another thread built, with the handle that executes it.
 
     Attributes:
         descriptor: the plan.
-        handle: used by nothing else.
+        handle: the handle, which nothing else uses.
     """
 
-    descriptor: Descriptor
-    handle: OwnHandle
+    descriptor: BackendDescriptor
+    handle: OwnedHandle
 
 
 @final
 class _Compiling(NamedTuple):
-    """What is to be compiled of a list.
+    """Which engines of a list are to be compiled.
 
     Attributes:
-        limit_bytes: workspace within which.
-        promises: of what needs a compiler.
-        drops: how often what was begun had been dropped before.
+        limit_bytes: workspace limit.
+        promises: tells which of the engines that need a compiler are worth it.
+        drops: number of calls of `drop` before.
     """
 
     limit_bytes: int
@@ -67,11 +67,11 @@ class _Compiling(NamedTuple):
 
 @final
 class _Begun(NamedTuple):
-    """A list that was begun.
+    """A list of engine configurations that a thread makes.
 
     Attributes:
-        future: what a thread makes of it.
-        compiling: what is to be compiled of it, if anything.
+        future: the operation graph that has the list.
+        compiling: which engines of the list are to be compiled; None for none.
     """
 
     future: Future[OperationGraph]
@@ -79,12 +79,13 @@ class _Begun(NamedTuple):
 
 
 @final
-class Background:
-    """Threads with cuDNN handles of their own, for a handle serves one thread at a time.
+class AheadCompiler:
+    """Threads with their own cuDNN handles, because a handle serves one thread at a time.
 
-    They leave as much Python as they can to whoever asks: while threads run it, this interpreter measures nothing. What
-    they finished is read by other threads, for which its handle is not used. Whoever asks for a list that no thread has
-    come to makes it with the handle that it has: to make a handle takes longer, and threads begin with that.
+    The threads leave as much Python code as possible to the caller, because while they run it, this interpreter measures
+    nothing. Other threads read finished lists, which does not use the handle. A caller that asks for a list that no
+    thread has begun makes the list with its own handle, because a thread would have to create a handle first, and that
+    takes longer.
 
     Args:
         library: cuDNN.
@@ -95,17 +96,17 @@ class Background:
         self._library = library
         self._device = device
         self._local = local()
-        self._lock = RLock()  # of all that follows, which threads begin as well
+        self._lock = RLock()  # guards the attributes below, which the threads change too
         self._listing, self._building = self._pools()
         self._lists: dict[ConvolutionProblem, _Begun] = {}
-        # Some are kept: cuDNN compiles an engine again once no plan of it is left.
+        # Some plans are kept, because cuDNN compiles an engine again once no plan of it is left.
         self._plans: dict[tuple[ConvolutionProblem, str], Future[BuiltPlan | None]] = {}
         self._pending: Counter[ConvolutionProblem] = Counter()
         self._drops = 0
 
     def warm_up(self) -> None:
-        """Ask heuristics of each operation, which load libraries and networks when they are asked first."""
-        parts = islice(cycle(SMALL), max(_MOST_LISTING, len(SMALL)))  # something for each thread
+        """Ask the heuristics about each operation, because they load libraries and networks when they are first asked."""
+        parts = islice(cycle(SMALL), max(_MOST_LISTING, len(SMALL)))  # work for each thread
         wait([self._submit(self._listing, part, partial(self._list_here, part, None)) for part in parts])
 
     def begin(
@@ -118,10 +119,10 @@ class Background:
         """Begin to ask heuristics for micro-batches of a problem, and to compile what needs it.
 
         Args:
-            parts: the problem at descending sizes; compilation begins at the second, where measuring does.
-            limit_bytes: workspace; what needs more is compiled at half the size, and so on.
-            promises: of what needs a compiler; by default, all is worth it.
-            known: what need not be listed.
+            parts: the problem at descending sizes; engines are compiled at the second, where measuring begins.
+            limit_bytes: workspace limit; an engine that needs more is compiled at half the size, and so on.
+            promises: tells which engines are worth compiling; by default all are.
+            known: micro-batches whose lists are known already.
         """
         for index, part in enumerate(parts):
             if part not in self._lists and part not in known:
@@ -131,36 +132,37 @@ class Background:
                 self._lists[part] = _Begun(self._submit(self._listing, part, work), compiling)
 
     def is_ready(self, problem: ConvolutionProblem) -> bool:
-        """Whether all that was begun for a problem is done."""
+        """Return whether all work for a problem is done."""
         return not self._pending[_shape(problem)]
 
     def settle(self) -> None:
-        """Wait until all that was begun is listed: threads that run Python disturb measurements, compilers do not."""
+        """Wait until all lists are made, because threads that run Python disturb measurements; compilers do not."""
         wait([begun.future for begun in self._lists.values()])
 
     def drop(self) -> None:
-        """Drop what was begun but does not run yet, and what that would begin."""
+        """Drop work that does not run yet, and the compilation that it would begin."""
         with self._lock:
             self._drops += 1
             self._lists = {part: each for part, each in self._lists.items() if not each.future.cancel()}
             self._plans = {key: future for key, future in self._plans.items() if not future.cancel()}
 
-    def rest(self) -> None:
-        """Drop what was begun but does not run yet, and wait for what runs."""
-        for threads in (self._listing, self._building):  # in this order, for lists begin to build
+    def stop(self) -> None:
+        """Drop work that does not run yet, and wait for the rest."""
+        for threads in (self._listing, self._building):  # in this order, because lists begin builds
             threads.shutdown(cancel_futures=True)
         self._listing, self._building = self._pools()
         self._lists.clear()
         self._plans.clear()
 
     def listed(self, part: ConvolutionProblem, handle: int) -> list[Algorithm] | None:
-        """Return a list that was begun, once it is there, made now if no thread has come to it.
-
-        None where none was begun, or it could not be made.
+        """Return the algorithms of a micro-batch whose list was begun; wait for it, or make it if no thread has begun it.
 
         Args:
             part: a micro-batch of a problem.
             handle: address of the caller's cudnnHandle_t.
+
+        Returns:
+            The algorithms, or None if no list was asked for or it could not be made.
         """
         begun = self._lists.pop(part, None)
         if begun is None:
@@ -170,27 +172,27 @@ class Background:
             graph = self._list(part, begun.compiling, handle) if waits else begun.future.result()
             return graph.algorithms()
         except self._device.failures:
-            return None  # whoever lists it now will hear why
+            return None  # the caller lists it again, and gets the error
 
     def build(self, part: ConvolutionProblem, name: str, promises: Promises = bool) -> None:
-        """Begin to build the plan of an engine that is compiled, if it is still worth it when its turn comes."""
+        """Begin to build the plan of an engine that is compiled, unless `promises` denies it when a thread is free."""
         with self._lock:
             if (part, name) not in self._plans:
                 work = partial(self._build, part, name, promises)
                 self._plans[part, name] = self._submit(self._building, part, work)
 
     def built(self, part: ConvolutionProblem, name: str) -> BuiltPlan | None:
-        """Return the plan of an engine that is compiled, once it is there; None where nobody builds it, or it failed.
+        """Return the plan of an engine that is compiled; None if no thread builds it, or the build failed.
 
-        In any case, wait until the engine is ready that is being compiled for another size.
+        Wait until the plan is built. Without one, wait until the engine is compiled if that happens for another size.
         """
         shape = _shape(part)
         with self._lock:
             old = [key for key, each in self._plans.items() if each.done() and key != (part, name)]
-            for key in old[: max(0, len(self._plans) - _MOST_KEPT)]:  # here, for handles end with their plans
+            for key in old[: max(0, len(self._plans) - _MOST_KEPT)]:  # dropped in this thread, because their handles end with them
                 del self._plans[key]
             future = self._plans.get((part, name))
-            if future is not None and future.cancel():  # it waits for others
+            if future is not None and future.cancel():  # no thread has begun it
                 del self._plans[part, name]
                 future = None
             others = [other for (each, same), other in self._plans.items() if same == name and _shape(each) == shape]
@@ -214,7 +216,7 @@ class Background:
                 del self._pending[shape]
 
     def _list_here(self, part: ConvolutionProblem, compiling: _Compiling | None) -> OperationGraph:
-        """Make a list with the handle of this thread."""
+        """Make a list with this thread's handle."""
         with self._device.use():
             return self._list(part, compiling, _handle_of(self._local, self._library).address)
 
@@ -228,11 +230,11 @@ class Background:
         return graph
 
     def _build_within(self, part: ConvolutionProblem, algorithm: Algorithm, compiling: _Compiling, handle: int) -> None:
-        """Begin to build an engine's plan at the largest size that fits, of this one, its half, and so on."""
+        """Begin to build an engine's plan at the largest size that fits the limit: this size, its half, and so on."""
         workspace_bytes = algorithm.workspace_bytes
         while workspace_bytes > compiling.limit_bytes and part.batch > 1:
             part = part.part(part.batch // 2)
-            with suppress(BackendError):  # where it does not compute that size, it may a smaller one
+            with suppress(BackendError):  # an engine that does not compute this size may compute a smaller one
                 graph = listing_graph(self._library, handle, part)
                 workspace_bytes = graph.configuration(algorithm.name).workspace_bytes
         if workspace_bytes <= compiling.limit_bytes:
@@ -240,45 +242,45 @@ class Background:
 
     def _build(self, part: ConvolutionProblem, name: str, promises: Promises) -> BuiltPlan | None:
         if not promises(name):
-            with self._lock:  # whoever wants it all the same may begin again
+            with self._lock:  # so that a later call of `build` may begin it again
                 self._plans.pop((part, name), None)
             return None
         try:
             with self._device.use():
-                handle = OwnHandle(self._library)
+                handle = OwnedHandle(self._library)
                 return BuiltPlan(listing_graph(self._library, handle.address, part).plan(name), handle)
         except self._device.failures:
-            return None  # whoever wants to measure it will hear why
+            return None  # its measurement builds it again, and gets the error
 
     def _pools(self) -> tuple[ThreadPoolExecutor, ThreadPoolExecutor]:
-        # Threads hold what begins them, and must not hold this: it ends them when nobody has it any more.
+        # Threads keep their initializer alive. It must not refer to this object, which ends the threads when it is deleted.
         begin = partial(_prepare, self._library, self._device, self._local)
         return _threads(_MOST_LISTING, begin), _threads(_MOST_BUILDING, _relax)
 
 
 def _threads(most: int, initializer: Callable[[], None]) -> ThreadPoolExecutor:
-    """Return so many threads at most, none of which is started before there is work."""
+    """Return at most this many threads; they start when there is work."""
     return ThreadPoolExecutor(min(most, os.cpu_count() or 1), thread_name_prefix="ucudnn", initializer=initializer)
 
 
 def _prepare(library: Library, device: Gpu, own: local) -> None:
-    """Make the handle of a thread that lists, before it takes anything from others."""
+    """Create the handle of a thread that lists, before it takes work that the caller could do meanwhile."""
     _relax()
-    with suppress(Exception), device.use():  # its first list tries again, and tells what went wrong
+    with suppress(Exception), device.use():  # its first list tries again, and reports the error
         _handle_of(own, library)
 
 
-def _handle_of(own: local, library: Library) -> OwnHandle:
-    """Return the handle of this thread."""
+def _handle_of(own: local, library: Library) -> OwnedHandle:
+    """Return this thread's handle, created at its first use."""
     if not hasattr(own, "handle"):
-        own.handle = OwnHandle(library)
-    handle: OwnHandle = own.handle
+        own.handle = OwnedHandle(library)
+    handle: OwnedHandle = own.handle
     return handle
 
 
 def _relax() -> None:
-    """Let what is still compiling when the program captures a CUDA graph not end that capture."""
-    with suppress(OSError):  # without a driver there are no captures
+    """Allow this thread to compile while the program captures a CUDA graph, which would else end the capture."""
+    with suppress(OSError):  # there is no driver, so there are no captures
         exchange_capture_mode(RELAXED)
 
 

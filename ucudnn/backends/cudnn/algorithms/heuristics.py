@@ -1,8 +1,9 @@
-"""Listing: what cuDNN's heuristics offer for a problem, and at which sizes they are asked."""
+"""What cuDNN's heuristics offer for a problem, and the sizes at which they are asked."""
 
 import logging
 from collections.abc import Sequence
 
+from ucudnn.backends.base import ACCUMULATE, OVERWRITE, Scaling
 from ucudnn.backends.cudnn.algorithms.operation_graph import OperationGraph
 from ucudnn.backends.cudnn.api.library import Library
 from ucudnn.errors import CudnnError
@@ -15,16 +16,16 @@ _MOST_ANCHORS = 4
 
 
 def listing_graph(library: Library, handle: int, problem: ConvolutionProblem) -> OperationGraph:
-    """Return the graph of a problem as it is listed and measured: BackwardFilter as it accumulates.
+    """Return the graph of a problem with the scaling with which it is listed and measured.
 
     Raises:
         CudnnError: if cuDNN cannot describe the problem.
     """
-    return OperationGraph(library, handle, problem, alpha=1.0, beta=listing_beta(problem))
+    return OperationGraph(library, handle, problem, listing_scaling(problem))
 
 
 def graph_algorithms(library: Library, handle: int, problem: ConvolutionProblem) -> list[Algorithm]:
-    """Return the engine configurations that compute a problem as its math mode and determinism allow."""
+    """Return the engine configurations that compute a problem within its math mode and determinism."""
     try:
         return listing_graph(library, handle, problem).algorithms()
     except CudnnError as error:
@@ -32,13 +33,13 @@ def graph_algorithms(library: Library, handle: int, problem: ConvolutionProblem)
         return []
 
 
-def listing_beta(problem: ConvolutionProblem) -> float:
-    """Return the beta with which algorithms of a problem are listed and measured: 1 where micro-batches accumulate."""
-    return 1.0 if problem.operation is Operation.BACKWARD_FILTER else 0.0
+def listing_scaling(problem: ConvolutionProblem) -> Scaling:
+    """Return the scaling with which algorithms are listed and measured: micro-batches of BackwardFilter accumulate."""
+    return ACCUMULATE if problem.operation is Operation.BACKWARD_FILTER else OVERWRITE
 
 
 def anchors(sizes: Sequence[int]) -> list[int]:
-    """Return the sizes at which heuristics are asked: the largest, and from there a few, each at most a quarter."""
+    """Return the sizes at which heuristics are asked: the largest, and a few more, each at most a quarter of the last."""
     found: list[int] = []
     for size in sorted(sizes, reverse=True):
         if not found or size * _ANCHOR_STEP <= found[-1]:

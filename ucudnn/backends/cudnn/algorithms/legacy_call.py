@@ -5,17 +5,17 @@ from array import array
 from collections.abc import Callable, Sequence
 from typing import final
 
-from ucudnn.backends.base import PreparedCall
-from ucudnn.backends.cudnn.algorithms.addresses import Places
+from ucudnn.backends.base import BEGIN, OVERWRITE, Offset, PreparedCall, Scaling
+from ucudnn.backends.cudnn.algorithms.addresses import PartAddresses
 from ucudnn.backends.cudnn.algorithms.operation_graph import round_up
-from ucudnn.backends.cudnn.api.enums import CROSS_CORRELATION, DATA_TYPES
+from ucudnn.backends.cudnn.api.enums import CROSS_CORRELATION, DATA_TYPES, DEFAULT_MATH, FMA_MATH, TENSOR_OP_MATH
 from ucudnn.backends.cudnn.api.library import HostScalar, Library
 from ucudnn.backends.cudnn.api.tensor_shapes import shapes_of
 from ucudnn.backends.cudnn.gpu.base import DeviceBuffer
+from ucudnn.bounded import BoundedDict
 from ucudnn.errors import BackendError, CudnnError, UnsupportedProblemError
 from ucudnn.problem import ConvolutionProblem, DataType, MathMode, Operation
 from ucudnn.profiles.measurement import Algorithm
-from ucudnn.slabs import Rows
 
 ALGORITHMS: dict[Operation, dict[str, int]] = {
     Operation.FORWARD: {
@@ -55,7 +55,6 @@ NONDETERMINISTIC = {
 }
 """Algorithms that add in an order that changes from run to run."""
 
-_DEFAULT_MATH, _TENSOR_OP_MATH, _FMA_MATH = 0, 1, 3  # cudnnMathType_t
 _MOST_SCALARS = 64
 _NAMES = {
     Operation.FORWARD: "Forward",
@@ -66,8 +65,8 @@ _NAMES = {
 
 def _math_type(problem: ConvolutionProblem) -> int:
     if problem.math is MathMode.FMA:
-        return _FMA_MATH
-    return _TENSOR_OP_MATH if problem.dtype.has_16_bits else _DEFAULT_MATH
+        return FMA_MATH
+    return TENSOR_OP_MATH if problem.dtype.has_16_bits else DEFAULT_MATH
 
 
 @final
@@ -76,7 +75,7 @@ class LegacyDescriptors:
 
     Raises:
         CudnnError: if cuDNN cannot describe the problem.
-        UnsupportedProblemError: if a stride is beyond an int, or padding differs before and after.
+        UnsupportedProblemError: if a stride does not fit an int, or the padding before and after x differs.
     """
 
     def __init__(self, library: Library, problem: ConvolutionProblem) -> None:
@@ -128,11 +127,14 @@ class LegacyDescriptors:
 
 
 def legacy_algorithms(library: Library, handle: int, problem: ConvolutionProblem) -> list[Algorithm]:
-    """Return the legacy algorithms that compute a problem and their workspaces (cudnnGetConvolution*WorkspaceSize)."""
+    """Return the legacy algorithms that compute a problem, with their workspaces.
+
+    cudnnGetConvolution*WorkspaceSize tells the workspaces, and which algorithms apply.
+    """
     try:
         descriptors = LegacyDescriptors(library, problem)
     except BackendError:
-        return []  # it has no words for the problem
+        return []  # the legacy API cannot express the problem
     found = []
     for name in ALGORITHMS[problem.operation]:
         if problem.deterministic and (problem.operation, name) in NONDETERMINISTIC:
@@ -140,14 +142,14 @@ def legacy_algorithms(library: Library, handle: int, problem: ConvolutionProblem
         try:
             size = _workspace_bytes(library, handle, problem, descriptors, name)
         except CudnnError:
-            continue  # how cuDNN says that an algorithm does not apply
+            continue  # cuDNN reports an error if the algorithm does not apply
         notes = ("NONDETERMINISTIC",) if (problem.operation, name) in NONDETERMINISTIC else ()
         found.append(Algorithm(name=name, workspace_bytes=round_up(size), api="legacy", notes=notes))
     return found
 
 
 def _in_order(operation: Operation, x: int, w: int, y: int) -> tuple[int, int, int]:
-    """Return two inputs and the output in the order in which cuDNN's functions take them."""
+    """Return the two inputs and the output in the order in which cuDNN's functions take them."""
     if operation is Operation.FORWARD:
         return x, w, y
     return (w, y, x) if operation is Operation.BACKWARD_DATA else (x, y, w)
@@ -176,12 +178,12 @@ class LegacyCall(PreparedCall):
     Args:
         library: cuDNN.
         handle: address of the cudnnHandle_t.
-        problem: what is computed, at micro-batch size.
+        problem: the problem at micro-batch size.
         algorithm: name of the algorithm.
 
     Raises:
         UnsupportedProblemError: if there is no such algorithm.
-        CudnnError: if it does not apply.
+        CudnnError: if the algorithm does not apply to the problem.
     """
 
     def __init__(self, library: Library, handle: int, problem: ConvolutionProblem, algorithm: str) -> None:
@@ -196,13 +198,13 @@ class LegacyCall(PreparedCall):
         self._descriptors = LegacyDescriptors(library, problem)
         self._workspace_bytes = _workspace_bytes(library, handle, problem, self._descriptors, algorithm)
         self._run: Callable[..., int] = library.function(f"cudnnConvolution{_NAMES[problem.operation]}")
-        self._places = Places(problem)
+        self._addresses = PartAddresses(problem)
         self._double = problem.dtype is DataType.FLOAT64
-        self._scalars: dict[float, HostScalar] = {}
+        self._scalars: BoundedDict[float, HostScalar] = BoundedDict(_MOST_SCALARS)
 
     @property
     def workspace_bytes(self) -> int:
-        """What the algorithm needs, rounded up as algorithms state it."""
+        """Workspace of the algorithm, rounded up as algorithms state it."""
         return round_up(self._workspace_bytes)
 
     def launch(
@@ -210,26 +212,23 @@ class LegacyCall(PreparedCall):
         x: int,
         w: int,
         y: int,
-        *,
-        start: int,
-        alpha: float,
-        beta: float,
         workspace: DeviceBuffer,
-        first_rows: Rows | None = None,
+        offset: Offset = BEGIN,
+        scaling: Scaling = OVERWRITE,
     ) -> None:
-        """Queue the convolution of samples [start, start + batch), on the stream of the cuDNN handle.
+        """Queue the convolution of one part on the stream of the cuDNN handle.
 
         Raises:
             CudnnError: if cuDNN cannot run it.
         """
-        x, y = self._places.of(x, y, start, first_rows)
+        x, y = self._addresses.at(x, y, offset)
         operation, own = self._problem.operation, self._descriptors
         first, second, output = _in_order(operation, own.x, own.w, own.y)
         a, b, c = _in_order(operation, x, w, y)
-        scale, keep = self._scalar(alpha), self._scalar(beta)  # alive until cuDNN has read them
+        alpha, beta = self._scalar(scaling.alpha), self._scalar(scaling.beta)  # alive until cuDNN has read them
         status = self._run(
             self._handle,
-            scale.address,
+            alpha.address,
             first,
             a,
             second,
@@ -238,7 +237,7 @@ class LegacyCall(PreparedCall):
             self._number,
             workspace.address,
             min(workspace.size_bytes, self._workspace_bytes),
-            keep.address,
+            beta.address,
             output,
             c,
         )
@@ -248,7 +247,5 @@ class LegacyCall(PreparedCall):
     def _scalar(self, value: float) -> HostScalar:
         scalar = self._scalars.get(value)
         if scalar is None:
-            if len(self._scalars) >= _MOST_SCALARS:
-                self._scalars.clear()
             scalar = self._scalars[value] = HostScalar(value, double=self._double)
         return scalar

@@ -1,6 +1,6 @@
 """cuDNN's graph API: engine configurations of one convolution, their workspaces, notes and plans.
 
-Reached through the C backend API, where alpha and beta are attributes of the operation (cudnnBackendExecute).
+The C backend API offers it, where alpha and beta are attributes of the operation (cudnnBackendExecute).
 """
 
 import logging
@@ -9,15 +9,16 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import final
 
+from ucudnn.backends.base import Scaling
 from ucudnn.backends.cudnn.algorithms.known_faults import computes_wrong, ends_process
-from ucudnn.backends.cudnn.api.descriptor import Descriptor
+from ucudnn.backends.cudnn.api.descriptor import BackendDescriptor
 from ucudnn.backends.cudnn.api.enums import (
     CROSS_CORRELATION,
     DATA_TYPES,
     RUNTIME_COMPILATION,
     Attribute,
+    DescriptorType,
     HeuristicMode,
-    Kind,
     NumericalNote,
     Type,
 )
@@ -28,14 +29,14 @@ from ucudnn.problem import ConvolutionProblem, DataType, MathMode, Operation
 from ucudnn.profiles.measurement import Algorithm
 
 X, W, Y = 1, 2, 3
-"""Identities of the tensors in operation graphs and variant packs."""
+"""Unique ids of the tensors in operation graphs and variant packs."""
 
 WORKSPACE_UNIT = 256
-"""Workspaces are stated in multiples of so many bytes, so that the segments of an arena begin at such multiples: some
-engines of cuDNN 9.19 leave NaN where their workspace is aligned to 16 bytes only."""
+"""Workspaces are stated in multiples of this many bytes, so that the segments of an arena are aligned to them. Some
+engines of cuDNN 9.19 leave NaN in the output if their workspace is aligned to 16 bytes only."""
 
-KnobChoices = dict[tuple[int, int], Descriptor]
-"""Choices by the type of a knob and its value."""
+KnobChoices = dict[tuple[int, int], BackendDescriptor]
+"""Knob choices by the type and the value of the knob."""
 
 _LOG = logging.getLogger(__name__)
 _NAME = re.compile(r"eng(\d+)((?:_k\d+=-?\d+)*)")
@@ -46,13 +47,13 @@ _KNOWN_NOTES = frozenset(note.value for note in NumericalNote)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineConfiguration:
-    """An engine with its knobs, as heuristics offer it.
+    """An engine with values of its knobs, as heuristics offer it.
 
     Attributes:
-        name: 'eng67_k2=19_k13=0': the engine's global index, and knob types with their choices, in order.
-        workspace_bytes: workspace, known without building a plan (CUDNN_ATTR_ENGINECFG_WORKSPACE_SIZE).
-        notes: what the engine does to numbers.
-        compiles: whether its kernels are compiled when its plan is built (CUDNN_BEHAVIOR_NOTE_RUNTIME_COMPILATION).
+        name: such as 'eng67_k2=19_k13=0': the engine's global index, then types and values of knobs, in order of types.
+        workspace_bytes: workspace, known before a plan is built (CUDNN_ATTR_ENGINECFG_WORKSPACE_SIZE).
+        notes: numerical properties of the engine.
+        compiles: whether building a plan compiles kernels (CUDNN_BEHAVIOR_NOTE_RUNTIME_COMPILATION).
     """
 
     name: str
@@ -61,10 +62,10 @@ class EngineConfiguration:
     compiles: bool
 
     def allowed(self, problem: ConvolutionProblem) -> bool:
-        """Whether it computes a problem, as precisely and as repeatably as wanted.
+        """Return whether it computes a problem within its math mode and determinism.
 
-        Products of float32 on tensor cores are TF32's. Parts of a sum may be rounded to 16 bits where the sum is, as
-        cuDNN's legacy API and PyTorch do; how exact the result is, is checked at every size that is measured.
+        Tensor cores multiply float32 as TF32. Parts of a sum may be rounded to 16 bits if the sum has 16 bits, as in
+        cuDNN's legacy API and in PyTorch. The error of such a result is checked at every size that is measured.
         """
         notes = self.notes
         reduced = NumericalNote.REDUCED_PRECISION_REDUCTION in notes and not problem.dtype.has_16_bits
@@ -77,7 +78,7 @@ class EngineConfiguration:
         return True
 
     def algorithm(self) -> Algorithm:
-        """Return it as a backend's algorithm."""
+        """Return the configuration as an algorithm of the backend."""
         return Algorithm(
             name=self.name,
             workspace_bytes=round_up(self.workspace_bytes),
@@ -89,15 +90,14 @@ class EngineConfiguration:
 
 @final
 class OperationGraph:
-    """One convolution as a graph of one operation.
+    """A graph of one operation, the convolution.
 
     Args:
         library: cuDNN.
         handle: address of the cudnnHandle_t.
-        problem: sizes, types, and the alignment that x and y keep.
-        alpha: factor of the convolution.
-        beta: factor of what the output holds.
-        choices: of knobs, which graphs of one thread may share.
+        problem: the problem; its alignment is that of x and y.
+        scaling: alpha and beta.
+        choices: knob choices that graphs of one thread share; None to share none.
 
     Raises:
         CudnnError: if cuDNN cannot describe the problem.
@@ -108,25 +108,23 @@ class OperationGraph:
         library: Library,
         handle: int,
         problem: ConvolutionProblem,
-        *,
-        alpha: float,
-        beta: float,
+        scaling: Scaling,
         choices: KnobChoices | None = None,
     ) -> None:
         self._library = library
         self._handle = handle
         self.problem = problem
-        self._graph = self._describe(alpha, beta)
-        self._knobs: list[Descriptor] = []
+        self._graph = self._describe(scaling)
+        self._knobs: list[BackendDescriptor] = []
         self._choices: KnobChoices = {} if choices is None else choices
-        self._offered: list[Descriptor] | None = None
+        self._offered: list[BackendDescriptor] | None = None
         self._algorithms: list[Algorithm] | None = None
-        self._known: dict[str, Descriptor] = {}
-        self._engines: dict[int, Descriptor] = {}
+        self._known: dict[str, BackendDescriptor] = {}
+        self._engines: dict[int, BackendDescriptor] = {}
         self._facts: dict[int, tuple[frozenset[NumericalNote], bool]] = {}
 
     def ask(self) -> None:
-        """Ask the heuristics, modes A, B and FALLBACK; cuDNN takes its time, and this interpreter next to nothing."""
+        """Ask the heuristics in modes A, B and FALLBACK. Nearly all of the time is spent in cuDNN, without the interpreter."""
         self._offered = [
             configuration
             for mode in HeuristicMode
@@ -135,18 +133,18 @@ class OperationGraph:
         ]
 
     def algorithms(self) -> list[Algorithm]:
-        """Return what they offered that computes the problem as its math mode and determinism allow."""
+        """Return the offered configurations that compute the problem within its math mode and determinism."""
         if self._algorithms is None:
             allowed = (each for each in self._configurations() if each.allowed(self.problem))
             self._algorithms = [each.algorithm() for each in allowed if each.workspace_bytes >= 0]
         return self._algorithms
 
     def _configurations(self) -> list[EngineConfiguration]:
-        """Return what they offered, each configuration once."""
+        """Return the offered configurations, each of them once."""
         if self._offered is None:
             self.ask()
-        # Unlike other attributes, knob choices do not tell their number beforehand.
-        self._knobs = [self._new(Kind.KNOB_CHOICE) for _ in range(_MOST_KNOBS)]
+        # cuDNN does not tell the number of knob choices, unlike that of other attributes, before they are read.
+        self._knobs = [self._new(DescriptorType.KNOB_CHOICE) for _ in range(_MOST_KNOBS)]
         found: dict[str, EngineConfiguration] = {}
         for configuration in self._offered or ():
             try:
@@ -162,64 +160,64 @@ class OperationGraph:
         """Return a configuration by its name, whether or not heuristics offer it for this problem.
 
         Raises:
-            UnsupportedProblemError: if that is no name of a configuration.
-            CudnnError: if the engine does not compute the problem, or not with these knobs.
+            UnsupportedProblemError: if it is not the name of a configuration.
+            CudnnError: if the engine with these knobs does not compute the problem.
         """
         if name not in self._known:
             self._known[name] = self._make_configuration(name)
         return self._describe_configuration(name, self._known[name], *self._facts[_parse(name)[0]])
 
-    def plan(self, name: str) -> Descriptor:
+    def plan(self, name: str) -> BackendDescriptor:
         """Build the execution plan of a configuration.
 
         Raises:
-            UnsupportedProblemError: if that is no name of a configuration.
+            UnsupportedProblemError: if it is not the name of a configuration.
             CudnnError: if cuDNN cannot build it.
         """
-        # For one plan only: of an engine that is compiled, cuDNN 9.19 builds no second one from the same descriptor.
+        # A descriptor serves one plan, because cuDNN 9.19 builds no second one from it if the engine is compiled.
         configuration = self._known.pop(name, None) or self._make_configuration(name)
-        plan = self._new(Kind.EXECUTION_PLAN).set(Attribute.EXECUTION_PLAN_HANDLE, Type.HANDLE, self._handle)
+        plan = self._new(DescriptorType.EXECUTION_PLAN).set(Attribute.EXECUTION_PLAN_HANDLE, Type.HANDLE, self._handle)
         return plan.set(Attribute.EXECUTION_PLAN_ENGINE_CONFIG, Type.DESCRIPTOR, configuration).finalize()
 
-    def _make_configuration(self, name: str) -> Descriptor:
+    def _make_configuration(self, name: str) -> BackendDescriptor:
         index, knobs = _parse(name)
         choices = [self._choice(kind, value) for kind, value in knobs]
-        configuration = self._new(Kind.ENGINECFG)
+        configuration = self._new(DescriptorType.ENGINECFG)
         configuration.set(Attribute.ENGINECFG_ENGINE, Type.DESCRIPTOR, self._engine(index))
         if choices:
             configuration.set(Attribute.ENGINECFG_KNOB_CHOICES, Type.DESCRIPTOR, choices)
         return configuration.finalize()
 
-    def _choice(self, kind: int, value: int) -> Descriptor:
-        """Return a knob's choice; configurations share them."""
+    def _choice(self, kind: int, value: int) -> BackendDescriptor:
+        """Return the choice of a knob's value; configurations share it."""
         choice = self._choices.get((kind, value))
         if choice is None:
-            choice = self._new(Kind.KNOB_CHOICE).set(Attribute.KNOB_CHOICE_KNOB_TYPE, Type.KNOB_TYPE, kind)
+            choice = self._new(DescriptorType.KNOB_CHOICE).set(Attribute.KNOB_CHOICE_KNOB_TYPE, Type.KNOB_TYPE, kind)
             choice.set(Attribute.KNOB_CHOICE_KNOB_VALUE, Type.INT64, value).finalize()
             self._choices[kind, value] = choice
         return choice
 
-    def _engine(self, index: int) -> Descriptor:
-        """Return an engine; configurations share those that are not compiled."""
+    def _engine(self, index: int) -> BackendDescriptor:
+        """Return an engine; configurations share it unless it is compiled."""
         engine = self._engines.get(index)
         if engine is None:
-            engine = self._new(Kind.ENGINE).set(Attribute.ENGINE_OPERATION_GRAPH, Type.DESCRIPTOR, self._graph)
+            engine = self._new(DescriptorType.ENGINE).set(Attribute.ENGINE_OPERATION_GRAPH, Type.DESCRIPTOR, self._graph)
             engine.set(Attribute.ENGINE_GLOBAL_INDEX, Type.INT64, index).finalize()
             _, compiles = self._facts_of(index, engine)
             if not compiles:
                 self._engines[index] = engine
         return engine
 
-    def _new(self, kind: Kind) -> Descriptor:
-        return Descriptor(self._library, kind)
+    def _new(self, kind: DescriptorType) -> BackendDescriptor:
+        return BackendDescriptor(self._library, kind)
 
-    def _describe(self, alpha: float, beta: float) -> Descriptor:
+    def _describe(self, scaling: Scaling) -> BackendDescriptor:
         problem = self.problem
         shapes = shapes_of(problem)
         double = problem.dtype is DataType.FLOAT64
         compute = DATA_TYPES[DataType.FLOAT64 if double else DataType.FLOAT32]
         convolution = (
-            self._new(Kind.CONVOLUTION)
+            self._new(DescriptorType.CONVOLUTION)
             .set(Attribute.CONVOLUTION_COMP_TYPE, Type.DATA_TYPE, compute)
             .set(Attribute.CONVOLUTION_CONV_MODE, Type.CONVOLUTION_MODE, CROSS_CORRELATION)
             .set(Attribute.CONVOLUTION_SPATIAL_DIMS, Type.INT64, len(shapes.padding))
@@ -232,22 +230,22 @@ class OperationGraph:
         x = self._tensor(X, shapes.x, shapes.x_strides)
         w = self._tensor(W, shapes.w, shapes.w_strides)
         y = self._tensor(Y, shapes.y, shapes.y_strides)
-        # The six attributes of each operation follow each other: alpha, beta, convolution, w, x, y.
+        # The numbers of an operation's six attributes follow each other: alpha, beta, convolution, w, x, y.
         kind, first = {
-            Operation.FORWARD: (Kind.FORWARD, Attribute.FORWARD_ALPHA),
-            Operation.BACKWARD_DATA: (Kind.BACKWARD_DATA, Attribute.BACKWARD_DATA_ALPHA),
-            Operation.BACKWARD_FILTER: (Kind.BACKWARD_FILTER, Attribute.BACKWARD_FILTER_ALPHA),
+            Operation.FORWARD: (DescriptorType.FORWARD, Attribute.FORWARD_ALPHA),
+            Operation.BACKWARD_DATA: (DescriptorType.BACKWARD_DATA, Attribute.BACKWARD_DATA_ALPHA),
+            Operation.BACKWARD_FILTER: (DescriptorType.BACKWARD_FILTER, Attribute.BACKWARD_FILTER_ALPHA),
         }[problem.operation]
         scalar = Type.DOUBLE if double else Type.FLOAT
-        operation = self._new(kind).set(first, scalar, alpha).set(first + 1, scalar, beta)
+        operation = self._new(kind).set(first, scalar, scaling.alpha).set(first + 1, scalar, scaling.beta)
         for offset, part in enumerate((convolution, w, x, y), start=2):
             operation.set(first + offset, Type.DESCRIPTOR, part)
-        graph = self._new(Kind.OPERATIONGRAPH).set(Attribute.OPERATIONGRAPH_OPS, Type.DESCRIPTOR, operation.finalize())
+        graph = self._new(DescriptorType.OPERATIONGRAPH).set(Attribute.OPERATIONGRAPH_OPS, Type.DESCRIPTOR, operation.finalize())
         return graph.set(Attribute.OPERATIONGRAPH_HANDLE, Type.HANDLE, self._handle).finalize()
 
-    def _tensor(self, identity: int, sizes: tuple[int, ...], strides: tuple[int, ...]) -> Descriptor:
+    def _tensor(self, identity: int, sizes: tuple[int, ...], strides: tuple[int, ...]) -> BackendDescriptor:
         return (
-            self._new(Kind.TENSOR)
+            self._new(DescriptorType.TENSOR)
             .set(Attribute.TENSOR_DATA_TYPE, Type.DATA_TYPE, DATA_TYPES[self.problem.dtype])
             .set(Attribute.TENSOR_DIMENSIONS, Type.INT64, sizes)
             .set(Attribute.TENSOR_STRIDES, Type.INT64, strides)
@@ -256,24 +254,24 @@ class OperationGraph:
             .finalize()
         )
 
-    def _heuristics(self, mode: HeuristicMode) -> Iterator[Descriptor]:
+    def _heuristics(self, mode: HeuristicMode) -> Iterator[BackendDescriptor]:
         try:
             heuristics = (
-                self._new(Kind.ENGINEHEUR)
+                self._new(DescriptorType.ENGINEHEUR)
                 .set(Attribute.ENGINEHEUR_OPERATION_GRAPH, Type.DESCRIPTOR, self._graph)
                 .set(Attribute.ENGINEHEUR_MODE, Type.HEUR_MODE, mode)
                 .finalize()
             )
             count = heuristics.count(Attribute.ENGINEHEUR_RESULTS)
             yield from heuristics.receive(
-                Attribute.ENGINEHEUR_RESULTS, [self._new(Kind.ENGINECFG) for _ in range(count)]
+                Attribute.ENGINEHEUR_RESULTS, [self._new(DescriptorType.ENGINECFG) for _ in range(count)]
             )
         except CudnnError as error:
-            # Mode B knows no 3-D, grouped or dilated convolutions, for example.
+            # Mode B fails for 3-D, grouped and dilated convolutions, for example.
             _LOG.debug("heuristic mode %s has nothing for %s: %s", mode.name, self.problem, error)
 
-    def _read(self, configuration: Descriptor) -> EngineConfiguration:
-        (engine,) = configuration.receive(Attribute.ENGINECFG_ENGINE, [self._new(Kind.ENGINE)])
+    def _read(self, configuration: BackendDescriptor) -> EngineConfiguration:
+        (engine,) = configuration.receive(Attribute.ENGINECFG_ENGINE, [self._new(DescriptorType.ENGINE)])
         index = engine.number(Attribute.ENGINE_GLOBAL_INDEX, Type.INT64)
         knobs = sorted(
             (
@@ -285,8 +283,8 @@ class OperationGraph:
         name = f"eng{index}" + "".join(f"_k{kind}={value}" for kind, value in knobs)
         return self._describe_configuration(name, configuration, *self._facts_of(index, engine))
 
-    def _facts_of(self, index: int, engine: Descriptor) -> tuple[frozenset[NumericalNote], bool]:
-        """Return what an engine does to numbers, and whether it is compiled: the same whatever its knobs."""
+    def _facts_of(self, index: int, engine: BackendDescriptor) -> tuple[frozenset[NumericalNote], bool]:
+        """Return an engine's numerical notes and whether it is compiled; both are the same for all values of knobs."""
         if index not in self._facts:
             notes = engine.numbers(Attribute.ENGINE_NUMERICAL_NOTE, Type.NUMERICAL_NOTE, _MOST_NOTES)
             behavior = engine.numbers(Attribute.ENGINE_BEHAVIOR_NOTE, Type.BEHAVIOR_NOTE, _MOST_NOTES)
@@ -296,7 +294,7 @@ class OperationGraph:
 
     @staticmethod
     def _describe_configuration(
-        name: str, configuration: Descriptor, notes: frozenset[NumericalNote], compiles: bool
+        name: str, configuration: BackendDescriptor, notes: frozenset[NumericalNote], compiles: bool
     ) -> EngineConfiguration:
         return EngineConfiguration(
             name=name,
@@ -307,7 +305,11 @@ class OperationGraph:
 
 
 def _parse(name: str) -> tuple[int, list[tuple[int, int]]]:
-    """Return the index of an engine, and its knobs with their values, from the name of a configuration."""
+    """Return the engine's index and the types and values of its knobs from the name of a configuration.
+
+    Raises:
+        UnsupportedProblemError: if it is not the name of a configuration.
+    """
     match = _NAME.fullmatch(name)
     if match is None:
         raise UnsupportedProblemError(f"{name} is no engine configuration: they are named like eng67_k2=19_k13=0")
@@ -316,10 +318,10 @@ def _parse(name: str) -> tuple[int, list[tuple[int, int]]]:
 
 
 def is_engine(name: str) -> bool:
-    """Whether that is the name of an engine configuration."""
+    """Return whether this is the name of an engine configuration."""
     return _NAME.fullmatch(name) is not None
 
 
 def round_up(size_bytes: int) -> int:
-    """Return a workspace as it is stated: the next multiple of WORKSPACE_UNIT."""
+    """Return a workspace rounded up to a multiple of WORKSPACE_UNIT, as algorithms state it."""
     return -(-size_bytes // WORKSPACE_UNIT) * WORKSPACE_UNIT

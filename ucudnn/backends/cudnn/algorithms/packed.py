@@ -1,6 +1,7 @@
-"""Slabs copied to and from dense memory, for algorithms that want no gaps between channels.
+"""Slabs that are copied to and from dense memory, for algorithms that need tensors without gaps between channels.
 
-The copies are part of the call and of its measured time, and lie in its workspace. Channels last, slabs have no gaps.
+The copies are part of the call and of its measured time, and lie in its workspace. With channels last, slabs have no
+gaps.
 """
 
 from collections.abc import Callable, Iterator
@@ -8,22 +9,21 @@ from dataclasses import replace
 from math import prod
 from typing import final
 
-from ucudnn.backends.base import PreparedCall
-from ucudnn.backends.cudnn.algorithms.addresses import Places
+from ucudnn.backends.base import BEGIN, OVERWRITE, Offset, PreparedCall, Scaling
+from ucudnn.backends.cudnn.algorithms.addresses import PartAddresses
 from ucudnn.backends.cudnn.algorithms.operation_graph import round_up
 from ucudnn.backends.cudnn.gpu.base import DeviceBuffer
 from ucudnn.problem import MOST_ALIGNMENT, ConvolutionProblem, Operation
 from ucudnn.profiles.measurement import Algorithm
-from ucudnn.slabs import Rows
 
 _SUFFIX = "+packed"
 
 CopyRuns = Callable[[int, int, int, int, int, int], None]
-"""Copies runs of bytes: to, step of to, from, step of from, bytes of a run, number of runs."""
+"""Copies runs of bytes. Arguments: target, its step, source, its step, bytes of a run, number of runs."""
 
 
 def base_of(name: str) -> str | None:
-    """Return the algorithm that a packed one calls, or None where it is none."""
+    """Return the algorithm that computes the copies of a packed algorithm, or None if the algorithm is not packed."""
     return name.removesuffix(_SUFFIX) if name.endswith(_SUFFIX) else None
 
 
@@ -33,7 +33,7 @@ def packed_name(name: str) -> str:
 
 
 def has_gaps(problem: ConvolutionProblem) -> bool:
-    """Whether there are gaps between the channels of a tensor."""
+    """Return whether x or y has gaps between its channels."""
     return bool(problem.x_channel_stride or problem.y_channel_stride)
 
 
@@ -45,7 +45,7 @@ def dense(problem: ConvolutionProblem) -> ConvolutionProblem:
 
 
 def packed_algorithm(problem: ConvolutionProblem, algorithm: Algorithm) -> Algorithm:
-    """Return an algorithm of the copies as one of the problem: with their memory, under a name of its own."""
+    """Return an algorithm of the copies as an algorithm of the problem, with its own name and the copies' memory."""
     return replace(
         algorithm,
         name=packed_name(algorithm.name),
@@ -60,8 +60,8 @@ class PackedCall(PreparedCall):
 
     Args:
         problem: the slab.
-        call: what computes the copies.
-        workspace_bytes: of that call.
+        call: computes the copies.
+        workspace_bytes: workspace of that call.
         copy: copies runs of bytes on the current stream.
     """
 
@@ -72,12 +72,12 @@ class PackedCall(PreparedCall):
         self._x_bytes, self._y_bytes = _sizes(problem)
         self._x = _Runs(problem, problem.spatial, problem.channels, problem.x_channel_stride, 0)
         self._y = _Runs(problem, problem.output, problem.filters, problem.y_channel_stride, 1)
-        self._places = Places(problem)
+        self._addresses = PartAddresses(problem)
         self._operation = problem.operation
 
     @property
     def workspace_bytes(self) -> int:
-        """What the copies and the call need."""
+        """Workspace of the copies and of the call."""
         return self._own_bytes + self._x_bytes + self._y_bytes
 
     def launch(
@@ -85,27 +85,24 @@ class PackedCall(PreparedCall):
         x: int,
         w: int,
         y: int,
-        *,
-        start: int,
-        alpha: float,
-        beta: float,
         workspace: DeviceBuffer,
-        first_rows: Rows | None = None,
+        offset: Offset = BEGIN,
+        scaling: Scaling = OVERWRITE,
     ) -> None:
-        """Queue the copies and the convolution of samples [start, start + batch); see PreparedCall.launch.
+        """Queue the copies and the convolution of one part; see PreparedCall.launch.
 
         Raises:
-            BackendError: if the call fails; what it writes to is as it was then.
+            BackendError: if the call fails; then the output is unchanged.
         """
-        x, y = self._places.of(x, y, start, first_rows)
+        x, y = self._addresses.at(x, y, offset)
         own_x, own_y = workspace.address, workspace.address + self._x_bytes
         writes_x, writes_y = self._operation is Operation.BACKWARD_DATA, self._operation is Operation.FORWARD
-        if not writes_x or beta:
+        if not writes_x or scaling.beta:
             self._x.gather(self._copy, own_x, x)
-        if not writes_y or beta:
+        if not writes_y or scaling.beta:
             self._y.gather(self._copy, own_y, y)
         rest = workspace.part(self._x_bytes + self._y_bytes, self._own_bytes)
-        self._call.launch(own_x, w, own_y, start=0, alpha=alpha, beta=beta, workspace=rest)
+        self._call.launch(own_x, w, own_y, rest, BEGIN, scaling)
         if writes_x:
             self._x.scatter(self._copy, own_x, x)
         if writes_y:
@@ -114,7 +111,7 @@ class PackedCall(PreparedCall):
 
 @final
 class _Runs:
-    """The runs of bytes that a tensor of a slab is made of: one for each sample and channel."""
+    """The runs of bytes of a slab's tensor: one for each sample and channel."""
 
     def __init__(
         self, problem: ConvolutionProblem, sizes: tuple[int, ...], channels: int, stride: int, which: int
@@ -132,12 +129,12 @@ class _Runs:
             copy(own, self._run, there, self._step, self._run, self._channels)
 
     def scatter(self, copy: CopyRuns, dense: int, tensor: int) -> None:
-        """Copy it back."""
+        """Copy dense memory back to the slab."""
         for own, there in self._both(dense, tensor):
             copy(there, self._step, own, self._run, self._run, self._channels)
 
     def _both(self, dense: int, tensor: int) -> Iterator[tuple[int, int]]:
-        """Return where each sample begins, in dense memory and in the tensor."""
+        """Yield the address of each sample in dense memory and in the tensor."""
         for sample in range(self._samples):
             yield dense + sample * self._channels * self._run, tensor + sample * self._sample
 

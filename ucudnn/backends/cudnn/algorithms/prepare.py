@@ -1,30 +1,28 @@
-"""Preparing: what runs an algorithm of cuDNN, on the tensors as they are or on copies."""
+"""Prepares cuDNN's algorithms, so that they run on the tensors as they are or on copies of them."""
 
-from collections import OrderedDict
 from collections.abc import Iterable
 from typing import final
 
-from ucudnn.backends.cudnn.algorithms.compile_ahead import Background
+from ucudnn.backends.base import Scaling
+from ucudnn.backends.cudnn.algorithms.compile_ahead import AheadCompiler
 from ucudnn.backends.cudnn.algorithms.gathered import GatheredCall, asked_of_cudnn, is_gathered
 from ucudnn.backends.cudnn.algorithms.graph_call import GraphCall
-from ucudnn.backends.cudnn.algorithms.heuristics import listing_beta
+from ucudnn.backends.cudnn.algorithms.heuristics import listing_scaling
 from ucudnn.backends.cudnn.algorithms.known_faults import computes_wrong
 from ucudnn.backends.cudnn.algorithms.legacy_call import LegacyCall
 from ucudnn.backends.cudnn.algorithms.operation_graph import KnobChoices, OperationGraph, is_engine
 from ucudnn.backends.cudnn.algorithms.packed import PackedCall, base_of, dense
 from ucudnn.backends.cudnn.api.library import Library
 from ucudnn.backends.cudnn.gpu.base import Gpu
+from ucudnn.bounded import BoundedDict
 from ucudnn.errors import UnsupportedProblemError
 from ucudnn.problem import ConvolutionProblem
 from ucudnn.profiles.measurement import Algorithm
 
-Call = GatheredCall | GraphCall | LegacyCall | PackedCall
-"""What runs an algorithm."""
+CudnnCall = GatheredCall | GraphCall | LegacyCall | PackedCall
+"""A prepared call of cuDNN."""
 
-Scalings = Iterable[tuple[float, float]]
-"""Pairs of alpha and beta."""
-
-_MOST_GRAPHS = 16  # operation graphs at hand: those of the sizes that are being measured
+_MOST_GRAPHS = 16  # enough for the sizes that are being measured
 
 
 @final
@@ -35,34 +33,32 @@ class Preparer:
         library: cuDNN.
         handle: address of the cudnnHandle_t.
         device: the GPU.
-        background: where engines are compiled.
+        compiler: compiles engines in the background.
     """
 
-    def __init__(self, library: Library, handle: int, device: Gpu, background: Background) -> None:
+    def __init__(self, library: Library, handle: int, device: Gpu, compiler: AheadCompiler) -> None:
         self._library = library
         self._handle = handle
         self._device = device
-        self._background = background
-        self._graphs: OrderedDict[tuple[ConvolutionProblem, float, float], OperationGraph] = OrderedDict()
+        self._compiler = compiler
+        self._graphs: BoundedDict[tuple[ConvolutionProblem, Scaling], OperationGraph] = BoundedDict(_MOST_GRAPHS)
         self._choices: KnobChoices = {}
 
-    def graph(self, problem: ConvolutionProblem, alpha: float, beta: float) -> OperationGraph:
-        """Return the operation graph of a problem; a few are kept.
+    def graph(self, problem: ConvolutionProblem, scaling: Scaling) -> OperationGraph:
+        """Return the operation graph of a problem; the latest graphs are kept.
 
         Raises:
             CudnnError: if cuDNN cannot describe the problem.
         """
-        key = problem, alpha, beta
+        key = problem, scaling
         graph = self._graphs.get(key)
         if graph is None:
-            graph = OperationGraph(self._library, self._handle, problem, alpha=alpha, beta=beta, choices=self._choices)
+            graph = OperationGraph(self._library, self._handle, problem, scaling, self._choices)
             self._graphs[key] = graph
-            if len(self._graphs) > _MOST_GRAPHS:
-                self._graphs.popitem(last=False)
         return graph
 
-    def prepare(self, problem: ConvolutionProblem, algorithm: str, scalings: Scalings) -> Call:
-        """Make an algorithm ready, with plans for pairs of alpha and beta.
+    def prepare(self, problem: ConvolutionProblem, algorithm: str, scalings: Iterable[Scaling]) -> CudnnCall:
+        """Make an algorithm ready, with plans for some pairs of alpha and beta.
 
         Raises:
             UnsupportedProblemError: if there is no such algorithm.
@@ -76,31 +72,35 @@ class Preparer:
             call = self.prepare(*asked_of_cudnn(problem, algorithm), scalings)
             return GatheredCall(problem, call, call.workspace_bytes, self._device)
         if is_engine(algorithm):
-            if computes_wrong(algorithm, problem):  # whoever measured it
+            if computes_wrong(algorithm, problem):  # a stored measurement may name it
                 raise UnsupportedProblemError(f"{algorithm} does not compute {problem}")
             return GraphCall(self._library, self._handle, problem, algorithm, scalings, self.graph)
         return LegacyCall(self._library, self._handle, problem, algorithm)
 
-    def prepare_for_bench(self, problem: ConvolutionProblem, algorithm: Algorithm) -> Call:
-        """Make an algorithm ready as it is measured; raises what `prepare` does.
+    def prepare_for_bench(self, problem: ConvolutionProblem, algorithm: Algorithm) -> CudnnCall:
+        """Make an algorithm ready for its measurement.
 
-        An engine that was compiled in the background is run on the cudnnHandle_t on which it was.
+        An engine that was compiled in the background runs on the cudnnHandle_t on which it was compiled.
+
+        Raises:
+            UnsupportedProblemError: if there is no such algorithm.
+            CudnnError: if cuDNN cannot build a plan.
         """
-        scaling = 1.0, listing_beta(problem)
+        scaling = listing_scaling(problem)
         asked, name = asked_of_cudnn(problem, algorithm.name)
-        built = self._background.built(asked, name) if algorithm.compiles else None
+        built = self._compiler.built(asked, name) if algorithm.compiles else None
         if built is None:
             return self.prepare(problem, algorithm.name, (scaling,))
         library, own = self._library, built.handle.address
         library.check(library.function("cudnnSetStream")(own, self._device.stream()), "cudnnSetStream")
 
-        def graph(problem: ConvolutionProblem, alpha: float, beta: float) -> OperationGraph:
-            return OperationGraph(library, own, problem, alpha=alpha, beta=beta)
+        def graph(problem: ConvolutionProblem, scaling: Scaling) -> OperationGraph:
+            return OperationGraph(library, own, problem, scaling)
 
         call = GraphCall(library, own, asked, name, (), graph)
-        call.adopt(*scaling, built.descriptor, built)
+        call.adopt(scaling, built.descriptor, built)
         return call if asked is problem else GatheredCall(problem, call, call.workspace_bytes, self._device)
 
     def announce(self, problem: ConvolutionProblem, algorithm: str) -> None:
         """Begin to compile an engine that may be measured soon."""
-        self._background.build(*asked_of_cudnn(problem, algorithm))
+        self._compiler.build(*asked_of_cudnn(problem, algorithm))

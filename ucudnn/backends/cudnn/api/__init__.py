@@ -1,1 +1,1 @@
-"""cuDNN's C functions, enums and descriptors, through ctypes."""
+"""cuDNN's C functions, enumerations and descriptors, through ctypes."""

@@ -1,8 +1,8 @@
-"""The functions of libcudnn that are used, one letter an argument.
+"""The functions of libcudnn that ucudnn calls, with one letter for each argument.
 
-p is an address (of a descriptor, of device memory, of a host scalar or array), i an int or enumeration, l an int64, u
-an unsigned int64, z a size_t, f a float, d a double; a capital is an output of that type, which the caller does not
-pass. All return a status.
+p is an address (of a descriptor, of device memory, of a host scalar or array), i is an int or an enumeration, l an
+int64, u an unsigned int64, z a size_t, f a float, d a double. A capital letter is an output of that type, which the
+caller does not pass. All functions return a status.
 """
 
 _TEXT = """
@@ -103,4 +103,4 @@ cudnnDropoutBackward pppppppz
 DECLARATIONS: dict[str, str] = {
     name: letters.replace(" ", "") for name, _, letters in (line.partition(" ") for line in _TEXT.strip().splitlines())
 }
-"""The arguments of each function by its name."""
+"""The letters of each function's arguments, by its name."""

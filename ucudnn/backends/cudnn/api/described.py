@@ -1,6 +1,6 @@
-"""What descriptors of cuDNN hold, and the problem that four of them pose to a convolution.
+"""The contents of cuDNN's descriptors, and the problem that four descriptors describe.
 
-Facts of one kind that are equal are the same object, so that a call finds its problem by identities.
+Facts of one type that are equal are the same object, so that a call finds its problem by identities.
 """
 
 from dataclasses import dataclass, replace
@@ -8,50 +8,41 @@ from functools import cache
 from math import prod
 from typing import final
 
-from ucudnn.cudnn.constants import (
-    CUDNN_CROSS_CORRELATION,
-    CUDNN_DATA_BFLOAT16,
-    CUDNN_DATA_DOUBLE,
-    CUDNN_DATA_FLOAT,
-    CUDNN_DATA_HALF,
-    CUDNN_FMA_MATH,
-    CUDNN_TENSOR_NCHW,
-    CUDNN_TENSOR_NHWC,
+from ucudnn.backends.cudnn.api.enums import (
+    CROSS_CORRELATION,
+    DATA_DOUBLE,
+    DATA_FLOAT,
+    DATA_TYPES,
+    FMA_MATH,
+    TENSOR_NCHW,
+    TENSOR_NHWC,
 )
 from ucudnn.errors import InvalidProblemError
 from ucudnn.problem import ConvolutionProblem, DataType, Layout, MathMode, Operation
 
-Sizes = tuple[int, ...]
-
-DATA_TYPES = {
-    CUDNN_DATA_FLOAT: DataType.FLOAT32,
-    CUDNN_DATA_DOUBLE: DataType.FLOAT64,
-    CUDNN_DATA_HALF: DataType.FLOAT16,
-    CUDNN_DATA_BFLOAT16: DataType.BFLOAT16,
-}
-"""The data types that a problem can have, by cudnnDataType_t."""
+_DATA_TYPE_OF = {number: dtype for dtype, number in DATA_TYPES.items()}
 
 
 @final
 @dataclass(frozen=True, slots=True, eq=False)
 class TensorFacts:
-    """What a tensor descriptor holds.
+    """The contents of a tensor descriptor.
 
     Attributes:
         data_type: cudnnDataType_t.
         sizes: (N, C, spatial...).
-        strides: elements from one to the next, in the order of `sizes`.
+        strides: distance of neighbours in each dimension, in elements, in the order of `sizes`.
     """
 
     data_type: int
-    sizes: Sizes
-    strides: Sizes
+    sizes: tuple[int, ...]
+    strides: tuple[int, ...]
 
 
 @final
 @dataclass(frozen=True, slots=True, eq=False)
 class FilterFacts:
-    """What a filter descriptor holds.
+    """The contents of a filter descriptor.
 
     Attributes:
         data_type: cudnnDataType_t.
@@ -61,27 +52,27 @@ class FilterFacts:
 
     data_type: int
     format: int
-    sizes: Sizes
+    sizes: tuple[int, ...]
 
 
 @final
 @dataclass(frozen=True, slots=True, eq=False)
 class ConvolutionFacts:
-    """What a convolution descriptor holds.
+    """The contents of a convolution descriptor.
 
     Attributes:
         padding: zeros on either side, for each spatial dimension.
-        stride: distance between two applications of the filter, likewise.
-        dilation: distance between two taps of the filter, likewise.
+        stride: distance between applications of the filter, for each spatial dimension.
+        dilation: distance between taps of the filter, for each spatial dimension.
         mode: cudnnConvolutionMode_t.
         compute_type: cudnnDataType_t of the accumulation.
         math_type: cudnnMathType_t.
         groups: channel groups.
     """
 
-    padding: Sizes
-    stride: Sizes
-    dilation: Sizes
+    padding: tuple[int, ...]
+    stride: tuple[int, ...]
+    dilation: tuple[int, ...]
     mode: int
     compute_type: int
     math_type: int
@@ -95,12 +86,12 @@ convolution_facts = cache(ConvolutionFacts)
 
 @final
 @dataclass(frozen=True, slots=True, eq=False)
-class Asked:
-    """What the descriptors of one call ask for.
+class DescribedProblem:
+    """The problem that the descriptors of one call describe.
 
     Attributes:
-        problem: with no promise of determinism, and the key under which a limit is kept.
-        deterministic: the same with that promise.
+        problem: the problem without a promise of determinism; limits are kept under it.
+        deterministic: the same problem with that promise.
         double: whether alpha and beta are doubles.
         math_type: the cudnnMathType_t of the convolution descriptor.
     """
@@ -112,15 +103,15 @@ class Asked:
 
 
 @cache
-def asked(
+def described_problem(
     operation: Operation, x: TensorFacts, w: FilterFacts, convolution: ConvolutionFacts, y: TensorFacts
-) -> Asked | str:
-    """Return what is asked, or, in words, why it cannot be said as a problem."""
+) -> DescribedProblem | str:
+    """Return the problem that descriptors describe, or a text that says why no problem can express it."""
     try:
         problem = problem_from(operation, x, w, convolution, y)
     except InvalidProblemError as error:
         return str(error)
-    return Asked(
+    return DescribedProblem(
         problem=problem,
         deterministic=replace(problem, deterministic=True),
         double=problem.dtype is DataType.FLOAT64,
@@ -131,20 +122,20 @@ def asked(
 def problem_from(
     operation: Operation, x: TensorFacts, w: FilterFacts, convolution: ConvolutionFacts, y: TensorFacts
 ) -> ConvolutionProblem:
-    """Return the problem that descriptors pose.
+    """Return the problem that descriptors describe.
 
-    Samples may be further apart than they are long, as in a part of a larger tensor; inside a sample a tensor must be
-    dense, channels first or channels last. Where sizes of 1 leave both open, the filter's format decides.
+    There may be gaps between samples, as in a part of a larger tensor. Within a sample a tensor must be dense, with
+    channels first or last. If sizes of 1 allow both layouts, the format of the filters decides.
 
     Args:
-        operation: which of the tensors is written follows from it.
+        operation: the operation, which says which tensor is written.
         x: input or its gradient.
         w: filters or their gradient.
-        convolution: padding, stride, dilation, groups and how to compute.
+        convolution: padding, stride, dilation, groups and arithmetic.
         y: output or its gradient.
 
     Raises:
-        InvalidProblemError: if they do not make a convolution, or one that cannot be said as a problem.
+        InvalidProblemError: if the descriptors do not make a convolution, or one that no problem can express.
     """
     if not len(x.sizes) == len(w.sizes) == len(y.sizes) == len(convolution.padding) + 2:
         raise InvalidProblemError(
@@ -170,7 +161,7 @@ def problem_from(
         layout=_layout(len(spatial), last),
         x_batch_stride=_batch_strides(x)[last],
         y_batch_stride=_batch_strides(y)[last],
-        math=MathMode.FMA if convolution.math_type == CUDNN_FMA_MATH else MathMode.TF32,
+        math=MathMode.FMA if convolution.math_type == FMA_MATH else MathMode.TF32,
     )
     if w.sizes[1] * convolution.groups != channels or y.sizes != (batch, filters, *problem.output):
         raise InvalidProblemError(f"y {y.sizes} is not what x {x.sizes} and w {w.sizes} make for {problem}")
@@ -178,22 +169,22 @@ def problem_from(
 
 
 def _data_type(x: TensorFacts, w: FilterFacts, convolution: ConvolutionFacts, y: TensorFacts) -> DataType:
-    if not x.data_type == w.data_type == y.data_type or x.data_type not in DATA_TYPES:
+    if not x.data_type == w.data_type == y.data_type or x.data_type not in _DATA_TYPE_OF:
         raise InvalidProblemError(f"data types {x.data_type} of x, {w.data_type} of w and {y.data_type} of y")
-    dtype = DATA_TYPES[x.data_type]
-    # Half tensors may be accumulated in half: a problem always accumulates in float32, float64 in itself.
-    accumulation = CUDNN_DATA_DOUBLE if dtype is DataType.FLOAT64 else CUDNN_DATA_FLOAT
+    dtype = _DATA_TYPE_OF[x.data_type]
+    # cuDNN may accumulate half tensors in half, but a problem accumulates in float32, or in float64 for float64.
+    accumulation = DATA_DOUBLE if dtype is DataType.FLOAT64 else DATA_FLOAT
     if convolution.compute_type != accumulation:
         raise InvalidProblemError(f"{dtype.value} accumulated in data type {convolution.compute_type}")
-    if convolution.mode != CUDNN_CROSS_CORRELATION:
+    if convolution.mode != CROSS_CORRELATION:
         raise InvalidProblemError("a convolution that flips its filters (CUDNN_CONVOLUTION)")
     return dtype
 
 
 def _channels_last(x: TensorFacts, w: FilterFacts, y: TensorFacts) -> bool:
-    if w.format not in (CUDNN_TENSOR_NCHW, CUDNN_TENSOR_NHWC):
+    if w.format not in (TENSOR_NCHW, TENSOR_NHWC):
         raise InvalidProblemError(f"filters of format {w.format}")
-    preferred = w.format == CUDNN_TENSOR_NHWC
+    preferred = w.format == TENSOR_NHWC
     either = w.sizes[1] == 1 or prod(w.sizes[2:]) == 1  # the same bytes in both formats
     for last in (preferred, not preferred) if either else (preferred,):
         if last in _batch_strides(x) and last in _batch_strides(y):
@@ -203,7 +194,7 @@ def _channels_last(x: TensorFacts, w: FilterFacts, y: TensorFacts) -> bool:
 
 @cache
 def _batch_strides(tensor: TensorFacts) -> dict[bool, int]:
-    """Return the elements from sample to sample, by whether channels come last, for each order that is dense."""
+    """Return the batch stride in elements for each layout in which samples are dense; the key says channels last."""
     batch, channels, *spatial = zip(tensor.sizes, tensor.strides, strict=True)
     found = {}
     for last in (False, True):
@@ -213,7 +204,7 @@ def _batch_strides(tensor: TensorFacts) -> dict[bool, int]:
                 break
             dense *= size
         else:
-            step = batch[1] if batch[0] > 1 else dense  # of a single sample the stride says nothing
+            step = batch[1] if batch[0] > 1 else dense  # the batch stride of a single sample has no meaning
             if step >= dense:
                 found[last] = step
     return found

@@ -1,11 +1,11 @@
-"""Descriptors of cuDNN's backend API: created, given attributes, finalized, read, and destroyed with their owner."""
+"""Descriptors of cuDNN's backend API: they are created, given attributes, finalized and read."""
 
 import sys
 from array import array
 from collections.abc import Callable, Sequence
 from typing import Any, final
 
-from ucudnn.backends.cudnn.api.enums import Kind, Type
+from ucudnn.backends.cudnn.api.enums import DescriptorType, Type
 from ucudnn.backends.cudnn.api.library import Library
 
 _INT64 = "q"
@@ -22,22 +22,22 @@ _ARRAY_CODES: dict[Type, str] = {
 
 
 @final
-class Descriptor:
-    """One cudnnBackendDescriptor_t.
+class BackendDescriptor:
+    """One cudnnBackendDescriptor_t; it is destroyed with this object.
 
     Args:
         library: cuDNN.
-        kind: what it describes.
+        kind: its type.
 
     Attributes:
-        address: of the descriptor, for other descriptors and for cudnnBackendExecute.
+        address: address of the descriptor, for other descriptors and for cudnnBackendExecute.
     """
 
     __slots__ = ("_kept", "_library", "address")
 
-    def __init__(self, library: Library, kind: Kind) -> None:
+    def __init__(self, library: Library, kind: DescriptorType) -> None:
         self._library = library
-        self._kept: list[Descriptor] = []
+        self._kept: list[BackendDescriptor] = []
         self.address = 0
         self.address = library.call("cudnnBackendCreateDescriptor", kind)
 
@@ -45,9 +45,9 @@ class Descriptor:
         self,
         attribute: int,
         kind: Type,
-        values: "tuple[float, ...] | list[float] | list[Descriptor] | float | Descriptor",
-    ) -> "Descriptor":
-        """Give an attribute its value or values; descriptors among them live as long as this one (a set is a list).
+        values: "tuple[float, ...] | list[float] | list[BackendDescriptor] | float | BackendDescriptor",
+    ) -> "BackendDescriptor":
+        """Give an attribute its value or values. Descriptors among the values live as long as this one.
 
         Raises:
             CudnnError: if cuDNN does not take them.
@@ -62,17 +62,17 @@ class Descriptor:
         )
         return self
 
-    def finalize(self) -> "Descriptor":
-        """Finish the descriptor.
+    def finalize(self) -> "BackendDescriptor":
+        """Finish the descriptor (cudnnBackendFinalize).
 
         Raises:
-            CudnnError: if its attributes do not fit together, or cuDNN has no way to compute what it describes.
+            CudnnError: if its attributes do not fit together, or cuDNN cannot compute what it describes.
         """
         self._library.call("cudnnBackendFinalize", self.address)
         return self
 
     def numbers(self, attribute: int, kind: Type, most: int) -> list[int]:
-        """Return the whole numbers of an attribute, as many as there are up to `most`.
+        """Return the integers of an attribute, at most `most` of them.
 
         Raises:
             CudnnError: if the attribute cannot be read.
@@ -84,7 +84,7 @@ class Descriptor:
         return [int(value) for value in memory[: min(found, most)]]
 
     def number(self, attribute: int, kind: Type) -> int:
-        """Return the whole number of an attribute that has one; the quickest way, for it is asked most.
+        """Return the integer of an attribute that has one; the fastest way to read it, because it is read most often.
 
         Raises:
             CudnnError: if the attribute cannot be read.
@@ -96,7 +96,7 @@ class Descriptor:
         return int(memory[0])
 
     def count(self, attribute: int) -> int:
-        """Return how many descriptors an attribute has.
+        """Return the number of descriptors of an attribute.
 
         Raises:
             CudnnError: if the attribute cannot be read.
@@ -104,8 +104,8 @@ class Descriptor:
         found: int = self._library.call("cudnnBackendGetAttribute", self.address, attribute, Type.DESCRIPTOR, 0, 0)
         return found
 
-    def receive(self, attribute: int, receivers: "Sequence[Descriptor]") -> "Sequence[Descriptor]":
-        """Read the descriptors of an attribute into descriptors of their kind, and return those that were filled.
+    def receive(self, attribute: int, receivers: "Sequence[BackendDescriptor]") -> "Sequence[BackendDescriptor]":
+        """Read the descriptors of an attribute into descriptors of their type, and return those that were filled.
 
         Raises:
             CudnnError: if the attribute cannot be read.
@@ -117,6 +117,6 @@ class Descriptor:
         return receivers[:found]
 
     def __del__(self, finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
-        # At the end of the process cuDNN may be gone before its descriptors, and takes them along.
+        # At the end of the process cuDNN may be unloaded before its descriptors are deleted.
         if self.address and not finalizing():
             self._library.function("cudnnBackendDestroyDescriptor")(self.address)

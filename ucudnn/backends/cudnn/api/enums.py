@@ -1,26 +1,34 @@
-"""The numbers of cuDNN's enumerations, by the names of cudnn_graph.h, as far as convolutions need them."""
+"""The values of cuDNN's enumerations that convolutions need, under the names of cudnn_graph.h."""
 
 from enum import IntEnum
 
 from ucudnn.problem import DataType
 
-DATA_TYPES: dict[DataType, int] = {
-    DataType.FLOAT32: 0,
-    DataType.FLOAT64: 1,
-    DataType.FLOAT16: 2,
-    DataType.BFLOAT16: 9,
-}
+DATA_FLOAT, DATA_DOUBLE, DATA_HALF, DATA_BFLOAT16 = 0, 1, 2, 9
 """cudnnDataType_t."""
+
+DATA_TYPES: dict[DataType, int] = {
+    DataType.FLOAT32: DATA_FLOAT,
+    DataType.FLOAT64: DATA_DOUBLE,
+    DataType.FLOAT16: DATA_HALF,
+    DataType.BFLOAT16: DATA_BFLOAT16,
+}
+"""cudnnDataType_t of the data types that a problem can have."""
+
+TENSOR_NCHW, TENSOR_NHWC = 0, 1
+"""cudnnTensorFormat_t."""
+
+DEFAULT_MATH, TENSOR_OP_MATH, FMA_MATH = 0, 1, 3
+"""cudnnMathType_t."""
 
 CROSS_CORRELATION = 1
 """cudnnConvolutionMode_t: convolutions of deep learning do not flip their filters."""
 
-
 RUNTIME_COMPILATION = 0
-"""cudnnBackendBehaviorNote_t: kernels are compiled when a plan is built, 0.3 to 0.6 s each on a server of 2025."""
+"""cudnnBackendBehaviorNote_t: building a plan compiles kernels, which takes 0.3 to 0.6 s each on a server of 2025."""
 
 
-class Kind(IntEnum):
+class DescriptorType(IntEnum):
     """cudnnBackendDescriptorType_t."""
 
     CONVOLUTION = 1
@@ -95,7 +103,7 @@ class Attribute(IntEnum):
 
 
 class HeuristicMode(IntEnum):
-    """cudnnBackendHeurMode_t: A is a decision tree, B a neural network, FALLBACK whatever works."""
+    """cudnnBackendHeurMode_t: A is a decision tree, B is a neural network, FALLBACK lists engines that always work."""
 
     A = 3
     B = 1
@@ -103,7 +111,7 @@ class HeuristicMode(IntEnum):
 
 
 class NumericalNote(IntEnum):
-    """cudnnBackendNumericalNote_t: what an engine does to numbers."""
+    """cudnnBackendNumericalNote_t: numerical properties of an engine."""
 
     TENSOR_CORE = 0
     DOWN_CONVERT_INPUTS = 1

@@ -1,6 +1,6 @@
-"""ctypes on libcudnn 9: finds it, declares what is used of it, and turns statuses into exceptions.
+"""ctypes on libcudnn 9: finds the library, declares its functions, and turns statuses into exceptions.
 
-With `driver`, which is for libcuda, the only module that knows ctypes. Addresses of descriptors, buffers and host
+In the backend only this module and `driver`, for libcuda, use ctypes. Addresses of descriptors, buffers and host
 scalars are integers.
 """
 
@@ -16,7 +16,7 @@ from ucudnn.backends.cudnn.api.declarations import DECLARATIONS
 from ucudnn.errors import BackendUnavailableError, CudnnError
 
 LIBRARY_NAME = "libcudnn.so.9"
-OLDEST_VERSION = 90200  # the first to tell an engine configuration's workspace before its plan is built
+OLDEST_VERSION = 90200  # earlier versions do not tell a configuration's workspace before its plan is built
 
 _TYPES: dict[str, Any] = {
     "p": ctypes.c_void_p,
@@ -48,15 +48,15 @@ class Library:
     """A loaded libcudnn.
 
     Args:
-        path: file to load; None looks into the nvidia-cudnn wheels, then to the loader's path.
+        path: file to load; None tries the nvidia-cudnn wheels, then the loader's path.
 
     Raises:
-        BackendUnavailableError: if there is none, or it is not of version 9.2 to 9.x.
+        BackendUnavailableError: if no library is found, or its version is not 9.2 to 9.x.
     """
 
     def __init__(self, path: str | None = None) -> None:
         self.path, self._library = _load(path)
-        # With the types of arguments, outputs among them; () where there are no outputs.
+        # Each function with the types of its arguments; () if it has no outputs.
         self._functions: dict[str, tuple[Callable[..., int], tuple[Any, ...]]] = {}
         try:
             get_version = self._library.cudnnGetVersion
@@ -64,7 +64,7 @@ class Library:
             raise BackendUnavailableError(f"{self.path} is no cuDNN: give the path of libcudnn.so.9") from error
         get_version.restype = ctypes.c_size_t
         self.version: int = get_version()
-        """As cudnnGetVersion gives it: 91901 is 9.19.1."""
+        """The version as cudnnGetVersion returns it: 91901 is 9.19.1."""
         if not OLDEST_VERSION <= self.version < 100000:
             raise BackendUnavailableError(
                 f"{self.path} is cuDNN {self.version_text}: ucudnn needs 9.2 or a later 9.x, as in"
@@ -75,21 +75,21 @@ class Library:
 
     @property
     def version_text(self) -> str:
-        """'9.19.1'."""
+        """The version as text, such as '9.19.1'."""
         return f"{self.version // 10000}.{self.version // 100 % 100}.{self.version % 100}"
 
     def call(self, name: str, *arguments: float) -> Any:
-        """Call a function and return what it puts out: nothing, one value, or a tuple of values.
+        """Call a function and return its outputs: None, one value, or a tuple of values.
 
         Args:
             name: the C function, one of DECLARATIONS.
-            *arguments: its inputs in order, outputs left out.
+            *arguments: its inputs in order, without the outputs.
 
         Raises:
             CudnnError: if its status is not success.
         """
         function, types = self._functions.get(name) or self._declare(name)
-        if not types:  # most calls: those that build descriptors
+        if not types:  # as most calls, which build descriptors
             status = function(*arguments)
             if status:
                 raise self.error(status, name)
@@ -110,26 +110,26 @@ class Library:
         return values[0] if len(values) == 1 else tuple(values) if values else None
 
     def function(self, name: str) -> Callable[..., int]:
-        """Return a function that has no outputs as it is: it takes addresses, and returns its status."""
+        """Return a function without outputs; it takes addresses and returns its status."""
         return (self._functions.get(name) or self._declare(name))[0]
 
     def check(self, status: int, name: str) -> None:
-        """Raise what a status means, if it is not success.
+        """Check the status that a function returned.
 
         Raises:
-            CudnnError: likewise.
+            CudnnError: if the status is not success.
         """
         if status:
             raise self.error(status, name)
 
     def error(self, status: int, name: str) -> CudnnError:
-        """Return the exception for a status: the status by name, what it means, and cuDNN's last error text."""
+        """Return the exception for a status, with its name, an explanation and cuDNN's last error text."""
         explanation = _EXPLANATIONS.get(status) or _EXPLANATIONS.get(status // 1000 * 1000, "")
         details = "; ".join(text for text in (explanation, self._last_error()) if text)
         return CudnnError(status, f"{self.status_name(status)} from {name} (cuDNN {self.version_text}): {details}")
 
     def status_name(self, status: int) -> str:
-        """Return a status by name: CUDNN_STATUS_BAD_PARAM (cudnnGetErrorString)."""
+        """Return the name of a status, such as CUDNN_STATUS_BAD_PARAM (cudnnGetErrorString)."""
         return (self._error_string(status) or b"").decode(errors="replace")
 
     def _last_error(self) -> str:
@@ -156,21 +156,21 @@ class Library:
 
 @final
 class _Output:
-    """An output of a C function: a pointer to a value of this type."""
+    """An output argument of a C function: a pointer to a value of this type."""
 
     def __init__(self, ctype: Any) -> None:
         self.ctype = ctype
 
 
 @final
-class OwnHandle:
-    """A cudnnHandle_t that ends with its last owner.
+class OwnedHandle:
+    """A cudnnHandle_t that is destroyed with this object.
 
     Args:
         library: cuDNN.
 
     Attributes:
-        address: of the handle.
+        address: address of the handle.
 
     Raises:
         CudnnError: if cuDNN cannot be initialized.
@@ -181,18 +181,21 @@ class OwnHandle:
         self.address: int = library.call("cudnnCreate")
 
     def __del__(self, finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
-        # At the end of the process, cuDNN may be gone before it.
+        # At the end of the process cuDNN may be unloaded before the handle is deleted.
         if hasattr(self, "address") and not finalizing():
             self._library.function("cudnnDestroy")(self.address)
 
 
 @final
 class HostScalar:
-    """A number that C functions read by its address, as alpha and beta of `cudnnConvolution*`.
+    """A number that C functions read by its address, such as alpha and beta of `cudnnConvolution*`.
 
     Args:
         value: the number.
-        double: whether it is a double, as float64 convolutions want it, or a float.
+        double: whether it is stored as a double, which float64 convolutions need, or as a float.
+
+    Attributes:
+        address: address of the stored number.
     """
 
     def __init__(self, value: float, *, double: bool) -> None:
@@ -201,7 +204,7 @@ class HostScalar:
 
 
 def read_scalar(address: int, *, double: bool) -> float:
-    """Return the float, or double, at an address of host memory."""
+    """Return the float or double at an address of host memory."""
     return float((ctypes.c_double if double else ctypes.c_float).from_address(address).value)
 
 
@@ -219,7 +222,7 @@ def _load(path: str | None) -> tuple[str, ctypes.CDLL]:
 
 
 def _candidates() -> Iterable[str]:
-    """Return where libcudnn may be: in a wheel of nvidia-cudnn-cu12 or -cu13, else where the loader looks."""
+    """Yield places of libcudnn: in a wheel of nvidia-cudnn-cu12 or -cu13, else on the loader's path."""
     with suppress(ModuleNotFoundError):
         spec = find_spec("nvidia.cudnn")
         for folder in (spec.submodule_search_locations or ()) if spec else ():

@@ -1,4 +1,4 @@
-"""A problem in cuDNN's terms: sizes and strides in the order N, C, spatial, in two or three spatial dimensions."""
+"""A problem's sizes and strides as cuDNN takes them: in the order N, C, spatial, in two or three spatial dimensions."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -9,22 +9,22 @@ from ucudnn.problem import ConvolutionProblem
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Shapes:
+class TensorShapes:
     """Sizes and strides of the three tensors, and the parameters of the convolution.
 
-    cuDNN has no 1-D convolution: it becomes a 2-D one of height 1.
+    cuDNN has no 1-D convolutions, so they become 2-D convolutions of height 1.
 
     Attributes:
         x: sizes of x: N, C, spatial.
-        x_strides: elements from one entry to the next in each dimension.
+        x_strides: distance of neighbours in each dimension of x, in elements.
         w: sizes of w: K, C / groups, kernel.
-        w_strides: likewise.
+        w_strides: the same for w.
         y: sizes of y: N, K, output.
-        y_strides: likewise.
+        y_strides: the same for y.
         padding: zeros before x, for each spatial dimension.
-        post_padding: zeros after it, likewise.
-        stride: likewise.
-        dilation: likewise.
+        post_padding: zeros after x, for each spatial dimension.
+        stride: distance between applications of the filter, for each spatial dimension.
+        dilation: distance between taps of the filter, for each spatial dimension.
     """
 
     x: tuple[int, ...]
@@ -39,7 +39,7 @@ class Shapes:
     dilation: tuple[int, ...]
 
 
-def shapes_of(problem: ConvolutionProblem) -> Shapes:
+def shapes_of(problem: ConvolutionProblem) -> TensorShapes:
     """Return a problem's sizes and strides as cuDNN takes them."""
     flat = len(problem.spatial) == 1
     one, zero = ((1,), (0,)) if flat else ((), ())
@@ -47,7 +47,7 @@ def shapes_of(problem: ConvolutionProblem) -> Shapes:
     x = (problem.batch, problem.channels, *one, *problem.spatial)
     w = (problem.filters, problem.channels // problem.groups, *one, *problem.kernel)
     y = (problem.batch, problem.filters, *one, *problem.output)
-    return Shapes(
+    return TensorShapes(
         x=x,
         x_strides=(problem.x_batch_stride, *_inner_strides(x[1:], last, problem.x_channel_stride)),
         w=w,
@@ -62,7 +62,7 @@ def shapes_of(problem: ConvolutionProblem) -> Shapes:
 
 
 def _inner_strides(sizes: Sequence[int], channels_last: bool, channel_stride: int = 0) -> tuple[int, ...]:
-    """Return the strides of channels and spatial dimensions, dense in the layout's order but for gaps of channels."""
+    """Return the strides of channels and spatial dimensions, which are dense in the layout's order but for channel gaps."""
     channels, *spatial = sizes
     ordered = [*spatial, channels] if channels_last else [channels, *spatial]
     strides = list(accumulate(reversed(ordered[1:]), mul, initial=1))[::-1]

@@ -1,7 +1,7 @@
-"""Measures algorithms on the GPU, on random operands of one mini-batch, as they will run: warm, stepping through it.
+"""Measures algorithms on the GPU as they will run: warm, on successive micro-batches of random operands.
 
-Times are the GPU's, whatever the host does, but for the legacy API: `cudnnConvolution*` keeps the host busy itself, for
-64 us even where it computes next to nothing. Where that is longer than the GPU takes, it is what micro-batches take.
+Times are those of the GPU and do not depend on the host, except for the legacy API. A call of `cudnnConvolution*` keeps
+the host busy for at least 64 us. If that is longer than the GPU needs, it is the time that a micro-batch takes.
 """
 
 from collections.abc import Callable, Sequence
@@ -12,9 +12,9 @@ from math import ceil, fsum, inf
 from time import perf_counter
 from typing import TypeVar, final
 
-from ucudnn.backends.base import Bench, Following
-from ucudnn.backends.cudnn.algorithms.heuristics import listing_beta
-from ucudnn.backends.cudnn.algorithms.prepare import Call
+from ucudnn.backends.base import Bench, Following, Offset
+from ucudnn.backends.cudnn.algorithms.heuristics import listing_scaling
+from ucudnn.backends.cudnn.algorithms.prepare import CudnnCall
 from ucudnn.backends.cudnn.api.enums import NumericalNote
 from ucudnn.backends.cudnn.api.library import Library
 from ucudnn.backends.cudnn.bench.call_timer import LOADING_MS, CallTimer, least_ms
@@ -26,41 +26,41 @@ from ucudnn.problem import ConvolutionProblem
 from ucudnn.profiles.measurement import Algorithm, Effort, Measurement, MeasurementStatus
 from ucudnn.slabs import Piece, Slab, pieces_of
 
-_NOISE = 0.06  # of a sample at steady clocks
-_IDLE_MS = 50.0  # of the GPU, after which its clocks may have gone down
-_WAITED_MS = 0.02  # where the host waits for longer, the GPU was busy until then
-_HEAT_MS = 30.0  # the longest that is waited for steady clocks
+_NOISE = 0.06  # relative noise of a sample at steady clocks
+_IDLE_MS = 50.0  # an idle GPU may lower its clocks after this time
+_WAITED_MS = 0.02  # if the host waits longer than this, the GPU was busy until then
+_HEAT_MS = 30.0  # the longest wait for steady clocks
 _STEADY = 0.02  # relative difference between successive runs of one call at steady clocks
 _STEADY_RUNS = 2
-_SAMPLE_MS = 0.15  # shorter calls are timed several at once: events and launches have a grain
-_LONG_MS = 1.0  # beside which it does not count that the host launches the first call late
+_SAMPLE_MS = 0.15  # several shorter calls are timed at once, because events and launches have a grain
+_LONG_MS = 1.0  # for longer calls a late launch of the first call does not matter
 _MOST_CALLS = 16  # of one sample
 
-_INTERNAL = range(4000, 5000)  # statuses with which cuDNN says that it failed itself, in a compiler for example
+_INTERNAL = range(4000, 5000)  # statuses of failures inside cuDNN, for example in a compiler
 
 _T = TypeVar("_T")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Start:
-    """An algorithm whose first calls were queued.
+    """A measurement whose first calls are queued.
 
     Attributes:
         problem: a micro-batch, or a slab of it.
-        name: of the algorithm.
-        keeps_host: whether it keeps the host busy itself.
-        call: the algorithm.
-        timer: times it.
-        expected_ms: what it takes about, by another size; None where it runs for the first time.
-        calls: how many were queued.
-        awake: whether the GPU had its clocks up.
-        timed: the calls.
+        name: name of the algorithm.
+        keeps_host: whether a call keeps the host busy itself.
+        call: the prepared algorithm.
+        timer: times the call.
+        expected_ms: estimate from another size; None if the algorithm runs for the first time.
+        calls: number of queued calls.
+        awake: whether the clocks of the GPU were up.
+        timed: the queued calls.
     """
 
     problem: ConvolutionProblem
     name: str
     keeps_host: bool
-    call: Call
+    call: CudnnCall
     timer: CallTimer
     expected_ms: float | None
     calls: int
@@ -70,19 +70,19 @@ class _Start:
 
 @final
 class CudnnBench(Bench):
-    """Operands of one mini-batch, or of as much of it as memory holds.
+    """Operands of one mini-batch, or of as many of its samples as fit into memory.
 
     Args:
         problem: the mini-batch.
         device: the GPU.
-        allocate: gives memory for operands and workspaces.
-        prepare: makes an algorithm ready as it will be measured.
+        allocate: allocates operands and workspaces.
+        prepare: makes an algorithm ready for its measurement.
         library: cuDNN.
         handle: address of the cudnnHandle_t.
         build: begins to build the plan of an engine that is compiled.
 
     Raises:
-        MemoryError: if the GPU has no room for one sample.
+        MemoryError: if one sample does not fit into the GPU's memory.
     """
 
     def __init__(
@@ -90,7 +90,7 @@ class CudnnBench(Bench):
         problem: ConvolutionProblem,
         device: Gpu,
         allocate: Callable[[int], DeviceBuffer],
-        prepare: Callable[[ConvolutionProblem, Algorithm], Call],
+        prepare: Callable[[ConvolutionProblem, Algorithm], CudnnCall],
         library: Library,
         handle: int,
         build: Callable[[ConvolutionProblem, str], None],
@@ -103,7 +103,7 @@ class CudnnBench(Bench):
         self._operands, self._samples = self._make_operands()
         self._workspace = DeviceBuffer(0, 0)
         self._busy_until = -inf
-        self._host_ms = LOADING_MS  # in which the host queues a call
+        self._host_ms = LOADING_MS  # the host's time for queueing a call
         self._rates: dict[str, float] = {}
         self._following: Following | None = None
         self._ahead: _Start | None = None
@@ -112,7 +112,7 @@ class CudnnBench(Bench):
         )
 
     def close(self) -> None:
-        """Let go of operands and workspace, whoever still holds this."""
+        """Release operands and workspace, even if this object lives on."""
         self._following = None
         self._give_up(self._ahead)
         nothing = DeviceBuffer(0, 0)
@@ -123,13 +123,13 @@ class CudnnBench(Bench):
         self._build(self._problem.part(size), algorithm.name)
 
     def look_ahead(self, following: Following) -> None:
-        """Say whom to ask what comes after the next measurement: it is begun while the GPU is busy with that one."""
+        """Set the function that tells what to measure after the next measurement, so that it begins while the GPU is busy."""
         self._following = following
 
     def measure(
         self, size: int, algorithm: Algorithm, effort: Effort, worth_ms: float = inf, slabs: Sequence[Slab] = ()
     ) -> Measurement:
-        """Measure an algorithm on micro-batches of `size` samples, 0, size, 2 * size, ... being their first ones."""
+        """Measure an algorithm on micro-batches of `size` samples that begin at samples 0, size, 2 * size, ..."""
         if size > self._samples or self._check is None:
             return _hindered(algorithm, f"GPU memory holds operands of {self._samples} samples only")
         pieces = pieces_of(self._problem, size, slabs)
@@ -153,22 +153,22 @@ class CudnnBench(Bench):
             return _hindered(algorithm, text) if error.status in _INTERNAL else _failed(algorithm, text)
         except self._device.failures as error:
             text = f"{type(error).__name__}: {error}"
-            # What the GPU says may be of the one that was begun ahead.
+            # An error of the GPU may come from the measurement that was begun ahead.
             mine = self._ahead is None or isinstance(error, UcudnnError)
             return _failed(algorithm, text) if mine else _hindered(algorithm, text)
         return Measurement.of(algorithm, samples_ms, complete=complete)
 
     def _begun(self, size: int, pieces: Sequence[Piece], algorithm: Algorithm, effort: Effort) -> _Start:
-        """Return the measurement that was begun ahead, if it is this one, or begin it now."""
+        """Return the measurement that was begun ahead if it is this one, else begin it now."""
         ahead, self._ahead = self._ahead, None
         if ahead is not None and (ahead.problem, ahead.name) == (pieces[0].problem, algorithm.name):
             return ahead
         self._give_up(ahead)
-        ahead = None  # a larger workspace takes the place of the one that it has
+        ahead = None  # frees its workspace, which may have to make room for a larger one
         return self._begin(size, pieces, algorithm, effort.warmup)
 
     def _begin_next(self, effort: Effort) -> None:
-        """Begin what is measured next, unless a compiler has to be waited for, or a workspace is needed beside this."""
+        """Begin the next measurement, unless it has to wait for a compiler or needs a larger workspace."""
         following, self._following = self._following, None
         found = following() if following is not None else None
         if found is None or found[0] > self._samples:
@@ -176,11 +176,11 @@ class CudnnBench(Bench):
         size, algorithm = found
         if algorithm.compiles or algorithm.workspace_bytes > self._workspace.size_bytes:
             return
-        with suppress(MemoryError, OSError, *self._device.failures):  # what fails, fails again in its turn
+        with suppress(MemoryError, OSError, *self._device.failures):  # its own measurement will fail again
             self._ahead = self._begin(size, pieces_of(self._problem, size, ()), algorithm, effort.warmup)
 
     def _give_up(self, start: _Start | None) -> None:
-        """Wait for calls that nobody waits for: what they use must outlast them."""
+        """Wait for the calls of a measurement that is not needed, because their memory must outlast them."""
         self._ahead = None
         if start is not None:
             with suppress(*self._device.failures):
@@ -197,9 +197,9 @@ class CudnnBench(Bench):
         timer = CallTimer(
             self._device,
             call,
-            [(at, piece.first_rows) for at in range(0, self._samples - size + 1, size) for piece in pieces],
+            [Offset(at, piece.first_rows) for at in range(0, self._samples - size + 1, size) for piece in pieces],
             (x, w, y),
-            listing_beta(self._problem),
+            listing_scaling(self._problem),
             self._workspace_of(algorithm.workspace_bytes),
             self._host_ms,
         )
@@ -221,7 +221,7 @@ class CudnnBench(Bench):
         )
 
     def _samples_of(self, start: _Start, effort: Effort, worth_ms: float) -> tuple[tuple[float, ...], bool]:
-        """Return samples, and whether they are that, or what a call takes at least, and that is too much."""
+        """Return samples, and whether they are real; else they are a lower bound that is too slow to matter."""
         timer, expected_ms = start.timer, start.expected_ms
         samples: list[float] = []
         if expected_ms is None:
@@ -230,11 +230,11 @@ class CudnnBench(Bench):
             if start.awake and worthless([expected_ms], worth_ms):
                 return (expected_ms,), False
             timer.warm(max(0, effort.warmup - 1))
-            if expected_ms < _SAMPLE_MS:  # at least, so it may take longer
+            if expected_ms < _SAMPLE_MS:  # only a lower bound, so the call may take longer
                 self._wake(timer, 1)
                 expected_ms = timer.run(1)
                 self._busy_until = perf_counter()
-        elif start.awake and start.timed.covered and not start.keeps_host:  # in that, the host was not timed
+        elif start.awake and start.timed.covered and not start.keeps_host:  # those samples would lack the host's time
             samples.append(max(SHORTEST_MS, self._wait_ms(start) / start.calls))
         return self._sample(timer, effort, worth_ms, expected_ms, samples), True
 
@@ -242,24 +242,24 @@ class CudnnBench(Bench):
         begin = perf_counter()
         found = start.timed.wait_ms()
         now = perf_counter()
-        if start.awake and (now - begin) * 1e3 > _WAITED_MS:  # else it may have been idle before
+        if start.awake and (now - begin) * 1e3 > _WAITED_MS:  # else the GPU may have been idle before
             self._busy_until = now
         return found
 
     def _expected_ms(self, name: str, multiplications: int) -> float | None:
-        """Return what an algorithm will take about, from another size; None where it runs for the first time."""
+        """Return an estimate of an algorithm's time from another size; None if it runs for the first time."""
         rate = self._rates.get(name)
         return None if rate is None else rate * multiplications
 
     def _sample(
         self, timer: CallTimer, effort: Effort, worth_ms: float, expected_ms: float, samples: list[float]
     ) -> tuple[float, ...]:
-        """Return samples, the first of which may be there already."""
+        """Return samples; the first one may be given."""
         timer.long = expected_ms >= _LONG_MS
         calls = _calls_of(expected_ms)
         self._wake(timer, calls)
         samples = samples or [timer.run(calls)]
-        # Its own time: calls of the next algorithm may be queued before some of these.
+        # Only its own time counts, because calls of the next algorithm may be queued before some of these.
         while not settled(samples, effort, worth_ms, _NOISE) and fsum(samples) * calls < effort.time_limit_ms:
             samples.append(timer.run(calls))
         self._busy_until, self._host_ms = perf_counter(), timer.host_ms
@@ -269,7 +269,7 @@ class CudnnBench(Bench):
         return (perf_counter() - self._busy_until) * 1e3 <= _IDLE_MS
 
     def _wake(self, timer: CallTimer, calls: int) -> None:
-        """After a pause, run until successive runs take the same time, as at steady clocks."""
+        """After a pause, run until successive runs take the same time, which means that clocks are steady."""
         if self._is_awake():
             return
         begin = perf_counter()
@@ -283,7 +283,7 @@ class CudnnBench(Bench):
         if size_bytes > self._workspace.size_bytes:
             self._workspace = DeviceBuffer(0, 0)
             self._workspace = self._with_room(lambda: self._allocate(size_bytes))
-        # Exactly what was stated, so that an algorithm that takes more is found out here.
+        # Exactly the stated size, so that an algorithm that needs more fails here.
         return self._workspace.part(0, size_bytes) if size_bytes else DeviceBuffer(0, 0)
 
     def _make_operands(self) -> tuple[tuple[DeviceBuffer, DeviceBuffer, DeviceBuffer], int]:
@@ -298,7 +298,7 @@ class CudnnBench(Bench):
                 samples //= 2
 
     def _with_room(self, allocate: Callable[[], _T]) -> _T:
-        with suppress(MemoryError):  # past it, nothing holds on to what there was room for
+        with suppress(MemoryError):  # the exception, which refers to memory, ends before the next attempt
             return allocate()
         self._device.release()
         return allocate()
@@ -310,7 +310,7 @@ def random_operands(
     """Return x, w and y with random numbers in [-0.5, 0.5), the same in every run.
 
     Raises:
-        MemoryError: if the GPU has not that much left.
+        MemoryError: if the GPU has too little memory left.
     """
     sizes = (problem.x_bytes, problem.w_bytes, problem.y_bytes)
     x, w, y = (allocate(size) for size in sizes)
@@ -320,7 +320,7 @@ def random_operands(
 
 
 def _calls_of(time_ms: float) -> int:
-    """Return how many calls are timed at once, if one takes so long."""
+    """Return the number of calls that are timed at once, from the time of one."""
     return max(1, min(_MOST_CALLS, ceil(_SAMPLE_MS / time_ms)))
 
 

@@ -1,100 +1,96 @@
-"""Times calls on the GPU, whatever the host does meanwhile."""
+"""Times calls on the GPU independently of the host."""
 
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from itertools import cycle, islice
 from math import inf
 from time import perf_counter
-from typing import Any, final
+from typing import final
 
-from ucudnn.backends.base import PreparedCall
+from ucudnn.backends.base import Offset, PreparedCall, Scaling
 from ucudnn.backends.cudnn.gpu.base import DeviceBuffer, Gpu, Timed
 from ucudnn.backends.sampling import SHORTEST_MS
-from ucudnn.slabs import Rows
 
 LOADING_MS = 0.05
-"""Of the host in a launch: longer ones load kernels first, or do something else."""
+"""Milliseconds of the host for one launch. A launch that takes longer loads kernels, or the host does something else."""
 
-_GRAIN_MS = 0.03  # in which what is queued reaches the GPU
+_GRAIN_MS = 0.03  # time in which queued work reaches the GPU
 _MOST_STALLS = 3
-_HELD = 1.5  # times as long as the host took before to queue its calls, the GPU is held back
-_HELD_MS = 0.05  # and so much longer: for the first launch of it, and the events
-_MOST_HELD_MS = 2.0
-
-Place = tuple[int, Rows | None]
-"""The first sample, and the first rows of a slab."""
+_DELAY = 1.5  # the GPU is delayed by this multiple of the time in which the host queued its last calls
+_DELAY_MS = 0.05  # and by this time more, for the first launch and the events
+_MOST_DELAY_MS = 2.0
 
 _Launch = Callable[[], None]
 
 
 @final
 class CallTimer:
-    """Times one algorithm at successive places of the mini-batch.
+    """Times one algorithm on successive parts of the mini-batch.
 
-    The GPU is held back until the host has queued all that is timed: what is kept of a GPU must not depend on the host
-    that it was measured on, but where a call keeps that busy itself.
+    The GPU is delayed until the host has queued everything that is timed, because times that are kept for a GPU must not
+    depend on the host on which they were measured. Calls that keep the host busy themselves are the exception.
 
     Args:
         device: the GPU.
         call: the algorithm.
-        places: where calls begin, one after another and from the first again.
+        offsets: where calls begin; after the last offset the first one follows again.
         operands: addresses of x, w and y.
-        beta: factor of what the output holds.
-        workspace: of the algorithm.
-        host_ms: in which the host queues a call about.
+        scaling: alpha and beta.
+        workspace: workspace of the algorithm.
+        host_ms: estimate of the time in which the host queues a call.
 
     Attributes:
-        host_ms: in which it queued one last.
-        least_host_ms: the least of these; 0 before the first.
-        long: whether a call is so long that it does not count if the GPU waits for the host to launch the first.
+        host_ms: time in which the host queued a call last.
+        least_host_ms: the least of these times; 0 before the first.
+        long: whether a call is so long that a wait of the GPU for the launch of the first call does not matter.
     """
 
     def __init__(
         self,
         device: Gpu,
         call: PreparedCall,
-        places: Iterable[Place],
+        offsets: Iterable[Offset],
         operands: tuple[int, int, int],
-        beta: float,
+        scaling: Scaling,
         workspace: DeviceBuffer,
         host_ms: float,
     ) -> None:
         self._device = device
         self._call = call
-        self._upcoming = cycle(places)
+        self._upcoming = cycle(offsets)
         self._operands = operands
-        self._beta = beta
+        self._scaling = scaling
         self._workspace = workspace
         self.host_ms = host_ms
         self.least_host_ms = 0.0
         self.long = False
 
     def start(self, warmup: int, calls: int) -> Timed:
-        """Queue calls, behind some that do not count; the host does not wait for them.
+        """Queue calls behind warm-up calls that are not timed; the host does not wait for them.
 
-        Without any before them, they may have to load kernels, for which the GPU is not held back.
+        Without warm-up calls, the calls may have to load kernels, and the GPU is not delayed for that.
         """
         chosen = self._next(warmup + calls)
 
         def lead() -> None:
             _queue(chosen[:warmup])
-            if warmup and self._device.holds:
-                self._device.hold(self._held_ms(calls))
+            if warmup and self._device.can_delay:
+                self._device.delay(self._delay_ms(calls))
 
         return self._device.timed(partial(_queue, chosen[warmup:]), lead)
 
     def warm(self, calls: int) -> None:
-        """Queue calls that do not count."""
+        """Queue calls that are not timed."""
         _queue(self._next(calls))
 
     def run(self, calls: int) -> float:
-        """Return the milliseconds that one of several calls takes, those left out in which the host stalled."""
-        holds, time_ms = self._device.holds, inf
+        """Return the milliseconds of one of several calls; runs in which the host stalled are repeated."""
+        delays, time_ms = self._device.can_delay, inf
         for _ in range(_MOST_STALLS):
             chosen = self._next(calls)
-            leading = () if holds or self.long else self._next(calls)
-            held_ms = self._held_ms(len(chosen) + len(leading))
-            lead = partial(self._device.hold, held_ms) if holds else partial(_queue, leading)
+            leading = () if delays or self.long else self._next(calls)
+            delay_ms = self._delay_ms(len(chosen) + len(leading))
+            lead = partial(self._device.delay, delay_ms) if delays else partial(_queue, leading)
 
             def run(chosen: Sequence[_Launch] = chosen) -> None:
                 self.host_ms = _queue(chosen) / calls
@@ -102,33 +98,32 @@ class CallTimer:
 
             timed = self._device.timed(run, lead)
             time_ms = min(time_ms, timed.wait_ms())
-            if timed.covered or timed.host_ms <= held_ms:
+            if timed.covered or timed.host_ms <= delay_ms:
                 break  # else the GPU may have waited for the host, which loaded a kernel or did something else
         return max(SHORTEST_MS, time_ms / calls)
 
-    def _held_ms(self, calls: int) -> float:
-        held_ms = _HELD * self.host_ms * calls + _HELD_MS
-        return min(held_ms, _MOST_HELD_MS) if self._device.holds else held_ms
+    def _delay_ms(self, calls: int) -> float:
+        delay_ms = _DELAY * self.host_ms * calls + _DELAY_MS
+        return min(delay_ms, _MOST_DELAY_MS) if self._device.can_delay else delay_ms
 
     def _next(self, calls: int) -> Sequence[_Launch]:
-        """Return the next calls, with everything made that only the first one at a place would have to make."""
-        options: dict[str, Any] = {"alpha": 1.0, "beta": self._beta, "workspace": self._workspace}
+        """Return the next calls, bound to their arguments."""
         return [
-            self._call.bind(*self._operands, start=start, first_rows=rows, **options)
-            for start, rows in islice(self._upcoming, calls)
+            self._call.bind(*self._operands, self._workspace, offset, self._scaling)
+            for offset in islice(self._upcoming, calls)
         ]
 
 
 def least_ms(timed: Timed) -> float:
-    """Return the milliseconds that a call takes at least that ran for the first time.
+    """Return the least milliseconds that a call may need that ran for the first time.
 
-    The host may have had to load kernels for it: what the GPU took beyond that, it took for the call.
+    The host may have loaded kernels for the call; the time that the GPU needed beyond that belongs to the call.
     """
     return max(SHORTEST_MS, timed.wait_ms() - (0.0 if timed.covered else timed.host_ms) - _GRAIN_MS)
 
 
 def _queue(chosen: Sequence[_Launch]) -> float:
-    """Queue calls, and return the milliseconds that this takes."""
+    """Queue calls, and return the milliseconds that this took."""
     begin = perf_counter()
     for launch in chosen:
         launch()

@@ -1,8 +1,8 @@
-"""Checks what an algorithm writes before it is measured: all of it, from its inputs alone, as exactly as it should.
+"""Checks an algorithm's output: it must be complete, depend on the inputs alone, and be exact enough.
 
-cuDNN 9.19 offers engines that multiply what the output holds by beta = 0, or what the workspace held before by other
-zeros, so that NaN in fresh memory comes through, and Winograd algorithms of 5 x 5 filters that are 5e-3 off in float32.
-None of it is in its notes.
+cuDNN 9.19 offers engines that multiply the old values of the output by beta = 0, or those of the workspace by other
+zeros, so that NaN in fresh memory comes through. It also offers Winograd algorithms for 5 x 5 filters whose float32
+results have an error of 5e-3. Its notes tell neither.
 """
 
 from collections.abc import Callable
@@ -13,16 +13,16 @@ from typing import Any, final
 
 import numpy as np
 
-from ucudnn.backends.base import PreparedCall
+from ucudnn.backends.base import BEGIN, Offset, PreparedCall, Scaling
 from ucudnn.backends.cudnn.algorithms.legacy_call import LegacyCall
 from ucudnn.backends.cudnn.api.library import Library
 from ucudnn.backends.cudnn.gpu.base import DeviceBuffer, Gpu
 from ucudnn.errors import BackendError, UnsupportedProblemError
 from ucudnn.problem import ConvolutionProblem, DataType, MathMode, Operation
-from ucudnn.slabs import Piece, Rows, row_bytes
+from ucudnn.slabs import Piece, row_bytes
 
 WINDOW_BYTES = 4096
-"""Of a sample's begin or end, as much as is looked at."""
+"""Bytes that are checked at the begin or the end of a sample."""
 
 TOLERANCES: dict[DataType, float] = {
     DataType.FLOAT16: 2e-3,
@@ -30,19 +30,19 @@ TOLERANCES: dict[DataType, float] = {
     DataType.FLOAT32: 2e-3,
     DataType.FLOAT64: 1e-10,
 }
-"""Relative L2 distance from a plain algorithm; float32 as TF32 multiplies it."""
+"""The largest relative L2 distance from a plain algorithm; for float32 that of TF32 products."""
 
 FMA_TOLERANCE = 1e-4
-"""The same for float32 without TF32: what Winograd algorithms of 3 x 3 filters keep."""
+"""The same for float32 without TF32; Winograd algorithms for 3 x 3 filters stay within it."""
 
 _TAPS = 16
-"""Of a filter gradient, about so many are computed on the host, where there are that many."""
+"""About this many elements of a filter gradient are computed on the host, if it has as many."""
 
 _MOST_READ = 1 << 20
-"""Elements that are read at a time."""
+"""The most elements that are read at once."""
 
 _MOST_HELD = 1 << 25
-"""Elements of x that are held, of several channels, unless one has more."""
+"""The most elements of several channels of x that are held on the host; one channel may have more."""
 
 _PLAIN = {
     Operation.FORWARD: ("IMPLICIT_GEMM", "IMPLICIT_PRECOMP_GEMM"),
@@ -52,23 +52,23 @@ _PLAIN = {
 """Legacy algorithms that multiply and add, and nothing else."""
 
 
-_Manner = tuple[bool, bool, tuple[tuple[int, int], ...], int]
+_Traits = tuple[bool, bool, tuple[tuple[int, int], ...], int]
 
 
-def _manner_of(problem: ConvolutionProblem) -> _Manner:
-    """Return what the exactness of an algorithm may depend on."""
+def _traits_of(problem: ConvolutionProblem) -> _Traits:
+    """Return the properties of a problem that an algorithm's error may depend on."""
     gaps = bool(problem.x_channel_stride), bool(problem.y_channel_stride)
-    # Engine 50 of cuDNN 9.19 computes some pairs of paddings, and others not: see `faults`.
+    # Engine 50 of cuDNN 9.19 is right for some pairs of paddings and wrong for others: see `known_faults`.
     return (*gaps, problem.paddings if problem.post_padding else (), problem.alignment)
 
 
 @final
 class OutputCheck:
-    """Checks algorithms on the first samples of the operands of a benchmark.
+    """Checks algorithms on the first samples of a benchmark's operands.
 
-    Whether NaN comes through is checked at every size. How exact an algorithm is depends on the algorithm, on gaps,
-    alignment and, where both sides are not padded alike, on how they are, but not on the number of samples or rows; so
-    that is checked where these are met first. Of one that rounds parts of its sums, it is checked at every size.
+    Every size is checked for NaN. An algorithm's error depends on gaps, on alignment and on padding that differs before
+    and after x, but not on the number of samples or rows. So the error is checked once for each combination of these,
+    and at every size only for an algorithm that rounds parts of its sums.
 
     Args:
         problem: the mini-batch.
@@ -76,7 +76,7 @@ class OutputCheck:
         handle: address of the cudnnHandle_t.
         device: the GPU.
         operands: x, w and y.
-        workspace: gives workspaces.
+        workspace: returns a workspace of a given size.
     """
 
     def __init__(
@@ -97,33 +97,33 @@ class OutputCheck:
         self._accumulates = problem.operation is Operation.BACKWARD_FILTER
         self._references: dict[Piece, Any] = {}
         self._gradients: dict[Piece, Any] = {}
-        self._exact: set[tuple[str, _Manner, ConvolutionProblem | None]] = set()
+        self._exact: set[tuple[str, _Traits, ConvolutionProblem | None]] = set()
 
     def __call__(
         self, call: PreparedCall, name: str, piece: Piece, workspace: DeviceBuffer, *, rounds: bool = False
     ) -> None:
-        """Launch an algorithm on the first samples and look at the begin, the middle and the end of its output.
+        """Launch an algorithm on the first samples, and check the begin, the middle and the end of its output.
 
         Args:
             call: the algorithm, prepared for a micro-batch or a slab of one.
-            name: its name.
+            name: name of the algorithm.
             piece: the micro-batch or the slab.
-            workspace: what it takes as workspace; filled with NaN before.
-            rounds: whether it rounds parts of its sums.
+            workspace: the algorithm's workspace; filled with NaN before.
+            rounds: whether the algorithm rounds parts of its sums.
 
         Raises:
-            UnsupportedProblemError: if the output is not what it should be.
+            UnsupportedProblemError: if the output is wrong.
             CudnnError: if the launch fails.
         """
-        met = name, _manner_of(piece.problem), piece.problem if rounds else None
+        met = name, _traits_of(piece.problem), piece.problem if rounds else None
         first = met not in self._exact
         if first and piece not in self._references:
             self._references[piece] = self._reference(piece)
-        # BackwardFilter begins with beta = 0 on whatever memory holds, and goes on with beta = 1.
+        # BackwardFilter begins with beta = 0 on arbitrary memory, and continues with beta = 1.
         for beta in (0.0, 1.0) if self._accumulates and first else (float(self._accumulates),):
             if workspace.size_bytes:
                 self._device.set_bytes(workspace.address, 0xFF, workspace.size_bytes)
-            found = self._outcome(call, piece, piece.first_rows, beta, workspace)
+            found = self._outcome(call, piece, Offset(0, piece.first_rows), beta, workspace)
             if np.isnan(found).any():
                 raise UnsupportedProblemError(
                     "NaN of its output or workspace comes through, or some of it stays unwritten"
@@ -136,8 +136,8 @@ class OutputCheck:
         reference, most = self._references[piece], self._tolerance()
         error = _distance(found, reference)
         if error > most and self._accumulates and self._problem.dtype.has_16_bits:
-            # Plain algorithms add up a filter gradient of 16 bits in 16 bits, where several blocks of threads share it:
-            # over a large mini-batch, they are further off than what is checked. How far, the host says.
+            # If several blocks of threads share a filter gradient of 16 bits, plain algorithms add it up in 16 bits. Over
+            # a large mini-batch their error may be the larger one. The host computes how large it is.
             exact = self._gradient(piece)
             own = _distance(reference, exact)
             if own > most / 2 and error <= most + 2 * own:
@@ -150,19 +150,19 @@ class OutputCheck:
         return FMA_TOLERANCE if fma else TOLERANCES[self._problem.dtype]
 
     def _reference(self, piece: Piece) -> Any:
-        """Return what the windows should hold, NaN where that is not known, or None where nothing computes the problem.
+        """Return the expected values of the windows, NaN if unknown, or None if no plain algorithm computes the problem.
 
-        A slab that plain algorithms do not compute, for they pad both sides alike, is part of what they make of the
-        whole; of a gradient, one channel is computed on the host.
+        Plain algorithms pad both sides alike. If they do not compute a slab, it is taken from the result for all rows.
+        For a filter gradient some channels are computed on the host.
         """
-        ways = [(piece.problem, piece.first_rows)]
+        ways = [(piece.problem, Offset(0, piece.first_rows))]
         if piece.first_rows is not None and not self._accumulates:
-            ways.append((self._problem.part(piece.problem.batch), None))
-        for problem, rows in ways:
+            ways.append((self._problem.part(piece.problem.batch), BEGIN))
+        for problem, offset in ways:
             for name in _PLAIN[problem.operation]:
                 try:
                     call = LegacyCall(self._library, self._handle, replace(problem, math=MathMode.FMA), name)
-                    windows = self._outcome(call, piece, rows, 0.0, self._workspace(call.workspace_bytes))
+                    windows = self._outcome(call, piece, offset, 0.0, self._workspace(call.workspace_bytes))
                 except (BackendError, MemoryError):
                     continue
                 if not np.isnan(windows).any():
@@ -172,7 +172,7 @@ class OutputCheck:
         return self._gradient(piece)
 
     def _gradient(self, piece: Piece) -> Any:
-        """Return the windows of a filter gradient, of which taps of the first filter's first channels are known."""
+        """Return the windows of a filter gradient in float64; only the first channels of the first filter are known."""
         if piece in self._gradients:
             return self._gradients[piece]
         problem, rows = piece.problem, piece.first_rows or (0, 0)
@@ -181,7 +181,7 @@ class OutputCheck:
         windows = np.full(2 * size, np.nan)
         channels, taps = problem.channels // problem.groups, prod(problem.kernel)
         step, following = (channels, 1) if problem.layout.channels_last else (1, taps)
-        taps = min(taps, ceil(size / step))  # the others lie beyond the window
+        taps = min(taps, ceil(size / step))  # the others lie outside the window
         count = max(1, min(channels, ceil(_TAPS / taps), _MOST_HELD // (problem.batch * prod(problem.spatial))))
         data = self._channels(x.address, 0, problem, rows[0], count)
         gradient = self._channels(y.address, 1, problem, rows[1], 1)[0]
@@ -193,7 +193,7 @@ class OutputCheck:
         return windows
 
     def _channels(self, address: int, which: int, problem: ConvolutionProblem, row: int, count: int) -> Any:
-        """Return the first channels of the rows of x (0) or y (1) on the host, (channels, samples, *sizes)."""
+        """Return the first channels of the rows of x (0) or y (1) from `row` on, as (channels, samples, *sizes) on the host."""
         channels, sizes, gaps = (
             (problem.channels, problem.spatial, problem.x_channel_stride),
             (problem.filters, problem.output, problem.y_channel_stride),
@@ -201,7 +201,7 @@ class OutputCheck:
         last, size, width = problem.layout.channels_last, prod(sizes), problem.dtype.itemsize
         begin = address + row * row_bytes(problem)[which]
         found = np.empty((count, problem.batch, size))
-        beside, wanted = (channels, count) if last else (1, 1)  # channels that lie side by side
+        beside, wanted = (channels, count) if last else (1, 1)  # adjacent channels, and those of them that are kept
         several = max(1, _MOST_READ // beside)
         reads = product(range(problem.batch), range(0, count, wanted), range(0, size, several))
         for sample, channel, first in reads:
@@ -212,16 +212,16 @@ class OutputCheck:
         return found.reshape(count, problem.batch, *sizes)
 
     def _outcome(
-        self, call: PreparedCall, piece: Piece, first_rows: Rows | None, beta: float, workspace: DeviceBuffer
+        self, call: PreparedCall, piece: Piece, offset: Offset, beta: float, workspace: DeviceBuffer
     ) -> Any:
-        """Launch on an output of NaN, or of zeros where it accumulates, and return windows of it.
+        """Launch a call on an output of NaN, or of zeros if it accumulates, and return windows of the output.
 
         Args:
-            call: computes the piece, or the whole.
-            piece: what the windows are of.
-            first_rows: where that begins which the call computes.
-            beta: factor of what the output holds.
-            workspace: of the call.
+            call: computes the piece, or all rows.
+            piece: the part that the windows show.
+            offset: where the part begins that the call computes.
+            beta: factor of the values that the output holds.
+            workspace: workspace of the call.
         """
         problem, rows = piece.problem, piece.first_rows
         x, w, y = self._operands
@@ -239,11 +239,11 @@ class OutputCheck:
             self._device.set_bytes(address, 0xFF, (size - 1) * step + sample)
             samples = [(address + index * step, sample) for index in sorted({0, size // 2, size - 1})]
         addresses = x.address, w.address, y.address
-        call.launch(*addresses, start=0, alpha=1.0, beta=beta, workspace=workspace, first_rows=first_rows)
+        call.launch(*addresses, workspace, offset, Scaling(1.0, beta))
         windows = []
         for number, (address, sample) in enumerate(samples):
             window = min(sample, WINDOW_BYTES, self._run(problem))
-            # The begin of the first sample, the end of the last, the begin of what is between.
+            # The begin of the first sample, the end of the last one, and the begin of the one between.
             ends = (address, address + sample - window) if len(samples) == 1 else (address,)
             if number and number == len(samples) - 1:
                 ends = (address + sample - window,)
@@ -251,7 +251,7 @@ class OutputCheck:
         return np.concatenate(windows)
 
     def _run(self, problem: ConvolutionProblem) -> int:
-        """Return the bytes of an output that follow each other: one channel of a slab, for there are gaps."""
+        """Return the bytes of the output's longest run without gaps: one channel of a slab, otherwise a sample."""
         if self._accumulates:
             return problem.w_bytes
         forward = problem.operation is Operation.FORWARD
@@ -263,7 +263,7 @@ class OutputCheck:
 
 
 def _distance(found: Any, expected: Any) -> float:
-    """Return the relative L2 distance where it is known what is expected; 0 where nothing is."""
+    """Return the relative L2 distance of the values that are expected; 0 if none are."""
     if expected is None:
         return 0.0
     known = ~np.isnan(expected)
@@ -272,7 +272,7 @@ def _distance(found: Any, expected: Any) -> float:
 
 
 def _taps(problem: ConvolutionProblem, data: Any, gradient: Any, count: int) -> Any:
-    """Return the first taps of the filter gradient of one channel of x, (samples, *spatial), and one of dy."""
+    """Return the first taps of the filter gradient for one channel of x, (samples, *spatial), and one of dy."""
     padded = np.pad(data, [(0, 0), *problem.paddings])
     taps = np.empty(count)
     for index, tap in enumerate(islice(np.ndindex(*problem.kernel), count)):

@@ -1,4 +1,4 @@
-"""What the cuDNN backend needs of a GPU: memory, streams, events and properties, from whoever has them."""
+"""The interface through which the cuDNN backend uses a GPU: memory, streams, events and properties."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
@@ -10,21 +10,21 @@ from typing import Any, NamedTuple, final
 
 import numpy as np
 
-from ucudnn.backends.cudnn.gpu.driver import Hold
+from ucudnn.backends.cudnn.gpu.driver import DelayKernel
 from ucudnn.backends.cudnn.gpu.strided_copy import Copier
 from ucudnn.problem import DataType
 
 RANDOM_BLOCK = 1 << 20
-"""Random elements that are drawn; larger tensors repeat them."""
+"""Number of random elements that are drawn; larger tensors repeat them."""
 
 
 @final
 class DeviceBuffer:
-    """Bytes on a GPU, or a part of them.
+    """Memory on a GPU, or a part of it.
 
     Attributes:
-        address: of the first byte; 0 where there are none.
-        size_bytes: how many.
+        address: address of the first byte; 0 if the size is 0.
+        size_bytes: size in bytes.
     """
 
     __slots__ = ("_owner", "address", "size_bytes")
@@ -35,20 +35,20 @@ class DeviceBuffer:
         self._owner = owner
 
     def part(self, offset_bytes: int, size_bytes: int) -> "DeviceBuffer":
-        """Return a part, which keeps the whole alive."""
+        """Return a part of the memory, which keeps the whole alive."""
         return DeviceBuffer(self.address + offset_bytes, size_bytes, self)
 
 
 @final
 class Stopwatch(NamedTuple):
-    """Two events, as a library has them.
+    """Two events of the library that the program uses.
 
     Attributes:
-        stream: where they are recorded.
-        begin: has `record`.
-        end: has `record` and `synchronize`.
-        has_begun: whether the GPU came to the first.
-        between_ms: gives the milliseconds between them.
+        stream: the stream on which they are recorded.
+        begin: the first event; it has `record`.
+        end: the second event; it has `record` and `synchronize`.
+        has_begun: returns whether the GPU has reached the first event.
+        between_ms: returns the milliseconds between them.
     """
 
     stream: Any
@@ -60,11 +60,11 @@ class Stopwatch(NamedTuple):
 
 @final
 class Timed:
-    """What was queued between two events.
+    """Work that was queued between two events.
 
     Attributes:
-        host_ms: in which the host queued all of it.
-        covered: whether the GPU did something else until then, so that it did not wait for the host in between.
+        host_ms: milliseconds in which the host queued all of it.
+        covered: whether the GPU was busy with earlier work all that time, so that it never waited for the host.
     """
 
     __slots__ = ("_stopwatch", "covered", "host_ms")
@@ -75,19 +75,19 @@ class Timed:
         self.covered = covered
 
     def wait_ms(self) -> float:
-        """Wait until it is done, and return the milliseconds that it took the GPU."""
+        """Wait until the work is done, and return the milliseconds that the GPU needed for it."""
         self._stopwatch.end.synchronize()
         return float(self._stopwatch.between_ms())
 
 
 class Gpu(ABC):
-    """A GPU, as the library that a program computes with knows it: CuPy or PyTorch.
+    """A GPU, through the library that the program uses: CuPy or PyTorch.
 
     Attributes:
-        ordinal: its number.
-        failures: exceptions with which ucudnn and CUDA tell that something went wrong on it.
-        recycles: whether `allocate` takes memory that was freed on the same stream so cheaply that a workspace is best
-            allocated for each call, and none is held between calls.
+        ordinal: number of the GPU.
+        failures: exceptions that ucudnn and CUDA raise if something fails on the GPU.
+        recycles: whether `allocate` reuses memory that was freed on the same stream so cheaply that each call allocates
+            its workspace, and none is held between calls.
     """
 
     ordinal: int
@@ -96,7 +96,7 @@ class Gpu(ABC):
 
     @abstractmethod
     def count(self) -> int:
-        """Return how many GPUs there are."""
+        """Return the number of GPUs."""
 
     @abstractmethod
     def machine(self) -> Mapping[str, str]:
@@ -104,15 +104,15 @@ class Gpu(ABC):
 
     @abstractmethod
     def conditions(self) -> Mapping[str, str]:
-        """Return the same, and other versions that a report should name."""
+        """Return the same, and other versions for reports."""
 
     @abstractmethod
     def use(self) -> AbstractContextManager[None]:
-        """Make this GPU the calling thread's current one inside a block."""
+        """Return a context in which this GPU is the calling thread's current one."""
 
     @abstractmethod
     def pin(self, stream: int | None) -> None:
-        """Take a stream for the current one from now on; None takes that back."""
+        """Use a stream as the current one from now on; None ends that."""
 
     @abstractmethod
     def stream(self) -> int:
@@ -120,7 +120,7 @@ class Gpu(ABC):
 
     @abstractmethod
     def queue(self) -> int:
-        """Return what tells the current stream from all others.
+        """Return a number that identifies the current stream.
 
         Raises:
             BackendError: if this thread's current GPU is another one.
@@ -128,23 +128,23 @@ class Gpu(ABC):
 
     @abstractmethod
     def capturing(self, queue: int) -> bool:
-        """Whether a CUDA graph is being captured on a stream, which is the current one."""
+        """Return whether a CUDA graph is being captured on the current stream, whose `queue` is given."""
 
     @abstractmethod
     def allocate(self, size_bytes: int) -> DeviceBuffer:
-        """Return memory whose contents are arbitrary.
+        """Return memory with arbitrary contents.
 
         Raises:
-            MemoryError: if the GPU has not that much left.
+            MemoryError: if the GPU has too little memory left.
         """
 
     @abstractmethod
     def scratch(self) -> AbstractContextManager[Callable[[int], DeviceBuffer]]:
-        """Return an allocator for benchmarks, whose memory goes back to the GPU at the end of the block."""
+        """Return a context with an allocator for benchmarks, whose memory is freed when the context ends."""
 
     @abstractmethod
     def release(self) -> None:
-        """Give back to the GPU what is held but not used."""
+        """Free the memory that allocators hold but do not use."""
 
     @abstractmethod
     def fill(self, buffer: DeviceBuffer, dtype: DataType, seed: int) -> None:
@@ -152,19 +152,19 @@ class Gpu(ABC):
 
     @abstractmethod
     def set_bytes(self, address: int, value: int, size_bytes: int) -> None:
-        """Set memory to a byte on the current stream: 0xFF makes NaN of any type, 0 zeros."""
+        """Set all bytes of memory to a value on the current stream: 0xFF makes NaN of any type, 0 makes zeros."""
 
     @abstractmethod
     def copy_runs(self, to: int, to_step: int, source: int, source_step: int, run_bytes: int, count: int) -> None:
-        """Copy runs of bytes that begin a step apart, on the current stream."""
+        """Copy runs of bytes on the current stream; the steps are the distances in bytes between runs."""
 
     @abstractmethod
     def read(self, address: int, size_bytes: int, dtype: DataType) -> "np.ndarray[Any, Any]":
-        """Return what some memory holds, in float64, once the current stream is done."""
+        """Wait for the current stream, and return the numbers in some memory as float64."""
 
     @abstractmethod
     def mark(self) -> Any:
-        """Return an event after all that the current stream holds so far."""
+        """Return an event after everything that the current stream holds."""
 
     @abstractmethod
     def wait(self, mark: Any) -> None:
@@ -175,40 +175,40 @@ class Gpu(ABC):
         """Return two events for the current stream."""
 
     @property
-    def holds(self) -> bool:
-        """Whether `hold` works: there may be no driver that takes its kernel."""
-        return self._holder is not None
+    def can_delay(self) -> bool:
+        """Whether `delay` works, which needs a driver that loads its kernel."""
+        return self._delay_kernel is not None
 
-    def hold(self, time_ms: float) -> None:
-        """Keep the current stream busy for so long that what is queued behind it need not wait for the host.
+    def delay(self, time_ms: float) -> None:
+        """Keep the current stream busy for some milliseconds, so that work queued behind it never waits for the host.
 
         Raises:
-            OSError: if it cannot be kept busy.
+            OSError: if the kernel cannot be launched.
         """
-        if self._holder is not None:
-            self._holder.queue(self.stream(), time_ms)
+        if self._delay_kernel is not None:
+            self._delay_kernel.queue(self.stream(), time_ms)
 
     @cached_property
     def copier(self) -> Copier | None:
-        """Kernels that copy what strides read; None where the driver does not take them."""
+        """Kernels that copy the samples that strides read; None if the driver does not load them."""
         try:
             return Copier()
         except OSError:
             return None
 
     @cached_property
-    def _holder(self) -> Hold | None:
+    def _delay_kernel(self) -> DelayKernel | None:
         try:
-            return Hold()
+            return DelayKernel()
         except OSError:
             return None
 
     def timed(self, run: Callable[[], object], lead: Callable[[], object] | None = None) -> Timed:
-        """Queue a call between two events; the host does not wait for it.
+        """Queue work between two events; the host does not wait for it.
 
         Args:
-            run: the call.
-            lead: what the GPU does while the host queues the first event and the begin of the call.
+            run: queues the work.
+            lead: queues earlier work, with which the GPU is busy while the host queues the first event and `run`.
         """
         stopwatch = self.stopwatch()
         started = perf_counter()
@@ -223,7 +223,7 @@ class Gpu(ABC):
 
 @cache
 def random_block(dtype: DataType, seed: int) -> "np.ndarray[Any, Any]":
-    """Return random numbers in [-0.5, 0.5) as they lie in memory; bfloat16, which NumPy lacks, as its bits."""
+    """Return random numbers in [-0.5, 0.5) of a type; bfloat16, which NumPy lacks, as its bits."""
     block = np.random.default_rng(seed).random(RANDOM_BLOCK, dtype=np.float32) - np.float32(0.5)
     if dtype is DataType.BFLOAT16:
         return (block.view(np.uint32) >> 16).astype(np.uint16)
@@ -231,19 +231,19 @@ def random_block(dtype: DataType, seed: int) -> "np.ndarray[Any, Any]":
 
 
 def as_float(memory: "np.ndarray[Any, Any]", dtype: DataType) -> "np.ndarray[Any, Any]":
-    """Return bytes of the host as the numbers that they are, in float64."""
+    """Return bytes of host memory, which hold numbers of a type, as float64."""
     if dtype is DataType.BFLOAT16:
         return np.asarray((memory.view(np.uint16).astype(np.uint32) << 16).view(np.float32), np.float64)
     return np.asarray(memory.view(dtype.value), np.float64)
 
 
 def cuda_version(number: int) -> str:
-    """Return a version as CUDA counts it, 13020, as text: '13.2'."""
+    """Return one of CUDA's version numbers as text: 13020 is '13.2'."""
     return f"{number // 1000}.{number % 1000 // 10}"
 
 
 def driver_version() -> str:
-    """Return the version of the kernel driver where Linux tells it."""
+    """Return the version of the kernel driver as Linux reports it, else 'unknown'."""
     try:
         text = Path("/proc/driver/nvidia/version").read_text(encoding="utf-8")
     except OSError:

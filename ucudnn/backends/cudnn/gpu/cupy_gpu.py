@@ -1,4 +1,4 @@
-"""The GPU through CuPy. The only module that imports CuPy."""
+"""A GPU through CuPy; no other module imports CuPy."""
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -22,7 +22,7 @@ from ucudnn.backends.cudnn.gpu.driver import RELAXED, exchange_capture_mode
 from ucudnn.errors import BackendError, BackendUnavailableError, InvalidProblemError, UcudnnError
 from ucudnn.problem import DataType
 
-_PER_THREAD = 2  # cudaStreamPerThread: one address, a stream of its own in each thread
+_PER_THREAD = 2  # cudaStreamPerThread: one address, but another stream in each thread
 
 
 def cupy_module() -> Any:
@@ -47,19 +47,19 @@ def current_stream() -> int:
 
 
 def is_dense(tensor: Any) -> bool:
-    """Whether the memory of a tensor is all its own; of an address, it is for its caller to say."""
+    """Return whether a tensor is dense. Addresses and buffers count as dense, because their callers know."""
     if isinstance(tensor, int | DeviceBuffer):
         return True
-    if hasattr(tensor, "is_contiguous"):  # PyTorch's
+    if hasattr(tensor, "is_contiguous"):  # a PyTorch tensor
         return bool(tensor.is_contiguous())
     return getattr(tensor, "__cuda_array_interface__", {}).get("strides") is None
 
 
 def address_of(tensor: Any) -> int:
-    """Return the address of a tensor: an int itself, a CuPy array, a PyTorch tensor, or what has its interface.
+    """Return the address of a tensor: an int, a buffer, a PyTorch tensor, or an object with CUDA's array interface.
 
     Raises:
-        InvalidProblemError: if it is none of these, such as a NumPy array.
+        InvalidProblemError: if the tensor is none of these, such as a NumPy array.
     """
     if isinstance(tensor, int):
         return tensor
@@ -67,10 +67,10 @@ def address_of(tensor: Any) -> int:
         return tensor.address
     pointer = getattr(tensor, "data_ptr", None)
     if pointer is not None and getattr(tensor, "is_cuda", False):
-        return int(pointer())  # PyTorch's interface refuses tensors that need a gradient
+        return int(pointer())  # PyTorch has no array interface for tensors that need a gradient
     try:
         return int(tensor.__cuda_array_interface__["data"][0])
-    except (AttributeError, TypeError) as error:  # PyTorch raises either for a tensor of the host
+    except (AttributeError, TypeError) as error:  # PyTorch raises either for a tensor in host memory
         raise InvalidProblemError(
             f"{type(tensor).__name__} is not on a GPU: give CuPy arrays, device addresses, or open the handle with"
             " backend='cpu'"
@@ -78,23 +78,23 @@ def address_of(tensor: Any) -> int:
 
 
 @final
-class Device(Gpu):
-    """A GPU; it becomes the calling thread's current one.
+class CupyGpu(Gpu):
+    """A GPU through CuPy; it becomes the calling thread's current one.
 
     Args:
-        ordinal: its number; None for the one that is CuPy's current one now.
+        ordinal: number of the GPU; None for CuPy's current one.
 
     Attributes:
-        ordinal: its number.
-        name: its name.
-        capability: its compute capability: '9.0'.
-        failures: exceptions with which ucudnn and CUDA tell that something went wrong on it.
+        ordinal: number of the GPU.
+        name: name of the GPU.
+        capability: compute capability, such as '9.0'.
+        failures: exceptions that ucudnn and CUDA raise if something fails on the GPU.
 
     Raises:
         BackendUnavailableError: if CuPy or a GPU is missing.
     """
 
-    recycles = False  # CuPy's pool may be any, and its users expect a workspace that stays
+    recycles = False  # the program may set any allocator of CuPy, and CuPy's users expect a workspace that stays
 
     def __init__(self, ordinal: int | None = None) -> None:
         self._cupy = cupy_module()
@@ -116,7 +116,7 @@ class Device(Gpu):
         self.failures: tuple[type[Exception], ...] = (UcudnnError, runtime.CUDARuntimeError)
 
     def count(self) -> int:
-        """Return how many GPUs there are."""
+        """Return the number of GPUs."""
         return int(self._cupy.cuda.runtime.getDeviceCount())
 
     def machine(self) -> Mapping[str, str]:
@@ -129,7 +129,7 @@ class Device(Gpu):
         }
 
     def conditions(self) -> Mapping[str, str]:
-        """Return the same, and the CUDA version that the driver knows and CuPy's version."""
+        """Return the same, and the versions of CuPy and of the CUDA that the driver supports."""
         return {
             **self.machine(),
             "cuda driver": cuda_version(self._cupy.cuda.runtime.driverGetVersion()),
@@ -138,12 +138,12 @@ class Device(Gpu):
 
     @contextmanager
     def use(self) -> Iterator[None]:
-        """Make this GPU the calling thread's current one inside the block."""
+        """Return a context in which this GPU is the calling thread's current one."""
         with self._cupy.cuda.Device(self.ordinal):
             yield
 
     def pin(self, stream: int | None) -> None:
-        """Take a stream for the current one from now on, whatever CuPy's is; None takes that back."""
+        """Use a stream as the current one from now on, whatever CuPy's current stream is; None ends that."""
         self._pinned = None if stream is None else self._external(stream)
 
     def stream(self) -> int:
@@ -152,7 +152,7 @@ class Device(Gpu):
         return address
 
     def queue(self) -> int:
-        """Return what tells the current stream from all others: its address, or the thread where it has one by itself.
+        """Return the current stream's address, or a number of this thread for the stream that each thread has.
 
         Raises:
             BackendError: if this thread's current GPU is another one.
@@ -166,9 +166,9 @@ class Device(Gpu):
         return stream if stream != _PER_THREAD else -get_ident()
 
     def capturing(self, queue: int) -> bool:
-        """Whether a CUDA graph is being captured on a stream."""
+        """Return whether a CUDA graph is being captured on the current stream, whose `queue` is given."""
         stream = queue if queue >= 0 else _PER_THREAD
-        # The null stream cannot be captured, and asking for it while another stream is would break that capture.
+        # The null stream cannot be captured, and asking about it while another stream is captured would end that capture.
         return stream > 1 and self._is_capturing(stream)
 
     def _external(self, stream: int) -> Any:
@@ -179,17 +179,17 @@ class Device(Gpu):
         return self._current_stream() if self._pinned is None else self._pinned
 
     def allocate(self, size_bytes: int) -> DeviceBuffer:
-        """Return memory from CuPy's current allocator; contents are arbitrary.
+        """Return memory with arbitrary contents from CuPy's current allocator.
 
         Raises:
-            MemoryError: if the GPU has not that much left.
+            MemoryError: if the GPU has too little memory left.
         """
         if not size_bytes:
             return DeviceBuffer(0, 0)
-        with self._stream():  # the allocator may give what was freed there, in the order of that stream
+        with self._stream():  # the allocator may reuse memory that was freed on this stream, in its order
             if not self.capturing(self.stream()):
                 return self._buffer(self._cupy.cuda.alloc, size_bytes)
-            mode = exchange_capture_mode(RELAXED)  # else a capture fails where the allocator asks CUDA for more
+            mode = exchange_capture_mode(RELAXED)  # else the capture fails if the allocator has to ask CUDA for memory
             try:
                 return self._buffer(self._cupy.cuda.alloc, size_bytes)
             finally:
@@ -197,7 +197,7 @@ class Device(Gpu):
 
     @contextmanager
     def scratch(self) -> Iterator[Callable[[int], DeviceBuffer]]:
-        """Return an allocator whose memory goes back to the GPU at the end of the block, for benchmarks."""
+        """Return a context with an allocator for benchmarks, whose memory is freed when the context ends."""
 
         def allocate(size_bytes: int) -> DeviceBuffer:
             return self._buffer(self._pool.malloc, size_bytes) if size_bytes else DeviceBuffer(0, 0)
@@ -208,12 +208,12 @@ class Device(Gpu):
             self._pool.free_all_blocks()
 
     def release(self) -> None:
-        """Give back to the GPU what CuPy's pool and the benchmarks hold but do not use."""
+        """Free the memory that CuPy's pool and benchmarks hold but do not use."""
         self._cupy.get_default_memory_pool().free_all_blocks()
         self._pool.free_all_blocks()
 
     def fill(self, buffer: DeviceBuffer, dtype: DataType, seed: int) -> None:
-        """Fill memory with random numbers in [-0.5, 0.5), from the host, so that no compiler is needed."""
+        """Fill memory with random numbers in [-0.5, 0.5); they come from the host, so that no kernel is compiled."""
         count = buffer.size_bytes // dtype.itemsize
         block = random_block(dtype, seed)[: min(count, RANDOM_BLOCK)]
         runtime, stream = self._cupy.cuda.runtime, self.stream()
@@ -225,17 +225,17 @@ class Device(Gpu):
             done += size
 
     def set_bytes(self, address: int, value: int, size_bytes: int) -> None:
-        """Set memory to a byte on the current stream: 0xFF makes NaN of any type, 0 zeros."""
+        """Set all bytes of memory to a value on the current stream: 0xFF makes NaN of any type, 0 makes zeros."""
         self._cupy.cuda.runtime.memsetAsync(address, value, size_bytes, self.stream())
 
     def copy_runs(self, to: int, to_step: int, source: int, source_step: int, run_bytes: int, count: int) -> None:
-        """Copy runs of bytes that begin a step apart, on the current stream."""
+        """Copy runs of bytes on the current stream; the steps are the distances in bytes between runs."""
         runtime = self._cupy.cuda.runtime
         kind = runtime.memcpyDeviceToDevice
         runtime.memcpy2DAsync(to, to_step, source, source_step, run_bytes, count, kind, self.stream())
 
     def read(self, address: int, size_bytes: int, dtype: DataType) -> "np.ndarray[Any, Any]":
-        """Return what some memory holds, in float64, once the current stream is done."""
+        """Wait for the current stream, and return the numbers in some memory as float64."""
         runtime = self._cupy.cuda.runtime
         host = np.empty(size_bytes, np.uint8)
         runtime.memcpyAsync(host.ctypes.data, address, size_bytes, runtime.memcpyDeviceToHost, self.stream())
@@ -243,9 +243,10 @@ class Device(Gpu):
         return as_float(host, dtype)
 
     def mark(self) -> Any:
-        """Return an event after all that the current stream holds so far.
+        """Return an event after everything that the current stream holds, with the stream.
 
-        The stream is kept beside it: else a new one may get its address, and pass for it, while its work still runs.
+        The mark keeps the stream alive. Otherwise a new stream could get its address, and pass for it, while its work
+        still runs.
         """
         stream = self._stream()
         event = self._cupy.cuda.Event(disable_timing=True)
@@ -269,7 +270,7 @@ class Device(Gpu):
 
 @final
 class _ForeignStream:
-    """A stream that somebody else made, as the CUDA stream protocol tells it."""
+    """A stream of another library, in the form of the CUDA stream protocol."""
 
     def __init__(self, address: int) -> None:
         self._address = address

@@ -1,6 +1,6 @@
-"""ctypes on libcuda, the driver: what CuPy and PyTorch do not offer both.
+"""ctypes on libcuda, the driver: functions that not both CuPy and PyTorch offer.
 
-With `library`, which is for libcudnn, the only module that knows ctypes.
+In the backend only this module and `library`, for libcudnn, use ctypes.
 """
 
 import ctypes
@@ -11,12 +11,12 @@ from typing import Any, final
 RELAXED = 2  # cudaStreamCaptureModeRelaxed
 
 _NAME = "libcuda.so.1"
-_HOLD = b"""\
+_DELAY = b"""\
 .version 6.0
 .target sm_50
 .address_size 64
 
-.visible .entry ucudnn_hold(.param .u64 duration)
+.visible .entry ucudnn_delay(.param .u64 duration)
 {
     .reg .pred %held;
     .reg .u64 %begin, %now, %least;
@@ -34,9 +34,9 @@ AGAIN:
 
 
 def exchange_capture_mode(mode: int) -> int:
-    """Set how this thread's calls are restricted by captures of CUDA graphs, and return how they were.
+    """Set how captures of CUDA graphs restrict this thread's calls, and return the mode before.
 
-    0 is global, 1 thread-local, 2 relaxed (cuThreadExchangeStreamCaptureMode).
+    Modes are 0 for global, 1 for thread-local and 2 for relaxed (cuThreadExchangeStreamCaptureMode).
     """
     value = ctypes.c_int(mode)
     ctypes.CDLL(_NAME).cuThreadExchangeStreamCaptureMode(ctypes.byref(value))
@@ -45,14 +45,14 @@ def exchange_capture_mode(mode: int) -> int:
 
 @final
 class Function:
-    """A kernel in PTX, which the driver compiles, in the context that is current then: the primary one of a GPU.
+    """A kernel in PTX, which the driver compiles for the current context, the primary one of a GPU.
 
     Args:
         source: a module.
-        name: of the kernel, which has one parameter.
+        name: name of the kernel, which has one parameter.
 
     Raises:
-        OSError: if there is no driver, or it does not take the kernel.
+        OSError: if there is no driver, or it does not load the kernel.
     """
 
     def __init__(self, source: bytes, name: str) -> None:
@@ -63,38 +63,38 @@ class Function:
             status = cuda.cuModuleGetFunction(ctypes.byref(self._function), self._module, name.encode())
             _check(status, "cuModuleGetFunction")
             self._launch: Any = cuda.cuLaunchKernel
-        except AttributeError as error:  # what has this name is no driver
+        except AttributeError as error:  # the library of this name is not a driver
             raise OSError(str(error)) from None
 
     def bound(self, blocks: int, threads: int, argument: bytes) -> Callable[[int], None]:
-        """Return a launch on a stream of its context, whose address it is called with; OSError if it is refused."""
+        """Return a launch that is called with the address of a stream; it raises OSError if the driver refuses it."""
         launch, one = self._launch, ctypes.c_uint(1)
         shape = self._function, ctypes.c_uint(blocks), one, one, ctypes.c_uint(threads), one, one, ctypes.c_uint(0)
         memory = ctypes.create_string_buffer(argument, len(argument))
         arguments = (ctypes.c_void_p * 1)(ctypes.addressof(memory))
 
-        def queue(stream: int, _: object = memory) -> None:  # which lives as long as this
+        def queue(stream: int, _: object = memory) -> None:  # the memory must live as long as this function
             _check(launch(*shape, ctypes.c_void_p(stream), arguments, None), "cuLaunchKernel")
 
         return queue
 
 
 @final
-class Hold:
+class DelayKernel:
     """A kernel of one thread that keeps a stream busy for some time.
 
     Raises:
-        OSError: if there is no driver, or it does not take the kernel.
+        OSError: if there is no driver, or it does not load the kernel.
     """
 
     def __init__(self) -> None:
-        self._function = Function(_HOLD, "ucudnn_hold")
+        self._function = Function(_DELAY, "ucudnn_delay")
 
     def queue(self, stream: int, time_ms: float) -> None:
-        """Queue it on a stream of its context.
+        """Queue the kernel on a stream, given by its address, for some milliseconds.
 
         Raises:
-            OSError: if the driver refuses.
+            OSError: if the driver refuses the launch.
         """
         self._function.bound(1, 1, round(time_ms * 1e6).to_bytes(8, sys.byteorder))(stream)
 

@@ -1,7 +1,7 @@
-"""Copying what strides read of a tensor to dense memory, and back: kernels in PTX, which the driver compiles.
+"""Kernels that copy the elements that strides read of a tensor to dense memory, and back.
 
-Each writes its output once, in order, a thread four elements: memory's speed, where strided copies of libraries take up
-to three times as long.
+They are written in PTX, which the driver compiles. Each writes its output once and in order, four elements a thread, so
+that it runs at the speed of memory. Strided copies of libraries take up to three times as long.
 """
 
 import struct
@@ -16,65 +16,65 @@ from ucudnn.backends.cudnn.gpu.driver import Function
 from ucudnn.errors import BackendError
 
 MOST_ELEMENTS = 1 << 31
-"""Tensors must have fewer, for elements are counted in 32 bits."""
+"""Tensors must have fewer elements, because they are counted in 32 bits."""
 
 _THREADS = 256
-_EACH = 4  # elements of a thread
-_KINDS = ((2, 2), (2, 4), (4, 4), (4, 8), (8, 8))  # bytes that are read, and written
+_EACH = 4  # elements that a thread writes
+_WIDTHS = ((2, 2), (2, 4), (4, 4), (4, 8), (8, 8))  # bytes of an element that is read, and of one that is written
 
 Copy = Callable[[int], None]
-"""A copy that is made on a stream, whose address it is called with; BackendError if it is refused."""
+"""Queues a copy on the stream whose address it is called with; raises BackendError if the driver refuses it."""
 
-Sizes = tuple[int, int, int]
-"""Of three spatial dimensions, or steps in them."""
+Sizes3d = tuple[int, int, int]
+"""Sizes of three spatial dimensions, or steps in them."""
 
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Walk:
-    """A way through the elements that are written, a plane for each sample and channel.
+class CopyPattern:
+    """Which element of the source is written to which element of the target, in planes for samples and channels.
 
-    The element at (plane, d, h, w) is that of the source at `plane * factors[0] + d // steps[0] * factors[1] + ...`
-    where the steps divide d, h and w, and zero elsewhere.
+    If the steps divide d, h and w, the target's element (plane, d, h, w) is the source's element number
+    `plane * factors[0] + d // steps[0] * factors[1] + ...`. Otherwise it is zero.
 
     Attributes:
-        planes: how many.
-        sizes: of a plane of what is written.
-        steps: in each of its three dimensions.
-        factors: elements of the source from one plane to the next, and for each step in the three dimensions.
-        read_bytes: of an element of the source.
-        written_bytes: of one that is written: twice as many where the one after it is always zero.
+        planes: number of planes.
+        sizes: sizes of a plane of the target.
+        steps: steps in the three dimensions of the target.
+        factors: distance in the source, in elements, of successive planes, and of successive steps in each dimension.
+        read_bytes: bytes of an element of the source.
+        written_bytes: bytes of an element of the target; an element and the zero that always follows it may count as one.
     """
 
     planes: int
-    sizes: Sizes
-    steps: Sizes
+    sizes: Sizes3d
+    steps: Sizes3d
     factors: tuple[int, int, int, int]
     read_bytes: int
     written_bytes: int
 
     @property
     def elements(self) -> int:
-        """How many are written."""
+        """Number of elements that are written."""
         return self.planes * prod(self.sizes)
 
     def packed(self, to: int, source: int, *, fills: bool) -> bytes:
         """Return the argument of the kernel.
 
         Args:
-            to: address of what is written.
-            source: address of what is read.
-            fills: whether zeros are written; else what is between the steps stays as it is.
+            to: address of the target.
+            source: address of the source.
+            fills: whether zeros are written between the steps; otherwise elements there keep their values.
         """
         divisors = (*reversed(self.sizes), *reversed(self.steps))
         numbers = chain.from_iterable((each, *magic(each)) for each in divisors)
         return _ARGUMENT.pack(to, source, self.elements, fills, *numbers, *self.factors)
 
 
-def gathering(planes: int, sizes: Sizes, steps: Sizes, itemsize: int) -> Walk:
-    """Return the way through dense memory that takes what steps reach of planes of some sizes."""
+def gathering(planes: int, sizes: Sizes3d, steps: Sizes3d, itemsize: int) -> CopyPattern:
+    """Return the pattern that copies the elements that steps reach in planes of some sizes to dense memory."""
     _, h, w = sizes
-    return Walk(
+    return CopyPattern(
         planes=planes,
         sizes=reached(sizes, steps),
         steps=(1, 1, 1),
@@ -84,10 +84,10 @@ def gathering(planes: int, sizes: Sizes, steps: Sizes, itemsize: int) -> Walk:
     )
 
 
-def scattering(planes: int, sizes: Sizes, steps: Sizes, itemsize: int) -> Walk:
-    """Return the way through planes of some sizes that puts dense memory where steps reach."""
+def scattering(planes: int, sizes: Sizes3d, steps: Sizes3d, itemsize: int) -> CopyPattern:
+    """Return the pattern that copies dense memory to the elements that steps reach in planes of some sizes."""
     _, h, w = within = reached(sizes, steps)
-    return Walk(
+    return CopyPattern(
         planes=planes,
         sizes=sizes,
         steps=steps,
@@ -97,25 +97,25 @@ def scattering(planes: int, sizes: Sizes, steps: Sizes, itemsize: int) -> Walk:
     )
 
 
-def scattering_pairs(planes: int, sizes: Sizes, steps: Sizes, itemsize: int) -> Walk | None:
-    """Return the same that writes two elements at once, if the second of any two is zero."""
-    if steps[2] != 2 or sizes[2] % 2 or (itemsize, 2 * itemsize) not in _KINDS:
+def scattering_pairs(planes: int, sizes: Sizes3d, steps: Sizes3d, itemsize: int) -> CopyPattern | None:
+    """Return `scattering` in pairs of elements, the second of which is always zero; None if that is not so."""
+    if steps[2] != 2 or sizes[2] % 2 or (itemsize, 2 * itemsize) not in _WIDTHS:
         return None
     single = scattering(planes, sizes, steps, itemsize)
     d, h, w = sizes
     return replace(single, sizes=(d, h, w // 2), steps=(*steps[:2], 1), written_bytes=2 * itemsize)
 
 
-def reached(sizes: Sizes, steps: Sizes) -> Sizes:
-    """Return how many elements steps reach in each dimension."""
+def reached(sizes: Sizes3d, steps: Sizes3d) -> Sizes3d:
+    """Return the number of elements that steps reach in each dimension."""
     d, h, w = (ceil(size / step) for size, step in zip(sizes, steps, strict=True))
     return d, h, w
 
 
 def magic(divisor: int) -> tuple[int, int]:
-    """Return m and s such that n // divisor is ((m * n >> 32) + n) >> s for any n below 2^31.
+    """Return m and s such that n // divisor is ((m * n >> 32) + n) >> s for every n below 2^31.
 
-    Granlund and Montgomery, Division by Invariant Integers using Multiplication (1994), figure 4.1.
+    Method: Granlund and Montgomery, "Division by Invariant Integers using Multiplication" (1994), figure 4.1.
     """
     shift = (divisor - 1).bit_length()
     return ((1 << 32) * ((1 << shift) - divisor)) // divisor + 1, shift
@@ -123,20 +123,20 @@ def magic(divisor: int) -> tuple[int, int]:
 
 @final
 class Copier:
-    """The kernels, in the context that is current when it is made.
+    """The kernels, loaded in the context that is current.
 
     Raises:
-        OSError: if there is no driver, or it does not take the kernels.
+        OSError: if there is no driver, or it does not load the kernels.
     """
 
     def __init__(self) -> None:
-        self._functions = {kind: Function(_source(*kind), _name(*kind)) for kind in _KINDS}
+        self._functions = {widths: Function(_source(*widths), _name(*widths)) for widths in _WIDTHS}
 
-    def bound(self, walk: Walk, to: int, source: int, *, fills: bool = True) -> Copy:
-        """Return a copy for which all is made ready."""
-        function = self._functions[walk.read_bytes, walk.written_bytes]
-        blocks = ceil(walk.elements / (_THREADS * _EACH))
-        launch = function.bound(blocks, _THREADS, walk.packed(to, source, fills=fills))
+    def bound(self, pattern: CopyPattern, to: int, source: int, *, fills: bool = True) -> Copy:
+        """Return a copy from one address to another, which only needs to be queued."""
+        function = self._functions[pattern.read_bytes, pattern.written_bytes]
+        blocks = ceil(pattern.elements / (_THREADS * _EACH))
+        launch = function.bound(blocks, _THREADS, pattern.packed(to, source, fills=fills))
 
         def copy(stream: int) -> None:
             try:
@@ -151,7 +151,7 @@ def _name(read_bytes: int, written_bytes: int) -> str:
     return f"ucudnn_copy_{read_bytes}_{written_bytes}"
 
 
-_WORDS = (  # of 32 bits in the argument behind the two addresses, see `Walk.packed`
+_WORDS = (  # the 32-bit words of the argument that follow the two addresses, see `CopyPattern.packed`
     *("total", "fills"),
     *(f"{part}_{of}" for of in ("w", "h", "d", "sw", "sh", "sd") for part in ("divisor", "magic", "shift")),
     *("factor_p", "factor_d", "factor_h", "factor_w"),
@@ -161,7 +161,7 @@ _ARGUMENT = struct.Struct(f"<QQ{len(_WORDS)}I")
 
 @cache
 def _source(read_bytes: int, written_bytes: int) -> bytes:
-    """Return a module with one kernel: a block writes some elements in a row, a thread every so manieth of them."""
+    """Return a module with one kernel. A block writes adjacent elements, and each of its threads every 256th of them."""
     wide = written_bytes == 8
     value, bits = ("%long", "u64") if wide else ("%word", "u32")
     lines = [
@@ -213,7 +213,7 @@ def _source(read_bytes: int, written_bytes: int) -> bytes:
 
 
 def _divide(quotient: str, remainder: str, number: str, divisor: str) -> tuple[str, ...]:
-    """Return the instructions of a division, see `magic`."""
+    """Return the instructions of a division by an invariant integer, see `magic`."""
     return (
         f"mul.hi.u32 {quotient}, {number}, %magic_{divisor};",
         f"add.u32 {quotient}, {quotient}, {number};",
