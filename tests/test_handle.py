@@ -12,7 +12,7 @@ from tests.support.operands import PROBLEM, QUICK, direct, operands, poison, rel
 from tests.support.problems import make_problem
 from ucudnn import Handle
 from ucudnn.backends import open_backend
-from ucudnn.backends.base import ComputeBackend
+from ucudnn.backends.base import ComputeBackend, Scaling
 from ucudnn.benchmarking.benchmark import Benchmark
 from ucudnn.benchmarking.request import Request
 from ucudnn.errors import (
@@ -81,7 +81,7 @@ def test_every_desirable_configuration_equals_the_undivided_result(operation, be
         out = written(problem, x, w, y)
         poison(out, beta)
         plan = make_plan(problem, configuration, backend)
-        plan.launch(x, w, y, alpha=1.5, beta=beta, workspace=backend.allocate(configuration.workspace_bytes))
+        plan.launch(x, w, y, backend.allocate(configuration.workspace_bytes), Scaling(1.5, beta))
         assert relative(out, expected) < 1e-12, str(configuration)
 
 

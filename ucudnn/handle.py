@@ -6,7 +6,7 @@ from typing import Unpack
 
 from ucudnn.arrays import Parameters, ProblemCache
 from ucudnn.backends import open_backend
-from ucudnn.backends.base import Backend, ComputeBackend, Spare, Tensor
+from ucudnn.backends.base import Backend, ComputeBackend, Scaling, Spare, Tensor
 from ucudnn.benchmarking.benchmark import ProgressListener
 from ucudnn.benchmarking.factory import open_benchmark
 from ucudnn.errors import BackendError, InfeasibleError
@@ -240,7 +240,7 @@ class Handle:
                     if shared is None:
                         raise
                     entry = self._plans.plan(KernelKey(shared, problem))
-            dispatcher.launch(entry, bound_x, bound_w, bound_y, alpha, beta, spare)
+            dispatcher.launch(entry, bound_x, bound_w, bound_y, Scaling(alpha, beta), spare)
 
     def useful(self, spare_bytes: int) -> int:
         """Return how many bytes of spare memory serve as workspace: 0 up to the limit, else one of a few sizes.

@@ -63,7 +63,7 @@ def errors(problem: ConvolutionProblem, backend: ComputeBackend, benchmark: Benc
         operands.poison()
         x, w, y = operands.addresses()
         backend.queue()
-        make_plan(problem, configuration, backend).launch(x, w, y, alpha=1.0, beta=0.0, workspace=workspace)
+        make_plan(problem, configuration, backend).launch(x, w, y, workspace)
         found.append(float(operands.error(cupy, expected)))
     return algorithm, found
 

@@ -222,7 +222,7 @@ def _call(
     backend = rig.backends[run.runner]
     x, w, y, _ = backend.bind(*tensors)
     launch = make_plan(problem, run.configuration, backend).launch
-    return partial(launch, x, w, y, alpha=1.0, beta=0.0, workspace=workspace)
+    return partial(launch, x, w, y, workspace)
 
 
 def _compare(

@@ -95,7 +95,7 @@ def test_computing_backends_run_what_they_list(backend, problem):
         call = backend.prepare(problem, algorithm.name)
 
         def run(call=call, workspace=workspace):
-            call.launch(x, w, y, start=0, alpha=1.0, beta=0.0, workspace=workspace)
+            call.launch(x, w, y, workspace)
 
         assert backend.elapsed_ms(run) > 0
     with pytest.raises(UcudnnError, match="NO_SUCH"):

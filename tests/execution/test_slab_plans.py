@@ -13,6 +13,7 @@ from tests.support.problems import divisible
 from tests.support.reference import WRITTEN, reference_convolution
 from ucudnn import Handle
 from ucudnn.backends import open_backend
+from ucudnn.backends.base import Scaling
 from ucudnn.backends.cpu.bench import CpuBench
 from ucudnn.backends.replay import ReplayBackend
 from ucudnn.benchmarking.benchmark import Benchmark
@@ -106,7 +107,7 @@ def test_any_mixture_of_micro_batches_and_slabs_equals_the_reference(data, probl
     workspace.fill(0xFF)
 
     def run():
-        plan.launch(x, w, y, alpha=0.75, beta=beta, workspace=workspace)
+        plan.launch(x, w, y, workspace, Scaling(0.75, beta))
 
     assert launched(problem, run, x, w, y, 0.75, beta) < 1e-11, str(configuration)
 
@@ -180,11 +181,11 @@ class Failing:
     def __init__(self, call, algorithm, state):
         self.call, self.algorithm, self.state = call, algorithm, state
 
-    def launch(self, *arguments, **options):
+    def launch(self, *arguments):
         if self.state["left"] <= 0 and self.algorithm in self.state["broken"]:
             raise UnsupportedProblemError(f"{self.algorithm} is broken")
         self.state["left"] -= 1
-        self.call.launch(*arguments, **options)
+        self.call.launch(*arguments)
 
 
 @pytest.mark.parametrize("operation", Operation)

@@ -6,6 +6,7 @@ import pytest
 
 from tests.support.gpu import MODES, SHAPES, Guarded, Operands, tolerance
 from tests.support.problems import LAYOUTS
+from ucudnn.backends.base import Scaling
 from ucudnn.errors import BackendError
 from ucudnn.networks.tables import load_network
 from ucudnn.problem import ConvolutionProblem, DataType, MathMode, Operation
@@ -37,7 +38,7 @@ def wrong(cupy, cudnn, problem, algorithm, operands, alpha, beta, expected):
     try:
         call = cudnn.prepare(problem, algorithm.name)
         cudnn.queue()
-        call.launch(*operands.addresses(), start=0, alpha=alpha, beta=beta, workspace=guarded.buffer)
+        call.launch(*operands.addresses(), guarded.buffer, scaling=Scaling(alpha, beta))
     except BackendError:
         return None  # dropped, as the benchmark drops it
     error = operands.error(cupy, expected)
@@ -99,7 +100,7 @@ def test_deterministic_algorithms_repeat_to_the_bit(cupy, cudnn, operation):
             call = cudnn.prepare(problem, algorithm.name)
             for _ in range(3):
                 operands.poison()
-                call.launch(*operands.addresses(), start=0, alpha=1.0, beta=0.0, workspace=workspace)
+                call.launch(*operands.addresses(), workspace)
                 results.append(operands.result(cupy))
         except BackendError:
             continue

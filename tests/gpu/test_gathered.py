@@ -3,6 +3,7 @@
 import pytest
 
 from tests.support.gpu import Operands, open_or_skip, tolerance
+from ucudnn.backends.base import Scaling
 from ucudnn.backends.candidates import GATHERED, Candidates
 from ucudnn.configuration import Configuration, MicroConfiguration
 from ucudnn.errors import StepError
@@ -62,7 +63,7 @@ def test_micro_batches_of_copies(cupy, cudnn, shape, dtype, math, operation):
             workspace = cudnn.allocate(plan.workspace_bytes)
             cudnn.queue()
             try:
-                plan.launch(*operands.addresses(), alpha=1.0, beta=beta, workspace=workspace)
+                plan.launch(*operands.addresses(), workspace, Scaling(1.0, beta))
             except StepError as error:
                 if beta and "NOT_SUPPORTED" in str(error):
                     continue  # some engines only overwrite
@@ -81,7 +82,7 @@ def test_copies_are_replayed_in_graphs(cupy, cudnn, operation):
 
     def launch():
         cudnn.queue()
-        plan.launch(*operands.addresses(), alpha=1.0, beta=0.0, workspace=workspace)
+        plan.launch(*operands.addresses(), workspace)
 
     with stream:
         launch()

@@ -9,6 +9,7 @@ import ucudnn
 from tests.support.gpu import MODES, SHAPES, Guarded, Operands, open_or_skip, tolerance
 from tests.support.problems import LAYOUTS
 from ucudnn import Effort
+from ucudnn.backends.base import Scaling
 from ucudnn.backends.candidates import Candidates
 from ucudnn.configuration import Configuration, MicroConfiguration, SlabConfiguration
 from ucudnn.errors import BackendError
@@ -64,7 +65,7 @@ def error_of(cupy, cudnn, configuration, operands, beta, expected):
     guarded = Guarded(cupy, cudnn, configuration.workspace_bytes, offset=256)
     plan = make_plan(operands.problem, configuration, cudnn)
     cudnn.queue()
-    plan.launch(*operands.addresses(), alpha=0.75, beta=beta, workspace=guarded.buffer)
+    plan.launch(*operands.addresses(), guarded.buffer, Scaling(0.75, beta))
     return operands.error(cupy, expected) if guarded.intact() else float("inf")
 
 

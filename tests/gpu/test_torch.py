@@ -513,10 +513,10 @@ print("fine")
 
 def test_measurements_are_known_as_those_of_cupy():
     cupy = pytest.importorskip("cupy")
-    from ucudnn.backends.cudnn.gpu.cupy_gpu import Device
+    from ucudnn.backends.cudnn.gpu.cupy_gpu import CupyGpu
     from ucudnn.torch.gpu import TorchGpu
 
-    ours, theirs = TorchGpu(0).machine(), Device(0).machine()
+    ours, theirs = TorchGpu(0).machine(), CupyGpu(0).machine()
     assert ours.keys() == theirs.keys()
     assert {key: ours[key] for key in ours if key != "cuda"} == {key: theirs[key] for key in theirs if key != "cuda"}
     assert cupy

@@ -88,13 +88,13 @@ def test_structures_lie_in_memory_as_python_takes_them(toolchain, tmp_path):
     assert told.pop("version")["-"] == (bridge.VERSION, 0)
     assert set(told) == {"Question", "Step", "Request", "Answer", "Callbacks"}
     for structure, fields in told.items():
-        ours = getattr(bridge, structure)
+        ours = getattr(bridge, f"{structure}Struct")
         assert fields.pop("-") == (0, ctypes.sizeof(ours))
         assert fields == {name: (getattr(ours, name).offset, getattr(ours, name).size) for name, _ in ours._fields_}
 
 
 def test_a_library_of_another_version_is_refused():
-    table = bridge.Callbacks(version=bridge.VERSION + 1)
+    table = bridge.CallbacksStruct(version=bridge.VERSION + 1)
     with pytest.raises(
         BackendUnavailableError, match=r"version 2, this package of 1: `python -m ucudnn.native --build`"
     ):
@@ -105,7 +105,7 @@ def test_what_ends_a_plan_is_no_success(capsys):
     # C++ takes 0 for success, which is what ctypes gives it where a callback raises.
     own = bridge.Bridge.__new__(bridge.Bridge)
     own._lock, own._texts = RLock(), {}
-    answer = bridge.Answer()
+    answer = bridge.AnswerStruct()
 
     def body():
         raise KeyboardInterrupt

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import numpy as np
 
-from ucudnn.backends.base import ComputeBackend, PreparedCall
+from ucudnn.backends.base import BEGIN, OVERWRITE, ComputeBackend, Offset, PreparedCall
 from ucudnn.backends.cpu.backend import CpuBackend
 from ucudnn.slabs import row_bytes
 
@@ -17,7 +17,8 @@ class AddressCall(PreparedCall):
     def __init__(self, call, problem):
         self.call, self.problem = call, problem
 
-    def launch(self, x, w, y, *, start, alpha, beta, workspace, first_rows=None):
+    def launch(self, x, w, y, workspace, offset=BEGIN, scaling=OVERWRITE):
+        start, first_rows = offset
         whole = self.problem.with_batch(start + self.problem.batch)  # tensors may be longer than that: nobody looks
         x_row, y_row = (row * step for row, step in zip(first_rows or (0, 0), row_bytes(whole), strict=True))
         views = (
@@ -25,7 +26,7 @@ class AddressCall(PreparedCall):
             view(w, whole.w_shape, whole.dtype, whole.w_sample),
             view(y + y_row, whole.y_shape, whole.dtype, whole.y_batch_stride, whole.y_channel_stride),
         )
-        self.call.launch(*views, start=start, alpha=alpha, beta=beta, workspace=workspace)
+        self.call.launch(*views, workspace, Offset(start), scaling)
 
 
 def view(address, shape, dtype, outer, inner=0):
@@ -94,5 +95,5 @@ class HostCall(PreparedCall):
         self._cpu = CpuBackend()
         self.call = AddressCall(self._cpu.prepare(problem, "IMPLICIT_GEMM"), problem)
 
-    def launch(self, *operands, workspace, **options):
-        self.call.launch(*operands, workspace=self._cpu.allocate(0), **options)
+    def launch(self, x, w, y, workspace, offset=BEGIN, scaling=OVERWRITE):
+        self.call.launch(x, w, y, self._cpu.allocate(0), offset, scaling)

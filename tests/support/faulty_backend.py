@@ -3,7 +3,7 @@
 import time
 import weakref
 
-from ucudnn.backends.base import ComputeBackend, PreparedCall
+from ucudnn.backends.base import BEGIN, OVERWRITE, ComputeBackend, PreparedCall
 from ucudnn.backends.cpu import CpuBackend
 from ucudnn.errors import UnsupportedProblemError
 
@@ -16,12 +16,12 @@ class FaultyCall(PreparedCall):
         self._backend = backend
         self._algorithm = algorithm
 
-    def launch(self, x, w, y, **options):
+    def launch(self, x, w, y, workspace, offset=BEGIN, scaling=OVERWRITE):
         self._backend.launches += 1
-        self._backend.log.append((self._algorithm, options["start"]))
-        if self._algorithm in self._backend.broken and options["start"] >= self._backend.first_broken:
+        self._backend.log.append((self._algorithm, offset.start))
+        if self._algorithm in self._backend.broken and offset.start >= self._backend.first_broken:
             raise UnsupportedProblemError(f"{self._algorithm} is broken")
-        self._call.launch(x, w, y, **options)
+        self._call.launch(x, w, y, workspace, offset, scaling)
 
 
 class FaultyBackend(ComputeBackend):

@@ -4,7 +4,7 @@ from functools import partial
 from itertools import cycle
 from types import SimpleNamespace
 
-from ucudnn.backends.base import PreparedCall
+from ucudnn.backends.base import BEGIN, OVERWRITE, PreparedCall
 
 
 class Machine(PreparedCall):
@@ -15,8 +15,8 @@ class Machine(PreparedCall):
 
     machines = ()
 
-    def __init__(self, host_ms, gpu_ms, holds=True):
-        self.holds = holds
+    def __init__(self, host_ms, gpu_ms, can_delay=True):
+        self.can_delay = can_delay
         self.host_ms = iter(host_ms)
         self.gpu_ms = gpu_ms
         self.late_ms = cycle([0.0])  # before the host queues the second event
@@ -24,10 +24,10 @@ class Machine(PreparedCall):
         self.done = 0.0  # of the GPU
         self.log = []
 
-    def hold(self, time_ms):
-        assert self.holds
+    def delay(self, time_ms):
+        assert self.can_delay
         self.done = max(self.done, self.now) + time_ms
-        self.log.append(("hold", time_ms))
+        self.log.append(("delay", time_ms))
 
     def timed(self, run, lead=None):
         started = self.now
@@ -49,11 +49,11 @@ class Machine(PreparedCall):
         timed.wait_ms = wait_ms
         return timed
 
-    def bind(self, x, w, y, *, start, alpha, beta, workspace, first_rows=None):
+    def bind(self, x, w, y, workspace, offset=BEGIN, scaling=OVERWRITE):
         assert "begin" not in self.log or self.log[-1] != "begin", "nothing is made while time is taken"
-        return partial(self.launch, x, w, y, start=start, alpha=alpha, beta=beta, workspace=workspace)
+        return partial(self.launch, x, w, y, workspace, offset, scaling)
 
-    def launch(self, x, w, y, *, start, alpha, beta, workspace, first_rows=None):
+    def launch(self, x, w, y, workspace, offset=BEGIN, scaling=OVERWRITE):
         self.now += next(self.host_ms)
         self.done = max(self.done, self.now) + self.gpu_ms
-        self.log.append(start)
+        self.log.append(offset.start)

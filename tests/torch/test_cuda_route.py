@@ -20,6 +20,7 @@ import ucudnn.torch as switch  # noqa: E402
 from tests.support.operands import QUICK  # noqa: E402
 from tests.support.paths import NATIVE  # noqa: E402
 from tests.support.torch_cases import CASES, assert_close, modules, outcome  # noqa: E402
+from ucudnn.backends.base import OVERWRITE  # noqa: E402
 from ucudnn.backends.candidates import Candidates  # noqa: E402
 from ucudnn.backends.cudnn.algorithms.legacy_call import ALGORITHMS  # noqa: E402
 from ucudnn.backends.cudnn.algorithms.operation_graph import OperationGraph  # noqa: E402
@@ -300,9 +301,9 @@ def test_plans_are_built_once_while_the_gpu_is_busy(host, monkeypatch):
 def compiling(monkeypatch):
     """Let all engines need a compiler."""
     monkeypatch.setattr("ucudnn.backends.cudnn.algorithms.operation_graph.RUNTIME_COMPILATION", 0)
-    numbers = Descriptor.numbers
+    numbers = BackendDescriptor.numbers
     monkeypatch.setattr(
-        Descriptor,
+        BackendDescriptor,
         "numbers",
         lambda self, attribute, *rest: (
             [0] if attribute == Attribute.ENGINE_BEHAVIOR_NOTE else numbers(self, attribute, *rest)
@@ -318,7 +319,7 @@ def test_compiled_engines_are_not_shared_by_plans(host, monkeypatch, compiling, 
     if not compiles:
         monkeypatch.setattr("ucudnn.backends.cudnn.algorithms.operation_graph.RUNTIME_COMPILATION", -1)
     backend = CudnnBackend(library_path=host.stub._name, device=TorchGpu(0))
-    graph = OperationGraph(backend.library, backend.cudnn_handle, PROBLEM, alpha=1.0, beta=0.0)
+    graph = OperationGraph(backend.library, backend.cudnn_handle, PROBLEM, OVERWRITE)
     for _ in range(3):
         assert graph.configuration("eng1").compiles == compiles
         graph.plan("eng1")
@@ -387,20 +388,20 @@ def test_what_waits_for_a_thread_is_built_without_it(host, monkeypatch, compilin
             pass
 
     held.acquire()
-    backend._background._building.submit(work)
+    backend._compiler._building.submit(work)
     running.wait()
     part = PROBLEM.part(4)
     if begun:
-        backend._background.build(part, "eng0")
+        backend._compiler.build(part, "eng0")
         assert not backend.is_ready(PROBLEM)
     with backend.bench(PROBLEM) as bench:
         assert bench.measure(4, backend.algorithm(part, "eng0"), QUICK).measured
     assert {*threads} == {main_thread()}
     assert backend.is_ready(PROBLEM)
-    backend._background.build(part, "eng1")
+    backend._compiler.build(part, "eng1")
     backend.drop()
     assert backend.is_ready(PROBLEM)
-    assert backend._background._plans == {}
+    assert backend._compiler._plans == {}
     held.release()
     backend.stop()
 
@@ -423,7 +424,7 @@ def test_what_is_listed_when_all_is_dropped_begins_with_nothing(host, monkeypatc
             if dropped:
                 backend.drop()
         wait_for(backend)
-        assert bool(backend._background._plans) != dropped
+        assert bool(backend._compiler._plans) != dropped
         backend.stop()
 
 
@@ -432,9 +433,9 @@ def test_no_more_plans_are_kept_than_that(host, monkeypatch, compiling):
     backend = CudnnBackend(library_path=host.stub._name, device=TorchGpu(0))
     kept = []
     for size in (1, 2, 3, 4, 5, 6, 7, 8):
-        backend._background.build(PROBLEM.part(size), "eng0")
+        backend._compiler.build(PROBLEM.part(size), "eng0")
         wait_for(backend)
-        built = backend._background.built(PROBLEM.part(size), "eng0")
+        built = backend._compiler.built(PROBLEM.part(size), "eng0")
         kept.append(ref(built.handle))
         del built
     assert sum(each() is not None for each in kept) == 3

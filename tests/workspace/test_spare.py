@@ -14,7 +14,7 @@ from tests.support.operands import PROBLEM, QUICK, direct, operands, poison, rel
 from tests.support.problems import divisible
 from tests.support.reference import reference_convolution
 from ucudnn import Handle
-from ucudnn.backends.base import SLACK_BYTES, Bench
+from ucudnn.backends.base import SLACK_BYTES, Bench, Scaling
 from ucudnn.backends.cpu import CpuBackend
 from ucudnn.backends.cudnn.backend import CudnnBackend
 from ucudnn.benchmarking.benchmark import Benchmark
@@ -86,7 +86,7 @@ def test_plans_write_all_of_the_output_whatever_was_in_its_tail(operation, sizes
     expected = 0.5 * reference_convolution(problem, x, w, y)
     out = written(problem, x, w, y)
     poison(out, 0.0)
-    plan.launch(x, w, y, alpha=0.5, beta=0.0, workspace=backend.allocate(plan.workspace_bytes))
+    plan.launch(x, w, y, backend.allocate(plan.workspace_bytes), Scaling(0.5, 0.0))
     assert relative(out, expected) <= 1e-10
     lent = parts_in_tail(problem, configuration)
     assert not lent[-1], "there is nothing behind the last"

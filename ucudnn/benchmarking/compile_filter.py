@@ -45,7 +45,10 @@ class Prospects:
 
     def ahead(self, requests: Iterable[Request]) -> list[PrefetchRequest]:
         """Return what measuring requests will ask for, with what is promised by then."""
-        return [PrefetchRequest(each.problem, each.sizes, each.limit_bytes, partial(self.promises, each)) for each in requests]
+        return [
+            PrefetchRequest(each.problem, each.sizes, each.limit_bytes, partial(self.promises, each))
+            for each in requests
+        ]
 
     def promises(self, request: Request, name: str) -> bool:
         """Whether an algorithm is worth compiling for a request, as far as is known."""

@@ -1,16 +1,18 @@
 """The constants of `cupy.cuda.cudnn` as CuPy 13 had them, with their values in cuDNN 9, and a few that it lacked."""
 
+from ucudnn.backends.cudnn.api import enums as _enums
+
 # cudnnDataType_t
-CUDNN_DATA_FLOAT = 0
-CUDNN_DATA_DOUBLE = 1
-CUDNN_DATA_HALF = 2
-CUDNN_DATA_BFLOAT16 = 9
+CUDNN_DATA_FLOAT = _enums.DATA_FLOAT
+CUDNN_DATA_DOUBLE = _enums.DATA_DOUBLE
+CUDNN_DATA_HALF = _enums.DATA_HALF
+CUDNN_DATA_BFLOAT16 = _enums.DATA_BFLOAT16
 
 # cudnnMathType_t
-CUDNN_DEFAULT_MATH = 0
-CUDNN_TENSOR_OP_MATH = 1
+CUDNN_DEFAULT_MATH = _enums.DEFAULT_MATH
+CUDNN_TENSOR_OP_MATH = _enums.TENSOR_OP_MATH
 CUDNN_TENSOR_OP_MATH_ALLOW_CONVERSION = 2
-CUDNN_FMA_MATH = 3
+CUDNN_FMA_MATH = _enums.FMA_MATH
 
 # cudnnNanPropagation_t
 CUDNN_NOT_PROPAGATE_NAN = 0
@@ -21,8 +23,8 @@ CUDNN_NON_DETERMINISTIC = 0
 CUDNN_DETERMINISTIC = 1
 
 # cudnnTensorFormat_t
-CUDNN_TENSOR_NCHW = 0
-CUDNN_TENSOR_NHWC = 1
+CUDNN_TENSOR_NCHW = _enums.TENSOR_NCHW
+CUDNN_TENSOR_NHWC = _enums.TENSOR_NHWC
 
 # cudnnOpTensorOp_t
 CUDNN_OP_TENSOR_ADD = 0
@@ -63,7 +65,7 @@ CUDNN_ADD_FULL_TENSOR = 3
 
 # cudnnConvolutionMode_t
 CUDNN_CONVOLUTION = 0
-CUDNN_CROSS_CORRELATION = 1
+CUDNN_CROSS_CORRELATION = _enums.CROSS_CORRELATION
 
 # cudnnConvolutionFwdPreference_t, gone since cuDNN 8: the `_v6` functions take it still
 CUDNN_CONVOLUTION_FWD_NO_WORKSPACE = 0

@@ -116,7 +116,9 @@ class MicroHandle:
             return self.handle
         return self._limited.get(limit) or self._make(limit)
 
-    def convolve(self, found: DescribedProblem, x: int, w: int, y: int, *, alpha: int, beta: int, deterministic: bool) -> None:
+    def convolve(
+        self, found: DescribedProblem, x: int, w: int, y: int, *, alpha: int, beta: int, deterministic: bool
+    ) -> None:
         """Compute in micro-batches on CuPy's current stream; all numbers are addresses.
 
         Raises:

@@ -1,1 +1,1 @@
-"""Execution: plans are prepared, launched, and repaired where an algorithm fails."""
+"""Execution: plans are prepared and launched, and another way is found after an algorithm failed."""

@@ -1,40 +1,39 @@
-"""Dispatch: launches the plans of kernels on their queues, and finds another way where an algorithm or memory fails."""
+"""Dispatch: launches the plans of kernels on their queues, also after an algorithm failed or memory ran out."""
 
 import logging
-from collections.abc import Collection, Iterable
+from collections.abc import Iterable
 from typing import Any, NamedTuple, final
 
-from ucudnn.backends.base import Buffer, ComputeBackend, Spare, Tensor
+from ucudnn.backends.base import Buffer, ComputeBackend, Scaling, Spare, Tensor
 from ucudnn.benchmarking.benchmark import Benchmark
 from ucudnn.configuration import Configuration
 from ucudnn.errors import BackendError, StepError
 from ucudnn.execution.plan import Plan, make_plan
+from ucudnn.execution.recovery import MOST_FAILURES, Recovery, given_up, is_measured
 from ucudnn.kernel import Kernel
-from ucudnn.planning.decision import Decision, decide_again, decide_rest, decide_slabs
-from ucudnn.problem import Operation
+from ucudnn.planning.decision import Decision
 from ucudnn.settings import Settings
 from ucudnn.units import exact_bytes
 from ucudnn.workspace.allocation import DividedWorkspace, Workspace, open_workspace
 from ucudnn.workspace.segment import Segment
 from ucudnn.workspace.stream_order import StreamOrder
 
-_MOST_REPLACEMENTS = 8  # in one call: what fails more often is not the algorithms
 _LOG = logging.getLogger(__name__)
 
 
 @final
 class Entry:
-    """A kernel of a handle: what was decided for it, its plan, and where it is ready to be launched.
+    """A kernel of a handle with its decision, its plan and its workspaces.
 
     Attributes:
         kernel: the kernel.
-        decision: what was decided, or None before.
-        limit_bytes: workspace that it may have where its decision changes.
-        plan: the prepared calls, or None before the first launch.
-        calls: how often it was launched.
-        ready: its workspace on each queue on which it was launched.
-        segment: under WD, where its workspace lies.
-        warned: whether it was said that an algorithm failed.
+        decision: the latest decision; None before the first.
+        limit_bytes: workspace limit for later decisions.
+        plan: the prepared calls; None before the first launch.
+        calls: number of launches.
+        ready: the kernel's workspace on each queue on which it was launched.
+        segment: the kernel's part of the divided workspace under WD; else None.
+        warned: whether a failure of an algorithm was logged.
     """
 
     __slots__ = ("calls", "decision", "kernel", "limit_bytes", "plan", "ready", "segment", "warned")
@@ -50,7 +49,7 @@ class Entry:
         self.warned = False
 
     def decide(self, decision: Decision) -> None:
-        """Take a decision; what was prepared for an earlier one is dropped."""
+        """Take a decision, and drop what was prepared for an earlier one."""
         self.decision = decision
         self.segment = decision.segment
         self.limit_bytes = self.segment.size_bytes if self.segment else decision.workspace_bytes
@@ -58,14 +57,13 @@ class Entry:
         self.ready.clear()
 
 
-class _Call(NamedTuple):
-    """What a call is given, as `Dispatcher.launch` takes it."""
+class _Arguments(NamedTuple):
+    """The arguments of `Dispatcher.launch`."""
 
     x: Tensor
     w: Tensor
     y: Tensor
-    alpha: float
-    beta: float
+    scaling: Scaling
     spare: Spare | None
 
 
@@ -74,15 +72,15 @@ class Dispatcher:
     """Launches kernels.
 
     Args:
-        backend: runs them.
-        benchmark: what was measured, for a way around what fails.
+        backend: runs the kernels.
+        benchmark: the measurements, from which other configurations are chosen after failures.
         settings: limits and policy.
     """
 
     def __init__(self, backend: ComputeBackend, benchmark: Benchmark, settings: Settings) -> None:
         self.backend = backend
-        self._benchmark = benchmark
         self._settings = settings
+        self._recovery = Recovery(benchmark, settings)
         self._divides = settings.total_workspace_bytes is not None
         self._passes = backend.recycles and not self._divides
         self._entries: list[Entry] = []
@@ -91,11 +89,11 @@ class Dispatcher:
         self._arena_mark: Any = None
         self._turns = StreamOrder(backend)
         self._captured: dict[tuple[int, int], tuple[Buffer, Plan]] = {}
-        self._retired: list[Workspace[int]] = []  # arenas that could not be waited for, in a capture
+        self._retired: list[Workspace[int]] = []  # arenas that were replaced in a capture, where nothing waits for them
 
     @property
     def workspace_bytes(self) -> int:
-        """Bytes of workspace that are held now, those of captured graphs included."""
+        """Bytes of workspace that are held now, including those of captured graphs."""
         workspaces = [self._workspace, *self._retired]
         graphs = {
             id(buffer): plan.workspace_bytes
@@ -106,25 +104,25 @@ class Dispatcher:
 
     @property
     def captured(self) -> bool:
-        """Whether a CUDA graph was captured that uses its plans."""
+        """Whether a CUDA graph was captured that uses plans of this dispatcher."""
         return bool(self._captured)
 
     def release(self) -> None:
-        """Give up workspaces, except those of captured graphs; they are made again when they are needed."""
+        """Free all workspaces but those of captured graphs; they are allocated again when they are needed."""
         for entry in self._entries:
             entry.ready.clear()
         self._turns.finish()
-        self._retired.clear()  # what captured graphs use is kept with them
+        self._retired.clear()  # captured graphs keep the arenas that they use
         self._workspace = open_workspace(self.backend)
         self._arena_needed = self._divides and bool(self._entries)
 
     def divide(self, entries: Iterable[Entry]) -> None:
-        """Begin a new division (WD): the arena is made at the next launch, with a segment for each of these."""
+        """Begin a new division (WD); the next launch allocates the arena, with a segment for each of these kernels."""
         self._entries = list(entries)
         self._arena_needed = True
 
     def plan(self, entry: Entry) -> Plan:
-        """Return a decided kernel's plan.
+        """Return the plan of a kernel that was decided.
 
         Raises:
             BackendError: if no algorithm is left that runs.
@@ -132,7 +130,7 @@ class Dispatcher:
         return entry.plan or self._plan(entry)
 
     def launch(
-        self, entry: Entry, x: Tensor, w: Tensor, y: Tensor, alpha: float, beta: float, spare: Spare | None = None
+        self, entry: Entry, x: Tensor, w: Tensor, y: Tensor, scaling: Scaling, spare: Spare | None = None
     ) -> None:
         """Compute out = alpha * conv + beta * out on the backend's current queue.
 
@@ -141,13 +139,12 @@ class Dispatcher:
             x: input, or its gradient.
             w: filters, or their gradient.
             y: output, or its gradient.
-            alpha: factor of the convolution.
-            beta: factor of what the output holds.
-            spare: memory that serves as workspace, where the kernel was decided so.
+            scaling: alpha and beta.
+            spare: the kernel's workspace, if the kernel was decided with spare memory.
 
         Raises:
             BackendError: if no algorithm is left that runs.
-            InfeasibleError: if memory has no room for any configuration.
+            InfeasibleError: if no configuration fits into memory.
         """
         backend = self.backend
         queue = backend.queue()
@@ -164,36 +161,36 @@ class Dispatcher:
         capturing = backend.capturing(queue)
         if capturing:
             self._keep(entry, workspace, plan)
-        segment = None if capturing else entry.segment  # in a capture, order is the caller's
+        segment = None if capturing else entry.segment  # in a capture, the caller keeps the order
         if segment is not None:
             self._turns.enter(segment, queue)
         try:
-            plan.launch(x, w, y, alpha=alpha, beta=beta, workspace=workspace)
+            plan.launch(x, w, y, workspace, scaling)
         except StepError as error:
-            self._finish(entry, error, _Call(x, w, y, alpha, beta, spare))
+            self._finish(entry, error, _Arguments(x, w, y, scaling, spare))
         finally:
-            if segment is not None:  # what failed may have launched a part
+            if segment is not None:  # even a launch that failed may have launched a part
                 self._turns.leave(segment, queue)
         entry.calls += 1
 
     @staticmethod
     def _spare(entry: Entry, spare: Spare | None) -> Spare | None:
-        """Return the spare memory that a kernel was decided to use, None where it was not."""
+        """Return the spare memory of a kernel that was decided with spare memory; None for other kernels."""
         assert spare is not None or not entry.kernel.spare_bytes
         return spare if entry.kernel.spare_bytes else None
 
     def _passing(self, entry: Entry) -> Buffer | None:
-        """Return a workspace for one call of what was launched before, the quick way; None where that does not do."""
+        """Return a workspace for one call of a kernel with a plan; None if workspaces are held, or memory runs out."""
         if entry.plan is None or not self._passes:
             return None
         try:
             return self.backend.allocate(entry.plan.workspace_bytes)
         except MemoryError:
-            return None  # there may be another way
+            return None  # the slow way may free memory first
 
     def _keep(self, entry: Entry, workspace: Buffer, plan: Plan) -> None:
-        # A graph holds addresses only; whoever replays it later must find memory and kernels still there.
-        # Spare memory is the caller's to keep, and the allocator keeps what it gave in a capture for the graph.
+        # A graph holds only addresses, so memory and kernels must live as long as it may be replayed. Spare memory
+        # belongs to the caller, and an allocator that recycles keeps the memory that it gave in a capture.
         if entry.kernel.spare_bytes or not self._workspace.keeps:
             workspace = None
         self._captured[id(workspace), id(plan)] = workspace, plan
@@ -209,8 +206,9 @@ class Dispatcher:
                 self.shrink(entry, need, error)
                 continue
             if self._divides:
-                self.backend.wait(self._arena_mark)  # its memory may have come from another queue
-            # What passes is asked for again, but for nothing. In a capture, nothing waited.
+                self.backend.wait(self._arena_mark)  # the arena may have been allocated on another queue
+            # A recycled workspace is allocated for each call, unless it is empty. In a capture the wait above did
+            # nothing.
             if (self._workspace.keeps or not need) and not self.backend.capturing(queue):
                 entry.ready[queue] = workspace
             if not self._divides and entry not in self._entries:
@@ -219,7 +217,7 @@ class Dispatcher:
 
     def _buffer(self, entry: Entry, queue: int, need: int) -> Buffer:
         if self._workspace.grows(queue, need):
-            for other in self._entries:  # so that the smaller buffer is free before there is a larger one
+            for other in self._entries:  # so that the smaller buffer is freed before the larger one is allocated
                 other.ready.pop(queue, None)
         try:
             return self._workspace.buffer(id(entry), queue, need)
@@ -237,7 +235,7 @@ class Dispatcher:
 
     def _plan(self, entry: Entry) -> Plan:
         problem = entry.kernel.problem
-        for _ in range(_MOST_REPLACEMENTS):
+        for _ in range(MOST_FAILURES):
             assert entry.decision is not None
             try:
                 kernel, configuration = entry.kernel, entry.decision.configuration
@@ -246,21 +244,20 @@ class Dispatcher:
                 self._replace(entry, error)
             else:
                 return entry.plan
-        raise BackendError(f"{entry.kernel}: {_MOST_REPLACEMENTS} configurations failed one after another")
+        raise given_up(entry.kernel)
 
-    def _finish(self, entry: Entry, error: StepError, call: _Call) -> None:
-        """Compute what a failed launch left, from its first missing sample on, in another way."""
-        problem = entry.kernel.problem
+    def _finish(self, entry: Entry, error: StepError, arguments: _Arguments) -> None:
+        """Compute the samples and slabs that a failed launch left, with other algorithms."""
+        problem, (alpha, beta) = entry.kernel.problem, arguments.scaling
         failed: set[str] = set()
-        for _ in range(_MOST_REPLACEMENTS):
+        for _ in range(MOST_FAILURES):
             failed.add(error.algorithm)
-            gradient = problem.operation is Operation.BACKWARD_FILTER
-            if call.alpha == 1 and (call.beta == 0 or (call.beta == 1 and gradient)):
-                self._replace(entry, error)  # it was measured so, and does not compute any more
+            if is_measured(problem, arguments.scaling):
+                self._replace(entry, error)
             else:
-                self._warn(entry, f"{error} with alpha {call.alpha} and beta {call.beta}; others compute such calls")
+                self._warn(entry, f"{error} with alpha {alpha} and beta {beta}; others compute such calls")
             try:
-                if self._compute_rest(entry, error, failed, call):
+                if self._launch_missing(entry, error, failed, arguments):
                     return
             except MemoryError as shortage:
                 raise error from shortage
@@ -270,39 +267,30 @@ class Dispatcher:
                 raise error
         raise error
 
-    def _compute_rest(self, entry: Entry, error: StepError, failed: Collection[str], call: _Call) -> bool:
-        """Compute what a step left of its micro-batch, and the samples after it; whether there is a way to."""
-        problem, limit = entry.kernel.problem, self._limit(entry)
-        if entry.kernel.spare_bytes and call.spare is not None:
-            limit = min(limit, call.spare.size_bytes)
-        start, benchmark = error.start, self._benchmark
-        if error.left:
-            rest = decide_slabs(problem, error.size, [each.slab for each in error.left], benchmark, limit, failed)
-            if rest is None:
-                return False
-            self._launch_once(entry, rest, start, call)
-            start += error.size
-        if start == problem.batch:
-            return True
-        rest = decide_rest(problem, start, benchmark, self._settings, limit, failed)
-        if rest is not None:
-            self._launch_once(entry, rest, start, call)
-        return rest is not None
+    def _launch_missing(self, entry: Entry, error: StepError, failed: set[str], arguments: _Arguments) -> bool:
+        """Launch what a failed launch left; return whether there are algorithms for it."""
+        kernel, limit_bytes = entry.kernel, self._limit(entry)
+        if kernel.spare_bytes and arguments.spare is not None:
+            limit_bytes = min(limit_bytes, arguments.spare.size_bytes)
+        missing = self._recovery.missing(kernel.problem, error, limit_bytes, failed)
+        for start, configuration in missing or ():
+            self._launch_once(entry, configuration, start, arguments)
+        return missing is not None
 
-    def _launch_once(self, entry: Entry, configuration: Configuration, start: int, call: _Call) -> None:
+    def _launch_once(self, entry: Entry, configuration: Configuration, start: int, arguments: _Arguments) -> None:
+        x, w, y, scaling, spare = arguments
         queue = self.backend.queue()
-        lent = self._spare(entry, call.spare)
+        lent = self._spare(entry, spare)
         workspace = self._buffer(entry, queue, configuration.workspace_bytes) if lent is None else lent.buffer
         plan = make_plan(entry.kernel.problem, configuration, self.backend, start=start)
         if self.backend.capturing(queue):
             self._keep(entry, workspace, plan)
-        plan.launch(call.x, call.w, call.y, alpha=call.alpha, beta=call.beta, workspace=workspace)
+        plan.launch(x, w, y, workspace, scaling)
 
     def _replace(self, entry: Entry, error: StepError) -> None:
-        """Decide without an algorithm that failed."""
-        problem = entry.kernel.problem
-        self._benchmark.discard(problem, error.algorithm)  # what fails at one size is not trusted at another
-        decision = decide_again(entry.kernel, self._benchmark, self._settings, self._limit(entry))
+        """Decide a kernel again without the algorithm that failed."""
+        self._recovery.discard(entry.kernel.problem, error.algorithm)
+        decision = self._recovery.decide(entry.kernel, self._limit(entry))
         if decision is None:
             raise error
         self._warn(entry, f"{error}; from now on {decision.configuration}")
@@ -315,12 +303,17 @@ class Dispatcher:
             entry.warned = True
 
     def shrink(self, entry: Entry, need: int, error: MemoryError) -> None:
-        """Decide within half the workspace that memory has no room for.
+        """Decide a kernel again within half of a workspace that did not fit into memory.
+
+        Args:
+            entry: the kernel.
+            need: bytes of that workspace.
+            error: the failure to allocate it.
 
         Raises:
-            BackendError: if nothing fits that, and under WD.
+            BackendError: if no configuration fits into half of it, and always under WD.
         """
-        decision = decide_again(entry.kernel, self._benchmark, self._settings, need // 2) if need else None
+        decision = self._recovery.decide(entry.kernel, need // 2) if need else None
         if decision is None or self._divides:
             raise BackendError(f"{entry.kernel}: no room for a workspace of {exact_bytes(need)}: {error}") from error
         _LOG.warning(
@@ -337,7 +330,7 @@ class Dispatcher:
         if self.backend.capturing(queue):
             self._retired.append(self._workspace)
         else:
-            self._turns.finish()  # old arenas go first, once nothing uses them any more
+            self._turns.finish()  # old arenas are freed first, once no launch uses them
             self._retired.clear()
             self._workspace = open_workspace(self.backend)
         try:

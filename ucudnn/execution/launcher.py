@@ -4,7 +4,7 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import final
 
-from ucudnn.backends.base import Buffer, ComputeBackend, Spare, Tensor
+from ucudnn.backends.base import OVERWRITE, Buffer, ComputeBackend, Spare, Tensor
 from ucudnn.bounded import BoundedDict
 from ucudnn.errors import BackendError
 from ucudnn.execution.dispatcher import Dispatcher, Entry
@@ -68,7 +68,7 @@ class BoundKernel:
 
     def _bind(self, workspace: Buffer) -> tuple[Callable[[], None], ...]:
         """Bind the calls to the address of a workspace, but do not keep its memory."""
-        calls = self._plan.bind(*self._addresses, workspace=self._backend.unheld(workspace))
+        calls = self._plan.bind(*self._addresses, self._backend.unheld(workspace))
         self._calls[workspace.address] = calls
         return calls
 
@@ -134,7 +134,7 @@ class Launcher:
         with self._lock:
             if spare is None and self._entry.kernel.spare_bytes:
                 spare = self._allocated_spare()
-            self._dispatcher.launch(self._entry, x, w, y, 1.0, 0.0, spare)
+            self._dispatcher.launch(self._entry, x, w, y, OVERWRITE, spare)
 
     def _allocated_spare(self) -> Spare:
         while True:

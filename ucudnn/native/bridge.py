@@ -1,4 +1,4 @@
-"""Bridge: the structures and functions through which C++ asks, in the memory of one process (src/planner.hpp)."""
+"""Bridge: the structures and functions through which C++ asks the planner, in one process (src/planner.hpp)."""
 
 import atexit
 import ctypes
@@ -9,23 +9,30 @@ from itertools import count
 from threading import RLock
 from typing import Any, final
 
-from ucudnn.backends.cudnn.api.described import DescribedProblem, described_problem, convolution_facts, filter_facts, tensor_facts
+from ucudnn.backends.base import Scaling
+from ucudnn.backends.cudnn.api.described import (
+    DescribedProblem,
+    convolution_facts,
+    described_problem,
+    filter_facts,
+    tensor_facts,
+)
 from ucudnn.errors import BackendUnavailableError, UnsupportedProblemError
-from ucudnn.native.planner import Order, Planner
+from ucudnn.native.planner import NativePlanner, Order
 from ucudnn.problem import ConvolutionProblem, Operation
 
 VERSION = 1
-"""Of what is agreed upon with the compiled library (src/planner.hpp)."""
+"""Version of the interface with the compiled library (src/planner.hpp)."""
 
 NO_LIMIT, UNSTATED = -1, -2
-"""Limits that callers state: that there is none; nothing at all."""
+"""Values for callers that state that there is no limit, and for callers that state nothing."""
 
 _OPERATIONS = (Operation.FORWARD, Operation.BACKWARD_DATA, Operation.BACKWARD_FILTER)
 _DIMENSIONS, _SPATIAL = 5, 3
 
 
-class Question(ctypes.Structure):
-    """What four descriptors ask for (src/question.hpp)."""
+class QuestionStruct(ctypes.Structure):
+    """The contents of four descriptors (src/question.hpp)."""
 
     _fields_ = (
         *((name, c_int32) for name in ("operation", "deterministic", "dims", "x_type", "w_type", "y_type", "w_format")),
@@ -35,7 +42,7 @@ class Question(ctypes.Structure):
     )
 
 
-class Step(ctypes.Structure):
+class StepStruct(ctypes.Structure):
     """One call of cuDNN (src/planner.hpp)."""
 
     _fields_ = (
@@ -47,11 +54,11 @@ class Step(ctypes.Structure):
     )
 
 
-class Request(ctypes.Structure):
-    """A plan that a handle wants (src/planner.hpp)."""
+class RequestStruct(ctypes.Structure):
+    """A request for a plan (src/planner.hpp)."""
 
     _fields_ = (
-        ("question", POINTER(Question)),
+        ("question", POINTER(QuestionStruct)),
         ("handle", c_uint64),
         ("cudnn", c_void_p),
         ("device", c_int32),
@@ -64,25 +71,25 @@ class Request(ctypes.Structure):
     )
 
 
-class Answer(ctypes.Structure):
-    """What it gets (src/planner.hpp)."""
+class AnswerStruct(ctypes.Structure):
+    """The answer to a question or a request (src/planner.hpp)."""
 
     _fields_ = (
         ("count", c_int32),
         ("divided", c_int32),
-        ("steps", POINTER(Step)),
+        ("steps", POINTER(StepStruct)),
         *((name, c_uint64) for name in ("token", "generation", "workspace_bytes", "offset_bytes", "arena_bytes")),
         ("text", c_char_p),
     )
 
 
-_ASK = ctypes.CFUNCTYPE(c_int32, c_uint64, c_int32, POINTER(Question), c_int64, POINTER(Answer))
-_PLAN = ctypes.CFUNCTYPE(c_int32, POINTER(Request), POINTER(Answer))
+_ASK = ctypes.CFUNCTYPE(c_int32, c_uint64, c_int32, POINTER(QuestionStruct), c_int64, POINTER(AnswerStruct))
+_PLAN = ctypes.CFUNCTYPE(c_int32, POINTER(RequestStruct), POINTER(AnswerStruct))
 _FORGET = ctypes.CFUNCTYPE(None, c_uint64, c_uint64)
 
 
-class Callbacks(ctypes.Structure):
-    """The functions that C++ calls, and what it tells beforehand (src/planner.hpp)."""
+class CallbacksStruct(ctypes.Structure):
+    """The functions that C++ calls, and the values that it gives for them (src/planner.hpp)."""
 
     _fields_ = (
         ("ask", _ASK),
@@ -96,26 +103,26 @@ class Callbacks(ctypes.Structure):
 
 @final
 class Bridge:
-    """Answers C++.
+    """Answers the calls of C++.
 
     Args:
         cudnn_library: the cuDNN that the program uses.
-        device: number of the GPU whose planner is opened at once; others follow at their first call.
+        device: number of the GPU whose planner is opened at once; others are opened at their first call.
 
     Raises:
-        UcudnnError: if CuPy, cuDNN or a GPU is missing, or a variable has a value it may not have.
+        UcudnnError: if CuPy, cuDNN or a GPU is missing, or an environment variable has a wrong value.
     """
 
     def __init__(self, cudnn_library: str, device: int) -> None:
         self._cudnn_library = cudnn_library
-        self._planners = {device: Planner(device, cudnn_library)}
-        self._kept: dict[int, dict[int, object]] = {}  # by handle and token: what its plans refer to
+        self._planners = {device: NativePlanner(device, cudnn_library)}
+        self._kept: dict[int, dict[int, object]] = {}  # by handle and token: objects that plans refer to
         self._texts: dict[int, bytes] = {}
         self._tokens = count(1)
         self._lock = RLock()
 
     def ask(self, handle: int, device: int, question: Any, limit: int, answer: Any) -> int:
-        """Register a kernel; 0 if it will go in micro-batches."""
+        """Register a kernel; return 0 if it will be computed in micro-batches."""
 
         def body() -> None:
             problem = _problem(question.contents)
@@ -128,7 +135,7 @@ class Bridge:
         return self._guarded(handle, answer, body)
 
     def plan(self, request: Any, answer: Any) -> int:
-        """Decide and prepare; 0 if that succeeded."""
+        """Make a plan; return 0 if that succeeded."""
         wanted = request.contents
 
         def body() -> None:
@@ -137,18 +144,17 @@ class Bridge:
                 handle=wanted.handle,
                 cudnn=wanted.cudnn,
                 problem=_problem(wanted.question.contents, wanted.alignment),
-                alpha=wanted.alpha,
-                beta=wanted.beta,
+                scaling=Scaling(wanted.alpha, wanted.beta),
                 start=wanted.start,
                 failed=(wanted.failed or b"").decode(),
                 most_bytes=wanted.most_bytes,
             )
             prepared = planner.plan(order)
             told_steps = [_step(step) for step in prepared.steps]
-            steps = (Step * len(told_steps))(*told_steps)
+            steps = (StepStruct * len(told_steps))(*told_steps)
             told = answer.contents
             told.count = len(steps)
-            told.steps = ctypes.cast(steps, POINTER(Step))
+            told.steps = ctypes.cast(steps, POINTER(StepStruct))
             told.token = next(self._tokens)
             told.generation = planner.generation
             told.workspace_bytes = prepared.workspace_bytes
@@ -161,7 +167,7 @@ class Bridge:
         return self._guarded(wanted.handle, answer, body)
 
     def forget(self, handle: int, token: int) -> None:
-        """Let go of one plan of a handle, or with token 0 of all that is the handle's; handle 0 is the end of all."""
+        """Forget one plan of a handle, or everything of the handle if token is 0; handle 0 ends all background work."""
         if not handle:
             for planner in self._planners.values():
                 planner.stop()
@@ -175,16 +181,16 @@ class Bridge:
             for planner in self._planners.values():
                 planner.forget(handle)
 
-    def _planner(self, device: int) -> Planner:
+    def _planner(self, device: int) -> NativePlanner:
         if device not in self._planners:
-            self._planners[device] = Planner(device, self._cudnn_library)
+            self._planners[device] = NativePlanner(device, self._cudnn_library)
         return self._planners[device]
 
     def _guarded(self, handle: int, answer: Any, body: Callable[[], None]) -> int:
         with self._lock:
             try:
                 body()
-            except BaseException as error:  # noqa: BLE001  # whatever it is, C++ goes on with plain cuDNN
+            except BaseException as error:  # noqa: BLE001  # after any error C++ continues with plain cuDNN
                 self._tell(handle, answer, f"{type(error).__name__}: {error}")
                 return 1
             return 0
@@ -195,13 +201,13 @@ class Bridge:
 
 
 def attach(address: int) -> None:
-    """Give C++ the functions to call, at the address of its table.
+    """Write the functions that C++ calls to its table, which is given by its address.
 
     Raises:
-        UcudnnError: if CuPy, cuDNN or a GPU is missing, a variable has a value it may not have, or the library was
+        UcudnnError: if CuPy, cuDNN or a GPU is missing, an environment variable has a wrong value, or the library was
             compiled from other sources.
     """
-    table = Callbacks.from_address(address)
+    table = CallbacksStruct.from_address(address)
     if table.version != VERSION:
         raise BackendUnavailableError(
             f"libucudnn.so is of version {table.version}, this package of {VERSION}: `python -m ucudnn.native --build`"
@@ -212,20 +218,20 @@ def attach(address: int) -> None:
     atexit.register(_detach, table)
 
 
-_ATTACHED: list[tuple[Callbacks, Bridge]] = []
-"""What C++ holds addresses of, so that it lives as long as the process."""
+_ATTACHED: list[tuple[CallbacksStruct, Bridge]] = []
+"""Objects whose addresses C++ holds, so they live as long as the process."""
 
 
-def _detach(table: Callbacks) -> None:
-    # At the end of a Python process C++ may still destroy handles, which must not call what is gone.
+def _detach(table: CallbacksStruct) -> None:
+    # C++ may destroy handles after Python has ended, and must not call Python then.
     table.ask, table.plan, table.forget = _ASK(), _PLAN(), _FORGET()
 
 
-def _problem(question: Question, alignment: int | None = None) -> ConvolutionProblem:
-    """Return what descriptors ask for.
+def _problem(question: QuestionStruct, alignment: int | None = None) -> ConvolutionProblem:
+    """Return the problem that descriptors describe.
 
     Raises:
-        UnsupportedProblemError: if it cannot be said as a problem.
+        UnsupportedProblemError: if no problem can express it.
     """
     dims = question.dims
     found = described_problem(
@@ -249,8 +255,8 @@ def _problem(question: Question, alignment: int | None = None) -> ConvolutionPro
     return problem if alignment is None else replace(problem, alignment=alignment)
 
 
-def _step(step: Any) -> Step:
-    told = Step(
+def _step(step: Any) -> StepStruct:
+    told = StepStruct(
         kind=0 if step.number is None else 1,
         algorithm=step.number or 0,
         accumulates=step.accumulates,

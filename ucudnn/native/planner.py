@@ -1,10 +1,11 @@
-"""Planner: what the C++ handles of one GPU ask; decides once for each convolution, prepares for each handle.
+"""Planner: plans for the C++ handles of one GPU; decides once for each convolution, and prepares for each handle.
 
-The limit of a kernel's workspace:
+The workspace limit of a kernel:
 
-- Where UCUDNN_TOTAL_WORKSPACE_SIZE is set, one workspace is divided among all kernels (WD).
-- Else, where UCUDNN_DEFAULT_WORKSPACE_LIMIT is set, that: frameworks have theirs built in, as Caffe its 8 MiB.
-- Else it is what the caller stated last for the problem; where it stated none, the default.
+- If UCUDNN_TOTAL_WORKSPACE_SIZE is set, one workspace is divided among all kernels (WD).
+- Else UCUDNN_DEFAULT_WORKSPACE_LIMIT, if it is set. It wins over the caller's limits, because frameworks have theirs
+  built in, as Caffe has 8 MiB.
+- Else the limit that the caller stated last for the problem, or the default if it stated none.
 - A stated limit of 0 always holds.
 """
 
@@ -13,63 +14,55 @@ from dataclasses import dataclass, replace
 from typing import final
 
 from ucudnn.backends import candidates_of, open_backend
+from ucudnn.backends.base import Scaling
 from ucudnn.backends.candidates import Candidates
 from ucudnn.backends.cudnn.backend import CudnnBackend
 from ucudnn.benchmarking.factory import open_benchmark
 from ucudnn.configuration import Configuration
 from ucudnn.errors import BackendError, StepError
+from ucudnn.execution.recovery import MOST_FAILURES, Recovery, given_up, is_measured
 from ucudnn.kernel import Kernel
-from ucudnn.native.registry import Network
-from ucudnn.native.steps import NativeStep, prepare
-from ucudnn.planning.decision import decide, decide_rest
-from ucudnn.problem import MOST_ALIGNMENT, ConvolutionProblem, MathMode, Operation
+from ucudnn.native.registry import KernelRegistry
+from ucudnn.native.steps import NativeStep, StepRequest, native_steps
+from ucudnn.planning.decision import decide
+from ucudnn.problem import MOST_ALIGNMENT, ConvolutionProblem, MathMode
 from ucudnn.settings import Settings, is_set
 from ucudnn.units import exact_bytes
 from ucudnn.workspace.segment import Segment
 
-_MOST_REPLACEMENTS = 8
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Order:
-    """A plan that a handle wants.
+    """A request for a plan.
 
     Attributes:
         handle: number of the handle.
-        cudnn: address of its cudnnHandle_t.
-        problem: what is computed, with the alignment of its tensors.
-        alpha: factor of the convolution.
-        beta: factor of what the output holds.
-        start: samples before this one are computed already.
-        failed: an algorithm that cuDNN did not run, or ''.
-        most_bytes: workspace that memory has room for.
+        cudnn: address of the handle's cudnnHandle_t.
+        problem: the problem with the alignment of its tensors.
+        scaling: alpha and beta.
+        start: first sample to compute; those before it are computed already.
+        failed: an algorithm that cuDNN failed to run, or ''.
+        most_bytes: the most workspace that fits into memory.
     """
 
     handle: int
     cudnn: int
     problem: ConvolutionProblem
-    alpha: float
-    beta: float
+    scaling: Scaling
     start: int
     failed: str
     most_bytes: int
 
-    @property
-    def measured(self) -> bool:
-        """Whether algorithms were measured with this alpha and beta, so that one that fails is no good at all."""
-        usual = (0, 1) if self.problem.operation is Operation.BACKWARD_FILTER else (0,)
-        return self.alpha == 1 and self.beta in usual
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Prepared:
-    """What a handle gets.
+class NativePlan:
+    """A plan for a handle.
 
     Attributes:
         steps: the calls.
-        workspace_bytes: what they need.
-        segment: under WD, where that lies.
-        text: what was decided, for people.
+        workspace_bytes: workspace of the calls.
+        segment: the part of the divided workspace under WD; else None.
+        text: the decision as text for people.
     """
 
     steps: Sequence[NativeStep]
@@ -79,45 +72,46 @@ class Prepared:
 
 
 @final
-class Planner:
+class NativePlanner:
     """Plans for the handles of one GPU.
 
     Args:
-        device: its number.
+        device: number of the GPU.
         cudnn_library: the cuDNN that the program uses.
 
     Attributes:
-        generation: grows whenever plans that were given out are out of date.
+        generation: a number that grows whenever earlier plans are out of date.
 
     Raises:
-        UcudnnError: if a variable has a value it may not have, or CuPy or cuDNN cannot be used.
+        UcudnnError: if an environment variable has a wrong value, or CuPy or cuDNN cannot be used.
     """
 
     def __init__(self, device: int, cudnn_library: str) -> None:
-        self._settings = Settings.load(slabs=False)  # C++ makes calls on whole samples
+        self._settings = Settings.load(slabs=False)  # C++ calls cuDNN on whole samples
         named = self._settings.backend
         asked = candidates_of(named if named.partition(":")[0] == "cudnn" else "cudnn", Candidates.BEST)
-        # cuDNN's calls alone copy nothing.
+        # C++ makes only calls of cuDNN, so algorithms that copy are left out.
         backend = open_backend("cudnn", candidates=asked.plain, cudnn_library=cudnn_library, device=device)
         assert isinstance(backend, CudnnBackend)
         self._backend = backend
         self._benchmark = open_benchmark(backend, self._settings)
         self._fixed = is_set("workspace_limit_bytes")
         self._fma = named == "cudnn:legacy-fma"
-        self._network = None if self._settings.total_workspace_bytes is None else Network()
+        self._registry = None if self._settings.total_workspace_bytes is None else KernelRegistry()
+        self._recovery = Recovery(self._benchmark, replace(self._settings, total_workspace_bytes=None))
         self._limits: dict[ConvolutionProblem, int] = {}
         self._decided: dict[tuple[ConvolutionProblem, int], Configuration] = {}
-        self._unfit: dict[tuple[ConvolutionProblem, float, float], set[str]] = {}
+        self._unfit: dict[tuple[ConvolutionProblem, Scaling], set[str]] = {}
         self._planned: set[ConvolutionProblem] = set()
         self.generation = 1
 
     @property
     def arena_bytes(self) -> int:
-        """Bytes of the workspace that is divided; 0 under WR."""
-        return 0 if self._network is None else self._network.arena_bytes
+        """Bytes of the divided workspace; 0 under WR."""
+        return 0 if self._registry is None else self._registry.arena_bytes
 
     def state(self, problem: ConvolutionProblem, limit: int | None) -> None:
-        """Take the limit that a caller states for a problem, in bytes; None where it states that there is none."""
+        """Take the limit in bytes that a caller states for a problem; None if the caller states that there is none."""
         problem = self._as_asked(problem)
         before = self._limit(problem)
         if limit is None:
@@ -128,22 +122,22 @@ class Planner:
             self.generation += 1
 
     def register(self, handle: int, problem: ConvolutionProblem) -> None:
-        """Note a kernel before it is first run (WD must know all of them)."""
+        """Register a kernel before its first run, because WD must know all kernels."""
         problem = self._as_asked(problem)
-        if self._network is not None and self._limit(problem) is None:
-            self._network.register(handle, problem)
+        if self._registry is not None and self._limit(problem) is None:
+            self._registry.register(handle, problem)
 
     def forget(self, handle: int) -> None:
-        """Forget the kernels of a handle that is no more."""
-        if self._network is not None:
-            self._network.forget(handle)
+        """Forget the kernels of a handle that was destroyed."""
+        if self._registry is not None:
+            self._registry.forget(handle)
 
     def stop(self) -> None:
-        """End what goes on in the background."""
+        """End all background work."""
         self._backend.stop()
 
-    def plan(self, order: Order) -> Prepared:
-        """Decide where nothing is decided yet, and prepare.
+    def plan(self, order: Order) -> NativePlan:
+        """Return a plan, from an earlier decision if there is one.
 
         Raises:
             UcudnnError: if no algorithm is left, or a limit is too small.
@@ -154,57 +148,48 @@ class Planner:
         self._backend.set_stream(None)
         if order.failed:
             self._fail(order, order.failed)
-        for _ in range(_MOST_REPLACEMENTS):
+        for _ in range(MOST_FAILURES):
             configuration, room, segment = self._choose(order)
             try:
-                steps = prepare(
-                    self._backend.library,
-                    order.cudnn,
-                    problem,
-                    configuration,
-                    alpha=order.alpha,
-                    beta=order.beta,
-                    start=order.start,
-                    room_bytes=room,
-                )
+                request = StepRequest(self._backend.library, order.cudnn, problem, order.scaling, order.start)
+                steps = native_steps(request, configuration, room)
             except StepError as error:
                 self._fail(order, error.algorithm)
                 continue
             need = max((step.workspace_bytes for step in steps), default=0)
             text = f"{problem}: {configuration}, workspace {exact_bytes(need)}"
-            return Prepared(steps=steps, workspace_bytes=need, segment=segment, text=text)
-        raise BackendError(f"{problem}: {_MOST_REPLACEMENTS} configurations failed one after another")
+            return NativePlan(steps=steps, workspace_bytes=need, segment=segment, text=text)
+        raise given_up(problem)
 
     def _as_asked(self, problem: ConvolutionProblem) -> ConvolutionProblem:
-        """Return the problem without TF32 where the candidates are those of `legacy-fma`."""
+        """Return the problem, without TF32 if the candidates are those of `legacy-fma`."""
         return replace(problem, math=MathMode.FMA) if self._fma else problem
 
     def _limit(self, problem: ConvolutionProblem) -> int | None:
-        """Return a problem's own limit, or None where a total is divided."""
+        """Return the limit of a problem, or None if it takes part in a division."""
         stated = self._limits.get(_registered(problem))
         if stated == 0:
             return 0
-        if self._network is not None:
+        if self._registry is not None:
             return None
         return self._settings.workspace_limit_bytes if self._fixed or stated is None else stated
 
     def _choose(self, order: Order) -> tuple[Configuration, int, Segment | None]:
-        """Return a configuration, the workspace that it may take, and where that lies."""
+        """Return a configuration, its workspace limit, and its segment under WD."""
         problem, limit, segment = order.problem, self._limit(order.problem), None
-        if limit is None and self._network is not None:
-            before = self._network.division
-            configuration, segment = self._network.decision(order.handle, problem, self._benchmark, self._settings)
-            if self._network.division != before:
+        if limit is None and self._registry is not None:
+            before = self._registry.divisions
+            configuration, segment = self._registry.decision(order.handle, problem, self._benchmark, self._settings)
+            if self._registry.divisions != before:
                 self.generation += 1
             limit = segment.size_bytes
         else:
             assert limit is not None
             configuration = self._decision(problem, limit)
         limit = min(limit, order.most_bytes)
-        unfit = self._unfit.get((problem, order.alpha, order.beta), set())
+        unfit = self._unfit.get((problem, order.scaling), set())
         if order.start or configuration.workspace_bytes > limit or unfit & {p.algorithm for p in configuration.parts}:
-            settings = replace(self._settings, total_workspace_bytes=None)
-            rest = decide_rest(problem, order.start, self._benchmark, settings, limit, unfit)
+            rest = self._recovery.rest(problem, order.start, limit, unfit)
             if rest is None:
                 raise BackendError(f"{problem}: nothing is left that computes it within {exact_bytes(limit)}")
             configuration = rest
@@ -219,18 +204,18 @@ class Planner:
         return self._decided[key]
 
     def _fail(self, order: Order, algorithm: str) -> None:
-        """Choose without an algorithm from now on: for this alpha and beta, or, where it was measured so, for any."""
+        """Exclude an algorithm from now on; only for this alpha and beta if it was not measured with them."""
         problem = order.problem
-        if not order.measured:
-            self._unfit.setdefault((problem, order.alpha, order.beta), set()).add(algorithm)
+        if not is_measured(problem, order.scaling):
+            self._unfit.setdefault((problem, order.scaling), set()).add(algorithm)
             return
-        self._benchmark.discard(problem, algorithm)
+        self._recovery.discard(problem, algorithm)
         for key in [key for key in self._decided if key[0] == problem]:
             del self._decided[key]
-        if self._network is not None and self._limit(problem) is None:
-            self._network.decide_again(order.handle, problem, self._benchmark, self._settings)
+        if self._registry is not None and self._limit(problem) is None:
+            self._registry.decide_again(order.handle, problem, self._recovery)
 
 
 def _registered(problem: ConvolutionProblem) -> ConvolutionProblem:
-    """Return a problem as it is registered, before addresses and wishes for determinism are known."""
+    """Return a problem as callers register it, before alignment and determinism are known."""
     return replace(problem, alignment=MOST_ALIGNMENT, deterministic=False)

@@ -1,8 +1,8 @@
-"""Network: the kernels of all C++ handles of a GPU, among which one workspace is divided (WD).
+"""Registry: the kernels of all C++ handles of a GPU, among which one workspace is divided (WD).
 
-A kernel is one problem of one handle, for what a handle computes runs in order. Frameworks register on one handle what
-they then compute on several (Caffe: three for each group), so a handle that computes what it did not register takes
-the place of a registered kernel that nobody has computed yet.
+A kernel is one problem of one handle, because the calls of one handle run in order. Frameworks register kernels on one
+handle and compute them on several (Caffe on three for each group). So a handle that computes a kernel that it did not
+register takes the place of a registered kernel that no handle has computed yet.
 """
 
 from collections.abc import Iterator
@@ -13,8 +13,9 @@ from typing import final
 from ucudnn.benchmarking.benchmark import Benchmark
 from ucudnn.configuration import Configuration
 from ucudnn.errors import BackendError
+from ucudnn.execution.recovery import Recovery
 from ucudnn.kernel import Kernel
-from ucudnn.planning.decision import decide, decide_again
+from ucudnn.planning.decision import decide
 from ucudnn.problem import MOST_ALIGNMENT, ConvolutionProblem
 from ucudnn.settings import Settings
 from ucudnn.workspace.segment import Segment
@@ -23,35 +24,35 @@ _Key = tuple[int, ConvolutionProblem]
 
 
 @final
-class Network:
+class KernelRegistry:
     """Kernels and the latest division.
 
     Attributes:
-        division: how many divisions there were.
-        arena_bytes: what the latest one takes.
+        divisions: number of divisions so far.
+        arena_bytes: size of the workspace in the latest division.
     """
 
     def __init__(self) -> None:
         self._numbers: Iterator[int] = count(1)
         self._registered: set[_Key] = set()
-        self._waiting: list[tuple[int, str, ConvolutionProblem]] = []  # registered by a handle, computed by nobody
+        self._waiting: list[tuple[int, str, ConvolutionProblem]] = []  # registered by a handle, not computed yet
         self._taken: dict[_Key, str] = {}
         self._decided: dict[str, tuple[Configuration, Segment]] = {}
-        self.division = 0
+        self.divisions = 0
         self.arena_bytes = 0
 
     def register(self, handle: int, problem: ConvolutionProblem) -> None:
-        """Note a kernel; registering it again changes nothing.
+        """Register a kernel; registering it again changes nothing.
 
-        Where both tensors' samples are k times as far apart as they are long, they are parts of tensors of k groups,
-        and the same problem will be computed for each of them.
+        If the batch strides of x and y are k times their sample sizes, they are parts of tensors of k groups. Then the
+        same problem will be computed for each group.
         """
         if (handle, problem) not in self._registered:
             self._registered.add((handle, problem))
             self._waiting += [(handle, self._name(), problem) for _ in range(groups_apart(problem))]
 
     def forget(self, handle: int) -> None:
-        """Forget what a handle registered or computed: its segments are free at the next division."""
+        """Forget the kernels of a handle; the next division reuses their segments."""
         self._registered = {key for key in self._registered if key[0] != handle}
         self._waiting = [each for each in self._waiting if each[0] != handle]
         for key in [key for key in self._taken if key[0] == handle]:
@@ -62,10 +63,10 @@ class Network:
     def decision(
         self, handle: int, problem: ConvolutionProblem, benchmark: Benchmark, settings: Settings
     ) -> tuple[Configuration, Segment]:
-        """Return what a kernel got; what the latest division does not know makes another one.
+        """Return the configuration and the segment of a kernel; divide again if the latest division lacks the kernel.
 
         Raises:
-            InfeasibleError: if the total is too small; it says which kernel needs how much.
+            InfeasibleError: if the total is too small; it names the kernel and the workspace that it needs.
             MeasurementError: if no algorithm of a kernel could be measured.
         """
         key = handle, problem
@@ -74,19 +75,19 @@ class Network:
             try:
                 self._divide(benchmark, settings)
             except BaseException:
-                del self._taken[key]  # one kernel that cannot be planned must not stop the others
+                del self._taken[key]  # a kernel that cannot be planned must not stop the others
                 raise
         return self._decided[name]
 
-    def decide_again(self, handle: int, problem: ConvolutionProblem, benchmark: Benchmark, settings: Settings) -> None:
-        """Choose another configuration within a kernel's segment, without what was discarded since.
+    def decide_again(self, handle: int, problem: ConvolutionProblem, recovery: Recovery) -> None:
+        """Choose another configuration within a kernel's segment, without discarded algorithms.
 
         Raises:
-            BackendError: if nothing is left.
+            BackendError: if no algorithm is left.
         """
         name = self._taken[handle, problem]
         segment = self._decided[name][1]
-        decision = decide_again(Kernel(layer=name, problem=problem), benchmark, settings, segment.size_bytes)
+        decision = recovery.decide(Kernel(layer=name, problem=problem), segment.size_bytes)
         if decision is None:
             raise BackendError(f"{problem}: no algorithm is left for its segment of {segment.size_bytes} bytes")
         self._decided[name] = decision.configuration, segment
@@ -95,7 +96,7 @@ class Network:
         return f"#{next(self._numbers)}"
 
     def _take(self, handle: int, problem: ConvolutionProblem) -> str:
-        """Return the name of a kernel that is computed for the first time."""
+        """Return the name of a kernel that is computed for the first time, that of a registered one if possible."""
         plain = replace(problem, alignment=MOST_ALIGNMENT, deterministic=False)
         alike = [each for each in self._waiting if each[2] == plain]
         if alike:
@@ -103,7 +104,7 @@ class Network:
             self._waiting.remove(place)
             name = place[1]
             if plain != problem:
-                self._decided.pop(name, None)  # less aligned than it was registered
+                self._decided.pop(name, None)  # it is less aligned than it was registered
         else:
             name = self._name()
         self._taken[handle, problem] = name
@@ -120,11 +121,11 @@ class Network:
         }
         segments = [segment for _, segment in self._decided.values()]
         self.arena_bytes = max((each.offset_bytes + each.size_bytes for each in segments), default=0)
-        self.division += 1
+        self.divisions += 1
 
 
 def groups_apart(problem: ConvolutionProblem) -> int:
-    """Return of how many groups' tensors x and y are parts, as their batch strides tell; 1 where they tell nothing."""
+    """Return the number of groups of the tensors that x and y are parts of, as batch strides tell; 1 if they do not."""
     x, x_rest = divmod(problem.x_batch_stride, problem.x_sample)
     y, y_rest = divmod(problem.y_batch_stride, problem.y_sample)
     return x if x == y and not x_rest and not y_rest else 1

@@ -118,9 +118,7 @@ def plans_in_turn(
     tensors = backend.operands(problem)
     x, w, y, _ = backend.bind(*tensors)
     workspace = backend.allocate(max(each.workspace_bytes for each in plans.values()))
-    runs = {
-        name: partial(each.launch, x, w, y, alpha=1.0, beta=0.0, workspace=workspace) for name, each in plans.items()
-    }
+    runs = {name: partial(each.launch, x, w, y, workspace) for name, each in plans.items()}
     return alternate(runs, backend, repeats)
 
 

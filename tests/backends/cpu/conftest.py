@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from tests.support.reference import WRITTEN, reference_convolution, terms
+from ucudnn.backends.base import Offset, Scaling
 from ucudnn.backends.cpu.backend import CpuBackend
 from ucudnn.slabs import piece_of
 
@@ -76,14 +77,7 @@ def run_guarded(problem, algorithm, *, total, start, alpha, beta, seed, slab=Non
     arena = backend.allocate(needed + GUARD_BYTES)
     arena.fill(POISON)
     workspace = backend.segment(arena, 0, needed)
-    call.launch(
-        *(tensors.views[name] for name in "xwy"),
-        start=start,
-        alpha=alpha,
-        beta=beta,
-        workspace=workspace,
-        first_rows=first_rows,
-    )
+    call.launch(*(tensors.views[name] for name in "xwy"), workspace, Offset(start, first_rows), Scaling(alpha, beta))
 
     assert (arena[needed:] == POISON).all(), f"{algorithm} writes past the {needed} bytes of its workspace"
     result = tensors.operands(problem, part, rows)["xwy".index(written)]

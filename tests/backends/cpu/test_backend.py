@@ -6,6 +6,7 @@ from threading import Thread
 import numpy as np
 import pytest
 
+from ucudnn.backends.base import Offset, Scaling
 from ucudnn.backends.cpu.backend import CPU_ALGORITHMS, CpuBackend
 from ucudnn.backends.cpu.bench import CpuBench
 from ucudnn.errors import BackendError, UnsupportedProblemError
@@ -33,7 +34,7 @@ def launch(problem=PROBLEM, algorithm="GEMM", start=0, workspace=None, **tensors
     if workspace is None:
         workspace = BACKEND.allocate(call.workspace_bytes)
     given = {"x": x, "w": w, "y": y} | tensors
-    call.launch(**given, start=start, alpha=1.0, beta=0.0, workspace=workspace)
+    call.launch(**given, workspace=workspace, offset=Offset(start))
     return given
 
 
@@ -133,7 +134,7 @@ def test_numpy_scalars_as_factors_keep_the_precision():
     x, w, y = BACKEND.operands(PROBLEM)
     expected = launch()["y"] * np.float32(0.5)
     BACKEND.prepare(PROBLEM, "IMPLICIT_GEMM").launch(
-        x, w, y, start=0, alpha=np.float64(0.5), beta=np.float64(0), workspace=BACKEND.allocate(0)
+        x, w, y, BACKEND.allocate(0), scaling=Scaling(np.float64(0.5), np.float64(0))
     )
     np.testing.assert_allclose(y, expected, rtol=1e-4, atol=1e-5)
 
@@ -215,9 +216,9 @@ def test_no_sample_is_the_first_to_touch_its_memory():
         def __init__(self, call):
             self._call = call
 
-        def launch(self, *operands, workspace, **options):
+        def launch(self, x, w, y, workspace, offset, scaling):
             touched.append((workspace.size, not workspace.any()))
-            self._call.launch(*operands, workspace=workspace, **options)
+            self._call.launch(x, w, y, workspace, offset, scaling)
 
     def poisoned(size_bytes):
         memory = BACKEND.allocate(size_bytes)

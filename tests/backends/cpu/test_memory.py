@@ -4,6 +4,7 @@ import tracemalloc
 
 import pytest
 
+from ucudnn.backends.base import Scaling
 from ucudnn.backends.cpu.backend import CPU_ALGORITHMS, CpuBackend
 from ucudnn.problem import ConvolutionProblem, DataType, Layout, Operation
 
@@ -43,14 +44,15 @@ def peak_bytes(problem, algorithm, alpha, beta):
     call = BACKEND.prepare(problem, algorithm)
     workspace = BACKEND.allocate(call.workspace_bytes)
     x, w, y = BACKEND.operands(problem)
+    scaling = Scaling(alpha, beta)
     BACKEND.prepare(problem.with_batch(1), algorithm).launch(
-        x, w, y, start=0, alpha=alpha, beta=beta, workspace=workspace
+        x, w, y, workspace, scaling=scaling
     )  # what is made once for each thread, and once for each of Python's code objects
     tracemalloc.start()
     try:
         before, _ = tracemalloc.get_traced_memory()
         tracemalloc.reset_peak()
-        call.launch(x, w, y, start=0, alpha=alpha, beta=beta, workspace=workspace)
+        call.launch(x, w, y, workspace, scaling=scaling)
         return tracemalloc.get_traced_memory()[1] - before
     finally:
         tracemalloc.stop()

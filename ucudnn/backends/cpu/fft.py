@@ -16,9 +16,7 @@ def _is_plain(problem: ConvolutionProblem) -> bool:
     return set(problem.stride) == set(problem.dilation) == {1}
 
 
-def _engine(
-    problem: ConvolutionProblem, fft: tuple[int, ...], steps: tuple[int, ...]
-) -> FftFiltering | FftGradient:
+def _engine(problem: ConvolutionProblem, fft: tuple[int, ...], steps: tuple[int, ...]) -> FftFiltering | FftGradient:
     gradient = problem.operation is Operation.BACKWARD_FILTER
     return FftGradient(problem, fft, steps) if gradient else FftFiltering(problem, fft, steps)
 

@@ -79,7 +79,7 @@ def _positions(tile: tuple[_Side, ...]) -> Box:
 
 
 def _deliver(spectrum: Array, result: Array, target: Array, shifts: tuple[int, ...], alpha: float, beta: float) -> None:
-    """Transform a spectrum (*half, groups, rows, columns) back row by row, and write the part that the target covers."""
+    """Transform a spectrum (*half, groups, rows, columns) back row by row, and write the part in the target."""
     fft = result.shape[3:]
     for row in range(target.shape[1]):
         rows = slice(row, row + 1)
@@ -92,8 +92,8 @@ def _deliver(spectrum: Array, result: Array, target: Array, shifts: tuple[int, .
 class FftFiltering:
     """Forward (x with w correlated into y) and BackwardData (y with w convolved into x).
 
-    The workspace holds the spectrum of w for all tiles, and the spectra of one tile of the source and of the result. One
-    sample of the real result overlays the spectrum of the source.
+    The workspace holds the spectrum of w for all tiles, and the spectra of one tile of the source and of the result.
+    One sample of the real result overlays the spectrum of the source.
     """
 
     def __init__(self, problem: ConvolutionProblem, fft: tuple[int, ...], steps: tuple[int, ...]) -> None:

@@ -1,8 +1,8 @@
 """Discrete Fourier transforms of tensors into, within and out of workspace memory, with frequencies outermost.
 
-The memory that numpy.fft itself allocates does not grow with the tensors. With `out` given, one transform allocates less
-than 2 KiB of Python objects (tracemalloc, NumPy 2.0 to 2.4), under two conditions that this module keeps. First, an
-array that is both input and output is passed as the very same view. Second, `norm` is not 'backward' in a forward
+The memory that numpy.fft itself allocates does not grow with the tensors. With `out` given, one transform allocates
+less than 2 KiB of Python objects (tracemalloc, NumPy 2.0 to 2.4), under two conditions that this module keeps. First,
+an array that is both input and output is passed as the very same view. Second, `norm` is not 'backward' in a forward
 transform, because NumPy then passes the scale as an integer and transforms float32 in double precision, through copies.
 The C++ code of pocketfft also holds about two complex lines of the transform, FFT size * 32 bytes, which tracemalloc
 does not see.

@@ -18,8 +18,9 @@ from ucudnn.problem import ConvolutionProblem, Operation
 class Gemm(CpuAlgorithm):
     """Lowers the micro-batch to columns, one for each position of y, and multiplies once for each group.
 
-    The workspace holds the columns (groups, channels / groups, *kernel, batch, *output) and a matrix of y. It also holds
-    a matrix of dw in BackwardFilter, and a copy of w if channels are innermost. Columns and y grow with the micro-batch.
+    The workspace holds the columns (groups, channels / groups, *kernel, batch, *output) and a matrix of y. It also
+    holds a matrix of dw in BackwardFilter, and a copy of w if channels are innermost. Columns and y grow with the
+    micro-batch.
     """
 
     def __init__(self, problem: ConvolutionProblem) -> None:

@@ -71,7 +71,7 @@ class _Transform:
     """One transform t -> M t M^T of tiles (rows, rows, *rest), with its regions of the workspace."""
 
     def __init__(self, scratch: Scratch, matrix: Array, rest: tuple[int, ...], dtype: np.dtype[np.generic]) -> None:
-        """Place tiles of `matrix.shape[1]` squared points before the transform, and `matrix.shape[0]` squared after it."""
+        """Place tiles of `matrix.shape[1]` squared points before, and `matrix.shape[0]` squared points after."""
         after, before = matrix.shape
         self._matrix = np.ascontiguousarray(matrix, dtype)
         # Input and output share a region, because the input is not needed any more once one axis is transformed.
@@ -168,8 +168,8 @@ class _Filtering:
 class _Gradient:
     """BackwardFilter: dw = G^T [(A dy A^T) . (B^T d B) summed over tiles] G, the adjoint of Forward.
 
-    The workspace holds the products of all points, and the transformed tiles of y and x, each with its intermediate. The
-    transform of the result overlays the products.
+    The workspace holds the products of all points, and the transformed tiles of y and x, each with its intermediate.
+    The transform of the result overlays the products.
     """
 
     def __init__(self, problem: ConvolutionProblem, transforms: Transforms) -> None:

@@ -1,4 +1,4 @@
-"""The cuDNN backend: lists, measures and runs cuDNN's algorithms on the current GPU."""
+"""The cuDNN backend lists, measures and runs cuDNN's algorithms on the current GPU."""
 
 import platform
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -7,7 +7,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, final
 
-from ucudnn.backends.base import SLACK_BYTES, Bench, ComputeBackend, Spare, Tensor
+from ucudnn.backends.base import ACCUMULATE, OVERWRITE, SLACK_BYTES, Bench, ComputeBackend, Spare, Tensor
 from ucudnn.backends.candidates import Candidates
 from ucudnn.backends.cudnn.algorithms.compile_ahead import SMALL, AheadCompiler
 from ucudnn.backends.cudnn.algorithms.gathered import (
@@ -18,15 +18,15 @@ from ucudnn.backends.cudnn.algorithms.gathered import (
     promised,
     skips,
 )
-from ucudnn.backends.cudnn.algorithms.heuristics import anchors, graph_algorithms, listing_beta
+from ucudnn.backends.cudnn.algorithms.heuristics import anchors, graph_algorithms, listing_scaling
 from ucudnn.backends.cudnn.algorithms.legacy_call import legacy_algorithms
 from ucudnn.backends.cudnn.algorithms.operation_graph import is_engine, round_up
 from ucudnn.backends.cudnn.algorithms.packed import base_of, dense, has_gaps, packed_algorithm, packed_name
-from ucudnn.backends.cudnn.algorithms.prepare import Call, Preparer
+from ucudnn.backends.cudnn.algorithms.prepare import CudnnCall, Preparer
 from ucudnn.backends.cudnn.api.library import Library, OwnedHandle
 from ucudnn.backends.cudnn.bench.bench import CudnnBench, random_operands
 from ucudnn.backends.cudnn.gpu.base import DeviceBuffer, Gpu
-from ucudnn.backends.cudnn.gpu.cupy_gpu import Device, address_of, is_dense
+from ucudnn.backends.cudnn.gpu.cupy_gpu import CupyGpu, address_of, is_dense
 from ucudnn.backends.prefetch import PrefetchRequest
 from ucudnn.errors import BackendError, UnsupportedProblemError
 from ucudnn.problem import MOST_ALIGNMENT, ConvolutionProblem, MathMode, Operation
@@ -37,16 +37,16 @@ from ucudnn.profiles.measurement import Algorithm
 class CudnnBackend(ComputeBackend):
     """cuDNN on a GPU.
 
-    Calls are queued on CuPy's current stream, or on the one that `set_stream` names, and memory comes from CuPy's
-    allocator; a `Gpu` of another library has its own. Tensors are CuPy arrays, device addresses as ints, or anything
-    with `data_ptr` or `__cuda_array_interface__`.
+    Calls are queued on CuPy's current stream, or on the stream that `set_stream` names. Memory comes from CuPy's
+    allocator. A `Gpu` of another library has its own streams and allocator. Tensors are CuPy arrays, device addresses
+    as ints, or objects with `data_ptr` or `__cuda_array_interface__`.
 
     Args:
-        candidates: which of cuDNN's algorithms to offer. BEST, the default, and GRAPH fall back on legacy ones for a
+        candidates: the algorithms of cuDNN to offer. BEST, the default, and GRAPH fall back on legacy algorithms for a
             problem that no engine of the graph API computes.
-        library_path: libcudnn to load; None looks for it.
-        device: number of the GPU, None for the one that is CuPy's current one now; or a GPU of another library, which
-            is the thread's current one.
+        library_path: libcudnn to load; None searches for it.
+        device: number of the GPU; None for CuPy's current one; or a GPU of another library, which must be the thread's
+            current one.
 
     Attributes:
         cudnn_handle: address of the cudnnHandle_t, for functions of cuDNN outside this backend.
@@ -66,7 +66,7 @@ class CudnnBackend(ComputeBackend):
     ) -> None:
         super().__init__()
         self._candidates = candidates
-        self._device: Gpu = device if isinstance(device, Gpu) else Device(device)
+        self._device: Gpu = device if isinstance(device, Gpu) else CupyGpu(device)
         self.library = Library(library_path)
         self._handle = OwnedHandle(self.library)
         self.cudnn_handle = self._handle.address
@@ -74,12 +74,12 @@ class CudnnBackend(ComputeBackend):
         self._stream = 0
         self._algorithms: dict[ConvolutionProblem, tuple[Algorithm, ...]] = {}
         self._legacy_algorithms: dict[ConvolutionProblem, Sequence[Algorithm]] = {}
-        self._background = AheadCompiler(self.library, self._device)
-        self._preparer = Preparer(self.library, self.cudnn_handle, self._device, self._background)
+        self._compiler = AheadCompiler(self.library, self._device)
+        self._preparer = Preparer(self.library, self.cudnn_handle, self._device, self._compiler)
 
     @property
     def name(self) -> str:
-        """'cudnn', or 'cudnn:legacy' and so on where the candidates are others."""
+        """'cudnn', or for other candidates 'cudnn:legacy' and so on."""
         return "cudnn" if self._candidates is Candidates.BEST else f"cudnn:{self._candidates.value}"
 
     def conditions(self) -> Mapping[str, str]:
@@ -95,23 +95,23 @@ class CudnnBackend(ComputeBackend):
         return {**self._device.machine(), "cudnn": self.library.version_text}
 
     def devices(self) -> Sequence[int]:
-        """Return the numbers of the GPUs that CuPy sees."""
+        """Return the numbers of the GPUs that the library sees."""
         return range(self._device.count())
 
     def device(self) -> int:
-        """Return the number of its GPU."""
+        """Return the number of the backend's GPU."""
         return self._device.ordinal
 
     @property
     def recycles(self) -> bool:
-        """Whether a workspace is allocated for each call, as PyTorch's convolutions do."""
+        """Whether each call allocates its workspace, as PyTorch's convolutions do."""
         return self._device.recycles
 
     def algorithms(self, problem: ConvolutionProblem) -> tuple[Algorithm, ...]:
-        """Return the candidates that can compute a problem, with their workspaces; nothing is built for it.
+        """Return the candidates that can compute a problem, with their workspaces; no plan is built.
 
         Raises:
-            UnsupportedProblemError: if there is none.
+            UnsupportedProblemError: if no candidate can.
         """
         problem = self._as_asked(problem)
         if problem not in self._algorithms:
@@ -119,7 +119,7 @@ class CudnnBackend(ComputeBackend):
         return self._algorithms[problem]
 
     def algorithm(self, problem: ConvolutionProblem, name: str) -> Algorithm | None:
-        """Return an algorithm by its name, an engine configuration whether or not heuristics offer it for a problem."""
+        """Return an algorithm by its name, even if heuristics do not offer it; None if it does not apply."""
         problem = self._as_asked(problem)
         if problem in self._algorithms:
             return super().algorithm(problem, name)
@@ -133,33 +133,33 @@ class CudnnBackend(ComputeBackend):
         if not is_engine(name):
             return next((each for each in self._legacy(problem) if each.name == name), None)
         try:
-            found = self._preparer.graph(problem, 1.0, listing_beta(problem)).configuration(name)
+            found = self._preparer.graph(problem, listing_scaling(problem)).configuration(name)
         except BackendError:
             return None
         return found.algorithm() if found.allowed(problem) and found.workspace_bytes >= 0 else None
 
     def slab_names(self, name: str) -> tuple[str, ...]:
-        """Return an algorithm's name, and that under which it computes a copy of a slab."""
+        """Return an algorithm's name, and the name under which it computes a copy of a slab."""
         return name, packed_name(name)
 
     def names(self, problem: ConvolutionProblem, sizes: Sequence[int]) -> tuple[str, ...]:
-        """Return what may compute micro-batches of a problem.
+        """Return the names of algorithms that may compute micro-batches of a problem.
 
-        Heuristics, which take longer than most measurements, are asked at some of the sizes only: engines and knobs
-        that they offer at one size compute the others too.
+        Heuristics are asked only at some of the sizes, because they take longer than most measurements, and engines
+        with knobs that they offer at one size compute the others too.
 
         Raises:
-            UnsupportedProblemError: if nothing computes any of the sizes.
+            UnsupportedProblemError: if no size can be computed.
         """
         return super().names(problem, anchors(sizes) if self._candidates.offers("graph", problem) else sizes)
 
     def warm_up(self) -> None:
-        """Make the handles of background threads, and have cuDNN load its heuristics: 0.1 to 0.3 s for an operation."""
+        """Create the handles of background threads, and load cuDNN's heuristics (0.1 to 0.3 s an operation)."""
         if self._candidates.offers("graph", SMALL[0]):
-            self._background.warm_up()
+            self._compiler.warm_up()
 
     def prefetch(self, problems: Sequence[PrefetchRequest]) -> None:
-        """List engine configurations in the background, and compile those that are compiled when a plan is built."""
+        """List engine configurations in the background, and compile those that need a compiler."""
         asked = [each for each in problems if self._candidates.offers("graph", each.problem)]
         if not asked or self.capturing(self.queue()):
             return
@@ -167,26 +167,26 @@ class CudnnBackend(ComputeBackend):
             parts = [self._as_asked(problem).part(size) for size in anchors(sizes)]
             if self._gathers(parts[0]):
                 copies = [dense_of(part) for part in parts]
-                self._background.begin(copies, limit_bytes, partial(promised, promises), self._algorithms)
-            self._background.begin(parts, limit_bytes, promises, self._algorithms)
+                self._compiler.begin(copies, limit_bytes, partial(promised, promises), self._algorithms)
+            self._compiler.begin(parts, limit_bytes, promises, self._algorithms)
 
     def drop(self) -> None:
-        """Drop what was begun in the background but does not run yet."""
-        self._background.drop()
+        """Drop background work that does not run yet."""
+        self._compiler.drop()
 
     def is_ready(self, problem: ConvolutionProblem) -> bool:
-        """Whether its engine configurations are listed, and those compiled that need it."""
+        """Return whether a problem's engine configurations are listed, and those that need a compiler are compiled."""
         problem = self._as_asked(problem)
         forms = (problem, dense_of(problem)) if self._gathers(problem) else (problem,)
-        return all(map(self._background.is_ready, forms))
+        return all(map(self._compiler.is_ready, forms))
 
     def stop(self) -> None:
-        """End what goes on in the background; a Python that exits does so by itself."""
-        self._background.stop()
+        """End all background work; at the exit of Python this happens by itself."""
+        self._compiler.stop()
 
     @contextmanager
     def bench(self, problem: ConvolutionProblem) -> Iterator[Bench]:
-        """Return a context with random operands on the GPU, whose memory it gives back at its end.
+        """Return a context with random operands on the GPU, whose memory is freed when the context ends.
 
         Raises:
             BackendError: while a CUDA graph is being captured.
@@ -197,8 +197,8 @@ class CudnnBackend(ComputeBackend):
                 " get_algorithm and optimize"
             )
         problem = self._as_asked(problem)
-        if not self._device.holds:  # else what the host does meanwhile makes no difference to what is timed
-            self._background.settle()
+        if not self._device.can_delay:  # else work of the host does not change the times
+            self._compiler.settle()
         with self._device.scratch() as allocate:
             bench = CudnnBench(
                 problem,
@@ -214,42 +214,42 @@ class CudnnBackend(ComputeBackend):
             finally:
                 bench.close()
 
-    def prepare(self, problem: ConvolutionProblem, algorithm: str) -> Call:
-        """Make an algorithm ready with alpha = 1, and beta = 0 and 1 as plans need them.
+    def prepare(self, problem: ConvolutionProblem, algorithm: str) -> CudnnCall:
+        """Make an algorithm ready with alpha = 1 and beta = 0, and for BackwardFilter with beta = 1 too.
 
         Raises:
             UnsupportedProblemError: if there is no such algorithm.
-            CudnnError: if cuDNN cannot build its plan.
+            CudnnError: if cuDNN cannot build an execution plan.
         """
         accumulates = problem.operation is Operation.BACKWARD_FILTER
-        scalings = ((1.0, 0.0), (1.0, 1.0)) if accumulates else ((1.0, 0.0),)
+        scalings = (OVERWRITE, ACCUMULATE) if accumulates else (OVERWRITE,)
         return self._preparer.prepare(self._as_asked(problem), algorithm, scalings)
 
     def allocate(self, size_bytes: int) -> DeviceBuffer:
-        """Return a workspace from CuPy's current allocator, or from the other library's.
+        """Return a workspace from CuPy's current allocator, or from that of the other library.
 
         Raises:
-            MemoryError: if the GPU has not that much left.
+            MemoryError: if the GPU has too little memory left.
         """
         return self._device.allocate(size_bytes)
 
     def spare(self, bound: Tensor, size_bytes: int) -> Spare | None:
-        """Return the memory of a dense tensor as a workspace, from where a workspace may begin on.
+        """Return the memory of a dense tensor as a workspace, from its first aligned byte on.
 
         Raises:
             InvalidProblemError: if the tensor is not on a GPU.
         """
-        left = size_bytes - SLACK_BYTES  # wherever it begins
+        left = size_bytes - SLACK_BYTES  # whatever the address, so that tensors of one size lend the same
         if left <= 0 or not is_dense(bound):
             return None
         return Spare(DeviceBuffer(round_up(address_of(bound)), left), left)
 
     def behind(self, bound: int, *, start: int, step_bytes: int, samples: int) -> DeviceBuffer:
-        """Return the memory of a dense tensor's samples from one on, from where a workspace may begin on."""
+        """Return the memory of a dense tensor's last samples as a workspace, from its first aligned byte on."""
         return DeviceBuffer(round_up(bound + start * step_bytes), (samples - start) * step_bytes - SLACK_BYTES)
 
     def unheld(self, buffer: DeviceBuffer) -> DeviceBuffer:
-        """Return a workspace that does not keep its memory, for what runs only while something else does."""
+        """Return the same workspace without ownership of its memory, for use only while its owner lives."""
         return DeviceBuffer(buffer.address, buffer.size_bytes)
 
     def segment(self, buffer: DeviceBuffer, offset_bytes: int, size_bytes: int) -> DeviceBuffer:
@@ -265,34 +265,34 @@ class CudnnBackend(ComputeBackend):
         return buffer.part(offset_bytes, size_bytes)
 
     def operands(self, problem: ConvolutionProblem) -> tuple[DeviceBuffer, DeviceBuffer, DeviceBuffer]:
-        """Return x, w and y with values in [-0.5, 0.5), the same in every run, with the batch strides of the problem.
+        """Return x, w and y with values in [-0.5, 0.5), the same in every run, with the problem's batch strides.
 
         Raises:
-            MemoryError: if the GPU has not that much left.
+            MemoryError: if the GPU has too little memory left.
         """
         return random_operands(problem, self._device, self._device.allocate)
 
     def bind(self, x: Any, w: Any, y: Any) -> tuple[int, int, int, int]:
-        """Return the addresses of x, w and y, and the alignment that they have in common, 16 at most.
+        """Return the addresses of x, w and y, and the alignment in bytes that they share, at most 16.
 
         Raises:
-            InvalidProblemError: if one of them is not on a GPU.
+            InvalidProblemError: if a tensor is not on a GPU.
         """
         if not type(x) is type(w) is type(y) is int:
             try:
-                x, w, y = x.data.ptr, w.data.ptr, y.data.ptr  # CuPy arrays, the quickest way
+                x, w, y = x.data.ptr, w.data.ptr, y.data.ptr  # the fastest way for CuPy arrays
             except AttributeError:
                 x, w, y = address_of(x), address_of(w), address_of(y)
         low = (x | w | y) & (MOST_ALIGNMENT - 1)
         return x, w, y, (low & -low) if low else MOST_ALIGNMENT
 
     def elapsed_ms(self, run: Callable[[], None], lead: Callable[[], None] | None = None) -> float:
-        """Return the GPU's milliseconds from the end of the lead, if any, to the end of what a call queued."""
+        """Return the GPU's milliseconds from the end of the lead, if any, to the end of the work that a call queued."""
         self.queue()
         return self._device.timed(run, lead).wait_ms()
 
     def queue(self) -> int:
-        """Point cuDNN to the current stream and return what tells it from others.
+        """Point cuDNN to the current stream, and return a number that identifies the stream.
 
         Raises:
             BackendError: if this thread's current GPU is not the backend's.
@@ -304,40 +304,40 @@ class CudnnBackend(ComputeBackend):
         return queue
 
     def capturing(self, queue: int) -> bool:
-        """Whether a CUDA graph is being captured on a stream."""
+        """Return whether a CUDA graph is being captured on a stream."""
         return self._device.capturing(queue)
 
     def mark(self) -> Any:
-        """Return an event after all that the current stream holds; None in a capture, where order is the caller's."""
+        """Return an event after everything on the current stream; None in a capture, whose caller keeps the order."""
         return None if self.capturing(self._device.queue()) else self._device.mark()
 
     def wait(self, mark: Any) -> None:
-        """Make the current stream wait for an event; in a capture, order is the caller's."""
+        """Make the current stream wait for an event; in a capture the caller keeps the order."""
         if mark is not None and not self.capturing(self._device.queue()):
             self._device.wait(mark)
 
     def finish(self, mark: Any) -> None:
-        """Wait for an event."""
+        """Block the calling thread until an event."""
         if mark is not None:
             mark[0].synchronize()
 
     def set_stream(self, stream: int | None) -> None:
-        """Queue all calls on one stream from now on, whatever CuPy's current one; None takes that back."""
+        """Queue all calls on one stream from now on, whatever CuPy's current stream is; None ends that."""
         self._device.pin(stream)
         self.queue()
 
     def _as_asked(self, problem: ConvolutionProblem) -> ConvolutionProblem:
-        """Return the problem without TF32 where the candidates are those of `legacy-fma`."""
+        """Return the problem, without TF32 if the candidates are those of `legacy-fma`."""
         return replace(problem, math=MathMode.FMA) if self._candidates is Candidates.LEGACY_FMA else problem
 
     def _list(self, problem: ConvolutionProblem) -> tuple[Algorithm, ...]:
         offers = self._candidates.offers
         found: list[Algorithm] = []
-        if self._gathers(problem):  # first, for they are the fastest where there is a workspace
+        if self._gathers(problem):  # first, because they are the fastest if the workspace is large enough
             with suppress(UnsupportedProblemError):
                 found += [gathered_algorithm(problem, each) for each in self.algorithms(dense_of(problem))]
         if offers("graph", problem):
-            listed = self._background.listed(problem, self.cudnn_handle)
+            listed = self._compiler.listed(problem, self.cudnn_handle)
             found += graph_algorithms(self.library, self.cudnn_handle, problem) if listed is None else listed
         if not found:
             found += self._legacy(problem)

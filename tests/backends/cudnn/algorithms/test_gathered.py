@@ -12,6 +12,7 @@ from tests.support.address_backend import HostCall
 from tests.support.operands import operands
 from tests.support.problems import make_problem, problems
 from tests.support.reference import WRITTEN, reference_convolution
+from ucudnn.backends.base import Offset, Scaling
 from ucudnn.backends.candidates import Candidates
 from ucudnn.backends.cpu.backend import CpuBackend
 from ucudnn.backends.cudnn.algorithms.gathered import (
@@ -106,7 +107,7 @@ def test_equals_the_call_without_a_copy(problem, beta, bound, data):
         whole["xwy".index(WRITTEN[problem.operation])][...] = np.nan
     expected = [each.copy() for each in whole]
     found = [each.copy() for each in whole]
-    options = {"start": start, "alpha": 0.75, "beta": beta}
+    options = {"offset": Offset(start), "scaling": Scaling(0.75, beta)}
     CPU.prepare(problem, "IMPLICIT_GEMM").launch(*expected, workspace=CPU.allocate(0), **options)
     call = GatheredCall(problem, HostCall(dense_of(problem)), 512, Host)
     assert call.workspace_bytes == gathered_algorithm(problem, algorithm_of(512)).workspace_bytes
@@ -132,7 +133,7 @@ def test_the_convolution_of_the_copy_is_the_same(problem, seed):
     assert inner.output == problem.output
     assert inner.multiplications == problem.multiplications
     assert not skips(inner)
-    x, w, y = operands(problem, np.random.default_rng(seed))
+    x, w, y = (each.astype(np.float64) for each in operands(problem, np.random.default_rng(seed)))
     expected = reference_convolution(problem, x, w, y)
     along = zip(problem.stride, inner.stride, strict=True)
     reached = (slice(None), slice(None), *(slice(None, None, was if now != was else 1) for was, now in along))
@@ -203,7 +204,7 @@ def test_what_is_skipped_is_not_scaled(beta):
     problem = replace(POINTWISE, operation=Operation.BACKWARD_DATA)
     call = GatheredCall(problem, HostCall(dense_of(problem)), 0, Host)
     with pytest.raises(UnsupportedProblemError, match=f"scaled by beta {beta}"):
-        call.launch(0, 0, 0, start=0, alpha=1.0, beta=beta, workspace=DeviceBuffer(0, call.workspace_bytes))
+        call.launch(0, 0, 0, DeviceBuffer(0, call.workspace_bytes), scaling=Scaling(1.0, beta))
 
 
 def test_without_kernels_there_is_no_call(monkeypatch):

@@ -11,6 +11,7 @@ from tests.support.address_backend import HostCall
 from tests.support.operands import operands
 from tests.support.problems import divided
 from tests.support.reference import WRITTEN
+from ucudnn.backends.base import Offset, Scaling
 from ucudnn.backends.cpu.backend import CpuBackend
 from ucudnn.backends.cudnn.algorithms.packed import PackedCall, base_of, dense, has_gaps, packed_algorithm, packed_name
 from ucudnn.backends.cudnn.gpu.base import DeviceBuffer
@@ -36,7 +37,7 @@ def test_equals_the_call_on_the_slab_itself(case, beta, data):
     given_tensors = operands(problem, rng)
     expected = [each.copy() for each in given_tensors]
     found = [each.copy() for each in given_tensors]
-    options = {"start": 0, "alpha": 0.75, "beta": beta, "first_rows": piece.first_rows}
+    options = {"offset": Offset(0, piece.first_rows), "scaling": Scaling(0.75, beta)}
     CPU.prepare(part, "IMPLICIT_GEMM").launch(*expected, workspace=CPU.allocate(0), **options)
     call = PackedCall(part, HostCall(dense(part)), 0, copy)
     memory = np.full(call.workspace_bytes + GUARD, 0xFF, np.uint8)

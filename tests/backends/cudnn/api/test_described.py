@@ -7,18 +7,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ucudnn.backends.cudnn.api.described import (
-    DATA_TYPES,
     DescribedProblem,
-    described_problem,
     convolution_facts,
+    described_problem,
     filter_facts,
     problem_from,
     tensor_facts,
 )
+from ucudnn.backends.cudnn.api.enums import DATA_TYPES
 from ucudnn.errors import InvalidProblemError
 from ucudnn.problem import ConvolutionProblem, DataType, Layout, MathMode, Operation
-
-NUMBERS = {dtype: number for number, dtype in DATA_TYPES.items()}
 
 
 @st.composite
@@ -65,7 +63,7 @@ def strides_of(channels, spatial, batch_stride, channels_last):
 
 def facts_of(problem, math_type=None):
     """Return the facts of the descriptors that a framework would set for a problem: x, w, convolution, y."""
-    last, number = problem.layout.channels_last, NUMBERS[problem.dtype]
+    last, number = problem.layout.channels_last, DATA_TYPES[problem.dtype]
     x = tensor_facts(
         number,
         (problem.batch, problem.channels, *problem.spatial),
@@ -93,7 +91,10 @@ def test_a_problem_survives_its_descriptors(problem):
 
 @given(problems())
 def test_equal_descriptors_ask_for_the_same_thing(problem):
-    first, again = described_problem(problem.operation, *facts_of(problem)), described_problem(problem.operation, *facts_of(problem))
+    first, again = (
+        described_problem(problem.operation, *facts_of(problem)),
+        described_problem(problem.operation, *facts_of(problem)),
+    )
     assert first is again
     assert isinstance(first, DescribedProblem)
     assert first.problem == problem

@@ -6,6 +6,7 @@ from array import array
 import pytest
 
 from tests.support.problems import make_problem
+from ucudnn.backends.base import OVERWRITE
 from ucudnn.backends.cudnn.algorithms.operation_graph import EngineConfiguration, OperationGraph, round_up
 from ucudnn.backends.cudnn.api.declarations import DECLARATIONS
 from ucudnn.backends.cudnn.api.descriptor import BackendDescriptor
@@ -107,7 +108,7 @@ def test_backend_descriptors(library):
 
 def test_a_graph_without_a_handle_is_an_error(library):
     with pytest.raises(CudnnError):
-        OperationGraph(library, 0, make_problem(), alpha=1.0, beta=0.0)
+        OperationGraph(library, 0, make_problem(), OVERWRITE)
 
 
 @pytest.mark.parametrize("name", ["GEMM", "eng", "eng5_k2", "eng5_k2=x", "eng5_k2=1;"])

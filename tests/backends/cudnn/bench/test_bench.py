@@ -56,11 +56,11 @@ class Prepared:
     def __init__(self, gpu, part, name):
         self.gpu, self.part, self.name = gpu, part, name
 
-    def bind(self, x, w, y, *, start, **options):
+    def bind(self, x, w, y, workspace, offset, scaling):
         def launch():
             self.gpu.launched.append((self.part.batch, self.name))
             self.gpu.gpu_ms = self.gpu.rates[self.name] * self.part.batch
-            self.gpu.launch(x, w, y, start=start, alpha=1.0, beta=0.0, workspace=None)
+            self.gpu.launch(x, w, y, None, offset)
 
         return launch
 

@@ -7,11 +7,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.support.machine import Machine
+from ucudnn.backends.base import OVERWRITE, Offset
 from ucudnn.backends.cudnn.bench import call_timer
 from ucudnn.backends.cudnn.bench.call_timer import CallTimer, least_ms
 from ucudnn.backends.cudnn.gpu.base import DeviceBuffer
 
-PLACES = [(0, None), (4, None), (8, None)]
+OFFSETS = [Offset(0), Offset(4), Offset(8)]
 
 
 @pytest.fixture(autouse=True)
@@ -24,7 +25,7 @@ def clock(monkeypatch):
 
 def timer_of(machine, host_ms=0.05):
     Machine.machines.append(machine)
-    return CallTimer(machine, machine, PLACES, (1, 2, 3), 0.0, DeviceBuffer(0, 0), host_ms)
+    return CallTimer(machine, machine, OFFSETS, (1, 2, 3), OVERWRITE, DeviceBuffer(0, 0), host_ms)
 
 
 @given(
@@ -99,7 +100,7 @@ def test_the_gpu_is_never_held_for_long():
 
 
 def test_without_a_kernel_that_holds_it_other_calls_lead():
-    machine = Machine(cycle([0.01]), 0.1, holds=False)
+    machine = Machine(cycle([0.01]), 0.1, can_delay=False)
     timer = timer_of(machine)
     assert timer.run(2) == pytest.approx(0.1)
     assert machine.log[:6] in ([0, 4, "begin", 8, 0, "end"], [8, 0, "begin", 0, 4, "end"])

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from tests.support.address_backend import AddressCall
 from tests.support.problems import divided
 from tests.support.reference import reference_convolution
+from ucudnn.backends.base import BEGIN, OVERWRITE, Scaling
 from ucudnn.backends.cpu.backend import CpuBackend
 from ucudnn.backends.cudnn.bench import output_check as check_module
 from ucudnn.backends.cudnn.bench.output_check import OutputCheck
@@ -42,9 +43,9 @@ class HostCall:
         self.call = AddressCall(CPU.prepare(problem, "IMPLICIT_GEMM"), problem)
         self.factor = factor
 
-    def launch(self, x, w, y, *, start, alpha, beta, workspace, first_rows=None):
-        options = {"start": start, "alpha": alpha * self.factor, "beta": beta, "first_rows": first_rows}
-        self.call.launch(x, w, y, workspace=CPU.allocate(0), **options)
+    def launch(self, x, w, y, workspace, offset=BEGIN, scaling=OVERWRITE):
+        alpha, beta = scaling
+        self.call.launch(x, w, y, CPU.allocate(0), offset, Scaling(alpha * self.factor, beta))
 
 
 class Plain(HostCall):
@@ -137,9 +138,9 @@ class HalfCall:
     def __init__(self, problem, spoils=lambda gradient: gradient):
         self.problem, self.spoils = problem, spoils
 
-    def launch(self, x, w, y, *, start, alpha, beta, workspace, first_rows=None):
-        assert start == 0
-        assert first_rows is None
+    def launch(self, x, w, y, workspace, offset=BEGIN, scaling=OVERWRITE):
+        assert offset == BEGIN
+        alpha, beta = scaling
         read = partial(HostDevice().read, dtype=DataType.FLOAT16)
         problem, last = self.problem, self.problem.layout.channels_last
         data, dy = (

@@ -82,10 +82,10 @@ class _Begun(NamedTuple):
 class AheadCompiler:
     """Threads with their own cuDNN handles, because a handle serves one thread at a time.
 
-    The threads leave as much Python code as possible to the caller, because while they run it, this interpreter measures
-    nothing. Other threads read finished lists, which does not use the handle. A caller that asks for a list that no
-    thread has begun makes the list with its own handle, because a thread would have to create a handle first, and that
-    takes longer.
+    The threads leave as much Python code as possible to the caller, because while they run it, this interpreter
+    measures nothing. Other threads read finished lists, which does not use the handle. A caller that asks for a list
+    that no thread has begun makes the list with its own handle, because a thread would have to create a handle first,
+    and that takes longer.
 
     Args:
         library: cuDNN.
@@ -105,7 +105,7 @@ class AheadCompiler:
         self._drops = 0
 
     def warm_up(self) -> None:
-        """Ask the heuristics about each operation, because they load libraries and networks when they are first asked."""
+        """Ask the heuristics about each operation, because the first question loads libraries and networks."""
         parts = islice(cycle(SMALL), max(_MOST_LISTING, len(SMALL)))  # work for each thread
         wait([self._submit(self._listing, part, partial(self._list_here, part, None)) for part in parts])
 
@@ -155,7 +155,7 @@ class AheadCompiler:
         self._plans.clear()
 
     def listed(self, part: ConvolutionProblem, handle: int) -> list[Algorithm] | None:
-        """Return the algorithms of a micro-batch whose list was begun; wait for it, or make it if no thread has begun it.
+        """Return the algorithms of a micro-batch whose list was asked for; make it if no thread has begun it.
 
         Args:
             part: a micro-batch of a problem.
@@ -189,7 +189,9 @@ class AheadCompiler:
         shape = _shape(part)
         with self._lock:
             old = [key for key, each in self._plans.items() if each.done() and key != (part, name)]
-            for key in old[: max(0, len(self._plans) - _MOST_KEPT)]:  # dropped in this thread, because their handles end with them
+            for key in old[
+                : max(0, len(self._plans) - _MOST_KEPT)
+            ]:  # dropped in this thread, because their handles end with them
                 del self._plans[key]
             future = self._plans.get((part, name))
             if future is not None and future.cancel():  # no thread has begun it
@@ -253,7 +255,8 @@ class AheadCompiler:
             return None  # its measurement builds it again, and gets the error
 
     def _pools(self) -> tuple[ThreadPoolExecutor, ThreadPoolExecutor]:
-        # Threads keep their initializer alive. It must not refer to this object, which ends the threads when it is deleted.
+        # Threads keep their initializer alive. It must not refer to this object, which ends the threads when it is
+        # deleted.
         begin = partial(_prepare, self._library, self._device, self._local)
         return _threads(_MOST_LISTING, begin), _threads(_MOST_BUILDING, _relax)
 

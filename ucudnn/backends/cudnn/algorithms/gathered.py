@@ -1,8 +1,8 @@
 """Gathering: filters of one tap with a stride skip samples of x, so the samples that they read are copied first.
 
-A pointwise convolution with strides of 2, as in ResNets, reads a quarter of x. With channels first, cuDNN's fast engines
-for it copy all of x and y to channels last and back. Without strides there are engines that take both as they are. Then
-the copy of the quarter is most of the workspace. A copy rounds nothing.
+A pointwise convolution with strides of 2, as in ResNets, reads a quarter of x. With channels first, cuDNN's fast
+engines for it copy all of x and y to channels last and back. Without strides there are engines that take both as they
+are. Then the copy of the quarter is most of the workspace. A copy rounds nothing.
 """
 
 from collections.abc import Callable

@@ -18,7 +18,7 @@ from ucudnn.problem import ConvolutionProblem
 _MOST_PACKS = 4096  # the pointers that recur are few
 _MOST_SCALINGS = 64
 
-_Arguments = tuple[int, int, int, int, Offset, Scaling]
+_PackKey = tuple[int, int, int, int, Offset, Scaling]
 """The values that a variant pack depends on: x, w, y, address of the workspace, offset, scaling."""
 
 
@@ -26,8 +26,8 @@ _Arguments = tuple[int, int, int, int, Offset, Scaling]
 class GraphCall(PreparedCall):
     """An engine configuration for one problem.
 
-    alpha and beta are part of an execution plan, so each pair has its own plan. It is built at its first use, or at once
-    if the pair is among `scalings`. Variant packs are kept, so that a call with known pointers only executes one.
+    alpha and beta are part of an execution plan, so each pair has its own plan. It is built at its first use, or at
+    once if the pair is among `scalings`. Variant packs are kept, so that a call with known pointers only executes one.
 
     Args:
         library: cuDNN.
@@ -59,7 +59,7 @@ class GraphCall(PreparedCall):
         self._execute = library.function("cudnnBackendExecute")
         self._addresses = PartAddresses(problem)
         self._plans: BoundedDict[Scaling, _ExecutionPlan] = BoundedDict(_MOST_SCALINGS)
-        self._packs: BoundedDict[_Arguments, tuple[_ExecutionPlan, BackendDescriptor]] = BoundedDict(_MOST_PACKS)
+        self._packs: BoundedDict[_PackKey, tuple[_ExecutionPlan, BackendDescriptor]] = BoundedDict(_MOST_PACKS)
         for scaling in scalings:
             self._build(scaling)
 
@@ -119,7 +119,7 @@ class GraphCall(PreparedCall):
         if status:
             raise self._library.error(status, f"cudnnBackendExecute of {self._algorithm} for {self._problem}")
 
-    def _pack(self, arguments: _Arguments, size_bytes: int) -> tuple["_ExecutionPlan", BackendDescriptor]:
+    def _pack(self, arguments: _PackKey, size_bytes: int) -> tuple["_ExecutionPlan", BackendDescriptor]:
         """Build the variant pack of a call, and keep it with its plan."""
         x, w, y, workspace, offset, scaling = arguments
         plan = self._plans.get(scaling) or self._build(scaling)

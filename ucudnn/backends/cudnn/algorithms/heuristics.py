@@ -39,7 +39,7 @@ def listing_scaling(problem: ConvolutionProblem) -> Scaling:
 
 
 def anchors(sizes: Sequence[int]) -> list[int]:
-    """Return the sizes at which heuristics are asked: the largest, and a few more, each at most a quarter of the last."""
+    """Return the sizes at which heuristics are asked: the largest and a few more, at most a quarter each."""
     found: list[int] = []
     for size in sorted(sizes, reverse=True):
         if not found or size * _ANCHOR_STEP <= found[-1]:

@@ -1,7 +1,7 @@
 """Faults of cuDNN that were seen, so that cuDNN is never asked to run into them.
 
-Both faults concern padding that differs before and after x, as it does for slabs at the ends of a volume. They were seen
-with cuDNN 9.19 on an H200, where they do not depend on types, strides or mini-batch sizes.
+Both faults concern padding that differs before and after x, as it does for slabs at the ends of a volume. They were
+seen with cuDNN 9.19 on an H200, where they do not depend on types, strides or mini-batch sizes.
 """
 
 from ucudnn.backends.cudnn.api.enums import HeuristicMode

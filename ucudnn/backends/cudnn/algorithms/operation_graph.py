@@ -124,7 +124,7 @@ class OperationGraph:
         self._facts: dict[int, tuple[frozenset[NumericalNote], bool]] = {}
 
     def ask(self) -> None:
-        """Ask the heuristics in modes A, B and FALLBACK. Nearly all of the time is spent in cuDNN, without the interpreter."""
+        """Ask the heuristics in modes A, B and FALLBACK; nearly all of the time is spent in cuDNN, not in Python."""
         self._offered = [
             configuration
             for mode in HeuristicMode
@@ -201,7 +201,9 @@ class OperationGraph:
         """Return an engine; configurations share it unless it is compiled."""
         engine = self._engines.get(index)
         if engine is None:
-            engine = self._new(DescriptorType.ENGINE).set(Attribute.ENGINE_OPERATION_GRAPH, Type.DESCRIPTOR, self._graph)
+            engine = self._new(DescriptorType.ENGINE).set(
+                Attribute.ENGINE_OPERATION_GRAPH, Type.DESCRIPTOR, self._graph
+            )
             engine.set(Attribute.ENGINE_GLOBAL_INDEX, Type.INT64, index).finalize()
             _, compiles = self._facts_of(index, engine)
             if not compiles:
@@ -240,7 +242,9 @@ class OperationGraph:
         operation = self._new(kind).set(first, scalar, scaling.alpha).set(first + 1, scalar, scaling.beta)
         for offset, part in enumerate((convolution, w, x, y), start=2):
             operation.set(first + offset, Type.DESCRIPTOR, part)
-        graph = self._new(DescriptorType.OPERATIONGRAPH).set(Attribute.OPERATIONGRAPH_OPS, Type.DESCRIPTOR, operation.finalize())
+        graph = self._new(DescriptorType.OPERATIONGRAPH).set(
+            Attribute.OPERATIONGRAPH_OPS, Type.DESCRIPTOR, operation.finalize()
+        )
         return graph.set(Attribute.OPERATIONGRAPH_HANDLE, Type.HANDLE, self._handle).finalize()
 
     def _tensor(self, identity: int, sizes: tuple[int, ...], strides: tuple[int, ...]) -> BackendDescriptor:

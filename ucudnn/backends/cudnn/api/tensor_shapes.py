@@ -62,7 +62,7 @@ def shapes_of(problem: ConvolutionProblem) -> TensorShapes:
 
 
 def _inner_strides(sizes: Sequence[int], channels_last: bool, channel_stride: int = 0) -> tuple[int, ...]:
-    """Return the strides of channels and spatial dimensions, which are dense in the layout's order but for channel gaps."""
+    """Return the strides of channels and spatial dimensions, dense in the layout's order but for channel gaps."""
     channels, *spatial = sizes
     ordered = [*spatial, channels] if channels_last else [channels, *spatial]
     strides = list(accumulate(reversed(ordered[1:]), mul, initial=1))[::-1]

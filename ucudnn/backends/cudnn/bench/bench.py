@@ -123,7 +123,7 @@ class CudnnBench(Bench):
         self._build(self._problem.part(size), algorithm.name)
 
     def look_ahead(self, following: Following) -> None:
-        """Set the function that tells what to measure after the next measurement, so that it begins while the GPU is busy."""
+        """Set the function that tells what comes after the next measurement, and begin it while the GPU is busy."""
         self._following = following
 
     def measure(

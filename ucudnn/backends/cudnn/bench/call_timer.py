@@ -12,7 +12,7 @@ from ucudnn.backends.cudnn.gpu.base import DeviceBuffer, Gpu, Timed
 from ucudnn.backends.sampling import SHORTEST_MS
 
 LOADING_MS = 0.05
-"""Milliseconds of the host for one launch. A launch that takes longer loads kernels, or the host does something else."""
+"""The host's milliseconds for one launch. Longer launches load kernels, or the host does something else."""
 
 _GRAIN_MS = 0.03  # time in which queued work reaches the GPU
 _MOST_STALLS = 3
@@ -27,8 +27,8 @@ _Launch = Callable[[], None]
 class CallTimer:
     """Times one algorithm on successive parts of the mini-batch.
 
-    The GPU is delayed until the host has queued everything that is timed, because times that are kept for a GPU must not
-    depend on the host on which they were measured. Calls that keep the host busy themselves are the exception.
+    The GPU is delayed until the host has queued everything that is timed, because times that are kept for a GPU must
+    not depend on the host on which they were measured. Calls that keep the host busy themselves are the exception.
 
     Args:
         device: the GPU.

@@ -136,8 +136,8 @@ class OutputCheck:
         reference, most = self._references[piece], self._tolerance()
         error = _distance(found, reference)
         if error > most and self._accumulates and self._problem.dtype.has_16_bits:
-            # If several blocks of threads share a filter gradient of 16 bits, plain algorithms add it up in 16 bits. Over
-            # a large mini-batch their error may be the larger one. The host computes how large it is.
+            # If several blocks of threads share a filter gradient of 16 bits, plain algorithms add it up in 16 bits.
+            # Over a large mini-batch their error may be the larger one. The host computes how large it is.
             exact = self._gradient(piece)
             own = _distance(reference, exact)
             if own > most / 2 and error <= most + 2 * own:
@@ -150,7 +150,7 @@ class OutputCheck:
         return FMA_TOLERANCE if fma else TOLERANCES[self._problem.dtype]
 
     def _reference(self, piece: Piece) -> Any:
-        """Return the expected values of the windows, NaN if unknown, or None if no plain algorithm computes the problem.
+        """Return the expected values of the windows, NaN where unknown; None if no plain algorithm computes them.
 
         Plain algorithms pad both sides alike. If they do not compute a slab, it is taken from the result for all rows.
         For a filter gradient some channels are computed on the host.
@@ -193,7 +193,7 @@ class OutputCheck:
         return windows
 
     def _channels(self, address: int, which: int, problem: ConvolutionProblem, row: int, count: int) -> Any:
-        """Return the first channels of the rows of x (0) or y (1) from `row` on, as (channels, samples, *sizes) on the host."""
+        """Return the first channels of x (0) or y (1), from a row on, as (channels, samples, *sizes) on the host."""
         channels, sizes, gaps = (
             (problem.channels, problem.spatial, problem.x_channel_stride),
             (problem.filters, problem.output, problem.y_channel_stride),
@@ -211,9 +211,7 @@ class OutputCheck:
             found[channel : channel + wanted, sample, first:stop] = read[:, :wanted].T
         return found.reshape(count, problem.batch, *sizes)
 
-    def _outcome(
-        self, call: PreparedCall, piece: Piece, offset: Offset, beta: float, workspace: DeviceBuffer
-    ) -> Any:
+    def _outcome(self, call: PreparedCall, piece: Piece, offset: Offset, beta: float, workspace: DeviceBuffer) -> Any:
         """Launch a call on an output of NaN, or of zeros if it accumulates, and return windows of the output.
 
         Args:

@@ -168,7 +168,8 @@ class CupyGpu(Gpu):
     def capturing(self, queue: int) -> bool:
         """Return whether a CUDA graph is being captured on the current stream, whose `queue` is given."""
         stream = queue if queue >= 0 else _PER_THREAD
-        # The null stream cannot be captured, and asking about it while another stream is captured would end that capture.
+        # The null stream cannot be captured, and asking about it while another stream is captured would end that
+        # capture.
         return stream > 1 and self._is_capturing(stream)
 
     def _external(self, stream: int) -> Any:

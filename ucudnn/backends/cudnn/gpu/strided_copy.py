@@ -43,7 +43,8 @@ class CopyPattern:
         steps: steps in the three dimensions of the target.
         factors: distance in the source, in elements, of successive planes, and of successive steps in each dimension.
         read_bytes: bytes of an element of the source.
-        written_bytes: bytes of an element of the target; an element and the zero that always follows it may count as one.
+        written_bytes: bytes of an element of the target; an element and the zero that always follows it may count as
+            one.
     """
 
     planes: int
@@ -161,7 +162,7 @@ _ARGUMENT = struct.Struct(f"<QQ{len(_WORDS)}I")
 
 @cache
 def _source(read_bytes: int, written_bytes: int) -> bytes:
-    """Return a module with one kernel. A block writes adjacent elements, and each of its threads every 256th of them."""
+    """Return a module with one kernel. A block writes adjacent elements, each of its threads every 256th."""
     wide = written_bytes == 8
     value, bits = ("%long", "u64") if wide else ("%word", "u32")
     lines = [

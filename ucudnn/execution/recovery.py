@@ -1,0 +1,97 @@
+"""Recovery: other ways to compute a kernel after one of its algorithms failed.
+
+An algorithm may fail when it is prepared or launched although it was measured before. With an alpha and a beta with
+which it was measured, it is discarded for good. With others it may be of use to other calls, so it is excluded only for
+calls with the same alpha and beta.
+"""
+
+from collections.abc import Collection
+from typing import final
+
+from ucudnn.backends.base import Scaling
+from ucudnn.benchmarking.benchmark import Benchmark
+from ucudnn.configuration import Configuration
+from ucudnn.errors import BackendError, StepError
+from ucudnn.kernel import Kernel
+from ucudnn.planning.decision import Decision, decide_again, decide_rest, decide_slabs
+from ucudnn.problem import ConvolutionProblem, Operation
+from ucudnn.settings import Settings
+
+MOST_FAILURES = 8
+"""Failures of one call after which it is given up, because so many are not the fault of algorithms."""
+
+
+def is_measured(problem: ConvolutionProblem, scaling: Scaling) -> bool:
+    """Return whether algorithms for a problem are measured with an alpha and a beta."""
+    alpha, beta = scaling
+    return alpha == 1 and (beta == 0 or (beta == 1 and problem.operation is Operation.BACKWARD_FILTER))
+
+
+def given_up(subject: object) -> BackendError:
+    """Return the error of a kernel or problem for which MOST_FAILURES configurations failed."""
+    return BackendError(f"{subject}: {MOST_FAILURES} configurations failed one after another")
+
+
+@final
+class Recovery:
+    """Decides again after failures.
+
+    Args:
+        benchmark: the measurements.
+        settings: policy and limits.
+    """
+
+    def __init__(self, benchmark: Benchmark, settings: Settings) -> None:
+        self._benchmark = benchmark
+        self._settings = settings
+
+    def discard(self, problem: ConvolutionProblem, algorithm: str) -> None:
+        """Never choose an algorithm for a problem again, at any size, because one that fails at one is not trusted."""
+        self._benchmark.discard(problem, algorithm)
+
+    def decide(self, kernel: Kernel, limit_bytes: int) -> Decision | None:
+        """Return another decision for a kernel without discarded algorithms, or None if none is left.
+
+        Args:
+            kernel: a kernel that was decided before.
+            limit_bytes: workspace limit of the kernel.
+        """
+        return decide_again(kernel, self._benchmark, self._settings, limit_bytes)
+
+    def rest(
+        self, problem: ConvolutionProblem, start: int, limit_bytes: int, failed: Collection[str]
+    ) -> Configuration | None:
+        """Return a configuration for the samples from `start` on, or None if no algorithm is left.
+
+        Args:
+            problem: the problem at mini-batch size.
+            start: the first sample that is missing.
+            limit_bytes: workspace limit of the kernel.
+            failed: algorithms that must not be chosen.
+        """
+        return decide_rest(problem, start, self._benchmark, self._settings, limit_bytes, failed)
+
+    def missing(
+        self, problem: ConvolutionProblem, error: StepError, limit_bytes: int, failed: Collection[str]
+    ) -> list[tuple[int, Configuration]] | None:
+        """Return what is to be launched after a plan failed: the rest of its micro-batch, and later samples.
+
+        Args:
+            problem: the problem at mini-batch size.
+            error: the plan's failure; all steps before it were launched.
+            limit_bytes: workspace limit of the kernel.
+            failed: algorithms that must not be chosen.
+
+        Returns:
+            Configurations, each with its first sample; None if no algorithm is left.
+        """
+        found = []
+        start = error.start
+        if error.left:
+            slabs = [each.slab for each in error.left]
+            found.append((start, decide_slabs(problem, error.size, slabs, self._benchmark, limit_bytes, failed)))
+            start += error.size
+        if start < problem.batch:
+            found.append((start, self.rest(problem, start, limit_bytes, failed)))
+        chosen = [(first, each) for first, each in found if each is not None]
+        return chosen if len(chosen) == len(found) else None
