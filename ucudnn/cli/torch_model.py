@@ -29,10 +29,10 @@ def time_model(
         InvalidNetworkError: if there is no such model, or it does not take such an input.
     """
     try:
-        from ucudnn.torch.model_timing import Step, parse_shape, time_step
+        from ucudnn.torch.model_timing import ModelStep, parse_shape, time_step
     except ImportError as error:
         raise BackendUnavailableError(
             f"PyTorch cannot be imported ({error}): `pip install 'ucudnn[torch]'` brings it"
         ) from error
-    step = Step(factory=factory, shape=parse_shape(shape), batch=batch, variant=variant)
+    step = ModelStep(factory=factory, shape=parse_shape(shape), batch=batch, variant=variant)
     return time_step(step, settings, effort=effort, repeats=effort.repeats)

@@ -1,4 +1,4 @@
-"""`python -m ucudnn.torch script.py`: runs a PyTorch program as it is, with every convolution through a handle."""
+"""`python -m ucudnn.torch script.py`: runs an unchanged PyTorch program with every convolution through a handle."""
 
 import argparse
 import logging
@@ -17,8 +17,8 @@ _DESCRIPTION = """\
 Run a PyTorch program, unchanged, with every convolution within a workspace limit.
 
 Each convolution, forward and backward, is divided into micro-batches that fit the limit and computed by the algorithms
-of cuDNN that are fastest within it. The first call of each shape measures and plans; what was measured is kept, so that
-the next run plans at once. What cannot be computed so is left to PyTorch.
+of cuDNN that are fastest within it. The first call of each shape measures and plans. Measurements are kept, so the next
+run plans at once. A convolution that cannot be computed in this way is left to PyTorch.
 """
 
 _EXAMPLES = """\
@@ -28,8 +28,8 @@ examples:
   python -m ucudnn.torch -m package.train --epochs 3
   torchrun --nproc-per-node 2 -m ucudnn.torch --devices ranks train.py
 
-Options come before the program; all that follows it is the program's own. Variables in brackets say the same as
-options. Processes that the program starts itself begin without; several are best started by torchrun, as above.
+Options come before the program; all that follows belongs to the program. A variable in brackets has the same effect as
+the option. Processes that the program itself starts run without ucudnn: start several by torchrun, as above.
 """
 
 _NO_EFFECT = (
@@ -40,11 +40,13 @@ _NO_EFFECT = (
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Run a program as the arguments say, the command line's where None.
+    """Run a program.
+
+    Args:
+        arguments: options, the program and its arguments; None for those of the command line.
 
     Raises:
-        SystemExit: with status 2 if an option has a value that it may not have, or there is no GPU; and as the program
-            raises it.
+        SystemExit: with status 2 if an option has an invalid value or there is no GPU; and whenever the program exits.
     """
     parser = _parser()
     given = parser.parse_args(arguments)
@@ -68,7 +70,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def _typed(parser: argparse.ArgumentParser, given: argparse.Namespace) -> dict[str, object]:
-    """Return the options that were typed, by their names, with their values."""
+    """Return the values of the options that were typed, by name."""
     typed: dict[str, object] = {}
     for action in parser._actions:
         value = getattr(given, action.dest, None)
@@ -80,7 +82,7 @@ def _typed(parser: argparse.ArgumentParser, given: argparse.Namespace) -> dict[s
 
 
 def _run(program: Sequence[str], *, module: bool) -> None:
-    """Run a script or a module as Python does."""
+    """Run a script, or a module, as Python would."""
     name, *rest = program
     sys.argv = [name, *rest]
     if module:
@@ -91,7 +93,7 @@ def _run(program: Sequence[str], *, module: bool) -> None:
 
 
 def _log(level: int) -> None:
-    """Show what ucudnn logs, and leave the rest of logging to the program."""
+    """Print what ucudnn logs; the rest of logging belongs to the program."""
     logger = logging.getLogger("ucudnn")
     handler = logging.StreamHandler()
     handler.setFormatter(logging.Formatter("%(name)s: %(message)s"))
@@ -115,23 +117,23 @@ def _parser() -> argparse.ArgumentParser:
         allow_abbrev=False,
     )
     add = parser.add_argument
-    add("--workspace", metavar="SIZE", help="limit for each convolution, 64MiB if nothing says another one"
+    add("--workspace", metavar="SIZE", help="workspace of each convolution, 64MiB by default"
         " [UCUDNN_DEFAULT_WORKSPACE_LIMIT]")  # fmt: skip
-    add("--total-workspace", metavar="SIZE", help="total that is divided among all convolutions instead"
+    add("--total-workspace", metavar="SIZE", help="workspace that is divided among all convolutions instead"
         " [UCUDNN_TOTAL_WORKSPACE_SIZE]")  # fmt: skip
-    add("--policy", metavar="POLICY", help="micro-batch sizes to try: undivided, powerOfTwo, adaptive or all"
+    add("--policy", metavar="POLICY", help="micro-batch sizes to measure: undivided, powerOfTwo, adaptive or all"
         " [UCUDNN_BATCH_SIZE_POLICY]")  # fmt: skip
-    add("--backend", metavar="BACKEND", help="auto or cudnn: convolutions of CUDA tensors; cpu: those of CPU tensors,"
-        " which is slow [UCUDNN_BACKEND]")  # fmt: skip
+    add("--backend", metavar="BACKEND", help="auto or cudnn for CUDA tensors, cpu for CPU tensors, which is slow"
+        " [UCUDNN_BACKEND]")  # fmt: skip
     add("--database", metavar="PATH", help="file that keeps measurements, or off [UCUDNN_DATABASE]")
     add("--devices", metavar="ranks", help="let the ranks of torch.distributed measure together"
         " [UCUDNN_BENCHMARK_DEVICES]")  # fmt: skip
     add("--solver", metavar="SOLVER", help="solver of --total-workspace [UCUDNN_SOLVER]")
-    add("--solver-time-limit", metavar="SECONDS", type=float, help="take its best after so long"
+    add("--solver-time-limit", metavar="SECONDS", type=float, help="take the solver's best solution after this time"
         " [UCUDNN_SOLVER_TIME_LIMIT]")  # fmt: skip
-    add("--slabs", action=argparse.BooleanOptionalAction, help="divide a single sample into ranges of its first spatial"
-        " dimension where it needs more workspace than the limit [UCUDNN_SLABS]")  # fmt: skip
-    add("--report", action="store_true", help="print at the end what was decided, and what was left to PyTorch and why")
+    add("--slabs", action=argparse.BooleanOptionalAction, help="compute a sample in ranges of rows if it needs more"
+        " workspace than the limit [UCUDNN_SLABS]")  # fmt: skip
+    add("--report", action="store_true", help="print at the end each plan, and what was left to PyTorch and why")
     add("--verbose", action="store_true", help="print a line for each convolution that is planned")
     add("-m", dest="module", nargs=argparse.REMAINDER, help="run a module, as `python -m` does")
     add("program", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)

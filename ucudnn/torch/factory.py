@@ -1,4 +1,4 @@
-"""From options to a switch: what is wrong with them is said at once, a device is opened when it is first used."""
+"""Makes interceptors: wrong options are refused at once, and a device is opened when it is first used."""
 
 import logging
 from collections.abc import Mapping, Sequence
@@ -92,11 +92,11 @@ def interceptor_of(
 
 
 def _open_gpu(ordinal: int, candidates: Candidates, library_path: str | None) -> CudnnBackend:
-    """Return cuDNN on a GPU of PyTorch's: the very library that PyTorch runs on, unless another is named."""
+    """Return cuDNN on a GPU of PyTorch: the library that PyTorch itself uses, unless the settings name another."""
     gpu = TorchGpu(ordinal)
-    own = torch.backends.cudnn.version()  # loads it
+    own = torch.backends.cudnn.version()  # PyTorch loads its library to answer this
     try:
-        # By its bare name, the loader finds the one that is in the process already.
+        # Given the bare name, the loader returns the library that the process has loaded already.
         backend = CudnnBackend(candidates=candidates, library_path=library_path or LIBRARY_NAME, device=gpu)
     except BackendUnavailableError:
         if library_path:

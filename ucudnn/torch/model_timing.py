@@ -1,4 +1,4 @@
-"""Times the convolutions of a real model, forward and backward: those of `ucudnn time --torch`."""
+"""Times the convolutions of a PyTorch model, forward and backward, for `ucudnn time --torch`."""
 
 import sys
 from collections.abc import Callable, Sequence
@@ -24,20 +24,20 @@ _BATCHES = {"cuda": 32, "cpu": 2}  # NumPy's convolutions take seconds where a G
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Step:
-    """What is run: a model once forward and once backward.
+class ModelStep:
+    """A model and its input, to run once forward and once backward.
 
     Attributes:
-        factory: 'module:callable', which returns the model, such as 'torchvision:resnet50'.
-        shape: of one sample, such as (3, 224, 224).
-        batch: mini-batch size; None for 32 on a GPU and 2 on a CPU.
+        factory: 'module:callable' that returns the model, such as 'torchvision:resnet50'.
+        shape: shape of one sample, such as (3, 224, 224).
+        batch: mini-batch size; None means 32 on a GPU and 2 on a CPU.
         variant: type and layout of parameters and input, and whether float32 may be multiplied as TF32.
     """
 
     factory: str
     shape: tuple[int, ...]
     batch: int | None = None
-    variant: Variant = Variant()  # noqa: RUF009  # it is frozen
+    variant: Variant = Variant()  # noqa: RUF009  # a frozen value may be shared
 
 
 def parse_shape(text: str) -> tuple[int, ...]:
@@ -56,7 +56,7 @@ def parse_shape(text: str) -> tuple[int, ...]:
 
 
 def find_factory(name: str) -> Callable[[], torch.nn.Module]:
-    """Return what makes a model, from 'module:callable'; torchvision's are found in torchvision.models.
+    """Return the callable that a text such as 'module:callable' names; 'torchvision:NAME' is in torchvision.models.
 
     Raises:
         InvalidNetworkError: if there is no such module or callable.
@@ -65,7 +65,7 @@ def find_factory(name: str) -> Callable[[], torch.nn.Module]:
     if not colon or not module_name or not path:
         raise InvalidNetworkError(f"{name!r} names no model: give module:callable, such as torchvision:resnet50")
     if "" not in sys.path:
-        sys.path.insert(0, "")  # modules of the folder that one is in, as `python -m` finds them
+        sys.path.insert(0, "")  # so that modules of the current folder are found, as by `python -m`
     try:
         place: Any = import_module(module_name)
         package = hasattr(place, "__path__") and not hasattr(place, path.split(".")[0])
@@ -81,42 +81,48 @@ def find_factory(name: str) -> Callable[[], torch.nn.Module]:
     return made
 
 
-def time_step(step: Step, settings: Settings, *, effort: Effort, repeats: int) -> Summary:
-    """Run a model forward and backward, and return what its convolutions got and take.
+def time_step(step: ModelStep, settings: Settings, *, effort: Effort, repeats: int) -> Summary:
+    """Run a model forward and backward, and return the plans and times of its convolutions.
 
     Args:
-        step: what is run.
+        step: the model and its input.
         settings: how its convolutions are planned.
-        effort: how much time goes into one measurement of the benchmark.
-        repeats: how often each plan, and on GPUs PyTorch's own kernel, is run; the medians count.
+        effort: how much time one measurement of the benchmark may take.
+        repeats: how often each plan, and on GPUs PyTorch's own kernel, is timed; the median counts.
 
     Raises:
         InvalidNetworkError: if there is no such model, or it does not take such an input.
-        BackendUnavailableError: if PyTorch has no NVIDIA GPU, or is too old.
-        MemoryError: if the model does not fit the memory.
+        BackendUnavailableError: if PyTorch has no NVIDIA GPU or is too old.
+        MemoryError: if the model does not fit into memory.
     """
     make = find_factory(step.factory)
-    switch = interceptor_of(settings, effort=effort)
-    model = make()
-    if not isinstance(model, torch.nn.Module):
-        raise InvalidNetworkError(f"{step.factory} returns a {type(model).__name__}, no torch.nn.Module")
-    device, dtype = torch.device(switch.device_type), DTYPES[step.variant.dtype]
-    batch = _BATCHES[switch.device_type] if step.batch is None else step.batch
-    model, x = model.to(device=device, dtype=dtype), torch.randn(batch, *step.shape, device=device, dtype=dtype)
-    if step.variant.channels_last:
-        form = {4: torch.channels_last, 5: torch.channels_last_3d}.get(x.dim(), torch.contiguous_format)
-        tree: Any = model  # whose annotations leave this out
-        model, x = tree.to(memory_format=form), x.to(memory_format=form)
-    switch.names.give(model)
+    interceptor = interceptor_of(settings, effort=effort)
+    model, x = _placed(step, make(), interceptor.device_type)
+    interceptor.names.give(model)
     before, allowed = process_overrides.interceptor, torch.backends.cudnn.allow_tf32
-    process_overrides.use(switch)
+    process_overrides.use(interceptor)
     torch.backends.cudnn.allow_tf32 = step.variant.math is MathMode.TF32
     try:
         _run(step.factory, model, x)
-        return summarize([switch], repeats=repeats)
+        return summarize([interceptor], repeats=repeats)
     finally:
         torch.backends.cudnn.allow_tf32 = allowed
         process_overrides.use(before)
+
+
+def _placed(step: ModelStep, model: object, device_type: str) -> tuple[torch.nn.Module, torch.Tensor]:
+    """Return a model on a device with a random input, both of the step's type and layout."""
+    if not isinstance(model, torch.nn.Module):
+        raise InvalidNetworkError(f"{step.factory} returns a {type(model).__name__}, no torch.nn.Module")
+    device, dtype = torch.device(device_type), DTYPES[step.variant.dtype]
+    batch = _BATCHES[device_type] if step.batch is None else step.batch
+    model, x = model.to(device=device, dtype=dtype), torch.randn(batch, *step.shape, device=device, dtype=dtype)
+    if step.variant.channels_last:
+        form = {4: torch.channels_last, 5: torch.channels_last_3d}.get(x.dim(), torch.contiguous_format)
+        untyped: Any = model  # the annotations of Module.to do not have this overload
+        untyped.to(memory_format=form)  # in place
+        x = x.to(memory_format=form)
+    return model, x
 
 
 def _run(name: str, model: torch.nn.Module, x: torch.Tensor) -> None:
@@ -133,7 +139,7 @@ def _run(name: str, model: torch.nn.Module, x: torch.Tensor) -> None:
 
 
 def _tensors(value: Any) -> list[torch.Tensor]:
-    """Return the tensors of a model's output, which may be a tuple, a list, a dict or one of them of others."""
+    """Return the tensors with a gradient in a model's output, which may nest tuples, lists and dicts."""
     if isinstance(value, torch.Tensor):
         return [value] if value.requires_grad else []
     if isinstance(value, dict):
