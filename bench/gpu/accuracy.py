@@ -12,7 +12,7 @@ from typing import Any
 
 from bench.tools.backends import open_computing
 from bench.tools.results import save
-from bench.tools.script import command_line, out_of, run
+from bench.tools.script import command_line, out_of, run_main
 from tests.support.gpu import Operands
 from ucudnn.backends.base import ComputeBackend
 from ucudnn.backends.candidates import Candidates
@@ -122,4 +122,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    run(main)
+    run_main(main)

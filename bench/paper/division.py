@@ -238,4 +238,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    script.run(main)
+    script.run_main(main)

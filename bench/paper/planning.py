@@ -16,7 +16,7 @@ from time import perf_counter
 
 from bench.paper.recorded import NETWORKS, choices_of, recorded, variables_of
 from bench.tools.results import cpu_conditions, json_text, save
-from bench.tools.script import command_line, out_of, run
+from bench.tools.script import command_line, out_of, run_main
 from ucudnn.solvers.division import divide
 
 MIB = 2**20
@@ -94,4 +94,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    run(main)
+    run_main(main)

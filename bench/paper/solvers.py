@@ -19,7 +19,7 @@ from typing import Any
 
 from bench.paper.recorded import NETWORKS, choices_of, recorded, variables_of
 from bench.tools.results import ROOT, cpu_conditions, save
-from bench.tools.script import command_line, out_of, run
+from bench.tools.script import command_line, out_of, run_main
 from tests.support.papers_program import glpk_optimum
 from ucudnn.settings import SolverName
 from ucudnn.solvers.division import Choice, Division, DivisionStatus, divide
@@ -97,4 +97,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    run(main)
+    run_main(main)

@@ -49,7 +49,7 @@ def note(text: str, end: str = "\n") -> None:
     print(text, end=end, file=sys.stderr, flush=True)
 
 
-def run(main: Callable[[], bool | None]) -> None:
+def run_main(main: Callable[[], bool | None]) -> None:
     """Run a script and end the process: with 1 after an error of ucudnn, or if the script returns False."""
     try:
         well = main()

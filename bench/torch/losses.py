@@ -1,19 +1,20 @@
-"""Losses of a seeded ResNet of CIFAR's size: runs of PyTorch alone, and with ucudnn; with TF32 and without.
+"""Losses of a seeded ResNet of CIFAR's size: runs of PyTorch alone and runs with ucudnn, with TF32 and without.
 
-    python -m bench.torch.losses                  # ten minutes on a GPU
-    python -m bench.torch.losses --gpus 2         # five on two
-    python -m bench.torch.losses --backend cpu    # tries the script out
+    python -m bench.torch.losses                  ten minutes on a GPU
+    python -m bench.torch.losses --gpus 2         five minutes on two
+    python -m bench.torch.losses --backend cpu    a trial of the script
 
-Images are one of ten random templates with noise, the same for all runs, which begin with the same weights. Each run is
-a process of its own, as runs of a script are: `cudnn.benchmark` chooses anew in each, by times that are never quite the
-same, and ucudnn plans anew. Two runs of PyTorch differ by that, and where its kernels add in another order each time,
-by more or less from pair to pair; so there are several, and most of ours are to be as near to them as two of them are
-to one another. Told besides is how far PyTorch's runs are from its own by other algorithms: as it is without
-`cudnn.benchmark`, deterministic, and in channels last; how far runs with ucudnn are where no limit keeps it from the
-algorithms that PyTorch takes; and how far losses with TF32 are from those without.
+An image is one of ten random templates with noise. All runs see the same images and start from the same weights. Each
+run has its own process, as runs of a script do: `cudnn.benchmark` chooses again in each, by times that are never quite
+the same, and ucudnn plans again. Two runs of PyTorch differ because of that, and because some kernels add in another
+order each time. The distance varies from pair to pair, so there are several runs of each kind. Most runs of ucudnn have
+to be as near to PyTorch's as two of PyTorch's are to one another.
+
+For comparison, the script also shows three other distances from PyTorch's runs: of PyTorch with other algorithms
+(without `cudnn.benchmark`, deterministic, in channels last), of ucudnn without a limit, and of runs without TF32.
 """
 
-import argparse
+from argparse import Namespace
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import ExitStack, nullcontext
@@ -28,7 +29,10 @@ from torch import nn
 
 import ucudnn.torch
 from bench.tools.losses import root_mean_square
-from bench.torch.models import conditions, device_of, small_options, small_resnet, training_step, verdict, write
+from bench.tools.results import save
+from bench.tools.script import out_of, run_main, verdict
+from bench.torch.measuring import conditions, device_of, torch_command_line, training_step
+from bench.torch.models import small_resnet
 
 STOCK = tuple(f"pytorch {number}" for number in range(1, 9))
 OURS = tuple(f"ucudnn {number}" for number in range(1, 7))
@@ -40,13 +44,13 @@ ORDER = (*(name for names in zip_longest(STOCK, OURS, UNLIMITED, OTHERS) for nam
 MATHS = {"tf32": True, "fma": False}
 
 NO_LIMIT = 2**34
-"""Bytes: more than any algorithm asks for."""
+"""Bytes; no algorithm of this network needs as many."""
 
 Losses = dict[str, list[float]]
 
 
 class Run(NamedTuple):
-    """What a process answers: the losses of a run, and of one with ucudnn what it did."""
+    """The losses of a run; with ucudnn, also its calls, what it left to PyTorch, and its configurations."""
 
     losses: list[float]
     calls: int
@@ -54,8 +58,8 @@ class Run(NamedTuple):
     configurations: tuple[tuple[str, str], ...]
 
 
-def run(arguments: argparse.Namespace, math: str, name: str, gpu: int) -> Run:
-    """Train in one way."""
+def train_once(arguments: Namespace, math: str, name: str, gpu: int) -> Run:
+    """Train in one way, in this process."""
     if arguments.backend != "cpu":
         torch.cuda.set_device(gpu)
     device = device_of(arguments)
@@ -64,9 +68,8 @@ def run(arguments: argparse.Namespace, math: str, name: str, gpu: int) -> Run:
     torch.backends.cudnn.deterministic = name == DETERMINISTIC
     on = None
     if name in OURS or name in UNLIMITED:
-        backend = "cpu" if arguments.backend == "cpu" else "cudnn"
         limit = arguments.limit if name in OURS else NO_LIMIT
-        on = ucudnn.torch.enable(backend=backend, workspace_limit=limit, database="off")
+        on = ucudnn.torch.enable(backend=arguments.backend, workspace_limit=limit, database="off")
     with on or nullcontext():
         losses = train(arguments, device, torch.channels_last if name == LAST else torch.contiguous_format)
     if on is None:
@@ -76,7 +79,7 @@ def run(arguments: argparse.Namespace, math: str, name: str, gpu: int) -> Run:
     return Run(losses, done.calls, dict(done.left), layers)
 
 
-def train(arguments: argparse.Namespace, device: torch.device, layout: torch.memory_format) -> list[float]:
+def train(arguments: Namespace, device: torch.device, layout: torch.memory_format) -> list[float]:
     """Return the losses of one run."""
     torch.manual_seed(0)
     on_gpu = device.type == "cuda"
@@ -96,8 +99,8 @@ def train(arguments: argparse.Namespace, device: torch.device, layout: torch.mem
     return [float(each) for each in losses]
 
 
-def runs(arguments: argparse.Namespace, math: str) -> Iterator[tuple[str, Run]]:
-    """Train in all ways, each in a process of its own, on each GPU one at a time."""
+def runs(arguments: Namespace, math: str) -> Iterator[tuple[str, Run]]:
+    """Yield the runs of all ways, each from its own process; each GPU trains one run at a time."""
     with ExitStack() as stack:
         context = get_context("spawn")
         pools = [
@@ -105,13 +108,13 @@ def runs(arguments: argparse.Namespace, math: str) -> Iterator[tuple[str, Run]]:
             for _ in range(arguments.gpus)
         ]
         turns = [(name, index % arguments.gpus) for index, name in enumerate(ORDER)]
-        begun = [(name, pools[gpu].submit(run, arguments, math, name, gpu)) for name, gpu in turns]
+        begun = [(name, pools[gpu].submit(train_once, arguments, math, name, gpu)) for name, gpu in turns]
         for name, future in begun:
             yield name, future.result()
 
 
-def run_all(arguments: argparse.Namespace, math: str, keep: Callable[[object], None]) -> dict[str, object]:
-    """Train in all ways by one math mode, print how far losses are apart and return all; what is known is kept."""
+def run_all(arguments: Namespace, math: str, keep: Callable[[object], None]) -> dict[str, object]:
+    """Train in all ways in one math mode, print the distances and return all; `keep` gets the runs so far."""
     losses: Losses = {}
     left: dict[str, dict[str, int]] = {}
     configurations: dict[str, tuple[tuple[str, str], ...]] = {}
@@ -126,7 +129,7 @@ def run_all(arguments: argparse.Namespace, math: str, keep: Callable[[object], N
     spreads = distances(losses, combinations(STOCK, 2))
     ours = distances(losses, product(OURS, STOCK))
     unlimited = distances(losses, product(UNLIMITED, STOCK))
-    others = {name: distances(losses, product((name,), STOCK)) for name in OTHERS}  # these do not count
+    others = {name: distances(losses, product((name,), STOCK)) for name in OTHERS}
     show("any two of PyTorch's", spreads)
     show("ucudnn's from each", ours)
     show("ucudnn's without a limit", unlimited)
@@ -136,7 +139,7 @@ def run_all(arguments: argparse.Namespace, math: str, keep: Callable[[object], N
 
 
 def distances(losses: Losses, pairs: Iterable[tuple[str, str]]) -> list[float]:
-    """Return how far pairs of runs are apart, the nearest first."""
+    """Return the distances of pairs of runs, the least first."""
     return sorted(root_mean_square(losses[one], losses[other]) for one, other in pairs)
 
 
@@ -147,18 +150,17 @@ def show(who: str, far: Sequence[float]) -> None:
 
 def main() -> None:
     """Train, print and write."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--steps", type=int, default=100)
-    parser.add_argument("--batch", type=int, default=256)
-    parser.add_argument("--rate", type=float, default=0.05)
-    parser.add_argument("--limit", default="16MiB")
-    parser.add_argument("--gpus", type=int, default=1, help="train on so many at a time")
-    small_options(parser, "losses.json")
+    parser = torch_command_line(__doc__, __spec__.name)
+    parser.add_argument("--steps", type=int, default=100, help="training steps of a run (%(default)s)")
+    parser.add_argument("--batch", type=int, default=256, help="mini-batch size (%(default)s)")
+    parser.add_argument("--rate", type=float, default=0.05, help="learning rate (%(default)s)")
+    parser.add_argument("--limit", default="16MiB", help="ucudnn's limit for each convolution (%(default)s)")
+    parser.add_argument("--gpus", type=int, default=1, help="number of GPUs that train at a time (%(default)s)")
     arguments = parser.parse_args()
     answer: dict[str, Any] = {"conditions": conditions(device_of(arguments)), "limit": arguments.limit}
 
     def keep(math: str, known: object) -> None:
-        write(arguments, {**answer, math: known}, done=False)
+        save(out_of(arguments), {"cut_off": True, **answer, math: known})
 
     for math in MATHS:
         print(f"{math}:", flush=True)
@@ -167,7 +169,7 @@ def main() -> None:
     apart = sorted(root_mean_square(with_tf32[one], without[other]) for one, other in product(STOCK, STOCK))
     show("PyTorch's with TF32 from without", apart)
     answer["tf32 from fma"] = apart
-    required = MATHS if device_of(arguments).type == "cuda" else ()  # on a CPU, PyTorch's own are the same, bit by bit
+    required = MATHS if device_of(arguments).type == "cuda" else ()  # on a CPU, all runs of PyTorch are the same
     answer["required"] = [
         verdict(
             f"{math}: median difference, against two of PyTorch's",
@@ -176,8 +178,8 @@ def main() -> None:
         )
         for math in required
     ]
-    write(arguments, answer)
+    save(out_of(arguments), answer)
 
 
 if __name__ == "__main__":
-    main()
+    run_main(main)

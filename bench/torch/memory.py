@@ -1,36 +1,38 @@
 """A training step of a 3-D U-Net under a cap on PyTorch's memory: PyTorch alone, and with ucudnn.
 
-    python -m bench.torch.memory                 # about 7 minutes on an H200; --resume goes on where it was cut off
-    python -m bench.torch.memory --backend cpu   # tries the script out, without caps
+    python -m bench.torch.memory                 about 7 minutes on an H200; --resume continues after a cut
+    python -m bench.torch.memory --backend cpu   a trial of the script, without caps
 
 4 x 1 x 128^3, base width 32, float32 (TF32), forward, backward and SGD. Each trial is a process of its own with
-`torch.cuda.set_per_process_memory_fraction`, which bounds what PyTorch's allocator has of the GPU. PyTorch alone has
-`torch.backends.cudnn.benchmark` on, and falls back by itself on algorithms that fit its memory. Ours has what it
-measured in a first process without a cap; one trial measures under its smallest cap, instead. The smallest caps are
-found by bisection.
+`torch.cuda.set_per_process_memory_fraction`, which bounds the memory of PyTorch's allocator. PyTorch alone has
+`torch.backends.cudnn.benchmark` on, and falls back on algorithms that fit its memory. ucudnn has the measurements of a
+first process without a cap; one trial measures under its smallest cap instead. The script finds the smallest caps by
+bisection.
 """
 
-import argparse
 import json
 import os
 import subprocess
 import sys
+from argparse import SUPPRESS, Namespace
 from pathlib import Path
 from statistics import median
 from tempfile import TemporaryDirectory
 
-from bench.tools.results import RESULTS, load, save
+from bench.tools.results import load, save
+from bench.tools.script import add_backend, command_line, out_of, run_main, verdict
 from ucudnn.units import parse_bytes
 
 GIB = 2**30
 
 
-def trial(arguments: argparse.Namespace) -> dict[str, object]:
-    """Take some steps in this process, under a cap, and return what they take, or how they fail."""
+def trial(arguments: Namespace) -> dict[str, object]:
+    """Take some steps in this process under a cap; return their time and memory, or the reason why they fail."""
     import torch
 
     import ucudnn.torch
-    from bench.torch.models import UNet3d, conditions, device_of, elapsed_ms, training_step
+    from bench.torch.measuring import conditions, device_of, elapsed_ms, training_step
+    from bench.torch.models import UNet3d
 
     device = device_of(arguments)
     on_gpu = device.type == "cuda"
@@ -48,7 +50,7 @@ def trial(arguments: argparse.Namespace) -> dict[str, object]:
         x = torch.randn(arguments.batch, 1, *side, device=device)
         step = training_step(model, x, torch.randint(3, (arguments.batch, *side), device=device))
         answer["first_ms"] = elapsed_ms(step, device)
-        if on_gpu:  # what measuring takes, in the first step, is not what steps take
+        if on_gpu:  # the memory of the measurements in the first step does not count
             answer["first_reserved_bytes"] = torch.cuda.max_memory_reserved()
             torch.cuda.empty_cache()
             torch.cuda.reset_peak_memory_stats()
@@ -56,7 +58,7 @@ def trial(arguments: argparse.Namespace) -> dict[str, object]:
         answer["samples_ms"] = [elapsed_ms(step, device) for _ in range(arguments.steps)]
         answer["step_ms"] = median(answer["samples_ms"])
         answer["trains"] = True
-    except RuntimeError as error:  # out of memory, or no engine is found that fits
+    except RuntimeError as error:  # out of memory, or PyTorch finds no engine that fits
         answer |= {"trains": False, "reason": str(error).split("\n")[0][:300]}
     if on_gpu:
         answer |= {
@@ -71,9 +73,9 @@ def trial(arguments: argparse.Namespace) -> dict[str, object]:
 
 
 class Trials:
-    """Trials that were made, by way, mini-batch and cap; each is written down as soon as it is known."""
+    """Trials by way, mini-batch and cap; the results are written after each trial."""
 
-    def __init__(self, arguments: argparse.Namespace, out: Path | None, database: str) -> None:
+    def __init__(self, arguments: Namespace, out: Path | None, database: str) -> None:
         self._arguments = arguments
         self._out = out
         self._database = database
@@ -83,21 +85,11 @@ class Trials:
             self.made = load(out)["trials"]
 
     def run(self, way: str, batch: int, cap: int, *, cold: bool = False) -> dict[str, object]:
-        """Return what a trial comes to; cap 0 is none."""
+        """Return the result of a trial, under a cap in bytes; 0 is no cap."""
         key = f"{way} batch {batch} cap {cap}" + (" cold" if cold else "")
         if key not in self.made:
             arguments = self._arguments
-            command = [
-                sys.executable,
-                "-m",
-                "bench.torch.memory",
-                "--trial",
-                way,
-                "--cap",
-                str(cap),
-                "--batch",
-                str(batch),
-            ]
+            command = [sys.executable, "-m", __spec__.name, "--trial", way, "--cap", str(cap), "--batch", str(batch)]
             for name in ("backend", "width", "levels", "side", "steps", "limit"):
                 command += [f"--{name}", str(getattr(arguments, name))]
             environment = {**os.environ, "UCUDNN_DATABASE": "off" if cold else self._database}
@@ -112,7 +104,7 @@ class Trials:
         return found
 
     def smallest_cap(self, way: str, batch: int, tolerance: int, guess: int = 0) -> int:
-        """Return the smallest cap at which steps are taken, to a tolerance; a guess that is too small saves trials."""
+        """Return the smallest cap under which steps succeed, to a tolerance; a good guess saves trials."""
         free = self.run(way, batch, 0)
         if not free["trains"]:
             raise SystemExit(f"error: {way} does not train without a cap: {free['reason']}")
@@ -133,16 +125,14 @@ class Trials:
         return high
 
     def save(self) -> None:
-        """Write everything down."""
+        """Write all trials."""
         save(self._out, {**self.answer, "trials": self.made})
 
 
-def compare(arguments: argparse.Namespace, trials: Trials) -> None:
-    """Make all trials, and print what was found beside what is required."""
-    from bench.torch.models import verdict
-
+def compare(arguments: Namespace, trials: Trials) -> None:
+    """Make all trials; print the results beside the values that were aimed at."""
     batch, tolerance = arguments.batch, parse_bytes(arguments.tolerance)
-    trials.run("ucudnn", batch, 0)  # measures, for the trials to come
+    trials.run("ucudnn", batch, 0)  # measures for the other trials
     caps = {"ucudnn": trials.smallest_cap("ucudnn", batch, tolerance)}
     caps["pytorch"] = trials.smallest_cap("pytorch", batch, tolerance, guess=caps["ucudnn"])
     same = caps["pytorch"]
@@ -176,38 +166,41 @@ def compare(arguments: argparse.Namespace, trials: Trials) -> None:
     trials.save()
 
 
+def parsed() -> Namespace:
+    """Return the command line."""
+    parser = command_line(__doc__, __spec__.name, "torch/memory.json")
+    add_backend(parser)
+    parser.add_argument("--batch", type=int, default=4, help="mini-batch size (%(default)s)")
+    parser.add_argument("--side", type=int, default=128, help="depth, height and width of the images (%(default)s)")
+    parser.add_argument("--width", type=int, default=32, help="base width of the network (%(default)s)")
+    parser.add_argument("--levels", type=int, default=4, help="levels of the network (%(default)s)")
+    parser.add_argument("--steps", type=int, default=5, help="timed steps of a trial (%(default)s)")
+    parser.add_argument("--limit", default="1GiB", help="ucudnn's limit for each convolution (%(default)s)")
+    parser.add_argument("--tolerance", default="1GiB", help="tolerance of the smallest caps (%(default)s)")
+    parser.add_argument("--resume", action="store_true", help="take the trials that an earlier run wrote")
+    parser.add_argument("--database", help="file of ucudnn's measurements (beside --out)")
+    parser.add_argument("--trial", choices=("pytorch", "ucudnn"), help=SUPPRESS)
+    parser.add_argument("--cap", type=int, default=0, help=SUPPRESS)
+    return parser.parse_args()
+
+
 def main() -> None:
     """Make one trial, or all."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--backend", default="cudnn", help="cudnn, or cpu to try the script out on a small model")
-    parser.add_argument("--batch", type=int, default=4)
-    parser.add_argument("--side", type=int, default=128)
-    parser.add_argument("--width", type=int, default=32)
-    parser.add_argument("--levels", type=int, default=4)
-    parser.add_argument("--steps", type=int, default=5, help="timed steps of a trial")
-    parser.add_argument("--limit", default="1GiB", help="ucudnn's for each convolution; it takes less where it must")
-    parser.add_argument("--tolerance", default="1GiB", help="of the smallest caps")
-    parser.add_argument("--resume", action="store_true", help="take the trials that a run before wrote down")
-    parser.add_argument("--database", help="file that keeps ucudnn's measurements; default: beside --out")
-    parser.add_argument("--out", type=Path, default=RESULTS / "torch/memory.json")
-    parser.add_argument("--trial", choices=("pytorch", "ucudnn"), help=argparse.SUPPRESS)
-    parser.add_argument("--cap", type=int, default=0, help=argparse.SUPPRESS)
-    arguments = parser.parse_args()
+    arguments = parsed()
     if arguments.trial:
         print(json.dumps(trial(arguments)))
         return
-    if arguments.backend != "cpu":
-        compare(
-            arguments, Trials(arguments, arguments.out, arguments.database or str(arguments.out.with_suffix(".db")))
-        )
+    out = out_of(arguments)
+    if arguments.backend != "cpu" and out is not None:
+        compare(arguments, Trials(arguments, out, arguments.database or str(out.with_suffix(".db"))))
         return
     with TemporaryDirectory() as folder:
         database = arguments.database or str(Path(folder) / "measurements.db")
         arguments.side, arguments.width, arguments.levels, arguments.batch, arguments.steps = 8, 2, 2, 2, 1
-        trials = Trials(arguments, None, database)
+        trials = Trials(arguments, out, database)
         for way in ("ucudnn", "pytorch"):
             trials.run(way, 2, 0)
 
 
 if __name__ == "__main__":
-    main()
+    run_main(main)

@@ -1,17 +1,16 @@
-"""What an enabled convolution call costs the host over PyTorch's own: eager, after disable(), and in CUDA graphs.
+"""The host's cost of an enabled convolution call over PyTorch's own call: eager, after disable(), and in CUDA graphs.
 
-    python -m bench.torch.overhead                  # ten seconds on a GPU
-    python -m bench.torch.overhead --at-once        # before engines are compiled that planning had begun
-    python -m bench.torch.overhead --backend cpu    # tries the script out; NumPy computes, so its figures say little
+    python -m bench.torch.overhead                  ten seconds on a GPU; adds a run to the results
+    python -m bench.torch.overhead --at-once        time while threads still compile the engines that planning started
+    python -m bench.torch.overhead --backend cpu    a trial of the script; NumPy computes, so its figures mean little
 
-A convolution so small that the host is what takes time. All is planned first; what planning began to compile, in
-threads, is waited for. PyTorch, enabled, and PyTorch after disable() take turns; each sample is a loop of calls, and
-the host waits for the GPU between samples only. Medians, in microseconds of one call; a backward call computes the
-gradients of input and weight. A graph holds 50 convolutions, and its replay is timed. What was chosen is written,
-too, for an algorithm may be one launch or several.
+The convolution is so small that the host limits its speed. All is planned before the clock starts, and the script waits
+for the threads that compile. PyTorch, ucudnn, and PyTorch after disable() take turns. Each sample is a loop of calls,
+and the host waits for the GPU between samples only. The results are medians, in microseconds of one call. A backward
+call computes the gradients of input and weight. A graph holds 50 convolutions, and its replay is timed. The results
+name the chosen algorithms, because an algorithm may be one launch or several.
 """
 
-import argparse
 from collections.abc import Callable
 from functools import partial
 from statistics import median
@@ -20,7 +19,8 @@ from time import perf_counter
 import torch
 
 from bench.tools.results import save_run
-from bench.torch.models import conditions, device_of, out_of, small_options, switch_for, verdict
+from bench.tools.script import out_of, run_main, verdict
+from bench.torch.measuring import conditions, device_of, interceptor_for, torch_command_line
 from ucudnn.backends.cudnn.backend import CudnnBackend
 from ucudnn.torch.interceptor import Interceptor
 from ucudnn.torch.overrides import process_overrides
@@ -29,6 +29,7 @@ from ucudnn.torch.summary import summarize
 CALLS = 100
 IN_GRAPH = 50
 MOST_US = 15.0
+"""Most microseconds over PyTorch's call that were aimed at."""
 
 
 def sample_us(run: Callable[[], object], calls: int, device: torch.device) -> float:
@@ -45,7 +46,7 @@ def sample_us(run: Callable[[], object], calls: int, device: torch.device) -> fl
 
 
 def cases(device: torch.device) -> dict[str, tuple[Callable[[], object], int]]:
-    """Return what is called, and how many convolutions and gradients each call is."""
+    """Return the calls by name, each with its number of convolutions or gradients."""
     x = torch.randn(8, 16, 14, 14, device=device)
     w = torch.randn(16, 16, 3, 3, device=device)
     b = torch.randn(16, device=device)
@@ -72,22 +73,22 @@ def cases(device: torch.device) -> dict[str, tuple[Callable[[], object], int]]:
     }
 
 
-def prepare(switch: Interceptor, device: torch.device, *, at_once: bool) -> None:
-    """Let both choose algorithms, and wait until no thread compiles any more, but not `at_once`."""
-    for each in (None, switch):
+def prepare(interceptor: Interceptor, device: torch.device, *, at_once: bool) -> None:
+    """Let both choose algorithms; wait until no thread compiles any more, unless `at_once`."""
+    for each in (None, interceptor):
         process_overrides.use(each)
         for run, _ in cases(device).values():
             sample_us(run, 3, device)
     process_overrides.use(None)
-    for handle in () if at_once else switch.handles().values():
+    for handle in () if at_once else interceptor.handles().values():
         if isinstance(handle.backend, CudnnBackend):
             handle.backend.stop()
 
 
-def eager(switch: Interceptor, device: torch.device, samples: int) -> dict[str, dict[str, float]]:
-    """Return the microseconds of each case, each way."""
+def eager(interceptor: Interceptor, device: torch.device, samples: int) -> dict[str, dict[str, float]]:
+    """Return the microseconds of each call, each way."""
     found: dict[str, dict[str, float]] = {}
-    ways = {"pytorch": None, "ucudnn": switch, "after disable": None}
+    ways = {"pytorch": None, "ucudnn": interceptor, "after disable": None}
     for name, (run, _) in cases(device).items():
         taken: dict[str, list[float]] = {way: [] for way in ways}
         for _ in range(samples):
@@ -101,11 +102,11 @@ def eager(switch: Interceptor, device: torch.device, samples: int) -> dict[str, 
     return found
 
 
-def graphs(switch: Interceptor, device: torch.device, samples: int) -> dict[str, float]:
-    """Return the microseconds of the host for a replay, each way."""
+def graphs(interceptor: Interceptor, device: torch.device, samples: int) -> dict[str, float]:
+    """Return the host's microseconds of a replay, each way."""
     x, w = torch.randn(8, 16, 14, 14, device=device), torch.randn(16, 16, 3, 3, device=device)
     captured = {}
-    for way, each in {"pytorch": None, "ucudnn": switch}.items():
+    for way, each in {"pytorch": None, "ucudnn": interceptor}.items():
         process_overrides.use(each)
         side = torch.cuda.Stream()
         side.wait_stream(torch.cuda.current_stream())
@@ -129,17 +130,16 @@ def graphs(switch: Interceptor, device: torch.device, samples: int) -> dict[str,
 
 def main() -> None:
     """Measure, print and write."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--samples", type=int, default=25)
+    parser = torch_command_line(__doc__, __spec__.name)
+    parser.add_argument("--samples", type=int, default=25, help="samples of each call (%(default)s)")
     parser.add_argument("--at-once", action="store_true", help="time while threads still compile")
-    small_options(parser, "overhead.json")
     arguments = parser.parse_args()
     device = device_of(arguments)
-    switch = switch_for(arguments, "64MiB")
-    prepare(switch, device, at_once=arguments.at_once)
-    found = eager(switch, device, arguments.samples)
+    interceptor = interceptor_for(arguments, "64MiB")
+    prepare(interceptor, device, at_once=arguments.at_once)
+    found = eager(interceptor, device, arguments.samples)
     save_run(out_of(arguments), {"cut_off": True, "conditions": conditions(device), "eager_us": found})
-    replayed = graphs(switch, device, arguments.samples) if device.type == "cuda" else {}
+    replayed = graphs(interceptor, device, arguments.samples) if device.type == "cuda" else {}
     required = []
     for name, (_, count) in cases(device).items():
         over = (found[name]["ucudnn"] - found[name]["pytorch"]) / count
@@ -149,7 +149,7 @@ def main() -> None:
     if replayed:
         over = (replayed["ucudnn"] - replayed["pytorch"]) / IN_GRAPH
         required.append(verdict("replay: each convolution, over PyTorch's", over, 0.1, " us"))
-    chosen = {each.problem: each.configuration for each in summarize([switch]).layers}
+    chosen = {each.problem: each.configuration for each in summarize([interceptor]).layers}
     answer = {
         "conditions": conditions(device),
         "at_once": arguments.at_once,
@@ -161,4 +161,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_main(main)

@@ -1,16 +1,14 @@
-"""The samples with which PyTorch tests its convolution functions, with ucudnn off and on: every difference is listed.
+"""The samples with which PyTorch tests its convolution functions, with ucudnn off and on; lists every difference.
 
-    python -m bench.torch.samples                  # 2 minutes on a GPU
-    python -m bench.torch.samples --backend cpu    # tries the script out
+    python -m bench.torch.samples                  2 minutes on a GPU
+    python -m bench.torch.samples --backend cpu    a trial of the script
 
-They come with PyTorch (torch.testing._internal), for conv1d to conv3d and the transposed ones: shapes, strides,
-paddings, groups, no batch, and input that is to be refused. Output and all gradients are compared, with their strides,
-and the errors that are raised.
+The samples come with PyTorch (torch.testing._internal) and cover conv1d to conv3d and the transposed functions: shapes,
+strides, paddings, groups, no batch, and inputs that PyTorch refuses. The script compares outputs and all gradients with
+their strides, and the errors that are raised.
 """
 
-import argparse
 import logging
-import sys
 from collections.abc import Iterator
 from time import perf_counter
 from typing import Any
@@ -18,8 +16,10 @@ from typing import Any
 import torch
 
 import ucudnn.torch
-from bench.torch.conformance import stand_in_for_expecttest
-from bench.torch.models import conditions, device_of, small_options, write
+from bench.tools.results import save
+from bench.tools.script import out_of, run_main
+from bench.torch.conformance_plugin import stand_in_for_expecttest
+from bench.torch.measuring import conditions, device_of, torch_command_line
 from ucudnn import Effort
 from ucudnn.torch.overrides import process_overrides
 
@@ -30,25 +30,25 @@ TOLERANCE = {
     torch.float64: 1e-10,
     torch.complex64: 5e-3,
 }
-"""Relative L2 distance from PyTorch's own; float32 as TF32 multiplies it on GPUs."""
+"""Largest relative L2 distance from PyTorch's result; for float32 as TF32 multiplies it on GPUs."""
 
 
 def outcome(function: Any, sample: Any) -> list[torch.Tensor] | Exception:
-    """Return output and gradients, or what is raised."""
+    """Return output and gradients, or the exception that the function raises."""
     given = [sample.input, *sample.args, *sample.kwargs.values()]
     try:
         out = function(sample.input, *sample.args, **sample.kwargs)
         wanted = [each for each in given if isinstance(each, torch.Tensor) and each.requires_grad]
-        random = torch.Generator(out.device).manual_seed(0)  # the same for both, and nothing that rounding makes jump
+        random = torch.Generator(out.device).manual_seed(0)  # the same weights for both ways
         weights = torch.randn(out.shape, generator=random, dtype=out.dtype, device=out.device)
         gradients = torch.autograd.grad(out, wanted, weights) if wanted else ()
-    except Exception as error:  # noqa: BLE001  # whatever it is, the other way must raise the same
+    except Exception as error:  # noqa: BLE001  # the other way must raise the same
         return error
     return [out.detach(), *gradients]
 
 
 def difference(own: Any, other: Any, dtype: torch.dtype) -> str:
-    """Return how two outcomes differ, or ''."""
+    """Return the difference of two outcomes; '' if there is none."""
     if isinstance(own, Exception) or isinstance(other, Exception):
         same = type(own) is type(other) and str(own) == str(other)
         return "" if same else f"{own!r} against {other!r}"[:300]
@@ -62,7 +62,7 @@ def difference(own: Any, other: Any, dtype: torch.dtype) -> str:
 
 
 def in_time(remaining: Iterator[Any], seconds: float) -> Iterator[Any]:
-    """Return what remains as long as there is time; the first does not count: PyTorch takes a while to list them."""
+    """Yield the cases until time is up; the clock starts after the first, because PyTorch takes long to list them."""
     end = None
     for each in remaining:
         yield each
@@ -72,7 +72,7 @@ def in_time(remaining: Iterator[Any], seconds: float) -> Iterator[Any]:
 
 
 def cases(device: torch.device) -> Iterator[tuple[str, torch.dtype, Any, Any]]:
-    """Return name, type, function and sample of each case."""
+    """Yield name, type, function and sample of each case."""
     from torch.testing._internal.common_methods_invocations import op_db
 
     for info in op_db:
@@ -86,22 +86,22 @@ def cases(device: torch.device) -> Iterator[tuple[str, torch.dtype, Any, Any]]:
             yield from ((info.name, torch.float32, info.op, each.sample_input) for each in info.error_inputs(device))
 
 
-def main() -> None:
-    """Compare, print and write."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--limit", default="1MiB")
-    parser.add_argument("--policy", default="all")
-    parser.add_argument("--seconds", type=float, default=float("inf"), help="end after so long")
-    small_options(parser, "samples.json")
+def main() -> bool:
+    """Compare, print and write; return whether there is no difference."""
+    parser = torch_command_line(__doc__, __spec__.name)
+    parser.add_argument("--limit", default="1MiB", help="ucudnn's limit for each convolution (%(default)s)")
+    parser.add_argument("--policy", default="all", help="ucudnn's batch-size policy (%(default)s)")
+    parser.add_argument("--seconds", type=float, default=float("inf"), help="end after this time")
     arguments = parser.parse_args()
     device = device_of(arguments)
     torch.backends.cudnn.benchmark = False  # each sample is seen once
     logging.getLogger("ucudnn").setLevel(logging.ERROR)
     stand_in_for_expecttest()
-    backend = "cpu" if arguments.backend == "cpu" else "cudnn"
     effort = Effort(warmup=0, repeats=1, time_limit_ms=2)
-    on = ucudnn.torch.enable(backend=backend, workspace_limit=arguments.limit, policy=arguments.policy, effort=effort)
-    switch = process_overrides.interceptor
+    on = ucudnn.torch.enable(
+        backend=arguments.backend, workspace_limit=arguments.limit, policy=arguments.policy, effort=effort
+    )
+    interceptor = process_overrides.interceptor
     ucudnn.torch.disable()
     found, count = [], 0
 
@@ -113,12 +113,12 @@ def main() -> None:
     cut_off, remaining = True, cases(device)
     for name, dtype, function, sample in in_time(remaining, arguments.seconds):
         own = outcome(function, sample)
-        process_overrides.use(switch)
+        process_overrides.use(interceptor)
         other = outcome(function, sample)
         ucudnn.torch.disable()
         count += 1
         if count % 20 == 0:
-            write(arguments, answer(), done=False)
+            save(out_of(arguments), answer())
         text = difference(own, other, dtype)
         if text:
             shapes = [tuple(each.shape) for each in (sample.input, *sample.args) if isinstance(each, torch.Tensor)]
@@ -129,9 +129,9 @@ def main() -> None:
     left = sum(on.report().left.values())
     print(f"{count} samples, {done['calls']} convolutions through ucudnn, {left} left to PyTorch")
     print(f"{len(found)} differences, 0 required{', but not all samples were seen' if cut_off else ''}")
-    write(arguments, done)
-    sys.exit(bool(found))
+    save(out_of(arguments), done)
+    return not found
 
 
 if __name__ == "__main__":
-    main()
+    run_main(main)

@@ -127,7 +127,9 @@ def test_all_jobs_are_scripts_that_take_their_arguments():
         assert all(command.startswith("bench.peers.compare ") for command in again)
         for job in everything.jobs(gpus, again=True):
             module, *arguments = job.command.split()
-            text = "".join(source(name) for name in (module, "bench.paper.figures", "bench.torch.models"))
+            text = "".join(
+                source(name) for name in (module, "bench.paper.figures", "bench.torch.measuring", "bench.tools.script")
+            )
             for each in arguments:
                 assert not each.startswith("--") or f'"{each}"' in text, job
 
