@@ -3,13 +3,11 @@
     python -m bench.caffe.compare --caffe build/tools/caffe --tests build/test/test_convolution_layer.testbin
                           [--out bench/results/caffe] [--only tests,time,train] [--python PYTHON] [--iterations 20]
 
-One binary runs with plain cuDNN (UCUDNN_PLAIN=1) and with the handle under each policy, WR and WD, in turn. What it
-prints goes to OUT/time.txt and so on, what follows from it to OUT/time.json. `caffe_patches/check.sh`
-builds Caffe and runs this.
+One binary runs with plain cuDNN (UCUDNN_PLAIN=1) and with the handle under each policy, WR and WD, in turn. Its output
+goes to OUT/time.txt and so on, the results to OUT/time.json and so on. `caffe_patches/check.sh` builds Caffe and runs
+this script.
 """
 
-import argparse
-import json
 import os
 import re
 import statistics
@@ -24,7 +22,9 @@ from typing import Any
 
 from bench.caffe.net import alexnet, small, solver, write_patterns
 from bench.tools.losses import distance, root_mean_square
-from bench.tools.results import RESULTS, ROOT, save
+from bench.tools.results import RESULTS, ROOT, json_text, save
+from bench.tools.script import command_line, run_main
+from ucudnn.backends import open_backend
 
 TESTS = {
     "plain": {"UCUDNN_PLAIN": "1"},
@@ -61,13 +61,13 @@ TRAININGS = {
 
 
 class Runner:
-    """Runs programs, and keeps what they print.
+    """Runs programs and keeps their output.
 
     Args:
         python: the Python that plans, or its libpython.
-        variables: that it needs besides.
-        raw: file for what is printed.
-        database: of measurements.
+        variables: additional environment variables.
+        raw: file for the output.
+        database: file of measurements.
     """
 
     def __init__(self, python: str, variables: dict[str, str], raw: Path, database: Path) -> None:
@@ -87,7 +87,7 @@ class Runner:
         self._raw = raw.open("w")
 
     def run(self, name: str, variables: dict[str, str], command: list[str], limit_s: float) -> tuple[str, int, float]:
-        """Return output, exit status and seconds."""
+        """Run a program; return its output, its exit status (124 after `limit_s` seconds) and the seconds."""
         begin = perf_counter()
         try:
             done = subprocess.run(
@@ -119,20 +119,20 @@ def nvidia_libraries() -> list[Path]:
 
 
 def plans(text: str) -> list[str]:
-    """Return what the handle said."""
+    """Return the lines of the handle, which name its plans."""
     return [line.removeprefix("ucudnn: ") for line in text.splitlines() if line.startswith("ucudnn: ")]
 
 
 def micro_batched(said: list[str]) -> int:
-    """Return how many plans have more than one micro-batch."""
+    """Return the number of plans with more than one micro-batch."""
     return sum(bool(re.search(r": (?:[2-9]|\d\d+)x| \+ ", line)) for line in said)
 
 
 def run_tests(runner: Runner, program: str, folder: Path) -> Iterator[dict[str, object]]:
-    """Run Caffe's convolution tests under each policy; what fails again without TF32, which is coarser than they allow.
+    """Run Caffe's convolution tests under each policy, and again without TF32 if tests fail.
 
-    Yields what was found so far, after each run.
-    A kernel that is chosen for its speed may multiply as TF32 where the one that cuDNN's heuristics choose does not.
+    TF32 rounds more than the tests allow. A kernel that is chosen for its speed may multiply as TF32 although the
+    kernel of cuDNN's heuristics does not. Yields the results so far, after each run.
     """
     found: dict[str, object] = {}
     for name, variables in TESTS.items():
@@ -147,7 +147,7 @@ def run_tests(runner: Runner, program: str, folder: Path) -> Iterator[dict[str, 
 
 
 def without_tf32(folder: Path) -> dict[str, str]:
-    """Return variables that turn TF32 off, with a database of its own: measurements without it are others."""
+    """Return variables that turn TF32 off, with another database, because times without TF32 differ."""
     return {"NVIDIA_TF32_OVERRIDE": "0", "UCUDNN_DATABASE": str(folder / "without_tf32.db")}
 
 
@@ -168,7 +168,7 @@ def one_test(runner: Runner, name: str, program: str, variables: dict[str, str])
 
 
 def layer_times(text: str) -> dict[str, float]:
-    """Return the milliseconds of `caffe time`'s lines."""
+    """Return the milliseconds in the lines of `caffe time`."""
     found = {
         f"{layer} {direction}": float(value)
         for layer, direction, value in re.findall(r"\s(\S+)\s+(forward|backward): ([\d.e+-]+) ms", text)
@@ -181,7 +181,7 @@ def layer_times(text: str) -> dict[str, float]:
 
 
 def run_times(runner: Runner, caffe: str, folder: Path, iterations: int, rounds: int) -> Iterator[dict[str, object]]:
-    """Time AlexNet 256, all ways in turn; yield medians and ratios so far, after each run."""
+    """Time AlexNet 256, all ways in turn; yield the medians and ratios so far, after each run."""
     net = folder / "alexnet.prototxt"
     net.write_text(alexnet(256))
     samples: dict[str, list[dict[str, float]]] = {name: [] for name in TIMES}
@@ -218,15 +218,15 @@ def median_times(samples: dict[str, list[dict[str, float]]], said: dict[str, lis
 
 
 def run_trainings(runner: Runner, caffe: str, folder: Path, iterations: int) -> Iterator[dict[str, object]]:
-    """Train the small CNN; how far losses are from those of the first run, beside how far plain runs are apart.
+    """Train the small CNN in all ways, and measure the distance of the losses from those of the first run.
 
-    Yields what was found so far, after each run.
+    The distance of other plain runs shows how far two runs are apart anyway. Yields the results so far, after each run.
     """
     write_patterns(folder)
     (folder / "small.prototxt").write_text(small(folder, 128))
     (folder / "solver.prototxt").write_text(solver(folder / "small.prototxt", iterations, folder / "out"))
     found: dict[str, object] = {}
-    # Plain cuDNN may have no algorithm for tensor cores within the limit, and then rounds to float32 only.
+    # Within the limit, plain cuDNN may have no algorithm with TF32, and then its losses differ more.
     second = {f"{name}, without TF32": variables | without_tf32(folder) for name, variables in TRAININGS.items()}
     for runs in (TRAININGS, second):
         yield from train_in_turn(runner, caffe, folder, iterations, runs, found)
@@ -262,7 +262,7 @@ def train_in_turn(
 
 
 def verdicts(times: dict[str, dict[str, Any]]) -> dict[str, float]:
-    """Return the ratios that were aimed at: 2.7, 2.0, 1.25 (paper: 1.63 and 1.40 at 64 MiB on a P100)."""
+    """Return the speedups beside their aims (the paper has 1.63 and 1.40 at 64 MiB on a P100)."""
 
     def ratio(plain: str, ours: str, what: str) -> float | None:
         if plain in times and ours in times:
@@ -280,28 +280,21 @@ def verdicts(times: dict[str, dict[str, Any]]) -> dict[str, float]:
     return {name: value for name, value in answers.items() if value is not None}
 
 
-def conditions() -> dict[str, object]:
-    """Return GPU, driver and versions."""
-    from ucudnn.backends import open_backend
-
-    return dict(open_backend("cudnn").conditions())
-
-
 def main() -> None:
-    """Run all, or what is asked for."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    """Run all parts, or those of --only."""
+    parser = command_line(__doc__, __spec__.name)
     parser.add_argument("--caffe", required=True, help="the program caffe")
     parser.add_argument("--tests", help="the program of Caffe's convolution tests")
-    parser.add_argument("--out", type=Path, default=RESULTS / "caffe")
-    parser.add_argument("--only", default="time,tests,train")
-    parser.add_argument("--python", default=sys.executable, help="that plans: an executable, or a libpython")
+    parser.add_argument("--out", type=Path, default=RESULTS / "caffe", help="folder (bench/results/caffe)")
+    parser.add_argument("--only", default="time,tests,train", help="parts to run (%(default)s)")
+    parser.add_argument("--python", default=sys.executable, help="the Python that plans: an executable or a libpython")
     parser.add_argument("--variable", action="append", default=[], metavar="NAME=VALUE", help="for the programs")
-    parser.add_argument("--iterations", type=int, default=20)
-    parser.add_argument("--rounds", type=int, default=2)
+    parser.add_argument("--iterations", type=int, default=20, help="iterations of `caffe time` (%(default)s)")
+    parser.add_argument("--rounds", type=int, default=2, help="runs of each way of `caffe time` (%(default)s)")
     options = parser.parse_args()
     options.out.mkdir(parents=True, exist_ok=True)
     variables = dict(each.split("=", 1) for each in options.variable)
-    described = conditions()
+    conditions = dict(open_backend("cudnn").conditions())
     with TemporaryDirectory() as name:
         folder = Path(name)
         for what in options.only.split(","):
@@ -313,11 +306,11 @@ def main() -> None:
                 answers = run_times(runner, options.caffe, folder, options.iterations, options.rounds)
             else:
                 answers = run_trainings(runner, options.caffe, folder, 200)
-            for found in answers:  # whatever ends this, what was found before it stays
-                save(options.out / f"{what}.json", {"conditions": described, **found})
+            for found in answers:
+                save(options.out / f"{what}.json", {"conditions": conditions, **found})
             if what == "time":
-                print(json.dumps(found["ratios"], indent=1), flush=True)
+                print(json_text(found["ratios"]), flush=True)
 
 
 if __name__ == "__main__":
-    main()
+    run_main(main)

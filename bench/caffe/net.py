@@ -2,18 +2,19 @@
 
     python -m bench.caffe.net [--batch 256] > alexnet.prototxt
 
-AlexNet has a loss and made-up data, so that backward convolutions run without `force_backward`; conv2, conv4 and conv5
-have two groups, as in the paper. The CNN learns which of ten patterns is under noise, from an HDF5 file.
+AlexNet has a loss and made-up data, so that backward convolutions run without `force_backward`. conv2, conv4 and conv5
+have two groups, as in the paper. The CNN reads an HDF5 file and learns which of ten patterns lies under noise.
 """
 
-import argparse
 from pathlib import Path
+
+from bench.tools.script import command_line
 
 PATTERNS, SAMPLES, SIDE = 10, 2048, 32
 
 
 def layer(name: str, kind: str, bottom: str, *, top: str = "", parameters: str = "") -> str:
-    """Return a layer of one input."""
+    """Return a layer with one input."""
     return f'layer {{ name: "{name}" type: "{kind}" bottom: "{bottom}" top: "{top or name}" {parameters} }}\n'
 
 
@@ -67,7 +68,7 @@ def alexnet(batch: int) -> str:
 
 
 def small(folder: Path, batch: int) -> str:
-    """Return a CNN that reads the HDF5 file that a list in a folder names."""
+    """Return a CNN that reads the HDF5 files of list.txt in a folder."""
     data = (
         'layer { name: "data" type: "HDF5Data" top: "data" top: "label"'
         f' hdf5_data_param {{ source: "{folder / "list.txt"}" batch_size: {batch} }} }}\n'
@@ -79,7 +80,7 @@ def small(folder: Path, batch: int) -> str:
 
 
 def solver(net: Path, iterations: int, out: Path) -> str:
-    """Return a solver that says the loss of each iteration."""
+    """Return a solver that prints the loss of each iteration."""
     return (
         f'net: "{net}" base_lr: 0.002 momentum: 0.9 lr_policy: "fixed" display: 1 max_iter: {iterations}\n'
         f'snapshot: 0 snapshot_after_train: false snapshot_prefix: "{out}" random_seed: 7 solver_mode: GPU\n'
@@ -87,7 +88,7 @@ def solver(net: Path, iterations: int, out: Path) -> str:
 
 
 def write_patterns(folder: Path) -> None:
-    """Write samples and labels, the same in every run."""
+    """Write samples and labels, which are the same in every run."""
     import h5py
     import numpy as np
 
@@ -101,7 +102,12 @@ def write_patterns(folder: Path) -> None:
     (folder / "list.txt").write_text(f"{folder / 'patterns.h5'}\n")
 
 
-if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--batch", type=int, default=256)
+def main() -> None:
+    """Print AlexNet."""
+    parser = command_line(__doc__, __spec__.name)
+    parser.add_argument("--batch", type=int, default=256, help="mini-batch size (%(default)s)")
     print(alexnet(parser.parse_args().batch), end="")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,5 +1,5 @@
-// What UcudnnHandle_t adds to a program: answers from the cache, and the dispatch of planned convolutions. Linked with the
-// stand-in for cuDNN of tests/native, which returns at once here: no GPU is needed, and none is measured.
+// The cost of UcudnnHandle_t for a program: answers from the cache, and the dispatch of planned convolutions. The
+// program is linked with the stand-in for cuDNN of tests/native, which returns at once. No GPU is needed or measured.
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
@@ -12,7 +12,7 @@ extern "C" void stub_idle(int);
 namespace {
 
 template <typename Run>
-double microseconds(Run run) {  // the median of 21 means
+double microseconds(Run run) {  // median of 21 means
   std::vector<double> samples;
   for (int sample = 0; sample < 21; ++sample) {
     const auto begin = std::chrono::steady_clock::now();
@@ -27,7 +27,7 @@ double microseconds(Run run) {  // the median of 21 means
 }  // namespace
 
 int main() {
-  // A convolution of two groups with the strides of the whole blob, as Caffe's; small, for it is computed to be planned.
+  // A convolution of two groups with the strides of the whole blob, as in Caffe; small, because planning computes it.
   UcudnnHandle_t handle;
   if (cudnnCreate(&handle) != CUDNN_STATUS_SUCCESS) return 1;
   cudnnTensorDescriptor_t x, y;
@@ -52,7 +52,7 @@ int main() {
     cudnnSetFilterNdDescriptor(w, CUDNN_DATA_FLOAT, CUDNN_TENSOR_NCHW, 4, ws);
   };
   reshape();
-  const std::size_t limit = 600;  // two samples' workspace: four micro-batches
+  const std::size_t limit = 600;  // workspace for two samples, which makes four micro-batches
   const auto algorithm = [&] {
     cudnnGetConvolutionForwardAlgorithm(handle, x, w, c, y, CUDNN_CONVOLUTION_FWD_SPECIFY_WORKSPACE_LIMIT, limit,
                                         &forward);
@@ -74,7 +74,7 @@ int main() {
   const auto convolve = [&] {
     cudnnConvolutionForward(handle, &alpha, x, xv.data(), w, wv.data(), c, forward, nullptr, 0, &beta, y, yv.data());
   };
-  convolve();  // is planned
+  convolve();  // the first call plans
   stub_idle(1);
   const double answer = microseconds(algorithm), bytes = microseconds(workspace), six = microseconds(all_six);
   const double call = microseconds(convolve);

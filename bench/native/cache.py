@@ -1,13 +1,12 @@
-"""What UcudnnHandle_t costs a C++ program on the CPU: answers from its cache, dispatch, and cuDNN's own share in it.
+"""The cost of UcudnnHandle_t on the CPU for a C++ program: answers from its cache, dispatch, and cuDNN's share in them.
 
-    python -m bench.native.cache [--out bench/results/native/cache.json]
+    python -m bench.native.cache
 
-Caffe asks for six algorithms and workspace sizes of each convolution in every iteration. No GPU is needed: cuDNN is
-the stand-in of tests/native, which returns at once. How long the real cuDNN takes to read four descriptors, which is
-the larger part of an answer, is measured apart, where it is installed.
+Caffe asks for six algorithms and workspace sizes of each convolution in every iteration. No GPU is needed, because a
+stand-in for cuDNN (tests/native) returns at once. The larger part of an answer is the time in which cuDNN reads four
+descriptors; the script measures it alone if the real cuDNN is installed.
 """
 
-import argparse
 import json
 import os
 import subprocess
@@ -15,7 +14,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from bench.tools.results import RESULTS, ROOT, cpu_conditions, json_text, save
+from bench.tools.results import ROOT, cpu_conditions, json_text, save
+from bench.tools.script import command_line, out_of, run_main
 from ucudnn.native import build
 
 HERE = Path(__file__).parent
@@ -30,22 +30,20 @@ def compiled(headers: list[Path], source: Path, output: Path, *flags: str) -> Pa
 
 
 def printed(program: Path, **environment: str) -> dict[str, float]:
-    """Return what a program prints."""
+    """Run a program and return the JSON that it prints."""
     done = subprocess.run([program], env={**os.environ, **environment}, capture_output=True, text=True, check=True)
     return dict(json.loads(done.stdout))
 
 
 def main() -> None:
-    """Measure."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, default=RESULTS / "native/cache.json")
-    options = parser.parse_args()
+    """Compile the programs, run them and write the results."""
+    arguments = command_line(__doc__, __spec__.name, "native/cache.json").parse_args()
     headers = build.header_folders()
     with TemporaryDirectory() as name:
         folder = Path(name)
         stub = folder / "libcudnn.so.9"
         compiled(headers, STUB / "stub_cudnn.cpp", stub, "-shared", "-fPIC", "-Wl,-soname,libcudnn.so.9")
-        (folder / "libcuda.so.1").symlink_to(stub)  # it is a stand-in for the driver, too
+        (folder / "libcuda.so.1").symlink_to(stub)  # the stand-in also replaces the driver
         build.build(folder, headers)
         links = [f"-L{folder}", f"-Wl,-rpath,{folder}", "-lucudnn", "-l:libcudnn.so.9"]
         program = compiled(headers, HERE / "cache.cpp", folder / "cache", *links)
@@ -61,9 +59,9 @@ def main() -> None:
             program = compiled(headers, HERE / "question.cpp", folder / "question", *links)
             wheels = ":".join(str(each) for each in sorted(Path(root).parent.glob("*/lib")))
             found["cuDNN's descriptors, microseconds"] = printed(program, LD_LIBRARY_PATH=wheels)
-    save(options.out, found)
+    save(out_of(arguments), found)
     print(json_text(found))
 
 
 if __name__ == "__main__":
-    main()
+    run_main(main)

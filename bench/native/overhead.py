@@ -1,12 +1,11 @@
 """UcudnnHandle_t undivided against plain cuDNN with the same algorithms: GPU time of AlexNet's convolutions.
 
-    python -m bench.native.overhead [--library libucudnn.so] [--out bench/results/native/overhead.json]
+    python -m bench.native.overhead [--library libucudnn.so]
 
-Legacy algorithms, 64 MiB, policy undivided: the handle's C interface, in this process, and cudnnConvolution... with the
-algorithm that the handle chose and as much workspace, in turn. Without --library it is compiled first.
+Legacy algorithms, 64 MiB, policy undivided. The handle's C interface in this process and cudnnConvolution... run in
+turn, with the same algorithm and as much workspace. Without --library the script compiles the library first.
 """
 
-import argparse
 import ctypes
 import os
 from collections.abc import Callable
@@ -14,7 +13,8 @@ from functools import partial
 from pathlib import Path
 from tempfile import mkdtemp
 
-from bench.tools.results import RESULTS, save
+from bench.tools.results import save
+from bench.tools.script import command_line, out_of, run_main
 from ucudnn.backends.cudnn.algorithms.legacy_call import ALGORITHMS, LegacyDescriptors
 from ucudnn.backends.cudnn.api.library import HostScalar
 from ucudnn.backends.cudnn.backend import CudnnBackend
@@ -28,13 +28,13 @@ P, INT = ctypes.c_void_p, ctypes.c_int
 
 
 class Descriptors(ctypes.Structure):
-    """ucudnn_descriptors."""
+    """The C structure ucudnn_descriptors."""
 
     _fields_ = (("x", P), ("w", P), ("convolution", P), ("y", P))
 
 
 class Plain(ctypes.Structure):
-    """ucudnn_plain."""
+    """The C structure ucudnn_plain."""
 
     _fields_ = (("algorithm", INT), ("workspace", P), ("workspace_bytes", ctypes.c_size_t))
 
@@ -42,7 +42,7 @@ class Plain(ctypes.Structure):
 def both(
     native: ctypes.CDLL, handle: ctypes.c_void_p, backend: CudnnBackend, problem: ConvolutionProblem
 ) -> dict[str, Callable[[], object]]:
-    """Return the call of the handle, and cuDNN's own with the same algorithm."""
+    """Return the call of the handle, and cuDNN's own call with the same algorithm."""
     own = LegacyDescriptors(backend.library, problem)
     asked = Descriptors(own.x, own.w, own.convolution, own.y)
     x, w, y, _ = backend.bind(*(tensors := backend.operands(problem)))
@@ -90,11 +90,10 @@ def both(
 
 def main() -> None:
     """Measure, print and write."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--library", type=Path)
-    parser.add_argument("--batch", type=int, default=256)
-    parser.add_argument("--repeats", type=int, default=15)
-    parser.add_argument("--out", type=Path, default=RESULTS / "native/overhead.json")
+    parser = command_line(__doc__, __spec__.name, "native/overhead.json")
+    parser.add_argument("--library", type=Path, help="libucudnn.so; compiled by default")
+    parser.add_argument("--batch", type=int, default=256, help="mini-batch size of AlexNet (%(default)s)")
+    parser.add_argument("--repeats", type=int, default=15, help="samples of each call (%(default)s)")
     options = parser.parse_args()
     os.environ |= {
         "UCUDNN_BACKEND": "cudnn:legacy",
@@ -102,7 +101,7 @@ def main() -> None:
         "UCUDNN_DEFAULT_WORKSPACE_LIMIT": str(LIMIT),
     }
     backend = CudnnBackend()
-    ctypes.CDLL(backend.library.path, mode=ctypes.RTLD_GLOBAL)  # the one that the handle uses, too
+    ctypes.CDLL(backend.library.path, mode=ctypes.RTLD_GLOBAL)  # the library of the handle, too
     ctypes.CDLL("libcudart.so.13", mode=ctypes.RTLD_GLOBAL)
     native = ctypes.CDLL(str(options.library or build.build(Path(mkdtemp()))))
     native.ucudnn_convolve.argtypes = (P, INT, P, P, P, P, P, P, P)
@@ -120,8 +119,8 @@ def main() -> None:
     ours, plain = (sum(float(row[name]) for row in rows) for name in ("handle_ms", "cudnn_ms"))
     print(f"all {ours:.4f} {plain:.4f} {ours / plain:.4f} (within 1.02 was aimed at)")
     answer = {"conditions": dict(backend.conditions()), "kernels": rows, "ratio": ours / plain}
-    save(options.out, answer)
+    save(out_of(options), answer)
 
 
 if __name__ == "__main__":
-    main()
+    run_main(main)

@@ -1,5 +1,5 @@
-// How long cuDNN itself takes to say what four descriptors hold: the larger part of an answer from UcudnnHandle_t's cache.
-// Linked with the real libcudnn; descriptors need no GPU.
+// The time in which cuDNN itself reads four descriptors: the larger part of an answer from UcudnnHandle_t's cache.
+// The program is linked with the real libcudnn; descriptors need no GPU.
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
@@ -15,7 +15,7 @@ int main() {
       cudnnCreateConvolutionDescriptor(&c)) {
     return 1;
   }
-  // AlexNet's conv2: two groups, so strides of the whole blob.
+  // AlexNet's conv2: two groups, hence the strides of the whole blob.
   cudnnSetTensor4dDescriptorEx(x, CUDNN_DATA_FLOAT, 256, 48, 27, 27, 96 * 27 * 27, 27 * 27, 27, 1);
   cudnnSetTensor4dDescriptorEx(y, CUDNN_DATA_FLOAT, 256, 128, 27, 27, 256 * 27 * 27, 27 * 27, 27, 1);
   cudnnSetFilter4dDescriptor(w, CUDNN_DATA_FLOAT, CUDNN_TENSOR_NCHW, 128, 48, 5, 5);

@@ -8,24 +8,23 @@
     python -m bench.peers.compare --table                         print what was measured as Markdown; needs no GPU
     python -m bench.peers.compare --readme                        print the rows that README.md shows
 
-For each network and variant, all ways are planned at all limits; then, for each distinct convolution, every distinct
-configuration and PyTorch run in turn on the same tensors, stream and clock (medians). A way's time is the sum over
-the network's kernels, forward and both backward. What was measured before stays in the file (--out): several calls
-complete it, and a pair of network and variant that has all that is asked for is not measured again. A pair is written
-as a whole; once time is up (--seconds), it gets the limits that were planned by then. Processes with the same --claims
-share the pairs: each takes what no other has or is done with. It is an error if something is left at the end.
+For each network and variant, the script plans all ways at all limits. Then, for each distinct convolution, every
+distinct configuration and PyTorch run in turn on the same tensors, stream and clock (medians). The time of a way is the
+sum over the network's kernels, forward and both backward passes. Earlier results stay in the file (--out): several
+calls complete it, and a pair of network and variant with all wanted results is not measured again. A pair is written as
+a whole. If time is up (--seconds), it gets the limits that were planned by then. Processes with the same --claims share
+the pairs: each takes a pair that no other has or has finished. The exit status is 1 if something is left at the end.
 
-Written for each network, variant, limit and way: `predicted_ms`, the sum of the benchmarked times; `executed_ms`;
-`over_graph` and `over_legacy`, how many times as fast as `cuDNN graph` and `cuDNN legacy` it is; `planning_seconds` of
-that call, in which `planning_measured` micro-configurations were measured and the others known, from the database or
-from a way or limit before (of PyTorch: its first calls); `workspace_bytes`, the most of any kernel; `short_share`, the
-part of the time in kernels below 0.05 ms, where it counts how fast the host launches; with --check `distance`, the
-largest from a plain algorithm's output. `absent` says why a way does not exist at a limit; `failed` why it did not
-run, which the next call tries again.
+The results for each network, variant, limit and way: `predicted_ms` is the sum of the benchmarked times; `executed_ms`;
+`over_graph` and `over_legacy` are the speedups over `cuDNN graph` and `cuDNN legacy`; `planning_seconds` is the time of
+that call, in which `planning_measured` micro-configurations were measured and the others known from the database or
+from an earlier way or limit (for PyTorch: the time of its first calls); `workspace_bytes` is the most of any kernel;
+`short_share` is the part of the time in kernels below 0.05 ms, where the host's launches count; `distance` (with
+--check) is the largest distance from a plain algorithm's output. `absent` says why a way does not exist at a limit.
+`failed` says why it did not run; the next call tries again.
 """
 
-import sys
-from argparse import ArgumentParser, ArgumentTypeError, Namespace, RawDescriptionHelpFormatter
+from argparse import ArgumentTypeError, Namespace
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -33,7 +32,7 @@ from math import fsum, inf
 from pathlib import Path
 from time import perf_counter
 
-from bench.peers.run import FAILURES, Outcome, Outcomes, Rig, Run, execute, note, said
+from bench.peers.run import FAILURES, Outcome, Outcomes, Rig, Run, execute, said
 from bench.peers.table import (
     GRAPH,
     LEGACY,
@@ -51,9 +50,11 @@ from bench.peers.table import (
 )
 from bench.tools.claims import Claims
 from bench.tools.results import RESULTS, save
+from bench.tools.script import command_line, note, run_main
 from ucudnn.backends.candidates import Candidates
 from ucudnn.benchmarking.benchmark import Benchmark
-from ucudnn.errors import InfeasibleError, MeasurementError, UcudnnError, UnsupportedProblemError
+from ucudnn.benchmarking.recording import NO_LIMIT
+from ucudnn.errors import InfeasibleError, MeasurementError, UnsupportedProblemError
 from ucudnn.kernel import Kernel
 from ucudnn.networks.tables import Network, load_network
 from ucudnn.networks.variants import Variant, variants
@@ -64,7 +65,6 @@ from ucudnn.units import format_bytes, parse_bytes
 
 NETWORKS = ("alexnet", "vgg16", "resnet18", "resnet50", "resnet50:256", "densenet121", "inception3", "unet3d")
 LIMITS = ("8MiB", "16MiB", "64MiB", "512MiB", "none")
-NO_LIMIT = 2**40
 SHORT_MS = 0.05
 NONE_FITS = (InfeasibleError, MeasurementError, UnsupportedProblemError)
 
@@ -78,9 +78,8 @@ WAYS: dict[str, tuple[Candidates, str] | None] = {
 }
 """The candidates and the policy of each way; PyTorch chooses by itself."""
 
-
 RIVALS = (GRAPH, LEGACY, ORIGINAL)
-"""Whom ucudnn is to be ahead of in NCHW within 64 MiB."""
+"""The ways that should be slower than ucudnn in NCHW within 64 MiB."""
 
 README = tuple(
     (variant, limit) for variant in ("float32-tf32-first", "float32-tf32-last") for limit in (64 * 2**20, None)
@@ -89,7 +88,7 @@ README = tuple(
 
 
 def variant_name(variant: Variant) -> str:
-    """Return 'float32-tf32-first', or 'float16-last' of a type that knows no math modes."""
+    """Return a name such as 'float32-tf32-first', or 'float16-last' for a type without math modes."""
     math = f"-{variant.math.value}" if variant.dtype is DataType.FLOAT32 else ""
     return f"{variant.dtype.value}{math}-{'last' if variant.channels_last else 'first'}"
 
@@ -99,7 +98,7 @@ VARIANTS = {variant_name(each): each for each in variants(["float32", "float16"]
 
 @dataclass(kw_only=True)
 class Planned:
-    """What a way plans at a limit, or why it cannot."""
+    """The plan of a way at a limit, or the reason why there is none."""
 
     decisions: Decisions | None = None
     absent: str = ""
@@ -109,13 +108,13 @@ class Planned:
 
 
 def plan(name: str, network: Network, limit: int | None, rig: Rig) -> Planned:
-    """Plan a network in one way within a limit; say which kernel prevents it."""
+    """Plan a network in one way within a limit; if that fails, name the kernel."""
     way = WAYS[name]
     if way is None:
         return Planned(absent=rig.no_peer)
     benchmark = rig.benchmark(way[0], [layer.forward for layer in network.layers])
     limit_bytes = NO_LIMIT if limit is None else limit
-    slabs = name.startswith("ucudnn")  # the original has none
+    slabs = name.startswith("ucudnn")  # the original has no slabs
     settings = Settings.load({}, policy=way[1], workspace_limit_bytes=limit_bytes, slabs=slabs)
     before, begin = benchmark.measured, perf_counter()
     planned = Planned()
@@ -129,9 +128,9 @@ def plan(name: str, network: Network, limit: int | None, rig: Rig) -> Planned:
 
 
 def _named(error: Exception, network: Network, benchmark: Benchmark, settings: Settings) -> str:
-    """Return an error with the first kernel that has it."""
+    """Return an error with the first kernel that causes it."""
     if isinstance(error, InfeasibleError | MeasurementError):
-        return said(error)  # names it
+        return said(error)  # names the kernel itself
     for kernel in network.kernels():
         try:
             decide([kernel], benchmark, settings)
@@ -141,7 +140,7 @@ def _named(error: Exception, network: Network, benchmark: Benchmark, settings: S
 
 
 def parts_of(name: str, planned: Planned, network: Network, rig: Rig) -> list[tuple[Kernel, Run]]:
-    """Return what is to run of a way: its kernels, with how often they count."""
+    """Return the kernels of a way, each with its run."""
     way = WAYS[name]
     if way is None:
         return [(kernel, Run(runner=PYTORCH)) for kernel in network.kernels()] if rig.peer else []
@@ -151,7 +150,7 @@ def parts_of(name: str, planned: Planned, network: Network, rig: Rig) -> list[tu
 
 
 def tolerance(variant: Variant) -> float:
-    """Return how far outputs may be apart by rounding; a wrong layout is about 1 off."""
+    """Return the largest distance of outputs by rounding; a wrong layout has a distance of about 1."""
     return 1e-4 if variant.dtype is DataType.FLOAT32 and variant.math is MathMode.FMA else 1e-2
 
 
@@ -161,7 +160,7 @@ def measured(
     parts: Sequence[tuple[Kernel, Run]],
     outcomes: Mapping[ConvolutionProblem, Outcomes],
 ) -> Row:
-    """Return what is to be written of a way at a limit, but for what tells it from others."""
+    """Return the row of a way at a limit, without its key."""
     row: Row = {"planning_seconds": planned.seconds, "planning_measured": planned.measured}
     if planned.absent or planned.failed:
         return {**row, **({"absent": planned.absent} if planned.absent else {"failed": planned.failed})}
@@ -185,13 +184,13 @@ def measured(
 
 
 def _most(values: Iterable[float | None]) -> float | None:
-    """Return the largest value, or None where one is missing."""
+    """Return the largest value; None if one is missing."""
     known = list(values)
     return None if None in known else max((each for each in known if each is not None), default=None)
 
 
 def measure(network: Network, cells: Sequence[tuple[int | None, str]], rig: Rig, options: Namespace) -> list[Row]:
-    """Plan all ways at all limits, run what they choose, and return a row for each limit and way."""
+    """Plan all ways at all limits, run the plans, and return a row for each limit and way."""
     planned: dict[tuple[int | None, str], Planned] = {}
     parts: dict[tuple[int | None, str], list[tuple[Kernel, Run]]] = {}
     wanted: dict[ConvolutionProblem, dict[Run, None]] = {}
@@ -223,7 +222,7 @@ def measure(network: Network, cells: Sequence[tuple[int | None, str]], rig: Rig,
 
 
 def run_pair(network: Network, variant: str, rig: Rig, answer: Answer, options: Namespace) -> bool:
-    """Measure a network in a variant, if anything is missing; return whether all is well."""
+    """Measure a network in a variant if results are missing; return whether nothing failed."""
     case = {"network": network.name, "batch": network.batch, "variant": variant}
     cells = [(limit, way) for limit in options.limit for way in options.way]
     conditions = rig.conditions()
@@ -242,7 +241,7 @@ def run_pair(network: Network, variant: str, rig: Rig, answer: Answer, options: 
 
 
 def complaint(row: Row, check: bool) -> str:
-    """Return what is wrong with a row, or ''."""
+    """Return the complaint about a row; '' if there is none."""
     if "failed" in row:
         return f"{row['way']} failed: {row['failed']}"
     distance = row.get("distance")
@@ -258,7 +257,7 @@ def network_of(text: str) -> Network:
 
 
 def way_named(text: str) -> str:
-    """Return a way by its name, whatever the case, and with u for μ."""
+    """Return a way by its name in any case, with u for μ."""
 
     def plain(name: str) -> str:
         return name.casefold().replace("μ", "u")
@@ -270,28 +269,28 @@ def way_named(text: str) -> str:
 
 
 def parsed() -> Namespace:
-    """Return the command line, with defaults filled in."""
-    parser = ArgumentParser(description=__doc__, formatter_class=RawDescriptionHelpFormatter)
+    """Return the command line with its defaults."""
+    parser = command_line(__doc__, __spec__.name)
     parser.add_argument("network", nargs="*", help=f"of {', '.join(NETWORKS)}, or a CSV file, each also as NAME:BATCH")
     parser.add_argument("--limit", action="append", help="such as 64MiB (the default), or none; may be repeated")
     parser.add_argument("--variant", action="append", choices=VARIANTS, help="may be repeated (float32-tf32-first)")
     parser.add_argument("--way", action="append", type=way_named, help=f"of {', '.join(WAYS)}; may be repeated (all)")
-    parser.add_argument("--all", action="store_true", help="all limits and variants, where none are named")
-    parser.add_argument("--seconds", type=float, default=inf, help="plan nothing more after so long")
-    parser.add_argument("--claims", type=Path, help="folder in which processes tell each other what they took")
-    parser.add_argument("--database", help="file that keeps measurements (UCUDNN_DATABASE)")
+    parser.add_argument("--all", action="store_true", help="all limits and variants, unless some are named")
+    parser.add_argument("--seconds", type=float, default=inf, help="start no plan after this time")
+    parser.add_argument("--claims", type=Path, help="folder with which processes share the pairs")
+    parser.add_argument("--database", help="file of measurements (UCUDNN_DATABASE)")
     parser.add_argument(
-        "--repeats", type=int, default=7, help="samples of each run (%(default)s); fewer of slow ones, 3 at least"
+        "--repeats", type=int, default=7, help="samples of each run (%(default)s); of slow runs fewer, at least 3"
     )
     parser.add_argument("--check", action="store_true", help="compare the outputs of all ways")
-    parser.add_argument("--again", action="store_true", help="measure what was measured before, too")
+    parser.add_argument("--again", action="store_true", help="also measure what the file has")
     parser.add_argument(
-        "--table", action="store_true", help="print the table of what was measured, of all or of what is named, and end"
+        "--table", action="store_true", help="print the table of all results, or of those that are named, and end"
     )
-    parser.add_argument("--merge", action="append", type=Path, help="take the rows of such a file, and end")
-    parser.add_argument("--readme", action="store_true", help="print the rows that README.md has, and end")
+    parser.add_argument("--merge", action="append", type=Path, help="add the rows of a file and end; may be repeated")
+    parser.add_argument("--readme", action="store_true", help="print the rows of README.md and end")
     parser.add_argument("--backend", default="cudnn", choices=("cudnn", "cpu"), help="cpu to try the script out")
-    parser.add_argument("--out", type=Path, default=RESULTS / "peers/compare.json")
+    parser.add_argument("--out", type=Path, default=RESULTS / "peers/compare.json", help="file of the results")
     options = parser.parse_args()
     missing = [str(path) for path in options.merge or () if not path.exists()]
     if missing:
@@ -307,7 +306,7 @@ def parsed() -> Namespace:
 
 
 def shown(row: Row, options: Namespace) -> bool:
-    """Return whether a row is to be printed: with --readme the usual limit, and where ucudnn has least to win."""
+    """Return whether to print a row: with --readme the rows of README.md, with --table those that are named."""
     if options.readme:
         return (row["variant"], row["limit_bytes"]) in README
     if not options.table:
@@ -321,8 +320,34 @@ def shown(row: Row, options: Namespace) -> bool:
     return all(yes or not named for yes, named in zip(asked, options.named, strict=True))
 
 
+def measure_pairs(answer: Answer, options: Namespace) -> bool:
+    """Measure the pairs of network and variant that are missing; return whether all are done."""
+    rig, claims = Rig(options.backend, options.database), Claims(options.claims)
+    pairs = [(network, variant) for variant in options.variant for network in options.network]
+    failed = {key_of(row)[:3] for row in answer["rows"] if "failed" in row}
+    # Pairs with the largest expected speedup come first, and pairs that failed before come last.
+    pairs.sort(key=lambda pair: ((pair[0].name, pair[0].batch, pair[1]) in failed, VARIANTS[pair[1]].channels_last))
+    well = True
+    for index, (network, variant) in enumerate(pairs):
+        if perf_counter() > options.until:
+            note(f"time is up; not looked at: {len(pairs) - index} pairs of network and variant")
+            return False
+        name = f"{network.name} {network.batch} {variant}"
+        if not claims.take(name):
+            note(f"{name}: another process has it")
+            continue
+        done = False
+        try:
+            done = run_pair(network, variant, rig, answer, options) and perf_counter() <= options.until
+        except Exception as error:  # noqa: BLE001, because the other pairs can still use the time on the GPU
+            note(f"{name} failed: {said(error)}")
+        claims.finish(name, done=done)
+        well &= done
+    return well
+
+
 def main() -> bool:
-    """Measure what is missing, print the table, and return whether all is well."""
+    """Measure what is missing, print the table, and return whether nothing failed or is left."""
     options = parsed()
     answer = load(options.out)
     well = True
@@ -331,27 +356,7 @@ def main() -> bool:
             merge_all(answer, load(path))
         save(options.out, answer)
     elif not (options.table or options.readme):
-        rig, claims = Rig(options.backend, options.database), Claims(options.claims)
-        pairs = [(network, variant) for variant in options.variant for network in options.network]
-        failed = {key_of(row)[:3] for row in answer["rows"] if "failed" in row}
-        # Those with most to gain come first, and last what failed before.
-        pairs.sort(key=lambda pair: ((pair[0].name, pair[0].batch, pair[1]) in failed, VARIANTS[pair[1]].channels_last))
-        for index, (network, variant) in enumerate(pairs):
-            if perf_counter() > options.until:
-                note(f"time is up; not looked at: {len(pairs) - index} pairs of network and variant")
-                well = False
-                break
-            name = f"{network.name} {network.batch} {variant}"
-            if not claims.take(name):
-                note(f"{name}: another process has it")
-                continue
-            done = False
-            try:
-                done = run_pair(network, variant, rig, answer, options) and perf_counter() <= options.until
-            except Exception as error:  # noqa: BLE001, for the time on a GPU is for the others
-                note(f"{name} failed: {said(error)}")
-            claims.finish(name, done=done)
-            well &= done
+        well = measure_pairs(answer, options)
     answer["rows"] = [row for row in answer["rows"] if shown(row, options)]
     print(markdown(answer, list(WAYS), [[name.partition(":")[0] for name in NETWORKS], list(VARIANTS)]))
     print("\n".join(["", *verdict(answer["rows"], [way for way in WAYS if way.startswith("ucudnn")], RIVALS)]))
@@ -359,7 +364,4 @@ def main() -> bool:
 
 
 if __name__ == "__main__":
-    try:
-        sys.exit(0 if main() else 1)
-    except UcudnnError as error:
-        sys.exit(f"error: {error}")
+    run_main(main)

@@ -1,7 +1,7 @@
-"""PyTorch as a peer: its convolutions on tensors that a backend made, on the stream on which everything is timed.
+"""PyTorch as a peer: its convolutions on tensors of a backend, on the stream of all measurements.
 
-PyTorch chooses by `torch.backends.cudnn.benchmark`, that is, by measuring what cuDNN's heuristics offer at the first
-call of a problem; it knows no workspace limit. It allocates its outputs and workspaces itself, as in any program.
+PyTorch chooses by `torch.backends.cudnn.benchmark`: at the first call of a problem, it measures the algorithms that
+cuDNN's heuristics offer. It has no workspace limit. It allocates its outputs and workspaces itself, as in any program.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -28,11 +28,11 @@ class TorchPeer:
         self._torch = torch = import_module("torch")
         self._device = torch.device("cpu") if device is None else torch.device("cuda", device)
         torch.backends.cudnn.benchmark = True
-        # Loads cuDNN and makes its handle, which is not to count in the first problem's time to plan.
+        # This call loads cuDNN and makes its handle, so that the first problem's planning time does not include that.
         torch.conv2d(torch.zeros(1, 8, 8, 8, device=self._device), torch.zeros(8, 8, 3, 3, device=self._device))
 
     def conditions(self) -> dict[str, str]:
-        """Return PyTorch's version, that of the cuDNN which it runs on, and how many algorithms it tries at most."""
+        """Return the versions of PyTorch and of its cuDNN, and the largest number of algorithms that it tries."""
         cudnn = self._torch.backends.cudnn
         return {
             "torch": str(self._torch.__version__),
@@ -42,11 +42,14 @@ class TorchPeer:
 
     @contextmanager
     def on_stream(self, address: int | None) -> Iterator[None]:
-        """Queue on the stream at an address inside the block, and keep no track of gradients.
+        """Queue on the stream at an address inside the block, without gradients.
 
-        CuPy's current stream is adopted as PyTorch's current one. So what both queue runs in order, and CuPy's events
-        enclose PyTorch's kernels as they do any other. The address must not be 0, the null stream: ExternalStream
-        takes that for none and gives another stream.
+        PyTorch adopts CuPy's current stream. So the work of both runs in order, and CuPy's events enclose PyTorch's
+        kernels like all others. The address must not be 0, the null stream, for which ExternalStream gives another
+        stream.
+
+        Raises:
+            ValueError: if the address is 0.
         """
         torch = self._torch
         with torch.inference_mode():
@@ -59,11 +62,11 @@ class TorchPeer:
                 yield
 
     def call(self, problem: ConvolutionProblem, arrays: Sequence[Any]) -> Callable[[], Any]:
-        """Return what computes a problem and returns its output, (N, C, spatial...) or (K, C, kernel...).
+        """Return a function that computes a problem and returns its output, (N, C, spatial...) or (K, C, kernel...).
 
         Args:
-            problem: the problem; its math mode sets PyTorch's until the next call of this method.
-            arrays: x, w and y in the problem's layout, NumPy's or CuPy's; what is written is not taken from them.
+            problem: the problem; its math mode is PyTorch's until the next call of this method.
+            arrays: x, w and y in the problem's layout, of NumPy or CuPy; the output array is not used.
         """
         torch = self._torch
         torch.backends.cudnn.allow_tf32 = problem.math is MathMode.TF32
@@ -78,11 +81,11 @@ class TorchPeer:
         return lambda: backward()[wanted]
 
     def arranged(self, output: Any, problem: ConvolutionProblem) -> Any:
-        """Return an output as the problem's layout orders it, dense, for NumPy or CuPy to take."""
+        """Return an output in the problem's layout, dense, as NumPy and CuPy can take it."""
         return (output.movedim(1, -1) if problem.layout.channels_last else output).contiguous()
 
     def workspace_bytes(self, call: Callable[[], Any]) -> int | None:
-        """Return the most bytes that a call holds besides its output, copies included; None on the CPU."""
+        """Return the most bytes that a call holds besides its output, with copies; None on the CPU."""
         if self._device.type == "cpu":
             return None
         cuda = self._torch.cuda
@@ -93,13 +96,13 @@ class TorchPeer:
         return held_bytes
 
     def release(self) -> None:
-        """Give back to the GPU what PyTorch holds but does not use."""
+        """Give unused memory of PyTorch back to the GPU."""
         if self._device.type == "cuda":
             self._torch.cuda.empty_cache()
 
     def _view(self, array: Any, problem: ConvolutionProblem) -> Any:
-        """Return a tensor over an array's memory, channels second in shape, whatever their place in memory."""
-        tensor = self._torch.as_tensor(array, device=self._device)  # __cuda_array_interface__ on a GPU: no copy
+        """Return a tensor over an array's memory whose shape has the channels second, wherever they lie in memory."""
+        tensor = self._torch.as_tensor(array, device=self._device)  # no copy, by __cuda_array_interface__ on a GPU
         interface = getattr(array, "__cuda_array_interface__", None) or array.__array_interface__
         if tensor.data_ptr() != interface["data"][0]:
             raise RuntimeError("PyTorch copied an operand, which was to stay where it is")

@@ -1,6 +1,5 @@
-"""Runs peers on one device: plans of several backends and PyTorch, on the same tensors, one stream and one clock."""
+"""Runs of peers on one device: plans of several backends and PyTorch, on the same tensors, stream and clock."""
 
-import sys
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
@@ -12,10 +11,12 @@ from typing import Any
 import numpy as np
 
 from bench.peers.pytorch import TorchPeer
-from ucudnn.backends import open_backend
+from bench.tools.backends import open_computing
+from bench.tools.script import note
 from ucudnn.backends.base import ComputeBackend
 from ucudnn.backends.candidates import Candidates
 from ucudnn.backends.cudnn.algorithms.gathered import skips
+from ucudnn.backends.cudnn.gpu.cupy_gpu import cupy_module
 from ucudnn.benchmarking.benchmark import Benchmark
 from ucudnn.benchmarking.factory import open_benchmark
 from ucudnn.configuration import Configuration
@@ -25,20 +26,25 @@ from ucudnn.problem import ConvolutionProblem, Operation
 from ucudnn.reporting.plan_timing import alternate
 from ucudnn.settings import Settings
 
-FAILURES = (UcudnnError, MemoryError, RuntimeError)  # the last are those of CUDA and PyTorch
+FAILURES = (UcudnnError, MemoryError, RuntimeError)
+"""Errors that end one measurement only; RuntimeError comes from CUDA and PyTorch."""
+
 WRITTEN = {Operation.FORWARD: 2, Operation.BACKWARD_DATA: 0, Operation.BACKWARD_FILTER: 1}
-"""Which of x, w and y."""
+"""Index of the output among x, w and y."""
 
 LEAST_REPEATS = 3
-SLOW_MS = 400.0  # of samples of one problem: slower ones get fewer
-NOTHING_LIKE = 1e9  # the distance of an output that is not a number
+SLOW_MS = 400.0
+"""Milliseconds for all samples of one problem, beyond which there are fewer samples."""
+
+NOTHING_LIKE = 1e9
+"""Distance of an output with elements that are no numbers."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Run:
-    """What is run: a configuration on a backend, or PyTorch, which has none.
+    """A configuration on a backend, or PyTorch, which has no configuration.
 
-    The same micro-batches are the same run, whatever times were measured for them when they were chosen.
+    Runs with the same micro-batches are equal, whatever times were measured when they were chosen.
     """
 
     runner: str
@@ -47,18 +53,18 @@ class Run:
 
     @classmethod
     def of(cls, runner: str, configuration: Configuration) -> "Run":
-        """Return the run of a configuration on the backend of that name."""
+        """Return the run of a configuration on a backend."""
         return cls(runner=runner, text=str(configuration), configuration=configuration)
 
     @property
     def workspace_bytes(self) -> int | None:
-        """The workspace of the configuration; None where it is PyTorch's affair."""
+        """The workspace of the configuration; None for PyTorch."""
         return None if self.configuration is None else self.configuration.workspace_bytes
 
 
 @dataclass(kw_only=True)
 class Outcome:
-    """What came of running something on one problem."""
+    """The result of one run on one problem."""
 
     workspace_bytes: int | None = None
     time_ms: float | None = None
@@ -69,28 +75,30 @@ class Outcome:
 
 
 Outcomes = dict[Run, Outcome]
-"""What came of running several things on one problem."""
+"""The results of several runs on one problem."""
 
 
 class Rig:
-    """All that measures on one device: backends with their benchmarks, PyTorch, one stream and one clock."""
+    """Backends with their benchmarks, and PyTorch, on one device with one stream and one clock.
+
+    Args:
+        name: name of the backend: 'cudnn' or 'cpu'.
+        database: file of measurements; None for that of the environment.
+    """
 
     def __init__(self, name: str, database: str | None) -> None:
-        # The CPU's algorithms have one source; all candidate kinds are served by it.
+        # The CPU has one kind of algorithms, which serves for all kinds of candidates.
         kinds = (Candidates.BEST,) if name == "cpu" else (Candidates.BEST, Candidates.GRAPH_PLAIN, Candidates.LEGACY)
         settings = Settings.load(database=database)
-        library = settings.cudnn_library
-        opened = {kind: open_backend(name, candidates=kind, cudnn_library=library) for kind in kinds}
-        self.backends = {each.name: each for each in opened.values() if isinstance(each, ComputeBackend)}
+        opened = {kind: open_computing(name, kind) for kind in kinds}
+        self.backends = {each.name: each for each in opened.values()}
         self._benchmarks = {kind: open_benchmark(each, settings) for kind, each in opened.items()}
         self.clock = next(iter(self.backends.values()))
         self.arrays_of: Any = np
         self._stream: Any = None
         if name != "cpu":
-            import cupy
-
-            self.arrays_of = cupy
-            self._stream = cupy.cuda.Stream(non_blocking=True)
+            self.arrays_of = cupy_module()
+            self._stream = self.arrays_of.cuda.Stream(non_blocking=True)
         self.peer: TorchPeer | None = None
         self.no_peer = ""
         try:
@@ -100,7 +108,7 @@ class Rig:
             OSError,
             RuntimeError,
             AssertionError,
-        ) as error:  # the last where it was built without CUDA
+        ) as error:  # AssertionError if PyTorch was built without CUDA
             self.no_peer = f"PyTorch cannot be used: {said(error)}"
 
     def conditions(self) -> dict[str, str]:
@@ -108,14 +116,14 @@ class Rig:
         return {**self.clock.conditions(), **(self.peer.conditions() if self.peer else {"torch": "none"})}
 
     def benchmark(self, candidates: Candidates, problems: Iterable[ConvolutionProblem]) -> Benchmark:
-        """Return what measures these candidates of a network's problems."""
+        """Return the benchmark that measures these candidates for the problems of a network."""
         apart = any(Candidates.BEST.offers("legacy", each) or skips(each) for each in problems)
         if candidates is Candidates.GRAPH_PLAIN and not apart:
-            candidates = Candidates.BEST  # the same there, and measured already
+            candidates = Candidates.BEST  # the same algorithms, which are measured already
         return self._of(candidates)
 
     def runner(self, candidates: Candidates) -> str:
-        """Return which backend runs configurations of these candidates: the same ones are to be the same run."""
+        """Return the backend that runs configurations of these candidates, so that equal configurations are one run."""
         return self._of(Candidates.BEST if candidates is Candidates.GRAPH_PLAIN else candidates).backend.name
 
     def _of(self, candidates: Candidates) -> Benchmark:
@@ -123,9 +131,9 @@ class Rig:
 
     @contextmanager
     def one_stream(self) -> Iterator[None]:
-        """Queue all that runs inside the block on one stream: plans of all backends, PyTorch, and the clock's events.
+        """Queue all work inside the block on one stream: plans of all backends, PyTorch, and the clock's events.
 
-        Events enclose only what their own stream holds, so a way on another stream would be timed as nothing.
+        Events enclose only the work of their own stream. A way on another stream would seem to take no time.
         """
         with ExitStack() as stack:
             if self._stream is not None:
@@ -149,7 +157,7 @@ class Rig:
         ]
 
     def release(self) -> None:
-        """Give back to the GPU what memory pools hold, so that the next problem finds room in each."""
+        """Give unused memory back to the GPU, so that the next problem finds room in each memory pool."""
         if self._stream is not None:
             self.arrays_of.get_default_memory_pool().free_all_blocks()
         if self.peer is not None:
@@ -157,7 +165,7 @@ class Rig:
 
 
 def execute(problem: ConvolutionProblem, runs: Collection[Run], rig: Rig, repeats: int, check: bool) -> Outcomes:
-    """Run several things on one problem in turn; one that fails says so and spares the others."""
+    """Run several ways on one problem in turn; a way that fails says so and spares the others."""
     outcomes = {run: Outcome(workspace_bytes=run.workspace_bytes) for run in runs}
     try:
         _execute(problem, outcomes, rig, repeats, check)
@@ -202,7 +210,7 @@ def _execute(problem: ConvolutionProblem, outcomes: Outcomes, rig: Rig, repeats:
 
 
 def _workspace(outcomes: Collection[Outcome], backend: ComputeBackend) -> Any:
-    """Return a workspace for all, or for all but those that need more than there is, which fail."""
+    """Return a workspace for all runs that fit the free memory; the others fail."""
     for size in sorted({outcome.workspace_bytes or 0 for outcome in outcomes}, reverse=True):
         try:
             return backend.allocate(size)
@@ -232,7 +240,7 @@ def _compare(
     outcomes: Outcomes,
     rig: Rig,
 ) -> None:
-    """Find the relative L2 distance of each output from that of a plain algorithm, of the graph API if there is one."""
+    """Measure the relative L2 distance of each output from that of an undivided algorithm, best of the graph API."""
 
     def plainness(run: Run) -> tuple[bool, bool]:
         whole = run.configuration is not None and len(run.configuration.parts) == 1
@@ -243,7 +251,7 @@ def _compare(
     norm = rig.arrays_of.linalg.norm
     expected: Any = None
     for run in sorted(calls, key=plainness):
-        written.fill(float("nan"))  # what is not computed is found
+        written.fill(float("nan"))  # finds elements that are not computed
         output = calls[run]()
         found = written if output is None or rig.peer is None else rig.peer.arranged(output, problem)
         found = rig.arrays_of.asarray(found).astype(np.float64).ravel()
@@ -253,10 +261,5 @@ def _compare(
 
 
 def said(error: Exception) -> str:
-    """Return an error on one line; those of ucudnn say themselves what they are."""
+    """Return an error on one line; errors of other packages with their type."""
     return " ".join((str(error) if isinstance(error, UcudnnError) else f"{type(error).__name__}: {error}").split())
-
-
-def note(text: str, end: str = "\n") -> None:
-    """Print progress."""
-    print(text, end=end, file=sys.stderr, flush=True)

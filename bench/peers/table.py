@@ -1,4 +1,4 @@
-"""The results of peers.py: a JSON file that several calls complete, and its Markdown table."""
+"""The results of bench.peers.compare: a JSON file that several calls complete, and its Markdown table."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -10,8 +10,11 @@ from ucudnn.units import format_bytes
 GRAPH, LEGACY, PYTORCH = "cuDNN graph", "cuDNN legacy", "PyTorch"
 ORIGINAL = "original μ-cuDNN"
 USUAL_BYTES = 64 * 2**20
-MACHINE = ("device", "cudnn", "torch")  # conditions in which rows must agree to be compared
-MUCH = 0.1  # of the time in short kernels: the row is marked
+MACHINE = ("device", "cudnn", "torch")
+"""Conditions in which rows must agree to be compared."""
+
+MUCH = 0.1
+"""Part of the time in short kernels above which a time is marked."""
 
 Row = dict[str, Any]
 Answer = dict[str, Any]
@@ -24,12 +27,12 @@ limit. A `*` marks a time of which kernels below 0.05 ms take more than a tenth:
 
 
 def key_of(row: Mapping[str, Any]) -> Key:
-    """Return what tells a row from others; limit_bytes is None where there is no limit."""
+    """Return the key of a row; its limit is None without a limit."""
     return row["network"], row["batch"], row["variant"], row["limit_bytes"], row["way"]
 
 
 def load(path: Path) -> Answer:
-    """Return the results in a file, or none where there is no file."""
+    """Return the results in a file; no results if there is no file."""
     return results.load(path) if path.exists() else {"conditions": [], "rows": []}
 
 
@@ -38,7 +41,7 @@ def _machine(conditions: Mapping[str, str]) -> list[str | None]:
 
 
 def is_done(answer: Answer, key: Key, conditions: Mapping[str, str], check: bool) -> bool:
-    """Whether a row is there, of the same device and versions, and did not fail; with `check`, checked as well."""
+    """Whether there is a row of the same device and versions that did not fail; with `check`, a row with a distance."""
     row = next((each for each in answer["rows"] if key_of(each) == key), None)
     if row is None or "failed" in row or _machine(answer["conditions"][row["conditions"]]) != _machine(conditions):
         return False
@@ -46,9 +49,9 @@ def is_done(answer: Answer, key: Key, conditions: Mapping[str, str], check: bool
 
 
 def merge(answer: Answer, rows: Sequence[Row], conditions: Mapping[str, str]) -> None:
-    """Put rows in the place of earlier ones, and compare them with those of cuDNN on the same machine.
+    """Replace earlier rows, and compare all rows with those of cuDNN on the same machine.
 
-    Rows that were measured before those that are there (`at`) are left out.
+    A row is left out if the results have a later one (`at`).
     """
     if conditions not in answer["conditions"]:
         answer["conditions"].append(dict(conditions))
@@ -58,7 +61,7 @@ def merge(answer: Answer, rows: Sequence[Row], conditions: Mapping[str, str]) ->
         before = known.get(key_of(row), {})
         if row.get("at", "") < before.get("at", ""):
             continue
-        if "failed" not in row or "executed_ms" not in before:  # else what was measured is better than nothing
+        if "failed" not in row or "executed_ms" not in before:  # a failure does not replace a time
             known[key_of(row)] = {**row, "conditions": number}
     for key, row in known.items():
         for name, way in (("over_graph", GRAPH), ("over_legacy", LEGACY)):
@@ -67,7 +70,7 @@ def merge(answer: Answer, rows: Sequence[Row], conditions: Mapping[str, str]) ->
 
 
 def merge_all(answer: Answer, other: Answer) -> None:
-    """Take the rows of other results."""
+    """Add the rows of other results."""
     for number, conditions in enumerate(other["conditions"]):
         merge(answer, [row for row in other["rows"] if row["conditions"] == number], conditions)
 
@@ -81,12 +84,12 @@ def _speedup(row: Row, base: Row | None, conditions: Sequence[Mapping[str, str]]
 
 
 def markdown(answer: Answer, ways: Sequence[str], orders: Sequence[Sequence[str]] = ()) -> str:
-    """Return the Markdown table of all results, with what is absent below it.
+    """Return the Markdown table of all results, and below it the reasons of missing times.
 
     Args:
         answer: the results.
         ways: the columns, in order.
-        orders: names of networks and of variants in the order in which they are to come; others come last.
+        orders: names of networks and of variants in the order of the rows; others come last.
     """
     cases: dict[Key, dict[str, Row]] = {}
     for row in sorted(answer["rows"], key=lambda row: _place(row, orders)):
@@ -102,12 +105,12 @@ def markdown(answer: Answer, ways: Sequence[str], orders: Sequence[Sequence[str]
 
 
 def verdict(rows: Sequence[Row], ours: Sequence[str], rivals: Sequence[str]) -> list[str]:
-    """Return in words where the best of our ways is ahead of its rivals in NCHW within 64 MiB, and where it is not.
+    """Return in words in how many cases our best way is ahead of its rivals in NCHW within 64 MiB, and the other cases.
 
     Args:
         rows: the results.
         ours: our ways.
-        rivals: the ways that are to be slower; one that has no time is none.
+        rivals: the ways that should be slower; a rival without a time does not count.
     """
     cases: dict[Key, dict[str, float]] = {}
     for row in rows:
@@ -151,7 +154,7 @@ def _conditions(conditions: Mapping[str, str]) -> str:
 
 
 def _cell(row: Row | None) -> str:
-    """Return '11.1* (3.35, 4.23)', or a dash where there is nothing."""
+    """Return a cell such as '11.1* (3.35, 4.23)'; a dash if there is no time."""
     if row is None:
         return ""
     if row.get("executed_ms") is None:
@@ -164,7 +167,7 @@ def _cell(row: Row | None) -> str:
 
 
 def _missing(cases: Mapping[Key, Mapping[str, Row]]) -> list[str]:
-    """Return why ways are absent or failed, equal reasons together."""
+    """Return the reasons why ways are absent or failed; equal reasons share a line."""
     reasons: dict[str, dict[str, list[str]]] = {}
     for (network, batch, variant, limit, *_), rows in cases.items():
         for way, row in rows.items():

@@ -1,4 +1,4 @@
-"""Claims: several processes share work; each takes what no other took, and what one left behind that has ended."""
+"""Claims: several processes share pieces of work, and each piece is done once, even if a process ends too early."""
 
 import os
 from contextlib import suppress
@@ -8,10 +8,10 @@ _DONE = "done"
 
 
 class Claims:
-    """What processes took, as files in a folder: a process's number, and `done` once it is.
+    """A folder with a file for each piece that a process took: the process's number, or `done`.
 
     Args:
-        folder: the same for all; None for a process that shares with nobody.
+        folder: the same folder for all processes; None for a process that works alone.
     """
 
     def __init__(self, folder: Path | None) -> None:
@@ -20,7 +20,7 @@ class Claims:
             folder.mkdir(parents=True, exist_ok=True)
 
     def take(self, name: str) -> bool:
-        """Take something, unless it is done or a process that is still there has it."""
+        """Take a piece and return True, unless it is done or a running process has it."""
         if self._folder is None:
             return True
         path, own = self._path(name), self._written(str(os.getpid()))
@@ -32,7 +32,7 @@ class Claims:
                 try:
                     text = path.read_text(encoding="utf-8")
                 except FileNotFoundError:
-                    continue  # it was left to others just now
+                    continue  # the other process left it just now
                 if text == _DONE or _is_there(text):
                     return False
                 path.unlink(missing_ok=True)
@@ -41,7 +41,7 @@ class Claims:
             own.unlink()
 
     def finish(self, name: str, *, done: bool) -> None:
-        """Say that something is done, or leave it to others."""
+        """Mark a piece as done, or leave it to other processes."""
         if self._folder is None:
             return
         if done:
@@ -50,7 +50,7 @@ class Claims:
             self._path(name).unlink(missing_ok=True)
 
     def _written(self, text: str) -> Path:
-        """Return a file of this process's own with a text: what it is renamed or linked to is whole at any time."""
+        """Return a new file of this process with a text; a rename or link of it is never seen half-written."""
         own = self._path(f".{os.getpid()}")
         own.write_text(text, encoding="utf-8")
         return own
@@ -66,5 +66,5 @@ def _is_there(process: str) -> bool:
     except (ValueError, ProcessLookupError):
         return False
     except PermissionError:
-        pass  # it is somebody else's
+        pass  # it runs, as another user
     return True

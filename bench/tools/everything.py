@@ -18,7 +18,7 @@ import os
 import signal
 import subprocess
 import sys
-from argparse import ArgumentParser, Namespace, RawDescriptionHelpFormatter
+from argparse import Namespace
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatch
@@ -28,6 +28,7 @@ from shutil import copyfile
 from time import monotonic, sleep
 
 from bench.tools.results import RESULTS, ROOT
+from bench.tools.script import command_line, note, run_main
 
 PATIENCE, GRACE_S = 2.0, 30.0
 """A job is stopped after this multiple of its usual duration and these seconds."""
@@ -280,14 +281,9 @@ class Runner:
         note(f"{each.job.name}: stopped, {why}")
 
 
-def note(text: str) -> None:
-    """Print a line about the progress."""
-    print(text, file=sys.stderr, flush=True)
-
-
 def parsed() -> Namespace:
     """Return the command line."""
-    parser = ArgumentParser(description=__doc__, formatter_class=RawDescriptionHelpFormatter)
+    parser = command_line(__doc__, __spec__.name)
     parser.add_argument("--list", action="store_true", help="print the jobs and end")
     parser.add_argument("--only", action="append", help="name of a job, or a pattern with * and ?; may be repeated")
     parser.add_argument("--devices", default="0", help="numbers of the GPUs, such as 0,1 (%(default)s)")
@@ -325,4 +321,4 @@ def main() -> bool:
 
 
 if __name__ == "__main__":
-    sys.exit(0 if main() else 1)
+    run_main(main)

@@ -1,14 +1,14 @@
-"""Losses of two trainings side by side."""
+"""Distances between the losses of two trainings."""
 
 from collections.abc import Sequence
 from math import fsum, inf, isnan, sqrt
 
 
 def distance(one: float, other: float) -> float:
-    """Return how far two losses are apart: infinitely, where one is no number."""
+    """Return the absolute difference of two losses; infinity if one is no number."""
     return inf if isnan(one) or isnan(other) else abs(one - other)
 
 
 def root_mean_square(one: Sequence[float], other: Sequence[float]) -> float:
-    """Return the root mean square of the differences of as many losses."""
+    """Return the root mean square of the differences of two equally long lists of losses."""
     return sqrt(fsum(distance(a, b) ** 2 for a, b in zip(one, other, strict=True)) / len(one))

@@ -1,4 +1,4 @@
-"""Turn a table of measured cuDNN algorithms into a profile that ucudnn plans from.
+"""Turn a table of measured cuDNN algorithms into a profile from which ucudnn plans.
 
     python -m bench.tools.profile_from_csv TABLE.csv.gz PROFILE.json --condition "device=NVIDIA H200" ...
 
@@ -6,16 +6,16 @@ The table has the columns network, layer, count, channels, height, width, filter
 batch, api, algorithm, time_ms, workspace_bytes and numerical_notes (numbers of cudnnBackendNumericalNote_t).
 """
 
-import argparse
 import csv
 import gzip
 from pathlib import Path
 
+from bench.tools.script import command_line, run_main
 from ucudnn.problem import ConvolutionProblem, MathMode, Operation
 from ucudnn.profiles.format import Profile, save_profile
 from ucudnn.profiles.measurement import Algorithm, Measurement
 
-NOTES = (  # cudnnBackendNumericalNote_t, in order
+NOTES = (
     "TENSOR_CORE",
     "DOWN_CONVERT_INPUTS",
     "REDUCED_PRECISION_REDUCTION",
@@ -27,8 +27,10 @@ NOTES = (  # cudnnBackendNumericalNote_t, in order
     "WINOGRAD_TILE_13x13",
     "STRICT_NAN_PROP",
 )
+"""Names of cudnnBackendNumericalNote_t, in order."""
+
 NONDETERMINISTIC = {("BackwardData", "ALGO_0"), ("BackwardFilter", "ALGO_0"), ("BackwardFilter", "ALGO_3")}
-"""Legacy algorithms that cuDNN documents as not deterministic."""
+"""Legacy algorithms that are not deterministic, by cuDNN's documentation."""
 
 
 def problem_of(row: dict[str, str]) -> ConvolutionProblem:
@@ -61,11 +63,11 @@ def record_of(row: dict[str, str]) -> Measurement:
 
 
 def main() -> None:
-    """Read the table, write the profile."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("table", type=Path)
-    parser.add_argument("profile", type=Path)
-    parser.add_argument("--condition", action="append", default=[], metavar="NAME=VALUE")
+    """Read the table and write the profile."""
+    parser = command_line(__doc__, __spec__.name)
+    parser.add_argument("table", type=Path, help="compressed CSV file")
+    parser.add_argument("profile", type=Path, help="file to write")
+    parser.add_argument("--condition", action="append", default=[], metavar="NAME=VALUE", help="may be repeated")
     arguments = parser.parse_args()
     recordings: dict[str, dict[ConvolutionProblem, tuple[Measurement, ...]]] = {}
     with gzip.open(arguments.table, "rt", newline="") as file:
@@ -78,4 +80,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_main(main)
