@@ -31,8 +31,8 @@ def trial(arguments: Namespace) -> dict[str, object]:
     import torch
 
     import ucudnn.torch
+    from bench.memory.models import UNet
     from bench.torch.measuring import conditions, device_of, elapsed_ms, training_step
-    from bench.torch.models import UNet3d
 
     device = device_of(arguments)
     on_gpu = device.type == "cuda"
@@ -45,7 +45,8 @@ def trial(arguments: Namespace) -> dict[str, object]:
     answer: dict[str, object] = {"conditions": conditions(device)}
     try:
         torch.manual_seed(0)
-        model = UNet3d(arguments.width, arguments.levels).to(device)
+        widths = [arguments.width << level for level in range(arguments.levels)]
+        model = UNet(3, [(width, 2 * width) for width in widths], channels=1, classes=3).to(device)
         side = (arguments.side,) * 3
         x = torch.randn(arguments.batch, 1, *side, device=device)
         step = training_step(model, x, torch.randint(3, (arguments.batch, *side), device=device))
