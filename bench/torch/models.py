@@ -7,7 +7,7 @@ from bench.memory import models as own
 
 
 def image_model(name: str) -> tuple[nn.Module, str]:
-    """Return torchvision's ResNet-50 or AlexNet, or ours if torchvision is not installed, and the name of its source."""
+    """Return ResNet-50 or AlexNet, from torchvision if it is installed, and the name of its source."""
     try:
         from torchvision import __version__, models
     except (ImportError, RuntimeError):  # RuntimeError if it was built for another PyTorch

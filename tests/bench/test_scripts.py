@@ -1,0 +1,74 @@
+"""Every script of bench/ runs as a module from the repository's root, and its help says so."""
+
+import re
+import subprocess
+import sys
+from importlib import import_module
+from pathlib import Path
+
+import pytest
+
+from bench.tools.results import ROOT, load
+from bench.tools.script import command_line, out_of, run_main, verdict
+from ucudnn.errors import UcudnnError
+
+SCRIPTS = sorted(
+    ".".join(path.relative_to(ROOT).with_suffix("").parts)
+    for path in (ROOT / "bench").glob("*/*.py")
+    if '__name__ == "__main__"' in path.read_text()
+)
+
+
+@pytest.mark.parametrize("module", SCRIPTS)
+def test_the_help_of_a_script_names_its_module_and_no_file(module, monkeypatch, capsys):
+    if ".torch." in module or ".memory." in module:
+        pytest.importorskip("torch")
+    if module == "bench.paper.solvers":
+        pytest.importorskip("swiglpk")
+    monkeypatch.setattr(sys, "argv", [module, "--help"])
+    with pytest.raises(SystemExit) as ended:
+        import_module(module).main()
+    assert ended.value.code == 0
+    text = capsys.readouterr().out
+    assert f"usage: python -m {module} " in re.sub(r"\s+", " ", text)
+    assert f"python -m {module}" in import_module(module).__doc__
+    assert not re.search(r"bench/(?!data/|results)[\w/]*\.py", text)
+
+
+def test_a_script_runs_as_a_module(tmp_path):
+    out = tmp_path / "volume.json"
+    trial = ["--backend", "cpu", "--batch", "2", "--side", "4", "--repeats", "1", "--workspace", "1MiB", "--out"]
+    subprocess.run([sys.executable, "-m", "bench.gpu.volume", *trial, str(out)], cwd=ROOT, check=True)
+    assert {row["operation"] for row in load(out)["rows"]} == {"Forward", "BackwardData", "BackwardFilter"}
+
+
+def test_a_trial_on_the_cpu_writes_no_results_unless_a_file_is_named(monkeypatch):
+    parser = command_line("What it does.", "bench.gpu.volume", "gpu/volume.json")
+    parser.add_argument("--backend", default="cudnn")
+    for options, out in (
+        ([], ROOT / "bench/results/gpu/volume.json"),
+        (["--backend", "cpu"], None),
+        (["--backend", "cpu", "--out", "own.json"], Path("own.json")),
+    ):
+        assert out_of(parser.parse_args(options)) == out
+
+
+@pytest.mark.parametrize(("answer", "code"), [(None, 0), (True, 0), (False, 1)])
+def test_a_script_ends_with_1_if_something_failed(answer, code):
+    with pytest.raises(SystemExit) as ended:
+        run_main(lambda: answer)
+    assert ended.value.code == code
+
+
+def test_an_error_of_ucudnn_ends_a_script_in_one_line():
+    def main():
+        raise UcudnnError("no GPU")
+
+    with pytest.raises(SystemExit, match=r"^error: no GPU$"):
+        run_main(main)
+
+
+def test_a_verdict_names_the_figure_and_its_bound(capsys):
+    assert verdict("steps", 1.02, 1.03)["met"]
+    assert not verdict("steps", 1.04, 1.03, " s")["met"]
+    assert capsys.readouterr().out == "met    steps: 1.02, at most 1.03\nMISSED steps: 1.04 s, at most 1.03 s\n"
