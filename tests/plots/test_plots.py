@@ -17,7 +17,7 @@ from ucudnn.plots import bars as bars_module
 from ucudnn.plots import check_picture, draw_configurations, draw_division, draw_groups, draw_layers
 from ucudnn.plots.bars import configurations_figure, division_figure, groups_figure, layers_figure
 from ucudnn.plots.points import _notes, desirable_figure
-from ucudnn.plots.style import MIB, STYLE, looks_of, pieces_of, shaded
+from ucudnn.plots.style import MIB, STYLE, bar_pieces, looks_of, shaded
 from ucudnn.slabs import Slab
 
 OPERATIONS = ("Forward", "BackwardData", "BackwardFilter")
@@ -228,7 +228,7 @@ def test_slabs_are_pieces_of_their_micro_batch():
     ]
     parts = (MicroConfiguration.of_slabs(1, slabs), *configuration(size=1, count=1, time_ms=4.0).parts)
     divided = Configuration(parts=parts)
-    assert [(piece.text, piece.share) for piece in pieces_of(divided)] == [
+    assert [(piece.text, piece.share) for piece in bar_pieces(divided)] == [
         ("6 rows", 0.375),
         ("2 rows", 0.125),
         ("1", 0.5),

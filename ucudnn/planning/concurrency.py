@@ -1,4 +1,4 @@
-"""Concurrency: which kernels may run at the same time, and so need segments of their own."""
+"""Which kernels may run at the same time, and so need segments of their own."""
 
 from collections.abc import Hashable, Iterable, Sequence
 
@@ -8,17 +8,17 @@ from ucudnn.problem import Operation
 from ucudnn.settings import Settings
 
 Groups = tuple[tuple[tuple[str, ...], ...], ...]
-"""For each group of layers that may run at the same time its branches: layers that run one after another."""
+"""Groups of layers that may run at the same time. A group has branches; layers of a branch run one after another."""
 
 Branches = tuple[tuple[int, ...], ...]
-"""Kernels by their index; those of one branch run one after another, and share a segment."""
+"""Branches of kernels, by index; the kernels of a branch run one after another and share a segment."""
 
 
 def parse_groups(given: Sequence[Sequence[str | Sequence[str]]]) -> Groups:
-    """Return groups from layers' names; a branch of one layer may be its name alone.
+    """Return groups from the names of layers; a branch of one layer may be just its name.
 
     Raises:
-        SettingsError: if something else than a name is found, or a name twice.
+        SettingsError: if there is something other than a name, or a name twice.
     """
     groups = []
     for group in _items(given, "are no groups: give a sequence of them"):
@@ -49,7 +49,7 @@ def groups_under(settings: Settings, given: Sequence[Sequence[str | Sequence[str
 
 
 def _places(groups: Sequence[Sequence[Sequence[str]]]) -> dict[str, tuple[int, int]]:
-    """Return group and branch of each layer."""
+    """Return the group and the branch of each layer."""
     place: dict[str, tuple[int, int]] = {}
     for group, branches in enumerate(groups):
         for branch, layers in enumerate(branches):
@@ -71,13 +71,13 @@ def _items(value: object, otherwise: str) -> tuple[object, ...]:
 def concurrent_sets(kernels: Sequence[Kernel], groups: Groups = ()) -> tuple[Branches, ...]:
     """Return sets of kernels that may run at the same time; kernels of different sets never do.
 
-    Without groups any two kernels may, as in the paper; only the shapes of one operation of one layer are alternatives.
-    With groups, the Forward kernels of a group are one set and its backward kernels another; any other kernel runs
-    alone.
+    Without groups, any two kernels may run at the same time, as in the paper, except for several shapes of one
+    operation of one layer. With groups, the Forward kernels of a group are one set, its backward kernels are another,
+    and every other kernel runs alone.
 
     Args:
         kernels: all kernels.
-        groups: layers by name; names that no kernel has are none of the kernels' business.
+        groups: layers by name; a name that no kernel has is ignored.
 
     Raises:
         SettingsError: if a layer is named twice, or stands in a group for several layers of its shape.

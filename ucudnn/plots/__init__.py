@@ -1,6 +1,6 @@
-"""Pictures: reports and configurations drawn into files by matplotlib. Nothing is measured here.
+"""Pictures of reports and configurations, drawn by matplotlib into files, as the paper has them.
 
-Figures are those of the paper.
+Nothing is measured here.
 """
 
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -32,32 +32,36 @@ _FORMATS = ("pdf", "png", "svg")
 
 
 def draw_layers(bars: Sequence[Bar], path: Path, *, title: str = "") -> None:
-    """Draw where the milliseconds go: a stack for each report, a piece for each layer and operation.
+    """Draw the milliseconds of each layer and operation as a piece of a stack, with a stack for each report.
 
-    Times are those that were executed, or else the predicted ones, each kernel as often as it occurs.
+    Times are executed ones if a report has them, and else predicted ones. A kernel counts as often as it occurs.
 
     Args:
         bars: labels and reports; bars whose labels begin with the same line stand together.
-        path: file to write; its suffix says in which format: .pdf, .png or .svg.
-        title: above the picture.
+        path: file to write, in the format of its suffix: .pdf, .png or .svg.
+        title: stands above the picture.
 
     Raises:
         BackendUnavailableError: if matplotlib is not installed.
-        InvalidValueError: if there is nothing to draw.
+        InvalidValueError: if there is nothing to draw, or the suffix is not known.
         OutputError: if the file cannot be written.
     """
     _write(path, bars, lambda: layers_figure(bars, title))
 
 
 def draw_division(bars: Sequence[Bar], path: Path, *, title: str = "") -> None:
-    """Draw where the workspace goes, in MiB (figure 13); else as `draw_layers`."""
+    """Draw the workspace of each layer and operation in MiB (paper, figure 13); otherwise as `draw_layers`."""
     _write(path, bars, lambda: division_figure(bars, title))
 
 
 def draw_desirable(front: Sequence[Configuration], path: Path, *, title: str = "", kind: str = "predicted") -> None:
-    """Draw workspace against time of a desirable set, in its order, and how it divides the mini-batch (figure 8).
+    """Draw the workspace against the time of a desirable set, with the micro-batches of each point (paper, figure 8).
 
-    Times are called what `kind` says.
+    Args:
+        front: the desirable set, in order of workspace; it may not be empty.
+        path: as for `draw_layers`, as are the errors.
+        title: as for `draw_layers`.
+        kind: a word for the times: 'predicted', or 'executed'.
     """
     _write(path, front, lambda: desirable_figure(front, title, kind))
 
@@ -65,9 +69,13 @@ def draw_desirable(front: Sequence[Configuration], path: Path, *, title: str = "
 def draw_configurations(
     rows: Sequence[tuple[str, Configuration]], path: Path, *, title: str = "", kind: str = "predicted"
 ) -> None:
-    """Draw milliseconds of labelled configurations, from the top, a piece for each micro-batch (figure 9).
+    """Draw the milliseconds of configurations as rows, with a piece for each micro-batch (paper, figure 9).
 
-    Times are called what `kind` says.
+    Args:
+        rows: labels and configurations, from the top.
+        path: as for `draw_layers`, as are the errors.
+        title: as for `draw_layers`.
+        kind: a word for the times: 'predicted', or 'executed'.
     """
     _write(path, rows, lambda: configurations_figure(rows, title, kind))
 
@@ -75,12 +83,20 @@ def draw_configurations(
 def draw_groups(
     labels: Sequence[str], series: Mapping[str, Sequence[float | None]], path: Path, *, ylabel: str, title: str = ""
 ) -> None:
-    """Draw groups of bars side by side (figure 1): of each series, by its name, one for each label, or none."""
+    """Draw groups of bars side by side (paper, figure 1).
+
+    Args:
+        labels: a label for each group.
+        series: heights by the name of a series, one for each label; None for no bar.
+        path: as for `draw_layers`, as are the errors.
+        ylabel: names the heights and their unit.
+        title: as for `draw_layers`.
+    """
     _write(path, labels, lambda: groups_figure(labels, series, ylabel, title))
 
 
 def check_picture(path: Path) -> None:
-    """Raise what drawing into a file would raise, before anything is measured for it.
+    """Raise the error that drawing into a file would raise, before anything is measured for the picture.
 
     Raises:
         BackendUnavailableError: if matplotlib is not installed.

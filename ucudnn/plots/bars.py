@@ -1,4 +1,4 @@
-"""Bars: stacks of layers, groups side by side, and rows of micro-batches (figures 1 and 9 to 13)."""
+"""Pictures with bars: stacks of layers, groups of bars, and rows of micro-batches (paper, figures 1 and 9 to 13)."""
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -7,7 +7,7 @@ from math import fsum
 from typing import TYPE_CHECKING
 
 from ucudnn.configuration import Configuration
-from ucudnn.plots.style import DARK, MIB, Look, add_legend, looks_of, new_figure, pieces_of, shaded
+from ucudnn.plots.style import DARK, MIB, Look, add_legend, bar_pieces, looks_of, new_figure, shaded
 from ucudnn.reporting.report import KernelReport, Report
 from ucudnn.units import format_ms
 
@@ -16,21 +16,21 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 Bar = tuple[str, Report]
-"""A label, of several lines where need be, and what is drawn above it."""
+"""A label, which may have several lines, and the report whose bar stands above it."""
 
 _OPERATIONS = {"Forward": "", "BackwardData": "/////", "BackwardFilter": "....."}
 _MOST_LAYERS = 12
 _MANY_LAYERS = 24
-_MANY_BARS = 12  # the numbers above them are short
-_LEAST_LAYER = 0.02  # of the tallest bar, where there are more layers than that
-_LEAST_PIECE = 0.01  # the same, of a piece of workspace; or else it is not hatched
+_MANY_BARS = 12  # with more bars, the numbers above them are short
+_LEAST_LAYER = 0.02  # of the tallest bar: with more layers than _MOST_LAYERS, a smaller layer is joined with others
+_LEAST_PIECE = 0.01  # of the tallest bar: a smaller piece of workspace is joined with others, and none is hatched
 
 _Stack = dict[tuple[str, str], float]
-"""What is stacked, by layer and operation in network order; '' where several are joined."""
+"""The heights of pieces by layer and operation, in network order; '' stands for several that are joined."""
 
 
 def _stacks(bars: Sequence[Bar], fields: Iterable[str], unit: float = 1.0) -> list[_Stack]:
-    """Return the pieces of reports; those of a layer may come in parts, for layers of one shape may differ in them."""
+    """Return the stack of each report: the sum of a field over all kernels of a layer and operation."""
     names, stacks = _names(bars), list[_Stack]()
     for (_, report), field in zip(bars, fields, strict=True):
         stack: _Stack = {}
@@ -46,9 +46,10 @@ def _layer(kernel: KernelReport) -> str:
 
 
 def _names(bars: Sequence[Bar]) -> dict[str, str]:
-    """Return names of pieces by layer: 'conv2 ×3' for three of a shape, or where there are many of what they are part.
+    """Return the names of pieces by layer, such as 'conv2 ×3' for three layers of one shape.
 
-    That is 'Mixed_5b' for 'Mixed_5b.branch1x1', or else the least that tells any apart.
+    If there are many layers, their modules give the names: 'Mixed_5b' for 'Mixed_5b.branch1x1'. The modules are the
+    outermost ones that differ.
     """
     counts: dict[str, int] = {}
     for _, report in bars:
@@ -66,7 +67,7 @@ def _names(bars: Sequence[Bar]) -> dict[str, str]:
 
 
 def _joined(stacks: Sequence[_Stack], least_layer: float, least_piece: float) -> tuple[list[_Stack], list[str]]:
-    """Return stacks without small pieces, and without layers that are small in all, and which layers are left."""
+    """Return stacks whose small pieces and layers are joined, and the layers that are left."""
     most: dict[str, float] = {}
     for stack in stacks:
         for layer in dict.fromkeys(layer for layer, _ in stack):
@@ -87,7 +88,7 @@ def _tallest(stacks: Iterable[_Stack]) -> float:
 
 
 def layers_figure(bars: Sequence[Bar], title: str) -> "Figure":
-    """Return stacks of milliseconds; see `draw_layers`."""
+    """Return a figure of stacks of milliseconds; see `draw_layers`."""
     stacks = _stacks(bars, ["executed_ms" if report.executed else "micro_batched_ms" for _, report in bars])
     many = len({layer for stack in stacks for layer, _ in stack}) > _MOST_LAYERS
     joined = _joined(stacks, _LEAST_LAYER * _tallest(stacks) if many else 0.0, 0.0)
@@ -96,7 +97,7 @@ def layers_figure(bars: Sequence[Bar], title: str) -> "Figure":
 
 
 def division_figure(bars: Sequence[Bar], title: str) -> "Figure":
-    """Return stacks of workspace; see `draw_division`."""
+    """Return a figure of stacks of workspace; see `draw_division`."""
     stacks = _stacks(bars, repeat("workspace_bytes", len(bars)), MIB)
     joined = _joined(stacks, 0.0, _LEAST_PIECE * _tallest(stacks))
     return _stacks_figure(bars, *joined, "workspace in MiB", "other kernels", title)
@@ -116,13 +117,13 @@ def _stacks_figure(
         for (layer, operation), amount in stack.items():
             style = looks[layer].of() | {"hatch": _OPERATIONS.get(operation, "")}
             if amount < _LEAST_PIECE * tallest:
-                style |= {"hatch": "", "linewidth": 0.0}  # of which nothing else would be seen
+                style |= {"hatch": "", "linewidth": 0.0}  # hatching and edges would hide it
             axes.bar(place, amount, bottom=bottom, **style)
             bottom += amount
         short = bottom >= 100 or (len(bars) > _MANY_BARS and bottom >= 10)
         total = f"{bottom:.0f}" if short else f"{bottom:.3g}"
         axes.text(place, bottom, total, ha="center", va="bottom", size=8.5 if len(bars) <= _MANY_BARS else 7)
-    # From the top, as the pieces are.
+    # The legend begins at the top, as the stacks do.
     add_legend(figure, reversed(looks.values()), "outside right center")
     there = {operation for stack in stacks for _, operation in stack}
     hatched = [Look(name, "#666666", hatch) for name, hatch in _OPERATIONS.items() if name in there]
@@ -134,7 +135,7 @@ def _stacks_figure(
 def groups_figure(
     labels: Sequence[str], series: Mapping[str, Sequence[float | None]], ylabel: str, title: str
 ) -> "Figure":
-    """Return bars side by side; see `draw_groups`."""
+    """Return a figure of groups of bars; see `draw_groups`."""
     figure, axes = new_figure(title)
     looks, places, width = shaded([*series]), _places(labels), 0.8 / len(series)
     for index, (look, heights) in enumerate(zip(looks, series.values(), strict=True)):
@@ -147,20 +148,20 @@ def groups_figure(
 
 
 def _places(labels: Sequence[str]) -> list[float]:
-    """Return where bars stand: closer together where their labels begin with the same line."""
+    """Return the places of bars; bars whose labels begin with the same line stand closer together."""
     heads = [label.partition("\n")[0] for label in labels]
     return [*accumulate((0.9 if before == head else 1.2 for before, head in pairwise(heads)), initial=0.0)]
 
 
 def _finish_bars(figure: "Figure", places: Sequence[float], labels: Sequence[str], ylabel: str) -> None:
-    """Set limits and labels; a first line that several labels share is written once, below them."""
+    """Set limits and labels; a first line that several labels share is written once, below the others."""
     (axes,) = figure.axes
     heads, tails = zip(*[label.partition("\n")[::2] for label in labels], strict=True)
     shared = all(tails) and len({*heads}) < len(heads)
     axes.set_xticks(places, tails if shared else labels)
     axes.tick_params(axis="x", which="both", length=0)
     axes.set(ylabel=ylabel, xlim=(-0.6, places[-1] + 0.6), ylim=(0, 1.08 * max(0.0, axes.dataLim.y1) or 1.0))
-    figure.draw_without_rendering()  # what has room is known when everything has its place
+    figure.draw_without_rendering()  # only then are the sizes of texts known
     extents = [label.get_window_extent() for label in axes.get_xticklabels()]
     upright = any(left.x1 + 4 > right.x0 for left, right in pairwise(extents))
     if upright:
@@ -175,12 +176,12 @@ def _finish_bars(figure: "Figure", places: Sequence[float], labels: Sequence[str
 
 
 def configurations_figure(rows: Sequence[tuple[str, Configuration]], title: str, kind: str = "predicted") -> "Figure":
-    """Return rows of micro-batches; see `draw_configurations`."""
+    """Return a figure of rows of micro-batches; see `draw_configurations`."""
     figure, axes = new_figure(title, max(2.2, 1.3 + 0.42 * len(rows)))
     looks = looks_of(configuration for _, configuration in rows)
     for row, (_, configuration) in enumerate(rows):
         left = 0.0
-        pieces = pieces_of(configuration)
+        pieces = bar_pieces(configuration)
         for piece in pieces:
             axes.barh(row, piece.time_ms, left=left, **looks[piece.algorithm].of(len(pieces)))
             left += piece.time_ms
@@ -196,7 +197,9 @@ def configurations_figure(rows: Sequence[tuple[str, Configuration]], title: str,
     figure.draw_without_rendering()
     for row, (_, configuration) in enumerate(rows):
         left = 0.0
-        for (text, algorithm), alike in groupby(pieces_of(configuration), key=lambda each: (each.text, each.algorithm)):
+        for (text, algorithm), alike in groupby(
+            bar_pieces(configuration), key=lambda each: (each.text, each.algorithm)
+        ):
             times = [piece.time_ms for piece in alike]
             edges = [left + fsum(times[:index]) for index in range(len(times) + 1)]
             color, left = looks[algorithm].color, edges[-1]
@@ -206,7 +209,7 @@ def configurations_figure(rows: Sequence[tuple[str, Configuration]], title: str,
 
 
 def _inscribe(axes: "Axes", row: int, left: float, right: float, text: str, color: str) -> bool:
-    """Write into a piece where it has room; return whether it has."""
+    """Write a text into a piece if there is room, and return whether there is."""
     ink = "white" if color in DARK else "black"
     plate = {"facecolor": color, "edgecolor": "none", "pad": 0.6}  # hides the hatching behind the text
     written = axes.text((left + right) / 2, row, text, ha="center", va="center", color=ink, bbox=plate)

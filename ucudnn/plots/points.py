@@ -1,4 +1,4 @@
-"""Desirable sets as points, each with a bar beside it that shows how it divides the mini-batch (figure 8)."""
+"""Pictures of desirable sets: points, each with a bar beside it that shows its micro-batches (paper, figure 8)."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -6,31 +6,38 @@ from itertools import groupby
 from typing import TYPE_CHECKING
 
 from ucudnn.configuration import Configuration
-from ucudnn.plots.style import MIB, add_legend, looks_of, new_figure, pieces_of
+from ucudnn.plots.style import MIB, add_legend, bar_pieces, looks_of, new_figure
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 _MOST_LABELLED = 16
-_BAR = (0.11, 0.034)  # width and height of the bars beside points, of those of the axes
+_BAR = (0.11, 0.034)  # width and height of the bar beside a point; as the next three, in parts of the axes
 _ASIDE = (0.012, 0.022)  # from a point to its bar
-_LETTER = 0.0125  # width of the text beside the bar
-_STEP = 0.048  # from a bar to one above it
-_LOG = 10  # times are on a linear scale within a decade
+_LETTER = 0.0125  # width of a letter beside the bar
+_STEP = 0.048  # from a bar to the next one above it
+_LOG = 10  # ratio of times beyond which their scale is logarithmic
 
 
 @dataclass(frozen=True, slots=True)
 class _Note:
-    """Where the bar and the text of a point are, in parts of the axes, and where the line from the point ends."""
+    """The place of a point's bar and text, and the line from the point to them, in parts of the axes.
+
+    Attributes:
+        left: left end of the bar.
+        right: right end of the text.
+        bottom: lower end of the bar.
+        line: x of a vertical line, and its two ends.
+    """
 
     left: float
     right: float
     bottom: float
-    line: tuple[float, float, float]  # x, and from where to where
+    line: tuple[float, float, float]
 
     def leaves_room(self, other: "_Note") -> bool:
-        """Return whether two of them do not touch."""
+        """Whether two notes do not touch."""
         apart = self.right < other.left or other.right < self.left or abs(self.bottom - other.bottom) > _STEP - 0.003
         return apart and not self._crosses(other.line) and not other._crosses(self.line)
 
@@ -40,7 +47,7 @@ class _Note:
 
 
 def desirable_figure(front: Sequence[Configuration], title: str, kind: str = "predicted") -> "Figure":
-    """Return workspace against time of a desirable set; see `draw_desirable`."""
+    """Return a figure of workspace against time; see `draw_desirable`."""
     from matplotlib.patches import Rectangle
 
     figure, axes = new_figure(title)
@@ -58,7 +65,7 @@ def desirable_figure(front: Sequence[Configuration], title: str, kind: str = "pr
             rising = places[index][1] == ends[0]
             xs = (places[index][0], x) if rising else (x, places[index][0])
             axes.plot(xs, ends, transform=axes.transAxes, color="#777777", linewidth=0.6)
-        pieces = pieces_of(front[index])
+        pieces = bar_pieces(front[index])
         for piece in pieces:
             width = _BAR[0] * piece.share
             style = looks[piece.algorithm].of(4 * len(pieces))
@@ -71,7 +78,7 @@ def desirable_figure(front: Sequence[Configuration], title: str, kind: str = "pr
 
 
 def _set_scales(axes: "Axes", points: Sequence[tuple[float, float]]) -> None:
-    """Choose scales, linear within about a decade, and leave room for bars."""
+    """Choose scales, linear within about a decade, and leave room for the bars beside the points."""
     xs, ys = [x for x, _ in points], [y for _, y in points]
     least = max(min([x for x in xs if x] or [1.0]), max(xs) / 1e4)
     if max(xs) > 20 * least:
@@ -86,12 +93,12 @@ def _set_scales(axes: "Axes", points: Sequence[tuple[float, float]]) -> None:
         (axes.set_xlim if axis is axes.xaxis else axes.set_ylim)(*limits)
         axis.set_major_formatter(lambda value, _: f"{value:g}" if value >= 0 else "")
         axis.set_minor_formatter(lambda value, _: "")
-    if max(ys) > _LOG * min(ys):  # a decade or two have too few powers of ten
+    if max(ys) > _LOG * min(ys):  # one or two decades have too few powers of ten
         axes.yaxis.set_minor_formatter(lambda value, _: f"{value:g}" if f"{value:e}"[0] in "25" else "")
 
 
 def _division_text(configuration: Configuration) -> str:
-    """Return '128+2×64', or '4×1 in 8' of single samples in eight slabs each."""
+    """Return a text such as '128+2×64'; '4×1 in 8' stands for four single samples in eight slabs each."""
     sizes = [
         (f"{size} in {slabs}" if slabs else str(size), len([*parts]))
         for (size, slabs), parts in groupby(configuration.parts, key=lambda part: (part.size, len(part.slabs)))
@@ -101,7 +108,7 @@ def _division_text(configuration: Configuration) -> str:
 
 
 def _notes(places: Sequence[tuple[float, float]], widths: Sequence[float]) -> dict[int, _Note]:
-    """Return the bars beside points that leave each other room; the ends come first, then points far apart."""
+    """Return notes that leave each other room, by point; the two ends come first, then points far apart."""
     count = len(places)
     spread = (round(step * (count - 1) / (_MOST_LABELLED - 1)) for step in range(_MOST_LABELLED))
     notes: dict[int, _Note] = {}
@@ -114,9 +121,10 @@ def _notes(places: Sequence[tuple[float, float]], widths: Sequence[float]) -> di
 
 
 def _choices(point: tuple[float, float], width: float) -> list[_Note]:
-    """Return where the bar of a point may be, the nearest first.
+    """Return the possible notes of a point, the nearest first.
 
-    Workspace rises and time falls, so no line goes through what is right of a point and above, or left and below.
+    Time falls as workspace rises, so the line of points leaves room above and to the right of a point, and below and to
+    the left of it.
     """
     x, y = point
     right, left = x + _ASIDE[0], x - _ASIDE[0]

@@ -1,7 +1,7 @@
-"""Looks: sizes, letters and colors of all pictures.
+"""The sizes, fonts and colors of all pictures, and the pieces that bars are made of.
 
-Colors stay apart for color-blind eyes and in grey: layers are shades from dark to light in network order, algorithms
-have Okabe and Ito's colors, and what shares a color is told apart by hatching.
+Color-blind readers and grey prints can tell the colors apart: layers are shades from dark to light in network order,
+algorithms have the colors of Okabe and Ito, and pieces of one color differ in their hatching.
 """
 
 import re
@@ -29,16 +29,21 @@ STYLE: Any = {
     "axes.spines.right": False,
     "hatch.linewidth": 0.7,
     "text.parse_math": False,
-    "svg.fonttype": "none",  # text stays text, to be searched and edited
+    "svg.fonttype": "none",  # text can be searched and edited
 }
-DARK = "#0072B2", "#333333"  # white text on them
+DARK = "#0072B2", "#333333"  # text on these is white
 _COLORS = (DARK[0], "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", DARK[1])
 _HATCHES = ("////", "....", "xxxx", "----", "\\\\\\\\", "oooo", "//--")
 
 
 def new_figure(title: str, height: float = 4.0) -> tuple["Figure", "Axes"]:
-    """Return a figure of half a page, in inches, with its axes."""
-    from matplotlib.figure import Figure  # without pyplot there is no state and no window
+    """Return a figure of half a page, with its axes.
+
+    Args:
+        title: stands above the figure.
+        height: in inches.
+    """
+    from matplotlib.figure import Figure  # pyplot would add state and windows
 
     figure = Figure(figsize=(7.0, height), dpi=150, layout="constrained")
     figure.suptitle(fill(title, 95))
@@ -47,27 +52,37 @@ def new_figure(title: str, height: float = 4.0) -> tuple["Figure", "Axes"]:
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """How pieces of one kind are drawn."""
+    """The look of the pieces of one layer, operation or algorithm.
+
+    Attributes:
+        label: its name in the legend.
+        color: its color, as matplotlib takes it.
+        hatch: its hatching, as matplotlib takes it.
+    """
 
     label: str
     color: Any
     hatch: str = ""
 
     def of(self, pieces: int = 1) -> dict[str, Any]:
-        """Return the style of a piece of a bar of so many: the edges of many would leave nothing else."""
+        """Return the arguments of matplotlib for one piece of a bar.
+
+        Args:
+            pieces: how many pieces the bar has; the edges of many pieces are thinner, because they would hide them.
+        """
         points = min(0.5, 20 / pieces)
         return {"facecolor": self.color, "edgecolor": "white", "linewidth": points, "hatch": self.hatch}
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
-    """A call of a configuration: a micro-batch, or a slab of one.
+class BarPiece:
+    """One call of a configuration: a micro-batch, or a slab of a micro-batch.
 
     Attributes:
         text: its micro-batch size, or '8 rows'.
-        algorithm: what computes it.
-        time_ms: how long that takes in milliseconds.
-        share: which part of the mini-batch it is.
+        algorithm: the algorithm that computes it.
+        time_ms: its time in milliseconds.
+        share: its part of the mini-batch, from 0 to 1.
     """
 
     text: str
@@ -76,31 +91,31 @@ class Piece:
     share: float
 
 
-def pieces_of(configuration: Configuration) -> list[Piece]:
+def bar_pieces(configuration: Configuration) -> list[BarPiece]:
     """Return the calls of a configuration in order."""
     found = []
     for part in configuration.parts:
         share = part.size / configuration.size
         if not part.slabs:
-            found.append(Piece(str(part.size), part.algorithm, part.time_ms, share))
+            found.append(BarPiece(str(part.size), part.algorithm, part.time_ms, share))
         rows = sum(each.slab.rows for each in part.slabs)
         for each in part.slabs:
             own = each.slab.rows
-            found.append(Piece(f"{own} rows", each.algorithm, each.time_ms, share * own / rows))
+            found.append(BarPiece(f"{own} rows", each.algorithm, each.time_ms, share * own / rows))
     return found
 
 
 def add_legend(figure: "Figure", looks: Iterable[Look], place: Any, columns: int = 1) -> None:
-    """Add a legend outside the axes."""
+    """Add a legend outside the axes, at a place that matplotlib names."""
     from matplotlib.patches import Patch
 
-    # matplotlib leaves out what begins with an underscore.
+    # matplotlib leaves out labels that begin with an underscore.
     labels = [(f" {look.label}" if look.label.startswith("_") else look.label, look) for look in looks]
     figure.legend(handles=[Patch(label=label, **look.of()) for label, look in labels], loc=place, ncols=columns)
 
 
 def shaded(names: Sequence[str]) -> list[Look]:
-    """Return looks from dark to light, none so light that white hatching is lost."""
+    """Return a look for each name, from dark to light; white hatching stays visible on the lightest."""
     from matplotlib import colormaps
 
     shades = [colormaps["viridis"](0.78 * index / max(1, len(names) - 1)) for index in range(len(names))]
@@ -112,14 +127,15 @@ def _short(name: str, most: int = 24) -> str:
 
 
 def looks_of(configurations: Iterable[Configuration]) -> dict[str, Look]:
-    """Return how algorithms are drawn: a color for each engine of cuDNN, hatching and letters for choices of knobs.
+    """Return the look of each algorithm.
 
-    Only the first two colors are apart in grey, so the others are always hatched.
+    Each engine of cuDNN has a color. Choices of its knobs differ in hatching and in a letter. In grey, only the first
+    two colors differ clearly, so the others are always hatched.
     """
     engines: dict[str, list[str]] = {}
-    for name in dict.fromkeys(piece.algorithm for each in configurations for piece in pieces_of(each)):
+    for name in dict.fromkeys(piece.algorithm for each in configurations for piece in bar_pieces(each)):
         engines.setdefault(re.sub(r"^(eng\d+)_k\d+=.*", r"\1", name), []).append(name)
-    # Each color goes through the hatches from another one on.
+    # Each color begins with another hatch.
     hatches = [cycle((*_HATCHES[start:], *_HATCHES[:start])) for start in range(len(_COLORS))]
     looks = {}
     for number, (engine, variants) in enumerate(engines.items()):

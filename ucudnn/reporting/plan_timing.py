@@ -1,4 +1,4 @@
-"""Execution of decisions on the spot: undivided and micro-batched plans, measured against each other."""
+"""Times of plans: undivided and micro-batched plans of a kernel run in turn on the same tensors."""
 
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -15,22 +15,22 @@ from ucudnn.problem import ConvolutionProblem
 from ucudnn.reporting.report import KernelReport, Report, report_decisions, report_kernel
 
 Name = TypeVar("Name", bound=Hashable)
-"""What tells runs apart."""
+"""The name of a run."""
 
-_WARM_MS = 30.0  # of work before the first sample: a GPU that idled runs at a lower clock
-_SAMPLE_MS = 2.0  # shorter plans run several times in a sample, for launching the first has a grain
+_WARM_MS = 30.0  # of work before the first sample, because an idle GPU runs at a lower clock
+_SAMPLE_MS = 2.0  # a shorter plan runs several times in a sample, because the first launch adds noise
 _MOST_RUNS = 16
 
 
 def execute(decision: Decision, backend: ComputeBackend, repeats: int) -> KernelReport:
     """Run a decision's undivided and micro-batched plans in turn and report the median times.
 
-    BackwardFilter runs with beta = 0, as the first gradient of a step does.
+    BackwardFilter runs with beta = 0, as the first gradient of a training step does.
 
     Args:
-        decision: what was decided for a kernel.
-        backend: runs it.
-        repeats: how often each plan is measured, after runs that warm up.
+        decision: the decision for a kernel.
+        backend: runs the plans.
+        repeats: how often each plan is measured after warming up.
 
     Raises:
         StepError: if an algorithm fails.
@@ -56,14 +56,14 @@ def report_run(
     policy: str,
     repeats: int = 0,
 ) -> Report:
-    """Return the report of kernels that ran one by one, in a program.
+    """Return the report of the kernels that a program ran.
 
     Args:
-        decided: what was decided, in order; one at least.
-        run: each kernel's decision, and how often it ran.
-        backend: what they ran on.
+        decided: the decisions in order, at least one.
+        run: the decision for each kernel, and how often it ran.
+        backend: the backend that ran the kernels.
         policy: the batch-size policy.
-        repeats: how often each kernel's plans are run now to be timed; 0 for predictions only.
+        repeats: how often each kernel's plans are timed now; 0 reports predicted times only.
 
     Raises:
         StepError: if an algorithm fails.
@@ -95,13 +95,13 @@ def report_run(
 def times_in_turn(
     problem: ConvolutionProblem, given: Mapping[Name, Configuration], backend: ComputeBackend, repeats: int
 ) -> dict[Name, float]:
-    """Run configurations of a problem in turn, on the same random operands, and return the median milliseconds of each.
+    """Run configurations of a problem in turn, on the same random tensors, and return the median milliseconds of each.
 
     Args:
         problem: the problem at mini-batch size.
-        given: its configurations.
+        given: its configurations by name.
         backend: runs them.
-        repeats: how often each is measured, after runs that warm up.
+        repeats: how often each is measured after warming up.
 
     Raises:
         StepError: if an algorithm fails.
@@ -114,7 +114,7 @@ def times_in_turn(
 def plans_in_turn(
     problem: ConvolutionProblem, plans: Mapping[Name, Plan], backend: ComputeBackend, repeats: int
 ) -> dict[Name, float]:
-    """Run plans of a problem in turn, on the same random operands; see `times_in_turn`."""
+    """Run plans of a problem in turn, on the same random tensors; see `times_in_turn`."""
     tensors = backend.operands(problem)
     x, w, y, _ = backend.bind(*tensors)
     workspace = backend.allocate(max(each.workspace_bytes for each in plans.values()))
@@ -123,12 +123,12 @@ def plans_in_turn(
 
 
 def alternate(runs: Mapping[Name, Callable[[], None]], backend: ComputeBackend, repeats: int) -> dict[Name, float]:
-    """Run several things in turn, plans of one kernel for example, and return the median milliseconds of each.
+    """Run several functions in turn, such as plans of one kernel, and return the median milliseconds of each.
 
     Args:
-        runs: what launches each of them.
-        backend: runs them and has the clock.
-        repeats: how many samples of each plan.
+        runs: functions that launch work, by name.
+        backend: measures the time of the work.
+        repeats: how many samples are taken of each function.
     """
     counts: dict[Name, int] = {}
     for name, run in runs.items():

@@ -1,4 +1,4 @@
-"""Reports: what was decided for each kernel and what it takes, as values, JSON, CSV and plain text."""
+"""Reports: the decision for each kernel with its time and workspace, as values, JSON, CSV and plain text."""
 
 import csv
 import io
@@ -13,23 +13,23 @@ from ucudnn.units import format_bytes, format_ms
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KernelReport:
-    """What was decided for a kernel; times are of one layer, in milliseconds.
+    """The decision for a kernel. Times are for one layer, in milliseconds.
 
     Attributes:
-        layer: name of the (first such) layer.
+        layer: name of the layer, or of the first one of several.
         operation: Forward, BackwardData or BackwardFilter.
-        problem: what it computes.
-        count: how many layers share shape and configuration.
-        configuration: '4x64 FFT_TILING'.
-        undivided: the fastest single algorithm within the limit; None where none fits.
+        problem: the problem, as text.
+        count: how many layers have this shape and configuration.
+        configuration: the configuration, such as '4x64 FFT_TILING'.
+        undivided: the fastest single algorithm within the limit; None if none fits.
         undivided_ms: its predicted time.
-        micro_batched_ms: predicted time of the configuration.
-        undivided_executed_ms: measured time of the undivided plan; None where nothing was executed.
-        executed_ms: measured time of the configuration's plan; None where nothing was executed.
-        workspace_bytes: workspace of the configuration, without what is spare memory of the caller's.
-        undivided_workspace_bytes: workspace of the undivided algorithm.
-        calls: how often a handle ran it.
-        spare_bytes: the most spare memory of the caller's, or of its own output's tail, that serves as workspace.
+        micro_batched_ms: the predicted time of the configuration.
+        undivided_executed_ms: the measured time of the undivided plan; None if nothing was executed.
+        executed_ms: the measured time of the configuration's plan; None if nothing was executed.
+        workspace_bytes: the workspace of the configuration, without the caller's spare memory.
+        undivided_workspace_bytes: the workspace of the undivided algorithm.
+        calls: how often a handle ran the kernel.
+        spare_bytes: the most bytes of the caller's spare memory, or of the output's tail, that serve as workspace.
     """
 
     layer: str
@@ -49,7 +49,7 @@ class KernelReport:
 
     @property
     def speedup(self) -> float | None:
-        """Undivided over micro-batched time: executed where it was, else predicted."""
+        """Undivided over micro-batched time: executed times if there are any, else predicted ones."""
         if self.undivided_executed_ms is not None and self.executed_ms is not None:
             return self.undivided_executed_ms / self.executed_ms
         return None if self.undivided_ms is None else self.undivided_ms / self.micro_batched_ms
@@ -57,23 +57,23 @@ class KernelReport:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Report:
-    """What was decided for a network, or for what a handle has seen.
+    """The decisions for a network, or for the kernels that a handle has computed.
 
     Attributes:
-        network: name of the network; '' where there is none.
-        batch: mini-batch size, or None where kernels differ in it.
+        network: name of the network; '' if there is none.
+        batch: mini-batch size, or None if kernels differ in it.
         method: WR or WD.
         limit_bytes: WR's limit for each kernel, or WD's total.
         policy: the batch-size policy.
         backend: name of the backend.
-        conditions: what the times depend on: device and versions.
+        conditions: the device and the versions on which the times depend.
         kernels: one entry for each kernel and configuration.
-        benchmark_seconds: wall-clock time of benchmarking.
-        solver_seconds: wall-clock time of desirable sets and integer program.
-        arena_bytes: under WD, the bytes of the workspace that is divided; None under WR.
-        gap: under WD, how much faster another division could be at most; 0 where it is optimal.
-        solvers: under WD, how it was found: see `Division.method`.
-        alternatives: under WD, the same total in other ways.
+        benchmark_seconds: wall-clock time of the benchmarks.
+        solver_seconds: wall-clock time of the desirable sets and of the integer program.
+        arena_bytes: under WD, the size of the divided workspace; None under WR.
+        gap: under WD, the most that another division could be faster, as a share of the time; 0 if it is optimal.
+        solvers: under WD, how the division was found: see `Division.method`.
+        alternatives: under WD, the same total used in other ways.
     """
 
     network: str
@@ -97,29 +97,29 @@ class Report:
         return bool(self.kernels) and all(kernel.executed_ms is not None for kernel in self.kernels)
 
     def total(self, field: str) -> float | None:
-        """Return the sum of a field in milliseconds, each kernel as often as it occurs; None where one lacks it."""
+        """Return the sum of a field in milliseconds, with each kernel as often as it occurs; None if one lacks it."""
         values = [(getattr(kernel, field), kernel.count) for kernel in self.kernels]
         return None if any(value is None for value, _ in values) else fsum(value * count for value, count in values)
 
     @property
     def workspace_bytes(self) -> int:
-        """Bytes of all kernels' workspaces together, as where each layer has its own."""
+        """The bytes of all workspaces together if each layer has its own."""
         return sum(kernel.workspace_bytes * kernel.count for kernel in self.kernels)
 
     @property
     def shared_workspace_bytes(self) -> int:
-        """Bytes of one workspace that serves the kernels one after another."""
+        """The bytes of one workspace that the kernels use one after another."""
         return max((kernel.workspace_bytes for kernel in self.kernels), default=0)
 
     @property
     def speedup(self) -> float | None:
-        """Undivided over micro-batched time of all kernels: executed where they were, else predicted."""
+        """Undivided over micro-batched time of all kernels: executed times if all have them, else predicted ones."""
         if self.executed:
             return _ratio(self.total("undivided_executed_ms"), self.total("executed_ms"))
         return _ratio(self.total("undivided_ms"), self.total("micro_batched_ms"))
 
     def to_dict(self) -> dict[str, object]:
-        """Return the report as one JSON object."""
+        """Return the report as a dictionary for one JSON object."""
         total: dict[str, object] = {
             "undivided_ms": self.total("undivided_ms"),
             "micro_batched_ms": self.total("micro_batched_ms"),
@@ -159,7 +159,7 @@ class Report:
         }
 
     def to_csv(self) -> str:
-        """Return the kernels as CSV, one line each."""
+        """Return the kernels as CSV, with a line for each."""
         text = io.StringIO()
         columns = [*(field.name for field in fields(KernelReport)), "speedup"]
         writer = csv.DictWriter(text, columns, lineterminator="\n")
@@ -168,12 +168,12 @@ class Report:
         return text.getvalue()
 
     def columns(self) -> tuple[str, ...]:
-        """Return the headings of the table: executed times where there are, beside the predicted one."""
+        """Return the headings of the table; it has executed times beside the predicted one if there are any."""
         times = ("plain ms", "ucudnn ms", "predicted") if self.executed else ("plain ms", "ucudnn ms")
         return ("layer", "operation", "x", "configuration", *times, "speedup", "workspace")
 
     def rows(self) -> list[tuple[str, ...]]:
-        """Return the table as text, one row for each kernel and configuration."""
+        """Return the rows of the table as text, one for each kernel and configuration."""
         return [self._row(kernel) for kernel in self.kernels]
 
     def _row(self, kernel: KernelReport) -> tuple[str, ...]:
@@ -191,7 +191,7 @@ class Report:
         )
 
     def summary(self) -> tuple[str, ...]:
-        """Return the totals, a line each."""
+        """Return the totals, with a line for each."""
         limit = "for each kernel"
         if self.method is Method.WD:
             grouped = any(each.name == GROUPED for each in self.alternatives)
@@ -235,7 +235,7 @@ class Report:
 def report_kernel(
     decision: Decision, *, calls: int = 0, executed_ms: float | None = None, undivided_executed_ms: float | None = None
 ) -> KernelReport:
-    """Return the report of one decision."""
+    """Return the report of one decision, with its measured times if it was executed."""
     undivided = decision.undivided
     return KernelReport(
         layer=decision.kernel.layer,
@@ -264,7 +264,16 @@ def report_decisions(
     backend: str,
     conditions: Mapping[str, str],
 ) -> Report:
-    """Return the report of decisions whose kernels were reported one by one."""
+    """Return the report of decisions.
+
+    Args:
+        decisions: the decisions.
+        kernels: the reports of their kernels.
+        network: name of the network, or ''.
+        policy: the batch-size policy.
+        backend: name of the backend.
+        conditions: the device and the versions on which the times depend.
+    """
     batches = {each.kernel.problem.batch for each in decisions.kernels}
     division = decisions.division
     return Report(
@@ -286,7 +295,7 @@ def report_decisions(
 
 
 def format_workspace(workspace_bytes: int, spare_bytes: int) -> str:
-    """Return '4.00 MiB', 'spare 57.0 MiB' where memory of the caller's serves, or both."""
+    """Return workspace and spare memory as text: '4.00 MiB', 'spare 57.0 MiB', or both."""
     if not spare_bytes:
         return format_bytes(workspace_bytes)
     own = f"{format_bytes(workspace_bytes)}, " if workspace_bytes else ""

@@ -1,4 +1,7 @@
-"""The terminal: tables, messages and progress bars. Data go to standard output, everything else to the other."""
+"""The terminal: tables, messages and progress bars.
+
+Data go to standard output, and everything else to standard error.
+"""
 
 import os
 import sys
@@ -17,16 +20,16 @@ from ucudnn.benchmarking.storage.database import MachineSummary
 from ucudnn.errors import OutputError
 from ucudnn.reporting.report import Report
 
-_WIDTH = 100  # of a table that goes to a file or a pipe
-_GAP = 2  # blanks between columns
+_WIDTH = 100  # of a table in a file or a pipe
+_GAP = 2  # blanks between two columns
 _TEXT_COLUMNS = ("layer", "operation", "configuration")
 
 
 class Steps(Protocol):
-    """A progress bar, as its user sees it."""
+    """A function that moves a progress bar."""
 
     def __call__(self, advance: int, what: str) -> None:
-        """Move on by some steps and say what comes now."""
+        """Move on by some steps, and show a text beside the bar."""
 
 
 def print_report(report: Report) -> None:
@@ -42,7 +45,7 @@ def print_report(report: Report) -> None:
     )
     headings, rows = report.columns(), report.rows()
     widths = [max(map(len, cells)) for cells in zip(headings, *rows, strict=True)]
-    # Engine names with all their knobs are long: their column gives way, and --json and --csv have them whole.
+    # Engine names with all their knobs are long. Their column is cut; --json and --csv have them whole.
     flexible = headings.index("configuration")
     others = sum(widths) - widths[flexible] + _GAP * (len(widths) - 1)
     widths[flexible] = max(len("configuration"), min(widths[flexible], console.width - others))
@@ -58,7 +61,7 @@ def print_report(report: Report) -> None:
 
 
 def print_cache(path: str, machines: Sequence[MachineSummary]) -> None:
-    """Print what a database holds."""
+    """Print how many measurements a database holds for each machine."""
     console = _console(text := StringIO())
     lines = [path]
     for each in machines:
@@ -74,7 +77,7 @@ def print_cache(path: str, machines: Sequence[MachineSummary]) -> None:
 
 
 def print_text(text: str) -> None:
-    """Print data as they are, for other programs to read.
+    """Print data without any change, because other programs may read them.
 
     Raises:
         OutputError: if standard output is closed or full.
@@ -103,7 +106,7 @@ def _console(text: StringIO) -> Console:
 
 
 def print_note(message: str) -> None:
-    """Print to standard error what is no error."""
+    """Print a message that is no error to standard error."""
     Console(stderr=True, soft_wrap=True).print(escape(message), highlight=False)
 
 
@@ -114,11 +117,11 @@ def print_error(message: str) -> None:
 
 @contextmanager
 def progress(title: str, total: int) -> Iterator[Steps]:
-    """Show a progress bar on standard error while it is a terminal.
+    """Show a progress bar on standard error, if that is a terminal.
 
     Args:
-        title: what is going on.
-        total: how many steps there are.
+        title: stands before the bar.
+        total: the number of steps.
     """
     columns = (
         TextColumn("{task.description}"),
