@@ -26,7 +26,8 @@ def recorded_step():
     )
     builder = StepBuilder().storage("x", 7, Role.INPUT, fixed=3).storage("w", 0, Role.PARAMETER, fixed=100)
     builder.run("conv", "x w", "y", problem=problem, problem_batch=Affine(1, 2), flops=Affine(5, 6), traffic=Affine(7))
-    builder.run("relu_", "y", "y", dtype="float16", module="layer1.relu", source="model.py:12")
+    relu = {"dtype": "float16", "module": "layer1.relu", "source": "model.py:12", "repeatable": False}
+    builder.run("relu_", "y", "y", **relu)
     builder.storages["y"] = Storage(name="y", role=Role.ACTIVATION, size=Affine(0, 9), aliases=("y", "y_view"))
     builder.backward("grad", "x y", "dy")
     return builder.graph(batch=4, name="model", recorded=(2, 4), gradients_kept=True, conditions={"torch": "2.13"})
@@ -94,7 +95,7 @@ def damaged(**changes):
         (damaged(storages=[]), "accesses storages"),
         (damaged(storages=[["x", "nobody", 1, 1, []]]), "'nobody' is not a valid Role"),
         (damaged(operations=[["conv"]]), "ValueError"),
-        (damaged(operations=[["conv", 99, "forward", 0, [], [], [0, 0], [0, 0], 0, 0]]), "IndexError"),
+        (damaged(operations=[["conv", 99, "forward", 0, [], [], [0, 0], [0, 0], 0, 0, 1]]), "IndexError"),
         (damaged(problems=[{"operation": "Forward"}]), "cannot be read: TypeError"),
         (damaged(batch=0), "a mini-batch of 0"),
         (damaged(batch="8"), "a mini-batch of 8"),

@@ -1,4 +1,6 @@
-"""Training steps for the tests of `ucudnn.memory`: built by hand in a few lines."""
+"""Training steps for the tests of `ucudnn.memory`: built by hand in a few lines, or at random."""
+
+from hypothesis import strategies as st
 
 from ucudnn.memory.costs import Costs
 from ucudnn.memory.graph import Affine, Phase, Role, StepGraph, StepOperation, Storage
@@ -56,3 +58,103 @@ class StepBuilder:
         """Return costs with the builder's times and scratch, and a link of 1 byte per ms each way."""
         given = {"offload_bytes_per_ms": 1.0, "prefetch_bytes_per_ms": 1.0, "memory_bytes": 10**9, **fields}
         return Costs(device="test", time_ms=tuple(self.times), scratch_bytes=tuple(self.scratch), **given)
+
+
+@st.composite
+def random_steps(draw, most_operations=12):
+    """Draw a step and its costs: branches, joins, long skips, views, updates in place and whole overwrites.
+
+    Backward goes through the operations of forward in reverse and reads some of what each accessed, so most of forward
+    is saved. Bytes and times are small whole numbers, so sums of them are exact.
+    """
+    program = _RandomProgram(draw)
+    for _ in range(draw(st.integers(1, most_operations))):
+        program.forward()
+    program.end_forward()
+    for accessed in reversed(program.forward_accesses):
+        program.backward(accessed)
+    program.optimize()
+    builder = program.builder
+    rates = {name: float(draw(st.integers(1, 4))) for name in ("offload_bytes_per_ms", "prefetch_bytes_per_ms")}
+    costs = builder.costs(
+        contention=draw(st.sampled_from([1.0, 1.25])),
+        duplex=draw(st.sampled_from([1.0, 0.75])),
+        granularity=draw(st.sampled_from([1, 4])),
+        **rates,
+    )
+    return builder.graph(batch=2, gradients_kept=draw(st.booleans())), costs
+
+
+class _RandomProgram:
+    """Writes a random step with a StepBuilder."""
+
+    def __init__(self, draw):
+        self.draw = draw
+        self.builder = StepBuilder()
+        self.builder.storage("x", 2, Role.INPUT)
+        self.forward_accesses = []
+        self.alive = ["x"]  # what forward may read
+        self.gradients = []
+        self.count = 0
+
+    def forward(self):
+        style = self.draw(st.sampled_from(["make"] * 5 + ["pair", "update", "overwrite", "view", "normalize", "layer"]))
+        reads = set(self.some(self.alive, 1, 3))
+        writes = [self.fresh("a")] if style != "pair" else [self.fresh("a"), self.fresh("a")]
+        if style in ("update", "overwrite") and self.alive[1:]:
+            writes = self.some(self.alive[1:], 1, 1)
+            reads = reads | set(writes) if style == "update" else reads - set(writes)
+        if style == "view":
+            reads, writes = set(), []
+        if style in ("normalize", "layer"):
+            role = Role.BUFFER if style == "normalize" else Role.PARAMETER
+            extra = self.fresh("p", role)
+            reads.add(extra)
+            writes += [extra] if style == "normalize" else []
+        self.add(Phase.FORWARD, reads, writes, repeatable=self.draw(st.integers(0, 9)) > 0)
+        self.alive += [each for each in writes if each not in self.alive and each.startswith("a")]
+        self.forward_accesses.append(sorted({*reads, *writes}))
+
+    def end_forward(self):
+        self.add(Phase.FORWARD, self.some(self.alive, 1, 2), [self.fresh("loss", Role.OUTPUT)])
+        self.gradients = [self.fresh("d")]
+        self.add(Phase.BACKWARD, [], self.gradients)
+
+    def backward(self, accessed):
+        saved = [each for each in accessed if self.draw(st.booleans())]
+        reads = {*saved, *self.some(self.gradients[-3:], 1, 2)}
+        writes = [self.fresh("d")]
+        style = self.draw(st.sampled_from(["make"] * 4 + ["accumulate", "parameter", "spoil"]))
+        if style == "accumulate":
+            writes = self.gradients[-1:]
+            reads |= set(writes)
+        if style == "parameter":
+            writes.append(self.fresh("g", Role.GRADIENT))
+        activations = [each for each in accessed if each.startswith("a")]
+        if style == "spoil" and activations:
+            writes = self.some(activations, 1, 1)
+            reads = reads | set(writes) if self.draw(st.booleans()) else reads - set(writes)
+        self.add(Phase.BACKWARD, reads, writes)
+        self.gradients += [each for each in writes if each.startswith("d") and each not in self.gradients]
+
+    def optimize(self):
+        for name, storage in list(self.builder.storages.items()):
+            if storage.role is Role.PARAMETER and self.draw(st.booleans()):
+                self.add(Phase.OPTIMIZER, [name], [name])
+
+    def fresh(self, prefix, role=Role.ACTIVATION):
+        self.count += 1
+        name = f"{prefix}{self.count}"
+        self.builder.storage(name, self.draw(st.integers(0, 9)), role, fixed=self.draw(st.integers(0, 3)))
+        return name
+
+    def some(self, names, least, most):
+        """Draw some names, the newest ones most often, but old ones too: these are the long skips."""
+        chosen = st.sampled_from(names[-2:] + names)
+        return self.draw(st.lists(chosen, min_size=least, max_size=most, unique=True))
+
+    def add(self, phase, reads, writes, **fields):
+        name = f"op{len(self.builder.operations)}"
+        time, scratch = self.draw(st.integers(0, 4)), self.draw(st.sampled_from([0, 0, 0, 5, 20]))
+        reads, writes = " ".join(sorted(reads)), " ".join(writes)
+        self.builder.run(name, reads, writes, phase=phase, time=float(time), scratch=scratch, **fields)

@@ -128,6 +128,10 @@ class StepOperation:
             or windows into the batch.
         module: the module of the model that called it: 'layer1.0.conv2'; '' where none is known.
         source: file and line that called it: 'model.py:61'; '' where none is known.
+        repeatable: whether running it again on the same bytes gives the same bytes, so that it can be recomputed; not
+            so for an operation that draws random numbers anew. An operation that updates a parameter, a buffer or
+            optimizer state beside its other results (batch normalization and its running statistics) is repeatable:
+            a recomputation leaves such storages alone, and its other results must not depend on them.
     """
 
     name: str
@@ -142,6 +146,7 @@ class StepOperation:
     problem_batch: Affine = Affine(0, 1)
     module: str = ""
     source: str = ""
+    repeatable: bool = True
 
     def __post_init__(self) -> None:
         if self.problem is not None:  # one form, so that steps compare equal whatever batch they were recorded at
@@ -208,6 +213,16 @@ class StepGraph:
         )
 
     @cached_property
+    def exists_after(self) -> tuple[bool, ...]:
+        """Whether each storage still exists when the step has ended."""
+        return tuple(storage.role.exists_after for storage in self.storages)
+
+    @cached_property
+    def left_alone(self) -> tuple[bool, ...]:
+        """Whether a recomputation leaves each storage alone: parameters, buffers, inputs and optimizer state."""
+        return tuple(storage.role.exists_before for storage in self.storages)
+
+    @cached_property
     def writers(self) -> tuple[tuple[int, ...], ...]:
         """The operations that write each storage, in order: `writers[s][k - 1]` makes version k of storage s."""
         return self._accesses(lambda operation: operation.writes)
@@ -232,6 +247,30 @@ class StepGraph:
             for storage in operation.writes:
                 current[storage] += 1
         return tuple(versions)
+
+    @cached_property
+    def recompute_reads(self) -> tuple[tuple[tuple[int, int], ...], ...]:
+        """For each operation, each (storage, version) that a recomputation of it reads.
+
+        These are its reads without the persistent storages that it would update beside its other results.
+        """
+        return tuple(
+            tuple(
+                (storage, version)
+                for storage, version in zip(operation.reads, versions, strict=True)
+                if not (self.left_alone[storage] and storage in operation.writes)
+            )
+            for operation, versions in zip(self.operations, self.read_versions, strict=True)
+        )
+
+    @cached_property
+    def makes(self) -> tuple[tuple[tuple[int, int], ...], ...]:
+        """For each operation, the storages in its `writes`, each with the version that the operation makes."""
+        made: list[list[tuple[int, int]]] = [[] for _ in self.operations]
+        for storage, writers in enumerate(self.writers):
+            for version, operation in enumerate(writers, start=1):
+                made[operation].append((storage, version))
+        return tuple(map(tuple, made))
 
     @cached_property
     def saved(self) -> tuple[int, ...]:

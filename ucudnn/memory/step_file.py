@@ -5,9 +5,9 @@
 * `kinds`, `dtypes`, `modules`, `sources`: tables of texts, into which the rows of operations point;
 * `problems`: a table of convolutions, each with the fields of ConvolutionProblem that differ from their defaults;
 * `storages`: a row for each, [name, role, fixed bytes, bytes per sample, aliases];
-* `operations`: a row for each, [name, kind, phase, dtype, reads, writes, flops, traffic, module, source, problem, its
-  batch], where flops, traffic and the problem's batch are [fixed, per sample]; the last two entries are absent where
-  the operation computes no convolution;
+* `operations`: a row for each, [name, kind, phase, dtype, reads, writes, flops, traffic, module, source, repeatable,
+  problem, its batch], where flops, traffic and the problem's batch are [fixed, per sample]; the last two entries are
+  absent where the operation computes no convolution;
 * `measured`: the fields of Costs, as they were measured at `batch`; null where nothing was.
 
 Files of steps differ line by line, because each storage and each operation has a line of its own.
@@ -108,7 +108,7 @@ def encode_step(graph: StepGraph, measured: Costs | None = None) -> bytes:
     for each in graph.operations:
         row: list[Any] = [each.name, kinds.row(each.kind), each.phase.value, dtypes.row(each.dtype)]
         row += [each.reads, each.writes, _affine(each.flops), _affine(each.traffic)]
-        row += [modules.row(each.module), sources.row(each.source)]
+        row += [modules.row(each.module), sources.row(each.source), int(each.repeatable)]
         if each.problem is not None:
             row += [problems.row(_compact(encode_problem(each.problem))), _affine(each.problem_batch)]
         operations.append(_compact(row))
@@ -145,7 +145,8 @@ def _decode(content: dict[str, Any]) -> StepGraph:
 
 def _decode_operations(content: dict[str, Any], problems: list[ConvolutionProblem]) -> Iterator[StepOperation]:
     kinds, dtypes, modules, sources = (content[table] for table in ("kinds", "dtypes", "modules", "sources"))
-    for name, kind, phase, dtype, reads, writes, flops, traffic, module, source, *convolution in content["operations"]:
+    for row in content["operations"]:
+        name, kind, phase, dtype, reads, writes, flops, traffic, module, source, repeatable, *convolution = row
         yield StepOperation(
             name=name,
             kind=kinds[kind],
@@ -157,6 +158,7 @@ def _decode_operations(content: dict[str, Any], problems: list[ConvolutionProble
             traffic=Affine(*traffic),
             module=modules[module],
             source=sources[source],
+            repeatable=bool(repeatable),
             problem=problems[convolution[0]] if convolution else None,
             problem_batch=Affine(*convolution[1]) if convolution else Affine(0, 1),
         )

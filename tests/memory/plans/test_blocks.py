@@ -1,0 +1,119 @@
+"""Tests of forward in blocks: where it is divided, what is dropped, and the peak that blocks are predicted to reach."""
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.support.step_graphs import StepBuilder, random_steps
+from ucudnn.memory.graph import Role
+from ucudnn.memory.order import ORDERS
+from ucudnn.memory.plans.actions import recompute, run
+from ucudnn.memory.plans.blocks import ForwardBlocks
+from ucudnn.memory.plans.frees import with_frees
+from ucudnn.memory.plans.plan import MemoryPlan
+from ucudnn.memory.simulation.simulator import simulate
+
+
+def chain(layers, size=10):
+    """Return a builder of a line of layers; backward of each reads its input and its output."""
+    builder = StepBuilder(default=size).storage("a0", size, Role.INPUT)
+    for layer in range(1, layers + 1):
+        builder.run(f"f{layer}", f"a{layer - 1}", f"a{layer}", time=float(layer))
+    builder.backward("turn", f"a{layers}", f"d{layers}")
+    for layer in range(layers, 0, -1):
+        builder.backward(f"b{layer}", f"a{layer - 1} a{layer} d{layer}", f"d{layer - 1}")
+    return builder
+
+
+def blocks_of(builder, count, graph=None):
+    graph = graph or builder.graph()
+    return ForwardBlocks(graph, builder.costs(), range(len(graph.operations))).divide(count)
+
+
+def test_a_line_is_divided_into_equal_blocks_that_keep_their_last_activation():
+    builder = chain(9)
+    graph = builder.graph()
+    blocks = blocks_of(builder, 3)
+    assert [block.operations for block in blocks] == [(0, 1), (3, 4), (6, 7, 8)]
+    names = [[graph.storages[each].name for each in block.dropped] for block in blocks]
+    assert names == [["a1", "a2"], ["a4", "a5"], ["a7", "a8", "a9"]]
+    assert [graph.operations[block.trigger].name for block in blocks] == ["b3", "b6", "turn"]
+    assert [block.time_ms for block in blocks] == [1.0 + 2.0, 4.0 + 5.0, 7.0 + 8.0 + 9.0]
+    assert [[graph.storages[each].name for each in block.inputs] for block in blocks] == [[], ["a3"], ["a6"]]
+    assert [block.extra_bytes for block in blocks] == [20, 20, 30]
+
+
+def test_blocks_begin_where_few_bytes_cross():
+    builder = StepBuilder(default=10).storage("wide", 50)
+    builder.run("0", "", "a").run("1", "a", "wide").run("2", "wide", "b").run("3", "b", "c").run("4", "c", "d")
+    builder.backward("5", "a wide b c d", "e")
+    blocks = blocks_of(builder, 2)
+    assert [block.operations for block in blocks] == [(0, 1), (3, 4)]
+
+
+def test_a_skip_stays_because_it_crosses():
+    builder = StepBuilder(default=10).run("0", "", "skip").run("1", "skip", "a").run("2", "a", "b")
+    builder.run("3", "b", "c").run("4", "c skip", "d").backward("5", "skip a b c d", "e")
+    graph = builder.graph()
+    dropped = {graph.storages[each].name for block in blocks_of(builder, 2) for each in block.dropped}
+    assert "skip" not in dropped
+    assert len(dropped) >= 3
+
+
+def test_what_cannot_be_made_again_stays_and_serves_the_rest_of_its_block():
+    builder = StepBuilder(default=10).run("0", "", "a").run("drop", "a", "b", repeatable=False).run("2", "b", "c")
+    builder.backward("3", "a b c", "e")
+    graph = builder.graph()
+    (block,) = blocks_of(builder, 1)
+    assert [graph.storages[each].name for each in block.dropped] == ["a", "c"]
+    assert [graph.storages[each].name for each in block.inputs] == ["b"]
+    assert block.operations == (0, 2)
+
+
+def test_what_backward_writes_before_it_reads_is_not_saved():
+    builder = StepBuilder(default=10).run("0", "", "a b").run("1", "a b", "c")
+    builder.backward("2", "c", "a").backward("3", "a b", "e")
+    graph = builder.graph()
+    saved = ForwardBlocks(graph, builder.costs(), range(4)).saved
+    assert [graph.storages[each].name for each in saved] == ["b", "c"]
+
+
+def test_a_step_without_backward_has_nothing_to_drop():
+    builder = StepBuilder().run("0", "", "a").run("1", "a", "b")
+    assert all(block.operations == () for block in blocks_of(builder, 2))
+
+
+@given(random_steps(), st.sampled_from(sorted(ORDERS)), st.integers(1, 5), st.data())
+@settings(max_examples=200, deadline=None)
+def test_the_predicted_peak_is_never_below_the_simulated_one(step, order_name, count, data):
+    graph, costs = step
+    order = ORDERS[order_name](graph)
+    forward = ForwardBlocks(graph, costs, order)
+    blocks = [block for block in forward.divide(count) if data.draw(st.booleans())]
+    actions = []
+    for place, operation in enumerate(order):
+        actions += [recompute(each) for block in blocks if block.trigger == place for each in block.operations]
+        actions.append(run(operation))
+    plan = MemoryPlan(policy="blocks", graph=graph, actions=with_frees(graph, actions))
+    simulated = simulate(plan, costs).peak_bytes
+    predicted = forward.peak_bytes(blocks)
+    assert predicted >= simulated
+    inputs = {storage for block in blocks for storage in block.inputs}
+    assert predicted - simulated <= sum(costs.rounded(graph.sizes[each]) for each in inputs | set(_made(graph, blocks)))
+
+
+def _made(graph, blocks):
+    return [storage for block in blocks for each in block.operations for storage in graph.operations[each].writes]
+
+
+def test_the_predicted_peak_of_a_line_is_exact():
+    builder = chain(9)
+    graph, costs = builder.graph(), builder.costs()
+    forward = ForwardBlocks(graph, costs, range(len(graph.operations)))
+    for count in (1, 2, 3, 4, 9):
+        blocks = forward.divide(count)
+        actions = []
+        for place in range(len(graph.operations)):
+            actions += [recompute(each) for block in blocks if block.trigger == place for each in block.operations]
+            actions.append(run(place))
+        plan = MemoryPlan(policy="blocks", graph=graph, actions=with_frees(graph, actions))
+        assert forward.peak_bytes(blocks) == simulate(plan, costs).peak_bytes

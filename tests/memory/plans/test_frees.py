@@ -1,0 +1,89 @@
+"""Tests of where frees go."""
+
+from hypothesis import given, settings
+
+from tests.support.memory_plans import random_plans
+from tests.support.step_graphs import StepBuilder
+from ucudnn.memory.graph import Role
+from ucudnn.memory.plans.actions import ActionKind, free, offload, prefetch, recompute, run, wait
+from ucudnn.memory.plans.frees import with_frees
+
+
+def test_activations_go_after_their_last_access_and_nothing_else_goes():
+    builder = StepBuilder().storage("x", 1, Role.INPUT).storage("g", 1, Role.GRADIENT)
+    graph = builder.run("0", "x", "y z").run("1", "y", "u").backward("2", "y u", "g").graph()
+    _, _, y, z, u = range(5)
+    assert with_frees(graph, [run(0), run(1), run(2)]) == (run(0), free(z), run(1), run(2), free(y), free(u))
+
+
+def line():
+    """Return a step: 0 makes a, 1 makes b of it, 2 reads b, 3 reads a."""
+    return StepBuilder().run("0", "", "a").run("1", "a", "b").run("2", "b", "c").run("3", "a", "d").graph()
+
+
+A, B, C, D = range(4)
+
+
+def test_bytes_go_before_a_prefetch_brings_them_back():
+    actions = [run(0), offload(A), run(1), run(2), prefetch(A), wait(A), run(3)]
+    assert with_frees(line(), actions) == (
+        *(run(0), offload(A), run(1), free(A), run(2), free(B), free(C)),
+        *(prefetch(A), wait(A), run(3), free(A), free(D)),
+    )
+
+
+def test_bytes_stay_until_their_offload_is_issued():
+    actions = [run(0), run(1), run(2), offload(A), prefetch(A), wait(A), run(3)]
+    assert with_frees(line(), actions)[5:7] == (offload(A), free(A))
+
+
+def test_bytes_go_before_a_recomputation_makes_them_again():
+    actions = [run(0), run(1), run(2), recompute(0), run(3)]
+    assert with_frees(line(), actions) == (
+        *(run(0), run(1), free(A), run(2), free(B), free(C), recompute(0), run(3), free(A), free(D)),
+    )
+
+
+def test_what_a_recomputation_makes_beside_goes_at_once():
+    graph = StepBuilder().run("0", "", "a b").run("1", "a b", "c").run("2", "a", "d").graph()
+    assert with_frees(graph, [run(0), run(1), recompute(0), run(2)])[-5:] == (
+        *(recompute(0), free(1), run(2), free(0), free(3)),
+    )
+
+
+def test_a_newer_version_stays_when_an_older_one_is_made_beside():
+    graph = StepBuilder().run("0", "", "a b").run("1", "a", "a").run("2", "b", "c").run("3", "a b", "d").graph()
+    actions = [run(0), run(1), run(2), recompute(0), run(3)]
+    assert with_frees(graph, actions) == (
+        *(run(0), run(1), run(2), free(B), free(C), recompute(0), run(3), free(A), free(B), free(D)),
+    )
+
+
+def test_a_newer_version_stays_until_it_is_copied_when_an_older_one_is_made_beside():
+    graph = StepBuilder().run("0", "", "a b").run("1", "a", "a").run("2", "b", "c").run("3", "a b", "d").graph()
+    actions = [run(0), run(1), run(2), recompute(0), offload(A), prefetch(A), wait(A), run(3)]
+    assert with_frees(graph, actions) == (
+        *(run(0), run(1), run(2), free(B), free(C), recompute(0), offload(A), free(A)),
+        *(prefetch(A), wait(A), run(3), free(A), free(B), free(D)),
+    )
+
+
+def test_a_storage_that_the_program_writes_anew_stays_as_in_the_program():
+    graph = StepBuilder().run("0", "", "a").run("1", "a", "b").run("2", "", "a").run("3", "a", "c").graph()
+    actions = with_frees(graph, [run(0), run(1), run(2), run(3)])
+    assert actions == (run(0), run(1), free(1), run(2), run(3), free(0), free(2))
+
+
+@given(random_plans())
+@settings(max_examples=100, deadline=None)
+def test_nothing_is_left_at_the_end(drawn):
+    plan, _ = drawn
+    present = set()
+    for kind, target in plan.actions:
+        if kind in (ActionKind.RUN, ActionKind.RECOMPUTE):
+            present |= {each for each in plan.graph.operations[target].writes if not plan.graph.exists_after[each]}
+        elif kind is ActionKind.PREFETCH:
+            present.add(target)
+        elif kind is ActionKind.FREE:
+            present.remove(target)
+    assert present == set()

@@ -1,0 +1,305 @@
+"""Tests of the simulator: traces worked by hand, the rules one by one, and a slow reference on random plans."""
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.support.memory_plans import random_plans
+from tests.support.reference_simulator import OutOfMemoryError, ReferenceSimulator
+from tests.support.step_graphs import StepBuilder
+from ucudnn.configuration import Configuration, MicroConfiguration
+from ucudnn.errors import BudgetError
+from ucudnn.memory.graph import Role
+from ucudnn.memory.plans.actions import free, offload, prefetch, recompute, run, synchronize, wait
+from ucudnn.memory.plans.plan import MemoryPlan
+from ucudnn.memory.simulation.result import Queue
+from ucudnn.memory.simulation.simulator import fixed_bytes, simulate
+
+COMPUTE, OUT, BACK = Queue.COMPUTE, Queue.TO_HOST, Queue.FROM_HOST
+
+
+def line():
+    """Return a line of three layers; every storage has 10 bytes, x is the input."""
+    builder = StepBuilder(default=10).storage("x", 10, Role.INPUT)
+    builder.run("f0", "x", "a", time=2.0).run("f1", "a", "b", time=4.0).run("f2", "b", "c", time=3.0)
+    return builder.backward("b2", "b c", "d", time=5.0).backward("b1", "a d", "e", time=4.0)
+
+
+X, A, B, C, D, E = range(6)
+
+
+def simulated(builder, *actions, cap=None, plan=None, **costs):
+    made = MemoryPlan(policy="hand", graph=builder.graph(), actions=actions, **(plan or {}))
+    return simulate(made, builder.costs(**costs), cap)
+
+
+def test_a_line_with_a_synchronized_offload_and_a_prefetch_one_layer_ahead():
+    """VDNN: a leaves beside f1, both streams synchronize, a comes back beside b2."""
+    result = simulated(
+        line(),
+        *(run(0), offload(A), run(1), synchronize(), free(A), run(2)),
+        *(prefetch(A), run(3), free(B), free(C), synchronize(), run(4), free(A), free(D), free(E)),
+        offload_bytes_per_ms=5.0,
+        prefetch_bytes_per_ms=2.5,
+    )
+    assert result.timeline == (
+        *((COMPUTE, 0, 0.0, 2.0), (OUT, 1, 2.0, 4.0), (COMPUTE, 2, 2.0, 6.0), (COMPUTE, 5, 6.0, 9.0)),
+        *((BACK, 6, 9.0, 13.0), (COMPUTE, 7, 9.0, 14.0), (COMPUTE, 11, 14.0, 18.0)),
+    )
+    assert result.memory == (
+        *((0.0, 10), (0.0, 20), (2.0, 30), (6.0, 20), (6.0, 30), (9.0, 40), (9.0, 50)),
+        *((14.0, 40), (14.0, 30), (14.0, 40), (18.0, 30), (18.0, 20), (18.0, 10)),
+    )
+    assert (result.peak_bytes, result.peak_action, result.time_ms) == (50, 7, 18.0)
+    assert (result.wait_ms, result.memory_stall_ms, result.contention_ms) == (0.0, 0.0, 0.0)
+    assert (result.offloaded_bytes, result.prefetched_bytes, result.pinned_bytes) == (10, 10, 10)
+
+
+def test_a_line_whose_link_is_slow_waits_at_every_synchronization():
+    result = simulated(
+        line(),
+        *(run(0), offload(A), run(1), synchronize(), free(A), run(2)),
+        *(prefetch(A), run(3), free(B), free(C), synchronize(), run(4), free(A), free(D), free(E)),
+        offload_bytes_per_ms=1.0,
+        prefetch_bytes_per_ms=1.0,
+    )
+    assert result.timeline == (
+        *((COMPUTE, 0, 0.0, 2.0), (COMPUTE, 2, 2.0, 6.0), (OUT, 1, 2.0, 12.0), (COMPUTE, 5, 12.0, 15.0)),
+        *((COMPUTE, 7, 15.0, 20.0), (BACK, 6, 15.0, 25.0), (COMPUTE, 11, 25.0, 29.0)),
+    )
+    assert (result.wait_ms, result.time_ms) == (6.0 + 5.0, 29.0)
+
+
+EXTENDED = (
+    *(run(0), offload(A), run(1), free(A), run(2)),
+    *(prefetch(A), run(3), free(B), free(C), wait(A), run(4), free(A), free(D), free(E)),
+)
+
+
+def test_a_free_takes_effect_when_the_copy_has_ended_and_nothing_waits_for_it():
+    """VDNNExt: f2 begins although a still leaves, so a and c exist together."""
+    result = simulated(line(), *EXTENDED, offload_bytes_per_ms=1.0, prefetch_bytes_per_ms=1.0)
+    assert result.timeline == (
+        *((COMPUTE, 0, 0.0, 2.0), (COMPUTE, 2, 2.0, 6.0), (COMPUTE, 4, 6.0, 9.0), (OUT, 1, 2.0, 12.0)),
+        *((COMPUTE, 6, 9.0, 14.0), (BACK, 5, 12.0, 22.0), (COMPUTE, 10, 22.0, 26.0)),
+    )
+    assert result.memory[:8] == (
+        *((0.0, 10), (0.0, 20), (2.0, 30), (6.0, 40), (9.0, 50), (9.0, 60), (12.0, 50), (14.0, 40)),
+    )
+    assert (result.peak_bytes, result.wait_ms, result.memory_stall_ms) == (60, 8.0, 0.0)
+
+
+def test_under_a_cap_an_allocation_waits_until_the_copy_has_freed_enough():
+    result = simulated(line(), *EXTENDED, cap=50, offload_bytes_per_ms=1.0, prefetch_bytes_per_ms=1.0)
+    assert result.timeline == (
+        *((COMPUTE, 0, 0.0, 2.0), (COMPUTE, 2, 2.0, 6.0), (COMPUTE, 4, 6.0, 9.0), (OUT, 1, 2.0, 12.0)),
+        *((COMPUTE, 6, 12.0, 17.0), (BACK, 5, 12.0, 22.0), (COMPUTE, 10, 22.0, 26.0)),
+    )
+    assert (result.peak_bytes, result.wait_ms, result.memory_stall_ms) == (50, 5.0, 3.0)
+
+
+def test_a_cap_that_no_copy_can_make_room_under_is_refused():
+    with pytest.raises(
+        BudgetError, match=r"action 6: operation 3 \(b2\) needs 10 bytes.*the cap of 49 bytes"
+    ) as caught:
+        simulated(line(), *EXTENDED, cap=49, offload_bytes_per_ms=1.0, prefetch_bytes_per_ms=1.0)
+    assert (caught.value.kernel, caught.value.limit_bytes) == ("operation 3 (b2)", 49)
+    assert caught.value.required_bytes == 50
+
+
+def branches():
+    """Return a step with two branches from a to the join d; backward reads a, and b of one branch."""
+    builder = StepBuilder(default=10).storage("x", 10, Role.INPUT).storage("b", 20).storage("c", 30)
+    builder.run("stem", "x", "a", time=1.0, scratch=5).run("left", "a", "b", time=2.0)
+    builder.run("right", "a", "c", time=3.0, scratch=7).run("join", "b c", "d", time=1.0)
+    return builder.backward("back_left", "b d", "e", time=2.0).backward("back_stem", "a e", "f", time=2.0)
+
+
+def test_branches_with_a_recomputed_storage():
+    builder = branches()
+    b, c, a, d, e, f = range(1, 7)
+    assert [storage.name for storage in builder.graph().storages] == list("xbcadef")
+    result = simulated(
+        builder,
+        *(run(0), run(1), run(2), run(3), free(b), free(c)),
+        *(recompute(1), run(4), free(b), free(d), run(5), free(a), free(e), free(f)),
+    )
+    assert result.timeline == (
+        *((COMPUTE, 0, 0.0, 1.0), (COMPUTE, 1, 1.0, 3.0), (COMPUTE, 2, 3.0, 6.0), (COMPUTE, 3, 6.0, 7.0)),
+        *((COMPUTE, 6, 7.0, 9.0), (COMPUTE, 7, 9.0, 11.0), (COMPUTE, 10, 11.0, 13.0)),
+    )
+    assert result.memory == (
+        *((0.0, 10), (0.0, 25), (1.0, 20), (1.0, 40), (3.0, 77), (6.0, 70), (6.0, 80), (7.0, 60), (7.0, 30)),
+        *((7.0, 50), (9.0, 60), (11.0, 40), (11.0, 30), (11.0, 40), (13.0, 30), (13.0, 20), (13.0, 10)),
+    )
+    assert (result.peak_bytes, result.peak_action) == (80, 3)
+    assert (result.compute_ms, result.recompute_ms, result.time_ms) == (11.0, 2.0, 13.0)
+
+
+def test_branches_with_a_long_skip_on_the_host():
+    """While a is away only its last reader of backward needs it; the copies queue behind each other."""
+    builder = branches()
+    b, c, a, d, e, f = range(1, 7)
+    result = simulated(
+        builder,
+        *(run(0), offload(a), run(1), offload(b), run(2), free(a), run(3), free(c), free(b)),
+        *(prefetch(b), wait(b), run(4), free(b), free(d), prefetch(a), wait(a), run(5)),
+        *(free(a), free(e), free(f)),
+        offload_bytes_per_ms=10.0,
+        prefetch_bytes_per_ms=10.0,
+        contention=2.0,
+    )
+    assert result.timeline == (
+        (COMPUTE, 0, 0.0, 1.0),
+        (OUT, 1, 1.0, 2.0),
+        (COMPUTE, 2, 1.0, 3.5),  # beside the copy, 1 ms does half a millisecond's work
+        (OUT, 3, 3.5, 5.5),
+        (COMPUTE, 4, 3.5, 7.5),
+        (COMPUTE, 6, 7.5, 8.5),
+        (BACK, 9, 8.5, 10.5),
+        (COMPUTE, 11, 10.5, 12.5),
+        (BACK, 14, 12.5, 13.5),
+        (COMPUTE, 16, 13.5, 15.5),
+    )
+    assert (result.compute_ms, result.contention_ms, result.wait_ms) == (11.0, 1.5, 3.0)
+    assert (result.offloaded_bytes, result.prefetched_bytes, result.pinned_bytes) == (30, 30, 30)
+
+
+def both_ways(**costs):
+    """Simulate a plan in which an offload of b and a prefetch of a of 10 bytes each run together."""
+    return simulated(
+        line(),
+        *(run(0), run(1), offload(A), synchronize(), free(A), offload(B), prefetch(A), synchronize()),
+        *(run(2), run(3), run(4)),
+        **{"offload_bytes_per_ms": 5.0, "prefetch_bytes_per_ms": 2.5, **costs},
+    )
+
+
+def test_each_direction_keeps_a_share_of_its_bandwidth_while_both_copy():
+    entries = both_ways(duplex=0.5).timeline[3:5]
+    assert entries == ((OUT, 5, 8.0, 12.0), (BACK, 6, 8.0, 14.0))  # from 12 on the second copy is alone again
+    assert both_ways(duplex=1.0).timeline[3:5] == ((OUT, 5, 8.0, 10.0), (BACK, 6, 8.0, 12.0))
+
+
+def test_a_prefetch_waits_for_the_offload_of_its_storage():
+    result = simulated(
+        line(),
+        *(run(0), run(1), offload(B), offload(A), free(A), prefetch(A), wait(A), run(2), run(3), run(4)),
+        offload_bytes_per_ms=5.0,
+        prefetch_bytes_per_ms=5.0,
+    )
+    assert [entry for entry in result.timeline if entry.queue is not COMPUTE] == [
+        *((OUT, 2, 6.0, 8.0), (OUT, 3, 8.0, 10.0), (BACK, 5, 10.0, 12.0)),
+    ]
+    assert (6.0, 40) in result.memory  # x, b, a that leaves, and a that comes back
+    assert (10.0, 30) in result.memory
+
+
+def test_the_step_ends_with_its_last_copy():
+    result = simulated(line(), *(run(each) for each in range(5)), offload(C), offload_bytes_per_ms=2.0)
+    assert (result.time_ms, result.wait_ms) == (18.0 + 5.0, 5.0)
+
+
+def test_the_host_holds_a_copy_until_its_last_prefetch_has_ended():
+    actions = [run(0), run(1), offload(A), free(A), prefetch(A), wait(A), free(A), prefetch(A), wait(A)]
+    once_more = [offload(B), wait(B), run(2), run(3), run(4)]
+    assert simulated(line(), *actions, *once_more).pinned_bytes == 10
+    assert simulated(line(), *actions[:7], *once_more[:1], *actions[7:], *once_more[1:]).pinned_bytes == 20
+
+
+def test_sizes_are_rounded_as_the_allocator_does_and_copies_are_not():
+    result = simulated(line(), *(run(each) for each in range(5)), offload(A), granularity=16)
+    assert (result.peak_bytes, result.offloaded_bytes) == (6 * 16, 10)
+
+
+def test_scratch_is_rounded_and_exists_while_the_operation_runs():
+    builder = StepBuilder().storage("x", 1, Role.INPUT).run("0", "x", "a", scratch=17).run("1", "a", "b")
+    result = simulated(builder, run(0), run(1), granularity=16)
+    assert result.memory[:4] == ((0.0, 16), (0.0, 16 + 16 + 32), (1.0, 32), (1.0, 48))
+
+
+def test_what_a_recomputation_makes_beside_the_bytes_that_are_there_passes():
+    builder = StepBuilder(default=10).run("0", "", "a b").run("1", "a b", "c")
+    actions = (run(0), free(1), recompute(0), run(1))
+    memory = simulated(builder, *actions).memory
+    assert memory[:6] == ((0.0, 0), (0.0, 20), (1.0, 10), (1.0, 30), (2.0, 20), (2.0, 30))
+
+
+def test_a_recomputation_does_not_write_running_statistics_again():
+    builder = StepBuilder(default=10).storage("r", 5, Role.BUFFER).run("norm", "r", "r y").run("use", "y", "z")
+    assert simulated(builder, run(0), free(1), recompute(0), run(1)).peak_bytes == 25
+
+
+def test_a_chosen_configuration_gives_time_and_workspace_of_its_convolution_also_when_it_runs_again():
+    part = MicroConfiguration(size=1, algorithm="FFT", time_ms=7.0, workspace_bytes=100)
+    builder = StepBuilder(default=10).run("conv", "", "y", time=2.0, scratch=50).run("use", "y", "z", time=1.0)
+    chosen = {"configurations": {0: Configuration(parts=(part,))}}
+    result = simulated(builder, run(0), free(0), recompute(0), run(1), plan=chosen)
+    assert (result.peak_bytes, result.compute_ms, result.recompute_ms) == (110, 8.0, 7.0)
+
+
+def test_buffers_are_held_during_the_whole_step():
+    builder = StepBuilder().storage("a", 30).storage("b", 10).storage("c", 20)
+    builder.run("0", "", "a", scratch=5).run("1", "a", "b", scratch=9).run("2", "b", "c")
+    actions = (run(0), run(1), free(0), run(2))
+    shared = {"buffers": ((0, 2), (1,)), "scratch_buffer": True}
+    result = simulated(builder, *actions, plan=shared)
+    assert result.memory == ((0.0, 30 + 10 + 9),)
+    assert result.peak_bytes == 49
+    plan = MemoryPlan(policy="hand", graph=builder.graph(), actions=actions, **shared)
+    assert fixed_bytes(plan, builder.costs()) == 49
+
+
+def test_lifetimes_are_those_of_transient_memory():
+    builder = StepBuilder(default=10).storage("x", 1, Role.INPUT).storage("g", 1, Role.GRADIENT)
+    builder.run("0", "x", "a", scratch=3).run("1", "a", "b").backward("2", "b", "g")
+    lives = simulated(builder, run(0), run(1), free(2), run(2), free(3)).lifetimes
+    a, b, scratch = 2, 3, -1
+    assert sorted((life.storage, life.action, life.size) for life in lives) == [(scratch, 0, 3), (a, 0, 10), (b, 1, 10)]
+    by_storage = {life.storage: life for life in lives}
+    assert by_storage[scratch].begin == by_storage[a].begin < by_storage[scratch].end <= by_storage[b].begin
+    assert by_storage[b].begin < by_storage[a].end <= by_storage[b].end
+
+
+@given(random_plans(), st.data())
+@settings(max_examples=150, deadline=None)
+def test_the_slow_reference_finds_the_same(drawn, data):
+    plan, costs = drawn
+    free = simulate(plan, costs)
+    assert_same(free, ReferenceSimulator(plan, costs).run())
+    levels = sorted({size for _, size in free.memory})
+    cap = data.draw(st.sampled_from(levels[-4:]))
+    try:
+        reference = ReferenceSimulator(plan, costs, cap).run()
+    except OutOfMemoryError:
+        with pytest.raises(BudgetError):
+            simulate(plan, costs, cap)
+    else:
+        capped = simulate(plan, costs, cap)
+        assert capped.peak_bytes <= cap
+        assert_same(capped, reference)
+
+
+def assert_same(result, reference):
+    assert result.peak_bytes == reference.peak == max(size for _, size in result.memory)
+    assert (result.offloaded_bytes, result.prefetched_bytes) == (reference.offloaded, reference.prefetched)
+    assert result.pinned_bytes == reference.pinned_peak
+    spent = (result.compute_ms + result.recompute_ms, result.contention_ms, result.wait_ms, result.memory_stall_ms)
+    assert spent == pytest.approx([float(each) for each in reference.spent.values()], abs=1e-9)
+    assert sum(spent) == pytest.approx(result.time_ms) == pytest.approx(float(reference.time))
+    entries, expected = (sorted(each, key=lambda entry: entry[1]) for each in (result.timeline, reference.timeline))
+    assert [entry[:2] for entry in entries] == [entry[:2] for entry in expected]
+    times = [float(time) for entry in expected for time in entry[2:]]
+    assert [time for entry in entries for time in entry[2:]] == pytest.approx(times, abs=1e-9)
+
+
+@given(random_plans())
+@settings(max_examples=100, deadline=None)
+def test_lifetimes_add_up_to_the_transient_memory(drawn):
+    plan, costs = drawn
+    result = simulate(plan, costs)
+    events = sorted({life.begin for life in result.lifetimes})
+    alive = [sum(life.size for life in result.lifetimes if life.begin <= event < life.end) for event in events]
+    stays = [storage for storage, exists in enumerate(plan.graph.exists_after) if exists]
+    persistent = sum(costs.rounded(plan.graph.sizes[storage]) for storage in stays)
+    assert max(alive, default=0) <= result.peak_bytes <= max(alive, default=0) + persistent

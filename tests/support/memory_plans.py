@@ -1,0 +1,65 @@
+"""Random plans of random steps, with copies, waits, frees and recomputations, for the tests of `ucudnn.memory`."""
+
+from itertools import pairwise
+
+from hypothesis import strategies as st
+
+from tests.support.step_graphs import random_steps
+from ucudnn.memory.order import ORDERS
+from ucudnn.memory.plans.actions import ActionKind, offload, prefetch, recompute, run, synchronize, wait
+from ucudnn.memory.plans.blocks import ForwardBlocks
+from ucudnn.memory.plans.frees import with_frees
+from ucudnn.memory.plans.plan import MemoryPlan
+
+
+@st.composite
+def random_plans(draw):
+    """Draw a plan and costs: some blocks run again, and some activations are away between two of their accesses."""
+    graph, costs = draw(random_steps())
+    order = ORDERS[draw(st.sampled_from(sorted(ORDERS)))](graph)
+    blocks = ForwardBlocks(graph, costs, order).divide(draw(st.integers(1, 4)))
+    again = [block for block in blocks if draw(st.booleans())]
+    actions = []
+    for place, operation in enumerate(order):
+        actions += [recompute(each) for block in again if block.trigger == place for each in block.operations]
+        actions.append(run(operation))
+    inserted = [[] for _ in [*actions, None]]
+    for storage in range(len(graph.storages)):
+        if not graph.exists_after[storage]:
+            _copy(draw, graph, actions, storage, inserted)
+    mixed = []
+    for action, before in zip([*actions, None], inserted, strict=True):
+        mixed += [each for _, each in sorted(before, key=lambda entry: entry[0])]
+        mixed += [synchronize()] if draw(st.integers(0, 9)) == 0 else []
+        mixed += [action] if action else []
+    return MemoryPlan(policy="random", graph=graph, actions=with_frees(graph, mixed)), costs
+
+
+def _copy(draw, graph, actions, storage, inserted):
+    """Insert copies of a storage before actions: offload, prefetch and wait, at random places between two accesses."""
+    accesses = []
+    for index, (kind, target) in enumerate(actions):
+        operation = graph.operations[target]
+        again = kind is ActionKind.RECOMPUTE
+        if storage in (*operation.reads, *operation.writes):
+            reads = (
+                storage in [each for each, _ in graph.recompute_reads[target]] if again else storage in operation.reads
+            )
+            accesses.append((index, reads, storage in operation.writes))
+    written = accesses[0][0] if accesses else 0  # the last action that changed the bytes, or waited for them
+    on_host = False
+    for (before, _, writes), (after, reads, _) in pairwise(accesses):
+        if writes:
+            written, on_host = before, False
+        if not reads or not draw(st.booleans()):
+            continue
+        leaves = draw(st.integers(written + 1, after))
+        returns = draw(st.integers(max(leaves, before + 1), after))
+        waits = draw(st.integers(returns, after))
+        if not on_host or draw(st.booleans()):
+            inserted[leaves].append((0, offload(storage)))
+            on_host = True
+        if draw(st.integers(0, 4)):
+            inserted[returns].append((1, prefetch(storage)))
+        inserted[waits].append((2, wait(storage)))
+        written = waits

@@ -1,0 +1,76 @@
+"""Budgets: what is said where a step does not fit one."""
+
+from collections.abc import Iterator
+
+from ucudnn.errors import BudgetError, StepGraphError
+from ucudnn.memory.costs import Costs
+from ucudnn.memory.graph import StepGraph
+from ucudnn.memory.liveness import Liveness, measure_liveness
+from ucudnn.units import exact_bytes
+
+
+def check_budget(graph: StepGraph, costs: Costs, budget: int | None) -> None:
+    """Check that a budget is not below the floor of a step.
+
+    Raises:
+        BudgetError: if it is; the message names the floor, the operation that sets it, and the cheapest remedies.
+    """
+    liveness = measure_liveness(graph, costs)
+    if budget is not None and budget < liveness.floor_bytes:
+        operation = graph.operation_name(liveness.order[liveness.floor_place]) if liveness.order else "no operation"
+        raise BudgetError(
+            f"a budget of {exact_bytes(budget)} is below the floor of {graph.name},"
+            f" {exact_bytes(liveness.floor_bytes)}, which {operation} sets:"
+            f" {', or '.join(_remedies(liveness, costs, budget))}",
+            kernel=operation,
+            limit_bytes=budget,
+            required_bytes=liveness.floor_bytes,
+        )
+
+
+def over_budget(policy: str, graph: StepGraph, least_bytes: int, budget: int) -> BudgetError:
+    """Return the error of a policy that needs more than a budget that other policies may keep."""
+    return BudgetError(
+        f"policy {policy} needs {exact_bytes(least_bytes)} for {graph.name}, and the budget is {exact_bytes(budget)}:"
+        " take another policy or a larger budget",
+        kernel="",
+        limit_bytes=budget,
+        required_bytes=least_bytes,
+    )
+
+
+def _remedies(liveness: Liveness, costs: Costs, budget: int) -> Iterator[str]:
+    """Yield what brings the floor below a budget: less scratch costs least, then a smaller mini-batch."""
+    graph = liveness.graph
+    bare = [
+        persistent + working
+        for persistent, working in zip(liveness.persistent_bytes, liveness.working_bytes, strict=True)
+    ]
+    if max(bare, default=liveness.floor_bytes) <= budget:
+        place = liveness.floor_place
+        over = sum(floor + scratch > budget for floor, scratch in zip(bare, liveness.scratch_bytes, strict=True))
+        others = f" and {over - 1} other operations less, too" if over > 1 else ""
+        yield f"give it at most {exact_bytes(budget - bare[place])} of scratch{others}"
+    batch = _largest_batch(graph, costs, budget)
+    if batch:
+        yield f"take a mini-batch of at most {batch} instead of {graph.batch}"
+    yield "raise the budget to the floor"
+
+
+def _largest_batch(graph: StepGraph, costs: Costs, budget: int) -> int:
+    """Return the largest mini-batch whose floor fits a budget with the same scratch; 0 if there is none."""
+    low, high = 0, graph.batch  # low fits or is 0, high does not fit
+    while high - low > 1:
+        middle = (low + high) // 2
+        if _fits(graph, costs, middle, budget):
+            low = middle
+        else:
+            high = middle
+    return low
+
+
+def _fits(graph: StepGraph, costs: Costs, batch: int, budget: int) -> bool:
+    try:
+        return measure_liveness(graph.with_batch(batch), costs).floor_bytes <= budget
+    except StepGraphError:  # below the mini-batches for which its sizes hold
+        return False

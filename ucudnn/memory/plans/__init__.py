@@ -1,0 +1,1 @@
+"""Plans of a training step: actions, validity, where bytes are freed, what recomputation runs again."""

@@ -1,0 +1,83 @@
+"""Actions: the steps of a plan, in the order in which a host program issues them.
+
+There are three queues. `run` and `recompute` go to the compute queue, `offload` to the queue to the host (D2H),
+`prefetch` to the queue from the host (H2D). Each queue works in the order of issue. A copy begins no earlier than all
+compute that was issued before it has ended, so a copy that stands before `run(i)` runs beside operation i. Compute does
+not wait for a copy unless a `wait` says so.
+
+Memory is taken and given back in the order of issue, too: a `run` or `recompute` takes its scratch and those storages
+that it writes and that are absent; a `prefetch` takes its storage. Only a `free` of a storage whose offload still runs
+takes effect later, when the copy has ended. This is how the systems of the papers read:
+
+* vDNN offloads X of layer n beside it and synchronizes: `offload(x) run(n) synchronize() free(x)`.
+* vDNNExt frees without waiting: `offload(x) run(n) free(x)`, where the free takes effect when both have ended.
+* Layer m prefetches for layer j: `prefetch(x) run(m) ... wait(x) run(j)`.
+* Recomputation: `free(y) ... recompute(k) run(j)`, where operation k makes the bytes of y again and j reads them.
+"""
+
+from enum import Enum
+from typing import NamedTuple
+
+
+class ActionKind(Enum):
+    """What an action does; the number of an action names an operation or a storage of the step."""
+
+    RUN = "run"
+    RECOMPUTE = "recompute"
+    OFFLOAD = "offload"
+    PREFETCH = "prefetch"
+    FREE = "free"
+    WAIT = "wait"
+    SYNCHRONIZE = "synchronize"
+
+
+class Action(NamedTuple):
+    """One action of a plan.
+
+    Attributes:
+        kind: what it does.
+        target: index of an operation (run, recompute) or of a storage; -1 where it needs none (synchronize).
+    """
+
+    kind: ActionKind
+    target: int
+
+
+def run(operation: int) -> Action:
+    """Run an operation of the step; every operation runs exactly once."""
+    return Action(ActionKind.RUN, operation)
+
+
+def recompute(operation: int) -> Action:
+    """Run an operation again, to make bytes again that were freed.
+
+    Storages that are absent, or present in an older version, get the version that the operation makes. A storage that
+    is present in this version or a newer one keeps its bytes: what the operation makes of it is dropped when it ends.
+    Parameters, buffers, inputs and optimizer state are never written again.
+    """
+    return Action(ActionKind.RECOMPUTE, operation)
+
+
+def offload(storage: int) -> Action:
+    """Copy a storage to pinned host memory; it stays on the device until a `free`."""
+    return Action(ActionKind.OFFLOAD, storage)
+
+
+def prefetch(storage: int) -> Action:
+    """Take memory for a storage and copy it back from the host; it can be accessed after a `wait`."""
+    return Action(ActionKind.PREFETCH, storage)
+
+
+def free(storage: int) -> Action:
+    """Give back the memory of a storage: at once, or when its offload has ended."""
+    return Action(ActionKind.FREE, storage)
+
+
+def wait(storage: int) -> Action:
+    """Let compute wait until the copies of a storage have ended."""
+    return Action(ActionKind.WAIT, storage)
+
+
+def synchronize() -> Action:
+    """Let compute wait until all copies in both directions have ended."""
+    return Action(ActionKind.SYNCHRONIZE, -1)

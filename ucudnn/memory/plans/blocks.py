@@ -1,0 +1,196 @@
+"""Forward in blocks: where it may be divided, and what each block runs again to make what it dropped.
+
+Blocks have about equal saved bytes, and begin where few bytes cross from one to the next. What crosses stays; the other
+activations of a block go after their last reader in forward. The block runs again as a whole before the first
+operation of backward that reads one of them. Storages that cannot be made again stay: those of operations that are not
+repeatable, and those whose inputs were changed in place since.
+"""
+
+from bisect import bisect_left
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import accumulate, pairwise
+
+from ucudnn.memory.costs import Costs
+from ucudnn.memory.graph import Phase, StepGraph
+from ucudnn.memory.liveness import measure_liveness
+from ucudnn.memory.plans.recomputation import Recomputation, recomputation
+
+
+@dataclass(frozen=True, kw_only=True)
+class Block:
+    """A block of forward that drops activations.
+
+    Attributes:
+        trigger: place in the order before which the block runs again.
+        operations: what runs again, in order; () where nothing of the block can be dropped.
+        time_ms: the time of these operations.
+        dropped: the activations that are dropped and made again.
+        inputs: activations outside of the block, or kept in it, that the operations read.
+        extra_bytes: most bytes that exist while the operations run beside what exists before them.
+    """
+
+    trigger: int
+    operations: tuple[int, ...]
+    time_ms: float
+    dropped: tuple[int, ...]
+    inputs: tuple[int, ...]
+    extra_bytes: int
+
+
+class ForwardBlocks:
+    """The forward part of a step in some order, ready to be divided.
+
+    Attributes:
+        saved: the storages that blocks may drop: activations that forward writes and that backward reads before it
+            writes them.
+    """
+
+    def __init__(self, graph: StepGraph, costs: Costs, order: Sequence[int]) -> None:
+        self._graph, self._costs, self._order = graph, costs, order
+        self._liveness = measure_liveness(graph, costs, order)
+        self._places = [0] * len(order)
+        for place, operation in enumerate(order):
+            self._places[operation] = place
+        phases = [graph.operations[operation].phase for operation in order]
+        self._turn = next((place for place, phase in enumerate(phases) if phase is not Phase.FORWARD), len(order))
+        self._forward: dict[int, tuple[int, int]] = {}  # first and last place of activations before the turn
+        self._backward: dict[int, int] = {}  # first place of saved ones after it
+        for storage, accesses in enumerate(graph.accesses):
+            self._add(storage, sorted(self._places[operation] for operation in accesses))
+        self._writers = [sorted(self._places[operation] for operation in writers) for writers in graph.writers]
+        self.saved = tuple(self._backward)
+        self._changes = [0] * (2 * len(order) + 4)  # of bytes before each place, at twice its number, and at it, one up
+        for span, size in zip(self._liveness.spans, self._liveness.sizes, strict=True):
+            if span is not None:
+                self._changes[max(2 * span[0] + 1, 0)] += size
+                self._changes[2 * span[1] + 2] -= size
+
+    def divide(self, count: int) -> tuple[Block, ...]:
+        """Return the blocks of a division into at most `count`, in the order of forward."""
+        cuts = [0, *self._cuts(count), self._turn]
+        members: list[list[int]] = [[] for _ in cuts[1:]]
+        for storage, (first, last) in self._forward.items():
+            number = bisect_left(cuts, first + 1) - 1
+            if last < cuts[number + 1]:
+                members[number].append(storage)
+        return tuple(
+            self._block(range(begin, end), inside) for (begin, end), inside in zip(pairwise(cuts), members, strict=True)
+        )
+
+    def peak_bytes(self, blocks: Sequence[Block]) -> int:
+        """Return the peak of the step when these blocks run again, or slightly more.
+
+        It is more where an input of a block is freed while the block runs again: here it counts until the block's end.
+        """
+        sizes, spans = self._liveness.sizes, self._liveness.spans
+        changes = list(self._changes)
+        extended: dict[int, int] = {}
+        for block in blocks:
+            for storage in block.dropped:
+                changes[2 * self._forward[storage][1] + 2] -= sizes[storage]
+                changes[2 * block.trigger + 1] += sizes[storage]
+            for storage in block.inputs:
+                extended[storage] = max(extended.get(storage, 0), block.trigger)
+        for storage, trigger in extended.items():
+            span = spans[storage]
+            if span is not None and span[1] < trigger:
+                changes[2 * span[1] + 2] += sizes[storage]
+                changes[2 * trigger + 1] -= sizes[storage]
+        live = list(accumulate(changes))
+        peak = max(map(int.__add__, live[1::2], self._liveness.scratch_bytes), default=live[0])
+        for block in sorted(blocks, key=lambda block: block.trigger):
+            before = 2 * block.trigger
+            peak = max(peak, live[before] + block.extra_bytes)
+            live[before] += sum(sizes[storage] for storage in block.dropped)  # for the next block of the same trigger
+        return peak
+
+    def _add(self, storage: int, places: Sequence[int]) -> None:
+        """Note where an activation is accessed before and after the turn."""
+        turn = bisect_left(places, self._turn)
+        if self._graph.exists_after[storage] or not turn:
+            return
+        if turn < len(places):
+            operation = self._order[places[turn]]
+            if storage not in self._graph.operations[operation].reads:
+                return  # backward writes it anew: it keeps its memory, as in the program
+            self._backward[storage] = places[turn]
+        self._forward[storage] = (places[0], places[turn - 1])
+
+    def _cuts(self, count: int) -> list[int]:
+        """Return the places at which blocks begin, without the first: for each, the one that fewest bytes cross."""
+        made = [0] * (self._turn + 1)  # saved bytes that are first written before each place
+        crossing = [0] * (self._turn + 2)
+        sizes = self._graph.sizes
+        for storage, (first, last) in self._forward.items():
+            if storage in self._backward:
+                made[first + 1] += sizes[storage]
+            crossing[first + 1] += sizes[storage]
+            crossing[last + 1] -= sizes[storage]
+        before, crossing = list(accumulate(made)), list(accumulate(crossing))
+        cuts: list[int] = []
+        for number in range(1, count):
+            share = before[-1] / count
+            low, high = (bisect_left(before, (number + side) * share) for side in (-0.5, 0.5))
+            low = max(low, cuts[-1] + 1 if cuts else 1)
+            middle = bisect_left(before, number * share)
+            places = range(low, min(high + 1, self._turn))
+            if places:
+                cuts.append(min(places, key=lambda place: (crossing[place], abs(place - middle))))
+        return cuts
+
+    def _block(self, places: range, inside: Sequence[int]) -> Block:
+        """Return the block of some places, whose activations inside are dropped as far as they can be made again."""
+        gone = set(inside)
+        candidates = [self._order[place] for place in places]
+        while True:
+            wanted = [storage for storage in inside if storage in gone and storage in self._backward]
+            trigger = min((self._backward[storage] for storage in wanted), default=self._turn)
+            remade = self._remake(candidates, wanted, gone, trigger)
+            if not remade.impossible:
+                break
+            gone -= remade.impossible
+        reads = {storage for each in remade.operations for storage, _ in self._graph.recompute_reads[each]}
+        return Block(
+            trigger=trigger,
+            operations=remade.operations,
+            time_ms=sum(self._costs.time_ms[operation] for operation in remade.operations),
+            dropped=tuple(wanted),
+            inputs=tuple(sorted(each for each in reads - gone if not self._graph.exists_after[each])),
+            extra_bytes=self._extra_bytes(remade.operations, gone, wanted),
+        )
+
+    def _remake(self, candidates: Sequence[int], wanted: Sequence[int], gone: set[int], trigger: int) -> Recomputation:
+        def version(storage: int) -> int:
+            return bisect_left(self._writers[storage], trigger)
+
+        versions = [(storage, version(storage)) for storage in wanted]
+        return recomputation(self._graph, candidates, versions, gone.__contains__, version)
+
+    def _extra_bytes(self, operations: Sequence[int], gone: set[int], wanted: Sequence[int]) -> int:
+        """Return the most bytes that operations take while they run again, beside all that exists before them."""
+        sizes, graph = self._liveness.sizes, self._graph
+        last = {
+            storage: index
+            for index, operation in enumerate(operations)
+            for storage in (*graph.operations[operation].reads, *graph.operations[operation].writes)
+        }
+        for storage in wanted:
+            last[storage] = len(operations)
+        present: set[int] = set()
+        live = most = 0
+        for index, operation in enumerate(operations):
+            accessed = graph.operations[operation]
+            passing = self._liveness.scratch_bytes[self._places[operation]]
+            for storage in accessed.writes:
+                if storage in gone:
+                    live += sizes[storage] if storage not in present else 0
+                    present.add(storage)
+                elif storage not in accessed.reads:
+                    passing += sizes[storage]  # made beside the bytes that are there, and dropped
+            most = max(most, live + passing)
+            for storage in {*accessed.reads, *accessed.writes} & present:
+                if last[storage] == index:
+                    present.remove(storage)
+                    live -= sizes[storage]
+        return most

@@ -1,0 +1,46 @@
+"""MemoryPlan: an order of a step's operations, with what is freed, moved and recomputed between them."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from ucudnn.configuration import Configuration
+from ucudnn.memory.graph import StepGraph
+from ucudnn.memory.plans.actions import Action
+from ucudnn.memory.plans.validity import check_actions, check_buffers
+
+
+@dataclass(frozen=True, kw_only=True)
+class MemoryPlan:
+    """A plan for one step graph at its mini-batch. Immutable, and valid once it is made.
+
+    A policy may plan for another graph than the one that it was given, as long as both compute the same: a segment that
+    runs in micro-batches is a graph with more and smaller operations.
+
+    Attributes:
+        policy: name of the policy that made it.
+        graph: the step.
+        actions: what is issued, in order.
+        budget_bytes: bytes that the plan promises never to exceed on the device, persistent bytes and scratch included;
+            None where it promises nothing.
+        configurations: configurations that the plan chooses for convolutions, by the index of their operation; their
+            times and workspaces stand in the place of the costs'. At a recomputation the same one runs.
+        buffers: groups of storages that share bytes; each group holds the bytes of its largest storage during the whole
+            step. At most one storage of a group is present at a time.
+        scratch_buffer: whether the largest scratch of all operations is held during the whole step, too.
+
+    Raises:
+        MemoryPlanError: if the plan reads what is absent, frees twice, recomputes from what is gone, leaves out an
+            operation, or loses what must exist after the step. The message names the operation and the storage.
+    """
+
+    policy: str
+    graph: StepGraph
+    actions: tuple[Action, ...]
+    budget_bytes: int | None = None
+    configurations: Mapping[int, Configuration] = field(default_factory=dict)
+    buffers: tuple[tuple[int, ...], ...] = ()
+    scratch_buffer: bool = False
+
+    def __post_init__(self) -> None:
+        check_actions(self.graph, self.actions)
+        check_buffers(self.graph, self.actions, self.buffers)

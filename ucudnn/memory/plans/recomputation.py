@@ -1,0 +1,67 @@
+"""Recomputation: which operations must run again, and in which order, to make freed bytes again."""
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+from ucudnn.memory.graph import StepGraph
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recomputation:
+    """How freed storages come back.
+
+    Attributes:
+        operations: what runs again, in order; all in-place writers of a version are among them.
+        made: storages, of those that were wanted, that these operations make.
+        impossible: those that no operations could make: an operation on the way is not repeatable, or reads bytes that
+            are there only in another version. They must stay, so ask again without them before `operations` is used.
+    """
+
+    operations: tuple[int, ...]
+    made: frozenset[int]
+    impossible: frozenset[int]
+
+
+def recomputation(
+    graph: StepGraph,
+    candidates: Sequence[int],
+    wanted: Iterable[tuple[int, int]],
+    absent: Callable[[int], bool],
+    version: Callable[[int], int],
+) -> Recomputation:
+    """Return how to make versions of storages again.
+
+    The operations run again in the order of the candidates, so each reads the versions that it read the first time:
+    those of absent storages are made again before it, those of present ones must be there.
+
+    Args:
+        graph: the step.
+        candidates: operations that may run again, in the order in which they ran.
+        wanted: (storage, version) of what is to be made; all are absent.
+        absent: says whether the bytes of a storage are gone.
+        version: says which version of a storage is there, if it is not absent.
+    """
+    wanted = set(wanted)
+    makeable: set[tuple[int, int]] = set()
+    stays: set[int] = set()  # wanted storages that turn out to be impossible: what reads them later finds them there
+    runnable = []
+    for index in candidates:
+        if graph.operations[index].repeatable and all(
+            (storage, number) in makeable if absent(storage) and storage not in stays else version(storage) == number
+            for storage, number in graph.recompute_reads[index]
+        ):
+            makeable.update(graph.makes[index])
+            runnable.append(index)
+        else:
+            stays.update(storage for storage, _ in wanted.intersection(graph.makes[index]))
+    needed = wanted & makeable
+    chosen = []
+    for index in reversed(runnable):
+        if not needed.isdisjoint(graph.makes[index]):
+            chosen.append(index)
+            needed.update(each for each in graph.recompute_reads[index] if absent(each[0]))
+    return Recomputation(
+        operations=tuple(reversed(chosen)),
+        made=frozenset(storage for storage, _ in wanted & makeable),
+        impossible=frozenset(storage for storage, _ in wanted - makeable),
+    )

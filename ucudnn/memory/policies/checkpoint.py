@@ -1,0 +1,115 @@
+"""Policy 'checkpoint': forward keeps only what crosses from block to block, and each block runs again in backward.
+
+Chen et al., "Training Deep Nets with Sublinear Memory Cost", 2016: a step with n saved storages has √n blocks. Within a
+budget, the policy looks for the division, and the blocks of it that run again, that take the least time.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from math import isqrt
+
+from ucudnn.memory.budget import check_budget, over_budget
+from ucudnn.memory.costs import Costs
+from ucudnn.memory.graph import StepGraph
+from ucudnn.memory.order import find_order
+from ucudnn.memory.plans.actions import Action, recompute, run
+from ucudnn.memory.plans.blocks import Block, ForwardBlocks
+from ucudnn.memory.plans.frees import with_frees
+from ucudnn.memory.plans.plan import MemoryPlan
+
+_Blocks = tuple[Block, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class CheckpointPolicy:
+    """Recomputation by blocks.
+
+    Attributes:
+        order: name of the order of operations.
+    """
+
+    order: str = "program"
+
+    def plan(self, graph: StepGraph, costs: Costs, budget: int | None) -> MemoryPlan:
+        """Return the plan of a step: √n blocks without a budget, else the cheapest that was found within it.
+
+        Raises:
+            BudgetError: if no division that was tried keeps the budget.
+        """
+        check_budget(graph, costs, budget)
+        order = find_order(self.order)(graph)
+        forward = ForwardBlocks(graph, costs, order)
+        if budget is None:
+            blocks = forward.divide(isqrt(len(forward.saved)))[:-1]
+        else:
+            blocks = _Search(graph, forward, budget).best()
+        return MemoryPlan(policy="checkpoint", graph=graph, actions=_actions(graph, order, blocks), budget_bytes=budget)
+
+
+class _Search:
+    """Looks for the blocks to run again that keep a budget and take the least time."""
+
+    def __init__(self, graph: StepGraph, forward: ForwardBlocks, budget: int) -> None:
+        self._graph, self._forward, self._budget = graph, forward, budget
+        self._peaks: list[int] = []  # those that were seen
+
+    def best(self) -> _Blocks:
+        if self._fits(()):
+            return ()
+        divisions = map(self._forward.divide, _counts(len(self._forward.saved)))
+        found = [blocks for blocks in map(self._fewest, divisions) if blocks is not None]
+        if not found:
+            raise over_budget("checkpoint", self._graph, min(self._peaks), self._budget)
+        return self._thinned(min(found, key=_time))
+
+    def _fewest(self, blocks: _Blocks) -> _Blocks | None:
+        """Return the fewest first blocks of a division that keep the budget if they run again; None if none do.
+
+        The first blocks are dropped because what the last ones drop is needed again at once, at the turn from forward
+        to backward.
+        """
+        high = next((count for count in (len(blocks) - 1, len(blocks)) if self._fits(blocks[:count])), None)
+        if high is None:
+            return None
+        low = 0
+        while high - low > 1:
+            middle = (low + high) // 2
+            low, high = (low, middle) if self._fits(blocks[:middle]) else (middle, high)
+        return blocks[:high]
+
+    def _thinned(self, blocks: _Blocks) -> _Blocks:
+        """Return the blocks without those that the budget does not need, the longest first."""
+        for block in sorted(blocks, key=lambda block: -block.time_ms):
+            fewer = tuple(each for each in blocks if each is not block)
+            if self._fits(fewer):
+                blocks = fewer
+        return blocks
+
+    def _fits(self, blocks: _Blocks) -> bool:
+        self._peaks.append(self._forward.peak_bytes(blocks))
+        return self._peaks[-1] <= self._budget
+
+
+def _counts(saved: int) -> Iterator[int]:
+    """Yield the numbers of blocks that are tried: 2, 3, 4, 6, 8, 12, 16 and so on, to about four times √n."""
+    power = 2
+    while power <= min(saved, 4 * isqrt(saved)):
+        yield power
+        yield power * 3 // 2
+        power *= 2
+
+
+def _time(blocks: _Blocks) -> float:
+    return sum(block.time_ms for block in blocks)
+
+
+def _actions(graph: StepGraph, order: Sequence[int], blocks: _Blocks) -> tuple[Action, ...]:
+    """Return the actions of a step some of whose blocks run again."""
+    again: dict[int, list[int]] = {}
+    for block in blocks:
+        again.setdefault(block.trigger, []).extend(block.operations)
+    actions = []
+    for place, operation in enumerate(order):
+        actions += [recompute(each) for each in again.get(place, ())]
+        actions.append(run(operation))
+    return with_frees(graph, actions)

@@ -1,0 +1,87 @@
+"""Simulation: what a plan takes on a device, with its timeline and the life of its bytes."""
+
+from dataclasses import dataclass
+from enum import Enum
+from typing import NamedTuple
+
+
+class Queue(Enum):
+    """The three queues of a device."""
+
+    COMPUTE = "compute"
+    TO_HOST = "D2H"
+    FROM_HOST = "H2D"
+
+
+class TimelineEntry(NamedTuple):
+    """One entry of a timeline.
+
+    Attributes:
+        queue: where it runs.
+        action: index of the action in the plan.
+        start_ms: its start.
+        end_ms: its end.
+    """
+
+    queue: Queue
+    action: int
+    start_ms: float
+    end_ms: float
+
+
+class Lifetime(NamedTuple):
+    """A piece of transient memory from when it is taken to when it is given back.
+
+    Attributes:
+        storage: the storage that it holds; -1 for the scratch of an operation.
+        action: index of the action that takes it.
+        size: bytes.
+        begin: when it is taken, counted in events of the simulation.
+        end: when it is given back, in the same count; it shares no byte with what is alive in [begin, end).
+    """
+
+    storage: int
+    action: int
+    size: int
+    begin: int
+    end: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Simulation:
+    """What a plan takes on a device.
+
+    `time_ms` is the sum of `compute_ms`, `recompute_ms`, `contention_ms`, `wait_ms` and `memory_stall_ms`.
+
+    Attributes:
+        peak_bytes: most bytes that exist at a time, persistent bytes and scratch included.
+        peak_action: index of the first action at which they do; -1 before the first one.
+        time_ms: from the start to the end of the last operation and the last copy.
+        compute_ms: time of all operations, each run once, without copies beside them.
+        recompute_ms: time of all recomputations without copies beside them.
+        contention_ms: time that copies add to the operations beside them.
+        wait_ms: time in which compute waits for a copy, at the end of the step too.
+        memory_stall_ms: time in which compute waits for memory that an offload will free.
+        offloaded_bytes: bytes copied to the host.
+        prefetched_bytes: bytes copied back.
+        pinned_bytes: most bytes of the host that are held at a time.
+        timeline: entries in the order of their ends.
+        memory: (milliseconds, bytes that exist from then on) at every action that changes them; bytes include scratch.
+        lifetimes: all memory that the step takes and gives back, in the order of taking; persistent bytes, gradients,
+            outputs and buffers of the plan are not among them.
+    """
+
+    peak_bytes: int
+    peak_action: int
+    time_ms: float
+    compute_ms: float
+    recompute_ms: float
+    contention_ms: float
+    wait_ms: float
+    memory_stall_ms: float
+    offloaded_bytes: int
+    prefetched_bytes: int
+    pinned_bytes: int
+    timeline: tuple[TimelineEntry, ...]
+    memory: tuple[tuple[float, int], ...]
+    lifetimes: tuple[Lifetime, ...]

@@ -1,0 +1,262 @@
+"""The simulator: walks a plan's actions once, with a clock, two copy queues and the bytes that exist.
+
+Compute issues the actions in order. A copy can begin when the compute before it has ended, so everything that is known
+at the clock's time decides what happens next, and one walk is exact.
+"""
+
+from collections.abc import Callable, Sequence
+from itertools import chain
+
+from ucudnn.errors import BudgetError
+from ucudnn.memory.costs import Costs
+from ucudnn.memory.plans.actions import ActionKind
+from ucudnn.memory.plans.plan import MemoryPlan
+from ucudnn.memory.simulation.copies import CopyQueues, CopyRequest
+from ucudnn.memory.simulation.result import Lifetime, Queue, Simulation, TimelineEntry
+from ucudnn.units import exact_bytes
+
+_ABSENT = -1
+
+
+def simulate(plan: MemoryPlan, costs: Costs, cap_bytes: int | None = None) -> Simulation:
+    """Return what a plan takes on a device.
+
+    Args:
+        plan: the plan.
+        costs: times and sizes of the plan's step on the device.
+        cap_bytes: where it is given, taking memory waits as long as it would exceed the cap, until running offloads
+            have freed enough (vDNNExt, section 4.3: an allocation blocks until memory is freed).
+
+    Raises:
+        BudgetError: if the cap would be exceeded although no offload is left to wait for.
+    """
+    walk = _Walk(plan, costs, cap_bytes)
+    steps = {
+        ActionKind.RUN: walk.run,
+        ActionKind.RECOMPUTE: walk.recompute,
+        ActionKind.OFFLOAD: walk.offload,
+        ActionKind.PREFETCH: walk.prefetch,
+        ActionKind.FREE: walk.free,
+        ActionKind.WAIT: walk.wait,
+        ActionKind.SYNCHRONIZE: walk.synchronize,
+    }
+    for index, (kind, target) in enumerate(plan.actions):
+        walk.at = index
+        steps[kind](target)
+    return walk.end()
+
+
+def fixed_bytes(plan: MemoryPlan, costs: Costs) -> int:
+    """Return the bytes that a plan holds during the whole step: what exists before it, and the plan's buffers."""
+    graph = plan.graph
+    sizes = [costs.rounded(size) for size in graph.sizes]
+    held = sum(size for size, exists in zip(sizes, graph.exists_before, strict=True) if exists)
+    held += sum(max(sizes[storage] for storage in buffer) for buffer in plan.buffers if buffer)
+    return held + (max(_scratch(plan, costs), default=0) if plan.scratch_buffer else 0)
+
+
+class _Walk:
+    """The device between two actions."""
+
+    def __init__(self, plan: MemoryPlan, costs: Costs, cap_bytes: int | None) -> None:
+        graph = plan.graph
+        self.at = -1  # the action
+        self.graph, self.cap = graph, cap_bytes
+        self.queues = CopyQueues(costs, self._copy_ended)
+        self.times, self.scratch = _times(plan, costs), _scratch(plan, costs)
+        if plan.scratch_buffer:
+            self.scratch = [0] * len(self.scratch)
+        self.out_rate, self.back_rate = costs.offload_bytes_per_ms, costs.prefetch_bytes_per_ms
+        self.sizes = [costs.rounded(size) for size in graph.sizes]
+        for storage in chain.from_iterable(plan.buffers):
+            self.sizes[storage] = 0
+        self.version = [0 if exists else _ABSENT for exists in graph.exists_before]
+        self.host = [_ABSENT] * len(graph.storages)
+        self.born: dict[int, tuple[int, int]] = {}  # action and event at which a storage's memory was taken
+        self.offloading: dict[int, int] = {}  # the action that issued the last offload of a storage, while it runs
+        self.freeing: dict[int, tuple[int, tuple[int, int]]] = {}  # what is freed when the offload of an action ends
+        self.pinned: set[int] = set()
+        self.unpins = _last_prefetches(plan)
+        self.event = self.offloaded = self.prefetched = self.pinned_now = self.pinned_peak = 0
+        self.live = self.peak = fixed_bytes(plan, costs)
+        self.peak_action = -1
+        self.compute_ms = self.recompute_ms = self.contention_ms = self.wait_ms = self.memory_stall_ms = 0.0
+        self.timeline: list[TimelineEntry] = []
+        self.memory = [(0.0, self.live)]
+        self.lifetimes: list[Lifetime] = []
+
+    def run(self, operation: int) -> None:
+        born = []
+        for storage, version in self.graph.makes[operation]:
+            if self.version[storage] == _ABSENT:
+                born.append(storage)
+            self.version[storage] = version
+        self.compute_ms += self.times[operation]
+        self._compute(operation, born, ())
+
+    def recompute(self, operation: int) -> None:
+        reads = self.graph.operations[operation].reads
+        born, dropped = [], []
+        for storage, version in self.graph.makes[operation]:
+            current, left_alone = self.version[storage], self.graph.left_alone[storage]
+            if current == _ABSENT:
+                born.append(storage)
+            elif storage not in reads and (left_alone or current >= version):
+                dropped.append(storage)
+            if current < version and not left_alone:
+                self.version[storage] = version
+        self.recompute_ms += self.times[operation]
+        self._compute(operation, born, dropped)
+
+    def offload(self, storage: int) -> None:
+        size = self.graph.sizes[storage]
+        self.host[storage] = self.version[storage]
+        self.offloading[storage] = self.at
+        self.offloaded += size
+        if storage not in self.pinned:
+            self.pinned.add(storage)
+            self.pinned_now += size
+            self.pinned_peak = max(self.pinned_peak, self.pinned_now)
+        self.queues.offload(CopyRequest(storage, self.at, size / self.out_rate))
+
+    def prefetch(self, storage: int) -> None:
+        size = self.graph.sizes[storage]
+        self.version[storage] = self.host[storage]
+        self._take(self.sizes[storage], self.graph.storage_name, storage)
+        self._begin_life(storage)
+        self.prefetched += size
+        self.queues.prefetch(CopyRequest(storage, self.at, size / self.back_rate))
+
+    def free(self, storage: int) -> None:
+        self.version[storage] = _ABSENT
+        born = self.born.pop(storage)
+        if storage in self.offloading:
+            self.freeing[self.offloading[storage]] = (storage, born)
+        else:
+            self._give_back(storage, born)
+
+    def wait(self, storage: int) -> None:
+        before = self.queues.now
+        while self.queues.runs(storage):
+            self.queues.run_to_next_end()
+        self.wait_ms += self.queues.now - before
+
+    def synchronize(self, _: int) -> None:
+        before = self.queues.now
+        while not self.queues.idle:
+            self.queues.run_to_next_end()
+        self.wait_ms += self.queues.now - before
+
+    def end(self) -> Simulation:
+        self.synchronize(_ABSENT)
+        for storage in [*self.born]:
+            self._give_back(storage, self.born.pop(storage))
+        return Simulation(
+            peak_bytes=self.peak,
+            peak_action=self.peak_action,
+            time_ms=self.queues.now,
+            compute_ms=self.compute_ms,
+            recompute_ms=self.recompute_ms,
+            contention_ms=self.contention_ms,
+            wait_ms=self.wait_ms,
+            memory_stall_ms=self.memory_stall_ms,
+            offloaded_bytes=self.offloaded,
+            prefetched_bytes=self.prefetched,
+            pinned_bytes=self.pinned_peak,
+            timeline=tuple(self.timeline),
+            memory=tuple(self.memory),
+            lifetimes=tuple(sorted(self.lifetimes, key=lambda life: life.begin)),
+        )
+
+    def _compute(self, operation: int, born: Sequence[int], dropped: Sequence[int]) -> None:
+        """Let an operation run, which takes memory of storages that stay and of some that it drops at its end."""
+        sizes = self.sizes
+        passing = self.scratch[operation] + sum(sizes[storage] for storage in dropped)
+        self._take(passing + sum(sizes[storage] for storage in born), self.graph.operation_name, operation)
+        for storage in born:
+            self._begin_life(storage)
+        now, begin = self.queues.now, self.event
+        self.queues.compute(self.times[operation])
+        ended = self.queues.now
+        self.contention_ms += ended - now - self.times[operation]
+        if self.times[operation]:
+            self.timeline.append(TimelineEntry(Queue.COMPUTE, self.at, now, ended))
+        if passing:
+            self.live -= passing
+            self.memory.append((ended, self.live))
+            self.event += 1  # copies that ended beside the operation may have counted it up, too
+            for storage, size in ((_ABSENT, self.scratch[operation]), *((each, sizes[each]) for each in dropped)):
+                if size:
+                    self.lifetimes.append(Lifetime(storage, self.at, size, begin, self.event))
+
+    def _take(self, size: int, name: Callable[[int], str], of: int) -> None:
+        """Take memory at the clock's time, or when running offloads have freed enough under the cap."""
+        if not size:
+            return
+        if self.cap is not None and self.live + size > self.cap:
+            before = self.queues.now
+            while self.live + size > self.cap and self.freeing:
+                self.queues.run_to_next_end()
+            self.memory_stall_ms += self.queues.now - before
+            if self.live + size > self.cap:
+                raise BudgetError(
+                    f"action {self.at}: {name(of)} needs {exact_bytes(size)} beside {exact_bytes(self.live)}, which"
+                    f" exceeds the cap of {exact_bytes(self.cap)}, and no offload is left to wait for",
+                    kernel=name(of),
+                    limit_bytes=self.cap,
+                    required_bytes=self.live + size,
+                )
+        self.live += size
+        self.memory.append((self.queues.now, self.live))
+        if self.live > self.peak:
+            self.peak, self.peak_action = self.live, self.at
+
+    def _begin_life(self, storage: int) -> None:
+        if not self.graph.exists_after[storage]:
+            self.born[storage] = (self.at, self.event)
+
+    def _give_back(self, storage: int, born: tuple[int, int]) -> None:
+        size = self.sizes[storage]
+        if size:
+            self.event += 1
+            self.lifetimes.append(Lifetime(storage, born[0], size, born[1], self.event))
+            self.live -= size
+            self.memory.append((self.queues.now, self.live))
+
+    def _copy_ended(self, copy: CopyRequest, to_host: bool, start_ms: float, end_ms: float) -> None:
+        queue = Queue.TO_HOST if to_host else Queue.FROM_HOST
+        self.timeline.append(TimelineEntry(queue, copy.action, start_ms, end_ms))
+        if to_host:
+            if self.offloading.get(copy.storage) == copy.action:
+                del self.offloading[copy.storage]
+            if copy.action in self.freeing:
+                self._give_back(*self.freeing.pop(copy.action))
+        elif copy.action in self.unpins:
+            self.pinned.discard(copy.storage)
+            self.pinned_now -= self.graph.sizes[copy.storage]
+
+
+def _times(plan: MemoryPlan, costs: Costs) -> list[float]:
+    times = list(costs.time_ms)
+    for operation, configuration in plan.configurations.items():
+        times[operation] = configuration.time_ms
+    return times
+
+
+def _scratch(plan: MemoryPlan, costs: Costs) -> list[int]:
+    scratch = list(costs.scratch_bytes)
+    for operation, configuration in plan.configurations.items():
+        scratch[operation] = configuration.workspace_bytes
+    return [costs.rounded(size) for size in scratch]
+
+
+def _last_prefetches(plan: MemoryPlan) -> set[int]:
+    """Return the prefetches after which the host's copy of their storage is of no use."""
+    last: dict[int, int] = {}
+    found = set()
+    for index, (kind, target) in enumerate(plan.actions):
+        if kind is ActionKind.PREFETCH:
+            last[target] = index
+        elif kind is ActionKind.OFFLOAD and target in last:
+            found.add(last.pop(target))
+    return found | set(last.values())
