@@ -1,1 +1,1 @@
-"""Helpers that several benchmarks share."""
+"""Parts that several benchmarks share, and the script that runs all of them."""
