@@ -22,6 +22,7 @@
     * SolverUnavailableError    a solver that is not installed or not known
   * BackendError                a backend that cannot do what was asked
     * BackendUnavailableError   a backend that is not installed or not known
+    * ReentryError              a convolution inside another one of the same thread
     * UnsupportedProblemError   a problem or algorithm that the backend has no way to compute
     * CudnnError                a function of cuDNN that answered with an error status
     * StepError                 a step of a plan that could not be prepared or launched
@@ -47,6 +48,7 @@ __all__ = [
     "NotRecordedError",
     "OutputError",
     "ProfileError",
+    "ReentryError",
     "SettingsError",
     "SolverError",
     "SolverUnavailableError",
@@ -186,6 +188,10 @@ class BackendError(UcudnnError):
 
 class BackendUnavailableError(BackendError):
     """The backend asked for is not known or not installed."""
+
+
+class ReentryError(BackendError):
+    """A convolution was called while another one ran in the same thread, as a signal handler can do."""
 
 
 class UnsupportedProblemError(BackendError):
