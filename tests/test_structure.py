@@ -161,6 +161,19 @@ def test_a_third_party_package_is_imported_in_one_place():
     assert structure.misplaced_packages(MODULES, PLACES) == []
 
 
+def test_no_test_module_imports_another_one():
+    tests = structure.modules_of(ROOT / "tests")
+    del tests["test_structure"]  # its examples of broken packages import tests
+    assert structure.borrowed_tests(tests) == []
+
+
+def test_tests_mirror_the_folders_of_the_package():
+    folders = {each.relative_to(PACKAGE) for each in PACKAGE.rglob("*") if each.is_dir()}
+    own = {Path(), *map(Path, ("support", "bench", "gpu", "fuzz"))}
+    tested = {each.parent.relative_to(ROOT / "tests") for each in (ROOT / "tests").rglob("test_*.py")}
+    assert tested - own <= folders
+
+
 def test_only_settings_reads_the_environment():
     assert structure.environment_readers(MODULES) == {"settings"}
 
@@ -351,6 +364,20 @@ RULES = {
         {"a.py": "import numpy.random", "b.py": "from numpy import array\nimport json, attrs"},
         lambda modules: structure.misplaced_packages(modules, {"numpy": ("a",)}),
         ["b imports attrs", "b imports numpy"],
+    ),
+    "borrowed tests": (
+        {
+            "test_a.py": "from tests.low.test_b import helper",
+            "test_b.py": "PROGRAM = 'from tests.test_a import x'",
+            "test_c.py": "from tests.support.reference import make\nfrom tests.low.conftest import y",
+            "low/test_d.py": "def f():\n    import tests.test_c",
+        },
+        structure.borrowed_tests,
+        [
+            "low.test_d imports tests.test_c",
+            "test_a imports tests.low.test_b",
+            "test_b imports tests.test_a",
+        ],
     ),
     "environment": (
         {"a.py": "import os\nx = os.environ", "b.py": "from os import getenv", "c.py": "import os\nos.sep"},
