@@ -70,3 +70,7 @@ def small_gpt():
 def squared_batch():
     """Return a model whose activations grow with the square of the mini-batch."""
     return Lambda(lambda x, weight: (x @ x.t()) @ x * weight, 2)
+
+
+def big_gpt():
+    return models.GPT(24, 1024, 16)

@@ -1,4 +1,4 @@
-"""The names of CuPy 13's `cupy.cuda.cudnn` and `cupyx.cudnn` that this package lacks."""
+"""What CuPy 13 had in `cupy.cuda.cudnn` and `cupyx.cudnn`, and this package has not."""
 
 _NAMES = """
 CTCLoss RNNBackwardData RNNBackwardDataEx RNNBackwardWeights RNNBackwardWeightsEx RNNForwardInference
@@ -25,14 +25,14 @@ set_fused_ops_const_param_pack_attribute set_fused_ops_variant_param_pack_attrib
 spatialTfGridGeneratorBackward spatialTfGridGeneratorForward spatialTfSamplerBackward spatialTfSamplerForward
 """
 
-MISSING = frozenset(_NAMES.split())
-"""RNN, CTC loss, spatial transformer and fused operations, and functions of `cupyx.cudnn` other than convolutions."""
+LACKING = frozenset(_NAMES.split())
+"""RNN, CTC loss, spatial transformer, fused operations; and what `cupyx.cudnn` did to arrays besides convolutions."""
 
 
 def explain(name: str) -> str:
-    """Return the error message for a name that this package lacks."""
+    """Return what to tell who asks for a name that is not there."""
     text = f"module 'ucudnn.cudnn' has no attribute {name!r}"
-    if name not in MISSING:
+    if name not in LACKING:
         return text
     if "_" in name and name.islower():
         return (

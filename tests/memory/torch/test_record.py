@@ -144,6 +144,14 @@ def test_gradients_that_are_kept_exist_before_the_step():
     assert Counter(kinds(kept, Phase.BACKWARD))["aten.add_"] > Counter(kinds(freed, Phase.BACKWARD))["aten.add_"]
 
 
+def test_only_what_draws_random_numbers_is_not_repeatable():
+    graph = trace_step(
+        step_of(torch.nn.Sequential(torch.nn.Linear(5, 5), torch.nn.Dropout()), torch.ones(2, 5)), "drop", 2
+    )
+    assert {each.kind for each in graph.graph.operations if not each.repeatable} == {"aten.bernoulli_"}
+    assert all(each.repeatable for each in trace_step(training_step("gpt"), "gpt", 4).graph.operations)
+
+
 def test_what_lives_after_the_step_is_an_output():
     kept = []
 

@@ -234,7 +234,13 @@ def _operation(
         problem_batch=Affine(problem.batch) if problem else Affine(0, 1),
         module=call.module,
         source=call.source,
+        repeatable=not _draws(call),
     )
+
+
+def _draws(call: TracedCall) -> bool:
+    """Return whether a call draws random numbers; attention does so only where it drops some."""
+    return torch.Tag.nondeterministic_seeded in call.func.tags and call.argument("dropout_p") != 0
 
 
 def _problem(call: TracedCall, math: MathMode) -> ConvolutionProblem | None:

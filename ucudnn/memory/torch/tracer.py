@@ -103,10 +103,11 @@ class TracedCall:
     index: int
 
     def argument(self, name: str) -> Any:
-        """Return an argument by its name in the operator's schema; None where it was not given."""
+        """Return an argument by its name in the operator's schema, or its default; None where the schema has none."""
         for position, argument in enumerate(self.func._schema.arguments):
             if argument.name == name:
-                return self.args[position] if position < len(self.args) else self.kwargs.get(name)
+                given = self.args[position] if position < len(self.args) else self.kwargs.get(name)
+                return argument.default_value if given is None else given
         return None
 
     @property

@@ -1,0 +1,24 @@
+"""Tests of the script that records the shipped steps: it records what is shipped."""
+
+from dataclasses import replace
+
+import pytest
+
+pytest.importorskip("torch")
+
+from bench.memory.record_steps import RECIPES
+from ucudnn.memory.steps import open_step, shipped_steps
+from ucudnn.memory.torch.record import record
+
+
+def test_every_shipped_step_has_its_recipe():
+    assert sorted(RECIPES) == [*shipped_steps()]
+
+
+@pytest.mark.parametrize("name", ["alexnet", "unet3d"])
+def test_recording_gives_what_ships(name):
+    shipped = open_step(name)
+    recorded = replace(record(RECIPES[name]), name=name)
+    assert recorded.operations == shipped.operations
+    assert recorded.storages == shipped.storages
+    assert recorded.batch == shipped.batch
