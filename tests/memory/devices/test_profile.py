@@ -1,0 +1,125 @@
+"""Tests of device profiles: every figure has a source, and published times are met that did not calibrate them."""
+
+import json
+from dataclasses import replace
+from math import exp, log
+
+import pytest
+
+from ucudnn.errors import ProfileError
+from ucudnn.memory.devices.profile import load_device, shipped_devices
+from ucudnn.memory.devices.roofline import convolution_front, device_costs
+from ucudnn.memory.steps import open_step
+from ucudnn.problem import ConvolutionProblem, Layout, Operation
+
+FIGURES = {
+    *("memory_bytes", "link", "flops_per_second", "bytes_per_second", "launch_ms", "matrix", "convolution"),
+}
+WITHIN = {"titan-x": 0.15, "gtx-970": 0.15, "h200": 0.3}  # of published times of whole steps
+
+
+def predicted_ms(profile, row):
+    """Return what a profile says of a published time."""
+    if "problem" in row:
+        fields = {**row["problem"], "operation": Operation(row["problem"]["operation"])}
+        fields |= {name: tuple(value) for name, value in fields.items() if isinstance(value, list)}
+        return convolution_front(profile, ConvolutionProblem(**fields))[-1].time_ms
+    graph = open_step(row["step"]).with_batch(row["batch"])
+    if row.get("variant", {}).get("layout") == "last":
+        operations = (
+            replace(each, problem=each.problem and replace(each.problem, layout=Layout.NHWC))
+            for each in graph.operations
+        )
+        graph = replace(graph, operations=tuple(operations))
+    times = device_costs(profile, graph, row["algorithms"]).time_ms
+    pairs = zip(times, graph.operations, strict=True)
+    return sum(time for time, operation in pairs if operation.phase.value in row["phases"])
+
+
+def test_the_devices_of_the_papers_and_the_measured_one_ship():
+    assert shipped_devices() == ("gtx-970", "h200", "m40", "titan-x")
+
+
+@pytest.mark.parametrize("name", shipped_devices())
+def test_every_figure_has_its_source(name):
+    profile = load_device(name)
+    assert {*profile.sources} >= FIGURES
+    assert all(profile.sources.values())
+    assert all(row["source"] for row in profile.published)
+    assert any("calibrates" in row for row in profile.published)
+    assert any("calibrates" not in row for row in profile.published)
+
+
+@pytest.mark.parametrize("name", [*WITHIN])
+def test_steps_take_what_was_published(name):
+    profile = load_device(name)
+    ratios = [predicted_ms(profile, row) / row["time_ms"] for row in profile.published]
+    assert ratios == pytest.approx([1.0] * len(ratios), abs=WITHIN[name])
+
+
+def test_convolutions_of_an_m40_take_what_was_published():
+    profile = load_device("m40")
+    tests = [row for row in profile.published if "calibrates" not in row]
+    errors = [log(predicted_ms(profile, row) / row["time_ms"]) for row in tests]
+    assert len(errors) > 20
+    assert exp(sum(errors) / len(errors)) == pytest.approx(1.0, abs=0.15)
+    assert max(map(abs, errors)) < log(2.5)
+
+
+@pytest.mark.parametrize(
+    ("name", "step", "batch", "published"),
+    [("titan-x", "alexnet", 128, 231 / 80.96), ("gtx-970", "vgg16", 42, 1722 / 864), ("m40", "vgg16", 32, None)],
+)
+def test_algorithms_without_workspace_are_slower(name, step, batch, published):
+    profile, graph = load_device(name), open_step(step).with_batch(batch)
+    small, fast = (device_costs(profile, graph, choice) for choice in ("smallest", "fastest"))
+    assert max(small.scratch_bytes) == 0
+    assert max(fast.scratch_bytes) > 2**26
+    ratio = sum(small.time_ms) / sum(fast.time_ms)
+    assert ratio > 1.5
+    if published:
+        assert ratio == pytest.approx(published, rel=0.15)
+
+
+def test_the_h200_takes_the_measured_algorithms():
+    profile, graph = load_device("h200"), open_step("resnet50")
+    names = {
+        each.parts[0].algorithm for problem in graph.problems.values() for each in convolution_front(profile, problem)
+    }
+    assert "roofline" not in names
+    unrecorded = next(iter(open_step("unet2d").problems.values()))
+    assert {each.parts[0].algorithm for each in convolution_front(profile, unrecorded)} == {"roofline"}
+
+
+def test_a_mini_batch_between_measured_ones_takes_its_share():
+    profile = load_device("h200")
+    problem = next(iter(open_step("resnet50").problems.values()))
+    half, more = (convolution_front(profile, problem.with_batch(batch))[-1] for batch in (128, 100))
+    assert more.time_ms == pytest.approx(half.time_ms * 100 / 128)
+    assert more.workspace_bytes == pytest.approx(half.workspace_bytes * 100 / 128, abs=1)
+
+
+def test_an_unknown_device_is_answered_with_the_known_ones():
+    with pytest.raises(
+        ProfileError, match="device 'b200' is neither a file nor one that ships with ucudnn: gtx-970, h200"
+    ):
+        load_device("b200")
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"version": 2}, "has another format than 'ucudnn-device', version 1"),
+        ({"link": {}}, "cannot be read: KeyError: 'to_host'"),
+        ({"link": []}, "cannot be read: TypeError"),
+    ],
+)
+def test_a_damaged_profile_is_refused_in_one_line(tmp_path, change, message):
+    from importlib import resources
+
+    content = json.loads((resources.files("ucudnn.memory.devices") / "m40.json").read_text())
+    path = tmp_path / "device.json"
+    path.write_text(json.dumps(content | change))
+    with pytest.raises(ProfileError, match=message) as caught:
+        load_device(str(path))
+    assert "\n" not in str(caught.value)

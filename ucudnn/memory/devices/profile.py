@@ -1,0 +1,123 @@
+"""Device profiles: files that say how fast a device computes and copies, with the source of every figure.
+
+A profile has
+
+* `format` 'ucudnn-device', `version` 1, `name` and `title`;
+* `memory_bytes`, and `granularity`, the bytes of which its allocator hands out multiples;
+* `link`: bytes per second `to_host` and `from_host`, and `duplex` and `contention` as in Costs;
+* `flops_per_second` and `bytes_per_second`: its peak and the bandwidth that kernels reach; `launch_ms` of a kernel;
+* `matrix`: the share of the peak that matrix products reach, by arithmetic ('tf32' is float32 on tensor cores);
+* `convolution`: the share of the peak that each algorithm reaches, by operation, and 'Forward 1x1' and the like for
+  filters of one tap (see `convolution_methods`); or the share that convolutions reach by arithmetic and layout, where
+  algorithms are not told apart;
+* `recorded`: the profile of measured convolutions that counts before all that; null without one;
+* `sources`: where each of these is from;
+* `published`: times that others measured, of steps or convolutions. Those that calibrated the profile say so, the
+  others test it.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+from ucudnn.errors import ProfileError
+
+_FORMAT = "ucudnn-device"
+_VERSION = 1
+_SUFFIX = ".json"
+
+Shares = Mapping[str, Mapping[str, float]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class DeviceProfile:
+    """What is known of a device. Times are in milliseconds; rates are per second, as they are published.
+
+    Attributes:
+        name: name it is asked for by.
+        title: the device, and the version of cuDNN.
+        memory_bytes: its memory.
+        granularity: bytes of which its allocator hands out multiples.
+        to_host: bytes per second from the device to pinned memory.
+        from_host: bytes per second back.
+        duplex: share of that which each direction keeps while both copy.
+        contention: how many times as long an operation takes beside a copy.
+        flops_per_second: peak of float32.
+        bytes_per_second: bandwidth of memory that kernels reach.
+        launch_ms: least time of a kernel.
+        matrix: share of the peak by arithmetic.
+        convolution: share of the peak: by algorithm and operation, or by arithmetic and layout.
+        recorded: name of the profile with measured convolutions; None without one.
+        sources: where each figure is from.
+        published: times that others measured.
+    """
+
+    name: str
+    title: str
+    memory_bytes: int
+    granularity: int
+    to_host: float
+    from_host: float
+    duplex: float
+    contention: float
+    flops_per_second: float
+    bytes_per_second: float
+    launch_ms: float
+    matrix: Mapping[str, float]
+    convolution: Shares
+    recorded: str | None
+    sources: Mapping[str, str]
+    published: Sequence[Mapping[str, Any]]
+
+
+def shipped_devices() -> tuple[str, ...]:
+    """Return the names of the device profiles that ship with ucudnn."""
+    files = (entry.name for entry in resources.files(__package__).iterdir())
+    return tuple(sorted(name.removesuffix(_SUFFIX) for name in files if name.endswith(_SUFFIX)))
+
+
+@lru_cache(maxsize=16)
+def load_device(name: str) -> DeviceProfile:
+    """Read a device profile that ships with ucudnn ('h200'), or a file.
+
+    Raises:
+        ProfileError: if there is no such profile, or it cannot be read.
+    """
+    source = resources.files(__package__) / f"{name}{_SUFFIX}" if name in shipped_devices() else Path(name)
+    if not source.is_file():
+        raise ProfileError(
+            f"device {name!r} is neither a file nor one that ships with ucudnn: {', '.join(shipped_devices())}"
+        )
+    try:
+        content = json.loads(source.read_bytes())
+        if content["format"] != _FORMAT or content["version"] != _VERSION:
+            raise ProfileError(f"device {name!r} has another format than {_FORMAT!r}, version {_VERSION}")
+        return _decode(content)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ProfileError(f"device {name!r} cannot be read: {type(error).__name__}: {error}") from error
+
+
+def _decode(content: dict[str, Any]) -> DeviceProfile:
+    link = content["link"]
+    return DeviceProfile(
+        name=content["name"],
+        title=content["title"],
+        memory_bytes=content["memory_bytes"],
+        granularity=content["granularity"],
+        to_host=link["to_host"],
+        from_host=link["from_host"],
+        duplex=link["duplex"],
+        contention=link["contention"],
+        flops_per_second=content["flops_per_second"],
+        bytes_per_second=content["bytes_per_second"],
+        launch_ms=content["launch_ms"],
+        matrix=dict(content["matrix"]),
+        convolution={name: dict(shares) for name, shares in content["convolution"].items()},
+        recorded=content["recorded"],
+        sources=dict(content["sources"]),
+        published=tuple(content["published"]),
+    )
