@@ -7,8 +7,8 @@ from typing import Unpack
 from ucudnn.arrays import Parameters, ProblemCache
 from ucudnn.backends import open_backend
 from ucudnn.backends.base import Backend, ComputeBackend, Scaling, Spare, Tensor
-from ucudnn.benchmarking.benchmark import ProgressListener
 from ucudnn.benchmarking.factory import open_benchmark
+from ucudnn.benchmarking.measurer import ProgressListener
 from ucudnn.errors import BackendError, InfeasibleError
 from ucudnn.execution.dispatcher import Dispatcher
 from ucudnn.execution.kernel_plans import KernelPlans

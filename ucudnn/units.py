@@ -5,18 +5,10 @@ from operator import index
 
 from ucudnn.errors import InvalidSizeError
 
-_FACTORS = {
-    "": 1,
-    "b": 1,
-    "kb": 10**3,
-    "mb": 10**6,
-    "gb": 10**9,
-    "k": 2**10,
-    "m": 2**20,
-    "g": 2**30,
-    "kib": 2**10,
-    "mib": 2**20,
-    "gib": 2**30,
+_FACTORS = {"": 1, "b": 1} | {
+    letter + suffix: base**power
+    for power, letter in enumerate("kmg", 1)
+    for suffix, base in (("", 1024), ("ib", 1024), ("b", 1000))
 }
 _SIZE = re.compile(r"\s*(\d{1,30}(?:\.\d{1,30})?)\s*([a-zA-Z]*)\s*", re.ASCII)
 _MOST_SHOWN = 80  # characters of a value that a message repeats

@@ -27,8 +27,7 @@ from bench.tools.results import save
 from ucudnn.backends.base import ComputeBackend
 from ucudnn.benchmarking.benchmark import Benchmark
 from ucudnn.benchmarking.recording import NO_LIMIT
-from ucudnn.benchmarking.request import Request
-from ucudnn.benchmarking.slab_explorer import rows_tried
+from ucudnn.benchmarking.request import Request, slab_rows
 from ucudnn.configuration import Configuration
 from ucudnn.errors import UcudnnError
 from ucudnn.networks.tables import load_network
@@ -91,7 +90,7 @@ def measure(
     """Execute the desirable set of one operation, its undivided algorithms and its plans within limits."""
     benchmark = Benchmark(backend)
     begin = perf_counter()
-    sizes, rows = BatchSizePolicy.POWER_OF_TWO.sizes(problem.batch), rows_tried(problem, BatchSizePolicy.POWER_OF_TWO)
+    sizes, rows = BatchSizePolicy.POWER_OF_TWO.sizes(problem.batch), slab_rows(problem, BatchSizePolicy.POWER_OF_TWO)
     request = Request(problem=problem, sizes=sizes, limit_bytes=NO_LIMIT, rows=rows)
     measured = benchmark.micro_configurations(request)
     seconds = perf_counter() - begin
@@ -101,7 +100,7 @@ def measure(
     planned: dict[int, Configuration] = {}
     for limit in limits:
         adaptive = BatchSizePolicy.ADAPTIVE
-        within = replace(request, limit_bytes=limit, whole=False, adaptive=True, rows=rows_tried(problem, adaptive))
+        within = replace(request, limit_bytes=limit, whole=False, adaptive=True, rows=slab_rows(problem, adaptive))
         planned[limit] = desirable_set(benchmark.micro_configurations(within), problem.batch)[-1]
     chosen = dict.fromkeys([*whole, *thinned(front), *planned.values()])
     times = times_in_turn(problem, {each: each for each in chosen}, backend, repeats)

@@ -9,6 +9,7 @@ from tests.support.counting_backend import CountingBackend
 from tests.support.problems import make_problem
 from ucudnn.backends.cpu.backend import CpuBackend
 from ucudnn.benchmarking.benchmark import Benchmark
+from ucudnn.benchmarking.exploration.schedule import Round
 from ucudnn.benchmarking.request import Request
 from ucudnn.errors import UnsupportedProblemError
 from ucudnn.problem import Operation
@@ -182,8 +183,12 @@ def test_a_compiler_begins_while_others_are_measured_at_a_size(monkeypatch):
 
 
 def test_a_compiler_begins_with_nothing_that_a_round_has_not(monkeypatch):
-    rounds = [((16, 8, 4), ("SLOW", "FAST"), True), ((6,), ("SLOW",), True), ((5, 3), ("SLOW", "LARGE"), True)]
-    monkeypatch.setattr("ucudnn.benchmarking.explorer.Rounds", lambda *_, **__: rounds)
+    rounds = [
+        Round((16, 8, 4), ("SLOW", "FAST"), True),
+        Round((6,), ("SLOW",), True),
+        Round((5, 3), ("SLOW", "LARGE"), True),
+    ]
+    monkeypatch.setattr("ucudnn.benchmarking.exploration.explorer.Schedule", lambda *_: rounds)
     monkeypatch.setattr("ucudnn.benchmarking.benchmark.ComputeBackend", CompilingBackend)
     backend = CompilingBackend()
     wanted = replace(request(make_problem(batch=16), (4, 8, 16), 1000), adaptive=True)

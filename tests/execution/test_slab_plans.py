@@ -18,8 +18,7 @@ from ucudnn.backends.cpu.bench import CpuBench
 from ucudnn.backends.replay import ReplayBackend
 from ucudnn.benchmarking.benchmark import Benchmark
 from ucudnn.benchmarking.recording import record
-from ucudnn.benchmarking.request import Request
-from ucudnn.benchmarking.slab_explorer import rows_tried
+from ucudnn.benchmarking.request import Request, slab_rows
 from ucudnn.benchmarking.storage.database import Database
 from ucudnn.benchmarking.storage.store import MachineStore
 from ucudnn.configuration import Configuration, MicroConfiguration, SlabConfiguration
@@ -241,7 +240,7 @@ def test_what_was_rejected_is_not_chosen_after_a_failure(hungry, monkeypatch, sl
 
 def wanted(problem, limit, policy=BatchSizePolicy.POWER_OF_TWO, **options):
     sizes = policy.sizes(problem.batch)
-    return Request(problem=problem, sizes=sizes, limit_bytes=limit, rows=rows_tried(problem, policy), **options)
+    return Request(problem=problem, sizes=sizes, limit_bytes=limit, rows=slab_rows(problem, policy), **options)
 
 
 def test_slabs_are_stored_with_what_they_took(hungry, tmp_path):
@@ -250,7 +249,7 @@ def test_slabs_are_stored_with_what_they_took(hungry, tmp_path):
     found = []
     for _ in range(2):
         with closing(Database(tmp_path / "times.db")) as database:
-            benchmark = Benchmark(hungry, effort=QUICK, store=MachineStore(database, hungry.machine(), hungry.name))
+            benchmark = Benchmark(hungry, effort=QUICK, storage=MachineStore(database, hungry.machine(), hungry.name))
             found.append(benchmark.micro_configurations(request))
             measured = benchmark.measured
     assert measured == 0

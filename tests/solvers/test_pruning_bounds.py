@@ -2,7 +2,7 @@
 
 import pytest
 
-from ucudnn.benchmarking.pruning import Search
+from ucudnn.benchmarking.exploration.pruning import Pruning
 from ucudnn.solvers.desirable import desirable_set
 
 
@@ -14,7 +14,7 @@ def test_bounds_lose_nothing_of_what_was_recorded(recorded, network, limit):
     for kernel, measured in recorded(network):
         batch = kernel.problem.batch
         fitting = [micro for micro in measured if micro.workspace_bytes <= limit << 20]
-        search, taken = Search(batch, whole=True), []
+        search, taken = Pruning(batch, whole=True), []
         by_size = {}
         for micro in fitting:
             by_size.setdefault(micro.size, []).append(micro)

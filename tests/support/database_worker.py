@@ -47,7 +47,7 @@ def main(path, log, seed, seconds, victim=""):
                 break
             store = MachineStore(database, backend.machine(), backend.name)
             request = request_of(int(seed), turn)
-            benchmark = Benchmark(backend, effort=effort, store=store, exhaustive=True)
+            benchmark = Benchmark(backend, effort=effort, storage=store, exhaustive=True)
             items = benchmark.results(request)
             assert not store._failed
             assert len(database.load(backend.machine(), [part for part, _ in items])) >= len(items)

@@ -18,6 +18,7 @@ from ucudnn.backends.base import SLACK_BYTES, Bench, Scaling
 from ucudnn.backends.cpu import CpuBackend
 from ucudnn.backends.cudnn.backend import CudnnBackend
 from ucudnn.benchmarking.benchmark import Benchmark
+from ucudnn.benchmarking.findings import Finding
 from ucudnn.benchmarking.request import Exploration, Request
 from ucudnn.configuration import Configuration, MicroConfiguration
 from ucudnn.errors import BackendError
@@ -331,9 +332,9 @@ def test_what_ranks_find_for_one_limit_stays_beside_what_others_find_for_another
         def explore(self, requests, own):
             for request, name in zip(requests, names, strict=True):
                 item = part, Measurement.of(backend.algorithm(part, name), (1.0,))
-                yield request, Exploration(names=tuple(names), sizes=(8,)), [item]
+                yield Finding(request, Exploration(names=tuple(names), sizes=(8,)), [item])
 
-    benchmark = Benchmark(backend, share=Ranks())
+    benchmark = Benchmark(backend, parallel=Ranks())
     requests = [Request(problem=problem, sizes=(8,), limit_bytes=1 << power) for power in (30, 31, 32)]
     benchmark.explore(requests)
     for request in requests:

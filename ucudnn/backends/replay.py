@@ -1,4 +1,4 @@
-"""Replay: answers from a recorded profile, so that plans for a GPU can be made without it."""
+"""A backend that answers from a recorded profile, so that plans for a GPU can be made without it."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -14,17 +14,17 @@ from ucudnn.profiles.format import Profile, Recording
 from ucudnn.profiles.measurement import Algorithm, Effort, Measurement
 from ucudnn.slabs import Slab, pieces_of
 
-_CUDNN_APIS = ("graph", "legacy")  # what candidates choose among; other backends have one kind of algorithms
+_CUDNN_APIS = ("graph", "legacy")  # candidates choose among these; other backends have one kind of algorithms
 
 
 @final
 class ReplayBackend(Backend):
-    """Plans from a profile; a problem that was not recorded is an error, never a guess.
+    """Answers from a profile. A problem that was not recorded is an error; nothing is guessed.
 
     Args:
         profile: the recorded measurements.
-        candidates: which of the recorded algorithms to offer.
-        network: recording to look in first, where several networks were recorded with the same shape.
+        candidates: which of the recorded algorithms are offered.
+        network: the recording to look in first, if several networks were recorded with the same shape.
     """
 
     def __init__(
@@ -34,7 +34,7 @@ class ReplayBackend(Backend):
         self._profile = profile
         self._candidates = candidates
         self._network = network
-        # Where shapes recur, the recording with the larger mini-batches serves most.
+        # If several recordings have a shape, the one with the larger mini-batches has more sizes.
         self._recordings = sorted(
             profile.recordings.items(),
             key=lambda item: (item[0] != network, -max((problem.batch for problem in item[1]), default=0)),
@@ -44,7 +44,7 @@ class ReplayBackend(Backend):
 
     @property
     def name(self) -> str:
-        """'replay:' and the profile's name."""
+        """The prefix 'replay:' and the profile's name."""
         return f"replay:{self._profile.name}"
 
     def conditions(self) -> Mapping[str, str]:
@@ -52,22 +52,22 @@ class ReplayBackend(Backend):
         return dict(self._profile.conditions)
 
     def algorithms(self, problem: ConvolutionProblem) -> tuple[Algorithm, ...]:
-        """Return what was recorded of the problem and is a candidate.
+        """Return the candidates that were recorded for a problem.
 
         Raises:
-            NotRecordedError: if nothing was.
+            NotRecordedError: if there are none.
         """
         return tuple(record.algorithm for record in self._records(problem).values())
 
     def algorithm(self, problem: ConvolutionProblem, name: str) -> Algorithm | None:
-        """Return what was recorded of an algorithm at one size, or None where nothing was."""
+        """Return an algorithm of a problem with its workspace, or None if it was not recorded."""
         try:
             return super().algorithm(problem, name)
         except NotRecordedError:
             return None
 
     def sizes(self, problem: ConvolutionProblem) -> frozenset[int] | None:
-        """Return the micro-batch sizes that were recorded of a problem."""
+        """Return the micro-batch sizes that were recorded for a problem."""
         shape = _plain(problem).with_batch(1)
         for network, recording in self._recordings:
             sizes = self._sizes_of(network, recording).get(shape)
@@ -76,7 +76,7 @@ class ReplayBackend(Backend):
         return frozenset()
 
     def knows_slab(self, slab: ConvolutionProblem, part: ConvolutionProblem) -> bool:
-        """Whether a slab was recorded with its micro-batch: times of different recordings do not mix."""
+        """Whether a slab was recorded together with its micro-batch; times of different recordings are never mixed."""
         plain = _plain(slab)
         return any(plain in recording for _, recording in self._recordings) and plain in self._recording_of(
             _plain(part)
@@ -84,7 +84,7 @@ class ReplayBackend(Backend):
 
     @contextmanager
     def bench(self, problem: ConvolutionProblem) -> Iterator[Bench]:
-        """Return a context in which micro-batches of the problem are looked up."""
+        """Return a context in which micro-batches of the problem can be looked up."""
         yield _ReplayBench(self, problem)
 
     def measurement(self, problem: ConvolutionProblem, algorithm: str) -> Measurement:
@@ -104,37 +104,26 @@ class ReplayBackend(Backend):
         return self._found[problem]
 
     def _search(self, problem: ConvolutionProblem) -> tuple[Measurement, ...]:
-        fma_only = problem.math is MathMode.FMA or self._candidates is Candidates.LEGACY_FMA
         plain = _plain(problem)
         recording = self._recording_of(plain)
-        tf32 = recording[plain]
-        if fma_only:
-            # Legacy algorithms were recorded again without TF32; graph engines say whether they use tensor cores.
+        records = recording[plain]
+        if problem.math is MathMode.FMA or self._candidates is Candidates.LEGACY_FMA:
+            # Legacy algorithms were recorded again without TF32. Graph engines say whether they use tensor cores.
             fma = recording.get(replace(plain, math=MathMode.FMA), ())
             again = any(record.algorithm.api == "graph" for record in fma)
-            engines = (
-                record
-                for record in tf32
-                if record.algorithm.api == "graph" and "TENSOR_CORE" not in record.algorithm.notes
-            )
-            records = fma if again else (*fma, *engines)
-        else:
-            records = tf32
-        found = tuple(
-            record
-            for record in records
-            if (
-                record.algorithm.api not in _CUDNN_APIS
-                or self._candidates.offers(record.algorithm.api, problem, record.algorithm.name)
-            )
-            and not (problem.deterministic and "NONDETERMINISTIC" in record.algorithm.notes)
-        )
+            records = fma if again else (*fma, *(each for each in records if _is_fma_engine(each.algorithm)))
+        found = tuple(each for each in records if self._offers(problem, each.algorithm))
         if not found:
             raise NotRecordedError(f"{self._profile.name} has no {self._candidates.value} candidates for {problem}")
         return found
 
+    def _offers(self, problem: ConvolutionProblem, algorithm: Algorithm) -> bool:
+        if problem.deterministic and "NONDETERMINISTIC" in algorithm.notes:
+            return False
+        return algorithm.api not in _CUDNN_APIS or self._candidates.offers(algorithm.api, problem, algorithm.name)
+
     def _recording_of(self, problem: ConvolutionProblem) -> Recording:
-        """Return one recording for all sizes of a problem: times of different recordings do not mix."""
+        """Return the recording for all sizes of a problem; times of different recordings are never mixed."""
         shape = problem.with_batch(1)
         for network, recording in self._recordings:
             sizes = self._sizes_of(network, recording).get(shape)
@@ -159,8 +148,12 @@ class ReplayBackend(Backend):
 
 
 def _plain(problem: ConvolutionProblem) -> ConvolutionProblem:
-    """Return a problem as it was recorded: what it allows is decided when records are read."""
+    """Return a problem as it was recorded: with all algorithms, which are filtered when they are read."""
     return replace(problem, deterministic=False, math=MathMode.TF32, alignment=MOST_ALIGNMENT)
+
+
+def _is_fma_engine(algorithm: Algorithm) -> bool:
+    return algorithm.api == "graph" and "TENSOR_CORE" not in algorithm.notes
 
 
 @final

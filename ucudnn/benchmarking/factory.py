@@ -1,7 +1,8 @@
-"""Opens benchmarks as settings say: with a database, and with others that measure too."""
+"""Opens benchmarks as settings say: with a database, and with other processes that measure too."""
 
-from ucudnn.backends.base import Backend
-from ucudnn.benchmarking.benchmark import Benchmark, ProgressListener, Share
+from ucudnn.backends.base import Backend, ComputeBackend
+from ucudnn.benchmarking.benchmark import Benchmark, ParallelExplorer
+from ucudnn.benchmarking.measurer import ProgressListener
 from ucudnn.profiles.measurement import Effort
 from ucudnn.settings import Settings
 
@@ -17,28 +18,54 @@ def open_benchmark(
     """Return a benchmark of a backend.
 
     Args:
-        backend: what is measured.
+        backend: the backend that measures.
         settings: database and devices.
         effort: how much time goes into one measurement.
-        listener: is told of progress.
-        exhaustive: measure what cannot enter the desirable set as well.
+        listener: a function that is called with the progress.
+        exhaustive: whether micro-configurations that cannot enter the desirable set are measured too.
 
     Raises:
-        DatabaseError: if the database cannot be opened, or a newer ucudnn wrote it.
-        SettingsError: if GPUs cannot share the work.
+        DatabaseError: if the database cannot be opened, or has another schema version.
+        SettingsError: if the devices cannot share the work.
     """
-    # Loads sqlite3: not before there is something to measure.
+    # The store loads sqlite3, which waits until there is something to measure.
     from ucudnn.benchmarking.storage.store import open_store
 
-    store = open_store(settings.database, backend)
+    storage = open_store(settings.database, backend)
     effort = effort or Effort()
-    share: Share | None = None
-    if settings.benchmark_devices is not None:
-        from ucudnn.benchmarking.parallel.processes import WorkerOptions
-        from ucudnn.benchmarking.parallel.ranks import open_share
+    parallel = open_parallel(backend, settings, effort, exhaustive=exhaustive)
+    return Benchmark(
+        backend, effort=effort, listener=listener, storage=storage, parallel=parallel, exhaustive=exhaustive
+    )
 
-        options = WorkerOptions(
-            backend=backend.name, effort=effort, cudnn_library=settings.cudnn_library, exhaustive=exhaustive
-        )
-        share = open_share(backend, settings.benchmark_devices, options)
-    return Benchmark(backend, effort=effort, listener=listener, store=store, share=share, exhaustive=exhaustive)
+
+def open_parallel(
+    backend: Backend, settings: Settings, effort: Effort, *, exhaustive: bool = False
+) -> ParallelExplorer | None:
+    """Return the processes or ranks that measure together, or None for this process alone.
+
+    Args:
+        backend: the backend of this process.
+        settings: the devices, and the cuDNN library that other processes load.
+        effort: how much time goes into one measurement.
+        exhaustive: whether micro-configurations that cannot enter the desirable set are measured too.
+
+    Raises:
+        SettingsError: if a GPU does not exist, or if the ranks of torch.distributed are not initialized.
+    """
+    devices = settings.benchmark_devices
+    if devices is None or not isinstance(backend, ComputeBackend):
+        return None
+    if devices == "ranks":
+        from ucudnn.benchmarking.parallel.ranks import Ranks
+
+        return Ranks()
+    from ucudnn.benchmarking.parallel.processes import Processes, WorkerOptions
+
+    wanted = tuple(backend.devices()) if isinstance(devices, str) else devices
+    if wanted == (backend.device(),):
+        return None
+    options = WorkerOptions(
+        backend=backend.name, effort=effort, cudnn_library=settings.cudnn_library, exhaustive=exhaustive
+    )
+    return Processes(backend, wanted, options)

@@ -1,12 +1,11 @@
-"""Recording: a network's convolutions, measured on this machine, as a profile."""
+"""Recording: measures a network's convolutions on this machine, and makes a profile of them."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from ucudnn.benchmarking.benchmark import Benchmark
-from ucudnn.benchmarking.pruning import kind_of
-from ucudnn.benchmarking.request import Request
-from ucudnn.benchmarking.slab_explorer import rows_tried
+from ucudnn.benchmarking.exploration.pruning import traits_of
+from ucudnn.benchmarking.request import Request, slab_rows
 from ucudnn.networks.tables import Network
 from ucudnn.networks.variants import Variant
 from ucudnn.policy import BatchSizePolicy
@@ -15,19 +14,19 @@ from ucudnn.profiles.format import Profile, recorded
 from ucudnn.profiles.measurement import Measurement
 
 NO_LIMIT = 1 << 50
-"""Bytes of workspace: limits filter when plans are made."""
+"""A workspace limit that leaves nothing out. A profile is recorded once for all limits."""
 
 
 def record_requests(
     network: Network, wanted: Iterable[Variant], policy: BatchSizePolicy, *, slabs: bool = True
 ) -> list[Request]:
-    """Return what to measure for a network's profile: what each size of every kernel has to offer.
+    """Return the requests of a network's profile, which ask for each size of each kernel by itself.
 
     Args:
-        network: what is recorded.
-        wanted: in which types and layouts.
-        policy: which micro-batch sizes, and which slabs.
-        slabs: whether slabs are, of single samples that need much workspace.
+        network: the network to record.
+        wanted: its data types and layouts.
+        policy: which micro-batch sizes and which slabs are recorded.
+        slabs: whether slabs of single samples are recorded.
     """
     problems = (variant.of(kernel.problem) for variant in wanted for kernel in network.kernels())
     return [
@@ -37,7 +36,7 @@ def record_requests(
             limit_bytes=NO_LIMIT,
             apart=True,
             adaptive=policy is BatchSizePolicy.ADAPTIVE,
-            rows=rows_tried(problem, policy) if slabs else (),
+            rows=slab_rows(problem, policy) if slabs else (),
         )
         for problem in dict.fromkeys(problems)
     ]
@@ -47,10 +46,11 @@ def record(name: str, requests: Sequence[Request], benchmark: Benchmark, *, ever
     """Measure, and return a profile with one recording.
 
     Args:
-        name: of the recording, and of the profile.
+        name: the name of the recording and of the profile.
         requests: what to measure.
         benchmark: measures.
-        every: keep also what another algorithm of the same API beats in both time and workspace at the same size.
+        every: whether algorithms are kept that another one of the same API beats in both time and workspace at the same
+            size.
 
     Raises:
         UnsupportedProblemError: if the backend cannot compute a problem at all.
@@ -59,25 +59,23 @@ def record(name: str, requests: Sequence[Request], benchmark: Benchmark, *, ever
     recording: dict[ConvolutionProblem, tuple[Measurement, ...]] = {}
     for request in requests:
         found: dict[ConvolutionProblem, list[Measurement]] = {}
-        for part, result in benchmark.results(request):
-            if result.measured and (result.complete or every):
-                found.setdefault(replace(part, alignment=MOST_ALIGNMENT), []).append(recorded(result))
-        recording.update({part: tuple(records if every else unbeaten(records)) for part, records in found.items()})
+        for part, each in benchmark.results(request):
+            if each.measured and (each.complete or every):
+                found.setdefault(replace(part, alignment=MOST_ALIGNMENT), []).append(recorded(each))
+        recording.update({part: tuple(kept if every else unbeaten(kept)) for part, kept in found.items()})
     return Profile(name=name, conditions=dict(benchmark.backend.machine()), recordings={name: recording})
 
 
-def unbeaten(records: Sequence[Measurement]) -> list[Measurement]:
-    """Return what no other record of the same API beats in both time and workspace.
+def unbeaten(measurements: Sequence[Measurement]) -> list[Measurement]:
+    """Return the measurements that no other one of the same API beats in both time and workspace.
 
-    What repeats its results to the bit is compared with its like only, and so is what uses no tensor cores, for
-    problems may ask for either.
+    A problem may ask for algorithms that repeat their results to the bit, or for some without tensor cores. So such an
+    algorithm is compared with its like only.
     """
     kept: list[Measurement] = []
-    for each in sorted(
-        records, key=lambda record: (record.time_ms, record.algorithm.workspace_bytes, record.algorithm.name)
-    ):
-        kind = kind_of(each.algorithm.api, each.algorithm.notes)
-        faster = (other for other in kept if kind_of(other.algorithm.api, other.algorithm.notes) <= kind)
-        if all(other.algorithm.workspace_bytes > each.algorithm.workspace_bytes for other in faster):
+    for each in sorted(measurements, key=lambda one: (one.time_ms, one.algorithm.workspace_bytes, one.algorithm.name)):
+        traits = traits_of(each.algorithm)
+        faster = (other.algorithm for other in kept if traits_of(other.algorithm) <= traits)
+        if all(other.workspace_bytes > each.algorithm.workspace_bytes for other in faster):
             kept.append(each)
     return kept

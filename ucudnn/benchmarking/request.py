@@ -1,33 +1,47 @@
-"""Requests: what is asked of benchmarks for a problem, by policy and limit, and what was tried for it."""
+"""Requests: what is asked about a problem, by policy and limit, and what was tried for it."""
 
 from dataclasses import dataclass, replace
+from typing import NamedTuple, final
 
-from ucudnn.benchmarking.slab_explorer import Division, rows_tried
 from ucudnn.kernel import Kernel
 from ucudnn.policy import BatchSizePolicy
 from ucudnn.problem import ConvolutionProblem, Operation
 from ucudnn.settings import Settings
-from ucudnn.slabs import kinds_of, row_count
+from ucudnn.slabs import is_divisible, kinds_of, row_count, row_unit
 from ucudnn.workspace.spare import tail_bytes
 
 MOST_ROUNDINGS = 32
-"""Micro-batches and slabs of a 16-bit filter gradient: its error grows with the square root of their number."""
+"""The largest number of micro-batches and slabs of a 16-bit filter gradient. Its error grows with the square root of
+their number."""
+
+
+@final
+class SlabDivision(NamedTuple):
+    """A way to divide a micro-batch into slabs.
+
+    Attributes:
+        size: the micro-batch size.
+        rows: the number of rows of each slab; the last slab may have fewer.
+    """
+
+    size: int
+    rows: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
-    """What is wanted of one problem.
+    """What is asked about one problem.
 
     Attributes:
         problem: the problem at mini-batch size.
-        sizes: micro-batch sizes, ascending.
-        limit_bytes: workspace in bytes beyond which nothing is measured.
-        whole: whether the whole desirable set is wanted (WD), or its fastest configuration (WR).
-        apart: whether, moreover, each size is wanted as if it were the mini-batch, and for problems that rule out
-            kinds of algorithms as well (profiles).
-        adaptive: whether more sizes are chosen by what is measured; `sizes` are then what it begins with.
+        sizes: micro-batch sizes in ascending order.
+        limit_bytes: workspace limit in bytes. What needs more is not measured.
+        whole: whether the whole desirable set is wanted (WD), or only its fastest configuration (WR).
+        apart: whether the set is wanted for each micro-batch size by itself, and for each kind of algorithms that a
+            problem may rule out. Profiles are recorded this way.
+        adaptive: whether more sizes are chosen by the measurements; they begin with `sizes`.
         least_size: the smallest size that may be chosen.
-        rows: how many rows slabs of the smallest size may have, descending; () for no slabs.
+        rows: the numbers of rows that slabs of the smallest size may have, in descending order; () for no slabs.
     """
 
     problem: ConvolutionProblem
@@ -42,36 +56,41 @@ class Request:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Exploration:
-    """What was tried for a request; what was measured of it is in the results.
+    """What was tried for a request. The measurements are kept by problem.
 
     Attributes:
-        names: algorithms.
-        sizes: micro-batch sizes, ascending.
-        divisions: micro-batch sizes that were divided into slabs, with the rows of these.
+        names: names of the algorithms.
+        sizes: micro-batch sizes in ascending order.
+        divisions: the divisions into slabs whose slabs were all measured.
     """
 
     names: tuple[str, ...]
     sizes: tuple[int, ...]
-    divisions: tuple[Division, ...] = ()
+    divisions: tuple[SlabDivision, ...] = ()
 
     def parts(self, problem: ConvolutionProblem) -> list[ConvolutionProblem]:
         """Return the problems of all micro-batches and slabs."""
         parts = [problem.part(size) for size in self.sizes]
         for size, rows in self.divisions:
-            parts += [kind for kind, _ in kinds_of(problem.part(size), rows)]
+            parts += [slab for slab, _ in kinds_of(problem.part(size), rows)]
         return parts
 
 
+def slab_rows(problem: ConvolutionProblem, policy: BatchSizePolicy) -> tuple[int, ...]:
+    """Return the numbers of rows that slabs of a problem may have, in descending order; () if it has no slabs."""
+    return policy.rows(row_count(problem), row_unit(problem)) if is_divisible(problem) else ()
+
+
 def is_rounded(problem: ConvolutionProblem) -> bool:
-    """Whether what a problem accumulates is rounded to 16 bits each time."""
+    """Whether the output is a sum of micro-batches that is rounded to 16 bits after each of them."""
     return problem.dtype.has_16_bits and problem.operation is Operation.BACKWARD_FILTER
 
 
 def request_of(problem: ConvolutionProblem, settings: Settings, limit_bytes: int) -> Request:
-    """Return what is wanted of a problem.
+    """Return the request of a problem.
 
-    A filter gradient of 16 bits is rounded after each micro-batch and slab, for no engine of cuDNN leaves it in
-    float32; so there are at most MOST_ROUNDINGS of them.
+    A filter gradient of 16 bits is rounded after each micro-batch and slab, because no engine of cuDNN keeps it in
+    float32 between calls. So there are at most MOST_ROUNDINGS of them.
     """
     rounds = is_rounded(problem)
     least = -(-problem.batch // MOST_ROUNDINGS) if rounds else 1
@@ -80,7 +99,7 @@ def request_of(problem: ConvolutionProblem, settings: Settings, limit_bytes: int
     if settings.slabs:
         count = row_count(problem)
         most = MOST_ROUNDINGS // -(-problem.batch // sizes[0]) if rounds else count
-        rows = tuple(each for each in rows_tried(problem, settings.policy) if -(-count // each) <= most)
+        rows = tuple(each for each in slab_rows(problem, settings.policy) if -(-count // each) <= most)
     return Request(
         problem=problem,
         sizes=sizes,
@@ -93,7 +112,7 @@ def request_of(problem: ConvolutionProblem, settings: Settings, limit_bytes: int
 
 
 def requests_of(kernel: Kernel, settings: Settings, limit_bytes: int) -> list[Request]:
-    """Return what is wanted of a kernel: within its limit, and then within parts of the output's tail.
+    """Return the requests of a kernel: within its limit, and then within parts of the output's tail.
 
     The tail shrinks from micro-batch to micro-batch, and within each length of it other sizes are the fastest.
     """
@@ -103,6 +122,6 @@ def requests_of(kernel: Kernel, settings: Settings, limit_bytes: int) -> list[Re
         return [within]
     batch, offered = problem.batch, tail_bytes(problem, fresh=kernel.fresh)
     left = [batch * 3 // 4, *(batch >> power for power in range(1, batch.bit_length()))]
-    # The least first: where memory is short, what needs more is not tried then.
+    # The smallest comes first: if memory runs out, larger ones are not tried.
     limits = sorted({offered[samples] for samples in left if offered[samples] > within.limit_bytes})
     return [within, *(replace(within, limit_bytes=each, rows=()) for each in limits)]

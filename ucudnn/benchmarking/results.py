@@ -1,6 +1,6 @@
 """Measurements that this process knows, by problem and algorithm."""
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from typing import final
 
 from ucudnn.problem import ConvolutionProblem
@@ -34,9 +34,3 @@ class Results:
         """Forget all measurements of some problems."""
         for part in parts:
             self._results.pop(part, None)
-
-    def items(self, parts: Iterable[ConvolutionProblem]) -> Iterator[MeasuredProblem]:
-        """Return all measurements of some problems."""
-        for part in parts:
-            for measurement in self.of(part).values():
-                yield part, measurement

@@ -10,8 +10,8 @@ from typing import Annotated, Protocol
 import typer
 
 from ucudnn.backends.base import ComputeBackend
-from ucudnn.benchmarking.benchmark import Progress, ProgressListener
 from ucudnn.benchmarking.factory import open_benchmark
+from ucudnn.benchmarking.measurer import Progress, ProgressListener
 from ucudnn.benchmarking.recording import record, record_requests
 from ucudnn.benchmarking.storage.store import open_database
 from ucudnn.cli.cache import cache

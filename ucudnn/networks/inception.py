@@ -1,19 +1,18 @@
-"""Inception-v3: its convolutions, and which of them belong to branches that may run at the same time.
+"""The convolutions of Inception-v3, and the branches of its modules, which may run at the same time.
 
-Szegedy et al. 2016, 'Rethinking the Inception Architecture for Computer Vision', in torchvision's structure and with
-its names of layers, for inputs of 299 x 299 and without the auxiliary classifier.
+Source: Szegedy et al. 2016, 'Rethinking the Inception Architecture for Computer Vision', with the structure and the
+layer names of torchvision, for inputs of 299 x 299 and without the auxiliary classifier.
 """
 
 from collections.abc import Iterator
 
-InceptionRow = tuple[str, int, int, int, tuple[int, int], tuple[int, int], int]
-"""Name, channels, height = width, filters, kernel, padding and stride of a layer; pairs are (height, width)."""
+from ucudnn.networks.layer import LayerRow
 
 _Layer = tuple[str, int, int, int, int]  # name within its module, channels, filters, kernel height, kernel width
 _Branches = tuple[tuple[_Layer, ...], ...]
 
 INCEPTION_BATCH = 64
-"""Mini-batch size where none is given."""
+"""The default mini-batch size."""
 
 
 def _module_a(channels: int, pool_features: int) -> _Branches:
@@ -90,12 +89,12 @@ def _module_e(channels: int) -> _Branches:
     )
 
 
-_STEM: tuple[InceptionRow, ...] = (  # a pooling halves the size after 2b and after 4a
-    ("Conv2d_1a_3x3", 3, 299, 32, (3, 3), (0, 0), 2),
-    ("Conv2d_2a_3x3", 32, 149, 32, (3, 3), (0, 0), 1),
-    ("Conv2d_2b_3x3", 32, 147, 64, (3, 3), (1, 1), 1),
-    ("Conv2d_3b_1x1", 64, 73, 80, (1, 1), (0, 0), 1),
-    ("Conv2d_4a_3x3", 80, 73, 192, (3, 3), (0, 0), 1),
+_STEM: tuple[LayerRow, ...] = (  # a pooling layer halves the size after 2b and after 4a
+    ("Conv2d_1a_3x3", 1, 3, 299, 32, 3, 0, 2),
+    ("Conv2d_2a_3x3", 1, 32, 149, 32, 3, 0, 1),
+    ("Conv2d_2b_3x3", 1, 32, 147, 64, 3, 1, 1),
+    ("Conv2d_3b_1x1", 1, 64, 73, 80, 1, 0, 1),
+    ("Conv2d_4a_3x3", 1, 80, 73, 192, 3, 0, 1),
 )
 
 # The columns: name, height = width, stride of the last layer of each branch, branches.
@@ -114,21 +113,21 @@ _MODULES: tuple[tuple[str, int, int, _Branches], ...] = (
 )
 
 
-def _module_rows() -> Iterator[InceptionRow]:
+def _module_rows() -> Iterator[LayerRow]:
     for module, size, last_stride, branches in _MODULES:
         for branch in branches:
             for layer in branch:
                 name, channels, filters, height, width = layer
                 stride = last_stride if layer is branch[-1] else 1
                 padding = (height // 2, width // 2) if stride == 1 else (0, 0)
-                yield f"{module}.{name}", channels, size, filters, (height, width), padding, stride
+                yield f"{module}.{name}", 1, channels, size, filters, (height, width), padding, stride
 
 
-INCEPTION_ROWS: tuple[InceptionRow, ...] = (*_STEM, *_module_rows())
+INCEPTION_ROWS: tuple[LayerRow, ...] = (*_STEM, *_module_rows())
 """All convolutions, in torchvision's order."""
 
 INCEPTION_GROUPS: tuple[tuple[tuple[str, ...], ...], ...] = tuple(
     tuple(tuple(f"{module}.{layer[0]}" for layer in branch) for branch in branches)
     for module, _, _, branches in _MODULES
 )
-"""For each module its branches, each the names of layers that run one after another."""
+"""The branches of each module, each with the names of layers that run one after another."""

@@ -1,4 +1,4 @@
-"""Networks as tables of convolution layers: known by name, or read from a CSV file."""
+"""Networks as tables of convolution layers: some by name, others from CSV files."""
 
 import csv
 from dataclasses import dataclass
@@ -7,45 +7,24 @@ from pathlib import Path
 from ucudnn.errors import InvalidNetworkError, InvalidProblemError
 from ucudnn.kernel import Kernel
 from ucudnn.networks.densenet import DENSENET_BATCH, DENSENET_ROWS
-from ucudnn.networks.inception import INCEPTION_BATCH, INCEPTION_GROUPS, INCEPTION_ROWS, InceptionRow
+from ucudnn.networks.inception import INCEPTION_BATCH, INCEPTION_GROUPS, INCEPTION_ROWS
+from ucudnn.networks.layer import Layer, LayerRow
 from ucudnn.problem import ConvolutionProblem, Operation
 from ucudnn.units import shortened
 
 CSV_HEADER = "source,W,H,C_in,N,C_out,kernel_w,kernel_h,pad_w,pad_h,stride_w,stride_h"
-"""Header of a table of layers, in the form in which DeepBench's convolutions circulate."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Layer:
-    """A convolution layer.
-
-    Attributes:
-        name: name of the (first such) layer.
-        forward: its Forward problem.
-        count: how many layers of the network have this shape.
-    """
-
-    name: str
-    forward: ConvolutionProblem
-    count: int = 1
-
-    def kernels(self) -> tuple[Kernel, ...]:
-        """Return the layer's three kernels: Forward, BackwardData, BackwardFilter."""
-        return tuple(
-            Kernel(layer=self.name, problem=self.forward.with_operation(operation), count=self.count)
-            for operation in Operation
-        )
+"""Header of a table of layers. DeepBench's convolutions are published in this form."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Network:
-    """A network, as far as convolutions go.
+    """The convolutions of a network.
 
     Attributes:
-        name: name, or stem of the file it was read from.
-        layers: its convolution layers: one for each shape, or every single one where there are groups.
-        groups: for each set of layers that may run at the same time its branches, each a tuple of layers that run
-            one after another; a layer in none runs alone.
+        name: its name, or the stem of the file's name.
+        layers: its convolution layers: one for each shape, or all of them if there are groups.
+        groups: sets of layers that may run at the same time. Each set has branches, and each branch has the names of
+            layers that run one after another. A layer in no set runs alone.
     """
 
     name: str
@@ -54,7 +33,7 @@ class Network:
 
     @property
     def batch(self) -> int | None:
-        """The mini-batch size, or None where layers differ in it."""
+        """The mini-batch size, or None if the layers have different ones."""
         batches = {layer.forward.batch for layer in self.layers}
         return batches.pop() if len(batches) == 1 else None
 
@@ -69,21 +48,17 @@ def load_network(name: str, batch: int | None = None) -> Network:
     Args:
         name: alexnet, vgg16, resnet18, resnet50, densenet121, unet3d, inception3, or the path of a file with the
             columns of `CSV_HEADER`.
-        batch: mini-batch size; the paper's (or the file's own) where None.
+        batch: mini-batch size; None for the size in the paper or in the file.
 
     Raises:
-        InvalidNetworkError: if the name is not known and no file, or the file is no table of layers.
-        InvalidProblemError: if a size makes no convolution.
+        InvalidNetworkError: if there is neither a network nor a file of this name, or the file is no table of layers.
+        InvalidProblemError: if the sizes of a layer do not make a convolution.
     """
     if name in _TABLES:
         default_batch, rows = _TABLES[name]
         batch = default_batch if batch is None else batch
-        dimensions = _DIMENSIONS.get(name, 2)
-        return Network(name=name, layers=tuple(_named_layer(row, batch, dimensions) for row in rows))
-    if name == _INCEPTION:
-        batch = INCEPTION_BATCH if batch is None else batch
-        layers = tuple(_inception_layer(row, batch) for row in INCEPTION_ROWS)
-        return Network(name=name, layers=layers, groups=INCEPTION_GROUPS)
+        layers = tuple(Layer.of_row(row, batch, _DIMENSIONS.get(name, 2)) for row in rows)
+        return Network(name=name, layers=layers, groups=_GROUPS.get(name, ()))
     path = Path(name)
     try:
         found = path.is_file()
@@ -95,36 +70,6 @@ def load_network(name: str, batch: int | None = None) -> Network:
             f" or a CSV file with the header {CSV_HEADER}"
         )
     return _read_csv(path, batch)
-
-
-def _named_layer(row: tuple[str, int, int, int, int, int, int, int], batch: int, dimensions: int) -> Layer:
-    name, count, channels, size, filters, kernel, padding, stride = row
-    problem = ConvolutionProblem(
-        operation=Operation.FORWARD,
-        batch=batch,
-        channels=channels,
-        spatial=(size,) * dimensions,
-        filters=filters,
-        kernel=(kernel,) * dimensions,
-        padding=(padding,) * dimensions,
-        stride=(stride,) * dimensions,
-    )
-    return Layer(name=name, forward=problem, count=count)
-
-
-def _inception_layer(row: InceptionRow, batch: int) -> Layer:
-    name, channels, size, filters, kernel, padding, stride = row
-    problem = ConvolutionProblem(
-        operation=Operation.FORWARD,
-        batch=batch,
-        channels=channels,
-        spatial=(size, size),
-        filters=filters,
-        kernel=kernel,
-        padding=padding,
-        stride=(stride, stride),
-    )
-    return Layer(name=name, forward=problem)
 
 
 def _read_csv(path: Path, batch: int | None) -> Network:
@@ -166,11 +111,9 @@ def _csv_layer(path: Path, line: int, row: dict[str, str | None], batch: int | N
     return Layer(name=f"{row['source'] or path.stem}:{line - 1}", forward=problem)
 
 
-_INCEPTION = "inception3"
 _DIMENSIONS = {"unet3d": 3}
-
-# The columns: name, count, channels, height = width (= depth), filters, kernel, padding, stride.
-_TABLES: dict[str, tuple[int, tuple[tuple[str, int, int, int, int, int, int, int], ...]]] = {
+_GROUPS = {"inception3": INCEPTION_GROUPS}
+_TABLES: dict[str, tuple[int, tuple[LayerRow, ...]]] = {
     "alexnet": (  # single-column, as in the paper
         256,
         (
@@ -260,7 +203,8 @@ _TABLES: dict[str, tuple[int, tuple[tuple[str, int, int, int, int, int, int, int
             ("head", 1, 64, 64, 3, 1, 0, 1),
         ),
     ),
+    "inception3": (INCEPTION_BATCH, INCEPTION_ROWS),
 }
 
-NETWORKS: tuple[str, ...] = (*_TABLES, _INCEPTION)
+NETWORKS: tuple[str, ...] = tuple(_TABLES)
 """Names of the networks that come with ucudnn."""

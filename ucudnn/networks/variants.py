@@ -1,4 +1,4 @@
-"""Variants: networks in other data types, math modes and layouts than those of their tables."""
+"""Variants of networks: other data types, math modes and layouts than those of their tables."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -11,12 +11,12 @@ from ucudnn.settings import parse_choice
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Variant:
-    """In which type, math mode and layout a network computes.
+    """The data type, the math mode and the layout in which a network computes.
 
     Attributes:
         dtype: data type.
         math: whether float32 may be multiplied as TF32.
-        channels_last: NHWC and its like, instead of NCHW.
+        channels_last: whether channels are the last dimension, as in NHWC, instead of the first, as in NCHW.
     """
 
     dtype: DataType = DataType.FLOAT32
@@ -36,10 +36,15 @@ class Variant:
 
 
 def variants(dtypes: Sequence[str] | None, maths: Sequence[str] | None, layouts: Sequence[str] | None) -> list[Variant]:
-    """Return all combinations of data types, math modes and layouts ('first' or 'last') that differ.
+    """Return all different combinations of data types, math modes and layouts.
+
+    Args:
+        dtypes: names of data types; None for float32.
+        maths: names of math modes; None for tf32.
+        layouts: 'first' or 'last', for where the channels are; None for 'first'.
 
     Raises:
-        SettingsError: if one of them is not known.
+        SettingsError: if a name is not known.
     """
     found: dict[Variant, None] = {}
     for dtype in [parse_choice(DataType, each, "--dtype") for each in dtypes or ["float32"]]:
@@ -47,6 +52,6 @@ def variants(dtypes: Sequence[str] | None, maths: Sequence[str] | None, layouts:
             for layout in layouts or ["first"]:
                 if layout not in ("first", "last"):
                     raise SettingsError(f"--layout={layout!r} is not known: give first or last")
-                plain = math if dtype is DataType.FLOAT32 else MathMode.TF32  # other types know no difference
+                plain = math if dtype is DataType.FLOAT32 else MathMode.TF32  # it makes no difference to other types
                 found[Variant(dtype=dtype, math=plain, channels_last=layout == "last")] = None
     return list(found)

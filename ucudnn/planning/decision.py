@@ -268,9 +268,9 @@ def decide_slabs(
     unit = row_unit(problem)
 
     def found(slab: Slab) -> list[SlabConfiguration]:
-        offer = benchmark.offer(problem, size, slab, limit_bytes, failed)
-        if offer is not None:
-            return [offer.on(slab)]
+        one = benchmark.slab_configuration(problem, size, slab, limit_bytes, failed)
+        if one is not None:
+            return [one]
         if slab.rows <= unit:
             return []
         rows = max(unit, slab.rows // 2 // unit * unit)

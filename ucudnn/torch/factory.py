@@ -10,7 +10,7 @@ import torch
 from ucudnn.backends.candidates import Candidates
 from ucudnn.backends.cudnn.api.library import LIBRARY_NAME
 from ucudnn.backends.cudnn.backend import CudnnBackend
-from ucudnn.benchmarking.benchmark import ProgressListener
+from ucudnn.benchmarking.measurer import ProgressListener
 from ucudnn.errors import BackendUnavailableError, SettingsError
 from ucudnn.handle import Handle
 from ucudnn.planning.concurrency import groups_under

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.support.problems import make_problem
-from ucudnn.benchmarking.parallel.partition import Group, Shares, dealt, divided, gathered
+from ucudnn.benchmarking.parallel.partition import Group, Partition, balanced, by_operation, by_size
 from ucudnn.benchmarking.request import Request
 from ucudnn.problem import Operation
 
@@ -34,7 +34,7 @@ def first(problems):
 @given(channels=st.lists(st.integers(1, 40), min_size=1, max_size=30), count=st.integers(1, 8))
 def test_all_is_dealt_once_and_about_evenly(channels, count):
     wanted = list(dict.fromkeys(request(2 * each) for each in channels))
-    shares = dealt(wanted, count)
+    shares = balanced(wanted, count)
     assert len(shares) == count
     assert sorted(map(str, chain(*map(requests_of, shares)))) == sorted(map(str, wanted))
     # The fullest was the emptiest when it got its last one.
@@ -49,7 +49,7 @@ def test_all_is_dealt_once_and_about_evenly(channels, count):
 )
 def test_operations_are_gathered(wanted, count):
     requests = [request(2 * channels, operation=operation) for channels, operation in wanted]
-    shares = gathered(requests, count)
+    shares = by_operation(requests, count)
     assert len(shares) == count
     assert sorted(map(str, chain(*map(requests_of, shares)))) == sorted(map(str, requests))
     assert all(shares) == (len(requests) >= count), "nobody stands by"
@@ -58,14 +58,14 @@ def test_operations_are_gathered(wanted, count):
     # Where one ends, the next begins: at most that many are cut, unless somebody would have stood by.
     kinds = [{group.problem.operation for group in share} for share in shares]
     together = sum(map(len, kinds)) <= len({operation for _, operation in wanted}) + count - 1
-    assert together or shares == dealt(requests, count)
+    assert together or shares == balanced(requests, count)
     mean = cost(chain(*shares)) / count
     assert max(map(cost, shares)) <= mean + max(group.cost for group in chain(*shares))
 
 
 def test_networks_are_measured_by_operation():
     requests = [request(2 * channels, operation=each) for channels in range(10, 15) for each in Operation]
-    shares = gathered(requests, 2)
+    shares = by_operation(requests, 2)
     kinds = [{group.problem.operation for group in share} for share in shares]
     assert kinds == [{Operation.FORWARD, Operation.BACKWARD_DATA}, {Operation.BACKWARD_DATA, Operation.BACKWARD_FILTER}]
     assert sorted(map(len, shares)) == [7, 8]
@@ -75,25 +75,25 @@ def test_what_costs_nothing_is_somebodys():
     nothing = request(4, sizes=(), operation=Operation.BACKWARD_FILTER)
     for wanted in ([nothing], [request(2), nothing], [nothing, request(2), nothing]):
         for count in (1, 2, 3):
-            shares = gathered(list(dict.fromkeys(wanted)), count)
+            shares = by_operation(list(dict.fromkeys(wanted)), count)
             assert len(shares) == count
             assert set(chain(*map(requests_of, shares))) == set(wanted)
 
 
 def test_few_channels_take_as_long_as_sixteen():
-    few, sixteen, many = (cost(dealt([request(1, channels=each)], 1)[0]) for each in (3, 16, 32))
+    few, sixteen, many = (cost(balanced([request(1, channels=each)], 1)[0]) for each in (3, 16, 32))
     assert few == sixteen < many
 
 
 def test_what_is_small_costs_time_as_well():
-    small, large = dealt([request(2), request(4)], 2)
+    small, large = balanced([request(2), request(4)], 2)
     assert cost(small) < 1.01 * cost(large)
 
 
 @given(limits=st.lists(st.integers(1, 5), min_size=2, max_size=6, unique=True), count=st.integers(1, 4))
 def test_requests_of_one_problem_stay_together(limits, count):
     wanted = [request(channels, limit_bytes=each << 20) for each in limits for channels in (2, 4, 6, 8)]
-    groups = list(chain(*dealt(wanted, count)))
+    groups = list(chain(*balanced(wanted, count)))
     assert len(groups) == 4
     for group in groups:
         assert [each.limit_bytes >> 20 for each in group.requests] == limits
@@ -107,7 +107,7 @@ def test_requests_of_one_problem_stay_together(limits, count):
 )
 def test_divided_requests_have_each_size_once(wanted, sizes, count):
     requests = [request(2 * each, sizes=tuple(sorted(sizes)), batch=8) for each in wanted]
-    shares = divided(requests, count)
+    shares = by_size(requests, count)
     assert len(shares) == count
     for each in requests:
         parts = [part.sizes for share in shares for part in requests_of(share) if part.problem == each.problem]
@@ -119,14 +119,14 @@ def test_divided_requests_have_each_size_once(wanted, sizes, count):
 def test_a_share_has_the_cheapest_last_however_many_limits_it_has():
     small = [request(2, limit_bytes=limit << 20) for limit in range(1, 20)]
     large = request(4)
-    (share,) = dealt([large, *small], 1)
-    shares = Shares([share, ()])
+    (share,) = balanced([large, *small], 1)
+    shares = Partition([share, ()])
     assert shares.ahead(1).problem == large.problem, "19 limits of the small one cost more"
 
 
 def test_own_ones_come_first_then_the_cheapest_of_the_fullest_share():
     a, b, c, d, e, f = (Group((request(2 * each),), each) for each in (6, 5, 4, 3, 2, 1))
-    shares = Shares([(a,), (b, c), (d, e, f)])
+    shares = Partition([(a,), (b, c), (d, e, f)])
     assert shares.ahead(0) is None
     assert shares.take(0, first) == a
     assert shares.ahead(0) == c
@@ -141,8 +141,8 @@ def test_own_ones_come_first_then_the_cheapest_of_the_fullest_share():
 
 @pytest.mark.parametrize("own", [0, 2])
 def test_what_another_took_while_a_sharer_chose_is_chosen_anew(own):
-    (groups,) = dealt([request(2 * each) for each in (6, 5, 4)], 1)
-    shares = Shares([groups, ()])
+    (groups,) = balanced([request(2 * each) for each in (6, 5, 4)], 1)
+    shares = Partition([groups, ()])
     asked = []
 
     def choose(problems):
@@ -156,8 +156,8 @@ def test_what_another_took_while_a_sharer_chose_is_chosen_anew(own):
 
 
 def test_many_threads_take_each_once():
-    (groups,) = dealt([request(2 * each) for each in range(1, 60)], 1)
-    shares = Shares([groups[index::4] for index in range(4)])
+    (groups,) = balanced([request(2 * each) for each in range(1, 60)], 1)
+    shares = Partition([groups[index::4] for index in range(4)])
     taken = []
 
     def choose(problems):
@@ -178,7 +178,7 @@ def test_many_threads_take_each_once():
 
 
 def test_what_is_cleared_is_left_to_nobody():
-    shares = Shares(dealt([request(2), request(4)], 2))
+    shares = Partition(balanced([request(2), request(4)], 2))
     shares.clear()
     assert not shares
     assert shares.take(0, first) is None

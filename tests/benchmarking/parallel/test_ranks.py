@@ -19,14 +19,16 @@ from tests.support.ranks import run_ranks
 from ucudnn import Handle
 from ucudnn.backends.cpu.backend import CpuBackend
 from ucudnn.benchmarking.benchmark import Benchmark
-from ucudnn.benchmarking.parallel import processes as workers_module
-from ucudnn.benchmarking.parallel.partition import gathered
-from ucudnn.benchmarking.parallel.processes import WorkerOptions, Workers
-from ucudnn.benchmarking.parallel.ranks import Ranks, open_share
+from ucudnn.benchmarking.factory import open_parallel
+from ucudnn.benchmarking.parallel import processes as processes_module
+from ucudnn.benchmarking.parallel.partition import by_operation
+from ucudnn.benchmarking.parallel.processes import Processes, WorkerOptions
+from ucudnn.benchmarking.parallel.ranks import Ranks
 from ucudnn.benchmarking.request import Request
 from ucudnn.benchmarking.storage.store import open_store
 from ucudnn.errors import BackendError, SettingsError, UnsupportedProblemError
 from ucudnn.problem import DataType, Operation
+from ucudnn.settings import Settings
 
 ROOT = Path(__file__).parents[3]
 OPTIONS = WorkerOptions(backend="cpu", effort=QUICK, exhaustive=True)
@@ -43,8 +45,8 @@ def requests(count):
 def shared(request):
     """Return a benchmark of this process and one worker."""
     backend = CountedBackend()
-    workers = Workers(backend, (0, 0), OPTIONS)
-    yield Benchmark(backend, effort=QUICK, share=workers, exhaustive=True), workers, backend
+    workers = Processes(backend, (0, 0), OPTIONS)
+    yield Benchmark(backend, effort=QUICK, parallel=workers, exhaustive=True), workers, backend
     workers.close()
 
 
@@ -125,10 +127,10 @@ def in_threads(own, *others):
     """Return workers, each a thread with one of the other backends."""
     left = list(others)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(workers_module, "open_backend", lambda name, **options: left.pop(0))
+        patch.setattr(processes_module, "open_backend", lambda name, **options: left.pop(0))
         context = SimpleNamespace(Pipe=pipe, Process=InThread)
         patch.setattr(multiprocessing, "get_context", lambda kind: context)
-        workers = Workers(own, (0,) * (1 + len(others)), replace(OPTIONS, exhaustive=False))
+        workers = Processes(own, (0,) * (1 + len(others)), replace(OPTIONS, exhaustive=False))
         try:
             workers.ready()
             yield workers
@@ -142,29 +144,29 @@ def problems_of(share):
 
 def test_what_waits_for_something_is_taken_after_the_others():
     wanted = requests(6)
-    own = problems_of(gathered(wanted, 2)[1])
+    own = problems_of(by_operation(wanted, 2)[1])
     backend = SlowBackend(set(own[:1]))  # the costliest, which else comes first
     with in_threads(backend, SlowBackend(set())) as workers:
-        Benchmark(backend, effort=QUICK, share=workers).explore(wanted)
+        Benchmark(backend, effort=QUICK, parallel=workers).explore(wanted)
     assert backend.measured[: len(own)] == [*own[1:], own[0]]
 
 
 def test_a_worker_chooses_what_it_need_not_wait_for():
     wanted = requests(6)
-    theirs = problems_of(gathered(wanted, 2)[0])
+    theirs = problems_of(by_operation(wanted, 2)[0])
     backend, other = SlowBackend(set(), seconds=0.2), SlowBackend(set(theirs[:-1]))
     with in_threads(backend, other) as workers:
-        Benchmark(backend, effort=QUICK, share=workers).explore(wanted)
+        Benchmark(backend, effort=QUICK, parallel=workers).explore(wanted)
     assert other.measured[:3] == [theirs[2], theirs[0], theirs[1]]
 
 
 @pytest.mark.parametrize("slow", [0, 1])
 def test_nobody_begins_with_what_another_has_before_it_is_about_to_take_it(slow):
     wanted = requests(8)
-    shares = [problems_of(share) for share in reversed(gathered(wanted, 2))]  # of this process, and of the worker
+    shares = [problems_of(share) for share in reversed(by_operation(wanted, 2))]  # of this process, and of the worker
     backends = [SlowBackend(set(), seconds=0.3 if index == slow else 0.0) for index in (0, 1)]
     with in_threads(*backends) as workers:
-        Benchmark(backends[0], effort=QUICK, share=workers).explore(wanted)
+        Benchmark(backends[0], effort=QUICK, parallel=workers).explore(wanted)
     assert sorted(map(str, backends[0].measured + backends[1].measured)) == sorted(str(each.problem) for each in wanted)
     for backend, own in zip(backends, shares, strict=True):
         at_first = [problem for problem, measured in backend.begun if not measured]
@@ -189,7 +191,7 @@ def test_sizes_that_cannot_be_computed_are_left_out_of_what_is_divided():
     for first in (0, 1):
         backends = [Small(set()), Small(set()), Small(set())]
         with in_threads(*backends) as workers:
-            benchmark = Benchmark(backends[0], effort=QUICK, share=workers, exhaustive=True)
+            benchmark = Benchmark(backends[0], effort=QUICK, parallel=workers, exhaustive=True)
             benchmark.explore(limits[first:])
         for each in limits[first:]:
             assert names_and_sizes(benchmark, each) == names_and_sizes(alone, each)
@@ -199,7 +201,7 @@ def test_what_is_discarded_is_explored_without_those_who_do_not_know():
     wanted = [Request(problem=each.problem, sizes=(4,), limit_bytes=1 << 30) for each in requests(4)]
     backend, other = SlowBackend(set(), seconds=0.2), SlowBackend(set())
     with in_threads(backend, other) as workers:
-        benchmark = Benchmark(backend, effort=QUICK, share=workers)
+        benchmark = Benchmark(backend, effort=QUICK, parallel=workers)
         benchmark.explore(wanted)
         for each in wanted:
             benchmark.discard(each.problem, benchmark.micro_configurations(each)[0].algorithm)
@@ -225,7 +227,7 @@ def test_workers_warm_up_before_they_are_ready_and_go_on_without(error):
     with in_threads(backend, other) as workers:  # they are ready
         assert other.warm
         assert not backend.warm, "a program has no time for that"
-        Benchmark(backend, effort=QUICK, share=workers).explore(wanted)
+        Benchmark(backend, effort=QUICK, parallel=workers).explore(wanted)
     assert other.measured
     assert sorted(map(str, backend.measured + other.measured)) == sorted(str(each.problem) for each in wanted)
 
@@ -236,7 +238,7 @@ def test_those_who_are_gone_have_no_share():
     with in_threads(backend, other, gone) as workers:
         workers.ready()
         workers._workers[1].close()
-        Benchmark(backend, effort=QUICK, share=workers).explore(wanted)
+        Benchmark(backend, effort=QUICK, parallel=workers).explore(wanted)
     begun = [problem for problem, measured in backend.begun + other.begun if not measured]
     assert set(begun) == {each.problem for each in wanted}
     assert not gone.begun
@@ -248,7 +250,7 @@ def test_an_answer_that_cannot_be_understood_is_that_of_a_process_that_is_gone(c
     with in_threads(backend, other) as workers, caplog.at_level(logging.WARNING):
         workers.ready()
         other.bench = lambda problem: unreadable()
-        benchmark = Benchmark(backend, effort=QUICK, share=workers)
+        benchmark = Benchmark(backend, effort=QUICK, parallel=workers)
         benchmark.explore(wanted)
         assert all(benchmark.micro_configurations(each) for each in wanted)
     assert "cannot be understood" in caplog.text
@@ -275,23 +277,27 @@ def test_what_a_worker_cannot_compute_is_the_callers_error(shared):
         benchmark.explore([*requests(1), *impossible])
 
 
+def devices(given):
+    return Settings(benchmark_devices=given)
+
+
 def test_devices_that_are_not_there_are_named(monkeypatch):
     with pytest.raises(SettingsError, match="names device 3, but backend cpu has 0"):
-        open_share(CpuBackend(), (0, 3), OPTIONS)
+        open_parallel(CpuBackend(), devices((0, 3)), QUICK)
     monkeypatch.setenv("UCUDNN_BENCHMARK_DEVICES", "1")
     with pytest.raises(SettingsError, match="names device 1"):
         Handle(backend="cpu")
-    assert open_share(CpuBackend(), (0,), OPTIONS) is None
-    assert open_share(CpuBackend(), "all", OPTIONS) is None
+    assert open_parallel(CpuBackend(), devices((0,)), QUICK) is None
+    assert open_parallel(CpuBackend(), devices("all"), QUICK) is None
 
 
 def test_devices_that_differ_are_refused(monkeypatch):
     backend = CountedBackend()
     backend.machine = lambda: {**CpuBackend().machine(), "device": "another GPU"}
-    workers = Workers(backend, (0, 0), OPTIONS)
+    workers = Processes(backend, (0, 0), OPTIONS)
     try:
         with pytest.raises(SettingsError, match=r"cannot share the benchmarks: its device is .*another GPU"):
-            Benchmark(backend, effort=QUICK, share=workers).explore(requests(3))
+            Benchmark(backend, effort=QUICK, parallel=workers).explore(requests(3))
     finally:
         workers.close()
 
@@ -320,14 +326,14 @@ class OneRank:
 def test_ranks_begin_with_what_they_will_measure_and_that_alone(monkeypatch, tmp_path):
     monkeypatch.setitem(sys.modules, "torch.distributed", OneRank())
     wanted = requests(4)
-    costly = problems_of(gathered(wanted, 1)[0])
+    costly = problems_of(by_operation(wanted, 1)[0])
     for known in (0, 3, 4):
         backend = SlowBackend({costly[0]})
         store = open_store(str(tmp_path / "measurements.db"), backend)
-        Benchmark(backend, effort=QUICK, store=store).explore(wanted[:known])
+        Benchmark(backend, effort=QUICK, storage=store).explore(wanted[:known])
         backend.begun.clear()
         backend.measured.clear()
-        benchmark = Benchmark(backend, effort=QUICK, store=store, share=Ranks())
+        benchmark = Benchmark(backend, effort=QUICK, storage=store, parallel=Ranks())
         benchmark.explore(wanted)
         assert {problem for problem, _ in backend.begun} == {each.problem for each in wanted[known:]}
         if not known:
@@ -344,7 +350,7 @@ def test_a_rank_that_cannot_begin_tells_the_others(monkeypatch):
     backend = SlowBackend(set())
     backend.prefetch = lambda problems: unready()
     with pytest.raises(BackendError, match="rank 0 failed to measure: another GPU is current"):
-        Benchmark(backend, effort=QUICK, share=Ranks()).explore(requests(2))
+        Benchmark(backend, effort=QUICK, parallel=Ranks()).explore(requests(2))
     assert isinstance(told[0], BackendError), "else they would wait"
 
 

@@ -183,7 +183,7 @@ def test_what_one_process_measured_another_plans_from(path):
     third = Handle(backend="cpu", database=str(path), effort=QUICK, workspace_limit="64KiB")
     third.get_algorithm(problem.with_batch(16))
     third.optimize()
-    sizes = {part.batch for part, _ in third._benchmark.results(next(iter(third._benchmark._explored)))}
+    sizes = {part.batch for part, _ in third._benchmark.results(next(iter(third._benchmark._findings.explored)))}
     assert {1, 2, 4, 8, 16} >= sizes
     database = Database(path)
     rows = database.load(CpuBackend().machine(), [problem.part(size) for size in (1, 2, 4)])
@@ -238,7 +238,7 @@ def test_a_file_that_is_cut_off_does_not_stop_a_plan(path):
         handle.get_algorithm(problem)
         handle.optimize()
         assert handle.report().kernels
-        handle._benchmark._store._database.close()
+        handle._benchmark._findings.storage._database.close()
         path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
     Handle(backend="cpu", database=str(path), effort=QUICK)
 
@@ -287,7 +287,7 @@ def test_a_store_that_fails_is_said_once_and_stops_no_plan(path, caplog):
     connection.execute("DROP TABLE measurements")
     connection.close()
     store = MachineStore(database, MACHINE, "cpu")
-    benchmark = Benchmark(CpuBackend(), effort=QUICK, store=store)
+    benchmark = Benchmark(CpuBackend(), effort=QUICK, storage=store)
     request = Request(problem=make_problem(batch=4), sizes=(1, 2, 4), limit_bytes=1 << 20)
     assert benchmark.micro_configurations(request)
     assert caplog.text.count("going on without it") == 1

@@ -1,1 +1,1 @@
-"""Parallel benchmarking: several GPUs of a machine, or the ranks of a program, measure together."""
+"""Parallel benchmarking: the GPUs of a machine, or the ranks of a program, measure together."""

@@ -1,4 +1,4 @@
-"""Shares: which problems each of several sharers has, so that none begins with what another will measure."""
+"""The partition of requests into shares: no process begins with what another one will measure."""
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -10,26 +10,26 @@ from ucudnn.benchmarking.request import Request
 from ucudnn.problem import ConvolutionProblem, Operation
 
 _EACH_SIZE = 10**10
-"""Multiplications in whose time an H200 is through with what measuring a micro-batch size takes besides: of AlexNet's
-kernels, each takes 0.01 s for each size, and as long for 10 to the 10."""
+"""The cost of a micro-batch size beside its multiplications, in multiplications: each kernel of AlexNet takes an H200
+0.01 s for each size, and as long for 10 to the 10 multiplications."""
 
 _FEWEST = 16
-"""Channels, and filters, of a group that count at least: fewer take a GPU's matrix units as long, and many an algorithm
-is slow with them. Of AlexNet's kernels, none takes as long to measure as the first one's input gradient."""
+"""The least number of channels, and of filters, of a group that is counted. Fewer take a GPU's matrix units as long,
+and many algorithms are slow with them: the input gradient of AlexNet's first layer takes longest to measure."""
 
 _OPERATIONS = list(Operation)
 
 Choose = Callable[[Sequence[ConvolutionProblem]], int | None]
-"""Returns the index of the problem to take next, or None where whoever asks takes none any more."""
+"""A function that returns the index of the problem to take next, or None if the process takes no more problems."""
 
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """Requests of one problem, which stay together: what is measured for one is not measured for the others.
+    """Requests of one problem. They stay together, because they share measurements.
 
     Attributes:
-        requests: at least one.
-        cost: about how long they take, beside others.
+        requests: at least one request.
+        cost: about how long they take, compared with other groups.
     """
 
     requests: tuple[Request, ...]
@@ -37,18 +37,18 @@ class Group:
 
     @property
     def problem(self) -> ConvolutionProblem:
-        """What they are requests of."""
+        """The problem of all requests."""
         return self.requests[0].problem
 
 
 @final
-class Shares:
-    """Groups that nobody has taken so far. Several threads may ask.
+class Partition:
+    """The shares of several processes, without the groups that were taken. Several threads may use it.
 
-    A sharer takes its own. Once it has none, it takes the cheapest of the sharer that has most left.
+    A process takes its own groups first. Then it takes the cheapest group of the process that has most left.
 
     Args:
-        shares: the groups of each sharer.
+        shares: the groups of each process.
     """
 
     def __init__(self, shares: Sequence[Sequence[Group]]) -> None:
@@ -58,26 +58,26 @@ class Shares:
     def __bool__(self) -> bool:
         return any(self._shares)
 
-    def of(self, sharer: int) -> Sequence[Group]:
-        """Return what is left of a share."""
+    def of(self, index: int) -> Sequence[Group]:
+        """Return the rest of a process's share."""
         with self._lock:
-            return tuple(self._shares[sharer])
+            return tuple(self._shares[index])
 
-    def take(self, sharer: int, choose: Choose) -> Group | None:
-        """Return a group, or None where there are none, or the sharer takes none.
+    def take(self, index: int, choose: Choose) -> Group | None:
+        """Return a group, or None if there are no more, or the process takes no more.
 
         Args:
-            sharer: index of the share.
-            choose: says which of its own; others may take it meanwhile.
+            index: index of the process.
+            choose: chooses one of the process's own groups. Other processes may take groups in the meantime.
         """
-        while own := self.of(sharer):
-            index = choose([group.problem for group in own])
-            if index is None:
+        while own := self.of(index):
+            chosen = choose([group.problem for group in own])
+            if chosen is None:
                 return None
             with self._lock:
-                if own[index] in self._shares[sharer]:
-                    self._shares[sharer].remove(own[index])
-                    return own[index]
+                if own[chosen] in self._shares[index]:
+                    self._shares[index].remove(own[chosen])
+                    return own[chosen]
         with self._lock:
             other = self._fullest()
             found = _cheapest(other)
@@ -85,18 +85,18 @@ class Shares:
                 other.remove(found)
             return found
 
-    def ahead(self, sharer: int) -> Group | None:
-        """Return what a sharer whose own share is taken would take next; None as long as there is some of its own."""
+    def ahead(self, index: int) -> Group | None:
+        """Return the group that a process takes next from others, or None as long as it has groups of its own."""
         with self._lock:
-            return None if self._shares[sharer] else _cheapest(self._fullest())
+            return None if self._shares[index] else _cheapest(self._fullest())
 
-    def give_back(self, sharer: int, group: Group) -> None:
-        """Leave a group to somebody else."""
+    def give_back(self, index: int, group: Group) -> None:
+        """Return a group to a process's share, so that another process can take it."""
         with self._lock:
-            self._shares[sharer].append(group)
+            self._shares[index].append(group)
 
     def clear(self) -> None:
-        """Leave what is left to nobody."""
+        """Drop all groups that are left."""
         with self._lock:
             for share in self._shares:
                 share.clear()
@@ -105,8 +105,8 @@ class Shares:
         return max(self._shares, key=lambda share: sum(group.cost for group in share))
 
 
-def dealt(requests: Sequence[Request], count: int) -> list[list[Group]]:
-    """Return `count` shares that cost about the same, each with the costliest first."""
+def balanced(requests: Sequence[Request], count: int) -> list[list[Group]]:
+    """Return `count` shares of about the same cost, each with its costliest group first."""
     shares: list[list[Group]] = [[] for _ in range(count)]
     totals = [0] * count
     for group in sorted(_grouped(requests), key=attrgetter("cost"), reverse=True):
@@ -116,11 +116,11 @@ def dealt(requests: Sequence[Request], count: int) -> list[list[Group]]:
     return shares
 
 
-def gathered(requests: Sequence[Request], count: int) -> list[list[Group]]:
-    """Return `count` shares, each with the costliest first, in which those of an operation are together as they can be.
+def by_operation(requests: Sequence[Request], count: int) -> list[list[Group]]:
+    """Return `count` shares with as few operations in each as possible, each with its costliest group first.
 
-    Operations have kernels of their own, and whoever measures some loads each first. Costs differ by more than where
-    they are `dealt`: sharers should take from each other.
+    Operations have kernels of their own, and each process loads the kernels that it measures. The costs of these shares
+    differ by more than those of `balanced` shares, so processes should take groups from each other.
     """
     groups = sorted(_grouped(requests), key=lambda group: _OPERATIONS.index(group.problem.operation))
     total = sum(group.cost for group in groups)
@@ -131,14 +131,14 @@ def gathered(requests: Sequence[Request], count: int) -> list[list[Group]]:
         shares[min(middle, count - 1)].append(group)
         before += group.cost
     if len(groups) >= count and not all(shares):
-        return dealt(requests, count)
+        return balanced(requests, count)
     return [sorted(share, key=attrgetter("cost"), reverse=True) for share in shares]
 
 
-def divided(requests: Sequence[Request], count: int) -> list[list[Group]]:
-    """Return `count` shares with a part of each request; the first has the smallest size, of which there may be slabs.
+def by_size(requests: Sequence[Request], count: int) -> list[list[Group]]:
+    """Return `count` shares that have a part of the sizes of each request; a share may be empty.
 
-    Each part has every count-th size; a share may have none.
+    Each part has every count-th size. The first has the smallest size, so it has the slabs too.
     """
     return [
         _grouped(
@@ -153,7 +153,7 @@ def divided(requests: Sequence[Request], count: int) -> list[list[Group]]:
 
 
 def requests_in(groups: Iterable[Group]) -> list[Request]:
-    """Return the requests of several groups, in order."""
+    """Return the requests of several groups in order."""
     return [request for group in groups for request in group.requests]
 
 

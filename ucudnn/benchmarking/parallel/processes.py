@@ -1,4 +1,4 @@
-"""Workers: processes that measure on further GPUs of this machine."""
+"""Processes that measure on further GPUs of this machine."""
 
 import logging
 import multiprocessing
@@ -12,8 +12,9 @@ from typing import Any, final
 
 from ucudnn.backends import open_backend
 from ucudnn.backends.base import ComputeBackend
-from ucudnn.benchmarking.benchmark import Benchmark, Finding
-from ucudnn.benchmarking.parallel.partition import Group, Shares, divided, gathered, requests_in
+from ucudnn.benchmarking.findings import Finding, Findings
+from ucudnn.benchmarking.measurer import LocalMeasurer, Measurer
+from ucudnn.benchmarking.parallel.partition import Group, Partition, by_operation, by_size, requests_in
 from ucudnn.benchmarking.request import Request
 from ucudnn.errors import SettingsError, UcudnnError, UnsupportedProblemError
 from ucudnn.problem import ConvolutionProblem
@@ -24,13 +25,13 @@ _LOG = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerOptions:
-    """What a worker process needs to measure as this one does.
+    """What a worker process needs to measure as this process does.
 
     Attributes:
         backend: name of the backend.
         effort: how much time goes into one measurement.
-        cudnn_library: libcudnn to load; None looks for it.
-        exhaustive: measure what cannot matter as well.
+        cudnn_library: the libcudnn to load; None looks for it.
+        exhaustive: whether micro-configurations that cannot matter are measured too.
     """
 
     backend: str
@@ -40,16 +41,16 @@ class WorkerOptions:
 
 
 @final
-class Workers:
-    """Processes, one for each further GPU of this machine; a process that dies leaves its work to the others.
+class Processes:
+    """Worker processes, one for each further GPU of this machine. If one dies, the others do its work.
 
     Args:
-        backend: this process's own, which measures too.
+        backend: the backend of this process, which may measure too.
         devices: numbers of the GPUs that take part.
-        options: how workers measure.
+        options: what the workers need.
 
     Raises:
-        SettingsError: if a GPU is not there.
+        SettingsError: if a GPU does not exist.
     """
 
     collective = False
@@ -68,20 +69,20 @@ class Workers:
         if self._measures:
             others.remove(own)
         self._backend = backend
-        # They start while this process does what comes before its first measurement.
+        # They start while this process prepares its first measurement.
         self._workers = [_Worker(device, options) for device in others]
         self._checked = False
 
-    def explore(self, requests: Sequence[Request], own: Benchmark) -> Iterable[Finding]:
-        """Return findings of all requests; `own` measures in this process."""
+    def explore(self, requests: Sequence[Request], own: Measurer) -> Iterable[Finding]:
+        """Return the findings of all requests; `own` measures in this process."""
         self.ready()
         workers = [worker for worker in self._workers if worker.alive]
         count = len(workers) + self._measures
-        shares = gathered(requests, max(1, count))
+        shares = by_operation(requests, max(1, count))
         if all(shares):
-            return _Round(shares, workers, own).run(measures=self._measures)
-        # Too few to go round: each takes some sizes; what is left of the whole is little.
-        parts = _Round(divided(requests, count), workers, own, partly=True)
+            return _Exploration(shares, workers, own).run(measures=self._measures)
+        # There are fewer problems than processes, so each measures some sizes. What is left to find then is little.
+        parts = _Exploration(by_size(requests, count), workers, own, partly=True)
         for _, _, items in parts.run(measures=self._measures):
             own.adopt(items)
         return [own.find(request) for request in requests]
@@ -114,54 +115,54 @@ class Workers:
 
 
 @final
-class _Round:
-    """One exploration by several: each has a share, and none ends before all is found.
+class _Exploration:
+    """One exploration by several processes. It ends when everything is found.
 
     Args:
-        shares: of each worker; then that of this process, if it measures.
-        workers: who takes part.
+        shares: the share of each worker, and then the share of this process if it measures.
+        workers: the worker processes.
         own: measures in this process.
-        partly: whether requests are for some sizes of what is wanted.
+        partly: whether the requests are for some of the wanted sizes only.
     """
 
     def __init__(
-        self, shares: Sequence[Sequence[Group]], workers: Sequence["_Worker"], own: Benchmark, *, partly: bool = False
+        self, shares: Sequence[Sequence[Group]], workers: Sequence["_Worker"], own: Measurer, *, partly: bool = False
     ) -> None:
-        self._shares = Shares([*shares, ()])  # at least an empty one for this process
+        self._partition = Partition([*shares, ()])  # with an empty share if this process does not measure
         self._own = own
         self._mine = len(workers)
         self._partly = partly
         self._done: SimpleQueue[Finding | Exception | None] = SimpleQueue()
         self._threads = [
-            Thread(target=worker.work, args=(self._shares, index, self._done), daemon=True)
+            Thread(target=worker.work, args=(self._partition, index, self._done), daemon=True)
             for index, worker in enumerate(workers)
         ]
         self._running = 0
         self._found: list[Finding] = []
 
     def run(self, *, measures: bool) -> list[Finding]:
-        """Return what is found; this process measures once nobody else does, if not before."""
+        """Return what is found. This process measures if it is told to, or if no worker is left."""
         try:
             for thread in self._threads:
                 thread.start()
                 self._running += 1
-            while self._running or self._shares:
+            while self._running or self._partition:
                 if measures or not self._running:
                     self._measure()
                 if self._running:
                     self._take(self._done.get())
         finally:
-            self._shares.clear()  # where something failed, the others end what they have in hand
+            self._partition.clear()  # after an error, the workers finish what they have begun
             for thread in self._threads:
                 if thread.ident is not None:  # it was started
                     thread.join()
         return self._found
 
     def _measure(self) -> None:
-        """Measure this process's share, and then what is left of the others."""
-        self._own.begin(requests_in(self._shares.of(self._mine)))
-        while (group := self._shares.take(self._mine, self._own.choose)) is not None:
-            if (ahead := self._shares.ahead(self._mine)) is not None:
+        """Measure this process's share, and then what is left of the other shares."""
+        self._own.begin(requests_in(self._partition.of(self._mine)))
+        while (group := self._partition.take(self._mine, self._own.choose)) is not None:
+            if (ahead := self._partition.ahead(self._mine)) is not None:
                 self._own.begin(requests_in([group, ahead]))
             for request in group.requests:
                 try:
@@ -170,14 +171,14 @@ class _Round:
                     self._take(error)
 
     def _take(self, message: Finding | Exception | None) -> None:
-        """Take a finding, the end of a thread, or an error, which is raised."""
+        """Handle a finding, the end of a thread (None), or an error, which is raised."""
         if message is None:
             self._running -= 1
         elif not isinstance(message, Exception):
             self._found.append(message)
         elif not (self._partly and isinstance(message, UnsupportedProblemError)):
             raise message
-        # Else some of the sizes cannot be computed: whoever looks at all of them will tell.
+        # Otherwise a few sizes cannot be computed. Exploring all sizes raises the error if none can be.
 
 
 @final
@@ -194,21 +195,21 @@ class _Worker:
         self.alive = True
 
     def machine(self) -> dict[str, str] | None:
-        """Return what the process measures on, or None if it did not start."""
+        """Return the device and versions of the process, or None if it did not start."""
         answer = self._answer()
         return answer if isinstance(answer, dict) else None
 
-    def work(self, shares: Shares, index: int, done: "SimpleQueue[Finding | Exception | None]") -> None:
-        """Take groups until there are no more, and put what comes of their requests; None at the end."""
+    def work(self, partition: Partition, index: int, done: "SimpleQueue[Finding | Exception | None]") -> None:
+        """Take groups until there are no more, and put a finding or an error for each request, and None at the end."""
         try:
-            self._begin(shares.of(index))
-            while self.alive and (group := shares.take(index, self._choose)) is not None:
-                if (ahead := shares.ahead(index)) is not None:
+            self._begin(partition.of(index))
+            while self.alive and (group := partition.take(index, self._choose)) is not None:
+                if (ahead := partition.ahead(index)) is not None:
                     self._begin([group, ahead])
                 for request in group.requests:
                     answer = self._ask("find", request)
                     if answer is None:
-                        shares.give_back(index, group)  # the process is gone, the others are not
+                        partition.give_back(index, group)  # the process has ended, but others have not
                         return
                     done.put(answer)
         finally:
@@ -234,13 +235,13 @@ class _Worker:
         return self._answer()
 
     def _send(self, what: str, about: object = None) -> None:
-        with suppress(OSError):  # it is gone, as there will be no answer
+        with suppress(OSError):  # the process has ended, and _answer reports that
             self._connection.send((what, about))
 
     def _answer(self) -> Any:
         try:
             return self._connection.recv()
-        except Exception as error:  # noqa: BLE001  # it has ended, or what it says cannot be understood
+        except Exception as error:  # noqa: BLE001  # the process has ended, or its answer cannot be unpickled
             if self.alive:
                 reason = "has ended" if isinstance(error, EOFError | OSError) else f"cannot be understood: {error}"
                 _LOG.warning("the process that measures on device %d %s; going on without it", self.device, reason)
@@ -251,9 +252,9 @@ class _Worker:
 def serve(connection: Connection, device: int, options: WorkerOptions) -> None:
     """Measure what is asked for until the connection ends: the main function of a worker process."""
     backend = open_backend(options.backend, cudnn_library=options.cudnn_library, device=device)
-    benchmark = Benchmark(backend, effort=options.effort, exhaustive=options.exhaustive)
-    with suppress(Exception):  # what is wrong will be heard of when something is asked for
-        backend.warm_up()  # a program has other things to do before its first convolution, and this process has not
+    measurer = LocalMeasurer(Findings(backend), options.effort, exhaustive=options.exhaustive)
+    with suppress(Exception):  # an error will come again when something is measured
+        backend.warm_up()  # this process has nothing else to do before its first measurement
     with suppress(EOFError, OSError):
         connection.send(dict(backend.machine()))
         while True:
@@ -262,11 +263,11 @@ def serve(connection: Connection, device: int, options: WorkerOptions) -> None:
                 backend.drop()
                 continue
             if what == "begin":
-                with suppress(UcudnnError):  # whoever asks for one of them will hear why
-                    benchmark.begin(about)
+                with suppress(UcudnnError):  # the error will come again when one of them is asked for
+                    measurer.begin(about)
                 continue
             try:
-                answer: object = benchmark.choose(about) if what == "choose" else benchmark.find(about)
-            except Exception as error:  # noqa: BLE001  # whatever it is, whoever asked must hear of it
+                answer: object = measurer.choose(about) if what == "choose" else measurer.find(about)
+            except Exception as error:  # noqa: BLE001  # any error is an answer
                 answer = error
             connection.send(answer)

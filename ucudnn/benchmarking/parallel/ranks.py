@@ -1,20 +1,19 @@
-"""Sharing: several GPUs of one machine, or the ranks of a distributed program, measure together."""
+"""The ranks of a distributed program measure together."""
 
 import sys
 from collections.abc import Iterable, Sequence
 from typing import Any, final
 
-from ucudnn.backends.base import Backend, ComputeBackend
-from ucudnn.benchmarking.benchmark import Benchmark, Finding
-from ucudnn.benchmarking.parallel.partition import Group, dealt, requests_in
-from ucudnn.benchmarking.parallel.processes import WorkerOptions, Workers
+from ucudnn.benchmarking.findings import Finding
+from ucudnn.benchmarking.measurer import Measurer
+from ucudnn.benchmarking.parallel.partition import Group, balanced, requests_in
 from ucudnn.benchmarking.request import Request
 from ucudnn.errors import BackendError, SettingsError
 
 
 @final
 class Ranks:
-    """The ranks of torch.distributed: each measures a part, and all end with the same results, and so the same plans.
+    """The ranks of torch.distributed. Each measures a share, and all end with the same findings and plans.
 
     All ranks must plan the same problems in the same order, as replicas of one model do.
 
@@ -25,7 +24,7 @@ class Ranks:
     collective = True
 
     def __init__(self) -> None:
-        # Whoever has ranks has imported it; nobody else need have PyTorch.
+        # A program with ranks has imported it already; other programs need no PyTorch.
         self._distributed: Any = sys.modules.get("torch.distributed")
         if self._distributed is None or not self._distributed.is_initialized():
             raise SettingsError(
@@ -34,19 +33,19 @@ class Ranks:
             )
 
     def ready(self) -> None:
-        """Nothing to wait for: ranks wait for each other when they explore."""
+        """Do nothing, because ranks wait for each other when they explore."""
 
-    def explore(self, requests: Sequence[Request], own: Benchmark) -> Iterable[Finding]:
-        """Return findings of all requests, the same on every rank.
+    def explore(self, requests: Sequence[Request], own: Measurer) -> Iterable[Finding]:
+        """Return the findings of all requests, which are the same on every rank.
 
         Raises:
-            BackendError: if a rank failed, or plans something else.
+            BackendError: if a rank failed, or plans other problems.
         """
         distributed = self._distributed
         world, rank = distributed.get_world_size(), distributed.get_rank()
         try:
-            mine: object = _found(dealt(requests, world)[rank], own)
-        except Exception as error:  # noqa: BLE001  # the others wait: they must hear of it
+            mine: object = _find(balanced(requests, world)[rank], own)
+        except Exception as error:  # noqa: BLE001  # the other ranks wait for this one, so they get the error
             mine = error
         gathered: list[Any] = [None] * world
         distributed.all_gather_object(gathered, (list(requests), mine))
@@ -58,31 +57,8 @@ class Ranks:
         return [finding for _, findings in gathered for finding in findings]
 
 
-def open_share(
-    backend: Backend, devices: tuple[int, ...] | str | None, options: WorkerOptions
-) -> Workers | Ranks | None:
-    """Return who else measures, as UCUDNN_BENCHMARK_DEVICES says it, or None.
-
-    Args:
-        backend: this process's own.
-        devices: numbers, 'all', 'ranks', or None for this process alone.
-        options: how others measure.
-
-    Raises:
-        SettingsError: if a GPU is not there, or there are no ranks.
-    """
-    if devices is None or not isinstance(backend, ComputeBackend):
-        return None
-    if devices == "ranks":
-        return Ranks()
-    wanted = tuple(backend.devices()) if isinstance(devices, str) else devices
-    if wanted == (backend.device(),):
-        return None
-    return Workers(backend, wanted, options)
-
-
-def _found(share: list[Group], own: Benchmark) -> list[Finding]:
-    """Return what is found for a share, which ends with it."""
+def _find(share: list[Group], own: Measurer) -> list[Finding]:
+    """Return what is found for a share, which is empty afterwards."""
     own.begin([request for request in requests_in(share) if not own.knows(request)])
     found: list[Finding] = []
     while share:

@@ -1,1 +1,1 @@
-"""Storage: the database that keeps measurements for the next process."""
+"""FindingStorage: the database that keeps measurements for the next process."""

@@ -7,7 +7,7 @@ date. Workspace limits are not part of a row; they filter rows when these are re
 
 import gc
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from datetime import UTC, datetime
@@ -17,7 +17,7 @@ from operator import attrgetter
 from pathlib import Path
 from typing import Any, final
 
-from ucudnn.benchmarking.request import Exploration, Request
+from ucudnn.benchmarking.request import Exploration, Request, SlabDivision
 from ucudnn.benchmarking.results import MeasuredProblem
 from ucudnn.benchmarking.storage.sqlite_file import Connection, DatabaseFile
 from ucudnn.bounded import BoundedDict
@@ -44,7 +44,7 @@ WHERE excluded.complete >= measurements.complete
 """
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class MachineSummary:
     """How much a database holds of one machine.
 
@@ -116,10 +116,7 @@ class Database:
         texts = {_text(part) for part, _ in items}
 
         def write(connection: Connection) -> None:
-            connection.execute("INSERT OR IGNORE INTO machines VALUES (?, ?)", [own, _dumps(machine)])
-            connection.executemany(
-                "INSERT OR IGNORE INTO problems VALUES (?, ?)", [(_key(text), text) for text in texts]
-            )
+            _insert_keys(connection, machine, texts)
             connection.executemany(_INSERT, rows)
 
         self._file.write(write)
@@ -132,7 +129,7 @@ class Database:
             return Exploration(
                 names=tuple(json.loads(names)),
                 sizes=tuple(json.loads(sizes)),
-                divisions=tuple((size, rows) for size, rows in json.loads(divisions)),
+                divisions=tuple(SlabDivision(*each) for each in json.loads(divisions)),
             )
         return None
 
@@ -140,9 +137,9 @@ class Database:
         self, machine: Mapping[str, str], name: str, request: Request, exploration: Exploration
     ) -> None:
         """Keep that a request is finished."""
-        own, text = _key(_dumps(machine)), _text(request.problem)
+        text = _text(request.problem)
         row = [
-            own,
+            _key(_dumps(machine)),
             _key(text),
             _request_text(name, request),
             _dumps(exploration.names),
@@ -152,8 +149,7 @@ class Database:
         ]
 
         def write(connection: Connection) -> None:
-            connection.execute("INSERT OR IGNORE INTO machines VALUES (?, ?)", [own, _dumps(machine)])
-            connection.execute("INSERT OR IGNORE INTO problems VALUES (?, ?)", [_key(text), text])
+            _insert_keys(connection, machine, [text])
             connection.execute("INSERT OR REPLACE INTO explorations VALUES (?, ?, ?, ?, ?, ?, ?)", row)
 
         self._file.write(write)
@@ -165,17 +161,7 @@ class Database:
                 MIN(measured_at), MAX(measured_at)
             FROM measurements JOIN machines ON machines.key = machine GROUP BY machine ORDER BY MAX(measured_at) DESC
         """
-        return [
-            MachineSummary(
-                conditions=json.loads(row[0]),
-                problems=row[1],
-                measurements=row[2],
-                failures=row[3],
-                first=row[4],
-                last=row[5],
-            )
-            for row in self._file.read(query)
-        ]
+        return [MachineSummary(json.loads(conditions), *counts) for conditions, *counts in self._file.read(query)]
 
     def check(self) -> list[str]:
         """Return a line for each damage that SQLite finds and for each row that makes no sense. Nothing is changed."""
@@ -261,6 +247,13 @@ class Database:
         ]
         self.save(profile.conditions, items)
         return len(items)
+
+
+def _insert_keys(connection: Connection, machine: Mapping[str, str], texts: Iterable[str]) -> None:
+    """Insert a machine and problems, which are given as texts, if they are not there."""
+    text = _dumps(machine)
+    connection.execute("INSERT OR IGNORE INTO machines VALUES (?, ?)", [_key(text), text])
+    connection.executemany("INSERT OR IGNORE INTO problems VALUES (?, ?)", [(_key(text), text) for text in texts])
 
 
 def _dumps(value: Any) -> str:

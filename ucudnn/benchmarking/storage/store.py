@@ -95,10 +95,8 @@ def open_store(path: str | None, backend: Backend) -> MachineStore | None:
         return None
     try:
         database = open_database(path)
-    except DatabaseVersionError:
-        raise
     except DatabaseError as error:
-        if path is not None:
+        if path is not None or isinstance(error, DatabaseVersionError):
             raise
         _LOG.warning("%s; going on without it", error)  # the user did not ask for a file in the cache folder
         return None

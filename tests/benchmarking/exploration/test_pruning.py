@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ucudnn.benchmarking.pruning import Search, is_chain
+from ucudnn.benchmarking.exploration.pruning import Pruning, is_chain
 from ucudnn.configuration import MicroConfiguration
 from ucudnn.solvers.desirable import desirable_set
 
@@ -25,7 +25,7 @@ micros = st.lists(
 
 @given(micros, st.booleans(), st.sampled_from([1, 2, 4, 8]), st.integers(0, 5))
 def test_what_is_not_worth_while_changes_no_front(measured, whole, size, workspace):
-    search = Search(8, whole=whole)
+    search = Pruning(8, whole=whole)
     for micro in measured:
         search.add(micro)
     chain = search.worth_ms(size, workspace, True)
@@ -44,7 +44,7 @@ def test_what_is_not_worth_while_changes_no_front(measured, whole, size, workspa
 
 @given(micros, st.sampled_from([1, 2, 4, 8]))
 def test_exhaustive_search_rules_nothing_out(measured, size):
-    search = Search(8, whole=False, exhaustive=True)
+    search = Pruning(8, whole=False, exhaustive=True)
     for micro in measured:
         search.add(micro)
         assert search.least_ms(size, micro.algorithm) == 0
@@ -54,16 +54,16 @@ def test_exhaustive_search_rules_nothing_out(measured, size):
 
 @given(st.sets(st.integers(1, 300), min_size=1), st.integers(1, 300))
 def test_every_size_is_measured_once(sizes, batch):
-    ordered = Search(batch, whole=True).order(sorted(sizes))
+    ordered = Pruning(batch, whole=True).order(sorted(sizes))
     assert sorted(ordered) == sorted(sizes)
 
 
 def test_order_begins_at_a_quarter():
-    assert Search(256, whole=True).order([1, 2, 4, 8, 16, 32, 64, 128, 256]) == [64, 128, 256, 32, 16, 8, 4, 2, 1]
+    assert Pruning(256, whole=True).order([1, 2, 4, 8, 16, 32, 64, 128, 256]) == [64, 128, 256, 32, 16, 8, 4, 2, 1]
 
 
 def measured_search(times, whole=False):
-    search = Search(256, whole=whole)
+    search = Pruning(256, whole=whole)
     for size, time_ms in times.items():
         search.add(MicroConfiguration(size=size, algorithm="A", time_ms=time_ms, workspace_bytes=0))
     return search

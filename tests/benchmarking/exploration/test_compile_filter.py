@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from tests.support.counting_backend import CountingBackend
 from tests.support.problems import make_problem
 from ucudnn.benchmarking.benchmark import Benchmark
-from ucudnn.benchmarking.compile_filter import FAR, Prospects
+from ucudnn.benchmarking.exploration.compile_filter import FAR, CompileFilter
 from ucudnn.benchmarking.request import Request
 from ucudnn.problem import DataType, Layout, MathMode, Operation
 from ucudnn.profiles.measurement import Algorithm, Measurement
@@ -25,37 +25,37 @@ def wanted(channels=3, limit=LIMIT, whole=False, **options):
 
 def known_of(*ratios, limit=LIMIT, name="eng19_k2=1"):
     """Return what is known once an engine took so much in so many problems."""
-    prospects = Prospects()
+    known = CompileFilter()
     for channels, ratio in enumerate(ratios, 1):
-        prospects.add(wanted(channels, limit), name, ratio)
-    return prospects
+        known.add(wanted(channels, limit), name, ratio)
+    return known
 
 
 def test_two_problems_tell():
-    assert Prospects().promises(wanted(), "eng19")
-    assert known_of(90.0).promises(wanted(), "eng19")
+    assert CompileFilter().admits(wanted(), "eng19")
+    assert known_of(90.0).admits(wanted(), "eng19")
     for name in ("eng19_k2=1", "eng19_k2=7_k3=0", "eng19+packed"):
-        assert not known_of(90.0, FAR).promises(wanted(), name)
+        assert not known_of(90.0, FAR).admits(wanted(), name)
     for name in ("eng16", "eng1", "eng190"):
-        assert known_of(90.0, FAR).promises(wanted(), name)
-    assert known_of(90.0, FAR, FAR - 0.1).promises(wanted(), "eng19"), "it was near once"
+        assert known_of(90.0, FAR).admits(wanted(), name)
+    assert known_of(90.0, FAR, FAR - 0.1).admits(wanted(), "eng19"), "it was near once"
 
 
 def test_one_problem_counts_once_and_by_its_best_size():
-    prospects = Prospects()
+    known = CompileFilter()
     for ratio in (90.0, 50.0, 4.0):
-        prospects.add(wanted(), "eng19", ratio)
-        assert prospects.promises(wanted(5), "eng19")
-    prospects.add(wanted(4), "eng19", 9.0)
-    assert not prospects.promises(wanted(5), "eng19")
-    prospects.add(wanted(), "eng19", 2.0)
-    assert prospects.promises(wanted(5), "eng19")
+        known.add(wanted(), "eng19", ratio)
+        assert known.admits(wanted(5), "eng19")
+    known.add(wanted(4), "eng19", 9.0)
+    assert not known.admits(wanted(5), "eng19")
+    known.add(wanted(), "eng19", 2.0)
+    assert known.admits(wanted(5), "eng19")
 
 
 @given(st.floats(0.1, 200), st.floats(0.1, 200), st.integers(0, 2000), st.integers(0, 2000))
 def test_what_is_far_behind_within_a_limit_may_be_needed_within_a_smaller_one(one, other, limit, asked):
-    promises = known_of(one, other, limit=limit).promises(wanted(limit=asked), "eng19")
-    assert promises == (asked < limit or min(one, other) < FAR)
+    admits = known_of(one, other, limit=limit).admits(wanted(limit=asked), "eng19")
+    assert admits == (asked < limit or min(one, other) < FAR)
 
 
 OTHERS = [
@@ -78,25 +78,25 @@ OTHERS = [
 
 @pytest.mark.parametrize("options", OTHERS, ids=lambda each: "-".join(each))
 def test_other_kinds_are_tried_for_themselves(options):
-    prospects = known_of(90.0, 90.0)
-    assert not prospects.promises(wanted(7), "eng19")
-    assert prospects.promises(wanted(**options), "eng19")
+    known = known_of(90.0, 90.0)
+    assert not known.admits(wanted(7), "eng19")
+    assert known.admits(wanted(**options), "eng19")
 
 
 def test_depthwise_is_a_kind_of_its_own():
-    prospects = Prospects()
+    known = CompileFilter()
     for channels in (4, 8):
-        prospects.add(wanted(channels, groups=2, filters=8), "eng19", 90.0)
-    assert not prospects.promises(wanted(6, groups=2, filters=8), "eng19")
-    assert prospects.promises(wanted(8, groups=8, filters=8), "eng19")
+        known.add(wanted(channels, groups=2, filters=8), "eng19", 90.0)
+    assert not known.admits(wanted(6, groups=2, filters=8), "eng19")
+    assert known.admits(wanted(8, groups=8, filters=8), "eng19")
 
 
 def test_of_whole_desirable_sets_nothing_is_learned():
-    prospects = Prospects()
+    known = CompileFilter()
     for channels in range(1, 5):
-        prospects.add(wanted(channels, whole=True), "eng19", 90.0)
-        prospects.add(replace(wanted(channels), apart=True), "eng19", 90.0)
-    assert prospects.promises(wanted(), "eng19")
+        known.add(wanted(channels, whole=True), "eng19", 90.0)
+        known.add(replace(wanted(channels), apart=True), "eng19", 90.0)
+    assert known.admits(wanted(), "eng19")
 
 
 class Compiling(CountingBackend):

@@ -1,4 +1,4 @@
-"""Looking ahead: what comes next can be known before its turn."""
+"""An iterator whose next item can be known before its turn."""
 
 from collections.abc import Iterator
 from itertools import islice
@@ -8,11 +8,11 @@ _T = TypeVar("_T")
 
 
 @final
-class OneAhead(Generic[_T]):
-    """The items of an iterator, each of which may be looked at before its turn.
+class Peekable(Generic[_T]):
+    """The items of an iterator, each of which can be looked at before its turn.
 
     Args:
-        items: made one by one, as late as that allows.
+        items: the iterator. An item is taken from it when it is first looked at.
     """
 
     def __init__(self, items: Iterator[_T]) -> None:
@@ -21,16 +21,16 @@ class OneAhead(Generic[_T]):
         self._error: Exception | None = None
 
     def peek(self) -> _T | None:
-        """Return the next item, None where there is none; an error while it is made is raised in its turn."""
+        """Return the next item, or None if there is none. If the iterator raises, the error waits for its turn."""
         if not self._seen and self._error is None:
             try:
                 self._seen.extend(islice(self._items, 1))
-            except Exception as error:  # noqa: BLE001, raised later
+            except Exception as error:  # noqa: BLE001, raised by __iter__
                 self._error = error
         return self._seen[0] if self._seen else None
 
     def __iter__(self) -> Iterator[_T]:
-        """Return the items in their order."""
+        """Return the items in order, and raise what the iterator raised after them."""
         while self.peek() is not None:
             yield self._seen.pop()
         if self._error is not None:

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ucudnn.benchmarking.peekable import OneAhead
+from ucudnn.benchmarking.exploration.peekable import Peekable
 
 
 @given(st.lists(st.tuples(st.integers(), st.integers(0, 2))))
@@ -16,7 +16,7 @@ def test_items_are_those_of_the_iterator(pairs):
             made.append(item)
             yield item
 
-    upcoming = OneAhead(make())
+    upcoming = Peekable(make())
     for item in upcoming:
         taken.append(item)
         assert made == items[: len(taken)], "nothing is made that was not asked for"
@@ -32,7 +32,7 @@ def test_an_error_is_raised_in_its_turn():
         yield 2
         raise RuntimeError("no third")
 
-    upcoming = OneAhead(make())
+    upcoming = Peekable(make())
     items = iter(upcoming)
     assert (next(items), upcoming.peek()) == (1, 2)
     assert (next(items), upcoming.peek()) == (2, None)

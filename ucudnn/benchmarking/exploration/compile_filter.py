@@ -1,7 +1,7 @@
-"""Prospects: engines that take a compiler's time for each problem, and were far behind in others of its kind.
+"""Engines that are not worth compiling, because they were far behind in other problems of the same kind.
 
 cuDNN 9.19 offers engines 16 and 19 for filter gradients of float16, in 6 configurations that take 7 s to compile. On an
-H200 they took 3 to 190 times as long as the best engine within 8 MiB and more, in all of 120 problems.
+H200, in all of 120 problems, they took 3 to 190 times as long as the best engine within 8 MiB and more.
 """
 
 from collections.abc import Iterable
@@ -14,28 +14,28 @@ from ucudnn.benchmarking.request import Request
 from ucudnn.problem import ConvolutionProblem
 
 FAR = 3.0
-"""Times as long as what mattered, at every size at which an engine was measured."""
+"""An engine is far behind a problem's best time if it takes so many times as long at every measured size."""
 
-_TRIED = 2  # problems in which an engine was that far behind, where it was nearer in none
+_ENOUGH_PROBLEMS = 2  # an engine is left out if it was far behind in so many problems, and near in none
 
-_Kind = tuple[object, ...]
+_ProblemKind = tuple[object, ...]
 
 
 @final
-class Prospects:
-    """What measurements of some problems say of engines for others of their kind. Several threads may ask.
+class CompileFilter:
+    """Learns from measurements which engines are not worth compiling for other problems. Several threads may use it.
 
-    It counts where the fastest configuration is wanted (WR): of a whole desirable set, an engine may be part that needs
-    little workspace, however slow it is. So it may be chosen within a smaller limit. What is left out depends on which
-    problems came first, and what is found is kept all the same: to find out again takes a compiler's time.
+    It counts for requests of the fastest configuration (WR) only. An engine with little workspace may be part of a
+    desirable set however slow it is, and it may be chosen within a smaller limit. So what is left out depends on which
+    problems came first. The plans that come of it are kept all the same, because finding out takes a compiler's time.
     """
 
     def __init__(self) -> None:
-        self._ratios: dict[_Kind, dict[tuple[ConvolutionProblem, int], float]] = {}
+        self._ratios: dict[_ProblemKind, dict[tuple[ConvolutionProblem, int], float]] = {}
         self._lock = Lock()
 
     def add(self, request: Request, name: str, ratio: float) -> None:
-        """Take into account what an algorithm that is compiled took, relative to what would have mattered."""
+        """Take into account the time of a compiled algorithm, divided by the time from which on it does not matter."""
         if request.whole or request.apart:
             return
         key = request.problem.with_batch(1), request.limit_bytes
@@ -44,13 +44,12 @@ class Prospects:
             ratios[key] = min(ratio, ratios.get(key, ratio))
 
     def ahead(self, requests: Iterable[Request]) -> list[PrefetchRequest]:
-        """Return what measuring requests will ask for, with what is promised by then."""
+        """Return what measuring requests will ask for. The filter decides when a backend is about to compile."""
         return [
-            PrefetchRequest(each.problem, each.sizes, each.limit_bytes, partial(self.promises, each))
-            for each in requests
+            PrefetchRequest(each.problem, each.sizes, each.limit_bytes, partial(self.admits, each)) for each in requests
         ]
 
-    def promises(self, request: Request, name: str) -> bool:
+    def admits(self, request: Request, name: str) -> bool:
         """Whether an algorithm is worth compiling for a request, as far as is known."""
         if request.whole or request.apart or not self._ratios:
             return True
@@ -59,11 +58,12 @@ class Prospects:
             known = [(*key, ratio) for key, ratio in self._ratios.get(_kind_of(request.problem, name), {}).items()]
         if any(ratio < FAR and within >= limit for _, within, ratio in known):
             return True
-        return len({shape for shape, within, ratio in known if ratio >= FAR and within <= limit}) < _TRIED
+        behind = {shape for shape, within, ratio in known if ratio >= FAR and within <= limit}
+        return len(behind) < _ENOUGH_PROBLEMS
 
 
-def _kind_of(problem: ConvolutionProblem, name: str) -> _Kind:
-    """Return what tells where an engine and its rivals do alike, whatever their knobs."""
+def _kind_of(problem: ConvolutionProblem, name: str) -> _ProblemKind:
+    """Return the properties of a problem on which the rank of an engine depends, and the engine without its knobs."""
     return (
         problem.operation,
         problem.dtype,

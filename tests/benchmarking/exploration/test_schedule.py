@@ -3,11 +3,14 @@
 from math import ceil
 from random import Random
 from statistics import fmean
+from types import SimpleNamespace
 
 import pytest
 
-from ucudnn.benchmarking import schedule as rounds_module
-from ucudnn.benchmarking.schedule import Rounds
+from tests.support.problems import make_problem
+from ucudnn.benchmarking.exploration import schedule as schedule_module
+from ucudnn.benchmarking.exploration.schedule import Schedule
+from ucudnn.benchmarking.request import Request
 from ucudnn.configuration import MicroConfiguration
 from ucudnn.policy import BatchSizePolicy
 from ucudnn.solvers.desirable import fastest
@@ -21,6 +24,12 @@ def micro(size, name, rate, workspace):
     )
 
 
+def schedule(names, sizes=LADDER, *, micros, tried=LADDER, fits=lambda size, name: True, compiled=()):
+    """Return the rounds of policy `adaptive` for the mini-batch that is the largest size."""
+    wanted = Request(problem=make_problem(batch=sizes[-1]), sizes=sizes, limit_bytes=0, adaptive=True, whole=False)
+    return iter(Schedule(wanted, names, SimpleNamespace(micros=micros, tried=tried, fits=fits, compiled=compiled)))
+
+
 @pytest.mark.parametrize("limit", [2900, 6400])
 def test_what_does_not_fit_at_twice_a_size_gets_the_benefit_of_the_doubt(limit):
     # CLOSE is the best at each size, but takes 100 bytes for each sample; twelve others fit at any size.
@@ -29,18 +38,10 @@ def test_what_does_not_fit_at_twice_a_size_gets_the_benefit_of_the_doubt(limit):
     slower = {name: 1.1 + index / 50 for index, name in enumerate(others)}
     micros = dict(micro(size, name, rates[size] * slower[name], 1) for size in LADDER for name in others)
     micros |= dict(micro(size, "CLOSE", rates[size], 100) for size in LADDER if size * 100 <= limit)
-    rounds = iter(
-        Rounds(
-            64,
-            LADDER,
-            ["CLOSE", *others],
-            adaptive=True,
-            whole=False,
-            micros=micros,
-            tried=set(LADDER),
-            fits=lambda size, name: size * (100 if name == "CLOSE" else 1) <= limit,
-            compiled=(),
-        )
+    rounds = schedule(
+        ["CLOSE", *others],
+        micros=micros,
+        fits=lambda size, name: size * (100 if name == "CLOSE" else 1) <= limit,
     )
     sizes, names, _ = next(rounds)
     assert tuple(sizes) == LADDER
@@ -56,19 +57,7 @@ def test_what_does_not_fit_at_twice_a_size_gets_the_benefit_of_the_doubt(limit):
 def test_what_takes_a_compiler_at_each_size_must_promise_more(rate, compiles):
     micros = dict(micro(size, "FAST", 1.0, 1) for size in LADDER)
     micros |= dict(micro(size, "OTHER", rate, 1) for size in LADDER)
-    rounds = iter(
-        Rounds(
-            64,
-            LADDER,
-            ["FAST", "OTHER"],
-            adaptive=True,
-            whole=False,
-            micros=micros,
-            tried=set(LADDER),
-            fits=lambda size, name: True,
-            compiled={"OTHER"} if compiles else (),
-        )
-    )
+    rounds = schedule(["FAST", "OTHER"], micros=micros, compiled={"OTHER"} if compiles else ())
     assert next(rounds)[1] == ["FAST", "OTHER"], "it is measured at powers of two in any case"
     chosen = set(next(rounds)[1])
     assert chosen - {"OTHER"} == {"FAST"}
@@ -103,16 +92,8 @@ class Staircases:
         """Return the time that `adaptive` comes to."""
         tried = set()
         sizes = BatchSizePolicy.ADAPTIVE.sizes(self.batch)
-        rounds = Rounds(
-            self.batch,
-            sizes,
-            list(self.waves),
-            adaptive=True,
-            whole=False,
-            micros=self.micros,
-            tried=tried,
-            fits=self.fits,
-            compiled=self.compiled,
+        rounds = schedule(
+            list(self.waves), sizes, micros=self.micros, tried=tried, fits=self.fits, compiled=self.compiled
         )
         for asked, names, _ in rounds:
             pairs = [(size, name) for size in asked for name in names]
@@ -162,8 +143,8 @@ def test_adaptive_comes_near_to_all_sizes_where_time_grows_in_steps(monkeypatch)
     chance = Random()
     seeds = [chance.getrandbits(32) for _ in range(120)]
     behind = {}
-    for most in (rounds_module._MOST_STEPS, 0):
-        monkeypatch.setattr(rounds_module, "_MOST_STEPS", most)
+    for most in (schedule_module._MOST_STEPS, 0):
+        monkeypatch.setattr(schedule_module, "_MOST_STEPS", most)
         ratios = []
         for seed in seeds:
             each = Random(seed)

@@ -14,10 +14,9 @@ from ucudnn.backends.base import Bench as Measuring
 from ucudnn.backends.base import ComputeBackend
 from ucudnn.backends.replay import ReplayBackend
 from ucudnn.benchmarking.benchmark import Benchmark
-from ucudnn.benchmarking.parallel.partition import divided
+from ucudnn.benchmarking.parallel.partition import by_size
 from ucudnn.benchmarking.recording import record
-from ucudnn.benchmarking.request import MOST_ROUNDINGS, Request
-from ucudnn.benchmarking.slab_explorer import rows_tried
+from ucudnn.benchmarking.request import MOST_ROUNDINGS, Request, slab_rows
 from ucudnn.benchmarking.storage.database import Database
 from ucudnn.benchmarking.storage.store import MachineStore
 from ucudnn.kernel import Kernel
@@ -89,7 +88,7 @@ RATES = {"PLAIN": (0, 10.0), "FAST": (8, 1.0), "BETTER": (16, 0.8), "WORSE": (12
 
 def request(problem, limit, policy=BatchSizePolicy.POWER_OF_TWO, **options):
     sizes = policy.sizes(problem.batch)
-    return Request(problem=problem, sizes=sizes, limit_bytes=limit, rows=rows_tried(problem, policy), **options)
+    return Request(problem=problem, sizes=sizes, limit_bytes=limit, rows=slab_rows(problem, policy), **options)
 
 
 def best(benchmark, wanted):
@@ -111,7 +110,7 @@ def test_slabs_are_as_few_as_fit(operation, batch, policy):
     assert all(part.algorithms == {"BETTER"} or part.algorithms == {"FAST"} for part in parts)
     heights = {slab.slab.rows for slab in parts[0].slabs[:-1]}
     assert len(heights) == 1
-    assert max(heights) in rows_tried(problem, policy)
+    assert max(heights) in slab_rows(problem, policy)
     assert configuration.workspace_bytes <= whole // 3
     own = {name for part, name in backend.measured if part.post_padding or part.x_channel_stride}
     assert "PLAIN" not in own, "what fits undivided gains nothing by slabs"
@@ -290,11 +289,11 @@ def test_ranks_get_what_was_found_of_slabs(backend):
     wanted = request(VOLUME, 5 * VOLUME.x_sample, whole=False)
     alone = best(Benchmark(backend(RATES)), wanted)
     assert alone.parts[0].slabs
-    assert str(best(Benchmark(backend(RATES), share=Alone()), wanted)) == str(alone)
+    assert str(best(Benchmark(backend(RATES), parallel=Alone()), wanted)) == str(alone)
 
 
 def test_what_others_measure_has_no_slabs_twice():
-    shares = divided([request(replace(VOLUME, batch=8), 5 * VOLUME.x_sample)], 2)
+    shares = by_size([request(replace(VOLUME, batch=8), 5 * VOLUME.x_sample)], 2)
     parts = [part for share in shares for group in share for part in group.requests]
     assert [part.sizes for part in parts] == [(1, 4), (2, 8)]
     assert [bool(part.rows) for part in parts] == [True, False]
@@ -316,7 +315,7 @@ def test_what_is_no_candidate_is_not_taken_from_the_database(tmp_path):
     with closing(Database(tmp_path / "times.db")) as database:
         found = {}
         for name, backend in (("every", Choice("PLAIN", "GRAPH", "LEGACY")), ("graph", Choice("PLAIN", "GRAPH"))):
-            benchmark = Benchmark(backend, store=MachineStore(database, backend.machine(), name))
+            benchmark = Benchmark(backend, storage=MachineStore(database, backend.machine(), name))
             found[name] = best(benchmark, wanted).parts[0].algorithms
     assert found == {"every": {"LEGACY"}, "graph": {"GRAPH"}}
 

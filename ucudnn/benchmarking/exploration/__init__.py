@@ -1,0 +1,1 @@
+"""Exploration: which micro-configurations of one problem are measured, and in which order."""

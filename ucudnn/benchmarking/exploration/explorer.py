@@ -1,0 +1,194 @@
+"""The explorer of one request: it measures the micro-configurations that can matter, and leaves out the others."""
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
+from math import inf
+from typing import NamedTuple, final
+
+from ucudnn.backends.base import Following
+from ucudnn.benchmarking.exploration.lazy_bench import LazyBench
+from ucudnn.benchmarking.exploration.peekable import Peekable
+from ucudnn.benchmarking.exploration.pruning import traits_of
+from ucudnn.benchmarking.exploration.schedule import Round, Schedule
+from ucudnn.benchmarking.exploration.slab_explorer import SlabExplorer
+from ucudnn.benchmarking.exploration.state import Context, State
+from ucudnn.benchmarking.request import Exploration, SlabDivision
+from ucudnn.profiles.measurement import Algorithm, Effort, Measurement, MeasurementStatus
+from ucudnn.solvers.desirable import fastest
+
+_ROUGH = 3  # samples of the fastest undivided algorithm if micro-batches are much faster
+_FEW_SIZES = 12
+_MOST_CONFIRMATIONS = 6
+_ANNOUNCED_AFTER = 4  # the best time of a size is about known after so many of its most promising algorithms
+
+
+class _Candidate(NamedTuple):
+    """An algorithm that may matter at a size.
+
+    Attributes:
+        algorithm: the algorithm.
+        least_ms: a lower bound on its time.
+        worth_ms: the time from which on it does not matter.
+    """
+
+    algorithm: Algorithm
+    least_ms: float
+    worth_ms: float
+
+
+@final
+class Explorer:
+    """Explores one request.
+
+    Args:
+        context: the request, and what it takes to measure.
+        state: what is known. The explorer adds what it measures.
+    """
+
+    def __init__(self, context: Context, state: State) -> None:
+        self._context = context
+        self._state = state
+        self._request = context.request
+        self._bench = LazyBench(context, state)
+        self._ranks = {name: rank for rank, name in enumerate(context.names)}
+
+    def run(self) -> Exploration:
+        """Measure the micro-configurations and slabs that can matter.
+
+        Raises:
+            MemoryError: if there is no room for the operands of one sample.
+            BackendError: if nothing can be measured now.
+        """
+        with self._bench:
+            for each in Schedule(self._request, self._context.names, self._state):
+                sizes = [size for size in each.sizes if size >= self._request.least_size]
+                if self._context.offered is not None:
+                    sizes = [size for size in sizes if size in self._context.offered]
+                self._measure(Round(sizes, each.names, each.chain))
+            if not self._request.whole and not self._context.exhaustive:
+                self._confirm()
+            sizes = sorted(self._state.tried)
+            divisions: list[SlabDivision] = []
+            if self._request.rows and sizes:
+                divisions = SlabExplorer(self._context, self._state, self._bench, sizes[0]).run()
+        return Exploration(names=self._context.names, sizes=tuple(sizes), divisions=tuple(divisions))
+
+    def _confirm(self) -> None:
+        """Measure the parts of the fastest configuration again, until its parts are all confirmed.
+
+        The least of many measurements is too low by chance; a second measurement is not. If only a few sizes were
+        measured, the choice is too small to be misleading.
+        """
+        if len(self._state.tried) <= _FEW_SIZES:
+            return
+        confirmed: set[tuple[int, str]] = set()
+        effort = replace(self._context.effort, repeats=self._context.effort.repeats * 2)
+        for _ in range(_MOST_CONFIRMATIONS):
+            best = fastest(self._state.micros.values(), self._request.problem.batch)
+            parts = {(part.size, part.algorithm) for part in best.parts} if best is not None else set()
+            if parts <= confirmed:
+                return
+            for size, name in sorted(parts - confirmed):
+                algorithm = self._state.algorithm(self._request.problem.part(size), name)
+                if algorithm is not None:
+                    self._take(size, algorithm, effort, inf)
+            confirmed |= parts
+
+    def _measure(self, group: Round) -> None:
+        """Measure those micro-configurations of a round that can matter."""
+        state, chain = self._state, group.chain
+        state.tried.update(group.sizes)
+        state.total += len(group.sizes) * len(group.names)
+        state.load([self._request.problem.part(size) for size in group.sizes])
+        self._take_known(group.sizes, chain)
+        pairs = ((size, self._candidate(size, name, chain)) for size, name in self._ordered(group))
+        upcoming = Peekable((size, found, state.measured) for size, found in pairs if found is not None)
+
+        def following() -> tuple[int, Algorithm] | None:
+            after = upcoming.peek()
+            return None if after is None else (after[0], after[1].algorithm)
+
+        for size, found, when in upcoming:
+            # Measurements since it was looked at can only have made it matter less.
+            candidate = found if when == state.measured else self._candidate(size, found.algorithm.name, chain)
+            if candidate is not None:
+                self._consider(size, candidate, following)
+
+    def _take_known(self, sizes: Iterable[int], chain: bool) -> None:
+        """Take earlier measurements into account. An incomplete one is only a lower bound, if it may still matter."""
+        state, problem = self._state, self._request.problem
+        incomplete: list[tuple[int, Measurement]] = []
+        for size in sizes:
+            for name, known in state.results.of(problem.part(size)).items():
+                if name in self._ranks and known.measured and known.complete:
+                    state.add(size, known)
+                elif name in self._ranks and known.measured:
+                    incomplete.append((size, known))
+        for size, known in incomplete:
+            if known.time_ms >= self._worth_ms(size, known.algorithm, chain):
+                state.add(size, known)
+            else:
+                state.pruning.bound(size, known.algorithm.name, known.time_ms)
+
+    def _ordered(self, group: Round) -> Iterator[tuple[int, str]]:
+        """Return pairs of size and algorithm in the order in which to measure them."""
+        state = self._state
+        for size in state.pruning.order(group.sizes):
+            bounds = {name: state.pruning.least_ms(size, name) for name in group.names}
+            # Algorithms that have to be compiled come last: by then, most of them are known not to matter.
+            ranked = sorted(group.names, key=lambda name: (name in state.compiled, bounds[name], self._ranks[name]))
+            for index, name in enumerate(ranked):
+                if len(ranked) > 1 and index == min(_ANNOUNCED_AFTER, len(ranked) - 1):
+                    self._announce(size, ranked, group.chain)
+                yield size, name
+                state.considered += 1
+
+    def _announce(self, size: int, names: Sequence[str], chain: bool) -> None:
+        """Let a compiler begin with the algorithms that may be measured at a size."""
+        for name in names:
+            found = self._candidate(size, name, chain) if name in self._state.compiled else None
+            if found is not None:
+                self._bench.announce(size, found.algorithm)
+
+    def _candidate(self, size: int, name: str, chain: bool) -> _Candidate | None:
+        """Return an algorithm with its bounds if it is not known at a size, fits, and can matter; otherwise None."""
+        state, request = self._state, self._request
+        known = state.results.of(request.problem.part(size)).get(name)
+        if known is not None and known.complete and known.status is not MeasurementStatus.HINDERED:
+            return None
+        least = known.time_ms if known is not None and known.measured else state.pruning.least_ms(size, name)
+        if not request.whole and least >= state.pruning.worth_ms(size, 0, chain):
+            return None  # whatever its workspace is
+        algorithm = state.fitting(size, name)
+        if algorithm is None or algorithm.workspace_bytes >= state.room_bytes:
+            return None
+        worth = self._worth_ms(size, algorithm, chain)
+        if least >= worth or (worth < inf and self._is_hopeless(algorithm)):
+            return None
+        return _Candidate(algorithm, least, worth)
+
+    def _is_hopeless(self, algorithm: Algorithm) -> bool:
+        """Whether an algorithm is not worth compiling, because something is known that need not be compiled."""
+        admits = self._context.compile_filter.admits
+        return algorithm.compiles and not admits(self._request, algorithm.name) and self._state.has_uncompiled()
+
+    def _worth_ms(self, size: int, algorithm: Algorithm, chain: bool) -> float:
+        return self._state.pruning.worth_ms(size, algorithm.workspace_bytes, chain, traits_of(algorithm))
+
+    def _consider(self, size: int, candidate: _Candidate, following: Following) -> None:
+        """Measure an algorithm at a size, with few samples if smaller micro-batches are much faster."""
+        effort = self._context.effort
+        # The first undivided algorithm is worth measuring however slow it is; then its lower bound is used.
+        about_ms = candidate.worth_ms if candidate.worth_ms < inf else candidate.least_ms
+        if not self._request.whole and self._state.pruning.is_outdone(size, about_ms):
+            effort = replace(effort, repeats=min(effort.repeats, _ROUGH))
+        self._context.progress(self._state.considered, self._state.total)
+        self._take(size, candidate.algorithm, effort, candidate.worth_ms, following)
+
+    def _take(
+        self, size: int, algorithm: Algorithm, effort: Effort, worth_ms: float, following: Following | None = None
+    ) -> None:
+        """Measure an algorithm at a size, and take the measurement into account."""
+        found = self._bench.measure(size, algorithm, effort, worth_ms, following=following)
+        if found.measured:
+            self._state.add(size, found)

@@ -1,0 +1,206 @@
+"""What is known of requests: their explorations and measurements, from this process and from the database."""
+
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from typing import NamedTuple, Protocol, final
+
+from ucudnn.backends.base import Backend
+from ucudnn.benchmarking.exploration.state import MeasurementStorage
+from ucudnn.benchmarking.request import Exploration, Request, SlabDivision
+from ucudnn.benchmarking.results import MeasuredProblem, Results
+from ucudnn.configuration import MicroConfiguration, SlabConfiguration
+from ucudnn.problem import ConvolutionProblem
+from ucudnn.profiles.measurement import Measurement
+from ucudnn.slabs import Slab, kinds_of, piece_of
+from ucudnn.solvers.desirable import fastest
+from ucudnn.solvers.slab_front import divided
+
+
+@final
+class Finding(NamedTuple):
+    """What was found for a request.
+
+    Attributes:
+        request: the request.
+        exploration: what was tried.
+        items: all measurements of it, failed ones included.
+    """
+
+    request: Request
+    exploration: Exploration
+    items: Sequence[MeasuredProblem]
+
+
+class FindingStorage(MeasurementStorage, Protocol):
+    """Where measurements and finished requests outlive the process."""
+
+    def load_exploration(self, request: Request) -> Exploration | None:
+        """Return what was tried for a request, or None if the request was never finished."""
+
+    def save_exploration(self, request: Request, exploration: Exploration) -> None:
+        """Keep that a request is finished."""
+
+
+@final
+class Findings:
+    """Answers from what was measured. Nothing is measured here.
+
+    The key of a measurement is the whole problem at micro-batch size and the algorithm. So layers of the same shape,
+    and mini-batches that share micro-batch sizes, share their measurements.
+
+    Args:
+        backend: the backend that measured.
+        storage: keeps measurements beyond the process; None keeps none.
+        reuses: whether requests that are finished in the storage count as finished here.
+
+    Attributes:
+        backend: the backend that measured.
+        storage: keeps measurements beyond the process; None keeps none.
+        results: the measurements of all requests.
+    """
+
+    def __init__(self, backend: Backend, storage: FindingStorage | None = None, *, reuses: bool = True) -> None:
+        self.backend = backend
+        self.storage = storage
+        self.results = Results()
+        self._reuses = reuses
+        self._explored: dict[Request, Exploration] = {}
+        self._divisions: dict[ConvolutionProblem, set[SlabDivision]] = {}
+        self._discarded: dict[ConvolutionProblem, set[str]] = {}
+
+    @property
+    def explored(self) -> Mapping[Request, Exploration]:
+        """What was tried for the requests that are finished in this process."""
+        return self._explored
+
+    def load(self, request: Request) -> Exploration | None:
+        """Take a finished request from the storage, and return what was tried, or None if it is not finished."""
+        if self.storage is None or not self._reuses or self.discarded(request.problem):
+            return None
+        exploration = self.storage.load_exploration(request)
+        if exploration is not None:
+            self.results.update(self.storage.load(exploration.parts(request.problem)))
+            self.finish(request, exploration, save=False)
+        return exploration
+
+    def finish(self, request: Request, exploration: Exploration, *, save: bool) -> None:
+        """Keep what was tried for a request, whose measurements are in `results`; in the storage too, if `save`."""
+        self._explored[request] = exploration
+        if exploration.divisions:
+            self._divisions.setdefault(_shape(request.problem), set()).update(exploration.divisions)
+        if save and self.storage is not None:
+            self.storage.save_exploration(request, exploration)
+
+    def add(self, finding: Finding) -> None:
+        """Keep what others found, here and in the storage."""
+        self.results.update(finding.items)
+        if self.storage is not None:
+            self.storage.save(finding.items)
+        self.finish(finding.request, finding.exploration, save=True)
+
+    def of(self, request: Request, exploration: Exploration) -> Finding:
+        """Return what was found for a request."""
+        names = with_slab_names(self.backend, exploration.names)
+        known = (
+            (part, name, each)
+            for part in exploration.parts(request.problem)
+            for name, each in self.results.of(part).items()
+        )
+        return Finding(request, exploration, [(part, each) for part, name, each in known if name in names])
+
+    def discard(self, problem: ConvolutionProblem, algorithm: str) -> None:
+        """Count an algorithm as failed at every size of a problem, because it failed when it was executed."""
+        shape = _shape(problem)
+        self._discarded.setdefault(shape, set()).add(algorithm)
+        for request in [each for each in self._explored if _shape(each.problem) == shape]:
+            del self._explored[request]  # an algorithm that this one outdid may matter now
+
+    def discarded(self, problem: ConvolutionProblem) -> Collection[str]:
+        """Return the algorithms that count as failed for a problem."""
+        return self._discarded.get(_shape(problem), ())
+
+    def micro_configurations(self, request: Request, exploration: Exploration) -> list[MicroConfiguration]:
+        """Return what was measured for a request within its limit, slab by slab included."""
+        names = exploration.names
+        found = list(self._micros(request, names, exploration.sizes))
+        return [*found, *self._in_slabs(request, with_slab_names(self.backend, names), exploration.divisions)]
+
+    def known_micro_configurations(self, request: Request) -> list[MicroConfiguration]:
+        """Return what was measured for any request of the same problem, within this request's limit.
+
+        Incomplete measurements count only if there is no configuration without them.
+        """
+        sizes = range(max(1, request.least_size), request.problem.batch + 1)
+        found = list(self._micros(request, None, sizes, complete=True))
+        if fastest(found, request.problem.batch) is None:
+            found = list(self._micros(request, None, sizes))
+        return [*found, *self._in_slabs(request, None, sorted(self._divisions.get(_shape(request.problem), ())))]
+
+    def slab_configuration(
+        self, problem: ConvolutionProblem, size: int, slab: Slab, limit_bytes: int, failed: Collection[str] = ()
+    ) -> SlabConfiguration | None:
+        """Return the fastest algorithm that was measured on a slab of a micro-batch within a limit, or None.
+
+        Args:
+            problem: the problem at mini-batch size.
+            size: the micro-batch size.
+            slab: a slab of a micro-batch.
+            limit_bytes: workspace limit.
+            failed: algorithms that are not wanted.
+        """
+        found = self._measured(problem, piece_of(problem.part(size), slab).problem, limit_bytes)
+        wanted = [each.micro(size) for each in found if each.algorithm.name not in failed]
+        return min(wanted, key=lambda each: each.time_ms).on(slab) if wanted else None
+
+    def _micros(
+        self, request: Request, names: Sequence[str] | None, sizes: Iterable[int], *, complete: bool = False
+    ) -> Iterator[MicroConfiguration]:
+        """Return undivided micro-batches of some sizes and algorithms; None for all algorithms."""
+        wanted = None if names is None else set(names)
+        for size in sizes:
+            for each in self._measured(request.problem, request.problem.part(size), request.limit_bytes):
+                if (each.complete or not complete) and (wanted is None or each.algorithm.name in wanted):
+                    yield each.micro(size)
+
+    def _in_slabs(
+        self, request: Request, names: Collection[str] | None, divisions: Iterable[SlabDivision]
+    ) -> Iterator[MicroConfiguration]:
+        """Return micro-batches that are computed slab by slab with some algorithms; None for all algorithms."""
+
+        def measured(part: ConvolutionProblem) -> list[MicroConfiguration]:
+            found = self._measured(request.problem, part, request.limit_bytes)
+            return [each.micro(part.batch) for each in found if names is None or each.algorithm.name in names]
+
+        for size, rows in divisions:
+            if request.least_size <= size <= request.problem.batch:
+                yield from in_slabs(request.problem.part(size), rows, measured)
+
+    def _measured(
+        self, problem: ConvolutionProblem, part: ConvolutionProblem, limit_bytes: int
+    ) -> Iterator[Measurement]:
+        """Return the measurements of a micro-batch or a slab within a limit, without those of discarded algorithms."""
+        discarded = self.discarded(problem)
+        for name, each in self.results.of(part).items():
+            if each.measured and name not in discarded and each.algorithm.workspace_bytes <= limit_bytes:
+                yield each
+
+
+def in_slabs(
+    part: ConvolutionProblem, rows: int, measured: Callable[[ConvolutionProblem], Iterable[MicroConfiguration]]
+) -> list[MicroConfiguration]:
+    """Return the desirable ways to compute a micro-batch in slabs of so many rows.
+
+    Args:
+        part: the micro-batch.
+        rows: the number of rows of a slab.
+        measured: gives what can compute a slab.
+    """
+    return divided(part.batch, [(slabs, measured(slab)) for slab, slabs in kinds_of(part, rows)])
+
+
+def with_slab_names(backend: Backend, names: Iterable[str]) -> set[str]:
+    """Return the names of algorithms, and those under which they compute slabs."""
+    return {own for name in names for own in (name, *backend.slab_names(name))}
+
+
+def _shape(problem: ConvolutionProblem) -> ConvolutionProblem:
+    return problem.with_batch(1)
