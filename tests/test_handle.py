@@ -1,4 +1,4 @@
-"""The handle and its plans, executed for real on the CPU backend."""
+"""The handle and its plans, on the CPU backend."""
 
 import threading
 from itertools import pairwise
@@ -109,7 +109,7 @@ def run_all(handle, seed=0):
             assert relative(written(problem, x, w, y), expected) < 1e-12
 
 
-def test_registration_answers_zero_bytes_and_measures_nothing():
+def test_registration_needs_zero_bytes_and_measures_nothing():
     handle = Handle(backend="cpu", effort=QUICK)
     virtual = handle.get_algorithm(PROBLEM, layer="conv")
     assert (virtual.name, virtual.workspace_bytes) == ("UCUDNN", 0)
@@ -176,7 +176,7 @@ def test_environment_and_arguments(monkeypatch):
         Handle(workspace_limit="much")
 
 
-def test_a_recorded_gpu_is_planned_for_but_not_run():
+def test_a_recorded_gpu_can_be_planned_for_but_cannot_run():
     handle = Handle(backend="replay:h200", workspace_limit="64MiB")
     problem = make_problem(
         batch=256, channels=64, spatial=(27, 27), filters=192, kernel=(5, 5), padding=(2, 2), groups=1
@@ -190,7 +190,7 @@ def test_a_recorded_gpu_is_planned_for_but_not_run():
         handle.convolve(problem, None, None, None)
 
 
-def test_arrays_that_do_not_fit_leave_the_output_alone():
+def test_arrays_that_do_not_fit_are_refused_before_the_output_changes():
     x, w, y = operands(PROBLEM)
     y[...] = 7
     with pytest.raises(InvalidProblemError, match="y has shape"):
@@ -308,7 +308,7 @@ def test_groups_without_a_total_are_refused():
     Handle(backend="cpu", groups=[[]])
 
 
-def test_names_of_unnamed_layers_are_not_for_callers():
+def test_callers_cannot_use_made_up_names_of_layers():
     handle = Handle(backend="cpu", total_workspace="1MiB", effort=QUICK)
     with pytest.raises(SettingsError, match="layer='#1': names that begin with # are"):
         handle.convolve(PROBLEM, *operands(PROBLEM), layer="#1")
@@ -316,7 +316,7 @@ def test_names_of_unnamed_layers_are_not_for_callers():
         handle.get_algorithm(PROBLEM, layer="#1")
 
 
-def test_a_layer_without_room_shares_the_segment_of_another(hungry):
+def test_a_layer_that_does_not_fit_the_total_shares_a_segment(hungry):
     least = min(each.workspace_bytes for each in hungry.algorithms(PROBLEM))
     total = least + least // 2
     handle = Handle(backend=hungry, total_workspace=total, policy="undivided", effort=QUICK)
@@ -334,7 +334,7 @@ def test_a_layer_without_room_shares_the_segment_of_another(hungry):
     handle.convolve(PROBLEM, x, filters[0], y)
 
 
-def test_the_time_of_all_divisions_is_told(hungry):
+def test_a_report_counts_the_time_of_all_divisions(hungry):
     handle = Handle(backend=hungry, total_workspace="1MiB", effort=QUICK)
     told = []
     for batch in (6, 4, 2):

@@ -1,4 +1,4 @@
-"""Spare memory of the caller's as workspace: used where it is more than the limit, and for nothing else."""
+"""Spare memory of the caller serves as workspace, if it is larger than the limit."""
 
 from dataclasses import replace
 
@@ -20,13 +20,13 @@ LIMIT = "20KiB"
 
 
 def memory(size_bytes=400_000, offset=3):
-    """Return memory of NaN that does not begin where workspaces do, as a float64 array."""
+    """Return an array of NaN that is not aligned as workspaces are."""
     whole = np.full(size_bytes // 8 + offset, np.nan)
     return whole[offset:]
 
 
 def check(handle, problem, array, alpha=1.0, beta=0.0):
-    """Compute once with an array as spare memory, and compare."""
+    """Compute once with an array as spare memory, compare the output, and return the spare memory."""
     x, w, y = operands(problem, 1)
     expected = direct(problem, x, w, y, alpha, beta)
     out = written(problem, x, w, y)
@@ -39,7 +39,7 @@ def check(handle, problem, array, alpha=1.0, beta=0.0):
 
 @pytest.mark.parametrize("operation", Operation)
 @pytest.mark.parametrize(("alpha", "beta"), [(1.0, 0.0), (0.5, 1.0)])
-def test_what_is_more_than_the_limit_is_the_workspace(operation, alpha, beta):
+def test_spare_memory_beyond_the_limit_is_the_workspace(operation, alpha, beta):
     problem = replace(PROBLEM, operation=operation)
     backend = FaultyBackend()
     handle = Handle(backend=backend, workspace_limit=LIMIT, effort=QUICK)
@@ -57,7 +57,7 @@ def test_what_is_more_than_the_limit_is_the_workspace(operation, alpha, beta):
 
 
 @pytest.mark.parametrize("options", [{"workspace_limit": "1MiB"}, {"total_workspace": "1MiB"}], ids=["enough", "WD"])
-def test_it_is_left_alone_where_the_limit_is_no_less_and_under_wd(options):
+def test_spare_memory_is_not_touched_within_the_limit_or_under_wd(options):
     handle = Handle(backend="cpu", effort=QUICK, **options)
     array = memory()
     check(handle, GRADIENT, array)
@@ -66,7 +66,7 @@ def test_it_is_left_alone_where_the_limit_is_no_less_and_under_wd(options):
     assert all(kernel.spare_bytes == 0 for kernel in handle.report().kernels)
 
 
-def test_calls_with_it_and_without_are_kernels_of_their_own():
+def test_calls_with_and_without_spare_memory_are_different_kernels():
     handle = Handle(backend="cpu", workspace_limit=LIMIT, effort=QUICK)
     x, w, y = operands(GRADIENT)
     expected = direct(GRADIENT, x, w, y, 1.0, 0.0)
@@ -81,7 +81,7 @@ def test_calls_with_it_and_without_are_kernels_of_their_own():
     assert handle.workspace_bytes == without.workspace_bytes
 
 
-def test_what_fails_goes_on_in_it():
+def test_the_rest_of_a_failed_plan_uses_the_spare_memory():
     backend = FaultyBackend()
     handle = Handle(backend=backend, workspace_limit=LIMIT, effort=QUICK)
     array = memory()
@@ -94,7 +94,7 @@ def test_what_fails_goes_on_in_it():
     assert not backend.held
 
 
-def test_launchers_take_it():
+def test_a_launcher_takes_spare_memory():
     handle = Handle(backend="cpu", workspace_limit=LIMIT, effort=QUICK)
     array = memory()
     spare = check(handle, GRADIENT, array)
@@ -110,7 +110,7 @@ def test_launchers_take_it():
     assert handle.workspace_bytes == 0
 
 
-def test_sizes_that_differ_little_are_planned_once():
+def test_similar_sizes_of_spare_memory_share_a_plan():
     handle = Handle(backend="cpu", workspace_limit=LIMIT, effort=QUICK)
     sizes = {handle.useful(size) for size in range(200_000, 400_000, 997)}
     assert len(sizes) <= 10
@@ -124,11 +124,11 @@ def test_sizes_that_differ_little_are_planned_once():
 
 
 def given(handle, size_bytes):
-    """Return so much of new memory."""
+    """Return newly allocated spare memory."""
     return Spare(handle.backend.allocate(size_bytes), size_bytes)
 
 
-def test_launchers_plan_and_say_what_they_need():
+def test_a_launcher_says_how_much_spare_memory_it_needs():
     backend = FaultyBackend()
     handle = Handle(backend=backend, workspace_limit=LIMIT, effort=QUICK)
     room = handle.useful(400_000)
@@ -147,7 +147,7 @@ def test_launchers_plan_and_say_what_they_need():
     assert Handle(backend="cpu", total_workspace="1MiB", effort=QUICK).launcher(GRADIENT, "", 0, plan=True) is None
 
 
-def test_what_fails_goes_on_in_no_more_than_was_given():
+def test_the_rest_of_a_failed_plan_uses_no_more_than_was_given():
     backend = FaultyBackend()
     handle = Handle(backend=backend, workspace_limit=LIMIT, effort=QUICK)
     launch = handle.launcher(GRADIENT, "", handle.useful(400_000), plan=True)
@@ -161,7 +161,7 @@ def test_what_fails_goes_on_in_no_more_than_was_given():
         try:
             launch(x, w, y, spare)
         except BackendError:
-            continue  # what is left needs more than was given
+            continue  # the rest needs more than was given
         assert relative(w, expected) <= 1e-10
     spare = given(handle, launch.needs())
     w[...] = np.nan
@@ -170,12 +170,12 @@ def test_what_fails_goes_on_in_no_more_than_was_given():
 
 
 @pytest.mark.parametrize("collective", [False, True])
-def test_what_has_no_room_takes_less(monkeypatch, collective):
+def test_a_launcher_takes_less_if_it_cannot_allocate_spare_memory(monkeypatch, collective):
     backend = FaultyBackend()
     handle = Handle(backend=backend, workspace_limit=LIMIT, effort=QUICK)
     launch = handle.launcher(GRADIENT, "", handle.useful(400_000), plan=True)
     needs, measured = launch.needs(), handle._benchmark.measured
-    if collective:  # what ranks measure together, none may measure alone: it would wait for the others
+    if collective:  # a rank that measured alone would wait for the others
         monkeypatch.setattr(Benchmark, "collective", True)
         monkeypatch.setattr(Benchmark, "explore", None)
     x, w, y = operands(GRADIENT, 8)

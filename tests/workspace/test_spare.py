@@ -1,4 +1,4 @@
-"""What of an output is not written yet is workspace for what is, and the output is none the worse for it."""
+"""The tail of an output serves as workspace, and the output is correct nevertheless."""
 
 from contextlib import contextmanager
 from dataclasses import replace
@@ -33,7 +33,7 @@ from ucudnn.workspace.spare import own_bytes, parts_in_tail, tail_bytes, tail_st
 
 LARGE = replace(PROBLEM, batch=24, spatial=(20, 20), x_batch_stride=0, y_batch_stride=0)
 OUTPUTS = (Operation.FORWARD, Operation.BACKWARD_DATA)
-LENDING = {  # GEMM's workspace of a sample is about as large as the sample that it writes
+TAILED = {  # GEMM's workspace of a sample is about as large as the sample that it writes
     Operation.FORWARD: replace(LARGE, channels=1, filters=24, x_batch_stride=0, y_batch_stride=0),
     Operation.BACKWARD_DATA: replace(
         LARGE,
@@ -48,7 +48,7 @@ LENDING = {  # GEMM's workspace of a sample is about as large as the sample that
 
 
 def parts_of(problem, *sizes, algorithm="GEMM"):
-    """Return a configuration of these sizes, in this order, with what the CPU's algorithm needs."""
+    """Return a configuration of these sizes, in this order, each with the workspace of the CPU backend's algorithm."""
     cpu = CpuBackend()
     return Configuration(
         parts=tuple(
@@ -78,8 +78,8 @@ def test_only_dense_outputs_have_tails(problem, gap):
 
 @pytest.mark.parametrize("operation", OUTPUTS)
 @pytest.mark.parametrize("sizes", [(8, 8, 4, 2, 1, 1), (7, 5, 5, 3, 3, 1), (1, 1, 22), (24,), (3, 9, 12)])
-def test_plans_write_all_of_the_output_whatever_was_in_its_tail(operation, sizes):
-    problem = LENDING[operation]
+def test_a_plan_writes_all_of_an_output_whose_tail_was_workspace(operation, sizes):
+    problem = TAILED[operation]
     configuration = parts_of(problem, *sizes)
     backend = CpuBackend()
     plan = make_plan(problem, configuration, backend, fresh=True)
@@ -102,8 +102,8 @@ def test_plans_write_all_of_the_output_whatever_was_in_its_tail(operation, sizes
     assert [step.tail is not None for step in plan.steps] == lent
 
 
-def test_a_workspace_that_would_pass_the_end_of_the_output_is_its_own():
-    problem = LENDING[Operation.FORWARD]
+def test_a_workspace_that_would_pass_the_end_of_the_output_is_allocated():
+    problem = TAILED[Operation.FORWARD]
     step = tail_step(problem)
     for short, lent in ((SLACK_BYTES, True), (SLACK_BYTES - 1, False), (0, False)):
         parts = [MicroConfiguration(size=14, algorithm="a", time_ms=1.0, workspace_bytes=10 * step - short)]
@@ -112,7 +112,7 @@ def test_a_workspace_that_would_pass_the_end_of_the_output_is_its_own():
 
 
 @pytest.mark.parametrize("offset", [0, 8, 16, 255, 256, 300])
-def test_cudnn_is_lent_memory_of_the_tensor_only_on_multiples_of_256_bytes(offset):
+def test_cudnns_spare_memory_is_aligned_to_256_bytes_inside_the_tensor(offset):
     backend = CudnnBackend.__new__(CudnnBackend)  # it only adds
     at, step, samples = 1 << 20 | offset, 1000, 9
     spare = CudnnBackend.spare(backend, at, samples * step)
@@ -126,7 +126,7 @@ def test_cudnn_is_lent_memory_of_the_tensor_only_on_multiples_of_256_bytes(offse
     assert CudnnBackend.spare(backend, at, 255) is None
 
 
-def test_memory_that_is_not_all_of_the_tensors_is_not_lent():
+def test_memory_of_a_tensor_with_gaps_is_not_workspace():
     strided, dense = (
         SimpleNamespace(__cuda_array_interface__={"data": (4096, False), "strides": strides, "shape": (1000,)})
         for strides in ((16,), None)
@@ -136,7 +136,7 @@ def test_memory_that_is_not_all_of_the_tensors_is_not_lent():
     assert CudnnBackend.spare(backend, dense, 8000).buffer.address == 4096
     assert CpuBackend().spare(np.zeros((64, 64))[::2], 16384) is None
     handle = Handle(backend="cpu", workspace_limit="64KiB", effort=QUICK)
-    problem = LENDING[Operation.FORWARD]
+    problem = TAILED[Operation.FORWARD]
     x, w, y = operands(problem)
     handle.convolve(problem, x, w, y, fresh=True)
     (entry,) = handle._entries.values()
@@ -144,10 +144,10 @@ def test_memory_that_is_not_all_of_the_tensors_is_not_lent():
     wide = np.zeros((48, *y.shape[1:]))
     with pytest.raises(BackendError, match="not contiguous"):
         handle.convolve(problem, x, w, wide[::2], fresh=True)
-    assert {part.algorithm for part in entry.decision.configuration.parts} == {"GEMM"}, "nothing was discarded"
+    assert {part.algorithm for part in entry.decision.configuration.parts} == {"GEMM"}, "no algorithm was discarded"
 
 
-def test_memory_behind_a_sample_lies_in_the_array_and_begins_where_workspaces_do():
+def test_memory_behind_a_sample_is_aligned_inside_the_array():
     for samples in (3, 5):
         array = np.zeros((samples, 7, 11))
         for start in range(1, samples):
@@ -188,7 +188,7 @@ def test_alexnet_is_faster_within_the_same_limit(replay, limit):
 
 @pytest.mark.parametrize("policy", ["undivided", "powerOfTwo", "adaptive", "all"])
 @pytest.mark.parametrize("operation", Operation)
-def test_handles_compute_fresh_outputs(operation, policy):
+def test_a_handle_computes_fresh_outputs_within_the_limit(operation, policy):
     problem = replace(LARGE, operation=operation)
     limit = {"undivided": "4MiB"}.get(policy, "64KiB")
     handle = Handle(backend="cpu", workspace_limit=limit, policy=policy, effort=QUICK)
@@ -207,7 +207,7 @@ def test_handles_compute_fresh_outputs(operation, policy):
 
 @pytest.mark.parametrize("options", [{"beta": 1.0}, {"total": True}], ids=["beta", "WD"])
 @pytest.mark.parametrize("operation", OUTPUTS)
-def test_what_the_output_holds_is_kept_where_it_is_wanted(operation, options):
+def test_an_output_that_must_be_read_is_not_workspace(operation, options):
     problem = replace(LARGE, operation=operation)
     bound = {"total_workspace": "256KiB"} if options.get("total") else {"workspace_limit": "64KiB"}
     handle = Handle(backend="cpu", effort=QUICK, **bound)
@@ -223,8 +223,8 @@ def test_what_the_output_holds_is_kept_where_it_is_wanted(operation, options):
 
 @pytest.mark.parametrize("operation", OUTPUTS)
 @pytest.mark.usefixtures("hungry")
-def test_what_fails_half_way_is_computed_within_the_limit(operation):
-    problem = LENDING[operation]
+def test_the_rest_of_a_failed_plan_is_computed_within_the_limit(operation):
+    problem = TAILED[operation]
     configuration = parts_of(problem, 8, 6, 4, 2, 2, 1, 1)
     limit = own_bytes(problem, configuration)
     assert limit < configuration.workspace_bytes
@@ -246,7 +246,7 @@ def test_what_fails_half_way_is_computed_within_the_limit(operation):
 
 
 class Scarce(CpuBackend):
-    """A CPU whose benchmarks find no room for workspaces of more than so many bytes, and count how often."""
+    """A CPU whose benchmarks have no memory for larger workspaces, and count how often they try."""
 
     def __init__(self, room):
         super().__init__()
@@ -269,8 +269,8 @@ class Scarce(CpuBackend):
 
 
 @pytest.mark.parametrize("policy", ["powerOfTwo", "adaptive", "all"])
-def test_where_memory_is_short_little_is_tried(policy, tmp_path):
-    problem = LENDING[Operation.FORWARD]
+def test_a_benchmark_tries_little_if_memory_is_short(policy, tmp_path):
+    problem = TAILED[Operation.FORWARD]
     backend = Scarce(200_000)
     options = {"workspace_limit": "128KiB", "policy": policy, "effort": QUICK, "database": str(tmp_path / "m.db")}
     x, w, y = operands(problem)
@@ -278,15 +278,15 @@ def test_where_memory_is_short_little_is_tried(policy, tmp_path):
     assert relative(y, reference_convolution(problem, x, w, y)) <= 1e-10
     sizes = len(Settings.load(policy=policy).policy.sizes(problem.batch))
     assert backend.tries <= sizes + 4
-    # What could not be measured then is measured by the next process, which has room.
+    # The next process has enough memory, and measures what could not be measured.
     plenty = CpuBackend()
     counted = Handle(backend=plenty, **options)
     counted.convolve(problem, x, w, y, fresh=True)
     assert counted._benchmark.measured > 0 or not backend.tries
 
 
-def test_reports_that_measure_need_no_more_than_calls_do():
-    problem = LENDING[Operation.FORWARD]
+def test_a_report_with_times_needs_no_more_workspace_than_a_call():
+    problem = TAILED[Operation.FORWARD]
     configuration = parts_of(problem, 8, 6, 4, 2, 2, 1, 1)
     limit = own_bytes(problem, configuration)
     backend = FaultyBackend()
@@ -301,7 +301,7 @@ def test_reports_that_measure_need_no_more_than_calls_do():
     assert kernel.spare_bytes == configuration.workspace_bytes > kernel.workspace_bytes == limit
 
 
-def test_in_a_capture_what_was_registered_serves():
+def test_a_capture_uses_the_registered_kernel_without_its_tail():
     backend = FaultyBackend()
     handle = Handle(backend=backend, workspace_limit="64KiB", effort=QUICK)
     handle.get_algorithm(LARGE)
@@ -316,13 +316,13 @@ def test_in_a_capture_what_was_registered_serves():
     assert len(handle._entries) == 1
 
 
-def test_what_ranks_find_for_one_limit_stays_beside_what_others_find_for_another():
-    problem = LENDING[Operation.FORWARD]
+def test_measurements_of_ranks_for_different_limits_are_all_kept():
+    problem = TAILED[Operation.FORWARD]
     part, names = problem.part(8), ["GEMM", "FFT", "IMPLICIT_GEMM"]
     backend = CpuBackend()
 
     class Ranks:
-        """Each answers one request, with what it measured for that."""
+        """Ranks that each measure another algorithm, for another request."""
 
         collective = True
 
@@ -341,7 +341,7 @@ def test_what_ranks_find_for_one_limit_stays_beside_what_others_find_for_another
         assert {micro.algorithm for micro in benchmark.micro_configurations(request)} == set(names)
 
 
-def test_launchers_know_fresh_outputs():
+def test_a_launcher_computes_fresh_outputs():
     handle = Handle(backend="cpu", workspace_limit="64KiB", effort=QUICK)
     x, w, y = operands(LARGE, 7)
     handle.convolve(LARGE, x, w, y, fresh=True)

@@ -1,4 +1,4 @@
-"""Turns: launches that share bytes run in order, by a model of what each queue knows to have ended."""
+"""Launches whose segments overlap run in order, by a model of what has ended when a launch begins."""
 
 from collections import defaultdict
 
@@ -10,7 +10,7 @@ from ucudnn.workspace.stream_order import StreamOrder
 
 
 class Queues:
-    """A backend whose marks are the launches that come before them, on their own queue or by waiting for others."""
+    """A backend whose mark is the set of launches before it: on its own queue, and on queues that this waited for."""
 
     def __init__(self):
         self.current = 0
@@ -30,14 +30,14 @@ class Queues:
     def finish(self, mark):
         self.ended |= mark[1]
 
-    def launch(self, turns, segment, queue):
-        """Launch once more, and return which launches have ended when that one begins."""
+    def launch(self, order, segment, queue):
+        """Launch once, and return the launches that have ended when this one begins."""
         self.current = queue
-        turns.enter(segment, queue)
+        order.enter(segment, queue)
         before = self.before[queue] | self.ended
         self.before[queue] |= {self.launches}
         self.launches += 1
-        turns.leave(segment, queue)
+        order.leave(segment, queue)
         return before
 
 
@@ -56,65 +56,65 @@ launches = st.tuples(segments, st.integers(0, 3))
 @given(st.lists(launches | st.none(), max_size=40))
 def test_segments_that_overlap_are_used_in_order_of_launch(sequence):
     queues = Queues()
-    turns = StreamOrder(queues)
+    order = StreamOrder(queues)
     launched = []
     for each in sequence:
         if each is None:
-            turns.finish()
+            order.finish()
             assert queues.ended == set(range(len(launched)))
             continue
         segment, queue = each
-        before = queues.launch(turns, segment, queue)
+        before = queues.launch(order, segment, queue)
         assert {index for index, other in enumerate(launched) if overlap(segment, other)} <= before
         launched.append(segment)
     assert all(queue != other for queue, other in queues.waits), "a queue is in order by itself"
 
 
 @given(st.integers(0, 2), st.permutations(range(5)), st.integers(1, 3), st.lists(launches, max_size=5))
-def test_branches_on_queues_of_their_own_wait_for_nothing(set_index, branches, rounds, earlier):
+def test_branches_on_different_queues_do_not_wait(set_index, branches, rounds, earlier):
     queues = Queues()
-    turns = StreamOrder(queues)
+    order = StreamOrder(queues)
     for segment, queue in earlier:
-        queues.launch(turns, segment, queue)
-    turns.finish()
+        queues.launch(order, segment, queue)
+    order.finish()
     queues.waits.clear()
     for _ in range(rounds):
         for queue, branch in enumerate(branches):
-            queues.launch(turns, segment_of(set_index, branch), queue)
+            queues.launch(order, segment_of(set_index, branch), queue)
     assert queues.waits == []
 
 
 @given(st.lists(launches, max_size=20))
-def test_a_queue_waits_once_for_what_was_before(sequence):
+def test_a_queue_waits_once_for_each_queue_of_the_set_before(sequence):
     queues = Queues()
-    turns = StreamOrder(queues)
+    order = StreamOrder(queues)
     for segment, queue in sequence:
-        queues.launch(turns, segment, queue)
+        queues.launch(order, segment, queue)
         waits = list(queues.waits)
-        queues.launch(turns, segment, queue)
+        queues.launch(order, segment, queue)
         assert queues.waits == waits
 
 
 @given(st.lists(launches, max_size=20), st.integers(0, 3))
-def test_one_queue_waits_for_nothing(sequence, queue):
+def test_a_single_queue_does_not_wait(sequence, queue):
     queues = Queues()
-    turns = StreamOrder(queues)
+    order = StreamOrder(queues)
     for segment, _ in sequence:
-        queues.launch(turns, segment, queue)
+        queues.launch(order, segment, queue)
     assert queues.waits == []
 
 
 @given(st.lists(launches, max_size=20), launches)
-def test_what_is_finished_is_forgotten(sequence, last):
+def test_finished_launches_are_forgotten(sequence, last):
     queues = Queues()
-    turns = StreamOrder(queues)
+    order = StreamOrder(queues)
     for segment, queue in sequence:
-        queues.launch(turns, segment, queue)
-    turns.finish()
+        queues.launch(order, segment, queue)
+    order.finish()
     assert queues.ended == set(range(len(sequence)))
     queues.ended = frozenset()
-    turns.finish()
+    order.finish()
     assert queues.ended == frozenset()
     queues.waits.clear()
-    queues.launch(turns, *last)
+    queues.launch(order, *last)
     assert queues.waits == []
