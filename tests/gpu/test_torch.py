@@ -1,4 +1,4 @@
-"""PyTorch's convolutions on a GPU, through handles: numbers, strides, memory, streams, graphs, devices, programs."""
+"""PyTorch's convolutions on a GPU through handles: results, strides, memory, streams, graphs, devices and programs."""
 
 import copy
 import json
@@ -6,7 +6,6 @@ import os
 import subprocess
 import sys
 import threading
-from pathlib import Path
 
 import pytest
 
@@ -14,7 +13,8 @@ torch = pytest.importorskip("torch")
 
 from torch.autograd import gradcheck, gradgradcheck  # noqa: E402
 
-import ucudnn.torch as switch  # noqa: E402
+import ucudnn.torch  # noqa: E402
+from tests.support.paths import ROOT  # noqa: E402
 from tests.support.ranks import run_ranks  # noqa: E402
 from tests.support.torch_cases import CASES, asked, default_flags, modules  # noqa: E402
 from ucudnn import Effort  # noqa: E402
@@ -26,16 +26,16 @@ from ucudnn.torch.overrides import process_overrides  # noqa: E402
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="PyTorch has no GPU")
 
 QUICK = Effort(warmup=1, repeats=1, time_limit_ms=5)
-ROOT = Path(__file__).parents[2]
 MIB = 2**20
 F = torch.nn.functional
 CL, CL3 = torch.channels_last, torch.channels_last_3d
 TOLERANCE = {torch.float16: 2e-3, torch.bfloat16: 1.5e-2, torch.float32: 2e-3, torch.float64: 1e-12}
-"""Relative L2 distance from float64, float32 as TF32 multiplies it."""
+"""Relative L2 distance from float64; that of float32 is with TF32."""
 
 
 @pytest.fixture(autouse=True)
-def nothing_is_left_on():
+def as_before():
+    """Seed PyTorch, and restore its operators after each test."""
     torch.manual_seed(0)
     yield
     process_overrides.clear()
@@ -50,7 +50,7 @@ def flags():
 
 
 def enable(**options):
-    return switch.enable(**{"effort": QUICK, "workspace_limit": "4MiB", **options})
+    return ucudnn.torch.enable(**{"effort": QUICK, "workspace_limit": "4MiB", **options})
 
 
 def drawn(*shape, dtype=torch.float32, requires_grad=False):
@@ -58,7 +58,7 @@ def drawn(*shape, dtype=torch.float32, requires_grad=False):
 
 
 def outcome(module, x, dtype, wrap=lambda module: module):
-    """Return output and all gradients of a copy of a module in some type."""
+    """Return the output and all gradients of a copy of a module in a type."""
     module, x = copy.deepcopy(module).to("cuda", dtype), x.detach().to(dtype, copy=True).requires_grad_()
     out = wrap(module)(x)
     weights = torch.linspace(-1, 1, out.numel(), dtype=torch.float64, device="cuda").view_as(out)
@@ -76,14 +76,14 @@ def assert_near(found, expected, tolerance):
 
 
 def in_float64(module, x):
-    """Return the outcome in float64, by PyTorch without cuDNN."""
+    """Return the outcome in float64 from PyTorch without cuDNN."""
     with torch.backends.cudnn.flags(enabled=False):
         return outcome(module, x, torch.float64)
 
 
 @pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
 @pytest.mark.parametrize("index", CASES)
-def test_outputs_and_gradients(index, dtype):
+def test_outputs_and_gradients_are_near_float64(index, dtype):
     module, shape = modules()[index]
     shape = shape if len(shape) == 3 and index == len(CASES) - 1 else (6, *shape[1:])
     x = drawn(*shape, dtype=dtype)
@@ -96,7 +96,7 @@ def test_outputs_and_gradients(index, dtype):
     assert on.report().calls == 3
 
 
-def test_without_tf32(flags):
+def test_results_without_tf32_are_nearer_to_float64(flags):
     module, x = torch.nn.Conv2d(32, 48, 3, padding=1), drawn(8, 32, 20, 20)
     expected = in_float64(module, x)
     flags.allow_tf32 = False
@@ -105,7 +105,7 @@ def test_without_tf32(flags):
     assert {each[1] for each in asked(on).values()} == {MathMode.FMA}
 
 
-def test_deterministic_algorithms_repeat_to_the_bit(flags):
+def test_deterministic_algorithms_repeat_every_bit(flags):
     module, x = torch.nn.Conv2d(32, 48, 3, padding=1), drawn(32, 32, 20, 20)
     flags.deterministic = True
     with enable():
@@ -115,7 +115,7 @@ def test_deterministic_algorithms_repeat_to_the_bit(flags):
 
 
 @pytest.mark.parametrize("index", [1, 5])
-def test_gradients_of_gradients(index):
+def test_gradients_of_gradients_are_exact(index):
     module, shape = modules()[index]
     module, x = module.to("cuda", torch.float64), drawn(*shape, dtype=torch.float64, requires_grad=True)
     with enable():
@@ -146,7 +146,7 @@ LAYOUTS = {
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_strides_are_those_of_pytorchs_own(layout):
+def test_results_have_the_strides_of_pytorchs_own(layout):
     x, w = LAYOUTS[layout]()
     dimensions = x.dim() - 2
     conv = (F.conv1d, F.conv2d, F.conv3d)[dimensions - 1]
@@ -166,14 +166,14 @@ def test_strides_are_those_of_pytorchs_own(layout):
     assert_near(found, expected, 2 * TOLERANCE[x.dtype])
 
 
-def test_what_is_not_cudnns_is_left_to_pytorch():
+def test_convolutions_that_cudnn_does_not_compute_are_left_to_pytorch():
     x, depthwise = drawn(2, 8, 9, 9), drawn(8, 1, 3, 3)
     with enable() as on:
         F.conv2d(x, depthwise, groups=8)
         F.conv2d(x[:0], drawn(4, 8, 3, 3))
         with torch.backends.cudnn.flags(enabled=False):
             F.conv2d(x, drawn(4, 8, 3, 3))
-        F.conv2d(x.cpu(), drawn(4, 8, 3, 3).cpu())  # not of a GPU: does not even come here
+        F.conv2d(x.cpu(), drawn(4, 8, 3, 3).cpu())  # a CPU tensor, which is not intercepted
         with pytest.raises(RuntimeError):
             F.conv2d(x, drawn(4, 8, 3, 3).cpu())
     left = on.report().left
@@ -183,7 +183,7 @@ def test_what_is_not_cudnns_is_left_to_pytorch():
     assert sum(left.values()) == 4
 
 
-def test_autocast_and_inference_mode():
+def test_autocast_and_inference_mode_give_the_same_output():
     module, x = torch.nn.Conv2d(16, 24, 3).cuda(), drawn(8, 16, 12, 12)
     expected = module.double()(x.double()).detach()
     module.float()
@@ -199,7 +199,7 @@ def test_autocast_and_inference_mode():
 
 
 @pytest.mark.filterwarnings("ignore")  # of PyTorch itself
-def test_compiled_by_inductor():
+def test_a_model_may_be_compiled_by_inductor():
     model = torch.nn.Sequential(torch.nn.Conv2d(8, 16, 3), torch.nn.ReLU(), torch.nn.Conv2d(16, 8, 3)).cuda()
     x = drawn(4, 8, 12, 12)
     expected = in_float64(model, x)
@@ -210,7 +210,7 @@ def test_compiled_by_inductor():
 
 
 def held_by(run):
-    """Return the most bytes that a call holds besides what it returns."""
+    """Return the peak of a call's memory besides its results, in bytes."""
     torch.cuda.synchronize()
     torch.cuda.reset_peak_memory_stats()
     out = run()
@@ -220,7 +220,7 @@ def held_by(run):
 
 
 @pytest.mark.parametrize("limit", ["64MiB", "8MiB"])
-def test_workspaces_are_within_the_limit_and_not_held(limit):
+def test_workspaces_fit_the_limit_and_are_freed(limit):
     x, w = drawn(128, 64, 27, 27), drawn(192, 64, 5, 5)
     rest = (None, [1, 1], [2, 2], [1, 1], False, [0, 0], 1)
     grad = torch.randn(128, 192, 27, 27, device="cuda")
@@ -244,7 +244,7 @@ def test_workspaces_are_within_the_limit_and_not_held(limit):
         assert max(held) > MIB, "something was allocated, and the statistics saw it"
 
 
-def test_a_filter_gradient_has_the_room_of_the_other_gradient():
+def test_a_filter_gradients_workspace_may_use_the_memory_of_the_input_gradient():
     x, w, grad = drawn(64, 64, 27, 27), drawn(96, 64, 5, 5), torch.randn(64, 96, 27, 27, device="cuda")
     rest = (None, [1, 1], [2, 2], [1, 1], False, [0, 0], 1)
 
@@ -263,7 +263,7 @@ def test_a_filter_gradient_has_the_room_of_the_other_gradient():
 
 
 @pytest.mark.parametrize("last", [False, True], ids=["channels first", "channels last"])
-def test_outputs_lend_what_is_not_written_yet(last):
+def test_the_tail_of_an_output_is_workspace(last):
     x, w, grad = drawn(128, 64, 27, 27), drawn(96, 64, 5, 5), torch.randn(128, 96, 27, 27, device="cuda")
     if last:
         x, w, grad = (each.contiguous(memory_format=CL) for each in (x, w, grad))
@@ -272,16 +272,15 @@ def test_outputs_lend_what_is_not_written_yet(last):
     def all_three(*tensors):
         given, filters, gradient = tensors
         out = torch.convolution(given, filters, *rest)
-        return out, *torch.ops.aten.convolution_backward.default(gradient, given, filters, *rest, [True, True, False])[
-            :2
-        ]
+        backward = torch.ops.aten.convolution_backward.default
+        return out, *backward(gradient, given, filters, *rest, [True, True, False])[:2]
 
     expected = [each.cpu() for each in all_three(x.double(), w.double(), grad.double())]
     for limit, policy in (("2MiB", "powerOfTwo"), ("4MiB", "adaptive")):
         with enable(workspace_limit=limit, policy=policy) as on:
             all_three(x, w, grad)
             torch.cuda.empty_cache()
-            junk = torch.full((1 << 28,), float("nan"), device="cuda")  # outputs begin as NaN
+            junk = torch.full((1 << 28,), float("nan"), device="cuda")  # so that new outputs hold NaN
             del junk
             found = all_three(x, w, grad)
             assert held_by(lambda: all_three(x, w, grad)) <= int(limit[0]) * MIB
@@ -292,26 +291,26 @@ def test_outputs_lend_what_is_not_written_yet(last):
                 assert layers["Forward"].spare_bytes > int(limit[0]) * MIB, layers["Forward"].configuration
 
 
-def test_planning_gives_its_memory_back():
+def test_memory_of_benchmarks_is_freed():
     x, w = drawn(128, 64, 27, 27), drawn(192, 64, 5, 5)
     torch.cuda.empty_cache()
     before = torch.cuda.memory_reserved()
     with enable(workspace_limit="1GiB"):
         out = F.conv2d(x, w, padding=2)
         torch.cuda.synchronize()
-        # Its output, and one workspace that the allocator has cached.
+        # The output, and one workspace in the allocator's cache.
         assert torch.cuda.memory_reserved() - before <= out.numel() * 4 + 1024 * MIB + 64 * MIB
         torch.cuda.empty_cache()
         assert torch.cuda.memory_reserved() - before <= out.numel() * 4 + 64 * MIB
 
 
-def test_a_cap_on_memory_is_kept_and_lived_with():
+def test_a_cap_on_memory_is_kept():
     total = torch.cuda.get_device_properties(0).total_memory
     x, w = drawn(64, 64, 27, 27), drawn(192, 64, 5, 5)
     expected = F.conv2d(x, w, padding=2)
     torch.cuda.empty_cache()
     try:
-        # Room for the output, and little more: operands of a benchmark do not fit whole, nor does the workspace.
+        # The output fits, but neither the operands of a benchmark nor the workspace do.
         cap = torch.cuda.memory_reserved() + expected.numel() * 4 + 24 * MIB
         torch.cuda.set_per_process_memory_fraction(cap / total)
         with enable(workspace_limit="1GiB") as on:
@@ -323,8 +322,8 @@ def test_a_cap_on_memory_is_kept_and_lived_with():
     assert_near(found, [expected.cpu()] * 2, 4e-3)
 
 
-def all_that_is_kept():
-    """Return tensors in all that PyTorch's allocator keeps for later, of what earlier tests left, too."""
+def fill_the_cache():
+    """Return tensors that take all memory in the cache of PyTorch's allocator."""
     torch.cuda.empty_cache()
     total = torch.cuda.get_device_properties(0).total_memory
     torch.cuda.set_per_process_memory_fraction(torch.cuda.memory_reserved() / total)
@@ -337,7 +336,7 @@ def all_that_is_kept():
     return taken
 
 
-def test_memory_that_runs_short_later(caplog):
+def test_a_kernel_takes_less_if_memory_runs_short(caplog):
     total = torch.cuda.get_device_properties(0).total_memory
     x, w = drawn(128, 64, 27, 27), drawn(192, 64, 5, 5)
     with enable(workspace_limit="1GiB") as on:
@@ -346,7 +345,7 @@ def test_memory_that_runs_short_later(caplog):
         if need < 64 * MIB:
             pytest.skip("the fastest algorithm takes little workspace here")
         try:
-            taken = all_that_is_kept()
+            taken = fill_the_cache()
             cap = torch.cuda.memory_reserved() + expected.numel() * 4 + need // 2
             torch.cuda.set_per_process_memory_fraction(cap / total)
             found = F.conv2d(x, w, padding=2).cpu()
@@ -358,7 +357,7 @@ def test_memory_that_runs_short_later(caplog):
     assert "no room for a workspace" in caplog.text
 
 
-def test_threads_with_streams_of_their_own():
+def test_threads_may_have_streams_of_their_own():
     w = drawn(48, 32, 3, 3)
     inputs = [drawn(64, 32, 20, 20) for _ in range(6)]
     expected = [F.conv2d(x, w).double() for x in inputs]
@@ -372,7 +371,7 @@ def test_threads_with_streams_of_their_own():
                 for _ in range(8):
                     found[index] = F.conv2d(inputs[index], w)
                 torch.cuda.current_stream().synchronize()
-        except Exception as error:  # noqa: BLE001  # told below
+        except Exception as error:  # noqa: BLE001  # checked below
             failures.append(error)
 
     with enable() as on:
@@ -387,7 +386,7 @@ def test_threads_with_streams_of_their_own():
     assert on.report().left == {}
 
 
-def test_backward_on_another_stream_than_forward():
+def test_a_training_step_may_run_on_another_stream():
     module = torch.nn.Sequential(torch.nn.Conv2d(16, 32, 3), torch.nn.Conv2d(32, 16, 3))
     x = drawn(16, 16, 20, 20)
     expected = in_float64(module, x)
@@ -399,7 +398,7 @@ def test_backward_on_another_stream_than_forward():
 
 
 def captured(run):
-    """Return a graph of a call, and what it writes."""
+    """Return the graph of a call, and its output."""
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         out = run()
@@ -407,7 +406,7 @@ def captured(run):
 
 
 @pytest.mark.parametrize("options", [{}, {"total_workspace": "8MiB"}], ids=["WR", "WD"])
-def test_graphs_are_captured_replayed_and_outlive_the_switch(options):
+def test_a_captured_graph_outlives_what_was_turned_on(options):
     x, w = drawn(16, 32, 20, 20), drawn(48, 32, 3, 3)
     with enable(policy="all", **options) as on:
         side = torch.cuda.Stream()
@@ -421,7 +420,7 @@ def test_graphs_are_captured_replayed_and_outlive_the_switch(options):
         assert on.report().calls == 2
     del on
     process_overrides.clear()
-    noise = [torch.randn(1 << 20, device="cuda") for _ in range(8)]  # takes what was given back too early
+    noise = [torch.randn(1 << 20, device="cuda") for _ in range(8)]  # takes memory that was freed too early
     for _ in range(2):
         x.copy_(torch.rand_like(x) - 0.5)
         out.fill_(float("nan"))
@@ -431,10 +430,10 @@ def test_graphs_are_captured_replayed_and_outlive_the_switch(options):
     del noise
 
 
-def test_what_was_not_planned_is_left_to_pytorch_in_a_capture(caplog):
+def test_a_capture_leaves_unplanned_kernels_to_pytorch(caplog):
     x, w = drawn(16, 32, 20, 20), drawn(48, 32, 3, 3)
     with torch.no_grad():
-        F.conv2d(x, w)  # PyTorch itself must have been warmed up
+        F.conv2d(x, w)  # PyTorch itself needs a first call
     with enable() as on, torch.no_grad():
         graph, out = captured(lambda: F.conv2d(x, w))
         graph.replay()
@@ -445,9 +444,9 @@ def test_what_was_not_planned_is_left_to_pytorch_in_a_capture(caplog):
     assert IN_CAPTURE in caplog.text
 
 
-# PyTorch's own convolutions make it warn, too.
+# PyTorch warns of its own convolutions, too.
 @pytest.mark.filterwarnings("ignore:The AccumulateGrad node's stream does not match")
-def test_a_graphed_training_step():
+def test_a_training_step_may_be_a_cuda_graph():
     module = torch.nn.Sequential(torch.nn.Conv2d(16, 32, 3), torch.nn.ReLU(), torch.nn.Conv2d(32, 16, 3))
     x = drawn(16, 16, 20, 20)
     expected = in_float64(module, x)
@@ -463,25 +462,25 @@ def test_a_graphed_training_step():
         assert_near(found, expected, 4e-3)
 
 
-def test_names_of_layers_and_a_division():
+def test_a_converted_module_divides_a_workspace_among_its_layers():
     model = torch.nn.Sequential(torch.nn.Conv2d(16, 32, 3), torch.nn.Sequential(torch.nn.Conv2d(32, 16, 3))).cuda()
     other = torch.nn.Conv2d(16, 8, 3).cuda()
     x = drawn(16, 16, 20, 20)
     expected = model.double()(x.double()).detach()
-    switch.convert(model.float(), total_workspace="16MiB", effort=QUICK)
+    ucudnn.torch.convert(model.float(), total_workspace="16MiB", effort=QUICK)
     for _ in range(2):
         out = model(x)
         out.sum().backward()
     other(x)
     assert_near([out.detach()], [expected], 4e-3)
-    summary = switch.report()
+    summary = ucudnn.torch.report()
     assert {each.layer for each in summary.layers} == {"0", "1.0"}
     assert summary.calls == 10  # x wants no gradient
     (report,) = summary.reports.values()
     assert report.arena_bytes <= 16 * MIB
 
 
-def test_a_report_beside_pytorchs_own_kernels():
+def test_a_report_times_pytorchs_own_kernels_beside_ours():
     x, w = drawn(32, 32, 20, 20, requires_grad=True), drawn(48, 32, 3, 3, requires_grad=True)
     with enable() as on:
         F.conv2d(x, w).sum().backward()
@@ -494,7 +493,7 @@ def test_a_report_beside_pytorchs_own_kernels():
     assert "PyTorch workspace" in str(summary)
 
 
-def test_cupy_is_not_needed_and_cudnn_is_pytorchs():
+def test_cupy_is_not_loaded_and_cudnn_is_that_of_pytorch():
     code = """
 import sys, torch, ucudnn.torch
 with ucudnn.torch.enable(database="off") as on:
@@ -511,7 +510,7 @@ print("fine")
     assert done.stdout == "fine\n", done.stderr
 
 
-def test_measurements_are_known_as_those_of_cupy():
+def test_machines_are_described_as_with_cupy():
     cupy = pytest.importorskip("cupy")
     from ucudnn.backends.cudnn.gpu.cupy_gpu import CupyGpu
     from ucudnn.torch.gpu import TorchGpu
@@ -546,13 +545,13 @@ def test_random_operands_are_the_same_for_every_library():
 
 
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
-def test_several_gpus():
+def test_each_gpu_has_a_handle():
     module, x = torch.nn.Conv2d(16, 24, 3), drawn(8, 16, 12, 12)
     expected = in_float64(module, x)
     with enable() as on:
         there = torch.nn.Conv2d(16, 24, 3).to("cuda:1")
         there.load_state_dict(module.state_dict())
-        assert_near([there(x.to("cuda:1")).detach().to("cuda:0")], expected[:1], 2e-3)  # the current one is another
+        assert_near([there(x.to("cuda:1")).detach().to("cuda:0")], expected[:1], 2e-3)  # while GPU 0 is current
         parallel = torch.nn.DataParallel(module.cuda())
         out = parallel(x)
         out.sum().backward()
@@ -561,7 +560,7 @@ def test_several_gpus():
     assert on.report().left == {}
 
 
-def test_a_program_and_a_model_from_the_command_line(tmp_path):
+def test_the_command_lines_run_a_program_and_time_a_model(tmp_path):
     program = tmp_path / "program.py"
     program.write_text(
         "import torch\n"
