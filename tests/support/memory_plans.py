@@ -63,3 +63,28 @@ def _copy(draw, graph, actions, storage, inserted):
             inserted[returns].append((1, prefetch(storage)))
         inserted[waits].append((2, wait(storage)))
         written = waits
+
+
+def offloading_plan(graph):
+    """Return a plan that offloads every saved storage beside its last reader of forward, as vDNN does.
+
+    Both streams synchronize after each such operation, and each storage comes back beside the operation before the one
+    that reads it.
+    """
+    leaves, returns, waits = {}, {}, {}
+    for storage in graph.saved:
+        forward = [each for each in graph.accesses[storage] if each < graph.backward_begins]
+        backward = graph.accesses[storage][len(forward)]
+        leaves.setdefault(
+            forward[-1] if storage not in graph.operations[forward[-1]].writes else forward[-1] + 1, []
+        ).append(storage)
+        returns.setdefault(max(backward - 1, graph.backward_begins), []).append(storage)
+        waits.setdefault(backward, []).append(storage)
+    actions = []
+    for operation in range(len(graph.operations)):
+        actions += [offload(storage) for storage in leaves.get(operation, ())]
+        actions += [prefetch(storage) for storage in returns.get(operation, ())]
+        actions += [wait(storage) for storage in waits.get(operation, ())]
+        actions.append(run(operation))
+        actions += [synchronize()] if operation in leaves else []
+    return MemoryPlan(policy="offload", graph=graph, actions=with_frees(graph, actions))

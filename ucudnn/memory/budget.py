@@ -1,6 +1,6 @@
 """Budgets: what is said where a step does not fit one."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from ucudnn.errors import BudgetError, StepGraphError
 from ucudnn.memory.costs import Costs
@@ -9,13 +9,13 @@ from ucudnn.memory.liveness import Liveness, measure_liveness
 from ucudnn.units import exact_bytes
 
 
-def check_budget(graph: StepGraph, costs: Costs, budget: int | None) -> None:
-    """Check that a budget is not below the floor of a step.
+def check_budget(graph: StepGraph, costs: Costs, budget: int | None, order: Sequence[int] | None = None) -> None:
+    """Check that a budget is not below the floor of a step, in the program's order or another one.
 
     Raises:
         BudgetError: if it is; the message names the floor, the operation that sets it, and the cheapest remedies.
     """
-    liveness = measure_liveness(graph, costs)
+    liveness = measure_liveness(graph, costs, order)
     if budget is not None and budget < liveness.floor_bytes:
         operation = graph.operation_name(liveness.order[liveness.floor_place]) if liveness.order else "no operation"
         raise BudgetError(
@@ -51,26 +51,25 @@ def _remedies(liveness: Liveness, costs: Costs, budget: int) -> Iterator[str]:
         over = sum(floor + scratch > budget for floor, scratch in zip(bare, liveness.scratch_bytes, strict=True))
         others = f" and {over - 1} other operations less, too" if over > 1 else ""
         yield f"give it at most {exact_bytes(budget - bare[place])} of scratch{others}"
-    batch = _largest_batch(graph, costs, budget)
+    batch = _largest_batch(liveness, costs, budget)
     if batch:
         yield f"take a mini-batch of at most {batch} instead of {graph.batch}"
     yield "raise the budget to the floor"
 
 
-def _largest_batch(graph: StepGraph, costs: Costs, budget: int) -> int:
+def _largest_batch(liveness: Liveness, costs: Costs, budget: int) -> int:
     """Return the largest mini-batch whose floor fits a budget with the same scratch; 0 if there is none."""
-    low, high = 0, graph.batch  # low fits or is 0, high does not fit
+    low, high = 0, liveness.graph.batch  # low may fit, high does not fit
     while high - low > 1:
         middle = (low + high) // 2
-        if _fits(graph, costs, middle, budget):
-            low = middle
-        else:
-            high = middle
-    return low
+        floor = _floor(liveness, costs, middle)
+        low, high = (middle, high) if floor is None or floor <= budget else (low, middle)
+    return low if low and _floor(liveness, costs, low) is not None else 0
 
 
-def _fits(graph: StepGraph, costs: Costs, batch: int, budget: int) -> bool:
+def _floor(liveness: Liveness, costs: Costs, batch: int) -> int | None:
+    """Return the floor at a mini-batch; None below the mini-batches for which the step's sizes hold."""
     try:
-        return measure_liveness(graph.with_batch(batch), costs).floor_bytes <= budget
-    except StepGraphError:  # below the mini-batches for which its sizes hold
-        return False
+        return measure_liveness(liveness.graph.with_batch(batch), costs, liveness.order).floor_bytes
+    except StepGraphError:
+        return None

@@ -78,6 +78,10 @@ class ForwardBlocks:
             self._block(range(begin, end), inside) for (begin, end), inside in zip(pairwise(cuts), members, strict=True)
         )
 
+    def dropped_bytes(self, block: Block) -> int:
+        """Return the bytes that a block drops."""
+        return sum(self._liveness.sizes[storage] for storage in block.dropped)
+
     def peak_bytes(self, blocks: Sequence[Block]) -> int:
         """Return the peak of the step when these blocks run again, or slightly more.
 
@@ -102,7 +106,7 @@ class ForwardBlocks:
         for block in sorted(blocks, key=lambda block: block.trigger):
             before = 2 * block.trigger
             peak = max(peak, live[before] + block.extra_bytes)
-            live[before] += sum(sizes[storage] for storage in block.dropped)  # for the next block of the same trigger
+            live[before] += self.dropped_bytes(block)  # for the next block of the same trigger
         return peak
 
     def _add(self, storage: int, places: Sequence[int]) -> None:

@@ -36,8 +36,8 @@ class CheckpointPolicy:
         Raises:
             BudgetError: if no division that was tried keeps the budget.
         """
-        check_budget(graph, costs, budget)
         order = find_order(self.order)(graph)
+        check_budget(graph, costs, budget, order)
         forward = ForwardBlocks(graph, costs, order)
         if budget is None:
             blocks = forward.divide(isqrt(len(forward.saved)))[:-1]
@@ -56,17 +56,20 @@ class _Search:
     def best(self) -> _Blocks:
         if self._fits(()):
             return ()
-        divisions = map(self._forward.divide, _counts(len(self._forward.saved)))
-        found = [blocks for blocks in map(self._fewest, divisions) if blocks is not None]
+        found = []
+        for count in _counts(len(self._forward.saved)):
+            blocks = self._forward.divide(count)
+            cheapest = sorted(blocks, key=lambda block: block.time_ms / (self._forward.dropped_bytes(block) or 1))
+            found += [fewest for ranking in (blocks, cheapest) if (fewest := self._fewest(ranking)) is not None]
         if not found:
             raise over_budget("checkpoint", self._graph, min(self._peaks), self._budget)
         return self._thinned(min(found, key=_time))
 
-    def _fewest(self, blocks: _Blocks) -> _Blocks | None:
-        """Return the fewest first blocks of a division that keep the budget if they run again; None if none do.
+    def _fewest(self, blocks: Sequence[Block]) -> _Blocks | None:
+        """Return the fewest first ones of ranked blocks that keep the budget if they run again; None if none do.
 
-        The first blocks are dropped because what the last ones drop is needed again at once, at the turn from forward
-        to backward.
+        One ranking is the order of forward, because what the last blocks drop is needed again at once, at the turn from
+        forward to backward. The other one takes the blocks first that cost least time for each byte.
         """
         high = next((count for count in (len(blocks) - 1, len(blocks)) if self._fits(blocks[:count])), None)
         if high is None:
@@ -75,7 +78,7 @@ class _Search:
         while high - low > 1:
             middle = (low + high) // 2
             low, high = (low, middle) if self._fits(blocks[:middle]) else (middle, high)
-        return blocks[:high]
+        return tuple(blocks[:high])
 
     def _thinned(self, blocks: _Blocks) -> _Blocks:
         """Return the blocks without those that the budget does not need, the longest first."""
@@ -85,7 +88,7 @@ class _Search:
                 blocks = fewer
         return blocks
 
-    def _fits(self, blocks: _Blocks) -> bool:
+    def _fits(self, blocks: Sequence[Block]) -> bool:
         self._peaks.append(self._forward.peak_bytes(blocks))
         return self._peaks[-1] <= self._budget
 

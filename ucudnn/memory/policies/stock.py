@@ -28,8 +28,8 @@ class StockPolicy:
         Raises:
             BudgetError: if the step's peak is above the budget.
         """
-        check_budget(graph, costs, budget)
         order = find_order(self.order)(graph)
+        check_budget(graph, costs, budget, order)
         if budget is not None:
             peak = measure_liveness(graph, costs, order).peak_bytes
             if peak > budget:

@@ -165,7 +165,7 @@ class _Walk:
             pinned_bytes=self.pinned_peak,
             timeline=tuple(self.timeline),
             memory=tuple(self.memory),
-            lifetimes=tuple(sorted(self.lifetimes, key=lambda life: life.begin)),
+            lifetimes=tuple(sorted(self.lifetimes, key=_by_taking)),
         )
 
     def _compute(self, operation: int, born: Sequence[int], dropped: Sequence[int]) -> None:
@@ -260,3 +260,8 @@ def _last_prefetches(plan: MemoryPlan) -> set[int]:
         elif kind is ActionKind.OFFLOAD and target in last:
             found.add(last.pop(target))
     return found | set(last.values())
+
+
+def _by_taking(life: Lifetime) -> tuple[int, int, bool, int]:
+    """Order pieces as they are taken; an operation takes its scratch after its storages."""
+    return life.begin, life.action, life.storage == _ABSENT, life.storage

@@ -1,0 +1,94 @@
+"""Tests of policy 'checkpoint': √n blocks, and the cheapest blocks within a budget."""
+
+import pytest
+
+from tests.support.step_graphs import StepBuilder
+from ucudnn.errors import BudgetError
+from ucudnn.memory.graph import Role
+from ucudnn.memory.liveness import measure_liveness
+from ucudnn.memory.plans.actions import ActionKind, free, recompute, run
+from ucudnn.memory.policies.checkpoint import CheckpointPolicy
+from ucudnn.memory.simulation.simulator import simulate
+
+
+def chain(layers, times=None):
+    """Return a builder of a line of layers of 10 bytes; backward of each reads its input and its output."""
+    builder = StepBuilder(default=10).storage("a0", 10, Role.INPUT)
+    for layer in range(1, layers + 1):
+        builder.run(f"f{layer}", f"a{layer - 1}", f"a{layer}", time=times[layer - 1] if times else 1.0)
+    builder.backward("turn", f"a{layers}", f"d{layers}")
+    for layer in range(layers, 0, -1):
+        builder.backward(f"b{layer}", f"a{layer - 1} a{layer} d{layer}", f"d{layer - 1}")
+    return builder
+
+
+def test_a_line_of_four_layers_has_two_blocks_of_which_the_first_runs_again():
+    builder = chain(4)
+    plan = CheckpointPolicy().plan(builder.graph(), builder.costs(), None)
+    a1, a2, a3, a4, d4, d3, d2, d1, d0 = range(1, 10)
+    assert plan.actions == (
+        *(run(0), run(1), free(a1), run(2), run(3)),
+        *(run(4), run(5), free(a4), free(d4), run(6), free(a3), free(d3)),
+        *(recompute(0), run(7), free(a2), free(d2), run(8), free(a1), free(d1), free(d0)),
+    )
+
+
+@pytest.mark.parametrize("layers", [16, 64])
+def test_the_peak_of_a_line_grows_with_the_square_root_and_the_time_by_less_than_a_forward(layers):
+    builder = chain(layers)
+    graph, costs = builder.graph(), builder.costs()
+    result = simulate(CheckpointPolicy().plan(graph, costs, None), costs)
+    root = int(layers**0.5)
+    assert result.peak_bytes <= 10 * (2 * root + 3)
+    assert measure_liveness(graph, costs).peak_bytes >= 10 * layers
+    assert 0 < result.recompute_ms <= layers - root
+
+
+def test_a_budget_that_the_step_keeps_anyway_recomputes_nothing():
+    builder = chain(9)
+    graph, costs = builder.graph(), builder.costs()
+    plan = CheckpointPolicy().plan(graph, costs, measure_liveness(graph, costs).peak_bytes)
+    assert all(kind is not ActionKind.RECOMPUTE for kind, _ in plan.actions)
+
+
+def test_a_smaller_budget_costs_more_time():
+    builder = chain(36)
+    graph, costs = builder.graph(), builder.costs()
+    peak = measure_liveness(graph, costs).peak_bytes
+    spent = []
+    for share in (1.0, 0.9, 0.7, 0.5, 0.4):
+        plan = CheckpointPolicy().plan(graph, costs, int(share * peak))
+        result = simulate(plan, costs)
+        assert result.peak_bytes <= plan.budget_bytes == int(share * peak)
+        spent.append(result.recompute_ms)
+    assert spent == sorted(spent)
+    assert spent[0] == 0 < spent[1] < spent[-1]
+
+
+def test_blocks_that_cost_much_are_kept_where_the_budget_allows():
+    """The first half costs a hundred times the second one, so within a mild budget only cheap layers run again."""
+    builder = chain(16, times=[100.0] * 8 + [1.0] * 8)
+    graph, costs = builder.graph(), builder.costs()
+    peak = measure_liveness(graph, costs).peak_bytes
+    plan = CheckpointPolicy().plan(graph, costs, peak - 30)
+    assert 0 < simulate(plan, costs).recompute_ms < 100.0
+
+
+def test_a_budget_that_no_division_keeps_is_refused_with_the_least_that_was_found():
+    builder = chain(9)
+    graph, costs = builder.graph(), builder.costs()
+    floor = measure_liveness(graph, costs).floor_bytes
+    with pytest.raises(BudgetError, match="policy checkpoint needs") as caught:
+        CheckpointPolicy().plan(graph, costs, floor)
+    assert CheckpointPolicy().plan(graph, costs, caught.value.required_bytes)
+    with pytest.raises(BudgetError, match="below the floor"):
+        CheckpointPolicy().plan(graph, costs, floor - 1)
+
+
+def test_updates_in_place_run_again_with_what_they_update():
+    builder = StepBuilder(default=10).storage("x", 10, Role.INPUT)
+    builder.run("f1", "x", "a").run("relu_", "a", "a").run("f2", "a", "b").run("f3", "b", "c").run("f4", "c", "d")
+    builder.backward("turn", "d", "e").backward("back", "c d e", "f").backward("last", "a b f", "g")
+    plan = CheckpointPolicy().plan(builder.graph(), builder.costs(), None)
+    again = [builder.graph().operations[target].name for kind, target in plan.actions if kind is ActionKind.RECOMPUTE]
+    assert again == ["f1", "relu_"]

@@ -1,0 +1,77 @@
+"""What every policy promises: on random steps its plans are valid, keep their budget, and lose nothing."""
+
+from collections import Counter
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.support.step_graphs import StepBuilder, random_steps
+from ucudnn.errors import BudgetError, InvalidValueError
+from ucudnn.memory.liveness import measure_liveness
+from ucudnn.memory.order import ORDERS
+from ucudnn.memory.plans.actions import ActionKind
+from ucudnn.memory.policies.catalog import POLICIES, find_policy
+from ucudnn.memory.policies.checkpoint import CheckpointPolicy
+from ucudnn.memory.policies.stock import StockPolicy
+from ucudnn.memory.simulation.simulator import simulate
+
+EVERY = {
+    **POLICIES,
+    **{f"stock in {order} order": StockPolicy(order=order) for order in ORDERS},
+    **{f"checkpoint in {order} order": CheckpointPolicy(order=order) for order in ORDERS},
+}
+
+
+def planned(policy, graph, costs, budget):
+    """Return a policy's plan and None, or None and the bytes that it needs."""
+    try:
+        return policy.plan(graph, costs, budget), None
+    except BudgetError as error:
+        return None, error.required_bytes
+
+
+@pytest.mark.parametrize("name", sorted(EVERY))
+@given(step=random_steps(), data=st.data())
+@settings(max_examples=60, deadline=None)
+def test_plans_keep_their_budget(name, step, data):
+    graph, costs = step
+    policy = EVERY[name]
+    unbound = policy.plan(graph, costs, None)
+    free_peak = simulate(unbound, costs).peak_bytes
+    order = [target for kind, target in unbound.actions if kind is ActionKind.RUN]
+    floor = measure_liveness(graph, costs, order).floor_bytes
+    budget = data.draw(st.integers(floor, free_peak))
+    plan, needed = planned(policy, graph, costs, budget)
+    if plan is None:
+        assert needed > budget
+        assert needed == floor or planned(policy, graph, costs, needed)[0].budget_bytes == needed
+        return
+    assert plan.graph is graph
+    assert plan.budget_bytes == budget
+    assert simulate(plan, costs).peak_bytes <= budget
+    assert simulate(plan, costs, cap_bytes=budget).memory_stall_ms == 0
+    runs = Counter(target for kind, target in plan.actions if kind is ActionKind.RUN)
+    assert runs == Counter(range(len(graph.operations)))
+
+
+@pytest.mark.parametrize("name", sorted(EVERY))
+def test_a_budget_below_the_floor_names_the_floor(name):
+    builder = StepBuilder(default=10).run("0", "", "a").run("wide", "a", "b c").run("2", "b c", "d")
+    with pytest.raises(
+        BudgetError, match=r"below the floor of hand, 30 bytes \(30 B\), which operation 1 \(wide\) sets"
+    ):
+        EVERY[name].plan(builder.graph(), builder.costs(), 29)
+
+
+@pytest.mark.parametrize("name", sorted(EVERY))
+def test_a_step_without_operations_has_a_plan(name):
+    builder = StepBuilder()
+    assert EVERY[name].plan(builder.graph(), builder.costs(), None).actions == ()
+    assert EVERY[name].plan(builder.graph(), builder.costs(), 0).actions == ()
+
+
+def test_an_unknown_policy_is_refused_with_the_known_ones():
+    assert find_policy("stock") is POLICIES["stock"]
+    with pytest.raises(InvalidValueError, match="policy 'magic' is not known: take one of stock, base, checkpoint"):
+        find_policy("magic")

@@ -1,0 +1,82 @@
+"""Tests of the free list: best fit, first fit, joined holes, and a comparison with a map of single bytes."""
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ucudnn.memory.pools.free_list import FreeList
+
+
+def with_holes():
+    """Return a free list of 100 used bytes with holes of 20 at 10, 10 at 40 and 15 at 60."""
+    space = FreeList()
+    assert space.take_best(100) == 0
+    for address, size in ((10, 20), (40, 10), (60, 15)):
+        space.give_back(address, size)
+    return space
+
+
+def test_best_fit_takes_the_smallest_hole_that_is_large_enough():
+    space = with_holes()
+    assert [space.take_best(size) for size in (12, 9, 20, 1, 4)] == [60, 40, 10, 49, 100]
+    assert space.top == 104
+
+
+def test_first_fit_takes_the_first_hole_that_is_large_enough():
+    space = with_holes()
+    assert [space.take_first(size) for size in (12, 9, 5, 20)] == [10, 40, 22, 100]
+
+
+def test_the_best_hole_is_known_before_it_is_taken():
+    assert [with_holes().best_hole(size) for size in (20, 11, 10, 21)] == [20, 15, 10, None]
+
+
+def test_holes_that_touch_are_joined():
+    space = with_holes()
+    space.give_back(50, 10)
+    assert space.take_best(35) == 40
+    space = with_holes()
+    space.give_back(30, 10)
+    assert space.take_best(40) == 10
+
+
+def test_the_top_falls_when_the_last_bytes_are_freed():
+    space = with_holes()
+    space.give_back(75, 25)
+    assert space.top == 60
+    assert space.take_best(30) == 60
+
+
+@given(st.lists(st.tuples(st.sampled_from(["best", "first", "free"]), st.integers(1, 9)), max_size=40))
+@settings(max_examples=200, deadline=None)
+def test_no_byte_is_handed_out_twice_and_none_is_lost(steps):
+    space, used = FreeList(), {}
+    for kind, number in steps:
+        if kind != "free":
+            before = space.top
+            holes = free_runs(used, before)
+            address = space.take_best(number) if kind == "best" else space.take_first(number)
+            assert address == expected(holes, number, before, best=kind == "best")
+            assert not any(address < a + size and a < address + number for a, size in used.items())
+            used[address] = number
+        elif used:
+            address = sorted(used)[number % len(used)]
+            space.give_back(address, used.pop(address))
+        assert space.top == max((address + size for address, size in used.items()), default=0)
+
+
+def free_runs(used, top):
+    """Return (address, bytes) of the holes below the top, found byte by byte."""
+    taken = {byte for address, size in used.items() for byte in range(address, address + size)}
+    runs = []
+    for byte in range(top):
+        if byte not in taken:
+            if runs and sum(runs[-1]) == byte:
+                runs[-1] = (runs[-1][0], runs[-1][1] + 1)
+            else:
+                runs.append((byte, 1))
+    return runs
+
+
+def expected(holes, size, top, best):
+    fitting = [(hole if best else 0, address) for address, hole in holes if hole >= size]
+    return min(fitting)[1] if fitting else top

@@ -1,0 +1,126 @@
+"""The two-ended pool of Dymem, which groups tensors by mobility (section 3.3, algorithm 3: GTBM).
+
+Movable tensors lie at the low end, by best fit. Temporary ones, which several operations read or which wait for a join,
+lie at the high end. Reclaimed ones, which are never offloaded, have a space of their own beside the main space. The
+main space is as large as the used parts of both ends ever are together: that is the paper's size, the initial space
+without the smallest gap between the ends. The paper adds a reserve β for steps that vary; a simulated step does not.
+"""
+
+from collections.abc import Callable, Sequence
+from enum import Enum
+from itertools import pairwise
+
+from ucudnn.memory.graph import Phase, StepGraph
+from ucudnn.memory.plans.actions import ActionKind
+from ucudnn.memory.plans.plan import MemoryPlan
+from ucudnn.memory.pools.free_list import FreeList
+from ucudnn.memory.pools.placement import Placement, in_order
+from ucudnn.memory.simulation.result import Lifetime
+
+_RESIDENT = ("mm", "linear", "softmax", "dropout")  # in the operators' names: FC, Softmax and Dropout
+
+
+class Mobility(Enum):
+    """Dymem's three kinds of tensors (section 3.3.2)."""
+
+    MOVABLE = "movable"
+    TEMPORARY = "temporary"
+    RECLAIMED = "reclaimed"
+
+
+class TwoEndedPool:
+    """Places by mobility, in the order of the simulation."""
+
+    def __init__(self, mobility: Callable[[Lifetime], Mobility]) -> None:
+        """Take what says which kind a piece of memory is: see `mobility_in`."""
+        self._mobility = mobility
+
+    def place(self, lifetimes: Sequence[Lifetime]) -> Placement:
+        """Return an address for each piece; the reclaimed ones lie above the main space."""
+        low, high, beside = FreeList(), FreeList(), FreeList()
+        space_of = [low] * len(lifetimes)
+        offsets = [0] * len(lifetimes)  # from the end of the space that a piece lies at
+        main = increment = 0
+        for ended, begun in in_order(lifetimes):
+            for index in ended:
+                space_of[index].give_back(offsets[index], lifetimes[index].size)
+            for index in begun:
+                size, mobility = lifetimes[index].size, self._mobility(lifetimes[index])
+                if mobility is Mobility.MOVABLE:
+                    space_of[index] = high if _fits_better(high, low, size) else low
+                    offsets[index] = space_of[index].take_best(size)
+                else:
+                    space_of[index] = high if mobility is Mobility.TEMPORARY else beside
+                    offsets[index] = space_of[index].take_first(size)
+            main = max(main, low.top + high.top)
+            increment = max(increment, beside.top)
+        addresses = []
+        for space, offset, life in zip(space_of, offsets, lifetimes, strict=True):
+            above = offset if space is low else main + offset
+            addresses.append(main - offset - life.size if space is high else above)
+        return Placement(lifetimes=tuple(lifetimes), addresses=tuple(addresses), extent_bytes=main + increment)
+
+
+def _fits_better(space: FreeList, other: FreeList, size: int) -> bool:
+    """Return whether the best hole of a space is smaller than that of another one."""
+    hole, other_hole = space.best_hole(size), other.best_hole(size)
+    return hole is not None and (other_hole is None or hole < other_hole)
+
+
+def mobility_in(plan: MemoryPlan) -> Callable[[Lifetime], Mobility]:
+    """Return what groups the memory of a plan by mobility (algorithm 3).
+
+    The outputs of FC, Softmax and Dropout are reclaimed. A tensor is temporary if several operations of forward read
+    it. During forward it is temporary, too, if its reader is not the next operation, so that it waits for a join. All
+    else is movable. The join's condition is truncated in print; this is how the text describes it.
+    """
+    graph = plan.graph
+    reclaimed, several, waiting = _reclaimed(graph), _read_by_several(graph), _waiting(graph)
+    turn = len(plan.actions)
+    for index, (kind, target) in enumerate(plan.actions):
+        if kind is ActionKind.RUN and graph.operations[target].phase is not Phase.FORWARD:
+            turn = index
+            break
+
+    def mobility(life: Lifetime) -> Mobility:
+        if life.storage in reclaimed:
+            return Mobility.RECLAIMED
+        temporary = life.storage in several or (life.storage in waiting and life.action < turn)
+        return Mobility.TEMPORARY if temporary else Mobility.MOVABLE
+
+    return mobility
+
+
+def _reclaimed(graph: StepGraph) -> set[int]:
+    resident = (
+        operation
+        for operation in graph.operations
+        if operation.phase is Phase.FORWARD and any(name in operation.kind for name in _RESIDENT)
+    )
+    return {storage for operation in resident for storage in operation.writes}
+
+
+def _read_by_several(graph: StepGraph) -> set[int]:
+    """Return what several operations of forward read; updates in place do not count."""
+    return {
+        storage
+        for storage, writers in enumerate(graph.writers)
+        if sum(graph.operations[each].phase is Phase.FORWARD for each in {*graph.readers[storage]} - {*writers}) > 1
+    }
+
+
+def _waiting(graph: StepGraph) -> set[int]:
+    """Return what forward writes and reads, but not in the operation after the last write."""
+    working = [
+        index
+        for index, operation in enumerate(graph.operations)
+        if operation.phase is Phase.FORWARD and (operation.reads or operation.writes)
+    ]
+    after = dict(pairwise(working))
+    found = set()
+    for storage, writers in enumerate(graph.writers):
+        made = [each for each in writers if each in after]
+        readers = [each for each in graph.readers[storage] if made and each > made[-1]]
+        if readers and graph.operations[readers[0]].phase is Phase.FORWARD and readers[0] != after[made[-1]]:
+            found.add(storage)
+    return found
