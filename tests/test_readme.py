@@ -1,28 +1,55 @@
-"""README is true: its commands exist, its example runs, its plan is what the command prints."""
+"""README and the handbook are true: their commands exist, their examples run, plans are what the command prints."""
 
+import re
+import shlex
 import subprocess
 import sys
 
-from tests.support.documents import blocks
+import pytest
+
+from tests.support.documents import HANDBOOK, README, blocks
+from tests.support.paths import ROOT
+from ucudnn.settings import VARIABLES
+
+ON_NUMPY = [block for block in blocks("python") if "import numpy" in block]  # the others need a GPU or PyTorch
+PLANS = [
+    line
+    for block in blocks("sh")
+    for line in block.splitlines()
+    if line.startswith("ucudnn plan") and "--profile h200" in line
+]
+
+
+def test_readme_is_one_page():
+    assert len(README.splitlines()) <= 150
 
 
 def test_there_are_two_command_lines_for_newcomers():
-    commands = [block for block in blocks("sh") if "venv" in block and "cuda" not in block]
+    commands = re.findall(r"```sh\n(.*?)```", README, re.DOTALL)
+    commands = [block for block in commands if "venv" in block and "cuda" not in block]
     assert len(commands) == 2
     assert all(len(command.strip().splitlines()) == 1 for command in commands)
 
 
-def test_the_example_runs(capsys):
-    (example,) = [block for block in blocks("python") if "import numpy" in block]  # the others need a GPU: tests/gpu
-    exec(compile(example, "README.md", "exec"), {})
+@pytest.mark.parametrize("example", ON_NUMPY, ids=range(len(ON_NUMPY)))
+def test_an_example_runs(capsys, example):
+    exec(compile(example, "documents", "exec"), {})
     assert "WR, 4 MiB for each kernel" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize("line", sorted(set(PLANS)))
+def test_plans_run_as_they_stand_there(line):
+    command = [sys.executable, "-m", *shlex.split(line, comments=True)]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert " on NVIDIA H200" in done.stdout
+    assert "predicted: undivided" in done.stdout
+
+
 def test_the_plan_is_what_the_command_prints():
-    (shown,) = [block for block in blocks("text") if "NVIDIA H200" in block]
-    command = [sys.executable, "-m", "ucudnn"]
+    shown = [block for block in blocks("text") if "NVIDIA H200" in block]
+    assert shown
     result = subprocess.run(
-        [*command, *["plan", "alexnet", "--profile", "h200", "--workspace", "64MiB"]],
+        [sys.executable, "-m", "ucudnn", "plan", "alexnet", "--profile", "h200", "--workspace", "64MiB"],
         capture_output=True,
         text=True,
         check=True,
@@ -31,4 +58,25 @@ def test_the_plan_is_what_the_command_prints():
     def stable(text):
         return [line.rstrip() for line in text.strip().splitlines() if not line.startswith("decided in")]
 
-    assert stable(result.stdout) == stable(shown)
+    for block in shown:
+        assert stable(result.stdout) == stable(block)
+
+
+def test_the_handbook_names_every_variable():
+    for variable in VARIABLES.values():
+        assert f"`{variable}`" in HANDBOOK["settings"]
+
+
+def test_links_between_documents_lead_somewhere():
+    texts = {"README.md": README} | {f"docs/{name}.md": text for name, text in HANDBOOK.items()}
+    count = 0
+    for source, text in texts.items():
+        for target in re.findall(r"\]\(([^)#:]+\.md)(?:#[^)]*)?\)", text):
+            assert ((ROOT / source).parent / target).is_file(), f"{source} links to {target}"
+            count += 1
+    assert count > 20
+
+
+def test_every_page_is_in_the_navigation():
+    pages = set(re.findall(r"[\w-]+\.md", (ROOT / "mkdocs.yml").read_text()))
+    assert pages == {f"{name}.md" for name in HANDBOOK}

@@ -1,4 +1,4 @@
-"""The handle for a limit that a caller states has all other settings of the handle that was created or adopted."""
+"""A handle for a limit that a caller states plans as the handle that it belongs to, but for the limit."""
 
 from dataclasses import replace
 from types import SimpleNamespace
