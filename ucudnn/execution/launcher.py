@@ -47,10 +47,10 @@ class BoundKernel:
         self._calls: BoundedDict[int, tuple[Callable[[], None], ...]] = BoundedDict(_MOST_WORKSPACES)  # by workspace
 
     def __call__(self) -> bool:
-        """Compute the kernel, and return whether that was possible.
+        """Compute the kernel, and return whether that was done.
 
-        It is not on another queue, in a capture, after the kernel got another plan, and where a call fails; then
-        nothing that the kernel reads has changed, and its launcher must compute it.
+        It is not done on another queue, in a capture, if the kernel has another plan by now, or if a call fails. Then
+        the inputs are unchanged, and the launcher must compute the kernel.
         """
         entry, plan, backend, queue = self._entry, self._plan, self._backend, self._queue
         with self._lock:
