@@ -1,4 +1,4 @@
-"""Micro-configurations and configurations: what solvers choose among, and what plans are made of."""
+"""Micro-configurations and configurations: solvers choose among them, and plans are made of them."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ class SlabConfiguration:
     """A slab of a micro-batch, computed by one algorithm in one call.
 
     Attributes:
-        slab: which rows it computes.
+        slab: the rows that it computes.
         algorithm: name of the algorithm.
         time_ms: measured time of the call in milliseconds.
         workspace_bytes: workspace of the call in bytes.
@@ -29,17 +29,17 @@ class SlabConfiguration:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MicroConfiguration:
-    """A part of a kernel, computed by one algorithm in one call (paper, section 3.1), or slab by slab.
+    """A micro-batch of a kernel, computed by one algorithm in one call (paper, section 3.1), or slab by slab.
 
     Attributes:
-        size: how much of the whole the part computes: its micro-batch size.
-        algorithm: name of the algorithm, unique within its backend; of slabs, a text of them.
-        time_ms: measured time of the call in milliseconds, above zero; of slabs, the sum of theirs.
-        workspace_bytes: workspace of the call in bytes; of slabs, that of the one that needs most.
-        slabs: what computes the part slab by slab, in order; () where one call does.
+        size: the micro-batch size.
+        algorithm: name of the algorithm, unique within its backend; for slabs, a text that describes them.
+        time_ms: measured time of the call in milliseconds, above zero; for slabs, the sum of their times.
+        workspace_bytes: workspace of the call in bytes; for slabs, the largest of their workspaces.
+        slabs: the calls that compute the micro-batch slab by slab, in order; () for one call.
 
     Raises:
-        MeasurementError: if the time is not a positive finite number, or size or workspace make no sense.
+        MeasurementError: if the time is not positive and finite, the size is below 1, or the workspace is negative.
     """
 
     size: int
@@ -77,7 +77,7 @@ class MicroConfiguration:
 
     @property
     def algorithms(self) -> set[str]:
-        """The names of all algorithms that it takes."""
+        """The names of its algorithms."""
         return {each.algorithm for each in self.slabs} or {self.algorithm}
 
 
@@ -98,20 +98,20 @@ class Configuration:
 
     @cached_property
     def time_ms(self) -> float:
-        """Milliseconds for all parts, one after another: the sum of the measured times."""
+        """Milliseconds of all parts one after another: the sum of their times."""
         return fsum(part.time_ms for part in self.parts)
 
     @cached_property
     def workspace_bytes(self) -> int:
-        """Bytes that serve every part in turn: the maximum over the parts."""
+        """Workspace in bytes that the parts use one after another: the maximum over the parts."""
         return max((part.workspace_bytes for part in self.parts), default=0)
 
     def __str__(self) -> str:
-        """'4x64 FFT_TILING', '3x64 GEMM + 1x8 FFT' where parts differ, '4x1 [2x32 rows FFT]' of slabs."""
+        """Return for example '4x64 FFT_TILING', '3x64 GEMM + 1x8 FFT', or '4x1 [2x32 rows FFT]' for slabs."""
         groups = groupby(self.parts, key=lambda part: (part.size, part.algorithm))
         return " + ".join(f"{len(list(group))}x{size} {algorithm}" for (size, algorithm), group in groups)
 
 
 def configuration_of(parts: list[MicroConfiguration]) -> Configuration:
-    """Return the configuration of these parts in canonical order: largest first, then by algorithm."""
+    """Return the configuration of these parts in a fixed order: the largest first, then by algorithm."""
     return Configuration(parts=tuple(sorted(parts, key=lambda part: (-part.size, part.algorithm))))

@@ -1,4 +1,4 @@
-"""Kernel: one operation of one layer of a network, how often the network holds it, and what its caller is told."""
+"""Kernels: one operation of one layer of a network, and how often the network has it."""
 
 from dataclasses import dataclass
 from typing import NamedTuple, final
@@ -8,14 +8,14 @@ from ucudnn.problem import ConvolutionProblem, Operation
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Kernel:
-    """One operation of one layer, counted where layers of the same shape recur.
+    """One operation of one layer, counted once for all layers of the same shape.
 
     Attributes:
-        layer: name of the (first such) layer; '' for a call that has no name.
+        layer: name of the first such layer; '' for a call without a name.
         problem: what the kernel computes, at mini-batch size.
         count: how many layers of the network share the problem.
-        spare_bytes: memory of its caller's that serves as its workspace, where that is more than the limit; else 0.
-        fresh: whether its output holds nothing that is wanted, so that its tail may serve as workspace.
+        spare_bytes: bytes of the caller's memory that serve as workspace, if they are more than the limit; else 0.
+        fresh: whether the output holds nothing that is wanted, so that its tail may serve as workspace.
     """
 
     layer: str
@@ -30,7 +30,7 @@ class Kernel:
         return self.problem.operation
 
     def __str__(self) -> str:
-        """'conv2 (BackwardFilter)', or the problem where nobody named the layer."""
+        """Return for example 'conv2 (BackwardFilter)', or the problem if the layer has no name."""
         if self.layer.startswith("#"):
             return f"{self.layer} {self.problem}"
         return f"{self.layer} ({self.operation.value})" if self.layer else str(self.problem)
@@ -38,15 +38,16 @@ class Kernel:
 
 @final
 class KernelKey(NamedTuple):
-    """What tells the kernels of one handle apart.
+    """The key by which a handle looks up the plan of a kernel.
 
-    Each call of a handle makes one to look up its plan; a tuple is made and hashed faster than a dataclass.
+    Each call makes one, and a tuple is faster to make and to hash than a dataclass. `Kernel` says what the attributes
+    are.
 
     Attributes:
-        layer: as in `Kernel`, as are the others.
+        layer: name of the layer.
         problem: what the kernel computes, at mini-batch size.
-        spare_bytes: bytes of its caller's memory that serve as its workspace.
-        fresh: whether its output's tail may serve as workspace.
+        spare_bytes: bytes of the caller's memory that serve as workspace.
+        fresh: whether the output's tail may serve as workspace.
     """
 
     layer: str
@@ -55,17 +56,17 @@ class KernelKey(NamedTuple):
     fresh: bool = False
 
     def kernel(self) -> Kernel:
-        """Return the kernel that it stands for."""
+        """Return the kernel of this key."""
         return Kernel(layer=self.layer, problem=self.problem, spare_bytes=self.spare_bytes, fresh=self.fresh)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VirtualAlgorithm:
-    """What a framework is told in place of an algorithm: the handle decides, and owns the workspace.
+    """The algorithm that a framework gets, because the handle chooses the real ones and owns their workspace.
 
     Attributes:
         name: 'UCUDNN'.
-        workspace_bytes: 0: the framework need not allocate any (paper, section 3.4).
+        workspace_bytes: 0, so that the framework allocates nothing (paper, section 3.4).
     """
 
     name: str = "UCUDNN"

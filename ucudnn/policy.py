@@ -1,19 +1,19 @@
-"""Batch-size policies: which micro-batch sizes are benchmarked (paper, section 3.4, and `adaptive`)."""
+"""Batch-size policies: which micro-batch sizes are benchmarked (paper, section 3.4; `adaptive` is ours)."""
 
 from collections.abc import Callable, Iterable
 from enum import Enum
 
-_STEPS = (1, 2, 3, 4)  # by which sizes are varied around the best known ones
+_STEPS = (1, 2, 3, 4)  # differences to the best known sizes that are tried
 _MOST_SLABS = 64
-_MOST_PARTS_VARIED = 16  # where there are more micro-batches, a sample more or less in each changes little
+_MOST_PARTS_VARIED = 16  # with more micro-batches, one sample more or less in each changes little
 
 
 class BatchSizePolicy(Enum):
     """Which micro-batch sizes of a mini-batch are benchmarked.
 
-    UNDIVIDED takes the mini-batch only; POWER_OF_TWO the powers of two and the mini-batch itself; ALL every
-    size: never worse, but its time to benchmark grows with the mini-batch. ADAPTIVE takes powers of two, equal
-    divisions, and what is measured tells to be worth while.
+    UNDIVIDED takes the mini-batch only. POWER_OF_TWO takes the powers of two and the mini-batch. ALL takes every size;
+    it is never worse, but its time to benchmark grows with the mini-batch. ADAPTIVE takes powers of two, equal
+    divisions, and sizes that the measurements suggest.
     """
 
     UNDIVIDED = "undivided"
@@ -22,9 +22,9 @@ class BatchSizePolicy(Enum):
     ADAPTIVE = "adaptive"
 
     def sizes(self, batch: int) -> tuple[int, ...]:
-        """Return the micro-batch sizes to benchmark for a mini-batch, ascending; the last is the mini-batch.
+        """Return the micro-batch sizes to benchmark, in ascending order; the last is the mini-batch.
 
-        Those of ADAPTIVE are what it begins with: see `fitting_sizes` and `varied_sizes`.
+        ADAPTIVE begins with these sizes. `fitting_size` and `varied_sizes` give it others.
         """
         if self is BatchSizePolicy.UNDIVIDED:
             return (batch,)
@@ -35,13 +35,13 @@ class BatchSizePolicy(Enum):
         return powers_of_two(batch)
 
     def rows(self, count: int, unit: int) -> tuple[int, ...]:
-        """Return of how many rows slabs are to be, descending: equal divisions, but for what is left of the last.
+        """Return the numbers of rows of a slab, in descending order. They divide the rows equally, except for the last.
 
         UNDIVIDED has no slabs, and POWER_OF_TWO divides by powers of two.
 
         Args:
-            count: the rows that are divided.
-            unit: slabs have multiples of so many rows.
+            count: the number of rows to divide.
+            unit: the number of rows of a slab is a multiple of this.
         """
         units = -(-count // unit)
         found = {-(-units // k) * unit for k in _divisors(self, min(units, _MOST_SLABS))}
@@ -57,22 +57,22 @@ def _divisors(policy: BatchSizePolicy, most: int) -> Iterable[int]:
 
 
 def powers_of_two(batch: int) -> tuple[int, ...]:
-    """Return the powers of two below a mini-batch, and the mini-batch, ascending."""
+    """Return the powers of two below a mini-batch, and the mini-batch, in ascending order."""
     powers = [1 << exponent for exponent in range(batch.bit_length())]
     return (*(size for size in powers if size < batch), batch)
 
 
 def equal_divisions(batch: int) -> tuple[int, ...]:
-    """Return the sizes of k micro-batches that differ by one sample at most, for every k: ceil(B/k) and floor(B/k)."""
+    """Return ceil(B/k) and floor(B/k) for every k, the sizes of k micro-batches that differ by at most one sample."""
     return tuple(sorted({size for k in range(1, batch + 1) for size in (batch // k, -(-batch // k))}))
 
 
 def fitting_size(batch: int, fits: Callable[[int], bool]) -> int | None:
-    """Return the largest size that fits a limit, or None: workspace grows with the micro-batch, so it may be the best.
+    """Return the largest size that fits a limit, or None if none does. It is often the fastest one that fits.
 
     Args:
         batch: the mini-batch size.
-        fits: whether a size fits; where it does, smaller ones are taken to fit as well.
+        fits: whether a size fits. If one does, smaller ones are assumed to fit too.
     """
     low, high = 0, batch
     while low < high:
@@ -82,13 +82,13 @@ def fitting_size(batch: int, fits: Callable[[int], bool]) -> int | None:
 
 
 def divisions_within(batch: int, most: int) -> tuple[int, ...]:
-    """Return sizes for as few micro-batches of at most so many samples as there can be: equal ones, and a remainder."""
+    """Return the sizes that make the fewest micro-batches of at most `most` samples: equal ones, or a remainder."""
     parts = -(-batch // most)
     return tuple(sorted({most, -(-batch // parts), batch // parts, batch - (parts - 1) * most} - {0}))
 
 
 def varied_sizes(batch: int, parts: Iterable[int]) -> tuple[int, ...]:
-    """Return sizes near those of a configuration, and what they leave of the mini-batch."""
+    """Return sizes near those of a configuration, and the remainders that they leave of the mini-batch."""
     sizes = sorted(parts, reverse=True)
     if len(sizes) > _MOST_PARTS_VARIED:
         return ()

@@ -1,4 +1,4 @@
-"""ConvolutionProblem: what is asked of one convolution call. Immutable, hashable, the key of every cache."""
+"""The problem of one convolution call. It is immutable and hashable, and the key of every cache."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, fields, replace
@@ -12,7 +12,7 @@ from ucudnn.errors import InvalidProblemError
 from ucudnn.units import shortened
 
 MOST_ALIGNMENT = 16
-"""Bytes: what the kernels of cuDNN ask of addresses at most."""
+"""The largest alignment in bytes that a kernel of cuDNN asks for."""
 
 MOST_SIZE = 2**31 - 1
 """The largest size that cuDNN's tensor descriptors take, because they count in 32 bits."""
@@ -27,7 +27,7 @@ class Operation(Enum):
 
 
 class DataType(Enum):
-    """Type of a tensor's elements; accumulation is in float32, of float64 in float64."""
+    """The type of a tensor's elements. Sums are in float32, and those of float64 in float64."""
 
     FLOAT16 = "float16"
     BFLOAT16 = "bfloat16"
@@ -36,19 +36,19 @@ class DataType(Enum):
 
     @property
     def itemsize(self) -> int:
-        """Bytes of one element."""
+        """Number of bytes of one element."""
         return {"float16": 2, "bfloat16": 2, "float32": 4, "float64": 8}[self.value]
 
     @property
     def has_16_bits(self) -> bool:
-        """Whether it is float16 or bfloat16."""
+        """Whether the type is float16 or bfloat16."""
         return self.itemsize == 2
 
 
 class Layout(Enum):
-    """Order of a tensor's dimensions in memory, in one to three spatial dimensions.
+    """The order of a tensor's dimensions in memory, for one to three spatial dimensions.
 
-    Filters follow their tensors: (filters, channels, kernel) or (filters, kernel, channels).
+    Filters have the same order as tensors: (filters, channels, kernel) or (filters, kernel, channels).
     """
 
     NCW = "NCW"
@@ -60,12 +60,12 @@ class Layout(Enum):
 
     @property
     def dimensions(self) -> int:
-        """How many spatial dimensions the layout has."""
+        """The number of spatial dimensions."""
         return len(self.value) - 2
 
     @property
     def channels_last(self) -> bool:
-        """Whether channels are the innermost dimension."""
+        """Whether the channels are the innermost dimension."""
         return self.value.endswith("C")
 
     @classmethod
@@ -85,7 +85,7 @@ class Layout(Enum):
 
 
 class MathMode(Enum):
-    """How float32 may be multiplied: cuDNN's default allows TF32 on tensor cores, FMA does not."""
+    """How float32 may be multiplied. cuDNN's default allows TF32 on tensor cores; FMA does not."""
 
     TF32 = "tf32"
     FMA = "fma"
@@ -93,11 +93,11 @@ class MathMode(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConvolutionProblem:
-    """One convolution call: operation, shapes, types, layout and what is allowed to compute it.
+    """One convolution call: its operation, shapes, types and layout, and the algorithms that it allows.
 
-    The tensors are x (input, or its gradient), w (filters, or their gradient) and y (output, or its
-    gradient); which of them is written follows from the operation. Spatial sizes, kernel, padding, stride and
-    dilation have one entry for each spatial dimension, outermost first.
+    The tensors are x (the input or its gradient), w (the filters or their gradient) and y (the output or its gradient).
+    The operation says which of them is written. Spatial sizes, kernel, padding, stride and dilation have one entry for
+    each spatial dimension, with the outermost one first.
 
     Attributes:
         operation: Forward (x, w -> y), BackwardData (w, y -> x) or BackwardFilter (x, y -> w).
@@ -107,7 +107,7 @@ class ConvolutionProblem:
         filters: filters K, the channels of y.
         kernel: spatial sizes of w.
         padding: zeros added before x in each dimension; 0 by default.
-        post_padding: zeros added after it where they are not as many as before, else (): see `paddings`.
+        post_padding: zeros added after x in each dimension; () if they are as many as before x. See `paddings`.
         stride: distance between two applications of the filter; 1 by default.
         dilation: distance between two taps of the filter; 1 by default.
         groups: channel groups; w has channels / groups channels.
@@ -115,14 +115,14 @@ class ConvolutionProblem:
         layout: order of dimensions; channels first by default.
         x_batch_stride: elements from one sample of x to the next; dense (the default) or larger.
         y_batch_stride: the same for y.
-        x_channel_stride: elements from one channel of x to the next where there are gaps between them, else 0.
+        x_channel_stride: elements from one channel of x to the next; 0 if there are no gaps between them.
         y_channel_stride: the same for y.
         math: whether float32 may be multiplied as TF32.
-        deterministic: whether only algorithms that repeat their results to the bit are wanted.
-        alignment: bytes, a power of two up to 16, of which the addresses of all three tensors are multiples.
+        deterministic: whether the algorithm must repeat its results to the bit.
+        alignment: the addresses of all three tensors are multiples of so many bytes; a power of two up to 16.
 
     Raises:
-        InvalidProblemError: if these do not make a convolution; the message names the offending value.
+        InvalidProblemError: if this is no convolution. The message names the offending value.
     """
 
     operation: Operation
@@ -148,7 +148,7 @@ class ConvolutionProblem:
     _hash: int = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        for name, kind in _KINDS.items():
+        for name, kind in ENUM_FIELDS.items():
             given = getattr(self, name)
             if not isinstance(given, kind) and (name, given) != ("layout", None):
                 raise InvalidProblemError(f"{name} {shortened(given)} is no {kind.__name__}")
@@ -156,7 +156,7 @@ class ConvolutionProblem:
             self._set(name, _whole(name, getattr(self, name)))
         for name in _TUPLES:
             self._set(name, _wholes(name, getattr(self, name)))
-        # Defaults that depend on other fields are filled in here, so that equal problems compare equal.
+        # Defaults that depend on other fields are filled in, so that equal problems compare equal.
         dimensions = len(self.spatial)
         self._set("layout", self.layout or Layout.channels_first(dimensions))
         self._set("padding", self.padding or (0,) * dimensions)
@@ -179,11 +179,11 @@ class ConvolutionProblem:
         self._set("_hash", hash(_compared(self)))
 
     def __hash__(self) -> int:
-        """Return the hash of all fields, computed once: problems are the keys of every look-up on the way of a call."""
+        """Return the hash of all fields. It is computed once, because each call looks up its problem several times."""
         return self._hash
 
     def __reduce__(self) -> tuple[object, ...]:
-        # Hashes of texts differ between processes, so a pickled problem computes its own again.
+        # Hashes of strings differ between processes, so an unpickled problem computes its hash again.
         return _restored, ({each.name: getattr(self, each.name) for each in fields(self) if each.init},)
 
     def _set(self, name: str, value: object) -> None:
@@ -207,10 +207,7 @@ class ConvolutionProblem:
             values = getattr(self, name)
             if len(values) != dimensions and (values or name != "post_padding"):
                 raise InvalidProblemError(f"{name} {values} has not one entry for each of {self.spatial}")
-        for name in (
-            *("batch", "channels", "filters", "groups", "spatial", "kernel", "stride", "dilation"),
-            *("padding", "post_padding"),
-        ):
+        for name in ("batch", "channels", "filters", "groups", *_TUPLES):
             _check_range(name, getattr(self, name), 0 if name.endswith("padding") else 1)
         for name in ("channels", "filters"):
             if getattr(self, name) % self.groups:
@@ -239,12 +236,12 @@ class ConvolutionProblem:
 
     @property
     def x_sample(self) -> int:
-        """Elements that one sample of x spans, gaps between its channels included."""
+        """Elements from the first to the last one of a sample of x, with the gaps between its channels."""
         return _span(self.channels, self.x_channel_stride, self.spatial)
 
     @property
     def y_sample(self) -> int:
-        """Elements that one sample of y spans, gaps between its channels included."""
+        """Elements from the first to the last one of a sample of y, with the gaps between its channels."""
         return _span(self.filters, self.y_channel_stride, self.output)
 
     @property
@@ -269,7 +266,7 @@ class ConvolutionProblem:
 
     @property
     def x_bytes(self) -> int:
-        """Bytes that x spans, gaps between its samples included."""
+        """Bytes from the first to the last one of x, with the gaps between its samples."""
         return ((self.batch - 1) * self.x_batch_stride + self.x_sample) * self.dtype.itemsize
 
     @property
@@ -279,12 +276,12 @@ class ConvolutionProblem:
 
     @property
     def y_bytes(self) -> int:
-        """Bytes that y spans, gaps between its samples included."""
+        """Bytes from the first to the last one of y, with the gaps between its samples."""
         return ((self.batch - 1) * self.y_batch_stride + self.y_sample) * self.dtype.itemsize
 
     @property
     def multiplications(self) -> int:
-        """Multiply-accumulates of the direct method, for every operation the same."""
+        """Number of multiply-accumulates of the direct method, which is the same for every operation."""
         return self.batch * self.filters * prod(self.output) * self.channels // self.groups * prod(self.kernel)
 
     def with_batch(self, batch: int) -> "ConvolutionProblem":
@@ -292,20 +289,20 @@ class ConvolutionProblem:
         return _of_size(self, batch, self.alignment)
 
     def part(self, size: int) -> "ConvolutionProblem":
-        """Return the problem of a micro-batch, anywhere at a multiple of the largest power of two in its size.
+        """Return the problem of a micro-batch that begins at a multiple of the largest power of two in its size.
 
-        A sample need not be a multiple of 16 bytes, so a micro-batch may be less aligned than the mini-batch.
+        A sample need not have a multiple of 16 bytes, so a micro-batch may be less aligned than the mini-batch.
         """
         return self if size == self.batch else _part(self, size)
 
     @property
     def steps(self) -> tuple[int, int]:
-        """Bytes from one sample to the next, of x and of y."""
+        """Bytes from one sample to the next in x and in y."""
         return self.x_batch_stride * self.dtype.itemsize, self.y_batch_stride * self.dtype.itemsize
 
     @property
     def begins_anywhere(self) -> bool:
-        """Whether parts may begin at any sample, for each is as aligned as the first."""
+        """Whether parts may begin at any sample, because each sample is as aligned as the first."""
         return all(step % self.alignment == 0 for step in self.steps)
 
     def with_operation(self, operation: Operation) -> "ConvolutionProblem":
@@ -313,7 +310,7 @@ class ConvolutionProblem:
         return replace(self, operation=operation)
 
     def __str__(self) -> str:
-        """'Forward 256x64x27x27 * 192x64x5x5', with what differs from the defaults."""
+        """Return for example 'Forward 256x64x27x27 * 192x64x5x5 float32 NCHW'; defaults are left out."""
         sizes = f"{'x'.join(map(str, self.x_shape))} * {'x'.join(map(str, self.w_shape))}"
         text = f"{self.operation.value} {sizes}"
         ones = (1,) * len(self.spatial)
@@ -321,16 +318,17 @@ class ConvolutionProblem:
             text += f" padding {'x'.join(map(str, self.padding))}"
         if self.post_padding:
             text += f" before and {'x'.join(map(str, self.post_padding))} after"
-        if self.stride != ones:
-            text += f" stride {'x'.join(map(str, self.stride))}"
-        if self.dilation != ones:
-            text += f" dilation {'x'.join(map(str, self.dilation))}"
+        for name, values in (("stride", self.stride), ("dilation", self.dilation)):
+            if values != ones:
+                text += f" {name} {'x'.join(map(str, values))}"
         if self.groups != 1:
             text += f" groups {self.groups}"
         return f"{text} {self.dtype.value} {self.layout.value}"
 
 
-_KINDS: dict[str, type[Enum]] = {"operation": Operation, "dtype": DataType, "layout": Layout, "math": MathMode}
+ENUM_FIELDS: dict[str, type[Enum]] = {"operation": Operation, "dtype": DataType, "layout": Layout, "math": MathMode}
+"""The fields of a problem that are enumerations, with their types."""
+
 _NUMBERS = (
     *("batch", "channels", "filters", "groups", "alignment"),
     *("x_batch_stride", "y_batch_stride", "x_channel_stride", "y_channel_stride"),
@@ -372,9 +370,9 @@ def _part(problem: ConvolutionProblem, size: int) -> ConvolutionProblem:
 
 
 def _of_size(problem: ConvolutionProblem, batch: int, alignment: int) -> ConvolutionProblem:
-    """Return a problem of another size: all else was checked, and `all` plans thousands of them."""
+    """Return a problem of another size. Its fields are not checked again, because `all` makes thousands of them."""
     if type(batch) is not int or not 1 <= batch <= MOST_SIZE:
-        return replace(problem, batch=batch)  # which says what is wrong
+        return replace(problem, batch=batch)  # which raises the error
     made = object.__new__(ConvolutionProblem)
     for name, value in zip(_INIT, _initial(problem), strict=True):
         object.__setattr__(made, name, value)

@@ -1,4 +1,4 @@
-"""Bytes and milliseconds as text: '64MiB' in, '64 MiB' and '12.3 ms' out. Nowhere else."""
+"""Bytes and milliseconds as text. It reads '64MiB', and writes '64 MiB' and '12.3 ms'; no other module does."""
 
 import re
 from operator import index
@@ -11,8 +11,8 @@ _FACTORS = {"": 1, "b": 1} | {
     for suffix, base in (("", 1024), ("ib", 1024), ("b", 1000))
 }
 _SIZE = re.compile(r"\s*(\d{1,30}(?:\.\d{1,30})?)\s*([a-zA-Z]*)\s*", re.ASCII)
-_MOST_SHOWN = 80  # characters of a value that a message repeats
-_MOST = 1 << 63  # bytes that no machine has
+_MOST_SHOWN = 80  # characters of a value in a message
+_MOST = 1 << 63  # bytes; no machine has so many
 _FORMS = "a whole number of bytes (67108864) or a number with B, KiB, MiB, GiB, KB, MB or GB (64MiB, 1.5 GiB)"
 
 
@@ -20,7 +20,7 @@ def parse_bytes(size: int | str) -> int:
     """Return a size in bytes from a whole number or a text such as '64MiB'.
 
     Raises:
-        InvalidSizeError: if the size is negative, no whole number of bytes, or not readable.
+        InvalidSizeError: if the size is negative, is no whole number of bytes, or cannot be read.
     """
     if hasattr(size, "__index__") and not isinstance(size, bool):  # NumPy's whole numbers are no ints
         size = index(size)
@@ -39,7 +39,7 @@ def parse_bytes(size: int | str) -> int:
 
 
 def shortened(value: object) -> str:
-    """Return a value as an error message shows it: its `repr`, or the beginning of it where it is long."""
+    """Return a value as an error message shows it: its `repr`, or the beginning of it if it is long."""
     try:
         text = repr(value)
     except ValueError:  # Python refuses to write an int of more than 4300 digits
@@ -54,7 +54,7 @@ def _within_memory(size: int) -> int:
 
 
 def format_bytes(size: int) -> str:
-    """Return bytes for people: '0', '4.7 KiB', '64 MiB', with three significant digits."""
+    """Return bytes as people read them, with three significant digits: '0', '4.7 KiB', '64 MiB'."""
     if size < 2**10:
         return f"{size} B" if size else "0"
     for unit, factor in (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
@@ -64,12 +64,12 @@ def format_bytes(size: int) -> str:
 
 
 def exact_bytes(size: int) -> str:
-    """Return bytes in both forms, for messages that must name a limit one can type."""
+    """Return bytes in both forms, for messages with a limit that can be typed: '65536 bytes (64 KiB)'."""
     return f"{size} bytes ({format_bytes(size)})"
 
 
 def format_ms(time_ms: float) -> str:
-    """Return a time for people: '0.0412 ms', '12.3 ms', '4.56 s'."""
+    """Return a time as people read it: '0.0412 ms', '12.3 ms', '4.56 s'."""
     if time_ms >= 10_000:
         return f"{_significant(time_ms / 1000)} s"
     return f"{_significant(time_ms)} ms"

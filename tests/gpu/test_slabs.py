@@ -16,7 +16,7 @@ from ucudnn.errors import BackendError
 from ucudnn.execution.plan import make_plan
 from ucudnn.problem import ConvolutionProblem, DataType, Operation
 from ucudnn.profiles.measurement import MeasurementStatus
-from ucudnn.slabs import is_divisible, kinds_of, row_count, row_unit
+from ucudnn.slabs import is_divisible, row_count, row_unit, slabs_by_problem
 
 QUICK = Effort(warmup=1, repeats=1, time_limit_ms=1)
 
@@ -25,7 +25,7 @@ def offers(cudnn, problem, size, rows):
     """Return what the benchmark lets through on each kind of slab: its slabs, and algorithms by name."""
     found = []
     with cudnn.bench(problem) as bench:
-        for part, slabs in kinds_of(problem.part(size), rows):
+        for part, slabs in slabs_by_problem(problem.part(size), rows):
             usable = {
                 each.name: each
                 for each in cudnn.algorithms(part)

@@ -1,4 +1,4 @@
-"""Candidates: which of cuDNN's algorithms a plan may choose from, live or replayed."""
+"""Candidates: the algorithms of cuDNN that a plan may choose from, measured now or recorded."""
 
 from enum import Enum
 
@@ -7,17 +7,18 @@ from ucudnn.problem import ConvolutionProblem, DataType, MathMode
 _TRANSFORMS = frozenset({"FFT", "FFT_TILING", "WINOGRAD_NONFUSED"})
 
 GATHERED = "+gathered"
-"""How algorithms are named that convolve a copy of what strides read of x, see `backends.cudnn.gathered`."""
+"""The end of the name of an algorithm that convolves a copy of those samples of x that strides read."""
 
 
 class Candidates(Enum):
-    """Where algorithms may come from.
+    """Which algorithms of cuDNN are candidates.
 
-    GRAPH: engine configurations of cuDNN's graph API, of x or of a copy of what strides read of it; LEGACY: algorithms
-    of `cudnnConvolution*`; LEGACY_FMA: the same without TF32; EVERY: all of cuDNN that the problem's math mode allows;
-    BEST: those of GRAPH and, for float32 without TF32, those of LEGACY that transform their operands, by Fourier's or
-    Winograd's method. The graph API does not offer them, and they are up to twice as fast there; to tensor cores they
-    lose. GRAPH_PLAIN, BEST_PLAIN: the same without copies.
+    GRAPH: engine configurations of cuDNN's graph API, on x or on a copy of what strides read of x.
+    LEGACY: algorithms of `cudnnConvolution*`. LEGACY_FMA: the same without TF32.
+    EVERY: all algorithms of cuDNN that the problem's math mode allows.
+    BEST: GRAPH, and for float32 without TF32 also the legacy algorithms that transform their operands (FFT, Winograd).
+    The graph API lacks these. They are up to twice as fast there, and slower than tensor cores.
+    GRAPH_PLAIN, BEST_PLAIN: the same without copies.
     """
 
     BEST = "best"
@@ -29,7 +30,7 @@ class Candidates(Enum):
     GRAPH_PLAIN = "graph-plain"
 
     def offers(self, api: str, problem: ConvolutionProblem, algorithm: str | None = None) -> bool:
-        """Whether an algorithm of an API is a candidate for a problem; without a name, whether any may be."""
+        """Whether an algorithm of an API is a candidate for a problem; for None, whether any algorithm may be."""
         if not self.gathers and algorithm is not None and algorithm.endswith(GATHERED):
             return False
         if self is Candidates.EVERY:
@@ -43,10 +44,10 @@ class Candidates(Enum):
 
     @property
     def gathers(self) -> bool:
-        """Whether algorithms may convolve a copy of what strides read."""
+        """Whether algorithms that convolve a copy are candidates."""
         return self in (Candidates.BEST, Candidates.GRAPH)
 
     @property
     def plain(self) -> "Candidates":
-        """The same without those."""
+        """The same candidates without algorithms that convolve a copy."""
         return Candidates(f"{self.value}-plain") if self.gathers else self

@@ -1,4 +1,4 @@
-"""Takes the samples of one measurement: which calls are made, and when enough time has been spent."""
+"""The samples of one measurement: which calls are timed, and how many are enough."""
 
 from collections.abc import Callable, Sequence
 from itertools import cycle
@@ -9,26 +9,26 @@ from typing import TypeVar
 from ucudnn.profiles.measurement import Effort
 
 SHORTEST_MS = 1e-6
-"""What a sample below the resolution of the clock counts as, a nanosecond: no call takes no time."""
+"""A nanosecond. Samples below the resolution of the clock count as this, because every call takes some time."""
 
 CONFIDENCE = 0.95
-"""With which the median lies in its interval."""
+"""The probability with which the median lies in its interval."""
 
 NOISE = 0.3
-"""Relative deviation of a single sample that is nothing unusual, on a machine that does other things too."""
+"""The relative deviation of a single sample that is usual on a machine that does other things too."""
 
-_SEVERAL = 3  # samples, of which the least is so many times less noisy
-_LESS_NOISY = 6
+_SEVERAL = 3  # the least of so many samples ...
+_LESS_NOISY = 6  # ... has so many times less noise than a single one
 
 
 def median_interval(samples: Sequence[float]) -> tuple[float, float] | None:
-    """Return the narrowest interval that holds the median with CONFIDENCE, from the order of the samples alone.
+    """Return the narrowest interval between two samples that holds the median with probability CONFIDENCE.
 
-    A median lies between the k-th smallest and the k-th largest of n samples with probability
-    1 - 2 * sum(C(n, i) for i < k) / 2**n (sign test); no assumption on their distribution is made.
+    The median lies between the k-th smallest and the k-th largest of n samples with probability
+    1 - 2 * sum(C(n, i) for i < k) / 2**n, whatever the distribution of the samples is (sign test).
 
     Returns:
-        The interval, or None where there are too few samples for one: fewer than 6.
+        The interval, or None for fewer than 6 samples.
     """
     count = len(samples)
     outside, below = 0.0, -1
@@ -44,13 +44,13 @@ def median_interval(samples: Sequence[float]) -> tuple[float, float] | None:
 
 
 def settled(samples_ms: Sequence[float], effort: Effort, worth_ms: float, noise: float = NOISE) -> bool:
-    """Whether these samples will do: the median is precise, or its value does not matter.
+    """Whether there are enough samples, because their median is precise or does not matter.
 
     Args:
-        samples_ms: samples so far.
-        effort: how many are wanted, and how precise.
-        worth_ms: time from which on it does not matter how slow a call is.
-        noise: relative deviation of a sample that is nothing unusual.
+        samples_ms: the samples so far, in milliseconds.
+        effort: how many samples are wanted, and how precise the median has to be.
+        worth_ms: the time from which on it does not matter how slow a call is.
+        noise: the usual relative deviation of a sample.
     """
     count = len(samples_ms)
     if worthless(samples_ms, worth_ms, noise):
@@ -65,35 +65,34 @@ def settled(samples_ms: Sequence[float], effort: Effort, worth_ms: float, noise:
 
 
 def worthless(samples_ms: Sequence[float], worth_ms: float, noise: float = NOISE) -> bool:
-    """Whether samples say, noise or not, that a time is beyond what matters."""
+    """Whether samples are so slow that, even with their noise, the time does not matter."""
     count = len(samples_ms)
     if not count:
         return False
     return min(samples_ms) > worth_ms * (1 + (noise / _LESS_NOISY if count >= _SEVERAL else noise))
 
 
-Place = TypeVar("Place")
-"""Whatever says where a part begins."""
+_Place = TypeVar("_Place")  # says where a part begins
 
 
 def sample(
-    launch: Callable[[Place], None],
-    places: Sequence[Place],
+    launch: Callable[[_Place], None],
+    places: Sequence[_Place],
     effort: Effort,
     clock: Callable[[], float],
     worth_ms: float,
 ) -> tuple[float, ...]:
-    """Call, and return the time of each call that counts, in milliseconds, in the order of the calls.
+    """Make calls, and return the time of each call that counts, in milliseconds and in order.
 
-    Warm-up calls come first, then those that count; each has the next of the places, cyclically. Once the time limit
-    is spent, warm-up included, no more calls are made than the one that makes a measurement.
+    Warm-up calls come first. Each call takes the next place; after the last place comes the first one again. When the
+    time limit is over, warm-up included, the calls end after the first one that counts.
 
     Args:
-        launch: runs one call, at a place, to its end.
-        places: where the parts of a mini-batch begin, one at least.
-        effort: how many calls of each kind, and the time limit.
-        clock: seconds from any point in time.
-        worth_ms: time from which on it does not matter how slow a call is.
+        launch: runs one call at a place, and returns when it has ended.
+        places: where the parts of a mini-batch begin; at least one place.
+        effort: how many calls are made, and the time limit.
+        clock: returns the seconds since any point in time.
+        worth_ms: the time from which on it does not matter how slow a call is.
     """
     begin = clock()
     upcoming = cycle(places)

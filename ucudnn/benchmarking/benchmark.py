@@ -99,7 +99,7 @@ class Benchmark:
             missing = [each for each in dict.fromkeys(requests) if not self._is_finished(each)]
             if self._parallel is not None and missing:
                 # Others do not know what is discarded, but all ranks must ask for the same requests.
-                alone = [] if self.collective else [each for each in missing if self._has_discarded(each)]
+                alone = [] if self.collective else [each for each in missing if self._findings.discarded(each.problem)]
                 self._explore_together([each for each in missing if each not in alone], self._parallel)
                 missing = alone
             if missing:
@@ -167,9 +167,6 @@ class Benchmark:
 
     def _is_finished(self, request: Request) -> bool:
         return request in self._findings.explored or (not self.collective and self._measurer.knows(request))
-
-    def _has_discarded(self, request: Request) -> bool:
-        return bool(self._findings.discarded(request.problem))
 
     def _explore_together(self, requests: Sequence[Request], parallel: ParallelExplorer) -> None:
         found = parallel.explore(requests, self._measurer)

@@ -10,7 +10,7 @@ from ucudnn.benchmarking.results import MeasuredProblem, Results
 from ucudnn.configuration import MicroConfiguration, SlabConfiguration
 from ucudnn.problem import ConvolutionProblem
 from ucudnn.profiles.measurement import Measurement
-from ucudnn.slabs import Slab, kinds_of, piece_of
+from ucudnn.slabs import Slab, piece_of, slabs_by_problem
 from ucudnn.solvers.desirable import fastest
 from ucudnn.solvers.slab_front import divided
 
@@ -194,7 +194,7 @@ def in_slabs(
         rows: the number of rows of a slab.
         measured: gives what can compute a slab.
     """
-    return divided(part.batch, [(slabs, measured(slab)) for slab, slabs in kinds_of(part, rows)])
+    return divided(part.batch, [(slabs, measured(slab)) for slab, slabs in slabs_by_problem(part, rows)])
 
 
 def with_slab_names(backend: Backend, names: Iterable[str]) -> set[str]:

@@ -7,7 +7,7 @@ from ucudnn.kernel import Kernel
 from ucudnn.policy import BatchSizePolicy
 from ucudnn.problem import ConvolutionProblem, Operation
 from ucudnn.settings import Settings
-from ucudnn.slabs import is_divisible, kinds_of, row_count, row_unit
+from ucudnn.slabs import is_divisible, row_count, row_unit, slabs_by_problem
 from ucudnn.workspace.spare import tail_bytes
 
 MOST_ROUNDINGS = 32
@@ -72,7 +72,7 @@ class Exploration:
         """Return the problems of all micro-batches and slabs."""
         parts = [problem.part(size) for size in self.sizes]
         for size, rows in self.divisions:
-            parts += [slab for slab, _ in kinds_of(problem.part(size), rows)]
+            parts += [slab for slab, _ in slabs_by_problem(problem.part(size), rows)]
         return parts
 
 

@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from ucudnn.errors import InvalidProblemError, ProfileError
-from ucudnn.problem import ConvolutionProblem, DataType, Layout, MathMode, Operation
+from ucudnn.problem import ENUM_FIELDS, ConvolutionProblem, Layout
 from ucudnn.profiles.measurement import Algorithm, Measurement
 from ucudnn.units import shortened
 
@@ -38,7 +38,6 @@ _UNREADABLE = (
     *(ValueError, KeyError, TypeError, IndexError, AttributeError, OverflowError, RecursionError),
 )
 """The exceptions that reading a file that is no profile can raise, deep nesting included."""
-_ENUMS: dict[str, type[Enum]] = {"operation": Operation, "dtype": DataType, "layout": Layout, "math": MathMode}
 
 
 Recording = Mapping[ConvolutionProblem, tuple[Measurement, ...]]
@@ -194,8 +193,8 @@ def decode_problem(given: Mapping[str, Any], batch: int) -> ConvolutionProblem:
     """
     values: dict[str, Any] = {"batch": batch}
     for field, value in given.items():
-        if field in _ENUMS:
-            value = _ENUMS[field](value)
+        if field in ENUM_FIELDS:
+            value = ENUM_FIELDS[field](value)
         elif isinstance(value, list):
             value = tuple(value)
         values[field] = value

@@ -26,7 +26,7 @@ from ucudnn.problem import ConvolutionProblem, DataType, Layout, Operation
 from ucudnn.profiles.format import decode_problem, encode_problem
 from ucudnn.profiles.measurement import Algorithm, Effort, Measurement
 from ucudnn.settings import Settings
-from ucudnn.slabs import kinds_of, pieces_of, row_count, row_unit
+from ucudnn.slabs import pieces_of, row_count, row_unit, slabs_by_problem
 from ucudnn.solvers.desirable import desirable_set
 
 MIB = 2**20
@@ -367,5 +367,5 @@ def test_slabs_survive_a_profile(operation, kernel, rows, stride, last):
         layout=Layout.NHWC if last else Layout.NCHW,
     )
     unit = row_unit(problem)
-    for kind, _ in kinds_of(problem.part(1), -(-rows // unit) * unit):
+    for kind, _ in slabs_by_problem(problem.part(1), -(-rows // unit) * unit):
         assert decode_problem(json.loads(json.dumps(encode_problem(kind))), kind.batch) == kind

@@ -17,7 +17,7 @@ from ucudnn.benchmarking.request import SlabDivision
 from ucudnn.configuration import MicroConfiguration
 from ucudnn.problem import ConvolutionProblem
 from ucudnn.profiles.measurement import Algorithm, MeasurementStatus
-from ucudnn.slabs import Slab, kinds_of
+from ucudnn.slabs import Slab, slabs_by_problem
 from ucudnn.solvers.desirable import fastest
 
 _MOST_ALGORITHMS = 24  # that are looked at, most promising first
@@ -67,7 +67,7 @@ class SlabExplorer:
         """Measure all slabs with all algorithms, and return the rows of the divisions that were measured."""
         found = []
         for rows in self._request.rows:
-            kinds = kinds_of(self._part, rows)
+            kinds = slabs_by_problem(self._part, rows)
             if not all(self._context.backend.knows_slab(part, self._part) for part, _ in kinds):
                 continue
             measured = [
@@ -116,7 +116,7 @@ class SlabExplorer:
             own = self._needs(rows, name)
             if own is None:
                 continue
-            traits = self._traits(self._algorithm(kinds_of(self._part, rows)[0][0], name))
+            traits = self._traits(self._algorithm(slabs_by_problem(self._part, rows)[0][0], name))
             within = (ms for size, ms, each in self._points if self._request.whole and size <= own and each <= traits)
             worth = min([worth_ms, *within])
             if last_ms * _HALO_THRIFT >= worth:
@@ -150,7 +150,7 @@ class SlabExplorer:
 
     def _needs(self, rows: int, name: str) -> int | None:
         """Return an algorithm's workspace for all slabs, or None if it does not compute those within the volume."""
-        found = [self._algorithm(part, name) for part, _ in kinds_of(self._part, rows)]
+        found = [self._algorithm(part, name) for part, _ in slabs_by_problem(self._part, rows)]
         return None if found[0] is None else max(each.workspace_bytes for each in found if each is not None)
 
     def _fitting(self, name: str) -> list[int]:
@@ -168,7 +168,7 @@ class SlabExplorer:
         Other algorithms compute the slabs at the ends if this one cannot. The measurement ends as soon as the slabs
         take too long.
         """
-        total, kinds = 0.0, kinds_of(self._part, rows)
+        total, kinds = 0.0, slabs_by_problem(self._part, rows)
         for index, (part, slabs) in enumerate(kinds):
             algorithm = self._algorithm(part, name)
             time_ms = None

@@ -20,7 +20,7 @@ from ucudnn.backends.cudnn.bench.output_check import OutputCheck
 from ucudnn.backends.cudnn.gpu.base import DeviceBuffer
 from ucudnn.errors import UnsupportedProblemError
 from ucudnn.problem import ConvolutionProblem, DataType, Layout, Operation
-from ucudnn.slabs import kinds_of, pieces_of
+from ucudnn.slabs import pieces_of, slabs_by_problem
 
 CPU = CpuBackend()
 PLANE = ConvolutionProblem(
@@ -77,7 +77,7 @@ def opened(problem, rng):
 
 def pieces(problem, rows):
     """Return a micro-batch as a whole, and a slab of each kind."""
-    slabs = [pieces_of(problem, 1, own)[0] for _, own in kinds_of(problem.part(1), rows)]
+    slabs = [pieces_of(problem, 1, own)[0] for _, own in slabs_by_problem(problem.part(1), rows)]
     return [*pieces_of(problem, 1, ()), *slabs]
 
 
