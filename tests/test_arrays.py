@@ -59,7 +59,7 @@ def test_batch_strides_may_be_wider():
         ({"dtype": np.int8}, {}, "type int8 is not supported: use one of float16, bfloat16, float32, float64"),
     ],
 )
-def test_what_does_not_fit_is_named(changes, parameters, message):
+def test_the_error_names_the_shapes_that_do_not_fit(changes, parameters, message):
     with pytest.raises(InvalidProblemError, match=message):
         problem_of(Operation.FORWARD, *arrays(**changes), **({"groups": 2} | parameters))
 

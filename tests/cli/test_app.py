@@ -1,4 +1,4 @@
-"""The command line as a whole process, the way people call it."""
+"""The command line as a whole process, as people call it."""
 
 import csv
 import io
@@ -43,7 +43,7 @@ def test_plans_for_a_recorded_gpu(h200_every, network, candidates, limit, undivi
     assert answer["total"]["micro_batched_ms"] == pytest.approx(micro_batched_ms, abs=0.005)
 
 
-def test_json_is_what_the_readme_promises():
+def test_json_has_the_fields_of_the_readme():
     answer = plan("alexnet", "--profile", "h200", "--workspace", "64MiB")
     assert {"network", "batch", "limits", "policy", "kernels", "total"} <= set(answer)
     assert (answer["network"], answer["batch"], answer["policy"]) == ("alexnet", 256, "powerOfTwo")
@@ -92,7 +92,7 @@ def test_csv():
     assert rows[0]["layer"] == "conv1"
 
 
-def test_environment_is_obeyed_and_options_win():
+def test_options_win_over_the_environment_of_a_command():
     environment = {"UCUDNN_BACKEND": "replay:h200", "UCUDNN_DEFAULT_WORKSPACE_LIMIT": "16MiB"}
     answer = json.loads(ucudnn("plan", "alexnet", "--json", environment=environment).stdout)
     assert answer["limits"]["workspace_bytes"] == 16 * 2**20

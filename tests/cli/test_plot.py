@@ -1,4 +1,4 @@
-"""`ucudnn plot`: pictures of recorded plans, and one line where there can be none."""
+"""`ucudnn plot`: pictures of recorded plans, and one line if a picture is impossible."""
 
 import re
 import struct
@@ -30,7 +30,7 @@ def plot(monkeypatch, capsys, tmp_path):
 
 
 def text(path):
-    """Return what an SVG file says, with blanks for line ends."""
+    """Return the text in an SVG file, with blanks between lines."""
     return " ".join(re.findall(r"<text[^>]*>([^<]+)</text>", path.read_text()))
 
 
@@ -83,13 +83,13 @@ def test_branches_are_drawn_within_the_total(plot, monkeypatch):
     assert max(report.workspace_bytes for _, report in bars) > 200 * 2**20
 
 
-def test_limits_a_byte_apart_are_told_apart(plot, tmp_path):
+def test_labels_of_limits_a_byte_apart_differ(plot, tmp_path):
     limits = ["--workspace", "67108862", "--workspace", "67108863"]
     assert plot("layers", *ALEXNET, *limits, "--policy", "undivided", "--out", "picture.svg")[0] == 0
     assert {"67108862 bytes", "67108863 bytes"} <= {*re.findall(r"\d+ bytes", text(tmp_path / "picture.svg"))}
 
 
-def test_a_network_of_ones_own(plot, tmp_path):
+def test_a_network_from_a_csv_file(plot, tmp_path):
     (tmp_path / "own.csv").write_text(f"{CSV_HEADER}\nonly,6,6,2,4,3,3,3,1,1,1,1\n")
     command = ["desirable", "own.csv", "--layer", "only:1", "--backend", "cpu", "--workspace", "0"]
     assert plot(*command, "--out", "picture.svg") == (0, "picture.svg\n", "")
@@ -130,7 +130,7 @@ def test_without_matplotlib_nothing_is_measured(plot, monkeypatch):
 
 
 @pytest.mark.parametrize("possible", [True, False])
-def test_what_is_not_possible_is_left_out(plot, monkeypatch, tmp_path, possible):
+def test_an_infeasible_limit_is_left_out(plot, monkeypatch, tmp_path, possible):
     decide = plot_commands.decide
 
     def only_much(kernels, benchmark, settings, groups):

@@ -1,4 +1,4 @@
-"""A handle for a limit that a caller states plans as the handle that it belongs to, but for the limit."""
+"""The handle for a limit that a caller states has all other settings of the handle that was created or adopted."""
 
 from dataclasses import replace
 from types import SimpleNamespace

@@ -1,4 +1,4 @@
-"""Which kernels may run at the same time: every pair of kernels against what the rules say of it."""
+"""Which kernels may run at the same time: the sets agree with the rule for each pair of kernels."""
 
 from itertools import product
 
@@ -37,7 +37,7 @@ def test_every_kernel_is_in_one_branch_of_one_set(groups, data):
 
 
 @given(networks(()))
-def test_without_groups_all_may_run_at_once_but_shapes_of_one_layer(kernels):
+def test_without_groups_only_shapes_of_one_layer_exclude_each_other(kernels):
     sets = concurrent_sets(kernels)
     assert len(sets) == bool(kernels)
     at = positions(sets)
@@ -97,6 +97,6 @@ def test_a_branch_of_one_layer_may_be_its_name(groups, short):
         ([["conv1", "conv2"], ["conv2"]], "layer 'conv2' is named twice, but it can only run in one branch, once"),
     ],
 )
-def test_what_is_no_group_is_said(given_groups, message):
+def test_an_invalid_group_is_refused_with_its_value(given_groups, message):
     with pytest.raises(SettingsError, match=f"^groups: {message}$"):
         parse_groups(given_groups)

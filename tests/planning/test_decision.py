@@ -70,7 +70,7 @@ def test_wd_is_compared_with_equal_shares(replay):
 KERNEL = Kernel(layer="conv", problem=make_problem())
 
 
-def test_an_infeasible_limit_says_which_kernel_needs_how_much():
+def test_the_error_of_an_infeasible_limit_names_the_kernel_and_its_need():
     benchmark = Benchmark(CountingBackend({"A": 100, "B": 70}))
     with pytest.raises(InfeasibleError, match=r"conv \(Forward\): .* limit of 69 bytes .* at least 70 bytes") as caught:
         decide([KERNEL], benchmark, Settings(workspace_limit_bytes=69))
@@ -78,7 +78,7 @@ def test_an_infeasible_limit_says_which_kernel_needs_how_much():
     assert decide([KERNEL], benchmark, Settings(workspace_limit_bytes=70)).workspace_bytes == 70
 
 
-def test_an_infeasible_total_says_what_all_need():
+def test_the_error_of_an_infeasible_total_names_the_need_of_all_kernels():
     benchmark = Benchmark(CountingBackend({"A": 100}))
     other = Kernel(layer="other", problem=make_problem(filters=2), count=2)
     message = r"total workspace of 299 bytes .* together need at least 300 bytes .*conv \(Forward\) alone 100 bytes"
@@ -88,7 +88,7 @@ def test_an_infeasible_total_says_what_all_need():
     assert decide([KERNEL, other], benchmark, Settings(total_workspace_bytes=300)).workspace_bytes == 300
 
 
-def test_where_everything_fails_it_says_so():
+def test_the_error_says_that_no_algorithm_could_be_measured():
     with pytest.raises(MeasurementError, match=r"conv \(Forward\): no algorithm could be measured"):
         decide([KERNEL], Benchmark(CountingBackend({"BROKEN": 0})), Settings())
 

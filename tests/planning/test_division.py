@@ -1,4 +1,4 @@
-"""Workspace division: segments that fit and do not overlap, and times against all ways to choose."""
+"""Workspace division: segments fit and do not overlap, and times equal the best of all divisions."""
 
 from itertools import combinations, pairwise, product
 
@@ -20,7 +20,7 @@ either = st.just(()) | grouped
 
 @st.composite
 def cases(draw, any_groups=either):
-    """Draw kernels, their fronts within a total that each of them fits, the total and groups."""
+    """Draw kernels, their desirable sets within a total that fits each alone, the total and groups."""
     groups = draw(any_groups)
     kernels = draw(networks(groups, least=draw(st.integers(1, 5)), most=6))
     known = {problem: draw(any_fronts) for problem in dict.fromkeys(kernel.problem for kernel in kernels)}
@@ -36,7 +36,7 @@ def cases(draw, any_groups=either):
 
 
 def segments_of(kernels, fronts, branches, groups):
-    """Return for each segment of a set the fronts of those that share it.
+    """Return for each segment of a set the desirable sets of the kernels that share it.
 
     Where a kernel has several layers, each has its own; with groups, those of a kernel run one after another.
     """
@@ -48,7 +48,7 @@ def segments_of(kernels, fronts, branches, groups):
 
 
 def repeated(kernels, branches, groups):
-    """Return how often a set's time counts: with groups, once for each layer of a kernel that runs alone."""
+    """Return how often the time of a set counts: with groups, a kernel that runs alone counts once for each layer."""
     return kernels[branches[0][0]].count if groups else 1
 
 
@@ -57,7 +57,7 @@ def needs(segments):
 
 
 def fastest(segments, total):
-    """Return the least time of a set by trying everything, or None where nothing fits."""
+    """Return the least time of all divisions of a set, or None if none fits."""
     reached = {0: 0.0}
     for shared in segments:
         further = {}
@@ -71,7 +71,7 @@ def fastest(segments, total):
 
 
 def divided(case):
-    """Return what a case gets, or None where its smallest do not fit, which is what the error must say."""
+    """Return the division of a case, or check the error and return None if the case does not fit."""
     kernels, fronts, total, groups = case
     short = set()
     for branches in concurrent_sets(kernels, groups):
@@ -112,7 +112,7 @@ def test_equals_brute_force(case):
 
 
 @given(cases())
-def test_every_kernel_gets_all_its_layers_what_is_in_its_front(case):
+def test_all_layers_of_a_kernel_get_configurations_of_its_desirable_set(case):
     kernels, fronts, _, groups = case
     found = divided(case)
     if found is None:
@@ -124,7 +124,7 @@ def test_every_kernel_gets_all_its_layers_what_is_in_its_front(case):
 
 
 @given(cases())
-def test_segments_hold_their_kernels_and_those_of_a_set_are_apart(case):
+def test_segments_hold_their_kernels_and_are_disjoint_within_a_set(case):
     kernels, _, total, groups = case
     found = divided(case)
     if found is None:
@@ -155,7 +155,7 @@ def test_segments_hold_their_kernels_and_those_of_a_set_are_apart(case):
 
 
 @given(cases())
-def test_less_careful_ways_are_no_slower(case):
+def test_ways_that_run_less_at_the_same_time_are_no_slower(case):
     _, _, total, groups = case
     found = divided(case)
     if found is None:
@@ -173,7 +173,7 @@ def test_less_careful_ways_are_no_slower(case):
 
 
 @given(cases(grouped))
-def test_alternatives_are_what_those_ways_would_find(case):
+def test_alternatives_equal_the_divisions_that_they_stand_for(case):
     kernels, fronts, total, _ = case
     found = divided(case)
     if found is None:

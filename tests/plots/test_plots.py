@@ -1,4 +1,4 @@
-"""Pictures: what is drawn adds up, is legible, and reaches its file whole or not at all."""
+"""Pictures: their bars add up, their text is legible, and their file is written whole or not at all."""
 
 import sys
 from itertools import combinations, pairwise
@@ -59,7 +59,7 @@ def front(points):
 
 
 def stacks(figure):
-    """Return the height of each bar by its place, from what is drawn."""
+    """Return the height of each bar by its place, as matplotlib has drawn it."""
     heights = {}
     for patch in figure.axes[0].patches:
         place = round(patch.get_x() + patch.get_width() / 2, 6)
@@ -82,7 +82,7 @@ def entries(figure):
 
 
 def check_legible(figure):
-    """Check that letters are large enough, inside the picture, and not upon each other."""
+    """Check that texts are large enough, lie inside the picture, and do not overlap."""
     figure.draw_without_rendering()
     width, height = figure.bbox.size
     boxes = [(each.get_text(), each.get_window_extent()) for each in texts(figure)]
@@ -137,7 +137,7 @@ def test_bars_are_as_tall_as_what_they_show(given, modules):
     assert sum(stacks(division_figure(bars, ""))) == pytest.approx(sum(drawn), abs=1e-9)
 
 
-def test_executed_times_take_over_where_there_are_any():
+def test_executed_times_replace_predicted_ones():
     plain, executed = network("conv1"), network("conv1", executed_ms=5.0, undivided_executed_ms=6.0)
     assert layers_figure([("a", plain)], "").axes[0].get_ylabel() == "predicted time in ms"
     figure = layers_figure([("a", executed)], "")
@@ -158,7 +158,7 @@ def test_many_layers_are_drawn_by_module_and_small_ones_joined():
     assert len(flat) == 1 + 12 + len(OPERATIONS)
 
 
-def test_names_that_mean_something_to_matplotlib_are_shown_as_they_are():
+def test_matplotlib_does_not_interpret_names():
     names = ["_hidden", "$x_1$", "50% #1"]
     assert [each.strip() for each in entries(layers_figure([("a", network(*names))], ""))[:3]] == names[::-1]
 
@@ -270,7 +270,7 @@ def test_the_suffix_says_the_format(tmp_path, suffix):
         ("picture", "no name of a picture"),
     ],
 )
-def test_names_of_no_picture_are_refused(tmp_path, name, message):
+def test_an_unknown_suffix_is_refused(tmp_path, name, message):
     with pytest.raises(InvalidValueError, match=message):
         check_picture(tmp_path / name)
 
@@ -284,14 +284,14 @@ def test_pictures_that_cannot_be_written_are_refused(tmp_path, name, message):
         check_picture(tmp_path / name)
 
 
-def test_nothing_is_not_drawn(tmp_path):
+def test_an_empty_picture_is_refused(tmp_path):
     for draw in (draw_layers, draw_division, draw_configurations):
         with pytest.raises(InvalidValueError, match="there is nothing to draw"):
             draw([], tmp_path / "picture.png")
     assert not [*tmp_path.iterdir()]
 
 
-def test_matplotlib_is_asked_for(tmp_path, monkeypatch):
+def test_the_error_names_a_missing_matplotlib(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     with pytest.raises(BackendUnavailableError, match=r"pip install 'ucudnn\[plot\]'"):
         check_picture(tmp_path / "picture.png")

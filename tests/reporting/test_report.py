@@ -26,7 +26,7 @@ def test_a_layer_counts_as_often_as_it_occurs():
     }
 
 
-def test_executed_times_take_over_where_there_are_any():
+def test_executed_times_replace_predicted_ones():
     report = make_report(kernel_report(executed_ms=3.0, undivided_executed_ms=6.0))
     assert report.speedup == 2.0
     assert report.kernels[0].speedup == 2.0
@@ -35,7 +35,7 @@ def test_executed_times_take_over_where_there_are_any():
     assert (total["undivided_ms"], total["speedup"]) == (12.0, 3.0)
 
 
-def test_nothing_undivided_fits():
+def test_a_report_without_an_undivided_algorithm():
     report = make_report(kernel_report(undivided=None, undivided_ms=None, undivided_workspace_bytes=None))
     assert report.speedup is None
     assert report.to_dict()["total"]["undivided_ms"] is None

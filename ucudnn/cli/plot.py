@@ -109,8 +109,8 @@ def layers(
         for limit in workspace or _LIMITS
         for each in policy or _POLICIES
     ]
-    variant = variant_of(dtype, math, layout)
-    planner = _Planner(Subject.open(network, batch, variant, ways[0], candidates), variant, ways[0])
+    subject = Subject.open(network, batch, variant_of(dtype, math, layout), ways[0], candidates)
+    planner = _Planner(subject, ways[0])
     limits = _limit_texts(way.workspace_limit_bytes for way in ways)
     labelled = {f"{limits[way.workspace_limit_bytes]}\n{way.policy.value}": way for way in ways}
     draw_layers(planner.bars(labelled), out, title=planner.title())
@@ -145,8 +145,8 @@ def desirable(
     """
     check_picture(out)
     settings = settings_of(context, PLOT, workspace_limit_bytes=NO_LIMIT if workspace is None else workspace)
-    variant = variant_of(dtype, math, layout)
-    planner = _Planner(Subject.open(network, batch, variant, settings, candidates), variant, settings)
+    subject = Subject.open(network, batch, variant_of(dtype, math, layout), settings, candidates)
+    planner = _Planner(subject, settings)
     kernel = planner.kernel(layer, operation)
     # WD chooses from the whole desirable set, so that this measures all of it.
     whole = replace(settings, total_workspace_bytes=settings.workspace_limit_bytes)
@@ -184,8 +184,8 @@ def configurations(
     """
     check_picture(out)
     ways = [_without_total(settings_of(context, PLOT, policy=each)) for each in policy or _POLICIES]
-    variant = variant_of(dtype, math, layout)
-    planner = _Planner(Subject.open(network, batch, variant, ways[0], candidates), variant, ways[0])
+    subject = Subject.open(network, batch, variant_of(dtype, math, layout), ways[0], candidates)
+    planner = _Planner(subject, ways[0])
     kernel = planner.kernel(layer, operation)
     decided = planner.decisions({way.policy.value: way for way in ways}, [kernel])
     rows = [(label, each.kernels[0].configuration) for label, each in decided.items()]
@@ -220,10 +220,9 @@ def division(
     """
     check_picture(out)
     settings = settings_of(context, PLOT)
-    variant = variant_of(dtype, math, layout)
-    subject = Subject.open(network, batch, variant, settings, candidates)
+    subject = Subject.open(network, batch, variant_of(dtype, math, layout), settings, candidates)
     groups = subject.groups(branches)
-    planner = _Planner(subject, variant, settings)
+    planner = _Planner(subject, settings)
     total = settings.total_workspace_bytes or 0
     title = planner.title(settings.policy.value)
     if branches:
@@ -244,10 +243,9 @@ def division(
 class _Planner:
     """Measures the kernels of a network once, and plans them in several ways."""
 
-    def __init__(self, subject: Subject, variant: Variant, settings: Settings) -> None:
+    def __init__(self, subject: Subject, settings: Settings) -> None:
         self._subject = subject
         self._network = subject.network
-        self._variant = variant
         self._say: Callable[[str], None] = lambda what: None
         self.benchmark = open_benchmark(subject.backend, settings, listener=lambda now: self._say(str(now.problem)))
 
@@ -318,15 +316,15 @@ class _Planner:
 
     def title(self, *more: str) -> str:
         """Return the title of a picture, such as 'alexnet, mini-batch 256, float16, channels last, NVIDIA H200'."""
-        plain = Variant()
+        plain, variant = Variant(), self._subject.variant
         told = [self._network.name, *more]
         if self._network.batch is not None:
             told.append(f"mini-batch {self._network.batch}")
-        if self._variant.dtype is not plain.dtype:
-            told.append(self._variant.dtype.value)
-        if self._variant.math is not plain.math:
-            told.append(self._variant.math.value)
-        if self._variant.channels_last:
+        if variant.dtype is not plain.dtype:
+            told.append(variant.dtype.value)
+        if variant.math is not plain.math:
+            told.append(variant.math.value)
+        if variant.channels_last:
             told.append("channels last")
         backend = self._subject.backend
         return ", ".join([*told, backend.conditions().get("device", backend.name)])

@@ -23,11 +23,13 @@ class Subject:
     """A network, and the backend that computes or replays its convolutions.
 
     Attributes:
-        network: the network, in the data type and layout in which it computes.
+        network: the network, in the variant in which it computes.
+        variant: data type, math mode and layout.
         backend: the backend.
     """
 
     network: Network
+    variant: Variant
     backend: Backend
 
     @classmethod
@@ -51,7 +53,7 @@ class Subject:
         backend = open_measured(settings, candidates, name)
         if batch is None and backend.name == "cpu" and name in NETWORKS:
             network = load_network(name, _CPU_BATCH)
-        return cls(network=variant.of_network(network), backend=backend)
+        return cls(network=variant.of_network(network), variant=variant, backend=backend)
 
     def groups(self, branches: bool) -> Groups:
         """Return the layers that may run at the same time, if --branches asks for them; else ().

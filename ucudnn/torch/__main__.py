@@ -57,7 +57,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         parser.error(f"{program[0]} is not there")
     _log(logging.INFO if given.verbose else logging.WARNING)
     try:
-        on = turn_on(interceptor_of(read_settings(_typed(parser, given), _NO_EFFECT)))
+        on = turn_on(interceptor_of(read_settings(_typed(given), _NO_EFFECT)))
     except UcudnnError as error:
         print_error(str(error))
         sys.exit(2)
@@ -69,15 +69,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
                 _report(on)
 
 
-def _typed(parser: argparse.ArgumentParser, given: argparse.Namespace) -> dict[str, object]:
+def _typed(given: argparse.Namespace) -> dict[str, object]:
     """Return the values of the options that were typed, by name."""
-    typed: dict[str, object] = {}
-    for action in parser._actions:
-        value = getattr(given, action.dest, None)
-        if action.option_strings and value not in (None, False, []):
-            typed[action.option_strings[0]] = value
+    typed = {f"--{name.replace('_', '-')}": value for name, value in vars(given).items() if value is not None}
     if given.slabs is False:
-        typed["--no-slabs"] = False
+        typed["--no-slabs"] = typed.pop("--slabs")
     return typed
 
 
