@@ -57,7 +57,7 @@ ROOMS = {  # each room: the rooms directly under it; imports go down only
 ROOMY = {("torch",), ("cudnn",), ("backends", "cpu")}
 SHARED_FILE_NAMES = {"backend", "bench", "base", "problem", "factory", "division", "plan", "report"}
 PLACES = {  # a package from elsewhere: the modules or folders that import it
-    "numpy": ("backends", "solvers.branch_and_bound", "torch"),
+    "numpy": ("backends", "execution.overlap", "solvers.branch_and_bound", "torch"),
     "pulp": ("solvers.integer_program", "memory"),
     "typer": ("cli",),
     "rich": ("reporting.terminal",),
@@ -156,6 +156,19 @@ def test_modules_are_small():
 
 def test_a_third_party_package_is_imported_in_one_place():
     assert structure.misplaced_packages(MODULES, PLACES) == []
+
+
+def test_no_test_module_imports_another_one():
+    tests = structure.modules_of(ROOT / "tests")
+    del tests["test_structure"]  # its examples of broken packages import tests
+    assert structure.borrowed_tests(tests) == []
+
+
+def test_tests_mirror_the_folders_of_the_package():
+    rooms = {module.folder[0] for module in MODULES.values() if module.folder}
+    tests = structure.modules_of(ROOT / "tests").values()
+    tested = {module.folder[0] for module in tests if module.folder and module.stem.startswith("test_")}
+    assert tested - {"bench", "gpu", "fuzz"} <= rooms
 
 
 def test_only_settings_reads_the_environment():
@@ -346,6 +359,20 @@ RULES = {
         {"a.py": "import numpy.random", "b.py": "from numpy import array\nimport json, attrs"},
         lambda modules: structure.misplaced_packages(modules, {"numpy": ("a",)}),
         ["b imports attrs", "b imports numpy"],
+    ),
+    "borrowed tests": (
+        {
+            "test_a.py": "from tests.low.test_b import helper",
+            "test_b.py": "PROGRAM = 'from tests.test_a import x'",
+            "test_c.py": "from tests.support.reference import make\nfrom tests.low.conftest import y",
+            "low/test_d.py": "def f():\n    import tests.test_c",
+        },
+        structure.borrowed_tests,
+        [
+            "low.test_d imports tests.test_c",
+            "test_a imports tests.low.test_b",
+            "test_b imports tests.test_a",
+        ],
     ),
     "environment": (
         {"a.py": "import os\nx = os.environ", "b.py": "from os import getenv", "c.py": "import os\nos.sep"},

@@ -1,29 +1,30 @@
 """Every exception that ucudnn raises on purpose.
 
 * UcudnnError
-  * InvalidValueError           an argument or a text that cannot mean anything here
+  * InvalidValueError           an argument or a text with an invalid value
     * InvalidSizeError          a size in bytes that cannot be read
     * InvalidProblemError       shapes, strides or types that do not make a convolution
     * InvalidNetworkError       a layer table that cannot be read
-    * SettingsError             a setting or environment variable with a value it may not have
+    * SettingsError             a setting or an environment variable with an invalid value
     * StepGraphError            operations and storages that do not make a training step
     * MemoryPlanError           a plan of a training step that would read, free or recompute what is not there
   * OutputError                 a file or a standard output that cannot be written
   * InfeasibleError             no configuration fits the workspace limit
     * BudgetError               no plan of a training step fits the memory budget
   * StepFileError               a recorded training step that cannot be read
-    * StepFileVersionError      one of a version that this ucudnn does not know
+    * StepFileVersionError      a recorded training step of an unknown version
   * MeasurementError            no algorithm of a kernel could be measured
   * ProfileError                a recorded profile that cannot be read
-    * NotRecordedError          a problem that the profile has no measurement of
+    * NotRecordedError          a problem without a measurement in the profile
   * DatabaseError               a database of measurements that cannot be used
-    * DatabaseVersionError      one with tables of another version of ucudnn
+    * DatabaseVersionError      a database with the tables of another version of ucudnn
   * SolverError                 an integer program that was not solved
     * SolverUnavailableError    a solver that is not installed or not known
-  * BackendError                a backend that cannot do what was asked
+  * BackendError                a backend that cannot carry out a request
     * BackendUnavailableError   a backend that is not installed or not known
-    * UnsupportedProblemError   a problem or algorithm that the backend has no way to compute
-    * CudnnError                a function of cuDNN that answered with an error status
+    * ReentryError              a convolution inside another one of the same thread
+    * UnsupportedProblemError   a problem that the backend cannot compute, or not with this algorithm
+    * CudnnError                a function of cuDNN that returned an error status
     * StepError                 a step of a plan that could not be prepared or launched
 """
 
@@ -47,6 +48,7 @@ __all__ = [
     "NotRecordedError",
     "OutputError",
     "ProfileError",
+    "ReentryError",
     "SettingsError",
     "SolverError",
     "SolverUnavailableError",
@@ -67,7 +69,7 @@ def _restored(kind: type["UcudnnError"], arguments: tuple[Any, ...], attributes:
 
 
 class UcudnnError(Exception):
-    """The root: catch it to catch everything that ucudnn raises on purpose."""
+    """The root of the tree; whoever catches it catches everything that ucudnn raises on purpose."""
 
     def __reduce__(self) -> tuple[Any, ...]:
         # Exceptions travel between processes. Python would call the constructor with the message alone.
@@ -75,7 +77,7 @@ class UcudnnError(Exception):
 
 
 class InvalidValueError(UcudnnError, ValueError):
-    """A value was given that cannot mean anything where it was given."""
+    """An argument or a text has an invalid value."""
 
 
 class InvalidSizeError(InvalidValueError):
@@ -91,7 +93,7 @@ class InvalidNetworkError(InvalidValueError):
 
 
 class SettingsError(InvalidValueError):
-    """A setting, as an argument or in the environment, has a value it may not have."""
+    """A setting has an invalid value, as an argument or in the environment."""
 
 
 class StepGraphError(InvalidValueError):
@@ -122,9 +124,9 @@ class InfeasibleError(UcudnnError):
     """No configuration fits the workspace limit.
 
     Attributes:
-        kernel: the kernel that needs most, or '' where it has no name.
-        limit_bytes: the limit that was given.
-        required_bytes: the smallest limit that would do.
+        kernel: the kernel that needs most, or '' if it has no name.
+        limit_bytes: the given limit.
+        required_bytes: the smallest sufficient limit.
     """
 
     def __init__(self, message: str, *, kernel: str, limit_bytes: int, required_bytes: int) -> None:
@@ -153,7 +155,7 @@ class StepFileVersionError(StepFileError):
 
 
 class MeasurementError(UcudnnError):
-    """No algorithm of a kernel could be measured, or a measured time is no time."""
+    """No algorithm of a kernel could be measured, or a measured time is not a valid one."""
 
 
 class ProfileError(UcudnnError):
@@ -161,15 +163,15 @@ class ProfileError(UcudnnError):
 
 
 class NotRecordedError(ProfileError):
-    """The profile holds no measurement of the problem that was asked for."""
+    """The profile has no measurement of a problem."""
 
 
 class SolverError(UcudnnError):
-    """An integer program was not solved, or its answer did not pass the check."""
+    """An integer program was not solved, or its solution failed the check."""
 
 
 class SolverUnavailableError(SolverError):
-    """The solver asked for is not known or not installed."""
+    """A solver is not known or not installed."""
 
 
 class DatabaseError(UcudnnError):
@@ -181,23 +183,27 @@ class DatabaseVersionError(DatabaseError):
 
 
 class BackendError(UcudnnError):
-    """A backend cannot do what was asked of it."""
+    """A backend cannot carry out a request."""
 
 
 class BackendUnavailableError(BackendError):
-    """The backend asked for is not known or not installed."""
+    """A backend is not known or not installed."""
+
+
+class ReentryError(BackendError):
+    """A convolution was called while another one ran in the same thread, as a signal handler can do."""
 
 
 class UnsupportedProblemError(BackendError):
-    """The backend has no way to compute this problem with this algorithm."""
+    """The backend cannot compute a problem, or not with this algorithm."""
 
 
 class CudnnError(BackendError, RuntimeError):
-    """A function of cuDNN answered with an error status; also known as `ucudnn.cudnn.CuDNNError`.
+    """A function of cuDNN returned an error status; `ucudnn.cudnn.CuDNNError` is another name of this class.
 
     Attributes:
         status: the cudnnStatus_t.
-        infos: what was added by `add_info`, a line each.
+        infos: the lines that `add_info` added.
     """
 
     def __init__(self, status: int, text: str = "") -> None:
@@ -206,26 +212,26 @@ class CudnnError(BackendError, RuntimeError):
         self.infos: list[str] = []
 
     def add_info(self, info: str) -> None:
-        """Add a line that says more."""
+        """Add a line with more information."""
         self.add_infos([info])
 
     def add_infos(self, infos: Iterable[str]) -> None:
-        """Add lines that say more."""
+        """Add lines with more information."""
         self.infos.extend(infos)
 
     def __str__(self) -> str:
-        """Return the status with its text, and what was added, a line each."""
+        """Return the status with its text, and the added lines."""
         return "\n  ".join([super().__str__(), *self.infos])
 
 
 class StepError(BackendError):
-    """An algorithm failed where a plan prepared or launched it; all steps before it were launched.
+    """An algorithm failed when a plan prepared or launched it; all steps before it were launched.
 
     Attributes:
-        algorithm: name of what failed.
-        size: the micro-batch size at which it did.
-        start: the first sample that was not computed.
-        left: of a micro-batch of which slabs were computed already, those that were not, from this one on; else ().
+        algorithm: name of the algorithm.
+        size: the micro-batch size at which it failed.
+        start: the first sample that is not computed.
+        left: the slabs of the micro-batch that are not computed, if others are; else ().
     """
 
     def __init__(self, algorithm: str, size: int, start: int, cause: Exception, left: tuple[object, ...] = ()) -> None:

@@ -1,7 +1,8 @@
 """The handle: stands in for a cuDNN handle, plans each convolution once and dispatches it from then on."""
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import replace
+from os import PathLike
 from typing import Unpack
 
 from ucudnn.arrays import Parameters, ProblemCache
@@ -29,21 +30,18 @@ from ucudnn.workspace.spare import tail_step
 class Handle:
     """Convolutions in micro-batches: the same call and the same results, within a workspace limit.
 
-    A problem is benchmarked and planned at its first call, or earlier if `get_algorithm` registered it. An argument
-    that is None comes from the environment, or else from the defaults. Calls on one handle from several threads wait
-    for each other because they share its workspace.
+    A problem is planned at its first call, or earlier if `get_algorithm` registered it. An argument that is None comes
+    from the environment, or else from the defaults. Threads wait for each other because they share the workspace.
 
     Args:
-        backend: 'auto', 'cpu', 'cudnn', 'cudnn:CANDIDATES', 'replay:NAME-or-path' (plans only), or a backend
-            (UCUDNN_BACKEND).
+        backend: 'auto', 'cpu', 'cudnn[:CANDIDATES]', 'replay:NAME-or-path', or a backend (UCUDNN_BACKEND).
         policy: 'undivided', 'powerOfTwo', 'all' or 'adaptive' (UCUDNN_BATCH_SIZE_POLICY).
         workspace_limit: workspace of each kernel (WR), in bytes or as '64MiB' (UCUDNN_DEFAULT_WORKSPACE_LIMIT).
         total_workspace: workspace of all kernels together (WD), in bytes or as '120MiB' (UCUDNN_TOTAL_WORKSPACE_SIZE).
         solver: solver of WD's integer program (UCUDNN_SOLVER).
         solver_time_limit: seconds after which WD takes the best solution so far (UCUDNN_SOLVER_TIME_LIMIT).
-        groups: under WD, the layers that may run at the same time. A group has branches; a branch is the name of a
-            layer, or a sequence of names that run one after another, as in `[["1x1", ["3x3_reduce", "3x3"]]]`. A layer
-            in no group runs alone. None: any two kernels may run at the same time.
+        groups: under WD, the layers that may run at the same time; None for all. A group has branches, a branch is a
+            layer's name or a sequence of names that run one after another: `[["1x1", ["3x3_reduce", "3x3"]]]`.
         database: file that keeps measurements for later processes, or 'off' (UCUDNN_DATABASE).
         benchmark_devices: GPUs that measure together, '0,1' or 'all', or 'ranks' (UCUDNN_BENCHMARK_DEVICES).
         slabs: whether samples that need too much workspace are computed in ranges of rows (UCUDNN_SLABS).
@@ -67,8 +65,8 @@ class Handle:
         solver: str | SolverName | None = None,
         solver_time_limit: float | None = None,
         groups: Sequence[Sequence[str | Sequence[str]]] | None = None,
-        database: str | None = None,
-        benchmark_devices: str | tuple[int, ...] | None = None,
+        database: str | PathLike[str] | None = None,
+        benchmark_devices: str | int | Iterable[int] | None = None,
         slabs: bool | str | None = None,
         effort: Effort | None = None,
         listener: ProgressListener | None = None,
@@ -171,6 +169,7 @@ class Handle:
             InfeasibleError: if a workspace limit is too small; the message names the kernel and its need.
             MeasurementError: if no algorithm of a kernel could be measured.
         """
+        self.backend.refuse_reentry()
         with self._lock:
             self._plans.plan_all()
 
@@ -207,17 +206,18 @@ class Handle:
                 under WD or if beta is not 0.
 
         Raises:
+            InvalidProblemError: if the output shares memory with an input.
             InfeasibleError: if a workspace limit is too small.
             MeasurementError: if no algorithm could be measured.
-            BackendError: if the backend cannot execute.
+            BackendError: if the backend cannot execute, or the thread is inside another convolution already.
         """
         dispatcher = self._dispatcher
         if dispatcher is None:
-            raise BackendError(
-                f"backend {self.backend.name} plans but cannot execute: open a handle on 'cpu' or 'cudnn'"
-            )
+            name = self.backend.name
+            raise BackendError(f"backend {name} plans but cannot execute: open a handle on 'cpu' or 'cudnn'")
         # x, w and y keep their names: the arrays must live until the launch, whoever else holds them.
         bound_x, bound_w, bound_y, alignment = dispatcher.backend.bind(x, w, y)
+        dispatcher.backend.refuse_reentry()
         if alignment < problem.alignment:
             problem = replace(problem, alignment=alignment)
         spare_bytes = 0 if spare is None else self.useful(spare.size_bytes)
@@ -240,6 +240,7 @@ class Handle:
                     if shared is None:
                         raise
                     entry = self._plans.plan(KernelKey(shared, problem))
+            dispatcher.refuse_overlap(entry, bound_x, bound_w, bound_y)
             dispatcher.launch(entry, bound_x, bound_w, bound_y, Scaling(alpha, beta), spare)
 
     def useful(self, spare_bytes: int) -> int:

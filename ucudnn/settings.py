@@ -1,4 +1,7 @@
-"""Settings: arguments over environment over defaults. The only reader of the environment."""
+"""Settings: arguments win over the environment, and the environment over defaults.
+
+No other module reads the environment.
+"""
 
 import os
 from collections.abc import Callable, Iterable, Mapping
@@ -16,7 +19,7 @@ _Choice = TypeVar("_Choice", bound=Enum)
 
 
 class SolverName(Enum):
-    """Solvers of WD's integer program, by the name UCUDNN_SOLVER takes; AUTO is the fastest installed."""
+    """Solvers of WD's integer program, by their names in UCUDNN_SOLVER; AUTO is the fastest one that is installed."""
 
     AUTO = "auto"
     HIGHS = "highs"
@@ -27,10 +30,10 @@ class SolverName(Enum):
 
 
 def parse_choice(choices: type[_Choice], value: str | _Choice, name: str) -> _Choice:
-    """Return a member of an enumeration from itself or its text, whatever the case.
+    """Return a member of an enumeration from the member or its text, in upper or lower case.
 
     Raises:
-        SettingsError: naming the setting, the value and what is allowed.
+        SettingsError: names the setting, the value and the allowed values.
     """
     if isinstance(value, choices):
         return value
@@ -43,7 +46,7 @@ def parse_choice(choices: type[_Choice], value: str | _Choice, name: str) -> _Ch
 
 def _parse_size(value: int | str, name: str) -> int:
     try:
-        # The environment knows text only: '67108864' is a number of bytes there too.
+        # The environment holds only text, so '67108864' is a number of bytes as well.
         return parse_bytes(value)
     except InvalidSizeError as error:
         raise SettingsError(f"{name}: {error}") from error
@@ -110,21 +113,21 @@ def _parse_path(value: object, name: str) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """How a handle plans.
+    """The settings of a handle.
 
     Attributes:
-        policy: which micro-batch sizes are benchmarked (UCUDNN_BATCH_SIZE_POLICY).
+        policy: says which micro-batch sizes are benchmarked (UCUDNN_BATCH_SIZE_POLICY).
         workspace_limit_bytes: WR's limit for each kernel (UCUDNN_DEFAULT_WORKSPACE_LIMIT).
         total_workspace_bytes: WD's total for all kernels; None means WR (UCUDNN_TOTAL_WORKSPACE_SIZE).
-        benchmark_devices: GPUs that share the benchmarks: numbers, 'all', or 'ranks' for those of torch.distributed;
-            None for the current one alone (UCUDNN_BENCHMARK_DEVICES).
-        database: file that keeps measurements; None for its default location, 'off' for none (UCUDNN_DATABASE).
+        benchmark_devices: GPUs that measure together: numbers, 'all', or 'ranks' for those of torch.distributed. None
+            for the current GPU alone (UCUDNN_BENCHMARK_DEVICES).
+        database: file that keeps measurements; None for its default place, 'off' for no file (UCUDNN_DATABASE).
         backend: 'auto', 'cpu', 'cudnn', 'cudnn:CANDIDATES' or 'replay:NAME-or-path' (UCUDNN_BACKEND).
         solver: solver of WD's integer program (UCUDNN_SOLVER).
-        solver_time_limit_seconds: after which WD takes the solver's best; None waits for the optimum
+        solver_time_limit_seconds: seconds after which WD takes the best division so far; None waits for the optimum
             (UCUDNN_SOLVER_TIME_LIMIT).
-        cudnn_library: libcudnn to load; None looks for it (UCUDNN_CUDNN_LIBRARY).
-        slabs: whether micro-batches that cannot be divided any more may be computed slab by slab (UCUDNN_SLABS).
+        cudnn_library: the libcudnn to load; None searches for one (UCUDNN_CUDNN_LIBRARY).
+        slabs: whether a single sample may be computed in slabs (UCUDNN_SLABS).
     """
 
     policy: BatchSizePolicy = BatchSizePolicy.POWER_OF_TWO
@@ -140,7 +143,7 @@ class Settings:
 
     @classmethod
     def load(cls, environment: Mapping[str, str] | None = None, **arguments: Any) -> "Settings":
-        """Return settings from arguments, where they are not None, over the environment over defaults.
+        """Return settings from arguments, the environment and defaults; an argument of None counts as absent.
 
         Args:
             environment: variables to read; those of the process if None.
@@ -148,7 +151,7 @@ class Settings:
                 of its argument of `Handle`, which has no unit: `workspace_limit` for `workspace_limit_bytes`.
 
         Raises:
-            SettingsError: naming the argument or variable, its value and what is allowed.
+            SettingsError: names the argument or the variable, its value and the allowed values.
         """
         environment = os.environ if environment is None else environment
         unknown = set(arguments) - {*_FIELDS, *_ARGUMENTS}
@@ -189,5 +192,5 @@ VARIABLES: dict[str, str] = {field: variable for field, (variable, _) in _FIELDS
 
 
 def is_set(field: str, environment: Mapping[str, str] | None = None) -> bool:
-    """Whether the environment, the process's own where None, sets a field of Settings."""
+    """Whether the environment sets a field of Settings; the environment is that of the process if None."""
     return bool((os.environ if environment is None else environment).get(VARIABLES[field]))

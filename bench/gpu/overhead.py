@@ -20,6 +20,7 @@ from ucudnn.backends.base import ComputeBackend
 from ucudnn.backends.cudnn.gpu.cupy_gpu import cupy_module
 from ucudnn.benchmarking.request import Request
 from ucudnn.configuration import configuration_of
+from ucudnn.kernel import KernelKey
 from ucudnn.networks.tables import load_network
 from ucudnn.planning.decision import Decision
 from ucudnn.problem import ConvolutionProblem, Operation
@@ -34,12 +35,11 @@ CALLS = 200
 
 def itself(handle: Handle, problem: ConvolutionProblem, layer: str = "") -> Callable[[], int]:
     """Return cuDNN's own call with the execution plan and the variant pack of the handle's last call."""
-    entry = handle._entries[layer, problem]
+    entry = handle._entries[KernelKey(layer, problem)]
     assert entry.plan is not None
     (step,) = entry.plan.steps
-    (execution,) = step.call._plans.values() if len(step.call._plans) == 1 else [step.call._plans[1.0, 0.0]]
-    pack = list(execution.packs.values())[-1]
-    return partial(step.call._execute, step.call._handle, execution.address, pack.address)
+    plan, pack = list(step.call._packs.values())[-1]
+    return partial(step.call._execute, step.call._handle, plan.address, pack.address)
 
 
 def gpu_time(backend: ComputeBackend, batch: int, repeats: int) -> list[dict[str, object]]:
@@ -86,7 +86,7 @@ def cpu_time(backend: ComputeBackend) -> dict[str, float]:
     divided = Handle(backend=backend)
     divided.get_algorithm(SMALL)
     divided.optimize()
-    entry = divided._entries["", SMALL]
+    entry = divided._entries[KernelKey("", SMALL)]
     (micro, *_) = sorted(
         divided._benchmark.micro_configurations(Request(problem=SMALL, sizes=(1,), limit_bytes=2**26)),
         key=lambda each: (each.time_ms, each.algorithm),

@@ -51,7 +51,7 @@ def opened():
 
 
 def problem_of(micro, layer, operation):
-    return micro.ask(operation, layer.x, layer.w, layer.convolution, layer.y).problem
+    return micro.described(operation, layer.x, layer.w, layer.convolution, layer.y).problem
 
 
 @pytest.mark.parametrize("operation", Operation)
@@ -248,7 +248,7 @@ def test_what_is_left_to_cudnn_is_counted_and_logged_once(opened, layer, caplog)
     cudnn.setConvolution2dDescriptor_v5(layer.convolution, 1, 1, 1, 1, 1, 1, cudnn.CUDNN_CONVOLUTION, 0)
     with caplog.at_level(logging.WARNING, "ucudnn"):
         for _ in range(3):
-            assert micro.ask(Operation.FORWARD, layer.x, layer.w, layer.convolution, layer.y) is None
+            assert micro.described(Operation.FORWARD, layer.x, layer.w, layer.convolution, layer.y) is None
     assert list(micro.plain.values()) == [3]
     (record,) = caplog.records
     assert "left to plain cuDNN, not in micro-batches: Forward a convolution that flips" in record.getMessage()
@@ -259,7 +259,7 @@ def on_host(opened, monkeypatch):
     """Let the functions of arrays use a handle on host memory: `get_handle` asks CuPy for the GPU."""
     micro = opened()
     monkeypatch.setattr(cupyx_functions, "get_handle", lambda: micro.address)
-    monkeypatch.setattr(cupyx_functions, "_limits", [])
+    monkeypatch.setattr(cupyx_functions._HANDLES, "limit_bytes", None)
     return micro
 
 

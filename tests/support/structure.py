@@ -4,6 +4,7 @@ Nothing is imported here: every rule reads syntax trees, so imports inside funct
 """
 
 import ast
+import re
 import sys
 from collections import Counter, defaultdict
 from functools import cached_property
@@ -207,6 +208,18 @@ def misplaced_packages(modules, places):
             if allowed is not None and not any(f"{module.name}.".startswith(f"{place}.") for place in allowed):
                 wrong.append(f"{module.name} imports {package}")
     return sorted(wrong)
+
+
+def borrowed_tests(modules):
+    """Return the test modules that other modules of the tests import, in programs that they write as well."""
+    pattern = re.compile(r"\btests(?:\.\w+)*\.test_\w+")
+    found = set()
+    for module in modules.values():
+        texts = [node.value for node in ast.walk(module.tree) if isinstance(node, ast.Constant)]
+        named = {name for text in texts if isinstance(text, str) for name in pattern.findall(text)}
+        imported = {name for each in module.imports() for name in pattern.findall(each)}
+        found |= {f"{module.name} imports {name}" for name in named | imported}
+    return sorted(found)
 
 
 def environment_readers(modules):

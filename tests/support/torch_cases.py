@@ -4,8 +4,17 @@ from contextlib import contextmanager
 
 import torch
 
+import ucudnn.torch
+from tests.support.operands import QUICK
+
+
+def enable_on_cpu(**options):
+    """Turn on a handle for CPU tensors, whose benchmarks are short."""
+    return ucudnn.torch.enable(backend="cpu", effort=QUICK, **options)
+
 
 def modules():
+    """Return modules of all kinds of convolution, each with the shape of an input."""
     conv = torch.nn
     return [
         (conv.Conv1d(3, 4, 3, padding=1), (2, 3, 9)),
@@ -24,11 +33,12 @@ CASES = range(len(modules()))
 
 
 def drawn(shape):
+    """Return a random tensor in float64 that wants a gradient."""
     return torch.randn(shape, dtype=torch.float64, requires_grad=True)
 
 
 def outcome(module, x):
-    """Return output and all gradients."""
+    """Return the output of a module and all gradients of a loss."""
     module.zero_grad()
     x.grad = None
     out = module(x)
@@ -43,13 +53,13 @@ def assert_close(found, expected):
 
 
 def asked(on):
-    """Return determinism and math mode of what was asked for since a switch was turned on, by operation."""
+    """Return determinism and math mode of the problems that were asked for since something was turned on."""
     return {each.operation: (each.deterministic, each.math) for each in on._interceptor.problems()}
 
 
 @contextmanager
 def default_flags():
-    """Set PyTorch's flags to their defaults, for a test to change, and again afterwards."""
+    """Set PyTorch's flags to their defaults, before the block and after it."""
     cudnn = torch.backends.cudnn
 
     def set_defaults():

@@ -1,14 +1,30 @@
-"""What the tests of PyTorch share: its flags, and a compiler for the stand-in for cuDNN."""
+"""What the tests of PyTorch share: its flags, its operators, and a compiler for the stand-in for cuDNN.
+
+PyTorch is imported inside the fixtures, because it may not be installed.
+"""
+
+import sys
 
 import pytest
 
 from tests.support.toolchain import open_toolchain
 
 
+@pytest.fixture(autouse=True)
+def as_before(monkeypatch):
+    """Restore the command line, the path of modules and PyTorch's operators after each test."""
+    monkeypatch.setattr(sys, "argv", list(sys.argv))
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    yield
+    from ucudnn.torch.overrides import process_overrides
+
+    process_overrides.clear()
+
+
 @pytest.fixture
 def flags():
     """Return `torch.backends.cudnn` with PyTorch's default flags, which are set again after the test."""
-    from tests.support.torch_cases import default_flags  # imports PyTorch, which may not be there
+    from tests.support.torch_cases import default_flags
 
     with default_flags() as cudnn:
         yield cudnn

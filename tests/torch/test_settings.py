@@ -22,14 +22,6 @@ GIVEN = st.sets(st.sampled_from([field for field in FIELDS if field != "backend"
 )
 
 
-@pytest.fixture(autouse=True)
-def as_before(monkeypatch):
-    monkeypatch.setattr(sys, "argv", list(sys.argv))
-    monkeypatch.setattr(sys, "path", list(sys.path))
-    yield
-    process_overrides.clear()
-
-
 def convolve():
     """Run one convolution."""
     torch.nn.functional.conv2d(torch.ones(2, 3, 6, 6), torch.ones(4, 3, 3, 3))

@@ -13,7 +13,7 @@ from threading import RLock
 from typing import Any, NamedTuple, final
 
 from ucudnn.backends.prefetch import PrefetchRequest
-from ucudnn.errors import BackendError, UnsupportedProblemError
+from ucudnn.errors import BackendError, ReentryError, UnsupportedProblemError
 from ucudnn.problem import MOST_ALIGNMENT, ConvolutionProblem
 from ucudnn.profiles.measurement import Algorithm, Effort, Measurement
 from ucudnn.slabs import Rows, Slab
@@ -118,6 +118,21 @@ class Backend(ABC):
 
     def __init__(self) -> None:
         self.lock = RLock()
+        self._in_this_thread: Callable[[], bool] = self.lock._is_owned  # type: ignore[attr-defined]
+
+    def refuse_reentry(self) -> None:
+        """Raise an error if the calling thread holds the lock, as a signal handler may find it.
+
+        A convolution that begins inside another one of the same thread would overwrite its workspace.
+
+        Raises:
+            ReentryError: if the thread is planning or launching already.
+        """
+        if self._in_this_thread():
+            raise ReentryError(
+                "a convolution was called inside another one of the same thread and backend, as signal handlers can do:"
+                " let the handler set a flag, and convolve after it"
+            )
 
     @property
     @abstractmethod

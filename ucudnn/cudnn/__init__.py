@@ -1,15 +1,16 @@
-"""A drop-in for `cupy.cuda.cudnn` as CuPy 13 had it, whose convolutions go in micro-batches.
+"""A replacement for `cupy.cuda.cudnn` of CuPy 13 that computes convolutions in micro-batches.
 
     from ucudnn import cudnn  # instead of: from cupy.cuda import cudnn
 
-Names, orders of arguments, keywords and constants are those of CuPy 13; addresses of descriptors, of memory on the
-GPU and of host scalars are ints. `create` gives a cudnnHandle_t with a μ-cuDNN handle behind it: find..., get... and
-convolution... of that handle are μ-cuDNN's, everything else is cuDNN's. The convolutions of `cupyx.cudnn` on CuPy
-arrays are here as well. `adopt` is ours: it takes a `ucudnn.Handle` with a limit and policy of its own.
+Names, orders of arguments, keywords and constants are those of CuPy 13. Addresses of descriptors, of GPU memory and of
+host scalars are ints. `create` returns a cudnnHandle_t with a μ-cuDNN handle behind it. μ-cuDNN answers find..., get...
+and convolution... for that handle, and cuDNN answers all other functions. The convolutions of `cupyx.cudnn` on CuPy
+arrays are part of the package too. Only `adopt` is not CuPy's: it takes a `ucudnn.Handle` with its own limit and
+policy.
 
-Importing this loads neither cuDNN nor CuPy: that is left to the first call.
+The import loads neither cuDNN nor CuPy; the first call does.
 """
-# ruff: noqa: F403  # each module lists in __all__ what it gives to this menu; constants are plain numbers
+# ruff: noqa: F403  # the __all__ of each module lists its public names; those of constants are all public
 
 from typing import TYPE_CHECKING as _TYPE_CHECKING
 from typing import NoReturn as _NoReturn
@@ -25,7 +26,7 @@ from ucudnn.cudnn.loading import *
 from ucudnn.cudnn.missing import explain as _explain
 from ucudnn.cudnn.passthrough import *
 
-if not _TYPE_CHECKING:  # type checkers shall find out what is missing
+if not _TYPE_CHECKING:  # otherwise type checkers would accept every name
 
     def __getattr__(name: str) -> _NoReturn:
         raise AttributeError(_explain(name))

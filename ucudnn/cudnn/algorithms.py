@@ -1,11 +1,11 @@
 """find..., get... and workspace sizes of the three convolution operations.
 
-A handle of `create` answers with virtual algorithms that need no workspace of the caller's (paper, section 3.4): it
-registers the kernel, and plans it at its first run. Algorithm 0 promises nothing about determinism; algorithm 1, which
-is told where more than one is requested, repeats its results to the bit. In the convolution itself any number counts as
-a wish for determinism if cuDNN's algorithm of that number is deterministic, other than 0 (see `wants_determinism`).
+A handle of `create` registers the kernel, plans it at its first run, and answers with virtual algorithms, for which the
+caller need not allocate workspace (paper, section 3.4). Algorithm 0 does not promise determinism. Algorithm 1, which is
+listed if the caller requests more than one, repeats its results bit for bit. A convolution takes the number of one of
+cuDNN's deterministic algorithms, other than 0, as a request for determinism (see `wants_determinism`).
 
-A handle that `create` did not make, and a convolution that cannot be said as a problem, get cuDNN's own answers.
+cuDNN itself answers for handles that `create` did not make, and for convolutions that no problem can express.
 """
 # ruff: noqa: N815, N816  # names are those of cuDNN and CuPy
 
@@ -56,10 +56,10 @@ __all__ = [
 
 
 VIRTUAL = 0
-"""The virtual algorithm: whatever is fastest within the limit."""
+"""The virtual algorithm: the fastest configuration within the limit."""
 
 VIRTUAL_DETERMINISTIC = 1
-"""The virtual algorithm that repeats its results to the bit."""
+"""The virtual algorithm that repeats its results bit for bit."""
 
 _NOT_DETERMINISTIC = {
     Operation.FORWARD: {VIRTUAL},
@@ -69,18 +69,18 @@ _NOT_DETERMINISTIC = {
 
 # cudnnConvolution...AlgoPerf_t: algo, status, time, memory, determinism, mathType and three reserved ints
 _PERF, _PERF_BYTES = "=iif4xQii16x", 48
-_NOT_MEASURED = -1.0  # as cuDNN's own get..._v7 answers
+_NOT_MEASURED = -1.0  # the answer of cuDNN's own get..._v7
 
 
 @final
 @dataclass(frozen=True, slots=True)
 class CuDNNAlgoPerf:
-    """An algorithm for a convolution (cudnnConvolutionFwdAlgoPerf_t and its like).
+    """An algorithm for a convolution (cudnnConvolutionFwdAlgoPerf_t, and those of the other operations).
 
     Attributes:
-        algo: its number.
-        status: CUDNN_STATUS_SUCCESS, or why it cannot be used.
-        time: milliseconds, -1 where it was not measured.
+        algo: number of the algorithm.
+        status: CUDNN_STATUS_SUCCESS, or the reason why it cannot be used.
+        time: milliseconds, or -1 if it was not measured.
         memory: bytes of workspace that the caller must give.
         determinism: CUDNN_DETERMINISTIC or CUDNN_NON_DETERMINISTIC.
         mathType: the math type that it is meant for.
@@ -95,7 +95,7 @@ class CuDNNAlgoPerf:
 
 
 class Descriptors(NamedTuple):
-    """The four descriptors of a convolution call, by what they describe."""
+    """The four descriptors of a convolution call."""
 
     x: int
     w: int
@@ -104,7 +104,7 @@ class Descriptors(NamedTuple):
 
 
 def in_order(operation: Operation, first: int, second: int, convolution: int, written: int) -> Descriptors:
-    """Return descriptors by what they describe, from cuDNN's order of arguments: what is read comes before."""
+    """Return descriptors by name, from cuDNN's order of arguments, in which inputs come before the output."""
     if operation is Operation.FORWARD:
         return Descriptors(first, second, convolution, written)
     if operation is Operation.BACKWARD_DATA:
@@ -113,30 +113,30 @@ def in_order(operation: Operation, first: int, second: int, convolution: int, wr
 
 
 def wants_determinism(operation: Operation, algorithm: int) -> bool:
-    """Whether an algorithm's number, as a caller gives it to a convolution, is a wish for deterministic results."""
+    """Return whether the algorithm's number that a caller gives to a convolution requests deterministic results."""
     return algorithm not in _NOT_DETERMINISTIC[operation]
 
 
 def ask(handle: int, operation: Operation, descriptors: Descriptors) -> tuple[MicroHandle, DescribedProblem] | None:
-    """Return the μ-cuDNN handle and what is asked of it, or None where cuDNN must answer."""
+    """Return the μ-cuDNN handle and the problem, or None if cuDNN must answer."""
     micro = micro_handle(handle)
     if micro is None:
         return None
-    found = micro.ask(operation, *descriptors)
+    found = micro.described(operation, *descriptors)
     return None if found is None else (micro, found)
 
 
 def choose(
     handle: int, operation: Operation, descriptors: tuple[int, int, int, int], limit: int | None, deterministic: bool
 ) -> CuDNNAlgoPerf:
-    """Return the algorithm to use within a limit, stating the limit for this kernel.
+    """Return the algorithm to use within a workspace limit, which is then the kernel's limit.
 
     Args:
         handle: address of the handle.
         operation: the operation.
         descriptors: the four descriptors in cuDNN's order of arguments.
-        limit: bytes of workspace, or None to state none.
-        deterministic: whether results must repeat to the bit.
+        limit: workspace limit in bytes; None to state none.
+        deterministic: whether results must repeat bit for bit.
 
     Raises:
         CudnnError: CUDNN_STATUS_NOT_SUPPORTED if a plain handle has no algorithm within the limit.
@@ -196,7 +196,7 @@ def _get_plain(operation: Operation, *arguments: int) -> list[CuDNNAlgoPerf]:
 
 
 def _lister(name: str, operation: Operation, function: str, descriptors: str) -> Callable[..., list[CuDNNAlgoPerf]]:
-    """Return find...Algorithm or get...Algorithm_v7, which state no limit."""
+    """Return a function find...Algorithm or get...Algorithm_v7, which state no limit."""
 
     def body(handle: int, a: int, b: int, c: int, d: int, count: int) -> list[CuDNNAlgoPerf]:
         return _answer(
@@ -207,7 +207,7 @@ def _lister(name: str, operation: Operation, function: str, descriptors: str) ->
 
 
 def _finder(name: str, operation: Operation, parameters: str) -> Callable[..., list[CuDNNAlgoPerf]]:
-    """Return find...AlgorithmEx, of which workSpaceSizeInBytes states the limit."""
+    """Return a function find...AlgorithmEx, in which workSpaceSizeInBytes states the limit."""
     function = f"cudnnFindConvolution{operation.value}AlgorithmEx"
 
     def body(handle: int, *arguments: int) -> list[CuDNNAlgoPerf]:
@@ -232,7 +232,7 @@ def _finder(name: str, operation: Operation, parameters: str) -> Callable[..., l
 
 
 def _picker(name: str, operation: Operation, descriptors: str) -> Callable[..., int]:
-    """Return get...Algorithm_v6, which cuDNN 8 removed: preference and limit, answered from v7."""
+    """Return a function get...Algorithm_v6, which cuDNN 8 removed; get...Algorithm_v7 answers for it."""
 
     def body(handle: int, a: int, b: int, c: int, d: int, preference: int, limit: int) -> int:
         limits = {
@@ -248,7 +248,7 @@ def _picker(name: str, operation: Operation, descriptors: str) -> Callable[..., 
 
 
 def _sizer(name: str, operation: Operation, descriptors: str) -> Callable[..., int]:
-    """Return get...WorkspaceSize."""
+    """Return a function get...WorkspaceSize."""
     function = f"cudnnGetConvolution{operation.value}WorkspaceSize"
 
     def body(handle: int, a: int, b: int, c: int, d: int, algorithm: int) -> int:
@@ -261,19 +261,19 @@ def _sizer(name: str, operation: Operation, descriptors: str) -> Callable[..., i
 
 _LIST = """Return algorithms for {} as a list of CuDNNAlgoPerf, fastest first ({}).
 
-A handle of `create` registers the kernel and returns virtual algorithms, which need no workspace of the caller's.
+A handle of `create` registers the kernel and returns virtual algorithms, which need no workspace from the caller.
 
 Raises:
-    CudnnError: if the count is below 1, or cuDNN cannot.
+    CudnnError: if the count is below 1, or cuDNN reports an error.
 """
 _PICK = """Return the number of an algorithm for {} that meets a preference.
 
-NO_WORKSPACE is a limit of 0, SPECIFY_WORKSPACE_LIMIT one of memoryLimitInbytes, PREFER_FASTEST states none.
+NO_WORKSPACE states a limit of 0, SPECIFY_WORKSPACE_LIMIT one of memoryLimitInbytes, PREFER_FASTEST none.
 
 Raises:
-    CudnnError: if the preference is not known, or nothing meets it.
+    CudnnError: if the preference is not known, or no algorithm meets it.
 """
-_SIZE = """Return the bytes of workspace that the caller must give to {}: 0 to a handle of `create` ({}).
+_SIZE = """Return the bytes of workspace that the caller must give to {}, 0 for a handle of `create` ({}).
 
 Raises:
     CudnnError: if cuDNN does not have the algorithm for these descriptors.

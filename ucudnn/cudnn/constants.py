@@ -1,4 +1,4 @@
-"""The constants of `cupy.cuda.cudnn` as CuPy 13 had them, with their values in cuDNN 9, and a few that it lacked."""
+"""The constants of CuPy 13's `cupy.cuda.cudnn` with their values in cuDNN 9, and a few that it lacked."""
 
 from ucudnn.backends.cudnn.api import enums as _enums
 

@@ -1,4 +1,4 @@
-"""The three convolution operations: in micro-batches on a handle of `create`, else by cuDNN as it is."""
+"""The three convolution operations: in micro-batches on a handle of `create`, else by cuDNN itself."""
 # ruff: noqa: N802, N803  # names and parameters are those of cuDNN and CuPy
 
 from ucudnn.cudnn.algorithms import wants_determinism
@@ -30,36 +30,36 @@ def convolutionForward(
 ) -> None:
     """Compute dest = alpha * conv(src, filter) + beta * dest on CuPy's current stream (cudnnConvolutionForward).
 
-    On a handle of `create` in micro-batches, with workspace of the handle's own; the first call of a kernel benchmarks
-    and plans it. Algorithm and workspace count only where cuDNN computes it whole: on other handles, and for
-    convolutions that `ucudnn.ConvolutionProblem` cannot say.
+    A handle of `create` computes it in micro-batches, in its own workspace. The first call of a kernel benchmarks and
+    plans it. cuDNN itself computes it on other handles, and if `ucudnn.ConvolutionProblem` cannot express it. Only then
+    do the given algorithm and workspace matter.
 
     Args:
         handle: address of the handle.
-        alpha: address of a host scalar, a float, or a double for double tensors.
+        alpha: address of a host scalar: a double for double tensors, else a float.
         srcDesc: descriptor of the input.
         srcData: address of the input on the GPU.
         filterDesc: descriptor of the filters.
         filterData: address of the filters.
         convDesc: descriptor of the convolution.
-        algo: number of the algorithm; see `ucudnn.cudnn.algorithms` for what it says to a handle of `create`.
+        algo: number of the algorithm; for a handle of `create` see `ucudnn.cudnn.algorithms`.
         workSpace: address of the workspace.
-        workSpaceSizeInBytes: its size.
-        beta: address of a host scalar, as alpha; at 0, dest is not read.
+        workSpaceSizeInBytes: size of the workspace.
+        beta: address of a host scalar like alpha; at 0 dest is not read.
         destDesc: descriptor of the output.
         destData: address of the output.
 
     Raises:
-        CudnnError: if cuDNN cannot.
-        InfeasibleError: if no division fits the kernel's limit.
+        CudnnError: if cuDNN reports an error.
+        InfeasibleError: if no configuration fits the kernel's limit.
         UcudnnError: as `ucudnn.Handle.convolve`.
     """
     micro = micro_handle(handle)
     if micro is not None:
-        asked = micro.ask(Operation.FORWARD, srcDesc, filterDesc, convDesc, destDesc)
-        if asked is not None:
+        found = micro.described(Operation.FORWARD, srcDesc, filterDesc, convDesc, destDesc)
+        if found is not None:
             deterministic = wants_determinism(Operation.FORWARD, algo)
-            micro.convolve(asked, srcData, filterData, destData, alpha=alpha, beta=beta, deterministic=deterministic)
+            micro.convolve(found, srcData, filterData, destData, alpha=alpha, beta=beta, deterministic=deterministic)
             return
     follow_current_stream(handle)
     call(
@@ -97,7 +97,7 @@ def convolutionBackwardFilter_v3(
 ) -> None:
     """Compute grad = alpha * (gradient of the filters) + beta * grad (cudnnConvolutionBackwardFilter).
 
-    As `convolutionForward`; beta counts once, however many micro-batches there are.
+    See `convolutionForward`. beta is applied once, not once for each micro-batch.
 
     Args:
         handle: address of the handle.
@@ -109,8 +109,8 @@ def convolutionBackwardFilter_v3(
         convDesc: descriptor of the convolution.
         algo: number of the algorithm.
         workSpace: address of the workspace.
-        workSpaceSizeInBytes: its size.
-        beta: address of a host scalar; at 0, grad is not read.
+        workSpaceSizeInBytes: size of the workspace.
+        beta: address of a host scalar; at 0 grad is not read.
         gradDesc: filter descriptor of the filters' gradient.
         gradData: address of the filters' gradient.
 
@@ -119,10 +119,10 @@ def convolutionBackwardFilter_v3(
     """
     micro = micro_handle(handle)
     if micro is not None:
-        asked = micro.ask(Operation.BACKWARD_FILTER, srcDesc, gradDesc, convDesc, diffDesc)
-        if asked is not None:
+        found = micro.described(Operation.BACKWARD_FILTER, srcDesc, gradDesc, convDesc, diffDesc)
+        if found is not None:
             deterministic = wants_determinism(Operation.BACKWARD_FILTER, algo)
-            micro.convolve(asked, srcData, gradData, diffData, alpha=alpha, beta=beta, deterministic=deterministic)
+            micro.convolve(found, srcData, gradData, diffData, alpha=alpha, beta=beta, deterministic=deterministic)
             return
     follow_current_stream(handle)
     call(
@@ -160,7 +160,7 @@ def convolutionBackwardData_v3(
 ) -> None:
     """Compute grad = alpha * (gradient of the input) + beta * grad (cudnnConvolutionBackwardData).
 
-    As `convolutionForward`.
+    See `convolutionForward`.
 
     Args:
         handle: address of the handle.
@@ -172,8 +172,8 @@ def convolutionBackwardData_v3(
         convDesc: descriptor of the convolution.
         algo: number of the algorithm.
         workSpace: address of the workspace.
-        workSpaceSizeInBytes: its size.
-        beta: address of a host scalar; at 0, grad is not read.
+        workSpaceSizeInBytes: size of the workspace.
+        beta: address of a host scalar; at 0 grad is not read.
         gradDesc: tensor descriptor of the input's gradient.
         gradData: address of the input's gradient.
 
@@ -182,10 +182,10 @@ def convolutionBackwardData_v3(
     """
     micro = micro_handle(handle)
     if micro is not None:
-        asked = micro.ask(Operation.BACKWARD_DATA, gradDesc, filterDesc, convDesc, diffDesc)
-        if asked is not None:
+        found = micro.described(Operation.BACKWARD_DATA, gradDesc, filterDesc, convDesc, diffDesc)
+        if found is not None:
             deterministic = wants_determinism(Operation.BACKWARD_DATA, algo)
-            micro.convolve(asked, gradData, filterData, diffData, alpha=alpha, beta=beta, deterministic=deterministic)
+            micro.convolve(found, gradData, filterData, diffData, alpha=alpha, beta=beta, deterministic=deterministic)
             return
     follow_current_stream(handle)
     call(

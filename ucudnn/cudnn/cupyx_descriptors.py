@@ -1,4 +1,4 @@
-"""Descriptors of CuPy arrays, as `cupyx.cudnn` made them."""
+"""Descriptors of CuPy arrays, with the functions of `cupyx.cudnn`."""
 
 from array import array
 from collections.abc import Callable, Sequence
@@ -41,7 +41,7 @@ __all__ = [
 
 
 Array = Any
-"""A CuPy array: what is used of it are data.ptr, data.device, dtype, shape, strides and flags."""
+"""A CuPy array. Used are its data.ptr, data.device, dtype, shape, strides and flags."""
 
 Sizes = tuple[int, ...]
 
@@ -58,16 +58,16 @@ class Descriptor:
     """Owns a descriptor of cuDNN.
 
     Args:
-        descriptor: its address.
-        destroyer: destroys it, once nothing refers to this object.
+        descriptor: address of the descriptor.
+        destroyer: destroys the descriptor when nothing refers to this object any more.
 
     Attributes:
-        value: its address.
+        value: address of the descriptor.
     """
 
     def __init__(self, descriptor: int, destroyer: Callable[[int], None]) -> None:
         self.value = descriptor
-        # At the end of the process cuDNN may be gone before its descriptors.
+        # At the end of the process cuDNN may be unloaded before its descriptors are deleted.
         finalize(self, destroyer, descriptor).atexit = False
 
 
@@ -77,7 +77,7 @@ def create_tensor_descriptor(arr: Array, format: int = CUDNN_TENSOR_NCHW) -> Des
     Raises:
         TypeError: if cuDNN has no such data type.
         ValueError: if the array is not C-contiguous, or the format is not known.
-        CudnnError: if cuDNN cannot describe it.
+        CudnnError: if cuDNN reports an error.
     """
     check_contiguous(arr)
     return _tensor(get_data_type(arr.dtype), format, tuple(arr.shape))
@@ -89,7 +89,7 @@ def create_filter_descriptor(arr: Array, format: int = CUDNN_TENSOR_NCHW) -> Des
     Raises:
         TypeError: if cuDNN has no such data type.
         ValueError: if the array is not C-contiguous, or the format is not known.
-        CudnnError: if cuDNN cannot describe it.
+        CudnnError: if cuDNN reports an error.
     """
     check_contiguous(arr)
     return _filter(get_data_type(arr.dtype), format, tuple(arr.shape))
@@ -108,16 +108,16 @@ def create_convolution_descriptor(
 
     Args:
         pad: zeros on either side, for each spatial dimension.
-        stride: distance between applications of the filter, likewise.
-        dtype: type of the arrays; halves are accumulated in float32.
+        stride: distance between applications of the filter, for each spatial dimension.
+        dtype: type of the arrays; products of halves are accumulated in float32.
         mode: CUDNN_CROSS_CORRELATION or CUDNN_CONVOLUTION.
-        dilation: distance between taps of the filter, likewise; 1 by default.
-        use_tensor_core: whether to ask for tensor cores (CUDNN_TENSOR_OP_MATH).
+        dilation: distance between taps of the filter, for each spatial dimension; 1 by default.
+        use_tensor_core: whether to request tensor cores (CUDNN_TENSOR_OP_MATH).
         groups: channel groups.
 
     Raises:
-        ValueError: if pad, stride and dilation are not of one length.
-        CudnnError: if cuDNN cannot describe it.
+        ValueError: if pad, stride and dilation differ in length.
+        CudnnError: if cuDNN reports an error.
     """
     sizes = (tuple(pad), tuple(stride), (1,) * len(pad) if dilation is None else tuple(dilation))
     return _convolution(get_data_type(dtype), *sizes, mode, use_tensor_core, groups)
@@ -127,7 +127,7 @@ def get_data_type(dtype: Any) -> int:
     """Return the cudnnDataType_t of a NumPy or CuPy type.
 
     Raises:
-        TypeError: if cuDNN has none.
+        TypeError: if cuDNN has no such type.
     """
     name = getattr(dtype, "name", None) or str(dtype)
     if name not in _DATA_TYPES:
@@ -136,7 +136,11 @@ def get_data_type(dtype: Any) -> int:
 
 
 def check_contiguous(arr: Array) -> None:
-    """Raise ValueError if an array is not C-contiguous."""
+    """Check that an array is C-contiguous.
+
+    Raises:
+        ValueError: if it is not.
+    """
     if not arr.flags.c_contiguous:
         raise ValueError(f"strides {arr.strides} of an array {arr.shape} are not C-contiguous: copy it before")
 
@@ -146,7 +150,7 @@ def _ints(values: Sequence[int]) -> "array[int]":
 
 
 def _channels_first(format: int, shape: Sizes) -> Sizes:
-    """Return a shape as cuDNN wants it in every format: (N, C, spatial...)."""
+    """Return a shape in cuDNN's order for all formats: (N, C, spatial...)."""
     if format not in (CUDNN_TENSOR_NCHW, CUDNN_TENSOR_NHWC):
         raise ValueError(f"format {format} is not known: give CUDNN_TENSOR_NCHW or CUDNN_TENSOR_NHWC")
     return shape if format == CUDNN_TENSOR_NCHW else (shape[0], shape[-1], *shape[1:-1])
@@ -196,7 +200,7 @@ def _convolution(
     return descriptor
 
 
-# Of arrays that come again at every step. Nobody else may set these: the functions above make new ones for callers.
+# Descriptors that are shared by equal arrays, so callers must not get them: the functions above make new ones.
 tensor_descriptor = lru_cache(maxsize=4096)(_tensor)
 filter_descriptor = lru_cache(maxsize=4096)(_filter)
 convolution_descriptor = lru_cache(maxsize=4096)(_convolution)

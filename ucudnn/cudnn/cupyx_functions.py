@@ -1,8 +1,8 @@
-"""Convolutions on CuPy arrays, as `cupyx.cudnn` had them.
+"""Convolutions on CuPy arrays, with the functions of `cupyx.cudnn`.
 
-Each is one kernel of a μ-cuDNN handle of the current GPU and thread (`get_handle`). Its workspace limit is what
-`set_max_workspace_size` says, else UCUDNN_DEFAULT_WORKSPACE_LIMIT, else 64 MiB (CuPy's default was 8 MiB, past which it
-took slower algorithms); with UCUDNN_TOTAL_WORKSPACE_SIZE the workspace is divided anew whenever a new kernel comes.
+Each is one kernel of the μ-cuDNN handle of the current GPU and thread (`get_handle`). Its workspace limit is that of
+`set_max_workspace_size`, else UCUDNN_DEFAULT_WORKSPACE_LIMIT, else 64 MiB. (CuPy's default was 8 MiB, beyond which it
+took slower algorithms.) With UCUDNN_TOTAL_WORKSPACE_SIZE the workspace is divided again for each new kernel.
 """
 # ruff: noqa: N803  # W and gW are CuPy's names
 
@@ -10,7 +10,7 @@ from array import array
 from collections.abc import Sequence
 from math import prod
 from threading import get_ident
-from typing import Any
+from typing import Any, final
 
 from ucudnn.cudnn.algorithms import choose
 from ucudnn.cudnn.constants import CUDNN_CROSS_CORRELATION, CUDNN_TENSOR_NCHW
@@ -45,30 +45,56 @@ _CONVOLVE = {
     Operation.BACKWARD_DATA: convolutionBackwardData_v3,
     Operation.BACKWARD_FILTER: convolutionBackwardFilter_v3,
 }
-_FILTERS = {Operation.FORWARD: 1, Operation.BACKWARD_DATA: 0, Operation.BACKWARD_FILTER: 2}  # their place
-_SCALARS = {code: (array(code, [1.0]), array(code, [0.0])) for code in "fd"}  # one and zero, at addresses that stay
-_handles: dict[tuple[int, int], int] = {}
-_limits: list[int] = []  # what set_max_workspace_size said, if it did
+_FILTERS = {Operation.FORWARD: 1, Operation.BACKWARD_DATA: 0, Operation.BACKWARD_FILTER: 2}  # position among the arrays
+_SCALARS = {code: (array(code, [1.0]), array(code, [0.0])) for code in "fd"}  # one and zero, at fixed addresses
+
+
+@final
+class ThreadHandles:
+    """The handles behind convolutions on arrays, one for each GPU and thread, and the limit that they share.
+
+    Attributes:
+        limit_bytes: limit that `set_max_workspace_size` set; None before.
+    """
+
+    def __init__(self) -> None:
+        self.limit_bytes: int | None = None
+        self._handles: dict[tuple[int, int], int] = {}
+
+    def current(self) -> int:
+        """Return the handle of the current GPU and thread; it is created at its first use.
+
+        Raises:
+            UcudnnError: as `create`.
+        """
+        from ucudnn.backends.cudnn.gpu.cupy_gpu import cupy_module  # imported here because it loads CuPy
+
+        key = (cupy_module().cuda.runtime.getDevice(), get_ident())
+        if key not in self._handles:
+            self._handles[key] = create()
+        return self._handles[key]
+
+    def reset(self) -> None:
+        """Destroy all handles; none may be computing."""
+        while self._handles:
+            destroy(self._handles.popitem()[1])
+
+
+_HANDLES = ThreadHandles()
 
 
 def get_handle() -> int:
-    """Return the handle of the current GPU and thread, made at its first use.
+    """Return the handle of the current GPU and thread; it is created at its first use.
 
     Raises:
         UcudnnError: as `create`.
     """
-    from ucudnn.backends.cudnn.gpu.cupy_gpu import cupy_module  # loads CuPy: only where there is a GPU
-
-    key = (cupy_module().cuda.runtime.getDevice(), get_ident())
-    if key not in _handles:
-        _handles[key] = create()
-    return _handles[key]
+    return _HANDLES.current()
 
 
 def reset_handles() -> None:
     """Destroy the handles of all GPUs and threads; none may be computing."""
-    while _handles:
-        destroy(_handles.popitem()[1])
+    _HANDLES.reset()
 
 
 def get_max_workspace_size() -> int:
@@ -77,12 +103,13 @@ def get_max_workspace_size() -> int:
     Raises:
         SettingsError: if UCUDNN_DEFAULT_WORKSPACE_LIMIT cannot be read.
     """
-    return _limits[-1] if _limits else Settings.load().workspace_limit_bytes
+    limit = _HANDLES.limit_bytes
+    return Settings.load().workspace_limit_bytes if limit is None else limit
 
 
 def set_max_workspace_size(size: int) -> None:
-    """Set the limit in bytes of each kernel's workspace, for calls from now on."""
-    _limits[:] = [int(size)]
+    """Set the limit in bytes of each kernel's workspace for later calls."""
+    _HANDLES.limit_bytes = int(size)
 
 
 def convolution_forward(
@@ -108,11 +135,11 @@ def convolution_forward(
         b: bias, K elements, or None.
         y: output, C-contiguous, shape (N, K, output...), or (N, output..., K).
         pad: zeros on either side, for each spatial dimension.
-        stride: distance between applications of the filter, likewise.
-        dilation: distance between taps of the filter, likewise.
+        stride: distance between applications of the filter, for each spatial dimension.
+        dilation: distance between taps of the filter, for each spatial dimension.
         groups: channel groups.
-        auto_tune: has no effect: kernels are always benchmarked once.
-        tensor_core: 'always', 'auto' or 'never'; only of float16 does it ask for CUDNN_TENSOR_OP_MATH.
+        auto_tune: has no effect, because each kernel is benchmarked once.
+        tensor_core: 'always', 'auto' or 'never'; only for float16 does it request CUDNN_TENSOR_OP_MATH.
         d_layout: format of x and y.
         w_layout: format of W.
 
@@ -147,10 +174,10 @@ def convolution_backward_filter(
         gy: gradient of the output, shaped as y there.
         gW: gradient of the filters, C-contiguous, shaped as W there; overwritten.
         pad: zeros on either side, for each spatial dimension.
-        stride: distance between applications of the filter, likewise.
-        dilation: distance between taps of the filter, likewise.
+        stride: distance between applications of the filter, for each spatial dimension.
+        dilation: distance between taps of the filter, for each spatial dimension.
         groups: channel groups.
-        deterministic: whether results must repeat to the bit.
+        deterministic: whether results must repeat bit for bit.
         auto_tune: has no effect.
         tensor_core: 'always', 'auto' or 'never'.
         d_layout: format of x and gy.
@@ -181,10 +208,9 @@ def convolution_backward_data(
     d_layout: int = CUDNN_TENSOR_NCHW,
     w_layout: int = CUDNN_TENSOR_NCHW,
 ) -> None:
-    """Compute y, the gradient of a convolution's input, from x, that of its output; add b (deconvolution).
+    """Compute y, the gradient of a convolution's input, from x, the gradient of its output, and add b (deconvolution).
 
-    Names are those of a deconvolution, whose input is x and whose output is y (cudnnConvolutionBackwardData,
-    cudnnAddTensor).
+    The names are those of a deconvolution with input x and output y (cudnnConvolutionBackwardData, cudnnAddTensor).
 
     Args:
         W: filters, shape (K, C / groups, kernel...), as in `convolution_forward`.
@@ -192,10 +218,10 @@ def convolution_backward_data(
         b: C elements to add to y, or None.
         y: gradient of the convolution's input, C-contiguous, shape (N, C, spatial...); overwritten.
         pad: zeros on either side, for each spatial dimension.
-        stride: distance between applications of the filter, likewise.
-        dilation: distance between taps of the filter, likewise.
+        stride: distance between applications of the filter, for each spatial dimension.
+        dilation: distance between taps of the filter, for each spatial dimension.
         groups: channel groups.
-        deterministic: whether results must repeat to the bit.
+        deterministic: whether results must repeat bit for bit.
         auto_tune: has no effect.
         tensor_core: 'always', 'auto' or 'never'.
         d_layout: format of x and y.
@@ -222,7 +248,7 @@ def _convolve(
     deterministic: bool,
     parameters: _Parameters,
 ) -> None:
-    """Run one operation; arrays come in cuDNN's order: what is read comes before what is written."""
+    """Run one operation; arrays come in cuDNN's order, inputs before the output."""
     pad, stride, dilation, groups, tensor_core, d_layout, w_layout = parameters
     check_contiguous(written)
     _check_device(first, second, written, bias)
@@ -242,8 +268,7 @@ def _convolve(
     one, zero = (each.buffer_info()[0] for each in _SCALARS["d" if str(first.dtype) == "float64" else "f"])
     handle = get_handle()
     try:
-        limit = _limits[-1] if _limits else None
-        perf = choose(handle, operation, (a, b, convolution.value, c), limit, bool(deterministic))
+        perf = choose(handle, operation, (a, b, convolution.value, c), _HANDLES.limit_bytes, bool(deterministic))
         workspace = _workspace(perf.memory)
         at = workspace.ptr if workspace is not None else 0
         inputs = (a, first.data.ptr, b, second.data.ptr, convolution.value, perf.algo, at, perf.memory)
@@ -262,10 +287,10 @@ def _convolve(
 
 
 def _workspace(size_bytes: int) -> Any:
-    """Return GPU memory for an algorithm of plain cuDNN, or None where none is needed."""
+    """Return GPU memory for an algorithm of plain cuDNN, or None if it needs no workspace."""
     if not size_bytes:
         return None
-    from ucudnn.backends.cudnn.gpu.cupy_gpu import cupy_module
+    from ucudnn.backends.cudnn.gpu.cupy_gpu import cupy_module  # imported here because it loads CuPy
 
     return cupy_module().cuda.alloc(size_bytes)
 

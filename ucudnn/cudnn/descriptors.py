@@ -1,7 +1,7 @@
-"""Descriptors of tensors, filters and convolutions, and what they hold.
+"""Descriptors of tensors, filters and convolutions, and their contents.
 
-A descriptor that this package made is read back once after it was set, and remembered until it is set again or
-destroyed; one that was made elsewhere is read back at every use.
+The contents of a descriptor that this package created are read once after it was set, and kept until it is set again or
+destroyed. The contents of other descriptors are read at every use.
 """
 # ruff: noqa: N802, N803  # names and parameters are those of cuDNN and CuPy
 
@@ -50,11 +50,11 @@ _MOST_DIMENSIONS = 8  # CUDNN_DIM_MAX
 
 
 @final
-class Memory(Generic[Facts]):
-    """Facts of descriptors by their addresses.
+class DescriptorCache(Generic[Facts]):
+    """Contents of descriptors by their addresses.
 
     Args:
-        read: asks cuDNN what a descriptor holds.
+        read: reads the contents of a descriptor from cuDNN.
     """
 
     def __init__(self, read: Callable[[int], Facts]) -> None:
@@ -62,17 +62,17 @@ class Memory(Generic[Facts]):
         self._facts: dict[int, Facts | None] = {}
 
     def made(self, descriptor: int) -> int:
-        """Remember from now on what a descriptor holds; it is returned."""
+        """Keep the contents of a descriptor from now on, and return the descriptor."""
         self._facts[descriptor] = None
         return descriptor
 
     def changed(self, descriptor: int) -> None:
-        """Forget what a descriptor holds, for it was set."""
+        """Forget the contents of a descriptor, because it is set."""
         if descriptor in self._facts:
             self._facts[descriptor] = None
 
     def gone(self, descriptor: int) -> None:
-        """Forget a descriptor: its address may come back as another one, of another owner."""
+        """Forget a descriptor, because another descriptor may get its address."""
         self._facts.pop(descriptor, None)
 
     def __getitem__(self, descriptor: int) -> Facts:
@@ -118,9 +118,9 @@ def _read_convolution(descriptor: int) -> ConvolutionFacts:
     )
 
 
-TENSORS = Memory(_read_tensor)
-FILTERS = Memory(_read_filter)
-CONVOLUTIONS = Memory(_read_convolution)
+TENSORS = DescriptorCache(_read_tensor)
+FILTERS = DescriptorCache(_read_filter)
+CONVOLUTIONS = DescriptorCache(_read_convolution)
 
 
 def createTensorDescriptor() -> int:
@@ -132,7 +132,7 @@ def setTensor4dDescriptor(tensorDesc: int, format: int, dataType: int, n: int, c
     """Describe a dense tensor of n x c x h x w elements in a CUDNN_TENSOR_ format (cudnnSetTensor4dDescriptor).
 
     Raises:
-        CudnnError: if these do not make a tensor.
+        CudnnError: if the arguments do not make a tensor.
     """
     TENSORS.changed(tensorDesc)
     call("cudnnSetTensor4dDescriptor", tensorDesc, format, dataType, n, c, h, w)
@@ -153,7 +153,7 @@ def setTensor4dDescriptorEx(
     """Describe a tensor of n x c x h x w elements by its strides in elements (cudnnSetTensor4dDescriptorEx).
 
     Raises:
-        CudnnError: if these do not make a tensor.
+        CudnnError: if the arguments do not make a tensor.
     """
     TENSORS.changed(tensorDesc)
     call("cudnnSetTensor4dDescriptorEx", tensorDesc, dataType, n, c, h, w, nStride, cStride, hStride, wStride)
@@ -174,12 +174,12 @@ def setTensorNdDescriptor(tensorDesc: int, dataType: int, nbDims: int, dimA: int
     Args:
         tensorDesc: the descriptor.
         dataType: one of CUDNN_DATA_.
-        nbDims: how many dimensions, N and C included.
+        nbDims: number of dimensions, including N and C.
         dimA: address of nbDims C ints, the sizes (N, C, spatial...).
-        strideA: address of as many, the strides.
+        strideA: address of nbDims C ints, the strides.
 
     Raises:
-        CudnnError: if these do not make a tensor.
+        CudnnError: if the arguments do not make a tensor.
     """
     TENSORS.changed(tensorDesc)
     call("cudnnSetTensorNdDescriptor", tensorDesc, dataType, nbDims, dimA, strideA)
@@ -200,7 +200,7 @@ def setFilter4dDescriptor_v4(filterDesc: int, dataType: int, format: int, k: int
     """Describe k filters of c x h x w in a CUDNN_TENSOR_ format; c counts one group (cudnnSetFilter4dDescriptor).
 
     Raises:
-        CudnnError: if these do not make filters.
+        CudnnError: if the arguments do not make filters.
     """
     FILTERS.changed(filterDesc)
     call("cudnnSetFilter4dDescriptor", filterDesc, dataType, format, k, c, h, w)
@@ -210,17 +210,19 @@ def setFilterNdDescriptor_v4(filterDesc: int, dataType: int, format: int, nbDims
     """Describe filters by nbDims C ints (K, C / groups, kernel...) at an address (cudnnSetFilterNdDescriptor).
 
     Raises:
-        CudnnError: if these do not make filters.
+        CudnnError: if the arguments do not make filters.
     """
     FILTERS.changed(filterDesc)
     call("cudnnSetFilterNdDescriptor", filterDesc, dataType, format, nbDims, filterDimA)
 
 
 def getFilterNdDescriptor(wDesc: int, nbDimsRequested: int) -> tuple[int, int, int, tuple[int, ...]]:
-    """Return (dataType, format, nbDims, sizes); sizes has nbDimsRequested entries, 0 past the last one that there is.
+    """Return (dataType, format, nbDims, sizes) (cudnnGetFilterNdDescriptor).
+
+    The sizes have nbDimsRequested entries, which are 0 after the last dimension.
 
     Raises:
-        CudnnError: if cuDNN does not answer (cudnnGetFilterNdDescriptor).
+        CudnnError: if cuDNN reports an error.
     """
     sizes, address = _numbers(nbDimsRequested)
     data_type, layout, count = call("cudnnGetFilterNdDescriptor", wDesc, nbDimsRequested, address)
@@ -239,17 +241,17 @@ def createConvolutionDescriptor() -> int:
 
 
 def setConvolutionMathType(convDesc: int, mathType: int) -> None:
-    """Say what may multiply: CUDNN_DEFAULT_MATH and the rest allow TF32, CUDNN_FMA_MATH does not.
+    """Set the math type (cudnnSetConvolutionMathType); all types but CUDNN_FMA_MATH allow TF32.
 
     Raises:
-        CudnnError: if there is no such type (cudnnSetConvolutionMathType).
+        CudnnError: if there is no such type.
     """
     CONVOLUTIONS.changed(convDesc)
     call("cudnnSetConvolutionMathType", convDesc, mathType)
 
 
 def getConvolutionMathType(convDesc: int) -> int:
-    """Return what may multiply (cudnnGetConvolutionMathType)."""
+    """Return the math type (cudnnGetConvolutionMathType)."""
     return cast("int", call("cudnnGetConvolutionMathType", convDesc))
 
 
@@ -267,10 +269,10 @@ def getConvolutionGroupCount(convDesc: int) -> int:
 def setConvolution2dDescriptor_v4(
     convDesc: int, pad_h: int, pad_w: int, u: int, v: int, dilation_h: int, dilation_w: int, mode: int
 ) -> None:
-    """Do as `setConvolution2dDescriptor_v5`, accumulating in float32.
+    """Describe a 2-D convolution that accumulates in float32; see `setConvolution2dDescriptor_v5`.
 
     Raises:
-        CudnnError: likewise.
+        CudnnError: if the arguments do not make a convolution.
     """
     setConvolution2dDescriptor_v5(convDesc, pad_h, pad_w, u, v, dilation_h, dilation_w, mode, CUDNN_DATA_FLOAT)
 
@@ -288,11 +290,11 @@ def setConvolution2dDescriptor_v5(
 ) -> None:
     """Describe a 2-D convolution by padding, strides u and v, and dilation (cudnnSetConvolution2dDescriptor).
 
-    Convolutions in micro-batches are those of mode CUDNN_CROSS_CORRELATION that accumulate in CUDNN_DATA_FLOAT, or
-    doubles in CUDNN_DATA_DOUBLE; others are left to cuDNN.
+    Micro-batches compute convolutions of mode CUDNN_CROSS_CORRELATION that accumulate in CUDNN_DATA_FLOAT, or doubles
+    in CUDNN_DATA_DOUBLE. cuDNN itself computes others.
 
     Raises:
-        CudnnError: if these do not make a convolution.
+        CudnnError: if the arguments do not make a convolution.
     """
     CONVOLUTIONS.changed(convDesc)
     call(
@@ -315,7 +317,7 @@ def setConvolutionNdDescriptor_v3(
     """Describe a convolution by arrayLength C ints at each of three addresses (cudnnSetConvolutionNdDescriptor).
 
     Raises:
-        CudnnError: if these do not make a convolution.
+        CudnnError: if the arguments do not make a convolution.
     """
     CONVOLUTIONS.changed(convDesc)
     call("cudnnSetConvolutionNdDescriptor", convDesc, arrayLength, padA, filterStrideA, dilationA, mode, dataType)

@@ -1,15 +1,15 @@
-"""Handles: `create` gives the address of a cudnnHandle_t behind which convolutions go in micro-batches.
+"""Handles: `create` returns the address of a cudnnHandle_t whose convolutions are computed in micro-batches.
 
-The address is cuDNN's own, so that any function of cuDNN, here or elsewhere, can take it.
+The address is cuDNN's own, so every function of cuDNN takes it.
 
-The limit of a kernel's workspace, as in the original μ-cuDNN:
+The workspace limit of a kernel is found as in the original μ-cuDNN:
 
-- Where UCUDNN_TOTAL_WORKSPACE_SIZE is set, one workspace is divided among all kernels, and callers' limits are ignored.
-- Else it is what the caller stated last for this problem: `workSpaceSizeInBytes` of a find...Ex, or
-  `memoryLimitInbytes` of a `_v6` with SPECIFY_WORKSPACE_LIMIT. Kernels of one limit share a workspace of their own.
-- Where the caller states none, it is UCUDNN_DEFAULT_WORKSPACE_LIMIT.
-- The limit of an adopted handle, which its owner chose, holds whatever callers state.
-- NO_WORKSPACE, and a stated limit of 0, are always honoured.
+- If UCUDNN_TOTAL_WORKSPACE_SIZE is set, one workspace is divided among all kernels, and callers' limits are ignored.
+- Else it is the limit that the caller stated last for the problem: `workSpaceSizeInBytes` of a find...Ex, or
+  `memoryLimitInbytes` of a `_v6` with SPECIFY_WORKSPACE_LIMIT. Kernels with the same limit share a workspace.
+- If the caller states none, it is UCUDNN_DEFAULT_WORKSPACE_LIMIT.
+- An adopted handle keeps the limit that its owner chose, whatever callers state.
+- NO_WORKSPACE and a stated limit of 0 always hold.
 """
 # ruff: noqa: N802  # names are those of cuDNN and CuPy
 
@@ -44,29 +44,29 @@ _NULL_POINTER = 2002  # CUDNN_STATUS_BAD_PARAM_NULL_POINTER
 
 @runtime_checkable
 class CudnnQueue(Protocol):
-    """What a backend must have, besides computing, to stand behind the address of a cudnnHandle_t."""
+    """The interface of a backend that has a cudnnHandle_t."""
 
     cudnn_handle: int
 
     def set_stream(self, stream: int | None) -> None:
-        """Queue calls on a stream, or, with None, on CuPy's current one."""
+        """Queue calls on a stream, or on CuPy's current stream if None is given."""
 
     def queue(self) -> int:
-        """Point the cudnnHandle_t to the stream that calls go to now."""
+        """Point the cudnnHandle_t to the current stream."""
 
 
 @final
 class MicroHandle:
-    """What stands behind an address: a μ-cuDNN handle, and one more for each limit that callers state.
+    """The μ-cuDNN handle behind the address of a cudnnHandle_t, and one more for each limit that callers state.
 
     Args:
         handle: the μ-cuDNN handle.
-        fixed: whether its limit holds whatever callers state.
+        fixed: whether the handle keeps its limit whatever callers state.
 
     Attributes:
-        address: of the cudnnHandle_t.
-        handle: the μ-cuDNN handle of kernels for which no limit was stated.
-        plain: calls that were left to cuDNN, by the reason.
+        address: address of the cudnnHandle_t.
+        handle: the μ-cuDNN handle of kernels without a stated limit.
+        plain: number of calls that cuDNN itself computes, by reason.
 
     Raises:
         BackendError: if the handle does not compute with cuDNN.
@@ -76,7 +76,7 @@ class MicroHandle:
         backend = handle.backend
         if not isinstance(backend, CudnnQueue):
             raise BackendError(f"backend {backend.name} has no cuDNN handle: open a Handle on 'cudnn'")
-        from ucudnn.backends.cudnn.api.library import read_scalar  # loads ctypes: not before there is a handle
+        from ucudnn.backends.cudnn.api.library import read_scalar  # imported here because it loads ctypes
 
         self.address = backend.cudnn_handle
         self.handle = handle
@@ -89,8 +89,8 @@ class MicroHandle:
         self._limited: dict[int, Handle] = {}
         self._lock = Lock()
 
-    def ask(self, operation: Operation, x: int, w: int, convolution: int, y: int) -> DescribedProblem | None:
-        """Return what four descriptors ask for, or None where cuDNN must do it; the first such call is logged."""
+    def described(self, operation: Operation, x: int, w: int, convolution: int, y: int) -> DescribedProblem | None:
+        """Return the problem that four descriptors describe, or None if cuDNN must compute it; that is logged once."""
         found = described_problem(operation, TENSORS[x], FILTERS[w], CONVOLUTIONS[convolution], TENSORS[y])
         if isinstance(found, DescribedProblem):
             return found
@@ -100,7 +100,7 @@ class MicroHandle:
         return None
 
     def register(self, found: DescribedProblem, limit: int | None, *, deterministic: bool = False) -> None:
-        """Register a kernel with the limit that the caller states for it, in bytes; None where it states none."""
+        """Register a kernel with the limit in bytes that the caller states; None if the caller states none."""
         if limit and self._fixed:
             limit = None
         if limit is None:
@@ -110,7 +110,7 @@ class MicroHandle:
         self.handle_for(found.problem).get_algorithm(found.deterministic if deterministic else found.problem)
 
     def handle_for(self, problem: ConvolutionProblem) -> Handle:
-        """Return the handle with the limit that was stated for a problem, made at its first use."""
+        """Return the handle with the limit that was stated for a problem; it is made at its first use."""
         limit = self._limits.get(problem)
         if limit is None:
             return self.handle
@@ -119,7 +119,7 @@ class MicroHandle:
     def convolve(
         self, found: DescribedProblem, x: int, w: int, y: int, *, alpha: int, beta: int, deterministic: bool
     ) -> None:
-        """Compute in micro-batches on CuPy's current stream; all numbers are addresses.
+        """Compute in micro-batches on CuPy's current stream; tensors and scalars are addresses.
 
         Raises:
             CudnnError: if alpha or beta is null.
@@ -140,7 +140,7 @@ class MicroHandle:
         )
 
     def set_stream(self, stream: int) -> None:
-        """Queue what comes next on a stream, until a function that computes goes back to CuPy's current one."""
+        """Queue the next calls on a stream; the next function that computes goes back to CuPy's current stream."""
         self._queue.set_stream(stream)
         self._pinned = True
 
@@ -169,25 +169,26 @@ _HANDLES: dict[int, MicroHandle] = {}
 def create() -> int:
     """Return the address of a new cudnnHandle_t, with a μ-cuDNN handle behind it, on the current GPU (cudnnCreate).
 
-    How it plans is said by the environment (see the README's settings), or by `adopt`.
+    The environment says how it plans (see the settings in the documentation); `adopt` takes a handle that plans
+    otherwise.
 
     Raises:
         BackendUnavailableError: if CuPy, cuDNN or a GPU is missing.
         CudnnError: if cuDNN cannot be initialized.
-        SettingsError: if a variable has a value it may not have.
+        SettingsError: if an environment variable has a wrong value.
     """
     named = Settings.load().backend
     return _add(Handle(backend=named if named.partition(":")[0] == "cudnn" else "cudnn"), fixed=False)
 
 
 def adopt(handle: Handle) -> int:
-    """Return the address under which this package knows a μ-cuDNN handle; not a name of CuPy's.
+    """Return the address under which this package knows a μ-cuDNN handle. CuPy has no such function.
 
     Args:
-        handle: opened on backend 'cudnn', with whatever limit and policy it is to have. It stays usable.
+        handle: a handle on backend 'cudnn' with any limit and policy. It remains usable.
 
     Raises:
-        BackendError: if it does not compute with cuDNN.
+        BackendError: if the handle does not compute with cuDNN.
     """
     return _add(handle, fixed=True)
 
@@ -199,28 +200,28 @@ def _add(handle: Handle, *, fixed: bool) -> int:
 
 
 def destroy(handle: int) -> None:
-    """Destroy a handle (cudnnDestroy); one that was adopted lives on with its `ucudnn.Handle`.
+    """Destroy a handle (cudnnDestroy). The `ucudnn.Handle` of an adopted one lives on.
 
     Raises:
-        CudnnError: if cuDNN does not know it.
+        CudnnError: if cuDNN does not know the handle.
     """
     if _HANDLES.pop(handle, None) is None:
         call("cudnnDestroy", handle)
 
 
 def micro_handle(handle: int) -> MicroHandle | None:
-    """Return what stands behind an address, or None if neither `create` nor `adopt` gave it: a plain cuDNN handle."""
+    """Return the handle behind an address, or None for a plain cuDNN handle, which is not of `create` or `adopt`."""
     return _HANDLES.get(handle)
 
 
 def setStream(handle: int, stream: int) -> None:
     """Let a handle queue on a stream, given by its address (cudnnSetStream).
 
-    As in CuPy, functions that compute go back to CuPy's current stream; what is left to this one are find..., get...
-    and setDropoutDescriptor. Unlike in CuPy, the stream may be capturing a CUDA graph.
+    As in CuPy, only find..., get... and setDropoutDescriptor use this stream, because functions that compute go back to
+    CuPy's current stream. Unlike in CuPy, the stream may be capturing a CUDA graph.
 
     Raises:
-        CudnnError: if cuDNN does not take it.
+        CudnnError: if cuDNN reports an error.
     """
     micro = micro_handle(handle)
     if micro is None:
@@ -230,17 +231,17 @@ def setStream(handle: int, stream: int) -> None:
 
 
 def getStream(handle: int) -> int:
-    """Return the address of the stream that a handle queues on now (cudnnGetStream)."""
+    """Return the address of a handle's stream (cudnnGetStream)."""
     return cast("int", call("cudnnGetStream", handle))
 
 
 def queryRuntimeError(handle: int, mode: int) -> int:
-    """Return the status of kernels on the GPU; mode is one of CUDNN_ERRQUERY_ (cudnnQueryRuntimeError)."""
+    """Return the status of kernels on the GPU (cudnnQueryRuntimeError); mode is one of CUDNN_ERRQUERY_."""
     return cast("int", call("cudnnQueryRuntimeError", handle, mode, 0))
 
 
 def follow_current_stream(handle: int) -> None:
-    """Point a handle to CuPy's current stream, as CuPy did in every function that computes.
+    """Point a handle to CuPy's current stream, as every function of CuPy that computes did.
 
     Raises:
         BackendUnavailableError: if CuPy is missing.
@@ -249,6 +250,6 @@ def follow_current_stream(handle: int) -> None:
     if micro is not None:
         micro.follow_current_stream()
         return
-    from ucudnn.backends.cudnn.gpu.cupy_gpu import current_stream  # loads CuPy: only where there is a GPU
+    from ucudnn.backends.cudnn.gpu.cupy_gpu import current_stream  # imported here because it loads CuPy
 
     call("cudnnSetStream", handle, current_stream())

@@ -1,4 +1,4 @@
-"""The libcudnn of this process, loaded at its first use; its version and its statuses."""
+"""The libcudnn of this process, which is loaded at its first use, with its version and its statuses."""
 
 from functools import cache
 from operator import index
@@ -19,23 +19,23 @@ if TYPE_CHECKING:
     from ucudnn.backends.cudnn.api.library import Library
 
 CuDNNError = CudnnError
-"""What every function of this package raises where cuDNN answers with an error status."""
+"""The exception of all functions of this package if cuDNN returns an error status."""
 
 
 @cache
 def library() -> "Library":
-    """Return libcudnn: the one that UCUDNN_CUDNN_LIBRARY names, else the one that is found.
+    """Return libcudnn: the file that UCUDNN_CUDNN_LIBRARY names, else the first one that is found.
 
     Raises:
-        BackendUnavailableError: if there is none, or none that is new enough.
+        BackendUnavailableError: if there is no libcudnn, or it is too old.
     """
-    from ucudnn.backends.cudnn.api.library import Library  # loads ctypes: not before cuDNN is called
+    from ucudnn.backends.cudnn.api.library import Library  # imported here because it loads ctypes
 
     return Library(Settings.load().cudnn_library)
 
 
 def call(function: str, *arguments: int) -> Any:
-    """Call a function of cuDNN whose inputs are integers, Python's or NumPy's, and return what it puts out.
+    """Call a function of cuDNN whose inputs are integers of Python or NumPy, and return its outputs.
 
     Raises:
         CudnnError: if its status is not success.
@@ -54,20 +54,20 @@ def getVersion() -> int:  # noqa: N802  # CuPy's name
 
 
 def get_build_version() -> int:
-    """Return the same as `getVersion`: nothing here is compiled against cuDNN."""
+    """Return the same as `getVersion`, because this package is not compiled against a version of cuDNN."""
     return getVersion()
 
 
 def check_status(status: int) -> None:
-    """Raise what a status of cuDNN means, if it is not CUDNN_STATUS_SUCCESS.
+    """Check a status of cuDNN.
 
     Raises:
-        CudnnError: likewise; known here as CuDNNError.
+        CudnnError: if the status is not CUDNN_STATUS_SUCCESS; its name in this package is CuDNNError.
     """
     if not status:
         return
     try:
         error = library().error(status, "cuDNN")
-    except BackendUnavailableError:  # a status may come from elsewhere
+    except BackendUnavailableError:  # a status may come from another library
         error = CudnnError(status)
     raise error

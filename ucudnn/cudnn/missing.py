@@ -1,4 +1,4 @@
-"""What CuPy 13 had in `cupy.cuda.cudnn` and `cupyx.cudnn`, and this package has not."""
+"""The names of CuPy 13's `cupy.cuda.cudnn` and `cupyx.cudnn` that this package lacks."""
 
 _NAMES = """
 CTCLoss RNNBackwardData RNNBackwardDataEx RNNBackwardWeights RNNBackwardWeightsEx RNNForwardInference
@@ -25,14 +25,14 @@ set_fused_ops_const_param_pack_attribute set_fused_ops_variant_param_pack_attrib
 spatialTfGridGeneratorBackward spatialTfGridGeneratorForward spatialTfSamplerBackward spatialTfSamplerForward
 """
 
-LACKING = frozenset(_NAMES.split())
-"""RNN, CTC loss, spatial transformer, fused operations; and what `cupyx.cudnn` did to arrays besides convolutions."""
+MISSING = frozenset(_NAMES.split())
+"""RNN, CTC loss, spatial transformer and fused operations, and functions of `cupyx.cudnn` other than convolutions."""
 
 
 def explain(name: str) -> str:
-    """Return what to tell who asks for a name that is not there."""
+    """Return the error message for a name that this package lacks."""
     text = f"module 'ucudnn.cudnn' has no attribute {name!r}"
-    if name not in LACKING:
+    if name not in MISSING:
         return text
     if "_" in name and name.islower():
         return (

@@ -1,8 +1,8 @@
-"""What is left to cuDNN as it is: bias, pooling, activation, softmax, batch normalization, dropout, tensor operations.
+"""Functions that call cuDNN's: bias, pooling, activation, softmax, batch normalization, dropout, tensor operations.
 
-One row a function: its name and parameters as CuPy had them, and the function of cuDNN that takes the same. Addresses
-are ints; alpha and beta are addresses of host scalars, floats, or doubles for double tensors. Those that compute are
-queued on CuPy's current stream. All raise CudnnError where cuDNN answers with an error status.
+Each row of the table is one function, with CuPy's name and parameters and the function of cuDNN that takes the same.
+Addresses are ints; alpha and beta are addresses of host scalars, doubles for double tensors and floats otherwise.
+Functions that compute are queued on CuPy's current stream. All raise CudnnError if cuDNN returns an error status.
 """
 # ruff: noqa: N816  # names are those of CuPy
 
@@ -66,7 +66,7 @@ __all__ = [
 
 
 def _row(name: str, function: str, parameters: str, summary: str) -> Callable[..., Any]:
-    """Return cuDNN's function under CuPy's name; integers may be NumPy's."""
+    """Return a function that calls cuDNN's under CuPy's name and parameters; integers may be NumPy's."""
     inputs = [letter for letter in DECLARATIONS[function] if letter.islower()]
     if len(inputs) != len(parameters.split()):
         raise AssertionError(f"{name} takes {parameters}, but {function} {inputs}")
@@ -75,11 +75,13 @@ def _row(name: str, function: str, parameters: str, summary: str) -> Callable[..
     def body(*arguments: Any) -> Any:
         return library().call(function, *[cast(each) for cast, each in zip(casts, arguments, strict=True)])
 
-    return named(name, parameters, body, f"{summary} ({function}).\n\nRaises:\n    CudnnError: if cuDNN cannot.")
+    return named(
+        name, parameters, body, f"{summary} ({function}).\n\nRaises:\n    CudnnError: if cuDNN reports an error."
+    )
 
 
 def _computes(name: str, function: str, parameters: str, summary: str) -> Callable[..., None]:
-    """Return the same, queued on CuPy's current stream; the first parameter is the handle."""
+    """Return such a function that computes on CuPy's current stream; its first parameter is the handle."""
     compute = _row(name, function, parameters, summary)
 
     def body(handle: int, *arguments: Any) -> None:

@@ -1,4 +1,4 @@
-"""Functions with the names and parameters of C's, made from rows of a table."""
+"""Functions with the names and parameters of C functions, made from rows of a table."""
 
 from collections.abc import Callable
 from inspect import Parameter, Signature
@@ -8,16 +8,16 @@ Returned = TypeVar("Returned")
 
 
 def named(name: str, parameters: str, body: Callable[..., Returned], doc: str) -> Callable[..., Returned]:
-    """Return a function that does what another does, under a name and with parameters that may be keywords.
+    """Return a function with a name, and with parameters that may be given by keyword.
 
     Args:
-        name: its name.
-        parameters: names of its parameters, with blanks between them; the body takes them in this order.
-        body: what it does.
-        doc: its docstring.
+        name: name of the function.
+        parameters: names of its parameters, separated by blanks.
+        body: called with the arguments in the order of the parameters.
+        doc: docstring of the function.
 
     Returns:
-        The function; `inspect.signature` and `help` know its parameters.
+        The function; `inspect.signature` and `help` show its parameters.
     """
     signature = Signature([Parameter(each, Parameter.POSITIONAL_OR_KEYWORD) for each in parameters.split()])
     count = len(signature.parameters)
@@ -32,5 +32,5 @@ def named(name: str, parameters: str, body: Callable[..., Returned], doc: str) -
 
     call.__name__ = call.__qualname__ = name
     call.__doc__ = doc
-    vars(call)["__signature__"] = signature  # as functools.wraps leaves it for `inspect` to find
+    vars(call)["__signature__"] = signature  # where `inspect` looks for it
     return call

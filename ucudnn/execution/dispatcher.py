@@ -8,6 +8,7 @@ from ucudnn.backends.base import Buffer, ComputeBackend, Scaling, Spare, Tensor
 from ucudnn.benchmarking.benchmark import Benchmark
 from ucudnn.configuration import Configuration
 from ucudnn.errors import BackendError, StepError
+from ucudnn.execution.overlap import refuse_overlap
 from ucudnn.execution.plan import Plan, make_plan
 from ucudnn.execution.recovery import MOST_FAILURES, Recovery, given_up, is_measured
 from ucudnn.kernel import Kernel
@@ -26,6 +27,7 @@ class Entry:
     """A kernel of a handle with its decision, its plan and its workspaces.
 
     Attributes:
+        apart: addresses of x, w and y of which it is known that the output shares no memory with an input.
         kernel: the kernel.
         decision: the latest decision; None before the first.
         limit_bytes: workspace limit for later decisions.
@@ -36,9 +38,10 @@ class Entry:
         warned: whether a failure of an algorithm was logged.
     """
 
-    __slots__ = ("calls", "decision", "kernel", "limit_bytes", "plan", "ready", "segment", "warned")
+    __slots__ = ("apart", "calls", "decision", "kernel", "limit_bytes", "plan", "ready", "segment", "warned")
 
     def __init__(self, kernel: Kernel) -> None:
+        self.apart: tuple[int, int, int] | None = None
         self.kernel = kernel
         self.decision: Decision | None = None
         self.limit_bytes = 0
@@ -128,6 +131,18 @@ class Dispatcher:
             BackendError: if no algorithm is left that runs.
         """
         return entry.plan or self._plan(entry)
+
+    def refuse_overlap(self, entry: Entry, x: Tensor, w: Tensor, y: Tensor) -> None:
+        """Raise an error if the output of a kernel shares memory with an input; addresses that recur cost little.
+
+        Raises:
+            InvalidProblemError: if they overlap.
+        """
+        where = self.backend.address
+        addresses = (x, w, y) if type(x) is type(w) is type(y) is int else (where(x), where(w), where(y))
+        if entry.apart != addresses:
+            refuse_overlap(entry.kernel.problem, *addresses)
+            entry.apart = addresses
 
     def launch(
         self, entry: Entry, x: Tensor, w: Tensor, y: Tensor, scaling: Scaling, spare: Spare | None = None

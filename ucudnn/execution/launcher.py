@@ -131,6 +131,7 @@ class Launcher:
         Raises:
             UcudnnError: as `Handle.convolve`.
         """
+        self._dispatcher.backend.refuse_reentry()
         with self._lock:
             if spare is None and self._entry.kernel.spare_bytes:
                 spare = self._allocated_spare()

@@ -1,5 +1,5 @@
-"""C++ programs: `UcudnnHandle_t`, a handle type in the place of cudnnHandle_t, planned by this package.
+"""For C++ programs: `UcudnnHandle_t`, a handle type that replaces cudnnHandle_t and is planned by this package.
 
-`include/ucudnn.hpp` declares it, `src/` has what executes, `python -m ucudnn.native` tells a build what it needs. The
-C++ side starts Python, or finds it running, asks it once for each convolution, and executes the answer by itself.
+`include/ucudnn.hpp` declares it, `src/` implements it, and `python -m ucudnn.native` prints the flags for a build. The
+C++ side starts Python unless it runs, asks it once for each convolution, and executes the answer itself.
 """

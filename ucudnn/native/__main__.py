@@ -1,4 +1,4 @@
-"""`python -m ucudnn.native`: what a C++ build needs, in the manner of pkg-config."""
+"""`python -m ucudnn.native`: compiles the library and prints the flags for a C++ build, like pkg-config."""
 
 import argparse
 import sys
@@ -8,25 +8,25 @@ from pathlib import Path
 from ucudnn.errors import UcudnnError
 from ucudnn.native.build import INCLUDE, build, compile_flags, default_folder, libpython, link_flags
 
-_DESCRIPTION = "Tell a C++ build what it needs for UcudnnHandle_t, the handle type that micro-batches convolutions."
+_DESCRIPTION = "Print the flags for a C++ build with UcudnnHandle_t, the handle type that micro-batches convolutions."
 _EPILOG = """\
 In a program, one type changes:
 
     #include <ucudnn.hpp>          // after cudnn.h, or instead of it
     UcudnnHandle_t handle;         // was: cudnnHandle_t handle;
 
-and its build gets two lists of flags; the library is compiled when it is first asked for:
+and its build gets two lists of flags. The library is compiled at the first request:
 
     c++ $(python -m ucudnn.native --cflags) -I/usr/local/cuda/include -c program.cpp
     c++ program.o $(python -m ucudnn.native --libs) -lcudnn -L/usr/local/cuda/lib64 -lcudart -o program
 
-When it runs, the environment says how it plans, as for Python: UCUDNN_DEFAULT_WORKSPACE_LIMIT, which wins over limits
-that the program states; UCUDNN_TOTAL_WORKSPACE_SIZE; UCUDNN_BATCH_SIZE_POLICY; UCUDNN_DATABASE; ... And for C++ only:
+The environment has the settings of a run, as for Python: UCUDNN_DEFAULT_WORKSPACE_LIMIT, which wins over limits that
+the program states; UCUDNN_TOTAL_WORKSPACE_SIZE; UCUDNN_BATCH_SIZE_POLICY; UCUDNN_DATABASE; ... These are for C++ only:
 
-    UCUDNN_PYTHON    the Python to plan with, an executable with ucudnn installed or its libpython;
-                     without it the one that compiled the library
-    UCUDNN_PLAIN     1: plain cuDNN, to compare with
-    UCUDNN_VERBOSE   1: a line on stderr for each convolution that is planned
+    UCUDNN_PYTHON    the Python that plans: an executable with ucudnn installed, or its libpython;
+                     default: the Python that compiled the library
+    UCUDNN_PLAIN     1: use plain cuDNN, for comparison
+    UCUDNN_VERBOSE   1: write a line to stderr for each convolution that is planned
 """
 
 
@@ -43,9 +43,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--build", action="store_true", help="compile the library, and print its path")
     parser.add_argument("--include-dir", action="store_true", help="print the folder of ucudnn.hpp")
     parser.add_argument("--libpython", action="store_true", help="print this Python's shared library")
-    parser.add_argument("--folder", type=Path, default=default_folder(), help="of the library; default: %(default)s")
+    parser.add_argument("--folder", type=Path, default=default_folder(), help="folder for the library (%(default)s)")
     parser.add_argument(
-        "--include", type=Path, action="append", default=[], metavar="DIR", help="where cudnn.h or CUDA's headers are"
+        "--include", type=Path, action="append", default=[], metavar="DIR", help="folder with cudnn.h or CUDA's headers"
     )
     parser.add_argument("--compiler", help="C++17 compiler; default: c++, g++ or clang++")
     options = parser.parse_args(arguments)

@@ -18,7 +18,7 @@ from ucudnn.backends.cudnn.api.described import (
     tensor_facts,
 )
 from ucudnn.errors import BackendUnavailableError, UnsupportedProblemError
-from ucudnn.native.planner import NativePlanner, Order
+from ucudnn.native.planner import NativePlanner, PlanRequest
 from ucudnn.problem import ConvolutionProblem, Operation
 
 VERSION = 1
@@ -140,7 +140,7 @@ class Bridge:
 
         def body() -> None:
             planner = self._planner(wanted.device)
-            order = Order(
+            plan_request = PlanRequest(
                 handle=wanted.handle,
                 cudnn=wanted.cudnn,
                 problem=_problem(wanted.question.contents, wanted.alignment),
@@ -149,7 +149,7 @@ class Bridge:
                 failed=(wanted.failed or b"").decode(),
                 most_bytes=wanted.most_bytes,
             )
-            prepared = planner.plan(order)
+            prepared = planner.plan(plan_request)
             told_steps = [_step(step) for step in prepared.steps]
             steps = (StepStruct * len(told_steps))(*told_steps)
             told = answer.contents
@@ -161,8 +161,8 @@ class Bridge:
             told.arena_bytes = planner.arena_bytes
             if prepared.segment is not None:
                 told.divided, told.offset_bytes = 1, prepared.segment.offset_bytes
-            self._kept.setdefault(order.handle, {})[told.token] = steps, told_steps, prepared
-            self._tell(order.handle, answer, prepared.text)
+            self._kept.setdefault(plan_request.handle, {})[told.token] = steps, told_steps, prepared
+            self._tell(plan_request.handle, answer, prepared.text)
 
         return self._guarded(wanted.handle, answer, body)
 

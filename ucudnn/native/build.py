@@ -1,4 +1,4 @@
-"""What a C++ build needs: where the header is, and the library, compiled from `src/` when it is first asked for."""
+"""Builds for C++: the flags, and the library, which is compiled from `src/` at its first request."""
 
 import hashlib
 import shutil
@@ -25,12 +25,12 @@ _OLDER_CUDA = ("cuda_runtime_api.h", "cuda_runtime", ())
 
 
 def default_folder() -> Path:
-    """Return where the library goes unless it is said otherwise: beside the libraries of this Python environment."""
+    """Return the default folder of the library, among the libraries of this Python environment."""
     return Path(sys.prefix) / "lib" / "ucudnn"
 
 
 def libpython() -> Path | None:
-    """Return the shared library of this Python, which programs load; None where it has none."""
+    """Return the shared library of this Python, which programs load; None if it has none."""
     get = sysconfig.get_config_var
     folders = [str(get("LIBDIR")), str(get("LIBPL")), f"{sys.base_prefix}/lib", f"{get('LIBDIR')}/{get('MULTIARCH')}"]
     for folder in folders:
@@ -42,10 +42,10 @@ def libpython() -> Path | None:
 
 
 def header_folders(given: Sequence[Path] = ()) -> list[Path]:
-    """Return the folders of cuDNN's and CUDA's headers: those given, else of the nvidia wheels, else of the system.
+    """Return the folders of cuDNN's and CUDA's headers: the given ones, else those of nvidia wheels or of the system.
 
     Raises:
-        BackendUnavailableError: if there are none.
+        BackendUnavailableError: if headers are missing.
     """
     found = [*given]
     for choices in ((_CUDNN,), (_CUDA, _OLDER_CUDA)):
@@ -64,13 +64,13 @@ def header_folders(given: Sequence[Path] = ()) -> list[Path]:
 
 
 def compile_flags(headers: Sequence[Path] = ()) -> list[str]:
-    """Return what a compiler needs to find `ucudnn.hpp` and, where they are in wheels, cuDNN's headers."""
+    """Return the compiler flags for `ucudnn.hpp` and, if they are in wheels, for cuDNN's headers."""
     wheel = [f"-I{folder}" for folder in _wheel("cudnn", "include") if not headers]
     return [f"-I{INCLUDE}", *(f"-I{folder}" for folder in headers), *wheel]
 
 
 def link_flags(folder: Path) -> list[str]:
-    """Return what a linker needs: the library, and cuDNN where it is in a wheel, under the name that -lcudnn finds."""
+    """Return the linker flags for the library, and for cuDNN if it is in a wheel, under the name that -lcudnn finds."""
     flags = [f"-L{folder}", f"-Wl,-rpath,{folder}", "-lucudnn"]
     for libraries in _wheel("cudnn", "lib"):
         link, target = folder / "libcudnn.so", libraries / "libcudnn.so.9"
@@ -82,15 +82,15 @@ def link_flags(folder: Path) -> list[str]:
 
 
 def build(folder: Path, headers: Sequence[Path] = (), compiler: str | None = None) -> Path:
-    """Compile the library into a folder, unless it is there and of these sources, this Python and these headers.
+    """Compile the library into a folder, unless it is there and has the same sources, Python and headers.
 
     Args:
-        folder: where it goes.
-        headers: folders of cuDNN's and CUDA's headers; none to look for them.
-        compiler: of C++17; None for the first that there is.
+        folder: folder of the library.
+        headers: folders of cuDNN's and CUDA's headers; () searches for them.
+        compiler: compiler of C++17; None for the first one that is found.
 
     Returns:
-        The library.
+        The file of the library.
 
     Raises:
         BackendUnavailableError: if a compiler or headers are missing, or it cannot be compiled.
@@ -111,7 +111,7 @@ def build(folder: Path, headers: Sequence[Path] = (), compiler: str | None = Non
     except OSError as error:
         raise BackendUnavailableError(f"{error}: give --folder with one that can be written to") from error
     sources = [str(file) for file in sorted(SOURCES.glob("*.cpp"))]
-    unfinished = folder / f"{LIBRARY}.{state[:8]}"  # so that nobody ever loads a part of it
+    unfinished = folder / f"{LIBRARY}.{state[:8]}"  # so that no process loads an incomplete file
     command = [chosen, *flags, *sources, "-o", str(unfinished), "-ldl", "-pthread"]
     try:
         done = subprocess.run(command, capture_output=True, text=True, check=False)
@@ -125,7 +125,7 @@ def build(folder: Path, headers: Sequence[Path] = (), compiler: str | None = Non
 
 
 def _wheel(package: str, kind: str) -> Iterable[Path]:
-    """Return the folder of headers or libraries in a wheel of NVIDIA's, if there is one."""
+    """Yield the folders of headers or libraries in a wheel of NVIDIA."""
     with suppress(ModuleNotFoundError):
         spec = find_spec(f"nvidia.{package}")
         for folder in (spec.submodule_search_locations or ()) if spec else ():

@@ -32,7 +32,7 @@ from ucudnn.workspace.segment import Segment
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Order:
+class PlanRequest:
     """A request for a plan.
 
     Attributes:
@@ -136,25 +136,25 @@ class NativePlanner:
         """End all background work."""
         self._backend.stop()
 
-    def plan(self, order: Order) -> NativePlan:
+    def plan(self, request: PlanRequest) -> NativePlan:
         """Return a plan, from an earlier decision if there is one.
 
         Raises:
             UcudnnError: if no algorithm is left, or a limit is too small.
         """
-        problem = self._as_asked(order.problem)
-        order = replace(order, problem=problem)
+        problem = self._as_asked(request.problem)
+        request = replace(request, problem=problem)
         self._planned.add(_registered(problem))
         self._backend.set_stream(None)
-        if order.failed:
-            self._fail(order, order.failed)
+        if request.failed:
+            self._fail(request, request.failed)
         for _ in range(MOST_FAILURES):
-            configuration, room, segment = self._choose(order)
+            configuration, room, segment = self._choose(request)
             try:
-                request = StepRequest(self._backend.library, order.cudnn, problem, order.scaling, order.start)
-                steps = native_steps(request, configuration, room)
+                steps_for = StepRequest(self._backend.library, request.cudnn, problem, request.scaling, request.start)
+                steps = native_steps(steps_for, configuration, room)
             except StepError as error:
-                self._fail(order, error.algorithm)
+                self._fail(request, error.algorithm)
                 continue
             need = max((step.workspace_bytes for step in steps), default=0)
             text = f"{problem}: {configuration}, workspace {exact_bytes(need)}"
@@ -174,22 +174,22 @@ class NativePlanner:
             return None
         return self._settings.workspace_limit_bytes if self._fixed or stated is None else stated
 
-    def _choose(self, order: Order) -> tuple[Configuration, int, Segment | None]:
+    def _choose(self, request: PlanRequest) -> tuple[Configuration, int, Segment | None]:
         """Return a configuration, its workspace limit, and its segment under WD."""
-        problem, limit, segment = order.problem, self._limit(order.problem), None
+        problem, limit, segment = request.problem, self._limit(request.problem), None
         if limit is None and self._registry is not None:
             before = self._registry.divisions
-            configuration, segment = self._registry.decision(order.handle, problem, self._benchmark, self._settings)
+            configuration, segment = self._registry.decision(request.handle, problem, self._benchmark, self._settings)
             if self._registry.divisions != before:
                 self.generation += 1
             limit = segment.size_bytes
         else:
             assert limit is not None
             configuration = self._decision(problem, limit)
-        limit = min(limit, order.most_bytes)
-        unfit = self._unfit.get((problem, order.scaling), set())
-        if order.start or configuration.workspace_bytes > limit or unfit & {p.algorithm for p in configuration.parts}:
-            rest = self._recovery.rest(problem, order.start, limit, unfit)
+        limit = min(limit, request.most_bytes)
+        unfit = self._unfit.get((problem, request.scaling), set())
+        if request.start or configuration.workspace_bytes > limit or unfit & {p.algorithm for p in configuration.parts}:
+            rest = self._recovery.rest(problem, request.start, limit, unfit)
             if rest is None:
                 raise BackendError(f"{problem}: nothing is left that computes it within {exact_bytes(limit)}")
             configuration = rest
@@ -203,17 +203,17 @@ class NativePlanner:
             self._decided[key] = decisions.kernels[0].configuration
         return self._decided[key]
 
-    def _fail(self, order: Order, algorithm: str) -> None:
+    def _fail(self, request: PlanRequest, algorithm: str) -> None:
         """Exclude an algorithm from now on; only for this alpha and beta if it was not measured with them."""
-        problem = order.problem
-        if not is_measured(problem, order.scaling):
-            self._unfit.setdefault((problem, order.scaling), set()).add(algorithm)
+        problem = request.problem
+        if not is_measured(problem, request.scaling):
+            self._unfit.setdefault((problem, request.scaling), set()).add(algorithm)
             return
         self._recovery.discard(problem, algorithm)
         for key in [key for key in self._decided if key[0] == problem]:
             del self._decided[key]
         if self._registry is not None and self._limit(problem) is None:
-            self._registry.decide_again(order.handle, problem, self._recovery)
+            self._registry.decide_again(request.handle, problem, self._recovery)
 
 
 def _registered(problem: ConvolutionProblem) -> ConvolutionProblem:

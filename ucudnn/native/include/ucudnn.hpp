@@ -1,14 +1,14 @@
-// UcudnnHandle_t takes the place of cudnnHandle_t: its convolutions go in micro-batches, all else is cuDNN's own.
+// UcudnnHandle_t replaces cudnnHandle_t: it computes convolutions in micro-batches, and cuDNN does everything else.
 //
 //     #include <ucudnn.hpp>    // instead of, or after, cudnn.h
 //     UcudnnHandle_t handle;   // was: cudnnHandle_t handle;
 //
-// The functions that choose algorithms answer 'algorithm 0, no workspace': what is chosen, and its workspace, are the
-// handle's own business. A limit that the caller states (the preference SPECIFY_WORKSPACE_LIMIT, or the workspace of a
-// cudnnFind...Ex) holds unless UCUDNN_DEFAULT_WORKSPACE_LIMIT is set; a limit of 0 always holds. For this type, the
-// functions that cuDNN 8 removed are there again.
+// The functions that choose algorithms answer 'algorithm 0, no workspace', because the handle chooses algorithms and
+// owns their workspace. A limit that the caller states (the preference SPECIFY_WORKSPACE_LIMIT, or the workspace of a
+// cudnnFind...Ex) holds unless UCUDNN_DEFAULT_WORKSPACE_LIMIT is set. A limit of 0 always holds. This type has the
+// functions that cuDNN 8 removed.
 //
-// `python -m ucudnn.native --cflags` and `--libs` tell a build what it needs.
+// `python -m ucudnn.native --cflags` and `--libs` print the flags for a build.
 #ifndef UCUDNN_HPP_
 #define UCUDNN_HPP_
 
@@ -29,7 +29,7 @@ class UcudnnHandle_t {
 
  private:
   friend cudnnStatus_t cudnnCreate(UcudnnHandle_t *handle);
-  ucudnn_handle_t state_ = nullptr;  // as cudnnHandle_t, a pointer: copies are of the same handle
+  ucudnn_handle_t state_ = nullptr;  // a pointer like cudnnHandle_t, so copies refer to the same handle
 };
 
 inline cudnnStatus_t cudnnCreate(UcudnnHandle_t *handle) {
@@ -46,7 +46,7 @@ inline cudnnStatus_t cudnnGetStream(const UcudnnHandle_t &handle, cudaStream_t *
   return cudnnGetStream(static_cast<cudnnHandle_t>(handle), stream);
 }
 
-// What cuDNN 8 removed.
+// The types that cuDNN 8 removed.
 typedef enum {
   CUDNN_CONVOLUTION_FWD_NO_WORKSPACE = 0,
   CUDNN_CONVOLUTION_FWD_PREFER_FASTEST = 1,
@@ -67,7 +67,7 @@ typedef enum {
 
 namespace ucudnn {
 
-// Answer with virtual algorithms: 0 promises nothing about determinism, 1 repeats its results to the bit.
+// Answer with virtual algorithms: 0 does not promise determinism, 1 repeats its results bit for bit.
 template <typename Perf, typename Algorithm>
 cudnnStatus_t virtual_algorithms(cudnnConvolutionDescriptor_t convolution, Algorithm, int requested, int *returned,
                                  Perf *results) {
@@ -80,7 +80,7 @@ cudnnStatus_t virtual_algorithms(cudnnConvolutionDescriptor_t convolution, Algor
     results[i] = Perf();
     results[i].algo = static_cast<Algorithm>(i);
     results[i].status = CUDNN_STATUS_SUCCESS;
-    results[i].time = -1;  // not measured, as cuDNN's own ..._v7 says it
+    results[i].time = -1;  // not measured; cuDNN's own ..._v7 also answers -1
     results[i].memory = 0;
     results[i].determinism = i ? CUDNN_DETERMINISTIC : CUDNN_NON_DETERMINISTIC;
     results[i].mathType = math;
@@ -88,7 +88,7 @@ cudnnStatus_t virtual_algorithms(cudnnConvolutionDescriptor_t convolution, Algor
   return CUDNN_STATUS_SUCCESS;
 }
 
-// Bytes as a limit; more than memory can ever have are none.
+// Bytes as a limit; there is no limit if they exceed an int64.
 inline std::int64_t limit_of(std::size_t bytes) {
   return bytes > static_cast<std::size_t>(INT64_MAX) ? UCUDNN_NO_LIMIT : static_cast<std::int64_t>(bytes);
 }

@@ -1,9 +1,9 @@
-/* The C interface of ucudnn: a cuDNN handle whose convolutions go in micro-batches.
+/* The C interface of ucudnn: a cuDNN handle whose convolutions are computed in micro-batches.
  *
- * C++ programs include ucudnn.hpp instead, whose UcudnnHandle_t takes the place of cudnnHandle_t.
+ * C++ programs include ucudnn.hpp instead, whose UcudnnHandle_t replaces cudnnHandle_t.
  *
- * A handle is used by one thread at a time, as cuDNN's own. Under UCUDNN_TOTAL_WORKSPACE_SIZE one workspace serves all
- * handles of a GPU: then its convolutions are to be called by one thread.
+ * One thread at a time may use a handle, as with cuDNN's own. With UCUDNN_TOTAL_WORKSPACE_SIZE all handles of a GPU
+ * share one workspace, and one thread must call all their convolutions.
  */
 #ifndef UCUDNN_C_H_
 #define UCUDNN_C_H_
@@ -16,7 +16,7 @@
 #error "ucudnn needs cuDNN 9"
 #endif
 
-/* Under CUDNN_WARN_DEPRECATED, cuDNN 9 warns of the types of its convolutions: where callers name them, not here. */
+/* Under CUDNN_WARN_DEPRECATED, cuDNN 9 warns of its convolution types. Only callers shall see that, not this header. */
 #pragma GCC diagnostic push
 #pragma GCC diagnostic ignored "-Wdeprecated-declarations"
 
@@ -30,7 +30,7 @@ typedef struct ucudnn_handle *ucudnn_handle_t;
 
 enum { UCUDNN_FORWARD = 0, UCUDNN_BACKWARD_DATA = 1, UCUDNN_BACKWARD_FILTER = 2 };
 
-/* What a convolution works on; which tensor is written follows from the operation. */
+/* The descriptors of a convolution; the operation determines which tensor is written. */
 typedef struct {
   cudnnTensorDescriptor_t x;
   cudnnFilterDescriptor_t w;
@@ -38,7 +38,7 @@ typedef struct {
   cudnnTensorDescriptor_t y;
 } ucudnn_descriptors;
 
-/* What plain cuDNN gets where a convolution cannot go in micro-batches. */
+/* The arguments for plain cuDNN if it must compute a convolution. */
 typedef struct {
   int algorithm;
   void *workspace;
@@ -47,28 +47,28 @@ typedef struct {
 
 #define UCUDNN_NO_LIMIT (-1)
 
-/* Make a handle on the current GPU. The first of a process starts Python, or finds it running. */
+/* Create a handle on the current GPU. The first handle of a process starts Python unless it runs. */
 UCUDNN_API cudnnStatus_t ucudnn_create(ucudnn_handle_t *handle);
 UCUDNN_API cudnnStatus_t ucudnn_destroy(ucudnn_handle_t handle);
 
-/* cuDNN's own handle, for all that is not a convolution. */
+/* cuDNN's own handle, for all functions other than convolutions. */
 UCUDNN_API cudnnHandle_t ucudnn_cudnn_handle(ucudnn_handle_t handle);
 UCUDNN_API cudnnStatus_t ucudnn_set_stream(ucudnn_handle_t handle, cudaStream_t stream);
 
-/* Register a convolution before its first run, with the limit of workspace that the caller states, in bytes, or
- * UCUDNN_NO_LIMIT. Returns 1 if it goes in micro-batches, with no workspace of the caller's, and 0 if plain cuDNN is to
- * compute it. From the second time on this is a look-up. */
+/* Register a convolution before its first run, with the workspace limit in bytes that the caller states, or
+ * UCUDNN_NO_LIMIT. Returns 1 if it is computed in micro-batches, without workspace from the caller, and 0 if plain
+ * cuDNN computes it. Later calls only look it up. */
 UCUDNN_API int ucudnn_register(ucudnn_handle_t handle, int operation, const ucudnn_descriptors *descriptors,
                                int64_t limit_bytes);
 
-/* The same, without stating a limit. */
+/* The same for a caller that states no limit. */
 UCUDNN_API int ucudnn_divides(ucudnn_handle_t handle, int operation, const ucudnn_descriptors *descriptors);
 
-/* The limit that plain cuDNN is held to: what the caller states, unless UCUDNN_DEFAULT_WORKSPACE_LIMIT is set. */
+/* The limit for plain cuDNN: UCUDNN_DEFAULT_WORKSPACE_LIMIT if it is set, else the limit that the caller states. */
 UCUDNN_API int64_t ucudnn_plain_limit(int64_t limit_bytes);
 
-/* out = alpha * conv + beta * out, on the handle's stream; alpha and beta point to a float, or to a double for doubles.
- * The first call of a convolution measures and plans it. */
+/* Compute out = alpha * conv + beta * out on the handle's stream. alpha and beta point to a double for double tensors,
+ * else to a float. The first call of a convolution measures and plans it. */
 UCUDNN_API cudnnStatus_t ucudnn_convolve(ucudnn_handle_t handle, int operation, const ucudnn_descriptors *descriptors,
                                          const void *alpha, void *x, void *w, void *y, const void *beta,
                                          const ucudnn_plain *plain);

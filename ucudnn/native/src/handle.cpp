@@ -7,10 +7,10 @@
 namespace ucudnn {
 namespace {
 
-constexpr int kMostReplacements = 8;  // in one call: what fails more often is not the algorithms
+constexpr int kMostReplacements = 8;  // in one call; so many failures are not the fault of algorithms
 constexpr int kMostAlignment = 16;
-constexpr int kMostAlgorithms = CUDNN_CONVOLUTION_FWD_ALGO_COUNT;  // of the three operations, the one with most
-constexpr std::size_t kMostReady = 64;
+constexpr int kMostAlgorithms = CUDNN_CONVOLUTION_FWD_ALGO_COUNT;  // Forward has the most algorithms
+constexpr std::size_t kMostPlans = 64;
 
 std::atomic<std::uint64_t> handles{0};
 
@@ -20,7 +20,7 @@ int alignment_of(const void* x, const void* w, const void* y) {
   return low ? static_cast<int>(low & -low) : kMostAlignment;
 }
 
-// Whether cuDNN did nothing, for it does not compute that, or not so.
+// Whether cuDNN did nothing, because it does not support the call.
 bool is_refused(cudnnStatus_t status) { return status / 1000 == 2 || status / 1000 == 3; }
 
 }  // namespace
@@ -37,9 +37,9 @@ Handle::~Handle() {
   int device = device_;
   cudaGetDevice(&device);
   if (device != device_) cudaSetDevice(device_);
-  if (!kernels_.empty()) cudaDeviceSynchronize();  // its streams may be gone, but not what they were given
+  if (!kernels_.empty()) cudaDeviceSynchronize();  // waits for its work, even on streams that were destroyed
   for (auto& entry : kernels_) {
-    for (Ready* each : entry.second.ready) delete each;
+    for (PreparedPlan* each : entry.second.plans) delete each;
   }
   if (const Callbacks* python = planner()) python->forget(number_, 0);
   if (last_) cudaEventDestroy(last_);
@@ -56,7 +56,7 @@ cudnnStatus_t Handle::follow(cudaStream_t stream) {
   if (stream == stream_) return CUDNN_STATUS_SUCCESS;
   stream_ = stream;
   buffers_.select(stream);
-  // Segments of the arena are the handle's on any stream, so the new one waits for what the old one does in them.
+  // A handle has the same segments on all streams, so the new stream waits for the work of the old one in them.
   if (last_ && cudaStreamWaitEvent(stream, last_, 0) != cudaSuccess) return CUDNN_STATUS_EXECUTION_FAILED;
   return CUDNN_STATUS_SUCCESS;
 }
@@ -72,7 +72,7 @@ bool Handle::divides(int operation, const ucudnn_descriptors& descriptors, std::
     if (kernel.plain) {
       say_plain(answer.text ? answer.text : "");
     } else {
-      arena_->divide(answer.generation, answer.arena_bytes);  // another limit makes plans out of date
+      arena_->divide(answer.generation, answer.arena_bytes);  // after a change of a limit, plans are out of date
     }
     kernel.asked = true;
     kernel.limit = limit;
@@ -87,14 +87,14 @@ cudnnStatus_t Handle::convolve(const Call& call) {
     return plain(call);
   }
   if (wants_determinism(call.operation, call.plain->algorithm)) {
-    const auto registered = kernels_.find(question);  // where that is plain, the caller was given cuDNN's algorithm
+    const auto registered = kernels_.find(question);  // if that one is plain, the caller got cuDNN's algorithm
     if (registered != kernels_.end() && registered->second.plain) return plain(call);
     question.deterministic = 1;
   }
   Kernel& kernel = kernels_[question];
   if (kernel.plain) return plain(call);
   cudaStream_t stream = stream_;
-  cudnnGetStream(cudnn_, &stream);  // it may have been set for cuDNN's own handle, and a workspace is one stream's
+  cudnnGetStream(cudnn_, &stream);  // it may have been set on cuDNN's own handle, and each stream has a workspace
   const cudnnStatus_t followed = follow(stream);
   if (followed != CUDNN_STATUS_SUCCESS) return followed;
   const bool is_double = question.x_type == CUDNN_DATA_DOUBLE;
@@ -107,21 +107,21 @@ cudnnStatus_t Handle::convolve(const Call& call) {
   request.alpha = is_double ? *static_cast<const double*>(call.alpha) : *static_cast<const float*>(call.alpha);
   request.beta = is_double ? *static_cast<const double*>(call.beta) : *static_cast<const float*>(call.beta);
   request.most_bytes = UINT64_MAX;
-  Ready* ready = find(kernel, request);
-  if (!ready) {
-    kernel.plain = true;  // said once, not at every call
+  PreparedPlan* prepared = find(kernel, request);
+  if (!prepared) {
+    kernel.plain = true;  // so that the reason is not written at every call
     return plain(call);
   }
   std::size_t done = 0;
-  const cudnnStatus_t status = run(ready, call, &done);
-  return status == CUDNN_STATUS_SUCCESS ? status : recover(kernel, request, call, ready, done, status);
+  const cudnnStatus_t status = run(prepared, call, &done);
+  return status == CUDNN_STATUS_SUCCESS ? status : recover(kernel, request, call, prepared, done, status);
 }
 
-// Nothing is asked of Python, locked or allocated where a plan is ready.
-Ready* Handle::find(Kernel& kernel, Request request) {
+// If there is a prepared plan, this calls no Python, takes no lock and allocates nothing.
+PreparedPlan* Handle::find(Kernel& kernel, Request request) {
   const std::uint64_t generation = arena_->generation();
-  for (std::size_t i = 0; i < kernel.ready.size(); ++i) {
-    Ready* each = kernel.ready[i];
+  for (std::size_t i = 0; i < kernel.plans.size(); ++i) {
+    PreparedPlan* each = kernel.plans[i];
     if (!each->is_for(request.alpha, request.beta, request.alignment)) continue;
     if (each->generation() == generation) {
       if (each->divided() || each->workspace_bytes() <= buffers_.current().size) return each;
@@ -134,16 +134,16 @@ Ready* Handle::find(Kernel& kernel, Request request) {
   return plan(kernel, request);
 }
 
-Ready* Handle::plan(Kernel& kernel, Request request) {
+PreparedPlan* Handle::plan(Kernel& kernel, Request request) {
   const Callbacks* python = planner();
   for (int attempt = 0; python && attempt < kMostReplacements; ++attempt) {
     Answer answer = {};
-    // A callback that Python leaves by an exception returns 0, too.
+    // A callback that ends with a Python exception returns 0 too.
     if (python->plan(&request, &answer) != 0 || answer.count < 1 || !answer.steps) {
       say_plain(answer.text ? answer.text : "nothing was planned");
       return nullptr;
     }
-    rest_at_exit();
+    stop_at_exit();
     if (!make_room(answer)) {
       python->forget(number_, answer.token);
       if (answer.divided) {
@@ -153,17 +153,17 @@ Ready* Handle::plan(Kernel& kernel, Request request) {
       request.most_bytes = answer.workspace_bytes / 2;
       continue;
     }
-    if (answer.generation < arena_->generation()) {  // another handle was faster
+    if (answer.generation < arena_->generation()) {  // another handle divided the arena meanwhile
       python->forget(number_, answer.token);
       continue;
     }
     if (verbose() && answer.text) say("%s", answer.text);
-    if (kernel.ready.size() >= kMostReady) {
-      while (!kernel.ready.empty()) drop(kernel, kernel.ready.back());
+    if (kernel.plans.size() >= kMostPlans) {
+      while (!kernel.plans.empty()) drop(kernel, kernel.plans.back());
     }
     const bool is_double = request.question->x_type == CUDNN_DATA_DOUBLE;
-    kernel.ready.push_back(new Ready(answer, is_double, request.alpha, request.beta, request.alignment));
-    return kernel.ready.back();
+    kernel.plans.push_back(new PreparedPlan(answer, is_double, request.alpha, request.beta, request.alignment));
+    return kernel.plans.back();
   }
   say_plain("the GPU's memory has no room for a workspace");
   return nullptr;
@@ -175,43 +175,43 @@ bool Handle::make_room(const Answer& answer) {
   return last_ || cudaEventCreateWithFlags(&last_, cudaEventDisableTiming) == cudaSuccess;
 }
 
-cudnnStatus_t Handle::run(Ready* ready, const Call& call, std::size_t* done) {
-  char* workspace = ready->divided() ? arena_->memory() + ready->offset() : buffers_.current().memory;
-  const cudnnStatus_t status = ready->run(cudnn_, call.operation, call.x, call.w, call.y, workspace, done);
-  if (ready->divided()) cudaEventRecord(last_, stream_);
+cudnnStatus_t Handle::run(PreparedPlan* prepared, const Call& call, std::size_t* done) {
+  char* workspace = prepared->divided() ? arena_->memory() + prepared->offset() : buffers_.current().memory;
+  const cudnnStatus_t status = prepared->run(cudnn_, call.operation, call.x, call.w, call.y, workspace, done);
+  if (prepared->divided()) cudaEventRecord(last_, stream_);
   return status;
 }
 
-// Compute what a failed plan left, from its first missing sample on, in another way.
-cudnnStatus_t Handle::recover(Kernel& kernel, Request request, const Call& call, Ready* ready, std::size_t done,
-                              cudnnStatus_t status) {
+// Compute the samples that a failed plan left with other algorithms.
+cudnnStatus_t Handle::recover(Kernel& kernel, Request request, const Call& call, PreparedPlan* prepared,
+                              std::size_t done, cudnnStatus_t status) {
   std::string failed;
   for (int attempt = 0; attempt < kMostReplacements; ++attempt) {
-    const Step& step = ready->steps()[done];
+    const Step& step = prepared->steps()[done];
     failed = step.name;
     request.start = step.start;
     request.failed = failed.c_str();
     say("%s from %s: going on with the next best", cudnnGetErrorString(status), failed.c_str());
-    drop(kernel, ready);
-    ready = plan(kernel, request);
-    if (!ready) {
+    drop(kernel, prepared);
+    prepared = plan(kernel, request);
+    if (!prepared) {
       kernel.plain = true;
       return request.start == 0 ? plain(call) : status;
     }
-    status = run(ready, call, &done);
+    status = run(prepared, call, &done);
     if (status == CUDNN_STATUS_SUCCESS) {
-      if (request.start > 0) drop(kernel, ready);  // it was for the rest of this call only
+      if (request.start > 0) drop(kernel, prepared);  // the plan was only for the rest of this call
       return status;
     }
   }
   return status;
 }
 
-void Handle::drop(Kernel& kernel, Ready* ready) {
-  cudaDeviceSynchronize();  // kernels that were compiled for a plan go with it, and it may have run on another stream
-  const std::uint64_t token = ready->token();
-  kernel.ready.erase(std::remove(kernel.ready.begin(), kernel.ready.end(), ready), kernel.ready.end());
-  delete ready;
+void Handle::drop(Kernel& kernel, PreparedPlan* prepared) {
+  cudaDeviceSynchronize();  // a plan owns its compiled kernels, which may still run on another stream
+  const std::uint64_t token = prepared->token();
+  kernel.plans.erase(std::remove(kernel.plans.begin(), kernel.plans.end(), prepared), kernel.plans.end());
+  delete prepared;
   if (const Callbacks* python = planner()) python->forget(number_, token);
 }
 
@@ -219,7 +219,7 @@ cudnnStatus_t Handle::plain(const Call& call) const {
   const int asked = call.plain->algorithm;
   const cudnnStatus_t status = plain(call, asked);
   if (call.plain->workspace_bytes || !is_refused(status)) return status;
-  // A caller may have been told that algorithm 0, or 1, needs no workspace: then any will do that needs none.
+  // The caller may have got algorithm 0 or 1 as one without workspace. Then any algorithm without workspace serves.
   const bool repeats = wants_determinism(call.operation, asked);
   for (int other = 0; other < kMostAlgorithms; ++other) {
     if (other == asked || (repeats && call.operation != UCUDNN_FORWARD && !wants_determinism(call.operation, other))) {

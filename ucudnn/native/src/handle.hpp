@@ -1,4 +1,4 @@
-// What stands behind a ucudnn_handle_t: cuDNN's handle, the convolutions it knows, and what is ready to be executed.
+// The object behind a ucudnn_handle_t: cuDNN's handle, the convolutions that it knows, and their prepared plans.
 #ifndef UCUDNN_HANDLE_HPP_
 #define UCUDNN_HANDLE_HPP_
 
@@ -20,19 +20,19 @@ struct Call {
   const ucudnn_plain* plain;
 };
 
-// Variant packs of one plan for one set of addresses, as many as there are steps.
+// The variant packs of one plan for one set of addresses: one for each step.
 struct Packs {
   char *x, *w, *y, *workspace;
   std::vector<cudnnBackendDescriptor_t> descriptors;
 };
 
-// A plan for one alpha and beta, and what was prepared to execute it. Not copied: it owns its packs.
-class Ready {
+// A plan for one alpha and beta with its variant packs, which it owns; so it is not copied.
+class PreparedPlan {
  public:
-  Ready(const Answer& answer, bool is_double, double alpha, double beta, int alignment);
-  ~Ready();
-  Ready(const Ready&) = delete;
-  Ready& operator=(const Ready&) = delete;
+  PreparedPlan(const Answer& answer, bool is_double, double alpha, double beta, int alignment);
+  ~PreparedPlan();
+  PreparedPlan(const PreparedPlan&) = delete;
+  PreparedPlan& operator=(const PreparedPlan&) = delete;
 
   bool is_for(double alpha, double beta, int alignment) const {
     return alpha == alpha_ && beta == beta_ && alignment == alignment_;
@@ -44,7 +44,7 @@ class Ready {
   bool divided() const { return divided_; }
   std::uint64_t offset() const { return offset_; }
 
-  // Execute all steps. Returns cuDNN's status; where it is not success, `done` is the number of steps that were queued.
+  // Execute all steps. Returns cuDNN's status; if it is not success, `done` is the number of steps that were queued.
   cudnnStatus_t run(cudnnHandle_t cudnn, int operation, char* x, char* w, char* y, char* workspace, std::size_t* done);
 
  private:
@@ -54,7 +54,7 @@ class Ready {
 
   std::vector<Step> steps_;
   std::vector<Packs> packs_;
-  std::size_t latest_ = 0, oldest_ = 0;  // of the packs
+  std::size_t latest_ = 0, oldest_ = 0;  // indices of packs
   double alpha_, beta_;
   int alignment_;
   bool divided_, double_;
@@ -62,14 +62,14 @@ class Ready {
   std::uint64_t generation_, workspace_bytes_, offset_, token_;
 };
 
-constexpr std::int64_t kUnstated = UCUDNN_NO_LIMIT - 1;  // nothing was said about a limit, not even that there is none
+constexpr std::int64_t kUnstated = UCUDNN_NO_LIMIT - 1;  // the caller stated neither a limit nor that there is none
 
 // A convolution that a handle knows.
 struct Kernel {
   bool asked = false;
   bool plain = false;  // plain cuDNN computes it
-  std::int64_t limit = kUnstated;  // the one that was stated last
-  std::vector<Ready*> ready;
+  std::int64_t limit = kUnstated;  // the limit that was stated last
+  std::vector<PreparedPlan*> plans;
 };
 
 class Handle {
@@ -86,19 +86,19 @@ class Handle {
   cudnnStatus_t follow(cudaStream_t stream);
   cudnnStatus_t plain(const Call& call) const;
   cudnnStatus_t plain(const Call& call, int algorithm) const;
-  Ready* find(Kernel& kernel, Request request);
-  Ready* plan(Kernel& kernel, Request request);
+  PreparedPlan* find(Kernel& kernel, Request request);
+  PreparedPlan* plan(Kernel& kernel, Request request);
   bool make_room(const Answer& answer);
-  cudnnStatus_t run(Ready* ready, const Call& call, std::size_t* done);
-  cudnnStatus_t recover(Kernel& kernel, Request request, const Call& call, Ready* ready, std::size_t done,
+  cudnnStatus_t run(PreparedPlan* prepared, const Call& call, std::size_t* done);
+  cudnnStatus_t recover(Kernel& kernel, Request request, const Call& call, PreparedPlan* prepared, std::size_t done,
                         cudnnStatus_t status);
-  void drop(Kernel& kernel, Ready* ready);
+  void drop(Kernel& kernel, PreparedPlan* prepared);
 
   cudnnHandle_t cudnn_;
   std::uint64_t number_;
   int device_ = 0;
   cudaStream_t stream_ = nullptr;
-  cudaEvent_t last_ = nullptr;  // of what ran in the arena
+  cudaEvent_t last_ = nullptr;  // after the last work in the arena
   Buffers buffers_;
   Arena* arena_;
   std::unordered_map<Question, Kernel, QuestionHash> kernels_;

@@ -1,4 +1,4 @@
-// The C interface: what it is given may be null, and nothing may be thrown through it.
+// The C interface. Arguments may be null, and no exception may leave it.
 #include <cstdlib>
 #include <new>
 #include <string>
@@ -7,7 +7,7 @@
 
 namespace {
 
-// Bytes from text such as 67108864, 64MiB or 1.5 GiB; as ucudnn/units.py reads it. -1 where it cannot be read.
+// Bytes from text such as 67108864, 64MiB or 1.5 GiB, as ucudnn/units.py reads it; -1 if it cannot be read.
 std::int64_t parse_bytes(const std::string& text) {
   char* end = nullptr;
   const double number = std::strtod(text.c_str(), &end);
@@ -47,7 +47,7 @@ cudnnStatus_t ucudnn_create(ucudnn_handle_t* handle) {
   if (status != CUDNN_STATUS_SUCCESS) return status;
   return guarded(
       [&] {
-        ucudnn::planner();  // now rather than in the first convolution
+        ucudnn::planner();  // starts Python now rather than in the first convolution
         *handle = new ucudnn_handle(cudnn);
         return CUDNN_STATUS_SUCCESS;
       },
@@ -57,7 +57,7 @@ cudnnStatus_t ucudnn_create(ucudnn_handle_t* handle) {
 cudnnStatus_t ucudnn_destroy(ucudnn_handle_t handle) {
   if (!handle) return CUDNN_STATUS_BAD_PARAM;
   cudnnHandle_t cudnn = handle->cudnn();
-  delete handle;  // first: its plans are of cuDNN's handle
+  delete handle;  // before cuDNN's handle, which its plans use
   return cudnnDestroy(cudnn);
 }
 

@@ -20,7 +20,7 @@ bool is_set(const char* variable) {
   return value && *value && std::string(value) != "0";
 }
 
-// Python must use the very cuDNN that this process does: handles and plans go from one to the other.
+// Python must use the same cuDNN as this process, because they pass handles and plans to each other.
 std::string cudnn_file() {
   Dl_info info;
   if (!dladdr(reinterpret_cast<void*>(&cudnnGetVersion), &info) || !info.dli_fname) return "";
@@ -66,12 +66,13 @@ const Callbacks* planner() {
   static std::once_flag once;
   static const Callbacks* found = nullptr;
   std::call_once(once, [] { found = connect(); });
-  // At the end of a Python process its exit takes the callbacks away.
+  // A Python process removes the callbacks when it exits.
   return found && found->plan && python_lives() ? found : nullptr;
 }
 
-void rest_at_exit() {
-  // What is loaded later is gone sooner: this must come after cuDNN's libraries, which are loaded when they are needed.
+void stop_at_exit() {
+  // Exit handlers run in reverse order, so this one must be registered after cuDNN's libraries, which are loaded when
+  // they are first used.
   static std::atomic<int> times{0};
   if (times++ >= kMostExits) return;
   std::atexit([] {
@@ -90,7 +91,7 @@ void say(const char* format, ...) {
 
 void say_plain(const std::string& reason) {
   static std::mutex mutex;
-  static auto* said = new std::set<std::string>;  // never destroyed: handles may outlive statics
+  static auto* said = new std::set<std::string>;  // never destroyed, because handles may outlive statics
   const std::lock_guard<std::mutex> lock(mutex);
   if (said->insert(reason).second) say("plain cuDNN, not in micro-batches: %s", reason.c_str());
 }

@@ -21,7 +21,7 @@
 namespace ucudnn {
 namespace {
 
-// What is used of Python's C interface, all of it stable: looked up, not linked, so that any Python will do.
+// The functions of Python's stable C interface that are used. They are looked up, not linked, so that any Python works.
 struct Python {
   int (*is_initialized)() = nullptr;
   int (*is_finalizing)() = nullptr;
@@ -32,7 +32,7 @@ struct Python {
   int (*ensure)() = nullptr;
   void (*release)(int) = nullptr;
   int (*run)(const char*, void*) = nullptr;
-  // In place of set_program_name, which goes with Python 3.15:
+  // These replace set_program_name, which Python 3.15 removes:
   void* (*config_create)() = nullptr;
   int (*config_set)(void*, const char*, const char*) = nullptr;
   int (*config_set_int)(void*, const char*, long long) = nullptr;
@@ -72,7 +72,7 @@ struct Python {
 Python python;
 bool loaded = false;
 
-// Ask an interpreter that has ucudnn for its own shared library.
+// Ask an interpreter that has ucudnn for its shared library.
 std::string library_of(const std::string& executable) {
   std::string quoted;
   for (char letter : executable) quoted += letter == '\'' ? std::string("'\\''") : std::string(1, letter);
@@ -86,7 +86,7 @@ std::string library_of(const std::string& executable) {
   return found;
 }
 
-// Whether a path is that of a shared library, such as libpython3.12.so.1.0, and not of an executable.
+// Whether a path names a shared library, such as libpython3.12.so.1.0, and not an executable.
 bool is_library(const std::string& path) {
   const std::string name = path.substr(path.rfind('/') + 1);
   const std::size_t at = name.find(".so");
@@ -94,22 +94,22 @@ bool is_library(const std::string& path) {
 }
 
 void initialize(const std::string& executable) {
-  // The program's name, not its library, tells a virtual environment: site-packages are looked for beside it.
+  // The path of the executable, not of the library, determines the virtual environment and its site-packages.
   if (!executable.empty()) {
-    python.set_program_name(python.decode(executable.c_str(), nullptr));  // kept: Python wants it for good
+    python.set_program_name(python.decode(executable.c_str(), nullptr));  // never freed, because Python keeps using it
   }
-  python.initialize(0);  // without its signal handlers
+  python.initialize(0);  // without Python's signal handlers
 }
 
-// A Python that cannot start ends its process (PYTHONHOME may be another's, say), so a child of this one tries first.
-// What stood in the way, or ''.
+// Start Python in a child process first, because a Python that cannot start ends its process, for example if PYTHONHOME
+// belongs to another Python. Returns the reason why it cannot start, or ''.
 std::string trial(const std::string& executable) {
   constexpr char well = 1;
   int ends[2];
   if (pipe(ends) != 0) return "";
   const pid_t child = fork();
   if (child == 0) {
-    std::atexit([] { _exit(1); });  // and nothing of what the program does at its end
+    std::atexit([] { _exit(1); });  // without the program's own exit handlers
     std::signal(SIGALRM, SIG_DFL);
     alarm(60);
     dup2(ends[1], STDERR_FILENO);
@@ -124,10 +124,10 @@ std::string trial(const std::string& executable) {
     if (size > 0) said.append(text, static_cast<std::size_t>(size));
   }
   close(ends[0]);
-  if (child < 0) return "";  // it has to go without
+  if (child < 0) return "";  // no child could be started, so there is no trial
   int status = 0;
   while (waitpid(child, &status, 0) < 0 && errno == EINTR) continue;
-  const bool slow = WIFSIGNALED(status) && WTERMSIG(status) == SIGALRM;  // which says nothing
+  const bool slow = WIFSIGNALED(status) && WTERMSIG(status) == SIGALRM;  // then it is unknown whether Python can start
   if (slow || (!said.empty() && said.back() == well)) return "";
   const std::string mark = "Fatal Python error: ";
   const std::size_t begin = said.find(mark);
@@ -148,7 +148,7 @@ bool start(std::string* error) {
     *error = "no shared library (libpython) of " + executable + ": UCUDNN_PYTHON names another Python, with ucudnn";
     return false;
   }
-  // Global, because extension modules of Python expect to find its symbols.
+  // RTLD_GLOBAL, because Python's extension modules need its symbols.
   void* handle = dlopen(library.c_str(), RTLD_NOW | RTLD_GLOBAL);
   if (!handle || !python.load(handle)) {
     const char* reason = handle ? "it lacks functions of Python's" : dlerror();
@@ -166,7 +166,7 @@ bool start(std::string* error) {
     *error = "Python cannot be started: " + library;
     return false;
   }
-  python.save_thread();  // the lock belongs to nobody, so that any thread may take it
+  python.save_thread();  // no thread holds the lock now, so that any thread may take it
   return true;
 }
 
@@ -174,7 +174,7 @@ bool start(std::string* error) {
 
 bool run_python(const std::string& statements, std::string* error) {
   if (!loaded) {
-    // A program that is Python, or embeds it, has its symbols at hand.
+    // If the program is Python, or embeds it, its symbols are loaded already.
     const bool running = python.load(RTLD_DEFAULT) && python.is_initialized();
     if (!running && !start(error)) return false;
     loaded = true;

@@ -1,4 +1,4 @@
-// A Python interpreter for this process: the one that runs already, or an embedded one. Nothing of it is linked.
+// A Python interpreter for this process: the running one, or an embedded one. It is loaded at run time, not linked.
 #ifndef UCUDNN_PYTHON_HPP_
 #define UCUDNN_PYTHON_HPP_
 
@@ -6,11 +6,11 @@
 
 namespace ucudnn {
 
-// Run statements in a namespace of their own, starting Python first where it does not run.
-// False where there is no Python; `error` says why. What the statements raise, they have to catch.
+// Run statements in their own namespace, and start Python first if it does not run. False if there is no Python;
+// `error` tells why. The statements must catch their exceptions.
 bool run_python(const std::string& statements, std::string* error);
 
-// Whether there is an interpreter that can still be called.
+// Whether there is an interpreter that can be called.
 bool python_lives();
 
 }  // namespace ucudnn

@@ -1,4 +1,4 @@
-// What four descriptors ask for, as plain numbers: the key under which a handle knows a convolution.
+// The contents of four descriptors as plain numbers: the key under which a handle finds a convolution.
 #ifndef UCUDNN_QUESTION_HPP_
 #define UCUDNN_QUESTION_HPP_
 
@@ -10,10 +10,10 @@
 
 namespace ucudnn {
 
-constexpr int kMostDims = 5;     // of tensors: 3-D convolutions
+constexpr int kMostDims = 5;     // of the tensors of 3-D convolutions
 constexpr int kMostSpatial = 3;
 
-// Read by Python, too (ucudnn/native/bridge.py): the order of these is a contract. Unused entries are 0.
+// Python reads it too (ucudnn/native/bridge.py), so the order of fields must not change. Unused entries are 0.
 struct Question {
   std::int32_t operation;
   std::int32_t deterministic;
@@ -44,11 +44,11 @@ struct QuestionHash {
   }
 };
 
-// Read descriptors; false where they cannot be read, or have more dimensions than a convolution can have.
+// Read descriptors; false if they cannot be read, or have more dimensions than a convolution.
 bool read_question(int operation, const ucudnn_descriptors& descriptors, Question* question);
 
-// Whether an algorithm's number, as a caller gives it, is a wish for results that repeat themselves to the bit: that of
-// an algorithm of cuDNN's that is deterministic, other than 0, which stands for any.
+// Whether the algorithm's number that a caller gives requests results that repeat bit for bit. That is the number of a
+// deterministic algorithm of cuDNN, other than 0, which stands for any algorithm.
 bool wants_determinism(int operation, int algorithm);
 
 }  // namespace ucudnn

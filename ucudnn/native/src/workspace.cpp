@@ -3,7 +3,7 @@
 namespace ucudnn {
 
 Buffers::~Buffers() {
-  for (auto& entry : buffers_) cudaFree(entry.second.memory);  // waits until nothing uses it any more
+  for (auto& entry : buffers_) cudaFree(entry.second.memory);  // waits until no kernel uses the memory
 }
 
 void Buffers::select(cudaStream_t stream) { current_ = &buffers_[stream]; }
@@ -11,13 +11,13 @@ void Buffers::select(cudaStream_t stream) { current_ = &buffers_[stream]; }
 bool Buffers::grow(std::uint64_t size, cudaStream_t stream) {
   if (current_ == &none_) select(stream);
   if (size <= current_->size) return true;
-  // The old one goes first, so that both are never held at once.
+  // The old buffer is freed first, so that both are never held at the same time.
   cudaStreamSynchronize(stream);
   cudaFree(current_->memory);
   *current_ = Buffer();
   void* memory = nullptr;
   if (cudaMalloc(&memory, size) != cudaSuccess) {
-    cudaGetLastError();  // it was dealt with: nobody else shall find it
+    cudaGetLastError();  // handled here, so clear it
     return false;
   }
   current_->memory = static_cast<char*>(memory);
@@ -33,10 +33,10 @@ void Arena::join() {
 void Arena::leave() {
   const std::lock_guard<std::mutex> lock(mutex_);
   if (--handles_ == 0) {
-    cudaFree(memory_);  // waits until nothing uses it any more
+    cudaFree(memory_);  // waits until no kernel uses the memory
     memory_ = nullptr;
     size_ = 0;
-    generation_ = 0;  // whoever comes next makes another one
+    generation_ = 0;  // the next handle allocates an arena again
   }
 }
 
@@ -53,7 +53,7 @@ bool Arena::divide(std::uint64_t generation, std::uint64_t size) {
       memory_ = static_cast<char*>(memory);
       size_ = size;
     } else if (size) {
-      cudaGetLastError();  // it was dealt with: nobody else shall find it
+      cudaGetLastError();  // handled here, so clear it
     }
   }
   generation_.store(generation, std::memory_order_release);
@@ -61,7 +61,8 @@ bool Arena::divide(std::uint64_t generation, std::uint64_t size) {
 }
 
 Arena& arena_of(int device) {
-  static Arena* arenas = new Arena[kMostDevices];  // never destroyed: the GPU may be gone before statics are
+  // Never destroyed, because CUDA may be unloaded before statics are destroyed.
+  static Arena* arenas = new Arena[kMostDevices];
   return arenas[device >= 0 && device < kMostDevices ? device : 0];
 }
 

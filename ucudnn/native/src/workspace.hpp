@@ -1,4 +1,4 @@
-// Who owns the bytes: a buffer for each stream of a handle (WR), or one arena for all handles of a GPU (WD).
+// Workspaces: a buffer for each stream of a handle (WR), or one arena for all handles of a GPU (WD).
 #ifndef UCUDNN_WORKSPACE_HPP_
 #define UCUDNN_WORKSPACE_HPP_
 
@@ -16,14 +16,14 @@ struct Buffer {
   std::uint64_t size = 0;
 };
 
-// The buffers of one handle. Kernels of one stream run one after another, so they share one, which grows.
+// The buffers of one handle. Kernels on one stream run one after another, so they share one buffer, which grows.
 class Buffers {
  public:
   ~Buffers();
-  // The buffer of the current stream; nothing is made.
+  // The buffer of the current stream; nothing is allocated.
   const Buffer& current() const { return *current_; }
   void select(cudaStream_t stream);
-  // Make the current stream's buffer at least so large; false where memory has no room for it.
+  // Make the current stream's buffer at least this large; false if there is too little memory.
   bool grow(std::uint64_t size, cudaStream_t stream);
 
  private:
@@ -32,16 +32,16 @@ class Buffers {
   Buffer* current_ = &none_;
 };
 
-// The arena of one GPU. Its segments are disjoint, but for those of one handle and problem.
+// The arena of one GPU. Segments are disjoint, except that a handle uses one segment for all calls of a problem.
 class Arena {
  public:
-  // The generation of decisions that counts; those of an older one lie elsewhere.
+  // The current generation of decisions; segments of an older generation have other offsets.
   std::uint64_t generation() const { return generation_.load(std::memory_order_acquire); }
   char* memory() const { return memory_; }
-  // One more handle uses it, or one less: with the last it is given back.
+  // Count the handles that use the arena; the last one frees it.
   void join();
   void leave();
-  // Take a newer division, once all that uses the old one has ended; false where memory has no room for it.
+  // Take a newer division after all work in the old one has ended; false if there is too little memory.
   bool divide(std::uint64_t generation, std::uint64_t size);
 
  private:

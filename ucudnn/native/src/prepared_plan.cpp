@@ -3,10 +3,10 @@
 namespace ucudnn {
 namespace {
 
-constexpr std::size_t kMostPacks = 64;        // addresses that recur are few
-constexpr std::int64_t kX = 1, kW = 2, kY = 3;  // identities of the tensors in plans: backends/cudnn/graph.py
+constexpr std::size_t kMostPacks = 64;        // the addresses that recur are few
+constexpr std::int64_t kX = 1, kW = 2, kY = 3;  // unique ids of the tensors in plans, as in operation_graph.py
 
-// A variant pack, or null where cuDNN does not make it: then executing says why.
+// A variant pack, or null if cuDNN cannot make it.
 cudnnBackendDescriptor_t make_pack(char* x, char* w, char* y, char* workspace) {
   cudnnBackendDescriptor_t pack = nullptr;
   if (cudnnBackendCreateDescriptor(CUDNN_BACKEND_VARIANT_PACK_DESCRIPTOR, &pack) != CUDNN_STATUS_SUCCESS) {
@@ -33,7 +33,7 @@ void destroy(const Packs& packs) {
 
 }  // namespace
 
-Ready::Ready(const Answer& answer, bool is_double, double alpha, double beta, int alignment)
+PreparedPlan::PreparedPlan(const Answer& answer, bool is_double, double alpha, double beta, int alignment)
     : steps_(answer.steps, answer.steps + answer.count),
       alpha_(alpha),
       beta_(beta),
@@ -47,11 +47,11 @@ Ready::Ready(const Answer& answer, bool is_double, double alpha, double beta, in
       offset_(answer.offset_bytes),
       token_(answer.token) {}
 
-Ready::~Ready() {
+PreparedPlan::~PreparedPlan() {
   for (const Packs& packs : packs_) destroy(packs);
 }
 
-cudnnStatus_t Ready::run(cudnnHandle_t cudnn, int operation, char* x, char* w, char* y, char* workspace,
+cudnnStatus_t PreparedPlan::run(cudnnHandle_t cudnn, int operation, char* x, char* w, char* y, char* workspace,
                          std::size_t* done) {
   const Packs* prepared = nullptr;
   for (*done = 0; *done < steps_.size(); ++*done) {
@@ -70,7 +70,7 @@ cudnnStatus_t Ready::run(cudnnHandle_t cudnn, int operation, char* x, char* w, c
   return CUDNN_STATUS_SUCCESS;
 }
 
-const Packs* Ready::packs(char* x, char* w, char* y, char* workspace) {
+const Packs* PreparedPlan::packs(char* x, char* w, char* y, char* workspace) {
   const auto fits = [=](const Packs& each) {
     return each.x == x && each.w == w && each.y == y && each.workspace == workspace;
   };
@@ -86,7 +86,7 @@ const Packs* Ready::packs(char* x, char* w, char* y, char* workspace) {
   }
   if (packs_.size() < kMostPacks) {
     packs_.push_back(std::move(made));
-  } else {  // the oldest makes room
+  } else {  // replace the oldest one
     latest_ = oldest_;
     oldest_ = (oldest_ + 1) % kMostPacks;
     destroy(packs_[latest_]);
@@ -95,7 +95,7 @@ const Packs* Ready::packs(char* x, char* w, char* y, char* workspace) {
   return &packs_[latest_];
 }
 
-cudnnStatus_t Ready::legacy(cudnnHandle_t cudnn, int operation, const Step& step, char* x, char* w, char* y,
+cudnnStatus_t PreparedPlan::legacy(cudnnHandle_t cudnn, int operation, const Step& step, char* x, char* w, char* y,
                             char* workspace) const {
   static const float one_single = 1;
   static const double one = 1;

@@ -1,0 +1,45 @@
+"""A GPU that is the host's memory, and the stand-in for cuDNN that computes there.
+
+PyTorch is imported inside the fixtures, because it may not be installed.
+"""
+
+import ctypes
+
+import pytest
+
+from tests.support.paths import NATIVE
+
+
+@pytest.fixture(scope="session")
+def stub(toolchain):
+    """Return the stand-in for cuDNN."""
+    path = toolchain.folder / "libcudnn_torch.so.9"
+    toolchain.compile(NATIVE / "stub_cudnn.cpp", path, "-shared", "-fPIC")
+    loaded = ctypes.CDLL(str(path))
+    loaded.stub_clock.restype = ctypes.c_int64
+    return loaded
+
+
+@pytest.fixture
+def host(stub, monkeypatch):
+    """Return the GPU, which the package sees instead of PyTorch's."""
+    from tests.support.host_gpu import Host
+    from ucudnn.torch.overrides import process_overrides
+
+    found = Host(stub)
+    found.install(monkeypatch)
+    yield found
+    process_overrides.clear()
+    process_overrides._kept.clear()
+
+
+@pytest.fixture
+def calls(stub):
+    """Return a function that returns the calls that the stand-in has computed since the last time."""
+    from tests.support.host_gpu import StubCall
+
+    def taken():
+        room = (StubCall * 4096)()
+        return room[: stub.stub_calls(room, len(room))]
+
+    return taken

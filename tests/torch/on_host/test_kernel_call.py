@@ -1,0 +1,136 @@
+"""Kernels that are called again on the same addresses: bound, without a workspace of their own."""
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from tests.support.host_gpu import (  # noqa: E402
+    assert_near,
+    convolve_and_differentiate,
+    enable_on_host,
+    image_and_filters,
+)
+from ucudnn.execution.launcher import BoundKernel  # noqa: E402
+from ucudnn.torch.kernel_call import KernelCall  # noqa: E402
+
+F = torch.nn.functional
+
+
+@pytest.fixture
+def recurring(monkeypatch):
+    """Let each kernel call write the same tensor each time; return what bound kernels returned."""
+    kept, answers = {}, []
+    new, bound = KernelCall.new, BoundKernel.__call__
+    monkeypatch.setattr(
+        KernelCall, "new", lambda self: kept.get(self) if self in kept else kept.setdefault(self, new(self))
+    )
+    monkeypatch.setattr(BoundKernel, "__call__", lambda self: answers.append(bound(self)) or answers[-1])
+    return answers
+
+
+def forward(x, w):
+    return torch.convolution(x, w, None, [1, 1], [1, 1], [1, 1], False, [0, 0], 1)
+
+
+def reference(x, w):
+    """Return the output in float64, by no convolution."""
+    columns = F.unfold(x.double(), 3, padding=1)
+    return (w.double().flatten(1) @ columns).view(len(x), len(w), *x.shape[2:]).float()
+
+
+@pytest.mark.parametrize("limit", [0, 3000])
+def test_a_kernel_on_recurring_addresses_is_bound_and_keeps_no_workspace(host, recurring, limit):
+    x, w = image_and_filters()
+    with enable_on_host(host, workspace_limit=limit) as on:
+        out = forward(x, w)  # planned
+        forward(x, w)  # bound, because the addresses recur
+        host.forget()
+        before = host.live_bytes
+        for turn in range(1, 4):
+            x.normal_()
+            w.normal_()
+            out.fill_(float("nan"))
+            assert forward(x, w) is out
+            assert_near([out], [reference(x, w)])
+            assert recurring == [True] * turn
+            assert host.live_bytes == before, "no workspace is kept"
+        assert on.report().calls == 5
+        assert len(host.allocated) == (3 if limit else 0), (
+            "a workspace for each call, unless the output's tail is enough"
+        )
+    assert on.report().left == {}
+
+
+def test_a_filter_gradient_that_uses_the_memory_of_the_input_gradient_is_bound(host, recurring):
+    x, w = image_and_filters()
+    out, *expected = convolve_and_differentiate(x, w)
+    grad, rest = out.cos(), (None, [1, 1], [1, 1], [1, 1], False, [0, 0], 1, [True, True, False])
+    with enable_on_host(host, workspace_limit=600) as on:
+        for turn in range(4):
+            host.forget()
+            assert_near(torch.ops.aten.convolution_backward.default(grad, x, w, *rest)[:2], expected)
+            assert recurring == [True, True] * max(0, turn - 1)
+            assert 600 < host.allocated[0] <= 600 + x.nbytes, "of the filter gradient, which comes first"
+        assert on.report().calls == 8
+    assert on.report().left == {}
+
+
+def test_a_bound_kernel_refuses_another_stream_and_a_capture(host, calls, recurring):
+    x, w = image_and_filters()
+    with enable_on_host(host, workspace_limit=3000) as on:
+        out = forward(x, w)
+        forward(x, w)
+        for stream, captures, answer in (
+            (0, False, True),
+            (0x40, False, False),
+            (0x40, False, True),
+            (0x40, True, False),
+            (0x40, False, True),
+            (0, False, False),
+        ):
+            host.stream, host.captures = stream, captures
+            calls()
+            out.fill_(float("nan"))
+            assert_near([forward(x, w)], [reference(x, w)])
+            assert recurring[-1] == answer
+            assert {each.stream or 0 for each in calls()} == {stream}
+        assert on.report().calls == 8
+    assert on.report().left == {}
+
+
+def test_a_bound_kernel_gives_way_if_memory_runs_short(host, recurring, caplog):
+    x, w = image_and_filters()
+    with enable_on_host(host, workspace_limit="1MiB") as on:
+        out = forward(x, w)
+        forward(x, w)
+        host.most_bytes = 3000
+        for answer in (False, True):
+            out.fill_(float("nan"))
+            assert_near([forward(x, w)], [reference(x, w)])
+            assert recurring[-1] == answer
+        assert 0 < on.report().workspace_bytes < 3000
+    assert caplog.text.count("no room for a workspace") == 1
+    assert on.report().left == {}
+
+
+def test_a_bound_kernel_that_fails_is_computed_in_another_way(host, stub, recurring, caplog):
+    x, w = image_and_filters()
+    with enable_on_host(host, workspace_limit=3000) as on:
+        out = forward(x, w)
+        forward(x, w)
+        (before,) = on.report().layers
+        assert "eng1" in before.configuration
+        stub.stub_fail_from(1)  # after the first micro-batch
+        try:
+            out.fill_(float("nan"))
+            assert_near([forward(x, w)], [reference(x, w)])
+        finally:
+            stub.stub_fail_from(-1)
+        for _ in range(2):  # the first plans what is left
+            out.fill_(float("nan"))
+            assert_near([forward(x, w)], [reference(x, w)])
+        assert recurring == [False, True]
+        (after,) = on.report().layers
+        assert "eng1" not in after.configuration
+    assert caplog.text.count("eng1 failed") == 1
+    assert on.report().left == {}

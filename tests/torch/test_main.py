@@ -1,0 +1,111 @@
+"""Programs that `python -m ucudnn.torch` runs."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from tests.support.documents import blocks  # noqa: E402
+from tests.support.paths import ROOT  # noqa: E402
+from ucudnn.torch.__main__ import main  # noqa: E402
+from ucudnn.torch.overrides import process_overrides  # noqa: E402
+
+PROGRAM = """
+import sys
+import torch
+
+if __name__ == "__main__":
+    x, w = torch.ones(2, 3, 6, 6), torch.ones(4, 3, 3, 3, requires_grad=True)
+    y = torch.nn.functional.conv2d(x, w)
+    y.sum().backward()
+    print(sys.argv[1:], float(y.detach()[0, 0, 0, 0]), float(w.grad[0, 0, 0, 0]))
+    sys.exit(int(sys.argv[1]) if len(sys.argv) > 1 else None)
+"""
+
+
+@pytest.fixture
+def program(tmp_path):
+    path = tmp_path / "program.py"
+    path.write_text(PROGRAM)
+    return path
+
+
+def run(capsys, *arguments):
+    """Run a program in this process; return its exit status, output and errors."""
+    with pytest.raises(SystemExit) as end:
+        main([str(each) for each in arguments])
+    out, errors = capsys.readouterr()
+    return end.value.code, out, errors
+
+
+def test_options_after_the_program_belong_to_the_program(program, capsys):
+    code, out, errors = run(capsys, "--backend", "cpu", "--report", program, "3", "--workspace", "-m", "--report")
+    assert code == 3
+    assert out == "['3', '--workspace', '-m', '--report'] 27.0 32.0\n"
+    assert "convolutions through ucudnn: 2, left to PyTorch: 0" in errors
+    assert process_overrides.interceptor is None
+
+
+def test_a_module_runs_as_python_runs_it(program, capsys, monkeypatch):
+    monkeypatch.setenv("UCUDNN_BACKEND", "cpu")
+    sys.path.insert(0, str(program.parent))
+    code, out, errors = run(capsys, "-m", "program", "2", "--help")
+    assert (code, out) == (2, "['2', '--help'] 27.0 32.0\n")
+    assert errors == ""
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error"),
+    [
+        ([], "give a program"),
+        (["nowhere.py"], "nowhere.py is not there"),
+        (["--workspace", "much", "PROGRAM"], "size 'much' cannot be read"),
+        (["--backend", "replay:h200", "PROGRAM"], "plans but cannot execute"),
+        (["--workspac", "1MiB", "PROGRAM"], "unrecognized arguments"),
+    ],
+)
+def test_an_error_is_one_line(program, capsys, arguments, error):
+    code, out, errors = run(capsys, *(program if each == "PROGRAM" else each for each in arguments))
+    assert (code, out) == (2, "")
+    assert error in errors
+
+
+def test_the_help_shows_examples(capsys):
+    code, out, _ = run(capsys, "--help")
+    assert code == 0
+    for text in ("unchanged", "--workspace SIZE", "torchrun --nproc-per-node 2 -m ucudnn.torch", "UCUDNN_DATABASE"):
+        assert text in out
+
+
+def test_a_program_runs_in_a_process_of_its_own(program):
+    done = subprocess.run(
+        [sys.executable, "-m", "ucudnn.torch", "--verbose", program],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "UCUDNN_BACKEND": "cpu", "PYTHONPATH": str(ROOT)},
+        check=True,
+    )
+    assert done.stdout == "[] 27.0 32.0\n"
+    assert done.stderr.count("ucudnn.handle: planned ") == 2
+    assert "planned Forward 2x3x6x6 * 4x3x3x3 float32 NCHW: " in done.stderr
+
+
+def test_the_example_of_the_readme_runs(capsys):
+    (example,) = [block for block in blocks("python") if "import torch" in block]
+    exec(compile(example, "README.md", "exec"), {})
+    assert "convolutions through ucudnn: 5, left to PyTorch: 0" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("arguments", [["-m", "ucudnn.torch", "script.py"], ["-c", "import ucudnn.torch"]])
+def test_without_pytorch_the_package_says_what_to_install(tmp_path, arguments):
+    (tmp_path / "torch.py").write_text("raise ModuleNotFoundError('No module named torch')\n")
+    environment = {**os.environ, "PYTHONPATH": f"{tmp_path}{os.pathsep}{ROOT}"}
+    command = [sys.executable, *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment, cwd=tmp_path)
+    assert done.returncode == 1
+    last = done.stderr.strip().splitlines()[-1]
+    assert "ucudnn.torch needs PyTorch 2.10 or newer: pip install 'ucudnn[torch]'" in last
+    assert "Traceback" not in done.stderr or "-c" in arguments

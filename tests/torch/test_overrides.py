@@ -1,0 +1,70 @@
+"""What is registered with PyTorch's operators, while something is turned on and afterwards."""
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+import ucudnn.torch  # noqa: E402
+from tests.support.faulty_backend import FaultyBackend  # noqa: E402
+from tests.support.operands import QUICK  # noqa: E402
+from tests.support.torch_cases import enable_on_cpu  # noqa: E402
+from ucudnn.handle import Handle  # noqa: E402
+from ucudnn.torch.interceptor import Interceptor  # noqa: E402
+from ucudnn.torch.overrides import process_overrides  # noqa: E402
+
+F = torch.nn.functional
+
+
+def test_contexts_may_be_nested_and_disable_ends_all():
+    x, w = torch.randn(2, 3, 5, 5), torch.randn(2, 3, 3, 3)
+    with enable_on_cpu() as outer:
+        F.conv2d(x, w)
+        with enable_on_cpu() as inner:
+            F.conv2d(x, w)
+            F.conv2d(x, w)
+        F.conv2d(x, w)
+        assert (outer.report().calls, inner.report().calls) == (2, 2)
+        assert ucudnn.torch.report().calls == 2
+        ucudnn.torch.disable()
+        F.conv2d(x, w)
+        assert outer.report().calls == 2
+    assert ucudnn.torch.report().calls == 0
+
+
+def test_pytorchs_kernels_are_registered_again_at_the_end():
+    def replaced():
+        return torch._C._dispatch_has_kernel_for_dispatch_key("aten::_convolution", "CPU")
+
+    assert not replaced()
+    with enable_on_cpu():
+        assert replaced()
+        ucudnn.torch.convert(torch.nn.Conv2d(1, 1, 1), backend="cpu")
+    assert replaced()
+    process_overrides.clear()
+    assert not replaced()
+
+
+def test_a_nested_context_leaves_calls_to_pytorch_not_to_the_outer_one():
+    x, w = torch.randn(2, 3, 5, 5), torch.randn(2, 3, 3, 3)
+    with enable_on_cpu() as outer, enable_on_cpu(workspace_limit="1KiB") as inner:
+        F.conv2d(x, w.double().to(torch.float16).float())
+        F.conv2d(x.bfloat16(), w.bfloat16())
+    assert outer.report().calls + sum(outer.report().left.values()) == 0
+    assert inner.report().calls == 1
+
+
+def test_an_interceptor_is_kept_if_a_captured_graph_uses_its_memory():
+    backend = FaultyBackend()
+    x, w = torch.randn(2, 3, 5, 5), torch.randn(2, 3, 3, 3)
+    for captures in (False, True):
+        made = Interceptor(
+            lambda _: Handle(backend=backend, effort=QUICK), "cpu", process_overrides.aten_kernels("cpu")
+        )
+        process_overrides.use(made)
+        F.conv2d(x, w)
+        backend.captures = captures
+        F.conv2d(x, w)
+        backend.captures = False
+        ucudnn.torch.disable()
+        assert (made in process_overrides._kept) is captures
+    process_overrides._kept.clear()
