@@ -83,9 +83,7 @@ def room_of(module):
         return "memory/torch"
     if module.folder:
         return module.folder[0]
-    if module.stem in VOCABULARY:
-        return "vocabulary"
-    return module.stem if module.stem in ROOMS else "vocabulary"
+    return "vocabulary" if module.stem in VOCABULARY else module.stem
 
 
 def is_face(module, function, owner):
@@ -113,7 +111,7 @@ def test_folders_are_small():
 
 
 def test_imports_go_down_the_rooms():
-    assert {module.folder[0] for module in MODULES.values() if module.folder} <= set(ROOMS)
+    assert {room_of(module) for module in MODULES.values()} <= set(ROOMS)
     assert structure.upward_imports(MODULES, ROOMS, room_of) == []
 
 

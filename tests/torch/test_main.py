@@ -93,9 +93,12 @@ def test_a_program_runs_in_a_process_of_its_own(program):
     assert "planned Forward 2x3x6x6 * 4x3x3x3 float32 NCHW: " in done.stderr
 
 
-def test_the_example_of_the_readme_runs(capsys):
-    (example,) = [block for block in blocks("python") if "import torch" in block]
-    exec(compile(example, "README.md", "exec"), {})
+EXAMPLES = [block for block in blocks("python") if "import torch" in block]
+
+
+@pytest.mark.parametrize("example", EXAMPLES, ids=range(len(EXAMPLES)))
+def test_the_examples_of_the_documents_run(capsys, example):
+    exec(compile(example, "documents", "exec"), {})
     assert "convolutions through ucudnn: 5, left to PyTorch: 0" in capsys.readouterr().out
 
 
