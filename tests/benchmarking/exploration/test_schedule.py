@@ -3,7 +3,7 @@
 from math import ceil
 from random import Random
 from statistics import fmean
-from types import SimpleNamespace
+from types import MappingProxyType, SimpleNamespace
 
 import pytest
 
@@ -27,7 +27,8 @@ def micro(size, name, rate, workspace):
 def schedule(names, sizes=LADDER, *, micros, tried=LADDER, fits=lambda size, name: True, compiled=()):
     """Return the rounds of policy `adaptive` for the mini-batch that is the largest size."""
     wanted = Request(problem=make_problem(batch=sizes[-1]), sizes=sizes, limit_bytes=0, adaptive=True, whole=False)
-    return iter(Schedule(wanted, names, SimpleNamespace(micros=micros, tried=tried, fits=fits, compiled=compiled)))
+    known = SimpleNamespace(micros=MappingProxyType(micros), tried=tried, fits=fits, compiled=compiled)
+    return iter(Schedule(wanted, names, known))
 
 
 @pytest.mark.parametrize("limit", [2900, 6400])
