@@ -84,8 +84,8 @@ class FaultyBackend(ComputeBackend):
     def spare(self, bound, size_bytes):
         return self._cpu.spare(bound, size_bytes)
 
-    def behind(self, bound, **options):
-        return self._cpu.behind(bound, **options)
+    def tail_buffer(self, bound, **options):
+        return self._cpu.tail_buffer(bound, **options)
 
     def queue(self):
         return self.current

@@ -116,7 +116,7 @@ def test_cudnns_spare_memory_is_aligned_to_256_bytes_inside_the_tensor(offset):
     backend = CudnnBackend.__new__(CudnnBackend)  # it only adds
     at, step, samples = 1 << 20 | offset, 1000, 9
     spare = CudnnBackend.spare(backend, at, samples * step)
-    behind = CudnnBackend.behind(backend, at, start=4, step_bytes=step, samples=samples)
+    behind = CudnnBackend.tail_buffer(backend, at, start=4, step_bytes=step, samples=samples)
     for buffer, begin in ((spare.buffer, at), (behind, at + 4 * step)):
         assert buffer.address % 256 == 0
         assert begin <= buffer.address
@@ -152,7 +152,7 @@ def test_memory_behind_a_sample_is_aligned_inside_the_array():
         array = np.zeros((samples, 7, 11))
         for start in range(1, samples):
             step = array[0].nbytes
-            buffer = CpuBackend().behind(array, start=start, step_bytes=step, samples=samples)
+            buffer = CpuBackend().tail_buffer(array, start=start, step_bytes=step, samples=samples)
             assert buffer.ctypes.data % 64 == 0
             assert buffer.ctypes.data >= array[start:].ctypes.data
             assert buffer.ctypes.data + buffer.nbytes <= array.ctypes.data + array.nbytes

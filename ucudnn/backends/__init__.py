@@ -1,4 +1,4 @@
-"""Backends by name, each imported when it is first asked for."""
+"""Backends by name; each is imported when it is first opened."""
 
 import logging
 from importlib.util import find_spec
@@ -10,7 +10,7 @@ from ucudnn.errors import BackendUnavailableError
 from ucudnn.profiles.format import load_profile
 
 COMPUTING = ("cpu", "cudnn")
-"""Names of the backends that compute."""
+"""Names of the backends that can compute."""
 
 _LOG = logging.getLogger(__name__)
 
@@ -26,15 +26,15 @@ def open_backend(
     """Return a backend by the name that UCUDNN_BACKEND takes.
 
     Args:
-        name: 'auto' for the fastest there is, 'cpu', 'cudnn', 'cudnn:CANDIDATES' (such as cudnn:legacy), or
+        name: 'auto' for the fastest available one, 'cpu', 'cudnn', 'cudnn:CANDIDATES' (such as cudnn:legacy), or
             'replay:NAME-or-path' for a recorded profile.
-        candidates: which of cuDNN's algorithms are offered, live or recorded, where the name does not say it.
-        network: the recording that replay prefers where several hold the same shape.
-        cudnn_library: libcudnn to load; None looks for it.
-        device: number of the GPU; None for the current one. The CPU is number 0.
+        candidates: the algorithms of cuDNN to offer, live or recorded, unless the name states them.
+        network: the recording that replay prefers if several have the same shape.
+        cudnn_library: libcudnn to load; None searches for it.
+        device: number of the GPU; None for the current one. The CPU has number 0.
 
     Raises:
-        BackendUnavailableError: if the backend is not known or not part of this installation.
+        BackendUnavailableError: if the backend is not known or not installed.
         ProfileError: if the profile cannot be read.
         CudnnError: if cuDNN cannot be initialized.
     """
@@ -55,10 +55,10 @@ def open_backend(
 
 
 def candidates_of(name: str, otherwise: Candidates) -> Candidates:
-    """Return the candidates that a name such as 'cudnn:legacy' asks for, or others where it is 'cudnn'.
+    """Return the candidates that a name such as 'cudnn:legacy' states, or the given ones for the name 'cudnn'.
 
     Raises:
-        BackendUnavailableError: if there are none of that name.
+        BackendUnavailableError: if there are no candidates of that name.
     """
     _, colon, target = name.partition(":")
     known = {each.value: each for each in Candidates}

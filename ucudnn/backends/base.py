@@ -343,7 +343,7 @@ class ComputeBackend(Backend):
         """
         return None
 
-    def behind(self, bound: Tensor, *, start: int, step_bytes: int, samples: int) -> Buffer:
+    def tail_buffer(self, bound: Tensor, *, start: int, step_bytes: int, samples: int) -> Buffer:
         """Return the memory of a dense tensor's last samples as a workspace.
 
         Args:
@@ -357,7 +357,7 @@ class ComputeBackend(Backend):
         """
         raise BackendError(f"{self.name} lends no memory of tensors")
 
-    def unheld(self, buffer: Buffer) -> Buffer:
+    def without_owner(self, buffer: Buffer) -> Buffer:
         """Return the same workspace without ownership of its memory, for use only while its owner lives.
 
         Raises:

@@ -68,7 +68,7 @@ class BoundKernel:
 
     def _bind(self, workspace: Buffer) -> tuple[Callable[[], None], ...]:
         """Bind the calls to the address of a workspace, but do not keep its memory."""
-        calls = self._plan.bind(*self._addresses, self._backend.unheld(workspace))
+        calls = self._plan.bind(*self._addresses, self._backend.without_owner(workspace))
         self._calls[workspace.address] = calls
         return calls
 

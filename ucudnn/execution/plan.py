@@ -212,7 +212,7 @@ def _with_tail(
     """Return a step whose workspace is the output's memory behind its part."""
     after = step.offset.start + step.part.size
     return replace(
-        step, tail=partial(backend.behind, start=after, step_bytes=tail_step(problem), samples=problem.batch)
+        step, tail=partial(backend.tail_buffer, start=after, step_bytes=tail_step(problem), samples=problem.batch)
     )
 
 

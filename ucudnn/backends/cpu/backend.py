@@ -121,7 +121,7 @@ class CpuBackend(ComputeBackend):
             return None
         return Spare(bound.reshape(-1).view(np.uint8)[first : first + left], left)
 
-    def behind(self, bound: Array, *, start: int, step_bytes: int, samples: int) -> Array:
+    def tail_buffer(self, bound: Array, *, start: int, step_bytes: int, samples: int) -> Array:
         """Return the memory of a dense array's last samples as a workspace, from its first aligned byte on.
 
         Raises:

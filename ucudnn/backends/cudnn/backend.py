@@ -244,11 +244,11 @@ class CudnnBackend(ComputeBackend):
             return None
         return Spare(DeviceBuffer(round_up(address_of(bound)), left), left)
 
-    def behind(self, bound: int, *, start: int, step_bytes: int, samples: int) -> DeviceBuffer:
+    def tail_buffer(self, bound: int, *, start: int, step_bytes: int, samples: int) -> DeviceBuffer:
         """Return the memory of a dense tensor's last samples as a workspace, from its first aligned byte on."""
         return DeviceBuffer(round_up(bound + start * step_bytes), (samples - start) * step_bytes - SLACK_BYTES)
 
-    def unheld(self, buffer: DeviceBuffer) -> DeviceBuffer:
+    def without_owner(self, buffer: DeviceBuffer) -> DeviceBuffer:
         """Return the same workspace without ownership of its memory, for use only while its owner lives."""
         return DeviceBuffer(buffer.address, buffer.size_bytes)
 
