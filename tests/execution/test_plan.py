@@ -1,0 +1,72 @@
+"""The steps of a plan cover the mini-batch once, in order, and share calls for equal parts."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.support.problems import make_problem
+from ucudnn.backends.base import Offset
+from ucudnn.configuration import MicroConfiguration, SlabConfiguration
+from ucudnn.errors import StepError, UnsupportedProblemError
+from ucudnn.execution.plan import aligned, steps_of
+from ucudnn.problem import Operation
+from ucudnn.slabs import piece_of, slabs_of
+
+
+def prepare(problem, algorithm):
+    """Stand for a backend: a call is the problem and the algorithm that it computes."""
+    return [problem, algorithm]
+
+
+def part(size, algorithm="GEMM", slabs=()):
+    return MicroConfiguration(size=size, algorithm=algorithm, time_ms=1.0, workspace_bytes=0, slabs=slabs)
+
+
+@given(st.lists(st.tuples(st.integers(1, 8), st.sampled_from(["GEMM", "FFT"])), min_size=1), st.integers(0, 5))
+def test_parts_follow_each_other_from_the_first_missing_sample_on(parts, start):
+    batch = start + sum(size for size, _ in parts)
+    problem = make_problem(batch=batch, operation=Operation.BACKWARD_FILTER)
+    steps = steps_of(problem, [part(*each) for each in parts], prepare, start)
+    assert [step.call for step in steps] == [[problem.part(size), algorithm] for size, algorithm in parts]
+    assert [step.offset for step in steps] == [
+        Offset(start + sum(size for size, _ in parts[:index])) for index in range(len(parts))
+    ]
+    assert [step.accumulates for step in steps] == [step.offset.start > 0 for step in steps]
+    assert len({id(step.call) for step in steps}) == len(set(parts)), "equal parts share a call"
+
+
+@pytest.mark.parametrize("operation", Operation)
+def test_only_the_first_slab_of_a_filter_gradient_overwrites_it(operation):
+    problem = make_problem(batch=2, operation=operation)
+    whole = problem.part(1)
+    slabs = tuple(
+        SlabConfiguration(slab=slab, algorithm="GEMM", time_ms=1.0, workspace_bytes=0) for slab in slabs_of(whole, 2)
+    )
+    steps = steps_of(problem, [part(1, slabs=slabs)] * 2, prepare)
+    assert len(slabs) > 1
+    assert [step.slab for step in steps] == [*range(len(slabs))] * 2
+    expected = [piece_of(whole, each.slab) for each in slabs] * 2
+    assert [step.call[0] for step in steps] == [each.problem for each in expected]
+    assert [step.offset.first_rows for step in steps] == [each.first_rows for each in expected]
+    overwrites = [index for index, step in enumerate(steps) if not step.accumulates]
+    assert overwrites == ([0] if operation is Operation.BACKWARD_FILTER else [*range(len(steps))])
+
+
+def test_a_part_that_cannot_be_prepared_is_an_error_before_any_launch():
+    def refuse(problem, algorithm):
+        if algorithm == "FFT":
+            raise UnsupportedProblemError("no FFT here")
+        return prepare(problem, algorithm)
+
+    with pytest.raises(StepError, match="FFT failed on a micro-batch of 4: no FFT here") as caught:
+        steps_of(make_problem(batch=9), [part(4), part(2, "FFT")], refuse, 3)
+    assert (caught.value.algorithm, caught.value.start) == ("FFT", 3)
+
+
+@given(st.lists(st.integers(1, 64), min_size=1))
+def test_aligned_parts_begin_at_multiples_of_their_power_of_two(sizes):
+    start = 0
+    for each in aligned([part(size) for size in sizes]):
+        assert start % (each.size & -each.size) == 0
+        start += each.size
+    assert start == sum(sizes)
