@@ -1,4 +1,4 @@
-"""Candidates: which API an algorithm may come from, and that none is worse off by having more of them."""
+"""Candidates: the API that an algorithm may come from. More candidates never make a plan slower."""
 
 from dataclasses import replace
 
@@ -23,7 +23,7 @@ def names(backend, problem):
 
 
 @pytest.mark.parametrize(("dtype", "math"), FLOATS)
-def test_the_best_has_what_the_graph_api_lacks_in_float32_without_tf32_alone(dtype, math):
+def test_best_has_legacy_transforms_only_for_float32_without_tf32(dtype, math):
     problem = replace(load_network("alexnet").layers[1].forward, dtype=dtype, math=math)
     assert Candidates.BEST.offers("graph", problem, "eng0")
     wanted = (dtype, math) == (DataType.FLOAT32, MathMode.FMA)

@@ -68,7 +68,7 @@ def test_every_algorithm_is_measured(backend, problem):
                 assert measurement.algorithm == algorithm
 
 
-def test_what_it_cannot_compute_is_an_error(backend):
+def test_a_problem_that_it_cannot_compute_is_an_error(backend):
     if backend.name.startswith("cudnn"):
         pytest.skip("computes all types")
     unknown = ConvolutionProblem(
@@ -108,7 +108,7 @@ def test_workspaces_of_computing_backends_can_follow_each_other(backend, problem
     assert {each.workspace_bytes % 16 for each in backend.algorithms(problem)} == {0}
 
 
-def test_names_that_open_nothing():
+def test_names_of_no_backend_are_refused():
     assert isinstance(open_backend("auto"), Backend)
     with pytest.raises(BackendUnavailableError, match="backend 'tpu' is not known: give auto, cpu, cudnn"):
         open_backend("tpu")

@@ -59,7 +59,7 @@ def test_without_tf32_other_times_and_no_tensor_cores(h200, replay):
     assert without.time_ms != with_tf32.time_ms
 
 
-def test_determinism_leaves_out_what_does_not_repeat(replay):
+def test_determinism_leaves_out_algorithms_that_do_not_repeat(replay):
     problem = conv2(Operation.BACKWARD_FILTER)
     backend = replay("alexnet", Candidates.EVERY)
     left = names(backend, problem) - names(backend, replace(problem, deterministic=True))

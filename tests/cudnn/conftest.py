@@ -1,4 +1,4 @@
-"""cuDNN where it is installed, and a backend that computes on addresses of host memory."""
+"""cuDNN if it is installed, and layers on host memory."""
 
 import numpy as np
 import pytest
@@ -10,7 +10,7 @@ from ucudnn.problem import Operation
 
 @pytest.fixture(scope="session")
 def libcudnn():
-    """Return the package, or skip where there is no cuDNN: descriptors need it, but no GPU."""
+    """Return the package, or skip without cuDNN. Descriptors need cuDNN, but no GPU."""
     try:
         cudnn.getVersion()
     except BackendUnavailableError as error:
@@ -19,7 +19,7 @@ def libcudnn():
 
 
 class Layer:
-    """A 2-D convolution in channels first: its arrays, their descriptors, and scalars at addresses."""
+    """A 2-D convolution with channels first: its arrays, their descriptors, and scalars at addresses."""
 
     def __init__(
         self, *, x=(12, 4, 9, 8), filters=6, kernel=(3, 3), pad=1, stride=1, groups=1, dtype="float32", seed=0
@@ -62,7 +62,7 @@ class Layer:
             Operation.BACKWARD_DATA: ("wyx", cudnn.convolutionBackwardData_v3),
             Operation.BACKWARD_FILTER: ("xyw", cudnn.convolutionBackwardFilter_v3),
         }[operation]
-        a, b, c = (np.uint64(self.arrays[name].ctypes.data) for name in names)  # CuPy took NumPy's integers as well
+        a, b, c = (np.uint64(self.arrays[name].ctypes.data) for name in names)  # CuPy also took NumPy's integers
         one, two = scalars.ctypes.data, scalars.ctypes.data + scalars.itemsize
         call(handle, one, first, a, second, b, convolution, algo, 0, 0, two, written, c)
 

@@ -1,4 +1,4 @@
-"""Convolutions through CuPy's names on host memory: cuDNN's descriptors, μ-cuDNN's handle, the CPU's algorithms."""
+"""Convolutions through CuPy's names on host memory, with cuDNN's descriptors and the CPU's algorithms."""
 
 import logging
 
@@ -36,7 +36,7 @@ def find_ex(operation, layer, handle, count, size, form="findEx_v7"):
 
 @pytest.fixture
 def opened():
-    """Return a maker of handles that know no limit but the environment's, as `create` makes them on a GPU."""
+    """Return a maker of handles with the environment's limit, as `create` makes them on a GPU."""
     made = []
 
     def make(handle=None, fixed=False):
@@ -202,7 +202,7 @@ def test_the_limit_of_an_adopted_handle_rules(layer):
     assert [kernel.calls for kernel in handle.report().kernels] == [1]
     cudnn.destroy(address)
     assert micro_handle(address) is None
-    layer.run(cudnn.adopt(handle), Operation.FORWARD)  # it outlives the address
+    layer.run(cudnn.adopt(handle), Operation.FORWARD)  # the handle outlives its address
     assert [kernel.calls for kernel in handle.report().kernels] == [2]
     cudnn.destroy(address)
 
@@ -224,7 +224,7 @@ def test_a_handle_that_does_not_compute_with_cudnn_cannot_be_adopted():
         (Operation.BACKWARD_FILTER, 3, False),
     ],
 )
-def test_numbers_of_deterministic_algorithms_ask_for_determinism(opened, layer, operation, algo, deterministic):
+def test_numbers_of_deterministic_algorithms_request_determinism(opened, layer, operation, algo, deterministic):
     micro, layer = opened(), layer()
     layer.run(micro.address, operation, algo=algo)
     problems = [entry.kernel.problem for entry in micro.handle._entries.values()]
@@ -243,7 +243,7 @@ def test_a_stream_stays_until_a_function_computes(opened, layer):
     assert streams == [77, None]
 
 
-def test_what_is_left_to_cudnn_is_counted_and_logged_once(opened, layer, caplog):
+def test_calls_left_to_cudnn_are_counted_and_logged_once(opened, layer, caplog):
     micro, layer = opened(), layer()
     cudnn.setConvolution2dDescriptor_v5(layer.convolution, 1, 1, 1, 1, 1, 1, cudnn.CUDNN_CONVOLUTION, 0)
     with caplog.at_level(logging.WARNING, "ucudnn"):
@@ -256,7 +256,7 @@ def test_what_is_left_to_cudnn_is_counted_and_logged_once(opened, layer, caplog)
 
 @pytest.fixture
 def on_host(opened, monkeypatch):
-    """Let the functions of arrays use a handle on host memory: `get_handle` asks CuPy for the GPU."""
+    """Let the functions on arrays use a handle on host memory, because `get_handle` needs a GPU."""
     micro = opened()
     monkeypatch.setattr(cupyx_functions, "get_handle", lambda: micro.address)
     monkeypatch.setattr(cupyx_functions._HANDLES, "limit_bytes", None)
@@ -284,7 +284,7 @@ def test_convolutions_of_arrays(on_host, layer, operation, last):
         cudnn.convolution_backward_filter(x, y, w, *common, deterministic=False, **keywords)
     written = {"x": x, "w": w, "y": y}[WRITTEN[operation]]
     np.testing.assert_allclose(np.moveaxis(written, -1, 1) if last else written, expected, atol=1e-10)
-    (entry,) = on_host.handle._entries.values()  # what was registered is what ran
+    (entry,) = on_host.handle._entries.values()  # the registered kernel is the one that ran
     assert entry.calls == 1
     assert entry.kernel.problem.deterministic == (operation is Operation.BACKWARD_DATA)
 

@@ -1,4 +1,4 @@
-"""The table of C functions and the constants, against the headers of cuDNN where they are installed."""
+"""The table of C functions and the constants, compared with cuDNN's headers if they are installed."""
 
 import re
 from importlib.util import find_spec
@@ -26,7 +26,7 @@ def headers():
 
 
 def letter(parameter):
-    """Return the letter of a C parameter: pointers and descriptors are p, whatever they point to."""
+    """Return the letter of a C parameter; all pointers and descriptors are p."""
     if "*" in parameter or "[" in parameter or re.search(r"cudnn\w*(Handle|Descriptor)_t|cudaStream_t", parameter):
         return "p"
     words = re.sub(r"\bconst\b", "", parameter).split()

@@ -1,4 +1,4 @@
-"""Descriptors of the real cuDNN, which need no GPU: set, read back, remembered, and its errors by name."""
+"""Descriptors of the real cuDNN, which need no GPU: they are set, read and kept, and errors have names."""
 
 from array import array
 
@@ -42,7 +42,7 @@ def convolution(libcudnn):
 
 @pytest.fixture
 def read_back(monkeypatch):
-    """Return a caller of functions that only tests need: the package does not read these descriptors."""
+    """Return a caller of functions that the package does not declare, because it does not read these descriptors."""
     for name, letters in {
         "cudnnGetPooling2dDescriptor": "pIIIIIIII",
         "cudnnGetPoolingNdDescriptor": "piIIIppp",

@@ -22,7 +22,7 @@ PROBLEM = make_problem()
 def test_every_setting_of_a_handle_holds_for_its_limits(fields):
     settings = partly(fields)
     with pytest.MonkeyPatch.context() as patch:
-        set_variables(patch, {"slabs"})  # the environment has no say
+        set_variables(patch, {"slabs"})  # the environment does not matter
         micro = MicroHandle(Handle.from_settings(settings, backend=AddressBackend()), fixed=False)
         limit = 0 if "total_workspace_bytes" in fields else 12345
         micro.register(SimpleNamespace(problem=PROBLEM), limit)

@@ -71,7 +71,7 @@ def test_constants_are_those_of_cupy_and_plain_ints():
 
 
 @pytest.mark.parametrize("name", sorted(MISSING))
-def test_what_is_lacking_is_said(name):
+def test_missing_names_are_explained(name):
     with pytest.raises(
         AttributeError, match=f"has no attribute '{name}': .*(not part of it|the convolutions on arrays)"
     ):
@@ -83,7 +83,7 @@ def test_an_unknown_name_is_an_attribute_error():
         _ = cudnn.cudnnCreate
 
 
-def test_everything_public_is_cupys_or_said_to_be_ours():
+def test_every_public_name_is_cupys_or_documented_as_ours():
     functions = {name for name, value in vars(cudnn).items() if callable(value) and not name.startswith("_")}
     classes = {"CuDNNAlgoPerf", "CuDNNError", "Descriptor"}
     assert functions - {"adopt"} == set(SIGNATURES) | set(ARRAYS) | classes

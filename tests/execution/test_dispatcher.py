@@ -1,4 +1,4 @@
-"""What happens where an algorithm fails or memory runs out: the CPU backend computes, faults are put in its way."""
+"""The dispatcher after an algorithm failed or memory ran out: the CPU backend computes, with injected faults."""
 
 import logging
 import pickle
@@ -43,7 +43,9 @@ def check(handle, problem, alpha=1.0, beta=0.0, seed=0, layer=""):
 @pytest.mark.parametrize("beta", [0.0, 0.5])
 @pytest.mark.parametrize("first_broken", [0, 1, 4])
 @pytest.mark.parametrize("limit", ["64KiB", "1MiB"])
-def test_what_fails_is_replaced_from_where_it_failed(faulty, caplog, operation, beta, first_broken, limit):
+def test_an_algorithm_that_fails_is_replaced_from_its_first_missing_sample_on(
+    faulty, caplog, operation, beta, first_broken, limit
+):
     problem = PROBLEM.with_operation(operation)
     handle = Handle(backend=faulty, policy="all", workspace_limit=limit, effort=QUICK)
     handle.get_algorithm(problem)
@@ -55,7 +57,7 @@ def test_what_fails_is_replaced_from_where_it_failed(faulty, caplog, operation, 
             check(handle, problem, beta=beta, seed=seed)
     failures = [message for message in caplog.messages if "is broken" in message]
     failed = any(algorithm in faulty.broken and start >= first_broken for algorithm, start in faulty.log)
-    assert len(failures) == failed  # said once, however often it ran
+    assert len(failures) == failed  # logged once, however often it ran
     if beta == 0:
         last = [start for _, start in faulty.log[-len(chosen(handle)) :]]
         assert last == sorted(set(last)), "no part is computed twice once a working plan is found"
@@ -63,7 +65,7 @@ def test_what_fails_is_replaced_from_where_it_failed(faulty, caplog, operation, 
         assert chosen(handle) == before, "what cannot do a beta that was never measured stays for those that were"
 
 
-def test_what_cannot_be_prepared_is_replaced(faulty, caplog):
+def test_an_algorithm_that_cannot_be_prepared_is_replaced(faulty, caplog):
     handle = Handle(backend=faulty, workspace_limit="1MiB", effort=QUICK)
     handle.get_algorithm(PROBLEM)
     handle.optimize()
@@ -82,7 +84,7 @@ def test_nothing_left_is_an_error_of_the_last_failure(faulty):
         handle.convolve(PROBLEM, x, w, y)
 
 
-def test_what_always_fails_ends(faulty):
+def test_a_kernel_whose_algorithms_all_fail_is_given_up(faulty):
     handle = Handle(backend=faulty, policy="all", workspace_limit="1MiB", effort=QUICK)
     handle.get_algorithm(PROBLEM)
     handle.optimize()
@@ -142,7 +144,7 @@ def test_a_divided_workspace_orders_the_queues_of_a_kernel(faulty):
     assert set(faulty.followed) == {(2, 1), (1, 2)}
 
 
-def test_what_is_captured_takes_no_turn(faulty):
+def test_captured_calls_wait_for_no_other_queue(faulty):
     handle = Handle(backend=faulty, total_workspace="1MiB", effort=QUICK)
     faulty.current = 1
     check(handle, PROBLEM, layer="a")
@@ -196,7 +198,7 @@ def test_graphs_keep_their_workspace_and_plan(faulty):
 
 
 @pytest.mark.parametrize("total", [None, "1MiB"])
-def test_released_workspace_comes_back(faulty, total):
+def test_released_workspace_is_allocated_again(faulty, total):
     handle = Handle(backend=faulty, total_workspace=total, workspace_limit="1MiB", effort=QUICK)
     for faulty.current in (1, 2):
         check(handle, PROBLEM, layer="a")
@@ -208,7 +210,7 @@ def test_released_workspace_comes_back(faulty, total):
     assert 0 < handle.workspace_bytes <= held
 
 
-def test_arenas_that_a_capture_put_off_are_given_back(faulty):
+def test_arenas_that_a_capture_replaced_are_freed_later(faulty):
     handle = Handle(backend=faulty, total_workspace="4MiB", effort=QUICK)
     check(handle, PROBLEM)
     faulty.captures = True
@@ -222,7 +224,7 @@ def test_arenas_that_a_capture_put_off_are_given_back(faulty):
     assert handle.workspace_bytes <= graph + 4 * 2**20
 
 
-def test_idle_queues_give_way_where_memory_runs_out(faulty):
+def test_idle_queues_give_up_their_workspace_if_memory_runs_out(faulty):
     handle = Handle(backend=faulty, policy="undivided", workspace_limit="1MiB", effort=QUICK)
     check(handle, PROBLEM)
     one = handle.workspace_bytes
@@ -251,10 +253,10 @@ def test_a_temporary_array_lives_until_it_is_launched_on(faulty):
     assert alive[1] == [True, True, True]
 
 
-def test_what_cannot_be_planned_stops_nobody_else(faulty):
+def test_a_kernel_that_cannot_be_planned_does_not_stop_others(faulty):
     handle = Handle(backend=faulty, workspace_limit=0, effort=QUICK)
     other = PROBLEM.with_batch(4)
-    handle.get_algorithm(replace(PROBLEM, dtype=DataType.FLOAT16))  # the CPU has no way to compute it
+    handle.get_algorithm(replace(PROBLEM, dtype=DataType.FLOAT16))  # the CPU cannot compute it
     check(handle, other)
     broken = PROBLEM.with_batch(3)
     faulty.unmeasurable = broken.batch
@@ -317,7 +319,7 @@ def test_a_recycled_workspace_is_held_for_no_longer_than_a_call(recycling):
     check(handle, PROBLEM)
 
 
-def test_a_recycled_workspace_shrinks_for_good_where_memory_runs_short(recycling, caplog):
+def test_a_recycled_workspace_shrinks_for_good_if_memory_runs_short(recycling, caplog):
     handle = Handle(backend=recycling, workspace_limit="1MiB", effort=QUICK)
     check(handle, PROBLEM)
     (entry,) = handle._entries.values()
@@ -346,14 +348,14 @@ def test_a_graph_keeps_its_plan_and_leaves_recycled_memory_to_the_allocator(recy
     assert plan is entry.plan
 
 
-def test_a_total_is_divided_whoever_recycles(recycling):
+def test_a_total_is_divided_even_if_the_backend_recycles(recycling):
     handle = Handle(backend=recycling, total_workspace="1MiB", effort=QUICK)
     check(handle, PROBLEM)
     assert handle.workspace_bytes > 0
     check(handle, PROBLEM)
 
 
-def test_what_launches_a_planned_kernel_counts_and_recovers(faulty):
+def test_a_launcher_counts_its_calls_and_recovers(faulty):
     handle = Handle(backend=faulty, workspace_limit="1MiB", effort=QUICK)
     assert handle.launcher(PROBLEM) is None
     check(handle, PROBLEM)

@@ -24,14 +24,14 @@ inputs = st.fixed_dictionaries(
 
 
 def held(layers):
-    """Return how many things are remembered, of each kind."""
+    """Return how many entries of each kind are kept."""
     families = layers._families.values()
     places = [problems for family in families for layer in family for problems in layer.filters.values()]
     return len(layers._known), len(families), sum(map(len, families)), len(places), sum(map(len, places))
 
 
 @given(st.data())
-def test_filters_that_stay_keep_their_name_whatever_the_inputs(data):
+def test_filters_that_stay_keep_their_name_for_all_inputs(data):
     layers = LayerIdentities()
     each_one = [(family, address) for family in range(len(FAMILIES)) for address in range(data.draw(st.integers(1, 4)))]
     first = sorted(data.draw(st.permutations(each_one)), key=lambda one: one[0] > 0)  # Forward first

@@ -60,7 +60,7 @@ def test_refuses_exactly_what_shares_a_byte(placed):
         refuse_overlap(problem, *addresses)
 
 
-def test_what_cannot_be_decided_is_refused(monkeypatch):
+def test_overlaps_that_are_too_hard_to_decide_are_refused(monkeypatch):
     def too_hard(*_, **__):
         raise np.exceptions.TooHardError
 

@@ -1,4 +1,4 @@
-"""Slabs all the way: searched, planned, executed, stored, replayed; results equal the undivided ones."""
+"""Slabs are measured, planned, executed, stored and replayed; results equal the undivided ones."""
 
 from contextlib import closing
 from dataclasses import replace
@@ -51,14 +51,14 @@ def tensors(problem, rng):
 
 
 def expected(problem, x, w, y, alpha, beta):
-    """Return what a call is to write, channels first."""
+    """Return the expected output of a call, channels first."""
     first = [np.moveaxis(each, -1, 1) if problem.layout.channels_last else each for each in (x, w, y)]
     held = first["xwy".index(WRITTEN[problem.operation])]
     return alpha * reference_convolution(problem, *first) + (beta * held if beta else 0)
 
 
 def launched(problem, run, x, w, y, alpha, beta):
-    """Poison the output, run, and return how far it is from what it should be."""
+    """Poison the output, run, and return its relative error."""
     wanted = expected(problem, x, w, y, alpha, beta)
     out = (x, w, y)["xwy".index(WRITTEN[problem.operation])]
     if beta == 0:
@@ -129,7 +129,7 @@ def least(backend, problem):
 @pytest.mark.parametrize("operation", Operation)
 @pytest.mark.parametrize("policy", [each for each in BatchSizePolicy if each is not BatchSizePolicy.UNDIVIDED])
 @pytest.mark.parametrize("layout", [Layout.NCDHW, Layout.NDHWC])
-def test_slabs_where_single_samples_are_too_large(hungry, operation, policy, layout):
+def test_samples_that_are_too_large_are_computed_in_slabs(hungry, operation, policy, layout):
     problem = replace(VOLUME, operation=operation, layout=layout)
     limit = least(hungry, problem.part(1)) * 2 // 3
     handle = Handle(backend=hungry, policy=policy, workspace_limit=limit, effort=QUICK, slabs=True)
@@ -148,7 +148,7 @@ def test_slabs_where_single_samples_are_too_large(hungry, operation, policy, lay
             refusing.convolve(problem, *tensors(problem, rng))
 
 
-def test_what_slabs_need_at_least_is_told(hungry):
+def test_the_error_tells_the_least_limit_with_slabs(hungry):
     handle = Handle(backend=hungry, workspace_limit=1, effort=QUICK)
     with pytest.raises(InfeasibleError) as caught:
         handle.convolve(VOLUME, *tensors(VOLUME, np.random.default_rng()))
@@ -175,7 +175,7 @@ def test_a_total_is_divided_among_kernels_in_slabs(hungry):
 
 
 class Failing:
-    """A prepared call that fails once a number of launches were made, if its algorithm is broken."""
+    """A prepared call whose algorithm, if it is broken, fails after a number of launches."""
 
     def __init__(self, call, algorithm, state):
         self.call, self.algorithm, self.state = call, algorithm, state
@@ -190,7 +190,7 @@ class Failing:
 @pytest.mark.parametrize("operation", Operation)
 @pytest.mark.parametrize("after", [0, 1, 2, 5, 9])
 @pytest.mark.parametrize("beta", [0.0, 0.5])
-def test_what_fails_between_slabs_is_finished_by_others(hungry, monkeypatch, operation, after, beta):
+def test_slabs_that_a_failure_left_are_computed_by_other_algorithms(hungry, monkeypatch, operation, after, beta):
     problem = VOLUME.with_operation(operation)
     state = {"left": 10**6, "broken": set()}
     prepare = type(hungry).prepare
@@ -213,7 +213,7 @@ def test_what_fails_between_slabs_is_finished_by_others(hungry, monkeypatch, ope
 
 @pytest.mark.parametrize("slabs", [True, False])
 @pytest.mark.parametrize("limit", [2**15, 2**20])
-def test_what_was_rejected_is_not_chosen_after_a_failure(hungry, monkeypatch, slabs, limit):
+def test_rejected_configurations_are_not_chosen_after_a_failure(hungry, monkeypatch, slabs, limit):
     measure, prepare, broken = CpuBench.measure, type(hungry).prepare, {"left": 10**6, "broken": set()}
 
     def rejecting(self, size, algorithm, *arguments, **options):
@@ -243,7 +243,7 @@ def wanted(problem, limit, policy=BatchSizePolicy.POWER_OF_TWO, **options):
     return Request(problem=problem, sizes=sizes, limit_bytes=limit, rows=slab_rows(problem, policy), **options)
 
 
-def test_slabs_are_stored_with_what_they_took(hungry, tmp_path):
+def test_slabs_are_stored_with_their_times(hungry, tmp_path):
     limit = least(hungry, VOLUME.part(1)) * 2 // 3
     request = wanted(VOLUME, limit, whole=False)
     found = []

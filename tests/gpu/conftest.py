@@ -1,4 +1,4 @@
-"""What needs a GPU: skipped with its reason where there is none; run with `pytest -m gpu`."""
+"""Tests that need a GPU; without one they are skipped with the reason. Run them with `pytest -m gpu`."""
 
 from pathlib import Path
 
@@ -22,7 +22,7 @@ def cudnn():
 
 @pytest.fixture(scope="session")
 def cupy():
-    """Return CuPy, where it has a GPU."""
+    """Return CuPy, or skip without a GPU."""
     cupy = pytest.importorskip("cupy")
     try:
         cupy.cuda.runtime.getDeviceCount()

@@ -19,7 +19,7 @@ QUICK = Effort(warmup=1, repeats=1, time_limit_ms=1)
 
 
 def candidates(cudnn, problem):
-    """Return the algorithms that the benchmark lets through: those that run, and pass its own short check."""
+    """Return the algorithms that the benchmark measures, because they run and pass its short check."""
     with cudnn.bench(problem) as bench:
         return [
             each
@@ -29,7 +29,7 @@ def candidates(cudnn, problem):
 
 
 def wrong(cupy, cudnn, problem, algorithm, operands, alpha, beta, expected):
-    """Run one algorithm; return what is wrong with it, '' where nothing is, or None where cuDNN cannot run it."""
+    """Run one algorithm; return its fault, '' if it has none, or None if cuDNN cannot run it."""
     if beta:
         operands.restore(cupy)
     else:
@@ -40,7 +40,7 @@ def wrong(cupy, cudnn, problem, algorithm, operands, alpha, beta, expected):
         cudnn.queue()
         call.launch(*operands.addresses(), guarded.buffer, scaling=Scaling(alpha, beta))
     except BackendError:
-        return None  # dropped, as the benchmark drops it
+        return None  # the benchmark drops it too
     error = operands.error(cupy, expected)
     if not guarded.intact():
         return f"{algorithm.name} wrote outside of its {algorithm.workspace_bytes} bytes of workspace"

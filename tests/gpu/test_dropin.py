@@ -1,4 +1,4 @@
-"""`ucudnn.cudnn` on a GPU: convolutions on a micro-batching and on a foreign handle, and what is cuDNN's own."""
+"""`ucudnn.cudnn` on a GPU: convolutions on a micro-batching and on a foreign handle, and cuDNN's own functions."""
 
 from array import array
 
@@ -30,7 +30,7 @@ def handle(request, cupy, monkeypatch):
 
 
 class Described:
-    """A problem by descriptors."""
+    """A problem described by descriptors."""
 
     def __init__(self, problem, math=0):
         dtype = CODES[problem.dtype]

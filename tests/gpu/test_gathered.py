@@ -1,4 +1,4 @@
-"""Copies of what strides read: right in micro-batches, in a quarter of the workspace or less, and in captures."""
+"""Gathered calls on a GPU: in micro-batches, in at most a quarter of the workspace, and in captures."""
 
 import pytest
 
@@ -29,7 +29,7 @@ SHAPES = {
 
 @pytest.fixture
 def cudnn():
-    """Return cuDNN with what PyTorch's convolutions choose from."""
+    """Return cuDNN with the candidates of PyTorch's convolutions."""
     return open_or_skip(Candidates.GRAPH)
 
 
@@ -68,7 +68,7 @@ def test_micro_batches_of_copies(cupy, cudnn, shape, dtype, math, operation):
                 if beta and "NOT_SUPPORTED" in str(error):
                     continue  # some engines only overwrite
                 raise
-            parts = 3**0.5 if dtype.has_16_bits else 1  # of a filter gradient, each is rounded
+            parts = 3**0.5 if dtype.has_16_bits else 1  # each part of a filter gradient is rounded
             assert operands.error(cupy, expected) <= parts * tolerance(problem, each.name), (each.name, beta)
 
 

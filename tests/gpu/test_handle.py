@@ -64,7 +64,7 @@ def test_plans_of_every_kind(cupy, operation, candidates, policy, alpha, beta):
 
 @pytest.mark.parametrize("operation", [Operation.FORWARD, Operation.BACKWARD_DATA], ids=lambda each: each.value)
 def test_without_tf32_transforms_are_among_what_is_chosen(cupy, operation):
-    # There, WINOGRAD_NONFUSED takes half the time of whatever the graph API offers.
+    # For this problem WINOGRAD_NONFUSED takes half the time of all algorithms of the graph API.
     layer = load_network("alexnet", 64).layers[3].forward
     operands = Operands.random(cupy, replace(layer, operation=operation, math=MathMode.FMA))
     each = ucudnn.Handle(backend=open_or_skip(Candidates.BEST), workspace_limit="256MiB", policy="powerOfTwo")
@@ -78,7 +78,7 @@ def test_without_tf32_transforms_are_among_what_is_chosen(cupy, operation):
 @pytest.mark.parametrize("candidates", [Candidates.GRAPH, Candidates.LEGACY])
 @pytest.mark.parametrize("layout", [Layout.NCHW, Layout.NHWC], ids=lambda each: each.value)
 def test_an_undivided_gradient_of_16_bits_is_computed_however_much_there_is_to_add(cupy, layout, candidates):
-    # Plain algorithms of cuDNN, with which others are compared, add up in 16 bits there, and are off themselves.
+    # For this problem the plain algorithms of cuDNN that others are compared with add up in 16 bits, with large errors.
     layer = load_network("alexnet", 256).layers[0].forward
     problem = replace(layer, operation=Operation.BACKWARD_FILTER, dtype=DataType.FLOAT16, layout=layout)
     operands = Operands.random(cupy, problem)
@@ -113,11 +113,11 @@ def test_micro_batches_are_as_exact_as_the_whole(cupy, dtype, layout, operation)
         operands.poison()
         run(each, operands)
         errors[size] = operands.error(cupy, expected)
-    # The last sum's rounding is the output type's own; nothing else may grow.
+    # Only the last rounding, to the type of the output, may add to the error.
     rounding = {DataType.FLOAT16: 2e-4, DataType.BFLOAT16: 2e-3, DataType.FLOAT32: 1e-7, DataType.FLOAT64: 1e-15}[dtype]
     assert errors[64] <= tolerance(problem)
     if operation is Operation.BACKWARD_FILTER and dtype in (DataType.FLOAT16, DataType.BFLOAT16):
-        # Each micro-batch rounds the sum to 16 bits once more.
+        # Each micro-batch rounds the sum to 16 bits again.
         assert all(errors[size] <= errors[64] * max(1.1, (64 / size) ** 0.5) for size in sizes)
     else:
         assert max(errors.values()) <= 1.1 * max(errors[64], rounding)
@@ -198,7 +198,7 @@ def test_a_plan_is_captured_and_replayed(cupy, operation, candidates):
         stream.begin_capture()
         run(each, operands)
         graph = stream.end_capture()
-        run(each, other)  # may need a larger workspace: the graph's own must stay
+        run(each, other)  # may need a larger workspace, but the graph's must stay
     cupy.cuda.Device().synchronize()
     for _ in range(2):
         operands.poison()
@@ -392,7 +392,7 @@ def test_a_pinned_stream_is_measured_and_used(cupy):
     stream.synchronize()
     assert operands.error(cupy, operands.expected()) <= tolerance(operands.problem)
     (entry,) = each._entries.values()
-    assert entry.decision.configuration.time_ms > 1e-3  # of the stream on which it ran, not of an empty interval
+    assert entry.decision.configuration.time_ms > 1e-3  # a time of the stream, not of an empty interval
 
 
 @pytest.mark.parametrize("operation", Operation, ids=lambda each: each.value)

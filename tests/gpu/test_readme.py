@@ -1,4 +1,4 @@
-"""README's examples for a GPU run as they stand there."""
+"""README's examples for a GPU run unchanged."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Slabs on a GPU: every algorithm on every kind of slab against float64, and handles whose limit needs them."""
+"""Slabs on a GPU: every algorithm on every kind of slab compared with float64, and handles that need slabs."""
 
 from dataclasses import replace
 from math import sqrt
@@ -22,7 +22,7 @@ QUICK = Effort(warmup=1, repeats=1, time_limit_ms=1)
 
 
 def offers(cudnn, problem, size, rows):
-    """Return what the benchmark lets through on each kind of slab: its slabs, and algorithms by name."""
+    """Return for each kind of slab its slabs, and by name the algorithms that the benchmark measures."""
     found = []
     with cudnn.bench(problem) as bench:
         for part, slabs in slabs_by_problem(problem.part(size), rows):
@@ -36,7 +36,7 @@ def offers(cudnn, problem, size, rows):
 
 
 def configurations(cudnn, problem, rows):
-    """Return, for every algorithm, a configuration whose slabs it computes, but for those that only others can."""
+    """Return for every algorithm a configuration in slabs; others compute the slabs that it cannot."""
     try:
         found = offers(cudnn, problem, 1, rows)
     except BackendError:
@@ -57,7 +57,7 @@ def configurations(cudnn, problem, rows):
 
 
 def error_of(cupy, cudnn, configuration, operands, beta, expected):
-    """Return how far the result of a configuration is off, infinitely where it writes outside of its workspace."""
+    """Return the error of a configuration, infinity if it writes outside of its workspace."""
     if beta:
         operands.restore(cupy)
     else:
@@ -70,7 +70,7 @@ def error_of(cupy, cudnn, configuration, operands, beta, expected):
 
 
 def bound(problem, name, rows):
-    """Return how far a result may be off, where filter gradients of 16 bits are rounded after each slab."""
+    """Return the tolerance of a result; filter gradients of 16 bits are rounded after each slab."""
     allowed = tolerance(problem, name)
     if problem.operation is not Operation.BACKWARD_FILTER or problem.dtype.itemsize > 2:
         return allowed
@@ -97,7 +97,7 @@ def test_every_algorithm_on_every_kind_of_slab(cupy, cudnn, operation, shape, la
                 try:
                     error = error_of(cupy, cudnn, configuration, operands, beta, expected)
                 except BackendError:
-                    continue  # dropped, as a handle drops it
+                    continue  # a handle drops it too
                 ran += 1
                 if not error <= bound(problem, name, rows):
                     wrong.append((name, rows, beta, error))
@@ -130,7 +130,7 @@ def test_a_volume_within_limits(cupy, operation, dtype, last):
         (kernel,) = each.report().kernels
         assert operands.error(cupy, expected) <= tolerance(problem), kernel.configuration
         assert each.workspace_bytes <= limit
-        # Within the lesser limit, an engine without workspace computes float32 undivided, faster than any slabs.
+        # Within the smaller limit, an engine without workspace computes float32 undivided, and faster than slabs.
         undivided = dtype is DataType.FLOAT32 and limit < 8 << 20
         assert last or undivided or each._benchmark._findings._divisions, "slabs were measured"
         plain = ucudnn.Handle(backend=open_or_skip(Candidates.GRAPH), workspace_limit=limit, effort=QUICK, slabs=False)

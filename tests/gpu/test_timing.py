@@ -1,4 +1,4 @@
-"""The GPU is held back while the host queues what is timed, so that times do not depend on the host."""
+"""The GPU is delayed while the host queues the calls that are timed, so times do not depend on the host."""
 
 from time import perf_counter
 
@@ -20,7 +20,7 @@ def devices():
 
 
 @pytest.mark.parametrize("time_ms", [0.1, 0.5, 2.0])
-def test_a_stream_is_held(cupy, time_ms):
+def test_a_stream_is_delayed(cupy, time_ms):
     for device in devices():
         assert device.can_delay
         device.delay(0.1)  # loads the kernel
@@ -53,7 +53,7 @@ def test_times_do_not_depend_on_the_host(cupy, cudnn, monkeypatch):
             found = [bench.measure(size, each, Effort()) for each in algorithms]
         return [each.time_ms if each.measured else None for each in found]
 
-    def least(slower_s):  # others may use the GPU, too
+    def least(slower_s):  # others may use the GPU too
         return [min(each) if all(each) else None for each in zip(*(medians(slower_s) for _ in range(3)), strict=True)]
 
     usual = least(0.0)

@@ -14,7 +14,7 @@ from ucudnn.native import build
 from ucudnn.problem import ConvolutionProblem, Operation
 
 SIZES = {"n": 8, "c": 4, "h": 7, "w": 6, "k": 6, "r": 3, "pad": 1, "stride": 1, "groups": 1}
-"""Of the convolution, by the driver's names. A sample of x needs 672 bytes of workspace."""
+"""Sizes of the convolution, by the driver's names. A sample of x needs 672 bytes of workspace."""
 
 
 @pytest.fixture(scope="session")
@@ -24,7 +24,7 @@ def toolchain(tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def libraries(toolchain):
-    """Return the folder of libucudnn.so and of a libcudnn.so.9 that is a stand-in, for CUDA's driver, too."""
+    """Return the folder of libucudnn.so and of the stand-in libcudnn.so.9, which also stands in for CUDA's driver."""
     if build.libpython() is None:
         pytest.skip("this Python has no shared library")
     stub = toolchain.folder / "libcudnn.so.9"
@@ -36,7 +36,7 @@ def libraries(toolchain):
 
 @dataclass
 class Run:
-    """What the driver did."""
+    """The output of the driver."""
 
     arguments: dict
     iterations: list = field(default_factory=list)
@@ -61,7 +61,7 @@ class Run:
         )
 
     def check(self, *, iterations=1):
-        """Compare all that was computed with a reference in float64."""
+        """Compare all results with a reference in float64."""
         x, w, y, dx, dw, dy = (self.before[name].astype(np.float64) for name in NAMES)
         expected = {"x": x, "w": w, "dy": dy}
         forward = reference_convolution(self.problem(Operation.FORWARD), x, w, y)

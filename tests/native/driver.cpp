@@ -1,5 +1,6 @@
-// A program like Caffe: for each group three handles on streams of their own, strided descriptors, and everything asked
-// again in each iteration. Arguments are key=value; tensors come from a file and go to one; what was called is printed.
+// A program like Caffe. Each group has three handles on their own streams and strided descriptors, and each iteration
+// asks for all algorithms again. Arguments are key=value. Tensors are read from a file and written to one. The calls of
+// cuDNN are printed.
 #include <algorithm>
 #include <cstdio>
 #include <cstdlib>
@@ -123,7 +124,7 @@ void print_calls() {
   const int count = stub_calls(calls.data(), int(calls.size()));
   for (int i = 0; i < count; ++i) {
     const StubCall& each = calls[i];
-    // Those of measurements are on the null stream.
+    // Calls of measurements are on the null stream.
     if (!each.stream) continue;
     std::printf("{\"api\": %d, \"operation\": %d, \"batch\": %d, \"algorithm\": %d, \"alpha\": %g, \"beta\": %g, "
                 "\"workspace\": %zu, \"stream\": %zu}\n", each.api, each.operation, each.batch, each.algorithm,

@@ -1,4 +1,4 @@
-"""A process that is Python already calls the C interface: its own interpreter plans. Arguments: the two libraries."""
+"""A Python process calls the C interface, so its own interpreter plans. Arguments: the two libraries."""
 
 import ctypes
 import sys
@@ -51,7 +51,7 @@ status = native.ucudnn_convolve(
 )
 assert status == 0
 np.testing.assert_allclose(values["y"], np.einsum("nchw,kc->nkhw", values["x"], values["w"][:, :, 0, 0]), rtol=1e-5)
-assert "ucudnn.native.bridge" in sys.modules  # it was this interpreter
+assert "ucudnn.native.bridge" in sys.modules  # this interpreter planned
 if len(sys.argv) > 3:
-    native.ucudnn_destroy(handle)  # else it outlives Python
+    native.ucudnn_destroy(handle)  # else the handle outlives Python
 sys.stdout.write("computed\n")

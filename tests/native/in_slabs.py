@@ -50,7 +50,7 @@ def drawn():
 
 
 def error_of(problem, handle, alpha, beta):
-    """Return how far the result of a call on fresh numbers is off."""
+    """Return the error of a call on fresh numbers."""
     shapes = {"x": problem.x_shape, "w": problem.w_shape, "y": problem.y_shape}
     values = {name: rng.uniform(-1, 1, shape).astype(problem.dtype.value) for name, shape in shapes.items()}
     first = {
@@ -63,7 +63,7 @@ def error_of(problem, handle, alpha, beta):
         expected += beta * exact[written]
     else:
         values[written].fill(np.nan)
-    # Addresses tell how aligned tensors are; a call of another alignment would be planned for itself.
+    # A call with another alignment would have its own plan.
     handle.convolve(
         replace(problem, alignment=problem.dtype.itemsize),
         *(values[name].ctypes.data for name in "xwy"),

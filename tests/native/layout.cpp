@@ -1,4 +1,4 @@
-// Prints how the structures that Python shares lie in memory: one line a field.
+// Prints the layout of the structures that Python shares, one line for each field.
 #include <cstddef>
 #include <cstdio>
 

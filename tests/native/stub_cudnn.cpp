@@ -1,10 +1,10 @@
-// A stand-in for cuDNN, the CUDA runtime and its driver on host memory: descriptors that are kept, convolutions by
-// direct loops.
+// A stand-in for cuDNN, the CUDA runtime and its driver on host memory. It keeps descriptors, and computes convolutions
+// with direct loops.
 //
-// Each operation has two algorithms in either API. Algorithm 0, engine 0: no workspace, slow. Algorithm 1, engine 1:
-// workspace that grows with the batch, fast: on a clock of its own, so that plans do not depend on this machine.
-// Everything that is executed is recorded; pointers, alignment and workspaces are checked as cuDNN checks them, or more
-// strictly.
+// Each operation has two algorithms in either API. Algorithm 0, which is engine 0, is slow and needs no workspace.
+// Algorithm 1, which is engine 1, is fast and needs workspace that grows with the batch. Times are those of a simulated
+// clock, so that plans do not depend on this machine. All calls are recorded. Pointers, alignment and workspaces are
+// checked at least as strictly as by cuDNN.
 #include <cudnn.h>
 
 #include <atomic>
@@ -34,11 +34,11 @@ std::mutex mutex;
 std::vector<StubCall> calls;
 std::atomic<int> handles{0}, backend_descriptors{0};
 std::atomic<std::int64_t> allocated{0}, largest_allocation{1ll << 40}, waits{0};
-std::atomic<std::int64_t> clock_us{0};  // what the convolutions would have taken
+std::atomic<std::int64_t> clock_us{0};  // simulated time of the convolutions
 std::atomic<int> fail_from{-1};  // calls that succeed before engine 1 fails; -1: it does not fail
-std::atomic<bool> refuse_gaps{false};  // engine 1 takes no gaps between channels
-std::atomic<int> rows{0};  // of the volume: calls that compute fewer take as much less time; 0: all take the same
-std::atomic<bool> idle{false};  // return at once, compute and record nothing
+std::atomic<bool> refuse_gaps{false};  // engine 1 refuses gaps between channels
+std::atomic<int> rows{0};  // rows of the volume: calls with fewer rows take less time; 0: all take the same time
+std::atomic<bool> idle{false};  // calls return at once, and compute and record nothing
 std::map<void*, std::size_t> blocks;
 
 struct Problem {
@@ -47,7 +47,7 @@ struct Problem {
   double alpha, beta;
 };
 
-// Whether y is as large as x, w and the parameters make it.
+// Whether y has the size that x, w and the parameters give.
 bool fits(const Problem& p) {
   for (std::size_t i = 0; i + 2 < p.x.size(); ++i) {
     const std::int64_t reach = (p.w[i + 2] - 1) * p.dilation[i] + 1;
@@ -72,7 +72,7 @@ std::int64_t sample(const Ints& size) {
 
 std::size_t need(const Problem& p, int algorithm) { return algorithm ? p.x[0] * sample(p.x) * item(p.type) : 0; }
 
-// 1-D to 3-D: missing dimensions are of size 1.
+// 1-D to 3-D; missing dimensions have size 1.
 std::int64_t at(const Ints& values, std::size_t i, std::int64_t otherwise) {
   return i < values.size() ? values[i] : otherwise;
 }
@@ -138,14 +138,14 @@ cudnnStatus_t execute(int api, const Problem& p, int algorithm, void* x, void* w
     fail_from = 0;
     return CUDNN_STATUS_EXECUTION_FAILED;
   }
-  if (workspace) std::memset(workspace, 0xA5, need(p, algorithm));  // a byte too many is a crash, or found by a guard
+  if (workspace) std::memset(workspace, 0xA5, need(p, algorithm));  // a write past the end shows
   if (p.type == CUDNN_DATA_DOUBLE) {
     compute(p, static_cast<double*>(x), static_cast<double*>(w), static_cast<double*>(y));
   } else {
     compute(p, static_cast<float*>(x), static_cast<float*>(w), static_cast<float*>(y));
   }
   const std::int64_t share = rows ? 100 * (p.operation == 1 ? p.x : p.y)[2] / rows : 100;  // percent
-  // Much longer than a host takes for it here, for legacy calls count as long as that at least.
+  // Much longer than the host's time, because legacy calls count at least that.
   clock_us += 20 * (algorithm ? 100 + share * p.x[0] : 20 * share * p.x[0]);
   const std::lock_guard<std::mutex> lock(mutex);
   calls.push_back({api, p.operation, int(p.x[0]), algorithm, p.alpha, p.beta, x, w, y, workspace, handle,
@@ -172,7 +172,7 @@ Problem problem_of(int operation, cudnnTensorDescriptor_t x, cudnnFilterDescript
           y->stride, c->padding, c->padding, c->stride, c->dilation, alpha, beta};
 }
 
-// The backend API: attributes are kept as they are set.
+// The backend API; attributes are kept as they are set.
 struct Data {
   int kind = 0;
   bool finalized = false;
@@ -530,7 +530,7 @@ cudnnStatus_t cudnnBackendGetAttribute(const cudnnBackendDescriptor_t descriptor
       const Data& configuration = data.part(CUDNN_ATTR_EXECUTION_PLAN_ENGINE_CONFIG);
       return put(need(problem_of(graph_of(configuration)), index_of(configuration)));
     }
-    default:  // notes and knobs: none
+    default:  // there are no notes and no knobs
       *count = 0;
       return CUDNN_STATUS_SUCCESS;
   }

@@ -1,4 +1,4 @@
-"""A C++ program that calls as Caffe does, planned by Python in its process, on a stand-in for cuDNN that computes."""
+"""A C++ program that calls as Caffe does, planned by Python in its process, on a stand-in for cuDNN."""
 
 import re
 import subprocess
@@ -44,14 +44,14 @@ def test_undivided_is_one_call(run):
     done = run(env={"UCUDNN_BATCH_SIZE_POLICY": "undivided"})
     done.check()
     assert [done.batches(operation) for operation in Operation] == [[8], [8], [8]]
-    assert {call["algorithm"] for call in done.calls[0]} == {0}  # the other one needs more than the limit
+    assert {call["algorithm"] for call in done.calls[0]} == {0}  # the other algorithm needs more than the limit
 
 
 def test_a_limit_that_the_caller_states_holds(run):
     done = run(limit=3000)  # 4 samples' workspace
     assert done.batches(FORWARD) == [4, 4]
     assert 0 < done.iterations[0]["allocated"] <= 3 * 3000
-    assert done.iterations[0]["sizes"] == [0, 0, 0]  # what the caller is told to allocate
+    assert done.iterations[0]["sizes"] == [0, 0, 0]  # the workspace that the caller must allocate
     assert done.other["left"] == 0
 
 
@@ -91,7 +91,7 @@ def test_each_kernel_is_planned_once(run):
     done = run(groups=2, limit=1200, repeats=4, env={"UCUDNN_VERBOSE": "1"})
     done.check(iterations=4)
     lines = done.errors.splitlines()
-    assert len(lines) == 6  # three operations of two groups, each on a handle of its own
+    assert len(lines) == 6  # three operations of two groups, each on its own handle
     assert all("2x4 eng1" in line or "4x2 eng1" in line for line in lines)
     assert done.calls[1] == done.calls[2] == done.calls[3]
 
@@ -102,7 +102,7 @@ def test_filter_gradients_use_the_callers_beta_once(run):
     assert [call["beta"] for call in done.calls[0] if call["operation"] == 0] == [0, 0]
 
 
-def test_workspaces_are_each_streams_own(run):
+def test_each_stream_has_a_workspace(run):
     done = run(groups=2, limit=1200)
     by_stream = {call["stream"]: call["workspace"] for call in done.calls[0]}
     assert len(by_stream) == len(set(by_stream.values())) == 6
@@ -134,7 +134,7 @@ def test_one_workspace_is_divided_among_all_handles(run):
     assert done.other["left"] == 0
 
 
-def test_layers_that_are_gone_leave_their_part_of_the_total(run):
+def test_destroyed_layers_leave_their_part_of_the_total(run):
     done = run(again=2, env={"UCUDNN_TOTAL_WORKSPACE_SIZE": "12KiB"})
     done.check()
     assert len(done.iterations) == 3
@@ -164,14 +164,14 @@ def test_a_division_that_is_too_small_is_plain(run):
     assert {call["api"] for call in done.calls[0]} == {1}
 
 
-def test_plain_cudnn_takes_an_algorithm_without_workspace_where_none_was_promised(run):
+def test_plain_cudnn_takes_an_algorithm_without_workspace_if_the_caller_has_none(run):
     done = run(seven=2, room=100, env={"UCUDNN_TOTAL_WORKSPACE_SIZE": "12KiB"})
     done.check()
     assert {(call["api"], call["algorithm"]) for call in done.calls[0] if call["operation"] == 0} == {(1, 0)}
 
 
 @pytest.mark.parametrize("fail", [0, 1])
-def test_an_algorithm_that_fails_is_replaced_where_it_failed(run, fail):
+def test_an_algorithm_that_fails_is_replaced_from_its_first_missing_sample_on(run, fail):
     done = run(repeats=2, fail_at=1, fail=fail)
     done.check(iterations=2)
     assert "going on with the next best" in done.errors
@@ -181,7 +181,7 @@ def test_an_algorithm_that_fails_is_replaced_where_it_failed(run, fail):
     assert sum(batch for _, batch in forward) == 8  # nothing is computed twice
 
 
-def test_where_memory_has_no_room_less_is_taken(run):
+def test_less_workspace_is_used_if_memory_has_no_room(run):
     done = run(limit=6000, room=1600)
     done.check()
     assert done.batches(FORWARD) == [2, 2, 2, 2]
@@ -221,10 +221,10 @@ def test_plain_cudnn_keeps_within_the_limit(run, limit, env, algorithm):
     assert done.iterations[0]["sizes"] == [algorithm * 8 * 672] * 3
 
 
-def test_what_cannot_be_said_is_plain(run):
+def test_convolutions_that_no_problem_expresses_are_plain(run):
     done = run(flip=1, repeats=2)
     assert {call["api"] for call in done.calls[0]} == {1}
-    assert done.errors.count("a convolution that flips its filters") == 3  # once an operation
+    assert done.errors.count("a convolution that flips its filters") == 3  # once for each operation
 
 
 def test_algorithms_are_listed_virtually(run):
@@ -233,7 +233,7 @@ def test_algorithms_are_listed_virtually(run):
     assert done.other["v7"] == [2, 0, 1, 0]  # two; algorithm 0; the second is deterministic; no workspace
 
 
-def test_a_wish_for_determinism_is_a_plan_of_its_own(run):
+def test_a_request_for_determinism_has_its_own_plan(run):
     done = run(seven=2, preference=1, env={"UCUDNN_VERBOSE": "1"})
     done.check()
     assert done.batches(Operation.FORWARD) == [8]

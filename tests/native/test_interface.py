@@ -78,7 +78,7 @@ def test_the_c_interface_compiles_as_c(toolchain, tmp_path):
     subprocess.run(command, cwd=tmp_path, check=True)
 
 
-def test_structures_lie_in_memory_as_python_takes_them(toolchain, tmp_path):
+def test_structures_have_the_same_layout_in_cpp_and_python(toolchain, tmp_path):
     program = toolchain.compile(NATIVE / "layout.cpp", tmp_path / "layout", f"-I{build.SOURCES}")
     lines = subprocess.run([program], capture_output=True, text=True, check=True).stdout.splitlines()
     told = {}
@@ -101,8 +101,8 @@ def test_a_library_of_another_version_is_refused():
         bridge.attach(ctypes.addressof(table))
 
 
-def test_what_ends_a_plan_is_no_success(capsys):
-    # C++ takes 0 for success, which is what ctypes gives it where a callback raises.
+def test_an_exception_that_ends_a_plan_is_a_failure(capsys):
+    # C++ takes 0 for success, and ctypes returns 0 if a callback raises.
     own = bridge.Bridge.__new__(bridge.Bridge)
     own._lock, own._texts = RLock(), {}
     answer = bridge.AnswerStruct()
@@ -177,7 +177,7 @@ def test_missing_headers_are_named(monkeypatch, tmp_path, capsys):
     assert "no_such_header.h was not found: give its folder with --include" in capsys.readouterr().err
 
 
-def test_help_teaches(capsys):
+def test_help_shows_how_to_build_a_program(capsys):
     assert main([]) == 2
     printed = capsys.readouterr().out
     for word in ("#include <ucudnn.hpp>", "UcudnnHandle_t", "--cflags", "--libs", "UCUDNN_PYTHON", "UCUDNN_PLAIN"):
@@ -195,7 +195,7 @@ def test_the_header_and_libpython_are_found(capsys):
 @pytest.mark.parametrize(
     ("x_stride", "y_stride", "groups"), [(0, 0, 1), (2, 2, 2), (3, 3, 3), (2, 1, 1), (1.5, 1.5, 1)]
 )
-def test_strides_tell_of_groups(x_stride, y_stride, groups):
+def test_strides_tell_the_number_of_groups(x_stride, y_stride, groups):
     plain = ConvolutionProblem(
         operation=Operation.FORWARD, batch=2, channels=2, spatial=(4, 4), filters=2, kernel=(1, 1)
     )

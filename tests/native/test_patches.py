@@ -1,4 +1,4 @@
-"""The patches for Caffe: how little they change. Caffe itself is not at hand: caffe_patches/check.sh is run by hand."""
+"""The patches for Caffe change little. Caffe itself is not installed here; caffe_patches/check.sh is run by hand."""
 
 import subprocess
 
@@ -19,7 +19,7 @@ def test_patches_change_few_lines_and_repeat_none(name, added, removed):
     assert [line[0] for line in changes].count("+") == added
     assert [line[0] for line in changes].count("-") == removed
     assert len(changes) == added + removed
-    assert all(line.endswith("@@") for line in lines if line.startswith("@@"))  # and no text of Caffe's behind it
+    assert all(line.endswith("@@") for line in lines if line.startswith("@@"))  # and no text of Caffe follows
 
 
 def test_the_handle_patch_only_names_the_type_and_the_header():

@@ -1,4 +1,4 @@
-// Several threads, each with a handle of its own, that plan and compute the same convolutions at the same time.
+// Several threads, each with its own handle, plan and compute the same convolutions at the same time.
 #include <cstdio>
 #include <thread>
 #include <vector>

@@ -17,7 +17,7 @@ POISON = 0xFF  # floats of these bytes are NaN
 
 @dataclass
 class Tensors:
-    """x, w and y of a mini-batch as (outermost, row) memory with gaps between the rows, and as shaped views of it."""
+    """x, w and y of a mini-batch: memory as (outermost, row) with gaps between rows, and shaped views of it."""
 
     memory: dict
     views: dict
@@ -34,7 +34,7 @@ class Tensors:
         return cls(memory, views)
 
     def operands(self, problem, part, rows):
-        """Return x, w and y of the part in float64 with channels first; NaN as 0, for it must not count."""
+        """Return x, w and y of the part in float64 with channels first, with 0 instead of NaN."""
         first = {
             name: np.nan_to_num(np.moveaxis(view, -1, 1) if problem.layout.channels_last else view).astype(np.float64)
             for name, view in self.views.items()
@@ -45,9 +45,8 @@ class Tensors:
 def run_guarded(problem, algorithm, *, total, start, alpha, beta, seed, slab=None):
     """Launch in poisoned memory, check that nothing else is written, and return the relative L2 error.
 
-    With a slab, only its rows are computed.
-
-    It is relative to the result or, where that cancels, to what sums of random terms of this size come to.
+    With a slab, only its rows are computed. The error is relative to the norm of the result, or to the expected norm of
+    as many random terms if the result's terms cancel.
     """
     backend = CpuBackend()
     tensors = Tensors.random(problem.with_batch(total), np.random.default_rng(seed))
@@ -82,7 +81,7 @@ def run_guarded(problem, algorithm, *, total, start, alpha, beta, seed, slab=Non
     assert (arena[needed:] == POISON).all(), f"{algorithm} writes past the {needed} bytes of its workspace"
     result = tensors.operands(problem, part, rows)["xwy".index(written)]
     assert not np.isnan(output).any(), f"{algorithm} leaves or reads poison"
-    # Put back the output alone: all else must be as it was, bit for bit.
+    # Restore the output. Then all memory must be as before, bit for bit.
     shape = tensors.views[written].shape
     output[...] = before[written][:, : prod(shape[1:])].reshape(shape)[everywhere]
     for name, memory in tensors.memory.items():

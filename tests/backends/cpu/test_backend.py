@@ -1,4 +1,4 @@
-"""What the CPU backend offers, refuses and measures."""
+"""The algorithms, errors and measurements of the CPU backend."""
 
 from dataclasses import replace
 from threading import Thread
@@ -209,7 +209,7 @@ def test_measures_every_algorithm(operation):
                 assert measurement.time_ms > 0
 
 
-def test_no_sample_is_the_first_to_touch_its_memory():
+def test_workspace_memory_is_touched_before_the_first_sample():
     touched = []
 
     class Call:

@@ -1,4 +1,4 @@
-"""Every algorithm against the reference, in poisoned memory with guard bytes."""
+"""Every algorithm compared with the reference, in poisoned memory with guard bytes."""
 
 import dataclasses
 
@@ -23,7 +23,7 @@ def tolerance(algorithm, dtype):
 
 @st.composite
 def geometries(draw, algorithm):
-    """Spatial sizes, kernel, padding, stride and dilation that the algorithm applies to."""
+    """Draw spatial sizes, kernel, padding, stride and dilation that the algorithm applies to."""
     winograd, plain = algorithm.startswith("WINOGRAD"), algorithm in PLAIN
     dimensions = 2 if winograd else draw(st.integers(1, 3))
     taps = 3 if dimensions == 3 else 5
@@ -46,7 +46,7 @@ def geometries(draw, algorithm):
 
 @st.composite
 def problems(draw, algorithm):
-    """Problems of any operation, layout and grouping."""
+    """Draw problems of any operation, layout and grouping."""
     geometry = draw(geometries(algorithm))
     groups, channels, filters = draw(st.tuples(st.integers(1, 3), st.integers(1, 4), st.integers(1, 4)))
     if draw(st.booleans()):
@@ -86,7 +86,7 @@ def test_equals_the_reference(guarded, algorithm, data):
 
 
 def slabs_for(problem, algorithm):
-    """Return the slabs, of any height, that an algorithm computes: the whole at least."""
+    """Return the slabs of all heights that an algorithm computes, and at least the whole."""
     backend, unit = CpuBackend(), row_unit(problem)
     slabs = {slab for rows in range(unit, row_count(problem) + unit, unit) for slab in slabs_of(problem, rows)}
     names = {slab: {each.name for each in backend.algorithms(piece_of(problem, slab).problem)} for slab in slabs}
@@ -117,7 +117,7 @@ def test_slabs_equal_the_reference(guarded, algorithm, data):
 @pytest.mark.parametrize("operation", Operation, ids=lambda operation: operation.value)
 @pytest.mark.parametrize("algorithm", CPU_ALGORITHMS)
 @pytest.mark.parametrize("groups", [1, 2])
-def test_equals_the_reference_where_channels_exceed_a_block(guarded, algorithm, operation, dtype, groups):
+def test_equals_the_reference_if_channels_exceed_a_block(guarded, algorithm, operation, dtype, groups):
     problem = ConvolutionProblem(
         operation=operation, batch=3, channels=140, spatial=(18, 17), filters=70, kernel=(3, 3), padding=(1, 1),
         groups=groups, dtype=dtype,

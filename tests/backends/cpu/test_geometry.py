@@ -1,4 +1,4 @@
-"""Positions, blocks, circular pieces and workspace regions, against counting one by one."""
+"""Positions, blocks, circular pieces and workspace regions, compared with counting one by one."""
 
 from math import prod
 
@@ -12,7 +12,7 @@ from ucudnn.backends.cpu.scratch import ALIGNMENT, Scratch
 
 
 @given(st.integers(1, 20), st.integers(-30, 30), st.integers(1, 4), st.integers(1, 20))
-def test_span_is_what_lies_inside(size, offset, stride, count):
+def test_span_returns_the_positions_inside(size, offset, stride, count):
     outputs, inputs = span(size, offset, stride, count)
     pairs = list(zip(range(count)[outputs], range(size)[inputs], strict=True))
     assert pairs == [(o, o * stride + offset) for o in range(count) if 0 <= o * stride + offset < size]

@@ -11,7 +11,7 @@ from ucudnn.problem import ConvolutionProblem, DataType, Layout, Operation
 ALLOWED_BYTES = 64 * 1024
 BACKEND = CpuBackend()
 
-# Each tensor has more than a megabyte wherever it can, so that a copy of any of them shows.
+# Tensors have more than a megabyte where possible, so that a copy of any of them shows.
 SHAPES = {
     "dense": {"batch": 8, "channels": 96, "spatial": (22, 20), "filters": 96, "kernel": (3, 3), "padding": (1, 1)},
     "grouped": {
@@ -47,7 +47,7 @@ def peak_bytes(problem, algorithm, alpha, beta):
     scaling = Scaling(alpha, beta)
     BACKEND.prepare(problem.with_batch(1), algorithm).launch(
         x, w, y, workspace, scaling=scaling
-    )  # what is made once for each thread, and once for each of Python's code objects
+    )  # allocates what is allocated once for each thread and each code object of Python
     tracemalloc.start()
     try:
         before, _ = tracemalloc.get_traced_memory()

@@ -1,4 +1,4 @@
-"""Which calls a measurement makes, by a clock that only calls advance."""
+"""The calls of a measurement, on a clock that only calls advance."""
 
 from math import inf
 
@@ -72,7 +72,7 @@ def test_unsteady_calls_get_more_until_the_median_is_precise():
     assert len(machine.sample((0,), warmup=0, repeats=6, time_limit_ms=1e6)) == 18
 
 
-def test_what_is_not_worth_while_gets_one_sample():
+def test_an_algorithm_that_is_too_slow_gets_one_sample():
     assert len(Machine(14).sample((0,), worth_ms=10, warmup=0, repeats=6, time_limit_ms=1e6)) == 1
     assert len(Machine(11).sample((0,), worth_ms=10, warmup=0, repeats=6, time_limit_ms=1e6)) == 3
     assert len(Machine(10).sample((0,), worth_ms=10, warmup=0, repeats=6, time_limit_ms=1e6)) == 6

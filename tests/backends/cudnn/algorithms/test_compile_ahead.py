@@ -1,4 +1,4 @@
-"""Threads that ask heuristics: who asks for a list does not wait for one that has yet to begin."""
+"""Background threads that ask heuristics: a caller never waits for a list that no thread has begun."""
 
 from contextlib import nullcontext
 from gc import collect
@@ -19,11 +19,11 @@ PROBLEM = ConvolutionProblem(
 )  # fmt: skip
 PARTS = [PROBLEM.part(size) for size in (8, 4, 2)]
 OWN = 17
-"""The handle of whoever asks; those of threads are others."""
+"""The caller's handle; threads have other handles."""
 
 
 class Graph:
-    """Stands for an operation graph, which a CPU cannot make: says who asked for it, with which handle."""
+    """Stands for an operation graph, which needs a GPU: it records the thread and the handle that asked."""
 
     asked: list[tuple[int, int, bool]]
 
@@ -39,13 +39,13 @@ class Graph:
 
 @pytest.fixture
 def made():
-    """Hold what was made, until it has ended."""
+    """Keep the compilers of a test, and stop them after it."""
     return []
 
 
 @pytest.fixture
 def make(monkeypatch, made):
-    """Return what makes threads whose handles come once the event that is passed to it is set."""
+    """Return a maker of compilers whose threads get their handles when a given event is set."""
     monkeypatch.setattr(compile_ahead, "exchange_capture_mode", int)
     monkeypatch.setattr(compile_ahead, "listing_graph", Graph)
     Graph.asked = []
@@ -68,12 +68,12 @@ def make(monkeypatch, made):
 
 
 def listed(threads, part):
-    """Return the names that are listed for a part, for whoever has that handle."""
+    """Return the names that are listed for a part, as a caller with that handle gets them."""
     found = threads.listed(part, OWN)
     return None if found is None else [each.name for each in found]
 
 
-def test_what_no_thread_has_come_to_is_listed_by_whoever_asks(make):
+def test_a_list_that_no_thread_has_begun_is_made_by_the_caller(make):
     ready = Event()
     threads = make(ready)
     threads.begin(PARTS, 1 << 20)
@@ -81,13 +81,13 @@ def test_what_no_thread_has_come_to_is_listed_by_whoever_asks(make):
     assert [listed(threads, part) for part in PARTS] == [["eng8"], ["eng4"], ["eng2"]]
     assert Graph.asked == [(8, OWN, True), (4, OWN, True), (2, OWN, True)]
     assert threads.is_ready(PROBLEM)
-    assert listed(threads, PROBLEM) is None  # it was not begun again
+    assert listed(threads, PROBLEM) is None  # it was not asked for again
     ready.set()
     threads.stop()
-    assert len(Graph.asked) == len(PARTS)  # no thread lists them once more
+    assert len(Graph.asked) == len(PARTS)  # no thread lists them again
 
 
-def test_what_threads_listed_is_taken_from_them(make):
+def test_the_caller_takes_lists_from_threads(make):
     ready = Event()
     ready.set()
     threads = make(ready)
@@ -98,19 +98,19 @@ def test_what_threads_listed_is_taken_from_them(make):
     assert all(handle != OWN and not main for _, handle, main in Graph.asked)
 
 
-def test_threads_without_a_handle_end_nothing(make):
+def test_threads_whose_handle_fails_continue(make):
     ready = Event()
     ready.set()
     threads = make(ready, CudnnError(4004))
     threads.begin(PARTS, 1 << 20)
     threads.settle()
-    assert [listed(threads, part) for part in PARTS] == [None] * 3  # the caller lists them, and hears why
-    threads.begin(PARTS, 1 << 20)  # and threads go on
+    assert [listed(threads, part) for part in PARTS] == [None] * 3  # the caller lists them, and gets the error
+    threads.begin(PARTS, 1 << 20)  # and threads continue
     threads.settle()
     assert not Graph.asked
 
 
-def test_what_promises_nothing_any_more_is_not_built_but_may_begin_again(make, monkeypatch):
+def test_a_plan_that_is_no_longer_worth_it_is_not_built_but_may_begin_again(make, monkeypatch):
     ready, planned, answers = Event(), [], iter([True, False])
     ready.set()
     algorithm = SimpleNamespace(name="eng19", compiles=True, workspace_bytes=0)
@@ -136,7 +136,7 @@ def test_what_promises_nothing_any_more_is_not_built_but_may_begin_again(make, m
 
 
 @pytest.mark.parametrize("error", [None, CudnnError(4004)])
-def test_threads_that_were_warmed_up_have_handles_and_nothing_else(make, monkeypatch, error):
+def test_warming_up_creates_handles_and_keeps_no_lists(make, monkeypatch, error):
     ready, operations = Event(), []
     ready.set()
     threads = make(ready, error)
@@ -151,12 +151,12 @@ def test_threads_that_were_warmed_up_have_handles_and_nothing_else(make, monkeyp
     while not all(threads.is_ready(each) for each in compile_ahead.SMALL):
         sleep(0.001)
     assert listed(threads, compile_ahead.SMALL[0]) is None
-    threads.begin(PARTS, 1 << 20)  # and threads go on
+    threads.begin(PARTS, 1 << 20)  # and threads continue
     threads.settle()
     assert [listed(threads, part) for part in PARTS] == ([None] * 3 if error else [["eng8"], ["eng4"], ["eng2"]])
 
 
-def test_threads_end_with_what_began_them(make, made):
+def test_threads_end_with_their_compiler(make, made):
     ready = Event()
     ready.set()
     before = enumerate_threads()
@@ -168,7 +168,7 @@ def test_threads_end_with_what_began_them(make, made):
     gone = ref(threads)
     made.clear()
     del threads
-    for _ in range(1000):  # they may still end what they did last
+    for _ in range(1000):  # threads may still finish their last work
         collect()
         if gone() is None:
             break

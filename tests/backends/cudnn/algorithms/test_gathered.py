@@ -1,4 +1,4 @@
-"""Copies of what strides read: the same results, nothing else written, memory within what is stated; on the host."""
+"""Gathered calls on host memory: the same results as without a copy, and no other memory is written."""
 
 import ctypes
 from dataclasses import replace
@@ -36,7 +36,7 @@ POINTWISE = make_problem(batch=6, kernel=(1, 1), stride=(2, 3), groups=1, x_batc
 
 
 class HostCopier:
-    """Copies host memory by the definition of a walk."""
+    """Copies host memory by the definition of a copy pattern."""
 
     def bound(self, walk, to, source, *, fills=True):
         def copy(stream):
@@ -66,7 +66,7 @@ class HostCopier:
 
 
 class Host:
-    """A device whose memory is the host's."""
+    """A device with host memory."""
 
     copier = HostCopier()
 
@@ -77,7 +77,7 @@ class Host:
 
 @st.composite
 def skipping(draw):
-    """Return a problem whose strides skip some of x."""
+    """Draw a problem whose strides skip samples of x."""
     problem = draw(problems())
     taps = [1 if draw(st.booleans()) else size for size in problem.kernel]
     problem = replace(
@@ -114,7 +114,7 @@ def test_equals_the_call_without_a_copy(problem, beta, bound, data):
     memory = np.full(call.workspace_bytes + GUARD, 0xFF, np.uint8)
     buffer = DeviceBuffer(memory.ctypes.data, call.workspace_bytes)
     addresses = [each.ctypes.data for each in found]
-    for _ in range(1 if beta else 2):  # what is kept serves again
+    for _ in range(1 if beta else 2):  # the second time with the bound copies of the first
         if bound:
             call.bind(*addresses, workspace=buffer, **options)()
         else:
@@ -146,7 +146,7 @@ def test_the_convolution_of_the_copy_is_the_same(problem, seed):
 
 
 @given(problems())
-def test_what_skips_channels_first(problem):
+def test_problems_that_skip_samples_have_dense_channels_first_tensors(problem):
     some = any(
         taps == 1 and before == after == 0 and step > 1
         for taps, (before, after), step in zip(problem.kernel, problem.paddings, problem.stride, strict=True)
@@ -169,7 +169,7 @@ def test_what_skips_channels_first(problem):
         ({"batch": 2**26}, False),
     ],
 )
-def test_dense_tensors_whose_elements_can_be_counted(changes, expected):
+def test_strides_skip_samples_only_of_dense_and_small_tensors(changes, expected):
     assert skips(replace(POINTWISE, **{"y_batch_stride": 0} | changes)) == expected
 
 
@@ -192,7 +192,7 @@ def test_names_and_memory_of_algorithms():
 
 
 @pytest.mark.parametrize("each", Candidates)
-def test_who_offers_copies(each):
+def test_candidates_that_offer_copies(each):
     assert each.gathers == (each in (Candidates.BEST, Candidates.GRAPH))
     assert each.offers("graph", POINTWISE, "eng0+gathered") == each.gathers
     assert each.plain.offers("graph", POINTWISE, "eng0") == each.offers("graph", POINTWISE, "eng0")
@@ -200,14 +200,14 @@ def test_who_offers_copies(each):
 
 
 @pytest.mark.parametrize("beta", [0.5, -1.0, 2.0])
-def test_what_is_skipped_is_not_scaled(beta):
+def test_a_gradient_with_skipped_samples_cannot_be_scaled(beta):
     problem = replace(POINTWISE, operation=Operation.BACKWARD_DATA)
     call = GatheredCall(problem, HostCall(dense_of(problem)), 0, Host)
     with pytest.raises(UnsupportedProblemError, match=f"scaled by beta {beta}"):
         call.launch(0, 0, 0, DeviceBuffer(0, call.workspace_bytes), scaling=Scaling(1.0, beta))
 
 
-def test_without_kernels_there_is_no_call(monkeypatch):
+def test_without_the_copying_kernels_there_is_no_gathered_call(monkeypatch):
     def refused(*_):
         raise OSError("CUDA error 218 from cuModuleLoadData")
 

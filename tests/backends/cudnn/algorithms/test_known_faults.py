@@ -1,4 +1,4 @@
-"""What cuDNN gets wrong is left out, and nothing besides."""
+"""The known faults of cuDNN are avoided, and nothing else is left out."""
 
 from dataclasses import replace
 
@@ -26,7 +26,7 @@ SEEN = [  # spatial sizes, kernel, padding before and after, and whether the pro
 
 
 @pytest.mark.parametrize(("spatial", "kernel", "before", "after", "ended"), SEEN)
-def test_what_ended_the_process(spatial, kernel, before, after, ended):
+def test_questions_that_ended_the_process_are_not_asked(spatial, kernel, before, after, ended):
     problem = ConvolutionProblem(
         operation=Operation.BACKWARD_FILTER, batch=1, channels=64, spatial=spatial, filters=192, kernel=kernel,
         padding=before, post_padding=after,
@@ -39,13 +39,13 @@ def test_what_ended_the_process(spatial, kernel, before, after, ended):
 
 
 @given(divisible(symmetric=True), st.sampled_from(HeuristicMode), st.integers(0, 99))
-def test_what_has_one_padding_is_computed_by_all(problem, mode, engine):
+def test_problems_with_equal_paddings_have_no_fault(problem, mode, engine):
     assert not ends_process(mode, problem)
     assert not computes_wrong(f"eng{engine}", problem)
 
 
 @given(divisible(), st.sampled_from(["eng50", "eng50_k2=1", "eng5", "eng71_k2=16_k13=0"]))
-def test_one_engine_takes_one_padding_for_both(problem, name):
+def test_one_engine_is_wrong_for_different_paddings(problem, name):
     wrong = (
         name == "eng50"
         and problem.operation is Operation.BACKWARD_DATA

@@ -1,4 +1,4 @@
-"""Slabs in copies: the same results, nothing else written, all memory within what is stated; on host memory."""
+"""Packed calls on host memory: the same results as on the slab itself, and no other memory is written."""
 
 import ctypes
 
@@ -52,7 +52,7 @@ def test_equals_the_call_on_the_slab_itself(case, beta, data):
 
 
 @given(divided())
-def test_copies_have_no_gaps_and_are_paid_for(case):
+def test_copies_have_no_gaps_and_are_part_of_the_workspace(case):
     problem, rows = case
     part = piece_of(problem, slabs_of(problem, rows)[0]).problem
     copies = dense(part)
@@ -69,5 +69,5 @@ def test_copies_have_no_gaps_and_are_paid_for(case):
 
 
 @pytest.mark.parametrize("name", ["eng1_k2=3", "GEMM"])
-def test_other_names_are_no_copies(name):
+def test_names_without_the_suffix_are_not_packed(name):
     assert base_of(name) is None

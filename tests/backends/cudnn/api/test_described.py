@@ -1,4 +1,4 @@
-"""From what descriptors hold to a problem and back."""
+"""From the contents of descriptors to a problem and back."""
 
 from dataclasses import replace
 
@@ -43,7 +43,7 @@ def problems(draw):
         math=draw(st.sampled_from(MathMode)),
     )
     if problem.batch == 1:
-        return problem  # of a single sample the stride says nothing
+        return problem  # the batch stride of a single sample has no meaning
     gaps = st.integers(0, 7)
     return replace(
         problem,
@@ -90,7 +90,7 @@ def test_a_problem_survives_its_descriptors(problem):
 
 
 @given(problems())
-def test_equal_descriptors_ask_for_the_same_thing(problem):
+def test_equal_descriptors_describe_the_same_object(problem):
     first, again = (
         described_problem(problem.operation, *facts_of(problem)),
         described_problem(problem.operation, *facts_of(problem)),
@@ -113,7 +113,7 @@ def test_every_math_type_but_fma_allows_tf32(math_type):
 
 
 def test_one_group_of_a_larger_blob():
-    """Caffe calls the groups of AlexNet one by one: strides are those of the whole blob, channels those of a group."""
+    """Caffe computes groups of AlexNet one by one, with the strides of the whole blob and the channels of a group."""
     x = tensor_facts(0, (4, 3, 8, 9), (6 * 72, 72, 9, 1))
     y = tensor_facts(0, (4, 5, 8, 9), (10 * 72, 72, 9, 1))
     _, _, convolution, _ = facts_of(BASE)
@@ -123,7 +123,7 @@ def test_one_group_of_a_larger_blob():
 
 
 @pytest.mark.parametrize("layout", [Layout.NCHW, Layout.NHWC])
-def test_where_sizes_of_one_leave_the_layout_open_the_filters_decide(layout):
+def test_filters_decide_the_layout_if_sizes_of_one_leave_it_open(layout):
     problem = replace(BASE, spatial=(1, 1), layout=layout, x_batch_stride=0, y_batch_stride=0)
     _, w, convolution, _ = facts_of(problem)
     for strides in ((6, 1, 1, 1), (6, 1, 6, 6)):  # as cuDNN sets them for NCHW and for NHWC
@@ -167,7 +167,7 @@ INEXPRESSIBLE = {
 
 
 @pytest.mark.parametrize("case", INEXPRESSIBLE)
-def test_what_cannot_be_said_is_left_to_cudnn_with_a_reason(case):
+def test_convolutions_that_no_problem_expresses_are_left_to_cudnn_with_a_reason(case):
     facts, reason = INEXPRESSIBLE[case]
     facts = tuple(facts)
     with pytest.raises(InvalidProblemError, match=reason) as caught:

@@ -1,4 +1,4 @@
-"""ctypes on libcudnn: what is said where there is none, and the real library where there is one."""
+"""ctypes on libcudnn: the errors without it, and the real library if it is installed."""
 
 import pickle
 from array import array
@@ -47,7 +47,7 @@ def test_declarations_are_known_letters():
 
 
 @pytest.mark.parametrize("double", [False, True])
-def test_host_scalars_are_read_where_they_are(double):
+def test_host_scalars_are_read_at_their_address(double):
     scalar = HostScalar(-0.75, double=double)
     assert read_scalar(scalar.address, double=double) == -0.75
 
@@ -75,7 +75,7 @@ def test_every_declared_function_is_there(library):
         del DECLARATIONS["cudnnNoSuchFunction"]
 
 
-def test_what_is_set_is_read(library):
+def test_descriptors_return_what_was_set(library):
     descriptor = library.call("cudnnCreateTensorDescriptor")
     sizes, strides = array("i", [2, 3, 5, 7, 4]), array("i", [999, 140, 28, 4, 1])
     library.call("cudnnSetTensorNdDescriptor", descriptor, 1, 5, sizes.buffer_info()[0], strides.buffer_info()[0])
@@ -113,7 +113,7 @@ def test_a_graph_without_a_handle_is_an_error(library):
 
 @pytest.mark.parametrize("name", ["GEMM", "eng", "eng5_k2", "eng5_k2=x", "eng5_k2=1;"])
 def test_names_that_are_no_engine_configurations(name):
-    graph = OperationGraph.__new__(OperationGraph)  # names are read before anything of the graph is
+    graph = OperationGraph.__new__(OperationGraph)  # names are parsed before the graph is used
     with pytest.raises(UnsupportedProblemError, match="named like eng67_k2=19_k13=0"):
         graph._make_configuration(name)
 

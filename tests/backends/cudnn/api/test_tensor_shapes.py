@@ -1,4 +1,4 @@
-"""A problem's sizes and strides as cuDNN takes them, against the strides of NumPy arrays of that layout."""
+"""A problem's sizes and strides for cuDNN, compared with the strides of NumPy arrays."""
 
 from dataclasses import replace
 

@@ -1,4 +1,4 @@
-"""What one measurement costs, on a host and a GPU with clocks of their own."""
+"""The cost of one measurement, on a simulated host and GPU with their own clocks."""
 
 from dataclasses import replace
 from itertools import chain, cycle, repeat
@@ -20,7 +20,7 @@ PROBLEM = make_problem(batch=8)
 
 
 class Gpu(Machine):
-    """A machine whose algorithms take so many milliseconds for each sample, and as long to build as it is told."""
+    """A machine whose algorithms take some milliseconds for each sample, and some to build."""
 
     failures = (BackendError,)
     workspace_bytes = 0
@@ -76,13 +76,13 @@ def opened(monkeypatch):
         for module in (benches, call_timer):
             monkeypatch.setattr(module, "perf_counter", lambda: gpu.now / 1e3)
         bench = CudnnBench(PROBLEM, gpu, lambda size: DeviceBuffer(256, size), gpu.prepare, None, 0, gpu.build)
-        bench._check = lambda *arguments, **options: None  # what they compute is of no interest here
+        bench._check = lambda *arguments, **options: None  # these algorithms compute nothing
         return gpu, bench
 
     return open_bench
 
 
-def test_what_is_too_slow_is_launched_once(opened):
+def test_an_algorithm_that_is_too_slow_is_launched_once(opened):
     gpu, bench = opened({"FAST": 0.1, "SLOW": 10.0})
     assert bench.measure(4, algorithm("FAST"), Effort()).complete
     gpu.launched.clear()
@@ -93,8 +93,8 @@ def test_what_is_too_slow_is_launched_once(opened):
 
 
 @pytest.mark.parametrize("first", [True, False])
-def test_a_legacy_call_takes_as_long_as_the_host_at_least(opened, first):
-    stalls = [0.08] * 40 + [9.0]  # of another thread, now and then
+def test_a_legacy_call_takes_at_least_the_hosts_time(opened, first):
+    stalls = [0.08] * 40 + [9.0]  # of another thread, from time to time
     _, bench = opened({"SHORT": 0.005, "LONG": 0.05}, host_ms=stalls)
     for name in [] if first else ["SHORT", "LONG"]:
         assert bench.measure(8, algorithm(name), Effort()).complete
@@ -116,7 +116,7 @@ def test_one_sample_of_a_legacy_call_has_the_hosts_time_too(opened):
         assert gpu.launched[0] == (2, "SHORT")
 
 
-def test_after_a_pause_one_launch_does_not_tell(opened):
+def test_one_launch_after_a_pause_does_not_count(opened):
     gpu, bench = opened({"FAST": 0.1, "SLOW": 10.0})
     assert not bench.measure(4, algorithm("SLOW"), Effort(), worth_ms=0.4).complete
     assert len(gpu.launched) > 2, "clocks may be low, and are waited for"
@@ -128,7 +128,7 @@ def test_after_a_pause_one_launch_does_not_tell(opened):
     assert gpu.launched.count((2, "FAST")) > 6
 
 
-def test_building_the_next_plan_takes_none_of_a_measurements_time(opened):
+def test_building_the_next_plan_costs_a_measurement_no_time(opened):
     gpu, bench = opened({"FAST": 0.1, "OTHER": 0.1}, build_ms=200.0)
     effort = Effort(time_limit_ms=50.0)
     bench.measure(8, algorithm("FAST"), effort)
@@ -140,7 +140,7 @@ def test_building_the_next_plan_takes_none_of_a_measurements_time(opened):
     assert gpu.built[3:] == [], "it was built before"
 
 
-def test_the_gpu_does_not_wait_for_plans_of_what_is_too_slow(opened):
+def test_the_gpu_does_not_wait_for_plans_of_slow_algorithms(opened):
     rates = {"FAST": 0.1, **{f"SLOW{index}": 1.0 for index in range(20)}}
     gpu, bench = opened(rates, build_ms=3.0)
     bench.measure(4, algorithm("FAST"), Effort())
@@ -152,7 +152,7 @@ def test_the_gpu_does_not_wait_for_plans_of_what_is_too_slow(opened):
     assert gpu.launched[-20:] == [(4, each.name) for each in slow]
 
 
-def test_what_was_begun_ahead_is_timed_as_if_it_was_not(opened):
+def test_a_measurement_begun_ahead_has_the_same_time(opened):
     gpu, bench = opened({"FAST": 0.01, "OTHER": 0.03, "SLOW": 2.0})
     for name in gpu.rates:
         bench.measure(8, algorithm(name), Effort())
@@ -164,7 +164,7 @@ def test_what_was_begun_ahead_is_timed_as_if_it_was_not(opened):
         assert (found.time_ms, found.spread_ms) == pytest.approx((time_ms, 0), abs=1e-9)
 
 
-def test_what_is_begun_ahead_takes_none_of_a_measurements_time(opened):
+def test_a_measurement_begun_ahead_costs_the_current_one_no_time(opened):
     _, bench = opened({"FAST": 0.1, "OTHER": 0.1, "SLOW": 20.0})
     bench.measure(8, algorithm("FAST"), Effort())
     for name in ("OTHER", "FAST"):  # for the first time, and known from another size
@@ -185,7 +185,7 @@ def test_a_host_that_is_slow_once_spoils_no_sample(opened):
 
 
 def worthless_with(bench, ahead):
-    """Measure what is too slow after one launch, so that nothing is launched after what is begun ahead."""
+    """Measure an algorithm that is too slow after one launch, so that nothing follows the calls begun ahead."""
     bench.look_ahead(lambda: ahead)
     found = bench.measure(4, algorithm("OTHER"), Effort(), worth_ms=0.01)
     assert not found.complete
@@ -193,7 +193,7 @@ def worthless_with(bench, ahead):
 
 
 @pytest.mark.parametrize("end", ["measure", "close"])
-def test_what_was_begun_in_vain_is_waited_for(opened, end):
+def test_calls_begun_in_vain_are_waited_for(opened, end):
     gpu, bench = opened({"FAST": 0.1, "OTHER": 1.0, "SLOW": 50.0})
     bench.measure(8, algorithm("FAST"), Effort())
     worthless_with(bench, (4, algorithm("SLOW")))
@@ -230,14 +230,14 @@ def test_a_larger_workspace_takes_the_place_of_the_smaller_one(opened):
     assert len(there) == 2
 
 
-def test_what_is_announced_is_begun_to_be_built_at_its_size(opened):
+def test_an_announced_algorithm_is_built_at_its_size(opened):
     gpu, bench = opened({"FAST": 0.1})
     bench.announce(4, algorithm("FAST", compiles=True))
     assert gpu.announced == [(4, "FAST")]
     assert gpu.built == gpu.launched == []
 
 
-def test_nothing_is_begun_ahead_that_needs_more_workspace(opened):
+def test_an_algorithm_that_needs_more_workspace_is_not_begun_ahead(opened):
     gpu, bench = opened({"FAST": 0.1, "OTHER": 0.1})
     larger = replace(algorithm("OTHER"), workspace_bytes=1024)
     bench.look_ahead(lambda: (4, larger))
@@ -246,7 +246,7 @@ def test_nothing_is_begun_ahead_that_needs_more_workspace(opened):
     assert bench.measure(4, larger, Effort()).complete
 
 
-def test_what_was_made_ready_is_used_for_nothing_else(opened):
+def test_a_measurement_begun_ahead_is_used_for_no_other(opened):
     gpu, bench = opened({"FAST": 0.1, "OTHER": 0.1})
     for announced, measured in (((2, "FAST"), (4, "FAST")), ((2, "OTHER"), (2, "FAST"))):
         bench.look_ahead(lambda announced=announced: (announced[0], algorithm(announced[1])))
@@ -256,7 +256,7 @@ def test_what_was_made_ready_is_used_for_nothing_else(opened):
         assert set(gpu.launched) == {measured}
 
 
-def test_what_cannot_be_made_ready_fails_in_its_turn(opened):
+def test_an_algorithm_that_cannot_be_prepared_fails_at_its_own_measurement(opened):
     gpu, bench = opened({"FAST": 0.1})
     bench.look_ahead(lambda: (4, algorithm("BROKEN")))
     assert bench.measure(8, algorithm("FAST"), Effort()).status is MeasurementStatus.MEASURED
@@ -269,7 +269,7 @@ def test_what_cannot_be_made_ready_fails_in_its_turn(opened):
     assert gpu.built == [(8, "FAST")], "a compiler is not waited for"
 
 
-def test_nothing_is_kept_at_the_end(opened):
+def test_a_closed_bench_keeps_no_memory(opened):
     _, bench = opened({"FAST": 0.1, "OTHER": 1.0})
     bench.measure(8, algorithm("FAST"), Effort())
     worthless_with(bench, (4, algorithm("FAST")))
@@ -279,7 +279,7 @@ def test_nothing_is_kept_at_the_end(opened):
     assert bench._following is None
 
 
-def test_a_fault_of_the_gpu_may_be_of_what_was_begun_ahead(opened):
+def test_an_error_of_the_gpu_may_come_from_the_measurement_begun_ahead(opened):
     gpu, bench = opened({"FAST": 0.1, "OTHER": 0.1})
     gpu.failures = (BackendError, ArithmeticError)
     bench.measure(8, algorithm("FAST"), Effort())

@@ -1,4 +1,4 @@
-"""The GPU is held back while the host queues what is timed, and the host's stalls do not count."""
+"""The GPU is delayed while the host queues the calls that are timed, so stalls of the host do not count."""
 
 from itertools import cycle, islice
 
@@ -17,7 +17,7 @@ OFFSETS = [Offset(0), Offset(4), Offset(8)]
 
 @pytest.fixture(autouse=True)
 def clock(monkeypatch):
-    """Let the machine's clock be that of the code."""
+    """Replace the timer's clock by the machine's."""
     machines = []
     monkeypatch.setattr(call_timer, "perf_counter", lambda: machines[-1].now / 1e3)
     monkeypatch.setattr(Machine, "machines", machines)
@@ -35,7 +35,7 @@ def timer_of(machine, host_ms=0.05):
     late=st.booleans(),
     calls=st.integers(1, 8),
 )
-def test_what_is_timed_is_the_gpu(usual_ms, gpu_ms, stalls, late, calls):
+def test_times_are_those_of_the_gpu(usual_ms, gpu_ms, stalls, late, calls):
     rarely = [3.0 * (stall and index % 16 == 7) for index, stall in enumerate(stalls)]
     machine = Machine(cycle([usual_ms] if late else [usual_ms + stall for stall in rarely]), gpu_ms)
     machine.late_ms = cycle([3.0 * late, 0.0])
@@ -46,10 +46,10 @@ def test_what_is_timed_is_the_gpu(usual_ms, gpu_ms, stalls, late, calls):
 
 
 @given(loading_ms=st.floats(0.01, 20), late_ms=st.floats(0, 5), gpu_ms=st.floats(0.001, 20), busy_ms=st.floats(0, 40))
-def test_a_first_call_takes_as_long_as_it_says_at_least(loading_ms, late_ms, gpu_ms, busy_ms):
+def test_the_least_time_of_a_first_call_is_a_lower_bound(loading_ms, late_ms, gpu_ms, busy_ms):
     machine = Machine(cycle([loading_ms]), gpu_ms)
     machine.late_ms = cycle([late_ms])
-    machine.done = busy_ms  # of what was queued before
+    machine.done = busy_ms  # earlier work is done then
     least = least_ms(timer_of(machine).start(0, 1))
     assert least <= gpu_ms + 1e-9
     lost_ms = 0.0 if busy_ms > loading_ms + late_ms else min(busy_ms, loading_ms) + late_ms
@@ -63,7 +63,7 @@ def test_a_first_call_takes_as_long_as_it_says_at_least(loading_ms, late_ms, gpu
     busy_ms=st.floats(0, 5),
     calls=st.integers(1, 8),
 )
-def test_calls_that_the_gpu_did_not_wait_for_are_timed_as_they_are(host_ms, gpu_ms, busy_ms, calls):
+def test_covered_calls_have_their_exact_time(host_ms, gpu_ms, busy_ms, calls):
     machine = Machine(iter(host_ms), gpu_ms)
     machine.done = busy_ms
     timed = timer_of(machine, host_ms=0.1).start(1, calls)
@@ -75,13 +75,13 @@ def test_calls_that_the_gpu_did_not_wait_for_are_timed_as_they_are(host_ms, gpu_
     assert timed.covered or sum(host_ms) > 0.15 * calls, "it is held as long as the host was expected to take"
 
 
-def test_a_host_that_stalls_all_the_time_ends_it_nevertheless():
+def test_a_host_that_always_stalls_does_not_repeat_runs_for_ever():
     machine = Machine(cycle([10.0]), 0.1)
     assert timer_of(machine).run(1) > 0.1
     assert machine.log.count("begin") == 3
 
 
-def test_calls_go_on_from_place_to_place():
+def test_calls_step_through_the_offsets():
     machine = Machine(cycle([0.01]), 0.1)
     timer = timer_of(machine)
     timer.warm(2)
@@ -91,7 +91,7 @@ def test_calls_go_on_from_place_to_place():
     assert starts == list(islice(cycle([0, 4, 8]), 7))
 
 
-def test_the_gpu_is_never_held_for_long():
+def test_the_gpu_is_never_delayed_for_long():
     machine = Machine(iter([5.0, *[0.01] * 50]), 0.1)  # the first call loads kernels
     timer = timer_of(machine)
     timer.warm(1)
@@ -99,7 +99,7 @@ def test_the_gpu_is_never_held_for_long():
     assert all(each[1] <= 2.0 for each in machine.log if isinstance(each, tuple))
 
 
-def test_without_a_kernel_that_holds_it_other_calls_lead():
+def test_without_the_delay_kernel_other_calls_lead():
     machine = Machine(cycle([0.01]), 0.1, can_delay=False)
     timer = timer_of(machine)
     assert timer.run(2) == pytest.approx(0.1)

@@ -1,4 +1,4 @@
-"""The check of outputs, on host memory: what is right passes, what is wrong does not, on slabs of every kind."""
+"""The check of outputs on host memory: only right outputs pass, on slabs of every kind."""
 
 import ctypes
 from dataclasses import replace
@@ -35,7 +35,7 @@ PLANE = ConvolutionProblem(
 
 
 class HostCall:
-    """An algorithm of the CPU on addresses; a wrong one takes every output for a little more than it is."""
+    """An algorithm of the CPU on addresses. With a factor other than 1 its results are wrong."""
 
     workspace_bytes = 0
 
@@ -49,7 +49,7 @@ class HostCall:
 
 
 class Plain(HostCall):
-    """A legacy algorithm: it pads both sides alike, or not at all."""
+    """A legacy algorithm, which pads both sides alike."""
 
     def __init__(self, library, handle, problem, name):
         if problem.post_padding:
@@ -94,7 +94,7 @@ def plain(monkeypatch):
 
 @settings(deadline=None, max_examples=60)
 @given(divided(symmetric=True), st.integers(0, 2**32 - 1))
-def test_what_is_right_passes(case, seed):
+def test_right_outputs_pass(case, seed):
     problem, rows = case
     check, nothing = opened(problem, np.random.default_rng(seed))
     for piece in pieces(problem, rows):
@@ -103,7 +103,7 @@ def test_what_is_right_passes(case, seed):
 
 @settings(deadline=None, max_examples=60)
 @given(divided(symmetric=True), st.integers(0, 2**32 - 1), st.data())
-def test_what_is_wrong_on_some_slab_does_not_pass_because_others_are_right(case, seed, data):
+def test_an_algorithm_that_is_wrong_on_one_kind_of_slab_does_not_pass(case, seed, data):
     problem, rows = case
     check, nothing = opened(problem, np.random.default_rng(seed))
     whole, *slabs = pieces(problem, rows)
@@ -168,7 +168,7 @@ def beyond_the_taps(gradient):
 @pytest.mark.parametrize("kernel", [(1, 1), (3, 3), (5, 4)])
 @pytest.mark.parametrize("groups", [1, 2])
 @pytest.mark.parametrize("most", [1 << 20, 7])
-def test_the_host_decides_where_a_plain_gradient_of_16_bits_is_off(monkeypatch, layout, kernel, groups, most):
+def test_the_host_decides_if_a_plain_gradient_of_16_bits_has_a_large_error(monkeypatch, layout, kernel, groups, most):
     for limit in ("_MOST_READ", "_MOST_HELD"):
         monkeypatch.setattr(check_module, limit, most)
     problem = ConvolutionProblem(
@@ -203,7 +203,7 @@ def test_the_host_decides_where_a_plain_gradient_of_16_bits_is_off(monkeypatch, 
 
 
 @pytest.mark.parametrize("operation", Operation)
-def test_what_rounds_parts_of_its_sums_is_checked_at_every_size(operation):
+def test_an_algorithm_that_rounds_parts_of_its_sums_is_checked_at_every_size(operation):
     problem = replace(PLANE, operation=operation, batch=4)
     (small,), (large,) = (pieces_of(problem, size, ()) for size in (2, 4))
     check, nothing = opened(problem, np.random.default_rng())

@@ -1,4 +1,4 @@
-"""Kernels that copy what strides read, run by an interpreter: what NumPy's slices say, and nothing outside of it."""
+"""The copying kernels, run by an interpreter: they write what NumPy's slices write, and nothing else."""
 
 import struct
 from math import ceil, prod
@@ -29,7 +29,7 @@ def test_division_by_multiplication(divisor, number):
 
 
 class Interpreted:
-    """Stands for the driver: its functions are interpreted."""
+    """A driver that interprets its kernels."""
 
     memories: tuple[Memory, ...] = ()
 
@@ -48,7 +48,7 @@ def interpreted():
 
 
 def copied(walk, source, written, *, fills=True):
-    """Return an array after it was written to."""
+    """Return an array after a copy wrote to it."""
     memories = Memory(source.nbytes, 1 << 40), Memory(written.nbytes, 3 << 40)
     for memory, array in zip(memories, (source, written), strict=True):
         memory.bytes[:] = np.frombuffer(array.tobytes(), np.uint8)
@@ -58,7 +58,7 @@ def copied(walk, source, written, *, fills=True):
 
 
 def tensors(planes, sizes, steps, itemsize, seed):
-    """Return random planes, the place of what steps reach, and random dense memory for it."""
+    """Return random planes, the slices that steps reach, and random dense memory of that size."""
     rng, dtype = np.random.default_rng(seed), TYPES[itemsize]
     whole, dense = (
         rng.integers(0, 2 ** (8 * itemsize), (planes, *each), dtype=dtype) for each in (sizes, reached(sizes, steps))
@@ -97,12 +97,12 @@ def test_scattering_two_at_once(planes, sizes, steps, itemsize, seed):
 
 
 @given(SIZES, STEPS)
-def test_what_steps_reach(sizes, steps):
+def test_reached_counts_the_elements_that_steps_reach(sizes, steps):
     assert reached(sizes, steps) == np.empty(sizes)[tuple(slice(None, None, step) for step in steps)].shape
 
 
 def test_large_tensors_are_counted_in_32_bits():
-    """The last element of the largest tensor there may be, by the argument alone."""
+    """Check the last element of the largest tensor from the kernel's argument, because the tensor is too large."""
     planes, sizes, steps = 2**31 // (56 * 56) - 1, (1, 56, 56), (1, 2, 2)
     for walk in (gathering(planes, sizes, steps, 4), scattering(planes, sizes, steps, 4)):
         words = struct.unpack("<QQ24I", walk.packed(1, 2, fills=True))
@@ -111,7 +111,7 @@ def test_large_tensors_are_counted_in_32_bits():
         assert words[-4:] == walk.factors
 
 
-def test_what_the_driver_refuses_is_a_backend_error(monkeypatch):
+def test_a_launch_that_the_driver_refuses_is_a_backend_error(monkeypatch):
     def refuse(stream):
         raise OSError("CUDA error 700 from cuLaunchKernel")
 

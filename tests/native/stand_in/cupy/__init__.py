@@ -1,4 +1,4 @@
-"""As much of CuPy as the cuDNN backend uses, on host memory, with the clock of the stand-in for cuDNN."""
+"""The part of CuPy that the cuDNN backend uses, on host memory, with the clock of the stand-in for cuDNN."""
 
 import ctypes
 from types import SimpleNamespace
