@@ -1,5 +1,6 @@
 """What all tests share: a clean environment, hypothesis profiles and the recorded profile."""
 
+import logging
 import os
 from dataclasses import replace
 from pathlib import Path
@@ -23,6 +24,15 @@ def clean_environment(monkeypatch):
     for variable in [name for name in os.environ if name.startswith("UCUDNN_")]:
         monkeypatch.delenv(variable)
     monkeypatch.setenv("UCUDNN_DATABASE", database)
+
+
+@pytest.fixture(autouse=True)
+def clean_logging():
+    """Restore the logger of the package, which `python -m ucudnn.torch` sets up for its process."""
+    logger = logging.getLogger("ucudnn")
+    handlers, level, propagate = logger.handlers[:], logger.level, logger.propagate
+    yield
+    logger.handlers[:], logger.level, logger.propagate = handlers, level, propagate
 
 
 # Helpers are in modules that pytest does not collect: let it explain their assertions, too.
