@@ -1,4 +1,4 @@
-"""Shares: nothing is lost or taken twice, costs are about equal, and what belongs together stays together."""
+"""Shares: nothing is lost or taken twice, costs are about equal, and requests of one problem stay together."""
 
 import time
 from itertools import chain
@@ -32,12 +32,12 @@ def first(problems):
 
 
 @given(channels=st.lists(st.integers(1, 40), min_size=1, max_size=30), count=st.integers(1, 8))
-def test_all_is_dealt_once_and_about_evenly(channels, count):
+def test_balanced_shares_have_each_request_once_and_cost_about_the_same(channels, count):
     wanted = list(dict.fromkeys(request(2 * each) for each in channels))
     shares = balanced(wanted, count)
     assert len(shares) == count
     assert sorted(map(str, chain(*map(requests_of, shares)))) == sorted(map(str, wanted))
-    # The fullest was the emptiest when it got its last one.
+    # The costliest share was the cheapest one when it got its last group.
     assert max(map(cost, shares)) - min(map(cost, shares)) <= max(group.cost for group in chain(*shares))
     for share in shares:
         assert share == sorted(share, key=lambda group: -group.cost)
@@ -47,15 +47,15 @@ def test_all_is_dealt_once_and_about_evenly(channels, count):
     wanted=st.lists(st.tuples(st.integers(1, 40), st.sampled_from(Operation)), min_size=1, max_size=30, unique=True),
     count=st.integers(1, 8),
 )
-def test_operations_are_gathered(wanted, count):
+def test_shares_by_operation_have_few_operations_each(wanted, count):
     requests = [request(2 * channels, operation=operation) for channels, operation in wanted]
     shares = by_operation(requests, count)
     assert len(shares) == count
     assert sorted(map(str, chain(*map(requests_of, shares)))) == sorted(map(str, requests))
-    assert all(shares) == (len(requests) >= count), "nobody stands by"
+    assert all(shares) == (len(requests) >= count), "no process has nothing to do"
     for share in shares:
         assert share == sorted(share, key=lambda group: -group.cost)
-    # Where one ends, the next begins: at most that many are cut, unless somebody would have stood by.
+    # An operation is in two shares only where one share ends, unless a share would have been empty.
     kinds = [{group.problem.operation for group in share} for share in shares]
     together = sum(map(len, kinds)) <= len({operation for _, operation in wanted}) + count - 1
     assert together or shares == balanced(requests, count)
@@ -71,7 +71,7 @@ def test_networks_are_measured_by_operation():
     assert sorted(map(len, shares)) == [7, 8]
 
 
-def test_what_costs_nothing_is_somebodys():
+def test_a_request_without_cost_is_in_one_share():
     nothing = request(4, sizes=(), operation=Operation.BACKWARD_FILTER)
     for wanted in ([nothing], [request(2), nothing], [nothing, request(2), nothing]):
         for count in (1, 2, 3):
@@ -80,12 +80,12 @@ def test_what_costs_nothing_is_somebodys():
             assert set(chain(*map(requests_of, shares))) == set(wanted)
 
 
-def test_few_channels_take_as_long_as_sixteen():
+def test_few_channels_cost_as_much_as_sixteen():
     few, sixteen, many = (cost(balanced([request(1, channels=each)], 1)[0]) for each in (3, 16, 32))
     assert few == sixteen < many
 
 
-def test_what_is_small_costs_time_as_well():
+def test_small_problems_cost_time_too():
     small, large = balanced([request(2), request(4)], 2)
     assert cost(small) < 1.01 * cost(large)
 
@@ -105,7 +105,7 @@ def test_requests_of_one_problem_stay_together(limits, count):
     sizes=st.sets(st.integers(1, 8), min_size=1),
     count=st.integers(1, 6),
 )
-def test_divided_requests_have_each_size_once(wanted, sizes, count):
+def test_shares_by_size_have_each_size_once(wanted, sizes, count):
     requests = [request(2 * each, sizes=tuple(sorted(sizes)), batch=8) for each in wanted]
     shares = by_size(requests, count)
     assert len(shares) == count
@@ -116,22 +116,22 @@ def test_divided_requests_have_each_size_once(wanted, sizes, count):
         assert len(parts) == min(count, len(sizes))
 
 
-def test_a_share_has_the_cheapest_last_however_many_limits_it_has():
+def test_the_cheapest_group_is_last_however_many_limits_the_others_have():
     small = [request(2, limit_bytes=limit << 20) for limit in range(1, 20)]
     large = request(4)
     (share,) = balanced([large, *small], 1)
     shares = Partition([share, ()])
-    assert shares.ahead(1).problem == large.problem, "19 limits of the small one cost more"
+    assert shares.ahead(1).problem == large.problem, "the small problem has 19 limits, which cost more"
 
 
-def test_own_ones_come_first_then_the_cheapest_of_the_fullest_share():
+def test_own_groups_come_first_and_then_the_cheapest_of_the_fullest_share():
     a, b, c, d, e, f = (Group((request(2 * each),), each) for each in (6, 5, 4, 3, 2, 1))
     shares = Partition([(a,), (b, c), (d, e, f)])
     assert shares.ahead(0) is None
     assert shares.take(0, first) == a
     assert shares.ahead(0) == c
     assert [shares.take(2, lambda own: len(own) - 1) for _ in range(2)] == [f, e]
-    assert shares.take(1, lambda own: None) is None, "it takes nothing any more"
+    assert shares.take(1, lambda own: None) is None, "it takes no more groups"
     shares.give_back(1, a)
     assert [shares.take(0, first) for _ in range(4)] == [c, b, a, d]
     assert shares.take(0, first) is None
@@ -139,8 +139,17 @@ def test_own_ones_come_first_then_the_cheapest_of_the_fullest_share():
     assert shares.ahead(0) is None
 
 
+def test_others_take_the_last_of_groups_that_cost_the_same():
+    groups = [Group((request(2 * each),), 1) for each in (1, 2, 3)]
+    shares = Partition([groups, ()])
+    assert shares.ahead(1) == groups[2]
+    assert shares.take(0, first) == groups[0]
+    assert shares.ahead(1) == groups[2], "its owner does not take what another process has begun with"
+    assert shares.take(1, first) == groups[2]
+
+
 @pytest.mark.parametrize("own", [0, 2])
-def test_what_another_took_while_a_sharer_chose_is_chosen_anew(own):
+def test_a_process_chooses_again_if_another_took_its_choice(own):
     (groups,) = balanced([request(2 * each) for each in (6, 5, 4)], 1)
     shares = Partition([groups, ()])
     asked = []
@@ -155,13 +164,13 @@ def test_what_another_took_while_a_sharer_chose_is_chosen_anew(own):
     assert asked == ([3, 2] if own == 2 else [3])
 
 
-def test_many_threads_take_each_once():
+def test_many_threads_take_each_group_once():
     (groups,) = balanced([request(2 * each) for each in range(1, 60)], 1)
     shares = Partition([groups[index::4] for index in range(4)])
     taken = []
 
     def choose(problems):
-        time.sleep(0)  # lets the others in
+        time.sleep(0)  # lets other threads run
         return len(problems) // 2
 
     def work(index):
@@ -177,7 +186,7 @@ def test_many_threads_take_each_once():
     assert set(taken) == set(groups)
 
 
-def test_what_is_cleared_is_left_to_nobody():
+def test_a_cleared_partition_gives_nothing():
     shares = Partition(balanced([request(2), request(4)], 2))
     shares.clear()
     assert not shares

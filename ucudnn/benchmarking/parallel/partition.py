@@ -173,4 +173,5 @@ def _cost(request: Request) -> int:
 
 
 def _cheapest(share: Sequence[Group]) -> Group | None:
-    return min(share, key=attrgetter("cost"), default=None)
+    """Return the cheapest group; among equal ones the last, which its owner would take last."""
+    return min(reversed(share), key=attrgetter("cost"), default=None)
