@@ -39,12 +39,12 @@ def test_empty():
 
 
 @pytest.mark.parametrize("time_ms", [float("nan"), float("inf"), 0.0, -1.0])
-def test_a_time_that_is_none_is_named(time_ms):
+def test_the_error_names_a_time_that_makes_no_sense(time_ms):
     with pytest.raises(MeasurementError, match=f"FFT at size 4: {time_ms} ms is no time"):
         micro(4, "FFT", time_ms)
 
 
-def test_sizes_that_are_none_are_named():
+def test_the_error_names_a_size_or_workspace_that_makes_no_sense():
     with pytest.raises(MeasurementError, match="size 0 is below 1"):
         micro(0)
     with pytest.raises(MeasurementError, match="workspace of -1 bytes"):

@@ -43,7 +43,7 @@ def test_equal_divisions_differ_by_one_at_most(batch, parts):
     parts = min(parts, batch)
     large, small = -(-batch // parts), batch // parts
     assert {large, small} <= set(equal_divisions(batch))
-    count = batch - small * parts  # of the larger ones, where they differ
+    count = batch - small * parts  # the number of larger parts
     assert count * large + (parts - count) * small == batch
     assert large - small <= 1
 
@@ -55,7 +55,7 @@ def test_the_largest_size_that_fits(batch, most):
 
 
 @given(st.integers(1, 600), st.integers(1, 600))
-def test_divisions_within_a_size_need_no_more_parts_than_there_must_be(batch, most):
+def test_divisions_within_a_size_have_as_few_parts_as_possible(batch, most):
     most = min(most, batch)
     sizes = divisions_within(batch, most)
     parts = -(-batch // most)
@@ -66,14 +66,14 @@ def test_divisions_within_a_size_need_no_more_parts_than_there_must_be(batch, mo
 
 
 @given(st.integers(2, 600), st.integers(1, 16))
-def test_varied_sizes_are_near_and_complete_each_other(batch, parts):
+def test_varied_sizes_are_near_known_ones_or_their_remainders(batch, parts):
     parts = min(parts, batch)
     sizes = [batch // parts + (index < batch % parts) for index in range(parts)]
     varied = varied_sizes(batch, sizes)
     assert all(0 < size <= batch for size in varied)
     for size in sizes:
         for near in (size - 1, size + 1, size - 4, size + 4):
-            for each in (near, batch - (parts - 1) * near):  # a size, and what it leaves
+            for each in (near, batch - (parts - 1) * near):  # a size and its remainder
                 assert each in varied or not 0 < each <= batch
 
 
@@ -87,7 +87,7 @@ def test_rows_of_slabs_are_equal_divisions(policy, count, unit):
     assert list(rows) == sorted(set(rows), reverse=True)
     assert all(0 < each < count and not each % unit for each in rows)
     units = -(-count // unit)
-    assert all(each == -(-units // -(-count // each)) * unit for each in rows)  # as few rows as so many slabs need
+    assert all(each == -(-units // -(-count // each)) * unit for each in rows)  # the fewest rows for so many slabs
     if policy is BatchSizePolicy.UNDIVIDED:
         assert not rows
     elif 2 <= units <= 64:

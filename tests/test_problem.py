@@ -17,12 +17,12 @@ def test_every_field_is_covered():
 
 
 @pytest.mark.parametrize("field", DIFFERENT)
-def test_differs_on(field):
+def test_problems_differ_in_every_field(field):
     assert make_problem(**{field: DIFFERENT[field]}) != make_problem()
     assert len({make_problem(**{field: DIFFERENT[field]}), make_problem()}) == 2
 
 
-def test_defaults_written_out_make_the_same_problem():
+def test_explicit_defaults_make_the_same_problem():
     written = make_problem(
         padding=(0, 0),
         post_padding=(0, 0),
@@ -112,12 +112,12 @@ def test_output_counts_the_places_where_the_filter_fits(size, taps, padding, str
         ({"batch": True}, "batch True must be"),
     ],
 )
-def test_bad_values_are_named(overrides, message):
+def test_the_error_names_the_offending_value(overrides, message):
     with pytest.raises(InvalidProblemError, match=message):
         make_problem(**overrides)
 
 
-def test_text_says_what_differs_from_the_defaults():
+def test_the_text_has_the_fields_that_are_no_defaults():
     assert str(make_problem(groups=1)) == "Forward 8x6x9x10 * 4x6x3x2 float32 NCHW"
     assert "padding 1x0 stride 1x2 dilation 2x1 groups 2" in str(
         make_problem(padding=(1, 0), stride=(1, 2), dilation=(2, 1))
@@ -125,7 +125,7 @@ def test_text_says_what_differs_from_the_defaults():
 
 
 @given(size=st.integers(1, 64), more=st.lists(st.integers(1, 64), max_size=6), gap=st.integers(0, 3))
-def test_a_part_begins_where_its_alignment_says(size, more, gap):
+def test_a_part_is_aligned_wherever_it_may_begin(size, more, gap):
     sizes = sorted([size, *more], key=lambda each: -(each & -each))
     problem = make_problem(batch=sum(sizes), dtype=DataType.FLOAT16, x_batch_stride=540 + gap, y_batch_stride=252 + gap)
     start = 0
@@ -144,7 +144,7 @@ def test_a_pickled_problem_is_equal_in_another_process():
 
 
 @given(divisible(), st.integers(1, 300), st.integers(0, 5))
-def test_a_problem_of_another_size_is_as_if_made_anew(problem, size, gap):
+def test_a_problem_of_another_size_equals_a_new_one(problem, size, gap):
     problem = replace(problem, x_batch_stride=problem.x_sample + gap)
     for made in (problem.with_batch(size), problem.part(size)):
         anew = replace(made)
@@ -155,7 +155,7 @@ def test_a_problem_of_another_size_is_as_if_made_anew(problem, size, gap):
 
 
 @pytest.mark.parametrize("size", [0, -1, True, 2.0])
-def test_sizes_that_are_none(size):
+def test_sizes_that_make_no_sense_are_refused(size):
     with pytest.raises(InvalidProblemError, match="batch"):
         make_problem().with_batch(size)
 
@@ -173,7 +173,7 @@ def test_parts_that_cudnn_cannot_count_are_refused():
 
 
 @pytest.mark.parametrize("name", ["operation", "dtype", "layout", "math"])
-def test_kinds_must_be_members(name):
+def test_enumerations_must_be_members(name):
     with pytest.raises(InvalidProblemError, match=rf"^{name} 'Forward' is no "):
         make_problem(**{name: "Forward"})
 

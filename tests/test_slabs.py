@@ -1,4 +1,4 @@
-"""Slabs: they make up the whole, and each is a convolution of its own on views of the whole tensors."""
+"""Slabs make up the whole, and each is a convolution of its own on views of the whole tensors."""
 
 from dataclasses import replace
 from itertools import pairwise
@@ -15,12 +15,12 @@ from ucudnn.slabs import is_divisible, piece_of, row_bytes, row_count, slabs_of
 
 
 def rows_of(array, first, count):
-    """Return rows of an array that has its channels first."""
+    """Return rows of an array with channels first."""
     return array[:, :, first : first + count]
 
 
 @given(divided())
-def test_slabs_follow_each_other_and_make_up_the_whole(case):
+def test_slabs_cover_every_row_once_and_in_order(case):
     problem, rows = case
     slabs = slabs_of(problem, rows)
     assert slabs[0].first == 0
@@ -30,7 +30,7 @@ def test_slabs_follow_each_other_and_make_up_the_whole(case):
 
 
 @given(divided(), st.integers(0, 2**32 - 1))
-def test_slabs_compute_what_the_whole_does(case, seed):
+def test_slabs_compute_the_same_as_the_whole(case, seed):
     problem, rows = case
     rng = np.random.default_rng(seed)
     plain = replace(problem, layout=Layout.channels_first(len(problem.spatial)))
@@ -56,7 +56,7 @@ def test_slabs_compute_what_the_whole_does(case, seed):
 
 
 @given(divided())
-def test_only_what_differs_is_another_problem(case):
+def test_slabs_within_the_volume_are_the_same_problem(case):
     problem, rows = case
     pieces = [piece_of(problem, slab) for slab in slabs_of(problem, rows)]
     inner = [
@@ -100,12 +100,12 @@ def test_strides_are_those_of_the_whole(case):
     [
         ({}, True),
         ({"kernel": (1, 3), "padding": (0, 1)}, True),
-        ({"kernel": (1, 3), "padding": (1, 1)}, False),  # the first row of y meets padding alone
+        ({"kernel": (1, 3), "padding": (1, 1)}, False),  # the first row of y depends on padding only
         ({"spatial": (3, 9), "padding": (0, 1)}, False),  # one row of y
         ({"padding": (0, 1), "post_padding": (3, 1)}, False),
     ],
 )
-def test_what_is_divisible(changes, expected):
+def test_a_problem_is_divisible_if_every_row_depends_on_the_volume(changes, expected):
     values = {"spatial": (9, 9), "kernel": (3, 3), "padding": (1, 1)} | changes
     problem = ConvolutionProblem(operation=Operation.FORWARD, batch=1, channels=2, filters=2, **values)
     assert is_divisible(problem) is expected

@@ -20,12 +20,12 @@ from ucudnn.units import exact_bytes, format_bytes, format_ms, parse_bytes
         (4096, 4096),
     ],
 )
-def test_reads_what_people_write(text, size):
+def test_sizes_are_read_as_people_write_them(text, size):
     assert parse_bytes(text) == size
 
 
 @pytest.mark.parametrize("bad", ["", "MiB", "-1", "64 MoB", "1e9", "0.3", "nan", "1.0000001KiB", -1, True, 1.5, None])
-def test_refuses_the_rest_and_says_what_it_reads(bad):
+def test_other_texts_are_refused_and_the_error_lists_the_forms(bad):
     with pytest.raises(InvalidSizeError, match=r"64MiB, 1\.5 GiB") as caught:
         parse_bytes(bad)
     assert str(bad) in str(caught.value)

@@ -1,4 +1,4 @@
-"""Policy `adaptive` on what a GPU measured at all sizes: near the best of them, ahead of powers of two, for less."""
+"""The policy `adaptive` on recorded times of all sizes: nearly as fast as `all`, and faster than powers of two."""
 
 import json
 from bisect import bisect_left
@@ -23,10 +23,10 @@ GPU_NOISE = 0.06  # of a sample, as on a GPU at steady clocks
 
 
 class Recorded(Backend, Bench):
-    """AlexNet's kernels with the times that an H200 took at the sizes at which policy `all` measured them.
+    """AlexNet's kernels with the times of an H200, at the sizes that the policy `all` measured.
 
-    What it left out, for it could not matter, takes what lies between the sizes next to it. Samples are never below
-    that, as on a machine that does other things now and then.
+    Sizes that `all` left out get times between those of their neighbors. Noise makes samples only slower, as on a
+    machine that does other things now and then.
     """
 
     name = "recorded"
@@ -80,7 +80,7 @@ class Recorded(Backend, Bench):
 
 
 def between(rows, size):
-    """Return what lies between known sizes on a straight line, and in proportion beyond them."""
+    """Interpolate between known sizes, and scale in proportion beyond them."""
     index = bisect_left(rows, (size,))
     if index < len(rows) and rows[index][0] == size:
         return rows[index][1]
@@ -93,7 +93,7 @@ def between(rows, size):
 
 @pytest.fixture
 def plan(monkeypatch):
-    """Return what plans AlexNet: its time by what was recorded, and how many measurements that took."""
+    """Return a function that plans AlexNet, and returns the recorded time and the number of measurements."""
     monkeypatch.setattr("ucudnn.benchmarking.benchmark.ComputeBackend", Recorded)
     seed = Random().getrandbits(32)
 

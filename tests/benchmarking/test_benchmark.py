@@ -1,4 +1,4 @@
-"""The benchmark's bookkeeping, on backends whose answers are known; what backends measure is tested with them."""
+"""What a benchmark measures and remembers, on backends whose times are known."""
 
 import logging
 from dataclasses import replace
@@ -22,7 +22,7 @@ def request(problem, sizes, limit, **options):
 
 
 class LinearBackend(CountingBackend):
-    """What needs no bound on time to be pruned, for its algorithms take what they take at every size."""
+    """Algorithms whose time has a constant part and a part for each sample, so that the bounds hold exactly."""
 
     def __init__(self, sizes=None):
         super().__init__({"SLOW": 0, "FAST": 10, "LARGE": 100, "BROKEN": 1})
@@ -76,7 +76,7 @@ def test_measures_nothing_twice(backend):
 
 
 class AskingBackend(CountingBackend):
-    """Asks, in each measurement, what comes after it."""
+    """Asks in each measurement for the next one."""
 
     def __init__(self, workspaces):
         super().__init__(workspaces)
@@ -84,7 +84,7 @@ class AskingBackend(CountingBackend):
         self.told = []
 
     def look_ahead(self, following):
-        assert self.following is None, "asked once, for each measurement anew"
+        assert self.following is None, "it is asked once for each measurement"
         self.following = following
 
     def measure(self, size, algorithm, effort, worth_ms=float("inf"), slabs=()):
@@ -94,7 +94,7 @@ class AskingBackend(CountingBackend):
 
 
 class LinearAskingBackend(AskingBackend):
-    """The same, where what is measured decides what is measured next."""
+    """The same with times that decide what is measured next."""
 
     def __init__(self):
         super().__init__({"SLOW": 0, "FAST": 10, "LARGE": 100})
@@ -108,7 +108,7 @@ class LinearAskingBackend(AskingBackend):
 
 @pytest.mark.parametrize("whole", [False, True])
 @pytest.mark.parametrize("sizes", [(1, 2, 4, 8), (1, 2, 4, 5, 8), tuple(range(1, 9))])
-def test_looking_ahead_changes_nothing_that_matters(monkeypatch, sizes, whole):
+def test_looking_ahead_changes_no_measurement_and_no_plan(monkeypatch, sizes, whole):
     wanted = request(make_problem(batch=8), sizes, 4000, whole=whole)
     found = []
     for asks in (True, False):
@@ -124,7 +124,7 @@ def test_looking_ahead_changes_nothing_that_matters(monkeypatch, sizes, whole):
     assert found[0][1] == found[1][1]
 
 
-def test_an_error_in_what_comes_next_is_not_of_what_is_measured():
+def test_an_error_in_the_look_ahead_does_not_spoil_the_present_measurement():
     class Breaking(AskingBackend):
         def algorithm(self, problem, name):
             if name == "OTHER" and problem.batch == 4:
@@ -143,7 +143,7 @@ def test_an_error_in_what_comes_next_is_not_of_what_is_measured():
 
 
 @pytest.mark.parametrize("limit_bytes", [0, 400, 1000])
-def test_what_is_measured_next_is_known_before(limit_bytes):
+def test_the_next_measurement_is_known_in_advance(limit_bytes):
     backend = AskingBackend({"SMALL": 0, "LARGE": 100, "OTHER": 80})
     Benchmark(backend).micro_configurations(request(make_problem(), (1, 4, 8), limit_bytes))
     plain = CountingBackend({"SMALL": 0, "LARGE": 100, "OTHER": 80})
@@ -169,20 +169,20 @@ class CompilingBackend(LinearBackend):
         self.announced.append((part, algorithm.name))
 
 
-def test_a_compiler_begins_while_others_are_measured_at_a_size(monkeypatch):
+def test_a_compiler_begins_while_other_algorithms_are_measured(monkeypatch):
     monkeypatch.setattr("ucudnn.benchmarking.benchmark.ComputeBackend", CompilingBackend)
     backend = CompilingBackend()
     Benchmark(backend).micro_configurations(request(make_problem(batch=16), (1, 2, 4, 8, 16), 100))
     compiled = [each for each in backend.measured if each[1] == "FAST"]
     assert {part.batch for part, _ in compiled} <= {1, 2, 4, 8}, "it does not fit at 16"
-    # At the first size, nothing is known yet of what needs one.
+    # At the first size, it is not known yet which algorithms have to be compiled.
     assert {*compiled} - {*backend.announced} <= {compiled[0]}
     for part, name in compiled[1:]:
         at = [each for each, (other, _) in enumerate(backend.measured) if other == part]
         assert backend.measured[at[-1]] == (part, name), "it comes last"
 
 
-def test_a_compiler_begins_with_nothing_that_a_round_has_not(monkeypatch):
+def test_a_compiler_begins_only_with_algorithms_of_the_round(monkeypatch):
     rounds = [
         Round((16, 8, 4), ("SLOW", "FAST"), True),
         Round((6,), ("SLOW",), True),
@@ -197,7 +197,7 @@ def test_a_compiler_begins_with_nothing_that_a_round_has_not(monkeypatch):
     assert backend.announced
 
 
-def test_what_waits_for_a_compiler_is_measured_after_the_others():
+def test_a_problem_that_waits_for_a_compiler_comes_after_the_others():
     class Waiting(CountingBackend):
         begun, checks = (), 0
 
@@ -217,7 +217,7 @@ def test_what_waits_for_a_compiler_is_measured_after_the_others():
     never = Waiting({"SMALL": 0})
     never.is_ready = lambda problem: False
     Benchmark(never).explore(wanted)
-    assert [part.batch for part, _ in never.measured] == [8, 6, 4, 2], "then they are waited for, in their order"
+    assert [part.batch for part, _ in never.measured] == [8, 6, 4, 2], "if all have to wait, they keep their order"
 
 
 def test_a_failed_algorithm_is_logged_and_left_out(backend, caplog):
@@ -228,7 +228,7 @@ def test_a_failed_algorithm_is_logged_and_left_out(backend, caplog):
     assert "it is broken" in caplog.text
 
 
-def test_tells_how_far_it_is(computing):
+def test_the_listener_hears_the_progress(computing):
     told = []
     problem = make_problem()
     Benchmark(computing, listener=told.append).micro_configurations(request(problem, (4, 8), 1000))
@@ -242,20 +242,20 @@ def test_least_workspace_is_that_of_the_smallest_configuration():
     benchmark = Benchmark(CountingBackend({"A": 100, "B": 70}))
     problem = make_problem(batch=12)
     assert benchmark.least_workspace(request(problem, (4, 8, 12), 0)) == 280
-    assert benchmark.least_workspace(request(problem, (8, 12), 0)) == 840  # eights alone do not make twelve
+    assert benchmark.least_workspace(request(problem, (8, 12), 0)) == 840  # eights alone do not add up to twelve
     assert benchmark.least_workspace(request(problem, (8,), 0)) is None
 
 
 @pytest.fixture
 def computing(monkeypatch):
-    """Return a backend that the benchmark takes for one that computes: bounds are used where measuring takes time."""
+    """Return a backend that counts as one that computes, so that bounds are used."""
     monkeypatch.setattr("ucudnn.benchmarking.benchmark.ComputeBackend", LinearBackend)
     return LinearBackend()
 
 
 @pytest.mark.parametrize("sizes", [(1, 2, 4, 8), (1, 2, 4, 5, 8), tuple(range(1, 9))])
 @pytest.mark.parametrize("limit", [0, 40, 400, 4000])
-def test_what_cannot_matter_is_not_measured(computing, sizes, limit):
+def test_micro_configurations_that_cannot_matter_are_not_measured(computing, sizes, limit):
     problem = make_problem(batch=8)
     whole, fastest = (Benchmark(computing), Benchmark(computing))
     every = Benchmark(LinearBackend(), exhaustive=True).micro_configurations(request(problem, sizes, limit))
@@ -273,7 +273,7 @@ def test_what_cannot_matter_is_not_measured(computing, sizes, limit):
     assert min(micro.time_ms for micro in found if micro.size == 8) == min(undivided)
 
 
-def test_a_size_that_nothing_computes_does_not_stop_the_others(computing):
+def test_a_size_without_algorithms_does_not_stop_the_others(computing):
     computing.unsupported = {8}
     found = Benchmark(computing).micro_configurations(request(make_problem(), (1, 2, 4, 8), 4000))
     assert {each.size for each in found} == {1, 2, 4}
@@ -282,7 +282,7 @@ def test_a_size_that_nothing_computes_does_not_stop_the_others(computing):
         Benchmark(computing).micro_configurations(request(make_problem(), (1, 2, 4, 8), 4000))
 
 
-def test_what_is_discarded_makes_room_for_what_it_outdid(computing):
+def test_discarding_an_algorithm_brings_back_those_that_it_outdid(computing):
     problem = make_problem(batch=8)
     benchmark = Benchmark(computing)
     wanted = request(problem, (1, 2, 4, 8), 4000, whole=False)
@@ -292,7 +292,7 @@ def test_what_is_discarded_makes_room_for_what_it_outdid(computing):
     assert "LARGE" not in {each.algorithm for each in benchmark.known_micro_configurations(wanted)}
 
 
-def test_what_was_cut_short_is_measured_again_where_it_matters(computing):
+def test_an_incomplete_measurement_is_repeated_if_it_matters(computing):
     problem = make_problem(batch=8)
     benchmark = Benchmark(computing)
     measure = LinearBackend.measure
@@ -313,10 +313,10 @@ def test_what_was_cut_short_is_measured_again_where_it_matters(computing):
 
 
 @pytest.mark.parametrize("whole", [False, True])
-def test_the_least_time_of_what_was_cut_short_is_no_time(computing, whole):
+def test_the_lower_bound_of_an_incomplete_measurement_is_not_its_time(computing, whole):
     computing.workspaces = {"LARGE": 100, "FAST": 10, "SLOW": 0}
     computing.times = {"SLOW": (0.0, 3.0), "FAST": (0.0, 2.0), "LARGE": (0.0, 0.2)}
-    least = {"SLOW": 1.0, "FAST": 1.9}  # of SLOW, much of the first launch was not seen
+    least = {"SLOW": 1.0, "FAST": 1.9}  # much of the first launch of SLOW was not measured
     problem = make_problem(batch=8)
     measure = LinearBackend.measure
 
@@ -332,7 +332,7 @@ def test_the_least_time_of_what_was_cut_short_is_no_time(computing, whole):
     sizes = (1, 2, 4, 8)
     benchmark.micro_configurations(request(problem, sizes, 4000, whole=False))
     known = benchmark.known_micro_configurations(request(problem, sizes, 4000))
-    assert {micro.algorithm for micro in known} == {"LARGE"}, "there is what was measured in full"
+    assert {micro.algorithm for micro in known} == {"LARGE"}, "only LARGE was measured completely"
     narrow = benchmark.micro_configurations(request(problem, sizes, 80, whole=whole))
     best = desirable_set(narrow, 8)[-1]
     assert {part.algorithm for part in best.parts} == {"FAST"}
@@ -344,7 +344,7 @@ def test_the_least_time_of_what_was_cut_short_is_no_time(computing, whole):
 def test_adaptive_finds_the_largest_size_that_fits(computing):
     problem = make_problem(batch=100)
     first = tuple(range(1, 101))
-    # LARGE needs 100 bytes a sample: 33 fit into 3300 bytes, and no power of two or equal division comes near.
+    # LARGE needs 100 bytes for each sample, so 33 samples fit. No power of two or equal division is near that.
     benchmark = Benchmark(computing)
     sizes = (1, 2, 4, 8, 16, 32, 64, 100, 50, 34, 33, 25, 20)
     found = benchmark.micro_configurations(request(problem, tuple(sorted(sizes)), 3700, whole=False, adaptive=True))
@@ -355,7 +355,7 @@ def test_adaptive_finds_the_largest_size_that_fits(computing):
     assert len({each.size for each in found}) < 70
 
 
-def test_on_numpy_bounds_keep_the_best(monkeypatch):
+def test_bounds_keep_the_best_on_numpy(monkeypatch):
     backend = CpuBackend()
     problem = make_problem(batch=16)
     effort = {"sizes": (1, 2, 4, 8, 16), "limit": 2**22}

@@ -1,4 +1,4 @@
-"""Recording: profiles from measurements, and back to plans."""
+"""Recording a profile, and planning from it."""
 
 from contextlib import contextmanager
 from dataclasses import replace
@@ -37,7 +37,7 @@ def network(tmp_path_factory):
     return load_network(str(path))
 
 
-def test_what_is_recorded_is_planned_from(network, tmp_path):
+def test_a_recorded_network_is_planned_from_its_profile(network, tmp_path):
     requests = record_requests(network, [Variant(), Variant(dtype=DataType.FLOAT64)], BatchSizePolicy.POWER_OF_TWO)
     assert len(requests) == 12
     benchmark = Benchmark(CpuBackend(), effort=QUICK, exhaustive=True)
@@ -55,7 +55,7 @@ def test_what_is_recorded_is_planned_from(network, tmp_path):
     assert again.time_ms == pytest.approx(live.time_ms)
 
 
-def test_adaptive_plans_from_what_was_recorded(network):
+def test_adaptive_plans_from_a_profile_of_powers_of_two(network):
     benchmark = Benchmark(CpuBackend(), effort=QUICK, exhaustive=True)
     requests = record_requests(network, [Variant()], BatchSizePolicy.POWER_OF_TWO)
     replay = ReplayBackend(record("small", requests, benchmark))
@@ -84,7 +84,7 @@ records = st.lists(
 
 
 @given(records, st.integers(0, 3), st.booleans(), st.booleans(), st.sampled_from(["graph", "legacy"]))
-def test_nothing_that_a_plan_may_want_is_left_out(given_records, limit, deterministic, fma, api):
+def test_a_profile_leaves_out_nothing_that_a_plan_may_choose(given_records, limit, deterministic, fma, api):
     def best(of):
         times = [
             record.time_ms
@@ -102,7 +102,7 @@ def test_nothing_that_a_plan_may_want_is_left_out(given_records, limit, determin
 
 
 class LinearBackend(Backend, Bench):
-    """Algorithms of known workspace and time, each with a fixed part and one for each sample."""
+    """Algorithms whose workspace and time have a constant part and a part for each sample."""
 
     name = "linear"
 
@@ -142,7 +142,7 @@ linear = st.tuples(
 
 
 @given(st.lists(linear, min_size=1, max_size=8), st.booleans())
-def test_what_was_recorded_of_one_mini_batch_serves_smaller_ones_and_deterministic_plans(algorithms, deterministic):
+def test_a_recorded_mini_batch_serves_smaller_ones_and_deterministic_plans(algorithms, deterministic):
     backend = LinearBackend(algorithms)
     sizes = (1, 2, 4, 8)
     wanted = Request(problem=make_problem(batch=8), sizes=sizes, limit_bytes=1 << 50, apart=True)

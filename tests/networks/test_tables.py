@@ -14,25 +14,25 @@ PUBLISHED = {
     "vgg16": 15347,
     "resnet18": 1814,
     "resnet50": 4087,
-    "densenet121": 2834 - 1024 * 1000 / 1e6,  # torchvision's figures have the last, fully connected layer too
+    "densenet121": 2834 - 1024 * 1000 / 1e6,  # torchvision's figures include the fully connected layer
     "inception3": 5713 - 2048 * 1000 / 1e6,
 }
 LAYERS = {"alexnet": 5, "vgg16": 13, "resnet18": 20, "resnet50": 53, "densenet121": 120, "inception3": 94}
 DEEPBENCH = Path(__file__).parents[2] / "bench" / "data" / "deepbench.csv"
 
 
-def test_published_figures_are_there_for_every_network():
+def test_every_network_is_compared_with_published_figures():
     assert set(PUBLISHED) == set(LAYERS) == set(NETWORKS) - {"unet3d"}
 
 
-def test_the_unet_hangs_together():
+def test_the_channels_and_sizes_of_the_unet_fit_together():
     network = load_network("unet3d")
     before = 1
     skipped = {}
     for layer in network.layers:
         problem = layer.forward
         stage, _, last = layer.name.partition(".")
-        if stage.startswith("dec") and last == "conv1":  # what came up, beside what was left on the way down
+        if stage.startswith("dec") and last == "conv1":  # the input is joined with the output of the encoder
             before += skipped[f"enc{stage[3:]}"]
         assert problem.channels == before
         assert problem.output == problem.spatial == (problem.spatial[0],) * 3
@@ -41,11 +41,11 @@ def test_the_unet_hangs_together():
     assert [layer.forward.spatial[0] for layer in network.layers[::2]] == [64, 32, 16, 8, 16, 32, 64, 64]
 
 
-def test_the_blocks_of_densenet_hang_together():
+def test_the_channels_and_sizes_of_densenet_fit_together():
     stem, *layers = load_network("densenet121").layers
     assert stem.forward.output == (112, 112)
     channels, size = stem.forward.filters, (56, 56)
-    grown = {}  # of each block how many layers add channels, and how many write them
+    grown = {}  # for each block, how many layers add channels, and how many there are
     halved = []
     for layer in layers:
         problem = layer.forward
@@ -77,11 +77,11 @@ def test_layers_of_equal_shape_are_joined_unless_branches_need_them():
 
 
 def pooled(size):
-    """Return the size after pooling, or a convolution, of 3 x 3 with a stride of 2."""
+    """Return the size after a pooling or a convolution of 3 x 3 with a stride of 2."""
     return (size[0] - 1) // 2, (size[1] - 1) // 2
 
 
-def test_the_stem_of_inception_hangs_together():
+def test_the_channels_and_sizes_of_inceptions_stem_fit_together():
     network = load_network("inception3")
     grouped = {name for group in network.groups for branch in group for name in branch}
     stem = [layer.forward for layer in network.layers if layer.name not in grouped]
@@ -107,10 +107,10 @@ def test_groups_name_each_layer_once():
     assert [len(group) for group in inception.groups] == [4, 4, 4, 2, 4, 4, 4, 4, 2, 4, 4]
 
 
-def test_the_modules_of_inception_hang_together():
+def test_the_channels_and_sizes_of_inceptions_modules_fit_together():
     network = load_network("inception3")
     problems = {layer.name: layer.forward for layer in network.layers}
-    expected = None  # channels and sizes that the next module gets
+    expected = None  # channels and size of the next module's input
     for group in network.groups:
         given = problems[group[0][0]].channels, problems[group[0][0]].spatial
         assert given == (expected or given)
@@ -121,12 +121,12 @@ def test_the_modules_of_inception_hang_together():
             for name in branch:
                 problem = problems[name]
                 assert (problem.channels, problem.spatial) == (channels, size)
-                if name.endswith(("a", "b")):  # the halves read the same tensor, and what they write is put together
+                if name.endswith(("a", "b")):  # both halves read the same tensor, and their outputs are joined
                     halves += problem.filters
                 else:
                     channels, size = problem.filters, problem.output
             outputs.append((halves or channels, size))
-        if size != given[1]:  # the branch without a convolution: a pooling that keeps all channels
+        if size != given[1]:  # a pooling branch without a convolution keeps all channels
             outputs.append((given[0], pooled(given[1])))
         assert len({size for _, size in outputs}) == 1
         expected = sum(channels for channels, _ in outputs), size
@@ -140,14 +140,14 @@ def test_the_wide_kernels_of_inception_keep_the_size():
 
 
 @pytest.mark.parametrize("name", sorted(PUBLISHED))
-def test_networks_are_what_their_names_say(name):
+def test_networks_have_the_published_numbers_of_weights_and_multiplications(name):
     network = load_network(name, 1)
     assert sum(layer.count for layer in network.layers) == LAYERS[name]
     million = sum(layer.forward.multiplications * layer.count for layer in network.layers) / 1e6
     assert million == pytest.approx(PUBLISHED[name], rel=0.01)
 
 
-def test_batch_defaults_to_the_papers():
+def test_the_default_mini_batch_is_the_papers():
     assert {name: load_network(name).batch for name in NETWORKS} == {
         "alexnet": 256,
         "vgg16": 64,

@@ -1,4 +1,4 @@
-"""Variants: which there are, and what they make of problems and networks."""
+"""Variants of problems and networks."""
 
 from dataclasses import replace
 
@@ -10,7 +10,7 @@ from ucudnn.networks.variants import Variant, variants
 from ucudnn.problem import DataType, Layout, MathMode
 
 
-def test_variants_are_all_that_differ():
+def test_variants_are_all_different_combinations():
     assert variants(None, None, None) == [Variant()]
     found = variants(["float32", "float16"], ["tf32", "fma"], ["first", "last"])
     assert len(found) == len(set(found)) == 6
@@ -21,13 +21,13 @@ def test_variants_are_all_that_differ():
         variants(["int8"], None, None)
 
 
-def test_a_variant_has_its_layout():
+def test_a_variant_sets_the_layout():
     problem = load_network("unet3d").kernels()[0].problem
     assert Variant(channels_last=True).of(problem).layout is Layout.NDHWC
     assert Variant().of(replace(problem, math=MathMode.FMA)) == problem
 
 
-def test_a_network_has_the_variant_in_every_kernel():
+def test_a_variant_of_a_network_changes_every_kernel():
     variant = Variant(dtype=DataType.FLOAT16, channels_last=True)
     plain, network = load_network("resnet18"), variant.of_network(load_network("resnet18"))
     assert [kernel.count for kernel in network.kernels()] == [kernel.count for kernel in plain.kernels()]

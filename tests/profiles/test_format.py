@@ -42,7 +42,7 @@ def make_profile():
 
 
 @pytest.mark.parametrize("name", ["profile.json", "profile.json.gz"])
-def test_what_is_saved_is_loaded(tmp_path, name):
+def test_a_loaded_profile_equals_the_saved_one(tmp_path, name):
     path = tmp_path / name
     save_profile(make_profile(), path)
     loaded = load_profile(str(path))
@@ -50,12 +50,12 @@ def test_what_is_saved_is_loaded(tmp_path, name):
     assert loaded.conditions == make_profile().conditions
 
 
-def test_gzip_is_used_where_the_name_says_so(tmp_path):
+def test_a_profile_whose_name_ends_in_gz_is_compressed(tmp_path):
     save_profile(make_profile(), tmp_path / "profile.json.gz")
     assert (tmp_path / "profile.json.gz").read_bytes().startswith(b"\x1f\x8b")
 
 
-def test_h200_is_the_table_of_measurements(h200):
+def test_the_profile_of_the_tests_has_every_measurement(h200):
     rows = [record for recording in h200.recordings.values() for records in recording.values() for record in records]
     assert len(rows) == 31877
     assert set(h200.recordings) == {"alexnet", "resnet18", "resnet50"}
@@ -63,7 +63,7 @@ def test_h200_is_the_table_of_measurements(h200):
 
 
 @pytest.mark.parametrize("network", ["alexnet", "vgg16", "resnet18", "resnet50", "unet3d"])
-def test_the_shipped_profile_has_what_plans_of_its_networks_want(network):
+def test_the_shipped_profile_has_configurations_for_every_kernel_of_its_networks(network):
     shipped = load_profile("h200")
     assert shipped.conditions["device"] == "NVIDIA H200"
     assert set(shipped.recordings) == {"alexnet", "vgg16", "resnet18", "resnet50", "unet3d", "inception3"}
@@ -128,14 +128,14 @@ def test_a_damaged_profile_is_refused_by_name(tmp_path, change, message):
 
 
 @pytest.mark.parametrize("content", [b"", b"\x1f\x8b\x08\x00cut off", b"[1, 2]", b"{", b"\xff\xfe"])
-def test_what_is_no_profile_is_refused(tmp_path, content):
+def test_a_file_that_is_no_profile_is_refused(tmp_path, content):
     path = tmp_path / "profile.json"
     path.write_bytes(content)
     with pytest.raises(ProfileError, match=r"profile\.json"):
         load_profile(str(path))
 
 
-def test_an_unknown_name_lists_what_ships():
+def test_the_error_for_an_unknown_name_lists_the_shipped_profiles():
     with pytest.raises(ProfileError, match=r"profile 'b200' is neither a file nor one that ships with ucudnn: .*h200"):
         load_profile("b200")
 

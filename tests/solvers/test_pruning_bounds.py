@@ -1,4 +1,4 @@
-"""The search's bounds against what was recorded on an H200: what they leave out was in no desirable set."""
+"""The bounds on recorded times of an H200: what they leave out is in no desirable set."""
 
 import pytest
 
@@ -8,8 +8,8 @@ from ucudnn.solvers.desirable import desirable_set
 
 @pytest.mark.parametrize("network", ["alexnet", "resnet18", "resnet50"])
 @pytest.mark.parametrize("limit", [8, 64, 4096])
-def test_bounds_lose_nothing_of_what_was_recorded(recorded, network, limit):
-    """Replay the order of measuring on recorded times: what bounds leave out was in no desirable set."""
+def test_bounds_lose_nothing_of_the_recorded_fronts(recorded, network, limit):
+    """Replay the order of the measurements on recorded times."""
     lost = kept = total = 0
     for kernel, measured in recorded(network):
         batch = kernel.problem.batch

@@ -1,4 +1,4 @@
-"""A backend whose measurements are known, and counted."""
+"""A backend whose times are known, and whose measurements are counted."""
 
 from contextlib import contextmanager
 
@@ -7,7 +7,7 @@ from ucudnn.profiles.measurement import Algorithm, Measurement
 
 
 class CountingBackend(Backend, Bench):
-    """Counts what is measured; BROKEN fails, the others take size + index milliseconds."""
+    """Remembers what is measured. BROKEN fails; the other algorithms take size + 1 milliseconds."""
 
     name = "counting"
 

@@ -1,9 +1,9 @@
-"""A process that measures on NumPy and keeps the results, for tests of many processes on one database.
+"""A process that measures on NumPy and saves the measurements, for tests of many processes on one database.
 
     python -m tests.support.database_worker DATABASE LOG SEED SECONDS [victim]
 
-Every batch that is committed is then written to LOG, one line each. A victim announces its last batch when it is
-written but not committed, and waits to be killed.
+It writes a line to LOG after each commit. A victim prints a line when its last transaction is written but not
+committed, and waits to be killed.
 """
 
 import os

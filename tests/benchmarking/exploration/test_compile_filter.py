@@ -1,4 +1,4 @@
-"""What takes a compiler's time and was far behind elsewhere is left out, and nothing besides."""
+"""Engines that were far behind in other problems are not compiled, and all others are."""
 
 from dataclasses import replace
 from math import inf
@@ -24,14 +24,14 @@ def wanted(channels=3, limit=LIMIT, whole=False, **options):
 
 
 def known_of(*ratios, limit=LIMIT, name="eng19_k2=1"):
-    """Return what is known once an engine took so much in so many problems."""
+    """Return a filter that learned these ratios of an engine, each from another problem."""
     known = CompileFilter()
     for channels, ratio in enumerate(ratios, 1):
         known.add(wanted(channels, limit), name, ratio)
     return known
 
 
-def test_two_problems_tell():
+def test_two_problems_are_enough_to_leave_out_an_engine():
     assert CompileFilter().admits(wanted(), "eng19")
     assert known_of(90.0).admits(wanted(), "eng19")
     for name in ("eng19_k2=1", "eng19_k2=7_k3=0", "eng19+packed"):
@@ -41,7 +41,7 @@ def test_two_problems_tell():
     assert known_of(90.0, FAR, FAR - 0.1).admits(wanted(), "eng19"), "it was near once"
 
 
-def test_one_problem_counts_once_and_by_its_best_size():
+def test_each_problem_counts_once_with_its_best_size():
     known = CompileFilter()
     for ratio in (90.0, 50.0, 4.0):
         known.add(wanted(), "eng19", ratio)
@@ -53,7 +53,7 @@ def test_one_problem_counts_once_and_by_its_best_size():
 
 
 @given(st.floats(0.1, 200), st.floats(0.1, 200), st.integers(0, 2000), st.integers(0, 2000))
-def test_what_is_far_behind_within_a_limit_may_be_needed_within_a_smaller_one(one, other, limit, asked):
+def test_an_engine_that_is_far_behind_may_be_needed_within_a_smaller_limit(one, other, limit, asked):
     admits = known_of(one, other, limit=limit).admits(wanted(limit=asked), "eng19")
     assert admits == (asked < limit or min(one, other) < FAR)
 
@@ -77,7 +77,7 @@ OTHERS = [
 
 
 @pytest.mark.parametrize("options", OTHERS, ids=lambda each: "-".join(each))
-def test_other_kinds_are_tried_for_themselves(options):
+def test_other_kinds_of_problems_have_to_learn_by_themselves(options):
     known = known_of(90.0, 90.0)
     assert not known.admits(wanted(7), "eng19")
     assert known.admits(wanted(**options), "eng19")
@@ -91,7 +91,7 @@ def test_depthwise_is_a_kind_of_its_own():
     assert known.admits(wanted(8, groups=8, filters=8), "eng19")
 
 
-def test_of_whole_desirable_sets_nothing_is_learned():
+def test_whole_desirable_sets_teach_nothing():
     known = CompileFilter()
     for channels in range(1, 5):
         known.add(wanted(channels, whole=True), "eng19", 90.0)
@@ -100,7 +100,7 @@ def test_of_whole_desirable_sets_nothing_is_learned():
 
 
 class Compiling(CountingBackend):
-    """eng19 needs a compiler; times and workspaces for each sample are those of `rates` and `needs`, by problem."""
+    """eng19 has to be compiled. `rates` and `needs` give the time and the workspace of a sample for each problem."""
 
     def __init__(self):
         super().__init__({})
@@ -146,7 +146,7 @@ def backend(monkeypatch):
     ("slow", "exhaustive", "compiles", "count"),
     [(9.0, False, True, 2), (9.0, True, True, 6), (1.5, False, True, 6), (9.0, False, False, 6)],
 )
-def test_what_is_hopeless_is_not_compiled_any_more(backend, slow, exhaustive, compiles, count):
+def test_a_hopeless_engine_is_no_longer_compiled(backend, slow, exhaustive, compiles, count):
     backend.rates[SLOW] = lambda problem: slow
     backend.compiled = {SLOW} if compiles else set()
     benchmark = Benchmark(backend, exhaustive=exhaustive)
@@ -157,10 +157,10 @@ def test_what_is_hopeless_is_not_compiled_any_more(backend, slow, exhaustive, co
     for each, ahead in zip(requests, backend.ahead, strict=True):
         assert (ahead.problem, ahead.sizes, ahead.limit_bytes) == (each.problem, each.sizes, LIMIT)
         assert ahead.promises("eng1_k2=1")
-        assert ahead.promises(SLOW) == (count == 6), "threads are told what is known by then"
+        assert ahead.promises(SLOW) == (count == 6), "threads ask when they are about to compile"
 
 
-def test_what_came_first_was_compared_with_nothing(backend):
+def test_the_first_measurement_is_compared_with_nothing(backend):
     backend.needs["eng1"] = lambda problem: 0 if problem.channels > 1 else 2 * LIMIT
     benchmark = Benchmark(backend)
     benchmark.explore([wanted(channels) for channels in range(1, 7)])
@@ -168,7 +168,7 @@ def test_what_came_first_was_compared_with_nothing(backend):
 
 
 @pytest.mark.parametrize("failing", [False, True])
-def test_what_alone_computes_a_problem_is_compiled(backend, failing):
+def test_an_engine_is_compiled_if_nothing_else_computes_the_problem(backend, failing):
     last = wanted(9).problem
     if failing:
         measure = backend.measure
@@ -188,7 +188,7 @@ def test_what_alone_computes_a_problem_is_compiled(backend, failing):
     assert {(each.algorithm, each.size) for each in found if each.algorithm == SLOW} >= {(SLOW, 8)}
 
 
-def test_what_is_known_is_taken_though_it_would_not_be_compiled(backend):
+def test_a_known_measurement_counts_even_if_the_engine_would_not_be_compiled(backend):
     backend.rates[SLOW] = lambda problem: 9.0 if problem.channels < 9 else 0.5
     benchmark = Benchmark(backend)
     benchmark.explore([wanted(9, whole=True), *(wanted(channels) for channels in (1, 2, 3))])
@@ -196,7 +196,7 @@ def test_what_is_known_is_taken_though_it_would_not_be_compiled(backend):
     assert (SLOW, 4.0) in {(each.algorithm, each.time_ms) for each in benchmark.micro_configurations(wanted(9))}
 
 
-def test_what_the_limit_holds_back_is_not_hopeless(backend):
+def test_an_engine_that_the_limit_holds_back_is_not_hopeless(backend):
     backend.needs[SLOW] = lambda problem: LIMIT  # it fits at one sample only
     Benchmark(backend).explore([wanted(channels) for channels in range(1, 5)])
     assert backend.tried(SLOW) == {1, 2, 3, 4}

@@ -1,4 +1,4 @@
-"""Items come in their order, each known before its turn to whoever asks."""
+"""The next item can be looked at before its turn."""
 
 import pytest
 from hypothesis import given
@@ -8,7 +8,7 @@ from ucudnn.benchmarking.exploration.peekable import Peekable
 
 
 @given(st.lists(st.tuples(st.integers(), st.integers(0, 2))))
-def test_items_are_those_of_the_iterator(pairs):
+def test_items_come_in_the_order_of_the_iterator_and_no_earlier_than_needed(pairs):
     items, made, taken = [item for item, _ in pairs], [], []
 
     def make():

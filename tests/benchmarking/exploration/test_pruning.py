@@ -1,4 +1,4 @@
-"""Bounds: what they rule out is in no desirable set."""
+"""The bounds rule out only what is in no desirable set."""
 
 from math import inf
 
@@ -24,7 +24,7 @@ micros = st.lists(
 
 
 @given(micros, st.booleans(), st.sampled_from([1, 2, 4, 8]), st.integers(0, 5))
-def test_what_is_not_worth_while_changes_no_front(measured, whole, size, workspace):
+def test_an_algorithm_that_is_not_worth_measuring_changes_no_front(measured, whole, size, workspace):
     search = Pruning(8, whole=whole)
     for micro in measured:
         search.add(micro)
@@ -38,12 +38,12 @@ def test_what_is_not_worth_while_changes_no_front(measured, whole, size, workspa
     if whole:
         assert [each.time_ms for each in after] == pytest.approx([each.time_ms for each in before])
     elif before:
-        # What is wanted is the fastest; workspace within the limit is all the same.
+        # Only the fastest configuration is wanted, whatever its workspace is.
         assert after[-1].time_ms == pytest.approx(before[-1].time_ms)
 
 
 @given(micros, st.sampled_from([1, 2, 4, 8]))
-def test_exhaustive_search_rules_nothing_out(measured, size):
+def test_an_exhaustive_search_has_no_bounds(measured, size):
     search = Pruning(8, whole=False, exhaustive=True)
     for micro in measured:
         search.add(micro)
@@ -53,12 +53,12 @@ def test_exhaustive_search_rules_nothing_out(measured, size):
 
 
 @given(st.sets(st.integers(1, 300), min_size=1), st.integers(1, 300))
-def test_every_size_is_measured_once(sizes, batch):
+def test_the_order_has_every_size_once(sizes, batch):
     ordered = Pruning(batch, whole=True).order(sorted(sizes))
     assert sorted(ordered) == sorted(sizes)
 
 
-def test_order_begins_at_a_quarter():
+def test_the_order_begins_at_a_quarter_of_the_mini_batch():
     assert Pruning(256, whole=True).order([1, 2, 4, 8, 16, 32, 64, 128, 256]) == [64, 128, 256, 32, 16, 8, 4, 2, 1]
 
 
@@ -69,7 +69,7 @@ def measured_search(times, whole=False):
     return search
 
 
-def test_bounds_come_from_both_sides():
+def test_bounds_come_from_smaller_and_larger_sizes():
     search = measured_search({16: 0.2})
     assert search.least_ms(32, "A") == pytest.approx(0.194)
     assert search.least_ms(20, "A") == pytest.approx(0.17)
@@ -78,24 +78,24 @@ def test_bounds_come_from_both_sides():
     assert search.least_ms(32, "B") == 0
 
 
-def test_between_two_sizes_calls_that_fill_the_gpu_take_about_what_both_take():
+def test_between_two_sizes_the_time_of_a_sample_is_about_the_better_of_theirs():
     assert measured_search({16: 0.16, 32: 0.32}).least_ms(24, "A") == pytest.approx(0.9 * 0.24)
     assert measured_search({16: 0.016, 32: 0.04}).least_ms(24, "A") == pytest.approx(0.75 * 0.03)
     assert measured_search({16: 0.16, 64: 0.16}).least_ms(32, "A") == pytest.approx(0.97 * 0.16)
 
 
-def test_long_calls_grow_with_their_samples():
+def test_the_time_of_long_calls_grows_with_their_samples():
     search = measured_search({16: 2.0})
     assert search.least_ms(64, "A") == pytest.approx(4.8)
     assert search.least_ms(128, "A") == pytest.approx(1.94)
 
 
-def test_whole_sets_are_bounded_by_less():
+def test_whole_desirable_sets_have_weaker_bounds():
     assert measured_search({16: 2.0}, whole=True).least_ms(64, "A") == pytest.approx(1.94)
     assert measured_search({16: 0.16, 32: 0.32}, whole=True).least_ms(24, "A") == pytest.approx(0.75 * 0.24)
 
 
-def test_chains():
+def test_sizes_form_a_chain_if_each_divides_the_next():
     assert is_chain((1, 2, 4, 256), 256)
     assert is_chain((3, 6), 12)
     assert not is_chain((4, 6), 12)

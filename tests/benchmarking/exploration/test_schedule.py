@@ -1,4 +1,4 @@
-"""Which sizes and algorithms a round has."""
+"""Which sizes and algorithms the rounds of a schedule have."""
 
 from math import ceil
 from random import Random
@@ -25,15 +25,15 @@ def micro(size, name, rate, workspace):
 
 
 def schedule(names, sizes=LADDER, *, micros, tried=LADDER, fits=lambda size, name: True, compiled=()):
-    """Return the rounds of policy `adaptive` for the mini-batch that is the largest size."""
+    """Return the rounds of the policy `adaptive` for a mini-batch of the largest size."""
     wanted = Request(problem=make_problem(batch=sizes[-1]), sizes=sizes, limit_bytes=0, adaptive=True, whole=False)
     known = SimpleNamespace(micros=MappingProxyType(micros), tried=tried, fits=fits, compiled=compiled)
     return iter(Schedule(wanted, names, known))
 
 
 @pytest.mark.parametrize("limit", [2900, 6400])
-def test_what_does_not_fit_at_twice_a_size_gets_the_benefit_of_the_doubt(limit):
-    # CLOSE is the best at each size, but takes 100 bytes for each sample; twelve others fit at any size.
+def test_an_algorithm_that_does_not_fit_at_twice_a_size_gets_the_benefit_of_the_doubt(limit):
+    # CLOSE is the fastest at each size, but needs 100 bytes for each sample. Twelve others fit at any size.
     rates = {1: 10.0, 2: 6.0, 4: 4.0, 8: 3.0, 16: 2.0, 32: 1.2, 64: 1.2}
     others = [f"OTHER{index}" for index in range(12)]
     slower = {name: 1.1 + index / 50 for index, name in enumerate(others)}
@@ -55,7 +55,7 @@ def test_what_does_not_fit_at_twice_a_size_gets_the_benefit_of_the_doubt(limit):
 
 @pytest.mark.parametrize("rate", [1.0, 1.04, 1.3, 2.0])
 @pytest.mark.parametrize("compiles", [False, True])
-def test_what_takes_a_compiler_at_each_size_must_promise_more(rate, compiles):
+def test_an_algorithm_that_must_be_compiled_at_each_size_must_be_more_promising(rate, compiles):
     micros = dict(micro(size, "FAST", 1.0, 1) for size in LADDER)
     micros |= dict(micro(size, "OTHER", rate, 1) for size in LADDER)
     rounds = schedule(["FAST", "OTHER"], micros=micros, compiled={"OTHER"} if compiles else ())
@@ -66,7 +66,7 @@ def test_what_takes_a_compiler_at_each_size_must_promise_more(rate, compiles):
 
 
 class Staircases:
-    """Algorithms whose time grows in steps: a wave of so many samples takes as long, however many of them it has."""
+    """Algorithms whose time grows in steps, because a wave takes the same time however many samples it has."""
 
     def __init__(self, waves, limit_bytes=256, batch=256, compiled=()):
         self.compiled = compiled
@@ -90,7 +90,7 @@ class Staircases:
             )
 
     def explore(self):
-        """Return the time that `adaptive` comes to."""
+        """Return the time of the configuration that `adaptive` finds."""
         tried = set()
         sizes = BatchSizePolicy.ADAPTIVE.sizes(self.batch)
         rounds = schedule(
@@ -106,7 +106,7 @@ class Staircases:
         return fastest(self.micros.values(), self.batch).time_ms
 
     def best(self):
-        """Return the time that all sizes come to."""
+        """Return the time of the best configuration of all sizes."""
         for size in range(1, self.batch + 1):
             for name in self.waves:
                 self.measure(size, name)
@@ -115,14 +115,14 @@ class Staircases:
 
 @pytest.mark.parametrize("edge", [97, 99, 109, 117])
 def test_the_largest_size_before_a_step_is_found(edge):
-    # At powers of two, and at what fits, EDGE is no better than others: its wave is not full, or has just begun.
+    # At powers of two and at the largest size that fits, EDGE is no better than others, as a wave is not full there.
     staircases = Staircases({"EDGE": (edge, 1.0, 256 / 119), "FLAT": (1, 0.0115, 2), "OTHER": (64, 0.75, 2)})
     staircases.explore()
     assert (edge, "EDGE") in staircases.micros
     assert len(staircases.single) <= 12
 
 
-def test_steps_of_what_takes_a_compiler_are_not_looked_for():
+def test_steps_of_compiled_algorithms_are_not_looked_for():
     waves = {"EDGE": (99, 1.0, 256 / 119), "FLAT": (1, 0.0115, 2)}
     assert "EDGE" in {name for _, name in explored(waves).single}
     assert "EDGE" not in {name for _, name in explored(waves, compiled={"EDGE"}).single}
@@ -134,13 +134,13 @@ def explored(waves, **options):
     return staircases
 
 
-def test_steps_are_looked_for_only_where_they_may_gain_something():
+def test_steps_are_looked_for_only_if_they_may_gain_something():
     staircases = Staircases({"FLAT": (1, 0.01, 2), "SLOW": (100, 3.0, 2)})
     staircases.explore()
     assert not [name for _, name in staircases.single if name == "SLOW"]
 
 
-def test_adaptive_comes_near_to_all_sizes_where_time_grows_in_steps(monkeypatch):
+def test_adaptive_comes_near_to_all_sizes_if_time_grows_in_steps(monkeypatch):
     chance = Random()
     seeds = [chance.getrandbits(32) for _ in range(120)]
     behind = {}

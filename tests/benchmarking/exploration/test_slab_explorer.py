@@ -1,4 +1,4 @@
-"""Slab search: what is measured, on a backend whose times and workspaces are known."""
+"""Which slabs are measured, on a backend whose times and workspaces are known."""
 
 import json
 from contextlib import closing, contextmanager
@@ -30,7 +30,7 @@ from ucudnn.slabs import pieces_of, row_count, row_unit, slabs_by_problem
 from ucudnn.solvers.desirable import desirable_set
 
 MIB = 2**20
-CALL_MS = 0.05  # of each call, what it computes aside
+CALL_MS = 0.05  # the constant part of each call
 VOLUME = ConvolutionProblem(
     operation=Operation.FORWARD,
     batch=1,
@@ -43,14 +43,14 @@ VOLUME = ConvolutionProblem(
 
 
 class Rates(ComputeBackend):
-    """Algorithms with a workspace for each element of x, and a time for each multiplication, and no convolutions."""
+    """Algorithms with a workspace for each element of x and a time for each multiplication; nothing is computed."""
 
     name = "rates"
 
     def __init__(self, rates, lacks=()):
         super().__init__()
         self.rates = rates  # name: (workspace of an element of x in bytes, milliseconds of 10**9 multiplications)
-        self.lacks = lacks  # algorithms that know one padding only
+        self.lacks = lacks  # algorithms that cannot compute unequal paddings
         self.measured = []
         self.asked = 0
 
@@ -113,10 +113,10 @@ def test_slabs_are_as_few_as_fit(operation, batch, policy):
     assert max(heights) in slab_rows(problem, policy)
     assert configuration.workspace_bytes <= whole // 3
     own = {name for part, name in backend.measured if part.post_padding or part.x_channel_stride}
-    assert "PLAIN" not in own, "what fits undivided gains nothing by slabs"
+    assert "PLAIN" not in own, "slabs gain nothing for what fits undivided"
 
 
-def test_where_single_samples_fit_nothing_more_is_measured():
+def test_nothing_more_is_measured_if_single_samples_fit():
     problem = replace(VOLUME, batch=64)
     limit = 16 * VOLUME.x_sample
     with_slabs, without = Rates(RATES), Rates(RATES)
@@ -145,7 +145,7 @@ def test_the_fewest_slabs_lose_next_to_nothing(rates, share, batch, operation):
     found = best(Benchmark(pruned), request(problem, limit, whole=False))
     optimum = best(Benchmark(every, exhaustive=True), request(problem, limit))
     assert found.workspace_bytes <= limit
-    assert found.time_ms <= optimum.time_ms * 1.05  # slabs at the ends may go with another number of rows
+    assert found.time_ms <= optimum.time_ms * 1.05  # another number of rows may suit the ends better
     assert len(pruned.measured) <= len(every.measured)
 
 
@@ -180,7 +180,7 @@ def test_the_whole_front_loses_next_to_nothing(rates, batch):
         assert min(within) <= optimum.time_ms * 1.05
 
 
-def test_ends_that_an_algorithm_lacks_are_computed_by_another():
+def test_another_algorithm_computes_the_ends_that_one_lacks():
     backend = Rates(RATES, lacks=("BETTER", "FAST", "WORSE"))
     configuration = best(Benchmark(backend), request(VOLUME, 8 * VOLUME.x_sample // 2, whole=False))
     (part,) = configuration.parts
@@ -189,7 +189,7 @@ def test_ends_that_an_algorithm_lacks_are_computed_by_another():
 
 
 @pytest.mark.parametrize("batch", [1, 4, 40])
-def test_gradients_of_16_bits_are_rounded_so_often_at_most(batch):
+def test_gradients_of_16_bits_are_rounded_a_limited_number_of_times(batch):
     problem = replace(VOLUME, batch=batch, operation=Operation.BACKWARD_FILTER, dtype=DataType.FLOAT16)
     limit = 16 * VOLUME.x_sample // 40
     decisions = decide(
@@ -211,15 +211,15 @@ def test_slabs_can_be_turned_off():
     assert decide(kernels, Benchmark(backend), replace(given, slabs=True)).kernels[0].configuration.parts[0].slabs
 
 
-def test_effort_is_spent_on_what_matters():
+def test_slow_algorithms_get_one_height_and_no_ends():
     backend = Rates(RATES | {f"SLOW{index}": (20, 50.0) for index in range(10)})
     Benchmark(backend, effort=Effort()).explore([request(VOLUME, 4 * MIB, whole=False)])
     slow = [part for part, name in backend.measured if name.startswith("SLOW") and part.x_channel_stride]
-    assert len(slow) <= 10, "one height, and of it the slabs within the volume only"
+    assert len(slow) <= 10, "one height, and only its slabs within the volume"
 
 
 class Peculiar(Rates):
-    """The same, where some algorithm is peculiar on some slabs."""
+    """The same with an algorithm that is absent, fails, or needs more workspace on some slabs."""
 
     def __init__(self, rates, *, lacks=None, fails=None, ends=1):
         super().__init__(rates)
@@ -241,21 +241,21 @@ class Peculiar(Rates):
 
 
 @pytest.mark.parametrize("options", [{"lacks": 32}, {"fails": 32}, {"ends": 2}])
-def test_what_does_not_work_at_one_height_is_tried_at_the_next(options):
+def test_the_next_height_is_tried_if_one_fails(options):
     rates = {"PLAIN": (0, 10.0), "FAST": (8, 1.0)}
     configuration = best(Benchmark(Peculiar(rates, **options)), request(VOLUME, 5 * VOLUME.x_sample, whole=False))
     assert str(configuration) == "1x1 [4x16 rows FAST]"
 
 
-def test_all_slabs_are_to_fit_not_the_first_alone():
-    limit = int(8 * 32 * 32 * 32 * 23.5)  # of slabs of 22 rows, those within the volume read 24
+def test_all_slabs_have_to_fit_the_limit():
+    limit = int(8 * 32 * 32 * 32 * 23.5)  # slabs of 22 rows within the volume read 24 rows
     wanted = request(VOLUME, limit, BatchSizePolicy.ADAPTIVE, whole=False, adaptive=True)
     for rates in ({"PLAIN": (0, 10.0), "FAST": (8, 1.0)}, {"FAST": (8, 1.0)}):
         assert best(Benchmark(Rates(rates)), wanted).parts[0].algorithms == {"FAST"}
 
 
 class Copying(Rates):
-    """The same, where slabs are computed by copies under names of their own."""
+    """The same with algorithms that compute slabs from a copy, under other names."""
 
     def slab_names(self, name):
         return name, f"{name}+packed"
@@ -273,7 +273,7 @@ class Copying(Rates):
 
 
 class Alone:
-    """Ranks of which this is the only one: what it found comes back to it."""
+    """A single rank, which gets its own findings back."""
 
     collective = True
 
@@ -285,14 +285,14 @@ class Alone:
 
 
 @pytest.mark.parametrize("backend", [Rates, Copying])
-def test_ranks_get_what_was_found_of_slabs(backend):
+def test_ranks_exchange_the_measurements_of_slabs(backend):
     wanted = request(VOLUME, 5 * VOLUME.x_sample, whole=False)
     alone = best(Benchmark(backend(RATES)), wanted)
     assert alone.parts[0].slabs
     assert str(best(Benchmark(backend(RATES), parallel=Alone()), wanted)) == str(alone)
 
 
-def test_what_others_measure_has_no_slabs_twice():
+def test_only_one_share_of_a_divided_request_has_slabs():
     shares = by_size([request(replace(VOLUME, batch=8), 5 * VOLUME.x_sample)], 2)
     parts = [part for share in shares for group in share for part in group.requests]
     assert [part.sizes for part in parts] == [(1, 4), (2, 8)]
@@ -300,7 +300,7 @@ def test_what_others_measure_has_no_slabs_twice():
 
 
 class Choice(Rates):
-    """A backend that offers some of what there is."""
+    """A backend that offers some of the algorithms."""
 
     def __init__(self, *offered):
         super().__init__({"PLAIN": (0, 10.0), "GRAPH": (8, 1.0), "LEGACY": (8, 0.5)})
@@ -310,7 +310,7 @@ class Choice(Rates):
         return tuple(each for each in super().algorithms(problem) if each.name in self.offered)
 
 
-def test_what_is_no_candidate_is_not_taken_from_the_database(tmp_path):
+def test_stored_algorithms_that_are_no_candidates_are_left_out(tmp_path):
     wanted = request(VOLUME, 5 * VOLUME.x_sample, whole=False)
     with closing(Database(tmp_path / "times.db")) as database:
         found = {}
@@ -321,7 +321,7 @@ def test_what_is_no_candidate_is_not_taken_from_the_database(tmp_path):
 
 
 class Kinds(Rates):
-    """Algorithms of which the faster ones use tensor cores, or do not repeat their results."""
+    """Algorithms whose faster ones use tensor cores, or do not repeat their results."""
 
     NOTES: ClassVar = {"FAST": ("TENSOR_CORE",), "BETTER": ("TENSOR_CORE", "NONDETERMINISTIC")}
 
@@ -329,7 +329,7 @@ class Kinds(Rates):
         return tuple(replace(each, notes=self.NOTES.get(each.name, ())) for each in super().algorithms(problem))
 
 
-def test_profiles_hold_slabs_of_every_kind_of_algorithm():
+def test_profiles_hold_slabs_for_each_set_of_traits():
     rates = {"PLAIN": (0, 10.0), "WORSE": (12, 3.0), "FAST": (9, 1.0), "BETTER": (8, 0.8)}
     large = replace(VOLUME, spatial=(64, 128, 128), x_batch_stride=0, y_batch_stride=0)
     wanted = request(large, 1 << 50, apart=True)

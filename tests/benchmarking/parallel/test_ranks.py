@@ -1,4 +1,4 @@
-"""Processes and ranks that measure together: everything is measured once, and a process that dies costs nothing."""
+"""Processes and ranks that measure together: everything is measured once, even if a process dies."""
 
 import logging
 import multiprocessing
@@ -55,17 +55,17 @@ def names_and_sizes(benchmark, request):
 
 
 @pytest.mark.parametrize("count", [1, 2, 7])
-def test_what_is_shared_is_all_there(shared, count):
+def test_shared_requests_are_all_measured(shared, count):
     benchmark, _, backend = shared
     benchmark.explore(requests(count))
     alone = Benchmark(CpuBackend(), effort=QUICK, exhaustive=True)
     for each in requests(count):
         assert names_and_sizes(benchmark, each) == names_and_sizes(alone, each)
     assert backend.benches <= max(1, count)
-    assert benchmark.measured < alone.measured  # the rest is the worker's
+    assert benchmark.measured < alone.measured  # the worker measured the rest
 
 
-def test_a_worker_that_dies_leaves_its_work_to_others(shared, caplog):
+def test_others_do_the_work_of_a_worker_that_dies(shared, caplog):
     benchmark, workers, _ = shared
     benchmark.explore(requests(2))
     workers._workers[0]._process.kill()
@@ -78,7 +78,7 @@ def test_a_worker_that_dies_leaves_its_work_to_others(shared, caplog):
 
 
 class SlowBackend(CountedBackend):
-    """Some problems have to wait, and what is begun is told, with how many were measured by then."""
+    """Makes some problems wait, and remembers what was begun, and how many problems were measured by then."""
 
     def __init__(self, waits, seconds=0.0):
         super().__init__()
@@ -107,24 +107,24 @@ class SlowBackend(CountedBackend):
 
 
 class InThread(Thread):
-    """A worker that is a thread of this process, for tests that look at what it does."""
+    """A worker in a thread of this process, so that tests can see what it does."""
 
     def __init__(self, target, args, daemon):
         super().__init__(target=target, args=args, daemon=daemon)
 
     def kill(self):
-        """Nothing to do: it ends with its connection."""
+        """Do nothing, because the thread ends with its connection."""
 
 
 def pipe():
-    """Return two ends, of which the second is not closed by whoever starts a process."""
+    """Return the two ends of a pipe; closing the second one does nothing, as it is used by a thread."""
     ours, theirs = multiprocessing.Pipe()
     return ours, SimpleNamespace(send=theirs.send, recv=theirs.recv, close=lambda: None)
 
 
 @contextmanager
 def in_threads(own, *others):
-    """Return workers, each a thread with one of the other backends."""
+    """Return processes whose workers are threads, each with one of the other backends."""
     left = list(others)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(processes_module, "open_backend", lambda name, **options: left.pop(0))
@@ -142,16 +142,16 @@ def problems_of(share):
     return [group.problem for group in share]
 
 
-def test_what_waits_for_something_is_taken_after_the_others():
+def test_a_problem_that_has_to_wait_is_taken_after_the_others():
     wanted = requests(6)
     own = problems_of(by_operation(wanted, 2)[1])
-    backend = SlowBackend(set(own[:1]))  # the costliest, which else comes first
+    backend = SlowBackend(set(own[:1]))  # the costliest problem, which would come first
     with in_threads(backend, SlowBackend(set())) as workers:
         Benchmark(backend, effort=QUICK, parallel=workers).explore(wanted)
     assert backend.measured[: len(own)] == [*own[1:], own[0]]
 
 
-def test_a_worker_chooses_what_it_need_not_wait_for():
+def test_a_worker_takes_problems_first_that_need_not_wait():
     wanted = requests(6)
     theirs = problems_of(by_operation(wanted, 2)[0])
     backend, other = SlowBackend(set(), seconds=0.2), SlowBackend(set(theirs[:-1]))
@@ -161,9 +161,9 @@ def test_a_worker_chooses_what_it_need_not_wait_for():
 
 
 @pytest.mark.parametrize("slow", [0, 1])
-def test_nobody_begins_with_what_another_has_before_it_is_about_to_take_it(slow):
+def test_a_process_begins_with_anothers_problem_only_when_it_is_next(slow):
     wanted = requests(8)
-    shares = [problems_of(share) for share in reversed(by_operation(wanted, 2))]  # of this process, and of the worker
+    shares = [problems_of(share) for share in reversed(by_operation(wanted, 2))]  # this process, the worker
     backends = [SlowBackend(set(), seconds=0.3 if index == slow else 0.0) for index in (0, 1)]
     with in_threads(*backends) as workers:
         Benchmark(backends[0], effort=QUICK, parallel=workers).explore(wanted)
@@ -171,14 +171,14 @@ def test_nobody_begins_with_what_another_has_before_it_is_about_to_take_it(slow)
     for backend, own in zip(backends, shares, strict=True):
         at_first = [problem for problem, measured in backend.begun if not measured]
         assert set(at_first) == set(own)
-        for problem in backend.measured[len(own) + 1 :]:  # taken from the other, but the first of them
+        for problem in backend.measured[len(own) + 1 :]:  # taken from the other, except for the first
             begun = min(measured for each, measured in backend.begun if each == problem)
-            assert len(own) <= begun < backend.measured.index(problem), "while the one before was measured"
+            assert len(own) <= begun < backend.measured.index(problem), "it begins while the problem before is measured"
     assert len(backends[1 - slow].measured) > len(shares[1 - slow]) + 1
-    assert backends[1].drops == 1, "what it began for the others' sake"
+    assert backends[1].drops == 1, "it drops what it began of the other's share"
 
 
-def test_sizes_that_cannot_be_computed_are_left_out_of_what_is_divided():
+def test_sizes_without_algorithms_do_not_stop_a_divided_request():
     limits = [Request(problem=requests(1)[0].problem, sizes=(1, 2, 4), limit_bytes=1 << power) for power in (29, 30)]
 
     class Small(SlowBackend):
@@ -197,7 +197,7 @@ def test_sizes_that_cannot_be_computed_are_left_out_of_what_is_divided():
             assert names_and_sizes(benchmark, each) == names_and_sizes(alone, each)
 
 
-def test_what_is_discarded_is_explored_without_those_who_do_not_know():
+def test_requests_with_discarded_algorithms_are_explored_without_workers():
     wanted = [Request(problem=each.problem, sizes=(4,), limit_bytes=1 << 30) for each in requests(4)]
     backend, other = SlowBackend(set(), seconds=0.2), SlowBackend(set())
     with in_threads(backend, other) as workers:
@@ -213,7 +213,7 @@ def test_what_is_discarded_is_explored_without_those_who_do_not_know():
 
 
 @pytest.mark.parametrize("error", [None, RuntimeError("can't start new thread")])
-def test_workers_warm_up_before_they_are_ready_and_go_on_without(error):
+def test_workers_warm_up_before_they_are_ready_and_continue_if_that_fails(error):
     class Warm(SlowBackend):
         warm = False
 
@@ -226,13 +226,13 @@ def test_workers_warm_up_before_they_are_ready_and_go_on_without(error):
     backend, other = Warm(set(), seconds=0.2), Warm(set())
     with in_threads(backend, other) as workers:  # they are ready
         assert other.warm
-        assert not backend.warm, "a program has no time for that"
+        assert not backend.warm, "this process has other things to do"
         Benchmark(backend, effort=QUICK, parallel=workers).explore(wanted)
     assert other.measured
     assert sorted(map(str, backend.measured + other.measured)) == sorted(str(each.problem) for each in wanted)
 
 
-def test_those_who_are_gone_have_no_share():
+def test_a_worker_that_has_ended_has_no_share():
     wanted = requests(6)
     backend, other, gone = SlowBackend(set()), SlowBackend(set()), SlowBackend(set())
     with in_threads(backend, other, gone) as workers:
@@ -244,7 +244,7 @@ def test_those_who_are_gone_have_no_share():
     assert not gone.begun
 
 
-def test_an_answer_that_cannot_be_understood_is_that_of_a_process_that_is_gone(caplog):
+def test_a_worker_whose_answer_cannot_be_unpickled_counts_as_ended(caplog):
     backend, other = SlowBackend(set()), SlowBackend(set())
     wanted = requests(4)
     with in_threads(backend, other) as workers, caplog.at_level(logging.WARNING):
@@ -261,13 +261,13 @@ def unreadable():
 
 
 class UnreadableError(Exception):
-    """An exception that is pickled, but not read again."""
+    """An exception that can be pickled, but not unpickled."""
 
     def __init__(self, one, two):
         super().__init__(one)
 
 
-def test_what_a_worker_cannot_compute_is_the_callers_error(shared):
+def test_the_caller_gets_the_error_of_a_problem_that_no_worker_can_compute(shared):
     benchmark, _, _ = shared
     impossible = [
         Request(problem=make_problem(dtype=DataType.FLOAT16, batch=size), sizes=(size,), limit_bytes=1 << 20)
@@ -281,7 +281,7 @@ def devices(given):
     return Settings(benchmark_devices=given)
 
 
-def test_devices_that_are_not_there_are_named(monkeypatch):
+def test_the_error_names_devices_that_do_not_exist(monkeypatch):
     with pytest.raises(SettingsError, match="names device 3, but backend cpu has 0"):
         open_parallel(CpuBackend(), devices((0, 3)), QUICK)
     monkeypatch.setenv("UCUDNN_BENCHMARK_DEVICES", "1")
@@ -323,7 +323,7 @@ class OneRank:
         gathered[0] = mine
 
 
-def test_ranks_begin_with_what_they_will_measure_and_that_alone(monkeypatch, tmp_path):
+def test_ranks_begin_only_with_problems_of_their_share_that_are_unknown(monkeypatch, tmp_path):
     monkeypatch.setitem(sys.modules, "torch.distributed", OneRank())
     wanted = requests(4)
     costly = problems_of(by_operation(wanted, 1)[0])
@@ -337,12 +337,12 @@ def test_ranks_begin_with_what_they_will_measure_and_that_alone(monkeypatch, tmp
         benchmark.explore(wanted)
         assert {problem for problem, _ in backend.begun} == {each.problem for each in wanted[known:]}
         if not known:
-            assert backend.measured == [*costly[1:], costly[0]], "what has to wait comes last"
+            assert backend.measured == [*costly[1:], costly[0]], "the problem that has to wait comes last"
         assert all(benchmark.micro_configurations(each) for each in wanted)
         (tmp_path / "measurements.db").unlink()
 
 
-def test_a_rank_that_cannot_begin_tells_the_others(monkeypatch):
+def test_the_other_ranks_hear_of_a_rank_that_cannot_begin(monkeypatch):
     told = []
     distributed = OneRank()
     distributed.all_gather_object = lambda gathered, mine: (told.append(mine[1]), gathered.__setitem__(0, mine))
@@ -351,7 +351,7 @@ def test_a_rank_that_cannot_begin_tells_the_others(monkeypatch):
     backend.prefetch = lambda problems: unready()
     with pytest.raises(BackendError, match="rank 0 failed to measure: another GPU is current"):
         Benchmark(backend, effort=QUICK, parallel=Ranks()).explore(requests(2))
-    assert isinstance(told[0], BackendError), "else they would wait"
+    assert isinstance(told[0], BackendError), "the others would wait without it"
 
 
 def unready():
@@ -407,7 +407,7 @@ def test_ranks_share_the_work_and_end_with_the_same_plans(tmp_path, case):
     assert min(measured) > 0
 
 
-def test_ranks_that_plan_other_problems_are_told(tmp_path):
+def test_ranks_that_plan_different_problems_get_an_error(tmp_path):
     for _, errors, code in share(tmp_path, "differ"):
         assert code == 1
         assert "BackendError: rank" in errors
@@ -441,21 +441,21 @@ distributed.destroy_process_group()
 """
 
 
-def test_a_rank_whose_algorithm_fails_goes_on_without_the_others(tmp_path):
+def test_a_rank_replaces_a_failing_algorithm_without_the_others(tmp_path):
     pytest.importorskip("torch.distributed", reason="PyTorch is not installed")
     (_, errors, code), (_, other_errors, other_code) = run_ranks(FAILS, tmp_path / "store", OMP_NUM_THREADS="1")
     assert (code, other_code) == (0, 0), errors + other_errors
-    assert "from now on" in errors, "one was replaced"
+    assert "from now on" in errors, "an algorithm was replaced"
     assert "from now on" not in other_errors
 
 
-def test_the_last_request_of_a_dying_worker_is_not_forgotten(shared):
+def test_the_last_request_of_a_dying_worker_is_measured(shared):
     benchmark, workers, _ = shared
     workers.ready()
     (worker,) = workers._workers
 
     def die_late(what, about):
-        time.sleep(0.5)  # this process has nothing left to do by then, and waits
+        time.sleep(0.5)  # by then, this process has nothing left to do and waits
         worker.alive = False
         return
 

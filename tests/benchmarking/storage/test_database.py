@@ -1,4 +1,4 @@
-"""The database: rows come back as they were kept, many processes share a file, and no damage stops a plan."""
+"""The database: saved rows are loaded again, many processes share a file, and damage never stops a plan."""
 
 import gc
 import logging
@@ -57,7 +57,7 @@ def database(path):
 
 
 @pytest.mark.parametrize("enabled", [True, False])
-def test_the_collector_is_as_it_was(database, monkeypatch, enabled):
+def test_the_garbage_collector_is_restored_after_loading(database, monkeypatch, enabled):
     states = []
     monkeypatch.setattr("ucudnn.benchmarking.storage.database._measurement", lambda row: states.append(gc.isenabled()))
     part = make_problem(batch=4)
@@ -72,7 +72,7 @@ def test_the_collector_is_as_it_was(database, monkeypatch, enabled):
     assert states == [False]
 
 
-def test_rows_come_back_as_they_were(database, path):
+def test_loaded_measurements_equal_the_saved_ones(database, path):
     failed = Measurement(
         algorithm=Algorithm(name="eng2", workspace_bytes=0, api="graph"),
         status=MeasurementStatus.FAILED,
@@ -124,7 +124,7 @@ def test_many_parts_are_loaded_at_once(database):
     assert {each.time_ms for _, each in database.load(MACHINE, parts)} == set(range(1, 1201))
 
 
-def test_a_hurried_measurement_does_not_replace_a_whole_one(database):
+def test_an_incomplete_measurement_does_not_replace_a_complete_one(database):
     part = make_problem()
     database.save(MACHINE, [(part, result())])
     database.save(MACHINE, [(part, result(time_ms=3.0, complete=False))])
@@ -133,7 +133,7 @@ def test_a_hurried_measurement_does_not_replace_a_whole_one(database):
     assert database.load(MACHINE, [part])[0][1].time_ms == 1.5
 
 
-def test_a_batch_is_kept_whole_or_not_at_all(database):
+def test_several_measurements_are_saved_together_or_not_at_all(database):
     part = make_problem()
     with pytest.raises(DatabaseError):
         database.save(MACHINE, [(part, result("eng1")), (part, result("eng2", workspace=None))])
@@ -168,7 +168,7 @@ def test_explorations_with_slabs_come_back_in_another_process(path):
         assert reader.check() == []
 
 
-def test_what_one_process_measured_another_plans_from(path):
+def test_a_process_plans_from_what_another_measured(path):
     problem = make_problem(batch=8)
     first = Handle(backend="cpu", database=str(path), effort=QUICK, workspace_limit="1MiB")
     first.get_algorithm(problem)
@@ -179,7 +179,7 @@ def test_what_one_process_measured_another_plans_from(path):
     second.optimize()
     assert second._benchmark.measured == 0
     assert second.report().kernels == first.report().kernels
-    # A smaller limit, and a larger mini-batch, measure only what is new to them.
+    # A smaller limit and a larger mini-batch measure only what is not known yet.
     third = Handle(backend="cpu", database=str(path), effort=QUICK, workspace_limit="64KiB")
     third.get_algorithm(problem.with_batch(16))
     third.optimize()
@@ -190,7 +190,7 @@ def test_what_one_process_measured_another_plans_from(path):
     assert third._benchmark.measured < len(rows) + 12
 
 
-def test_the_default_lies_in_the_users_cache(monkeypatch, tmp_path):
+def test_the_default_path_is_in_the_users_cache(monkeypatch, tmp_path):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     assert default_path() == tmp_path / "ucudnn" / "measurements.db"
     monkeypatch.delenv("UCUDNN_DATABASE")
@@ -200,7 +200,7 @@ def test_the_default_lies_in_the_users_cache(monkeypatch, tmp_path):
     assert default_path().is_file()
 
 
-def test_off_and_replay_keep_nothing(monkeypatch, tmp_path):
+def test_nothing_is_kept_if_the_database_is_off_or_a_profile_is_replayed(monkeypatch, tmp_path):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.delenv("UCUDNN_DATABASE")
     assert open_store("off", CpuBackend()) is None
@@ -208,7 +208,7 @@ def test_off_and_replay_keep_nothing(monkeypatch, tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_damaged_file_is_set_aside_and_begun_anew(path, caplog):
+def test_a_damaged_file_is_set_aside_and_replaced(path, caplog):
     database = Database(path)
     database.save(MACHINE, [(make_problem(), result())])
     for damage in (b"this is no database at all, is it?" * 100, None):
@@ -231,7 +231,7 @@ def test_a_damaged_file_is_set_aside_and_begun_anew(path, caplog):
         assert aside.stat().st_size
 
 
-def test_a_file_that_is_cut_off_does_not_stop_a_plan(path):
+def test_a_truncated_file_does_not_stop_a_plan(path):
     problem = make_problem(batch=8)
     for _ in range(2):
         handle = Handle(backend="cpu", database=str(path), effort=QUICK)
@@ -261,7 +261,7 @@ def test_another_schema_version_is_refused_with_a_way_out(path, version, way_out
     assert not [file for file in path.parent.iterdir() if "damaged" in file.name]
 
 
-def test_a_database_of_another_program_is_left_alone(path):
+def test_a_database_of_another_program_is_not_changed(path):
     path.parent.mkdir()
     connection = sqlite3.connect(path)
     connection.execute("CREATE TABLE recipes (name TEXT)")
@@ -281,7 +281,7 @@ def test_a_folder_that_cannot_be_written_is_an_error_or_a_warning(tmp_path, monk
     assert "going on without it" in caplog.text
 
 
-def test_a_store_that_fails_is_said_once_and_stops_no_plan(path, caplog):
+def test_a_failing_database_is_reported_once_and_stops_no_plan(path, caplog):
     database = Database(path)
     connection = sqlite3.connect(path)
     connection.execute("DROP TABLE measurements")
@@ -328,7 +328,7 @@ def test_check_finds_rows_that_make_no_sense(database, path):
     connection.close()
 
 
-def test_profiles_go_in_and_out(database, tmp_path):
+def test_profiles_are_exported_and_imported(database, tmp_path):
     items = [(make_problem(batch=size), result(time_ms=size / 7)) for size in (1, 2, 4)]
     database.save(MACHINE, [*items, (make_problem(batch=8), result(complete=False))])
     profile = database.export_profile("mine", MACHINE)
@@ -349,8 +349,8 @@ def test_profiles_go_in_and_out(database, tmp_path):
         database.export_profile("none", {"device": "none"})
 
 
-def test_eight_processes_three_of_them_killed(tmp_path):
-    """Eight processes on one file for a minute, three of them killed in mid-write: no error, no lost or torn row."""
+def test_eight_processes_share_a_database_though_three_are_killed(tmp_path):
+    """Eight processes use one file for a minute, and three are killed while they write. No row is lost or torn."""
     path, seconds = tmp_path / "measurements.db", 55
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
     command = [sys.executable, "-m", "tests.support.database_worker", str(path)]
@@ -388,7 +388,7 @@ def test_eight_processes_three_of_them_killed(tmp_path):
             assert len(rows) == count, (seed, turn)
             assert database.load_exploration(machine, "cpu", request) is not None
             batches += 1
-        if seed in victims:  # what was not committed is not there, not even in part
+        if seed in victims:  # nothing of an uncommitted transaction is there
             last = database_worker.request_of(seed, 1 << 20)
             assert database.load(machine, [last.problem.part(size) for size in last.sizes]) == []
     assert batches > 100
