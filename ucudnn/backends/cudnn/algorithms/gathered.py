@@ -113,13 +113,7 @@ class GatheredCall(PreparedCall):
         return self._copy_bytes + self._own_bytes
 
     def launch(
-        self,
-        x: int,
-        w: int,
-        y: int,
-        workspace: DeviceBuffer,
-        offset: Offset = BEGIN,
-        scaling: Scaling = OVERWRITE,
+        self, x: int, w: int, y: int, workspace: DeviceBuffer, offset: Offset = BEGIN, scaling: Scaling = OVERWRITE
     ) -> None:
         """Queue the copy and the convolution of one part; see PreparedCall.launch.
 
@@ -131,13 +125,7 @@ class GatheredCall(PreparedCall):
         self.bind(x, w, y, workspace, offset, scaling)()
 
     def bind(
-        self,
-        x: int,
-        w: int,
-        y: int,
-        workspace: DeviceBuffer,
-        offset: Offset = BEGIN,
-        scaling: Scaling = OVERWRITE,
+        self, x: int, w: int, y: int, workspace: DeviceBuffer, offset: Offset = BEGIN, scaling: Scaling = OVERWRITE
     ) -> Callable[[], None]:
         """Return a launch whose copies and call are bound; it raises what `launch` raises."""
         x, y = self._addresses.at(x, y, offset)

@@ -79,13 +79,7 @@ class GraphCall(PreparedCall):
         return max((round_up(plan.workspace_bytes) for plan in self._plans.values()), default=0)
 
     def launch(
-        self,
-        x: int,
-        w: int,
-        y: int,
-        workspace: DeviceBuffer,
-        offset: Offset = BEGIN,
-        scaling: Scaling = OVERWRITE,
+        self, x: int, w: int, y: int, workspace: DeviceBuffer, offset: Offset = BEGIN, scaling: Scaling = OVERWRITE
     ) -> None:
         """Queue the convolution of one part on the stream of the cuDNN handle.
 
@@ -97,13 +91,7 @@ class GraphCall(PreparedCall):
         self._run(*(self._packs.get(arguments) or self._pack(arguments, workspace.size_bytes)))
 
     def bind(
-        self,
-        x: int,
-        w: int,
-        y: int,
-        workspace: DeviceBuffer,
-        offset: Offset = BEGIN,
-        scaling: Scaling = OVERWRITE,
+        self, x: int, w: int, y: int, workspace: DeviceBuffer, offset: Offset = BEGIN, scaling: Scaling = OVERWRITE
     ) -> Callable[[], None]:
         """Return a launch whose plan and variant pack are built.
 

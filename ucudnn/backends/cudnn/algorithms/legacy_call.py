@@ -208,13 +208,7 @@ class LegacyCall(PreparedCall):
         return round_up(self._workspace_bytes)
 
     def launch(
-        self,
-        x: int,
-        w: int,
-        y: int,
-        workspace: DeviceBuffer,
-        offset: Offset = BEGIN,
-        scaling: Scaling = OVERWRITE,
+        self, x: int, w: int, y: int, workspace: DeviceBuffer, offset: Offset = BEGIN, scaling: Scaling = OVERWRITE
     ) -> None:
         """Queue the convolution of one part on the stream of the cuDNN handle.
 

@@ -81,13 +81,7 @@ class PackedCall(PreparedCall):
         return self._own_bytes + self._x_bytes + self._y_bytes
 
     def launch(
-        self,
-        x: int,
-        w: int,
-        y: int,
-        workspace: DeviceBuffer,
-        offset: Offset = BEGIN,
-        scaling: Scaling = OVERWRITE,
+        self, x: int, w: int, y: int, workspace: DeviceBuffer, offset: Offset = BEGIN, scaling: Scaling = OVERWRITE
     ) -> None:
         """Queue the copies and the convolution of one part; see PreparedCall.launch.
 
