@@ -96,7 +96,7 @@ def test_structures_have_the_same_layout_in_cpp_and_python(toolchain, tmp_path):
 def test_a_library_of_another_version_is_refused():
     table = bridge.CallbacksStruct(version=bridge.VERSION + 1)
     with pytest.raises(
-        BackendUnavailableError, match=r"version 2, this package of 1: `python -m ucudnn.native --build`"
+        BackendUnavailableError, match=r"version 2, this package 1: run `python -m ucudnn.native --build`"
     ):
         bridge.attach(ctypes.addressof(table))
 

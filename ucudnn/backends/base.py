@@ -355,7 +355,7 @@ class ComputeBackend(Backend):
         Raises:
             BackendError: if the backend cannot lend a tensor's memory.
         """
-        raise BackendError(f"{self.name} lends no memory of tensors")
+        raise BackendError(f"{self.name} cannot lend memory of tensors")
 
     def without_owner(self, buffer: Buffer) -> Buffer:
         """Return the same workspace without ownership of its memory, for use only while its owner lives.

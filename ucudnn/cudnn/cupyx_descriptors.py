@@ -142,7 +142,7 @@ def check_contiguous(arr: Array) -> None:
         ValueError: if it is not.
     """
     if not arr.flags.c_contiguous:
-        raise ValueError(f"strides {arr.strides} of an array {arr.shape} are not C-contiguous: copy it before")
+        raise ValueError(f"strides {arr.strides} of an array {arr.shape} are not C-contiguous: copy the array first")
 
 
 def _ints(values: Sequence[int]) -> "array[int]":
@@ -181,7 +181,7 @@ def _convolution(
     groups: int,
 ) -> Descriptor:
     if not len(pad) == len(stride) == len(dilation):
-        raise ValueError(f"pad {pad}, stride {stride} and dilation {dilation} are not of one length")
+        raise ValueError(f"pad {pad}, stride {stride} and dilation {dilation} differ in length")
     accumulation = CUDNN_DATA_DOUBLE if data_type == CUDNN_DATA_DOUBLE else CUDNN_DATA_FLOAT
     pads, strides, dilations = (_ints(each) for each in (pad, stride, dilation))
     descriptor = Descriptor(createConvolutionDescriptor(), destroyConvolutionDescriptor)

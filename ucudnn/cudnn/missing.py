@@ -35,9 +35,7 @@ def explain(name: str) -> str:
     if name not in MISSING:
         return text
     if "_" in name and name.islower():
-        return (
-            f"{text}: of cupyx.cudnn it has the convolutions on arrays; for the rest call cuDNN's functions themselves"
-        )
+        return f"{text}: it has only the convolutions on arrays of cupyx.cudnn; for the rest call cuDNN's own functions"
     return (
         f"{text}: CuPy 13's RNN, CTC loss, spatial transformer and fused operations are not part of it;"
         " nvidia-cudnn-frontend or a framework has them"

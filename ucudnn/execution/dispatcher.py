@@ -172,7 +172,7 @@ class Dispatcher:
         plan = entry.plan or self._plan(entry)
         if lent is not None and plan.workspace_bytes > lent.size_bytes:
             need, there = exact_bytes(plan.workspace_bytes), exact_bytes(lent.size_bytes)
-            raise BackendError(f"{entry.kernel}: spare memory of {need} is needed, but there are {there}")
+            raise BackendError(f"{entry.kernel}: it needs spare memory of {need}, but has {there}")
         capturing = backend.capturing(queue)
         if capturing:
             self._keep(entry, workspace, plan)

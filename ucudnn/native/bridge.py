@@ -210,7 +210,7 @@ def attach(address: int) -> None:
     table = CallbacksStruct.from_address(address)
     if table.version != VERSION:
         raise BackendUnavailableError(
-            f"libucudnn.so is of version {table.version}, this package of {VERSION}: `python -m ucudnn.native --build`"
+            f"libucudnn.so has version {table.version}, this package {VERSION}: run `python -m ucudnn.native --build`"
         )
     bridge = Bridge((table.cudnn or b"").decode(), table.device)
     table.ask, table.plan, table.forget = _ASK(bridge.ask), _PLAN(bridge.plan), _FORGET(bridge.forget)

@@ -109,7 +109,7 @@ def build(folder: Path, headers: Sequence[Path] = (), compiler: str | None = Non
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise BackendUnavailableError(f"{error}: give --folder with one that can be written to") from error
+        raise BackendUnavailableError(f"{error}: give --folder with a writable one") from error
     sources = [str(file) for file in sorted(SOURCES.glob("*.cpp"))]
     unfinished = folder / f"{LIBRARY}.{state[:8]}"  # so that no process loads an incomplete file
     command = [chosen, *flags, *sources, "-o", str(unfinished), "-ldl", "-pthread"]

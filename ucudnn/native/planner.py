@@ -191,7 +191,7 @@ class NativePlanner:
         if request.start or configuration.workspace_bytes > limit or unfit & {p.algorithm for p in configuration.parts}:
             rest = self._recovery.rest(problem, request.start, limit, unfit)
             if rest is None:
-                raise BackendError(f"{problem}: nothing is left that computes it within {exact_bytes(limit)}")
+                raise BackendError(f"{problem}: no algorithm is left that computes it within {exact_bytes(limit)}")
             configuration = rest
         return configuration, limit, segment
 

@@ -76,7 +76,7 @@ class _Recipe:
         self._plans: dict[Scaling, BackendDescriptor] = {}
         self._legacy = None if is_engine(algorithm) else LegacyDescriptors(request.library, problem)
         if self._legacy is not None and algorithm not in ALGORITHMS[problem.operation]:
-            raise UnsupportedProblemError(f"{algorithm} is no algorithm of {problem.operation.value}")
+            raise UnsupportedProblemError(f"{algorithm} is not an algorithm of {problem.operation.value}")
 
     @property
     def number(self) -> int | None:

@@ -93,7 +93,9 @@ def test_refuses_half_precision(dtype):
 
 
 def test_refuses_an_algorithm_that_is_not_known_or_does_not_apply():
-    with pytest.raises(UnsupportedProblemError, match="DIRECT is no algorithm of the CPU backend: Forward 4x4x20x20"):
+    with pytest.raises(
+        UnsupportedProblemError, match="DIRECT is not an algorithm of the CPU backend: Forward 4x4x20x20"
+    ):
         BACKEND.prepare(PROBLEM, "DIRECT")
     with pytest.raises(UnsupportedProblemError, match=r"FFT does not apply: .* by IMPLICIT_GEMM, GEMM$"):
         BACKEND.prepare(replace(PROBLEM, stride=(2, 2)), "FFT")
@@ -124,9 +126,9 @@ def test_refuses_tensors_that_do_not_fit():
         launch(y=y.astype(np.float64))
     with pytest.raises(BackendError, match=r"w has shape .* needs \(6, 4, 3, 3\), C-contiguous"):
         launch(w=w.swapaxes(2, 3))
-    with pytest.raises(BackendError, match="x has 4 samples: no 4 of them from sample 1 on"):
+    with pytest.raises(BackendError, match="x has 4 samples: too few for 4 from sample 1 on"):
         launch(start=1)
-    with pytest.raises(BackendError, match="y has 3 samples: no 4 of them from sample 0 on"):
+    with pytest.raises(BackendError, match="y has 3 samples: too few for 4 from sample 0 on"):
         launch(y=y[:3])
 
 
@@ -241,7 +243,11 @@ def test_workspace_memory_is_touched_before_the_first_sample():
             "a micro-batch of 5 does not fit into the mini-batch of 4",
         ),
         (2, Algorithm(name="GEMM", workspace_bytes=7, api="cpu"), "BackendError: GEMM needs a workspace of"),
-        (2, Algorithm(name="DIRECT", workspace_bytes=0, api="cpu"), "UnsupportedProblemError: DIRECT is no algorithm"),
+        (
+            2,
+            Algorithm(name="DIRECT", workspace_bytes=0, api="cpu"),
+            "UnsupportedProblemError: DIRECT is not an algorithm",
+        ),
         (2, Algorithm(name="GEMM", workspace_bytes=1 << 60, api="cpu"), "MemoryError"),
     ],
     ids=["too large", "workspace", "unknown", "memory"],

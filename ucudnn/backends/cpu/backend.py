@@ -88,7 +88,7 @@ class CpuBackend(ComputeBackend):
         """
         names = _applicable(problem)
         if algorithm not in names:
-            what = "does not apply" if algorithm in CPU_ALGORITHMS else "is no algorithm of the CPU backend"
+            what = "does not apply" if algorithm in CPU_ALGORITHMS else "is not an algorithm of the CPU backend"
             raise UnsupportedProblemError(f"{algorithm} {what}: {problem} can be computed by {', '.join(names)}")
         return CpuCall(problem, algorithm, CPU_ALGORITHMS[algorithm](problem))
 

@@ -80,7 +80,7 @@ class CpuCall(PreparedCall):
         if tensor.shape[1:] != shape[1:]:
             raise BackendError(f"{name} has shape {tensor.shape}: {self._problem} needs samples of {shape[1:]}")
         if not 0 <= start <= len(tensor) - shape[0]:
-            raise BackendError(f"{name} has {len(tensor)} samples: no {shape[0]} of them from sample {start} on")
+            raise BackendError(f"{name} has {len(tensor)} samples: too few for {shape[0]} from sample {start} on")
         return tensor
 
     def _check_filters(self, w: Array) -> None:

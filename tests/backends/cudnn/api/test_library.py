@@ -37,7 +37,7 @@ def test_a_file_that_is_no_library_is_named(tmp_path):
 
 
 def test_another_library_is_not_taken_for_cudnn():
-    with pytest.raises(BackendUnavailableError, match=r"libc\.so\.6 is no cuDNN"):
+    with pytest.raises(BackendUnavailableError, match=r"libc\.so\.6 is not cuDNN"):
         Library("libc.so.6")
 
 
@@ -114,7 +114,9 @@ def test_a_graph_without_a_handle_is_an_error(library):
 @pytest.mark.parametrize("name", ["GEMM", "eng", "eng5_k2", "eng5_k2=x", "eng5_k2=1;"])
 def test_names_that_are_no_engine_configurations(name):
     graph = OperationGraph.__new__(OperationGraph)  # names are parsed before the graph is used
-    with pytest.raises(UnsupportedProblemError, match="named like eng67_k2=19_k13=0"):
+    with pytest.raises(
+        UnsupportedProblemError, match="not an engine configuration: their names are like eng67_k2=19_k13=0"
+    ):
         graph._make_configuration(name)
 
 

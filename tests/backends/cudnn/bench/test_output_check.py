@@ -116,7 +116,7 @@ def test_an_algorithm_that_is_wrong_on_one_kind_of_slab_does_not_pass(case, seed
     expected = check._reference(wrong)
     if not np.any(np.nan_to_num(expected)):
         return  # a slab that a stride leaves out has nothing but zeros
-    with pytest.raises(UnsupportedProblemError, match="off, more than"):
+    with pytest.raises(UnsupportedProblemError, match=r"an error of .*, more than"):
         check(HostCall(wrong.problem, factor=1.1), "engine", wrong, nothing)
 
 
@@ -192,12 +192,12 @@ def test_the_host_decides_if_a_plain_gradient_of_16_bits_has_a_large_error(monke
         check(right, "right", piece, nothing)
         check(slightly, "slightly", piece, nothing)
         for call, name in ((wrong, "wrong"), (partly, "partly")):
-            with pytest.raises(UnsupportedProblemError, match="off, more than"):
+            with pytest.raises(UnsupportedProblemError, match=r"an error of .*, more than"):
                 check(call, name, piece, nothing)
     check, nothing = with_plain(lambda dw: dw)
     for _ in range(2):
         for call, name in ((wrong, "wrong"), (partly, "partly")):
-            with pytest.raises(UnsupportedProblemError, match="off, more than"):
+            with pytest.raises(UnsupportedProblemError, match=r"an error of .*, more than"):
                 check(call, name, piece, nothing)
         check(right, "right", piece, nothing)
 
@@ -211,5 +211,5 @@ def test_an_algorithm_that_rounds_parts_of_its_sums_is_checked_at_every_size(ope
         check(HostCall(small.problem), f"engine {rounds}", small, nothing, rounds=rounds)
     off = HostCall(large.problem, factor=1.1)  # longer sums, or more of them
     check(off, "engine False", large, nothing)
-    with pytest.raises(UnsupportedProblemError, match="off, more than"):
+    with pytest.raises(UnsupportedProblemError, match=r"an error of .*, more than"):
         check(off, "engine True", large, nothing, rounds=True)

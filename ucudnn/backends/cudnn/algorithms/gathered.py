@@ -92,7 +92,7 @@ class GatheredCall(PreparedCall):
 
     def __init__(self, problem: ConvolutionProblem, call: PreparedCall, own_bytes: int, device: Gpu) -> None:
         if device.copier is None:
-            raise UnsupportedProblemError(f"the driver takes no kernels that copy: {problem}")
+            raise UnsupportedProblemError(f"the driver does not load the kernels that copy: {problem}")
         self._problem = problem
         self._call = call
         self._own_bytes = own_bytes
@@ -149,7 +149,7 @@ class GatheredCall(PreparedCall):
         if self._problem.operation is not Operation.BACKWARD_DATA:
             return self._bound(self._gather, copy, x), None
         if beta not in (0, 1):
-            raise UnsupportedProblemError(f"what strides skip cannot be scaled by beta {beta}: {self._problem}")
+            raise UnsupportedProblemError(f"samples that strides skip cannot be scaled by beta {beta}: {self._problem}")
         if beta:
             return self._bound(self._gather, copy, x), self._bound(self._scatter, x, copy, fills=False)
         pairs = self._pairs

@@ -110,7 +110,7 @@ class LegacyDescriptors:
         try:
             arrays = [array("i", sizes), array("i", strides)]
         except OverflowError as error:
-            raise UnsupportedProblemError(f"strides {strides} are beyond what the legacy API can say") from error
+            raise UnsupportedProblemError(f"strides {strides} are too large for the legacy API") from error
         addresses = (values.buffer_info()[0] for values in arrays)
         self._library.call("cudnnSetTensorNdDescriptor", tensor, dtype, len(sizes), *addresses)
         return tensor
@@ -189,7 +189,9 @@ class LegacyCall(PreparedCall):
     def __init__(self, library: Library, handle: int, problem: ConvolutionProblem, algorithm: str) -> None:
         if algorithm not in ALGORITHMS[problem.operation]:
             known = ", ".join(ALGORITHMS[problem.operation])
-            raise UnsupportedProblemError(f"{algorithm} is no legacy algorithm of {problem.operation.value}: {known}")
+            raise UnsupportedProblemError(
+                f"{algorithm} is not a legacy algorithm of {problem.operation.value}: {known}"
+            )
         self._library = library
         self._handle = handle
         self._problem = problem

@@ -316,7 +316,7 @@ def _parse(name: str) -> tuple[int, list[tuple[int, int]]]:
     """
     match = _NAME.fullmatch(name)
     if match is None:
-        raise UnsupportedProblemError(f"{name} is no engine configuration: they are named like eng67_k2=19_k13=0")
+        raise UnsupportedProblemError(f"{name} is not an engine configuration: their names are like eng67_k2=19_k13=0")
     knobs = (knob.partition("=") for knob in match[2].split("_k")[1:])
     return int(match[1]), [(int(kind), int(value)) for kind, _, value in knobs]
 

@@ -61,7 +61,7 @@ class Library:
         try:
             get_version = self._library.cudnnGetVersion
         except AttributeError as error:
-            raise BackendUnavailableError(f"{self.path} is no cuDNN: give the path of libcudnn.so.9") from error
+            raise BackendUnavailableError(f"{self.path} is not cuDNN: give the path of libcudnn.so.9") from error
         get_version.restype = ctypes.c_size_t
         self.version: int = get_version()
         """The version as cudnnGetVersion returns it: 91901 is 9.19.1."""
@@ -216,7 +216,7 @@ def _load(path: str | None) -> tuple[str, ctypes.CDLL]:
         except OSError as error:
             tried.append(f"{candidate}: {error}")
     raise BackendUnavailableError(
-        "cuDNN 9 was not found: `pip install 'ucudnn[cuda13]'` (or cuda12) brings it, UCUDNN_CUDNN_LIBRARY names"
+        "cuDNN 9 was not found: `pip install 'ucudnn[cuda13]'` (or cuda12) installs it, UCUDNN_CUDNN_LIBRARY names"
         f" a file; tried {'; '.join(tried)}"
     )
 

@@ -131,7 +131,7 @@ class CudnnBench(Bench):
     ) -> Measurement:
         """Measure an algorithm on micro-batches of `size` samples that begin at samples 0, size, 2 * size, ..."""
         if size > self._samples or self._check is None:
-            return _hindered(algorithm, f"GPU memory holds operands of {self._samples} samples only")
+            return _hindered(algorithm, f"GPU memory holds the operands of only {self._samples} samples")
         pieces = pieces_of(self._problem, size, slabs)
         try:
             start = self._begun(size, pieces, algorithm, effort)

@@ -126,7 +126,7 @@ class OutputCheck:
             found = self._outcome(call, piece, Offset(0, piece.first_rows), beta, workspace)
             if np.isnan(found).any():
                 raise UnsupportedProblemError(
-                    "NaN of its output or workspace comes through, or some of it stays unwritten"
+                    "NaN from its output or workspace is in its result, or a part of the output is not written"
                 )
             if first:
                 self._compare(found, piece)
@@ -143,7 +143,7 @@ class OutputCheck:
             if own > most / 2 and error <= most + 2 * own:
                 error = _distance(found, exact)
         if error > most:
-            raise UnsupportedProblemError(f"its result is {error:.1e} off, more than {most:.0e}")
+            raise UnsupportedProblemError(f"its result has an error of {error:.1e}, more than {most:.0e}")
 
     def _tolerance(self) -> float:
         fma = self._problem.dtype is DataType.FLOAT32 and self._problem.math is MathMode.FMA

@@ -35,7 +35,7 @@ def cupy_module() -> Any:
         import cupy
     except ImportError as error:
         raise BackendUnavailableError(
-            f"CuPy cannot be imported ({error}): `pip install 'ucudnn[cuda13]'`, or cuda12, brings it and cuDNN"
+            f"CuPy cannot be imported ({error}): `pip install 'ucudnn[cuda13]'`, or cuda12, installs it and cuDNN"
         ) from error
     return cupy
 
@@ -159,8 +159,8 @@ class CupyGpu(Gpu):
         """
         if self._current_device() != self.ordinal:
             raise BackendError(
-                f"this is of GPU {self.ordinal}, but the thread's current one is {self._current_device()}: enter"
-                f" `with cupy.cuda.Device({self.ordinal})`, or open a handle for each"
+                f"this handle is on GPU {self.ordinal}, but the thread's current GPU is {self._current_device()}: enter"
+                f" `with cupy.cuda.Device({self.ordinal})`, or open a handle on each GPU"
             )
         stream = self.stream()
         return stream if stream != _PER_THREAD else -get_ident()
