@@ -182,9 +182,10 @@ class AheadCompiler:
                 self._plans[part, name] = self._submit(self._building, part, work)
 
     def built(self, part: ConvolutionProblem, name: str) -> BuiltPlan | None:
-        """Return the plan of an engine that is compiled; None if no thread builds it, or the build failed.
+        """Wait for the plan of an engine that is compiled, and return it; None if no thread builds it, or it failed.
 
-        Wait until the plan is built. Without one, wait until the engine is compiled if that happens for another size.
+        If no thread builds this plan but one compiles the engine for another size, wait for that, because the compiled
+        engine serves all sizes.
         """
         shape = _shape(part)
         with self._lock:
