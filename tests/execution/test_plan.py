@@ -4,11 +4,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.support.operands import PROBLEM, direct, operands, poison, relative, written
 from tests.support.problems import make_problem
 from ucudnn.backends.base import Offset
-from ucudnn.configuration import MicroConfiguration, SlabConfiguration
+from ucudnn.backends.cpu.backend import CpuBackend
+from ucudnn.configuration import MicroConfiguration, SlabConfiguration, configuration_of
 from ucudnn.errors import StepError, UnsupportedProblemError
-from ucudnn.execution.plan import aligned, steps_of
+from ucudnn.execution.plan import aligned, make_plan, steps_of
 from ucudnn.problem import Operation
 from ucudnn.slabs import piece_of, slabs_of
 
@@ -70,3 +72,25 @@ def test_aligned_parts_begin_at_multiples_of_their_power_of_two(sizes):
         assert start % (each.size & -each.size) == 0
         start += each.size
     assert start == sum(sizes)
+
+
+@pytest.mark.parametrize("operation", Operation)
+@pytest.mark.parametrize("sizes", [[6], [2, 2, 2], [4, 2]])
+def test_bound_calls_compute_what_a_launch_computes(operation, sizes):
+    backend = CpuBackend()
+    problem = PROBLEM.with_operation(operation)
+    parts = [
+        MicroConfiguration(size=size, algorithm="GEMM", time_ms=1.0, workspace_bytes=each.workspace_bytes)
+        for size in sizes
+        if (each := backend.algorithm(problem.part(size), "GEMM")) is not None
+    ]
+    plan = make_plan(problem, configuration_of(parts), backend)
+    x, w, y = operands(problem)
+    expected = direct(problem, x, w, y, 1.0, 0.0)
+    calls = plan.bind(x, w, y, backend.allocate(plan.workspace_bytes))
+    assert len(calls) == len(sizes)
+    for _ in range(2):  # a bound plan overwrites its output each time
+        poison(written(problem, x, w, y), 0)
+        for call in calls:
+            call()
+        assert relative(written(problem, x, w, y), expected) < 1e-12

@@ -213,3 +213,32 @@ def test_an_algorithm_that_rounds_parts_of_its_sums_is_checked_at_every_size(ope
     check(off, "engine False", large, nothing)
     with pytest.raises(UnsupportedProblemError, match=r"an error of .*, more than"):
         check(off, "engine True", large, nothing, rounds=True)
+
+
+class Leaking(HostCall):
+    """An algorithm that leaves a NaN in its output, from its second check on if `later`."""
+
+    def __init__(self, problem, *, later):
+        super().__init__(problem)
+        self.problem, self.launches = problem, -2 if later else 0
+
+    def launch(self, x, w, y, workspace, offset=BEGIN, scaling=OVERWRITE):
+        super().launch(x, w, y, workspace, offset, scaling)
+        self.launches += 1
+        if self.launches > 0:
+            address = {Operation.FORWARD: y, Operation.BACKWARD_DATA: x, Operation.BACKWARD_FILTER: w}
+            ctypes.memset(address[self.problem.operation], 0xFF, self.problem.dtype.itemsize)
+
+
+@pytest.mark.parametrize("operation", Operation)
+@pytest.mark.parametrize("later", [False, True])
+def test_nan_in_an_output_does_not_pass(operation, later):
+    problem = replace(PLANE, operation=operation, batch=2)
+    check, nothing = opened(problem, np.random.default_rng(5))
+    (piece,) = pieces_of(problem, 2, ())
+    call = Leaking(problem, later=later)
+    if later:
+        check(call, "engine", piece, nothing)
+        call.launches = 0
+    with pytest.raises(UnsupportedProblemError, match="NaN from its output or workspace is in its result"):
+        check(call, "engine", piece, nothing)
