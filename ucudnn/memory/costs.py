@@ -1,6 +1,7 @@
 """Costs: what a device takes for the operations of one step, and for moving bytes to the host and back."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from math import ceil
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,3 +34,15 @@ class Costs:
     def rounded(self, size: int) -> int:
         """Return the bytes that the device's allocator takes for a storage of a size in bytes."""
         return -(-size // self.granularity) * self.granularity
+
+    def scaled(self, share: float) -> "Costs":
+        """Return the costs of the same step at another mini-batch, of which times and scratch are taken in proportion.
+
+        Args:
+            share: the other mini-batch as a share of this one.
+        """
+        return replace(
+            self,
+            time_ms=tuple(time * share for time in self.time_ms),
+            scratch_bytes=tuple(ceil(size * share) for size in self.scratch_bytes),
+        )

@@ -67,8 +67,7 @@ def load_measured(path: Path) -> Costs | None:
 
 def save_step(graph: StepGraph, path: Path, measured: Costs | None = None) -> None:
     """Write a step to a file, with what was measured of it at its mini-batch; gzipped where the name ends in .gz."""
-    data = encode_step(graph, measured)
-    path.write_bytes(gzip.compress(data, mtime=0) if path.suffix == ".gz" else data)
+    path.write_bytes(encode_step(graph, measured, compress=path.suffix == ".gz"))
 
 
 def decode_step(data: bytes, source: str) -> StepGraph:
@@ -101,8 +100,8 @@ def _content(data: bytes, source: str) -> dict[str, Any]:
     return content
 
 
-def encode_step(graph: StepGraph, measured: Costs | None = None) -> bytes:
-    """Return a step as the JSON that `decode_step` reads."""
+def encode_step(graph: StepGraph, measured: Costs | None = None, *, compress: bool = False) -> bytes:
+    """Return a step as the JSON that `decode_step` reads, with what was measured of it; gzipped if asked for."""
     kinds, dtypes, modules, sources, problems = _Table(), _Table(), _Table(), _Table(), _Table()
     operations = []
     for each in graph.operations:
@@ -120,7 +119,8 @@ def encode_step(graph: StepGraph, measured: Costs | None = None) -> bytes:
     lines = [f"{json.dumps(key)}: {_compact(value)}" for key, value in head.items()]
     for key, rows in (("problems", problems), ("storages", storages), ("operations", operations)):
         lines.append(f"{json.dumps(key)}: [\n" + ",\n".join(rows) + "\n]")
-    return ("{" + ",\n".join(lines) + "}\n").encode()
+    data = ("{" + ",\n".join(lines) + "}\n").encode()
+    return gzip.compress(data, mtime=0) if compress else data
 
 
 class _Table(dict[str, int]):

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from ucudnn.configuration import Configuration
 from ucudnn.errors import BackendUnavailableError, InvalidValueError
+from ucudnn.plots.bands import MemoryPicture, PolicyPoint, front_figure, memory_figure
 from ucudnn.plots.bars import Bar, configurations_figure, division_figure, groups_figure, layers_figure
 from ucudnn.plots.points import desirable_figure
 from ucudnn.plots.style import STYLE
@@ -20,12 +21,16 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Bar",
+    "MemoryPicture",
+    "PolicyPoint",
     "check_picture",
     "draw_configurations",
     "draw_desirable",
     "draw_division",
+    "draw_front",
     "draw_groups",
     "draw_layers",
+    "draw_memory",
 ]
 
 _FORMATS = ("pdf", "png", "svg")
@@ -93,6 +98,35 @@ def draw_groups(
         title: as for `draw_layers`.
     """
     _write(path, labels, lambda: groups_figure(labels, series, ylabel, title))
+
+
+def draw_memory(picture: MemoryPicture, path: Path, *, title: str = "") -> None:
+    """Draw the memory of a training step over time, with a band for each owner.
+
+    Args:
+        picture: owners and their bytes.
+        path: as for `draw_layers`, as are the errors.
+        title: as for `draw_layers`.
+    """
+    _write(path, picture.times_ms, lambda: memory_figure(picture, title))
+
+
+def draw_front(
+    fronts: Mapping[str, Sequence[PolicyPoint]],
+    path: Path,
+    *,
+    marks: Sequence[tuple[str, int]] = (),
+    title: str = "",
+) -> None:
+    """Draw the time of a training step against its peak, with a line for each policy.
+
+    Args:
+        fronts: plans by the name of their policy.
+        path: as for `draw_layers`, as are the errors.
+        marks: lines across the picture: text and bytes.
+        title: as for `draw_layers`.
+    """
+    _write(path, [point for points in fronts.values() for point in points], lambda: front_figure(fronts, marks, title))
 
 
 def check_picture(path: Path) -> None:

@@ -40,8 +40,12 @@ class ModelStep:
     variant: Variant = Variant()  # noqa: RUF009  # a frozen value may be shared
 
 
-def parse_shape(text: str) -> tuple[int, ...]:
+def parse_shape(text: str, least: int = 2) -> tuple[int, ...]:
     """Return the shape of one sample from '3x224x224'.
+
+    Args:
+        text: the shape.
+        least: the least number of dimensions: 2 for what a convolution takes, 1 for vectors too.
 
     Raises:
         InvalidNetworkError: if it cannot be read.
@@ -50,7 +54,7 @@ def parse_shape(text: str) -> tuple[int, ...]:
         shape = tuple(int(part) for part in text.lower().replace(",", "x").split("x"))
     except ValueError as error:
         raise InvalidNetworkError(f"shape {text!r} cannot be read: give channels and sizes, as 3x224x224") from error
-    if min(shape) < 1 or not 2 <= len(shape) <= 4:
+    if min(shape) < 1 or not least <= len(shape) <= 4:
         raise InvalidNetworkError(f"shape {text!r} is none of a sample: give channels and one to three sizes")
     return shape
 

@@ -7,7 +7,6 @@ launch. A convolution has algorithms to choose from, each with a time and a work
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from functools import lru_cache
-from typing import Literal
 
 from ucudnn.configuration import Configuration, MicroConfiguration
 from ucudnn.errors import InvalidValueError
@@ -20,13 +19,11 @@ from ucudnn.profiles.format import load_profile
 from ucudnn.profiles.measurement import Measurement
 from ucudnn.solvers.desirable import desirable_set
 
-Choice = Literal["fastest", "smallest"]
-"""Which algorithms convolutions take: the fastest ones, the papers' (p), or those with least workspace, their (m)."""
-
-CHOICES: tuple[Choice, ...] = ("fastest", "smallest")
+CHOICES = ("fastest", "smallest")
+"""Which algorithms convolutions take: the fastest ones, the papers' (p), or those of least workspace, their (m)."""
 
 
-def device_costs(profile: DeviceProfile, graph: StepGraph, choice: Choice = "fastest") -> Costs:
+def device_costs(profile: DeviceProfile, graph: StepGraph, choice: str = "fastest") -> Costs:
     """Return the costs of a step on a device.
 
     Raises:

@@ -28,7 +28,7 @@ _Run = Callable[[], object]
 _CONVOLUTION_BACKWARD = torch.ops.aten.convolution_backward.default
 _AHEAD_CYCLES = 1_000_000  # half a millisecond, so that an operator's launches are queued before its clock starts
 _COPIED_BYTES = 256 * 2**20
-_GRANULARITY = {"cuda": 512, "cpu": 64}  # bytes of which PyTorch's allocators hand out multiples
+_GRANULARITY = {"cuda": 512, "cpu": 1}  # bytes of which PyTorch's allocators count multiples
 _MARK = "ucudnn operator "
 
 

@@ -59,11 +59,11 @@ class Provenance:
     gives the nodes of both one number.
 
     Args:
-        model: the model, whose modules have names.
+        model: the model, whose modules have names; it is itself called '(ResNet)' by its class.
     """
 
     def __init__(self, model: torch.nn.Module) -> None:
-        self._names = {id(module): name for name, module in model.named_modules()}
+        self._names = {id(module): name or f"({type(model).__name__})" for name, module in model.named_modules()}
         self._owners = {id(value): name.rpartition(".")[0] for name, value in model.named_parameters()}
         self._model = model
         self._stack: list[str] = []

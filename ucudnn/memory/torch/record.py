@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from ucudnn.errors import StepGraphError
+from ucudnn.errors import BackendUnavailableError, InvalidValueError, StepGraphError
 from ucudnn.memory.batches import check_batch, join_batches
 from ucudnn.memory.costs import Costs
 from ucudnn.memory.graph import Role, StepGraph
@@ -78,6 +78,23 @@ def record_measured(
         line = str(error).partition("\n")[0]
         raise MemoryError(f"{recipe.model} at a mini-batch of {recipe.batch}: {line}") from error
     return graph, costs
+
+
+def measuring_device(name: str) -> torch.device | None:
+    """Return the device on which a step is measured: 'cuda', 'cpu', 'auto' for a GPU where there is one, or 'none'.
+
+    Raises:
+        BackendUnavailableError: if there is no such device.
+        InvalidValueError: if the name is not known.
+    """
+    if name not in ("auto", "cuda", "cpu", "none"):
+        raise InvalidValueError(f"--measure={name!r} is not known: give auto, cuda, cpu or none")
+    there = torch.cuda.is_available()
+    if name == "cuda" and not there:
+        raise BackendUnavailableError("--measure=cuda: PyTorch has no GPU here: give cpu or none")
+    if name == "none" or (name == "auto" and not there):
+        return None
+    return torch.device("cpu" if name == "cpu" else "cuda")
 
 
 def _parts(recipe: TrainingRecipe) -> tuple[int, ...]:

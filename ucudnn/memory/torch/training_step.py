@@ -166,7 +166,7 @@ def make_step(recipe: TrainingRecipe, device: torch.device, *, foreach: bool | N
 
 def _make_model(recipe: TrainingRecipe, device: torch.device) -> nn.Module:
     with device:
-        model = find_factory(recipe.model)()
+        model = _factory(recipe.model)()
     if not isinstance(model, nn.Module):
         raise InvalidNetworkError(f"{recipe.model} returns a {type(model).__name__}, no torch.nn.Module")
     dtype, made = DTYPES[recipe.variant.dtype], dict[Tensor, nn.Parameter]()
@@ -180,6 +180,21 @@ def _make_model(recipe: TrainingRecipe, device: torch.device) -> nn.Module:
             if buffer is not None:
                 module._buffers[name] = _converted(buffer, dtype, device, last=recipe.variant.channels_last)
     return model.train()
+
+
+def _factory(name: str) -> Callable[..., Any]:
+    """Return a callable by its name, 'module:callable'.
+
+    Raises:
+        InvalidNetworkError: if there is none of that name, or its package is not installed.
+    """
+    try:
+        return find_factory(name)
+    except InvalidNetworkError as error:
+        missing = error.__cause__
+        if isinstance(missing, ModuleNotFoundError) and missing.name == name.partition(":")[0].partition(".")[0]:
+            raise InvalidNetworkError(f"{name}: {missing.name} is not installed: pip install {missing.name}") from error
+        raise
 
 
 def _converted(value: Tensor, dtype: torch.dtype, device: torch.device, *, last: bool) -> Tensor:
@@ -223,7 +238,7 @@ def _make_loss(name: str, output: Tensor) -> tuple[Callable[..., Tensor], Tensor
     if output.dim() < 2:
         raise InvalidValueError(f"--loss={name!r}: the model's output of {output.dim()} dimensions has no classes")
     labels = torch.randint(output.shape[1], (output.shape[0], *output.shape[2:]), device=output.device)
-    own: Any = find_factory(name) if ":" in name else _cross_entropy
+    own: Any = _factory(name) if ":" in name else _cross_entropy
     return own, labels
 
 

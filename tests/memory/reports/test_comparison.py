@@ -1,0 +1,75 @@
+"""Tests of the table of policies: its figures are the simulator's, and what does not fit says why."""
+
+import csv
+import io
+import json
+
+import pytest
+
+from ucudnn.errors import BudgetError, InvalidValueError
+from ucudnn.memory.devices.profile import load_device
+from ucudnn.memory.devices.roofline import device_costs
+from ucudnn.memory.policies.catalog import find_policy
+from ucudnn.memory.reports.comparison import POOLS, compare_policies, policy_fronts
+from ucudnn.memory.simulation.simulator import simulate
+from ucudnn.memory.steps import open_step
+
+GIB = 2**30
+
+
+@pytest.fixture(scope="module")
+def step():
+    graph = open_step("resnet50").with_batch(64)
+    return graph, device_costs(load_device("h200"), graph)
+
+
+def test_figures_are_those_of_the_simulator(step):
+    found = compare_policies(*step, 4 * GIB, ["stock", "checkpoint"])
+    simulated = simulate(find_policy("checkpoint").plan(*step, 4 * GIB), step[1])
+    stock, checkpoint = found.rows
+    assert checkpoint.simulation == simulated
+    assert checkpoint.numbers()["peak_bytes"] <= 4 * GIB
+    assert checkpoint.numbers()["recompute_ms"] > 0
+    assert stock.simulation is None
+    assert stock.least_bytes > 4 * GIB
+    assert "policy stock needs" in stock.reason
+    assert checkpoint.waste.keys() == {*POOLS}
+    assert checkpoint.waste["planned"] <= checkpoint.waste["best fit"]
+
+
+def test_a_table_has_a_row_for_each_plan_and_a_line_for_the_others(step):
+    found = compare_policies(*step, 4 * GIB, ["stock", "checkpoint"])
+    assert found.title() == "resnet50, mini-batch 64, on h200, within 4 GiB"
+    assert [row[0] for row in found.cells()] == ["checkpoint"]
+    assert all(len(row) == len(found.headings()) for row in found.cells())
+    assert any("policy stock needs" in line for line in found.lines())
+
+
+def test_csv_and_json_have_the_figures(step):
+    found = compare_policies(*step, None, ["stock", "base", "checkpoint"])
+    rows = {row["policy"]: row for row in csv.DictReader(io.StringIO(found.to_csv()))}
+    assert rows.keys() == {"stock", "base", "checkpoint"}
+    assert (
+        float(rows["base"]["peak_bytes"]) > float(rows["stock"]["peak_bytes"]) > float(rows["checkpoint"]["peak_bytes"])
+    )
+    answer = json.loads(json.dumps(found.to_dict()))
+    assert answer["policies"][2]["time_ms"] == pytest.approx(float(rows["checkpoint"]["time_ms"]))
+    assert {*answer["policies"][0]["fragmentation"]} == {*POOLS}
+
+
+def test_a_budget_that_no_policy_keeps_is_an_error(step):
+    with pytest.raises(BudgetError, match="policy checkpoint needs"):
+        compare_policies(*step, 1 * GIB, ["stock", "checkpoint"])
+    with pytest.raises(BudgetError, match="below the floor of resnet50"):
+        compare_policies(*step, 2**20, ["stock", "checkpoint"])
+    with pytest.raises(InvalidValueError, match="policy 'magic' is not known"):
+        compare_policies(*step, None, ["magic"])
+
+
+def test_fronts_trade_time_for_memory(step):
+    fronts = policy_fronts(*step, ["stock", "checkpoint"], 5)
+    assert len(fronts["stock"]) == 1
+    points = sorted(fronts["checkpoint"], key=lambda each: each.peak_bytes)
+    assert len(points) >= 3
+    assert points[0].time_ms > points[-1].time_ms
+    assert all(each.peak_bytes <= each.budget_bytes for each in points)

@@ -1,0 +1,99 @@
+"""Pictures of memory: every band is there and named, in colors that a reader can tell apart."""
+
+from itertools import combinations
+
+import pytest
+from matplotlib import rc_context
+from matplotlib.colors import to_rgb
+
+from ucudnn.errors import InvalidValueError
+from ucudnn.plots import MemoryPicture, PolicyPoint, draw_front, draw_memory
+from ucudnn.plots.bands import GIB, front_figure, memory_figure
+from ucudnn.plots.style import STYLE
+
+MAGIC = {"png": b"\x89PNG", "pdf": b"%PDF-", "svg": b"<?xml"}
+
+
+@pytest.fixture(autouse=True)
+def style():
+    with rc_context(STYLE):
+        yield
+
+
+def picture(layers=4):
+    rise = [index * GIB for index in (1, 2, 3, 3, 2, 1)]
+    return MemoryPicture(
+        times_ms=[0, 1, 2, 3, 4, 5, 6],
+        staying={"parameters": [GIB] * 6, "optimizer state": [GIB // 50] * 6},
+        saved={f"saved by layer{index}": rise for index in range(layers)},
+        rest={"gradients of activations": [0, 0, 0, GIB, 2 * GIB, 0], "scratch": [0, GIB // 4, 0, 0, 0, 0]},
+        marks=[("floor 4 GiB", 4 * GIB)],
+        peak="peak 16 GiB: relu in layer1",
+        phases=[("forward", 0), ("backward", 3), ("optimizer", 5.9)],
+    )
+
+
+def texts(figure):
+    (axes,) = figure.axes
+    return [each.get_text() for each in axes.texts]
+
+
+def test_every_band_mark_and_phase_is_named():
+    found = texts(memory_figure(picture(), "title"))
+    names = ["parameters", *(f"saved by layer{index}" for index in range(4)), "gradients of activations", "scratch"]
+    for name in (*names, "peak 16 GiB: relu in layer1", "floor 4 GiB", "forward", "backward", "optimizer"):
+        assert found.count(name) == 1, name
+
+
+def test_a_band_that_cannot_be_seen_has_no_name():
+    small = picture()
+    small.staying["optimizer state"][:] = [1] * 6
+    assert "optimizer state" not in texts(memory_figure(small, "title"))
+
+
+def test_bands_add_up_to_the_memory():
+    figure = memory_figure(picture(), "title")
+    (axes,) = figure.axes
+    tops = [max(y for path in band.get_paths() for _, y in path.vertices) for band in axes.collections]
+    assert max(tops) == pytest.approx(1 + 1 / 50 + 4 * 3 + 1, abs=0.1)
+
+
+def test_colors_differ():
+    figure = memory_figure(picture(5), "title")
+    (axes,) = figure.axes
+    colors = [tuple(band.get_facecolor()[0][:3]) for band in axes.collections]
+    assert len(colors) == 9
+    for one, other in combinations(colors, 2):
+        assert sum(abs(a - b) for a, b in zip(to_rgb(one), to_rgb(other), strict=True)) > 0.15
+
+
+def test_names_inside_lie_in_their_band():
+    figure = memory_figure(picture(), "title")
+    (axes,) = figure.axes
+    for name, low, high in (("saved by layer0", 1.02, 4.02), ("saved by layer1", 4.02, 7.02)):
+        (label,) = [each for each in axes.texts if each.get_text() == name]
+        assert low < label.get_position()[1] < high
+
+
+def test_fronts_are_labelled_lines_from_small_peaks_to_large_ones():
+    fronts = {
+        "stock": [PolicyPoint(8 * GIB, 10.0)],
+        "checkpoint": [PolicyPoint(6 * GIB, 12.0), PolicyPoint(4 * GIB, 15.0)],
+    }
+    figure = front_figure({**fronts, "none": []}, [("floor 2 GiB", 2 * GIB)], "title")
+    (axes,) = figure.axes
+    assert {"stock", "checkpoint", "floor 2 GiB"} == {*texts(figure)}
+    assert [[*line.get_xdata()] for line in axes.lines][1] == [4.0, 6.0]
+
+
+@pytest.mark.parametrize("suffix", [*MAGIC])
+def test_files_have_the_format_of_their_suffix(tmp_path, suffix):
+    draw_memory(picture(), tmp_path / f"a.{suffix}", title="memory")
+    draw_front({"stock": [PolicyPoint(GIB, 1.0)]}, tmp_path / f"b.{suffix}")
+    for name in "ab":
+        assert (tmp_path / f"{name}.{suffix}").read_bytes().startswith(MAGIC[suffix])
+
+
+def test_nothing_to_draw_is_an_error(tmp_path):
+    with pytest.raises(InvalidValueError, match="there is nothing to draw"):
+        draw_front({"stock": []}, tmp_path / "front.png")

@@ -1,0 +1,1 @@
+"""What is shown of a step: who owns its peak, and what policies make of it."""

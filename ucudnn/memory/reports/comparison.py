@@ -1,0 +1,238 @@
+"""What policies make of a step within a budget, as one table; and time against peak, by policy."""
+
+import csv
+import io
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ucudnn.errors import BudgetError
+from ucudnn.memory.costs import Costs
+from ucudnn.memory.graph import StepGraph
+from ucudnn.memory.liveness import measure_liveness
+from ucudnn.memory.plans.plan import MemoryPlan
+from ucudnn.memory.policies.catalog import find_policy
+from ucudnn.memory.pools.best_fit import BestFitPool
+from ucudnn.memory.pools.placement import Pool
+from ucudnn.memory.pools.planned import PlannedPool
+from ucudnn.memory.pools.two_ended import TwoEndedPool, mobility_in
+from ucudnn.memory.simulation.result import Simulation
+from ucudnn.memory.simulation.simulator import simulate
+from ucudnn.units import format_bytes, format_ms
+
+Progress = Callable[[str], None]
+"""A function that is called with what is about to be done."""
+
+POOLS = ("best fit", "two-ended", "planned")
+"""Names of the pools whose fragmentation is compared."""
+
+_COLUMNS = ("time_ms", "peak_bytes", "moved_bytes", "recompute_ms", "stall_ms", "contention_ms", "pinned_bytes")
+"""Numbers of a row, in the order of the columns of CSV."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PolicyRow:
+    """What a policy makes of a step.
+
+    Attributes:
+        policy: its name.
+        simulation: its plan on the device; None where it keeps no such budget.
+        waste: by which share each pool is larger than the bytes that are alive at most, by the pool's name.
+        reason: why there is no plan; '' where there is one.
+        least_bytes: the smallest budget that it would keep, where there is no plan.
+    """
+
+    policy: str
+    simulation: Simulation | None
+    waste: Mapping[str, float]
+    reason: str = ""
+    least_bytes: int = 0
+
+    def numbers(self) -> dict[str, float]:
+        """Return the figures of the plan by name; times in milliseconds, sizes in bytes. Empty where there is none."""
+        found = self.simulation
+        if found is None:
+            return {}
+        values = (
+            found.time_ms,
+            found.peak_bytes,
+            found.offloaded_bytes + found.prefetched_bytes,
+            found.recompute_ms,
+            found.wait_ms + found.memory_stall_ms,
+            found.contention_ms,
+            found.pinned_bytes,
+        )
+        return dict(zip(_COLUMNS, values, strict=True))
+
+
+@dataclass(frozen=True, kw_only=True)
+class PolicyComparison:
+    """What policies make of a step within a budget.
+
+    Attributes:
+        graph: the step.
+        costs: its costs on a device.
+        budget_bytes: the budget; None without one.
+        floor_bytes: the floor of the step.
+        rows: a row for each policy.
+    """
+
+    graph: StepGraph
+    costs: Costs
+    budget_bytes: int | None
+    floor_bytes: int
+    rows: tuple[PolicyRow, ...]
+
+    def title(self) -> str:
+        """Return what is compared, as one line."""
+        budget = "" if self.budget_bytes is None else f", within {format_bytes(self.budget_bytes)}"
+        return f"{self.graph.name}, mini-batch {self.graph.batch}, on {self.costs.device}{budget}"
+
+    def headings(self) -> list[str]:
+        """Return the headings of the table."""
+        return ["policy", "time", "slower", "peak", "moved", "recomputed", "stalled", *POOLS]
+
+    def cells(self) -> list[list[str]]:
+        """Return the table, a list for each policy that has a plan."""
+        fastest = sum(self.costs.time_ms)
+        table = []
+        for row in self.rows:
+            found = row.simulation
+            if found is not None:
+                stalled = found.wait_ms + found.memory_stall_ms
+                cells = [row.policy, format_ms(found.time_ms), f"{found.time_ms / fastest - 1:.1%}"]
+                cells += [format_bytes(found.peak_bytes), format_bytes(found.offloaded_bytes + found.prefetched_bytes)]
+                cells += [format_ms(found.recompute_ms), format_ms(stalled)]
+                table.append([*cells, *(f"+{row.waste[pool]:.1%}" for pool in POOLS)])
+        return table
+
+    def lines(self) -> list[str]:
+        """Return the floor, and why policies have no plan, a line each."""
+        floor = f"floor {format_bytes(self.floor_bytes)}; device memory {format_bytes(self.costs.memory_bytes)};"
+        floor += " the last columns are fragmentation: by how much each pool is larger than its live bytes"
+        return [floor, *(row.reason for row in self.rows if row.reason)]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return everything, for JSON; sizes in bytes, times in milliseconds."""
+        return {
+            "step": self.graph.name,
+            "batch": self.graph.batch,
+            "device": self.costs.device,
+            "budget_bytes": self.budget_bytes,
+            "floor_bytes": self.floor_bytes,
+            "policies": [
+                {"policy": row.policy, **row.numbers(), "fragmentation": dict(row.waste)}
+                if row.simulation
+                else {"policy": row.policy, "least_bytes": row.least_bytes, "reason": row.reason}
+                for row in self.rows
+            ],
+        }
+
+    def to_csv(self) -> str:
+        """Return the figures as CSV, a line for each policy that has a plan."""
+        text = io.StringIO()
+        writer = csv.writer(text, lineterminator="\n")
+        writer.writerow(["policy", *_COLUMNS, *(f"fragmentation_{name.replace(' ', '_')}" for name in POOLS)])
+        for row in self.rows:
+            if row.simulation is not None:
+                writer.writerow([row.policy, *row.numbers().values(), *(row.waste[name] for name in POOLS)])
+        return text.getvalue()
+
+
+def compare_policies(
+    graph: StepGraph,
+    costs: Costs,
+    budget: int | None,
+    policies: Iterable[str],
+    progress: Progress = lambda _: None,
+) -> PolicyComparison:
+    """Return what policies make of a step within a budget.
+
+    Args:
+        graph: the step.
+        costs: its costs on a device.
+        budget: bytes; None asks each policy for its plan without a bound.
+        policies: their names.
+        progress: a function that is called with what is about to be done.
+
+    Raises:
+        InvalidValueError: if there is no such policy.
+        BudgetError: if none of the policies keeps the budget; the message is that of the one that needs least.
+    """
+    rows, errors = [], []
+    for name in policies:
+        progress(f"planning {name}")
+        try:
+            plan = find_policy(name).plan(graph, costs, budget)
+        except BudgetError as error:
+            errors.append(error)
+            rows.append(
+                PolicyRow(policy=name, simulation=None, waste={}, reason=str(error), least_bytes=error.required_bytes)
+            )
+        else:
+            found = simulate(plan, costs)
+            rows.append(PolicyRow(policy=name, simulation=found, waste=_waste(plan, found)))
+    if errors and len(errors) == len(rows):
+        raise min(errors, key=lambda each: each.required_bytes)
+    floor = measure_liveness(graph, costs).floor_bytes
+    return PolicyComparison(graph=graph, costs=costs, budget_bytes=budget, floor_bytes=floor, rows=tuple(rows))
+
+
+def _waste(plan: MemoryPlan, found: Simulation) -> dict[str, float]:
+    pools: tuple[Pool, ...] = (BestFitPool(), TwoEndedPool(mobility_in(plan)), PlannedPool())
+    return {name: pool.place(found.lifetimes).waste for name, pool in zip(POOLS, pools, strict=True)}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FrontPoint:
+    """A plan on the front of a policy.
+
+    Attributes:
+        policy: its name.
+        budget_bytes: the budget for which it was made.
+        peak_bytes: its peak.
+        time_ms: its time.
+    """
+
+    policy: str
+    budget_bytes: int
+    peak_bytes: int
+    time_ms: float
+
+
+def policy_fronts(
+    graph: StepGraph, costs: Costs, policies: Sequence[str], points: int, progress: Progress = lambda _: None
+) -> dict[str, list[FrontPoint]]:
+    """Return time against peak of policies, at budgets from the step's floor to its peak.
+
+    Args:
+        graph: the step.
+        costs: its costs on a device.
+        policies: their names.
+        points: how many budgets are tried.
+        progress: a function that is called with what is about to be done.
+
+    Raises:
+        InvalidValueError: if there is no such policy.
+    """
+    liveness = measure_liveness(graph, costs)
+    low, high = liveness.floor_bytes, liveness.peak_bytes
+    budgets = [low + (high - low) * index // max(1, points - 1) for index in range(points)]
+    fronts: dict[str, list[FrontPoint]] = {}
+    for name in policies:
+        planner, found = find_policy(name), fronts.setdefault(name, [])
+        for budget in (*budgets, None):
+            progress(f"planning {name} within {format_bytes(budget)}" if budget else f"planning {name}")
+            try:
+                done = simulate(planner.plan(graph, costs, budget), costs)
+            except BudgetError:
+                continue
+            point = FrontPoint(
+                policy=name,
+                budget_bytes=budget or done.peak_bytes,
+                peak_bytes=done.peak_bytes,
+                time_ms=done.time_ms,
+            )
+            if all((each.peak_bytes, each.time_ms) != (point.peak_bytes, point.time_ms) for each in found):
+                found.append(point)
+    return fronts

@@ -1,0 +1,281 @@
+"""Why a step needs the memory that it needs: its peak and who owns it, its floor, and what would fit."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import Any
+
+from ucudnn.errors import BudgetError, StepGraphError
+from ucudnn.memory.costs import Costs
+from ucudnn.memory.graph import StepGraph
+from ucudnn.memory.liveness import Liveness, measure_liveness
+from ucudnn.memory.policies.catalog import find_policy
+from ucudnn.memory.reports.ownership import (
+    SCRATCH,
+    MemoryOverTime,
+    MemoryOwner,
+    OwnerGroup,
+    group_owners,
+    memory_over_time,
+    owners_at,
+)
+from ucudnn.units import format_bytes, format_ms
+
+CostsOf = Callable[[StepGraph], Costs]
+"""A function that returns the costs of a step at its mini-batch."""
+
+FLOOR = "floor"
+"""The bound of every policy that offloads and recomputes, among the policies."""
+
+_MOST_GROUPS = 10
+_MOST_SAVED = 5  # colors that a reader can tell apart
+_MOST_BATCH = 2**20
+
+
+@dataclass(frozen=True, kw_only=True)
+class PeakExplanation:
+    """Why a step needs its memory.
+
+    Attributes:
+        liveness: the step as the program runs it, on a device.
+        costs: times and scratch on that device.
+        owners: who owns the memory at the peak, largest first.
+        budget_bytes: the budget for which mini-batches were looked for.
+        least_budgets: the smallest budget that each policy keeps at the mini-batch, and the floor; None where it is not
+            known.
+        largest_batches: the largest mini-batch that each policy fits into the budget, and that the floor would; 0 where
+            none fits.
+    """
+
+    liveness: Liveness
+    costs: Costs
+    owners: tuple[MemoryOwner, ...]
+    budget_bytes: int
+    least_budgets: Mapping[str, int | None]
+    largest_batches: Mapping[str, int]
+
+    @property
+    def _graph(self) -> StepGraph:
+        return self.liveness.graph
+
+    def groups(self, attribute: str) -> tuple[OwnerGroup, ...]:
+        """Return the owners of the peak by 'what', 'operation', 'layer' or 'source', largest first."""
+        return group_owners(self.owners, attribute, _MOST_GROUPS)
+
+    def title(self) -> str:
+        """Return what is explained, as one line."""
+        return f"{self._graph.name}, mini-batch {self._graph.batch}, on {self.costs.device}"
+
+    def lines(self) -> list[str]:
+        """Return the peak, the floor and what would fit, a line each."""
+        liveness = self.liveness
+        least = ", ".join(f"{name} {_bytes(size)}" for name, size in self.least_budgets.items())
+        batches = ", ".join(f"{name} {batch}" for name, batch in self.largest_batches.items())
+        return [
+            f"peak {format_bytes(liveness.peak_bytes)} at {self._place(liveness.peak_place)}",
+            f"floor {format_bytes(liveness.floor_bytes)}, set by {self._place(liveness.floor_place)}:"
+            f" {self._floor_parts()}",
+            f"smallest budget: {least}",
+            f"largest mini-batch within {format_bytes(self.budget_bytes)}: {batches}",
+        ]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return everything, for JSON; sizes in bytes, times in milliseconds."""
+        liveness = self.liveness
+        return {
+            "step": self._graph.name,
+            "batch": self._graph.batch,
+            "device": self.costs.device,
+            "time_ms": sum(self.costs.time_ms),
+            "peak": {
+                "bytes": liveness.peak_bytes,
+                **self._operation(liveness.peak_place),
+                "by": {
+                    attribute: [_group(each) for each in self.groups(attribute)]
+                    for attribute in ("what", "operation", "layer", "source")
+                },
+                "owners": [_owner(each) for each in self.owners],
+            },
+            "floor": {
+                "bytes": liveness.floor_bytes,
+                **self._operation(liveness.floor_place),
+                "persistent_bytes": liveness.persistent_bytes[liveness.floor_place],
+                "working_bytes": liveness.working_bytes[liveness.floor_place],
+                "scratch_bytes": liveness.scratch_bytes[liveness.floor_place],
+            },
+            "smallest_budgets": dict(self.least_budgets),
+            "budget_bytes": self.budget_bytes,
+            "largest_batches": dict(self.largest_batches),
+        }
+
+    def over_time(self) -> tuple[tuple[float, ...], MemoryOverTime]:
+        """Return when each operation begins and the last one ends, in milliseconds, and who owns the memory by then."""
+        times = (self.costs.time_ms[operation] for operation in self.liveness.order)
+        return tuple(accumulate(times, initial=0.0)), memory_over_time(self.liveness, _MOST_SAVED)
+
+    def phases(self) -> list[tuple[str, float]]:
+        """Return the parts of the step and when they begin, in milliseconds."""
+        found: dict[str, float] = {}
+        begin = 0.0
+        for operation in self.liveness.order:
+            found.setdefault(self._graph.operations[operation].phase.value, begin)
+            begin += self.costs.time_ms[operation]
+        return [*found.items()]
+
+    def peak_text(self) -> str:
+        """Return the peak and its operation in a few words."""
+        operation = self._graph.operations[self.liveness.order[self.liveness.peak_place]]
+        where = f" in {operation.module}" if operation.module else ""
+        return f"peak {format_bytes(self.liveness.peak_bytes)}: {operation.name}{where}"
+
+    def _place(self, place: int) -> str:
+        index = self.liveness.order[place]
+        operation = self._graph.operations[index]
+        begin = sum(self.costs.time_ms[each] for each in self.liveness.order[:place])
+        line = f", {operation.source}" if operation.source else ""
+        when = f"{operation.phase.value}, {format_ms(begin)} of {format_ms(sum(self.costs.time_ms))}"
+        return f"{self._graph.operation_name(index)}{line} ({when})"
+
+    def _operation(self, place: int) -> dict[str, Any]:
+        index = self.liveness.order[place]
+        operation = self._graph.operations[index]
+        return {
+            "index": index,
+            "operation": operation.name,
+            "kind": operation.kind,
+            "phase": operation.phase.value,
+            "layer": operation.module,
+            "source": operation.source,
+        }
+
+    def _floor_parts(self) -> str:
+        place, liveness = self.liveness.floor_place, self.liveness
+        parts = {
+            "that stay during the whole step": liveness.persistent_bytes[place],
+            "that it reads and writes": liveness.working_bytes[place],
+            f"of {SCRATCH.removesuffix(' of the operation')}": liveness.scratch_bytes[place],
+        }
+        return ", ".join(f"{format_bytes(size)} {what}" for what, size in parts.items() if size)
+
+
+def explain(
+    graph: StepGraph,
+    costs_of: CostsOf,
+    budget: int | None = None,
+    policies: Sequence[str] = ("stock", "checkpoint"),
+    progress: Callable[[str], None] = lambda _: None,
+) -> PeakExplanation:
+    """Return why a step needs its memory.
+
+    Args:
+        graph: the step.
+        costs_of: the costs of the step at any mini-batch.
+        budget: bytes for which mini-batches are looked for; None for the device's memory.
+        policies: policies whose smallest budgets and largest mini-batches are looked for, beside the floor's.
+        progress: a function that is called with what is about to be done.
+
+    Raises:
+        InvalidValueError: if there is no such policy.
+        StepGraphError: if the step has no operations.
+    """
+    if not graph.operations:
+        raise StepGraphError(f"{graph.name} has no operations, so that nothing can be explained")
+    costs = costs_of(graph)
+    liveness = measure_liveness(graph, costs)
+    budget = costs.memory_bytes if budget is None else budget
+    least, batches = dict[str, int | None](), dict[str, int]()
+    for name in policies:
+        progress(f"looking for the largest mini-batch of policy {name}")
+        least[name] = least_budget(name, graph, costs)
+        batches[name] = largest_batch(name, graph, costs_of, budget)
+    return PeakExplanation(
+        liveness=liveness,
+        costs=costs,
+        owners=owners_at(liveness, liveness.peak_place),
+        budget_bytes=budget,
+        least_budgets={FLOOR: liveness.floor_bytes, **least},
+        largest_batches={FLOOR: floor_batch(graph, costs_of, budget), **batches},
+    )
+
+
+def least_budget(policy: str, graph: StepGraph, costs: Costs) -> int | None:
+    """Return the smallest budget that a policy keeps, in bytes, as far as it knows; None where it does not say.
+
+    Raises:
+        InvalidValueError: if there is no such policy.
+    """
+    budget = measure_liveness(graph, costs).floor_bytes
+    try:
+        find_policy(policy).plan(graph, costs, budget)
+    except BudgetError as error:
+        return error.required_bytes or None
+    return budget
+
+
+def largest_batch(policy: str, graph: StepGraph, costs_of: CostsOf, budget: int) -> int:
+    """Return the largest mini-batch for which a policy keeps a budget in bytes; 0 if there is none.
+
+    Raises:
+        InvalidValueError: if there is no such policy.
+    """
+    planner = find_policy(policy)
+
+    def fits(batch: int) -> bool:
+        try:
+            sized = graph.with_batch(batch)
+            planner.plan(sized, costs_of(sized), budget)
+        except (BudgetError, StepGraphError):
+            return False
+        return True
+
+    return _largest(fits, _guess(least_budget(policy, graph, costs_of(graph)), graph.batch, budget))
+
+
+def floor_batch(graph: StepGraph, costs_of: CostsOf, budget: int) -> int:
+    """Return the largest mini-batch whose floor is within a budget in bytes; 0 if there is none."""
+
+    def fits(batch: int) -> bool:
+        try:
+            sized = graph.with_batch(batch)
+            return measure_liveness(sized, costs_of(sized)).floor_bytes <= budget
+        except StepGraphError:
+            return False
+
+    return _largest(fits, _guess(measure_liveness(graph, costs_of(graph)).floor_bytes, graph.batch, budget))
+
+
+def _guess(least: int | None, batch: int, budget: int) -> int:
+    return max(1, min(_MOST_BATCH, batch * budget // (least or budget or 1)))
+
+
+def _largest(fits: Callable[[int], bool], guess: int) -> int:
+    """Return the largest mini-batch that fits, from a guess that is near it as a rule."""
+    low, high, step = 0, guess, max(1, guess // 16)
+    while high <= _MOST_BATCH and fits(high):
+        low, high, step = high, high + step, step * 2
+    step = max(1, guess // 16)
+    while low < high - step and not fits(high - step):
+        high, step = high - step, step * 2
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if fits(middle) else (low, middle)
+    return low
+
+
+def _bytes(size: int | None) -> str:
+    return "unknown" if size is None else format_bytes(size)
+
+
+def _group(group: OwnerGroup) -> dict[str, Any]:
+    return {"name": group.name, "storages": group.storages, "bytes": group.size}
+
+
+def _owner(owner: MemoryOwner) -> dict[str, Any]:
+    return {
+        "name": owner.name,
+        "what": owner.what,
+        "operation": owner.operation,
+        "layer": owner.layer,
+        "source": owner.source,
+        "bytes": owner.size,
+    }

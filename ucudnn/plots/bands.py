@@ -1,0 +1,175 @@
+"""Bands of memory over time, one for each owner; and time against peak, by policy."""
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from ucudnn.plots.style import new_figure
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+GIB = 2**30
+_STAYING = ("#333333", "#6b6b6b", "#9a9a9a", "#c4c4c4")  # what is there during the whole step, at the bottom
+_LAYERS = ("#08306b", "#2171b5", "#6baed6", "#9ecae1", "#c6dbef")  # what is saved, by layer
+_REST = ("#009E73", "#E69F00", "#D55E00", "#CC79A7")  # what comes and goes
+_DARK = {*_STAYING[:2], *_LAYERS[:2], "#009E73", "#D55E00"}
+_LEAST_INSIDE = 0.055  # of the height: a band is labelled inside if it is thicker
+_LEAST_NAMED = 0.008  # of the height: a thinner band has no name
+_LETTER = 0.0105  # of the width
+_PLACES = 80  # that are tried for a label
+_STEP = 0.055  # of the height, between labels beside the picture
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryPicture:
+    """What is drawn of the memory of a step.
+
+    Attributes:
+        times_ms: when each operation begins, and the end of the last one.
+        staying: bytes during each operation of what is there during the whole step, by owner.
+        saved: bytes of what is saved for backward, by layer.
+        rest: bytes of what comes and goes.
+        marks: lines across the picture: text and bytes.
+        peak: text of the peak.
+        phases: names of the parts of the step and when they begin, in milliseconds.
+    """
+
+    times_ms: Sequence[float]
+    staying: Mapping[str, Sequence[int]]
+    saved: Mapping[str, Sequence[int]]
+    rest: Mapping[str, Sequence[int]]
+    marks: Sequence[tuple[str, int]]
+    peak: str
+    phases: Sequence[tuple[str, float]]
+
+
+def memory_figure(picture: MemoryPicture, title: str) -> "Figure":
+    """Return the memory of a step over time; see `draw_memory`."""
+    figure, axes = new_figure(title)
+    bands = [
+        (name, series, color)
+        for group, colors in ((picture.staying, _STAYING), (picture.saved, _LAYERS), (picture.rest, _REST))
+        for (name, series), color in zip(group.items(), colors, strict=False)
+    ]
+    series = [[size / GIB for size in (*values, values[-1])] for _, values, _ in bands]
+    totals = [sum(values) for values in zip(*series, strict=True)]
+    axes.stackplot(
+        picture.times_ms, series, step="post", colors=[color for *_, color in bands], linewidth=0.3, edgecolor="white"
+    )
+    height, end = max(totals) * 1.13, picture.times_ms[-1]
+    axes.set(xlim=(0, end), ylim=(0, height), xlabel="time in ms", ylabel="memory in GiB")
+    _label_bands(axes, picture.times_ms, series, bands)
+    highest = max(range(len(totals)), key=totals.__getitem__)
+    at = picture.times_ms[highest]
+    axes.annotate(
+        picture.peak,
+        (at, totals[highest]),
+        (0, 6),
+        textcoords="offset points",
+        ha="left" if at < end / 3 else "right" if at > 2 * end / 3 else "center",
+    )
+    axes.plot([at], [totals[highest]], "v", color="black", markersize=4, clip_on=False)
+    for text, size in picture.marks:
+        axes.axhline(size / GIB, color="black", linewidth=0.8, linestyle=(0, (4, 3)))
+        box = {"facecolor": "white", "alpha": 0.75, "edgecolor": "none", "pad": 1}
+        axes.annotate(text, (0, size / GIB), (3, 3), textcoords="offset points", bbox=box)
+    for name, begin in picture.phases:
+        axes.axvline(begin, color="#777777", linewidth=0.6, linestyle=":")
+        late = begin > 0.9 * end
+        style: Any = {"color": "#555555", "style": "italic", "ha": "right" if late else "left"}
+        axes.annotate(name, (begin, height), (-3 if late else 3, -9), textcoords="offset points", **style)
+    return figure
+
+
+def _label_bands(
+    axes: "Axes",
+    times: Sequence[float],
+    series: Sequence[Sequence[float]],
+    bands: Sequence[tuple[str, Sequence[int], str]],
+) -> None:
+    """Write the name of each band into it, or beside the picture with a line to it."""
+    height, end = axes.get_ylim()[1], times[-1]
+    below = [0.0] * len(times)
+    beside: list[tuple[float, float, str, str]] = []  # place, where the line ends, text, color
+    for (name, _, color), values in zip(bands, series, strict=True):
+        above = [low + value for low, value in zip(below, values, strict=True)]
+        room, middle, center = _roomiest(times, below, above, _LETTER * len(name) * end)
+        if room > _LEAST_INSIDE * height:
+            shade = "white" if color in _DARK else "black"
+            axes.text(middle, center, name, ha="center", va="center", color=shade, size=7.5)
+        elif max(values) > _LEAST_NAMED * height:
+            first, last = _thickest(times, values)
+            at = max(first, last - 1)
+            beside.append(((below[at] + above[at]) / 2, times[last], name, color))
+        below = above
+    place = 0.0
+    for center, middle, name, color in sorted(beside):
+        place = max(place + _STEP * height, center)
+        axes.annotate(
+            name,
+            (middle, center),
+            (end * 1.03, place),
+            va="center",
+            size=7.5,
+            annotation_clip=False,
+            arrowprops={"arrowstyle": "-", "color": color, "linewidth": 0.8, "shrinkA": 1, "shrinkB": 0},
+        )
+
+
+def _roomiest(
+    times: Sequence[float], below: Sequence[float], above: Sequence[float], width: float
+) -> tuple[float, float, float]:
+    """Return how high the highest box of a width is that lies inside a band, and its center."""
+    best = 0.0, 0.0, 0.0
+    for step in range(_PLACES):
+        left = step * (times[-1] - width) / (_PLACES - 1)
+        window = slice(max(0, bisect_right(times, left) - 1), bisect_left(times, left + width) or 1)
+        low, high = max(below[window]), min(above[window])
+        best = max(best, (high - low, left + width / 2, (low + high) / 2))
+    return best
+
+
+def _thickest(times: Sequence[float], values: Sequence[float]) -> tuple[int, int]:
+    """Return the longest time, from one index to another, during which a band is nearly as thick as it gets."""
+    most, best, begin = max(values), (0, 0), None
+    for index, value in enumerate(values):
+        if value >= 0.75 * most and begin is None:
+            begin = index
+        if begin is not None and (value < 0.75 * most or index == len(values) - 1):
+            if times[index] - times[begin] >= times[best[1]] - times[best[0]]:
+                best = begin, index
+            begin = None
+    return best
+
+
+@dataclass(frozen=True, slots=True)
+class PolicyPoint:
+    """A plan of a policy: its peak in bytes and its time in milliseconds."""
+
+    peak_bytes: int
+    time_ms: float
+
+
+def front_figure(fronts: Mapping[str, Sequence[PolicyPoint]], marks: Sequence[tuple[str, int]], title: str) -> "Figure":
+    """Return time against peak of policies; see `draw_front`."""
+    figure, axes = new_figure(title)
+    colors = (*_LAYERS[:2], *_REST, *_STAYING[:2])
+    shapes = "osD^vP*X"
+    for index, (name, points) in enumerate(fronts.items()):
+        if not points:
+            continue
+        ordered = sorted(points, key=lambda each: each.peak_bytes)
+        xs, ys = [each.peak_bytes / GIB for each in ordered], [each.time_ms for each in ordered]
+        color = colors[index % len(colors)]
+        axes.plot(xs, ys, shapes[index % len(shapes)] + "-", color=color, linewidth=1, markersize=4)
+        axes.annotate(name, (xs[0], ys[0]), (6, 3), textcoords="offset points", color=color, size=8.5)
+    axes.set(xlabel="peak in GiB", ylabel="time of a step in ms")
+    axes.set_xlim(left=0)
+    axes.set_ylim(bottom=0)
+    for text, size in marks:
+        axes.axvline(size / GIB, color="black", linewidth=0.8, linestyle=(0, (4, 3)))
+        axes.annotate(text, (size / GIB, axes.get_ylim()[1]), (3, -9), textcoords="offset points")
+    return figure
