@@ -1,4 +1,4 @@
-"""The command line: `ucudnn plan`, `time`, `profile`, `plot` and `cache`."""
+"""The command line: `ucudnn plan`, `time`, `profile`, `memory`, `plot` and `cache`."""
 
 import json
 import sys
@@ -15,6 +15,7 @@ from ucudnn.benchmarking.measurer import Progress, ProgressListener
 from ucudnn.benchmarking.recording import record, record_requests
 from ucudnn.benchmarking.storage.store import open_database
 from ucudnn.cli.cache import cache
+from ucudnn.cli.memory import memory
 from ucudnn.cli.options import (
     NETWORK_HELP,
     PLAN,
@@ -248,6 +249,7 @@ def profile(
         print_text(f"{count_records(made)} measurements of {recorded.name} are in {out}")
 
 
+app.add_typer(memory, name="memory")
 app.add_typer(plot, name="plot")
 app.add_typer(cache, name="cache")
 

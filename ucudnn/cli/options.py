@@ -1,11 +1,15 @@
 """Options that several commands share, the cases in which one has no effect, and what a command line makes of them."""
 
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from ucudnn.backends.candidates import Candidates
 from ucudnn.command_line import NoEffect, read_settings
+from ucudnn.memory.devices.profile import shipped_devices
+from ucudnn.memory.devices.roofline import CHOICES
+from ucudnn.memory.steps import shipped_steps
 from ucudnn.networks.tables import CSV_HEADER, NETWORKS
 from ucudnn.networks.variants import Variant, variants
 from ucudnn.settings import Settings, parse_choice
@@ -116,6 +120,61 @@ LayoutsOption = Annotated[
     typer.Option("--layout", metavar="LAYOUT", help="Channels first (default) or last; may be repeated."),
 ]
 
+# Options of `ucudnn memory`.
+DEFAULT_DEVICE = "h200"
+StepArgument = Annotated[
+    str,
+    typer.Argument(
+        metavar="STEP",
+        help=f"{', '.join(shipped_steps())}, a file of `ucudnn memory record`, or a model in PyTorch, MODULE:CALLABLE.",
+    ),
+]
+ModelArgument = Annotated[
+    str, typer.Argument(metavar="MODEL", help="A model in PyTorch, MODULE:CALLABLE, such as torchvision:resnet50.")
+]
+ModelShapeOption = Annotated[
+    str, typer.Option("--shape", metavar="CxHxW", help="Shape of one sample of a model's input; 1024 for 1024 tokens.")
+]
+TokensOption = Annotated[bool, typer.Option("--tokens", help="A model's input is numbers of tokens.")]
+LossOption = Annotated[
+    str,
+    typer.Option(
+        "--loss", metavar="LOSS", help="cross-entropy, mse, or MODULE:CALLABLE of a model's output and labels."
+    ),
+]
+OptimizerOption = Annotated[
+    str, typer.Option("--optimizer", metavar="NAME", help="sgd (with momentum), adam, adamw or none.")
+]
+AutocastOption = Annotated[
+    str | None, typer.Option("--autocast", metavar="TYPE", help="Type to which forward casts, such as bfloat16.")
+]
+KeepOption = Annotated[
+    bool,
+    typer.Option(
+        "--keep-gradients",
+        help="Gradients are set to zero before a step, not freed: zero_grad(set_to_none=False).",
+    ),
+]
+DeviceOption = Annotated[
+    str | None,
+    typer.Option(
+        "--device",
+        metavar="DEVICE",
+        help=f"{', '.join(shipped_devices())} or a file; default: the one it was measured on, or {DEFAULT_DEVICE}.",
+    ),
+]
+AlgorithmsOption = Annotated[
+    str,
+    typer.Option(
+        "--algorithms",
+        metavar="CHOICE",
+        help=f"{CHOICES[0]}: convolutions take a device's fastest algorithms; {CHOICES[1]}: those of least workspace.",
+    ),
+]
+PlotOption = Annotated[
+    Path | None, typer.Option("--plot", metavar="FILE", help="Picture to write: .png, .pdf or .svg.")
+]
+
 # The cases in which an option has no effect.
 OUTPUT = NoEffect(options=("--csv",), beside=("--json",))
 PROFILE = NoEffect(options=("--backend",), beside=("--profile",))
@@ -149,6 +208,19 @@ RECORD = (
 PLOT = (PROFILE, MEASURED, CUDNN, FLOAT32)
 
 
+def typed_options(context: typer.Context) -> dict[str, object]:
+    """Return the options of a command line, by the name that was typed, with their values."""
+    typed: dict[str, object] = {}
+    for parameter in context.command.params:
+        source = context.get_parameter_source(parameter.name or "")
+        if source is None or source.name != "COMMANDLINE":
+            continue
+        value = context.params[parameter.name or ""]
+        name = (parameter.secondary_opts if value is False else parameter.opts)[0]
+        typed[name if name.startswith("-") else name.upper()] = value
+    return typed
+
+
 def settings_of(context: typer.Context, rules: tuple[NoEffect, ...] = (), **instead: Any) -> Settings:
     """Return the settings that the options of a command make; see `ucudnn.command_line.read_settings`.
 
@@ -160,15 +232,7 @@ def settings_of(context: typer.Context, rules: tuple[NoEffect, ...] = (), **inst
     Raises:
         SettingsError: if an option or a variable has a value that it may not have, or an option has no effect.
     """
-    typed: dict[str, object] = {}
-    for parameter in context.command.params:
-        source = context.get_parameter_source(parameter.name or "")
-        if source is None or source.name != "COMMANDLINE":
-            continue
-        value = context.params[parameter.name or ""]
-        name = (parameter.secondary_opts if value is False else parameter.opts)[0]
-        typed[name if name.startswith("-") else name.upper()] = value
-    return read_settings(typed, rules, **instead)
+    return read_settings(typed_options(context), rules, **instead)
 
 
 def candidates_of(name: str | None) -> Candidates:

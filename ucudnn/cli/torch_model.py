@@ -1,14 +1,21 @@
-"""`ucudnn time --torch`: runs a PyTorch model. PyTorch is loaded when a command asks for it."""
+"""PyTorch models in commands: run by `ucudnn time --torch`, recorded by `ucudnn memory`. PyTorch is loaded for them."""
 
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ucudnn.errors import BackendUnavailableError
+from ucudnn.memory.costs import Costs
+from ucudnn.memory.graph import StepGraph
 from ucudnn.networks.variants import Variant
+from ucudnn.problem import DataType
 from ucudnn.profiles.measurement import Effort
-from ucudnn.settings import Settings
+from ucudnn.settings import Settings, parse_choice
 
 if TYPE_CHECKING:
     from ucudnn.torch.summary import Summary
+
+_BATCH = 32
 
 
 def time_model(
@@ -31,8 +38,73 @@ def time_model(
     try:
         from ucudnn.torch.model_timing import ModelStep, parse_shape, time_step
     except ImportError as error:
-        raise BackendUnavailableError(
-            f"PyTorch cannot be imported ({error}): `pip install 'ucudnn[torch]'` brings it"
-        ) from error
+        raise _without_pytorch(error) from error
     step = ModelStep(factory=factory, shape=parse_shape(shape), batch=batch, variant=variant)
     return time_step(step, settings, effort=effort, repeats=effort.repeats)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainingOptions:
+    """How a model is trained, as the options of a command say.
+
+    Attributes:
+        model: 'module:callable', which returns the model.
+        batch: mini-batch size, or None for 32.
+        shape: the shape of one sample, such as '3x224x224'.
+        tokens: whether the input is numbers of tokens.
+        loss: name of the loss.
+        optimizer: name of the optimizer.
+        variant: data type, math mode and layout.
+        autocast: type to which forward casts, or None.
+        keep_gradients: whether gradients are set to zero rather than freed before a step.
+    """
+
+    model: str
+    batch: int | None
+    shape: str
+    tokens: bool
+    loss: str
+    optimizer: str
+    variant: Variant
+    autocast: str | None
+    keep_gradients: bool
+
+
+def record_model(options: TrainingOptions, measure: str, tell: Callable[[str], None]) -> tuple[StepGraph, Costs | None]:
+    """Return the training step of a model, and what was measured of it.
+
+    Args:
+        options: how it is trained.
+        measure: the device on which it is measured, 'cuda' or 'cpu'; 'auto' for a GPU where there is one; 'none'.
+        tell: a function that is called with what is about to be done.
+
+    Raises:
+        BackendUnavailableError: if PyTorch is not installed, or it has no such device.
+        InvalidNetworkError: if there is no such model, or it does not take such an input.
+        InvalidValueError: if there is no such loss or optimizer.
+        MemoryError: if the step does not fit the device.
+        StepGraphError: if the step is not affine in its mini-batch.
+    """
+    try:
+        from ucudnn.memory.torch.record import measuring_device, record, record_measured
+        from ucudnn.memory.torch.training_step import TrainingRecipe
+        from ucudnn.torch.model_timing import parse_shape
+    except ImportError as error:
+        raise _without_pytorch(error) from error
+    recipe = TrainingRecipe(
+        model=options.model,
+        batch=_BATCH if options.batch is None else options.batch,
+        shape=parse_shape(options.shape, least=1),
+        tokens=options.tokens,
+        loss=options.loss,
+        optimizer=options.optimizer,
+        variant=options.variant,
+        autocast=None if options.autocast is None else parse_choice(DataType, options.autocast, "--autocast"),
+        gradients_kept=options.keep_gradients,
+    )
+    device = measuring_device(measure)
+    return (record(recipe, progress=tell), None) if device is None else record_measured(recipe, device, progress=tell)
+
+
+def _without_pytorch(error: ImportError) -> BackendUnavailableError:
+    return BackendUnavailableError(f"PyTorch cannot be imported ({error}): `pip install 'ucudnn[torch]'` brings it")

@@ -5,7 +5,7 @@ Data go to standard output, and everything else to standard error.
 
 import os
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from io import StringIO, TextIOWrapper
 from typing import Protocol
@@ -34,30 +34,48 @@ class Steps(Protocol):
 
 def print_report(report: Report) -> None:
     """Print a report as a table with its totals."""
-    console = _console(text := StringIO())
     batch = "" if report.batch is None else f", mini-batch {report.batch}"
     device = report.conditions.get("device", "")
-    table = Table(
-        title=f"{report.network}{batch} on {escape(device or report.backend)}",
-        box=None,
-        pad_edge=False,
-        title_justify="left",
-    )
-    headings, rows = report.columns(), report.rows()
-    widths = [max(map(len, cells)) for cells in zip(headings, *rows, strict=True)]
+    title = f"{report.network}{batch} on {device or report.backend}"
     # Engine names with all their knobs are long. Their column is cut; --json and --csv have them whole.
-    flexible = headings.index("configuration")
-    others = sum(widths) - widths[flexible] + _GAP * (len(widths) - 1)
-    widths[flexible] = max(len("configuration"), min(widths[flexible], console.width - others))
+    print_table(title, report.columns(), report.rows(), report.summary(), text=_TEXT_COLUMNS, cut="configuration")
+
+
+def print_table(
+    title: str,
+    headings: Sequence[str],
+    rows: Sequence[Sequence[str]],
+    lines: Sequence[str] = (),
+    *,
+    text: Collection[str] = (),
+    cut: str = "",
+) -> None:
+    """Print a table, and lines below it.
+
+    Args:
+        title: stands above the table.
+        headings: a heading for each column.
+        rows: a cell for each column.
+        lines: what stands below the table; they are not wrapped.
+        text: headings of columns that are aligned to the left; the others hold numbers.
+        cut: heading of the column whose cells are cut where the table is too wide; '' if none is.
+    """
+    console = _console(printed := StringIO())
+    table = Table(title=escape(title), box=None, pad_edge=False, title_justify="left")
+    widths = [max(map(len, cells)) for cells in zip(headings, *rows, strict=True)]
+    if cut:
+        flexible = headings.index(cut)
+        others = sum(widths) - widths[flexible] + _GAP * (len(widths) - 1)
+        widths[flexible] = max(len(cut), min(widths[flexible], console.width - others))
     for heading, width in zip(headings, widths, strict=True):
-        justify: JustifyMethod = "left" if heading in _TEXT_COLUMNS else "right"
+        justify: JustifyMethod = "left" if heading in text else "right"
         table.add_column(heading, justify=justify, width=width, no_wrap=True, overflow="ellipsis")
     for row in rows:
         table.add_row(*map(escape, row))
     console.print(table)
-    for line in report.summary():
+    for line in lines:
         console.print(line, highlight=False, markup=False, soft_wrap=True)
-    print_text(text.getvalue())
+    print_text(printed.getvalue())
 
 
 def print_cache(path: str, machines: Sequence[MachineSummary]) -> None:

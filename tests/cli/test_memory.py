@@ -1,0 +1,184 @@
+"""`ucudnn memory`: explanations and tables of plans for shipped steps, and one line where a request is impossible."""
+
+import csv
+import io
+import json
+import re
+import sys
+
+import pytest
+
+from tests.support.step_graphs import StepBuilder
+from ucudnn.cli.app import main
+from ucudnn.memory.graph import Role
+from ucudnn.memory.step_file import save_step
+
+GIB = 2**30
+
+
+@pytest.fixture
+def memory(monkeypatch, capsys, tmp_path):
+    """Run `ucudnn memory` in an empty folder; return exit status, standard output and standard error."""
+    monkeypatch.chdir(tmp_path)
+
+    def run(*arguments):
+        monkeypatch.setattr(sys, "argv", ["ucudnn", "memory", *arguments])
+        with pytest.raises(SystemExit) as ended:
+            main()
+        return ended.value.code, *capsys.readouterr()
+
+    return run
+
+
+def answer(result):
+    status, out, error = result
+    assert status == 0, error
+    return json.loads(out)
+
+
+@pytest.fixture
+def measured(tmp_path):
+    """Write a step of two operations that was measured at a mini-batch of 4."""
+    builder = StepBuilder().storage("w", 0, Role.PARAMETER, fixed=100)
+    builder.run("a", "w", "y", time=2.0, scratch=8, module="first", source="m.py:1").backward("b", "y", "z", time=3.0)
+    path = tmp_path / "measured.json"
+    save_step(builder.graph(batch=4), path, builder.costs(memory_bytes=10_000))
+    return str(path)
+
+
+def test_why_shows_operation_layer_line_floor_and_what_fits(memory):
+    status, out, _ = memory("why", "resnet50", "--batch", "256", "--budget", "80GiB")
+    assert status == 0
+    assert "resnet50, mini-batch 256, on h200" in out
+    for heading in ("by operation", "by layer", "by source line"):
+        assert heading in out
+    assert re.search(r"aten\.convolution +53 +10\.6 GiB +50\.8%", out)
+    assert re.search(r"layer1 +119 +7\.66 GiB", out)
+    assert re.search(r"bench/memory/models\.py:\d+ +144 +8\.40 GiB", out)
+    assert "peak 20.9 GiB at operation 236 (threshold_backward, layer4.2.relu)" in out
+    assert "floor 2.73 GiB, set by operation 458 (native_batch_norm_backward_52, bn1)" in out
+    assert "smallest budget: floor 2.73 GiB, stock 20.9 GiB, checkpoint" in out
+    assert re.search(r"largest mini-batch within 80 GiB: floor \d+, stock 9\d\d, checkpoint \d+", out)
+
+
+def test_why_is_json_too(memory):
+    found = answer(memory("why", "gpt2", "--json", "--budget", "24GiB", "--device", "h200"))
+    assert found["peak"]["kind"] == "aten._log_softmax_backward_data"
+    assert found["peak"]["source"].startswith("torch/nn/functional.py:")
+    assert found["budget_bytes"] == 24 * GIB
+    assert found["largest_batches"]["checkpoint"] > found["largest_batches"]["stock"] >= 8
+
+
+@pytest.mark.parametrize("name", ["resnet50", "unet3d", "gpt2"])
+def test_why_draws_who_owns_the_memory(memory, tmp_path, name):
+    assert memory("why", name, "--json", "--plot", "peak.svg")[0] == 0
+    text = " ".join(re.findall(r"<text[^>]*>([^<]+)</text>", (tmp_path / "peak.svg").read_text()))
+    assert f"{name}, mini-batch" in text
+    assert "saved by" in text
+    assert "floor" in text
+    assert "gradients of activations" in text
+    assert "peak " in text
+    assert {"forward", "backward", "optimizer"} <= {*text.split()}
+
+
+def test_plan_compares_policies_within_a_budget(memory):
+    status, out, _ = memory("plan", "resnet50", "--batch", "64", "--budget", "4GiB")
+    assert status == 0
+    assert "resnet50, mini-batch 64, on h200, within 4 GiB" in out
+    assert re.search(r"^checkpoint +[\d.]+ ms +[\d.]+% +[\d.]+ GiB +0 +[\d.]+ ms +0 ms +\+[\d.]+%", out, re.MULTILINE)
+    assert "policy stock needs" in out
+
+
+def test_plan_on_a_device_of_the_papers(memory):
+    slow, fast = (
+        answer(memory("plan", "vgg16", "--batch", "64", "--device", "titan-x", "--json", "--algorithms", choice))
+        for choice in ("smallest", "fastest")
+    )
+    times = [found["policies"][0]["time_ms"] for found in (slow, fast)]
+    assert times[0] > 1.8 * times[1]
+    assert slow["policies"][0]["peak_bytes"] < fast["policies"][0]["peak_bytes"]
+    assert slow["budget_bytes"] == 12 * GIB
+
+
+def test_plan_prints_csv_and_draws(memory, tmp_path):
+    status, out, _ = memory("plan", "alexnet", "--policy", "stock, checkpoint", "--csv", "--plot", "points.png")
+    assert status == 0
+    assert [row["policy"] for row in csv.DictReader(io.StringIO(out))] == ["stock", "checkpoint"]
+    assert (tmp_path / "points.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_front_draws_time_against_peak(memory, tmp_path):
+    arguments = ("plan", "resnet50", "--batch", "32", "--front", "--points", "4", "--policy", "stock,checkpoint")
+    plans = answer(memory(*arguments, "--json", "--plot", "front.svg"))["plans"]
+    assert {each["policy"] for each in plans} == {"stock", "checkpoint"}
+    assert len(plans) >= 4
+    text = (tmp_path / "front.svg").read_text()
+    assert "checkpoint" in text
+    assert "peak in GiB" in text
+    status, out, _ = memory(*arguments, "--csv")
+    assert status == 0
+    assert len([*csv.DictReader(io.StringIO(out))]) == len(plans)
+    assert "checkpoint" in memory(*arguments)[1]
+
+
+def test_a_measured_step_has_its_own_times(memory, measured):
+    found = answer(memory("plan", measured, "--policy", "stock", "--json"))
+    assert (found["device"], found["policies"][0]["time_ms"]) == ("test", 5.0)
+    assert found["policies"][0]["peak_bytes"] == 100 + 40 + 40
+    twice = answer(memory("plan", measured, "--policy", "stock", "--json", "--batch", "8"))
+    assert twice["policies"][0]["time_ms"] == 10.0
+    other = answer(memory("plan", measured, "--policy", "stock", "--json", "--device", "m40"))
+    assert other["device"] == "m40"
+    assert answer(memory("why", measured, "--json"))["peak"]["by"]["layer"][0]["name"] != ""
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("plan", "lenet"), "step 'lenet' is neither a file nor one that ships with ucudnn: alexnet"),
+        (("why", "resnet50", "--device", "b200"), "device 'b200' is neither a file nor one that ships"),
+        (("plan", "resnet50", "--policy", "magic"), "policy 'magic' is not known: take one of stock, base, checkpoint"),
+        (
+            ("plan", "resnet50", "--budget", "2GiB"),
+            "below the floor of resnet50, 2927296512 bytes (2.73 GiB), which operation 458"
+            " (native_batch_norm_backward_52, bn1) sets: take a mini-batch of at most",
+        ),
+        (("plan", "resnet50", "--budget", "5GiB", "--policy", "stock"), "policy stock needs"),
+        (("plan", "resnet50", "--budget", "lots"), "size 'lots' cannot be read"),
+        (("plan", "resnet50", "--batch", "0"), "a mini-batch of 0"),
+        (("plan", "resnet50", "--algorithms", "best"), "algorithms 'best' are not known: take fastest or smallest"),
+        (("why", "resnet50", "--shape", "3x64x64"), "--shape has no effect without a model, MODULE:CALLABLE"),
+        (("plan", "resnet50", "--points", "5"), "--points has no effect without --front"),
+        (("plan", "resnet50", "--front", "--budget", "1GiB"), "--budget has no effect with --front"),
+        (("plan", "resnet50", "--json", "--csv"), "--csv has no effect with --json"),
+        (("why", "resnet50", "--plot", "peak.txt"), "peak.txt is no name of a picture"),
+        (("why", "resnet50", "--plot", "no/peak.png"), "no/peak.png cannot be written: there is no folder no"),
+        (("record", "torchvision:resnet50", "--out", "no/r50.json"), "no/r50.json cannot be written"),
+    ],
+)
+def test_what_is_impossible_ends_in_one_line_and_status_2(memory, arguments, message):
+    status, out, error = memory(*arguments)
+    assert (status, out) == (2, "")
+    assert message in " ".join(error.split())
+    assert error.count("\n") == 1
+
+
+def test_a_measured_step_has_no_choice_of_algorithms(memory, measured):
+    status, _, error = memory("plan", measured, "--algorithms", "smallest")
+    assert status == 2
+    assert "--algorithms has no effect with a measured step without --device: leave it out" in error
+
+
+def test_a_step_of_another_version_is_refused(memory, measured, tmp_path):
+    path = tmp_path / "measured.json"
+    path.write_text(path.read_text().replace('"version": 1', '"version": 7'))
+    status, _, error = memory("plan", str(path))
+    assert status == 2
+    assert "has version 7, this ucudnn reads version 1: record it again" in error
+
+
+@pytest.mark.parametrize("command", ["why", "plan", "record"])
+def test_help_teaches_by_examples(memory, command):
+    status, out, _ = memory(command, "--help")
+    assert status == 0
+    assert f"ucudnn memory {command} " in out

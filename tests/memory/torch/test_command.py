@@ -1,0 +1,96 @@
+"""`ucudnn memory` with models in PyTorch: recorded into a file, or explained at once."""
+
+import json
+import sys
+from importlib.util import find_spec
+
+import pytest
+
+pytest.importorskip("torch")
+
+from ucudnn.cli.app import main
+from ucudnn.memory.steps import open_measured_step, open_step
+
+UNET = ("tests.support.training_steps:small_unet", "--shape", "3x16x16")
+
+
+@pytest.fixture
+def memory(monkeypatch, capsys):
+    """Run `ucudnn memory`; return exit status, standard output and standard error."""
+
+    def run(*arguments):
+        monkeypatch.setattr(sys, "argv", ["ucudnn", "memory", *arguments])
+        with pytest.raises(SystemExit) as ended:
+            main()
+        return ended.value.code, *capsys.readouterr()
+
+    return run
+
+
+def test_a_recorded_model_is_planned_for_at_any_mini_batch(memory, tmp_path):
+    path = tmp_path / "unet.json.gz"
+    status, out, error = memory("record", *UNET, "--batch", "4", "--measure", "none", "--out", str(path))
+    assert status == 0, error
+    assert "small_unet at a mini-batch of 4 are in" in out
+    graph = open_step(str(path))
+    assert graph.recorded == (4, 8, 12)
+    assert graph.conditions["optimizer"] == "sgd"
+    status, out, error = memory("plan", str(path), "--batch", "32", "--policy", "stock", "--json")
+    assert status == 0, error
+    assert json.loads(out)["batch"] == 32
+
+
+def test_a_model_is_measured_on_the_cpu(memory, tmp_path):
+    path = tmp_path / "unet.json"
+    status, out, error = memory("record", *UNET, "--batch", "4", "--measure", "cpu", "--out", str(path))
+    assert status == 0, error
+    assert "ms on cpu are in" in out
+    graph, costs = open_measured_step(str(path))
+    assert len(costs.time_ms) == len(graph.operations)
+    status, out, error = memory("plan", str(path), "--policy", "stock", "--json")
+    assert status == 0, error
+    assert json.loads(out)["device"] == "cpu"
+
+
+def test_a_model_is_explained_at_once(memory):
+    status, out, error = memory("why", *UNET, "--batch", "4", "--optimizer", "adam", "--json", "--budget", "1GiB")
+    assert status == 0, error
+    found = json.loads(out)
+    assert any(each["name"].startswith("bench/memory/models.py:") for each in found["peak"]["by"]["source"])
+    assert {"parameters", "optimizer state"} <= {each["name"] for each in found["peak"]["by"]["what"]}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ((*UNET, "--loss", "hinge"), "--loss='hinge' is not known: give cross-entropy"),
+        ((*UNET, "--optimizer", "lion"), "--optimizer='lion' is not known: give sgd"),
+        ((*UNET, "--measure", "tpu"), "--measure='tpu' is not known: give auto, cuda, cpu or none"),
+        ((*UNET, "--autocast", "int8"), "--autocast='int8' is not known: give one of float16"),
+        (("tests.support.training_steps:small_unet", "--shape", "3"), "small_unet does not take 32x3: "),
+        (("tests.support.training_steps:none",), "has no attribute 'none'"),
+        (("no_such_package:model",), "no_such_package is not installed: pip install no_such_package"),
+    ],
+)
+def test_what_cannot_be_recorded_ends_in_one_line_and_status_2(memory, tmp_path, arguments, message):
+    status, out, error = memory("record", *arguments, "--out", str(tmp_path / "step.json"))
+    assert (status, out) == (2, "")
+    assert message in error
+    assert error.count("\n") == 1
+    assert not (tmp_path / "step.json").exists()
+
+
+@pytest.mark.skipif(find_spec("torchvision") is not None, reason="torchvision is installed")
+def test_without_torchvision_one_line_says_so(memory, tmp_path):
+    status, _, error = memory("record", "torchvision:resnet50", "--out", str(tmp_path / "r50.json"))
+    assert status == 2
+    assert "torchvision:resnet50: torchvision is not installed: pip install torchvision" in error
+
+
+@pytest.mark.skipif(find_spec("torchvision") is None, reason="torchvision is not installed")
+def test_torchvisions_model_is_the_shipped_one(memory, tmp_path):
+    path = tmp_path / "r50.json"
+    assert memory("record", "torchvision:resnet50", "--batch", "2", "--measure", "none", "--out", str(path))[0] == 0
+    ours, theirs = open_step("resnet50").with_batch(2), open_step(str(path))
+    assert [each.kind for each in ours.operations] == [each.kind for each in theirs.operations]
+    assert sorted(ours.sizes) == sorted(theirs.sizes)
