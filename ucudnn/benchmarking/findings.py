@@ -99,13 +99,9 @@ class Findings:
 
     def of(self, request: Request, exploration: Exploration) -> Finding:
         """Return what was found for a request."""
-        names = with_slab_names(self.backend, exploration.names)
-        known = (
-            (part, name, each)
-            for part in exploration.parts(request.problem)
-            for name, each in self.results.of(part).items()
-        )
-        return Finding(request, exploration, [(part, each) for part, name, each in known if name in names])
+        names, parts = with_slab_names(self.backend, exploration.names), exploration.parts(request.problem)
+        known = ((part, each) for part in parts for each in self.results.of(part).values())
+        return Finding(request, exploration, [item for item in known if item[1].algorithm.name in names])
 
     def discard(self, problem: ConvolutionProblem, algorithm: str) -> None:
         """Count an algorithm as failed at every size of a problem, because it failed when it was executed."""

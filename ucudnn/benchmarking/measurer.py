@@ -73,12 +73,7 @@ class LocalMeasurer:
     """
 
     def __init__(
-        self,
-        findings: Findings,
-        effort: Effort,
-        listener: ProgressListener | None = None,
-        *,
-        exhaustive: bool = False,
+        self, findings: Findings, effort: Effort, listener: ProgressListener | None = None, *, exhaustive: bool = False
     ) -> None:
         self._findings = findings
         self._backend = findings.backend

@@ -136,7 +136,10 @@ class State:
         return algorithm is not None and algorithm.workspace_bytes <= self._context.request.limit_bytes
 
     def fitting(self, size: int, name: str) -> Algorithm | None:
-        """Return an algorithm if it computes a micro-batch size within the limit, and smaller sizes too."""
+        """Return an algorithm if it computes a micro-batch size within the limit.
+
+        It is not looked up if a smaller size exceeds the limit by far.
+        """
         limit = self._context.request.limit_bytes
         if size > self._too_large.get(name, size):
             return None
