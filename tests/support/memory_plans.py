@@ -88,3 +88,13 @@ def offloading_plan(graph):
         actions.append(run(operation))
         actions += [synchronize()] if operation in leaves else []
     return MemoryPlan(policy="offload", graph=graph, actions=with_frees(graph, actions))
+
+
+def traced(plan):
+    """Return the actions of a plan as lines: 'run conv1', 'offload a', 'synchronize'."""
+    operations = (ActionKind.RUN, ActionKind.RECOMPUTE)
+    lines = []
+    for kind, target in plan.actions:
+        named = plan.graph.operations if kind in operations else plan.graph.storages
+        lines.append(kind.value if kind is ActionKind.SYNCHRONIZE else f"{kind.value} {named[target].name}")
+    return lines

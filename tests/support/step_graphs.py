@@ -1,7 +1,10 @@
 """Training steps for the tests of `ucudnn.memory`: built by hand in a few lines, or at random."""
 
+from dataclasses import replace
+
 from hypothesis import strategies as st
 
+from ucudnn.configuration import Configuration, MicroConfiguration
 from ucudnn.memory.costs import Costs
 from ucudnn.memory.graph import Affine, Phase, Role, StepGraph, StepOperation, Storage
 
@@ -44,6 +47,15 @@ class StepBuilder:
 
     def backward(self, name, reads="", writes="", **fields):
         return self.run(name, reads, writes, phase=Phase.BACKWARD, **fields)
+
+    def modules(self):
+        """Give each operation the module that its name says: 'dconv1' is the gradient in module 'conv1'."""
+        names = {each.name for each in self.operations}
+        self.operations = [
+            replace(each, module=each.name[1:] if each.name.startswith("d") and each.name[1:] in names else each.name)
+            for each in self.operations
+        ]
+        return self
 
     def graph(self, batch=1, **fields):
         return StepGraph(
@@ -158,3 +170,63 @@ class _RandomProgram:
         time, scratch = self.draw(st.integers(0, 4)), self.draw(st.sampled_from([0, 0, 0, 5, 20]))
         reads, writes = " ".join(sorted(reads)), " ".join(writes)
         self.builder.run(name, reads, writes, phase=phase, time=float(time), scratch=scratch, **fields)
+
+
+def small_line():
+    """Return a builder of convolution with ReLU, pooling, convolution, fully connected layer, loss, and backward.
+
+    Each storage has 10 bytes and each copy takes 10 ms; the first convolution and its gradient take 10 ms, the second
+    one and its gradient 20 ms, all else 1 ms.
+    """
+    builder = StepBuilder(default=10).storage("x", 10, Role.INPUT).storage("loss", 10, Role.OUTPUT)
+    builder.storage("w", 10, Role.GRADIENT)
+    builder.run("conv1", "x", "a", kind="aten.convolution", time=10.0).run("relu1", "a", "a")
+    builder.run("pool", "a", "b").run("conv2", "b", "c", kind="aten.convolution", time=20.0)
+    builder.run("fc", "c", "y", kind="aten.addmm").run("loss", "y", "loss")
+    builder.backward("dloss", "y loss", "dy").backward("dfc", "c dy", "dc")
+    builder.backward("dconv2", "b dc", "db", time=20.0).backward("dpool", "a b db", "da")
+    builder.backward("dconv1", "x da", "w", time=10.0)
+    return builder.modules()
+
+
+def small_branches():
+    """Return a builder of a convolution that a convolution and a pooling read, whose results are added; and backward.
+
+    Sizes and times are those of `small_line`.
+    """
+    builder = StepBuilder(default=10).storage("x", 10, Role.INPUT).storage("loss", 10, Role.OUTPUT)
+    builder.storage("w", 10, Role.GRADIENT)
+    builder.run("conv1", "x", "a", kind="aten.convolution", time=10.0)
+    builder.run("conv2", "a", "b", kind="aten.convolution", time=20.0).run("pool", "a", "c")
+    builder.run("join", "b c", "d").run("loss", "d", "loss")
+    builder.backward("dloss", "d loss", "dd").backward("dpool", "a c dd", "e")
+    builder.backward("dconv2", "a dd", "f", time=20.0).backward("sum", "e f", "da")
+    builder.backward("dconv1", "x da", "w", time=10.0)
+    return builder.modules()
+
+
+def alternatives(*pairs, batch=1):
+    """Return a desirable set of undivided configurations, from (milliseconds, bytes) in the order of workspace."""
+    return tuple(
+        Configuration(
+            parts=(MicroConfiguration(size=batch, algorithm=f"a{number}", time_ms=time, workspace_bytes=workspace),)
+        )
+        for number, (time, workspace) in enumerate(pairs)
+    )
+
+
+@st.composite
+def random_convolution_steps(draw):
+    """Draw a step and its costs in which some operations are convolutions with two or three algorithms each."""
+    graph, costs = draw(random_steps())
+    chosen = draw(st.sets(st.integers(0, len(graph.operations) - 1)))
+    operations = tuple(
+        replace(each, kind="aten.convolution") if index in chosen else each
+        for index, each in enumerate(graph.operations)
+    )
+    steps = st.lists(st.integers(0, 9), min_size=1, max_size=2)
+    configurations = {
+        index: alternatives((9.0, 0), *((9.0 - 3 * n, 6 * n + size) for n, size in enumerate(draw(steps), start=1)))
+        for index in chosen
+    }
+    return replace(graph, operations=operations), replace(costs, configurations=configurations)

@@ -1,7 +1,10 @@
 """Costs: what a device takes for the operations of one step, and for moving bytes to the host and back."""
 
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from math import ceil
+
+from ucudnn.configuration import Configuration
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -19,6 +22,9 @@ class Costs:
         contention: how many times as long an operation takes while a copy runs beside it; 1 or more.
         duplex: share of its bandwidth that each direction keeps while both copy; above 0, at most 1.
         granularity: bytes of which the device's allocator hands out multiples (512 in PyTorch on CUDA).
+        configurations: what the convolutions can choose from, by the index of their operation: desirable sets in the
+            order of workspace, so the first one is the papers' (m) and the last one (p). Empty where nothing is known;
+            then `time_ms` and `scratch_bytes` stand.
     """
 
     device: str
@@ -30,6 +36,25 @@ class Costs:
     contention: float = 1.0
     duplex: float = 1.0
     granularity: int = 1
+    configurations: Mapping[int, tuple[Configuration, ...]] = field(default_factory=dict, compare=False)
+
+    def with_configurations(self, chosen: Mapping[int, Configuration]) -> "Costs":
+        """Return the costs of the same step where operations take the time and the workspace of configurations."""
+        times, scratch = list(self.time_ms), list(self.scratch_bytes)
+        for operation, configuration in chosen.items():
+            times[operation] = configuration.time_ms
+            scratch[operation] = configuration.workspace_bytes
+        return replace(self, time_ms=tuple(times), scratch_bytes=tuple(scratch))
+
+    @property
+    def fastest(self) -> dict[int, Configuration]:
+        """The fastest configuration of each convolution: the papers' (p)."""
+        return {operation: front[-1] for operation, front in self.configurations.items()}
+
+    @property
+    def smallest(self) -> dict[int, Configuration]:
+        """The configuration with least workspace of each convolution: the papers' (m)."""
+        return {operation: front[0] for operation, front in self.configurations.items()}
 
     def rounded(self, size: int) -> int:
         """Return the bytes that the device's allocator takes for a storage of a size in bytes."""

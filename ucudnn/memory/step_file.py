@@ -17,7 +17,7 @@ import gzip
 import json
 import zlib
 from collections.abc import Iterable, Iterator
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -114,7 +114,7 @@ def encode_step(graph: StepGraph, measured: Costs | None = None, *, compress: bo
     storages = [_compact([each.name, each.role.value, *_affine(each.size), each.aliases]) for each in graph.storages]
     head = {"format": _FORMAT, "version": _VERSION, "name": graph.name, "batch": graph.batch}
     head |= {"recorded": graph.recorded, "gradients_kept": graph.gradients_kept, "conditions": dict(graph.conditions)}
-    head |= {"measured": None if measured is None else asdict(measured)}
+    head |= {"measured": None if measured is None else asdict(replace(measured, configurations={}))}
     head |= {"kinds": [*kinds], "dtypes": [*dtypes], "modules": [*modules], "sources": [*sources]}
     lines = [f"{json.dumps(key)}: {_compact(value)}" for key, value in head.items()]
     for key, rows in (("problems", problems), ("storages", storages), ("operations", operations)):

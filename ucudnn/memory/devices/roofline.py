@@ -50,6 +50,7 @@ def device_costs(profile: DeviceProfile, graph: StepGraph, choice: str = "fastes
         contention=profile.contention,
         duplex=profile.duplex,
         granularity=profile.granularity,
+        configurations=convolutions,
     )
 
 

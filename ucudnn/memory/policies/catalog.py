@@ -10,6 +10,9 @@ from ucudnn.memory.plans.plan import MemoryPlan
 from ucudnn.memory.policies.base import BasePolicy
 from ucudnn.memory.policies.checkpoint import CheckpointPolicy
 from ucudnn.memory.policies.stock import StockPolicy
+from ucudnn.memory.policies.vdnn import VdnnPolicy
+from ucudnn.memory.policies.vdnn_dynamic import VdnnDynamicPolicy
+from ucudnn.memory.policies.vdnn_ext import VdnnExtPolicy
 
 
 class MemoryPolicy(Protocol):
@@ -32,6 +35,16 @@ POLICIES: Mapping[str, MemoryPolicy] = {
     "stock": StockPolicy(),
     "base": BasePolicy(),
     "checkpoint": CheckpointPolicy(),
+    "vdnn-conv-m": VdnnPolicy(offloads="conv", fastest=False),
+    "vdnn-conv-p": VdnnPolicy(offloads="conv", fastest=True),
+    "vdnn-all-m": VdnnPolicy(offloads="all", fastest=False),
+    "vdnn-all-p": VdnnPolicy(offloads="all", fastest=True),
+    "vdnn-dynamic": VdnnDynamicPolicy(),
+    "vdnn-ext-conv-m": VdnnExtPolicy(offloads="conv", fastest=False),
+    "vdnn-ext-conv-p": VdnnExtPolicy(offloads="conv", fastest=True),
+    "vdnn-ext-all-m": VdnnExtPolicy(offloads="all", fastest=False),
+    "vdnn-ext-all-p": VdnnExtPolicy(offloads="all", fastest=True),
+    "vdnn-ext-dynamic": VdnnExtPolicy(offloads="dynamic"),
 }
 """A new policy is a file beside this one and a line here."""
 

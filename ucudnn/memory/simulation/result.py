@@ -65,6 +65,8 @@ class Simulation:
         offloaded_bytes: bytes copied to the host.
         prefetched_bytes: bytes copied back.
         pinned_bytes: most bytes of the host that are held at a time.
+        running_bytes: bytes that exist while each run and recomputation works, scratch included, in the plan's order.
+        stalls: (action, storage) where an action waited for memory, and the offload whose end gave it enough.
         timeline: entries in the order of their ends.
         memory: (milliseconds, bytes that exist from then on) at every action that changes them; bytes include scratch.
         lifetimes: all memory that the step takes and gives back, in the order of taking; persistent bytes, gradients,
@@ -82,6 +84,8 @@ class Simulation:
     offloaded_bytes: int
     prefetched_bytes: int
     pinned_bytes: int
+    running_bytes: tuple[int, ...]
+    stalls: tuple[tuple[int, int], ...]
     timeline: tuple[TimelineEntry, ...]
     memory: tuple[tuple[float, int], ...]
     lifetimes: tuple[Lifetime, ...]

@@ -81,6 +81,9 @@ class _Walk:
         self.live = self.peak = fixed_bytes(plan, costs)
         self.peak_action = -1
         self.compute_ms = self.recompute_ms = self.contention_ms = self.wait_ms = self.memory_stall_ms = 0.0
+        self.running: list[int] = []
+        self.stalls: list[tuple[int, int]] = []
+        self.last_freed = _ABSENT  # the storage whose offload ended last of those that were freed
         self.timeline: list[TimelineEntry] = []
         self.memory = [(0.0, self.live)]
         self.lifetimes: list[Lifetime] = []
@@ -163,6 +166,8 @@ class _Walk:
             offloaded_bytes=self.offloaded,
             prefetched_bytes=self.prefetched,
             pinned_bytes=self.pinned_peak,
+            running_bytes=tuple(self.running),
+            stalls=tuple(self.stalls),
             timeline=tuple(self.timeline),
             memory=tuple(self.memory),
             lifetimes=tuple(sorted(self.lifetimes, key=_by_taking)),
@@ -175,6 +180,7 @@ class _Walk:
         self._take(passing + sum(sizes[storage] for storage in born), self.graph.operation_name, operation)
         for storage in born:
             self._begin_life(storage)
+        self.running.append(self.live)
         now, begin = self.queues.now, self.event
         self.queues.compute(self.times[operation])
         ended = self.queues.now
@@ -197,6 +203,8 @@ class _Walk:
             before = self.queues.now
             while self.live + size > self.cap and self.freeing:
                 self.queues.run_to_next_end()
+                if self.live + size <= self.cap:
+                    self.stalls.append((self.at, self.last_freed))
             self.memory_stall_ms += self.queues.now - before
             if self.live + size > self.cap:
                 raise BudgetError(
@@ -230,6 +238,7 @@ class _Walk:
             if self.offloading.get(copy.storage) == copy.action:
                 del self.offloading[copy.storage]
             if copy.action in self.freeing:
+                self.last_freed = copy.storage
                 self._give_back(*self.freeing.pop(copy.action))
         elif copy.action in self.unpins:
             self.pinned.discard(copy.storage)

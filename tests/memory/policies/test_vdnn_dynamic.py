@@ -1,0 +1,66 @@
+"""Tests of dynamic vDNN: the profiling passes in the published order, of which the first that fits wins."""
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.support.step_graphs import StepBuilder, alternatives, random_convolution_steps, small_line
+from ucudnn.errors import BudgetError
+from ucudnn.memory.graph import Role
+from ucudnn.memory.policies.vdnn import VdnnPolicy
+from ucudnn.memory.policies.vdnn_dynamic import VdnnDynamicPolicy
+from ucudnn.memory.simulation.simulator import simulate
+
+STATIC = {
+    f"{offloads} {letter}": VdnnPolicy(offloads=offloads, fastest=letter == "p")
+    for offloads in ("none", "conv", "all")
+    for letter in "mp"
+}
+
+
+def test_greedy_lowers_only_the_convolutions_that_overflow():
+    # Forward: conv2 runs with x, loss is not there yet, b and c: 30 bytes beside its workspace. dconv2 runs with x,
+    # loss, a (on its way), b, dc, db: 60 bytes. The budget of 64 leaves 34 and 4.
+    builder = small_line()
+    graph = builder.graph()
+    front = alternatives((20.0, 0), (15.0, 4), (10.0, 30))
+    costs = builder.costs(configurations={3: front, 8: front})
+    names = ["conv1", "relu1", "pool", "conv2", "fc", "loss", "dloss", "dfc", "dconv2", "dpool", "dconv1"]
+    assert [each.name for each in graph.operations] == names
+    plan = VdnnDynamicPolicy().plan(graph, costs, 64)
+    assert plan.configurations == {3: front[2], 8: front[1]}
+    assert plan.actions == STATIC["all p"].plan(graph, costs, None).actions
+    assert VdnnDynamicPolicy().plan(graph, costs, 63).configurations == {3: front[2], 8: front[0]}
+
+
+def test_all_with_m_must_fit_although_no_offload_would():
+    # Both inputs are needed together at once: fetching them beside the loss takes more than leaving them.
+    builder = StepBuilder(default=10).storage("x", 10, Role.INPUT)
+    builder.run("conv", "x", "a", kind="aten.convolution").run("pool", "a", "b").run("loss", "b", "c")
+    builder.backward("dloss", "b c", "d", scratch=20).backward("dpool", "a d", "e")
+    graph, costs = builder.graph(), builder.costs()
+    least = simulate(STATIC["all m"].plan(graph, costs, None), costs).peak_bytes
+    assert VdnnDynamicPolicy().plan(graph, costs, least).budget_bytes == least
+    with pytest.raises(BudgetError, match=f"policy vdnn-dynamic needs {least} bytes"):
+        VdnnDynamicPolicy().plan(graph, costs, least - 1)
+
+
+@given(step=random_convolution_steps(), data=st.data())
+@settings(max_examples=150, deadline=None)
+def test_the_first_static_pass_that_fits_wins(step, data):
+    graph, costs = step
+    plans = {name: policy.plan(graph, costs, None) for name, policy in STATIC.items()}
+    peaks = {name: simulate(plan, costs).peak_bytes for name, plan in plans.items()}
+    budget = data.draw(st.integers(min(peaks.values()), max(peaks.values())))
+    if peaks["all m"] > budget:
+        with pytest.raises(BudgetError):
+            VdnnDynamicPolicy().plan(graph, costs, budget)
+        return
+    plan = VdnnDynamicPolicy().plan(graph, costs, budget)
+    first = next((plans[name] for name in ("none p", "conv p", "all p") if peaks[name] <= budget), None)
+    if first is not None:
+        assert (plan.actions, plan.configurations) == (first.actions, first.configurations)
+        return
+    assert plan.actions in (plans["conv p"].actions, plans["all p"].actions)
+    for operation, chosen in plan.configurations.items():
+        assert chosen in costs.configurations[operation]

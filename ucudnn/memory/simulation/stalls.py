@@ -1,0 +1,26 @@
+"""Plans that wait for memory: the stalls that a cap causes become waits of the plan."""
+
+from dataclasses import replace
+
+from ucudnn.memory.costs import Costs
+from ucudnn.memory.plans.actions import wait
+from ucudnn.memory.plans.plan import MemoryPlan
+from ucudnn.memory.simulation.simulator import simulate
+
+
+def with_stalls(plan: MemoryPlan, costs: Costs, cap_bytes: int) -> MemoryPlan:
+    """Return a plan that takes as long as this one under a cap, and keeps the cap by waits of its own.
+
+    Where an action would wait for memory, the plan waits for the offload that gives it enough. So compute stalls only
+    where it would exceed the cap (vDNNExt, section 4.3). It stalls longer where this storage is already on its way
+    back, because a wait is for both copies.
+
+    Raises:
+        BudgetError: if the plan cannot keep the cap.
+    """
+    stalls = dict(simulate(plan, costs, cap_bytes).stalls)
+    actions = []
+    for index, action in enumerate(plan.actions):
+        actions += [wait(stalls[index])] if index in stalls else []
+        actions.append(action)
+    return replace(plan, actions=tuple(actions))
