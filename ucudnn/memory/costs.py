@@ -63,6 +63,8 @@ class Costs:
     def scaled(self, share: float) -> "Costs":
         """Return the costs of the same step at another mini-batch, of which times and scratch are taken in proportion.
 
+        What convolutions can choose from is known only at this mini-batch, so it is left out.
+
         Args:
             share: the other mini-batch as a share of this one.
         """
@@ -70,4 +72,5 @@ class Costs:
             self,
             time_ms=tuple(time * share for time in self.time_ms),
             scratch_bytes=tuple(ceil(size * share) for size in self.scratch_bytes),
+            configurations={},
         )
