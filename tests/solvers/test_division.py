@@ -1,5 +1,9 @@
-"""One contract for all solvers of WD's integer program; a new solver adds a member of SolverName and no test."""
+"""One contract for the search and for all solvers of WD's integer program.
 
+A new solver adds a member of SolverName and no test.
+"""
+
+from dataclasses import dataclass
 from itertools import product
 
 import pytest
@@ -7,17 +11,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.support.configurations import micro_configurations
+from tests.support.divisions import divisions, optimum
 from tests.support.papers_program import glpk_optimum
 from ucudnn.configuration import Configuration, MicroConfiguration
 from ucudnn.errors import SolverUnavailableError
 from ucudnn.settings import SolverName
+from ucudnn.solvers import branch_and_bound, integer_program
 from ucudnn.solvers import division as division_module
-from ucudnn.solvers import integer_program
-from ucudnn.solvers.branch_and_bound import search
 from ucudnn.solvers.desirable import desirable_set
 from ucudnn.solvers.division import Choice, DivisionStatus, divide
-from ucudnn.solvers.integer_program import Answer, is_installed
-from ucudnn.solvers.linear_relaxation import relax
+from ucudnn.solvers.integer_program import SolverAnswer, is_installed
 
 MIB = 2**20
 NETWORKS = ("alexnet", "resnet18", "resnet50")
@@ -87,49 +90,6 @@ def test_every_solver_equals_exhaustive_search(solver, data):
     check_against_force(data.draw(choices()), data.draw(st.integers(0, 120)), solver)
 
 
-def numbers(given_choices):
-    fronts = [[(each.workspace_bytes, each.time_ms) for each in choice.desirable] for choice in given_choices]
-    return fronts, [choice.count for choice in given_choices]
-
-
-def totals_of(fronts, counts, taken):
-    pairs = [(front, row) for front, row in zip(fronts, taken, strict=True)]
-    assert [sum(row) for row in taken] == counts
-    size = sum(count * point[0] for front, row in pairs for point, count in zip(front, row, strict=True))
-    return size, sum(count * point[1] for front, row in pairs for point, count in zip(front, row, strict=True))
-
-
-@settings(max_examples=50)
-@given(given_choices=choices(), total=st.integers(0, 120))
-def test_the_program_without_the_relaxation_equals_exhaustive_search(given_choices, total):
-    expected = best_by_force(given_choices, total)
-    if expected is None:
-        return
-    fronts, counts = numbers(given_choices)
-    everything = [range(len(front)) for front in fronts]
-    # In MiB, a solver's tolerance is a byte or so; then `divide` asks for the exact program.
-    for exact, slack in ((True, 0), (False, 2)):
-        answer = integer_program.solve(fronts, counts, everything, total, SolverName.HIGHS, exact=exact)
-        size, time_ms = totals_of(fronts, counts, answer.counts)
-        assert answer.optimal
-        assert size <= total + slack
-        assert time_ms <= expected + 1e-9
-        assert not exact or time_ms == pytest.approx(expected, abs=1e-9)
-
-
-@given(given_choices=choices(), total=st.integers(0, 120))
-def test_the_search_equals_exhaustive_search(given_choices, total):
-    expected = best_by_force(given_choices, total)
-    if not expected:
-        return  # nothing fits, or there is nothing to divide among
-    fronts, counts = numbers(given_choices)
-    relaxation = relax(fronts, counts, total)
-    assert relaxation.bound_ms <= expected * (1 + 1e-9)
-    size, time_ms = totals_of(fronts, counts, search(fronts, counts, total, relaxation))
-    assert size <= total
-    assert time_ms == pytest.approx(expected, abs=1e-9)
-
-
 def hard_choices():
     """Return choices whose relaxation leaves much open: sizes and times that hardly differ in their ratio."""
     choices = []
@@ -152,35 +112,112 @@ def hard_choices():
     return choices
 
 
-@pytest.mark.parametrize("limit", ["_MOST_STATES", "_MOST_WORK"])
-def test_what_is_too_much_for_the_search_goes_to_a_solver(monkeypatch, limit):
+@dataclass(frozen=True)
+class Point:
+    """What a choice needs to know of a configuration."""
+
+    workspace_bytes: int
+    time_ms: float
+
+
+def choices_of(fronts, counts):
+    return [
+        Choice(desirable=tuple(map(Point, sizes, times)), count=count)
+        for (sizes, times), count in zip(fronts, counts, strict=True)
+    ]
+
+
+@given(divisions())
+def test_random_fronts_with_many_copies_equal_a_dynamic_program(drawn):
+    fronts, counts, total = drawn
+    given_choices = choices_of(fronts, counts)
+    division = divide(given_choices, total)
+    check(division, given_choices, total)
+    ticks, size = optimum(fronts, counts, total)
+    assert division.time_ms == pytest.approx(ticks / 1e9)
+    assert division.workspace_bytes == size
+
+
+@settings(max_examples=25)
+@given(divisions())
+def test_random_fronts_with_many_copies_equal_highs(drawn):
+    fronts, counts, total = drawn
+    given_choices = choices_of(fronts, counts)
+    searched, solved = (divide(given_choices, total, solver) for solver in (SolverName.AUTO, SolverName.HIGHS))
+    check(solved, given_choices, total)
+    assert searched.time_ms == pytest.approx(solved.time_ms, rel=1e-9)
+
+
+@given(divisions(counts=st.integers(1, 6)), st.randoms())
+def test_copies_can_be_choices_of_their_own(drawn, random):
+    """Choices of the same desirable set are one shape with a count, wherever they stand."""
+    fronts, counts, total = drawn
+    together = divide(choices_of(fronts, counts), total)
+    apart = [choice for choice in choices_of(fronts, counts) for _ in range(choice.count)]
+    apart = [Choice(desirable=choice.desirable) for choice in random.sample(apart, len(apart))]
+    division = divide(apart, total)
+    check(division, apart, total)
+    assert division.time_ms == pytest.approx(together.time_ms)
+    assert division.workspace_bytes == together.workspace_bytes
+
+
+def test_copies_that_are_choices_of_their_own_take_no_more_work(monkeypatch):
+    monkeypatch.setattr(branch_and_bound, "MOST_WORK", 20_000)
+    fronts = [((0, *range(1000 + 7 * each, 9000, 977)), ()) for each in range(8)]
+    fronts = [(sizes, tuple(100 / (9 + size) + each / 10 for size in sizes)) for each, (sizes, _) in enumerate(fronts)]
+    apart = [choice for choice in choices_of(fronts, [1] * 8) for _ in range(50)]
+    division = divide(apart, 1_000_000)
+    assert division.method == "search"
+    check(division, apart, 1_000_000)
+
+
+def test_what_is_too_much_for_the_search_goes_to_a_solver(monkeypatch):
     given_choices, total = hard_choices()[:5], 8 * MIB + 12345
     searched = divide(given_choices, total)
-    monkeypatch.setattr(f"ucudnn.solvers.branch_and_bound.{limit}", 3)
+    monkeypatch.setattr(branch_and_bound, "MOST_WORK", 1)
     solved = divide(given_choices, total)
     assert (searched.method, solved.method) == ("search", "highs")
     check(solved, given_choices, total)
     assert solved.time_ms == pytest.approx(searched.time_ms, rel=1e-9)
 
 
-@pytest.mark.parametrize("found", [None, "worse", "better"])
-def test_a_time_limit_gives_the_best_found_with_its_gap(monkeypatch, caplog, found):
+def test_a_solver_begins_with_what_the_search_found(monkeypatch, caplog):
+    """Without any time of its own, HiGHS answers with the division that it was given, and its gap is the search's."""
     given_choices, total = hard_choices(), 17 * MIB + 12345
-    optimum = divide(given_choices, total)
-    fronts, counts = numbers(given_choices)
-    greedy = relax(fronts, counts, total)
-    nothing = tuple((count, *[0] * (len(front) - 1)) for front, count in zip(fronts, counts, strict=True))
-    best = search(fronts, counts, total, greedy)
-    answers = {None: None, "worse": nothing, "better": best}
-    answer = Answer(counts=answers[found], optimal=False, solver="highs")
+    optimum_ms = divide(given_choices, total).time_ms
+    monkeypatch.setattr(branch_and_bound, "MOST_WORK", 3000)
+    begun = divide(given_choices, total, time_limit_seconds=0)
+    assert begun.method == "highs"
+    assert begun.status is DivisionStatus.BEST_FOUND
+    assert begun.time_ms * (1 - begun.gap) <= optimum_ms <= begun.time_ms
+    assert begun.gap < 1e-3
+    assert "highs ran out of time" in caplog.text
+
+
+@pytest.mark.parametrize("answered", [None, "worse", "better"])
+def test_a_time_limit_gives_the_best_division_found_with_its_gap(monkeypatch, caplog, answered):
+    given_choices, total = hard_choices(), 17 * MIB + 12345
+    optimal = divide(given_choices, total)
+    index_of = [{point: index for index, point in enumerate(choice.desirable)} for choice in given_choices]
+    answers = {
+        None: None,
+        "worse": [{0: choice.count} for choice in given_choices],
+        "better": [
+            {indices[point]: kernels for point, kernels in taken}
+            for indices, taken in zip(index_of, optimal.selected, strict=True)
+        ],
+    }
+    answer = SolverAnswer(counts=answers[answered], optimal=False, solver="highs")
     monkeypatch.setattr(division_module, "solve", lambda *_, time_limit_seconds, **__: answer)
+    monkeypatch.setattr(branch_and_bound, "SHORT_WORK", 3000)
     division = divide(given_choices, total, SolverName.HIGHS, time_limit_seconds=0.1)
     assert division.status is DivisionStatus.BEST_FOUND
     assert division.workspace_bytes <= total
-    assert division.method == ("highs" if found == "better" else "relaxation")
-    assert optimum.time_ms <= division.time_ms <= greedy.value_ms
-    assert division.time_ms * (1 - division.gap) <= optimum.time_ms
-    assert optimum.gap == 0
+    assert division.method == ("highs" if answered == "better" else "search")
+    assert optimal.time_ms <= division.time_ms
+    assert (division.time_ms == optimal.time_ms) == (answered == "better")
+    assert division.time_ms * (1 - division.gap) <= optimal.time_ms
+    assert optimal.gap == 0
     assert "ran out of time" in caplog.text
 
 

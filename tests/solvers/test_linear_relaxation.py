@@ -1,70 +1,99 @@
-from itertools import product
+"""The linear relaxation against all divisions, and the prices of changes against what changes make of a division."""
 
+from fractions import Fraction
+
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.support.divisions import divisions, optimum, totals_of
+from ucudnn.solvers.knapsack import knapsack_of
 from ucudnn.solvers.linear_relaxation import relax
 
 
-@st.composite
-def divisions(draw):
-    """Draw fronts with counts, and a total that is enough for every first point."""
-    fronts, counts = [], []
-    for _ in range(draw(st.integers(1, 4))):
-        sizes = sorted(draw(st.sets(st.integers(0, 40), min_size=1, max_size=5)))
-        times = sorted(draw(st.sets(st.integers(1, 100), min_size=len(sizes), max_size=len(sizes))), reverse=True)
-        fronts.append([(size, float(time)) for size, time in zip(sizes, times, strict=True)])
-        counts.append(draw(st.integers(1, 2)))
-    least = sum(front[0][0] * count for front, count in zip(fronts, counts, strict=True))
-    return fronts, counts, least + draw(st.integers(0, 100))
-
-
-def best_by_force(fronts, counts, total):
-    """Return the least time, and which points a fastest division can hold."""
-    singles = [
-        (index, front) for index, (front, count) in enumerate(zip(fronts, counts, strict=True)) for _ in range(count)
-    ]
-    options = [
-        (sum(point[1] for point in points), points)
-        for points in product(*(front for _, front in singles))
-        if sum(point[0] for point in points) <= total
-    ]
-    best = min(time for time, _ in options)
-    return best, [
-        [(choice, point) for (choice, _), point in zip(singles, points, strict=True)]
-        for time, points in options
-        if time == best
-    ]
-
-
 @given(divisions())
-def test_bounds_hold_and_nothing_needed_is_closed(drawn):
-    fronts, counts, total = drawn
-    relaxation = relax(fronts, counts, total)
-    best, optima = best_by_force(fronts, counts, total)
-    assert relaxation.bound_ms <= best + 1e-9
-    assert best <= relaxation.value_ms + 1e-9
+def test_no_division_is_faster_than_the_bound(drawn):
+    relaxation = relax(knapsack_of(*drawn))
+    ticks, _ = optimum(*drawn)
+    assert relaxation.bound_ms <= ticks / 1e9 + 1e-12
+    assert ticks <= relaxation.value
     if relaxation.proves_optimal:
-        assert abs(relaxation.value_ms - best) < 1e-6
-    # Some optimum must be left among the open points.
-    assert any(
-        all(fronts[choice].index(point) in relaxation.open_points[choice] for choice, point in optimum)
-        for optimum in optima
-    )
+        assert relaxation.value == ticks
 
 
 @given(divisions())
-def test_the_division_found_is_one(drawn):
+def test_its_division_is_one_that_fits(drawn):
     fronts, counts, total = drawn
-    relaxation = relax(fronts, counts, total)
-    assert [sum(row) for row in relaxation.counts] == counts
-    assert all(count >= 0 for row in relaxation.counts for count in row)
-    held = [
-        (count * size, count * time)
-        for front, row in zip(fronts, relaxation.counts, strict=True)
-        for (size, time), count in zip(front, row, strict=True)
+    relaxation = relax(knapsack_of(fronts, counts, total))
+    ticks, size = totals_of(fronts, counts, relaxation.counts({}))
+    assert ticks == relaxation.value
+    assert 0 <= total - size - relaxation.rest_bytes < 60  # below the alignment of all workspaces
+    assert len(relaxation.choices) <= len(fronts) + sum(count > 1 for count in counts)
+
+
+@st.composite
+def divisions_with_any_other(draw):
+    """Draw a division, and for each of its kernels any point."""
+    fronts, counts, total = draw(divisions(counts=st.integers(1, 3)))
+    picks = [
+        draw(st.lists(st.integers(0, len(sizes) - 1), min_size=count, max_size=count))
+        for (sizes, _), count in zip(fronts, counts, strict=True)
     ]
-    assert sum(size for size, _ in held) <= total
-    assert abs(sum(time for _, time in held) - relaxation.value_ms) < 1e-9
-    for row, opened in zip(relaxation.counts, relaxation.open_points, strict=True):
-        assert {index for index, count in enumerate(row) if count} <= set(opened)
+    return fronts, counts, total, picks
+
+
+@given(divisions_with_any_other())
+def test_costs_and_the_price_of_what_is_left_are_what_a_division_is_slower_than_the_bound(drawn):
+    fronts, counts, total, picks = drawn
+    relaxation = relax(knapsack_of(fronts, counts, total))
+    knapsack, price = relaxation.knapsack, Fraction(relaxation.price)
+    moves = relaxation.moves(float("inf"))
+    cost_of = {
+        (int(relaxation.choices[cohort]), int(point)): cost
+        for cohort, point, cost in zip(moves.cohort, moves.point, moves.costs, strict=True)
+    }
+    taken = [
+        (choice, int(knapsack.starts[choice]) + index) for choice, indices in enumerate(picks) for index in indices
+    ]
+    ticks = sum(int(knapsack.ticks[point]) for _, point in taken)
+    left = knapsack.room_bytes - sum(int(knapsack.sizes[point]) for _, point in taken)
+    # A point that is in no move of its choice is the one that its kernels have already.
+    costs = sum(cost_of.get(each, 0.0) for each in taken)
+    bound = relaxation.value - Fraction(relaxation.gap)
+    assert float(ticks - bound) == pytest.approx(costs + float(price * left), abs=1e-2)
+
+
+@given(divisions(counts=st.integers(1, 4)))
+def test_a_fastest_division_is_left_open(drawn):
+    fronts, counts, total = drawn
+    relaxation = relax(knapsack_of(fronts, counts, total))
+    ticks, _ = optimum(*drawn)
+    opened = relaxation.open_points(ticks - relaxation.value + relaxation.gap + 0.5)
+    # Kernels that are left with the open points only, each no more often than it says, are as fast.
+    reached = {0: 0}
+    for (sizes, times), count, most in zip(fronts, counts, opened, strict=True):
+        by_kernels = {(size, 0): time for size, time in reached.items()}
+        for index, upper in most.items():
+            point = round(times[index] * 10**9)
+            grown = {}
+            for (size, kernels), time in by_kernels.items():
+                for more in range(min(upper, count - kernels) + 1):
+                    key = size + more * sizes[index], kernels + more
+                    grown[key] = min(grown.get(key, 10**18), time + more * point)
+            by_kernels = grown
+        reached = {size: time for (size, kernels), time in by_kernels.items() if kernels == count and size <= total}
+    assert min(reached.values()) == ticks
+
+
+def test_an_alignment_of_all_workspaces_tightens_the_bound():
+    # 47 bytes are worth no more than 32 where all workspaces are multiples of 16.
+    fronts = [((0, 16, 32), (3.0, 2.0, 1.5)), ((5, 37), (4.0, 3.0))]
+    aligned, loose = (relax(knapsack_of(fronts, [1, 1], total)) for total in (5 + 32, 5 + 47))
+    assert (aligned.bound_ms, aligned.rest_bytes) == (loose.bound_ms, loose.rest_bytes)
+
+
+def test_times_that_differ_by_less_than_a_tick_take_no_bytes():
+    fronts = [((0, 8), (1.0, 1.0 - 1e-13)), ((0, 8), (1.0, 0.5))]
+    relaxation = relax(knapsack_of(fronts, [1, 1], 8))
+    assert relaxation.proves_optimal
+    assert relaxation.counts({}) == [{0: 1}, {1: 1}]

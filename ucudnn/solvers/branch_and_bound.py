@@ -1,95 +1,155 @@
-"""Exact division by bounds: merges kernel after kernel, and drops what the relaxation says cannot be best.
+"""An exact search for the fastest division among those that a linear relaxation leaves open.
 
-What the linear relaxation leaves open is a small multiple-choice knapsack (its core). Partial divisions of it are kept
-where no other beats them in both bytes and time, and where their Lagrangian bound does not exceed the best division
-known (Dyer, Riha and Walker 1995; Pisinger 1995). Bytes are whole numbers throughout, so there is no tolerance.
+The relaxation's division and what each move away from it costs are known. The search makes all sums of moves within a
+goal, so it finds the fastest division that lies within the goal, if there is one: then none is faster. Else it tries
+again with a higher goal, or with longer lists. Most divisions take one round or two, because a first goal is chosen
+that few sums of moves lie within.
 """
 
-from collections.abc import Sequence
-from math import fsum
-from typing import Any
+from bisect import bisect_right
+from dataclasses import dataclass
+from math import inf
 
-from ucudnn.solvers.linear_relaxation import Point, Relaxation
+import numpy as np
 
-_MOST_STATES = 50_000  # of one stage: beyond that, a solver's cuts do better
-_MOST_WORK = 3_000_000  # partial divisions in all: about half a second
-_MARGIN = 1e-9  # relative, for rounding
-_ROUNDING = 1e-12  # the same, relative to what the workspace is worth
+from ucudnn.solvers.enumeration import SLACK, Change, Enumeration
+from ucudnn.solvers.knapsack import Counts, Integers
+from ucudnn.solvers.linear_relaxation import Moves, Reach, Relaxation
+
+MOST_WORK = 10_000_000
+"""Sums of moves that are made before a search gives up, which takes about a second."""
+
+SHORT_WORK = 200_000
+"""Sums of moves for a good division that a solver begins with."""
+
+_FIRST_SUMS, _FIRST_BITS = 256, 32
+_GROWTH = 2
+_FREE = 2.0**-30  # of a goal: moves that cost no more are limited by their bytes, not by the goal
 
 
-def search(
-    fronts: Sequence[Sequence[Point]], counts: Sequence[int], total_bytes: int, relaxation: Relaxation
-) -> tuple[tuple[int, ...], ...] | None:
-    """Return the fastest division, for each choice how many kernels take each of its points; None where it gives up.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Found:
+    """What a search found.
+
+    Attributes:
+        counts: the fastest division that was found.
+        value_ms: its time in milliseconds.
+        bound_ms: milliseconds that every division takes at least.
+        gap: ticks between the relaxation's bound and the division, and a fraction more.
+        optimal: whether no division is faster.
+    """
+
+    counts: Counts
+    value_ms: float
+    bound_ms: float
+    gap: float
+    optimal: bool
+
+
+def search(relaxation: Relaxation, most_work: int = MOST_WORK) -> Found:
+    """Search for the fastest division.
+
+    Of equally fast divisions, one with the fewest bytes is found, and of these one in which later choices have more of
+    them, unless the relaxation proves its own one.
 
     Args:
-        fronts: for each choice its points, with rising workspace and falling time.
-        counts: how many interchangeable kernels make each choice.
-        total_bytes: the workspace to divide.
-        relaxation: of the same division.
+        relaxation: the relaxation of the division.
+        most_work: sums of moves after which the best division so far is the answer.
     """
-    taken = [[0] * len(front) for front in fronts]
-    stages: list[int] = []
-    for choice, (indices, count) in enumerate(zip(relaxation.open_points, counts, strict=True)):
-        if len(indices) == 1:
-            taken[choice][indices[0]] = count
-            total_bytes -= fronts[choice][indices[0]][0] * count
-        else:
-            stages += [choice] * count
-    fixed_ms = fsum(
-        count * time
-        for front, row in zip(fronts, taken, strict=True)
-        for (_, time), count in zip(front, row, strict=True)
+    best = Change(rank=(0, 0, 0.0), moved={})
+    proved = 0.0
+    if not relaxation.proves_optimal:
+        best, proved = _rounds(relaxation, best, most_work)
+    gap = _gap(relaxation, best)
+    optimal = _is_proved(gap, proved)
+    value, ms_per_tick = relaxation.value + best.ticks, relaxation.knapsack.ms_per_tick
+    return Found(
+        counts=relaxation.counts(best.moved),
+        value_ms=value * ms_per_tick,
+        bound_ms=(value if optimal else value + proved - gap) * ms_per_tick,
+        gap=gap,
+        optimal=optimal,
     )
-    opened = [[(index, *fronts[choice][index]) for index in relaxation.open_points[choice]] for choice in stages]
-    picks = _merge(opened, total_bytes, relaxation.price, relaxation.value_ms - fixed_ms)
-    if picks is None:
-        return None
-    for choice, index in zip(stages, picks, strict=True):
-        taken[choice][index] += 1
-    return tuple(map(tuple, taken))
 
 
-def _merge(
-    stages: Sequence[Sequence[tuple[int, int, float]]], total_bytes: int, price: float, value_ms: float
-) -> list[int] | None:
-    """Return a point's index for each stage, or None where there are too many partial divisions."""
-    # Inside a function, for importing ucudnn shall load nothing heavy.
-    import numpy as np
+def _gap(relaxation: Relaxation, best: Change) -> float:
+    return best.ticks + relaxation.gap + SLACK
 
-    least_bytes = [min(size for _, size, _ in stage) for stage in stages]
-    least_priced = [min(time + price * size for _, size, time in stage) for stage in stages]
-    limit_ms = value_ms * (1 + _MARGIN) + _ROUNDING * price * total_bytes
-    sizes: Any = np.zeros(1, dtype=np.int64)
-    times: Any = np.zeros(1)
-    steps: list[tuple[Any, Any]] = []
-    work = 0
-    rest_bytes, rest_priced = sum(least_bytes), sum(least_priced)
-    for stage, own_bytes, own_priced in zip(stages, least_bytes, least_priced, strict=True):
-        rest_bytes -= own_bytes
-        rest_priced -= own_priced
-        bytes_of = np.array([size for _, size, _ in stage], dtype=np.int64)
-        times_of = np.array([time for _, _, time in stage])
-        work += len(sizes) * len(stage)
-        if work > _MOST_WORK:
-            return None
-        all_sizes = (sizes[:, None] + bytes_of).ravel()
-        all_times = (times[:, None] + times_of).ravel()
-        # What is left of the workspace has its price, whoever takes it: no rest is cheaper than its priced optimum.
-        bound = all_times + price * (all_sizes - total_bytes) + rest_priced
-        kept = np.flatnonzero((all_sizes + rest_bytes <= total_bytes) & (bound <= limit_ms))
-        order = kept[np.lexsort((all_times[kept], all_sizes[kept]))]
-        best = np.minimum.accumulate(all_times[order])
-        better = np.ones(len(order), dtype=bool)
-        better[1:] = all_times[order][1:] < best[:-1]
-        order = order[better]
-        if not 0 < len(order) <= _MOST_STATES:
-            return None
-        sizes, times = all_sizes[order], all_times[order]
-        steps.append((order // len(stage), order % len(stage)))
-    state = int(np.argmin(times))
-    picks = []
-    for stage, (parents, points) in zip(reversed(stages), reversed(steps), strict=True):
-        picks.append(stage[int(points[state])][0])
-        state = int(parents[state])
-    return picks[::-1]
+
+def _is_proved(gap: float, proved: float) -> bool:
+    """Whether no division is faster than one with a gap, where none is within what is proved."""
+    return gap <= proved or gap < 1 + SLACK
+
+
+def _rounds(relaxation: Relaxation, best: Change, work: int) -> tuple[Change, float]:
+    """Return the best division, and the ticks beyond the bound within which there is no better one."""
+    gap = _gap(relaxation, best)
+    moves = relaxation.moves(gap)
+    most_sums, bits = _FIRST_SUMS, _FIRST_BITS
+    proved, highest = 0.0, inf
+    while True:
+        goal = min(gap, highest, _goal(moves, gap, bits))
+        near = moves.within(goal)
+        enumeration = Enumeration(
+            relaxation,
+            near,
+            _most_copies(relaxation, near, goal),
+            goal=goal,
+            best=best,
+            most_sums=most_sums,
+            work=work,
+        )
+        if enumeration.run():
+            proved = max(proved, enumeration.proved)
+        best, work = enumeration.best, enumeration.work
+        gap = _gap(relaxation, best)
+        if _is_proved(gap, proved) or work < 0:
+            return best, proved
+        moves = moves.within(gap)
+        if enumeration.proved < goal:  # lists were too short
+            most_sums *= _GROWTH
+            highest = max(SLACK, 2 * _GROWTH * enumeration.proved)
+        else:
+            bits *= _GROWTH
+            highest = inf
+
+
+def _goal(moves: Moves, gap: float, bits: int) -> float:
+    """Return a goal within a gap, so that it takes about so many bits to say how many kernels make each move."""
+
+    def bits_of(goal: float) -> float:
+        return float(np.log2(1 + _affordable(moves.within(goal), goal)).sum())
+
+    if bits_of(gap) <= bits:
+        return gap
+    # Each move takes a bit at least.
+    goals: list[float] = [max(SLACK, cost) for cost in moves.costs[:bits].tolist()]
+    return goals[max(0, bisect_right(goals, float(bits), key=bits_of) - 1)]
+
+
+def _affordable(moves: Moves, goal: float) -> Integers:
+    """Return for each move the most kernels that make it at a cost within a goal."""
+    quotients = np.floor(goal / np.maximum(moves.costs, goal * 2.0**-53)).astype(np.int64)
+    return np.minimum(moves.copies, quotients)
+
+
+def _most_copies(relaxation: Relaxation, moves: Moves, goal: float) -> Integers:
+    """Return for each move the most kernels that make it in a division within a goal.
+
+    A move that costs next to nothing is limited by its bytes: the other moves and the rest must make up for them. That
+    holds where it is the only such move of its cohort. Between the two cohorts of a choice there is one in each
+    direction, and a division needs only one of the two.
+    """
+    copies = _affordable(moves, goal)
+    free = moves.costs <= goal * _FREE
+    if not free.any():
+        return copies
+    lengths = np.abs(moves.sizes).astype(np.float64)
+    steps, costs = (moves.sizes * copies)[~free], (moves.costs * copies)[~free]
+    others = Reach(steps, costs, np.zeros(len(steps), dtype=np.int64), inf).farthest(goal)
+    others += max(relaxation.rest_bytes, goal / relaxation.price)
+    choices = relaxation.choices[moves.cohort]
+    spans = np.bincount(choices, weights=copies * lengths * free)
+    needed = (others + spans.sum() - spans[choices]) // lengths + 1
+    alone = np.bincount(moves.cohort, weights=free)[moves.cohort] == 1
+    return np.where(free & alone, np.minimum(copies, needed), copies).astype(np.int64)

@@ -1,7 +1,8 @@
 """Workspace division (WD): one workspace for several kernels, so that the sum of their times is least.
 
-Paper, section 3.3. Four ways, each where the one before does not answer: everything is as fast as it can be; the linear
-relaxation's own division meets its bound; a search of what the relaxation leaves open; an integer program.
+Paper, section 3.3. There are four ways, and each is taken where the one before does not answer: all kernels are as fast
+as they can be; the division of the linear relaxation meets its bound; a search of what the relaxation leaves open; an
+integer program of what the search leaves open.
 """
 
 import logging
@@ -9,19 +10,23 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
 from math import fsum
-from typing import Generic, Protocol, TypeVar
+from typing import TYPE_CHECKING, Generic, Protocol, TypeVar, final
 
 from ucudnn.errors import SolverError
 from ucudnn.settings import SolverName
-from ucudnn.solvers.branch_and_bound import search
-from ucudnn.solvers.integer_program import Counts, solve
-from ucudnn.solvers.linear_relaxation import Relaxation, relax
+from ucudnn.solvers.integer_program import SolverAnswer, solve
+
+if TYPE_CHECKING:
+    from ucudnn.solvers.branch_and_bound import Found
+    from ucudnn.solvers.knapsack import Counts, Front
+    from ucudnn.solvers.linear_relaxation import Relaxation
 
 _LOG = logging.getLogger(__name__)
+_MARGIN = 1e-9  # relative: what solvers cannot tell apart either
 
 
 class Option(Protocol):
-    """What a kernel, or several that share a segment, may get."""
+    """What one kernel can take, or several kernels that share a segment."""
 
     @property
     def time_ms(self) -> float:
@@ -38,11 +43,11 @@ Taken = TypeVar("Taken", bound=Option, covariant=True)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Choice(Generic[Taken]):
-    """Interchangeable kernels that each take one configuration of the same desirable set.
+    """Interchangeable kernels, each of which takes one configuration of the same desirable set.
 
     Attributes:
-        desirable: a desirable set, in order of workspace.
-        count: how many kernels choose from it, each with a segment of its own.
+        desirable: the desirable set, in order of workspace.
+        count: how many kernels choose from it; each gets a segment of its own.
     """
 
     desirable: tuple[Taken, ...]
@@ -59,15 +64,16 @@ class DivisionStatus(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Division(Generic[Taken]):
-    """What every kernel got.
+    """What every kernel takes.
 
     Attributes:
         status: OPTIMAL; INFEASIBLE where even the smallest configurations exceed the total; BEST_FOUND where a time
             limit came before the proof.
-        selected: for each choice the configurations taken, with how many of its kernels take each.
-        method: what proved it: 'all fastest' where everything fits, 'bound reached' where the linear relaxation's
-            own division meets its bound, 'search' where what it leaves open was searched, else the solver's name.
-        bound_ms: no division is faster.
+        selected: for each choice the configurations that its kernels take, and how many take each.
+        method: what proved the division optimal: 'all fastest' where everything fits, 'bound reached' where the linear
+            relaxation's own division meets its bound, 'search' where the search did, else the solver's name. Where
+            nothing did, what found the division.
+        bound_ms: milliseconds that every division takes at least, where the status is BEST_FOUND.
     """
 
     status: DivisionStatus
@@ -102,12 +108,16 @@ def divide(
 ) -> Division[Taken]:
     """Divide a workspace among kernels so that the sum of their times is least (paper, equations 1 to 4).
 
+    Of several divisions that are equally fast, one that takes the fewest bytes is returned.
+
     Args:
         choices: the kernels' desirable sets.
         total_bytes: the workspace to divide.
-        solver: who solves the integer program where neither everything fits nor the relaxation says all; AUTO searches
-            what the relaxation leaves open first, which is faster than any of them.
-        time_limit_seconds: after which the solver's best is taken, with its gap; None waits for the optimum.
+        solver: who solves the integer program. AUTO searches first, which is faster than any of them, and leaves the
+            program to the first solver that is installed where the search would take too long. A named solver begins
+            with what a short search found.
+        time_limit_seconds: after which the best division found so far is taken, with its gap; None waits for the
+            optimum. It limits the integer program; the search is short.
 
     Raises:
         SolverUnavailableError: if the solver is not installed.
@@ -119,66 +129,95 @@ def divide(
     division = Division(status=DivisionStatus.OPTIMAL, selected=fastest, method="all fastest")
     if division.workspace_bytes <= total_bytes:
         return division
-    # Beyond what everything takes at least: bounds are differences, which large common parts would drown.
-    least = [choice.desirable[0].workspace_bytes for choice in choices]
-    counts = [choice.count for choice in choices]
-    spare_bytes = total_bytes - sum(size * count for size, count in zip(least, counts, strict=True))
-    fronts = [
-        [(point.workspace_bytes - size, point.time_ms) for point in choice.desirable]
-        for choice, size in zip(choices, least, strict=True)
-    ]
-    relaxation = relax(fronts, counts, spare_bytes)
+    # Imported here, because these modules load NumPy, and `import ucudnn` must not.
+    from ucudnn.solvers.branch_and_bound import MOST_WORK, SHORT_WORK, search
+    from ucudnn.solvers.knapsack import knapsack_of
+    from ucudnn.solvers.linear_relaxation import relax
+
+    shapes = _Shapes(choices)
+    relaxation = relax(knapsack_of(shapes.fronts, shapes.counts, total_bytes))
+    found = search(relaxation, MOST_WORK if solver is SolverName.AUTO else SHORT_WORK)
     if relaxation.proves_optimal:
-        return _division(choices, relaxation.counts, "bound reached")
-    if solver is SolverName.AUTO:
-        found = search(fronts, counts, spare_bytes, relaxation)
-        if found is not None:
-            division = _division(choices, found, "search")
-            if division.time_ms <= relaxation.value_ms:  # else rounding is coarser than what is at stake
-                return division
+        return _division(shapes, found.counts, "bound reached")
+    if solver is SolverName.AUTO and found.value_ms - found.bound_ms <= _MARGIN * found.value_ms:
+        return _division(shapes, found.counts, "search")
+    return _solved(shapes, relaxation, found, total_bytes, solver, time_limit_seconds)
+
+
+@final
+class _Shapes(Generic[Taken]):
+    """Choices of the same desirable set, taken together.
+
+    Attributes:
+        fronts: the points of each desirable set.
+        counts: how many kernels choose from each.
+    """
+
+    def __init__(self, choices: Sequence[Choice[Taken]]) -> None:
+        self._choices = choices
+        self._members: dict[Front, list[int]] = {}
+        for index, choice in enumerate(choices):
+            sizes = tuple([point.workspace_bytes for point in choice.desirable])
+            self._members.setdefault((sizes, tuple([point.time_ms for point in choice.desirable])), []).append(index)
+        self.fronts = tuple(self._members)
+        self.counts = [sum(choices[index].count for index in indices) for indices in self._members.values()]
+
+    def selected(self, counts: "Counts") -> tuple[tuple[tuple[Taken, int], ...], ...]:
+        """Return what the kernels of each choice take, where so many of each shape take each point."""
+        found: list[tuple[tuple[Taken, int], ...]] = [()] * len(self._choices)
+        for indices, row in zip(self._members.values(), counts, strict=True):
+            left = dict(sorted(row.items()))
+            for index in indices:
+                choice, taken = self._choices[index], []
+                wanted = choice.count
+                for point in list(left):
+                    kernels = min(wanted, left[point])
+                    if kernels:
+                        taken.append((choice.desirable[point], kernels))
+                        left[point] -= kernels
+                        wanted -= kernels
+                found[index] = tuple(taken)
+        return tuple(found)
+
+
+def _solved(
+    shapes: _Shapes[Taken],
+    relaxation: "Relaxation",
+    found: "Found",
+    total_bytes: int,
+    solver: SolverName,
+    time_limit_seconds: float | None,
+) -> Division[Taken]:
+    """Return the division that a solver finds, which begins with what a search found."""
     for exact in (False, True):
-        answer = solve(
-            fronts,
-            counts,
-            relaxation.open_points,
-            spare_bytes,
-            solver,
-            exact=exact,
-            time_limit_seconds=time_limit_seconds,
-        )
+        answer = solve(relaxation, found, solver, exact=exact, time_limit_seconds=time_limit_seconds)
         if not answer.optimal:
-            return _best_found(choices, answer.counts, relaxation, total_bytes, answer.solver)
+            return _best_found(shapes, answer, found, total_bytes)
         assert answer.counts is not None
-        division = _division(choices, answer.counts, answer.solver)
+        division = _division(shapes, answer.counts, answer.solver)
         if division.workspace_bytes <= total_bytes:
             return division
         _LOG.info("the solver's answer exceeds %d bytes within its tolerance: solving it digit by digit", total_bytes)
     raise SolverError(f"{division.method} answered with {division.workspace_bytes} bytes, more than {total_bytes}")
 
 
-def _best_found(
-    choices: Sequence[Choice[Taken]], found: Counts | None, relaxation: Relaxation, total_bytes: int, solver: str
-) -> Division[Taken]:
-    """Return the better of what a solver found in its time and what the relaxation found on its way."""
+def _best_found(shapes: _Shapes[Taken], answer: SolverAnswer, found: "Found", total_bytes: int) -> Division[Taken]:
+    """Return the better of what a solver found in its time and what the search had found before."""
     divisions = [
-        _division(choices, counts, method, DivisionStatus.BEST_FOUND, relaxation.bound_ms)
-        for counts, method in ((found, solver), (relaxation.counts, "relaxation"))
+        _division(shapes, counts, method, DivisionStatus.BEST_FOUND, found.bound_ms)
+        for counts, method in ((answer.counts, answer.solver), (found.counts, "search"))
         if counts is not None
     ]
     best = min((each for each in divisions if each.workspace_bytes <= total_bytes), key=lambda each: each.time_ms)
-    _LOG.warning("%s ran out of time: its division is at most %.2f %% from the optimum", solver, best.gap * 100)
+    _LOG.warning("%s ran out of time: its division is at most %.2f %% from the optimum", answer.solver, best.gap * 100)
     return best
 
 
 def _division(
-    choices: Sequence[Choice[Taken]],
-    counts: Counts,
+    shapes: _Shapes[Taken],
+    counts: "Counts",
     method: str,
     status: DivisionStatus = DivisionStatus.OPTIMAL,
     bound_ms: float = 0.0,
 ) -> Division[Taken]:
-    selected = tuple(
-        tuple((taken, count) for taken, count in zip(choice.desirable, row, strict=True) if count)
-        for choice, row in zip(choices, counts, strict=True)
-    )
-    return Division(status=status, selected=selected, method=method, bound_ms=bound_ms)
+    return Division(status=status, selected=shapes.selected(counts), method=method, bound_ms=bound_ms)

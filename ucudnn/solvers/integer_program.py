@@ -1,27 +1,29 @@
-"""The integer program of WD (paper, equations 1 to 4), solved by whatever solver PuLP offers.
+"""The integer program of WD (paper, equations 1 to 4), solved by a solver that PuLP offers.
 
-Kernels with the same desirable set are interchangeable: they share one integer variable for each configuration,
-bounded by their number, in place of the paper's 0-1 variables.
+Kernels with the same desirable set are interchangeable, so they share one integer variable for each configuration,
+bounded by their number, instead of the paper's 0-1 variables. Only what a search leaves open gets a variable, bounded
+by how many kernels can take it in a division that is no slower than the one found.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from importlib.util import find_spec
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ucudnn.errors import SolverError, SolverUnavailableError
 from ucudnn.settings import SolverName
-from ucudnn.solvers.linear_relaxation import Point
+
+if TYPE_CHECKING:  # these modules load NumPy
+    from ucudnn.solvers.branch_and_bound import Found
+    from ucudnn.solvers.knapsack import Counts
+    from ucudnn.solvers.linear_relaxation import Relaxation
 
 _DIGIT = 2**10
 
-Counts = tuple[tuple[int, ...], ...]
-"""For each choice how many kernels take each of its points."""
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Answer:
+class SolverAnswer:
     """What a solver answered.
 
     Attributes:
@@ -30,29 +32,25 @@ class Answer:
         solver: its name.
     """
 
-    counts: Counts | None
+    counts: "Counts | None"
     optimal: bool
     solver: str
 
 
 def solve(
-    fronts: Sequence[Sequence[Point]],
-    counts: Sequence[int],
-    open_points: Sequence[Sequence[int]],
-    total_bytes: int,
+    relaxation: "Relaxation",
+    found: "Found",
     solver: SolverName,
     *,
     exact: bool,
     time_limit_seconds: float | None = None,
-) -> Answer:
-    """Solve a division's integer program.
+) -> SolverAnswer:
+    """Solve the integer program of what a search left open.
 
     Args:
-        fronts: for each choice its points.
-        counts: how many interchangeable kernels make each choice.
-        open_points: for each choice the indices of the points that may be taken.
-        total_bytes: the workspace to divide.
-        solver: who solves it.
+        relaxation: of the division.
+        found: what the search found. Its gap says what is open. HiGHS begins with its division.
+        solver: who solves the program.
         exact: hold the limit to the byte, in rows of small numbers, instead of within the solver's tolerance.
         time_limit_seconds: after which the best found so far is the answer.
 
@@ -62,45 +60,67 @@ def solve(
     """
     pulp = _import_pulp()
     name, engine = _engine(pulp, solver, time_limit_seconds)
-    problem = pulp.LpProblem("workspace_division", pulp.LpMinimize)
-    variables: list[dict[int, Any]] = []
-    terms: list[tuple[Any, Point]] = []
-    for choice, (front, count, indices) in enumerate(zip(fronts, counts, open_points, strict=True)):
-        variables.append({})
-        if len(indices) == 1:
-            total_bytes -= front[indices[0]][0] * count
-            continue
-        for index in indices:
-            variable = problem.add_variable(f"x_{choice}_{index}", 0, count, pulp.LpInteger)
-            variables[-1][index] = variable
-            terms.append((variable, front[index]))
-    problem += pulp.lpSum([time * variable for variable, (_, time) in terms])
-    for count, row in zip(counts, variables, strict=True):
-        if row:
-            problem += pulp.lpSum(row.values()) == count
-    if exact:
-        _limit_by_digits(pulp, problem, [(variable, size) for variable, (size, _) in terms], total_bytes)
-    else:
-        # In MiB, so that the row's tolerance stands against numbers of moderate size.
-        problem += pulp.lpSum([size / 2**20 * variable for variable, (size, _) in terms]) <= total_bytes / 2**20
+    problem, variables = _stated(pulp, relaxation, found, exact=exact)
+    if name == SolverName.HIGHS.value:
+        _begin_with_initial_values(engine)
     outcome = problem.solve(engine)
     # PuLP 3 returns the status and keeps the solution's apart; PuLP 4 returns both in one object.
     status = int(getattr(outcome, "status", outcome))
     optimal = status == 1 and int(getattr(outcome, "sol_status", getattr(problem, "sol_status", 1))) == 1
     if not optimal and time_limit_seconds is None:
         raise SolverError(f"{name} did not solve the integer program to the optimum: status {status}")
-    taken = tuple(
-        tuple(
-            round(row[index].varValue or 0) if index in row else count * (index in indices)
-            for index in range(len(front))
-        )
-        for front, count, indices, row in zip(fronts, counts, open_points, variables, strict=True)
-    )
-    if any(sum(row) != count or min(row) < 0 for count, row in zip(counts, taken, strict=True)):
+    taken = [
+        {index: round(variable.varValue or 0) for index, variable in row.items()} if row else dict(known)
+        for row, known in zip(variables, found.counts, strict=True)
+    ]
+    counts = relaxation.knapsack.counts.tolist()
+    if any(sum(row.values()) != count or min(row.values()) < 0 for count, row in zip(counts, taken, strict=True)):
         if optimal:
             raise SolverError(f"{name} answered with what is no division")
-        return Answer(counts=None, optimal=False, solver=name)
-    return Answer(counts=taken, optimal=optimal, solver=name)
+        return SolverAnswer(counts=None, optimal=False, solver=name)
+    held = [{index: count for index, count in row.items() if count} for row in taken]
+    return SolverAnswer(counts=held, optimal=optimal, solver=name)
+
+
+def _stated(pulp: Any, relaxation: "Relaxation", found: "Found", *, exact: bool) -> tuple[Any, list[dict[int, Any]]]:
+    """Return the program, and for each choice its variables by their points; a choice that is not open has none."""
+    problem = pulp.LpProblem("workspace_division", pulp.LpMinimize)
+    knapsack = relaxation.knapsack
+    starts, sizes, ticks = (array.tolist() for array in (knapsack.starts, knapsack.sizes, knapsack.ticks))
+    total_bytes = knapsack.room_bytes
+    variables: list[dict[int, Any]] = []
+    terms: list[tuple[Any, int]] = []
+    for choice, (most, held) in enumerate(zip(relaxation.open_points(found.gap), found.counts, strict=True)):
+        variables.append({})
+        if len(most) == 1:
+            total_bytes -= sum(sizes[starts[choice] + index] * count for index, count in held.items())
+            continue
+        for index, upper in most.items():
+            variable = problem.add_variable(f"x_{choice}_{index}", 0, upper, pulp.LpInteger)
+            variable.setInitialValue(held.get(index, 0))
+            variables[-1][index] = variable
+            terms.append((variable, starts[choice] + index))
+    problem += pulp.lpSum([ticks[point] * knapsack.ms_per_tick * variable for variable, point in terms])
+    for row, held in zip(variables, found.counts, strict=True):
+        if row:
+            problem += pulp.lpSum(row.values()) == sum(held.values())
+    if exact:
+        _limit_by_digits(pulp, problem, [(variable, sizes[point]) for variable, point in terms], total_bytes)
+    else:
+        # In MiB, so that the row's tolerance stands against numbers of moderate size.
+        problem += pulp.lpSum([sizes[point] / 2**20 * variable for variable, point in terms]) <= total_bytes / 2**20
+    return problem, variables
+
+
+def _begin_with_initial_values(engine: Any) -> None:
+    """Let HiGHS begin with the variables' initial values, which PuLP 3 does not tell it."""
+
+    def call(problem: Any) -> None:
+        values = {each.index: each.varValue for each in problem.variables() if each.varValue is not None}
+        problem.solverModel.setSolution(len(values), list(values), list(values.values()))
+        problem.solverModel.run()
+
+    engine.callSolver = call
 
 
 def _import_pulp() -> Any:

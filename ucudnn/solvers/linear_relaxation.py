@@ -1,169 +1,297 @@
-"""The linear relaxation of WD: a bound, a good division, and the configurations that cannot improve it.
+"""The linear relaxation of a workspace division: a bound, a first division, and what each change of it costs.
 
-A multiple-choice knapsack's relaxation is solved by taking the steps along each kernel's convex hull in the
-order of time saved per byte (Sinha and Zoltners 1979). The price of a byte at which it stops gives a bound for
-every configuration (Lagrange), so that most variables of the integer program are known before it is built.
+Where kernels can be split, one price of a byte decides for all of them: each takes the point whose time and priced
+bytes are least together (Lagrange; for the multiple-choice knapsack, Sinha and Zoltners 1979). The division that comes
+of it is nearly the fastest. Any other division is so much slower than the bound as its changes cost: the sum of their
+reduced costs, and the price of the bytes that it leaves.
 """
 
-from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
-from itertools import accumulate, pairwise
-from math import fsum
+from math import inf
+from typing import NamedTuple, final
 
-Point = tuple[int, float]
-"""Workspace in bytes and time in milliseconds of a configuration."""
+import numpy as np
 
-_ROUNDING = 1e-12  # relative to what the workspace is worth: many times what sums of floats lose
-_MARGIN = 1e-9  # relative: a bound within rounding of the best value proves nothing about a single configuration
+from ucudnn.solvers.knapsack import Counts, Floats, Integers, Knapsack
+
+_FAR = 2.0**62
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Moves:
+    """Changes of the relaxation's division, in each of which a kernel takes another point.
+
+    Attributes:
+        cohort: for each move the kernel's cohort.
+        point: the point that the kernel takes instead of its cohort's.
+        sizes: bytes that it takes more, or less where negative.
+        ticks: ticks that it takes more, or less where negative.
+        costs: the reduced cost in ticks, 0 or more: `ticks` and the price of `sizes` together.
+        copies: how many kernels can make the move.
+    """
+
+    cohort: Integers
+    point: Integers
+    sizes: Integers
+    ticks: Integers
+    costs: Floats
+    copies: Integers
+
+    def within(self, gap: float) -> "Moves":
+        """Return the moves that cost no more than so many ticks, of moves that are sorted by cost."""
+        kept = slice(int(np.searchsorted(self.costs, gap, side="right")))
+        return Moves(
+            cohort=self.cohort[kept],
+            point=self.point[kept],
+            sizes=self.sizes[kept],
+            ticks=self.ticks[kept],
+            costs=self.costs[kept],
+            copies=self.copies[kept],
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Relaxation:
-    """What the relaxation says of a division.
+    """The solution of a relaxation, rounded to a division.
+
+    A cohort is the kernels that make the same choice and take the same point. There is one for each choice, in their
+    order, and behind them a second one for a choice that the relaxation splits.
 
     Attributes:
-        bound_ms: no division is faster.
-        value_ms: time of the division found.
-        counts: the division found: for each choice how many kernels take each of its points.
-        open_points: for each choice the indices of points that a faster division could hold, or this one does.
-        price: milliseconds that a byte is worth where the relaxation stops.
+        knapsack: the division that was relaxed.
+        price: ticks that a byte is worth.
+        choices: for each cohort its choice.
+        points: for each cohort the point that its kernels take.
+        copies: for each cohort the number of its kernels.
+        rest_bytes: bytes that this division leaves.
     """
 
-    bound_ms: float
-    value_ms: float
-    counts: tuple[tuple[int, ...], ...]
-    open_points: tuple[tuple[int, ...], ...]
-    price: float = 0.0
+    knapsack: Knapsack
+    price: float
+    choices: Integers
+    points: Integers
+    copies: Integers
+    rest_bytes: int
+
+    @property
+    def value(self) -> int:
+        """Ticks of this division."""
+        ticks = self.knapsack.ticks[self.points].tolist()
+        return sum(time * count for time, count in zip(ticks, self.copies.tolist(), strict=True))
+
+    @property
+    def gap(self) -> float:
+        """Ticks that lie between the bound and this division."""
+        return self.price * self.rest_bytes
 
     @property
     def proves_optimal(self) -> bool:
-        """Whether the division found is as fast as the bound, to rounding."""
-        return self.value_ms - self.bound_ms <= _MARGIN * self.value_ms
+        """Whether no division is faster than this one, because the bytes that it leaves are worth less than a tick."""
+        return self.gap < 1
+
+    @property
+    def bound_ms(self) -> float:
+        """Milliseconds that every division takes at least."""
+        return (self.value - self.gap) * self.knapsack.ms_per_tick
+
+    def moves(self, gap: float) -> Moves:
+        """Return the moves that cost no more than so many ticks, the cheapest first."""
+        knapsack = self.knapsack
+        choices = len(knapsack.counts)
+        # The second cohorts have their choices' points a second time.
+        spans = [np.arange(*knapsack.starts[choice : choice + 2]) for choice in self.choices[choices:].tolist()]
+        point = np.concatenate((np.arange(len(knapsack.sizes)), *spans))
+        seconds = np.repeat(np.arange(choices, len(self.choices)), [len(span) for span in spans])
+        cohort = np.concatenate((knapsack.choice_of, seconds))
+        sizes = knapsack.sizes[point] - knapsack.sizes[self.points][cohort]
+        ticks = knapsack.ticks[point] - knapsack.ticks[self.points][cohort]
+        # A cohort's own point is the best one at the price, so what is below 0 is a rounding error.
+        costs = np.maximum(ticks + self.price * sizes, 0.0)
+        kept = ((costs <= gap) & (point != self.points[cohort])).nonzero()[0]
+        kept = kept[np.argsort(costs[kept], kind="stable")]
+        return Moves(
+            cohort=cohort[kept],
+            point=point[kept],
+            sizes=sizes[kept],
+            ticks=ticks[kept],
+            costs=costs[kept],
+            copies=self.copies[cohort[kept]],
+        )
+
+    def open_points(self, gap: float) -> list[dict[int, int]]:
+        """Return for each choice the points that it can take in a division within a gap.
+
+        Args:
+            gap: ticks between the bound and the division.
+
+        Returns:
+            The most kernels that can take each point, by the point's index.
+        """
+        starts = self.knapsack.starts.tolist()
+        choices, counts = self.choices.tolist(), self.knapsack.counts.tolist()
+        found: list[dict[int, int]] = [{} for _ in counts]
+        moves = self.moves(gap)
+        for cohort, point, cost in zip(moves.cohort.tolist(), moves.point.tolist(), moves.costs.tolist(), strict=True):
+            choice = choices[cohort]
+            index = point - starts[choice]
+            most = counts[choice] if cost * counts[choice] <= gap else int(gap / cost)
+            found[choice][index] = max(most, found[choice].get(index, 0))
+        for choice, point in zip(choices, self.points.tolist(), strict=True):
+            found[choice][point - starts[choice]] = counts[choice]
+        return found
+
+    def counts(self, moved: Mapping[tuple[int, int], int]) -> Counts:
+        """Return this division after some moves.
+
+        Args:
+            moved: how many kernels make each move, by the move's cohort and point.
+        """
+        starts = self.knapsack.starts.tolist()
+        choices, points = self.choices.tolist(), self.points.tolist()
+        held: list[dict[int, int]] = [{} for _ in self.knapsack.counts]
+
+        def add(cohort: int, point: int, kernels: int) -> None:
+            row, index = held[choices[cohort]], point - starts[choices[cohort]]
+            row[index] = row.get(index, 0) + kernels
+
+        for cohort, kernels in enumerate(self.copies.tolist()):
+            add(cohort, points[cohort], kernels)
+        for (cohort, point), kernels in moved.items():
+            add(cohort, point, kernels)
+            add(cohort, points[cohort], -kernels)
+        return [{index: kernels for index, kernels in row.items() if kernels} for row in held]
 
 
-def relax(fronts: Sequence[Sequence[Point]], counts: Sequence[int], total_bytes: int) -> Relaxation:
-    """Solve the relaxation of a division and find a good division on the way.
+def relax(knapsack: Knapsack) -> Relaxation:
+    """Solve the relaxation of a division whose fastest points do not all fit.
+
+    At the price, the best points at a lower price, which do not fit, and those at a higher one, which do, are worth the
+    same. It is where the lines of the two meet, once no other points are better there.
+    """
+    sizes, ticks = knapsack.sizes.astype(np.float64), knapsack.ticks.astype(np.float64)
+    counts = knapsack.counts.astype(np.float64)
+
+    def best_at(price: float) -> tuple[Integers, float, float]:
+        points = _first_least(ticks + price * sizes, knapsack)
+        return points, float(sizes[points] @ counts), float(ticks[points] @ counts)
+
+    above, above_size, above_ticks = best_at(0.0)
+    if above_size <= knapsack.room_bytes:  # times differ by less than a tick
+        return _rounded(knapsack, 0.0, above, above)
+    below = knapsack.starts[:-1]
+    below_size, below_ticks = 0.0, float(ticks[below] @ counts)
+    while True:
+        price = (below_ticks - above_ticks) / (above_size - below_size)
+        points, size, time = best_at(price)
+        if not below_size < size < above_size or time + price * size >= below_ticks + price * below_size:
+            return _rounded(knapsack, price, below, above)
+        if size <= knapsack.room_bytes:
+            below, below_size, below_ticks = points, size, time
+        else:
+            above, above_size, above_ticks = points, size, time
+
+
+def _first_least(priced: Floats, knapsack: Knapsack) -> Integers:
+    """Return for each choice the first of its points that are worth the least."""
+    least = np.minimum.reduceat(priced, knapsack.starts[:-1])
+    hits = (priced == least[knapsack.choice_of]).nonzero()[0]
+    choices = knapsack.choice_of[hits]
+    first = np.ones(len(hits), dtype=bool)
+    np.not_equal(choices[1:], choices[:-1], out=first[1:])
+    found: Integers = hits[first]
+    return found
+
+
+def _rounded(knapsack: Knapsack, price: float, below: Integers, above: Integers) -> Relaxation:
+    """Return a division between two that are worth the same at the price, of which the first fits.
+
+    Kernels go from the first to the second, choice after choice, as long as there is room.
+    """
+    sizes, counts = knapsack.sizes, knapsack.counts.tolist()
+    rest = knapsack.room_bytes - sum(size * count for size, count in zip(sizes[below].tolist(), counts, strict=True))
+    points, copies = below.copy(), knapsack.counts.copy()
+    split: list[tuple[int, int, int]] = []
+    for choice in (sizes[above] > sizes[below]).nonzero()[0].tolist():
+        step = int(sizes[above[choice]] - sizes[below[choice]])
+        moved = min(counts[choice], rest // step)
+        rest -= moved * step
+        if moved == counts[choice]:
+            points[choice] = above[choice]
+        elif moved:
+            copies[choice] -= moved
+            split.append((choice, int(above[choice]), moved))
+    seconds = np.array(split, dtype=np.int64).reshape(-1, 3)
+    return Relaxation(
+        knapsack=knapsack,
+        price=price,
+        choices=np.concatenate((np.arange(len(counts)), seconds[:, 0])),
+        points=np.concatenate((points, seconds[:, 1])),
+        copies=np.concatenate((copies, seconds[:, 2])),
+        rest_bytes=rest,
+    )
+
+
+@final
+class Curves(NamedTuple):
+    """The relaxation of some moves: what so many bytes more, or so many less, cost at least.
+
+    Attributes:
+        more: bytes more, at each bend of their curve.
+        more_costs: what they cost.
+        less: bytes less, at each bend of their curve.
+        less_costs: what they cost.
+    """
+
+    more: Floats
+    more_costs: Floats
+    less: Floats
+    less_costs: Floats
+
+    def costs(self, need: Integers) -> Floats:
+        """Return the least cost of so many bytes more, or of at least so many less where negative."""
+        more = np.interp(need, self.more, self.more_costs)
+        less = np.interp(-need, self.less, self.less_costs, right=inf)
+        return np.where(need > 0, more, less)
+
+
+@final
+class Reach:
+    """How cheaply some steps can take bytes, or give them back.
 
     Args:
-        fronts: for each choice its points, with rising workspace and falling time.
-        counts: how many interchangeable kernels make each choice.
-        total_bytes: the workspace to divide; enough for every choice's first point.
+        sizes: the bytes of each step, more or less.
+        costs: the cost of each step.
+        ranks: the rank of each step.
+        price: the cost of a byte that is left; infinity where none can be.
     """
-    taken = [[count, *[0] * (len(front) - 1)] for front, count in zip(fronts, counts, strict=True)]
-    rest = total_bytes - sum(front[0][0] * count for front, count in zip(fronts, counts, strict=True))
-    price = 0.0
-    for slope, choice, start, stop in _steps(fronts):
-        size = fronts[choice][stop][0] - fronts[choice][start][0]
-        moved = min(taken[choice][start], rest // size)
-        if moved < taken[choice][start] and not price:
-            price = slope  # here the relaxation takes a fraction and stops; what follows is for the division
-        _move(taken[choice], start, stop, moved)
-        rest -= moved * size
-    _improve(fronts, taken, rest)
-    priced = [[time + price * size for size, time in front] for front in fronts]
-    cheapest = [min(row) for row in priced]
-    bound = fsum(least * count for least, count in zip(cheapest, counts, strict=True)) - price * total_bytes
-    value = fsum(
-        count * time
-        for front, row in zip(fronts, taken, strict=True)
-        for (_, time), count in zip(front, row, strict=True)
-    )
-    gap = value - bound + _MARGIN * value + _ROUNDING * price * total_bytes
-    open_points = tuple(
-        tuple(index for index, cost in enumerate(row) if cost - least <= gap or held[index])
-        for row, least, held in zip(priced, cheapest, taken, strict=True)
-    )
-    return Relaxation(
-        bound_ms=bound,
-        value_ms=value,
-        counts=tuple(tuple(row) for row in taken),
-        open_points=open_points,
-        price=price,
-    )
 
+    def __init__(self, sizes: Integers, costs: Floats, ranks: Integers, price: float) -> None:
+        self._price = price
+        self._sides = []
+        for sign in (1, -1):
+            side = (sizes * sign > 0).nonzero()[0]
+            ratios = costs[side] / np.abs(sizes[side])
+            if sign > 0:  # it is cheaper to leave bytes than to take them at more than their price
+                side, ratios = side[ratios < price], ratios[ratios < price]
+            side = side[np.argsort(ratios, kind="stable")]
+            self._sides.append((np.abs(sizes[side]).astype(np.float64), costs[side], ranks[side]))
 
-def _steps(fronts: Sequence[Sequence[Point]]) -> list[tuple[float, int, int, int]]:
-    """Return the steps along all convex hulls: milliseconds saved per byte, choice, from point, to point."""
-    steps = [
-        ((front[start][1] - front[stop][1]) / (front[stop][0] - front[start][0]), choice, start, stop)
-        for choice, front in enumerate(fronts)
-        for start, stop in pairwise(_hull(front))
-    ]
-    # Along one hull slopes fall, so a stable order keeps each kernel's steps one after another.
-    return sorted(steps, key=lambda step: -step[0])
+    def farthest(self, gap: float) -> float:
+        """Return the most bytes, more or less, that the steps make at a cost within a gap, or somewhat more."""
+        ends = [0.0]
+        for sizes, costs, _ in self._sides:
+            if len(sizes):
+                last = min(int(np.searchsorted(costs.cumsum(), gap)), len(sizes) - 1)
+                ends.append(float(sizes.cumsum()[last]))
+        return max(ends)
 
-
-def _hull(front: Sequence[Point]) -> list[int]:
-    """Return the indices of the points on the lower convex hull."""
-    hull: list[int] = []
-    for index, (size, time) in enumerate(front):
-        while len(hull) > 1:
-            (size_a, time_a), (size_b, time_b) = front[hull[-2]], front[hull[-1]]
-            if (time_a - time_b) * (size - size_b) > (time_b - time) * (size_b - size_a):
-                break
-            hull.pop()
-        hull.append(index)
-    return hull
-
-
-def _move(row: list[int], start: int, stop: int, moved: int) -> None:
-    row[start] -= moved
-    row[stop] += moved
-
-
-def _improve(fronts: Sequence[Sequence[Point]], taken: list[list[int]], rest: int) -> None:
-    """Better a division by single moves and by exchanges of two, until none saves time.
-
-    An exchange gives one kernel a smaller configuration and spends what that frees on another.
-    """
-    while True:
-        faster, smaller = _moves(fronts, taken)
-        faster.sort()
-        sizes = [move[0] for move in faster]
-        leaders = list(accumulate(faster, _better))
-        best_gain = _MARGIN * fronts[0][0][1]
-        best: tuple[_Move, ...] = ()
-        for given in [_NO_MOVE, *smaller]:
-            within = bisect_right(sizes, rest - given[0])
-            if not within:
-                continue
-            spent = leaders[within - 1]
-            if spent[2] == given[2]:
-                spent = max((move for move in faster[:within] if move[2] != given[2]), key=_gain, default=_NO_MOVE)
-            if given[1] + spent[1] > best_gain:
-                best_gain, best = given[1] + spent[1], (given, spent)
-        if not best:
-            return
-        for size, _, choice, start, stop in best:
-            if choice >= 0:
-                _move(taken[choice], start, stop, 1)
-                rest -= size
-
-
-_Move = tuple[int, float, int, int, int]  # bytes taken, milliseconds saved, choice, from point, to point
-_NO_MOVE: _Move = (0, 0.0, -1, 0, 0)
-
-
-def _gain(move: _Move) -> float:
-    return move[1]
-
-
-def _better(one: _Move, other: _Move) -> _Move:
-    return max(one, other, key=_gain)
-
-
-def _moves(fronts: Sequence[Sequence[Point]], taken: list[list[int]]) -> tuple[list[_Move], list[_Move]]:
-    """Return the moves of one kernel to a faster and to a smaller point."""
-    faster: list[_Move] = []
-    smaller: list[_Move] = []
-    for choice, (front, row) in enumerate(zip(fronts, taken, strict=True)):
-        for start, count in enumerate(row):
-            if not count:
-                continue
-            size, time = front[start]
-            for stop, (other_size, other_time) in enumerate(front):
-                if stop != start:
-                    moves = faster if stop > start else smaller
-                    moves.append((other_size - size, time - other_time, choice, start, stop))
-    return faster, smaller
+    def curves(self, first: int, end: int) -> Curves:
+        """Return the relaxation of the steps whose ranks begin at the first and stop before the end."""
+        bends: list[Floats] = []
+        for sizes, costs, ranks in self._sides:
+            own = (ranks >= first) & (ranks < end)
+            bends += (np.append(0.0, sizes[own].cumsum()), np.append(0.0, costs[own].cumsum()))
+        more, more_costs, less, less_costs = bends
+        more, more_costs = np.append(more, more[-1] + _FAR), np.append(more_costs, more_costs[-1] + _FAR * self._price)
+        return Curves(more=more, more_costs=more_costs, less=less, less_costs=less_costs)

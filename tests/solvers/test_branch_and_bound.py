@@ -1,0 +1,137 @@
+"""The search against a dynamic program over all bytes, and what it promises where it gives up."""
+
+from fractions import Fraction
+from itertools import pairwise
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.support.divisions import divisions, optimum, totals_of
+from ucudnn.solvers import branch_and_bound
+from ucudnn.solvers.branch_and_bound import search
+from ucudnn.solvers.enumeration import Change, Enumeration
+from ucudnn.solvers.knapsack import knapsack_of
+from ucudnn.solvers.linear_relaxation import relax
+
+WORK_OF_A_ROUND = 20_000
+
+
+@given(divisions())
+def test_it_finds_the_fastest_division_with_the_fewest_bytes(drawn):
+    fronts, counts, total = drawn
+    found = search(relax(knapsack_of(fronts, counts, total)))
+    assert found.optimal
+    assert totals_of(fronts, counts, found.counts) == optimum(fronts, counts, total)
+    assert found.value_ms == pytest.approx(optimum(fronts, counts, total)[0] / 1e9)
+    assert found.bound_ms == found.value_ms
+
+
+@given(divisions(), st.integers(0, 5000))
+def test_where_it_gives_up_its_division_and_its_bound_hold(drawn, work):
+    fronts, counts, total = drawn
+    found = search(relax(knapsack_of(fronts, counts, total)), work)
+    ticks, size = totals_of(fronts, counts, found.counts)
+    assert size <= total
+    best, _ = optimum(fronts, counts, total)
+    assert best <= ticks
+    assert found.bound_ms <= best / 1e9 + 1e-12
+    assert not found.optimal or ticks == best
+
+
+@given(divisions(), st.integers(1, 12), st.integers(0, 10**8), st.integers(0, 30_000))
+def test_an_enumeration_proves_what_it_says(drawn, most_sums, goal, work):
+    """Whatever the goal and however short the lists: nothing within what is proved is better than the best."""
+    fronts, counts, total = drawn
+    relaxation = relax(knapsack_of(fronts, counts, total))
+    if relaxation.proves_optimal:
+        return
+    moves = relaxation.moves(goal)
+    enumeration = Enumeration(
+        relaxation,
+        moves,
+        np.minimum(moves.copies, 2**20),
+        goal=goal,
+        best=Change(rank=(0, 0, 0.0), moved={}),
+        most_sums=most_sums,
+        work=work,
+    )
+    complete = enumeration.run()
+    ticks, size = totals_of(fronts, counts, relaxation.counts(enumeration.best.moved))
+    assert size <= total
+    assert ticks == relaxation.value + enumeration.best.ticks
+    best, _ = optimum(fronts, counts, total)
+    distance = best - (relaxation.value - Fraction(relaxation.gap))
+    if complete and distance <= enumeration.proved:
+        assert ticks == best
+
+
+def shapes(seed, number):
+    """Return fronts whose points follow a curve, with random bytes."""
+    random = np.random.default_rng(seed)
+    found = []
+    for _ in range(number):
+        scale = float(random.uniform(0.05, 2))
+        sizes = (0, *sorted({int(each) for each in random.integers(1, 2**26, 12)}))
+        found.append((sizes, tuple(scale * (0.3 + 1 / (1 + size / 2**22)) for size in sizes)))
+    return found
+
+
+@pytest.mark.parametrize("percent", [5, 20, 40, 80])
+@pytest.mark.parametrize("copies", [10, 1000, 10**6])
+def test_copies_of_kernels_take_no_more_work(copies, percent):
+    fronts = shapes(0, 30)
+    total = sum(sizes[-1] for sizes, _ in fronts) * copies * percent // 100
+    found = search(relax(knapsack_of(fronts, [copies] * len(fronts), total)), 5 * WORK_OF_A_ROUND)
+    assert found.optimal
+    assert totals_of(fronts, [copies] * len(fronts), found.counts)[1] <= total
+
+
+@pytest.mark.parametrize("percent", [5, 20, 40, 80])
+def test_many_shapes_leave_few_open(percent):
+    fronts = shapes(1, 2000)
+    total = sum(sizes[-1] for sizes, _ in fronts) * percent // 100
+    assert search(relax(knapsack_of(fronts, [1] * len(fronts), total)), 20 * WORK_OF_A_ROUND).optimal
+
+
+def test_of_equal_divisions_a_later_choice_gets_the_bytes():
+    fronts = [((0, 8), (1.0 + each, 0.5 + each)) for each in range(3)]
+    # With 11 bytes, the relaxation leaves 3 of them; it splits the first choice.
+    found = search(relax(knapsack_of([*fronts, ((0, 7), (1.0, 0.75))], [1] * 4, 11)))
+    assert found.counts == [{0: 1}, {0: 1}, {1: 1}, {0: 1}]
+
+
+def test_lists_that_are_too_short_grow(monkeypatch):
+    """With lists of one sum, the first rounds prove nothing, so that later rounds must have longer lists."""
+    monkeypatch.setattr(branch_and_bound, "_FIRST_SUMS", 1)
+    fronts = shapes(2, 12)
+    total = sum(sizes[-1] for sizes, _ in fronts) // 3
+    relaxation = relax(knapsack_of(fronts, [3] * 12, total))
+    lengths, enumerate_all = [], Enumeration.__init__
+
+    def note(self, *arguments, most_sums, **others):
+        lengths.append(most_sums)
+        enumerate_all(self, *arguments, most_sums=most_sums, **others)
+
+    monkeypatch.setattr(Enumeration, "__init__", note)
+    short = search(relaxation)
+    assert lengths[0] == 1
+    assert all(later <= 2 * earlier for earlier, later in pairwise(lengths))
+    assert lengths[-1] > 1
+    monkeypatch.undo()
+    assert short.optimal
+    assert short.value_ms == search(relaxation).value_ms
+
+
+def test_equal_ratios_are_filled_to_the_byte():
+    """Where every point is worth the same, only the bytes that are left tell divisions apart."""
+    numbers = iter(np.random.default_rng(3).integers(10**6, 10**8, 200).tolist())
+    fronts = []
+    for _, size in zip(range(40), numbers, strict=False):
+        sizes = (0, size, size + next(numbers), size + 2 * 10**8 + next(numbers))
+        fronts.append((sizes, tuple(1000 - each / 10**6 for each in sizes)))
+    total = sum(sizes[-1] for sizes, _ in fronts) // 3
+    found = search(relax(knapsack_of(fronts, [1] * len(fronts), total)))
+    assert total - totals_of(fronts, [1] * len(fronts), found.counts)[1] <= 16
+    assert found.value_ms - found.bound_ms <= 16e-6
