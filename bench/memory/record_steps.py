@@ -7,10 +7,10 @@ It needs PyTorch and no GPU. The networks are those of `bench.memory.models`; th
 momentum, GPT with Adam.
 """
 
-import argparse
 from dataclasses import replace
 from pathlib import Path
 
+from bench.tools.script import command_line
 from ucudnn.memory.step_file import save_step
 from ucudnn.memory.torch.record import record
 from ucudnn.memory.torch.training_step import TrainingRecipe
@@ -38,10 +38,13 @@ RECIPES = {
 
 def main() -> None:
     """Record all steps, or those that are named."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("names", nargs="*", choices=[*RECIPES, []], help="default: all")
+    parser = command_line(__doc__, "bench.memory.record_steps")
+    parser.add_argument("names", nargs="*", help=f"{', '.join(RECIPES)}; default: all")
     parser.add_argument("--out", type=Path, default=STEPS, help="folder; default: the package's")
     arguments = parser.parse_args()
+    unknown = [name for name in arguments.names if name not in RECIPES]
+    if unknown:
+        parser.error(f"{', '.join(unknown)}: give some of {', '.join(RECIPES)}")
     for name in arguments.names or RECIPES:
         path = arguments.out / f"{name}.json"
         save_step(replace(record(RECIPES[name], progress=print), name=name), path)

@@ -72,3 +72,25 @@ def test_a_verdict_names_the_figure_and_its_bound(capsys):
     assert verdict("steps", 1.02, 1.03)["met"]
     assert not verdict("steps", 1.04, 1.03, " s")["met"]
     assert capsys.readouterr().out == "met    steps: 1.02, at most 1.03\nMISSED steps: 1.04 s, at most 1.03 s\n"
+
+
+def test_peaks_of_training_steps_are_compared_without_a_gpu(tmp_path):
+    pytest.importorskip("torch")
+    out = tmp_path / "peaks.json"
+    command = [
+        sys.executable,
+        "-m",
+        "bench.memory.peaks",
+        "--backend",
+        "cpu",
+        "--steps",
+        "1",
+        "unet3d",
+        "--out",
+        str(out),
+    ]
+    subprocess.run(command, cwd=ROOT, check=True)
+    case = load(out)["cases"]["unet3d"]
+    assert abs(case["recorded"]["error"]) < 1e-3
+    assert case["recorded"]["operator"] == case["pytorch"]["operator"] == "convolution_backward"
+    assert case["recorded"]["source"] == case["pytorch"]["source"]

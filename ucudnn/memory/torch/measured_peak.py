@@ -17,6 +17,7 @@ from ucudnn.memory.torch.provenance import short_line
 from ucudnn.memory.torch.training_step import TrainingStep
 
 _HISTORY = 1_000_000  # entries of the allocator's history
+_BLOCK = 512  # bytes of which the allocator of GPUs hands out multiples
 
 
 @final
@@ -67,14 +68,24 @@ def _on_cpu(step: TrainingStep) -> MeasuredPeak:
     return MeasuredPeak(present + highest, operators[-1].removeprefix("aten::") if operators else "", source)
 
 
-def _present_bytes(step: TrainingStep) -> int:
-    """Return the bytes of all tensors that a step has before it begins."""
+def library_bytes(step: TrainingStep) -> int:
+    """Return the bytes that a GPU's allocator holds before a step beyond its tensors: what libraries keep."""
+    step.clear()
+    if step.input_tensors()[0].device.type != "cuda":
+        return 0
+    torch.cuda.synchronize()
+    return max(0, torch.cuda.memory_allocated() - _present_bytes(step, _BLOCK))
+
+
+def _present_bytes(step: TrainingStep, granularity: int = 1) -> int:
+    """Return the bytes of all tensors that a step has before it begins, each rounded up to a multiple."""
     model = step.model
     tensors: list[Tensor] = [*model.parameters(), *model.buffers(), *step.input_tensors()]
     tensors += [each.grad for each in model.parameters() if each.grad is not None]
     tensors += [value for _, value in step.optimizer_state()]
     storages = [tensor.untyped_storage() for tensor in tensors]
-    return sum({storage.data_ptr(): storage.nbytes() for storage in storages}.values())
+    sizes = {storage.data_ptr(): storage.nbytes() for storage in storages}
+    return sum(-(-size // granularity) * granularity for size in sizes.values())
 
 
 def descendants(events: Any) -> Iterator[Any]:
@@ -129,7 +140,7 @@ def _on_gpu(step: TrainingStep) -> MeasuredPeak:
         if entry["action"] == "alloc":
             level += entry["size"]
             if level > top:
-                top, frames = level, entry["frames"]
+                top, frames = level, entry.get("frames", [])
         elif entry["action"] == "free_completed":
             level -= entry["size"]
     lines = ((frame["filename"], frame["line"]) for frame in frames)

@@ -89,8 +89,9 @@ class Provenance:
             node: the autograd node that backward evaluates, or None.
             number: its number.
         """
+        # Backward on a GPU runs in a thread that no Python code started, so the dispatched call may have no caller.
         if node is None:
-            place = self._stack[-1] if self._stack else "", short_line(_calls(sys._getframe(2)))
+            place = self._stack[-1] if self._stack else "", short_line(_calls(sys._getframe(1).f_back))
             # The node of an operation is made before the operation runs, so it has the last number that was given.
             self._of_node.setdefault(_next_number() - 1, place)
             return place
@@ -98,7 +99,9 @@ class Provenance:
         if variable is not None:
             return self._owners.get(id(variable), ""), ""
         module, line = self._of_node.get(number or 0, ("", ""))
-        return module, short_line(_calls(sys._getframe(2))) or line  # a line of a backward that the program defines
+        return module, short_line(
+            _calls(sys._getframe(1).f_back)
+        ) or line  # a line of a backward that the program defines
 
     def _enter(self, module: torch.nn.Module, _: Any) -> None:
         self._stack.append(self._names.get(id(module), ""))
