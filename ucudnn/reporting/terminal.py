@@ -67,6 +67,7 @@ def print_table(
         flexible = headings.index(cut)
         others = sum(widths) - widths[flexible] + _GAP * (len(widths) - 1)
         widths[flexible] = max(len(cut), min(widths[flexible], console.width - others))
+    console.width = max(console.width, sum(widths) + _GAP * (len(widths) - 1))  # a number is never cut
     for heading, width in zip(headings, widths, strict=True):
         justify: JustifyMethod = "left" if heading in text else "right"
         table.add_column(heading, justify=justify, width=width, no_wrap=True, overflow="ellipsis")

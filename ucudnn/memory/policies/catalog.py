@@ -9,7 +9,9 @@ from ucudnn.memory.graph import StepGraph
 from ucudnn.memory.plans.plan import MemoryPlan
 from ucudnn.memory.policies.base import BasePolicy
 from ucudnn.memory.policies.checkpoint import CheckpointPolicy
+from ucudnn.memory.policies.dymem import DymemPolicy
 from ucudnn.memory.policies.stock import StockPolicy
+from ucudnn.memory.policies.swap import SwapPolicy
 from ucudnn.memory.policies.vdnn import VdnnPolicy
 from ucudnn.memory.policies.vdnn_dynamic import VdnnDynamicPolicy
 from ucudnn.memory.policies.vdnn_ext import VdnnExtPolicy
@@ -45,6 +47,10 @@ POLICIES: Mapping[str, MemoryPolicy] = {
     "vdnn-ext-all-m": VdnnExtPolicy(offloads="all", fastest=False),
     "vdnn-ext-all-p": VdnnExtPolicy(offloads="all", fastest=True),
     "vdnn-ext-dynamic": VdnnExtPolicy(offloads="dynamic"),
+    "swap": SwapPolicy(),
+    "swap-capped": SwapPolicy(capped=True),
+    "dymem": DymemPolicy(past_limit="stop"),
+    "dymem-skip": DymemPolicy(past_limit="skip"),
 }
 """A new policy is a file beside this one and a line here."""
 

@@ -1,0 +1,108 @@
+"""Tests of Dymem, with plans that were worked out by hand."""
+
+import pytest
+
+from tests.support.memory_plans import traced
+from tests.support.step_graphs import StepBuilder, alternatives, small_branches, small_line
+from ucudnn.errors import BudgetError
+from ucudnn.memory.graph import Role
+from ucudnn.memory.layers import StepLayer
+from ucudnn.memory.policies.dymem import DymemPolicy, search_prefetch_layers
+from ucudnn.memory.simulation.simulator import simulate
+
+MIB = 1 << 20
+
+
+def planned(builder, past_limit="stop", budget=None, **fields):
+    return DymemPolicy(past_limit=past_limit).plan(builder.graph(), builder.costs(**fields), budget)
+
+
+@pytest.mark.parametrize("past_limit", ["stop", "skip"])
+def test_a_line(past_limit):
+    # Layers: 0 conv1 with relu1, 1 pool, 2 conv2, 3 fc, 4 loss. fc is resident, so c stays. Beside dloss come y, which
+    # it reads, then b and a: conv2 and conv1 are the two convolutions.
+    assert traced(planned(small_line(), past_limit)) == [
+        *("run conv1", "run relu1"),
+        *("offload a", "run pool", "free a"),
+        *("offload b", "run conv2", "free b"),
+        *("run fc", "offload y", "run loss", "free y", "synchronize"),
+        *("prefetch y", "prefetch b", "prefetch a", "wait y", "run dloss", "free y"),
+        *("run dfc", "free c", "free dy"),
+        *("wait b", "run dconv2", "free dc"),
+        *("wait a", "run dpool", "free a", "free b", "free db"),
+        *("run dconv1", "free da"),
+    ]
+
+
+def test_branches_run_depth_first():
+    # Here the program runs the first operation of each branch before the second one of either; Dymem does not.
+    builder = StepBuilder(default=10).run("fork", "", "a").run("l1", "a", "b").run("r1", "a", "c")
+    builder.run("l2", "b", "d").run("r2", "c", "e").run("join", "d e", "f")
+    builder.backward("djoin", "d e f", "g").backward("dfork", "a g", "h")
+    assert traced(planned(builder)) == [
+        *("run fork", "run l1", "run l2", "free b"),
+        *("offload a", "run r1", "free a"),
+        *("run r2", "free c"),
+        *("offload d", "offload e", "run join", "free d", "free e", "synchronize"),
+        *("prefetch d", "prefetch e", "prefetch a", "wait d", "wait e", "run djoin", "free d", "free e", "free f"),
+        *("wait a", "run dfork", "free a", "free g", "free h"),
+    ]
+
+
+def test_small_branches():
+    assert traced(planned(small_branches())) == [
+        *("run conv1", "run conv2"),
+        *("offload a", "run pool", "free a"),
+        *("offload c", "run join", "free b", "free c"),
+        *("offload d", "run loss", "free d", "synchronize"),
+        *("prefetch d", "prefetch c", "prefetch a", "wait d", "run dloss", "free d"),
+        *("wait a", "wait c", "run dpool", "free c"),
+        *("run dconv2", "free a", "free dd"),
+        *("run sum", "free e", "free f"),
+        *("run dconv1", "free da"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("current", "stop", "skip"),
+    [(6, [5, 4, 3, 2], [5, 4, 3, 2, 0]), (5, [4, 3, 2], [4, 3, 2, 0]), (3, [2, 1, 0], [2, 1, 0]), (2, [1, 0], [1, 0])],
+)
+def test_at_most_two_convolutions_reside_and_past_them_the_search_stops_or_skips(current, stop, skip):
+    kinds = [False, True, False, True, False, True, False]
+    layers = [StepLayer(operations=(), inputs=(), convolution=kind, resident=False) for kind in kinds]
+    found = {reading: search_prefetch_layers(layers, current, lambda _: True, reading) for reading in ("stop", "skip")}
+    assert found == {"stop": stop, "skip": skip}
+
+
+def test_a_convolution_that_is_back_counts_as_printed():
+    layers = [
+        StepLayer(operations=(), inputs=(), convolution=kind, resident=False) for kind in (False, True, True, False)
+    ]
+    assert search_prefetch_layers(layers, 3, {0, 1}.__contains__, "stop") == [1, 0]
+    assert search_prefetch_layers(layers, 2, {0}.__contains__, "stop") == [0]
+
+
+def test_forward_blocks_where_the_pool_is_full():
+    builder = StepBuilder(default=10).storage("x", 10, Role.INPUT)
+    builder.run("p1", "x", "a").run("p2", "a", "b").run("p3", "b", "c", scratch=50)
+    builder.backward("d3", "b c", "e").backward("d2", "a e", "f")
+    assert "wait a" not in traced(planned(builder, budget=90))[:7]
+    blocked = planned(builder, budget=80)
+    assert traced(blocked)[:7] == ["run p1", "offload a", "run p2", "free a", "offload b", "wait a", "run p3"]
+    assert simulate(blocked, builder.costs()).peak_bytes == 80
+
+
+def test_a_pool_that_is_too_small_is_refused_with_the_size_that_suffices():
+    assert planned(small_line(), budget=70).budget_bytes == 70
+    with pytest.raises(BudgetError, match="policy dymem needs 70 bytes"):
+        planned(small_line(), budget=69)
+
+
+def test_a_workspace_is_what_the_pool_has_left_in_steps_of_a_mebibyte():
+    # At conv2 in forward exist x, a (its offload has not ended), b and c: 40 bytes.
+    builder = small_line()
+    front = alternatives((40.0, 0), (20.0, MIB - 5), (10.0, 2 * MIB))
+    costs = {"configurations": {3: front}}
+    for left, chosen in ((MIB - 1, 0), (MIB, 1), (2 * MIB - 1, 1), (2 * MIB, 2)):
+        assert planned(builder, budget=40 + left, **costs).configurations == {3: front[chosen]}
+    assert planned(builder, **costs).configurations == {3: front[2]}

@@ -1,0 +1,129 @@
+"""Policies 'dymem' and 'dymem-skip': Dymem's order, offloads, prefetches and workspaces (sections 3.1, 3.2 and 4.2).
+
+Operations run depth first. The inputs of all layers leave but those of fully connected layers, Softmax and Dropout.
+Compute does not wait at the end of a layer; it waits where the pool is full, and at the end of forward for all
+offloads. In backward, `search_prefetch_layers` says what comes back beside a layer. A convolution takes the fastest
+algorithm whose workspace fits into what the pool has left when it begins, in steps of 1 MiB.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from ucudnn.configuration import Configuration
+from ucudnn.memory.budget import check_budget, over_budget
+from ucudnn.memory.costs import Costs
+from ucudnn.memory.graph import StepGraph
+from ucudnn.memory.layers import StepLayer, find_layers, forward_first
+from ucudnn.memory.order import depth_first_order
+from ucudnn.memory.plans.actions import Action, ActionKind, synchronize
+from ucudnn.memory.plans.layerwise import layerwise_actions
+from ucudnn.memory.plans.plan import MemoryPlan
+from ucudnn.memory.simulation.simulator import simulate
+from ucudnn.memory.simulation.stalls import with_stalls
+
+PastLimit = Literal["stop", "skip"]
+"""What the search does at a convolution when two reside: it ends, or goes on to layers before it. Algorithm 2 leaves
+this open, because its loop variable is undefined in print."""
+
+_MOST_CONVOLUTIONS = 2  # that may reside (section 3.2.2); the current layer counts
+_WORKSPACE_STEP = 1 << 20
+
+
+@dataclass(frozen=True, kw_only=True)
+class DymemPolicy:
+    """Dymem. Its pool is the budget; where the pool places storages is not part of the plan: see TwoEndedPool.
+
+    Attributes:
+        past_limit: the reading of algorithm 2.
+    """
+
+    past_limit: PastLimit
+
+    def plan(self, graph: StepGraph, costs: Costs, budget: int | None) -> MemoryPlan:
+        """Return the plan of a step. Without a budget, the pool never blocks and every workspace fits.
+
+        Raises:
+            BudgetError: if the plan's peak is above the budget with the smallest workspaces. The paper then restarts
+                with a larger pool.
+        """
+        name = "dymem" if self.past_limit == "stop" else "dymem-skip"
+        order = forward_first(graph, depth_first_order(graph))
+        check_budget(graph, costs.with_configurations(costs.smallest), budget, order)
+        chosen = costs.fastest if budget is None else costs.smallest
+        plan = MemoryPlan(
+            policy=name,
+            graph=graph,
+            actions=self._actions(graph, order),
+            budget_bytes=budget,
+            configurations=chosen,
+        )
+        if budget is None:
+            return plan
+        least = simulate(replace(plan, actions=tuple(_settled(plan.actions))), costs).peak_bytes
+        if least > budget:
+            raise over_budget(name, graph, least, budget)
+        plan = replace(plan, configurations=_workspaces(plan, costs, budget))
+        return with_stalls(plan, costs, budget)
+
+    def _actions(self, graph: StepGraph, order: Sequence[int]) -> tuple[Action, ...]:
+        layers = find_layers(graph, order)
+        leaving = {
+            number: layer.inputs for number, layer in enumerate(layers.forward) if layer.inputs and not layer.resident
+        }
+
+        def search(current: int, is_away: Callable[[int], bool]) -> Sequence[int]:
+            return search_prefetch_layers(layers.forward, current, is_away, self.past_limit)
+
+        return layerwise_actions(graph, layers, leaving, search, synchronous=False)
+
+
+def search_prefetch_layers(
+    layers: Sequence[StepLayer], current: int, is_away: Callable[[int], bool], past_limit: PastLimit
+) -> list[int]:
+    """Return the layers whose inputs come back beside a layer, in order (algorithm 2).
+
+    That is every layer before the current one whose input is away, but of convolutions only the nearest: two, of which
+    the current one counts if it is a convolution. A convolution counts whether its input is away or not, as printed.
+    """
+    convolutions = int(layers[current].convolution)
+    found = []
+    for number in range(current - 1, -1, -1):
+        if layers[number].convolution:
+            if convolutions == _MOST_CONVOLUTIONS:
+                if past_limit == "stop":
+                    break
+                continue
+            convolutions += 1
+        if is_away(number):
+            found.append(number)
+    return found
+
+
+def _workspaces(plan: MemoryPlan, costs: Costs, budget: int) -> dict[int, Configuration]:
+    """Return the fastest configuration of each convolution that fits into what is left when it begins.
+
+    What is left is taken from a simulation of the plan with the smallest workspaces.
+    """
+    waiting = with_stalls(plan, costs, budget)
+    runs = [target for kind, target in waiting.actions if kind is ActionKind.RUN]
+    running = dict(zip(runs, simulate(waiting, costs).running_bytes, strict=True))
+    chosen = {}
+    for operation, front in costs.configurations.items():
+        left = budget - running[operation] + costs.rounded(front[0].workspace_bytes)
+        fitting = [each for each in front if costs.rounded(_stepped(each.workspace_bytes)) <= left]
+        chosen[operation] = fitting[-1] if fitting else front[0]
+    return chosen
+
+
+def _stepped(size: int) -> int:
+    """Return the bytes of the request for a workspace."""
+    return -(-size // _WORKSPACE_STEP) * _WORKSPACE_STEP
+
+
+def _settled(actions: Sequence[Action]) -> list[Action]:
+    """Return actions that synchronize after each offload, so that their peak is the least that waiting can reach."""
+    found = []
+    for action in actions:
+        found += [action, synchronize()] if action.kind is ActionKind.OFFLOAD else [action]
+    return found

@@ -1,0 +1,162 @@
+"""Policies 'swap' and 'swap-capped': swap-out and swap-in by rewriting the graph (Meng et al., section 3.1).
+
+Which: the operations of forward are walked in reverse order; saved storages stay while their sum is at most a
+threshold, and all others are swapped. A swapped storage is copied to the host as soon as it is complete.
+
+When: a storage comes back after a trigger operation. That is the latest one whose estimated completion still lets the
+copy end before the reader could begin. Completion times are the critical paths of the weighted graph. Where no
+operation is early enough, the trigger is the last access in forward.
+
+The paper bounds nothing that triggers bring back early. With a cap, a trigger moves to a later operation where the
+storage would exceed the cap, and compute waits for offloads where it would.
+"""
+
+from bisect import bisect_left
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from ucudnn.memory.budget import check_budget, over_budget
+from ucudnn.memory.costs import Costs
+from ucudnn.memory.graph import StepGraph
+from ucudnn.memory.order import dependencies
+from ucudnn.memory.plans.actions import Action, offload, prefetch, run, synchronize, wait
+from ucudnn.memory.plans.frees import with_frees
+from ucudnn.memory.plans.plan import MemoryPlan
+from ucudnn.memory.simulation.simulator import simulate
+from ucudnn.memory.simulation.stalls import with_stalls
+
+
+@dataclass(frozen=True, kw_only=True)
+class SwapPolicy:
+    """Swap-out and swap-in, in the program's order.
+
+    Attributes:
+        capped: whether a budget is kept by later triggers; else the plan is as published.
+        threshold_bytes: bytes of saved storages that stay. None takes 0, or with a cap and a budget the most that fits.
+    """
+
+    capped: bool = False
+    threshold_bytes: int | None = None
+
+    def plan(self, graph: StepGraph, costs: Costs, budget: int | None) -> MemoryPlan:
+        """Return the plan of a step; with a cap and without a budget, the cap is the least that the swaps allow.
+
+        Raises:
+            BudgetError: if the plan's peak is above the budget.
+        """
+        check_budget(graph, costs, budget)
+        swaps = _swaps(graph)
+        if not self.capped:
+            gone = swaps[_staying(graph, swaps, self.threshold_bytes or 0) :]
+            plan = _plan("swap", graph, gone, _triggers(graph, costs, gone), budget)
+            peak = simulate(plan, costs).peak_bytes
+            if budget is not None and peak > budget:
+                raise over_budget("swap", graph, peak, budget)
+            return plan
+        gone = swaps[_staying(graph, swaps, self.threshold_bytes or 0) :]
+        if self.threshold_bytes is None and budget is not None:
+            gone = swaps[_most_that_stay(graph, costs, swaps, budget) :]
+        least = max(_settled(graph, costs, gone), default=simulate(_plan("", graph, (), {}, None), costs).peak_bytes)
+        cap = least if budget is None else budget
+        if least > cap:
+            raise over_budget("swap-capped", graph, least, cap)
+        plan = _plan("swap-capped", graph, gone, _capped_triggers(graph, costs, gone, cap), budget)
+        return with_stalls(plan, costs, cap)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Swap:
+    """A saved storage: its last write and its last access in forward, and its first reader after that."""
+
+    storage: int
+    written: int
+    left: int
+    read: int
+
+
+def _swaps(graph: StepGraph) -> list[_Swap]:
+    """Return what may be swapped, in reverse order of the operations that complete it."""
+    found = []
+    for storage in graph.saved:
+        accesses, writers = graph.accesses[storage], graph.writers[storage]
+        turn = bisect_left(accesses, graph.backward_begins)
+        if storage in graph.operations[accesses[turn]].reads:
+            written = writers[bisect_left(writers, graph.backward_begins) - 1]
+            found.append(_Swap(storage=storage, written=written, left=accesses[turn - 1], read=accesses[turn]))
+    return sorted(found, key=lambda swap: (swap.written, swap.storage), reverse=True)
+
+
+def _staying(graph: StepGraph, swaps: Sequence[_Swap], threshold: int) -> int:
+    """Return how many storages stay: all before the first one whose sum exceeds the threshold."""
+    for number, swap in enumerate(swaps):
+        threshold -= graph.sizes[swap.storage]
+        if threshold < 0:
+            return number
+    return len(swaps)
+
+
+def _most_that_stay(graph: StepGraph, costs: Costs, swaps: Sequence[_Swap], budget: int) -> int:
+    low, high = 0, len(swaps) + 1  # low fits or is 0, high does not fit or is too many
+    while high - low > 1:
+        middle = (low + high) // 2
+        fits = max(_settled(graph, costs, swaps[middle:]), default=0) <= budget
+        low, high = (middle, high) if fits else (low, middle)
+    return low
+
+
+def _triggers(graph: StepGraph, costs: Costs, swaps: Sequence[_Swap]) -> dict[int, int]:
+    """Return the trigger of each storage, as published."""
+    completion: list[float] = []
+    begin: list[float] = []
+    for operation, before in enumerate(dependencies(graph)):
+        begin.append(max((completion[each] for each in before), default=0.0))
+        completion.append(begin[-1] + costs.time_ms[operation])
+    triggers = {}
+    for swap in swaps:
+        latest = begin[swap.read] - graph.sizes[swap.storage] / costs.prefetch_bytes_per_ms
+        early = (each for each in range(swap.read - 1, swap.left, -1) if completion[each] <= latest)
+        triggers[swap.storage] = next(early, swap.left)
+    return triggers
+
+
+def _capped_triggers(graph: StepGraph, costs: Costs, swaps: Sequence[_Swap], cap: int) -> dict[int, int]:
+    """Return the trigger of each storage, moved back where it would exceed the cap; the first reader comes first."""
+    running = _settled(graph, costs, swaps)
+    triggers = _triggers(graph, costs, swaps)
+    for swap in sorted(swaps, key=lambda swap: (swap.read, swap.storage)):
+        size = costs.rounded(graph.sizes[swap.storage])
+        trigger = swap.read - 1
+        while trigger > triggers[swap.storage] and running[trigger] + size <= cap:
+            running[trigger] += size
+            trigger -= 1
+        triggers[swap.storage] = trigger
+    return triggers
+
+
+def _settled(graph: StepGraph, costs: Costs, swaps: Sequence[_Swap]) -> list[int]:
+    """Return the bytes beside each operation when copies take no time and storages come back at their readers."""
+    plan = _plan("", graph, swaps, {swap.storage: swap.read - 1 for swap in swaps}, None, settled=True)
+    return [*simulate(plan, costs).running_bytes]
+
+
+def _plan(
+    name: str,
+    graph: StepGraph,
+    swaps: Sequence[_Swap],
+    triggers: Mapping[int, int],
+    budget: int | None,
+    *,
+    settled: bool = False,
+) -> MemoryPlan:
+    """Return a plan; a settled one synchronizes after each offload."""
+    after: list[list[Action]] = [[] for _ in graph.operations]
+    before: list[list[Action]] = [[] for _ in graph.operations]
+    for swap in swaps:
+        after[swap.written] += [offload(swap.storage), *([synchronize()] if settled else [])]
+    for swap in sorted(swaps, key=lambda swap: (swap.read, swap.storage)):
+        after[triggers[swap.storage]].append(prefetch(swap.storage))
+        before[swap.read].append(wait(swap.storage))
+    actions = []
+    for operation in range(len(graph.operations)):
+        actions += [*before[operation], run(operation), *after[operation]]
+    return MemoryPlan(policy=name, graph=graph, actions=with_frees(graph, actions), budget_bytes=budget)
