@@ -51,6 +51,13 @@ def test_gradients_that_are_kept_exist_from_the_start():
     assert liveness.persistent_bytes == (10, 10, 11, 11, 11, 11)
 
 
+def test_a_storage_that_nothing_writes_never_exists():
+    builder = small_step().storage("frozen", 50, Role.GRADIENT)
+    liveness = measure_liveness(builder.graph(), builder.costs())
+    assert liveness.spans[8] is None
+    assert liveness.peak_bytes == 38
+
+
 def test_owners_are_named_largest_first():
     builder = small_step()
     liveness = measure_liveness(builder.graph(), builder.costs())

@@ -30,8 +30,7 @@ def dependencies(graph: StepGraph) -> tuple[tuple[int, ...], ...]:
             needed[index].update(readers[storage])
             writer[storage], readers[storage] = index, []
         for storage in operation.reads:
-            if writer[storage] != index:
-                readers[storage].append(index)
+            readers[storage].append(index)
     return tuple(tuple(sorted(each)) for each in needed)
 
 

@@ -7,7 +7,7 @@ from tests.support.step_graphs import StepBuilder, random_steps
 from ucudnn.memory.graph import Role
 from ucudnn.memory.order import ORDERS
 from ucudnn.memory.plans.actions import recompute, run
-from ucudnn.memory.plans.blocks import ForwardBlocks
+from ucudnn.memory.plans.blocks import Block, ForwardBlocks
 from ucudnn.memory.plans.frees import with_frees
 from ucudnn.memory.plans.plan import MemoryPlan
 from ucudnn.memory.simulation.simulator import simulate
@@ -80,6 +80,43 @@ def test_what_backward_writes_before_it_reads_is_not_saved():
 def test_a_step_without_backward_has_nothing_to_drop():
     builder = StepBuilder().run("0", "", "a").run("1", "a", "b")
     assert all(block.operations == () for block in blocks_of(builder, 2))
+
+
+def test_what_a_block_makes_beside_what_it_dropped_counts_while_it_runs():
+    builder = StepBuilder(default=10).storage("skip", 100).storage("b", 5).run("0", "", "a skip").run("1", "a", "b")
+    builder.run("2", "b skip", "c").backward("3", "a b c", "d")
+    first, _ = blocks_of(builder, 2)
+    assert [builder.graph().storages[each].name for each in first.dropped] == ["a"]
+    assert first.extra_bytes == 10 + 100
+
+
+def test_blocks_that_run_again_before_the_same_operation_add_up():
+    """At the fourth layer's scratch, the second block finds what the first one has made again."""
+    builder = StepBuilder(default=10).storage("x", 10, Role.INPUT)
+    builder.run("0", "x", "a").run("1", "a", "b").run("2", "b", "c").run("3", "c", "d", scratch=100)
+    builder.backward("4", "a b c d", "e")
+    graph, costs = builder.graph(), builder.costs()
+    forward = ForwardBlocks(graph, costs, range(5))
+    blocks = forward.divide(2)
+    assert [block.operations for block in blocks] == [(0,), (2, 3)]
+    assert forward.peak_bytes(blocks) == 10 + 40 + 100
+    again = [recompute(each) for block in blocks for each in block.operations]
+    actions = with_frees(graph, [*(run(each) for each in range(4)), *again, run(4)])
+    assert simulate(MemoryPlan(policy="blocks", graph=graph, actions=actions), costs).peak_bytes == 150
+
+
+def test_an_input_stays_until_the_last_block_that_reads_it_has_run_again():
+    builder = StepBuilder(default=10).storage("skip", 100).run("0", "", "skip").run("1", "skip", "a")
+    builder.backward("2", "a", "b").backward("3", "a b", "c").backward("4", "a c", "d")
+    forward = ForwardBlocks(builder.graph(), builder.costs(), range(5))
+
+    def reader(trigger):
+        return Block(trigger=trigger, operations=(), time_ms=0.0, dropped=(), inputs=(0,), extra_bytes=0)
+
+    late, early = reader(4), reader(3)
+    assert forward.peak_bytes([late]) == 100 + 10 + 10 + 10  # skip, a, b and c at operation 3
+    assert forward.peak_bytes([late, early]) == forward.peak_bytes([early, late]) == forward.peak_bytes([late])
+    assert forward.peak_bytes([early]) == 100 + 10 + 10
 
 
 @given(random_steps(), st.sampled_from(sorted(ORDERS)), st.integers(1, 5), st.data())

@@ -7,6 +7,7 @@ from tests.support.step_graphs import StepBuilder
 from ucudnn.memory.graph import Role
 from ucudnn.memory.plans.actions import ActionKind, free, offload, prefetch, recompute, run, wait
 from ucudnn.memory.plans.frees import with_frees
+from ucudnn.memory.plans.plan import MemoryPlan
 
 
 def test_activations_go_after_their_last_access_and_nothing_else_goes():
@@ -65,6 +66,34 @@ def test_a_newer_version_stays_until_it_is_copied_when_an_older_one_is_made_besi
     assert with_frees(graph, actions) == (
         *(run(0), run(1), run(2), free(B), free(C), recompute(0), offload(A), free(A)),
         *(prefetch(A), wait(A), run(3), free(A), free(B), free(D)),
+    )
+
+
+def test_an_older_version_that_is_made_while_a_newer_one_is_away_goes_before_that_comes_back():
+    graph = (
+        StepBuilder()
+        .run("0", "", "a b")
+        .run("1", "a", "c")
+        .run("2", "a", "a")
+        .run("3", "b", "d")
+        .run("4", "c", "e")
+        .run("5", "a", "f")
+        .graph()
+    )
+    beside = [run(0), run(1), run(2), recompute(0), run(3), offload(A)]
+    older = [recompute(0), recompute(1), run(4), prefetch(A), wait(A), run(5)]
+    actions = with_frees(graph, beside + older)
+    assert MemoryPlan(policy="hand", graph=graph, actions=actions)
+    assert [actions[index - 1] for index, action in enumerate(actions) if action == free(A)] == [
+        *(offload(A), recompute(1), run(5)),
+    ]
+
+
+def test_each_of_two_versions_that_are_made_one_after_the_other_goes_when_it_is_not_needed():
+    graph = StepBuilder().run("0", "", "a b").run("1", "", "a").run("2", "a b", "c").graph()
+    actions = [run(0), run(1), recompute(0), recompute(1), run(2)]
+    assert with_frees(graph, actions) == (
+        *(run(0), free(B), run(1), free(A), recompute(0), free(A), recompute(1), run(2), free(A), free(B), free(C)),
     )
 
 

@@ -50,6 +50,8 @@ def plan(*actions, graph=None, **fields):
         (run(0), offload(Y), wait(Y), run(1), run(2), run(3)),
         (run(0), run(1), offload(Y), free(Y), prefetch(Y), wait(Y), run(2), free(Y), prefetch(Y), wait(Y), run(3)),
         (run(0), run(1), run(2), offload(X), run(3)),
+        (run(0), run(1), run(2), offload(Y), free(Y), recompute(0), recompute(1), run(3)),
+        (run(0), run(1), run(2), offload(Y), free(Y), recompute(0), recompute(1), offload(Y), run(3)),
     ],
 )
 def test_valid_plans(actions):

@@ -74,6 +74,21 @@ def test_blocks_that_cost_much_are_kept_where_the_budget_allows():
     assert 0 < simulate(plan, costs).recompute_ms < 100.0
 
 
+def test_blocks_that_the_budget_does_not_need_are_left_out():
+    """One map that takes 1 ms is enough; the ranking of the best division drops another one before it."""
+    builder = StepBuilder(default=10).storage("a0", 10, Role.INPUT)
+    layers = enumerate(zip((10, 50, 20, 10, 50), (5.0, 1.0, 1.0, 20.0, 1.0), strict=True), start=1)
+    for layer, (size, time) in layers:
+        builder.storage(f"a{layer}", size).run(f"f{layer}", f"a{layer - 1}", f"a{layer}", time=time)
+    builder.backward("turn", "a5", "d5")
+    for layer in range(5, 0, -1):
+        builder.backward(f"b{layer}", f"a{layer - 1} a{layer} d{layer}", f"d{layer - 1}")
+    graph, costs = builder.graph(), builder.costs()
+    plan = CheckpointPolicy().plan(graph, costs, 150)
+    again = [graph.operations[target].name for kind, target in plan.actions if kind is ActionKind.RECOMPUTE]
+    assert again == ["f3"]
+
+
 def test_a_budget_that_no_division_keeps_is_refused_with_the_least_that_was_found():
     builder = chain(9)
     graph, costs = builder.graph(), builder.costs()

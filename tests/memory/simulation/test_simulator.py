@@ -195,6 +195,17 @@ def test_a_prefetch_waits_for_the_offload_of_its_storage():
     assert (10.0, 30) in result.memory
 
 
+def test_a_free_waits_for_the_last_offload_of_its_storage_where_two_are_queued():
+    result = simulated(
+        line(),
+        *(run(0), run(1), offload(A), free(A), recompute(0), offload(A), run(2), run(3), free(A), recompute(0), run(4)),
+        offload_bytes_per_ms=1.0,
+    )
+    assert [entry for entry in result.timeline if entry.queue is OUT] == [(OUT, 2, 6.0, 16.0), (OUT, 5, 16.0, 26.0)]
+    assert [size for time, size in result.memory if time == 16.0] == [50, 60]
+    assert (26.0, 60) in result.memory
+
+
 def test_the_step_ends_with_its_last_copy():
     result = simulated(line(), *(run(each) for each in range(5)), offload(C), offload_bytes_per_ms=2.0)
     assert (result.time_ms, result.wait_ms) == (18.0 + 5.0, 5.0)

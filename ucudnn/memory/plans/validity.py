@@ -117,7 +117,7 @@ class _Walk:
         for storage, version in self.graph.recompute_reads[operation]:
             self._read(operation, storage, version)
         for storage, version in self.graph.makes[operation]:
-            if not self.graph.left_alone[storage] and self.device[storage] < version:
+            if self.device[storage] < version:
                 self._write(operation, storage, version)
 
     def offload(self, storage: int) -> None:

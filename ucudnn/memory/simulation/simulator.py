@@ -101,13 +101,12 @@ class _Walk:
         reads = self.graph.operations[operation].reads
         born, dropped = [], []
         for storage, version in self.graph.makes[operation]:
-            current, left_alone = self.version[storage], self.graph.left_alone[storage]
+            current = self.version[storage]
             if current == _ABSENT:
                 born.append(storage)
-            elif storage not in reads and (left_alone or current >= version):
+            elif current >= version and storage not in reads:
                 dropped.append(storage)
-            if current < version and not left_alone:
-                self.version[storage] = version
+            self.version[storage] = max(current, version)
         self.recompute_ms += self.times[operation]
         self._compute(operation, born, dropped)
 
