@@ -2,9 +2,10 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from math import ceil
+from math import ceil, inf
 
 from ucudnn.configuration import Configuration
+from ucudnn.errors import InvalidValueError
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,6 +26,9 @@ class Costs:
         configurations: what the convolutions can choose from, by the index of their operation: desirable sets in the
             order of workspace, so the first one is the papers' (m) and the last one (p). Empty where nothing is known;
             then `time_ms` and `scratch_bytes` stand.
+
+    Raises:
+        InvalidValueError: if a value makes no sense; the message names it.
     """
 
     device: str
@@ -37,6 +41,35 @@ class Costs:
     duplex: float = 1.0
     granularity: int = 1
     configurations: Mapping[int, tuple[Configuration, ...]] = field(default_factory=dict, compare=False)
+
+    def __post_init__(self) -> None:
+        for name, least in (("contention", 1), ("granularity", 1)):
+            if not getattr(self, name) >= least:
+                raise InvalidValueError(f"costs of {self.device}: {name} {getattr(self, name)} is below {least}")
+        if not 0 < self.duplex <= 1:
+            raise InvalidValueError(f"costs of {self.device}: duplex {self.duplex} is not above 0 and at most 1")
+        for name in ("offload_bytes_per_ms", "prefetch_bytes_per_ms"):
+            if not getattr(self, name) > 0:
+                raise InvalidValueError(f"costs of {self.device}: {name} {getattr(self, name)} is not above 0")
+        for name in ("time_ms", "scratch_bytes"):
+            wrong = [each for each in getattr(self, name) if not 0 <= each < inf]
+            if wrong:
+                raise InvalidValueError(
+                    f"costs of {self.device}: {name} {wrong[0]} of an operation is below 0 or infinite"
+                )
+
+    def check(self, operations: int) -> None:
+        """Check that the costs belong to a step with this many operations.
+
+        Raises:
+            InvalidValueError: if they do not.
+        """
+        for name in ("time_ms", "scratch_bytes"):
+            if len(getattr(self, name)) != operations:
+                raise InvalidValueError(
+                    f"costs of {self.device} have {name} of {len(getattr(self, name))} operations, and the step has"
+                    f" {operations}: they were made for another step"
+                )
 
     def with_configurations(self, chosen: Mapping[int, Configuration]) -> "Costs":
         """Return the costs of the same step where operations take the time and the workspace of configurations."""

@@ -83,7 +83,12 @@ class Liveness:
 
 
 def measure_liveness(graph: StepGraph, costs: Costs, order: Sequence[int] | None = None) -> Liveness:
-    """Return the liveness of a step in the program's order, or in another one that its storages allow."""
+    """Return the liveness of a step in the program's order, or in another one that its storages allow.
+
+    Raises:
+        InvalidValueError: if the costs belong to a step with another number of operations.
+    """
+    costs.check(len(graph.operations))
     order = range(len(graph.operations)) if order is None else order
     sizes = [costs.rounded(size) for size in graph.sizes]
     spans = _spans(graph, order)

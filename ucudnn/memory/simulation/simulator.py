@@ -29,7 +29,9 @@ def simulate(plan: MemoryPlan, costs: Costs, cap_bytes: int | None = None) -> Si
 
     Raises:
         BudgetError: if the cap would be exceeded although no offload is left to wait for.
+        InvalidValueError: if the costs belong to a step with another number of operations.
     """
+    costs.check(len(plan.graph.operations))
     walk = _Walk(plan, costs, cap_bytes)
     steps = {
         ActionKind.RUN: walk.run,

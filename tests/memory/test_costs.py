@@ -1,0 +1,53 @@
+"""Tests of costs: which values make sense, and which step they belong to."""
+
+import pytest
+
+from tests.support.step_graphs import StepBuilder
+from ucudnn.errors import InvalidValueError
+from ucudnn.memory.liveness import measure_liveness
+from ucudnn.memory.policies.stock import StockPolicy
+from ucudnn.memory.simulation.simulator import simulate
+
+
+def step():
+    return StepBuilder().run("0", "", "a").run("1", "a", "b")
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"contention": 0.9}, "costs of test: contention 0.9 is below 1"),
+        ({"contention": float("nan")}, "contention nan is below 1"),
+        ({"granularity": 0}, "granularity 0 is below 1"),
+        ({"duplex": 0.0}, "duplex 0.0 is not above 0 and at most 1"),
+        ({"duplex": 1.1}, "duplex 1.1 is not above 0 and at most 1"),
+        ({"offload_bytes_per_ms": 0.0}, "offload_bytes_per_ms 0.0 is not above 0"),
+        ({"prefetch_bytes_per_ms": -1.0}, "prefetch_bytes_per_ms -1.0 is not above 0"),
+    ],
+)
+def test_values_that_make_no_sense_are_named(changes, message):
+    with pytest.raises(InvalidValueError, match=message):
+        step().costs(**changes)
+
+
+@pytest.mark.parametrize("wrong", [-1.0, float("inf"), float("nan")])
+def test_times_and_scratch_are_zero_or_more(wrong):
+    with pytest.raises(InvalidValueError, match=f"time_ms {wrong} of an operation is below 0 or infinite"):
+        step().run("2", "b", "c", time=wrong).costs()
+    with pytest.raises(InvalidValueError, match=f"scratch_bytes {wrong} of an operation is below 0 or infinite"):
+        step().run("2", "b", "c", scratch=wrong).costs()
+
+
+def test_sizes_are_rounded_up_to_the_granularity():
+    costs = step().costs(granularity=512)
+    assert [costs.rounded(size) for size in (0, 1, 512, 513)] == [0, 512, 512, 1024]
+
+
+def test_costs_of_another_step_are_refused():
+    graph = step().graph()
+    other = step().run("2", "b", "c").costs()
+    message = "costs of test have time_ms of 3 operations, and the step has 2: they were made for another step"
+    with pytest.raises(InvalidValueError, match=message):
+        measure_liveness(graph, other)
+    with pytest.raises(InvalidValueError, match=message):
+        simulate(StockPolicy().plan(graph, step().costs(), None), other)
