@@ -187,7 +187,15 @@ class StepGraph:
         _check_accesses(self)
 
     def with_batch(self, batch: int) -> "StepGraph":
-        """Return the same step at another mini-batch."""
+        """Return the same step at another mini-batch.
+
+        Raises:
+            StepGraphError: if the step was recorded at one mini-batch only, or makes no sense at this one.
+        """
+        if len(self.recorded) == 1 and batch != self.batch:
+            raise StepGraphError(
+                f"{self.name} was recorded at a mini-batch of {self.batch} only, so nothing is known of {batch}"
+            )
         return self if batch == self.batch else replace(self, batch=batch)
 
     @cached_property

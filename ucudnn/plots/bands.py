@@ -16,6 +16,10 @@ _STAYING = ("#333333", "#6b6b6b", "#9a9a9a", "#c4c4c4")  # what is there during 
 _LAYERS = ("#08306b", "#2171b5", "#6baed6", "#9ecae1", "#c6dbef")  # what is saved, by layer
 _REST = ("#009E73", "#E69F00", "#D55E00", "#CC79A7")  # what comes and goes
 _DARK = {*_STAYING[:2], *_LAYERS[:2], "#009E73", "#D55E00"}
+_FAMILIES = ("#333333", "#0072B2", "#009E73", "#D55E00", "#CC79A7", "#E69F00", "#56B4E9")  # one for each kind of policy
+_SHAPES = "osD^vP*X<>"  # within a kind
+_ABOVE = 0.025  # of the height, from the end of a line to its label
+_APART_X, _APART_Y = 0.22, 0.042  # of the width and the height: labels that are nearer overlap
 _LEAST_INSIDE = 0.055  # of the height: a band is labelled inside if it is thicker
 _LEAST_NAMED = 0.008  # of the height: a thinner band has no name
 _LETTER = 0.0105  # of the width
@@ -156,20 +160,45 @@ class PolicyPoint:
 def front_figure(fronts: Mapping[str, Sequence[PolicyPoint]], marks: Sequence[tuple[str, int]], title: str) -> "Figure":
     """Return time against peak of policies; see `draw_front`."""
     figure, axes = new_figure(title)
-    colors = (*_LAYERS[:2], *_REST, *_STAYING[:2])
-    shapes = "osD^vP*X"
-    for index, (name, points) in enumerate(fronts.items()):
-        if not points:
-            continue
-        ordered = sorted(points, key=lambda each: each.peak_bytes)
-        xs, ys = [each.peak_bytes / GIB for each in ordered], [each.time_ms for each in ordered]
-        color = colors[index % len(colors)]
-        axes.plot(xs, ys, shapes[index % len(shapes)] + "-", color=color, linewidth=1, markersize=4)
-        axes.annotate(name, (xs[0], ys[0]), (6, 3), textcoords="offset points", color=color, size=8.5)
+    drawn = {name: sorted(points, key=lambda each: each.peak_bytes) for name, points in fronts.items() if points}
+    families = [*dict.fromkeys(name.partition("-")[0] for name in drawn)]
+    shapes = dict.fromkeys(families, 0)
+    ends: list[tuple[float, float, str, str]] = []
+    for name, points in drawn.items():
+        family = name.partition("-")[0]
+        color = _FAMILIES[families.index(family) % len(_FAMILIES)]
+        shape, shapes[family] = _SHAPES[shapes[family] % len(_SHAPES)], shapes[family] + 1
+        xs, ys = [each.peak_bytes / GIB for each in points], [each.time_ms for each in points]
+        axes.plot(xs, ys, f"{shape}-", color=color, linewidth=1, markersize=4.5, markerfacecolor="none")
+        ends.append((ys[0], xs[0], name, color))
     axes.set(xlabel="peak in GiB", ylabel="time of a step in ms")
-    axes.set_xlim(left=0)
-    axes.set_ylim(bottom=0)
+    axes.set_xlim(0, 1.16 * max(x for _, x, _, _ in ends))
+    axes.set_ylim(0, 1.25 * axes.dataLim.y1)
+    _label_ends(axes, ends)
     for text, size in marks:
         axes.axvline(size / GIB, color="black", linewidth=0.8, linestyle=(0, (4, 3)))
-        axes.annotate(text, (size / GIB, axes.get_ylim()[1]), (3, -9), textcoords="offset points")
+        axes.annotate(text, (size / GIB, 0), (4, 4), textcoords="offset points")
     return figure
+
+
+def _label_ends(axes: "Axes", ends: Sequence[tuple[float, float, str, str]]) -> None:
+    """Write names beside the ends of lines, each where it leaves room to those before it."""
+    width, height = axes.get_xlim()[1], axes.get_ylim()[1]
+    placed: list[tuple[float, float]] = []
+    for y, x, name, color in sorted(ends):
+        at = y + _ABOVE * height
+        near = [there for at_x, there in placed if abs(x - at_x) < _APART_X * width]
+        while any(abs(at - there) < _APART_Y * height for there in near):
+            at += _APART_Y * height / 4
+        placed.append((x, at))
+        moved = at > y + _APART_Y * height
+        line = {"arrowstyle": "-", "color": color, "linewidth": 0.6, "shrinkA": 0, "shrinkB": 3} if moved else None
+        axes.annotate(
+            name,
+            (x, y),
+            (x + (0.03 if moved else 0.012) * width, at),
+            va="center",
+            color=color,
+            size=8,
+            arrowprops=line,
+        )

@@ -203,7 +203,8 @@ def test_tied_weights_stay_one_parameter():
 
 def test_a_measured_step_has_a_time_and_scratch_for_each_operation():
     graph, costs = record_measured(UNET, torch.device("cpu"), repeats=2)
-    assert graph.recorded == (4, 2, 1)
+    assert graph.recorded == (4, 8, 12)
+    assert sum(graph.with_batch(6).sizes) == sum(record(UNET).with_batch(6).sizes)
     assert len(costs.time_ms) == len(costs.scratch_bytes) == len(graph.operations)
     assert min(costs.time_ms) > 0
     assert costs.offload_bytes_per_ms > 0

@@ -26,6 +26,9 @@ Progress = Callable[[str], None]
 POOLS = ("best fit", "two-ended", "planned")
 """Names of the pools whose fragmentation is compared."""
 
+_SHOWN = ("best fit", "planned")
+"""Pools in the table; CSV and JSON have all."""
+
 _COLUMNS = ("time_ms", "peak_bytes", "moved_bytes", "recompute_ms", "stall_ms", "contention_ms", "pinned_bytes")
 """Numbers of a row, in the order of the columns of CSV."""
 
@@ -90,7 +93,7 @@ class PolicyComparison:
 
     def headings(self) -> list[str]:
         """Return the headings of the table."""
-        return ["policy", "time", "slower", "peak", "moved", "recomputed", "stalled", *POOLS]
+        return ["policy", "time", "slower", "peak", "moved", "recomputed", "stalled", *_SHOWN]
 
     def cells(self) -> list[list[str]]:
         """Return the table, a list for each policy that has a plan."""
@@ -103,7 +106,7 @@ class PolicyComparison:
                 cells = [row.policy, format_ms(found.time_ms), f"{found.time_ms / fastest - 1:.1%}"]
                 cells += [format_bytes(found.peak_bytes), format_bytes(found.offloaded_bytes + found.prefetched_bytes)]
                 cells += [format_ms(found.recompute_ms), format_ms(stalled)]
-                table.append([*cells, *(f"+{row.waste[pool]:.1%}" for pool in POOLS)])
+                table.append([*cells, *(f"+{row.waste[pool]:.1%}" for pool in _SHOWN)])
         return table
 
     def lines(self) -> list[str]:

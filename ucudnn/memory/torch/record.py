@@ -4,7 +4,7 @@ Tracing needs no memory and no GPU: the tensors are fake, which have shapes and 
 """
 
 import gc
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 
@@ -38,17 +38,34 @@ def record(recipe: TrainingRecipe, *, progress: Progress = lambda _: None) -> St
         InvalidValueError: if there is no such loss or optimizer.
         StepGraphError: if the step is not affine in its mini-batch.
     """
+    batches = [recipe.batch * factor for factor in (1, 2, 3)]
+    return _joined(_on_fake_tensors(recipe, batches, progress, foreach=True))
+
+
+def _on_fake_tensors(
+    recipe: TrainingRecipe, batches: Sequence[int], progress: Progress, *, foreach: bool | None
+) -> list[StepGraph]:
+    """Return a step at some mini-batches, recorded on fake tensors of the CPU."""
     with FakeTensorMode():
-        step = make_step(recipe, torch.device("cpu"), foreach=True)
+        step = make_step(recipe, torch.device("cpu"), foreach=foreach)
         step.clear()
         step.run()
         records = []
-        for factor in (1, 2, 3):
-            batch = recipe.batch * factor
+        for batch in batches:
             progress(f"tracing {recipe.model} at a mini-batch of {batch}")
             sized = step.with_batch(batch)
             records.append(_trace(sized, recipe.model, batch, recipe.variant.math, recipe.conditions()).graph)
-    return check_batch(join_batches(records[0], records[1]), records[2])
+    return records
+
+
+def _joined(records: Sequence[StepGraph]) -> StepGraph:
+    """Return a step that stands for every mini-batch, from records at three.
+
+    Raises:
+        StepGraphError: if it is not affine in its mini-batch.
+    """
+    first, second, third = records
+    return check_batch(join_batches(first, second), third)
 
 
 def record_measured(
@@ -56,7 +73,8 @@ def record_measured(
 ) -> tuple[StepGraph, Costs]:
     """Return the training step of a recipe as it runs on a device, and what was measured of it there.
 
-    Its sizes hold for every mini-batch if they are affine at this one, its half and its quarter; else for this one.
+    Its sizes hold for every mini-batch if they are affine, else for this one only. On a GPU that is found out at two
+    smaller mini-batches.
 
     Raises:
         InvalidNetworkError: if there is no such model, or it does not take such an input.
@@ -71,9 +89,9 @@ def record_measured(
         costs = measure(step, traced, repeats=repeats)
         del step
         graph = traced.graph
+        others = _at_other_batches(recipe, device, progress)
         with suppress(StepGraphError):
-            others = [_traced(replace(recipe, batch=recipe.batch // part), device)[1].graph for part in _parts(recipe)]
-            graph = check_batch(join_batches(graph, others[0]), others[1]) if others else graph
+            graph = _joined([graph, *others]) if others else graph
     except torch.OutOfMemoryError as error:
         line = str(error).partition("\n")[0]
         raise MemoryError(f"{recipe.model} at a mini-batch of {recipe.batch}: {line}") from error
@@ -97,8 +115,15 @@ def measuring_device(name: str) -> torch.device | None:
     return torch.device("cpu" if name == "cpu" else "cuda")
 
 
-def _parts(recipe: TrainingRecipe) -> tuple[int, ...]:
-    return (2, 4) if recipe.batch % 4 == 0 else ()
+def _at_other_batches(recipe: TrainingRecipe, device: torch.device, progress: Progress) -> list[StepGraph]:
+    """Return a step at two other mini-batches of a device; [] where there are none."""
+    if device.type == "cpu":  # fake tensors lie on it too, so they give the same step
+        return _on_fake_tensors(recipe, (2 * recipe.batch, 3 * recipe.batch), progress, foreach=None)
+    batches = sorted({recipe.batch // 2, recipe.batch // 4, recipe.batch - 1} - {0, recipe.batch})[-2:]
+    if len(batches) < 2:
+        return []
+    progress(f"tracing {recipe.model} at mini-batches of {batches[0]} and {batches[1]}")
+    return [_traced(replace(recipe, batch=batch), device)[1].graph for batch in batches]
 
 
 def _traced(recipe: TrainingRecipe, device: torch.device) -> tuple[TrainingStep, TracedStep]:
