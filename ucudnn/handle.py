@@ -7,7 +7,7 @@ from typing import Unpack
 
 from ucudnn.arrays import Parameters, ProblemCache
 from ucudnn.backends import open_backend
-from ucudnn.backends.base import Backend, ComputeBackend, Scaling, Spare, Tensor
+from ucudnn.backends.base import OVERWRITE, Backend, ComputeBackend, Scaling, Spare, Tensor
 from ucudnn.benchmarking.factory import open_benchmark
 from ucudnn.benchmarking.measurer import ProgressListener
 from ucudnn.errors import BackendError, InfeasibleError
@@ -213,11 +213,11 @@ class Handle:
         """
         dispatcher = self._dispatcher
         if dispatcher is None:
-            name = self.backend.name
-            raise BackendError(f"backend {name} plans but cannot execute: open a handle on 'cpu' or 'cudnn'")
-        # x, w and y keep their names: the arrays must live until the launch, whoever else holds them.
-        bound_x, bound_w, bound_y, alignment = dispatcher.backend.bind(x, w, y)
-        dispatcher.backend.refuse_reentry()
+            raise BackendError(f"backend {self.backend.name} plans but cannot execute: open one on 'cpu' or 'cudnn'")
+        backend = dispatcher.backend  # x, w and y keep their names, because the arrays must live until the launch
+        bound_x, bound_w, bound_y, alignment = bound = backend.bind(x, w, y)
+        if backend.in_this_thread():
+            backend.refuse_reentry()
         if alignment < problem.alignment:
             problem = replace(problem, alignment=alignment)
         spare_bytes = 0 if spare is None else self.useful(spare.size_bytes)
@@ -225,23 +225,23 @@ class Handle:
         with self._lock:
             named = bool(layer)
             if self._divides and not named:
-                layer = self._layers.call(problem, dispatcher.backend.address(bound_w))
-            key = KernelKey(layer, problem, spare_bytes, fresh)
+                layer = self._layers.call(problem, backend.address(bound_w))
+            key = layer, problem, spare_bytes, fresh  # found as a `KernelKey` is, and sooner made
             entry = self._entries.get(key)
-            if entry is None and dispatcher.backend.capturing(dispatcher.backend.queue()):
-                entry = self._entries.get(KernelKey(layer, problem))  # a capture cannot plan
+            if entry is None and backend.capturing(backend.queue()):
+                entry = self._entries.get((layer, problem, 0, False))  # a capture cannot plan
             if entry is None or entry.decision is None:
-                if named:
-                    checked_name(layer)
                 try:
-                    entry = self._plans.plan(key)
+                    entry = self._plans.plan(KernelKey(checked_name(layer) if named else layer, *key[1:]))
                 except InfeasibleError:
-                    shared = None if named else self._layers.share(problem, dispatcher.backend.address(bound_w))
+                    shared = None if named else self._layers.share(problem, backend.address(bound_w))
                     if shared is None:
                         raise
                     entry = self._plans.plan(KernelKey(shared, problem))
-            dispatcher.refuse_overlap(entry, bound_x, bound_w, bound_y)
-            dispatcher.launch(entry, bound_x, bound_w, bound_y, Scaling(alpha, beta), spare)
+            if entry.apart != bound:
+                dispatcher.refuse_overlap(entry, bound)
+            scaling = OVERWRITE if alpha == 1 and beta == 0 else Scaling(alpha, beta)
+            dispatcher.launch(entry, bound_x, bound_w, bound_y, scaling, spare)
 
     def useful(self, spare_bytes: int) -> int:
         """Return how many bytes of spare memory serve as workspace: 0 up to the limit, else one of a few sizes.

@@ -40,8 +40,8 @@ class Kernel:
 class KernelKey(NamedTuple):
     """The key by which a handle looks up the plan of a kernel.
 
-    Each call makes one, and a tuple is faster to make and to hash than a dataclass. `Kernel` says what the attributes
-    are.
+    A plain tuple of the same values finds the same plan, and is made faster on the way of a call. `Kernel` says what
+    the attributes are.
 
     Attributes:
         layer: name of the layer.

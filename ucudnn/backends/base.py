@@ -114,11 +114,12 @@ class Backend(ABC):
     Attributes:
         lock: held while a handle plans or launches. Handles that share a backend share its queue too, so they wait for
             each other.
+        in_this_thread: whether the calling thread holds the lock.
     """
 
     def __init__(self) -> None:
         self.lock = RLock()
-        self._in_this_thread: Callable[[], bool] = self.lock._is_owned  # type: ignore[attr-defined]
+        self.in_this_thread: Callable[[], bool] = self.lock._is_owned  # type: ignore[attr-defined]
 
     def refuse_reentry(self) -> None:
         """Raise an error if the calling thread holds the lock, as a signal handler may find it.
@@ -128,7 +129,7 @@ class Backend(ABC):
         Raises:
             ReentryError: if the thread is planning or launching already.
         """
-        if self._in_this_thread():
+        if self.in_this_thread():
             raise ReentryError(
                 "a convolution was called inside another one of the same thread and backend, as signal handlers can do:"
                 " let the handler set a flag, and convolve after it"

@@ -27,7 +27,7 @@ class Entry:
     """A kernel of a handle with its decision, its plan and its workspaces.
 
     Attributes:
-        apart: addresses of x, w and y of which it is known that the output shares no memory with an input.
+        apart: what `bind` returned for tensors whose output shares no memory with an input; None for arrays.
         kernel: the kernel.
         decision: the latest decision; None before the first.
         limit_bytes: workspace limit for later decisions.
@@ -41,7 +41,7 @@ class Entry:
     __slots__ = ("apart", "calls", "decision", "kernel", "limit_bytes", "plan", "ready", "segment", "warned")
 
     def __init__(self, kernel: Kernel) -> None:
-        self.apart: tuple[int, int, int] | None = None
+        self.apart: tuple[int, int, int, int] | None = None
         self.kernel = kernel
         self.decision: Decision | None = None
         self.limit_bytes = 0
@@ -132,17 +132,21 @@ class Dispatcher:
         """
         return entry.plan or self._plan(entry)
 
-    def refuse_overlap(self, entry: Entry, x: Tensor, w: Tensor, y: Tensor) -> None:
-        """Raise an error if the output of a kernel shares memory with an input; addresses that recur cost little.
+    def refuse_overlap(self, entry: Entry, bound: tuple[Tensor, Tensor, Tensor, int]) -> None:
+        """Raise an error if the output of a kernel shares memory with an input, else remember the addresses.
+
+        Args:
+            entry: the kernel.
+            bound: x, w and y with their alignment, as the backend's `bind` returns them.
 
         Raises:
             InvalidProblemError: if they overlap.
         """
+        x, w, y, _ = bound
         where = self.backend.address
-        addresses = (x, w, y) if type(x) is type(w) is type(y) is int else (where(x), where(w), where(y))
-        if entry.apart != addresses:
-            refuse_overlap(entry.kernel.problem, *addresses)
-            entry.apart = addresses
+        refuse_overlap(entry.kernel.problem, where(x), where(w), where(y))
+        if type(x) is type(w) is type(y) is int:  # arrays may be views of other memory at the next call
+            entry.apart = bound
 
     def launch(
         self, entry: Entry, x: Tensor, w: Tensor, y: Tensor, scaling: Scaling, spare: Spare | None = None

@@ -8,6 +8,7 @@ from ucudnn.execution.dispatcher import Dispatcher, Entry
 from ucudnn.kernel import KernelKey
 from ucudnn.planning.concurrency import Groups
 from ucudnn.planning.decision import Decisions, decide
+from ucudnn.problem import ConvolutionProblem
 from ucudnn.settings import Settings
 
 _LOG = logging.getLogger("ucudnn.handle")  # users know plans as news of their handle
@@ -34,7 +35,7 @@ class KernelPlans:
         self._groups = groups
         self._divides = settings.total_workspace_bytes is not None
         self._dispatcher = dispatcher
-        self.entries: dict[KernelKey, Entry] = {}
+        self.entries: dict[tuple[str, ConvolutionProblem, int, bool], Entry] = {}
         self.decisions: list[Decisions] = []
 
     def register(self, key: KernelKey) -> Entry:
