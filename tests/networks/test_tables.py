@@ -1,4 +1,5 @@
 from itertools import pairwise
+from math import prod
 from pathlib import Path
 
 import pytest
@@ -22,7 +23,7 @@ DEEPBENCH = Path(__file__).parents[2] / "bench" / "data" / "deepbench.csv"
 
 
 def test_every_network_is_compared_with_published_figures():
-    assert set(PUBLISHED) == set(LAYERS) == set(NETWORKS) - {"unet3d"}
+    assert set(PUBLISHED) == set(LAYERS) == set(NETWORKS) - {"unet3d", "resnet1001"}
 
 
 def test_the_channels_and_sizes_of_the_unet_fit_together():
@@ -67,6 +68,33 @@ def test_the_channels_and_sizes_of_densenet_fit_together():
     assert list(grown.values()) == [[6, 6], [12, 12], [24, 24], [16, 16]]
     assert halved == [128, 256, 512]
     assert (channels, size) == (1024, (7, 7))
+
+
+def test_resnet1001_has_the_published_weights_in_three_stages_of_bottlenecks():
+    network = load_network("resnet1001")
+    assert sum(layer.count for layer in network.layers) == 1 + 3 * 111 * 3 + 3  # with the three projections
+    weights = sum(prod(layer.forward.w_shape) * layer.count for layer in network.layers)
+    assert round(weights / 1e6, 1) == 10.2
+    channels, size = 16, 32
+    for stage in (1, 2, 3):
+        wide, stride = 32 * 2**stage, 1 if stage == 1 else 2
+        output = size // stride
+        block = {  # the layers of all bottlenecks of a stage: channels, size, filters, kernel, stride
+            (channels, size, wide // 4, 1, stride): 1,
+            (wide, output, wide // 4, 1, 1): 110,
+            (wide // 4, output, wide // 4, 3, 1): 111,
+            (wide // 4, output, wide, 1, 1): 111,
+        }
+        projection = channels, size, wide, 1, stride
+        block[projection] = block.get(projection, 0) + 1
+        assert block == {
+            (each.channels, each.spatial[0], each.filters, each.kernel[0], each.stride[0]): layer.count
+            for layer in network.layers
+            for each in [layer.forward]
+            if layer.name.startswith(f"l{stage}.")
+        }
+        channels, size = wide, output
+    assert (channels, size) == (256, 8)
 
 
 def test_layers_of_equal_shape_are_joined_unless_branches_need_them():
@@ -153,6 +181,7 @@ def test_the_default_mini_batch_is_the_papers():
         "vgg16": 64,
         "resnet18": 128,
         "resnet50": 32,
+        "resnet1001": 128,
         "densenet121": 64,
         "unet3d": 4,
         "inception3": 64,

@@ -46,8 +46,7 @@ def load_network(name: str, batch: int | None = None) -> Network:
     """Return a network by name or from a CSV file of layers.
 
     Args:
-        name: alexnet, vgg16, resnet18, resnet50, densenet121, unet3d, inception3, or the path of a file with the
-            columns of `CSV_HEADER`.
+        name: the name of a network in `NETWORKS`, or the path of a file with the columns of `CSV_HEADER`.
         batch: mini-batch size; None for the size in the paper or in the file.
 
     Raises:
@@ -180,6 +179,26 @@ _TABLES: dict[str, tuple[int, tuple[LayerRow, ...]]] = {
             ("l4.0.down", 1, 1024, 14, 2048, 1, 0, 2),
             ("l4.1.conv1", 2, 2048, 7, 512, 1, 0, 1),
             ("l4.1.conv2", 2, 512, 7, 512, 3, 1, 1),
+        ),
+    ),
+    "resnet1001": (  # of bottlenecks with pre-activation, for CIFAR (He et al. 2016, "Identity Mappings")
+        128,
+        (
+            ("conv1", 1, 3, 32, 16, 3, 1, 1),
+            ("l1.0.conv1", 1, 16, 32, 16, 1, 0, 1),
+            ("l1.0.conv2", 111, 16, 32, 16, 3, 1, 1),
+            ("l1.0.conv3", 112, 16, 32, 64, 1, 0, 1),
+            ("l1.1.conv1", 110, 64, 32, 16, 1, 0, 1),
+            ("l2.0.conv1", 1, 64, 32, 32, 1, 0, 2),
+            ("l2.0.conv2", 111, 32, 16, 32, 3, 1, 1),
+            ("l2.0.conv3", 111, 32, 16, 128, 1, 0, 1),
+            ("l2.0.down", 1, 64, 32, 128, 1, 0, 2),
+            ("l2.1.conv1", 110, 128, 16, 32, 1, 0, 1),
+            ("l3.0.conv1", 1, 128, 16, 64, 1, 0, 2),
+            ("l3.0.conv2", 111, 64, 8, 64, 3, 1, 1),
+            ("l3.0.conv3", 111, 64, 8, 256, 1, 0, 1),
+            ("l3.0.down", 1, 128, 16, 256, 1, 0, 2),
+            ("l3.1.conv1", 110, 256, 8, 64, 1, 0, 1),
         ),
     ),
     "densenet121": (DENSENET_BATCH, DENSENET_ROWS),
