@@ -1,5 +1,6 @@
 """Workspace division: segments fit and do not overlap, and times equal the best of all divisions."""
 
+from dataclasses import replace
 from itertools import combinations, pairwise, product
 
 import pytest
@@ -8,14 +9,29 @@ from hypothesis import strategies as st
 
 from tests.support.configurations import fronts as any_fronts
 from tests.support.groups import groupings, networks
+from tests.support.problems import make_problem
+from ucudnn.configuration import Configuration, MicroConfiguration
 from ucudnn.errors import InfeasibleError
+from ucudnn.kernel import Kernel
+from ucudnn.planning import division
 from ucudnn.planning.concurrency import concurrent_sets
 from ucudnn.planning.division import divide_workspace
 from ucudnn.settings import Settings
+from ucudnn.solvers.division import divide
 from ucudnn.units import exact_bytes
 
 grouped = groupings().filter(bool)
 either = st.just(()) | grouped
+
+
+def front(*sizes):
+    """Return a desirable set with these workspaces beside none, and times that fall."""
+    return tuple(
+        Configuration(
+            parts=(MicroConfiguration(size=1, algorithm=f"a{size}", time_ms=9.0 - index, workspace_bytes=size),)
+        )
+        for index, size in enumerate((0, *sizes))
+    )
 
 
 @st.composite
@@ -188,3 +204,29 @@ def test_alternatives_equal_the_divisions_that_they_stand_for(case):
             sum(min(times) * count for times, count in zip(fitting, counts, strict=True)) if all(fitting) else None
         )
         assert by_name[name] == (None if expected is None else pytest.approx(expected))
+
+
+def test_modules_of_the_same_problems_are_divided_once(monkeypatch):
+    """A hundred equal modules take one division of three branches, and each gets the segments of the first one."""
+    programs = []
+
+    def note(choices, *arguments, **others):
+        programs.append(len(choices))
+        return divide(choices, *arguments, **others)
+
+    monkeypatch.setattr(division, "divide", note)
+    branches = [make_problem(batch=batch) for batch in (4, 8, 12)]
+    fronts_of = {problem: front(7 * scale, 11 * scale) for scale, problem in enumerate(branches, 1)}
+    kernels, groups = [], []
+    for module in range(100):
+        names = [f"{module}/{branch}" for branch in range(3)]
+        kernels += [Kernel(layer=name, problem=problem) for name, problem in zip(names, branches, strict=True)]
+        groups.append(tuple((name,) for name in names))
+    desirable = [fronts_of[kernel.problem] for kernel in kernels]
+    found = divide_workspace(kernels, desirable, 50, Settings(), tuple(groups))
+    assert programs == [3, 3]  # one for all modules, and one for the alternative without groups
+    first = [shares[0] for shares in found.assignments[:3]]
+    assert sum(share.segment.size_bytes for share in first) <= 50
+    for module in range(100):
+        for share, (own,) in zip(first, found.assignments[3 * module : 3 * module + 3], strict=True):
+            assert own == replace(share, segment=replace(share.segment, set_index=module))

@@ -4,7 +4,7 @@ Paper, section 3.3. `ucudnn.solvers.division` chooses the configurations. Here, 
 program, and its answer becomes segments.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
 from math import fsum
@@ -101,15 +101,18 @@ def divide_workspace(
     """
     # Only kernels of a single layer are in groups. The layers of any other kernel run alone, one by one.
     counts = [1 if groups else kernel.count for kernel in kernels]
-    sets = [_set_of(kernels, desirable, branches, counts) for branches in concurrent_sets(kernels, groups)]
-    neediest = max(sets, key=lambda each: each.required_bytes, default=None)
-    if neediest is not None and neediest.required_bytes > total_bytes:
+    sets = _sets_of(kernels, desirable, concurrent_sets(kernels, groups), counts)
+    neediest = max(sets, key=lambda each: each.program.required_bytes, default=None)
+    if neediest is not None and neediest.program.required_bytes > total_bytes:
         raise _infeasible(kernels, desirable, neediest, total_bytes)
-    divisions = [
-        divide(each.choices, total_bytes, settings.solver, time_limit_seconds=settings.solver_time_limit_seconds)
-        for each in sets
-    ]
-    assignments = _assignments(kernels, sets, divisions, grouped=bool(groups))
+    limit = settings.solver_time_limit_seconds
+    solved = {
+        program: divide(program.choices, total_bytes, settings.solver, time_limit_seconds=limit)
+        for program in dict.fromkeys(each.program for each in sets)
+    }
+    divisions = [solved[each.program] for each in sets]
+    handed_out = {program: program.handed_out(division) for program, division in solved.items()}
+    assignments = _assignments(kernels, sets, handed_out, grouped=bool(groups))
     time_ms = fsum(each.configuration.time_ms * each.count for taken in assignments for each in taken)
     arena = max((each.workspace_bytes for each in divisions), default=0)
     own = Alternative(name=GROUPED if groups else "WD", time_ms=time_ms, workspace_bytes=arena)
@@ -122,18 +125,16 @@ def divide_workspace(
     )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _ConcurrentSet:
-    """Branches that may run at the same time, as the choices of a division.
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class _Program:
+    """A division that sets of branches with the same problems have in common.
 
     Attributes:
-        branches: the branches.
         counts: for each branch the number of layers that it stands for.
         alike: the branches with the same problems, which are interchangeable, and so are one choice.
         choices: what there is to choose for each of these.
     """
 
-    branches: Branches
     counts: tuple[int, ...]
     alike: tuple[tuple[int, ...], ...]
     choices: tuple[Choice[Bundle], ...]
@@ -145,7 +146,7 @@ class _ConcurrentSet:
 
     def handed_out(self, division: Division[Bundle]) -> tuple[tuple[tuple[Bundle, int], ...], ...]:
         """Return for each branch its part of what was chosen for all branches alike, with the number of layers."""
-        taken: list[tuple[tuple[Bundle, int], ...]] = [()] * len(self.branches)
+        taken: list[tuple[tuple[Bundle, int], ...]] = [()] * len(self.counts)
         for members, selected in zip(self.alike, division.selected, strict=True):
             left = [bundle for bundle, count in selected for _ in range(count)]
             for branch in members:
@@ -154,21 +155,46 @@ class _ConcurrentSet:
         return tuple(taken)
 
 
-def _set_of(
-    kernels: Sequence[Kernel], desirable: Sequence[DesirableSet], branches: Branches, counts: Sequence[int]
-) -> _ConcurrentSet:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _ConcurrentSet:
+    """Branches that may run at the same time, with the program that divides a workspace among them."""
+
+    branches: Branches
+    program: _Program
+
+
+def _sets_of(
+    kernels: Sequence[Kernel], desirable: Sequence[DesirableSet], sets: Sequence[Branches], counts: Sequence[int]
+) -> list[_ConcurrentSet]:
+    """Return sets with their programs; sets of the same problems, such as those of equal modules, share one."""
+    programs: dict[tuple[tuple[tuple[ConvolutionProblem, ...], int], ...], _Program] = {}
+    found = []
+    for branches in sets:
+        shape = tuple((tuple(kernels[index].problem for index in indices), counts[indices[0]]) for indices in branches)
+        if shape not in programs:
+            programs[shape] = _program_of(
+                [problems for problems, _ in shape], [count for _, count in shape], branches, desirable
+            )
+        found.append(_ConcurrentSet(branches=branches, program=programs[shape]))
+    return found
+
+
+def _program_of(
+    problems: Sequence[tuple[ConvolutionProblem, ...]],
+    counts: Sequence[int],
+    branches: Branches,
+    desirable: Sequence[DesirableSet],
+) -> _Program:
     alike: dict[tuple[ConvolutionProblem, ...], list[int]] = {}
-    for branch, indices in enumerate(branches):
-        alike.setdefault(tuple(kernels[index].problem for index in indices), []).append(branch)
-    own = tuple(counts[indices[0]] for indices in branches)
-    return _ConcurrentSet(
-        branches=branches,
-        counts=own,
+    for branch, own in enumerate(problems):
+        alike.setdefault(own, []).append(branch)
+    return _Program(
+        counts=tuple(counts),
         alike=tuple(map(tuple, alike.values())),
         choices=tuple(
             Choice(
                 desirable=bundled([desirable[index] for index in branches[members[0]]]),
-                count=sum(own[branch] for branch in members),
+                count=sum(counts[branch] for branch in members),
             )
             for members in alike.values()
         ),
@@ -178,15 +204,15 @@ def _set_of(
 def _assignments(
     kernels: Sequence[Kernel],
     sets: Sequence[_ConcurrentSet],
-    divisions: Sequence[Division[Bundle]],
+    handed_out: Mapping[_Program, tuple[tuple[tuple[Bundle, int], ...], ...]],
     *,
     grouped: bool,
 ) -> tuple[tuple[Assignment, ...], ...]:
     """Return for each kernel the configurations that its layers get, with segments one behind another in each set."""
     found: list[tuple[Assignment, ...]] = [()] * len(kernels)
-    for set_index, (each, division) in enumerate(zip(sets, divisions, strict=True)):
+    for set_index, each in enumerate(sets):
         offset = 0
-        for branch, (indices, taken) in enumerate(zip(each.branches, each.handed_out(division), strict=True)):
+        for branch, (indices, taken) in enumerate(zip(each.branches, handed_out[each.program], strict=True)):
             size = sum(bundle.workspace_bytes * count for bundle, count in taken)
             segment = Segment(set_index=set_index, branch=branch, offset_bytes=offset, size_bytes=size)
             offset += size
@@ -211,11 +237,11 @@ def _infeasible(
     which = "all kernels together" if len(indices) == len(kernels) else "kernels that may run at the same time"
     return InfeasibleError(
         f"a total workspace of {exact_bytes(total_bytes)} is too small: {which} need at least"
-        f" {exact_bytes(neediest.required_bytes)}, {kernels[largest]} alone"
+        f" {exact_bytes(neediest.program.required_bytes)}, {kernels[largest]} alone"
         f" {exact_bytes(desirable[largest][0].workspace_bytes)}",
         kernel=str(kernels[largest]),
         limit_bytes=total_bytes,
-        required_bytes=neediest.required_bytes,
+        required_bytes=neediest.program.required_bytes,
     )
 
 
