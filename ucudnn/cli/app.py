@@ -13,6 +13,7 @@ from ucudnn.backends.base import ComputeBackend
 from ucudnn.benchmarking.factory import open_benchmark
 from ucudnn.benchmarking.measurer import Progress, ProgressListener
 from ucudnn.benchmarking.recording import record, record_requests
+from ucudnn.benchmarking.storage.sqlite_file import Access
 from ucudnn.benchmarking.storage.store import open_database
 from ucudnn.cli.cache import cache
 from ucudnn.cli.memory import memory
@@ -276,7 +277,7 @@ def _import(path: str, settings: Settings) -> None:
 def _export(path: Path, settings: Settings) -> None:
     check_output(path)
     machine = open_measured(settings, None).machine()
-    exported = open_database(settings.database).export_profile(path.stem, machine)
+    exported = open_database(settings.database, Access.READ).export_profile(path.stem, machine)
     write_whole(path, encode_profile(exported, compress=path.suffix == ".gz"))
     print_text(f"{count_records(exported)} measurements are in {path}")
 

@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from ucudnn.benchmarking.storage.database import Database
+from ucudnn.benchmarking.storage.sqlite_file import Access
 from ucudnn.benchmarking.storage.store import open_database
 from ucudnn.cli.options import DatabaseOption, JsonOption, settings_of
 from ucudnn.reporting.terminal import print_cache, print_text
@@ -20,7 +21,7 @@ cache = typer.Typer(help="Show, check, prune or clear the database of measuremen
 @cache.command()
 def show(context: typer.Context, database: DatabaseOption = None, as_json: JsonOption = False) -> None:
     """Show how many measurements the database holds for each machine."""
-    opened = _opened(context)
+    opened = _opened(context, Access.READ)
     summaries = opened.machines()
     if as_json:
         machines = [asdict(each) for each in summaries]
@@ -32,7 +33,7 @@ def show(context: typer.Context, database: DatabaseOption = None, as_json: JsonO
 @cache.command()
 def check(context: typer.Context, database: DatabaseOption = None) -> None:
     """Look for damage; the exit status is 1 if there is any."""
-    opened = _opened(context)
+    opened = _opened(context, Access.READ)
     wrong = opened.check()
     print_text("\n".join(wrong) if wrong else f"{opened.path} is sound")
     if wrong:
@@ -48,7 +49,7 @@ def prune(
     database: DatabaseOption = None,
 ) -> None:
     """Delete old measurements."""
-    opened = _opened(context)
+    opened = _opened(context, Access.CHANGE)
     before = (datetime.now(UTC) - timedelta(days=older_than)).isoformat(timespec="seconds")
     print_text(f"{opened.prune(before)} measurements deleted from {opened.path}")
 
@@ -60,11 +61,11 @@ def clear(
     database: DatabaseOption = None,
 ) -> None:
     """Delete all measurements."""
-    opened = _opened(context)
+    opened = _opened(context, Access.CHANGE)
     if not yes:
         typer.confirm(f"Delete all measurements in {opened.path}?", abort=True)
     print_text(f"{opened.clear()} measurements deleted from {opened.path}")
 
 
-def _opened(context: typer.Context) -> Database:
-    return open_database(settings_of(context).database)
+def _opened(context: typer.Context, access: Access) -> Database:
+    return open_database(settings_of(context).database, access)

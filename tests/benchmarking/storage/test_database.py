@@ -23,7 +23,7 @@ from ucudnn.backends.replay import ReplayBackend
 from ucudnn.benchmarking.benchmark import Benchmark
 from ucudnn.benchmarking.request import Exploration, Request
 from ucudnn.benchmarking.storage.database import Database
-from ucudnn.benchmarking.storage.sqlite_file import SCHEMA_VERSION
+from ucudnn.benchmarking.storage.schema import SCHEMA_VERSION
 from ucudnn.benchmarking.storage.store import MachineStore, default_path, open_store
 from ucudnn.errors import DatabaseError, DatabaseVersionError
 from ucudnn.problem import DataType, Layout, MathMode, Operation
@@ -59,7 +59,9 @@ def database(path):
 @pytest.mark.parametrize("enabled", [True, False])
 def test_the_garbage_collector_is_restored_after_loading(database, monkeypatch, enabled):
     states = []
-    monkeypatch.setattr("ucudnn.benchmarking.storage.database._measurement", lambda row: states.append(gc.isenabled()))
+    monkeypatch.setattr(
+        "ucudnn.benchmarking.storage.database.decode_measurement", lambda row: states.append(gc.isenabled())
+    )
     part = make_problem(batch=4)
     database.save(MACHINE, [(part, result())])
     was = gc.isenabled()
@@ -211,11 +213,11 @@ def test_nothing_is_kept_if_the_database_is_off_or_a_profile_is_replayed(monkeyp
 def test_a_damaged_file_is_set_aside_and_replaced(path, caplog):
     database = Database(path)
     database.save(MACHINE, [(make_problem(), result())])
-    for damage in (b"this is no database at all, is it?" * 100, None):
+    for damage in (b"these are no rows at all, are they?" * 100, None):
         database.close()
         before = set(path.parent.iterdir())
-        content = bytearray(path.read_bytes())
-        path.write_bytes(damage or bytes(content[:100]) + os.urandom(len(content) - 100))
+        content = path.read_bytes()
+        path.write_bytes(content[:100] + (damage or os.urandom(len(content) - 100)))
         for suffix in ("-wal", "-shm"):
             path.with_name(path.name + suffix).unlink(missing_ok=True)
         caplog.clear()

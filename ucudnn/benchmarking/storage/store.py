@@ -9,6 +9,7 @@ from ucudnn.backends.base import Backend, ComputeBackend
 from ucudnn.benchmarking.request import Exploration, Request
 from ucudnn.benchmarking.results import MeasuredProblem
 from ucudnn.benchmarking.storage.database import Database
+from ucudnn.benchmarking.storage.sqlite_file import Access
 from ucudnn.errors import DatabaseError, DatabaseVersionError
 from ucudnn.problem import ConvolutionProblem
 
@@ -69,15 +70,19 @@ class MachineStore:
             return otherwise
 
 
-def open_database(path: str | None) -> Database:
+def open_database(path: str | None, access: Access = Access.PLAN) -> Database:
     """Return the database at a path, or the one at the default path for None.
 
+    Args:
+        path: the file; None for the default path.
+        access: what may happen to the file.
+
     Raises:
-        DatabaseError: if the path is 'off', or the file cannot be opened.
+        DatabaseError: if the path is 'off', if the file cannot be opened, or if it must exist and does not.
     """
     if path == OFF:
         raise DatabaseError("the database is off: give --database PATH, or set UCUDNN_DATABASE")
-    return Database(default_path() if path is None else path)
+    return Database(default_path() if path is None else path, access)
 
 
 def open_store(path: str | None, backend: Backend) -> MachineStore | None:

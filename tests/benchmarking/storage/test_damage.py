@@ -1,0 +1,158 @@
+"""Damage: a check finds it and changes nothing; no plan takes a row that makes no sense."""
+
+import logging
+import sqlite3
+from contextlib import closing
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from tests.support.databases import MACHINE, PROBLEM, REQUEST, fill, rows
+from ucudnn.benchmarking.storage.database import Database
+from ucudnn.benchmarking.storage.sqlite_file import Access
+from ucudnn.benchmarking.storage.store import MachineStore
+from ucudnn.errors import DatabaseError, UcudnnError
+
+PARTS = [PROBLEM.part(size) for size in REQUEST.sizes]
+MEASUREMENT_EDITS = [
+    ("status = 'guessed'", "status 'guessed' is none of measured, failed, hindered"),
+    ("time_ms = -1.0", "-1.0 ms is no time"),
+    ("time_ms = 0", "0.0 ms is no time"),
+    ("time_ms = 9e999", "inf ms is no time"),
+    ("time_ms = 'fast'", "'fast' ms is no time"),
+    ("spread_ms = -1.0", "-1.0 ms is no spread"),
+    ("samples = -1", "samples -1"),
+    ("samples = 1.5", "samples 1.5"),
+    ("workspace_bytes = -512", "workspace_bytes -512"),
+    ("workspace_bytes = 'much'", "workspace_bytes 'much'"),
+    ("compiles = 2", "compiles 2 is neither 0 nor 1"),
+    ("complete = 'no'", "complete 'no' is neither 0 nor 1"),
+    ("notes = x'00'", "notes"),
+    ("reason = x'ff'", "reason"),
+    ("algorithm = ''", "algorithm ''"),
+]
+EXPLORATION_EDITS = [
+    "names = '[1]'",
+    "names = '{'",
+    "sizes = '[0]'",
+    "sizes = '[5]'",
+    "sizes = '7'",
+    "sizes = '[true]'",
+]
+EXPLORATION_EDITS += ["divisions = '[[1]]'", "divisions = '[[4, 99]]'", "divisions = '[[9, 1]]'", "names = '\"ab\"'"]
+
+
+@pytest.fixture
+def path(tmp_path):
+    fill(tmp_path / "measurements.db")
+    return tmp_path / "measurements.db"
+
+
+def edit(path, statement):
+    with closing(sqlite3.connect(path)) as connection:
+        connection.execute(statement)
+        connection.commit()
+
+
+def check(path):
+    with closing(Database(path, Access.READ)) as database:
+        return database.check()
+
+
+def test_a_sound_file_has_no_damage(path):
+    assert check(path) == []
+    assert sorted(file.name for file in path.parent.iterdir()) == ["measurements.db", "measurements.db.lock"]
+
+
+@pytest.mark.parametrize(("change", "message"), MEASUREMENT_EDITS, ids=[change for change, _ in MEASUREMENT_EDITS])
+def test_an_edited_measurement_is_refused_by_name(path, change, message, caplog):
+    edit(path, f"UPDATE measurements SET {change} WHERE algorithm = 'eng1_k2=3' AND workspace_bytes = 512")
+    assert any(message in line for line in check(path))
+    with closing(Database(path)) as database:
+        with pytest.raises(DatabaseError) as caught:
+            database.load(MACHINE, PARTS)
+        assert message in str(caught.value)
+        assert "`ucudnn cache check` lists such rows" in str(caught.value)
+        with caplog.at_level(logging.WARNING):
+            assert MachineStore(database, MACHINE, "cudnn").load(PARTS) == []
+    assert "going on without it" in caplog.text
+
+
+@pytest.mark.parametrize("change", EXPLORATION_EDITS)
+def test_an_edited_exploration_is_refused_by_name(path, change):
+    edit(path, f"UPDATE explorations SET {change}")
+    assert any("what was tried for" in line for line in check(path))
+    with closing(Database(path)) as database:
+        with pytest.raises(DatabaseError, match="what was tried for"):
+            database.load_exploration(MACHINE, "cudnn", REQUEST)
+        assert MachineStore(database, MACHINE, "cudnn").load_exploration(REQUEST) is None
+
+
+@pytest.mark.parametrize(
+    ("statement", "message"),
+    [
+        ("UPDATE machines SET conditions = '{'", "machine '{' cannot be read"),
+        ("UPDATE machines SET conditions = '[]'", "machine '[]' is not a JSON object of texts"),
+        ('UPDATE machines SET conditions = \'{"device":"another"}\'', "has the key of something else"),
+        ("UPDATE problems SET problem = '{}'", "problem '{}' cannot be read"),
+        ("UPDATE problems SET problem = '[1]'", "problem '[1]' cannot be read"),
+        ("UPDATE measurements SET api = 'magic'", "API 'magic' is none of graph, legacy, cpu"),
+        ("UPDATE measurements SET measured_at = 'today'", "today"),
+        ("UPDATE explorations SET explored_at = x'00'", "is no text"),
+        ("UPDATE explorations SET request = '7'", "is no JSON object"),
+        ("DELETE FROM machines", "its machine or problem is missing"),
+        ("DELETE FROM problems", "its problem is missing"),
+        ("DROP TABLE machines", "the tables have another form"),
+        ("UPDATE measurements SET reason = CAST(x'ff' AS TEXT)", "surrogates not allowed"),
+    ],
+)
+def test_check_lists_what_else_makes_no_sense(path, statement, message):
+    edit(path, statement)
+    before = path.read_bytes()
+    lines = check(path)
+    assert any(message in line for line in lines), lines
+    assert path.read_bytes() == before
+
+
+def test_broken_conditions_are_an_error_of_the_summary(path):
+    edit(path, "UPDATE machines SET conditions = '{'")
+    with closing(Database(path, Access.READ)) as database, pytest.raises(DatabaseError, match="cannot be read"):
+        database.machines()
+
+
+@pytest.fixture(scope="module")
+def sound(tmp_path_factory):
+    path = tmp_path_factory.mktemp("sound") / "measurements.db"
+    fill(path)
+    return path
+
+
+@settings(max_examples=250, deadline=None, suppress_health_check=list(HealthCheck))
+@given(place=st.floats(0, 1, exclude_max=True), bits=st.integers(1, 255), head=st.booleans())
+def test_a_flipped_byte_is_found_or_does_no_harm(sound, tmp_path_factory, place, bits, head):
+    """Flip a byte of the header, or one that holds something: most of a small file is empty."""
+    damaged = bytearray(sound.read_bytes())
+    used = range(100) if head else [index for index, byte in enumerate(damaged) if byte]
+    damaged[used[int(place * len(used))]] ^= bits
+    path = tmp_path_factory.mktemp("damaged") / "measurements.db"
+    path.write_bytes(damaged)
+    try:
+        lines = check(path)
+    except UcudnnError as error:
+        lines = [str(error)]
+    assert path.read_bytes() == damaged
+    assert list(path.parent.iterdir()) == [path]
+    try:
+        with closing(Database(path)) as database:
+            found = database.load(MACHINE, PARTS)
+            exploration = database.load_exploration(MACHINE, "cudnn", REQUEST)
+    except DatabaseError:
+        return
+    aside = [file for file in path.parent.iterdir() if "damaged" in file.name]
+    assert lines or not aside  # a check finds what a plan sets aside
+    for part, each in found:  # a changed time that could be true cannot be told from a true one
+        assert part in PARTS
+        assert not each.measured or each.micro(part.batch).time_ms == each.time_ms
+    assert lines or len(found) == len(rows())
+    assert exploration is None or all(part.batch <= PROBLEM.batch for part in exploration.parts(PROBLEM))

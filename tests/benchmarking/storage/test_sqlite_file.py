@@ -1,0 +1,198 @@
+"""The file of a database: other files are refused, and a file that is replaced, deleted or cut off is noticed."""
+
+import logging
+import os
+import signal
+import subprocess
+import sys
+import time
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from tests.support.databases import MACHINE, PROBLEM, REQUEST, fill, measurement
+from ucudnn.benchmarking.storage.database import Database
+from ucudnn.benchmarking.storage.sqlite_file import Access
+from ucudnn.errors import DatabaseError
+
+ROOT = Path(__file__).parents[3]
+PARTS = [PROBLEM.part(size) for size in REQUEST.sizes]
+
+
+@pytest.fixture
+def path(tmp_path):
+    fill(tmp_path / "measurements.db")
+    return tmp_path / "measurements.db"
+
+
+@pytest.fixture(autouse=True)
+def within_seconds():
+    start = time.monotonic()
+    yield
+    assert time.monotonic() - start < 8  # SQLite waits 30 s for a lock
+
+
+def times(database):
+    return {each.time_ms for _, each in database.load(MACHINE, PARTS) if each.measured}
+
+
+def damaged(path):
+    return [file for file in path.parent.iterdir() if "damaged" in file.name]
+
+
+@pytest.mark.parametrize("access", Access)
+@pytest.mark.parametrize("content", ["\n", "notes", "notes of mine\n" * 100, "SQLite format", "\0" * 4096])
+def test_a_file_that_is_not_sqlite_is_refused_and_stays(tmp_path, content, access):
+    path = tmp_path / "notes.txt"
+    path.write_text(content)
+    with pytest.raises(DatabaseError, match=r"notes\.txt is not an SQLite database, and stays as it is: give .* path"):
+        Database(path, access)
+    assert path.read_text() == content
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_damaged_database_of_another_program_is_refused_and_stays(path):
+    content = bytearray(path.read_bytes())
+    content[68:72] = b"cook"
+    content[200:] = os.urandom(len(content) - 200)
+    path.write_bytes(content)
+    with pytest.raises(DatabaseError, match="another program"):
+        Database(path)
+    assert path.read_bytes() == content
+    assert not damaged(path)
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="the system has no named pipes")
+@pytest.mark.parametrize("access", Access)
+def test_a_pipe_is_refused(tmp_path, access):
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(DatabaseError, match="is no regular file"):
+        Database(tmp_path / "pipe", access)
+
+
+def test_an_empty_file_becomes_a_database(tmp_path):
+    path = tmp_path / "measurements.db"
+    path.touch()
+    fill(path)
+    with closing(Database(path)) as database:
+        assert times(database) == {1.25}
+
+
+def test_a_new_file_says_whose_it_is_before_its_log_is_written_back(tmp_path):
+    path = tmp_path / "measurements.db"
+    with closing(Database(path)) as database:
+        database.save(MACHINE, [(PROBLEM, measurement())])
+        assert path.read_bytes()[68:72] == b"ucud"
+
+
+@pytest.mark.parametrize("access", [Access.READ, Access.CHANGE])
+def test_only_plans_create_a_file(tmp_path, access):
+    with pytest.raises(DatabaseError, match="there is no database at"):
+        Database(tmp_path / "folder" / "measurements.db", access)
+    assert not list(tmp_path.iterdir())
+
+
+def test_reading_changes_nothing_while_another_writes(path):
+    with closing(Database(path)) as writer, closing(Database(path, Access.READ)) as reader:
+        writer.save(MACHINE, [(PARTS[0], measurement("eng9", 7.0))])
+        with closing(Database(path, Access.READ)) as late:
+            assert times(late) == {1.25, 7.0}
+            assert late.check() == []
+        with pytest.raises(DatabaseError):
+            reader._file.write(lambda connection: connection.execute("DELETE FROM measurements"))
+        assert times(writer) == {1.25, 7.0}
+
+
+def test_a_file_that_is_moved_over_it_is_used_from_then_on(path, tmp_path):
+    fill(tmp_path / "second.db", 3.5)
+    with closing(Database(path)) as database, closing(Database(path)) as other:
+        assert times(other) == {1.25}
+        database.save(MACHINE, [(PARTS[0], measurement("eng9", 7.0))])  # which stays in the log of the first file
+        old = path.open("rb")
+        (tmp_path / "second.db").replace(path)
+        before = old.read()
+        assert times(database) == {3.5}
+        database.save(MACHINE, [(PARTS[0], measurement("eng8", 8.0))])
+        assert times(other) == {3.5, 8.0}
+        other.save(MACHINE, [(PARTS[0], measurement("eng7", 9.0))])
+        assert times(database) == {3.5, 8.0, 9.0}
+        assert database.check() == []
+        old.seek(0)
+        assert old.read() == before
+        old.close()
+    assert not damaged(path)
+
+
+def test_a_log_of_a_killed_process_does_not_enter_another_file(path, tmp_path):
+    code = (
+        "import sys, time; from tests.support.databases import *; database = Database(sys.argv[1]);"
+        "database.save(MACHINE, [(PROBLEM, measurement('eng9', 7.0))]); print('saved', flush=True); time.sleep(60)"
+    )
+    process = subprocess.Popen([sys.executable, "-c", code, str(path)], cwd=ROOT, stdout=subprocess.PIPE, text=True)
+    assert process.stdout.readline() == "saved\n"
+    process.send_signal(signal.SIGKILL)
+    process.communicate()
+    assert path.with_name(path.name + "-wal").stat().st_size
+    fill(tmp_path / "second.db", 3.5)
+    (tmp_path / "second.db").replace(path)
+    with closing(Database(path)) as database:
+        assert times(database) == {3.5}
+        assert database.check() == []
+
+
+def test_a_deleted_file_is_begun_anew(path):
+    with closing(Database(path)) as database, closing(Database(path)) as other:
+        assert times(other) == {1.25}
+        path.unlink()
+        assert times(database) == set()
+        database.save(MACHINE, [(PARTS[0], measurement())])
+        assert times(other) == {1.25}
+        other.save(MACHINE, [(PARTS[1], measurement(time_ms=2.5))])
+        assert times(database) == {1.25, 2.5}
+    assert not damaged(path)
+
+
+@pytest.mark.parametrize("size", [0, 10, 100, 4096, 5000])
+@pytest.mark.parametrize("others", [False, True])
+def test_a_file_that_is_cut_off_while_open_is_set_aside_at_once(path, size, others, caplog):
+    with closing(Database(path)) as database, closing(Database(path)) as other:
+        if others:
+            assert times(other) == {1.25}
+        else:
+            other.close()
+        os.truncate(path, size)
+        with caplog.at_level(logging.WARNING):
+            assert times(database) == set()
+        assert "is damaged (it is shorter than before): it is set aside as" in caplog.text
+        database.save(MACHINE, [(PARTS[0], measurement(time_ms=2.5))])
+        assert times(other) == {2.5}
+        assert database.check() == []
+    (aside,) = (file for file in damaged(path) if not file.name.endswith(("-wal", "-shm")))
+    assert aside.stat().st_size == size
+
+
+def test_a_file_that_is_emptied_while_others_use_it_is_set_aside(path):
+    with closing(Database(path)) as user:
+        user.save(MACHINE, [(PARTS[0], measurement())])
+        os.truncate(path, 0)
+        with closing(Database(path)) as newcomer:
+            assert times(newcomer) == set()
+            newcomer.save(MACHINE, [(PARTS[0], measurement(time_ms=2.5))])
+            assert times(user) == {2.5}
+    assert damaged(path)
+
+
+def test_a_file_that_becomes_shorter_because_rows_were_deleted_is_no_damage(path):
+    with closing(Database(path)) as database, closing(Database(path, Access.CHANGE)) as cleaner:
+        parts = [PROBLEM.with_batch(size) for size in range(1, 500)]
+        database.save(MACHINE, [(part, measurement()) for part in parts])
+        cleaner._file.read("PRAGMA wal_checkpoint(TRUNCATE)")
+        assert times(database) == {1.25}
+        size = path.stat().st_size
+        assert cleaner.clear() > 499
+        cleaner._file.read("PRAGMA wal_checkpoint(TRUNCATE)")
+        assert path.stat().st_size < size
+        assert times(database) == set()
+        assert cleaner.machines() == []
+    assert not damaged(path)

@@ -1,0 +1,210 @@
+"""The rows of the database: how problems, measurements and explorations are written, and read back with a check.
+
+SQLite checks neither the types nor the meaning of what it reads, and people edit rows by hand.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import fields
+from functools import lru_cache
+from hashlib import blake2b
+from operator import attrgetter
+from typing import Any
+
+from ucudnn.benchmarking.request import Exploration, Request, SlabDivision
+from ucudnn.bounded import BoundedDict
+from ucudnn.errors import DatabaseError, ProfileError, UcudnnError
+from ucudnn.problem import ConvolutionProblem
+from ucudnn.profiles.format import decode_problem, encode_problem
+from ucudnn.profiles.measurement import Algorithm, Measurement, MeasurementStatus
+from ucudnn.slabs import row_count
+from ucudnn.units import shortened
+
+COLUMNS = (
+    "problem, api, algorithm, notes, compiles, status, time_ms, spread_ms, samples, complete, workspace_bytes, reason"
+)
+"""The columns of a measurement, in the order in which it is written and read."""
+
+MOST_MS = 1e12
+"""The least time in milliseconds that is no time: 30 years. Sums of larger times could overflow."""
+
+_MOST_KNOWN = 1 << 16
+_FLAGS = (0, 1)
+_STATUS = {each.value: each for each in MeasurementStatus}
+_AROUND_BATCH: BoundedDict[tuple[Any, ...], tuple[str, str]] = BoundedDict(_MOST_KNOWN)
+_UNREADABLE = (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError)
+"""What reading JSON that is no such row can raise."""
+
+_all_but_batch = attrgetter(*(each.name for each in fields(ConvolutionProblem) if each.init and each.name != "batch"))
+
+
+def dump(value: Any) -> str:
+    """Return a value as JSON; equal values make equal texts."""
+    return json.dumps(value if not isinstance(value, Mapping) else dict(value), separators=(",", ":"), sort_keys=True)
+
+
+def problem_text(problem: ConvolutionProblem) -> str:
+    """Return a problem as JSON. Problems that differ only in their batch share the text around it."""
+    rest = _all_but_batch(problem)
+    around = _AROUND_BATCH.get(rest)
+    if around is None:
+        before, _, after = dump({**encode_problem(problem), "batch": 0}).partition('"batch":0')
+        around = _AROUND_BATCH[rest] = f'{before}"batch":', after
+    return f"{around[0]}{problem.batch}{around[1]}"
+
+
+@lru_cache(maxsize=_MOST_KNOWN)
+def key_of(text: str) -> bytes:
+    """Return the key of a machine or a problem, which is given as text."""
+    return blake2b(text.encode(), digest_size=16).digest()
+
+
+def decode_problem_text(text: Any) -> ConvolutionProblem:
+    """Return the problem of a text.
+
+    Raises:
+        DatabaseError: if the text does not make one.
+    """
+    try:
+        values = json.loads(text)
+        return decode_problem(values, values.pop("batch"))
+    except (*_UNREADABLE, ProfileError) as error:
+        raise DatabaseError(f"problem {shortened(text)} cannot be read: {type(error).__name__}: {error}") from error
+
+
+def decode_conditions(text: Any) -> dict[str, str]:
+    """Return the conditions of a machine from their text.
+
+    Raises:
+        DatabaseError: if the text is not a JSON object of texts.
+    """
+    try:
+        found = json.loads(text)
+        if isinstance(found, dict) and all(isinstance(each, str) for each in found.values()):
+            return found
+    except _UNREADABLE as error:
+        raise DatabaseError(f"machine {shortened(text)} cannot be read: {type(error).__name__}: {error}") from error
+    raise DatabaseError(f"machine {shortened(text)} is not a JSON object of texts")
+
+
+def decode_exploration(row: Sequence[Any], problem: ConvolutionProblem) -> Exploration:
+    """Return an exploration from its names, sizes and divisions.
+
+    Raises:
+        DatabaseError: if they cannot be what was tried for a problem.
+    """
+    try:
+        names, sizes, divisions = (json.loads(text) for text in row)
+        found = Exploration(
+            names=tuple(names), sizes=tuple(sizes), divisions=tuple(SlabDivision(*each) for each in divisions)
+        )
+        numbers = [*found.sizes, *(number for each in found.divisions for number in each)]
+        if not (type(names) is type(sizes) is list and all(type(each) is str for each in found.names)):
+            raise ValueError("names or sizes are no list")
+        if not all(type(each) is int and each > 0 for each in numbers):
+            raise ValueError("a size is no positive whole number")
+        most = max((*found.sizes, *(each.size for each in found.divisions)), default=0)
+        if most > problem.batch or any(each.rows > row_count(problem) for each in found.divisions):
+            raise ValueError("a size is larger than the problem")
+        if found.divisions:
+            found.parts(problem)
+    except (*_UNREADABLE, UcudnnError) as error:
+        raise DatabaseError(f"what was tried for {problem} cannot be read: {type(error).__name__}: {error}") from error
+    return found
+
+
+def request_text(name: str, request: Request) -> str:
+    """Return a request on a backend as JSON, without its problem."""
+    sizes = request.sizes
+    whole = sizes == tuple(range(1, request.problem.batch + 1))
+    values = {
+        "backend": name,
+        "sizes": "all" if whole else sizes,
+        "limit": request.limit_bytes,
+        "whole": request.whole,
+        "apart": request.apart,
+        "adaptive": request.adaptive,
+        "least": request.least_size,
+    }
+    return dump(values | {"rows": request.rows} if request.rows else values)
+
+
+def encode_measurement(part: ConvolutionProblem, measurement: Measurement) -> tuple[Any, ...]:
+    """Return the values of COLUMNS of a measurement."""
+    algorithm = measurement.algorithm
+    return (
+        key_of(problem_text(part)),
+        algorithm.api,
+        algorithm.name,
+        " ".join(algorithm.notes),
+        int(algorithm.compiles),
+        measurement.status.value,
+        measurement.time_ms,
+        measurement.spread_ms,
+        measurement.samples,
+        int(measurement.complete),
+        algorithm.workspace_bytes,
+        measurement.reason,
+    )
+
+
+@lru_cache(maxsize=_MOST_KNOWN)
+def _notes(text: str) -> tuple[str, ...]:
+    return tuple(text.split())
+
+
+def decode_measurement(row: Sequence[Any]) -> Measurement:
+    """Return a measurement from the values of COLUMNS.
+
+    Raises:
+        DatabaseError: if a value makes no sense.
+    """
+    _, api, name, notes, compiles, status, time_ms, spread_ms, samples, complete, workspace_bytes, reason = row
+    known = _STATUS.get(status)
+    if not (
+        known
+        and type(api) is type(name) is type(notes) is type(reason) is str
+        and name
+        and type(time_ms) is type(spread_ms) is float
+        and 0 <= time_ms < MOST_MS
+        and (time_ms or known is not MeasurementStatus.MEASURED)
+        and 0 <= spread_ms < MOST_MS
+        and type(samples) is type(workspace_bytes) is int
+        and samples >= 0
+        and workspace_bytes >= 0
+        and compiles in _FLAGS
+        and complete in _FLAGS
+    ):
+        raise DatabaseError(_mistake(row))
+    return Measurement(
+        algorithm=Algorithm(
+            name=name, workspace_bytes=workspace_bytes, api=api, notes=_notes(notes), compiles=bool(compiles)
+        ),
+        status=known,
+        time_ms=time_ms,
+        spread_ms=spread_ms,
+        samples=samples,
+        complete=bool(complete),
+        reason=reason,
+    )
+
+
+def _mistake(row: Sequence[Any]) -> str:
+    """Return which value of a row makes no sense."""
+    values = dict(zip(COLUMNS.split(", "), row, strict=True))
+    name = shortened(values["algorithm"])
+    if values["status"] not in _STATUS:
+        return f"{name}: status {shortened(values['status'])} is none of {', '.join(_STATUS)}"
+    for column in ("api", "algorithm", "notes", "reason"):
+        if type(values[column]) is not str or (column == "algorithm" and not values[column]):
+            return f"{name}: {column} {shortened(values[column])} is no text"
+    for column in ("samples", "workspace_bytes"):
+        if type(values[column]) is not int or values[column] < 0:
+            return f"{name}: {column} {shortened(values[column])} is no number of them"
+    for column in ("compiles", "complete"):
+        if values[column] not in _FLAGS:
+            return f"{name}: {column} {shortened(values[column])} is neither 0 nor 1"
+    spread_ms = values["spread_ms"]
+    if type(spread_ms) is not float or not 0 <= spread_ms < MOST_MS:
+        return f"{name}: {shortened(spread_ms)} ms is no spread"
+    return f"{name}: {shortened(values['time_ms'])} ms is no time"
