@@ -20,6 +20,11 @@ PLANS = [
 ]
 
 
+STEPS = re.findall(
+    r"^ucudnn memory (?:why|plan) .*$", re.search(r"## Plan for a GPU.*?```sh(.*?)```", README, re.DOTALL)[1], re.M
+)
+
+
 def test_readme_is_one_page():
     assert len(README.splitlines()) <= 150
 
@@ -43,6 +48,15 @@ def test_plans_run_as_they_stand_there(line):
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     assert " on NVIDIA H200" in done.stdout
     assert "predicted: undivided" in done.stdout
+
+
+@pytest.mark.parametrize("line", STEPS)
+def test_commands_of_training_steps_run_as_they_stand_there(line):
+    assert len(STEPS) == 2
+    command = [sys.executable, "-m", *shlex.split(line, comments=True)]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert done.stdout.startswith("resnet50, mini-batch 256, on h200")
+    assert "floor 2.73 GiB" in done.stdout
 
 
 def test_the_plan_is_what_the_command_prints():
