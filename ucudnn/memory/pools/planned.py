@@ -2,9 +2,10 @@
 
 Pieces are placed one after another, each into a gap between those that are alive at the same time. The order decides:
 largest first ("greedy by size", Pisarchyk and Lee, "Efficient Memory Management for Deep Neural Net Inference", 2020),
-largest size times length first, longest first, or by the events at which most bytes are alive ("greedy by breadth").
-All are tried, with the smallest and with the lowest gap, and best fit too, so the result is never worse. Where the pool
-is still larger than the bytes alive at most, the pieces that end at the top come earlier than before, again and again.
+largest size times length first, longest first, by the events at which most bytes are alive ("greedy by breadth"), by
+begin or by end. Where the pool is then larger than the bytes alive at most, a search goes on from the best of these: a
+piece that ends at the top moves before one that lay in its way. Small pieces find their places last. Best fit counts,
+too, so the result is never worse.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -16,10 +17,14 @@ from ucudnn.memory.pools.best_fit import BestFitPool
 from ucudnn.memory.pools.placement import Placement, in_order, live_bytes
 from ucudnn.memory.simulation.result import Lifetime
 
-_MOST_PAIRS = 8_000_000  # pairs of pieces alive together that all tries may look at: about a second
-_MOST_TRIES = 200
-_TRIES_FROM_ONE = 20  # before the search goes back to the best order
 _ENOUGH = 0.001  # share of the bytes alive at most that is not worth another try
+_SMALL = 0.002  # share of the bytes alive at most up to which a piece does not take part in the search
+_MOST_PAIRS = 8_000_000  # pairs of pieces alive together that all tries may look at: about a second
+_MOST_TRIES = 2000
+_STARTS = 5  # orders from which the search goes on
+_TRIES_FROM_ONE = 30  # before the search goes back to the best order since its start
+_TOP = 0.999  # share of the pool above which a piece counts as one that ends at the top
+_WORSE = 0.01  # share by which a try may at first be worse than the one before
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,51 +41,87 @@ class PlannedPool:
 
     def place(self, lifetimes: Sequence[Lifetime]) -> Placement:
         """Return an address for each piece."""
-        enough = live_bytes(lifetimes) * (1 + _ENOUGH)
+        least = live_bytes(lifetimes)
         online = BestFitPool().place(lifetimes)
-        if online.extent_bytes <= enough:
+        if online.extent_bytes <= least * (1 + _ENOUGH):
             return online
-        best = min(_Search(lifetimes).tries(enough), key=lambda found: found.extent)
-        if online.extent_bytes <= best.extent:
+        large = [index for index, life in enumerate(lifetimes) if life.size > least * _SMALL]
+        best = _Search([lifetimes[index] for index in large]).best()
+        addresses = dict(zip(large, best.addresses, strict=True))
+        _fill(lifetimes, addresses)
+        extent = max(addresses[index] + life.size for index, life in enumerate(lifetimes))
+        if online.extent_bytes <= extent:
             return online
-        return Placement(lifetimes=tuple(lifetimes), addresses=tuple(best.addresses), extent_bytes=best.extent)
+        ordered = tuple(addresses[index] for index in range(len(lifetimes)))
+        return Placement(lifetimes=tuple(lifetimes), addresses=ordered, extent_bytes=extent)
 
 
 class _Search:
-    """Tries orders of some pieces."""
+    """Tries orders of pieces."""
 
     def __init__(self, lifetimes: Sequence[Lifetime]) -> None:
         self._lifetimes = lifetimes
         self._sizes = [life.size for life in lifetimes]
         self._beside = _alive_together(lifetimes)
+        self._enough = live_bytes(lifetimes) * (1 + _ENOUGH)
+        self._random = Random(0)
 
-    def tries(self, enough: float) -> Iterator[_Try]:
-        """Yield tries until one is small enough, or as many as the number of pieces allows."""
-        best: _Try | None = None
+    def best(self) -> _Try:
+        """Return the smallest try; the search ends early where one is small enough."""
+        starts: dict[int, _Try] = {}  # by extent: tries of the same extent are often the same
         for order, lowest in product(self._orders(), (False, True)):
             found = self._place(order, lowest=lowest)
-            yield found
-            if best is None or found.extent < best.extent:
-                best = found
-            if best.extent <= enough:
-                return
-        current, random = best, Random(0)
-        for number in range(min(_MOST_TRIES, _MOST_PAIRS // max(1, sum(map(len, self._beside))))):
-            if best is None or current is None or best.extent <= enough:
-                return
+            if found.extent <= self._enough:
+                return found
+            starts.setdefault(found.extent, found)
+        best = starts[min(starts)]
+        tries = min(_MOST_TRIES, _MOST_PAIRS // max(1, sum(map(len, self._beside)))) // _STARTS
+        for extent in sorted(starts)[:_STARTS]:
+            found = self._improved(starts[extent], tries)
+            best = min(best, found, key=lambda each: each.extent)
+            if best.extent <= self._enough:
+                break
+        return best
+
+    def _improved(self, start: _Try, tries: int) -> _Try:
+        """Return the smallest of some tries that follow one another."""
+        best = current = start
+        for number in range(tries):
             if number % _TRIES_FROM_ONE == 0:
                 current = best
-            current = self._place(self._raised(current, random), lowest=random.random() < 0.5)
-            yield current
-            if current.extent < best.extent:
-                best = current
+            found = self._place(self._changed(current), lowest=self._random.random() < 0.5)
+            allowed = 1 + _WORSE * self._random.random() * (1 - number / tries)
+            if found.extent <= current.extent * allowed:
+                current = found
+            if found.extent < best.extent:
+                best = found
+            if best.extent <= self._enough:
+                break
+        return best
+
+    def _changed(self, found: _Try) -> list[int]:
+        """Return an order in which a piece at the top comes before one that lay in its way; at times one more moves."""
+        order, random = list(found.order), self._random
+        limit = _TOP * found.extent
+        piece = random.choice([each for each in order if found.addresses[each] + self._sizes[each] >= limit])
+        before = set(order[: order.index(piece)])
+        in_the_way = [other for other in self._beside[piece] if other in before]
+        if in_the_way:
+            order.remove(piece)
+            order.insert(order.index(random.choice(in_the_way)), piece)
+        if random.random() < 0.5:
+            moved = order.pop(random.randrange(len(order)))
+            order.insert(random.randrange(len(order) + 1), moved)
+        return order
 
     def _orders(self) -> Iterator[list[int]]:
         lifetimes, sizes = self._lifetimes, self._sizes
-        keys: tuple[Callable[[int], int], ...] = (
-            lambda index: -sizes[index],
-            lambda index: -sizes[index] * (lifetimes[index].end - lifetimes[index].begin),
-            lambda index: lifetimes[index].begin - lifetimes[index].end,
+        keys: tuple[Callable[[int], tuple[int, int]], ...] = (
+            lambda index: (-sizes[index], index),
+            lambda index: (-sizes[index] * (lifetimes[index].end - lifetimes[index].begin), index),
+            lambda index: (lifetimes[index].begin - lifetimes[index].end, index),
+            lambda index: (lifetimes[index].begin, -sizes[index]),
+            lambda index: (-lifetimes[index].end, -sizes[index]),
         )
         for key in keys:
             yield sorted(range(len(lifetimes)), key=key)
@@ -100,13 +141,6 @@ class _Search:
             order.update(dict.fromkeys(sorted(new, key=lambda index: (-self._sizes[index], index))))
         return [*order]
 
-    def _raised(self, found: _Try, random: Random) -> list[int]:
-        """Return an order in which the pieces that end at the top come earlier, somewhere in the first quarter."""
-        top = [index for index in found.order if found.addresses[index] + self._sizes[index] == found.extent]
-        rest = [index for index in found.order if index not in top]
-        place = random.randrange(len(rest) // 4 + 1)
-        return [*rest[:place], *top, *rest[place:]]
-
     def _place(self, order: Sequence[int], *, lowest: bool) -> _Try:
         """Place the pieces in an order, each into the lowest or the smallest gap that is large enough."""
         sizes = self._sizes
@@ -118,6 +152,15 @@ class _Search:
             addresses[index] = _gap(taken, sizes[index], lowest)
             extent = max(extent, addresses[index] + sizes[index])
         return _Try(order=order, addresses=addresses, extent=extent)
+
+
+def _fill(lifetimes: Sequence[Lifetime], addresses: dict[int, int]) -> None:
+    """Give an address to every piece that has none, largest first, each in the smallest gap."""
+    beside = _alive_together(lifetimes)
+    for index in sorted(set(range(len(lifetimes))) - addresses.keys(), key=lambda each: (-lifetimes[each].size, each)):
+        placed = (other for other in beside[index] if other in addresses)
+        taken = sorted((addresses[other], addresses[other] + lifetimes[other].size) for other in placed)
+        addresses[index] = _gap(taken, lifetimes[index].size, lowest=False)
 
 
 def _alive_together(lifetimes: Sequence[Lifetime]) -> list[list[int]]:
