@@ -218,5 +218,5 @@ def test_without_the_copying_kernels_there_is_no_gathered_call(monkeypatch):
     Refusing.__abstractmethods__ = frozenset()
     device = Refusing()
     assert device.copier is None
-    with pytest.raises(UnsupportedProblemError, match="no kernels that copy"):
+    with pytest.raises(UnsupportedProblemError, match="does not load the kernels that copy"):
         GatheredCall(POINTWISE, HostCall(dense_of(POINTWISE)), 0, device)
