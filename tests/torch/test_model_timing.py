@@ -103,6 +103,16 @@ def test_an_error_says_why_something_is_no_model(name, shape, error):
         time_model(name, shape, None, Variant(), Settings.load({}, backend="cpu"), Effort(repeats=1, time_limit_ms=1))
 
 
+def test_a_module_that_fails_while_it_is_imported_is_named_with_its_line(monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "broken.py").write_text("\nraise RuntimeError('operator nms does not exist')\n")
+    with pytest.raises(
+        InvalidNetworkError,
+        match=r"broken cannot be imported: RuntimeError in .*broken\.py:2: operator nms does not exist",
+    ):
+        find_factory("broken:net")
+
+
 def test_a_package_may_keep_its_models_in_a_module_of_that_name(monkeypatch, tmp_path):
     (tmp_path / "visionlike").mkdir()
     (tmp_path / "visionlike" / "__init__.py").write_text("")

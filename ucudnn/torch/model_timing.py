@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from importlib.util import find_spec
+from traceback import extract_tb
 from typing import Any, final
 
 import torch
@@ -63,7 +64,7 @@ def find_factory(name: str) -> Callable[[], torch.nn.Module]:
     """Return the callable that a text such as 'module:callable' names; 'torchvision:NAME' is in torchvision.models.
 
     Raises:
-        InvalidNetworkError: if there is no such module or callable.
+        InvalidNetworkError: if there is no such module or callable, or the module fails while it is imported.
     """
     module_name, colon, path = name.partition(":")
     if not colon or not module_name or not path:
@@ -79,6 +80,10 @@ def find_factory(name: str) -> Callable[[], torch.nn.Module]:
             place = getattr(place, part)
     except (ImportError, AttributeError) as error:
         raise InvalidNetworkError(f"{name!r}: {error}") from error
+    except Exception as error:  # whatever a module's own lines raise, such as a torchvision of another PyTorch
+        frame = extract_tb(error.__traceback__)[-1]
+        reason = f"{type(error).__name__} in {frame.filename}:{frame.lineno}: {error}"
+        raise InvalidNetworkError(f"{name!r}: {module_name} cannot be imported: {reason}") from error
     if not callable(place):
         raise InvalidNetworkError(f"{name!r} is a {type(place).__name__} and cannot be called")
     made: Callable[[], torch.nn.Module] = place
