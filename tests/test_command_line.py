@@ -41,6 +41,20 @@ def test_options_make_settings(monkeypatch):
         assert getattr(settings, field.name) != field.default, field.name
 
 
+@pytest.mark.parametrize("option", ["--policy", "--workspace", "--devices", "--database", "--backend", "--solver"])
+def test_errors_name_the_option_that_was_typed(option):
+    with pytest.raises(SettingsError, match=rf"^{option}[=:]"):
+        read_settings({option: " " if option == "--database" else "some apples"})
+
+
+def test_a_setting_is_called_as_the_user_gave_it(monkeypatch):
+    monkeypatch.setenv("UCUDNN_BENCHMARK_DEVICES", "0")
+    assert read_settings({}).called("benchmark_devices") == "UCUDNN_BENCHMARK_DEVICES"
+    assert read_settings({"--devices": "0"}).called("benchmark_devices") == "--devices"
+    assert Settings.load({}, benchmark_devices=0).called("benchmark_devices") == "benchmark_devices"
+    assert Settings().called("total_workspace_bytes") == "total_workspace"
+
+
 def test_options_win_over_the_environment(monkeypatch):
     monkeypatch.setenv("UCUDNN_SLABS", "0")
     monkeypatch.setenv("UCUDNN_BATCH_SIZE_POLICY", "all")

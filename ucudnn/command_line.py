@@ -79,9 +79,10 @@ def read_settings(typed: Mapping[str, object], rules: Iterable[NoEffect] = (), *
         SettingsError: if an option or a variable has a value that it may not have, or an option has no effect.
     """
     fields = {_FIELDS[option]: value for option, value in typed.items() if option in _FIELDS}
+    names = {_FIELDS[option]: option for option in typed if option in _FIELDS}
     if "--profile" in typed:
-        fields["backend"] = f"replay:{typed['--profile']}"
-    settings = Settings.load(**{**fields, **instead})
+        fields["backend"], names["backend"] = f"replay:{typed['--profile']}", "--profile"
+    settings = Settings.load(names=names, **{**fields, **instead})
     present = _present(typed, settings)
     for rule in rules:
         rule.refuse(typed, present)

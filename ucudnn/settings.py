@@ -5,7 +5,7 @@ No other module reads the environment.
 
 import os
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 from math import inf
 from operator import index
@@ -128,6 +128,7 @@ class Settings:
             (UCUDNN_SOLVER_TIME_LIMIT).
         cudnn_library: the libcudnn to load; None searches for one (UCUDNN_CUDNN_LIBRARY).
         slabs: whether a single sample may be computed in slabs (UCUDNN_SLABS).
+        names: by field, the name under which the user gave it, such as '--devices'. It is no setting itself.
     """
 
     policy: BatchSizePolicy = BatchSizePolicy.POWER_OF_TWO
@@ -140,13 +141,21 @@ class Settings:
     solver_time_limit_seconds: float | None = None
     cudnn_library: str | None = None
     slabs: bool = True
+    names: Mapping[str, str] = field(default_factory=dict, compare=False, repr=False)
 
     @classmethod
-    def load(cls, environment: Mapping[str, str] | None = None, **arguments: Any) -> "Settings":
+    def load(
+        cls,
+        environment: Mapping[str, str] | None = None,
+        *,
+        names: Mapping[str, str] | None = None,
+        **arguments: Any,
+    ) -> "Settings":
         """Return settings from arguments, the environment and defaults; an argument of None counts as absent.
 
         Args:
             environment: variables to read; those of the process if None.
+            names: by field, the name of the argument in errors, if it is not that of the argument of `Handle`.
             **arguments: values by field, as a value or as the text that the variable takes. A field may go by the name
                 of its argument of `Handle`, which has no unit: `workspace_limit` for `workspace_limit_bytes`.
 
@@ -159,17 +168,25 @@ class Settings:
             raise SettingsError(f"unknown settings {sorted(unknown)}: there are {', '.join(_ARGUMENTS)}")
         arguments = {_ARGUMENTS.get(name, name): value for name, value in arguments.items()}
         values: dict[str, Any] = {}
-        for field, (variable, parse) in _FIELDS.items():
-            if arguments.get(field) is not None:
-                values[field] = parse(arguments[field], _without_unit(field))
+        given: dict[str, str] = {}
+        for name, (variable, parse) in _FIELDS.items():
+            value = arguments.get(name)
+            if value is not None:
+                given[name] = (names or {}).get(name, _without_unit(name))
             elif environment.get(variable):
-                values[field] = parse(environment[variable], variable)
-        return cls(**values)
+                value, given[name] = environment[variable], variable
+            if name in given:
+                values[name] = parse(value, given[name])
+        return cls(**values, names=given)
+
+    def called(self, name: str) -> str:
+        """Return the name under which the user gave a field: an option, a variable or an argument of `Handle`."""
+        return self.names.get(name, _without_unit(name))
 
 
-def _without_unit(field: str) -> str:
+def _without_unit(name: str) -> str:
     """Return the name of a field as an argument of `Handle`."""
-    return field.removesuffix("_bytes").removesuffix("_seconds")
+    return name.removesuffix("_bytes").removesuffix("_seconds")
 
 
 _FIELDS: dict[str, tuple[str, Callable[[Any, str], Any]]] = {
@@ -185,12 +202,12 @@ _FIELDS: dict[str, tuple[str, Callable[[Any, str], Any]]] = {
     "slabs": ("UCUDNN_SLABS", _parse_switch),
 }
 
-_ARGUMENTS = {_without_unit(field): field for field in _FIELDS}
+_ARGUMENTS = {_without_unit(name): name for name in _FIELDS}
 
-VARIABLES: dict[str, str] = {field: variable for field, (variable, _) in _FIELDS.items()}
+VARIABLES: dict[str, str] = {name: variable for name, (variable, _) in _FIELDS.items()}
 """The environment variable of each field of Settings."""
 
 
-def is_set(field: str, environment: Mapping[str, str] | None = None) -> bool:
+def is_set(name: str, environment: Mapping[str, str] | None = None) -> bool:
     """Whether the environment sets a field of Settings; the environment is that of the process if None."""
-    return bool((os.environ if environment is None else environment).get(VARIABLES[field]))
+    return bool((os.environ if environment is None else environment).get(VARIABLES[name]))

@@ -59,13 +59,17 @@ def open_parallel(
     if devices == "ranks":
         from ucudnn.benchmarking.parallel.ranks import Ranks
 
-        return Ranks()
+        return Ranks(settings.called("benchmark_devices"))
     from ucudnn.benchmarking.parallel.processes import Processes, WorkerOptions
 
     wanted = tuple(backend.devices()) if isinstance(devices, str) else devices
     if wanted == (backend.device(),):
         return None
     options = WorkerOptions(
-        backend=backend.name, effort=effort, cudnn_library=settings.cudnn_library, exhaustive=exhaustive
+        backend=backend.name,
+        effort=effort,
+        cudnn_library=settings.cudnn_library,
+        exhaustive=exhaustive,
+        devices_name=settings.called("benchmark_devices"),
     )
     return Processes(backend, wanted, options)

@@ -76,8 +76,8 @@ def interceptor_of(
         return Interceptor(lambda _: open_with(), "cpu", aten)
     if settings.benchmark_devices not in (None, "ranks"):
         raise SettingsError(
-            "benchmark_devices: GPUs of PyTorch measure alone, or together as 'ranks' of torch.distributed; unset"
-            " UCUDNN_BENCHMARK_DEVICES, or give ranks"
+            f"{settings.called('benchmark_devices')}: GPUs of PyTorch measure alone, or together as 'ranks' of"
+            " torch.distributed: leave it out, or give ranks"
         )
     if torch.version.cuda is None or not torch.cuda.device_count():
         raise BackendUnavailableError(

@@ -26,6 +26,7 @@ from ucudnn.benchmarking.parallel.processes import Processes, WorkerOptions
 from ucudnn.benchmarking.parallel.ranks import Ranks
 from ucudnn.benchmarking.request import Request
 from ucudnn.benchmarking.storage.store import open_store
+from ucudnn.command_line import read_settings
 from ucudnn.errors import BackendError, SettingsError, UnsupportedProblemError
 from ucudnn.problem import DataType, Operation
 from ucudnn.settings import Settings
@@ -285,8 +286,14 @@ def test_the_error_names_devices_that_do_not_exist(monkeypatch):
     with pytest.raises(SettingsError, match="names device 3, but backend cpu has 0"):
         open_parallel(CpuBackend(), devices((0, 3)), QUICK)
     monkeypatch.setenv("UCUDNN_BENCHMARK_DEVICES", "1")
-    with pytest.raises(SettingsError, match="names device 1"):
+    with pytest.raises(SettingsError, match="^UCUDNN_BENCHMARK_DEVICES names device 1"):
         Handle(backend="cpu")
+    with pytest.raises(SettingsError, match="^--devices names device 2"):
+        open_parallel(CpuBackend(), read_settings({"--devices": "0,2"}), QUICK)
+    with pytest.raises(SettingsError, match="^benchmark_devices names device 4"):
+        Handle(backend="cpu", benchmark_devices=4)
+    with pytest.raises(SettingsError, match="^--devices=ranks: torch.distributed is not initialized"):
+        open_parallel(CpuBackend(), read_settings({"--devices": "ranks"}), QUICK)
     assert open_parallel(CpuBackend(), devices((0,)), QUICK) is None
     assert open_parallel(CpuBackend(), devices("all"), QUICK) is None
 
@@ -294,9 +301,9 @@ def test_the_error_names_devices_that_do_not_exist(monkeypatch):
 def test_devices_that_differ_are_refused(monkeypatch):
     backend = CountedBackend()
     backend.machine = lambda: {**CpuBackend().machine(), "device": "another GPU"}
-    workers = Processes(backend, (0, 0), OPTIONS)
+    workers = Processes(backend, (0, 0), replace(OPTIONS, devices_name="--devices"))
     try:
-        with pytest.raises(SettingsError, match=r"cannot share the benchmarks: its device is .*another GPU"):
+        with pytest.raises(SettingsError, match=r"its device is .*another GPU; name identical ones in --devices"):
             Benchmark(backend, effort=QUICK, parallel=workers).explore(requests(3))
     finally:
         workers.close()

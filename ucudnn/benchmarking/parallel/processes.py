@@ -32,12 +32,14 @@ class WorkerOptions:
         effort: how much time goes into one measurement.
         cudnn_library: the libcudnn to load; None looks for it.
         exhaustive: whether micro-configurations that cannot matter are measured too.
+        devices_name: what the user calls the devices, for errors: '--devices', a variable or an argument.
     """
 
     backend: str
     effort: Effort
     cudnn_library: str | None = None
     exhaustive: bool = False
+    devices_name: str = "benchmark_devices"
 
 
 @final
@@ -60,7 +62,7 @@ class Processes:
         missing = [device for device in devices if device not in there]
         if missing:
             raise SettingsError(
-                f"UCUDNN_BENCHMARK_DEVICES names device {missing[0]}, but backend {backend.name} has"
+                f"{options.devices_name} names device {missing[0]}, but backend {backend.name} has"
                 f" {', '.join(map(str, there))}"
             )
         own = backend.device()
@@ -69,6 +71,7 @@ class Processes:
         if self._measures:
             others.remove(own)
         self._backend = backend
+        self._name = options.devices_name
         # They start while this process prepares its first measurement.
         self._workers = [_Worker(device, options) for device in others]
         self._checked = False
@@ -109,7 +112,7 @@ class Processes:
                 key = differing[0]
                 raise SettingsError(
                     f"device {worker.device} cannot share the benchmarks: its {key} is {machine.get(key)}, that of"
-                    f" device {self._backend.device()} is {own[key]}; name identical ones in UCUDNN_BENCHMARK_DEVICES"
+                    f" device {self._backend.device()} is {own[key]}; name identical ones in {self._name}"
                 )
         self._checked = True
 

@@ -17,19 +17,21 @@ class Ranks:
 
     All ranks must plan the same problems in the same order, as replicas of one model do.
 
+    Args:
+        name: what the user calls the setting that is 'ranks', for errors.
+
     Raises:
         SettingsError: if torch.distributed is not initialized.
     """
 
     collective = True
 
-    def __init__(self) -> None:
+    def __init__(self, name: str = "benchmark_devices") -> None:
         # A program with ranks has imported it already; other programs need no PyTorch.
         self._distributed: Any = sys.modules.get("torch.distributed")
         if self._distributed is None or not self._distributed.is_initialized():
             raise SettingsError(
-                "UCUDNN_BENCHMARK_DEVICES=ranks: torch.distributed is not initialized: call init_process_group before"
-                " the handle is made"
+                f"{name}=ranks: torch.distributed is not initialized: call init_process_group before the handle is made"
             )
 
     def ready(self) -> None:
