@@ -85,6 +85,14 @@ class Interceptor:
         """Return each problem that a program has asked for so far."""
         return list(dict.fromkeys(key.problem for key in list(self._kernel_calls)))
 
+    def bound_calls(self) -> int:
+        """Return how many kernels ran on addresses that recurred, with nothing left to look up."""
+        return sum(each.bound for each in list(self._kernel_calls.values()))
+
+    def looked_up_calls(self) -> int:
+        """Return how many kernels ran in the longer way, which looks their plan up."""
+        return sum(each.looked_up for each in list(self._kernel_calls.values()))
+
     def forward(
         self,
         x: torch.Tensor,

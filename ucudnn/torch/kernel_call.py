@@ -23,7 +23,7 @@ from ucudnn.torch.problem import DTYPES, format_of, shapes_of
 _LOG = logging.getLogger(__name__)
 _LOW_BITS = MOST_ALIGNMENT - 1  # of addresses, which tell how they are aligned
 _MOST_SKIPPED = 1 << 10
-_MOST_BOUND = 64  # a training step gives the same few addresses again
+_MOST_BOUND = 1 << 10  # a training step gives the same addresses again, a few for each layer that shares the kernel
 _WRITTEN = {Operation.FORWARD: 2, Operation.BACKWARD_DATA: 0, Operation.BACKWARD_FILTER: 1}  # index in x, w, y
 
 _Addresses = tuple[int, int, int]
@@ -74,6 +74,8 @@ class KernelCall:
             may exceed the limit by as much, because the peak of memory stays what it is.
 
     Attributes:
+        bound: number of calls on addresses that recurred, with nothing left to look up.
+        looked_up: number of calls that were launched in the longer way.
         output_bytes: size of the tensor that the kernel writes.
     """
 
@@ -90,6 +92,8 @@ class KernelCall:
         "_ordinal",
         "_problem",
         "_skip",
+        "bound",
+        "looked_up",
         "output_bytes",
     )
 
@@ -112,6 +116,8 @@ class KernelCall:
         self._bound: BoundedDict[_Addresses, BoundKernel | None] = BoundedDict(_MOST_BOUND)  # None after one launch
         self._failures = 0
         self._skip = 0
+        self.bound = 0
+        self.looked_up = 0
         shape = shapes_of(problem)[_WRITTEN[problem.operation]]
         strides = torch.empty(shape, device="meta", memory_format=format_of(problem)).stride()
         device = torch.device("cpu") if ordinal < 0 else torch.device("cuda", ordinal)
@@ -142,6 +148,7 @@ class KernelCall:
                 return self._launch(low_bits, at_x, at_w, at_y)
         bound = self._bound.get(addresses)
         if bound is not None and bound():
+            self.bound += 1
             return True
         done = self._launch(low_bits, at_x, at_w, at_y)
         launch = self._launches.get(low_bits) if addresses in self._bound else None
@@ -157,6 +164,7 @@ class KernelCall:
                     return False
                 launch = self._launches[low_bits] = self._plan(low_bits)
             launch(x, w, y)
+            self.looked_up += 1
         except (UcudnnError, MemoryError, RuntimeError) as error:  # PyTorch raises RuntimeError for errors of CUDA
             self._launches.pop(low_bits, None)
             self._skip = min(1 << self._failures, _MOST_SKIPPED)

@@ -52,6 +52,11 @@ class LayerSummary:
     pytorch_ms: float | None = None
     pytorch_workspace_bytes: int | None = None
 
+    @property
+    def divided(self) -> bool:
+        """Whether the configuration has more than one micro-batch, or slabs."""
+        return not self.configuration.startswith("1x") or any(mark in self.configuration for mark in (" + ", "["))
+
     def row(self) -> tuple[str, ...]:
         """Return the row of the layer, with the columns of `Summary.columns`."""
         measured = () if self.measured_ms is None else (_ms(self.measured_ms),)
@@ -80,16 +85,30 @@ class Summary:
         reports: the report of each handle, by device.
         layers: all kernels, in the order in which they were planned.
         left: how many convolutions were left to PyTorch, by reason.
+        bound: how many of the calls were on addresses that recurred, and had nothing left to look up.
+        looked_up: how many of the calls took the longer way.
     """
 
     reports: dict[str, Report]
     layers: tuple[LayerSummary, ...]
     left: dict[str, int]
+    bound: int = 0
+    looked_up: int = 0
 
     @property
     def calls(self) -> int:
         """Number of convolutions that went through a handle; the gradients of input and weight count as two."""
         return sum(each.calls for each in self.layers)
+
+    @property
+    def divided(self) -> int:
+        """Number of these calls that ran in more than one micro-batch or slab."""
+        return sum(each.calls for each in self.layers if each.divided)
+
+    def kinds(self) -> dict[str, int]:
+        """Return the number of calls by kind: bound, looked up, divided (which are also one of the former), passed."""
+        passed = sum(self.left.values())
+        return {"bound": self.bound, "looked up": self.looked_up, "divided": self.divided, "passed": passed}
 
     @property
     def workspace_bytes(self) -> int:
@@ -109,6 +128,7 @@ class Summary:
             "layers": [asdict(each) for each in self.layers],
             "calls": self.calls,
             "left": self.left,
+            "kinds": self.kinds(),
             "reports": {device: each.to_dict() for device, each in self.reports.items()},
         }
 
@@ -133,6 +153,7 @@ class Summary:
             lines += each.summary()
         lines.append(f"convolutions through ucudnn: {self.calls}, left to PyTorch: {sum(self.left.values())}")
         lines += [f"  {count} x {reason}" for reason, count in self.left.items()]
+        lines.append("calls: " + ", ".join(f"{count} {kind}" for kind, count in self.kinds().items()))
         return "\n".join(lines)
 
 
@@ -159,7 +180,9 @@ def summarize(interceptors: Sequence[Interceptor], *, repeats: int = 0) -> Summa
                 if aten is not None and each.problem in problems:
                     layer = _with_pytorch(layer, aten, device, problems[each.problem], repeats)
                 layers.append(layer)
-    return Summary(reports=reports, layers=tuple(layers), left=left)
+    bound = sum(each.bound_calls() for each in interceptors)
+    looked_up = sum(each.looked_up_calls() for each in interceptors)
+    return Summary(reports=reports, layers=tuple(layers), left=left, bound=bound, looked_up=looked_up)
 
 
 def _layer(device: str, report: KernelReport) -> LayerSummary:

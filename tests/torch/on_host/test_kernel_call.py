@@ -152,3 +152,19 @@ def test_a_bound_kernel_that_fails_is_computed_in_another_way(host, stub, recurr
         assert "eng1" not in after.configuration
     assert caplog.text.count("eng1 failed") == 1
     assert on.report().left == {}
+
+
+def test_each_of_many_layers_with_one_shape_is_bound_and_the_report_counts_the_kinds(host, monkeypatch):
+    x, w = image_and_filters()
+    layers = [(torch.randn_like(x), torch.full((8, 6, 7, 6), float("nan"))) for _ in range(100)]
+    with enable_on_host(host, workspace_limit=3000) as on:
+        for turn in range(3):
+            for image, out in layers:
+                monkeypatch.setattr(KernelCall, "new", lambda self, out=out: out.fill_(float("nan")))
+                assert forward(image, w) is out
+                assert_near([out], [reference(image, w)])
+            bound = max(0, turn - 1) * 100
+            expected = {"bound": bound, "looked up": (turn + 1) * 100 - bound, "divided": (turn + 1) * 100, "passed": 0}
+            assert on.report().kinds() == expected, "two micro-batches fit the limit, and recurring addresses are bound"
+        forward(x[:0], w)  # empty: left to PyTorch
+        assert "calls: 100 bound, 200 looked up, 300 divided, 1 passed" in str(on.report())
