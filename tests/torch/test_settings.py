@@ -95,7 +95,7 @@ def test_a_timed_model_obeys_no_slabs(monkeypatch, capsys):
         (["--solver", "highs"], "--solver has no effect without --total-workspace"),
         (["--solver-time-limit", "1"], "--solver-time-limit has no effect without --total-workspace"),
         (["--slabs", "--policy", "undivided"], "--slabs has no effect with policy undivided"),
-        (["--total-workspace", "1MiB", "--solver-time-limit", "0"], "solver_time_limit=0.0 must be more than 0"),
+        (["--total-workspace", "1MiB", "--solver-time-limit", "0"], "--solver-time-limit=0.0 must be more than 0"),
     ],
 )
 def test_a_program_refuses_an_option_without_effect(tmp_path, capsys, options, message):

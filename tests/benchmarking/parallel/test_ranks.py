@@ -286,13 +286,13 @@ def test_the_error_names_devices_that_do_not_exist(monkeypatch):
     with pytest.raises(SettingsError, match="names device 3, but backend cpu has 0"):
         open_parallel(CpuBackend(), devices((0, 3)), QUICK)
     monkeypatch.setenv("UCUDNN_BENCHMARK_DEVICES", "1")
-    with pytest.raises(SettingsError, match="^UCUDNN_BENCHMARK_DEVICES names device 1"):
+    with pytest.raises(SettingsError, match=r"^UCUDNN_BENCHMARK_DEVICES names device 1"):
         Handle(backend="cpu")
-    with pytest.raises(SettingsError, match="^--devices names device 2"):
+    with pytest.raises(SettingsError, match=r"^--devices names device 2"):
         open_parallel(CpuBackend(), read_settings({"--devices": "0,2"}), QUICK)
-    with pytest.raises(SettingsError, match="^benchmark_devices names device 4"):
+    with pytest.raises(SettingsError, match=r"^benchmark_devices names device 4"):
         Handle(backend="cpu", benchmark_devices=4)
-    with pytest.raises(SettingsError, match="^--devices=ranks: torch.distributed is not initialized"):
+    with pytest.raises(SettingsError, match=r"^--devices=ranks: torch.distributed is not initialized"):
         open_parallel(CpuBackend(), read_settings({"--devices": "ranks"}), QUICK)
     assert open_parallel(CpuBackend(), devices((0,)), QUICK) is None
     assert open_parallel(CpuBackend(), devices("all"), QUICK) is None
