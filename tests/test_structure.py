@@ -62,7 +62,7 @@ PLACES = {  # a package from elsewhere: the modules or folders that import it
     "typer": ("cli",),
     "rich": ("reporting.terminal",),
     "matplotlib": ("plots",),
-    "torch": ("torch", "memory.torch"),
+    "torch": ("torch", "memory.torch", "memory.attention"),
     "ctypes": ("backends.cudnn.api.library", "backends.cudnn.gpu.driver", "native.bridge"),
     "cupy": ("backends.cudnn.gpu.cupy_gpu",),
     "sqlite3": ("benchmarking.storage.sqlite_file",),
@@ -76,7 +76,7 @@ FUNCTIONS_LEFT = {}
 
 def room_of(module):
     """Return the room of a module: its first folder; for files of the root the vocabulary or a room of their own."""
-    if module.folder[:2] == ("memory", "torch"):
+    if module.folder[:2] == ("memory", "torch") or module.name == "memory.attention":
         return "memory/torch"
     if module.folder:
         return module.folder[0]
@@ -196,7 +196,7 @@ def test_import_is_light():
 def import_everything():
     """Import all modules of the package that this interpreter can; those of PyTorch only where it is installed."""
     for name, module in MODULES.items():
-        needs_torch = "torch" in module.folder and find_spec("torch") is None
+        needs_torch = ("torch" in module.folder or name == "memory.attention") and find_spec("torch") is None
         if not module.stem.startswith("__") and not needs_torch:
             import_module(f"ucudnn.{name}")
 

@@ -7,4 +7,6 @@ The core knows neither PyTorch nor a GPU. It plans from a recorded step:
       -> a policy makes a plan within a budget             `policies`, `actions`
       -> the plan is simulated: peak, time, stalls         `simulator`
       -> its storages get addresses in one block           `pools`
+
+PyTorch's side, `torch` and `attention`, is imported only by its name.
 """
