@@ -155,8 +155,16 @@ def run(arguments: Namespace) -> bool:
             error = cases[worst]["error_beyond_scratch"] * 100
             row = verdict(f"largest error of a {kind} step's peak beyond its scratch ({worst})", error, 1.0, " %")
             answer.setdefault("required", []).append(row)
+    others = [name for name, found in answer["cases"].items() if not same_place(found)]
+    row = verdict(f"steps whose operator or line at the peak is not PyTorch's ({', '.join(others)})", len(others), 0)
+    answer.setdefault("required", []).append(row)
     save(out_of(arguments), answer)
     return not failed
+
+
+def same_place(answer: dict[str, Any]) -> bool:
+    """Return whether the recorded step names the operator and the line that PyTorch's own tools show at the peak."""
+    return all(answer["recorded"][key] == answer["pytorch"][key] for key in ("operator", "source"))
 
 
 def main() -> None:

@@ -91,6 +91,18 @@ def test_the_h200_takes_the_measured_algorithms():
     assert {each.parts[0].algorithm for each in convolution_front(profile, unrecorded)} == {"roofline"}
 
 
+def test_products_of_float32_take_tf32_only_where_the_step_says_so():
+    profile, graph = load_device("h200"), open_step("gpt2").with_batch(8)
+    exact, fast = (
+        device_costs(profile, replace(graph, conditions={**graph.conditions, "matmul": math})).time_ms
+        for math in ("fma", "tf32")
+    )
+    slower = [operation for *times, operation in zip(exact, fast, graph.operations, strict=True) if times[0] > times[1]]
+    assert {operation.kind for operation in slower} >= {"aten.mm", "aten.addmm"}
+    assert all(operation.flops.at(8) for operation in slower)
+    assert device_costs(profile, replace(graph, conditions={})).time_ms == exact
+
+
 def test_a_mini_batch_between_measured_ones_takes_its_share():
     profile = load_device("h200")
     problem = next(iter(open_step("resnet50").problems.values()))

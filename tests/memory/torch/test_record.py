@@ -195,6 +195,16 @@ def test_type_layout_and_autocast_reach_the_operations():
     assert cast.conditions["autocast"] == "bfloat16"
 
 
+@pytest.mark.parametrize(("precision", "math"), [("highest", "fma"), ("high", "tf32")])
+def test_a_record_says_how_products_are_computed(precision, math):
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision(precision)
+    try:
+        assert UNET.conditions()["matmul"] == math
+    finally:
+        torch.set_float32_matmul_precision(before)
+
+
 def test_tied_weights_stay_one_parameter():
     graph = record(TrainingRecipe(model="tests.support.training_steps:small_gpt", batch=2, shape=(16,), tokens=True))
     assert [each.name for each in graph.storages if each.role is Role.PARAMETER].count("wte.weight") == 1

@@ -26,6 +26,9 @@ CHOICES = ("fastest", "smallest")
 def device_costs(profile: DeviceProfile, graph: StepGraph, choice: str = "fastest") -> Costs:
     """Return the costs of a step on a device.
 
+    Matrix products of float32 take TF32 where the step's condition 'matmul' says so, which the recorder takes from
+    `torch.get_float32_matmul_precision`. Without it they do not, as is PyTorch's default.
+
     Raises:
         InvalidValueError: if there is no such choice.
         ProfileError: if the measured convolutions of the profile cannot be read.
@@ -33,7 +36,7 @@ def device_costs(profile: DeviceProfile, graph: StepGraph, choice: str = "fastes
     if choice not in CHOICES:
         raise InvalidValueError(f"algorithms {choice!r} are not known: take {' or '.join(CHOICES)}")
     times, scratch = [], []
-    math = graph.conditions.get("math", MathMode.TF32.value)
+    math = graph.conditions.get("matmul", MathMode.FMA.value)  # PyTorch's default: TF32 for convolutions alone
     convolutions = step_configurations(profile, graph)
     for index, operation in enumerate(graph.operations):
         front = convolutions.get(index)

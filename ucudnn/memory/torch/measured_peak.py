@@ -1,12 +1,13 @@
 """The peak of a training step as PyTorch's own tools see it: what a simulated peak is compared with.
 
-On a GPU the caching allocator counts the peak, and its memory history says which operator allocated last. On a CPU
-PyTorch's profiler sees every allocation, and from there all tensors that existed before are counted too.
+On a GPU the caching allocator counts the peak. Its memory history says which operator allocated last, and PyTorch's
+profiler says to which line of forward that operator belongs. On a CPU the profiler sees every allocation, and all
+tensors that existed before are added.
 """
 
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, final
 
 import torch
@@ -46,6 +47,12 @@ def measured_peak(step: TrainingStep) -> MeasuredPeak:
 
 def _on_cpu(step: TrainingStep) -> MeasuredPeak:
     present = _present_bytes(step)
+    profiled = _profiled(step, "cpu")
+    return replace(profiled, bytes=present + profiled.bytes)
+
+
+def _profiled(step: TrainingStep, device_type: str) -> MeasuredPeak:
+    """Return the most bytes that a step allocated on a device beyond those before it, as PyTorch's profiler sees it."""
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True, with_stack=True) as profiler:
         step.run()
     results: Any = profiler.profiler
@@ -53,11 +60,12 @@ def _on_cpu(step: TrainingStep) -> MeasuredPeak:
     level = highest = 0
     last: Any = None
     for event in allocations(events):
-        level += event.extra_fields.alloc_size
-        if level > highest:
-            highest, last = level, event
+        if event.extra_fields.device.type == device_type:
+            level += event.extra_fields.alloc_size
+            if level > highest:
+                highest, last = level, event
     if last is None:
-        return MeasuredPeak(present, "", "")
+        return MeasuredPeak(0, "", "")
     above = [*_ancestors(last)]
     operators = [event.name for event in above if event.name.startswith("aten::")]
     source = _source(above)
@@ -65,7 +73,7 @@ def _on_cpu(step: TrainingStep) -> MeasuredPeak:
         number = max((_number(event) for event in above), default=-1)
         forward = next((event for event in events if number >= 0 and _number(event) == number), last)
         source = _source([*_ancestors(forward)])
-    return MeasuredPeak(present + highest, operators[-1].removeprefix("aten::") if operators else "", source)
+    return MeasuredPeak(highest, operators[-1].removeprefix("aten::") if operators else "", source)
 
 
 def library_bytes(step: TrainingStep) -> int:
@@ -135,6 +143,8 @@ def _on_gpu(step: TrainingStep) -> MeasuredPeak:
         entries = history._snapshot()["device_traces"][torch.cuda.current_device()]
     finally:
         history._record_memory_history(None)
+    step.clear()
+    profiled = _profiled(step, "cuda")
     top, frames = level, []
     for entry in entries:
         if entry["action"] == "alloc":
@@ -145,4 +155,8 @@ def _on_gpu(step: TrainingStep) -> MeasuredPeak:
             level -= entry["size"]
     lines = ((frame["filename"], frame["line"]) for frame in frames)
     operators = [found[1] for frame in frames if (found := re.search(r"at::_ops::(\w+)::call", frame["name"]))]
-    return MeasuredPeak(highest, operators[-1] if operators else "", short_line(lines))
+    # The history has no line of Python for backward, because another thread runs it. The profiler has the line of the
+    # forward operation; it counts where both name the same operator.
+    operator = operators[-1] if operators else ""
+    source = short_line(lines) or (profiled.source if profiled.operator == operator else "")
+    return MeasuredPeak(highest, operator, source)

@@ -13,7 +13,7 @@ from ucudnn.errors import InvalidNetworkError, InvalidValueError
 from ucudnn.memory.graph import Phase
 from ucudnn.memory.torch.tracer import Tracer
 from ucudnn.networks.variants import Variant
-from ucudnn.problem import DataType
+from ucudnn.problem import DataType, MathMode
 from ucudnn.torch.model_timing import find_factory
 from ucudnn.torch.problem import DTYPES
 
@@ -55,6 +55,8 @@ class TrainingRecipe:
         found = {"shape": "x".join(map(str, self.shape)), "loss": self.loss, "optimizer": self.optimizer}
         found |= {"dtype": self.variant.dtype.value, "math": self.variant.math.value}
         found["layout"] = "last" if self.variant.channels_last else "first"
+        exact = torch.get_float32_matmul_precision() == "highest"  # of products other than convolutions
+        found["matmul"] = (MathMode.FMA if exact else MathMode.TF32).value
         return found | ({"autocast": self.autocast.value} if self.autocast else {})
 
 
