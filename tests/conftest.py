@@ -17,6 +17,12 @@ settings.register_profile("default", deadline=None, suppress_health_check=[Healt
 settings.load_profile("default")
 
 
+def pytest_terminal_summary(terminalreporter, config):
+    """Print how to repeat this run's random order; pytest-randomly's own line is not shown with `-q`."""
+    if (seed := config.getoption("randomly_seed", None)) is not None:
+        terminalreporter.write_line(f"random order: repeat it with `-p randomly --randomly-seed={seed}`")
+
+
 @pytest.fixture(autouse=True)
 def clean_environment(monkeypatch):
     # Tests measure for themselves, and leave nothing behind; a tool that slows them down may keep what they measured.
