@@ -39,6 +39,7 @@ TESTS = {
 LEGACY = {"UCUDNN_BACKEND": "cudnn:legacy"}
 TIMES = {
     "plain, 8 MiB": {"UCUDNN_PLAIN": "1"},
+    "undivided, 8 MiB": {"UCUDNN_BATCH_SIZE_POLICY": "undivided"},
     "powerOfTwo, 8 MiB": {},
     "plain, 64 MiB": {"UCUDNN_PLAIN": "1", "UCUDNN_DEFAULT_WORKSPACE_LIMIT": "64MiB"},
     "undivided, 64 MiB": {"UCUDNN_BATCH_SIZE_POLICY": "undivided", "UCUDNN_DEFAULT_WORKSPACE_LIMIT": "64MiB"},

@@ -15,7 +15,9 @@ calls complete it, and a pair of network and variant with all wanted results is 
 a whole. If time is up (--seconds), it gets the limits that were planned by then. Processes with the same --claims share
 the pairs: each takes a pair that no other has or has finished. The exit status is 1 if something is left at the end.
 
-The results for each network, variant, limit and way: `predicted_ms` is the sum of the benchmarked times; `executed_ms`;
+`bench.peers.ways` says how each way chooses its algorithms. The results for each network, variant, limit and way:
+`predicted_ms` is the sum of the benchmarked times; `executed_ms` is the sum of the executed medians; `range_ms` is the
+least and the most of all kernels' times in one round;
 `over_graph` and `over_legacy` are the speedups over `cuDNN graph` and `cuDNN legacy`; `planning_seconds` is the time of
 that call, in which `planning_measured` micro-configurations were measured and the others known from the database or
 from an earlier way or limit (for PyTorch: the time of its first calls); `workspace_bytes` is the most of any kernel;
@@ -33,32 +35,19 @@ from pathlib import Path
 from time import perf_counter
 
 from bench.peers.run import FAILURES, Outcome, Outcomes, Rig, Run, execute, said
-from bench.peers.table import (
-    GRAPH,
-    LEGACY,
-    ORIGINAL,
-    PYTORCH,
-    Answer,
-    Row,
-    is_done,
-    key_of,
-    load,
-    markdown,
-    merge,
-    merge_all,
-    verdict,
-)
+from bench.peers.table import Answer, Row, gains, is_done, key_of, load, markdown, merge, merge_all, verdict
+from bench.peers.ways import OURS, PYTORCH, RIVALS, WAYS, offered_first
 from bench.tools.claims import Claims
 from bench.tools.results import RESULTS, save
 from bench.tools.script import command_line, note, run_main
-from ucudnn.backends.candidates import Candidates
 from ucudnn.benchmarking.benchmark import Benchmark
 from ucudnn.benchmarking.recording import NO_LIMIT
+from ucudnn.configuration import Configuration
 from ucudnn.errors import InfeasibleError, MeasurementError, UnsupportedProblemError
 from ucudnn.kernel import Kernel
 from ucudnn.networks.tables import Network, load_network
 from ucudnn.networks.variants import Variant, variants
-from ucudnn.planning.decision import Decisions, decide
+from ucudnn.planning.decision import decide
 from ucudnn.problem import ConvolutionProblem, DataType, MathMode
 from ucudnn.settings import Settings
 from ucudnn.units import format_bytes, parse_bytes
@@ -67,19 +56,6 @@ NETWORKS = ("alexnet", "vgg16", "resnet18", "resnet50", "resnet50:256", "densene
 LIMITS = ("8MiB", "16MiB", "64MiB", "512MiB", "none")
 SHORT_MS = 0.05
 NONE_FITS = (InfeasibleError, MeasurementError, UnsupportedProblemError)
-
-WAYS: dict[str, tuple[Candidates, str] | None] = {
-    LEGACY: (Candidates.LEGACY, "undivided"),
-    GRAPH: (Candidates.GRAPH_PLAIN, "undivided"),
-    PYTORCH: None,
-    ORIGINAL: (Candidates.LEGACY, "powerOfTwo"),
-    "ucudnn powerOfTwo": (Candidates.BEST, "powerOfTwo"),
-    "ucudnn adaptive": (Candidates.BEST, "adaptive"),
-}
-"""The candidates and the policy of each way; PyTorch chooses by itself."""
-
-RIVALS = (GRAPH, LEGACY, ORIGINAL)
-"""The ways that should be slower than ucudnn in NCHW within 64 MiB."""
 
 README = tuple(
     (variant, limit) for variant in ("float32-tf32-first", "float32-tf32-last") for limit in (64 * 2**20, None)
@@ -98,9 +74,19 @@ VARIANTS = {variant_name(each): each for each in variants(["float32", "float16"]
 
 @dataclass(kw_only=True)
 class Planned:
-    """The plan of a way at a limit, or the reason why there is none."""
+    """The plan of a way at a limit, or the reason why there is none.
 
-    decisions: Decisions | None = None
+    Attributes:
+        kernels: the kernels with their configurations; none if there is no plan.
+        time_ms: the sum of the benchmarked times; None for a way that measures nothing.
+        absent: why the way does not exist at the limit.
+        failed: why it could not be planned.
+        seconds: duration of planning.
+        measured: micro-configurations that planning measured.
+    """
+
+    kernels: Sequence[tuple[Kernel, Configuration]] = ()
+    time_ms: float | None = None
     absent: str = ""
     failed: str = ""
     seconds: float = 0.0
@@ -112,14 +98,19 @@ def plan(name: str, network: Network, limit: int | None, rig: Rig) -> Planned:
     way = WAYS[name]
     if way is None:
         return Planned(absent=rig.no_peer)
-    benchmark = rig.benchmark(way[0], [layer.forward for layer in network.layers])
+    benchmark = rig.benchmark(way.candidates, [layer.forward for layer in network.layers])
     limit_bytes = NO_LIMIT if limit is None else limit
-    slabs = name.startswith("ucudnn")  # the original has no slabs
-    settings = Settings.load({}, policy=way[1], workspace_limit_bytes=limit_bytes, slabs=slabs)
+    policy = way.policy or "undivided"
+    settings = Settings.load({}, policy=policy, workspace_limit_bytes=limit_bytes, slabs=way.slabs)
     before, begin = benchmark.measured, perf_counter()
     planned = Planned()
     try:
-        planned.decisions = decide(network.kernels(), benchmark, settings)
+        if way.policy is None:
+            planned.kernels = offered_first(network.kernels(), rig.backends[benchmark.backend.name], limit_bytes)
+        else:
+            decisions = decide(network.kernels(), benchmark, settings)
+            planned.kernels = [(each.kernel, each.configuration) for each in decisions.kernels]
+            planned.time_ms = decisions.time_ms
     except FAILURES as error:
         reason = _named(error, network, benchmark, settings)
         planned.absent, planned.failed = (reason, "") if isinstance(error, NONE_FITS) else ("", reason)
@@ -144,9 +135,8 @@ def parts_of(name: str, planned: Planned, network: Network, rig: Rig) -> list[tu
     way = WAYS[name]
     if way is None:
         return [(kernel, Run(runner=PYTORCH)) for kernel in network.kernels()] if rig.peer else []
-    runner = rig.runner(way[0])
-    decided = planned.decisions.kernels if planned.decisions else ()
-    return [(each.kernel, Run.of(runner, each.configuration)) for each in decided]
+    runner = rig.runner(way.candidates)
+    return [(kernel, Run.of(runner, configuration)) for kernel, configuration in planned.kernels]
 
 
 def tolerance(variant: Variant) -> float:
@@ -174,13 +164,21 @@ def measured(
     short = [time_ms for time_ms, (_, each) in zip(times, found, strict=True) if (each.time_ms or 0.0) < SHORT_MS]
     return {
         **row,
-        "predicted_ms": planned.decisions.time_ms if planned.decisions else None,
+        "predicted_ms": planned.time_ms,
         "executed_ms": fsum(times),
-        "repeats": min(each.samples for _, each in found),
+        "range_ms": range_ms(found),
+        "repeats": min(len(each.samples_ms) for _, each in found),
         "workspace_bytes": _most(each.workspace_bytes for _, each in found),
         "short_share": fsum(short) / fsum(times),
         "distance": _most(each.distance for _, each in found),
     }
+
+
+def range_ms(found: Sequence[tuple[Kernel, Outcome]]) -> list[float]:
+    """Return the least and the most milliseconds of all kernels in one round; slow kernels have the fewest rounds."""
+    rounds = min(len(each.samples_ms) for _, each in found)
+    totals = [fsum(each.samples_ms[index] * kernel.count for kernel, each in found) for index in range(rounds)]
+    return [min(totals), max(totals)]
 
 
 def _most(values: Iterable[float | None]) -> float | None:
@@ -358,8 +356,9 @@ def main() -> bool:
     elif not (options.table or options.readme):
         well = measure_pairs(answer, options)
     answer["rows"] = [row for row in answer["rows"] if shown(row, options)]
-    print(markdown(answer, list(WAYS), [[name.partition(":")[0] for name in NETWORKS], list(VARIANTS)]))
-    print("\n".join(["", *verdict(answer["rows"], [way for way in WAYS if way.startswith("ucudnn")], RIVALS)]))
+    orders = [[name.partition(":")[0] for name in NETWORKS], list(VARIANTS)]
+    print(markdown(answer, list(WAYS), orders))
+    print("\n".join(["", *gains(answer, orders), "", *verdict(answer["rows"], OURS, RIVALS)]))
     return well
 
 

@@ -5,6 +5,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from math import isfinite
+from statistics import median
 from time import perf_counter
 from typing import Any
 
@@ -23,7 +24,7 @@ from ucudnn.configuration import Configuration
 from ucudnn.errors import UcudnnError
 from ucudnn.execution.plan import make_plan
 from ucudnn.problem import ConvolutionProblem, Operation
-from ucudnn.reporting.plan_timing import alternate
+from ucudnn.reporting.plan_timing import samples_in_turn
 from ucudnn.settings import Settings
 
 FAILURES = (UcudnnError, MemoryError, RuntimeError)
@@ -35,6 +36,9 @@ WRITTEN = {Operation.FORWARD: 2, Operation.BACKWARD_DATA: 0, Operation.BACKWARD_
 LEAST_REPEATS = 3
 SLOW_MS = 400.0
 """Milliseconds for all samples of one problem, beyond which there are fewer samples."""
+
+PLAIN = (Candidates.GRAPH_PLAIN, Candidates.BEST_PLAIN)
+"""Candidates without copies, whose configurations the backend of the best candidates runs as well."""
 
 NOTHING_LIKE = 1e9
 """Distance of an output with elements that are no numbers."""
@@ -67,11 +71,15 @@ class Outcome:
     """The result of one run on one problem."""
 
     workspace_bytes: int | None = None
-    time_ms: float | None = None
-    samples: int = 0
+    samples_ms: list[float] = field(default_factory=list)
     failed: str = ""
     first_seconds: float = 0.0
     distance: float | None = None
+
+    @property
+    def time_ms(self) -> float | None:
+        """The median of the samples; None if there is none."""
+        return median(self.samples_ms) if self.samples_ms else None
 
 
 Outcomes = dict[Run, Outcome]
@@ -88,7 +96,7 @@ class Rig:
 
     def __init__(self, name: str, database: str | None) -> None:
         # The CPU has one kind of algorithms, which serves for all kinds of candidates.
-        kinds = (Candidates.BEST,) if name == "cpu" else (Candidates.BEST, Candidates.GRAPH_PLAIN, Candidates.LEGACY)
+        kinds = (Candidates.BEST,) if name == "cpu" else (Candidates.BEST, *PLAIN, Candidates.LEGACY)
         settings = Settings.load(database=database)
         opened = {kind: open_computing(name, kind) for kind in kinds}
         self.backends = {each.name: each for each in opened.values()}
@@ -117,14 +125,18 @@ class Rig:
 
     def benchmark(self, candidates: Candidates, problems: Iterable[ConvolutionProblem]) -> Benchmark:
         """Return the benchmark that measures these candidates for the problems of a network."""
-        apart = any(Candidates.BEST.offers("legacy", each) or skips(each) for each in problems)
-        if candidates is Candidates.GRAPH_PLAIN and not apart:
-            candidates = Candidates.BEST  # the same algorithms, which are measured already
+        if candidates in PLAIN:  # algorithms that are measured already are not measured again
+            problems = list(problems)
+            transforms = any(Candidates.BEST.offers("legacy", each) for each in problems)
+            if candidates is Candidates.BEST_PLAIN and not transforms:
+                candidates = Candidates.GRAPH_PLAIN
+            if not any(map(skips, problems)) and not (transforms and candidates is Candidates.GRAPH_PLAIN):
+                candidates = Candidates.BEST
         return self._of(candidates)
 
     def runner(self, candidates: Candidates) -> str:
         """Return the backend that runs configurations of these candidates, so that equal configurations are one run."""
-        return self._of(Candidates.BEST if candidates is Candidates.GRAPH_PLAIN else candidates).backend.name
+        return self._of(Candidates.BEST if candidates in PLAIN else candidates).backend.name
 
     def _of(self, candidates: Candidates) -> Benchmark:
         return self._benchmarks.get(candidates) or self._benchmarks[Candidates.BEST]
@@ -202,9 +214,8 @@ def _execute(problem: ConvolutionProblem, outcomes: Outcomes, rig: Rig, repeats:
             outcome.failed = said(error)
     spent_ms = sum(once_ms for run, once_ms in once.items() if run in calls)
     repeats = min(repeats, max(LEAST_REPEATS, int(SLOW_MS / (2 * spent_ms)))) if spent_ms else repeats
-    for run, time_ms in alternate(calls, rig.clock, repeats).items():
-        outcomes[run].time_ms = time_ms
-        outcomes[run].samples = repeats
+    for run, samples_ms in samples_in_turn(calls, rig.clock, repeats).items():
+        outcomes[run].samples_ms = samples_ms
     if check:
         _compare(problem, calls, arrays, outcomes, rig)
 

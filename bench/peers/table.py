@@ -4,11 +4,19 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from bench.peers.ways import (
+    GRAPH,
+    GRAPH_ONLY,
+    HEURISTICS,
+    LEGACY,
+    POWER_OF_TWO,
+    PYTORCH,
+    UNDIVIDED,
+    WITHOUT_COPIES,
+)
 from bench.tools import results
 from ucudnn.units import format_bytes
 
-GRAPH, LEGACY, PYTORCH = "cuDNN graph", "cuDNN legacy", "PyTorch"
-ORIGINAL = "original μ-cuDNN"
 USUAL_BYTES = 64 * 2**20
 MACHINE = ("device", "cudnn", "torch")
 """Conditions in which rows must agree to be compared."""
@@ -23,7 +31,25 @@ Key = tuple[Any, ...]
 CAPTION = """\
 Milliseconds of all convolutions, forward and both backward passes, executed in turn on the same tensors. The brackets
 give the speedup over cuDNN graph and over cuDNN legacy, and for PyTorch its largest workspace, because PyTorch has no
-limit. A `*` marks a time of which kernels below 0.05 ms take more than a tenth: there, the host's launches count."""
+limit. Square brackets give the least and the most of one round, where they were kept. A `*` marks a time of which
+kernels below 0.05 ms take more than a tenth: there, the host's launches count. An empty cell was not measured yet."""
+
+GAINS = """\
+What each idea gains, within the same limit. *Choice*: the fastest algorithm of the graph API instead of the first that
+cuDNN's heuristics offer. *Algorithms*: all candidates of ucudnn instead of those of the graph API on the tensors as
+they are, still undivided. *Micro-batches*: `powerOfTwo` instead of the mini-batch undivided, with the same candidates.
+The product of the three is *all*. Apart from that, *graph only* is what micro-batches gain in the graph API alone, and
+*copies* what copies of strided inputs gain in micro-batches."""
+
+STEPS = {
+    "choice": (HEURISTICS, GRAPH),
+    "algorithms": (GRAPH, UNDIVIDED),
+    "micro-batches": (UNDIVIDED, POWER_OF_TWO),
+    "all": (HEURISTICS, POWER_OF_TWO),
+    "graph only": (GRAPH, GRAPH_ONLY),
+    "copies": (WITHOUT_COPIES, POWER_OF_TWO),
+}
+"""For each idea, the way without it and the way with it."""
 
 
 def key_of(row: Mapping[str, Any]) -> Key:
@@ -91,9 +117,7 @@ def markdown(answer: Answer, ways: Sequence[str], orders: Sequence[Sequence[str]
         ways: the columns, in order.
         orders: names of networks and of variants in the order of the rows; others come last.
     """
-    cases: dict[Key, dict[str, Row]] = {}
-    for row in sorted(answer["rows"], key=lambda row: _place(row, orders)):
-        cases.setdefault(key_of(row)[:-1], {})[row["way"]] = row
+    cases = _cases(answer, orders)
     lines = [*(f"- {_conditions(each)}" for each in answer["conditions"]), "", CAPTION, ""]
     lines.append(f"| network, mini-batch | variant | limit | {' | '.join(ways)} |")
     lines.append("| --- " * (3 + len(ways)) + "|")
@@ -102,6 +126,38 @@ def markdown(answer: Answer, ways: Sequence[str], orders: Sequence[Sequence[str]
         lines.append(f"| {network} {batch} | {variant} | {_limit(limit)} | {' | '.join(cells)} |")
     missing = _missing(cases)
     return "\n".join([*lines, *(["", *missing] if missing else [])])
+
+
+def gains(answer: Answer, orders: Sequence[Sequence[str]] = ()) -> list[str]:
+    """Return the lines of a Markdown table of what each idea gains; no lines if no case has the ways for it.
+
+    Args:
+        answer: the results.
+        orders: names of networks and of variants in the order of the rows; others come last.
+    """
+    lines = []
+    for (network, batch, variant, limit, *_), rows in _cases(answer, orders).items():
+        if {HEURISTICS, UNDIVIDED} <= set(rows):
+            ratios = (_ratio(rows.get(slow), rows.get(fast)) for slow, fast in STEPS.values())
+            lines.append(f"| {network} {batch} | {variant} | {_limit(limit)} | {' | '.join(ratios)} |")
+    if not lines:
+        return []
+    head = f"| network, mini-batch | variant | limit | {' | '.join(STEPS)} |"
+    return [GAINS, "", head, "| --- " * (3 + len(STEPS)) + "|", *lines]
+
+
+def _ratio(slow: Row | None, fast: Row | None) -> str:
+    """Return how many times as fast one way is as the other; a dash if one has no time."""
+    times = [None if row is None else row.get("executed_ms") for row in (slow, fast)]
+    return "–" if None in times else f"{times[0] / times[1]:.2f}"
+
+
+def _cases(answer: Answer, orders: Sequence[Sequence[str]]) -> dict[Key, dict[str, Row]]:
+    """Return the rows of each network, variant and limit by way, in the order of the table."""
+    cases: dict[Key, dict[str, Row]] = {}
+    for row in sorted(answer["rows"], key=lambda row: _place(row, orders)):
+        cases.setdefault(key_of(row)[:-1], {})[row["way"]] = row
+    return cases
 
 
 def verdict(rows: Sequence[Row], ours: Sequence[str], rivals: Sequence[str]) -> list[str]:
@@ -163,7 +219,17 @@ def _cell(row: Row | None) -> str:
     if row["way"] == PYTORCH and row["workspace_bytes"] is not None:
         notes.append(format_bytes(row["workspace_bytes"]))
     mark = "*" if row["short_share"] > MUCH else ""
-    return f"{row['executed_ms']:#.3g}".rstrip(".") + mark + (f" ({', '.join(notes)})" if notes else "")
+    return milliseconds(row["executed_ms"]) + mark + _range(row) + (f" ({', '.join(notes)})" if notes else "")
+
+
+def milliseconds(time_ms: float) -> str:
+    """Return a time with three digits, such as '11.1', '8.80' or '164'."""
+    return f"{time_ms:#.3g}".rstrip(".")
+
+
+def _range(row: Row) -> str:
+    """Return the least and the most of one round in square brackets; '' if they were not kept."""
+    return f" [{', '.join(map(milliseconds, row['range_ms']))}]" if row.get("range_ms") else ""
 
 
 def _missing(cases: Mapping[Key, Mapping[str, Row]]) -> list[str]:

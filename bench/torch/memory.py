@@ -1,13 +1,15 @@
 """A training step of a 3-D U-Net under a cap on PyTorch's memory: PyTorch alone, and with ucudnn.
 
     python -m bench.torch.memory                 about 7 minutes on an H200; --resume continues after a cut
+    python -m bench.torch.memory --cap 0 --cap 44GiB --cap 36GiB --cap 34GiB     these caps, all ways in one run
     python -m bench.torch.memory --backend cpu   a trial of the script, without caps
 
 4 x 1 x 128^3, base width 32, float32 (TF32), forward, backward and SGD. Each trial is a process of its own with
 `torch.cuda.set_per_process_memory_fraction`, which bounds the memory of PyTorch's allocator. PyTorch alone has
 `torch.backends.cudnn.benchmark` on, and falls back on algorithms that fit its memory. ucudnn has the measurements of a
 first process without a cap; one trial measures under its smallest cap instead. The script finds the smallest caps by
-bisection.
+bisection. With --cap it makes the trials of those caps instead, and in addition those of ucudnn without micro-batches:
+the same algorithms within the same limit, on the whole mini-batch.
 """
 
 import json
@@ -25,6 +27,9 @@ from ucudnn.units import parse_bytes
 
 GIB = 2**30
 
+POLICIES = {"ucudnn": "powerOfTwo", "undivided": "undivided"}
+"""The ways that limit the workspace of convolutions, with their policies."""
+
 
 def trial(arguments: Namespace) -> dict[str, object]:
     """Take some steps in this process under a cap; return their time and memory, or the reason why they fail."""
@@ -36,12 +41,13 @@ def trial(arguments: Namespace) -> dict[str, object]:
 
     device = device_of(arguments)
     on_gpu = device.type == "cuda"
-    if on_gpu and arguments.cap:
+    if on_gpu and arguments.within:
         total = torch.cuda.get_device_properties(device).total_memory
-        torch.cuda.set_per_process_memory_fraction(min(1.0, arguments.cap / total), device)
+        torch.cuda.set_per_process_memory_fraction(min(1.0, arguments.within / total), device)
     on = None
-    if arguments.trial == "ucudnn":
-        on = ucudnn.torch.enable(backend=arguments.backend, workspace_limit=arguments.limit)
+    if arguments.trial in POLICIES:
+        policy = POLICIES[arguments.trial]
+        on = ucudnn.torch.enable(backend=arguments.backend, workspace_limit=arguments.limit, policy=policy)
     answer: dict[str, object] = {"conditions": conditions(device)}
     try:
         torch.manual_seed(0)
@@ -90,7 +96,7 @@ class Trials:
         key = f"{way} batch {batch} cap {cap}" + (" cold" if cold else "")
         if key not in self.made:
             arguments = self._arguments
-            command = [sys.executable, "-m", __spec__.name, "--trial", way, "--cap", str(cap), "--batch", str(batch)]
+            command = [sys.executable, "-m", __spec__.name, "--trial", way, "--within", str(cap), "--batch", str(batch)]
             for name in ("backend", "width", "levels", "side", "steps", "limit"):
                 command += [f"--{name}", str(getattr(arguments, name))]
             environment = {**os.environ, "UCUDNN_DATABASE": "off" if cold else self._database}
@@ -101,7 +107,7 @@ class Trials:
             self.save()
         found = self.made[key]
         how = f"{found['step_ms']:9.1f} ms a step" if found["trains"] else f"fails: {found['reason']}"[:90]
-        print(f"{way:8} batch {batch} cap {cap / GIB:6.1f} GiB{' cold' if cold else ''}: {how}", flush=True)
+        print(f"{way:9} batch {batch} cap {cap / GIB:6.1f} GiB{' cold' if cold else ''}: {how}", flush=True)
         return found
 
     def smallest_cap(self, way: str, batch: int, tolerance: int, guess: int = 0) -> int:
@@ -167,6 +173,18 @@ def compare(arguments: Namespace, trials: Trials) -> None:
     trials.save()
 
 
+def within_caps(arguments: Namespace, trials: Trials) -> None:
+    """Make the trials of all ways under the caps of the command line, in one run."""
+    caps = [parse_bytes(text) for text in arguments.cap]
+    trials.answer["caps"] = caps
+    for way in ("ucudnn", "undivided", "pytorch"):
+        if way in POLICIES:
+            trials.run(way, arguments.batch, 0)  # measures for the other trials
+        for cap in caps:
+            trials.answer["conditions"] = trials.run(way, arguments.batch, cap)["conditions"]
+    trials.save()
+
+
 def parsed() -> Namespace:
     """Return the command line."""
     parser = command_line(__doc__, __spec__.name, "torch/memory.json")
@@ -180,8 +198,9 @@ def parsed() -> Namespace:
     parser.add_argument("--tolerance", default="1GiB", help="tolerance of the smallest caps (%(default)s)")
     parser.add_argument("--resume", action="store_true", help="take the trials that an earlier run wrote")
     parser.add_argument("--database", help="file of ucudnn's measurements (beside --out)")
-    parser.add_argument("--trial", choices=("pytorch", "ucudnn"), help=SUPPRESS)
-    parser.add_argument("--cap", type=int, default=0, help=SUPPRESS)
+    parser.add_argument("--cap", action="append", help="such as 36GiB; 0 for none; may be repeated (bisection)")
+    parser.add_argument("--trial", choices=("pytorch", *POLICIES), help=SUPPRESS)
+    parser.add_argument("--within", type=int, default=0, help=SUPPRESS)
     return parser.parse_args()
 
 
@@ -193,12 +212,16 @@ def main() -> None:
         return
     out = out_of(arguments)
     if arguments.backend != "cpu" and out is not None:
-        compare(arguments, Trials(arguments, out, arguments.database or str(out.with_suffix(".db"))))
+        trials = Trials(arguments, out, arguments.database or str(out.with_suffix(".db")))
+        (within_caps if arguments.cap else compare)(arguments, trials)
         return
     with TemporaryDirectory() as folder:
         database = arguments.database or str(Path(folder) / "measurements.db")
         arguments.side, arguments.width, arguments.levels, arguments.batch, arguments.steps = 8, 2, 2, 2, 1
         trials = Trials(arguments, out, database)
+        if arguments.cap:
+            within_caps(arguments, trials)
+            return
         for way in ("ucudnn", "pytorch"):
             trials.run(way, 2, 0)
 

@@ -5,11 +5,14 @@ import sys
 
 import pytest
 
-from bench.peers import compare, pytorch, table
+from bench.peers import compare, pytorch, table, ways
 from bench.peers import run as peers_run
 from tests.support.problems import make_problem
 from ucudnn.backends.candidates import Candidates
-from ucudnn.backends.cpu.backend import CPU_ALGORITHMS
+from ucudnn.backends.cpu.backend import CPU_ALGORITHMS, CpuBackend
+from ucudnn.errors import BackendError, InfeasibleError
+from ucudnn.execution.plan import make_plan
+from ucudnn.kernel import Kernel
 from ucudnn.problem import MathMode
 
 LAYER = """\
@@ -53,11 +56,17 @@ def test_several_calls_complete_the_file(call):
             assert "PyTorch cannot be used" in row["absent"]
             continue
         assert row["executed_ms"] > 0
-        assert row["predicted_ms"] > 0
-        assert row["workspace_bytes"] == 0 if limit == 0 else row["workspace_bytes"] > 0
+        assert row["predicted_ms"] is None if way == "cuDNN heuristics" else row["predicted_ms"] > 0
+        least, most = row["range_ms"]
+        assert 0 < least <= row["executed_ms"] <= most  # one round: the median is the only sample
+        unlimited = limit is None and way != "cuDNN heuristics"  # on NumPy, those begin with IMPLICIT_GEMM
+        assert row["workspace_bytes"] > 0 if unlimited else row["workspace_bytes"] == 0
         assert row["over_graph"] == pytest.approx(rows["cuDNN graph", limit]["executed_ms"] / row["executed_ms"])
         assert row["distance"] < 1e-5
     assert "| tiny 4 | float32-tf32-first | none |" in printed
+    ratio = rows["ucudnn undivided", 0]["executed_ms"] / rows["ucudnn powerOfTwo", 0]["executed_ms"]
+    (gained,) = [line for line in printed.splitlines() if line.startswith("| tiny 4 | float32-tf32-first | 0 |")][1:]
+    assert gained.split(" | ")[5] == f"{ratio:.2f}"
     before = rows
     _, rows, again, progress = call("--limit", "none")
     assert (rows, again) == (before, printed)
@@ -67,9 +76,9 @@ def test_several_calls_complete_the_file(call):
     assert "time is up" in progress
     _, rows, _, _ = call("--limit", "8KiB", "--way", "original u-cudnn", "--way", "cuDNN graph")
     assert set(rows) == {*before, ("cuDNN graph", 8192), ("original μ-cuDNN", 8192)}
-    assert call("--table")[2].count("| tiny 4 |") == 3
+    assert call("--table")[2].count("| tiny 4 |") == 3 + 2  # two of them with all ways that tell gains apart
     assert call("--table", "--limit", "8KiB")[2].count("| tiny 4 |") == 1
-    assert call("--readme")[2].count("| tiny 4 |") == 1  # without a limit
+    assert call("--readme")[2].count("| tiny 4 |") == 1 + 1  # without a limit
     _, rows, _, progress = call("--limit", "1KiB", "--limit", "16KiB", "--seconds", "0.0001", "--way", "cuDNN graph")
     assert set(rows) >= {("cuDNN graph", 8192)}
     assert "time is up" in progress
@@ -97,8 +106,12 @@ def test_a_way_that_nothing_computes_within_a_limit_is_absent(call, monkeypatch)
     assert all("executed_ms" in row for (way, limit), row in rows.items() if limit is None and way != "PyTorch")
     for way, limit in rows:
         if limit == 0 and way != "PyTorch":
-            assert "conv:1 (Forward): no algorithm fits a workspace limit of 0 bytes" in rows[way, limit]["absent"]
-    assert "| tiny 4 | float32-tf32-first | 0 | – | – | – | – | – | – |" in printed
+            reason = "no algorithm fits a workspace limit of 0 bytes"
+            if way == "cuDNN heuristics":
+                reason = "heuristics offer nothing within 0"
+            assert f"conv:1 (Forward): {reason}" in rows[way, limit]["absent"]
+    assert "| tiny 4 | float32-tf32-first | 0 | – | – | – | – | – | – | – | – | – | – |" in printed
+    assert "| tiny 4 | float32-tf32-first | 0 | – | – | – | – | – | – |\n" in printed  # what each idea gains
     assert printed.count("no algorithm fits") == 3  # undivided, of one sample, and of a slab of one
 
 
@@ -146,6 +159,42 @@ def test_rows_of_another_machine_are_kept_apart():
     assert table.is_done(answer, key, here, check=False)
     assert not table.is_done(answer, key, here, check=True)
     assert not table.is_done(answer, key, there, check=False)
+
+
+def test_heuristics_give_the_first_algorithm_that_fits_and_can_be_prepared(monkeypatch):
+    backend = CpuBackend()
+    kernel = Kernel(layer="conv", problem=make_problem())
+    offered = backend.algorithms(kernel.problem)
+    assert len({each.workspace_bytes for each in offered}) > 2
+    least, most = (pick(each.workspace_bytes for each in offered) for pick in (min, max))
+
+    def first(limit):
+        ((same, configuration),) = ways.offered_first([kernel], backend, limit)
+        assert same is kernel
+        assert [part.size for part in configuration.parts] == [kernel.problem.batch]
+        return configuration.parts[0].algorithm
+
+    assert first(most) == offered[0].name
+    for limit in {each.workspace_bytes for each in offered}:
+        assert first(limit) == next(each.name for each in offered if each.workspace_bytes <= limit)
+
+    def broken(problem, configuration, backend):
+        if configuration.parts[0].algorithm == offered[0].name:
+            raise BackendError("no plan")
+        return make_plan(problem, configuration, backend)
+
+    monkeypatch.setattr(ways, "make_plan", broken)
+    assert first(most) == offered[1].name
+    with pytest.raises(InfeasibleError, match=r"conv \(Forward\): heuristics offer nothing within") as caught:
+        first(least - 1)
+    assert caught.value.required_bytes == least
+
+
+def test_the_range_is_that_of_whole_rounds():
+    kernels = [Kernel(layer="a", problem=make_problem(), count=2), Kernel(layer="b", problem=make_problem())]
+    samples = ([1.0, 2.0, 3.0], [30.0, 20.0])
+    found = [(kernel, peers_run.Outcome(samples_ms=each)) for kernel, each in zip(kernels, samples, strict=True)]
+    assert compare.range_ms(found) == [24.0, 32.0]
 
 
 @pytest.mark.usefixtures("no_torch")
@@ -209,7 +258,7 @@ def test_pytorch_computes_the_same_and_a_wrong_layout_is_found(call, monkeypatch
 @pytest.mark.parametrize("place", [None, 0, 1, 2])
 def test_rivals_have_no_copies_whichever_layer_could(place, math):
     rig = peers_run.Rig.__new__(peers_run.Rig)
-    rig._benchmarks = {each: each.value for each in (Candidates.BEST, Candidates.GRAPH_PLAIN, Candidates.LEGACY)}
+    rig._benchmarks = {each: each.value for each in (Candidates.BEST, *peers_run.PLAIN, Candidates.LEGACY)}
     layers = [make_problem(math=math)] * 3
     if place is not None:
         skipping = {"kernel": (1, 1), "stride": (2, 2), "x_batch_stride": 0, "y_batch_stride": 0}
@@ -217,5 +266,7 @@ def test_rivals_have_no_copies_whichever_layer_could(place, math):
     asked = Candidates.GRAPH_PLAIN
     same = place is None and math is MathMode.TF32  # as what is measured for ucudnn anyway
     assert rig.benchmark(asked, layers) == (Candidates.BEST if same else asked).value
+    without_copies = Candidates.BEST if place is None else asked if math is MathMode.TF32 else Candidates.BEST_PLAIN
+    assert rig.benchmark(Candidates.BEST_PLAIN, layers) == without_copies.value
     for other in (Candidates.BEST, Candidates.LEGACY):
         assert rig.benchmark(other, layers) == other.value

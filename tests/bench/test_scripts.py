@@ -94,3 +94,20 @@ def test_peaks_of_training_steps_are_compared_without_a_gpu(tmp_path):
     assert abs(case["recorded"]["error"]) < 1e-3
     assert case["recorded"]["operator"] == case["pytorch"]["operator"] == "convolution_backward"
     assert case["recorded"]["source"] == case["pytorch"]["source"]
+
+
+def test_all_ways_under_caps_are_tried_in_one_run(tmp_path):
+    pytest.importorskip("torch")
+    out = tmp_path / "memory.json"
+    command = [sys.executable, "-m", "bench.torch.memory", "--backend", "cpu", "--cap", "0", "--out", str(out)]
+    subprocess.run(command, cwd=ROOT, check=True)
+    found = load(out)
+    ways = ("ucudnn", "undivided", "pytorch")
+    assert set(found["trials"]) == {f"{way} batch 2 cap 0" for way in ways}
+    assert found["caps"] == [0]
+    for name, trial in found["trials"].items():
+        assert trial["trains"]
+        assert len(trial["samples_ms"]) == 1
+        assert ("calls" in trial) == (not name.startswith("pytorch"))
+        plans = [text for _, text in trial.get("configurations", ())]
+        assert all(re.match(r"1x2 \w+$", text) for text in plans) or not name.startswith("undivided")

@@ -125,6 +125,16 @@ def plans_in_turn(
 def alternate(runs: Mapping[Name, Callable[[], None]], backend: ComputeBackend, repeats: int) -> dict[Name, float]:
     """Run several functions in turn, such as plans of one kernel, and return the median milliseconds of each.
 
+    `samples_in_turn` says what the arguments are.
+    """
+    return {name: median(each) for name, each in samples_in_turn(runs, backend, repeats).items()}
+
+
+def samples_in_turn(
+    runs: Mapping[Name, Callable[[], None]], backend: ComputeBackend, repeats: int
+) -> dict[Name, list[float]]:
+    """Run several functions in turn and return the milliseconds of each, in the order of the rounds.
+
     Args:
         runs: functions that launch work, by name.
         backend: measures the time of the work.
@@ -141,7 +151,7 @@ def alternate(runs: Mapping[Name, Callable[[], None]], backend: ComputeBackend, 
         for name, run in runs.items():
             count = counts.get(name, 1)
             samples[name].append(backend.elapsed_ms(partial(_repeat, run, count), run) / count)
-    return {name: median(each) for name, each in samples.items()}
+    return samples
 
 
 def _repeat(run: Callable[[], None], count: int) -> None:
