@@ -9,9 +9,9 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
 from math import inf
-from threading import RLock
 from typing import Any, NamedTuple, final
 
+from ucudnn.backends.fork_locks import LockLevel, new_lock
 from ucudnn.backends.prefetch import PrefetchRequest
 from ucudnn.errors import BackendError, ReentryError, UnsupportedProblemError
 from ucudnn.problem import MOST_ALIGNMENT, ConvolutionProblem
@@ -118,8 +118,8 @@ class Backend(ABC):
     """
 
     def __init__(self) -> None:
-        self.lock = RLock()
-        self.in_this_thread: Callable[[], bool] = self.lock._is_owned  # type: ignore[attr-defined]
+        self.lock = new_lock(LockLevel.BACKEND)
+        self.in_this_thread: Callable[[], bool] = self.lock._is_owned
 
     def refuse_reentry(self) -> None:
         """Raise an error if the calling thread holds the lock, as a signal handler may find it.

@@ -6,6 +6,7 @@ from time import perf_counter
 from typing import Protocol, final
 
 from ucudnn.backends.base import Backend, ComputeBackend
+from ucudnn.backends.fork_locks import call_in_child
 from ucudnn.benchmarking.findings import Finding, Findings, FindingStorage, in_slabs, with_slab_names
 from ucudnn.benchmarking.measurer import LocalMeasurer, Measurer, ProgressListener
 from ucudnn.benchmarking.request import Exploration, Request
@@ -63,9 +64,11 @@ class Benchmark:
         exhaustive = exhaustive or not isinstance(backend, ComputeBackend)  # a look-up takes no time to save
         self.backend = backend
         self._parallel = parallel
+        self._together: set[Request] = set()  # what all ranks have explored, and never ask each other again
         self._findings = Findings(backend, storage, reuses=not exhaustive)
         self._measurer = LocalMeasurer(self._findings, effort or Effort(), listener, exhaustive=exhaustive)
         self.seconds = 0.0
+        call_in_child(self._measure_alone)
 
     @property
     def measured(self) -> int:
@@ -98,10 +101,7 @@ class Benchmark:
         try:
             missing = [each for each in dict.fromkeys(requests) if not self._is_finished(each)]
             if self._parallel is not None and missing:
-                # Others do not know what is discarded, but all ranks must ask for the same requests.
-                alone = [] if self.collective else [each for each in missing if self._findings.discarded(each.problem)]
-                self._explore_together([each for each in missing if each not in alone], self._parallel)
-                missing = alone
+                missing = self._explore_with_others(missing, self._parallel)
             if missing:
                 self._measurer.begin(missing)
             while missing:  # a problem that waits for a compiler comes after the others
@@ -165,8 +165,26 @@ class Benchmark:
         """Count an algorithm as failed at every size of a problem, because it failed when it was executed."""
         self._findings.discard(problem, algorithm)
 
+    def _measure_alone(self) -> None:
+        """Forget the others in a forked child: they answer to the parent, and ranks do not expect one more."""
+        self._parallel = None
+
     def _is_finished(self, request: Request) -> bool:
         return request in self._findings.explored or (not self.collective and self._measurer.knows(request))
+
+    def _explore_with_others(self, missing: Sequence[Request], parallel: ParallelExplorer) -> list[Request]:
+        """Explore requests together with others; return those that this process must explore again, alone.
+
+        Others do not know what was discarded here. Several ranks must ask for the same requests all the same, or one
+        rank would wait for the others for ever. So a rank asks for a request once, whatever it discards afterwards.
+        """
+        if parallel.collective:
+            together = [each for each in missing if each not in self._together]
+        else:
+            together = [each for each in missing if not self._findings.discarded(each.problem)]
+        if together:
+            self._explore_together(together, parallel)
+        return [each for each in missing if self._findings.discarded(each.problem) or each not in together]
 
     def _explore_together(self, requests: Sequence[Request], parallel: ParallelExplorer) -> None:
         found = parallel.explore(requests, self._measurer)
@@ -174,6 +192,7 @@ class Benchmark:
             found = list(found)
             for request, exploration, _ in found:
                 self._findings.results.forget(exploration.parts(request.problem))
+            self._together.update(requests)
         for finding in found:
             self._findings.add(finding)
             self._measurer.report(finding.request)

@@ -17,10 +17,10 @@ import logging
 from collections import Counter
 from dataclasses import replace
 from operator import index
-from threading import Lock
 from typing import Protocol, cast, final, runtime_checkable
 
 from ucudnn.backends.cudnn.api.described import DescribedProblem, described_problem
+from ucudnn.backends.fork_locks import LockLevel, new_lock
 from ucudnn.cudnn.descriptors import CONVOLUTIONS, FILTERS, TENSORS
 from ucudnn.cudnn.loading import call
 from ucudnn.errors import BackendError, CudnnError
@@ -87,7 +87,7 @@ class MicroHandle:
         self._read_scalar = read_scalar
         self._limits: dict[ConvolutionProblem, int] = {}
         self._limited: dict[int, Handle] = {}
-        self._lock = Lock()
+        self._lock = new_lock(LockLevel.FACE)
 
     def described(self, operation: Operation, x: int, w: int, convolution: int, y: int) -> DescribedProblem | None:
         """Return the problem that four descriptors describe, or None if cuDNN must compute it; that is logged once."""

@@ -6,7 +6,6 @@ from collections.abc import Callable
 from ctypes import POINTER, c_char_p, c_double, c_int32, c_int64, c_uint64, c_void_p
 from dataclasses import replace
 from itertools import count
-from threading import RLock
 from typing import Any, final
 
 from ucudnn.backends.base import Scaling
@@ -17,6 +16,7 @@ from ucudnn.backends.cudnn.api.described import (
     filter_facts,
     tensor_facts,
 )
+from ucudnn.backends.fork_locks import LockLevel, new_lock
 from ucudnn.errors import BackendUnavailableError, UnsupportedProblemError
 from ucudnn.native.planner import NativePlanner, PlanRequest
 from ucudnn.problem import ConvolutionProblem, Operation
@@ -119,7 +119,7 @@ class Bridge:
         self._kept: dict[int, dict[int, object]] = {}  # by handle and token: objects that plans refer to
         self._texts: dict[int, bytes] = {}
         self._tokens = count(1)
-        self._lock = RLock()
+        self._lock = new_lock(LockLevel.FACE)
 
     def ask(self, handle: int, device: int, question: Any, limit: int, answer: Any) -> int:
         """Register a kernel; return 0 if it will be computed in micro-batches."""

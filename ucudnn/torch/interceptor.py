@@ -3,11 +3,11 @@
 from collections.abc import Callable
 from contextlib import nullcontext
 from functools import partial
-from threading import RLock
 from typing import Any, NamedTuple, final
 
 import torch
 
+from ucudnn.backends.fork_locks import LockLevel, new_lock
 from ucudnn.bounded import BoundedDict
 from ucudnn.handle import Handle
 from ucudnn.problem import ConvolutionProblem, MathMode
@@ -63,7 +63,7 @@ class Interceptor:
         self.fallbacks = Fallbacks()
         self._open_handle = open_handle
         self._handles: dict[int, Handle] = {}
-        self._lock = RLock()
+        self._lock = new_lock(LockLevel.FACE)
         self._calls: BoundedDict[tuple[Any, ...], CachedCall] = BoundedDict(_MOST_CALLS)
         self._kernel_calls: dict[_KernelCallKey, KernelCall] = {}
 

@@ -6,11 +6,11 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from math import prod
-from threading import Lock
 from typing import Any, final
 
 import torch
 
+from ucudnn.backends.fork_locks import LockLevel, new_lock
 from ucudnn.bounded import BoundedDict
 from ucudnn.errors import UcudnnError
 from ucudnn.execution.launcher import BoundKernel, Launcher
@@ -41,7 +41,7 @@ class Fallbacks:
 
     def __init__(self) -> None:
         self._counts: Counter[str] = Counter()
-        self._lock = Lock()
+        self._lock = new_lock(LockLevel.INNERMOST)
 
     def add(self, reason: str, *, warn: bool = False) -> None:
         """Count one convolution; with `warn`, the first one of a reason is logged as a warning."""

@@ -3,11 +3,11 @@
 import warnings
 from collections.abc import Callable
 from functools import partial
-from threading import RLock
 from typing import Any, final
 
 import torch
 
+from ucudnn.backends.fork_locks import LockLevel, new_lock
 from ucudnn.torch.aten_kernels import OPERATORS, AtenKernels, Gradients
 from ucudnn.torch.interceptor import Interceptor
 
@@ -24,7 +24,7 @@ class Overrides:
     def __init__(self) -> None:
         self.interceptor: Interceptor | None = None
         self.converted: tuple[Interceptor, ...] = ()
-        self._lock = RLock()
+        self._lock = new_lock(LockLevel.OVERRIDES)
         self._kept: list[Interceptor] = []
         self._aten: dict[str, AtenKernels] = {}
         self._libraries: dict[str, torch.library.Library] = {}

@@ -349,6 +349,26 @@ def test_ranks_begin_only_with_problems_of_their_share_that_are_unknown(monkeypa
         (tmp_path / "measurements.db").unlink()
 
 
+def test_ranks_explore_a_request_together_once_whatever_one_of_them_discards(monkeypatch):
+    asked = []
+    distributed = OneRank()
+    distributed.all_gather_object = lambda gathered, mine: (asked.append(mine[0]), gathered.__setitem__(0, mine))
+    monkeypatch.setitem(sys.modules, "torch.distributed", distributed)
+    benchmark = Benchmark(SlowBackend(set()), effort=QUICK, parallel=Ranks())
+    one, other = (Request(problem=each.problem, sizes=(4,), limit_bytes=1 << 30) for each in requests(2))
+    benchmark.explore([one])
+    first = benchmark.micro_configurations(one)[0].algorithm
+    benchmark.discard(one.problem, first)
+    benchmark.explore([one, other])
+    again = replace(one, limit_bytes=1 << 29)
+    benchmark.explore([again])
+    assert asked == [[one], [other], [again]]
+    for request in (one, again):
+        left = {each.algorithm for each in benchmark.micro_configurations(request)}
+        assert left
+        assert first not in left | {*benchmark.exploration(request).names}
+
+
 def test_the_other_ranks_hear_of_a_rank_that_cannot_begin(monkeypatch):
     told = []
     distributed = OneRank()
@@ -358,7 +378,7 @@ def test_the_other_ranks_hear_of_a_rank_that_cannot_begin(monkeypatch):
     backend.prefetch = lambda problems: unready()
     with pytest.raises(BackendError, match="rank 0 failed to measure: another GPU is current"):
         Benchmark(backend, effort=QUICK, parallel=Ranks()).explore(requests(2))
-    assert isinstance(told[0], BackendError), "the others would wait without it"
+    assert told == ["another GPU is current"], "the others would wait without it"
 
 
 def unready():
@@ -434,15 +454,24 @@ patience = timedelta(seconds=20)
 distributed.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=2, timeout=patience)
 backend = CountedBackend()
 handle = Handle(backend=backend, effort=QUICK, benchmark_devices="ranks")
-x, w, y = operands(PROBLEM, 1)
-expected = direct(PROBLEM, x, w, y, 1.0, 0.0)
-for _ in range(2):
+
+
+def check(problem, layer):
+    x, w, y = operands(problem, 1)
+    expected = direct(problem, x, w, y, 1.0, 0.0)
     y[...] = float("nan")
-    handle.convolve(PROBLEM, x, w, y)
+    handle.convolve(problem, x, w, y, layer=layer)
     assert relative(y, expected) <= 1e-10
+    return next(entry for (name, *_), entry in handle._entries.items() if name == layer)
+
+
+for _ in range(2):
+    entry = check(PROBLEM, "a")
     if rank == 0:
-        (entry,) = handle._entries.values()
-        backend.broken = set(entry.decision.configuration.parts[0].algorithms)
+        backend.broken |= set(entry.decision.configuration.parts[0].algorithms)
+twin = check(PROBLEM, "b")  # the same problem in another layer
+check(PROBLEM.with_batch(4), "c")  # both ranks must still agree on what they explore together
+assert rank or not backend.broken & {each.algorithm for each in twin.decision.configuration.parts}
 distributed.barrier()
 distributed.destroy_process_group()
 """
@@ -454,6 +483,40 @@ def test_a_rank_replaces_a_failing_algorithm_without_the_others(tmp_path):
     assert (code, other_code) == (0, 0), errors + other_errors
     assert "from now on" in errors, "an algorithm was replaced"
     assert "from now on" not in other_errors
+
+
+UNSENDABLE = """
+import sys
+from datetime import timedelta
+import torch.distributed as distributed
+from tests.support.faulty_backend import CountedBackend
+from tests.support.operands import PROBLEM, QUICK, operands
+from ucudnn import Handle
+
+rank, store = int(sys.argv[1]), sys.argv[2]
+patience = timedelta(seconds=20)
+distributed.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=2, timeout=patience)
+backend = CountedBackend()
+
+
+def fail(problem):
+    error = ValueError("it cannot be sent")
+    error.cause = lambda: None  # what cannot be pickled
+    raise error
+
+
+if rank == 0:
+    backend.bench = fail
+handle = Handle(backend=backend, effort=QUICK, benchmark_devices="ranks")
+handle.convolve(PROBLEM, *operands(PROBLEM))
+"""
+
+
+def test_an_error_that_cannot_be_sent_reaches_all_ranks(tmp_path):
+    pytest.importorskip("torch.distributed", reason="PyTorch is not installed")
+    for _, errors, code in run_ranks(UNSENDABLE, tmp_path / "store", OMP_NUM_THREADS="1"):
+        assert code == 1
+        assert "BackendError: rank 0 failed to measure: ValueError: it cannot be sent" in errors
 
 
 def test_the_last_request_of_a_dying_worker_is_measured(shared):

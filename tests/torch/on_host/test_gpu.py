@@ -4,7 +4,12 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from tests.support.host_gpu import convolve_and_differentiate, enable_on_host, image_and_filters  # noqa: E402
+from tests.support.host_gpu import (  # noqa: E402
+    assert_near,
+    convolve_and_differentiate,
+    enable_on_host,
+    image_and_filters,
+)
 from ucudnn.torch.gpu import TorchGpu  # noqa: E402
 from ucudnn.torch.kernel_call import IN_CAPTURE  # noqa: E402
 from ucudnn.torch.overrides import process_overrides  # noqa: E402
@@ -34,6 +39,25 @@ def test_a_capture_uses_earlier_plans_and_keeps_them(host):
             torch.testing.assert_close(one, other.float(), rtol=1e-4, atol=1e-5)
         assert on.report().calls == 6
     assert on._interceptor in process_overrides._kept
+
+
+def test_a_forked_child_does_not_use_the_gpu_and_waits_for_no_thread(host):
+    x, w = image_and_filters()
+    with enable_on_host(host) as on:
+        convolve_and_differentiate(x, w)
+        (handle,) = on._interceptor.handles().values()
+        backend = handle.backend
+        threads = backend._compiler._listing, backend._compiler._building
+        backend._compiler._pending[x] = 1  # work of a thread that a child has not
+        backend._compiler._leave_to_parent()
+        assert not backend._compiler._pending
+        assert not {*threads} & {backend._compiler._listing, backend._compiler._building}
+        backend._leave_to_parent()
+        expected = convolve_and_differentiate(x.double(), w.double())
+        assert_near(convolve_and_differentiate(x, w), [each.float() for each in expected])
+        assert "BackendError: CUDA does not survive a fork" in " ".join(on.report().left)
+        for stopped in threads:
+            stopped.shutdown()
 
 
 @pytest.mark.parametrize("may", [True, False])

@@ -27,10 +27,13 @@ from ucudnn.backends.cudnn.api.library import Library, OwnedHandle
 from ucudnn.backends.cudnn.bench.bench import CudnnBench, random_operands
 from ucudnn.backends.cudnn.gpu.base import DeviceBuffer, Gpu
 from ucudnn.backends.cudnn.gpu.cupy_gpu import CupyGpu, address_of, is_dense
+from ucudnn.backends.fork_locks import call_in_child
 from ucudnn.backends.prefetch import PrefetchRequest
 from ucudnn.errors import BackendError, UnsupportedProblemError
 from ucudnn.problem import MOST_ALIGNMENT, ConvolutionProblem, MathMode, Operation
 from ucudnn.profiles.measurement import Algorithm
+
+_NO_STREAM = -(1 << 65)  # beyond all addresses and numbers of threads
 
 
 @final
@@ -76,6 +79,8 @@ class CudnnBackend(ComputeBackend):
         self._legacy_algorithms: dict[ConvolutionProblem, Sequence[Algorithm]] = {}
         self._compiler = AheadCompiler(self.library, self._device)
         self._preparer = Preparer(self.library, self.cudnn_handle, self._device, self._compiler)
+        self._forked = False
+        call_in_child(self._leave_to_parent)
 
     @property
     def name(self) -> str:
@@ -299,6 +304,10 @@ class CudnnBackend(ComputeBackend):
         """
         queue = self._device.queue()
         if queue != self._stream:
+            if self._forked:
+                raise BackendError(
+                    "CUDA does not survive a fork: start processes that use the GPU by `spawn`, not by `fork`"
+                )
             self.library.check(self._set_stream(self.cudnn_handle, self._device.stream()), "cudnnSetStream")
             self._stream = queue
         return queue
@@ -325,6 +334,11 @@ class CudnnBackend(ComputeBackend):
         """Queue all calls on one stream from now on, whatever CuPy's current stream is; None ends that."""
         self._device.pin(stream)
         self.queue()
+
+    def _leave_to_parent(self) -> None:
+        """Refuse each later call in a forked child; no queue equals the one that is noted, so each call looks here."""
+        self._forked = True
+        self._stream = _NO_STREAM
 
     def _as_asked(self, problem: ConvolutionProblem) -> ConvolutionProblem:
         """Return the problem, without TF32 if the candidates are those of `legacy-fma`."""

@@ -6,9 +6,9 @@ H200, in all of 120 problems, they took 3 to 190 times as long as the best engin
 
 from collections.abc import Iterable
 from functools import partial
-from threading import Lock
 from typing import final
 
+from ucudnn.backends.fork_locks import LockLevel, new_lock
 from ucudnn.backends.prefetch import PrefetchRequest
 from ucudnn.benchmarking.request import Request
 from ucudnn.problem import ConvolutionProblem
@@ -32,7 +32,7 @@ class CompileFilter:
 
     def __init__(self) -> None:
         self._ratios: dict[_ProblemKind, dict[tuple[ConvolutionProblem, int], float]] = {}
-        self._lock = Lock()
+        self._lock = new_lock(LockLevel.INNERMOST)
 
     def add(self, request: Request, name: str, ratio: float) -> None:
         """Take into account the time of a compiled algorithm, divided by the time from which on it does not matter."""

@@ -3,9 +3,9 @@
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from operator import attrgetter
-from threading import Lock
 from typing import final
 
+from ucudnn.backends.fork_locks import LockLevel, new_lock
 from ucudnn.benchmarking.request import Request
 from ucudnn.problem import ConvolutionProblem, Operation
 
@@ -53,7 +53,7 @@ class Partition:
 
     def __init__(self, shares: Sequence[Sequence[Group]]) -> None:
         self._shares = [list(share) for share in shares]
-        self._lock = Lock()
+        self._lock = new_lock(LockLevel.INNERMOST)
 
     def __bool__(self) -> bool:
         return any(self._shares)

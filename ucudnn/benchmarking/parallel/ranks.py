@@ -8,7 +8,7 @@ from ucudnn.benchmarking.findings import Finding
 from ucudnn.benchmarking.measurer import Measurer
 from ucudnn.benchmarking.parallel.partition import Group, balanced, requests_in
 from ucudnn.benchmarking.request import Request
-from ucudnn.errors import BackendError, SettingsError
+from ucudnn.errors import BackendError, SettingsError, UcudnnError
 
 
 @final
@@ -45,15 +45,18 @@ class Ranks:
         """
         distributed = self._distributed
         world, rank = distributed.get_world_size(), distributed.get_rank()
+        failure: Exception | None = None
         try:
             mine: object = _find(balanced(requests, world)[rank], own)
         except Exception as error:  # noqa: BLE001  # the other ranks wait for this one, so they get the error
-            mine = error
+            failure = error
+            # As text, because not every error can be pickled.
+            mine = str(error) if isinstance(error, UcudnnError) else f"{type(error).__name__}: {error}"
         gathered: list[Any] = [None] * world
         distributed.all_gather_object(gathered, (list(requests), mine))
         for other, (theirs, answer) in enumerate(gathered):
-            if isinstance(answer, Exception):
-                raise BackendError(f"rank {other} failed to measure: {answer}") from answer
+            if isinstance(answer, str):
+                raise BackendError(f"rank {other} failed to measure: {answer}") from failure
             if theirs != list(requests):
                 raise BackendError(f"rank {other} plans other problems than rank {rank}: plan the same ones in order")
         return [finding for _, findings in gathered for finding in findings]

@@ -15,9 +15,9 @@ from contextlib import closing, suppress
 from datetime import UTC, datetime
 from enum import Enum
 from pathlib import Path
-from threading import RLock
 from typing import Any, TypeVar, final
 
+from ucudnn.backends.fork_locks import LockLevel, new_lock
 from ucudnn.benchmarking.storage.file_lock import (
     LOGS,
     FileState,
@@ -87,7 +87,7 @@ class DatabaseFile:
         except (OSError, ValueError, RuntimeError) as error:  # a name that is too long, or a user who is not known
             raise DatabaseError(f"database {shortened(str(path))} cannot be opened: {error}") from error
         self._access = access
-        self._lock = RLock()
+        self._lock = new_lock(LockLevel.STORAGE)
         self._connection: sqlite3.Connection | None = None
         self._process = 0
         self._seen = FileState(0, 0)

@@ -8,7 +8,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import cycle, islice
-from threading import RLock, local
+from threading import local
 from typing import Any, NamedTuple, TypeVar, final
 
 from ucudnn.backends.cudnn.algorithms.heuristics import listing_graph
@@ -17,6 +17,7 @@ from ucudnn.backends.cudnn.api.descriptor import BackendDescriptor
 from ucudnn.backends.cudnn.api.library import Library, OwnedHandle
 from ucudnn.backends.cudnn.gpu.base import Gpu
 from ucudnn.backends.cudnn.gpu.driver import RELAXED, exchange_capture_mode
+from ucudnn.backends.fork_locks import LockLevel, call_in_child, new_lock
 from ucudnn.backends.prefetch import Promises
 from ucudnn.errors import BackendError
 from ucudnn.problem import MOST_ALIGNMENT, ConvolutionProblem, Operation
@@ -96,13 +97,15 @@ class AheadCompiler:
         self._library = library
         self._device = device
         self._local = local()
-        self._lock = RLock()  # guards the attributes below, which the threads change too
+        self._lock = new_lock(LockLevel.INNERMOST)  # guards the attributes below, which the threads change too
         self._listing, self._building = self._pools()
         self._lists: dict[ConvolutionProblem, _Begun] = {}
         # Some plans are kept, because cuDNN compiles an engine again once no plan of it is left.
         self._plans: dict[tuple[ConvolutionProblem, str], Future[BuiltPlan | None]] = {}
         self._pending: Counter[ConvolutionProblem] = Counter()
         self._drops = 0
+        self._parents: tuple[object, ...] = ()
+        call_in_child(self._leave_to_parent)
 
     def warm_up(self) -> None:
         """Ask the heuristics about each operation, because the first question loads libraries and networks."""
@@ -203,6 +206,13 @@ class AheadCompiler:
             return future.result()
         wait([other for other in others if other.running()])
         return None
+
+    def _leave_to_parent(self) -> None:
+        """Begin anew in a forked child, which has none of the threads, and must not destroy the handles."""
+        self._parents = self._lists, self._plans, self._local, self._parents
+        self._local = local()
+        self._listing, self._building = self._pools()
+        self._lists, self._plans, self._pending = {}, {}, Counter()
 
     def _submit(self, threads: ThreadPoolExecutor, part: ConvolutionProblem, work: Callable[[], _T]) -> "Future[_T]":
         shape = _shape(part)

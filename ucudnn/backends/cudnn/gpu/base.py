@@ -12,6 +12,7 @@ import numpy as np
 
 from ucudnn.backends.cudnn.gpu.driver import DelayKernel
 from ucudnn.backends.cudnn.gpu.strided_copy import Copier
+from ucudnn.backends.fork_locks import guard_cached_properties
 from ucudnn.problem import DataType
 
 RANDOM_BLOCK = 1 << 20
@@ -250,3 +251,6 @@ def driver_version() -> str:
         return "unknown"
     words = text.split("\n", 1)[0].split()
     return next((word for word in words if word[0].isdigit() and "." in word), "unknown")
+
+
+guard_cached_properties(Gpu)
