@@ -65,6 +65,7 @@ class Job:
 
 OFF = {"UCUDNN_DATABASE": "off"}
 ADAPTIVE = {**OFF, "UCUDNN_BATCH_SIZE_POLICY": "adaptive"}
+UNDIVIDED = {**OFF, "UCUDNN_BATCH_SIZE_POLICY": "undivided"}
 
 
 def jobs(gpus: int, *, again: bool = False) -> list[Job]:
@@ -84,11 +85,13 @@ def jobs(gpus: int, *, again: bool = False) -> list[Job]:
         _job("gpu.benchmarking", 220),
         _job("torch.step", 235, "--bounded", name="torch_step_adaptive", environment=ADAPTIVE, adds=True),
         _job("torch.step", 105, "--bounded", environment=OFF, adds=True),
+        _job("torch.step", 60, "--bounded", name="torch_step_undivided", environment=UNDIVIDED, adds=True),
+        _job("torch.iterations", 300, environment=OFF, adds=True),
         _job("torch.overhead", 20, environment=OFF, adds=True),
         _job("gpu.overhead", 60, environment=OFF),
         _job("torch.losses", 600, environment=OFF),
         _job("torch.samples", 75, environment=OFF),
-        _job("torch.memory", 660, "--tolerance 2GiB --steps 3 --resume"),
+        _job("torch.memory", 600, "--steps 3 --cap 0 --cap 44GiB --cap 38GiB --cap 36GiB --cap 34GiB"),
         _job("gpu.accuracy", 120, environment=OFF),
         _job("gpu.execute", 70, adds=True),
         _job("gpu.copies", 15, adds=True),

@@ -54,9 +54,9 @@ def device_of(arguments: Namespace) -> torch.device:
     return torch.device("cuda", torch.cuda.current_device())
 
 
-def interceptor_for(arguments: Namespace, limit: str) -> Interceptor:
-    """Return the interceptor that `ucudnn.torch.enable` would turn on."""
-    return open_interceptor(arguments.backend, {"workspace_limit": limit})
+def interceptor_for(arguments: Namespace, limit: str, **options: object) -> Interceptor:
+    """Return the interceptor that `ucudnn.torch.enable` would turn on, with a limit and other options."""
+    return open_interceptor(arguments.backend, {"workspace_limit": limit, **options})
 
 
 def training_step(model: nn.Module, x: torch.Tensor, labels: torch.Tensor, rate: float = 1e-3) -> Callable[[], Any]:

@@ -65,27 +65,54 @@ def measure(
     arguments: Namespace, name: str, device: torch.device, keep: Callable[[dict[str, object]], None]
 ) -> dict[str, object]:
     """Return the times and the memory of one network's steps, each way; `keep` gets what is known before the end."""
+    head, step = network_step(name, arguments.batch, device)
+    answer = steps_in_turn(name, step, ways_of(arguments), arguments, device, lambda known: keep({**head, **known}))
+    return {**head, "ways": answer, "required": verdicts(name, answer)}
+
+
+def network_step(name: str, batch: int, device: torch.device) -> tuple[dict[str, object], Callable[[], object]]:
+    """Return where a network is from with its mini-batch, and its training step; a small one on the CPU."""
     torch.manual_seed(0)
     on_cpu = device.type == "cpu"
     model, source = (small_resnet(4, 1), "small") if on_cpu else image_model(name)
-    batch, size = (4, 16) if on_cpu else (arguments.batch, 224)
+    batch, size = (4, 16) if on_cpu else (batch, 224)
     x = torch.randn(batch, 3, size, size, device=device)
     step = training_step(model.to(device).train(), x, torch.randint(10, (batch,), device=device))
-    ways = ways_of(arguments)
+    return {"model": source, "batch": batch}, step
+
+
+def steps_in_turn(
+    name: str,
+    step: Callable[[], object],
+    ways: Mapping[str, Interceptor | None],
+    arguments: Namespace,
+    device: torch.device,
+    keep: Callable[[dict[str, object]], None],
+) -> dict[str, dict[str, object]]:
+    """Take the steps of all ways in turn; return the times and the memory of each.
+
+    Args:
+        name: name of the network.
+        step: takes one training step.
+        ways: the interceptor of each way; None for PyTorch alone.
+        arguments: the numbers of steps, `warmup` and `steps`.
+        device: where the steps are taken.
+        keep: gets what is known before the end.
+    """
     answer: dict[str, dict[str, object]] = {}
     for way, interceptor in ways.items():
         process_overrides.use(interceptor)
         answer[way] = first_steps(interceptor, step, arguments.warmup)
         seconds, largest = (float(str(answer[way][key])) for key in ("first_steps_s", "largest_bytes"))
         print(f"{name} {way:10} first steps {seconds:6.1f} s, largest allocation {largest / MIB:8.1f} MiB", flush=True)
-        keep({"model": source, "batch": batch, "ways": answer})
+        keep({"ways": answer})
     samples: dict[str, list[float]] = {way: [] for way in ways}
     for turn in range(arguments.steps):
         for way in list(ways) if turn % 2 else list(reversed(ways)):
             process_overrides.use(ways[way])
             step()  # not timed, because caches hold the data of another way
             samples[way].append(elapsed_ms(step, device))
-        keep({"model": source, "batch": batch, "ways": answer, "samples_ms": samples})
+        keep({"ways": answer, "samples_ms": samples})
     process_overrides.use(None)
     for way, interceptor in ways.items():
         answer[way] |= {"median_ms": median(samples[way]), "samples_ms": samples[way]}
@@ -93,7 +120,7 @@ def measure(
             summary = summarize([interceptor])
             answer[way] |= {"left": summary.left, "calls": summary.calls, "planned_bytes": summary.workspace_bytes}
             answer[way]["configurations"] = [(each.problem, each.configuration) for each in summary.layers]
-    return {"model": source, "batch": batch, "ways": answer, "required": verdicts(name, answer)}
+    return answer
 
 
 def verdicts(name: str, answer: Mapping[str, Mapping[str, object]]) -> list[dict[str, object]]:

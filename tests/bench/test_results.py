@@ -79,6 +79,7 @@ def test_runs_are_kept_while_their_conditions_stay(tmp_path):
 @pytest.mark.skipif(not (RESULTS / "gpu").exists(), reason="a source distribution leaves the results out")
 def test_the_table_names_all_results_and_no_other():
     rows = [line for line in (RESULTS / "README.md").read_text().splitlines() if line.startswith("| `")]
+    rows = [row for row in rows if "(Not measured yet.)" not in row]
     named = {name for row in rows for name in re.findall(r"`(\w+/\w+\.\w+)`", row.split("|")[1])}
     files = {str(path.relative_to(RESULTS)) for path in RESULTS.glob("*/*") if path.suffix != ".png"}
     assert named == files
