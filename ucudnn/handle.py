@@ -396,5 +396,4 @@ class Handle:
         """
         with self._lock:
             decided = self._plans.decisions or [decide([], self._benchmark, self.settings)]
-            run = [(entry.decision, entry.calls) for entry in self._entries.values() if entry.decision is not None]
-            return report_run(decided, run, self.backend, self.settings.policy.value, repeats)
+            return report_run(decided, self._entries.values(), self.backend, self.settings.policy.value, repeats)

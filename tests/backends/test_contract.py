@@ -105,7 +105,10 @@ def test_computing_backends_run_what_they_list(backend, problem):
 def test_workspaces_of_computing_backends_can_follow_each_other(backend, problem):
     if not isinstance(backend, ComputeBackend):
         pytest.skip("plans only")
-    assert {each.workspace_bytes % 16 for each in backend.algorithms(problem)} == {0}
+    assert backend.workspace_unit % 16 == 0
+    for size in range(1, problem.batch + 1):
+        for each in backend.algorithms(problem.with_batch(size)):
+            assert each.workspace_bytes % backend.workspace_unit == 0, each
 
 
 def test_names_of_no_backend_are_refused():

@@ -75,6 +75,55 @@ def test_an_algorithm_that_cannot_be_prepared_is_replaced(faulty, caplog):
     assert "cannot be prepared; from now on" in caplog.text
 
 
+def test_a_replaced_configuration_shows_in_the_report(faulty):
+    handle = Handle(backend=faulty, workspace_limit="1MiB", effort=QUICK)
+    handle.get_algorithm(PROBLEM, layer="conv")
+    handle.optimize()
+    assert (handle.report().changed, handle.report().kernels[0].replaced) == (0, ())
+    (before,) = handle.report().kernels
+    faulty.broken = set(chosen(handle))
+    check(handle, PROBLEM, layer="conv")
+    report = handle.report()
+    (after,) = report.kernels
+    assert after.configuration != before.configuration
+    assert report.changed == 1
+    assert after.replaced_ms == before.micro_batched_ms
+    (line,) = after.replaced
+    assert line.startswith(f"{before.configuration} was replaced by {after.configuration}, predicted to be ")
+    assert line.endswith("is broken")
+    assert f"replaced: conv Forward: {line}" in str(report)
+    assert report.to_dict()["kernels"][0]["replaced"] == (line,)
+    assert f",{line}," in report.to_csv().replace('"', "")
+
+
+def test_a_division_is_not_called_optimal_once_a_configuration_was_replaced(faulty):
+    handle = Handle(backend=faulty, total_workspace="1MiB", effort=QUICK)
+    for layer in ("one", "two"):
+        handle.get_algorithm(PROBLEM, layer=layer)
+    handle.optimize()
+    assert ", optimal (" in str(handle.report())
+    (first, _) = handle._entries.values()
+    faulty.broken = {part.algorithm for part in first.decision.configuration.parts}
+    check(handle, PROBLEM, layer="one")
+    text = str(handle.report())
+    assert "optimal when it was divided, but 1 kernel has another configuration now (" in text
+    assert text.count("replaced: one Forward: ") == 1
+
+
+def test_calls_that_other_algorithms_compute_show_in_the_report(faulty):
+    handle = Handle(backend=faulty, workspace_limit="1MiB", effort=QUICK)
+    check(handle, PROBLEM)
+    faulty.broken = set(chosen(handle))
+    for seed in range(3):
+        check(handle, PROBLEM, beta=0.5, seed=seed)
+    report = handle.report()
+    (kernel,) = report.kernels
+    assert report.changed == 0
+    assert kernel.replaced_ms is None
+    (line,) = kernel.replaced
+    assert "in calls with alpha 1.0 and beta 0.5, predicted to be " in line
+
+
 def test_nothing_left_is_an_error_of_the_last_failure(faulty):
     handle = Handle(backend=faulty, policy="undivided", workspace_limit=0, effort=QUICK)
     check(handle, PROBLEM)
@@ -112,6 +161,8 @@ def test_a_workspace_that_memory_cannot_hold_is_not_used(faulty, caplog):
     check(handle, PROBLEM)
     assert handle.workspace_bytes <= faulty.memory
     assert "no room for a workspace of" in caplog.text
+    (kernel,) = handle.report().kernels
+    assert "because there was no room for a workspace of " in kernel.replaced[0]
 
 
 def test_a_total_workspace_that_memory_cannot_hold_is_an_error(faulty):

@@ -44,6 +44,7 @@ class AddressBackend(ComputeBackend):
     """The CPU backend behind the address of a cudnnHandle_t that no cuDNN made: for what is μ-cuDNN's own."""
 
     name = "addresses"
+    workspace_unit = CpuBackend().workspace_unit
     _numbers = count(1)
 
     def __init__(self):

@@ -46,6 +46,7 @@ class FaultyBackend(ComputeBackend):
 
     name = "faulty"
     recycles = False
+    workspace_unit = CpuBackend().workspace_unit
 
     def conditions(self):
         return self._cpu.conditions()

@@ -263,6 +263,11 @@ class ComputeBackend(Backend):
         return 0
 
     @property
+    @abstractmethod
+    def workspace_unit(self) -> int:
+        """Bytes of which every workspace is a multiple, so that segments of one buffer all begin aligned."""
+
+    @property
     def recycles(self) -> bool:
         """Whether `allocate` is so cheap that each call allocates its workspace, and none is held between calls.
 

@@ -6,58 +6,18 @@ from typing import Any, NamedTuple, final
 
 from ucudnn.backends.base import Buffer, ComputeBackend, Scaling, Spare, Tensor
 from ucudnn.benchmarking.benchmark import Benchmark
-from ucudnn.configuration import Configuration
+from ucudnn.configuration import Configuration, MicroConfiguration
 from ucudnn.errors import BackendError, StepError
+from ucudnn.execution.entry import Entry
 from ucudnn.execution.overlap import refuse_overlap
 from ucudnn.execution.plan import Plan, make_plan
-from ucudnn.execution.recovery import MOST_FAILURES, Recovery, given_up, is_measured
-from ucudnn.kernel import Kernel
-from ucudnn.planning.decision import Decision
+from ucudnn.execution.recovery import MOST_FAILURES, Recovery, Replacement, given_up, is_measured
 from ucudnn.settings import Settings
 from ucudnn.units import exact_bytes
 from ucudnn.workspace.allocation import DividedWorkspace, Workspace, open_workspace
-from ucudnn.workspace.segment import Segment
 from ucudnn.workspace.stream_order import StreamOrder
 
 _LOG = logging.getLogger(__name__)
-
-
-@final
-class Entry:
-    """A kernel of a handle with its decision, its plan and its workspaces.
-
-    Attributes:
-        apart: what `bind` returned for tensors whose output shares no memory with an input; None for arrays.
-        kernel: the kernel.
-        decision: the latest decision; None before the first.
-        limit_bytes: workspace limit for later decisions.
-        plan: the prepared calls; None before the first launch.
-        calls: number of launches.
-        ready: the kernel's workspace on each queue on which it was launched.
-        segment: the kernel's part of the divided workspace under WD; else None.
-        warned: whether a failure of an algorithm was logged.
-    """
-
-    __slots__ = ("apart", "calls", "decision", "kernel", "limit_bytes", "plan", "ready", "segment", "warned")
-
-    def __init__(self, kernel: Kernel) -> None:
-        self.apart: tuple[int, int, int, int] | None = None
-        self.kernel = kernel
-        self.decision: Decision | None = None
-        self.limit_bytes = 0
-        self.plan: Plan | None = None
-        self.calls = 0
-        self.ready: dict[int, Buffer] = {}
-        self.segment: Segment | None = None
-        self.warned = False
-
-    def decide(self, decision: Decision) -> None:
-        """Take a decision, and drop what was prepared for an earlier one."""
-        self.decision = decision
-        self.segment = decision.segment
-        self.limit_bytes = self.segment.size_bytes if self.segment else decision.workspace_bytes
-        self.plan = None
-        self.ready.clear()
 
 
 class _Arguments(NamedTuple):
@@ -269,14 +229,25 @@ class Dispatcher:
         """Compute the samples and slabs that a failed launch left, with other algorithms."""
         problem, (alpha, beta) = entry.kernel.problem, arguments.scaling
         failed: set[str] = set()
+        measured = is_measured(problem, arguments.scaling)
+        first, left = error, () if entry.plan is None else entry.plan.parts_from(error.start)
         for _ in range(MOST_FAILURES):
             failed.add(error.algorithm)
-            if is_measured(problem, arguments.scaling):
+            if measured:
                 self._replace(entry, error)
             else:
                 self._warn(entry, f"{error} with alpha {alpha} and beta {beta}; others compute such calls")
             try:
-                if self._launch_missing(entry, error, failed, arguments):
+                launched = self._launch_missing(entry, error, failed, arguments)
+                if launched is not None:
+                    if not measured and left:
+                        others = Replacement(
+                            before=Configuration(parts=left),
+                            after=Configuration(parts=launched),
+                            reason=str(first),
+                            calls=f"alpha {alpha} and beta {beta}",
+                        )
+                        entry.replaced(others)
                     return
             except MemoryError as shortage:
                 raise error from shortage
@@ -286,15 +257,17 @@ class Dispatcher:
                 raise error
         raise error
 
-    def _launch_missing(self, entry: Entry, error: StepError, failed: set[str], arguments: _Arguments) -> bool:
-        """Launch what a failed launch left; return whether there are algorithms for it."""
+    def _launch_missing(
+        self, entry: Entry, error: StepError, failed: set[str], arguments: _Arguments
+    ) -> tuple[MicroConfiguration, ...] | None:
+        """Launch what a failed launch left, and return its parts; None if no algorithms are left for it."""
         kernel, limit_bytes = entry.kernel, self._limit(entry)
         if kernel.spare_bytes and arguments.spare is not None:
             limit_bytes = min(limit_bytes, arguments.spare.size_bytes)
         missing = self._recovery.missing(kernel.problem, error, limit_bytes, failed)
         for start, configuration in missing or ():
             self._launch_once(entry, configuration, start, arguments)
-        return missing is not None
+        return None if missing is None else tuple(part for _, configuration in missing for part in configuration.parts)
 
     def _launch_once(self, entry: Entry, configuration: Configuration, start: int, arguments: _Arguments) -> None:
         x, w, y, scaling, spare = arguments
@@ -312,7 +285,11 @@ class Dispatcher:
         decision = self._recovery.decide(entry.kernel, self._limit(entry))
         if decision is None:
             raise error
+        assert entry.decision is not None
         self._warn(entry, f"{error}; from now on {decision.configuration}")
+        entry.replaced(
+            Replacement(before=entry.decision.configuration, after=decision.configuration, reason=str(error))
+        )
         entry.decision, entry.plan = decision, None
         entry.ready.clear()
 
@@ -338,6 +315,9 @@ class Dispatcher:
         _LOG.warning(
             "%s: no room for a workspace of %s, so it gets %s", entry.kernel, exact_bytes(need), decision.configuration
         )
+        assert entry.decision is not None
+        reason = f"there was no room for a workspace of {exact_bytes(need)}"
+        entry.replaced(Replacement(before=entry.decision.configuration, after=decision.configuration, reason=reason))
         entry.decision, entry.plan = decision, None
 
     def _make_arena(self, queue: int) -> None:

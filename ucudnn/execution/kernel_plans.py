@@ -4,7 +4,8 @@ import logging
 from typing import final
 
 from ucudnn.benchmarking.benchmark import Benchmark
-from ucudnn.execution.dispatcher import Dispatcher, Entry
+from ucudnn.execution.dispatcher import Dispatcher
+from ucudnn.execution.entry import Entry
 from ucudnn.kernel import KernelKey
 from ucudnn.planning.concurrency import Groups
 from ucudnn.planning.decision import Decisions, decide

@@ -7,7 +7,8 @@ from typing import final
 from ucudnn.backends.base import OVERWRITE, Buffer, ComputeBackend, Spare, Tensor
 from ucudnn.bounded import BoundedDict
 from ucudnn.errors import BackendError
-from ucudnn.execution.dispatcher import Dispatcher, Entry
+from ucudnn.execution.dispatcher import Dispatcher
+from ucudnn.execution.entry import Entry
 from ucudnn.execution.plan import Plan
 
 _MOST_WORKSPACES = 4  # an allocator that recycles memory gives the same few addresses again

@@ -63,6 +63,11 @@ class Plan:
     steps: tuple[PlanStep[PreparedCall], ...]
     workspace_bytes: int
 
+    def parts_from(self, start: int) -> tuple[MicroConfiguration, ...]:
+        """Return the micro-batches that begin at a sample or later, in the order of their execution."""
+        parts = {step.offset.start: step.part for step in self.steps}
+        return tuple(part for first, part in parts.items() if first >= start)
+
     def launch(self, x: Tensor, w: Tensor, y: Tensor, workspace: Buffer, scaling: Scaling = OVERWRITE) -> None:
         """Compute out = alpha * conv + beta * out, micro-batch by micro-batch and slab by slab.
 

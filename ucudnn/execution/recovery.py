@@ -6,6 +6,7 @@ calls with the same alpha and beta.
 """
 
 from collections.abc import Collection
+from dataclasses import dataclass
 from typing import final
 
 from ucudnn.backends.base import Scaling
@@ -16,9 +17,37 @@ from ucudnn.kernel import Kernel
 from ucudnn.planning.decision import Decision, decide_again, decide_rest, decide_slabs
 from ucudnn.problem import ConvolutionProblem, Operation
 from ucudnn.settings import Settings
+from ucudnn.units import format_ms
 
 MOST_FAILURES = 8
 """Failures of one call after which it is given up, because so many are not the fault of algorithms."""
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Replacement:
+    """What happened to the configuration of a kernel after it was decided.
+
+    Attributes:
+        before: the configuration that could not be used.
+        after: the one that is used instead.
+        reason: why, in words.
+        calls: which calls it concerns; '' for all of them.
+    """
+
+    before: Configuration
+    after: Configuration
+    reason: str
+    calls: str = ""
+
+    def __str__(self) -> str:
+        """Return which configuration was replaced, by which, why, and how many milliseconds that costs."""
+        cost = self.after.time_ms - self.before.time_ms
+        compared = f"{format_ms(abs(cost))} {'slower' if cost >= 0 else 'faster'}"
+        concerned = f" in calls with {self.calls}" if self.calls else ""
+        return (
+            f"{self.before} was replaced by {self.after}{concerned}, predicted to be {compared}, because {self.reason}"
+        )
 
 
 def is_measured(problem: ConvolutionProblem, scaling: Scaling) -> bool:

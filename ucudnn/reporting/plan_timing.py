@@ -9,6 +9,7 @@ from typing import TypeVar
 
 from ucudnn.backends.base import Backend, ComputeBackend
 from ucudnn.configuration import Configuration
+from ucudnn.execution.entry import Entry
 from ucudnn.execution.plan import Plan, make_plan
 from ucudnn.planning.decision import Decision, Decisions
 from ucudnn.problem import ConvolutionProblem
@@ -51,7 +52,7 @@ def execute(decision: Decision, backend: ComputeBackend, repeats: int) -> Kernel
 
 def report_run(
     decided: Sequence[Decisions],
-    run: Iterable[tuple[Decision, int]],
+    entries: Iterable[Entry],
     backend: Backend,
     policy: str,
     repeats: int = 0,
@@ -60,7 +61,7 @@ def report_run(
 
     Args:
         decided: the decisions in order, at least one.
-        run: the decision for each kernel, and how often it ran.
+        entries: the kernels; those without a decision are left out.
         backend: the backend that ran the kernels.
         policy: the batch-size policy.
         repeats: how often each kernel's plans are timed now; 0 reports predicted times only.
@@ -69,7 +70,8 @@ def report_run(
         StepError: if an algorithm fails.
         MemoryError: if there is no room for tensors and workspace.
     """
-    run = list(run)
+    run = [(each.decision, each) for each in entries if each.decision is not None]
+    first = {id(decision) for each in decided for decision in each.kernels}
     computing = backend if repeats and isinstance(backend, ComputeBackend) else None
     merged = Decisions(
         method=decided[0].method,
@@ -81,14 +83,23 @@ def report_run(
     )
     return report_decisions(
         merged,
-        [
-            replace(execute(decision, computing, repeats) if computing else report_kernel(decision), calls=calls)
-            for decision, calls in run
-        ],
+        [_report_entry(*each, computing, repeats) for each in run],
         network="",
         policy=policy,
         backend=backend.name,
         conditions=backend.conditions(),
+        changed=sum(id(decision) not in first for decision, _ in run),
+    )
+
+
+def _report_entry(decision: Decision, entry: Entry, backend: ComputeBackend | None, repeats: int) -> KernelReport:
+    report = report_kernel(decision) if backend is None else execute(decision, backend, repeats)
+    always = [each for each in entry.replacements if not each.calls]
+    return replace(
+        report,
+        calls=entry.calls,
+        replaced=tuple(map(str, entry.replacements)),
+        replaced_ms=always[0].before.time_ms if always else None,
     )
 
 

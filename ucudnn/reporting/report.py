@@ -30,6 +30,8 @@ class KernelReport:
         undivided_workspace_bytes: the workspace of the undivided algorithm.
         calls: how often a handle ran the kernel.
         spare_bytes: the most bytes of the caller's spare memory, or of the output's tail, that serve as workspace.
+        replaced: what replaced configurations that failed or found no room, and why, as one sentence each.
+        replaced_ms: the predicted time of the first configuration that was replaced for all calls; None if none was.
     """
 
     layer: str
@@ -46,6 +48,8 @@ class KernelReport:
     undivided_workspace_bytes: int | None
     calls: int = 0
     spare_bytes: int = 0
+    replaced: tuple[str, ...] = ()
+    replaced_ms: float | None = None
 
     @property
     def speedup(self) -> float | None:
@@ -74,6 +78,7 @@ class Report:
         gap: under WD, the most that another division could be faster, as a share of the time; 0 if it is optimal.
         solvers: under WD, how the division was found: see `Division.method`.
         alternatives: under WD, the same total used in other ways.
+        changed: how many kernels have another configuration than the one that was decided, because that failed.
     """
 
     network: str
@@ -90,6 +95,7 @@ class Report:
     gap: float = 0.0
     solvers: tuple[str, ...] = ()
     alternatives: tuple[Alternative, ...] = ()
+    changed: int = 0
 
     @property
     def executed(self) -> bool:
@@ -148,6 +154,7 @@ class Report:
             "division": None if wr else self._division(),
             "benchmark_seconds": self.benchmark_seconds,
             "solver_seconds": self.solver_seconds,
+            "changed": self.changed,
         }
 
     def _division(self) -> dict[str, object]:
@@ -164,7 +171,10 @@ class Report:
         columns = [*(field.name for field in fields(KernelReport)), "speedup"]
         writer = csv.DictWriter(text, columns, lineterminator="\n")
         writer.writeheader()
-        writer.writerows({**asdict(kernel), "speedup": kernel.speedup} for kernel in self.kernels)
+        writer.writerows(
+            {**asdict(kernel), "replaced": "; ".join(kernel.replaced), "speedup": kernel.speedup}
+            for kernel in self.kernels
+        )
         return text.getvalue()
 
     def columns(self) -> tuple[str, ...]:
@@ -214,13 +224,23 @@ class Report:
             )
         else:
             proof = f"at most {self.gap:.2%} from the optimum" if self.gap else "optimal"
+            if self.changed:
+                proof += f" when it was divided, but {_kernels(self.changed)} another configuration now"
             lines.append(f"workspace: {format_bytes(self.arena_bytes)}, {proof} ({', '.join(self.solvers)})")
             ways = (f"{each.name} {_time(each.time_ms)}" for each in self.alternatives)
             lines.append(f"the same total in other ways: {', '.join(ways)}")
         lines.append(
             f"decided in: benchmarks {self.benchmark_seconds:.2f} s, solver {self.solver_seconds * 1e3:.1f} ms"
         )
-        return tuple(lines)
+        return (*lines, *self._replacements())
+
+    def _replacements(self) -> list[str]:
+        """Return a line for each configuration that was replaced."""
+        return [
+            f"replaced: {kernel.layer or kernel.problem} {kernel.operation}: {what}"
+            for kernel in self.kernels
+            for what in kernel.replaced
+        ]
 
     def __str__(self) -> str:
         """Return the table and its totals as plain text."""
@@ -263,6 +283,7 @@ def report_decisions(
     policy: str,
     backend: str,
     conditions: Mapping[str, str],
+    changed: int = 0,
 ) -> Report:
     """Return the report of decisions.
 
@@ -273,6 +294,7 @@ def report_decisions(
         policy: the batch-size policy.
         backend: name of the backend.
         conditions: the device and the versions on which the times depend.
+        changed: how many kernels have another configuration than the one that was decided.
     """
     batches = {each.kernel.problem.batch for each in decisions.kernels}
     division = decisions.division
@@ -291,6 +313,7 @@ def report_decisions(
         gap=0.0 if division is None else division.gap,
         solvers=() if division is None else division.methods,
         alternatives=() if division is None else division.alternatives,
+        changed=changed,
     )
 
 
@@ -300,6 +323,10 @@ def format_workspace(workspace_bytes: int, spare_bytes: int) -> str:
         return format_bytes(workspace_bytes)
     own = f"{format_bytes(workspace_bytes)}, " if workspace_bytes else ""
     return f"{own}spare {format_bytes(spare_bytes)}"
+
+
+def _kernels(count: int) -> str:
+    return "1 kernel has" if count == 1 else f"{count} kernels have"
 
 
 def _ratio(before: float | None, after: float | None) -> float | None:

@@ -46,6 +46,7 @@ class Rates(ComputeBackend):
     """Algorithms with a workspace for each element of x and a time for each multiplication; nothing is computed."""
 
     name = "rates"
+    workspace_unit = 1
 
     def __init__(self, rates, lacks=()):
         super().__init__()

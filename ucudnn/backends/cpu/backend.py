@@ -51,6 +51,11 @@ class CpuBackend(ComputeBackend):
         """'cpu'."""
         return "cpu"
 
+    @property
+    def workspace_unit(self) -> int:
+        """64, the alignment of the arrays in a workspace."""
+        return ALIGNMENT
+
     def conditions(self) -> Mapping[str, str]:
         """Return the processor's name, the number of CPUs, and the versions of Python and NumPy."""
         return {

@@ -12,6 +12,11 @@ ALIGNMENT = 64
 """Alignment in bytes of every region within the workspace: a cache line, and an AVX-512 register."""
 
 
+def round_up(size_bytes: int) -> int:
+    """Return the next multiple of ALIGNMENT, at which another workspace of the same buffer may begin."""
+    return -(-size_bytes // ALIGNMENT) * ALIGNMENT
+
+
 @final
 @dataclass(frozen=True, slots=True)
 class Region:
@@ -47,12 +52,12 @@ class Scratch:
 
     @property
     def size_bytes(self) -> int:
-        """Bytes of a workspace that holds every region."""
-        return self._size_bytes
+        """Bytes of a workspace that holds every region, in whole multiples of ALIGNMENT: see `round_up`."""
+        return round_up(self._size_bytes)
 
     def region(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Region:
         """Place an array on top of the stack."""
-        region = Region(-(-self._top // ALIGNMENT) * ALIGNMENT, shape, dtype)
+        region = Region(round_up(self._top), shape, dtype)
         self._top = region.offset + region.size_bytes
         self._size_bytes = max(self._size_bytes, self._top)
         return region

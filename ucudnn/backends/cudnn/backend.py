@@ -20,7 +20,7 @@ from ucudnn.backends.cudnn.algorithms.gathered import (
 )
 from ucudnn.backends.cudnn.algorithms.heuristics import anchors, graph_algorithms, listing_scaling
 from ucudnn.backends.cudnn.algorithms.legacy_call import legacy_algorithms
-from ucudnn.backends.cudnn.algorithms.operation_graph import is_engine, round_up
+from ucudnn.backends.cudnn.algorithms.operation_graph import WORKSPACE_UNIT, is_engine, round_up
 from ucudnn.backends.cudnn.algorithms.packed import base_of, dense, has_gaps, packed_algorithm, packed_name
 from ucudnn.backends.cudnn.algorithms.prepare import CudnnCall, Preparer
 from ucudnn.backends.cudnn.api.library import Library, OwnedHandle
@@ -106,6 +106,11 @@ class CudnnBackend(ComputeBackend):
     def device(self) -> int:
         """Return the number of the backend's GPU."""
         return self._device.ordinal
+
+    @property
+    def workspace_unit(self) -> int:
+        """256, because some engines need workspaces that are aligned so."""
+        return WORKSPACE_UNIT
 
     @property
     def recycles(self) -> bool:

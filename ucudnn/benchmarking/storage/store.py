@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar, final
 
@@ -12,6 +13,7 @@ from ucudnn.benchmarking.storage.database import Database
 from ucudnn.benchmarking.storage.sqlite_file import Access
 from ucudnn.errors import DatabaseError, DatabaseVersionError
 from ucudnn.problem import ConvolutionProblem
+from ucudnn.profiles.measurement import Measurement
 
 OFF = "off"
 """The value of the database's setting that turns it off."""
@@ -35,17 +37,25 @@ class MachineStore:
         database: the database.
         machine: the machine that rows are for, from `Backend.machine`.
         name: the backend's name, which says which algorithms are its candidates.
+        unit: the backend's `workspace_unit`.
     """
 
-    def __init__(self, database: Database, machine: Mapping[str, str], name: str) -> None:
+    def __init__(self, database: Database, machine: Mapping[str, str], name: str, unit: int = 1) -> None:
         self._database = database
         self._machine = dict(machine)
         self._name = name
+        self._unit = unit
         self._failed = False
 
     def load(self, parts: Sequence[ConvolutionProblem]) -> Iterable[MeasuredProblem]:
         """Return the measurements of problems at micro-batch size."""
-        return self._try(lambda: self._database.load(self._machine, parts), [])
+        found: list[MeasuredProblem] = []
+        found = self._try(lambda: self._database.load(self._machine, parts), found)
+        # A workspace that is no multiple would move all segments behind it to places where no algorithm can run.
+        return [
+            (part, each if not each.algorithm.workspace_bytes % self._unit else self._fitted(each))
+            for part, each in found
+        ]
 
     def save(self, items: Sequence[MeasuredProblem]) -> None:
         """Keep measurements."""
@@ -58,6 +68,11 @@ class MachineStore:
     def save_exploration(self, request: Request, exploration: Exploration) -> None:
         """Keep that a request is finished."""
         self._try(lambda: self._database.save_exploration(self._machine, self._name, request, exploration), None)
+
+    def _fitted(self, measurement: Measurement) -> Measurement:
+        algorithm = measurement.algorithm
+        size = -(-algorithm.workspace_bytes // self._unit) * self._unit
+        return replace(measurement, algorithm=replace(algorithm, workspace_bytes=size))
 
     def _try(self, run: Callable[[], _T], otherwise: _T) -> _T:
         if self._failed:
@@ -105,4 +120,4 @@ def open_store(path: str | None, backend: Backend) -> MachineStore | None:
             raise
         _LOG.warning("%s; going on without it", error)  # the user did not ask for a file in the cache folder
         return None
-    return MachineStore(database, backend.machine(), backend.name)
+    return MachineStore(database, backend.machine(), backend.name, backend.workspace_unit)

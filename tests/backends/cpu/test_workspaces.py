@@ -1,0 +1,78 @@
+"""Workspaces of the CPU backend follow each other in one buffer, whatever sizes the problems have."""
+
+import logging
+import sqlite3
+from contextlib import closing
+
+from hypothesis import given, settings
+
+from tests.support.operands import QUICK, direct, operands, poison, relative, written
+from tests.support.problems import make_problem, problems
+from ucudnn import Handle
+from ucudnn.backends.cpu.backend import CpuBackend
+from ucudnn.problem import DataType, Operation
+
+BACKEND = CpuBackend()
+
+
+@given(problems())
+@settings(max_examples=200, deadline=None)
+def test_every_workspace_is_a_multiple_of_the_unit(problem):
+    found = BACKEND.algorithms(problem)
+    assert {each.workspace_bytes % BACKEND.workspace_unit for each in found} == {0}
+    for each in found:  # and the call needs no more than is stated
+        assert BACKEND.prepare(problem, each.name).workspace_bytes == each.workspace_bytes
+
+
+ODD = [
+    make_problem(
+        operation=operation, batch=3, channels=5, spatial=(7, 9), filters=7, kernel=(3, 3), padding=(1, 1),
+        groups=1, dtype=DataType.FLOAT64,
+    )
+    for operation in Operation
+]  # fmt: skip
+
+
+def divided(path):
+    """Return a handle that divides a workspace among kernels of odd sizes."""
+    handle = Handle(backend="cpu", total_workspace="1MiB", policy="all", effort=QUICK, database=path)
+    for problem in ODD:
+        handle.get_algorithm(problem, layer=problem.operation.value)
+    handle.optimize()
+    return handle
+
+
+def compute(handle):
+    for problem in ODD:
+        x, w, y = operands(problem)
+        expected = direct(problem, x, w, y, 1.0, 0.0)
+        out = written(problem, x, w, y)
+        poison(out, 0)
+        handle.convolve(problem, x, w, y, layer=problem.operation.value)
+        assert relative(out, expected) < 1e-12
+
+
+def test_a_division_of_odd_sizes_runs_what_it_decided(tmp_path, caplog):
+    handle = divided(tmp_path / "times.db")
+    planned = [kernel.configuration for kernel in handle.report().kernels]
+    assert sum(kernel.workspace_bytes > 0 for kernel in handle.report().kernels) > 1, "segments follow each other"
+    with caplog.at_level(logging.WARNING):
+        compute(handle)
+    assert caplog.messages == []
+    assert [kernel.configuration for kernel in handle.report().kernels] == planned
+
+
+def test_rows_of_odd_sizes_do_no_harm(tmp_path, caplog):
+    path = tmp_path / "times.db"
+    divided(path)
+    with closing(sqlite3.connect(path)) as connection:
+        changed = connection.execute(
+            "UPDATE measurements SET workspace_bytes = workspace_bytes - 13 WHERE workspace_bytes > 0"
+        ).rowcount
+        connection.commit()
+    assert changed > 20
+    handle = divided(path)
+    assert any(kernel.workspace_bytes for kernel in handle.report().kernels)
+    with caplog.at_level(logging.WARNING):
+        compute(handle)
+    assert caplog.messages == []
