@@ -143,6 +143,20 @@ def test_a_python_process_plans_by_itself(libraries, destroys):
     assert (done.returncode, done.stdout.strip(), done.stderr) == (0, "computed", "")
 
 
+@pytest.mark.parametrize("ahead_ms", [0, 5, 20, 60])
+def test_a_thread_with_pythons_lock_makes_its_handle_while_another_thread_connects(libraries, ahead_ms):
+    command = [sys.executable, NATIVE / "in_two_threads.py", libraries / "libcudnn.so.9", libraries / build.LIBRARY]
+    done = subprocess.run(
+        [*command, str(ahead_ms)],
+        capture_output=True,
+        text=True,
+        env=environment(libraries),
+        check=False,
+        timeout=60,  # else it hangs
+    )
+    assert (done.returncode, done.stdout.strip(), done.stderr) == (0, "computed", "")
+
+
 def test_the_library_is_compiled_once(libraries, toolchain, capsys):
     before = (libraries / build.LIBRARY).stat().st_mtime_ns
     given = [f"--include={folder}" for folder in toolchain.headers]

@@ -3,12 +3,15 @@
 #include <dlfcn.h>
 
 #include <atomic>
+#include <condition_variable>
 #include <cstdarg>
 #include <cstdio>
 #include <cstdlib>
+#include <exception>
 #include <mutex>
 #include <set>
 #include <string>
+#include <thread>
 
 #include "python.hpp"
 
@@ -35,7 +38,12 @@ constexpr int kMostExits = 16;
 Callbacks callbacks;
 
 const Callbacks* connect() {
+  std::string error;
   if (is_set("UCUDNN_PLAIN")) return nullptr;
+  if (!start_python(&error)) {
+    say_plain(error);
+    return nullptr;
+  }
   static const std::string file = cudnn_file();
   callbacks.cudnn = file.c_str();
   cudaGetDevice(&callbacks.device);
@@ -52,7 +60,6 @@ const Callbacks* connect() {
       "    sys.stderr.write(f'ucudnn: plain cuDNN, not in micro-batches: {type(error).__name__}: {error} "
       "(Python {sys.version.split()[0]}, {sys.prefix})' + chr(10))\n"
       "''', {})";
-  std::string error;
   if (!run_python(statements, &error)) {
     say_plain(error);
     return nullptr;
@@ -60,12 +67,57 @@ const Callbacks* connect() {
   return callbacks.plan ? &callbacks : nullptr;
 }
 
+// The connection with Python. The first thread makes it, and waits for Python's lock (the GIL) while it does. A thread
+// that has Python's lock may come meanwhile. So the first thread holds no lock of this library (std::call_once would be
+// one), and the others give Python's lock up while they wait.
+class Connection {
+ public:
+  // The planner; null if there is none, or if this very thread is connecting.
+  const Callbacks* get() {
+    if (done_.load(std::memory_order_acquire)) return found_;
+    if (begins()) {
+      try {
+        found_ = connect();
+      } catch (const std::exception& error) {
+        say_plain(error.what());
+      }
+      const std::lock_guard<std::mutex> lock(mutex_);
+      done_.store(true, std::memory_order_release);
+      changed_.notify_all();
+      return found_;
+    }
+    if (connecting_ == std::this_thread::get_id()) return nullptr;  // such as a signal handler of Python's
+    std::string unused;
+    if (!is_set("UCUDNN_PLAIN") && start_python(&unused)) without_python([this] { wait(); });
+    else wait();
+    return found_;
+  }
+
+ private:
+  bool begins() {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    if (connecting_ != std::thread::id()) return false;
+    connecting_ = std::this_thread::get_id();
+    return true;
+  }
+
+  void wait() {
+    std::unique_lock<std::mutex> lock(mutex_);
+    changed_.wait(lock, [this] { return done_.load(std::memory_order_acquire); });
+  }
+
+  std::mutex mutex_;  // never held while anything else is waited for
+  std::condition_variable changed_;
+  std::atomic<bool> done_{false};
+  std::thread::id connecting_;
+  const Callbacks* found_ = nullptr;
+};
+
 }  // namespace
 
 const Callbacks* planner() {
-  static std::once_flag once;
-  static const Callbacks* found = nullptr;
-  std::call_once(once, [] { found = connect(); });
+  static auto* connection = new Connection;  // never destroyed, because handles may outlive statics
+  const Callbacks* const found = connection->get();
   // A Python process removes the callbacks when it exits.
   return found && found->plan && python_lives() ? found : nullptr;
 }

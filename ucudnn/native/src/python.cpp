@@ -4,11 +4,13 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <cerrno>
 #include <csignal>
 #include <cstdio>
 #include <cstdlib>
 #include <cwchar>
+#include <mutex>
 #include <vector>
 
 #ifndef UCUDNN_PYTHON
@@ -29,6 +31,7 @@ struct Python {
   void (*set_program_name)(const wchar_t*) = nullptr;
   wchar_t* (*decode)(const char*, std::size_t*) = nullptr;
   void* (*save_thread)() = nullptr;
+  void (*restore_thread)(void*) = nullptr;
   int (*ensure)() = nullptr;
   void (*release)(int) = nullptr;
   int (*run)(const char*, void*) = nullptr;
@@ -53,8 +56,8 @@ struct Python {
     find(&is_finalizing, "Py_IsFinalizing") || find(&is_finalizing, "_Py_IsFinalizing");
     return find(&is_initialized, "Py_IsInitialized") && find(&initialize, "Py_InitializeEx") &&
            find(&decode, "Py_DecodeLocale") && find(&save_thread, "PyEval_SaveThread") &&
-           find(&ensure, "PyGILState_Ensure") && find(&release, "PyGILState_Release") &&
-           find(&run, "PyRun_SimpleStringFlags");
+           find(&restore_thread, "PyEval_RestoreThread") && find(&ensure, "PyGILState_Ensure") &&
+           find(&release, "PyGILState_Release") && find(&run, "PyRun_SimpleStringFlags");
   }
 
   bool configure(const std::string& executable) {
@@ -70,7 +73,7 @@ struct Python {
 };
 
 Python python;
-bool loaded = false;
+std::atomic<bool> loaded{false};  // whether there is an interpreter
 
 // Ask an interpreter that has ucudnn for its shared library.
 std::string library_of(const std::string& executable) {
@@ -155,6 +158,7 @@ bool start(std::string* error) {
     *error = "Python cannot be loaded: " + library + ": " + (reason ? reason : "");
     return false;
   }
+  if (python.is_initialized()) return true;  // the program embeds it, but does not show its symbols to others
   if (python.set_program_name) {
     const std::string reason = trial(executable);
     if (!reason.empty()) {
@@ -172,18 +176,33 @@ bool start(std::string* error) {
 
 }  // namespace
 
-bool run_python(const std::string& statements, std::string* error) {
-  if (!loaded) {
+bool start_python(std::string* error) {
+  static std::once_flag once;
+  static auto* reason = new std::string;  // never destroyed, because handles may outlive statics
+  std::call_once(once, [] {
     // If the program is Python, or embeds it, its symbols are loaded already.
     const bool running = python.load(RTLD_DEFAULT) && python.is_initialized();
-    if (!running && !start(error)) return false;
-    loaded = true;
-  }
+    loaded = running || start(reason);
+  });
+  if (!loaded) *error = *reason;
+  return loaded;
+}
+
+bool run_python(const std::string& statements, std::string* error) {
   const int state = python.ensure();
   const int status = python.run(statements.c_str(), nullptr);
   python.release(state);
   if (status != 0) *error = "Python could not run what connects it";
   return status == 0;
+}
+
+void without_python(const std::function<void()>& wait) {
+  if (!python_lives()) return wait();
+  const int state = python.ensure();
+  void* const thread = python.save_thread();
+  wait();
+  python.restore_thread(thread);
+  python.release(state);
 }
 
 bool python_lives() {
