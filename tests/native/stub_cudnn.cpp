@@ -5,11 +5,15 @@
 // Algorithm 1, which is engine 1, is fast and needs workspace that grows with the batch. Times are those of a simulated
 // clock, so that plans do not depend on this machine. All calls are recorded. Pointers, alignment and workspaces are
 // checked at least as strictly as by cuDNN.
+//
+// Streams can be captured into graphs. What CUDA does not allow in a capture is an error here too, and ends the capture.
+// A graph that is launched needs its memory and its execution plans; if one is gone, the launch is an error.
 #include <cudnn.h>
 
 #include <atomic>
 #include <cstdlib>
 #include <cstring>
+#include <functional>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -21,6 +25,10 @@ struct cudnnContext { cudaStream_t stream = nullptr; };
 struct cudnnTensorStruct { int type = 0; Ints size, stride; };
 struct cudnnFilterStruct { int type = 0, format = 0; Ints size; };
 struct cudnnConvolutionStruct { Ints padding, stride, dilation; int mode = 1, compute = 0, math = 0, groups = 1; };
+using Nodes = std::vector<std::function<cudaError_t()>>;
+struct CUgraph_st { Nodes nodes; };
+struct CUgraphExec_st { Nodes nodes; };
+struct CUevent_st { std::uint64_t capture = 0; };  // the capture in which it was recorded last
 
 extern "C" struct StubCall {
   int api, operation, batch, algorithm;  // api: 0 graph, 1 legacy
@@ -39,7 +47,48 @@ std::atomic<int> fail_from{-1};  // calls that succeed before engine 1 fails; -1
 std::atomic<bool> refuse_gaps{false};  // engine 1 refuses gaps between channels
 std::atomic<int> rows{0};  // rows of the volume: calls with fewer rows take less time; 0: all take the same time
 std::atomic<bool> idle{false};  // calls return at once, and compute and record nothing
-std::map<void*, std::size_t> blocks;
+struct Block { std::size_t size; std::uint64_t number; };
+std::map<void*, Block> blocks;
+std::uint64_t block_numbers = 0;
+
+// A capture, which several streams may have joined.
+struct Capture {
+  std::uint64_t number;
+  bool ended = false;  // by a call that is not allowed
+  Nodes nodes;
+};
+std::map<cudaStream_t, std::shared_ptr<Capture>> captures;
+std::uint64_t capture_numbers = 0;
+thread_local cudaStreamCaptureMode mode = cudaStreamCaptureModeGlobal;
+
+std::shared_ptr<Capture> capture_of(cudaStream_t stream) {
+  const std::lock_guard<std::mutex> lock(mutex);
+  const auto found = captures.find(stream);
+  return found == captures.end() ? nullptr : found->second;
+}
+
+cudaError_t end(Capture& capture, cudaError_t error) {
+  capture.ended = true;
+  return error;
+}
+
+// The error of a call that is not allowed while any stream is captured; it ends the captures.
+cudaError_t unsafe(bool is_relaxed) {
+  const std::lock_guard<std::mutex> lock(mutex);
+  if (is_relaxed || captures.empty()) return cudaSuccess;
+  for (auto& entry : captures) entry.second->ended = true;
+  return cudaErrorStreamCaptureUnsupported;
+}
+
+// The number of the block that holds an address; 0 if none does.
+std::uint64_t block_at(const void* address) {
+  const std::lock_guard<std::mutex> lock(mutex);
+  auto found = blocks.upper_bound(const_cast<void*>(address));
+  if (found == blocks.begin()) return 0;
+  --found;
+  return static_cast<const char*>(address) < static_cast<char*>(found->first) + found->second.size
+             ? found->second.number : 0;
+}
 
 struct Problem {
   int operation, type, groups;
@@ -130,14 +179,8 @@ void compute(const Problem& p, T* x, T* w, T* y) {
   }
 }
 
-cudnnStatus_t execute(int api, const Problem& p, int algorithm, void* x, void* w, void* y, void* workspace,
-                      cudnnHandle_t handle) {
-  if (!x || !w || !y || (need(p, algorithm) && !workspace)) return CUDNN_STATUS_BAD_PARAM_NULL_POINTER;
-  if (!fits(p)) return CUDNN_STATUS_BAD_PARAM_SHAPE_MISMATCH;
-  if (algorithm && fail_from >= 0 && fail_from-- == 0) {
-    fail_from = 0;
-    return CUDNN_STATUS_EXECUTION_FAILED;
-  }
+void perform(int api, const Problem& p, int algorithm, void* x, void* w, void* y, void* workspace, const void* handle,
+             const void* stream) {
   if (workspace) std::memset(workspace, 0xA5, need(p, algorithm));  // a write past the end shows
   if (p.type == CUDNN_DATA_DOUBLE) {
     compute(p, static_cast<double*>(x), static_cast<double*>(w), static_cast<double*>(y));
@@ -148,8 +191,32 @@ cudnnStatus_t execute(int api, const Problem& p, int algorithm, void* x, void* w
   // Much longer than the host's time, because legacy calls count at least that.
   clock_us += 20 * (algorithm ? 100 + share * p.x[0] : 20 * share * p.x[0]);
   const std::lock_guard<std::mutex> lock(mutex);
-  calls.push_back({api, p.operation, int(p.x[0]), algorithm, p.alpha, p.beta, x, w, y, workspace, handle,
-                   handle->stream});
+  calls.push_back({api, p.operation, int(p.x[0]), algorithm, p.alpha, p.beta, x, w, y, workspace, handle, stream});
+}
+
+cudnnStatus_t execute(int api, const Problem& p, int algorithm, void* x, void* w, void* y, void* workspace,
+                      cudnnHandle_t handle, std::weak_ptr<void> plan = {}) {
+  if (!x || !w || !y || (need(p, algorithm) && !workspace)) return CUDNN_STATUS_BAD_PARAM_NULL_POINTER;
+  if (!fits(p)) return CUDNN_STATUS_BAD_PARAM_SHAPE_MISMATCH;
+  if (algorithm && fail_from >= 0 && fail_from-- == 0) {
+    fail_from = 0;
+    return CUDNN_STATUS_EXECUTION_FAILED;
+  }
+  const cudaStream_t stream = handle->stream;
+  const auto capture = capture_of(stream);
+  if (!capture) {
+    perform(api, p, algorithm, x, w, y, workspace, handle, stream);
+    return CUDNN_STATUS_SUCCESS;
+  }
+  if (capture->ended) return CUDNN_STATUS_EXECUTION_FAILED;
+  const bool needs = need(p, algorithm) > 0, planned = plan.lock() != nullptr;
+  const std::uint64_t block = needs ? block_at(workspace) : 0;
+  capture->nodes.push_back([=] {
+    if (planned && plan.expired()) return cudaErrorInvalidResourceHandle;  // its compiled kernels are unloaded
+    if (needs && (!block || block_at(workspace) != block)) return cudaErrorIllegalAddress;
+    perform(api, p, algorithm, x, w, y, needs ? workspace : nullptr, handle, stream);
+    return cudaSuccess;
+  });
   return CUDNN_STATUS_SUCCESS;
 }
 
@@ -278,19 +345,23 @@ int stub_backend_descriptors() { return backend_descriptors; }
 constexpr std::size_t kGuard = 64;
 
 cudaError_t cudaMalloc(void** memory, size_t size) {
+  const cudaError_t refused = unsafe(mode == cudaStreamCaptureModeRelaxed);
+  if (refused != cudaSuccess) return refused;
   if (std::int64_t(size) > largest_allocation) return cudaErrorMemoryAllocation;
   char* block = static_cast<char*>(std::aligned_alloc(256, (size + kGuard + 255) / 256 * 256));
   std::memset(block + size, 0x5A, kGuard);
   const std::lock_guard<std::mutex> lock(mutex);
-  blocks[block] = size;
+  blocks[block] = {size, ++block_numbers};
   allocated += size;
   *memory = block;
   return cudaSuccess;
 }
 cudaError_t cudaFree(void* memory) {
   if (!memory) return cudaSuccess;
+  const cudaError_t refused = unsafe(mode == cudaStreamCaptureModeRelaxed);
+  if (refused != cudaSuccess) return refused;
   const std::lock_guard<std::mutex> lock(mutex);
-  const std::size_t size = blocks.at(memory);
+  const std::size_t size = blocks.at(memory).size;
   for (std::size_t i = 0; i < kGuard; ++i) {
     if (static_cast<unsigned char*>(memory)[size + i] != 0x5A) std::abort();
   }
@@ -302,18 +373,82 @@ cudaError_t cudaFree(void* memory) {
 cudaError_t cudaGetDevice(int* device) { *device = 0; return cudaSuccess; }
 cudaError_t cudaSetDevice(int) { return cudaSuccess; }
 cudaError_t cudaGetLastError() { return cudaSuccess; }
-cudaError_t cudaDeviceSynchronize() { return cudaSuccess; }
-cudaError_t cudaStreamSynchronize(cudaStream_t) { return cudaSuccess; }
+cudaError_t cudaDeviceSynchronize() { return unsafe(false); }
+cudaError_t cudaStreamSynchronize(cudaStream_t stream) {
+  const auto capture = capture_of(stream);
+  return capture ? end(*capture, cudaErrorStreamCaptureUnsupported) : cudaSuccess;
+}
 cudaError_t cudaEventCreateWithFlags(cudaEvent_t* event, unsigned) {
-  *event = reinterpret_cast<cudaEvent_t>(0x10);
+  *event = new CUevent_st;
   return cudaSuccess;
 }
-cudaError_t cudaEventDestroy(cudaEvent_t) { return cudaSuccess; }
-cudaError_t cudaEventRecord(cudaEvent_t, cudaStream_t) { return cudaSuccess; }
-cudaError_t cudaStreamWaitEvent(cudaStream_t, cudaEvent_t, unsigned) { ++waits; return cudaSuccess; }
+cudaError_t cudaEventDestroy(cudaEvent_t event) { delete event; return cudaSuccess; }
+cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream) {
+  const auto capture = capture_of(stream);
+  event->capture = capture ? capture->number : 0;
+  return cudaSuccess;
+}
+cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned) {
+  const auto capture = capture_of(stream);
+  if (capture) {
+    if (event->capture != capture->number) return end(*capture, cudaErrorStreamCaptureIsolation);
+  } else if (event->capture) {
+    return cudaErrorCapturedEvent;  // stricter: while that capture lasts, the stream would join it
+  }
+  ++waits;
+  return cudaSuccess;
+}
+
+// Captures.
+cudaError_t cudaThreadExchangeStreamCaptureMode(cudaStreamCaptureMode* other) { std::swap(mode, *other); return cudaSuccess; }
+cudaError_t cudaStreamBeginCapture(cudaStream_t stream, cudaStreamCaptureMode) {
+  if (!stream || stream == cudaStreamLegacy) return cudaErrorStreamCaptureUnsupported;
+  const std::lock_guard<std::mutex> lock(mutex);
+  auto& capture = captures[stream];
+  if (capture) return cudaErrorIllegalState;
+  capture = std::make_shared<Capture>();
+  capture->number = ++capture_numbers;
+  return cudaSuccess;
+}
+cudaError_t cudaStreamIsCapturing(cudaStream_t stream, cudaStreamCaptureStatus* status) {
+  if ((!stream || stream == cudaStreamLegacy) && unsafe(false) != cudaSuccess) return cudaErrorStreamCaptureImplicit;
+  const auto capture = capture_of(stream);
+  *status = !capture ? cudaStreamCaptureStatusNone
+            : capture->ended ? cudaStreamCaptureStatusInvalidated : cudaStreamCaptureStatusActive;
+  return cudaSuccess;
+}
+cudaError_t cudaStreamEndCapture(cudaStream_t stream, cudaGraph_t* graph) {
+  const auto capture = capture_of(stream);
+  if (!capture) return cudaErrorIllegalState;
+  {
+    const std::lock_guard<std::mutex> lock(mutex);
+    captures.erase(stream);
+  }
+  if (capture->ended) return cudaErrorStreamCaptureInvalidated;
+  *graph = new CUgraph_st{capture->nodes};
+  return cudaSuccess;
+}
+cudaError_t cudaGraphInstantiate(cudaGraphExec_t* executable, cudaGraph_t graph, unsigned long long) {
+  *executable = new CUgraphExec_st{graph->nodes};
+  return cudaSuccess;
+}
+cudaError_t cudaGraphLaunch(cudaGraphExec_t executable, cudaStream_t) {
+  for (const auto& node : executable->nodes) {
+    const cudaError_t error = node();
+    if (error != cudaSuccess) return error;
+  }
+  return cudaSuccess;
+}
+cudaError_t cudaGraphExecDestroy(cudaGraphExec_t executable) { delete executable; return cudaSuccess; }
+cudaError_t cudaGraphDestroy(cudaGraph_t graph) { delete graph; return cudaSuccess; }
 
 // The CUDA driver.
-int cuThreadExchangeStreamCaptureMode(int*) { return 0; }
+int cuThreadExchangeStreamCaptureMode(int* other) {
+  auto given = static_cast<cudaStreamCaptureMode>(*other);
+  cudaThreadExchangeStreamCaptureMode(&given);
+  *other = given;
+  return 0;
+}
 
 // Library and handles.
 size_t cudnnGetVersion() { return 91900; }
@@ -552,7 +687,8 @@ cudnnStatus_t cudnnBackendExecute(cudnnHandle_t handle, cudnnBackendDescriptor_t
     }
   }
   return execute(0, problem_of(graph_of(configuration)), index_of(configuration), tensors[1], tensors[2], tensors[3],
-                 pointers.get<void*>(CUDNN_ATTR_VARIANT_PACK_WORKSPACE)[0], handle);
+                 pointers.get<void*>(CUDNN_ATTR_VARIANT_PACK_WORKSPACE)[0], handle,
+                 static_cast<Holder*>(plan)->data);
 }
 
 }  // extern "C"

@@ -41,6 +41,7 @@ Handle::~Handle() {
   for (auto& entry : kernels_) {
     for (PreparedPlan* each : entry.second.plans) delete each;
   }
+  for (PreparedPlan* each : retired_) delete each;
   if (const Callbacks* python = planner()) python->forget(number_, 0);
   if (last_) cudaEventDestroy(last_);
   arena_->leave();
@@ -56,9 +57,21 @@ cudnnStatus_t Handle::follow(cudaStream_t stream) {
   if (stream == stream_) return CUDNN_STATUS_SUCCESS;
   stream_ = stream;
   buffers_.select(stream);
-  // A handle has the same segments on all streams, so the new stream waits for the work of the old one in them.
-  if (last_ && cudaStreamWaitEvent(stream, last_, 0) != cudaSuccess) return CUDNN_STATUS_EXECUTION_FAILED;
+  waits_ = true;
   return CUDNN_STATUS_SUCCESS;
+}
+
+// Whether a CUDA graph is being captured on the current stream. CUDA refuses to synchronize and to wait for earlier
+// work then, and an event that is recorded then cannot be waited for later.
+bool Handle::capturing() const {
+  // The null stream cannot be captured, and asking about it would end the capture of another stream.
+  if (stream_ == nullptr || stream_ == cudaStreamLegacy) return false;
+  cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
+  if (cudaStreamIsCapturing(stream_, &status) != cudaSuccess) {
+    cudaGetLastError();  // an ended stream, say; what is called next tells
+    return false;
+  }
+  return status != cudaStreamCaptureStatusNone;
 }
 
 bool Handle::divides(int operation, const ucudnn_descriptors& descriptors, std::int64_t limit) {
@@ -67,12 +80,15 @@ bool Handle::divides(int operation, const ucudnn_descriptors& descriptors, std::
   if (!python || !read_question(operation, descriptors, &question)) return false;
   Kernel& kernel = kernels_[question];
   if (!kernel.asked || (limit != kUnstated && limit != kernel.limit)) {
+    const bool captured = capturing();
+    if (captured && !kernel.asked) return false;  // nothing is planned in a capture
     Answer answer = {};
     kernel.plain = python->ask(number_, device_, &question, limit, &answer) != 0;
     if (kernel.plain) {
       say_plain(answer.text ? answer.text : "");
     } else {
-      arena_->divide(answer.generation, answer.arena_bytes);  // after a change of a limit, plans are out of date
+      kernel.generation = answer.generation;  // after a change of a limit, plans are out of date
+      if (!captured) arena_->divide(answer.generation, answer.arena_bytes);
     }
     kernel.asked = true;
     kernel.limit = limit;
@@ -107,24 +123,54 @@ cudnnStatus_t Handle::convolve(const Call& call) {
   request.alpha = is_double ? *static_cast<const double*>(call.alpha) : *static_cast<const float*>(call.alpha);
   request.beta = is_double ? *static_cast<const double*>(call.beta) : *static_cast<const float*>(call.beta);
   request.most_bytes = UINT64_MAX;
+  if (capturing()) return run_captured(kernel, request, call);
+  // A handle has the same segments on all streams, so a new stream waits for the work of the old one in them.
+  if (waits_ && last_ && cudaStreamWaitEvent(stream_, last_, 0) != cudaSuccess) return CUDNN_STATUS_EXECUTION_FAILED;
+  waits_ = false;
   PreparedPlan* prepared = find(kernel, request);
   if (!prepared) {
     kernel.plain = true;  // so that the reason is not written at every call
     return plain(call);
   }
   std::size_t done = 0;
-  const cudnnStatus_t status = run(prepared, call, &done);
+  const cudnnStatus_t status = run(prepared, call, false, &done);
   return status == CUDNN_STATUS_SUCCESS ? status : recover(kernel, request, call, prepared, done, status);
+}
+
+// In a capture, nothing is planned, measured, allocated or waited for; the caller keeps the order of graphs and calls.
+cudnnStatus_t Handle::run_captured(const Kernel& kernel, const Request& request, const Call& call) {
+  PreparedPlan* prepared = ready(kernel, request);
+  if (!prepared) {
+    say_plain("a convolution is captured in a CUDA graph before it was planned; call it once before the capture");
+    return plain(call);
+  }
+  std::size_t done = 0;
+  const cudnnStatus_t status = run(prepared, call, true, &done);
+  if (status == CUDNN_STATUS_SUCCESS || done > 0) return status;
+  say_plain(std::string(cudnnGetErrorString(status)) + " from " + prepared->steps()[0].name + " in a capture");
+  return plain(call);
+}
+
+// A plan that can be executed as things are, or null.
+PreparedPlan* Handle::ready(const Kernel& kernel, const Request& request) const {
+  const std::uint64_t generation = arena_->generation();
+  for (PreparedPlan* each : kernel.plans) {
+    if (each->is_for(request.alpha, request.beta, request.alignment)) {
+      const bool fits = each->divided() || each->workspace_bytes() <= buffers_.current().size;
+      return fits && each->generation() == generation && generation >= kernel.generation ? each : nullptr;
+    }
+  }
+  return nullptr;
 }
 
 // If there is a prepared plan, this calls no Python, takes no lock and allocates nothing.
 PreparedPlan* Handle::find(Kernel& kernel, Request request) {
+  if (PreparedPlan* prepared = ready(kernel, request)) return prepared;
   const std::uint64_t generation = arena_->generation();
   for (std::size_t i = 0; i < kernel.plans.size(); ++i) {
     PreparedPlan* each = kernel.plans[i];
     if (!each->is_for(request.alpha, request.beta, request.alignment)) continue;
-    if (each->generation() == generation) {
-      if (each->divided() || each->workspace_bytes() <= buffers_.current().size) return each;
+    if (each->generation() == generation && generation >= kernel.generation) {
       if (buffers_.grow(each->workspace_bytes(), stream_)) return each;  // the first call on another stream
       request.most_bytes = each->workspace_bytes() / 2;
     }
@@ -175,10 +221,15 @@ bool Handle::make_room(const Answer& answer) {
   return last_ || cudaEventCreateWithFlags(&last_, cudaEventDisableTiming) == cudaSuccess;
 }
 
-cudnnStatus_t Handle::run(PreparedPlan* prepared, const Call& call, std::size_t* done) {
+cudnnStatus_t Handle::run(PreparedPlan* prepared, const Call& call, bool captured, std::size_t* done) {
+  if (captured) {  // the graph keeps addresses
+    prepared->capture();
+    if (prepared->divided()) arena_->capture();
+    else if (prepared->workspace_bytes()) buffers_.capture();
+  }
   char* workspace = prepared->divided() ? arena_->memory() + prepared->offset() : buffers_.current().memory;
   const cudnnStatus_t status = prepared->run(cudnn_, call.operation, call.x, call.w, call.y, workspace, done);
-  if (prepared->divided()) cudaEventRecord(last_, stream_);
+  if (prepared->divided() && !captured) cudaEventRecord(last_, stream_);
   return status;
 }
 
@@ -198,7 +249,7 @@ cudnnStatus_t Handle::recover(Kernel& kernel, Request request, const Call& call,
       kernel.plain = true;
       return request.start == 0 ? plain(call) : status;
     }
-    status = run(prepared, call, &done);
+    status = run(prepared, call, false, &done);
     if (status == CUDNN_STATUS_SUCCESS) {
       if (request.start > 0) drop(kernel, prepared);  // the plan was only for the rest of this call
       return status;
@@ -208,9 +259,13 @@ cudnnStatus_t Handle::recover(Kernel& kernel, Request request, const Call& call,
 }
 
 void Handle::drop(Kernel& kernel, PreparedPlan* prepared) {
-  cudaDeviceSynchronize();  // a plan owns its compiled kernels, which may still run on another stream
   const std::uint64_t token = prepared->token();
   kernel.plans.erase(std::remove(kernel.plans.begin(), kernel.plans.end(), prepared), kernel.plans.end());
+  // A plan owns its compiled kernels, which may still run on another stream, or be in a graph.
+  if (prepared->captured() || cudaDeviceSynchronize() != cudaSuccess) {
+    retired_.push_back(prepared);
+    return;
+  }
   delete prepared;
   if (const Callbacks* python = planner()) python->forget(number_, token);
 }

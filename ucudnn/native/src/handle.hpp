@@ -43,6 +43,9 @@ class PreparedPlan {
   std::uint64_t token() const { return token_; }
   bool divided() const { return divided_; }
   std::uint64_t offset() const { return offset_; }
+  // Whether a CUDA graph has calls of this plan. It needs the compiled kernels that execution plans own, but no packs.
+  bool captured() const { return captured_; }
+  void capture() { captured_ = true; }
 
   // Execute all steps. Returns cuDNN's status; if it is not success, `done` is the number of steps that were queued.
   cudnnStatus_t run(cudnnHandle_t cudnn, int operation, char* x, char* w, char* y, char* workspace, std::size_t* done);
@@ -57,7 +60,7 @@ class PreparedPlan {
   std::size_t latest_ = 0, oldest_ = 0;  // indices of packs
   double alpha_, beta_;
   int alignment_;
-  bool divided_, double_;
+  bool divided_, double_, captured_ = false;
   float alpha_single_, beta_single_;
   std::uint64_t generation_, workspace_bytes_, offset_, token_;
 };
@@ -69,6 +72,7 @@ struct Kernel {
   bool asked = false;
   bool plain = false;  // plain cuDNN computes it
   std::int64_t limit = kUnstated;  // the limit that was stated last
+  std::uint64_t generation = 0;    // older plans are out of date
   std::vector<PreparedPlan*> plans;
 };
 
@@ -84,12 +88,15 @@ class Handle {
 
  private:
   cudnnStatus_t follow(cudaStream_t stream);
+  bool capturing() const;
   cudnnStatus_t plain(const Call& call) const;
   cudnnStatus_t plain(const Call& call, int algorithm) const;
+  PreparedPlan* ready(const Kernel& kernel, const Request& request) const;
   PreparedPlan* find(Kernel& kernel, Request request);
   PreparedPlan* plan(Kernel& kernel, Request request);
   bool make_room(const Answer& answer);
-  cudnnStatus_t run(PreparedPlan* prepared, const Call& call, std::size_t* done);
+  cudnnStatus_t run(PreparedPlan* prepared, const Call& call, bool captured, std::size_t* done);
+  cudnnStatus_t run_captured(const Kernel& kernel, const Request& request, const Call& call);
   cudnnStatus_t recover(Kernel& kernel, Request request, const Call& call, PreparedPlan* prepared, std::size_t done,
                         cudnnStatus_t status);
   void drop(Kernel& kernel, PreparedPlan* prepared);
@@ -98,10 +105,12 @@ class Handle {
   std::uint64_t number_;
   int device_ = 0;
   cudaStream_t stream_ = nullptr;
-  cudaEvent_t last_ = nullptr;  // after the last work in the arena
+  cudaEvent_t last_ = nullptr;  // after the last work in the arena; never recorded in a capture
+  bool waits_ = false;          // the current stream has yet to wait for it
   Buffers buffers_;
   Arena* arena_;
   std::unordered_map<Question, Kernel, QuestionHash> kernels_;
+  std::vector<PreparedPlan*> retired_;  // used by CUDA graphs only
 };
 
 }  // namespace ucudnn

@@ -1,0 +1,68 @@
+"""CUDA graphs of C++ programs: captured calls keep what they use, and nothing that CUDA refuses is done in captures."""
+
+import subprocess
+
+import pytest
+
+from tests.support.paths import NATIVE
+from tests.support.toolchain import environment
+
+WD = {"UCUDNN_TOTAL_WORKSPACE_SIZE": "8KiB"}
+KEPT = "is replaced, but kept as well, because a CUDA graph was captured with it"
+
+
+@pytest.fixture(scope="module")
+def captured(toolchain, libraries):
+    """Return a function that runs the program, and returns what it says on stderr."""
+    flags = [f"-L{libraries}", f"-Wl,-rpath,{libraries}", "-lucudnn", "-l:libcudnn.so.9", "-Wall", "-Wextra"]
+    program = toolchain.compile(NATIVE / "captures.cpp", toolchain.folder / "captures", *flags)
+
+    def go(what, env):
+        done = subprocess.run(
+            [program, what],
+            env=environment(libraries) | env,
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=120,
+        )
+        assert (done.returncode, done.stdout) == (0, "computed\n"), done.stderr
+        return done.stderr
+
+    return go
+
+
+@pytest.mark.parametrize("env", [{}, WD], ids=["WR", "WD"])
+@pytest.mark.parametrize("what", ["many scalings", "another limit", "another stream", "another stream in the capture"])
+def test_a_graph_and_other_calls_do_no_harm_to_each_other(captured, what, env):
+    assert "plain" not in captured(what, env)
+
+
+def test_a_workspace_grows_while_another_stream_is_captured(captured):
+    assert "plain" not in captured("another's capture", {})
+
+
+@pytest.mark.parametrize(("what", "env"), [("a larger workspace", {}), ("another division", WD)], ids=["WR", "WD"])
+def test_a_workspace_that_a_graph_uses_is_kept_and_told_of(captured, what, env):
+    assert captured(what, env).count(KEPT) == 1
+
+
+@pytest.mark.parametrize("env", [{}, WD], ids=["WR", "WD"])
+def test_a_plan_that_a_graph_uses_is_kept_when_its_algorithm_fails(captured, env):
+    assert "going on with the next best" in captured("a failure", env)
+
+
+@pytest.mark.parametrize("env", [{}, WD], ids=["WR", "WD"])
+def test_nothing_is_planned_in_a_capture(captured, env):
+    said = captured("unplanned", env)
+    assert said.count("is captured in a CUDA graph before it was planned; call it once before the capture") == 1
+
+
+def test_a_limit_that_is_stated_in_a_capture_holds(captured):
+    said = captured("a lower limit in the capture", {})
+    assert said.count("is captured in a CUDA graph before it was planned") == 1
+
+
+@pytest.mark.parametrize("env", [{}, WD], ids=["WR", "WD"])
+def test_a_failure_in_a_capture_does_not_end_it(captured, env):
+    assert "CUDNN_STATUS_EXECUTION_FAILED from eng1 in a capture" in captured("a failure in the capture", env)
