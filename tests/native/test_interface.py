@@ -186,9 +186,50 @@ def test_a_compiler_that_fails_says_why(toolchain, tmp_path, monkeypatch):
 
 
 def test_missing_headers_are_named(monkeypatch, tmp_path, capsys):
-    monkeypatch.setattr(build, "_CUDNN", ("no_such_header.h", "no_such_package", ()))
+    monkeypatch.setattr(build, "_CUDNN", (("no_such_header.h",), "no_such_package", ()))
     assert main(["--build", "--folder", str(tmp_path)]) == 2
     assert "no_such_header.h was not found: give its folder with --include" in capsys.readouterr().err
+
+
+def folder_with(path, *names):
+    for name in names:
+        (path / name).parent.mkdir(parents=True, exist_ok=True)
+        (path / name).write_text("")
+    return path
+
+
+def test_a_folder_without_the_headers_that_others_include_is_passed_over(monkeypatch, tmp_path):
+    cudnn = folder_with(tmp_path / "cudnn", "cudnn.h")
+    partial = folder_with(tmp_path / "partial", "cuda_runtime_api.h")  # as the wheel without that of crt/
+    whole = folder_with(tmp_path / "whole", "cuda_runtime_api.h", "crt/host_defines.h")
+    monkeypatch.setattr(build, "_wheel", lambda package, kind: [cudnn if package == "cudnn" else partial])
+    monkeypatch.setattr(build, "_toolkits", lambda: [whole])
+    for name in ("_CUDNN", "_CUDA", "_OLDER_CUDA"):
+        headers, package, _ = getattr(build, name)
+        monkeypatch.setattr(build, name, (headers, package, ()))
+    assert build.header_folders() == [cudnn, whole]
+    monkeypatch.setattr(build, "_toolkits", list)
+    with pytest.raises(BackendUnavailableError, match=rf"{partial} has cuda_runtime_api.h, but not crt/host_defines.h"):
+        build.header_folders()
+    assert build.header_folders([partial, tmp_path / "whole"]) == [partial, whole, cudnn]
+    apart = folder_with(tmp_path / "apart", "crt/host_defines.h")
+    assert build.header_folders([partial, apart]) == [partial, apart, cudnn]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "refused"),
+    [
+        (["--cflags", "--folder", "somewhere"], "--folder"),
+        (["--cflags", "--compiler", "g++"], "--compiler"),
+        (["--include-dir", "--include", "somewhere"], "--include"),
+        (["--libpython", "--folder", "somewhere"], "--folder"),
+    ],
+)
+def test_an_option_that_would_be_ignored_is_refused(arguments, refused, capsys):
+    assert main(arguments) == 2
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert said.err.startswith(f"ucudnn: {refused} is for --libs and --build")
 
 
 def test_help_shows_how_to_build_a_program(capsys):

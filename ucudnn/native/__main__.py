@@ -5,7 +5,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from ucudnn.errors import UcudnnError
+from ucudnn.errors import InvalidValueError, UcudnnError
 from ucudnn.native.build import INCLUDE, build, compile_flags, default_folder, libpython, link_flags
 
 _DESCRIPTION = "Print the flags for a C++ build with UcudnnHandle_t, the handle type that micro-batches convolutions."
@@ -28,6 +28,7 @@ the program states; UCUDNN_TOTAL_WORKSPACE_SIZE; UCUDNN_BATCH_SIZE_POLICY; UCUDN
     UCUDNN_PLAIN     1: use plain cuDNN, for comparison
     UCUDNN_VERBOSE   1: write a line to stderr for each convolution that is planned
 """
+_DEFAULT = str(default_folder()).replace("%", "%%")  # argparse formats it
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -43,7 +44,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--build", action="store_true", help="compile the library, and print its path")
     parser.add_argument("--include-dir", action="store_true", help="print the folder of ucudnn.hpp")
     parser.add_argument("--libpython", action="store_true", help="print this Python's shared library")
-    parser.add_argument("--folder", type=Path, default=default_folder(), help="folder for the library (%(default)s)")
+    parser.add_argument("--folder", type=Path, help=f"folder for the library ({_DEFAULT})")
     parser.add_argument(
         "--include", type=Path, action="append", default=[], metavar="DIR", help="folder with cudnn.h or CUDA's headers"
     )
@@ -51,12 +52,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     found: list[str] = []
     try:
+        _refuse_ignored(options)
         if options.include_dir:
             found.append(str(INCLUDE))
         if options.cflags:
             found += compile_flags(options.include)
         if options.libs or options.build:
-            folder = options.folder.absolute()
+            folder = (options.folder or default_folder()).absolute()
             library = build(folder, options.include, options.compiler)
             found += link_flags(folder) if options.libs else [str(library)]
         if options.libpython:
@@ -69,6 +71,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 2
     sys.stdout.write(" ".join(found) + "\n")
     return 0
+
+
+def _refuse_ignored(options: argparse.Namespace) -> None:
+    """Raise an error for an option that nothing which was asked for would read."""
+    compiles = options.libs or options.build
+    asked = compiles or options.cflags or options.include_dir or options.libpython
+    used = {"--folder": compiles, "--compiler": compiles, "--include": compiles or options.cflags}
+    for name, is_used in used.items():
+        if asked and not is_used and getattr(options, name[2:]):
+            also = " and --cflags" if name == "--include" else ""
+            raise InvalidValueError(f"{name} is for --libs and --build{also}, not for what was asked for")
 
 
 if __name__ == "__main__":

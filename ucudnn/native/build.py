@@ -19,9 +19,13 @@ LIBRARY = "libucudnn.so"
 
 _COMPILERS = ("c++", "g++", "clang++")
 _FLAGS = ("-std=c++17", "-O2", "-shared", "-fPIC", "-fvisibility=hidden", "-Wall", "-Wextra")
-_CUDNN = ("cudnn.h", "cudnn", ("/usr/include", "/usr/include/x86_64-linux-gnu", "/usr/include/aarch64-linux-gnu"))
-_CUDA = ("cuda_runtime_api.h", "cu13", ("/usr/local/cuda/include", "/usr/include"))
-_OLDER_CUDA = ("cuda_runtime_api.h", "cuda_runtime", ())
+_CUDNN = (("cudnn.h",), "cudnn", ("/usr/include", "/usr/include/x86_64-linux-gnu", "/usr/include/aarch64-linux-gnu"))
+_CUDA_HEADERS = (
+    "cuda_runtime_api.h",
+    "crt/host_defines.h",
+)  # the second one, which the first includes, has its own wheel
+_CUDA = (_CUDA_HEADERS, "cu13", ("/usr/local/cuda/include", "/usr/include"))
+_OLDER_CUDA = (_CUDA_HEADERS, "cuda_runtime", ())
 
 
 def default_folder() -> Path:
@@ -49,18 +53,31 @@ def header_folders(given: Sequence[Path] = ()) -> list[Path]:
     """
     found = [*given]
     for choices in ((_CUDNN,), (_CUDA, _OLDER_CUDA)):
-        name = choices[0][0]
+        names = choices[0][0]
+        if all(any((folder / name).exists() for folder in given) for name in names):
+            continue
         candidates = [*given]
         for _, package, folders in choices:
             candidates += [*_wheel(package, "include"), *map(Path, folders), *sorted(_toolkits())]
-        folder = next((each for each in candidates if (each / name).exists()), None)
+        folder = next((each for each in candidates if not _missing(each, names)), None)
         if folder is None:
-            raise BackendUnavailableError(
-                f"{name} was not found: give its folder with --include, or install NVIDIA's cuDNN and CUDA packages"
-            )
+            raise BackendUnavailableError(_not_found(candidates, names))
         if folder not in found:
             found.append(folder)
     return found
+
+
+def _missing(folder: Path, names: Sequence[str]) -> list[str]:
+    return [name for name in names if not (folder / name).exists()]
+
+
+def _not_found(candidates: Sequence[Path], names: Sequence[str]) -> str:
+    partial = next((each for each in candidates if len(_missing(each, names)) < len(names)), None)
+    what = f"{names[0]} was not found"
+    if partial is not None:
+        there = ", ".join(name for name in names if (partial / name).exists())
+        what = f"{partial} has {there}, but not {', '.join(_missing(partial, names))}"
+    return f"{what}: give its folder with --include, or install NVIDIA's cuDNN and CUDA packages"
 
 
 def compile_flags(headers: Sequence[Path] = ()) -> list[str]:
