@@ -1,99 +1,217 @@
-"""WD by ucudnn and by the paper's 0-1 program in GLPK, on one CPU core: their times, and the same optimum.
+"""WD by ucudnn beside HiGHS and GLPK, on one CPU core: how long each takes, and whether the division is the fastest.
 
-    python -m bench.paper.solvers
+    python -m bench.paper.solvers                 about ten minutes
+    python -m bench.paper.solvers --continue      go on with what an interrupted run has written
 
-The desirable sets come from two recorded H200 profiles: ucudnn's own, and tests/data/h200_every.json, which leaves
-nothing out. The milliseconds are those of building and solving, in turn, after a first round that does not count.
-`ours` is `divide` with identical kernels merged, `unmerged` has every kernel apart, as the paper's program has, `highs`
-is merged with HiGHS in place of ucudnn's search, and `glpk` is the paper's program (tests/support/papers_program.py).
-Optima that differ by more than 1e-9 are an error. `median_ms` and `sum_ms` are those of the totals' medians, `worst_ms`
-is the slowest run; infeasible totals do not count.
+Divided are synthetic fronts (bench.paper.fronts; 300 kernels of 30 shapes, 3,000 kernels of the same shapes, and 3,000
+different shapes), the fronts of ResNet-1001 that were recorded on a CPU, and those of AlexNet, ResNet-18 and ResNet-50
+in two recorded H200 profiles. The totals are 5 to 80 % of the bytes with which every kernel is as fast as it can be.
+
+Each solver is timed from the same fronts and counts to the same answer, so that a time contains the statement of the
+model, its solution and the reading of the answer. Identical kernels share integer variables in the rivals' models
+(tests/support/grouped_programs.py). HiGHS has no gap to leave; GLPK has its usual tolerance of 1e-7. Runs alternate
+after a first round that does not count. A solver whose runs have taken 2 s has no further ones, and one that takes
+10 s is stopped, and counts with these 10 s.
+
+A division counts as the fastest if HiGHS ends with the same time, to 1e-9 of it, and if whole numbers prove that no
+division is faster (tests/support/exact_bound.py). The script ends with 1 if a division is not the fastest, or if a
+figure is missed.
 """
 
+import gc
 import os
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from statistics import median
 from time import perf_counter
 from typing import Any
 
-from bench.paper.recorded import NETWORKS, choices_of, recorded, variables_of
-from bench.tools.results import ROOT, cpu_conditions, save
-from bench.tools.script import command_line, out_of, run_main
-from tests.support.papers_program import glpk_optimum
-from ucudnn.settings import SolverName
-from ucudnn.solvers.division import Choice, Division, DivisionStatus, divide
+from bench.paper.fronts import KINDS, recorded_resnet1001, synthetic
+from bench.paper.recorded import NETWORKS, choices_of, recorded
+from bench.tools.results import ROOT, cpu_conditions, load, save
+from bench.tools.script import command_line, note, out_of, run_main, verdict
+from tests.support.exact_bound import no_division_is_faster
+from tests.support.grouped_programs import glpk_division, highs_division
+from ucudnn.solvers.division import Choice, divide
 
+PERCENTS = (5, 10, 20, 40, 60, 80)
 REPEATS = 7
-TOTALS = [int(2**23 * 2 ** (10 * step / 15)) for step in range(16)]  # from 8 MiB to 8 GiB
+ENOUGH_S, MOST_S = 2.0, 10.0
+SEEDS = {(30, 10): 5, (30, 100): 5, (3000, 1): 1}
+"""How many fronts of each kind there are, by shapes and kernels of each."""
+
 PROFILES = {"h200": "h200", "h200_every": str(ROOT / "tests" / "data" / "h200_every.json")}
-SUMMARIES = (("median_ms", "median_ms", median), ("worst_ms", "max_ms", max), ("sum_ms", "median_ms", sum))
-SOLVERS = ("ours", "unmerged", "highs", "glpk")
+SOLVERS = ("ours", "highs", "glpk")
+TICKS_PER_MS = 10**9
+
+Counts = list[dict[int, int]]
+Case = tuple[str, str, list[Choice[Any]]]
+"""A class of cases, a name within it, and the kernels."""
 
 
-def compare(choices: Sequence[Choice[Any]], total: int) -> dict[str, Any]:
-    """Divide one total in every way, in turn, and check that all ways find the same optimum."""
-    unmerged = [Choice(desirable=choice.desirable) for choice in choices for _ in range(choice.count)]
-    if sum(min(each.workspace_bytes for each in choice.desirable) for choice in unmerged) > total:
-        assert divide(choices, total).status is DivisionStatus.INFEASIBLE
-        return {"total_bytes": total, "infeasible": True}
-    runs: dict[str, Callable[[], Division[Any] | float]] = {
-        "ours": lambda: divide(choices, total),
-        "unmerged": lambda: divide(unmerged, total),
-        "highs": lambda: divide(choices, total, SolverName.HIGHS),
-        "glpk": lambda: glpk_optimum(choices, total),
-    }
-    answers = {name: run() for name, run in runs.items()}
-    network_ms = {name: each.time_ms if isinstance(each, Division) else each for name, each in answers.items()}
-    assert max(network_ms.values()) <= min(network_ms.values()) * (1 + 1e-9), f"{total} bytes: {network_ms} differ"
-    samples: dict[str, list[float]] = {name: [] for name in SOLVERS}
-    for repeat in range(REPEATS):
-        for name in SOLVERS[:: -1 if repeat % 2 else 1]:
+def cases() -> Iterator[Case]:
+    """Make all sets of kernels."""
+    for (shapes, copies), seeds in SEEDS.items():
+        for kind in KINDS:
+            for seed in range(seeds):
+                title = f"{shapes * copies} kernels of {shapes} shapes"
+                yield title, f"{kind} {seed}", synthetic(kind, shapes, copies, seed)
+    yield "resnet1001", "cpu", recorded_resnet1001()
+    for network in NETWORKS:
+        for name, source in PROFILES.items():
+            yield network, name, choices_of(recorded(source, network))
+
+
+def solved(choices: list[Choice[Any]], total: int) -> dict[str, Callable[[], tuple[Counts, bool, str]]]:
+    """Return for each solver a function that states, solves and reads a division, and says whether it ended."""
+    fronts = [
+        (tuple(each.workspace_bytes for each in choice.desirable), tuple(each.time_ms for each in choice.desirable))
+        for choice in choices
+    ]
+    counts = [choice.count for choice in choices]
+
+    def ours() -> tuple[Counts, bool, str]:
+        division = divide(choices, total)
+        index_of = [{id(point): index for index, point in enumerate(choice.desirable)} for choice in choices]
+        taken = [
+            {indices[id(point)]: kernels for point, kernels in row}
+            for indices, row in zip(index_of, division.selected, strict=True)
+        ]
+        return taken, division.gap == 0, division.method
+
+    def rival(solve: Callable[..., Any]) -> Callable[[], tuple[Counts, bool, str]]:
+        def run() -> tuple[Counts, bool, str]:
+            answer = solve(fronts, counts, total, MOST_S)
+            return answer.counts, answer.ended, ""
+
+        return run
+
+    return {"ours": ours, "highs": rival(highs_division), "glpk": rival(glpk_division)}
+
+
+def timed(runs: dict[str, Callable[[], Any]]) -> tuple[dict[str, Any], dict[str, list[float]]]:
+    """Return the answer of each solver, and its milliseconds; runs alternate."""
+    answers: dict[str, Any] = {}
+    samples: dict[str, list[float]] = {name: [] for name in runs}
+    for repeat in range(-1, REPEATS):
+        for name in list(runs)[:: -1 if repeat % 2 else 1]:
+            if repeat > 0 and sum(samples[name]) > ENOUGH_S * 1e3:
+                continue
+            if repeat == 0:
+                if samples[name][0] > ENOUGH_S * 1e3:
+                    continue
+                samples[name] = []
+            gc.collect()
             start = perf_counter()
-            runs[name]()
+            answers[name] = runs[name]()
             samples[name].append((perf_counter() - start) * 1e3)
-    return {
-        "total_bytes": total,
-        "method": {name: each.method for name, each in answers.items() if isinstance(each, Division)},
-        "network_ms": network_ms,
-        "median_ms": {name: median(each) for name, each in samples.items()},
-        "max_ms": {name: max(each) for name, each in samples.items()},
-    }
+    return answers, samples
 
 
-def summary(title: str, totals: list[dict[str, Any]]) -> dict[str, Any]:
-    """Print and return a summary of the totals that can be divided."""
-    feasible = [each for each in totals if "infeasible" not in each]
-    methods = Counter(each["method"]["ours"] for each in feasible)
-    found: dict[str, Any] = {"infeasible": len(totals) - len(feasible), "methods": methods}
-    for key, of, summarized in SUMMARIES:
-        found[key] = {name: summarized([each[of][name] for each in feasible]) for name in SOLVERS}
-    found["ours_to_glpk"] = found["sum_ms"]["ours"] / found["sum_ms"]["glpk"]
-    print(f"{title}: {dict(methods)}, {found['infeasible']} infeasible, ours / glpk {found['ours_to_glpk']:.3f}")
+def totals_of(choices: Sequence[Choice[Any]], counts: Counts) -> tuple[int, int]:
+    """Return ticks and bytes of a division, after a check that each kernel takes one point."""
+    ticks = size = 0
+    for choice, row in zip(choices, counts, strict=True):
+        assert sum(row.values()) == choice.count
+        for index, kernels in row.items():
+            point = choice.desirable[index]
+            ticks += round(point.time_ms * TICKS_PER_MS) * kernels
+            size += point.workspace_bytes * kernels
+    return ticks, size
+
+
+def compared(choices: list[Choice[Any]], total: int) -> dict[str, Any]:
+    """Divide one total by all solvers in turn; return their times, and what proves the division."""
+    answers, samples = timed(solved(choices, total))
+    taken, ended, method = answers["ours"]
+    ticks, size = totals_of(choices, taken)
+    assert size <= total
+    row: dict[str, Any] = {"method": method, "network_ms": ticks / TICKS_PER_MS}
+    fronts = [[(p.workspace_bytes, round(p.time_ms * TICKS_PER_MS)) for p in choice.desirable] for choice in choices]
+    row["proved"] = ended and no_division_is_faster(fronts, [choice.count for choice in choices], total, ticks)
     for name in SOLVERS:
-        print(f"  {name:9}", *(f"{key} {found[key][name]:9.3f}" for key, *_ in SUMMARIES), flush=True)
+        row[f"{name}_ms"], row[f"{name}_runs"] = median(samples[name]), len(samples[name])
+        row[f"{name}_min_ms"], row[f"{name}_max_ms"] = min(samples[name]), max(samples[name])
+        if name != "ours":
+            row[f"{name}_ended"] = answers[name][1]
+            row[f"{name}_over_ours"] = totals_of(choices, answers[name][0])[0] / ticks - 1 if answers[name][1] else None
+    return row
+
+
+def figures(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Return medians and the slowest run of each solver over some cases, and how divisions were found."""
+    found: dict[str, Any] = {"cases": len(rows), "methods": dict(Counter(row["method"] for row in rows))}
+    for name in SOLVERS:
+        found[name] = {
+            "median_ms": median(row[f"{name}_ms"] for row in rows),
+            "worst_median_ms": max(row[f"{name}_ms"] for row in rows),
+            "worst_run_ms": max(row[f"{name}_max_ms"] for row in rows),
+            "sum_ms": sum(row[f"{name}_ms"] for row in rows),
+            "not_ended": sum(not row.get(f"{name}_ended", True) for row in rows),
+        }
     return found
 
 
-def main() -> None:
-    """Measure everything on one core, print it and write it."""
-    arguments = command_line(__doc__, __spec__.name, "paper/solvers.json").parse_args()
+def is_fastest(row: dict[str, Any]) -> bool:
+    """Whether whole numbers prove a division, and HiGHS finds the same one if it ends."""
+    return bool(row["proved"]) and (not row["highs_ended"] or abs(row["highs_over_ours"]) <= 1e-9)
+
+
+def judged(classes: dict[str, dict[str, Any]], rows: Sequence[dict[str, Any]]) -> list[dict[str, object]]:
+    """Print and return the figures that must hold, beside those that were found."""
+
+    def ours(title: str, figure: str) -> float:
+        return float(classes[title]["ours"][figure])
+
+    few, many, distinct = (f"{s * n} kernels of {s} shapes" for s, n in SEEDS)
+    everything = classes["all"]
+    return [
+        verdict(f"{many}: median", ours(many, "median_ms"), 20, " ms"),
+        verdict(f"{many}: worst case", ours(many, "worst_median_ms"), 100, " ms"),
+        verdict(f"{many} over {few}: medians", ours(many, "median_ms") / ours(few, "median_ms"), 2),
+        verdict(f"{distinct}: median", ours(distinct, "median_ms"), 300, " ms"),
+        verdict(f"{distinct}: worst case", ours(distinct, "worst_median_ms"), 2000, " ms"),
+        verdict("resnet50: median", ours("resnet50", "median_ms"), 0.6, " ms"),
+        *(
+            verdict(f"all: median over that of {name}", ours("all", "median_ms") / everything[name]["median_ms"], 1)
+            for name in SOLVERS[1:]
+        ),
+        verdict("divisions that are not proved to be the fastest", sum(not is_fastest(row) for row in rows), 0),
+    ]
+
+
+def main() -> bool:
+    """Measure everything on one core, print it and write it; return whether all figures are met."""
+    parser = command_line(__doc__, __spec__.name, "paper/solvers.json")
+    parser.add_argument("--continue", action="store_true", dest="goes_on", help="keep the cases that the file has")
+    arguments = parser.parse_args()
     if hasattr(os, "sched_setaffinity"):
         os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})
     conditions = {**cpu_conditions("ucudnn", "pulp", "highspy", "swiglpk"), "cores": 1, "repeats": REPEATS}
-    profiles: dict[str, dict[str, Any]] = {name: {} for name in PROFILES}
-    everything: list[dict[str, Any]] = []
-    for name, source in PROFILES.items():
-        for network in NETWORKS:
-            choices = choices_of(recorded(source, network))
-            totals = [compare(choices, total) for total in TOTALS]
-            variables = variables_of(choices)
-            merged, apart = variables.values()
-            found = summary(f"{name} {network}, {merged} variables ({apart} unmerged)", totals)
-            profiles[name][network] = {**variables, **found, "totals": totals}
-            everything += totals
-    answer = {"conditions": conditions, "all": summary("all", everything), "profiles": profiles}
-    save(out_of(arguments), answer)
+    path = out_of(arguments)
+    known = load(path) if arguments.goes_on and path is not None and path.exists() else {}
+    rows = list(known.get("cases", ())) if known.get("conditions") == conditions else []
+    done = {(row["class"], row["case"], row["percent"]) for row in rows}
+    for title, case, choices in cases():
+        most = sum(choice.desirable[-1].workspace_bytes * choice.count for choice in choices)
+        for percent in PERCENTS:
+            if (title, case, percent) in done:
+                continue
+            row = compared(choices, most * percent // 100)
+            rows.append({"class": title, "case": case, "percent": percent, **row})
+            times = ", ".join(f"{name} {row[f'{name}_ms']:.1f} ms" for name in SOLVERS)
+            note(f"{title}, {case}, {percent} %: {times}{'' if is_fastest(row) else ', NOT PROVED'}")
+        save(path, {"conditions": conditions, "cases": rows})
+    titles = list(dict.fromkeys(row["class"] for row in rows))
+    classes = {title: figures([row for row in rows if row["class"] == title]) for title in titles}
+    classes["all"] = figures(rows)
+    for title, found in classes.items():
+        print(f"{title}: {found['cases']} cases, {found['methods']}")
+        for name in SOLVERS:
+            print(f"  {name:5}", *(f"{figure} {value:9.2f}" for figure, value in found[name].items()), flush=True)
+    claims = judged(classes, rows)
+    save(path, {"conditions": conditions, "claims": claims, "classes": classes, "cases": rows})
+    return all(claim["met"] for claim in claims)
 
 
 if __name__ == "__main__":

@@ -88,6 +88,20 @@ def test_copies_of_kernels_take_no_more_work(copies, percent):
     assert totals_of(fronts, [copies] * len(fronts), found.counts)[1] <= total
 
 
+@pytest.mark.parametrize("seed", [0, 5])
+def test_moves_that_cannot_use_up_the_kernels_do_not_compete_for_them(seed):
+    """Where times have nothing to do with bytes, a shape has many moves that cost about the same."""
+    random = np.random.default_rng(seed)
+    fronts = []
+    for _ in range(30):
+        scale = float(random.uniform(0.05, 2))
+        sizes = (0, *sorted({int(each) for each in random.integers(1, 2**26, 12)}))
+        times = scale * np.sort(random.uniform(0.3, 1.3, len(sizes)))[::-1]
+        fronts.append((sizes, tuple(times.tolist())))
+    total = sum(sizes[-1] for sizes, _ in fronts) * 100 * 5 // 100
+    assert search(relax(knapsack_of(fronts, [100] * 30, total)), WORK_OF_A_ROUND).optimal
+
+
 @pytest.mark.parametrize("percent", [5, 20, 40, 80])
 def test_many_shapes_leave_few_open(percent):
     fronts = shapes(1, 2000)

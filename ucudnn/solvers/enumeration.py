@@ -6,20 +6,21 @@ fastest division (Horowitz and Sahni 1974). One takes the moves of many bytes fi
 up for little: most of its sums are soon known to be of no use. The other one takes the moves of few bytes. Where a list
 gets too long, the goal comes down to what the list still holds all of.
 
-`n` kernels that can make a move are not `n` moves but those of 1, 8, 64, ... kernels at once.
+`n` kernels that can make a move are not `n` moves but those of 1, 4, 16, ... kernels at once.
 """
 
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import repeat
+from itertools import accumulate, repeat
 from math import inf
+from operator import mul
 from typing import NamedTuple, final
 
 import numpy as np
 
 from ucudnn.solvers.knapsack import Floats, Integers
-from ucudnn.solvers.linear_relaxation import Curves, Moves, Reach, Relaxation
+from ucudnn.solvers.linear_relaxation import Curve, Moves, Reach, Relaxation
 
 SLACK = 0.5
 """Ticks that a goal lies beyond a division: more than rounding errors, and less than a tick."""
@@ -27,7 +28,7 @@ SLACK = 0.5
 _MERGE = 1000  # sums that could be made in the time that one merge takes to begin
 _BLOCK = 1024  # sums up to which several units are merged at once
 _FEW = 48  # sums that are merged before the relaxation of the rest is solved
-_MOST_DIGIT = 7  # the most kernels of a unit, as a multiple of the fewest
+_MOST_DIGIT = 3  # the most kernels of a unit, as a multiple of the fewest
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -156,10 +157,10 @@ class Enumeration:
                 return False
             if from_first:
                 first += taken
-                large = self._merged(sums, block, reach.curves(first, len(self._units)) if length > _FEW else None)
+                large = self._merged(sums, block, reach.curve(first, len(self._units)) if length > _FEW else None)
             else:
                 end -= taken
-                small = self._merged(sums, block, reach.curves(0, end) if length > _FEW else None)
+                small = self._merged(sums, block, reach.curve(0, end) if length > _FEW else None)
             self._note(large, small)
         return True
 
@@ -180,36 +181,48 @@ class Enumeration:
         return block, len(ranks), length
 
     def _units_of(self, most_copies: Integers) -> Iterator[_Unit]:
-        """Return units whose options make up all that the kernels can do."""
+        """Return units whose options make up all that the kernels can do within the goal."""
         moves = self._moves
-        uses = np.bincount(moves.cohort, weights=most_copies)
-        coupled = (uses[moves.cohort] > moves.copies).tolist()
+        copies, most = moves.copies.tolist(), most_copies.tolist()
         together: dict[int, list[int]] = {}
-        steps = zip(
-            moves.cohort.tolist(), moves.sizes.tolist(), moves.ticks.tolist(), most_copies.tolist(), strict=True
-        )
-        for move, (cohort, size, ticks, most) in enumerate(steps):
-            if coupled[move]:
-                together.setdefault(cohort, []).append(move)
-                continue
-            for kernels in _digits(most):
-                yield _Unit(
-                    moves=[move] * len(kernels),
-                    kernels=kernels,
-                    sizes=[size * each for each in kernels],
-                    ticks=[ticks * each for each in kernels],
-                    cost=self._costs[move] * kernels[1],
-                )
+        for move, cohort in enumerate(moves.cohort.tolist()):
+            together.setdefault(cohort, []).append(move)
         for own in together.values():
-            # The moves need more kernels than there are, so each kernel is on its own: it stays or makes one of them.
-            unit = _Unit(
-                moves=[own[0], *own],
-                kernels=[0, *repeat(1, len(own))],
-                sizes=[0, *moves.sizes[own].tolist()],
-                ticks=[0, *moves.ticks[own].tolist()],
-                cost=self._costs[own[0]],
+            first = own[0]  # the cheapest one, because moves are sorted by cost
+            kernels = copies[first]
+            if sum(most[move] for move in own) <= kernels or (kernels + 1) * self._costs[first] > self.goal:
+                # There are enough kernels for all moves that a sum within the goal can have.
+                for move in own:
+                    yield from self._alike(move, most[move])
+                continue
+            # Moves compete for kernels. Of the kernels of a sum, by falling cost, the first can make any move, and the
+            # n-th only those of which n are within the goal; where that leaves the cheapest move only, they are alike.
+            single = max(most[move] for move in own[1:])
+            for number in range(min(single, kernels)):
+                yield self._one_of([first, *(move for move in own[1:] if most[move] > number)])
+            yield from self._alike(first, min(kernels - single, most[first]))
+
+    def _alike(self, move: int, most: int) -> Iterator[_Unit]:
+        """Return units that make up all numbers of kernels, up to the most, that make a move."""
+        size, ticks = int(self._moves.sizes[move]), int(self._moves.ticks[move])
+        for kernels in _digits(most):
+            yield _Unit(
+                moves=[move] * len(kernels),
+                kernels=kernels,
+                sizes=[size * each for each in kernels],
+                ticks=[ticks * each for each in kernels],
+                cost=self._costs[move] * kernels[1],
             )
-            yield from repeat(unit, min(int(moves.copies[own[0]]), int(most_copies[own].sum())))
+
+    def _one_of(self, own: list[int]) -> _Unit:
+        """Return the unit of one kernel, which makes one of some moves or none."""
+        return _Unit(
+            moves=[own[0], *own],
+            kernels=[0, *repeat(1, len(own))],
+            sizes=[0, *self._moves.sizes[own].tolist()],
+            ticks=[0, *self._moves.ticks[own].tolist()],
+            cost=self._costs[own[0]],
+        )
 
     def _reach(self) -> Reach:
         """Return what units can do, by their rank."""
@@ -218,7 +231,7 @@ class Enumeration:
         costs = np.array([self._costs[unit.moves[option]] * unit.kernels[option] for _, unit, option in ends])
         return Reach(sizes, costs, np.array([rank for rank, _, _ in ends], dtype=np.int64), self._price)
 
-    def _merged(self, sums: _Sums, block: list[_Unit], rest: Curves | None) -> _Sums:
+    def _merged(self, sums: _Sums, block: list[_Unit], rest: Curve | None) -> _Sums:
         """Return the sums of some sums and the options of some units, without those that are of no use.
 
         Args:
@@ -228,24 +241,23 @@ class Enumeration:
         """
         sizes, ticks, early = sums.sizes, sums.ticks, sums.early
         for unit in block:
+            # Each option's sums stand together, so that their sizes rise in a few runs, which are soon sorted.
             earlier = [-self._choices[move] * float(size) for move, size in zip(unit.moves, unit.sizes, strict=True)]
-            sizes = np.add.outer(sizes, unit.sizes).ravel()
-            ticks = np.add.outer(ticks, unit.ticks).ravel()
-            early = np.add.outer(early, earlier).ravel()
+            sizes = np.add.outer(unit.sizes, sizes).ravel()
+            ticks = np.add.outer(unit.ticks, ticks).ravel()
+            early = np.add.outer(earlier, early).ravel()
         bounds = ticks + self._price * sizes
         kept = (bounds <= self.goal).nonzero()[0]
-        sizes, ticks, early, bounds = sizes[kept], ticks[kept], early[kept], bounds[kept]
+        sizes, bounds = sizes[kept], bounds[kept]
         if rest is not None:
-            bounds += rest.costs(self._rest - sizes)
+            bounds += rest.costs_of(self._rest - sizes)
             within = (bounds <= self.goal).nonzero()[0]
-            kept, sizes, ticks, early, bounds = (
-                kept[within],
-                sizes[within],
-                ticks[within],
-                early[within],
-                bounds[within],
-            )
-        order = np.lexsort((early, ticks, sizes))
+            kept, sizes, bounds = kept[within], sizes[within], bounds[within]
+        ticks, early = ticks[kept], early[kept]
+        order = np.argsort(sizes, kind="stable")
+        rising = sizes[order]
+        if np.equal(rising[1:], rising[:-1]).any():
+            order = np.lexsort((early, ticks, sizes))
         falling = ticks[order]
         better = np.ones(len(order), dtype=bool)
         np.less(falling[1:], np.minimum.accumulate(falling)[:-1], out=better[1:])
@@ -291,8 +303,9 @@ class Enumeration:
         while sums.before is not None:
             origin = int(sums.origins[index])
             sums, block = sums.before
-            for unit in reversed(block):
-                origin, option = divmod(origin, len(unit.moves))
+            lengths = [*accumulate((len(unit.moves) for unit in block[:-1]), mul, initial=len(sums.sizes))]
+            for unit, length in zip(reversed(block), reversed(lengths), strict=True):
+                option, origin = divmod(origin, length)
                 if unit.kernels[option]:
                     move = unit.moves[option]
                     key = int(self._moves.cohort[move]), int(self._moves.point[move])
@@ -306,7 +319,7 @@ def _digits(most: int) -> Iterator[list[int]]:
 
     Example:
         >>> list(_digits(10))
-        [[0, 1, 2, 3, 4, 5, 6, 7], [0, 3]]
+        [[0, 1, 2, 3], [0, 4], [0, 3]]
     """
     weight = 1
     while most:

@@ -233,26 +233,20 @@ def _rounded(knapsack: Knapsack, price: float, below: Integers, above: Integers)
 
 
 @final
-class Curves(NamedTuple):
+class Curve(NamedTuple):
     """The relaxation of some moves: what so many bytes more, or so many less, cost at least.
 
     Attributes:
-        more: bytes more, at each bend of their curve.
-        more_costs: what they cost.
-        less: bytes less, at each bend of their curve.
-        less_costs: what they cost.
+        sizes: bytes more, or less where negative, at each bend of the curve; they rise.
+        costs: what they cost.
     """
 
-    more: Floats
-    more_costs: Floats
-    less: Floats
-    less_costs: Floats
+    sizes: Floats
+    costs: Floats
 
-    def costs(self, need: Integers) -> Floats:
+    def costs_of(self, need: Integers) -> Floats:
         """Return the least cost of so many bytes more, or of at least so many less where negative."""
-        more = np.interp(need, self.more, self.more_costs)
-        less = np.interp(-need, self.less, self.less_costs, right=inf)
-        return np.where(need > 0, more, less)
+        return np.interp(need, self.sizes, self.costs, left=inf)
 
 
 @final
@@ -286,12 +280,15 @@ class Reach:
                 ends.append(float(sizes.cumsum()[last]))
         return max(ends)
 
-    def curves(self, first: int, end: int) -> Curves:
+    def curve(self, first: int, end: int) -> Curve:
         """Return the relaxation of the steps whose ranks begin at the first and stop before the end."""
-        bends: list[Floats] = []
-        for sizes, costs, ranks in self._sides:
-            own = (ranks >= first) & (ranks < end)
-            bends += (np.append(0.0, sizes[own].cumsum()), np.append(0.0, costs[own].cumsum()))
-        more, more_costs, less, less_costs = bends
-        more, more_costs = np.append(more, more[-1] + _FAR), np.append(more_costs, more_costs[-1] + _FAR * self._price)
-        return Curves(more=more, more_costs=more_costs, less=less, less_costs=less_costs)
+        (more, more_costs), (less, less_costs) = (
+            (sizes[own].cumsum(), costs[own].cumsum())
+            for sizes, costs, ranks in self._sides
+            for own in ((ranks >= first) & (ranks < end),)
+        )
+        most, cost = (more[-1], more_costs[-1]) if len(more) else (0.0, 0.0)
+        return Curve(
+            sizes=np.concatenate((-less[::-1], (0.0,), more, (most + _FAR,))),
+            costs=np.concatenate((less_costs[::-1], (0.0,), more_costs, (cost + _FAR * self._price,))),
+        )
