@@ -211,3 +211,9 @@ VARIABLES: dict[str, str] = {name: variable for name, (variable, _) in _FIELDS.i
 def is_set(name: str, environment: Mapping[str, str] | None = None) -> bool:
     """Whether the environment sets a field of Settings; the environment is that of the process if None."""
     return bool((os.environ if environment is None else environment).get(VARIABLES[name]))
+
+
+def variables_set(environment: Mapping[str, str] | None = None) -> dict[str, str]:
+    """Return the variables of ucudnn that an environment sets, with their values; None for that of the process."""
+    environment = os.environ if environment is None else environment
+    return {variable: environment[variable] for variable in VARIABLES.values() if environment.get(variable)}

@@ -142,7 +142,7 @@ def test_time_divides_a_total_too(layers):
         ),
         (["plan", "alexnet", "--profile", "h200", "--solver-time-limit", "0"], "must be more than 0 seconds"),
         (["plan", "alexnet", "--profile", "h200", "--dtype", "int8"], "--dtype='int8' is not known"),
-        (["plan", "alexnet", "--profile", "h200", "--layout", "NHWC"], "--layout='NHWC' is not known: give first"),
+        (["plan", "alexnet", "--profile", "h200", "--layout", "CHWN"], "--layout='CHWN' is not known: give first"),
         (["plan", "alexnet", "--profile", "h200", "--dtype", "float64"], "has no Forward"),
         (["plan", "alexnet", "--profile", "h200", "--policy", "half"], "policy='half' is not known"),
         (["plan", "alexnet", "--profile", "h200", "--candidates", "all"], "candidates='all' is not known"),

@@ -15,8 +15,10 @@ def test_variants_are_all_different_combinations():
     found = variants(["float32", "float16"], ["tf32", "fma"], ["first", "last"])
     assert len(found) == len(set(found)) == 6
     assert Variant(dtype=DataType.FLOAT16, math=MathMode.FMA) not in found
-    with pytest.raises(SettingsError, match="--layout='NHWC' is not known: give first or last"):
-        variants(None, None, ["NHWC"])
+    assert variants(None, None, ["NHWC", "ndhwc", "last"]) == [Variant(channels_last=True)]
+    assert variants(None, None, ["nchw", "first"]) == [Variant()]
+    with pytest.raises(SettingsError, match="--layout='CHWN' is not known: give first or NCHW, or last or NHWC"):
+        variants(None, None, ["CHWN"])
     with pytest.raises(SettingsError, match="--dtype"):
         variants(["int8"], None, None)
 

@@ -1,4 +1,4 @@
-"""The command line: `ucudnn plan`, `time`, `profile`, `memory`, `plot` and `cache`."""
+"""The command line: `ucudnn plan`, `time`, `profile`, `memory`, `plot`, `cache` and `doctor`."""
 
 import json
 import sys
@@ -16,8 +16,11 @@ from ucudnn.benchmarking.recording import record, record_requests
 from ucudnn.benchmarking.storage.sqlite_file import Access
 from ucudnn.benchmarking.storage.store import open_database
 from ucudnn.cli.cache import cache
+from ucudnn.cli.doctor import PartState, as_json_text, as_text, examine
+from ucudnn.cli.help_text import CommandLine
 from ucudnn.cli.memory import memory
 from ucudnn.cli.options import (
+    COMPLETE_NETWORK,
     NETWORK_HELP,
     PLAN,
     RECORD,
@@ -66,10 +69,8 @@ from ucudnn.reporting.report import Report, report_kernel
 from ucudnn.reporting.terminal import Steps, accept_any_terminal, print_error, print_report, print_text, progress
 from ucudnn.settings import Settings
 
-app = typer.Typer(
-    help="μ-cuDNN: convolutions in micro-batches, so that fast algorithms fit a workspace limit.",
+app = CommandLine(
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
@@ -79,14 +80,31 @@ app = typer.Typer(
 def root(
     show_version: Annotated[bool, typer.Option("--version", help="Print the version and exit.")] = False,
 ) -> None:
-    """Divide mini-batches into micro-batches, so that fast algorithms fit a workspace limit."""
+    """μ-cuDNN: convolutions in micro-batches, so that fast algorithms fit a workspace limit.
+
+    A convolution's fast algorithms need workspace. A part of the mini-batch, a micro-batch, needs less of it.
+
+    WR, workspace reuse: every kernel has the same limit (--workspace).
+
+    WD, workspace division: a total is divided among all kernels (--total-workspace).
+
+    Desirable set: the configurations of a kernel that no other one beats in both time and workspace.
+
+    Begin with one of these:
+
+        ucudnn plan alexnet --profile h200 --workspace 64MiB
+
+        ucudnn time alexnet
+
+        ucudnn memory why resnet50 --batch 256
+    """
     if show_version:
         print_text(version("ucudnn"))
         raise typer.Exit
 
 
 # `settings_of` reads the options that make settings from the context, so that no command can forget one.
-@app.command()
+@app.command(short_help="Show each kernel's configuration and predicted time.")
 def plan(
     context: typer.Context,
     network: NetworkArgument,
@@ -125,7 +143,7 @@ def plan(
     _print(subject.report(decisions, reports, settings), as_json, as_csv)
 
 
-@app.command()
+@app.command(short_help="Measure, plan and run a network, and compare.")
 def time(
     context: typer.Context,
     network: NetworkArgument,
@@ -189,10 +207,12 @@ def time(
     _print(subject.report(decisions, reports, settings), as_json, as_csv)
 
 
-@app.command()
+@app.command(short_help="Record a network here, to plan for it anywhere.")
 def profile(
     context: typer.Context,
-    network: Annotated[str | None, typer.Argument(metavar="[NETWORK]", help=NETWORK_HELP)] = None,
+    network: Annotated[
+        str | None, typer.Argument(metavar="[NETWORK]", help=NETWORK_HELP, autocompletion=COMPLETE_NETWORK)
+    ] = None,
     out: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Record NETWORK to a file, or add it to one; .gz compresses.")
     ] = None,
@@ -250,9 +270,26 @@ def profile(
         print_text(f"{count_records(made)} measurements of {recorded.name} are in {out}")
 
 
-app.add_typer(memory, name="memory")
-app.add_typer(plot, name="plot")
-app.add_typer(cache, name="cache")
+@app.command(short_help="Show what this machine has, and what is missing.")
+def doctor(
+    context: typer.Context,
+    backend: BackendOption = None,
+    database: DatabaseOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Show what this machine has for ucudnn, what is missing, and the line that installs it.
+
+    The exit status is 1 where a part is there and broken. A part that is missing is no error.
+    """
+    findings = examine(lambda: settings_of(context))
+    print_text(as_json_text(findings) if as_json else as_text(findings))
+    if any(each.state is PartState.BROKEN for each in findings):
+        raise typer.Exit(1)
+
+
+app.add_typer(memory, name="memory", short_help="Plan a whole training step within a memory budget.")
+app.add_typer(plot, name="plot", short_help="Draw what is planned.")
+app.add_typer(cache, name="cache", short_help="Show, check, prune or clear the database.")
 
 
 def main() -> None:

@@ -10,12 +10,13 @@ import typer
 from ucudnn.benchmarking.storage.database import Database
 from ucudnn.benchmarking.storage.sqlite_file import Access
 from ucudnn.benchmarking.storage.store import open_database
+from ucudnn.cli.help_text import CommandLine
 from ucudnn.cli.options import DatabaseOption, JsonOption, settings_of
 from ucudnn.reporting.terminal import print_cache, print_text
 
 _MOST_DAYS = 36_525  # a hundred years
 
-cache = typer.Typer(help="Show, check, prune or clear the database of measurements.", no_args_is_help=True)
+cache = CommandLine(help="Show, check, prune or clear the database of measurements.", no_args_is_help=True)
 
 
 @cache.command()

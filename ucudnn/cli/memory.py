@@ -9,6 +9,7 @@ from typing import Annotated
 
 import typer
 
+from ucudnn.cli.help_text import CommandLine, choices
 from ucudnn.cli.options import (
     DEFAULT_DEVICE,
     AlgorithmsOption,
@@ -56,14 +57,14 @@ _RULES = (
     NoEffect(options=("--budget",), beside=("--front",)),
 )
 
-memory = typer.Typer(
+memory = CommandLine(
     help="Plan a whole training step within a memory budget.\n\nFor example: ucudnn memory why resnet50 --batch 256",
     no_args_is_help=True,
 )
 
 
 # The commands hand their context on, from which `_Subject` reads the options that say what is planned for.
-@memory.command()
+@memory.command(short_help="Who owns the memory at a step's peak, and its floor.")
 def why(
     context: typer.Context,
     step: StepArgument,
@@ -127,7 +128,7 @@ def why(
         )
 
 
-@memory.command("plan")
+@memory.command("plan", short_help="What policies make of a step within a budget.")
 def plan_step(
     context: typer.Context,
     step: StepArgument,
@@ -137,7 +138,13 @@ def plan_step(
         typer.Option(metavar="SIZE", help="Memory for the whole step, such as 12GiB; default: the device's."),
     ] = None,
     policy: Annotated[
-        str, typer.Option(metavar="POLICIES", help=f"Policies, with commas between them: {', '.join(POLICIES)}.")
+        str,
+        typer.Option(
+            metavar="POLICIES",
+            help=f"Policies, with commas between them: {', '.join(POLICIES)}; default: all.",
+            show_default=False,
+            autocompletion=choices(*POLICIES),
+        ),
     ] = ",".join(POLICIES),
     device: DeviceOption = None,
     algorithms: AlgorithmsOption = CHOICES[0],
@@ -194,7 +201,7 @@ def plan_step(
         print_table(found.title(), found.headings(), found.cells(), found.lines(), text=("policy",))
 
 
-@memory.command("record")
+@memory.command("record", short_help="Record the step of a PyTorch model to a file.")
 def record_step(
     context: typer.Context,
     model: ModelArgument,

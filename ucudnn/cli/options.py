@@ -6,20 +6,35 @@ from typing import Annotated, Any
 import typer
 
 from ucudnn.backends.candidates import Candidates
+from ucudnn.cli.help_text import choices
 from ucudnn.command_line import NoEffect, read_settings
 from ucudnn.memory.devices.profile import shipped_devices
 from ucudnn.memory.devices.roofline import CHOICES
 from ucudnn.memory.steps import shipped_steps
 from ucudnn.networks.tables import CSV_HEADER, NETWORKS
-from ucudnn.networks.variants import Variant, variants
-from ucudnn.settings import Settings, parse_choice
+from ucudnn.networks.variants import LAYOUT_NAMES, Variant, variants
+from ucudnn.policy import BatchSizePolicy
+from ucudnn.problem import DataType, MathMode
+from ucudnn.profiles.format import shipped_profiles
+from ucudnn.settings import Settings, SolverName, parse_choice
 
-NETWORK_HELP = f"{', '.join(NETWORKS)}, or a CSV file of layers with the header {CSV_HEADER}."
-NetworkArgument = Annotated[str, typer.Argument(metavar="NETWORK", help=NETWORK_HELP)]
+_COLUMNS = ", ".join(CSV_HEADER.split(","))
+NETWORK_HELP = f"{', '.join(NETWORKS)}, or a CSV file of layers with these columns in its first line: {_COLUMNS}."
+COMPLETE_NETWORK = choices(*NETWORKS)
+NetworkArgument = Annotated[str, typer.Argument(metavar="NETWORK", help=NETWORK_HELP, autocompletion=COMPLETE_NETWORK)]
+COMPLETE_POLICY = choices(*(each.value for each in BatchSizePolicy))
+_COMPLETE_DTYPE = choices(*(each.value for each in DataType))
+_COMPLETE_MATH = choices(*(each.value for each in MathMode))
+_COMPLETE_LAYOUT = choices(*LAYOUT_NAMES)
 BatchOption = Annotated[int | None, typer.Option("--batch", metavar="N", help="Mini-batch size.")]
 WorkspaceOption = Annotated[
     str | None,
-    typer.Option(metavar="SIZE", help="WR: limit for each kernel, such as 64MiB [UCUDNN_DEFAULT_WORKSPACE_LIMIT]."),
+    typer.Option(
+        "--workspace",
+        "--workspace-limit",
+        metavar="SIZE",
+        help="WR: limit for each kernel, such as 64MiB [UCUDNN_DEFAULT_WORKSPACE_LIMIT].",
+    ),
 ]
 TotalOption = Annotated[
     str | None,
@@ -33,15 +48,24 @@ PolicyOption = Annotated[
     typer.Option(
         metavar="POLICY",
         help="Micro-batch sizes to try: undivided, powerOfTwo, all or adaptive [UCUDNN_BATCH_SIZE_POLICY].",
+        autocompletion=COMPLETE_POLICY,
     ),
 ]
 BackendOption = Annotated[
     str | None,
-    typer.Option(metavar="BACKEND", help="auto, cpu, cudnn or replay:NAME-or-path [UCUDNN_BACKEND]."),
+    typer.Option(
+        metavar="BACKEND",
+        help="auto, cpu, cudnn or replay:NAME-or-path [UCUDNN_BACKEND].",
+        autocompletion=choices("auto", "cpu", "cudnn", *(f"replay:{name}" for name in shipped_profiles())),
+    ),
 ]
 ProfileOption = Annotated[
     str | None,
-    typer.Option(metavar="PROFILE", help="A recorded profile, 'h200' or a file; the same as --backend replay:PROFILE."),
+    typer.Option(
+        metavar="PROFILE",
+        help="A recorded profile, 'h200' or a file; the same as --backend replay:PROFILE.",
+        autocompletion=choices(*shipped_profiles()),
+    ),
 ]
 CandidatesOption = Annotated[
     str | None,
@@ -49,11 +73,16 @@ CandidatesOption = Annotated[
         metavar="API",
         help="cuDNN algorithms to choose from: best (default), graph, legacy, legacy-fma or every; best-plain and"
         " graph-plain are best and graph without the algorithms that copy the strided part of x first.",
+        autocompletion=choices(*(each.value for each in Candidates)),
     ),
 ]
 SolverOption = Annotated[
     str | None,
-    typer.Option(metavar="SOLVER", help="WD's solver: auto, highs, cbc, glpk, gurobi or cplex [UCUDNN_SOLVER]."),
+    typer.Option(
+        metavar="SOLVER",
+        help="WD's solver: auto, highs, cbc, glpk, gurobi or cplex [UCUDNN_SOLVER].",
+        autocompletion=choices(*(each.value for each in SolverName)),
+    ),
 ]
 TimeLimitOption = Annotated[
     float | None,
@@ -104,20 +133,56 @@ ShapeOption = Annotated[
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 CsvOption = Annotated[bool, typer.Option("--csv", help="Print CSV, one line for each kernel.")]
-DtypeOption = Annotated[str, typer.Option("--dtype", metavar="TYPE", help="float32, float16, bfloat16 or float64.")]
-MathOption = Annotated[
-    str, typer.Option("--math", metavar="MATH", help="For float32: tf32, or fma, which is without TF32.")
+DtypeOption = Annotated[
+    str,
+    typer.Option(
+        "--dtype", metavar="TYPE", help="float32, float16, bfloat16 or float64.", autocompletion=_COMPLETE_DTYPE
+    ),
 ]
-LayoutOption = Annotated[str, typer.Option("--layout", metavar="LAYOUT", help="Channels first (NCHW), or last (NHWC).")]
+MathOption = Annotated[
+    str,
+    typer.Option(
+        "--math",
+        metavar="MATH",
+        help="For float32: tf32, or fma, which is without TF32.",
+        autocompletion=_COMPLETE_MATH,
+    ),
+]
+LayoutOption = Annotated[
+    str,
+    typer.Option(
+        "--layout",
+        metavar="LAYOUT",
+        help="Channels first, the same as NCHW; or last, the same as NHWC.",
+        autocompletion=_COMPLETE_LAYOUT,
+    ),
+]
 DtypesOption = Annotated[
-    list[str] | None, typer.Option("--dtype", metavar="TYPE", help="float32 (default), float16, ...; may be repeated.")
+    list[str] | None,
+    typer.Option(
+        "--dtype",
+        metavar="TYPE",
+        help="float32 (default), float16, ...; may be repeated.",
+        autocompletion=_COMPLETE_DTYPE,
+    ),
 ]
 MathsOption = Annotated[
-    list[str] | None, typer.Option("--math", metavar="MATH", help="For float32: tf32 (default), fma; may be repeated.")
+    list[str] | None,
+    typer.Option(
+        "--math",
+        metavar="MATH",
+        help="For float32: tf32 (default), fma; may be repeated.",
+        autocompletion=_COMPLETE_MATH,
+    ),
 ]
 LayoutsOption = Annotated[
     list[str] | None,
-    typer.Option("--layout", metavar="LAYOUT", help="Channels first (default) or last; may be repeated."),
+    typer.Option(
+        "--layout",
+        metavar="LAYOUT",
+        help="Channels first (default) or last, the same as NCHW or NHWC; may be repeated.",
+        autocompletion=_COMPLETE_LAYOUT,
+    ),
 ]
 
 # Options of `ucudnn memory`.
@@ -127,6 +192,7 @@ StepArgument = Annotated[
     typer.Argument(
         metavar="STEP",
         help=f"{', '.join(shipped_steps())}, a file of `ucudnn memory record`, or a model in PyTorch, MODULE:CALLABLE.",
+        autocompletion=choices(*shipped_steps()),
     ),
 ]
 ModelArgument = Annotated[
@@ -161,6 +227,7 @@ DeviceOption = Annotated[
         "--device",
         metavar="DEVICE",
         help=f"{', '.join(shipped_devices())} or a file; default: the one it was measured on, or {DEFAULT_DEVICE}.",
+        autocompletion=choices(*shipped_devices()),
     ),
 ]
 AlgorithmsOption = Annotated[

@@ -11,6 +11,7 @@ import typer
 from ucudnn.benchmarking.factory import open_benchmark
 from ucudnn.benchmarking.recording import NO_LIMIT
 from ucudnn.benchmarking.request import Request
+from ucudnn.cli.help_text import CommandLine
 from ucudnn.cli.options import (
     PLOT,
     BackendOption,
@@ -73,7 +74,7 @@ _TotalOption = Annotated[
     str, typer.Option("--total-workspace", metavar="SIZE", help="Total that is divided, such as 120MiB.")
 ]
 
-plot = typer.Typer(
+plot = CommandLine(
     help="Draw what is planned; needs pip install 'ucudnn[plot]'."
     "\n\nFor example: ucudnn plot layers alexnet --profile h200 --out layers.png",
     no_args_is_help=True,

@@ -120,9 +120,7 @@ def build(folder: Path, headers: Sequence[Path] = (), compiler: str | None = Non
     state = _hash(flags)
     if library.exists() and stamp.exists() and stamp.read_text() == state:
         return library
-    chosen = compiler or next(filter(None, map(shutil.which, _COMPILERS)), None)
-    if chosen is None:
-        raise BackendUnavailableError(f"no C++ compiler: install one of {', '.join(_COMPILERS)}, or give --compiler")
+    chosen = find_compiler(compiler)
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -139,6 +137,18 @@ def build(folder: Path, headers: Sequence[Path] = (), compiler: str | None = Non
     unfinished.replace(library)
     stamp.write_text(state)
     return library
+
+
+def find_compiler(given: str | None = None) -> str:
+    """Return the C++ compiler: the given one, or the first one on the path.
+
+    Raises:
+        BackendUnavailableError: if there is none.
+    """
+    chosen = given or next(filter(None, map(shutil.which, _COMPILERS)), None)
+    if chosen is None:
+        raise BackendUnavailableError(f"no C++ compiler: install one of {', '.join(_COMPILERS)}, or give --compiler")
+    return chosen
 
 
 def _wheel(package: str, kind: str) -> Iterable[Path]:

@@ -1,12 +1,19 @@
 """Variants of networks: other data types, math modes and layouts than those of their tables."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from ucudnn.errors import SettingsError
 from ucudnn.networks.tables import Network
 from ucudnn.problem import ConvolutionProblem, DataType, Layout, MathMode
 from ucudnn.settings import parse_choice
+
+LAYOUT_NAMES: Mapping[str, bool] = {
+    "first": False,
+    "last": True,
+    **{layout.value: layout.channels_last for layout in sorted(Layout, key=lambda each: each.dimensions != 2)},
+}
+"""Names of layouts on the command line, NCHW and NHWC among them, with whether channels are the last dimension."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,7 +48,7 @@ def variants(dtypes: Sequence[str] | None, maths: Sequence[str] | None, layouts:
     Args:
         dtypes: names of data types; None for float32.
         maths: names of math modes; None for tf32.
-        layouts: 'first' or 'last', for where the channels are; None for 'first'.
+        layouts: where the channels are, one of LAYOUT_NAMES; None for 'first'.
 
     Raises:
         SettingsError: if a name is not known.
@@ -49,9 +56,10 @@ def variants(dtypes: Sequence[str] | None, maths: Sequence[str] | None, layouts:
     found: dict[Variant, None] = {}
     for dtype in [parse_choice(DataType, each, "--dtype") for each in dtypes or ["float32"]]:
         for math in [parse_choice(MathMode, each, "--math") for each in maths or ["tf32"]]:
-            for layout in layouts or ["first"]:
-                if layout not in ("first", "last"):
-                    raise SettingsError(f"--layout={layout!r} is not known: give first or last")
+            for name in layouts or ["first"]:
+                last = next((value for known, value in LAYOUT_NAMES.items() if known.lower() == name.lower()), None)
+                if last is None:
+                    raise SettingsError(f"--layout={name!r} is not known: give first or NCHW, or last or NHWC")
                 plain = math if dtype is DataType.FLOAT32 else MathMode.TF32  # it makes no difference to other types
-                found[Variant(dtype=dtype, math=plain, channels_last=layout == "last")] = None
+                found[Variant(dtype=dtype, math=plain, channels_last=last)] = None
     return list(found)

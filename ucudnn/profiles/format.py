@@ -59,6 +59,11 @@ class Profile:
     recordings: Mapping[str, Recording]
 
 
+def shipped_profiles() -> tuple[str, ...]:
+    """Return the names of the profiles that ship with ucudnn."""
+    return tuple(sorted(entry.name.removesuffix(".json") for entry in _shipped()))
+
+
 def load_profile(name: str) -> Profile:
     """Read a profile that ships with ucudnn ('h200') or a file.
 

@@ -1,0 +1,101 @@
+"""`ucudnn doctor` says what there is, what is missing with the line that installs it, and what is broken."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from ucudnn.cli import doctor
+from ucudnn.cli.doctor import PartState, as_text, examine
+from ucudnn.settings import Settings
+
+
+def ucudnn(*arguments, **variables):
+    return subprocess.run(
+        [sys.executable, "-m", "ucudnn", *arguments],
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**os.environ, **variables},
+    )
+
+
+def found(settings=None, **named):
+    settings = settings or Settings.load({}, backend="cpu", database="off", **named)
+    return {each.part: each for each in examine(lambda: settings)}
+
+
+def test_it_names_every_part_and_the_backend_that_commands_take():
+    result = ucudnn("doctor", "--backend", "cpu", "--database", "off", "--json")
+    assert result.returncode == 0, result.stderr
+    parts = json.loads(result.stdout)
+    assert {"Python", "ucudnn", "cuDNN", "CuPy", "PyTorch", "backend", "HiGHS", "matplotlib", "C++", "database"} <= {
+        *parts
+    }
+    assert parts["backend"]["text"].startswith("cpu (device ")
+    assert f"python {sys.version_info.major}.{sys.version_info.minor}." in parts["backend"]["text"]
+    assert all(each["text"] for each in parts.values())
+
+
+def test_what_is_missing_has_the_line_that_installs_it(monkeypatch):
+    def absent(name):
+        raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+
+    monkeypatch.setattr(doctor.importlib, "import_module", absent)
+    parts = found()
+    assert {name for name, each in parts.items() if each.state is PartState.MISSING} >= {
+        "CuPy",
+        "PyTorch",
+        "matplotlib",
+    }
+    assert parts["CuPy"].remedy == "pip install 'ucudnn[cuda13]'"
+    text = as_text([*parts.values()])
+    assert re.search(r"^missing  PyTorch +not installed; .*\n +to do: pip install 'ucudnn\[torch\]'$", text, re.M)
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [("import nothing_of_that_name", "No module named 'nothing_of_that_name'"), ("raise OSError('half')", "half")],
+)
+def test_what_is_there_and_cannot_be_imported_is_broken(tmp_path, content, reason):
+    (tmp_path / "matplotlib.py").write_text(content)
+    result = ucudnn("doctor", "--backend", "cpu", "--database", "off", PYTHONPATH=f"{tmp_path}:{Path.cwd()}")
+    assert result.returncode == 1
+    assert re.search(rf"^broken +matplotlib .*{reason}$", result.stdout, re.M), result.stdout
+    assert result.stderr == ""
+
+
+def test_settings_that_cannot_be_read_are_a_finding():
+    result = ucudnn("doctor", UCUDNN_BATCH_SIZE_POLICY="halves", UCUDNN_BACKEND="cpu", UCUDNN_DATABASE="off")
+    assert result.returncode == 1
+    assert "UCUDNN_BATCH_SIZE_POLICY='halves'" in result.stdout
+    good = ucudnn("doctor", UCUDNN_BATCH_SIZE_POLICY="all", UCUDNN_BACKEND="cpu", UCUDNN_DATABASE="off")
+    assert re.search(r"^ok +settings .*UCUDNN_BATCH_SIZE_POLICY=all", good.stdout, re.M)
+
+
+def test_a_backend_that_cannot_be_opened_is_broken():
+    parts = found(Settings.load({}, backend="replay:nothing-of-that-name", database="off"))
+    assert parts["backend"].state is PartState.BROKEN
+    assert "nothing-of-that-name" in parts["backend"].text
+
+
+def test_a_libcudnn_that_was_named_and_is_none_is_broken(tmp_path):
+    file = tmp_path / "libcudnn.so.9"
+    file.write_text("no library")
+    parts = found(cudnn_library=str(file))
+    assert parts["cuDNN"].state is PartState.BROKEN
+    assert str(file) in parts["cuDNN"].text
+
+
+def test_the_database_is_looked_at_and_not_made(tmp_path):
+    path = tmp_path / "measurements.db"
+    settings = Settings.load({}, backend="cpu", database=str(path))
+    assert "is not there yet" in found(settings)["database"].text
+    assert not path.exists()
+    path.write_text("no database")
+    assert found(settings)["database"].state is PartState.BROKEN
+    assert path.read_text() == "no database"

@@ -1,0 +1,73 @@
+"""Help keeps names whole and explains words; a shell completes names."""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+from ucudnn.memory.policies.catalog import POLICIES
+from ucudnn.networks.tables import CSV_HEADER, NETWORKS
+
+
+def ucudnn(*arguments, **variables):
+    return subprocess.run(
+        [sys.executable, "-m", "ucudnn", *arguments],
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**os.environ, **variables},
+    )
+
+
+def completed(line, shell="bash"):
+    """Return what a shell is offered for the last word of a line."""
+    words = line.split(" ")
+    variables = {"_UCUDNN_COMPLETE": f"complete_{shell}", "COMP_WORDS": line, "COMP_CWORD": str(len(words) - 1)}
+    if shell != "bash":
+        variables |= {"_TYPER_COMPLETE_ARGS": line, "_TYPER_COMPLETE_FISH_ACTION": "get-args"}
+    result = ucudnn(**variables)
+    assert result.stderr == ""
+    return result.stdout
+
+
+@pytest.mark.parametrize("columns", ["80", "61", "50"])
+def test_names_are_never_broken(columns):
+    words = ucudnn("memory", "plan", "--help", COLUMNS=columns, TERMINAL_WIDTH=columns).stdout.replace(",", " ").split()
+    assert {*POLICIES} <= {word.rstrip(";") for word in words}
+    words = ucudnn("plan", "--help", COLUMNS=columns, TERMINAL_WIDTH=columns).stdout.replace(",", " ").split()
+    assert {*CSV_HEADER.split(","), *NETWORKS} <= {word.rstrip(".") for word in words}
+
+
+def test_help_explains_the_papers_words_and_cuts_no_line():
+    text = ucudnn("--help").stdout
+    for words in ("WR, workspace reuse:", "WD, workspace division:", "Desirable set:"):
+        assert words in text
+    assert "..." not in text.partition("Commands:")[2]
+    assert "\u2011" not in text
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_shells_complete_commands_and_values(shell):
+    assert "plan" in completed("ucudnn pl", shell)
+    assert "resnet50" in completed("ucudnn plan resn", shell)
+    assert "alexnet" not in completed("ucudnn plan resn", shell)
+    assert "powerOfTwo" in completed("ucudnn plan alexnet --policy p", shell)
+    assert "checkpoint,vdnn-ext-all-p" in completed("ucudnn memory plan resnet50 --policy checkpoint,vdnn-ext", shell)
+
+
+def test_a_shells_completion_can_be_installed():
+    result = ucudnn("--show-completion", "bash")
+    assert result.returncode == 0
+    assert "_UCUDNN_COMPLETE" in result.stdout
+
+
+def test_options_go_by_the_names_of_python_too():
+    plan = ["plan", "alexnet", "--profile", "h200", "--json"]
+    by_python = ucudnn(*plan, "--workspace-limit", "16MiB", "--layout", "NCHW")
+    assert by_python.returncode == 0, by_python.stderr
+    by_option = ucudnn(*plan, "--workspace", "16MiB", "--layout", "first")
+    one, other = json.loads(by_python.stdout), json.loads(by_option.stdout)
+    assert (one["limits"], one["kernels"]) == (other["limits"], other["kernels"])
+    assert one["limits"]["workspace_bytes"] == 16 * 2**20

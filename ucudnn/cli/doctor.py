@@ -1,0 +1,203 @@
+"""`ucudnn doctor`: what this machine has for ucudnn, what is missing, and the line that installs it."""
+
+import importlib
+import json
+import platform
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict, dataclass
+from enum import Enum
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any, final
+
+from ucudnn.backends import open_backend
+from ucudnn.backends.base import Backend
+from ucudnn.backends.cudnn.api.library import Library
+from ucudnn.benchmarking.storage.sqlite_file import Access
+from ucudnn.benchmarking.storage.store import OFF, default_path, open_database
+from ucudnn.errors import DatabaseError, UcudnnError
+from ucudnn.native.build import find_compiler, header_folders
+from ucudnn.settings import Settings, variables_set
+from ucudnn.units import format_bytes
+
+
+class PartState(Enum):
+    """How a part is: there, not there and not needed for what is there, or there and broken."""
+
+    OK = "ok"
+    MISSING = "missing"
+    BROKEN = "broken"
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Diagnosis:
+    """What was found of one part.
+
+    Attributes:
+        part: the part, such as 'PyTorch'.
+        state: how it is.
+        text: its version and place, or why it cannot be used.
+        remedy: what the user can do; '' where nothing is to be done.
+    """
+
+    part: str
+    state: PartState
+    text: str
+    remedy: str = ""
+
+
+def examine(read: Callable[[], Settings]) -> list[Diagnosis]:
+    """Return what there is of every part that ucudnn can use, in the order in which they build on each other.
+
+    Args:
+        read: returns the settings, whose backend, database and libcudnn are looked for. Settings that cannot be read
+            are a finding; then the defaults count.
+    """
+    findings = [_python(), _itself()]
+    try:
+        settings = read()
+    except UcudnnError as error:
+        findings.append(Diagnosis("settings", PartState.BROKEN, str(error), "correct this value, or leave it out"))
+        settings = Settings()
+    else:
+        findings += _environment()
+    findings += [
+        _cudnn(settings.cudnn_library),
+        _module("CuPy", "cupy", "Handle and the command line need it for GPUs", "cuda13", _cupy),
+        _module("PyTorch", "torch", "`ucudnn.torch` and `ucudnn memory record` need it", "torch", _pytorch),
+        _backend(settings),
+        _module("HiGHS", "highspy", "workspace division needs it", "", _version_of("highspy")),
+        _module("matplotlib", "matplotlib", "pictures need it", "plot", _version_of("matplotlib")),
+        _compiler(),
+        _database(settings.database),
+    ]
+    return findings
+
+
+def as_text(findings: list[Diagnosis]) -> str:
+    """Return findings as lines for people: state, part, what was found; a remedy has a line of its own."""
+    states = max(len(each.state.value) for each in findings)
+    parts = max(len(each.part) for each in findings)
+    lines = []
+    for each in findings:
+        lines.append(f"{each.state.value:{states}}  {each.part:{parts}}  {each.text}")
+        if each.remedy:
+            lines.append(f"{'':{states + parts + 4}}to do: {each.remedy}")
+    return "\n".join(lines)
+
+
+def as_json_text(findings: list[Diagnosis]) -> str:
+    """Return findings as one JSON object, by part."""
+    return json.dumps(
+        {each.part: {**asdict(each), "state": each.state.value} for each in findings},
+        indent=2,
+    )
+
+
+def _python() -> Diagnosis:
+    return Diagnosis("Python", PartState.OK, f"{platform.python_version()} in {sys.executable}, {platform.platform()}")
+
+
+def _itself() -> Diagnosis:
+    return Diagnosis("ucudnn", PartState.OK, f"{version('ucudnn')} in {Path(__file__).parent.parent}")
+
+
+def _environment() -> Iterator[Diagnosis]:
+    """Yield a finding that names the variables of ucudnn that are set, if any is."""
+    given = [f"{variable}={value}" for variable, value in variables_set().items()]
+    if given:
+        yield Diagnosis("settings", PartState.OK, ", ".join(given))
+
+
+def _cudnn(path: str | None) -> Diagnosis:
+    try:
+        library = Library(path)
+    except UcudnnError as error:
+        state = PartState.BROKEN if path else PartState.MISSING
+        return Diagnosis("cuDNN", state, str(error), "" if path else "pip install 'ucudnn[cuda13]', or cuda12")
+    return Diagnosis("cuDNN", PartState.OK, f"{library.version_text} in {library.path}")
+
+
+def _module(part: str, name: str, use: str, extra: str, describe: Callable[[Any], str]) -> Diagnosis:
+    """Import a package and describe it. A package that is there and cannot be imported is broken."""
+    remedy = f"pip install 'ucudnn[{extra}]'" if extra else f"pip install {name}"
+    try:
+        return Diagnosis(part, PartState.OK, describe(importlib.import_module(name)))
+    except ModuleNotFoundError as error:
+        if error.name == name:
+            return Diagnosis(part, PartState.MISSING, f"not installed; {use}", remedy)
+        return Diagnosis(part, PartState.BROKEN, str(error), remedy)
+    except Exception as error:  # noqa: BLE001 - a broken package raises anything, and the other parts still count
+        return Diagnosis(part, PartState.BROKEN, f"{type(error).__name__}: {error}", remedy)
+
+
+def _version_of(name: str) -> Callable[[Any], str]:
+    def describe(_: Any) -> str:
+        try:
+            return version(name)
+        except PackageNotFoundError:  # a copy without metadata, as some distributions make them
+            return "of an unknown version"
+
+    return describe
+
+
+def _cupy(cupy: Any) -> str:
+    return f"{cupy.__version__} for CUDA {cupy.cuda.get_local_runtime_version() / 1000:.1f}"
+
+
+def _pytorch(torch: Any) -> str:
+    if torch.version.cuda is None:
+        return f"{torch.__version__}, without CUDA"
+    text = f"{torch.__version__} for CUDA {torch.version.cuda}, cuDNN {torch.backends.cudnn.version()}"
+    if not torch.cuda.is_available():
+        return f"{text}, sees no GPU"
+    free, total = torch.cuda.mem_get_info()
+    return (
+        f"{text}, {torch.cuda.get_device_name()} with {format_bytes(free)} of {format_bytes(total)} free,"
+        f" {torch.cuda.device_count()} in all"
+    )
+
+
+def _backend(settings: Settings) -> Diagnosis:
+    """Open the backend that commands and handles take, and say what it computes on."""
+    try:
+        backend = open_backend(settings.backend, cudnn_library=settings.cudnn_library)
+    except UcudnnError as error:
+        return Diagnosis(
+            "backend", PartState.BROKEN, f"{settings.backend}: {error}", "choose another with UCUDNN_BACKEND"
+        )
+    conditions = ", ".join(f"{key} {value}" for key, value in _conditions(backend).items())
+    return Diagnosis("backend", PartState.OK, f"{backend.name} ({conditions})" if conditions else backend.name)
+
+
+def _conditions(backend: Backend) -> Mapping[str, str]:
+    machine: Callable[[], Mapping[str, str]] | None = getattr(backend, "machine", None)
+    return {} if machine is None else machine()
+
+
+def _compiler() -> Diagnosis:
+    try:
+        compiler = find_compiler(None)
+        headers = ", ".join(map(str, header_folders()))
+    except UcudnnError as error:
+        return Diagnosis("C++", PartState.MISSING, f"{error}; only C++ programs need it")
+    return Diagnosis("C++", PartState.OK, f"{compiler}, headers in {headers}")
+
+
+def _database(path: str | None) -> Diagnosis:
+    if path == OFF:
+        return Diagnosis("database", PartState.OK, "off: measurements are not kept")
+    file = default_path() if path is None else Path(path)
+    if not file.exists():
+        return Diagnosis("database", PartState.OK, f"{file} is not there yet; the first measurement makes it")
+    try:
+        database = open_database(path, Access.READ)
+        wrong = database.check()
+        count = sum(each.measurements for each in database.machines())
+    except DatabaseError as error:
+        return Diagnosis("database", PartState.BROKEN, str(error))
+    if wrong:
+        return Diagnosis("database", PartState.BROKEN, f"{file}: {wrong[0]}", "ucudnn cache check lists all damage")
+    return Diagnosis("database", PartState.OK, f"{file}, {format_bytes(file.stat().st_size)}, {count} measurements")
