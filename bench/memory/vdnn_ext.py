@@ -1,0 +1,278 @@
+"""vDNN and vDNNExt (Shriram, Garg and Kulkarni) on the study's GTX 970, simulated, beside its tables 1 to 5.
+
+    python -m bench.memory.vdnn_ext
+
+The study does not say which AlexNet it trains. Readings: that of convnet-benchmarks (2014), and that of 2012 in one
+column with and without local response normalization. Its times and sizes are those of 2012 without normalization. Steps
+are those of layers of cuDNN (`bench.memory.layer_step`). The budget of dynamic is the 3.5 GiB of the GTX 970.
+"""
+
+from collections.abc import Callable, Mapping
+from functools import cache
+
+from bench.memory.layer_networks import NETWORKS
+from bench.memory.layer_step import LayerRules
+from bench.memory.paper_rows import MIB, PaperRow, print_and_save, simulated, table_parser
+from bench.tools.script import run_main, verdict
+from ucudnn.memory.devices.profile import load_device
+from ucudnn.memory.graph import StepGraph
+from ucudnn.memory.pools.best_fit import BestFitPool
+from ucudnn.memory.simulation.result import Simulation
+
+GTX = load_device("gtx-970")
+MEMORY = GTX.memory_bytes
+ALEXNETS = {"of 2014": "alexnet", "of 2012": "alexnet_2012_plain", "of 2012 with normalization": "alexnet_2012"}
+VGG = {"VGG-16": "vgg16"}
+
+WORKSPACES = "The workspaces of the profile's fastest algorithms are not those of the study's cuDNN."
+
+Figure = Callable[[str, int], float | None]
+
+
+@cache
+def run(network: str, batch: int, policy: str, *, smallest: bool = False) -> Simulation | None:
+    """Return what a policy takes; dynamic keeps the device's memory, others have no budget."""
+    budget = MEMORY if policy.endswith("dynamic") else None
+    return simulated(graph_of(network, batch), GTX, policy, budget, smallest=smallest)
+
+
+@cache
+def graph_of(network: str, batch: int) -> StepGraph:
+    """Return a step."""
+    return NETWORKS[network](LayerRules()).with_batch(batch)
+
+
+def milliseconds(policy: str) -> Figure:
+    """Return what gives the time of a policy."""
+
+    def figure(network: str, batch: int) -> float | None:
+        found = run(network, batch, policy)
+        return found and found.time_ms
+
+    return figure
+
+
+def mebibytes(policy: str, *, smallest: bool = False) -> Figure:
+    """Return what gives the peak of a policy."""
+
+    def figure(network: str, batch: int) -> float | None:
+        found = run(network, batch, policy, smallest=smallest)
+        return found and found.peak_bytes / MIB
+
+    return figure
+
+
+def placed(policy: str) -> Figure:
+    """Return what gives the bytes of a policy in a best-fit pool (CNMeM), all that stays included."""
+
+    def figure(network: str, batch: int) -> float | None:
+        found = run(network, batch, policy)
+        if found is None:
+            return None
+        pool = BestFitPool().place(found.lifetimes)
+        return (found.peak_bytes - pool.live_bytes + pool.extent_bytes) / MIB
+
+    return figure
+
+
+def speed(policy: str, *, smallest: bool) -> Figure:
+    """Return what gives the speed of a policy in percent of that of base with the same algorithms."""
+
+    def figure(network: str, batch: int) -> float | None:
+        found, base = run(network, batch, policy), run(network, batch, "base", smallest=smallest)
+        return found and base and 100 * base.time_ms / found.time_ms
+
+    return figure
+
+
+def less_than_base(policy: str, *, smallest: bool) -> Figure:
+    """Return what gives by how much the peak of a policy is below base with the same algorithms, in percent."""
+
+    def figure(network: str, batch: int) -> float | None:
+        found, base = run(network, batch, policy), run(network, batch, "base", smallest=smallest)
+        return found and base and 100 * (1 - found.peak_bytes / base.peak_bytes)
+
+    return figure
+
+
+def regained(suffix: str) -> Figure:
+    """Return which part of the time that vDNN all loses vDNNExt wins back, in percent."""
+
+    def figure(network: str, batch: int) -> float | None:
+        base = run(network, batch, "base", smallest=suffix == "m")
+        slow, fast = (run(network, batch, f"{policy}-all-{suffix}") for policy in ("vdnn", "vdnn-ext"))
+        assert base is not None
+        assert slow is not None
+        assert fast is not None
+        return 100 * (slow.time_ms - fast.time_ms) / (slow.time_ms - base.time_ms)
+
+    return figure
+
+
+def row(
+    what: str, paper: str, networks: Mapping[str, str], batch: int, figure: Figure, why: str, form: str
+) -> PaperRow:
+    """Return a row over all readings of a network."""
+    return PaperRow(what, paper, {name: figure(network, batch) for name, network in networks.items()}, why, form)
+
+
+def memory_rows() -> list[PaperRow]:
+    """Return tables 1 and 2, and figure 9."""
+    found = [
+        row(
+            "AlexNet 512, base (m)",
+            "3443 MB",
+            ALEXNETS,
+            512,
+            mebibytes("base", smallest=True),
+            "That of 2012 without normalization takes 2869 MiB. The study does not name its AlexNet.",
+            "{:.0f} MiB",
+        ),
+        row(
+            "AlexNet 512, dynamic",
+            "2113 MB",
+            ALEXNETS,
+            512,
+            mebibytes("vdnn-dynamic"),
+            "**Another choice.** The study takes conv (m), ours faster algorithms without offloads.",
+            "{:.0f} MiB",
+        ),
+        row(
+            "AlexNet 512, conv (m)",
+            "2113 MB",
+            ALEXNETS,
+            512,
+            mebibytes("vdnn-conv-m"),
+            "That of 2012 without normalization takes 2142 MiB.",
+            "{:.0f} MiB",
+        ),
+        row(
+            "AlexNet 512, all (m)",
+            "1947 MB",
+            ALEXNETS,
+            512,
+            mebibytes("vdnn-all-m"),
+            "That of 2012 without normalization takes 2112 MiB: its dropout keeps masks.",
+            "{:.0f} MiB",
+        ),
+        row(
+            "VGG-16 42, dynamic",
+            "2617 MB",
+            VGG,
+            42,
+            mebibytes("vdnn-dynamic"),
+            "Both take conv. Ours fills the 3.5 GiB with workspace, the study's stays below.",
+            "{:.0f} MiB",
+        ),
+        row(
+            "VGG-16 42, conv (m)",
+            "2612 MB",
+            VGG,
+            42,
+            mebibytes("vdnn-conv-m"),
+            "The same: parameters and X, Y, dX, dY of the second convolution.",
+            "{:.0f} MiB",
+        ),
+        row("VGG-16 42, all (m)", "2612 MB", VGG, 42, mebibytes("vdnn-all-m"), "The same.", "{:.0f} MiB"),
+    ]
+    for suffix, paper in (("m", "53 to 60 %"), ("p", "34 to 50 %")):
+        both = ALEXNETS | VGG
+        sizes = {name: 16 if network == "vgg16" else 128 for name, network in both.items()}
+        figure = less_than_base(f"vdnn-all-{suffix}", smallest=suffix == "m")
+        values = {name: figure(network, sizes[name]) for name, network in both.items()}
+        why = "Ours has less to save: base keeps outputs of activations in place of their inputs."
+        found.append(PaperRow(f"AlexNet 128 and VGG-16 16: saved by all ({suffix})", paper, values, why, "{:.0f} %"))
+    return found
+
+
+def time_rows() -> list[PaperRow]:
+    """Return table 3 and figure 10."""
+    rows = []
+    papers = {
+        "AlexNet 512": (ALEXNETS, 512, {"dynamic": (1482, 1475), "conv-m": (1482, 1475), "all-m": (1553, 1497)}),
+        "VGG-16 42": (VGG, 42, {"dynamic": (864, 864), "conv-m": (1722, 1722), "all-m": (1835, 1777)}),
+    }
+    whys = {
+        ("AlexNet 512", "dynamic"): "**Another choice.** Ours takes faster algorithms, see above.",
+        ("AlexNet 512", "conv-m"): "AlexNet of 2012 without normalization: 1497 and 1487 ms.",
+        ("AlexNet 512", "all-m"): "AlexNet of 2012 without normalization: 1580 and 1487 ms.",
+        ("VGG-16 42", "conv-m"): "The profile of the device is calibrated on this time.",
+        ("VGG-16 42", "all-m"): "Copies beside pooling are not hidden; ours wait a little longer.",
+        ("VGG-16 42", "dynamic"): "Predicted; nothing was calibrated on it.",
+    }
+    for name, (networks, batch, published) in papers.items():
+        for policy, times in published.items():
+            for kind, paper in zip(("vdnn", "vdnn-ext"), times, strict=True):
+                title = "vDNN" if kind == "vdnn" else "vDNNExt"
+                what, why = f"{name}, {title} {policy}", whys[name, policy]
+                rows.append(
+                    row(what, f"{paper} ms", networks, batch, milliseconds(f"{kind}-{policy}"), why, "{:.0f} ms")
+                )
+    why = (
+        "All copies of vDNNExt hide beside the AlexNets without normalization; the study's threads and locks cost time."
+    )
+    for suffix, paper in (("p", (87, 95)), ("m", (94, 98))):
+        for kind, percent in zip(("vdnn", "vdnn-ext"), paper, strict=True):
+            title = "vDNN" if kind == "vdnn" else "vDNNExt"
+            figure = speed(f"{kind}-all-{suffix}", smallest=suffix == "m")
+            what = f"AlexNet 128, {title} all ({suffix}): speed of base"
+            rows.append(row(what, f"{percent} %", ALEXNETS, 128, figure, why, "{:.0f} %"))
+    both = [("p", "46 to 65 %"), ("m", "42 to 64 %")]
+    for suffix, paper in both:
+        values = {name: regained(suffix)(network, 128) for name, network in ALEXNETS.items()}
+        values |= {"VGG-16": regained(suffix)("vgg16", 16)}
+        what = f"part of the loss of all ({suffix}) that vDNNExt wins back"
+        rows.append(PaperRow(what, paper, values, "No thread or lock costs time in the simulation.", "{:.0f} %"))
+    return rows
+
+
+def fragmentation_rows() -> list[PaperRow]:
+    """Return tables 4 and 5, whose last rows are labelled all (p) and conv (m) and mean all (m)."""
+    policies = ("dynamic", "conv-p", "conv-m", "all-p", "all-m")
+    alexnet = ((1188, 1625), (1188, 1666), (710, 943), (1113, 1591), (667, 809))
+    vgg = ((1853, 2445), (1610, 2053), (1323, 1715), (1414, 1857), (1323, 1519))
+    papers = {"AlexNet 128": (ALEXNETS, 128, alexnet), "VGG-16 16": (VGG, 16, vgg)}
+    rows = []
+    for name, (networks, batch, published) in papers.items():
+        for policy, (expected, actual) in zip(policies, published, strict=True):
+            what = f"{name}, {policy}: expected"
+            why = (
+                "The workspaces of the profile's fastest algorithms are not those of the study's cuDNN."
+                if "m" not in policy
+                else "As tables 1 and 2."
+            )
+            rows.append(row(what, f"{expected} MB", networks, batch, mebibytes(f"vdnn-{policy}"), why, "{:.0f} MiB"))
+            what = f"{name}, {policy}: in the pool"
+            why = "Parameters lie outside our pool, and CNMeM's lists may differ from plain best fit."
+            rows.append(row(what, f"{actual} MB", networks, batch, placed(f"vdnn-{policy}"), why, "{:.0f} MiB"))
+    return rows
+
+
+def requirements() -> list[dict[str, object]]:
+    """Return whether vDNNExt is faster than vDNN in all, as fast in conv and dynamic, and never above vDNN's peak."""
+    cases = [(network, batch) for network in ALEXNETS.values() for batch in (128, 512)]
+    cases += [("vgg16", 16), ("vgg16", 42)]
+    met = []
+    for network, batch in cases:
+        for policy in ("all-m", "all-p", "conv-m", "conv-p", "dynamic"):
+            slow, fast = run(network, batch, f"vdnn-{policy}"), run(network, batch, f"vdnn-ext-{policy}")
+            if slow is None or fast is None:
+                continue
+            what, ratio = f"{network} {batch} {policy}", fast.time_ms / slow.time_ms
+            met.append(verdict(f"{what}: peak of vDNNExt over vDNN's", fast.peak_bytes / slow.peak_bytes, 1))
+            if policy.startswith("all"):
+                met.append(verdict(f"{what}: time of vDNNExt over vDNN's", ratio, 0.999))
+            else:
+                met.append(verdict(f"{what}: vDNNExt apart from vDNN in percent", 100 * abs(1 - ratio), 1, " %"))
+    return met
+
+
+def main() -> None:
+    """Simulate everything, print a table and write it."""
+    parser = table_parser(__doc__, "vdnn_ext")
+    found = [*memory_rows(), *time_rows(), *fragmentation_rows()]
+    print_and_save(parser, found, required=requirements())
+
+
+if __name__ == "__main__":
+    run_main(main)

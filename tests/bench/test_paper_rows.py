@@ -1,0 +1,29 @@
+"""The tables of docs/memory-papers.md are those of bench/results/memory, and rows show ranges over readings."""
+
+import pytest
+
+from bench.memory.paper_rows import PaperRow, load_rows, markdown
+from bench.tools.results import RESULTS, ROOT, load
+
+PAGE = (ROOT / "docs" / "memory-papers.md").read_text()
+
+
+@pytest.mark.parametrize("name", ["vdnn", "vdnn_ext"])
+def test_the_page_shows_the_results(name):
+    rows = load_rows(load(RESULTS / "memory" / f"{name}.json"))
+    assert len(rows) > 4
+    assert markdown(rows) in PAGE
+
+
+@pytest.mark.parametrize(
+    ("ours", "text"),
+    [
+        ({"a": 1.234}, "1.2 ms"),
+        ({"a": 3.0, "b": 1.0, "c": 2.0}, "1.0 ms to 3.0 ms"),
+        ({"a": 1.01, "b": 1.02}, "1.0 ms"),
+        ({"a": 1.0, "b": None}, "1.0 ms; does not fit b"),
+        ({"as it is": None}, "does not fit as it is"),
+    ],
+)
+def test_a_row_shows_the_range_over_its_readings(ours, text):
+    assert PaperRow("what", "2", ours, "why", "{:.1f} ms").text() == text
