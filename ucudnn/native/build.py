@@ -20,10 +20,7 @@ LIBRARY = "libucudnn.so"
 _COMPILERS = ("c++", "g++", "clang++")
 _FLAGS = ("-std=c++17", "-O2", "-shared", "-fPIC", "-fvisibility=hidden", "-Wall", "-Wextra")
 _CUDNN = (("cudnn.h",), "cudnn", ("/usr/include", "/usr/include/x86_64-linux-gnu", "/usr/include/aarch64-linux-gnu"))
-_CUDA_HEADERS = (
-    "cuda_runtime_api.h",
-    "crt/host_defines.h",
-)  # the second one, which the first includes, has its own wheel
+_CUDA_HEADERS = ("cuda_runtime_api.h", "crt/host_defines.h")  # the first includes the second, which has its own wheel
 _CUDA = (_CUDA_HEADERS, "cu13", ("/usr/local/cuda/include", "/usr/include"))
 _OLDER_CUDA = (_CUDA_HEADERS, "cuda_runtime", ())
 
