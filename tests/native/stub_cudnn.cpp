@@ -46,6 +46,7 @@ std::atomic<std::int64_t> clock_us{0};  // simulated time of the convolutions
 std::atomic<int> fail_from{-1};  // calls that succeed before engine 1 fails; -1: it does not fail
 std::atomic<bool> refuse_gaps{false};  // engine 1 refuses gaps between channels
 std::atomic<int> rows{0};  // rows of the volume: calls with fewer rows take less time; 0: all take the same time
+std::atomic<void (*)()> interruption{nullptr};  // is called in each convolution, between its workspace and its result
 std::atomic<bool> idle{false};  // calls return at once, and compute and record nothing
 struct Block { std::size_t size; std::uint64_t number; };
 std::map<void*, Block> blocks;
@@ -181,7 +182,14 @@ void compute(const Problem& p, T* x, T* w, T* y) {
 
 void perform(int api, const Problem& p, int algorithm, void* x, void* w, void* y, void* workspace, const void* handle,
              const void* stream) {
-  if (workspace) std::memset(workspace, 0xA5, need(p, algorithm));  // a write past the end shows
+  const std::size_t used = workspace ? need(p, algorithm) : 0;
+  if (used) std::memset(workspace, 0xA5, used);  // a write past the end shows
+  if (void (*interrupt)() = interruption) {
+    const int mine = int(calls.size()) & 0x7F;
+    if (used) std::memset(workspace, mine, used);
+    interrupt();
+    if (used && static_cast<char*>(workspace)[0] != mine) std::abort();  // another call overwrote the workspace
+  }
   if (p.type == CUDNN_DATA_DOUBLE) {
     compute(p, static_cast<double*>(x), static_cast<double*>(w), static_cast<double*>(y));
   } else {
@@ -333,6 +341,7 @@ int stub_calls(StubCall* found, int most) {
 void stub_fail_from(int count) { fail_from = count; }
 void stub_refuse_gaps(int refuse) { refuse_gaps = refuse; }
 void stub_rows(int count) { rows = count; }
+void stub_interruption(void (*call)()) { interruption = call; }
 void stub_idle(int idle_from_now) { idle = idle_from_now; }
 void stub_largest_allocation(std::int64_t bytes) { largest_allocation = bytes; }
 std::int64_t stub_allocated() { return allocated; }

@@ -2,8 +2,9 @@
  *
  * C++ programs include ucudnn.hpp instead, whose UcudnnHandle_t replaces cudnnHandle_t.
  *
- * One thread at a time may use a handle, as with cuDNN's own. With UCUDNN_TOTAL_WORKSPACE_SIZE all handles of a GPU
- * share one workspace, and one thread must call all their convolutions.
+ * One thread at a time may use a handle, as with cuDNN's own; another one is refused meanwhile. With
+ * UCUDNN_TOTAL_WORKSPACE_SIZE all handles of a GPU share one workspace, and one thread must call all their
+ * convolutions.
  */
 #ifndef UCUDNN_C_H_
 #define UCUDNN_C_H_
@@ -68,7 +69,8 @@ UCUDNN_API int ucudnn_divides(ucudnn_handle_t handle, int operation, const ucudn
 UCUDNN_API int64_t ucudnn_plain_limit(int64_t limit_bytes);
 
 /* Compute out = alpha * conv + beta * out on the handle's stream. alpha and beta point to a double for double tensors,
- * else to a float. The first call of a convolution measures and plans it. */
+ * else to a float. The first call of a convolution measures and plans it. The answer is CUDNN_STATUS_BAD_PARAM, and
+ * nothing is computed, if the output shares memory with an input, or if another call uses the handle or this thread. */
 UCUDNN_API cudnnStatus_t ucudnn_convolve(ucudnn_handle_t handle, int operation, const ucudnn_descriptors *descriptors,
                                          const void *alpha, void *x, void *w, void *y, const void *beta,
                                          const ucudnn_plain *plain);

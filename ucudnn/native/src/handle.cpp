@@ -108,6 +108,12 @@ cudnnStatus_t Handle::convolve(const Call& call) {
     question.deterministic = 1;
   }
   Kernel& kernel = kernels_[question];
+  if (!kernel.extents.known) kernel.extents = extents_of(question);
+  const std::string overlapping = overlap(call.operation, kernel.extents, call.x, call.w, call.y);
+  if (!overlapping.empty()) {
+    say_once(overlapping);
+    return CUDNN_STATUS_BAD_PARAM;
+  }
   if (kernel.plain) return plain(call);
   cudaStream_t stream = stream_;
   cudnnGetStream(cudnn_, &stream);  // it may have been set on cuDNN's own handle, and each stream has a workspace

@@ -2,10 +2,12 @@
 #ifndef UCUDNN_HANDLE_HPP_
 #define UCUDNN_HANDLE_HPP_
 
+#include <atomic>
 #include <cstdint>
 #include <unordered_map>
 #include <vector>
 
+#include "overlap.hpp"
 #include "planner.hpp"
 #include "question.hpp"
 #include "workspace.hpp"
@@ -74,6 +76,7 @@ struct Kernel {
   std::int64_t limit = kUnstated;  // the limit that was stated last
   std::uint64_t generation = 0;    // older plans are out of date
   std::vector<PreparedPlan*> plans;
+  Extents extents;
 };
 
 class Handle {
@@ -82,6 +85,7 @@ class Handle {
   ~Handle();
 
   cudnnHandle_t cudnn() const { return cudnn_; }
+  std::atomic<bool>& busy() { return busy_; }  // whether a call uses the handle
   cudnnStatus_t set_stream(cudaStream_t stream);
   bool divides(int operation, const ucudnn_descriptors& descriptors, std::int64_t limit);
   cudnnStatus_t convolve(const Call& call);
@@ -101,6 +105,7 @@ class Handle {
                         cudnnStatus_t status);
   void drop(Kernel& kernel, PreparedPlan* prepared);
 
+  std::atomic<bool> busy_{false};
   cudnnHandle_t cudnn_;
   std::uint64_t number_;
   int device_ = 0;

@@ -3,6 +3,7 @@
 #include <new>
 #include <string>
 
+#include "entry.hpp"
 #include "handle.hpp"
 
 namespace {
@@ -57,6 +58,9 @@ cudnnStatus_t ucudnn_create(ucudnn_handle_t* handle) {
 cudnnStatus_t ucudnn_destroy(ucudnn_handle_t handle) {
   if (!handle) return CUDNN_STATUS_BAD_PARAM;
   cudnnHandle_t cudnn = handle->cudnn();
+  ucudnn::Entry entry(handle->busy());
+  if (!entry.granted()) return CUDNN_STATUS_BAD_PARAM;
+  entry.end();
   delete handle;  // before cuDNN's handle, which its plans use
   return cudnnDestroy(cudnn);
 }
@@ -65,12 +69,16 @@ cudnnHandle_t ucudnn_cudnn_handle(ucudnn_handle_t handle) { return handle ? hand
 
 cudnnStatus_t ucudnn_set_stream(ucudnn_handle_t handle, cudaStream_t stream) {
   if (!handle) return CUDNN_STATUS_BAD_PARAM;
+  const ucudnn::Entry entry(handle->busy());
+  if (!entry.granted()) return CUDNN_STATUS_BAD_PARAM;
   return guarded([&] { return handle->set_stream(stream); }, CUDNN_STATUS_INTERNAL_ERROR);
 }
 
 int ucudnn_register(ucudnn_handle_t handle, int operation, const ucudnn_descriptors* descriptors,
                     int64_t limit_bytes) {
   if (!handle || !descriptors) return 0;
+  const ucudnn::Entry entry(handle->busy());
+  if (!entry.granted()) return 0;
   return guarded([&] { return handle->divides(operation, *descriptors, limit_bytes) ? 1 : 0; }, 0);
 }
 
@@ -88,6 +96,8 @@ cudnnStatus_t ucudnn_convolve(ucudnn_handle_t handle, int operation, const ucudn
                               const void* alpha, void* x, void* w, void* y, const void* beta,
                               const ucudnn_plain* plain) {
   if (!handle || !descriptors || !plain) return CUDNN_STATUS_BAD_PARAM;
+  const ucudnn::Entry entry(handle->busy());
+  if (!entry.granted()) return CUDNN_STATUS_BAD_PARAM;
   const ucudnn::Call call = {operation,
                              descriptors,
                              alpha,

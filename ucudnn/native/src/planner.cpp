@@ -141,12 +141,14 @@ void say(const char* format, ...) {
   std::fprintf(stderr, "ucudnn: %s\n", text);
 }
 
-void say_plain(const std::string& reason) {
+void say_once(const std::string& text) {
   static std::mutex mutex;
   static auto* said = new std::set<std::string>;  // never destroyed, because handles may outlive statics
   const std::lock_guard<std::mutex> lock(mutex);
-  if (said->insert(reason).second) say("plain cuDNN, not in micro-batches: %s", reason.c_str());
+  if (said->insert(text).second) say("%s", text.c_str());
 }
+
+void say_plain(const std::string& reason) { say_once("plain cuDNN, not in micro-batches: " + reason); }
 
 bool verbose() {
   static const bool asked = is_set("UCUDNN_VERBOSE");

@@ -73,6 +73,9 @@ void stop_at_exit();
 // Write one line to stderr.
 void say(const char* format, ...) __attribute__((format(printf, 1, 2)));
 
+// Write one line to stderr, unless it was written before.
+void say_once(const std::string& text);
+
 // Write why plain cuDNN computes a convolution; each reason is written once.
 void say_plain(const std::string& reason);
 
