@@ -1,6 +1,7 @@
 """While a call runs, nothing is allocated but its workspace, which was allocated before."""
 
 import tracemalloc
+from dataclasses import replace
 
 import pytest
 
@@ -66,3 +67,19 @@ def test_allocates_nothing_but_the_workspace(algorithm, operation, shape):
         problem = ConvolutionProblem(operation=operation, dtype=dtype, **SHAPES[shape])
         if CPU_ALGORITHMS[algorithm].applies(problem):
             assert peak_bytes(problem, algorithm, alpha, beta) <= ALLOWED_BYTES
+
+
+# Elements between two samples besides their own, in x and y: odd numbers, and multiples of a row and of a channel.
+GAPS = {"odd": (13, 7), "rows": (5 * 20, 3 * 20), "channels": (440, 880)}
+
+
+@pytest.mark.parametrize("gaps", GAPS)
+@pytest.mark.parametrize("shape", ["dense", "strided", "pointwise"])
+@pytest.mark.parametrize("operation", [Operation.FORWARD, Operation.BACKWARD_DATA], ids=lambda each: each.value)
+@pytest.mark.parametrize("algorithm", CPU_ALGORITHMS)
+def test_gaps_between_samples_cost_no_memory(algorithm, operation, shape, gaps):
+    dense = ConvolutionProblem(operation=operation, dtype=DataType.FLOAT64, **SHAPES[shape])
+    x_gap, y_gap = GAPS[gaps]
+    problem = replace(dense, x_batch_stride=dense.x_batch_stride + x_gap, y_batch_stride=dense.y_batch_stride + y_gap)
+    if CPU_ALGORITHMS[algorithm].applies(problem):
+        assert peak_bytes(problem, algorithm, 0.5, 0.25) <= ALLOWED_BYTES

@@ -1,8 +1,18 @@
-"""Exact scaling, out = alpha * result + beta * out, without temporaries. At beta = 0 `out` is not read."""
+"""Exact scaling, out = alpha * result + beta * out, without temporaries. At beta = 0 `out` is not read.
+
+NumPy copies the whole output of an operation in place if it cannot rule out at once that the output overlaps itself.
+It cannot where the distance between samples is no multiple of the other strides. Such outputs are changed sample by
+sample.
+"""
+
+from collections.abc import Iterator
+from itertools import pairwise
 
 import numpy as np
 
 from ucudnn.backends.cpu.geometry import Array
+
+_SMALL_BYTES = 32 * 1024  # of an output that NumPy may copy: less than the tile memory of a thread
 
 
 def prescale(out: Array, beta: float) -> None:
@@ -10,12 +20,14 @@ def prescale(out: Array, beta: float) -> None:
     if beta == 0:
         out.fill(0)
     elif beta != 1:
-        np.multiply(out, beta, out=out)
+        for part in _parts(out):
+            np.multiply(out[part], beta, out=out[part])
 
 
 def accumulate(out: Array, term: Array) -> None:
     """Write out = out + term."""
-    np.add(out, term, out=out)
+    for part in _parts(out):
+        np.add(out[part], term[part], out=out[part])
 
 
 def finish(out: Array, result: Array, alpha: float, beta: float) -> None:
@@ -34,3 +46,14 @@ def finish(out: Array, result: Array, alpha: float, beta: float) -> None:
         np.multiply(result, alpha, out=result)
     prescale(out, beta)
     accumulate(out, result)
+
+
+def _parts(out: Array) -> Iterator[tuple[slice | int, ...]]:
+    """Yield indices of all parts that NumPy changes in place: the whole output, or one sample after another."""
+    strides = sorted(abs(stride) for stride, size in zip(out.strides, out.shape, strict=True) if size > 1)
+    if out.nbytes <= _SMALL_BYTES or all(larger % smaller == 0 for smaller, larger in pairwise(strides)):
+        yield ()
+        return
+    axis = max((axis for axis, size in enumerate(out.shape) if size > 1), key=lambda axis: abs(out.strides[axis]))
+    for index in range(out.shape[axis]):
+        yield (*(slice(None),) * axis, index)
