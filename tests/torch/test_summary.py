@@ -5,6 +5,8 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from tests.support.torch_cases import enable_on_cpu  # noqa: E402
+from ucudnn.reporting.html_table import EXPLANATIONS  # noqa: E402
+from ucudnn.torch.summary import Summary  # noqa: E402
 
 F = torch.nn.functional
 
@@ -22,3 +24,25 @@ def test_a_report_with_measured_times():
     assert "measured" not in str(plain)
     assert measured.to_dict()["layers"][0]["measured_ms"] == layer.measured_ms
     assert measured.to_csv().count("\n") == 2
+
+
+def test_a_summary_in_a_notebook_explains_each_of_its_columns():
+    x, w = torch.randn(4, 3, 9, 9), torch.randn(4, 3, 3, 3)
+    with enable_on_cpu() as on:
+        F.conv2d(x, w)
+        summary = on.report(repeats=1)
+    assert set(summary.columns()) <= {*EXPLANATIONS}
+    page = summary._repr_html_()
+    assert all(f">{cell}</td>" in page for cell in summary.layers[0].row())
+    assert "convolutions through ucudnn: 1, left to PyTorch: 0" in page
+    (record,) = summary.records()
+    assert record["divided"] is summary.layers[0].divided
+    assert all(value is None or isinstance(value, str | int | float) for value in record.values())
+
+
+def test_reasons_that_differ_in_their_problem_have_one_line():
+    left = {f"UnsupportedProblemError: Forward {size}x3x9x9: no algorithm": size for size in (2, 4, 8)}
+    lines = str(Summary(reports={}, layers=(), left={**left, "under a transform": 5})).splitlines()
+    assert lines[0].endswith("left to PyTorch: 19")
+    assert lines[1] == ("  14 x UnsupportedProblemError: Forward 2x3x9x9: no algorithm, and alike for 2 other problems")
+    assert lines[2] == "  5 x under a transform"

@@ -8,6 +8,7 @@ from math import fsum
 
 from ucudnn.planning.decision import Decision, Decisions, Method
 from ucudnn.planning.division import GROUPED, Alternative
+from ucudnn.reporting.html_table import html_table
 from ucudnn.units import format_bytes, format_ms
 
 
@@ -165,17 +166,27 @@ class Report:
             "alternatives": [asdict(each) for each in self.alternatives],
         }
 
+    def records(self) -> list[dict[str, object]]:
+        """Return a dictionary of plain values for each kernel: `pandas.DataFrame(report.records())`."""
+        return [
+            {**asdict(kernel), "replaced": "; ".join(kernel.replaced), "speedup": kernel.speedup}
+            for kernel in self.kernels
+        ]
+
     def to_csv(self) -> str:
         """Return the kernels as CSV, with a line for each."""
         text = io.StringIO()
         columns = [*(field.name for field in fields(KernelReport)), "speedup"]
         writer = csv.DictWriter(text, columns, lineterminator="\n")
         writer.writeheader()
-        writer.writerows(
-            {**asdict(kernel), "replaced": "; ".join(kernel.replaced), "speedup": kernel.speedup}
-            for kernel in self.kernels
-        )
+        writer.writerows(self.records())
         return text.getvalue()
+
+    def _repr_html_(self) -> str:
+        """Return the report as notebooks show it."""
+        batch = "" if self.batch is None else f", mini-batch {self.batch}"
+        title = f"{self.network}{batch} on {self.conditions.get('device') or self.backend}".removeprefix(", ")
+        return html_table(title, self.columns(), self.rows(), self.summary())
 
     def columns(self) -> tuple[str, ...]:
         """Return the headings of the table; it has executed times beside the predicted one if there are any."""

@@ -3,13 +3,16 @@
 import csv
 import io
 import logging
+import re
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields, replace
+from html import escape
 from typing import final
 
 import torch
 
 from ucudnn.problem import ConvolutionProblem
+from ucudnn.reporting.html_table import html_table
 from ucudnn.reporting.report import KernelReport, Report, format_workspace
 from ucudnn.torch.aten_kernels import AtenKernels
 from ucudnn.torch.interceptor import Interceptor
@@ -132,13 +135,31 @@ class Summary:
             "reports": {device: each.to_dict() for device, each in self.reports.items()},
         }
 
+    def records(self) -> list[dict[str, object]]:
+        """Return a dictionary of plain values for each layer's kernel: `pandas.DataFrame(summary.records())`."""
+        return [{**asdict(layer), "divided": layer.divided} for layer in self.layers]
+
     def to_csv(self) -> str:
         """Return the layers as CSV, with a line for each."""
         text = io.StringIO()
-        writer = csv.DictWriter(text, [each.name for each in fields(LayerSummary)], lineterminator="\n")
+        columns = [*(each.name for each in fields(LayerSummary)), "divided"]
+        writer = csv.DictWriter(text, columns, lineterminator="\n")
         writer.writeheader()
-        writer.writerows(asdict(layer) for layer in self.layers)
+        writer.writerows(self.records())
         return text.getvalue()
+
+    def _repr_html_(self) -> str:
+        """Return the summary as notebooks show it: a table for each device, and the counts."""
+        tables = [
+            html_table(
+                f"{device}: {report.conditions.get('device', report.backend)}",
+                self.columns(),
+                [layer.row() for layer in self.layers if layer.device == device],
+                report.summary(),
+            )
+            for device, report in self.reports.items()
+        ]
+        return "".join(tables) + "".join(f"<div>{escape(line)}</div>" for line in self._counts())
 
     def __str__(self) -> str:
         """Return the table and the counts as plain text."""
@@ -151,10 +172,18 @@ class Summary:
                 "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=False)).rstrip() for row in rows
             ]
             lines += each.summary()
-        lines.append(f"convolutions through ucudnn: {self.calls}, left to PyTorch: {sum(self.left.values())}")
-        lines += [f"  {count} x {reason}" for reason, count in self.left.items()]
-        lines.append("calls: " + ", ".join(f"{count} {kind}" for kind, count in self.kinds().items()))
-        return "\n".join(lines)
+        return "\n".join([*lines, *self._counts()])
+
+    def _counts(self) -> list[str]:
+        """Return the lines that count the calls; convolutions that differ in their problem only have one line."""
+        lines = [f"convolutions through ucudnn: {self.calls}, left to PyTorch: {sum(self.left.values())}"]
+        alike: dict[str, list[str]] = {}  # reasons that differ in their numbers only, which are those of the problem
+        for reason in self.left:
+            alike.setdefault(re.sub(r"\d+", "#", reason), []).append(reason)
+        for reasons in alike.values():
+            others = f", and alike for {len(reasons) - 1} other problems" if len(reasons) > 1 else ""
+            lines.append(f"  {sum(self.left[each] for each in reasons)} x {reasons[0]}{others}")
+        return [*lines, "calls: " + ", ".join(f"{count} {kind}" for kind, count in self.kinds().items())]
 
 
 def summarize(interceptors: Sequence[Interceptor], *, repeats: int = 0) -> Summary:
