@@ -5,8 +5,10 @@ import io
 import json
 import os
 import re
+import sqlite3
 import subprocess
 import sys
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -203,6 +205,23 @@ def test_profiles_move_between_databases(layers, tmp_path, database):
     imported = ucudnn("profile", "--import", moved, "--database", other)
     assert imported.returncode == 0, imported.stderr
     assert exported.stdout.split()[0] == imported.stdout.split()[0] != "0"
+    planned = ucudnn("plan", layers, "--backend", "cpu", "--database", other, "--json")
+    with closing(sqlite3.connect(other)) as connection:  # nothing was measured, so nothing is newer than the import
+        (after,) = connection.execute("SELECT COUNT(*) FROM measurements").fetchone()
+    assert planned.returncode == 0
+    assert after == int(imported.stdout.split()[0])
+
+
+def test_a_profile_of_another_machine_is_refused_before_anything_is_measured(layers, database, tmp_path):
+    out = tmp_path / "other.json"
+    options = ["--backend", "cpu", "--policy", "undivided", "--out", str(out), "--database", database]
+    assert ucudnn("profile", layers, *options).returncode == 0
+    out.write_text(out.read_text().replace('"cpus": "', '"cpus": "9'))
+    before = Path(database).stat().st_mtime_ns, out.read_text()
+    refused = ucudnn("profile", layers, "--batch", "2", *options)
+    assert refused.returncode == 2
+    assert "record to another file" in refused.stderr
+    assert (Path(database).stat().st_mtime_ns, out.read_text()) == before
 
 
 def test_time_is_instant_the_second_time(layers, database):

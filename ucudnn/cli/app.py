@@ -61,7 +61,7 @@ from ucudnn.networks.tables import load_network
 from ucudnn.networks.variants import variants
 from ucudnn.planning.concurrency import Groups
 from ucudnn.planning.decision import Decisions, decide
-from ucudnn.profiles.format import count_records, encode_profile, load_profile, merged
+from ucudnn.profiles.format import count_records, encode_profile, load_profile, merged, refuse_other_conditions
 from ucudnn.profiles.measurement import Effort
 from ucudnn.reporting.output_file import check_output, write_whole
 from ucudnn.reporting.plan_timing import execute
@@ -260,6 +260,8 @@ def profile(
         check_output(out)
         before = load_profile(str(out)) if out.exists() else None
         computing = open_measured(settings, candidates)
+        if before is not None:
+            refuse_other_conditions(before, computing.machine())
         recorded = load_network(network, batch)
         requests = record_requests(recorded, variants(dtype, math, layout), settings.policy, slabs=settings.slabs)
         with progress("recording", len(requests)) as step:
@@ -316,7 +318,8 @@ def _export(path: Path, settings: Settings) -> None:
     machine = open_measured(settings, None).machine()
     exported = open_database(settings.database, Access.READ).export_profile(path.stem, machine)
     write_whole(path, encode_profile(exported, compress=path.suffix == ".gz"))
-    print_text(f"{count_records(exported)} measurements are in {path}")
+    rows = exported.database or {}
+    print_text(f"{len(rows.get('measurements', ()))} measurements are in {path}")
 
 
 def _follow(step: Steps) -> ProgressListener:

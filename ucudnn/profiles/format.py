@@ -7,7 +7,8 @@ A profile is a JSON text. It is compressed by gzip if its name ends in .gz. Its 
 * `columns`: the meaning of a row, ["algorithm", "time_ms", "spread_ms", "workspace_bytes"];
 * `algorithms`: a table of [api, name, notes], to which the first column of a row is an index;
 * `recordings`: for each network a list of problems. Each has the fields of ConvolutionProblem that differ from their
-  defaults, and its rows by micro-batch size.
+  defaults, and its rows by micro-batch size;
+* `database`, which is optional: the rows of a database, as `ucudnn profile --export` moves them.
 
 Recordings were measured at different times, so times of different recordings are never mixed.
 """
@@ -52,11 +53,13 @@ class Profile:
         name: the name it was loaded by.
         conditions: the device and the versions that the times depend on.
         recordings: the measurements by the name of the recorded network.
+        database: all rows of a database of which the profile was exported; only `Database.import_profile` reads them.
     """
 
     name: str
     conditions: Mapping[str, str]
     recordings: Mapping[str, Recording]
+    database: Mapping[str, Any] | None = None
 
 
 def shipped_profiles() -> tuple[str, ...]:
@@ -104,6 +107,19 @@ def save_profile(profile: Profile, path: Path) -> None:
     path.write_bytes(encode_profile(profile, compress=path.suffix == ".gz"))
 
 
+def refuse_other_conditions(profile: Profile, conditions: Mapping[str, str]) -> None:
+    """Raise an error if a profile was recorded under other conditions.
+
+    Raises:
+        ProfileError: if it was.
+    """
+    if dict(profile.conditions) != dict(conditions):
+        raise ProfileError(
+            f"{profile.name} was recorded under {dict(profile.conditions)}, not {dict(conditions)}: record to another"
+            " file"
+        )
+
+
 def merged(profile: Profile, other: Profile) -> Profile:
     """Return a profile with the recordings of another one added.
 
@@ -112,11 +128,7 @@ def merged(profile: Profile, other: Profile) -> Profile:
     Raises:
         ProfileError: if the two were recorded under different conditions.
     """
-    if dict(profile.conditions) != dict(other.conditions):
-        raise ProfileError(
-            f"{profile.name} was recorded under {dict(profile.conditions)}, not {dict(other.conditions)}: record to"
-            " another file"
-        )
+    refuse_other_conditions(profile, other.conditions)
     recordings = {name: dict(recording) for name, recording in profile.recordings.items()}
     for name, recording in other.recordings.items():
         mine = recordings.setdefault(name, {})
@@ -125,7 +137,8 @@ def merged(profile: Profile, other: Profile) -> Profile:
                 (record.algorithm.api, record.algorithm.name): record for record in (*mine.get(problem, ()), *records)
             }
             mine[problem] = tuple(both.values())
-    return Profile(name=profile.name, conditions=profile.conditions, recordings=recordings)
+    rows = profile.database or other.database
+    return Profile(name=profile.name, conditions=profile.conditions, recordings=recordings, database=rows)
 
 
 def recorded(measurement: Measurement) -> Measurement:
@@ -169,7 +182,10 @@ def _decode(name: str, content: Any) -> Profile:
                 problem = decode_problem(entry["problem"], int(batch))
                 recording[problem] = tuple(_decode_row(problem, row, algorithms) for row in rows)
         recordings[network] = recording
-    return Profile(name=name, conditions=dict(content["conditions"]), recordings=recordings)
+    database = content.get("database")
+    if database is not None and not isinstance(database, dict):
+        raise ProfileError("the rows of its database are no JSON object")
+    return Profile(name=name, conditions=dict(content["conditions"]), recordings=recordings, database=database)
 
 
 def _decode_row(
@@ -241,7 +257,14 @@ def _encode(profile: Profile) -> Iterator[str]:
     head = {"format": _FORMAT, "version": _VERSION, "conditions": dict(profile.conditions), "columns": _COLUMNS}
     yield "".join(f"{'{' if key == 'format' else ''}{json.dumps(key)}: {json.dumps(head[key])},\n" for key in head)
     yield '"algorithms": [\n' + ",\n".join(_compact([*key]) for key in algorithms) + "\n],\n"
-    yield '"recordings": {\n' + ",\n".join(recordings) + "\n}}\n"
+    yield '"recordings": {\n' + ",\n".join(recordings) + "\n}"
+    if profile.database is not None:
+        parts = (
+            f"{json.dumps(key)}: [\n" + ",\n".join(map(_compact, rows)) + "\n]"
+            for key, rows in profile.database.items()
+        )
+        yield ',\n"database": {\n' + ",\n".join(parts) + "\n}"
+    yield "}\n"
 
 
 def _encode_recording(recording: Recording, algorithms: dict[tuple[str, str, tuple[str, ...]], int]) -> str:

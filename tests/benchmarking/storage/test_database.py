@@ -337,7 +337,7 @@ def test_profiles_are_exported_and_imported(database, tmp_path):
     assert profile.conditions == MACHINE
     save_profile(profile, tmp_path / "mine.json")
     other = Database(tmp_path / "other.db")
-    assert other.import_profile(load_profile(str(tmp_path / "mine.json"))) == 3
+    assert other.import_profile(load_profile(str(tmp_path / "mine.json"))) == 4
     found = other.load(MACHINE, [part for part, _ in items])
     assert [each.time_ms for _, each in sorted(found, key=lambda item: item[0].batch)] == pytest.approx(
         [1 / 7, 2 / 7, 4 / 7], rel=1e-4

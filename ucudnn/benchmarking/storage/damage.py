@@ -3,7 +3,7 @@
 import json
 from collections.abc import Callable, Iterator
 from datetime import datetime
-from typing import Any
+from typing import Any, final
 
 from ucudnn.benchmarking.storage.rows import (
     COLUMNS,
@@ -24,7 +24,7 @@ _APIS = ("graph", "legacy", "cpu")  # of the backends that compute
 def find_damage(file: DatabaseFile) -> list[str]:
     """Return a line for each damage that SQLite finds and for each row that makes no sense. Nothing is changed."""
     lines = file.damage()
-    rows = _RowCheck()
+    rows = RowCheck()
     checks: tuple[tuple[str, Callable[..., None]], ...] = (
         ("SELECT key, conditions FROM machines", rows.check_machine),
         ("SELECT key, problem FROM problems", rows.check_problem),
@@ -40,7 +40,8 @@ def find_damage(file: DatabaseFile) -> list[str]:
     return list(dict.fromkeys(line.encode(errors="backslashreplace").decode() for line in lines))
 
 
-class _RowCheck:
+@final
+class RowCheck:
     """Checks rows one by one, first those of machines and problems. Each check raises an error at a mistake."""
 
     def __init__(self) -> None:
@@ -48,17 +49,20 @@ class _RowCheck:
         self._problems: dict[Any, ConvolutionProblem | None] = {}
 
     def check_machine(self, key: Any, text: Any) -> None:
+        """Check a machine's key and conditions."""
         self._machines.add(key)
         decode_conditions(text)
         _check_key(key, text)
 
     def check_problem(self, key: Any, text: Any) -> None:
+        """Check a problem's key and text."""
         self._problems[key] = None
         problem = decode_problem_text(text)
         _check_key(key, text)
         self._problems[key] = problem
 
     def check_measurement(self, machine: Any, date: Any, *row: Any) -> None:
+        """Check a measurement, whose machine and problem were checked before."""
         if machine not in self._machines or row[0] not in self._problems:
             raise DatabaseError(f"{shortened(row[2])}: its machine or problem is missing")
         decode_measurement(row)
@@ -68,6 +72,7 @@ class _RowCheck:
             raise DatabaseError(f"{row[2]}: API {row[1]!r} is none of {', '.join(_APIS)}")
 
     def check_exploration(self, key: Any, date: Any, request: Any, *row: Any) -> None:
+        """Check what was tried for a request, whose problem was checked before."""
         if key not in self._problems:
             raise DatabaseError(f"request {shortened(request)}: its problem is missing")
         problem = self._problems[key]

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import final
+from typing import Any, final
 
 from ucudnn.benchmarking.request import Exploration, Request
 from ucudnn.benchmarking.results import MeasuredProblem
@@ -29,6 +29,7 @@ from ucudnn.benchmarking.storage.rows import (
     request_text,
 )
 from ucudnn.benchmarking.storage.sqlite_file import Access, Connection, DatabaseFile
+from ucudnn.benchmarking.storage.transfer import EXPLORATION_COLUMNS, MEASUREMENT_COLUMNS, MachineRows, pack, unpack
 from ucudnn.errors import DatabaseError
 from ucudnn.problem import ConvolutionProblem
 from ucudnn.profiles.format import Profile, recorded
@@ -223,34 +224,77 @@ class Database:
         return gone
 
     def export_profile(self, name: str, conditions: Mapping[str, str]) -> Profile:
-        """Return the complete measurements of a machine as a profile.
+        """Return everything of a machine as a profile: complete measurements as a recording, and all rows as they are.
 
         Raises:
-            DatabaseError: if there are none.
+            DatabaseError: if there is nothing, or if a row makes no sense; the message names the row.
         """
-        query = f"""
-            SELECT problems.problem, {COLUMNS.partition(", ")[2]} FROM measurements
-            JOIN problems ON problems.key = measurements.problem
-            WHERE machine = ? AND status = 'measured' AND complete ORDER BY problems.problem
-        """
-        recording: dict[ConvolutionProblem, list[Measurement]] = {}
-        for row in self._file.read(query, [key_of(dump(conditions))]):
-            recording.setdefault(decode_problem_text(row[0]), []).append(recorded(decode_measurement(row)))
-        if not recording:
+        rows = self._rows_of(conditions)
+        if not rows.measurements:
             raise DatabaseError(f"{self.path} has nothing of {dict(conditions)}: `ucudnn cache` shows what it has")
-        rows = {problem: tuple(measurements) for problem, measurements in recording.items()}
-        return Profile(name=name, conditions=dict(conditions), recordings={"measurements": rows})
+        recording: dict[ConvolutionProblem, list[Measurement]] = {}
+        try:
+            problems = {key_of(text): decode_problem_text(text) for text in rows.problems}
+            for *row, _ in rows.measurements:
+                measurement = decode_measurement(row)
+                if measurement.measured and measurement.complete:
+                    recording.setdefault(problems[row[0]], []).append(recorded(measurement))
+        except DatabaseError as error:
+            raise self._refused(str(error)) from error
+        complete = {problem: tuple(measurements) for problem, measurements in recording.items()}
+        return Profile(
+            name=name, conditions=dict(conditions), recordings={"measurements": complete}, database=pack(rows)
+        )
 
     def import_profile(self, profile: Profile) -> int:
-        """Keep the measurements of a profile for the machine that it names, and return how many there are."""
+        """Keep everything of a profile for the machine that it names, and return how many measurements there are.
+
+        Raises:
+            ProfileError: if the profile has rows of a database that make no sense.
+        """
         items = [
             (problem, measurement)
             for recording in profile.recordings.values()
             for problem, measurements in recording.items()
             for measurement in measurements
         ]
-        self.save(profile.conditions, items)
-        return len(items)
+        text = dump(profile.conditions)
+        rows = MachineRows([], [], []) if profile.database is None else unpack(profile.database, [text])
+        own, now = key_of(text), _now()
+        kept = {(key_of(problem_text(part)), each.algorithm.api, each.algorithm.name) for part, each in items}
+        kept |= {(row[0], row[1], row[2]) for row in rows.measurements}
+
+        def write(connection: Connection) -> None:
+            _insert_keys(connection, profile.conditions, [*{problem_text(part) for part, _ in items}, *rows.problems])
+            connection.executemany(_INSERT, [(own, *encode_measurement(part, each), now) for part, each in items])
+            connection.executemany(_INSERT, [(own, *row) for row in rows.measurements])
+            connection.executemany(
+                f"INSERT OR REPLACE INTO explorations (machine, {', '.join(EXPLORATION_COLUMNS)})"
+                " VALUES (?, ?, ?, ?, ?, ?, ?)",
+                [(own, *row) for row in rows.explorations],
+            )
+
+        self._file.write(write)
+        return len(kept)
+
+    def _rows_of(self, conditions: Mapping[str, str]) -> MachineRows:
+        """Return all rows of a machine, in the order of their problems."""
+        own = [key_of(dump(conditions))]
+        both = " UNION ".join(
+            f"SELECT problem FROM {table} WHERE machine = ?1" for table in ("measurements", "explorations")
+        )
+
+        def rows(table: str, names: Sequence[str]) -> list[tuple[Any, ...]]:
+            columns = ", ".join(f"{table}.{name}" for name in names)
+            query = f"SELECT {columns} FROM {table} JOIN problems ON problems.key = {table}.problem"
+            return [tuple(row) for row in self._file.read(f"{query} WHERE machine = ? ORDER BY problems.problem", own)]
+
+        texts = self._file.read(f"SELECT problem FROM problems WHERE key IN ({both}) ORDER BY problem", own)
+        return MachineRows(
+            problems=[text for (text,) in texts],
+            measurements=rows("measurements", MEASUREMENT_COLUMNS),
+            explorations=rows("explorations", EXPLORATION_COLUMNS),
+        )
 
 
 def _insert_keys(connection: Connection, machine: Mapping[str, str], texts: Iterable[str]) -> None:

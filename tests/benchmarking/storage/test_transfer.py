@@ -1,0 +1,116 @@
+"""An export moves a whole database: every row arrives as it was, and planning from it measures nothing."""
+
+import json
+import sqlite3
+from contextlib import closing
+
+import pytest
+
+from tests.support.operands import QUICK
+from tests.support.problems import make_problem
+from ucudnn.backends.cpu.backend import CpuBackend
+from ucudnn.benchmarking.benchmark import Benchmark
+from ucudnn.benchmarking.request import Request
+from ucudnn.benchmarking.storage.database import Database
+from ucudnn.benchmarking.storage.store import open_store
+from ucudnn.errors import ProfileError
+from ucudnn.problem import Operation
+from ucudnn.profiles.format import load_profile, save_profile
+from ucudnn.profiles.measurement import Algorithm, Measurement, MeasurementStatus
+
+REQUESTS = [
+    Request(
+        problem=make_problem(operation=operation, batch=8, channels=12, spatial=(20, 20), filters=12, kernel=(3, 3)),
+        sizes=(1, 2, 4, 8),
+        limit_bytes=1 << 20,
+        rows=(9, 3),
+    )
+    for operation in Operation
+]
+
+
+def rows(path):
+    """Return all rows of a database, by table."""
+    with closing(sqlite3.connect(path)) as connection:
+        return {
+            table: sorted(map(repr, connection.execute(f"SELECT * FROM {table}")))
+            for table in ("machines", "problems", "measurements", "explorations")
+        }
+
+
+@pytest.fixture
+def filled(tmp_path):
+    """Return a database with complete, incomplete and failed measurements, and with finished requests."""
+    path = tmp_path / "times.db"
+    Benchmark(CpuBackend(), effort=QUICK, storage=open_store(str(path), CpuBackend())).explore(REQUESTS)
+    broken = Algorithm(name="BROKEN", workspace_bytes=64, api="cpu", compiles=True)
+    others = [
+        Measurement.failed(broken, "it is broken"),
+        Measurement.failed(broken, "no memory", MeasurementStatus.HINDERED),
+        Measurement.of(broken, [0.1, 1 / 3], complete=False),
+    ]
+    machine = CpuBackend().machine()
+    parts = [make_problem(batch=size, filters=2) for size in (1, 2, 3)]
+    Database(path).save(machine, list(zip(parts, others, strict=True)), "2020-02-29T12:00:00+00:00")
+    return path
+
+
+def moved(path, tmp_path, suffix="json"):
+    file = tmp_path / f"mine.{suffix}"
+    save_profile(Database(path).export_profile("mine", CpuBackend().machine()), file)
+    other = tmp_path / "other.db"
+    return other, Database(other).import_profile(load_profile(str(file)))
+
+
+@pytest.mark.parametrize("suffix", ["json", "json.gz"])
+def test_every_row_arrives_as_it_was(filled, tmp_path, suffix):
+    other, count = moved(filled, tmp_path, suffix)
+    before = rows(filled)
+    assert len(before["explorations"]) == 3
+    assert count == len(before["measurements"])
+    assert rows(other) == before
+    assert Database(other).check() == []
+
+
+def test_planning_after_an_import_measures_nothing(filled, tmp_path):
+    other, _ = moved(filled, tmp_path)
+    benchmark = Benchmark(CpuBackend(), effort=QUICK, storage=open_store(str(other), CpuBackend()))
+    benchmark.explore(REQUESTS)
+    assert benchmark.measured == 0
+    assert all(benchmark.micro_configurations(each) for each in REQUESTS)
+
+
+def test_an_import_adds_to_what_is_there(filled, tmp_path):
+    other = tmp_path / "other.db"
+    problem, algorithm = make_problem(batch=3, filters=8), Algorithm(name="GEMM", workspace_bytes=64, api="cpu")
+    Database(other).save(CpuBackend().machine(), [(problem, Measurement.of(algorithm, [1.5]))])
+    moved(filled, tmp_path)
+    assert len(rows(other)["measurements"]) == len(rows(filled)["measurements"]) + 1
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda rows: rows.update(measurements=[[0, 1]]), "make no sense|cannot be read"),
+        (lambda rows: rows.update(measurements=3), "cannot be read"),
+        (lambda rows: rows.update(problems=["{}"]), "make no sense|cannot be read"),
+        (lambda rows: rows["measurements"][0].__setitem__(0, 10**9), "cannot be read: IndexError"),
+        (lambda rows: rows["measurements"][0].__setitem__(5, "unknown"), "status 'unknown' is none of"),
+        (lambda rows: rows["measurements"][0].__setitem__(6, -1.0), "-1.0 ms is no time"),
+        (lambda rows: rows["measurements"][0].__setitem__(-1, "yesterday"), "yesterday"),
+        (lambda rows: rows["explorations"][0].__setitem__(3, "[99]"), "larger than the problem"),
+        (lambda rows: rows["explorations"][0].__setitem__(1, "["), "Expecting value"),
+        (lambda rows: rows.update(measurement_columns=["time"]), "other columns"),
+        (lambda rows: rows.pop("explorations"), "cannot be read: KeyError"),
+    ],
+)
+def test_rows_that_make_no_sense_are_refused_and_nothing_is_kept(filled, tmp_path, change, message):
+    file = tmp_path / "mine.json"
+    save_profile(Database(filled).export_profile("mine", CpuBackend().machine()), file)
+    content = json.loads(file.read_text())
+    change(content["database"])
+    file.write_text(json.dumps(content))
+    other = Database(tmp_path / "other.db")
+    with pytest.raises(ProfileError, match=message):
+        other.import_profile(load_profile(str(file)))
+    assert not (tmp_path / "other.db").exists() or rows(tmp_path / "other.db")["measurements"] == []
