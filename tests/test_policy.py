@@ -2,7 +2,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ucudnn.errors import SettingsError
 from ucudnn.policy import (
+    MOST_SIZES,
     BatchSizePolicy,
     divisions_within,
     equal_divisions,
@@ -36,6 +38,28 @@ def test_adaptive_begins_with_powers_of_two_and_equal_divisions(batch):
     sizes = set(BatchSizePolicy.ADAPTIVE.sizes(batch))
     assert sizes == set(powers_of_two(batch)) | set(equal_divisions(batch))
     assert len(sizes) <= 4 * batch**0.5 + 12
+
+
+@given(st.integers(1, 600))
+def test_equal_divisions_are_those_of_each_number_of_micro_batches(batch):
+    every = {size for k in range(1, batch + 1) for size in (batch // k, -(-batch // k))}
+    assert equal_divisions(batch) == tuple(sorted(every))
+
+
+@pytest.mark.parametrize("batch", [MOST_SIZES + 1, 10**8, 2**31 - 1])
+def test_the_sizes_of_a_large_mini_batch_are_few(batch):
+    for policy in (BatchSizePolicy.UNDIVIDED, BatchSizePolicy.POWER_OF_TWO, BatchSizePolicy.ADAPTIVE):
+        sizes = policy.sizes(batch)
+        assert len(sizes) <= 160
+        assert sizes[-1] == batch
+    assert {batch // 3, -(-batch // 3)} <= set(sizes)
+    with pytest.raises(SettingsError, match=f"a mini-batch of {batch} has more than 65536: choose adaptive or power"):
+        BatchSizePolicy.ALL.sizes(batch)
+
+
+def test_every_size_is_benchmarked_up_to_a_limit():
+    assert len(BatchSizePolicy.ALL.sizes(MOST_SIZES)) == MOST_SIZES
+    assert len(equal_divisions(MOST_SIZES)) < 2 * 2 * 256
 
 
 @given(st.integers(1, 600), st.integers(1, 600))

@@ -1,10 +1,16 @@
 """Batch-size policies: which micro-batch sizes are benchmarked (paper, section 3.4; `adaptive` is ours)."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from enum import Enum
+
+from ucudnn.errors import SettingsError
+
+MOST_SIZES = 1 << 16
+"""The largest mini-batch of which every size, or every equal division, is benchmarked."""
 
 _STEPS = (1, 2, 3, 4)  # differences to the best known sizes that are tried
 _MOST_SLABS = 64
+_MOST_PARTS_OF_MANY = 64
 _MOST_PARTS_VARIED = 16  # with more micro-batches, one sample more or less in each changes little
 
 
@@ -25,10 +31,18 @@ class BatchSizePolicy(Enum):
         """Return the micro-batch sizes to benchmark, in ascending order; the last is the mini-batch.
 
         ADAPTIVE begins with these sizes. `fitting_size` and `varied_sizes` give it others.
+
+        Raises:
+            SettingsError: if ALL has more than MOST_SIZES sizes to benchmark.
         """
         if self is BatchSizePolicy.UNDIVIDED:
             return (batch,)
         if self is BatchSizePolicy.ALL:
+            if batch > MOST_SIZES:
+                raise SettingsError(
+                    f"policy all benchmarks every micro-batch size, and a mini-batch of {batch} has more than"
+                    f" {MOST_SIZES}: choose adaptive or powerOfTwo"
+                )
             return tuple(range(1, batch + 1))
         if self is BatchSizePolicy.ADAPTIVE:
             return tuple(sorted({*powers_of_two(batch), *equal_divisions(batch)}))
@@ -63,8 +77,22 @@ def powers_of_two(batch: int) -> tuple[int, ...]:
 
 
 def equal_divisions(batch: int) -> tuple[int, ...]:
-    """Return ceil(B/k) and floor(B/k) for every k, the sizes of k micro-batches that differ by at most one sample."""
-    return tuple(sorted({size for k in range(1, batch + 1) for size in (batch // k, -(-batch // k))}))
+    """Return ceil(B/k) and floor(B/k) for every k, the sizes of k micro-batches that differ by at most one sample.
+
+    Of a mini-batch above MOST_SIZES, there are those of up to _MOST_PARTS_OF_MANY micro-batches.
+    """
+    if batch > MOST_SIZES:
+        ways = range(1, _MOST_PARTS_OF_MANY + 1)
+        return tuple(sorted({size for k in ways for size in (batch // k, -(-batch // k))}))
+    return tuple(sorted({*_quotients(batch), *(1 + size for size in _quotients(batch - 1)), 1}))
+
+
+def _quotients(number: int) -> Iterator[int]:
+    """Return each value of number // k, in about twice as many steps as the square root of the number."""
+    k = 1
+    while k <= number:
+        yield number // k
+        k = number // (number // k) + 1
 
 
 def fitting_size(batch: int, fits: Callable[[int], bool]) -> int | None:

@@ -125,7 +125,8 @@ class Findings:
 
         Incomplete measurements count only if there is no configuration without them.
         """
-        sizes = range(max(1, request.least_size), request.problem.batch + 1)
+        most = request.problem.batch
+        sizes = [size for size in self.results.batches() if max(1, request.least_size) <= size <= most]
         found = list(self._micros(request, None, sizes, complete=True))
         if fastest(found, request.problem.batch) is None:
             found = list(self._micros(request, None, sizes))

@@ -4,7 +4,7 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple, final
 
 from ucudnn.kernel import Kernel
-from ucudnn.policy import BatchSizePolicy
+from ucudnn.policy import MOST_SIZES, BatchSizePolicy
 from ucudnn.problem import ConvolutionProblem, Operation
 from ucudnn.settings import Settings
 from ucudnn.slabs import is_divisible, row_count, row_unit, slabs_by_problem
@@ -118,8 +118,8 @@ def requests_of(kernel: Kernel, settings: Settings, limit_bytes: int) -> list[Re
     """
     problem = kernel.problem
     within = request_of(problem, settings, max(limit_bytes, kernel.spare_bytes))
-    if settings.policy is BatchSizePolicy.UNDIVIDED:
-        return [within]
+    if settings.policy is BatchSizePolicy.UNDIVIDED or problem.batch > MOST_SIZES:
+        return [within]  # the best use of the tail takes time in proportion to the mini-batch
     batch, offered = problem.batch, tail_bytes(problem, fresh=kernel.fresh)
     left = [batch * 3 // 4, *(batch >> power for power in range(1, batch.bit_length()))]
     # The smallest comes first: if memory runs out, larger ones are not tried.

@@ -21,6 +21,10 @@ class Results:
         """Return the measurements of a problem by algorithm."""
         return self._results.get(part, {})
 
+    def batches(self) -> list[int]:
+        """Return each micro-batch size of which anything is known, of any problem, in ascending order."""
+        return sorted({part.batch for part, known in self._results.items() if known})
+
     def put(self, part: ConvolutionProblem, measurement: Measurement) -> None:
         """Keep a measurement. It replaces an earlier one of the same algorithm."""
         self._results.setdefault(part, {})[measurement.algorithm.name] = measurement

@@ -24,6 +24,7 @@ from ucudnn.slabs import Slab, is_divisible, row_count, row_unit
 from ucudnn.solvers.desirable import desirable_set, fastest
 from ucudnn.solvers.reuse import fastest_within
 from ucudnn.solvers.reuse_with_spare import fastest_with_tail
+from ucudnn.solvers.sums import MOST_DENSE, MOST_PARTS
 from ucudnn.units import exact_bytes
 from ucudnn.workspace.segment import Segment
 from ucudnn.workspace.spare import own_bytes, tail_bytes
@@ -235,6 +236,8 @@ def decide_rest(
         return front[-1]
     if not settings.slabs or settings.policy is BatchSizePolicy.UNDIVIDED or not is_divisible(problem):
         return None
+    if problem.batch - start > MOST_PARTS:
+        return None
     whole = [Slab(first=0, rows=row_count(problem))]
     one = decide_slabs(problem, 1, whole, benchmark, limit_bytes, failed)
     if one is None or (is_rounded(problem) and len(one.parts[0].slabs) * (problem.batch - start) > MOST_ROUNDINGS):
@@ -382,10 +385,11 @@ def _known_of(kernel: Kernel, request: Request, benchmark: Benchmark, solver: _S
     if desirable:
         return _Known(desirable, undivided)
     least = benchmark.least_workspace(request)
+    many = f" in at most {MOST_PARTS} micro-batches" if problem.batch > MOST_DENSE else ""
     if least is None or least <= limit_bytes:
-        raise MeasurementError(f"{kernel}: no algorithm could be measured within {exact_bytes(limit_bytes)}")
+        raise MeasurementError(f"{kernel}: no algorithm could be measured within {exact_bytes(limit_bytes)}{many}")
     raise InfeasibleError(
-        f"{kernel}: no algorithm fits a workspace limit of {exact_bytes(limit_bytes)}:"
+        f"{kernel}: no algorithm fits a workspace limit of {exact_bytes(limit_bytes)}{many}:"
         f" at least {exact_bytes(least)} are needed",
         kernel=str(kernel),
         limit_bytes=limit_bytes,

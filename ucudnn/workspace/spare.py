@@ -38,7 +38,11 @@ def tail_bytes(problem: ConvolutionProblem, *, fresh: bool = True) -> list[int]:
         fresh: whether the output holds nothing that is wanted; otherwise the tail offers nothing.
     """
     step = tail_step(problem) if fresh else 0
-    return [max(0, samples * step - SLACK_BYTES) for samples in range(problem.batch + 1)]
+    return [_offered(step, samples) for samples in range(problem.batch + 1)]
+
+
+def _offered(step: int, samples: int) -> int:
+    return max(0, samples * step - SLACK_BYTES)
 
 
 def parts_in_tail(problem: ConvolutionProblem, configuration: Configuration, *, fresh: bool = True) -> list[bool]:
@@ -49,11 +53,11 @@ def parts_in_tail(problem: ConvolutionProblem, configuration: Configuration, *, 
         configuration: what computes it.
         fresh: as in `tail_bytes`.
     """
-    offered = tail_bytes(problem, fresh=fresh)
+    step = tail_step(problem) if fresh else 0
     found, left = [], problem.batch
     for part in configuration.parts:
         left -= part.size
-        found.append(0 < part.workspace_bytes <= offered[left] and not part.slabs)
+        found.append(0 < part.workspace_bytes <= _offered(step, left) and not part.slabs)
     return found
 
 

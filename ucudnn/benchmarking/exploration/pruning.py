@@ -22,7 +22,7 @@ from typing import final
 
 from ucudnn.configuration import MicroConfiguration
 from ucudnn.profiles.measurement import Algorithm
-from ucudnn.solvers.desirable import Sums
+from ucudnn.solvers.sums import sums_of
 
 GROWTH = 0.97
 """Least time at twice the size or more, divided by the time at the smaller size."""
@@ -72,7 +72,7 @@ class Pruning:
         self._exhaustive = exhaustive
         self._times: dict[str, dict[int, float]] = {}
         self._fronts: dict[int, dict[Traits, _Front]] = {}
-        self._sums = Sums(batch)
+        self._sums = sums_of(batch)
 
     def order(self, sizes: Sequence[int]) -> list[int]:
         """Return sizes in the order in which to measure them: upward from a quarter of the mini-batch, then downward.
