@@ -62,7 +62,8 @@ class Host:
         """Let the package see this instead of PyTorch."""
         monkeypatch.setattr("ucudnn.torch.gpu.torch", self)
         monkeypatch.setattr("ucudnn.torch.kernel_call.torch", self)
-        monkeypatch.setattr("ucudnn.torch.kernel_call.empty_of", lambda device_type: self.empty_here)
+        monkeypatch.setattr("ucudnn.torch.output_form.torch", self)
+        monkeypatch.setattr("ucudnn.torch.output_form.empty_of", lambda device_type: self.empty_here)
         monkeypatch.setattr("ucudnn.torch.gpu._current_device", lambda: 0)
         monkeypatch.setattr("ucudnn.torch.gpu._current_stream", lambda ordinal: self.stream)
         monkeypatch.setattr("ucudnn.torch.gpu._is_capturing", lambda: self.captures)

@@ -15,8 +15,7 @@ except ImportError as error:
     raise ImportError(f"{needed} ({error})", name=__name__) from error
 
 from ucudnn.torch.factory import open_interceptor
-from ucudnn.torch.interceptor import Interceptor
-from ucudnn.torch.overrides import process_overrides
+from ucudnn.torch.overrides import AnyInterceptor, process_overrides
 from ucudnn.torch.summary import Summary, summarize
 
 __all__ = ["Enabled", "Summary", "convert", "disable", "enable", "report"]
@@ -26,7 +25,7 @@ __all__ = ["Enabled", "Summary", "convert", "disable", "enable", "report"]
 class Enabled:
     """What `enable` turned on. As a context, it turns that off at the end, and what was on before on again."""
 
-    def __init__(self, interceptor: Interceptor, before: Interceptor | None) -> None:
+    def __init__(self, interceptor: AnyInterceptor, before: AnyInterceptor | None) -> None:
         self._interceptor = interceptor
         self._before = before
 
@@ -48,7 +47,10 @@ def enable(*, backend: str | None = None, **options: Any) -> Enabled:
         backend: 'auto' and 'cudnn' take over the convolutions of CUDA tensors. 'cpu' takes over those of CPU tensors,
             which is slow and meant for tests. None: as UCUDNN_BACKEND says, else 'auto'.
         **options: arguments of `ucudnn.Handle`, such as workspace_limit, total_workspace, policy, database and
-            benchmark_devices. An option that is None or missing comes from the environment.
+            benchmark_devices. An option that is None or missing comes from the environment. With
+            workspace_limit='auto', PyTorch's own kernels run first, and others are tried while the program runs, in
+            memory that the peak of PyTorch's own steps leaves. `trial_share`, 0.05 by default, is then the largest
+            part of the time that trials may lose, and the other options are those of measuring before the first step.
 
     Returns:
         A context that turns it off again.
@@ -60,7 +62,7 @@ def enable(*, backend: str | None = None, **options: Any) -> Enabled:
     return turn_on(open_interceptor(backend, options))
 
 
-def turn_on(interceptor: Interceptor) -> Enabled:
+def turn_on(interceptor: AnyInterceptor) -> Enabled:
     """Send all convolutions of the process to an interceptor; `enable` and `python -m ucudnn.torch` make one each."""
     before = process_overrides.interceptor
     process_overrides.use(interceptor)

@@ -11,7 +11,8 @@ from ucudnn.command_line import NoEffect, read_settings
 from ucudnn.errors import UcudnnError
 from ucudnn.reporting.terminal import print_error
 from ucudnn.torch import Enabled, turn_on
-from ucudnn.torch.factory import interceptor_of
+from ucudnn.torch.factory import interceptor_of, is_auto, open_interceptor
+from ucudnn.torch.overrides import AnyInterceptor
 
 _DESCRIPTION = """\
 Run a PyTorch program, unchanged, with every convolution within a workspace limit.
@@ -37,6 +38,8 @@ _NO_EFFECT = (
     NoEffect(options=("--solver", "--solver-time-limit"), without=("--total-workspace",)),
     NoEffect(options=("--slabs",), beside=("policy undivided",)),
 )
+_PLANNED_ONLY = ("total_workspace", "policy", "database", "devices", "solver", "solver_time_limit", "slabs")
+"""Options that a program which is tuned while it runs does not take."""
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -57,7 +60,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         parser.error(f"{program[0]} is not there")
     _log(logging.INFO if given.verbose else logging.WARNING)
     try:
-        on = turn_on(interceptor_of(read_settings(_typed(given), _NO_EFFECT)))
+        on = turn_on(_opened(given))
     except UcudnnError as error:
         print_error(str(error))
         sys.exit(2)
@@ -67,6 +70,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
         finally:
             if given.report:
                 _report(on)
+
+
+def _opened(given: argparse.Namespace) -> AnyInterceptor:
+    """Return the interceptor for the options that were typed."""
+    if not is_auto(given.workspace):
+        return interceptor_of(read_settings(_typed(given), _NO_EFFECT))
+    others = {name: getattr(given, name) for name in _PLANNED_ONLY}
+    return open_interceptor(given.backend, {"workspace_limit": given.workspace, **others})
 
 
 def _typed(given: argparse.Namespace) -> dict[str, object]:
@@ -113,8 +124,8 @@ def _parser() -> argparse.ArgumentParser:
         allow_abbrev=False,
     )
     add = parser.add_argument
-    add("--workspace", metavar="SIZE", help="workspace of each convolution, 64MiB by default"
-        " [UCUDNN_DEFAULT_WORKSPACE_LIMIT]")  # fmt: skip
+    add("--workspace", metavar="SIZE", help="workspace of each convolution, 64MiB by default; auto: as much as the peak"
+        " of PyTorch's own steps leaves [UCUDNN_DEFAULT_WORKSPACE_LIMIT]")  # fmt: skip
     add("--total-workspace", metavar="SIZE", help="workspace that is divided among all convolutions instead"
         " [UCUDNN_TOTAL_WORKSPACE_SIZE]")  # fmt: skip
     add("--policy", metavar="POLICY", help="micro-batch sizes to measure: undivided, powerOfTwo, adaptive or all"

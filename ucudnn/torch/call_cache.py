@@ -10,6 +10,7 @@ from ucudnn.torch.kernel_call import KernelCall
 from ucudnn.torch.problem import Sizes, TorchConvolution, convolution_of, memory_format_of
 
 _ON_CUDNN = ("Cudnn", "CudnnTranspose")
+_NATIVE = ("CudaDepthwise2d", "CudaDepthwise3d")
 
 
 @final
@@ -85,15 +86,13 @@ def forward_call(
     kernel_call_of: KernelCallOf,
 ) -> CachedCall:
     """Return what becomes of calls of aten::_convolution that look like this one."""
-    call = _convolution(x, weight, geometry, flags)
+    call = asked_convolution(x, weight, geometry, flags)
     if isinstance(call, str):
         return CachedCall(call)
-    if bias is not None and (bias.shape != call.out_shape[1:2] or bias.dtype is not x.dtype or bias.device != x.device):
+    if not bias_fits(bias, x, call):
         return CachedCall("the bias does not fit")
-    ones = (1,) * (x.dim() - 2)
-    bias_as = ((), ()) if bias is None else ((*bias.shape, *ones), (*bias.stride(), *ones))
-    output = kernel_call_of(call.forward, 0)
-    return CachedCall(memory_format=_missing_format(call, x, weight), output=output, bias_as=bias_as)
+    output, bias_as = kernel_call_of(call.forward, 0), bias_form(bias, x.dim())
+    return CachedCall(memory_format=missing_format(call, x, weight), output=output, bias_as=bias_as)
 
 
 def backward_call(
@@ -106,7 +105,7 @@ def backward_call(
     kernel_call_of: KernelCallOf,
 ) -> CachedCall:
     """Return what becomes of calls of aten::convolution_backward that look like this one."""
-    call = _convolution(x, weight, geometry, flags)
+    call = asked_convolution(x, weight, geometry, flags)
     if isinstance(call, str):
         return CachedCall(call)
     if tuple(grad.shape) != call.out_shape or grad.dtype is not x.dtype or grad.device != x.device:
@@ -114,20 +113,41 @@ def backward_call(
     input_gradient = kernel_call_of(call.backward_input, 0) if output_mask[0] else None
     later_bytes = 0 if input_gradient is None else input_gradient.output_bytes
     return CachedCall(
-        memory_format=_missing_format(call, grad, x, weight),
+        memory_format=missing_format(call, grad, x, weight),
         input_gradient=input_gradient,
         weight_gradient=kernel_call_of(call.backward_weight, later_bytes) if output_mask[1] else None,
     )
 
 
-def _missing_format(call: TorchConvolution, *tensors: torch.Tensor) -> torch.memory_format | None:
+def bias_fits(bias: torch.Tensor | None, x: torch.Tensor, call: TorchConvolution) -> bool:
+    """Return whether a bias, if there is one, has the shape, the type and the device that the output asks for."""
+    return bias is None or (bias.shape == call.out_shape[1:2] and bias.dtype is x.dtype and bias.device == x.device)
+
+
+def bias_form(bias: torch.Tensor | None, dimensions: int) -> tuple[Sizes, Sizes]:
+    """Return the sizes and strides with which a bias is added to an output of that many dimensions."""
+    ones = (1,) * (dimensions - 2)
+    return ((), ()) if bias is None else ((*bias.shape, *ones), (*bias.stride(), *ones))
+
+
+def missing_format(call: TorchConvolution, *tensors: torch.Tensor) -> torch.memory_format | None:
     """Return the memory format of a convolution if one of the tensors does not have it."""
     there = all(each.is_contiguous(memory_format=call.memory_format) for each in tensors)
     return None if there else call.memory_format
 
 
-def _convolution(x: torch.Tensor, weight: torch.Tensor, geometry: Geometry, flags: Flags) -> TorchConvolution | str:
-    """Return the convolution that is asked for, or why it is left to PyTorch."""
+def asked_convolution(
+    x: torch.Tensor, weight: torch.Tensor, geometry: Geometry, flags: Flags, *, native: bool = False
+) -> TorchConvolution | str:
+    """Return the convolution that is asked for, or why it is left to PyTorch.
+
+    Args:
+        x: input of the convolution.
+        weight: its filters.
+        geometry: its other arguments.
+        flags: PyTorch's flags.
+        native: whether convolutions count that PyTorch computes by its own depth-wise kernels.
+    """
     if x.dtype is not weight.dtype or x.device != weight.device:
         return "input and weight differ in type or device"
 
@@ -148,11 +168,13 @@ def _convolution(x: torch.Tensor, weight: torch.Tensor, geometry: Geometry, flag
         return f"{kind}: empty, of a type that cuDNN has not, or of shapes that PyTorch refuses"
     if x.is_cuda and not flags.enabled:
         return "torch.backends.cudnn.enabled is False"
-    found = _format_on_cudnn(x, weight, geometry) if x.is_cuda else memory_format_of(x, weight)
+    found = _format_on_cudnn(x, weight, geometry, native=native) if x.is_cuda else memory_format_of(x, weight)
     return found if isinstance(found, str) else made(found) or call
 
 
-def _format_on_cudnn(x: torch.Tensor, weight: torch.Tensor, geometry: Geometry) -> torch.memory_format | str:
+def _format_on_cudnn(
+    x: torch.Tensor, weight: torch.Tensor, geometry: Geometry, *, native: bool
+) -> torch.memory_format | str:
     """Return the memory format in which PyTorch would let cuDNN compute, or why it would not."""
     choice: Any = torch._C._select_conv_backend(
         x,
@@ -166,6 +188,8 @@ def _format_on_cudnn(x: torch.Tensor, weight: torch.Tensor, geometry: Geometry) 
         geometry.groups,
     )
     name = str(choice).rsplit(".", 1)[-1]
+    if native and name in _NATIVE and x.is_contiguous() and weight.is_contiguous():
+        return torch.contiguous_format
     if name not in _ON_CUDNN:
         return f"PyTorch computes it by {name}, not by cuDNN"
     one_dimension = x.dim() == 3

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from ucudnn.backends.base import ComputeBackend
 from ucudnn.backends.candidates import Candidates
 from ucudnn.backends.cudnn.api.library import LIBRARY_NAME
 from ucudnn.backends.cudnn.backend import CudnnBackend
@@ -18,24 +19,35 @@ from ucudnn.profiles.measurement import Effort
 from ucudnn.settings import Settings, parse_choice
 from ucudnn.torch.gpu import TorchGpu
 from ucudnn.torch.interceptor import Interceptor
-from ucudnn.torch.overrides import process_overrides
+from ucudnn.torch.overrides import AnyInterceptor, process_overrides
+from ucudnn.torch.tuning.auto_interceptor import AutoInterceptor
+from ucudnn.torch.tuning.candidate_source import CandidateSource
+from ucudnn.torch.tuning.program import ProgramOnGpu
+from ucudnn.torch.tuning.trial_ledger import TrialLedger
+from ucudnn.torch.tuning.tuner import Tuner
 
 _LOG = logging.getLogger(__name__)
 _NO_SETTINGS = ("groups", "effort", "listener")
+_AUTO = "auto"
+_OPTIONS_OF_AUTO = {"workspace_limit", "trial_share", "cudnn_library"}
+_TRIAL_SHARE = 0.05
 
 
-def open_interceptor(backend: str | None, options: Mapping[str, Any]) -> Interceptor:
-    """Return an interceptor whose handles have the given options.
+def open_interceptor(backend: str | None, options: Mapping[str, Any]) -> AnyInterceptor:
+    """Return an interceptor with the given options: of handles, or, with workspace_limit='auto', one that tunes.
 
     Args:
         backend: 'auto', 'cudnn' or 'cudnn:CANDIDATES' for tensors on GPUs, 'cpu' for tensors on the CPU; None for the
             value of UCUDNN_BACKEND.
-        options: other arguments of `Handle`.
+        options: other arguments of `Handle`; with workspace_limit='auto', only `cudnn_library` and `trial_share`, the
+            largest part of the time that trials may lose.
 
     Raises:
         SettingsError: if an option is not known, or has an invalid value.
         BackendUnavailableError: as `interceptor_of`.
     """
+    if is_auto(options.get("workspace_limit")):
+        return _auto_interceptor(backend, options)
     settings = Settings.load(
         backend=backend, **{name: value for name, value in options.items() if name not in _NO_SETTINGS}
     )
@@ -79,16 +91,52 @@ def interceptor_of(
             f"{settings.called('benchmark_devices')}: GPUs of PyTorch measure alone, or together as 'ranks' of"
             " torch.distributed: leave it out, or give ranks"
         )
-    if torch.version.cuda is None or not torch.cuda.device_count():
-        raise BackendUnavailableError(
-            f"PyTorch {torch.__version__} has no NVIDIA GPU: with backend='cpu', or UCUDNN_BACKEND=cpu, convolutions of"
-            " CPU tensors are taken over instead, which is for tests"
-        )
+    _refuse_without_gpu()
 
     def open_handle(ordinal: int) -> Handle:
         return open_with(backend=_open_gpu(ordinal, candidates, settings.cudnn_library))
 
     return Interceptor(open_handle, "cuda", aten)
+
+
+def is_auto(limit: object) -> bool:
+    """Return whether a limit is 'auto': as much workspace as the peak of PyTorch's own steps leaves at each call."""
+    return isinstance(limit, str) and limit.strip().lower() == _AUTO
+
+
+def _auto_interceptor(backend: str | None, options: Mapping[str, Any]) -> AutoInterceptor:
+    """Return an interceptor that tunes a program while it runs."""
+    others = sorted(name for name in set(options) - _OPTIONS_OF_AUTO if options[name] is not None)
+    if others:
+        raise SettingsError(f"workspace_limit='auto' chooses kernels in the program: it takes no {', '.join(others)}")
+    settings = Settings.load(backend=backend, cudnn_library=options.get("cudnn_library"))
+    kind, _, target = settings.backend.partition(":")
+    if kind not in ("auto", "cudnn"):
+        raise SettingsError(f"workspace_limit='auto' needs an NVIDIA GPU, and backend={settings.backend!r} has none")
+    candidates = parse_choice(Candidates, target, "backend cudnn:") if target else Candidates.GRAPH
+    share = options.get("trial_share")
+    share = _TRIAL_SHARE if share is None else share
+    if isinstance(share, bool) or not isinstance(share, int | float) or not 0 <= share <= 1:
+        raise SettingsError(f"trial_share={share!r} is no part of the time: give a number from 0 to 1")
+    _refuse_without_gpu()
+
+    def open_tuner(ordinal: int) -> Tuner:
+        def open_backends() -> tuple[ComputeBackend, ComputeBackend]:
+            first, second = (_open_gpu(ordinal, candidates, settings.cudnn_library) for _ in range(2))
+            return first, second
+
+        source = CandidateSource(open_backends, partial(torch.cuda.device, ordinal))
+        return Tuner(ProgramOnGpu(ordinal), source, TrialLedger(float(share)))
+
+    return AutoInterceptor(open_tuner, "cuda", process_overrides.aten_kernels("cuda"), process_overrides.refresh)
+
+
+def _refuse_without_gpu() -> None:
+    if torch.version.cuda is None or not torch.cuda.device_count():
+        raise BackendUnavailableError(
+            f"PyTorch {torch.__version__} has no NVIDIA GPU: with backend='cpu', or UCUDNN_BACKEND=cpu, convolutions of"
+            " CPU tensors are taken over instead, which is for tests"
+        )
 
 
 def _open_gpu(ordinal: int, candidates: Candidates, library_path: str | None) -> CudnnBackend:

@@ -5,7 +5,6 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from math import prod
 from typing import Any, final
 
 import torch
@@ -15,16 +14,14 @@ from ucudnn.bounded import BoundedDict
 from ucudnn.errors import UcudnnError
 from ucudnn.execution.launcher import BoundKernel, Launcher
 from ucudnn.handle import Handle
-from ucudnn.problem import MOST_ALIGNMENT, ConvolutionProblem, Operation
-from ucudnn.torch.fast_tensors import empty_of
+from ucudnn.problem import MOST_ALIGNMENT, ConvolutionProblem
 from ucudnn.torch.gpu import capturing, current_device
-from ucudnn.torch.problem import DTYPES, format_of, shapes_of
+from ucudnn.torch.output_form import OutputForm
 
 _LOG = logging.getLogger(__name__)
 _LOW_BITS = MOST_ALIGNMENT - 1  # of addresses, which tell how they are aligned
 _MOST_SKIPPED = 1 << 10
 _MOST_BOUND = 1 << 10  # a training step gives the same addresses again, a few for each layer that shares the kernel
-_WRITTEN = {Operation.FORWARD: 2, Operation.BACKWARD_DATA: 0, Operation.BACKWARD_FILTER: 1}  # index in x, w, y
 
 _Addresses = tuple[int, int, int]
 """Of x, w and y."""
@@ -83,11 +80,10 @@ class KernelCall:
         "_bound",
         "_failures",
         "_fallbacks",
+        "_form",
         "_later_bytes",
         "_launches",
         "_layer",
-        "_new_elsewhere",
-        "_new_here",
         "_open_handle",
         "_ordinal",
         "_problem",
@@ -118,18 +114,12 @@ class KernelCall:
         self._skip = 0
         self.bound = 0
         self.looked_up = 0
-        shape = shapes_of(problem)[_WRITTEN[problem.operation]]
-        strides = torch.empty(shape, device="meta", memory_format=format_of(problem)).stride()
-        device = torch.device("cpu") if ordinal < 0 else torch.device("cuda", ordinal)
-        dtype = DTYPES[problem.dtype]
-        self._new_here = partial(empty_of(device.type), shape, strides, dtype)
-        self._new_elsewhere = partial(torch.empty_strided, shape, strides, dtype=dtype, device=device)
-        self.output_bytes = prod(shape) * problem.dtype.itemsize
+        self._form = OutputForm(problem, ordinal)
+        self.output_bytes = self._form.size_bytes
 
     def new(self) -> torch.Tensor:
         """Return a new tensor for the output."""
-        here = self._ordinal < 0 or current_device() == self._ordinal
-        return self._new_here() if here else self._new_elsewhere()
+        return self._form.new()
 
     def run(self, x: torch.Tensor, w: torch.Tensor, y: torch.Tensor) -> bool:
         """Compute one of three tensors from the two others, and return whether that was done.

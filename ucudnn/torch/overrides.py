@@ -10,6 +10,10 @@ import torch
 from ucudnn.backends.fork_locks import LockLevel, new_lock
 from ucudnn.torch.aten_kernels import OPERATORS, AtenKernels, Gradients
 from ucudnn.torch.interceptor import Interceptor
+from ucudnn.torch.tuning.auto_interceptor import AutoInterceptor
+
+AnyInterceptor = Interceptor | AutoInterceptor
+"""Takes over convolutions: plans each before its first run, or tunes the program while it runs."""
 
 
 @final
@@ -22,10 +26,10 @@ class Overrides:
     """
 
     def __init__(self) -> None:
-        self.interceptor: Interceptor | None = None
-        self.converted: tuple[Interceptor, ...] = ()
+        self.interceptor: AnyInterceptor | None = None
+        self.converted: tuple[AnyInterceptor, ...] = ()
         self._lock = new_lock(LockLevel.OVERRIDES)
-        self._kept: list[Interceptor] = []
+        self._kept: list[AnyInterceptor] = []
         self._aten: dict[str, AtenKernels] = {}
         self._libraries: dict[str, torch.library.Library] = {}
 
@@ -41,23 +45,37 @@ class Overrides:
                 self._aten[key] = AtenKernels(key)
             return self._aten[key]
 
-    def use(self, interceptor: Interceptor | None) -> None:
+    def use(self, interceptor: AnyInterceptor | None) -> None:
         """Send all convolutions to an interceptor, or to PyTorch; those of converted modules stay where they are."""
         with self._lock:
             self._keep_captured()
-            self.interceptor = interceptor
+            before, self.interceptor = self.interceptor, interceptor
+            if isinstance(before, AutoInterceptor):
+                before.end()
+            if isinstance(interceptor, AutoInterceptor):
+                interceptor.begin()
             self._register()
 
-    def add(self, interceptor: Interceptor) -> None:
+    def add(self, interceptor: AnyInterceptor) -> None:
         """Send the convolutions of a converted module to an interceptor."""
         with self._lock:
             self.converted = (*self.converted, interceptor)
+            if isinstance(interceptor, AutoInterceptor):
+                interceptor.begin()
+            self._register()
+
+    def refresh(self) -> None:
+        """Register the operators that are wanted now; called between the steps of a program."""
+        with self._lock:
             self._register()
 
     def clear(self) -> None:
         """Send all convolutions to PyTorch, also those of converted modules."""
         with self._lock:
             self._keep_captured()
+            for each in (self.interceptor, *self.converted):
+                if isinstance(each, AutoInterceptor):
+                    each.end()
             self.interceptor, self.converted = None, ()
             self._register()
 
@@ -78,22 +96,23 @@ class Overrides:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # PyTorch warns that a kernel is replaced, which is what is wanted
                 for name, kernel in zip(OPERATORS, self._chosen(device_type), strict=True):
-                    library.impl(name, kernel, key)
+                    if kernel is not None:
+                        library.impl(name, kernel, key)
             self._libraries[key] = library
 
-    def _chosen(self, device_type: str) -> tuple[Callable[..., Any], Callable[..., Any]]:
-        """Return what computes on a device type: methods of the interceptor, because a wrapper would take time."""
+    def _chosen(self, device_type: str) -> tuple[Callable[..., Any] | None, Callable[..., Any] | None]:
+        """Return what computes on a device type; None where PyTorch's own operator stays."""
         converted = [each for each in self.converted if each.device_type == device_type]
-        current = self.interceptor
-        last = current if current and current.device_type == device_type else converted[0].aten
-        if not converted:
-            return last.forward, last.backward
+        current = self.interceptor if self.interceptor and self.interceptor.device_type == device_type else None
+        if current is not None and not converted:
+            return current.operators()
+        last = converted[0].aten if current is None else current
         return partial(_forward, converted, last), partial(_backward, converted, last)
 
 
 def _forward(
-    converted: list[Interceptor],
-    last: Interceptor | AtenKernels,
+    converted: list[AnyInterceptor],
+    last: AnyInterceptor | AtenKernels,
     x: torch.Tensor,
     weight: torch.Tensor,
     *arguments: Any,
@@ -103,8 +122,8 @@ def _forward(
 
 
 def _backward(
-    converted: list[Interceptor],
-    last: Interceptor | AtenKernels,
+    converted: list[AnyInterceptor],
+    last: AnyInterceptor | AtenKernels,
     grad: torch.Tensor,
     x: torch.Tensor,
     weight: torch.Tensor,

@@ -16,6 +16,8 @@ from ucudnn.reporting.html_table import html_table
 from ucudnn.reporting.report import KernelReport, Report, format_workspace
 from ucudnn.torch.aten_kernels import AtenKernels
 from ucudnn.torch.interceptor import Interceptor
+from ucudnn.torch.tuning.auto_interceptor import AutoInterceptor
+from ucudnn.torch.tuning.tuning_report import TuningReport, report_tuning
 from ucudnn.units import format_bytes, format_ms
 
 _LOG = logging.getLogger(__name__)
@@ -90,6 +92,8 @@ class Summary:
         left: how many convolutions were left to PyTorch, by reason.
         bound: how many of the calls were on addresses that recurred, and had nothing left to look up.
         looked_up: how many of the calls took the longer way.
+        tuned: the course of tuning on each device, with workspace_limit='auto'. Calls that it leaves to PyTorch are not
+            counted.
     """
 
     reports: dict[str, Report]
@@ -97,16 +101,18 @@ class Summary:
     left: dict[str, int]
     bound: int = 0
     looked_up: int = 0
+    tuned: tuple[TuningReport, ...] = ()
 
     @property
     def calls(self) -> int:
         """Number of convolutions that went through a handle; the gradients of input and weight count as two."""
-        return sum(each.calls for each in self.layers)
+        return sum(each.calls for each in self.layers) + sum(each.calls for each in self.tuned)
 
     @property
     def divided(self) -> int:
         """Number of these calls that ran in more than one micro-batch or slab."""
-        return sum(each.calls for each in self.layers if each.divided)
+        tuned = sum(each.divided for each in self.tuned)
+        return tuned + sum(each.calls for each in self.layers if each.divided)
 
     def kinds(self) -> dict[str, int]:
         """Return the number of calls by kind: bound, looked up, divided (which are also one of the former), passed."""
@@ -132,6 +138,7 @@ class Summary:
             "calls": self.calls,
             "left": self.left,
             "kinds": self.kinds(),
+            "tuned": [each.to_dict() for each in self.tuned],
             "reports": {device: each.to_dict() for device, each in self.reports.items()},
         }
 
@@ -176,7 +183,8 @@ class Summary:
 
     def _counts(self) -> list[str]:
         """Return the lines that count the calls; convolutions that differ in their problem only have one line."""
-        lines = [f"convolutions through ucudnn: {self.calls}, left to PyTorch: {sum(self.left.values())}"]
+        lines = [line for each in self.tuned for line in each.lines()]
+        lines += [f"convolutions through ucudnn: {self.calls}, left to PyTorch: {sum(self.left.values())}"]
         alike: dict[str, list[str]] = {}  # reasons that differ in their numbers only, which are those of the problem
         for reason in self.left:
             alike.setdefault(re.sub(r"\d+", "#", reason), []).append(reason)
@@ -186,7 +194,7 @@ class Summary:
         return [*lines, "calls: " + ", ".join(f"{count} {kind}" for kind, count in self.kinds().items())]
 
 
-def summarize(interceptors: Sequence[Interceptor], *, repeats: int = 0) -> Summary:
+def summarize(interceptors: Sequence[Interceptor | AutoInterceptor], *, repeats: int = 0) -> Summary:
     """Return what went through interceptors.
 
     Args:
@@ -196,9 +204,13 @@ def summarize(interceptors: Sequence[Interceptor], *, repeats: int = 0) -> Summa
     reports: dict[str, Report] = {}
     layers: list[LayerSummary] = []
     left: dict[str, int] = {}
+    tuned: list[TuningReport] = []
     for number, interceptor in enumerate(interceptors):
         for reason, count in interceptor.fallbacks.counts().items():
             left[reason] = left.get(reason, 0) + count
+        if isinstance(interceptor, AutoInterceptor):
+            tuned += [report_tuning(str(device), tuner) for device, tuner in interceptor.tuners().items()]
+            continue
         problems = {str(problem): problem for problem in interceptor.problems()}
         for device, report in interceptor.reports(repeats=repeats).items():
             name = str(device) if str(device) not in reports else f"{device} ({number + 1})"
@@ -209,9 +221,15 @@ def summarize(interceptors: Sequence[Interceptor], *, repeats: int = 0) -> Summa
                 if aten is not None and each.problem in problems:
                     layer = _with_pytorch(layer, aten, device, problems[each.problem], repeats)
                 layers.append(layer)
-    bound = sum(each.bound_calls() for each in interceptors)
-    looked_up = sum(each.looked_up_calls() for each in interceptors)
-    return Summary(reports=reports, layers=tuple(layers), left=left, bound=bound, looked_up=looked_up)
+    planned = [each for each in interceptors if isinstance(each, Interceptor)]
+    return Summary(
+        reports=reports,
+        layers=tuple(layers),
+        left=left,
+        bound=sum(each.bound_calls() for each in planned) + sum(each.calls for each in tuned),
+        looked_up=sum(each.looked_up_calls() for each in planned),
+        tuned=tuple(tuned),
+    )
 
 
 def _layer(device: str, report: KernelReport) -> LayerSummary:

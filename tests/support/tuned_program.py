@@ -1,0 +1,158 @@
+"""A program on the host's GPU whose kernels take stated times: PyTorch's own those that a test states."""
+
+from contextlib import nullcontext
+
+import torch
+
+from ucudnn.backends.cudnn.backend import CudnnBackend
+from ucudnn.torch import Enabled
+from ucudnn.torch.gpu import TorchGpu
+from ucudnn.torch.overrides import process_overrides
+from ucudnn.torch.tuning.auto_interceptor import AutoInterceptor
+from ucudnn.torch.tuning.candidate_source import CandidateSource
+from ucudnn.torch.tuning.program import Program
+from ucudnn.torch.tuning.trial_ledger import TrialLedger
+from ucudnn.torch.tuning.tuner import Tuner
+
+
+class HostProgram(Program):
+    """The host's GPU, whose clock moves by the time of each kernel.
+
+    Attributes:
+        stock_ms: time of one of PyTorch's own kernels.
+        idle_ms: time between steps.
+        peak: bytes at the peak of PyTorch's steps; at first it is half as high.
+        room: whether memory is free.
+        stock_calls: number of kernels that PyTorch computed for the program.
+    """
+
+    def __init__(self, host, stock_ms, idle_ms):
+        self.host = host
+        self.stock_ms = stock_ms
+        self.idle_ms = idle_ms
+        self.passed_ms = 0.0
+        self.peak = 100 << 20
+        self._asked = 0
+        self.room = True
+        self.stock_calls = 0
+
+    def now_ms(self):
+        return self.passed_ms + self.host.stub.stub_clock() / 1e3
+
+    def mark(self):
+        return self.now_ms()
+
+    def elapsed_ms(self, begin, end):
+        return end - begin
+
+    def live_bytes(self):
+        return self.host.live_bytes
+
+    def peak_bytes(self):
+        self._asked += 1
+        return self.peak // 2 if self._asked == 1 else self.peak
+
+    def fits(self, sizes):
+        return self.room
+
+    def distance(self, found, expected):
+        error = float((found.double() - expected.double()).norm() / expected.double().norm())
+        return lambda: error
+
+    def poison(self, size_bytes):
+        pass
+
+    def untouched(self):
+        return not self.host.captures and self.host.stream == 0
+
+
+class StatedAten:
+    """PyTorch's own kernels, each of which moves the clock of a program."""
+
+    def __init__(self, program):
+        self._program = program
+        self._aten = process_overrides.aten_kernels("cpu")
+
+    def forward(self, *arguments):
+        self._count(1)
+        return self._aten.forward(*arguments)
+
+    def backward(self, *arguments):
+        self._count(sum(arguments[-1][:2]))
+        return self._aten.backward(*arguments)
+
+    def _count(self, kernels):
+        self._program.stock_calls += kernels
+        self._program.passed_ms += kernels * self._program.stock_ms
+
+
+class TunedProgram:
+    """Training steps of a small network, tuned on the host's GPU.
+
+    Args:
+        host: the host's GPU.
+        stock_ms: time of one of PyTorch's own kernels.
+        share: the largest part of the time that trials may lose.
+        idle_ms: time between steps.
+
+    Attributes:
+        expected: what the latest step should have returned.
+    """
+
+    def __init__(self, host, stock_ms, share=0.05, idle_ms=1000.0):
+        torch.manual_seed(0)
+        self.program = HostProgram(host, stock_ms, idle_ms)
+        self.model = torch.nn.Sequential(
+            torch.nn.Conv2d(4, 6, 3, padding=1), torch.nn.ReLU(), torch.nn.Conv2d(6, 6, 3, padding=1, bias=False)
+        )
+        self.x = torch.randn(8, 4, 7, 6)
+        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=1e-3)
+        self.ledger = TrialLedger(share, lambda: self.program.now_ms() / 1e3)
+        self.source = CandidateSource(self._opened, nullcontext)
+        self._host = host
+        self.made = AutoInterceptor(
+            lambda ordinal: Tuner(self.program, self.source, self.ledger),
+            "cpu",
+            StatedAten(self.program),
+            process_overrides.refresh,
+        )
+
+    def _opened(self):
+        first, second = (CudnnBackend(library_path=self._host.stub._name, device=TorchGpu(0)) for _ in range(2))
+        return first, second
+
+    def enable(self):
+        process_overrides.use(self.made)
+        return Enabled(self.made, None)
+
+    @property
+    def tuner(self):
+        (found,) = self.made.tuners().values()
+        return found
+
+    def step(self):
+        """Take a step, and return the output and the gradients; `expected` gets those in float64, by matrices."""
+        self.expected = self._by_matrices()
+        self.optimizer.zero_grad()
+        for kernel, count in zip(self.made.operators(), (2, 3), strict=True):
+            if kernel is None:  # PyTorch's own operator is registered, which knows no clock
+                self.program.passed_ms += count * self.program.stock_ms
+        out = self.model(self.x)
+        out.square().sum().backward()
+        gradients = [each.grad.clone() for each in self.model.parameters()]
+        self.program.passed_ms += self.program.idle_ms
+        self.optimizer.step()
+        return [out.detach(), *gradients]
+
+    def _by_matrices(self):
+        one, _, two = self.model
+        w1, b1, w2 = (each.detach().double().requires_grad_() for each in (one.weight, one.bias, two.weight))
+        out = _product(torch.relu(_product(self.x.double(), w1) + b1[:, None, None]), w2)
+        out.square().sum().backward()
+        return [each.float() for each in (out.detach(), w1.grad, b1.grad, w2.grad)]
+
+
+def _product(x, w):
+    """Return a convolution with padding 1 as a product of matrices."""
+    columns = torch.nn.functional.unfold(x, 3, padding=1)
+    return (w.flatten(1) @ columns).view(len(x), len(w), *x.shape[2:])

@@ -1,0 +1,170 @@
+"""Programs that are tuned while they run, on the host's GPU, with stated times of PyTorch's own kernels."""
+
+from time import sleep
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from tests.support.host_gpu import assert_near  # noqa: E402
+from tests.support.tuned_program import TunedProgram  # noqa: E402
+from ucudnn.torch.overrides import process_overrides  # noqa: E402
+from ucudnn.torch.tuning.call_site import NO_MEMORY, WRONG  # noqa: E402
+from ucudnn.torch.tuning.tuner import TuningPhase  # noqa: E402
+
+MIB = 1 << 20
+
+
+@pytest.fixture
+def tuned(host):
+    """Return a function that makes a program, which is ended after the test."""
+    made = []
+
+    def make(*arguments, **options):
+        made.append(TunedProgram(host, *arguments, **options))
+        return made[-1]
+
+    yield make
+    process_overrides.use(None)
+    for each in made:
+        each.source.join(30)
+
+
+def run(one, most=400):
+    """Take steps until all is settled; return the phases in order, and check each step against PyTorch's own."""
+    phases = []
+    for _ in range(most):
+        found = one.step()
+        assert_near(found, one.expected)
+        if one.tuner.phase not in phases[-1:]:
+            phases.append(one.tuner.phase)
+        if one.tuner.phase is TuningPhase.SETTLED:
+            return phases
+        if one.tuner.trials:
+            assert one.ledger.left_seconds > -1e-9, "nothing is tried before the time covers what was lost"
+        if one.tuner.phase is TuningPhase.TRYING:
+            sleep(0.002)  # so that the thread which builds gets on
+    pytest.fail(f"not settled after {most} steps: {phases}")
+
+
+def test_faster_kernels_are_found_and_run_from_then_on(tuned):
+    one = tuned(50.0)  # the stand-in's fast engine takes 18 ms
+    with one.enable() as on:
+        phases = run(one)
+        assert phases == [
+            TuningPhase.WARMING,
+            TuningPhase.WATCHING,
+            TuningPhase.TRYING,
+            TuningPhase.COMPARING,
+            TuningPhase.SETTLED,
+        ]
+        (report,) = on.report().tuned
+        assert report.seen == report.finished == 5  # the gradient of the first input is not wanted
+        assert len(report.kernels) == 5
+        assert all("eng1" in each.configuration for each in report.kernels)
+        assert report.gain == pytest.approx((1000 + 5 * 18) / (1000 + 5 * 50), rel=0.02)
+        one.program.stock_calls = 0
+        before = on.report().calls
+        assert_near(one.step(), one.expected)
+        assert one.program.stock_calls == 0
+        assert on.report().calls == before + 5
+        assert "5 of 5 kinds of kernels replaced" in str(on.report())
+
+
+def test_the_first_steps_are_pytorchs_own(tuned):
+    one = tuned(50.0)
+    with one.enable() as on:
+        for _ in range(4):
+            one.step()
+        assert on.report().calls == 0
+        assert one.program.stock_calls > 0
+        assert one.tuner.phase is TuningPhase.WARMING
+
+
+def test_pytorchs_kernels_stay_where_nothing_is_faster_and_are_called_without_a_detour(tuned):
+    one = tuned(10.0, share=0.5)
+    with one.enable() as on:
+        phases = run(one)
+        assert phases[-1] is TuningPhase.SETTLED
+        assert TuningPhase.COMPARING not in phases
+        (report,) = on.report().tuned
+        assert report.outcomes == {"slow": 10}, "candidates were tried"
+        assert not report.kernels
+        assert one.made.operators() == (None, None)
+        calls = one.program.stock_calls
+        assert_near(one.step(), one.expected)
+        assert one.program.stock_calls == calls, "PyTorch's operators are registered again, and not ours around them"
+
+
+@pytest.mark.parametrize("reason", [WRONG, NO_MEMORY])
+def test_what_is_wrong_or_cannot_be_checked_never_replaces_pytorchs_kernel(tuned, reason):
+    one = tuned(50.0, share=0.5)
+    if reason == WRONG:
+        one.program.distance = lambda found, expected: lambda: float("nan")
+    else:
+        one.program.room = False
+    with one.enable() as on:
+        run(one)
+        (report,) = on.report().tuned
+        assert not report.kernels
+        assert set(report.outcomes) == {reason}
+
+
+def test_kernels_are_divided_where_the_peak_leaves_too_little_for_whole_ones(tuned):
+    one = tuned(200.0, share=0.5)
+    one.program.peak = MIB + 6000  # of which a part is live, and a MiB is lost to rounding
+    with one.enable() as on:
+        run(one)
+        (report,) = on.report().tuned
+        assert report.kernels
+        assert all(each.workspace_bytes <= each.room_bytes for each in report.kernels)
+        divided = [each for each in report.kernels if each.parts > 1]
+        assert divided
+        before = on.report().divided
+        assert_near(one.step(), one.expected)
+        assert on.report().divided == before + len(divided)
+
+
+def test_nothing_is_tried_in_a_capture_nor_in_another_stream(tuned, host):
+    one = tuned(50.0, share=0.5)
+    with one.enable() as on:
+        for _ in range(60):
+            host.captures, host.stream = (True, 0x40) if one.made.tuners() else (False, 0)
+            assert_near(one.step(), one.expected)
+        assert on.report().calls == 0
+
+
+def test_nothing_is_tried_among_deterministic_algorithms(tuned, monkeypatch):
+    one = tuned(50.0, share=0.5)
+    monkeypatch.setattr("ucudnn.torch.tuning.auto_interceptor._deterministic", lambda: True)
+    with one.enable() as on, torch.backends.cudnn.flags(enabled=True, deterministic=True):
+        for _ in range(60):
+            assert_near(one.step(), one.expected)
+        assert on.report().calls == 0
+        assert not on.report().tuned[0].seen
+
+
+def test_the_end_of_tuning_gives_pytorchs_operators_back_and_another_begin_goes_on(tuned):
+    one = tuned(50.0, share=0.5)
+    with one.enable() as on:
+        run(one)
+    calls = on.report().calls
+    assert_near(one.step(), one.expected)
+    assert on.report().calls == calls
+    with one.enable():
+        assert_near(one.step(), one.expected)
+    assert on.report().calls == calls + 5
+
+
+def test_kernels_are_given_up_if_the_peak_grows(tuned, caplog):
+    one = tuned(50.0, share=0.5)
+    with one.enable() as on:
+        run(one)
+        one.program.peak += MIB
+        for _ in range(20):
+            assert_near(one.step(), one.expected)
+        assert "PyTorch's own kernels run again" in caplog.text
+        calls = on.report().calls
+        assert_near(one.step(), one.expected)
+        assert on.report().calls == calls
+        assert one.made.operators() == (None, None)

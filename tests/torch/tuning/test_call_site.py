@@ -1,0 +1,108 @@
+"""What a site decides from times: candidates are checked first, then timed in place, and adopted if they are faster."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+pytest.importorskip("torch")
+
+from tests.support.host_gpu import PROBLEM
+from ucudnn.configuration import Configuration, MicroConfiguration
+from ucudnn.torch.tuning.call_site import ENOUGH, FAILED, SLOW, WRONG, CallSite, Candidate
+
+
+def candidate(name, size=8):
+    part = MicroConfiguration(size=size, algorithm=name, time_ms=1.0, workspace_bytes=0)
+    return Candidate(Configuration(parts=(part,) * (8 // size)), 0)
+
+
+def site_of(*candidates, stock=1.0, calls=2):
+    site = CallSite(PROBLEM)
+    site.calls, site.stock_ms, site.candidates = calls, [stock] * 4, list(candidates)
+    return site
+
+
+def run(site, times, stock=1.0, errors=None):
+    """Do what a site asks for until it is finished; return the order of what it tried."""
+    done = []
+    while (trial := site.next_trial()) is not None:
+        assert trial.estimate_ms > 0
+        name = None if trial.candidate is None else trial.candidate.configuration.parts[0].algorithm
+        done.append((name, trial.in_place))
+        assert len(done) < 100
+        if trial.candidate is None:
+            site.sampled(None, stock)
+        elif trial.in_place:
+            for _ in range(site.calls):
+                site.sampled(trial.candidate, times[name])
+        else:
+            site.checked(trial.candidate, times[name], (errors or {}).get(name, 0.0), 1e-2)
+    assert site.finished
+    return done
+
+
+def test_a_candidate_replaces_pytorchs_kernel_only_after_its_check_and_where_it_is_faster():
+    a, b = candidate("a"), candidate("b", 4)
+    site = site_of(a, b)
+    done = run(site, {"a": 0.9, "b": 0.8})
+    assert done[:2] == [("a", False), ("b", False)]
+    assert all(in_place for _, in_place in done[2:])
+    assert site.adopted is b
+    assert site.saved_ms == pytest.approx(0.2)
+    assert len(b.samples_ms) >= ENOUGH
+
+
+def test_pytorchs_kernel_stays_if_nothing_is_clearly_faster():
+    site = site_of(candidate("a"), candidate("b"))
+    run(site, {"a": 0.98, "b": 1.1})
+    assert site.adopted is None
+    assert site.saved_ms == 0
+
+
+@pytest.mark.parametrize("error", [0.02, float("nan"), float("inf")])
+def test_a_wrong_result_is_never_in_place(error):
+    site = site_of(candidate("a"))
+    assert run(site, {"a": 0.1}, errors={"a": error}) == [("a", False)]
+    assert site.adopted is None
+    assert site.candidates[0].reason == WRONG
+
+
+def test_a_slow_candidate_is_never_in_place():
+    site = site_of(candidate("a"))
+    assert run(site, {"a": 2.0}) == [("a", False)]
+    assert site.candidates[0].reason == SLOW
+
+
+def test_a_candidate_that_fails_in_place_is_given_up():
+    a = candidate("a")
+    site = site_of(a)
+    site.checked(a, 0.5, 0.0, 1e-2)
+    site.sampled(a, 0.5)
+    a.reject(FAILED)
+    assert site.next_trial() is None
+    assert site.finished
+    assert site.adopted is None
+
+
+def test_nothing_is_asked_while_results_are_awaited():
+    site = site_of(candidate("a"))
+    site.pending = 1
+    assert site.next_trial() is None
+    assert not site.finished
+
+
+@given(
+    st.dictionaries(st.sampled_from("abcdefgh"), st.floats(0.01, 5), min_size=1),
+    st.floats(0.1, 3),
+    st.sets(st.sampled_from("abcdefgh")),
+)
+def test_what_is_adopted_is_right_and_faster(times, stock, wrong):
+    site = site_of(*map(candidate, times), stock=stock)
+    run(site, times, stock, dict.fromkeys(wrong, 1.0))
+    if site.adopted is None:
+        assert all(time > 0.96 * stock for name, time in times.items() if name not in wrong)
+    else:
+        name = site.adopted.configuration.parts[0].algorithm
+        assert name not in wrong
+        assert times[name] == min(time for other, time in times.items() if other not in wrong)
+        assert times[name] <= 0.97 * stock

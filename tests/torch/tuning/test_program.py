@@ -1,0 +1,32 @@
+"""Which sizes fit into free blocks."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+pytest.importorskip("torch")
+
+from ucudnn.torch.tuning.program import holds, relative
+
+
+def test_a_block_holds_several_sizes():
+    assert holds([100], [60, 40])
+    assert not holds([100], [60, 41])
+    assert holds([60, 41], [41, 60])
+    assert not holds([], [1])
+    assert holds([5], [])
+
+
+@given(st.lists(st.integers(1, 50), max_size=5), st.lists(st.integers(1, 30), max_size=4))
+def test_what_fits_is_no_more_than_there_is(free, wanted):
+    if holds(free, wanted):
+        assert sum(wanted) <= sum(free)
+        assert not wanted or max(wanted) <= max(free)
+        assert holds([*free, 7], wanted)
+
+
+def test_relative_distances():
+    assert relative(1, 4) == 0.25
+    assert relative(0, 0) == 0
+    assert relative(1, 0) == float("inf")
+    assert relative(float("nan"), 1) != relative(float("nan"), 1)

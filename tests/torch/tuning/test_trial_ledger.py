@@ -1,0 +1,72 @@
+"""Trials never lose more than their share of the time, but for the error of what was estimated."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+pytest.importorskip("torch")
+
+from ucudnn.torch.tuning.trial_ledger import TrialLedger
+
+
+class Clock:
+    """A clock that a test moves."""
+
+    def __init__(self):
+        self.now = 100.0
+
+    def __call__(self):
+        return self.now
+
+
+def test_a_trial_waits_until_its_share_of_the_time_has_passed():
+    clock = Clock()
+    ledger = TrialLedger(0.05, clock)
+    assert not ledger.admit(0.5)
+    clock.now += 9
+    assert not ledger.admit(0.5)
+    clock.now += 1.01
+    assert ledger.admit(0.5)
+    assert not ledger.admit(0.1), "what is reserved counts"
+    ledger.settle(0.5, 0.2)
+    assert ledger.admit(0.1)
+
+
+def test_a_loss_beyond_its_estimate_stops_trials_until_the_time_covers_it():
+    clock = Clock()
+    ledger = TrialLedger(0.1, clock)
+    clock.now += 10
+    assert ledger.admit(0.5)
+    ledger.settle(0.5, 3.0)
+    assert ledger.left_seconds == pytest.approx(-2.0)
+    clock.now += 20
+    assert not ledger.admit(0.01)
+    clock.now += 1
+    assert ledger.admit(0.01)
+
+
+def test_a_gain_is_no_loss():
+    ledger = TrialLedger(1.0, Clock())
+    ledger.settle(0.0, -5.0)
+    assert ledger.lost_seconds == 0
+
+
+@pytest.mark.parametrize("share", [-0.1, 1.5])
+def test_a_share_is_a_part(share):
+    with pytest.raises(ValueError, match="not between 0 and 1"):
+        TrialLedger(share)
+
+
+@given(st.lists(st.tuples(st.floats(0, 2), st.floats(0, 1), st.floats(-1, 1)), max_size=60), st.floats(0.001, 0.5))
+def test_the_loss_exceeds_the_share_by_no_more_than_the_errors_of_the_estimates(trials, share):
+    clock = Clock()
+    ledger = TrialLedger(share, clock)
+    errors = 0.0
+    for pause, estimate, error in trials:
+        clock.now += pause
+        if ledger.admit(estimate):
+            lost = max(0.0, estimate + error)
+            clock.now += lost
+            ledger.settle(estimate, lost)
+            errors += max(0.0, lost - estimate)
+        assert ledger.lost_seconds <= share * ledger.elapsed_seconds + errors + 1e-9

@@ -1,0 +1,44 @@
+"""The form of a kernel's output: new tensors as PyTorch would make them."""
+
+from functools import partial
+from math import prod
+from typing import final
+
+import torch
+
+from ucudnn.problem import ConvolutionProblem, Operation
+from ucudnn.torch.fast_tensors import empty_of
+from ucudnn.torch.gpu import current_device
+from ucudnn.torch.problem import DTYPES, format_of, shapes_of
+
+_WRITTEN = {Operation.FORWARD: 2, Operation.BACKWARD_DATA: 0, Operation.BACKWARD_FILTER: 1}  # index in x, w, y
+
+
+@final
+class OutputForm:
+    """Makes tensors for the output of a problem on one device.
+
+    Args:
+        problem: the problem.
+        ordinal: number of the GPU; -1 for the CPU.
+
+    Attributes:
+        size_bytes: size of the output.
+    """
+
+    __slots__ = ("_new_elsewhere", "_new_here", "_ordinal", "size_bytes")
+
+    def __init__(self, problem: ConvolutionProblem, ordinal: int) -> None:
+        self._ordinal = ordinal
+        shape = shapes_of(problem)[_WRITTEN[problem.operation]]
+        strides = torch.empty(shape, device="meta", memory_format=format_of(problem)).stride()
+        device = torch.device("cpu") if ordinal < 0 else torch.device("cuda", ordinal)
+        dtype = DTYPES[problem.dtype]
+        self._new_here = partial(empty_of(device.type), shape, strides, dtype)
+        self._new_elsewhere = partial(torch.empty_strided, shape, strides, dtype=dtype, device=device)
+        self.size_bytes = prod(shape) * problem.dtype.itemsize
+
+    def new(self) -> torch.Tensor:
+        """Return a new tensor for the output."""
+        here = self._ordinal < 0 or current_device() == self._ordinal
+        return self._new_here() if here else self._new_elsewhere()

@@ -1,0 +1,248 @@
+"""The interceptor that is never in the way: PyTorch's own kernels run until others were found to be faster."""
+
+import atexit
+from collections.abc import Callable
+from functools import partial
+from typing import Any, final
+
+import torch
+from torch.optim.optimizer import register_optimizer_step_post_hook
+
+from ucudnn.backends.fork_locks import LockLevel, new_lock
+from ucudnn.bounded import BoundedDict
+from ucudnn.handle import Handle
+from ucudnn.problem import ConvolutionProblem, MathMode
+from ucudnn.torch.aten_kernels import AtenKernels, Gradients
+from ucudnn.torch.call_cache import Flags, Geometry
+from ucudnn.torch.kernel_call import Fallbacks
+from ucudnn.torch.layer_names import LayerNames
+from ucudnn.torch.tuning.step_tracker import StepTracker
+from ucudnn.torch.tuning.tuned_call import TunedCall, backward_of, forward_of
+from ucudnn.torch.tuning.tuner import Tuner, TuningPhase
+
+_MOST_CALLS = 1 << 14
+_JOIN_SECONDS = 5.0
+
+_deterministic: Callable[[], bool] = torch._C._get_cudnn_deterministic
+_all_deterministic: Callable[[], bool] = torch._C._get_deterministic_algorithms
+_enabled: Callable[[], bool] = torch._C._get_cudnn_enabled
+_precision: Callable[[str, str], str] = torch._C._get_fp32_precision_getter
+_graph_task: Callable[[], int] = torch._C._current_graph_task_id
+
+OpenTuner = Callable[[int], Tuner]
+"""Opens the tuner of a GPU, given its number; of the CPU, given -1."""
+
+
+@final
+class AutoInterceptor:
+    """Tunes a program while it runs; until then, and where nothing is gained, PyTorch computes.
+
+    Args:
+        open_tuner: opens the tuner of a device.
+        device_type: 'cuda' or 'cpu'.
+        aten: PyTorch's own kernels.
+        changed: called between steps when other operators are wanted; see `operators`.
+
+    Attributes:
+        device_type: 'cuda' or 'cpu'.
+        aten: PyTorch's own kernels.
+        names: names of layers; plans do not depend on them.
+        fallbacks: what can never be computed here, by reason.
+    """
+
+    def __init__(self, open_tuner: OpenTuner, device_type: str, aten: AtenKernels, changed: Callable[[], None]) -> None:
+        self.device_type = device_type
+        self.aten = aten
+        self.names = LayerNames()
+        self.fallbacks = Fallbacks()
+        self._open_tuner = open_tuner
+        self._changed = changed
+        self._lock = new_lock(LockLevel.FACE)
+        self._tuners: dict[int, Tuner] = {}
+        self._tracker = StepTracker()
+        self._forward_calls: BoundedDict[tuple[Any, ...], TunedCall] = BoundedDict(_MOST_CALLS)
+        self._backward_calls: BoundedDict[tuple[Any, ...], TunedCall] = BoundedDict(_MOST_CALLS)
+        self._wanted = (True, True)
+        self._settled = False
+        self._pass_forward, self._pass_backward = aten.forward, aten.backward
+        self._hook: Any = None
+        self._stop = partial(_stop, self._tuners)
+
+    def begin(self) -> None:
+        """Begin to follow the program's optimizers."""
+        if self._hook is None:
+            self._hook = register_optimizer_step_post_hook(self._optimizer_stepped)
+            atexit.register(self._stop)
+
+    def end(self) -> None:
+        """Follow the program no longer, and end all work in the background."""
+        if self._hook is not None:
+            self._hook.remove()
+            self._hook = None
+            atexit.unregister(self._stop)
+            self._stop()
+
+    def operators(self) -> tuple[Callable[..., Any] | None, Callable[..., Any] | None]:
+        """Return what computes forward and backward; None where PyTorch's own operator can stay in its place."""
+        forward, backward = self._wanted
+        return self.forward if forward else None, self.backward if backward else None
+
+    def handles(self) -> dict[torch.device, Handle]:
+        """Return no handles, because kernels are not planned by handles here."""
+        return {}
+
+    def problems(self) -> list[ConvolutionProblem]:
+        """Return each problem that a program has asked for so far."""
+        return list(dict.fromkeys(problem for tuner in self._tuners.values() for problem in tuner.sites))
+
+    def tuners(self) -> dict[torch.device, Tuner]:
+        """Return the tuner of each device."""
+        with self._lock:
+            tuners = dict(self._tuners)
+        return {torch.device("cpu") if at < 0 else torch.device("cuda", at): each for at, each in tuners.items()}
+
+    def forward(
+        self,
+        x: torch.Tensor,
+        weight: torch.Tensor,
+        bias: torch.Tensor | None,
+        stride: list[int],
+        padding: list[int],
+        dilation: list[int],
+        transposed: bool,
+        output_padding: list[int],
+        groups: int,
+        benchmark: bool,
+        deterministic: bool,
+        enabled: bool,
+        allow_tf32: bool,
+    ) -> torch.Tensor:
+        """Return what aten::_convolution returns."""
+        geometry = (tuple(stride), tuple(padding), tuple(dilation), transposed, tuple(output_padding), groups)
+        ordinal = x.get_device()
+        key = (
+            x.shape,
+            x.stride(),
+            x.dtype,
+            ordinal,
+            weight.shape,
+            weight.stride(),
+            weight.dtype,
+            weight.get_device(),
+            None if bias is None else (bias.shape, bias.stride(), bias.dtype, bias.get_device()),
+            geometry,
+            deterministic,
+            enabled,
+            allow_tf32,
+        )
+        call = self._forward_calls.get(key)
+        if call is None:
+            flags = Flags(MathMode.TF32 if allow_tf32 else MathMode.FMA, deterministic, enabled)
+            call = forward_of(self._tuner(ordinal), x, weight, bias, Geometry(*geometry), flags)
+            self._keep(self._forward_calls, key, call)
+        if self._tracker.is_candidate(call) and self._tracker.begins(call, in_backward=_graph_task() != -1):
+            self._step_ended()
+        stock = partial(
+            self._pass_forward, x, weight, bias, stride, padding, dilation, transposed, output_padding, groups,
+            benchmark, deterministic, enabled, allow_tf32,
+        )  # fmt: skip
+        return stock() if call.way is None else call.way.forward(x, weight, bias, stock)
+
+    def backward(
+        self,
+        grad: torch.Tensor,
+        x: torch.Tensor,
+        weight: torch.Tensor,
+        bias_sizes: list[int] | None,
+        stride: list[int],
+        padding: list[int],
+        dilation: list[int],
+        transposed: bool,
+        output_padding: list[int],
+        groups: int,
+        output_mask: list[bool],
+    ) -> Gradients:
+        """Return what aten::convolution_backward returns."""
+        geometry = (tuple(stride), tuple(padding), tuple(dilation), transposed, tuple(output_padding), groups)
+        ordinal = x.get_device()
+        deterministic = _deterministic() or _all_deterministic()
+        enabled, precision = _enabled(), _precision("cuda", "conv")
+        key = (
+            grad.shape,
+            grad.stride(),
+            grad.dtype,
+            grad.get_device(),
+            x.shape,
+            x.stride(),
+            x.dtype,
+            ordinal,
+            weight.shape,
+            weight.stride(),
+            weight.dtype,
+            weight.get_device(),
+            geometry,
+            tuple(output_mask),
+            deterministic,
+            enabled,
+            precision,
+        )
+        call = self._backward_calls.get(key)
+        if call is None:
+            flags = Flags(MathMode.TF32 if precision == "tf32" else MathMode.FMA, deterministic, enabled)
+            call = backward_of(self._tuner(ordinal), grad, x, weight, Geometry(*geometry), output_mask, flags)
+            self._keep(self._backward_calls, key, call)
+        stock = partial(
+            self._pass_backward, grad, x, weight, bias_sizes, stride, padding, dilation, transposed, output_padding,
+            groups,
+        )  # fmt: skip
+        return stock(output_mask) if call.way is None else call.way.backward(grad, x, weight, output_mask, stock)
+
+    def _keep(self, calls: BoundedDict[tuple[Any, ...], TunedCall], key: tuple[Any, ...], call: TunedCall) -> None:
+        calls[key] = call
+        if call.reason:
+            self.fallbacks.add(call.reason)
+
+    def _tuner(self, ordinal: int) -> Tuner:
+        tuner = self._tuners.get(ordinal)
+        if tuner is None:
+            with self._lock:
+                tuner = self._tuners.get(ordinal) or self._open_tuner(ordinal)
+                self._tuners[ordinal] = tuner
+        return tuner
+
+    def _optimizer_stepped(self, *_: object) -> None:
+        self._tracker.optimizer_stepped()
+        self._step_ended()
+        wanted = self._wants()
+        if wanted != self._wanted:
+            self._wanted = wanted
+            self._changed()
+
+    def _step_ended(self) -> None:
+        if self._settled and all(tuner.keeps_peak() for tuner in self._tuners.values()):
+            return
+        calls = [*self._forward_calls.values(), *self._backward_calls.values()]
+        for tuner in list(self._tuners.values()):
+            tuner.counted(len(calls))
+            tuner.step_ended()
+        for call in calls:
+            call.begin_step()
+        self._settled = bool(self._tuners) and all(each.phase is TuningPhase.SETTLED for each in self._tuners.values())
+
+    def _wants(self) -> tuple[bool, bool]:
+        """Return whether a forward and a backward call have something else to do than to pass on."""
+        if any(each.phase is TuningPhase.WATCHING for each in self._tuners.values()) or not self._tuners:
+            return True, True
+        forward, backward = (
+            any(each.way is not None for each in calls.values())
+            for calls in (self._forward_calls, self._backward_calls)
+        )
+        return forward, backward
+
+
+def _stop(tuners: dict[int, Tuner]) -> None:
+    """End all work in the background; a process that exits meanwhile could end inside cuDNN."""
+    for tuner in tuners.values():
+        tuner.source.stop()
+    for tuner in tuners.values():
+        tuner.source.join(_JOIN_SECONDS)

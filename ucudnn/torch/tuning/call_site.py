@@ -1,0 +1,167 @@
+"""What was learned about one kernel in the program: times of PyTorch's own, times of candidates, and the choice."""
+
+from enum import Enum
+from math import inf
+from statistics import median
+from typing import final
+
+from ucudnn.configuration import Configuration
+from ucudnn.problem import ConvolutionProblem
+
+ENOUGH = 5
+"""Samples of a time from which its median counts."""
+
+WRONG, SLOW, NO_MEMORY, FAILED = "wrong result", "slow", "no free memory for a check", "failed"
+"""Why a candidate is given up."""
+
+_MOST_TIMED = 2  # candidates that are timed in the program, the fastest of those that were checked
+_WORTH_TIMING = 1.25  # of PyTorch's time, in the one run beside it
+_WORTH_ADOPTING = 0.97  # of PyTorch's time: less may be noise
+_SHADOW_COST = 5.0  # of PyTorch's time: two runs, a fill and two norms
+_IN_PLACE_COST = 0.1  # of PyTorch's time, at least
+
+
+class CandidateState(Enum):
+    """How far a candidate is: not run yet, its output checked, or given up."""
+
+    NEW = "new"
+    CHECKED = "checked"
+    REJECTED = "rejected"
+
+
+@final
+class Candidate:
+    """A configuration that may replace PyTorch's own kernel.
+
+    Args:
+        configuration: the configuration.
+        workspace_bytes: its workspace.
+
+    Attributes:
+        state: how far it is.
+        reason: why it was given up; '' if it was not.
+        rough_ms: its time beside PyTorch's own kernel, where its output was checked.
+        samples_ms: its times in place of PyTorch's own kernel.
+    """
+
+    __slots__ = ("configuration", "reason", "rough_ms", "samples_ms", "state", "workspace_bytes")
+
+    def __init__(self, configuration: Configuration, workspace_bytes: int) -> None:
+        self.configuration = configuration
+        self.workspace_bytes = workspace_bytes
+        self.state = CandidateState.NEW
+        self.reason = ""
+        self.rough_ms = inf
+        self.samples_ms: list[float] = []
+
+    def reject(self, reason: str) -> None:
+        """Give it up."""
+        self.state, self.reason = CandidateState.REJECTED, reason
+
+
+@final
+class Trial:
+    """What a site does in one step.
+
+    Args:
+        candidate: what is tried; None times PyTorch's own kernel.
+        in_place: whether the candidate replaces PyTorch's own kernel; otherwise it runs beside it and is checked.
+        estimate_ms: the time that the trial is expected to lose.
+
+    Attributes:
+        started: whether the candidate has run beside PyTorch's own kernel in this step.
+    """
+
+    __slots__ = ("candidate", "estimate_ms", "in_place", "started")
+
+    def __init__(self, candidate: Candidate | None, *, in_place: bool, estimate_ms: float) -> None:
+        self.candidate = candidate
+        self.in_place = in_place
+        self.estimate_ms = estimate_ms
+        self.started = False
+
+
+@final
+class CallSite:
+    """One kernel of the program, for all its layers of one shape.
+
+    Args:
+        problem: what it computes.
+
+    Attributes:
+        problem: what it computes.
+        calls: number of calls in the steps that were watched.
+        room_bytes: the least workspace for which one of the calls has room.
+        stock_ms: times of PyTorch's own kernel.
+        candidates: what may replace it; None if that is not known yet.
+        pending: number of times that are not read yet.
+        adopted: the candidate that replaces PyTorch's own kernel; None if that stays.
+        finished: whether all is decided.
+    """
+
+    def __init__(self, problem: ConvolutionProblem) -> None:
+        self.problem = problem
+        self.calls = 0
+        self.room_bytes: float = inf
+        self.stock_ms: list[float] = []
+        self.candidates: list[Candidate] | None = None
+        self.pending = 0
+        self.adopted: Candidate | None = None
+        self.finished = False
+        self._compared = 0  # samples of PyTorch's own kernel since candidates are timed in place
+
+    @property
+    def stock_median_ms(self) -> float:
+        """Median time of PyTorch's own kernel in milliseconds; 0 if it was not timed."""
+        return median(self.stock_ms) if self.stock_ms else 0.0
+
+    @property
+    def saved_ms(self) -> float:
+        """Milliseconds that the adopted candidate saves in a call; 0 if there is none."""
+        return 0.0 if self.adopted is None else self.stock_median_ms - median(self.adopted.samples_ms)
+
+    def next_trial(self) -> Trial | None:
+        """Return what to do in the next step; None if nothing, or if results are still awaited."""
+        if self.finished or self.candidates is None or self.pending:
+            return None
+        stock = self.stock_median_ms
+        new = next((each for each in self.candidates if each.state is CandidateState.NEW), None)
+        if new is not None:
+            return Trial(new, in_place=False, estimate_ms=_SHADOW_COST * stock)
+        timed = self._timed()
+        missing = next((each for each in timed if len(each.samples_ms) < ENOUGH), None)
+        if missing is not None:
+            lost = max(_IN_PLACE_COST * stock, missing.rough_ms - stock) * max(1, self.calls)
+            return Trial(missing, in_place=True, estimate_ms=lost)
+        if timed and self._compared < ENOUGH:
+            return Trial(None, in_place=True, estimate_ms=_IN_PLACE_COST * stock)
+        self._conclude(timed)
+        return None
+
+    def checked(self, candidate: Candidate, time_ms: float, error: float, tolerance: float) -> None:
+        """Note the time of a candidate beside PyTorch's own kernel, and the relative distance of their outputs."""
+        if not error <= tolerance:  # NaN is no distance
+            candidate.reject(WRONG)
+        elif time_ms > _WORTH_TIMING * self.stock_median_ms:
+            candidate.reject(SLOW)
+        else:
+            candidate.state, candidate.rough_ms = CandidateState.CHECKED, time_ms
+
+    def sampled(self, candidate: Candidate | None, time_ms: float) -> None:
+        """Note a time in the program, of a candidate or of PyTorch's own kernel (None)."""
+        if candidate is None:
+            self._compared += any(each.samples_ms for each in self.candidates or ())
+            self.stock_ms.append(time_ms)
+        else:
+            candidate.samples_ms.append(time_ms)
+
+    def _timed(self) -> list[Candidate]:
+        """Return the candidates that are worth their time in the program."""
+        checked = [each for each in self.candidates or () if each.state is CandidateState.CHECKED]
+        return sorted(checked, key=lambda each: each.rough_ms)[:_MOST_TIMED]
+
+    def _conclude(self, timed: list[Candidate]) -> None:
+        best = min(timed, key=lambda each: median(each.samples_ms), default=None)
+        if best is not None and median(best.samples_ms) <= _WORTH_ADOPTING * self.stock_median_ms:
+            self.adopted = best
+        self.finished = True

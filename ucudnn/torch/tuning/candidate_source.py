@@ -1,0 +1,143 @@
+"""Finds candidates in a background thread: it asks cuDNN's heuristics, and builds and compiles engines there."""
+
+import logging
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, suppress
+from queue import SimpleQueue
+from threading import Thread
+from typing import final
+
+from ucudnn.backends.base import ComputeBackend
+from ucudnn.configuration import Configuration, MicroConfiguration
+from ucudnn.errors import UcudnnError
+from ucudnn.problem import ConvolutionProblem
+from ucudnn.profiles.measurement import Algorithm
+from ucudnn.workspace.spare import own_bytes
+
+_LOG = logging.getLogger(__name__)
+_MOST_WHOLE = 6
+_MOST_DIVIDED = 2
+_MOST_PARTS = 16
+_UNTIMED_MS = 1.0
+
+OpenBackends = Callable[[], tuple[ComputeBackend, ComputeBackend]]
+"""Opens the backend of the thread, and that of the program."""
+
+
+@final
+class CandidateSource:
+    """Lists configurations that fit into the room of a call, most promising first.
+
+    Args:
+        open_backends: opens two backends in the thread. The first one lists and builds, which takes long and would
+            keep the program waiting. The second one is left to the program, which finds engines compiled.
+        device: returns a context in which the device is the thread's current one.
+
+    Attributes:
+        backend: the program's backend; None until it is open, or if that failed.
+    """
+
+    def __init__(self, open_backends: OpenBackends, device: Callable[[], AbstractContextManager[object]]) -> None:
+        self._open = open_backends
+        self._device = device
+        self._asked: SimpleQueue[tuple[ConvolutionProblem, int] | None] = SimpleQueue()
+        self._found: SimpleQueue[tuple[ConvolutionProblem, list[Configuration]]] = SimpleQueue()
+        self._thread: Thread | None = None
+        self._stops = False
+        self._kept: list[object] = []  # cuDNN compiles an engine again once no plan of it is left
+        self.backend: ComputeBackend | None = None
+        self.failed = False
+
+    def start(self) -> None:
+        """Start the thread, if it was not started."""
+        if self._thread is None:
+            self._thread = Thread(target=self._run, name="ucudnn-candidates", daemon=True)
+            self._thread.start()
+
+    def ask(self, problem: ConvolutionProblem, room_bytes: int) -> None:
+        """Ask for the candidates of a problem within some bytes of workspace."""
+        self._asked.put((problem, room_bytes))
+
+    def take(self) -> Iterator[tuple[ConvolutionProblem, list[Configuration]]]:
+        """Return the candidates that were found since the last call."""
+        while not self._found.empty():
+            yield self._found.get()
+
+    def stop(self) -> None:
+        """Let the thread end after what it does now."""
+        self._stops = True
+        self._asked.put(None)
+
+    def join(self, seconds: float) -> None:
+        """Wait until the thread has ended, but no longer than some seconds."""
+        if self._thread is not None:
+            self._thread.join(seconds)
+
+    def _run(self) -> None:
+        try:
+            with self._device():
+                builder, self.backend = self._open()
+                builder.warm_up()
+                while not self._stops:
+                    asked = self._asked.get()
+                    if asked is None:
+                        break
+                    self._found.put((asked[0], self._list(builder, *asked)))
+        except (UcudnnError, MemoryError, RuntimeError, OSError) as error:  # PyTorch raises RuntimeError
+            self.failed = True
+            _LOG.warning("PyTorch's own kernels stay: %s", str(error).split("\n", 1)[0])
+
+    def _list(self, builder: ComputeBackend, problem: ConvolutionProblem, room_bytes: int) -> list[Configuration]:
+        found: list[Configuration] = []
+        with suppress(UcudnnError, MemoryError, RuntimeError):
+            for each in candidates_within(builder, problem, room_bytes):
+                if self._stops:
+                    break
+                with suppress(UcudnnError, MemoryError, RuntimeError):
+                    part = each.parts[0]
+                    self._kept.append(builder.prepare(problem.part(part.size), part.algorithm))
+                    found.append(each)
+        return found
+
+
+def candidates_within(backend: ComputeBackend, problem: ConvolutionProblem, room_bytes: int) -> Iterator[Configuration]:
+    """Yield configurations that fit into some bytes of workspace: whole mini-batches, then equal micro-batches.
+
+    Algorithms that need more workspace for the whole mini-batch are divided into two, four and so on.
+
+    Raises:
+        UnsupportedProblemError: if the backend cannot compute the problem at all.
+    """
+    listed = backend.algorithms(problem)
+    whole = [each for each in listed if each.workspace_bytes <= room_bytes]
+    for each in whole[:_MOST_WHOLE]:
+        yield equal_parts(problem, problem.batch, each)
+    divided = 0
+    for each in listed:
+        if each.workspace_bytes > room_bytes and divided < _MOST_DIVIDED:
+            found = _divided(backend, problem, each.name, room_bytes)
+            if found is not None:
+                divided += 1
+                yield found
+
+
+def equal_parts(problem: ConvolutionProblem, size: int, algorithm: Algorithm) -> Configuration:
+    """Return the configuration of equal micro-batches; its times are not known and stand at one millisecond."""
+    part = MicroConfiguration(
+        size=size, algorithm=algorithm.name, time_ms=_UNTIMED_MS, workspace_bytes=algorithm.workspace_bytes
+    )
+    return Configuration(parts=(part,) * (problem.batch // size))
+
+
+def _divided(backend: ComputeBackend, problem: ConvolutionProblem, name: str, room_bytes: int) -> Configuration | None:
+    """Return the fewest equal micro-batches whose workspace fits, or None."""
+    parts = 2
+    while parts <= _MOST_PARTS and problem.batch % parts == 0:
+        size = problem.batch // parts
+        algorithm = backend.algorithm(problem.part(size), name)
+        if algorithm is not None:
+            found = equal_parts(problem, size, algorithm)
+            if own_bytes(problem, found) <= room_bytes:
+                return found
+        parts *= 2
+    return None

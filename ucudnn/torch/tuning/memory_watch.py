@@ -1,0 +1,51 @@
+"""The room that PyTorch's own peak of memory leaves for workspace at each call (Dymem, section 4.2)."""
+
+from typing import final
+
+_ROUNDING_BYTES = 1 << 20
+"""A block of PyTorch's allocator may be larger than what was asked for, by as much."""
+
+
+@final
+class MemoryWatch:
+    """Learns how much memory a step takes at its peak while PyTorch computes all convolutions.
+
+    PyTorch counts only the peak since its statistics were last reset, and resetting them is left to the program. So the
+    peak of a step is known exactly only if it is a new one. The first step does not count, because PyTorch's benchmarks
+    take memory there. Otherwise the largest sum of live bytes and outputs that was seen at a call stands for the peak.
+    It is less than the peak, which is safe.
+    """
+
+    def __init__(self) -> None:
+        self._seen_bytes = 0
+        self._last_peak_bytes: int | None = None
+        self._new_peak_bytes = 0
+
+    @property
+    def peak_bytes(self) -> int:
+        """Bytes that a step may take."""
+        return max(self._seen_bytes, self._new_peak_bytes)
+
+    def step_ended(self, peak_bytes: int) -> None:
+        """Note the peak of PyTorch's statistics after a step; the first one is not counted.
+
+        Args:
+            peak_bytes: bytes at the peak since the statistics were last reset.
+        """
+        if self._last_peak_bytes is not None:
+            reset = peak_bytes < self._new_peak_bytes  # by the program
+            if reset or peak_bytes > self._last_peak_bytes:
+                self._new_peak_bytes = peak_bytes
+        self._last_peak_bytes = peak_bytes
+
+    def called(self, live_bytes: int) -> None:
+        """Note how many bytes were live at a call, its outputs included."""
+        self._seen_bytes = max(self._seen_bytes, live_bytes)
+
+    def room(self, live_bytes: int) -> int:
+        """Return the bytes of workspace for which there is room.
+
+        Args:
+            live_bytes: live bytes at the call, its outputs included.
+        """
+        return max(0, self.peak_bytes - live_bytes - _ROUNDING_BYTES)

@@ -1,0 +1,138 @@
+"""The running program as trials see it: its clock, its memory, and distances that are read without waiting."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from typing import Any, final
+
+import torch
+
+from ucudnn.torch.gpu import capturing
+
+_MOST_DISTANCES = 256  # that are not read yet
+_SMALL_BYTES = 1 << 20  # PyTorch keeps smaller blocks in another pool, whose segments are small
+
+
+class Program(ABC):
+    """A device on which a program runs. Nothing here waits for the device."""
+
+    @abstractmethod
+    def mark(self) -> Any:
+        """Return a mark after all work that is queued now."""
+
+    @abstractmethod
+    def elapsed_ms(self, begin: Any, end: Any) -> float | None:
+        """Return the milliseconds between two marks; None if the second one is not reached yet."""
+
+    @abstractmethod
+    def live_bytes(self) -> int:
+        """Return how many bytes are allocated now."""
+
+    @abstractmethod
+    def peak_bytes(self) -> int:
+        """Return the most bytes that were allocated since the program last reset this count."""
+
+    @abstractmethod
+    def fits(self, sizes: Sequence[int]) -> bool:
+        """Return whether memory that is reserved already has room for new tensors of these bytes, all at once."""
+
+    @abstractmethod
+    def distance(self, found: torch.Tensor, expected: torch.Tensor) -> Callable[[], float]:
+        """Begin to compute the relative L2 distance of two tensors; the first is overwritten.
+
+        Returns:
+            A function that returns the distance, once a mark after this call is reached.
+        """
+
+    @abstractmethod
+    def poison(self, size_bytes: int) -> None:
+        """Fill memory with NaN that an allocation of this size is likely to get next."""
+
+    @abstractmethod
+    def untouched(self) -> bool:
+        """Return whether trials may run now: on the stream where the program began, and not in a capture."""
+
+
+@final
+class ProgramOnGpu(Program):
+    """A GPU through PyTorch.
+
+    Args:
+        ordinal: number of the GPU.
+    """
+
+    def __init__(self, ordinal: int) -> None:
+        self._ordinal = ordinal
+        self._stream = torch.cuda.current_stream(ordinal).cuda_stream
+        self._distances = torch.empty(_MOST_DISTANCES, 2, dtype=torch.float64, pin_memory=True)
+        self._next = 0
+
+    def mark(self) -> Any:
+        """Return an event that records a time."""
+        event = torch.cuda.Event(enable_timing=True)
+        event.record()
+        return event
+
+    def elapsed_ms(self, begin: Any, end: Any) -> float | None:
+        """Return the milliseconds between two events; None if the GPU is not there yet."""
+        return float(begin.elapsed_time(end)) if end.query() else None
+
+    def live_bytes(self) -> int:
+        """Return the bytes of PyTorch's blocks that are in use."""
+        return self._allocated()["current"]
+
+    def peak_bytes(self) -> int:
+        """Return their peak, as `torch.cuda.max_memory_allocated` does."""
+        return self._allocated()["peak"]
+
+    def fits(self, sizes: Sequence[int]) -> bool:
+        """Return whether free blocks of PyTorch's allocator hold tensors of these bytes."""
+        large = sorted((each for each in sizes if each >= _SMALL_BYTES), reverse=True)
+        if not large:
+            return True
+        free = [
+            block["size"]
+            for segment in torch.cuda.memory_snapshot()
+            if segment["device"] == self._ordinal and segment["stream"] == self._stream
+            for block in segment["blocks"]
+            if block["state"] == "inactive" and block["size"] >= large[-1]
+        ]
+        return holds(free, large)
+
+    def distance(self, found: torch.Tensor, expected: torch.Tensor) -> Callable[[], float]:
+        """Queue two norms and their copy to the host."""
+        norm, wide = torch.linalg.vector_norm, torch.float64 if found.dtype is torch.float64 else torch.float32
+        slot = self._distances[self._next % _MOST_DISTANCES]
+        self._next += 1
+        pair = torch.stack([norm(found.sub_(expected), dtype=wide), norm(expected, dtype=wide)])
+        slot.copy_(pair, non_blocking=True)
+        return lambda: relative(*slot.tolist())
+
+    def poison(self, size_bytes: int) -> None:
+        """Fill a block with ones in all bits and give it back; the allocator gives it to the next call that asks."""
+        if size_bytes:
+            torch.empty(size_bytes, dtype=torch.uint8, device=torch.device("cuda", self._ordinal)).fill_(0xFF)
+
+    def untouched(self) -> bool:
+        """Return whether the current stream is the program's own, and is not being captured."""
+        return torch.cuda.current_stream(self._ordinal).cuda_stream == self._stream and not capturing()
+
+    def _allocated(self) -> dict[str, int]:
+        found: dict[str, int] = torch.cuda.memory_stats_as_nested_dict(self._ordinal)["allocated_bytes"]["all"]
+        return found
+
+
+def holds(free: Sequence[int], wanted: Sequence[int]) -> bool:
+    """Return whether blocks of memory hold all wanted sizes, each taken from the smallest block that is left."""
+    left = list(free)
+    for size in sorted(wanted, reverse=True):
+        block = min((each for each in left if each >= size), default=None)
+        if block is None:
+            return False
+        left.remove(block)
+        left.append(block - size)
+    return True
+
+
+def relative(distance: float, size: float) -> float:
+    """Return a distance relative to a size; 0 if both are 0."""
+    return distance / size if size else (0.0 if distance == 0 else float("inf"))

@@ -1,0 +1,57 @@
+"""The ledger of time that trying costs: it never admits more than a share of the time since it was opened."""
+
+from collections.abc import Callable
+from math import inf
+from time import perf_counter
+from typing import final
+
+
+@final
+class TrialLedger:
+    """Bounds the time that trials lose.
+
+    A trial is admitted by its estimate, and charged with what it has lost. If an estimate was too low, nothing is
+    admitted until the share of the elapsed time covers the loss. So the loss exceeds the share by no more than the
+    error of the estimates that were admitted together.
+
+    Args:
+        share: the largest part of the elapsed time that may be lost, such as 0.05.
+        clock: returns seconds.
+
+    Attributes:
+        lost_seconds: what was lost so far.
+
+    Raises:
+        ValueError: if the share is not between 0 and 1.
+    """
+
+    def __init__(self, share: float, clock: Callable[[], float] = perf_counter) -> None:
+        if not 0 <= share <= 1:
+            raise ValueError(f"a share of {share} is not between 0 and 1")
+        self._share = share
+        self._clock = clock
+        self._opened = clock()
+        self._reserved_seconds = 0.0
+        self.lost_seconds = 0.0
+
+    @property
+    def elapsed_seconds(self) -> float:
+        """Seconds since the ledger was opened."""
+        return self._clock() - self._opened
+
+    @property
+    def left_seconds(self) -> float:
+        """Seconds that may be lost now; below zero after an estimate that was too low."""
+        return self._share * self.elapsed_seconds - self.lost_seconds - self._reserved_seconds
+
+    def admit(self, seconds: float) -> bool:
+        """Reserve an estimated loss, and return whether the share covers it."""
+        if not 0 <= seconds < inf or seconds > self.left_seconds:
+            return False
+        self._reserved_seconds += seconds
+        return True
+
+    def settle(self, reserved_seconds: float, lost_seconds: float) -> None:
+        """Replace a reservation by the loss that was measured; a gain counts as no loss."""
+        self._reserved_seconds = max(0.0, self._reserved_seconds - reserved_seconds)
+        self.lost_seconds += max(0.0, lost_seconds)

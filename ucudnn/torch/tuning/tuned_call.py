@@ -1,0 +1,284 @@
+"""What a tuner makes of PyTorch's calls: it watches them, tries candidates on them, or replaces them."""
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, NamedTuple, final
+
+import torch
+
+from ucudnn.torch.aten_kernels import Gradients
+from ucudnn.torch.call_cache import Flags, Geometry, asked_convolution, bias_fits, bias_form, missing_format
+from ucudnn.torch.fast_tensors import alias
+from ucudnn.torch.output_form import OutputForm
+from ucudnn.torch.problem import Sizes
+from ucudnn.torch.tuning.call_site import FAILED, CallSite, Candidate
+from ucudnn.torch.tuning.tuned_kernel import TunedKernel
+from ucudnn.torch.tuning.tuner import Tuner, TuningPhase
+
+_Triple = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
+_WGRAD, _DGRAD = 1, 0  # places in PyTorch's mask of gradients
+_LONG_MS = 1.0  # the first run may load code; where PyTorch's own kernel takes less, a second run is timed
+_ONLY = {_DGRAD: [True, False, False], _WGRAD: [False, True, False]}
+
+
+@final
+class _Output(NamedTuple):
+    """One output of a call, computed by one kernel.
+
+    Attributes:
+        site: what is known about the kernel.
+        form: makes tensors for the output.
+    """
+
+    site: CallSite
+    form: OutputForm
+
+
+@final
+class TunedCall:
+    """What becomes of calls that look the same.
+
+    Attributes:
+        reason: why PyTorch computes them for good; '' if it need not.
+        way: what they do in this step; None if they are passed on.
+    """
+
+    __slots__ = ("_outputs", "_tuner", "bias_as", "reason", "transposed", "way")
+
+    def __init__(
+        self,
+        tuner: Tuner,
+        outputs: dict[int, _Output],
+        *,
+        reason: str = "",
+        transposed: bool = False,
+        bias_as: tuple[Sizes, Sizes] = ((), ()),
+    ) -> None:
+        self._tuner = tuner
+        self._outputs = outputs
+        self.reason = reason
+        self.transposed = transposed
+        self.bias_as = bias_as
+        self.way: _Way | None = None
+
+    def begin_step(self) -> None:
+        """Decide what the calls do in the step that begins."""
+        tuner, problems = self._tuner, [each.site.problem for each in self._outputs.values()]
+        replaced = tuner.kernels if tuner.uses_adopted else {}
+        watches = tuner.phase is TuningPhase.WATCHING and bool(problems)
+        if watches or any(each in tuner.trials or each in replaced for each in problems):
+            self.way = _Way(self, tuner, self._outputs, watches=watches)
+        else:
+            self.way = None
+
+
+@final
+class _Way:
+    """What the calls of one look do in one step.
+
+    Args:
+        call: stands for the calls.
+        tuner: says what is tried, and is told what was measured.
+        outputs: the outputs, by their place in PyTorch's mask of gradients; the output of a forward call has place 0.
+        watches: whether PyTorch's own kernels are timed.
+    """
+
+    __slots__ = ("_bias_as", "_kernels", "_outputs", "_transposed", "_trials", "_tuner", "_watches")
+
+    def __init__(self, call: TunedCall, tuner: Tuner, outputs: dict[int, _Output], *, watches: bool) -> None:
+        self._tuner = tuner
+        self._outputs = outputs
+        self._transposed = call.transposed
+        self._bias_as = call.bias_as
+        self._watches = watches
+        problems = {at: each.site.problem for at, each in outputs.items()}
+        self._trials = {at: tuner.trials[each] for at, each in problems.items() if each in tuner.trials}
+        replaced = tuner.kernels if tuner.uses_adopted else {}
+        self._kernels = {at: replaced[each] for at, each in problems.items() if each in replaced}
+
+    def forward(
+        self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, stock: Callable[[], torch.Tensor]
+    ) -> torch.Tensor:
+        """Return the output of a forward call, which `stock` would compute."""
+        output = self._outputs[0]
+        triple = (weight, x) if self._transposed else (x, weight)
+
+        def operands(out: torch.Tensor) -> _Triple:
+            return (out, triple[0], triple[1]) if self._transposed else (triple[0], triple[1], out)
+
+        def finished(out: torch.Tensor) -> torch.Tensor:
+            return out if bias is None else out.add_(alias(bias, *self._bias_as))
+
+        kernel = self._kernels.get(0)
+        if kernel is not None:
+            found = _computed(kernel, output, operands)
+            return stock() if found is None else finished(found)
+        return self._observed(0, operands, stock, finished)
+
+    def backward(
+        self,
+        grad: torch.Tensor,
+        x: torch.Tensor,
+        weight: torch.Tensor,
+        mask: list[bool],
+        stock: Callable[[list[bool]], Gradients],
+    ) -> Gradients:
+        """Return the gradients of a backward call, which `stock` would compute for a mask."""
+
+        def operands(at: int, out: torch.Tensor) -> _Triple:
+            x_like, w_like, y_like = (out if at == _DGRAD else x), (out if at == _WGRAD else weight), grad
+            return (y_like, w_like, x_like) if self._transposed else (x_like, w_like, y_like)
+
+        found: list[torch.Tensor | None] = [None, None, None]
+        left = list(mask)
+        for at in (_DGRAD, _WGRAD):  # PyTorch's order, so that memory is taken in the same order
+            if not mask[at]:
+                continue
+            kernel = self._kernels.get(at)
+            if kernel is not None:
+                found[at] = _computed(kernel, self._outputs[at], partial(operands, at))
+            elif self._watches or at in self._trials:
+                found[at] = self._observed(at, partial(operands, at), partial(_one, stock, at), _same)
+            left[at] = found[at] is None
+        if any(left):
+            rest = stock(left)
+            found = [each if ours is None else ours for ours, each in zip(found, rest, strict=True)]
+        return found[0], found[1], found[2]
+
+    def _observed(
+        self,
+        at: int,
+        operands: Callable[[torch.Tensor], _Triple],
+        stock: Callable[[], torch.Tensor],
+        finished: Callable[[torch.Tensor], torch.Tensor],
+    ) -> torch.Tensor:
+        """Return one output, and time what computes it: PyTorch's own kernel, or a candidate in its place."""
+        tuner, output, program = self._tuner, self._outputs[at], self._tuner.program
+        trial, kernel = self._trials.get(at, (None, None))
+        if not self._watches and (trial is None or trial.started):  # beside PyTorch's, once in a step is enough
+            return stock()
+        if not program.untouched():
+            return stock()
+        site = output.site
+        live = program.live_bytes() if self._watches else 0
+        begin = program.mark()
+        if trial is not None and trial.in_place and kernel is not None:
+            out = _computed(kernel, output, operands)
+            if out is not None:
+                out = finished(out)
+                tuner.measured(site, trial.candidate, begin, program.mark())
+                return out
+            if trial.candidate is not None:
+                trial.candidate.reject(FAILED)
+            return stock()
+        out = stock()
+        end = program.mark()
+        if self._watches:
+            tuner.watched(site, live + output.form.size_bytes, begin, end)
+        else:
+            tuner.measured(site, None, begin, end)
+            if kernel is not None and trial is not None and trial.candidate is not None:
+                trial.started = True
+                self._beside(output, kernel, trial.candidate, _Shadow(operands, finished, out))
+        return out
+
+    def _beside(self, output: _Output, kernel: TunedKernel, candidate: Candidate, shadow: "_Shadow") -> None:
+        """Run a candidate beside PyTorch's own kernel in memory that is free, time it, and compare the outputs."""
+        tuner, program, form = self._tuner, self._tuner.program, output.form
+        wanted = [form.size_bytes, kernel.workspace_bytes]
+        if sum(wanted) > tuner.watch.room(program.live_bytes()) or not program.fits(wanted):
+            tuner.missed(output.site)
+            return
+        other = form.new().fill_(float("nan"))
+        program.poison(kernel.workspace_bytes)
+        done = output.site.stock_median_ms > _LONG_MS or kernel.run(*shadow.operands(other))
+        begin = program.mark()
+        done = done and kernel.run(*shadow.operands(other))
+        end = program.mark()
+        if not done:
+            candidate.reject(FAILED)
+            return
+        distance = program.distance(shadow.finished(other), shadow.expected)
+        tuner.measured(output.site, candidate, begin, end, distance)
+
+
+@final
+class _Shadow(NamedTuple):
+    """What a candidate beside PyTorch's own kernel computes.
+
+    Attributes:
+        operands: returns x, w and y, given the output.
+        finished: adds the bias to an output.
+        expected: PyTorch's output.
+    """
+
+    operands: Callable[[torch.Tensor], _Triple]
+    finished: Callable[[torch.Tensor], torch.Tensor]
+    expected: torch.Tensor
+
+
+def forward_of(
+    tuner: Tuner,
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    geometry: Geometry,
+    flags: Flags,
+) -> TunedCall:
+    """Return what becomes of calls of aten::_convolution that look like this one."""
+    call = asked_convolution(x, weight, geometry, flags, native=True)
+    if isinstance(call, str):
+        return TunedCall(tuner, {}, reason=call)
+    reason = _reason(flags, aligned=missing_format(call, x, weight) is None)
+    if reason or not bias_fits(bias, x, call):
+        return TunedCall(tuner, {}, reason=reason or "the bias does not fit")
+    output = _Output(tuner.site(call.forward), OutputForm(call.forward, x.get_device()))
+    return TunedCall(tuner, {0: output}, transposed=call.transposed, bias_as=bias_form(bias, x.dim()))
+
+
+def backward_of(
+    tuner: Tuner,
+    grad: torch.Tensor,
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    geometry: Geometry,
+    mask: Sequence[bool],
+    flags: Flags,
+) -> TunedCall:
+    """Return what becomes of calls of aten::convolution_backward that look like this one."""
+    call = asked_convolution(x, weight, geometry, flags, native=True)
+    if isinstance(call, str):
+        return TunedCall(tuner, {}, reason=call)
+    if tuple(grad.shape) != call.out_shape or grad.dtype is not x.dtype or grad.device != x.device:
+        return TunedCall(tuner, {}, reason="the gradient is of another shape or type")
+    reason = _reason(flags, aligned=missing_format(call, grad, x, weight) is None)
+    if reason:
+        return TunedCall(tuner, {}, reason=reason)
+    problems = {_DGRAD: call.backward_input, _WGRAD: call.backward_weight}
+    outputs = {
+        at: _Output(tuner.site(problem), OutputForm(problem, x.get_device()))
+        for at, problem in problems.items()
+        if mask[at]
+    }
+    return TunedCall(tuner, outputs, transposed=call.transposed)
+
+
+def _reason(flags: Flags, *, aligned: bool) -> str:
+    if flags.deterministic:
+        return "deterministic algorithms are asked for, and nothing is tried among them"
+    return "" if aligned else "the tensors differ in their memory format"
+
+
+def _computed(kernel: TunedKernel, output: _Output, operands: Callable[[torch.Tensor], _Triple]) -> torch.Tensor | None:
+    """Return an output that a kernel has computed; None if it failed."""
+    out = output.form.new()
+    return out if kernel.run(*operands(out)) else None
+
+
+def _one(stock: Callable[[list[bool]], Gradients], at: int) -> Any:
+    """Return one gradient of PyTorch's own."""
+    return stock(_ONLY[at])[at]
+
+
+def _same(out: torch.Tensor) -> torch.Tensor:
+    return out

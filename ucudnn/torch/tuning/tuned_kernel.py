@@ -1,0 +1,67 @@
+"""One configuration of one kernel, ready to run on the program's tensors."""
+
+from typing import Any, final
+
+from ucudnn.backends.base import ComputeBackend
+from ucudnn.bounded import BoundedDict
+from ucudnn.configuration import Configuration
+from ucudnn.execution.entry import Entry
+from ucudnn.execution.launcher import BoundKernel
+from ucudnn.execution.plan import make_plan
+from ucudnn.kernel import Kernel
+from ucudnn.problem import MOST_ALIGNMENT, ConvolutionProblem
+
+_MOST_BOUND = 1 << 10
+
+
+@final
+class TunedKernel:
+    """Computes a problem by a fixed configuration; it never takes another one.
+
+    Args:
+        problem: the problem at mini-batch size, for tensors that are aligned to 16 bytes.
+        configuration: its configuration.
+        backend: prepares and launches it.
+
+    Attributes:
+        configuration: its configuration.
+        workspace_bytes: workspace of a call.
+        calls: number of calls that were computed.
+
+    Raises:
+        StepError: if an algorithm cannot compute its part.
+    """
+
+    __slots__ = ("_backend", "_bound", "_entry", "_plan", "calls", "configuration", "workspace_bytes")
+
+    def __init__(self, problem: ConvolutionProblem, configuration: Configuration, backend: ComputeBackend) -> None:
+        self._backend = backend
+        self.configuration = configuration
+        self._entry = Entry(Kernel(layer="", problem=problem, fresh=True))
+        self._plan = self._entry.plan = make_plan(problem, configuration, backend, fresh=True)
+        self._bound: BoundedDict[tuple[int, int, int], BoundKernel] = BoundedDict(_MOST_BOUND)
+        self.workspace_bytes = self._plan.workspace_bytes
+        self.calls = 0
+
+    def run(self, x: Any, w: Any, y: Any) -> bool:
+        """Compute one of three tensors from the two others, and return whether that was done; it may fail.
+
+        It is not done in a capture, or if a tensor is aligned to less than 16 bytes.
+
+        Args:
+            x: input or its gradient; like w and y, dense in the problem's layout.
+            w: filters or their gradient.
+            y: output or its gradient.
+        """
+        addresses = x.data_ptr(), w.data_ptr(), y.data_ptr()
+        bound = self._bound.get(addresses)
+        if bound is None:
+            if (addresses[0] | addresses[1] | addresses[2]) & (MOST_ALIGNMENT - 1):
+                return False
+            backend = self._backend
+            bound = BoundKernel(self._entry, self._plan, addresses, backend.queue(), backend, backend.lock)
+            self._bound[addresses] = bound
+        if not bound():
+            return False
+        self.calls += 1
+        return True

@@ -1,0 +1,390 @@
+"""The course of tuning on one device: watch PyTorch's own steps, try candidates, compare whole steps, and settle."""
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import Enum
+from statistics import median
+from typing import Any, NamedTuple, Protocol, final
+
+from ucudnn.backends.base import ComputeBackend
+from ucudnn.errors import UcudnnError
+from ucudnn.problem import ConvolutionProblem, DataType, MathMode
+from ucudnn.torch.tuning.call_site import FAILED, NO_MEMORY, CallSite, Candidate, Trial
+from ucudnn.torch.tuning.memory_watch import MemoryWatch
+from ucudnn.torch.tuning.program import Program
+from ucudnn.torch.tuning.trial_ledger import TrialLedger
+from ucudnn.torch.tuning.tuned_kernel import TunedKernel
+from ucudnn.units import exact_bytes
+from ucudnn.workspace.spare import own_bytes
+
+_LOG = logging.getLogger("ucudnn.torch")
+
+_WATCH_COST_SECONDS = 60e-6  # of the host, for each call that is watched
+_WARM_STEPS = 5  # before anything is watched; the first two are not typical
+_TYPICAL_STEPS = 3
+_WATCHED_STEPS = 2
+_MOST_SECONDS = 150.0  # of trying
+_LEAST_SHARE = 0.002  # of a step's time that a kernel takes, to be worth trying
+_MOST_SITES = 256
+_BLOCKS = 3  # of steps with the adopted kernels, and as many without
+_BLOCK_STEPS = 5  # the first one of a block does not count
+_MOST_AT_ONCE = 16  # trials in one step
+_GUARDED_STEPS = 16  # between looks at the peak
+
+TOLERANCES = {
+    DataType.FLOAT16: 1e-2,
+    DataType.BFLOAT16: 3e-2,
+    DataType.FLOAT32: 1e-2,
+    DataType.FLOAT64: 1e-9,
+}
+"""The largest relative L2 distance between two algorithms on a program's own data, which may cancel in sums."""
+
+FMA_TOLERANCE = 1e-3
+"""The same for float32 without TF32."""
+
+
+class TuningPhase(Enum):
+    """What the tuner does now."""
+
+    WARMING = "warming"
+    WATCHING = "watching"
+    TRYING = "trying"
+    COMPARING = "comparing"
+    SETTLED = "settled"
+
+
+class Source(Protocol):
+    """Where candidates come from; see `CandidateSource`."""
+
+    backend: ComputeBackend | None
+    failed: bool
+
+    def start(self) -> None:
+        """Begin to work in the background."""
+
+    def ask(self, problem: ConvolutionProblem, room_bytes: int) -> None:
+        """Ask for candidates."""
+
+    def take(self) -> Any:
+        """Return what was found since the last call."""
+
+    def stop(self) -> None:
+        """End the work in the background."""
+
+    def join(self, seconds: float) -> None:
+        """Wait for its end, but no longer than some seconds."""
+
+
+@final
+class _Reading(NamedTuple):
+    """A time that is read later.
+
+    Attributes:
+        site: where it was taken.
+        candidate: whose time it is; None for PyTorch's own kernel.
+        begin: the mark before.
+        end: the mark after.
+        distance: returns how far the output is from PyTorch's; None for a run in place.
+    """
+
+    site: CallSite
+    candidate: Candidate | None
+    begin: Any
+    end: Any
+    distance: Callable[[], float] | None
+
+
+@final
+@dataclass(slots=True)
+class _Step:
+    """A step that was taken: the marks at its ends, what it was for, and what was reserved for its trials."""
+
+    begin: Any
+    end: Any
+    phase: TuningPhase
+    uses_adopted: bool
+    counts: bool
+    reserved_seconds: float
+
+
+@final
+class Tuner:
+    """Decides what runs in each step on one device; the calls ask it, and tell it what they measured.
+
+    Nothing changes within a step.
+
+    Args:
+        program: the device.
+        source: finds candidates.
+        ledger: bounds the time that is lost.
+
+    Attributes:
+        phase: what is done now.
+        sites: what was learned, by problem.
+        watch: the memory of PyTorch's own steps.
+        uses_adopted: whether adopted kernels run in this step.
+        trials: what is tried in this step, by problem, with the kernel if there is one.
+        kernels: the adopted kernels, by problem.
+        gain: time of a step with adopted kernels over PyTorch's own; None if that was not compared.
+    """
+
+    def __init__(self, program: Program, source: Source, ledger: TrialLedger) -> None:
+        self.program = program
+        self.source = source
+        self.ledger = ledger
+        self.phase = TuningPhase.WARMING
+        self.sites: dict[ConvolutionProblem, CallSite] = {}
+        self.watch = MemoryWatch()
+        self.uses_adopted = False
+        self.trials: dict[ConvolutionProblem, tuple[Trial, TunedKernel | None]] = {}
+        self.kernels: dict[ConvolutionProblem, TunedKernel] = {}
+        self.gain: float | None = None
+        self._readings: list[_Reading] = []
+        self._open_steps: list[_Step] = []
+        self._typical_ms: list[float] = []
+        self._mark: Any = None
+        self._steps = 0
+        self._phase_steps = 0
+        self._tried_since = 0.0
+        self._reserved_seconds = 0.0
+        self._calls = 0
+        self._allowed_bytes = 0
+        self._blocks: dict[bool, list[float]] = {True: [], False: []}
+
+    @property
+    def step_ms(self) -> float:
+        """Median time of a step of PyTorch's own; 0 if none is known."""
+        return median(self._typical_ms) if self._typical_ms else 0.0
+
+    def site(self, problem: ConvolutionProblem) -> CallSite:
+        """Return what is known of a problem."""
+        found = self.sites.get(problem)
+        if found is None:
+            found = self.sites[problem] = CallSite(problem)
+        return found
+
+    def counted(self, calls: int) -> None:
+        """Note how many kinds of calls the program has, before they are watched."""
+        self._calls = calls
+
+    def watched(self, site: CallSite, live_bytes: int, begin: Any, end: Any) -> None:
+        """Note a call of PyTorch's own kernel: the live bytes with its output, and the marks around it."""
+        self.watch.called(live_bytes)
+        site.calls += 1
+        site.room_bytes = min(site.room_bytes, -live_bytes)  # becomes room when the peak is known
+        self.measured(site, None, begin, end)
+
+    def measured(
+        self,
+        site: CallSite,
+        candidate: Candidate | None,
+        begin: Any,
+        end: Any,
+        distance: Callable[[], float] | None = None,
+    ) -> None:
+        """Note marks around a kernel; they are read at the end of a later step."""
+        site.pending += 1
+        self._readings.append(_Reading(site, candidate, begin, end, distance))
+
+    def missed(self, site: CallSite) -> None:
+        """Note that a trial did not run beside PyTorch's kernel, because no memory was free for it."""
+        trial, _ = self.trials[site.problem]
+        if trial.candidate is not None:
+            trial.candidate.reject(NO_MEMORY)
+
+    def step_ended(self) -> None:
+        """End a step: read what has been measured by now, and decide what the next one does."""
+        if self.phase is TuningPhase.SETTLED:  # another device is still at work, or the peak has grown
+            return
+        self._steps += 1
+        self._phase_steps += 1
+        self._close_step()
+        self._read()
+        self._read_steps()
+        {
+            TuningPhase.WARMING: self._warm,
+            TuningPhase.WATCHING: self._watch,
+            TuningPhase.TRYING: self._try,
+            TuningPhase.COMPARING: self._compare,
+        }[self.phase]()
+
+    def keeps_peak(self) -> bool:
+        """Return whether the peak of memory is what it was before kernels were replaced; if not, give them up.
+
+        It is looked at in some of the steps. The program itself may need more memory by now, so what was learned about
+        its room does not hold any more.
+        """
+        self._phase_steps += 1
+        if not self.kernels or self._phase_steps % _GUARDED_STEPS:
+            return True
+        peak = self.program.peak_bytes()
+        if peak <= self._allowed_bytes:
+            return True
+        _LOG.warning(
+            "the peak of memory grew from %s to %s: PyTorch's own kernels run again",
+            exact_bytes(self._allowed_bytes),
+            exact_bytes(peak),
+        )
+        self.kernels.clear()
+        self.uses_adopted = False
+        return False
+
+    def _close_step(self) -> None:
+        mark = self.program.mark()
+        if self._mark is not None:
+            counts = self._phase_steps > 1 if self.phase is TuningPhase.COMPARING else self._steps > 2
+            self._open_steps.append(
+                _Step(self._mark, mark, self.phase, self.uses_adopted, counts, self._reserved_seconds)
+            )
+            self._reserved_seconds = 0.0
+        self._mark = mark
+        if self.phase in (TuningPhase.WARMING, TuningPhase.WATCHING):
+            self.watch.step_ended(self.program.peak_bytes())
+
+    def _read(self) -> None:
+        while self._readings:
+            site, candidate, begin, end, distance = self._readings[0]
+            time_ms = self.program.elapsed_ms(begin, end)
+            if time_ms is None:
+                return
+            del self._readings[0]
+            site.pending -= 1
+            if distance is None or candidate is None:
+                site.sampled(candidate, time_ms)
+            else:
+                site.checked(candidate, time_ms, distance(), tolerance(site.problem))
+
+    def _read_steps(self) -> None:
+        while self._open_steps:
+            step = self._open_steps[0]
+            time_ms = self.program.elapsed_ms(step.begin, step.end)
+            if time_ms is None:
+                return
+            del self._open_steps[0]
+            if step.phase is TuningPhase.COMPARING:
+                if step.counts:
+                    self._blocks[step.uses_adopted].append(time_ms)
+            elif step.phase is TuningPhase.WARMING:
+                if step.counts:
+                    self._typical_ms.append(time_ms)
+            else:
+                self.ledger.settle(step.reserved_seconds, (time_ms - self.step_ms) / 1e3)
+
+    def _enter(self, phase: TuningPhase) -> None:
+        self.phase = phase
+        self._phase_steps = 0
+
+    def _warm(self) -> None:
+        if self._steps >= 2:
+            self.source.start()
+        ready = self._steps >= _WARM_STEPS and len(self._typical_ms) >= _TYPICAL_STEPS
+        if ready and self._calls and self._reserve(self._calls * _WATCH_COST_SECONDS):
+            self._enter(TuningPhase.WATCHING)
+
+    def _watch(self) -> None:
+        if self._phase_steps < _WATCHED_STEPS:
+            self._reserve(self._calls * _WATCH_COST_SECONDS)
+            return
+        for site in self.sites.values():
+            site.room_bytes = self.watch.room(-int(site.room_bytes)) if site.calls else 0
+            site.calls = -(-site.calls // _WATCHED_STEPS)
+        self._tried_since = self.ledger.elapsed_seconds
+        self._enter(TuningPhase.TRYING)
+
+    def _reserve(self, seconds: float) -> bool:
+        admitted = self.ledger.admit(seconds)
+        self._reserved_seconds += seconds if admitted else 0.0
+        return admitted
+
+    def _ranked(self) -> list[CallSite]:
+        """Return the sites that are worth trying, those that take the most time of a step first."""
+        cost = {id(each): each.stock_median_ms * each.calls for each in self.sites.values()}
+        worth = [each for each in self.sites.values() if cost[id(each)] > _LEAST_SHARE * self.step_ms]
+        return sorted(worth, key=lambda each: -cost[id(each)])[:_MOST_SITES]
+
+    def _try(self) -> None:
+        self.trials = {}
+        ranked = self._ranked()
+        if self._phase_steps == 1:
+            for site in ranked:
+                self.source.ask(site.problem, int(site.room_bytes))
+        for problem, configurations in self.source.take():
+            self.sites[problem].candidates = [Candidate(each, own_bytes(problem, each)) for each in configurations]
+        late = self.ledger.elapsed_seconds - self._tried_since > _MOST_SECONDS
+        if late or self.source.failed or all(site.finished for site in ranked):
+            self._end_trying()
+            return
+        for site in ranked:
+            trial = site.next_trial() if len(self.trials) < _MOST_AT_ONCE else None
+            if trial is not None and self._reserve(trial.estimate_ms / 1e3):
+                self._assign(site, trial)
+
+    def _assign(self, site: CallSite, trial: Trial) -> None:
+        candidate = trial.candidate
+        kernel = None if candidate is None else self._made(site, candidate)
+        if candidate is None or kernel is not None:
+            self.trials[site.problem] = trial, kernel
+
+    def _made(self, site: CallSite, candidate: Candidate) -> TunedKernel | None:
+        """Return the kernel of a candidate; None if it cannot be made."""
+        kernel = self.kernels.get(site.problem)
+        if kernel is not None and kernel.configuration is candidate.configuration:
+            return kernel
+        backend = self.source.backend
+        assert backend is not None
+        try:
+            kernel = TunedKernel(site.problem, candidate.configuration, backend)
+        except (UcudnnError, RuntimeError) as error:
+            _LOG.debug("%s: %s: %s", site.problem, candidate.configuration, error)
+            candidate.reject(FAILED)
+            return None
+        self.kernels[site.problem] = kernel
+        return kernel
+
+    def _end_trying(self) -> None:
+        self.source.stop()
+        adopted = {site.problem for site in self.sites.values() if site.adopted is not None}
+        self.kernels = {problem: kernel for problem, kernel in self.kernels.items() if problem in adopted}
+        for site in self.sites.values():
+            if site.adopted is not None and self._made(site, site.adopted) is None:
+                site.adopted = None
+                self.kernels.pop(site.problem, None)
+        if self.kernels:
+            self.uses_adopted = True
+            self._enter(TuningPhase.COMPARING)
+        else:
+            self._settle()
+
+    def _compare(self) -> None:
+        if self._phase_steps < _BLOCK_STEPS:
+            return
+        self._phase_steps = 0
+        self.uses_adopted = not self.uses_adopted
+        enough = _BLOCKS * (_BLOCK_STEPS - 1)
+        if all(len(times) >= enough for times in self._blocks.values()):
+            self.gain = median(self._blocks[True]) / median(self._blocks[False])
+            if self.gain >= 1:
+                self.kernels.clear()
+            self._settle()
+
+    def _settle(self) -> None:
+        self.uses_adopted = bool(self.kernels)
+        self.trials = {}
+        self._allowed_bytes = max(self.watch.peak_bytes, self.program.peak_bytes())
+        self._enter(TuningPhase.SETTLED)
+        _LOG.info(
+            "%d of %d kinds of kernels run other algorithms than PyTorch's: step %s of PyTorch's; tried for %.1f s,"
+            " lost %.2f s",
+            len(self.kernels),
+            len(self.sites),
+            "unchanged" if self.gain is None else f"{self.gain:.3f}",
+            self.ledger.elapsed_seconds,
+            self.ledger.lost_seconds,
+        )
+
+
+def tolerance(problem: ConvolutionProblem) -> float:
+    """Return the largest relative distance between the outputs of two algorithms that compute a problem."""
+    fma = problem.dtype is DataType.FLOAT32 and problem.math is MathMode.FMA
+    return FMA_TOLERANCE if fma else TOLERANCES[problem.dtype]

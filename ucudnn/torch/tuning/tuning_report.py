@@ -1,0 +1,134 @@
+"""What was tried in a program, what was adopted, and what that gained and cost."""
+
+from collections import Counter
+from dataclasses import asdict, dataclass
+from statistics import median
+from typing import final
+
+from ucudnn.torch.tuning.call_site import CallSite
+from ucudnn.torch.tuning.tuner import Tuner
+from ucudnn.units import format_bytes, format_ms
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TunedKernelReport:
+    """One kernel that replaces PyTorch's own.
+
+    Attributes:
+        problem: what it computes.
+        configuration: such as '1x256 eng12' or '4x64 eng12'.
+        parts: number of micro-batches.
+        layers: number of calls in a step.
+        calls: number of calls so far.
+        time_ms: median time in the program.
+        stock_ms: median time of PyTorch's own kernel in the program.
+        workspace_bytes: workspace of a call.
+        room_bytes: the room that PyTorch's peak leaves at this call.
+    """
+
+    problem: str
+    configuration: str
+    parts: int
+    layers: int
+    calls: int
+    time_ms: float
+    stock_ms: float
+    workspace_bytes: int
+    room_bytes: int
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TuningReport:
+    """The course of tuning on one device.
+
+    Attributes:
+        device: 'cuda:0' or 'cpu'.
+        phase: what is done now: warming, watching, trying, comparing or settled.
+        kernels: the kernels that replace PyTorch's own.
+        seen: number of kinds of kernels in the program.
+        finished: how many of them are decided.
+        outcomes: number of candidates by what became of them.
+        step_ms: median time of a step of PyTorch's own, before anything was tried.
+        gain: time of a step with these kernels over PyTorch's own, compared in turns; None if not compared.
+        lost_seconds: time that trying has lost.
+        elapsed_seconds: time since tuning was turned on.
+        peak_bytes: the peak that a step may reach.
+    """
+
+    device: str
+    phase: str
+    kernels: tuple[TunedKernelReport, ...]
+    seen: int
+    finished: int
+    outcomes: dict[str, int]
+    step_ms: float
+    gain: float | None
+    lost_seconds: float
+    elapsed_seconds: float
+    peak_bytes: int
+
+    @property
+    def calls(self) -> int:
+        """Number of calls of kernels that replace PyTorch's own."""
+        return sum(each.calls for each in self.kernels)
+
+    @property
+    def divided(self) -> int:
+        """Number of these calls that ran in more than one micro-batch."""
+        return sum(each.calls for each in self.kernels if each.parts > 1)
+
+    def to_dict(self) -> dict[str, object]:
+        """Return the report as one JSON object."""
+        return asdict(self)
+
+    def lines(self) -> list[str]:
+        """Return the report as lines of plain text."""
+        compared = "" if self.gain is None else f", step {self.gain:.3f} of PyTorch's"
+        found = [
+            f"{self.device}: {self.phase}, {len(self.kernels)} of {self.seen} kinds of kernels replaced{compared}; lost"
+            f" {self.lost_seconds:.2f} s of {self.elapsed_seconds:.1f} s"
+        ]
+        for each in self.kernels:
+            found.append(
+                f"  {each.problem}: {each.configuration}, {format_ms(each.time_ms)} instead of"
+                f" {format_ms(each.stock_ms)}, workspace {format_bytes(each.workspace_bytes)}"
+            )
+        return found
+
+
+def report_tuning(device: str, tuner: Tuner) -> TuningReport:
+    """Return the report of one device."""
+    sites = list(tuner.sites.values())
+    outcomes = Counter(each.reason or each.state.value for site in sites for each in site.candidates or ())
+    adopted = [site for site in sites if site.adopted is not None and site.problem in tuner.kernels]
+    return TuningReport(
+        device=device,
+        phase=tuner.phase.value,
+        kernels=tuple(_kernel(site, tuner) for site in adopted),
+        seen=len(sites),
+        finished=sum(site.finished for site in sites),
+        outcomes=dict(outcomes),
+        step_ms=tuner.step_ms,
+        gain=tuner.gain,
+        lost_seconds=tuner.ledger.lost_seconds,
+        elapsed_seconds=tuner.ledger.elapsed_seconds,
+        peak_bytes=tuner.watch.peak_bytes,
+    )
+
+
+def _kernel(site: CallSite, tuner: Tuner) -> TunedKernelReport:
+    adopted, kernel = site.adopted, tuner.kernels[site.problem]
+    assert adopted is not None
+    return TunedKernelReport(
+        problem=str(site.problem),
+        configuration=str(adopted.configuration),
+        parts=len(adopted.configuration.parts),
+        layers=site.calls,
+        calls=kernel.calls,
+        time_ms=median(adopted.samples_ms),
+        stock_ms=site.stock_median_ms,
+        workspace_bytes=kernel.workspace_bytes,
+        room_bytes=int(site.room_bytes),
+    )
