@@ -196,7 +196,7 @@ NETWORKS: Mapping[str, Callable[[LayerRules], StepGraph]] = {
     "resnet2000": partial(pre_activated, counts=(3, 24, 636, 3), name="resnet2000"),
     "resnet1001_cifar": partial(pre_activated, counts=(111, 111, 111), name="resnet1001_cifar"),
     "inception_v4": inception_v4,
-    "dcgan256": partial(dcgan, side=256),
     "dcgan512": partial(dcgan, side=512),
+    "dcgan1024": partial(dcgan, side=1024),
 }
 """Steps by name, at a mini-batch of 1."""

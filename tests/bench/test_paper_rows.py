@@ -8,7 +8,7 @@ from bench.tools.results import RESULTS, ROOT, load
 PAGE = (ROOT / "docs" / "memory-papers.md").read_text()
 
 
-@pytest.mark.parametrize("name", ["vdnn", "vdnn_ext"])
+@pytest.mark.parametrize("name", ["vdnn", "vdnn_ext", "swap", "dymem"])
 def test_the_page_shows_the_results(name):
     rows = load_rows(load(RESULTS / "memory" / f"{name}.json"))
     assert len(rows) > 4

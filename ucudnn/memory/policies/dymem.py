@@ -3,7 +3,7 @@
 Operations run depth first. The inputs of all layers leave but those of fully connected layers, Softmax and Dropout.
 Compute does not wait at the end of a layer; it waits where the pool is full, and at the end of forward for all
 offloads. In backward, `search_prefetch_layers` says what comes back beside a layer. A convolution takes the fastest
-algorithm whose workspace fits into what the pool has left when it begins, in steps of 1 MiB.
+algorithm whose workspace fits into the largest piece that the pool has left when it begins, in steps of 1 MiB.
 """
 
 from collections.abc import Callable, Sequence
@@ -19,6 +19,8 @@ from ucudnn.memory.order import depth_first_order
 from ucudnn.memory.plans.actions import Action, ActionKind, synchronize
 from ucudnn.memory.plans.layerwise import layerwise_actions
 from ucudnn.memory.plans.plan import MemoryPlan
+from ucudnn.memory.policies.pool_room import fastest_in_room, room_for_workspaces
+from ucudnn.memory.pools.two_ended import mobility_in
 from ucudnn.memory.simulation.simulator import simulate
 from ucudnn.memory.simulation.stalls import with_stalls
 
@@ -27,7 +29,6 @@ PastLimit = Literal["stop", "skip"]
 this open, because its loop variable is undefined in print."""
 
 _MOST_CONVOLUTIONS = 2  # that may reside (section 3.2.2); the current layer counts
-_WORKSPACE_STEP = 1 << 20
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -101,24 +102,12 @@ def search_prefetch_layers(
 
 
 def _workspaces(plan: MemoryPlan, costs: Costs, budget: int) -> dict[int, Configuration]:
-    """Return the fastest configuration of each convolution that fits into what is left when it begins.
+    """Return the fastest configuration of each convolution that fits into what the pool has left when it begins.
 
     What is left is taken from a simulation of the plan with the smallest workspaces.
     """
     waiting = with_stalls(plan, costs, budget)
-    runs = [target for kind, target in waiting.actions if kind is ActionKind.RUN]
-    running = dict(zip(runs, simulate(waiting, costs).running_bytes, strict=True))
-    chosen = {}
-    for operation, front in costs.configurations.items():
-        left = budget - running[operation] + costs.rounded(front[0].workspace_bytes)
-        fitting = [each for each in front if costs.rounded(_stepped(each.workspace_bytes)) <= left]
-        chosen[operation] = fitting[-1] if fitting else front[0]
-    return chosen
-
-
-def _stepped(size: int) -> int:
-    """Return the bytes of the request for a workspace."""
-    return -(-size // _WORKSPACE_STEP) * _WORKSPACE_STEP
+    return fastest_in_room(costs, room_for_workspaces(waiting, costs, budget, mobility_in(waiting)))
 
 
 def _settled(actions: Sequence[Action]) -> list[Action]:

@@ -14,6 +14,11 @@ class FreeList:
         self.top = 0
         self._holes: list[tuple[int, int]] = []  # (address, bytes), by address; no two touch, none touches the top
 
+    @property
+    def largest_hole(self) -> int:
+        """Bytes of the largest hole; 0 where there is none."""
+        return max((hole for _, hole in self._holes), default=0)
+
     def best_hole(self, size: int) -> int | None:
         """Return the bytes of the smallest hole that is large enough; None if there is none."""
         return min((hole for _, hole in self._holes if hole >= size), default=None)

@@ -28,6 +28,36 @@ class Mobility(Enum):
     RECLAIMED = "reclaimed"
 
 
+class TwoEndedSpace:
+    """The three parts of the pool while a step runs: the low and the high end of the main space, and what lies beside.
+
+    Attributes:
+        low: the low end.
+        high: the high end, counted from the end of the main space.
+        beside: the incremental space.
+    """
+
+    def __init__(self) -> None:
+        self.low, self.high, self.beside = FreeList(), FreeList(), FreeList()
+
+    @property
+    def main_bytes(self) -> int:
+        """The used parts of both ends together."""
+        return self.low.top + self.high.top
+
+    def take(self, size: int, mobility: Mobility) -> tuple[FreeList, int]:
+        """Take memory; return the part in which it lies, and the bytes between it and the end of this part."""
+        if mobility is Mobility.MOVABLE:
+            space = self.high if _fits_better(self.high, self.low, size) else self.low
+            return space, space.take_best(size)
+        space = self.high if mobility is Mobility.TEMPORARY else self.beside
+        return space, space.take_first(size)
+
+    def room(self, main_bytes: int) -> int:
+        """Return the largest piece that is free in one, in a main space of a size: a hole, or the gap of the ends."""
+        return max(self.low.largest_hole, self.high.largest_hole, main_bytes - self.main_bytes)
+
+
 class TwoEndedPool:
     """Places by mobility, in the order of the simulation."""
 
@@ -37,27 +67,21 @@ class TwoEndedPool:
 
     def place(self, lifetimes: Sequence[Lifetime]) -> Placement:
         """Return an address for each piece; the reclaimed ones lie above the main space."""
-        low, high, beside = FreeList(), FreeList(), FreeList()
-        space_of = [low] * len(lifetimes)
-        offsets = [0] * len(lifetimes)  # from the end of the space that a piece lies at
+        ends = TwoEndedSpace()
+        parts: list[tuple[FreeList, int]] = [(ends.low, 0)] * len(lifetimes)
         main = increment = 0
         for ended, begun in in_order(lifetimes):
             for index in ended:
-                space_of[index].give_back(offsets[index], lifetimes[index].size)
+                part, offset = parts[index]
+                part.give_back(offset, lifetimes[index].size)
             for index in begun:
-                size, mobility = lifetimes[index].size, self._mobility(lifetimes[index])
-                if mobility is Mobility.MOVABLE:
-                    space_of[index] = high if _fits_better(high, low, size) else low
-                    offsets[index] = space_of[index].take_best(size)
-                else:
-                    space_of[index] = high if mobility is Mobility.TEMPORARY else beside
-                    offsets[index] = space_of[index].take_first(size)
-            main = max(main, low.top + high.top)
-            increment = max(increment, beside.top)
+                parts[index] = ends.take(lifetimes[index].size, self._mobility(lifetimes[index]))
+            main = max(main, ends.main_bytes)
+            increment = max(increment, ends.beside.top)
         addresses = []
-        for space, offset, life in zip(space_of, offsets, lifetimes, strict=True):
-            above = offset if space is low else main + offset
-            addresses.append(main - offset - life.size if space is high else above)
+        for (part, offset), life in zip(parts, lifetimes, strict=True):
+            above = offset if part is ends.low else main + offset
+            addresses.append(main - offset - life.size if part is ends.high else above)
         return Placement(lifetimes=tuple(lifetimes), addresses=tuple(addresses), extent_bytes=main + increment)
 
 
