@@ -72,6 +72,10 @@ def variant_name(variant: Variant) -> str:
 VARIANTS = {variant_name(each): each for each in variants(["float32", "float16"], ["tf32", "fma"], ["first", "last"])}
 
 
+ORDERS = [[name.partition(":")[0] for name in NETWORKS], list(VARIANTS)]
+"""The order of the rows of the table: of networks, and of variants."""
+
+
 @dataclass(kw_only=True)
 class Planned:
     """The plan of a way at a limit, or the reason why there is none.
@@ -356,9 +360,8 @@ def main() -> bool:
     elif not (options.table or options.readme):
         well = measure_pairs(answer, options)
     answer["rows"] = [row for row in answer["rows"] if shown(row, options)]
-    orders = [[name.partition(":")[0] for name in NETWORKS], list(VARIANTS)]
-    print(markdown(answer, list(WAYS), orders))
-    print("\n".join(["", *gains(answer, orders), "", *verdict(answer["rows"], OURS, RIVALS)]))
+    print(markdown(answer, list(WAYS), ORDERS))
+    print("\n".join(["", *gains(answer, ORDERS), "", *verdict(answer["rows"], OURS, RIVALS)]))
     return well
 
 

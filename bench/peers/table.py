@@ -117,15 +117,20 @@ def markdown(answer: Answer, ways: Sequence[str], orders: Sequence[Sequence[str]
         ways: the columns, in order.
         orders: names of networks and of variants in the order of the rows; others come last.
     """
-    cases = _cases(answer, orders)
     lines = [*(f"- {_conditions(each)}" for each in answer["conditions"]), "", CAPTION, ""]
     lines.append(f"| network, mini-batch | variant | limit | {' | '.join(ways)} |")
     lines.append("| --- " * (3 + len(ways)) + "|")
-    for (network, batch, variant, limit, *_), rows in cases.items():
-        cells = (_cell(rows.get(way)) for way in ways)
-        lines.append(f"| {network} {batch} | {variant} | {_limit(limit)} | {' | '.join(cells)} |")
-    missing = _missing(cases)
+    lines += [f"| {' | '.join(cells)} |" for cells in times(answer, ways, orders)]
+    missing = _missing(_cases(answer, orders))
     return "\n".join([*lines, *(["", *missing] if missing else [])])
+
+
+def times(answer: Answer, ways: Sequence[str], orders: Sequence[Sequence[str]] = ()) -> list[list[str]]:
+    """Return the rows of the table of all results; `markdown` says what the arguments are."""
+    return [
+        [f"{network} {batch}", variant, _limit(limit), *(_cell(rows.get(way)) for way in ways)]
+        for (network, batch, variant, limit, *_), rows in _cases(answer, orders).items()
+    ]
 
 
 def gains(answer: Answer, orders: Sequence[Sequence[str]] = ()) -> list[str]:

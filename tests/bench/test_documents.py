@@ -1,0 +1,123 @@
+"""The tables of README.md and docs/ hold the figures of bench/results, and nothing else."""
+
+import re
+import sys
+
+import pytest
+
+from bench.peers.compare import NETWORKS, VARIANTS
+from bench.peers.ways import GRAPH, HEURISTICS, POWER_OF_TWO, PYTORCH, UNDIVIDED
+from bench.tools import documents
+from bench.tools.results import RESULTS, ROOT
+
+pytestmark = pytest.mark.skipif(not (RESULTS / "gpu").exists(), reason="a source distribution leaves the results out")
+
+NAMES = [f"{each.document}: {each.head[0]}" for each in documents.TABLES]
+
+
+@pytest.mark.parametrize("table", documents.TABLES, ids=NAMES)
+def test_a_table_equals_its_results(table):
+    text = (ROOT / table.document).read_text().splitlines()
+    assert text[table.place(text)] == table.lines(), "run `python -m bench.tools.documents --write`"
+
+
+def measured_tables(path):
+    """Return the first cells of all tables of a document that hold milliseconds or speedups."""
+    tables = re.findall(r"^((?:\|.*\n)+)", path.read_text() + "\n", re.MULTILINE)
+    return {each.split("|")[1].strip() for each in tables if re.search(r"\| [^|]*\d(?:\.\d+)? (?:ms|%)", each)}
+
+
+def test_no_table_of_measured_times_is_written_by_hand():
+    simulated = ROOT / "docs" / "memory-papers.md"  # test_paper_rows compares it
+    for path in {ROOT / "README.md", *(ROOT / "docs").glob("*.md")} - {simulated}:
+        name = str(path.relative_to(ROOT))
+        known = {each.head[0] for each in documents.TABLES if each.document == name}
+        assert measured_tables(path) <= known, name
+    assert measured_tables(ROOT / "README.md")
+
+
+BASELINES = {  # the first cell of a table: what a user has without ucudnn, and the same candidates undivided
+    "measured on an H200, float32, NCHW": ("without ucudnn", "undivided"),
+    "network, mini-batch": ("PyTorch", "undivided"),
+    "convolutions within 64 MiB": ("choice", "micro-batches"),
+    "graph API alone, 64 MiB": ("PyTorch", "undivided"),
+    "Caffe's AlexNet 256, 64 MiB": ("cuDNN's heuristics, as Caffe is", "measured choice, graph API"),
+    "whole training step": ("PyTorch", "undivided"),
+    "limit for each kernel": ("Caffe with plain cuDNN", "undivided, same candidates"),
+    "policy": ("PyTorch with `cudnn.benchmark`, no limit", "undivided, the same candidates"),
+    "training step": ("PyTorch", "undivided"),
+    "3-D U-Net, 4 x 1 x 128³, under a cap on memory": ("PyTorch", "undivided, within 1 GiB"),
+    "one sample": ("its workspace", "within 256 MiB"),  # the fastest algorithm is 100 %, undivided is in brackets
+    "convolutions": ("PyTorch", "undivided"),
+}
+
+
+@pytest.mark.parametrize("table", documents.TABLES, ids=NAMES)
+def test_a_table_names_both_baselines(table):
+    text = "\n".join(table.lines())
+    assert [each for each in BASELINES[table.head[0]] if each not in text] == []
+
+
+@pytest.fixture
+def peers(monkeypatch):
+    """Replace the results of peers by rows of AlexNet and ResNet-18, and return a function that changes a way's row."""
+    rows = {}
+
+    def make(case, way, **row):
+        known = {"limit_bytes": 64 * 2**20, "variant": documents.NCHW, "way": way, "workspace_bytes": 2**20, **row}
+        rows[case, way] = {"network": case[0], "batch": case[1], **known}
+        documents._peers.cache_clear()
+
+    monkeypatch.setattr(documents, "results", lambda name: {"rows": list(rows.values())})
+    documents._peers.cache_clear()
+    yield make
+    documents._peers.cache_clear()
+
+
+def test_what_is_not_measured_is_empty_and_what_cannot_differ_is_taken_over(peers):
+    for case in (("alexnet", 256), ("resnet18", 128)):
+        peers(case, GRAPH, executed_ms=30.0)
+        peers(case, POWER_OF_TWO, executed_ms=10.0)
+    alexnet, _, resnet = list(documents.ideas())[:3]
+    assert alexnet == ["AlexNet 256", "", "1.00", "3.00", "", "3.00", "1.00"]
+    assert resnet == ["ResNet-18 128", documents.UNKNOWN, "", "", "", "", ""]  # its strides may be copied
+    peers(("resnet18", 128), UNDIVIDED, executed_ms=20.0)
+    peers(("resnet18", 128), HEURISTICS, executed_ms=45.0)
+    assert list(documents.ideas())[2][:5] == ["ResNet-18 128", "1.50", "1.50", "2.00", "4.50"]
+
+
+def test_spreads_and_workspaces_stand_beside_medians(peers):
+    case = ("alexnet", 256)
+    peers(case, PYTORCH, executed_ms=9.187, range_ms=[9.1, 9.31], workspace_bytes=588 * 2**20)
+    peers(case, GRAPH)
+    row = next(iter(documents.networks()))
+    assert row[1] == "9.19 [9.1, 9.31] (588 MiB)"
+    assert row[2] == ""  # heuristics were not measured
+    assert row[4] == "–"  # nothing fits
+
+
+def test_a_changed_table_is_found_and_written_again(monkeypatch, tmp_path, capsys):
+    table = next(each for each in documents.TABLES if each.document == "docs/cpp-caffe.md")
+    text = (ROOT / table.document).read_text()
+    path = tmp_path / table.document
+    path.parent.mkdir()
+    path.write_text(text.replace("| 64 MiB | 44.2 ms", "| 64 MiB | 44.1 ms"))
+    assert path.read_text() != text
+    monkeypatch.setattr(documents, "ROOT", tmp_path)
+    monkeypatch.setattr(documents, "TABLES", (table,))
+    monkeypatch.setattr(sys, "argv", ["documents"])
+    assert not documents.main()
+    assert "docs/cpp-caffe.md: the table 'limit for each kernel' is not that of the results" in capsys.readouterr().out
+    monkeypatch.setattr(sys, "argv", ["documents", "--write"])
+    assert documents.main()
+    assert path.read_text() == text
+    path.write_text(text + "\n| limit for each kernel |\n| --- |\n")
+    with pytest.raises(ValueError, match="2 tables begin with 'limit for each kernel'"):
+        documents.main()
+
+
+def test_the_networks_are_those_that_are_compared():
+    assert {name for name, _ in documents.NETWORKS} == {each.partition(":")[0] for each in NETWORKS}
+    assert set(documents.VARIANTS) <= set(VARIANTS)
+    for name, variant in documents.VARIANTS.items():
+        assert VARIANTS[name] == variant
