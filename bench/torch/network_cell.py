@@ -1,0 +1,235 @@
+"""Trains one network in one form under one setting for a while, and prints what that took as one line of JSON.
+
+    python -m bench.torch.network_cell --network resnet50 --form nchw --setting auto
+    python -m bench.torch.network_cell --network small --backend cpu --steps 2
+
+`bench.torch.networks` runs it in a process for each cell. The setting is turned on before the first step:
+
+    stock       PyTorch with cudnn.benchmark       stock-off   the same without cudnn.benchmark
+    auto        workspace_limit="auto" over stock   auto-off    over stock-off
+    64MiB       ucudnn.torch.enable(workspace_limit="64MiB"), as any other size
+
+The forms are nchw and last (float32 with TF32, channels first and last) and bf16 (channels last, bfloat16 autocast).
+Times of steps are those between events at their ends. Nothing waits for the GPU between timed steps. The second command
+above is a trial of the script.
+"""
+
+import json
+from argparse import Namespace
+from collections.abc import Callable
+from contextlib import nullcontext
+from functools import partial
+from itertools import pairwise
+from statistics import median
+from time import perf_counter
+from typing import Any
+
+import torch
+from torch import nn
+
+import ucudnn.torch
+from bench.memory import models as own
+from bench.tools.script import run_main
+from bench.torch.measuring import conditions, torch_command_line
+from bench.torch.models import small_resnet
+
+FORMS = ("nchw", "last", "bf16")
+SETTINGS = ("stock", "auto", "stock-off", "auto-off")
+CLASSES = 1000
+TRIAL = "small"
+"""A network for trials of the script."""
+
+_MOST_TUNED_STEPS = 5000
+_HOST_STEPS = 5
+
+NETWORKS: dict[str, tuple[str, int, tuple[int, ...]]] = {
+    "resnet50": ("own", 256, (3, 224, 224)),
+    "efficientnet_b0": ("timm", 128, (3, 224, 224)),
+    "regnety_032": ("timm", 128, (3, 224, 224)),
+    "convnext_tiny": ("timm", 64, (3, 224, 224)),
+    "densenet121": ("own", 64, (3, 224, 224)),
+    "vgg16": ("own", 64, (3, 224, 224)),
+    "inception_v3": ("own", 64, (3, 299, 299)),
+    "unet2d": ("own", 16, (3, 256, 256)),
+    "unet3d": ("own", 4, (1, 64, 64, 64)),
+    "mobilenetv3_large_100": ("timm", 128, (3, 224, 224)),
+    "resnext50_32x4d": ("timm", 128, (3, 224, 224)),
+    "hrnet_w18": ("timm", 64, (3, 224, 224)),
+    TRIAL: ("", 4, (3, 16, 16)),
+}
+"""Source of the model, mini-batch, and shape of a sample; 'own' stands for bench.memory.models."""
+
+
+def model_of(name: str) -> nn.Module:
+    """Return a network with random weights, the same each time."""
+    torch.manual_seed(0)
+    if name == TRIAL:
+        return small_resnet(4, 1)
+    if NETWORKS[name][0] == "own":
+        model: nn.Module = getattr(own, name)()
+        return model
+    import timm
+
+    made: nn.Module = timm.create_model(name, num_classes=CLASSES)
+    return made
+
+
+def loss_of(outputs: Any, labels: torch.Tensor) -> torch.Tensor:
+    """Return the loss of a network's outputs, which may be logits of images or of their pixels."""
+    if isinstance(outputs, tuple):
+        return own.inception_loss(outputs, labels)
+    wanted = labels % outputs.shape[1]
+    if outputs.dim() > 2:
+        wanted = wanted.view(-1, *(1,) * (outputs.dim() - 2)).expand(len(wanted), *outputs.shape[2:])
+    return nn.functional.cross_entropy(outputs.float(), wanted)
+
+
+def step_of(arguments: Namespace, device: torch.device) -> Callable[[], torch.Tensor]:
+    """Return a function that takes a step of SGD with momentum and returns the loss."""
+    model = model_of(arguments.network).to(device).train()
+    _, batch, shape = NETWORKS[arguments.network]
+    x = torch.randn(batch, *shape, device=device)
+    labels = torch.randint(CLASSES, (len(x),), device=device)
+    if arguments.form != "nchw":
+        form = {4: torch.channels_last, 5: torch.channels_last_3d}[x.dim()]
+        untyped: Any = model  # the annotations of Module.to do not have this overload
+        untyped.to(memory_format=form)
+        x = x.to(memory_format=form)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3, momentum=0.9)
+    autocast = partial(torch.autocast, device.type, torch.bfloat16) if arguments.form == "bf16" else nullcontext
+
+    def step() -> torch.Tensor:
+        optimizer.zero_grad(set_to_none=True)
+        with autocast():
+            loss = loss_of(model(x), labels)
+        loss.backward()
+        optimizer.step()
+        return loss.detach()
+
+    return step
+
+
+class Clock:
+    """Marks of time on a device, without waiting for it."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._on_gpu = device.type == "cuda"
+
+    def mark(self) -> Any:
+        """Return a mark after all work so far."""
+        if not self._on_gpu:
+            return perf_counter()
+        event = torch.cuda.Event(enable_timing=True)
+        event.record()
+        return event
+
+    def between_ms(self, marks: list[Any]) -> list[float]:
+        """Return the milliseconds between successive marks, after all of them."""
+        self.wait()
+        return [float(a.elapsed_time(b)) if self._on_gpu else (b - a) * 1e3 for a, b in pairwise(marks)]
+
+    def wait(self) -> None:
+        """Wait for the device."""
+        if self._on_gpu:
+            torch.cuda.synchronize()
+
+
+def turned_on(setting: str, backend: str) -> "ucudnn.torch.Enabled | None":
+    """Turn a setting on, before the first step."""
+    way = setting.removesuffix("-off")
+    torch.backends.cudnn.benchmark = way == setting
+    torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = True
+    if way == "stock":
+        return None
+    return ucudnn.torch.enable(workspace_limit=way, **({"backend": "cpu"} if backend == "cpu" else {}))
+
+
+def is_settled(on: "ucudnn.torch.Enabled | None") -> bool:
+    """Whether nothing is tried any more."""
+    return on is None or all(each.phase == "settled" for each in on.report().tuned)
+
+
+def warm(
+    on: "ucudnn.torch.Enabled | None", step: Callable[[], torch.Tensor], clock: Clock, arguments: Namespace
+) -> dict[str, object]:
+    """Take steps until all is tuned or the time is up, and at least those of --steps."""
+    marks, begin = [clock.mark()], perf_counter()
+    for number in range(1, _MOST_TUNED_STEPS):
+        step()
+        marks.append(clock.mark())
+        if number % 5 == 0 or arguments.backend == "cpu":
+            clock.wait()  # so that the host's time is that of the device
+            late = perf_counter() - begin > arguments.tuning_seconds
+            if number >= arguments.steps and (late or is_settled(on)):
+                break
+    times = clock.between_ms(marks)
+    return {
+        "settled": is_settled(on),
+        "tuning_steps": len(times),
+        "tuning_s": perf_counter() - begin,
+        "tuning_mean_ms": sum(times) / len(times),
+        "worst_steps_ms": sorted(times)[-5:],
+        "step_100_ms": median(times[95:105]) if len(times) >= 105 else None,
+    }
+
+
+def memory_of(device: torch.device) -> dict[str, int]:
+    """Return peaks of PyTorch's memory and the memory that the process takes on the device, in bytes."""
+    if device.type == "cpu":
+        return {}
+    free, total = torch.cuda.mem_get_info()
+    return {
+        "allocated": torch.cuda.max_memory_allocated(),
+        "reserved": torch.cuda.max_memory_reserved(),
+        "in_use": total - free,
+    }
+
+
+def measure(arguments: Namespace, device: torch.device) -> dict[str, object]:
+    """Return what one cell has measured."""
+    on = turned_on(arguments.setting, arguments.backend)
+    step, clock = step_of(arguments, device), Clock(device)
+    clock.wait()
+    begin = perf_counter()
+    losses = [step()]
+    clock.wait()
+    answer: dict[str, object] = {"first_step_s": perf_counter() - begin}
+    answer |= warm(on, step, clock, arguments) | {"peaks": memory_of(device)}
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats()
+    marks = [clock.mark()]
+    for _ in range(arguments.steps):
+        losses.append(step())
+        marks.append(clock.mark())
+    times = clock.between_ms(marks)
+    host = []
+    for _ in range(_HOST_STEPS):
+        clock.wait()
+        begin = perf_counter()
+        step()
+        host.append((perf_counter() - begin) * 1e3)
+    answer |= {"step_ms": median(times), "samples_ms": times, "host_ms": median(host), "steady": memory_of(device)}
+    answer["losses"] = [float(each) for each in losses]
+    if on is not None:
+        summary = on.report()
+        answer |= {"kinds": summary.kinds(), "left": summary.left, "tuned": [each.to_dict() for each in summary.tuned]}
+    return {"conditions": conditions(device), **answer}
+
+
+def main() -> None:
+    """Measure, and print one line of JSON."""
+    parser = torch_command_line(__doc__, __spec__.name)
+    parser.add_argument("--network", choices=NETWORKS, default="resnet50", help="network (%(default)s)")
+    parser.add_argument("--form", choices=FORMS, default="nchw", help="type and layout (%(default)s)")
+    parser.add_argument("--setting", default="auto", help=f"{', '.join(SETTINGS)}, or a size (%(default)s)")
+    parser.add_argument("--steps", type=int, default=20, help="timed steps (%(default)s)")
+    parser.add_argument("--tuning-seconds", type=float, default=30, help="most seconds of tuning (%(default)s)")
+    arguments = parser.parse_args()
+    if arguments.backend != "cpu" and not torch.cuda.is_available():
+        raise SystemExit("error: PyTorch has no GPU; --backend cpu tries the script out")
+    device = torch.device("cpu" if arguments.backend == "cpu" else "cuda")
+    print(json.dumps(measure(arguments, device)), flush=True)
+
+
+if __name__ == "__main__":
+    run_main(main)
