@@ -118,8 +118,7 @@ class TunedProgram:
         )
 
     def _opened(self):
-        first, second = (CudnnBackend(library_path=self._host.stub._name, device=TorchGpu(0)) for _ in range(2))
-        return first, second
+        return CudnnBackend(library_path=self._host.stub._name, device=TorchGpu(0))
 
     def enable(self):
         process_overrides.use(self.made)

@@ -121,11 +121,10 @@ def _auto_interceptor(backend: str | None, options: Mapping[str, Any]) -> AutoIn
     _refuse_without_gpu()
 
     def open_tuner(ordinal: int) -> Tuner:
-        def open_backends() -> tuple[ComputeBackend, ComputeBackend]:
-            first, second = (_open_gpu(ordinal, candidates, settings.cudnn_library) for _ in range(2))
-            return first, second
+        def open_backend() -> ComputeBackend:
+            return _open_gpu(ordinal, candidates, settings.cudnn_library)
 
-        source = CandidateSource(open_backends, partial(torch.cuda.device, ordinal))
+        source = CandidateSource(open_backend, partial(torch.cuda.device, ordinal))
         return Tuner(ProgramOnGpu(ordinal), source, TrialLedger(float(share)))
 
     return AutoInterceptor(open_tuner, "cuda", process_overrides.aten_kernels("cuda"), process_overrides.refresh)

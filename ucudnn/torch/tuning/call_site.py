@@ -42,9 +42,10 @@ class Candidate:
         reason: why it was given up; '' if it was not.
         rough_ms: its time beside PyTorch's own kernel, where its output was checked.
         samples_ms: its times in place of PyTorch's own kernel.
+        misses: number of calls at which no memory was free to check it.
     """
 
-    __slots__ = ("configuration", "reason", "rough_ms", "samples_ms", "state", "workspace_bytes")
+    __slots__ = ("configuration", "misses", "reason", "rough_ms", "samples_ms", "state", "workspace_bytes")
 
     def __init__(self, configuration: Configuration, workspace_bytes: int) -> None:
         self.configuration = configuration
@@ -53,6 +54,7 @@ class Candidate:
         self.reason = ""
         self.rough_ms = inf
         self.samples_ms: list[float] = []
+        self.misses = 0
 
     def reject(self, reason: str) -> None:
         """Give it up."""
@@ -146,6 +148,12 @@ class CallSite:
             candidate.reject(SLOW)
         else:
             candidate.state, candidate.rough_ms = CandidateState.CHECKED, time_ms
+
+    def missed(self, candidate: Candidate) -> None:
+        """Note that no memory was free to check a candidate at one of the calls."""
+        candidate.misses += 1
+        if candidate.misses >= self.calls:
+            candidate.reject(NO_MEMORY)
 
     def sampled(self, candidate: Candidate | None, time_ms: float) -> None:
         """Note a time in the program, of a candidate or of PyTorch's own kernel (None)."""

@@ -1,4 +1,4 @@
-"""Finds candidates in a background thread: it asks cuDNN's heuristics, and builds and compiles engines there."""
+"""Finds candidates in background threads, which ask cuDNN's heuristics, and build and compile engines."""
 
 import logging
 from collections.abc import Callable, Iterator
@@ -18,10 +18,11 @@ _LOG = logging.getLogger(__name__)
 _MOST_WHOLE = 6
 _MOST_DIVIDED = 2
 _MOST_PARTS = 16
+_MOST_THREADS = 3
 _UNTIMED_MS = 1.0
 
-OpenBackends = Callable[[], tuple[ComputeBackend, ComputeBackend]]
-"""Opens the backend of the thread, and that of the program."""
+OpenBackend = Callable[[], ComputeBackend]
+"""Opens a backend on the thread's current device."""
 
 
 @final
@@ -29,30 +30,32 @@ class CandidateSource:
     """Lists configurations that fit into the room of a call, most promising first.
 
     Args:
-        open_backends: opens two backends in the thread. The first one lists and builds, which takes long and would
-            keep the program waiting. The second one is left to the program, which finds engines compiled.
+        open_backend: opens a backend. Each thread has its own, which lists and builds, because that takes long and
+            would keep the program waiting. The program gets another one, and finds engines compiled.
         device: returns a context in which the device is the thread's current one.
 
     Attributes:
         backend: the program's backend; None until it is open, or if that failed.
+        failed: whether there will be no candidates.
     """
 
-    def __init__(self, open_backends: OpenBackends, device: Callable[[], AbstractContextManager[object]]) -> None:
-        self._open = open_backends
+    def __init__(self, open_backend: OpenBackend, device: Callable[[], AbstractContextManager[object]]) -> None:
+        self._open = open_backend
         self._device = device
         self._asked: SimpleQueue[tuple[ConvolutionProblem, int] | None] = SimpleQueue()
         self._found: SimpleQueue[tuple[ConvolutionProblem, list[Configuration]]] = SimpleQueue()
-        self._thread: Thread | None = None
+        self._threads: list[Thread] = []
         self._stops = False
         self._kept: list[object] = []  # cuDNN compiles an engine again once no plan of it is left
         self.backend: ComputeBackend | None = None
         self.failed = False
 
     def start(self) -> None:
-        """Start the thread, if it was not started."""
-        if self._thread is None:
-            self._thread = Thread(target=self._run, name="ucudnn-candidates", daemon=True)
-            self._thread.start()
+        """Start the threads, if they were not started."""
+        while len(self._threads) < _MOST_THREADS:
+            first = not self._threads
+            self._threads.append(Thread(target=self._run, args=(first,), name="ucudnn-candidates", daemon=True))
+            self._threads[-1].start()
 
     def ask(self, problem: ConvolutionProblem, room_bytes: int) -> None:
         """Ask for the candidates of a problem within some bytes of workspace."""
@@ -64,20 +67,22 @@ class CandidateSource:
             yield self._found.get()
 
     def stop(self) -> None:
-        """Let the thread end after what it does now."""
+        """Let the threads end after what they do now."""
         self._stops = True
-        self._asked.put(None)
+        for _ in self._threads:
+            self._asked.put(None)
 
     def join(self, seconds: float) -> None:
-        """Wait until the thread has ended, but no longer than some seconds."""
-        if self._thread is not None:
-            self._thread.join(seconds)
+        """Wait until the threads have ended, but for each no longer than some seconds."""
+        for thread in self._threads:
+            thread.join(seconds)
 
-    def _run(self) -> None:
+    def _run(self, first: bool) -> None:
         try:
             with self._device():
-                builder, self.backend = self._open()
-                builder.warm_up()
+                if first:
+                    self.backend = self._open()
+                builder = self._open()
                 while not self._stops:
                     asked = self._asked.get()
                     if asked is None:

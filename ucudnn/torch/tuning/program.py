@@ -69,7 +69,7 @@ class ProgramOnGpu(Program):
     def mark(self) -> Any:
         """Return an event that records a time."""
         event = torch.cuda.Event(enable_timing=True)
-        event.record()
+        event.record(torch.cuda.current_stream(self._ordinal))
         return event
 
     def elapsed_ms(self, begin: Any, end: Any) -> float | None:

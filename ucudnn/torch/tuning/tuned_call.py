@@ -155,7 +155,8 @@ class _Way:
         """Return one output, and time what computes it: PyTorch's own kernel, or a candidate in its place."""
         tuner, output, program = self._tuner, self._outputs[at], self._tuner.program
         trial, kernel = self._trials.get(at, (None, None))
-        if not self._watches and (trial is None or trial.started):  # beside PyTorch's, once in a step is enough
+        over = trial is None or trial.started or (trial.candidate is not None and bool(trial.candidate.reason))
+        if over and not self._watches:  # beside PyTorch's own kernel, once in a step is enough
             return stock()
         if not program.untouched():
             return stock()
@@ -178,17 +179,19 @@ class _Way:
         else:
             tuner.measured(site, None, begin, end)
             if kernel is not None and trial is not None and trial.candidate is not None:
-                trial.started = True
-                self._beside(output, kernel, trial.candidate, _Shadow(operands, finished, out))
+                trial.started = self._beside(output, kernel, trial.candidate, _Shadow(operands, finished, out))
         return out
 
-    def _beside(self, output: _Output, kernel: TunedKernel, candidate: Candidate, shadow: "_Shadow") -> None:
-        """Run a candidate beside PyTorch's own kernel in memory that is free, time it, and compare the outputs."""
+    def _beside(self, output: _Output, kernel: TunedKernel, candidate: Candidate, shadow: "_Shadow") -> bool:
+        """Run a candidate beside PyTorch's own kernel, time it, and compare the outputs; return whether it was run.
+
+        It is not run if no memory is free.
+        """
         tuner, program, form = self._tuner, self._tuner.program, output.form
         wanted = [form.size_bytes, kernel.workspace_bytes]
         if sum(wanted) > tuner.watch.room(program.live_bytes()) or not program.fits(wanted):
-            tuner.missed(output.site)
-            return
+            output.site.missed(candidate)
+            return False
         other = form.new().fill_(float("nan"))
         program.poison(kernel.workspace_bytes)
         done = output.site.stock_median_ms > _LONG_MS or kernel.run(*shadow.operands(other))
@@ -197,9 +200,10 @@ class _Way:
         end = program.mark()
         if not done:
             candidate.reject(FAILED)
-            return
+            return True
         distance = program.distance(shadow.finished(other), shadow.expected)
         tuner.measured(output.site, candidate, begin, end, distance)
+        return True
 
 
 @final

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, Protocol, final
 from ucudnn.backends.base import ComputeBackend
 from ucudnn.errors import UcudnnError
 from ucudnn.problem import ConvolutionProblem, DataType, MathMode
-from ucudnn.torch.tuning.call_site import FAILED, NO_MEMORY, CallSite, Candidate, Trial
+from ucudnn.torch.tuning.call_site import FAILED, CallSite, Candidate, Trial
 from ucudnn.torch.tuning.memory_watch import MemoryWatch
 from ucudnn.torch.tuning.program import Program
 from ucudnn.torch.tuning.trial_ledger import TrialLedger
@@ -30,6 +30,7 @@ _MOST_SITES = 256
 _BLOCKS = 3  # of steps with the adopted kernels, and as many without
 _BLOCK_STEPS = 5  # the first one of a block does not count
 _MOST_AT_ONCE = 16  # trials in one step
+_MOST_ASKED = 4  # kernels whose candidates are looked for at a time
 _GUARDED_STEPS = 16  # between looks at the peak
 
 TOLERANCES = {
@@ -150,6 +151,7 @@ class Tuner:
         self._reserved_seconds = 0.0
         self._calls = 0
         self._allowed_bytes = 0
+        self._asked: dict[ConvolutionProblem, bool] = {}  # whether the answer is awaited
         self._blocks: dict[bool, list[float]] = {True: [], False: []}
 
     @property
@@ -186,12 +188,6 @@ class Tuner:
         """Note marks around a kernel; they are read at the end of a later step."""
         site.pending += 1
         self._readings.append(_Reading(site, candidate, begin, end, distance))
-
-    def missed(self, site: CallSite) -> None:
-        """Note that a trial did not run beside PyTorch's kernel, because no memory was free for it."""
-        trial, _ = self.trials[site.problem]
-        if trial.candidate is not None:
-            trial.candidate.reject(NO_MEMORY)
 
     def step_ended(self) -> None:
         """End a step: read what has been measured by now, and decide what the next one does."""
@@ -306,19 +302,26 @@ class Tuner:
     def _try(self) -> None:
         self.trials = {}
         ranked = self._ranked()
-        if self._phase_steps == 1:
-            for site in ranked:
-                self.source.ask(site.problem, int(site.room_bytes))
         for problem, configurations in self.source.take():
+            self._asked[problem] = False
             self.sites[problem].candidates = [Candidate(each, own_bytes(problem, each)) for each in configurations]
+        self._ask(ranked)
         late = self.ledger.elapsed_seconds - self._tried_since > _MOST_SECONDS
         if late or self.source.failed or all(site.finished for site in ranked):
             self._end_trying()
             return
-        for site in ranked:
+        for site in ranked if self.source.backend is not None else ():
             trial = site.next_trial() if len(self.trials) < _MOST_AT_ONCE else None
             if trial is not None and self._reserve(trial.estimate_ms / 1e3):
                 self._assign(site, trial)
+
+    def _ask(self, ranked: list[CallSite]) -> None:
+        """Let the background find candidates, but for few kernels at a time, because it may disturb the program."""
+        missing = [site for site in ranked if site.problem not in self._asked]
+        for site in missing[: max(0, _MOST_ASKED - sum(self._asked.values()))]:
+            if self.ledger.left_seconds > 0:
+                self._asked[site.problem] = True
+                self.source.ask(site.problem, int(site.room_bytes))
 
     def _assign(self, site: CallSite, trial: Trial) -> None:
         candidate = trial.candidate
