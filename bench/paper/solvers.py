@@ -1,6 +1,6 @@
 """WD by ucudnn beside HiGHS and GLPK, on one CPU core: how long each takes, and whether the division is the fastest.
 
-    python -m bench.paper.solvers                 about ten minutes
+    python -m bench.paper.solvers                 about five minutes
     python -m bench.paper.solvers --continue      go on with what an interrupted run has written
 
 Divided are synthetic fronts (bench.paper.fronts; 300 kernels of 30 shapes, 3,000 kernels of the same shapes, and 3,000
@@ -18,7 +18,6 @@ division is faster (tests/support/exact_bound.py). The script ends with 1 if a d
 figure is missed.
 """
 
-import gc
 import os
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -62,35 +61,22 @@ def cases() -> Iterator[Case]:
             yield network, name, choices_of(recorded(source, network))
 
 
-def solved(choices: list[Choice[Any]], total: int) -> dict[str, Callable[[], tuple[Counts, bool, str]]]:
-    """Return for each solver a function that states, solves and reads a division, and says whether it ended."""
+def solved(choices: list[Choice[Any]], total: int) -> dict[str, Callable[[], Any]]:
+    """Return for each solver a function that states, solves and reads a division."""
     fronts = [
         (tuple(each.workspace_bytes for each in choice.desirable), tuple(each.time_ms for each in choice.desirable))
         for choice in choices
     ]
     counts = [choice.count for choice in choices]
-
-    def ours() -> tuple[Counts, bool, str]:
-        division = divide(choices, total)
-        index_of = [{id(point): index for index, point in enumerate(choice.desirable)} for choice in choices]
-        taken = [
-            {indices[id(point)]: kernels for point, kernels in row}
-            for indices, row in zip(index_of, division.selected, strict=True)
-        ]
-        return taken, division.gap == 0, division.method
-
-    def rival(solve: Callable[..., Any]) -> Callable[[], tuple[Counts, bool, str]]:
-        def run() -> tuple[Counts, bool, str]:
-            answer = solve(fronts, counts, total, MOST_S)
-            return answer.counts, answer.ended, ""
-
-        return run
-
-    return {"ours": ours, "highs": rival(highs_division), "glpk": rival(glpk_division)}
+    return {
+        "ours": lambda: divide(choices, total),
+        "highs": lambda: highs_division(fronts, counts, total, MOST_S),
+        "glpk": lambda: glpk_division(fronts, counts, total, MOST_S),
+    }
 
 
 def timed(runs: dict[str, Callable[[], Any]]) -> tuple[dict[str, Any], dict[str, list[float]]]:
-    """Return the answer of each solver, and its milliseconds; runs alternate."""
+    """Return the last answer of each solver, and its milliseconds; runs alternate."""
     answers: dict[str, Any] = {}
     samples: dict[str, list[float]] = {name: [] for name in runs}
     for repeat in range(-1, REPEATS):
@@ -101,7 +87,6 @@ def timed(runs: dict[str, Callable[[], Any]]) -> tuple[dict[str, Any], dict[str,
                 if samples[name][0] > ENOUGH_S * 1e3:
                     continue
                 samples[name] = []
-            gc.collect()
             start = perf_counter()
             answers[name] = runs[name]()
             samples[name].append((perf_counter() - start) * 1e3)
@@ -123,18 +108,24 @@ def totals_of(choices: Sequence[Choice[Any]], counts: Counts) -> tuple[int, int]
 def compared(choices: list[Choice[Any]], total: int) -> dict[str, Any]:
     """Divide one total by all solvers in turn; return their times, and what proves the division."""
     answers, samples = timed(solved(choices, total))
-    taken, ended, method = answers["ours"]
+    division = answers["ours"]
+    index_of = [{id(point): index for index, point in enumerate(choice.desirable)} for choice in choices]
+    taken = [
+        {indices[id(point)]: kernels for point, kernels in row}
+        for indices, row in zip(index_of, division.selected, strict=True)
+    ]
     ticks, size = totals_of(choices, taken)
     assert size <= total
-    row: dict[str, Any] = {"method": method, "network_ms": ticks / TICKS_PER_MS}
+    row: dict[str, Any] = {"method": division.method, "network_ms": ticks / TICKS_PER_MS}
     fronts = [[(p.workspace_bytes, round(p.time_ms * TICKS_PER_MS)) for p in choice.desirable] for choice in choices]
-    row["proved"] = ended and no_division_is_faster(fronts, [choice.count for choice in choices], total, ticks)
+    row["proved"] = no_division_is_faster(fronts, [choice.count for choice in choices], total, ticks)
     for name in SOLVERS:
         row[f"{name}_ms"], row[f"{name}_runs"] = median(samples[name]), len(samples[name])
         row[f"{name}_min_ms"], row[f"{name}_max_ms"] = min(samples[name]), max(samples[name])
         if name != "ours":
-            row[f"{name}_ended"] = answers[name][1]
-            row[f"{name}_over_ours"] = totals_of(choices, answers[name][0])[0] / ticks - 1 if answers[name][1] else None
+            row[f"{name}_ended"] = answers[name].ended
+            other = totals_of(choices, answers[name].counts)[0] if answers[name].ended else None
+            row[f"{name}_over_ours"] = None if other is None else other / ticks - 1
     return row
 
 

@@ -53,7 +53,7 @@ def test_an_enumeration_proves_what_it_says(drawn, most_sums, goal, work):
         moves,
         np.minimum(moves.copies, 2**20),
         goal=goal,
-        best=Change(rank=(0, 0, 0.0), moved={}),
+        best=Change(rank=(0, 0, 0), moved={}),
         most_sums=most_sums,
         work=work,
     )

@@ -56,7 +56,7 @@ def search(relaxation: Relaxation, most_work: int = MOST_WORK) -> Found:
         relaxation: the relaxation of the division.
         most_work: sums of moves after which the best division so far is the answer.
     """
-    best = Change(rank=(0, 0, 0.0), moved={})
+    best = Change(rank=(0, 0, 0), moved={})
     proved = 0.0
     if not relaxation.proves_optimal:
         best, proved = _rounds(relaxation, best, most_work)

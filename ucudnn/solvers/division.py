@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
 from math import fsum
+from operator import attrgetter
 from typing import TYPE_CHECKING, Generic, Protocol, TypeVar, final
 
 from ucudnn.errors import SolverError
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from ucudnn.solvers.linear_relaxation import Relaxation
 
 _LOG = logging.getLogger(__name__)
+_BYTES, _TIME = attrgetter("workspace_bytes"), attrgetter("time_ms")
 _MARGIN = 1e-9  # relative: what solvers cannot tell apart either
 
 
@@ -157,8 +159,8 @@ class _Shapes(Generic[Taken]):
         self._choices = choices
         self._members: dict[Front, list[int]] = {}
         for index, choice in enumerate(choices):
-            sizes = tuple([point.workspace_bytes for point in choice.desirable])
-            self._members.setdefault((sizes, tuple([point.time_ms for point in choice.desirable])), []).append(index)
+            front = tuple(map(_BYTES, choice.desirable)), tuple(map(_TIME, choice.desirable))
+            self._members.setdefault(front, []).append(index)
         self.fronts = tuple(self._members)
         self.counts = [sum(choices[index].count for index in indices) for indices in self._members.values()]
 
@@ -166,6 +168,10 @@ class _Shapes(Generic[Taken]):
         """Return what the kernels of each choice take, where so many of each shape take each point."""
         found: list[tuple[tuple[Taken, int], ...]] = [()] * len(self._choices)
         for indices, row in zip(self._members.values(), counts, strict=True):
+            if len(indices) == 1:
+                desirable = self._choices[indices[0]].desirable
+                found[indices[0]] = tuple([(desirable[point], kernels) for point, kernels in sorted(row.items())])
+                continue
             left = dict(sorted(row.items()))
             for index in indices:
                 choice, taken = self._choices[index], []

@@ -10,9 +10,10 @@ gets too long, the goal comes down to what the list still holds all of.
 """
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import accumulate, repeat
+from functools import lru_cache
+from itertools import accumulate, chain, repeat
 from math import inf
 from operator import mul
 from typing import NamedTuple, final
@@ -40,7 +41,7 @@ class Change:
         moved: how many kernels make each move, by the move's cohort and point.
     """
 
-    rank: tuple[int, int, float]
+    rank: tuple[int, int, int]
     moved: dict[tuple[int, int], int]
 
     @property
@@ -56,22 +57,14 @@ class _Unit(NamedTuple):
     Attributes:
         moves: for each option its move, by index; any for the first option, in which no kernel moves.
         kernels: for each option how many kernels make the move.
-        sizes: for each option its bytes.
-        ticks: for each option its ticks.
+        values: bytes, ticks and earliness of each option.
         cost: the least cost of an option beside the first.
     """
 
-    moves: list[int]
-    kernels: list[int]
-    sizes: list[int]
-    ticks: list[int]
+    moves: Sequence[int]
+    kernels: Sequence[int]
+    values: Integers
     cost: float
-
-    @property
-    def ends(self) -> range:
-        """The options that bound all others: the last one where options are numbers of kernels."""
-        last = len(self.moves) - 1
-        return range(last if self.moves[1] == self.moves[last] else 1, last + 1)
 
 
 @final
@@ -79,16 +72,13 @@ class _Sums(NamedTuple):
     """Sums of moves, with rising bytes and falling ticks.
 
     Attributes:
-        sizes: bytes of each sum.
-        ticks: ticks of each sum.
-        early: how early the choices are that take the bytes; of equal sums, the one with the least stays.
+        values: bytes, ticks and earliness of each sum: how early the choices are that take the bytes. Of equal sums,
+            the one with the least earliness stays.
         before: the sums and the units of which these are the sums; None for the first.
         origins: for each sum the one before and the options of the units, as one number.
     """
 
-    sizes: Integers
-    ticks: Integers
-    early: Floats
+    values: Integers
     before: "tuple[_Sums, list[_Unit]] | None"
     origins: Integers
 
@@ -132,9 +122,7 @@ class Enumeration:
         self._rest = relaxation.rest_bytes
         self._most_sums = most_sums
         self._moves = moves
-        self._costs = moves.costs.tolist()
-        self._choices = relaxation.choices[moves.cohort].tolist()
-        self._units = sorted(self._units_of(most_copies), key=lambda unit: max(map(abs, unit.sizes)), reverse=True)
+        self._units, self._reach = _units_of(relaxation, moves, most_copies.tolist(), goal)
 
     @property
     def proved(self) -> float:
@@ -143,24 +131,22 @@ class Enumeration:
 
     def run(self) -> bool:
         """Make all sums; return False where that takes too much work."""
-        reach = self._reach()
-        nothing = np.zeros(1, dtype=np.int64)
-        large = small = _Sums(nothing, nothing, np.zeros(1), None, nothing)
+        large = small = _Sums(np.zeros((3, 1), dtype=np.int64), None, np.zeros(1, dtype=np.int64))
         first, end = 0, len(self._units)
-        while first < end and len(large.sizes) and len(small.sizes):
-            from_first = len(large.sizes) <= len(small.sizes)
+        while first < end and len(large.origins) and len(small.origins):
+            from_first = len(large.origins) <= len(small.origins)
             ranks = range(first, end) if from_first else range(end - 1, first - 1, -1)
             sums = large if from_first else small
-            block, taken, length = self._block(ranks, len(sums.sizes))
+            block, taken, length = self._block(ranks, len(sums.origins))
             self.work -= length + _MERGE
             if self.work < 0:
                 return False
             if from_first:
                 first += taken
-                large = self._merged(sums, block, reach.curve(first, len(self._units)) if length > _FEW else None)
+                large = self._merged(sums, block, self._reach.curve(first, len(self._units)) if length > _FEW else None)
             else:
                 end -= taken
-                small = self._merged(sums, block, reach.curve(0, end) if length > _FEW else None)
+                small = self._merged(sums, block, self._reach.curve(0, end) if length > _FEW else None)
             self._note(large, small)
         return True
 
@@ -180,57 +166,6 @@ class Enumeration:
             length *= len(unit.moves)
         return block, len(ranks), length
 
-    def _units_of(self, most_copies: Integers) -> Iterator[_Unit]:
-        """Return units whose options make up all that the kernels can do within the goal."""
-        moves = self._moves
-        copies, most = moves.copies.tolist(), most_copies.tolist()
-        together: dict[int, list[int]] = {}
-        for move, cohort in enumerate(moves.cohort.tolist()):
-            together.setdefault(cohort, []).append(move)
-        for own in together.values():
-            first = own[0]  # the cheapest one, because moves are sorted by cost
-            kernels = copies[first]
-            if sum(most[move] for move in own) <= kernels or (kernels + 1) * self._costs[first] > self.goal:
-                # There are enough kernels for all moves that a sum within the goal can have.
-                for move in own:
-                    yield from self._alike(move, most[move])
-                continue
-            # Moves compete for kernels. Of the kernels of a sum, by falling cost, the first can make any move, and the
-            # n-th only those of which n are within the goal; where that leaves the cheapest move only, they are alike.
-            single = max(most[move] for move in own[1:])
-            for number in range(min(single, kernels)):
-                yield self._one_of([first, *(move for move in own[1:] if most[move] > number)])
-            yield from self._alike(first, min(kernels - single, most[first]))
-
-    def _alike(self, move: int, most: int) -> Iterator[_Unit]:
-        """Return units that make up all numbers of kernels, up to the most, that make a move."""
-        size, ticks = int(self._moves.sizes[move]), int(self._moves.ticks[move])
-        for kernels in _digits(most):
-            yield _Unit(
-                moves=[move] * len(kernels),
-                kernels=kernels,
-                sizes=[size * each for each in kernels],
-                ticks=[ticks * each for each in kernels],
-                cost=self._costs[move] * kernels[1],
-            )
-
-    def _one_of(self, own: list[int]) -> _Unit:
-        """Return the unit of one kernel, which makes one of some moves or none."""
-        return _Unit(
-            moves=[own[0], *own],
-            kernels=[0, *repeat(1, len(own))],
-            sizes=[0, *self._moves.sizes[own].tolist()],
-            ticks=[0, *self._moves.ticks[own].tolist()],
-            cost=self._costs[own[0]],
-        )
-
-    def _reach(self) -> Reach:
-        """Return what units can do, by their rank."""
-        ends = [(rank, unit, option) for rank, unit in enumerate(self._units) for option in unit.ends]
-        sizes = np.array([unit.sizes[option] for _, unit, option in ends], dtype=np.int64)
-        costs = np.array([self._costs[unit.moves[option]] * unit.kernels[option] for _, unit, option in ends])
-        return Reach(sizes, costs, np.array([rank for rank, _, _ in ends], dtype=np.int64), self._price)
-
     def _merged(self, sums: _Sums, block: list[_Unit], rest: Curve | None) -> _Sums:
         """Return the sums of some sums and the options of some units, without those that are of no use.
 
@@ -239,32 +174,22 @@ class Enumeration:
             block: the units.
             rest: the relaxation of all units that are not in these sums then; None to do without.
         """
-        sizes, ticks, early = sums.sizes, sums.ticks, sums.early
+        values = sums.values
         for unit in block:
             # Each option's sums stand together, so that their sizes rise in a few runs, which are soon sorted.
-            earlier = [-self._choices[move] * float(size) for move, size in zip(unit.moves, unit.sizes, strict=True)]
-            sizes = np.add.outer(unit.sizes, sizes).ravel()
-            ticks = np.add.outer(unit.ticks, ticks).ravel()
-            early = np.add.outer(earlier, early).ravel()
-        bounds = ticks + self._price * sizes
+            values = (unit.values[:, :, np.newaxis] + values[:, np.newaxis]).reshape(3, -1)
+        bounds = values[1] + self._price * values[0]
         kept = (bounds <= self.goal).nonzero()[0]
-        sizes, bounds = sizes[kept], bounds[kept]
+        sizes, bounds = values[0][kept], bounds[kept]
         if rest is not None:
             bounds += rest.costs_of(self._rest - sizes)
             within = (bounds <= self.goal).nonzero()[0]
             kept, sizes, bounds = kept[within], sizes[within], bounds[within]
-        ticks, early = ticks[kept], early[kept]
-        order = np.argsort(sizes, kind="stable")
-        rising = sizes[order]
-        if np.equal(rising[1:], rising[:-1]).any():
-            order = np.lexsort((early, ticks, sizes))
-        falling = ticks[order]
-        better = np.ones(len(order), dtype=bool)
-        np.less(falling[1:], np.minimum.accumulate(falling)[:-1], out=better[1:])
-        order = order[better]
-        if len(order) > self._most_sums:
-            order = order[self._shortened(bounds[order])]
-        return _Sums(sizes[order], ticks[order], early[order], (sums, block), kept[order])
+        order = _best_of(sizes, values[1][kept], values[2][kept])
+        kept = kept[order]
+        if len(kept) > self._most_sums:
+            kept = kept[self._shortened(bounds[order])]
+        return _Sums(values.take(kept, axis=1), (sums, block), kept)
 
     def _shortened(self, bounds: Floats) -> Integers:
         """Return which sums stay where they are too many: those with the least bounds. The goal comes down to them.
@@ -280,17 +205,20 @@ class Enumeration:
 
     def _note(self, large: _Sums, small: _Sums) -> None:
         """Take the best pair of two lists' sums that fit together, where it is better than what is known."""
-        partners = np.searchsorted(small.sizes, self._rest - large.sizes, side="right") - 1
+        partners = np.searchsorted(small.values[0], self._rest - large.values[0], side="right") - 1
         fitting = (partners >= 0).nonzero()[0]
         if not len(fitting):
             return
         partners = partners[fitting]
-        ticks = large.ticks[fitting] + small.ticks[partners]
-        fastest = (ticks == ticks.min()).nonzero()[0]
+        ticks = large.values[1][fitting] + small.values[1][partners]
+        least = ticks.min()
+        if least > self.best.ticks:
+            return
+        fastest = (ticks == least).nonzero()[0]
         one, other = fitting[fastest], partners[fastest]
-        sizes, early = large.sizes[one] + small.sizes[other], large.early[one] + small.early[other]
+        sizes, early = (large.values[row][one] + small.values[row][other] for row in (0, 2))
         best = int(np.lexsort((early, sizes))[0])
-        rank = int(ticks[fastest[best]]), int(sizes[best]), float(early[best])
+        rank = int(least), int(sizes[best]), int(early[best])
         if rank < self.best.rank:
             moved = Counter(self._moved(large, int(one[best])))
             moved.update(self._moved(small, int(other[best])))
@@ -303,7 +231,7 @@ class Enumeration:
         while sums.before is not None:
             origin = int(sums.origins[index])
             sums, block = sums.before
-            lengths = [*accumulate((len(unit.moves) for unit in block[:-1]), mul, initial=len(sums.sizes))]
+            lengths = [*accumulate((len(unit.moves) for unit in block[:-1]), mul, initial=len(sums.origins))]
             for unit, length in zip(reversed(block), reversed(lengths), strict=True):
                 option, origin = divmod(origin, length)
                 if unit.kernels[option]:
@@ -314,18 +242,107 @@ class Enumeration:
         return moved
 
 
-def _digits(most: int) -> Iterator[list[int]]:
+def _best_of(sizes: Integers, ticks: Integers, early: Integers) -> Integers:
+    """Return the sums that no other one excels, by rising bytes; of equal ones, the earliest."""
+    order: Integers = np.argsort(sizes, kind="stable")
+    rising, falling = sizes[order], ticks[order]
+    begins = np.ones(len(order), dtype=bool)
+    np.not_equal(rising[1:], rising[:-1], out=begins[1:])
+    if begins.all():
+        begins[1:] = falling[1:] < np.minimum.accumulate(falling)[:-1]
+        return order[begins]
+    least = np.minimum.reduceat(falling, begins.nonzero()[0])
+    better = np.ones(len(least), dtype=bool)
+    np.less(least[1:], np.minimum.accumulate(least)[:-1], out=better[1:])
+    least[~better] = np.iinfo(np.int64).min  # no sum has so few ticks
+    order = order[falling == least[begins.cumsum() - 1]]
+    rising = sizes[order]
+    if (rising[1:] == rising[:-1]).any():
+        order = order[np.lexsort((early[order], rising))]
+        rising = sizes[order]
+        first = np.ones(len(order), dtype=bool)
+        np.not_equal(rising[1:], rising[:-1], out=first[1:])
+        order = order[first]
+    return order
+
+
+def _units_of(relaxation: Relaxation, moves: Moves, most: Sequence[int], goal: float) -> tuple[list[_Unit], Reach]:
+    """Return units whose options make up all that kernels can do within a goal, and what their ranks can do.
+
+    The units of the most bytes come first.
+    """
+    costs = moves.costs.tolist()
+    patterns = list(_patterns(moves, costs, most, goal))
+    lengths = [len(kernels) for _, kernels in patterns]
+    starts = [*accumulate(lengths, initial=0)]
+    taken = np.fromiter(chain.from_iterable(own for own, _ in patterns), np.int64, starts[-1])
+    kernels = np.fromiter(chain.from_iterable(kernels for _, kernels in patterns), np.int64, starts[-1])
+    early = -relaxation.choices[moves.cohort] * moves.sizes
+    values = np.array((moves.sizes, moves.ticks, early))[:, taken] * kernels
+    order = np.argsort(-np.maximum.reduceat(np.abs(values[0]), starts[:-1]), kind="stable")
+    units = [
+        _Unit(own, numbers, values[:, starts[unit] : starts[unit + 1]], costs[own[0]] * numbers[1])
+        for unit in order.tolist()
+        for own, numbers in (patterns[unit],)
+    ]
+    ranks = np.empty(len(order), dtype=np.int64)
+    ranks[order] = np.arange(len(order))
+    ranks = np.repeat(ranks, np.diff(starts))
+    # Where options are numbers of kernels, the last one bounds all others.
+    ends = np.fromiter(
+        chain.from_iterable(
+            (False, *repeat(True, len(own) - 1)) if numbers[-1] == 1 else (*repeat(False, len(own) - 1), True)
+            for own, numbers in patterns
+        ),
+        bool,
+        starts[-1],
+    )
+    reach = Reach(values[0][ends], (moves.costs[taken] * kernels)[ends], ranks[ends], relaxation.price)
+    return units, reach
+
+
+def _patterns(
+    moves: Moves, costs: Sequence[float], most: Sequence[int], goal: float
+) -> Iterator[tuple[Sequence[int], Sequence[int]]]:
+    """Return the moves and the numbers of kernels of each unit's options."""
+    copies = moves.copies.tolist()
+    together: dict[int, list[int]] = {}
+    for move, cohort in enumerate(moves.cohort.tolist()):
+        together.setdefault(cohort, []).append(move)
+    for own in together.values():
+        first = own[0]  # the cheapest one, because moves are sorted by cost
+        number = copies[first]
+        if sum([most[move] for move in own]) <= number or (number + 1) * costs[first] > goal:
+            # There are enough kernels for all moves that a sum within the goal can have.
+            for move in own:
+                for numbers in _digits(most[move]):
+                    yield [move] * len(numbers), numbers
+            continue
+        # Moves compete for kernels. Of the kernels of a sum, by falling cost, the first can make any move, and the n-th
+        # only those of which n are within the goal; where that leaves the cheapest move only, they are alike.
+        single = min(number, max([most[move] for move in own[1:]]))
+        for kernel in range(single):
+            able = [first, first, *(move for move in own[1:] if most[move] > kernel)]
+            yield able, [0, *repeat(1, len(able) - 1)]
+        for numbers in _digits(min(number - single, most[first])):
+            yield [first] * len(numbers), numbers
+
+
+@lru_cache(maxsize=1024)
+def _digits(most: int) -> tuple[Sequence[int], ...]:
     """Return lists of numbers, from each of which one is taken, so that they sum up to all numbers from 0 to the most.
 
     Example:
-        >>> list(_digits(10))
-        [[0, 1, 2, 3], [0, 4], [0, 3]]
+        >>> _digits(10)
+        ((0, 1, 2, 3), (0, 4), (0, 3))
     """
+    found: list[Sequence[int]] = []
     weight = 1
     while most:
         digits = min(_MOST_DIGIT, most // weight)
         if not digits:
             digits, weight = 1, most
-        yield [digit * weight for digit in range(digits + 1)]
+        found.append(tuple(range(0, digits * weight + 1, weight)))
         most -= digits * weight
         weight *= _MOST_DIGIT + 1
+    return tuple(found)
