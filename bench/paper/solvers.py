@@ -2,6 +2,7 @@
 
     python -m bench.paper.solvers                 about five minutes
     python -m bench.paper.solvers --continue      go on with what an interrupted run has written
+    python -m bench.paper.solvers --table         print the table of the handbook from the file, and measure nothing
 
 Divided are synthetic fronts (bench.paper.fronts; 300 kernels of 30 shapes, 3,000 kernels of the same shapes, and 3,000
 different shapes), the fronts of ResNet-1001 that were recorded on a CPU, and those of AlexNet, ResNet-18 and ResNet-50
@@ -19,8 +20,10 @@ figure is missed.
 """
 
 import os
+import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from statistics import median
 from time import perf_counter
 from typing import Any
@@ -39,6 +42,9 @@ ENOUGH_S, MOST_S = 2.0, 10.0
 SEEDS = {(30, 10): 5, (30, 100): 5, (3000, 1): 1}
 """How many fronts of each kind there are, by shapes and kernels of each."""
 
+SYNTHETIC = tuple(f"{shapes * copies} kernels of {shapes} shapes" for shapes, copies in SEEDS)
+"""Titles of the classes of synthetic fronts."""
+
 PROFILES = {"h200": "h200", "h200_every": str(ROOT / "tests" / "data" / "h200_every.json")}
 SOLVERS = ("ours", "highs", "glpk")
 TICKS_PER_MS = 10**9
@@ -50,10 +56,9 @@ Case = tuple[str, str, list[Choice[Any]]]
 
 def cases() -> Iterator[Case]:
     """Make all sets of kernels."""
-    for (shapes, copies), seeds in SEEDS.items():
+    for title, ((shapes, copies), seeds) in zip(SYNTHETIC, SEEDS.items(), strict=True):
         for kind in KINDS:
             for seed in range(seeds):
-                title = f"{shapes * copies} kernels of {shapes} shapes"
                 yield title, f"{kind} {seed}", synthetic(kind, shapes, copies, seed)
     yield "resnet1001", "cpu", recorded_resnet1001()
     for network in NETWORKS:
@@ -143,6 +148,20 @@ def figures(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
     return found
 
 
+def table(classes: dict[str, dict[str, Any]]) -> str:
+    """Return the Markdown table of the handbook: medians, and in brackets the slowest case."""
+    lines = ["| kernels | divisions | ucudnn | HiGHS | GLPK |", "| --- | --- | --- | --- | --- |"]
+    for title, found in classes.items():
+        times = (f"{found[name]['median_ms']:.2g} ({found[name]['worst_median_ms']:.2g})" for name in SOLVERS)
+        lines.append(f"| {title} | {found['cases']} | {' | '.join(plain(each) for each in times)} |")
+    return "\n".join(lines)
+
+
+def plain(text: str) -> str:
+    """Return a text whose numbers have no exponents."""
+    return re.sub(r"\d\.\de\+\d+", lambda found: f"{float(found[0]):.0f}", text)
+
+
 def is_fastest(row: dict[str, Any]) -> bool:
     """Whether whole numbers prove a division, and HiGHS finds the same one if it ends."""
     return bool(row["proved"]) and (not row["highs_ended"] or abs(row["highs_over_ours"]) <= 1e-9)
@@ -154,7 +173,7 @@ def judged(classes: dict[str, dict[str, Any]], rows: Sequence[dict[str, Any]]) -
     def ours(title: str, figure: str) -> float:
         return float(classes[title]["ours"][figure])
 
-    few, many, distinct = (f"{s * n} kernels of {s} shapes" for s, n in SEEDS)
+    few, many, distinct = SYNTHETIC
     everything = classes["all"]
     return [
         verdict(f"{many}: median", ours(many, "median_ms"), 20, " ms"),
@@ -171,17 +190,8 @@ def judged(classes: dict[str, dict[str, Any]], rows: Sequence[dict[str, Any]]) -
     ]
 
 
-def main() -> bool:
-    """Measure everything on one core, print it and write it; return whether all figures are met."""
-    parser = command_line(__doc__, __spec__.name, "paper/solvers.json")
-    parser.add_argument("--continue", action="store_true", dest="goes_on", help="keep the cases that the file has")
-    arguments = parser.parse_args()
-    if hasattr(os, "sched_setaffinity"):
-        os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})
-    conditions = {**cpu_conditions("ucudnn", "pulp", "highspy", "swiglpk"), "cores": 1, "repeats": REPEATS}
-    path = out_of(arguments)
-    known = load(path) if arguments.goes_on and path is not None and path.exists() else {}
-    rows = list(known.get("cases", ())) if known.get("conditions") == conditions else []
+def measured(path: Path | None, conditions: dict[str, Any], rows: list[dict[str, Any]]) -> None:
+    """Add the cases that are missing to some, and write the file after each set of kernels."""
     done = {(row["class"], row["case"], row["percent"]) for row in rows}
     for title, case, choices in cases():
         most = sum(choice.desirable[-1].workspace_bytes * choice.count for choice in choices)
@@ -193,9 +203,32 @@ def main() -> bool:
             times = ", ".join(f"{name} {row[f'{name}_ms']:.1f} ms" for name in SOLVERS)
             note(f"{title}, {case}, {percent} %: {times}{'' if is_fastest(row) else ', NOT PROVED'}")
         save(path, {"conditions": conditions, "cases": rows})
-    titles = list(dict.fromkeys(row["class"] for row in rows))
-    classes = {title: figures([row for row in rows if row["class"] == title]) for title in titles}
-    classes["all"] = figures(rows)
+
+
+def classes_of(rows: Sequence[dict[str, Any]]) -> dict[str, dict[str, Any]]:
+    """Return the figures of each class of cases, and of all."""
+    titles = dict.fromkeys(row["class"] for row in rows)
+    found = {title: figures([row for row in rows if row["class"] == title]) for title in titles}
+    return {**found, "all": figures(rows)}
+
+
+def main() -> bool:
+    """Measure everything on one core, print it and write it; return whether all figures are met."""
+    parser = command_line(__doc__, __spec__.name, "paper/solvers.json")
+    parser.add_argument("--continue", action="store_true", dest="goes_on", help="keep the cases that the file has")
+    parser.add_argument("--table", action="store_true", help="print the table of the handbook from the file")
+    arguments = parser.parse_args()
+    path = out_of(arguments)
+    known = load(path) if path is not None and path.exists() else {}
+    if arguments.table:
+        print(table(known["classes"]))
+        return True
+    if hasattr(os, "sched_setaffinity"):
+        os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})
+    conditions = {**cpu_conditions("ucudnn", "pulp", "highspy", "swiglpk"), "cores": 1, "repeats": REPEATS}
+    rows = list(known["cases"]) if arguments.goes_on and known.get("conditions") == conditions else []
+    measured(path, conditions, rows)
+    classes = classes_of(rows)
     for title, found in classes.items():
         print(f"{title}: {found['cases']} cases, {found['methods']}")
         for name in SOLVERS:
