@@ -71,12 +71,15 @@ def test_a_png_is_half_a_page(plot, tmp_path):
 
 def test_branches_are_drawn_within_the_total(plot, monkeypatch):
     drawn = []
-    monkeypatch.setattr(plot_commands, "draw_division", lambda bars, out, title: drawn.extend([title, *bars]))
+    monkeypatch.setattr(
+        plot_commands, "draw_division", lambda bars, out, title, times: drawn.extend([title, times, *bars])
+    )
     result = plot(
         "division", "inception3", "--profile", "h200", "--total-workspace", "256MiB", "--branches", "--out", "b.png"
     )
     assert result == (0, "b.png\n", "")
-    title, *bars = drawn
+    title, times, *bars = drawn
+    assert not times  # branches run at the same time, so that their times do not add up
     assert title.endswith("; 256 MiB, the groups in turn")
     assert [label for label, _ in bars[:2]] == ["Mixed_5b forward", "Mixed_5b backward"]
     assert all(isinstance(report, Report) and 0 < report.workspace_bytes <= 256 * 2**20 for _, report in bars)

@@ -58,10 +58,10 @@ def front(points):
     ]
 
 
-def stacks(figure):
+def stacks(figure, panel=0):
     """Return the height of each bar by its place, as matplotlib has drawn it."""
     heights = {}
-    for patch in figure.axes[0].patches:
+    for patch in figure.axes[panel].patches:
         place = round(patch.get_x() + patch.get_width() / 2, 6)
         heights[place] = heights.get(place, 0.0) + patch.get_height()
     return [heights[place] for place in sorted(heights)]
@@ -69,7 +69,7 @@ def stacks(figure):
 
 def texts(figure):
     unseen = set()  # matplotlib keeps labels of ticks beyond the limits
-    for axis in (figure.axes[0].xaxis, figure.axes[0].yaxis):
+    for axis in (axis for axes in figure.axes for axis in (axes.xaxis, axes.yaxis)):
         low, high = sorted(axis.get_view_interval())
         ticks = [*axis.get_major_ticks(), *axis.get_minor_ticks()]
         unseen |= {tick.label1 for tick in ticks if not low <= tick.get_loc() <= high}
@@ -79,6 +79,13 @@ def texts(figure):
 
 def entries(figure):
     return [each.get_text() for legend in figure.legends for each in legend.get_texts()]
+
+
+def beside(figure, panel=0):
+    """Return the names beside the bars, from the top."""
+    axes = figure.axes[panel]
+    names = [each for each in axes.texts if each.get_position()[0] > axes.get_xlim()[1]]
+    return [each.get_text() for each in sorted(names, key=lambda each: -each.get_position()[1])]
 
 
 def check_legible(figure):
@@ -134,7 +141,10 @@ def test_bars_are_as_tall_as_what_they_show(given, modules):
     bars = [(f"bar\n{index}", report) for index, report in enumerate(reports)]
     assert stacks(layers_figure(bars, "")) == pytest.approx([each.total("micro_batched_ms") for each in reports])
     drawn = [each.workspace_bytes / MIB for each in reports]
-    assert sum(stacks(division_figure(bars, ""))) == pytest.approx(sum(drawn), abs=1e-9)
+    figure = division_figure(bars, "")
+    assert stacks(figure) == pytest.approx([each.total("micro_batched_ms") for each in reports])
+    assert sum(stacks(figure, 1)) == pytest.approx(sum(drawn), abs=1e-9)
+    assert sum(stacks(division_figure(bars, "", times=False))) == pytest.approx(sum(drawn), abs=1e-9)
 
 
 def test_executed_times_replace_predicted_ones():
@@ -145,22 +155,49 @@ def test_executed_times_replace_predicted_ones():
     assert stacks(figure) == pytest.approx([15.0])
 
 
-def test_legend_names_layers_from_the_top_as_they_are_stacked():
+def test_layers_are_named_beside_the_last_bar_as_they_are_stacked():
     report = make_report(kernel_report(layer="conv1", count=1), kernel_report(layer="conv2", count=3))
-    assert entries(layers_figure([("a", report)], "")) == ["conv2 ×3", "conv1", "Forward"]
+    figure = layers_figure([("a", report)], "")
+    assert beside(figure) == ["conv2 ×3", "conv1"]
+    assert entries(figure) == ["Forward"]
+
+
+def test_the_names_of_branches_that_the_last_bar_lacks_are_in_a_legend():
+    bars = [("one", network("a", "b", workspace_bytes=MIB)), ("two", network("b", "c", workspace_bytes=MIB))]
+    figure = division_figure(bars, "", times=False)
+    assert beside(figure) == []
+    assert {"a", "b", "c"} < {*entries(figure)}
+
+
+def test_a_division_shows_what_it_buys_and_layers_without_workspace():
+    slow = make_report(
+        kernel_report(layer="conv1", count=1, micro_batched_ms=3.0, workspace_bytes=0),
+        kernel_report(layer="conv2", count=1, micro_batched_ms=4.0, workspace_bytes=MIB),
+    )
+    fast = make_report(
+        kernel_report(layer="conv1", count=1, micro_batched_ms=3.0, workspace_bytes=0),
+        kernel_report(layer="conv2", count=1, micro_batched_ms=1.0, workspace_bytes=4 * MIB),
+    )
+    figure = division_figure([("WR", slow), ("WD", fast)], "")
+    assert [each.get_ylabel() for each in figure.axes] == ["predicted time in ms", "workspace in MiB"]
+    assert stacks(figure) == pytest.approx([7.0, 4.0])
+    assert stacks(figure, 1) == pytest.approx([1.0, 4.0])
+    assert beside(figure) == beside(figure, 1) == ["conv2", "conv1"]
 
 
 def test_many_layers_are_drawn_by_module_and_small_ones_joined():
     names = [f"net.block{block}.conv{layer}" for block in range(5) for layer in range(9)]
-    assert entries(layers_figure([("a", network(*names))], ""))[:5] == [f"net.block{each}" for each in (4, 3, 2, 1, 0)]
-    flat = entries(layers_figure([("a", network(*(f"conv{each}" for each in range(45))))], ""))
-    assert flat[0] == "other layers"
-    assert len(flat) == 1 + 12 + len(OPERATIONS)
+    assert beside(layers_figure([("a", network(*names))], "")) == [f"net.block{each}" for each in (4, 3, 2, 1, 0)]
+    flat = layers_figure([("a", network(*(f"conv{each}" for each in range(45))))], "")
+    assert beside(flat)[0] == "other layers"
+    assert len(beside(flat)) == 1 + 12
+    assert entries(flat) == [*OPERATIONS]
 
 
 def test_matplotlib_does_not_interpret_names():
     names = ["_hidden", "$x_1$", "50% #1"]
-    assert [each.strip() for each in entries(layers_figure([("a", network(*names))], ""))[:3]] == names[::-1]
+    assert beside(layers_figure([("a", network(*names))], "")) == names[::-1]
+    assert names[0] in [each.strip() for each in entries(desirable_figure([configuration(1, 1, names[0])], ""))]
 
 
 def test_shades_and_algorithms_are_told_apart_in_grey():

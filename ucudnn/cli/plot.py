@@ -138,8 +138,8 @@ def desirable(
 ) -> None:
     """Draw the desirable set of one kernel.
 
-    The picture shows the workspace and the time of the configurations that no other beats in both. The bar beside a
-    point shows its micro-batches: 4×64 is four of 64. A letter after an engine of cuDNN stands for one choice of its
+    The picture shows the workspace and the time of the configurations that no other beats in both. The text beside a
+    point has its micro-batches: 4×64 is four of 64. A letter after an engine of cuDNN stands for one choice of its
     knobs.
 
     ucudnn plot desirable alexnet --layer conv2 --profile h200 --out conv2.png
@@ -211,9 +211,10 @@ def division(
     layout: LayoutOption = "first",
     database: DatabaseOption = None,
 ) -> None:
-    """Draw where the workspace goes.
+    """Draw where the workspace goes, and what it buys.
 
-    There is a bar for WR, with an equal limit for each kernel, and one for WD, which divides the total among them. With
+    There is a bar for WR, with an equal limit for each kernel, and one for WD, which divides the total among them. The
+    predicted times stand above them, with the same pieces, so that layers without workspace are seen, too. With
     --branches, there is a bar for each module, forward and backward, with a piece for each branch. Modules use the
     whole total in turn. Layers outside of modules do the same and are not drawn.
 
@@ -236,7 +237,7 @@ def division(
             f"WD\n{format_bytes(total)} in total": settings,
         }
         bars = planner.bars(ways)
-    draw_division(bars, out, title=title)
+    draw_division(bars, out, title=title, times=not branches)  # branches run at the same time
     print_text(str(out))
 
 

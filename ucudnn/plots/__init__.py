@@ -54,9 +54,16 @@ def draw_layers(bars: Sequence[Bar], path: Path, *, title: str = "") -> None:
     _write(path, bars, lambda: layers_figure(bars, title))
 
 
-def draw_division(bars: Sequence[Bar], path: Path, *, title: str = "") -> None:
-    """Draw the workspace of each layer and operation in MiB (paper, figure 13); otherwise as `draw_layers`."""
-    _write(path, bars, lambda: division_figure(bars, title))
+def draw_division(bars: Sequence[Bar], path: Path, *, title: str = "", times: bool = True) -> None:
+    """Draw the workspace of each layer and operation in MiB (paper, figure 13), and what it buys; see `draw_layers`.
+
+    Args:
+        bars: as for `draw_layers`.
+        path: as for `draw_layers`, as are the errors.
+        title: as for `draw_layers`.
+        times: whether the milliseconds are drawn above the workspace, so that layers without workspace are seen, too.
+    """
+    _write(path, bars, lambda: division_figure(bars, title, times=times))
 
 
 def draw_desirable(front: Sequence[Configuration], path: Path, *, title: str = "", kind: str = "predicted") -> None:

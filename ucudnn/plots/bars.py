@@ -7,7 +7,17 @@ from math import fsum
 from typing import TYPE_CHECKING
 
 from ucudnn.configuration import Configuration
-from ucudnn.plots.style import DARK, MIB, Look, add_legend, bar_pieces, looks_of, new_figure, shaded
+from ucudnn.plots.style import (
+    DARK,
+    MIB,
+    Look,
+    add_legend,
+    bar_pieces,
+    beside_labels,
+    looks_of,
+    new_figure,
+    shaded,
+)
 from ucudnn.reporting.report import KernelReport, Report
 from ucudnn.units import format_ms
 
@@ -23,7 +33,8 @@ _MOST_LAYERS = 12
 _MANY_LAYERS = 24
 _MANY_BARS = 12  # with more bars, the numbers above them are short
 _LEAST_LAYER = 0.02  # of the tallest bar: with more layers than _MOST_LAYERS, a smaller layer is joined with others
-_LEAST_PIECE = 0.01  # of the tallest bar: a smaller piece of workspace is joined with others, and none is hatched
+_LEAST_PIECE = 0.01  # of the tallest bar: a smaller piece is not hatched
+_HALF_BAR = 0.4  # half the width of a bar, which is matplotlib's default
 
 _Stack = dict[tuple[str, str], float]
 """The heights of pieces by layer and operation, in network order; '' stands for several that are joined."""
@@ -66,21 +77,31 @@ def _names(bars: Sequence[Bar]) -> dict[str, str]:
     return {layer: f"{layer} ×{count}" if count > 1 else layer for layer, count in counts.items()}
 
 
-def _joined(stacks: Sequence[_Stack], least_layer: float, least_piece: float) -> tuple[list[_Stack], list[str]]:
-    """Return stacks whose small pieces and layers are joined, and the layers that are left."""
+def _largest_layers(panels: Sequence[Sequence[_Stack]], least: float = 0.0) -> list[str]:
+    """Return the layers that are drawn apart, in network order.
+
+    Args:
+        panels: the stacks of each picture in the figure.
+        least: of the tallest stack of a picture; a layer that is smaller in all pictures is joined with others.
+    """
     most: dict[str, float] = {}
-    for stack in stacks:
-        for layer in dict.fromkeys(layer for layer, _ in stack):
-            large = (each for key, each in stack.items() if key[0] == layer and each >= least_piece)
-            most[layer] = max(most.get(layer, 0.0), fsum(large))
-    largest = sorted(most, key=lambda layer: -most[layer])[:_MOST_LAYERS]
-    layers = [layer for layer in most if layer in largest and most[layer] >= least_layer and most[layer]]
+    for stacks in panels:
+        for stack in stacks:
+            for layer in dict.fromkeys(layer for layer, _ in stack):
+                share = fsum(each for key, each in stack.items() if key[0] == layer) / (_tallest(stacks) or 1.0)
+                most[layer] = max(most.get(layer, 0.0), share)
+    largest = {*sorted(most, key=lambda layer: -most[layer])[:_MOST_LAYERS]}
+    return [layer for layer in most if layer in largest and most[layer] >= least and most[layer]]
+
+
+def _joined(stacks: Sequence[_Stack], layers: Sequence[str]) -> list[_Stack]:
+    """Return stacks in which all other layers are one piece, the last one."""
     joined = []
     for stack in stacks:
-        kept = {key: each for key, each in stack.items() if key[0] in layers and each >= least_piece}
+        kept = {key: each for key, each in stack.items() if key[0] in layers}
         rest = fsum(each for key, each in stack.items() if key not in kept)
         joined.append({**kept, ("", ""): rest} if rest else kept)
-    return joined, layers
+    return joined
 
 
 def _tallest(stacks: Iterable[_Stack]) -> float:
@@ -89,27 +110,55 @@ def _tallest(stacks: Iterable[_Stack]) -> float:
 
 def layers_figure(bars: Sequence[Bar], title: str) -> "Figure":
     """Return a figure of stacks of milliseconds; see `draw_layers`."""
-    stacks = _stacks(bars, ["executed_ms" if report.executed else "micro_batched_ms" for _, report in bars])
-    many = len({layer for stack in stacks for layer, _ in stack}) > _MOST_LAYERS
-    joined = _joined(stacks, _LEAST_LAYER * _tallest(stacks) if many else 0.0, 0.0)
-    kinds = sorted({"executed" if report.executed else "predicted" for _, report in bars})
-    return _stacks_figure(bars, *joined, f"{' or '.join(kinds)} time in ms", "other layers", title)
-
-
-def division_figure(bars: Sequence[Bar], title: str) -> "Figure":
-    """Return a figure of stacks of workspace; see `draw_division`."""
-    stacks = _stacks(bars, repeat("workspace_bytes", len(bars)), MIB)
-    joined = _joined(stacks, 0.0, _LEAST_PIECE * _tallest(stacks))
-    return _stacks_figure(bars, *joined, "workspace in MiB", "other kernels", title)
-
-
-def _stacks_figure(
-    bars: Sequence[Bar], stacks: Sequence[_Stack], layers: Sequence[str], ylabel: str, other: str, title: str
-) -> "Figure":
     figure, axes = new_figure(title)
+    stacks, kind = _times(bars)
+    many = len({layer for stack in stacks for layer, _ in stack}) > _MOST_LAYERS
+    layers = _largest_layers([stacks], _LEAST_LAYER if many else 0.0)
+    _draw_stacks(figure, axes, bars, _joined(stacks, layers), layers, f"{kind} time in ms")
+    _name_operations(figure, stacks)
+    return figure
+
+
+def division_figure(bars: Sequence[Bar], title: str, *, times: bool = True) -> "Figure":
+    """Return a figure of stacks of workspace, and of milliseconds above them; see `draw_division`."""
+    workspace = _stacks(bars, repeat("workspace_bytes", len(bars)), MIB)
+    panels = [(workspace, "workspace in MiB")]
+    if times:
+        stacks, kind = _times(bars)
+        panels.insert(0, (stacks, f"{kind} time in ms"))
+    tall = len(bars) > _MANY_BARS  # their labels stand upright
+    figure, first = new_figure(title, (8.0 if tall else 6.0) if times else 4.0)
+    axes = [first] if len(panels) == 1 else _rows(figure, first, len(panels))
+    layers = _largest_layers([stacks for stacks, _ in panels])
+    for place, (stacks, ylabel) in zip(axes, panels, strict=True):
+        _draw_stacks(figure, place, bars, _joined(stacks, layers), layers, ylabel)
+    _name_operations(figure, workspace)
+    return figure
+
+
+def _rows(figure: "Figure", first: "Axes", count: int) -> list["Axes"]:
+    """Return axes one above the other in place of the first ones of a figure."""
+    first.remove()
+    return [*figure.subplots(count, 1)]
+
+
+def _times(bars: Sequence[Bar]) -> tuple[list[_Stack], str]:
+    """Return the milliseconds of each report, and whether they are executed or predicted."""
+    stacks = _stacks(bars, ["executed_ms" if report.executed else "micro_batched_ms" for _, report in bars])
+    return stacks, " or ".join(sorted({"executed" if report.executed else "predicted" for _, report in bars}))
+
+
+def _draw_stacks(
+    figure: "Figure",
+    axes: "Axes",
+    bars: Sequence[Bar],
+    stacks: Sequence[_Stack],
+    layers: Sequence[str],
+    ylabel: str,
+) -> None:
+    """Draw a stack for each report, with the names of layers beside the last one."""
     looks = dict(zip(layers, shaded(layers), strict=True))
-    if any(("", "") in stack for stack in stacks):
-        looks[""] = Look(other, "#b8b8b8")
+    looks[""] = Look("other layers", "#b8b8b8")
     labels, tallest = [label for label, _ in bars], _tallest(stacks)
     places = _places(labels)
     for place, stack in zip(places, stacks, strict=True):
@@ -123,13 +172,31 @@ def _stacks_figure(
         short = bottom >= 100 or (len(bars) > _MANY_BARS and bottom >= 10)
         total = f"{bottom:.0f}" if short else f"{bottom:.3g}"
         axes.text(place, bottom, total, ha="center", va="bottom", size=8.5 if len(bars) <= _MANY_BARS else 7)
-    # The legend begins at the top, as the stacks do.
-    add_legend(figure, reversed(looks.values()), "outside right center")
+    _finish_bars(figure, axes, places, labels, ylabel)
+    _name_layers(figure, axes, stacks, looks, places[-1] + _HALF_BAR)
+
+
+def _name_layers(
+    figure: "Figure", axes: "Axes", stacks: Sequence[_Stack], looks: Mapping[str, Look], end: float
+) -> None:
+    """Write the names of layers beside the last stack; where it lacks some, as with branches, into a legend."""
+    there = [layer for layer in looks if any(layer == other for stack in stacks for other, _ in stack)]
+    if {*there} != {layer for layer, _ in stacks[-1]}:
+        add_legend(figure, [looks[layer] for layer in reversed(there)], "outside right center")
+        return
+    edges: dict[str, list[float]] = {}
+    top = 0.0
+    for (layer, _), amount in stacks[-1].items():
+        edges.setdefault(layer, []).extend((top, top + amount))
+        top += amount
+    names = [((min(edges[layer]) + max(edges[layer])) / 2, looks[layer].label, looks[layer].color) for layer in there]
+    beside_labels(figure, axes, end, names)
+
+
+def _name_operations(figure: "Figure", stacks: Sequence[_Stack]) -> None:
     there = {operation for stack in stacks for _, operation in stack}
     hatched = [Look(name, "#666666", hatch) for name, hatch in _OPERATIONS.items() if name in there]
-    add_legend(figure, reversed(hatched), "outside right lower")
-    _finish_bars(figure, places, labels, ylabel)
-    return figure
+    add_legend(figure, hatched, "outside lower center", 3)
 
 
 def groups_figure(
@@ -143,7 +210,7 @@ def groups_figure(
             if height is not None:
                 axes.bar(place + (index + 0.5) * width - 0.4, height, width, **look.of())
     add_legend(figure, looks, "outside lower center", 4)
-    _finish_bars(figure, places, labels, ylabel)
+    _finish_bars(figure, axes, places, labels, ylabel)
     return figure
 
 
@@ -153,9 +220,8 @@ def _places(labels: Sequence[str]) -> list[float]:
     return [*accumulate((0.9 if before == head else 1.2 for before, head in pairwise(heads)), initial=0.0)]
 
 
-def _finish_bars(figure: "Figure", places: Sequence[float], labels: Sequence[str], ylabel: str) -> None:
+def _finish_bars(figure: "Figure", axes: "Axes", places: Sequence[float], labels: Sequence[str], ylabel: str) -> None:
     """Set limits and labels; a first line that several labels share is written once, below the others."""
-    (axes,) = figure.axes
     heads, tails = zip(*[label.partition("\n")[::2] for label in labels], strict=True)
     shared = all(tails) and len({*heads}) < len(heads)
     axes.set_xticks(places, tails if shared else labels)

@@ -1,33 +1,34 @@
-"""Pictures of desirable sets: points, each with a bar beside it that shows its micro-batches (paper, figure 8)."""
+"""Pictures of desirable sets: a point for each configuration, with its micro-batches beside it (paper, figure 8)."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from typing import TYPE_CHECKING
 
 from ucudnn.configuration import Configuration
-from ucudnn.plots.style import MIB, add_legend, bar_pieces, looks_of, new_figure
+from ucudnn.plots.style import MIB, Look, algorithms_of, looks_of, new_figure
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 _MOST_LABELLED = 16
-_BAR = (0.11, 0.034)  # width and height of the bar beside a point; as the next three, in parts of the axes
-_ASIDE = (0.012, 0.022)  # from a point to its bar
-_LETTER = 0.0125  # width of a letter beside the bar
-_STEP = 0.048  # from a bar to the next one above it
+_HEIGHT = 0.04  # of the text beside a point; as the next three, in parts of the axes
+_ASIDE = (0.008, 0.012)  # from a point to its text
+_LETTER = 0.0125  # width of a letter
+_STEP = 0.05  # from a text to the next one above it
 _LOG = 10  # ratio of times beyond which their scale is logarithmic
+_SHAPES = "os^DvP*X<>p"  # of points, for the choices of one engine's knobs
 
 
 @dataclass(frozen=True, slots=True)
 class _Note:
-    """The place of a point's bar and text, and the line from the point to them, in parts of the axes.
+    """The place of a point's text, and the line from the point to it, in parts of the axes.
 
     Attributes:
-        left: left end of the bar.
+        left: left end of the text.
         right: right end of the text.
-        bottom: lower end of the bar.
+        bottom: lower end of the text.
         line: x of a vertical line, and its two ends.
     """
 
@@ -43,49 +44,58 @@ class _Note:
 
     def _crosses(self, line: tuple[float, float, float]) -> bool:
         x, low, high = line
-        return self.left - 0.01 < x < self.right and low < self.bottom + _BAR[1] and self.bottom < high
+        return self.left - 0.01 < x < self.right and low < self.bottom + _HEIGHT and self.bottom < high
 
 
 def desirable_figure(front: Sequence[Configuration], title: str, kind: str = "predicted") -> "Figure":
     """Return a figure of workspace against time; see `draw_desirable`."""
-    from matplotlib.patches import Rectangle
-
     figure, axes = new_figure(title)
     points = [(each.workspace_bytes / MIB, each.time_ms) for each in front]
-    axes.plot(*zip(*points, strict=True), "o-", drawstyle="steps-post", color="#777777", linewidth=1, markersize=3.5)
+    axes.plot(*zip(*points, strict=True), drawstyle="steps-post", color="#aaaaaa", linewidth=1, zorder=1)
     axes.set(xlabel="workspace in MiB", ylabel=f"{kind} time in ms")
     _set_scales(axes, points)
+    _add_points(figure, axes, front, looks_of(front))
     places = [(x, y) for x, y in axes.transAxes.inverted().transform(axes.transData.transform(points))]
     texts = [_division_text(each) for each in front]
-    notes = _notes(places, [_BAR[0] + _LETTER * (len(text) + 0.5) for text in texts])
-    looks = looks_of(front[index] for index in sorted(notes))
-    for index, note in notes.items():
-        left, (x, *ends) = note.left, note.line
+    for index, note in _notes(places, [_LETTER * (len(text) + 0.5) for text in texts]).items():
+        x, *ends = note.line
         if ends[0] != ends[1]:
             rising = places[index][1] == ends[0]
             xs = (places[index][0], x) if rising else (x, places[index][0])
             axes.plot(xs, ends, transform=axes.transAxes, color="#777777", linewidth=0.6)
-        pieces = bar_pieces(front[index])
-        for piece in pieces:
-            width = _BAR[0] * piece.share
-            style = looks[piece.algorithm].of(4 * len(pieces))
-            axes.add_patch(Rectangle((left, note.bottom), width, _BAR[1], transform=axes.transAxes, **style))
-            left += width
-        middle = note.bottom + _BAR[1] / 2
-        axes.text(left + _LETTER / 2, middle, texts[index], transform=axes.transAxes, va="center_baseline")
-    add_legend(figure, looks.values(), "outside lower center", 6)
+        middle = note.bottom + _HEIGHT / 2
+        axes.text(note.left, middle, texts[index], transform=axes.transAxes, va="center_baseline")
     return figure
 
 
+def _add_points(figure: "Figure", axes: "Axes", front: Sequence[Configuration], looks: Mapping[str, Look]) -> None:
+    """Draw the points: an engine has a color, a choice of its knobs a shape; several algorithms are a white point."""
+    shapes: dict[str, str] = {}
+    for name, look in looks.items():
+        shapes[name] = _SHAPES[sum(looks[other].color == look.color for other in shapes) % len(_SHAPES)]
+    styles = {name: {"marker": shapes[name], "markerfacecolor": look.color} for name, look in looks.items()}
+    drawn = {}
+    for each in front:
+        names = algorithms_of(each)
+        one = len(names) == 1
+        label = looks[names[0]].label if one else "several algorithms"
+        style = styles[names[0]] if one else {"marker": "o", "markerfacecolor": "white"}
+        point = (each.workspace_bytes / MIB, each.time_ms)
+        (drawn[label],) = axes.plot(*point, linestyle="", markeredgecolor="black", markeredgewidth=0.5, **style)
+    # matplotlib leaves out labels that begin with an underscore.
+    labels = [f" {label}" if label.startswith("_") else label for label in drawn]
+    figure.legend([*drawn.values()], labels, loc="outside lower center", ncols=6)
+
+
 def _set_scales(axes: "Axes", points: Sequence[tuple[float, float]]) -> None:
-    """Choose scales, linear within about a decade, and leave room for the bars beside the points."""
+    """Choose scales, linear within about a decade, and leave room for the texts beside the points."""
     xs, ys = [x for x, _ in points], [y for _, y in points]
     least = max(min([x for x in xs if x] or [1.0]), max(xs) / 1e4)
     if max(xs) > 20 * least:
         axes.set_xscale("symlog", linthresh=least, linscale=0.5)
     if max(ys) > _LOG * min(ys):
         axes.set_yscale("log")
-    for axis, values, below, above in ((axes.xaxis, xs, 0.04, 0.19), (axes.yaxis, ys, 0.15, 0.1)):
+    for axis, values, below, above in ((axes.xaxis, xs, 0.04, 0.12), (axes.yaxis, ys, 0.12, 0.1)):
         scale = axis.get_transform()
         low, high = scale.transform([min(values), max(values)])
         span = (high - low or abs(high) or 1.0) / (1 - below - above)
@@ -114,7 +124,7 @@ def _notes(places: Sequence[tuple[float, float]], widths: Sequence[float]) -> di
     notes: dict[int, _Note] = {}
     for index in dict.fromkeys([count - 1, 0, *spread, *range(count)]):
         for note in _choices(places[index], widths[index]):
-            inside = note.left > 0 and note.right < 1.01 and 0 < note.bottom < 1 - _BAR[1]
+            inside = note.left > 0 and note.right < 1.01 and 0 < note.bottom < 1 - _HEIGHT
             if inside and len(notes) < _MOST_LABELLED and all(note.leaves_room(other) for other in notes.values()):
                 notes.setdefault(index, note)
     return notes
@@ -128,12 +138,12 @@ def _choices(point: tuple[float, float], width: float) -> list[_Note]:
     """
     x, y = point
     right, left = x + _ASIDE[0], x - _ASIDE[0]
-    above, below = y + _ASIDE[1], y - _ASIDE[1] - _BAR[1]
+    above, below = y + _ASIDE[1], y - _ASIDE[1] - _HEIGHT
     choices = []
     for step in range(round(1 / _STEP)):
         high, low = above + step * _STEP, below - step * _STEP
         choices += [
             _Note(right, right + width, high, (right, y, high if step else y)),
-            _Note(left - width, left, low, (left, low + _BAR[1] if step else y, y)),
+            _Note(left - width, left, low, (left, low + _HEIGHT if step else y, y)),
         ]
     return choices

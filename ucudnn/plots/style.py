@@ -33,6 +33,7 @@ STYLE: Any = {
 }
 DARK = "#0072B2", "#333333"  # text on these is white
 _COLORS = (DARK[0], "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", DARK[1])
+_LABEL_STEP = 0.15  # inches between names beside the axes
 _HATCHES = ("////", "....", "xxxx", "----", "\\\\\\\\", "oooo", "//--")
 
 
@@ -105,6 +106,11 @@ def bar_pieces(configuration: Configuration) -> list[BarPiece]:
     return found
 
 
+def algorithms_of(configuration: Configuration) -> list[str]:
+    """Return the different algorithms of a configuration, in order."""
+    return [*dict.fromkeys(piece.algorithm for piece in bar_pieces(configuration))]
+
+
 def add_legend(figure: "Figure", looks: Iterable[Look], place: Any, columns: int = 1) -> None:
     """Add a legend outside the axes, at a place that matplotlib names."""
     from matplotlib.patches import Patch
@@ -112,6 +118,47 @@ def add_legend(figure: "Figure", looks: Iterable[Look], place: Any, columns: int
     # matplotlib leaves out labels that begin with an underscore.
     labels = [(f" {look.label}" if look.label.startswith("_") else look.label, look) for look in looks]
     figure.legend(handles=[Patch(label=label, **look.of()) for label, look in labels], loc=place, ncols=columns)
+
+
+def beside_labels(figure: "Figure", axes: "Axes", end: float, labels: Iterable[tuple[float, str, Any]]) -> None:
+    """Write names to the right of the axes, each with a line to its place, so far apart that all can be read.
+
+    Args:
+        figure: the figure.
+        axes: its axes, whose limits are set.
+        end: x at which the lines begin.
+        labels: for each name y, text and color of its line, from the bottom.
+    """
+    low, high = axes.get_ylim()
+    given = sorted(labels, key=lambda each: each[0])  # stable, so that names at one place keep their order
+    figure.draw_without_rendering()  # only then is the height of the axes known
+    inches = axes.get_window_extent().height / figure.dpi
+    step = min(_LABEL_STEP / inches, 1.0 / max(1, len(given))) * (high - low)
+    places: list[float] = []
+    for center, *_ in given:
+        places.append(max(places[-1] + step, center) if places else center)
+    over = places[-1] - high if places else 0.0
+    for index in range(len(places) - 1, -1, -1):  # what would stand above the axes pushes those below it down
+        places[index] = min(places[index], high - (len(places) - 1 - index) * step) if over > 0 else places[index]
+    left, right = axes.get_xlim()
+    right += 0.02 * (right - left)
+    for (center, text, color), place in zip(given, places, strict=True):
+        axes.annotate(
+            text,
+            (end, center),
+            (right, place),
+            va="center",
+            size=7.5,
+            annotation_clip=False,
+            arrowprops={
+                "arrowstyle": "-",
+                "color": color,
+                "linewidth": 0.8,
+                "shrinkA": 2,
+                "shrinkB": 0,
+                "relpos": (0, 0.5),
+            },
+        )
 
 
 def shaded(names: Sequence[str]) -> list[Look]:
