@@ -1,8 +1,14 @@
-"""Builds Caffe's own convolution layer and its tests against UcudnnHandle_t, with the stand-in for cuDNN and CUDA.
+"""Builds Caffe's own convolution layer and its tests against UcudnnHandle_t, for the host or for a GPU.
+
+    python -m bench.caffe.build_tests --caffe CHECKOUT [--folder build/caffe] [--cuda /usr/local/cuda] [--wheels DIR]
 
 Caffe's sources come from a checkout, at the commit of Caffe 1.0, and are patched as `caffe_patches/` says. Only the
-files that the tests need are compiled. One line is not Caffe's: the launch of an empty kernel, which waits for all
-streams of a group, becomes a call of the empty function.
+files that the tests need are compiled.
+
+The command builds the program for GPUs, with nvcc, and prints its path. It needs no library of Caffe's where it runs,
+only those of CUDA, cuBLAS, cuRAND and cuDNN. DIR has an unpacked wheel of cuBLAS and of cuRAND, if the toolkit lacks
+them. For the host (`build_tests`), there is the stand-in for cuDNN and CUDA, and one line is not Caffe's: the launch of
+an empty kernel, which waits for all streams of a group, becomes a call of the empty function.
 """
 
 import os
@@ -16,7 +22,7 @@ from io import BytesIO
 from pathlib import Path
 
 from bench.tools.results import ROOT
-from bench.tools.script import note
+from bench.tools.script import command_line, note, run_main
 from ucudnn.errors import BackendUnavailableError
 from ucudnn.native.build import INCLUDE, build, header_folders
 
@@ -30,12 +36,21 @@ SOURCES = (
     *(f"src/caffe/test/{name}.cpp" for name in ("test_caffe_main", "test_convolution_layer")),
     "src/gtest/gtest-all.cpp",
 )
-"""Files of Caffe that its convolution tests need, besides cudnn_conv_layer.cu and caffe.proto."""
+"""Files of Caffe that its convolution tests need, besides caffe.proto and what runs on a GPU."""
 
+GPU_SOURCES = (
+    *(f"src/caffe/layers/{name}.cu" for name in ("conv_layer", "cudnn_conv_layer")),
+    *(f"src/caffe/util/{name}.cu" for name in ("im2col", "math_functions")),
+)
+"""Files of Caffe that nvcc compiles."""
+
+_PROTO = "include/caffe/proto/caffe.pb.cc"
 _PATCHES = tuple(ROOT / "caffe_patches" / "caffe-1.0" / f"{name}.patch" for name in ("handle", "port"))
 _HOST = ROOT / "bench" / "caffe" / "host"
 _STAND_IN = ROOT / "tests" / "native" / "stub_cudnn.cpp"
-_FLAGS = ("-std=c++14", "-O1", "-w", "-DUSE_CUDNN", "-DNDEBUG", "-DGTEST_USE_OWN_TR1_TUPLE=1")
+_FLAGS = ("-O1", "-w", "-DUSE_CUDNN", "-DNDEBUG", "-DGTEST_USE_OWN_TR1_TUPLE=1")
+_CUDA_FLAGS = ("-std=c++17", "-arch=sm_90")
+_STATIC = ("glog", "gflags", "protobuf", "boost_thread", "boost_system", "openblas", "unwind", "lzma")
 _LIBRARIES = ("protobuf", "glog", "gflags", "boost_system", "boost_thread", "openblas", "pthread")
 _OPENBLAS = "/usr/include/{}-linux-gnu/openblas-pthread"
 
@@ -64,13 +79,7 @@ def build_tests(checkout: Path, folder: Path) -> TestProgram:
         BackendUnavailableError: if a tool or a header is missing, or something does not compile; the message has the
             last lines of the compiler.
     """
-    for tool in ("git", "g++", "protoc"):
-        if shutil.which(tool) is None:
-            raise BackendUnavailableError(f"{tool} is missing: caffe_patches/README.md names the packages")
-    folder.mkdir(parents=True, exist_ok=True)
-    source = folder.resolve() / "source"
-    if not source.exists():
-        _take(checkout, source)
+    source = _sources(checkout, folder)
     libraries = folder.resolve() / "lib"
     headers = header_folders()
     build(libraries, headers)
@@ -80,7 +89,55 @@ def build_tests(checkout: Path, folder: Path) -> TestProgram:
     driver = libraries / "libcuda.so.1"
     if not driver.is_symlink():
         driver.symlink_to(stand_in)
-    return TestProgram(_link(source, libraries, _objects(source, system)), libraries)
+    files = [source / name for name in SOURCES]
+    files += [source / "src/caffe/layers/cudnn_conv_layer_gpu.cpp", source / _PROTO, _HOST / "runtime.cpp"]
+    objects = _objects(source, files, "objects", [f"-I{_HOST}", *system])
+    return TestProgram(_link(source, libraries, objects), libraries)
+
+
+def build_for_gpu(checkout: Path, folder: Path, cuda: Path, wheels: Path | None) -> Path:
+    """Build the program of the tests for GPUs; return it.
+
+    Args:
+        checkout: a Git repository of Caffe that has the commit of Caffe 1.0.
+        folder: folder for sources and programs.
+        cuda: folder of the CUDA toolkit.
+        wheels: folder with include/ and lib/ of cuBLAS and cuRAND; None if the toolkit has them.
+
+    Raises:
+        BackendUnavailableError: as build_tests.
+    """
+    source = _sources(checkout, folder)
+    cudnn = next((each for each in header_folders() if (each / "cudnn.h").exists()), None)
+    own = [wheels / "include"] if wheels else []
+    includes = [cuda / "include", cuda / "include" / "cccl", *own, *([cudnn] if cudnn else [])]
+    system = [f"-I{each}" for each in includes]
+    files = [source / name for name in (*SOURCES, *GPU_SOURCES, _PROTO)]
+    objects = _objects(source, files, "gpu_objects", system)
+    # No other libcudnn may lie beside the library that is linked.
+    libraries = folder.resolve() / "link"
+    build(libraries)
+    program = source.parent / "convolution_tests_gpu"
+    folders = [cuda / "lib64", *([wheels / "lib"] if wheels else [])]
+    linked = [f"-L{each}" for each in (libraries, *folders)] + [f"-Wl,-rpath-link,{each}" for each in folders]
+    linked += [f"-L{cudnn.parent / 'lib'}"] if cudnn else []
+    shared = ["-lucudnn", "-l:libcudnn.so.9", "-lcudart", "-l:libcublas.so.13", "-l:libcurand.so.10"]
+    static = [f"-l:lib{each}.a" for each in _STATIC]
+    options = [*linked, *shared, "-Wl,--allow-shlib-undefined", *static, "-lz", "-lpthread", "-ldl", "-no-pie", "-s"]
+    _make(program, objects, options)
+    return program
+
+
+def _sources(checkout: Path, folder: Path) -> Path:
+    """Return the folder of Caffe's patched sources."""
+    for tool in ("git", "g++", "protoc"):
+        if shutil.which(tool) is None:
+            raise BackendUnavailableError(f"{tool} is missing: caffe_patches/README.md names the packages")
+    folder.mkdir(parents=True, exist_ok=True)
+    source = folder.resolve() / "source"
+    if not source.exists():
+        _take(checkout, source)
+    return source
 
 
 def _take(checkout: Path, source: Path) -> None:
@@ -106,17 +163,17 @@ def _take(checkout: Path, source: Path) -> None:
     unfinished.rename(source)
 
 
-def _objects(source: Path, system: Sequence[str]) -> list[Path]:
-    """Compile Caffe's files, and what stands in for the rest of the CUDA runtime."""
+def _objects(source: Path, files: Sequence[Path], folder: str, first: Sequence[str]) -> list[Path]:
+    """Compile files into a folder beside the sources; `first` are the first folders of headers."""
     blas = next((each for each in map(_OPENBLAS.format, ("x86_64", "aarch64")) if Path(each).exists()), "/usr/include")
-    includes = [f"-I{each}" for each in (_HOST, source / "include", source / "src", INCLUDE, blas)]
-    files = [source / name for name in SOURCES]
-    files += [source / "src/caffe/layers/cudnn_conv_layer_gpu.cpp", source / "include/caffe/proto/caffe.pb.cc"]
-    files.append(_HOST / "runtime.cpp")
+    includes = [*first, *(f"-I{each}" for each in (source / "include", source / "src", INCLUDE, blas))]
     objects = []
     for file in files:
-        objects.append(source.parent / "objects" / f"{file.stem}.o")
-        _make(objects[-1], [file], [*_FLAGS, *includes, *system, "-c"], uses=[*_HOST.iterdir(), *INCLUDE.iterdir()])
+        objects.append(source.parent / folder / f"{file.name}.o")
+        is_cuda = file.suffix == ".cu"
+        options = [*_FLAGS, *(_CUDA_FLAGS if is_cuda else ("-std=c++14",)), *includes, "-c"]
+        used = [*_HOST.iterdir(), *INCLUDE.iterdir()]
+        _make(objects[-1], [file], options, uses=used, compiler="nvcc" if is_cuda else "g++")
     return objects
 
 
@@ -129,17 +186,37 @@ def _link(source: Path, libraries: Path, objects: Sequence[Path]) -> Path:
     return program
 
 
-def _make(target: Path, sources: Sequence[Path], options: Sequence[str], uses: Sequence[Path] = ()) -> None:
+def _make(
+    target: Path, sources: Sequence[Path], options: Sequence[str], uses: Sequence[Path] = (), compiler: str = "g++"
+) -> None:
     """Run the compiler unless the target is newer than its sources."""
     if target.exists() and all(each.stat().st_mtime < target.stat().st_mtime for each in (*sources, *uses)):
         return
     note(f"compiling {target.name}")
     target.parent.mkdir(parents=True, exist_ok=True)
-    _run(["g++", *map(str, sources), "-o", str(target), *options])
+    _run([compiler, *map(str, sources), "-o", str(target), *options])
 
 
 def _run(command: Sequence[str], cwd: Path | None = None, env: dict[str, str] | None = None) -> None:
-    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=cwd, env=env)
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=cwd, env=env)
+    except FileNotFoundError as error:
+        raise BackendUnavailableError(f"{command[0]} is missing") from error
     if done.returncode:
         last = "\n".join(done.stderr.splitlines()[-20:])
         raise BackendUnavailableError(f"{' '.join(command[:2])} ... failed:\n{last}")
+
+
+def main() -> None:
+    """Build the program for GPUs, and print its path."""
+    parser = command_line(__doc__, __spec__.name)
+    parser.add_argument("--caffe", type=Path, required=True, help="a Git repository of Caffe")
+    parser.add_argument("--folder", type=Path, default=ROOT / "build" / "caffe", help="folder for what is built")
+    parser.add_argument("--cuda", type=Path, default=Path("/usr/local/cuda"), help="the CUDA toolkit (%(default)s)")
+    parser.add_argument("--wheels", type=Path, help="folder with include/ and lib/ of cuBLAS and cuRAND")
+    options = parser.parse_args()
+    print(build_for_gpu(options.caffe, options.folder, options.cuda, options.wheels))
+
+
+if __name__ == "__main__":
+    run_main(main)

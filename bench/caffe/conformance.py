@@ -9,9 +9,9 @@ slow, and a fast one needs workspace in proportion to the mini-batch. So a small
 AlexNet on a GPU. Each mode and policy runs with several limits, because the tests have inputs of different sizes. What
 counts is a kernel whose micro-batches use workspace.
 
-The second form runs a program of the tests on the GPU (`caffe_patches/check.sh` builds it). There, algorithms without
-workspace are the fastest for such small inputs, so no limit leads to micro-batches. Therefore the measured times of
-whole mini-batches are made worse in the database: the plans are forced, and everything else is as it is.
+The second form runs a program of the tests on the GPU (`python -m bench.caffe.build_tests` builds it). There,
+algorithms without workspace are the fastest for such small inputs, so no limit leads to micro-batches. Therefore the
+measured times of whole mini-batches are made worse in the database: the plans are forced, and all else is as it is.
 
 Exit status: 0 if all tests pass in each run, and each mode and policy divides a kernel of each test that convolves
 (one of the six only sets the layer up).
@@ -123,7 +123,7 @@ class Conformance:
         text, status, _ = self._runner.run(name, dict(variables), command, 300)
         passed = re.search(r"\[  PASSED  \] (\d+) test", text)
         tests = counted(text)
-        answer = {
+        answer: dict[str, Any] = {
             "name": name,
             **labels,
             "status": status,
