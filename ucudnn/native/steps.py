@@ -7,7 +7,7 @@ from typing import NamedTuple, final
 
 from ucudnn.backends.base import Scaling
 from ucudnn.backends.cudnn.algorithms.addresses import PartAddresses
-from ucudnn.backends.cudnn.algorithms.legacy_call import ALGORITHMS, LegacyDescriptors
+from ucudnn.backends.cudnn.algorithms.legacy_call import HALF, LegacyDescriptors, legacy_number
 from ucudnn.backends.cudnn.algorithms.operation_graph import OperationGraph, is_engine, round_up
 from ucudnn.backends.cudnn.api.descriptor import BackendDescriptor
 from ucudnn.backends.cudnn.api.enums import Attribute, Type
@@ -74,14 +74,15 @@ class _Recipe:
         self._problem = problem
         self._algorithm = algorithm
         self._plans: dict[Scaling, BackendDescriptor] = {}
-        self._legacy = None if is_engine(algorithm) else LegacyDescriptors(request.library, problem)
-        if self._legacy is not None and algorithm not in ALGORITHMS[problem.operation]:
-            raise UnsupportedProblemError(f"{algorithm} is not an algorithm of {problem.operation.value}")
+        self._number = None if is_engine(algorithm) else legacy_number(problem, algorithm)
+        self._legacy: LegacyDescriptors | None = None
+        if self._number is not None:
+            self._legacy = LegacyDescriptors(request.library, problem, half=algorithm.endswith(HALF))
 
     @property
     def number(self) -> int | None:
         """The number of a legacy algorithm; None for an engine configuration."""
-        return None if self._legacy is None else ALGORITHMS[self._problem.operation][self._algorithm]
+        return self._number
 
     def call(self, scaling: Scaling, measured_bytes: int) -> tuple[tuple[int, ...], int]:
         """Return the addresses of the call's descriptors, and its workspace.

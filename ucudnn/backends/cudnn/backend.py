@@ -19,7 +19,7 @@ from ucudnn.backends.cudnn.algorithms.gathered import (
     skips,
 )
 from ucudnn.backends.cudnn.algorithms.heuristics import anchors, graph_algorithms, listing_scaling
-from ucudnn.backends.cudnn.algorithms.legacy_call import legacy_algorithms
+from ucudnn.backends.cudnn.algorithms.legacy_call import HALF, legacy_algorithms
 from ucudnn.backends.cudnn.algorithms.operation_graph import WORKSPACE_UNIT, is_engine, round_up
 from ucudnn.backends.cudnn.algorithms.packed import base_of, dense, has_gaps, packed_algorithm, packed_name
 from ucudnn.backends.cudnn.algorithms.prepare import CudnnCall, Preparer
@@ -358,8 +358,9 @@ class CudnnBackend(ComputeBackend):
         if offers("graph", problem):
             listed = self._compiler.listed(problem, self.cudnn_handle)
             found += graph_algorithms(self.library, self.cudnn_handle, problem) if listed is None else listed
-        if not found:
-            found += self._legacy(problem)
+        if not found:  # a last resort, which sums in 16 bits only if legacy algorithms are wanted
+            legacy = self._legacy(problem)
+            found += [each for each in legacy if not each.name.endswith(HALF) or offers("legacy", problem, each.name)]
         elif offers("legacy", problem):
             found += [each for each in self._legacy(problem) if offers("legacy", problem, each.name)]
         if has_gaps(problem):

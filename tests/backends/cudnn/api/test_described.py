@@ -173,3 +173,10 @@ def test_convolutions_that_no_problem_expresses_are_left_to_cudnn_with_a_reason(
     with pytest.raises(InvalidProblemError, match=reason) as caught:
         problem_from(Operation.FORWARD, *facts)
     assert described_problem(Operation.FORWARD, *facts) == str(caught.value)
+
+
+@pytest.mark.parametrize("compute_type", [0, 2])
+def test_float16_may_be_accumulated_in_float32_or_in_half(compute_type):
+    problem = replace(BASE, dtype=DataType.FLOAT16)
+    x, w, convolution, y = facts_of(problem)
+    assert problem_from(problem.operation, x, w, replace(convolution, compute_type=compute_type), y) == problem

@@ -8,7 +8,14 @@ from typing import final
 from ucudnn.backends.base import BEGIN, OVERWRITE, Offset, PreparedCall, Scaling
 from ucudnn.backends.cudnn.algorithms.addresses import PartAddresses
 from ucudnn.backends.cudnn.algorithms.operation_graph import round_up
-from ucudnn.backends.cudnn.api.enums import CROSS_CORRELATION, DATA_TYPES, DEFAULT_MATH, FMA_MATH, TENSOR_OP_MATH
+from ucudnn.backends.cudnn.api.enums import (
+    CROSS_CORRELATION,
+    DATA_TYPES,
+    DEFAULT_MATH,
+    FMA_MATH,
+    TENSOR_OP_MATH,
+    NumericalNote,
+)
 from ucudnn.backends.cudnn.api.library import HostScalar, Library
 from ucudnn.backends.cudnn.api.tensor_shapes import shapes_of
 from ucudnn.backends.cudnn.gpu.base import DeviceBuffer
@@ -55,12 +62,31 @@ NONDETERMINISTIC = {
 }
 """Algorithms that add in an order that changes from run to run."""
 
+HALF = "+half"
+"""The end of the name of a legacy algorithm that sums products of 16 bits in 16 bits, as a program may ask of cuDNN."""
+
 _MOST_SCALARS = 64
 _NAMES = {
     Operation.FORWARD: "Forward",
     Operation.BACKWARD_DATA: "BackwardData",
     Operation.BACKWARD_FILTER: "BackwardFilter",
 }
+
+
+def legacy_number(problem: ConvolutionProblem, algorithm: str) -> int:
+    """Return cuDNN's number of a legacy algorithm.
+
+    Raises:
+        UnsupportedProblemError: if there is no such algorithm, or it sums in 16 bits what does not have 16 bits.
+    """
+    numbers = ALGORITHMS[problem.operation]
+    number = numbers.get(algorithm.removesuffix(HALF))
+    if number is None or (algorithm.endswith(HALF) and problem.dtype is not DataType.FLOAT16):
+        raise UnsupportedProblemError(
+            f"{algorithm} is not a legacy algorithm of {problem.operation.value} in {problem.dtype.value}:"
+            f" {', '.join(numbers)}"
+        )
+    return number
 
 
 def _math_type(problem: ConvolutionProblem) -> int:
@@ -73,12 +99,17 @@ def _math_type(problem: ConvolutionProblem) -> int:
 class LegacyDescriptors:
     """The descriptors of one problem: x, w and y, and the convolution with its groups and math type.
 
+    Args:
+        library: cuDNN.
+        problem: the problem.
+        half: whether sums are kept in 16 bits, not in float32 or float64.
+
     Raises:
         CudnnError: if cuDNN cannot describe the problem.
         UnsupportedProblemError: if a stride does not fit an int, or the padding before and after x differs.
     """
 
-    def __init__(self, library: Library, problem: ConvolutionProblem) -> None:
+    def __init__(self, library: Library, problem: ConvolutionProblem, *, half: bool = False) -> None:
         self._library = library
         self._made: list[tuple[str, int]] = []
         shapes = shapes_of(problem)
@@ -92,7 +123,8 @@ class LegacyDescriptors:
         sizes = array("i", shapes.w)
         library.call("cudnnSetFilterNdDescriptor", self.w, dtype, last, len(sizes), sizes.buffer_info()[0])
         self.convolution = self._create("Convolution")
-        compute = DATA_TYPES[DataType.FLOAT64 if problem.dtype is DataType.FLOAT64 else DataType.FLOAT32]
+        wide = DataType.FLOAT64 if problem.dtype is DataType.FLOAT64 else DataType.FLOAT32
+        compute = DATA_TYPES[DataType.FLOAT16 if half else wide]
         parameters = [array("i", values) for values in (shapes.padding, shapes.stride, shapes.dilation)]
         library.call(
             "cudnnSetConvolutionNdDescriptor",
@@ -129,10 +161,16 @@ class LegacyDescriptors:
 def legacy_algorithms(library: Library, handle: int, problem: ConvolutionProblem) -> list[Algorithm]:
     """Return the legacy algorithms that compute a problem, with their workspaces.
 
-    cudnnGetConvolution*WorkspaceSize tells the workspaces, and which algorithms apply.
+    cudnnGetConvolution*WorkspaceSize tells the workspaces, and which algorithms apply. For float16, algorithms are also
+    listed with sums of 16 bits. Their note has each of their outputs checked at every size.
     """
+    found = _listed(library, handle, problem, half=False)
+    return found + _listed(library, handle, problem, half=True) if problem.dtype is DataType.FLOAT16 else found
+
+
+def _listed(library: Library, handle: int, problem: ConvolutionProblem, *, half: bool) -> list[Algorithm]:
     try:
-        descriptors = LegacyDescriptors(library, problem)
+        descriptors = LegacyDescriptors(library, problem, half=half)
     except BackendError:
         return []  # the legacy API cannot express the problem
     found = []
@@ -144,6 +182,8 @@ def legacy_algorithms(library: Library, handle: int, problem: ConvolutionProblem
         except CudnnError:
             continue  # cuDNN reports an error if the algorithm does not apply
         notes = ("NONDETERMINISTIC",) if (problem.operation, name) in NONDETERMINISTIC else ()
+        if half:
+            name, notes = name + HALF, (*notes, NumericalNote.REDUCED_PRECISION_REDUCTION.name)
         found.append(Algorithm(name=name, workspace_bytes=round_up(size), api="legacy", notes=notes))
     return found
 
@@ -166,7 +206,7 @@ def _workspace_bytes(
         second,
         descriptors.convolution,
         output,
-        ALGORITHMS[problem.operation][name],
+        legacy_number(problem, name),
     )
     return size
 
@@ -187,17 +227,12 @@ class LegacyCall(PreparedCall):
     """
 
     def __init__(self, library: Library, handle: int, problem: ConvolutionProblem, algorithm: str) -> None:
-        if algorithm not in ALGORITHMS[problem.operation]:
-            known = ", ".join(ALGORITHMS[problem.operation])
-            raise UnsupportedProblemError(
-                f"{algorithm} is not a legacy algorithm of {problem.operation.value}: {known}"
-            )
+        self._number = legacy_number(problem, algorithm)
         self._library = library
         self._handle = handle
         self._problem = problem
         self._algorithm = algorithm
-        self._number = ALGORITHMS[problem.operation][algorithm]
-        self._descriptors = LegacyDescriptors(library, problem)
+        self._descriptors = LegacyDescriptors(library, problem, half=algorithm.endswith(HALF))
         self._workspace_bytes = _workspace_bytes(library, handle, problem, self._descriptors, algorithm)
         self._run: Callable[..., int] = library.function(f"cudnnConvolution{_NAMES[problem.operation]}")
         self._addresses = PartAddresses(problem)

@@ -12,6 +12,7 @@ from ucudnn.backends.cudnn.api.enums import (
     CROSS_CORRELATION,
     DATA_DOUBLE,
     DATA_FLOAT,
+    DATA_HALF,
     DATA_TYPES,
     FMA_MATH,
     TENSOR_NCHW,
@@ -172,9 +173,10 @@ def _data_type(x: TensorFacts, w: FilterFacts, convolution: ConvolutionFacts, y:
     if not x.data_type == w.data_type == y.data_type or x.data_type not in _DATA_TYPE_OF:
         raise InvalidProblemError(f"data types {x.data_type} of x, {w.data_type} of w and {y.data_type} of y")
     dtype = _DATA_TYPE_OF[x.data_type]
-    # cuDNN may accumulate half tensors in half, but a problem accumulates in float32, or in float64 for float64.
-    accumulation = DATA_DOUBLE if dtype is DataType.FLOAT64 else DATA_FLOAT
-    if convolution.compute_type != accumulation:
+    # A problem accumulates in float32, or in float64 for float64. A program that lets cuDNN accumulate half tensors in
+    # half allows both: algorithms that do so are candidates (legacy-API names that end in +half), if they are exact.
+    half = (DATA_HALF,) if dtype is DataType.FLOAT16 else ()
+    if convolution.compute_type not in (DATA_DOUBLE if dtype is DataType.FLOAT64 else DATA_FLOAT, *half):
         raise InvalidProblemError(f"{dtype.value} accumulated in data type {convolution.compute_type}")
     if convolution.mode != CROSS_CORRELATION:
         raise InvalidProblemError("a convolution that flips its filters (CUDNN_CONVOLUTION)")
