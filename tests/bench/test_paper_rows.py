@@ -2,6 +2,7 @@
 
 import pytest
 
+from bench.memory.link import run, tables
 from bench.memory.paper_rows import PaperRow, load_rows, markdown
 from bench.tools.results import RESULTS, ROOT, load
 
@@ -13,6 +14,19 @@ def test_the_page_shows_the_results(name):
     rows = load_rows(load(RESULTS / "memory" / f"{name}.json"))
     assert len(rows) > 4
     assert markdown(rows) in PAGE
+
+
+def test_the_page_shows_all_policies_on_todays_link():
+    answer = load(RESULTS / "memory" / "link.json")
+    assert len(answer["policies"]) == 7
+    assert tables(answer) in PAGE
+
+
+def test_the_link_table_is_what_the_simulation_says():
+    found = run(["vgg16"])
+    kept = load(RESULTS / "memory" / "link.json")
+    assert found["policies"]["vgg16"] == kept["policies"]["vgg16"]
+    assert found["balance"]["vgg16"] == kept["balance"]["vgg16"]
 
 
 @pytest.mark.parametrize(
