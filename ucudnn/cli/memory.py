@@ -10,6 +10,7 @@ from typing import Annotated
 import typer
 
 from ucudnn.cli.help_text import CommandLine, choices
+from ucudnn.cli.memory_pictures import check_pool, draw_address_map, draw_timeline, only_policy
 from ucudnn.cli.options import (
     DEFAULT_DEVICE,
     AlgorithmsOption,
@@ -39,7 +40,7 @@ from ucudnn.memory.devices.roofline import CHOICES, device_costs
 from ucudnn.memory.graph import StepGraph
 from ucudnn.memory.liveness import measure_liveness
 from ucudnn.memory.policies.catalog import POLICIES, find_policy
-from ucudnn.memory.reports.comparison import compare_policies, policy_fronts
+from ucudnn.memory.reports.comparison import POOLS, compare_policies, policy_fronts
 from ucudnn.memory.reports.explanation import PeakExplanation, explain
 from ucudnn.memory.step_file import encode_step
 from ucudnn.memory.steps import open_measured_step
@@ -54,7 +55,8 @@ _RULES = (
     NoEffect(options=(*_MODEL_OPTIONS, "--keep-gradients"), without=("a model, MODULE:CALLABLE",)),
     NoEffect(options=("--algorithms",), beside=("a measured step without --device",)),
     NoEffect(options=("--points",), without=("--front",)),
-    NoEffect(options=("--budget",), beside=("--front",)),
+    NoEffect(options=("--budget", "--timeline", "--addresses"), beside=("--front",)),
+    NoEffect(options=("--pool",), without=("--addresses",)),
 )
 
 memory = CommandLine(
@@ -162,6 +164,15 @@ def plan_step(
     ] = False,
     points: Annotated[int, typer.Option(metavar="N", min=2, max=1000, help="Budgets of --front.")] = 12,
     plot: PlotOption = None,
+    timeline: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Picture of one policy's plan: its three queues, and the memory below."),
+    ] = None,
+    addresses: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Picture of one policy's plan: its pool's address map over time."),
+    ] = None,
+    pool: Annotated[str, typer.Option(metavar="POOL", help=f"Pool of --addresses: {', '.join(POOLS)}.")] = POOLS[-1],
     as_json: JsonOption = False,
     as_csv: Annotated[bool, typer.Option("--csv", help="Print CSV, one line for each plan.")] = False,
 ) -> None:
@@ -172,20 +183,30 @@ def plan_step(
     ucudnn memory plan vgg16 --batch 128 --device titan-x --policy stock,checkpoint
 
     ucudnn memory plan unet3d --front --plot front.png
+
+    ucudnn memory plan vgg16 --device titan-x --policy vdnn-all-p --timeline queues.png --addresses pool.png
     """
-    if plot is not None:
-        check_picture(plot)
+    for picture in (plot, timeline, addresses):
+        if picture is not None:
+            check_picture(picture)
+    check_pool(pool)
     limit = None if budget is None else parse_bytes(budget)
     names = [name.strip() for name in policy.split(",")]
     for name in names:
         find_policy(name)
+    drawn = only_policy(names) if timeline or addresses else ""
     subject = _Subject.open(context)
     if front:
         _show_front(subject, names, points, plot, as_json, as_csv)
         return
     costs = subject.costs(subject.graph)
+    limit = costs.memory_bytes if limit is None else limit
     with _telling("planning") as tell:
-        found = compare_policies(subject.graph, costs, costs.memory_bytes if limit is None else limit, names, tell)
+        found = compare_policies(subject.graph, costs, limit, names, tell)
+    if timeline:
+        draw_timeline(find_policy(drawn).plan(subject.graph, costs, limit), costs, timeline)
+    if addresses:
+        draw_address_map(find_policy(drawn).plan(subject.graph, costs, limit), costs, pool, addresses)
     if plot is not None:
         dots = {
             row.policy: [PolicyPoint(row.simulation.peak_bytes, row.simulation.time_ms)]

@@ -12,6 +12,7 @@ from ucudnn.configuration import Configuration
 from ucudnn.errors import BackendUnavailableError, InvalidValueError
 from ucudnn.plots.bands import MemoryPicture, PolicyPoint, front_figure, memory_figure
 from ucudnn.plots.bars import Bar, configurations_figure, division_figure, groups_figure, layers_figure
+from ucudnn.plots.plan_pictures import AddressPicture, QueuePicture, addresses_figure, queues_figure
 from ucudnn.plots.points import desirable_figure
 from ucudnn.plots.style import STYLE
 from ucudnn.reporting.output_file import check_output, write_whole
@@ -20,10 +21,13 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 __all__ = [
+    "AddressPicture",
     "Bar",
     "MemoryPicture",
     "PolicyPoint",
+    "QueuePicture",
     "check_picture",
+    "draw_addresses",
     "draw_configurations",
     "draw_desirable",
     "draw_division",
@@ -31,6 +35,7 @@ __all__ = [
     "draw_groups",
     "draw_layers",
     "draw_memory",
+    "draw_queues",
 ]
 
 _FORMATS = ("pdf", "png", "svg")
@@ -134,6 +139,28 @@ def draw_front(
         title: as for `draw_layers`.
     """
     _write(path, [point for points in fronts.values() for point in points], lambda: front_figure(fronts, marks, title))
+
+
+def draw_queues(picture: QueuePicture, path: Path, *, title: str = "") -> None:
+    """Draw what the queues of a device do during a step, with the memory below.
+
+    Args:
+        picture: work and memory.
+        path: as for `draw_layers`, as are the errors.
+        title: as for `draw_layers`.
+    """
+    _write(path, picture.memory, lambda: queues_figure(picture, title))
+
+
+def draw_addresses(picture: AddressPicture, path: Path, *, title: str = "") -> None:
+    """Draw where a pool puts each piece of memory, and from when to when.
+
+    Args:
+        picture: the pieces.
+        path: as for `draw_layers`, as are the errors.
+        title: as for `draw_layers`.
+    """
+    _write(path, picture.pieces, lambda: addresses_figure(picture, title))
 
 
 def check_picture(path: Path) -> None:

@@ -71,6 +71,8 @@ class Simulation:
         memory: (milliseconds, bytes that exist from then on) at every action that changes them; bytes include scratch.
         lifetimes: all memory that the step takes and gives back, in the order of taking; persistent bytes, gradients,
             outputs and buffers of the plan are not among them.
+        event_ms: the time of each event that lifetimes count, from event 0, in milliseconds. What is taken at an event
+            is taken at this time or later, before the next event.
     """
 
     peak_bytes: int
@@ -89,3 +91,4 @@ class Simulation:
     timeline: tuple[TimelineEntry, ...]
     memory: tuple[tuple[float, int], ...]
     lifetimes: tuple[Lifetime, ...]
+    event_ms: tuple[float, ...]

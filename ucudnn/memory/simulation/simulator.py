@@ -88,6 +88,7 @@ class _Walk:
         self.last_freed = _ABSENT  # the storage whose offload ended last of those that were freed
         self.timeline: list[TimelineEntry] = []
         self.memory = [(0.0, self.live)]
+        self.event_ms = [0.0]
         self.lifetimes: list[Lifetime] = []
 
     def run(self, operation: int) -> None:
@@ -172,6 +173,7 @@ class _Walk:
             timeline=tuple(self.timeline),
             memory=tuple(self.memory),
             lifetimes=tuple(sorted(self.lifetimes, key=_by_taking)),
+            event_ms=tuple(self.event_ms),
         )
 
     def _compute(self, operation: int, born: Sequence[int], dropped: Sequence[int]) -> None:
@@ -191,7 +193,7 @@ class _Walk:
         if passing:
             self.live -= passing
             self.memory.append((ended, self.live))
-            self.event += 1  # copies that ended beside the operation may have counted it up, too
+            self._count_event()  # copies that ended beside the operation may have counted it up, too
             for storage, size in ((_ABSENT, self.scratch[operation]), *((each, sizes[each]) for each in dropped)):
                 if size:
                     self.lifetimes.append(Lifetime(storage, self.at, size, begin, self.event))
@@ -227,10 +229,14 @@ class _Walk:
     def _give_back(self, storage: int, born: tuple[int, int]) -> None:
         size = self.sizes[storage]
         if size:
-            self.event += 1
+            self._count_event()
             self.lifetimes.append(Lifetime(storage, born[0], size, born[1], self.event))
             self.live -= size
             self.memory.append((self.queues.now, self.live))
+
+    def _count_event(self) -> None:
+        self.event += 1
+        self.event_ms.append(self.queues.now)
 
     def _copy_ended(self, copy: CopyRequest, to_host: bool, start_ms: float, end_ms: float) -> None:
         queue = Queue.TO_HOST if to_host else Queue.FROM_HOST

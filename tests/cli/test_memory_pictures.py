@@ -1,0 +1,100 @@
+"""`ucudnn memory plan --timeline --addresses`: what is drawn of a plan is what the simulation says."""
+
+import sys
+
+import pytest
+
+from tests.support.step_graphs import small_line
+from ucudnn.cli import memory_pictures
+from ucudnn.cli.app import main
+from ucudnn.memory.policies.catalog import find_policy
+from ucudnn.memory.simulation.simulator import simulate
+
+
+@pytest.fixture
+def pictures(monkeypatch):
+    """Return what is drawn instead of drawing it."""
+    drawn = []
+    for name in ("draw_queues", "draw_addresses"):
+        monkeypatch.setattr(memory_pictures, name, lambda picture, path, title: drawn.append((picture, path, title)))
+    return drawn
+
+
+@pytest.fixture
+def planned():
+    builder = small_line()
+    costs = builder.costs()
+    return find_policy("vdnn-all-p").plan(builder.graph(), costs, None), costs
+
+
+def test_the_lanes_are_the_simulations_queues(pictures, planned):
+    plan, costs = planned
+    memory_pictures.draw_timeline(plan, costs, "line.png")
+    ((picture, path, title),) = pictures
+    done = simulate(plan, costs)
+    assert path == "line.png"
+    assert "vdnn-all-p" in title
+    assert [*picture.lanes] == ["compute", "D2H", "H2D"]
+    assert sum(map(len, picture.lanes.values())) == len(done.timeline)
+    assert {kind for kind, *_ in picture.lanes["compute"]} == {"forward", "backward"}
+    assert {kind for kind, *_ in picture.lanes["D2H"]} == {"to the host"}
+    assert {kind for kind, *_ in picture.lanes["H2D"]} == {"from the host"}
+    assert max(end for work in picture.lanes.values() for *_, end in work) == done.time_ms == picture.end_ms
+    assert picture.memory == done.memory
+    assert [name for name, _ in picture.phases] == ["forward", "backward"]
+
+
+@pytest.mark.parametrize("pool", ["best fit", "two-ended", "planned"])
+def test_pieces_that_are_alive_together_share_no_address(pictures, planned, pool):
+    plan, costs = planned
+    memory_pictures.draw_address_map(plan, costs, pool, "map.png")
+    ((picture, _, title),) = pictures
+    assert title.endswith(f"{pool} pool")
+    assert len(picture.pieces) == len(simulate(plan, costs).lifetimes) > 5
+    assert {kind for kind, *_ in picture.pieces} == {"made in forward", "made in backward", "back from the host"}
+    for index, (_, address, size, begin, end) in enumerate(picture.pieces):
+        assert 0 <= begin <= end <= picture.end_ms
+        for _, other, extent, first, last in picture.pieces[:index]:
+            assert begin >= last or first >= end or address >= other + extent or other >= address + size
+
+
+@pytest.fixture
+def call(monkeypatch, capsys, tmp_path):
+    monkeypatch.chdir(tmp_path)
+
+    def run(*arguments):
+        monkeypatch.setattr(sys, "argv", ["ucudnn", "memory", "plan", "alexnet", *arguments])
+        with pytest.raises(SystemExit) as ended:
+            main()
+        return ended.value.code, capsys.readouterr().err
+
+    return run
+
+
+def test_the_command_draws_both_pictures(call, tmp_path):
+    status, error = call("--policy", "vdnn-all-p", "--timeline", "queues.svg", "--addresses", "pool.png")
+    assert status == 0, error
+    text = (tmp_path / "queues.svg").read_text()
+    assert "from the host" in text
+    assert "D2H" in text
+    assert (tmp_path / "pool.png").read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--timeline", "x.png"), "draw the plan of one policy: give it as --policy NAME"),
+        (("--policy", "stock,base", "--addresses", "x.png"), "draw the plan of one policy"),
+        (
+            ("--policy", "stock", "--addresses", "x.png", "--pool", "first"),
+            "--pool='first' is not known: give best",
+        ),
+        (("--policy", "stock", "--pool", "planned"), "--pool has no effect without --addresses"),
+        (("--policy", "stock", "--front", "--timeline", "x.png"), "--timeline has no effect with --front"),
+        (("--policy", "stock", "--timeline", "x.txt"), "x.txt is no name of a picture"),
+    ],
+)
+def test_what_cannot_be_drawn_is_refused_in_one_line(call, arguments, message):
+    status, error = call(*arguments)
+    assert status != 0
+    assert message in error
