@@ -5,6 +5,8 @@ import sys
 
 import pytest
 
+from ucudnn.reporting.terminal import ProgressLines, progress
+
 PLAN = [sys.executable, "-m", "ucudnn", "plan", "alexnet", "--profile", "h200"]
 
 
@@ -29,3 +31,24 @@ def test_characters_that_an_encoding_lacks_are_question_marks(monkeypatch):
     done = subprocess.run(PLAN, capture_output=True, check=True)
     assert b"k14=0? " in done.stdout
     assert not done.stderr
+
+
+def test_without_a_terminal_there_is_a_line_now_and_then(capsys):
+    seconds = iter([0, 1, 9.9, 10, 11, 19, 25])
+    step = ProgressLines("benchmarking", 15, lambda: next(seconds))
+    for advance, what in ((0, "conv1"), (1, ""), (0, "conv2 [x]"), (1, ""), (1, ""), (1, "")):
+        step(advance, what)
+    out, error = capsys.readouterr()
+    assert out == ""
+    assert error == "benchmarking 1 of 15, 10 s: conv2 [x]\nbenchmarking 4 of 15, 25 s\n"
+
+
+def test_lines_of_progress_go_nowhere_if_standard_error_is_closed(monkeypatch):
+    monkeypatch.setattr(sys, "stderr", None)
+    seconds = iter([0, 100])
+    ProgressLines("benchmarking", 15, lambda: next(seconds))(1, "")
+
+
+def test_progress_prints_lines_where_there_is_no_terminal():
+    with progress("benchmarking", 3) as step:
+        assert isinstance(step, ProgressLines)

@@ -54,10 +54,9 @@ from ucudnn.cli.options import (
     variant_of,
 )
 from ucudnn.cli.plot import plot
-from ucudnn.cli.subject import Subject, open_measured
+from ucudnn.cli.subject import Subject, network_on, open_measured
 from ucudnn.cli.torch_model import time_model
 from ucudnn.errors import BackendError, InvalidNetworkError, UcudnnError
-from ucudnn.networks.tables import load_network
 from ucudnn.networks.variants import variants
 from ucudnn.planning.concurrency import Groups
 from ucudnn.planning.decision import Decisions, decide
@@ -262,7 +261,7 @@ def profile(
         computing = open_measured(settings, candidates)
         if before is not None:
             refuse_other_conditions(before, computing.machine())
-        recorded = load_network(network, batch)
+        recorded = network_on(computing, network, batch)
         requests = record_requests(recorded, variants(dtype, math, layout), settings.policy, slabs=settings.slabs)
         with progress("recording", len(requests)) as step:
             benchmark = open_benchmark(computing, settings, listener=_follow(step), exhaustive=exhaustive)

@@ -26,7 +26,12 @@ COMPLETE_POLICY = choices(*(each.value for each in BatchSizePolicy))
 _COMPLETE_DTYPE = choices(*(each.value for each in DataType))
 _COMPLETE_MATH = choices(*(each.value for each in MathMode))
 _COMPLETE_LAYOUT = choices(*LAYOUT_NAMES)
-BatchOption = Annotated[int | None, typer.Option("--batch", metavar="N", help="Mini-batch size.")]
+BatchOption = Annotated[
+    int | None,
+    typer.Option(
+        "--batch", metavar="N", help="Mini-batch size; default: that of the network, or 16 where NumPy computes it."
+    ),
+]
 WorkspaceOption = Annotated[
     str | None,
     typer.Option(

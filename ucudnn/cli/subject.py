@@ -49,10 +49,9 @@ class Subject:
             InvalidNetworkError: if there is no such network.
             UcudnnError: as `open_measured`.
         """
-        network = load_network(name, batch)
+        load_network(name, batch)  # an error of the network comes before one of the backend
         backend = open_measured(settings, candidates, name)
-        if batch is None and backend.name == "cpu" and name in NETWORKS:
-            network = load_network(name, _CPU_BATCH)
+        network = network_on(backend, name, batch)
         return cls(network=variant.of_network(network), variant=variant, backend=backend)
 
     def groups(self, branches: bool) -> Groups:
@@ -81,6 +80,22 @@ class Subject:
             backend=self.backend.name,
             conditions=self.backend.conditions(),
         )
+
+
+def network_on(backend: Backend, name: str, batch: int | None) -> Network:
+    """Return a network at the mini-batch size that all commands take where none is typed.
+
+    Args:
+        backend: computes it, or replays it.
+        name: a known network, or the path of a CSV file.
+        batch: mini-batch size; None for the network's own, or _CPU_BATCH where NumPy computes a known network.
+
+    Raises:
+        InvalidNetworkError: if there is no such network.
+    """
+    if batch is None and backend.name == "cpu" and name in NETWORKS:
+        batch = _CPU_BATCH
+    return load_network(name, batch)
 
 
 def open_measured(settings: Settings, candidates: str | None, network: str | None = None) -> Backend:

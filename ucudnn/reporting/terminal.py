@@ -5,10 +5,11 @@ Data go to standard output, and everything else to standard error.
 
 import os
 import sys
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from io import StringIO, TextIOWrapper
-from typing import Protocol
+from time import monotonic
+from typing import Protocol, final
 
 from rich.console import Console, JustifyMethod
 from rich.markup import escape
@@ -22,6 +23,7 @@ from ucudnn.reporting.report import Report
 
 _WIDTH = 100  # of a table in a file or a pipe
 _GAP = 2  # blanks between two columns
+_SECONDS_BETWEEN_LINES = 10.0
 _TEXT_COLUMNS = ("layer", "operation", "configuration")
 
 
@@ -134,14 +136,47 @@ def print_error(message: str) -> None:
     Console(stderr=True, soft_wrap=True).print(f"[bold red]error:[/] {escape(message)}", highlight=False)
 
 
+@final
+class ProgressLines:
+    """Progress without a terminal: a line now and then, so that a log stays short but a long run is not silent.
+
+    Args:
+        title: begins each line.
+        total: the number of steps.
+        clock: returns seconds.
+    """
+
+    def __init__(self, title: str, total: int, clock: Callable[[], float] = monotonic) -> None:
+        self._title = title
+        self._total = total
+        self._clock = clock
+        self._done = 0
+        self._begin = self._last = clock()
+
+    def __call__(self, advance: int, what: str) -> None:
+        """Move on by some steps, and print a line if the last one is old enough."""
+        self._done += advance
+        now = self._clock()
+        if now - self._last < _SECONDS_BETWEEN_LINES:
+            return
+        self._last = now
+        doing = f": {what}" if what else ""
+        with suppress(OSError, ValueError, AttributeError):  # a closed standard error ends no measurement
+            print_note(f"{self._title} {self._done} of {self._total}, {now - self._begin:.0f} s{doing}")
+
+
 @contextmanager
 def progress(title: str, total: int) -> Iterator[Steps]:
-    """Show a progress bar on standard error, if that is a terminal.
+    """Show a progress bar on standard error, or a line there now and then if that is no terminal.
 
     Args:
         title: stands before the bar.
         total: the number of steps.
     """
+    console = Console(stderr=True)
+    if not console.is_terminal:
+        yield ProgressLines(title, total)
+        return
     columns = (
         TextColumn("{task.description}"),
         BarColumn(),
@@ -149,8 +184,7 @@ def progress(title: str, total: int) -> Iterator[Steps]:
         TimeElapsedColumn(),
         TextColumn("{task.fields[what]}"),
     )
-    console = Console(stderr=True)
-    with Bars(*columns, console=console, transient=True, disable=not console.is_terminal) as bars:
+    with Bars(*columns, console=console, transient=True) as bars:
         task = bars.add_task(title, total=total, what="")
 
         def step(advance: int, what: str) -> None:

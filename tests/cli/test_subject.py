@@ -1,0 +1,42 @@
+"""All commands take the same mini-batch where none is typed."""
+
+import sys
+
+import pytest
+
+from ucudnn.backends import open_backend
+from ucudnn.cli import app as app_module
+from ucudnn.cli.subject import Subject, network_on
+from ucudnn.errors import BackendError
+from ucudnn.networks.tables import CSV_HEADER
+
+
+class StoppedError(BackendError):
+    """Raised once a command knows its network, so that nothing is measured."""
+
+
+@pytest.mark.parametrize(("given", "expected"), [([], 16), (["--batch", "3"], 3)])
+@pytest.mark.parametrize("command", ["plan", "time", "profile"])
+def test_commands_share_the_default_mini_batch_on_a_cpu(monkeypatch, capsys, tmp_path, command, given, expected):
+    seen = []
+
+    def stop(network, *_, **__):
+        seen.append({layer.forward.batch for layer in network.layers})
+        raise StoppedError("stopped")
+
+    monkeypatch.setattr(app_module, "record_requests", stop)
+    monkeypatch.setattr(Subject, "groups", lambda self, _: stop(self.network))
+    out = ["--out", str(tmp_path / "a.json")] if command == "profile" else []
+    monkeypatch.setattr(sys, "argv", ["ucudnn", command, "alexnet", "--backend", "cpu", *given, *out])
+    with pytest.raises(SystemExit):
+        app_module.main()
+    assert "stopped" in capsys.readouterr().err
+    assert seen == [{expected}]
+
+
+def test_other_networks_and_backends_have_their_own(tmp_path):
+    path = tmp_path / "layers.csv"
+    path.write_text(f"{CSV_HEADER}\nonly,6,6,2,4,3,3,3,1,1,1,1\n")
+    cpu, replay = open_backend("cpu"), open_backend("replay:h200")
+    assert network_on(cpu, str(path), None).layers[0].forward.batch == 4
+    assert network_on(replay, "alexnet", None).layers[0].forward.batch == 256
