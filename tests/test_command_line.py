@@ -19,6 +19,7 @@ TYPED = {
     "--solver": "glpk",
     "--solver-time-limit": 2.5,
     "--no-slabs": False,
+    "--remeasure": True,
 }
 
 
@@ -36,6 +37,7 @@ def test_options_make_settings(monkeypatch):
         solver_time_limit_seconds=2.5,
         cudnn_library="/opt/libcudnn.so.9",
         slabs=False,
+        remeasure=True,
     )
     for field in dataclasses.fields(Settings):
         assert getattr(settings, field.name) != field.default, field.name

@@ -37,6 +37,7 @@ ENVIRONMENT = {
     "UCUDNN_SOLVER_TIME_LIMIT": "2.5",
     "UCUDNN_CUDNN_LIBRARY": "/opt/libcudnn.so.9",
     "UCUDNN_SLABS": "0",
+    "UCUDNN_REMEASURE": "1",
 }
 EXPECTED = {
     "policy": BatchSizePolicy.ALL,
@@ -49,6 +50,7 @@ EXPECTED = {
     "solver_time_limit_seconds": 2.5,
     "cudnn_library": "/opt/libcudnn.so.9",
     "slabs": False,
+    "remeasure": True,
 }
 
 

@@ -22,6 +22,7 @@ _FIELDS = {
     "--solver-time-limit": "solver_time_limit_seconds",
     "--slabs": "slabs",
     "--no-slabs": "slabs",
+    "--remeasure": "remeasure",
 }
 
 

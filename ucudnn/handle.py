@@ -45,6 +45,7 @@ class Handle:
         database: file that keeps measurements for later processes, or 'off' (UCUDNN_DATABASE).
         benchmark_devices: GPUs that measure together, '0,1' or 'all', or 'ranks' (UCUDNN_BENCHMARK_DEVICES).
         slabs: whether samples that need too much workspace are computed in ranges of rows (UCUDNN_SLABS).
+        remeasure: whether each problem is measured again, whatever the database has of it (UCUDNN_REMEASURE).
         effort: how much time one measurement may take.
         listener: receives the progress of the benchmarks.
 
@@ -68,6 +69,7 @@ class Handle:
         database: str | PathLike[str] | None = None,
         benchmark_devices: str | int | Iterable[int] | None = None,
         slabs: bool | str | None = None,
+        remeasure: bool | str | None = None,
         effort: Effort | None = None,
         listener: ProgressListener | None = None,
     ) -> None:
@@ -81,6 +83,7 @@ class Handle:
             database=database,
             benchmark_devices=benchmark_devices,
             slabs=slabs,
+            remeasure=remeasure,
         )
         self._open(settings, backend if isinstance(backend, Backend) else None, groups, effort, listener)
 
@@ -124,10 +127,8 @@ class Handle:
         """What computes the convolutions, or replays recorded measurements."""
         self._effort, self._listener = effort, listener
         self._benchmark = open_benchmark(self.backend, settings, effort=effort, listener=listener)
-        self._lock = self.backend.lock
-        self._problems = ProblemCache()
+        self._lock, self._problems, self._layers = self.backend.lock, ProblemCache(), LayerIdentities()
         self._divides = settings.total_workspace_bytes is not None
-        self._layers = LayerIdentities()
         computes = opened if isinstance(opened, ComputeBackend) else None
         self._dispatcher = None if computes is None else Dispatcher(computes, self._benchmark, settings)
         self._plans = KernelPlans(self._benchmark, settings, groups_under(settings, groups), self._dispatcher)

@@ -128,6 +128,7 @@ class Settings:
             (UCUDNN_SOLVER_TIME_LIMIT).
         cudnn_library: the libcudnn to load; None searches for one (UCUDNN_CUDNN_LIBRARY).
         slabs: whether a single sample may be computed in slabs (UCUDNN_SLABS).
+        remeasure: whether each problem is measured again in this process, whatever the database has (UCUDNN_REMEASURE).
         names: by field, the name under which the user gave it, such as '--devices'. It is no setting itself.
     """
 
@@ -141,6 +142,7 @@ class Settings:
     solver_time_limit_seconds: float | None = None
     cudnn_library: str | None = None
     slabs: bool = True
+    remeasure: bool = False
     names: Mapping[str, str] = field(default_factory=dict, compare=False, repr=False)
 
     @classmethod
@@ -200,6 +202,7 @@ _FIELDS: dict[str, tuple[str, Callable[[Any, str], Any]]] = {
     "solver_time_limit_seconds": ("UCUDNN_SOLVER_TIME_LIMIT", _parse_seconds),
     "cudnn_library": ("UCUDNN_CUDNN_LIBRARY", _parse_path),
     "slabs": ("UCUDNN_SLABS", _parse_switch),
+    "remeasure": ("UCUDNN_REMEASURE", _parse_switch),
 }
 
 _ARGUMENTS = {_without_unit(name): name for name in _FIELDS}

@@ -16,6 +16,7 @@ EVERY = Settings(
     solver_time_limit_seconds=2.5,
     cudnn_library="/nowhere/libcudnn.so.9",
     slabs=False,
+    remeasure=True,
 )
 """Every field differs from its default; the CPU can plan with them."""
 
@@ -30,6 +31,7 @@ TEXTS = {
     "solver_time_limit_seconds": "2.5",
     "cudnn_library": "/nowhere/libcudnn.so.9",
     "slabs": "0",
+    "remeasure": "1",
 }
 """The same as environment variables and arguments have them, by field."""
 
@@ -42,6 +44,7 @@ OPTIONS = {
     "solver": ["--solver", "highs"],
     "solver_time_limit_seconds": ["--solver-time-limit", "2.5"],
     "slabs": ["--no-slabs"],
+    "remeasure": ["--remeasure"],
 }
 """The same as options. `cudnn_library` has no option, and a limit has no effect beside a total."""
 

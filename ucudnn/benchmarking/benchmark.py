@@ -45,6 +45,7 @@ class Benchmark:
         storage: keeps measurements beyond the process; None keeps none.
         parallel: others that measure too; None for this process alone.
         exhaustive: whether micro-configurations that cannot enter the desirable set are measured too.
+        remeasure: whether all that is asked for is measured once in this process, whatever the storage has of it.
 
     Attributes:
         backend: the backend that measures.
@@ -60,6 +61,7 @@ class Benchmark:
         storage: FindingStorage | None = None,
         parallel: ParallelExplorer | None = None,
         exhaustive: bool = False,
+        remeasure: bool = False,
     ) -> None:
         exhaustive = exhaustive or not isinstance(backend, ComputeBackend)  # a look-up takes no time to save
         self.backend = backend
@@ -68,6 +70,8 @@ class Benchmark:
         self._findings = Findings(backend, storage, reuses=not exhaustive)
         self._measurer = LocalMeasurer(self._findings, effort or Effort(), listener, exhaustive=exhaustive)
         self.seconds = 0.0
+        self._remeasures = remeasure and isinstance(backend, ComputeBackend)
+        self._remeasured: set[ConvolutionProblem] = set()
         call_in_child(self._measure_alone)
 
     @property
@@ -99,6 +103,9 @@ class Benchmark:
         start = perf_counter()
         self._measurer.room_bytes = inf  # there may be more memory by now
         try:
+            if self._remeasures:
+                stale = {each.problem.with_batch(1): each.problem for each in requests}
+                self._forget([stale[each] for each in stale.keys() - self._remeasured])
             missing = [each for each in dict.fromkeys(requests) if not self._is_finished(each)]
             if self._parallel is not None and missing:
                 missing = self._explore_with_others(missing, self._parallel)
@@ -109,6 +116,16 @@ class Benchmark:
         finally:
             self.backend.drop()
             self.seconds += perf_counter() - start
+
+    def remeasure(self, requests: Sequence[Request]) -> None:
+        """Measure again what requests ask for, and keep that instead of what was known."""
+        self._forget([each.problem for each in requests])
+        self.explore(requests)
+
+    def _forget(self, problems: Sequence[ConvolutionProblem]) -> None:
+        self._remeasured.update(each.with_batch(1) for each in problems)
+        if problems:
+            self._findings.forget(problems)
 
     def exploration(self, request: Request) -> Exploration:
         """Return what was tried for a request, which is explored first if it is not finished."""

@@ -19,7 +19,7 @@ def open_benchmark(
 
     Args:
         backend: the backend that measures.
-        settings: database and devices.
+        settings: database, devices, and whether what the database has is measured again.
         effort: how much time goes into one measurement.
         listener: a function that is called with the progress.
         exhaustive: whether micro-configurations that cannot enter the desirable set are measured too.
@@ -35,7 +35,13 @@ def open_benchmark(
     effort = effort or Effort()
     parallel = open_parallel(backend, settings, effort, exhaustive=exhaustive)
     return Benchmark(
-        backend, effort=effort, listener=listener, storage=storage, parallel=parallel, exhaustive=exhaustive
+        backend,
+        effort=effort,
+        listener=listener,
+        storage=storage,
+        parallel=parallel,
+        exhaustive=exhaustive,
+        remeasure=settings.remeasure,
     )
 
 

@@ -1,6 +1,7 @@
 """What is known of requests: their explorations and measurements, from this process and from the database."""
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import NamedTuple, Protocol, final
 
 from ucudnn.backends.base import Backend
@@ -8,7 +9,7 @@ from ucudnn.benchmarking.exploration.state import MeasurementStorage
 from ucudnn.benchmarking.request import Exploration, Request, SlabDivision
 from ucudnn.benchmarking.results import MeasuredProblem, Results
 from ucudnn.configuration import MicroConfiguration, SlabConfiguration
-from ucudnn.problem import ConvolutionProblem
+from ucudnn.problem import MOST_ALIGNMENT, ConvolutionProblem
 from ucudnn.profiles.measurement import Measurement
 from ucudnn.slabs import Slab, piece_of, slabs_by_problem
 from ucudnn.solvers.desirable import fastest
@@ -32,6 +33,9 @@ class Finding(NamedTuple):
 
 class FindingStorage(MeasurementStorage, Protocol):
     """Where measurements and finished requests outlive the process."""
+
+    def forget(self, problems: Sequence[ConvolutionProblem]) -> None:
+        """Forget what is known of problems, at any mini-batch, because it is measured again."""
 
     def load_exploration(self, request: Request) -> Exploration | None:
         """Return what was tried for a request, or None if the request was never finished."""
@@ -102,6 +106,18 @@ class Findings:
         names, parts = with_slab_names(self.backend, exploration.names), exploration.parts(request.problem)
         known = ((part, each) for part in parts for each in self.results.of(part).values())
         return Finding(request, exploration, [item for item in known if item[1].algorithm.name in names])
+
+    def forget(self, problems: Sequence[ConvolutionProblem]) -> None:
+        """Forget what was measured of problems at any size, here and in the storage. Discarded algorithms stay so."""
+        shapes = {_shape(problem) for problem in problems}
+        for request in [each for each in self._explored if _shape(each.problem) in shapes]:
+            self.results.forget(self._explored.pop(request).parts(request.problem))
+        for shape in shapes:
+            self._divisions.pop(shape, None)
+        sizeless = {_without_size(problem) for problem in problems}
+        self.results.forget([part for part in self.results.parts() if _without_size(part) in sizeless])
+        if self.storage is not None:
+            self.storage.forget(problems)
 
     def discard(self, problem: ConvolutionProblem, algorithm: str) -> None:
         """Count an algorithm as failed at every size of a problem, because it failed when it was executed."""
@@ -197,6 +213,11 @@ def in_slabs(
 def with_slab_names(backend: Backend, names: Iterable[str]) -> set[str]:
     """Return the names of algorithms, and those under which they compute slabs."""
     return {own for name in names for own in (name, *backend.slab_names(name))}
+
+
+def _without_size(problem: ConvolutionProblem) -> ConvolutionProblem:
+    """Return what a problem has in common with its micro-batches, which may be less aligned."""
+    return replace(problem.with_batch(1), alignment=MOST_ALIGNMENT)
 
 
 def _shape(problem: ConvolutionProblem) -> ConvolutionProblem:

@@ -25,6 +25,10 @@ class Results:
         """Return each micro-batch size of which anything is known, of any problem, in ascending order."""
         return sorted({part.batch for part, known in self._results.items() if known})
 
+    def parts(self) -> list[ConvolutionProblem]:
+        """Return all problems with measurements."""
+        return list(self._results)
+
     def put(self, part: ConvolutionProblem, measurement: Measurement) -> None:
         """Keep a measurement. It replaces an earlier one of the same algorithm."""
         self._results.setdefault(part, {})[measurement.algorithm.name] = measurement

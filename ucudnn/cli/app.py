@@ -43,6 +43,7 @@ from ucudnn.cli.options import (
     NetworkArgument,
     PolicyOption,
     ProfileOption,
+    RemeasureOption,
     ShapeOption,
     SlabsOption,
     SolverOption,
@@ -124,6 +125,7 @@ def plan(
     database: DatabaseOption = None,
     devices: DevicesOption = None,
     exhaustive: ExhaustiveOption = False,
+    remeasure: RemeasureOption = False,
     as_json: JsonOption = False,
     as_csv: CsvOption = False,
 ) -> None:
@@ -164,6 +166,7 @@ def time(
     database: DatabaseOption = None,
     devices: DevicesOption = None,
     exhaustive: ExhaustiveOption = False,
+    remeasure: RemeasureOption = False,
     repeats: Annotated[int, typer.Option(metavar="N", min=1, help="Runs of each plan; the median counts.")] = 3,
     time_limit: Annotated[
         float, typer.Option(metavar="MS", min=0, help="Time for one measurement of the benchmark.")
@@ -235,6 +238,7 @@ def profile(
     database: DatabaseOption = None,
     devices: DevicesOption = None,
     exhaustive: ExhaustiveOption = False,
+    remeasure: RemeasureOption = False,
 ) -> None:
     """Record a network's convolutions on this machine, to plan for it on any other.
 

@@ -12,8 +12,10 @@ from ucudnn.benchmarking.storage.sqlite_file import Access
 from ucudnn.benchmarking.storage.store import open_database
 from ucudnn.cli.help_text import CommandLine
 from ucudnn.cli.options import DatabaseOption, JsonOption, settings_of
+from ucudnn.networks.tables import load_network
 from ucudnn.reporting.terminal import print_cache, print_text
 
+_DAYS = 90
 _MOST_DAYS = 36_525  # a hundred years
 
 cache = CommandLine(help="Show, check, prune or clear the database of measurements.", no_args_is_help=True)
@@ -45,14 +47,41 @@ def check(context: typer.Context, database: DatabaseOption = None) -> None:
 def prune(
     context: typer.Context,
     older_than: Annotated[
-        int, typer.Option(metavar="DAYS", min=0, max=_MOST_DAYS, help="Delete measurements older than this.")
-    ] = 90,
+        int | None,
+        typer.Option(
+            metavar="DAYS",
+            min=0,
+            max=_MOST_DAYS,
+            help="Delete measurements older than this; default: 90, or any age with --network or --problem.",
+        ),
+    ] = None,
+    network: Annotated[
+        list[str] | None,
+        typer.Option("--network", metavar="NETWORK", help="Delete those of a network's layers; may be repeated."),
+    ] = None,
+    problem: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--problem",
+            metavar="TEXT",
+            help="Delete those of problems with TEXT in their name, such as 'Forward 16x3x224x224', at any mini-batch;"
+            " may be repeated.",
+        ),
+    ] = None,
     database: DatabaseOption = None,
 ) -> None:
-    """Delete old measurements."""
+    """Delete old measurements, or those of a network or a problem.
+
+    ucudnn cache prune --network alexnet
+
+    ucudnn cache prune --problem "128x13x13" --older-than 7
+    """
+    layers = [layer.forward for name in network or () for layer in load_network(name).layers]
     opened = _opened(context, Access.CHANGE)
-    before = (datetime.now(UTC) - timedelta(days=older_than)).isoformat(timespec="seconds")
-    print_text(f"{opened.prune(before)} measurements deleted from {opened.path}")
+    days = older_than if older_than is not None or network or problem else _DAYS
+    before = None if days is None else (datetime.now(UTC) - timedelta(days=days)).isoformat(timespec="seconds")
+    gone = opened.prune(before, problems=layers, texts=problem or ())
+    print_text(f"{gone} measurements deleted from {opened.path}")
 
 
 @cache.command()

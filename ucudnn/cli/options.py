@@ -126,6 +126,10 @@ ExhaustiveOption = Annotated[
     bool,
     typer.Option("--exhaustive", help="Measure every candidate, also those that cannot be part of the best plan."),
 ]
+RemeasureOption = Annotated[
+    bool,
+    typer.Option("--remeasure", help="Measure everything again, whatever the database has of it [UCUDNN_REMEASURE]."),
+]
 TorchOption = Annotated[
     bool,
     typer.Option(
@@ -252,7 +256,7 @@ OUTPUT = NoEffect(options=("--csv",), beside=("--json",))
 PROFILE = NoEffect(options=("--backend",), beside=("--profile",))
 LIMIT = NoEffect(options=("--workspace",), beside=("--total-workspace",))
 DIVISION = NoEffect(options=("--solver", "--solver-time-limit", "--branches"), without=("--total-workspace",))
-MEASURED = NoEffect(options=("--database", "--devices", "--exhaustive"), beside=("backend replay",))
+MEASURED = NoEffect(options=("--database", "--devices", "--exhaustive", "--remeasure"), beside=("backend replay",))
 CUDNN = NoEffect(options=("--candidates",), beside=("backend cpu", "backend cudnn:"))
 FLOAT32 = NoEffect(
     options=("--math",),
@@ -268,7 +272,7 @@ TIME = (
     *_PLANNING,
 )
 _RECORDING = ("NETWORK", "--out", "--batch", "--policy", "--candidates", "--dtype", "--math", "--layout", "--every")
-_EXPORTING = (*_RECORDING, "--slabs", "--no-slabs", "--devices", "--exhaustive")
+_EXPORTING = (*_RECORDING, "--slabs", "--no-slabs", "--devices", "--exhaustive", "--remeasure")
 RECORD = (
     NoEffect(options=("--export", "--backend", *_EXPORTING), beside=("--import",)),
     NoEffect(options=_EXPORTING, beside=("--export",)),

@@ -140,6 +140,8 @@ def _parser() -> argparse.ArgumentParser:
         " [UCUDNN_SOLVER_TIME_LIMIT]")  # fmt: skip
     add("--slabs", action=argparse.BooleanOptionalAction, help="compute a sample in ranges of rows if it needs more"
         " workspace than the limit [UCUDNN_SLABS]")  # fmt: skip
+    add("--remeasure", action="store_true", default=None, help="measure everything again, whatever the database"
+        " has of it [UCUDNN_REMEASURE]")  # fmt: skip
     add("--report", action="store_true", help="print at the end each plan, and what was left to PyTorch and why")
     add("--verbose", action="store_true", help="print a line for each convolution that is planned")
     add("-m", dest="module", nargs=argparse.REMAINDER, help="run a module, as `python -m` does")

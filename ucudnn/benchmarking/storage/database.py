@@ -6,7 +6,7 @@ date. Workspace limits are not part of a row; they filter rows when these are re
 """
 
 import gc
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -16,6 +16,7 @@ from typing import Any, final
 from ucudnn.benchmarking.request import Exploration, Request
 from ucudnn.benchmarking.results import MeasuredProblem
 from ucudnn.benchmarking.storage.damage import find_damage
+from ucudnn.benchmarking.storage.removal import Selection, families_where, family_of, remove
 from ucudnn.benchmarking.storage.rows import (
     COLUMNS,
     decode_conditions,
@@ -187,28 +188,36 @@ class Database:
         """Return a line for each damage that SQLite finds and for each row that makes no sense. Nothing is changed."""
         return find_damage(self._file)
 
-    def prune(self, before: str, keep: Mapping[str, str] | None = None) -> int:
-        """Delete measurements from before a date, and return how many were deleted.
+    def prune(
+        self,
+        before: str | None,
+        keep: Mapping[str, str] | None = None,
+        *,
+        problems: Collection[ConvolutionProblem] = (),
+        texts: Collection[str] = (),
+    ) -> int:
+        """Delete measurements, and return how many were deleted.
 
         Args:
-            before: a date, or a date and time in UTC, in the form of ISO 8601.
+            before: a date, or a date and time in UTC, in the form of ISO 8601, before which they were made; None for
+                any age.
             keep: a machine whose rows are kept, whatever their age.
+            problems: only those of problems with the shapes of these, at any mini-batch, type, layout and operation.
+            texts: or only those of problems whose name has one of these texts in it, at any mini-batch.
         """
         kept = key_of(dump(keep)) if keep is not None else b""
 
         def write(connection: Connection) -> int:
-            gone = connection.execute(
-                "DELETE FROM measurements WHERE measured_at < ? AND machine <> ?", [before, kept]
-            ).rowcount
-            connection.execute("DELETE FROM explorations WHERE explored_at < ? AND machine <> ?", [before, kept])
-            connection.execute(
-                "DELETE FROM problems WHERE key NOT IN (SELECT problem FROM measurements)"
-                " AND key NOT IN (SELECT problem FROM explorations)"
-            )
-            connection.execute("DELETE FROM machines WHERE key NOT IN (SELECT machine FROM measurements)")
-            return gone
+            families = families_where(connection, problems, texts) if problems or texts else None
+            return remove(connection, Selection(families=families, before=before, keep=kept))
 
         return self._file.write(write)
+
+    def forget(self, machine: Mapping[str, str], problems: Iterable[ConvolutionProblem]) -> int:
+        """Delete what a machine has measured of problems, at any mini-batch; return how many measurements that were."""
+        families = {family_of(problem) for problem in problems}
+        selection = Selection(families=families, machine=key_of(dump(machine)))
+        return self._file.write(lambda connection: remove(connection, selection))
 
     def clear(self) -> int:
         """Delete everything, and return how many measurements were deleted."""

@@ -61,6 +61,10 @@ class MachineStore:
         """Keep measurements."""
         self._try(lambda: self._database.save(self._machine, items), None)
 
+    def forget(self, problems: Sequence[ConvolutionProblem]) -> None:
+        """Forget what is known of problems, at any mini-batch, because it is measured again."""
+        self._try(lambda: self._database.forget(self._machine, problems), 0)
+
     def load_exploration(self, request: Request) -> Exploration | None:
         """Return what was tried for a request, or None if the request was never finished."""
         return self._try(lambda: self._database.load_exploration(self._machine, self._name, request), None)

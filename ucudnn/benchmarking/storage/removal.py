@@ -1,0 +1,139 @@
+"""Removal of measurements: of some problems, of some machine, or from before a date.
+
+What was tried for a request goes with any measurement that it refers to. Otherwise the request would count as finished,
+and plans would be made without what is missing.
+"""
+
+import json
+import re
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass
+from typing import Any, final
+
+from ucudnn.benchmarking.storage.rows import decode_exploration, decode_problem_text, key_of, problem_text
+from ucudnn.benchmarking.storage.sqlite_file import Connection
+from ucudnn.errors import DatabaseError
+from ucudnn.problem import ConvolutionProblem
+
+_CHUNK = 500  # parameters of one query
+_SIZE = re.compile(r'"(?:alignment|batch)":\d+,?')  # what micro-batches of a problem differ in
+_VARIANT = ("operation", "batch", "alignment", "dtype", "math", "layout", "deterministic")
+_STRIDES = ("x_batch_stride", "y_batch_stride", "x_channel_stride", "y_channel_stride")
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Selection:
+    """Which measurements are removed: those for which all of this holds.
+
+    Attributes:
+        families: their problem belongs to one of these, as `family_of` returns them; None for all problems.
+        before: they are older than this date, or date and time in UTC; None for any age.
+        machine: key of their machine; None for all machines.
+        keep: key of a machine whose measurements stay; b"" for none.
+    """
+
+    families: Collection[str] | None = None
+    before: str | None = None
+    machine: bytes | None = None
+    keep: bytes = b""
+
+
+def family_of(problem: ConvolutionProblem) -> str:
+    """Return what a problem has in common with its micro-batches, as text."""
+    return _family(problem_text(problem))
+
+
+def geometry_of(text: str) -> tuple[tuple[str, Any], ...]:
+    """Return what a problem's text has in common with its other operations, types, layouts and sizes."""
+    values = {key: value for key, value in json.loads(text).items() if key not in (*_VARIANT, *_STRIDES)}
+    return tuple(sorted((key, tuple(value) if isinstance(value, list) else value) for key, value in values.items()))
+
+
+def families_where(connection: Connection, problems: Iterable[ConvolutionProblem], texts: Iterable[str]) -> set[str]:
+    """Return the families of all stored problems that have the geometry of a problem, or whose name has a text in it.
+
+    Args:
+        connection: the database.
+        problems: problems, such as the layers of a network, in any type, layout and operation.
+        texts: parts of names such as 'Forward 16x3x224x224', in upper or lower case.
+    """
+    geometries = {geometry_of(problem_text(problem)) for problem in problems}
+    wanted = [each.casefold() for each in texts]
+    found = set()
+    for (text,) in connection.execute("SELECT problem FROM problems"):
+        if geometry_of(text) in geometries:
+            found.add(_family(text))
+        elif wanted:
+            name = str(decode_problem_text(text)).casefold()
+            if any(each in name for each in wanted):
+                found.add(_family(text))
+    return found
+
+
+def remove(connection: Connection, selection: Selection) -> int:
+    """Remove measurements, and what was tried for requests that refer to them; return how many measurements."""
+    machine, before = selection.machine, selection.before
+    where = "(?1 IS NULL OR machine = ?1) AND machine <> ?2 AND (?3 IS NULL OR measured_at < ?3)"
+    given = [machine, selection.keep, before]
+    rows: list[tuple[bytes, bytes]] = connection.execute(
+        f"SELECT DISTINCT machine, problem FROM measurements WHERE {where}", given
+    ).fetchall()
+    if selection.families is not None:
+        wanted = _keys_of(connection, selection.families)
+        rows = [row for row in rows if row[1] in wanted]
+    gone = sum(
+        connection.execute(
+            "DELETE FROM measurements WHERE machine = ? AND problem = ? AND (?3 IS NULL OR measured_at < ?3)",
+            [*row, before],
+        ).rowcount
+        for row in rows
+    )
+    _remove_explorations(connection, set(rows), selection)
+    connection.execute(
+        "DELETE FROM problems WHERE key NOT IN (SELECT problem FROM measurements)"
+        " AND key NOT IN (SELECT problem FROM explorations)"
+    )
+    connection.execute("DELETE FROM machines WHERE key NOT IN (SELECT machine FROM measurements)")
+    return gone
+
+
+def _remove_explorations(connection: Connection, gone: Collection[tuple[bytes, bytes]], selection: Selection) -> None:
+    """Remove what was tried for requests of which a measurement is gone, and for those of the selected families."""
+    problems = dict(connection.execute("SELECT key, problem FROM problems"))
+    families = selection.families if selection.before is None else None
+    machines = {machine for machine, _ in gone}
+    dropped = []
+    query = "SELECT machine, problem, request, names, sizes, divisions FROM explorations"
+    for machine, key, request, *tried in connection.execute(query).fetchall():
+        text = problems.get(key)
+        chosen = families is not None and selection.machine in (None, machine) and text and _family(text) in families
+        if chosen or (machine in machines and _refers(text, tried, machine, gone)):
+            dropped.append((machine, key, request))
+    connection.executemany("DELETE FROM explorations WHERE machine = ? AND problem = ? AND request = ?", dropped)
+
+
+def _refers(text: str | None, tried: list[Any], machine: bytes, gone: Collection[tuple[bytes, bytes]]) -> bool:
+    """Whether what was tried refers to a measurement that is gone, or cannot be read."""
+    try:
+        problem = decode_problem_text(text)
+        parts = decode_exploration(tried, problem).parts(problem)
+    except DatabaseError:
+        return True
+    return any((machine, key_of(problem_text(part))) in gone for part in parts)
+
+
+def _keys_of(connection: Connection, families: Collection[str]) -> set[bytes]:
+    """Return the keys of all problems of some families, and of the slabs of their samples."""
+    texts = dict(connection.execute("SELECT key, problem FROM problems"))
+    keys = {key for key, text in texts.items() if _family(text) in families}
+    rows = connection.execute("SELECT problem, names, sizes, divisions FROM explorations WHERE divisions <> '[]'")
+    for key, *tried in rows.fetchall():
+        if key in keys:
+            problem = decode_problem_text(texts[key])
+            keys.update(key_of(problem_text(part)) for part in decode_exploration(tried, problem).parts(problem))
+    return keys
+
+
+def _family(text: str) -> str:
+    return _SIZE.sub("", text)
