@@ -395,7 +395,7 @@ def test_a_graph_keeps_its_plan_and_leaves_recycled_memory_to_the_allocator(recy
     assert handle.workspace_bytes == 0
     assert [buffer() for buffer, size in recycling.held if size and buffer() is not None] == []
     (entry,) = handle._entries.values()
-    ((_, plan),) = handle._dispatcher._captured.values()
+    ((_, plan),) = handle._dispatcher._captures._plans.values()
     assert plan is entry.plan
 
 

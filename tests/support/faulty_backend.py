@@ -41,6 +41,9 @@ class FaultyBackend(ComputeBackend):
         self.captures = False
         self.followed = []
         self.finished = []
+        self.numbers = {}  # of streams, by address, if they differ
+        self.synchronized = []  # for each time: how many buffers lived
+        self.ordered = []
         self.launches = 0
         self.log = []
 
@@ -66,8 +69,7 @@ class FaultyBackend(ComputeBackend):
         return FaultyCall(self._cpu.prepare(problem, algorithm), self, algorithm)
 
     def allocate(self, size_bytes):
-        held = sum(size for buffer, size in self.held if buffer() is not None)
-        if size_bytes > self.memory or held + size_bytes > self.budget:
+        if size_bytes > self.memory or self.live_bytes() + size_bytes > self.budget:
             raise MemoryError(f"{size_bytes} bytes are too many")
         buffer = self._cpu.allocate(size_bytes)
         self.held.append((weakref.ref(buffer), size_bytes))
@@ -91,12 +93,28 @@ class FaultyBackend(ComputeBackend):
     def queue(self):
         return self.current
 
+    def stream_number(self, queue):
+        return self.numbers.get(queue, queue)
+
+    def live_bytes(self):
+        return sum(size for buffer, size in self.held if buffer() is not None)
+
+    def synchronize(self):
+        assert not self.captures, "a capture would fail"
+        self.synchronized.append(self.live_bytes())
+
+    def order_before_free(self, first, marks):
+        if self.captures:
+            return False
+        self.ordered.append((first, sorted(marks), self.live_bytes()))
+        return True
+
     def mark(self):
-        return None if self.captures else self.current
+        return None if self.captures else self.stream_number(self.current)
 
     def wait(self, mark):
-        if mark not in (None, self.current):
-            self.followed.append((self.current, mark))
+        if mark not in (None, self.stream_number(self.current)):
+            self.followed.append((self.stream_number(self.current), mark))
 
     def finish(self, mark):
         self.finished.append(mark)

@@ -35,6 +35,7 @@ class Host:
         allocated: size of each workspace since `forget`.
         live_bytes: bytes that are allocated now, also for outputs.
         peak_bytes: the most of them since `forget`.
+        waits: for each stream that waited, its address, that of the stream it waited for, and the bytes allocated then.
     """
 
     def __init__(self, stub):
@@ -43,16 +44,18 @@ class Host:
         self.captures = False
         self.most_bytes = 1 << 40
         self.refused_bytes = 0
+        self.waits = []
         self.live_bytes = 0
         self.forget()
         properties = SimpleNamespace(name="host", major=0, minor=0)
         self.cuda = SimpleNamespace(
             Event=lambda **options: HostEvent(stub),
-            current_stream=lambda device: SimpleNamespace(wait_event=lambda event: None),
+            current_stream=lambda device: HostStream(self, self.stream),
             device=lambda ordinal: nullcontext(),
             device_count=lambda: 1,
             empty_cache=lambda: None,
             get_device_properties=lambda ordinal: properties,
+            synchronize=lambda device: None,
         )
 
     def __getattr__(self, name):
@@ -109,15 +112,28 @@ class Host:
         return torch.frombuffer((ctypes.c_uint8 * size).from_address(address), dtype=torch.uint8)
 
 
+class HostStream:
+    """A stream, which notes what waits for it."""
+
+    def __init__(self, host, address):
+        self._host = host
+        self.address = address
+
+    def wait_event(self, event):
+        self._host.waits.append((self.address, event.stream, self._host.live_bytes))
+
+
 class HostEvent:
     """An event that reads the clock of the stand-in."""
 
     def __init__(self, stub):
         self._stub = stub
         self.time = 0
+        self.stream = None
 
     def record(self, stream):
         self.time = self._stub.stub_clock()
+        self.stream = stream.address
 
     def synchronize(self):
         pass

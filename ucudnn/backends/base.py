@@ -250,6 +250,10 @@ class PreparedCall(ABC):
         """
         return partial(self.launch, x, w, y, workspace, offset, scaling)
 
+    def kernels(self, scaling: Scaling) -> object:
+        """Return what must live as long as a CUDA graph that captured a launch with these factors; None for nothing."""
+        return None
+
 
 class ComputeBackend(Backend):
     """What execution needs besides: prepared calls and workspaces."""
@@ -323,6 +327,13 @@ class ComputeBackend(Backend):
         """Return the identity of the queue that calls go to now. Calls on one queue run one after another."""
         return 0
 
+    def stream_number(self, queue: int) -> int:
+        """Return a number of the current queue, which `queue` returned, that no later queue has after its end."""
+        return queue
+
+    def synchronize(self) -> None:
+        """Block the calling thread until all work of all queues is done; never called in a capture."""
+
     def capturing(self, queue: int) -> bool:
         """Return whether calls on a queue are recorded to be run later any number of times (CUDA graphs)."""
         return False
@@ -336,6 +347,13 @@ class ComputeBackend(Backend):
 
     def finish(self, mark: Any) -> None:
         """Block the calling thread until everything before a mark is done."""
+
+    def order_before_free(self, first: Any, marks: Sequence[Any]) -> bool:
+        """Let the queue on which memory was allocated, that of the first mark, wait for the marks of its last uses.
+
+        Return whether that was done; it cannot be done while the current queue is captured.
+        """
+        return True
 
     def spare(self, bound: Tensor, size_bytes: int) -> Spare | None:
         """Return the memory of a dense tensor as a workspace.

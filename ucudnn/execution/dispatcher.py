@@ -2,12 +2,13 @@
 
 import logging
 from collections.abc import Iterable
-from typing import Any, NamedTuple, final
+from typing import NamedTuple, final
 
 from ucudnn.backends.base import Buffer, ComputeBackend, Scaling, Spare, Tensor
 from ucudnn.benchmarking.benchmark import Benchmark
 from ucudnn.configuration import Configuration, MicroConfiguration
 from ucudnn.errors import BackendError, StepError
+from ucudnn.execution.captures import Captures
 from ucudnn.execution.entry import Entry
 from ucudnn.execution.overlap import refuse_overlap
 from ucudnn.execution.plan import Plan, make_plan
@@ -18,6 +19,7 @@ from ucudnn.workspace.allocation import DividedWorkspace, Workspace, open_worksp
 from ucudnn.workspace.stream_order import StreamOrder
 
 _LOG = logging.getLogger(__name__)
+_MOST_QUEUES = 64
 
 
 class _Arguments(NamedTuple):
@@ -49,26 +51,20 @@ class Dispatcher:
         self._entries: list[Entry] = []
         self._workspace: Workspace[int] = open_workspace(backend)
         self._arena_needed = False
-        self._arena_mark: Any = None
         self._turns = StreamOrder(backend)
-        self._captured: dict[tuple[int, int], tuple[Buffer, Plan]] = {}
+        self._captures = Captures()
         self._retired: list[Workspace[int]] = []  # arenas that were replaced in a capture, where nothing waits for them
 
     @property
     def workspace_bytes(self) -> int:
         """Bytes of workspace that are held now, including those of captured graphs."""
         workspaces = [self._workspace, *self._retired]
-        graphs = {
-            id(buffer): plan.workspace_bytes
-            for buffer, plan in self._captured.values()
-            if buffer is not None and not any(workspace.holds(buffer) for workspace in workspaces)
-        }
-        return sum(workspace.size_bytes for workspace in workspaces) + sum(graphs.values())
+        return sum(workspace.size_bytes for workspace in workspaces) + self._captures.size_bytes(workspaces)
 
     @property
     def captured(self) -> bool:
         """Whether a CUDA graph was captured that uses plans of this dispatcher."""
-        return bool(self._captured)
+        return bool(self._captures)
 
     def release(self) -> None:
         """Free all workspaces but those of captured graphs; they are allocated again when they are needed."""
@@ -126,7 +122,8 @@ class Dispatcher:
             InfeasibleError: if no configuration fits into memory.
         """
         backend = self.backend
-        queue = backend.queue()
+        address = backend.queue()
+        queue = address if self._passes else backend.stream_number(address)
         lent = self._spare(entry, spare)
         workspace = entry.ready.get(queue) if lent is None else lent.buffer
         if workspace is None:
@@ -137,7 +134,7 @@ class Dispatcher:
         if lent is not None and plan.workspace_bytes > lent.size_bytes:
             need, there = exact_bytes(plan.workspace_bytes), exact_bytes(lent.size_bytes)
             raise BackendError(f"{entry.kernel}: it needs spare memory of {need}, but has {there}")
-        capturing = backend.capturing(queue)
+        capturing = backend.capturing(address)
         if capturing:
             self._keep(entry, workspace, plan)
         segment = None if capturing else entry.segment  # in a capture, the caller keeps the order
@@ -150,6 +147,8 @@ class Dispatcher:
         finally:
             if segment is not None:  # even a launch that failed may have launched a part
                 self._turns.leave(segment, queue)
+            if capturing:
+                self._captures.keep_kernels(plan, scaling)
         entry.calls += 1
 
     @staticmethod
@@ -168,44 +167,57 @@ class Dispatcher:
             return None  # the slow way may free memory first
 
     def _keep(self, entry: Entry, workspace: Buffer, plan: Plan) -> None:
-        # A graph holds only addresses, so memory and kernels must live as long as it may be replayed. Spare memory
-        # belongs to the caller, and an allocator that recycles keeps the memory that it gave in a capture.
-        if entry.kernel.spare_bytes or not self._workspace.keeps:
-            workspace = None
-        self._captured[id(workspace), id(plan)] = workspace, plan
+        # Spare memory belongs to the caller, and an allocator that recycles keeps the memory that it gave in a capture.
+        self._captures.keep(None if entry.kernel.spare_bytes or not self._workspace.keeps else workspace, plan)
+
+    def _capturing(self) -> bool:
+        return self.backend.capturing(self.backend.queue())
 
     def _prepare(self, entry: Entry, queue: int) -> Buffer:
         while True:
             need = self.plan(entry).workspace_bytes
             if self._arena_needed:
-                self._make_arena(queue)
+                self._make_arena()
             try:
                 workspace = self._buffer(entry, queue, need)
             except MemoryError as error:
                 self.shrink(entry, need, error)
                 continue
-            if self._divides:
-                self.backend.wait(self._arena_mark)  # the arena may have been allocated on another queue
+            if isinstance(self._workspace, DividedWorkspace):
+                self.backend.wait(self._workspace.mark)  # the arena may have been allocated on another queue
             # A recycled workspace is allocated for each call, unless it is empty. In a capture the wait above did
             # nothing.
-            if (self._workspace.keeps or not need) and not self.backend.capturing(queue):
+            if (self._workspace.keeps or not need) and not self._capturing():
+                if len(entry.ready) >= _MOST_QUEUES:
+                    entry.ready.clear()  # of streams that have ended, as far as is known
                 entry.ready[queue] = workspace
             if not self._divides and entry not in self._entries:
                 self._entries.append(entry)
             return workspace
 
     def _buffer(self, entry: Entry, queue: int, need: int) -> Buffer:
+        capturing = self._capturing()
+        if not capturing:
+            self._forget_ended(queue)
         if self._workspace.grows(queue, need):
             for other in self._entries:  # so that the smaller buffer is freed before the larger one is allocated
                 other.ready.pop(queue, None)
         try:
             return self._workspace.buffer(id(entry), queue, need)
         except MemoryError:
+            if self._workspace.size_bytes and not capturing:
+                self.backend.synchronize()  # other streams may still use what is freed
             if not self._workspace.release(queue):
                 raise
             for other in self._entries:
                 other.ready.clear()
             return self._workspace.buffer(id(entry), queue, need)
+
+    def _forget_ended(self, queue: int) -> None:
+        ended = self._workspace.forget_ended(self.backend.queue(), queue)
+        if ended is not None:
+            for other in self._entries:
+                other.ready.pop(ended, None)
 
     def _limit(self, entry: Entry) -> int:
         if self._divides:
@@ -271,13 +283,18 @@ class Dispatcher:
 
     def _launch_once(self, entry: Entry, configuration: Configuration, start: int, arguments: _Arguments) -> None:
         x, w, y, scaling, spare = arguments
-        queue = self.backend.queue()
+        queue = self.backend.stream_number(self.backend.queue())
         lent = self._spare(entry, spare)
         workspace = self._buffer(entry, queue, configuration.workspace_bytes) if lent is None else lent.buffer
         plan = make_plan(entry.kernel.problem, configuration, self.backend, start=start)
-        if self.backend.capturing(queue):
-            self._keep(entry, workspace, plan)
-        plan.launch(x, w, y, workspace, scaling)
+        if not self._capturing():
+            plan.launch(x, w, y, workspace, scaling)
+            return
+        self._keep(entry, workspace, plan)
+        try:
+            plan.launch(x, w, y, workspace, scaling)
+        finally:
+            self._captures.keep_kernels(plan, scaling)
 
     def _replace(self, entry: Entry, error: StepError) -> None:
         """Decide a kernel again without the algorithm that failed."""
@@ -320,24 +337,23 @@ class Dispatcher:
         entry.replaced(Replacement(before=entry.decision.configuration, after=decision.configuration, reason=reason))
         entry.decision, entry.plan = decision, None
 
-    def _make_arena(self, queue: int) -> None:
+    def _make_arena(self) -> None:
         segments = {
             id(entry): (entry.segment.offset_bytes, entry.segment.size_bytes)
             for entry in self._entries
             if entry.segment is not None
         }
-        if self.backend.capturing(queue):
+        if self._capturing():
             self._retired.append(self._workspace)
         else:
             self._turns.finish()  # old arenas are freed first, once no launch uses them
             self._retired.clear()
             self._workspace = open_workspace(self.backend)
         try:
-            self._workspace = DividedWorkspace(self.backend, segments)
+            self._workspace = DividedWorkspace(self.backend, segments, self._turns)
         except MemoryError as error:
             total = max(offset + size for offset, size in segments.values())
             raise BackendError(
                 f"no room for a total workspace of {exact_bytes(total)}: give a smaller one ({error})"
             ) from error
-        self._arena_mark = self.backend.mark()
         self._arena_needed = False

@@ -85,13 +85,18 @@ class Plan:
             StepError: if an algorithm fails; it says from which sample on nothing was launched.
         """
         out = x if self.problem.operation is Operation.BACKWARD_DATA else y
-        added = ACCUMULATE if scaling.alpha == 1 else Scaling(scaling.alpha, 1.0)
+        added = _added(scaling)
         for step in self.steps:
             own = workspace if step.tail is None else step.tail(out)
             try:
                 step.call.launch(x, w, y, own, step.offset, added if step.accumulates else scaling)
             except BackendError as error:
                 raise step.failed(error) from error
+
+    def kernels(self, scaling: Scaling) -> tuple[object, ...]:
+        """Return what must live as long as a CUDA graph that captured a launch with an alpha and a beta."""
+        added = _added(scaling)
+        return tuple(step.call.kernels(added if step.accumulates else scaling) for step in self.steps)
 
     def bind(self, x: Tensor, w: Tensor, y: Tensor, workspace: Buffer) -> tuple[Callable[[], None], ...]:
         """Return the calls of a launch with alpha = 1 and beta = 0, bound to their arguments.
@@ -209,6 +214,11 @@ def aligned(parts: Sequence[MicroConfiguration]) -> list[MicroConfiguration]:
     `ConvolutionProblem.part` assumes this alignment when algorithms are measured and prepared.
     """
     return sorted(parts, key=lambda part: -(part.size & -part.size))
+
+
+def _added(scaling: Scaling) -> Scaling:
+    """Return the factors of steps that add to the output of earlier steps."""
+    return ACCUMULATE if scaling.alpha == 1 else Scaling(scaling.alpha, 1.0)
 
 
 def _with_tail(

@@ -195,6 +195,10 @@ class TorchGpu(Gpu):
         """Make the current stream wait for a mark, without blocking the host."""
         torch.cuda.current_stream(self._device).wait_event(mark[0])
 
+    def synchronize(self) -> None:
+        """Block the calling thread until the GPU has done all work."""
+        torch.cuda.synchronize(self._device)
+
     def stopwatch(self) -> Stopwatch:
         """Return a stopwatch of two events on the current stream."""
         begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)

@@ -2,9 +2,10 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Hashable, Mapping
-from typing import Generic, TypeVar, final
+from typing import Any, Generic, NamedTuple, TypeVar, final
 
 from ucudnn.backends.base import Buffer, ComputeBackend
+from ucudnn.workspace.stream_order import StreamOrder
 
 Key = TypeVar("Key", bound=Hashable)
 """What tells the workspace of one kernel from that of another."""
@@ -33,6 +34,20 @@ class Workspace(ABC, Generic[Key]):
     def grows(self, queue: int, size_bytes: int) -> bool:
         """Return whether a buffer of this size would replace the one that the queue has."""
 
+    def forget_ended(self, address: int, queue: int) -> int | None:
+        """Forget the buffer of a stream that ended, if another stream has its address now.
+
+        The buffer is freed after all work of the device, because that of the ended stream may still run.
+
+        Args:
+            address: address of the current stream.
+            queue: number of the current stream.
+
+        Returns:
+            The number of the stream that ended; None if there is none.
+        """
+        return None
+
     @abstractmethod
     def buffer(self, key: Key, queue: int, size_bytes: int) -> Buffer:
         """Return the buffer of a kernel on a queue, with at least this many bytes.
@@ -52,6 +67,7 @@ class SharedWorkspace(Workspace[Key]):
     def __init__(self, backend: ComputeBackend) -> None:
         self._backend = backend
         self._sizes: dict[int, int] = {}
+        self._owners: dict[int, int] = {}  # by address: the number of the stream that has it, as far as is known
         self._buffers: dict[int, Buffer] = {}
 
     @property
@@ -69,6 +85,17 @@ class SharedWorkspace(Workspace[Key]):
         for each in others:
             del self._sizes[each], self._buffers[each]
         return bool(others)
+
+    def forget_ended(self, address: int, queue: int) -> int | None:
+        """Forget the buffer of a stream that ended, if another stream has its address now."""
+        before = self._owners.get(address, queue)
+        self._owners[address] = queue
+        if before == queue:
+            return None
+        if self._sizes.pop(before, None) is not None:
+            self._backend.synchronize()
+            del self._buffers[before]
+        return before
 
     def grows(self, queue: int, size_bytes: int) -> bool:
         """Return whether the queue has a smaller buffer."""
@@ -128,6 +155,32 @@ def open_workspace(backend: ComputeBackend) -> Workspace[Key]:
     return PerCallWorkspace(backend) if backend.recycles else SharedWorkspace(backend)
 
 
+class _Dropped(NamedTuple):
+    """An arena that was dropped, with the marks of its allocation and of its last uses."""
+
+    backend: ComputeBackend
+    arena: Buffer
+    first: Any
+    marks: list[Any]
+
+    def is_ordered(self) -> bool:
+        """Let the stream of the allocation wait for the last uses, and return whether it does now."""
+        try:
+            return self.backend.order_before_free(self.first, self.marks)
+        except Exception:  # noqa: BLE001  # such as at the end of the process; memory that stays harms nobody
+            return False
+
+
+_DROPPED: list[_Dropped] = []
+"""Arenas that could not be freed yet: in a capture, no stream can be made to wait for others."""
+
+
+def _free_dropped() -> None:
+    waiting = list(_DROPPED)
+    _DROPPED.clear()
+    _DROPPED.extend(each for each in waiting if not each.is_ordered())
+
+
 @final
 class DividedWorkspace(Workspace[Key]):
     """One arena with a segment for each kernel.
@@ -136,15 +189,33 @@ class DividedWorkspace(Workspace[Key]):
         backend: allocates the arena.
         segments: offset and size in bytes of each kernel's segment. The caller keeps the segments of kernels that may
             run at the same time disjoint.
+        order: the order of the launches that use the arena; None if they are done when they return.
+
+    Attributes:
+        mark: a mark after the allocation, on the queue on which it was made.
 
     Raises:
         MemoryError: if the backend has not that much memory left.
     """
 
-    def __init__(self, backend: ComputeBackend, segments: Mapping[Key, tuple[int, int]]) -> None:
+    def __init__(
+        self, backend: ComputeBackend, segments: Mapping[Key, tuple[int, int]], order: StreamOrder | None = None
+    ) -> None:
         self._size = max((offset + size for offset, size in segments.values()), default=0)
-        arena = backend.allocate(self._size)
-        self._segments = {key: backend.segment(arena, offset, size) for key, (offset, size) in segments.items()}
+        self._arena = backend.allocate(self._size)
+        self._segments = {key: backend.segment(self._arena, offset, size) for key, (offset, size) in segments.items()}
+        self._backend = backend
+        self._order = order
+        self.mark: Any = backend.mark()
+        _free_dropped()
+
+    def __del__(self) -> None:
+        # The arena goes back to the pool of the stream on which it was allocated, but other streams may still use it.
+        order: StreamOrder | None = getattr(self, "_order", None)
+        marks = [] if order is None else order.marks()
+        if marks:
+            _DROPPED.append(_Dropped(self._backend, self._arena, self.mark, marks))
+            _free_dropped()
 
     @property
     def size_bytes(self) -> int:

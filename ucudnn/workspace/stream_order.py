@@ -5,6 +5,8 @@ from typing import Any, final
 from ucudnn.backends.base import ComputeBackend
 from ucudnn.workspace.segment import Segment
 
+_MOST_QUEUES = 64
+
 
 @final
 class StreamOrder:
@@ -31,6 +33,8 @@ class StreamOrder:
 
     def enter(self, segment: Segment, queue: int) -> None:
         """Make the current queue wait for every launch that may still use a segment."""
+        if queue not in self._latest and len(self._latest) >= _MOST_QUEUES:
+            self.finish()  # the program makes streams without end, and marks keep them
         if segment.set_index != self._set:
             # Earlier sets need no mark: the launches of this set waited for them.
             self._before = self._latest
@@ -49,6 +53,10 @@ class StreamOrder:
         mark = self._backend.mark()
         self._latest[queue] = mark
         self._branches[segment.branch] = queue, mark
+
+    def marks(self) -> list[Any]:
+        """Return marks after the last launches of all queues; None for a launch that was done when it returned."""
+        return [mark for mark in (*self._before.values(), *self._latest.values()) if mark is not None]
 
     def finish(self) -> None:
         """Block this thread until all launches have ended, and forget them."""

@@ -1,18 +1,28 @@
 """PyTorch's GPU on the host: streams, captures, the allocator's cache and copies."""
 
+import gc
+import weakref
+
 import pytest
 
 torch = pytest.importorskip("torch")
 
 from tests.support.host_gpu import (  # noqa: E402
+    PROBLEM,
     assert_near,
     convolve_and_differentiate,
     enable_on_host,
     image_and_filters,
 )
+from tests.support.operands import QUICK  # noqa: E402
+from ucudnn.backends.base import Scaling  # noqa: E402
+from ucudnn.backends.cudnn.algorithms import graph_call  # noqa: E402
+from ucudnn.backends.cudnn.backend import CudnnBackend  # noqa: E402
+from ucudnn.handle import Handle  # noqa: E402
 from ucudnn.torch.gpu import TorchGpu  # noqa: E402
 from ucudnn.torch.kernel_call import IN_CAPTURE  # noqa: E402
 from ucudnn.torch.overrides import process_overrides  # noqa: E402
+from ucudnn.workspace import allocation  # noqa: E402
 
 
 def test_each_call_goes_to_the_stream_that_is_current(host, calls):
@@ -39,6 +49,85 @@ def test_a_capture_uses_earlier_plans_and_keeps_them(host):
             torch.testing.assert_close(one, other.float(), rtol=1e-4, atol=1e-5)
         assert on.report().calls == 6
     assert on._interceptor in process_overrides._kept
+
+
+def on_the_gpu(host, **options):
+    """Return a handle on the host's GPU, and a function that convolves with a factor on a stream."""
+    backend = CudnnBackend(library_path=host.stub._name, device=TorchGpu(0))
+    own = Handle(backend=backend, effort=QUICK, policy="undivided", database="off", **options)
+    x, w = image_and_filters()
+    expected = torch.convolution(x.double(), w.double(), None, [1, 1], [1, 1], [1, 1], False, [0, 0], 1)
+    out = torch.empty(expected.shape)
+
+    def convolve(stream=0, alpha=1.0):
+        host.stream = stream
+        out.fill_(float("nan"))
+        own.convolve(PROBLEM, x.data_ptr(), w.data_ptr(), out.data_ptr(), alpha=alpha)
+        assert_near([out], [(alpha * expected).float()])
+
+    return own, convolve
+
+
+@pytest.mark.parametrize("captured", [False, True])
+def test_an_arena_is_not_reused_before_all_its_streams_are_done(host, captured):
+    own, convolve = on_the_gpu(host, total_workspace="64KiB")
+    before = host.live_bytes
+    for stream in (0x40, 0x80):
+        convolve(stream)
+    held = host.live_bytes
+    assert held > before
+    host.waits.clear()
+    host.stream, host.captures = 0xC0, captured
+    del own, convolve
+    gc.collect()
+    if captured:
+        assert host.waits == [], "a capture cannot wait for other streams"
+        assert host.live_bytes == held
+        host.captures = False
+        allocation._free_dropped()
+        gc.collect()
+    assert (0x40, 0x80, held) in host.waits, "the stream of its pool waits before the memory is freed"
+    assert {stream for stream, *_ in host.waits} == {0x40}
+    assert host.live_bytes < held
+
+
+def test_kernels_of_a_captured_graph_outlive_all_other_factors(host, monkeypatch):
+    class Watched(graph_call._ExecutionPlan):
+        __slots__ = ("__weakref__",)
+
+    monkeypatch.setattr(graph_call, "_ExecutionPlan", Watched)
+    own, convolve = on_the_gpu(host, workspace_limit="1MiB")
+    convolve()
+    (entry,) = own._entries.values()
+    calls = [step.call for step in entry.plan.steps]
+    assert all(isinstance(call, graph_call.GraphCall) for call in calls)
+    host.captures = True
+    convolve(0x40, alpha=0.5)
+    host.captures = False
+    convolve(alpha=0.25)
+    captured, others = ([weakref.ref(call._plans[Scaling(alpha, 0.0)]) for call in calls] for alpha in (0.5, 0.25))
+    for number in range(70):
+        convolve(alpha=1 + number / 64)
+    gc.collect()
+    assert all(plan() is None for plan in others), "the oldest are dropped"
+    assert all(plan() is not None for plan in captured)
+
+
+def test_streams_are_told_apart_by_more_than_their_address(host, monkeypatch):
+    gpu, asked = TorchGpu(0), []
+    numbers = {0x40: 7}
+    monkeypatch.setattr(
+        "ucudnn.backends.cudnn.gpu.base.stream_id", lambda stream: asked.append(stream) or numbers[stream]
+    )
+    host.stream = 0x40
+    first = gpu.stream_number(gpu.queue())
+    numbers[0x40] = 8
+    assert gpu.stream_number(gpu.queue()) != first
+    numbers[0x40] = None  # the driver cannot tell
+    assert gpu.stream_number(gpu.queue()) == 0x40
+    host.stream = 0
+    assert gpu.stream_number(gpu.queue()) == 0
+    assert asked == [0x40] * 3, "the null stream cannot be asked while another stream is captured"
 
 
 def test_a_forked_child_does_not_use_the_gpu_and_waits_for_no_thread(host):

@@ -330,6 +330,26 @@ class CudnnBackend(ComputeBackend):
         if mark is not None and not self.capturing(self._device.queue()):
             self._device.wait(mark)
 
+    def stream_number(self, queue: int) -> int:
+        """Return a number of the current stream that no other stream of the process ever has, if the driver has one."""
+        return self._device.stream_number(queue)
+
+    def synchronize(self) -> None:
+        """Block the calling thread until the GPU has done all work."""
+        self._device.synchronize()
+
+    def order_before_free(self, first: Any, marks: Sequence[Any]) -> bool:
+        """Let the stream of one mark wait for other marks; not in a capture, which may not wait for other streams."""
+        with self._device.use():
+            if self.capturing(self._device.queue()):
+                return False
+            for mark in marks:
+                if first is None:  # it was allocated in a capture
+                    self.finish(mark)
+                else:
+                    first[1].wait_event(mark[0])
+        return True
+
     def finish(self, mark: Any) -> None:
         """Block the calling thread until an event."""
         if mark is not None:

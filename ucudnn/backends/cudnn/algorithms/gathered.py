@@ -112,6 +112,10 @@ class GatheredCall(PreparedCall):
         """Workspace of the copy and of the call."""
         return self._copy_bytes + self._own_bytes
 
+    def kernels(self, scaling: Scaling) -> object:
+        """Return what must live as long as a CUDA graph that captured the call with an alpha and a beta."""
+        return self._call.kernels(scaling)
+
     def launch(
         self, x: int, w: int, y: int, workspace: DeviceBuffer, offset: Offset = BEGIN, scaling: Scaling = OVERWRITE
     ) -> None:

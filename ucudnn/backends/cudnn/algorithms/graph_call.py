@@ -102,6 +102,10 @@ class GraphCall(PreparedCall):
         arguments = x, w, y, workspace.address, offset, scaling
         return partial(self._run, *(self._packs.get(arguments) or self._pack(arguments, workspace.size_bytes)))
 
+    def kernels(self, scaling: Scaling) -> object:
+        """Return the execution plan of an alpha and a beta, which owns the engine's kernels; None before a launch."""
+        return self._plans.get(scaling)
+
     def _run(self, plan: "_ExecutionPlan", pack: BackendDescriptor) -> None:
         status = self._execute(self._handle, plan.address, pack.address)
         if status:

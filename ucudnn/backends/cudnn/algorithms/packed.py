@@ -80,6 +80,10 @@ class PackedCall(PreparedCall):
         """Workspace of the copies and of the call."""
         return self._own_bytes + self._x_bytes + self._y_bytes
 
+    def kernels(self, scaling: Scaling) -> object:
+        """Return what must live as long as a CUDA graph that captured the call with an alpha and a beta."""
+        return self._call.kernels(scaling)
+
     def launch(
         self, x: int, w: int, y: int, workspace: DeviceBuffer, offset: Offset = BEGIN, scaling: Scaling = OVERWRITE
     ) -> None:

@@ -10,13 +10,15 @@ from typing import Any, NamedTuple, final
 
 import numpy as np
 
-from ucudnn.backends.cudnn.gpu.driver import DelayKernel
+from ucudnn.backends.cudnn.gpu.driver import DelayKernel, stream_id
 from ucudnn.backends.cudnn.gpu.strided_copy import Copier
 from ucudnn.backends.fork_locks import guard_cached_properties
 from ucudnn.problem import DataType
 
 RANDOM_BLOCK = 1 << 20
 """Number of random elements that are drawn; larger tensors repeat them."""
+
+_NULL_STREAMS = (0, 1)  # cudaStreamLegacy is 1
 
 
 @final
@@ -170,6 +172,21 @@ class Gpu(ABC):
     @abstractmethod
     def wait(self, mark: Any) -> None:
         """Make the current stream wait for a mark; the host does not wait."""
+
+    @abstractmethod
+    def synchronize(self) -> None:
+        """Block the calling thread until the GPU has done all work."""
+
+    def stream_number(self, queue: int) -> int:
+        """Return a number of the current stream that no other stream of the process has, whatever address it gets.
+
+        Args:
+            queue: what `queue` returned now. It is returned for the null stream, which never ends, and if the driver
+                has no such numbers (before CUDA 12).
+        """
+        stream = self.stream()
+        found = None if stream in _NULL_STREAMS else stream_id(stream)
+        return queue if found is None else -1 - found
 
     @abstractmethod
     def stopwatch(self) -> Stopwatch:

@@ -258,6 +258,10 @@ class CupyGpu(Gpu):
         """Make the current stream wait for a mark; the host does not wait."""
         self._stream().wait_event(mark[0])
 
+    def synchronize(self) -> None:
+        """Block the calling thread until the GPU has done all work."""
+        self._cupy.cuda.runtime.deviceSynchronize()
+
     def stopwatch(self) -> Stopwatch:
         """Return two events for the current stream."""
         begin, end = self._cupy.cuda.Event(), self._cupy.cuda.Event()

@@ -6,6 +6,7 @@ In the backend only this module and `library`, for libcudnn, use ctypes.
 import ctypes
 import sys
 from collections.abc import Callable
+from functools import cache
 from typing import Any, final
 
 RELAXED = 2  # cudaStreamCaptureModeRelaxed
@@ -41,6 +42,27 @@ def exchange_capture_mode(mode: int) -> int:
     value = ctypes.c_int(mode)
     ctypes.CDLL(_NAME).cuThreadExchangeStreamCaptureMode(ctypes.byref(value))
     return value.value
+
+
+@cache
+def _stream_id() -> Any:
+    try:
+        return ctypes.CDLL(_NAME).cuStreamGetId
+    except (OSError, AttributeError):  # there is no driver, or one before CUDA 12
+        return None
+
+
+def stream_id(stream: int) -> int | None:
+    """Return the number of a stream, which is unique in the process (cuStreamGetId); None if the driver has none.
+
+    Args:
+        stream: address of the stream, whose context must be current.
+    """
+    get = _stream_id()
+    if get is None:
+        return None
+    found = ctypes.c_ulonglong()
+    return None if get(ctypes.c_void_p(stream), ctypes.byref(found)) else found.value
 
 
 @final
