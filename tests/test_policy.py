@@ -53,7 +53,7 @@ def test_the_sizes_of_a_large_mini_batch_are_few(batch):
         assert len(sizes) <= 160
         assert sizes[-1] == batch
     assert {batch // 3, -(-batch // 3)} <= set(sizes)
-    with pytest.raises(SettingsError, match=f"a mini-batch of {batch} has more than 65536: choose adaptive or power"):
+    with pytest.raises(SettingsError, match=f"a mini-batch of {batch} has more than 16384: choose adaptive or power"):
         BatchSizePolicy.ALL.sizes(batch)
 
 

@@ -5,7 +5,7 @@ from enum import Enum
 
 from ucudnn.errors import SettingsError
 
-MOST_SIZES = 1 << 16
+MOST_SIZES = 1 << 14
 """The largest mini-batch of which every size, or every equal division, is benchmarked."""
 
 _STEPS = (1, 2, 3, 4)  # differences to the best known sizes that are tried

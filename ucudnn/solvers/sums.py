@@ -12,7 +12,7 @@ from typing import Protocol, final
 
 from ucudnn.configuration import Configuration, MicroConfiguration, configuration_of
 
-MOST_DENSE = 1 << 16
+MOST_DENSE = 1 << 14
 """The largest mini-batch whose smaller batch sizes each get an optimum of their own."""
 
 MOST_PARTS = 1 << 16
