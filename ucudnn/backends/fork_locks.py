@@ -68,7 +68,7 @@ def _before() -> None:
     until = monotonic() + PATIENCE_S
     taken: list[Any] = []
     left: list[Any] = []
-    for _, weak in sorted(_locks.items(), key=lambda item: item[0]):
+    for _, weak in sorted(_locks.copy().items(), key=lambda item: item[0]):
         lock = weak()
         if lock is not None:
             fate = taken if lock.acquire(timeout=max(0.0, until - monotonic())) else left
