@@ -10,6 +10,7 @@ from typing import Annotated, Protocol
 import typer
 
 from ucudnn.backends.base import ComputeBackend
+from ucudnn.benchmarking.benchmark import Benchmark
 from ucudnn.benchmarking.factory import open_benchmark
 from ucudnn.benchmarking.measurer import Progress, ProgressListener
 from ucudnn.benchmarking.recording import record, record_requests
@@ -63,8 +64,9 @@ from ucudnn.planning.concurrency import Groups
 from ucudnn.planning.decision import Decisions, decide
 from ucudnn.profiles.format import count_records, encode_profile, load_profile, merged, refuse_other_conditions
 from ucudnn.profiles.measurement import Effort
+from ucudnn.reporting.machine_load import MachineLoad
 from ucudnn.reporting.output_file import check_output, write_whole
-from ucudnn.reporting.plan_timing import execute
+from ucudnn.reporting.prediction import execute_all, runner
 from ucudnn.reporting.report import Report, report_kernel
 from ucudnn.reporting.terminal import Steps, accept_any_terminal, print_error, print_report, print_text, progress
 from ucudnn.settings import Settings
@@ -139,7 +141,7 @@ def plan(
     """
     settings = settings_of(context, PLAN)
     subject = Subject.open(network, batch, variant_of(dtype, math, layout), settings, candidates)
-    decisions = _decide(subject, settings, subject.groups(branches), Effort(), exhaustive)
+    decisions, _ = _decide(subject, settings, subject.groups(branches), Effort(), exhaustive)
     reports = [report_kernel(decision) for decision in decisions.kernels]
     _print(subject.report(decisions, reports, settings), as_json, as_csv)
 
@@ -199,14 +201,13 @@ def time(
         raise BackendError(f"backend {computing.name} plans but cannot execute: use `ucudnn plan`, or --backend cpu")
     # The CPU backend touches its memory before it measures, and calls to warm up would double long benchmarks.
     effort = replace(effort, warmup=0) if computing.name == "cpu" else effort
-    decisions = _decide(subject, settings, subject.groups(branches), effort, exhaustive)
-    reports = []
+    groups = subject.groups(branches)
+    decisions, benchmark = _decide(subject, settings, groups, effort, exhaustive)
+    load = MachineLoad()
     with progress("executing", len(decisions.kernels)) as step:
-        for decision in decisions.kernels:
-            step(0, str(decision.kernel))
-            reports.append(execute(decision, computing, repeats))
-            step(1, "")
-    _print(subject.report(decisions, reports, settings), as_json, as_csv)
+        run = runner(computing, repeats, step)
+        decisions, reports = execute_all(subject.network.kernels(), decisions, benchmark, settings, groups, run)
+    _print(subject.report(decisions, reports, settings, load.others()), as_json, as_csv)
 
 
 @app.command(short_help="Record a network here, to plan for it anywhere.")
@@ -335,14 +336,16 @@ def _follow(step: Steps) -> ProgressListener:
     return listen
 
 
-def _decide(subject: Subject, settings: Settings, groups: Groups, effort: Effort, exhaustive: bool) -> Decisions:
-    """Benchmark and decide all kernels of a network, with a progress bar."""
+def _decide(
+    subject: Subject, settings: Settings, groups: Groups, effort: Effort, exhaustive: bool
+) -> tuple[Decisions, Benchmark]:
+    """Benchmark and decide all kernels of a network, with a progress bar; return the benchmark too."""
     kernels = subject.network.kernels()
     with progress("benchmarking", len({kernel.problem for kernel in kernels})) as step:
         benchmark = open_benchmark(
             subject.backend, settings, effort=effort, listener=_follow(step), exhaustive=exhaustive
         )
-        return decide(kernels, benchmark, settings, groups)
+        return decide(kernels, benchmark, settings, groups), benchmark
 
 
 class _Result(Protocol):

@@ -1,6 +1,6 @@
 """The network that a command is about, and the backend that computes or replays it."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import final
 
 from ucudnn.backends import open_backend
@@ -64,15 +64,22 @@ class Subject:
             raise InvalidNetworkError(f"--branches: {self.network.name} has none; inception3 does")
         return self.network.groups if branches else ()
 
-    def report(self, decisions: Decisions, kernels: list[KernelReport], settings: Settings) -> Report:
+    def report(
+        self,
+        decisions: Decisions,
+        kernels: list[KernelReport],
+        settings: Settings,
+        other_cpus: float | None = None,
+    ) -> Report:
         """Return the report of decisions about the network.
 
         Args:
             decisions: the decisions.
             kernels: their kernels, predicted or executed.
             settings: the settings that they were made with.
+            other_cpus: how many CPUs other programs used while plans were executed.
         """
-        return report_decisions(
+        report = report_decisions(
             decisions,
             kernels,
             network=self.network.name,
@@ -80,6 +87,7 @@ class Subject:
             backend=self.backend.name,
             conditions=self.backend.conditions(),
         )
+        return replace(report, other_cpus=other_cpus)
 
 
 def network_on(backend: Backend, name: str, batch: int | None) -> Network:

@@ -8,6 +8,7 @@ from math import fsum
 
 from ucudnn.planning.decision import Decision, Decisions, Method
 from ucudnn.planning.division import GROUPED, Alternative
+from ucudnn.reporting.deviation import KernelTimes, describe_deviations, is_far
 from ucudnn.reporting.html_table import html_table
 from ucudnn.units import format_bytes, format_ms
 
@@ -33,6 +34,8 @@ class KernelReport:
         spare_bytes: the most bytes of the caller's spare memory, or of the output's tail, that serve as workspace.
         replaced: what replaced configurations that failed or found no room, and why, as one sentence each.
         replaced_ms: the predicted time of the first configuration that was replaced for all calls; None if none was.
+        first_predicted_ms: the time that was predicted at first, if it was so far from the executed time that the
+            kernel was measured again; else None.
     """
 
     layer: str
@@ -51,6 +54,12 @@ class KernelReport:
     spare_bytes: int = 0
     replaced: tuple[str, ...] = ()
     replaced_ms: float | None = None
+    first_predicted_ms: float | None = None
+
+    @property
+    def is_far(self) -> bool:
+        """Whether the plan was executed, and took more than FAR times its prediction, or less by the same factor."""
+        return self.executed_ms is not None and is_far(self.executed_ms, self.micro_batched_ms)
 
     @property
     def speedup(self) -> float | None:
@@ -79,6 +88,7 @@ class Report:
         gap: under WD, the most that another division could be faster, as a share of the time; 0 if it is optimal.
         solvers: under WD, how the division was found: see `Division.method`.
         alternatives: under WD, the same total used in other ways.
+        other_cpus: how many CPUs other programs used on average while plans were executed; None if it is not known.
         changed: how many kernels have another configuration than the one that was decided, because that failed.
     """
 
@@ -97,6 +107,7 @@ class Report:
     solvers: tuple[str, ...] = ()
     alternatives: tuple[Alternative, ...] = ()
     changed: int = 0
+    other_cpus: float | None = None
 
     @property
     def executed(self) -> bool:
@@ -156,6 +167,8 @@ class Report:
             "benchmark_seconds": self.benchmark_seconds,
             "solver_seconds": self.solver_seconds,
             "changed": self.changed,
+            "other_cpus": self.other_cpus,
+            "deviations": self._deviations(),
         }
 
     def _division(self) -> dict[str, object]:
@@ -243,7 +256,7 @@ class Report:
         lines.append(
             f"decided in: benchmarks {self.benchmark_seconds:.2f} s, solver {self.solver_seconds * 1e3:.1f} ms"
         )
-        return (*lines, *self._replacements())
+        return (*lines, *self._replacements(), *self._deviations())
 
     def _replacements(self) -> list[str]:
         """Return a line for each configuration that was replaced."""
@@ -252,6 +265,20 @@ class Report:
             for kernel in self.kernels
             for what in kernel.replaced
         ]
+
+    def _deviations(self) -> list[str]:
+        """Return which kernels were measured again, and how far executed times are from predicted ones."""
+        times = [
+            KernelTimes(
+                name=f"{each.layer or each.problem} {each.operation}",
+                count=each.count,
+                predicted_ms=each.micro_batched_ms,
+                executed_ms=each.executed_ms,
+                first_predicted_ms=each.first_predicted_ms,
+            )
+            for each in self.kernels
+        ]
+        return describe_deviations(times, self.other_cpus)
 
     def __str__(self) -> str:
         """Return the table and its totals as plain text."""

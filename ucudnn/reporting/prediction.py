@@ -1,0 +1,69 @@
+"""Predictions against executions: kernels whose times are far from their prediction are measured again, once."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+from ucudnn.backends.base import ComputeBackend
+from ucudnn.benchmarking.benchmark import Benchmark
+from ucudnn.benchmarking.request import requests_of
+from ucudnn.kernel import Kernel
+from ucudnn.planning.concurrency import Groups
+from ucudnn.planning.decision import Decision, Decisions, decide
+from ucudnn.reporting.plan_timing import execute
+from ucudnn.reporting.report import KernelReport
+from ucudnn.settings import Settings
+
+Execution = Callable[[Decision], KernelReport]
+"""Runs the plans of a decision, and returns its report."""
+
+
+def execute_all(
+    kernels: Sequence[Kernel],
+    decisions: Decisions,
+    benchmark: Benchmark,
+    settings: Settings,
+    groups: Groups,
+    run: Execution,
+) -> tuple[Decisions, list[KernelReport]]:
+    """Execute decisions. Where times are far from predictions, measure the kernels again, decide again and execute.
+
+    Args:
+        kernels: the kernels that were decided.
+        decisions: their decisions.
+        benchmark: measures them again.
+        settings: the settings that they were decided with.
+        groups: the layers that may run at the same time.
+        run: executes one decision.
+
+    Returns:
+        The decisions that hold in the end, with their reports.
+    """
+    reports = [run(decision) for decision in decisions.kernels]
+    far = [decision for decision, report in zip(decisions.kernels, reports, strict=True) if report.is_far]
+    if not far:
+        return decisions, reports
+    total = settings.total_workspace_bytes
+    limit = settings.workspace_limit_bytes if total is None else total
+    benchmark.remeasure([request for decision in far for request in requests_of(decision.kernel, settings, limit)])
+    again = decide(kernels, benchmark, settings, groups).after([decisions])
+    stale = {decision.kernel.problem: decision.configuration.time_ms for decision in far}
+    found = []
+    for decision in again.kernels:
+        same = next((at for at, each in enumerate(decisions.kernels) if each == decision), None)
+        if decision.kernel.problem in stale:
+            found.append(replace(run(decision), first_predicted_ms=stale[decision.kernel.problem]))
+        else:
+            found.append(run(decision) if same is None else reports[same])
+    return again, found
+
+
+def runner(backend: ComputeBackend, repeats: int, step: Callable[[int, str], None]) -> Execution:
+    """Return what executes a decision and moves a progress bar on."""
+
+    def run(decision: Decision) -> KernelReport:
+        step(0, str(decision.kernel))
+        report = execute(decision, backend, repeats)
+        step(1, "")
+        return report
+
+    return run
