@@ -1,17 +1,17 @@
 // Convolutions are captured in CUDA graphs, other calls follow, and the graphs are launched. The argument names what
-// happens. The stand-in for CUDA refuses what CUDA refuses in captures, and graphs whose memory or plans are gone.
+// happens. The stand-in for CUDA refuses what CUDA refuses in captures, and graphs whose memory or plans are gone. With
+// ON_GPU it is a program for a GPU, on managed memory; what only the stand-in can do is left out.
 #include <cstdio>
 #include <cstdlib>
-#include <cstring>
 #include <string>
-#include <vector>
 
 #include <cuda_runtime_api.h>
 #include <ucudnn.hpp>
 
+#ifndef ON_GPU
 extern "C" void stub_fail_from(int);
 extern "C" std::int64_t stub_allocated();
-extern "C" int stub_backend_descriptors();
+#endif
 
 namespace {
 
@@ -22,7 +22,27 @@ void check(bool right, const char* what) {
 }
 #define CHECK(call) check((call) == 0, #call)
 
+#ifdef ON_GPU
+void stub_fail_from(int) {}
+std::int64_t stub_allocated() { return 0; }
+
+cudaStream_t streams[10];
+
+void open_streams() {
+  for (cudaStream_t& each : streams) CHECK(cudaStreamCreateWithFlags(&each, cudaStreamNonBlocking));
+}
+cudaStream_t stream_of(std::size_t number) { return streams[number]; }
+
+float* allocate(std::size_t count) {
+  void* memory = nullptr;
+  CHECK(cudaMallocManaged(&memory, count * sizeof(float)));
+  return static_cast<float*>(memory);
+}
+#else
+void open_streams() {}
 cudaStream_t stream_of(std::size_t number) { return reinterpret_cast<cudaStream_t>(0x1000 + 16 * number); }
+float* allocate(std::size_t count) { return new float[count]; }
+#endif
 
 constexpr std::size_t kSample = 16;  // elements; a sample needs 64 bytes of workspace
 
@@ -31,11 +51,12 @@ struct Convolution {
   cudnnTensorDescriptor_t t;
   cudnnFilterDescriptor_t f;
   cudnnConvolutionDescriptor_t c;
-  std::vector<float> x, y;
-  float two = 2;
+  std::size_t count;
+  float *x, *y, *two;  // never freed
   cudnnConvolutionFwdAlgo_t algorithm = {};
 
-  explicit Convolution(int n) : x(n * kSample), y(n * kSample) {
+  explicit Convolution(int n) : count(n * kSample), x(allocate(count)), y(allocate(count)), two(allocate(1)) {
+    *two = 2;
     CHECK(cudnnCreateTensorDescriptor(&t));
     CHECK(cudnnCreateFilterDescriptor(&f));
     CHECK(cudnnCreateConvolutionDescriptor(&c));
@@ -43,23 +64,28 @@ struct Convolution {
     CHECK(cudnnSetTensorNdDescriptor(t, CUDNN_DATA_FLOAT, 4, size, stride));
     CHECK(cudnnSetFilterNdDescriptor(f, CUDNN_DATA_FLOAT, CUDNN_TENSOR_NCHW, 4, filter));
     CHECK(cudnnSetConvolutionNdDescriptor(c, 2, zero, one, one, CUDNN_CROSS_CORRELATION, CUDNN_DATA_FLOAT));
-    for (std::size_t i = 0; i < x.size(); ++i) x[i] = float(i) + 1;
+    for (std::size_t i = 0; i < count; ++i) x[i] = float(i) + 1;
+    poison();
   }
 
   void state(const UcudnnHandle_t& handle, std::size_t limit) {
     CHECK(cudnnGetConvolutionForwardAlgorithm(handle, t, f, c, t, CUDNN_CONVOLUTION_FWD_SPECIFY_WORKSPACE_LIMIT, limit,
         &algorithm));
   }
+  void poison() {
+    for (std::size_t i = 0; i < count; ++i) y[i] = -1;
+  }
   void queue(const UcudnnHandle_t& handle, float alpha = 1) {
     const float zero = 0;
-    y.assign(y.size(), -1);
-    CHECK(cudnnConvolutionForward(handle, &alpha, t, x.data(), f, &two, c, algorithm, nullptr, 0, &zero, t, y.data()));
+    poison();
+    CHECK(cudnnConvolutionForward(handle, &alpha, t, x, f, two, c, algorithm, nullptr, 0, &zero, t, y));
   }
   void verify(float alpha = 1) const {
-    for (std::size_t i = 0; i < x.size(); ++i) check(y[i] == alpha * 2 * x[i], "wrong numbers");
+    for (std::size_t i = 0; i < count; ++i) check(y[i] == alpha * 2 * x[i], "wrong numbers");
   }
   void run(const UcudnnHandle_t& handle, float alpha = 1) {
     queue(handle, alpha);
+    CHECK(cudaDeviceSynchronize());
     verify(alpha);
   }
 };
@@ -77,11 +103,13 @@ struct Graph {
     begin(stream);
     convolution.queue(handle);
     end(stream);
-    for (float each : convolution.y) check(each == -1, "a capture computed");
+    CHECK(cudaDeviceSynchronize());
+    for (std::size_t i = 0; i < convolution.count; ++i) check(convolution.y[i] == -1, "a capture computed");
   }
   void launch(Convolution& convolution) {
-    convolution.y.assign(convolution.y.size(), -1);
+    convolution.poison();
     CHECK(cudaGraphLaunch(executable, stream_of(7)));
+    CHECK(cudaDeviceSynchronize());
     convolution.verify();
   }
   ~Graph() {
@@ -146,8 +174,10 @@ void run(const std::string& what, const UcudnnHandle_t& handle) {
   } else if (what == "another's capture") {
     graph.begin(stream_of(9));
     large.state(handle, 4096);
-    large.run(handle);
+    large.queue(handle);
     graph.end(stream_of(9));
+    CHECK(cudaDeviceSynchronize());
+    large.verify();
     return;
   } else {
     graph.capture(small, handle, stream);
@@ -174,6 +204,7 @@ void run(const std::string& what, const UcudnnHandle_t& handle) {
 
 int main(int, char** values) {
   UcudnnHandle_t handle;
+  open_streams();
   CHECK(cudnnCreate(&handle));
   run(values[1], handle);
   CHECK(cudnnDestroy(handle));
