@@ -9,6 +9,7 @@ import torch
 
 from ucudnn.backends.base import ComputeBackend
 from ucudnn.backends.candidates import Candidates
+from ucudnn.backends.cpu.backend import CpuBackend
 from ucudnn.backends.cudnn.api.library import LIBRARY_NAME
 from ucudnn.backends.cudnn.backend import CudnnBackend
 from ucudnn.benchmarking.measurer import ProgressListener
@@ -85,7 +86,8 @@ def interceptor_of(
     aten = process_overrides.aten_kernels("cpu" if on_cpu else "cuda")
     open_with = partial(Handle.from_settings, settings, groups=groups, effort=effort, listener=listener)
     if on_cpu:
-        return Interceptor(lambda _: open_with(), "cpu", aten)
+        # The threads of NumPy and of PyTorch would wait for each other's processors.
+        return Interceptor(lambda _: open_with(backend=CpuBackend(threads=1)), "cpu", aten)
     if settings.benchmark_devices not in (None, "ranks"):
         raise SettingsError(
             f"{settings.called('benchmark_devices')}: GPUs of PyTorch measure alone, or together as 'ranks' of"

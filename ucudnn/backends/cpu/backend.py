@@ -44,7 +44,14 @@ class CpuBackend(ComputeBackend):
     """Computes on NumPy arrays, in the calling thread (and those of NumPy's BLAS).
 
     Every math mode allows all algorithms, because none multiplies in TF32. All are deterministic on one machine.
+
+    Args:
+        threads: threads of NumPy's BLAS while it computes; None leaves them as they are.
     """
+
+    def __init__(self, threads: int | None = None) -> None:
+        super().__init__()
+        self._threads = threads
 
     @property
     def name(self) -> str:
@@ -63,6 +70,7 @@ class CpuBackend(ComputeBackend):
             "cpus": str(os.cpu_count()),
             "python": platform.python_version(),
             "numpy": np.__version__,
+            **({} if self._threads is None else {"blas_threads": str(self._threads)}),
         }
 
     def algorithms(self, problem: ConvolutionProblem) -> tuple[Algorithm, ...]:
@@ -95,7 +103,7 @@ class CpuBackend(ComputeBackend):
         if algorithm not in names:
             what = "does not apply" if algorithm in CPU_ALGORITHMS else "is not an algorithm of the CPU backend"
             raise UnsupportedProblemError(f"{algorithm} {what}: {problem} can be computed by {', '.join(names)}")
-        return CpuCall(problem, algorithm, CPU_ALGORITHMS[algorithm](problem))
+        return CpuCall(problem, algorithm, CPU_ALGORITHMS[algorithm](problem), self._threads)
 
     def allocate(self, size_bytes: int) -> Array:
         """Return this many bytes with arbitrary contents, as uint8, aligned to 64 bytes."""

@@ -6,6 +6,7 @@ import numpy as np
 
 from ucudnn.backends.base import BEGIN, OVERWRITE, Offset, PreparedCall, Scaling
 from ucudnn.backends.cpu.algorithm import CpuAlgorithm
+from ucudnn.backends.cpu.blas_threads import blas_threads
 from ucudnn.backends.cpu.geometry import Array, filter_view, tensor_view
 from ucudnn.errors import BackendError
 from ucudnn.problem import ConvolutionProblem
@@ -22,17 +23,21 @@ WORKSPACE_ALIGNMENT = 16
 class CpuCall(PreparedCall):
     """One algorithm planned for one micro-batch. Several threads may launch it, each with its own workspace."""
 
-    def __init__(self, problem: ConvolutionProblem, name: str, algorithm: CpuAlgorithm) -> None:
+    def __init__(
+        self, problem: ConvolutionProblem, name: str, algorithm: CpuAlgorithm, threads: int | None = None
+    ) -> None:
         """Join an algorithm with the problem that arguments are checked against.
 
         Args:
             problem: the micro-batch problem that the algorithm was planned for.
             name: the algorithm's name, for messages.
             algorithm: computes the problem.
+            threads: threads of NumPy's BLAS while it computes; None leaves them as they are.
         """
         self._problem = problem
         self._name = name
         self._algorithm = algorithm
+        self._threads = threads
 
     @property
     def workspace_bytes(self) -> int:
@@ -60,7 +65,7 @@ class CpuCall(PreparedCall):
         y = self._rows("y", y, problem.y_shape, start, None if first_rows is None else first_rows[1])
         self._check_filters(w)
         self._check_workspace(workspace)
-        with np.errstate():  # restores the buffer size too
+        with blas_threads(self._threads), np.errstate():  # the latter restores the buffer size too
             np.setbufsize(BUFFER_ELEMENTS)
             self._algorithm.compute(
                 tensor_view(problem, x, start),

@@ -1,0 +1,69 @@
+"""The CPU backend limits the threads of NumPy's BLAS where it is told to, and only while it computes."""
+
+import numpy as np
+import pytest
+
+from tests.support.operands import PROBLEM, QUICK, direct, operands, poison, relative
+from ucudnn import Handle
+from ucudnn.backends.cpu import blas_threads as module
+from ucudnn.backends.cpu.backend import CpuBackend
+from ucudnn.backends.cpu.blas_threads import blas_threads, can_limit
+from ucudnn.backends.cpu.gemm import Gemm
+
+needs_openblas = pytest.mark.skipif(not can_limit(), reason="NumPy has another BLAS than its wheels bring")
+
+
+def threads():
+    get, _ = module._functions()
+    return get()
+
+
+@needs_openblas
+def test_a_context_sets_the_number_and_restores_it():
+    before = threads()
+    with blas_threads(1):
+        assert threads() == 1
+        with blas_threads(None):
+            assert threads() == 1
+    assert threads() == before
+    with pytest.raises(ZeroDivisionError), blas_threads(1):
+        raise ZeroDivisionError
+    assert threads() == before
+
+
+@needs_openblas
+def test_calls_and_measurements_of_a_limited_backend_have_one_thread(monkeypatch):
+    seen = []
+    compute = Gemm.compute
+
+    def watched(self, *arguments, **options):
+        seen.append(threads())
+        compute(self, *arguments, **options)
+
+    monkeypatch.setattr(Gemm, "compute", watched)
+    with blas_threads(2):
+        handle = Handle(backend=CpuBackend(threads=1), workspace_limit="1MiB", effort=QUICK, database="off")
+        x, w, y = operands(PROBLEM)
+        expected = direct(PROBLEM, x, w, y, 1.0, 0.0)
+        poison(y, 0)
+        handle.convolve(PROBLEM, x, w, y)
+        assert relative(y, expected) < 1e-12
+        assert seen
+        assert set(seen) == {1}
+        seen.clear()
+        backend = CpuBackend()
+        call = backend.prepare(PROBLEM, "GEMM")
+        call.launch(x, w, y, backend.allocate(call.workspace_bytes))
+        assert seen == [2]
+
+
+def test_measurements_with_and_without_a_limit_are_kept_apart():
+    assert CpuBackend(threads=1).machine()["blas_threads"] == "1"
+    assert "blas_threads" not in CpuBackend().machine()
+
+
+def test_another_blas_is_left_alone(monkeypatch):
+    monkeypatch.setattr(module, "_functions", lambda: None)
+    with blas_threads(1):
+        assert np.ones((2, 2)).sum() == 4
+    assert not can_limit()
