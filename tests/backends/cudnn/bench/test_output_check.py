@@ -19,7 +19,7 @@ from ucudnn.backends.cudnn.bench import output_check as check_module
 from ucudnn.backends.cudnn.bench.output_check import OutputCheck
 from ucudnn.backends.cudnn.gpu.base import DeviceBuffer
 from ucudnn.errors import UnsupportedProblemError
-from ucudnn.problem import ConvolutionProblem, DataType, Layout, Operation
+from ucudnn.problem import ConvolutionProblem, DataType, Layout, MathMode, Operation
 from ucudnn.slabs import pieces_of, slabs_by_problem
 
 CPU = CpuBackend()
@@ -242,3 +242,93 @@ def test_nan_in_an_output_does_not_pass(operation, later):
         call.launches = 0
     with pytest.raises(UnsupportedProblemError, match="NaN from its output or workspace is in its result"):
         check(call, "engine", piece, nothing)
+
+
+class Spoiling(HostCall):
+    """An algorithm that is right but for one element of its output, which lies some bytes behind the output's begin."""
+
+    def __init__(self, problem, behind):
+        super().__init__(problem)
+        self.behind = behind
+
+    def launch(self, x, w, y, workspace, offset=BEGIN, scaling=OVERWRITE):
+        super().launch(x, w, y, workspace, offset, scaling)
+        out = y if self.call.problem.operation is Operation.FORWARD else x
+        ctypes.c_float.from_address(out + self.behind).value += 9
+
+
+LONG = replace(PLANE, batch=4, channels=20, filters=20, x_batch_stride=0, y_batch_stride=0)
+"""A problem whose samples are longer than a window."""
+
+
+@pytest.mark.parametrize("other", [1, 15])
+@pytest.mark.parametrize("operation", [Operation.FORWARD, Operation.BACKWARD_DATA])
+def test_one_wrong_element_at_each_checked_place_is_found(operation, other):
+    channels, filters = (other, 20) if operation is Operation.FORWARD else (20, other)
+    sizes = {"channels": channels, "filters": filters, "x_batch_stride": 0, "y_batch_stride": 0}
+    problem = replace(LONG, operation=operation, **sizes)
+    elements = problem.y_sample if operation is Operation.FORWARD else problem.x_sample
+    sample, window = 4 * elements, check_module.WINDOW_BYTES
+    assert sample > window
+    places = [0, window - 4, 2 * sample, 2 * sample + window - 4, 4 * sample - window, 4 * sample - 4]
+    for behind in places:
+        check, nothing = opened(problem, np.random.default_rng(1))
+        piece = pieces_of(problem, problem.batch, ())[0]
+        check(HostCall(problem), "right", piece, nothing)
+        with pytest.raises(UnsupportedProblemError, match="an error of"):
+            check(Spoiling(problem, behind), "wrong", piece, nothing)
+
+
+class Unfinished(HostCall):
+    """An algorithm that leaves the last sample of its output as it was."""
+
+    def launch(self, x, w, y, workspace, offset=BEGIN, scaling=OVERWRITE):
+        size = 4 * LONG.y_sample
+        last = y + (LONG.batch - 1) * size
+        before = ctypes.string_at(last, size)
+        super().launch(x, w, y, workspace, offset, scaling)
+        ctypes.memmove(last, before, size)
+
+
+def test_a_sample_that_is_not_written_is_found_though_the_algorithm_was_right_before():
+    check, nothing = opened(LONG, np.random.default_rng(4))
+    piece = pieces_of(LONG, LONG.batch, ())[0]
+    check(HostCall(LONG), "engine", piece, nothing)  # leaves the right values in the output
+    with pytest.raises(UnsupportedProblemError, match="a part of the output is not written"):
+        check(Unfinished(LONG), "engine", piece, nothing)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "math", "passes", "fails"),
+    [
+        (DataType.FLOAT32, MathMode.TF32, 1e-3, 4e-3),
+        (DataType.FLOAT32, MathMode.FMA, 5e-5, 2e-4),
+        (DataType.FLOAT64, MathMode.FMA, 5e-11, 2e-10),
+        (DataType.FLOAT64, MathMode.TF32, 5e-11, 2e-10),
+    ],
+)
+def test_the_allowed_error_is_that_of_the_type_and_of_its_products(dtype, math, passes, fails):
+    problem = replace(PLANE, dtype=dtype, math=math)
+    check, nothing = opened(problem, np.random.default_rng(2))
+    piece = pieces_of(problem, 1, ())[0]
+    check(HostCall(problem, factor=1 + passes), "near", piece, nothing)
+    with pytest.raises(UnsupportedProblemError, match="an error of"):
+        check(HostCall(problem, factor=1 + fails), "far", piece, nothing)
+
+
+class ReadingWorkspace(HostCall):
+    """An algorithm that adds zero times the old values of its workspace."""
+
+    def launch(self, x, w, y, workspace, offset=BEGIN, scaling=OVERWRITE):
+        super().launch(x, w, y, workspace, offset, scaling)
+        ctypes.c_float.from_address(y).value += 0 * ctypes.c_float.from_address(workspace.address).value
+
+
+def test_nan_in_a_workspace_does_not_pass():
+    check, _ = opened(PLANE, np.random.default_rng(3))
+    memory = np.zeros(64, np.float32)
+    workspace = DeviceBuffer(memory.ctypes.data, memory.nbytes, memory)
+    piece = pieces_of(PLANE, 1, ())[0]
+    check(HostCall(PLANE), "right", piece, workspace)
+    with pytest.raises(UnsupportedProblemError, match="NaN from its output or workspace"):
+        check(ReadingWorkspace(PLANE), "leaking", piece, workspace)
