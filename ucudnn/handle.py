@@ -3,14 +3,14 @@
 from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import replace
 from os import PathLike
-from typing import Unpack
 
-from ucudnn.arrays import Parameters, ProblemCache
+from ucudnn.arrays import ProblemCache
 from ucudnn.backends import open_backend
 from ucudnn.backends.base import OVERWRITE, Backend, ComputeBackend, Scaling, Spare, Tensor
 from ucudnn.benchmarking.factory import open_benchmark
 from ucudnn.benchmarking.measurer import ProgressListener
 from ucudnn.errors import BackendError, InfeasibleError
+from ucudnn.execution.array_calls import ArrayCalls
 from ucudnn.execution.dispatcher import Dispatcher
 from ucudnn.execution.kernel_plans import KernelPlans
 from ucudnn.execution.launcher import Launcher
@@ -19,7 +19,7 @@ from ucudnn.kernel import KernelKey, VirtualAlgorithm
 from ucudnn.planning.concurrency import groups_under
 from ucudnn.planning.decision import decide
 from ucudnn.policy import BatchSizePolicy
-from ucudnn.problem import ConvolutionProblem, Operation
+from ucudnn.problem import ConvolutionProblem
 from ucudnn.profiles.measurement import Effort
 from ucudnn.reporting.plan_timing import report_run
 from ucudnn.reporting.report import Report
@@ -27,7 +27,7 @@ from ucudnn.settings import Settings, SolverName
 from ucudnn.workspace.spare import tail_step
 
 
-class Handle:
+class Handle(ArrayCalls):
     """Convolutions in micro-batches: the same call and the same results, within a workspace limit.
 
     A problem is planned at its first call, or earlier if `get_algorithm` registered it. An argument that is None comes
@@ -285,93 +285,6 @@ class Handle:
             if plan and (entry is None or entry.decision is None):
                 entry = self._plans.plan(key)
         return None if entry is None or entry.decision is None else Launcher(entry, self._dispatcher, self._lock)
-
-    def forward(
-        self,
-        x: Tensor,
-        w: Tensor,
-        y: Tensor,
-        *,
-        alpha: float = 1.0,
-        beta: float = 0.0,
-        layer: str = "",
-        **parameters: Unpack[Parameters],
-    ) -> None:
-        """Compute y = alpha * conv(x, w) + beta * y (cudnnConvolutionForward).
-
-        Args:
-            x: input, shape (N, C, spatial...), or (N, spatial..., C) for a channels-last layout such as 'NHWC'.
-            w: filters, shape (K, C / groups, kernel...), or (K, kernel..., C / groups).
-            y: output, shape (N, K, output...), or (N, output..., K).
-            alpha: factor of the convolution.
-            beta: factor of what y holds; at 0, y is not read.
-            layer: name of the layer.
-            **parameters: padding, stride, dilation, groups, layout, math ('tf32' or 'fma'), deterministic.
-
-        Raises:
-            InvalidProblemError: if the arrays do not fit together.
-            UcudnnError: as `convolve`.
-        """
-        problem = self._problems.problem_of(Operation.FORWARD, x, w, y, **parameters)
-        self.convolve(problem, x, w, y, alpha=alpha, beta=beta, layer=layer)
-
-    def backward_data(
-        self,
-        w: Tensor,
-        dy: Tensor,
-        dx: Tensor,
-        *,
-        alpha: float = 1.0,
-        beta: float = 0.0,
-        layer: str = "",
-        **parameters: Unpack[Parameters],
-    ) -> None:
-        """Compute dx = alpha * (gradient of the input) + beta * dx (cudnnConvolutionBackwardData).
-
-        Args:
-            w: filters, shaped as in `forward`.
-            dy: gradient of the output, shaped as y.
-            dx: gradient of the input, shaped as x.
-            alpha: factor of the convolution.
-            beta: factor of what dx holds; at 0, dx is not read.
-            layer: name of the layer.
-            **parameters: as in `forward`.
-
-        Raises:
-            InvalidProblemError: if the arrays do not fit together.
-            UcudnnError: as `convolve`.
-        """
-        problem = self._problems.problem_of(Operation.BACKWARD_DATA, dx, w, dy, **parameters)
-        self.convolve(problem, dx, w, dy, alpha=alpha, beta=beta, layer=layer)
-
-    def backward_filter(
-        self,
-        x: Tensor,
-        dy: Tensor,
-        dw: Tensor,
-        *,
-        alpha: float = 1.0,
-        beta: float = 0.0,
-        layer: str = "",
-        **parameters: Unpack[Parameters],
-    ) -> None:
-        """Compute dw = alpha * (gradient of the filters) + beta * dw (cudnnConvolutionBackwardFilter).
-
-        Args:
-            x: input, shaped as in `forward`.
-            dy: gradient of the output, shaped as y.
-            dw: gradient of the filters, shaped as w.
-            alpha: factor of the convolution.
-            beta: factor of what dw holds, applied once; at 0, dw is not read.
-            layer: name of the layer.
-            **parameters: as in `forward`.
-
-        Raises:
-            InvalidProblemError: if the arrays do not fit together.
-            UcudnnError: as `convolve`.
-        """
-        problem = self._problems.problem_of(Operation.BACKWARD_FILTER, x, dw, dy, **parameters)
-        self.convolve(problem, x, dw, dy, alpha=alpha, beta=beta, layer=layer)
 
     @property
     def workspace_bytes(self) -> int:
