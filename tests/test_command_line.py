@@ -20,6 +20,7 @@ TYPED = {
     "--solver-time-limit": 2.5,
     "--no-slabs": False,
     "--remeasure": True,
+    "--plans": "plans.json",
 }
 
 
@@ -38,6 +39,7 @@ def test_options_make_settings(monkeypatch):
         cudnn_library="/opt/libcudnn.so.9",
         slabs=False,
         remeasure=True,
+        plans="plans.json",
     )
     for field in dataclasses.fields(Settings):
         assert getattr(settings, field.name) != field.default, field.name

@@ -38,6 +38,7 @@ ENVIRONMENT = {
     "UCUDNN_CUDNN_LIBRARY": "/opt/libcudnn.so.9",
     "UCUDNN_SLABS": "0",
     "UCUDNN_REMEASURE": "1",
+    "UCUDNN_PLANS": "plans.json",
 }
 EXPECTED = {
     "policy": BatchSizePolicy.ALL,
@@ -51,6 +52,7 @@ EXPECTED = {
     "cudnn_library": "/opt/libcudnn.so.9",
     "slabs": False,
     "remeasure": True,
+    "plans": "plans.json",
 }
 
 

@@ -23,6 +23,7 @@ _FIELDS = {
     "--slabs": "slabs",
     "--no-slabs": "slabs",
     "--remeasure": "remeasure",
+    "--plans": "plans",
 }
 
 

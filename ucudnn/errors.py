@@ -18,6 +18,7 @@
     * NotRecordedError          a problem without a measurement in the profile
   * DatabaseError               a database of measurements that cannot be used
     * DatabaseVersionError      a database with the tables of another version of ucudnn
+  * PlanFileError               a file of plans that cannot be used
   * SolverError                 an integer program that was not solved
     * SolverUnavailableError    a solver that is not installed or not known
   * BackendError                a backend that cannot carry out a request
@@ -47,6 +48,7 @@ __all__ = [
     "MemoryPlanError",
     "NotRecordedError",
     "OutputError",
+    "PlanFileError",
     "ProfileError",
     "ReentryError",
     "SettingsError",
@@ -164,6 +166,10 @@ class ProfileError(UcudnnError):
 
 class NotRecordedError(ProfileError):
     """The profile has no measurement of a problem."""
+
+
+class PlanFileError(UcudnnError):
+    """A file of plans is damaged, of another version, or was made for another device, other versions or limits."""
 
 
 class SolverError(UcudnnError):

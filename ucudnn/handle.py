@@ -3,13 +3,14 @@
 from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import replace
 from os import PathLike
+from pathlib import Path
 
 from ucudnn.arrays import ProblemCache
 from ucudnn.backends import open_backend
 from ucudnn.backends.base import OVERWRITE, Backend, ComputeBackend, Scaling, Spare, Tensor
 from ucudnn.benchmarking.factory import open_benchmark
 from ucudnn.benchmarking.measurer import ProgressListener
-from ucudnn.errors import BackendError, InfeasibleError
+from ucudnn.errors import BackendError, InfeasibleError, PlanFileError
 from ucudnn.execution.array_calls import ArrayCalls
 from ucudnn.execution.dispatcher import Dispatcher
 from ucudnn.execution.kernel_plans import KernelPlans
@@ -18,9 +19,11 @@ from ucudnn.execution.layer_identity import LayerIdentities, checked_name
 from ucudnn.kernel import KernelKey, VirtualAlgorithm
 from ucudnn.planning.concurrency import groups_under
 from ucudnn.planning.decision import decide
+from ucudnn.planning.plan_file import SavedPlan, encode_plans, load_plans, refuse_difference
 from ucudnn.policy import BatchSizePolicy
 from ucudnn.problem import ConvolutionProblem
 from ucudnn.profiles.measurement import Effort
+from ucudnn.reporting.output_file import write_whole
 from ucudnn.reporting.plan_timing import report_run
 from ucudnn.reporting.report import Report
 from ucudnn.settings import Settings, SolverName
@@ -46,6 +49,7 @@ class Handle(ArrayCalls):
         benchmark_devices: GPUs that measure together, '0,1' or 'all', or 'ranks' (UCUDNN_BENCHMARK_DEVICES).
         slabs: whether samples that need too much workspace are computed in ranges of rows (UCUDNN_SLABS).
         remeasure: whether each problem is measured again, whatever the database has of it (UCUDNN_REMEASURE).
+        plans: a file of plans to load, as `save_plans` writes it (UCUDNN_PLANS).
         effort: how much time one measurement may take.
         listener: receives the progress of the benchmarks.
 
@@ -54,6 +58,7 @@ class Handle(ArrayCalls):
         BackendUnavailableError: if the backend is not known or not installed.
         ProfileError: if the profile to replay cannot be read.
         DatabaseError: if the database cannot be opened, or was written by a newer ucudnn.
+        PlanFileError: if the file of plans cannot be read, or was made for another device or other versions.
     """
 
     def __init__(
@@ -70,6 +75,7 @@ class Handle(ArrayCalls):
         benchmark_devices: str | int | Iterable[int] | None = None,
         slabs: bool | str | None = None,
         remeasure: bool | str | None = None,
+        plans: str | PathLike[str] | None = None,
         effort: Effort | None = None,
         listener: ProgressListener | None = None,
     ) -> None:
@@ -84,6 +90,7 @@ class Handle(ArrayCalls):
             benchmark_devices=benchmark_devices,
             slabs=slabs,
             remeasure=remeasure,
+            plans=plans,
         )
         self._open(settings, backend if isinstance(backend, Backend) else None, groups, effort, listener)
 
@@ -133,6 +140,8 @@ class Handle(ArrayCalls):
         self._dispatcher = None if computes is None else Dispatcher(computes, self._benchmark, settings)
         self._plans = KernelPlans(self._benchmark, settings, groups_under(settings, groups), self._dispatcher)
         self._entries = self._plans.entries
+        if settings.plans is not None:
+            self._plans.load(load_plans(settings.plans, opened))
 
     def with_settings(self, settings: Settings) -> "Handle":
         """Return another handle with other settings, on the same backend, which measures as this one does."""
@@ -173,6 +182,33 @@ class Handle(ArrayCalls):
         self.backend.refuse_reentry()
         with self._lock:
             self._plans.plan_all()
+
+    def save_plans(self, path: str | PathLike[str]) -> None:
+        """Write the plans of all kernels so far to a file, for `load_plans` in other processes.
+
+        Raises:
+            OutputError: if the file cannot be written.
+        """
+        save_plans([self], path)
+
+    def saved_plans(self) -> list[SavedPlan]:
+        """Return the plans of all kernels so far, as `save_plans` writes them."""
+        with self._lock:
+            return self._plans.saved()
+
+    def load_plans(self, path: str | PathLike[str]) -> None:
+        """Take the plans of a file, from the next call on, also in place of those that were made before.
+
+        A kernel that the file has not is planned as without it.
+
+        Raises:
+            PlanFileError: if the file cannot be read, is damaged or of another version, was made for another device or
+                other versions, or has a plan for a known kernel that exceeds its limit.
+        """
+        plans = load_plans(path, self.backend)
+        self.backend.refuse_reentry()
+        with self._lock:
+            self._plans.load(plans)
 
     def convolve(
         self,
@@ -311,3 +347,21 @@ class Handle(ArrayCalls):
         with self._lock:
             decided = self._plans.decisions or [decide([], self._benchmark, self.settings)]
             return report_run(decided, self._entries.values(), self.backend, self.settings.policy.value, repeats)
+
+
+def save_plans(handles: Sequence[Handle], path: str | PathLike[str]) -> None:
+    """Write the plans of several handles, such as those of a program's GPUs, to one file.
+
+    Of several plans of one kernel, the first is kept.
+
+    Raises:
+        PlanFileError: if there is no handle, or if they are of different devices.
+        OutputError: if the file cannot be written.
+    """
+    if not handles:
+        raise PlanFileError("there are no plans to save, because no convolution was planned yet")
+    first, *others = (handle.backend for handle in handles)
+    for other in others:
+        refuse_difference(first.machine(), other, "the first device's plans")
+    plans = {each.kernel: each for handle in reversed(handles) for each in handle.saved_plans()}
+    write_whole(Path(path), encode_plans(list(plans.values()), first))

@@ -129,6 +129,7 @@ class Settings:
         cudnn_library: the libcudnn to load; None searches for one (UCUDNN_CUDNN_LIBRARY).
         slabs: whether a single sample may be computed in slabs (UCUDNN_SLABS).
         remeasure: whether each problem is measured again in this process, whatever the database has (UCUDNN_REMEASURE).
+        plans: file of plans to load; None for none (UCUDNN_PLANS).
         names: by field, the name under which the user gave it, such as '--devices'. It is no setting itself.
     """
 
@@ -143,6 +144,7 @@ class Settings:
     cudnn_library: str | None = None
     slabs: bool = True
     remeasure: bool = False
+    plans: str | None = None
     names: Mapping[str, str] = field(default_factory=dict, compare=False, repr=False)
 
     @classmethod
@@ -203,6 +205,7 @@ _FIELDS: dict[str, tuple[str, Callable[[Any, str], Any]]] = {
     "cudnn_library": ("UCUDNN_CUDNN_LIBRARY", _parse_path),
     "slabs": ("UCUDNN_SLABS", _parse_switch),
     "remeasure": ("UCUDNN_REMEASURE", _parse_switch),
+    "plans": ("UCUDNN_PLANS", _parse_path),
 }
 
 _ARGUMENTS = {_without_unit(name): name for name in _FIELDS}

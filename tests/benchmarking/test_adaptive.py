@@ -9,7 +9,8 @@ from random import Random
 
 import pytest
 
-from ucudnn.backends.base import Backend, Bench
+from ucudnn.backends.base import Backend
+from ucudnn.backends.bench import Bench
 from ucudnn.backends.sampling import settled, worthless
 from ucudnn.benchmarking.benchmark import Benchmark
 from ucudnn.networks.tables import load_network

@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 
 from tests.support.operands import QUICK
 from tests.support.problems import make_problem
-from ucudnn.backends.base import Backend, Bench
+from ucudnn.backends.base import Backend
+from ucudnn.backends.bench import Bench
 from ucudnn.backends.cpu.backend import CpuBackend
 from ucudnn.backends.replay import ReplayBackend
 from ucudnn.backends.sampling import worthless

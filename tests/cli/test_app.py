@@ -255,3 +255,15 @@ def test_a_database_that_is_off_cannot_be_shown():
     result = ucudnn("cache", "show", "--database", "off")
     assert result.returncode == 2
     assert "the database is off: give --database PATH" in result.stderr
+
+
+def test_plans_are_saved_and_loaded(tmp_path):
+    path = str(tmp_path / "plans.json")
+    for limit in (["--workspace", "16MiB"], ["--total-workspace", "300MiB"]):
+        command = ["resnet18", "--profile", "h200", *limit]
+        made, taken = plan(*command, "--save-plans", path), plan(*command, "--plans", path)
+        assert {each["origin"] for each in taken["kernels"]} == {"file"}
+        shown = ("layer", "operation", "count", "configuration", "workspace_bytes", "micro_batched_ms")
+        assert sorted([each[name] for name in shown] for each in taken["kernels"]) == sorted(
+            [each[name] for name in shown] for each in made["kernels"]
+        )

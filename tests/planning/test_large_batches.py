@@ -11,7 +11,8 @@ from ucudnn.benchmarking.recording import NO_LIMIT
 from ucudnn.benchmarking.request import request_of, requests_of
 from ucudnn.errors import InfeasibleError, SettingsError
 from ucudnn.kernel import Kernel
-from ucudnn.planning.decision import decide, decide_again, decide_rest
+from ucudnn.planning.decision import decide
+from ucudnn.planning.replanning import decide_again, decide_rest
 from ucudnn.policy import BatchSizePolicy
 from ucudnn.settings import Settings
 from ucudnn.solvers.sums import MOST_DENSE, MOST_PARTS

@@ -2,7 +2,8 @@
 
 from contextlib import contextmanager
 
-from ucudnn.backends.base import Backend, Bench
+from ucudnn.backends.base import Backend
+from ucudnn.backends.bench import Bench
 from ucudnn.profiles.measurement import Algorithm, Measurement
 
 

@@ -1,9 +1,18 @@
 """Settings whose every field differs from its default, as each face is told of them."""
 
+import tempfile
 from dataclasses import fields
+from pathlib import Path
 
+from ucudnn.backends.cpu.backend import CpuBackend
+from ucudnn.planning.plan_file import encode_plans
 from ucudnn.policy import BatchSizePolicy
 from ucudnn.settings import VARIABLES, Settings, SolverName
+
+_FOLDER = tempfile.TemporaryDirectory()  # which is removed at the end of the process
+NO_PLANS = Path(_FOLDER.name) / "plans.json"
+"""A file without plans."""
+NO_PLANS.write_bytes(encode_plans([], CpuBackend()))
 
 EVERY = Settings(
     policy=BatchSizePolicy.ALL,
@@ -17,6 +26,7 @@ EVERY = Settings(
     cudnn_library="/nowhere/libcudnn.so.9",
     slabs=False,
     remeasure=True,
+    plans=str(NO_PLANS),
 )
 """Every field differs from its default; the CPU can plan with them."""
 
@@ -32,6 +42,7 @@ TEXTS = {
     "cudnn_library": "/nowhere/libcudnn.so.9",
     "slabs": "0",
     "remeasure": "1",
+    "plans": str(NO_PLANS),
 }
 """The same as environment variables and arguments have them, by field."""
 
@@ -45,6 +56,7 @@ OPTIONS = {
     "solver_time_limit_seconds": ["--solver-time-limit", "2.5"],
     "slabs": ["--no-slabs"],
     "remeasure": ["--remeasure"],
+    "plans": ["--plans", str(NO_PLANS)],
 }
 """The same as options. `cudnn_library` has no option, and a limit has no effect beside a total."""
 

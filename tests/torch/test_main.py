@@ -1,6 +1,7 @@
 """Programs that `python -m ucudnn.torch` runs."""
 
 import os
+import re
 import subprocess
 import sys
 
@@ -97,9 +98,10 @@ EXAMPLES = [block for block in blocks("python") if "import torch" in block]
 
 
 @pytest.mark.parametrize("example", EXAMPLES, ids=range(len(EXAMPLES)))
-def test_the_examples_of_the_documents_run(capsys, example):
+def test_the_examples_of_the_documents_run(capsys, monkeypatch, tmp_path, example):
+    monkeypatch.chdir(tmp_path)
     exec(compile(example, "documents", "exec"), {})
-    assert "convolutions through ucudnn: 5, left to PyTorch: 0" in capsys.readouterr().out
+    assert re.search("convolutions through ucudnn: [1-9], left to PyTorch: 0", capsys.readouterr().out)
 
 
 @pytest.mark.parametrize("arguments", [["-m", "ucudnn.torch", "script.py"], ["-c", "import ucudnn.torch"]])

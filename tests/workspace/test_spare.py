@@ -14,7 +14,8 @@ from tests.support.operands import PROBLEM, QUICK, direct, operands, poison, rel
 from tests.support.problems import divisible
 from tests.support.reference import reference_convolution
 from ucudnn import Handle
-from ucudnn.backends.base import SLACK_BYTES, Bench, Scaling
+from ucudnn.backends.base import SLACK_BYTES, Scaling
+from ucudnn.backends.bench import Bench
 from ucudnn.backends.cpu import CpuBackend
 from ucudnn.backends.cudnn.backend import CudnnBackend
 from ucudnn.benchmarking.benchmark import Benchmark

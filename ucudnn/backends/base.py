@@ -8,15 +8,15 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
-from math import inf
 from typing import Any, NamedTuple, final
 
+from ucudnn.backends.bench import Bench
 from ucudnn.backends.fork_locks import LockLevel, new_lock
 from ucudnn.backends.prefetch import PrefetchRequest
 from ucudnn.errors import BackendError, ReentryError, UnsupportedProblemError
 from ucudnn.problem import MOST_ALIGNMENT, ConvolutionProblem
-from ucudnn.profiles.measurement import Algorithm, Effort, Measurement
-from ucudnn.slabs import Rows, Slab
+from ucudnn.profiles.measurement import Algorithm
+from ucudnn.slabs import Rows
 
 Tensor = Any
 """What a backend computes on: NumPy arrays for the CPU, device arrays or addresses for cuDNN."""
@@ -75,37 +75,6 @@ OVERWRITE = Scaling(1.0, 0.0)
 
 ACCUMULATE = Scaling(1.0, 1.0)
 """The result is added to the output."""
-
-
-Following = Callable[[], tuple[int, Algorithm] | None]
-"""Returns the micro-batch size and the algorithm that are likely to be measured next, or None; called once."""
-
-
-class Bench(ABC):
-    """Operands of one mini-batch. They are made once, and micro-batches of any size are measured on them."""
-
-    @abstractmethod
-    def measure(
-        self, size: int, algorithm: Algorithm, effort: Effort, worth_ms: float = inf, slabs: Sequence[Slab] = ()
-    ) -> Measurement:
-        """Measure one algorithm at one micro-batch size, on successive micro-batches and slabs of the mini-batch.
-
-        BackwardFilter is measured as it accumulates (beta = 1), the other operations with beta = 0. An algorithm that
-        cannot run yields a FAILED measurement, not an exception.
-
-        Args:
-            size: micro-batch size.
-            algorithm: the algorithm to measure.
-            effort: how much time to spend.
-            worth_ms: an algorithm slower than this many milliseconds is useless, so one sample above it is enough.
-            slabs: slabs of a micro-batch that are the same problem, one of which is measured; () for all rows.
-        """
-
-    def announce(self, size: int, algorithm: Algorithm) -> None:  # noqa: B027, because few backends have a compiler
-        """Announce that an algorithm which needs a compiler may be measured soon, so that compilation can begin."""
-
-    def look_ahead(self, following: Following) -> None:  # noqa: B027, because few backends can use the time
-        """Set the function that tells what comes next; it is called while the device runs the next measurement."""
 
 
 class Backend(ABC):

@@ -6,7 +6,8 @@ from dataclasses import replace
 from math import inf
 from typing import final
 
-from ucudnn.backends.base import Backend, Bench
+from ucudnn.backends.base import Backend
+from ucudnn.backends.bench import Bench
 from ucudnn.backends.candidates import Candidates
 from ucudnn.errors import NotRecordedError
 from ucudnn.problem import MOST_ALIGNMENT, ConvolutionProblem, MathMode

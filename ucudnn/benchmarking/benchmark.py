@@ -8,6 +8,7 @@ from typing import Protocol, final
 from ucudnn.backends.base import Backend, ComputeBackend
 from ucudnn.backends.fork_locks import call_in_child
 from ucudnn.benchmarking.findings import Finding, Findings, FindingStorage, in_slabs, with_slab_names
+from ucudnn.benchmarking.fixed_rule import FixedRule
 from ucudnn.benchmarking.measurer import LocalMeasurer, Measurer, ProgressListener
 from ucudnn.benchmarking.request import Exploration, Request
 from ucudnn.benchmarking.results import MeasuredProblem
@@ -49,6 +50,7 @@ class Benchmark:
 
     Attributes:
         backend: the backend that measures.
+        rule: chooses for problems that must repeat to the bit, without measurements.
         seconds: wall-clock seconds of all explorations so far.
     """
 
@@ -69,6 +71,7 @@ class Benchmark:
         self._together: set[Request] = set()  # what all ranks have explored, and never ask each other again
         self._findings = Findings(backend, storage, reuses=not exhaustive)
         self._measurer = LocalMeasurer(self._findings, effort or Effort(), listener, exhaustive=exhaustive)
+        self.rule = FixedRule(backend, self._findings.discarded)
         self.seconds = 0.0
         self._remeasures = remeasure and isinstance(backend, ComputeBackend)
         self._remeasured: set[ConvolutionProblem] = set()

@@ -42,9 +42,11 @@ from ucudnn.cli.options import (
     MathOption,
     MathsOption,
     NetworkArgument,
+    PlansOption,
     PolicyOption,
     ProfileOption,
     RemeasureOption,
+    SavePlansOption,
     ShapeOption,
     SlabsOption,
     SolverOption,
@@ -62,6 +64,7 @@ from ucudnn.errors import BackendError, InvalidNetworkError, UcudnnError
 from ucudnn.networks.variants import variants
 from ucudnn.planning.concurrency import Groups
 from ucudnn.planning.decision import Decisions, decide
+from ucudnn.planning.plan_file import NO_PLANS, LoadedPlans, SavedPlan, encode_plans, load_plans
 from ucudnn.profiles.format import count_records, encode_profile, load_profile, merged, refuse_other_conditions
 from ucudnn.profiles.measurement import Effort
 from ucudnn.reporting.machine_load import MachineLoad
@@ -126,6 +129,8 @@ def plan(
     branches: BranchesOption = False,
     database: DatabaseOption = None,
     devices: DevicesOption = None,
+    plans: PlansOption = None,
+    save_plans: SavePlansOption = None,
     exhaustive: ExhaustiveOption = False,
     remeasure: RemeasureOption = False,
     as_json: JsonOption = False,
@@ -140,8 +145,11 @@ def plan(
         ucudnn plan resnet50 --profile h200 --total-workspace 2544MiB
     """
     settings = settings_of(context, PLAN)
+    if save_plans is not None:
+        check_output(save_plans)
     subject = Subject.open(network, batch, variant_of(dtype, math, layout), settings, candidates)
     decisions, _ = _decide(subject, settings, subject.groups(branches), Effort(), exhaustive)
+    _save(decisions, subject, save_plans)
     reports = [report_kernel(decision) for decision in decisions.kernels]
     _print(subject.report(decisions, reports, settings), as_json, as_csv)
 
@@ -167,6 +175,8 @@ def time(
     branches: BranchesOption = False,
     database: DatabaseOption = None,
     devices: DevicesOption = None,
+    plans: PlansOption = None,
+    save_plans: SavePlansOption = None,
     exhaustive: ExhaustiveOption = False,
     remeasure: RemeasureOption = False,
     repeats: Annotated[int, typer.Option(metavar="N", min=1, help="Runs of each plan; the median counts.")] = 3,
@@ -192,8 +202,10 @@ def time(
     settings = settings_of(context, TIME)
     variant = variant_of(dtype, math, layout)
     effort = Effort(repeats=repeats, time_limit_ms=time_limit)
+    if save_plans is not None:
+        check_output(save_plans)
     if torch:
-        _print(time_model(network, shape, batch, variant, settings, effort), as_json, as_csv)
+        _print(time_model(network, shape, batch, variant, settings, effort, save_plans), as_json, as_csv)
         return
     subject = Subject.open(network, batch, variant, settings, candidates)
     computing = subject.backend
@@ -203,10 +215,13 @@ def time(
     effort = replace(effort, warmup=0) if computing.name == "cpu" else effort
     groups = subject.groups(branches)
     decisions, benchmark = _decide(subject, settings, groups, effort, exhaustive)
+    _save(decisions, subject, save_plans)
     load = MachineLoad()
     with progress("executing", len(decisions.kernels)) as step:
         run = runner(computing, repeats, step)
-        decisions, reports = execute_all(subject.network.kernels(), decisions, benchmark, settings, groups, run)
+        decisions, reports = execute_all(
+            subject.network.kernels(), decisions, benchmark, settings, groups, run, _loaded(subject, settings)
+        )
     _print(subject.report(decisions, reports, settings, load.others()), as_json, as_csv)
 
 
@@ -341,11 +356,25 @@ def _decide(
 ) -> tuple[Decisions, Benchmark]:
     """Benchmark and decide all kernels of a network, with a progress bar; return the benchmark too."""
     kernels = subject.network.kernels()
+    loaded = _loaded(subject, settings)
     with progress("benchmarking", len({kernel.problem for kernel in kernels})) as step:
         benchmark = open_benchmark(
             subject.backend, settings, effort=effort, listener=_follow(step), exhaustive=exhaustive
         )
-        return decide(kernels, benchmark, settings, groups), benchmark
+        return decide(kernels, benchmark, settings, groups, loaded), benchmark
+
+
+def _loaded(subject: Subject, settings: Settings) -> LoadedPlans:
+    return NO_PLANS if settings.plans is None else load_plans(settings.plans, subject.backend)
+
+
+def _save(decisions: Decisions, subject: Subject, path: Path | None) -> None:
+    if path is not None:
+        saved = [
+            SavedPlan(kernel=each.kernel, configuration=each.configuration, timed=each.timed)
+            for each in decisions.kernels
+        ]
+        write_whole(path, encode_plans(saved, subject.backend))
 
 
 class _Result(Protocol):

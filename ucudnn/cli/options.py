@@ -106,6 +106,14 @@ SlabsOption = Annotated[
         show_default=False,
     ),
 ]
+PlansOption = Annotated[
+    str | None,
+    typer.Option("--plans", metavar="FILE", help="Take the plans of a file, which --save-plans writes [UCUDNN_PLANS]."),
+]
+SavePlansOption = Annotated[
+    Path | None,
+    typer.Option("--save-plans", metavar="FILE", help="Write the plans to a file, which --plans takes."),
+]
 BranchesOption = Annotated[
     bool,
     typer.Option(

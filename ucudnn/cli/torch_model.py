@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ucudnn.errors import BackendUnavailableError
@@ -19,7 +20,13 @@ _BATCH = 32
 
 
 def time_model(
-    factory: str, shape: str, batch: int | None, variant: Variant, settings: Settings, effort: Effort
+    factory: str,
+    shape: str,
+    batch: int | None,
+    variant: Variant,
+    settings: Settings,
+    effort: Effort,
+    save_plans: Path | None = None,
 ) -> "Summary":
     """Run a PyTorch model forward and backward, and return its convolutions' plans and times.
 
@@ -30,6 +37,7 @@ def time_model(
         variant: data type, math mode and layout.
         settings: how the convolutions are planned.
         effort: the time for one measurement; each plan is repeated as often as a measurement.
+        save_plans: file to which the plans are written, or None.
 
     Raises:
         BackendUnavailableError: if PyTorch is not installed, or has no GPU.
@@ -40,7 +48,7 @@ def time_model(
     except ImportError as error:
         raise _without_pytorch(error) from error
     step = ModelStep(factory=factory, shape=parse_shape(shape), batch=batch, variant=variant)
-    return time_step(step, settings, effort=effort, repeats=effort.repeats)
+    return time_step(step, settings, effort=effort, repeats=effort.repeats, save_to=save_plans)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -12,7 +12,8 @@ from ucudnn.execution.captures import Captures
 from ucudnn.execution.entry import Entry
 from ucudnn.execution.overlap import refuse_overlap
 from ucudnn.execution.plan import Plan, make_plan
-from ucudnn.execution.recovery import MOST_FAILURES, Recovery, Replacement, given_up, is_measured
+from ucudnn.execution.recovery import MOST_FAILURES, Recovery, Replacement, given_up, is_lasting, is_measured
+from ucudnn.planning.choices import Origin
 from ucudnn.settings import Settings
 from ucudnn.units import exact_bytes
 from ucudnn.workspace.allocation import DividedWorkspace, Workspace, open_workspace
@@ -240,6 +241,8 @@ class Dispatcher:
     def _finish(self, entry: Entry, error: StepError, arguments: _Arguments) -> None:
         """Compute the samples and slabs that a failed launch left, with other algorithms."""
         problem, (alpha, beta) = entry.kernel.problem, arguments.scaling
+        if problem.deterministic and not is_lasting(error):
+            raise error
         failed: set[str] = set()
         measured = is_measured(problem, arguments.scaling)
         first, left = error, () if entry.plan is None else entry.plan.parts_from(error.start)
@@ -258,6 +261,7 @@ class Dispatcher:
                             after=Configuration(parts=launched),
                             reason=str(first),
                             calls=f"alpha {alpha} and beta {beta}",
+                            timed=not problem.deterministic,
                         )
                         entry.replaced(others)
                     return
@@ -297,16 +301,24 @@ class Dispatcher:
             self._captures.keep_kernels(plan, scaling)
 
     def _replace(self, entry: Entry, error: StepError) -> None:
-        """Decide a kernel again without the algorithm that failed."""
+        """Decide a kernel again without the algorithm that failed.
+
+        Raises:
+            StepError: if no algorithm is left, or if the kernel must repeat its results. Then only an algorithm that
+                fails whenever it is called is replaced, by the fixed rule, and none of a loaded plan.
+        """
+        loaded = entry.decision is not None and entry.decision.origin is Origin.FILE
+        if entry.kernel.problem.deterministic and (loaded or not is_lasting(error)):
+            raise error
+        fixed = entry.kernel.problem.deterministic
         self._recovery.discard(entry.kernel.problem, error.algorithm)
         decision = self._recovery.decide(entry.kernel, self._limit(entry))
         if decision is None:
             raise error
         assert entry.decision is not None
         self._warn(entry, f"{error}; from now on {decision.configuration}")
-        entry.replaced(
-            Replacement(before=entry.decision.configuration, after=decision.configuration, reason=str(error))
-        )
+        before, after = entry.decision.configuration, decision.configuration
+        entry.replaced(Replacement(before=before, after=after, reason=str(error), timed=not fixed))
         entry.decision, entry.plan = decision, None
         entry.ready.clear()
 
@@ -326,7 +338,8 @@ class Dispatcher:
         Raises:
             BackendError: if no configuration fits into half of it, and always under WD.
         """
-        decision = self._recovery.decide(entry.kernel, need // 2) if need else None
+        fixed = entry.kernel.problem.deterministic  # whose plan must not depend on what memory is free
+        decision = self._recovery.decide(entry.kernel, need // 2) if need and not fixed else None
         if decision is None or self._divides:
             raise BackendError(f"{entry.kernel}: no room for a workspace of {exact_bytes(need)}: {error}") from error
         _LOG.warning(

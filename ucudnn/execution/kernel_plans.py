@@ -9,6 +9,7 @@ from ucudnn.execution.entry import Entry
 from ucudnn.kernel import KernelKey
 from ucudnn.planning.concurrency import Groups
 from ucudnn.planning.decision import Decisions, decide
+from ucudnn.planning.plan_file import NO_PLANS, LoadedPlans, SavedPlan
 from ucudnn.problem import ConvolutionProblem
 from ucudnn.settings import Settings
 
@@ -36,6 +37,7 @@ class KernelPlans:
         self._groups = groups
         self._divides = settings.total_workspace_bytes is not None
         self._dispatcher = dispatcher
+        self._loaded = NO_PLANS
         self.entries: dict[tuple[str, ConvolutionProblem, int, bool], Entry] = {}
         self.decisions: list[Decisions] = []
 
@@ -71,10 +73,34 @@ class KernelPlans:
         if missing:
             self._decide(missing)
 
+    def saved(self) -> list[SavedPlan]:
+        """Return the plans of all kernels that have one."""
+        return [
+            SavedPlan(kernel=each.kernel, configuration=each.decision.configuration, timed=each.decision.timed)
+            for each in self.entries.values()
+            if each.decision is not None
+        ]
+
+    def load(self, plans: LoadedPlans) -> None:
+        """Take plans from a file from now on, also for kernels that have other ones by now.
+
+        Raises:
+            PlanFileError: if one of these does not fit; then nothing changes.
+        """
+        before, self._loaded = self._loaded, plans
+        known = [entry for entry in self.entries.values() if entry.decision is not None and plans.find(entry.kernel)]
+        try:
+            if known:
+                self._decide(known)
+        except BaseException:
+            self._loaded = before
+            raise
+
     def _decide(self, missing: list[Entry]) -> None:
         if self._divides:
             missing = list(self.entries.values())  # a late kernel takes part in a new division
-        decisions = decide([entry.kernel for entry in missing], self._benchmark, self._settings, self._groups)
+        kernels = [entry.kernel for entry in missing]
+        decisions = decide(kernels, self._benchmark, self._settings, self._groups, self._loaded)
         if self._divides:  # only the latest division counts, but the time of all of them does
             decisions = decisions.after(self.decisions)
             self.decisions.clear()

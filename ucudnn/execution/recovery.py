@@ -12,15 +12,19 @@ from typing import final
 from ucudnn.backends.base import Scaling
 from ucudnn.benchmarking.benchmark import Benchmark
 from ucudnn.configuration import Configuration
-from ucudnn.errors import BackendError, StepError
+from ucudnn.errors import BackendError, CudnnError, StepError, UnsupportedProblemError
 from ucudnn.kernel import Kernel
-from ucudnn.planning.decision import Decision, decide_again, decide_rest, decide_slabs
+from ucudnn.planning.decision import Decision
+from ucudnn.planning.replanning import decide_again, decide_rest, decide_slabs
 from ucudnn.problem import ConvolutionProblem, Operation
 from ucudnn.settings import Settings
 from ucudnn.units import format_ms
 
 MOST_FAILURES = 8
 """Failures of one call after which it is given up, because so many are not the fault of algorithms."""
+
+_NOT_SUPPORTED = range(3000, 4000)
+"""Values of cudnnStatus_t that say what cuDNN does not support: CUDNN_STATUS_NOT_SUPPORTED and its kinds."""
 
 
 @final
@@ -33,27 +37,36 @@ class Replacement:
         after: the one that is used instead.
         reason: why, in words.
         calls: which calls it concerns; '' for all of them.
+        timed: whether the times of both were measured.
     """
 
     before: Configuration
     after: Configuration
     reason: str
     calls: str = ""
+    timed: bool = True
 
     def __str__(self) -> str:
         """Return which configuration was replaced, by which, why, and how many milliseconds that costs."""
         cost = self.after.time_ms - self.before.time_ms
-        compared = f"{format_ms(abs(cost))} {'slower' if cost >= 0 else 'faster'}"
+        compared = f", predicted to be {format_ms(abs(cost))} {'slower' if cost >= 0 else 'faster'},"
         concerned = f" in calls with {self.calls}" if self.calls else ""
-        return (
-            f"{self.before} was replaced by {self.after}{concerned}, predicted to be {compared}, because {self.reason}"
-        )
+        compared = compared if self.timed else ""
+        return f"{self.before} was replaced by {self.after}{concerned}{compared} because {self.reason}"
 
 
 def is_measured(problem: ConvolutionProblem, scaling: Scaling) -> bool:
     """Return whether algorithms for a problem are measured with an alpha and a beta."""
     alpha, beta = scaling
     return alpha == 1 and (beta == 0 or (beta == 1 and problem.operation is Operation.BACKWARD_FILTER))
+
+
+def is_lasting(error: StepError) -> bool:
+    """Return whether an algorithm fails whenever it is called like this, because it does not compute the problem."""
+    cause = error.__cause__
+    if isinstance(cause, CudnnError):
+        return cause.status in _NOT_SUPPORTED
+    return isinstance(cause, UnsupportedProblemError)
 
 
 def given_up(subject: object) -> BackendError:

@@ -20,11 +20,12 @@ from ucudnn.backends.cudnn.backend import CudnnBackend
 from ucudnn.benchmarking.factory import open_benchmark
 from ucudnn.configuration import Configuration
 from ucudnn.errors import BackendError, StepError
-from ucudnn.execution.recovery import MOST_FAILURES, Recovery, given_up, is_measured
+from ucudnn.execution.recovery import MOST_FAILURES, Recovery, given_up, is_lasting, is_measured
 from ucudnn.kernel import Kernel
 from ucudnn.native.registry import KernelRegistry
 from ucudnn.native.steps import NativeStep, StepRequest, native_steps
 from ucudnn.planning.decision import decide
+from ucudnn.planning.plan_file import NO_PLANS, load_plans
 from ucudnn.problem import MOST_ALIGNMENT, ConvolutionProblem, MathMode
 from ucudnn.settings import Settings, is_set
 from ucudnn.units import exact_bytes
@@ -97,7 +98,9 @@ class NativePlanner:
         self._benchmark = open_benchmark(backend, self._settings)
         self._fixed = is_set("workspace_limit_bytes")
         self._fma = named == "cudnn:legacy-fma"
-        self._registry = None if self._settings.total_workspace_bytes is None else KernelRegistry()
+        plans = self._settings.plans
+        self._loaded = NO_PLANS if plans is None else load_plans(plans, backend)
+        self._registry = None if self._settings.total_workspace_bytes is None else KernelRegistry(self._loaded)
         self._recovery = Recovery(self._benchmark, replace(self._settings, total_workspace_bytes=None))
         self._limits: dict[ConvolutionProblem, int] = {}
         self._decided: dict[tuple[ConvolutionProblem, int], Configuration] = {}
@@ -146,6 +149,11 @@ class NativePlanner:
         request = replace(request, problem=problem)
         self._planned.add(_registered(problem))
         self._backend.set_stream(None)
+        if request.failed and problem.deterministic:
+            raise BackendError(
+                f"{problem}: {request.failed} failed, and no other algorithm takes its place, because results must"
+                " repeat"
+            )
         if request.failed:
             self._fail(request, request.failed)
         for _ in range(MOST_FAILURES):
@@ -154,6 +162,8 @@ class NativePlanner:
                 steps_for = StepRequest(self._backend.library, request.cudnn, problem, request.scaling, request.start)
                 steps = native_steps(steps_for, configuration, room)
             except StepError as error:
+                if problem.deterministic and not is_lasting(error):
+                    raise
                 self._fail(request, error.algorithm)
                 continue
             need = max((step.workspace_bytes for step in steps), default=0)
@@ -186,6 +196,11 @@ class NativePlanner:
         else:
             assert limit is not None
             configuration = self._decision(problem, limit)
+        if problem.deterministic and configuration.workspace_bytes > request.most_bytes:
+            raise BackendError(
+                f"{problem}: no room for a workspace of {exact_bytes(configuration.workspace_bytes)}, and a plan that"
+                " repeats its results does not depend on what memory is free"
+            )
         limit = min(limit, request.most_bytes)
         unfit = self._unfit.get((problem, request.scaling), set())
         if request.start or configuration.workspace_bytes > limit or unfit & {p.algorithm for p in configuration.parts}:
@@ -199,7 +214,7 @@ class NativePlanner:
         key = problem, limit
         if key not in self._decided:
             settings = replace(self._settings, total_workspace_bytes=None, workspace_limit_bytes=limit)
-            decisions = decide([Kernel(layer="", problem=problem)], self._benchmark, settings)
+            decisions = decide([Kernel(layer="", problem=problem)], self._benchmark, settings, loaded=self._loaded)
             self._decided[key] = decisions.kernels[0].configuration
         return self._decided[key]
 

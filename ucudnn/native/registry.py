@@ -16,6 +16,7 @@ from ucudnn.errors import BackendError
 from ucudnn.execution.recovery import Recovery
 from ucudnn.kernel import Kernel
 from ucudnn.planning.decision import decide
+from ucudnn.planning.plan_file import NO_PLANS, LoadedPlans
 from ucudnn.problem import MOST_ALIGNMENT, ConvolutionProblem
 from ucudnn.settings import Settings
 from ucudnn.workspace.segment import Segment
@@ -27,12 +28,16 @@ _Key = tuple[int, ConvolutionProblem]
 class KernelRegistry:
     """Kernels and the latest division.
 
+    Args:
+        loaded: plans from a file.
+
     Attributes:
         divisions: number of divisions so far.
         arena_bytes: size of the workspace in the latest division.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, loaded: LoadedPlans = NO_PLANS) -> None:
+        self._loaded = loaded
         self._numbers: Iterator[int] = count(1)
         self._registered: set[_Key] = set()
         self._waiting: list[tuple[int, str, ConvolutionProblem]] = []  # registered by a handle, not computed yet
@@ -113,7 +118,7 @@ class KernelRegistry:
     def _divide(self, benchmark: Benchmark, settings: Settings) -> None:
         kernels = [Kernel(layer=name, problem=problem) for (_, problem), name in self._taken.items()]
         kernels += [Kernel(layer=name, problem=problem) for _, name, problem in self._waiting]
-        decisions = decide(kernels, benchmark, settings)
+        decisions = decide(kernels, benchmark, settings, loaded=self._loaded)
         self._decided = {
             each.kernel.layer: (each.configuration, each.segment)
             for each in decisions.kernels

@@ -3,29 +3,22 @@
 Paper, sections 3.2 and 3.3.
 """
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
 from math import fsum
-from time import perf_counter
-from typing import NamedTuple
 
 from ucudnn.benchmarking.benchmark import Benchmark
-from ucudnn.benchmarking.request import MOST_ROUNDINGS, Request, is_rounded, request_of, requests_of
-from ucudnn.configuration import Configuration, MicroConfiguration, SlabConfiguration
-from ucudnn.errors import BackendError, InfeasibleError, MeasurementError
+from ucudnn.benchmarking.request import Request, requests_of
+from ucudnn.configuration import Configuration
 from ucudnn.kernel import Kernel
+from ucudnn.planning.choices import ChoiceRequest, Choices, Origin, SolverClock, choices_of
 from ucudnn.planning.concurrency import Groups
-from ucudnn.planning.division import Assignment, DesirableSet, WorkspaceDivision, divide_workspace
-from ucudnn.policy import BatchSizePolicy
-from ucudnn.problem import ConvolutionProblem
+from ucudnn.planning.division import Assignment, WorkspaceDivision, divide_workspace
+from ucudnn.planning.plan_file import NO_PLANS, LoadedPlans
 from ucudnn.settings import Settings
-from ucudnn.slabs import Slab, is_divisible, row_count, row_unit
-from ucudnn.solvers.desirable import desirable_set, fastest
 from ucudnn.solvers.reuse import fastest_within
 from ucudnn.solvers.reuse_with_spare import fastest_with_tail
-from ucudnn.solvers.sums import MOST_DENSE, MOST_PARTS
-from ucudnn.units import exact_bytes
 from ucudnn.workspace.segment import Segment
 from ucudnn.workspace.spare import own_bytes, tail_bytes
 
@@ -49,12 +42,16 @@ class Decision:
         undivided: the fastest single algorithm within the limit, or None if none fits. Under WD the limit is an equal
             share of the total, as in the paper (section 4.3).
         segment: the segment of its workspace under WD; None under WR, or if the kernel stands for several layers.
+        origin: where the configuration comes from.
+        timed: whether its times are milliseconds that were measured, now or by whoever saved it.
     """
 
     kernel: Kernel
     configuration: Configuration
     undivided: Configuration | None
     segment: Segment | None = None
+    origin: Origin = Origin.MEASURED
+    timed: bool = True
 
     @property
     def workspace_bytes(self) -> int:
@@ -122,32 +119,42 @@ class Decisions:
         return max((each.workspace_bytes for each in self.kernels), default=0)
 
 
-def decide(kernels: Sequence[Kernel], benchmark: Benchmark, settings: Settings, groups: Groups = ()) -> Decisions:
+def decide(
+    kernels: Sequence[Kernel],
+    benchmark: Benchmark,
+    settings: Settings,
+    groups: Groups = (),
+    loaded: LoadedPlans = NO_PLANS,
+) -> Decisions:
     """Choose a configuration for every kernel.
 
     WR takes the fastest configuration of each kernel within `settings.workspace_limit_bytes`, or within the spare
     memory that comes with the kernel if that is more. WD divides `settings.total_workspace_bytes`, if it is set, among
     all kernels, or among those that may run at the same time.
 
+    A loaded plan comes first. A deterministic problem takes the fixed rule's, under WD in an equal share of the total.
+
     Args:
         kernels: the kernels; equal problems are measured once.
         benchmark: measures them.
         settings: policy, limits and solver.
         groups: under WD, the layers that may run at the same time; () for all.
+        loaded: plans from a file.
 
     Raises:
         SettingsError: if groups contradict each other.
         InfeasibleError: if a limit is too small; the message names the kernel and its need.
         MeasurementError: if no algorithm of a kernel could be measured.
+        PlanFileError: if a loaded plan does not fit.
         SolverError: if the solver of the settings fails.
     """
     before = benchmark.seconds
     total = settings.total_workspace_bytes
     limit = settings.workspace_limit_bytes if total is None else total
-    solver = _Stopwatch()
+    solver = SolverClock()
+    kernels = loaded.split(kernels)
     asked = [requests_of(kernel, settings, limit) for kernel in kernels]
-    benchmark.explore([request for requests in asked for request in requests])
-    known = _look_up(kernels, asked, benchmark, solver)
+    known = choices_of(ChoiceRequest(kernels, asked, total, groups, loaded), benchmark, solver)
     division: WorkspaceDivision | None = None
     assignments: Sequence[tuple[Assignment, ...]]
     if total is None:
@@ -161,18 +168,12 @@ def decide(kernels: Sequence[Kernel], benchmark: Benchmark, settings: Settings, 
         assignments = division.assignments
     with solver:
         undivided = [fastest_within(each.undivided, most) for each, most in zip(known, limits, strict=True)]
+    each_kernel = zip(kernels, known, undivided, assignments, strict=True)
     return Decisions(
         method=Method.WR if total is None else Method.WD,
         limit_bytes=limit,
         kernels=tuple(
-            Decision(
-                kernel=replace(kernel, count=each.count),
-                configuration=each.configuration,
-                undivided=whole,
-                segment=each.segment,
-            )
-            for kernel, whole, taken in zip(kernels, undivided, assignments, strict=True)
-            for each in taken
+            _decision(kernel, one, each, whole) for kernel, each, whole, taken in each_kernel for one in taken
         ),
         benchmark_seconds=benchmark.seconds - before,
         solver_seconds=solver.seconds,
@@ -180,131 +181,37 @@ def decide(kernels: Sequence[Kernel], benchmark: Benchmark, settings: Settings, 
     )
 
 
-def decide_again(kernel: Kernel, benchmark: Benchmark, settings: Settings, limit_bytes: int) -> Decision | None:
-    """Choose another configuration for one kernel: within another limit, or without algorithms discarded since.
-
-    Args:
-        kernel: a kernel that has a decision.
-        benchmark: its measurements.
-        settings: the policy.
-        limit_bytes: the workspace of the kernel.
-
-    Returns:
-        The decision, or None if no configuration is left.
-    """
-    problem = kernel.problem
-    measured = _measured_again(problem, benchmark, settings, limit_bytes)
-    front = desirable_set(measured, problem.batch)
-    undivided = _undivided(measured, problem.batch)
-    if not front:
-        return None
-    return Decision(kernel=kernel, configuration=front[-1], undivided=fastest_within(undivided, limit_bytes))
-
-
-def decide_rest(
-    problem: ConvolutionProblem,
-    start: int,
-    benchmark: Benchmark,
-    settings: Settings,
-    limit_bytes: int,
-    failed: Collection[str] = (),
-) -> Configuration | None:
-    """Choose a configuration for the samples from `start` on, because the earlier ones are already computed.
-
-    Args:
-        problem: the problem at mini-batch size.
-        start: the first missing sample.
-        benchmark: the measurements of the problem.
-        settings: the policy.
-        limit_bytes: the workspace of the kernel.
-        failed: algorithms not to choose.
-
-    Returns:
-        The fastest configuration within the limit, or None if no configuration is left.
-    """
-    # The size of a part decides where it may begin: see ConvolutionProblem.part.
-    unit = start & -start
-    measured = _measured_again(problem, benchmark, settings, limit_bytes)
-    fitting = (
-        micro
-        for micro in measured
-        if micro.algorithms.isdisjoint(failed)
-        if not start or problem.begins_anywhere or micro.size & -micro.size <= unit
+def _decision(kernel: Kernel, taken: Assignment, choices: Choices, undivided: Configuration | None) -> Decision:
+    return Decision(
+        kernel=replace(kernel, count=taken.count),
+        configuration=taken.configuration,
+        undivided=undivided,
+        segment=taken.segment,
+        origin=choices.origin,
+        timed=choices.timed,
     )
-    front = desirable_set(fitting, problem.batch - start)
-    if front:
-        return front[-1]
-    if not settings.slabs or settings.policy is BatchSizePolicy.UNDIVIDED or not is_divisible(problem):
-        return None
-    if problem.batch - start > MOST_PARTS:
-        return None
-    whole = [Slab(first=0, rows=row_count(problem))]
-    one = decide_slabs(problem, 1, whole, benchmark, limit_bytes, failed)
-    if one is None or (is_rounded(problem) and len(one.parts[0].slabs) * (problem.batch - start) > MOST_ROUNDINGS):
-        return None
-    return Configuration(parts=one.parts * (problem.batch - start))
-
-
-def decide_slabs(
-    problem: ConvolutionProblem,
-    size: int,
-    left: Sequence[Slab],
-    benchmark: Benchmark,
-    limit_bytes: int,
-    failed: Collection[str] = (),
-) -> Configuration | None:
-    """Choose algorithms for the last slabs of a micro-batch, because the earlier ones are already computed.
-
-    A slab that no algorithm computes within the limit is divided further.
-
-    Args:
-        problem: the problem at mini-batch size.
-        size: the micro-batch size.
-        left: the missing slabs.
-        benchmark: the measurements of the problem.
-        limit_bytes: the workspace of the kernel.
-        failed: algorithms not to choose.
-
-    Returns:
-        A configuration of the missing slabs, or None if one of them cannot be computed.
-    """
-    unit = row_unit(problem)
-
-    def found(slab: Slab) -> list[SlabConfiguration]:
-        one = benchmark.slab_configuration(problem, size, slab, limit_bytes, failed)
-        if one is not None:
-            return [one]
-        if slab.rows <= unit:
-            return []
-        rows = max(unit, slab.rows // 2 // unit * unit)
-        halves = Slab(first=slab.first, rows=rows), Slab(first=slab.first + rows, rows=slab.rows - rows)
-        both = [found(half) for half in halves]
-        return [*both[0], *both[1]] if all(both) else []
-
-    chosen = [found(slab) for slab in left]
-    if not all(chosen):
-        return None
-    return Configuration(parts=(MicroConfiguration.of_slabs(size, [one for each in chosen for one in each]),))
 
 
 def _fastest(
     kernels: Sequence[Kernel],
     asked: Sequence[Sequence[Request]],
-    known: Sequence["_Known"],
+    known: Sequence[Choices],
     benchmark: Benchmark,
-    solver: "_Stopwatch",
+    solver: SolverClock,
 ) -> list[tuple[Assignment, ...]]:
     """Return for each kernel its fastest configuration within its limit (WR)."""
     found: list[tuple[Assignment, ...]] = []
     for kernel, requests, each in zip(kernels, asked, known, strict=True):
         # Nothing beyond the limit was measured, so the last desirable configuration is the fastest within it.
-        configuration = _with_tail(kernel, each.desirable[-1], requests, benchmark, solver)
+        configuration = each.desirable[-1]
+        if each.origin is Origin.MEASURED:
+            configuration = _with_tail(kernel, configuration, requests, benchmark, solver)
         found.append((Assignment(configuration=configuration, count=kernel.count),))
     return found
 
 
 def _with_tail(
-    kernel: Kernel, within: Configuration, requests: Sequence[Request], benchmark: Benchmark, solver: "_Stopwatch"
+    kernel: Kernel, within: Configuration, requests: Sequence[Request], benchmark: Benchmark, solver: SolverClock
 ) -> Configuration:
     """Return the fastest configuration whose parts may use the output's tail, or `within` if it is about as fast."""
     if len(requests) == 1:
@@ -315,83 +222,3 @@ def _with_tail(
     with solver:
         found = fastest_with_tail(measured, problem.batch, limit_bytes, offered)
     return found if found is not None and found.time_ms < within.time_ms * _WORTH_A_TAIL else within
-
-
-def _undivided(measured: Iterable[MicroConfiguration], batch: int) -> DesirableSet:
-    return desirable_set((micro for micro in measured if micro.size == batch and not micro.slabs), batch)
-
-
-def _measured_again(
-    problem: ConvolutionProblem, benchmark: Benchmark, settings: Settings, limit_bytes: int
-) -> list[MicroConfiguration]:
-    """Return the measured micro-configurations; measure those that matter since an algorithm was discarded.
-
-    Ranks that measure together measure nothing here, because a rank would wait for others that do not ask for it.
-    """
-    request = request_of(problem, settings, limit_bytes)
-    if benchmark.collective:
-        return benchmark.known_micro_configurations(request)
-    try:
-        return benchmark.micro_configurations(request)
-    except (BackendError, MemoryError):
-        return benchmark.known_micro_configurations(request)
-
-
-class _Stopwatch:
-    def __init__(self) -> None:
-        self.seconds = 0.0
-        self._start = 0.0
-
-    def __enter__(self) -> None:
-        self._start = perf_counter()
-
-    def __exit__(self, *exception: object) -> None:
-        self.seconds += perf_counter() - self._start
-
-
-class _Known(NamedTuple):
-    """What is known of a kernel within its limit.
-
-    Attributes:
-        desirable: its desirable set, or only the fastest configuration if the request wants no other.
-        undivided: the desirable set of its undivided configurations.
-    """
-
-    desirable: DesirableSet
-    undivided: DesirableSet
-
-
-def _look_up(
-    kernels: Sequence[Kernel], asked: Sequence[Sequence[Request]], benchmark: Benchmark, solver: _Stopwatch
-) -> list[_Known]:
-    """Return what is known of each kernel; equal requests are answered once."""
-    known: dict[Request, _Known] = {}
-    for kernel, (within, *_) in zip(kernels, asked, strict=True):
-        if within not in known:
-            known[within] = _known_of(kernel, within, benchmark, solver)
-    return [known[within] for within, *_ in asked]
-
-
-def _known_of(kernel: Kernel, request: Request, benchmark: Benchmark, solver: _Stopwatch) -> _Known:
-    problem, limit_bytes = request.problem, request.limit_bytes
-    measured = benchmark.micro_configurations(request)
-    with solver:
-        if request.whole:
-            desirable = desirable_set(measured, problem.batch)
-        else:
-            best = fastest(measured, problem.batch)
-            desirable = () if best is None else (best,)
-        undivided = _undivided(measured, problem.batch)
-    if desirable:
-        return _Known(desirable, undivided)
-    least = benchmark.least_workspace(request)
-    many = f" in at most {MOST_PARTS} micro-batches" if problem.batch > MOST_DENSE else ""
-    if least is None or least <= limit_bytes:
-        raise MeasurementError(f"{kernel}: no algorithm could be measured within {exact_bytes(limit_bytes)}{many}")
-    raise InfeasibleError(
-        f"{kernel}: no algorithm fits a workspace limit of {exact_bytes(limit_bytes)}{many}:"
-        f" at least {exact_bytes(least)} are needed",
-        kernel=str(kernel),
-        limit_bytes=limit_bytes,
-        required_bytes=least,
-    )

@@ -27,6 +27,9 @@ GROUPED = "WD, grouped"
 DesirableSet = tuple[Configuration, ...]
 """A desirable set, in order of workspace, and so of falling time."""
 
+_Member = tuple[ConvolutionProblem, int]
+"""A kernel's problem, and the identity of its desirable set."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Assignment:
@@ -166,26 +169,32 @@ class _ConcurrentSet:
 def _sets_of(
     kernels: Sequence[Kernel], desirable: Sequence[DesirableSet], sets: Sequence[Branches], counts: Sequence[int]
 ) -> list[_ConcurrentSet]:
-    """Return sets with their programs; sets of the same problems, such as those of equal modules, share one."""
-    programs: dict[tuple[tuple[tuple[ConvolutionProblem, ...], int], ...], _Program] = {}
+    """Return sets with their programs; sets of the same problems, such as those of equal modules, share one.
+
+    Problems are the same if their desirable sets are, too. Loaded plans of equal problems may differ.
+    """
+    programs: dict[tuple[tuple[tuple[_Member, ...], int], ...], _Program] = {}
     found = []
     for branches in sets:
-        shape = tuple((tuple(kernels[index].problem for index in indices), counts[indices[0]]) for indices in branches)
+        shape = tuple(
+            (tuple((kernels[index].problem, id(desirable[index])) for index in indices), counts[indices[0]])
+            for indices in branches
+        )
         if shape not in programs:
             programs[shape] = _program_of(
-                [problems for problems, _ in shape], [count for _, count in shape], branches, desirable
+                [members for members, _ in shape], [count for _, count in shape], branches, desirable
             )
         found.append(_ConcurrentSet(branches=branches, program=programs[shape]))
     return found
 
 
 def _program_of(
-    problems: Sequence[tuple[ConvolutionProblem, ...]],
+    problems: Sequence[tuple[_Member, ...]],
     counts: Sequence[int],
     branches: Branches,
     desirable: Sequence[DesirableSet],
 ) -> _Program:
-    alike: dict[tuple[ConvolutionProblem, ...], list[int]] = {}
+    alike: dict[tuple[_Member, ...], list[int]] = {}
     for branch, own in enumerate(problems):
         alike.setdefault(own, []).append(branch)
     return _Program(

@@ -99,7 +99,7 @@ def _report_entry(decision: Decision, entry: Entry, backend: ComputeBackend | No
         report,
         calls=entry.calls,
         replaced=tuple(map(str, entry.replacements)),
-        replaced_ms=always[0].before.time_ms if always else None,
+        replaced_ms=always[0].before.time_ms if always and always[0].timed else None,
     )
 
 

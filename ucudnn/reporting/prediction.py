@@ -9,6 +9,7 @@ from ucudnn.benchmarking.request import requests_of
 from ucudnn.kernel import Kernel
 from ucudnn.planning.concurrency import Groups
 from ucudnn.planning.decision import Decision, Decisions, decide
+from ucudnn.planning.plan_file import NO_PLANS, LoadedPlans
 from ucudnn.reporting.plan_timing import execute
 from ucudnn.reporting.report import KernelReport
 from ucudnn.settings import Settings
@@ -24,6 +25,7 @@ def execute_all(
     settings: Settings,
     groups: Groups,
     run: Execution,
+    loaded: LoadedPlans = NO_PLANS,
 ) -> tuple[Decisions, list[KernelReport]]:
     """Execute decisions. Where times are far from predictions, measure the kernels again, decide again and execute.
 
@@ -34,6 +36,7 @@ def execute_all(
         settings: the settings that they were decided with.
         groups: the layers that may run at the same time.
         run: executes one decision.
+        loaded: plans from a file, which are not measured again.
 
     Returns:
         The decisions that hold in the end, with their reports.
@@ -45,7 +48,7 @@ def execute_all(
     total = settings.total_workspace_bytes
     limit = settings.workspace_limit_bytes if total is None else total
     benchmark.remeasure([request for decision in far for request in requests_of(decision.kernel, settings, limit)])
-    again = decide(kernels, benchmark, settings, groups).after([decisions])
+    again = decide(kernels, benchmark, settings, groups, loaded).after([decisions])
     stale = {decision.kernel.problem: decision.configuration.time_ms for decision in far}
     found = []
     for decision in again.kernels:

@@ -6,11 +6,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from math import fsum
 
+from ucudnn.planning.choices import Origin, describe_origins
 from ucudnn.planning.decision import Decision, Decisions, Method
 from ucudnn.planning.division import GROUPED, Alternative
 from ucudnn.reporting.deviation import KernelTimes, describe_deviations, is_far
 from ucudnn.reporting.html_table import html_table
 from ucudnn.units import format_bytes, format_ms
+
+_NO_SOLVER = "not divided by times"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,7 +28,7 @@ class KernelReport:
         configuration: the configuration, such as '4x64 FFT_TILING'.
         undivided: the fastest single algorithm within the limit; None if none fits.
         undivided_ms: its predicted time.
-        micro_batched_ms: the predicted time of the configuration.
+        micro_batched_ms: the predicted time of the configuration; None if nothing was measured for it.
         undivided_executed_ms: the measured time of the undivided plan; None if nothing was executed.
         executed_ms: the measured time of the configuration's plan; None if nothing was executed.
         workspace_bytes: the workspace of the configuration, without the caller's spare memory.
@@ -36,6 +39,7 @@ class KernelReport:
         replaced_ms: the predicted time of the first configuration that was replaced for all calls; None if none was.
         first_predicted_ms: the time that was predicted at first, if it was so far from the executed time that the
             kernel was measured again; else None.
+        origin: where the configuration comes from: 'measured', 'file' or 'rule'.
     """
 
     layer: str
@@ -45,7 +49,7 @@ class KernelReport:
     configuration: str
     undivided: str | None
     undivided_ms: float | None
-    micro_batched_ms: float
+    micro_batched_ms: float | None
     undivided_executed_ms: float | None = None
     executed_ms: float | None = None
     workspace_bytes: int
@@ -54,19 +58,22 @@ class KernelReport:
     spare_bytes: int = 0
     replaced: tuple[str, ...] = ()
     replaced_ms: float | None = None
+    origin: str = Origin.MEASURED.value
     first_predicted_ms: float | None = None
 
     @property
     def is_far(self) -> bool:
         """Whether the plan was executed, and took more than FAR times its prediction, or less by the same factor."""
-        return self.executed_ms is not None and is_far(self.executed_ms, self.micro_batched_ms)
+        if self.origin != Origin.MEASURED.value or self.executed_ms is None or self.micro_batched_ms is None:
+            return False
+        return is_far(self.executed_ms, self.micro_batched_ms)
 
     @property
     def speedup(self) -> float | None:
         """Undivided over micro-batched time: executed times if there are any, else predicted ones."""
         if self.undivided_executed_ms is not None and self.executed_ms is not None:
             return self.undivided_executed_ms / self.executed_ms
-        return None if self.undivided_ms is None else self.undivided_ms / self.micro_batched_ms
+        return _ratio(self.undivided_ms, self.micro_batched_ms)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -250,9 +257,12 @@ class Report:
             proof = f"at most {self.gap:.2%} from the optimum" if self.gap else "optimal"
             if self.changed:
                 proof += f" when it was divided, but {_kernels(self.changed)} another configuration now"
-            lines.append(f"workspace: {format_bytes(self.arena_bytes)}, {proof} ({', '.join(self.solvers)})")
-            ways = (f"{each.name} {_time(each.time_ms)}" for each in self.alternatives)
-            lines.append(f"the same total in other ways: {', '.join(ways)}")
+            proof = f"{proof} ({', '.join(self.solvers)})" if self.solvers != (_NO_SOLVER,) else _NO_SOLVER
+            lines.append(f"workspace: {format_bytes(self.arena_bytes)}, {proof}")
+            ways = [f"{each.name} {_time(each.time_ms)}" for each in self.alternatives]
+            if ways:
+                lines.append(f"the same total in other ways: {', '.join(ways)}")
+        lines += describe_origins(kernel.origin for kernel in self.kernels)
         lines.append(
             f"decided in: benchmarks {self.benchmark_seconds:.2f} s, solver {self.solver_seconds * 1e3:.1f} ms"
         )
@@ -277,6 +287,7 @@ class Report:
                 first_predicted_ms=each.first_predicted_ms,
             )
             for each in self.kernels
+            if each.micro_batched_ms is not None
         ]
         return describe_deviations(times, self.other_cpus)
 
@@ -303,13 +314,14 @@ def report_kernel(
         configuration=str(decision.configuration),
         undivided=str(undivided) if undivided else None,
         undivided_ms=undivided.time_ms if undivided else None,
-        micro_batched_ms=decision.configuration.time_ms,
+        micro_batched_ms=decision.configuration.time_ms if decision.timed else None,
         undivided_executed_ms=undivided_executed_ms,
         executed_ms=executed_ms,
         workspace_bytes=decision.workspace_bytes,
         undivided_workspace_bytes=undivided.workspace_bytes if undivided else None,
         calls=calls,
         spare_bytes=decision.spare_bytes,
+        origin=decision.origin.value,
     )
 
 
@@ -336,6 +348,7 @@ def report_decisions(
     """
     batches = {each.kernel.problem.batch for each in decisions.kernels}
     division = decisions.division
+    timed = all(each.timed for each in decisions.kernels)
     return Report(
         network=network,
         batch=batches.pop() if len(batches) == 1 else None,
@@ -349,8 +362,8 @@ def report_decisions(
         solver_seconds=decisions.solver_seconds,
         arena_bytes=None if division is None else division.arena_bytes,
         gap=0.0 if division is None else division.gap,
-        solvers=() if division is None else division.methods,
-        alternatives=() if division is None else division.alternatives,
+        solvers=() if division is None else division.methods if timed else (_NO_SOLVER,),
+        alternatives=() if division is None or not timed else division.alternatives,
         changed=changed,
     )
 

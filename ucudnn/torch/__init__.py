@@ -5,6 +5,7 @@ forward and backward, plain and transposed, in one to three dimensions. `disable
 not computed here goes to PyTorch's own kernels, and is counted.
 """
 
+from os import PathLike
 from typing import Any, final
 
 try:
@@ -14,11 +15,12 @@ except ImportError as error:
     # The name lets `python -m ucudnn.torch` print this as one line.
     raise ImportError(f"{needed} ({error})", name=__name__) from error
 
+from ucudnn.handle import save_plans as save_handles
 from ucudnn.torch.factory import open_interceptor
 from ucudnn.torch.overrides import AnyInterceptor, process_overrides
 from ucudnn.torch.summary import Summary, summarize
 
-__all__ = ["Enabled", "Summary", "convert", "disable", "enable", "report"]
+__all__ = ["Enabled", "Summary", "convert", "disable", "enable", "report", "save_plans"]
 
 
 @final
@@ -39,6 +41,10 @@ class Enabled:
         """Return what went through its handles so far; see `ucudnn.torch.report`."""
         return summarize([self._interceptor], repeats=repeats)
 
+    def save_plans(self, path: str | PathLike[str]) -> None:
+        """Write the plans of its handles to a file; see `ucudnn.torch.save_plans`."""
+        save_handles(list(self._interceptor.handles().values()), path)
+
 
 def enable(*, backend: str | None = None, **options: Any) -> Enabled:
     """Send all convolutions of the process to a handle from now on; each GPU has a handle of its own.
@@ -46,7 +52,7 @@ def enable(*, backend: str | None = None, **options: Any) -> Enabled:
     Args:
         backend: 'auto' and 'cudnn' take over the convolutions of CUDA tensors. 'cpu' takes over those of CPU tensors,
             which is slow and meant for tests. None: as UCUDNN_BACKEND says, else 'auto'.
-        **options: arguments of `ucudnn.Handle`, such as workspace_limit, total_workspace, policy, database and
+        **options: arguments of `ucudnn.Handle`, such as workspace_limit, total_workspace, policy, plans, database and
             benchmark_devices. An option that is None or missing comes from the environment. With
             workspace_limit='auto', PyTorch's own kernels run first, and others are tried while the program runs, in
             memory that the peak of PyTorch's own steps leaves. `trial_share`, 0.05 by default, is then the largest
@@ -58,6 +64,7 @@ def enable(*, backend: str | None = None, **options: Any) -> Enabled:
     Raises:
         SettingsError: if an option is unknown or has an invalid value.
         BackendUnavailableError: if PyTorch has no NVIDIA GPU or is too old.
+        PlanFileError: if the file of plans cannot be read, or is damaged.
     """
     return turn_on(open_interceptor(backend, options))
 
@@ -104,5 +111,23 @@ def report(*, repeats: int = 0) -> Summary:
         repeats: how often each kernel's plan is timed now, on random operands; on GPUs, PyTorch's own kernel is timed
             beside it, and its memory measured. 0 reports only what was planned.
     """
+    return summarize(_interceptors(), repeats=repeats)
+
+
+def save_plans(path: str | PathLike[str]) -> None:
+    """Write the plans of all handles so far, of `enable` and of converted modules, to a file.
+
+    `enable(plans=path)` loads it, in this process or another one. Then the same convolutions are computed with the same
+    calls.
+
+    Raises:
+        PlanFileError: if no convolution was planned yet, or the handles are of different devices.
+        OutputError: if the file cannot be written.
+    """
+    save_handles([handle for each in _interceptors() for handle in each.handles().values()], path)
+
+
+def _interceptors() -> list[AnyInterceptor]:
+    """Return the interceptors of converted modules, and that of all convolutions."""
     current = process_overrides.interceptor
-    return summarize([*process_overrides.converted, *([current] if current else [])], repeats=repeats)
+    return [*process_overrides.converted, *([current] if current else [])]

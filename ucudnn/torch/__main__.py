@@ -9,6 +9,7 @@ from pathlib import Path
 
 from ucudnn.command_line import NoEffect, read_settings
 from ucudnn.errors import UcudnnError
+from ucudnn.reporting.output_file import check_output
 from ucudnn.reporting.terminal import print_error
 from ucudnn.torch import Enabled, turn_on
 from ucudnn.torch.factory import interceptor_of, is_auto, open_interceptor
@@ -38,7 +39,10 @@ _NO_EFFECT = (
     NoEffect(options=("--solver", "--solver-time-limit"), without=("--total-workspace",)),
     NoEffect(options=("--slabs",), beside=("policy undivided",)),
 )
-_PLANNED_ONLY = ("total_workspace", "policy", "database", "devices", "solver", "solver_time_limit", "slabs")
+_PLANNED_ONLY = (
+    *("total_workspace", "policy", "database", "devices", "solver", "solver_time_limit", "slabs"),
+    *("plans", "save_plans"),
+)
 """Options that a program which is tuned while it runs does not take."""
 
 
@@ -60,6 +64,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         parser.error(f"{program[0]} is not there")
     _log(logging.INFO if given.verbose else logging.WARNING)
     try:
+        if given.save_plans is not None:
+            check_output(given.save_plans)
         on = turn_on(_opened(given))
     except UcudnnError as error:
         print_error(str(error))
@@ -70,6 +76,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         finally:
             if given.report:
                 _report(on)
+            if given.save_plans is not None:
+                _save(on, given.save_plans)
 
 
 def _opened(given: argparse.Namespace) -> AnyInterceptor:
@@ -114,6 +122,14 @@ def _report(on: Enabled) -> None:
     sys.stderr.write(f"{on.report()}\n")  # standard output is the program's
 
 
+def _save(on: Enabled, path: Path) -> None:
+    try:
+        on.save_plans(path)
+    except UcudnnError as error:
+        print_error(str(error))
+        sys.exit(2)
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m ucudnn.torch",
@@ -142,6 +158,8 @@ def _parser() -> argparse.ArgumentParser:
         " workspace than the limit [UCUDNN_SLABS]")  # fmt: skip
     add("--remeasure", action="store_true", default=None, help="measure everything again, whatever the database"
         " has of it [UCUDNN_REMEASURE]")  # fmt: skip
+    add("--plans", metavar="FILE", help="take the plans of a file, which --save-plans writes [UCUDNN_PLANS]")
+    add("--save-plans", metavar="FILE", type=Path, help="write the plans to a file when the program ends")
     add("--report", action="store_true", help="print at the end each plan, and what was left to PyTorch and why")
     add("--verbose", action="store_true", help="print a line for each convolution that is planned")
     add("-m", dest="module", nargs=argparse.REMAINDER, help="run a module, as `python -m` does")

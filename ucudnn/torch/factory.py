@@ -16,6 +16,7 @@ from ucudnn.benchmarking.measurer import ProgressListener
 from ucudnn.errors import BackendUnavailableError, SettingsError
 from ucudnn.handle import Handle
 from ucudnn.planning.concurrency import groups_under
+from ucudnn.planning.plan_file import read_plans
 from ucudnn.profiles.measurement import Effort
 from ucudnn.settings import Settings, parse_choice
 from ucudnn.torch.gpu import TorchGpu
@@ -74,9 +75,12 @@ def interceptor_of(
 
     Raises:
         SettingsError: if the backend does not execute, or a setting does not go with PyTorch.
+        PlanFileError: if the file of plans cannot be read, or is damaged.
         BackendUnavailableError: if PyTorch has no NVIDIA GPU, or is too old.
     """
     groups_under(settings, groups)
+    if settings.plans is not None:
+        read_plans(settings.plans)  # a device looks into it at its first convolution, which is late for an error
     kind, _, target = settings.backend.partition(":")
     if kind == "replay":
         raise SettingsError(f"backend={settings.backend!r} plans but cannot execute: PyTorch needs auto, cudnn or cpu")

@@ -11,7 +11,7 @@ import torch
 
 from ucudnn.backends.fork_locks import LockLevel, new_lock
 from ucudnn.bounded import BoundedDict
-from ucudnn.errors import UcudnnError
+from ucudnn.errors import PlanFileError, UcudnnError
 from ucudnn.execution.launcher import BoundKernel, Launcher
 from ucudnn.handle import Handle
 from ucudnn.problem import MOST_ALIGNMENT, ConvolutionProblem
@@ -155,6 +155,8 @@ class KernelCall:
                 launch = self._launches[low_bits] = self._plan(low_bits)
             launch(x, w, y)
             self.looked_up += 1
+        except PlanFileError:  # the plans that were asked for cannot be had, and PyTorch's kernels are none of them
+            raise
         except (UcudnnError, MemoryError, RuntimeError) as error:  # PyTorch raises RuntimeError for errors of CUDA
             self._launches.pop(low_bits, None)
             self._skip = min(1 << self._failures, _MOST_SKIPPED)

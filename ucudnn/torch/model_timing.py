@@ -5,12 +5,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from importlib.util import find_spec
+from pathlib import Path
 from traceback import extract_tb
 from typing import Any, final
 
 import torch
 
 from ucudnn.errors import InvalidNetworkError
+from ucudnn.handle import save_plans
 from ucudnn.networks.variants import Variant
 from ucudnn.problem import MathMode
 from ucudnn.profiles.measurement import Effort
@@ -90,7 +92,9 @@ def find_factory(name: str) -> Callable[[], torch.nn.Module]:
     return made
 
 
-def time_step(step: ModelStep, settings: Settings, *, effort: Effort, repeats: int) -> Summary:
+def time_step(
+    step: ModelStep, settings: Settings, *, effort: Effort, repeats: int, save_to: Path | None = None
+) -> Summary:
     """Run a model forward and backward, and return the plans and times of its convolutions.
 
     Args:
@@ -98,6 +102,7 @@ def time_step(step: ModelStep, settings: Settings, *, effort: Effort, repeats: i
         settings: how its convolutions are planned.
         effort: how much time one measurement of the benchmark may take.
         repeats: how often each plan, and on GPUs PyTorch's own kernel, is timed; the median counts.
+        save_to: file to which the plans are written, or None.
 
     Raises:
         InvalidNetworkError: if there is no such model, or it does not take such an input.
@@ -113,6 +118,8 @@ def time_step(step: ModelStep, settings: Settings, *, effort: Effort, repeats: i
     torch.backends.cudnn.allow_tf32 = step.variant.math is MathMode.TF32
     try:
         _run(step.factory, model, x)
+        if save_to is not None:
+            save_plans(list(interceptor.handles().values()), save_to)
         return summarize([interceptor], repeats=repeats)
     finally:
         torch.backends.cudnn.allow_tf32 = allowed

@@ -35,7 +35,7 @@ class LayerSummary:
         problem: what the kernel computes.
         calls: how often it ran.
         configuration: such as '4x64 FFT_TILING'.
-        planned_ms: time that the plan was predicted to take.
+        planned_ms: time that the plan was predicted to take; None if nothing was measured for it.
         measured_ms: time of the plan, measured now; None if that was not requested.
         workspace_bytes: workspace of the configuration, without spare memory.
         spare_bytes: the most spare memory that serves as workspace: the output's tail, or memory that the gradient of
@@ -50,7 +50,7 @@ class LayerSummary:
     problem: str
     calls: int
     configuration: str
-    planned_ms: float
+    planned_ms: float | None
     measured_ms: float | None
     workspace_bytes: int
     spare_bytes: int = 0
@@ -74,7 +74,7 @@ class LayerSummary:
             self.operation,
             str(self.calls),
             self.configuration,
-            _ms(self.planned_ms),
+            "-" if self.planned_ms is None else _ms(self.planned_ms),
             *measured,
             format_workspace(self.workspace_bytes, self.spare_bytes),
             *stock,

@@ -2,7 +2,7 @@
 
 import os
 import platform
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from time import perf_counter
@@ -10,7 +10,8 @@ from typing import final
 
 import numpy as np
 
-from ucudnn.backends.base import Bench, ComputeBackend, Spare
+from ucudnn.backends.base import ComputeBackend, Spare
+from ucudnn.backends.bench import Bench
 from ucudnn.backends.cpu.algorithm import CpuAlgorithm
 from ucudnn.backends.cpu.bench import CpuBench
 from ucudnn.backends.cpu.call import CpuCall
@@ -34,6 +35,9 @@ CPU_ALGORITHMS: Mapping[str, type[CpuAlgorithm]] = {
     "WINOGRAD_4X4": Winograd4x4,
 }
 """The backend's algorithms by name."""
+
+_PROMISING = ("GEMM", "WINOGRAD_4X4", "WINOGRAD_2X2", "FFT_TILING", "FFT", "IMPLICIT_GEMM")
+"""The order of heuristics: one large product, then fewer multiplications, and last what needs no workspace."""
 
 DTYPES = (DataType.FLOAT32, DataType.FLOAT64)
 """The types that this backend computes: those that NumPy multiplies by BLAS."""
@@ -83,6 +87,14 @@ class CpuBackend(ComputeBackend):
             Algorithm(name=name, workspace_bytes=CPU_ALGORITHMS[name](problem).workspace_bytes, api="cpu")
             for name in _applicable(problem)
         )
+
+    def names(self, problem: ConvolutionProblem, sizes: Sequence[int]) -> tuple[str, ...]:
+        """Return the names of algorithms that may compute micro-batches of a problem, most promising first.
+
+        Raises:
+            UnsupportedProblemError: if the problem is neither float32 nor float64.
+        """
+        return tuple(sorted(super().names(problem, sizes), key=lambda name: (*_PROMISING, name).index(name)))
 
     def bench(self, problem: ConvolutionProblem) -> AbstractContextManager[Bench]:
         """Return a context with random operands of the problem, on which micro-batches can be measured.

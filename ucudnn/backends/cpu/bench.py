@@ -5,7 +5,8 @@ from math import inf
 from time import perf_counter
 from typing import final
 
-from ucudnn.backends.base import ACCUMULATE, OVERWRITE, Bench, Offset, PreparedCall
+from ucudnn.backends.base import ACCUMULATE, OVERWRITE, Offset, PreparedCall
+from ucudnn.backends.bench import Bench
 from ucudnn.backends.cpu.geometry import Array
 from ucudnn.backends.cpu.operands import random_operands
 from ucudnn.backends.sampling import sample, worthless

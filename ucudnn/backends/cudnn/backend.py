@@ -7,7 +7,8 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, final
 
-from ucudnn.backends.base import ACCUMULATE, OVERWRITE, SLACK_BYTES, Bench, ComputeBackend, Spare, Tensor
+from ucudnn.backends.base import ACCUMULATE, OVERWRITE, SLACK_BYTES, ComputeBackend, Spare, Tensor
+from ucudnn.backends.bench import Bench
 from ucudnn.backends.candidates import Candidates
 from ucudnn.backends.cudnn.algorithms.compile_ahead import SMALL, AheadCompiler
 from ucudnn.backends.cudnn.algorithms.gathered import (

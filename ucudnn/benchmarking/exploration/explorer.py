@@ -5,7 +5,7 @@ from dataclasses import replace
 from math import inf
 from typing import NamedTuple, final
 
-from ucudnn.backends.base import Following
+from ucudnn.backends.bench import Following
 from ucudnn.benchmarking.exploration.lazy_bench import LazyBench
 from ucudnn.benchmarking.exploration.peekable import Peekable
 from ucudnn.benchmarking.exploration.pruning import traits_of

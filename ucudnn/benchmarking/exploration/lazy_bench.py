@@ -6,7 +6,7 @@ from contextlib import ExitStack
 from math import inf
 from typing import final
 
-from ucudnn.backends.base import Bench, Following
+from ucudnn.backends.bench import Bench, Following
 from ucudnn.benchmarking.exploration.compile_filter import FAR
 from ucudnn.benchmarking.exploration.state import Context, State
 from ucudnn.profiles.measurement import Algorithm, Effort, Measurement, MeasurementStatus

@@ -24,6 +24,9 @@ DEFAULT_MATH, TENSOR_OP_MATH, FMA_MATH = 0, 1, 3
 CROSS_CORRELATION = 1
 """cudnnConvolutionMode_t: convolutions of deep learning do not flip their filters."""
 
+ALLOCATION_FAILURES = (4003, 4004)
+"""cudnnStatus_t: CUDNN_STATUS_INTERNAL_ERROR_HOST_ALLOCATION_FAILED and ..._DEVICE_ALLOCATION_FAILED."""
+
 RUNTIME_COMPILATION = 0
 """cudnnBackendBehaviorNote_t: building a plan compiles kernels, which takes 0.3 to 0.6 s each on a server of 2025."""
 

@@ -12,16 +12,17 @@ from math import ceil, fsum, inf
 from time import perf_counter
 from typing import TypeVar, final
 
-from ucudnn.backends.base import Bench, Following, Offset
+from ucudnn.backends.base import Offset
+from ucudnn.backends.bench import Bench, Following
 from ucudnn.backends.cudnn.algorithms.heuristics import listing_scaling
 from ucudnn.backends.cudnn.algorithms.prepare import CudnnCall
-from ucudnn.backends.cudnn.api.enums import NumericalNote
+from ucudnn.backends.cudnn.api.enums import ALLOCATION_FAILURES, NumericalNote
 from ucudnn.backends.cudnn.api.library import Library
 from ucudnn.backends.cudnn.bench.call_timer import LOADING_MS, CallTimer, least_ms
 from ucudnn.backends.cudnn.bench.output_check import OutputCheck
 from ucudnn.backends.cudnn.gpu.base import DeviceBuffer, Gpu, Timed
 from ucudnn.backends.sampling import SHORTEST_MS, settled, worthless
-from ucudnn.errors import CudnnError, UcudnnError, UnsupportedProblemError
+from ucudnn.errors import BackendError, CudnnError, UcudnnError, UnsupportedProblemError
 from ucudnn.problem import ConvolutionProblem
 from ucudnn.profiles.measurement import Algorithm, Effort, Measurement, MeasurementStatus
 from ucudnn.slabs import Piece, Slab, pieces_of
@@ -158,6 +159,29 @@ class CudnnBench(Bench):
             return _failed(algorithm, text) if mine else _hindered(algorithm, text)
         return Measurement.of(algorithm, samples_ms, complete=complete)
 
+    def verify(self, size: int, algorithm: Algorithm, slabs: Sequence[Slab] = ()) -> None:
+        """Check the output of an algorithm on the first micro-batch; see `Bench.verify`."""
+        if size > self._samples or self._check is None:
+            raise MemoryError(f"GPU memory holds the operands of only {self._samples} samples")
+        piece = pieces_of(self._problem, size, slabs)[0]
+        try:
+            call = self._prepare(piece.problem, algorithm)
+            if call.workspace_bytes > algorithm.workspace_bytes:
+                raise _too_small(call, algorithm)
+            workspace = self._workspace_of(algorithm.workspace_bytes)
+            rounds = NumericalNote.REDUCED_PRECISION_REDUCTION.name in algorithm.notes
+            self._check(call, algorithm.name, piece, workspace, rounds=rounds)
+        except CudnnError as error:
+            if error.status in ALLOCATION_FAILURES:
+                raise MemoryError(str(error)) from error
+            raise
+        except OSError as error:
+            raise MemoryError(str(error)) from error
+        except self._device.failures as error:
+            if isinstance(error, UcudnnError | MemoryError):
+                raise
+            raise BackendError(f"{algorithm.name}: {error}") from error
+
     def _begun(self, size: int, pieces: Sequence[Piece], algorithm: Algorithm, effort: Effort) -> _Start:
         """Return the measurement that was begun ahead if it is this one, else begin it now."""
         ahead, self._ahead = self._ahead, None
@@ -190,9 +214,7 @@ class CudnnBench(Bench):
         problem = pieces[0].problem
         call = self._prepare(problem, algorithm)
         if call.workspace_bytes > algorithm.workspace_bytes:
-            raise UnsupportedProblemError(
-                f"it needs {call.workspace_bytes} bytes of workspace, not {algorithm.workspace_bytes}"
-            )
+            raise _too_small(call, algorithm)
         x, w, y = (operand.address for operand in self._operands)
         timer = CallTimer(
             self._device,
@@ -322,6 +344,12 @@ def random_operands(
 def _calls_of(time_ms: float) -> int:
     """Return the number of calls that are timed at once, from the time of one."""
     return max(1, min(_MOST_CALLS, ceil(_SAMPLE_MS / time_ms)))
+
+
+def _too_small(call: CudnnCall, algorithm: Algorithm) -> UnsupportedProblemError:
+    return UnsupportedProblemError(
+        f"it needs {call.workspace_bytes} bytes of workspace, not {algorithm.workspace_bytes}"
+    )
 
 
 def _failed(algorithm: Algorithm, reason: str) -> Measurement:

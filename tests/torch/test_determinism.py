@@ -1,0 +1,170 @@
+"""Deterministic programs of PyTorch: the same bits in every process, and plans that are saved and loaded."""
+
+import json
+import sys
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+import ucudnn.torch  # noqa: E402
+from tests.support.operands import QUICK  # noqa: E402
+from tests.support.ranks import run_ranks  # noqa: E402
+from tests.support.torch_cases import enable_on_cpu  # noqa: E402
+from ucudnn.cli import app  # noqa: E402
+from ucudnn.errors import PlanFileError  # noqa: E402
+from ucudnn.planning.plan_file import read_plans  # noqa: E402
+from ucudnn.torch.__main__ import main  # noqa: E402
+
+TRAINING = """
+import hashlib
+import sys
+import torch
+import ucudnn.torch
+from tests.support.operands import QUICK
+from tests.support.poisoned import poison_times
+
+poison_times()
+torch.manual_seed(0)
+torch.use_deterministic_algorithms(sys.argv[3] == "1")
+model = torch.nn.Sequential(torch.nn.Conv2d(3, 8, 3), torch.nn.ReLU(), torch.nn.Conv2d(8, 8, 3, padding=1))
+x = torch.randn(6, 3, 14, 14)
+with ucudnn.torch.enable(backend="cpu", effort=QUICK, policy="all", **eval(sys.argv[2])) as on:
+    for _ in range(3):
+        loss = model(x).square().mean()
+        loss.backward()
+        with torch.no_grad():
+            for each in model.parameters():
+                each -= 0.1 * each.grad
+                each.grad = None
+    if sys.argv[1] == "0" and len(sys.argv) > 4:
+        on.save_plans(sys.argv[4])
+summary = on.report()
+assert summary.calls == 15 and not summary.left, summary
+made = hashlib.sha256()
+for each in model.parameters():
+    made.update(each.detach().numpy().tobytes())
+print(made.hexdigest(), loss.item().hex())
+"""
+
+
+def outcomes(world, options, *arguments):
+    """Return what processes print that train a model, and in which every measurement ends with a random time."""
+    ended = run_ranks(TRAINING, repr(options), *arguments, world=world, OMP_NUM_THREADS="1")
+    assert [status for *_, status in ended] == [0] * world, ended
+    return [output for output, *_ in ended]
+
+
+def test_six_deterministic_processes_end_with_the_same_bits():
+    assert len(set(outcomes(6, {"workspace_limit": "64KiB", "database": "off"}, 1))) == 1
+
+
+def test_ranks_with_the_same_plans_end_with_the_same_bits(tmp_path):
+    path = str(tmp_path / "plans.json")
+    options = {"workspace_limit": "64KiB", "database": "off"}
+    (first,) = outcomes(1, options, 0, path)  # planned by random times
+    assert outcomes(1, options, 0) != [first]  # else the rest would show nothing
+    assert outcomes(3, {**options, "plans": path}, 0) == [first] * 3
+
+
+def convolve():
+    """Run one convolution forward and backward."""
+    conv = torch.nn.Conv2d(3, 4, 3)
+    conv(torch.ones(2, 3, 6, 6)).sum().backward()
+
+
+def test_plans_of_modules_and_of_all_convolutions_are_saved_together(tmp_path):
+    module = ucudnn.torch.convert(torch.nn.Sequential(torch.nn.Conv2d(3, 2, 3)), backend="cpu", effort=QUICK)
+    with enable_on_cpu():
+        convolve()
+        module(torch.ones(1, 3, 6, 6))
+        ucudnn.torch.save_plans(tmp_path / "plans.json")
+    plans = read_plans(tmp_path / "plans.json").plans
+    assert sorted(each.kernel.layer for each in plans) == ["", "", "0"]
+    with enable_on_cpu(plans=tmp_path / "plans.json") as on:
+        convolve()
+    assert {each.origin for report in on.report().reports.values() for each in report.kernels} == {"file"}
+
+
+def test_nothing_planned_is_nothing_to_save(tmp_path):
+    with enable_on_cpu() as on, pytest.raises(PlanFileError, match="no convolution was planned yet"):
+        on.save_plans(tmp_path / "plans.json")
+
+
+def test_a_file_that_is_none_is_refused_when_it_is_named(tmp_path):
+    (tmp_path / "plans.json").write_text("{}")
+    with pytest.raises(PlanFileError, match="no file of plans"):
+        enable_on_cpu(plans=tmp_path / "plans.json")
+
+
+def test_plans_of_another_device_are_an_error_and_not_left_to_pytorch(tmp_path):
+    with enable_on_cpu() as on:
+        convolve()
+        on.save_plans(tmp_path / "plans.json")
+    content = json.loads((tmp_path / "plans.json").read_bytes())
+    content["conditions"]["device"] = "another"
+    (tmp_path / "plans.json").write_text(json.dumps(content))
+    refused = pytest.raises(PlanFileError, match="was made for device another")
+    with enable_on_cpu(plans=tmp_path / "plans.json"), refused:
+        convolve()
+
+
+PROGRAM = """
+import sys
+import torch
+
+torch.nn.functional.conv2d(torch.ones(2, 3, 6, 6), torch.ones(4, 3, 3, 3))
+"""
+
+
+def test_a_program_saves_and_loads_plans(tmp_path, capsys):
+    program, plans = tmp_path / "program.py", tmp_path / "plans.json"
+    program.write_text(PROGRAM)
+    main(["--backend", "cpu", "--database", "off", "--save-plans", str(plans), str(program)])
+    (plan,) = read_plans(plans).plans
+    assert plan.timed
+    capsys.readouterr()
+    main(["--backend", "cpu", "--database", "off", "--plans", str(plans), "--report", str(program)])
+    assert "not measured: 1 from a file of plans" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--plans", "missing.json"], "plans 'missing.json' cannot be read: No such file"),
+        (["--save-plans", "no/such/folder.json"], "no/such/folder.json cannot be written: there is no folder"),
+    ],
+)
+def test_a_program_does_not_begin_without_its_files(tmp_path, monkeypatch, capsys, options, message):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "program.py").write_text("raise AssertionError")
+    with pytest.raises(SystemExit) as ended:
+        main(["--backend", "cpu", *options, "program.py"])
+    assert ended.value.code == 2
+    assert message in capsys.readouterr().err
+
+
+def test_a_program_without_convolutions_has_no_plans_to_save(tmp_path, capsys):
+    (tmp_path / "program.py").write_text("")
+    with pytest.raises(SystemExit) as ended:
+        main(["--backend", "cpu", "--save-plans", str(tmp_path / "plans.json"), str(tmp_path / "program.py")])
+    assert ended.value.code == 2
+    assert "no plans to save" in capsys.readouterr().err
+
+
+def small():
+    """Return a model of one convolution."""
+    return torch.nn.Conv2d(3, 4, 3)
+
+
+def test_a_timed_model_saves_and_loads_plans(monkeypatch, capsys, tmp_path):
+    quick = ["--repeats", "1", "--time-limit", "1", "--shape", "3x6x6", "--backend", "cpu"]
+    for options in (["--save-plans"], ["--json", "--plans"]):
+        command = ["ucudnn", "time", "--torch", f"{__name__}:small", *quick, *options, str(tmp_path / "plans.json")]
+        monkeypatch.setattr(sys, "argv", command)
+        with pytest.raises(SystemExit) as end:
+            app.main()
+        output = capsys.readouterr()
+        assert end.value.code == 0, output.err
+    (report,) = json.loads(output.out)["reports"].values()
+    assert {kernel["origin"] for kernel in report["kernels"]} == {"file"}

@@ -1,0 +1,57 @@
+"""The bench: operands on which the micro-batches of one problem are measured, and checked without a time."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from math import inf
+
+from ucudnn.errors import UnsupportedProblemError
+from ucudnn.profiles.measurement import Algorithm, Effort, Measurement, MeasurementStatus
+from ucudnn.slabs import Slab
+
+Following = Callable[[], tuple[int, Algorithm] | None]
+"""Returns the micro-batch size and the algorithm that are likely to be measured next, or None; called once."""
+
+
+class Bench(ABC):
+    """Operands of one mini-batch. They are made once, and micro-batches of any size are measured on them."""
+
+    @abstractmethod
+    def measure(
+        self, size: int, algorithm: Algorithm, effort: Effort, worth_ms: float = inf, slabs: Sequence[Slab] = ()
+    ) -> Measurement:
+        """Measure one algorithm at one micro-batch size, on successive micro-batches and slabs of the mini-batch.
+
+        BackwardFilter is measured as it accumulates (beta = 1), the other operations with beta = 0. An algorithm that
+        cannot run yields a FAILED measurement, not an exception.
+
+        Args:
+            size: micro-batch size.
+            algorithm: the algorithm to measure.
+            effort: how much time to spend.
+            worth_ms: an algorithm slower than this many milliseconds is useless, so one sample above it is enough.
+            slabs: slabs of a micro-batch that are the same problem, one of which is measured; () for all rows.
+        """
+
+    def verify(self, size: int, algorithm: Algorithm, slabs: Sequence[Slab] = ()) -> None:
+        """Run an algorithm once, and check what can be checked of its output. Nothing is timed.
+
+        Args:
+            size: micro-batch size.
+            algorithm: the algorithm to run.
+            slabs: as in `measure`.
+
+        Raises:
+            BackendError: if the algorithm cannot compute the problem, or computes something else.
+            MemoryError: if there is too little memory to say so.
+        """
+        found = self.measure(size, algorithm, Effort(warmup=0, repeats=1, time_limit_ms=0.0), slabs=slabs)
+        if found.status is MeasurementStatus.HINDERED:
+            raise MemoryError(found.reason)
+        if not found.measured:
+            raise UnsupportedProblemError(f"{algorithm.name}: {found.reason}")
+
+    def announce(self, size: int, algorithm: Algorithm) -> None:  # noqa: B027, because few backends have a compiler
+        """Announce that an algorithm which needs a compiler may be measured soon, so that compilation can begin."""
+
+    def look_ahead(self, following: Following) -> None:  # noqa: B027, because few backends can use the time
+        """Set the function that tells what comes next; it is called while the device runs the next measurement."""

@@ -1,0 +1,196 @@
+"""What each kernel may take: the plan that was loaded for it, what the fixed rule gives it, or what was measured."""
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from enum import Enum
+from time import perf_counter
+from typing import NamedTuple, NoReturn, final
+
+from ucudnn.benchmarking.benchmark import Benchmark
+from ucudnn.benchmarking.request import Request
+from ucudnn.configuration import Configuration, MicroConfiguration
+from ucudnn.errors import InfeasibleError, MeasurementError
+from ucudnn.kernel import Kernel
+from ucudnn.planning.concurrency import Groups, concurrent_sets
+from ucudnn.planning.division import DesirableSet
+from ucudnn.planning.plan_file import LoadedPlans
+from ucudnn.solvers.desirable import desirable_set, fastest
+from ucudnn.solvers.sums import MOST_DENSE, MOST_PARTS
+from ucudnn.units import exact_bytes
+
+
+class Origin(Enum):
+    """Where a configuration comes from.
+
+    MEASURED: from measured times. FILE: from a file of plans. RULE: from the order of heuristics, because the problem
+    must repeat to the bit (see `ucudnn.benchmarking.fixed_rule`).
+    """
+
+    MEASURED = "measured"
+    FILE = "file"
+    RULE = "rule"
+
+
+def describe_origins(origins: Iterable[str]) -> list[str]:
+    """Return a line that counts the kernels that were not planned by measurements; [] if all were.
+
+    Args:
+        origins: the values of `Origin` of the kernels.
+    """
+    counts = Counter(origins)
+    told = {Origin.FILE.value: "from a file of plans", Origin.RULE.value: "by the fixed rule, without a time"}
+    found = [f"{counts[origin]} {how}" for origin, how in told.items() if counts[origin]]
+    return [f"not measured: {', '.join(found)}"] if found else []
+
+
+@final
+class SolverClock:
+    """Adds up the seconds that are spent inside it."""
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
+        self._start = 0.0
+
+    def __enter__(self) -> None:
+        self._start = perf_counter()
+
+    def __exit__(self, *exception: object) -> None:
+        self.seconds += perf_counter() - self._start
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Choices:
+    """What a kernel may take within its limit.
+
+    Attributes:
+        desirable: its desirable set; only the fastest configuration if the request wants no other, and only one if it
+            was not measured.
+        undivided: the desirable set of its undivided configurations.
+        origin: where they come from.
+        timed: whether their times are milliseconds that were measured once.
+    """
+
+    desirable: DesirableSet
+    undivided: DesirableSet = ()
+    origin: Origin = Origin.MEASURED
+    timed: bool = True
+
+
+@final
+class ChoiceRequest(NamedTuple):
+    """What is asked for all kernels together.
+
+    Attributes:
+        kernels: the kernels.
+        asked: their requests; the first of each has the limit of the kernel (WR), or the total (WD).
+        total_bytes: the total of WD; None under WR.
+        groups: under WD, the layers that may run at the same time.
+        loaded: plans from a file.
+    """
+
+    kernels: Sequence[Kernel]
+    asked: Sequence[Sequence[Request]]
+    total_bytes: int | None
+    groups: Groups
+    loaded: LoadedPlans
+
+
+def choices_of(request: ChoiceRequest, benchmark: Benchmark, solver: SolverClock) -> list[Choices]:
+    """Return what each kernel may take; equal requests are answered once.
+
+    Raises:
+        InfeasibleError: if nothing fits; the message names the kernel and its need.
+        MeasurementError: if no algorithm of a kernel could be measured, or checked.
+        PlanFileError: if a loaded plan does not fit the kernel's limit, or the backend does not know its algorithms.
+    """
+    kernels, asked = request.kernels, request.asked
+    found: list[Choices | None] = [
+        _loaded(kernel, within, benchmark, request) for kernel, (within, *_) in zip(kernels, asked, strict=True)
+    ]
+    ruled = [index for index, each in enumerate(kernels) if found[index] is None and each.problem.deterministic]
+    by_rule: dict[Request, Choices] = {}
+    for index, limited in zip(ruled, _within_shares(request, ruled, benchmark), strict=True):
+        if limited not in by_rule:
+            by_rule[limited] = _by_rule(kernels[index], limited, benchmark)
+        found[index] = by_rule[limited]
+    missing = [index for index, each in enumerate(found) if each is None]
+    benchmark.explore([each for index in missing for each in asked[index]])
+    measured: dict[Request, Choices] = {}
+    for index in missing:
+        within = asked[index][0]
+        if within not in measured:
+            measured[within] = _measured(kernels[index], within, benchmark, solver)
+        found[index] = measured[within]
+    return [each for each in found if each is not None]
+
+
+def undivided_of(measured: Iterable[MicroConfiguration], batch: int) -> DesirableSet:
+    """Return the desirable set of what computes a mini-batch as a whole."""
+    return desirable_set((micro for micro in measured if micro.size == batch and not micro.slabs), batch)
+
+
+def _loaded(kernel: Kernel, within: Request, benchmark: Benchmark, request: ChoiceRequest) -> Choices | None:
+    plan = request.loaded.find(kernel)
+    if plan is None:
+        return None
+    request.loaded.check(kernel, plan, benchmark.backend, within.limit_bytes)
+    return Choices(desirable=(plan.configuration,), origin=Origin.FILE, timed=plan.timed)
+
+
+def _within_shares(request: ChoiceRequest, indices: Sequence[int], benchmark: Benchmark) -> list[Request]:
+    """Return the requests of some kernels under the fixed rule, each within its share of the total under WD.
+
+    Kernels that may run at the same time get equal shares. If that is too little for one of them, each takes the least
+    workspace with which it can be computed.
+    """
+    kernels, asked = request.kernels, request.asked
+    if request.total_bytes is None:
+        return [asked[index][0] for index in indices]
+    shares: dict[int, int] = {}
+    for branches in concurrent_sets(kernels, request.groups):
+        layers = sum(1 if request.groups else kernels[branch[0]].count for branch in branches)
+        shares.update((index, request.total_bytes // layers) for branch in branches for index in branch)
+    least = {index: benchmark.least_workspace(asked[index][0]) or 0 for index in indices}
+    if any(least[index] > shares[index] for index in indices):
+        shares = least
+    return [replace(asked[index][0], limit_bytes=shares[index]) for index in indices]
+
+
+def _by_rule(kernel: Kernel, request: Request, benchmark: Benchmark) -> Choices:
+    found = benchmark.rule.configuration(request)
+    if found is None:
+        _refuse(kernel, request, benchmark)
+    return Choices(desirable=(found,), origin=Origin.RULE, timed=False)
+
+
+def _measured(kernel: Kernel, request: Request, benchmark: Benchmark, solver: SolverClock) -> Choices:
+    batch = request.problem.batch
+    measured = benchmark.micro_configurations(request)
+    desirable: tuple[Configuration, ...]
+    with solver:
+        if request.whole:
+            desirable = desirable_set(measured, batch)
+        else:
+            best = fastest(measured, batch)
+            desirable = () if best is None else (best,)
+        undivided = undivided_of(measured, batch)
+    if not desirable:
+        _refuse(kernel, request, benchmark)
+    return Choices(desirable=desirable, undivided=undivided)
+
+
+def _refuse(kernel: Kernel, request: Request, benchmark: Benchmark) -> NoReturn:
+    """Raise the error of a kernel for which nothing is left within a limit."""
+    limit_bytes = request.limit_bytes
+    least = benchmark.least_workspace(request)
+    many = f" in at most {MOST_PARTS} micro-batches" if request.problem.batch > MOST_DENSE else ""
+    if least is None or least <= limit_bytes:
+        raise MeasurementError(f"{kernel}: no algorithm could be measured within {exact_bytes(limit_bytes)}{many}")
+    raise InfeasibleError(
+        f"{kernel}: no algorithm fits a workspace limit of {exact_bytes(limit_bytes)}{many}:"
+        f" at least {exact_bytes(least)} are needed",
+        kernel=str(kernel),
+        limit_bytes=limit_bytes,
+        required_bytes=least,
+    )

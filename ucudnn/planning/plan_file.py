@@ -1,0 +1,330 @@
+"""Files of plans: the configuration of each kernel, so that every process and rank computes with the same calls.
+
+A file is a JSON text. Its keys are:
+
+* `format`, which is 'ucudnn-plans', and `version`, which is 1;
+* `backend`: the name of the backend that planned;
+* `conditions`: its device and versions. A plan names algorithms that only the same device and versions have;
+* `plans`: a list. Each plan has its `layer`, its `batch` and the other fields of its `problem` that differ from their
+  defaults, `count`, `spare_bytes`, `fresh`, and its `parts`. A part is [size, algorithm, time_ms, workspace_bytes,
+  slabs], and a slab [first row, rows, algorithm, time_ms, workspace_bytes]. A time is null if nothing was measured.
+"""
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from os import PathLike
+from pathlib import Path
+from typing import Any, final
+
+from ucudnn.backends.base import Backend
+from ucudnn.configuration import Configuration, MicroConfiguration, SlabConfiguration
+from ucudnn.errors import MeasurementError, PlanFileError, ProfileError
+from ucudnn.kernel import Kernel
+from ucudnn.problem import ConvolutionProblem
+from ucudnn.profiles.format import decode_problem, encode_problem
+from ucudnn.slabs import Slab, is_divisible, piece_of, row_count
+from ucudnn.units import exact_bytes, shortened
+from ucudnn.workspace.spare import own_bytes
+
+_FORMAT = "ucudnn-plans"
+_VERSION = 1
+_DECIDING = ("device", "capability", "cudnn", "cpus", "numpy")
+_UNREADABLE = (ValueError, KeyError, TypeError, IndexError, AttributeError, OverflowError, RecursionError)
+_AGAIN = "make a new file with `--save-plans FILE` or `Handle.save_plans`"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SavedPlan:
+    """The plan of one kernel, as a file keeps it.
+
+    Attributes:
+        kernel: the kernel; its count is the number of layers that have this configuration.
+        configuration: its configuration.
+        timed: whether the times of the configuration were measured.
+    """
+
+    kernel: Kernel
+    configuration: Configuration
+    timed: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlanFile:
+    """Plans, and what they were made for.
+
+    Attributes:
+        backend: name of the backend.
+        conditions: its device and versions.
+        plans: the plans.
+    """
+
+    backend: str
+    conditions: Mapping[str, str]
+    plans: tuple[SavedPlan, ...]
+
+
+_Key = tuple[ConvolutionProblem, int, bool]
+"""What a plan depends on besides the layer: the problem, spare memory, and whether the output is fresh."""
+
+
+@final
+class LoadedPlans:
+    """The plans of a file, to look up.
+
+    Args:
+        plans: the plans.
+        name: what messages call the file.
+    """
+
+    def __init__(self, plans: Iterable[SavedPlan] = (), name: str = "") -> None:
+        self._name = name
+        self._layers: dict[tuple[str, _Key], list[SavedPlan]] = {}
+        self._any: dict[_Key, list[SavedPlan]] = {}
+        for each in plans:
+            key = _key_of(each.kernel)
+            self._layers.setdefault((each.kernel.layer, key), []).append(each)
+            self._any.setdefault(key, []).append(each)
+
+    def __bool__(self) -> bool:
+        return bool(self._any)
+
+    def find(self, kernel: Kernel) -> SavedPlan | None:
+        """Return the plan of a kernel.
+
+        That of its layer comes first, then one of the same problem, if all plans of the problem are the same.
+        """
+        key = _key_of(kernel)
+        own = self._layers.get((kernel.layer, key)) or self._any.get(key) or []
+        return own[0] if len({each.configuration for each in own}) == 1 else None
+
+    def split(self, kernels: Iterable[Kernel]) -> list[Kernel]:
+        """Return kernels, with one for each plan of those whose layers have several (WD)."""
+        found = []
+        for kernel in kernels:
+            own = self._layers.get((kernel.layer, _key_of(kernel)), ())
+            found.append(kernel)
+            if len(own) > 1 and sum(each.kernel.count for each in own) == kernel.count:
+                found[-1:] = [each.kernel for each in own]
+        return found
+
+    def check(self, kernel: Kernel, plan: SavedPlan, backend: Backend, limit_bytes: int) -> None:
+        """Refuse a plan that exceeds its limit, or that the backend would compute otherwise.
+
+        Args:
+            kernel: the kernel.
+            plan: its plan.
+            backend: computes it.
+            limit_bytes: its limit (WR), or the total (WD).
+
+        Raises:
+            PlanFileError: naming the kernel and the way out.
+        """
+        problem, configuration = kernel.problem, plan.configuration
+        where = f"{self._name}: the plan of {kernel}"
+        need = configuration.workspace_bytes
+        if not kernel.spare_bytes:
+            need = own_bytes(problem, configuration, fresh=kernel.fresh)
+        if need > limit_bytes:
+            raise PlanFileError(
+                f"{where} needs a workspace of {exact_bytes(need)}, and the limit is {exact_bytes(limit_bytes)}: give"
+                f" that much, or {_AGAIN} within this limit"
+            )
+        for part in dict.fromkeys(configuration.parts):
+            whole = problem.part(part.size)
+            calls = [(piece_of(whole, each.slab).problem, each.algorithm, each.workspace_bytes) for each in part.slabs]
+            for piece, name, stated in calls or [(whole, part.algorithm, part.workspace_bytes)]:
+                algorithm = backend.algorithm(piece, name)
+                if algorithm is None or algorithm.workspace_bytes != stated:
+                    has = (
+                        "does not have" if algorithm is None else f"needs {exact_bytes(algorithm.workspace_bytes)} for"
+                    )
+                    raise PlanFileError(
+                        f"{where} does not fit: backend {backend.name} {has} {shortened(name)} at size {part.size},"
+                        f" planned with {exact_bytes(stated)}: {_AGAIN}"
+                    )
+
+
+NO_PLANS = LoadedPlans()
+"""The plans of no file."""
+
+
+def read_plans(path: str | PathLike[str]) -> PlanFile:
+    """Read a file of plans.
+
+    Raises:
+        PlanFileError: if there is no such file, if it has another version, or if it is damaged.
+    """
+    try:
+        content = json.loads(Path(path).read_bytes())
+    except OSError as error:
+        raise PlanFileError(
+            f"plans {shortened(str(path))} cannot be read: {error.strerror or error}; `--save-plans FILE` makes a file"
+        ) from error
+    except (ValueError, RecursionError) as error:
+        raise PlanFileError(f"{shortened(str(path))} is no file of plans, or it is damaged: {_AGAIN}") from error
+    try:
+        return _decode(content)
+    except PlanFileError as error:
+        raise PlanFileError(f"{shortened(str(path))}: {error}") from error
+    except (*_UNREADABLE, ProfileError, MeasurementError) as error:
+        reason = f"{type(error).__name__}: {error}"
+        raise PlanFileError(f"{shortened(str(path))} is damaged ({reason}): {_AGAIN}") from error
+
+
+def load_plans(path: str | PathLike[str], backend: Backend) -> LoadedPlans:
+    """Return the plans of a file for a backend.
+
+    Raises:
+        PlanFileError: as `read_plans`, and if the file was made for another device or other versions.
+    """
+    found = read_plans(path)
+    refuse_difference(found.conditions, backend, f"{shortened(str(path))} (backend {found.backend})")
+    return LoadedPlans(found.plans, shortened(str(path)))
+
+
+def refuse_difference(made: Mapping[str, str], backend: Backend, what: str) -> None:
+    """Refuse plans that were made under other conditions than a backend's.
+
+    Args:
+        made: the conditions of the plans.
+        backend: the backend that would compute them.
+        what: what messages call the plans.
+
+    Raises:
+        PlanFileError: naming the first condition that differs.
+    """
+    here = backend.machine()
+    for name in _DECIDING:
+        if made.get(name) != here.get(name):
+            raise PlanFileError(
+                f"{what} was made for {name} {made.get(name, 'unknown')}, and backend {backend.name} has"
+                f" {here.get(name, 'none')}: {_AGAIN} here"
+            )
+
+
+def encode_plans(plans: Sequence[SavedPlan], backend: Backend) -> bytes:
+    """Return the content of a file; each plan has a line of its own, so that two files can be compared."""
+    head = {
+        "format": _FORMAT,
+        "version": _VERSION,
+        "backend": backend.name,
+        "conditions": dict(backend.machine()),
+    }
+    lines = [f"{json.dumps(key)}: {json.dumps(value)}" for key, value in head.items()]
+    rows = ",\n".join(json.dumps(_encode(each), separators=(",", ":")) for each in plans)
+    return ("{" + ",\n".join([*lines, f'"plans": [\n{rows}\n]']) + "}\n").encode()
+
+
+def _key_of(kernel: Kernel) -> _Key:
+    return kernel.problem, kernel.spare_bytes, kernel.fresh
+
+
+def _encode(plan: SavedPlan) -> dict[str, Any]:
+    kernel = plan.kernel
+
+    def time(value: float) -> float | None:
+        return value if plan.timed else None
+
+    return {
+        "layer": kernel.layer,
+        "batch": kernel.problem.batch,
+        "problem": encode_problem(kernel.problem),
+        "count": kernel.count,
+        "spare_bytes": kernel.spare_bytes,
+        "fresh": kernel.fresh,
+        "parts": [
+            [
+                each.size,
+                each.algorithm,
+                time(each.time_ms),
+                each.workspace_bytes,
+                [
+                    [one.slab.first, one.slab.rows, one.algorithm, time(one.time_ms), one.workspace_bytes]
+                    for one in each.slabs
+                ],
+            ]
+            for each in plan.configuration.parts
+        ],
+    }
+
+
+def _decode(content: Any) -> PlanFile:
+    if not isinstance(content, dict) or content.get("format") != _FORMAT:
+        raise PlanFileError(f"it is no file of plans, because its format is not {_FORMAT!r}: {_AGAIN}")
+    if content["version"] != _VERSION:
+        raise PlanFileError(
+            f"its version is {shortened(content['version'])}, and this ucudnn reads version {_VERSION}: {_AGAIN}, or"
+            " use the ucudnn that wrote it"
+        )
+    conditions = {str(name): str(value) for name, value in content["conditions"].items()}
+    plans = tuple(_decode_plan(each) for each in content["plans"])
+    return PlanFile(backend=str(content["backend"]), conditions=conditions, plans=plans)
+
+
+def _decode_plan(given: Any) -> SavedPlan:
+    problem = decode_problem(given["problem"], _whole(given["batch"], 1))
+    layer, fresh = given["layer"], given["fresh"]
+    if not isinstance(layer, str) or not isinstance(fresh, bool):
+        raise PlanFileError(f"a plan of {problem} has layer {shortened(layer)} and fresh {shortened(fresh)}: {_AGAIN}")
+    kernel = Kernel(
+        layer=layer,
+        problem=problem,
+        count=_whole(given["count"], 1),
+        spare_bytes=_whole(given["spare_bytes"], 0),
+        fresh=fresh,
+    )
+    parts = tuple(_decode_part(problem, *each) for each in given["parts"])
+    if sum(each.size for each in parts) != problem.batch:
+        raise PlanFileError(f"the parts of {kernel} are not its {problem.batch} samples: {_AGAIN}")
+    timed = all(time is not None for _, _, time, *_ in given["parts"])
+    return SavedPlan(kernel=kernel, configuration=Configuration(parts=parts), timed=timed)
+
+
+def _decode_part(
+    problem: ConvolutionProblem, size: Any, algorithm: Any, time_ms: Any, workspace_bytes: Any, slabs: Any
+) -> MicroConfiguration:
+    size, workspace_bytes = _whole(size, 1), _whole(workspace_bytes, 0)
+    if not slabs:
+        return MicroConfiguration(
+            size=size, algorithm=_text(algorithm), time_ms=_time(time_ms, size), workspace_bytes=workspace_bytes
+        )
+    if not is_divisible(problem):
+        raise PlanFileError(f"{problem} has no slabs: {_AGAIN}")
+    found, at = [], 0
+    for first, rows, name, slab_ms, slab_bytes in slabs:
+        slab = Slab(first=_whole(first, at), rows=_whole(rows, 1))
+        if slab.first != at:
+            raise PlanFileError(f"slabs of {problem} overlap or leave rows out: {_AGAIN}")
+        at += slab.rows
+        found.append(
+            SlabConfiguration(
+                slab=slab,
+                algorithm=_text(name),
+                time_ms=_time(slab_ms, slab.rows),
+                workspace_bytes=_whole(slab_bytes, 0),
+            )
+        )
+    if at != row_count(problem):
+        raise PlanFileError(f"slabs of {problem} have {at} rows of {row_count(problem)}: {_AGAIN}")
+    return MicroConfiguration.of_slabs(size, found)
+
+
+def _whole(value: Any, least: int) -> int:
+    if type(value) is not int or not least <= value < 1 << 63:
+        raise PlanFileError(f"{shortened(value)} is no whole number of {least} or more: {_AGAIN}")
+    return value
+
+
+def _text(value: Any) -> str:
+    if not isinstance(value, str) or not value:
+        raise PlanFileError(f"{shortened(value)} is no name of an algorithm: {_AGAIN}")
+    return value
+
+
+def _time(value: Any, otherwise: int) -> float:
+    if value is None:
+        return float(otherwise)
+    if type(value) not in (int, float) or not 0 < value < 1e12:
+        raise PlanFileError(f"{shortened(value)} is no time in milliseconds: {_AGAIN}")
+    return float(value)

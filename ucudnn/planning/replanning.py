@@ -1,0 +1,150 @@
+"""Decisions after a first one: within another limit, without algorithms that failed, or for what a failure left."""
+
+from collections.abc import Collection, Sequence
+
+from ucudnn.benchmarking.benchmark import Benchmark
+from ucudnn.benchmarking.request import MOST_ROUNDINGS, is_rounded, request_of
+from ucudnn.configuration import Configuration, MicroConfiguration, SlabConfiguration
+from ucudnn.errors import BackendError
+from ucudnn.kernel import Kernel
+from ucudnn.planning.choices import Origin, undivided_of
+from ucudnn.planning.decision import Decision
+from ucudnn.policy import BatchSizePolicy
+from ucudnn.problem import ConvolutionProblem
+from ucudnn.settings import Settings
+from ucudnn.slabs import Slab, is_divisible, row_count, row_unit
+from ucudnn.solvers.desirable import desirable_set
+from ucudnn.solvers.reuse import fastest_within
+from ucudnn.solvers.sums import MOST_PARTS
+
+
+def decide_again(kernel: Kernel, benchmark: Benchmark, settings: Settings, limit_bytes: int) -> Decision | None:
+    """Choose another configuration for one kernel: within another limit, or without algorithms discarded since.
+
+    Args:
+        kernel: a kernel that has a decision.
+        benchmark: its measurements.
+        settings: the policy.
+        limit_bytes: the workspace of the kernel.
+
+    Returns:
+        The decision, or None if no configuration is left.
+    """
+    problem = kernel.problem
+    if problem.deterministic:
+        found = benchmark.rule.configuration(request_of(problem, settings, limit_bytes))
+        if found is None:
+            return None
+        return Decision(kernel=kernel, configuration=found, undivided=None, origin=Origin.RULE, timed=False)
+    measured = _measured_again(problem, benchmark, settings, limit_bytes)
+    front = desirable_set(measured, problem.batch)
+    undivided = undivided_of(measured, problem.batch)
+    if not front:
+        return None
+    return Decision(kernel=kernel, configuration=front[-1], undivided=fastest_within(undivided, limit_bytes))
+
+
+def decide_rest(
+    problem: ConvolutionProblem,
+    start: int,
+    benchmark: Benchmark,
+    settings: Settings,
+    limit_bytes: int,
+    failed: Collection[str] = (),
+) -> Configuration | None:
+    """Choose a configuration for the samples from `start` on, because the earlier ones are already computed.
+
+    Args:
+        problem: the problem at mini-batch size.
+        start: the first missing sample.
+        benchmark: the measurements of the problem.
+        settings: the policy.
+        limit_bytes: the workspace of the kernel.
+        failed: algorithms not to choose.
+
+    Returns:
+        The fastest configuration within the limit, or None if no configuration is left.
+    """
+    if problem.deterministic:
+        request = request_of(problem, settings, limit_bytes)
+        return benchmark.rule.configuration(request, start=start, failed=failed)
+    # The size of a part decides where it may begin: see ConvolutionProblem.part.
+    unit = start & -start
+    measured = _measured_again(problem, benchmark, settings, limit_bytes)
+    fitting = (
+        micro
+        for micro in measured
+        if micro.algorithms.isdisjoint(failed)
+        if not start or problem.begins_anywhere or micro.size & -micro.size <= unit
+    )
+    front = desirable_set(fitting, problem.batch - start)
+    if front:
+        return front[-1]
+    if not settings.slabs or settings.policy is BatchSizePolicy.UNDIVIDED or not is_divisible(problem):
+        return None
+    if problem.batch - start > MOST_PARTS:
+        return None
+    whole = [Slab(first=0, rows=row_count(problem))]
+    one = decide_slabs(problem, 1, whole, benchmark, limit_bytes, failed)
+    if one is None or (is_rounded(problem) and len(one.parts[0].slabs) * (problem.batch - start) > MOST_ROUNDINGS):
+        return None
+    return Configuration(parts=one.parts * (problem.batch - start))
+
+
+def decide_slabs(
+    problem: ConvolutionProblem,
+    size: int,
+    left: Sequence[Slab],
+    benchmark: Benchmark,
+    limit_bytes: int,
+    failed: Collection[str] = (),
+) -> Configuration | None:
+    """Choose algorithms for the last slabs of a micro-batch, because the earlier ones are already computed.
+
+    A slab that no algorithm computes within the limit is divided further.
+
+    Args:
+        problem: the problem at mini-batch size.
+        size: the micro-batch size.
+        left: the missing slabs.
+        benchmark: the measurements of the problem.
+        limit_bytes: the workspace of the kernel.
+        failed: algorithms not to choose.
+
+    Returns:
+        A configuration of the missing slabs, or None if one of them cannot be computed.
+    """
+    unit = row_unit(problem)
+
+    def found(slab: Slab) -> list[SlabConfiguration]:
+        choose = benchmark.rule.slab if problem.deterministic else benchmark.slab_configuration
+        one = choose(problem, size, slab, limit_bytes, failed)
+        if one is not None:
+            return [one]
+        if slab.rows <= unit:
+            return []
+        rows = max(unit, slab.rows // 2 // unit * unit)
+        halves = Slab(first=slab.first, rows=rows), Slab(first=slab.first + rows, rows=slab.rows - rows)
+        both = [found(half) for half in halves]
+        return [*both[0], *both[1]] if all(both) else []
+
+    chosen = [found(slab) for slab in left]
+    if not all(chosen):
+        return None
+    return Configuration(parts=(MicroConfiguration.of_slabs(size, [one for each in chosen for one in each]),))
+
+
+def _measured_again(
+    problem: ConvolutionProblem, benchmark: Benchmark, settings: Settings, limit_bytes: int
+) -> list[MicroConfiguration]:
+    """Return the measured micro-configurations; measure those that matter since an algorithm was discarded.
+
+    Ranks that measure together measure nothing here, because a rank would wait for others that do not ask for it.
+    """
+    request = request_of(problem, settings, limit_bytes)
+    if benchmark.collective:
+        return benchmark.known_micro_configurations(request)
+    try:
+        return benchmark.micro_configurations(request)
+    except (BackendError, MemoryError):
+        return benchmark.known_micro_configurations(request)
