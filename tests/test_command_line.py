@@ -21,6 +21,7 @@ TYPED = {
     "--no-slabs": False,
     "--remeasure": True,
     "--plans": "plans.json",
+    "--strict": True,
 }
 
 
@@ -40,6 +41,7 @@ def test_options_make_settings(monkeypatch):
         slabs=False,
         remeasure=True,
         plans="plans.json",
+        strict=True,
     )
     for field in dataclasses.fields(Settings):
         assert getattr(settings, field.name) != field.default, field.name

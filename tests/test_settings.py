@@ -39,6 +39,7 @@ ENVIRONMENT = {
     "UCUDNN_SLABS": "0",
     "UCUDNN_REMEASURE": "1",
     "UCUDNN_PLANS": "plans.json",
+    "UCUDNN_STRICT": "1",
 }
 EXPECTED = {
     "policy": BatchSizePolicy.ALL,
@@ -53,6 +54,7 @@ EXPECTED = {
     "slabs": False,
     "remeasure": True,
     "plans": "plans.json",
+    "strict": True,
 }
 
 
@@ -138,8 +140,8 @@ def test_every_field_reaches_a_handle(given):
     with pytest.MonkeyPatch.context() as patch:
         set_variables(patch, given)
         assert Handle().settings == expected
-        set_variables(patch, {"cudnn_library", "database"} & given)  # the one has no argument
-        assert Handle(**arguments(given - {"cudnn_library"})).settings == expected
+        set_variables(patch, {"cudnn_library", "database", "strict"} & given)  # two of them have no argument
+        assert Handle(**arguments(given - {"cudnn_library", "strict"})).settings == expected
 
 
 @given(GIVEN)

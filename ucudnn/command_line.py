@@ -24,6 +24,7 @@ _FIELDS = {
     "--no-slabs": "slabs",
     "--remeasure": "remeasure",
     "--plans": "plans",
+    "--strict": "strict",
 }
 
 

@@ -130,6 +130,7 @@ class Settings:
         slabs: whether a single sample may be computed in slabs (UCUDNN_SLABS).
         remeasure: whether each problem is measured again in this process, whatever the database has (UCUDNN_REMEASURE).
         plans: file of plans to load; None for none (UCUDNN_PLANS).
+        strict: whether a convolution of PyTorch that fails here is an error, and not left to PyTorch (UCUDNN_STRICT).
         names: by field, the name under which the user gave it, such as '--devices'. It is no setting itself.
     """
 
@@ -145,6 +146,7 @@ class Settings:
     slabs: bool = True
     remeasure: bool = False
     plans: str | None = None
+    strict: bool = False
     names: Mapping[str, str] = field(default_factory=dict, compare=False, repr=False)
 
     @classmethod
@@ -206,6 +208,7 @@ _FIELDS: dict[str, tuple[str, Callable[[Any, str], Any]]] = {
     "slabs": ("UCUDNN_SLABS", _parse_switch),
     "remeasure": ("UCUDNN_REMEASURE", _parse_switch),
     "plans": ("UCUDNN_PLANS", _parse_path),
+    "strict": ("UCUDNN_STRICT", _parse_switch),
 }
 
 _ARGUMENTS = {_without_unit(name): name for name in _FIELDS}

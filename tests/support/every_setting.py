@@ -27,6 +27,7 @@ EVERY = Settings(
     slabs=False,
     remeasure=True,
     plans=str(NO_PLANS),
+    strict=True,
 )
 """Every field differs from its default; the CPU can plan with them."""
 
@@ -43,6 +44,7 @@ TEXTS = {
     "slabs": "0",
     "remeasure": "1",
     "plans": str(NO_PLANS),
+    "strict": "1",
 }
 """The same as environment variables and arguments have them, by field."""
 
@@ -57,6 +59,7 @@ OPTIONS = {
     "slabs": ["--no-slabs"],
     "remeasure": ["--remeasure"],
     "plans": ["--plans", str(NO_PLANS)],
+    "strict": ["--strict"],
 }
 """The same as options. `cudnn_library` has no option, and a limit has no effect beside a total."""
 

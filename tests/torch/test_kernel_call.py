@@ -8,8 +8,9 @@ import ucudnn.torch  # noqa: E402
 from tests.support.operands import QUICK  # noqa: E402
 from tests.support.torch_cases import enable_on_cpu  # noqa: E402
 from ucudnn.handle import Handle  # noqa: E402
+from ucudnn.torch.fallbacks import Fallbacks  # noqa: E402
 from ucudnn.torch.interceptor import Interceptor  # noqa: E402
-from ucudnn.torch.kernel_call import IN_CAPTURE, Fallbacks, KernelCall  # noqa: E402
+from ucudnn.torch.kernel_call import IN_CAPTURE, KernelCall  # noqa: E402
 from ucudnn.torch.overrides import process_overrides  # noqa: E402
 
 F = torch.nn.functional

@@ -114,6 +114,15 @@ SavePlansOption = Annotated[
     Path | None,
     typer.Option("--save-plans", metavar="FILE", help="Write the plans to a file, which --plans takes."),
 ]
+StrictOption = Annotated[
+    bool | None,
+    typer.Option(
+        "--strict",
+        help="With --torch: a convolution that cannot keep the limit is an error, and not left to PyTorch"
+        " [UCUDNN_STRICT].",
+        show_default=False,
+    ),
+]
 BranchesOption = Annotated[
     bool,
     typer.Option(
@@ -276,7 +285,7 @@ _PLANNING = (OUTPUT, LIMIT, DIVISION, MEASURED, CUDNN, FLOAT32, UNDIVIDED)
 PLAN = (PROFILE, *_PLANNING)
 TIME = (
     NoEffect(options=("--candidates", "--branches", "--exhaustive"), beside=("--torch",)),
-    NoEffect(options=("--shape",), without=("--torch",)),
+    NoEffect(options=("--shape", "--strict"), without=("--torch",)),
     *_PLANNING,
 )
 _RECORDING = ("NETWORK", "--out", "--batch", "--policy", "--candidates", "--dtype", "--math", "--layout", "--every")

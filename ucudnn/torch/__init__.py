@@ -53,9 +53,10 @@ def enable(*, backend: str | None = None, **options: Any) -> Enabled:
         backend: 'auto' and 'cudnn' take over the convolutions of CUDA tensors. 'cpu' takes over those of CPU tensors,
             which is slow and meant for tests. None: as UCUDNN_BACKEND says, else 'auto'.
         **options: arguments of `ucudnn.Handle`, such as workspace_limit, total_workspace, policy, plans, database and
-            benchmark_devices. An option that is None or missing comes from the environment. With
-            workspace_limit='auto', PyTorch's own kernels run first, and others are tried while the program runs, in
-            memory that the peak of PyTorch's own steps leaves. `trial_share`, 0.05 by default, is then the largest
+            benchmark_devices. An option that is None or missing comes from the environment. With `strict`, a
+            convolution that fails here is an error. By default PyTorch's own kernel computes it, which knows no limit.
+            With workspace_limit='auto', PyTorch's own kernels run first, and others are tried while the program runs,
+            in memory that the peak of PyTorch's own steps leaves. `trial_share`, 0.05 by default, is then the largest
             part of the time that trials may lose, and the other options are those of measuring before the first step.
 
     Returns:

@@ -41,7 +41,7 @@ _NO_EFFECT = (
 )
 _PLANNED_ONLY = (
     *("total_workspace", "policy", "database", "devices", "solver", "solver_time_limit", "slabs"),
-    *("plans", "save_plans"),
+    *("plans", "save_plans", "strict"),
 )
 """Options that a program which is tuned while it runs does not take."""
 
@@ -160,6 +160,8 @@ def _parser() -> argparse.ArgumentParser:
         " has of it [UCUDNN_REMEASURE]")  # fmt: skip
     add("--plans", metavar="FILE", help="take the plans of a file, which --save-plans writes [UCUDNN_PLANS]")
     add("--save-plans", metavar="FILE", type=Path, help="write the plans to a file when the program ends")
+    add("--strict", action="store_true", default=None, help="end with an error where a convolution cannot keep the"
+        " limit, instead of leaving it to PyTorch [UCUDNN_STRICT]")  # fmt: skip
     add("--report", action="store_true", help="print at the end each plan, and what was left to PyTorch and why")
     add("--verbose", action="store_true", help="print a line for each convolution that is planned")
     add("-m", dest="module", nargs=argparse.REMAINDER, help="run a module, as `python -m` does")

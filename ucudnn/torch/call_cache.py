@@ -9,6 +9,9 @@ from ucudnn.problem import ConvolutionProblem, MathMode
 from ucudnn.torch.kernel_call import KernelCall
 from ucudnn.torch.problem import Sizes, TorchConvolution, convolution_of, memory_format_of
 
+ONE_DIMENSION = "of one dimension, with a weight whose channels are last"
+"""A reason to leave a convolution to PyTorch, which then computes it by cuDNN."""
+
 _ON_CUDNN = ("Cudnn", "CudnnTranspose")
 _NATIVE = ("CudaDepthwise2d", "CudaDepthwise3d")
 
@@ -197,5 +200,5 @@ def _format_on_cudnn(
         x, weight = torch.empty_like(x, device="meta").contiguous().unsqueeze(2), weight.unsqueeze(2)
     found: torch.memory_format = torch._C._conv_determine_backend_memory_format(x, weight, choice)
     if one_dimension and found is not torch.contiguous_format:
-        return "of one dimension, with a weight whose channels are last"
+        return ONE_DIMENSION
     return found

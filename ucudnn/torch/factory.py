@@ -19,6 +19,7 @@ from ucudnn.planning.concurrency import groups_under
 from ucudnn.planning.plan_file import read_plans
 from ucudnn.profiles.measurement import Effort
 from ucudnn.settings import Settings, parse_choice
+from ucudnn.torch.fallbacks import Fallbacks
 from ucudnn.torch.gpu import TorchGpu
 from ucudnn.torch.interceptor import Interceptor
 from ucudnn.torch.overrides import AnyInterceptor, process_overrides
@@ -88,10 +89,12 @@ def interceptor_of(
     candidates = parse_choice(Candidates, target, "backend cudnn:") if target else Candidates.GRAPH
     on_cpu = kind == "cpu"
     aten = process_overrides.aten_kernels("cpu" if on_cpu else "cuda")
+    total, limit = settings.total_workspace_bytes, settings.workspace_limit_bytes
+    fallbacks = Fallbacks(limit if total is None else total, strict=settings.strict)
     open_with = partial(Handle.from_settings, settings, groups=groups, effort=effort, listener=listener)
     if on_cpu:
         # The threads of NumPy and of PyTorch would wait for each other's processors.
-        return Interceptor(lambda _: open_with(backend=CpuBackend(threads=1)), "cpu", aten)
+        return Interceptor(lambda _: open_with(backend=CpuBackend(threads=1)), "cpu", aten, fallbacks)
     if settings.benchmark_devices not in (None, "ranks"):
         raise SettingsError(
             f"{settings.called('benchmark_devices')}: GPUs of PyTorch measure alone, or together as 'ranks' of"
@@ -102,7 +105,7 @@ def interceptor_of(
     def open_handle(ordinal: int) -> Handle:
         return open_with(backend=_open_gpu(ordinal, candidates, settings.cudnn_library))
 
-    return Interceptor(open_handle, "cuda", aten)
+    return Interceptor(open_handle, "cuda", aten, fallbacks)
 
 
 def is_auto(limit: object) -> bool:

@@ -13,9 +13,10 @@ from ucudnn.handle import Handle
 from ucudnn.problem import ConvolutionProblem, MathMode
 from ucudnn.reporting.report import Report
 from ucudnn.torch.aten_kernels import AtenKernels, Gradients
-from ucudnn.torch.call_cache import CachedCall, Flags, Geometry, backward_call, forward_call
+from ucudnn.torch.call_cache import ONE_DIMENSION, CachedCall, Flags, Geometry, backward_call, forward_call
+from ucudnn.torch.fallbacks import Fallbacks
 from ucudnn.torch.fast_tensors import alias
-from ucudnn.torch.kernel_call import Fallbacks, KernelCall
+from ucudnn.torch.kernel_call import KernelCall
 from ucudnn.torch.layer_names import LayerNames
 
 _MOST_CALLS = 1 << 14
@@ -48,6 +49,7 @@ class Interceptor:
         open_handle: opens the handle of a device.
         device_type: 'cuda' or 'cpu'.
         aten: PyTorch's own kernels, which compute what is left to PyTorch.
+        fallbacks: counts what is left to PyTorch; None for one that leaves every failure to PyTorch.
 
     Attributes:
         device_type: 'cuda' or 'cpu'.
@@ -56,11 +58,13 @@ class Interceptor:
         fallbacks: the convolutions that were left to PyTorch.
     """
 
-    def __init__(self, open_handle: OpenHandle, device_type: str, aten: AtenKernels) -> None:
+    def __init__(
+        self, open_handle: OpenHandle, device_type: str, aten: AtenKernels, fallbacks: Fallbacks | None = None
+    ) -> None:
         self.device_type = device_type
         self.aten = aten
         self.names = LayerNames()
-        self.fallbacks = Fallbacks()
+        self.fallbacks = Fallbacks() if fallbacks is None else fallbacks
         self._open_handle = open_handle
         self._handles: dict[int, Handle] = {}
         self._lock = new_lock(LockLevel.FACE)
@@ -153,11 +157,12 @@ class Interceptor:
                 return out if bias is None else out.add_(alias(bias, *call.bias_as))
             del out, near, filters  # the kernel may have failed because memory is short
         else:
-            self.fallbacks.add(call.reason)
-        return self.aten.forward(
-            x, weight, bias, stride, padding, dilation, transposed, output_padding, groups,
+            self._leave(call)
+        stock = partial(
+            self.aten.forward, x, weight, bias, stride, padding, dilation, transposed, output_padding, groups,
             benchmark, deterministic, enabled, allow_tf32,
         )  # fmt: skip
+        return stock() if kernel is None else self.fallbacks.run(ordinal, stock)
 
     def backward(
         self,
@@ -207,14 +212,22 @@ class Interceptor:
             call = backward_call(grad, x, weight, Geometry(*geometry), output_mask, flags, kernel_call_of)
             self._calls[key] = call
         if call.reason:
-            self.fallbacks.add(call.reason)
+            self._leave(call)
         else:
             found = _gradients(call, grad, x, weight, transposed, output_mask[2])
             if found is not None:
                 return found
-        return self.aten.backward(
-            grad, x, weight, bias_sizes, stride, padding, dilation, transposed, output_padding, groups, output_mask
+        stock = partial(
+            self.aten.backward,
+            *(grad, x, weight, bias_sizes, stride, padding, dilation, transposed, output_padding, groups, output_mask),
         )
+        return stock() if call.reason else self.fallbacks.run(ordinal, stock)
+
+    def _leave(self, call: CachedCall) -> None:
+        """Count a call that is left to PyTorch as it is; refuse it if PyTorch would compute it past the limit."""
+        if call.reason == ONE_DIMENSION:  # by cuDNN
+            self.fallbacks.refuse(call.reason)
+        self.fallbacks.add(call.reason)
 
     def _kernel_call(self, layer: str, ordinal: int, problem: ConvolutionProblem, later_bytes: int) -> KernelCall:
         key = _KernelCallKey(problem, layer, ordinal, later_bytes)

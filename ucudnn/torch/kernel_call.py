@@ -1,7 +1,6 @@
 """One kernel of one layer: from PyTorch's tensors to a handle, or back to PyTorch if the handle fails."""
 
 import logging
-from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -9,12 +8,12 @@ from typing import Any, final
 
 import torch
 
-from ucudnn.backends.fork_locks import LockLevel, new_lock
 from ucudnn.bounded import BoundedDict
 from ucudnn.errors import PlanFileError, UcudnnError
 from ucudnn.execution.launcher import BoundKernel, Launcher
 from ucudnn.handle import Handle
 from ucudnn.problem import MOST_ALIGNMENT, ConvolutionProblem
+from ucudnn.torch.fallbacks import Fallbacks
 from ucudnn.torch.gpu import capturing, current_device
 from ucudnn.torch.output_form import OutputForm
 
@@ -30,28 +29,6 @@ _Launch = Callable[[Any, Any, Any], None]
 """Computes the kernel on x, w and y: addresses of a GPU's memory, or arrays of the CPU."""
 
 IN_CAPTURE = "a CUDA graph is captured, and nothing is planned in a capture: call it once before"
-
-
-@final
-class Fallbacks:
-    """Convolutions that were left to PyTorch, counted by reason."""
-
-    def __init__(self) -> None:
-        self._counts: Counter[str] = Counter()
-        self._lock = new_lock(LockLevel.INNERMOST)
-
-    def add(self, reason: str, *, warn: bool = False) -> None:
-        """Count one convolution; with `warn`, the first one of a reason is logged as a warning."""
-        with self._lock:
-            self._counts[reason] += 1
-            first = self._counts[reason] == 1
-        if first and warn:
-            _LOG.warning("left to PyTorch: %s", reason)
-
-    def counts(self) -> dict[str, int]:
-        """Return how many convolutions were left to PyTorch, by reason."""
-        with self._lock:
-            return dict(self._counts)
 
 
 @final
@@ -159,6 +136,8 @@ class KernelCall:
             raise
         except (UcudnnError, MemoryError, RuntimeError) as error:  # PyTorch raises RuntimeError for errors of CUDA
             self._launches.pop(low_bits, None)
+            if self._fallbacks.strict:
+                raise
             self._skip = min(1 << self._failures, _MOST_SKIPPED)
             self._failures += 1
             what = str(error).split("\n", 1)[0]
@@ -173,6 +152,7 @@ class KernelCall:
             self._fallbacks.add("it failed before, and is tried again later")
             return False
         if self._ordinal >= 0 and capturing():
+            self._fallbacks.refuse(IN_CAPTURE)
             self._fallbacks.add(IN_CAPTURE, warn=True)
             return False
         return True

@@ -15,6 +15,7 @@ from ucudnn.problem import ConvolutionProblem
 from ucudnn.reporting.html_table import html_table
 from ucudnn.reporting.report import KernelReport, Report, format_workspace
 from ucudnn.torch.aten_kernels import AtenKernels
+from ucudnn.torch.fallbacks import PastLimit
 from ucudnn.torch.interceptor import Interceptor
 from ucudnn.torch.tuning.auto_interceptor import AutoInterceptor
 from ucudnn.torch.tuning.tuning_report import TuningReport, report_tuning
@@ -92,6 +93,7 @@ class Summary:
         left: how many convolutions were left to PyTorch, by reason.
         bound: how many of the calls were on addresses that recurred, and had nothing left to look up.
         looked_up: how many of the calls took the longer way.
+        past_limits: for each interceptor, the convolutions that failed here and ran without the limit.
         tuned: the course of tuning on each device, with workspace_limit='auto'. Calls that it leaves to PyTorch are not
             counted.
     """
@@ -101,6 +103,7 @@ class Summary:
     left: dict[str, int]
     bound: int = 0
     looked_up: int = 0
+    past_limits: tuple[PastLimit, ...] = ()
     tuned: tuple[TuningReport, ...] = ()
 
     @property
@@ -138,6 +141,7 @@ class Summary:
             "calls": self.calls,
             "left": self.left,
             "kinds": self.kinds(),
+            "past_limits": [asdict(each) for each in self.past_limits],
             "tuned": [each.to_dict() for each in self.tuned],
             "reports": {device: each.to_dict() for device, each in self.reports.items()},
         }
@@ -191,6 +195,7 @@ class Summary:
         for reasons in alike.values():
             others = f", and alike for {len(reasons) - 1} other problems" if len(reasons) > 1 else ""
             lines.append(f"  {sum(self.left[each] for each in reasons)} x {reasons[0]}{others}")
+        lines += [_past(each) for each in self.past_limits if each.calls]
         return [*lines, "calls: " + ", ".join(f"{count} {kind}" for kind, count in self.kinds().items())]
 
 
@@ -228,8 +233,18 @@ def summarize(interceptors: Sequence[Interceptor | AutoInterceptor], *, repeats:
         left=left,
         bound=sum(each.bound_calls() for each in planned) + sum(each.calls for each in tuned),
         looked_up=sum(each.looked_up_calls() for each in planned),
+        past_limits=tuple(each.fallbacks.past_limit() for each in planned),
         tuned=tuple(tuned),
     )
+
+
+def _past(past: PastLimit) -> str:
+    """Return the line that says how far convolutions went past the limit."""
+    if past.seen:
+        known = f"up to {format_bytes(past.most_bytes)} beyond it, by {past.seen} of them that set a peak of memory"
+    else:
+        known = "how far is not known, because none set a peak of memory that PyTorch counts"
+    return f"past the limit in PyTorch's own kernels after failures: {past.calls}, {known}"
 
 
 def _layer(device: str, report: KernelReport) -> LayerSummary:

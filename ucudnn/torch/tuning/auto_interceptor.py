@@ -14,7 +14,7 @@ from ucudnn.handle import Handle
 from ucudnn.problem import ConvolutionProblem, MathMode
 from ucudnn.torch.aten_kernels import AtenKernels, Gradients
 from ucudnn.torch.call_cache import Flags, Geometry
-from ucudnn.torch.kernel_call import Fallbacks
+from ucudnn.torch.fallbacks import Fallbacks
 from ucudnn.torch.layer_names import LayerNames
 from ucudnn.torch.tuning.step_tracker import StepTracker
 from ucudnn.torch.tuning.tuned_call import TunedCall, backward_of, forward_of
