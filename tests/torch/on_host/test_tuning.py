@@ -112,7 +112,7 @@ def test_what_is_wrong_or_cannot_be_checked_never_replaces_pytorchs_kernel(tuned
 
 def test_kernels_are_divided_where_the_peak_leaves_too_little_for_whole_ones(tuned):
     one = tuned(200.0, share=0.5)
-    one.program.peak = MIB + 6000  # of which a part is live, and a MiB is lost to rounding
+    one.program.peak = 2 * MIB + 6000  # of which a part is live, and 2 MiB are lost to rounding
     with one.enable() as on:
         run(one)
         (report,) = on.report().tuned

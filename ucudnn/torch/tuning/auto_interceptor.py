@@ -142,11 +142,17 @@ class AutoInterceptor:
             self._keep(self._forward_calls, key, call)
         if self._tracker.is_candidate(call) and self._tracker.begins(call, in_backward=_graph_task() != -1):
             self._step_ended()
+        way = call.way
+        if way is None:
+            return self._pass_forward(
+                x, weight, bias, stride, padding, dilation, transposed, output_padding, groups,
+                benchmark, deterministic, enabled, allow_tf32,
+            )  # fmt: skip
         stock = partial(
             self._pass_forward, x, weight, bias, stride, padding, dilation, transposed, output_padding, groups,
             benchmark, deterministic, enabled, allow_tf32,
         )  # fmt: skip
-        return stock() if call.way is None else call.way.forward(x, weight, bias, stock)
+        return way.forward(x, weight, bias, stock)
 
     def backward(
         self,
@@ -191,11 +197,16 @@ class AutoInterceptor:
             flags = Flags(MathMode.TF32 if precision == "tf32" else MathMode.FMA, deterministic, enabled)
             call = backward_of(self._tuner(ordinal), grad, x, weight, Geometry(*geometry), output_mask, flags)
             self._keep(self._backward_calls, key, call)
+        way = call.way
+        if way is None:
+            return self._pass_backward(
+                grad, x, weight, bias_sizes, stride, padding, dilation, transposed, output_padding, groups, output_mask
+            )
         stock = partial(
             self._pass_backward, grad, x, weight, bias_sizes, stride, padding, dilation, transposed, output_padding,
             groups,
         )  # fmt: skip
-        return stock(output_mask) if call.way is None else call.way.backward(grad, x, weight, output_mask, stock)
+        return way.backward(grad, x, weight, output_mask, stock)
 
     def _keep(self, calls: BoundedDict[tuple[Any, ...], TunedCall], key: tuple[Any, ...], call: TunedCall) -> None:
         calls[key] = call

@@ -2,8 +2,8 @@
 
 from typing import final
 
-_ROUNDING_BYTES = 1 << 20
-"""A block of PyTorch's allocator may be larger than what was asked for, by as much."""
+_ROUNDING_BYTES = 2 << 20
+"""A block of PyTorch's allocator may be 1 MiB larger than what was asked for, and a trial takes two blocks."""
 
 
 @final

@@ -301,6 +301,8 @@ class Tuner:
 
     def _try(self) -> None:
         self.trials = {}
+        if not self._asked and self._readings:
+            return  # what was watched is not read yet
         ranked = self._ranked()
         for problem, configurations in self.source.take():
             self._asked[problem] = False

@@ -1,0 +1,127 @@
+"""Programs on a GPU that are tuned while they run: the same numbers, and no higher peak."""
+
+from time import monotonic
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+import ucudnn.torch  # noqa: E402
+from ucudnn.torch.overrides import process_overrides  # noqa: E402
+
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="PyTorch has no GPU")
+
+
+@pytest.fixture(autouse=True)
+def as_before():
+    """Restore PyTorch's operators after each test."""
+    torch.manual_seed(0)
+    yield
+    process_overrides.clear()
+    torch.cuda.synchronize()
+
+
+class Program:
+    """Training steps of a network with strided, grouped, depth-wise and transposed convolutions."""
+
+    def __init__(self):
+        torch.manual_seed(0)
+        conv = torch.nn.Conv2d
+        self.model = torch.nn.Sequential(
+            conv(3, 64, 7, 2, 3),
+            torch.nn.ReLU(),
+            conv(64, 128, 3, 2, 1, groups=4, bias=False),
+            torch.nn.ReLU(),
+            conv(128, 128, 5, padding=2, groups=128),
+            conv(128, 256, 1, 2),
+            torch.nn.ReLU(),
+            torch.nn.ConvTranspose2d(256, 64, 2, 2),
+        ).cuda()
+        self.x = torch.randn(32, 3, 128, 128, device="cuda")
+        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=1e-4)
+
+    def step(self):
+        self.optimizer.zero_grad(set_to_none=True)
+        loss = self.model(self.x).square().mean()
+        loss.backward()
+        self.optimizer.step()
+        return loss.detach()
+
+
+def settle(program, on, seconds=90):
+    begin = monotonic()
+    while not on.report().tuned or on.report().tuned[0].phase != "settled":
+        losses = [program.step() for _ in range(10)]
+        torch.cuda.synchronize()
+        assert all(map(torch.isfinite, losses))
+        assert monotonic() - begin < seconds, on.report()
+    return on.report().tuned[0]
+
+
+def test_a_tuned_program_takes_no_more_memory_than_before():
+    stock = Program()
+    for _ in range(5):
+        stock.step()
+    torch.cuda.synchronize()
+    torch.cuda.reset_peak_memory_stats()
+    stock.step()
+    peak = torch.cuda.max_memory_allocated()
+    del stock
+    torch.cuda.empty_cache()
+    torch.cuda.reset_peak_memory_stats()
+    program = Program()
+    with ucudnn.torch.enable(workspace_limit="auto", trial_share=0.5) as on:
+        report = settle(program, on)
+        assert report.seen > 10
+        assert sum(report.outcomes.values()) > 10, "candidates were tried"
+        assert torch.cuda.max_memory_allocated() <= peak
+        for kernel in report.kernels:
+            assert kernel.workspace_bytes <= kernel.room_bytes
+
+
+def test_gradients_of_a_tuned_program_are_those_of_pytorch():
+    program = Program()
+    with ucudnn.torch.enable(workspace_limit="auto", trial_share=0.5) as on:
+        settle(program, on)
+        found = gradients(program)
+    expected = gradients(program)
+    for one, other in zip(found, expected, strict=True):
+        error = float((one - other).norm() / other.norm())
+        assert error < 2e-2, "several layers of TF32"
+
+
+def gradients(program):
+    program.optimizer.zero_grad(set_to_none=True)
+    program.model(program.x).square().mean().backward()
+    return [each.grad.clone() for each in program.model.parameters()]
+
+
+def test_a_graph_captured_from_a_tuned_program_replays_the_same():
+    program = Program()
+    with ucudnn.torch.enable(workspace_limit="auto", trial_share=0.5) as on, torch.no_grad():
+        with torch.enable_grad():
+            settle(program, on)
+        expected = program.model(program.x)
+        torch.cuda.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            out = program.model(program.x)
+        out.fill_(float("nan"))
+        graph.replay()
+        torch.cuda.synchronize()
+        assert float((out - expected).norm() / expected.norm()) < 2e-2
+
+
+def test_inference_is_tuned_without_an_optimizer():
+    program = Program()
+    with torch.no_grad(), ucudnn.torch.enable(workspace_limit="auto", trial_share=0.5) as on:
+        begin = monotonic()
+        expected = program.model(program.x)
+        while on.report().tuned[0].phase != "settled":
+            for _ in range(10):
+                program.model(program.x)
+            torch.cuda.synchronize()
+            assert monotonic() - begin < 90, on.report()
+        found = program.model(program.x)
+        assert float((found - expected).norm() / expected.norm()) < 1e-2
+        assert sum(on.report().tuned[0].outcomes.values()) > 3

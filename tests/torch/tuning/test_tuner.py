@@ -1,0 +1,191 @@
+"""The course of tuning under a made-up program: what is tried, when plans change, and what whole steps decide."""
+
+from dataclasses import replace
+from types import SimpleNamespace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+pytest.importorskip("torch")
+
+from tests.support.host_gpu import PROBLEM
+from ucudnn.configuration import Configuration, MicroConfiguration
+from ucudnn.torch.tuning import tuner as module
+from ucudnn.torch.tuning.program import Program
+from ucudnn.torch.tuning.trial_ledger import TrialLedger
+from ucudnn.torch.tuning.tuner import Tuner, TuningPhase
+
+
+class Timeline(Program):
+    """A clock in milliseconds; marks are read a number of steps late."""
+
+    def __init__(self, late):
+        self.now = 0.0
+        self.step = 0
+        self.late = late
+
+    def mark(self):
+        return self.now, self.step
+
+    def elapsed_ms(self, begin, end):
+        return end[0] - begin[0] if self.step >= end[1] + self.late else None
+
+    def live_bytes(self):
+        return 0
+
+    def peak_bytes(self):
+        return (1 + min(self.step, 3)) << 30
+
+    def fits(self, sizes):
+        return True
+
+    def distance(self, found, expected):
+        raise NotImplementedError
+
+    def poison(self, size_bytes):
+        raise NotImplementedError
+
+    def untouched(self):
+        return True
+
+
+class Listed:
+    """Offers stated candidates at once."""
+
+    def __init__(self, times):
+        self.backend, self.failed, self.stopped = object(), False, False
+        self._times = times
+        self._found = []
+
+    def start(self):
+        pass
+
+    def ask(self, problem, room_bytes):
+        assert room_bytes > 0
+        parts = [
+            MicroConfiguration(size=8, algorithm=name, time_ms=1.0, workspace_bytes=0)
+            for name in self._times[problem.channels]
+        ]
+        self._found.append((problem, [Configuration(parts=(part,)) for part in parts]))
+
+    def take(self):
+        found, self._found = self._found, []
+        return found
+
+    def stop(self):
+        self.stopped = True
+
+    def join(self, seconds):
+        pass
+
+
+class Course:
+    """Steps of a program with one kernel for each number of channels.
+
+    Args:
+        stock: milliseconds of PyTorch's own kernels, by number of channels.
+        times: milliseconds of candidates, by number of channels and name.
+        late: steps after which marks are read.
+        side: milliseconds that each replaced kernel costs elsewhere in the step.
+    """
+
+    def __init__(self, stock, times, late=1, side=0.0):
+        self.stock, self.times, self.side = stock, times, side
+        self.program = Timeline(late)
+        self.source = Listed(times)
+        self.ledger = TrialLedger(0.05, lambda: self.program.now / 1e3)
+        self.tuner = Tuner(self.program, self.source, self.ledger)
+        self.problems = {each: replace(PROBLEM, channels=each, x_batch_stride=0) for each in stock}
+        self.worst_estimate = 0.0
+
+    def step(self):
+        tuner, program = self.tuner, self.program
+        for channels, problem in self.problems.items():
+            site = tuner.site(problem)
+            trial, kernel = tuner.trials.get(problem, (None, None))
+            begin = program.mark()
+            if tuner.uses_adopted and problem in tuner.kernels:
+                program.now += self.times[channels][tuner.kernels[problem].name] + self.side
+            elif trial is not None and trial.in_place and kernel is not None:
+                program.now += self.times[channels][kernel.name]
+                tuner.measured(site, trial.candidate, begin, program.mark())
+            else:
+                program.now += self.stock[channels]
+                if tuner.phase is TuningPhase.WATCHING:
+                    tuner.watched(site, 1 << 20, begin, program.mark())
+                elif trial is not None:
+                    tuner.measured(site, None, begin, program.mark())
+                    if kernel is not None:
+                        middle = program.mark()
+                        program.now += self.times[channels][kernel.name]
+                        tuner.measured(site, trial.candidate, middle, program.mark(), lambda: 0.0)
+        program.now += 20.0
+        program.step += 1
+        tuner.counted(len(self.problems))
+        tuner.step_ended()
+
+    def run(self, most=5000):
+        for _ in range(most):
+            self.step()
+            if self.tuner.phase is TuningPhase.SETTLED:
+                return self.tuner
+            if self.tuner.trials:
+                assert self.ledger.left_seconds >= -1e-9, "nothing is admitted beyond the share"
+        pytest.fail("not settled")
+
+
+@pytest.fixture(autouse=True)
+def named(monkeypatch):
+    """Let kernels only know their name."""
+    monkeypatch.setattr(
+        module,
+        "TunedKernel",
+        lambda problem, configuration, backend: SimpleNamespace(
+            name=configuration.parts[0].algorithm, configuration=configuration, workspace_bytes=0, calls=0
+        ),
+    )
+
+
+@pytest.mark.parametrize("late", [0, 1, 4])
+def test_each_kernel_is_replaced_by_its_fastest_candidate_however_late_times_are_read(late):
+    course = Course({4: 2.0, 5: 1.0, 6: 3.0}, {4: {"a": 1.5, "b": 1.0}, 5: {"a": 1.1}, 6: {"c": 2.0}}, late=late)
+    tuner = course.run()
+    assert {problem.channels: kernel.name for problem, kernel in tuner.kernels.items()} == {4: "b", 6: "c"}
+    assert tuner.gain == pytest.approx((20 + 1 + 1 + 2) / 26)
+    assert tuner.uses_adopted
+    assert course.source.stopped
+
+
+def test_whole_steps_decide_even_if_each_kernel_is_faster():
+    tuner = Course({4: 2.0, 5: 2.0}, {4: {"a": 1.5}, 5: {"a": 1.5}}, side=1.0).run()
+    assert tuner.gain > 1
+    assert not tuner.kernels
+    assert not tuner.uses_adopted
+
+
+def test_kernels_that_take_next_to_nothing_are_not_tried():
+    course = Course({4: 2.0, 5: 0.01}, {4: {"a": 1.0}, 5: {"a": 0.001}})
+    tuner = course.run()
+    assert {problem.channels for problem in tuner.kernels} == {4}
+    assert tuner.sites[course.problems[5]].candidates is None
+
+
+times = st.dictionaries(st.sampled_from("abcd"), st.floats(0.1, 20), max_size=4)
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.lists(st.tuples(st.floats(0.5, 5), times), min_size=1, max_size=4), st.integers(0, 3))
+def test_a_settled_program_is_never_slower_and_trials_stay_within_their_share(kernels, late):
+    stock = {4 + number: time for number, (time, _) in enumerate(kernels)}
+    offered = {4 + number: found for number, (_, found) in enumerate(kernels)}
+    course = Course(stock, offered, late=late)
+    tuner = course.run()
+    before = course.program.now
+    course.step()
+    assert course.program.now - before <= 20 + sum(stock.values()) + 1e-9
+    slowest = sum(max(found.values(), default=0.0) for found in offered.values())
+    assert course.ledger.lost_seconds <= 0.05 * course.ledger.elapsed_seconds + slowest / 1e3
+    for channels, found in offered.items():
+        if found and min(found.values()) < 0.9 * stock[channels]:
+            assert course.problems[channels] in tuner.kernels
