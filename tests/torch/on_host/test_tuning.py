@@ -110,6 +110,16 @@ def test_what_is_wrong_or_cannot_be_checked_never_replaces_pytorchs_kernel(tuned
         assert set(report.outcomes) == {reason}
 
 
+def test_a_kernel_that_would_take_new_memory_from_the_device_does_not_stay(tuned):
+    one = tuned(50.0, share=0.5)
+    one.program.fits = lambda sizes: not any(trial.in_place for trial, _ in one.tuner.trials.values())
+    with one.enable() as on:
+        run(one)
+        (report,) = on.report().tuned
+        assert not report.kernels
+        assert report.outcomes[NO_MEMORY] >= 5, "the fast engine; the other one needs none, but is slow"
+
+
 def test_kernels_are_divided_where_the_peak_leaves_too_little_for_whole_ones(tuned):
     one = tuned(200.0, share=0.5)
     one.program.peak = 2 * MIB + 6000  # of which a part is live, and 2 MiB are lost to rounding

@@ -17,7 +17,7 @@ WRONG, SLOW, NO_MEMORY, FAILED = "wrong result", "slow", "no free memory for a c
 _MOST_TIMED = 2  # candidates that are timed in the program, the fastest of those that were checked
 _WORTH_TIMING = 1.25  # of PyTorch's time, in the one run beside it
 _WORTH_ADOPTING = 0.97  # of PyTorch's time: less may be noise
-_SHADOW_COST = 5.0  # of PyTorch's time: two runs, a fill and two norms
+_SHADOW_COST = 3.0  # of PyTorch's time: a run or two, a fill and two norms
 _IN_PLACE_COST = 0.1  # of PyTorch's time, at least
 
 

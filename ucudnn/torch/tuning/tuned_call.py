@@ -11,7 +11,7 @@ from ucudnn.torch.call_cache import Flags, Geometry, asked_convolution, bias_fit
 from ucudnn.torch.fast_tensors import alias
 from ucudnn.torch.output_form import OutputForm
 from ucudnn.torch.problem import Sizes
-from ucudnn.torch.tuning.call_site import FAILED, CallSite, Candidate
+from ucudnn.torch.tuning.call_site import FAILED, NO_MEMORY, CallSite, Candidate
 from ucudnn.torch.tuning.tuned_kernel import TunedKernel
 from ucudnn.torch.tuning.tuner import Tuner, TuningPhase
 
@@ -161,6 +161,10 @@ class _Way:
             return stock()
         if not program.untouched():
             return stock()
+        if trial is not None and trial.in_place and kernel is not None and not self._has_room(output, kernel):
+            if trial.candidate is not None:
+                trial.candidate.reject(NO_MEMORY)
+            return stock()
         site = output.site
         live = program.live_bytes() if self._watches else 0
         begin = program.mark()
@@ -182,6 +186,11 @@ class _Way:
             if kernel is not None and trial is not None and trial.candidate is not None:
                 trial.started = self._beside(output, kernel, trial.candidate, _Shadow(operands, finished, out))
         return out
+
+    def _has_room(self, output: _Output, kernel: TunedKernel) -> bool:
+        """Return whether a workspace takes no new memory from the device at this call."""
+        wanted = output.form.size_bytes, kernel.workspace_bytes
+        return not kernel.workspace_bytes or self._tuner.program.fits(wanted)
 
     def _beside(self, output: _Output, kernel: TunedKernel, candidate: Candidate, shadow: "_Shadow") -> bool:
         """Run a candidate beside PyTorch's own kernel, time it, and compare the outputs; return whether it was run.

@@ -313,9 +313,12 @@ class Tuner:
             self._end_trying()
             return
         for site in ranked if self.source.backend is not None else ():
-            trial = site.next_trial() if len(self.trials) < _MOST_AT_ONCE else None
-            if trial is not None and self._reserve(trial.estimate_ms / 1e3):
-                self._assign(site, trial)
+            trial = site.next_trial()
+            if trial is None:
+                continue
+            if len(self.trials) >= _MOST_AT_ONCE or not self._reserve(trial.estimate_ms / 1e3):
+                return  # smaller kernels wait, or they would use up what the larger one waits for
+            self._assign(site, trial)
 
     def _ask(self, ranked: list[CallSite]) -> None:
         """Let the background find candidates, but for few kernels at a time, because it may disturb the program."""
