@@ -1,5 +1,6 @@
 """Programs that are tuned while they run, on the host's GPU, with stated times of PyTorch's own kernels."""
 
+from threading import current_thread
 from time import sleep
 
 import pytest
@@ -53,6 +54,7 @@ def test_faster_kernels_are_found_and_run_from_then_on(tuned):
         phases = run(one)
         assert phases == [
             TuningPhase.WARMING,
+            TuningPhase.OPENING,
             TuningPhase.WATCHING,
             TuningPhase.TRYING,
             TuningPhase.COMPARING,
@@ -135,6 +137,21 @@ def test_kernels_are_divided_where_the_peak_leaves_too_little_for_whole_ones(tun
         assert on.report().divided == before + len(divided)
 
 
+def test_only_the_programs_own_thread_makes_handles_of_cudnn(tuned, monkeypatch):
+    made, relaxed = [], []
+    one = tuned(50.0, share=0.5)
+    opened = one.source._open
+    one.source._open = lambda: made.append(current_thread()) or opened()
+    monkeypatch.setattr("ucudnn.torch.tuning.candidate_source.relax", lambda: relaxed.append(current_thread().name))
+    with one.enable():
+        one.step()
+        assert not made, "nothing is opened before the program has taken a few steps"
+        run(one)
+    assert set(made) == {current_thread()}, "cuDNN captures a stream while it makes a handle"
+    assert len(made) == 3
+    assert relaxed == ["ucudnn-candidates"] * 2, "so that building ends no capture of the program"
+
+
 def test_nothing_is_tried_in_a_capture_nor_in_another_stream(tuned, host):
     one = tuned(50.0, share=0.5)
     with one.enable() as on:
@@ -170,7 +187,7 @@ def test_kernels_are_given_up_if_the_peak_grows(tuned, caplog):
     one = tuned(50.0, share=0.5)
     with one.enable() as on:
         run(one)
-        one.program.peak += MIB
+        one.program.peak += 3 * MIB
         for _ in range(20):
             assert_near(one.step(), one.expected)
         assert "PyTorch's own kernels run again" in caplog.text

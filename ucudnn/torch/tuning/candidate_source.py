@@ -5,9 +5,10 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, suppress
 from queue import SimpleQueue
 from threading import Thread
-from typing import final
+from typing import Any, Protocol, final
 
 from ucudnn.backends.base import ComputeBackend
+from ucudnn.backends.cudnn.algorithms.compile_ahead import relax
 from ucudnn.configuration import Configuration, MicroConfiguration
 from ucudnn.errors import UcudnnError
 from ucudnn.problem import ConvolutionProblem
@@ -18,11 +19,41 @@ _LOG = logging.getLogger(__name__)
 _MOST_WHOLE = 6
 _MOST_DIVIDED = 2
 _MOST_PARTS = 16
-_MOST_THREADS = 3
+_MOST_THREADS = 2
 _UNTIMED_MS = 1.0
 
 OpenBackend = Callable[[], ComputeBackend]
 """Opens a backend on the thread's current device."""
+
+
+class Source(Protocol):
+    """What a tuner asks for candidates; see `CandidateSource`."""
+
+    backend: ComputeBackend | None
+    failed: bool
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether candidates can be asked for."""
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether all is open that finds candidates."""
+
+    def open_one(self) -> None:
+        """Open a part of what finds candidates, which takes time of the program."""
+
+    def ask(self, problem: ConvolutionProblem, room_bytes: int) -> None:
+        """Ask for candidates."""
+
+    def take(self) -> Any:
+        """Return what was found since the last call."""
+
+    def stop(self) -> None:
+        """End the work in the background."""
+
+    def join(self, seconds: float) -> None:
+        """Wait for its end, but no longer than some seconds."""
 
 
 @final
@@ -31,11 +62,11 @@ class CandidateSource:
 
     Args:
         open_backend: opens a backend. Each thread has its own, which lists and builds, because that takes long and
-            would keep the program waiting. The program gets another one, and finds engines compiled.
+            would keep the program waiting. The program has another one, and finds engines compiled.
         device: returns a context in which the device is the thread's current one.
 
     Attributes:
-        backend: the program's backend; None until it is open, or if that failed.
+        backend: the program's backend; None until it is open.
         failed: whether there will be no candidates.
     """
 
@@ -50,11 +81,32 @@ class CandidateSource:
         self.backend: ComputeBackend | None = None
         self.failed = False
 
-    def start(self) -> None:
-        """Start the threads, if they were not started."""
-        while len(self._threads) < _MOST_THREADS:
-            first = not self._threads
-            self._threads.append(Thread(target=self._run, args=(first,), name="ucudnn-candidates", daemon=True))
+    @property
+    def is_ready(self) -> bool:
+        """Whether candidates can be asked for."""
+        return bool(self._threads)
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether all backends are open."""
+        return len(self._threads) >= _MOST_THREADS
+
+    def open_one(self) -> None:
+        """Open the program's backend, or at later calls that of a thread, which begins to work.
+
+        The program's own thread must open them all: while cuDNN makes a handle, it captures a stream for a moment, and
+        in that moment another thread that waits for the device would fail.
+        """
+        try:
+            with self._device():
+                opened = self._open()
+        except (UcudnnError, MemoryError, RuntimeError, OSError) as error:  # PyTorch raises RuntimeError
+            self._fail(error)
+            return
+        if self.backend is None:
+            self.backend = opened
+        else:
+            self._threads.append(Thread(target=self._run, args=(opened,), name="ucudnn-candidates", daemon=True))
             self._threads[-1].start()
 
     def ask(self, problem: ConvolutionProblem, room_bytes: int) -> None:
@@ -77,20 +129,21 @@ class CandidateSource:
         for thread in self._threads:
             thread.join(seconds)
 
-    def _run(self, first: bool) -> None:
+    def _fail(self, error: Exception) -> None:
+        self.failed = True
+        _LOG.warning("PyTorch's own kernels stay: %s", str(error).split("\n", 1)[0])
+
+    def _run(self, builder: ComputeBackend) -> None:
+        relax()
         try:
             with self._device():
-                if first:
-                    self.backend = self._open()
-                builder = self._open()
                 while not self._stops:
                     asked = self._asked.get()
                     if asked is None:
                         break
                     self._found.put((asked[0], self._list(builder, *asked)))
-        except (UcudnnError, MemoryError, RuntimeError, OSError) as error:  # PyTorch raises RuntimeError
-            self.failed = True
-            _LOG.warning("PyTorch's own kernels stay: %s", str(error).split("\n", 1)[0])
+        except (UcudnnError, MemoryError, RuntimeError, OSError) as error:
+            self._fail(error)
 
     def _list(self, builder: ComputeBackend, problem: ConvolutionProblem, room_bytes: int) -> list[Configuration]:
         found: list[Configuration] = []

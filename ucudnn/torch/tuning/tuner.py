@@ -5,14 +5,15 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
 from statistics import median
-from typing import Any, NamedTuple, Protocol, final
+from typing import Any, NamedTuple, final
 
-from ucudnn.backends.base import ComputeBackend
 from ucudnn.errors import UcudnnError
-from ucudnn.problem import ConvolutionProblem, DataType, MathMode
-from ucudnn.torch.tuning.call_site import FAILED, CallSite, Candidate, Trial
+from ucudnn.problem import ConvolutionProblem
+from ucudnn.torch.tuning.call_site import FAILED, CallSite, Candidate, CandidateState, Trial
+from ucudnn.torch.tuning.candidate_source import Source
 from ucudnn.torch.tuning.memory_watch import MemoryWatch
 from ucudnn.torch.tuning.program import Program
+from ucudnn.torch.tuning.tolerances import tolerance
 from ucudnn.torch.tuning.trial_ledger import TrialLedger
 from ucudnn.torch.tuning.tuned_kernel import TunedKernel
 from ucudnn.units import exact_bytes
@@ -21,6 +22,7 @@ from ucudnn.workspace.spare import own_bytes
 _LOG = logging.getLogger("ucudnn.torch")
 
 _WATCH_COST_SECONDS = 60e-6  # of the host, for each call that is watched
+_OPENING_SECONDS = 0.1  # of the host, for a handle of cuDNN
 _WARM_STEPS = 5  # before anything is watched; the first two are not typical
 _TYPICAL_STEPS = 3
 _WATCHED_STEPS = 2
@@ -30,51 +32,20 @@ _MOST_SITES = 256
 _BLOCKS = 3  # of steps with the adopted kernels, and as many without
 _BLOCK_STEPS = 5  # the first one of a block does not count
 _MOST_AT_ONCE = 16  # trials in one step
+_SLACK_BYTES = 2 << 20  # a program's small tensors come and go
 _MOST_ASKED = 4  # kernels whose candidates are looked for at a time
 _GUARDED_STEPS = 16  # between looks at the peak
-
-TOLERANCES = {
-    DataType.FLOAT16: 1e-2,
-    DataType.BFLOAT16: 3e-2,
-    DataType.FLOAT32: 1e-2,
-    DataType.FLOAT64: 1e-9,
-}
-"""The largest relative L2 distance between two algorithms on a program's own data, which may cancel in sums."""
-
-FMA_TOLERANCE = 1e-3
-"""The same for float32 without TF32."""
 
 
 class TuningPhase(Enum):
     """What the tuner does now."""
 
     WARMING = "warming"
+    OPENING = "opening"
     WATCHING = "watching"
     TRYING = "trying"
     COMPARING = "comparing"
     SETTLED = "settled"
-
-
-class Source(Protocol):
-    """Where candidates come from; see `CandidateSource`."""
-
-    backend: ComputeBackend | None
-    failed: bool
-
-    def start(self) -> None:
-        """Begin to work in the background."""
-
-    def ask(self, problem: ConvolutionProblem, room_bytes: int) -> None:
-        """Ask for candidates."""
-
-    def take(self) -> Any:
-        """Return what was found since the last call."""
-
-    def stop(self) -> None:
-        """End the work in the background."""
-
-    def join(self, seconds: float) -> None:
-        """Wait for its end, but no longer than some seconds."""
 
 
 @final
@@ -200,6 +171,7 @@ class Tuner:
         self._read_steps()
         {
             TuningPhase.WARMING: self._warm,
+            TuningPhase.OPENING: self._open,
             TuningPhase.WATCHING: self._watch,
             TuningPhase.TRYING: self._try,
             TuningPhase.COMPARING: self._compare,
@@ -215,7 +187,7 @@ class Tuner:
         if not self.kernels or self._phase_steps % _GUARDED_STEPS:
             return True
         peak = self.program.peak_bytes()
-        if peak <= self._allowed_bytes:
+        if peak <= self._allowed_bytes + _SLACK_BYTES:
             return True
         _LOG.warning(
             "the peak of memory grew from %s to %s: PyTorch's own kernels run again",
@@ -272,11 +244,21 @@ class Tuner:
         self._phase_steps = 0
 
     def _warm(self) -> None:
-        if self._steps >= 2:
-            self.source.start()
-        ready = self._steps >= _WARM_STEPS and len(self._typical_ms) >= _TYPICAL_STEPS
-        if ready and self._calls and self._reserve(self._calls * _WATCH_COST_SECONDS):
+        if self._steps >= _WARM_STEPS and len(self._typical_ms) >= _TYPICAL_STEPS and self._calls:
+            self._enter(TuningPhase.OPENING)
+
+    def _open(self) -> None:
+        if self.source.failed:
+            self._settle()
+        elif not self.source.is_ready:
+            self._open_one()
+        elif self._reserve(self._calls * _WATCH_COST_SECONDS):
             self._enter(TuningPhase.WATCHING)
+
+    def _open_one(self) -> None:
+        """Open a part of what finds candidates, at the beginning of a step, which is charged with it."""
+        if self._reserve(_OPENING_SECONDS):
+            self.source.open_one()
 
     def _watch(self) -> None:
         if self._phase_steps < _WATCHED_STEPS:
@@ -307,12 +289,14 @@ class Tuner:
         for problem, configurations in self.source.take():
             self._asked[problem] = False
             self.sites[problem].candidates = [Candidate(each, own_bytes(problem, each)) for each in configurations]
+        if not self.source.is_complete:
+            self._open_one()
         self._ask(ranked)
         late = self.ledger.elapsed_seconds - self._tried_since > _MOST_SECONDS
         if late or self.source.failed or all(site.finished for site in ranked):
             self._end_trying()
             return
-        for site in ranked if self.source.backend is not None else ():
+        for site in sorted(ranked, key=_priority):
             trial = site.next_trial()
             if trial is None:
                 continue
@@ -392,7 +376,7 @@ class Tuner:
         )
 
 
-def tolerance(problem: ConvolutionProblem) -> float:
-    """Return the largest relative distance between the outputs of two algorithms that compute a problem."""
-    fma = problem.dtype is DataType.FLOAT32 and problem.math is MathMode.FMA
-    return FMA_TOLERANCE if fma else TOLERANCES[problem.dtype]
+def _priority(site: CallSite) -> float:
+    """Return the rank of a site: the sooner, the more time it takes, and the fewer of its candidates have run."""
+    tried = sum(each.state is not CandidateState.NEW for each in site.candidates or ())
+    return -site.stock_median_ms * site.calls / (1 + tried)

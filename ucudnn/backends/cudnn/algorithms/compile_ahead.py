@@ -269,7 +269,7 @@ class AheadCompiler:
         # Threads keep their initializer alive. It must not refer to this object, which ends the threads when it is
         # deleted.
         begin = partial(_prepare, self._library, self._device, self._local)
-        return _threads(_MOST_LISTING, begin), _threads(_MOST_BUILDING, _relax)
+        return _threads(_MOST_LISTING, begin), _threads(_MOST_BUILDING, relax)
 
 
 def _threads(most: int, initializer: Callable[[], None]) -> ThreadPoolExecutor:
@@ -279,7 +279,7 @@ def _threads(most: int, initializer: Callable[[], None]) -> ThreadPoolExecutor:
 
 def _prepare(library: Library, device: Gpu, own: local) -> None:
     """Create the handle of a thread that lists, before it takes work that the caller could do meanwhile."""
-    _relax()
+    relax()
     with suppress(Exception), device.use():  # its first list tries again, and reports the error
         _handle_of(own, library)
 
@@ -292,7 +292,7 @@ def _handle_of(own: local, library: Library) -> OwnedHandle:
     return handle
 
 
-def _relax() -> None:
+def relax() -> None:
     """Allow this thread to compile while the program captures a CUDA graph, which would else end the capture."""
     with suppress(OSError):  # there is no driver, so there are no captures
         exchange_capture_mode(RELAXED)
