@@ -32,6 +32,8 @@ from bench.memory import models as own
 from bench.tools.script import run_main
 from bench.torch.measuring import conditions, torch_command_line
 from bench.torch.models import small_resnet
+from ucudnn.torch.overrides import process_overrides
+from ucudnn.torch.tuning.auto_interceptor import AutoInterceptor
 
 FORMS = ("nchw", "last", "bf16")
 SETTINGS = ("stock", "auto", "stock-off", "auto-off")
@@ -213,7 +215,40 @@ def measure(arguments: Namespace, device: torch.device) -> dict[str, object]:
     if on is not None:
         summary = on.report()
         answer |= {"kinds": summary.kinds(), "left": summary.left, "tuned": [each.to_dict() for each in summary.tuned]}
+        answer["python"] = time_in_python(on, step, clock)  # last, because it changes what runs
     return {"conditions": conditions(device), **answer}
+
+
+def time_in_python(on: "ucudnn.torch.Enabled | None", step: Callable[[], Any], clock: Clock) -> dict[str, float]:
+    """Return the microseconds of a call inside the interceptor, and those of PyTorch's own operator in it.
+
+    Each step begins with an idle device. What a call costs before and after the interceptor's Python code is not seen.
+    """
+    interceptor: Any = None if on is None else on._interceptor
+    if not isinstance(interceptor, AutoInterceptor):
+        return {}
+    taken = dict.fromkeys(("calls", "inside", "stock"), 0.0)
+
+    def timed(run: Callable[..., Any], name: str) -> Callable[..., Any]:
+        def inner(*arguments: Any) -> Any:
+            begin = perf_counter()
+            try:
+                return run(*arguments)
+            finally:
+                taken[name] += (perf_counter() - begin) * 1e6
+                taken["calls"] += name == "inside"
+
+        return inner
+
+    for name in ("forward", "backward"):
+        setattr(interceptor, f"_pass_{name}", timed(getattr(interceptor, f"_pass_{name}"), "stock"))
+        setattr(interceptor, name, timed(getattr(interceptor, name), "inside"))
+    process_overrides.refresh()
+    for _ in range(_HOST_STEPS):
+        clock.wait()
+        step()
+    calls = taken.pop("calls")
+    return {"calls_of_a_step": calls / _HOST_STEPS} | {f"{name}_us": us / max(1, calls) for name, us in taken.items()}
 
 
 def main() -> None:
