@@ -370,13 +370,17 @@ def test_a_recycled_workspace_is_held_for_no_longer_than_a_call(recycling):
     check(handle, PROBLEM)
 
 
-def test_a_recycled_workspace_shrinks_for_good_if_memory_runs_short(recycling, caplog):
+def test_a_recycled_workspace_shrinks_for_good_if_memory_runs_short(recycling, caplog, monkeypatch):
     handle = Handle(backend=recycling, workspace_limit="1MiB", effort=QUICK)
     check(handle, PROBLEM)
     (entry,) = handle._entries.values()
     before = entry.plan.configuration.workspace_bytes
     recycling.memory = before - 1
+    recovery, asked = handle._dispatcher._recovery, []
+    decide = recovery.decide
+    monkeypatch.setattr(recovery, "decide", lambda kernel, limit: asked.append(limit) or decide(kernel, limit))
     check(handle, PROBLEM)
+    assert asked[0] == before // 2  # not less, because a faster plan may fit into half
     assert entry.plan.configuration.workspace_bytes <= before // 2
     assert "no room for a workspace" in caplog.text
     recycling.memory = 2**40

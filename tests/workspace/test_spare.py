@@ -103,6 +103,24 @@ def test_a_plan_writes_all_of_an_output_whose_tail_was_workspace(operation, size
     assert [step.tail is not None for step in plan.steps] == lent
 
 
+@pytest.mark.parametrize("operation", OUTPUTS)
+def test_bound_calls_use_the_tail_of_the_output_and_leave_the_inputs(operation):
+    problem, backend = TAILED[operation], CpuBackend()
+    plan = make_plan(problem, parts_of(problem, 8, 8, 4, 2, 1, 1), backend, fresh=True)
+    assert any(step.tail is not None for step in plan.steps)
+    x, w, y = operands(problem, 3)
+    expected = reference_convolution(problem, x, w, y)
+    out = written(problem, x, w, y)
+    inputs = [each for each in (x, w, y) if each is not out]
+    before = [each.copy() for each in inputs]
+    poison(out, 0.0)
+    for call in plan.bind(x, w, y, backend.allocate(plan.workspace_bytes)):
+        call()
+    assert relative(out, expected) <= 1e-10
+    for each, copy in zip(inputs, before, strict=True):
+        np.testing.assert_array_equal(each, copy)
+
+
 def test_a_workspace_that_would_pass_the_end_of_the_output_is_allocated():
     problem = TAILED[Operation.FORWARD]
     step = tail_step(problem)

@@ -332,3 +332,17 @@ def test_nan_in_a_workspace_does_not_pass():
     check(HostCall(PLANE), "right", piece, workspace)
     with pytest.raises(UnsupportedProblemError, match="NaN from its output or workspace"):
         check(ReadingWorkspace(PLANE), "leaking", piece, workspace)
+
+
+def test_without_a_plain_algorithm_the_host_computes_some_channels_of_slabs_of_filter_gradients_only(monkeypatch):
+    def none(*_):
+        raise UnsupportedProblemError("no plain algorithm")
+
+    monkeypatch.setattr(check_module, "LegacyCall", none)
+    problem = replace(PLANE, operation=Operation.BACKWARD_FILTER)
+    check, _ = opened(problem, np.random.default_rng(5))
+    whole, *slabs = pieces(problem, 4)
+    assert check._reference(whole) is None
+    for piece in slabs:
+        known = check._reference(piece)
+        assert np.count_nonzero(~np.isnan(known)) == 2 * 9  # channels that hold about 16 elements of 9 taps each
