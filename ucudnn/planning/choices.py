@@ -14,7 +14,7 @@ from ucudnn.errors import InfeasibleError, MeasurementError
 from ucudnn.kernel import Kernel
 from ucudnn.planning.concurrency import Groups, concurrent_sets
 from ucudnn.planning.division import DesirableSet
-from ucudnn.planning.plan_file import LoadedPlans
+from ucudnn.planning.plan_file import LoadedPlans, SavedPlan
 from ucudnn.solvers.desirable import desirable_set, fastest
 from ucudnn.solvers.sums import MOST_DENSE, MOST_PARTS
 from ucudnn.units import exact_bytes
@@ -82,18 +82,23 @@ class ChoiceRequest(NamedTuple):
     """What is asked for all kernels together.
 
     Attributes:
-        kernels: the kernels.
+        assigned: the kernels, each with its loaded plan, or None.
         asked: their requests; the first of each has the limit of the kernel (WR), or the total (WD).
         total_bytes: the total of WD; None under WR.
         groups: under WD, the layers that may run at the same time.
         loaded: plans from a file.
     """
 
-    kernels: Sequence[Kernel]
+    assigned: Sequence[tuple[Kernel, SavedPlan | None]]
     asked: Sequence[Sequence[Request]]
     total_bytes: int | None
     groups: Groups
     loaded: LoadedPlans
+
+    @property
+    def kernels(self) -> list[Kernel]:
+        """The kernels."""
+        return [kernel for kernel, _ in self.assigned]
 
 
 def choices_of(request: ChoiceRequest, benchmark: Benchmark, solver: SolverClock) -> list[Choices]:
@@ -106,7 +111,8 @@ def choices_of(request: ChoiceRequest, benchmark: Benchmark, solver: SolverClock
     """
     kernels, asked = request.kernels, request.asked
     found: list[Choices | None] = [
-        _loaded(kernel, within, benchmark, request) for kernel, (within, *_) in zip(kernels, asked, strict=True)
+        _loaded(kernel, plan, within, benchmark, request.loaded)
+        for (kernel, plan), (within, *_) in zip(request.assigned, asked, strict=True)
     ]
     ruled = [index for index, each in enumerate(kernels) if found[index] is None and each.problem.deterministic]
     by_rule: dict[Request, Choices] = {}
@@ -130,11 +136,12 @@ def undivided_of(measured: Iterable[MicroConfiguration], batch: int) -> Desirabl
     return desirable_set((micro for micro in measured if micro.size == batch and not micro.slabs), batch)
 
 
-def _loaded(kernel: Kernel, within: Request, benchmark: Benchmark, request: ChoiceRequest) -> Choices | None:
-    plan = request.loaded.find(kernel)
+def _loaded(
+    kernel: Kernel, plan: SavedPlan | None, within: Request, benchmark: Benchmark, loaded: LoadedPlans
+) -> Choices | None:
     if plan is None:
         return None
-    request.loaded.check(kernel, plan, benchmark.backend, within.limit_bytes)
+    loaded.check(kernel, plan, benchmark.backend, within.limit_bytes)
     return Choices(desirable=(plan.configuration,), origin=Origin.FILE, timed=plan.timed)
 
 

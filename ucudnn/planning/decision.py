@@ -144,17 +144,17 @@ def decide(
     Raises:
         SettingsError: if groups contradict each other.
         InfeasibleError: if a limit is too small; the message names the kernel and its need.
-        MeasurementError: if no algorithm of a kernel could be measured.
-        PlanFileError: if a loaded plan does not fit.
+        MeasurementError, PlanFileError: if no algorithm of a kernel could be measured, or a loaded plan does not fit.
         SolverError: if the solver of the settings fails.
     """
     before = benchmark.seconds
     total = settings.total_workspace_bytes
     limit = settings.workspace_limit_bytes if total is None else total
     solver = SolverClock()
-    kernels = loaded.split(kernels)
+    assigned = loaded.assigned(kernels)
+    kernels = [kernel for kernel, _ in assigned]
     asked = [requests_of(kernel, settings, limit) for kernel in kernels]
-    known = choices_of(ChoiceRequest(kernels, asked, total, groups, loaded), benchmark, solver)
+    known = choices_of(ChoiceRequest(assigned, asked, total, groups, loaded), benchmark, solver)
     division: WorkspaceDivision | None = None
     assignments: Sequence[tuple[Assignment, ...]]
     if total is None:

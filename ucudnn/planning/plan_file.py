@@ -98,14 +98,15 @@ class LoadedPlans:
         own = self._layers.get((kernel.layer, key)) or self._any.get(key) or []
         return own[0] if len({each.configuration for each in own}) == 1 else None
 
-    def split(self, kernels: Iterable[Kernel]) -> list[Kernel]:
-        """Return kernels, with one for each plan of those whose layers have several (WD)."""
-        found = []
+    def assigned(self, kernels: Iterable[Kernel]) -> list[tuple[Kernel, SavedPlan | None]]:
+        """Return kernels with their plans; a kernel whose layers have several plans (WD) once for each of these."""
+        found: list[tuple[Kernel, SavedPlan | None]] = []
         for kernel in kernels:
             own = self._layers.get((kernel.layer, _key_of(kernel)), ())
-            found.append(kernel)
             if len(own) > 1 and sum(each.kernel.count for each in own) == kernel.count:
-                found[-1:] = [each.kernel for each in own]
+                found += [(each.kernel, each) for each in own]
+            else:
+                found.append((kernel, self.find(kernel)))
         return found
 
     def check(self, kernel: Kernel, plan: SavedPlan, backend: Backend, limit_bytes: int) -> None:
