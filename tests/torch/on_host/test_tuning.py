@@ -73,6 +73,18 @@ def test_faster_kernels_are_found_and_run_from_then_on(tuned):
         assert "5 of 5 kinds of kernels replaced" in str(on.report())
 
 
+def test_calls_that_are_not_replaced_are_passed_on_before_anything_is_looked_up(tuned):
+    one = tuned(50.0, share=0.5)
+    with one.enable() as on:
+        run(one)
+        known, calls = len(one.made._forward_calls), on.report().calls
+        x, w = torch.randn(2, 4, 5, 5), torch.randn(3, 4, 3, 3)
+        assert_near([torch.conv2d(x, w)], [torch.conv2d(x.double(), w.double()).float()])
+        assert len(one.made._forward_calls) == known
+        assert_near(one.step(), one.expected)
+        assert on.report().calls == calls + 5
+
+
 def test_the_first_steps_are_pytorchs_own(tuned):
     one = tuned(50.0)
     with one.enable() as on:

@@ -63,6 +63,9 @@ class AutoInterceptor:
         self._forward_calls: BoundedDict[tuple[Any, ...], TunedCall] = BoundedDict(_MOST_CALLS)
         self._backward_calls: BoundedDict[tuple[Any, ...], TunedCall] = BoundedDict(_MOST_CALLS)
         self._wanted = (True, True)
+        # Shapes of x and the weight of calls that do not pass on in this step; None while all calls are looked at.
+        self._busy_forward: set[tuple[Any, Any]] | None = None
+        self._busy_backward: set[tuple[Any, Any]] | None = None
         self._settled = False
         self._pass_forward, self._pass_backward = aten.forward, aten.backward
         self._hook: Any = None
@@ -118,6 +121,12 @@ class AutoInterceptor:
         allow_tf32: bool,
     ) -> torch.Tensor:
         """Return what aten::_convolution returns."""
+        busy = self._busy_forward
+        if busy is not None and (x.shape, weight.shape) not in busy:  # most calls, which so cost the least
+            return self._pass_forward(
+                x, weight, bias, stride, padding, dilation, transposed, output_padding, groups,
+                benchmark, deterministic, enabled, allow_tf32,
+            )  # fmt: skip
         geometry = (tuple(stride), tuple(padding), tuple(dilation), transposed, tuple(output_padding), groups)
         ordinal = x.get_device()
         key = (
@@ -139,6 +148,7 @@ class AutoInterceptor:
         if call is None:
             flags = Flags(MathMode.TF32 if allow_tf32 else MathMode.FMA, deterministic, enabled)
             call = forward_of(self._tuner(ordinal), x, weight, bias, Geometry(*geometry), flags)
+            call.shapes = x.shape, weight.shape
             self._keep(self._forward_calls, key, call)
         if self._tracker.is_candidate(call) and self._tracker.begins(call, in_backward=_graph_task() != -1):
             self._step_ended()
@@ -169,6 +179,11 @@ class AutoInterceptor:
         output_mask: list[bool],
     ) -> Gradients:
         """Return what aten::convolution_backward returns."""
+        busy = self._busy_backward
+        if busy is not None and (x.shape, weight.shape) not in busy:
+            return self._pass_backward(
+                grad, x, weight, bias_sizes, stride, padding, dilation, transposed, output_padding, groups, output_mask
+            )
         geometry = (tuple(stride), tuple(padding), tuple(dilation), transposed, tuple(output_padding), groups)
         ordinal = x.get_device()
         deterministic = _deterministic() or _all_deterministic()
@@ -196,6 +211,7 @@ class AutoInterceptor:
         if call is None:
             flags = Flags(MathMode.TF32 if precision == "tf32" else MathMode.FMA, deterministic, enabled)
             call = backward_of(self._tuner(ordinal), grad, x, weight, Geometry(*geometry), output_mask, flags)
+            call.shapes = x.shape, weight.shape
             self._keep(self._backward_calls, key, call)
         way = call.way
         if way is None:
@@ -238,6 +254,11 @@ class AutoInterceptor:
             tuner.step_ended()
         for call in calls:
             call.begin_step()
+        looks = not self._tracker.by_optimizer or any(
+            each.phase is TuningPhase.WATCHING for each in self._tuners.values()
+        )
+        self._busy_forward = None if looks else _busy(self._forward_calls)
+        self._busy_backward = None if looks else _busy(self._backward_calls)
         self._settled = bool(self._tuners) and all(each.phase is TuningPhase.SETTLED for each in self._tuners.values())
 
     def _wants(self) -> tuple[bool, bool]:
@@ -249,6 +270,11 @@ class AutoInterceptor:
             for calls in (self._forward_calls, self._backward_calls)
         )
         return forward, backward
+
+
+def _busy(calls: BoundedDict[tuple[Any, ...], TunedCall]) -> set[tuple[Any, Any]]:
+    """Return the shapes of x and the weight of calls that do not pass on in this step."""
+    return {call.shapes for call in list(calls.values()) if call.way is not None}
 
 
 def _stop(tuners: dict[int, Tuner]) -> None:

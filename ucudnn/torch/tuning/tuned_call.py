@@ -41,9 +41,10 @@ class TunedCall:
     Attributes:
         reason: why PyTorch computes them for good; '' if it need not.
         way: what they do in this step; None if they are passed on.
+        shapes: shapes of x and the weight.
     """
 
-    __slots__ = ("_outputs", "_tuner", "bias_as", "reason", "transposed", "way")
+    __slots__ = ("_outputs", "_tuner", "bias_as", "reason", "shapes", "transposed", "way")
 
     def __init__(
         self,
@@ -59,6 +60,7 @@ class TunedCall:
         self.reason = reason
         self.transposed = transposed
         self.bias_as = bias_as
+        self.shapes: tuple[Any, Any] = ((), ())
         self.way: _Way | None = None
 
     def begin_step(self) -> None:
