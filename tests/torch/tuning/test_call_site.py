@@ -45,11 +45,28 @@ def test_a_candidate_replaces_pytorchs_kernel_only_after_its_check_and_where_it_
     a, b = candidate("a"), candidate("b", 4)
     site = site_of(a, b)
     done = run(site, {"a": 0.9, "b": 0.8})
-    assert done[:2] == [("a", False), ("b", False)]
-    assert all(in_place for _, in_place in done[2:])
+    assert done[0] == ("a", False)
+    assert done.index(("b", False)) < done.index(("b", True)), "it is checked before it is in place"
     assert site.adopted is b
     assert site.saved_ms == pytest.approx(0.2)
     assert len(b.samples_ms) >= ENOUGH
+
+
+def test_a_promising_candidate_is_timed_before_others_are_run_and_may_be_adopted_at_any_time():
+    a, b = candidate("a"), candidate("b")
+    site = site_of(a, b, calls=ENOUGH)
+    site.checked(a, 0.5, 0.0, 1e-2)
+    trial = site.next_trial()
+    assert (trial.candidate, trial.in_place) == (a, True)
+    site.conclude()
+    assert site.adopted is None, "it was not timed yet"
+    site.finished = False
+    for _ in range(ENOUGH):
+        site.sampled(a, 0.5)
+    trial = site.next_trial()
+    assert (trial.candidate, trial.in_place) == (b, False)
+    site.conclude()
+    assert site.adopted is a
 
 
 def test_pytorchs_kernel_stays_if_nothing_is_clearly_faster():

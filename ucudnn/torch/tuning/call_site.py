@@ -16,6 +16,7 @@ WRONG, SLOW, NO_MEMORY, FAILED = "wrong result", "slow", "no free memory for a c
 
 _MOST_TIMED = 2  # candidates that are timed in the program, the fastest of those that were checked
 _WORTH_TIMING = 1.25  # of PyTorch's time, in the one run beside it
+_PROMISING = 0.9  # of PyTorch's time, in that run: it is timed in the program before others are run
 _WORTH_ADOPTING = 0.97  # of PyTorch's time: less may be noise
 _SHADOW_COST = 3.0  # of PyTorch's time: a run or two, a fill and two norms
 _IN_PLACE_COST = 0.1  # of PyTorch's time, at least
@@ -127,18 +128,34 @@ class CallSite:
         if self.finished or self.candidates is None or self.pending:
             return None
         stock = self.stock_median_ms
+        promising = next((each for each in self._timed() if each.rough_ms < _PROMISING * stock), None)
+        if promising is not None and len(promising.samples_ms) < ENOUGH:  # it saves time already while it is timed
+            return self._in_place(promising)
         new = next((each for each in self.candidates if each.state is CandidateState.NEW), None)
         if new is not None:
             return Trial(new, in_place=False, estimate_ms=_SHADOW_COST * stock)
         timed = self._timed()
         missing = next((each for each in timed if len(each.samples_ms) < ENOUGH), None)
         if missing is not None:
-            lost = max(_IN_PLACE_COST * stock, missing.rough_ms - stock) * max(1, self.calls)
-            return Trial(missing, in_place=True, estimate_ms=lost)
+            return self._in_place(missing)
         if timed and self._compared < ENOUGH:
             return Trial(None, in_place=True, estimate_ms=_IN_PLACE_COST * stock)
-        self._conclude(timed)
+        self.conclude()
         return None
+
+    def conclude(self) -> None:
+        """Adopt the fastest of the candidates that were timed often enough, if it is worth it."""
+        checked = (each for each in self.candidates or () if each.state is CandidateState.CHECKED)
+        timed = [each for each in checked if len(each.samples_ms) >= ENOUGH]
+        best = min(timed, key=lambda each: median(each.samples_ms), default=None)
+        if best is not None and median(best.samples_ms) <= _WORTH_ADOPTING * self.stock_median_ms:
+            self.adopted = best
+        self.finished = True
+
+    def _in_place(self, candidate: Candidate) -> Trial:
+        stock = self.stock_median_ms
+        lost = max(_IN_PLACE_COST * stock, candidate.rough_ms - stock) * max(1, self.calls)
+        return Trial(candidate, in_place=True, estimate_ms=lost)
 
     def checked(self, candidate: Candidate, time_ms: float, error: float, tolerance: float) -> None:
         """Note the time of a candidate beside PyTorch's own kernel, and the relative distance of their outputs."""
@@ -167,9 +184,3 @@ class CallSite:
         """Return the candidates that are worth their time in the program."""
         checked = [each for each in self.candidates or () if each.state is CandidateState.CHECKED]
         return sorted(checked, key=lambda each: each.rough_ms)[:_MOST_TIMED]
-
-    def _conclude(self, timed: list[Candidate]) -> None:
-        best = min(timed, key=lambda each: median(each.samples_ms), default=None)
-        if best is not None and median(best.samples_ms) <= _WORTH_ADOPTING * self.stock_median_ms:
-            self.adopted = best
-        self.finished = True

@@ -26,7 +26,7 @@ _OPENING_SECONDS = 0.1  # of the host, for a handle of cuDNN
 _WARM_STEPS = 5  # before anything is watched; the first two are not typical
 _TYPICAL_STEPS = 3
 _WATCHED_STEPS = 2
-_MOST_SECONDS = 150.0  # of trying
+_MOST_SECONDS = 90.0  # of trying
 _LEAST_SHARE = 0.002  # of a step's time that a kernel takes, to be worth trying
 _MOST_SITES = 256
 _BLOCKS = 3  # of steps with the adopted kernels, and as many without
@@ -336,6 +336,9 @@ class Tuner:
 
     def _end_trying(self) -> None:
         self.source.stop()
+        for site in self.sites.values():
+            if not site.finished and site.candidates is not None:
+                site.conclude()  # with what was found until now
         adopted = {site.problem for site in self.sites.values() if site.adopted is not None}
         self.kernels = {problem: kernel for problem, kernel in self.kernels.items() if problem in adopted}
         for site in self.sites.values():
