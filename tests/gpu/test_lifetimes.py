@@ -28,9 +28,10 @@ def test_streams_with_one_address_have_different_numbers(cupy):
         stream = cupy.cuda.Stream(non_blocking=True)
         with stream:
             found.append((stream.ptr, gpu.stream_number(gpu.queue()), gpu.stream_number(gpu.queue())))
+            known = stream_id(stream.ptr) is not None  # asked while the stream exists: the driver crashes afterwards
         stream.synchronize()
         del stream
-    if stream_id(found[-1][0]) is None and found[-1][1] == found[-1][0]:
+    if not known:
         pytest.skip("the driver has no numbers of streams")
     assert all(one == other for _, one, other in found)
     assert len({number for _, number, _ in found}) == len(found)

@@ -57,6 +57,7 @@ class TorchGpu(Gpu):
     recycles = True
 
     def __init__(self, ordinal: int) -> None:
+        super().__init__()
         self.ordinal = ordinal
         self.failures = (UcudnnError, RuntimeError)  # PyTorch raises RuntimeError for errors of CUDA
         self._device = torch.device("cuda", ordinal)

@@ -123,6 +123,11 @@ def test_streams_are_told_apart_by_more_than_their_address(host, monkeypatch):
     first = gpu.stream_number(gpu.queue())
     numbers[0x40] = 8
     assert gpu.stream_number(gpu.queue()) != first
+    host.captures = True
+    assert gpu.stream_number(gpu.queue()) == -9, "to ask the driver would end the capture"
+    host.stream = 0x80
+    assert gpu.stream_number(gpu.queue()) == 0x80, "a stream that nobody asked about before its capture"
+    host.captures, host.stream = False, 0x40
     numbers[0x40] = None  # the driver cannot tell
     assert gpu.stream_number(gpu.queue()) == 0x40
     host.stream = 0

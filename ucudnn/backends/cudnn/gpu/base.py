@@ -13,12 +13,14 @@ import numpy as np
 from ucudnn.backends.cudnn.gpu.driver import DelayKernel, stream_id
 from ucudnn.backends.cudnn.gpu.strided_copy import Copier
 from ucudnn.backends.fork_locks import guard_cached_properties
+from ucudnn.bounded import BoundedDict
 from ucudnn.problem import DataType
 
 RANDOM_BLOCK = 1 << 20
 """Number of random elements that are drawn; larger tensors repeat them."""
 
 _NULL_STREAMS = (0, 1)  # cudaStreamLegacy is 1
+_MOST_STREAMS = 1024  # whose numbers are remembered for captures
 
 
 @final
@@ -96,6 +98,9 @@ class Gpu(ABC):
     ordinal: int
     failures: tuple[type[Exception], ...]
     recycles: bool
+
+    def __init__(self) -> None:
+        self._stream_numbers: BoundedDict[int, int] = BoundedDict(_MOST_STREAMS)
 
     @abstractmethod
     def count(self) -> int:
@@ -185,8 +190,13 @@ class Gpu(ABC):
                 has no such numbers (before CUDA 12).
         """
         stream = self.stream()
-        found = None if stream in _NULL_STREAMS else stream_id(stream)
-        return queue if found is None else -1 - found
+        if stream in _NULL_STREAMS:
+            return queue
+        if self.capturing(queue):  # to ask for the number would end the capture, so that the last one known counts
+            return self._stream_numbers.get(stream, queue)
+        found = stream_id(stream)
+        number = self._stream_numbers[stream] = queue if found is None else -1 - found
+        return number
 
     @abstractmethod
     def stopwatch(self) -> Stopwatch:

@@ -97,6 +97,7 @@ class CupyGpu(Gpu):
     recycles = False  # the program may set any allocator of CuPy, and CuPy's users expect a workspace that stays
 
     def __init__(self, ordinal: int | None = None) -> None:
+        super().__init__()
         self._cupy = cupy_module()
         runtime = self._cupy.cuda.runtime
         try:

@@ -40,14 +40,19 @@ def exchange_capture_mode(mode: int) -> int:
     Modes are 0 for global, 1 for thread-local and 2 for relaxed (cuThreadExchangeStreamCaptureMode).
     """
     value = ctypes.c_int(mode)
-    ctypes.CDLL(_NAME).cuThreadExchangeStreamCaptureMode(ctypes.byref(value))
+    _driver().cuThreadExchangeStreamCaptureMode(ctypes.byref(value))
     return value.value
+
+
+@cache
+def _driver() -> ctypes.CDLL:
+    return ctypes.CDLL(_NAME)
 
 
 @cache
 def _stream_id() -> Any:
     try:
-        return ctypes.CDLL(_NAME).cuStreamGetId
+        return _driver().cuStreamGetId
     except (OSError, AttributeError):  # there is no driver, or one before CUDA 12
         return None
 
@@ -55,14 +60,20 @@ def _stream_id() -> Any:
 def stream_id(stream: int) -> int | None:
     """Return the number of a stream, which is unique in the process (cuStreamGetId); None if the driver has none.
 
+    Captures that other threads have begun go on. A capture of this stream would end.
+
     Args:
-        stream: address of the stream, whose context must be current.
+        stream: address of the stream, which must exist, and whose context must be current.
     """
     get = _stream_id()
     if get is None:
         return None
     found = ctypes.c_ulonglong()
-    return None if get(ctypes.c_void_p(stream), ctypes.byref(found)) else found.value
+    mode = exchange_capture_mode(RELAXED)
+    try:
+        return None if get(ctypes.c_void_p(stream), ctypes.byref(found)) else found.value
+    finally:
+        exchange_capture_mode(mode)
 
 
 @final
