@@ -116,5 +116,5 @@ class Fallbacks:
 
 
 def _read(ordinal: int) -> tuple[int, int]:
-    stats = torch.cuda.memory_stats(ordinal)
-    return int(stats["requested_bytes.all.current"]), int(stats["requested_bytes.all.peak"])
+    stats = torch.cuda.memory_stats(ordinal)  # empty before the allocator's first use
+    return int(stats.get("requested_bytes.all.current", 0)), int(stats.get("requested_bytes.all.peak", 0))
