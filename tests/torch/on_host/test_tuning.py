@@ -70,6 +70,8 @@ def test_faster_kernels_are_found_and_run_from_then_on(tuned):
         assert_near(one.step(), one.expected)
         assert one.program.stock_calls == 0
         assert on.report().calls == before + 5
+        assert 0 < report.host_seconds["slowest"] <= report.host_seconds["building"]
+        assert report.host_seconds["opening"] > 0
         assert "5 of 5 kinds of kernels replaced" in str(on.report())
 
 

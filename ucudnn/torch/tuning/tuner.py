@@ -5,6 +5,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
 from statistics import median
+from time import perf_counter
 from typing import Any, NamedTuple, final
 
 from ucudnn.errors import UcudnnError
@@ -98,6 +99,8 @@ class Tuner:
         uses_adopted: whether adopted kernels run in this step.
         trials: what is tried in this step, by problem, with the kernel if there is one.
         kernels: the adopted kernels, by problem.
+        host_seconds: time of the program's own thread between steps: for handles of cuDNN ('opening'), for plans
+            ('building'), and for the slowest plan ('slowest').
         gain: time of a step with adopted kernels over PyTorch's own; None if that was not compared.
     """
 
@@ -112,6 +115,7 @@ class Tuner:
         self.trials: dict[ConvolutionProblem, tuple[Trial, TunedKernel | None]] = {}
         self.kernels: dict[ConvolutionProblem, TunedKernel] = {}
         self.gain: float | None = None
+        self.host_seconds = dict.fromkeys(("opening", "building", "slowest"), 0.0)
         self._readings: list[_Reading] = []
         self._open_steps: list[_Step] = []
         self._typical_ms: list[float] = []
@@ -258,7 +262,9 @@ class Tuner:
     def _open_one(self) -> None:
         """Open a part of what finds candidates, at the beginning of a step, which is charged with it."""
         if self._reserve(_OPENING_SECONDS):
+            begin = perf_counter()
             self.source.open_one()
+            self.host_seconds["opening"] += perf_counter() - begin
 
     def _watch(self) -> None:
         if self._phase_steps < _WATCHED_STEPS:
@@ -325,12 +331,16 @@ class Tuner:
             return kernel
         backend = self.source.backend
         assert backend is not None
+        begin = perf_counter()
         try:
             kernel = TunedKernel(site.problem, candidate.configuration, backend)
         except (UcudnnError, RuntimeError) as error:
             _LOG.debug("%s: %s: %s", site.problem, candidate.configuration, error)
             candidate.reject(FAILED)
             return None
+        seconds = perf_counter() - begin
+        self.host_seconds["building"] += seconds
+        self.host_seconds["slowest"] = max(self.host_seconds["slowest"], seconds)
         self.kernels[site.problem] = kernel
         return kernel
 

@@ -54,6 +54,7 @@ class TuningReport:
         gain: time of a step with these kernels over PyTorch's own, compared in turns; None if not compared.
         lost_seconds: time that trying has lost.
         elapsed_seconds: time since tuning was turned on.
+        host_seconds: time that the program's own thread took between steps, by purpose; see `Tuner`.
         peak_bytes: the peak that a step may reach.
     """
 
@@ -67,6 +68,7 @@ class TuningReport:
     gain: float | None
     lost_seconds: float
     elapsed_seconds: float
+    host_seconds: dict[str, float]
     peak_bytes: int
 
     @property
@@ -114,6 +116,7 @@ def report_tuning(device: str, tuner: Tuner) -> TuningReport:
         gain=tuner.gain,
         lost_seconds=tuner.ledger.lost_seconds,
         elapsed_seconds=tuner.ledger.elapsed_seconds,
+        host_seconds=dict(tuner.host_seconds),
         peak_bytes=tuner.watch.peak_bytes,
     )
 
