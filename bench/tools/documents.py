@@ -441,6 +441,19 @@ def division() -> Iterable[Row]:
         yield [f"{NETWORKS[case]} {case[1]}", f"{total} MiB", without, *taken]
 
 
+def attention() -> Iterable[Row]:
+    """Yield additive attention with its score kept and computed again, by the number of time steps."""
+    found = results("memory/attention.json")
+    for steps_of_time, case in found["cases"].items():
+        layer, translator = ([case[what][way] for way in ("plain", "ucudnn")] for what in ("layer", "translator"))
+        sizes = (each["peak_bytes"] / MIB for each in layer)
+        peaks = ", ".join(f"{size:.1f}" if size < 1000 else f"{size:.0f}" for size in sizes)
+        taken = ", ".join(f"{each['time_ms']:.1f}" for each in layer)
+        pairs = zip(translator, found["paper"][steps_of_time], strict=True)
+        batches = ", ".join(f"{each['batch']} ({paper})" for each, paper in pairs)
+        yield [steps_of_time, f"{peaks} MiB", f"{taken} ms", batches]
+
+
 TABLES = (
     Table(
         document="README.md",
@@ -491,6 +504,14 @@ TABLES = (
     ),
     Table(document="docs/pytorch.md", head=("training step", "PyTorch, no limit", "64 MiB", "16 MiB"), rows=steps),
     Table(document="docs/pytorch.md", head=cap_head(), rows=caps),
+    Table(
+        document="docs/memory.md",
+        head=(
+            *("time steps", "peak of the layer, mini-batch 16: plain, this"),
+            *("time: plain, this", "largest mini-batch: plain, this"),
+        ),
+        rows=attention,
+    ),
     Table(
         document="docs/slabs.md",
         head=("one sample", "its workspace", "within 256 MiB", "within 128 MiB", "smallest that keeps 90 %"),
