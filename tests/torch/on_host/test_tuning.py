@@ -9,6 +9,7 @@ torch = pytest.importorskip("torch")
 
 from tests.support.host_gpu import assert_near  # noqa: E402
 from tests.support.tuned_program import TunedProgram  # noqa: E402
+from ucudnn.backends.cudnn.backend import CudnnBackend  # noqa: E402
 from ucudnn.torch.overrides import process_overrides  # noqa: E402
 from ucudnn.torch.tuning.call_site import NO_MEMORY, WRONG  # noqa: E402
 from ucudnn.torch.tuning.tuner import TuningPhase  # noqa: E402
@@ -161,9 +162,27 @@ def test_only_the_programs_own_thread_makes_handles_of_cudnn(tuned, monkeypatch)
         one.step()
         assert not made, "nothing is opened before the program has taken a few steps"
         run(one)
-    assert set(made) == {current_thread()}, "cuDNN captures a stream while it makes a handle"
+    assert set(made) == {current_thread()}
     assert len(made) == 3
     assert relaxed == ["ucudnn-candidates"] * 2, "so that building ends no capture of the program"
+
+
+def test_only_the_programs_own_thread_asks_the_heuristics_of_cudnn(tuned, monkeypatch):
+    asked, built = [], []
+    ask, prepare = CudnnBackend.algorithms, CudnnBackend.prepare
+    monkeypatch.setattr(
+        CudnnBackend, "algorithms", lambda *arguments: asked.append(current_thread()) or ask(*arguments)
+    )
+    monkeypatch.setattr(
+        CudnnBackend, "prepare", lambda *arguments: built.append(current_thread().name) or prepare(*arguments)
+    )
+    one = tuned(50.0, share=0.5)
+    with one.enable() as on:
+        run(one)
+        (report,) = on.report().tuned
+    assert set(asked) == {current_thread()}, "they capture a stream"
+    assert "ucudnn-candidates" in built, "what takes long is built in the background"
+    assert report.host_seconds["listing"] > 0
 
 
 def test_nothing_is_tried_in_a_capture_nor_in_another_stream(tuned, host):

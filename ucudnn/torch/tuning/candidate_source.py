@@ -1,4 +1,4 @@
-"""Finds candidates in background threads, which ask cuDNN's heuristics, and build and compile engines."""
+"""Finds candidates: lists them in the program's own thread, and builds and compiles their engines in others."""
 
 import logging
 from collections.abc import Callable, Iterator
@@ -61,8 +61,8 @@ class CandidateSource:
     """Lists configurations that fit into the room of a call, most promising first.
 
     Args:
-        open_backend: opens a backend. Each thread has its own, which lists and builds, because that takes long and
-            would keep the program waiting. The program has another one, and finds engines compiled.
+        open_backend: opens a backend. Each thread has its own, which builds, because that takes long and would keep
+            the program waiting. The program has another one, which lists, and finds engines compiled.
         device: returns a context in which the device is the thread's current one.
 
     Attributes:
@@ -73,7 +73,7 @@ class CandidateSource:
     def __init__(self, open_backend: OpenBackend, device: Callable[[], AbstractContextManager[object]]) -> None:
         self._open = open_backend
         self._device = device
-        self._asked: SimpleQueue[tuple[ConvolutionProblem, int] | None] = SimpleQueue()
+        self._listed: SimpleQueue[tuple[ConvolutionProblem, list[Configuration]] | None] = SimpleQueue()
         self._found: SimpleQueue[tuple[ConvolutionProblem, list[Configuration]]] = SimpleQueue()
         self._threads: list[Thread] = []
         self._stops = False
@@ -94,8 +94,7 @@ class CandidateSource:
     def open_one(self) -> None:
         """Open the program's backend, or at later calls that of a thread, which begins to work.
 
-        The program's own thread must open them all: while cuDNN makes a handle, it captures a stream for a moment, and
-        in that moment another thread that waits for the device would fail.
+        The program's own thread opens them all, so that no other thread uses a library of cuDNN that is being loaded.
         """
         try:
             with self._device():
@@ -110,8 +109,16 @@ class CandidateSource:
             self._threads[-1].start()
 
     def ask(self, problem: ConvolutionProblem, room_bytes: int) -> None:
-        """Ask for the candidates of a problem within some bytes of workspace."""
-        self._asked.put((problem, room_bytes))
+        """List the candidates of a problem within some bytes of workspace, and let a thread build them.
+
+        The program's own thread lists, because cuDNN's heuristics capture a stream: meanwhile, another thread that
+        waits for the whole device would get an error. Building captures nothing.
+        """
+        found: list[Configuration] = []
+        if self.backend is not None:
+            with suppress(UcudnnError, MemoryError, RuntimeError), self._device():
+                found.extend(candidates_within(self.backend, problem, room_bytes))
+        self._listed.put((problem, found))
 
     def take(self) -> Iterator[tuple[ConvolutionProblem, list[Configuration]]]:
         """Return the candidates that were found since the last call."""
@@ -122,7 +129,7 @@ class CandidateSource:
         """Let the threads end after what they do now."""
         self._stops = True
         for _ in self._threads:
-            self._asked.put(None)
+            self._listed.put(None)
 
     def join(self, seconds: float) -> None:
         """Wait until the threads have ended, but for each no longer than some seconds."""
@@ -138,23 +145,25 @@ class CandidateSource:
         try:
             with self._device():
                 while not self._stops:
-                    asked = self._asked.get()
-                    if asked is None:
+                    listed = self._listed.get()
+                    if listed is None:
                         break
-                    self._found.put((asked[0], self._list(builder, *asked)))
+                    self._found.put((listed[0], self._build(builder, *listed)))
         except (UcudnnError, MemoryError, RuntimeError, OSError) as error:
             self._fail(error)
 
-    def _list(self, builder: ComputeBackend, problem: ConvolutionProblem, room_bytes: int) -> list[Configuration]:
+    def _build(
+        self, builder: ComputeBackend, problem: ConvolutionProblem, configurations: list[Configuration]
+    ) -> list[Configuration]:
+        """Build the engines of configurations, and return the configurations whose engine can be built."""
         found: list[Configuration] = []
-        with suppress(UcudnnError, MemoryError, RuntimeError):
-            for each in candidates_within(builder, problem, room_bytes):
-                if self._stops:
-                    break
-                with suppress(UcudnnError, MemoryError, RuntimeError):
-                    part = each.parts[0]
-                    self._kept.append(builder.prepare(problem.part(part.size), part.algorithm))
-                    found.append(each)
+        for each in configurations:
+            if self._stops:
+                break
+            with suppress(UcudnnError, MemoryError, RuntimeError):
+                part = each.parts[0]
+                self._kept.append(builder.prepare(problem.part(part.size), part.algorithm))
+                found.append(each)
         return found
 
 

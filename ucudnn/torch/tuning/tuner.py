@@ -24,6 +24,7 @@ _LOG = logging.getLogger("ucudnn.torch")
 
 _WATCH_COST_SECONDS = 60e-6  # of the host, for each call that is watched
 _OPENING_SECONDS = 0.1  # of the host, for a handle of cuDNN
+_LISTING_SECONDS = 0.05  # of the host, for the heuristics of cuDNN
 _WARM_STEPS = 5  # before anything is watched; the first two are not typical
 _TYPICAL_STEPS = 3
 _WATCHED_STEPS = 2
@@ -99,8 +100,8 @@ class Tuner:
         uses_adopted: whether adopted kernels run in this step.
         trials: what is tried in this step, by problem, with the kernel if there is one.
         kernels: the adopted kernels, by problem.
-        host_seconds: time of the program's own thread between steps: for handles of cuDNN ('opening'), for plans
-            ('building'), and for the slowest plan ('slowest').
+        host_seconds: time of the program's own thread between steps: for handles of cuDNN ('opening'), for lists of
+            candidates ('listing'), for plans ('building'), and for the slowest plan ('slowest').
         gain: time of a step with adopted kernels over PyTorch's own; None if that was not compared.
     """
 
@@ -115,7 +116,7 @@ class Tuner:
         self.trials: dict[ConvolutionProblem, tuple[Trial, TunedKernel | None]] = {}
         self.kernels: dict[ConvolutionProblem, TunedKernel] = {}
         self.gain: float | None = None
-        self.host_seconds = dict.fromkeys(("opening", "building", "slowest"), 0.0)
+        self.host_seconds = dict.fromkeys(("opening", "listing", "building", "slowest"), 0.0)
         self._readings: list[_Reading] = []
         self._open_steps: list[_Step] = []
         self._typical_ms: list[float] = []
@@ -311,12 +312,14 @@ class Tuner:
             self._assign(site, trial)
 
     def _ask(self, ranked: list[CallSite]) -> None:
-        """Let the background find candidates, but for few kernels at a time, because it may disturb the program."""
+        """Ask for the candidates of few kernels at a time, because listing and building disturb the program."""
         missing = [site for site in ranked if site.problem not in self._asked]
         for site in missing[: max(0, _MOST_ASKED - sum(self._asked.values()))]:
-            if self.ledger.left_seconds > 0:
+            if self._reserve(_LISTING_SECONDS):
+                begin = perf_counter()
                 self._asked[site.problem] = True
                 self.source.ask(site.problem, int(site.room_bytes))
+                self.host_seconds["listing"] += perf_counter() - begin
 
     def _assign(self, site: CallSite, trial: Trial) -> None:
         candidate = trial.candidate

@@ -2,7 +2,7 @@
 
 from contextlib import nullcontext
 from gc import collect
-from threading import Event, current_thread, main_thread
+from threading import Event, Thread, current_thread, main_thread
 from threading import enumerate as enumerate_threads
 from time import sleep
 from types import SimpleNamespace
@@ -85,6 +85,27 @@ def test_a_list_that_no_thread_has_begun_is_made_by_the_caller(make):
     ready.set()
     threads.stop()
     assert len(Graph.asked) == len(PARTS)  # no thread lists them again
+
+
+def test_no_list_is_being_made_when_the_program_goes_on(make, monkeypatch):
+    began, goes_on, dropped = Event(), Event(), Event()
+
+    def ask(graph):
+        began.set()
+        assert goes_on.wait(30)
+
+    monkeypatch.setattr(Graph, "ask", ask)
+    ready = Event()
+    ready.set()
+    threads = make(ready)
+    threads.begin(PARTS, 1 << 20)
+    assert began.wait(30)
+    caller = Thread(target=lambda: (threads.drop(), dropped.set()))
+    caller.start()
+    assert not dropped.wait(0.2), "heuristics capture a stream, so that nobody may wait for the device meanwhile"
+    goes_on.set()
+    assert dropped.wait(30)
+    caller.join()
 
 
 def test_the_caller_takes_lists_from_threads(make):

@@ -143,11 +143,16 @@ class AheadCompiler:
         wait([begun.future for begun in self._lists.values()])
 
     def drop(self) -> None:
-        """Drop work that does not run yet, and the compilation that it would begin."""
+        """Drop work that does not run yet, and the compilation that it would begin; wait for lists that are made now.
+
+        cuDNN's heuristics capture a stream, and meanwhile a program that waits for the whole device gets an error. No
+        list may be made when the program goes on. Compilers capture nothing, and go on.
+        """
         with self._lock:
             self._drops += 1
             self._lists = {part: each for part, each in self._lists.items() if not each.future.cancel()}
             self._plans = {key: future for key, future in self._plans.items() if not future.cancel()}
+        self.settle()
 
     def stop(self) -> None:
         """Drop work that does not run yet, and wait for the rest."""
