@@ -338,6 +338,14 @@ class Handle(ArrayCalls):
             if self._dispatcher is not None:
                 self._dispatcher.release()
 
+    def __enter__(self) -> "Handle":
+        """Return the handle: `with ucudnn.Handle(...) as handle`."""
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        """Free the workspaces, as `release_workspace`. The handle keeps its plans and stays usable."""
+        self.release_workspace()
+
     def report(self, *, repeats: int = 0) -> Report:
         """Return the decisions so far, the measurements behind them, and how often each kernel ran.
 

@@ -261,6 +261,17 @@ def test_released_workspace_is_allocated_again(faulty, total):
     assert 0 < handle.workspace_bytes <= held
 
 
+def test_a_block_frees_the_workspace_even_after_an_error(faulty):
+    with Handle(backend=faulty, workspace_limit="1MiB", effort=QUICK) as handle:
+        check(handle, PROBLEM)
+        assert handle.workspace_bytes > 0
+    assert handle.workspace_bytes == 0
+    check(handle, PROBLEM)  # it stays usable
+    with pytest.raises(ZeroDivisionError), handle:
+        raise ZeroDivisionError
+    assert handle.workspace_bytes == 0
+
+
 def test_arenas_that_a_capture_replaced_are_freed_later(faulty):
     handle = Handle(backend=faulty, total_workspace="4MiB", effort=QUICK)
     check(handle, PROBLEM)
