@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from time import perf_counter
+from types import MappingProxyType
 from typing import final
 
 import numpy as np
@@ -26,14 +27,16 @@ from ucudnn.errors import BackendError, UnsupportedProblemError
 from ucudnn.problem import ConvolutionProblem, DataType
 from ucudnn.profiles.measurement import Algorithm
 
-CPU_ALGORITHMS: Mapping[str, type[CpuAlgorithm]] = {
-    "IMPLICIT_GEMM": ImplicitGemm,
-    "GEMM": Gemm,
-    "FFT": Fft,
-    "FFT_TILING": FftTiling,
-    "WINOGRAD_2X2": Winograd2x2,
-    "WINOGRAD_4X4": Winograd4x4,
-}
+CPU_ALGORITHMS: Mapping[str, type[CpuAlgorithm]] = MappingProxyType(
+    {
+        "IMPLICIT_GEMM": ImplicitGemm,
+        "GEMM": Gemm,
+        "FFT": Fft,
+        "FFT_TILING": FftTiling,
+        "WINOGRAD_2X2": Winograd2x2,
+        "WINOGRAD_4X4": Winograd4x4,
+    }
+)
 """The backend's algorithms by name."""
 
 _PROMISING = ("GEMM", "WINOGRAD_4X4", "WINOGRAD_2X2", "FFT_TILING", "FFT", "IMPLICIT_GEMM")
