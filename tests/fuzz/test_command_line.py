@@ -163,8 +163,8 @@ def check(answer, arguments):
     """Hold what every command line promises."""
     assert not answer["raised"], f"{arguments}\n{answer['raised']}"
     assert answer["status"] in (0, 1, 2), arguments
-    if answer["status"] == 1:  # `cache check` found damage, or a question was answered with no
-        assert arguments[:1] == ["cache"], arguments
+    if answer["status"] == 1:  # `cache check` or `doctor` found damage, or a question was answered with no
+        assert arguments[:1] in (["cache"], ["doctor"]), arguments
     assert answer["seconds"] < MOST_SECONDS, arguments
 
 

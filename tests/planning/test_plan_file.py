@@ -213,6 +213,14 @@ DAMAGE = {
 }
 
 
+def test_the_name_of_a_file_in_a_deep_folder_is_shown(tmp_path):
+    folder = tmp_path / "/".join(["a folder with a long name"] * 12)
+    folder.mkdir(parents=True)
+    (folder / "plans.json").write_text("[]")
+    with pytest.raises(PlanFileError, match=r"^'\.\.\..*long name/plans\.json': it is no file of plans"):
+        load_plans(folder / "plans.json", CpuBackend())
+
+
 @pytest.mark.parametrize(("edit", "message"), DAMAGE.values(), ids=DAMAGE)
 def test_a_file_that_does_not_fit_is_refused_by_name(saved, edit, message):
     path = edited(saved[0], edit)

@@ -28,6 +28,7 @@ from ucudnn.units import exact_bytes, shortened
 from ucudnn.workspace.spare import own_bytes
 
 _FORMAT = "ucudnn-plans"
+_MOST_SHOWN = 200  # letters of a path
 _VERSION = 1
 _DECIDING = ("device", "capability", "cudnn", "cpus", "numpy")
 _UNREADABLE = (ValueError, KeyError, TypeError, IndexError, AttributeError, OverflowError, RecursionError)
@@ -160,17 +161,17 @@ def read_plans(path: str | PathLike[str]) -> PlanFile:
         content = json.loads(Path(path).read_bytes())
     except OSError as error:
         raise PlanFileError(
-            f"plans {shortened(str(path))} cannot be read: {error.strerror or error}; `--save-plans FILE` makes a file"
+            f"plans {_shown(path)} cannot be read: {error.strerror or error}; `--save-plans FILE` makes a file"
         ) from error
     except (ValueError, RecursionError) as error:
-        raise PlanFileError(f"{shortened(str(path))} is no file of plans, or it is damaged: {_AGAIN}") from error
+        raise PlanFileError(f"{_shown(path)} is no file of plans, or it is damaged: {_AGAIN}") from error
     try:
         return _decode(content)
     except PlanFileError as error:
-        raise PlanFileError(f"{shortened(str(path))}: {error}") from error
+        raise PlanFileError(f"{_shown(path)}: {error}") from error
     except (*_UNREADABLE, ProfileError, MeasurementError) as error:
         reason = f"{type(error).__name__}: {error}"
-        raise PlanFileError(f"{shortened(str(path))} is damaged ({reason}): {_AGAIN}") from error
+        raise PlanFileError(f"{_shown(path)} is damaged ({reason}): {_AGAIN}") from error
 
 
 def load_plans(path: str | PathLike[str], backend: Backend) -> LoadedPlans:
@@ -180,8 +181,8 @@ def load_plans(path: str | PathLike[str], backend: Backend) -> LoadedPlans:
         PlanFileError: as `read_plans`, and if the file was made for another device or other versions.
     """
     found = read_plans(path)
-    refuse_difference(found.conditions, backend, f"{shortened(str(path))} (backend {found.backend})")
-    return LoadedPlans(found.plans, shortened(str(path)))
+    refuse_difference(found.conditions, backend, f"{_shown(path)} (backend {found.backend})")
+    return LoadedPlans(found.plans, _shown(path))
 
 
 def refuse_difference(made: Mapping[str, str], backend: Backend, what: str) -> None:
@@ -329,3 +330,9 @@ def _time(value: Any, otherwise: int) -> float:
     if type(value) not in (int, float) or not 0 < value < 1e12:
         raise PlanFileError(f"{shortened(value)} is no time in milliseconds: {_AGAIN}")
     return float(value)
+
+
+def _shown(path: str | PathLike[str]) -> str:
+    """Return a path as an error shows it: whole, or with its end, which has the name of the file."""
+    text = str(path)
+    return repr(text if len(text) <= _MOST_SHOWN else f"...{text[-_MOST_SHOWN:]}")
