@@ -43,6 +43,14 @@ def test_without_a_terminal_there_is_a_line_now_and_then(capsys):
     assert error == "benchmarking 1 of 15, 10 s: conv2 [x]\nbenchmarking 4 of 15, 25 s\n"
 
 
+def test_steps_that_come_on_top_count_in_the_total(capsys):
+    seconds = iter([0, 100, 200])
+    step = ProgressLines("executing", 1, lambda: next(seconds))
+    step(1, "")
+    step(1, "")
+    assert capsys.readouterr().err == "executing 1 of 1, 100 s\nexecuting 2 of 2, 200 s\n"
+
+
 def test_lines_of_progress_go_nowhere_if_standard_error_is_closed(monkeypatch):
     monkeypatch.setattr(sys, "stderr", None)
     seconds = iter([0, 100])

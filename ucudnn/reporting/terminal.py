@@ -156,6 +156,7 @@ class ProgressLines:
     def __call__(self, advance: int, what: str) -> None:
         """Move on by some steps, and print a line if the last one is old enough."""
         self._done += advance
+        self._total = max(self._total, self._done)  # what is measured again comes on top
         now = self._clock()
         if now - self._last < _SECONDS_BETWEEN_LINES:
             return
