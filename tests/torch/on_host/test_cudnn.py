@@ -1,6 +1,7 @@
 """Benchmarks of cuDNN on the host: what is listed, built and compiled, when, and by which thread."""
 
 import threading
+import time
 from dataclasses import replace
 from threading import Barrier, Lock, current_thread, main_thread
 from time import perf_counter, sleep
@@ -215,8 +216,13 @@ def test_nothing_is_built_after_all_requests_were_dropped(host, monkeypatch, com
         with held:
             backend.prefetch([PrefetchRequest(PROBLEM, (1, 2, 4, 8), 1 << 30)])
             running.wait()
+            dropping = threading.Thread(target=backend.drop)  # it waits for the lists that are being made
             if dropped:
-                backend.drop()
+                dropping.start()
+                while not backend._compiler._drops:
+                    time.sleep(0.001)
+        if dropped:
+            dropping.join()
         wait_for(backend)
         assert bool(backend._compiler._plans) != dropped
         backend.stop()
