@@ -1,0 +1,73 @@
+"""The examples: each is short, has its command in the handbook, and prints what the handbook shows.
+
+Those that need PyTorch or a GPU run in `tests/torch/test_examples.py` and `tests/gpu/test_examples.py`.
+"""
+
+import importlib.util
+import re
+
+import pytest
+
+from tests.support.documents import HANDBOOK, README
+from tests.support.examples import EXAMPLES, run_example, shown
+from tests.support.printed import assert_prints, masked
+
+HERE = {"plan_for_another_gpu"}
+IN_TORCH = {"bound_workspace"}
+ON_GPU = {"swap_the_handle"}
+
+
+def test_every_example_is_run_somewhere():
+    assert set(EXAMPLES) == HERE | IN_TORCH | ON_GPU
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_an_example_is_short_and_states_its_command(name):
+    text = EXAMPLES[name].read_text()
+    assert len(text.splitlines()) < 60
+    command = re.search(r"^ +(python3 -m venv .*)$", text, re.M)[1]
+    assert command.endswith(f".venv/bin/python examples/{name}.py")
+    assert f"```sh\n{command}\n```" in HANDBOOK["examples"]
+    assert "docs/examples.md" in README
+
+
+@pytest.mark.parametrize("name", sorted(HERE))
+def test_an_example_prints_what_the_handbook_shows(name):
+    printed = run_example(name).stdout
+    assert_prints(printed, shown(name))
+
+
+def test_a_recorded_plan_prints_the_very_numbers_that_the_handbook_shows():
+    assert run_example("plan_for_another_gpu").stdout.strip() == shown("plan_for_another_gpu").strip()
+
+
+def test_without_cupy_an_example_for_a_gpu_says_what_to_install():
+    if importlib.util.find_spec("cupy") is not None:
+        pytest.skip("CuPy is installed")
+    done = run_example("swap_the_handle", check=False)
+    assert done.returncode == 1
+    assert done.stderr.startswith("this example needs an NVIDIA GPU: CuPy cannot be imported")
+    assert "pip install 'ucudnn[cuda13]'" in done.stderr
+    assert len(done.stderr.splitlines()) == 1
+
+
+def test_masks_hide_numbers_and_keep_words():
+    line = "conv1  Forward  1  8x2 GEMM + 1x1 [2x16 rows FFT]  27.4  856 KiB, spare 1.25 MiB"
+    assert masked(line) == ["conv# Forward # CONFIGURATION # # B"]
+    assert masked("executed: undivided 2,367 ms, 5e-06") == ["executed: undivided # ms, #"]
+
+
+SHOWN = "a 1 ms\nb\n"
+
+
+def test_other_numbers_are_no_difference():
+    assert_prints("a  2.5 ms\nb", SHOWN)
+    assert_prints("a 1 ms\nx\ny\nb", "a 1 ms\n...\nb")
+
+
+@pytest.mark.parametrize(
+    "printed", ["a 1 ms", "a 1 ms\nb\nc", "x\na 1 ms\nb", "a 1 MiB\nb", "a 1 ms 2\nb", "b\na 1 ms"]
+)
+def test_other_words_columns_or_lines_are_noticed(printed):
+    with pytest.raises(AssertionError):
+        assert_prints(printed, SHOWN)
