@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from html import escape
 
 EXPLANATIONS: Mapping[str, str] = {
-    "layer": "name of the layer, or its problem where it has no name",
+    "layer": "name of the layer, and how many more share the kernel; its problem where it has no name",
     "operation": "Forward, BackwardData (gradient of the input) or BackwardFilter (gradient of the weight)",
     "x": "how many layers have this shape and configuration",
     "calls": "how often the kernel ran",

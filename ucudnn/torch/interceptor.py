@@ -10,7 +10,7 @@ import torch
 from ucudnn.backends.fork_locks import LockLevel, new_lock
 from ucudnn.bounded import BoundedDict
 from ucudnn.handle import Handle
-from ucudnn.problem import ConvolutionProblem, MathMode
+from ucudnn.problem import ConvolutionProblem, MathMode, Operation
 from ucudnn.reporting.report import Report
 from ucudnn.torch.aten_kernels import AtenKernels, Gradients
 from ucudnn.torch.call_cache import ONE_DIMENSION, CachedCall, Flags, Geometry, backward_call, forward_call
@@ -18,6 +18,7 @@ from ucudnn.torch.fallbacks import Fallbacks
 from ucudnn.torch.fast_tensors import alias
 from ucudnn.torch.kernel_call import KernelCall
 from ucudnn.torch.layer_names import LayerNames
+from ucudnn.torch.layer_owners import LayerOwners, shapes_of
 
 _MOST_CALLS = 1 << 14
 
@@ -65,6 +66,7 @@ class Interceptor:
         self.aten = aten
         self.names = LayerNames()
         self.fallbacks = Fallbacks() if fallbacks is None else fallbacks
+        self._owners = LayerOwners()
         self._open_handle = open_handle
         self._handles: dict[int, Handle] = {}
         self._lock = new_lock(LockLevel.FACE)
@@ -92,6 +94,15 @@ class Interceptor:
     def problems(self) -> list[ConvolutionProblem]:
         """Return each problem that a program has asked for so far."""
         return list(dict.fromkeys(key.problem for key in list(self._kernel_calls)))
+
+    def owners(self, problem: str) -> tuple[str, ...]:
+        """Return the layers that asked for a problem, given as text, as far as they are known without names."""
+        filters: set[int] = set()
+        for key, call in list(self._kernel_calls.items()):
+            # A gradient of filters lies elsewhere than the filters.
+            if key.problem.operation is not Operation.BACKWARD_FILTER and shapes_of(key.problem) == shapes_of(problem):
+                filters |= call.filters
+        return self._owners.names(problem, filters)
 
     def bound_calls(self) -> int:
         """Return how many kernels ran on addresses that recurred, with nothing left to look up."""
@@ -146,6 +157,7 @@ class Interceptor:
             flags = Flags(MathMode.TF32 if allow_tf32 else MathMode.FMA, deterministic, enabled)
             kernel_call_of = partial(self._kernel_call, name, ordinal)
             call = forward_call(x, weight, bias, Geometry(*geometry), flags, kernel_call_of)
+            self._note_owner(call)
             self._calls[key] = call
         kernel = call.output
         if kernel is not None:
@@ -222,6 +234,10 @@ class Interceptor:
             *(grad, x, weight, bias_sizes, stride, padding, dilation, transposed, output_padding, groups, output_mask),
         )
         return stock() if call.reason else self.fallbacks.run(ordinal, stock)
+
+    def _note_owner(self, call: CachedCall) -> None:
+        if call.output is not None:
+            self._owners.note(call.output.problem)
 
     def _leave(self, call: CachedCall) -> None:
         """Count a call that is left to PyTorch as it is; refuse it if PyTorch would compute it past the limit."""

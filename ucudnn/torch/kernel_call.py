@@ -48,6 +48,8 @@ class KernelCall:
             may exceed the limit by as much, because the peak of memory stays what it is.
 
     Attributes:
+        problem: the problem that the kernel computes.
+        filters: addresses of the filters that it was given in the longer way, the first ones of many.
         bound: number of calls on addresses that recurred, with nothing left to look up.
         looked_up: number of calls that were launched in the longer way.
         output_bytes: size of the tensor that the kernel writes.
@@ -63,11 +65,12 @@ class KernelCall:
         "_layer",
         "_open_handle",
         "_ordinal",
-        "_problem",
         "_skip",
         "bound",
+        "filters",
         "looked_up",
         "output_bytes",
+        "problem",
     )
 
     def __init__(
@@ -79,7 +82,8 @@ class KernelCall:
         fallbacks: Fallbacks,
         later_bytes: int = 0,
     ) -> None:
-        self._problem = problem
+        self.problem = problem
+        self.filters: set[int] = set()
         self._layer = layer
         self._ordinal = ordinal
         self._open_handle = open_handle
@@ -107,7 +111,8 @@ class KernelCall:
             y: output or its gradient, (N, K, output...).
         """
         if self._ordinal < 0:
-            return self._launch(0, *(_array(each, self._problem) for each in (x, w, y)))
+            self._note_filters(w.data_ptr())
+            return self._launch(0, *(_array(each, self.problem) for each in (x, w, y)))
         at_x, at_w, at_y = addresses = x.data_ptr(), w.data_ptr(), y.data_ptr()
         low_bits = (at_x | at_w | at_y) & _LOW_BITS
         if current_device() != self._ordinal:
@@ -117,10 +122,15 @@ class KernelCall:
         if bound is not None and bound():
             self.bound += 1
             return True
+        self._note_filters(at_w)
         done = self._launch(low_bits, at_x, at_w, at_y)
         launch = self._launches.get(low_bits) if addresses in self._bound else None
         self._bound[addresses] = launch.bind(*addresses) if isinstance(launch, Launcher) else None
         return done
+
+    def _note_filters(self, address: int) -> None:
+        if len(self.filters) < _MOST_BOUND:  # copies of weights may lie elsewhere at each step
+            self.filters.add(address)
 
     def _launch(self, low_bits: int, x: Any, w: Any, y: Any) -> bool:
         """Compute the kernel on addresses or arrays, and return whether that was done; it is planned first."""
@@ -159,7 +169,7 @@ class KernelCall:
 
     def _plan(self, low_bits: int) -> _Launch:
         """Plan the kernel, and return what computes it; under WD, the first call plans."""
-        problem = replace(self._problem, alignment=low_bits & -low_bits) if low_bits else self._problem
+        problem = replace(self.problem, alignment=low_bits & -low_bits) if low_bits else self.problem
         handle, later = self._open_handle(), self._later_bytes
         room_bytes = handle.useful(handle.settings.workspace_limit_bytes + later) if later else 0
         launcher = handle.launcher(problem, self._layer, room_bytes, fresh=True, plan=True)

@@ -31,7 +31,8 @@ class LayerSummary:
 
     Attributes:
         device: 'cuda:0' or 'cpu'.
-        layer: the layer's name, or '' if it has none.
+        layer: the layer's name, or that of the first one that asked for this problem; '' if it is not known.
+        layers: how many layers are known that share the kernel.
         operation: Forward, BackwardData or BackwardFilter.
         problem: what the kernel computes.
         calls: how often it ran.
@@ -57,6 +58,7 @@ class LayerSummary:
     spare_bytes: int = 0
     pytorch_ms: float | None = None
     pytorch_workspace_bytes: int | None = None
+    layers: int = 1
 
     @property
     def divided(self) -> bool:
@@ -70,8 +72,9 @@ class LayerSummary:
         if self.pytorch_ms is not None and self.pytorch_workspace_bytes is not None:
             stock = (_ms(self.pytorch_ms), format_bytes(self.pytorch_workspace_bytes))
         what = self.problem.removeprefix(f"{self.operation} ")
+        name = self.layer if self.layers < 2 else f"{self.layer} and {self.layers - 1} more"
         return (
-            self.layer if self.layer and not self.layer.startswith("#") else what,
+            name if name and not name.startswith("#") else what,
             self.operation,
             str(self.calls),
             self.configuration,
@@ -222,7 +225,7 @@ def summarize(interceptors: Sequence[Interceptor | AutoInterceptor], *, repeats:
             reports[name] = report
             aten = interceptor.aten if repeats and device.type == "cuda" else None
             for each in report.kernels:
-                layer = _layer(name, each)
+                layer = _layer(name, each, interceptor.owners(each.problem))
                 if aten is not None and each.problem in problems:
                     layer = _with_pytorch(layer, aten, device, problems[each.problem], repeats)
                 layers.append(layer)
@@ -247,10 +250,13 @@ def _past(past: PastLimit) -> str:
     return f"past the limit in PyTorch's own kernels after failures: {past.calls}, {known}"
 
 
-def _layer(device: str, report: KernelReport) -> LayerSummary:
+def _layer(device: str, report: KernelReport, owners: Sequence[str]) -> LayerSummary:
+    if report.layer and (len(owners) != 1 or not report.layer.startswith("#")):
+        owners = [report.layer]  # a name that `convert` gave, or the number of one of several layers under WD
     return LayerSummary(
         device=device,
-        layer=report.layer,
+        layer=owners[0] if owners else "",
+        layers=max(1, len(owners)),
         operation=report.operation,
         problem=report.problem,
         calls=report.calls,

@@ -1,0 +1,77 @@
+"""Owners: which layers asked for a convolution, found without a change to the model, for reports.
+
+Hooks would cost time at every call. Instead, the modules that run at a convolution's first call are read off the stack,
+and their weights are known by address from then on.
+"""
+
+import sys
+from collections.abc import Iterable, Iterator
+from typing import final
+from weakref import ref
+
+import torch
+from torch.nn.parameter import Parameter
+
+from ucudnn.bounded import BoundedDict
+from ucudnn.problem import ConvolutionProblem
+
+_MOST = 1 << 14  # as many shapes as calls are kept
+_CALL = torch.nn.Module._call_impl.__code__
+_COMPILED = "_orig_mod"  # what `torch.compile` puts before the names of a model
+
+
+@final
+class LayerOwners:
+    """Which layers ask for a convolution: several, where their convolutions look the same and share a kernel."""
+
+    def __init__(self) -> None:
+        self._first: BoundedDict[str, str] = BoundedDict(_MOST)
+        # By address, in the order of the module tree.
+        self._parameters: BoundedDict[int, tuple[str, ref[Parameter]]] = BoundedDict(_MOST)
+
+    def note(self, problem: ConvolutionProblem) -> None:
+        """Note which module computes a convolution that is called for the first time, by the stack of this thread."""
+        running = list(_running())
+        if not running:
+            return
+        innermost, outermost = running[0], running[-1]
+        for path, module in torch.nn.Module.named_modules(outermost):
+            name = path.removeprefix(_COMPILED).removeprefix(".") or type(module).__name__
+            own = [each for each in module._parameters.values() if type(each) is Parameter]  # others may have no memory
+            for parameter in own:
+                self._parameters[parameter.data_ptr()] = name, ref(parameter)
+            # A module without weights, such as a compiled model, may run for any layer.
+            if module is innermost and own and shapes_of(problem) not in self._first:
+                self._first[shapes_of(problem)] = name
+
+    def names(self, problem: str, addresses: Iterable[int]) -> tuple[str, ...]:
+        """Return the layers that asked for a convolution, as far as they are known, in the order of the module tree.
+
+        Args:
+            problem: a problem as text, of any operation: gradients belong to the layers of the output.
+            addresses: of the filters with which it was computed; those of copies have no name.
+        """
+        wanted = set(addresses)
+        found: dict[str, None] = {}
+        for address, (name, parameter) in list(self._parameters.items()):
+            weight = parameter() if address in wanted else None
+            if weight is not None and weight.data_ptr() == address:  # it may have moved, and another tensor be there
+                found[name] = None
+        first = self._first.get(shapes_of(problem))  # less sure: a compiled model may run for its layers
+        return tuple(found) or ((first,) if first else ())
+
+
+def _running() -> Iterator[torch.nn.Module]:
+    """Yield the modules whose forward runs in this thread, the innermost first."""
+    frame = sys._getframe()
+    while frame is not None:
+        # Only this function's variables are read: reading them makes a copy that lives as long as the frame, and would
+        # keep the tensors of a training loop. Here it holds the module's inputs, which the call holds anyway.
+        if frame.f_code is _CALL:
+            yield frame.f_locals["self"]
+        frame = frame.f_back  # type: ignore[assignment]
+
+
+def shapes_of(problem: ConvolutionProblem | str) -> str:
+    """Return a problem, or its text, as text without the operation: a layer has all three operations of the shapes."""
+    return str(problem).partition(" ")[2]
