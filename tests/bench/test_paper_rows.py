@@ -3,6 +3,7 @@
 import pytest
 
 from bench.memory.link import run, tables
+from bench.memory.page import with_tables, written
 from bench.memory.paper_rows import PaperRow, load_rows, markdown
 from bench.tools.results import RESULTS, ROOT, load
 
@@ -14,6 +15,36 @@ def test_the_page_shows_the_results(name):
     rows = load_rows(load(RESULTS / "memory" / f"{name}.json"))
     assert len(rows) > 4
     assert markdown(rows) in PAGE
+
+
+def test_the_page_is_as_the_script_writes_it():
+    assert written(PAGE) == PAGE
+
+
+def test_tables_behind_the_name_of_their_script_are_replaced_and_no_others():
+    page = """`python -m bench.memory.other` makes this table.
+
+| kept |
+| --- |
+
+`python -m bench.memory.mine` makes both tables. And more words.
+
+| old |
+| --- |
+| row |
+
+| second |
+| --- |
+
+Text below.
+
+| last |
+"""
+    assert with_tables(page, "mine", "| new |\n\n| newer |\n| row |") == page.replace(
+        "| old |\n| --- |\n| row |\n\n| second |\n| --- |", "| new |\n\n| newer |\n| row |"
+    )
+    with pytest.raises(ValueError, match=r"no line of the page names bench\.memory\.third"):
+        with_tables(page, "third", "| new |")
 
 
 def test_the_page_shows_all_policies_on_todays_link():

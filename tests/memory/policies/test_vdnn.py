@@ -5,25 +5,57 @@ import pytest
 from tests.support.memory_plans import traced
 from tests.support.step_graphs import StepBuilder, alternatives, small_branches, small_line
 from ucudnn.errors import BudgetError
-from ucudnn.memory.layers import StepLayer
-from ucudnn.memory.policies.vdnn import VdnnPolicy, find_prefetch_layer
+from ucudnn.memory.graph import Role
+from ucudnn.memory.layers import StepLayer, find_layers
+from ucudnn.memory.policies.vdnn import VdnnPolicy, find_prefetch_layer, vdnn_plan
 from ucudnn.memory.simulation.simulator import simulate
 
 
-def planned(builder, offloads, **fields):
-    return VdnnPolicy(offloads=offloads, fastest=True).plan(builder.graph(), builder.costs(**fields), None)
+def planned(builder, offloads):
+    return VdnnPolicy(offloads=offloads, fastest=True).plan(builder.graph(), builder.costs(), None)
+
+
+def fetched_beside_the_classifier(builder, offloads):
+    graph = builder.graph()
+    layers = find_layers(graph, range(len(graph.operations)))
+    return vdnn_plan("vdnn", graph, layers, offloads, {}, classifier_fetches=True)
+
+
+FORWARD_OF_ALL = [
+    *("run conv1", "run relu1"),
+    *("offload a", "run pool", "synchronize", "free a"),
+    *("offload b", "run conv2", "synchronize", "free b"),
+    *("run fc", "run loss"),
+]
 
 
 def test_all_on_a_line():
     # Layers: 0 conv1 with relu1, 1 pool, 2 conv2, 3 fc (the classifier begins), 4 loss. Layer 1 offloads a, layer 2 b.
-    # Beside dloss (4): layer 3 kept its input and is no convolution; layer 2 is away. Beside dfc (3): layer 2 is a
-    # convolution whose input is back, so the walk ends. Beside dconv2 (2): layer 1. Beside dpool (1): layer 0 ends it.
+    # Nobody fetches beside the classifier, so b is fetched when dconv2 reads it. Beside dconv2 (2) comes a of layer 1.
+    # Beside dpool (1): layer 0 is a convolution whose input did not leave, which ends the walk.
     plan = planned(small_line(), "all")
     assert traced(plan) == [
-        *("run conv1", "run relu1"),
-        *("offload a", "run pool", "synchronize", "free a"),
-        *("offload b", "run conv2", "synchronize", "free b"),
-        *("run fc", "run loss"),
+        *FORWARD_OF_ALL,
+        *("run dloss", "free y"),
+        *("run dfc", "free c", "free dy"),
+        *("prefetch b", "wait b"),
+        *("prefetch a", "run dconv2", "free dc", "synchronize"),
+        *("run dpool", "free a", "free b", "free db"),
+        *("run dconv1", "free da"),
+    ]
+    # The copies of 10 ms stand beside 1 ms of pool, 20 of conv2, nothing, and 20 of dconv2; the rest takes 26 ms.
+    result = simulate(plan, small_line().costs())
+    assert result.time_ms == 26 + 10 + 20 + 10 + 20
+    # At dconv2: x, loss, b, a on its way, dc and db.
+    assert result.peak_bytes == 60
+
+
+def test_all_on_a_line_whose_classifier_fetches():
+    # Beside dloss (4): layer 3 kept its input and is no convolution; layer 2 is away. Beside dfc (3): layer 2 is a
+    # convolution whose input is back, so the walk ends. Beside dconv2 (2): layer 1. Beside dpool (1): layer 0 ends it.
+    plan = fetched_beside_the_classifier(small_line(), "all")
+    assert traced(plan) == [
+        *FORWARD_OF_ALL,
         *("prefetch b", "run dloss", "free y", "synchronize"),
         *("run dfc", "free c", "free dy"),
         *("prefetch a", "run dconv2", "free dc", "synchronize"),
@@ -43,12 +75,28 @@ def test_conv_on_a_line_offloads_the_inputs_of_convolutions_only():
         *("run conv1", "run relu1", "run pool"),
         *("offload b", "run conv2", "synchronize", "free b"),
         *("run fc", "run loss"),
-        *("prefetch b", "run dloss", "free y", "synchronize"),
+        *("run dloss", "free y"),
         *("run dfc", "free c", "free dy"),
-        *("run dconv2", "free dc"),
+        *("prefetch b", "wait b", "run dconv2", "free dc"),
         *("run dpool", "free a", "free b", "free db"),
         *("run dconv1", "free da"),
     ]
+
+
+def test_the_last_pooling_of_feature_extraction_fetches_for_the_convolution_before_it():
+    # Layers: 0 conv1, 1 conv2, 2 pool, 3 fc (the classifier begins). Layer 1 offloads a. Beside dpool (2): layer 1.
+    builder = StepBuilder(default=10).storage("x", 10, Role.INPUT).run("conv1", "x", "a", kind="aten.convolution")
+    builder.run("conv2", "a", "b", kind="aten.convolution", time=20.0).run("pool", "b", "c")
+    builder.run("fc", "c", "y", kind="aten.addmm").backward("dfc", "c y", "dc").backward("dpool", "b c dc", "db")
+    builder.backward("dconv2", "a db", "da", time=20.0).backward("dconv1", "x da", "w")
+    plan = planned(builder.modules(), "conv")
+    assert traced(plan)[6:] == [
+        *("run fc", "run dfc", "free y"),
+        *("prefetch a", "run dpool", "free b", "free c", "free dc", "synchronize"),
+        *("run dconv2", "free a", "free db", "run dconv1", "free da", "free w"),
+    ]
+    # conv1 1, conv2 beside a's copy 20, pool, fc and dfc 3, dpool beside a's copy back 10, dconv2 20, dconv1 1.
+    assert simulate(plan, builder.costs()).time_ms == 1 + 20 + 3 + 10 + 20 + 1
 
 
 def test_all_on_branches_frees_an_input_after_its_last_reader():
@@ -95,9 +143,9 @@ def test_m_takes_the_least_workspace_and_p_the_least_time():
 def test_a_budget_below_the_peak_is_refused_although_p_alone_sets_the_floor():
     builder = small_line()
     costs = builder.costs(configurations={3: alternatives((40.0, 0), (10.0, 90))})
-    small = VdnnPolicy(offloads="conv", fastest=False)
+    small = VdnnPolicy(offloads="none", fastest=False)
     assert small.plan(builder.graph(), costs, 70).budget_bytes == 70
-    with pytest.raises(BudgetError, match="policy vdnn-conv-m needs 70 bytes"):
+    with pytest.raises(BudgetError, match="policy vdnn-none-m needs 70 bytes"):
         small.plan(builder.graph(), costs, 69)
     with pytest.raises(BudgetError, match="below the floor of hand, 120 bytes"):
         VdnnPolicy(offloads="conv", fastest=True).plan(builder.graph(), costs, 70)

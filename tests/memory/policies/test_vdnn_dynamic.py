@@ -1,5 +1,7 @@
 """Tests of dynamic vDNN: the profiling passes in the published order, of which the first that fits wins."""
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -18,19 +20,36 @@ STATIC = {
 }
 
 
-def test_greedy_lowers_only_the_convolutions_that_overflow():
-    # Forward: conv2 runs with x, loss is not there yet, b and c: 30 bytes beside its workspace. dconv2 runs with x,
-    # loss, a (on its way), b, dc, db: 60 bytes. The budget of 64 leaves 34 and 4.
+FRONT = alternatives((20.0, 0), (15.0, 4), (10.0, 30))
+NAMES = ["conv1", "relu1", "pool", "conv2", "fc", "loss", "dloss", "dfc", "dconv2", "dpool", "dconv1"]
+
+
+def line_with_algorithms(**scratch):
+    """Return a line whose second convolution and its gradient have three algorithms, and scratch of operations."""
     builder = small_line()
-    graph = builder.graph()
-    front = alternatives((20.0, 0), (15.0, 4), (10.0, 30))
-    costs = builder.costs(configurations={3: front, 8: front})
-    names = ["conv1", "relu1", "pool", "conv2", "fc", "loss", "dloss", "dfc", "dconv2", "dpool", "dconv1"]
-    assert [each.name for each in graph.operations] == names
-    plan = VdnnDynamicPolicy().plan(graph, costs, 64)
-    assert plan.configurations == {3: front[2], 8: front[1]}
-    assert plan.actions == STATIC["all p"].plan(graph, costs, None).actions
-    assert VdnnDynamicPolicy().plan(graph, costs, 63).configurations == {3: front[2], 8: front[0]}
+    assert [each.name for each in builder.graph().operations] == NAMES
+    costs = builder.costs(configurations={3: FRONT, 8: FRONT})
+    return builder.graph(), replace(costs, scratch_bytes=tuple(scratch.get(name, 0) for name in NAMES))
+
+
+def test_greedy_on_conv_lowers_only_the_convolutions_that_overflow():
+    # conv2 runs with x, a, b and c: 40 bytes beside its workspace. dconv2 runs with x, loss, a, b, dc and db: 60.
+    graph, costs = line_with_algorithms()
+    for budget, forward, backward in ((64, 1, 1), (63, 1, 0), (60, 1, 0)):
+        plan = VdnnDynamicPolicy().plan(graph, costs, budget)
+        assert plan.configurations == {3: FRONT[forward], 8: FRONT[backward]}
+        assert plan.actions == STATIC["conv p"].plan(graph, costs, None).actions
+
+
+def test_greedy_on_all_follows_where_conv_does_not_fit():
+    # dloss has 15 bytes of scratch. With conv it runs beside x, loss, a, c, y and dy, which makes 75; with all, a is
+    # away. Then conv2 runs with x, b and c: 30 bytes; dconv2 as before.
+    graph, costs = line_with_algorithms(dloss=15)
+    for budget, forward, backward in ((69, 2, 1), (65, 2, 1)):
+        plan = VdnnDynamicPolicy().plan(graph, costs, budget)
+        assert plan.configurations == {3: FRONT[forward], 8: FRONT[backward]}
+        assert plan.actions == STATIC["all p"].plan(graph, costs, None).actions
+    assert VdnnDynamicPolicy().plan(graph, costs, 75).actions == STATIC["conv p"].plan(graph, costs, None).actions
 
 
 def test_all_with_m_must_fit_although_no_offload_would():

@@ -1,5 +1,7 @@
 """Tests of vDNNExt, with plans that were worked out by hand."""
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given, settings
 
@@ -24,15 +26,28 @@ def test_all_on_a_line():
         *("offload a", "run pool", "free a"),
         *("offload b", "run conv2", "free b"),
         *("run fc", "run loss", "synchronize"),
-        *("prefetch b", "run dloss", "free y"),
+        *("run dloss", "free y"),
         *("run dfc", "free c", "free dy"),
-        *("prefetch a", "wait b", "run dconv2", "free dc"),
+        *("prefetch b", "prefetch a", "wait b", "run dconv2", "free dc"),
         *("wait a", "run dpool", "free a", "free b", "free db"),
         *("run dconv1", "free da"),
     ]
-    # Both offloads end beside conv2: 10 + 1 + 1 + 20 + 1 + 1 = 34. Then b arrives at 44, after dloss and dfc; dconv2
-    # lasts until 64, and a arrives at 54; dpool and dconv1 take 11.
-    assert simulate(plan, small_line().costs()).time_ms == 75
+    # Both offloads end beside conv2: 10 + 1 + 1 + 20 + 1 + 1 = 34; dloss and dfc end at 36. Then b arrives at 46, and
+    # dconv2 lasts until 66, beside which a arrives; dpool and dconv1 take 11.
+    assert simulate(plan, small_line().costs()).time_ms == 77
+
+
+def test_conv_on_a_line():
+    assert traced(planned(small_line(), "conv")) == [
+        *("run conv1", "run relu1", "run pool"),
+        *("offload b", "run conv2", "free b"),
+        *("run fc", "run loss", "synchronize"),
+        *("run dloss", "free y"),
+        *("run dfc", "free c", "free dy"),
+        *("prefetch b", "wait b", "run dconv2", "free dc"),
+        *("run dpool", "free a", "free b", "free db"),
+        *("run dconv1", "free da"),
+    ]
 
 
 def test_all_on_branches():
@@ -77,7 +92,9 @@ def test_dynamic_moves_nothing_where_everything_fits_and_keeps_vdnns_choice_else
     graph, costs = builder.graph(), builder.costs()
     policy = VdnnExtPolicy(offloads="dynamic")
     assert not [line for line in traced(policy.plan(graph, costs, 70)) if line.startswith("offload")]
-    assert traced(policy.plan(graph, costs, 60)) == traced(planned(builder, "all"))
+    assert traced(policy.plan(graph, costs, 60)) == traced(planned(builder, "conv"))
+    wide = replace(costs, scratch_bytes=tuple(15 * (each.name == "dloss") for each in graph.operations))
+    assert traced(policy.plan(graph, wide, 69)) == traced(planned(builder, "all"))
     with pytest.raises(BudgetError, match="below the floor of hand, 60 bytes"):
         policy.plan(graph, costs, 59)
 

@@ -3,10 +3,14 @@
 While a layer of feature extraction runs in forward, its input X is copied to the host; both streams synchronize at the
 end of the layer, and X is freed. In backward, `find_prefetch_layer` says whose X comes back beside a layer. The streams
 synchronize at the end of that layer, too.
+
+Two streams orchestrate the layers of feature extraction only; "the classification layer remains unchanged" (study,
+section 5.1.1). So layers of the classifier neither offload nor prefetch, and the X that the last layer of feature
+extraction offloaded is fetched when it is read.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from ucudnn.configuration import Configuration
@@ -48,7 +52,7 @@ class VdnnPolicy:
         chosen = costs.fastest if self.fastest else costs.smallest
         check_budget(graph, costs.with_configurations(chosen), budget, order)
         name = f"vdnn-{self.offloads}-{'p' if self.fastest else 'm'}"
-        plan = vdnn_plan(name, graph, find_layers(graph, order), self.offloads, chosen, budget)
+        plan = replace(vdnn_plan(name, graph, find_layers(graph, order), self.offloads, chosen), budget_bytes=budget)
         if budget is not None:
             peak = simulate(plan, costs).peak_bytes
             if peak > budget:
@@ -62,13 +66,18 @@ def vdnn_plan(
     layers: StepLayers,
     offloads: Offloads,
     chosen: Mapping[int, Configuration],
-    budget: int | None,
     *,
     synchronous: bool = True,
+    classifier_fetches: bool = False,
 ) -> MemoryPlan:
-    """Return a plan of vDNN, or of vDNNExt, which is not synchronous; the budget is only noted."""
+    """Return a plan of vDNN, or of vDNNExt, which is not synchronous, without a budget.
+
+    `classifier_fetches` is the other reading, in which layers of the classifier search, too.
+    """
 
     def search(current: int, is_away: Callable[[int], bool]) -> Sequence[int]:
+        if current >= layers.classifier and not classifier_fetches:
+            return ()
         found = find_prefetch_layer(layers.forward, current, is_away)
         return () if found is None else (found,)
 
@@ -77,7 +86,6 @@ def vdnn_plan(
         policy=name,
         graph=graph,
         actions=layerwise_actions(graph, layers, leaving, search, synchronous=synchronous),
-        budget_bytes=budget,
         configurations=dict(chosen),
     )
 

@@ -6,7 +6,7 @@ greedily; conv and all with (m).
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ucudnn.configuration import Configuration
 from ucudnn.memory.budget import check_budget, over_budget
@@ -40,7 +40,7 @@ class VdnnDynamicPolicy:
         """
         layers = find_layers(graph, forward_first(graph, find_order(self.order)(graph)))
         offloads, chosen = choose_dynamically(graph, costs, layers, budget)
-        return vdnn_plan("vdnn-dynamic", graph, layers, offloads, chosen, budget)
+        return replace(vdnn_plan("vdnn-dynamic", graph, layers, offloads, chosen), budget_bytes=budget)
 
 
 def choose_dynamically(
@@ -81,7 +81,7 @@ def _greedy(
 
     vDNN synchronizes its streams, so what exists beside a workspace does not depend on the algorithms before it.
     """
-    plan = vdnn_plan("vdnn-dynamic", graph, layers, offloads, costs.smallest, budget)
+    plan = vdnn_plan("vdnn-dynamic", graph, layers, offloads, costs.smallest)
     runs = [target for kind, target in plan.actions if kind is ActionKind.RUN]
     running = dict(zip(runs, simulate(plan, costs).running_bytes, strict=True))
     chosen = {}
@@ -93,4 +93,4 @@ def _greedy(
 
 
 def _peak(graph: StepGraph, costs: Costs, layers: StepLayers, tried: _Pass) -> int:
-    return simulate(vdnn_plan("vdnn-dynamic", graph, layers, *tried, None), costs).peak_bytes
+    return simulate(vdnn_plan("vdnn-dynamic", graph, layers, *tried), costs).peak_bytes

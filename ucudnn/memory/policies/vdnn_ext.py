@@ -5,7 +5,7 @@ backward begins, and an operation of backward waits only for the prefetch of wha
 memory than vDNN with the same offloads and algorithms: where it would, it waits until an offload has freed enough.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from ucudnn.memory.budget import check_budget, over_budget
@@ -49,8 +49,8 @@ class VdnnExtPolicy:
             name = f"vdnn-ext-{self.offloads}-{'p' if self.fastest else 'm'}"
             offloads, chosen = self.offloads, costs.fastest if self.fastest else costs.smallest
         check_budget(graph, costs.with_configurations(chosen), budget, order)
-        cap = simulate(vdnn_plan(name, graph, layers, offloads, chosen, budget), costs).peak_bytes
+        cap = simulate(vdnn_plan(name, graph, layers, offloads, chosen), costs).peak_bytes
         if budget is not None and cap > budget:
             raise over_budget(name, graph, cap, budget)
-        plan = vdnn_plan(name, graph, layers, offloads, chosen, budget, synchronous=False)
-        return with_stalls(plan, costs, cap)
+        plan = vdnn_plan(name, graph, layers, offloads, chosen, synchronous=False)
+        return with_stalls(replace(plan, budget_bytes=budget), costs, cap)
