@@ -29,3 +29,16 @@ def test_an_sdist_holds_every_tracked_file_of_the_project():
     there = {each.name for each in ROOT.iterdir() if not each.name.startswith((".git", ".venv", "."))}
     built = {"build", "dist", "site", "PKG-INFO"}  # what a build leaves, and what an sdist adds
     assert there - built - {each for each in there if each.startswith("__")} <= held
+
+
+def test_the_handbook_explains_every_extra():
+    page = (ROOT / "docs" / "install.md").read_text()
+    extras = set(re.findall(r"`([a-z0-9]+)`", "".join(re.findall(r"^\|([^|]*)\|.*\|.*\|$", page, re.M))))
+    assert extras == set(PROJECT["project"]["optional-dependencies"])
+
+
+def test_every_version_has_notes_for_who_upgrades():
+    changes, notes = ((ROOT / path).read_text() for path in ("CHANGELOG.md", "docs/upgrading.md"))
+    versions = re.findall(r"^## (\d+\.\d+\.\d+)", changes, re.M)
+    assert versions
+    assert re.findall(r"^## (\d+\.\d+\.\d+)", notes, re.M) == versions

@@ -42,6 +42,13 @@ def test_a_report_without_an_undivided_algorithm():
     assert "no algorithm fits undivided" in str(report)
 
 
+def test_a_plan_from_a_file_does_not_say_that_no_algorithm_fits():
+    loaded = kernel_report(undivided=None, undivided_ms=None, undivided_workspace_bytes=None, origin="file")
+    assert "predicted: undivided not measured, micro-batched 4 ms" in str(make_report(loaded))
+    both = make_report(loaded, kernel_report(undivided=None, undivided_ms=None, undivided_workspace_bytes=None))
+    assert "predicted: no algorithm fits undivided" in str(both)
+
+
 def test_json_and_csv_hold_everything():
     report = make_report(kernel_report(), kernel_report(layer="conv2"))
     assert json.loads(json.dumps(report.to_dict()))["kernels"][1]["layer"] == "conv2"

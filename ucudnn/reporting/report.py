@@ -238,12 +238,14 @@ class Report:
             grouped = any(each.name == GROUPED for each in self.alternatives)
             limit = f"in total, divided among {'branches that run at the same time' if grouped else 'the kernels'}"
         lines = [f"{self.method.value}, {format_bytes(self.limit_bytes)} {limit}, policy {self.policy}, {self.backend}"]
+        measured = any(each.undivided_ms is None and each.origin == Origin.MEASURED.value for each in self.kernels)
+        missing = "no algorithm fits undivided" if measured else "undivided not measured"
         for word, before, after in (
             ("predicted", self.total("undivided_ms"), self.total("micro_batched_ms")),
             ("executed", self.total("undivided_executed_ms"), self.total("executed_ms")),
         ):
             if after is not None:
-                plain = "no algorithm fits undivided" if before is None else f"undivided {format_ms(before)}"
+                plain = missing if before is None else f"undivided {format_ms(before)}"
                 ratio = _ratio(before, after)
                 lines.append(
                     f"{word}: {plain}, micro-batched {format_ms(after)}" + (f" ({ratio:.2f} x)" if ratio else "")
