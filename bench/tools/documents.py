@@ -267,8 +267,7 @@ def _trial(way: str, cap: int) -> str:
 
 def caps() -> Iterable[Row]:
     """Yield steps under caps on PyTorch's memory."""
-    earlier = "" if "caps" in results("torch/memory.json") else " (an earlier run)"
-    names = {"pytorch": f"PyTorch{earlier}", "undivided": "undivided, within 1 GiB", "ucudnn": "ucudnn, within 1 GiB"}
+    names = {"pytorch": "PyTorch", "undivided": "undivided, within 1 GiB", "ucudnn": "ucudnn, within 1 GiB"}
     for way, name in names.items():
         yield [name, *(_trial(way, cap) for cap in _caps())]
 
