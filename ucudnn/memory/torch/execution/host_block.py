@@ -1,0 +1,153 @@
+"""HostBlock: one block of host memory, pinned where a GPU copies from and to it.
+
+PyTorch's own pinned allocations are rounded up to powers of two and kept in a cache. So the block is ordinary memory of
+exactly the size that is wanted, which the CUDA runtime pins (cudaHostRegister) and releases (cudaHostUnregister).
+"""
+
+import weakref
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, final
+
+import torch
+from torch import Tensor
+
+from ucudnn.errors import BackendError, BudgetError
+from ucudnn.units import exact_bytes
+
+DEFAULT_SHARE = 0.5
+"""Share of the machine's memory that a block may take where the caller names no limit."""
+
+_PORTABLE = 1  # cudaHostRegisterPortable: pinned for all GPUs
+_PAGE = 4096
+_UNLIMITED = 1 << 60  # cgroup v1 writes a number like this where there is no limit
+
+
+@final
+class HostBlock:
+    """Host memory in one piece.
+
+    Args:
+        size: bytes.
+        pinned: whether it is pinned.
+        most_bytes: the most that it may have; None for half of the machine's memory.
+
+    Attributes:
+        memory: its bytes; none after `release`.
+
+    Raises:
+        BackendError: if CUDA cannot pin it.
+        BudgetError: if it is larger than `most_bytes`, or than the memory that is left to this process.
+    """
+
+    def __init__(self, size: int, *, pinned: bool, most_bytes: int | None = None) -> None:
+        check_host_memory(size, most_bytes)
+        whole = torch.empty(size + _PAGE if size else 0, dtype=torch.uint8)
+        begin = -whole.data_ptr() % _PAGE
+        self.memory: Tensor = whole[begin : begin + size]
+        self._release: Any = None
+        if pinned and size:
+            address = self.memory.data_ptr()
+            _register(address, size)
+            # The memory must live until it is no longer pinned, whatever becomes of this object.
+            self._release = weakref.finalize(self, _unregister, address, whole)
+
+    @property
+    def pinned(self) -> bool:
+        """Whether the memory is pinned now."""
+        return self._release is not None and self._release.alive
+
+    def release(self) -> None:
+        """Free the memory, which nothing may copy from or to any more. A second call does nothing."""
+        if self._release is not None:
+            self._release()
+        self.memory = torch.empty(0, dtype=torch.uint8)
+
+
+def check_host_memory(size: int, most_bytes: int | None = None, root: Path = Path("/")) -> None:
+    """Check that a block of host memory fits.
+
+    Args:
+        size: its bytes.
+        most_bytes: the most that it may have; None for half of the machine's memory.
+        root: where the system's files are.
+
+    Raises:
+        BudgetError: if it does not; the message says what it needs and what there is.
+    """
+    total, left = host_memory(root)
+    cap = int(total * DEFAULT_SHARE) if most_bytes is None else most_bytes
+    if size <= min(cap, left):
+        return
+    if size > cap:
+        whose = "half of the machine's memory" if most_bytes is None else "the limit for host memory"
+        why = f"{whose} is {exact_bytes(cap)}"
+    else:
+        why = f"{exact_bytes(left)} are left to this process"
+    raise BudgetError(
+        f"the plan needs {exact_bytes(size)} of host memory for what it offloads, and {why}: raise the limit, free"
+        " memory, or take a policy that offloads less",
+        kernel="",
+        limit_bytes=min(cap, left),
+        required_bytes=size,
+    )
+
+
+def host_memory(root: Path = Path("/")) -> tuple[int, int]:
+    """Return the bytes of the machine's memory, and how many of them are left to this process.
+
+    The container's limit counts, which cgroups of version 2 or 1 set. What the kernel can take back from its file cache
+    counts as left.
+    """
+    found = dict(line.split(":", 1) for line in _lines(root / "proc/meminfo") if ":" in line)
+    numbers = {name: int(value.split()[0]) * 1024 for name, value in found.items()}
+    total = numbers.get("MemTotal", _UNLIMITED)
+    left = [numbers.get("MemAvailable", total), *_left_in_groups(root)]
+    return total, max(0, min(left))
+
+
+def _left_in_groups(root: Path) -> Iterator[int]:
+    """Yield the bytes that each memory cgroup of this process, and those around it, leave."""
+    for line in _lines(root / "proc/self/cgroup"):
+        _, controllers, path = line.split(":", 2)
+        if not controllers:
+            top, names = root / "sys/fs/cgroup", ("memory.max", "memory.current", "inactive_file")
+        elif "memory" in controllers.split(","):
+            top = root / "sys/fs/cgroup/memory"
+            names = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
+        else:
+            continue
+        folder = top / path.strip().lstrip("/")
+        # In a container, the path may be the one outside of it, which is not there: then the top is its own group.
+        for each in (folder, *folder.parents):
+            limit, current = (_number(each / name) for name in names[:2])
+            if limit is not None and current is not None and limit < _UNLIMITED:
+                cached = dict(entry.split() for entry in _lines(each / "memory.stat"))
+                yield limit - current + int(cached.get(names[2], 0))
+            if each == top:
+                break
+
+
+def _lines(path: Path) -> list[str]:
+    try:
+        return path.read_text().splitlines()
+    except OSError:
+        return []
+
+
+def _number(path: Path) -> int | None:
+    text = "".join(_lines(path))
+    return int(text) if text.isdigit() else None
+
+
+def _register(address: int, size: int) -> None:
+    status = int(torch.cuda.cudart().cudaHostRegister(address, size, _PORTABLE))
+    if status:
+        with suppress(RuntimeError):  # the next launch would report this error in the place of its own
+            torch.zeros(1, device="cuda")
+        raise BackendError(f"CUDA cannot pin {exact_bytes(size)} of host memory: error {status} of cudaHostRegister")
+
+
+def _unregister(address: int, _memory: Tensor) -> None:
+    torch.cuda.cudart().cudaHostUnregister(address)
