@@ -1,5 +1,6 @@
 """Programs on a GPU that are tuned while they run: the same numbers, and no higher peak."""
 
+from math import isfinite
 from time import monotonic
 
 import pytest
@@ -51,9 +52,8 @@ class Program:
 def settle(program, on, seconds=90):
     begin = monotonic()
     while not on.report().tuned or on.report().tuned[0].phase != "settled":
-        losses = [program.step() for _ in range(10)]
-        torch.cuda.synchronize()
-        assert all(map(torch.isfinite, losses))
+        for _ in range(10):
+            assert isfinite(program.step().item()), "losses are kept by nobody, because they would count as memory"
         assert monotonic() - begin < seconds, on.report()
     return on.report().tuned[0]
 

@@ -10,7 +10,7 @@ from ucudnn.torch.gpu import TorchGpu
 from ucudnn.torch.overrides import process_overrides
 from ucudnn.torch.tuning.auto_interceptor import AutoInterceptor
 from ucudnn.torch.tuning.candidate_source import CandidateSource
-from ucudnn.torch.tuning.program import Program
+from ucudnn.torch.tuning.program import FreeBlocks, Program
 from ucudnn.torch.tuning.trial_ledger import TrialLedger
 from ucudnn.torch.tuning.tuner import Tuner
 
@@ -24,6 +24,9 @@ class HostProgram(Program):
         peak: bytes at the peak of PyTorch's steps; at first it is half as high.
         room: whether memory is free.
         stock_calls: number of kernels that PyTorch computed for the program.
+        looked: how often free blocks were looked up.
+        reserved: bytes that are reserved.
+        bandwidth: stated bandwidth of the memory, in bytes per millisecond; 0 if it is not known.
     """
 
     def __init__(self, host, stock_ms, idle_ms):
@@ -35,6 +38,9 @@ class HostProgram(Program):
         self._asked = 0
         self.room = True
         self.stock_calls = 0
+        self.looked = 0
+        self.reserved = 200 << 20
+        self.bandwidth = 0.0
 
     def now_ms(self):
         return self.passed_ms + self.host.stub.stub_clock() / 1e3
@@ -52,8 +58,15 @@ class HostProgram(Program):
         self._asked += 1
         return self.peak // 2 if self._asked == 1 else self.peak
 
-    def fits(self, sizes):
-        return self.room
+    def free_blocks(self):
+        self.looked += 1
+        return FreeBlocks([1 << 20] * 64, [1 << 30] * 64) if self.room else FreeBlocks([], [])
+
+    def reserved_bytes(self):
+        return self.reserved
+
+    def bytes_per_ms(self):
+        return self.bandwidth
 
     def distance(self, found, expected):
         error = float((found.double() - expected.double()).norm() / expected.double().norm())

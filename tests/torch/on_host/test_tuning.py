@@ -12,6 +12,7 @@ from tests.support.tuned_program import TunedProgram  # noqa: E402
 from ucudnn.backends.cudnn.backend import CudnnBackend  # noqa: E402
 from ucudnn.torch.overrides import process_overrides  # noqa: E402
 from ucudnn.torch.tuning.call_site import NO_MEMORY, WRONG  # noqa: E402
+from ucudnn.torch.tuning.program import FreeBlocks  # noqa: E402
 from ucudnn.torch.tuning.tuner import TuningPhase  # noqa: E402
 
 MIB = 1 << 20
@@ -127,14 +128,45 @@ def test_what_is_wrong_or_cannot_be_checked_never_replaces_pytorchs_kernel(tuned
         assert set(report.outcomes) == {reason}
 
 
-def test_a_kernel_that_would_take_new_memory_from_the_device_does_not_stay(tuned):
+def test_a_kernel_that_would_take_new_memory_from_the_device_does_not_stay(tuned, monkeypatch):
     one = tuned(50.0, share=0.5)
-    one.program.fits = lambda sizes: not any(trial.in_place for trial, _ in one.tuner.trials.values())
+    one.program.free_blocks = lambda: FreeBlocks(
+        [], [] if any(trial.in_place for trial, _ in one.tuner.trials.values()) else [1 << 30]
+    )
+    monkeypatch.setattr(FreeBlocks, "hold", lambda blocks, sizes: bool(blocks.large))
     with one.enable() as on:
         run(one)
         (report,) = on.report().tuned
         assert not report.kernels
         assert report.outcomes[NO_MEMORY] >= 5, "the fast engine; the other one needs none, but is slow"
+
+
+def test_free_blocks_are_looked_up_once_for_each_call_until_memory_is_taken_from_the_device(tuned, monkeypatch):
+    asked = []
+    hold = FreeBlocks.hold
+    monkeypatch.setattr(FreeBlocks, "hold", lambda blocks, sizes: asked.append(sizes) or hold(blocks, sizes))
+    one = tuned(50.0, share=0.5)
+    with one.enable():
+        run(one)
+    once = one.program.looked
+    assert once <= 2 * 5 < len(asked), "beside PyTorch's own kernel and in its place"
+    process_overrides.use(None)
+    other = tuned(50.0, share=0.5)
+    reserved = iter(range(1 << 20, 1 << 30, MIB))
+    other.program.reserved_bytes = lambda: next(reserved)
+    with other.enable():
+        run(other)
+    assert other.program.looked > once
+
+
+def test_kernels_at_the_bandwidth_of_the_memory_are_not_tried(tuned):
+    one = tuned(50.0, share=0.5)
+    one.program.bandwidth = 1e-3
+    with one.enable() as on:
+        run(one)
+        (report,) = on.report().tuned
+        assert not report.outcomes
+        assert report.seen == 5
 
 
 def test_kernels_are_divided_where_the_peak_leaves_too_little_for_whole_ones(tuned):

@@ -1,5 +1,7 @@
 """What a site decides from times: candidates are checked first, then timed in place, and adopted if they are faster."""
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -8,7 +10,17 @@ pytest.importorskip("torch")
 
 from tests.support.host_gpu import PROBLEM
 from ucudnn.configuration import Configuration, MicroConfiguration
-from ucudnn.torch.tuning.call_site import ENOUGH, FAILED, SLOW, WRONG, CallSite, Candidate
+from ucudnn.problem import Operation
+from ucudnn.torch.tuning.call_site import (
+    ENOUGH,
+    FAILED,
+    SLOW,
+    WRONG,
+    CallSite,
+    Candidate,
+    ranked,
+    worth_replacing,
+)
 
 
 def candidate(name, size=8):
@@ -116,10 +128,42 @@ def test_nothing_is_asked_while_results_are_awaited():
 def test_what_is_adopted_is_right_and_faster(times, stock, wrong):
     site = site_of(*map(candidate, times), stock=stock)
     run(site, times, stock, dict.fromkeys(wrong, 1.0))
+    run_ones = {each.configuration.parts[0].algorithm for each in site.candidates if each.state.value != "new"}
+    right = [time for name, time in times.items() if name in run_ones - wrong]
+    assert len(run_ones) >= min(3, len(times))
     if site.adopted is None:
-        assert all(time > 0.96 * stock for name, time in times.items() if name not in wrong)
+        assert all(time > 0.96 * stock for time in right)
     else:
         name = site.adopted.configuration.parts[0].algorithm
         assert name not in wrong
-        assert times[name] == min(time for other, time in times.items() if other not in wrong)
+        assert times[name] == min(right)
         assert times[name] <= 0.97 * stock
+
+
+def test_candidates_that_promise_less_are_not_run_after_slow_ones_in_turn():
+    names = dict.fromkeys("abcdefgh", 3.0) | {"b": 0.99}
+    site = site_of(*map(candidate, names))
+    done = run(site, names)
+    assert {name for name, in_place in done if not in_place} == set("abcde"), "one that was not slow begins anew"
+    assert site.adopted is None
+
+
+def test_a_kernel_that_reads_and_writes_at_the_bandwidth_of_the_memory_is_not_worth_trying():
+    site = site_of(stock=1.0)
+    touched = PROBLEM.x_bytes + PROBLEM.w_bytes + PROBLEM.y_bytes
+    assert site.is_near_floor(touched / 0.9)
+    assert not site.is_near_floor(touched / 0.5)
+    assert not site.is_near_floor(0.0), "not known"
+    assert ranked([site], 10.0, touched / 0.5) == [site]
+    assert not ranked([site], 10.0, touched / 0.9)
+
+
+def test_kernels_are_replaced_only_where_a_pass_gains_more_than_its_detour():
+    sites = [site_of(candidate("a"), calls=1) for _ in range(3)]
+    sites[1].problem = sites[2].problem = replace(PROBLEM, operation=Operation.BACKWARD_DATA)
+    for site, time in zip(sites, (0.9, 0.8, 0.5), strict=True):
+        site.candidates[0].samples_ms = [time] * ENOUGH
+        site.adopted = site.candidates[0]
+    assert worth_replacing(sites, 10.0) == sites
+    assert worth_replacing(sites, 100.0) == sites[1:], "0.1 ms of 100 is nothing"
+    assert worth_replacing(sites, 1000.0) == []

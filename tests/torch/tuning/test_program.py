@@ -6,7 +6,9 @@ from hypothesis import strategies as st
 
 pytest.importorskip("torch")
 
-from ucudnn.torch.tuning.program import holds, relative
+from ucudnn.torch.tuning.program import FreeBlocks, holds, relative
+
+MIB = 1 << 20
 
 
 def test_a_block_holds_several_sizes():
@@ -23,6 +25,21 @@ def test_what_fits_is_no_more_than_there_is(free, wanted):
         assert sum(wanted) <= sum(free)
         assert not wanted or max(wanted) <= max(free)
         assert holds([*free, 7], wanted)
+
+
+def test_what_a_block_leaves_over_is_lost_if_it_is_too_small_to_be_split_off():
+    assert holds([100], [60, 30], least=40)
+    assert not holds([100], [70, 30], least=40)
+
+
+def test_small_tensors_come_from_blocks_of_their_own_and_sizes_are_rounded():
+    free = FreeBlocks([1024], [4 * MIB])
+    assert free.hold([1, 512])
+    assert not free.hold([1, 513]), "512 and 1,024 bytes"
+    assert free.hold([2 * MIB, 1])
+    assert not free.hold([3 * MIB, 1 * MIB]), "a MiB is small"
+    assert not free.hold([2 * MIB, 2 * MIB - 1, 1025])
+    assert not free.hold([3 * MIB, MIB + 1]), "what is left of the block is not split off"
 
 
 def test_relative_distances():

@@ -11,7 +11,7 @@ pytest.importorskip("torch")
 
 from tests.support.host_gpu import PROBLEM
 from ucudnn.configuration import Configuration, MicroConfiguration
-from ucudnn.torch.tuning import tuner as module
+from ucudnn.torch.tuning import kernel_maker as module
 from ucudnn.torch.tuning.program import Program
 from ucudnn.torch.tuning.trial_ledger import TrialLedger
 from ucudnn.torch.tuning.tuner import Tuner, TuningPhase
@@ -37,8 +37,14 @@ class Timeline(Program):
     def peak_bytes(self):
         return (1 + min(self.step, 3)) << 30
 
-    def fits(self, sizes):
-        return True
+    def free_blocks(self):
+        raise NotImplementedError
+
+    def reserved_bytes(self):
+        return 1 << 30
+
+    def bytes_per_ms(self):
+        return 0.0
 
     def distance(self, found, expected):
         raise NotImplementedError
@@ -55,7 +61,7 @@ class Listed:
 
     def __init__(self, times):
         self.backend, self.failed, self.stopped = object(), False, False
-        self.is_ready = self.is_complete = False
+        self.is_ready = self.is_complete = self.is_busy = False
         self._times = times
         self._found = []
 
@@ -188,5 +194,7 @@ def test_a_settled_program_is_never_slower_and_trials_stay_within_their_share(ke
     slowest = sum(max(found.values(), default=0.0) for found in offered.values())
     assert course.ledger.lost_seconds <= 0.05 * course.ledger.elapsed_seconds + slowest / 1e3
     for channels, found in offered.items():
-        if found and min(found.values()) < 0.9 * stock[channels]:
+        run = [time for number, time in enumerate(found.values()) if number < 3]  # the others wait for a fast one
+        saved = [each.saved_ms * each.calls for each in tuner.sites.values() if each.adopted is not None]
+        if run and min(run) < 0.9 * stock[channels] and sum(saved) > 0.01 * tuner.step_ms:
             assert course.problems[channels] in tuner.kernels

@@ -1,25 +1,43 @@
 """What was learned about one kernel in the program: times of PyTorch's own, times of candidates, and the choice."""
 
+from collections.abc import Callable, Collection
 from enum import Enum
 from math import inf
 from statistics import median
-from typing import final
+from typing import Any, NamedTuple, final
 
 from ucudnn.configuration import Configuration
-from ucudnn.problem import ConvolutionProblem
+from ucudnn.problem import ConvolutionProblem, DataType, MathMode, Operation
 
 ENOUGH = 5
 """Samples of a time from which its median counts."""
 
 WRONG, SLOW, NO_MEMORY, FAILED = "wrong result", "slow", "no free memory for a check", "failed"
+SLOW_PLAN = "its plan takes too long to build"
 """Why a candidate is given up."""
 
 _MOST_TIMED = 2  # candidates that are timed in the program, the fastest of those that were checked
-_WORTH_TIMING = 1.25  # of PyTorch's time, in the one run beside it
+_MOST_SLOW = 3  # candidates in turn that are not worth timing: then the others, which promise less, are not run
+_WORTH_TIMING = 1.0  # of PyTorch's time, in the one run beside it
 _PROMISING = 0.9  # of PyTorch's time, in that run: it is timed in the program before others are run
 _WORTH_ADOPTING = 0.97  # of PyTorch's time: less may be noise
 _SHADOW_COST = 3.0  # of PyTorch's time: a run or two, a fill and two norms
 _IN_PLACE_COST = 0.1  # of PyTorch's time, at least
+_NEAR_FLOOR = 1.25  # of the time in which the GPU reads and writes the tensors at its stated bandwidth
+_LEAST_SHARE = 0.003  # of a step's time that a kernel takes, to be worth trying
+_LEAST_GAIN = 0.003  # of a step's time that must be saved in the forward pass, or in the backward pass, to replace any
+_MOST_SITES = 256
+
+TOLERANCES = {
+    DataType.FLOAT16: 1e-2,
+    DataType.BFLOAT16: 3e-2,
+    DataType.FLOAT32: 1e-2,
+    DataType.FLOAT64: 1e-9,
+}
+"""The largest relative L2 distance between two algorithms on a program's own data, which may cancel in sums."""
+
+FMA_TOLERANCE = 1e-3
+"""The same for float32 without TF32."""
 
 
 class CandidateState(Enum):
@@ -111,6 +129,7 @@ class CallSite:
         self.pending = 0
         self.adopted: Candidate | None = None
         self.finished = False
+        self._slow = 0  # candidates in turn that were slow
         self._compared = 0  # samples of PyTorch's own kernel since candidates are timed in place
 
     @property
@@ -123,6 +142,21 @@ class CallSite:
         """Milliseconds that the adopted candidate saves in a call; 0 if there is none."""
         return 0.0 if self.adopted is None else self.stock_median_ms - median(self.adopted.samples_ms)
 
+    @property
+    def has_new(self) -> bool:
+        """Whether it has candidates that are still to be run."""
+        return not self.finished and any(each.state is CandidateState.NEW for each in self.candidates or ())
+
+    def is_near_floor(self, bytes_per_ms: float) -> bool:
+        """Return whether PyTorch's own kernel is about as fast as its tensors can be read and written.
+
+        Args:
+            bytes_per_ms: bandwidth of the device's memory; 0 if it is not known.
+        """
+        problem = self.problem
+        touched = problem.x_bytes + problem.w_bytes + problem.y_bytes
+        return bytes_per_ms > 0 and self.stock_median_ms <= _NEAR_FLOOR * touched / bytes_per_ms
+
     def next_trial(self) -> Trial | None:
         """Return what to do in the next step; None if nothing, or if results are still awaited."""
         if self.finished or self.candidates is None or self.pending:
@@ -132,7 +166,7 @@ class CallSite:
         if promising is not None and len(promising.samples_ms) < ENOUGH:  # it saves time already while it is timed
             return self._in_place(promising)
         new = next((each for each in self.candidates if each.state is CandidateState.NEW), None)
-        if new is not None:
+        if new is not None and self._slow < _MOST_SLOW:
             return Trial(new, in_place=False, estimate_ms=_SHADOW_COST * stock)
         timed = self._timed()
         missing = next((each for each in timed if len(each.samples_ms) < ENOUGH), None)
@@ -163,7 +197,9 @@ class CallSite:
             candidate.reject(WRONG)
         elif time_ms > _WORTH_TIMING * self.stock_median_ms:
             candidate.reject(SLOW)
+            self._slow += 1
         else:
+            self._slow = 0
             candidate.state, candidate.rough_ms = CandidateState.CHECKED, time_ms
 
     def missed(self, candidate: Candidate) -> None:
@@ -184,3 +220,65 @@ class CallSite:
         """Return the candidates that are worth their time in the program."""
         checked = [each for each in self.candidates or () if each.state is CandidateState.CHECKED]
         return sorted(checked, key=lambda each: each.rough_ms)[:_MOST_TIMED]
+
+
+def tolerance(problem: ConvolutionProblem) -> float:
+    """Return the largest relative distance between the outputs of two algorithms that compute a problem."""
+    fma = problem.dtype is DataType.FLOAT32 and problem.math is MathMode.FMA
+    return FMA_TOLERANCE if fma else TOLERANCES[problem.dtype]
+
+
+@final
+class Reading(NamedTuple):
+    """A time that is read later.
+
+    Attributes:
+        site: where it was taken.
+        candidate: whose time it is; None for PyTorch's own kernel.
+        begin: the mark before.
+        end: the mark after.
+        distance: returns how far the output is from PyTorch's; None for a run in place.
+    """
+
+    site: CallSite
+    candidate: Candidate | None
+    begin: Any
+    end: Any
+    distance: Callable[[], float] | None
+
+
+def ranked(sites: Collection[CallSite], step_ms: float, bytes_per_ms: float) -> list[CallSite]:
+    """Return the sites that are worth trying, those that take the most time of a step first.
+
+    Args:
+        sites: all sites, whose PyTorch's own kernels were timed.
+        step_ms: time of a step.
+        bytes_per_ms: bandwidth of the device's memory; 0 if it is not known.
+    """
+    cost = {id(each): each.stock_median_ms * each.calls for each in sites}
+    worth = [each for each in sites if cost[id(each)] > _LEAST_SHARE * step_ms and not each.is_near_floor(bytes_per_ms)]
+    return sorted(worth, key=lambda each: -cost[id(each)])[:_MOST_SITES]
+
+
+def priority(site: CallSite) -> float:
+    """Return the rank of a site: the sooner, the more time it takes, and the fewer of its candidates have run."""
+    tried = sum(each.state is not CandidateState.NEW for each in site.candidates or ())
+    return -site.stock_median_ms * site.calls / (1 + tried)
+
+
+def worth_replacing(sites: Collection[CallSite], step_ms: float) -> list[CallSite]:
+    """Return the sites whose kernel is replaced.
+
+    If one kernel of a forward pass is replaced, each convolution there makes a detour through Python, and so for
+    backward passes. So they save a part of the step together, or none is replaced.
+    """
+    found: list[CallSite] = []
+    for forward in (True, False):
+        adopted = [
+            each
+            for each in sites
+            if each.adopted is not None and (each.problem.operation is Operation.FORWARD) is forward
+        ]
+        if sum(each.saved_ms * each.calls for each in adopted) >= _LEAST_GAIN * step_ms:
+            found += adopted
+    return found

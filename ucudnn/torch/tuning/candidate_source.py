@@ -16,7 +16,7 @@ from ucudnn.profiles.measurement import Algorithm
 from ucudnn.workspace.spare import own_bytes
 
 _LOG = logging.getLogger(__name__)
-_MOST_WHOLE = 6
+_MOST_WHOLE = 4
 _MOST_DIVIDED = 2
 _MOST_PARTS = 16
 _MOST_THREADS = 2
@@ -39,6 +39,10 @@ class Source(Protocol):
     @property
     def is_complete(self) -> bool:
         """Whether all is open that finds candidates."""
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether candidates are being found now."""
 
     def open_one(self) -> None:
         """Open a part of what finds candidates, which takes time of the program."""
@@ -77,6 +81,8 @@ class CandidateSource:
         self._found: SimpleQueue[tuple[ConvolutionProblem, list[Configuration]]] = SimpleQueue()
         self._threads: list[Thread] = []
         self._stops = False
+        self._asked = 0
+        self._answered = SimpleQueue[None]()
         self._kept: list[object] = []  # cuDNN compiles an engine again once no plan of it is left
         self.backend: ComputeBackend | None = None
         self.failed = False
@@ -90,6 +96,11 @@ class CandidateSource:
     def is_complete(self) -> bool:
         """Whether all backends are open."""
         return len(self._threads) >= _MOST_THREADS
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether a thread builds, or has something to build."""
+        return self._asked > self._answered.qsize()
 
     def open_one(self) -> None:
         """Open the program's backend, or at later calls that of a thread, which begins to work.
@@ -118,6 +129,7 @@ class CandidateSource:
         if self.backend is not None:
             with suppress(UcudnnError, MemoryError, RuntimeError), self._device():
                 found.extend(candidates_within(self.backend, problem, room_bytes))
+        self._asked += 1
         self._listed.put((problem, found))
 
     def take(self) -> Iterator[tuple[ConvolutionProblem, list[Configuration]]]:
@@ -149,6 +161,7 @@ class CandidateSource:
                     if listed is None:
                         break
                     self._found.put((listed[0], self._build(builder, *listed)))
+                    self._answered.put(None)  # a queue, because two threads could not count by one number
         except (UcudnnError, MemoryError, RuntimeError, OSError) as error:
             self._fail(error)
 
@@ -168,20 +181,20 @@ class CandidateSource:
 
 
 def candidates_within(backend: ComputeBackend, problem: ConvolutionProblem, room_bytes: int) -> Iterator[Configuration]:
-    """Yield configurations that fit into some bytes of workspace: whole mini-batches, then equal micro-batches.
+    """Yield configurations that fit into some bytes of workspace, in the order of the backend's heuristics.
 
     Algorithms that need more workspace for the whole mini-batch are divided into two, four and so on.
 
     Raises:
         UnsupportedProblemError: if the backend cannot compute the problem at all.
     """
-    listed = backend.algorithms(problem)
-    whole = [each for each in listed if each.workspace_bytes <= room_bytes]
-    for each in whole[:_MOST_WHOLE]:
-        yield equal_parts(problem, problem.batch, each)
-    divided = 0
-    for each in listed:
-        if each.workspace_bytes > room_bytes and divided < _MOST_DIVIDED:
+    whole = divided = 0
+    for each in backend.algorithms(problem):
+        if each.workspace_bytes <= room_bytes:
+            if whole < _MOST_WHOLE:
+                whole += 1
+                yield equal_parts(problem, problem.batch, each)
+        elif divided < _MOST_DIVIDED:
             found = _divided(backend, problem, each.name, room_bytes)
             if found is not None:
                 divided += 1

@@ -2,14 +2,35 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from typing import Any, final
+from typing import Any, NamedTuple, final
 
 import torch
 
 from ucudnn.torch.gpu import capturing
 
 _MOST_DISTANCES = 256  # that are not read yet
-_SMALL_BYTES = 1 << 20  # PyTorch keeps smaller blocks in another pool, whose segments are small
+_SMALL_BYTES = 1 << 20  # PyTorch keeps blocks up to this size in another pool, whose segments are small
+_BLOCK_BYTES = 512  # PyTorch's allocator rounds sizes up to this
+
+
+@final
+class FreeBlocks(NamedTuple):
+    """Blocks of memory that are reserved and free, as PyTorch's allocator keeps them.
+
+    Attributes:
+        small: sizes of blocks for tensors of at most 1 MiB.
+        large: sizes of blocks for larger ones.
+    """
+
+    small: Sequence[int]
+    large: Sequence[int]
+
+    def hold(self, sizes: Sequence[int]) -> bool:
+        """Return whether new tensors of these bytes all fit at once, in this order or another one."""
+        rounded = [-(-each // _BLOCK_BYTES) * _BLOCK_BYTES for each in sizes]
+        small = [each for each in rounded if each <= _SMALL_BYTES]
+        large = [each for each in rounded if each > _SMALL_BYTES]
+        return holds(self.small, small, _BLOCK_BYTES) and holds(self.large, large, _SMALL_BYTES + 1)
 
 
 class Program(ABC):
@@ -32,8 +53,16 @@ class Program(ABC):
         """Return the most bytes that were allocated since the program last reset this count."""
 
     @abstractmethod
-    def fits(self, sizes: Sequence[int]) -> bool:
-        """Return whether memory that is reserved already has room for new tensors of these bytes, all at once."""
+    def free_blocks(self) -> FreeBlocks:
+        """Return the free blocks of memory that is reserved already; this takes milliseconds."""
+
+    @abstractmethod
+    def reserved_bytes(self) -> int:
+        """Return how many bytes are reserved now."""
+
+    @abstractmethod
+    def bytes_per_ms(self) -> float:
+        """Return the stated bandwidth of the device's memory; 0 if it is not known."""
 
     @abstractmethod
     def distance(self, found: torch.Tensor, expected: torch.Tensor) -> Callable[[], float]:
@@ -84,19 +113,26 @@ class ProgramOnGpu(Program):
         """Return their peak, as `torch.cuda.max_memory_allocated` does."""
         return self._allocated()["peak"]
 
-    def fits(self, sizes: Sequence[int]) -> bool:
-        """Return whether free blocks of PyTorch's allocator hold tensors of these bytes."""
-        large = sorted((each for each in sizes if each >= _SMALL_BYTES), reverse=True)
-        if not large:
-            return True
-        free = [
-            block["size"]
-            for segment in torch.cuda.memory_snapshot()
-            if segment["device"] == self._ordinal and segment["stream"] == self._stream
-            for block in segment["blocks"]
-            if block["state"] == "inactive" and block["size"] >= large[-1]
-        ]
-        return holds(free, large)
+    def free_blocks(self) -> FreeBlocks:
+        """Return the free blocks of PyTorch's allocator that the program's stream may use."""
+        found: dict[str, list[int]] = {"small": [], "large": []}
+        for segment in torch.cuda.memory_snapshot():
+            if segment["device"] == self._ordinal and segment["stream"] == self._stream:
+                blocks = segment["blocks"]
+                sizes = (block["size"] for block in blocks if block["state"] == "inactive")
+                found[segment["segment_type"]].extend(sizes)
+        return FreeBlocks(found["small"], found["large"])
+
+    def reserved_bytes(self) -> int:
+        """Return the bytes of all segments of PyTorch's allocator."""
+        found: int = torch.cuda.memory_stats_as_nested_dict(self._ordinal)["reserved_bytes"]["all"]["current"]
+        return found
+
+    def bytes_per_ms(self) -> float:
+        """Return the bandwidth from the memory's clock, which counts twice, and the width of its bus."""
+        properties = torch.cuda.get_device_properties(self._ordinal)
+        kilohertz = getattr(properties, "memory_clock_rate", 0)  # older versions of PyTorch do not have these
+        return 2.0 * kilohertz * getattr(properties, "memory_bus_width", 0) / 8
 
     def distance(self, found: torch.Tensor, expected: torch.Tensor) -> Callable[[], float]:
         """Queue two norms and their copy to the host."""
@@ -121,15 +157,22 @@ class ProgramOnGpu(Program):
         return found
 
 
-def holds(free: Sequence[int], wanted: Sequence[int]) -> bool:
-    """Return whether blocks of memory hold all wanted sizes, each taken from the smallest block that is left."""
+def holds(free: Sequence[int], wanted: Sequence[int], least: int = 1) -> bool:
+    """Return whether blocks of memory hold all wanted sizes, each taken from the smallest block that is left.
+
+    Args:
+        free: sizes of the blocks.
+        wanted: sizes of tensors.
+        least: what a block leaves over is lost if it is smaller than this.
+    """
     left = list(free)
     for size in sorted(wanted, reverse=True):
         block = min((each for each in left if each >= size), default=None)
         if block is None:
             return False
         left.remove(block)
-        left.append(block - size)
+        if block - size >= least:
+            left.append(block - size)
     return True
 
 

@@ -12,6 +12,7 @@ from ucudnn.torch.fast_tensors import alias
 from ucudnn.torch.output_form import OutputForm
 from ucudnn.torch.problem import Sizes
 from ucudnn.torch.tuning.call_site import FAILED, NO_MEMORY, CallSite, Candidate
+from ucudnn.torch.tuning.program import FreeBlocks
 from ucudnn.torch.tuning.tuned_kernel import TunedKernel
 from ucudnn.torch.tuning.tuner import Tuner, TuningPhase
 
@@ -19,6 +20,7 @@ _Triple = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 _WGRAD, _DGRAD = 1, 0  # places in PyTorch's mask of gradients
 _LONG_MS = 1.0  # the first run may load code; where PyTorch's own kernel takes less, a second run is timed
 _ONLY = {_DGRAD: [True, False, False], _WGRAD: [False, True, False]}
+_SCALARS_BYTES = 8 << 10  # at least as much as the tensors take that compare two outputs
 
 
 @final
@@ -44,7 +46,7 @@ class TunedCall:
         shapes: shapes of x and the weight.
     """
 
-    __slots__ = ("_outputs", "_tuner", "bias_as", "reason", "shapes", "transposed", "way")
+    __slots__ = ("_free", "_outputs", "_tuner", "bias_as", "reason", "shapes", "transposed", "way")
 
     def __init__(
         self,
@@ -62,6 +64,7 @@ class TunedCall:
         self.bias_as = bias_as
         self.shapes: tuple[Any, Any] = ((), ())
         self.way: _Way | None = None
+        self._free: dict[tuple[int, int], tuple[int, FreeBlocks]] = {}
 
     def begin_step(self) -> None:
         """Decide what the calls do in the step that begins."""
@@ -72,6 +75,22 @@ class TunedCall:
             self.way = _Way(self, tuner, self._outputs, watches=watches)
         else:
             self.way = None
+
+    def has_room(self, at: int, position: int, sizes: Sequence[int]) -> bool:
+        """Return whether new tensors take no new memory from the device at a call.
+
+        A step allocates as the step before, so the free blocks at a call are looked up once.
+
+        Args:
+            at: which of the outputs is computed.
+            position: which of the calls of a step that look the same it is.
+            sizes: bytes of the tensors.
+        """
+        epoch, free = self._free.get((at, position), (-1, None))
+        if free is None or epoch != self._tuner.epoch:
+            free = self._tuner.program.free_blocks()
+            self._free[at, position] = self._tuner.epoch, free
+        return free.hold(sizes)
 
 
 @final
@@ -85,11 +104,13 @@ class _Way:
         watches: whether PyTorch's own kernels are timed.
     """
 
-    __slots__ = ("_bias_as", "_kernels", "_outputs", "_transposed", "_trials", "_tuner", "_watches")
+    __slots__ = ("_bias_as", "_call", "_kernels", "_outputs", "_seen", "_transposed", "_trials", "_tuner", "_watches")
 
     def __init__(self, call: TunedCall, tuner: Tuner, outputs: dict[int, _Output], *, watches: bool) -> None:
         self._tuner = tuner
+        self._call = call
         self._outputs = outputs
+        self._seen = dict.fromkeys(outputs, 0)
         self._transposed = call.transposed
         self._bias_as = call.bias_as
         self._watches = watches
@@ -157,13 +178,14 @@ class _Way:
     ) -> torch.Tensor:
         """Return one output, and time what computes it: PyTorch's own kernel, or a candidate in its place."""
         tuner, output, program = self._tuner, self._outputs[at], self._tuner.program
+        self._seen[at] += 1
         trial, kernel = self._trials.get(at, (None, None))
         over = trial is None or trial.started or (trial.candidate is not None and bool(trial.candidate.reason))
         if over and not self._watches:  # beside PyTorch's own kernel, once in a step is enough
             return stock()
         if not program.untouched():
             return stock()
-        if trial is not None and trial.in_place and kernel is not None and not self._has_room(output, kernel):
+        if trial is not None and trial.in_place and kernel is not None and not self._has_room(at, kernel):
             if trial.candidate is not None:
                 trial.candidate.reject(NO_MEMORY)
             return stock()
@@ -186,22 +208,24 @@ class _Way:
         else:
             tuner.measured(site, None, begin, end)
             if kernel is not None and trial is not None and trial.candidate is not None:
-                trial.started = self._beside(output, kernel, trial.candidate, _Shadow(operands, finished, out))
+                trial.started = self._beside(at, kernel, trial.candidate, _Shadow(operands, finished, out))
         return out
 
-    def _has_room(self, output: _Output, kernel: TunedKernel) -> bool:
+    def _has_room(self, at: int, kernel: TunedKernel) -> bool:
         """Return whether a workspace takes no new memory from the device at this call."""
-        wanted = output.form.size_bytes, kernel.workspace_bytes
-        return not kernel.workspace_bytes or self._tuner.program.fits(wanted)
+        wanted = self._outputs[at].form.size_bytes, kernel.workspace_bytes
+        return not kernel.workspace_bytes or self._call.has_room(at, self._seen[at], wanted)
 
-    def _beside(self, output: _Output, kernel: TunedKernel, candidate: Candidate, shadow: "_Shadow") -> bool:
+    def _beside(self, at: int, kernel: TunedKernel, candidate: Candidate, shadow: "_Shadow") -> bool:
         """Run a candidate beside PyTorch's own kernel, time it, and compare the outputs; return whether it was run.
 
         It is not run if no memory is free.
         """
-        tuner, program, form = self._tuner, self._tuner.program, output.form
-        wanted = [form.size_bytes, kernel.workspace_bytes]
-        if sum(wanted) > tuner.watch.room(program.live_bytes()) or not program.fits(wanted):
+        tuner, program, output = self._tuner, self._tuner.program, self._outputs[at]
+        form = output.form
+        wanted = form.size_bytes, kernel.workspace_bytes
+        short = sum(wanted) > tuner.watch.room(program.live_bytes())
+        if short or not self._call.has_room(at, -self._seen[at], (*wanted, _SCALARS_BYTES)):
             output.site.missed(candidate)
             return False
         other = form.new().fill_(float("nan"))

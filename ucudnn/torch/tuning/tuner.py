@@ -2,20 +2,27 @@
 
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass
 from enum import Enum
 from statistics import median
 from time import perf_counter
-from typing import Any, NamedTuple, final
+from typing import Any, final
 
-from ucudnn.errors import UcudnnError
 from ucudnn.problem import ConvolutionProblem
-from ucudnn.torch.tuning.call_site import FAILED, CallSite, Candidate, CandidateState, Trial
+from ucudnn.torch.tuning.call_site import (
+    CallSite,
+    Candidate,
+    Reading,
+    Trial,
+    priority,
+    ranked,
+    tolerance,
+    worth_replacing,
+)
 from ucudnn.torch.tuning.candidate_source import Source
+from ucudnn.torch.tuning.kernel_maker import KernelMaker
 from ucudnn.torch.tuning.memory_watch import MemoryWatch
 from ucudnn.torch.tuning.program import Program
-from ucudnn.torch.tuning.tolerances import tolerance
-from ucudnn.torch.tuning.trial_ledger import TrialLedger
+from ucudnn.torch.tuning.trial_ledger import StepRecord, TrialLedger
 from ucudnn.torch.tuning.tuned_kernel import TunedKernel
 from ucudnn.units import exact_bytes
 from ucudnn.workspace.spare import own_bytes
@@ -29,12 +36,12 @@ _WARM_STEPS = 5  # before anything is watched; the first two are not typical
 _TYPICAL_STEPS = 3
 _WATCHED_STEPS = 2
 _MOST_SECONDS = 90.0  # of trying
-_LEAST_SHARE = 0.002  # of a step's time that a kernel takes, to be worth trying
-_MOST_SITES = 256
+_WORTH_KEEPING = 0.995  # of PyTorch's step: else no call is to make a detour through Python
 _BLOCKS = 3  # of steps with the adopted kernels, and as many without
 _BLOCK_STEPS = 5  # the first one of a block does not count
 _MOST_AT_ONCE = 16  # trials in one step
 _SLACK_BYTES = 2 << 20  # a program's small tensors come and go
+_MOST_MADE = 2  # kernels in one step
 _MOST_ASKED = 4  # kernels whose candidates are looked for at a time
 _GUARDED_STEPS = 16  # between looks at the peak
 
@@ -48,38 +55,6 @@ class TuningPhase(Enum):
     TRYING = "trying"
     COMPARING = "comparing"
     SETTLED = "settled"
-
-
-@final
-class _Reading(NamedTuple):
-    """A time that is read later.
-
-    Attributes:
-        site: where it was taken.
-        candidate: whose time it is; None for PyTorch's own kernel.
-        begin: the mark before.
-        end: the mark after.
-        distance: returns how far the output is from PyTorch's; None for a run in place.
-    """
-
-    site: CallSite
-    candidate: Candidate | None
-    begin: Any
-    end: Any
-    distance: Callable[[], float] | None
-
-
-@final
-@dataclass(slots=True)
-class _Step:
-    """A step that was taken: the marks at its ends, what it was for, and what was reserved for its trials."""
-
-    begin: Any
-    end: Any
-    phase: TuningPhase
-    uses_adopted: bool
-    counts: bool
-    reserved_seconds: float
 
 
 @final
@@ -100,6 +75,7 @@ class Tuner:
         uses_adopted: whether adopted kernels run in this step.
         trials: what is tried in this step, by problem, with the kernel if there is one.
         kernels: the adopted kernels, by problem.
+        epoch: changes when the free blocks at calls may have changed.
         host_seconds: time of the program's own thread between steps: for handles of cuDNN ('opening'), for lists of
             candidates ('listing'), for plans ('building'), and for the slowest plan ('slowest').
         gain: time of a step with adopted kernels over PyTorch's own; None if that was not compared.
@@ -115,16 +91,20 @@ class Tuner:
         self.uses_adopted = False
         self.trials: dict[ConvolutionProblem, tuple[Trial, TunedKernel | None]] = {}
         self.kernels: dict[ConvolutionProblem, TunedKernel] = {}
+        self.epoch = 0
         self.gain: float | None = None
         self.host_seconds = dict.fromkeys(("opening", "listing", "building", "slowest"), 0.0)
-        self._readings: list[_Reading] = []
-        self._open_steps: list[_Step] = []
+        self._readings: list[Reading] = []
+        self._open_steps: list[StepRecord] = []
         self._typical_ms: list[float] = []
         self._mark: Any = None
         self._steps = 0
         self._phase_steps = 0
         self._tried_since = 0.0
         self._reserved_seconds = 0.0
+        self._maker = KernelMaker(source)
+        self._bytes_per_ms = 0.0
+        self._held_bytes = 0
         self._calls = 0
         self._allowed_bytes = 0
         self._asked: dict[ConvolutionProblem, bool] = {}  # whether the answer is awaited
@@ -163,7 +143,7 @@ class Tuner:
     ) -> None:
         """Note marks around a kernel; they are read at the end of a later step."""
         site.pending += 1
-        self._readings.append(_Reading(site, candidate, begin, end, distance))
+        self._readings.append(Reading(site, candidate, begin, end, distance))
 
     def step_ended(self) -> None:
         """End a step: read what has been measured by now, and decide what the next one does."""
@@ -208,7 +188,7 @@ class Tuner:
         if self._mark is not None:
             counts = self._phase_steps > 1 if self.phase is TuningPhase.COMPARING else self._steps > 2
             self._open_steps.append(
-                _Step(self._mark, mark, self.phase, self.uses_adopted, counts, self._reserved_seconds)
+                StepRecord(self._mark, mark, self.phase, self.uses_adopted, counts, self._reserved_seconds)
             )
             self._reserved_seconds = 0.0
         self._mark = mark
@@ -274,6 +254,7 @@ class Tuner:
         for site in self.sites.values():
             site.room_bytes = self.watch.room(-int(site.room_bytes)) if site.calls else 0
             site.calls = -(-site.calls // _WATCHED_STEPS)
+        self._bytes_per_ms = self.program.bytes_per_ms()
         self._tried_since = self.ledger.elapsed_seconds
         self._enter(TuningPhase.TRYING)
 
@@ -282,38 +263,46 @@ class Tuner:
         self._reserved_seconds += seconds if admitted else 0.0
         return admitted
 
-    def _ranked(self) -> list[CallSite]:
-        """Return the sites that are worth trying, those that take the most time of a step first."""
-        cost = {id(each): each.stock_median_ms * each.calls for each in self.sites.values()}
-        worth = [each for each in self.sites.values() if cost[id(each)] > _LEAST_SHARE * self.step_ms]
-        return sorted(worth, key=lambda each: -cost[id(each)])[:_MOST_SITES]
-
     def _try(self) -> None:
         self.trials = {}
+        self._look_at_memory()
         if not self._asked and self._readings:
             return  # what was watched is not read yet
-        ranked = self._ranked()
+        sites = ranked(self.sites.values(), self.step_ms, self._bytes_per_ms)
         for problem, configurations in self.source.take():
             self._asked[problem] = False
             self.sites[problem].candidates = [Candidate(each, own_bytes(problem, each)) for each in configurations]
         if not self.source.is_complete:
             self._open_one()
-        self._ask(ranked)
+        self._ask(sites)
         late = self.ledger.elapsed_seconds - self._tried_since > _MOST_SECONDS
-        if late or self.source.failed or all(site.finished for site in ranked):
+        if late or self.source.failed or all(site.finished for site in sites):
             self._end_trying()
             return
-        for site in sorted(ranked, key=_priority):
+        made = 0
+        for site in sorted(sites, key=priority):
             trial = site.next_trial()
             if trial is None:
                 continue
-            if len(self.trials) >= _MOST_AT_ONCE or not self._reserve(trial.estimate_ms / 1e3):
+            seconds = self._maker.needed_seconds(site, trial.candidate)
+            if seconds and (made >= _MOST_MADE or not self._maker.may_make()):
+                continue
+            if len(self.trials) >= _MOST_AT_ONCE or not self._reserve(seconds + trial.estimate_ms / 1e3):
                 return  # smaller kernels wait, or they would use up what the larger one waits for
+            made += seconds > 0
             self._assign(site, trial)
 
-    def _ask(self, ranked: list[CallSite]) -> None:
+    def _look_at_memory(self) -> None:
+        """Let free blocks be looked up again if memory was taken from the device, or given back to it."""
+        held = self.program.reserved_bytes()
+        self.epoch += held != self._held_bytes
+        self._held_bytes = held
+
+    def _ask(self, sites: list[CallSite]) -> None:
         """Ask for the candidates of few kernels at a time, because listing and building disturb the program."""
-        missing = [site for site in ranked if site.problem not in self._asked]
+        if not self._maker.may_make() or (self._maker.waits and any(site.has_new for site in sites)):
+            return
+        missing = [site for site in sites if site.problem not in self._asked]
         for site in missing[: max(0, _MOST_ASKED - sum(self._asked.values()))]:
             if self._reserve(_LISTING_SECONDS):
                 begin = perf_counter()
@@ -323,41 +312,21 @@ class Tuner:
 
     def _assign(self, site: CallSite, trial: Trial) -> None:
         candidate = trial.candidate
-        kernel = None if candidate is None else self._made(site, candidate)
+        kernel = None if candidate is None else self._maker.made(site, candidate)
         if candidate is None or kernel is not None:
             self.trials[site.problem] = trial, kernel
-
-    def _made(self, site: CallSite, candidate: Candidate) -> TunedKernel | None:
-        """Return the kernel of a candidate; None if it cannot be made."""
-        kernel = self.kernels.get(site.problem)
-        if kernel is not None and kernel.configuration is candidate.configuration:
-            return kernel
-        backend = self.source.backend
-        assert backend is not None
-        begin = perf_counter()
-        try:
-            kernel = TunedKernel(site.problem, candidate.configuration, backend)
-        except (UcudnnError, RuntimeError) as error:
-            _LOG.debug("%s: %s: %s", site.problem, candidate.configuration, error)
-            candidate.reject(FAILED)
-            return None
-        seconds = perf_counter() - begin
-        self.host_seconds["building"] += seconds
-        self.host_seconds["slowest"] = max(self.host_seconds["slowest"], seconds)
-        self.kernels[site.problem] = kernel
-        return kernel
+        self.host_seconds["building"] = self._maker.seconds
+        self.host_seconds["slowest"] = self._maker.slowest_seconds
 
     def _end_trying(self) -> None:
         self.source.stop()
         for site in self.sites.values():
             if not site.finished and site.candidates is not None:
                 site.conclude()  # with what was found until now
-        adopted = {site.problem for site in self.sites.values() if site.adopted is not None}
-        self.kernels = {problem: kernel for problem, kernel in self.kernels.items() if problem in adopted}
-        for site in self.sites.values():
-            if site.adopted is not None and self._made(site, site.adopted) is None:
-                site.adopted = None
-                self.kernels.pop(site.problem, None)
+        for site in worth_replacing(self.sites.values(), self.step_ms):
+            kernel = None if site.adopted is None else self._maker.made(site, site.adopted)
+            if kernel is not None:
+                self.kernels[site.problem] = kernel
         if self.kernels:
             self.uses_adopted = True
             self._enter(TuningPhase.COMPARING)
@@ -372,7 +341,7 @@ class Tuner:
         enough = _BLOCKS * (_BLOCK_STEPS - 1)
         if all(len(times) >= enough for times in self._blocks.values()):
             self.gain = median(self._blocks[True]) / median(self._blocks[False])
-            if self.gain >= 1:
+            if self.gain > _WORTH_KEEPING:
                 self.kernels.clear()
             self._settle()
 
@@ -390,9 +359,3 @@ class Tuner:
             self.ledger.elapsed_seconds,
             self.ledger.lost_seconds,
         )
-
-
-def _priority(site: CallSite) -> float:
-    """Return the rank of a site: the sooner, the more time it takes, and the fewer of its candidates have run."""
-    tried = sum(each.state is not CandidateState.NEW for each in site.candidates or ())
-    return -site.stock_median_ms * site.calls / (1 + tried)

@@ -1,0 +1,79 @@
+"""Kernels are made where that does not keep the program waiting."""
+
+from types import SimpleNamespace
+
+import pytest
+
+pytest.importorskip("torch")
+
+from tests.support.host_gpu import PROBLEM
+from ucudnn.configuration import Configuration, MicroConfiguration
+from ucudnn.errors import CudnnError
+from ucudnn.torch.tuning import kernel_maker as module
+from ucudnn.torch.tuning.call_site import FAILED, SLOW_PLAN, CallSite, Candidate
+from ucudnn.torch.tuning.kernel_maker import KernelMaker
+
+
+def candidate(name):
+    part = MicroConfiguration(size=8, algorithm=name, time_ms=1.0, workspace_bytes=0)
+    return Candidate(Configuration(parts=(part,)), 0)
+
+
+@pytest.fixture
+def making(monkeypatch):
+    """Return a maker, its source, and the seconds that each algorithm takes."""
+    source = SimpleNamespace(backend=object(), is_busy=False)
+    seconds, now = {}, [0.0]
+
+    def kernel(problem, configuration, backend):
+        name = configuration.parts[0].algorithm
+        now[0] += seconds.get(name, 0.001)
+        if name == "broken":
+            raise CudnnError("no plan")
+        return SimpleNamespace(configuration=configuration)
+
+    monkeypatch.setattr(module, "TunedKernel", kernel)
+    monkeypatch.setattr(module, "perf_counter", lambda: now[0])
+    return KernelMaker(source), source, seconds
+
+
+def test_the_latest_kernel_of_a_problem_is_kept(making):
+    maker, _, _ = making
+    site, one = CallSite(PROBLEM), candidate("a")
+    assert maker.needed_seconds(site, one) > 0
+    kernel = maker.made(site, one)
+    assert maker.made(site, one) is kernel
+    assert maker.needed_seconds(site, one) == maker.needed_seconds(site, None) == 0
+    assert maker.made(site, candidate("a")) is not kernel
+
+
+def test_what_cannot_be_made_is_given_up(making):
+    maker, _, _ = making
+    broken = candidate("broken")
+    assert maker.made(CallSite(PROBLEM), broken) is None
+    assert broken.reason == FAILED
+
+
+def test_an_algorithm_whose_plan_took_long_is_not_made_again(making):
+    maker, _, seconds = making
+    seconds["a"] = 0.9
+    site = CallSite(PROBLEM)
+    assert maker.made(site, candidate("a")) is not None
+    assert maker.slowest_seconds == maker.needed_seconds(site, candidate("b")) == pytest.approx(0.9)
+    again = candidate("a")
+    assert maker.made(site, again) is None
+    assert again.reason == SLOW_PLAN
+    assert maker.may_make()
+
+
+def test_kernels_wait_for_threads_after_one_took_long_beside_them(making):
+    maker, source, seconds = making
+    source.is_busy = True
+    assert maker.may_make()
+    seconds["a"] = 0.9
+    assert maker.made(CallSite(PROBLEM), candidate("a")) is not None
+    assert not maker.may_make()
+    source.is_busy = False
+    assert maker.may_make()
+    seconds["a"] = 0.01
+    assert maker.made(CallSite(PROBLEM), candidate("a")) is not None, "the threads were to blame"

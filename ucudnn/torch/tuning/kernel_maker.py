@@ -1,0 +1,88 @@
+"""Makes the kernels of candidates in the program's own thread, which waits meanwhile, so it makes few at a time."""
+
+import logging
+from collections import deque
+from time import perf_counter
+from typing import final
+
+from ucudnn.errors import UcudnnError
+from ucudnn.problem import ConvolutionProblem
+from ucudnn.torch.tuning.call_site import FAILED, SLOW_PLAN, CallSite, Candidate
+from ucudnn.torch.tuning.candidate_source import Source
+from ucudnn.torch.tuning.tuned_kernel import TunedKernel
+
+_LOG = logging.getLogger("ucudnn.torch")
+
+_SLOW_SECONDS = 0.1  # a plan whose engine is compiled already takes some milliseconds
+_USUAL_SECONDS = 0.01
+_MOST_REMEMBERED = 8
+
+
+@final
+class KernelMaker:
+    """Makes the kernels of candidates, and gives up algorithms whose plans keep the program waiting.
+
+    A thread has built the engine before, so a plan takes milliseconds. It takes longer while a thread compiles other
+    engines, because cuDNN compiles one at a time. Once that has happened, kernels are made only while no thread builds.
+
+    Args:
+        source: has the program's backend, and the threads.
+
+    Attributes:
+        kernels: the latest kernel of each problem.
+        waits: whether kernels are made only while no thread builds.
+        seconds: time that kernels took.
+        slowest_seconds: that of the slowest one.
+    """
+
+    def __init__(self, source: Source) -> None:
+        self.kernels: dict[ConvolutionProblem, TunedKernel] = {}
+        self.waits = False
+        self.seconds = 0.0
+        self.slowest_seconds = 0.0
+        self._source = source
+        self._recent = deque([_USUAL_SECONDS], _MOST_REMEMBERED)
+        self._slow: set[str] = set()
+
+    def needed_seconds(self, site: CallSite, candidate: Candidate | None) -> float:
+        """Return the time that the kernel of a candidate is expected to take; 0 if it is made already."""
+        kernel = self.kernels.get(site.problem)
+        ready = candidate is None or (kernel is not None and kernel.configuration is candidate.configuration)
+        return 0.0 if ready else max(self._recent)
+
+    def may_make(self) -> bool:
+        """Return whether a kernel may be made now."""
+        return not (self.waits and self._source.is_busy)
+
+    def made(self, site: CallSite, candidate: Candidate) -> TunedKernel | None:
+        """Return the kernel of a candidate; None if it cannot be made, and the candidate is given up."""
+        kernel = self.kernels.get(site.problem)
+        if kernel is not None and kernel.configuration is candidate.configuration:
+            return kernel
+        names = {part.algorithm for part in candidate.configuration.parts}
+        if names & self._slow:
+            candidate.reject(SLOW_PLAN)
+            return None
+        backend, busy = self._source.backend, self._source.is_busy
+        assert backend is not None
+        begin = perf_counter()
+        try:
+            kernel = TunedKernel(site.problem, candidate.configuration, backend)
+        except (UcudnnError, RuntimeError) as error:
+            _LOG.debug("%s: %s: %s", site.problem, candidate.configuration, error)
+            candidate.reject(FAILED)
+            kernel = None
+        self._took(perf_counter() - begin, names, busy=busy)
+        if kernel is not None:
+            self.kernels[site.problem] = kernel
+        return kernel
+
+    def _took(self, seconds: float, names: set[str], *, busy: bool) -> None:
+        self._recent.append(seconds)
+        self.seconds += seconds
+        self.slowest_seconds = max(self.slowest_seconds, seconds)
+        if seconds > _SLOW_SECONDS:
+            if busy:
+                self.waits = True
+            else:
+                self._slow |= names
