@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.support.problems import DIFFERENT, divisible, make_problem
+from tests.support.problems import BESIDE, DIFFERENT, divisible, make_problem
 from ucudnn.errors import InvalidProblemError
-from ucudnn.problem import ConvolutionProblem, DataType, Layout
+from ucudnn.problem import ConvolutionProblem, DataType, Layout, Operation
 
 
 def test_every_field_is_covered():
@@ -18,8 +18,26 @@ def test_every_field_is_covered():
 
 @pytest.mark.parametrize("field", DIFFERENT)
 def test_problems_differ_in_every_field(field):
-    assert make_problem(**{field: DIFFERENT[field]}) != make_problem()
-    assert len({make_problem(**{field: DIFFERENT[field]}), make_problem()}) == 2
+    beside = BESIDE.get(field, {})
+    plain, other = make_problem(**beside), make_problem(**beside, **{field: DIFFERENT[field]})
+    assert plain != other
+    assert len({plain, other}) == 2
+
+
+def test_a_float32_sum_has_filters_of_4_bytes_beside_tensors_of_2():
+    rounded = make_problem(operation=Operation.BACKWARD_FILTER, dtype=DataType.BFLOAT16)
+    problem = replace(rounded, float32_sum=True)
+    assert (problem.w_bytes, problem.x_bytes, problem.y_bytes) == (72 * 4, rounded.x_bytes, rounded.y_bytes)
+    assert (problem.w_dtype, problem.dtype) == (DataType.FLOAT32, DataType.BFLOAT16)
+    assert str(problem) == f"{rounded} to float32"
+    assert problem.part(4).float32_sum
+
+
+@pytest.mark.parametrize("fields", [{"operation": Operation.FORWARD}, {"dtype": DataType.FLOAT32}])
+def test_only_filter_gradients_of_16_bits_have_a_float32_sum(fields):
+    given = {"operation": Operation.BACKWARD_FILTER, "dtype": DataType.FLOAT16} | fields
+    with pytest.raises(InvalidProblemError, match="only filter gradients of 16 bits have float32_sum"):
+        make_problem(**given, float32_sum=True)
 
 
 def test_explicit_defaults_make_the_same_problem():

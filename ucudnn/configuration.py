@@ -81,15 +81,38 @@ class MicroConfiguration:
         return {each.algorithm for each in self.slabs} or {self.algorithm}
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Float32Sum:
+    """The sum of a filter gradient of 16 bits in float32, to which all parts are added, and which is rounded once.
+
+    Attributes:
+        size_bytes: bytes of the sum. It lies in the workspace, before the workspace of the parts.
+        time_ms: predicted milliseconds in which it is rounded; above zero.
+
+    Raises:
+        MeasurementError: if the time is not positive and finite, or the size is below 1.
+    """
+
+    size_bytes: int
+    time_ms: float
+
+    def __post_init__(self) -> None:
+        if self.size_bytes < 1 or not (isfinite(self.time_ms) and self.time_ms > 0):
+            raise MeasurementError(f"no float32 sum has {self.size_bytes} bytes and takes {self.time_ms} ms")
+
+
 @dataclass(frozen=True, kw_only=True)
 class Configuration:
     """Micro-configurations whose sizes add up to a whole mini-batch (paper, section 3.1).
 
     Attributes:
         parts: the micro-configurations in the order of their execution, largest first.
+        float32_sum: for a filter gradient of 16 bits, the float32 sum of its parts; None if each part is added to the
+            output itself, which rounds each time.
     """
 
     parts: tuple[MicroConfiguration, ...]
+    float32_sum: Float32Sum | None = None
 
     @cached_property
     def size(self) -> int:
@@ -98,18 +121,30 @@ class Configuration:
 
     @cached_property
     def time_ms(self) -> float:
-        """Milliseconds of all parts one after another: the sum of their times."""
-        return fsum(part.time_ms for part in self.parts)
+        """Milliseconds of all parts one after another, and of rounding their sum."""
+        rounding_ms = 0.0 if self.float32_sum is None else self.float32_sum.time_ms
+        return fsum((*(part.time_ms for part in self.parts), rounding_ms))
 
     @cached_property
     def workspace_bytes(self) -> int:
-        """Workspace in bytes that the parts use one after another: the maximum over the parts."""
-        return max((part.workspace_bytes for part in self.parts), default=0)
+        """Workspace in bytes: the maximum over the parts, which use it one after another, and their sum's bytes."""
+        return max((part.workspace_bytes for part in self.parts), default=0) + self.sum_bytes
+
+    @property
+    def sum_bytes(self) -> int:
+        """Bytes of the float32 sum; 0 if there is none."""
+        return 0 if self.float32_sum is None else self.float32_sum.size_bytes
+
+    @cached_property
+    def calls(self) -> int:
+        """The number of calls, each of which computes a micro-batch or a slab of one."""
+        return sum(len(part.slabs) or 1 for part in self.parts)
 
     def __str__(self) -> str:
         """Return for example '4x64 FFT_TILING', '3x64 GEMM + 1x8 FFT', or '4x1 [2x32 rows FFT]' for slabs."""
         groups = groupby(self.parts, key=lambda part: (part.size, part.algorithm))
-        return " + ".join(f"{len(list(group))}x{size} {algorithm}" for (size, algorithm), group in groups)
+        text = " + ".join(f"{len(list(group))}x{size} {algorithm}" for (size, algorithm), group in groups)
+        return text if self.float32_sum is None else f"{text}, summed in float32"
 
 
 def configuration_of(parts: list[MicroConfiguration]) -> Configuration:

@@ -120,6 +120,7 @@ class ConvolutionProblem:
         math: whether float32 may be multiplied as TF32.
         deterministic: whether the algorithm must repeat its results to the bit.
         alignment: the addresses of all three tensors are multiples of so many bytes; a power of two up to 16.
+        float32_sum: whether w is float32 beside x and y of 16 bits: a filter gradient that is not rounded yet.
 
     Raises:
         InvalidProblemError: if this is no convolution. The message names the offending value.
@@ -145,6 +146,7 @@ class ConvolutionProblem:
     math: MathMode = MathMode.TF32
     deterministic: bool = False
     alignment: int = MOST_ALIGNMENT
+    float32_sum: bool = False
     _hash: int = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -209,6 +211,8 @@ class ConvolutionProblem:
                 raise InvalidProblemError(f"{name} {values} has not one entry for each of {self.spatial}")
         for name in ("batch", "channels", "filters", "groups", *_TUPLES):
             _check_range(name, getattr(self, name), 0 if name.endswith("padding") else 1)
+        if self.float32_sum and not self.is_rounded_gradient:
+            raise InvalidProblemError(f"only filter gradients of 16 bits have float32_sum, not {self.operation.value}")
         for name in ("channels", "filters"):
             if getattr(self, name) % self.groups:
                 raise InvalidProblemError(f"{name} {getattr(self, name)} cannot be divided into {self.groups} groups")
@@ -250,6 +254,16 @@ class ConvolutionProblem:
         return self.channels // self.groups * prod(self.kernel)
 
     @property
+    def is_rounded_gradient(self) -> bool:
+        """Whether it is a filter gradient of 16 bits, a sum over samples that each addition to w would round."""
+        return self.dtype.has_16_bits and self.operation is Operation.BACKWARD_FILTER
+
+    @property
+    def w_dtype(self) -> DataType:
+        """Type of w."""
+        return DataType.FLOAT32 if self.float32_sum else self.dtype
+
+    @property
     def x_shape(self) -> tuple[int, ...]:
         """Shape of x in the memory order of the layout."""
         return self.layout.arrange(self.batch, self.channels, self.spatial)
@@ -272,7 +286,7 @@ class ConvolutionProblem:
     @property
     def w_bytes(self) -> int:
         """Bytes of w."""
-        return prod(self.w_shape) * self.dtype.itemsize
+        return prod(self.w_shape) * self.w_dtype.itemsize
 
     @property
     def y_bytes(self) -> int:
@@ -323,7 +337,7 @@ class ConvolutionProblem:
                 text += f" {name} {'x'.join(map(str, values))}"
         if self.groups != 1:
             text += f" groups {self.groups}"
-        return f"{text} {self.dtype.value} {self.layout.value}"
+        return f"{text} {self.dtype.value} {self.layout.value}{' to float32' if self.float32_sum else ''}"
 
 
 ENUM_FIELDS: dict[str, type[Enum]] = {"operation": Operation, "dtype": DataType, "layout": Layout, "math": MathMode}

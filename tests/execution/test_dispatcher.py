@@ -318,7 +318,7 @@ def test_a_temporary_array_lives_until_it_is_launched_on(faulty):
 def test_a_kernel_that_cannot_be_planned_does_not_stop_others(faulty):
     handle = Handle(backend=faulty, workspace_limit=0, effort=QUICK)
     other = PROBLEM.with_batch(4)
-    handle.get_algorithm(replace(PROBLEM, dtype=DataType.FLOAT16))  # the CPU cannot compute it
+    handle.get_algorithm(replace(PROBLEM, dtype=DataType.BFLOAT16))  # the CPU cannot compute it
     check(handle, other)
     broken = PROBLEM.with_batch(3)
     faulty.unmeasurable = broken.batch

@@ -187,7 +187,7 @@ def change(*path, to):
 
 
 DAMAGE = {
-    "version": (change("version", to=2), "its version is 2, and this ucudnn reads version 1: make a new file"),
+    "version": (change("version", to=3), "its version is 3, and this ucudnn reads version 2: make a new file"),
     "format": (change("format", to="ucudnn-profile"), "it is no file of plans"),
     "device": (
         change("conditions", "device", to="NVIDIA H100"),

@@ -1,4 +1,5 @@
 import json
+from dataclasses import replace
 
 import pytest
 
@@ -12,7 +13,7 @@ from ucudnn.errors import ProfileError
 from ucudnn.networks.tables import load_network
 from ucudnn.networks.variants import variants
 from ucudnn.policy import BatchSizePolicy
-from ucudnn.problem import Layout, Operation
+from ucudnn.problem import DataType, Layout, Operation
 from ucudnn.profiles.format import Profile, load_profile, save_profile
 from ucudnn.profiles.measurement import Algorithm, Measurement
 from ucudnn.solvers.desirable import desirable_set
@@ -24,7 +25,8 @@ GEMM = Measurement(algorithm=Algorithm(name="GEMM", workspace_bytes=0, api="lega
 
 
 def make_profile():
-    everything_else = make_problem(**(DIFFERENT | {"batch": 2, "layout": Layout.NCHW}))
+    everything_else = make_problem(**(DIFFERENT | {"batch": 2, "layout": Layout.NCHW, "float32_sum": False}))
+    gradient = make_problem(operation=Operation.BACKWARD_FILTER, dtype=DataType.FLOAT16)
     last = make_problem(layout=Layout.NHWC)
     return Profile(
         name="test",
@@ -36,7 +38,11 @@ def make_profile():
                 everything_else: (RECORD,),
                 last: (RECORD,),
             },
-            "two": {make_problem(operation=Operation.BACKWARD_FILTER): (RECORD,)},
+            "two": {
+                make_problem(operation=Operation.BACKWARD_FILTER): (RECORD,),
+                gradient: (RECORD,),
+                replace(gradient, float32_sum=True): (GEMM,),
+            },
         },
     )
 

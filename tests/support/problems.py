@@ -43,7 +43,11 @@ DIFFERENT = {
     "math": MathMode.FMA,
     "deterministic": True,
     "alignment": 8,
+    "float32_sum": True,
 }
+
+BESIDE = {"float32_sum": {"operation": Operation.BACKWARD_FILTER, "dtype": DataType.FLOAT16}}
+"""Fields of which a problem needs certain values if another field differs."""
 
 
 @st.composite

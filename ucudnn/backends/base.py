@@ -13,6 +13,7 @@ from typing import Any, NamedTuple, final
 from ucudnn.backends.bench import Bench
 from ucudnn.backends.fork_locks import LockLevel, new_lock
 from ucudnn.backends.prefetch import PrefetchRequest
+from ucudnn.configuration import Float32Sum
 from ucudnn.errors import BackendError, ReentryError, UnsupportedProblemError
 from ucudnn.problem import MOST_ALIGNMENT, ConvolutionProblem
 from ucudnn.profiles.measurement import Algorithm
@@ -165,6 +166,10 @@ class Backend(ABC):
         """Return whether a slab of a micro-batch can be measured, or was recorded together with the micro-batch."""
         return True
 
+    def float32_sum(self, problem: ConvolutionProblem) -> Float32Sum | None:
+        """Return what the float32 sum of a filter gradient takes; None if the backend computes no such problems."""
+        return None
+
     def warm_up(self) -> None:  # noqa: B027, because few backends have anything to load
         """Load now what the first measurement of each operation would have to load."""
 
@@ -224,6 +229,24 @@ class PreparedCall(ABC):
         return None
 
 
+class PreparedSum(ABC):
+    """The float32 sum of one filter gradient of 16 bits. It lies at the beginning of a workspace."""
+
+    @abstractmethod
+    def split(self, workspace: Buffer) -> tuple[Tensor, Buffer]:
+        """Return the sum as the w that calls write, and the workspace that is left for the calls."""
+
+    @abstractmethod
+    def bind(self, total: Tensor, w: Tensor, scaling: Scaling = OVERWRITE) -> Callable[[], None]:
+        """Return what computes w = alpha * total + beta * w in float32, rounds once, and may raise BackendError.
+
+        Args:
+            total: the sum, as `split` returns it.
+            w: the filter gradient; not read at beta = 0.
+            scaling: alpha and beta.
+        """
+
+
 class ComputeBackend(Backend):
     """What execution needs besides: prepared calls and workspaces."""
 
@@ -255,6 +278,10 @@ class ComputeBackend(Backend):
         Raises:
             UnsupportedProblemError: if the algorithm cannot compute the problem.
         """
+
+    def prepare_sum(self, problem: ConvolutionProblem) -> PreparedSum:
+        """Make the float32 sum of a filter gradient ready; an UnsupportedProblemError says that there is none."""
+        raise UnsupportedProblemError(f"{self.name} keeps no float32 sum of {problem}")
 
     @abstractmethod
     def allocate(self, size_bytes: int) -> Buffer:

@@ -9,6 +9,8 @@ from typing import final
 from ucudnn.backends.base import Backend
 from ucudnn.backends.bench import Bench
 from ucudnn.backends.candidates import Candidates
+from ucudnn.backends.sum_cost import float32_sum_on_gpu
+from ucudnn.configuration import Float32Sum
 from ucudnn.errors import NotRecordedError
 from ucudnn.problem import MOST_ALIGNMENT, ConvolutionProblem, MathMode
 from ucudnn.profiles.format import Profile, Recording
@@ -75,6 +77,12 @@ class ReplayBackend(Backend):
             if sizes is not None:
                 return frozenset(sizes)
         return frozenset()
+
+    def float32_sum(self, problem: ConvolutionProblem) -> Float32Sum | None:
+        """Return what the float32 sum of a filter gradient takes on a GPU; None if no parts of one were recorded."""
+        if not problem.is_rounded_gradient or not self.sizes(replace(problem, float32_sum=True)):
+            return None
+        return float32_sum_on_gpu(problem)
 
     def knows_slab(self, slab: ConvolutionProblem, part: ConvolutionProblem) -> bool:
         """Whether a slab was recorded together with its micro-batch; times of different recordings are never mixed."""

@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
+from ucudnn.backends.base import Backend
 from ucudnn.benchmarking.benchmark import Benchmark
 from ucudnn.benchmarking.exploration.pruning import traits_of
 from ucudnn.benchmarking.request import Request, slab_rows
@@ -18,7 +19,12 @@ NO_LIMIT = 1 << 50
 
 
 def record_requests(
-    network: Network, wanted: Iterable[Variant], policy: BatchSizePolicy, *, slabs: bool = True
+    network: Network,
+    wanted: Iterable[Variant],
+    policy: BatchSizePolicy,
+    *,
+    slabs: bool = True,
+    backend: Backend | None = None,
 ) -> list[Request]:
     """Return the requests of a network's profile, which ask for each size of each kernel by itself.
 
@@ -27,8 +33,12 @@ def record_requests(
         wanted: its data types and layouts.
         policy: which micro-batch sizes and which slabs are recorded.
         slabs: whether slabs of single samples are recorded.
+        backend: computes them. Where it keeps float32 sums of filter gradients, their parts are recorded, too.
     """
-    problems = (variant.of(kernel.problem) for variant in wanted for kernel in network.kernels())
+    problems = [variant.of(kernel.problem) for variant in wanted for kernel in network.kernels()]
+    if backend is not None:
+        summed = [each for each in problems if each.is_rounded_gradient and backend.float32_sum(each) is not None]
+        problems += [replace(each, float32_sum=True) for each in summed]
     return [
         Request(
             problem=problem,

@@ -5,14 +5,14 @@ from typing import NamedTuple, final
 
 from ucudnn.kernel import Kernel
 from ucudnn.policy import MOST_SIZES, BatchSizePolicy
-from ucudnn.problem import ConvolutionProblem, Operation
+from ucudnn.problem import ConvolutionProblem
 from ucudnn.settings import Settings
 from ucudnn.slabs import is_divisible, row_count, row_unit, slabs_by_problem
 from ucudnn.workspace.spare import tail_bytes
 
 MOST_ROUNDINGS = 32
-"""The largest number of micro-batches and slabs of a 16-bit filter gradient. Its error grows with the square root of
-their number."""
+"""The largest number of micro-batches and slabs of a 16-bit filter gradient that each round the output. Its error grows
+with the square root of their number."""
 
 
 @final
@@ -83,14 +83,14 @@ def slab_rows(problem: ConvolutionProblem, policy: BatchSizePolicy) -> tuple[int
 
 def is_rounded(problem: ConvolutionProblem) -> bool:
     """Whether the output is a sum of micro-batches that is rounded to 16 bits after each of them."""
-    return problem.dtype.has_16_bits and problem.operation is Operation.BACKWARD_FILTER
+    return problem.is_rounded_gradient and not problem.float32_sum
 
 
 def request_of(problem: ConvolutionProblem, settings: Settings, limit_bytes: int) -> Request:
     """Return the request of a problem.
 
-    A filter gradient of 16 bits is rounded after each micro-batch and slab, because no engine of cuDNN keeps it in
-    float32 between calls. So there are at most MOST_ROUNDINGS of them.
+    A filter gradient of 16 bits without a float32 sum is rounded after each micro-batch and slab. So there are at most
+    MOST_ROUNDINGS of them.
     """
     rounds = is_rounded(problem)
     least = -(-problem.batch // MOST_ROUNDINGS) if rounds else 1

@@ -284,7 +284,9 @@ def profile(
         if before is not None:
             refuse_other_conditions(before, computing.machine())
         recorded = network_on(computing, network, batch)
-        requests = record_requests(recorded, variants(dtype, math, layout), settings.policy, slabs=settings.slabs)
+        requests = record_requests(
+            recorded, variants(dtype, math, layout), settings.policy, slabs=settings.slabs, backend=computing
+        )
         with progress("recording", len(requests)) as step:
             benchmark = open_benchmark(computing, settings, listener=_follow(step), exhaustive=exhaustive)
             made = record(recorded.name, requests, benchmark, every=every)

@@ -6,7 +6,17 @@ from functools import partial
 from itertools import accumulate
 from typing import Generic, TypeVar, final
 
-from ucudnn.backends.base import ACCUMULATE, OVERWRITE, Buffer, ComputeBackend, Offset, PreparedCall, Scaling, Tensor
+from ucudnn.backends.base import (
+    ACCUMULATE,
+    OVERWRITE,
+    Buffer,
+    ComputeBackend,
+    Offset,
+    PreparedCall,
+    PreparedSum,
+    Scaling,
+    Tensor,
+)
 from ucudnn.configuration import Configuration, MicroConfiguration, SlabConfiguration
 from ucudnn.errors import BackendError, StepError
 from ucudnn.problem import ConvolutionProblem, Operation
@@ -56,12 +66,15 @@ class Plan:
         configuration: the configuration that was chosen.
         steps: the calls in order.
         workspace_bytes: the workspace that must be given, for steps that do not use the output's tail.
+        total: the float32 sum that the steps of a filter gradient of 16 bits write, and that is rounded once; None if
+            the steps write the output.
     """
 
     problem: ConvolutionProblem
     configuration: Configuration
     steps: tuple[PlanStep[PreparedCall], ...]
     workspace_bytes: int
+    total: PreparedSum | None = None
 
     def parts_from(self, start: int) -> tuple[MicroConfiguration, ...]:
         """Return the micro-batches that begin at a sample or later, in the order of their execution."""
@@ -72,7 +85,8 @@ class Plan:
         """Compute out = alpha * conv + beta * out, micro-batch by micro-batch and slab by slab.
 
         Forward and BackwardData write disjoint samples or rows, each with the caller's beta. BackwardFilter applies the
-        caller's beta in its first part and accumulates the others (paper, section 2).
+        caller's beta in its first part and accumulates the others (paper, section 2). All parts are added to a float32
+        sum, if there is one; then the caller's alpha and beta apply when the sum is rounded.
 
         Args:
             x: input, or its gradient.
@@ -84,6 +98,9 @@ class Plan:
         Raises:
             StepError: if an algorithm fails; it says from which sample on nothing was launched.
         """
+        if self.total is not None:
+            self._launch_with_sum(self.total, (x, w, y), workspace, scaling)
+            return
         out = x if self.problem.operation is Operation.BACKWARD_DATA else y
         added = _added(scaling)
         for step in self.steps:
@@ -93,10 +110,34 @@ class Plan:
             except BackendError as error:
                 raise step.failed(error) from error
 
+    def _launch_with_sum(
+        self, prepared: PreparedSum, tensors: tuple[Tensor, Tensor, Tensor], workspace: Buffer, scaling: Scaling
+    ) -> None:
+        x, w, y = tensors
+        total, rest = prepared.split(workspace)
+        finish = prepared.bind(total, w, scaling)
+        for step in self.steps:
+            try:
+                step.call.launch(x, total, y, rest, step.offset, ACCUMULATE if step.accumulates else OVERWRITE)
+            except BackendError as error:
+                raise self._failed_with_sum(step, error) from error
+        try:
+            finish()
+        except BackendError as error:
+            raise self._failed_with_sum(self.steps[-1], error) from error
+
+    def _failed_with_sum(self, step: PlanStep[PreparedCall], error: BackendError) -> StepError:
+        """Return the error of a step that failed before anything was written to the output, so that all is left."""
+        failed = step.failed(error)
+        return StepError(failed.algorithm, failed.size, self.steps[0].offset.start, error)
+
     def kernels(self, scaling: Scaling) -> tuple[object, ...]:
         """Return what must live as long as a CUDA graph that captured a launch with an alpha and a beta."""
+        if self.total is not None:
+            scaling = OVERWRITE
         added = _added(scaling)
-        return tuple(step.call.kernels(added if step.accumulates else scaling) for step in self.steps)
+        steps = (step.call.kernels(added if step.accumulates else scaling) for step in self.steps)
+        return *steps, self.total
 
     def bind(self, x: Tensor, w: Tensor, y: Tensor, workspace: Buffer) -> tuple[Callable[[], None], ...]:
         """Return the calls of a launch with alpha = 1 and beta = 0, bound to their arguments.
@@ -114,7 +155,12 @@ class Plan:
             BackendError: if a call cannot be bound.
         """
         out = x if self.problem.operation is Operation.BACKWARD_DATA else y
-        return tuple(
+        after: tuple[Callable[[], None], ...] = ()
+        if self.total is not None:
+            total, workspace = self.total.split(workspace)
+            after = (self.total.bind(total, w),)
+            w = total
+        calls = tuple(
             step.call.bind(
                 x,
                 w,
@@ -125,6 +171,7 @@ class Plan:
             )
             for step in self.steps
         )
+        return *calls, *after
 
 
 def make_plan(
@@ -147,15 +194,21 @@ def make_plan(
 
     Raises:
         StepError: if an algorithm cannot compute its part.
+        BackendError: if the backend keeps no float32 sum, but the configuration has one.
     """
     parts = configuration.parts if fresh else aligned(configuration.parts)
-    steps = steps_of(problem, parts, backend.prepare, start)
+    asked, total = problem, None
+    if configuration.float32_sum is not None:
+        asked, total = replace(problem, float32_sum=True), backend.prepare_sum(problem)
+        if start:
+            raise BackendError(f"a float32 sum of {problem} begins at sample {start}, not at the first")
+    steps = steps_of(asked, parts, backend.prepare, start)
     if fresh:
         starts = accumulate((part.size for part in parts), initial=start)
         in_tail = {first for first, found in zip(starts, parts_in_tail(problem, configuration), strict=False) if found}
         steps = [_with_tail(each, problem, backend) if each.offset.start in in_tail else each for each in steps]
     own = own_bytes(problem, configuration, fresh=fresh)
-    return Plan(problem=problem, configuration=configuration, steps=tuple(steps), workspace_bytes=own)
+    return Plan(problem=problem, configuration=configuration, steps=tuple(steps), workspace_bytes=own, total=total)
 
 
 def steps_of(

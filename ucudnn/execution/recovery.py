@@ -15,6 +15,7 @@ from ucudnn.configuration import Configuration
 from ucudnn.errors import BackendError, CudnnError, StepError, UnsupportedProblemError
 from ucudnn.kernel import Kernel
 from ucudnn.planning.decision import Decision
+from ucudnn.planning.float32_sums import summed
 from ucudnn.planning.replanning import decide_again, decide_rest, decide_slabs
 from ucudnn.problem import ConvolutionProblem, Operation
 from ucudnn.settings import Settings
@@ -90,6 +91,8 @@ class Recovery:
     def discard(self, problem: ConvolutionProblem, algorithm: str) -> None:
         """Never choose an algorithm for a problem again, at any size, because one that fails at one is not trusted."""
         self._benchmark.discard(problem, algorithm)
+        if problem.is_rounded_gradient:  # it may have written a float32 sum
+            self._benchmark.discard(summed(problem), algorithm)
 
     def decide(self, kernel: Kernel, limit_bytes: int) -> Decision | None:
         """Return another decision for a kernel without discarded algorithms, or None if none is left.

@@ -14,7 +14,16 @@ from ucudnn.errors import InfeasibleError, MeasurementError
 from ucudnn.kernel import Kernel
 from ucudnn.planning.concurrency import Groups, concurrent_sets
 from ucudnn.planning.division import DesirableSet
+from ucudnn.planning.float32_sums import (
+    SummedRequest,
+    by_rule,
+    preferred,
+    rounds_often,
+    summed_configurations,
+    summed_request,
+)
 from ucudnn.planning.plan_file import LoadedPlans, SavedPlan
+from ucudnn.settings import Settings
 from ucudnn.solvers.desirable import desirable_set, fastest
 from ucudnn.solvers.sums import MOST_DENSE, MOST_PARTS
 from ucudnn.units import exact_bytes
@@ -67,12 +76,14 @@ class Choices:
         desirable: its desirable set; only the fastest configuration if the request wants no other, and only one if it
             was not measured.
         undivided: the desirable set of its undivided configurations.
+        rounded_once: for a filter gradient of 16 bits that has a float32 sum, the desirable set of what rounds once.
         origin: where they come from.
         timed: whether their times are milliseconds that were measured once.
     """
 
     desirable: DesirableSet
     undivided: DesirableSet = ()
+    rounded_once: DesirableSet = ()
     origin: Origin = Origin.MEASURED
     timed: bool = True
 
@@ -87,6 +98,7 @@ class ChoiceRequest(NamedTuple):
         total_bytes: the total of WD; None under WR.
         groups: under WD, the layers that may run at the same time.
         loaded: plans from a file.
+        settings: policy and slabs.
     """
 
     assigned: Sequence[tuple[Kernel, SavedPlan | None]]
@@ -94,11 +106,16 @@ class ChoiceRequest(NamedTuple):
     total_bytes: int | None
     groups: Groups
     loaded: LoadedPlans
+    settings: Settings
 
     @property
     def kernels(self) -> list[Kernel]:
         """The kernels."""
         return [kernel for kernel, _ in self.assigned]
+
+    def with_sum(self, within: Request, benchmark: Benchmark) -> SummedRequest | None:
+        """Return what is asked about the parts of a request's problem that are added in float32."""
+        return summed_request(within.problem, self.settings, within.limit_bytes, benchmark.backend)
 
 
 def choices_of(request: ChoiceRequest, benchmark: Benchmark, solver: SolverClock) -> list[Choices]:
@@ -115,18 +132,21 @@ def choices_of(request: ChoiceRequest, benchmark: Benchmark, solver: SolverClock
         for (kernel, plan), (within, *_) in zip(request.assigned, asked, strict=True)
     ]
     ruled = [index for index, each in enumerate(kernels) if found[index] is None and each.problem.deterministic]
-    by_rule: dict[Request, Choices] = {}
+    ruled_by: dict[Request, Choices] = {}
     for index, limited in zip(ruled, _within_shares(request, ruled, benchmark), strict=True):
-        if limited not in by_rule:
-            by_rule[limited] = _by_rule(kernels[index], limited, benchmark)
-        found[index] = by_rule[limited]
+        if limited not in ruled_by:
+            ruled_by[limited] = _by_rule(kernels[index], limited, benchmark, request.with_sum(limited, benchmark))
+        found[index] = ruled_by[limited]
     missing = [index for index, each in enumerate(found) if each is None]
-    benchmark.explore([each for index in missing for each in asked[index]])
+    with_sums = {asked[index][0]: request.with_sum(asked[index][0], benchmark) for index in missing}
+    together = [each.request for each in with_sums.values() if each is not None and benchmark.collective]
+    # Ranks ask for the same requests whatever they found, or one would wait for another that does not ask.
+    benchmark.explore([*(each for index in missing for each in asked[index]), *together])
     measured: dict[Request, Choices] = {}
     for index in missing:
         within = asked[index][0]
         if within not in measured:
-            measured[within] = _measured(kernels[index], within, benchmark, solver)
+            measured[within] = _measured(kernels[index], within, benchmark, solver, with_sums[within])
         found[index] = measured[within]
     return [each for each in found if each is not None]
 
@@ -164,14 +184,16 @@ def _within_shares(request: ChoiceRequest, indices: Sequence[int], benchmark: Be
     return [replace(asked[index][0], limit_bytes=shares[index]) for index in indices]
 
 
-def _by_rule(kernel: Kernel, request: Request, benchmark: Benchmark) -> Choices:
-    found = benchmark.rule.configuration(request)
+def _by_rule(kernel: Kernel, request: Request, benchmark: Benchmark, with_sum: SummedRequest | None) -> Choices:
+    found = by_rule(benchmark.rule.configuration(request), with_sum, benchmark)
     if found is None:
-        _refuse(kernel, request, benchmark)
+        _refuse(kernel, request, benchmark, with_sum)
     return Choices(desirable=(found,), origin=Origin.RULE, timed=False)
 
 
-def _measured(kernel: Kernel, request: Request, benchmark: Benchmark, solver: SolverClock) -> Choices:
+def _measured(
+    kernel: Kernel, request: Request, benchmark: Benchmark, solver: SolverClock, with_sum: SummedRequest | None
+) -> Choices:
     batch = request.problem.batch
     measured = benchmark.micro_configurations(request)
     desirable: tuple[Configuration, ...]
@@ -182,15 +204,25 @@ def _measured(kernel: Kernel, request: Request, benchmark: Benchmark, solver: So
             best = fastest(measured, batch)
             desirable = () if best is None else (best,)
         undivided = undivided_of(measured, batch)
+    once: DesirableSet = ()
+    if with_sum is not None and (not desirable or any(map(rounds_often, desirable))):
+        sums = summed_configurations(with_sum, benchmark)
+        with solver:
+            front = preferred([*desirable, *undivided], sums, None if request.whole else request.limit_bytes)
+            desirable = front if request.whole else front[-1:]
+            once = preferred(undivided, sums, None)
     if not desirable:
-        _refuse(kernel, request, benchmark)
-    return Choices(desirable=desirable, undivided=undivided)
+        _refuse(kernel, request, benchmark, with_sum)
+    return Choices(desirable=desirable, undivided=undivided, rounded_once=once)
 
 
-def _refuse(kernel: Kernel, request: Request, benchmark: Benchmark) -> NoReturn:
+def _refuse(kernel: Kernel, request: Request, benchmark: Benchmark, with_sum: SummedRequest | None) -> NoReturn:
     """Raise the error of a kernel for which nothing is left within a limit."""
     limit_bytes = request.limit_bytes
     least = benchmark.least_workspace(request)
+    summed = None if with_sum is None else benchmark.least_workspace(with_sum.request)
+    if with_sum is not None and summed is not None:
+        least = min(summed + with_sum.total.size_bytes, summed if least is None else least)
     many = f" in at most {MOST_PARTS} micro-batches" if request.problem.batch > MOST_DENSE else ""
     if least is None or least <= limit_bytes:
         raise MeasurementError(f"{kernel}: no algorithm could be measured within {exact_bytes(limit_bytes)}{many}")

@@ -11,10 +11,12 @@ from math import fsum
 from ucudnn.benchmarking.benchmark import Benchmark
 from ucudnn.benchmarking.request import Request, requests_of
 from ucudnn.configuration import Configuration
+from ucudnn.errors import InfeasibleError
 from ucudnn.kernel import Kernel
 from ucudnn.planning.choices import ChoiceRequest, Choices, Origin, SolverClock, choices_of
 from ucudnn.planning.concurrency import Groups
 from ucudnn.planning.division import Assignment, WorkspaceDivision, divide_workspace
+from ucudnn.planning.float32_sums import WORTH_ROUNDING, rounds_often
 from ucudnn.planning.plan_file import NO_PLANS, LoadedPlans
 from ucudnn.settings import Settings
 from ucudnn.solvers.reuse import fastest_within
@@ -154,7 +156,7 @@ def decide(
     assigned = loaded.assigned(kernels)
     kernels = [kernel for kernel, _ in assigned]
     asked = [requests_of(kernel, settings, limit) for kernel in kernels]
-    known = choices_of(ChoiceRequest(assigned, asked, total, groups, loaded), benchmark, solver)
+    known = choices_of(ChoiceRequest(assigned, asked, total, groups, loaded, settings), benchmark, solver)
     division: WorkspaceDivision | None = None
     assignments: Sequence[tuple[Assignment, ...]]
     if total is None:
@@ -164,7 +166,7 @@ def decide(
         # The paper compares with an equal share of the total for each kernel (section 4.3).
         limits = [total // max(1, sum(kernel.count for kernel in kernels))] * len(kernels)
         with solver:
-            division = divide_workspace(kernels, [each.desirable for each in known], total, settings, groups)
+            division = _divided(kernels, known, total, settings, groups)
         assignments = division.assignments
     with solver:
         undivided = [fastest_within(each.undivided, most) for each, most in zip(known, limits, strict=True)]
@@ -179,6 +181,30 @@ def decide(
         solver_seconds=solver.seconds,
         division=division,
     )
+
+
+def _divided(
+    kernels: Sequence[Kernel], known: Sequence[Choices], total_bytes: int, settings: Settings, groups: Groups
+) -> WorkspaceDivision:
+    """Divide the total; filter gradients of 16 bits round once if the whole network takes little longer for it.
+
+    Raises:
+        SettingsError, InfeasibleError, SolverError: as `divide_workspace`.
+    """
+    fastest = divide_workspace(kernels, [each.desirable for each in known], total_bytes, settings, groups)
+    taken = zip(known, fastest.assignments, strict=True)
+    if not any(each.rounded_once and rounds_often(one.configuration) for each, ones in taken for one in ones):
+        return fastest
+    try:
+        choices = [each.rounded_once or each.desirable for each in known]
+        found = divide_workspace(kernels, choices, total_bytes, settings, groups)
+    except InfeasibleError:
+        return fastest
+    return fastest if _time_ms(fastest) < WORTH_ROUNDING * _time_ms(found) else found
+
+
+def _time_ms(division: WorkspaceDivision) -> float:
+    return fsum(each.configuration.time_ms * each.count for taken in division.assignments for each in taken)
 
 
 def _decision(kernel: Kernel, taken: Assignment, choices: Choices, undivided: Configuration | None) -> Decision:

@@ -2,12 +2,13 @@
 
 A file is a JSON text. Its keys are:
 
-* `format`, which is 'ucudnn-plans', and `version`, which is 1;
+* `format`, which is 'ucudnn-plans', and `version`, which is 2; version 1 had no float32 sums;
 * `backend`: the name of the backend that planned;
 * `conditions`: its device and versions. A plan names algorithms that only the same device and versions have;
 * `plans`: a list. Each plan has its `layer`, its `batch` and the other fields of its `problem` that differ from their
   defaults, `count`, `spare_bytes`, `fresh`, and its `parts`. A part is [size, algorithm, time_ms, workspace_bytes,
-  slabs], and a slab [first row, rows, algorithm, time_ms, workspace_bytes]. A time is null if nothing was measured.
+  slabs], and a slab [first row, rows, algorithm, time_ms, workspace_bytes]. A time is null if nothing was measured. The
+  parts of a filter gradient of 16 bits that are added in float32 have a `float32_sum`, which is [bytes, time_ms].
 """
 
 import json
@@ -18,9 +19,10 @@ from pathlib import Path
 from typing import Any, final
 
 from ucudnn.backends.base import Backend
-from ucudnn.configuration import Configuration, MicroConfiguration, SlabConfiguration
+from ucudnn.configuration import Configuration, Float32Sum, MicroConfiguration, SlabConfiguration
 from ucudnn.errors import MeasurementError, PlanFileError, ProfileError
 from ucudnn.kernel import Kernel
+from ucudnn.planning.float32_sums import summed
 from ucudnn.problem import ConvolutionProblem
 from ucudnn.profiles.format import decode_problem, encode_problem
 from ucudnn.slabs import Slab, is_divisible, piece_of, row_count
@@ -29,7 +31,8 @@ from ucudnn.workspace.spare import own_bytes
 
 _FORMAT = "ucudnn-plans"
 _MOST_SHOWN = 200  # letters of a path
-_VERSION = 1
+_VERSION = 2
+_READ = (1, _VERSION)
 _DECIDING = ("device", "capability", "cudnn", "cpus", "numpy")
 _UNREADABLE = (ValueError, KeyError, TypeError, IndexError, AttributeError, OverflowError, RecursionError)
 _AGAIN = "make a new file with `--save-plans FILE` or `Handle.save_plans`"
@@ -132,8 +135,15 @@ class LoadedPlans:
                 f"{where} needs a workspace of {exact_bytes(need)}, and the limit is {exact_bytes(limit_bytes)}: give"
                 f" that much, or {_AGAIN} within this limit"
             )
+        asked = problem if configuration.float32_sum is None else summed(problem)
+        offered = backend.float32_sum(problem)
+        if asked is not problem and (offered is None or offered.size_bytes != configuration.sum_bytes):
+            raise PlanFileError(
+                f"{where} has a float32 sum of {exact_bytes(configuration.sum_bytes)}, and backend {backend.name} keeps"
+                f" {'none' if offered is None else exact_bytes(offered.size_bytes)}: {_AGAIN}"
+            )
         for part in dict.fromkeys(configuration.parts):
-            whole = problem.part(part.size)
+            whole = asked.part(part.size)
             calls = [(piece_of(whole, each.slab).problem, each.algorithm, each.workspace_bytes) for each in part.slabs]
             for piece, name, stated in calls or [(whole, part.algorithm, part.workspace_bytes)]:
                 algorithm = backend.algorithm(piece, name)
@@ -228,7 +238,9 @@ def _encode(plan: SavedPlan) -> dict[str, Any]:
     def time(value: float) -> float | None:
         return value if plan.timed else None
 
+    total = plan.configuration.float32_sum
     return {
+        **({} if total is None else {"float32_sum": [total.size_bytes, total.time_ms]}),
         "layer": kernel.layer,
         "batch": kernel.problem.batch,
         "problem": encode_problem(kernel.problem),
@@ -254,7 +266,7 @@ def _encode(plan: SavedPlan) -> dict[str, Any]:
 def _decode(content: Any) -> PlanFile:
     if not isinstance(content, dict) or content.get("format") != _FORMAT:
         raise PlanFileError(f"it is no file of plans, because its format is not {_FORMAT!r}: {_AGAIN}")
-    if content["version"] != _VERSION:
+    if type(content["version"]) is not int or content["version"] not in _READ:
         raise PlanFileError(
             f"its version is {shortened(content['version'])}, and this ucudnn reads version {_VERSION}: {_AGAIN}, or"
             " use the ucudnn that wrote it"
@@ -280,7 +292,17 @@ def _decode_plan(given: Any) -> SavedPlan:
     if sum(each.size for each in parts) != problem.batch:
         raise PlanFileError(f"the parts of {kernel} are not its {problem.batch} samples: {_AGAIN}")
     timed = all(time is not None for _, _, time, *_ in given["parts"])
-    return SavedPlan(kernel=kernel, configuration=Configuration(parts=parts), timed=timed)
+    configuration = Configuration(parts=parts, float32_sum=_decode_sum(problem, given.get("float32_sum")))
+    return SavedPlan(kernel=kernel, configuration=configuration, timed=timed)
+
+
+def _decode_sum(problem: ConvolutionProblem, given: Any) -> Float32Sum | None:
+    if given is None:
+        return None
+    size_bytes, time_ms = given
+    if not problem.is_rounded_gradient:
+        raise PlanFileError(f"{problem} has no float32 sum: {_AGAIN}")
+    return Float32Sum(size_bytes=_whole(size_bytes, 1), time_ms=_time(time_ms, 1))
 
 
 def _decode_part(

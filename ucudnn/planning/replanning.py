@@ -9,6 +9,7 @@ from ucudnn.errors import BackendError
 from ucudnn.kernel import Kernel
 from ucudnn.planning.choices import Origin, undivided_of
 from ucudnn.planning.decision import Decision
+from ucudnn.planning.float32_sums import by_rule, preferred, rounds_often, summed_configurations, summed_request
 from ucudnn.policy import BatchSizePolicy
 from ucudnn.problem import ConvolutionProblem
 from ucudnn.settings import Settings
@@ -33,15 +34,34 @@ def decide_again(kernel: Kernel, benchmark: Benchmark, settings: Settings, limit
     problem = kernel.problem
     if problem.deterministic:
         found = benchmark.rule.configuration(request_of(problem, settings, limit_bytes))
+        found = by_rule(found, summed_request(problem, settings, limit_bytes, benchmark.backend), benchmark)
         if found is None:
             return None
         return Decision(kernel=kernel, configuration=found, undivided=None, origin=Origin.RULE, timed=False)
     measured = _measured_again(problem, benchmark, settings, limit_bytes)
-    front = desirable_set(measured, problem.batch)
+    front = _front(problem, measured, benchmark, settings, limit_bytes)
     undivided = undivided_of(measured, problem.batch)
     if not front:
         return None
     return Decision(kernel=kernel, configuration=front[-1], undivided=fastest_within(undivided, limit_bytes))
+
+
+def _front(
+    problem: ConvolutionProblem,
+    measured: Sequence[MicroConfiguration],
+    benchmark: Benchmark,
+    settings: Settings,
+    limit_bytes: int,
+    failed: Collection[str] = (),
+) -> tuple[Configuration, ...]:
+    """Return the desirable configurations of a mini-batch within a limit, those with a float32 sum included."""
+    front = desirable_set(measured, problem.batch)
+    asked = summed_request(problem, settings, limit_bytes, benchmark.backend)
+    if asked is None or not (not front or rounds_often(front[-1])):
+        return front
+    if benchmark.collective:  # a rank would wait for others that do not ask for it
+        return front
+    return preferred(front, summed_configurations(asked, benchmark, failed), limit_bytes)
 
 
 def decide_rest(
@@ -67,17 +87,22 @@ def decide_rest(
     """
     if problem.deterministic:
         request = request_of(problem, settings, limit_bytes)
-        return benchmark.rule.configuration(request, start=start, failed=failed)
+        found = benchmark.rule.configuration(request, start=start, failed=failed)
+        asked = None if start else summed_request(problem, settings, limit_bytes, benchmark.backend)
+        return by_rule(found, asked, benchmark, failed)
     # The size of a part decides where it may begin: see ConvolutionProblem.part.
     unit = start & -start
     measured = _measured_again(problem, benchmark, settings, limit_bytes)
-    fitting = (
+    fitting = [
         micro
         for micro in measured
         if micro.algorithms.isdisjoint(failed)
         if not start or problem.begins_anywhere or micro.size & -micro.size <= unit
-    )
-    front = desirable_set(fitting, problem.batch - start)
+    ]
+    if start:  # what is computed already is in the output, and not in a sum
+        front = desirable_set(fitting, problem.batch - start)
+    else:
+        front = _front(problem, fitting, benchmark, settings, limit_bytes, failed)
     if front:
         return front[-1]
     if not settings.slabs or settings.policy is BatchSizePolicy.UNDIVIDED or not is_divisible(problem):

@@ -70,4 +70,4 @@ def own_bytes(problem: ConvolutionProblem, configuration: Configuration, *, fres
         fresh: as in `tail_bytes`.
     """
     both = zip(configuration.parts, parts_in_tail(problem, configuration, fresh=fresh), strict=True)
-    return max((part.workspace_bytes for part, in_tail in both if not in_tail), default=0)
+    return max((part.workspace_bytes for part, in_tail in both if not in_tail), default=0) + configuration.sum_bytes

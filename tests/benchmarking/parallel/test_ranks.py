@@ -271,10 +271,10 @@ class UnreadableError(Exception):
 def test_the_caller_gets_the_error_of_a_problem_that_no_worker_can_compute(shared):
     benchmark, _, _ = shared
     impossible = [
-        Request(problem=make_problem(dtype=DataType.FLOAT16, batch=size), sizes=(size,), limit_bytes=1 << 20)
+        Request(problem=make_problem(dtype=DataType.BFLOAT16, batch=size), sizes=(size,), limit_bytes=1 << 20)
         for size in (2, 3, 4)
     ]
-    with pytest.raises(UnsupportedProblemError, match="float16"):
+    with pytest.raises(UnsupportedProblemError, match="bfloat16"):
         benchmark.explore([*requests(1), *impossible])
 
 

@@ -46,7 +46,7 @@ class ViewShapes:
     """The shapes on which an algorithm plans a problem.
 
     Attributes:
-        dtype: type of the tensors, float32 or float64.
+        dtype: type of the tensors, float32 or float64; problems of 16 bits are computed on copies in float32.
         complex: the complex type of the same precision.
         x: shape of the view of x: (groups, channels / groups, batch, *spatial).
         w: shape of the view of w: (groups, filters / groups, channels / groups, *kernel).

@@ -22,7 +22,9 @@ from ucudnn.backends.cpu.geometry import Array
 from ucudnn.backends.cpu.implicit_gemm import ImplicitGemm
 from ucudnn.backends.cpu.operands import random_operands
 from ucudnn.backends.cpu.scratch import ALIGNMENT
+from ucudnn.backends.cpu.widened import CpuSum, Widened, expected_sum
 from ucudnn.backends.cpu.winograd import Winograd2x2, Winograd4x4
+from ucudnn.configuration import Float32Sum
 from ucudnn.errors import BackendError, UnsupportedProblemError
 from ucudnn.problem import ConvolutionProblem, DataType
 from ucudnn.profiles.measurement import Algorithm
@@ -42,8 +44,8 @@ CPU_ALGORITHMS: Mapping[str, type[CpuAlgorithm]] = MappingProxyType(
 _PROMISING = ("GEMM", "WINOGRAD_4X4", "WINOGRAD_2X2", "FFT_TILING", "FFT", "IMPLICIT_GEMM")
 """The order of heuristics: one large product, then fewer multiplications, and last what needs no workspace."""
 
-DTYPES = (DataType.FLOAT32, DataType.FLOAT64)
-"""The types that this backend computes: those that NumPy multiplies by BLAS."""
+DTYPES = (DataType.FLOAT16, DataType.FLOAT32, DataType.FLOAT64)
+"""The types that this backend computes: those that NumPy multiplies by BLAS, and float16 on copies in float32."""
 
 
 @final
@@ -84,10 +86,10 @@ class CpuBackend(ComputeBackend):
         """Return the algorithms that compute a problem, with their workspaces.
 
         Raises:
-            UnsupportedProblemError: if the problem is neither float32 nor float64.
+            UnsupportedProblemError: if the problem is bfloat16, which NumPy lacks.
         """
         return tuple(
-            Algorithm(name=name, workspace_bytes=CPU_ALGORITHMS[name](problem).workspace_bytes, api="cpu")
+            Algorithm(name=name, workspace_bytes=_planned(name, problem).workspace_bytes, api="cpu")
             for name in _applicable(problem)
         )
 
@@ -95,7 +97,7 @@ class CpuBackend(ComputeBackend):
         """Return the names of algorithms that may compute micro-batches of a problem, most promising first.
 
         Raises:
-            UnsupportedProblemError: if the problem is neither float32 nor float64.
+            UnsupportedProblemError: if the problem is bfloat16, which NumPy lacks.
         """
         return tuple(sorted(super().names(problem, sizes), key=lambda name: (*_PROMISING, name).index(name)))
 
@@ -103,7 +105,7 @@ class CpuBackend(ComputeBackend):
         """Return a context with random operands of the problem, on which micro-batches can be measured.
 
         Raises:
-            UnsupportedProblemError: if the problem is neither float32 nor float64.
+            UnsupportedProblemError: if the problem is bfloat16, which NumPy lacks.
         """
         _applicable(problem)
         return nullcontext(CpuBench(problem, self.prepare, self.allocate))
@@ -118,7 +120,15 @@ class CpuBackend(ComputeBackend):
         if algorithm not in names:
             what = "does not apply" if algorithm in CPU_ALGORITHMS else "is not an algorithm of the CPU backend"
             raise UnsupportedProblemError(f"{algorithm} {what}: {problem} can be computed by {', '.join(names)}")
-        return CpuCall(problem, algorithm, CPU_ALGORITHMS[algorithm](problem), self._threads)
+        return CpuCall(problem, algorithm, _planned(algorithm, problem), self._threads)
+
+    def float32_sum(self, problem: ConvolutionProblem) -> Float32Sum | None:
+        """Return what the float32 sum of a filter gradient of float16 takes; None for other problems."""
+        return expected_sum(problem) if problem.dtype is DataType.FLOAT16 and problem.is_rounded_gradient else None
+
+    def prepare_sum(self, problem: ConvolutionProblem) -> CpuSum:
+        """Return the float32 sum of a filter gradient of float16."""
+        return CpuSum(problem)
 
     def allocate(self, size_bytes: int) -> Array:
         """Return this many bytes with arbitrary contents, as uint8, aligned to 64 bytes."""
@@ -130,7 +140,7 @@ class CpuBackend(ComputeBackend):
         """Return x, w and y with values in [-0.5, 0.5), the same in every run, with the problem's batch strides.
 
         Raises:
-            UnsupportedProblemError: if the problem is neither float32 nor float64.
+            UnsupportedProblemError: if the problem is bfloat16, which NumPy lacks.
         """
         _applicable(problem)
         return random_operands(problem)
@@ -184,8 +194,15 @@ def _processor() -> str:
     return next(names, "") or platform.processor() or platform.machine()
 
 
+def _planned(name: str, problem: ConvolutionProblem) -> CpuAlgorithm:
+    """Plan an algorithm, on copies in float32 if the problem has 16 bits."""
+    made = CPU_ALGORITHMS[name]
+    return Widened(problem, made) if problem.dtype.has_16_bits else made(problem)
+
+
 def _applicable(problem: ConvolutionProblem) -> tuple[str, ...]:
     if problem.dtype not in DTYPES:
-        supported = " and ".join(dtype.value for dtype in DTYPES)
+        *others, last = (dtype.value for dtype in DTYPES)
+        supported = f"{', '.join(others)} and {last}"
         raise UnsupportedProblemError(f"the CPU backend computes {supported}, not {problem.dtype.value}: {problem}")
     return tuple(name for name, algorithm in CPU_ALGORITHMS.items() if algorithm.applies(problem))

@@ -94,8 +94,9 @@ class CpuCall(PreparedCall):
             raise BackendError(f"w has shape {w.shape}: {self._problem} needs {self._problem.w_shape}, C-contiguous")
 
     def _check_type(self, name: str, array: Array) -> None:
-        if array.dtype != self._problem.dtype.value:
-            raise BackendError(f"{name} is {array.dtype}: {self._problem} needs {self._problem.dtype.value}")
+        dtype = self._problem.w_dtype if name == "w" else self._problem.dtype
+        if array.dtype != dtype.value:
+            raise BackendError(f"{name} is {array.dtype}: {self._problem} needs {dtype.value}")
 
     def _check_workspace(self, workspace: Array) -> None:
         needed = self._algorithm.workspace_bytes

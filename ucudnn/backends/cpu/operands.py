@@ -18,12 +18,13 @@ def random_operands(problem: ConvolutionProblem) -> tuple[Array, Array, Array]:
     dtype = np.dtype(problem.dtype.value)
     return (
         _operand(random, problem.x_shape, problem.x_batch_stride, dtype),
-        _operand(random, problem.w_shape, prod(problem.w_shape[1:]), dtype),
+        _operand(random, problem.w_shape, prod(problem.w_shape[1:]), np.dtype(problem.w_dtype.value)),
         _operand(random, problem.y_shape, problem.y_batch_stride, dtype),
     )
 
 
 def _operand(random: np.random.Generator, shape: tuple[int, ...], stride: int, dtype: np.dtype[Any]) -> Array:
-    rows = random.random((shape[0], stride), dtype)
+    drawn = dtype if dtype.itemsize > 2 else np.dtype(np.float32)  # no generator draws 16 bits
+    rows = random.random((shape[0], stride), drawn)
     rows -= 0.5
-    return rows[:, : prod(shape[1:])].reshape(shape)
+    return rows.astype(dtype, copy=False)[:, : prod(shape[1:])].reshape(shape)
