@@ -7,11 +7,13 @@
 
     stock       PyTorch with cudnn.benchmark       stock-off   the same without cudnn.benchmark
     auto        workspace_limit="auto" over stock   auto-off    over stock-off
+    passed      "auto" that tries nothing, over stock: each convolution makes the detour through Python and is passed on
     64MiB       ucudnn.torch.enable(workspace_limit="64MiB"), as any other size
 
 The forms are nchw and last (float32 with TF32, channels first and last) and bf16 (channels last, bfloat16 autocast).
-Times of steps are those between events at their ends. Nothing waits for the GPU between timed steps. The second command
-above is a trial of the script.
+Times of steps are those between events at their ends. Nothing waits for the GPU between timed steps. The host's time is
+that of the forward pass, the backward pass and the optimizer, each issued to an idle device: a whole step may be more
+than the queue of the device holds, and then the host waits. The second command above is a trial of the script.
 """
 
 import json
@@ -37,12 +39,14 @@ from ucudnn.torch.tuning.auto_interceptor import AutoInterceptor
 
 FORMS = ("nchw", "last", "bf16")
 SETTINGS = ("stock", "auto", "stock-off", "auto-off")
+PASSED = "passed"
 CLASSES = 1000
 TRIAL = "small"
 """A network for trials of the script."""
 
 _MOST_TUNED_STEPS = 5000
-_HOST_STEPS = 5
+_HOST_STEPS = 9
+_PARTS = ("forward", "backward", "optimizer")
 
 NETWORKS: dict[str, tuple[str, int, tuple[int, ...]]] = {
     "resnet50": ("own", 256, (3, 224, 224)),
@@ -86,8 +90,16 @@ def loss_of(outputs: Any, labels: torch.Tensor) -> torch.Tensor:
     return nn.functional.cross_entropy(outputs.float(), wanted)
 
 
-def step_of(arguments: Namespace, device: torch.device) -> Callable[[], torch.Tensor]:
-    """Return a function that takes a step of SGD with momentum and returns the loss."""
+Step = Callable[..., torch.Tensor]
+"""Takes a step, and returns the loss; it may be given a function to call before each of _PARTS and after the last."""
+
+
+def _nothing() -> None:
+    pass
+
+
+def step_of(arguments: Namespace, device: torch.device) -> tuple[Step, int]:
+    """Return a function that takes a step of SGD with momentum, and the number of convolutions and gradients in it."""
     model = model_of(arguments.network).to(device).train()
     _, batch, shape = NETWORKS[arguments.network]
     x = torch.randn(batch, *shape, device=device)
@@ -100,15 +112,37 @@ def step_of(arguments: Namespace, device: torch.device) -> Callable[[], torch.Te
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3, momentum=0.9)
     autocast = partial(torch.autocast, device.type, torch.bfloat16) if arguments.form == "bf16" else nullcontext
 
-    def step() -> torch.Tensor:
+    def step(between: Callable[[], None] = _nothing) -> torch.Tensor:
         optimizer.zero_grad(set_to_none=True)
+        between()
         with autocast():
             loss = loss_of(model(x), labels)
+        between()
         loss.backward()
+        between()
         optimizer.step()
+        between()
         return loss.detach()
 
-    return step
+    layers = sum(isinstance(each, nn.modules.conv._ConvNd) for each in model.modules())
+    return step, 3 * layers - 1  # the images need no gradient
+
+
+def host_ms(step: Step, clock: "Clock") -> dict[str, float]:
+    """Return the host's median time for each part of a step, in milliseconds; the device is idle before each part."""
+    taken: dict[str, list[float]] = {each: [] for each in _PARTS}
+    for _ in range(_HOST_STEPS):
+        marks: list[float] = []
+
+        def between(marks: list[float] = marks) -> None:
+            marks.append(perf_counter())
+            clock.wait()
+            marks.append(perf_counter())
+
+        step(between)
+        for number, part in enumerate(_PARTS):
+            taken[part].append((marks[2 * number + 2] - marks[2 * number + 1]) * 1e3)
+    return {part: median(times) for part, times in taken.items()}
 
 
 class Clock:
@@ -143,6 +177,8 @@ def turned_on(setting: str, backend: str) -> "ucudnn.torch.Enabled | None":
     torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = True
     if way == "stock":
         return None
+    if way == PASSED:
+        return ucudnn.torch.enable(workspace_limit="auto", trial_share=0)
     return ucudnn.torch.enable(workspace_limit=way, **({"backend": "cpu"} if backend == "cpu" else {}))
 
 
@@ -151,9 +187,7 @@ def is_settled(on: "ucudnn.torch.Enabled | None") -> bool:
     return on is None or all(each.phase == "settled" for each in on.report().tuned)
 
 
-def warm(
-    on: "ucudnn.torch.Enabled | None", step: Callable[[], torch.Tensor], clock: Clock, arguments: Namespace
-) -> dict[str, object]:
+def warm(on: "ucudnn.torch.Enabled | None", step: Step, clock: Clock, arguments: Namespace) -> dict[str, object]:
     """Take steps until all is tuned or the time is up, and at least those of --steps."""
     marks, begin = [clock.mark()], perf_counter()
     for number in range(1, _MOST_TUNED_STEPS):
@@ -162,7 +196,7 @@ def warm(
         if number % 5 == 0 or arguments.backend == "cpu":
             clock.wait()  # so that the host's time is that of the device
             late = perf_counter() - begin > arguments.tuning_seconds
-            if number >= arguments.steps and (late or is_settled(on)):
+            if number >= arguments.steps and (late or is_settled(on) or arguments.setting == PASSED):
                 break
     times = clock.between_ms(marks)
     return {
@@ -190,7 +224,7 @@ def memory_of(device: torch.device) -> dict[str, int]:
 def measure(arguments: Namespace, device: torch.device) -> dict[str, object]:
     """Return what one cell has measured."""
     on = turned_on(arguments.setting, arguments.backend)
-    step, clock = step_of(arguments, device), Clock(device)
+    (step, kernels), clock = step_of(arguments, device), Clock(device)
     clock.wait()
     begin = perf_counter()
     losses = [step()]
@@ -204,13 +238,9 @@ def measure(arguments: Namespace, device: torch.device) -> dict[str, object]:
         losses.append(step())
         marks.append(clock.mark())
     times = clock.between_ms(marks)
-    host = []
-    for _ in range(_HOST_STEPS):
-        clock.wait()
-        begin = perf_counter()
-        step()
-        host.append((perf_counter() - begin) * 1e3)
-    answer |= {"step_ms": median(times), "samples_ms": times, "host_ms": median(host), "steady": memory_of(device)}
+    host = host_ms(step, clock)
+    answer |= {"step_ms": median(times), "samples_ms": times, "steady": memory_of(device)}
+    answer |= {"host_ms": sum(host.values()), "host_parts_ms": host, "kernels": kernels}
     answer["losses"] = [float(each) for each in losses]
     if on is not None:
         summary = on.report()
@@ -222,33 +252,46 @@ def measure(arguments: Namespace, device: torch.device) -> dict[str, object]:
 def time_in_python(on: "ucudnn.torch.Enabled | None", step: Callable[[], Any], clock: Clock) -> dict[str, float]:
     """Return the microseconds of a call inside the interceptor, and those of PyTorch's own operator in it.
 
-    Each step begins with an idle device. What a call costs before and after the interceptor's Python code is not seen.
+    Calls that are passed on to PyTorch count apart from those of which at least a part is replaced. Each step begins
+    with an idle device. What a call costs before and after the interceptor's Python code is not seen.
     """
     interceptor: Any = None if on is None else on._interceptor
     if not isinstance(interceptor, AutoInterceptor):
         return {}
-    taken = dict.fromkeys(("calls", "inside", "stock"), 0.0)
+    taken: dict[str, list[float]] = {"passed": [], "stock": [], "replaced": []}
 
-    def timed(run: Callable[..., Any], name: str) -> Callable[..., Any]:
+    def stock(run: Callable[..., Any]) -> Callable[..., Any]:
         def inner(*arguments: Any) -> Any:
             begin = perf_counter()
-            try:
-                return run(*arguments)
-            finally:
-                taken[name] += (perf_counter() - begin) * 1e6
-                taken["calls"] += name == "inside"
+            found = run(*arguments)
+            taken["stock"].append((perf_counter() - begin) * 1e6)
+            return found
 
         return inner
 
+    def inside(run: Callable[..., Any]) -> Callable[..., Any]:
+        def inner(*arguments: Any) -> Any:
+            known, replaced, begin = len(taken["stock"]), counts(), perf_counter()
+            found = run(*arguments)
+            spent = (perf_counter() - begin) * 1e6
+            passed = len(taken["stock"]) > known and counts() == replaced
+            taken["passed" if passed else "replaced"].append(spent)
+            return found
+
+        return inner
+
+    def counts() -> int:
+        return sum(kernel.calls for tuner in interceptor.tuners().values() for kernel in tuner.kernels.values())
+
     for name in ("forward", "backward"):
-        setattr(interceptor, f"_pass_{name}", timed(getattr(interceptor, f"_pass_{name}"), "stock"))
-        setattr(interceptor, name, timed(getattr(interceptor, name), "inside"))
+        setattr(interceptor, f"_pass_{name}", stock(getattr(interceptor, f"_pass_{name}")))
+        setattr(interceptor, name, inside(getattr(interceptor, name)))
     process_overrides.refresh()
     for _ in range(_HOST_STEPS):
         clock.wait()
         step()
-    calls = taken.pop("calls")
-    return {"calls_of_a_step": calls / _HOST_STEPS} | {f"{name}_us": us / max(1, calls) for name, us in taken.items()}
+    calls = {f"{name}_calls_of_a_step": len(each) / _HOST_STEPS for name, each in taken.items()}
+    return calls | {f"{name}_us": median(each) for name, each in taken.items() if each}
 
 
 def main() -> None:
@@ -256,7 +299,7 @@ def main() -> None:
     parser = torch_command_line(__doc__, __spec__.name)
     parser.add_argument("--network", choices=NETWORKS, default="resnet50", help="network (%(default)s)")
     parser.add_argument("--form", choices=FORMS, default="nchw", help="type and layout (%(default)s)")
-    parser.add_argument("--setting", default="auto", help=f"{', '.join(SETTINGS)}, or a size (%(default)s)")
+    parser.add_argument("--setting", default="auto", help=f"{', '.join(SETTINGS)}, {PASSED}, or a size (%(default)s)")
     parser.add_argument("--steps", type=int, default=20, help="timed steps (%(default)s)")
     parser.add_argument("--tuning-seconds", type=float, default=30, help="most seconds of tuning (%(default)s)")
     arguments = parser.parse_args()
