@@ -8,5 +8,17 @@ The core knows neither PyTorch nor a GPU. It plans from a recorded step:
       -> the plan is simulated: peak, time, stalls         `simulator`
       -> its storages get addresses in one block           `pools`
 
-PyTorch's side, `torch` and `attention`, is imported only by its name.
+PyTorch's side, `torch` and `attention`, is imported only by its name; `fit`, which runs plans there, when it is used.
 """
+
+from importlib import import_module
+from typing import Any
+
+__all__ = ["fit"]
+
+
+def __getattr__(name: str) -> Any:
+    """Return `fit`, with which PyTorch is imported only now."""
+    if name == "fit":
+        return import_module("ucudnn.memory.torch.execution.fit").fit
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,5 +1,6 @@
 """Simulation: what a plan takes on a device, with its timeline and the life of its bytes."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
 from typing import NamedTuple
@@ -69,6 +70,8 @@ class Simulation:
         stalls: (action, storage) where an action waited for memory, and the offload whose end gave it enough.
         timeline: entries in the order of their ends.
         memory: (milliseconds, bytes that exist from then on) at every action that changes them; bytes include scratch.
+        delayed: for each free that waited for an offload, by its action, the action before which the bytes are back:
+            the number of actions where that is the end.
         lifetimes: all memory that the step takes and gives back, in the order of taking; persistent bytes, gradients,
             outputs and buffers of the plan are not among them.
         event_ms: the time of each event that lifetimes count, from event 0, in milliseconds. What is taken at an event
@@ -90,5 +93,6 @@ class Simulation:
     stalls: tuple[tuple[int, int], ...]
     timeline: tuple[TimelineEntry, ...]
     memory: tuple[tuple[float, int], ...]
+    delayed: Mapping[int, int]
     lifetimes: tuple[Lifetime, ...]
     event_ms: tuple[float, ...]

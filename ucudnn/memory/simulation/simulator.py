@@ -62,7 +62,7 @@ class _Walk:
 
     def __init__(self, plan: MemoryPlan, costs: Costs, cap_bytes: int | None) -> None:
         graph = plan.graph
-        self.at = -1  # the action
+        self.at, self.count = -1, len(plan.actions)  # the action, and how many there are
         self.graph, self.cap = graph, cap_bytes
         self.queues = CopyQueues(costs, self._copy_ended)
         self.times, self.scratch = _times(plan, costs), _scratch(plan, costs)
@@ -76,7 +76,10 @@ class _Walk:
         self.host = [_ABSENT] * len(graph.storages)
         self.born: dict[int, tuple[int, int]] = {}  # action and event at which a storage's memory was taken
         self.offloading: dict[int, int] = {}  # the action that issued the last offload of a storage, while it runs
-        self.freeing: dict[int, tuple[int, tuple[int, int]]] = {}  # what is freed when the offload of an action ends
+        # what is freed when the offload of an action ends, its birth, and the action that frees it
+        self.freeing: dict[int, tuple[int, tuple[int, int], int]] = {}
+        self.computing = False
+        self.delayed: dict[int, int] = {}
         self.pinned: set[int] = set()
         self.unpins = _last_prefetches(plan)
         self.event = self.offloaded = self.prefetched = self.pinned_now = self.pinned_peak = 0
@@ -136,7 +139,7 @@ class _Walk:
         self.version[storage] = _ABSENT
         born = self.born.pop(storage)
         if storage in self.offloading:
-            self.freeing[self.offloading[storage]] = (storage, born)
+            self.freeing[self.offloading[storage]] = (storage, born, self.at)
         else:
             self._give_back(storage, born)
 
@@ -153,6 +156,7 @@ class _Walk:
         self.wait_ms += self.queues.now - before
 
     def end(self) -> Simulation:
+        self.at = self.count
         self.synchronize(_ABSENT)
         for storage in [*self.born]:
             self._give_back(storage, self.born.pop(storage))
@@ -172,6 +176,7 @@ class _Walk:
             stalls=tuple(self.stalls),
             timeline=tuple(self.timeline),
             memory=tuple(self.memory),
+            delayed=self.delayed,
             lifetimes=tuple(sorted(self.lifetimes, key=_by_taking)),
             event_ms=tuple(self.event_ms),
         )
@@ -185,7 +190,9 @@ class _Walk:
             self._begin_life(storage)
         self.running.append(self.live)
         now, begin = self.queues.now, self.event
+        self.computing = True
         self.queues.compute(self.times[operation])
+        self.computing = False
         ended = self.queues.now
         self.contention_ms += ended - now - self.times[operation]
         if self.times[operation]:
@@ -246,7 +253,9 @@ class _Walk:
                 del self.offloading[copy.storage]
             if copy.action in self.freeing:
                 self.last_freed = copy.storage
-                self._give_back(*self.freeing.pop(copy.action))
+                storage, born, freed_at = self.freeing.pop(copy.action)
+                self.delayed[freed_at] = self.at + self.computing
+                self._give_back(storage, born)
         elif copy.action in self.unpins:
             self.pinned.discard(copy.storage)
             self.pinned_now -= self.graph.sizes[copy.storage]

@@ -8,7 +8,7 @@
 """
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, final
 
@@ -66,11 +66,18 @@ class TracedStep:
         graph: the step at the mini-batch that was traced.
         calls: the call of each operation; its tensors have the graph's storages, or -1 where the graph has none.
         dispatched: all operators of the step in order, also those that only make views; `calls` have indices into it.
+        executed: the calls of the operations, and those of operators that are no operation because all that they write
+            is empty or on another device, in order; with the trace's storages, those that became one renamed.
+        rows: the graph's index of the trace's storages, where it has them.
+        merged: storages of the trace that became another one, because autograd adds in place.
     """
 
     graph: StepGraph
     calls: tuple[TracedCall, ...]
     dispatched: tuple[Any, ...]
+    executed: tuple[tuple[int, TracedCall], ...]
+    rows: Mapping[int, int]
+    merged: Mapping[int, int]
 
 
 def assemble(trace: Trace, subject: TracedSubject) -> TracedStep:
@@ -82,7 +89,8 @@ def assemble(trace: Trace, subject: TracedSubject) -> TracedStep:
     calls, merged = _accumulated_in_place(trace)
     roles = {merged.get(storage, storage): given for storage, given in subject.roles.items()}
     counted = {row: each.size for row, each in enumerate(trace.storages) if each.size and each.device == subject.device}
-    accesses = [(part, access) for call in calls for part in _parts(call) if (access := _access(part, counted)).writes]
+    parts = [(part, _access(part, counted)) for call in calls for part in _parts(call)]
+    accesses = [(part, access) for part, access in parts if access.writes]
     touched = [storage for _, access in accesses for storage in sorted(access.reads | access.writes)]
     named = [storage for storage in roles if storage in counted]
     rows = {storage: row for row, storage in enumerate(dict.fromkeys([*named, *touched]))}
@@ -111,7 +119,41 @@ def assemble(trace: Trace, subject: TracedSubject) -> TracedStep:
         conditions=subject.conditions,
     )
     own = tuple(_renumbered(call, rows) for call, _ in accesses)
-    return TracedStep(graph, own, tuple(call.func for call in trace.calls))
+    return TracedStep(
+        graph=graph,
+        calls=own,
+        dispatched=tuple(call.func for call in trace.calls),
+        executed=tuple(_executed(parts)),
+        rows=rows,
+        merged=merged,
+    )
+
+
+def _executed(parts: Iterable[tuple[TracedCall, "_Access"]]) -> Iterator[tuple[int, TracedCall]]:
+    """Yield the calls that make or change bytes, with the index of their operation, -1 where they are none."""
+    operation = 0
+    for call, access in parts:
+        if access.writes:
+            yield operation, call
+            operation += 1
+        elif not {each.storage for each in call.outputs} <= {each.storage for each in call.inputs} or writes(call):
+            yield -1, call
+
+
+def writes(call: TracedCall) -> list[TracedTensor]:
+    """Return the arguments that a call writes."""
+    return [
+        tensor
+        for argument in call.func._schema.arguments
+        if _is_written(call, argument)
+        for tensor in tree_leaves(call.argument(argument.name))
+        if isinstance(tensor, TracedTensor)
+    ]
+
+
+def _is_written(call: TracedCall, argument: Any) -> bool:
+    declared = argument.alias_info is not None and argument.alias_info.is_write
+    return declared or (argument.name in _STATISTICS and bool(call.argument("training")))
 
 
 def _accumulated_in_place(trace: Trace) -> tuple[list[TracedCall], dict[int, int]]:
@@ -130,7 +172,9 @@ def _accumulated_in_place(trace: Trace) -> tuple[list[TracedCall], dict[int, int
         if call.func is aten.add.Tensor and call.node is not None and isinstance(first, TracedTensor):
             old, out = call.args[0], call.results
             ends = trace.storages[old.storage].died == index + 1
-            alike = trace.storages[old.storage].size == trace.storages[out.storage].size
+            alike = (
+                old.geometry == out.geometry and trace.storages[old.storage].size == trace.storages[out.storage].size
+            )
             if ends and alike and makers.get(old) not in (None, call.node):
                 merged[out.storage] = first.storage
                 current = replace(_with_storages(call, merged), func=aten.add_.Tensor)
@@ -201,8 +245,7 @@ def _written(call: TracedCall, counted: Mapping[int, int]) -> tuple[list[TracedT
     written: list[TracedTensor] = []
     overwritten: set[int] = set()
     for argument in call.func._schema.arguments:
-        declared = argument.alias_info is not None and argument.alias_info.is_write
-        if not declared and not (argument.name in _STATISTICS and call.argument("training")):
+        if not _is_written(call, argument):
             continue
         whole = call.func._opname in _OVERWRITING or argument.is_out
         for tensor in tree_leaves(call.argument(argument.name)):

@@ -6,7 +6,7 @@ decides by reference counts which memory it takes over.
 """
 
 import weakref
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, final
@@ -41,6 +41,11 @@ class TracedTensor:
     stride: tuple[int, ...]
     offset: int
     dtype: torch.dtype
+
+    @property
+    def geometry(self) -> tuple[tuple[int, ...], tuple[int, ...], int, torch.dtype]:
+        """How it lies in its storage."""
+        return self.shape, self.stride, self.offset, self.dtype
 
     @property
     def bytes_touched(self) -> int:
@@ -142,14 +147,17 @@ class Tracer(TorchDispatchMode):
 
     Args:
         provenance: tells which module and line an operator comes from.
+        unknown: is called with each tensor that an operator reads and whose storage nobody has met, and the index of
+            that storage: constants of the program.
 
     Attributes:
         trace: what was written down.
         phase: the part of the step that runs.
     """
 
-    def __init__(self, provenance: Provenance) -> None:
+    def __init__(self, provenance: Provenance, unknown: Callable[[torch.Tensor, int], None] | None = None) -> None:
         super().__init__()
+        self._unknown = unknown
         self.trace = Trace()
         self.phase = Phase.FORWARD
         self._provenance = provenance
@@ -199,8 +207,14 @@ class Tracer(TorchDispatchMode):
         self.trace.calls.append(call)
         return result
 
-    def _read(self, tensor: torch.Tensor) -> TracedTensor:
+    def describe(self, tensor: torch.Tensor) -> TracedTensor:
+        """Return a tensor as operators see it; its storage is met if it was not."""
         return _traced(tensor, self._index(tensor, made=False))
+
+    def _read(self, tensor: torch.Tensor) -> TracedTensor:
+        if self._unknown is not None and self.find(tensor) is None:
+            self._unknown(tensor, self._index(tensor, made=False))
+        return self.describe(tensor)
 
     def _made(self, tensor: torch.Tensor) -> TracedTensor:
         return _traced(tensor, self._index(tensor, made=True))

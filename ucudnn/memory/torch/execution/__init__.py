@@ -1,6 +1,6 @@
 """Execution: a plan of a training step becomes straight-line code, which runs in the place of the model.
 
-model, sample, loss -> the operators of the step and its graph      `program`
+model, sample, loss -> the operators of the step and its graph      `step_program`
 a plan of that graph -> Python code with explicit frees and copies  `generator`
 the code as a module that autograd knows                            `fitted_step`
 all of it in one call                                               `fit`

@@ -1,0 +1,63 @@
+"""Functions that generated code calls beside PyTorch's operators."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.multiprocessing.reductions import StorageWeakRef
+
+from ucudnn.errors import StepGraphError
+
+_POISON = 0xFF  # NaN as floating point, -1 as a whole number
+
+
+def retyped(tensor: Tensor, shape: tuple[int, ...], stride: tuple[int, ...], offset: int, dtype: torch.dtype) -> Tensor:
+    """Return a tensor of another type that lies in the storage of a tensor."""
+    view = torch.empty(0, dtype=dtype, device=tensor.device)
+    return view.set_(tensor.untyped_storage(), offset, shape, stride)
+
+
+def poisoned(tensor: Tensor) -> StorageWeakRef:
+    """Spoil the bytes of a storage that is about to be freed, and return what knows whether it is gone."""
+    storage = tensor.untyped_storage()
+    torch.empty(0, dtype=torch.uint8, device=tensor.device).set_(storage).fill_(_POISON)
+    return StorageWeakRef(storage)
+
+
+def check_gone(reference: StorageWeakRef, name: str) -> None:
+    """Check that a storage that was freed is gone.
+
+    Raises:
+        StepGraphError: if somebody still holds it.
+    """
+    if not reference.expired():
+        raise StepGraphError(f"{name} was freed by the plan, but something still holds it")
+
+
+def check_geometry(
+    tensor: Tensor, shape: tuple[int, ...], stride: tuple[int, ...], offset: int, size: int, operator: str
+) -> None:
+    """Check that an operator returned a tensor as it was traced.
+
+    Raises:
+        StepGraphError: if it lies otherwise in its storage, so that views of it would show other elements.
+    """
+    found = tuple(tensor.shape), tuple(tensor.stride()), tensor.storage_offset(), tensor.untyped_storage().nbytes()
+    if found != (shape, stride, offset, size):
+        raise StepGraphError(
+            f"{operator} returned a tensor of shape, strides, offset and bytes {found}, but its trace on fake tensors"
+            f" says {(shape, stride, offset, size)}: the plan would read other elements"
+        )
+
+
+SUPPORT: dict[str, Any] = {
+    "alias": torch.ops.aten.alias.default,
+    "as_strided": torch.ops.aten.as_strided.default,
+    "clone": torch.ops.aten.clone.default,
+    "empty_strided": torch.empty_strided,
+    "retyped": retyped,
+    "poisoned": poisoned,
+    "check_gone": check_gone,
+    "check_geometry": check_geometry,
+}
+"""Names of generated code."""

@@ -1,0 +1,264 @@
+"""Emitter: writes the lines of a plan's code, and knows at each line which names hold which bytes."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import final
+
+import torch
+
+from ucudnn.errors import StepGraphError
+from ucudnn.memory.graph import Phase
+from ucudnn.memory.torch.assemble import writes
+from ucudnn.memory.torch.execution.code_support import SUPPORT
+from ucudnn.memory.torch.execution.code_text import CodeText
+from ucudnn.memory.torch.execution.step_program import StepProgram
+from ucudnn.memory.torch.tracer import TracedCall, TracedTensor
+
+_Geometry = tuple[tuple[int, ...], tuple[int, ...], int, torch.dtype]
+_LIFT = torch.ops.aten.lift_fresh.default
+_CLONE = torch.ops.aten.clone.default
+
+
+@final
+@dataclass(slots=True)
+class _State:
+    """What there is at a line.
+
+    Attributes:
+        names: for each storage that is there, the names of the tensors in it by their geometry.
+        version: for each storage, the version of its bytes.
+        host: the version on the host, and the type as which it went there.
+        leaving: storages whose offload nothing has waited for.
+        arriving: storages whose prefetch nothing has waited for.
+        held: frees that wait for an offload, by their action: the storage, and the name that holds it.
+    """
+
+    names: dict[int, dict[_Geometry, str]] = field(default_factory=dict)
+    version: dict[int, int] = field(default_factory=dict)
+    host: dict[int, tuple[int, torch.dtype]] = field(default_factory=dict)
+    leaving: set[int] = field(default_factory=set)
+    arriving: set[int] = field(default_factory=set)
+    held: dict[int, tuple[int, str]] = field(default_factory=dict)
+
+
+@final
+class Emitter:
+    """Writes the code of one plan.
+
+    Args:
+        program: the step.
+        checked: whether the code compares what operators return with the trace.
+        debug: whether storages are poisoned before they are freed, and must be gone after it.
+    """
+
+    def __init__(self, program: StepProgram, *, checked: bool = False, debug: bool = False) -> None:
+        self._program = program
+        self._checked, self._debug = checked, debug
+        self._state = _State()
+        self._code = CodeText(SUPPORT | {"device": program.device})
+        self._uncounted = list(program.uncounted)
+        self._made = [dict(each) for each in program.graph.makes]
+        self._temporaries = 0
+
+    def begin(self) -> None:
+        """Bind what exists before the step."""
+        for number, (_, tensor) in enumerate(self._program.persistent):
+            self._know(tensor, self._code.persistent(number))
+        for number, tensor in enumerate(self._program.inputs):
+            self._know(tensor, self._code.input(number))
+
+    def begin_backward(self) -> None:
+        """End forward: what is there now can be handed to backward."""
+        self._call_uncounted(Phase.FORWARD, len(self._program.calls))
+        # The caller's tensors are others than the code's: autograd ties the former to the node that holds the latter.
+        outputs = [self._alias(tensor) for tensor in self._program.outputs]
+        held = [[name] for _, name in self._state.held.values()]
+        self._code.end_forward(outputs, [[*names.values()] for names in self._state.names.values()] + held)
+
+    def end(self) -> CodeText:
+        """End backward, when all copies have ended, and return the code."""
+        self.wait(None)
+        self._call_uncounted(Phase.BACKWARD, len(self._program.calls))
+        gradients = [None if each is None else self._name(each) for each in self._program.gradients]
+        self._code.end_backward(gradients)
+        return self._code
+
+    def run(self, operation: int, *, again: bool) -> None:
+        """Call the operator of an operation."""
+        program, made = self._program, self._made[operation]
+        call = program.calls[operation]
+        if not again:
+            self._call_uncounted(call.phase, operation)
+        tangent = program.outside.get(operation)
+        if tangent is None:
+            self._call(call, made, again=again)
+        else:
+            self._know(program.tangents[tangent], self._code.assign(f"tangents[{tangent}]", made))
+        for storage, version in made.items():
+            self._state.version[storage] = max(version, self._state.version.get(storage, 0))
+
+    def offload(self, storage: int) -> None:
+        """Begin the copy of a storage to the host."""
+        if storage in self._state.leaving:
+            self._wait_offload(storage)
+        dtype = next(iter(self._state.names[storage]))[3]
+        flat = self._name(self._flat(storage, dtype))
+        self._code.line(f"transfers.offload({storage}, {flat})", uses=[flat])
+        self._state.leaving.add(storage)
+        self._state.host[storage] = self._state.version.get(storage, 0), dtype
+
+    def prefetch(self, storage: int) -> None:
+        """Take memory for a storage, and begin the copy from the host."""
+        if storage in self._state.leaving:
+            self._wait_offload(storage)
+        version, dtype = self._state.host[storage]
+        name = self._allocate(self._flat(storage, dtype))
+        self._code.line(f"transfers.prefetch({storage}, {name})", uses=[name])
+        self._state.arriving.add(storage)
+        self._state.version[storage] = version
+
+    def wait(self, storage: int | None) -> None:
+        """Let compute wait for the copies of a storage, or for all copies."""
+        state = self._state
+        for each in sorted(state.leaving) if storage is None else [storage]:
+            if each in state.leaving:
+                self._wait_offload(each)
+        for each in sorted(state.arriving) if storage is None else [storage]:
+            if each in state.arriving:
+                self._code.line(f"transfers.wait_prefetch({each})")
+                state.arriving.remove(each)
+
+    def free(self, storage: int, held_by: int | None) -> None:
+        """Free a storage, or hold it for an offload until the free of this action is released."""
+        names = [*self._state.names.pop(storage).values()]
+        self._state.version.pop(storage, None)
+        if storage in self._state.leaving and held_by is not None:
+            self._state.held[held_by] = storage, names.pop()
+            self._code.delete(names)
+            return
+        if storage in self._state.leaving:
+            self._wait_offload(storage)
+        self._delete(storage, names)
+
+    def release(self, free: int) -> None:
+        """Free what the free of an action holds, if it still does."""
+        if free in self._state.held:
+            self._wait_offload(self._state.held[free][0])
+
+    def _wait_offload(self, storage: int) -> None:
+        self._code.line(f"transfers.wait_offload({storage})")
+        self._state.leaving.remove(storage)
+        for free, (held, name) in [*self._state.held.items()]:
+            if held == storage:
+                del self._state.held[free]
+                self._delete(storage, [name])
+
+    def _delete(self, storage: int, names: Sequence[str]) -> None:
+        if self._debug and names:
+            self._code.line(f"gone_ = poisoned({names[0]})", uses=names[:1])
+        self._code.delete(names)
+        if self._debug and names:
+            self._code.line(f"check_gone(gone_, {self._program.graph.storage_name(storage)!r})")
+
+    def _call_uncounted(self, phase: Phase, operation: int) -> None:
+        """Call the operators that no plan counts and that come before an operation in the program."""
+        while self._uncounted and self._uncounted[0][0] <= operation and self._uncounted[0][1].phase is phase:
+            self._call(self._uncounted.pop(0)[1], {}, again=False)
+
+    def _call(self, call: TracedCall, made: Mapping[int, int], *, again: bool) -> None:
+        stand_ins = self._stand_ins(call, made, again=again)
+        uses: list[str] = []
+
+        def text(tensor: TracedTensor) -> str:
+            uses.append(stand_ins.get(tensor) or self._name(tensor))
+            return uses[-1]
+
+        function = _CLONE if call.func is _LIFT else call.func
+        arguments = [self._code.expression(each, text) for each in call.args]
+        arguments += [f"{key}={self._code.expression(value, text)}" for key, value in call.kwargs.items()]
+        self._receive(call, f"{self._code.operator(function)}({', '.join(arguments)})", uses)
+        self._code.delete([*stand_ins.values()])
+
+    def _stand_ins(self, call: TracedCall, made: Mapping[int, int], *, again: bool) -> dict[TracedTensor, str]:
+        """Return names of tensors that an operator writes in the place of arguments, whose bytes are to stay.
+
+        Memory that the operator writes whole and that is not there is taken.
+        """
+        found: dict[TracedTensor, str] = {}
+        graph, state = self._program.graph, self._state
+        for tensor in dict.fromkeys(writes(call)):
+            storage = tensor.storage
+            if storage not in state.names:
+                self._allocate(self._flat(storage, tensor.dtype))
+            elif again and storage < len(graph.storages) and graph.left_alone[storage]:
+                name = self._name(tensor)
+                found[tensor] = self._code.assign(f"clone({name})", [storage], uses=[name])
+            elif again and storage in made and state.version.get(storage, 0) >= made[storage]:  # it is not read either
+                found[tensor] = self._code.assign(self._empty(tensor), [storage])
+        return found
+
+    def _receive(self, call: TracedCall, text: str, uses: Sequence[str]) -> None:
+        """Write a call and bind what it returns, without what is an argument, or is there already and is dropped."""
+        results = call.results if isinstance(call.results, (tuple, list)) else (call.results,)
+        if any(isinstance(each, (tuple, list, dict)) for each in results):
+            raise StepGraphError(f"{call.func} returns nested results, which a plan cannot hold")
+        inputs = {each.storage for each in call.inputs}
+        there = inputs | {*self._state.names}
+        targets = [
+            self._code.name(each.storage) if isinstance(each, TracedTensor) and each.storage not in there else "_"
+            for each in results
+        ]
+        named = [(each, name) for each, name in zip(results, targets, strict=True) if name != "_"]
+        if not named:
+            self._code.line(text, uses=uses)
+            return
+        several = isinstance(call.results, (tuple, list))
+        self._code.line(f"{', '.join(targets)}{',' if several else ''} = {text}", uses=uses)
+        if "_" in targets:
+            self._code.line("del _")
+        for tensor, name in named:
+            self._know(tensor, name)
+            if self._checked:
+                traced = tensor.shape, tensor.stride, tensor.offset, self._program.sizes[tensor.storage]
+                self._code.line(f"check_geometry({name}, {', '.join(map(str, traced))}, {str(call.func)!r})", [name])
+
+    def _name(self, tensor: TracedTensor) -> str:
+        """Return the name of a tensor, which is made as a view where there is none."""
+        names = self._state.names.get(tensor.storage)
+        if names is None:
+            raise StepGraphError(f"a tensor of {tensor.shape} in storage {tensor.storage} is not there")
+        found = names.get(tensor.geometry)
+        if found is not None:
+            return found
+        base = next((name for geometry, name in names.items() if geometry[3] is tensor.dtype), None)
+        shape, stride, offset, dtype = tensor.geometry
+        if base is not None:
+            text = f"as_strided({base}, {list(shape)}, {list(stride)}, {offset})"
+        else:
+            base = next(iter(names.values()))
+            text = f"retyped({base}, {shape}, {stride}, {offset}, {self._code.constant(dtype)})"
+        name = self._code.assign(text, [tensor.storage], uses=[base])
+        self._know(tensor, name)
+        return name
+
+    def _alias(self, tensor: TracedTensor) -> str:
+        name = self._name(tensor)
+        return self._code.assign(f"alias({name})", [tensor.storage], uses=[name])
+
+    def _know(self, tensor: TracedTensor, name: str) -> None:
+        self._state.names.setdefault(tensor.storage, {})[tensor.geometry] = name
+
+    def _flat(self, storage: int, dtype: torch.dtype) -> TracedTensor:
+        elements, rest = divmod(self._program.sizes[storage], dtype.itemsize)
+        if rest:
+            raise StepGraphError(f"{self._program.graph.storage_name(storage)} is no whole number of {dtype}")
+        return TracedTensor(storage, (elements,), (1,), 0, dtype)
+
+    def _allocate(self, tensor: TracedTensor) -> str:
+        name = self._code.assign(self._empty(tensor), [tensor.storage])
+        self._know(tensor, name)
+        return name
+
+    def _empty(self, tensor: TracedTensor) -> str:
+        dtype = self._code.constant(tensor.dtype)
+        return f"empty_strided({tensor.shape}, {tensor.stride}, dtype={dtype}, device=device)"

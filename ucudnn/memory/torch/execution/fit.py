@@ -1,0 +1,140 @@
+"""fit: a training step within a memory budget, in one line."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ucudnn.errors import BudgetError, InvalidValueError
+from ucudnn.memory.budget import check_budget
+from ucudnn.memory.costs import Costs
+from ucudnn.memory.devices.profile import load_device
+from ucudnn.memory.devices.roofline import device_costs
+from ucudnn.memory.graph import StepGraph
+from ucudnn.memory.plans.plan import MemoryPlan
+from ucudnn.memory.policies.catalog import POLICIES, MemoryPolicy, find_policy
+from ucudnn.memory.pools.host_slots import plan_host_slots
+from ucudnn.memory.simulation.simulator import simulate
+from ucudnn.memory.torch.execution.fitted_step import FittedStep, PlannedRun
+from ucudnn.memory.torch.execution.step_program import StepSubject, trace_program
+from ucudnn.memory.torch.execution.transfers import Transfers
+from ucudnn.units import parse_bytes
+
+_GRANULARITY = {"cuda": 512, "cpu": 1}  # bytes of which PyTorch's allocators count multiples
+_PROFILE = "h200"
+
+
+def fit(
+    model: nn.Module,
+    sample: Any,
+    loss: Callable[..., Tensor] | None = None,
+    optimizer: torch.optim.Optimizer | None = None,
+    budget: int | str | None = None,
+    policy: str | MemoryPolicy = "auto",
+    *,
+    debug: bool = False,
+) -> FittedStep:
+    """Return a model that trains within a memory budget; the training loop stays as it is.
+
+        step = fit(model, (x, y), loss=F.cross_entropy, optimizer=optimizer, budget="12GiB")
+        for x, y in data:
+            optimizer.zero_grad()
+            step(x, y).backward()
+            optimizer.step()
+
+    The step is traced on tensors without memory, so nothing is computed and nothing is allocated before the plan is
+    known to keep the budget. Losses, parameters, buffers and optimizer state are those of the plain loop, to the bit.
+
+    Args:
+        model: the model, in training mode.
+        sample: arguments as the loop gives them: a tensor, a tuple of arguments or a dictionary of keyword arguments.
+            With a loss the last one of them is the loss's second argument. Only shape, type and device count.
+        loss: returns the loss, a scalar, of the model's output and the target. Without it the loop computes the loss of
+            the step's outputs, and the memory for that is not planned.
+        optimizer: counts its state and temporaries; the loop calls it.
+        budget: bytes, or a text such as '12GiB', of everything that the step has on the device; None bounds nothing.
+        policy: name of a policy, a policy, or 'auto' for the fastest plan of all policies that keep the budget.
+        debug: poisons storages before they are freed, and checks that they are gone after it.
+
+    Raises:
+        BudgetError: if no plan keeps the budget; nothing has run then.
+        InvalidValueError: if there is no such policy, or the model is not in training mode.
+        StepGraphError: if the step depends on values of tensors.
+    """
+    if not model.training:
+        raise InvalidValueError(
+            "the model is in evaluation mode, and only a training step has a plan: call model.train()"
+        )
+    subject = _subject(model, sample, loss, optimizer)
+    limit = None if budget is None else parse_bytes(budget)
+    program = trace_program(subject, type(model).__name__, _batch(subject))
+    costs = _costs(program.graph, program.device)
+    plan = make_plan(program.graph, costs, limit, policy)
+    simulation = simulate(plan, costs)
+    transfers = Transfers(plan_host_slots(plan), program.device)
+    return FittedStep(subject, PlannedRun(program, plan, simulation, transfers, debug=debug), simulation)
+
+
+def make_plan(graph: StepGraph, costs: Costs, budget: int | None, policy: str | MemoryPolicy) -> MemoryPlan:
+    """Return the plan of a policy, or the fastest one of all policies that keep the budget for 'auto'.
+
+    Raises:
+        BudgetError: if no plan keeps the budget.
+        InvalidValueError: if there is no such policy.
+    """
+    if policy != "auto":
+        return (find_policy(policy) if isinstance(policy, str) else policy).plan(graph, costs, budget)
+    if budget is None:
+        return find_policy("stock").plan(graph, costs, None)
+    check_budget(graph, costs, budget)
+    found: list[tuple[float, MemoryPlan]] = []
+    refused: list[BudgetError] = []
+    for name in POLICIES:
+        try:
+            plan = find_policy(name).plan(graph, costs, budget)
+        except BudgetError as error:
+            refused.append(error)
+        else:
+            found.append((simulate(plan, costs).time_ms, plan))
+            if name == "stock":
+                break  # nothing is faster than a step of which nothing is moved or recomputed
+    if not found:
+        least = min(refused, key=lambda error: error.required_bytes)
+        raise least
+    return min(found, key=lambda each: each[0])[1]
+
+
+def _subject(
+    model: nn.Module, sample: Any, loss: Callable[..., Tensor] | None, optimizer: torch.optim.Optimizer | None
+) -> StepSubject:
+    args: tuple[Any, ...] = ()
+    kwargs: Mapping[str, Any] = {}
+    if isinstance(sample, Mapping):
+        kwargs = sample
+    else:
+        args = tuple(sample) if isinstance(sample, (tuple, list)) else (sample,)
+    if loss is not None and len(args) < 2:
+        raise InvalidValueError("with a loss the sample is a tuple of the model's arguments and the loss's target")
+    return StepSubject(
+        model=model, args=args, kwargs=kwargs, loss=loss, targets=0 if loss is None else 1, optimizer=optimizer
+    )
+
+
+def _batch(subject: StepSubject) -> int:
+    """Return the first dimension of the first tensor of the sample, 1 if there is none."""
+    leaves, _ = subject.leaves()
+    sizes = [leaf.shape[0] for leaf in leaves if isinstance(leaf, Tensor) and leaf.dim()]
+    return sizes[0] if sizes and sizes[0] else 1
+
+
+def _costs(graph: StepGraph, device: torch.device) -> Costs:
+    """Return the costs of a step by a device profile, without a choice of convolution algorithms."""
+    costs = device_costs(load_device(_PROFILE), graph)
+    return replace(
+        costs,
+        granularity=_GRANULARITY.get(device.type, 1),
+        scratch_bytes=(0,) * len(graph.operations),
+        configurations={},
+    )

@@ -1,0 +1,131 @@
+"""Generates the code of a plan: two straight-line Python functions, forward and backward.
+
+Each line calls one operator, frees tensors, or begins or awaits a copy. A storage is freed by deleting all Python names
+of tensors that lie in it, so the code keeps no other reference. Tensors that lie elsewhere in a storage that is there
+are made by `as_strided` when they are first needed, and kept with it.
+"""
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, final
+
+from torch import Tensor
+
+from ucudnn.errors import MemoryPlanError
+from ucudnn.memory.graph import Phase
+from ucudnn.memory.plans.actions import Action, ActionKind
+from ucudnn.memory.plans.plan import MemoryPlan
+from ucudnn.memory.torch.execution.emitter import Emitter
+from ucudnn.memory.torch.execution.step_program import StepProgram
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GeneratedCode:
+    """The code of a plan.
+
+    Attributes:
+        forward: is called with transfers, the persistent tensors and the inputs; returns the outputs and a list of
+            what backward needs.
+        backward: is called with transfers, the persistent tensors, that list, which it empties, and the tangents;
+            returns the gradients.
+        text: the code, for people.
+    """
+
+    forward: Callable[..., tuple[tuple[Tensor, ...], list[Any]]]
+    backward: Callable[..., tuple[Tensor | None, ...]]
+    text: str
+
+
+def generate(
+    program: StepProgram,
+    plan: MemoryPlan,
+    delayed: Mapping[int, int],
+    *,
+    checked: bool = False,
+    debug: bool = False,
+) -> GeneratedCode:
+    """Return the code of a plan.
+
+    Args:
+        program: the step.
+        plan: a plan of the program's graph.
+        delayed: for each free that waits for an offload, the action before which the bytes go (`Simulation.delayed`).
+        checked: whether the code compares what operators return with the trace.
+        debug: whether storages are poisoned before they are freed, and must be gone after it.
+
+    Raises:
+        MemoryPlanError: if the plan runs an operation of a later part of the step before one of an earlier part: the
+            caller stands between the parts.
+    """
+    turn, end = _parts(plan)
+    emitter = Emitter(program, checked=checked, debug=debug)
+    late: dict[int, list[int]] = {}
+    for freed_at, released_at in delayed.items():
+        late.setdefault(released_at, []).append(freed_at)
+    emitter.begin()
+    for index, action in enumerate(plan.actions[:end]):
+        if index == turn:
+            emitter.begin_backward()
+        for freed_at in late.get(index, ()):
+            emitter.release(freed_at)
+        _emit(emitter, index, action, held=index in delayed)
+    code = emitter.end()
+    text, namespace = code.text(), code.namespace
+    exec(compile(text, f"<plan {plan.policy} of {plan.graph.name}>", "exec"), namespace)
+    return GeneratedCode(forward=namespace["forward"], backward=namespace["backward"], text=text)
+
+
+def _emit(emitter: Emitter, index: int, action: Action, *, held: bool) -> None:
+    kind, target = action
+    if kind is ActionKind.FREE:
+        emitter.free(target, index if held else None)
+    elif kind is ActionKind.RUN:
+        emitter.run(target, again=False)
+    elif kind is ActionKind.RECOMPUTE:
+        emitter.run(target, again=True)
+    elif kind is ActionKind.OFFLOAD:
+        emitter.offload(target)
+    elif kind is ActionKind.PREFETCH:
+        emitter.prefetch(target)
+    elif kind is ActionKind.WAIT:
+        emitter.wait(target)
+    else:
+        emitter.wait(None)
+
+
+def _parts(plan: MemoryPlan) -> tuple[int, int]:
+    """Return the action at which backward begins, and the one behind the last that belongs to backward.
+
+    What follows the last operation of forward and frees or waits belongs to forward.
+
+    Raises:
+        MemoryPlanError: if the parts of the step do not follow each other.
+    """
+    phases = {Phase.FORWARD: 0, Phase.BACKWARD: 1, Phase.OPTIMIZER: 2}
+    last = [-1, -1, -1]
+    reached = 0
+    for index, (kind, target) in enumerate(plan.actions):
+        if kind is not ActionKind.RUN:
+            continue
+        part = phases[plan.graph.operations[target].phase]
+        if part < reached:
+            raise MemoryPlanError(
+                f"action {index}: {plan.graph.operation_name(target)} runs after an operation of a later part of the"
+                " step, and the caller stands between the parts",
+                action=index,
+                operation=target,
+            )
+        reached, last[part] = part, index
+    settles = (ActionKind.FREE, ActionKind.WAIT, ActionKind.SYNCHRONIZE)
+    turn, end = (_behind(plan.actions, index, settles) for index in (last[0], max(last[:2])))
+    return turn, end
+
+
+def _behind(actions: Iterable[Action], index: int, kinds: tuple[ActionKind, ...]) -> int:
+    """Return the index behind an action and all that follow it and are of some kinds."""
+    actions = [*actions]
+    index += 1
+    while index < len(actions) and actions[index].kind in kinds:
+        index += 1
+    return index

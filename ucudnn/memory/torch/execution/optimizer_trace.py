@@ -1,0 +1,71 @@
+"""Traces the update of an optimizer on fake tensors, so that its state and its temporaries count in the plan.
+
+The caller runs the optimizer himself; no code is generated for it.
+"""
+
+import copy
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_map_only
+
+from ucudnn.errors import InvalidValueError
+from ucudnn.memory.graph import Phase
+from ucudnn.memory.torch.tracer import Tracer
+
+
+def trace_optimizer(
+    optimizer: torch.optim.Optimizer,
+    fakes: Mapping[int, Tensor],
+    gradients: Mapping[int, Tensor | None],
+    faked: Callable[[Tensor], Tensor],
+    tracer: Tracer,
+) -> Iterator[tuple[str, Tensor]]:
+    """Run the update of an optimizer under a tracer, and yield the tensors of its state with names.
+
+    Args:
+        optimizer: the optimizer of the real parameters.
+        fakes: the fake tensor of each real parameter, by its id.
+        gradients: the gradient of each fake parameter, by its id.
+        faked: makes a fake tensor of a real one.
+        tracer: writes the operators down.
+
+    Raises:
+        InvalidValueError: if a parameter of the optimizer is none of the model's.
+    """
+    stand_in, names = _stand_in(optimizer, fakes, faked)
+    parameters = [fake for group in stand_in.param_groups for fake in group["params"]]
+    for fake in parameters:
+        gradient = gradients.get(id(fake))
+        fake.grad = None if gradient is None else gradient.detach()
+    try:
+        stand_in.step()  # makes its state
+        for fake, state in stand_in.state.items():
+            yield from ((f"{names[id(fake)]}.{key}", value) for key, value in state.items() if torch.is_tensor(value))
+        with tracer, tracer.during(Phase.OPTIMIZER):
+            stand_in.step()
+    finally:
+        for fake in parameters:
+            fake.grad = None
+
+
+def _stand_in(
+    optimizer: torch.optim.Optimizer, fakes: Mapping[int, Tensor], faked: Callable[[Tensor], Tensor]
+) -> tuple[torch.optim.Optimizer, dict[int, str]]:
+    """Return an optimizer of fake parameters with fake state, and a name of each fake parameter by its id."""
+    stand_in = copy.copy(optimizer)
+    stand_in.__dict__.pop("step", None)  # schedulers put one there that updates the real parameters
+    names: dict[int, str] = {}
+    stand_in.param_groups = []
+    for number, group in enumerate(optimizer.param_groups):
+        for index, parameter in enumerate(group["params"]):
+            if id(parameter) not in fakes:
+                raise InvalidValueError(f"parameter {index} of the optimizer's group {number} is none of the model's")
+            names[id(fakes[id(parameter)])] = f"group{number}.{index}"
+        stand_in.param_groups.append({**group, "params": [fakes[id(parameter)] for parameter in group["params"]]})
+    stand_in.state = defaultdict(dict)
+    for parameter, state in optimizer.state.items():
+        stand_in.state[fakes[id(parameter)]] = tree_map_only(Tensor, faked, state)
+    return stand_in, names

@@ -1,0 +1,350 @@
+"""The program of a training step: its operators as eager PyTorch calls them, one for each operation of a step graph.
+
+The step is traced below autograd on fake tensors, so nothing is computed and no memory is taken. The code of a plan
+calls the operators that autograd itself would call, in place where the model works in place. That is why the numbers
+are the same to the bit.
+"""
+
+import gc
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, final
+
+import torch
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.nn.utils import stateless
+from torch.utils._pytree import TreeSpec, tree_flatten, tree_map_only, tree_unflatten
+
+from ucudnn.errors import InvalidValueError, StepGraphError
+from ucudnn.memory.graph import Affine, Phase, Role, StepGraph, Storage
+from ucudnn.memory.torch.assemble import TracedStep, TracedSubject, assemble
+from ucudnn.memory.torch.execution.optimizer_trace import trace_optimizer
+from ucudnn.memory.torch.provenance import Provenance
+from ucudnn.memory.torch.tracer import TracedCall, TracedTensor, Tracer
+
+_GENERATOR = "random number generator"
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepSubject:
+    """What is trained.
+
+    Attributes:
+        model: the model, in training mode.
+        args: its arguments; behind them the other arguments of the loss, as many as `targets` says.
+        kwargs: its keyword arguments.
+        loss: returns the loss of the model's output and the targets; None where the caller computes it.
+        targets: number of `args` that go to the loss alone.
+        optimizer: the optimizer whose memory counts, or None.
+    """
+
+    model: nn.Module
+    args: tuple[Any, ...]
+    kwargs: Mapping[str, Any]
+    loss: Callable[..., Any] | None = None
+    targets: int = 0
+    optimizer: torch.optim.Optimizer | None = None
+
+    def leaves(self) -> tuple[list[Any], TreeSpec]:
+        """Return all arguments as a flat list, and their structure."""
+        return tree_flatten((self.args, dict(self.kwargs)))
+
+    def called(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        """Return what the model, or the loss of it, returns."""
+        if self.loss is None:
+            return self.model(*args, **kwargs)
+        own = len(args) - self.targets
+        return self.loss(self.model(*args[:own], **kwargs), *args[own:])
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepProgram:
+    """A training step that can be run operation by operation.
+
+    Tensors name their storage by a number: that of the graph, or a number behind the graph's where no plan counts the
+    storage, because it is empty or on another device.
+
+    Attributes:
+        graph: the step.
+        calls: the call of each operation.
+        uncounted: calls that are no operation, each with the number of operations before it.
+        persistent: parameters, buffers and constants, each with the tensor that stands for it in the calls.
+        inputs: the tensors among the arguments, in order.
+        outputs: the different tensors that the step returns.
+        result: the structure of what it returns, and its leaves: (True, index of an output) or (False, a value).
+        differentiable: indices of the outputs that backward may begin at.
+        tangents: the gradient of each of those that backward begins with.
+        outside: operations that stand for what the caller does between forward and backward, and their tangents.
+        sources: what gradients are computed of: (True, index in `persistent`) or (False, index in `inputs`).
+        gradients: the gradient of each of the sources; None where the outputs do not depend on it.
+        device: the device whose memory counts.
+        sizes: bytes of each storage, by number.
+    """
+
+    graph: StepGraph
+    calls: tuple[TracedCall, ...]
+    uncounted: tuple[tuple[int, TracedCall], ...]
+    persistent: tuple[tuple[Tensor, TracedTensor], ...]
+    inputs: tuple[TracedTensor, ...]
+    outputs: tuple[TracedTensor, ...]
+    result: tuple[TreeSpec, tuple[tuple[bool, Any], ...]]
+    differentiable: tuple[int, ...]
+    tangents: tuple[TracedTensor, ...]
+    outside: Mapping[int, int]
+    sources: tuple[tuple[bool, int], ...]
+    gradients: tuple[TracedTensor | None, ...]
+    device: torch.device
+    sizes: Mapping[int, int]
+
+    def build_result(self, outputs: Sequence[Any]) -> Any:
+        """Return what the step returns, from its different tensors."""
+        structure, leaves = self.result
+        return tree_unflatten([outputs[value] if is_tensor else value for is_tensor, value in leaves], structure)
+
+
+def trace_program(subject: StepSubject, name: str, batch: int) -> StepProgram:
+    """Return the program of a training step.
+
+    The model runs once on fake tensors, its hooks and side effects in Python included.
+
+    Raises:
+        InvalidValueError: if no output can be differentiated.
+        StepGraphError: if the step depends on values of tensors, or has tensors that a program cannot hold.
+    """
+    return _Tracing(subject).program(name, batch)
+
+
+@final
+class _Tracing:
+    """One trace of a step on fake tensors."""
+
+    def __init__(self, subject: StepSubject) -> None:
+        self._subject = subject
+        self._mode = FakeTensorMode(allow_non_fake_inputs=True)
+        model = subject.model
+        self._real = dict([*model.named_parameters(), *model.named_buffers()])
+        self._fake = {name: self._faked(tensor) for name, tensor in self._real.items()}
+        leaves, self._structure = subject.leaves()
+        self._leaves = [self._faked(leaf) if isinstance(leaf, Tensor) else leaf for leaf in leaves]
+        self._inputs = [leaf for leaf in self._leaves if isinstance(leaf, Tensor)]
+        self._constants: list[tuple[Tensor, TracedTensor]] = []
+        self._roles: dict[int, tuple[Role, str]] = {}
+        self._tracer: Tracer
+        self._tangents: list[TracedTensor] = []
+        self._gradients: list[TracedTensor | None] = []
+        self._sources: list[tuple[bool, int]] = []
+        self._outputs: list[TracedTensor] = []
+        self._differentiable: list[int] = []
+        self._result: tuple[TreeSpec, tuple[tuple[bool, Any], ...]]
+
+    def program(self, name: str, batch: int) -> StepProgram:
+        subject = self._subject
+        parameters = {each for each, _ in subject.model.named_parameters()}
+        with torch.enable_grad(), stateless._reparametrize_module(subject.model, self._fake, tie_weights=True):
+            provenance = Provenance(subject.model)
+            self._tracer = Tracer(provenance, self._note_constant)
+            for key, tensor in self._fake.items():
+                self._meet(Role.PARAMETER if key in parameters else Role.BUFFER, key, tensor)
+            for index, tensor in enumerate(self._inputs):
+                self._meet(Role.INPUT, f"input{index or ''}", tensor)
+            persistent = [(self._real[key], self._tracer.describe(fake)) for key, fake in self._fake.items()]
+            inputs = [self._tracer.describe(each) for each in self._inputs]
+            with self._mode, provenance.entered():
+                self._run()
+        gc.collect()  # what only circles of references hold is freed
+        device = self._device().type
+        traced = assemble(
+            self._tracer.trace,
+            TracedSubject(
+                name=name,
+                batch=batch,
+                device=device,
+                roles=self._roles,
+                conditions={"torch": torch.__version__.partition("+")[0], "device": device},
+            ),
+        )
+        return self._built(traced, [*persistent, *self._constants], inputs)
+
+    def _run(self) -> None:
+        """Run forward, backward and the optimizer."""
+        tracer = self._tracer
+        args, kwargs = tree_unflatten(self._leaves, self._structure)
+        try:
+            with tracer:
+                result = self._subject.called(args, kwargs)
+                self._write_buffers_back()
+            outputs = self._returned(result)
+            del result
+            gradients = self._differentiate(outputs)
+            del outputs
+            if self._subject.optimizer is not None:
+                fakes = {id(self._real[key]): fake for key, fake in self._fake.items()}
+                found = {id(self._source(each)): grad for each, grad in zip(self._sources, gradients, strict=True)}
+                for label, tensor in trace_optimizer(self._subject.optimizer, fakes, found, self._faked, tracer):
+                    self._meet(Role.OPTIMIZER_STATE, label, tensor)
+        except torch._subclasses.fake_tensor.DataDependentOutputException as error:
+            raise StepGraphError(
+                f"the step reads the value of a tensor ({error.func}), so its operations may change from step to step:"
+                " a plan cannot hold it"
+            ) from error
+
+    def _write_buffers_back(self) -> None:
+        """Let a buffer that the model made anew be written into the old one, which is the one that code can know."""
+        with torch.no_grad():
+            for key, fake in self._fake.items():
+                module, _, last = key.rpartition(".")
+                new = self._subject.model.get_submodule(module)._buffers.get(last)
+                if new is not None and new is not fake:
+                    fake.copy_(new)
+
+    def _returned(self, result: Any) -> list[Tensor]:
+        """Note what the step returns, and return its different tensors."""
+        leaves, structure = tree_flatten(result)
+        outputs: list[Tensor] = []
+        found: list[tuple[bool, Any]] = []
+        for leaf in leaves:
+            if isinstance(leaf, Tensor):
+                index = next((index for index, each in enumerate(outputs) if each is leaf), len(outputs))
+                outputs += [leaf] if index == len(outputs) else []
+                found.append((True, index))
+            else:
+                found.append((False, leaf))
+        self._result = structure, tuple(found)
+        for index, tensor in enumerate(outputs):
+            self._meet(Role.OUTPUT, "loss" if self._subject.loss else f"output{index or ''}", tensor)
+            self._outputs.append(self._tracer.describe(tensor))
+        return outputs
+
+    def _differentiate(self, outputs: Sequence[Tensor]) -> list[Tensor | None]:
+        self._differentiable = [index for index, each in enumerate(outputs) if each.requires_grad]
+        if not self._differentiable:
+            raise InvalidValueError("no output of the step needs a gradient, so there is nothing to train")
+        sources: list[Tensor] = []
+        names: list[str] = []
+        for is_parameter, tensors in ((True, self._fake.items()), (False, enumerate(self._inputs))):
+            for index, (key, tensor) in enumerate(tensors):
+                if tensor.requires_grad:
+                    sources.append(tensor)
+                    self._sources.append((is_parameter, index))
+                    names.append(f"{key}.grad" if is_parameter else f"input{index or ''}.grad")
+        with self._tracer, self._tracer.during(Phase.BACKWARD):
+            ends = [outputs[index] for index in self._differentiable]
+            with torch.no_grad():
+                tangents = [torch.empty_like(each) for each in ends]
+            gradients = torch.autograd.grad(ends, sources, tangents, allow_unused=True)
+        for tangent in tangents:
+            self._meet(Role.OUTPUT, "outside", tangent)
+            self._tangents.append(self._tracer.describe(tangent))
+        for label, gradient in zip(names, gradients, strict=True):
+            if gradient is not None:
+                self._meet(Role.GRADIENT, label, gradient)
+            self._gradients.append(None if gradient is None else self._tracer.describe(gradient))
+        return [*gradients]
+
+    def _built(
+        self, traced: TracedStep, persistent: list[tuple[Tensor, TracedTensor]], inputs: list[TracedTensor]
+    ) -> StepProgram:
+        trace, merged = self._tracer.trace, traced.merged
+        numbers = dict(traced.rows)
+        graph = _with_generator(traced.graph)
+        for storage in range(len(trace.storages)):
+            numbers.setdefault(storage, len(graph.storages) + storage)
+
+        def numbered(tensor: TracedTensor) -> TracedTensor:
+            return replace(tensor, storage=numbers[merged.get(tensor.storage, tensor.storage)])
+
+        def renumbered(call: TracedCall) -> TracedCall:
+            args, kwargs, results = tree_map_only(
+                TracedTensor,
+                lambda each: replace(each, storage=numbers[each.storage]),
+                (call.args, dict(call.kwargs), call.results),
+            )
+            return replace(call, args=args, kwargs=kwargs, results=results)
+
+        calls: list[TracedCall] = []
+        uncounted: list[tuple[int, TracedCall]] = []
+        for operation, call in traced.executed:
+            if operation < 0:
+                uncounted.append((len(calls), renumbered(call)))
+            else:
+                calls.append(renumbered(call))
+        tangents = [numbered(each) for each in self._tangents]
+        outside = {
+            index: tangents.index(call.results)
+            for index, call in enumerate(calls)
+            if call.phase is Phase.BACKWARD
+            and call.results in tangents
+            and call.func is torch.ops.aten.empty_like.default
+        }
+        return StepProgram(
+            graph=_executable(graph, calls, outside),
+            calls=tuple(calls),
+            uncounted=tuple(uncounted),
+            persistent=tuple((real, numbered(each)) for real, each in persistent),
+            inputs=tuple(map(numbered, inputs)),
+            outputs=tuple(map(numbered, self._outputs)),
+            result=self._result,
+            differentiable=tuple(self._differentiable),
+            tangents=tuple(tangents),
+            outside=outside,
+            sources=tuple(self._sources),
+            gradients=tuple(None if each is None else numbered(each) for each in self._gradients),
+            device=self._device(),
+            sizes={numbers[index]: each.size for index, each in enumerate(trace.storages)},
+        )
+
+    def _faked(self, tensor: Tensor) -> Tensor:
+        if tensor.is_sparse or tensor.is_conj() or tensor.is_neg():
+            raise StepGraphError(
+                "a sparse, conjugated or negated tensor has no storage of its own: a plan cannot hold it"
+            )
+        return self._mode.from_tensor(tensor, static_shapes=True)
+
+    def _meet(self, role: Role, label: str, tensor: Tensor) -> None:
+        self._roles.setdefault(self._tracer.meet(tensor), (role, label))
+
+    def _note_constant(self, tensor: Tensor, storage: int) -> None:
+        if isinstance(tensor, FakeTensor):
+            return
+        self._roles.setdefault(storage, (Role.BUFFER, f"constant{storage}"))
+        self._constants.append((tensor.detach(), self._tracer.describe(tensor)))
+
+    def _source(self, source: tuple[bool, int]) -> Tensor:
+        is_parameter, index = source
+        return [*self._fake.values()][index] if is_parameter else self._inputs[index]
+
+    def _device(self) -> torch.device:
+        """Return the device whose memory counts."""
+        devices = [each.device for each in (*self._real.values(), *self._inputs)]
+        return next((device for device in devices if device.type != "cpu"), torch.device("cpu"))
+
+
+def _with_generator(graph: StepGraph) -> StepGraph:
+    """Return a step whose operations that draw random numbers stay in the program's order, whatever a plan does.
+
+    They read and write one storage of no bytes, which stands for the generator.
+    """
+    drawing = [index for index, each in enumerate(graph.operations) if not each.repeatable]
+    number = len(graph.storages)
+    operations = list(graph.operations)
+    for index in drawing:
+        old = operations[index]
+        operations[index] = replace(old, reads=(*old.reads, number), writes=(*old.writes, number))
+    generator = Storage(name=_GENERATOR, role=Role.BUFFER, size=Affine(0))
+    return replace(graph, operations=tuple(operations), storages=(*graph.storages, generator))
+
+
+def _executable(graph: StepGraph, calls: Sequence[TracedCall], outside: Mapping[int, int]) -> StepGraph:
+    """Return a step whose operations read all that their calls are given, and do the caller's part only once.
+
+    PyTorch's gradient of a convolution's input is given the input, too, of which it needs only the geometry.
+    """
+    operations = []
+    for index, (operation, call) in enumerate(zip(graph.operations, calls, strict=True)):
+        given = {each.storage for each in call.inputs if each.storage < len(graph.storages)}
+        reads = tuple(sorted({*operation.reads} | (given - {*operation.writes})))
+        operations.append(replace(operation, reads=reads, repeatable=operation.repeatable and index not in outside))
+    return replace(graph, operations=tuple(operations))
