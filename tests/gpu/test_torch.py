@@ -586,6 +586,7 @@ def test_the_command_lines_run_a_program_and_time_a_model(tmp_path):
 
 RANK = """
 import sys, torch, torch.distributed as distributed, ucudnn.torch
+import torch.distributed.nn  # before there is a process group: see tests/support/ranks.py
 rank, store = int(sys.argv[1]), sys.argv[2]
 distributed.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=2)
 torch.manual_seed(0)

@@ -1,4 +1,14 @@
-"""Processes that run as ranks of one program."""
+"""Processes that run as ranks of one program.
+
+A program must end the threads of Gloo before Python ends. Such a thread takes Python's lock to drop the tensors of the
+last collectives, and Python stops a thread that does so after the interpreter has ended. The stop aborts the process:
+"terminate called without an active exception". Therefore, a program:
+
+- calls destroy_process_group, also before it ends with an error.
+- imports torch.distributed.nn before init_process_group if it has a DistributedDataParallel, which would import that
+  module later. Its functions have the default group as a default argument. If there is a group when the module is
+  imported, these arguments keep the group and its threads after destroy_process_group.
+"""
 
 import os
 import subprocess

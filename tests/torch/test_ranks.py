@@ -7,9 +7,11 @@ torch = pytest.importorskip("torch")
 from tests.support.ranks import run_ranks  # noqa: E402
 
 RANK = """
+import glob
 import sys
 import torch
 import torch.distributed as distributed
+import torch.distributed.nn  # before there is a process group: see tests/support/ranks.py
 import ucudnn.torch
 
 rank, store = int(sys.argv[1]), sys.argv[2]
@@ -27,6 +29,8 @@ for _ in range(2):
 del module  # the reducer goes before its process group
 distributed.barrier()
 distributed.destroy_process_group()
+alive = [open(name).read().strip() for name in glob.glob("/proc/self/task/*/comm")]
+assert not any("gloo" in each for each in alive), alive
 summary = on.report()
 for layer in summary.layers:
     print(layer.layer, layer.problem, layer.configuration, layer.planned_ms, layer.calls)

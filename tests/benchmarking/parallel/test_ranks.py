@@ -508,7 +508,10 @@ def fail(problem):
 if rank == 0:
     backend.bench = fail
 handle = Handle(backend=backend, effort=QUICK, benchmark_devices="ranks")
-handle.convolve(PROBLEM, *operands(PROBLEM))
+try:
+    handle.convolve(PROBLEM, *operands(PROBLEM))
+finally:
+    distributed.destroy_process_group()
 """
 
 
