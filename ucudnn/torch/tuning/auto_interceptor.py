@@ -67,6 +67,7 @@ class AutoInterceptor:
         self._busy_forward: set[tuple[Any, Any]] | None = None
         self._busy_backward: set[tuple[Any, Any]] | None = None
         self._settled = False
+        self._quiet = False
         self._pass_forward, self._pass_backward = aten.forward, aten.backward
         self._hook: Any = None
         self._stop = partial(_stop, self._tuners)
@@ -252,8 +253,11 @@ class AutoInterceptor:
         for tuner in list(self._tuners.values()):
             tuner.counted(len(calls))
             tuner.step_ended()
-        for call in calls:
-            call.begin_step()
+        quiet = all(tuner.is_quiet for tuner in self._tuners.values())
+        if not (quiet and self._quiet):  # in most steps nothing is tried, and the host has other work
+            for call in calls:
+                call.begin_step()
+        self._quiet = quiet
         looks = not self._tracker.by_optimizer or any(
             each.phase is TuningPhase.WATCHING for each in self._tuners.values()
         )

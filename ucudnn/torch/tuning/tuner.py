@@ -36,6 +36,7 @@ _WARM_STEPS = 5  # before anything is watched; the first two are not typical
 _TYPICAL_STEPS = 3
 _WATCHED_STEPS = 2
 _MOST_SECONDS = 90.0  # of trying
+_MOST_STEPS = 3000  # of trying
 _WORTH_KEEPING = 0.995  # of PyTorch's step: else no call is to make a detour through Python
 _BLOCKS = 3  # of steps with the adopted kernels, and as many without
 _BLOCK_STEPS = 5  # the first one of a block does not count
@@ -103,6 +104,7 @@ class Tuner:
         self._tried_since = 0.0
         self._reserved_seconds = 0.0
         self._maker = KernelMaker(source)
+        self._ranked: list[CallSite] | None = None  # that are not decided yet
         self._bytes_per_ms = 0.0
         self._held_bytes = 0
         self._calls = 0
@@ -161,6 +163,11 @@ class Tuner:
             TuningPhase.TRYING: self._try,
             TuningPhase.COMPARING: self._compare,
         }[self.phase]()
+
+    @property
+    def is_quiet(self) -> bool:
+        """Whether all calls of this step are passed on, and nothing is timed."""
+        return self.phase is not TuningPhase.WATCHING and not self.trials and not self.uses_adopted
 
     def keeps_peak(self) -> bool:
         """Return whether the peak of memory is what it was before kernels were replaced; if not, give them up.
@@ -268,17 +275,22 @@ class Tuner:
         self._look_at_memory()
         if not self._asked and self._readings:
             return  # what was watched is not read yet
-        sites = ranked(self.sites.values(), self.step_ms, self._bytes_per_ms)
+        if self._ranked is None:
+            self._ranked = ranked(self.sites.values(), self.step_ms, self._bytes_per_ms)
+        sites = self._ranked = [each for each in self._ranked if not each.finished]
         for problem, configurations in self.source.take():
             self._asked[problem] = False
             self.sites[problem].candidates = [Candidate(each, own_bytes(problem, each)) for each in configurations]
         if not self.source.is_complete:
             self._open_one()
         self._ask(sites)
-        late = self.ledger.elapsed_seconds - self._tried_since > _MOST_SECONDS
-        if late or self.source.failed or all(site.finished for site in sites):
+        late = self.ledger.elapsed_seconds - self._tried_since > _MOST_SECONDS or self._phase_steps > _MOST_STEPS
+        if late or self.source.failed or not sites:
             self._end_trying()
-            return
+        elif self.ledger.left_seconds > 0:
+            self._choose_trials(sites)
+
+    def _choose_trials(self, sites: list[CallSite]) -> None:
         made = 0
         for site in sorted(sites, key=priority):
             trial = site.next_trial()
