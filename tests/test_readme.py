@@ -1,28 +1,12 @@
-"""README and the handbook are true: their commands exist, their examples run, plans are what the command prints."""
+"""README and the handbook are true: one page, two first commands, links that lead somewhere, plans to the digit."""
 
 import re
-import shlex
 import subprocess
 import sys
-
-import pytest
 
 from tests.support.documents import HANDBOOK, README, blocks
 from tests.support.paths import ROOT
 from ucudnn.settings import VARIABLES
-
-ON_NUMPY = [block for block in blocks("python") if "import numpy" in block]  # the others need a GPU or PyTorch
-PLANS = [
-    line
-    for block in blocks("sh")
-    for line in block.splitlines()
-    if line.startswith("ucudnn plan") and "--profile h200" in line
-]
-
-
-STEPS = re.findall(
-    r"^ucudnn memory (?:why|plan) .*$", re.search(r"## Plan for a GPU.*?```sh(.*?)```", README, re.DOTALL)[1], re.M
-)
 
 
 def test_readme_is_one_page():
@@ -34,29 +18,6 @@ def test_there_are_two_command_lines_for_newcomers():
     commands = [block for block in commands if "venv" in block and "cuda" not in block]
     assert len(commands) == 2
     assert all(len(command.strip().splitlines()) == 1 for command in commands)
-
-
-@pytest.mark.parametrize("example", ON_NUMPY, ids=range(len(ON_NUMPY)))
-def test_an_example_runs(capsys, example):
-    exec(compile(example, "documents", "exec"), {})
-    assert "WR, 4 MiB for each kernel" in capsys.readouterr().out
-
-
-@pytest.mark.parametrize("line", sorted(set(PLANS)))
-def test_plans_run_as_they_stand_there(line):
-    command = [sys.executable, "-m", *shlex.split(line, comments=True)]
-    done = subprocess.run(command, capture_output=True, text=True, check=True)
-    assert " on NVIDIA H200" in done.stdout
-    assert "predicted: undivided" in done.stdout
-
-
-@pytest.mark.parametrize("line", STEPS)
-def test_commands_of_training_steps_run_as_they_stand_there(line):
-    assert len(STEPS) == 2
-    command = [sys.executable, "-m", *shlex.split(line, comments=True)]
-    done = subprocess.run(command, capture_output=True, text=True, check=True)
-    assert done.stdout.startswith("resnet50, mini-batch 256, on h200")
-    assert "floor 2.73 GiB" in done.stdout
 
 
 def test_the_plan_is_what_the_command_prints():

@@ -9,6 +9,8 @@ from ucudnn.cli import app as app_module
 from ucudnn.cli.subject import Subject, network_on
 from ucudnn.errors import BackendError
 from ucudnn.networks.tables import CSV_HEADER
+from ucudnn.networks.variants import variants
+from ucudnn.problem import DataType
 
 
 class StoppedError(BackendError):
@@ -40,3 +42,19 @@ def test_other_networks_and_backends_have_their_own(tmp_path):
     cpu, replay = open_backend("cpu"), open_backend("replay:h200")
     assert network_on(cpu, str(path), None).layers[0].forward.batch == 4
     assert network_on(replay, "alexnet", None).layers[0].forward.batch == 256
+
+
+def test_a_recording_of_another_mini_batch_is_planned_at_that(monkeypatch):
+    replay = open_backend("replay:h200")
+    asked = []
+
+    def recorded(problem):
+        asked.append((problem.batch, problem.dtype))
+        return {DataType.FLOAT32: frozenset({1, 2, 4, 8, 16}), DataType.FLOAT16: frozenset({256})}[problem.dtype]
+
+    monkeypatch.setattr(replay, "sizes", recorded)
+    assert network_on(replay, "alexnet", None).batch == 16
+    assert network_on(replay, "alexnet", 4).batch == 4
+    (half,) = variants(["float16"], ["tf32"], ["first"])
+    assert network_on(replay, "alexnet", None, half).batch == 256
+    assert asked == [(256, DataType.FLOAT32), (256, DataType.FLOAT16)]

@@ -1,7 +1,6 @@
 """Programs that `python -m ucudnn.torch` runs."""
 
 import os
-import re
 import subprocess
 import sys
 
@@ -9,7 +8,6 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from tests.support.documents import blocks  # noqa: E402
 from tests.support.paths import ROOT  # noqa: E402
 from ucudnn.torch.__main__ import main  # noqa: E402
 from ucudnn.torch.overrides import process_overrides  # noqa: E402
@@ -92,18 +90,6 @@ def test_a_program_runs_in_a_process_of_its_own(program):
     assert done.stdout == "[] 27.0 32.0\n"
     assert done.stderr.count("ucudnn.handle: planned ") == 2
     assert "planned Forward 2x3x6x6 * 4x3x3x3 float32 NCHW: " in done.stderr
-
-
-EXAMPLES = [block for block in blocks("python") if "import torch" in block]
-REPORTS = "report()"
-
-
-@pytest.mark.parametrize("example", EXAMPLES, ids=range(len(EXAMPLES)))
-def test_the_examples_of_the_documents_run(capsys, monkeypatch, tmp_path, example):
-    monkeypatch.chdir(tmp_path)
-    exec(compile(example, "documents", "exec"), {})
-    printed = capsys.readouterr().out
-    assert (REPORTS in example) == bool(re.search("convolutions through ucudnn: [1-9], left to PyTorch: 0", printed))
 
 
 @pytest.mark.parametrize("arguments", [["-m", "ucudnn.torch", "script.py"], ["-c", "import ucudnn.torch"]])

@@ -51,7 +51,7 @@ class Subject:
         """
         load_network(name, batch)  # an error of the network comes before one of the backend
         backend = open_measured(settings, candidates, name)
-        network = network_on(backend, name, batch)
+        network = network_on(backend, name, batch, variant)
         return cls(network=variant.of_network(network), variant=variant, backend=backend)
 
     def groups(self, branches: bool) -> Groups:
@@ -90,20 +90,28 @@ class Subject:
         return replace(report, other_cpus=other_cpus)
 
 
-def network_on(backend: Backend, name: str, batch: int | None) -> Network:
+def network_on(backend: Backend, name: str, batch: int | None, variant: Variant | None = None) -> Network:
     """Return a network at the mini-batch size that all commands take where none is typed.
 
     Args:
         backend: computes it, or replays it.
         name: a known network, or the path of a CSV file.
-        batch: mini-batch size; None for the network's own, or _CPU_BATCH where NumPy computes a known network.
+        batch: mini-batch size; None for the network's own, for _CPU_BATCH where NumPy computes a known network, or for
+            the largest that was recorded where a recording lacks the network's own.
+        variant: data type, math mode and layout, in which a recording may have other sizes; None for the usual ones.
 
     Raises:
         InvalidNetworkError: if there is no such network.
     """
     if batch is None and backend.name == "cpu" and name in NETWORKS:
         batch = _CPU_BATCH
-    return load_network(name, batch)
+    network = load_network(name, batch)
+    if batch is None and name in NETWORKS:
+        first = network.layers[0].forward
+        recorded = backend.sizes(first if variant is None else variant.of(first))
+        if recorded and first.batch not in recorded:
+            return load_network(name, max(recorded))
+    return network
 
 
 def open_measured(settings: Settings, candidates: str | None, network: str | None = None) -> Backend:

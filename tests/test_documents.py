@@ -1,0 +1,145 @@
+"""Every command line and example of README and the handbook is run by a test, and prints what the page shows.
+
+Here are those that need neither PyTorch nor a GPU nor a compiler; `tests.support.documents.PLACES` names the others.
+"""
+
+import re
+import tomllib
+
+import pytest
+
+from tests.support.documents import (
+    HANDBOOK,
+    PLACES,
+    Block,
+    Reader,
+    all_blocks,
+    at,
+    commands,
+    example_place,
+    examples_at,
+    fenced,
+    place_of,
+)
+from tests.support.paths import ROOT
+from tests.support.printed import assert_prints
+from ucudnn.networks.tables import CSV_HEADER
+
+NO_OUTPUT = {  # blocks of text that no command prints
+    ("architecture", "call with a Handle"),  # a drawing
+    ("profiles", CSV_HEADER),
+}
+
+
+def unknown(blocks):
+    """Return the blocks that no test looks at."""
+    found = []
+    for block in blocks:
+        first = block.text.strip().splitlines()[0]
+        known = block.kind in ("sh", "python") or block.follows or (block.page, first) in NO_OUTPUT
+        if not known and (block.kind, block.page) != ("cpp", "cpp-caffe") and block.page != "README":
+            found.append(block)
+    return found
+
+
+def test_every_block_is_a_command_an_example_or_an_output():
+    found = all_blocks()
+    assert len(found) > 40
+    assert unknown(found) == []
+    assert unknown([Block("cli", "bash", "ls"), Block("cli", "text", "a table")])  # it can fail
+
+
+def test_every_command_and_example_has_a_place_where_tests_run_it():
+    assert {command.place for command in commands()} == set(PLACES)
+    for place, path in PLACES.items():
+        text = (ROOT / path).read_text()
+        assert place == "ci" or f'at("{place}")' in text
+        assert place in ("ci", "native") or f'examples_at("{place}")' in text
+    with pytest.raises(ValueError, match="no test runs 'ucudnn-fly alexnet'"):
+        place_of("ucudnn-fly alexnet")
+
+
+def test_ci_runs_the_line_that_runs_the_tests():
+    (line,) = {command.line for commands in at("ci").values() for command in commands}
+    assert re.fullmatch(r"python3 -m venv .*pytest -q", line)
+    assert "grep -m 1 -E '^python3 -m venv .*pytest' README.md" in (ROOT / ".ci" / "run").read_text()
+
+
+def test_what_commands_install_can_be_had():
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    installed = {command.installs for command in commands() if command.installs}
+    assert {".", ".[test]", ".[torch]", ".[cuda13]"} == installed
+    assert {each[2:-1] for each in installed - {"."}} <= set(extras)
+
+
+@pytest.fixture(scope="module")
+def database(tmp_path_factory):
+    """Return a file in which the commands of all pages keep their measurements, as a reader's do."""
+    return tmp_path_factory.mktemp("database") / "measurements.sqlite"
+
+
+DEVIATIONS = r"(measured again|predictions that|could not predict|a (possible|likely) reason|other programs used)"
+WRITES = r"(--out|--plot|--save-plans|--export|--timeline|--addresses) (\S+)"
+READ = {}
+"""What commands that write no file have printed so far."""
+
+
+@pytest.mark.parametrize("page", at("here"))
+def test_the_commands_of_a_page_run_in_turn(page, tmp_path, database):
+    reader = Reader(tmp_path, UCUDNN_BACKEND="cpu", UCUDNN_DATABASE=str(database))
+    for command in at("here")[page]:
+        printed = READ.get(command.runs) or reader.types(command.runs)
+        if not re.search(WRITES, command.runs):  # then it need not run again for another page
+            READ[command.runs] = printed
+        assert printed.strip()
+        if command.prints:
+            assert_prints(printed, command.prints, may_add=DEVIATIONS)
+        for _, path in re.findall(WRITES, command.runs):
+            assert (tmp_path / path).stat().st_size > 100
+
+
+@pytest.mark.parametrize("example", examples_at("here"), ids=range(len(examples_at("here"))))
+def test_an_example_runs(capsys, monkeypatch, example):
+    monkeypatch.setenv("UCUDNN_BACKEND", "cpu")
+    names = {}
+    exec(compile(example, "documents", "exec"), names)
+    printed = capsys.readouterr().out
+    assert ("print(" in example) == ("WR, 4 MiB for each kernel" in printed)
+    assert names["handle"]
+
+
+def test_readme_and_the_quickstart_show_the_same_run():
+    shown = [block.text for block in all_blocks() if block.kind == "text" and block.page in ("README", "quickstart")]
+    short, whole = (text.strip().splitlines() for text in shown)
+    assert len(short) < len(whole)
+    assert [line for line in short if line != "..."] == [line for line in whole if line in short]
+
+
+def commands_in_text():
+    """Return the commands of `ucudnn` in the running text: their words up to the first option or placeholder."""
+    found = set()
+    for text in HANDBOOK.values():
+        for line in re.findall(r"`ucudnn ([a-z][^`]*)`", re.sub(r"^```.*?^```$", "", text, flags=re.M | re.S)):
+            words = line.split()
+            names = [word for word in words[:2] if re.fullmatch(r"[a-z]+", word)]
+            if words == ["ms"]:  # a column
+                continue
+            found.add((tuple(names[: 2 if words[0] in ("memory", "plot", "cache") else 1]), line))
+    return sorted(found)
+
+
+def test_commands_in_the_text_exist_with_their_options(tmp_path):
+    reader = Reader(tmp_path)
+    found = commands_in_text()
+    assert len(found) > 10
+    helps = {names: reader.types(f"ucudnn {' '.join(names)} --help") for names, _ in found}
+    for names, line in found:
+        for option in re.findall(r"--[a-z-]+", line):
+            assert re.search(rf"{option}\b", helps[names]), line
+
+
+def test_a_block_below_a_command_is_its_output():
+    text = "```sh\nucudnn doctor\n```\n\n```text\nok\n```\n\nWords.\n\n```text\nno output\n```\n"
+    first, second, third = fenced("page", text)
+    assert (first.kind, second.follows, third.follows) == ("sh", "ucudnn doctor", "")
+    assert example_place("import cupy as cp\n") == "gpu"

@@ -1,0 +1,48 @@
+"""The commands and examples of README and the handbook that need PyTorch run, and print what the pages show.
+
+Programs and models that the pages only name stand in the reader's folder.
+"""
+
+import re
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from tests.support.documents import Reader, at, examples_at  # noqa: E402
+from tests.support.printed import assert_prints  # noqa: E402
+from tests.support.reader_programs import MODELS, TRAIN  # noqa: E402
+
+
+@pytest.fixture(scope="module")
+def database(tmp_path_factory):
+    return tmp_path_factory.mktemp("database") / "measurements.sqlite"
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="the pages show what is printed without a GPU")
+@pytest.mark.parametrize("page", at("torch"))
+def test_the_commands_of_a_page_run_in_turn(page, tmp_path, database):
+    (tmp_path / "train.py").write_text(TRAIN)
+    (tmp_path / "my_models.py").write_text(MODELS)
+    (tmp_path / "torchvision").mkdir()  # its wheels need the PyTorch that they were built for
+    (tmp_path / "torchvision" / "__init__.py").write_text(MODELS)
+    reader = Reader(tmp_path, UCUDNN_BACKEND="cpu", UCUDNN_DATABASE=str(database), OMP_NUM_THREADS="1")
+    for command in at("torch")[page]:
+        printed = reader.types(command.runs)
+        if command.prints:
+            assert_prints(printed, command.prints)
+        if "train.py" in command.runs:
+            ranks = 2 if command.runs.startswith("torchrun") else 1
+            assert len(re.findall(r"^trained \d$", printed, re.M)) == ranks
+        if "--report" in command.runs:
+            assert re.search(r"convolutions through ucudnn: [1-9]\d*, left to PyTorch: 0", reader.told)
+        for path in re.findall(r"(?:--out|--save-plans) (\S+)", command.runs):
+            assert (tmp_path / path).stat().st_size > 100
+
+
+@pytest.mark.parametrize("example", examples_at("torch"), ids=range(len(examples_at("torch"))))
+def test_an_example_runs(capsys, monkeypatch, tmp_path, example):
+    monkeypatch.chdir(tmp_path)
+    exec(compile(example, "documents", "exec"), {})
+    printed = capsys.readouterr().out
+    assert ("report()" in example) == bool(re.search("convolutions through ucudnn: [1-9], left to PyTorch: 0", printed))
