@@ -1,5 +1,6 @@
 """README and the handbook are true: one page, two first commands, links that lead somewhere, plans to the digit."""
 
+import json
 import re
 import subprocess
 import sys
@@ -35,6 +36,14 @@ def test_the_plan_is_what_the_command_prints():
 
     for block in shown:
         assert stable(result.stdout) == stable(block)
+
+
+def test_there_is_one_picture_and_its_words_are_those_of_the_plan():
+    ((words, path),) = re.findall(r"!\[(.*?)\]\((.*?)\)", README, re.DOTALL)
+    assert (ROOT / path).read_bytes().startswith(b"\x89PNG")
+    command = [sys.executable, "-m", "ucudnn", "plan", "alexnet", "--profile", "h200", "--workspace", "64MiB", "--json"]
+    total = json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)["total"]
+    assert re.findall(r"[\d.]+ ms", words) == [f"{total['undivided_ms']:.1f} ms", f"{total['micro_batched_ms']:.1f} ms"]
 
 
 def test_the_handbook_names_every_variable():
