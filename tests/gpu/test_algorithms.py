@@ -7,6 +7,7 @@ import pytest
 from tests.support.gpu import MODES, SHAPES, Guarded, Operands, tolerance
 from tests.support.problems import LAYOUTS
 from ucudnn.backends.base import Scaling
+from ucudnn.backends.cudnn.algorithms.legacy_call import HALF
 from ucudnn.errors import BackendError
 from ucudnn.networks.tables import load_network
 from ucudnn.problem import ConvolutionProblem, DataType, MathMode, Operation
@@ -73,6 +74,21 @@ def test_grid(cupy, cudnn, operation, shape, last, dtype, math):
     except BackendError:
         pytest.skip("cuDNN has no algorithm")
     check(cupy, cudnn, problem, SCALINGS)
+
+
+def test_legacy_algorithms_that_sum_in_16_bits_are_among_those_that_are_exact_enough(cupy, cudnn):
+    ran = set()
+    for operation in Operation:
+        problem = ConvolutionProblem(operation=operation, batch=2, dtype=DataType.FLOAT16, **SHAPES["2-D"])
+        halves = [each for each in candidates(cudnn, problem) if each.name.endswith(HALF)]
+        assert all("REDUCED_PRECISION_REDUCTION" in each.notes for each in halves)
+        operands = Operands.random(cupy, problem)
+        for alpha, beta in SCALINGS:
+            expected = operands.expected(alpha, beta)
+            found = {each.name: wrong(cupy, cudnn, problem, each, operands, alpha, beta, expected) for each in halves}
+            assert [each for each in found.values() if each] == []
+            ran.update(name for name, fault in found.items() if fault == "")
+    assert ran, "no algorithm summed in 16 bits"
 
 
 @pytest.mark.parametrize("operation", Operation, ids=lambda each: each.value)

@@ -38,7 +38,7 @@ def run(source, name, blocks, threads, argument, memories):
                 family = re.fullmatch(r"(%\w+)<(\d+)>", register)
                 for one in [f"{family[1]}{k}" for k in range(int(family[2]))] if family else [register]:
                     assert one not in widths, f"{one} is declared twice"
-                    widths[one] = {"pred": 1, "u32": 32, "u64": 64}[declared[1]]
+                    widths[one] = {"pred": 1, "b16": 16, "u32": 32, "f32": 32, "u64": 64}[declared[1]]
         elif line != "ret;":
             _step(line.removesuffix(";"), registers, widths, argument, memories, count)
 
@@ -73,6 +73,8 @@ def _step(line, registers, widths, argument, memories, count):
         result[active] = memory.bytes[places].view(dtype)[:, 0]
     else:
         result = _computed(kind, [value(each) for each in names[1:]])
+        if guard:
+            result = np.where(active, result, registers[names[0]])
     registers[names[0]] = result & np.uint64((1 << widths[names[0]]) - 1)
 
 
@@ -94,5 +96,33 @@ _OPERATIONS = {
 }
 
 
+def _number(bits, dtype=np.float32):
+    return bits.astype({np.float16: np.uint16, np.float32: np.uint32}[dtype]).view(dtype)
+
+
+def _bits(numbers, dtype=np.float32):
+    with np.errstate(over="ignore", invalid="ignore"):
+        rounded = numbers.astype(dtype)
+    return rounded.view({np.float16: np.uint16, np.float32: np.uint32}[dtype]).astype(np.uint64)
+
+
+def _multiplied_and_added(a, b, c):
+    """Return a * b + c, which float64 rounds once more than the GPU does, far behind the last bit of float32."""
+    with np.errstate(invalid="ignore"):
+        return _bits(_number(a).astype(np.float64) * _number(b) + _number(c))
+
+
+_OPERATIONS |= {
+    "shl": lambda a, b: a << b & _LOW,
+    "mul.rn": lambda a, b: _multiplied_and_added(a, b, np.zeros_like(a)),
+    "fma": _multiplied_and_added,
+    "setp.nan": lambda a, b: (np.isnan(_number(a)) | np.isnan(_number(b))).astype(np.uint64),
+    "cvt.u16": lambda a: a & np.uint64(0xFFFF),
+    "cvt.u32": lambda a: a,
+    "cvt.f32": lambda a: _bits(_number(a, np.float16).astype(np.float32)),
+    "cvt.rn": lambda a: _bits(_number(a), np.float16),
+}
+
+
 def _computed(kind, values):
-    return _OPERATIONS[".".join(kind[: 2 if kind[0] in ("mul", "mad", "setp") else 1])](*values)
+    return _OPERATIONS[".".join(kind[: 2 if kind[0] in ("mul", "mad", "setp", "cvt") else 1])](*values)

@@ -94,6 +94,7 @@ class NativePlanner:
         # C++ makes only calls of cuDNN, so algorithms that copy are left out.
         backend = open_backend("cudnn", candidates=asked.plain, cudnn_library=cudnn_library, device=device)
         assert isinstance(backend, CudnnBackend)
+        backend.keeps_sums = False  # nor does it add parts in float32
         self._backend = backend
         self._benchmark = open_benchmark(backend, self._settings)
         self._fixed = is_set("workspace_limit_bytes")

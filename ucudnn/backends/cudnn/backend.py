@@ -2,7 +2,7 @@
 
 import platform
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from typing import Any, final
@@ -11,26 +11,22 @@ from ucudnn.backends.base import ACCUMULATE, OVERWRITE, SLACK_BYTES, ComputeBack
 from ucudnn.backends.bench import Bench
 from ucudnn.backends.candidates import Candidates
 from ucudnn.backends.cudnn.algorithms.compile_ahead import SMALL, AheadCompiler
-from ucudnn.backends.cudnn.algorithms.gathered import (
-    asked_of_cudnn,
-    dense_of,
-    gathered_algorithm,
-    is_gathered,
-    promised,
-    skips,
-)
-from ucudnn.backends.cudnn.algorithms.heuristics import anchors, graph_algorithms, listing_scaling
-from ucudnn.backends.cudnn.algorithms.legacy_call import HALF, legacy_algorithms
-from ucudnn.backends.cudnn.algorithms.operation_graph import WORKSPACE_UNIT, is_engine, round_up
-from ucudnn.backends.cudnn.algorithms.packed import base_of, dense, has_gaps, packed_algorithm, packed_name
+from ucudnn.backends.cudnn.algorithms.gathered import dense_of, promised
+from ucudnn.backends.cudnn.algorithms.heuristics import anchors
+from ucudnn.backends.cudnn.algorithms.listing import AlgorithmList
+from ucudnn.backends.cudnn.algorithms.operation_graph import WORKSPACE_UNIT, round_up
+from ucudnn.backends.cudnn.algorithms.packed import packed_name
 from ucudnn.backends.cudnn.algorithms.prepare import CudnnCall, Preparer
+from ucudnn.backends.cudnn.algorithms.summed import GpuSum, sums_fit
 from ucudnn.backends.cudnn.api.library import Library, OwnedHandle
 from ucudnn.backends.cudnn.bench.bench import CudnnBench, random_operands
 from ucudnn.backends.cudnn.gpu.base import DeviceBuffer, Gpu
 from ucudnn.backends.cudnn.gpu.cupy_gpu import CupyGpu, address_of, is_dense
 from ucudnn.backends.fork_locks import call_in_child
 from ucudnn.backends.prefetch import PrefetchRequest
-from ucudnn.errors import BackendError, UnsupportedProblemError
+from ucudnn.backends.sum_cost import float32_sum_on_gpu
+from ucudnn.configuration import Float32Sum
+from ucudnn.errors import BackendError
 from ucudnn.problem import MOST_ALIGNMENT, ConvolutionProblem, MathMode, Operation
 from ucudnn.profiles.measurement import Algorithm
 
@@ -55,6 +51,7 @@ class CudnnBackend(ComputeBackend):
     Attributes:
         cudnn_handle: address of the cudnnHandle_t, for functions of cuDNN outside this backend.
         library: cuDNN.
+        keeps_sums: whether parts of filter gradients of 16 bits may be added in float32, by kernels of our own.
 
     Raises:
         BackendUnavailableError: if CuPy, cuDNN or a GPU is missing.
@@ -76,10 +73,12 @@ class CudnnBackend(ComputeBackend):
         self.cudnn_handle = self._handle.address
         self._set_stream = self.library.function("cudnnSetStream")
         self._stream = 0
-        self._algorithms: dict[ConvolutionProblem, tuple[Algorithm, ...]] = {}
-        self._legacy_algorithms: dict[ConvolutionProblem, Sequence[Algorithm]] = {}
         self._compiler = AheadCompiler(self.library, self._device)
         self._preparer = Preparer(self.library, self.cudnn_handle, self._device, self._compiler)
+        self._list = AlgorithmList(
+            candidates, self.library, self.cudnn_handle, self._device, self._compiler, self._preparer
+        )
+        self.keeps_sums = True
         self._forked = False
         call_in_child(self._leave_to_parent)
 
@@ -124,30 +123,27 @@ class CudnnBackend(ComputeBackend):
         Raises:
             UnsupportedProblemError: if no candidate can.
         """
-        problem = self._as_asked(problem)
-        if problem not in self._algorithms:
-            self._algorithms[problem] = self._list(problem)
-        return self._algorithms[problem]
+        return self._list.of(self._as_asked(problem))
 
     def algorithm(self, problem: ConvolutionProblem, name: str) -> Algorithm | None:
         """Return an algorithm by its name, even if heuristics do not offer it; None if it does not apply."""
         problem = self._as_asked(problem)
-        if problem in self._algorithms:
+        if problem in self._list.known:
             return super().algorithm(problem, name)
-        base = base_of(name)
-        if base is not None:
-            inner = self.algorithm(dense(problem), base) if has_gaps(problem) else None
-            return None if inner is None else packed_algorithm(problem, inner)
-        if is_gathered(name):
-            inner = self.algorithm(*asked_of_cudnn(problem, name)) if self._gathers(problem) else None
-            return None if inner is None else gathered_algorithm(problem, inner)
-        if not is_engine(name):
-            return next((each for each in self._legacy(problem) if each.name == name), None)
-        try:
-            found = self._preparer.graph(problem, listing_scaling(problem)).configuration(name)
-        except BackendError:
-            return None
-        return found.algorithm() if found.allowed(problem) and found.workspace_bytes >= 0 else None
+        return self._list.named(problem, name)
+
+    def float32_sum(self, problem: ConvolutionProblem) -> Float32Sum | None:
+        """Return what the float32 sum of a filter gradient takes; None without kernels of our own."""
+        own = self.keeps_sums and sums_fit(problem) and self._device.sum_kernels is not None
+        return float32_sum_on_gpu(problem) if own else None
+
+    def prepare_sum(self, problem: ConvolutionProblem) -> GpuSum:
+        """Make the float32 sum of a filter gradient ready.
+
+        Raises:
+            UnsupportedProblemError: if the driver does not load the kernels that add.
+        """
+        return GpuSum(problem, float32_sum_on_gpu(problem).size_bytes, self._device)
 
     def slab_names(self, name: str) -> tuple[str, ...]:
         """Return an algorithm's name, and the name under which it computes a copy of a slab."""
@@ -171,15 +167,17 @@ class CudnnBackend(ComputeBackend):
 
     def prefetch(self, problems: Sequence[PrefetchRequest]) -> None:
         """List engine configurations in the background, and compile those that need a compiler."""
-        asked = [each for each in problems if self._candidates.offers("graph", each.problem)]
+        # What sums need is listed for the problem itself, too.
+        own = [each for each in problems if not each.problem.float32_sum]
+        asked = [each for each in own if self._candidates.offers("graph", each.problem)]
         if not asked or self.capturing(self.queue()):
             return
         for problem, sizes, limit_bytes, promises in asked:
             parts = [self._as_asked(problem).part(size) for size in anchors(sizes)]
-            if self._gathers(parts[0]):
+            if self._list.gathers(parts[0]):
                 copies = [dense_of(part) for part in parts]
-                self._compiler.begin(copies, limit_bytes, partial(promised, promises), self._algorithms)
-            self._compiler.begin(parts, limit_bytes, promises, self._algorithms)
+                self._compiler.begin(copies, limit_bytes, partial(promised, promises), self._list.known)
+            self._compiler.begin(parts, limit_bytes, promises, self._list.known)
 
     def drop(self) -> None:
         """Drop background work that does not run yet."""
@@ -188,7 +186,7 @@ class CudnnBackend(ComputeBackend):
     def is_ready(self, problem: ConvolutionProblem) -> bool:
         """Return whether a problem's engine configurations are listed, and those that need a compiler are compiled."""
         problem = self._as_asked(problem)
-        forms = (problem, dense_of(problem)) if self._gathers(problem) else (problem,)
+        forms = (problem, dense_of(problem)) if self._list.gathers(problem) else (problem,)
         return all(map(self._compiler.is_ready, forms))
 
     def stop(self) -> None:
@@ -369,32 +367,3 @@ class CudnnBackend(ComputeBackend):
     def _as_asked(self, problem: ConvolutionProblem) -> ConvolutionProblem:
         """Return the problem, without TF32 if the candidates are those of `legacy-fma`."""
         return replace(problem, math=MathMode.FMA) if self._candidates is Candidates.LEGACY_FMA else problem
-
-    def _list(self, problem: ConvolutionProblem) -> tuple[Algorithm, ...]:
-        offers = self._candidates.offers
-        found: list[Algorithm] = []
-        if self._gathers(problem):  # first, because they are the fastest if the workspace is large enough
-            with suppress(UnsupportedProblemError):
-                found += [gathered_algorithm(problem, each) for each in self.algorithms(dense_of(problem))]
-        if offers("graph", problem):
-            listed = self._compiler.listed(problem, self.cudnn_handle)
-            found += graph_algorithms(self.library, self.cudnn_handle, problem) if listed is None else listed
-        if not found:  # a last resort, which sums in 16 bits only if legacy algorithms are wanted
-            legacy = self._legacy(problem)
-            found += [each for each in legacy if not each.name.endswith(HALF) or offers("legacy", problem, each.name)]
-        elif offers("legacy", problem):
-            found += [each for each in self._legacy(problem) if offers("legacy", problem, each.name)]
-        if has_gaps(problem):
-            with suppress(UnsupportedProblemError):
-                found += [packed_algorithm(problem, each) for each in self.algorithms(dense(problem))]
-        if not found:
-            raise UnsupportedProblemError(f"cuDNN {self.library.version_text} has no algorithm for {problem}")
-        return tuple(found)
-
-    def _legacy(self, problem: ConvolutionProblem) -> Sequence[Algorithm]:
-        if problem not in self._legacy_algorithms:
-            self._legacy_algorithms[problem] = legacy_algorithms(self.library, self.cudnn_handle, problem)
-        return self._legacy_algorithms[problem]
-
-    def _gathers(self, problem: ConvolutionProblem) -> bool:
-        return self._candidates.gathers and skips(problem) and self._device.copier is not None

@@ -8,8 +8,8 @@ from tests.support.problems import make_problem
 from ucudnn import cudnn
 from ucudnn.backends.candidates import Candidates
 from ucudnn.backends.cudnn.algorithms.legacy_call import ALGORITHMS, HALF, LegacyCall, legacy_algorithms
+from ucudnn.backends.cudnn.algorithms.listing import AlgorithmList
 from ucudnn.backends.cudnn.api import enums
-from ucudnn.backends.cudnn.backend import CudnnBackend
 from ucudnn.backends.cudnn.gpu.base import DeviceBuffer
 from ucudnn.errors import UnsupportedProblemError
 from ucudnn.problem import DataType, Operation
@@ -98,13 +98,10 @@ def test_a_call_that_sums_in_16_bits_has_its_number_and_its_descriptor():
 )
 def test_sums_of_16_bits_are_candidates_where_legacy_algorithms_are_wanted(candidates, halves):
     """BEST and GRAPH take legacy algorithms as a last resort: here, no engine computes the problem."""
-    backend = CudnnBackend.__new__(CudnnBackend)
     problem = make_problem(dtype=DataType.FLOAT16)
-    backend._candidates = candidates
-    backend._algorithms, backend._legacy_algorithms = {}, {problem: listed(problem)[0]}
-    backend._device = SimpleNamespace(copier=None)
-    backend._compiler = SimpleNamespace(listed=lambda *_: [])
-    backend.cudnn_handle = 1
-    names = [each.name for each in backend.algorithms(problem)]
+    device, compiler = SimpleNamespace(copier=None), SimpleNamespace(listed=lambda *_: [])
+    found = AlgorithmList(candidates, None, 1, device, compiler, None)
+    found._legacy_known = {problem: listed(problem)[0]}
+    names = [each.name for each in found.of(problem)]
     assert "GEMM" in names
     assert ("GEMM+half" in names) == halves

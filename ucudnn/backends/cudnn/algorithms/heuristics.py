@@ -34,7 +34,15 @@ def graph_algorithms(library: Library, handle: int, problem: ConvolutionProblem)
 
 
 def listing_scaling(problem: ConvolutionProblem) -> Scaling:
-    """Return the scaling with which algorithms are listed and measured: micro-batches of BackwardFilter accumulate."""
+    """Return the scaling with which cuDNN's algorithms are listed: micro-batches of BackwardFilter accumulate.
+
+    What writes float32 beside inputs of 16 bits overwrites, because engines that are compiled for that cannot add.
+    """
+    return OVERWRITE if problem.float32_sum else measured_scaling(problem)
+
+
+def measured_scaling(problem: ConvolutionProblem) -> Scaling:
+    """Return the scaling with which algorithms are measured: micro-batches of BackwardFilter accumulate."""
     return ACCUMULATE if problem.operation is Operation.BACKWARD_FILTER else OVERWRITE
 
 

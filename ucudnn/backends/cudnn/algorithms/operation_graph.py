@@ -25,7 +25,7 @@ from ucudnn.backends.cudnn.api.enums import (
 from ucudnn.backends.cudnn.api.library import Library
 from ucudnn.backends.cudnn.api.tensor_shapes import shapes_of
 from ucudnn.errors import CudnnError, UnsupportedProblemError
-from ucudnn.problem import ConvolutionProblem, DataType, MathMode, Operation
+from ucudnn.problem import MOST_ALIGNMENT, ConvolutionProblem, DataType, MathMode, Operation
 from ucudnn.profiles.measurement import Algorithm
 
 X, W, Y = 1, 2, 3
@@ -68,7 +68,7 @@ class EngineConfiguration:
         cuDNN's legacy API and in PyTorch. The error of such a result is checked at every size that is measured.
         """
         notes = self.notes
-        reduced = NumericalNote.REDUCED_PRECISION_REDUCTION in notes and not problem.dtype.has_16_bits
+        reduced = NumericalNote.REDUCED_PRECISION_REDUCTION in notes and not problem.w_dtype.has_16_bits
         if reduced or computes_wrong(self.name, problem):
             return False
         if problem.deterministic and NumericalNote.NONDETERMINISTIC in notes:
@@ -230,7 +230,7 @@ class OperationGraph:
             .finalize()
         )
         x = self._tensor(X, shapes.x, shapes.x_strides)
-        w = self._tensor(W, shapes.w, shapes.w_strides)
+        w = self._tensor(W, shapes.w, shapes.w_strides, sums=problem.float32_sum)
         y = self._tensor(Y, shapes.y, shapes.y_strides)
         # The numbers of an operation's six attributes follow each other: alpha, beta, convolution, w, x, y.
         kind, first = {
@@ -247,14 +247,17 @@ class OperationGraph:
         )
         return graph.set(Attribute.OPERATIONGRAPH_HANDLE, Type.HANDLE, self._handle).finalize()
 
-    def _tensor(self, identity: int, sizes: tuple[int, ...], strides: tuple[int, ...]) -> BackendDescriptor:
+    def _tensor(
+        self, identity: int, sizes: tuple[int, ...], strides: tuple[int, ...], *, sums: bool = False
+    ) -> BackendDescriptor:
+        dtype = DataType.FLOAT32 if sums else self.problem.dtype
         return (
             self._new(DescriptorType.TENSOR)
-            .set(Attribute.TENSOR_DATA_TYPE, Type.DATA_TYPE, DATA_TYPES[self.problem.dtype])
+            .set(Attribute.TENSOR_DATA_TYPE, Type.DATA_TYPE, DATA_TYPES[dtype])
             .set(Attribute.TENSOR_DIMENSIONS, Type.INT64, sizes)
             .set(Attribute.TENSOR_STRIDES, Type.INT64, strides)
             .set(Attribute.TENSOR_UNIQUE_ID, Type.INT64, identity)
-            .set(Attribute.TENSOR_BYTE_ALIGNMENT, Type.INT64, self.problem.alignment)
+            .set(Attribute.TENSOR_BYTE_ALIGNMENT, Type.INT64, MOST_ALIGNMENT if sums else self.problem.alignment)
             .finalize()
         )
 

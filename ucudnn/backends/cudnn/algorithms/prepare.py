@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 from typing import final
 
-from ucudnn.backends.base import Scaling
+from ucudnn.backends.base import OVERWRITE, Scaling
 from ucudnn.backends.cudnn.algorithms.compile_ahead import AheadCompiler
 from ucudnn.backends.cudnn.algorithms.gathered import GatheredCall, asked_of_cudnn, is_gathered
 from ucudnn.backends.cudnn.algorithms.graph_call import GraphCall
@@ -12,6 +12,7 @@ from ucudnn.backends.cudnn.algorithms.known_faults import computes_wrong
 from ucudnn.backends.cudnn.algorithms.legacy_call import LegacyCall
 from ucudnn.backends.cudnn.algorithms.operation_graph import KnobChoices, OperationGraph, is_engine
 from ucudnn.backends.cudnn.algorithms.packed import PackedCall, base_of, dense
+from ucudnn.backends.cudnn.algorithms.summed import SummedCall, asked_for_sum, is_summed
 from ucudnn.backends.cudnn.api.library import Library
 from ucudnn.backends.cudnn.gpu.base import Gpu
 from ucudnn.bounded import BoundedDict
@@ -19,7 +20,7 @@ from ucudnn.errors import UnsupportedProblemError
 from ucudnn.problem import ConvolutionProblem
 from ucudnn.profiles.measurement import Algorithm
 
-CudnnCall = GatheredCall | GraphCall | LegacyCall | PackedCall
+CudnnCall = GatheredCall | GraphCall | LegacyCall | PackedCall | SummedCall
 """A prepared call of cuDNN."""
 
 _MOST_GRAPHS = 16  # enough for the sizes that are being measured
@@ -68,6 +69,8 @@ class Preparer:
         if base is not None:
             call = self.prepare(dense(problem), base, scalings)
             return PackedCall(problem, call, call.workspace_bytes, self._device.copy_runs)
+        if is_summed(algorithm):
+            return self._summed(problem, algorithm, self.prepare(*asked_for_sum(problem, algorithm), (OVERWRITE,)))
         if is_gathered(algorithm):
             call = self.prepare(*asked_of_cudnn(problem, algorithm), scalings)
             return GatheredCall(problem, call, call.workspace_bytes, self._device)
@@ -86,8 +89,8 @@ class Preparer:
             UnsupportedProblemError: if there is no such algorithm.
             CudnnError: if cuDNN cannot build a plan.
         """
-        scaling = listing_scaling(problem)
-        asked, name = asked_of_cudnn(problem, algorithm.name)
+        asked, name = _asked(problem, algorithm.name)
+        scaling = listing_scaling(asked)
         built = self._compiler.built(asked, name) if algorithm.compiles else None
         if built is None:
             return self.prepare(problem, algorithm.name, (scaling,))
@@ -99,8 +102,18 @@ class Preparer:
 
         call = GraphCall(library, own, asked, name, (), graph)
         call.adopt(scaling, built.descriptor, built)
+        if is_summed(algorithm.name):
+            return self._summed(problem, algorithm.name, call)
         return call if asked is problem else GatheredCall(problem, call, call.workspace_bytes, self._device)
+
+    def _summed(self, problem: ConvolutionProblem, algorithm: str, call: CudnnCall) -> SummedCall:
+        return SummedCall(problem, algorithm, call, call.workspace_bytes, self._device)
 
     def announce(self, problem: ConvolutionProblem, algorithm: str) -> None:
         """Begin to compile an engine that may be measured soon."""
-        self._compiler.build(*asked_of_cudnn(problem, algorithm))
+        self._compiler.build(*_asked(problem, algorithm))
+
+
+def _asked(problem: ConvolutionProblem, name: str) -> tuple[ConvolutionProblem, str]:
+    """Return the problem that cuDNN computes for an algorithm that is compiled, and cuDNN's name of the algorithm."""
+    return asked_for_sum(problem, name) if is_summed(name) else asked_of_cudnn(problem, name)

@@ -14,7 +14,7 @@ from typing import TypeVar, final
 
 from ucudnn.backends.base import Offset
 from ucudnn.backends.bench import Bench, Following
-from ucudnn.backends.cudnn.algorithms.heuristics import listing_scaling
+from ucudnn.backends.cudnn.algorithms.heuristics import measured_scaling
 from ucudnn.backends.cudnn.algorithms.prepare import CudnnCall
 from ucudnn.backends.cudnn.api.enums import ALLOCATION_FAILURES, NumericalNote
 from ucudnn.backends.cudnn.api.library import Library
@@ -221,7 +221,7 @@ class CudnnBench(Bench):
             call,
             [Offset(at, piece.first_rows) for at in range(0, self._samples - size + 1, size) for piece in pieces],
             (x, w, y),
-            listing_scaling(self._problem),
+            measured_scaling(self._problem),
             self._workspace_of(algorithm.workspace_bytes),
             self._host_ms,
         )
@@ -336,8 +336,8 @@ def random_operands(
     """
     sizes = (problem.x_bytes, problem.w_bytes, problem.y_bytes)
     x, w, y = (allocate(size) for size in sizes)
-    for seed, buffer in enumerate((x, w, y)):
-        device.fill(buffer, problem.dtype, seed)
+    for seed, (buffer, dtype) in enumerate(((x, problem.dtype), (w, problem.w_dtype), (y, problem.dtype))):
+        device.fill(buffer, dtype, seed)
     return x, w, y
 
 

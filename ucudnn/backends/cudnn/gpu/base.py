@@ -12,6 +12,7 @@ import numpy as np
 
 from ucudnn.backends.cudnn.gpu.driver import DelayKernel, stream_id
 from ucudnn.backends.cudnn.gpu.strided_copy import Copier
+from ucudnn.backends.cudnn.gpu.sum_kernels import SumKernels
 from ucudnn.backends.fork_locks import guard_cached_properties
 from ucudnn.bounded import BoundedDict
 from ucudnn.problem import DataType
@@ -221,6 +222,14 @@ class Gpu(ABC):
         """Kernels that copy the samples that strides read; None if the driver does not load them."""
         try:
             return Copier()
+        except OSError:
+            return None
+
+    @cached_property
+    def sum_kernels(self) -> SumKernels | None:
+        """Kernels for sums in float32; None if the driver does not load them."""
+        try:
+            return SumKernels()
         except OSError:
             return None
 

@@ -1,0 +1,137 @@
+"""Lists the algorithms of cuDNN that compute a problem, and those that compute it on copies or add to a sum."""
+
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import final
+
+from ucudnn.backends.candidates import Candidates
+from ucudnn.backends.cudnn.algorithms.compile_ahead import AheadCompiler
+from ucudnn.backends.cudnn.algorithms.gathered import (
+    asked_of_cudnn,
+    dense_of,
+    gathered_algorithm,
+    is_gathered,
+    skips,
+)
+from ucudnn.backends.cudnn.algorithms.heuristics import graph_algorithms, listing_scaling
+from ucudnn.backends.cudnn.algorithms.legacy_call import HALF, legacy_algorithms
+from ucudnn.backends.cudnn.algorithms.operation_graph import is_engine
+from ucudnn.backends.cudnn.algorithms.packed import base_of, dense, has_gaps, packed_algorithm
+from ucudnn.backends.cudnn.algorithms.prepare import Preparer
+from ucudnn.backends.cudnn.algorithms.summed import asked_for_sum, is_summed, summed_algorithm, summed_algorithms
+from ucudnn.backends.cudnn.api.library import Library
+from ucudnn.backends.cudnn.gpu.base import Gpu
+from ucudnn.errors import BackendError, UnsupportedProblemError
+from ucudnn.problem import ConvolutionProblem
+from ucudnn.profiles.measurement import Algorithm
+
+
+@final
+class AlgorithmList:
+    """The candidates of each problem; each list is made once.
+
+    Args:
+        candidates: which algorithms are candidates.
+        library: cuDNN.
+        handle: address of the cudnnHandle_t.
+        device: the GPU.
+        compiler: lists in the background.
+        preparer: has the operation graphs.
+
+    Attributes:
+        known: the lists that are made.
+    """
+
+    def __init__(
+        self,
+        candidates: Candidates,
+        library: Library,
+        handle: int,
+        device: Gpu,
+        compiler: AheadCompiler,
+        preparer: Preparer,
+    ) -> None:
+        self._candidates = candidates
+        self._library = library
+        self._handle = handle
+        self._device = device
+        self._compiler = compiler
+        self._preparer = preparer
+        self.known: dict[ConvolutionProblem, tuple[Algorithm, ...]] = {}
+        self._legacy_known: dict[ConvolutionProblem, Sequence[Algorithm]] = {}
+
+    def of(self, problem: ConvolutionProblem) -> tuple[Algorithm, ...]:
+        """Return the candidates that can compute a problem, with their workspaces; no plan is built.
+
+        Raises:
+            UnsupportedProblemError: if no candidate can.
+        """
+        if problem not in self.known:
+            self.known[problem] = tuple(self._sums(problem) if problem.float32_sum else self._list(problem))
+        if not self.known[problem]:
+            raise UnsupportedProblemError(f"cuDNN {self._library.version_text} has no algorithm for {problem}")
+        return self.known[problem]
+
+    def named(self, problem: ConvolutionProblem, name: str) -> Algorithm | None:
+        """Return an algorithm by its name, even if heuristics do not offer it; None if it does not apply."""
+        base = base_of(name)
+        if base is not None:
+            inner = self.named(dense(problem), base) if has_gaps(problem) else None
+            return None if inner is None else packed_algorithm(problem, inner)
+        if is_summed(name) and problem.float32_sum:
+            inner = self.named(*asked_for_sum(problem, name))
+            return None if inner is None else summed_algorithm(problem, inner, name[name.rindex("+") :])
+        if is_gathered(name):
+            inner = self.named(*asked_of_cudnn(problem, name)) if self.gathers(problem) else None
+            return None if inner is None else gathered_algorithm(problem, inner)
+        if not is_engine(name):
+            return next((each for each in self._legacy(problem) if each.name == name), None)
+        try:
+            found = self._preparer.graph(problem, listing_scaling(problem)).configuration(name)
+        except BackendError:
+            return None
+        return found.algorithm() if found.allowed(problem) and found.workspace_bytes >= 0 else None
+
+    def gathers(self, problem: ConvolutionProblem) -> bool:
+        """Return whether a problem is also computed on a copy of the samples of x that strides read."""
+        possible = self._candidates.gathers and not problem.float32_sum and skips(problem)
+        return possible and self._device.copier is not None
+
+    def _list(self, problem: ConvolutionProblem) -> list[Algorithm]:
+        offers = self._candidates.offers
+        found: list[Algorithm] = []
+        if self.gathers(problem):  # first, because they are the fastest if the workspace is large enough
+            with suppress(UnsupportedProblemError):
+                found += [gathered_algorithm(problem, each) for each in self.of(dense_of(problem))]
+        if offers("graph", problem):
+            listed = self._compiler.listed(problem, self._handle)
+            found += graph_algorithms(self._library, self._handle, problem) if listed is None else listed
+        if not found:  # a last resort, which sums in 16 bits only if legacy algorithms are wanted
+            legacy = self._legacy(problem)
+            found += [each for each in legacy if not each.name.endswith(HALF) or offers("legacy", problem, each.name)]
+        elif offers("legacy", problem):
+            found += [each for each in self._legacy(problem) if offers("legacy", problem, each.name)]
+        if has_gaps(problem):
+            with suppress(UnsupportedProblemError):
+                found += [packed_algorithm(problem, each) for each in self.of(dense(problem))]
+        return found
+
+    def _sums(self, problem: ConvolutionProblem) -> list[Algorithm]:
+        """Return the algorithms that add to a float32 sum."""
+        engines: list[Algorithm] = []
+        if self._candidates.offers("graph", problem):
+            engines = graph_algorithms(self._library, self._handle, problem)
+
+        def listed(other: ConvolutionProblem) -> Sequence[Algorithm]:
+            with suppress(UnsupportedProblemError):
+                return self.of(other)
+            return ()
+
+        return summed_algorithms(problem, engines, listed)
+
+    def _legacy(self, problem: ConvolutionProblem) -> Sequence[Algorithm]:
+        if problem.float32_sum:
+            return ()  # the legacy API writes the type that it reads
+        if problem not in self._legacy_known:
+            self._legacy_known[problem] = legacy_algorithms(self._library, self._handle, problem)
+        return self._legacy_known[problem]

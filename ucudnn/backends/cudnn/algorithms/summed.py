@@ -1,0 +1,237 @@
+"""Parts of filter gradients of 16 bits that are added to a float32 sum, and the sum itself.
+
+There are three kinds of algorithms, told apart by the end of their names:
+
+* +float32: an engine reads 16 bits and writes float32. Whether cuDNN has one depends on its version and the problem;
+* +widened: x and y are copied to float32, and an algorithm of float32 multiplies them as TF32, which holds every number
+  of 16 bits. It needs the copies, and a tensor core takes twice the time;
+* +rounded: an algorithm writes its part in 16 bits, which is then added to the sum. Each part is rounded, but only in
+  proportion to itself and not to the sum. So the error does not grow with the number of parts: for random numbers it is
+  up to 1.4 times that of the other kinds.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
+from math import prod
+from typing import final
+
+from ucudnn.backends.base import BEGIN, OVERWRITE, Offset, PreparedCall, PreparedSum, Scaling
+from ucudnn.backends.cudnn.algorithms.addresses import PartAddresses
+from ucudnn.backends.cudnn.algorithms.operation_graph import round_up
+from ucudnn.backends.cudnn.algorithms.packed import has_gaps
+from ucudnn.backends.cudnn.gpu.base import DeviceBuffer, Gpu
+from ucudnn.backends.cudnn.gpu.strided_copy import MOST_ELEMENTS, Copy
+from ucudnn.backends.cudnn.gpu.sum_kernels import SumKernel, SumKernels
+from ucudnn.bounded import BoundedDict
+from ucudnn.errors import UnsupportedProblemError
+from ucudnn.problem import MOST_ALIGNMENT, ConvolutionProblem, DataType
+from ucudnn.profiles.measurement import Algorithm
+
+FLOAT32, WIDENED, ROUNDED = "+float32", "+widened", "+rounded"
+"""The ends of the names."""
+
+_MOST_OF_A_KIND = 8  # most promising first
+_MOST_COMPILED = 2
+_MOST_BOUND = 4096  # the addresses that recur are few
+
+ListAlgorithms = Callable[[ConvolutionProblem], Sequence[Algorithm]]
+"""Returns the algorithms of a problem, most promising first; [] if there are none."""
+
+
+def sums_fit(problem: ConvolutionProblem) -> bool:
+    """Return whether a problem is a filter gradient of 16 bits whose elements our kernels can count."""
+    return problem.is_rounded_gradient and prod(problem.w_shape) < MOST_ELEMENTS
+
+
+def is_summed(name: str) -> bool:
+    """Return whether an algorithm, given by its name, adds to a float32 sum."""
+    return name.endswith((FLOAT32, WIDENED, ROUNDED))
+
+
+def asked_for_sum(problem: ConvolutionProblem, name: str) -> tuple[ConvolutionProblem, str]:
+    """Return the problem that cuDNN computes for an algorithm that adds to a sum, and cuDNN's name of the algorithm."""
+    end = name[name.rindex("+") :]
+    asked = {FLOAT32: _as_it_is, WIDENED: _widened, ROUNDED: _rounded}[end](problem)
+    return asked, name.removesuffix(end)
+
+
+def summed_algorithm(problem: ConvolutionProblem, inner: Algorithm, end: str) -> Algorithm:
+    """Return an algorithm that cuDNN has as one that adds to a sum, with its own name and the memory of copies."""
+    return replace(inner, name=inner.name + end, workspace_bytes=inner.workspace_bytes + _copy_bytes(problem, end))
+
+
+def summed_algorithms(
+    problem: ConvolutionProblem, engines: Sequence[Algorithm], algorithms: ListAlgorithms
+) -> list[Algorithm]:
+    """Return the algorithms that add to the float32 sum of a problem, most promising first.
+
+    Algorithms that have to be compiled are left out, except for a few that write float32, because those of copies and
+    of 16 bits were compiled for another alpha and beta at best.
+
+    Args:
+        problem: a filter gradient with `float32_sum`.
+        engines: the engines that write float32.
+        algorithms: lists the algorithms of other problems.
+    """
+    compiled = [each for each in engines if each.compiles][:_MOST_COMPILED]
+    exact = [each for each in engines if not each.compiles or each in compiled][:_MOST_OF_A_KIND]
+    kinds = {FLOAT32: exact, ROUNDED: _uncompiled(algorithms(_rounded(problem)))}
+    if not has_gaps(problem) and max(problem.x_bytes, problem.y_bytes) // 2 < MOST_ELEMENTS:
+        kinds[WIDENED] = _uncompiled(algorithms(_widened(problem)))
+    return [summed_algorithm(problem, each, end) for end, found in kinds.items() for each in found]
+
+
+@final
+class SummedCall(PreparedCall):
+    """A call that adds a part of a filter gradient of 16 bits to a float32 sum, which it takes as its w.
+
+    Args:
+        problem: the part, with `float32_sum`.
+        name: name of the algorithm.
+        call: computes what `asked_for_sum` says, with any alpha and with beta = 0.
+        own_bytes: workspace of that call.
+        device: the GPU.
+
+    Raises:
+        UnsupportedProblemError: if the driver does not load the kernels.
+    """
+
+    def __init__(self, problem: ConvolutionProblem, name: str, call: PreparedCall, own_bytes: int, device: Gpu) -> None:
+        self._kernels = _kernels_of(problem, device)
+        self._end = name[name.rindex("+") :]
+        self._problem = problem
+        self._call = call
+        self._own_bytes = own_bytes
+        self._copy_bytes = _copy_bytes(problem, self._end)
+        self._device = device
+        self._addresses = PartAddresses(problem)
+        self._count = prod(problem.w_shape)
+        self._bound: BoundedDict[tuple[SumKernel, int, int, float], Copy] = BoundedDict(_MOST_BOUND)
+
+    @property
+    def workspace_bytes(self) -> int:
+        """Workspace of the copies and of the call."""
+        return self._copy_bytes + self._own_bytes
+
+    def kernels(self, scaling: Scaling) -> object:
+        """Return what must live as long as a CUDA graph that captured the call with an alpha and a beta."""
+        return self._call.kernels(Scaling(scaling.alpha, 0.0)), self._kernels
+
+    def launch(
+        self, x: int, w: int, y: int, workspace: DeviceBuffer, offset: Offset = BEGIN, scaling: Scaling = OVERWRITE
+    ) -> None:
+        """Queue the convolution of one part and its addition; see PreparedCall.launch.
+
+        Raises:
+            BackendError: if a call fails.
+        """
+        self.bind(x, w, y, workspace, offset, scaling)()
+
+    def bind(
+        self, x: int, w: int, y: int, workspace: DeviceBuffer, offset: Offset = BEGIN, scaling: Scaling = OVERWRITE
+    ) -> Callable[[], None]:
+        """Return a launch whose call is bound; it raises what `launch` raises."""
+        rest = workspace.part(self._copy_bytes, self._own_bytes)
+        own = workspace.address
+        before, after = [], []
+        alone = Scaling(scaling.alpha, 0.0)
+        if self._end == WIDENED:
+            x, y = self._addresses.at(x, y, offset)
+            own_y = own + round_up(self._problem.x_bytes * 2)
+            widen = SumKernel.widening(self._problem.dtype)
+            before.append(self._queued(widen, own, x, self._problem.x_bytes // 2))
+            before.append(self._queued(widen, own_y, y, self._problem.y_bytes // 2))
+            x, y, own, offset = own, own_y, own_y + round_up(self._problem.y_bytes * 2), BEGIN
+        if scaling.beta == 0 and self._end != ROUNDED:
+            convolve = self._call.bind(x, w, y, rest, offset, alone)  # straight to the sum
+        else:
+            part = DataType.FLOAT32 if self._end != ROUNDED else self._problem.dtype
+            convolve = self._call.bind(x, own, y, rest, offset, alone)
+            after.append(self._queued(SumKernel.widening(part), w, own, self._count, scaling.beta))
+
+        def run() -> None:
+            stream = self._device.stream()
+            for each in before:
+                each(stream)
+            convolve()
+            for each in after:
+                each(stream)
+
+        return run
+
+    def _queued(self, kernel: SumKernel, to: int, source: int, count: int, beta: float = 0.0) -> Copy:
+        """Return a kernel's launch on two addresses; the latest ones are kept, because few addresses recur."""
+        key = kernel, to, source, beta
+        found = self._bound.get(key)
+        if found is None:
+            found = self._bound[key] = self._kernels.bound(kernel, to, source, count, beta=beta)
+        return found
+
+
+@final
+class GpuSum(PreparedSum):
+    """The float32 sum of a filter gradient of 16 bits on a GPU.
+
+    Args:
+        problem: the filter gradient.
+        size_bytes: size of the sum.
+        device: the GPU.
+
+    Raises:
+        UnsupportedProblemError: if the driver does not load the kernels.
+    """
+
+    def __init__(self, problem: ConvolutionProblem, size_bytes: int, device: Gpu) -> None:
+        self._kernels = _kernels_of(problem, device)
+        self._round = SumKernel.rounding(problem.dtype)
+        self._count = prod(problem.w_shape)
+        self._size_bytes = size_bytes
+        self._device = device
+        self._bound: BoundedDict[tuple[int, int, Scaling], Copy] = BoundedDict(_MOST_BOUND)
+
+    def split(self, workspace: DeviceBuffer) -> tuple[int, DeviceBuffer]:
+        """Return the address of the sum, and the workspace behind it."""
+        return workspace.address, workspace.part(self._size_bytes, workspace.size_bytes - self._size_bytes)
+
+    def bind(self, total: int, w: int, scaling: Scaling = OVERWRITE) -> Callable[[], None]:
+        """Return what queues the rounding; see PreparedSum.bind."""
+        key = total, w, scaling
+        queue = self._bound.get(key)
+        if queue is None:
+            alpha, beta = scaling
+            queue = self._kernels.bound(self._round, w, total, self._count, alpha=alpha, beta=beta)
+            self._bound[key] = queue
+        return partial(self._run, queue)
+
+    def _run(self, queue: Copy) -> None:
+        queue(self._device.stream())
+
+
+def _as_it_is(problem: ConvolutionProblem) -> ConvolutionProblem:
+    return problem
+
+
+def _rounded(problem: ConvolutionProblem) -> ConvolutionProblem:
+    return replace(problem, float32_sum=False)
+
+
+def _widened(problem: ConvolutionProblem) -> ConvolutionProblem:
+    return replace(problem, float32_sum=False, dtype=DataType.FLOAT32, alignment=MOST_ALIGNMENT)
+
+
+def _uncompiled(algorithms: Sequence[Algorithm]) -> list[Algorithm]:
+    return [each for each in algorithms if not each.compiles][:_MOST_OF_A_KIND]
+
+
+def _copy_bytes(problem: ConvolutionProblem, end: str) -> int:
+    """Return the bytes of the part before it is added, and of copies of x and y."""
+    part = round_up(prod(problem.w_shape) * (problem.dtype if end == ROUNDED else DataType.FLOAT32).itemsize)
+    copies = round_up(problem.x_bytes * 2) + round_up(problem.y_bytes * 2) if end == WIDENED else 0
+    return part + copies
+
+
+def _kernels_of(problem: ConvolutionProblem, device: Gpu) -> SumKernels:
+    if device.sum_kernels is None:
+        raise UnsupportedProblemError(f"the driver does not load the kernels that add: {problem}")
+    return device.sum_kernels
