@@ -39,7 +39,7 @@ from ucudnn.memory.devices.profile import load_device
 from ucudnn.memory.devices.roofline import CHOICES, device_costs
 from ucudnn.memory.graph import StepGraph
 from ucudnn.memory.liveness import measure_liveness
-from ucudnn.memory.policies.catalog import POLICIES, find_policy
+from ucudnn.memory.policies.catalog import POLICIES, find_policy, named_policies
 from ucudnn.memory.reports.comparison import POOLS, compare_policies, policy_fronts
 from ucudnn.memory.reports.explanation import PeakExplanation, explain
 from ucudnn.memory.step_file import encode_step
@@ -143,7 +143,8 @@ def plan_step(
         str,
         typer.Option(
             metavar="POLICIES",
-            help=f"Policies, with commas between them: {', '.join(POLICIES)}; default: all.",
+            help=f"Policies, with commas between them, or the beginning of several, such as vdnn-ext: "
+            f"{', '.join(POLICIES)}; default: all.",
             show_default=False,
             autocompletion=choices(*POLICIES),
         ),
@@ -191,9 +192,7 @@ def plan_step(
             check_picture(picture)
     check_pool(pool)
     limit = None if budget is None else parse_bytes(budget)
-    names = [name.strip() for name in policy.split(",")]
-    for name in names:
-        find_policy(name)
+    names = named_policies(policy)
     drawn = only_policy(names) if timeline or addresses else ""
     subject = _Subject.open(context)
     if front:

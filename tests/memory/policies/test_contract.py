@@ -11,7 +11,7 @@ from ucudnn.errors import BudgetError, InvalidValueError
 from ucudnn.memory.liveness import measure_liveness
 from ucudnn.memory.order import ORDERS
 from ucudnn.memory.plans.actions import ActionKind
-from ucudnn.memory.policies.catalog import POLICIES, find_policy
+from ucudnn.memory.policies.catalog import POLICIES, find_policy, named_policies
 from ucudnn.memory.policies.checkpoint import CheckpointPolicy
 from ucudnn.memory.policies.stock import StockPolicy
 from ucudnn.memory.simulation.simulator import simulate
@@ -75,3 +75,23 @@ def test_an_unknown_policy_is_refused_with_the_known_ones():
     assert find_policy("stock") is POLICIES["stock"]
     with pytest.raises(InvalidValueError, match="policy 'magic' is not known: take one of stock, base, checkpoint"):
         find_policy("magic")
+
+
+@pytest.mark.parametrize(
+    ("text", "names"),
+    [
+        ("swap", ["swap"]),
+        ("swap, stock,swap", ["swap", "stock"]),
+        ("vdnn-all", ["vdnn-all-m", "vdnn-all-p"]),
+        ("vdnn-ext-dynamic,vdnn-ext-conv", ["vdnn-ext-dynamic", "vdnn-ext-conv-m", "vdnn-ext-conv-p"]),
+        ("vdnn", [name for name in POLICIES if name.startswith("vdnn-")]),
+    ],
+)
+def test_the_beginning_of_several_names_stands_for_all_of_them(text, names):
+    assert named_policies(text) == names
+
+
+@pytest.mark.parametrize("text", ["vdn", "vdnn-", "", "stock,,swap", "stock,magic"])
+def test_what_no_name_begins_with_is_refused(text):
+    with pytest.raises(InvalidValueError, match="is not known: take one of stock, base, checkpoint"):
+        named_policies(text)

@@ -50,8 +50,9 @@ def test_branches_run_depth_first():
     ]
 
 
-def test_small_branches():
-    assert traced(planned(small_branches())) == [
+@pytest.mark.parametrize("past_limit", ["stop", "skip"])
+def test_small_branches(past_limit):
+    assert traced(planned(small_branches(), past_limit)) == [
         *("run conv1", "run conv2"),
         *("offload a", "run pool", "free a"),
         *("offload c", "run join", "free b", "free c"),
@@ -61,6 +62,35 @@ def test_small_branches():
         *("run dconv2", "free a", "free dd"),
         *("run sum", "free e", "free f"),
         *("run dconv1", "free da"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("past_limit", "beside_dloss", "beside_dconv3"),
+    [
+        # Beside dloss: d of conv4 and c of conv3 are two convolutions, so the walk ends at conv2, or passes it to pool.
+        # Beside dconv3: itself and conv2, then pool; conv1 kept its input.
+        ("stop", ["prefetch d", "prefetch c"], ["prefetch b", "prefetch a"]),
+        ("skip", ["prefetch d", "prefetch c", "prefetch a"], ["prefetch b"]),
+    ],
+)
+def test_a_line_of_four_convolutions_in_both_readings(past_limit, beside_dloss, beside_dconv3):
+    kind = "aten.convolution"
+    builder = StepBuilder(default=10).storage("x", 10, Role.INPUT).run("conv1", "x", "a", kind=kind)
+    builder.run("pool", "a", "b").run("conv2", "b", "c", kind=kind).run("conv3", "c", "d", kind=kind)
+    builder.run("conv4", "d", "e", kind=kind).run("loss", "e", "f").backward("dloss", "e f", "de")
+    builder.backward("dconv4", "d de", "dd").backward("dconv3", "c dd", "dc").backward("dconv2", "b dc", "db")
+    builder.backward("dpool", "a b db", "da").backward("dconv1", "x da", "w")
+    assert traced(planned(builder.modules(), past_limit)) == [
+        *("run conv1", "offload a", "run pool", "free a", "offload b", "run conv2", "free b"),
+        *("offload c", "run conv3", "free c", "offload d", "run conv4", "free d"),
+        *("offload e", "run loss", "free e", "synchronize"),
+        *("prefetch e", *beside_dloss, "wait e", "run dloss", "free e", "free f"),
+        *("wait d", "run dconv4", "free d", "free de"),
+        *(*beside_dconv3, "wait c", "run dconv3", "free c", "free dd"),
+        *("wait b", "run dconv2", "free dc"),
+        *("wait a", "run dpool", "free a", "free b", "free db"),
+        *("run dconv1", "free da", "free w"),
     ]
 
 

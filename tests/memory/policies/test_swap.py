@@ -47,6 +47,33 @@ def test_branches_with_a_threshold():
     ]
 
 
+def test_a_line_with_a_cap():
+    # The least cap is 60: dpool holds x, loss, a, b, db and da. The published triggers keep it: fc runs with x, b on
+    # its way, c and y, dfc with x, loss, b, c, dy and dc.
+    capped = planned(small_line(), threshold_bytes=20, capped=True)
+    assert traced(capped) == traced(planned(small_line(), threshold_bytes=20))
+    assert simulate(capped, small_line().costs()).peak_bytes == 60
+
+
+def test_branches_with_a_cap():
+    # The least cap is 60: dpool holds x, loss, a, c, dd and e. Triggers are the published ones. c leaves from 31 to 41;
+    # loss ends at 33 with x, a, both places of c, d and loss, so dd would exceed the cap: dloss waits for c.
+    capped = planned(small_branches(), threshold_bytes=10, capped=True)
+    assert traced(capped) == [
+        *("run conv1", "offload a"),
+        *("run conv2", "run pool", "free a", "offload c", "prefetch a"),
+        *("run join", "free b", "free c", "prefetch c"),
+        *("run loss", "wait c", "run dloss", "free d"),
+        *("wait a", "wait c", "run dpool", "free c"),
+        *("run dconv2", "free a", "free dd"),
+        *("run sum", "free e", "free f"),
+        *("run dconv1", "free da"),
+    ]
+    # Waiting is for all copies of c, which is back at 51: dloss, dpool and sum take 3 ms, dconv2 20, dconv1 10.
+    assert simulate(capped, small_branches().costs()).time_ms == 51 + 3 + 20 + 10
+    assert simulate(planned(small_branches(), threshold_bytes=10), small_branches().costs()).peak_bytes == 70
+
+
 @pytest.mark.parametrize(("threshold", "moved"), [(0, "abcy"), (9, "abcy"), (10, "abc"), (39, "a"), (40, "")])
 def test_the_threshold_is_the_most_that_stays(threshold, moved):
     lines = traced(planned(small_line(), threshold_bytes=threshold))

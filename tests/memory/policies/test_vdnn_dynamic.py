@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.support.step_graphs import StepBuilder, alternatives, random_convolution_steps, small_line
+from tests.support.step_graphs import StepBuilder, alternatives, random_convolution_steps, small_branches, small_line
 from ucudnn.errors import BudgetError
 from ucudnn.memory.graph import Role
 from ucudnn.memory.policies.vdnn import VdnnPolicy
@@ -30,6 +30,35 @@ def line_with_algorithms(**scratch):
     assert [each.name for each in builder.graph().operations] == NAMES
     costs = builder.costs(configurations={3: FRONT, 8: FRONT})
     return builder.graph(), replace(costs, scratch_bytes=tuple(scratch.get(name, 0) for name in NAMES))
+
+
+@pytest.mark.parametrize(
+    ("budget", "fits"), [(85, "none p"), (84, "conv p"), (75, "conv p"), (74, "all p"), (65, "all p"), (64, None)]
+)
+def test_the_passes_come_in_the_published_order(budget, fits):
+    # Only conv2 has a workspace, of 30, and dloss has 15 bytes of scratch. Without offloads, dloss has x, loss, a, b,
+    # c, y and dy beside that: 85. With conv, b is away: 75. With all, a is away, too: 65, and dconv2 takes 60.
+    graph, costs = line_with_algorithms(dloss=15)
+    costs = replace(costs, configurations={3: FRONT})
+    if fits is None:
+        with pytest.raises(BudgetError, match="policy vdnn-dynamic needs 65 bytes"):
+            VdnnDynamicPolicy().plan(graph, costs, budget)
+        return
+    plan = VdnnDynamicPolicy().plan(graph, costs, budget)
+    assert plan.actions == STATIC[fits].plan(graph, costs, None).actions
+    assert plan.configurations == {3: FRONT[2]}
+
+
+def test_on_branches_all_follows_no_offload_because_conv_moves_nothing():
+    # join has 25 bytes of scratch beside x, a, b, c and d: 75. With all, a is away: 65; conv2's workspace makes 60.
+    builder = small_branches()
+    graph = builder.graph()
+    costs = replace(builder.costs(), scratch_bytes=tuple(25 * (each.name == "join") for each in graph.operations))
+    costs = replace(costs, configurations={1: FRONT})
+    for budget, fits in ((75, "none p"), (74, "all p"), (65, "all p")):
+        plan = VdnnDynamicPolicy().plan(graph, costs, budget)
+        assert plan.actions == STATIC[fits].plan(graph, costs, None).actions
+        assert plan.configurations == {1: FRONT[2]}
 
 
 def test_greedy_on_conv_lowers_only_the_convolutions_that_overflow():
@@ -80,6 +109,10 @@ def test_the_first_static_pass_that_fits_wins(step, data):
     if first is not None:
         assert (plan.actions, plan.configurations) == (first.actions, first.configurations)
         return
-    assert plan.actions in (plans["conv p"].actions, plans["all p"].actions)
+    # Greedy follows, on conv where that can fit at all. No convolution could take a faster algorithm.
+    assert plan.actions == plans["conv p" if peaks["conv m"] <= budget else "all p"].actions
     for operation, chosen in plan.configurations.items():
-        assert chosen in costs.configurations[operation]
+        front = costs.configurations[operation]
+        for faster in front[front.index(chosen) + 1 :]:
+            changed = replace(plan, configurations={**plan.configurations, operation: faster})
+            assert simulate(changed, costs).peak_bytes > budget

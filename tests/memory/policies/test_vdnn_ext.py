@@ -64,6 +64,10 @@ def test_all_on_branches():
     ]
 
 
+def test_conv_on_branches_moves_nothing_because_a_pooling_reads_the_input_last():
+    assert not [line for line in traced(planned(small_branches(), "conv")) if not line.startswith(("run", "free"))]
+
+
 def wide_forward():
     """Return a line of three layers whose third one has a large workspace: vDNN has freed a before, vDNNExt has not."""
     builder = StepBuilder(default=10).storage("x", 10, Role.INPUT)

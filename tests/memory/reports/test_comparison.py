@@ -45,6 +45,14 @@ def test_a_table_has_a_row_for_each_plan_and_a_line_for_the_others(step):
     assert any("policy stock needs" in line for line in found.lines())
 
 
+def test_a_sum_in_another_order_is_no_negative_percentage():
+    graph = open_step("vgg16").with_batch(64)
+    costs = device_costs(load_device("titan-x"), graph)
+    found = compare_policies(graph, costs, None, ["vdnn-ext-conv-p"])
+    assert found.rows[0].simulation.time_ms < sum(costs.time_ms)
+    assert next(cell for cell in found.cells()[0] if "%" in cell) == "0.0%"
+
+
 def test_csv_and_json_have_the_figures(step):
     found = compare_policies(*step, None, ["stock", "base", "checkpoint"])
     rows = {row["policy"]: row for row in csv.DictReader(io.StringIO(found.to_csv()))}

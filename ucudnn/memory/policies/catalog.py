@@ -64,3 +64,21 @@ def find_policy(name: str) -> MemoryPolicy:
     if name not in POLICIES:
         raise InvalidValueError(f"policy {name!r} is not known: take one of {', '.join(POLICIES)}")
     return POLICIES[name]
+
+
+def named_policies(text: str) -> list[str]:
+    """Return the policies of a text of names with commas between them.
+
+    The beginning of several names stands for all of them: 'vdnn-ext' for 'vdnn-ext-all-p' and its sisters.
+
+    Raises:
+        InvalidValueError: if there is none of a name; the message lists all.
+    """
+    found: list[str] = []
+    for name in (each.strip() for each in text.split(",")):
+        sisters = [each for each in POLICIES if each.startswith(f"{name}-")]
+        if name in POLICIES or not sisters:
+            find_policy(name)
+            sisters = [name]
+        found += sisters
+    return list(dict.fromkeys(found))

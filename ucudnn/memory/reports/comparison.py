@@ -103,7 +103,8 @@ class PolicyComparison:
             found = row.simulation
             if found is not None:
                 stalled = found.wait_ms + found.memory_stall_ms
-                cells = [row.policy, format_ms(found.time_ms), f"{found.time_ms / fastest - 1:.1%}"]
+                slower = round(found.time_ms / fastest - 1, 3) + 0.0  # sums in another order may give -0.0
+                cells = [row.policy, format_ms(found.time_ms), f"{slower:.1%}"]
                 cells += [format_bytes(found.peak_bytes), format_bytes(found.offloaded_bytes + found.prefetched_bytes)]
                 cells += [format_ms(found.recompute_ms), format_ms(stalled)]
                 table.append([*cells, *(f"+{row.waste[pool]:.1%}" for pool in _SHOWN)])
