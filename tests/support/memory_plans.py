@@ -14,11 +14,19 @@ from ucudnn.memory.plans.plan import MemoryPlan
 
 @st.composite
 def random_plans(draw):
-    """Draw a plan and costs: some blocks run again, and some activations are away between two of their accesses."""
+    """Draw a step, a plan of it and costs."""
     graph, costs = draw(random_steps())
     order = ORDERS[draw(st.sampled_from(sorted(ORDERS)))](graph)
-    blocks = ForwardBlocks(graph, costs, order).divide(draw(st.integers(1, 4)))
-    again = [block for block in blocks if draw(st.booleans())]
+    return random_plan(graph, costs, order, lambda least, most: draw(st.integers(least, most))), costs
+
+
+def random_plan(graph, costs, order, roll):
+    """Return a random plan: some blocks run again, and some activations are away between two of their accesses.
+
+    `roll` returns a random whole number from the first to the second that it is given.
+    """
+    blocks = ForwardBlocks(graph, costs, order).divide(roll(1, 4))
+    again = [block for block in blocks if roll(0, 1)]
     actions = []
     for place, operation in enumerate(order):
         actions += [recompute(each) for block in again if block.trigger == place for each in block.operations]
@@ -26,16 +34,16 @@ def random_plans(draw):
     inserted = [[] for _ in [*actions, None]]
     for storage in range(len(graph.storages)):
         if not graph.exists_after[storage]:
-            _copy(draw, graph, actions, storage, inserted)
+            _copy(roll, graph, actions, storage, inserted)
     mixed = []
     for action, before in zip([*actions, None], inserted, strict=True):
         mixed += [each for _, each in sorted(before, key=lambda entry: entry[0])]
-        mixed += [synchronize()] if draw(st.integers(0, 9)) == 0 else []
+        mixed += [synchronize()] if roll(0, 9) == 0 else []
         mixed += [action] if action else []
-    return MemoryPlan(policy="random", graph=graph, actions=with_frees(graph, mixed)), costs
+    return MemoryPlan(policy="random", graph=graph, actions=with_frees(graph, mixed))
 
 
-def _copy(draw, graph, actions, storage, inserted):
+def _copy(roll, graph, actions, storage, inserted):
     """Insert copies of a storage before actions: offload, prefetch and wait, at random places between two accesses."""
     accesses = []
     for index, (kind, target) in enumerate(actions):
@@ -51,15 +59,15 @@ def _copy(draw, graph, actions, storage, inserted):
     for (before, _, writes), (after, reads, _) in pairwise(accesses):
         if writes:
             written, on_host = before, False
-        if not reads or not draw(st.booleans()):
+        if not reads or not roll(0, 1):
             continue
-        leaves = draw(st.integers(written + 1, after))
-        returns = draw(st.integers(max(leaves, before + 1), after))
-        waits = draw(st.integers(returns, after))
-        if not on_host or draw(st.booleans()):
+        leaves = roll(written + 1, after)
+        returns = roll(max(leaves, before + 1), after)
+        waits = roll(returns, after)
+        if not on_host or roll(0, 1):
             inserted[leaves].append((0, offload(storage)))
             on_host = True
-        if draw(st.integers(0, 4)):
+        if roll(0, 4):
             inserted[returns].append((1, prefetch(storage)))
         inserted[waits].append((2, wait(storage)))
         written = waits

@@ -1,15 +1,18 @@
-"""A plain training loop and the same loop over a fitted step, for comparison to the bit."""
+"""A plain training loop, and the same loop over fitted steps, for comparison to the bit."""
 
 import copy
+from collections import Counter
 
 import torch
 
-import ucudnn.memory
-from tests.support.training_steps import training_step
+from ucudnn.memory.torch.execution.fit import fit_plan, make_plan, step_costs, step_subject
+from ucudnn.memory.torch.execution.step_program import trace_program
 
 
 def optimizer_of(kind, model):
     """Return a new optimizer: 'sgd' with momentum, or 'adam'."""
+    if kind is None:
+        return None
     if kind == "adam":
         return torch.optim.Adam(model.parameters(), lr=1e-3)
     return torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
@@ -17,13 +20,8 @@ def optimizer_of(kind, model):
 
 def state_of(model, optimizer):
     """Return parameters, buffers and optimizer state as tensors."""
-    found = [tensor.clone() for tensor in model.state_dict().values()]
-    return found + [
-        value.clone()
-        for state in optimizer.state.values()
-        for value in state.values()
-        if isinstance(value, torch.Tensor)
-    ]
+    states = [] if optimizer is None else [value for state in optimizer.state.values() for value in state.values()]
+    return [each.clone() for each in (*model.state_dict().values(), *states) if torch.is_tensor(each)]
 
 
 def train(call, optimizer, inputs, steps=5, seed=1):
@@ -31,58 +29,78 @@ def train(call, optimizer, inputs, steps=5, seed=1):
     torch.manual_seed(seed)
     losses = []
     for _ in range(steps):
-        optimizer.zero_grad()
+        if optimizer is not None:
+            optimizer.zero_grad()
         loss = call(*inputs)
         loss.backward()
-        optimizer.step()
+        if optimizer is not None:
+            optimizer.step()
         losses.append(loss.detach().clone())
     return losses
 
 
 class Race:
-    """A step of a small network, trained plainly; fitted copies of it must train to the same bits.
+    """A step that was trained plainly; plans of it must train to the same bits.
 
     Args:
-        name: as `training_step` has it, or a function that returns model, inputs, target and loss.
+        subject: the model, its inputs with the target behind them, and the loss.
+        kind: the optimizer.
+        steps: how many steps are taken.
+        outside: whether the caller computes the loss of the step's outputs.
     """
 
-    def __init__(self, name, kind="sgd", steps=5):
-        torch.manual_seed(0)
-        if callable(name):
-            self.model, self.inputs, self.loss = name()
-        else:
-            step = training_step(name, optimizer=None)
-            self.model, self.inputs, self.loss = step.model, (*step.inputs, *step.targets), step.loss
-        self.kind, self.steps = kind, steps
+    def __init__(self, subject, kind="sgd", steps=5, *, outside=False):
+        self.model, self.inputs, self.loss = subject
+        self.kind, self.steps, self.outside = kind, steps, outside
+        self.before = copy.deepcopy(self.model.state_dict())
         plain = copy.deepcopy(self.model)
         optimizer = optimizer_of(kind, plain)
+        self.losses = train(self.called(plain), optimizer, self.inputs, steps)
+        self.after = state_of(plain, optimizer)
+        self.optimizer = optimizer_of(kind, self.model)
+        sample, inner = (self.inputs[:-1], None) if outside else (self.inputs, self.loss)
+        self.subject = step_subject(self.model, sample, inner, self.optimizer)
+        self.program = trace_program(self.subject, "race", len(self.inputs[0]))
+        self.costs = step_costs(self.program.graph, torch.device("cpu"))
 
+    def called(self, model):
+        """Return what computes the loss of inputs by a model."""
+        return lambda *args: self.loss(model(*args[:-1]), args[-1])
+
+    def fitted(self, policy, budget=None, *, debug=True):
+        """Return the step by a policy's plan, or by a plan."""
+        plan = policy if hasattr(policy, "actions") else make_plan(self.program.graph, self.costs, budget, policy)
+        return fit_plan(self.subject, self.program, plan, self.costs, debug=debug)
+
+    def check(self, step):
+        """Train a fitted step from the start; compare losses, parameters, buffers and optimizer state."""
+        self.model.load_state_dict(self.before)
+        self.model.zero_grad()
+        self.optimizer = optimizer_of(self.kind, self.model)
+        call = self.called(step) if self.outside else step
+        losses = train(call, self.optimizer, self.inputs, self.steps)
+        assert [*map(float, losses)] == [*map(float, self.losses)]
+        after = state_of(self.model, self.optimizer)
+        assert all(torch.equal(ours, plain) for ours, plain in zip(after, self.after, strict=True))
+
+
+class CountedCopies:
+    """Counts the copies of a fitted step while it is entered, by the name of the method."""
+
+    def __init__(self, step):
+        self.calls = Counter()
+        self._run, self._transfers = step._run, step._run.transfers
+
+    def __enter__(self):
+        self._run.transfers = self
+        return self
+
+    def __exit__(self, *_):
+        self._run.transfers = self._transfers
+
+    def __getattr__(self, name):
         def called(*args):
-            return self.loss(plain(*args[:-1]), args[-1])
+            self.calls[name] += 1
+            return getattr(self._transfers, name)(*args)
 
-        self.losses = train(called, optimizer, self.inputs, steps)
-        self.state = state_of(plain, optimizer)
-
-    def fitted(self, policy="auto", **options):
-        """Return a fitted copy of the step and its optimizer."""
-        model = copy.deepcopy(self.model)
-        optimizer = optimizer_of(self.kind, model)
-        step = ucudnn.memory.fit(model, self.inputs, loss=self.loss, optimizer=optimizer, policy=policy, **options)
-        return step, optimizer
-
-    def check(self, step, optimizer):
-        """Train a fitted step and compare losses, parameters, buffers and optimizer state."""
-        losses = train(step, optimizer, self.inputs, self.steps)
-        assert all(torch.equal(ours, theirs) for ours, theirs in zip(losses, self.losses, strict=True))
-        ours = state_of(step.model, optimizer)
-        assert all(torch.equal(mine, plain) for mine, plain in zip(ours, self.state, strict=True))
-
-
-class FixedPlan:
-    """A policy whose plan is made by a function of graph and costs."""
-
-    def __init__(self, make):
-        self.make = make
-
-    def plan(self, graph, costs, budget):
-        return self.make(graph, costs)
+        return called

@@ -1,16 +1,89 @@
-"""Fitted steps train to the same bits as plain ones, whatever the policy."""
+"""Fitted steps train to the same bits as plain ones, by every policy and by random plans, and do what the plan says."""
+
+import functools
+import random
+from collections import Counter
 
 import pytest
+import torch
 
-from tests.support.plain_training import Race
+from tests.support.live_bytes import LiveBytes
+from tests.support.memory_plans import random_plan
+from tests.support.plain_training import CountedCopies, Race, train
+from tests.support.small_networks import NETWORKS, small_network
+from ucudnn.memory.graph import Phase
+from ucudnn.memory.order import ORDERS
+from ucudnn.memory.plans.actions import ActionKind
 from ucudnn.memory.policies.catalog import POLICIES
 
+aten = torch.ops.aten
+HELPERS = {
+    aten.as_strided.default, aten.alias.default, aten.clone.default, aten.empty_strided.default,
+    aten.ones_like.default, aten.copy_.default, aten.detach.default, aten.view.default, aten.view.dtype,
+}  # fmt: skip
 
-@pytest.fixture(scope="module")
-def unet():
-    return Race("unet")
+
+@pytest.fixture(autouse=True)
+def one_thread():
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@functools.cache
+def race(name, **options):
+    torch.manual_seed(0)
+    return Race(small_network(name), **options)
+
+
+def in_parts(graph, order):
+    """Return an order with forward before backward before the optimizer."""
+    phases = [*Phase]
+    return sorted(order, key=lambda operation: phases.index(graph.operations[operation].phase))
 
 
 @pytest.mark.parametrize("policy", POLICIES)
-def test_every_policy_trains_to_the_bits_of_the_plain_loop(unet, policy):
-    unet.check(*unet.fitted(policy, debug=True))
+@pytest.mark.parametrize("name", NETWORKS)
+def test_every_policy_trains_to_the_bits_of_the_plain_loop(name, policy):
+    trained = race(name)
+    trained.check(trained.fitted(policy))
+
+
+@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("name", NETWORKS)
+def test_random_plans_train_to_the_bits_of_the_plain_loop(name, seed):
+    trained, dice = race(name), random.Random(seed)
+    graph = trained.program.graph
+    order = in_parts(graph, ORDERS[dice.choice(["program", "memory-greedy"])](graph))
+    plan = random_plan(graph, trained.costs, order, dice.randint)
+    assert {ActionKind.OFFLOAD, ActionKind.PREFETCH} <= {kind for kind, _ in plan.actions}
+    trained.check(trained.fitted(plan))
+
+
+@pytest.mark.parametrize("policy", ["stock", "checkpoint", "vdnn-all-p", "vdnn-ext-all-p", "swap", "dymem"])
+@pytest.mark.parametrize("name", ["resnet18", "unet", "gpt", "inplace"])
+def test_the_code_runs_copies_and_frees_what_the_plan_says(name, policy):
+    """Nothing but the plan's operators runs, as often as the plan says, and storages live as long as it says."""
+    trained = race(name, kind=None)
+    step = trained.fitted(policy, debug=False)
+    plan, program = step.plan, trained.program
+    expected = Counter(
+        program.calls[target].func
+        for kind, target in plan.actions
+        if kind in (ActionKind.RUN, ActionKind.RECOMPUTE) and target not in program.outside
+    )
+    expected.update(call.func for _, call in program.uncounted)
+    train(step, None, trained.inputs, steps=1)
+    trained.model.zero_grad()
+    present = [*trained.model.state_dict(keep_vars=True).values(), *trained.inputs]
+    with CountedCopies(step) as copies, LiveBytes(present) as live:
+        step(*trained.inputs).backward()
+    ran = Counter({func: count for func, count in live.calls.items() if func not in HELPERS})
+    assert ran == Counter({func: count for func, count in expected.items() if func not in HELPERS})
+    kinds = Counter(kind for kind, _ in plan.actions)
+    assert copies.calls["offload"] == kinds[ActionKind.OFFLOAD]
+    assert copies.calls["prefetch"] == kinds[ActionKind.PREFETCH]
+    assert live.peak == pytest.approx(step.simulation.peak_bytes, rel=0.02)
+    if policy != "stock":
+        assert kinds[ActionKind.OFFLOAD] + kinds[ActionKind.RECOMPUTE] > 0

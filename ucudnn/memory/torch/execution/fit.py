@@ -18,7 +18,7 @@ from ucudnn.memory.policies.catalog import POLICIES, MemoryPolicy, find_policy
 from ucudnn.memory.pools.host_slots import plan_host_slots
 from ucudnn.memory.simulation.simulator import simulate
 from ucudnn.memory.torch.execution.fitted_step import FittedStep, PlannedRun
-from ucudnn.memory.torch.execution.step_program import StepSubject, trace_program
+from ucudnn.memory.torch.execution.step_program import StepProgram, StepSubject, trace_program
 from ucudnn.memory.torch.execution.transfers import Transfers
 from ucudnn.units import parse_bytes
 
@@ -67,11 +67,23 @@ def fit(
         raise InvalidValueError(
             "the model is in evaluation mode, and only a training step has a plan: call model.train()"
         )
-    subject = _subject(model, sample, loss, optimizer)
+    subject = step_subject(model, sample, loss, optimizer)
     limit = None if budget is None else parse_bytes(budget)
     program = trace_program(subject, type(model).__name__, _batch(subject))
-    costs = _costs(program.graph, program.device)
-    plan = make_plan(program.graph, costs, limit, policy)
+    costs = step_costs(program.graph, program.device)
+    return fit_plan(subject, program, make_plan(program.graph, costs, limit, policy), costs, debug=debug)
+
+
+def fit_plan(
+    subject: StepSubject, program: StepProgram, plan: MemoryPlan, costs: Costs, *, debug: bool = False
+) -> FittedStep:
+    """Return a model that trains by a plan of its program.
+
+    Raises:
+        BackendError: if CUDA cannot pin the host's memory.
+        BudgetError: if what the plan offloads does not fit into the host's memory.
+        MemoryPlanError: if the plan mixes the parts of the step between which the caller stands.
+    """
     simulation = simulate(plan, costs)
     transfers = Transfers(plan_host_slots(plan), program.device)
     return FittedStep(subject, PlannedRun(program, plan, simulation, transfers, debug=debug), simulation)
@@ -106,9 +118,14 @@ def make_plan(graph: StepGraph, costs: Costs, budget: int | None, policy: str | 
     return min(found, key=lambda each: each[0])[1]
 
 
-def _subject(
+def step_subject(
     model: nn.Module, sample: Any, loss: Callable[..., Tensor] | None, optimizer: torch.optim.Optimizer | None
 ) -> StepSubject:
+    """Return what is trained, from the arguments of `fit`.
+
+    Raises:
+        InvalidValueError: if there is a loss but nothing behind the model's arguments.
+    """
     args: tuple[Any, ...] = ()
     kwargs: Mapping[str, Any] = {}
     if isinstance(sample, Mapping):
@@ -129,7 +146,7 @@ def _batch(subject: StepSubject) -> int:
     return sizes[0] if sizes and sizes[0] else 1
 
 
-def _costs(graph: StepGraph, device: torch.device) -> Costs:
+def step_costs(graph: StepGraph, device: torch.device) -> Costs:
     """Return the costs of a step by a device profile, without a choice of convolution algorithms."""
     costs = device_costs(load_device(_PROFILE), graph)
     return replace(
