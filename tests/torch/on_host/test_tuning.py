@@ -7,12 +7,16 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+from torch.utils.checkpoint import checkpoint  # noqa: E402
+
 from tests.support.host_gpu import assert_near  # noqa: E402
 from tests.support.tuned_program import TunedProgram  # noqa: E402
 from ucudnn.backends.cudnn.backend import CudnnBackend  # noqa: E402
+from ucudnn.problem import Operation  # noqa: E402
 from ucudnn.torch.overrides import process_overrides  # noqa: E402
 from ucudnn.torch.tuning.call_site import NO_MEMORY, WRONG  # noqa: E402
 from ucudnn.torch.tuning.program import FreeBlocks  # noqa: E402
+from ucudnn.torch.tuning.tuned_kernel import TunedKernel  # noqa: E402
 from ucudnn.torch.tuning.tuner import TuningPhase  # noqa: E402
 
 MIB = 1 << 20
@@ -260,3 +264,71 @@ def test_kernels_are_given_up_if_the_peak_grows(tuned, caplog):
         assert_near(one.step(), one.expected)
         assert on.report().calls == calls
         assert one.made.operators() == (None, None)
+
+
+def settled(one):
+    run(one)
+    assert one.tuner.kernels
+    return sum(kernel.calls for kernel in one.tuner.kernels.values())
+
+
+def test_a_checkpoint_computes_again_by_the_plan_of_its_forward_pass(tuned, monkeypatch):
+    one = tuned(50.0, share=0.5)
+    seen = []
+    part = torch.nn.Sequential(*one.model)
+    one.model.forward = lambda x: checkpoint(part, x, use_reentrant=False)
+    kernel_run = TunedKernel.run
+    monkeypatch.setattr(
+        TunedKernel,
+        "run",
+        lambda kernel, *tensors: (
+            seen.append((kernel._plan.problem, kernel.configuration)) or kernel_run(kernel, *tensors)
+        ),
+    )
+    with one.enable():
+        before = settled(one)
+        steps = one.made._tracker.steps
+        seen.clear()
+        assert_near(one.step(), one.expected)
+        assert one.made._tracker.steps == steps + 1, "computing again begins no step"
+        forward = [each for each in seen if each[0].operation is Operation.FORWARD]
+        assert len(forward) == 3, "the output of the last one is not needed again"
+        assert len(set(forward)) == 2, "by the same plan each time"
+        assert sum(kernel.calls for kernel in one.tuner.kernels.values()) == before + 6
+
+
+def test_compiled_programs_are_tuned(tuned):
+    one = tuned(50.0, share=0.5)
+    compiled = torch.compile(torch.nn.Sequential(*one.model), backend="aot_eager")
+    one.model.forward = lambda x: compiled(x)  # a module would be taken for another layer
+    with one.enable() as on:
+        before = settled(one)
+        assert_near(one.step(), one.expected)
+        assert on.report().calls == before + 5
+
+
+def test_inference_is_tuned_without_an_optimizer(tuned):
+    one = tuned(50.0, share=0.5)
+    expected = one.model(one.x).detach()
+    with one.enable() as on, torch.inference_mode():
+        for _ in range(400):
+            assert_near([one.model(one.x)], [expected])
+            one.program.passed_ms += one.program.idle_ms
+            if one.made.tuners() and one.tuner.phase is TuningPhase.SETTLED:
+                break
+            sleep(0.002)
+        assert len(one.tuner.kernels) == 2
+        before = on.report().calls
+        assert_near([one.model(one.x)], [expected])
+        assert on.report().calls == before + 2
+
+
+@pytest.mark.parametrize("benchmark", [False, True])
+def test_pytorchs_own_kernels_obey_its_benchmark_flag_and_others_are_tried_either_way(tuned, benchmark):
+    one = tuned(50.0, share=0.5)
+    told = []
+    stock = one.made._pass_forward
+    one.made._pass_forward = lambda *arguments: told.append(arguments[-4]) or stock(*arguments)
+    with torch.backends.cudnn.flags(enabled=True, benchmark=benchmark), one.enable():
+        settled(one)
+    assert set(told) == {benchmark}

@@ -178,6 +178,23 @@ def test_kernels_that_take_next_to_nothing_are_not_tried():
     assert tuner.sites[course.problems[5]].candidates is None
 
 
+def test_ranks_try_in_the_same_steps_however_different_their_clocks_are(monkeypatch):
+    monkeypatch.setattr("ucudnn.torch.tuning.program.ranks", lambda: 2)
+    tried = []
+    for slower in (1.0, 1.3):
+        course = Course({4: 2.0 * slower, 5: 1.0}, {4: {"a": 1.5, "b": 1.0}, 5: {"a": 0.5}}, late=int(slower > 1))
+        steps = set()
+        while course.tuner.phase is not TuningPhase.SETTLED:
+            course.step()
+            if course.tuner.trials:
+                steps.add(course.program.step)
+            assert course.program.step < 5000
+        tried.append(steps)
+        assert {problem.channels for problem in course.tuner.kernels} == {4, 5}
+    assert len(tried[0]) > 3
+    assert len({step % 2 for steps in tried for step in steps}) == 1
+
+
 times = st.dictionaries(st.sampled_from("abcd"), st.floats(0.1, 20), max_size=4)
 
 

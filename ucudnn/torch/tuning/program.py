@@ -13,6 +13,9 @@ _SMALL_BYTES = 1 << 20  # PyTorch keeps blocks up to this size in another pool, 
 _BLOCK_BYTES = 512  # PyTorch's allocator rounds sizes up to this
 
 
+_RANKS_STRIDE = 2
+
+
 @final
 class FreeBlocks(NamedTuple):
     """Blocks of memory that are reserved and free, as PyTorch's allocator keeps them.
@@ -79,6 +82,14 @@ class Program(ABC):
     @abstractmethod
     def untouched(self) -> bool:
         """Return whether trials may run now: on the stream where the program began, and not in a capture."""
+
+    def trial_stride(self) -> int:
+        """Return 1 if trials may run in each step, or n for each n-th step only.
+
+        Ranks wait for each other in every step. If all try in the same steps, they lose that time once. They count the
+        same steps, so nothing needs to be exchanged.
+        """
+        return _RANKS_STRIDE if ranks() > 1 else 1
 
 
 @final
@@ -174,6 +185,12 @@ def holds(free: Sequence[int], wanted: Sequence[int], least: int = 1) -> bool:
         if block - size >= least:
             left.append(block - size)
     return True
+
+
+def ranks() -> int:
+    """Return how many ranks of torch.distributed work together; 1 without."""
+    distributed = torch.distributed
+    return distributed.get_world_size() if distributed.is_available() and distributed.is_initialized() else 1
 
 
 def relative(distance: float, size: float) -> float:

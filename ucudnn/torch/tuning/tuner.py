@@ -240,6 +240,8 @@ class Tuner:
             self._enter(TuningPhase.OPENING)
 
     def _open(self) -> None:
+        if self._steps % self.program.trial_stride():
+            return
         if self.source.failed:
             self._settle()
         elif not self.source.is_ready:
@@ -272,9 +274,9 @@ class Tuner:
 
     def _try(self) -> None:
         self.trials = {}
+        if self._steps % self.program.trial_stride() or (not self._asked and self._readings):
+            return  # it is another step's turn, or what was watched is not read yet
         self._look_at_memory()
-        if not self._asked and self._readings:
-            return  # what was watched is not read yet
         if self._ranked is None:
             self._ranked = ranked(self.sites.values(), self.step_ms, self._bytes_per_ms)
         sites = self._ranked = [each for each in self._ranked if not each.finished]
