@@ -3,14 +3,17 @@
 import logging
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, suppress
+from dataclasses import replace
 from queue import SimpleQueue
 from threading import Thread
 from typing import Any, Protocol, final
 
 from ucudnn.backends.base import ComputeBackend
 from ucudnn.backends.cudnn.algorithms.compile_ahead import relax
+from ucudnn.backends.cudnn.algorithms.summed import ROUNDED
 from ucudnn.configuration import Configuration, MicroConfiguration
 from ucudnn.errors import UcudnnError
+from ucudnn.planning.float32_sums import summed
 from ucudnn.problem import ConvolutionProblem
 from ucudnn.profiles.measurement import Algorithm
 from ucudnn.workspace.spare import own_bytes
@@ -175,7 +178,8 @@ class CandidateSource:
                 break
             with suppress(UcudnnError, MemoryError, RuntimeError):
                 part = each.parts[0]
-                self._kept.append(builder.prepare(problem.part(part.size), part.algorithm))
+                asked = problem if each.float32_sum is None else summed(problem)
+                self._kept.append(builder.prepare(asked.part(part.size), part.algorithm))
                 found.append(each)
         return found
 
@@ -210,14 +214,23 @@ def equal_parts(problem: ConvolutionProblem, size: int, algorithm: Algorithm) ->
 
 
 def _divided(backend: ComputeBackend, problem: ConvolutionProblem, name: str, room_bytes: int) -> Configuration | None:
-    """Return the fewest equal micro-batches whose workspace fits, or None."""
-    parts = 2
-    while parts <= _MOST_PARTS and problem.batch % parts == 0:
-        size = problem.batch // parts
-        algorithm = backend.algorithm(problem.part(size), name)
-        if algorithm is not None:
-            found = equal_parts(problem, size, algorithm)
-            if own_bytes(problem, found) <= room_bytes:
-                return found
-        parts *= 2
+    """Return the fewest equal micro-batches whose workspace fits, or None; those that round once come first."""
+    total = backend.float32_sum(problem) if problem.is_rounded_gradient else None
+    for float32_sum in (None,) if total is None else (total, None):
+        asked = problem if float32_sum is None else summed(problem)
+        parts = 2
+        while parts <= _MOST_PARTS and problem.batch % parts == 0:
+            size = problem.batch // parts
+            algorithm = _algorithm(backend, asked.part(size), name)
+            if algorithm is not None:
+                found = replace(equal_parts(problem, size, algorithm), float32_sum=float32_sum)
+                if own_bytes(problem, found) <= room_bytes:
+                    return found
+            parts *= 2
     return None
+
+
+def _algorithm(backend: ComputeBackend, part: ConvolutionProblem, name: str) -> Algorithm | None:
+    """Return an algorithm by its name; of cuDNN's ways to add to a float32 sum, the one that needs no other list."""
+    found = backend.algorithm(part, name + ROUNDED) if part.float32_sum else None
+    return found or backend.algorithm(part, name)

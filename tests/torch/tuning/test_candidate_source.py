@@ -1,0 +1,35 @@
+"""Candidates of the tuner: whole mini-batches, then equal micro-batches, which add up in float32 if of 16 bits."""
+
+import pytest
+
+from tests.support.problems import make_problem
+from ucudnn.backends import open_backend
+from ucudnn.configuration import Float32Sum
+from ucudnn.problem import DataType, Operation
+from ucudnn.torch.tuning.candidate_source import candidates_within
+from ucudnn.workspace.spare import own_bytes
+
+CPU = open_backend("cpu")
+
+
+@pytest.mark.parametrize("dtype", [DataType.FLOAT16, DataType.FLOAT32])
+@pytest.mark.parametrize("operation", [Operation.FORWARD, Operation.BACKWARD_FILTER])
+def test_divided_filter_gradients_of_16_bits_have_a_float32_sum(operation, dtype):
+    problem = make_problem(operation=operation, dtype=dtype, batch=64)
+    room = max(each.workspace_bytes for each in CPU.algorithms(problem)) // 3
+    found = list(candidates_within(CPU, problem, room))
+    divided = [each for each in found if len(each.parts) > 1]
+    assert divided
+    assert all(own_bytes(problem, each) <= room for each in found)
+    sums = operation is Operation.BACKWARD_FILTER and dtype is DataType.FLOAT16
+    assert {each.float32_sum is not None for each in divided} == {sums}
+    assert all(each.float32_sum is None for each in found if len(each.parts) == 1)
+
+
+def test_a_sum_that_leaves_no_room_is_left_out(monkeypatch):
+    problem = make_problem(operation=Operation.BACKWARD_FILTER, dtype=DataType.FLOAT16, batch=64)
+    room = max(each.workspace_bytes for each in CPU.algorithms(problem)) // 3
+    monkeypatch.setattr(type(CPU), "float32_sum", lambda self, asked: Float32Sum(size_bytes=room, time_ms=1.0))
+    divided = [each for each in candidates_within(CPU, problem, room) if len(each.parts) > 1]
+    assert divided
+    assert all(each.float32_sum is None for each in divided)
