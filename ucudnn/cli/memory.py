@@ -11,6 +11,7 @@ import typer
 
 from ucudnn.cli.help_text import CommandLine, choices
 from ucudnn.cli.memory_pictures import check_pool, draw_address_map, draw_timeline, only_policy
+from ucudnn.cli.memory_run import run_step
 from ucudnn.cli.options import (
     DEFAULT_DEVICE,
     AlgorithmsOption,
@@ -30,9 +31,8 @@ from ucudnn.cli.options import (
     StepArgument,
     TokensOption,
     typed_options,
-    variant_of,
 )
-from ucudnn.cli.torch_model import TrainingOptions, record_model
+from ucudnn.cli.torch_model import record_model, training_options
 from ucudnn.command_line import NoEffect
 from ucudnn.memory.costs import Costs
 from ucudnn.memory.devices.profile import load_device
@@ -257,11 +257,14 @@ def record_step(
     """
     check_output(out)
     with _telling("recording") as tell:
-        graph, measured = record_model(_training(context), measure, tell)
+        graph, measured = record_model(training_options(context), measure, tell)
     write_whole(out, encode_step(graph, measured, compress=out.suffix == ".gz"))
     what = f"{len(graph.operations)} operations and {len(graph.storages)} storages of {graph.name}"
     how = "" if measured is None else f", {format_ms(sum(measured.time_ms))} on {measured.device}"
     print_text(f"{what} at a mini-batch of {graph.batch}{how} are in {out}")
+
+
+memory.command("run", short_help="Train a PyTorch model with policies, and compare them.")(run_step)
 
 
 @dataclass(frozen=True, slots=True)
@@ -299,7 +302,7 @@ class _Subject:
             load_device(device)
         if is_model:
             with _telling("recording") as tell:
-                graph, measured = record_model(_training(context), "none", tell)
+                graph, measured = record_model(training_options(context), "none", tell)
         else:
             graph, measured = open_measured_step(name)
         if measured is not None and device is None:
@@ -314,21 +317,6 @@ class _Subject:
         if self.measured is None:
             return device_costs(load_device(self.device), graph, self.algorithms)
         return self.measured.scaled(graph.batch / self.measured_batch)
-
-
-def _training(context: typer.Context) -> TrainingOptions:
-    given = context.params
-    return TrainingOptions(
-        model=given["model"] if "model" in given else given["step"],
-        batch=given["batch"],
-        shape=given["shape"],
-        tokens=given["tokens"],
-        loss=given["loss"],
-        optimizer=given["optimizer"],
-        variant=variant_of(given["dtype"], given["math"], given["layout"]),
-        autocast=given["autocast"],
-        keep_gradients=given["keep_gradients"],
-    )
 
 
 @contextmanager

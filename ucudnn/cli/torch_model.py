@@ -1,19 +1,23 @@
 """PyTorch models in commands: run by `ucudnn time --torch`, recorded by `ucudnn memory`. PyTorch is loaded for them."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from ucudnn.cli.options import variant_of
 from ucudnn.errors import BackendUnavailableError
 from ucudnn.memory.costs import Costs
 from ucudnn.memory.graph import StepGraph
 from ucudnn.networks.variants import Variant
 from ucudnn.problem import DataType
 from ucudnn.profiles.measurement import Effort
+from ucudnn.reporting.terminal import progress
 from ucudnn.settings import Settings, parse_choice
 
 if TYPE_CHECKING:
+    from ucudnn.memory.torch.training_step import TrainingRecipe
+    from ucudnn.memory.torch.trials.trial_table import TrialTable
     from ucudnn.torch.summary import Summary
 
 _BATCH = 32
@@ -78,6 +82,22 @@ class TrainingOptions:
     keep_gradients: bool
 
 
+def training_options(context: Any) -> TrainingOptions:
+    """Return how a model is trained, from the options of a command's context."""
+    given = context.params
+    return TrainingOptions(
+        model=given["model"] if "model" in given else given["step"],
+        batch=given["batch"],
+        shape=given["shape"],
+        tokens=given["tokens"],
+        loss=given["loss"],
+        optimizer=given["optimizer"],
+        variant=variant_of(given["dtype"], given["math"], given["layout"]),
+        autocast=given["autocast"],
+        keep_gradients=given.get("keep_gradients", False),
+    )
+
+
 def record_model(options: TrainingOptions, measure: str, tell: Callable[[str], None]) -> tuple[StepGraph, Costs | None]:
     """Return the training step of a model, and what was measured of it.
 
@@ -95,11 +115,53 @@ def record_model(options: TrainingOptions, measure: str, tell: Callable[[str], N
     """
     try:
         from ucudnn.memory.torch.record import measuring_device, record, record_measured
-        from ucudnn.memory.torch.training_step import TrainingRecipe
-        from ucudnn.torch.model_timing import parse_shape
     except ImportError as error:
         raise _without_pytorch(error) from error
-    recipe = TrainingRecipe(
+    recipe = _recipe_of(options)
+    device = measuring_device(measure)
+    return (record(recipe, progress=tell), None) if device is None else record_measured(recipe, device, progress=tell)
+
+
+def run_policies(
+    options: TrainingOptions, policies: Sequence[str], budget: int | None, *, device: str, steps: int, capped: bool
+) -> "TrialTable":
+    """Train a model with policies, each in a process of its own, and show the progress.
+
+    Args:
+        options: how it is trained.
+        policies: names of policies.
+        budget: bytes for the whole step, or None.
+        device: 'cuda', 'cpu', or 'auto' for a GPU where there is one.
+        steps: steps that are timed.
+        capped: whether PyTorch's allocator may take no more than the budget.
+
+    Raises:
+        BackendUnavailableError: if PyTorch is not installed, or it has no such device.
+        InvalidNetworkError: if there is no such model.
+        InvalidValueError: if there is no such policy, device, loss or optimizer.
+    """
+    try:
+        from ucudnn.memory.torch.trials.trial import TrialSettings, trial_device
+        from ucudnn.memory.torch.trials.trial_table import compare_trials
+    except ImportError as error:
+        raise _without_pytorch(error) from error
+    settings = TrialSettings(
+        recipe=_recipe_of(options),
+        policy="",
+        budget_bytes=budget,
+        device=trial_device(device),
+        steps=steps,
+        capped=capped,
+    )
+    with progress("policies", len(policies)) as step:
+        return compare_trials(settings, policies, step)
+
+
+def _recipe_of(options: TrainingOptions) -> "TrainingRecipe":
+    from ucudnn.memory.torch.training_step import TrainingRecipe
+    from ucudnn.torch.model_timing import parse_shape
+
+    return TrainingRecipe(
         model=options.model,
         batch=_BATCH if options.batch is None else options.batch,
         shape=parse_shape(options.shape, least=1),
@@ -110,8 +172,6 @@ def record_model(options: TrainingOptions, measure: str, tell: Callable[[str], N
         autocast=None if options.autocast is None else parse_choice(DataType, options.autocast, "--autocast"),
         gradients_kept=options.keep_gradients,
     )
-    device = measuring_device(measure)
-    return (record(recipe, progress=tell), None) if device is None else record_measured(recipe, device, progress=tell)
 
 
 def _without_pytorch(error: ImportError) -> BackendUnavailableError:

@@ -26,8 +26,8 @@ from ucudnn.memory.torch.training_step import TrainingStep
 _Run = Callable[[], object]
 
 _CONVOLUTION_BACKWARD = torch.ops.aten.convolution_backward.default
-_AHEAD_CYCLES = 1_000_000  # half a millisecond, so that an operator's launches are queued before its clock starts
-_COPIED_BYTES = 256 * 2**20
+AHEAD_CYCLES = 1_000_000  # half a millisecond, so that an operator's launches are queued before its clock starts
+_COPIED_BYTES = 64 * 2**20
 _GRANULARITY = {"cuda": 512, "cpu": 1}  # bytes of which PyTorch's allocators count multiples
 _MARK = "ucudnn operator "
 
@@ -55,9 +55,9 @@ def measure(step: TrainingStep, traced: TracedStep, *, repeats: int = 5) -> Cost
         device=torch.cuda.get_device_name(device) if on_gpu else "cpu",
         time_ms=tuple(map(median, zip(*times, strict=True))),
         scratch_bytes=tuple(map(int, scratch)),
-        offload_bytes_per_ms=_bandwidth(device, torch.device("cpu")),
-        prefetch_bytes_per_ms=_bandwidth(torch.device("cpu"), device),
-        memory_bytes=_memory_bytes(device),
+        offload_bytes_per_ms=bandwidth(device, torch.device("cpu")),
+        prefetch_bytes_per_ms=bandwidth(torch.device("cpu"), device),
+        memory_bytes=memory_bytes(device),
         granularity=_GRANULARITY[device.type],
     )
 
@@ -144,7 +144,7 @@ def _gpu_times(run: _Run) -> _Measured:
 
     def watched(operator: _Run) -> object:
         begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-        torch.cuda._sleep(_AHEAD_CYCLES)
+        torch.cuda._sleep(AHEAD_CYCLES)
         begin.record()
         result = operator()
         end.record()
@@ -190,7 +190,7 @@ def _of_operations(measured: _Measured, traced: TracedStep) -> list[float]:
     return [by_index[call.index].pop(0) for call in traced.calls]
 
 
-def _bandwidth(source: torch.device, target: torch.device) -> float:
+def bandwidth(source: torch.device, target: torch.device) -> float:
     """Return bytes per millisecond of a copy, from or to pinned memory where the other side is a GPU."""
     pinned = "cuda" in (source.type, target.type)
     tensors = [
@@ -207,7 +207,8 @@ def _bandwidth(source: torch.device, target: torch.device) -> float:
     return _COPIED_BYTES / (min(found) * 1e3)
 
 
-def _memory_bytes(device: torch.device) -> int:
+def memory_bytes(device: torch.device) -> int:
+    """Return the bytes of a device's memory."""
     if device.type == "cuda":
         return int(torch.cuda.get_device_properties(device).total_memory)
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")

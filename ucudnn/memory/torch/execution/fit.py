@@ -18,8 +18,10 @@ from ucudnn.memory.policies.catalog import POLICIES, MemoryPolicy, find_policy
 from ucudnn.memory.pools.host_slots import plan_host_slots
 from ucudnn.memory.simulation.simulator import simulate
 from ucudnn.memory.torch.execution.fitted_step import FittedStep, PlannedRun
+from ucudnn.memory.torch.execution.operation_costs import measure_operations
 from ucudnn.memory.torch.execution.step_program import StepProgram, StepSubject, trace_program
 from ucudnn.memory.torch.execution.transfers import Transfers
+from ucudnn.memory.torch.execution.usage import library_workspace_bytes
 from ucudnn.units import parse_bytes
 
 _GRANULARITY = {"cuda": 512, "cpu": 1}  # bytes of which PyTorch's allocators count multiples
@@ -44,8 +46,9 @@ def fit(
             step(x, y).backward()
             optimizer.step()
 
-    The step is traced on tensors without memory, so nothing is computed and nothing is allocated before the plan is
-    known to keep the budget. Losses, parameters, buffers and optimizer state are those of the plain loop, to the bit.
+    The step is traced on tensors without memory. On a GPU each operation then runs by itself on made-up operands, which
+    gives its time and scratch; the step itself runs only after the plan is known to keep the budget. Losses,
+    parameters, buffers and optimizer state are those of the plain loop, to the bit.
 
     Args:
         model: the model, in training mode.
@@ -59,7 +62,7 @@ def fit(
         debug: poisons storages before they are freed, and checks that they are gone after it.
 
     Raises:
-        BudgetError: if no plan keeps the budget; nothing has run then.
+        BudgetError: if no plan keeps the budget; the step has not run then.
         InvalidValueError: if there is no such policy, or the model is not in training mode.
         StepGraphError: if the step depends on values of tensors.
     """
@@ -69,9 +72,35 @@ def fit(
         )
     subject = step_subject(model, sample, loss, optimizer)
     limit = None if budget is None else parse_bytes(budget)
-    program = trace_program(subject, type(model).__name__, _batch(subject))
+    on_gpu = any(each.is_cuda for each in model.parameters())
+    return fit_subject(subject, limit, policy, measured=on_gpu, debug=debug)
+
+
+def fit_subject(
+    subject: StepSubject, limit: int | None, policy: str | MemoryPolicy, *, measured: bool, debug: bool = False
+) -> FittedStep:
+    """Return a model that trains within a budget in bytes, as `fit` does.
+
+    Args:
+        subject: what is trained.
+        limit: the budget, in bytes; None bounds nothing.
+        policy: as in `fit`.
+        measured: whether each operation runs by itself before the plan is made, which gives its time, and on a GPU its
+            scratch. Otherwise times are those of a device profile, and operations have no scratch.
+        debug: as in `fit`.
+
+    Raises:
+        BudgetError: if no plan keeps the budget; below the floor without scratch, nothing has run then.
+        InvalidValueError: if there is no such policy.
+        StepGraphError: if the step depends on values of tensors.
+    """
+    program = trace_program(subject, type(subject.model).__name__, _batch(subject))
     costs = step_costs(program.graph, program.device)
-    return fit_plan(subject, program, make_plan(program.graph, costs, limit, policy), costs, debug=debug)
+    if measured:
+        check_budget(program.graph, costs, limit)
+        costs = measure_operations(program, costs)
+    left = None if limit is None else limit - library_workspace_bytes(program.device)
+    return fit_plan(subject, program, make_plan(program.graph, costs, left, policy), costs, debug=debug)
 
 
 def fit_plan(
@@ -86,7 +115,7 @@ def fit_plan(
     """
     simulation = simulate(plan, costs)
     transfers = Transfers(plan_host_slots(plan), program.device)
-    return FittedStep(subject, PlannedRun(program, plan, simulation, transfers, debug=debug), simulation)
+    return FittedStep(subject, PlannedRun(program, plan, simulation, transfers, debug=debug), costs, simulation)
 
 
 def make_plan(graph: StepGraph, costs: Costs, budget: int | None, policy: str | MemoryPolicy) -> MemoryPlan:

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten
 
 from ucudnn.errors import InvalidValueError
+from ucudnn.memory.costs import Costs
 from ucudnn.memory.graph import Phase, Role
 from ucudnn.memory.plans.plan import MemoryPlan
 from ucudnn.memory.simulation.result import Simulation
@@ -165,13 +166,16 @@ class FittedStep(nn.Module):
     Attributes:
         model: the model; its parameters and buffers are those that are trained.
         plan: the plan.
-        simulation: what the plan takes by the costs that it was made with.
+        costs: what the plan was made with.
+        simulation: what the plan takes by these costs.
+        transfers: the plan's copies.
     """
 
-    def __init__(self, subject: StepSubject, run: PlannedRun, simulation: Simulation) -> None:
+    def __init__(self, subject: StepSubject, run: PlannedRun, costs: Costs, simulation: Simulation) -> None:
         super().__init__()
         self.model = subject.model
-        self.plan, self.simulation = run.plan, simulation
+        self.plan, self.costs, self.simulation = run.plan, costs, simulation
+        self.transfers = run.transfers
         self._subject, self._run = subject, run
         leaves, self._structure = subject.leaves()
         self._signature = [_signature(leaf) for leaf in leaves]

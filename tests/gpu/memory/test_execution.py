@@ -1,0 +1,188 @@
+"""Plans on a GPU: PyTorch's bits, copies beside compute, budgets that hold, and host memory that is given back."""
+
+import copy
+import gc
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from tests.support.training_steps import training_step  # noqa: E402
+from ucudnn.errors import BudgetError  # noqa: E402
+from ucudnn.memory.pools.host_slots import HostSlots  # noqa: E402
+from ucudnn.memory.torch.execution.fit import fit  # noqa: E402
+from ucudnn.memory.torch.execution.host_block import HostBlock  # noqa: E402
+from ucudnn.memory.torch.execution.transfers import Transfers  # noqa: E402
+from ucudnn.memory.torch.training_step import TrainingRecipe  # noqa: E402
+from ucudnn.memory.torch.trials.trial import TrialSettings, run_apart  # noqa: E402
+
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="PyTorch has no GPU")
+
+MIB = 2**20
+UNET = TrainingRecipe(model="bench.memory.models:unet2d", batch=2, shape=(3, 256, 256))
+STEPS = 5
+
+
+@pytest.fixture(autouse=True)
+def fixed_plans(monkeypatch):
+    """Let cuDNN compute the same bits each time."""
+    monkeypatch.setattr(torch.backends.cudnn, "deterministic", True)
+    monkeypatch.setattr(torch.backends.cudnn, "benchmark", False)
+
+
+def model_and_data(name):
+    torch.manual_seed(0)
+    step = training_step(name)
+    return step.model.cuda().train(), step.loss, (step.inputs[0].cuda(), step.targets[0].cuda())
+
+
+def train(name, policy=None):
+    """Train for some steps; return losses, parameters and buffers, and the fitted step."""
+    model, loss, sample = model_and_data(name)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
+    fitted = None
+    if policy is not None:
+        fitted = fit(model, sample, loss=loss, optimizer=optimizer, policy=policy)
+    torch.manual_seed(1)
+    losses = []
+    for _ in range(STEPS):
+        optimizer.zero_grad()
+        value = loss(model(sample[0]), sample[1]) if fitted is None else fitted(*sample)
+        value.backward()
+        optimizer.step()
+        losses.append(value.detach())
+    return [*losses, *(tensor.detach() for tensor in model.state_dict().values())], fitted
+
+
+def same(one, other):
+    return all(torch.equal(first, second) for first, second in zip(one, other, strict=True))
+
+
+@pytest.fixture(scope="module")
+def stock():
+    """Return what PyTorch's own steps give, once each; None where they do not repeat themselves."""
+    found = {}
+
+    def get(name):
+        if name not in found:
+            first, second = (train(name)[0] for _ in range(2))
+            found[name] = first if same(first, second) else None
+        return found[name]
+
+    return get
+
+
+@pytest.mark.parametrize("policy", ["vdnn-all-p", "vdnn-ext-all-p", "checkpoint"])
+@pytest.mark.parametrize("name", ["resnet18", "densenet"])
+def test_plans_train_to_the_bits_of_pytorch(name, policy, stock):
+    expected = stock(name)
+    if expected is None:
+        pytest.skip("PyTorch's own step does not repeat itself here")
+    found, fitted = train(name, policy)
+    assert same(found, expected)
+    moved = fitted.transfers.offloaded_bytes
+    assert (moved > 0) == (policy != "checkpoint"), "the plan was not what was asked for"
+    fitted.close()
+
+
+def test_bytes_come_back_while_compute_goes_on():
+    device = torch.device("cuda", torch.cuda.current_device())
+    size = 64 * MIB
+    slots = HostSlots(sizes={0: size, 1: size}, addresses={0: 0, 1: size}, extent_bytes=2 * size)
+    transfers = Transfers(slots, device)
+    weights = torch.randn(4096, 4096, device=device)
+    for step in range(3):
+        for number in (0, 1):
+            sent = torch.full((size // 4,), float(step + number), device=device)
+            transfers.offload(number, sent)
+            weights = (weights @ weights).clamp_(-1, 1)
+            transfers.wait_offload(number)
+            del sent  # its memory is used again at once
+            torch.full((size // 4,), -1.0, device=device)
+        for number in (0, 1):
+            torch.full((size // 4,), -2.0, device=device)
+            back = torch.empty(size // 4, device=device)
+            transfers.prefetch(number, back)
+            weights = (weights @ weights).clamp_(-1, 1)
+            transfers.wait_prefetch(number)
+            assert bool((back == step + number).all())
+            del back
+    transfers.close()
+
+
+def test_the_block_is_pinned_until_it_is_released():
+    block = HostBlock(3 * MIB + 512, pinned=True)
+    memory = block.memory
+    assert memory.numel() == 3 * MIB + 512
+    assert memory.is_pinned()
+    block.release()
+    assert not memory.is_pinned()
+
+
+def test_the_block_is_released_with_its_step_and_after_an_error():
+    slots = HostSlots(sizes={0: MIB}, addresses={0: 0}, extent_bytes=MIB)
+    for end in ("collected", "abandoned"):
+        transfers = Transfers(slots, torch.device("cuda", torch.cuda.current_device()))
+        memory = transfers._block.memory
+        transfers.offload(0, torch.zeros(MIB, dtype=torch.uint8, device="cuda"))
+        assert memory.is_pinned()
+        if end == "collected":
+            del transfers
+            gc.collect()
+        else:
+            transfers.abandon()
+        assert not memory.is_pinned(), end
+
+
+def test_an_error_in_a_step_leaves_the_next_one_right():
+    expected, fitted = train("resnet18", "vdnn-all-p")
+    fitted.close()
+    model, loss, sample = model_and_data("resnet18")
+    untouched = copy.deepcopy(model.state_dict())
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
+    fitted = fit(model, sample, loss=loss, optimizer=optimizer, policy="vdnn-all-p")
+    value = fitted(*sample)
+    del value  # its backward never runs, and copies are under way
+    model.load_state_dict(untouched)
+    torch.manual_seed(1)
+    losses = []
+    for _ in range(STEPS):
+        optimizer.zero_grad()
+        value = fitted(*sample)
+        value.backward()
+        optimizer.step()
+        losses.append(value.detach())
+    assert same(losses, expected[:STEPS])
+    fitted.close()
+
+
+def trial(policy, budget=None, capped=False):
+    settings = TrialSettings(recipe=UNET, policy=policy, budget_bytes=budget, device="cuda", capped=capped)
+    result = run_apart(settings)
+    assert result.figures is not None, result.reason
+    return result.figures
+
+
+def test_copies_run_beside_compute():
+    figures = trial("vdnn-ext-all-p")
+    assert figures.offloaded == figures.prefetched > 100 * MIB
+    assert figures.pinned >= figures.offloaded
+    assert figures.overlap is not None, "PyTorch's profiler does not see this GPU"
+    assert figures.overlap > 0.25
+
+
+def test_a_budget_holds_where_the_allocator_may_take_no_more():
+    stock = trial("pytorch")
+    budget = int(0.8 * stock.allocated)
+    figures = trial("checkpoint", budget, capped=True)
+    assert figures.allocated <= budget
+    assert figures.reserved <= budget
+    assert figures.predicted_peak == pytest.approx(figures.allocated, rel=0.05)
+
+
+def test_a_budget_below_the_floor_is_refused_before_anything_runs():
+    model, loss, sample = model_and_data("resnet18")
+    before = torch.cuda.memory_allocated()
+    with pytest.raises(BudgetError, match="below the floor"):
+        fit(model, sample, loss=loss, budget=MIB)
+    assert torch.cuda.memory_allocated() == before

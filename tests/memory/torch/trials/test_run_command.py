@@ -1,0 +1,48 @@
+"""`ucudnn memory run`: policies train a model and stand in one table."""
+
+import json
+import sys
+
+import pytest
+
+pytest.importorskip("torch")
+
+from ucudnn.cli.app import main
+
+UNET = ("tests.support.training_steps:small_unet", "--shape", "3x16x16", "--batch", "4", "--on", "cpu", "--steps", "1")
+
+
+@pytest.fixture
+def run(monkeypatch, capsys):
+    """Run `ucudnn memory run`; return exit status, standard output and standard error."""
+
+    def call(*arguments):
+        monkeypatch.setattr(sys, "argv", ["ucudnn", "memory", "run", *arguments])
+        with pytest.raises(SystemExit) as ended:
+            main()
+        return ended.value.code, *capsys.readouterr()
+
+    return call
+
+
+def test_policies_are_compared_and_what_does_not_fit_has_its_reason(run):
+    status, out, error = run(*UNET, "--policy", "stock,checkpoint", "--budget", "310KB")
+    assert status == 0, error
+    assert "small_unet, mini-batch 4, measured on cpu" in out
+    assert "checkpoint" in out
+    assert "stock: policy stock needs" in out
+
+
+def test_json_has_all_figures(run):
+    status, out, error = run(*UNET, "--policy", "vdnn-all-p", "--json")
+    assert status == 0, error
+    (row,) = json.loads(out)["policies"]
+    assert row["policy"] == "vdnn-all-p"
+    assert row["offloaded"] > 0
+    assert row["allocated"] > 0
+
+
+def test_an_unknown_policy_runs_nothing(run):
+    status, _, error = run(*UNET, "--policy", "stock,magic")
+    assert status == 2
+    assert "'magic' is not known" in error

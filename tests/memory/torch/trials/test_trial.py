@@ -1,0 +1,102 @@
+"""Tests of trials: what is measured of a policy, in this process and in one of its own."""
+
+import json
+
+import pytest
+
+pytest.importorskip("torch")
+
+from ucudnn.errors import BackendUnavailableError, InvalidValueError
+from ucudnn.memory.torch.training_step import TrainingRecipe
+from ucudnn.memory.torch.trials.trial import TrialResult, TrialSettings, run_apart, run_trial, trial_device
+from ucudnn.memory.torch.trials.trial_table import compare_trials, trial_policy
+
+UNET = TrainingRecipe(model="tests.support.training_steps:small_unet", batch=4, shape=(3, 32, 32))
+
+
+def settings(policy, budget=None):
+    return TrialSettings(recipe=UNET, policy=policy, budget_bytes=budget, device="cpu", steps=2, warmup=1)
+
+
+@pytest.fixture(scope="module")
+def found():
+    """Return results of some policies, of which two lower the peak."""
+    return {name: run_trial(settings(name)) for name in ("pytorch", "stock", "vdnn-all-p", "checkpoint")}
+
+
+def test_what_is_offloaded_goes_over_the_link_in_each_step(found):
+    figures = found["vdnn-all-p"].figures
+    assert figures.offloaded == figures.prefetched > 100_000
+    assert figures.pinned >= figures.offloaded / 2
+    assert figures.to_host_ms > 0
+    assert figures.from_host_ms > 0
+    assert figures.overlap == 0  # a CPU copies in the thread that computes
+    assert found["checkpoint"].figures.offloaded == 0
+    assert found["checkpoint"].figures.overlap is None
+
+
+def test_policies_lower_the_measured_peak(found):
+    peaks = {name: each.figures.allocated for name, each in found.items()}
+    assert peaks["vdnn-all-p"] < peaks["stock"]
+    assert peaks["checkpoint"] < peaks["stock"]
+    assert abs(peaks["stock"] / peaks["pytorch"] - 1) < 0.1
+
+
+def test_all_policies_train_to_the_same_losses(found):
+    losses = {each.figures.losses for each in found.values()}
+    assert len(losses) == 1
+    assert len(set(losses.pop())) > 3  # they do train
+
+
+def test_the_plan_is_predicted_and_pytorchs_own_step_is_not(found):
+    assert found["pytorch"].figures.predicted_peak is None
+    figures = found["stock"].figures
+    assert 0 < figures.floor <= figures.predicted_peak
+    assert figures.fastest_ms <= figures.step_ms <= figures.slowest_ms
+    assert figures.first_ms > 0
+
+
+def test_what_does_not_fit_has_a_reason():
+    result = run_trial(settings("stock", budget=300_000))
+    assert result.figures is None
+    assert "300000 bytes" in result.reason
+    assert result.least_bytes > 300_000
+
+
+def test_the_slowest_stands_first_behind_what_did_not_run():
+    table = compare_trials(settings("", budget=1_000_000), ["checkpoint", "stock"], run=run_trial)
+    assert [each.policy for each in table.results] == ["stock", "checkpoint"]
+    assert [row[0] for row in table.cells()] == ["checkpoint"]
+    assert table.lines()[0].startswith("stock: policy stock needs")
+    assert len(table.headings()) == len(table.cells()[0])
+    times = {row["policy"]: row.get("step_ms") for row in json.loads(json.dumps(table.to_dict()))["policies"]}
+    assert times["stock"] is None
+    assert times["checkpoint"] > 0
+
+
+def test_a_process_of_its_own_gives_the_same_losses(found):
+    apart = run_apart(settings("stock"))
+    assert apart.figures.losses == found["stock"].figures.losses
+
+
+def test_a_process_that_is_killed_is_a_row_with_its_reason(monkeypatch):
+    recipe = TrainingRecipe(model="os:abort", batch=1)
+    result = run_apart(TrialSettings(recipe=recipe, policy="stock", budget_bytes=None, device="cpu"))
+    assert isinstance(result, TrialResult)
+    assert "ended abruptly" in result.reason
+
+
+def test_names_of_papers_stand_for_their_dynamic_policies():
+    assert trial_policy("vdnn-ext") == "vdnn-ext-dynamic"
+    assert trial_policy("auto") == "auto"
+    with pytest.raises(InvalidValueError, match="'magic' is not known"):
+        trial_policy("magic")
+
+
+def test_a_device_that_is_not_there_is_refused(monkeypatch):
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    assert trial_device("auto") == trial_device("cpu") == "cpu"
+    with pytest.raises(BackendUnavailableError, match="no GPU"):
+        trial_device("cuda")
+    with pytest.raises(InvalidValueError, match="tpu"):
+        trial_device("tpu")

@@ -1,0 +1,80 @@
+"""`ucudnn memory run`: policies train a PyTorch model on this machine, and are compared."""
+
+import json
+from typing import Annotated
+
+import typer
+
+from ucudnn.cli.help_text import choices
+from ucudnn.cli.options import (
+    AutocastOption,
+    BatchOption,
+    DtypeOption,
+    JsonOption,
+    LayoutOption,
+    LossOption,
+    MathOption,
+    ModelArgument,
+    ModelShapeOption,
+    OptimizerOption,
+    TokensOption,
+)
+from ucudnn.cli.torch_model import run_policies, training_options
+from ucudnn.memory.policies.catalog import POLICIES
+from ucudnn.reporting.terminal import print_table, print_text
+from ucudnn.units import parse_bytes
+
+__all__ = ["run_step"]
+
+_DEFAULT = "pytorch,vdnn-ext,swap-capped,dymem,checkpoint,auto"
+
+
+def run_step(
+    context: typer.Context,
+    model: ModelArgument,
+    batch: BatchOption = None,
+    budget: Annotated[
+        str | None,
+        typer.Option(metavar="SIZE", help="Memory for the whole step, such as 8GiB; default: no bound."),
+    ] = None,
+    policy: Annotated[
+        str,
+        typer.Option(
+            metavar="POLICIES",
+            help=f"Policies, with commas between them: {', '.join(POLICIES)}, auto for the fastest of them, pytorch for"
+            " the step without a plan; vdnn and vdnn-ext stand for their dynamic ones.",
+            autocompletion=choices(*POLICIES, "auto", "pytorch", "vdnn", "vdnn-ext"),
+        ),
+    ] = _DEFAULT,
+    on: Annotated[
+        str, typer.Option("--on", metavar="WHERE", help="cuda or cpu; auto: the GPU if there is one.")
+    ] = "auto",
+    steps: Annotated[int, typer.Option(metavar="N", min=1, max=10_000, help="Steps that are timed.")] = 10,
+    cap: Annotated[
+        bool, typer.Option("--cap", help="Let PyTorch's allocator take no more than the budget from the GPU.")
+    ] = False,
+    shape: ModelShapeOption = "3x224x224",
+    tokens: TokensOption = False,
+    loss: LossOption = "cross-entropy",
+    optimizer: OptimizerOption = "sgd",
+    dtype: DtypeOption = "float32",
+    math: MathOption = "tf32",
+    layout: LayoutOption = "first",
+    autocast: AutocastOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Train a model with policies, each in a process of its own, and compare time and peak with their predictions.
+
+    The slowest policy stands first. A policy that does not fit is listed with its reason.
+
+        ucudnn memory run torchvision:resnet50 --batch 256 --budget 8GiB --policy vdnn-ext,dymem,checkpoint
+    """
+    limit = None if budget is None else parse_bytes(budget)
+    names = [name.strip() for name in policy.split(",")]
+    found = run_policies(training_options(context), names, limit, device=on, steps=steps, capped=cap)
+    if as_json:
+        print_text(json.dumps(found.to_dict(), indent=2))
+    elif found.cells():
+        print_table(found.title(), found.headings(), found.cells(), found.lines(), text=("policy",))
+    else:
+        print_text("\n".join([found.title(), *found.lines()]))

@@ -1,0 +1,270 @@
+"""A trial: one policy trains a model for some steps on a device, and what that takes is measured beside its prediction.
+
+Peaks are those of the process, so each trial has a process of its own (`run_apart`), which also frees all that it held.
+"""
+
+import gc
+import multiprocessing
+from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from dataclasses import asdict, dataclass, replace
+from itertools import pairwise
+from statistics import median
+from time import perf_counter
+from typing import Any, final
+
+import torch
+
+from ucudnn.errors import BackendUnavailableError, InvalidValueError, UcudnnError
+from ucudnn.memory.liveness import measure_liveness
+from ucudnn.memory.simulation.result import Queue
+from ucudnn.memory.torch.execution.fit import fit_subject, step_subject
+from ucudnn.memory.torch.execution.fitted_step import FittedStep
+from ucudnn.memory.torch.execution.usage import library_workspace_bytes, outside_bytes
+from ucudnn.memory.torch.measured_peak import measured_peak
+from ucudnn.memory.torch.training_step import TrainingRecipe, TrainingStep, make_step
+from ucudnn.memory.torch.trials.device_timeline import measure_timeline
+
+PYTORCH = "pytorch"
+"""In the place of a policy: the step as PyTorch runs it, without a plan."""
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrialSettings:
+    """What a trial runs.
+
+    Attributes:
+        recipe: the training step.
+        policy: name of a policy, 'auto', or PYTORCH.
+        budget_bytes: the budget; None without one.
+        device: 'cuda' or 'cpu'.
+        steps: steps that are timed.
+        warmup: steps before them.
+        capped: whether PyTorch's allocator refuses to reserve more than the budget; a GPU's only.
+    """
+
+    recipe: TrainingRecipe
+    policy: str
+    budget_bytes: int | None
+    device: str
+    steps: int = 10
+    warmup: int = 3
+    capped: bool = False
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrialFigures:
+    """What was predicted and measured; sizes in bytes, times in milliseconds. None where it is not known.
+
+    Attributes:
+        predicted_peak: peak of the plan, and what libraries keep in the allocator.
+        predicted_ms: time of the plan.
+        floor: the least peak that any plan can reach by offloading and recomputing.
+        allocated: most bytes that tensors had.
+        reserved: most bytes that PyTorch's allocator took from the GPU.
+        library: bytes that libraries keep in the allocator.
+        outside: bytes of the GPU that are in use beside the allocator.
+        pinned: bytes of the block of host memory.
+        step_ms: median time of a step.
+        fastest_ms: the fastest step.
+        slowest_ms: the slowest step.
+        first_ms: the first step, with the fitting before it.
+        offloaded: bytes to the host, in each step.
+        prefetched: bytes from the host, in each step.
+        to_host_ms: how long copies to the host took in one step.
+        from_host_ms: how long copies from the host took.
+        overlap: share of the copies' time during which the device computed.
+        losses: loss of each step, the first one included.
+    """
+
+    predicted_peak: int | None
+    predicted_ms: float | None
+    floor: int | None
+    allocated: int
+    reserved: int | None
+    library: int
+    outside: int
+    pinned: int
+    step_ms: float
+    fastest_ms: float
+    slowest_ms: float
+    first_ms: float
+    offloaded: int
+    prefetched: int
+    to_host_ms: float | None
+    from_host_ms: float | None
+    overlap: float | None
+    losses: tuple[float, ...]
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrialResult:
+    """The outcome of a trial.
+
+    Attributes:
+        policy: name of the policy.
+        figures: what was measured; None where the trial did not run to its end.
+        reason: why it did not; '' where it did.
+        least_bytes: the smallest budget that would do, where that is known.
+    """
+
+    policy: str
+    figures: TrialFigures | None
+    reason: str = ""
+    least_bytes: int | None = None
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return everything, for JSON."""
+        if self.figures is None:
+            return {"policy": self.policy, "reason": self.reason, "least_bytes": self.least_bytes}
+        return {"policy": self.policy, **asdict(self.figures)}
+
+
+def trial_device(name: str) -> str:
+    """Return the device of trials: 'cuda', 'cpu', or 'auto' for a GPU where there is one.
+
+    Raises:
+        BackendUnavailableError: if PyTorch has no GPU and one is wanted.
+        InvalidValueError: if the name is not known.
+    """
+    if name not in ("auto", "cuda", "cpu"):
+        raise InvalidValueError(f"--on={name!r} is not known: give auto, cuda or cpu")
+    there = torch.cuda.is_available()
+    if name == "cuda" and not there:
+        raise BackendUnavailableError("--on=cuda: PyTorch has no GPU here: give cpu")
+    return "cuda" if name != "cpu" and there else "cpu"
+
+
+def run_apart(settings: TrialSettings) -> TrialResult:
+    """Run a trial in a process of its own; the process's end by a signal is a reason, too."""
+    with ProcessPoolExecutor(max_workers=1, mp_context=multiprocessing.get_context("spawn")) as pool:
+        try:
+            return pool.submit(run_trial, settings).result()
+        except BrokenProcessPool:
+            why = "its process ended abruptly, as one does that takes more of the host's memory than there is"
+            return TrialResult(policy=settings.policy, figures=None, reason=why)
+
+
+def run_trial(settings: TrialSettings) -> TrialResult:
+    """Run a trial in this process."""
+    try:
+        return TrialResult(policy=settings.policy, figures=_Trial(settings).run())
+    except UcudnnError as error:
+        least = getattr(error, "required_bytes", None)
+        return TrialResult(policy=settings.policy, figures=None, reason=str(error), least_bytes=least)
+    except (RuntimeError, MemoryError) as error:
+        line = str(error).partition("\n")[0]
+        return TrialResult(policy=settings.policy, figures=None, reason=f"{type(error).__name__}: {line}")
+
+
+class _Trial:
+    """One trial on its way."""
+
+    def __init__(self, settings: TrialSettings) -> None:
+        self._settings = settings
+        self._device = torch.device(settings.device)
+        self._on_gpu = self._device.type == "cuda"
+        self._losses: list[torch.Tensor] = []
+
+    def run(self) -> TrialFigures:
+        settings = self._settings
+        if self._on_gpu:
+            torch.backends.cudnn.benchmark = True
+            if settings.capped and settings.budget_bytes is not None:
+                total = torch.cuda.get_device_properties(self._device).total_memory
+                torch.cuda.set_per_process_memory_fraction(min(1.0, settings.budget_bytes / total))
+        torch.manual_seed(0)
+        step = make_step(settings.recipe, self._device)
+        library = library_workspace_bytes(self._device)
+        begin = perf_counter()
+        fitted = None if settings.policy == PYTORCH else self._fit(step)
+        planned = step if fitted is None else _with_plan(step, fitted)
+        self._take(planned)
+        self._wait()
+        first_ms = (perf_counter() - begin) * 1e3
+        for _ in range(settings.warmup):
+            self._take(planned)
+        moved = _moved(fitted)
+        times, allocated, reserved = self._timed(planned)
+        offloaded, prefetched = (after - before for after, before in zip(_moved(fitted), moved, strict=True))
+        timeline = measure_timeline(lambda: self._take(planned), self._device, fitted and fitted.transfers)
+        simulation = None if fitted is None else fitted.simulation
+        return TrialFigures(
+            predicted_peak=None if simulation is None else simulation.peak_bytes + library,
+            predicted_ms=None if simulation is None else simulation.time_ms,
+            floor=None if fitted is None else measure_liveness(fitted.plan.graph, fitted.costs).floor_bytes + library,
+            allocated=allocated,
+            reserved=reserved,
+            library=library,
+            outside=outside_bytes(self._device),
+            pinned=0 if fitted is None else fitted.transfers.block_bytes,
+            step_ms=median(times),
+            fastest_ms=min(times),
+            slowest_ms=max(times),
+            first_ms=first_ms,
+            offloaded=offloaded // settings.steps,
+            prefetched=prefetched // settings.steps,
+            to_host_ms=None if timeline is None else timeline.busy_ms(Queue.TO_HOST),
+            from_host_ms=None if timeline is None else timeline.busy_ms(Queue.FROM_HOST),
+            overlap=None if timeline is None else timeline.overlap,
+            losses=tuple(float(loss) for loss in self._losses),
+        )
+
+    def _fit(self, step: TrainingStep) -> FittedStep:
+        settings = self._settings
+        with step.autocast():
+            sample = (*step.inputs, *step.targets)
+            subject = step_subject(step.model, sample, step.loss, step.optimizer)
+            return fit_subject(subject, settings.budget_bytes, settings.policy, measured=True)
+
+    def _take(self, step: TrainingStep) -> None:
+        step.clear()
+        self._losses.append(step.run())
+
+    def _wait(self) -> None:
+        if self._on_gpu:
+            torch.cuda.synchronize(self._device)
+
+    def _timed(self, step: TrainingStep) -> tuple[list[float], int, int | None]:
+        """Return the times of steps, and the most bytes allocated and reserved during them."""
+        gc.collect()
+        self._wait()
+        if self._on_gpu:
+            torch.cuda.reset_peak_memory_stats(self._device)
+        marks = [self._mark()]
+        for _ in range(self._settings.steps):
+            self._take(step)
+            marks.append(self._mark())
+        self._wait()
+        times = [self._between(*pair) for pair in pairwise(marks)]
+        if self._on_gpu:
+            return times, torch.cuda.max_memory_allocated(self._device), torch.cuda.max_memory_reserved(self._device)
+        return times, measured_peak(step).bytes, None
+
+    def _mark(self) -> Any:
+        if not self._on_gpu:
+            return perf_counter()
+        event = torch.cuda.Event(enable_timing=True)
+        event.record(torch.cuda.current_stream(self._device))
+        return event
+
+    def _between(self, begin: Any, end: Any) -> float:
+        return float(begin.elapsed_time(end)) if self._on_gpu else (end - begin) * 1e3
+
+
+def _with_plan(step: TrainingStep, fitted: FittedStep) -> TrainingStep:
+    """Return a step that runs the plan in the place of the model and its loss."""
+    own: Callable[..., Any] = _itself
+    return replace(step, model=fitted, inputs=(*step.inputs, *step.targets), targets=(), loss=own)
+
+
+def _itself(loss: Any) -> Any:
+    return loss
+
+
+def _moved(fitted: FittedStep | None) -> tuple[int, int]:
+    return (0, 0) if fitted is None else (fitted.transfers.offloaded_bytes, fitted.transfers.prefetched_bytes)
