@@ -18,7 +18,7 @@ import torch
 
 from bench.memory.peaks import BATCHES, recipe_of
 from bench.tools.results import save
-from bench.tools.script import add_backend, command_line, note, out_of, run_main
+from bench.tools.script import add_backend, add_names, command_line, note, out_of, run_main
 from bench.torch.measuring import conditions, device_of
 from ucudnn.memory.devices.profile import load_device
 from ucudnn.memory.devices.roofline import device_costs
@@ -78,13 +78,10 @@ def main() -> None:
     """Measure the steps that are named, or all."""
     os.environ.setdefault("TORCH_SYMBOLIZE_MODE", "dladdr")
     parser = command_line(__doc__, "bench.memory.operation_times", "memory/operation_times.json")
-    parser.add_argument("names", nargs="*", help=f"{', '.join(BATCHES)}; default: all")
+    add_names(parser, BATCHES)
     parser.add_argument("--matmul", action="append", choices=PRECISIONS, help="may be repeated; default: both")
     add_backend(parser)
     arguments = parser.parse_args()
-    unknown = [name for name in arguments.names if name not in BATCHES]
-    if unknown:
-        parser.error(f"{', '.join(unknown)}: give some of {', '.join(BATCHES)}")
     run_main(lambda: run(arguments))
 
 

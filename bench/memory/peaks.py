@@ -23,7 +23,7 @@ import torch
 
 from bench.memory.record_steps import RECIPES
 from bench.tools.results import save
-from bench.tools.script import add_backend, command_line, note, out_of, run_main, verdict
+from bench.tools.script import add_backend, add_names, command_line, note, out_of, run_main, verdict
 from bench.torch.measuring import conditions, device_of
 from ucudnn.memory.costs import Costs
 from ucudnn.memory.devices.profile import load_device
@@ -171,13 +171,10 @@ def main() -> None:
     """Compare the steps that are named, or all."""
     os.environ.setdefault("TORCH_SYMBOLIZE_MODE", "dladdr")  # names of operators in PyTorch's memory history, quickly
     parser = command_line(__doc__, "bench.memory.peaks", "memory/peaks.json")
-    parser.add_argument("names", nargs="*", help=f"{', '.join(BATCHES)}; default: all")
+    add_names(parser, BATCHES)
     parser.add_argument("--steps", type=int, default=5, help="timed steps (%(default)s)")
     add_backend(parser)
     arguments = parser.parse_args()
-    unknown = [name for name in arguments.names if name not in BATCHES]
-    if unknown:
-        parser.error(f"{', '.join(unknown)}: give some of {', '.join(BATCHES)}")
     run_main(lambda: run(arguments))
 
 

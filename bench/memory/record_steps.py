@@ -10,7 +10,7 @@ momentum, GPT with Adam.
 from dataclasses import replace
 from pathlib import Path
 
-from bench.tools.script import command_line
+from bench.tools.script import add_names, command_line
 from ucudnn.memory.step_file import save_step
 from ucudnn.memory.torch.record import record
 from ucudnn.memory.torch.training_step import TrainingRecipe
@@ -39,12 +39,9 @@ RECIPES = {
 def main() -> None:
     """Record all steps, or those that are named."""
     parser = command_line(__doc__, "bench.memory.record_steps")
-    parser.add_argument("names", nargs="*", help=f"{', '.join(RECIPES)}; default: all")
+    add_names(parser, RECIPES)
     parser.add_argument("--out", type=Path, default=STEPS, help="folder; default: the package's")
     arguments = parser.parse_args()
-    unknown = [name for name in arguments.names if name not in RECIPES]
-    if unknown:
-        parser.error(f"{', '.join(unknown)}: give some of {', '.join(RECIPES)}")
     for name in arguments.names or RECIPES:
         path = arguments.out / f"{name}.json"
         save_step(replace(record(RECIPES[name], progress=print), name=name), path)

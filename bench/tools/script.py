@@ -1,8 +1,8 @@
 """What all scripts share: the command line, lines about the progress, and the end of the process."""
 
 import sys
-from argparse import ArgumentParser, Namespace, RawDescriptionHelpFormatter
-from collections.abc import Callable
+from argparse import ArgumentParser, ArgumentTypeError, Namespace, RawDescriptionHelpFormatter
+from collections.abc import Callable, Collection
 from pathlib import Path
 
 from bench.tools.results import RESULTS
@@ -35,6 +35,17 @@ def out_of(arguments: Namespace) -> Path | None:
 def add_backend(parser: ArgumentParser) -> None:
     """Add the option --backend of scripts that execute."""
     parser.add_argument("--backend", default="cudnn", help="cudnn, or cpu to try the script out (%(default)s)")
+
+
+def add_names(parser: ArgumentParser, known: Collection[str]) -> None:
+    """Add the arguments `names`: any of those that are known, or none for all."""
+
+    def name(text: str) -> str:
+        if text not in known:
+            raise ArgumentTypeError(f"{text}: give some of {', '.join(known)}")
+        return text
+
+    parser.add_argument("names", nargs="*", type=name, help=f"{', '.join(known)}; default: all")
 
 
 def verdict(what: str, found: float, required: float, unit: str = "") -> dict[str, object]:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from bench.tools.results import ROOT, load, save
-from bench.tools.script import command_line, out_of, run_main, verdict
+from bench.tools.script import add_names, command_line, out_of, run_main, verdict
 from ucudnn.errors import UcudnnError
 
 SCRIPTS = sorted(
@@ -66,6 +66,16 @@ def test_an_error_of_ucudnn_ends_a_script_in_one_line():
 
     with pytest.raises(SystemExit, match=r"^error: no GPU$"):
         run_main(main)
+
+
+def test_names_are_any_that_are_known(capsys):
+    parser = command_line("", "x")
+    add_names(parser, {"one": 1, "two": 2})
+    assert parser.parse_args([]).names == []
+    assert parser.parse_args(["two", "one"]).names == ["two", "one"]
+    with pytest.raises(SystemExit):
+        parser.parse_args(["one", "three"])
+    assert "three: give some of one, two" in capsys.readouterr().err
 
 
 def test_a_verdict_names_the_figure_and_its_bound(capsys):

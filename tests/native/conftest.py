@@ -133,7 +133,45 @@ def run(libraries, toolchain, tmp_path, driver):
 
 
 @pytest.fixture(scope="session")
-def driver(libraries, toolchain):
+def linked(libraries, toolchain):
+    """Return a function that compiles a program of this folder against both libraries."""
+
+    def link(name):
+        flags = [f"-L{libraries}", f"-Wl,-rpath,{libraries}", "-lucudnn", "-l:libcudnn.so.9", "-pthread"]
+        return toolchain.compile(NATIVE / f"{name}.cpp", toolchain.folder / name, *flags, "-Wall", "-Wextra")
+
+    return link
+
+
+@pytest.fixture(scope="session")
+def computes(libraries, linked):
+    """Return a function that compiles a program, which prints that it computed.
+
+    What it returns runs the program with the words of a command line and with variables, and returns what the program
+    says on stderr.
+    """
+
+    def compiled(name):
+        program = linked(name)
+
+        def run_program(*words, **variables):
+            done = subprocess.run(
+                [program, *words],
+                capture_output=True,
+                text=True,
+                check=False,
+                env=environment(libraries) | variables,
+                timeout=120,
+            )
+            assert (done.returncode, done.stdout) == (0, "computed\n"), done.stderr
+            return done.stderr
+
+        return run_program
+
+    return compiled
+
+
+@pytest.fixture(scope="session")
+def driver(linked):
     """Return the program."""
-    flags = [f"-L{libraries}", f"-Wl,-rpath,{libraries}", "-lucudnn", "-l:libcudnn.so.9", "-Wall", "-Wextra"]
-    return toolchain.compile(NATIVE / "driver.cpp", toolchain.folder / "driver", *flags)
+    return linked("driver")

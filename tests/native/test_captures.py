@@ -1,35 +1,16 @@
 """CUDA graphs of C++ programs: captured calls keep what they use, and nothing that CUDA refuses is done in captures."""
 
-import subprocess
-
 import pytest
-
-from tests.support.paths import NATIVE
-from tests.support.toolchain import environment
 
 WD = {"UCUDNN_TOTAL_WORKSPACE_SIZE": "8KiB"}
 KEPT = "is replaced, but kept as well, because a CUDA graph was captured with it"
 
 
 @pytest.fixture(scope="module")
-def captured(toolchain, libraries):
+def captured(computes):
     """Return a function that runs the program, and returns what it says on stderr."""
-    flags = [f"-L{libraries}", f"-Wl,-rpath,{libraries}", "-lucudnn", "-l:libcudnn.so.9", "-Wall", "-Wextra"]
-    program = toolchain.compile(NATIVE / "captures.cpp", toolchain.folder / "captures", *flags)
-
-    def go(what, env):
-        done = subprocess.run(
-            [program, what],
-            env=environment(libraries) | env,
-            capture_output=True,
-            text=True,
-            check=False,
-            timeout=120,
-        )
-        assert (done.returncode, done.stdout) == (0, "computed\n"), done.stderr
-        return done.stderr
-
-    return go
+    program = computes("captures")
+    return lambda what, env: program(what, **env)
 
 
 @pytest.mark.parametrize("env", [{}, WD], ids=["WR", "WD"])

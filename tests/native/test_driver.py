@@ -1,13 +1,10 @@
 """A C++ program that calls as Caffe does, planned by Python in its process, on a stand-in for cuDNN."""
 
 import re
-import subprocess
 from itertools import pairwise
 
 import pytest
 
-from tests.support.paths import NATIVE
-from tests.support.toolchain import environment
 from ucudnn.problem import Operation
 
 FORWARD, DATA, FILTER = Operation
@@ -142,13 +139,8 @@ def test_destroyed_layers_leave_their_part_of_the_total(run):
     assert done.other["left"] == 0
 
 
-def test_threads_have_handles_of_their_own(toolchain, libraries, run):
-    flags = [f"-L{libraries}", f"-Wl,-rpath,{libraries}", "-lucudnn", "-l:libcudnn.so.9", "-pthread"]
-    program = toolchain.compile(NATIVE / "threads.cpp", toolchain.folder / "threads", *flags)
-    done = subprocess.run(
-        [program], env=environment(libraries), capture_output=True, text=True, check=False, timeout=120
-    )
-    assert (done.returncode, done.stdout, done.stderr) == (0, "computed\n", "")
+def test_threads_have_handles_of_their_own(computes):
+    assert computes("threads")() == ""
 
 
 def test_divided_segments_are_waited_for_on_another_stream(run):

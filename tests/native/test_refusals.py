@@ -6,31 +6,16 @@ import numpy as np
 import pytest
 
 from tests.support.paths import NATIVE
-from tests.support.toolchain import environment
 from ucudnn.native import build
 
 LIMIT = {"UCUDNN_DEFAULT_WORKSPACE_LIMIT": "300"}
 
 
 @pytest.fixture(scope="module")
-def refused(toolchain, libraries):
+def refused(computes):
     """Return a function that runs the program, and returns what it says on stderr."""
-    flags = [f"-L{libraries}", f"-Wl,-rpath,{libraries}", "-lucudnn", "-l:libcudnn.so.9", "-pthread", "-Wall"]
-    program = toolchain.compile(NATIVE / "refusals.cpp", toolchain.folder / "refusals", *flags)
-
-    def go(what):
-        done = subprocess.run(
-            [program, what],
-            env=environment(libraries) | LIMIT,
-            capture_output=True,
-            text=True,
-            check=False,
-            timeout=120,
-        )
-        assert (done.returncode, done.stdout) == (0, "computed\n"), done.stderr
-        return done.stderr.splitlines()
-
-    return go
+    program = computes("refusals")
+    return lambda what: program(what, **LIMIT).splitlines()
 
 
 @pytest.mark.parametrize("what", ["while it computes", "while it plans", "another handle"])
