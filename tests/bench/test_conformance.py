@@ -1,4 +1,4 @@
-"""bench.caffe.conformance: what it counts and forces, and what it has stored of Caffe's convolution tests."""
+"""Tests of bench.caffe.conformance: it counts and forces divided kernels, and its stored results meet the rules."""
 
 import json
 import sqlite3

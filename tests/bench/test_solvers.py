@@ -1,4 +1,4 @@
-"""The benchmark of solvers: what it measures, what it proves, and what the handbook says of it."""
+"""Tests of the benchmark of solvers: it measures times and proves optima, and the handbook repeats its results."""
 
 import sys
 

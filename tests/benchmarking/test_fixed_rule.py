@@ -1,4 +1,4 @@
-"""The fixed rule: what it chooses, that it checks it, and what it costs on a recorded GPU."""
+"""Tests of the fixed rule: it chooses a configuration, checks it, and loses little time on a recorded GPU."""
 
 from dataclasses import replace
 from math import exp, log

@@ -1,4 +1,4 @@
-"""`ucudnn doctor` says what there is, what is missing with the line that installs it, and what is broken."""
+"""`ucudnn doctor` names the parts that work, the broken ones, and the missing ones with the line that installs each."""
 
 import json
 import os

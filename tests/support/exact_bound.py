@@ -108,16 +108,24 @@ def _nothing_within(units, room, price, gap, most_sums):
 
 
 def _curve(steps):
-    """Return bytes and costs at the bends of what so many bytes cost at least, of steps by rising ratio."""
+    """Return the bends of the curve of the least cost: their bytes, and what these bytes cost.
+
+    Args:
+        steps: bytes, cost and rank of each step, in the order of the cost of a byte.
+    """
     return [*accumulate((size for size, *_ in steps), initial=0)], [
         *accumulate((cost for _, cost, _ in steps), initial=0)
     ]
 
 
 def _least_cost(need, to_take, to_give, price):
-    """Return what it costs at least to take the bytes that are left, or to give back those that are too many.
+    """Return the least cost of making up for a difference of bytes, rounded down to a whole number.
 
-    It is rounded down to a whole number.
+    Args:
+        need: bytes that must still be taken; if negative, bytes that must be given back.
+        to_take: curve of taking, as `_curve` returns it.
+        to_give: curve of giving back.
+        price: cost of each byte beyond the end of the curve of taking. Beyond that of giving back, none can be given.
     """
     sizes, costs = to_take if need >= 0 else to_give
     size = abs(need)

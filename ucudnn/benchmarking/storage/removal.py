@@ -114,7 +114,7 @@ def _remove_explorations(connection: Connection, gone: Collection[tuple[bytes, b
 
 
 def _refers(text: str | None, tried: list[Any], machine: bytes, gone: Collection[tuple[bytes, bytes]]) -> bool:
-    """Whether what was tried refers to a measurement that is gone, or cannot be read."""
+    """Return whether an exploration refers to a removed measurement; also true if the exploration is unreadable."""
     try:
         problem = decode_problem_text(text)
         parts = decode_exploration(tried, problem).parts(problem)
