@@ -1,15 +1,19 @@
-"""PyTorch's own convolution tests, with ucudnn off and on; lists every difference.
+r"""PyTorch's own convolution tests, with ucudnn off and on; lists every difference and every configuration.
 
     python -m bench.torch.conformance test_convolution.py                 PyTorch's test/nn/test_convolution.py
     python -m bench.torch.conformance test_convolution.py --workers 8     with pytest-xdist
     python -m bench.torch.conformance test_convolution.py --workers 20 --gpus 2 -k "not 64bit_indexing and not broken"
     python -m bench.torch.conformance test_convolution.py --seconds 120   as many tests as there is time for
     python -m bench.torch.conformance test_convolution.py -k Conv2d --backend cpu
+    python -m bench.torch.conformance test_convolution.py --limit 64MiB --limit 1MiB --limit 0 \
+        --policy powerOfTwo --policy all --together 3 --workers 5         each limit with each policy
 
-The file must be that of the installed release, whose wheel lacks it. The tests import `expecttest` and do not use it;
-unittest stands in if it is not installed. Tests that need a network fail both ways. ucudnn benchmarks only shortly,
-because the results count and not the speed. Both ways run at the same time, each in its own processes. With
-`--policy all`, many small convolutions are divided. Each --case is one case of the results.
+The file should be that of the installed release, whose wheel lacks it; files since release 2.6 work. The tests import
+`expecttest` and do not use it; unittest stands in if it is not installed. Tests that need a network fail both ways.
+ucudnn benchmarks only shortly, because the results count and not the speed. PyTorch alone and each limit with each
+policy run in processes of their own. Each is one case of the results; cases that are there already are kept, unless
+they were cut off or have other conditions. A test that takes more than --test-seconds of
+processor time one way is not compared.
 """
 
 import json
@@ -19,21 +23,43 @@ import subprocess
 import sys
 from argparse import Namespace
 from collections import Counter
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from hashlib import sha256
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from time import perf_counter
+from typing import Any
 
 from bench.tools.results import ROOT, load, save_case
 from bench.tools.script import add_backend, command_line, out_of, run_main
 from bench.torch import conformance_plugin
 
 Outcomes = dict[str, str]
-"""The outcome of each test: 'passed', or 'failed' or 'skipped' with a reason."""
+"""The outcome of each test: 'passed', or 'failed', 'skipped' or 'out of time' with a reason."""
 
 
-def run_tests(arguments: Namespace, folder: Path, *, on: bool) -> tuple[dict[str, str], bool]:
-    """Run the tests one way; return the outcome of each, and whether there was time for all."""
-    outcomes = folder / ("on.jsonl" if on else "off.jsonl")
+@dataclass(slots=True)
+class Way:
+    """One way of running the tests: a limit with a policy, or PyTorch alone if both are empty."""
+
+    limit: str = ""
+    policy: str = ""
+    outcomes: Outcomes = field(default_factory=dict)
+    whole: bool = True
+    seconds: float = 0.0
+
+    def __str__(self) -> str:
+        """Return the name of the way in results and lines."""
+        return f"{self.limit} {self.policy}" if self.limit else "PyTorch alone"
+
+
+def run_tests(arguments: Namespace, way: Way, folder: Path) -> Way:
+    """Run the tests one way in a folder of its own; keep the outcome of each, and whether there was time for all."""
+    begin, way.outcomes, way.whole = perf_counter(), {}, True
+    folder.mkdir()
+    outcomes = folder / "outcomes.jsonl"
     tests = arguments.tests.resolve()
     command = [sys.executable, "-m", "pytest", "-p", conformance_plugin.__name__, "-q", "--no-header", "-c", os.devnull]
     command += ["--rootdir", str(tests.parent), str(tests)]
@@ -41,24 +67,13 @@ def run_tests(arguments: Namespace, folder: Path, *, on: bool) -> tuple[dict[str
         command += ["-n", str(arguments.workers)]
     if arguments.keyword:
         command += ["-k", arguments.keyword]
-    environment = {
-        **os.environ,
-        "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]),
-        conformance_plugin.OUTCOMES: str(outcomes),
-        conformance_plugin.GPUS: str(arguments.gpus),
-    }
-    if arguments.workers:
-        environment.setdefault("OMP_NUM_THREADS", "1")  # there are about as many workers as cores
-    if on:
-        options = {"backend": arguments.backend, "workspace_limit": arguments.limit, "policy": arguments.policy}
-        environment[conformance_plugin.PLUGIN] = json.dumps({"options": options, "folder": str(folder)})
-    with (folder / f"{outcomes.stem}.txt").open("w+", encoding="utf-8") as output:
+    with (folder / "output.txt").open("w+", encoding="utf-8") as output:
+        environment = environment_of(arguments, way, folder)
         process = subprocess.Popen(command, env=environment, cwd=folder, stdout=output, stderr=subprocess.STDOUT)
-        whole = True
         try:
             process.wait(arguments.seconds)
         except subprocess.TimeoutExpired:
-            whole = False
+            way.whole = False
             process.send_signal(signal.SIGINT)  # pytest then ends by itself
             try:
                 process.wait(20)
@@ -67,28 +82,56 @@ def run_tests(arguments: Namespace, folder: Path, *, on: bool) -> tuple[dict[str
                 process.wait()
         output.seek(0)
         text = output.read().strip()
-    print(f"ucudnn {'on' if on else 'off'}: {text.splitlines()[-1] if text else ''}", flush=True)
-    if not outcomes.exists() or (whole and process.returncode not in (0, 1)):  # 1 means that some tests failed
+    way.seconds = round(perf_counter() - begin, 1)
+    print(f"{way}: {text.splitlines()[-1] if text else ''}", flush=True)
+    if not outcomes.exists() or (way.whole and process.returncode not in (0, 1)):  # 1 means that some tests failed
         raise SystemExit(f"error: pytest ended with {process.returncode}:\n{text[-4000:]}")
-    return dict(json.loads(line) for line in outcomes.read_text(encoding="utf-8").splitlines()), whole
+    way.outcomes = dict(json.loads(line) for line in outcomes.read_text(encoding="utf-8").splitlines())
+    return way
 
 
-def counts_of(folder: Path) -> tuple[Counter[str], Counter[str]]:
-    """Return the calls through handles and the plans of all processes, and the reasons of calls left to PyTorch."""
+def environment_of(arguments: Namespace, way: Way, folder: Path) -> dict[str, str]:
+    """Return the environment of the tests, which tells the plugin what to do."""
+    environment = {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]),
+        conformance_plugin.OUTCOMES: str(folder / "outcomes.jsonl"),
+        conformance_plugin.GPUS: str(arguments.gpus),
+        conformance_plugin.TEST_SECONDS: str(arguments.test_seconds),
+    }
+    if arguments.workers:
+        environment.setdefault("OMP_NUM_THREADS", "1")  # there are about as many workers as cores
+    if way.limit:
+        options = {"backend": arguments.backend, "workspace_limit": way.limit, "policy": way.policy}
+        options["database"] = str(folder.parent / "measurements.db")  # of all ways, which measure the same
+        environment[conformance_plugin.PLUGIN] = json.dumps({"options": options, "folder": str(folder)})
+    return environment
+
+
+def counts_of(folder: Path) -> dict[str, object]:
+    """Return what all processes of one way sent through handles and left to PyTorch, and the configurations."""
     counts: Counter[str] = Counter()
     left: Counter[str] = Counter()
+    kernels: dict[str, dict[str, bool]] = {}
     for path in folder.glob("*.json"):
         each = load(path)
-        counts.update({"calls": each["calls"], "planned": each["planned"]})
+        counts.update({"calls": each["calls"], "planned": each["planned"], "divided calls": each["divided"]})
+        counts["past the limit"] += each["past_limit"]
         left.update(each["left"])
-    return counts, left
+        for problem, configuration, divided in each["kernels"]:
+            kernels.setdefault(problem, {})[configuration] = divided
+    counts["kernels"] = len(kernels)
+    counts["divided kernels"] = sum(any(found.values()) for found in kernels.values())
+    configurations = {problem: " or ".join(sorted(found)) for problem, found in sorted(kernels.items())}
+    return {"through_ucudnn": dict(counts), "left": dict(left.most_common()), "configurations": configurations}
 
 
 def differences_of(off: Outcomes, on: Outcomes, *, whole: bool) -> dict[str, dict[str, str]]:
     """Return the tests that end differently; if there was no time for all, only those that ran both ways."""
+    late = {*out_of_time(off), *out_of_time(on)}
     return {
         test: {"off": off.get(test, "not run"), "on": on.get(test, "not run")}
-        for test in sorted(off.keys() | on.keys() if whole else off.keys() & on.keys())
+        for test in sorted((off.keys() | on.keys() if whole else off.keys() & on.keys()) - late)
         if kind_of(off.get(test, "")) != kind_of(on.get(test, ""))
     }
 
@@ -98,16 +141,36 @@ def kind_of(outcome: str) -> str:
     return outcome.partition(":")[0]
 
 
-def show(answer: dict[str, object]) -> None:
+def out_of_time(outcomes: Outcomes) -> list[str]:
+    """Return the tests that took too long."""
+    return sorted(test for test, outcome in outcomes.items() if kind_of(outcome) == conformance_plugin.OUT_OF_TIME)
+
+
+def answer_of(conditions: Mapping[str, str], off: Way, on: Way, folder: Path) -> dict[str, object]:
+    """Return one case of the results."""
+    whole = off.whole and on.whole
+    late = {*out_of_time(off.outcomes), *out_of_time(on.outcomes)}
+    return {
+        "cut_off": not whole,
+        "compared": len((off.outcomes.keys() & on.outcomes.keys()) - late),
+        "conditions": conditions,
+        "seconds": {"off": off.seconds, "on": on.seconds},
+        "off": dict(Counter(map(kind_of, off.outcomes.values()))),
+        "on": dict(Counter(map(kind_of, on.outcomes.values()))),
+        "out_of_time": {"off": out_of_time(off.outcomes), "on": out_of_time(on.outcomes)},
+        "differences": differences_of(off.outcomes, on.outcomes, whole=whole),
+        **counts_of(folder),
+    }
+
+
+def show(answer: Mapping[str, Any]) -> None:
     """Print the results."""
     left, differences = answer["left"], answer["differences"]
-    assert isinstance(left, dict)
-    assert isinstance(differences, dict)
     print(f"off: {answer['off']}\non:  {answer['on']}")
     print(f"through ucudnn: {answer['through_ucudnn']}, left to PyTorch: {sum(left.values())}")
-    for reason, count in Counter(left).most_common():
+    for reason, count in left.items():
         print(f"  {count} x {reason[:160]}")
-    print(f"{len(differences)} differences, 0 required")
+    print(f"{len(differences)} differences, 0 required", flush=True)
     for test, each in differences.items():
         print(f"  {test}\n    off: {each['off']}\n    on:  {each['on']}")
 
@@ -116,45 +179,72 @@ def parsed() -> Namespace:
     """Return the command line."""
     parser = command_line(__doc__, __spec__.name, "torch/conformance.json")
     add_backend(parser)
-    parser.add_argument("tests", type=Path, help="PyTorch's test/nn/test_convolution.py")
-    parser.add_argument("--case", default="release", help="name of the tests in the results (%(default)s)")
-    parser.add_argument("-k", dest="keyword", help="only the tests whose names match, as pytest takes it")
-    parser.add_argument("--seconds", type=float, help="end both runs after this time")
-    parser.add_argument("--workers", type=int, default=0, help="processes of each way, by pytest-xdist (%(default)s)")
-    parser.add_argument("--gpus", type=int, default=1, help="number of GPUs for the workers (%(default)s)")
-    parser.add_argument("--limit", default="64MiB", help="ucudnn's limit for each convolution (%(default)s)")
-    parser.add_argument("--policy", default="powerOfTwo", help="ucudnn's batch-size policy (%(default)s)")
+    add = parser.add_argument
+    add("tests", type=Path, help="PyTorch's test/nn/test_convolution.py")
+    add("--case", default="release", help="name of the tests in the results (%(default)s)")
+    add("-k", dest="keyword", help="only the tests whose names match, as pytest takes it")
+    add("--seconds", type=float, help="end the run of each way after this time")
+    add("--test-seconds", type=float, default=0.0, help="processor time of a test; 0 is no end (%(default)s)")
+    add("--workers", type=int, default=0, help="processes of each way, by pytest-xdist (%(default)s)")
+    add("--together", type=int, default=2, help="number of ways that run at the same time (%(default)s)")
+    add("--gpus", type=int, default=1, help="number of GPUs for the workers (%(default)s)")
+    add("--limit", action="append", help="a limit for each convolution; may be given several times (64MiB)")
+    add("--policy", action="append", help="a batch-size policy; may be given several times (powerOfTwo)")
     arguments = parser.parse_args()
     if not arguments.tests.exists():
         parser.error(f"{arguments.tests} is not there")
+    arguments.limit, arguments.policy = arguments.limit or ["64MiB"], arguments.policy or ["powerOfTwo"]
     return arguments
 
 
-def main() -> None:
-    """Run the tests both ways, list the differences and write them."""
-    arguments = parsed()
-    with TemporaryDirectory() as name:
-        folder = Path(name)
-        with ThreadPoolExecutor() as pool:
-            ways = [pool.submit(run_tests, arguments, folder, on=each) for each in (False, True)]
-        (off, off_whole), (on, on_whole) = (way.result() for way in ways)
-        counts, left = counts_of(folder)
+def conditions_of(arguments: Namespace) -> dict[str, str]:
+    """Return the device, all versions, and the file and choice of tests."""
     import torch
 
     from bench.torch.measuring import conditions
 
-    answer = {
-        "cut_off": not (off_whole and on_whole),
-        "compared": len(off.keys() & on.keys()),
-        "conditions": conditions(torch.device("cpu" if arguments.backend == "cpu" else "cuda")),
-        "off": dict(Counter(map(kind_of, off.values()))),
-        "on": dict(Counter(map(kind_of, on.values()))),
-        "through_ucudnn": dict(counts),
-        "left": dict(left),
-        "differences": differences_of(off, on, whole=off_whole and on_whole),
-    }
-    show(answer)
-    save_case(out_of(arguments), arguments.case, answer)
+    device = torch.device("cpu" if arguments.backend == "cpu" else "cuda")
+    file = sha256(arguments.tests.read_bytes()).hexdigest()[:16]
+    return {**conditions(device), "tests": file, "chosen": arguments.keyword or "", "backend": arguments.backend}
+
+
+def ways_to_run(path: Path | None, arguments: Namespace, conditions: Mapping[str, str]) -> list[Way]:
+    """Return the ways whose case is not in the results yet."""
+    cases = load(path)["cases"] if path is not None and path.exists() else {}
+    ways = [Way(limit, policy) for limit in arguments.limit for policy in arguments.policy]
+    known = {way: cases.get(name_of(arguments, way), {}) for way in map(str, ways)}
+    return [
+        way for way in ways if known[str(way)].get("conditions") != conditions or known[str(way)].get("cut_off", True)
+    ]
+
+
+def name_of(arguments: Namespace, way: object) -> str:
+    """Return the name of a case in the results."""
+    return f"{arguments.case} {way}"
+
+
+def main() -> bool:
+    """Run the tests each way, list the differences and write them; return whether there are none."""
+    arguments = parsed()
+    path, conditions = out_of(arguments), conditions_of(arguments)
+    ways = ways_to_run(path, arguments, conditions)
+    if not ways:
+        print("every case is in the results")
+        return True
+    well = True
+    with TemporaryDirectory() as name, ThreadPoolExecutor(arguments.together) as pool:
+        folders = [Path(name) / str(number) for number in range(len(ways) + 1)]
+        off, *runs = (
+            pool.submit(run_tests, arguments, way, folder) for way, folder in zip([Way(), *ways], folders, strict=True)
+        )
+        for run, folder in zip(runs, folders[1:], strict=True):
+            on = run.result()
+            answer = answer_of(conditions, off.result(), on, folder)
+            print(f"\n{name_of(arguments, on)}")
+            show(answer)
+            save_case(path, name_of(arguments, on), answer)
+            well = well and not answer["differences"]
+    return well
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 import json
 import os
+import signal
 import sys
 import unittest
 from collections import Counter
@@ -23,6 +24,12 @@ OUTCOMES = "UCUDNN_CONFORMANCE_OUTCOMES"
 GPUS = "UCUDNN_CONFORMANCE_GPUS"
 """Variable with the number of GPUs for the workers."""
 
+TEST_SECONDS = "UCUDNN_CONFORMANCE_TEST_SECONDS"
+"""Variable with the seconds of processor time after which a test is given up; 0 is never."""
+
+OUT_OF_TIME = "out of time"
+"""The outcome of a test that was given up."""
+
 _enabled: Any = None
 _written = 0.0
 
@@ -35,6 +42,15 @@ def stand_in_for_expecttest() -> None:
         sys.modules["expecttest"] = stand_in
 
 
+def stand_in_for_removed_names() -> None:
+    """Give PyTorch's test helpers the name that files of PyTorch 2.6 import and that newer releases lack."""
+    import torch
+    from torch.testing._internal import common_cuda
+
+    if not hasattr(common_cuda, "tf32_is_not_fp32"):
+        common_cuda.tf32_is_not_fp32 = torch.cuda.is_tf32_supported  # type: ignore[attr-defined]
+
+
 def pytest_configure(config: Any) -> None:
     """Choose a GPU for this process of pytest, and turn ucudnn on if the environment says so."""
     worker, gpus = os.environ.get("PYTEST_XDIST_WORKER", ""), int(os.environ.get(GPUS, "1"))
@@ -42,6 +58,7 @@ def pytest_configure(config: Any) -> None:
         visible = os.environ.get("CUDA_VISIBLE_DEVICES", ",".join(map(str, range(gpus)))).split(",")
         os.environ["CUDA_VISIBLE_DEVICES"] = visible[int(worker.removeprefix("gw")) % min(gpus, len(visible))]
     stand_in_for_expecttest()
+    stand_in_for_removed_names()
     wanted = json.loads(os.environ.get(PLUGIN, "{}"))
     if wanted:
         global _enabled
@@ -62,6 +79,22 @@ _COMPUTED = pytest.StashKey[Counter[tuple[str, str]]]()
 def pytest_runtest_setup(item: Any) -> None:
     """Note how convolutions were computed until now."""
     item.stash[_COMPUTED] = computed()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call(item: Any) -> Iterator[None]:
+    """Give a test up that takes too long: NumPy's convolutions need minutes for what a GPU does at once."""
+
+    def give_up(*_: object) -> None:
+        pytest.skip(OUT_OF_TIME)
+
+    before = signal.signal(signal.SIGPROF, give_up)
+    signal.setitimer(signal.ITIMER_PROF, float(os.environ.get(TEST_SECONDS, "0")))
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_PROF, 0)
+        signal.signal(signal.SIGPROF, before)
 
 
 @pytest.hookimpl(wrapper=True)
@@ -93,7 +126,10 @@ def write_counts() -> None:
     if _enabled is not None:
         summary = _enabled.report()
         folder = Path(json.loads(os.environ[PLUGIN])["folder"])
-        counts = {"calls": summary.calls, "planned": len(summary.layers), "left": summary.left}
+        kernels = [(each.problem, each.configuration, each.divided) for each in summary.layers]
+        counts: dict[str, object] = {"calls": summary.calls, "planned": len(kernels), "divided": summary.divided}
+        counts |= {"left": summary.left, "kernels": kernels}
+        counts["past_limit"] = sum(each.calls for each in summary.past_limits)
         (folder / f"{os.getpid()}.json").write_text(json.dumps(counts))
 
 
@@ -104,7 +140,8 @@ def pytest_runtest_logreport(report: Any) -> None:
         return
     crash = getattr(report.longrepr, "reprcrash", None)
     reason = report.longrepr[-1] if isinstance(report.longrepr, tuple) else getattr(crash, "message", "")
-    text = report.outcome if report.passed else f"{report.outcome}: {str(reason)[:300]}"
+    outcome = OUT_OF_TIME if report.skipped and OUT_OF_TIME in str(reason) else report.outcome
+    text = outcome if report.passed else f"{outcome}: {str(reason)[:300]}"
     text += "".join(f"\n{what}" for name, what in report.user_properties if name == "computed")
     with Path(path).open("a", encoding="utf-8") as file:
         file.write(json.dumps([report.nodeid.split("::", 1)[-1], text]) + "\n")
