@@ -21,7 +21,7 @@ from torch.testing._internal.common_cuda import tf32_is_not_fp32
 
 class TestConvolution(unittest.TestCase):
     def test_right(self):
-        x, w = torch.randn(4, 3, 6, 6), torch.randn(2, 3, 3, 3)
+        x, w = (torch.randn(shape, dtype=torch.float64) for shape in ((4, 3, 6, 6), (2, 3, 3, 3)))
         expected = torch.nn.functional.unfold(x, 3).transpose(1, 2) @ w.flatten(1).T
         torch.testing.assert_close(torch.conv2d(x, w).flatten(2), expected.transpose(1, 2))
 
@@ -51,7 +51,7 @@ def run(folder, *options):
 
 
 def test_each_limit_with_each_policy_is_a_case_and_runs_once(tmp_path):
-    several = ["--test-seconds", "2", "--limit", "1MiB", "--limit", "0", "--policy", "all", "-k", "not endless"]
+    several = ["--limit", "1MiB", "--limit", "0", "--policy", "all", "-k", "not endless"]
     status, _, cases = run(tmp_path, *several)
     assert status == 1  # one test differs
     assert list(cases) == ["release 1MiB all", "release 0 all"]
@@ -62,7 +62,7 @@ def test_each_limit_with_each_policy_is_a_case_and_runs_once(tmp_path):
         assert case["through_ucudnn"]["calls"] == case["through_ucudnn"]["kernels"] == 1
         assert not case["cut_off"]
         ((problem, configuration),) = case["configurations"].items()
-        assert problem == "Forward 4x3x6x6 * 2x3x3x3 float32 NCHW"
+        assert problem == "Forward 4x3x6x6 * 2x3x3x3 float64 NCHW"
         assert re.match(r"\d+x\d+ \w+", configuration)
     status, said, again = run(tmp_path, *several)
     assert (status, again) == (0, cases)
@@ -70,7 +70,7 @@ def test_each_limit_with_each_policy_is_a_case_and_runs_once(tmp_path):
 
 
 def test_a_test_that_takes_too_long_is_given_up_and_not_compared(tmp_path):
-    status, _, cases = run(tmp_path, "--test-seconds", "2", "-k", "endless or right")
+    status, _, cases = run(tmp_path, "--test-seconds", "5", "-k", "endless or right")
     (case,) = cases.values()
     assert status == 0
     assert case["out_of_time"] == {way: ["TestConvolution::test_endless"] for way in ("off", "on")}

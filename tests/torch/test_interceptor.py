@@ -272,3 +272,17 @@ class Checkpointed(torch.nn.Module):
 
     def forward(self, x):
         return self.checkpoint(self.inner, x, use_reentrant=False)
+
+
+@pytest.mark.parametrize("channels", [(1, 8), (8, 1), (1, 1)])
+@pytest.mark.parametrize("of_input", [torch.contiguous_format, torch.channels_last])
+@pytest.mark.parametrize("of_weight", [torch.contiguous_format, torch.channels_last])
+def test_the_output_has_pytorchs_strides_where_one_channel_is_first_and_last(channels, of_input, of_weight):
+    x = torch.randn(2, channels[0], 5, 6).to(memory_format=of_input)
+    w = torch.randn(channels[1], channels[0], 3, 3).to(memory_format=of_weight)
+    expected = F.conv2d(x, w)
+    with enable_on_cpu() as enabled:
+        found = F.conv2d(x, w)
+    assert enabled.report().calls == 1
+    assert found.stride() == expected.stride()
+    torch.testing.assert_close(found, expected)

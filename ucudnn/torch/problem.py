@@ -5,6 +5,7 @@ from functools import lru_cache
 from typing import final
 
 import torch
+from torch._prims_common import suggest_memory_format
 
 from ucudnn.errors import InvalidProblemError
 from ucudnn.problem import ConvolutionProblem, DataType, Layout, MathMode, Operation
@@ -83,12 +84,13 @@ def format_of(problem: ConvolutionProblem) -> torch.memory_format:
 
 
 def memory_format_of(x: torch.Tensor, weight: torch.Tensor) -> torch.memory_format:
-    """Return channels last if one of the tensors is, as PyTorch does for cuDNN; else channels first."""
+    """Return channels last if the strides of one tensor are in that order, as PyTorch does; else channels first.
+
+    Strides tell it even for a tensor with one channel, which is both in memory.
+    """
     last = _FORMATS.get(x.dim())
-    if last is not None:
-        for tensor in (x, weight):
-            if not tensor.is_contiguous() and tensor.is_contiguous(memory_format=last):
-                return last
+    if last is not None and any(suggest_memory_format(tensor) is last for tensor in (x, weight)):
+        return last
     return torch.contiguous_format
 
 
