@@ -4,7 +4,7 @@ import pytest
 
 from tests.support.step_graphs import StepBuilder, small_branches, small_line
 from ucudnn.memory.graph import Role
-from ucudnn.memory.layers import find_layers, forward_first
+from ucudnn.memory.layers import find_layers, parts_in_order
 from ucudnn.memory.order import ORDERS
 from ucudnn.memory.steps import open_step
 
@@ -66,7 +66,7 @@ def test_fully_connected_softmax_and_dropout_layers_are_resident():
 @pytest.mark.parametrize("order", ORDERS)
 def test_forward_comes_first_in_every_order_and_each_operation_has_its_layer(order):
     graph = open_step("resnet50")
-    found = forward_first(graph, ORDERS[order](graph))
+    found = parts_in_order(graph, ORDERS[order](graph))
     assert sorted(found) == [*range(len(graph.operations))]
     assert max(found.index(each) for each in range(graph.backward_begins)) == graph.backward_begins - 1
     layers = find_layers(graph, found)

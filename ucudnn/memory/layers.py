@@ -51,7 +51,7 @@ class StepLayers:
 
 
 def find_layers(graph: StepGraph, order: Sequence[int]) -> StepLayers:
-    """Return the layers of a step in an order in which forward comes first: see `forward_first`."""
+    """Return the layers of a step in an order in which forward comes first: see `parts_in_order`."""
     groups = _forward_groups(graph, [each for each in order if each < graph.backward_begins])
     number_of = {operation: number for number, group in enumerate(groups) for operation in group}
     inputs = _inputs(graph, order, number_of)
@@ -78,12 +78,14 @@ def find_layers(graph: StepGraph, order: Sequence[int]) -> StepLayers:
     )
 
 
-def forward_first(graph: StepGraph, order: Sequence[int]) -> tuple[int, ...]:
-    """Return an order of a step with the operations of forward before all others, else as it is.
+def parts_in_order(graph: StepGraph, order: Sequence[int]) -> tuple[int, ...]:
+    """Return an order of a step with forward before backward before the optimizer, else as it is.
 
-    Forward depends on nothing behind it, so the storages of the step allow this whenever they allow the order.
+    A part depends on nothing behind it, so the storages of the step allow this whenever they allow the order.
     """
-    return tuple(sorted(order, key=lambda operation: operation >= graph.backward_begins))
+    phases = [operation.phase for operation in graph.operations]
+    update = phases.index(Phase.OPTIMIZER) if Phase.OPTIMIZER in phases else len(phases)
+    return tuple(sorted(order, key=lambda operation: (operation >= graph.backward_begins) + (operation >= update)))
 
 
 def _forward_groups(graph: StepGraph, order: Sequence[int]) -> list[list[int]]:

@@ -14,7 +14,7 @@ from ucudnn.configuration import Configuration
 from ucudnn.memory.budget import check_budget, over_budget
 from ucudnn.memory.costs import Costs
 from ucudnn.memory.graph import StepGraph
-from ucudnn.memory.layers import StepLayer, find_layers, forward_first
+from ucudnn.memory.layers import StepLayer, find_layers, parts_in_order
 from ucudnn.memory.order import depth_first_order
 from ucudnn.memory.plans.actions import Action, ActionKind, synchronize
 from ucudnn.memory.plans.layerwise import layerwise_actions
@@ -49,7 +49,7 @@ class DymemPolicy:
                 with a larger pool.
         """
         name = "dymem" if self.past_limit == "stop" else "dymem-skip"
-        order = forward_first(graph, depth_first_order(graph))
+        order = parts_in_order(graph, depth_first_order(graph))
         check_budget(graph, costs.with_configurations(costs.smallest), budget, order)
         chosen = costs.fastest if budget is None else costs.smallest
         plan = MemoryPlan(

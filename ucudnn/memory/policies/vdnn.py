@@ -17,7 +17,7 @@ from ucudnn.configuration import Configuration
 from ucudnn.memory.budget import check_budget, over_budget
 from ucudnn.memory.costs import Costs
 from ucudnn.memory.graph import StepGraph
-from ucudnn.memory.layers import StepLayer, StepLayers, find_layers, forward_first
+from ucudnn.memory.layers import StepLayer, StepLayers, find_layers, parts_in_order
 from ucudnn.memory.order import find_order
 from ucudnn.memory.plans.layerwise import layerwise_actions
 from ucudnn.memory.plans.plan import MemoryPlan
@@ -48,7 +48,7 @@ class VdnnPolicy:
         Raises:
             BudgetError: if the plan's peak is above the budget.
         """
-        order = forward_first(graph, find_order(self.order)(graph))
+        order = parts_in_order(graph, find_order(self.order)(graph))
         chosen = costs.fastest if self.fastest else costs.smallest
         check_budget(graph, costs.with_configurations(chosen), budget, order)
         name = f"vdnn-{self.offloads}-{'p' if self.fastest else 'm'}"

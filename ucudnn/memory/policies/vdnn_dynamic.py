@@ -12,7 +12,7 @@ from ucudnn.configuration import Configuration
 from ucudnn.memory.budget import check_budget, over_budget
 from ucudnn.memory.costs import Costs
 from ucudnn.memory.graph import StepGraph
-from ucudnn.memory.layers import StepLayers, find_layers, forward_first
+from ucudnn.memory.layers import StepLayers, find_layers, parts_in_order
 from ucudnn.memory.order import find_order
 from ucudnn.memory.plans.actions import ActionKind
 from ucudnn.memory.plans.plan import MemoryPlan
@@ -38,7 +38,7 @@ class VdnnDynamicPolicy:
         Raises:
             BudgetError: if all with (m) is above the budget, as published even where another configuration would fit.
         """
-        layers = find_layers(graph, forward_first(graph, find_order(self.order)(graph)))
+        layers = find_layers(graph, parts_in_order(graph, find_order(self.order)(graph)))
         offloads, chosen = choose_dynamically(graph, costs, layers, budget)
         return replace(vdnn_plan("vdnn-dynamic", graph, layers, offloads, chosen), budget_bytes=budget)
 

@@ -11,7 +11,7 @@ from typing import Literal
 from ucudnn.memory.budget import check_budget, over_budget
 from ucudnn.memory.costs import Costs
 from ucudnn.memory.graph import StepGraph
-from ucudnn.memory.layers import find_layers, forward_first
+from ucudnn.memory.layers import find_layers, parts_in_order
 from ucudnn.memory.order import find_order
 from ucudnn.memory.plans.plan import MemoryPlan
 from ucudnn.memory.policies.vdnn import Offloads, vdnn_plan
@@ -40,7 +40,7 @@ class VdnnExtPolicy:
         Raises:
             BudgetError: if the peak of vDNN is above the budget.
         """
-        order = forward_first(graph, find_order(self.order)(graph))
+        order = parts_in_order(graph, find_order(self.order)(graph))
         layers = find_layers(graph, order)
         if self.offloads == "dynamic":
             name = "vdnn-ext-dynamic"

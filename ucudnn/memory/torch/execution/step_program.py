@@ -8,6 +8,7 @@ are the same to the bit.
 import gc
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain, count
 from typing import Any, final
 
 import torch
@@ -304,13 +305,19 @@ class _Tracing:
         return self._mode.from_tensor(tensor, static_shapes=True)
 
     def _meet(self, role: Role, label: str, tensor: Tensor) -> None:
-        self._roles.setdefault(self._tracer.meet(tensor), (role, label))
+        storage = self._tracer.meet(tensor)
+        if storage not in self._roles:
+            taken = {name for _, name in self._roles.values()}
+            names = chain([label], (f"{label}.{number}" for number in count(1)))
+            self._roles[storage] = role, next(name for name in names if name not in taken)
 
     def _note_constant(self, tensor: Tensor, storage: int) -> None:
         if isinstance(tensor, FakeTensor):
             return
-        self._roles.setdefault(storage, (Role.BUFFER, f"constant{storage}"))
-        self._constants.append((tensor.detach(), self._tracer.describe(tensor)))
+        if tensor.requires_grad:
+            raise StepGraphError("the step needs the gradient of a tensor that is no parameter and no argument of it")
+        self._meet(Role.BUFFER, "constant", tensor)
+        self._constants.append((tensor, self._tracer.describe(tensor)))
 
     def _source(self, source: tuple[bool, int]) -> Tensor:
         is_parameter, index = source

@@ -1,0 +1,280 @@
+"""A fitted step behaves as a model does in a training loop, and says what it cannot do."""
+
+import copy
+import gc
+import re
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+
+import ucudnn.memory
+from tests.support.plain_training import Race, state_of, train
+from tests.support.small_networks import InPlace, Several, small_network
+from ucudnn.errors import BudgetError, InvalidValueError, StepGraphError
+
+
+def several_loss(outputs, target):
+    first, second = outputs["heads"]
+    return functional.cross_entropy(first, target) + second.square().mean() + outputs["features"].sum() * 1e-3
+
+
+def several():
+    torch.manual_seed(0)
+    return Several(), (torch.randn(5, 6), torch.randint(4, (5,))), several_loss
+
+
+@pytest.mark.parametrize("policy", ["stock", "checkpoint", "vdnn-ext-all-p", "swap"])
+def test_outputs_without_a_loss_train_to_the_bits_of_the_plain_loop(policy):
+    trained = Race(several(), outside=True)
+    step = trained.fitted(policy)
+    trained.check(step)
+    outputs = step(*trained.inputs[:-1])
+    assert outputs["scale"] == 1.0
+    assert not outputs["best"].requires_grad
+    assert outputs["best"].dtype is torch.int64
+
+
+@pytest.mark.parametrize("policy", ["stock", "dymem"])
+def test_adam_trains_to_the_bits_of_the_plain_loop(policy):
+    torch.manual_seed(0)
+    trained = Race(small_network("unet"), kind="adam")
+    trained.check(trained.fitted(policy))
+
+
+def fitted_in_place(policy="vdnn-ext-all-p", **options):
+    torch.manual_seed(0)
+    model, inputs, loss = small_network("inplace")
+    return ucudnn.memory.fit(model, inputs, loss=loss, policy=policy, debug=True, **options), inputs, loss
+
+
+def gradients(step):
+    return [parameter.grad.clone() for parameter in step.parameters()]
+
+
+def test_fit_itself_computes_nothing():
+    model, inputs, loss = small_network("inplace")
+    before, state = copy.deepcopy(model.state_dict()), torch.get_rng_state()
+    ucudnn.memory.fit(model, inputs, loss=loss, policy="stock")
+    assert all(torch.equal(before[key], value) for key, value in model.state_dict().items())
+    assert torch.equal(state, torch.get_rng_state())
+    assert all(parameter.grad is None for parameter in model.parameters())
+
+
+def test_gradients_accumulate_over_steps():
+    step, inputs, loss = fitted_in_place()
+    plain = copy.deepcopy(step.model)
+    for _ in range(2):
+        step(*inputs).backward()
+        loss(plain(inputs[0]), inputs[1]).backward()
+    assert all(
+        torch.equal(ours.grad, each.grad) for ours, each in zip(step.parameters(), plain.parameters(), strict=True)
+    )
+
+
+def test_evaluation_and_steps_without_gradients_run_the_model_as_it_is():
+    step, inputs, loss = fitted_in_place()
+    step.eval()
+    assert torch.equal(step(inputs[0][:1], inputs[1][:1]), loss(step.model(inputs[0][:1]), inputs[1][:1]))
+    step.train()
+    with torch.no_grad():
+        assert not step(inputs[0][:2], inputs[1][:2]).requires_grad
+
+
+def test_an_input_of_another_size_or_type_is_refused_with_the_size_that_was_traced():
+    step, inputs, _ = fitted_in_place()
+    with pytest.raises(InvalidValueError, match=r"argument 0 is 2x3x8x8 of float32 .* fitted to 4x3x8x8 of float32"):
+        step(inputs[0][:2], inputs[1])
+    with pytest.raises(InvalidValueError, match=r"argument 0 is 4x3x8x8 of float64"):
+        step(inputs[0].double(), inputs[1])
+    with pytest.raises(InvalidValueError, match="arguments of the structure"):
+        step(*inputs, inputs[1])
+    with pytest.raises(InvalidValueError, match="same autocast"), torch.autocast("cpu", torch.bfloat16):
+        step(*inputs)
+    next(step.parameters()).requires_grad_(False)
+    with pytest.raises(InvalidValueError, match="fit it again"):
+        step(*inputs)
+
+
+@pytest.mark.parametrize("policy", ["stock", "checkpoint", "vdnn-ext-all-p"])
+def test_the_step_after_an_exception_is_right(policy, monkeypatch):
+    step, inputs, loss = fitted_in_place(policy)
+    plain = copy.deepcopy(step.model)
+    loss(plain(inputs[0]), inputs[1]).backward()
+    before = copy.deepcopy(step.model.state_dict())
+    run = step._run
+    for part in ("forward", "backward"):
+        broken = copy.copy(run.code)
+        object.__setattr__(broken, part, failing_at_the_end(getattr(run.code, part)))
+        monkeypatch.setattr(run, "code", broken)
+        with pytest.raises(ArithmeticError, match="in the middle"):
+            step(*inputs).backward()
+        monkeypatch.undo()
+        step.model.load_state_dict(before)
+        step.zero_grad()
+    gc.collect()
+    step(*inputs).backward()
+    assert all(torch.equal(ours, each.grad) for ours, each in zip(gradients(step), plain.parameters(), strict=True))
+
+
+def failing_at_the_end(function):
+    """Return a function that runs and then fails, as an operator in the middle of a step would."""
+
+    def called(*args):
+        function(*args)
+        raise ArithmeticError("in the middle")
+
+    return called
+
+
+def test_backward_runs_once():
+    step, inputs, _ = fitted_in_place()
+    loss = step(*inputs)
+    loss.backward(retain_graph=True)
+    with pytest.raises(RuntimeError, match="runs once"):
+        loss.backward()
+
+
+def test_two_forwards_may_not_share_the_host():
+    step, inputs, _ = fitted_in_place("vdnn-ext-all-p")
+    first = step(*inputs)
+    second = step(*inputs)
+    with pytest.raises(RuntimeError, match="another forward"):
+        first.backward()
+    second.backward()
+
+
+def test_two_forwards_without_copies_have_gradients_of_their_own():
+    step, inputs, loss = fitted_in_place("checkpoint")
+    plain = copy.deepcopy(step.model)
+    first, second = step(*inputs), step(*inputs)
+    (first + second).backward()
+    (loss(plain(inputs[0]), inputs[1]) + loss(plain(inputs[0]), inputs[1])).backward()
+    for ours, each in zip(step.parameters(), plain.parameters(), strict=True):
+        torch.testing.assert_close(ours.grad, each.grad)
+
+
+def test_what_backward_reads_must_not_change_before_it():
+    step, inputs, _ = fitted_in_place()
+    loss = step(*inputs)
+    with torch.no_grad():
+        step.model.fc.weight.add_(1)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        loss.backward()
+
+
+def test_two_fitted_models_train_side_by_side():
+    first, second = Race(small_network("inplace"), steps=3), Race(small_network("unet"), steps=3)
+    steps = [each.fitted("vdnn-ext-all-p") for each in (first, second)]
+    for each, step in zip((first, second), steps, strict=True):
+        each.check(step)
+    first.check(steps[0])
+    steps[1].close()
+    first.check(steps[0])
+
+
+def test_a_budget_below_the_floor_is_refused_before_anything_runs():
+    model, inputs, loss = small_network("resnet18")
+    before = copy.deepcopy(model.state_dict())
+    with pytest.raises(BudgetError, match=r"below the floor of ResNet, .*raise the budget to the floor") as caught:
+        ucudnn.memory.fit(model, inputs, loss=loss, budget="1MiB")
+    assert caught.value.required_bytes > 2**20
+    assert all(torch.equal(before[key], value) for key, value in model.state_dict().items())
+
+
+def test_auto_takes_the_fastest_plan_that_keeps_the_budget():
+    trained = Race(small_network("unet3d"), steps=2)
+    stock = trained.fitted("stock").simulation
+    assert trained.fitted("auto", stock.peak_bytes).plan.policy == "stock"
+    step = trained.fitted("auto", int(stock.peak_bytes * 0.9))
+    assert step.plan.policy != "stock"
+    assert step.simulation.peak_bytes <= stock.peak_bytes * 0.9
+    trained.check(step)
+
+
+class Constants(nn.Module):
+    """Tensors that are no parameters: made anew, kept outside of the buffers, and buffers that are replaced."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+        self.kept = [torch.arange(4.0)]
+        self.register_buffer("mean", torch.zeros(4))
+
+    def forward(self, x):
+        y = self.linear(x) * self.kept[0] + torch.tensor([1.0, 2.0, 3.0, 4.0]).add_(1)
+        self.mean = 0.9 * self.mean + 0.1 * y.detach().mean(0)
+        return (y + torch.randn(4) + self.mean).sum(), torch.complex(y, y).abs().square()
+
+
+@pytest.mark.parametrize("policy", ["stock", "checkpoint", "vdnn-ext-all-p"])
+def test_constants_random_numbers_and_replaced_buffers_are_those_of_the_model(policy):
+    torch.manual_seed(0)
+    model, x = Constants(), torch.randn(3, 4)
+    plain = copy.deepcopy(model)
+    step = ucudnn.memory.fit(model, x, policy=policy, debug=True)
+    results = []
+    for call in (plain, step):
+        optimizer = torch.optim.SGD(call.parameters(), lr=0.01)
+        results.append(train(lambda given: sum(each.sum() for each in call(given)), optimizer, (x,)))  # noqa: B023
+    assert results[0] == results[1]
+    assert all(torch.equal(*each) for each in zip(state_of(plain, None), state_of(model, None), strict=True))
+
+
+def test_gradients_of_inputs_are_those_of_the_model():
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 4), nn.Tanh())
+    x = torch.randn(3, 4, requires_grad=True)
+    step = ucudnn.memory.fit(model, x, policy="stock", debug=True)
+    (ours,) = torch.autograd.grad(step(x).sum(), x)
+    (plain,) = torch.autograd.grad(model(x).sum(), x)
+    assert torch.equal(ours, plain)
+
+
+def test_autocast_counts():
+    torch.manual_seed(0)
+    model, x = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 8)), torch.randn(4, 8)
+    with torch.autocast("cpu", torch.bfloat16):
+        step = ucudnn.memory.fit(model, x, policy="checkpoint", debug=True)
+        assert step(x).dtype is torch.bfloat16
+        step(x).float().sum().backward()
+        ours = gradients(step)
+        model.zero_grad()
+        model(x).float().sum().backward()
+    assert all(torch.equal(mine, each.grad) for mine, each in zip(ours, model.parameters(), strict=True))
+
+
+class Branching(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+
+    def forward(self, x):
+        y = self.linear(x)
+        return y if y.sum() > 0 else -y
+
+
+def test_what_has_no_plan_is_named():
+    with pytest.raises(StepGraphError, match="reads the value of a tensor"):
+        ucudnn.memory.fit(Branching(), torch.randn(2, 4))
+    with pytest.raises(InvalidValueError, match=re.escape("call model.train()")):
+        ucudnn.memory.fit(InPlace().eval(), torch.randn(2, 3, 8, 8))
+    with pytest.raises(InvalidValueError, match="nothing to train"):
+        ucudnn.memory.fit(InPlace().requires_grad_(False), torch.randn(2, 3, 8, 8))
+    with pytest.raises(InvalidValueError, match="policy 'fast' is not known"):
+        ucudnn.memory.fit(InPlace(), torch.randn(2, 3, 8, 8), policy="fast")
+    with pytest.raises(InvalidValueError, match="none of the model's"):
+        ucudnn.memory.fit(InPlace(), torch.randn(2, 3, 8, 8), optimizer=torch.optim.SGD(InPlace().parameters(), lr=0.1))
+
+
+def test_poison_shows_a_storage_that_somebody_still_holds():
+    step, inputs, _ = fitted_in_place("stock")
+    held = []
+    code = step._run.code
+    assert "poisoned(" in code.text
+    namespace = code.forward.__globals__
+    native = namespace["aten_relu__default"]
+    namespace["aten_relu__default"] = lambda tensor: (held.append(tensor), native(tensor))[1]
+    with pytest.raises(StepGraphError, match="something still holds it"):
+        step(*inputs).backward()
