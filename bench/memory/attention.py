@@ -24,7 +24,8 @@ from torch import nn
 from torch.nn import functional as F  # noqa: N812  # its usual name
 
 from bench.memory.attention_layers import ATTENTIONS
-from bench.memory.translator import WIDTH, WORDS, Translator
+from bench.memory.translation_step import WIDTH, WORDS
+from bench.memory.translator import Translator
 from bench.tools.results import save
 from bench.tools.script import add_backend, command_line, out_of, run_main
 from bench.torch.measuring import conditions, device_of

@@ -7,7 +7,7 @@ when the layer's backward ends. The study's tables of vDNN show that: its peaks 
 of the parameters alone. `LayerStep` writes such a step down layer by layer, forward first, and adds backward.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 from typing import NamedTuple
@@ -263,6 +263,9 @@ class LayerStep:
         self._gradients[logits] = dy
         for back in reversed(self._backward):
             back()
+        return self._made()
+
+    def _made(self) -> StepGraph:
         return StepGraph(
             name=self._name,
             batch=1,
@@ -341,8 +344,14 @@ class LayerStep:
         flops: int = 0,
         problem: ConvolutionProblem | None = None,
         held: int | None = None,
+        views: Mapping[int, int] | None = None,
     ) -> None:
-        sizes = [self._storages[each].size for each in (*reads, *writes)]
+        """Add a call. `views` has the numbers of a sample that are read of a storage, where it is not read whole."""
+        views = views or {}
+        sizes = [
+            Affine(0, views[each] * _BYTES) if each in views else self._storages[each].size
+            for each in (*reads, *writes)
+        ]
         traffic = Affine(sum(size.fixed for size in sizes), sum(size.per_sample for size in sizes))
         operation = StepOperation(
             name=f"{kind}_{len(self._operations)}",

@@ -12,7 +12,7 @@ from bench.tools.results import RESULTS, ROOT, load
 from bench.tools.script import run_main
 
 PAGE = ROOT / "docs" / "memory-papers.md"
-SCRIPTS = ("vdnn", "vdnn_ext", "swap", "dymem")
+SCRIPTS = ("vdnn", "vdnn_ext", "swap", "translation", "dymem")
 
 
 def with_tables(page: str, script: str, table: str) -> str:

@@ -6,8 +6,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-WIDTH, LAYERS, WORDS, CLASSES = 1024, 3, 40_000, 512
-"""Size of the tutorial's states, its layers, its vocabulary, and the words that its sampled loss compares."""
+from bench.memory.translation_step import CLASSES, LAYERS, WIDTH, WORDS
+
+
+def own_lstm(width: int, layers: int) -> nn.Module:
+    """Return PyTorch's LSTM layers."""
+    return nn.LSTM(width, width, layers, batch_first=True)
 
 
 class Translator(nn.Module):
@@ -20,15 +24,20 @@ class Translator(nn.Module):
         width: of all states.
         layers: of the encoder and of the decoder.
         words: of the vocabulary.
+        recurrent: makes the encoder and the decoder of a width and a number of layers; PyTorch's LSTM by default.
     """
 
     def __init__(
-        self, attention: Callable[[int, int, int], Any], width: int = WIDTH, layers: int = LAYERS, words: int = WORDS
+        self,
+        attention: Callable[[int, int, int], Any],
+        width: int = WIDTH,
+        layers: int = LAYERS,
+        words: int = WORDS,
+        recurrent: Callable[[int, int], nn.Module] = own_lstm,
     ) -> None:
         super().__init__()
         self.source, self.target = nn.Embedding(words, width), nn.Embedding(words, width)
-        self.encoder = nn.LSTM(width, width, layers, batch_first=True)
-        self.decoder = nn.LSTM(width, width, layers, batch_first=True)
+        self.encoder, self.decoder = recurrent(width, layers), recurrent(width, layers)
         self.attention = attention(width, width, width)
         self.joined = nn.Linear(2 * width, width)
         self.head = nn.Linear(width, min(CLASSES, words))

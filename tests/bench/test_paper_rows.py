@@ -3,14 +3,14 @@
 import pytest
 
 from bench.memory.link import run, tables
-from bench.memory.page import with_tables, written
+from bench.memory.page import SCRIPTS, with_tables, written
 from bench.memory.paper_rows import PaperRow, load_rows, markdown
 from bench.tools.results import RESULTS, ROOT, load
 
 PAGE = (ROOT / "docs" / "memory-papers.md").read_text()
 
 
-@pytest.mark.parametrize("name", ["vdnn", "vdnn_ext", "swap", "dymem"])
+@pytest.mark.parametrize("name", SCRIPTS)
 def test_the_page_shows_the_results(name):
     rows = load_rows(load(RESULTS / "memory" / f"{name}.json"))
     assert len(rows) > 4
