@@ -16,10 +16,12 @@ from tests.support.reference import reference_convolution
 from ucudnn.backends import open_backend
 from ucudnn.backends.base import Backend
 from ucudnn.backends.bench import Bench
+from ucudnn.backends.cpu.bench import CpuBench
 from ucudnn.backends.replay import ReplayBackend
 from ucudnn.benchmarking.benchmark import Benchmark
 from ucudnn.benchmarking.recording import record, record_requests
 from ucudnn.benchmarking.request import MOST_ROUNDINGS
+from ucudnn.benchmarking.storage.rows import decode_problem_text, problem_text
 from ucudnn.configuration import Configuration, Float32Sum, MicroConfiguration
 from ucudnn.errors import InfeasibleError, PlanFileError
 from ucudnn.handle import Handle
@@ -31,6 +33,7 @@ from ucudnn.policy import BatchSizePolicy
 from ucudnn.problem import DataType, Layout, Operation
 from ucudnn.profiles.measurement import Algorithm, Measurement
 from ucudnn.settings import Settings
+from ucudnn.slabs import row_count, slabs_by_problem
 
 BATCH = 256
 CALL_MS = 0.02
@@ -231,6 +234,46 @@ def test_a_handle_keeps_the_error_of_the_undivided_kernel_in_many_parts(layout, 
     before = found.astype(np.float64)
     handle.convolve(problem, x, found, y, alpha=-1.0, beta=1.0)  # what the user accumulates
     assert np.abs(found).max() <= 2.0**-10 * np.abs(before).max()
+
+
+def test_one_sample_is_summed_in_more_slabs_than_may_round():
+    problem = gradient(batch=1, channels=8, groups=1, spatial=(150, 6))
+    cpu, count = open_backend("cpu"), row_count(problem)
+
+    def least(asked, slabs):
+        pieces = [piece for piece, _ in slabs_by_problem(asked, -(-count // slabs))]
+        return max(min(each.workspace_bytes for each in cpu.algorithms(piece)) for piece in pieces)
+
+    limit = least(problem, MOST_ROUNDINGS) - 1  # so that no time decides
+    assert cpu.float32_sum(problem).size_bytes + least(summed(problem), count) <= limit
+    x, w, y = operands(problem)
+    exact = reference_convolution(problem, *map(np.float64, (x, w * 0, y)))
+    whole, found = np.full_like(w, np.nan), np.full_like(w, np.nan)
+    Handle(backend="cpu", workspace_limit="1GiB", policy="undivided", effort=QUICK).convolve(problem, x, whole, y)
+    handle = Handle(backend="cpu", effort=QUICK, policy="all", workspace_limit=limit)
+    handle.convolve(problem, x, found, y)
+    (kernel,) = handle.report().kernels
+    slabs = re.findall(r"(\d+)x\d+ rows", kernel.configuration)
+    assert sum(map(int, slabs)) > MOST_ROUNDINGS
+    assert kernel.configuration.endswith(", summed in float32")
+    assert handle.workspace_bytes <= limit
+    assert relative(found, exact) <= 1.1 * relative(whole, exact)
+
+
+def test_a_database_has_rows_of_both_ways(tmp_path, monkeypatch):
+    problem = gradient(channels=8, groups=1)
+    given_limits = {"workspace_limit": limit_for_sums(problem), "database": str(tmp_path / "times.db")}
+    x, w, y = operands(problem)
+    first = Handle(backend="cpu", effort=QUICK, **given_limits)
+    first.convolve(problem, x, w, y)
+    monkeypatch.setattr(CpuBench, "measure", lambda *arguments, **options: pytest.fail("it is measured again"))
+    again = Handle(backend="cpu", effort=QUICK, **given_limits)
+    again.convolve(problem, x, w, y)
+    (before,), (after,) = first.report().kernels, again.report().kernels
+    assert after.configuration == before.configuration
+    assert after.configuration.endswith("summed in float32")
+    assert decode_problem_text(problem_text(summed(problem))) == summed(problem) != problem
+    assert decode_problem_text(problem_text(problem)) == problem
 
 
 def test_saved_plans_keep_their_sums(tmp_path):
