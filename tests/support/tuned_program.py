@@ -5,6 +5,7 @@ from contextlib import nullcontext
 import torch
 
 from ucudnn.backends.cudnn.backend import CudnnBackend
+from ucudnn.benchmarking.storage.store import open_store
 from ucudnn.torch import Enabled
 from ucudnn.torch.gpu import TorchGpu
 from ucudnn.torch.overrides import process_overrides
@@ -107,12 +108,13 @@ class TunedProgram:
         stock_ms: time of one of PyTorch's own kernels.
         share: the largest part of the time that trials may lose.
         idle_ms: time between steps.
+        database: keeps times; 'off' for none.
 
     Attributes:
         expected: what the latest step should have returned.
     """
 
-    def __init__(self, host, stock_ms, share=0.05, idle_ms=1000.0):
+    def __init__(self, host, stock_ms, share=0.05, idle_ms=1000.0, database="off"):
         torch.manual_seed(0)
         self.program = HostProgram(host, stock_ms, idle_ms)
         self.model = torch.nn.Sequential(
@@ -121,7 +123,9 @@ class TunedProgram:
         self.x = torch.randn(8, 4, 7, 6)
         self.optimizer = torch.optim.SGD(self.model.parameters(), lr=1e-3)
         self.ledger = TrialLedger(share, lambda: self.program.now_ms() / 1e3)
-        self.source = CandidateSource(self._opened, nullcontext)
+        self.source = CandidateSource(
+            self._opened, nullcontext, lambda backend: open_store(database, backend, in_program=True)
+        )
         self._host = host
         self.made = AutoInterceptor(
             lambda ordinal: Tuner(self.program, self.source, self.ledger),

@@ -27,8 +27,8 @@ def test_wrong_options_are_refused_at_once(monkeypatch):
     if not torch.cuda.is_available():
         with pytest.raises(BackendUnavailableError, match="has no NVIDIA GPU"):
             ucudnn.torch.enable()
-    with pytest.raises(SettingsError, match=r"chooses kernels in the program: it takes no database, policy$"):
-        ucudnn.torch.enable(workspace_limit="auto", policy="all", database="off", total_workspace=None)
+    with pytest.raises(SettingsError, match=r"chooses kernels in the program: it takes no effort, policy$"):
+        ucudnn.torch.enable(workspace_limit="auto", policy="all", database="off", effort=1, total_workspace=None)
     with pytest.raises(SettingsError, match="needs an NVIDIA GPU, and backend='cpu' has none"):
         ucudnn.torch.enable(backend="cpu", workspace_limit="auto")
     with pytest.raises(SettingsError, match="trial_share=2 is no part of the time"):

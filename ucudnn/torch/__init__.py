@@ -57,7 +57,8 @@ def enable(*, backend: str | None = None, **options: Any) -> Enabled:
             convolution that fails here is an error. By default PyTorch's own kernel computes it, which knows no limit.
             With workspace_limit='auto', PyTorch's own kernels run first, and others are tried while the program runs,
             in memory that the peak of PyTorch's own steps leaves. `trial_share`, 0.05 by default, is then the largest
-            part of the time that trials may lose, and the other options are those of measuring before the first step.
+            part of the time that trials may lose, `database` keeps their times, and the other options are those of
+            measuring before the first step.
 
     Returns:
         A context that turns it off again.

@@ -13,6 +13,7 @@ from ucudnn.backends.cpu.backend import CpuBackend
 from ucudnn.backends.cudnn.api.library import LIBRARY_NAME
 from ucudnn.backends.cudnn.backend import CudnnBackend
 from ucudnn.benchmarking.measurer import ProgressListener
+from ucudnn.benchmarking.storage.store import MachineStore, open_store
 from ucudnn.errors import BackendUnavailableError, SettingsError
 from ucudnn.handle import Handle
 from ucudnn.planning.concurrency import groups_under
@@ -32,7 +33,7 @@ from ucudnn.torch.tuning.tuner import Tuner
 _LOG = logging.getLogger(__name__)
 _NO_SETTINGS = ("groups", "effort", "listener")
 _AUTO = "auto"
-_OPTIONS_OF_AUTO = {"workspace_limit", "trial_share", "cudnn_library"}
+_OPTIONS_OF_AUTO = {"workspace_limit", "trial_share", "cudnn_library", "database"}
 _TRIAL_SHARE = 0.05
 
 
@@ -42,8 +43,8 @@ def open_interceptor(backend: str | None, options: Mapping[str, Any]) -> AnyInte
     Args:
         backend: 'auto', 'cudnn' or 'cudnn:CANDIDATES' for tensors on GPUs, 'cpu' for tensors on the CPU; None for the
             value of UCUDNN_BACKEND.
-        options: other arguments of `Handle`; with workspace_limit='auto', only `cudnn_library` and `trial_share`, the
-            largest part of the time that trials may lose.
+        options: other arguments of `Handle`; with workspace_limit='auto', only `cudnn_library`, `database` and
+            `trial_share`, the largest part of the time that trials may lose.
 
     Raises:
         SettingsError: if an option is not known, or has an invalid value.
@@ -118,7 +119,9 @@ def _auto_interceptor(backend: str | None, options: Mapping[str, Any]) -> AutoIn
     others = sorted(name for name in set(options) - _OPTIONS_OF_AUTO if options[name] is not None)
     if others:
         raise SettingsError(f"workspace_limit='auto' chooses kernels in the program: it takes no {', '.join(others)}")
-    settings = Settings.load(backend=backend, cudnn_library=options.get("cudnn_library"))
+    settings = Settings.load(
+        backend=backend, cudnn_library=options.get("cudnn_library"), database=options.get("database")
+    )
     kind, _, target = settings.backend.partition(":")
     if kind not in ("auto", "cudnn"):
         raise SettingsError(f"workspace_limit='auto' needs an NVIDIA GPU, and backend={settings.backend!r} has none")
@@ -133,7 +136,10 @@ def _auto_interceptor(backend: str | None, options: Mapping[str, Any]) -> AutoIn
         def open_backend() -> ComputeBackend:
             return _open_gpu(ordinal, candidates, settings.cudnn_library)
 
-        source = CandidateSource(open_backend, partial(torch.cuda.device, ordinal))
+        def store(backend: ComputeBackend) -> MachineStore | None:
+            return open_store(settings.database, backend, in_program=True)
+
+        source = CandidateSource(open_backend, partial(torch.cuda.device, ordinal), store)
         return Tuner(ProgramOnGpu(ordinal), source, TrialLedger(float(share)))
 
     return AutoInterceptor(open_tuner, "cuda", process_overrides.aten_kernels("cuda"), process_overrides.refresh)

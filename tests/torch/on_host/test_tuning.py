@@ -12,9 +12,11 @@ from torch.utils.checkpoint import checkpoint  # noqa: E402
 from tests.support.host_gpu import assert_near  # noqa: E402
 from tests.support.tuned_program import TunedProgram  # noqa: E402
 from ucudnn.backends.cudnn.backend import CudnnBackend  # noqa: E402
+from ucudnn.benchmarking.storage.database import Database  # noqa: E402
+from ucudnn.benchmarking.storage.store import open_store  # noqa: E402
 from ucudnn.problem import Operation  # noqa: E402
 from ucudnn.torch.overrides import process_overrides  # noqa: E402
-from ucudnn.torch.tuning.call_site import NO_MEMORY, WRONG  # noqa: E402
+from ucudnn.torch.tuning.call_site import NO_MEMORY, WRONG, CallSite  # noqa: E402
 from ucudnn.torch.tuning.program import FreeBlocks  # noqa: E402
 from ucudnn.torch.tuning.tuned_kernel import TunedKernel  # noqa: E402
 from ucudnn.torch.tuning.tuner import TuningPhase  # noqa: E402
@@ -332,3 +334,26 @@ def test_pytorchs_own_kernels_obey_its_benchmark_flag_and_others_are_tried_eithe
     with torch.backends.cudnn.flags(enabled=True, benchmark=benchmark), one.enable():
         settled(one)
     assert set(told) == {benchmark}
+
+
+def test_times_are_kept_as_taken_in_a_program_and_order_the_candidates_of_the_next_one(tuned, tmp_path, monkeypatch):
+    path = str(tmp_path / "measurements.db")
+    one = tuned(50.0, share=0.5, database=path)
+    with one.enable():
+        settled(one)
+    one.source.join(30)
+    machines = Database(path).machines()
+    assert [each.conditions["taken"] for each in machines] == ["in a program"]
+    backend, problem = one.source.backend, next(iter(one.tuner.kernels))
+    assert not open_store(path, backend).load([problem]), "times that were taken in isolation are others"
+    assert open_store(path, backend, in_program=True).load([problem])
+    tried = []
+    reject = CallSite.checked
+    monkeypatch.setattr(
+        CallSite, "checked", lambda site, candidate, *rest: tried.append(candidate) or reject(site, candidate, *rest)
+    )
+    other = tuned(50.0, share=0.5, database=path)
+    with other.enable():
+        settled(other)
+    names = [each.configuration.parts[0].algorithm for each in tried]
+    assert names[0] == "eng1", "the fastest one before, not the first one of the heuristics"

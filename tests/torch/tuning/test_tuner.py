@@ -80,6 +80,9 @@ class Listed:
         found, self._found = self._found, []
         return found
 
+    def keep(self, timed):
+        self.kept = timed
+
     def stop(self):
         self.stopped = True
 
@@ -161,6 +164,11 @@ def test_each_kernel_is_replaced_by_its_fastest_candidate_however_late_times_are
     assert {problem.channels: kernel.name for problem, kernel in tuner.kernels.items()} == {4: "b", 6: "c"}
     assert tuner.gain == pytest.approx((20 + 1 + 1 + 2) / 26)
     assert tuner.uses_adopted
+    assert {(problem.channels, each.parts[0].algorithm) for problem, each, _ in course.source.kept} == {
+        (4, "a"),
+        (4, "b"),
+        (6, "c"),
+    }
     assert course.source.stopped
 
 

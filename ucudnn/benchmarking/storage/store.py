@@ -18,6 +18,7 @@ from ucudnn.profiles.measurement import Measurement
 OFF = "off"
 """The value of the database's setting that turns it off."""
 
+_IN_PROGRAM = {"taken": "in a program"}
 _LOG = logging.getLogger(__name__)
 _T = TypeVar("_T")
 
@@ -104,12 +105,14 @@ def open_database(path: str | None, access: Access = Access.PLAN) -> Database:
     return Database(default_path() if path is None else path, access)
 
 
-def open_store(path: str | None, backend: Backend) -> MachineStore | None:
+def open_store(path: str | None, backend: Backend, *, in_program: bool = False) -> MachineStore | None:
     """Return the database that keeps a backend's measurements, or None if there is none.
 
     Args:
         path: the file; None for the default path, 'off' for no database.
         backend: the backend that measures. The measurements of a replayed profile are not kept.
+        in_program: whether times are taken while a program computes. They are kept as those of another machine, which
+            has the entry `"taken": "in a program"`, because other work of the program goes into them.
 
     Raises:
         DatabaseVersionError: if the file has another schema version.
@@ -124,4 +127,5 @@ def open_store(path: str | None, backend: Backend) -> MachineStore | None:
             raise
         _LOG.warning("%s; going on without it", error)  # the user did not ask for a file in the cache folder
         return None
-    return MachineStore(database, backend.machine(), backend.name, backend.workspace_unit)
+    machine = {**backend.machine(), **(_IN_PROGRAM if in_program else {})}
+    return MachineStore(database, machine, backend.name, backend.workspace_unit)

@@ -287,3 +287,13 @@ def worth_replacing(sites: Collection[CallSite], step_ms: float) -> list[CallSit
         if sum(each.saved_ms * each.calls for each in adopted) >= _LEAST_GAIN * step_ms:
             found += adopted
     return found
+
+
+def timed(sites: Collection[CallSite]) -> list[tuple[ConvolutionProblem, Configuration, list[float]]]:
+    """Return the candidates that were timed often enough in the program, with their times in milliseconds."""
+    return [
+        (site.problem, each.configuration, each.samples_ms)
+        for site in sites
+        for each in site.candidates or ()
+        if each.state is CandidateState.CHECKED and len(each.samples_ms) >= ENOUGH
+    ]

@@ -1,9 +1,11 @@
 """Finds candidates: lists them in the program's own thread, and builds and compiles their engines in others."""
 
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, suppress
 from dataclasses import replace
+from functools import partial
+from math import inf
 from queue import SimpleQueue
 from threading import Thread
 from typing import Any, Protocol, final
@@ -11,11 +13,12 @@ from typing import Any, Protocol, final
 from ucudnn.backends.base import ComputeBackend
 from ucudnn.backends.cudnn.algorithms.compile_ahead import relax
 from ucudnn.backends.cudnn.algorithms.summed import ROUNDED
+from ucudnn.benchmarking.storage.store import MachineStore
 from ucudnn.configuration import Configuration, MicroConfiguration
 from ucudnn.errors import UcudnnError
 from ucudnn.planning.float32_sums import summed
 from ucudnn.problem import ConvolutionProblem
-from ucudnn.profiles.measurement import Algorithm
+from ucudnn.profiles.measurement import Algorithm, Measurement
 from ucudnn.workspace.spare import own_bytes
 
 _LOG = logging.getLogger(__name__)
@@ -27,6 +30,12 @@ _UNTIMED_MS = 1.0
 
 OpenBackend = Callable[[], ComputeBackend]
 """Opens a backend on the thread's current device."""
+
+OpenStore = Callable[[ComputeBackend], MachineStore | None]
+"""Opens what keeps the times that a backend's algorithms took in programs; None if nothing does."""
+
+Timed = tuple[ConvolutionProblem, Configuration, Sequence[float]]
+"""A configuration of a problem, and its times in the program in milliseconds."""
 
 
 class Source(Protocol):
@@ -56,6 +65,9 @@ class Source(Protocol):
     def take(self) -> Any:
         """Return what was found since the last call."""
 
+    def keep(self, timed: Sequence[Timed]) -> None:
+        """Keep what was timed for later programs."""
+
     def stop(self) -> None:
         """End the work in the background."""
 
@@ -71,16 +83,24 @@ class CandidateSource:
         open_backend: opens a backend. Each thread has its own, which builds, because that takes long and would keep
             the program waiting. The program has another one, which lists, and finds engines compiled.
         device: returns a context in which the device is the thread's current one.
+        open_store: opens what keeps times that were taken in programs.
 
     Attributes:
         backend: the program's backend; None until it is open.
         failed: whether there will be no candidates.
     """
 
-    def __init__(self, open_backend: OpenBackend, device: Callable[[], AbstractContextManager[object]]) -> None:
+    def __init__(
+        self,
+        open_backend: OpenBackend,
+        device: Callable[[], AbstractContextManager[object]],
+        open_store: OpenStore = lambda _: None,
+    ) -> None:
         self._open = open_backend
         self._device = device
-        self._listed: SimpleQueue[tuple[ConvolutionProblem, list[Configuration]] | None] = SimpleQueue()
+        self._open_store = open_store
+        self._store: MachineStore | None = None
+        self._work: SimpleQueue[Callable[[ComputeBackend], None] | None] = SimpleQueue()
         self._found: SimpleQueue[tuple[ConvolutionProblem, list[Configuration]]] = SimpleQueue()
         self._threads: list[Thread] = []
         self._stops = False
@@ -118,6 +138,7 @@ class CandidateSource:
             return
         if self.backend is None:
             self.backend = opened
+            self._store = self._open_store(opened)
         else:
             self._threads.append(Thread(target=self._run, args=(opened,), name="ucudnn-candidates", daemon=True))
             self._threads[-1].start()
@@ -133,18 +154,31 @@ class CandidateSource:
             with suppress(UcudnnError, MemoryError, RuntimeError), self._device():
                 found.extend(candidates_within(self.backend, problem, room_bytes))
         self._asked += 1
-        self._listed.put((problem, found))
+        self._work.put(partial(self._answer, problem, found))
 
     def take(self) -> Iterator[tuple[ConvolutionProblem, list[Configuration]]]:
         """Return the candidates that were found since the last call."""
         while not self._found.empty():
             yield self._found.get()
 
+    def keep(self, timed: Sequence[Timed]) -> None:
+        """Let a thread keep the times of undivided configurations, marked as taken in a program."""
+        if self.backend is None or self._store is None:
+            return
+        items = []
+        for problem, configuration, samples_ms in timed:
+            name = configuration.parts[0].algorithm
+            found = next((each for each in self.backend.algorithms(problem) if each.name == name), None)
+            if found is not None and len(configuration.parts) == 1:
+                items.append((problem, Measurement.of(found, samples_ms)))
+        store = self._store
+        self._work.put(lambda _: store.save(items))
+
     def stop(self) -> None:
-        """Let the threads end after what they do now."""
+        """Let the threads end after what they do now, and after what is to be kept."""
         self._stops = True
         for _ in self._threads:
-            self._listed.put(None)
+            self._work.put(None)
 
     def join(self, seconds: float) -> None:
         """Wait until the threads have ended, but for each no longer than some seconds."""
@@ -159,14 +193,20 @@ class CandidateSource:
         relax()
         try:
             with self._device():
-                while not self._stops:
-                    listed = self._listed.get()
-                    if listed is None:
-                        break
-                    self._found.put((listed[0], self._build(builder, *listed)))
-                    self._answered.put(None)  # a queue, because two threads could not count by one number
+                while (work := self._work.get()) is not None:
+                    work(builder)
         except (UcudnnError, MemoryError, RuntimeError, OSError) as error:
             self._fail(error)
+
+    def _answer(
+        self, problem: ConvolutionProblem, configurations: list[Configuration], builder: ComputeBackend
+    ) -> None:
+        """Build the engines of configurations, those first that were the fastest in an earlier program."""
+        known = {} if self._store is None else {m.algorithm.name: m.time_ms for _, m in self._store.load([problem])}
+        whole = {id(each): known.get(each.parts[0].algorithm) for each in configurations if len(each.parts) == 1}
+        ordered = sorted(configurations, key=lambda each: whole.get(id(each)) or inf)  # stable: the others as they were
+        self._found.put((problem, self._build(builder, problem, ordered)))
+        self._answered.put(None)  # a queue, because two threads could not count by one number
 
     def _build(
         self, builder: ComputeBackend, problem: ConvolutionProblem, configurations: list[Configuration]

@@ -15,6 +15,7 @@ from ucudnn.torch.tuning.call_site import (
     Trial,
     priority,
     ranked,
+    timed,
     tolerance,
     worth_replacing,
 )
@@ -333,6 +334,7 @@ class Tuner:
         self.host_seconds["slowest"] = self._maker.slowest_seconds
 
     def _end_trying(self) -> None:
+        self.source.keep(timed(self.sites.values()))
         self.source.stop()
         for site in self.sites.values():
             if not site.finished and site.candidates is not None:
