@@ -10,7 +10,7 @@ _MASKS = (  # in this order; what a machine or a clock decides
     (r"^(cpu: |.* on )[A-Z].*$", r"\1DEVICE"),
     (r"[\d,]*\d(?:\.\d+)?(?:e[+-]?\d+)?", "#"),
     (r"# (?:[KMG]iB|B|bytes)\b", "#"),  # none has no unit
-    (r"# (?:µs|ms|s)\b", "# ms"),
+    (r"# (?:µs|ms|s)\b", "#"),  # the unit goes by the size
     (r"-(?=#)", ""),
 )
 
