@@ -30,5 +30,5 @@ def net():
 
 
 def resnet50():
-    return torch.nn.Sequential(torch.nn.Conv2d(3, 2, 32, stride=32))
+    return torch.nn.Sequential(torch.nn.Conv2d(3, 2, 32, stride=32), torch.nn.Flatten(), torch.nn.Linear(98, 10))
 """

@@ -72,9 +72,11 @@ def prune(
 ) -> None:
     """Delete old measurements, or those of a network or a problem.
 
-    ucudnn cache prune --network alexnet
+    For example:
 
-    ucudnn cache prune --problem "128x13x13" --older-than 7
+        ucudnn cache prune --network alexnet
+
+        ucudnn cache prune --problem "128x13x13" --older-than 7
     """
     layers = [layer.forward for name in network or () for layer in load_network(name).layers]
     opened = _opened(context, Access.CHANGE)

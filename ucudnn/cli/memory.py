@@ -16,7 +16,6 @@ from ucudnn.cli.options import (
     DEFAULT_DEVICE,
     AlgorithmsOption,
     AutocastOption,
-    BatchOption,
     DeviceOption,
     DtypeOption,
     JsonOption,
@@ -29,6 +28,7 @@ from ucudnn.cli.options import (
     OptimizerOption,
     PlotOption,
     StepArgument,
+    StepBatchOption,
     TokensOption,
     typed_options,
 )
@@ -70,7 +70,7 @@ memory = CommandLine(
 def why(
     context: typer.Context,
     step: StepArgument,
-    batch: BatchOption = None,
+    batch: StepBatchOption = None,
     budget: Annotated[
         str | None,
         typer.Option(metavar="SIZE", help="Look for mini-batches within this budget; default: the device's memory."),
@@ -134,7 +134,7 @@ def why(
 def plan_step(
     context: typer.Context,
     step: StepArgument,
-    batch: BatchOption = None,
+    batch: StepBatchOption = None,
     budget: Annotated[
         str | None,
         typer.Option(metavar="SIZE", help="Memory for the whole step, such as 12GiB; default: the device's."),
@@ -179,13 +179,19 @@ def plan_step(
 ) -> None:
     """Show what policies make of a step within a budget: time, peak, moved bytes, stalls and fragmentation.
 
-    ucudnn memory plan resnet50 --batch 256 --budget 12GiB --device h200
+    All policies within a budget, some of them on another device, and all of them at many budgets:
 
-    ucudnn memory plan vgg16 --batch 128 --device titan-x --policy stock,checkpoint
+        ucudnn memory plan resnet50 --batch 256 --budget 12GiB --device h200
 
-    ucudnn memory plan unet3d --front --plot front.png
+        ucudnn memory plan vgg16 --device titan-x --policy stock,checkpoint
 
-    ucudnn memory plan vgg16 --device titan-x --policy vdnn-all-p --timeline queues.png --addresses pool.png
+        ucudnn memory plan unet3d --front --plot front.png
+
+    What one policy moves and where its pool puts it, as pictures:
+
+        ucudnn memory plan vgg16 --policy vdnn-all-p --timeline queues.png
+
+        ucudnn memory plan vgg16 --policy vdnn-all-p --addresses pool.png
     """
     for picture in (plot, timeline, addresses):
         if picture is not None:
@@ -226,7 +232,7 @@ def record_step(
     context: typer.Context,
     model: ModelArgument,
     out: Annotated[Path, typer.Option(metavar="FILE", help="File to write; .gz compresses.")],
-    batch: BatchOption = None,
+    batch: StepBatchOption = None,
     shape: ModelShapeOption = "3x224x224",
     tokens: TokensOption = False,
     loss: LossOption = "cross-entropy",

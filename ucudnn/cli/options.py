@@ -29,8 +29,14 @@ _COMPLETE_LAYOUT = choices(*LAYOUT_NAMES)
 BatchOption = Annotated[
     int | None,
     typer.Option(
-        "--batch", metavar="N", help="Mini-batch size; default: that of the network, or 16 where NumPy computes it."
+        "--batch",
+        metavar="N",
+        help="Mini-batch size; default: that of the network or the profile, or 16 where NumPy computes it.",
     ),
+]
+StepBatchOption = Annotated[
+    int | None,
+    typer.Option("--batch", metavar="N", help="Mini-batch size; default: that of the recorded step, 32 for a model."),
 ]
 WorkspaceOption = Annotated[
     str | None,
