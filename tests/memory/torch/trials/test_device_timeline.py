@@ -4,17 +4,14 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+from ucudnn.memory.simulation.hidden_copies import merged  # noqa: E402
 from ucudnn.memory.simulation.result import Queue  # noqa: E402
-from ucudnn.memory.torch.trials.device_timeline import DeviceWork, MeasuredTimeline, measure_timeline, merged  # noqa: E402
+from ucudnn.memory.torch.trials.device_timeline import MeasuredTimeline, measure_timeline  # noqa: E402
 
 
 def timeline(compute, to_host=(), from_host=()):
     lanes = {Queue.COMPUTE: compute, Queue.TO_HOST: to_host, Queue.FROM_HOST: from_host}
     return MeasuredTimeline(lanes={queue: merged(pieces) for queue, pieces in lanes.items()}, end_ms=100.0)
-
-
-def test_pieces_that_touch_are_one():
-    assert merged([(4, 6), (0, 2), (2, 3), (5, 9)]) == (DeviceWork(0, 3), DeviceWork(4, 9))
 
 
 def test_overlap_is_the_part_of_the_copies_beside_compute():

@@ -1,6 +1,7 @@
 """FittedStep: a model whose forward and backward follow a plan, for a training loop that stays as it is."""
 
 from collections.abc import Sequence
+from statistics import median
 from typing import Any, final
 
 import torch
@@ -11,10 +12,13 @@ from ucudnn.errors import InvalidValueError
 from ucudnn.memory.costs import Costs
 from ucudnn.memory.graph import Phase, Role
 from ucudnn.memory.plans.plan import MemoryPlan
+from ucudnn.memory.reports.plan_summary import backward_end_ms, plan_lines
 from ucudnn.memory.simulation.result import Simulation
 from ucudnn.memory.torch.execution.generator import GeneratedCode, generate
 from ucudnn.memory.torch.execution.step_program import StepProgram, StepSubject
 from ucudnn.memory.torch.execution.transfers import Transfers
+from ucudnn.memory.torch.execution.usage import StepClock, memory_usage
+from ucudnn.units import format_bytes, format_ms
 
 
 @final
@@ -42,6 +46,7 @@ class PlannedRun:
         self.persistent = tuple(tensor for tensor, _ in program.persistent)
         self.guarded = _guarded(program)
         self.forwards = 0  # how often forward has begun
+        self.clock = StepClock(program.device)
         self._debug = debug
         self._delayed = simulation.delayed
         self.copying = simulation.offloaded_bytes > 0
@@ -51,6 +56,7 @@ class PlannedRun:
     def forward(self, inputs: tuple[Tensor, ...]) -> tuple[tuple[Tensor, ...], list[Any]]:
         """Return the outputs, and what backward needs."""
         self.forwards += 1
+        self.clock.begin()
         return self._settled(self.code.forward, self.persistent, inputs)  # type: ignore[no-any-return]
 
     def backward(self, number: int, state: list[Any], tangents: Sequence[Tensor]) -> tuple[Tensor | None, ...]:
@@ -66,6 +72,7 @@ class PlannedRun:
                 " forward on the host: call backward after each forward"
             )
         gradients: tuple[Tensor | None, ...] = self._settled(self.code.backward, self.persistent, state, tangents)
+        self.clock.end()
         if self._checked:
             self._checked = False
             self.code = self._generated()
@@ -206,6 +213,27 @@ class FittedStep(nn.Module):
         inputs = tuple(leaf for leaf in leaves if isinstance(leaf, Tensor))
         sources = [inputs[each] if isinstance(each, int) else each for each in self._sources]
         return self._run.program.build_result(_Replay.apply(self._run, inputs, *sources))
+
+    def report(self) -> str:
+        """Return what the plan does and what that takes, predicted and measured so far, for people.
+
+        The measured peak is what PyTorch's allocator had at most in this process. It is not known on a CPU.
+        """
+        plan, costs, run, device = self.plan, self.costs, self._run, self._run.program.device
+        usage = memory_usage(plan.graph, costs, device)
+        peak = f"peak: predicted {format_bytes(self.simulation.peak_bytes + usage.library_bytes)}"
+        if device.type == "cuda":
+            peak += f", measured {format_bytes(torch.cuda.max_memory_allocated(device))}"
+        time = f"forward and backward: predicted {format_ms(backward_end_ms(plan, self.simulation))}"
+        measured = run.clock.times_ms()
+        if measured:
+            time += f", measured {format_ms(median(measured))} in {len(measured)} steps"
+        budget = (
+            "" if plan.budget_bytes is None else f", budget {format_bytes(plan.budget_bytes + usage.library_bytes)}"
+        )
+        head = f"{plan.graph.name}, mini-batch {plan.graph.batch}, on {costs.device}: policy {plan.policy}{budget}"
+        host = f"host memory: {format_bytes(self.transfers.block_bytes)}{', pinned' if device.type == 'cuda' else ''}"
+        return "\n".join([head, peak, time, *usage.lines(), host, *plan_lines(plan, costs, self.simulation)])
 
     def close(self) -> None:
         """Give the host's memory back; the step cannot run its plan after that."""

@@ -1,7 +1,9 @@
-"""What a fitted step has on its device beside activations, and what the device holds outside of PyTorch's allocator."""
+"""What a fitted step takes: who has how much memory beside activations, and the time of its steps."""
 
+from collections import deque
 from dataclasses import dataclass
-from typing import final
+from time import perf_counter
+from typing import Any, final
 
 import torch
 
@@ -81,3 +83,44 @@ def outside_bytes(device: torch.device) -> int:
         return 0
     free, total = torch.cuda.mem_get_info(device)
     return max(0, total - free - torch.cuda.memory_reserved(device))
+
+
+@final
+class StepClock:
+    """Times the steps of a program from the begin of forward to the end of backward, without waiting for the device.
+
+    The first step does not count, because kernels are chosen and memory is first taken in it.
+    """
+
+    _MOST = 50  # steps that are kept, the latest ones
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._begin: Any = None
+        self._steps = 0
+        self._pairs: deque[tuple[Any, Any]] = deque(maxlen=self._MOST)
+
+    def begin(self) -> None:
+        """Note that forward begins."""
+        self._begin = self._mark()
+
+    def end(self) -> None:
+        """Note that backward has ended."""
+        self._steps += 1
+        if self._begin is not None and self._steps > 1:
+            self._pairs.append((self._begin, self._mark()))
+        self._begin = None
+
+    def times_ms(self) -> list[float]:
+        """Wait for the device, and return the times of the latest steps in milliseconds."""
+        if self._device.type != "cuda":
+            return [(end - begin) * 1e3 for begin, end in self._pairs]
+        torch.cuda.synchronize(self._device)
+        return [float(begin.elapsed_time(end)) for begin, end in self._pairs]
+
+    def _mark(self) -> Any:
+        if self._device.type != "cuda":
+            return perf_counter()
+        event = torch.cuda.Event(enable_timing=True)
+        event.record(torch.cuda.current_stream(self._device))
+        return event

@@ -4,31 +4,20 @@ On a GPU PyTorch's profiler (CUPTI) sees each kernel and each copy. On a CPU a c
 measure it, all other time counts as compute, and nothing overlaps.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from time import perf_counter
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch._C._autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile
 
+from ucudnn.memory.simulation.hidden_copies import DeviceWork, merged, share_beside
 from ucudnn.memory.simulation.result import Queue
 from ucudnn.memory.torch.execution.transfers import Transfers
 
 _TO_HOST, _FROM_HOST = "Memcpy DtoH", "Memcpy HtoD"  # beginnings of CUPTI's names
-
-
-class DeviceWork(NamedTuple):
-    """A piece of work of a device, or several of the same queue without a gap between them.
-
-    Attributes:
-        begin_ms: its begin, in milliseconds since the step began.
-        end_ms: its end.
-    """
-
-    begin_ms: float
-    end_ms: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,8 +40,7 @@ class MeasuredTimeline:
     def overlap(self) -> float | None:
         """The share of the copies' time during which the device computed; None without copies."""
         copies = [*self.lanes[Queue.TO_HOST], *self.lanes[Queue.FROM_HOST]]
-        total = sum(end - begin for begin, end in copies)
-        return sum(_beside(each, self.lanes[Queue.COMPUTE]) for each in copies) / total if total else None
+        return share_beside(copies, self.lanes[Queue.COMPUTE])
 
 
 def measure_timeline(
@@ -66,17 +54,6 @@ def measure_timeline(
         transfers: the copies of the step's plan; None where it has no plan.
     """
     return _on_gpu(run) if device.type == "cuda" else _on_cpu(run, transfers)
-
-
-def merged(pieces: Iterable[tuple[float, float]]) -> tuple[DeviceWork, ...]:
-    """Return pieces in the order of time, those that overlap or touch as one."""
-    found: list[DeviceWork] = []
-    for begin, end in sorted(pieces):
-        if found and begin <= found[-1].end_ms:
-            found[-1] = DeviceWork(found[-1].begin_ms, max(end, found[-1].end_ms))
-        else:
-            found.append(DeviceWork(begin, end))
-    return tuple(found)
 
 
 def _on_gpu(run: Callable[[], object]) -> MeasuredTimeline | None:
@@ -122,8 +99,3 @@ def _on_cpu(run: Callable[[], object], transfers: Transfers | None) -> MeasuredT
 def _timeline(found: Mapping[Queue, Sequence[tuple[float, float]]]) -> MeasuredTimeline:
     lanes = {queue: merged(pieces) for queue, pieces in found.items()}
     return MeasuredTimeline(lanes=lanes, end_ms=max(lane[-1].end_ms for lane in lanes.values() if lane))
-
-
-def _beside(copy: DeviceWork, lane: Sequence[DeviceWork]) -> float:
-    """Return for how long a lane worked while a copy ran."""
-    return sum(max(0.0, min(copy.end_ms, end) - max(copy.begin_ms, begin)) for begin, end in lane)

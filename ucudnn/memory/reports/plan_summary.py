@@ -1,0 +1,102 @@
+"""What a plan does, in lines: peak, time and link as predicted, and what happens to which storages of which layer."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from ucudnn.memory.costs import Costs
+from ucudnn.memory.graph import Phase
+from ucudnn.memory.liveness import measure_liveness
+from ucudnn.memory.plans.actions import ActionKind
+from ucudnn.memory.plans.plan import MemoryPlan
+from ucudnn.memory.simulation.hidden_copies import planned_overlap
+from ucudnn.memory.simulation.result import Queue, Simulation
+from ucudnn.units import format_bytes, format_ms
+
+_MOST_LAYERS = 20
+_ELSEWHERE = "outside of modules"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayerTreatment:
+    """What a plan does to the storages that one layer makes.
+
+    Attributes:
+        layer: the module.
+        verb: 'offloaded' or 'recomputed'.
+        storages: how many.
+        size: their bytes.
+    """
+
+    layer: str
+    verb: str
+    storages: int
+    size: int
+
+
+def layer_treatments(plan: MemoryPlan) -> tuple[LayerTreatment, ...]:
+    """Return what a plan does to the storages of each layer, most bytes first."""
+    graph = plan.graph
+    found: dict[tuple[str, str], set[int]] = {}
+    gone: set[int] = set()
+    for kind, target in plan.actions:
+        if kind is ActionKind.OFFLOAD:
+            found.setdefault((_layer(plan, target), "offloaded"), set()).add(target)
+        elif kind is ActionKind.FREE:
+            gone.add(target)
+        elif kind is ActionKind.RECOMPUTE:
+            for storage, _ in graph.makes[target]:
+                if storage in gone:
+                    found.setdefault((_layer(plan, storage), "recomputed"), set()).add(storage)
+    treatments = [
+        LayerTreatment(
+            layer=layer, verb=verb, storages=len(storages), size=sum(graph.sizes[storage] for storage in storages)
+        )
+        for (layer, verb), storages in found.items()
+    ]
+    return tuple(sorted(treatments, key=lambda each: (-each.size, each.layer, each.verb)))
+
+
+def backward_end_ms(plan: MemoryPlan, simulation: Simulation) -> float:
+    """Return when the last operation of forward and backward ends, in milliseconds."""
+    ends = [
+        end
+        for queue, action, _, end in simulation.timeline
+        if queue is Queue.COMPUTE and plan.graph.operations[plan.actions[action].target].phase is not Phase.OPTIMIZER
+    ]
+    return max(ends, default=0.0)
+
+
+def plan_lines(plan: MemoryPlan, costs: Costs, simulation: Simulation) -> list[str]:
+    """Return floor, link and treatment of layers, a line each."""
+    floor = measure_liveness(plan.graph, costs).floor_bytes
+    return [f"floor: {format_bytes(floor)}", _link(simulation), *_treatments(plan)]
+
+
+def _link(simulation: Simulation) -> str:
+    if not simulation.offloaded_bytes:
+        return "link: not used"
+    overlap = planned_overlap(simulation) or 0.0
+    busy = sum(end - begin for queue, _, begin, end in simulation.timeline if queue is not Queue.COMPUTE)
+    return (
+        f"link: {format_bytes(simulation.offloaded_bytes)} to the host and {format_bytes(simulation.prefetched_bytes)}"
+        f" back in each step, predicted {format_ms(busy)}, {overlap:.0%} of it beside compute; compute waits"
+        f" {format_ms(simulation.wait_ms + simulation.memory_stall_ms)} for copies"
+    )
+
+
+def _treatments(plan: MemoryPlan) -> Iterator[str]:
+    treatments = layer_treatments(plan)
+    if not treatments:
+        yield "every storage stays until its last access"
+    for each in treatments[:_MOST_LAYERS]:
+        noun = "storage" if each.storages == 1 else "storages"
+        yield f"{each.verb} of {each.layer}: {each.storages} {noun}, {format_bytes(each.size)}"
+    if len(treatments) > _MOST_LAYERS:
+        rest = treatments[_MOST_LAYERS:]
+        yield f"and of {len(rest)} more layers: {format_bytes(sum(each.size for each in rest))}"
+
+
+def _layer(plan: MemoryPlan, storage: int) -> str:
+    """Return the module of the operation that first writes a storage."""
+    writers = plan.graph.writers[storage]
+    return (plan.graph.operations[writers[0]].module if writers else "") or _ELSEWHERE
