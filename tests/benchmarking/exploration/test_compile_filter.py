@@ -83,6 +83,14 @@ def test_other_kinds_of_problems_have_to_learn_by_themselves(options):
     assert known.admits(wanted(**options), "eng19")
 
 
+def test_a_float32_sum_is_a_kind_of_its_own():
+    known, rounded = CompileFilter(), {"operation": Operation.BACKWARD_FILTER, "dtype": DataType.FLOAT16}
+    for channels in (4, 8):
+        known.add(wanted(channels, **rounded), "eng19", 90.0)
+    assert not known.admits(wanted(6, **rounded), "eng19")
+    assert known.admits(wanted(6, **rounded, float32_sum=True), "eng19+float32")
+
+
 def test_depthwise_is_a_kind_of_its_own():
     known = CompileFilter()
     for channels in (4, 8):

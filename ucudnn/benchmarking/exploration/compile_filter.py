@@ -76,6 +76,7 @@ def _kind_of(problem: ConvolutionProblem, name: str) -> _ProblemKind:
         1 < problem.groups == problem.channels,
         any(each > 1 for each in problem.dilation),
         bool(problem.post_padding),
+        problem.float32_sum,
         bool(problem.x_channel_stride),
         bool(problem.y_channel_stride),
         name.partition("+")[0].partition("_")[0],
