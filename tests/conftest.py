@@ -18,7 +18,15 @@ settings.load_profile("default")
 
 
 def pytest_terminal_summary(terminalreporter, config):
-    """Print how to repeat this run's random order; pytest-randomly's own line is not shown with `-q`."""
+    """Print what was skipped and why, and how to repeat this run's random order, each in one line.
+
+    pytest's own lines of skipped tests are hundreds without a GPU, and pytest-randomly's is not shown with `-q`.
+    """
+    from tests.support.skips import skip_line  # later than the top, because pytest rewrites assertions of that package
+
+    skipped = [str(report.longrepr[2]) for report in terminalreporter.stats.get("skipped", [])]
+    if line := skip_line(skipped):
+        terminalreporter.write_line(line)
     if (seed := config.getoption("randomly_seed", None)) is not None:
         terminalreporter.write_line(f"random order: repeat it with `-p randomly --randomly-seed={seed}`")
 

@@ -5,6 +5,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+from tests.support.skips import skip_line
+
 ROOT = Path(__file__).parents[1]
 
 
@@ -21,3 +23,21 @@ def test_processes_collect_the_same_tests_in_the_same_order():
     first, other = collected("1"), collected("2")
     assert "tests/test_collection.py::test_processes_collect_the_same_tests_in_the_same_order" in first
     assert first == other
+
+
+def test_one_line_says_what_was_skipped_and_why(tmp_path):
+    reasons = ["Skipped: no GPU", "Skipped: no GPU", "could not import 'cupy'\nat length", *map(str, range(7))]
+    line = skip_line(reasons)
+    assert line.startswith("skipped 10: 2 because: no GPU; 1 because: could not import 'cupy'; 1 because: 0;")
+    assert line.endswith("; 3 for other reasons (`-rs` names each)")
+    assert skip_line([]) == ""
+
+
+def test_the_suite_prints_that_line(tmp_path):
+    (tmp_path / "test_one.py").write_text("import pytest\n\ndef test_one():\n    pytest.skip('it rains')\n")
+    (tmp_path / "conftest.py").write_text("from tests.conftest import pytest_terminal_summary\n")
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-c", ROOT / "pyproject.toml", tmp_path]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=True)
+    lines = [line for line in done.stdout.splitlines() if "it rains" in line]
+    assert lines == ["skipped 1: 1 because: it rains (`-rs` names each)"]
