@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from bench.tools.results import ROOT, load, save
+from bench.tools.results import RESULTS, ROOT, load, save
 from bench.torch.conformance import counts_of, differences_of
 
 pytest.importorskip("torch")
@@ -101,3 +101,15 @@ def test_kernels_of_several_processes_count_once_and_are_divided_if_one_divides(
     }
     assert found["left"] == {"complex": 2}
     assert found["configurations"] == {"Forward a": "1x4 GEMM or 2x2 GEMM"}
+
+
+def test_pytorchs_own_tests_pass_in_micro_batches_on_the_cpu():
+    cases = load(RESULTS / "torch" / "conformance_cpu.json")["cases"]
+    assert {case["conditions"]["torch"].partition("+")[0] for case in cases.values()} == {"2.10.0", "2.13.0"}
+    rounded = {"TestConvolutionNN::test_functional_grad_conv2d"}  # two plans of one gradient, the same to 1e-5
+    for case in cases.values():
+        assert case["compared"] > 40
+        assert case["through_ucudnn"]["calls"] > 2000
+        assert case["through_ucudnn"]["divided kernels"] > 50
+        assert len(case["configurations"]) == case["through_ucudnn"]["kernels"]
+        assert case["differences"].keys() <= rounded
