@@ -2,6 +2,7 @@
 
 from fractions import Fraction
 from itertools import pairwise
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -13,7 +14,7 @@ from ucudnn.solvers import branch_and_bound
 from ucudnn.solvers.branch_and_bound import search
 from ucudnn.solvers.enumeration import Change, Enumeration
 from ucudnn.solvers.knapsack import knapsack_of
-from ucudnn.solvers.linear_relaxation import relax
+from ucudnn.solvers.linear_relaxation import Moves, relax
 
 WORK_OF_A_ROUND = 20_000
 
@@ -149,3 +150,37 @@ def test_equal_ratios_are_filled_to_the_byte():
     found = search(relax(knapsack_of(fronts, [1] * len(fronts), total)))
     assert total - totals_of(fronts, [1] * len(fronts), found.counts)[1] <= 16
     assert found.value_ms - found.bound_ms <= 16e-6
+
+
+@pytest.mark.parametrize("copies", [1, 7, 100])
+def test_a_sum_of_long_times_is_exact_in_a_float(copies):
+    knapsack = knapsack_of([((0, 8), (3e9, 1e9)), ((0, 8), (2.0, 1.0))], [copies, 1], 8)
+    most = (knapsack.ticks[knapsack.starts[:-1]] * knapsack.counts).sum()
+    assert 2**49 < most <= 2**50
+    assert knapsack.ticks[0] * knapsack.ms_per_tick == pytest.approx(3e9)
+
+
+def moves_of(cohort, sizes, costs, copies):
+    numbers = (np.array(each) for each in (cohort, [1] * len(cohort), sizes, sizes))
+    cohort, point, sizes, ticks = numbers
+    return Moves(cohort=cohort, point=point, sizes=sizes, ticks=ticks, costs=np.array(costs), copies=np.array(copies))
+
+
+def test_as_many_kernels_make_a_move_as_its_cost_allows():
+    # Ten times 0.1 is 1, though 0.1 in binary is a little more than a tenth.
+    moves = moves_of([0, 1, 2], [1, 1, 1], [0.0, 0.1, 0.3], [99, 99, 2])
+    assert branch_and_bound._affordable(moves, 1.0).tolist() == [99, 10, 2]
+
+
+@pytest.mark.parametrize(
+    ("length", "rest", "price", "most"),
+    [
+        (8, 4, 1.0, 5),  # 3 x 10 bytes of the other move and the 4 bytes of the rest: 34 = 4 x 8 + 2
+        (6, 0, 0.5, 7),  # 3 x 10 bytes, and 6 bytes whose price is the goal: 36 = 6 x 6
+        (50, 0, 1.0, 1),
+    ],
+)
+def test_a_free_move_is_limited_by_the_bytes_that_others_make_up_for(length, rest, price, most):
+    moves = moves_of([0, 1], [length, -10], [0.0, 1.0], [1000, 3])
+    relaxation = SimpleNamespace(rest_bytes=rest, price=price, choices=np.array([0, 1]))
+    assert branch_and_bound._most_copies(relaxation, moves, 3.0).tolist() == [most, 3]

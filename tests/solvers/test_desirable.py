@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from tests.support import paper
 from tests.support.configurations import micro_configurations
 from ucudnn.configuration import MicroConfiguration
-from ucudnn.solvers.desirable import desirable_set
+from ucudnn.solvers.desirable import desirable_set, fastest
 
 
 def plain(candidates):
@@ -57,6 +57,23 @@ def test_sums_of_equal_times_do_not_make_points_of_their_own():
         MicroConfiguration(size=3, algorithm="c", time_ms=0.3, workspace_bytes=8),
     ]
     assert [str(each) for each in desirable_set(candidates, 3)] in (["3x1 a"], ["1x2 b + 1x1 a"])
+
+
+@given(micro_configurations(), st.integers(1, 12), st.randoms())
+def test_the_fastest_is_the_last_in_any_order_of_candidates(candidates, size, random):
+    front = desirable_set(candidates, size)
+    random.shuffle(candidates)
+    found = fastest(candidates, size)
+    assert (found is None) == (not front)
+    if front:
+        assert found.time_ms == front[-1].time_ms
+
+
+def test_times_below_a_tick_count_so_that_one_call_is_faster_than_two():
+    one, two = (MicroConfiguration(algorithm="A", size=size, time_ms=1e-20, workspace_bytes=0) for size in (1, 2))
+    for candidates in ([one, two], [two, one]):
+        (found,) = desirable_set(candidates, 2)
+        assert found.parts == (two,)
 
 
 def test_what_cannot_be_reached_is_empty():

@@ -3,7 +3,7 @@
 A new solver adds a member of SolverName and no test.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import product
 
 import pytest
@@ -179,6 +179,23 @@ def test_what_is_too_much_for_the_search_goes_to_a_solver(monkeypatch):
     assert (searched.method, solved.method) == ("search", "highs")
     check(solved, given_choices, total)
     assert solved.time_ms == pytest.approx(searched.time_ms, rel=1e-9)
+
+
+@pytest.mark.parametrize(("factor", "margins", "method"), [(1, 0.5, "search"), (1, 2, "highs"), (1e-6, 2, "highs")])
+def test_a_search_is_enough_within_a_relative_margin(monkeypatch, factor, margins, method):
+    given_choices = [
+        Choice(desirable=tuple(Point(each.workspace_bytes, each.time_ms * factor) for each in one.desirable), count=2)
+        for one in hard_choices()[:5]
+    ]
+    found = branch_and_bound.search
+
+    def left_open(*arguments):
+        answer = found(*arguments)
+        bound_ms = answer.value_ms * (1 - margins * division_module._MARGIN)
+        return replace(answer, bound_ms=bound_ms, optimal=False)
+
+    monkeypatch.setattr(branch_and_bound, "search", left_open)
+    assert divide(given_choices, 8 * MIB + 12345).method == method
 
 
 def test_a_solver_begins_with_what_the_search_found(monkeypatch, caplog):
