@@ -1,5 +1,6 @@
 """`ucudnn memory plan --timeline --addresses`: what is drawn of a plan is what the simulation says."""
 
+import pickle
 import sys
 
 import pytest
@@ -71,13 +72,16 @@ def call(monkeypatch, capsys, tmp_path):
     return run
 
 
-def test_the_command_draws_both_pictures(call, tmp_path):
-    status, error = call("--policy", "vdnn-all-p", "--timeline", "queues.svg", "--addresses", "pool.png")
+def test_the_command_draws_both_pictures_and_writes_a_snapshot(call, tmp_path):
+    files = ("--timeline", "queues.svg", "--addresses", "pool.png", "--snapshot", "plan.pickle")
+    status, error = call("--policy", "vdnn-all-p", *files)
     assert status == 0, error
     text = (tmp_path / "queues.svg").read_text()
     assert "from the host" in text
     assert "D2H" in text
     assert (tmp_path / "pool.png").read_bytes().startswith(b"\x89PNG")
+    actions = {entry["action"] for entry in pickle.loads((tmp_path / "plan.pickle").read_bytes())["device_traces"][0]}
+    assert actions == {"segment_alloc", "alloc", "free_requested", "free_completed"}
 
 
 @pytest.mark.parametrize(

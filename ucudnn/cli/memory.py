@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from ucudnn.cli.help_text import CommandLine, choices
-from ucudnn.cli.memory_pictures import check_pool, draw_address_map, draw_timeline, only_policy
+from ucudnn.cli.memory_pictures import check_pool, draw_plan, only_policy
 from ucudnn.cli.memory_run import run_step
 from ucudnn.cli.options import (
     DEFAULT_DEVICE,
@@ -55,7 +55,7 @@ _RULES = (
     NoEffect(options=(*_MODEL_OPTIONS, "--keep-gradients"), without=("a model, MODULE:CALLABLE",)),
     NoEffect(options=("--algorithms",), beside=("a measured step without --device",)),
     NoEffect(options=("--points",), without=("--front",)),
-    NoEffect(options=("--budget", "--timeline", "--addresses"), beside=("--front",)),
+    NoEffect(options=("--budget", "--timeline", "--addresses", "--snapshot"), beside=("--front",)),
     NoEffect(options=("--pool",), without=("--addresses",)),
 )
 
@@ -173,6 +173,10 @@ def plan_step(
         Path | None,
         typer.Option(metavar="FILE", help="Picture of one policy's plan: its pool's address map over time."),
     ] = None,
+    snapshot: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="One policy's plan as a snapshot for PyTorch's memory visualizer (pickle)."),
+    ] = None,
     pool: Annotated[str, typer.Option(metavar="POOL", help=f"Pool of --addresses: {', '.join(POOLS)}.")] = POOLS[-1],
     as_json: JsonOption = False,
     as_csv: Annotated[bool, typer.Option("--csv", help="Print CSV, one line for each plan.")] = False,
@@ -199,7 +203,7 @@ def plan_step(
     check_pool(pool)
     limit = None if budget is None else parse_bytes(budget)
     names = named_policies(policy)
-    drawn = only_policy(names) if timeline or addresses else ""
+    drawn = only_policy(names) if timeline or addresses or snapshot else ""
     subject = _Subject.open(context)
     if front:
         _show_front(subject, names, points, plot, as_json, as_csv)
@@ -208,10 +212,9 @@ def plan_step(
     limit = costs.memory_bytes if limit is None else limit
     with _telling("planning") as tell:
         found = compare_policies(subject.graph, costs, limit, names, tell)
-    if timeline:
-        draw_timeline(find_policy(drawn).plan(subject.graph, costs, limit), costs, timeline)
-    if addresses:
-        draw_address_map(find_policy(drawn).plan(subject.graph, costs, limit), costs, pool, addresses)
+    if drawn:
+        plan = find_policy(drawn).plan(subject.graph, costs, limit)
+        draw_plan(plan, costs, timeline=timeline, addresses=addresses, pool=pool, snapshot=snapshot)
     if plot is not None:
         dots = {
             row.policy: [PolicyPoint(row.simulation.peak_bytes, row.simulation.time_ms)]

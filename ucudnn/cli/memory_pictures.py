@@ -13,9 +13,11 @@ from ucudnn.memory.pools.placement import Pool
 from ucudnn.memory.pools.planned import PlannedPool
 from ucudnn.memory.pools.two_ended import TwoEndedPool, mobility_in
 from ucudnn.memory.reports.comparison import POOLS
+from ucudnn.memory.reports.snapshot import encode_snapshot
 from ucudnn.memory.simulation.result import Lifetime, Queue, Simulation
 from ucudnn.memory.simulation.simulator import simulate
 from ucudnn.plots import AddressPicture, QueuePicture, draw_addresses, draw_queues
+from ucudnn.reporting.output_file import write_whole
 from ucudnn.units import format_bytes, format_ms
 
 _NEAR = 1.5  # times the peak, beyond which a budget is not drawn
@@ -39,8 +41,27 @@ def only_policy(names: Sequence[str]) -> str:
         InvalidValueError: if there are several.
     """
     if len(names) != 1:
-        raise InvalidValueError("--timeline and --addresses draw the plan of one policy: give it as --policy NAME")
+        raise InvalidValueError(
+            "--timeline, --addresses and --snapshot draw the plan of one policy: give it as --policy NAME"
+        )
     return names[0]
+
+
+def draw_plan(
+    plan: MemoryPlan, costs: Costs, *, timeline: Path | None, addresses: Path | None, pool: str, snapshot: Path | None
+) -> None:
+    """Write the pictures of a plan that are wanted, and its snapshot.
+
+    Raises:
+        InvalidValueError: if there is no such pool.
+        OutputError: if a file cannot be written.
+    """
+    if timeline is not None:
+        draw_timeline(plan, costs, timeline)
+    if addresses is not None:
+        draw_address_map(plan, costs, pool, addresses)
+    if snapshot is not None:
+        write_whole(snapshot, encode_snapshot(plan, costs))
 
 
 def draw_timeline(plan: MemoryPlan, costs: Costs, path: Path) -> None:
