@@ -55,6 +55,16 @@ class TracedTensor:
             elements *= size if stride or not size else 1
         return elements * self.dtype.itemsize
 
+    @property
+    def is_contiguous(self) -> bool:
+        """Whether its elements lie one behind the other in the order of its dimensions."""
+        expected = 1
+        for size, stride in zip(reversed(self.shape), reversed(self.stride), strict=True):
+            if size != 1 and stride != expected:
+                return False
+            expected *= size
+        return True
+
     def on_meta(self) -> torch.Tensor:
         """Return a tensor of this geometry without memory."""
         return torch.empty_strided(self.shape, self.stride, dtype=self.dtype, device="meta")

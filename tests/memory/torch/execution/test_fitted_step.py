@@ -13,6 +13,7 @@ import ucudnn.memory
 from tests.support.plain_training import Race, state_of, train
 from tests.support.small_networks import InPlace, Several, small_network
 from ucudnn.errors import BudgetError, InvalidValueError, StepGraphError
+from ucudnn.memory.liveness import measure_liveness
 
 
 def several_loss(outputs, target):
@@ -174,13 +175,22 @@ def test_two_fitted_models_train_side_by_side():
     first.check(steps[0])
 
 
-def test_a_budget_below_the_floor_is_refused_before_anything_runs():
-    model, inputs, loss = small_network("resnet18")
+def test_a_budget_below_the_floor_is_refused_before_anything_runs_with_what_would_help():
+    model, inputs, loss = small_network("inplace")
+    inputs = tuple(each.repeat(8, *[1] * (each.dim() - 1)) for each in inputs)
     before = copy.deepcopy(model.state_dict())
-    with pytest.raises(BudgetError, match=r"below the floor of ResNet, .*raise the budget to the floor") as caught:
-        ucudnn.memory.fit(model, inputs, loss=loss, budget="1MiB")
-    assert caught.value.required_bytes > 2**20
+    with pytest.raises(BudgetError, match=r"below the floor of InPlace, .*raise the budget to the floor") as caught:
+        ucudnn.memory.fit(model, inputs, loss=loss, budget="140KiB")
     assert all(torch.equal(before[key], value) for key, value in model.state_dict().items())
+    most = int(re.search(r"a mini-batch of at most (\d+) instead of 32", str(caught.value))[1])
+    smaller = tuple(each[:most].clone() for each in inputs)
+    step = ucudnn.memory.fit(model, smaller, loss=loss, budget=caught.value.required_bytes, policy="swap")
+    step(*smaller).backward()
+    floor = measure_liveness(step.plan.graph, step.costs).floor_bytes
+    assert floor <= 140 * 2**10
+    one_more = tuple(each[: most + 1].clone() for each in inputs)
+    with pytest.raises(BudgetError):
+        ucudnn.memory.fit(model, one_more, loss=loss, budget="140KiB")
 
 
 def test_auto_takes_the_fastest_plan_that_keeps_the_budget():

@@ -27,7 +27,7 @@ class _State:
     Attributes:
         names: for each storage that is there, the names of the tensors in it by their geometry.
         version: for each storage, the version of its bytes.
-        host: the version on the host, and the type as which it went there.
+        host: the version on the host, and the tensor as which it went there.
         leaving: storages whose offload nothing has waited for.
         arriving: storages whose prefetch nothing has waited for.
         held: frees that wait for an offload, by their action: the storage, and the name that holds it.
@@ -35,7 +35,7 @@ class _State:
 
     names: dict[int, dict[_Geometry, str]] = field(default_factory=dict)
     version: dict[int, int] = field(default_factory=dict)
-    host: dict[int, tuple[int, torch.dtype]] = field(default_factory=dict)
+    host: dict[int, tuple[int, TracedTensor]] = field(default_factory=dict)
     leaving: set[int] = field(default_factory=set)
     arriving: set[int] = field(default_factory=set)
     held: dict[int, tuple[int, str]] = field(default_factory=dict)
@@ -101,18 +101,18 @@ class Emitter:
         """Begin the copy of a storage to the host."""
         if storage in self._state.leaving:
             self._wait_offload(storage)
-        dtype = next(iter(self._state.names[storage]))[3]
-        flat = self._name(self._flat(storage, dtype))
-        self._code.line(f"transfers.offload({storage}, {flat})", uses=[flat])
+        whole = self._whole(storage)
+        name = self._name(whole)
+        self._code.line(f"transfers.offload({storage}, {name})", uses=[name])
         self._state.leaving.add(storage)
-        self._state.host[storage] = self._state.version.get(storage, 0), dtype
+        self._state.host[storage] = self._state.version.get(storage, 0), whole
 
     def prefetch(self, storage: int) -> None:
         """Take memory for a storage, and begin the copy from the host."""
         if storage in self._state.leaving:
             self._wait_offload(storage)
-        version, dtype = self._state.host[storage]
-        name = self._allocate(self._flat(storage, dtype))
+        version, whole = self._state.host[storage]
+        name = self._allocate(whole)
         self._code.line(f"transfers.prefetch({storage}, {name})", uses=[name])
         self._state.arriving.add(storage)
         self._state.version[storage] = version
@@ -247,6 +247,14 @@ class Emitter:
 
     def _know(self, tensor: TracedTensor, name: str) -> None:
         self._state.names.setdefault(tensor.storage, {})[tensor.geometry] = name
+
+    def _whole(self, storage: int) -> TracedTensor:
+        """Return a contiguous tensor that is all of a storage: one that is there, or a flat one."""
+        for geometry in self._state.names[storage]:
+            tensor = TracedTensor(storage, *geometry)
+            if not tensor.offset and tensor.bytes_touched == self._program.sizes[storage] and tensor.is_contiguous:
+                return tensor
+        return self._flat(storage, next(iter(self._state.names[storage]))[3])
 
     def _flat(self, storage: int, dtype: torch.dtype) -> TracedTensor:
         elements, rest = divmod(self._program.sizes[storage], dtype.itemsize)

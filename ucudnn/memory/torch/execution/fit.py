@@ -7,7 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ucudnn.errors import BudgetError, InvalidValueError
+from ucudnn.errors import BudgetError, InvalidValueError, StepGraphError
+from ucudnn.memory.batches import check_batch, join_batches
 from ucudnn.memory.budget import check_budget
 from ucudnn.memory.costs import Costs
 from ucudnn.memory.devices.profile import load_device
@@ -96,8 +97,12 @@ def fit_subject(
     """
     program = trace_program(subject, type(subject.model).__name__, _batch(subject))
     costs = step_costs(program.graph, program.device)
-    if measured:
+    try:
         check_budget(program.graph, costs, limit)
+    except BudgetError:
+        check_budget(_at_every_batch(subject, program.graph), costs, limit)  # its remedies know smaller mini-batches
+        raise
+    if measured:
         costs = measure_operations(program, costs)
     left = None if limit is None else limit - library_workspace_bytes(program.device)
     return fit_plan(subject, program, make_plan(program.graph, costs, left, policy), costs, debug=debug)
@@ -173,6 +178,15 @@ def _batch(subject: StepSubject) -> int:
     leaves, _ = subject.leaves()
     sizes = [leaf.shape[0] for leaf in leaves if isinstance(leaf, Tensor) and leaf.dim()]
     return sizes[0] if sizes and sizes[0] else 1
+
+
+def _at_every_batch(subject: StepSubject, graph: StepGraph) -> StepGraph:
+    """Return a step that stands for every mini-batch, or as it is if its sizes are not affine in the mini-batch."""
+    try:
+        second, third = (trace_program(subject, graph.name, graph.batch, factor=factor).graph for factor in (2, 3))
+        return check_batch(join_batches(graph, second), third)
+    except StepGraphError:
+        return graph
 
 
 def step_costs(graph: StepGraph, device: torch.device) -> Costs:

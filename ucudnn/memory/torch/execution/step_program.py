@@ -106,23 +106,29 @@ class StepProgram:
         return tree_unflatten([outputs[value] if is_tensor else value for is_tensor, value in leaves], structure)
 
 
-def trace_program(subject: StepSubject, name: str, batch: int) -> StepProgram:
+def trace_program(subject: StepSubject, name: str, batch: int, *, factor: int = 1) -> StepProgram:
     """Return the program of a training step.
 
     The model runs once on fake tensors, its hooks and side effects in Python included.
+
+    Args:
+        subject: what is trained.
+        name: a name of the step.
+        batch: the mini-batch: the first dimension of those arguments that belong to samples.
+        factor: by how much the mini-batch is larger than the subject's.
 
     Raises:
         InvalidValueError: if no output can be differentiated.
         StepGraphError: if the step depends on values of tensors, or has tensors that a program cannot hold.
     """
-    return _Tracing(subject).program(name, batch)
+    return _Tracing(subject, batch, factor).program(name, batch * factor)
 
 
 @final
 class _Tracing:
     """One trace of a step on fake tensors."""
 
-    def __init__(self, subject: StepSubject) -> None:
+    def __init__(self, subject: StepSubject, batch: int, factor: int) -> None:
         self._subject = subject
         self._mode = FakeTensorMode(allow_non_fake_inputs=True)
         model = subject.model
@@ -130,6 +136,8 @@ class _Tracing:
         self._fake = {name: self._faked(tensor) for name, tensor in self._real.items()}
         leaves, self._structure = subject.leaves()
         self._leaves = [self._faked(leaf) if isinstance(leaf, Tensor) else leaf for leaf in leaves]
+        if factor > 1:
+            self._leaves = [self._repeated(leaf, batch, factor) for leaf in self._leaves]
         self._inputs = [leaf for leaf in self._leaves if isinstance(leaf, Tensor)]
         self._constants: list[tuple[Tensor, TracedTensor]] = []
         self._roles: dict[int, tuple[Role, str]] = {}
@@ -303,6 +311,17 @@ class _Tracing:
                 "a sparse, conjugated or negated tensor has no storage of its own: a plan cannot hold it"
             )
         return self._mode.from_tensor(tensor, static_shapes=True)
+
+    def _repeated(self, leaf: Any, batch: int, factor: int) -> Any:
+        """Return a fake argument at a larger mini-batch, in the same memory format."""
+        if not isinstance(leaf, Tensor) or not leaf.dim() or leaf.shape[0] != batch:
+            return leaf
+        with self._mode, torch.no_grad():
+            larger = torch.empty_like(leaf.detach().repeat(factor, *[1] * (leaf.dim() - 1)))
+            for form, dims in ((torch.channels_last, 4), (torch.channels_last_3d, 5)):
+                if leaf.dim() == dims and leaf.is_contiguous(memory_format=form) and not leaf.is_contiguous():
+                    larger = larger.contiguous(memory_format=form)
+        return larger.requires_grad_(leaf.requires_grad)
 
     def _meet(self, role: Role, label: str, tensor: Tensor) -> None:
         storage = self._tracer.meet(tensor)
