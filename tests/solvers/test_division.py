@@ -6,6 +6,7 @@ A new solver adds a member of SolverName and no test.
 from dataclasses import dataclass, replace
 from itertools import product
 
+import pulp
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -14,7 +15,7 @@ from tests.support.configurations import micro_configurations
 from tests.support.divisions import divisions, optimum
 from tests.support.papers_program import glpk_optimum
 from ucudnn.configuration import Configuration, MicroConfiguration
-from ucudnn.errors import SolverUnavailableError
+from ucudnn.errors import SolverError, SolverUnavailableError
 from ucudnn.settings import SolverName
 from ucudnn.solvers import branch_and_bound, integer_program
 from ucudnn.solvers import division as division_module
@@ -244,6 +245,23 @@ def test_solvers_obey_a_time_limit(solver):
     assert division.workspace_bytes <= 17 * MIB + 12345
     optimum = divide(hard_choices(), 17 * MIB + 12345)
     assert division.time_ms * (1 - division.gap) <= optimum.time_ms * (1 + 1e-9)
+
+
+@pytest.mark.parametrize("limit", [None, 10.0])
+def test_fractions_that_a_solver_calls_optimal_are_no_proof(monkeypatch, limit):
+    """CBC answers with the relaxation and calls it optimal, where a short time limit is over before it branches."""
+    relaxed = pulp.getSolver("HiGHS", mip=False, msg=False)
+    monkeypatch.setattr(integer_program, "_engine", lambda *arguments: ("cbc", relaxed))
+    monkeypatch.setattr(branch_and_bound, "SHORT_WORK", 1)
+    given_choices, total = hard_choices(), 17 * MIB + 12345
+    if limit is None:
+        with pytest.raises(SolverError, match="cbc did not solve the integer program to the optimum"):
+            divide(given_choices, total, SolverName.CBC)
+        return
+    division = divide(given_choices, total, SolverName.CBC, time_limit_seconds=limit)
+    assert division.status is DivisionStatus.BEST_FOUND
+    optimum_ms = divide(given_choices, total).time_ms
+    assert division.time_ms * (1 - division.gap) <= optimum_ms <= division.time_ms
 
 
 def test_a_limit_is_held_to_the_byte_at_any_scale():
