@@ -1,5 +1,6 @@
 """Programs that are tuned while they run, on the host's GPU, with stated times of PyTorch's own kernels."""
 
+from random import Random
 from threading import current_thread
 from time import sleep
 
@@ -357,3 +358,20 @@ def test_times_are_kept_as_taken_in_a_program_and_order_the_candidates_of_the_ne
         settled(other)
     names = [each.configuration.parts[0].algorithm for each in tried]
     assert names[0] == "eng1", "the fastest one before, not the first one of the heuristics"
+
+
+def test_a_program_whose_image_sizes_change_never_waits_for_plans(tuned):
+    one = tuned(50.0, share=0.5)
+    sizes = [torch.randn(8, 4, height, 6) for height in (5, 6, 7, 8, 9)]
+    shuffled = Random(0)
+    with one.enable() as on:
+        for _ in range(400):
+            one.x = shuffled.choice(sizes)
+            assert_near(one.step(), one.expected)
+            if one.tuner.phase is TuningPhase.SETTLED:
+                break
+            sleep(0.002)
+        assert one.tuner.phase is TuningPhase.SETTLED
+        assert on.report().tuned[0].outcomes, "kernels of the sizes that were watched were tried"
+        for one.x in sizes:
+            assert_near(one.step(), one.expected)
