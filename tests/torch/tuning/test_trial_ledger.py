@@ -70,3 +70,14 @@ def test_the_loss_exceeds_the_share_by_no_more_than_the_errors_of_the_estimates(
             ledger.settle(estimate, lost)
             errors += max(0.0, lost - estimate)
         assert ledger.lost_seconds <= share * ledger.elapsed_seconds + errors + 1e-9
+
+
+def test_steps_without_trials_that_vary_lose_nothing_unless_they_are_longer_in_sum():
+    ledger = TrialLedger(0.5, lambda: 0.0)
+    ledger.disturbed(-1.0)
+    assert ledger.lost_seconds == 0
+    ledger.disturbed(0.25)
+    ledger.settle(0.0, 0.125)
+    assert ledger.lost_seconds == 0.125
+    ledger.disturbed(1.0)
+    assert ledger.lost_seconds == 0.375

@@ -98,10 +98,11 @@ class Course:
         times: milliseconds of candidates, by number of channels and name.
         late: steps after which marks are read.
         side: milliseconds that each replaced kernel costs elsewhere in the step.
+        idle: returns the milliseconds of the rest of a step, given its number.
     """
 
-    def __init__(self, stock, times, late=1, side=0.0):
-        self.stock, self.times, self.side = stock, times, side
+    def __init__(self, stock, times, late=1, side=0.0, idle=lambda step: 20.0):
+        self.stock, self.times, self.side, self.idle = stock, times, side, idle
         self.program = Timeline(late)
         self.source = Listed(times)
         self.ledger = TrialLedger(0.05, lambda: self.program.now / 1e3)
@@ -130,7 +131,7 @@ class Course:
                         middle = program.mark()
                         program.now += self.times[channels][kernel.name]
                         tuner.measured(site, trial.candidate, middle, program.mark(), lambda: 0.0)
-        program.now += 20.0
+        program.now += self.idle(program.step)
         program.step += 1
         tuner.counted(len(self.problems))
         tuner.step_ended()
@@ -201,6 +202,17 @@ def test_ranks_try_in_the_same_steps_however_different_their_clocks_are(monkeypa
         assert {problem.channels for problem in course.tuner.kernels} == {4, 5}
     assert len(tried[0]) > 3
     assert len({step % 2 for steps in tried for step in steps}) == 1
+
+
+def test_a_program_that_slows_down_is_tuned_all_the_same_and_trials_are_not_to_blame():
+    course = Course({4: 2.0, 5: 1.0}, {4: {"a": 1.5}, 5: {"b": 0.5}}, idle=lambda step: 20.0 if step < 8 else 30.0)
+    for _ in range(200):
+        course.step()
+        if course.tuner.phase is TuningPhase.SETTLED:
+            break
+    assert len(course.tuner.kernels) == 2, "each step takes half as long again as those before tuning"
+    assert course.ledger.lost_seconds < 0.05 * course.ledger.elapsed_seconds
+    assert course.tuner.step_ms == pytest.approx(33)
 
 
 times = st.dictionaries(st.sampled_from("abcd"), st.floats(0.1, 20), max_size=4)

@@ -10,7 +10,7 @@ from typing import Any, final
 @final
 @dataclass(slots=True)
 class StepRecord:
-    """A step that was taken: the marks at its ends, what it was for, and what was reserved for its trials."""
+    """A step that was taken: the marks at its ends, what was reserved for its trials, and whether threads built."""
 
     begin: Any
     end: Any
@@ -18,6 +18,7 @@ class StepRecord:
     uses_adopted: bool
     counts: bool
     reserved_seconds: float
+    busy: bool
 
 
 @final
@@ -32,9 +33,6 @@ class TrialLedger:
         share: the largest part of the elapsed time that may be lost, such as 0.05.
         clock: returns seconds.
 
-    Attributes:
-        lost_seconds: what was lost so far.
-
     Raises:
         ValueError: if the share is not between 0 and 1.
     """
@@ -46,7 +44,13 @@ class TrialLedger:
         self._clock = clock
         self._opened = clock()
         self._reserved_seconds = 0.0
-        self.lost_seconds = 0.0
+        self._tried_seconds = 0.0
+        self._disturbed_seconds = 0.0
+
+    @property
+    def lost_seconds(self) -> float:
+        """What was lost so far: in trials, and to work in the background."""
+        return self._tried_seconds + max(0.0, self._disturbed_seconds)
 
     @property
     def elapsed_seconds(self) -> float:
@@ -68,4 +72,11 @@ class TrialLedger:
     def settle(self, reserved_seconds: float, lost_seconds: float) -> None:
         """Replace a reservation by the loss that was measured; a gain counts as no loss."""
         self._reserved_seconds = max(0.0, self._reserved_seconds - reserved_seconds)
-        self.lost_seconds += max(0.0, lost_seconds)
+        self._tried_seconds += max(0.0, lost_seconds)
+
+    def disturbed(self, seconds: float) -> None:
+        """Note by how much a step without trials took longer than usual while there was work in the background.
+
+        A step that took less counts against one that took more, because steps of most programs vary.
+        """
+        self._disturbed_seconds += seconds

@@ -1,6 +1,7 @@
 """The course of tuning on one device: watch PyTorch's own steps, try candidates, compare whole steps, and settle."""
 
 import logging
+from collections import deque
 from collections.abc import Callable
 from enum import Enum
 from statistics import median
@@ -35,6 +36,7 @@ _OPENING_SECONDS = 0.1  # of the host, for a handle of cuDNN
 _LISTING_SECONDS = 0.05  # of the host, for the heuristics of cuDNN
 _WARM_STEPS = 5  # before anything is watched; the first two are not typical
 _TYPICAL_STEPS = 3
+_MOST_TYPICAL = 30  # the latest steps without trials
 _WATCHED_STEPS = 2
 _MOST_SECONDS = 90.0  # of trying
 _MOST_STEPS = 3000  # of trying
@@ -98,7 +100,7 @@ class Tuner:
         self.host_seconds = dict.fromkeys(("opening", "listing", "building", "slowest"), 0.0)
         self._readings: list[Reading] = []
         self._open_steps: list[StepRecord] = []
-        self._typical_ms: list[float] = []
+        self._typical_ms: deque[float] = deque(maxlen=_MOST_TYPICAL)
         self._mark: Any = None
         self._steps = 0
         self._phase_steps = 0
@@ -115,7 +117,7 @@ class Tuner:
 
     @property
     def step_ms(self) -> float:
-        """Median time of a step of PyTorch's own; 0 if none is known."""
+        """Median time of the latest steps of PyTorch's own; 0 if none is known."""
         return median(self._typical_ms) if self._typical_ms else 0.0
 
     def site(self, problem: ConvolutionProblem) -> CallSite:
@@ -196,7 +198,9 @@ class Tuner:
         if self._mark is not None:
             counts = self._phase_steps > 1 if self.phase is TuningPhase.COMPARING else self._steps > 2
             self._open_steps.append(
-                StepRecord(self._mark, mark, self.phase, self.uses_adopted, counts, self._reserved_seconds)
+                StepRecord(
+                    self._mark, mark, self.phase, self.uses_adopted, counts, self._reserved_seconds, self.source.is_busy
+                )
             )
             self._reserved_seconds = 0.0
         self._mark = mark
@@ -229,8 +233,12 @@ class Tuner:
             elif step.phase is TuningPhase.WARMING:
                 if step.counts:
                     self._typical_ms.append(time_ms)
-            else:
+            elif step.reserved_seconds or step.phase is TuningPhase.WATCHING:
                 self.ledger.settle(step.reserved_seconds, (time_ms - self.step_ms) / 1e3)
+            elif step.busy:
+                self.ledger.disturbed((time_ms - self.step_ms) / 1e3)
+            else:  # the program's own pace may change, for which trials are not to blame
+                self._typical_ms.append(time_ms)
 
     def _enter(self, phase: TuningPhase) -> None:
         self.phase = phase

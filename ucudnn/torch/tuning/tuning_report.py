@@ -50,7 +50,7 @@ class TuningReport:
         seen: number of kinds of kernels in the program.
         finished: how many of them are decided.
         outcomes: number of candidates by what became of them.
-        step_ms: median time of a step of PyTorch's own, before anything was tried.
+        step_ms: median time of the latest steps of PyTorch's own in which nothing was tried.
         gain: time of a step with these kernels over PyTorch's own, compared in turns; None if not compared.
         lost_seconds: time that trying has lost.
         elapsed_seconds: time since tuning was turned on.
