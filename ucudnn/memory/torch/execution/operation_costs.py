@@ -56,7 +56,7 @@ def measure_operations(program: StepProgram, estimated: Costs, *, repeats: int =
                 times[operation], scratch[operation] = found[0], scratch[operation] if found[1] is None else found[1]
     gc.collect()
     cpu = torch.device("cpu")
-    return replace(
+    measured = replace(
         estimated,
         device=torch.cuda.get_device_name(device) if on_gpu else "cpu",
         time_ms=tuple(times),
@@ -65,6 +65,9 @@ def measure_operations(program: StepProgram, estimated: Costs, *, repeats: int =
         prefetch_bytes_per_ms=bandwidth(cpu, device),
         memory_bytes=memory_bytes(device),
     )
+    if on_gpu:  # the blocks of operands would stay in the allocator's cache, where the step's do not fit well
+        torch.cuda.empty_cache()
+    return measured
 
 
 def _alike(program: StepProgram) -> dict[str, list[int]]:
