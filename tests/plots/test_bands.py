@@ -8,7 +8,7 @@ from matplotlib.colors import to_rgb
 
 from ucudnn.errors import InvalidValueError
 from ucudnn.plots import MemoryPicture, PolicyPoint, draw_front, draw_memory
-from ucudnn.plots.bands import GIB, front_figure, memory_figure
+from ucudnn.plots.bands import GIB, _thickest, front_figure, memory_figure
 from ucudnn.plots.style import STYLE
 
 MAGIC = {"png": b"\x89PNG", "pdf": b"%PDF-", "svg": b"<?xml"}
@@ -97,3 +97,9 @@ def test_files_have_the_format_of_their_suffix(tmp_path, suffix):
 def test_nothing_to_draw_is_an_error(tmp_path):
     with pytest.raises(InvalidValueError, match="there is nothing to draw"):
         draw_front({"stock": []}, tmp_path / "front.png")
+
+
+def test_a_line_goes_to_the_last_place_of_a_band_that_is_long_enough_to_be_seen():
+    assert _thickest([0, 10, 20, 98, 100], [8, 0, 0, 8, 8]) == (3, 4)  # because names stand to the right
+    assert _thickest([0, 10, 20, 99.9, 100], [8, 0, 0, 8, 8]) == (0, 1)
+    assert _thickest([0, 10, 20, 98, 100], [8, 0, 0, 5, 5]) == (0, 1)

@@ -25,6 +25,7 @@ _LEAST_NAMED = 0.008  # of the height: a thinner band has no name
 _LETTER = 0.0105  # of the width
 _PLACES = 80  # that are tried for a label
 _STEP = 0.055  # of the height, between labels beside the picture
+_LONG = 0.01  # of the time, so that the end of a line can be seen
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -119,7 +120,14 @@ def _label_bands(
             va="center",
             size=7.5,
             annotation_clip=False,
-            arrowprops={"arrowstyle": "-", "color": color, "linewidth": 0.8, "shrinkA": 1, "shrinkB": 0},
+            arrowprops={
+                "arrowstyle": "-",
+                "color": color,
+                "linewidth": 0.8,
+                "shrinkA": 1,
+                "shrinkB": 0,
+                "relpos": (0, 0.5),
+            },
         )
 
 
@@ -137,13 +145,17 @@ def _roomiest(
 
 
 def _thickest(times: Sequence[float], values: Sequence[float]) -> tuple[int, int]:
-    """Return the longest time, from one index to another, during which a band is nearly as thick as it gets."""
+    """Return a time, from one index to another, during which a band is nearly as thick as it gets: the last long one.
+
+    Names stand to the right of the picture, so a line from the last one crosses the fewest other bands.
+    """
     most, best, begin = max(values), (0, 0), None
+    enough = _LONG * times[-1]
     for index, value in enumerate(values):
         if value >= 0.75 * most and begin is None:
             begin = index
         if begin is not None and (value < 0.75 * most or index == len(values) - 1):
-            if times[index] - times[begin] >= times[best[1]] - times[best[0]]:
+            if times[index] - times[begin] >= min(enough, times[best[1]] - times[best[0]]):
                 best = begin, index
             begin = None
     return best
