@@ -12,8 +12,10 @@ from torch.nn import functional
 import ucudnn.memory
 from tests.support.plain_training import Race, state_of, train
 from tests.support.small_networks import InPlace, Several, small_network
+from tests.support.torch_cases import enable_on_cpu
 from ucudnn.errors import BudgetError, InvalidValueError, StepGraphError
 from ucudnn.memory.liveness import measure_liveness
+from ucudnn.memory.plans.actions import ActionKind
 
 
 def several_loss(outputs, target):
@@ -288,3 +290,24 @@ def test_poison_shows_a_storage_that_somebody_still_holds():
     namespace["aten_relu__default"] = lambda tensor: (held.append(tensor), native(tensor))[1]
     with pytest.raises(StepGraphError, match="something still holds it"):
         step(*inputs).backward()
+
+
+@pytest.mark.parametrize("policy", ["stock", "checkpoint", "vdnn-ext-all-p"])
+def test_convolutions_go_through_ucudnn_where_it_is_enabled(policy):
+    """Plain and fitted steps ask for the same kernels, and train to the same bits; recomputation runs them again."""
+    torch.manual_seed(0)
+    with enable_on_cpu(workspace_limit="1MiB") as on:
+        trained = Race(small_network("inplace"), steps=3)
+        asked, plain = {*on._interceptor.problems()}, calls_of(on)
+        assert plain == 3 * 5  # two forward, one gradient of an input, two of weights
+        step = trained.fitted(policy)
+        trained.check(step)
+        assert {*on._interceptor.problems()} == asked
+        again = [target for kind, target in step.plan.actions if kind is ActionKind.RECOMPUTE]
+        repeated = sum(step.plan.graph.operations[target].problem is not None for target in again)
+        assert calls_of(on) == 2 * plain + 3 * repeated
+        assert (repeated > 0) == (policy == "checkpoint")
+
+
+def calls_of(on):
+    return sum(row["calls"] for row in on.report().records())
