@@ -95,9 +95,36 @@ def test_an_input_of_another_size_or_type_is_refused_with_the_size_that_was_trac
         step(*inputs, inputs[1])
     with pytest.raises(InvalidValueError, match="same autocast"), torch.autocast("cpu", torch.bfloat16):
         step(*inputs)
-    next(step.parameters()).requires_grad_(False)
-    with pytest.raises(InvalidValueError, match="fit it again"):
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda model: model.fc.weight.requires_grad_(False), "fc.weight has another type, or needs a gradient"),
+        (lambda model: model.first[1].eval(), "module 'first.1' was in training mode when the step was fitted"),
+        (lambda model: setattr(model.fc, "bias", None), "fc.bias is another tensor than"),
+        (lambda model: model.double(), "another (type|tensor)"),
+    ],
+)
+def test_a_changed_model_is_refused(change, message):
+    step, inputs, _ = fitted_in_place()
+    change(step.model)
+    with pytest.raises(InvalidValueError, match=message):
         step(*inputs)
+
+
+def test_tensors_that_others_of_their_kind_replace_are_followed():
+    step, inputs, loss = fitted_in_place()
+    step(*inputs).backward()
+    model = step.model
+    model.first[1].running_mean = torch.ones(8)
+    model.fc.weight = nn.Parameter(torch.ones_like(model.fc.weight))
+    model.zero_grad()
+    plain = copy.deepcopy(model)
+    step(*inputs).backward()
+    loss(plain(inputs[0]), inputs[1]).backward()
+    assert torch.equal(model.first[1].running_mean, plain.first[1].running_mean)
+    assert all(torch.equal(ours, each.grad) for ours, each in zip(gradients(step), plain.parameters(), strict=True))
 
 
 @pytest.mark.parametrize("policy", ["stock", "checkpoint", "vdnn-ext-all-p"])

@@ -18,6 +18,7 @@ from ucudnn.memory.torch.execution.generator import GeneratedCode, generate
 from ucudnn.memory.torch.execution.step_program import StepProgram, StepSubject
 from ucudnn.memory.torch.execution.transfers import Transfers
 from ucudnn.memory.torch.execution.usage import StepClock, memory_usage
+from ucudnn.memory.torch.model_state import ModelState
 from ucudnn.units import format_bytes, format_ms
 
 
@@ -187,10 +188,7 @@ class FittedStep(nn.Module):
         leaves, self._structure = subject.leaves()
         self._signature = [_signature(leaf) for leaf in leaves]
         self._autocast = _autocast(run.program.device.type)
-        self._sources = [
-            run.persistent[index] if is_persistent else index for is_persistent, index in run.program.sources
-        ]
-        self._wanted = [(each, each.requires_grad) for each in run.persistent if isinstance(each, nn.Parameter)]
+        self._state = ModelState(self.model, run.persistent)
 
     @property
     def code(self) -> str:
@@ -202,17 +200,20 @@ class FittedStep(nn.Module):
 
         Raises:
             InvalidValueError: if the arguments differ from the sample in number, shape, strides, type or device, or
-                parameters in what needs gradients, or the autocast type differs.
+                the model in its parameters, buffers or modes, or the autocast type differs.
         """
         if not self.model.training or not torch.is_grad_enabled():
             return self._subject.called(args, kwargs)
         leaves, structure = tree_flatten((args, kwargs))
         if structure != self._structure or [_signature(leaf) for leaf in leaves] != self._signature:
             raise InvalidValueError(self._difference(leaves, structure))
-        self._check_state()
+        if _autocast(self._run.program.device.type) != self._autocast:
+            raise InvalidValueError("fit and the step must run under the same autocast: fit the step again under it")
+        run = self._run
+        run.persistent = self._state.tensors()
         inputs = tuple(leaf for leaf in leaves if isinstance(leaf, Tensor))
-        sources = [inputs[each] if isinstance(each, int) else each for each in self._sources]
-        return self._run.program.build_result(_Replay.apply(self._run, inputs, *sources))
+        sources = [(run.persistent if is_persistent else inputs)[each] for is_persistent, each in run.program.sources]
+        return run.program.build_result(_Replay.apply(run, inputs, *sources))
 
     def report(self) -> str:
         """Return what the plan does and what that takes, predicted and measured so far, for people.
@@ -238,12 +239,6 @@ class FittedStep(nn.Module):
     def close(self) -> None:
         """Give the host's memory back; the step cannot run its plan after that."""
         self._run.transfers.close()
-
-    def _check_state(self) -> None:
-        if any(tensor.requires_grad is not wanted for tensor, wanted in self._wanted):
-            raise InvalidValueError("parameters need gradients now that did not when the step was fitted: fit it again")
-        if _autocast(self._run.program.device.type) != self._autocast:
-            raise InvalidValueError("fit and the step must run under the same autocast: fit the step again under it")
 
     def _difference(self, leaves: Sequence[Any], structure: Any) -> str:
         """Return how arguments differ from the sample."""
