@@ -315,8 +315,9 @@ def test_poison_shows_a_storage_that_somebody_still_holds():
     namespace = code.forward.__globals__
     native = namespace["aten_relu__default"]
     namespace["aten_relu__default"] = lambda tensor: (held.append(tensor), native(tensor))[1]
-    with pytest.raises(StepGraphError, match="something still holds it"):
+    with pytest.raises(StepGraphError, match="something still holds it") as caught:
         step(*inputs).backward()
+    assert any("check_gone(" in note for note in caught.value.__notes__)
 
 
 @pytest.mark.parametrize("policy", ["stock", "checkpoint", "vdnn-ext-all-p"])

@@ -1,5 +1,6 @@
 """FittedStep: a model whose forward and backward follow a plan, for a training loop that stays as it is."""
 
+import traceback
 from collections.abc import Sequence
 from statistics import median
 from typing import Any, final
@@ -88,9 +89,17 @@ class PlannedRun:
             # Gradients are computed by the code. Grad mode stays on, because operators choose kernels by it.
             with torch.enable_grad(), torch._C._AutoDispatchBelowAutograd(), torch._C._DisableAutocast():
                 return function(self.transfers, *args)
-        except BaseException:
+        except BaseException as error:
             self.transfers.abandon()
+            self._note_line(error)
             raise
+
+    def _note_line(self, error: BaseException) -> None:
+        """Add to an error the line of code at which it occurred: no file has it."""
+        lines = self.code.text.splitlines()
+        for frame, number in traceback.walk_tb(error.__traceback__):
+            if frame.f_code.co_filename == self.code.filename:
+                error.add_note(f"in the code of the plan: {lines[number - 1].strip()}")
 
 
 def _guarded(program: StepProgram) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]:

@@ -30,11 +30,13 @@ class GeneratedCode:
         backward: is called with transfers, the persistent tensors, that list, which it empties, and the tangents;
             returns the gradients.
         text: the code, for people.
+        filename: what tracebacks call it.
     """
 
     forward: Callable[..., tuple[tuple[Tensor, ...], list[Any]]]
     backward: Callable[..., tuple[Tensor | None, ...]]
     text: str
+    filename: str
 
 
 def generate(
@@ -72,8 +74,9 @@ def generate(
         _emit(emitter, index, action, held=index in delayed)
     code = emitter.end()
     text, namespace = code.text(), code.namespace
-    exec(compile(text, f"<plan {plan.policy} of {plan.graph.name}>", "exec"), namespace)
-    return GeneratedCode(forward=namespace["forward"], backward=namespace["backward"], text=text)
+    filename = f"<plan {plan.policy} of {plan.graph.name}>"
+    exec(compile(text, filename, "exec"), namespace)
+    return GeneratedCode(forward=namespace["forward"], backward=namespace["backward"], text=text, filename=filename)
 
 
 def _emit(emitter: Emitter, index: int, action: Action, *, held: bool) -> None:
