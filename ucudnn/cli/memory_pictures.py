@@ -1,6 +1,6 @@
 """Pictures of `ucudnn memory plan`: the queues and the memory of one plan over time, and its pool's address map."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from ucudnn.errors import InvalidValueError
@@ -13,15 +13,15 @@ from ucudnn.memory.pools.placement import Pool
 from ucudnn.memory.pools.planned import PlannedPool
 from ucudnn.memory.pools.two_ended import TwoEndedPool, mobility_in
 from ucudnn.memory.reports.comparison import POOLS
+from ucudnn.memory.reports.plan_lanes import plan_lanes, plan_phases
 from ucudnn.memory.reports.snapshot import encode_snapshot
-from ucudnn.memory.simulation.result import Lifetime, Queue, Simulation
+from ucudnn.memory.simulation.result import Lifetime, Simulation
 from ucudnn.memory.simulation.simulator import simulate
 from ucudnn.plots import AddressPicture, QueuePicture, draw_addresses, draw_queues
 from ucudnn.reporting.output_file import write_whole
 from ucudnn.units import format_bytes, format_ms
 
 _NEAR = 1.5  # times the peak, beyond which a budget is not drawn
-_MOVED = {Queue.TO_HOST: "to the host", Queue.FROM_HOST: "from the host"}
 
 
 def check_pool(name: str) -> None:
@@ -71,7 +71,11 @@ def draw_timeline(plan: MemoryPlan, costs: Costs, path: Path) -> None:
     if plan.budget_bytes is not None and plan.budget_bytes < _NEAR * done.peak_bytes:
         marks.append((f"budget {format_bytes(plan.budget_bytes)}", plan.budget_bytes))
     picture = QueuePicture(
-        lanes=_lanes(plan, done), memory=done.memory, end_ms=done.time_ms, marks=marks, phases=_phases(plan, done)
+        lanes=plan_lanes(plan, done),
+        memory=done.memory,
+        end_ms=done.time_ms,
+        marks=marks,
+        phases=plan_phases(plan, done),
     )
     draw_queues(picture, path, title=_title(plan, costs, done))
 
@@ -94,24 +98,6 @@ def draw_address_map(plan: MemoryPlan, costs: Costs, pool: str, path: Path) -> N
         pieces=pieces, extent_bytes=placement.extent_bytes, live_bytes=placement.live_bytes, end_ms=done.time_ms
     )
     draw_addresses(picture, path, title=f"{_title(plan, costs, done)}, {pool} pool")
-
-
-def _lanes(plan: MemoryPlan, done: Simulation) -> Mapping[str, Sequence[tuple[str, float, float]]]:
-    lanes: dict[Queue, list[tuple[str, float, float]]] = {queue: [] for queue in Queue}
-    for queue, action, start, end in done.timeline:
-        kind, target = plan.actions[action]
-        work = _MOVED.get(queue, plan.graph.operations[target].phase.value if queue is Queue.COMPUTE else "")
-        lanes[queue].append(("recomputation" if kind is ActionKind.RECOMPUTE else work, start, end))
-    return {queue.value: work for queue, work in lanes.items()}
-
-
-def _phases(plan: MemoryPlan, done: Simulation) -> list[tuple[str, float]]:
-    begins: dict[Phase, float] = {}
-    for queue, action, start, _ in done.timeline:
-        kind, target = plan.actions[action]
-        if queue is Queue.COMPUTE and kind is ActionKind.RUN:
-            begins.setdefault(plan.graph.operations[target].phase, start)
-    return [(phase.value, begins[phase]) for phase in Phase if phase in begins]
 
 
 def _kind(plan: MemoryPlan, life: Lifetime) -> str:

@@ -1,7 +1,8 @@
 """`ucudnn memory run`: policies train a PyTorch model on this machine, and are compared."""
 
 import json
-from typing import Annotated
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -20,9 +21,14 @@ from ucudnn.cli.options import (
     TokensOption,
 )
 from ucudnn.cli.torch_model import run_policies, training_options
+from ucudnn.errors import InvalidValueError
 from ucudnn.memory.policies.catalog import POLICIES
+from ucudnn.plots import check_picture, draw_queues
 from ucudnn.reporting.terminal import print_table, print_text
 from ucudnn.units import parse_bytes
+
+if TYPE_CHECKING:
+    from ucudnn.memory.torch.trials.trial_table import TrialTable
 
 __all__ = ["run_step"]
 
@@ -53,6 +59,10 @@ def run_step(
     cap: Annotated[
         bool, typer.Option("--cap", help="Let PyTorch's allocator take no more than the budget from the GPU.")
     ] = False,
+    timeline: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Picture of one policy's step: measured queues below the predicted ones."),
+    ] = None,
     shape: ModelShapeOption = "3x224x224",
     tokens: TokensOption = False,
     loss: LossOption = "cross-entropy",
@@ -71,10 +81,29 @@ def run_step(
     """
     limit = None if budget is None else parse_bytes(budget)
     names = [name.strip() for name in policy.split(",")]
+    if timeline is not None:
+        check_picture(timeline)
+        if len(names) != 1:
+            raise InvalidValueError("--timeline draws the step of one policy: give it as --policy NAME")
     found = run_policies(training_options(context), names, limit, device=on, steps=steps, capped=cap)
+    if timeline is not None:
+        _draw(found, timeline)
     if as_json:
         print_text(json.dumps(found.to_dict(), indent=2))
     elif found.cells():
         print_table(found.title(), found.headings(), found.cells(), found.lines(), text=("policy",))
     else:
         print_text("\n".join([found.title(), *found.lines()]))
+
+
+def _draw(found: "TrialTable", path: Path) -> None:
+    """Draw the step of the only policy.
+
+    Raises:
+        InvalidValueError: if it has no plan, did not run, or its device cannot be seen.
+    """
+    (result,) = found.results
+    if result.figures is None or result.figures.picture is None:
+        why = result.reason or "there is no plan, or PyTorch's profiler does not see the device"
+        raise InvalidValueError(f"--timeline has nothing to draw of {result.policy}: {why}")
+    draw_queues(result.figures.picture, path, title=f"{found.title()}: {result.policy}")

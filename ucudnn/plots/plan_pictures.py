@@ -24,6 +24,7 @@ COLORS: Mapping[str, str] = {
     "made again": "#E69F00",
     "made in backward": "#56B4E9",
     "scratch": "#999999",
+    "measured compute": "#666666",
 }
 """Color of each kind of work and of each kind of memory."""
 

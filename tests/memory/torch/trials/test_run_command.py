@@ -33,16 +33,29 @@ def test_policies_are_compared_and_what_does_not_fit_has_its_reason(run):
     assert "stock: policy stock needs" in out
 
 
-def test_json_has_all_figures(run):
-    status, out, error = run(*UNET, "--policy", "vdnn-all-p", "--json")
+def test_json_has_all_figures_and_the_picture_measured_lanes(run, tmp_path):
+    pytest.importorskip("matplotlib")
+    path = tmp_path / "queues.svg"
+    status, out, error = run(*UNET, "--policy", "vdnn-all-p", "--json", "--timeline", str(path))
     assert status == 0, error
     (row,) = json.loads(out)["policies"]
     assert row["policy"] == "vdnn-all-p"
     assert row["offloaded"] > 0
     assert row["allocated"] > 0
+    assert "picture" not in row
+    text = path.read_text()
+    assert text.count("D2H, measured") == text.count("compute, measured") > 0
+    assert "from the host" in text
 
 
 def test_an_unknown_policy_runs_nothing(run):
     status, _, error = run(*UNET, "--policy", "stock,magic")
     assert status == 2
     assert "'magic' is not known" in error
+
+
+def test_a_picture_shows_one_policy(run):
+    pytest.importorskip("matplotlib")
+    status, _, error = run(*UNET, "--policy", "stock,checkpoint", "--timeline", "queues.svg")
+    assert status == 2
+    assert "--timeline draws the step of one policy" in error

@@ -13,9 +13,13 @@ import torch
 from torch._C._autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile
 
+from ucudnn.memory.plans.plan import MemoryPlan
+from ucudnn.memory.reports.plan_lanes import COPIES, Lane, plan_lanes, plan_phases
 from ucudnn.memory.simulation.hidden_copies import DeviceWork, merged, share_beside
-from ucudnn.memory.simulation.result import Queue
+from ucudnn.memory.simulation.result import Queue, Simulation
 from ucudnn.memory.torch.execution.transfers import Transfers
+from ucudnn.plots.plan_pictures import QueuePicture
+from ucudnn.units import format_bytes
 
 _TO_HOST, _FROM_HOST = "Memcpy DtoH", "Memcpy HtoD"  # beginnings of CUPTI's names
 
@@ -54,6 +58,31 @@ def measure_timeline(
         transfers: the copies of the step's plan; None where it has no plan.
     """
     return _on_gpu(run) if device.type == "cuda" else _on_cpu(run, transfers)
+
+
+def beside_prediction(
+    plan: MemoryPlan, simulation: Simulation, timeline: MeasuredTimeline, allocated: int, library: int
+) -> QueuePicture:
+    """Return the measured lanes of a plan below the predicted ones, and the predicted memory with the measured peak.
+
+    Args:
+        plan: the plan.
+        simulation: what it takes, as predicted.
+        timeline: what one step did.
+        allocated: most bytes that were measured.
+        library: bytes that libraries keep in the allocator, which the plan does not know.
+    """
+    lanes: dict[str, Lane] = dict(plan_lanes(plan, simulation))
+    for queue, work in timeline.lanes.items():
+        lanes[f"{queue.value}, measured"] = [(COPIES.get(queue, "measured compute"), *piece) for piece in work]
+    peak = simulation.peak_bytes + library
+    return QueuePicture(
+        lanes=lanes,
+        memory=[(time, size + library) for time, size in simulation.memory],
+        end_ms=max(simulation.time_ms, timeline.end_ms),
+        marks=[(f"predicted {format_bytes(peak)}", peak), (f"measured {format_bytes(allocated)}", allocated)],
+        phases=plan_phases(plan, simulation),
+    )
 
 
 def _on_gpu(run: Callable[[], object]) -> MeasuredTimeline | None:

@@ -24,7 +24,8 @@ from ucudnn.memory.torch.execution.fitted_step import FittedStep
 from ucudnn.memory.torch.execution.usage import library_workspace_bytes, outside_bytes
 from ucudnn.memory.torch.measured_peak import measured_peak
 from ucudnn.memory.torch.training_step import TrainingRecipe, TrainingStep, make_step
-from ucudnn.memory.torch.trials.device_timeline import measure_timeline
+from ucudnn.memory.torch.trials.device_timeline import beside_prediction, measure_timeline
+from ucudnn.plots.plan_pictures import QueuePicture
 
 PYTORCH = "pytorch"
 """In the place of a policy: the step as PyTorch runs it, without a plan."""
@@ -78,6 +79,7 @@ class TrialFigures:
         from_host_ms: how long copies from the host took.
         overlap: share of the copies' time during which the device computed.
         losses: loss of each step, the first one included.
+        picture: the measured timeline of one step beside the predicted one; None without a plan.
     """
 
     predicted_peak: int | None
@@ -98,6 +100,7 @@ class TrialFigures:
     from_host_ms: float | None
     overlap: float | None
     losses: tuple[float, ...]
+    picture: QueuePicture | None = None
 
 
 @final
@@ -118,10 +121,12 @@ class TrialResult:
     least_bytes: int | None = None
 
     def to_dict(self) -> dict[str, Any]:
-        """Return everything, for JSON."""
+        """Return everything but the picture, for JSON."""
         if self.figures is None:
             return {"policy": self.policy, "reason": self.reason, "least_bytes": self.least_bytes}
-        return {"policy": self.policy, **asdict(self.figures)}
+        figures = asdict(replace(self.figures, picture=None))
+        del figures["picture"]
+        return {"policy": self.policy, **figures}
 
 
 def trial_device(name: str) -> str:
@@ -193,6 +198,9 @@ class _Trial:
         offloaded, prefetched = (after - before for after, before in zip(_moved(fitted), moved, strict=True))
         timeline = measure_timeline(lambda: self._take(planned), self._device, fitted and fitted.transfers)
         simulation = None if fitted is None else fitted.simulation
+        picture = None
+        if fitted is not None and timeline is not None:
+            picture = beside_prediction(fitted.plan, fitted.simulation, timeline, allocated, library)
         return TrialFigures(
             predicted_peak=None if simulation is None else simulation.peak_bytes + library,
             predicted_ms=None if simulation is None else simulation.time_ms,
@@ -212,6 +220,7 @@ class _Trial:
             from_host_ms=None if timeline is None else timeline.busy_ms(Queue.FROM_HOST),
             overlap=None if timeline is None else timeline.overlap,
             losses=tuple(float(loss) for loss in self._losses),
+            picture=picture,
         )
 
     def _fit(self, step: TrainingStep) -> FittedStep:
