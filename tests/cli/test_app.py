@@ -1,9 +1,8 @@
-"""The command line as a whole process, as people call it."""
+"""The command line: planning, and as whole processes what they hand over to one another."""
 
 import csv
 import io
 import json
-import os
 import re
 import sqlite3
 import subprocess
@@ -16,17 +15,21 @@ import pytest
 from ucudnn.networks.tables import CSV_HEADER
 
 
-def ucudnn(*arguments, environment=None):
-    command = [sys.executable, "-m", "ucudnn", *arguments]
-    return subprocess.run(
-        command, capture_output=True, text=True, check=False, env={**os.environ, **(environment or {})}
-    )
+def ucudnn(*arguments):
+    """Run a process, as people do."""
+    return subprocess.run([sys.executable, "-m", "ucudnn", *arguments], capture_output=True, text=True, check=False)
 
 
-def plan(*arguments):
-    result = ucudnn("plan", *arguments, "--json")
-    assert result.returncode == 0, result.stderr
-    return json.loads(result.stdout)
+@pytest.fixture
+def plan(call):
+    """Return a function that returns the plan of a command line."""
+
+    def made(*arguments):
+        status, out, error = call("plan", *arguments, "--json")
+        assert status == 0, error
+        return json.loads(out)
+
+    return made
 
 
 @pytest.mark.parametrize(
@@ -39,13 +42,13 @@ def plan(*arguments):
         ("alexnet", "legacy", "64MiB", 47.91, 16.51),
     ],
 )
-def test_plans_for_a_recorded_gpu(h200_every, network, candidates, limit, undivided_ms, micro_batched_ms):
+def test_plans_for_a_recorded_gpu(plan, h200_every, network, candidates, limit, undivided_ms, micro_batched_ms):
     answer = plan(network, "--profile", str(h200_every), "--workspace", limit, "--candidates", candidates)
     assert answer["total"]["undivided_ms"] == pytest.approx(undivided_ms, abs=0.005)
     assert answer["total"]["micro_batched_ms"] == pytest.approx(micro_batched_ms, abs=0.005)
 
 
-def test_json_has_the_fields_of_the_readme():
+def test_json_has_the_fields_of_the_readme(plan):
     answer = plan("alexnet", "--profile", "h200", "--workspace", "64MiB")
     assert {"network", "batch", "limits", "policy", "kernels", "total"} <= set(answer)
     assert (answer["network"], answer["batch"], answer["policy"]) == ("alexnet", 256, "powerOfTwo")
@@ -60,7 +63,7 @@ def test_json_has_the_fields_of_the_readme():
     assert answer["total"]["micro_batched_ms"] == pytest.approx(counted)
 
 
-def test_workspace_division(h200_every):
+def test_workspace_division(plan, h200_every):
     answer = plan("alexnet", "--profile", str(h200_every), "--total-workspace", "120MiB")
     assert answer["method"] == "WD"
     assert answer["total"]["micro_batched_ms"] == pytest.approx(19.14, abs=0.005)
@@ -69,15 +72,15 @@ def test_workspace_division(h200_every):
 
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
 @pytest.mark.parametrize("layout", ["first", "last"])
-def test_plans_in_other_types_and_layouts(dtype, layout):
+def test_plans_in_other_types_and_layouts(plan, dtype, layout):
     answer = plan("resnet18", "--profile", "h200", "--dtype", dtype, "--layout", layout, "--workspace", "32MiB")
     text = f"{dtype} {'NHWC' if layout == 'last' else 'NCHW'}"
     assert all(kernel["problem"].endswith(text) for kernel in answer["kernels"])
     assert answer["total"]["micro_batched_ms"] <= answer["total"]["undivided_ms"]
 
 
-def test_only_branches_need_segments_of_their_own():
-    text = ucudnn("plan", "inception3", "--profile", "h200", "--total-workspace", "64MiB", "--branches").stdout
+def test_only_branches_need_segments_of_their_own(plan, call):
+    _, text, _ = call("plan", "inception3", "--profile", "h200", "--total-workspace", "64MiB", "--branches")
     assert "WD, 64 MiB in total, divided among branches that run at the same time" in text
     ways = re.search(r"the same total in other ways: WR (.*), WD (.*) ms, WD, grouped (.*) ms, shared (.*) ms", text)
     assert ways[1] == "does not fit" or float(ways[1].removesuffix(" ms")) >= float(ways[2])
@@ -87,19 +90,18 @@ def test_only_branches_need_segments_of_their_own():
     assert answer["division"]["gap"] == 0
 
 
-def test_csv():
-    result = ucudnn("plan", "alexnet", "--profile", "h200", "--csv")
-    rows = list(csv.DictReader(io.StringIO(result.stdout)))
+def test_csv(call):
+    _, out, _ = call("plan", "alexnet", "--profile", "h200", "--csv")
+    rows = list(csv.DictReader(io.StringIO(out)))
     assert len(rows) == 15
     assert rows[0]["layer"] == "conv1"
 
 
-def test_options_win_over_the_environment_of_a_command():
-    environment = {"UCUDNN_BACKEND": "replay:h200", "UCUDNN_DEFAULT_WORKSPACE_LIMIT": "16MiB"}
-    answer = json.loads(ucudnn("plan", "alexnet", "--json", environment=environment).stdout)
-    assert answer["limits"]["workspace_bytes"] == 16 * 2**20
-    result = ucudnn("plan", "alexnet", "--json", "--workspace", "64MiB", environment=environment)
-    assert json.loads(result.stdout)["limits"]["workspace_bytes"] == 64 * 2**20
+def test_options_win_over_the_environment_of_a_command(plan, monkeypatch):
+    monkeypatch.setenv("UCUDNN_BACKEND", "replay:h200")
+    monkeypatch.setenv("UCUDNN_DEFAULT_WORKSPACE_LIMIT", "16MiB")
+    assert plan("alexnet")["limits"]["workspace_bytes"] == 16 * 2**20
+    assert plan("alexnet", "--workspace", "64MiB")["limits"]["workspace_bytes"] == 64 * 2**20
 
 
 @pytest.fixture
@@ -155,26 +157,27 @@ def test_time_divides_a_total_too(layers):
         (["plan"], "Missing argument"),
     ],
 )
-def test_bad_input_ends_with_status_2_and_one_clear_message(arguments, message):
-    result = ucudnn(*arguments)
-    assert result.returncode == 2
-    assert message in result.stderr
-    assert "Traceback" not in result.stderr
-    assert result.stdout == ""
+def test_bad_input_ends_with_status_2_and_one_clear_message(call, arguments, message):
+    status, out, error = call(*arguments)
+    assert status == 2
+    assert message in error
+    assert "Traceback" not in error
+    assert out == ""
 
 
-def test_a_bad_variable_is_named():
-    result = ucudnn("plan", "alexnet", environment={"UCUDNN_SOLVER": "abacus"})
-    assert result.returncode == 2
-    assert "UCUDNN_SOLVER='abacus' is not known: give one of auto, highs" in result.stderr
+def test_a_bad_variable_is_named(call, monkeypatch):
+    monkeypatch.setenv("UCUDNN_SOLVER", "abacus")
+    status, _, error = call("plan", "alexnet")
+    assert status == 2
+    assert "UCUDNN_SOLVER='abacus' is not known: give one of auto, highs" in error
 
 
-def test_help_teaches():
+def test_help_teaches(call):
     for command in ([], ["plan"], ["time"], ["profile"], ["cache"], ["cache", "prune"]):
-        result = ucudnn(*command, "--help")
-        assert result.returncode == 0
-        assert "ucudnn" in result.stdout
-    assert "ucudnn plan alexnet --profile h200 --workspace 64MiB" in ucudnn("plan", "--help").stdout
+        status, out, _ = call(*command, "--help")
+        assert status == 0
+        assert "ucudnn" in out
+    assert "ucudnn plan alexnet --profile h200 --workspace 64MiB" in call("plan", "--help")[1]
     assert ucudnn("--version").stdout.strip().count(".") == 2
 
 
@@ -251,13 +254,13 @@ def test_cache_shows_checks_prunes_and_clears(layers, database):
     assert "nothing is in it" in cache("show").stdout
 
 
-def test_a_database_that_is_off_cannot_be_shown():
-    result = ucudnn("cache", "show", "--database", "off")
-    assert result.returncode == 2
-    assert "the database is off: give --database PATH" in result.stderr
+def test_a_database_that_is_off_cannot_be_shown(call):
+    status, _, error = call("cache", "show", "--database", "off")
+    assert status == 2
+    assert "the database is off: give --database PATH" in error
 
 
-def test_plans_are_saved_and_loaded(tmp_path):
+def test_plans_are_saved_and_loaded(plan, tmp_path):
     path = str(tmp_path / "plans.json")
     for limit in (["--workspace", "16MiB"], ["--total-workspace", "300MiB"]):
         command = ["resnet18", "--profile", "h200", *limit]

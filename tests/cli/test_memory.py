@@ -4,12 +4,11 @@ import csv
 import io
 import json
 import re
-import sys
+from functools import partial
 
 import pytest
 
 from tests.support.step_graphs import StepBuilder
-from ucudnn.cli.app import main
 from ucudnn.memory.graph import Role
 from ucudnn.memory.step_file import save_step
 
@@ -17,17 +16,10 @@ GIB = 2**30
 
 
 @pytest.fixture
-def memory(monkeypatch, capsys, tmp_path):
+def memory(call, monkeypatch, tmp_path):
     """Run `ucudnn memory` in an empty folder; return exit status, standard output and standard error."""
     monkeypatch.chdir(tmp_path)
-
-    def run(*arguments):
-        monkeypatch.setattr(sys, "argv", ["ucudnn", "memory", *arguments])
-        with pytest.raises(SystemExit) as ended:
-            main()
-        return ended.value.code, *capsys.readouterr()
-
-    return run
+    return partial(call, "memory")
 
 
 def answer(result):

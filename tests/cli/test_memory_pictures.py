@@ -1,13 +1,11 @@
 """`ucudnn memory plan --timeline --addresses`: what is drawn of a plan is what the simulation says."""
 
 import pickle
-import sys
 
 import pytest
 
 from tests.support.step_graphs import small_line
 from ucudnn.cli import memory_pictures
-from ucudnn.cli.app import main
 from ucudnn.memory.policies.catalog import find_policy
 from ucudnn.memory.simulation.simulator import simulate
 
@@ -60,14 +58,13 @@ def test_pieces_that_are_alive_together_share_no_address(pictures, planned, pool
 
 
 @pytest.fixture
-def call(monkeypatch, capsys, tmp_path):
+def call(call, monkeypatch, tmp_path):
+    """Run `ucudnn memory plan alexnet` in an empty folder; return exit status and standard error."""
     monkeypatch.chdir(tmp_path)
 
     def run(*arguments):
-        monkeypatch.setattr(sys, "argv", ["ucudnn", "memory", "plan", "alexnet", *arguments])
-        with pytest.raises(SystemExit) as ended:
-            main()
-        return ended.value.code, capsys.readouterr().err
+        status, _, error = call("memory", "plan", "alexnet", *arguments)
+        return status, error
 
     return run
 

@@ -1,27 +1,18 @@
 """Every option of every command has an effect, or is refused by name."""
 
-import sys
-
 import pytest
 import typer
 
 from ucudnn.cli import options
-from ucudnn.cli.app import app, main
+from ucudnn.cli.app import app
 from ucudnn.command_line import NoEffect
 
 
 @pytest.fixture
-def ucudnn(monkeypatch, capsys, tmp_path):
-    """Run `ucudnn` in an empty folder; return exit status, standard output and standard error."""
+def ucudnn(call, monkeypatch, tmp_path):
+    """Return `call` in an empty folder, which stays empty."""
     monkeypatch.chdir(tmp_path)
-
-    def run(*arguments):
-        monkeypatch.setattr(sys, "argv", ["ucudnn", *arguments])
-        with pytest.raises(SystemExit) as ended:
-            main()
-        return ended.value.code, *capsys.readouterr()
-
-    yield run
+    yield call
     assert not [*tmp_path.iterdir()]
 
 

@@ -3,11 +3,11 @@
 import re
 import struct
 import sys
+from functools import partial
 
 import pytest
 
 from ucudnn.cli import plot as plot_commands
-from ucudnn.cli.app import main
 from ucudnn.errors import InfeasibleError
 from ucudnn.networks.tables import CSV_HEADER
 from ucudnn.reporting.report import Report
@@ -16,17 +16,10 @@ ALEXNET = ("alexnet", "--profile", "h200")
 
 
 @pytest.fixture
-def plot(monkeypatch, capsys, tmp_path):
+def plot(call, monkeypatch, tmp_path):
     """Run `ucudnn plot` in a folder of its own; return exit status, standard output and standard error."""
     monkeypatch.chdir(tmp_path)
-
-    def run(*arguments):
-        monkeypatch.setattr(sys, "argv", ["ucudnn", "plot", *arguments])
-        with pytest.raises(SystemExit) as ended:
-            main()
-        return ended.value.code, *capsys.readouterr()
-
-    return run
+    return partial(call, "plot")
 
 
 def text(path):
