@@ -1,8 +1,6 @@
-"""`ucudnn cache` and `--database` on files that are missing, damaged or no database, as people call them."""
+"""`ucudnn cache` and `--database` on files that are missing, damaged or no database."""
 
 import os
-import subprocess
-import sys
 
 import pytest
 
@@ -12,57 +10,55 @@ from ucudnn.networks.tables import CSV_HEADER
 COMMANDS = [["show"], ["show", "--json"], ["check"], ["prune"], ["clear", "--yes"]]
 
 
-def ucudnn(*arguments):
-    return subprocess.run([sys.executable, "-m", "ucudnn", *arguments], capture_output=True, text=True, check=False)
-
-
 def assert_refused(result, message):
-    assert result.returncode == 2
-    assert result.stdout == ""
-    assert message in result.stderr
-    assert result.stderr.count("\n") == 1
+    status, out, error = result
+    assert status == 2
+    assert out == ""
+    assert message in error
+    assert error.count("\n") == 1
 
 
 @pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
-def test_a_missing_file_is_not_created(tmp_path, command):
+def test_a_missing_file_is_not_created(call, tmp_path, command):
     path = tmp_path / "folder" / "missing.db"
-    assert_refused(ucudnn("cache", *command, "--database", str(path)), f"there is no database at {path}: ")
+    assert_refused(call("cache", *command, "--database", str(path)), f"there is no database at {path}: ")
     assert not list(tmp_path.iterdir())
 
 
-def test_an_export_from_a_missing_file_does_not_create_it(tmp_path):
+def test_an_export_from_a_missing_file_does_not_create_it(call, tmp_path):
     arguments = ["profile", "--export", str(tmp_path / "mine.json"), "--backend", "cpu"]
-    assert_refused(ucudnn(*arguments, "--database", str(tmp_path / "missing.db")), "there is no database at")
+    assert_refused(call(*arguments, "--database", str(tmp_path / "missing.db")), "there is no database at")
     assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize("command", [["plan"], ["time"], *(["cache", *command] for command in COMMANDS)], ids=" ".join)
-def test_a_text_file_is_refused_and_stays(tmp_path, command):
+def test_a_text_file_is_refused_and_stays(call, tmp_path, command):
     path = tmp_path / "notes.txt"
     path.write_text("what I have to buy\n")
     layers = tmp_path / "layers.csv"
     layers.write_text(f"{CSV_HEADER}\nonly,6,6,2,4,3,3,3,1,1,1,1\n")
     before = set(tmp_path.iterdir())
     arguments = [*command, *([] if command[0] == "cache" else [str(layers), "--backend", "cpu"])]
-    assert_refused(ucudnn(*arguments, "--database", str(path)), "notes.txt is not an SQLite database")
+    assert_refused(call(*arguments, "--database", str(path)), "notes.txt is not an SQLite database")
     assert path.read_text() == "what I have to buy\n"
     assert set(tmp_path.iterdir()) == before
 
 
 @pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
-def test_a_damaged_file_stays_as_it_is(tmp_path, command):
+def test_a_damaged_file_stays_as_it_is(call, tmp_path, command):
     path = tmp_path / "measurements.db"
     fill(path)
     content = path.read_bytes()
     content = content[:4096] + os.urandom(len(content) - 4096)
     path.write_bytes(content)
     before = set(tmp_path.iterdir())
-    result = ucudnn("cache", *command, "--database", str(path))
+    result = call("cache", *command, "--database", str(path))
     if command == ["check"]:
-        assert result.returncode == 1
-        assert "sound" not in result.stdout
-        assert result.stdout
-        assert result.stderr == ""
+        status, out, error = result
+        assert status == 1
+        assert "sound" not in out
+        assert out
+        assert error == ""
     else:
         assert_refused(result, "is damaged")
     assert path.read_bytes() == content
