@@ -39,6 +39,19 @@ def test_outputs_without_a_loss_train_to_the_bits_of_the_plain_loop(policy):
     assert outputs["best"].dtype is torch.int64
 
 
+def first_head_loss(outputs, target):
+    return functional.cross_entropy(outputs["heads"][0], target)
+
+
+@pytest.mark.parametrize("policy", ["stock", "checkpoint"])
+def test_outputs_that_the_loss_does_not_use_give_no_gradient(policy):
+    trained = Race((*several()[:2], first_head_loss), outside=True)
+    step = trained.fitted(policy)
+    trained.check(step)
+    assert all(parameter.grad is None for parameter in step.model.heads[1].parameters())
+    assert all(parameter.grad is not None for parameter in step.model.body.parameters() if parameter.requires_grad)
+
+
 @pytest.mark.parametrize("policy", ["stock", "dymem"])
 def test_adam_trains_to_the_bits_of_the_plain_loop(policy):
     torch.manual_seed(0)

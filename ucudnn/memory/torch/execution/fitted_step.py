@@ -20,6 +20,7 @@ from ucudnn.memory.torch.execution.step_program import StepProgram, StepSubject
 from ucudnn.memory.torch.execution.transfers import Transfers
 from ucudnn.memory.torch.execution.usage import StepClock, memory_usage
 from ucudnn.memory.torch.model_state import ModelState
+from ucudnn.memory.torch.tracer import TracedTensor
 from ucudnn.units import format_bytes, format_ms
 
 
@@ -139,6 +140,7 @@ class _Replay(torch.autograd.Function):
         """Run the code of forward; `sources` are the tensors that need gradients, which autograd must see."""
         outputs, state = run.forward(inputs)
         ctx.kept = _Kept(run, state)
+        ctx.set_materialize_grads(False)
         differentiable = {*run.program.differentiable}
         ctx.mark_non_differentiable(*(each for index, each in enumerate(outputs) if index not in differentiable))
         persistent, own, returned = run.guarded
@@ -151,22 +153,44 @@ class _Replay(torch.autograd.Function):
 
     @staticmethod
     @torch.autograd.function.once_differentiable
-    def backward(ctx: Any, *tangents: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, *tangents: Tensor | None) -> tuple[Tensor | None, ...]:
         """Run the code of backward."""
         _ = ctx.saved_tensors
         kept = ctx.kept
         if not kept.state:
             raise RuntimeError("backward of a fitted step runs once: it frees activations on its way")
         program = kept.run.program
+        used = [tangents[index] for index in program.differentiable]
         given = [
-            _lying_as(tangents[index], traced)
-            for index, traced in zip(program.differentiable, program.tangents, strict=True)
+            _lying_as(tensor, traced, program.device) for tensor, traced in zip(used, program.tangents, strict=True)
         ]
-        return None, None, *kept.run.backward(kept.number, kept.state, given)
+        gradients = kept.run.backward(kept.number, kept.state, given)
+        unused = {index for index, tensor in enumerate(used) if tensor is None}
+        if unused:  # what only unused outputs depend on has no gradient, as in eager PyTorch
+            gradients = tuple(
+                None if from_tangents and from_tangents <= unused else gradient
+                for gradient, from_tangents in zip(gradients, _origins(program), strict=True)
+            )
+        return None, None, *gradients
 
 
-def _lying_as(tensor: Tensor, traced: Any) -> Tensor:
-    """Return a tensor as the trace has it in memory: the tensor itself, or a copy."""
+def _origins(program: StepProgram) -> list[set[int]]:
+    """Return for each gradient the tangents that it depends on."""
+    found: dict[int, set[int]] = {}
+    for number, tangent in enumerate(program.tangents):
+        found.setdefault(tangent.storage, set()).add(number)
+    for operation, call in enumerate(program.calls):
+        if call.phase is Phase.BACKWARD and operation not in program.outside:
+            origins = set[int]().union(*(found.get(each.storage, ()) for each in call.inputs))
+            for storage, _ in program.graph.makes[operation]:
+                found.setdefault(storage, set()).update(origins)
+    return [set() if each is None else found.get(each.storage, set()) for each in program.gradients]
+
+
+def _lying_as(tensor: Tensor | None, traced: TracedTensor, device: torch.device) -> Tensor:
+    """Return a tensor as the trace has it in memory: the tensor itself, or a copy; zeros for None."""
+    if tensor is None:
+        return torch.empty_strided(traced.shape, traced.stride, dtype=traced.dtype, device=device).zero_()
     if tensor.stride() == traced.stride and not tensor.storage_offset() and tensor.dtype is traced.dtype:
         return tensor
     made = torch.empty_strided(traced.shape, traced.stride, dtype=traced.dtype, device=tensor.device)
