@@ -51,8 +51,9 @@ def test_help_explains_the_papers_words_and_cuts_no_line():
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
 def test_shells_complete_commands_and_values(shell):
     assert "plan" in completed("ucudnn pl", shell)
-    assert "resnet50" in completed("ucudnn plan resn", shell)
-    assert "alexnet" not in completed("ucudnn plan resn", shell)
+    networks = completed("ucudnn plan resn", shell)
+    assert "resnet50" in networks
+    assert "alexnet" not in networks
     assert "powerOfTwo" in completed("ucudnn plan alexnet --policy p", shell)
     assert "checkpoint,vdnn-ext-all-p" in completed("ucudnn memory plan resnet50 --policy checkpoint,vdnn-ext", shell)
 
@@ -63,11 +64,11 @@ def test_a_shells_completion_can_be_installed():
     assert "_UCUDNN_COMPLETE" in result.stdout
 
 
-def test_options_go_by_the_names_of_python_too():
+def test_options_go_by_the_names_of_python_too(call):
     plan = ["plan", "alexnet", "--profile", "h200", "--json"]
-    by_python = ucudnn(*plan, "--workspace-limit", "16MiB", "--layout", "NCHW")
-    assert by_python.returncode == 0, by_python.stderr
-    by_option = ucudnn(*plan, "--workspace", "16MiB", "--layout", "first")
-    one, other = json.loads(by_python.stdout), json.loads(by_option.stdout)
+    status, by_python, error = call(*plan, "--workspace-limit", "16MiB", "--layout", "NCHW")
+    assert status == 0, error
+    _, by_option, _ = call(*plan, "--workspace", "16MiB", "--layout", "first")
+    one, other = json.loads(by_python), json.loads(by_option)
     assert (one["limits"], one["kernels"]) == (other["limits"], other["kernels"])
     assert one["limits"]["workspace_bytes"] == 16 * 2**20
