@@ -137,8 +137,7 @@ def run_policies(
 
     Raises:
         BackendUnavailableError: if PyTorch is not installed, or it has no such device.
-        InvalidNetworkError: if there is no such model.
-        InvalidValueError: if there is no such policy, device, loss or optimizer.
+        InvalidValueError: if there is no such policy or device.
     """
     try:
         from ucudnn.memory.torch.trials.trial import TrialSettings, trial_device

@@ -59,3 +59,10 @@ def test_a_picture_shows_one_policy(run):
     status, _, error = run(*UNET, "--policy", "stock,checkpoint", "--timeline", "queues.svg")
     assert status == 2
     assert "--timeline draws the step of one policy" in error
+
+
+def test_if_no_policy_ran_the_status_says_so(run):
+    status, out, _ = run("tests.support.training_steps:no_such_model", "--on", "cpu", "--policy", "stock")
+    assert status == 2
+    assert "stock: " in out
+    assert "no_such_model" in out
