@@ -1,9 +1,11 @@
 """HostBlock: one block of host memory, pinned where a GPU copies from and to it.
 
-PyTorch's own pinned allocations are rounded up to powers of two and kept in a cache. So the block is ordinary memory of
-exactly the size that is wanted, which the CUDA runtime pins (cudaHostRegister) and releases (cudaHostUnregister).
+PyTorch's own pinned allocations are rounded up to powers of two and kept in a cache. So the block is memory of the
+system, of exactly the size that is wanted, which the CUDA runtime pins (cudaHostRegister) and releases
+(cudaHostUnregister). It begins on a page of its own, because only whole pages are pinned.
 """
 
+import mmap
 import weakref
 from collections.abc import Iterator
 from contextlib import suppress
@@ -20,7 +22,6 @@ DEFAULT_SHARE = 0.5
 """Share of the machine's memory that a block may take where the caller names no limit."""
 
 _PORTABLE = 1  # cudaHostRegisterPortable: pinned for all GPUs
-_PAGE = 4096
 _UNLIMITED = 1 << 60  # cgroup v1 writes a number like this where there is no limit
 
 
@@ -43,15 +44,13 @@ class HostBlock:
 
     def __init__(self, size: int, *, pinned: bool, most_bytes: int | None = None) -> None:
         check_host_memory(size, most_bytes)
-        whole = torch.empty(size + _PAGE if size else 0, dtype=torch.uint8)
-        begin = -whole.data_ptr() % _PAGE
-        self.memory: Tensor = whole[begin : begin + size]
+        self.memory: Tensor = _pages(size)
         self._release: Any = None
         if pinned and size:
             address = self.memory.data_ptr()
             _register(address, size)
             # The memory must live until it is no longer pinned, whatever becomes of this object.
-            self._release = weakref.finalize(self, _unregister, address, whole)
+            self._release = weakref.finalize(self, _unregister, address, self.memory)
 
     @property
     def pinned(self) -> bool:
@@ -139,6 +138,12 @@ def _lines(path: Path) -> list[str]:
 def _number(path: Path) -> int | None:
     text = "".join(_lines(path))
     return int(text) if text.isdigit() else None
+
+
+def _pages(size: int) -> Tensor:
+    if not size:
+        return torch.empty(0, dtype=torch.uint8)
+    return torch.frombuffer(mmap.mmap(-1, size), dtype=torch.uint8)
 
 
 def _register(address: int, size: int) -> None:
