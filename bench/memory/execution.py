@@ -17,6 +17,7 @@ import os
 from argparse import Namespace
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from time import monotonic
 from typing import Any, NamedTuple
@@ -113,8 +114,19 @@ def conditions(cell: ExecutionCell, arguments: Namespace) -> dict[str, Any]:
     return {
         "batch": recipe_of(cell.network, arguments.small).batch,
         "device": arguments.device,
+        "machine": machine(arguments.device),
         "allocator": os.environ.get("PYTORCH_CUDA_ALLOC_CONF", ""),
     }
+
+
+@cache
+def machine(device: str) -> dict[str, str]:
+    """Return the GPU's name and all versions."""
+    import torch
+
+    from bench.torch import measuring
+
+    return measuring.conditions(torch.device(device))
 
 
 def measure(arguments: Namespace, out: Path) -> None:

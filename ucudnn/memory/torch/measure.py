@@ -120,7 +120,10 @@ def _cpu_scratch(run: _Run) -> _Measured:
         with record_function(f"{_MARK}{count - 1}"):
             return operator()
 
-    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler, (watch := _Watch(watched)):
+    with (
+        profile(activities=[ProfilerActivity.CPU], profile_memory=True, acc_events=True) as profiler,
+        (watch := _Watch(watched)),
+    ):
         run()
     results: Any = profiler.profiler
     found = [0.0] * count

@@ -53,7 +53,7 @@ def _on_cpu(step: TrainingStep) -> MeasuredPeak:
 
 def _profiled(step: TrainingStep, device_type: str) -> MeasuredPeak:
     """Return the most bytes that a step allocated on a device beyond those before it, as PyTorch's profiler sees it."""
-    with profile(activities=[ProfilerActivity.CPU], profile_memory=True, with_stack=True) as profiler:
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True, with_stack=True, acc_events=True) as profiler:
         step.run()
     results: Any = profiler.profiler
     events = [*descendants(results.kineto_results.experimental_event_tree())]

@@ -87,7 +87,7 @@ def beside_prediction(
 
 def _on_gpu(run: Callable[[], object]) -> MeasuredTimeline | None:
     torch.cuda.synchronize()
-    with profile(activities=[ProfilerActivity.CUDA]) as profiler:
+    with profile(activities=[ProfilerActivity.CUDA], acc_events=True) as profiler:
         run()
         torch.cuda.synchronize()
     results: Any = profiler.profiler
