@@ -1,13 +1,14 @@
-"""Bound the memory of a whole training step: who owns its peak, and what each policy makes of it within a budget.
+"""Bound the memory of a whole training step: who owns its peak, what policies make of it, and training by a plan.
 
     python3 -m venv .venv && .venv/bin/pip install --quiet '.[torch]' && .venv/bin/python examples/bound_step.py
 
 No GPU is needed: the step is recorded with tensors that have shapes but no bytes, and its plans are simulated for an
-H200.
+H200. Then a small mini-batch is trained here, within a budget.
 """
 
 import torch
 
+import ucudnn.memory
 from ucudnn.memory.devices.profile import load_device
 from ucudnn.memory.devices.roofline import device_costs
 from ucudnn.memory.reports.comparison import compare_policies
@@ -27,7 +28,7 @@ def model() -> torch.nn.Module:
 
 
 def main() -> None:
-    """Record the step, say who owns its peak, and plan it within half of that."""
+    """Record the step, say who owns its peak, plan it within half of that, and train within a budget."""
     graph = record(TrainingRecipe(model="bound_step:model", batch=256, shape=(3, 64, 64), optimizer="adam"))
     h200 = load_device("h200")
     found = explain(graph, lambda step: device_costs(h200, step), None)
@@ -39,6 +40,16 @@ def main() -> None:
     policies = ("stock", "checkpoint", "vdnn-ext-all-p", "dymem")
     plans = compare_policies(graph, device_costs(h200, graph), peak // 2, policies)
     print_table(plans.title(), plans.headings(), plans.cells(), plans.lines(), text=("policy",))
+
+    net, x, y = model(), torch.randn(8, 3, 64, 64), torch.randint(10, (8,))
+    optimizer = torch.optim.Adam(net.parameters())
+    step = ucudnn.memory.fit(net, (x, y), loss=torch.nn.CrossEntropyLoss(), optimizer=optimizer, budget="100MiB")
+    for _ in range(3):
+        optimizer.zero_grad()
+        step(x, y).backward()
+        optimizer.step()
+    predicted = format_bytes(step.simulation.peak_bytes)
+    print(f"\ntrained 3 steps of mini-batch 8 within 100 MiB; predicted peak {predicted}")
 
 
 if __name__ == "__main__":
