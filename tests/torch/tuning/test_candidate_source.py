@@ -2,6 +2,8 @@
 
 import pytest
 
+pytest.importorskip("torch")
+
 from tests.support.problems import make_problem
 from ucudnn.backends import open_backend
 from ucudnn.configuration import Float32Sum

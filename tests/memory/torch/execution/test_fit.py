@@ -5,16 +5,17 @@ import random
 from collections import Counter
 
 import pytest
-import torch
 
-from tests.support.live_bytes import LiveBytes
-from tests.support.memory_plans import random_plan
-from tests.support.plain_training import CountedCopies, Race, train
-from tests.support.small_networks import NETWORKS, small_network
-from ucudnn.memory.graph import Phase
-from ucudnn.memory.order import ORDERS
-from ucudnn.memory.plans.actions import ActionKind
-from ucudnn.memory.policies.catalog import POLICIES
+torch = pytest.importorskip("torch")
+
+from tests.support.live_bytes import LiveBytes  # noqa: E402
+from tests.support.memory_plans import random_plan  # noqa: E402
+from tests.support.plain_training import CountedCopies, Race, train  # noqa: E402
+from tests.support.small_networks import NETWORKS, small_network  # noqa: E402
+from ucudnn.memory.graph import Phase  # noqa: E402
+from ucudnn.memory.order import ORDERS  # noqa: E402
+from ucudnn.memory.plans.actions import ActionKind  # noqa: E402
+from ucudnn.memory.policies.catalog import POLICIES  # noqa: E402
 
 aten = torch.ops.aten
 HELPERS = {

@@ -5,17 +5,19 @@ import gc
 import re
 
 import pytest
-import torch
-from torch import nn
-from torch.nn import functional
 
-import ucudnn.memory
-from tests.support.plain_training import Race, state_of, train
-from tests.support.small_networks import InPlace, Several, small_network
-from tests.support.torch_cases import enable_on_cpu
-from ucudnn.errors import BudgetError, InvalidValueError, StepGraphError
-from ucudnn.memory.liveness import measure_liveness
-from ucudnn.memory.plans.actions import ActionKind
+torch = pytest.importorskip("torch")
+
+from torch import nn  # noqa: E402
+from torch.nn import functional  # noqa: E402
+
+import ucudnn.memory  # noqa: E402
+from tests.support.plain_training import Race, state_of, train  # noqa: E402
+from tests.support.small_networks import InPlace, Several, small_network  # noqa: E402
+from tests.support.torch_cases import enable_on_cpu  # noqa: E402
+from ucudnn.errors import BudgetError, InvalidValueError, StepGraphError  # noqa: E402
+from ucudnn.memory.liveness import measure_liveness  # noqa: E402
+from ucudnn.memory.plans.actions import ActionKind  # noqa: E402
 
 
 def several_loss(outputs, target):
