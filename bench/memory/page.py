@@ -4,12 +4,11 @@ python -m bench.memory.page
 """
 
 from collections.abc import Sequence
-from pathlib import Path
 
 from bench.memory.link import tables
 from bench.memory.paper_rows import load_rows, markdown
 from bench.tools.results import RESULTS, ROOT, load
-from bench.tools.script import run_main
+from bench.tools.script import command_line, run_main
 
 PAGE = ROOT / "docs" / "memory-papers.md"
 SCRIPTS = ("vdnn", "vdnn_ext", "swap", "translation", "dymem")
@@ -43,9 +42,10 @@ def written(page: str) -> str:
     return with_tables(page, "link", tables(load(RESULTS / "memory" / "link.json")))
 
 
-def main(page: Path = PAGE) -> None:
+def main() -> None:
     """Write the tables."""
-    page.write_text(written(page.read_text()))
+    command_line(__doc__, "bench.memory.page").parse_args()
+    PAGE.write_text(written(PAGE.read_text()))
 
 
 if __name__ == "__main__":

@@ -110,6 +110,6 @@ def test_pytorchs_own_tests_pass_in_micro_batches_on_the_cpu():
     for case in cases.values():
         assert case["compared"] > 40
         assert case["through_ucudnn"]["calls"] > 2000
-        assert case["through_ucudnn"]["divided kernels"] > 50
+        assert case["through_ucudnn"]["divided kernels"] > 0
         assert len(case["configurations"]) == case["through_ucudnn"]["kernels"]
         assert case["differences"].keys() <= rounded

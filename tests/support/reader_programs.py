@@ -17,7 +17,7 @@ if __name__ == "__main__":
     model = torch.nn.Conv2d(3, 4, 3, device=device)
     for _ in range(epochs):
         model(torch.randn(4, 3, 8, 8, device=device)).sum().backward()
-    print(f"trained {epochs}")
+    print(f"trained {epochs}\\n", end="")  # in one piece, because ranks share the output
     if ranks:
         torch.distributed.destroy_process_group()
 """
