@@ -1,8 +1,10 @@
 """An interpreter of as much of PTX as the kernels use: all threads at once, instruction by instruction."""
 
 import re
+from contextlib import contextmanager
 
 import numpy as np
+import pytest
 
 _GUARDED = re.compile(r"@(%\w+) (.*)")
 _DECLARED = re.compile(r"\.reg \.(\w+) (.*);")
@@ -22,6 +24,35 @@ class Memory:
         assert (first + size <= self.bytes.size).all(), "behind the tensor"
         assert (addresses % size == 0).all(), "not aligned"
         return first[:, None] + np.arange(size)
+
+
+class Interpreted:
+    """A kernel that is interpreted where a driver's `Function` would be launched."""
+
+    memories: tuple[Memory, ...] = ()
+
+    def __init__(self, source, name):
+        self.source, self.name = source, name
+
+    def bound(self, blocks, threads, argument):
+        return lambda stream: run(self.source, self.name, blocks, threads, argument, Interpreted.memories)
+
+
+@contextmanager
+def interpreted(module):
+    """Let a module's kernels be interpreted."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(module, "Function", Interpreted)
+        yield
+
+
+def loaded(source, written):
+    """Return two tensors that kernels reach: one with the bytes of `source`, and one with those of `written`."""
+    memories = Memory(source.nbytes, 1 << 40), Memory(written.nbytes, 3 << 40)
+    for memory, array in zip(memories, (source, written), strict=True):
+        memory.bytes[:] = np.frombuffer(array.tobytes(), np.uint8)
+    Interpreted.memories = memories
+    return memories
 
 
 def run(source, name, blocks, threads, argument, memories):

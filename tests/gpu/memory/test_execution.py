@@ -87,11 +87,16 @@ def test_plans_train_to_the_bits_of_pytorch(name, policy, stock):
     fitted.close()
 
 
-def test_bytes_come_back_while_compute_goes_on():
+def transfers_of_two(size):
+    """Return transfers of two storages of a size, and the device that they leave."""
     device = torch.device("cuda", torch.cuda.current_device())
-    size = 64 * MIB
     slots = HostSlots(sizes={0: size, 1: size}, addresses={0: 0, 1: size}, extent_bytes=2 * size)
-    transfers = Transfers(slots, device)
+    return Transfers(slots, device), device
+
+
+def test_bytes_come_back_while_compute_goes_on():
+    size = 64 * MIB
+    transfers, device = transfers_of_two(size)
     weights = torch.randn(4096, 4096, device=device)
     for step in range(3):
         for number in (0, 1):
@@ -113,10 +118,8 @@ def test_bytes_come_back_while_compute_goes_on():
 
 
 def test_copies_both_ways_run_beside_a_long_product():
-    device = torch.device("cuda", torch.cuda.current_device())
     size = 16 * MIB
-    slots = HostSlots(sizes={0: size, 1: size}, addresses={0: 0, 1: size}, extent_bytes=2 * size)
-    transfers = Transfers(slots, device)
+    transfers, device = transfers_of_two(size)
     weights, sent = torch.randn(8192, 8192, device=device), torch.ones(size // 4, device=device)
     back = torch.empty(size // 4, device=device)
 

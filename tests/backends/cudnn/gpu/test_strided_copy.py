@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.support.ptx import Memory, run
+from tests.support.ptx import Interpreted, interpreted, loaded
 from ucudnn.backends.cudnn.gpu import strided_copy
 from ucudnn.backends.cudnn.gpu.strided_copy import Copier, gathering, magic, reached, scattering, scattering_pairs
 from ucudnn.errors import BackendError
@@ -28,31 +28,15 @@ def test_division_by_multiplication(divisor, number):
         assert (above + each) >> shift == each // divisor
 
 
-class Interpreted:
-    """A driver that interprets its kernels."""
-
-    memories: tuple[Memory, ...] = ()
-
-    def __init__(self, source, name):
-        self.source, self.name = source, name
-
-    def bound(self, blocks, threads, argument):
-        return lambda stream: run(self.source, self.name, blocks, threads, argument, Interpreted.memories)
-
-
 @pytest.fixture(scope="module", autouse=True)
-def interpreted():
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(strided_copy, "Function", Interpreted)
+def interpreted_kernels():
+    with interpreted(strided_copy):
         yield
 
 
 def copied(walk, source, written, *, fills=True):
     """Return an array after a copy wrote to it."""
-    memories = Memory(source.nbytes, 1 << 40), Memory(written.nbytes, 3 << 40)
-    for memory, array in zip(memories, (source, written), strict=True):
-        memory.bytes[:] = np.frombuffer(array.tobytes(), np.uint8)
-    Interpreted.memories = memories
+    memories = loaded(source, written)
     Copier().bound(walk, memories[1].address, memories[0].address, fills=fills)(0)
     return memories[1].bytes.view(written.dtype).reshape(written.shape)
 

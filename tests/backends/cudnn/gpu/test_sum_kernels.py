@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.support.ptx import Memory, run
+from tests.support.ptx import interpreted, loaded
 from ucudnn.backends.cudnn.gpu import sum_kernels
 from ucudnn.backends.cudnn.gpu.sum_kernels import SumKernel, SumKernels
 from ucudnn.errors import BackendError
@@ -15,22 +15,9 @@ SCALINGS = [(1.0, 0.0), (1.0, 1.0), (-0.5, 0.0), (0.3, 1.7)]
 SPECIAL = np.array([0.0, -0.0, np.inf, -np.inf, np.nan, 65504.0, 65520.0, 1e-8, 6e-8, 3.4e38, 1e-40], np.float32)
 
 
-class Interpreted:
-    """A driver that interprets its kernels."""
-
-    memories: tuple[Memory, ...] = ()
-
-    def __init__(self, source, name):
-        self.source, self.name = source, name
-
-    def bound(self, blocks, threads, argument):
-        return lambda stream: run(self.source, self.name, blocks, threads, argument, Interpreted.memories)
-
-
 @pytest.fixture(scope="module", autouse=True)
-def interpreted():
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sum_kernels, "Function", Interpreted)
+def interpreted_kernels():
+    with interpreted(sum_kernels):
         yield
 
 
@@ -55,10 +42,7 @@ def to_numbers(bits, dtype):
 
 def computed(kernel, source, before, alpha, beta):
     """Return the target's bits after a kernel ran on bits."""
-    memories = Memory(source.nbytes, 1 << 40), Memory(before.nbytes, 3 << 40)
-    for memory, array in zip(memories, (source, before), strict=True):
-        memory.bytes[:] = np.frombuffer(array.tobytes(), np.uint8)
-    Interpreted.memories = memories
+    memories = loaded(source, before)
     made = SumKernels().bound(kernel, memories[1].address, memories[0].address, source.size, alpha=alpha, beta=beta)
     made(0)
     assert (memories[0].bytes.view(source.dtype) == source).all()
