@@ -1,6 +1,8 @@
 """Write the tables of `bench/results/memory` into docs/memory-papers.md, behind the lines that name their scripts.
 
-python -m bench.memory.page
+    python -m bench.memory.page
+
+Run it when those scripts have written new results.
 """
 
 from collections.abc import Sequence
