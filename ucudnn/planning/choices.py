@@ -114,7 +114,7 @@ class ChoiceRequest(NamedTuple):
         return [kernel for kernel, _ in self.assigned]
 
     def with_sum(self, within: Request, benchmark: Benchmark) -> SummedRequest | None:
-        """Return what is asked about the parts of a request's problem that are added in float32."""
+        """Return the request for parts that are added in float32, within the same limit; None if there are none."""
         return summed_request(within.problem, self.settings, within.limit_bytes, benchmark.backend)
 
 

@@ -2,7 +2,8 @@
 
 A file is a JSON text. Its keys are:
 
-* `format`, which is 'ucudnn-plans', and `version`, which is 2; version 1 had no float32 sums;
+* `format`: always 'ucudnn-plans';
+* `version`: 2. Files of version 1 have no sums in float32;
 * `backend`: the name of the backend that planned;
 * `conditions`: its device and versions. A plan names algorithms that only the same device and versions have;
 * `plans`: a list. Each plan has its `layer`, its `batch` and the other fields of its `problem` that differ from their

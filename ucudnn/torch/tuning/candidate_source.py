@@ -175,7 +175,7 @@ class CandidateSource:
         self._work.put(lambda _: store.save(items))
 
     def stop(self) -> None:
-        """Let the threads end after what they do now, and after what is to be kept."""
+        """Let the threads end once they have finished what they build now and saved the measurements that wait."""
         self._stops = True
         for _ in self._threads:
             self._work.put(None)

@@ -198,7 +198,11 @@ class Emitter:
         return found
 
     def _receive(self, call: TracedCall, text: str, uses: Sequence[str]) -> None:
-        """Write a call and bind what it returns, without what is an argument, or is there already and is dropped."""
+        """Write a call, and give names to those of its results that are new.
+
+        A result that is one of the call's arguments has a name already. A result that is still in memory from before
+        has one, too, and its copy is dropped.
+        """
         results = call.results if isinstance(call.results, (tuple, list)) else (call.results,)
         if any(isinstance(each, (tuple, list, dict)) for each in results):
             raise StepGraphError(f"{call.func} returns nested results, which a plan cannot hold")

@@ -1,4 +1,4 @@
-"""Trials of several policies as one table: what was predicted, what was measured, and what could not run."""
+"""Trials of several policies as one table: predictions, measurements, and why a policy could not run."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
