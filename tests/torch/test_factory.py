@@ -7,6 +7,9 @@ torch = pytest.importorskip("torch")
 import ucudnn.torch  # noqa: E402
 from tests.support.torch_cases import enable_on_cpu  # noqa: E402
 from ucudnn.errors import BackendUnavailableError, SettingsError  # noqa: E402
+from ucudnn.torch.factory import open_interceptor, tunes  # noqa: E402
+from ucudnn.torch.interceptor import Interceptor  # noqa: E402
+from ucudnn.torch.tuning.auto_interceptor import AutoInterceptor  # noqa: E402
 
 F = torch.nn.functional
 
@@ -42,3 +45,44 @@ def test_wrong_options_are_refused_at_once(monkeypatch):
     x, w = torch.randn(2, 3, 5, 5), torch.randn(2, 3, 3, 3)
     F.conv2d(x, w)
     assert ucudnn.torch.report().calls == 0
+
+
+@pytest.mark.parametrize(
+    ("backend", "options"),
+    [
+        (None, {}),
+        ("cudnn", {"workspace_limit": None, "policy": None}),
+        ("cudnn:best", {"database": "off"}),
+        ("auto", {"cudnn_library": "libcudnn.so.9"}),
+        (None, {"trial_share": 0.1}),
+        (None, {"workspace_limit": " AUTO"}),
+    ],
+)
+def test_a_program_on_a_gpu_is_tuned_unless_it_states_something_else(backend, options, monkeypatch):
+    monkeypatch.setattr("ucudnn.torch.factory._refuse_without_gpu", lambda: None)
+    assert tunes(backend, options)
+    assert isinstance(open_interceptor(backend, options), AutoInterceptor)
+
+
+@pytest.mark.parametrize(
+    ("backend", "options", "variables"),
+    [
+        (None, {"workspace_limit": "8MiB"}, {}),
+        (None, {"workspace_limit": 0}, {}),
+        (None, {"total_workspace": "8MiB"}, {}),
+        (None, {"policy": "all"}, {}),
+        (None, {"strict": False}, {}),
+        (None, {"effort": 1}, {}),
+        ("cpu", {}, {}),
+        (None, {}, {"UCUDNN_BACKEND": "cpu"}),
+        (None, {}, {"UCUDNN_DEFAULT_WORKSPACE_LIMIT": "8MiB"}),
+        (None, {}, {"UCUDNN_TOTAL_WORKSPACE_SIZE": "8MiB"}),
+        (None, {"database": "off"}, {"UCUDNN_STRICT": "1"}),
+    ],
+)
+def test_whoever_states_what_belongs_to_a_limit_means_a_limit(backend, options, variables, monkeypatch):
+    monkeypatch.setattr("ucudnn.torch.factory._refuse_without_gpu", lambda: None)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    assert not tunes(backend, options)
+    assert isinstance(open_interceptor(backend, options), Interceptor)

@@ -9,8 +9,11 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from tests.support.paths import ROOT  # noqa: E402
+from ucudnn.torch import Enabled  # noqa: E402
 from ucudnn.torch.__main__ import main  # noqa: E402
+from ucudnn.torch.interceptor import Interceptor  # noqa: E402
 from ucudnn.torch.overrides import process_overrides  # noqa: E402
+from ucudnn.torch.tuning.auto_interceptor import AutoInterceptor  # noqa: E402
 
 PROGRAM = """
 import sys
@@ -102,3 +105,12 @@ def test_without_pytorch_the_package_says_what_to_install(tmp_path, arguments):
     last = done.stderr.strip().splitlines()[-1]
     assert "ucudnn.torch needs PyTorch 2.10 or newer: pip install 'ucudnn[torch]'" in last
     assert "Traceback" not in done.stderr or "-c" in arguments
+
+
+def test_a_program_without_a_limit_is_tuned_and_one_with_options_of_limits_is_not(program, monkeypatch, capsys):
+    monkeypatch.setattr("ucudnn.torch.factory._refuse_without_gpu", lambda: None)
+    seen = []
+    monkeypatch.setattr("ucudnn.torch.__main__.turn_on", lambda made: seen.append(made) or Enabled(made, None))
+    for options in ([], ["--database", "off"], ["--remeasure"], ["--backend", "cpu"], ["--workspace", "1MiB"]):
+        run(capsys, *options, program)
+    assert [type(each) for each in seen] == [AutoInterceptor] * 2 + [Interceptor] * 3

@@ -1,4 +1,4 @@
-"""PyTorch: every convolution of a program within a workspace limit, without a change to the model.
+"""PyTorch: faster convolutions, or every convolution within a workspace limit, without a change to the model.
 
 `enable` takes over `aten::_convolution` and `aten::convolution_backward`, to which all convolutions of PyTorch come:
 forward and backward, plain and transposed, in one to three dimensions. `disable` gives them back. A convolution that is
@@ -55,10 +55,11 @@ def enable(*, backend: str | None = None, **options: Any) -> Enabled:
         **options: arguments of `ucudnn.Handle`, such as workspace_limit, total_workspace, policy, plans, database and
             benchmark_devices. An option that is None or missing comes from the environment. With `strict`, a
             convolution that fails here is an error. By default PyTorch's own kernel computes it, which knows no limit.
-            With workspace_limit='auto', PyTorch's own kernels run first, and others are tried while the program runs,
-            in memory that the peak of PyTorch's own steps leaves. `trial_share`, 0.05 by default, is then the largest
-            part of the time that trials may lose, `database` keeps their times, and the other options are those of
-            measuring before the first step.
+            workspace_limit='auto' is the default on GPUs: PyTorch's own kernels run first, and others are tried while
+            the program runs, in memory that the peak of PyTorch's own steps leaves. `trial_share`, 0.05 by default, is
+            then the largest part of the time that trials may lose, and `database` keeps their times. The other options
+            belong to planning before the first run. With one of them, with backend='cpu', or where the environment
+            sets one, a limit that is not stated is 64 MiB.
 
     Returns:
         A context that turns it off again.

@@ -1,4 +1,4 @@
-"""`python -m ucudnn.torch script.py`: runs an unchanged PyTorch program with every convolution through a handle."""
+"""`python -m ucudnn.torch script.py`: runs an unchanged PyTorch program, tuned while it runs or within a limit."""
 
 import argparse
 import logging
@@ -12,15 +12,18 @@ from ucudnn.errors import UcudnnError
 from ucudnn.reporting.output_file import check_output
 from ucudnn.reporting.terminal import print_error
 from ucudnn.torch import Enabled, turn_on
-from ucudnn.torch.factory import interceptor_of, is_auto, open_interceptor
+from ucudnn.torch.factory import interceptor_of, open_interceptor, tunes
 from ucudnn.torch.overrides import AnyInterceptor
 
 _DESCRIPTION = """\
-Run a PyTorch program, unchanged, with every convolution within a workspace limit.
+Run a PyTorch program, unchanged, with faster convolutions, or with every convolution within a workspace limit.
 
-Each convolution, forward and backward, is divided into micro-batches that fit the limit and computed by the algorithms
-of cuDNN that are fastest within it. The first call of each shape measures and plans. Measurements are kept, so the next
-run plans at once. A convolution that cannot be computed in this way is left to PyTorch.
+Without a limit, PyTorch's own kernels run first. While the program runs, others are tried in memory that the peak of
+its steps leaves, and they replace PyTorch's where they are faster.
+
+Within a limit, each convolution, forward and backward, is divided into micro-batches that fit and computed by the
+algorithms of cuDNN that are fastest within it. The first call of each shape measures and plans. Measurements are kept,
+so the next run plans at once. A convolution that cannot be computed in this way is left to PyTorch.
 """
 
 _EXAMPLES = """\
@@ -39,11 +42,11 @@ _NO_EFFECT = (
     NoEffect(options=("--solver", "--solver-time-limit"), without=("--total-workspace",)),
     NoEffect(options=("--slabs",), beside=("policy undivided",)),
 )
-_PLANNED_ONLY = (
-    *("total_workspace", "policy", "database", "devices", "solver", "solver_time_limit", "slabs"),
+_OTHERS = (
+    *("total_workspace", "policy", "database", "devices", "solver", "solver_time_limit", "slabs", "remeasure"),
     *("plans", "save_plans", "strict"),
 )
-"""Options that a program which is tuned while it runs does not take."""
+"""Options besides the limit and the backend; a program that is tuned while it runs takes only the database of them."""
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -82,10 +85,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 def _opened(given: argparse.Namespace) -> AnyInterceptor:
     """Return the interceptor for the options that were typed."""
-    if not is_auto(given.workspace):
-        return interceptor_of(read_settings(_typed(given), _NO_EFFECT))
-    others = {name: getattr(given, name) for name in _PLANNED_ONLY}
-    return open_interceptor(given.backend, {"workspace_limit": given.workspace, **others})
+    options = {"workspace_limit": given.workspace, **{name: getattr(given, name) for name in _OTHERS}}
+    if tunes(given.backend, options):
+        return open_interceptor(given.backend, options)
+    return interceptor_of(read_settings(_typed(given), _NO_EFFECT))
 
 
 def _typed(given: argparse.Namespace) -> dict[str, object]:
@@ -140,8 +143,9 @@ def _parser() -> argparse.ArgumentParser:
         allow_abbrev=False,
     )
     add = parser.add_argument
-    add("--workspace", metavar="SIZE", help="workspace of each convolution, 64MiB by default; auto: as much as the peak"
-        " of PyTorch's own steps leaves [UCUDNN_DEFAULT_WORKSPACE_LIMIT]")  # fmt: skip
+    add("--workspace", metavar="SIZE", help="limit of the workspace of each convolution; auto: as much as the peak of"
+        " PyTorch's own steps leaves. Without it auto, or 64MiB with --backend cpu and with options that belong to"
+        " limits [UCUDNN_DEFAULT_WORKSPACE_LIMIT]")  # fmt: skip
     add("--total-workspace", metavar="SIZE", help="workspace that is divided among all convolutions instead"
         " [UCUDNN_TOTAL_WORKSPACE_SIZE]")  # fmt: skip
     add("--policy", metavar="POLICY", help="micro-batch sizes to measure: undivided, powerOfTwo, adaptive or all"

@@ -19,7 +19,7 @@ from ucudnn.handle import Handle
 from ucudnn.planning.concurrency import groups_under
 from ucudnn.planning.plan_file import read_plans
 from ucudnn.profiles.measurement import Effort
-from ucudnn.settings import Settings, parse_choice
+from ucudnn.settings import VARIABLES, Settings, is_set, parse_choice
 from ucudnn.torch.fallbacks import Fallbacks
 from ucudnn.torch.gpu import TorchGpu
 from ucudnn.torch.interceptor import Interceptor
@@ -34,23 +34,25 @@ _LOG = logging.getLogger(__name__)
 _NO_SETTINGS = ("groups", "effort", "listener")
 _AUTO = "auto"
 _OPTIONS_OF_AUTO = {"workspace_limit", "trial_share", "cudnn_library", "database"}
+_VARIABLES_OF_AUTO = {"backend", "cudnn_library", "database"}  # by field of `Settings`
 _TRIAL_SHARE = 0.05
+_ON_GPUS = ("auto", "cudnn")
 
 
 def open_interceptor(backend: str | None, options: Mapping[str, Any]) -> AnyInterceptor:
-    """Return an interceptor with the given options: of handles, or, with workspace_limit='auto', one that tunes.
+    """Return an interceptor with the given options: of handles, or one that tunes; see `tunes`.
 
     Args:
         backend: 'auto', 'cudnn' or 'cudnn:CANDIDATES' for tensors on GPUs, 'cpu' for tensors on the CPU; None for the
             value of UCUDNN_BACKEND.
-        options: other arguments of `Handle`; with workspace_limit='auto', only `cudnn_library`, `database` and
-            `trial_share`, the largest part of the time that trials may lose.
+        options: other arguments of `Handle`; for one that tunes, only `cudnn_library`, `database` and `trial_share`,
+            the largest part of the time that trials may lose.
 
     Raises:
         SettingsError: if an option is not known, or has an invalid value.
         BackendUnavailableError: as `interceptor_of`.
     """
-    if is_auto(options.get("workspace_limit")):
+    if tunes(backend, options):
         return _auto_interceptor(backend, options)
     settings = Settings.load(
         backend=backend, **{name: value for name, value in options.items() if name not in _NO_SETTINGS}
@@ -109,9 +111,26 @@ def interceptor_of(
     return Interceptor(open_handle, "cuda", aten, fallbacks)
 
 
-def is_auto(limit: object) -> bool:
-    """Return whether a limit is 'auto': as much workspace as the peak of PyTorch's own steps leaves at each call."""
-    return isinstance(limit, str) and limit.strip().lower() == _AUTO
+def tunes(backend: str | None, options: Mapping[str, Any]) -> bool:
+    """Return whether a program is tuned while it runs, because its limit is 'auto' or it leaves all to the default.
+
+    A limit of 'auto' is as much workspace as the peak of PyTorch's own steps leaves at each call. It is the default on
+    GPUs. Who states anything else that belongs to planning before the first run, as an option or as a variable, means
+    that: then the limit is the one that is stated, or 64 MiB. So it is on the CPU.
+
+    Args:
+        backend: as for `open_interceptor`.
+        options: as for `open_interceptor`; an option of None counts as absent.
+    """
+    limit = options.get("workspace_limit")
+    if limit is not None:
+        return isinstance(limit, str) and limit.strip().lower() == _AUTO
+    given = {name for name, value in options.items() if value is not None}
+    if "trial_share" in given:
+        return True
+    if given - _OPTIONS_OF_AUTO or any(is_set(name) for name in set(VARIABLES) - _VARIABLES_OF_AUTO):
+        return False
+    return Settings.load(backend=backend).backend.partition(":")[0] in _ON_GPUS
 
 
 def _auto_interceptor(backend: str | None, options: Mapping[str, Any]) -> AutoInterceptor:
@@ -123,7 +142,7 @@ def _auto_interceptor(backend: str | None, options: Mapping[str, Any]) -> AutoIn
         backend=backend, cudnn_library=options.get("cudnn_library"), database=options.get("database")
     )
     kind, _, target = settings.backend.partition(":")
-    if kind not in ("auto", "cudnn"):
+    if kind not in _ON_GPUS:
         raise SettingsError(f"workspace_limit='auto' needs an NVIDIA GPU, and backend={settings.backend!r} has none")
     candidates = parse_choice(Candidates, target, "backend cudnn:") if target else Candidates.GRAPH
     share = options.get("trial_share")
