@@ -24,8 +24,8 @@ from ucudnn.policy import BatchSizePolicy
 from ucudnn.problem import ConvolutionProblem
 from ucudnn.profiles.measurement import Effort
 from ucudnn.reporting.output_file import write_whole
-from ucudnn.reporting.plan_timing import report_run
 from ucudnn.reporting.report import Report
+from ucudnn.reporting.run_report import report_run, report_timed_run
 from ucudnn.settings import Settings, SolverName
 from ucudnn.workspace.spare import tail_step
 
@@ -350,11 +350,22 @@ class Handle(ArrayCalls):
         """Return the decisions so far, the measurements behind them, and how often each kernel ran.
 
         Args:
-            repeats: how often each kernel's plans are timed on random operands; 0 reports predicted times only.
+            repeats: how often each kernel's plans are timed on random operands. Kernels whose times are far from their
+                predictions are then measured again and planned again. 0 reports predicted times only.
+
+        Raises:
+            UcudnnError: with `repeats`, if an algorithm fails, if a kernel cannot be planned again, or if the thread
+                is inside a convolution.
+            MemoryError: with `repeats`, if there is no room for tensors and workspace.
         """
+        policy = self.settings.policy.value
+        if repeats:
+            self.backend.refuse_reentry()
         with self._lock:
+            if repeats and self._plans.decisions and self._dispatcher is not None:
+                return report_timed_run(self._plans, self._dispatcher.backend, policy, repeats)
             decided = self._plans.decisions or [decide([], self._benchmark, self.settings)]
-            return report_run(decided, self._entries.values(), self.backend, self.settings.policy.value, repeats)
+            return report_run(decided, self._entries.values(), self.backend, policy)
 
 
 def save_plans(handles: Sequence[Handle], path: str | PathLike[str]) -> None:

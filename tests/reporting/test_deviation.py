@@ -36,7 +36,8 @@ def test_what_does_not_hold_is_said_with_its_reason():
         "predictions that do not hold: 4 of 5 kernels are more than a factor of 1.25 off, such as layer3 (2.30 times"
         " its prediction), layer2 (2.20 times its prediction), layer1 (2.10 times its prediction) and 1 more",
         "could not predict: all kernels together took 1.94 times their prediction",
-        "a likely reason: other programs used 1.4 CPUs meanwhile; measure again on an idle machine, with --remeasure",
+        "a likely reason: other programs used 1.4 CPUs meanwhile; measure again on an idle machine, with --remeasure"
+        " or UCUDNN_REMEASURE=1",
     ]
 
 

@@ -4,6 +4,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+from tests.support.decisions import slower  # noqa: E402
 from tests.support.torch_cases import enable_on_cpu  # noqa: E402
 from ucudnn.reporting.html_table import EXPLANATIONS  # noqa: E402
 from ucudnn.torch.summary import Summary  # noqa: E402
@@ -24,6 +25,21 @@ def test_a_report_with_measured_times():
     assert "measured" not in str(plain)
     assert measured.to_dict()["layers"][0]["measured_ms"] == layer.measured_ms
     assert measured.to_csv().count("\n") == 2
+
+
+def test_a_kernel_far_from_its_prediction_is_measured_again_and_named():
+    x, w = torch.randn(4, 3, 9, 9), torch.randn(4, 3, 3, 3)
+    with enable_on_cpu() as on:
+        expected = F.conv2d(x, w)
+        (handle,) = on._interceptor.handles().values()
+        (entry,) = handle._entries.values()
+        entry.decide(slower(entry.decision, 1e6))
+        stale = entry.decision.configuration.time_ms
+        summary = on.report(repeats=1)
+        torch.testing.assert_close(F.conv2d(x, w), expected)
+    assert summary.layers[0].planned_ms < stale / 100
+    assert "measured again, because predictions were far from executed times" in str(summary)
+    assert summary.reports["cpu"].kernels[0].first_predicted_ms == stale
 
 
 def test_a_summary_in_a_notebook_explains_each_of_its_columns():

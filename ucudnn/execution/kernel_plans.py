@@ -1,6 +1,7 @@
 """The kernels of one handle: which are registered, and which configuration each got."""
 
 import logging
+from collections.abc import Sequence
 from typing import final
 
 from ucudnn.benchmarking.benchmark import Benchmark
@@ -10,6 +11,7 @@ from ucudnn.kernel import KernelKey
 from ucudnn.planning.concurrency import Groups
 from ucudnn.planning.decision import Decisions, decide
 from ucudnn.planning.plan_file import NO_PLANS, LoadedPlans, SavedPlan
+from ucudnn.planning.replanning import requests_behind
 from ucudnn.problem import ConvolutionProblem
 from ucudnn.settings import Settings
 
@@ -72,6 +74,26 @@ class KernelPlans:
         missing = [entry for entry in self.entries.values() if entry.decision is None]
         if missing:
             self._decide(missing)
+
+    def measure_again(self, entries: Sequence[Entry]) -> bool:
+        """Measure kernels again, in place of what is known of them, and choose their configurations again.
+
+        Args:
+            entries: kernels that have a decision.
+
+        Returns:
+            Whether that was done. It is not where ranks measure together, because they must all ask for it.
+
+        Raises:
+            UcudnnError: as `plan_all`; then the kernels keep their configurations.
+        """
+        if self._benchmark.collective:
+            return False
+        decisions = [each.decision for each in entries if each.decision is not None]
+        asked = [request for each in decisions for request in requests_behind(each, self._benchmark, self._settings)]
+        self._benchmark.remeasure(asked)
+        self._decide(list(entries))
+        return True
 
     def saved(self) -> list[SavedPlan]:
         """Return the plans of all kernels that have one."""

@@ -3,7 +3,7 @@
 from collections.abc import Collection, Sequence
 
 from ucudnn.benchmarking.benchmark import Benchmark
-from ucudnn.benchmarking.request import MOST_ROUNDINGS, is_rounded, request_of
+from ucudnn.benchmarking.request import MOST_ROUNDINGS, Request, is_rounded, request_of, requests_of
 from ucudnn.configuration import Configuration, MicroConfiguration, SlabConfiguration
 from ucudnn.errors import BackendError
 from ucudnn.kernel import Kernel
@@ -17,6 +17,16 @@ from ucudnn.slabs import Slab, is_divisible, row_count, row_unit
 from ucudnn.solvers.desirable import desirable_set
 from ucudnn.solvers.reuse import fastest_within
 from ucudnn.solvers.sums import MOST_PARTS
+
+
+def requests_behind(decision: Decision, benchmark: Benchmark, settings: Settings) -> list[Request]:
+    """Return the requests whose measurements a decision was made from."""
+    total = settings.total_workspace_bytes
+    found = requests_of(decision.kernel, settings, settings.workspace_limit_bytes if total is None else total)
+    if decision.configuration.float32_sum is not None:
+        other = summed_request(decision.kernel.problem, settings, found[0].limit_bytes, benchmark.backend)
+        found += [] if other is None else [other.request]
+    return found
 
 
 def decide_again(kernel: Kernel, benchmark: Benchmark, settings: Settings, limit_bytes: int) -> Decision | None:

@@ -76,11 +76,11 @@ def describe_deviations(kernels: Sequence[KernelTimes], other_cpus: float | None
 
 
 def _reason(other_cpus: float | None) -> str:
-    again = "measure again on an idle machine, with --remeasure"
+    again = "measure again on an idle machine, with --remeasure or UCUDNN_REMEASURE=1"
     if other_cpus is None:
         return f"a possible reason: other programs used the machine; {again}"
     if other_cpus < _BUSY_CPUS:
-        return "other programs used no CPU meanwhile: the measurements may be those of a busy time; give --remeasure"
+        return f"other programs used no CPU meanwhile: the measurements may be those of a busy time; {again}"
     return f"a likely reason: other programs used {other_cpus:.1f} CPUs meanwhile; {again}"
 
 

@@ -1,19 +1,17 @@
 """Times of plans: undivided and micro-batched plans of a kernel run in turn on the same tensors."""
 
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Hashable, Mapping
 from functools import partial
 from math import ceil
 from statistics import median
 from typing import TypeVar
 
-from ucudnn.backends.base import Backend, ComputeBackend
+from ucudnn.backends.base import ComputeBackend
 from ucudnn.configuration import Configuration
-from ucudnn.execution.entry import Entry
 from ucudnn.execution.plan import Plan, make_plan
-from ucudnn.planning.decision import Decision, Decisions
+from ucudnn.planning.decision import Decision
 from ucudnn.problem import ConvolutionProblem
-from ucudnn.reporting.report import KernelReport, Report, report_decisions, report_kernel
+from ucudnn.reporting.report import KernelReport, report_kernel
 
 Name = TypeVar("Name", bound=Hashable)
 """The name of a run."""
@@ -47,59 +45,6 @@ def execute(decision: Decision, backend: ComputeBackend, repeats: int) -> Kernel
         decision,
         executed_ms=times[decision.configuration],
         undivided_executed_ms=times[decision.undivided] if decision.undivided else None,
-    )
-
-
-def report_run(
-    decided: Sequence[Decisions],
-    entries: Iterable[Entry],
-    backend: Backend,
-    policy: str,
-    repeats: int = 0,
-) -> Report:
-    """Return the report of the kernels that a program ran.
-
-    Args:
-        decided: the decisions in order, at least one.
-        entries: the kernels; those without a decision are left out.
-        backend: the backend that ran the kernels.
-        policy: the batch-size policy.
-        repeats: how often each kernel's plans are timed now; 0 reports predicted times only.
-
-    Raises:
-        StepError: if an algorithm fails.
-        MemoryError: if there is no room for tensors and workspace.
-    """
-    run = [(each.decision, each) for each in entries if each.decision is not None]
-    first = {id(decision) for each in decided for decision in each.kernels}
-    computing = backend if repeats and isinstance(backend, ComputeBackend) else None
-    merged = Decisions(
-        method=decided[0].method,
-        limit_bytes=decided[0].limit_bytes,
-        kernels=tuple(decision for decision, _ in run),
-        benchmark_seconds=sum(each.benchmark_seconds for each in decided),
-        solver_seconds=sum(each.solver_seconds for each in decided),
-        division=decided[-1].division,
-    )
-    return report_decisions(
-        merged,
-        [_report_entry(*each, computing, repeats) for each in run],
-        network="",
-        policy=policy,
-        backend=backend.name,
-        conditions=backend.conditions(),
-        changed=sum(id(decision) not in first for decision, _ in run),
-    )
-
-
-def _report_entry(decision: Decision, entry: Entry, backend: ComputeBackend | None, repeats: int) -> KernelReport:
-    report = report_kernel(decision) if backend is None else execute(decision, backend, repeats)
-    always = [each for each in entry.replacements if not each.calls]
-    return replace(
-        report,
-        calls=entry.calls,
-        replaced=tuple(map(str, entry.replacements)),
-        replaced_ms=always[0].before.time_ms if always and always[0].timed else None,
     )
 
 

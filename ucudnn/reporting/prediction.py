@@ -5,12 +5,11 @@ from dataclasses import replace
 
 from ucudnn.backends.base import ComputeBackend
 from ucudnn.benchmarking.benchmark import Benchmark
-from ucudnn.benchmarking.request import Request, requests_of
 from ucudnn.kernel import Kernel
 from ucudnn.planning.concurrency import Groups
 from ucudnn.planning.decision import Decision, Decisions, decide
-from ucudnn.planning.float32_sums import summed_request
 from ucudnn.planning.plan_file import NO_PLANS, LoadedPlans
+from ucudnn.planning.replanning import requests_behind
 from ucudnn.reporting.plan_timing import execute
 from ucudnn.reporting.report import KernelReport
 from ucudnn.settings import Settings
@@ -46,9 +45,7 @@ def execute_all(
     far = [decision for decision, report in zip(decisions.kernels, reports, strict=True) if report.is_far]
     if not far:
         return decisions, reports
-    total = settings.total_workspace_bytes
-    limit = settings.workspace_limit_bytes if total is None else total
-    benchmark.remeasure([each for decision in far for each in _asked(decision, settings, limit, benchmark)])
+    benchmark.remeasure([each for decision in far for each in requests_behind(decision, benchmark, settings)])
     again = decide(kernels, benchmark, settings, groups, loaded).after([decisions])
     stale = {decision.kernel.problem: decision.configuration.time_ms for decision in far}
     found = []
@@ -59,15 +56,6 @@ def execute_all(
         else:
             found.append(run(decision) if same is None else reports[same])
     return again, found
-
-
-def _asked(decision: Decision, settings: Settings, limit_bytes: int, benchmark: Benchmark) -> list[Request]:
-    """Return the requests whose measurements a decision was made from."""
-    found = requests_of(decision.kernel, settings, limit_bytes)
-    if decision.configuration.float32_sum is not None:
-        other = summed_request(decision.kernel.problem, settings, found[0].limit_bytes, benchmark.backend)
-        found += [] if other is None else [other.request]
-    return found
 
 
 def runner(backend: ComputeBackend, repeats: int, step: Callable[[int, str], None]) -> Execution:

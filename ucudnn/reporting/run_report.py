@@ -1,0 +1,110 @@
+"""The report of what a program ran: decisions, calls and replacements, and times that are measured for the report."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+
+from ucudnn.backends.base import Backend, ComputeBackend
+from ucudnn.execution.entry import Entry
+from ucudnn.execution.kernel_plans import KernelPlans
+from ucudnn.planning.decision import Decision, Decisions
+from ucudnn.reporting.machine_load import MachineLoad
+from ucudnn.reporting.plan_timing import execute
+from ucudnn.reporting.prediction import Execution
+from ucudnn.reporting.report import KernelReport, Report, report_decisions, report_kernel
+
+
+def report_run(
+    decided: Sequence[Decisions],
+    entries: Iterable[Entry],
+    backend: Backend,
+    policy: str,
+    executed: Mapping[Entry, KernelReport] | None = None,
+) -> Report:
+    """Return the report of the kernels that a program ran.
+
+    Args:
+        decided: the decisions in order, at least one.
+        entries: the kernels; those without a decision are left out.
+        backend: the backend that ran the kernels.
+        policy: the batch-size policy.
+        executed: the reports of kernels that were executed for this report.
+    """
+    run = [(each.decision, each) for each in entries if each.decision is not None]
+    first = {id(decision) for each in decided for decision in each.kernels}
+    merged = Decisions(
+        method=decided[0].method,
+        limit_bytes=decided[0].limit_bytes,
+        kernels=tuple(decision for decision, _ in run),
+        benchmark_seconds=sum(each.benchmark_seconds for each in decided),
+        solver_seconds=sum(each.solver_seconds for each in decided),
+        division=decided[-1].division,
+    )
+    return report_decisions(
+        merged,
+        [_report_entry(decision, entry, (executed or {}).get(entry)) for decision, entry in run],
+        network="",
+        policy=policy,
+        backend=backend.name,
+        conditions=backend.conditions(),
+        changed=sum(id(decision) not in first for decision, _ in run),
+    )
+
+
+def report_timed_run(plans: KernelPlans, backend: ComputeBackend, policy: str, repeats: int) -> Report:
+    """Return the report of the kernels that a program ran, each of which is timed now; see `execute_entries`.
+
+    Args:
+        plans: the kernels, at least one of which has a decision.
+        backend: the backend that ran the kernels.
+        policy: the batch-size policy.
+        repeats: how often each kernel's plans are timed.
+
+    Raises:
+        StepError: if an algorithm fails.
+        MemoryError: if there is no room for tensors and workspace.
+        UcudnnError: if a kernel is measured again, and cannot be planned.
+    """
+    load = MachineLoad()
+    executed = execute_entries(plans, partial(execute, backend=backend, repeats=repeats))
+    report = report_run(plans.decisions, plans.entries.values(), backend, policy, executed)
+    return replace(report, other_cpus=load.others())
+
+
+def execute_entries(plans: KernelPlans, run: Execution) -> dict[Entry, KernelReport]:
+    """Execute the kernels that have a decision. Those far from their predictions are measured and planned again, once.
+
+    Kernels whose configuration was replaced keep the other one: it failed, or found no room. Where ranks measure
+    together, nothing is measured again, because a rank would wait for others that do not ask for it.
+
+    Args:
+        plans: the kernels; they get the new plans.
+        run: executes one decision.
+
+    Returns:
+        The reports of the decisions that hold in the end.
+    """
+    before = {each: each.decision for each in plans.entries.values() if each.decision is not None}
+    reports = {entry: run(decision) for entry, decision in before.items()}
+    far = [entry for entry, report in reports.items() if report.is_far and not entry.replacements]
+    if not far or not plans.measure_again(far):
+        return reports
+    stale = {entry: before[entry].configuration.time_ms for entry in far}
+    for entry, decision in before.items():
+        now = entry.decision
+        assert now is not None
+        if entry in stale:
+            reports[entry] = replace(run(now), first_predicted_ms=stale[entry])
+        elif now != decision:  # the workspace was divided again
+            reports[entry] = run(now)
+    return reports
+
+
+def _report_entry(decision: Decision, entry: Entry, executed: KernelReport | None) -> KernelReport:
+    always = [each for each in entry.replacements if not each.calls]
+    return replace(
+        executed or report_kernel(decision),
+        calls=entry.calls,
+        replaced=tuple(map(str, entry.replacements)),
+        replaced_ms=always[0].before.time_ms if always and always[0].timed else None,
+    )
