@@ -217,6 +217,19 @@ VARIABLES: dict[str, str] = {name: variable for name, (variable, _) in _FIELDS.i
 """The environment variable of each field of Settings."""
 
 
+def report_file(environment: Mapping[str, str] | None = None) -> str | None:
+    """Return the file for the report of a C++ program (UCUDNN_REPORT), or None for no report.
+
+    Args:
+        environment: variables to read; those of the process if None.
+
+    Raises:
+        SettingsError: if it is blank.
+    """
+    text = (os.environ if environment is None else environment).get("UCUDNN_REPORT")
+    return _parse_path(text, "UCUDNN_REPORT") if text else None
+
+
 def is_set(name: str, environment: Mapping[str, str] | None = None) -> bool:
     """Whether the environment sets a field of Settings; the environment is that of the process if None."""
     return bool((os.environ if environment is None else environment).get(VARIABLES[name]))

@@ -26,9 +26,9 @@ int main() {
   SIZE(Answer);
   FIELD(Answer, count); FIELD(Answer, divided); FIELD(Answer, steps); FIELD(Answer, token);
   FIELD(Answer, generation); FIELD(Answer, workspace_bytes); FIELD(Answer, offset_bytes);
-  FIELD(Answer, arena_bytes); FIELD(Answer, text);
+  FIELD(Answer, arena_bytes); FIELD(Answer, calls); FIELD(Answer, text);
   SIZE(Callbacks);
-  FIELD(Callbacks, ask); FIELD(Callbacks, plan); FIELD(Callbacks, forget); FIELD(Callbacks, cudnn);
+  FIELD(Callbacks, ask); FIELD(Callbacks, plan); FIELD(Callbacks, forget); FIELD(Callbacks, report); FIELD(Callbacks, cudnn);
   FIELD(Callbacks, device); FIELD(Callbacks, version);
   std::printf("version - %d 0\n", ucudnn::kVersion);
 }

@@ -96,7 +96,7 @@ def test_structures_have_the_same_layout_in_cpp_and_python(toolchain, tmp_path):
 def test_a_library_of_another_version_is_refused():
     table = bridge.CallbacksStruct(version=bridge.VERSION + 1)
     with pytest.raises(
-        BackendUnavailableError, match=r"version 2, this package 1: run `python -m ucudnn.native --build`"
+        BackendUnavailableError, match=r"version 3, this package 2: run `python -m ucudnn.native --build`"
     ):
         bridge.attach(ctypes.addressof(table))
 
@@ -104,7 +104,7 @@ def test_a_library_of_another_version_is_refused():
 def test_an_exception_that_ends_a_plan_is_a_failure(capsys):
     # C++ takes 0 for success, and ctypes returns 0 if a callback raises.
     own = bridge.Bridge.__new__(bridge.Bridge)
-    own._lock, own._texts = RLock(), {}
+    own._lock, own._texts, own._refused = RLock(), {}, {}
     answer = bridge.AnswerStruct()
 
     def body():
@@ -112,6 +112,7 @@ def test_an_exception_that_ends_a_plan_is_a_failure(capsys):
 
     assert own._guarded(1, ctypes.pointer(answer), body) == 1
     assert answer.text == b"KeyboardInterrupt:"
+    assert own._refused == {"KeyboardInterrupt:": 1}
 
 
 def test_the_end_of_a_process_waits_for_threads(monkeypatch):

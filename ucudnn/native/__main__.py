@@ -27,6 +27,8 @@ the program states; UCUDNN_TOTAL_WORKSPACE_SIZE; UCUDNN_BATCH_SIZE_POLICY; UCUDN
                      default: the Python that compiled the library
     UCUDNN_PLAIN     1: use plain cuDNN, for comparison
     UCUDNN_VERBOSE   1: write a line to stderr for each convolution that is planned
+    UCUDNN_REPORT    file for a report of all convolutions when the process exits: JSON if its name ends in .json,
+                     else text; - is stderr, and %p the number of the process
 """
 _DEFAULT = str(default_folder()).replace("%", "%%")  # argparse formats it
 

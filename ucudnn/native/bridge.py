@@ -2,7 +2,10 @@
 
 import atexit
 import ctypes
+import os
+import sys
 from collections.abc import Callable
+from contextlib import suppress
 from ctypes import POINTER, c_char_p, c_double, c_int32, c_int64, c_uint64, c_void_p
 from dataclasses import replace
 from itertools import count
@@ -19,9 +22,11 @@ from ucudnn.backends.cudnn.api.described import (
 from ucudnn.backends.fork_locks import LockLevel, new_lock
 from ucudnn.errors import BackendUnavailableError, UnsupportedProblemError
 from ucudnn.native.planner import NativePlanner, PlanRequest
+from ucudnn.native.report_file import report_path, write_report
 from ucudnn.problem import ConvolutionProblem, Operation
+from ucudnn.settings import report_file
 
-VERSION = 1
+VERSION = 2
 """Version of the interface with the compiled library (src/planner.hpp)."""
 
 NO_LIMIT, UNSTATED = -1, -2
@@ -79,6 +84,7 @@ class AnswerStruct(ctypes.Structure):
         ("divided", c_int32),
         ("steps", POINTER(StepStruct)),
         *((name, c_uint64) for name in ("token", "generation", "workspace_bytes", "offset_bytes", "arena_bytes")),
+        ("calls", POINTER(c_uint64)),
         ("text", c_char_p),
     )
 
@@ -86,6 +92,8 @@ class AnswerStruct(ctypes.Structure):
 _ASK = ctypes.CFUNCTYPE(c_int32, c_uint64, c_int32, POINTER(QuestionStruct), c_int64, POINTER(AnswerStruct))
 _PLAN = ctypes.CFUNCTYPE(c_int32, POINTER(RequestStruct), POINTER(AnswerStruct))
 _FORGET = ctypes.CFUNCTYPE(None, c_uint64, c_uint64)
+_REPORT = ctypes.CFUNCTYPE(c_int32, c_char_p)
+_MOST_REASONS = 64  # that a report lists: texts name problems, of which there may be any number
 
 
 class CallbacksStruct(ctypes.Structure):
@@ -95,6 +103,7 @@ class CallbacksStruct(ctypes.Structure):
         ("ask", _ASK),
         ("plan", _PLAN),
         ("forget", _FORGET),
+        ("report", _REPORT),
         ("cudnn", c_char_p),
         ("device", c_int32),
         ("version", c_int32),
@@ -114,6 +123,10 @@ class Bridge:
     """
 
     def __init__(self, cudnn_library: str, device: int) -> None:
+        file = report_file()
+        self._report = None if file is None else report_path(file)
+        self._process = os.getpid()
+        self._refused: dict[str, int] = {}
         self._cudnn_library = cudnn_library
         self._planners = {device: NativePlanner(device, cudnn_library)}
         self._kept: dict[int, dict[int, object]] = {}  # by handle and token: objects that plans refer to
@@ -159,6 +172,7 @@ class Bridge:
             told.generation = planner.generation
             told.workspace_bytes = prepared.workspace_bytes
             told.arena_bytes = planner.arena_bytes
+            told.calls = ctypes.cast(prepared.calls.buffer_info()[0], POINTER(c_uint64))
             if prepared.segment is not None:
                 told.divided, told.offset_bytes = 1, prepared.segment.offset_bytes
             self._kept.setdefault(plan_request.handle, {})[told.token] = steps, told_steps, prepared
@@ -167,10 +181,14 @@ class Bridge:
         return self._guarded(wanted.handle, answer, body)
 
     def forget(self, handle: int, token: int) -> None:
-        """Forget one plan of a handle, or everything of the handle if token is 0; handle 0 ends all background work."""
+        """Forget one plan of a handle, or everything of the handle if token is 0.
+
+        Handle 0 stands for the end of the process: it ends all background work, and writes the report.
+        """
         if not handle:
             for planner in self._planners.values():
                 planner.stop()
+            self.write_report()
             return
         with self._lock:
             if token:
@@ -180,6 +198,28 @@ class Bridge:
             self._texts.pop(handle, None)
             for planner in self._planners.values():
                 planner.forget(handle)
+
+    def report(self, path: bytes) -> int:
+        """Write the report to a path; return 0 if that succeeded."""
+        with self._lock:
+            return self._written(lambda: report_path(os.fsdecode(path)))
+
+    def write_report(self) -> None:
+        """Write the report for which UCUDNN_REPORT asks, once; a forked child leaves that to its parent."""
+        # No lock: a thread that plans while the process exits may never give it back.
+        path, self._report = self._report, None
+        if path is not None and os.getpid() == self._process:
+            self._written(lambda: path)
+
+    def _written(self, named: Callable[[], str]) -> int:
+        try:
+            path = named()
+            write_report(path, {at: each.reports() for at, each in self._planners.items()}, self._refused)
+        except BaseException as error:  # noqa: BLE001  # the program goes on, or ends
+            with suppress(Exception):
+                sys.stderr.write(f"ucudnn: the report was not written: {error}\n")
+            return 1
+        return 0
 
     def _planner(self, device: int) -> NativePlanner:
         if device not in self._planners:
@@ -192,6 +232,9 @@ class Bridge:
                 body()
             except BaseException as error:  # noqa: BLE001  # after any error C++ continues with plain cuDNN
                 self._tell(handle, answer, f"{type(error).__name__}: {error}")
+                reason = self._texts[handle].decode()
+                if reason in self._refused or len(self._refused) < _MOST_REASONS:
+                    self._refused[reason] = self._refused.get(reason, 0) + 1
                 return 1
             return 0
 
@@ -214,17 +257,20 @@ def attach(address: int) -> None:
         )
     bridge = Bridge((table.cudnn or b"").decode(), table.device)
     table.ask, table.plan, table.forget = _ASK(bridge.ask), _PLAN(bridge.plan), _FORGET(bridge.forget)
+    table.report = _REPORT(bridge.report)
     _ATTACHED.append((table, bridge))
-    atexit.register(_detach, table)
+    atexit.register(_detach, table, bridge)
 
 
 _ATTACHED: list[tuple[CallbacksStruct, Bridge]] = []
 """Objects whose addresses C++ holds, so they live as long as the process."""
 
 
-def _detach(table: CallbacksStruct) -> None:
+def _detach(table: CallbacksStruct, bridge: Bridge) -> None:
+    bridge.write_report()
     # C++ may destroy handles after Python has ended, and must not call Python then.
     table.ask, table.plan, table.forget = _ASK(), _PLAN(), _FORGET()
+    table.report = _REPORT()
 
 
 def _problem(question: QuestionStruct, alignment: int | None = None) -> ConvolutionProblem:

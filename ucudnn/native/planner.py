@@ -9,9 +9,10 @@ The workspace limit of a kernel:
 - A stated limit of 0 always holds.
 """
 
-from collections.abc import Sequence
+from array import array
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, replace
-from typing import final
+from typing import NamedTuple, final
 
 from ucudnn.backends import candidates_of, open_backend
 from ucudnn.backends.base import Scaling
@@ -22,11 +23,13 @@ from ucudnn.configuration import Configuration
 from ucudnn.errors import BackendError, StepError
 from ucudnn.execution.recovery import MOST_FAILURES, Recovery, given_up, is_lasting, is_measured
 from ucudnn.kernel import Kernel
+from ucudnn.native.ledger import Ledger
 from ucudnn.native.registry import KernelRegistry
 from ucudnn.native.steps import NativeStep, StepRequest, native_steps
-from ucudnn.planning.decision import decide
+from ucudnn.planning.decision import Decision, decide
 from ucudnn.planning.plan_file import NO_PLANS, load_plans
 from ucudnn.problem import MOST_ALIGNMENT, ConvolutionProblem, MathMode
+from ucudnn.reporting.report import Report
 from ucudnn.settings import Settings, is_set
 from ucudnn.units import exact_bytes
 from ucudnn.workspace.segment import Segment
@@ -64,12 +67,31 @@ class NativePlan:
         workspace_bytes: workspace of the calls.
         segment: the part of the divided workspace under WD; else None.
         text: the decision as text for people.
+        calls: 64 bits that count the calls of the kernel; they live as long as the plan.
     """
 
     steps: Sequence[NativeStep]
     workspace_bytes: int
     segment: Segment | None
     text: str
+    calls: "array[int]"
+
+
+@final
+class _Chosen(NamedTuple):
+    """A configuration for a request.
+
+    Attributes:
+        key: names the kernel in the ledger.
+        configuration: the configuration.
+        room_bytes: its workspace limit.
+        segment: its segment under WD; else None.
+    """
+
+    key: Hashable
+    configuration: Configuration
+    room_bytes: int
+    segment: Segment | None
 
 
 @final
@@ -104,7 +126,8 @@ class NativePlanner:
         self._registry = None if self._settings.total_workspace_bytes is None else KernelRegistry(self._loaded)
         self._recovery = Recovery(self._benchmark, replace(self._settings, total_workspace_bytes=None))
         self._limits: dict[ConvolutionProblem, int] = {}
-        self._decided: dict[tuple[ConvolutionProblem, int], Configuration] = {}
+        self._decided: dict[tuple[ConvolutionProblem, int], Decision] = {}
+        self._ledger = Ledger()
         self._unfit: dict[tuple[ConvolutionProblem, Scaling], set[str]] = {}
         self._planned: set[ConvolutionProblem] = set()
         self.generation = 1
@@ -134,7 +157,13 @@ class NativePlanner:
     def forget(self, handle: int) -> None:
         """Forget the kernels of a handle that was destroyed."""
         if self._registry is not None:
-            self._registry.forget(handle)
+            for name in self._registry.forget(handle):
+                self._ledger.end(name)
+
+    def reports(self) -> list[Report]:
+        """Return what was decided and computed: a report for each limit."""
+        divided, now = ([], {}) if self._registry is None else (self._registry.decisions, self._registry.decided())
+        return self._ledger.reports(self._backend, self._settings.policy.value, divided, now)
 
     def stop(self) -> None:
         """End all background work."""
@@ -156,20 +185,21 @@ class NativePlanner:
                 " repeat"
             )
         if request.failed:
-            self._fail(request, request.failed)
+            self._fail(request, request.failed, f"cuDNN failed to run {request.failed}")
         for _ in range(MOST_FAILURES):
-            configuration, room, segment = self._choose(request)
+            chosen = self._choose(request)
             try:
                 steps_for = StepRequest(self._backend.library, request.cudnn, problem, request.scaling, request.start)
-                steps = native_steps(steps_for, configuration, room)
+                steps = native_steps(steps_for, chosen.configuration, chosen.room_bytes)
             except StepError as error:
                 if problem.deterministic and not is_lasting(error):
                     raise
-                self._fail(request, error.algorithm)
+                self._fail(request, error.algorithm, str(error))
                 continue
             need = max((step.workspace_bytes for step in steps), default=0)
-            text = f"{problem}: {configuration}, workspace {exact_bytes(need)}"
-            return NativePlan(steps=steps, workspace_bytes=need, segment=segment, text=text)
+            text = f"{problem}: {chosen.configuration}, workspace {exact_bytes(need)}"
+            calls = self._ledger.calls(chosen.key)
+            return NativePlan(steps=steps, workspace_bytes=need, segment=chosen.segment, text=text, calls=calls)
         raise given_up(problem)
 
     def _as_asked(self, problem: ConvolutionProblem) -> ConvolutionProblem:
@@ -185,41 +215,58 @@ class NativePlanner:
             return None
         return self._settings.workspace_limit_bytes if self._fixed or stated is None else stated
 
-    def _choose(self, request: PlanRequest) -> tuple[Configuration, int, Segment | None]:
-        """Return a configuration, its workspace limit, and its segment under WD."""
-        problem, limit, segment = request.problem, self._limit(request.problem), None
-        if limit is None and self._registry is not None:
-            before = self._registry.divisions
-            configuration, segment = self._registry.decision(request.handle, problem, self._benchmark, self._settings)
-            if self._registry.divisions != before:
-                self.generation += 1
-            limit = segment.size_bytes
-        else:
-            assert limit is not None
-            configuration = self._decision(problem, limit)
+    def _choose(self, request: PlanRequest) -> _Chosen:
+        problem = request.problem
+        key, decision, limit = self._decision(request)
+        configuration, segment = decision.configuration, decision.segment
         if problem.deterministic and configuration.workspace_bytes > request.most_bytes:
             raise BackendError(
                 f"{problem}: no room for a workspace of {exact_bytes(configuration.workspace_bytes)}, and a plan that"
                 " repeats its results does not depend on what memory is free"
             )
         limit = min(limit, request.most_bytes)
-        unfit = self._unfit.get((problem, request.scaling), set())
-        if request.start or configuration.workspace_bytes > limit or unfit & {p.algorithm for p in configuration.parts}:
-            rest = self._recovery.rest(problem, request.start, limit, unfit)
-            if rest is None:
-                raise BackendError(f"{problem}: no algorithm is left that computes it within {exact_bytes(limit)}")
-            configuration = rest
-        return configuration, limit, segment
+        unfit = self._unfit.get((problem, request.scaling), set()) & {p.algorithm for p in configuration.parts}
+        need = configuration.workspace_bytes
+        if request.start or need > limit or unfit:
+            configuration = self._rest(request, limit)
+        if not request.start and need > limit:
+            self._ledger.replaced(key, configuration, f"there was no room for a workspace of {exact_bytes(need)}")
+        elif not request.start and unfit:
+            alpha, beta = request.scaling
+            reason = f"{' and '.join(sorted(unfit))} failed"
+            self._ledger.replaced(key, configuration, reason, f"alpha {alpha} and beta {beta}")
+        return _Chosen(key, configuration, limit, segment)
 
-    def _decision(self, problem: ConvolutionProblem, limit: int) -> Configuration:
+    def _rest(self, request: PlanRequest, limit: int) -> Configuration:
+        """Return a configuration of the samples from the first missing one on, without algorithms that are unfit."""
+        problem = request.problem
+        unfit = self._unfit.get((problem, request.scaling), set())
+        rest = self._recovery.rest(problem, request.start, limit, unfit)
+        if rest is None:
+            raise BackendError(f"{problem}: no algorithm is left that computes it within {exact_bytes(limit)}")
+        return rest
+
+    def _decision(self, request: PlanRequest) -> tuple[Hashable, Decision, int]:
+        """Return the key of a kernel, its decision, and its workspace limit."""
+        problem, limit = request.problem, self._limit(request.problem)
+        if limit is None and self._registry is not None:
+            before = self._registry.divisions
+            decision = self._registry.decision(request.handle, problem, self._benchmark, self._settings)
+            if self._registry.divisions != before:
+                self.generation += 1
+            assert decision.segment is not None
+            self._ledger.decide(decision.kernel.layer, decision)
+            return decision.kernel.layer, decision, decision.segment.size_bytes
+        assert limit is not None
         key = problem, limit
         if key not in self._decided:
             settings = replace(self._settings, total_workspace_bytes=None, workspace_limit_bytes=limit)
-            decisions = decide([Kernel(layer="", problem=problem)], self._benchmark, settings, loaded=self._loaded)
-            self._decided[key] = decisions.kernels[0].configuration
-        return self._decided[key]
+            made = decide([Kernel(layer="", problem=problem)], self._benchmark, settings, loaded=self._loaded)
+            (self._decided[key],) = made.kernels
+            self._ledger.decide(key, self._decided[key], limit, made)
+        return key, self._decided[key], limit
 
-    def _fail(self, request: PlanRequest, algorithm: str) -> None:
+    def _fail(self, request: PlanRequest, algorithm: str, reason: str) -> None:
         """Exclude an algorithm from now on; only for this alpha and beta if it was not measured with them."""
         problem = request.problem
         if not is_measured(problem, request.scaling):
@@ -227,9 +274,12 @@ class NativePlanner:
             return
         self._recovery.discard(problem, algorithm)
         for key in [key for key in self._decided if key[0] == problem]:
+            if algorithm in {part.algorithm for part in self._decided[key].configuration.parts}:
+                self._ledger.fail(key, reason)
             del self._decided[key]
         if self._registry is not None and self._limit(problem) is None:
-            self._registry.decide_again(request.handle, problem, self._recovery)
+            name = self._registry.decide_again(request.handle, problem, self._recovery)
+            self._ledger.fail(name, reason)
 
 
 def _registered(problem: ConvolutionProblem) -> ConvolutionProblem:

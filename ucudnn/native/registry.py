@@ -11,15 +11,13 @@ from itertools import count
 from typing import final
 
 from ucudnn.benchmarking.benchmark import Benchmark
-from ucudnn.configuration import Configuration
 from ucudnn.errors import BackendError
 from ucudnn.execution.recovery import Recovery
 from ucudnn.kernel import Kernel
-from ucudnn.planning.decision import decide
+from ucudnn.planning.decision import Decision, Decisions, decide
 from ucudnn.planning.plan_file import NO_PLANS, LoadedPlans
 from ucudnn.problem import MOST_ALIGNMENT, ConvolutionProblem
 from ucudnn.settings import Settings
-from ucudnn.workspace.segment import Segment
 
 _Key = tuple[int, ConvolutionProblem]
 
@@ -34,6 +32,7 @@ class KernelRegistry:
     Attributes:
         divisions: number of divisions so far.
         arena_bytes: size of the workspace in the latest division.
+        decisions: the latest division alone, with the seconds of all; empty before the first.
     """
 
     def __init__(self, loaded: LoadedPlans = NO_PLANS) -> None:
@@ -42,7 +41,8 @@ class KernelRegistry:
         self._registered: set[_Key] = set()
         self._waiting: list[tuple[int, str, ConvolutionProblem]] = []  # registered by a handle, not computed yet
         self._taken: dict[_Key, str] = {}
-        self._decided: dict[str, tuple[Configuration, Segment]] = {}
+        self._decided: dict[str, Decision] = {}
+        self.decisions: list[Decisions] = []
         self.divisions = 0
         self.arena_bytes = 0
 
@@ -56,19 +56,19 @@ class KernelRegistry:
             self._registered.add((handle, problem))
             self._waiting += [(handle, self._name(), problem) for _ in range(groups_apart(problem))]
 
-    def forget(self, handle: int) -> None:
-        """Forget the kernels of a handle; the next division reuses their segments."""
+    def forget(self, handle: int) -> list[str]:
+        """Forget the kernels of a handle, and return their names; the next division reuses their segments."""
         self._registered = {key for key in self._registered if key[0] != handle}
         self._waiting = [each for each in self._waiting if each[0] != handle]
-        for key in [key for key in self._taken if key[0] == handle]:
-            self._decided.pop(self._taken.pop(key), None)
+        gone = [self._taken.pop(key) for key in list(self._taken) if key[0] == handle]
+        for name in gone:
+            self._decided.pop(name, None)
         if not self._taken and not self._waiting:
             self.arena_bytes = 0
+        return gone
 
-    def decision(
-        self, handle: int, problem: ConvolutionProblem, benchmark: Benchmark, settings: Settings
-    ) -> tuple[Configuration, Segment]:
-        """Return the configuration and the segment of a kernel; divide again if the latest division lacks the kernel.
+    def decision(self, handle: int, problem: ConvolutionProblem, benchmark: Benchmark, settings: Settings) -> Decision:
+        """Return the decision of a kernel with its segment; divide again if the latest division lacks the kernel.
 
         Raises:
             InfeasibleError: if the total is too small; it names the kernel and the workspace that it needs.
@@ -84,18 +84,24 @@ class KernelRegistry:
                 raise
         return self._decided[name]
 
-    def decide_again(self, handle: int, problem: ConvolutionProblem, recovery: Recovery) -> None:
-        """Choose another configuration within a kernel's segment, without discarded algorithms.
+    def decided(self) -> dict[str, Decision]:
+        """Return the decisions that hold, by the names of their kernels."""
+        return dict(self._decided)
+
+    def decide_again(self, handle: int, problem: ConvolutionProblem, recovery: Recovery) -> str:
+        """Choose another configuration within a kernel's segment, without discarded algorithms; return its name.
 
         Raises:
             BackendError: if no algorithm is left.
         """
         name = self._taken[handle, problem]
-        segment = self._decided[name][1]
+        segment = self._decided[name].segment
+        assert segment is not None
         decision = recovery.decide(Kernel(layer=name, problem=problem), segment.size_bytes)
         if decision is None:
             raise BackendError(f"{problem}: no algorithm is left for its segment of {segment.size_bytes} bytes")
-        self._decided[name] = decision.configuration, segment
+        self._decided[name] = replace(decision, segment=segment)
+        return name
 
     def _name(self) -> str:
         return f"#{next(self._numbers)}"
@@ -119,12 +125,9 @@ class KernelRegistry:
         kernels = [Kernel(layer=name, problem=problem) for (_, problem), name in self._taken.items()]
         kernels += [Kernel(layer=name, problem=problem) for _, name, problem in self._waiting]
         decisions = decide(kernels, benchmark, settings, loaded=self._loaded)
-        self._decided = {
-            each.kernel.layer: (each.configuration, each.segment)
-            for each in decisions.kernels
-            if each.segment is not None
-        }
-        segments = [segment for _, segment in self._decided.values()]
+        self.decisions = [decisions.after(self.decisions)]
+        self._decided = {each.kernel.layer: each for each in decisions.kernels if each.segment is not None}
+        segments = [each.segment for each in self._decided.values() if each.segment is not None]
         self.arena_bytes = max((each.offset_bytes + each.size_bytes for each in segments), default=0)
         self.divisions += 1
 

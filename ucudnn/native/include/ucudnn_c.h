@@ -75,6 +75,11 @@ UCUDNN_API cudnnStatus_t ucudnn_convolve(ucudnn_handle_t handle, int operation, 
                                          const void *alpha, void *x, void *w, void *y, const void *beta,
                                          const ucudnn_plain *plain);
 
+/* Write the report of all handles so far: each kernel with its configuration, times, workspace and calls. A path that
+ * ends in .json gets JSON, another one text; "-" and null are stderr. The answer is CUDNN_STATUS_BAD_PARAM if it cannot
+ * be written, with the reason on stderr. The variable UCUDNN_REPORT is the path of a report that is written at exit. */
+UCUDNN_API cudnnStatus_t ucudnn_report(const char *path);
+
 #ifdef __cplusplus
 }
 #endif

@@ -84,6 +84,7 @@ bool Handle::divides(int operation, const ucudnn_descriptors& descriptors, std::
     if (captured && !kernel.asked) return false;  // nothing is planned in a capture
     Answer answer = {};
     kernel.plain = python->ask(number_, device_, &question, limit, &answer) != 0;
+    stop_at_exit();  // the report tells of what is plain, too
     if (kernel.plain) {
       say_plain(answer.text ? answer.text : "");
     } else {
@@ -138,6 +139,7 @@ cudnnStatus_t Handle::convolve(const Call& call) {
     kernel.plain = true;  // so that the reason is not written at every call
     return plain(call);
   }
+  prepared->count();
   std::size_t done = 0;
   const cudnnStatus_t status = run(prepared, call, false, &done);
   return status == CUDNN_STATUS_SUCCESS ? status : recover(kernel, request, call, prepared, done, status);
@@ -150,6 +152,7 @@ cudnnStatus_t Handle::run_captured(const Kernel& kernel, const Request& request,
     say_plain("a convolution is captured in a CUDA graph before it was planned; call it once before the capture");
     return plain(call);
   }
+  prepared->count();
   std::size_t done = 0;
   const cudnnStatus_t status = run(prepared, call, true, &done);
   if (status == CUDNN_STATUS_SUCCESS || done > 0) return status;

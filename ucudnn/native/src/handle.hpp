@@ -48,6 +48,8 @@ class PreparedPlan {
   // Whether a CUDA graph has calls of this plan. It needs the compiled kernels that execution plans own, but no packs.
   bool captured() const { return captured_; }
   void capture() { captured_ = true; }
+  // Count a call of its kernel. Handles of several threads may share the count.
+  void count() const { __atomic_fetch_add(calls_, 1, __ATOMIC_RELAXED); }
 
   // Execute all steps. Returns cuDNN's status; if it is not success, `done` is the number of steps that were queued.
   cudnnStatus_t run(cudnnHandle_t cudnn, int operation, char* x, char* w, char* y, char* workspace, std::size_t* done);
@@ -65,6 +67,7 @@ class PreparedPlan {
   bool divided_, double_, captured_ = false;
   float alpha_single_, beta_single_;
   std::uint64_t generation_, workspace_bytes_, offset_, token_;
+  std::uint64_t* calls_;
 };
 
 constexpr std::int64_t kUnstated = UCUDNN_NO_LIMIT - 1;  // the caller stated neither a limit nor that there is none

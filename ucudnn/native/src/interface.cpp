@@ -109,4 +109,14 @@ cudnnStatus_t ucudnn_convolve(ucudnn_handle_t handle, int operation, const ucudn
   return guarded([&] { return handle->convolve(call); }, CUDNN_STATUS_INTERNAL_ERROR);
 }
 
+cudnnStatus_t ucudnn_report(const char* path) {
+  return guarded(
+      [&] {
+        const ucudnn::Callbacks* python = ucudnn::planner();
+        if (!python) return CUDNN_STATUS_NOT_INITIALIZED;
+        return python->report(path ? path : "-") == 0 ? CUDNN_STATUS_SUCCESS : CUDNN_STATUS_BAD_PARAM;
+      },
+      CUDNN_STATUS_INTERNAL_ERROR);
+}
+
 }  // extern "C"

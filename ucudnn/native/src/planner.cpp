@@ -1,6 +1,7 @@
 #include "planner.hpp"
 
 #include <dlfcn.h>
+#include <unistd.h>
 
 #include <atomic>
 #include <condition_variable>
@@ -127,7 +128,9 @@ void stop_at_exit() {
   // they are first used.
   static std::atomic<int> times{0};
   if (times++ >= kMostExits) return;
+  static const pid_t owner = getpid();
   std::atexit([] {
+    if (getpid() != owner) return;  // a forked child has none of these threads, and would wait for them forever
     if (const Callbacks* python = planner()) python->forget(0, 0);
   });
 }

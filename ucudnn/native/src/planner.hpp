@@ -11,7 +11,7 @@ namespace ucudnn {
 
 // Python reads and writes these structures (ucudnn/native/bridge.py). A change of their fields, or of a meaning, needs
 // a new version, because a program may have been linked before the package was upgraded.
-constexpr std::int32_t kVersion = 1;
+constexpr std::int32_t kVersion = 2;
 
 enum StepKind : std::int32_t { kGraph = 0, kLegacy = 1 };
 
@@ -50,6 +50,7 @@ struct Answer {
   std::uint64_t workspace_bytes;
   std::uint64_t offset_bytes;  // offset of the segment
   std::uint64_t arena_bytes;   // size of the arena; 0 under WR
+  std::uint64_t* calls;        // counts the kernel's calls; lives as long as the plan
   const char* text;            // the decision, or the reason why there is none; lives until the handle's next answer
 };
 
@@ -57,8 +58,9 @@ struct Answer {
 struct Callbacks {
   std::int32_t (*ask)(std::uint64_t handle, std::int32_t device, const Question*, std::int64_t limit, Answer*);
   std::int32_t (*plan)(const Request*, Answer*);
-  // token 0 forgets everything of the handle; handle 0 ends the work of background threads
+  // token 0 forgets everything of the handle; handle 0 ends the work of background threads, and writes the report
   void (*forget)(std::uint64_t handle, std::uint64_t token);
+  std::int32_t (*report)(const char* path);
   const char* cudnn;    // given to Python: file of the cuDNN that this process uses
   std::int32_t device;  // given to Python: the current GPU
   std::int32_t version;

@@ -45,7 +45,8 @@ PreparedPlan::PreparedPlan(const Answer& answer, bool is_double, double alpha, d
       generation_(answer.generation),
       workspace_bytes_(answer.workspace_bytes),
       offset_(answer.offset_bytes),
-      token_(answer.token) {}
+      token_(answer.token),
+      calls_(answer.calls) {}
 
 PreparedPlan::~PreparedPlan() {
   for (const Packs& packs : packs_) destroy(packs);

@@ -1,0 +1,65 @@
+"""The report of a C++ program: what its handles computed on each GPU, and what was left to plain cuDNN."""
+
+import json
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from ucudnn.reporting.output_file import check_output, write_whole
+from ucudnn.reporting.report import Report
+
+STDERR = "-"
+"""The path that stands for stderr."""
+
+Reports = Mapping[int, Sequence[Report]]
+"""The reports of each GPU, one for each workspace limit."""
+
+
+def report_path(text: str) -> str:
+    """Return the path of a report for this process, whose number takes the place of %p.
+
+    Raises:
+        OutputError: if it cannot be written.
+    """
+    path = text.replace("%p", str(os.getpid()))
+    if path != STDERR:
+        check_output(Path(path))
+    return path
+
+
+def write_report(path: str, reports: Reports, refused: Mapping[str, int]) -> None:
+    """Write a report: as JSON to a path that ends in .json, else as text.
+
+    Args:
+        path: as `report_path` returns it.
+        reports: the reports.
+        refused: how many kernels were left to plain cuDNN, by reason.
+
+    Raises:
+        OutputError: if it cannot be written.
+        OSError: if stderr cannot be written.
+    """
+    content = _json(reports, refused) if path.endswith(".json") else _text(reports, refused)
+    if path != STDERR:
+        write_whole(Path(path), content.encode())
+    elif sys.stderr is not None:
+        sys.stderr.write(content)
+        sys.stderr.flush()
+
+
+def _json(reports: Reports, refused: Mapping[str, int]) -> str:
+    found = {f"cuda:{device}": [each.to_dict() for each in own] for device, own in reports.items()}
+    return json.dumps({"reports": found, "left": dict(refused)}, indent=1) + "\n"
+
+
+def _text(reports: Reports, refused: Mapping[str, int]) -> str:
+    blocks = []
+    for device, own in reports.items():
+        for each in own:
+            calls = sum(kernel.calls for kernel in each.kernels)
+            blocks.append(f"cuda:{device}: {each.conditions.get('device', each.backend)}\n{each}\ncalls: {calls}\n")
+    if not blocks:
+        blocks.append("no convolution was planned\n")
+    left = [f"left to plain cuDNN: {count} x {reason}\n" for reason, count in refused.items()]
+    return "\n".join(blocks) + "".join(left)
