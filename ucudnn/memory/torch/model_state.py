@@ -45,7 +45,7 @@ class ModelState:
             self._replace()
         for tensor, expected in zip(self._tensors, self._types, strict=True):
             if (tensor.requires_grad, tensor.dtype) != expected:
-                raise self._changed(tensor)
+                raise self._changed(tensor, expected)
         return self._tensors
 
     def _replace(self) -> None:
@@ -59,12 +59,14 @@ class ModelState:
             raise InvalidValueError("parameters that were one when the step was fitted are two now: fit it again")
         self._tensors = tuple(found)
 
-    def _changed(self, tensor: Tensor) -> InvalidValueError:
+    def _changed(self, tensor: Tensor, expected: tuple[bool, Any]) -> InvalidValueError:
         label = next((label for table, key, _, label in self._places if table.get(key) is tensor), "a constant")
-        return InvalidValueError(
-            f"{label} has another type, or needs a gradient where it did not when the step was fitted, or the other way"
-            " round: fit it again"
-        )
+        needed, dtype = expected
+        if tensor.dtype != dtype:
+            change = f"is {tensor.dtype} now, and was {dtype}"
+        else:
+            change = "needs no gradient now, and did" if needed else "needs a gradient now, and did not"
+        return InvalidValueError(f"{label} {change} when the step was fitted: fit it again")
 
 
 def _signature(tensor: Tensor) -> Any:

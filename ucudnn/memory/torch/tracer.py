@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any, final
 
 import torch
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils import flop_counter
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map_only
@@ -201,7 +202,7 @@ class Tracer(TorchDispatchMode):
         place = self._provenance.place(node, number)
         del node
         traced_args, traced_kwargs = tree_map_only(torch.Tensor, self._read, (args, kwargs))
-        result = func(*args, **kwargs)
+        result = _as_computed(func, args, func(*args, **kwargs))
         call = TracedCall(
             func=func,
             args=traced_args,
@@ -245,6 +246,20 @@ class Tracer(TorchDispatchMode):
     def _freed(self, address: int, index: int) -> None:
         self.trace.storages[index].died = len(self.trace.calls)
         del self._known[address]
+
+
+def _as_computed(func: Any, args: Any, result: Any) -> Any:
+    """Return what an operator returns; a fake result in the type of the real one.
+
+    Batch normalization of a smaller type than its weights', as under autocast, has statistics of the weights' type. Its
+    fake on CPUs gives them the input's.
+    """
+    if func is not torch.ops.aten.native_batch_norm.default or not isinstance(result[0], FakeTensor):
+        return result
+    weight = args[1]
+    if weight is None or weight.device.type != "cpu":
+        return result
+    return result[0], *(each if each.dtype is weight.dtype else each.to(weight.dtype) for each in result[1:])
 
 
 def _traced(tensor: torch.Tensor, storage: int) -> TracedTensor:

@@ -100,14 +100,18 @@ def test_evaluation_and_steps_without_gradients_run_the_model_as_it_is():
         assert not step(inputs[0][:2], inputs[1][:2]).requires_grad
 
 
-def test_an_input_of_another_size_or_type_is_refused_with_the_size_that_was_traced():
+def test_a_larger_input_or_one_of_another_type_is_refused_with_the_size_that_was_traced():
     step, inputs, _ = fitted_in_place()
-    with pytest.raises(InvalidValueError, match=r"argument 0 is 2x3x8x8 of float32 .* fitted to 4x3x8x8 of float32"):
-        step(inputs[0][:2], inputs[1])
+    with pytest.raises(InvalidValueError, match=r"argument 0 is 8x3x8x8 of float32 .* fitted to 4x3x8x8 of float32"):
+        step(*(each.repeat(2, *[1] * (each.dim() - 1)) for each in inputs))
     with pytest.raises(InvalidValueError, match=r"argument 0 is 4x3x8x8 of float64"):
         step(inputs[0].double(), inputs[1])
-    with pytest.raises(InvalidValueError, match="arguments of the structure"):
+    with pytest.raises(InvalidValueError, match="fitted to 2 arguments, and is called with 3 arguments"):
         step(*inputs, inputs[1])
+    with pytest.raises(InvalidValueError, match="with 2 arguments and weight by name"):
+        step(*inputs, weight=inputs[1])
+    with pytest.raises(InvalidValueError, match="arguments of the structure"):
+        step(inputs, inputs[1])
     with pytest.raises(InvalidValueError, match="same autocast"), torch.autocast("cpu", torch.bfloat16):
         step(*inputs)
 
@@ -115,10 +119,13 @@ def test_an_input_of_another_size_or_type_is_refused_with_the_size_that_was_trac
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda model: model.fc.weight.requires_grad_(False), "fc.weight has another type, or needs a gradient"),
+        (
+            lambda model: model.fc.weight.requires_grad_(False),
+            "fc.weight needs no gradient now, and did when the step was fitted",
+        ),
         (lambda model: model.first[1].eval(), "module 'first.1' was in training mode when the step was fitted"),
         (lambda model: setattr(model.fc, "bias", None), "fc.bias is another tensor than"),
-        (lambda model: model.double(), "another (type|tensor)"),
+        (lambda model: model.double(), r"is another tensor|is torch.float64 now, and was torch.float32"),
     ],
 )
 def test_a_changed_model_is_refused(change, message):

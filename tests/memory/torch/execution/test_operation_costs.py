@@ -23,7 +23,7 @@ def program_of(name, optimizer):
         kwargs={},
         loss=step.loss,
         targets=1,
-        optimizer=step.optimizer,
+        optimizers=(step.optimizer,),
     )
     return trace_program(subject, name, 2)
 

@@ -1,11 +1,12 @@
 """fit: a training step within a memory budget, in one line."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
 
 from ucudnn.errors import BudgetError, InvalidValueError, StepGraphError
 from ucudnn.memory.batches import check_batch, join_batches
@@ -23,20 +24,25 @@ from ucudnn.memory.torch.execution.operation_costs import measure_operations
 from ucudnn.memory.torch.execution.step_program import StepProgram, StepSubject, trace_program
 from ucudnn.memory.torch.execution.transfers import Transfers
 from ucudnn.memory.torch.execution.usage import library_workspace_bytes
+from ucudnn.memory.torch.model_checks import check_model, gradient_bytes
 from ucudnn.units import parse_bytes
+
+__all__ = ["fit"]
 
 _GRANULARITY = {"cuda": 512, "cpu": 1}  # bytes of which PyTorch's allocators count multiples
 _PROFILE = "h200"
+_KEPT, _BUCKETS = "gradients of earlier steps", "buckets of DistributedDataParallel"
 
 
 def fit(
     model: nn.Module,
     sample: Any,
     loss: Callable[..., Tensor] | None = None,
-    optimizer: torch.optim.Optimizer | None = None,
+    optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer] | None = None,
     budget: int | str | None = None,
     policy: str | MemoryPolicy = "auto",
     *,
+    keep_gradients: bool = False,
     debug: bool = False,
 ) -> FittedStep:
     """Return a model that trains within a memory budget; the training loop stays as it is.
@@ -52,26 +58,25 @@ def fit(
     parameters, buffers and optimizer state are those of the plain loop, to the bit.
 
     Args:
-        model: the model, in training mode.
+        model: the model, in training mode; a DistributedDataParallel averages gradients as it does in the plain loop.
         sample: arguments as the loop gives them: a tensor, a tuple of arguments or a dictionary of keyword arguments.
-            With a loss the last one of them is the loss's second argument. Only shape, type and device count.
+            With a loss the last one of them is the loss's second argument. Only shape, type and device count. Smaller
+            arguments, such as those of a last mini-batch, get a plan of their own at their first step.
         loss: returns the loss, a scalar, of the model's output and the target. Without it the loop computes the loss of
             the step's outputs, and the memory for that is not planned.
-        optimizer: counts its state and temporaries; the loop calls it.
+        optimizer: counts its state and temporaries; the loop calls it. Several may update one after the other.
         budget: bytes, or a text such as '12GiB', of everything that the step has on the device; None bounds nothing.
         policy: name of a policy, a policy, or 'auto' for the fastest plan of all policies that keep the budget.
+        keep_gradients: counts a second set of gradients, because the loop adds up those of several steps.
         debug: poisons storages before they are freed, and checks that they are gone after it.
 
     Raises:
         BudgetError: if no plan keeps the budget; the step has not run then.
-        InvalidValueError: if there is no such policy, or the model is not in training mode.
+        InvalidValueError: if there is no such policy, or the model is not in training mode, or it is compiled, sharded
+            or replicated in a way that no plan can follow.
         StepGraphError: if the step depends on values of tensors.
     """
-    if not model.training:
-        raise InvalidValueError(
-            "the model is in evaluation mode, and only a training step has a plan: call model.train()"
-        )
-    subject = step_subject(model, sample, loss, optimizer)
+    subject = step_subject(model, sample, loss, optimizer, keep_gradients=keep_gradients)
     limit = None if budget is None else parse_bytes(budget)
     on_gpu = any(each.is_cuda for each in model.parameters())
     return fit_subject(subject, limit, policy, measured=on_gpu, debug=debug)
@@ -105,13 +110,25 @@ def fit_subject(
     if measured:
         costs = measure_operations(program, costs)
     left = None if limit is None else limit - library_workspace_bytes(program.device)
-    return fit_plan(subject, program, make_plan(program.graph, costs, left, policy), costs, debug=debug)
+    bare = subject.without_sample()
+
+    def again(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> FittedStep:
+        return fit_subject(replace(bare, args=args, kwargs=kwargs), limit, policy, measured=measured, debug=debug)
+
+    plan = make_plan(program.graph, costs, left, policy)
+    return fit_plan(subject, program, plan, costs, debug=debug, again=again)
 
 
 def fit_plan(
-    subject: StepSubject, program: StepProgram, plan: MemoryPlan, costs: Costs, *, debug: bool = False
+    subject: StepSubject,
+    program: StepProgram,
+    plan: MemoryPlan,
+    costs: Costs,
+    *,
+    debug: bool = False,
+    again: Callable[[tuple[Any, ...], Mapping[str, Any]], FittedStep] | None = None,
 ) -> FittedStep:
-    """Return a model that trains by a plan of its program.
+    """Return a model that trains by a plan of its program; `again` returns a step of other arguments.
 
     Raises:
         BackendError: if CUDA cannot pin the host's memory.
@@ -120,7 +137,8 @@ def fit_plan(
     """
     simulation = simulate(plan, costs)
     transfers = Transfers(plan_host_slots(plan), program.device)
-    return FittedStep(subject, PlannedRun(program, plan, simulation, transfers, debug=debug), costs, simulation)
+    run = PlannedRun(program, plan, simulation, transfers, debug=debug)
+    return FittedStep(subject, run, costs, simulation, again)
 
 
 def make_plan(graph: StepGraph, costs: Costs, budget: int | None, policy: str | MemoryPolicy) -> MemoryPlan:
@@ -153,13 +171,19 @@ def make_plan(graph: StepGraph, costs: Costs, budget: int | None, policy: str | 
 
 
 def step_subject(
-    model: nn.Module, sample: Any, loss: Callable[..., Tensor] | None, optimizer: torch.optim.Optimizer | None
+    model: nn.Module,
+    sample: Any,
+    loss: Callable[..., Tensor] | None,
+    optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer] | None,
+    *,
+    keep_gradients: bool = False,
 ) -> StepSubject:
     """Return what is trained, from the arguments of `fit`.
 
     Raises:
-        InvalidValueError: if there is a loss but nothing behind the model's arguments.
+        InvalidValueError: if there is a loss but nothing behind the model's arguments, or no plan can train the model.
     """
+    check_model(model)
     args: tuple[Any, ...] = ()
     kwargs: Mapping[str, Any] = {}
     if isinstance(sample, Mapping):
@@ -168,8 +192,22 @@ def step_subject(
         args = tuple(sample) if isinstance(sample, (tuple, list)) else (sample,)
     if loss is not None and len(args) < 2:
         raise InvalidValueError("with a loss the sample is a tuple of the model's arguments and the loss's target")
+    optimizers = (optimizer,) if isinstance(optimizer, torch.optim.Optimizer) else tuple(optimizer or ())
+    size = gradient_bytes(model)
+    beside = {_KEPT: size} if keep_gradients else {}
+    parallel = model if isinstance(model, DistributedDataParallel) else None
+    if parallel is not None:
+        beside[_BUCKETS] = size
     return StepSubject(
-        model=model, args=args, kwargs=kwargs, loss=loss, targets=0 if loss is None else 1, optimizer=optimizer
+        model=model if parallel is None else parallel.module,
+        parallel=parallel,
+        args=args,
+        kwargs=kwargs,
+        loss=loss,
+        targets=0 if loss is None else 1,
+        optimizers=optimizers,
+        beside=beside,
+        gradients_kept=keep_gradients,
     )
 
 

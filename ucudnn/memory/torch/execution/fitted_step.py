@@ -1,13 +1,13 @@
 """FittedStep: a model whose forward and backward follow a plan, for a training loop that stays as it is."""
 
 import traceback
-from collections.abc import Sequence
+import warnings
+from collections.abc import Callable, Mapping, Sequence
 from statistics import median
 from typing import Any, final
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_flatten
 
 from ucudnn.errors import InvalidValueError
 from ucudnn.memory.costs import Costs
@@ -15,13 +15,21 @@ from ucudnn.memory.graph import Phase, Role
 from ucudnn.memory.plans.plan import MemoryPlan
 from ucudnn.memory.reports.plan_summary import backward_end_ms, plan_lines
 from ucudnn.memory.simulation.result import Simulation
+from ucudnn.memory.torch.argument_form import ArgumentForm
 from ucudnn.memory.torch.execution.generator import GeneratedCode, generate
 from ucudnn.memory.torch.execution.step_program import StepProgram, StepSubject
 from ucudnn.memory.torch.execution.transfers import Transfers
 from ucudnn.memory.torch.execution.usage import StepClock, memory_usage
+from ucudnn.memory.torch.model_checks import INSTEAD_OF_REPLICAS
 from ucudnn.memory.torch.model_state import ModelState
 from ucudnn.memory.torch.tracer import TracedTensor
 from ucudnn.units import format_bytes, format_ms
+
+_MOST_OTHERS = 4  # plans of smaller arguments; each has a block of host memory and takes time to make
+_KEPT = (
+    "gradients of an earlier step are there while this one runs, which its plan does not count, so the step may take"
+    " more than its budget: call zero_grad() before the step, or fit(..., keep_gradients=True)"
+)
 
 
 @final
@@ -198,55 +206,132 @@ def _lying_as(tensor: Tensor | None, traced: TracedTensor, device: torch.device)
 
 
 @final
+class _PlanInTheModelsPlace(nn.Module):
+    """Stands in a DistributedDataParallel in the place of the model for a call, and runs the plan.
+
+    It has the model's parameters and buffers, because other processes' buffers are looked up in it.
+    """
+
+    def __init__(self, model: nn.Module, run: Callable[..., Any]) -> None:
+        super().__init__()
+        self._parameters, self._buffers, self._modules = model._parameters, model._buffers, model._modules
+        self._run = run
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """Return what the step returns."""
+        return self._run(*args, **kwargs)
+
+
+@final
 class FittedStep(nn.Module):
     """A model, or a model and its loss, whose training follows a plan.
 
     In training mode with gradients a call runs the plan's forward, and `backward` of what it returns runs the plan's
-    backward, once. In evaluation mode and without gradients the model runs as it is.
+    backward, once. In evaluation mode and without gradients the model runs as it is; without the target a call returns
+    its output rather than the loss. Smaller arguments than the sample's get a plan of their own at their first step.
 
     Attributes:
-        model: the model; its parameters and buffers are those that are trained.
+        model: the model, as it was given; its parameters and buffers are those that are trained.
         plan: the plan.
         costs: what the plan was made with.
         simulation: what the plan takes by these costs.
         transfers: the plan's copies.
+
+    Args:
+        subject: what is trained.
+        run: the code of the plan.
+        costs: what the plan was made with.
+        simulation: what the plan takes by these costs.
+        again: returns a step of other arguments and keyword arguments; None where there is no way to plan one.
     """
 
-    def __init__(self, subject: StepSubject, run: PlannedRun, costs: Costs, simulation: Simulation) -> None:
+    def __init__(
+        self,
+        subject: StepSubject,
+        run: PlannedRun,
+        costs: Costs,
+        simulation: Simulation,
+        again: "Callable[[tuple[Any, ...], Mapping[str, Any]], FittedStep] | None" = None,
+    ) -> None:
         super().__init__()
-        self.model = subject.model
+        self.model: nn.Module = subject.model if subject.parallel is None else subject.parallel
         self.plan, self.costs, self.simulation = run.plan, costs, simulation
         self.transfers = run.transfers
-        self._subject, self._run = subject, run
-        leaves, self._structure = subject.leaves()
-        self._signature = [_signature(leaf) for leaf in leaves]
+        self._subject, self._run = subject.without_sample(), run
+        self._arguments = ArgumentForm(subject)
         self._autocast = _autocast(run.program.device.type)
-        self._state = ModelState(self.model, run.persistent)
+        self._state = ModelState(subject.model, run.persistent)
+        self._again = again
+        self._others: list[FittedStep] = []
+        first = next((index for is_parameter, index in run.program.sources if is_parameter), None)
+        self._first_trained = first if run.plan.budget_bytes is not None and not subject.gradients_kept else None
 
     @property
     def code(self) -> str:
         """The generated code, for people."""
         return self._run.code.text
 
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Return what the model returns, or the loss of it and the last arguments if a loss was given.
 
         Raises:
-            InvalidValueError: if the arguments differ from the sample in number, shape, strides, type or device, or
-                the model in its parameters, buffers or modes, or the autocast type differs.
+            BudgetError: if smaller arguments than the sample's have no plan within the budget.
+            InvalidValueError: if the arguments differ from the sample in number, type or device, or are larger, or the
+                model differs in its parameters, buffers or modes, or the autocast type differs.
         """
-        if not self.model.training or not torch.is_grad_enabled():
-            return self._subject.called(args, kwargs)
-        leaves, structure = tree_flatten((args, kwargs))
-        if structure != self._structure or [_signature(leaf) for leaf in leaves] != self._signature:
-            raise InvalidValueError(self._difference(leaves, structure))
+        model = self.model
+        if not model.training or not torch.is_grad_enabled():
+            if self._arguments.lack_targets(args):
+                return model(*args, **kwargs)
+            return self._subject.called(model, args, kwargs)
+        parallel, own = self._subject.parallel, self._subject.model
+        if parallel is None:
+            return self._planned(*args, **kwargs)
+        parallel.module = _PlanInTheModelsPlace(own, self._planned)  # it averages gradients of what it has called
+        try:
+            return parallel(*args, **kwargs)
+        finally:
+            parallel.module = own
+
+    def _planned(self, *args: Any, **kwargs: Any) -> Any:
+        """Return what the plan's forward returns."""
+        leaves = self._arguments.match(args, kwargs)
+        if leaves is None:
+            args, kwargs = self._arguments.arranged(args, kwargs)  # type: ignore[assignment]
+            leaves = self._arguments.match(args, kwargs)
+        if leaves is None:
+            return self._other(args, kwargs)._planned(*args, **kwargs)
         if _autocast(self._run.program.device.type) != self._autocast:
             raise InvalidValueError("fit and the step must run under the same autocast: fit the step again under it")
         run = self._run
         run.persistent = self._state.tensors()
+        if self._first_trained is not None and run.persistent[self._first_trained].grad is not None:
+            self._first_trained = None
+            warnings.warn(_KEPT, stacklevel=2)
         inputs = tuple(leaf for leaf in leaves if isinstance(leaf, Tensor))
         sources = [(run.persistent if is_persistent else inputs)[each] for is_persistent, each in run.program.sources]
-        return run.program.build_result(_Replay.apply(run, inputs, *sources))
+        return run.program.result.build(_Replay.apply(run, inputs, *sources))
+
+    def _other(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> "FittedStep":
+        """Return the step of smaller arguments, or of others that need other gradients.
+
+        Raises:
+            InvalidValueError: if they differ in more than that, or there are too many kinds of them.
+        """
+        self._arguments.check_smaller(args, kwargs)
+        for step in self._others:
+            if step._arguments.match(args, kwargs) is not None:
+                return step
+        if self._again is None:
+            raise InvalidValueError(self._arguments.difference(args, kwargs))
+        if len(self._others) == _MOST_OTHERS:
+            raise InvalidValueError(
+                f"the step has plans for {_MOST_OTHERS} other sizes of arguments already:"
+                f" {self._arguments.difference(args, kwargs)}, or pad them to the same size"
+            )
+        self._others.append(self._again(args, kwargs))
+        return self._others[-1]
 
     def report(self) -> str:
         """Return what the plan does and what that takes, predicted and measured so far, for people.
@@ -267,39 +352,36 @@ class FittedStep(nn.Module):
         )
         head = f"{plan.graph.name}, mini-batch {plan.graph.batch}, on {costs.device}: policy {plan.policy}{budget}"
         host = f"host memory: {format_bytes(self.transfers.block_bytes)}{', pinned' if device.type == 'cuda' else ''}"
-        return "\n".join([head, peak, time, *usage.lines(), host, *plan_lines(plan, costs, self.simulation)])
+        beside = [f"among the buffers: {name} {format_bytes(size)}" for name, size in self._subject.beside.items()]
+        others = [
+            f"mini-batch {other.plan.graph.batch}: policy {other.plan.policy},"
+            f" peak predicted {format_bytes(other.simulation.peak_bytes + usage.library_bytes)}"
+            for other in self._others
+        ]
+        lines = [*usage.lines(), *beside, host, *plan_lines(plan, costs, self.simulation), *others]
+        return "\n".join([head, peak, time, *lines])
 
     def close(self) -> None:
         """Give the host's memory back; the step cannot run its plan after that."""
         self._run.transfers.close()
+        for other in self._others:
+            other.close()
 
-    def _difference(self, leaves: Sequence[Any], structure: Any) -> str:
-        """Return how arguments differ from the sample."""
-        if structure != self._structure:
-            return f"the step was fitted to arguments of the structure {self._structure}, not {structure}: fit it again"
-        for number, (leaf, expected) in enumerate(zip(leaves, self._signature, strict=True)):
-            if _signature(leaf) != expected:
-                return (
-                    f"argument {number} is {_described(_signature(leaf))}, and the step was fitted to"
-                    f" {_described(expected)}: fit it again for other arguments"
-                )
-        raise AssertionError(structure)
+    def __deepcopy__(self, memo: Any) -> Any:
+        raise InvalidValueError(
+            "a fitted step cannot be copied, because its plan has memory of its own: copy its model, and fit the copy"
+        )
 
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        raise InvalidValueError(
+            "a fitted step cannot be copied or saved, because its code holds this process's memory: save"
+            " step.model.state_dict(), load it into a new model, and fit that"
+        )
 
-def _signature(leaf: Any) -> Any:
-    if isinstance(leaf, Tensor):
-        return leaf.shape, leaf.stride(), leaf.storage_offset(), leaf.dtype, leaf.device, leaf.requires_grad
-    return leaf
-
-
-def _described(signature: Any) -> str:
-    if not isinstance(signature, tuple) or not isinstance(signature[0], torch.Size):
-        return f"the value {signature!r}"
-    shape, stride, offset, dtype, device, requires_grad = signature
-    size = "x".join(map(str, shape)) or "a scalar"
-    needs = ", with a gradient" if requires_grad else ""
-    begin = f", from element {offset} of its storage on" if offset else ""
-    return f"{size} of {str(dtype).removeprefix('torch.')} on {device}, strides {tuple(stride)}{begin}{needs}"
+    def _replicate_for_data_parallel(self) -> Any:
+        raise InvalidValueError(
+            f"DataParallel copies the fitted step, and its plan is for one GPU: {INSTEAD_OF_REPLICAS}"
+        )
 
 
 def _autocast(device_type: str) -> torch.dtype | None:

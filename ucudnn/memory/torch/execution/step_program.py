@@ -7,13 +7,14 @@ are the same to the bit.
 
 import gc
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import chain, count
 from typing import Any, final
 
 import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.nn.parallel import DistributedDataParallel
 from torch.nn.utils import stateless
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_map_only, tree_unflatten
 
@@ -21,6 +22,7 @@ from ucudnn.errors import InvalidValueError, StepGraphError
 from ucudnn.memory.graph import Affine, Phase, Role, StepGraph, Storage
 from ucudnn.memory.torch.assemble import TracedStep, TracedSubject, assemble
 from ucudnn.memory.torch.execution.optimizer_trace import trace_optimizer
+from ucudnn.memory.torch.output_tree import OutputTree
 from ucudnn.memory.torch.provenance import Provenance
 from ucudnn.memory.torch.tracer import TracedCall, TracedTensor, Tracer
 
@@ -38,7 +40,10 @@ class StepSubject:
         kwargs: its keyword arguments.
         loss: returns the loss of the model's output and the targets; None where the caller computes it.
         targets: number of `args` that go to the loss alone.
-        optimizer: the optimizer whose memory counts, or None.
+        optimizers: the optimizers whose memory counts; they update one after the other.
+        beside: bytes of what else is there during the whole step, by name.
+        gradients_kept: whether gradients of earlier steps are among it.
+        parallel: the DistributedDataParallel around the model, or None.
     """
 
     model: nn.Module
@@ -46,18 +51,25 @@ class StepSubject:
     kwargs: Mapping[str, Any]
     loss: Callable[..., Any] | None = None
     targets: int = 0
-    optimizer: torch.optim.Optimizer | None = None
+    optimizers: tuple[torch.optim.Optimizer, ...] = ()
+    beside: Mapping[str, int] = field(default_factory=dict)
+    gradients_kept: bool = False
+    parallel: DistributedDataParallel | None = None
+
+    def without_sample(self) -> "StepSubject":
+        """Return the same without arguments, whose memory would stay."""
+        return replace(self, args=(), kwargs={})
 
     def leaves(self) -> tuple[list[Any], TreeSpec]:
         """Return all arguments as a flat list, and their structure."""
         return tree_flatten((self.args, dict(self.kwargs)))
 
-    def called(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-        """Return what the model, or the loss of it, returns."""
+    def called(self, model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        """Return what a model, or the loss of it, returns."""
         if self.loss is None:
-            return self.model(*args, **kwargs)
+            return model(*args, **kwargs)
         own = len(args) - self.targets
-        return self.loss(self.model(*args[:own], **kwargs), *args[own:])
+        return self.loss(model(*args[:own], **kwargs), *args[own:])
 
 
 @final
@@ -75,7 +87,7 @@ class StepProgram:
         persistent: parameters, buffers and constants, each with the tensor that stands for it in the calls.
         inputs: the tensors among the arguments, in order.
         outputs: the different tensors that the step returns.
-        result: the structure of what it returns, and its leaves: (True, index of an output) or (False, a value).
+        result: the structure of what it returns.
         differentiable: indices of the outputs that backward may begin at.
         tangents: the gradient of each of those that backward begins with.
         outside: operations that stand for what the caller does between forward and backward, and their tangents.
@@ -91,7 +103,7 @@ class StepProgram:
     persistent: tuple[tuple[Tensor, TracedTensor], ...]
     inputs: tuple[TracedTensor, ...]
     outputs: tuple[TracedTensor, ...]
-    result: tuple[TreeSpec, tuple[tuple[bool, Any], ...]]
+    result: OutputTree
     differentiable: tuple[int, ...]
     tangents: tuple[TracedTensor, ...]
     outside: Mapping[int, int]
@@ -99,11 +111,6 @@ class StepProgram:
     gradients: tuple[TracedTensor | None, ...]
     device: torch.device
     sizes: Mapping[int, int]
-
-    def build_result(self, outputs: Sequence[Any]) -> Any:
-        """Return what the step returns, from its different tensors."""
-        structure, leaves = self.result
-        return tree_unflatten([outputs[value] if is_tensor else value for is_tensor, value in leaves], structure)
 
 
 def trace_program(subject: StepSubject, name: str, batch: int, *, factor: int = 1) -> StepProgram:
@@ -121,7 +128,9 @@ def trace_program(subject: StepSubject, name: str, batch: int, *, factor: int = 
         InvalidValueError: if no output can be differentiated.
         StepGraphError: if the step depends on values of tensors, or has tensors that a program cannot hold.
     """
-    return _Tracing(subject, batch, factor).program(name, batch * factor)
+    program = _Tracing(subject, batch, factor).program(name, batch * factor)
+    gc.collect()  # circles of references in PyTorch's fakes would hold the sample
+    return program
 
 
 @final
@@ -135,7 +144,7 @@ class _Tracing:
         self._real = dict([*model.named_parameters(), *model.named_buffers()])
         self._fake = {name: self._faked(tensor) for name, tensor in self._real.items()}
         leaves, self._structure = subject.leaves()
-        self._leaves = [self._faked(leaf) if isinstance(leaf, Tensor) else leaf for leaf in leaves]
+        self._leaves = [self._faked(_cut(leaf)) if isinstance(leaf, Tensor) else leaf for leaf in leaves]
         if factor > 1:
             self._leaves = [self._repeated(leaf, batch, factor) for leaf in self._leaves]
         self._inputs = [leaf for leaf in self._leaves if isinstance(leaf, Tensor)]
@@ -147,13 +156,13 @@ class _Tracing:
         self._sources: list[tuple[bool, int]] = []
         self._outputs: list[TracedTensor] = []
         self._differentiable: list[int] = []
-        self._result: tuple[TreeSpec, tuple[tuple[bool, Any], ...]]
+        self._result: OutputTree
 
     def program(self, name: str, batch: int) -> StepProgram:
-        subject = self._subject
-        parameters = {each for each, _ in subject.model.named_parameters()}
-        with torch.enable_grad(), stateless._reparametrize_module(subject.model, self._fake, tie_weights=True):
-            provenance = Provenance(subject.model)
+        model = self._subject.model
+        parameters = {each for each, _ in model.named_parameters()}
+        with torch.enable_grad(), stateless._reparametrize_module(model, self._fake, tie_weights=True):
+            provenance = Provenance(model)
             self._tracer = Tracer(provenance, self._note_constant)
             for key, tensor in self._fake.items():
                 self._meet(Role.PARAMETER if key in parameters else Role.BUFFER, key, tensor)
@@ -183,16 +192,16 @@ class _Tracing:
         args, kwargs = tree_unflatten(self._leaves, self._structure)
         try:
             with tracer:
-                result = self._subject.called(args, kwargs)
+                result = self._subject.called(self._subject.model, args, kwargs)
                 self._write_buffers_back()
             outputs = self._returned(result)
             del result
             gradients = self._differentiate(outputs)
             del outputs
-            if self._subject.optimizer is not None:
-                fakes = {id(self._real[key]): fake for key, fake in self._fake.items()}
-                found = {id(self._source(each)): grad for each, grad in zip(self._sources, gradients, strict=True)}
-                for label, tensor in trace_optimizer(self._subject.optimizer, fakes, found, self._faked, tracer):
+            fakes = {id(self._real[key]): fake for key, fake in self._fake.items()}
+            found = {id(self._source(each)): grad for each, grad in zip(self._sources, gradients, strict=True)}
+            for optimizer in self._subject.optimizers:
+                for label, tensor in trace_optimizer(optimizer, fakes, found, self._faked, tracer):
                     self._meet(Role.OPTIMIZER_STATE, label, tensor)
         except torch._subclasses.fake_tensor.DataDependentOutputException as error:
             raise StepGraphError(
@@ -211,17 +220,7 @@ class _Tracing:
 
     def _returned(self, result: Any) -> list[Tensor]:
         """Note what the step returns, and return its different tensors."""
-        leaves, structure = tree_flatten(result)
-        outputs: list[Tensor] = []
-        found: list[tuple[bool, Any]] = []
-        for leaf in leaves:
-            if isinstance(leaf, Tensor):
-                index = next((index for index, each in enumerate(outputs) if each is leaf), len(outputs))
-                outputs += [leaf] if index == len(outputs) else []
-                found.append((True, index))
-            else:
-                found.append((False, leaf))
-        self._result = structure, tuple(found)
+        self._result, outputs = OutputTree.of(result)
         for index, tensor in enumerate(outputs):
             self._meet(Role.OUTPUT, "loss" if self._subject.loss else f"output{index or ''}", tensor)
             self._outputs.append(self._tracer.describe(tensor))
@@ -258,7 +257,7 @@ class _Tracing:
     ) -> StepProgram:
         trace, merged = self._tracer.trace, traced.merged
         numbers = dict(traced.rows)
-        graph = _with_generator(traced.graph)
+        graph = _with_beside(_with_generator(traced.graph), self._subject.beside)
         for storage in range(len(trace.storages)):
             numbers.setdefault(storage, len(graph.storages) + storage)
 
@@ -348,6 +347,11 @@ class _Tracing:
         return next((device for device in devices if device.type != "cpu"), torch.device("cpu"))
 
 
+def _cut(tensor: Tensor) -> Tensor:
+    """Return a tensor without what it was computed from, whose gradient is the caller's."""
+    return tensor.detach().requires_grad_(tensor.requires_grad)
+
+
 def _with_generator(graph: StepGraph) -> StepGraph:
     """Return a step whose operations that draw random numbers stay in the program's order, whatever a plan does.
 
@@ -361,6 +365,12 @@ def _with_generator(graph: StepGraph) -> StepGraph:
         operations[index] = replace(old, reads=(*old.reads, number), writes=(*old.writes, number))
     generator = Storage(name=_GENERATOR, role=Role.BUFFER, size=Affine(0))
     return replace(graph, operations=tuple(operations), storages=(*graph.storages, generator))
+
+
+def _with_beside(graph: StepGraph, beside: Mapping[str, int]) -> StepGraph:
+    """Return a step with storages that no operation accesses, which are there all the time."""
+    found = tuple(Storage(name=name, role=Role.BUFFER, size=Affine(size)) for name, size in beside.items())
+    return replace(graph, storages=(*graph.storages, *found))
 
 
 def _executable(graph: StepGraph, calls: Sequence[TracedCall], outside: Mapping[int, int]) -> StepGraph:

@@ -1,0 +1,131 @@
+"""ArgumentForm: the arguments that a step was fitted to, and how others differ from them."""
+
+import inspect
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple, final
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_flatten
+
+from ucudnn.errors import InvalidValueError
+
+if TYPE_CHECKING:
+    from ucudnn.memory.torch.execution.step_program import StepSubject
+
+
+class _Signature(NamedTuple):
+    """What a plan depends on in a tensor."""
+
+    shape: torch.Size
+    stride: tuple[int, ...]
+    offset: int
+    dtype: torch.dtype
+    device: torch.device
+    requires_grad: bool
+
+    def __str__(self) -> str:
+        size = "x".join(map(str, self.shape)) or "a scalar"
+        needs = ", with a gradient" if self.requires_grad else ""
+        begin = f", from element {self.offset} of its storage on" if self.offset else ""
+        dtype = str(self.dtype).removeprefix("torch.")
+        return f"{size} of {dtype} on {self.device}, strides {tuple(self.stride)}{begin}{needs}"
+
+
+@final
+class ArgumentForm:
+    """The form of a sample's arguments; it holds none of their tensors.
+
+    Args:
+        subject: what is trained, with its sample.
+    """
+
+    def __init__(self, subject: "StepSubject") -> None:
+        leaves, self._structure = subject.leaves()
+        self._signature = [_signature(leaf) for leaf in leaves]
+        self._positional, self._names = len(subject.args), [*subject.kwargs]
+        self._targets = subject.targets
+        self._forward = None if subject.loss else inspect.signature(subject.model.forward)
+
+    def match(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[Any] | None:
+        """Return the arguments as a flat list, or None if they differ from the sample."""
+        leaves, structure = tree_flatten((args, kwargs))
+        if structure != self._structure or [_signature(leaf) for leaf in leaves] != self._signature:
+            return None
+        return leaves
+
+    def lack_targets(self, args: tuple[Any, ...]) -> bool:
+        """Whether arguments are those of the model alone, without the loss's."""
+        return bool(self._targets) and len(args) == self._positional - self._targets
+
+    def arranged(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[tuple[Any, ...], Mapping[str, Any]]:
+        """Return arguments by position or by name, and names in the order, as the sample has them."""
+        if self._forward is None:
+            return args, kwargs
+        try:
+            bound = self._forward.bind(*args, **kwargs)
+        except TypeError:
+            return args, kwargs  # the difference is told
+        if self._positional:
+            return bound.args, bound.kwargs
+        named = dict(kwargs)
+        kinds = self._forward.parameters
+        if any(kinds[name].kind is inspect.Parameter.VAR_POSITIONAL for name in bound.arguments):
+            return args, kwargs
+        named |= {name: bound.arguments[name] for name in [*bound.arguments][: len(args)]}
+        if named.keys() != {*self._names}:
+            return args, kwargs
+        return (), {name: named[name] for name in self._names}
+
+    def check_smaller(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+        """Check that arguments differ from the sample only in sizes, which are smaller, strides and needed gradients.
+
+        Raises:
+            InvalidValueError: if they differ in more.
+        """
+        leaves, structure = tree_flatten((args, kwargs))
+        found = [_signature(leaf) for leaf in leaves]
+        if structure != self._structure or not all(map(_smaller, found, self._signature)):
+            raise InvalidValueError(self.difference(args, kwargs))
+
+    def difference(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> str:
+        """Return how arguments differ from the sample."""
+        if len(args) != self._positional or [*kwargs] != self._names:
+            return (
+                f"the step was fitted to {_listed(self._positional, self._names)}, and is called with"
+                f" {_listed(len(args), [*kwargs])}: fit it again with a sample like this"
+            )
+        leaves, structure = tree_flatten((args, kwargs))
+        if structure != self._structure:
+            return f"the step was fitted to arguments of the structure {self._structure}, not {structure}: fit it again"
+        differing = [
+            f"argument {number} is {_described(found)}, and the step was fitted to {_described(expected)}"
+            for number, (found, expected) in enumerate(zip(map(_signature, leaves), self._signature, strict=True))
+            if found != expected
+        ]
+        return f"{differing[0]}: fit it again for other arguments"
+
+
+def _listed(count: int, names: Sequence[str]) -> str:
+    positional = f"{count} arguments" if count != 1 else "1 argument"
+    return f"{positional} and {', '.join(names)} by name" if names else positional
+
+
+def _signature(leaf: Any) -> Any:
+    if isinstance(leaf, Tensor):
+        return _Signature(
+            leaf.shape, leaf.stride(), int(leaf.storage_offset()), leaf.dtype, leaf.device, leaf.requires_grad
+        )
+    return leaf
+
+
+def _smaller(found: Any, expected: Any) -> bool:
+    """Whether a tensor is at most as large as the sample's and of its kind; other values must be equal."""
+    if not isinstance(found, _Signature) or not isinstance(expected, _Signature):
+        return bool(found == expected)
+    kind = (found.dtype, found.device, len(found.shape)) == (expected.dtype, expected.device, len(expected.shape))
+    return kind and found.shape.numel() <= expected.shape.numel()
+
+
+def _described(signature: Any) -> str:
+    return str(signature) if isinstance(signature, _Signature) else f"the value {signature!r}"

@@ -1,0 +1,78 @@
+"""Checks that a model can be trained by a plan; each refusal says what to do instead."""
+
+import torch
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
+
+from ucudnn.errors import InvalidValueError
+
+_SHARDED = {"FullyShardedDataParallel", "FSDPModule"}
+
+
+def check_model(model: nn.Module) -> None:
+    """Check that a model, or the one in a DistributedDataParallel, can be trained by a plan.
+
+    Raises:
+        InvalidValueError: if it is in evaluation mode, compiled, sharded or replicated, or waits for other processes.
+    """
+    if not model.training:
+        raise InvalidValueError(
+            "the model is in evaluation mode, and only a training step has a plan: call model.train()"
+        )
+    if isinstance(model, DistributedDataParallel):
+        if model.mixed_precision is not None:
+            raise InvalidValueError(
+                "DistributedDataParallel(mixed_precision=...) replaces parameters during the step: use torch.autocast"
+            )
+        model = model.module
+    for name, module in model.named_modules():
+        _check_module(f"module {name!r}" if name else "the model", module)
+    for name, parameter in model.named_parameters():
+        if is_traceable_wrapper_subclass(parameter):
+            raise InvalidValueError(
+                f"parameter {name} is a {type(parameter).__name__}, which stands for parts of a tensor, and a plan"
+                " needs plain tensors: fit the model before its parameters are distributed"
+            )
+
+
+def _check_module(what: str, module: nn.Module) -> None:
+    """Check one module; `what` names it."""
+    if hasattr(module, "_orig_mod") or getattr(module, "_compiled_call_impl", None) is not None:
+        raise InvalidValueError(
+            f"{what} is compiled, and a plan runs PyTorch's operators one by one: fit the model without torch.compile"
+        )
+    if {base.__name__ for base in type(module).__mro__} & _SHARDED:
+        raise InvalidValueError(
+            f"{what} is sharded by FSDP, which frees and gathers parameters during the step: fit the model first, and"
+            " call fully_shard on the fitted step, or use DistributedDataParallel"
+        )
+    if isinstance(module, DistributedDataParallel):
+        raise InvalidValueError(
+            f"{what} is a DistributedDataParallel within the model: put the whole model into it, and fit that"
+        )
+    if isinstance(module, nn.DataParallel):
+        raise InvalidValueError(f"{what} is a DataParallel, which copies the model in each step: {INSTEAD_OF_REPLICAS}")
+    if isinstance(module, nn.SyncBatchNorm) and _ranks() > 1:
+        raise InvalidValueError(
+            f"{what} is a SyncBatchNorm, which waits for other processes during the step, and a plan cannot: use the"
+            " batch normalization of one process"
+        )
+
+
+INSTEAD_OF_REPLICAS = "use DistributedDataParallel, with a process for each GPU"
+
+
+def _ranks() -> int:
+    distributed = torch.distributed
+    return distributed.get_world_size() if distributed.is_available() and distributed.is_initialized() else 1
+
+
+def gradient_bytes(model: nn.Module) -> int:
+    """Return the bytes of all gradients of a model, as PyTorch's allocator of their device rounds them."""
+    return sum(_rounded(parameter) for parameter in model.parameters() if parameter.requires_grad)
+
+
+def _rounded(tensor: Tensor) -> int:
+    unit = 512 if tensor.is_cuda else 1
+    return -(-tensor.nbytes // unit) * unit
