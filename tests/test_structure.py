@@ -63,7 +63,10 @@ PLACES = {  # a package from elsewhere: the modules or folders that import it
     "rich": ("reporting.terminal",),
     "matplotlib": ("plots",),
     "torch": ("torch", "memory.torch", "memory.attention"),
-    "ctypes": ("backends.cpu.blas_threads", "backends.cudnn.api.library", "backends.cudnn.gpu.driver", "native.bridge"),
+    "ctypes": (
+        *("backends.cpu.blas_threads", "backends.cudnn.api.library", "backends.cudnn.gpu.driver", "native.bridge"),
+        "torch.gate.call_gate",
+    ),
     "cupy": ("backends.cudnn.gpu.cupy_gpu",),
     "sqlite3": ("benchmarking.storage.sqlite_file",),
     "platformdirs": ("benchmarking.storage.store",),

@@ -109,12 +109,13 @@ class TunedProgram:
         share: the largest part of the time that trials may lose.
         idle_ms: time between steps.
         database: keeps times; 'off' for none.
+        library: builds the gate; None goes without.
 
     Attributes:
         expected: what the latest step should have returned.
     """
 
-    def __init__(self, host, stock_ms, share=0.05, idle_ms=1000.0, database="off"):
+    def __init__(self, host, stock_ms, share=0.05, idle_ms=1000.0, database="off", library=None):
         torch.manual_seed(0)
         self.program = HostProgram(host, stock_ms, idle_ms)
         self.model = torch.nn.Sequential(
@@ -132,6 +133,7 @@ class TunedProgram:
             "cpu",
             StatedAten(self.program),
             process_overrides.refresh,
+            library,
         )
 
     def _opened(self):
@@ -146,15 +148,26 @@ class TunedProgram:
         (found,) = self.made.tuners().values()
         return found
 
+    @property
+    def is_gated(self):
+        return "CPU" in process_overrides._gates
+
+    @property
+    def replaced_calls(self):
+        return sum(kernel.calls for each in self.made.tuners().values() for kernel in each.kernels.values())
+
     def step(self):
         """Take a step, and return the output and the gradients; `expected` gets those in float64, by matrices."""
         self.expected = self._by_matrices()
         self.optimizer.zero_grad()
+        gated, calls = self.is_gated, self.replaced_calls
         for kernel, count in zip(self.made.operators(), (2, 3), strict=True):
-            if kernel is None:  # PyTorch's own operator is registered, which knows no clock
+            if kernel is None and not gated:  # PyTorch's own operator is registered, which knows no clock
                 self.program.passed_ms += count * self.program.stock_ms
         out = self.model(self.x)
         out.square().sum().backward()
+        if gated:
+            self.program.passed_ms += (5 - self.replaced_calls + calls) * self.program.stock_ms
         gradients = [each.grad.clone() for each in self.model.parameters()]
         self.program.passed_ms += self.program.idle_ms
         self.optimizer.step()

@@ -3,6 +3,7 @@
 PyTorch is imported inside the fixtures, because it may not be installed.
 """
 
+import os
 import sys
 
 import pytest
@@ -33,3 +34,18 @@ def flags():
 @pytest.fixture(scope="session")
 def toolchain(tmp_path_factory):
     return open_toolchain(tmp_path_factory.mktemp("stand_in"))
+
+
+@pytest.fixture(scope="session")
+def gate_library(tmp_path_factory):
+    """Return the library of the gate, which is built once for all processes of a run."""
+    from ucudnn.torch.gate.gate_library import GateLibrary
+
+    base = tmp_path_factory.getbasetemp()
+    parallel = "PYTEST_XDIST_WORKER" in os.environ
+    found = GateLibrary((base.parent if parallel else base) / "gate")
+    found.begin()
+    found.join(120)
+    if found.gate is None:
+        pytest.skip("there is no C++ compiler, or PyTorch has no headers")
+    return found

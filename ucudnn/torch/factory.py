@@ -21,6 +21,7 @@ from ucudnn.planning.plan_file import read_plans
 from ucudnn.profiles.measurement import Effort
 from ucudnn.settings import VARIABLES, Settings, is_set, parse_choice
 from ucudnn.torch.fallbacks import Fallbacks
+from ucudnn.torch.gate.gate_library import GateLibrary
 from ucudnn.torch.gpu import TorchGpu
 from ucudnn.torch.interceptor import Interceptor
 from ucudnn.torch.overrides import AnyInterceptor, process_overrides
@@ -161,7 +162,8 @@ def _auto_interceptor(backend: str | None, options: Mapping[str, Any]) -> AutoIn
         source = CandidateSource(open_backend, partial(torch.cuda.device, ordinal), store)
         return Tuner(ProgramOnGpu(ordinal), source, TrialLedger(float(share)))
 
-    return AutoInterceptor(open_tuner, "cuda", process_overrides.aten_kernels("cuda"), process_overrides.refresh)
+    aten = process_overrides.aten_kernels("cuda")
+    return AutoInterceptor(open_tuner, "cuda", aten, process_overrides.refresh, GateLibrary())
 
 
 def _refuse_without_gpu() -> None:

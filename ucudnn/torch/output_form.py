@@ -23,15 +23,17 @@ class OutputForm:
         ordinal: number of the GPU; -1 for the CPU.
 
     Attributes:
+        sizes: its sizes.
+        strides: its strides.
         size_bytes: size of the output.
     """
 
-    __slots__ = ("_new_elsewhere", "_new_here", "_ordinal", "size_bytes")
+    __slots__ = ("_new_elsewhere", "_new_here", "_ordinal", "size_bytes", "sizes", "strides")
 
     def __init__(self, problem: ConvolutionProblem, ordinal: int) -> None:
         self._ordinal = ordinal
-        shape = shapes_of(problem)[_WRITTEN[problem.operation]]
-        strides = torch.empty(shape, device="meta", memory_format=format_of(problem)).stride()
+        self.sizes = shape = shapes_of(problem)[_WRITTEN[problem.operation]]
+        self.strides = strides = torch.empty(shape, device="meta", memory_format=format_of(problem)).stride()
         device = torch.device("cpu") if ordinal < 0 else torch.device("cuda", ordinal)
         dtype = DTYPES[problem.dtype]
         self._new_here = partial(empty_of(device.type), shape, strides, dtype)

@@ -9,6 +9,7 @@ import torch
 
 from ucudnn.backends.fork_locks import LockLevel, new_lock
 from ucudnn.torch.aten_kernels import OPERATORS, AtenKernels, Gradients
+from ucudnn.torch.gate.call_gate import CallGate
 from ucudnn.torch.interceptor import Interceptor
 from ucudnn.torch.tuning.auto_interceptor import AutoInterceptor
 
@@ -32,6 +33,7 @@ class Overrides:
         self._kept: list[AnyInterceptor] = []
         self._aten: dict[str, AtenKernels] = {}
         self._libraries: dict[str, torch.library.Library] = {}
+        self._gates: dict[str, CallGate] = {}
 
     def aten_kernels(self, device_type: str) -> AtenKernels:
         """Return PyTorch's own kernels for 'cuda' or 'cpu'.
@@ -41,7 +43,7 @@ class Overrides:
         """
         key = device_type.upper()
         with self._lock:
-            if key not in self._libraries:  # otherwise, the registered kernels are ours
+            if key not in self._libraries and key not in self._gates:  # otherwise, the registered kernels are ours
                 self._aten[key] = AtenKernels(key)
             return self._aten[key]
 
@@ -90,8 +92,15 @@ class Overrides:
         for library in self._libraries.values():
             library._destroy()
         self._libraries.clear()
+        for opened in self._gates.values():
+            opened.close()
+        self._gates.clear()
         for device_type in {each.device_type for each in (self.interceptor, *self.converted) if each is not None}:
             key = device_type.upper()
+            gate = self._opened_gate(device_type)
+            if gate is not None:
+                self._gates[key] = gate
+                continue
             library = torch.library.Library("aten", "IMPL")
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # PyTorch warns that a kernel is replaced, which is what is wanted
@@ -99,6 +108,15 @@ class Overrides:
                     if kernel is not None:
                         library.impl(name, kernel, key)
             self._libraries[key] = library
+
+    def _opened_gate(self, device_type: str) -> CallGate | None:
+        """Return the gate in front of PyTorch's operators; None if our kernels are to be registered instead."""
+        current = self.interceptor
+        if not isinstance(current, AutoInterceptor) or current.device_type != device_type:
+            return None
+        if any(each.device_type == device_type for each in self.converted):  # the gate does not know modules
+            return None
+        return current.open_gate()
 
     def _chosen(self, device_type: str) -> tuple[Callable[..., Any] | None, Callable[..., Any] | None]:
         """Return what computes on a device type; None where PyTorch's own operator stays."""

@@ -1,11 +1,14 @@
 """The interceptor that is never in the way: PyTorch's own kernels run until others were found to be faster."""
 
 import atexit
-from collections.abc import Callable
+import logging
+from collections.abc import Callable, Iterator
 from functools import partial
+from threading import get_ident
 from typing import Any, final
 
 import torch
+from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from ucudnn.backends.fork_locks import LockLevel, new_lock
@@ -15,10 +18,14 @@ from ucudnn.problem import ConvolutionProblem, MathMode
 from ucudnn.torch.aten_kernels import AtenKernels, Gradients
 from ucudnn.torch.call_cache import Flags, Geometry
 from ucudnn.torch.fallbacks import Fallbacks
+from ucudnn.torch.gate.call_gate import CallGate, Compute, GateRule, look_of
+from ucudnn.torch.gate.gate_library import GateLibrary
 from ucudnn.torch.layer_names import LayerNames
 from ucudnn.torch.tuning.step_tracker import StepTracker
 from ucudnn.torch.tuning.tuned_call import TunedCall, backward_of, forward_of
 from ucudnn.torch.tuning.tuner import Tuner, TuningPhase
+
+_LOG = logging.getLogger("ucudnn.torch")
 
 _MOST_CALLS = 1 << 14
 _JOIN_SECONDS = 5.0
@@ -41,7 +48,8 @@ class AutoInterceptor:
         open_tuner: opens the tuner of a device.
         device_type: 'cuda' or 'cpu'.
         aten: PyTorch's own kernels.
-        changed: called between steps when other operators are wanted; see `operators`.
+        changed: called between steps when other operators are wanted; see `operators` and `open_gate`.
+        library: builds the gate, through which calls that are passed on do not come to Python; None goes without.
 
     Attributes:
         device_type: 'cuda' or 'cpu'.
@@ -50,7 +58,14 @@ class AutoInterceptor:
         fallbacks: what can never be computed here, by reason.
     """
 
-    def __init__(self, open_tuner: OpenTuner, device_type: str, aten: AtenKernels, changed: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        open_tuner: OpenTuner,
+        device_type: str,
+        aten: AtenKernels,
+        changed: Callable[[], None],
+        library: GateLibrary | None = None,
+    ) -> None:
         self.device_type = device_type
         self.aten = aten
         self.names = LayerNames()
@@ -62,7 +77,10 @@ class AutoInterceptor:
         self._tracker = StepTracker()
         self._forward_calls: BoundedDict[tuple[Any, ...], TunedCall] = BoundedDict(_MOST_CALLS)
         self._backward_calls: BoundedDict[tuple[Any, ...], TunedCall] = BoundedDict(_MOST_CALLS)
-        self._wanted = (True, True)
+        self._library = library
+        self._wanted: tuple[object, ...] = (True, True, ())
+        self._hook_of_modules: Any = None
+        self._threads: set[int] = set()
         # Shapes of x and the weight of calls that do not pass on in this step; None while all calls are looked at.
         self._busy_forward: set[tuple[Any, Any]] | None = None
         self._busy_backward: set[tuple[Any, Any]] | None = None
@@ -83,13 +101,58 @@ class AutoInterceptor:
         if self._hook is not None:
             self._hook.remove()
             self._hook = None
+            self._forget_modules()
             atexit.unregister(self._stop)
             self._stop()
 
     def operators(self) -> tuple[Callable[..., Any] | None, Callable[..., Any] | None]:
         """Return what computes forward and backward; None where PyTorch's own operator can stay in its place."""
-        forward, backward = self._wanted
+        forward, backward, _ = self._wanted
         return self.forward if forward else None, self.backward if backward else None
+
+    def open_gate(self) -> CallGate | None:
+        """Put the gate in front of PyTorch's operators, and return it; None if it is not wanted, or cannot be opened.
+
+        No kernel of ours may be registered then.
+        """
+        *_, gated = self._wanted
+        gate = None if self._library is None or not gated else self._library.gate
+        if gate is None:
+            return None
+        forward = [*self._rules(self._forward_calls, ())]
+        if forward:
+            at, first = next(iter(forward[0].outputs.items()))
+            outputs = {**forward[0].outputs, at: first._replace(compute=partial(self._first, first.compute))}
+            forward[0] = forward[0]._replace(outputs=outputs)
+        backward = [*self._rules(self._backward_calls, (_precision("cuda", "conv"),))]
+        try:
+            gate.open(self.device_type, forward, backward)
+        except RuntimeError as error:
+            _LOG.warning("calls that are passed on make a detour through Python: %s", error)
+            self._library = None
+            return None
+        return gate
+
+    def _rules(self, calls: BoundedDict[tuple[Any, ...], TunedCall], rest: tuple[Any, ...]) -> Iterator[GateRule]:
+        """Yield the rules of the gate for calls whose key ends with what the gate does not see."""
+
+        def checked(compute: Compute) -> Compute:
+            if not rest:
+                return compute
+            return lambda x, w, y: _precision("cuda", "conv") == rest[0] and compute(x, w, y)
+
+        for key, call in list(calls.items()):
+            seen = len(key) - len(rest)
+            rule = call.rule(look_of(key[:seen]), checked) if key[seen:] == rest and call.way is not None else None
+            if rule is not None:
+                yield rule
+
+    def _first(self, compute: Compute, x: int, w: int, y: int) -> bool:
+        """Compute the first kernel that the gate knows; where no optimizer steps, its calls count as steps."""
+        if not self._tracker.by_optimizer and _graph_task() == -1:
+            self._step_ended()
+            self._refresh_later()
+        return compute(x, w, y)
 
     def handles(self) -> dict[torch.device, Handle]:
         """Return no handles, because kernels are not planned by handles here."""
@@ -151,8 +214,11 @@ class AutoInterceptor:
             call = forward_of(self._tuner(ordinal), x, weight, bias, Geometry(*geometry), flags)
             call.shapes = x.shape, weight.shape
             self._keep(self._forward_calls, key, call)
-        if self._tracker.is_candidate(call) and self._tracker.begins(call, in_backward=_graph_task() != -1):
-            self._step_ended()
+        if self._tracker.is_candidate(call):
+            self._threads.add(get_ident())
+            if self._tracker.begins(call, in_backward=_graph_task() != -1):
+                self._step_ended()
+                self._refresh_later()
         way = call.way
         if way is None:
             return self._pass_forward(
@@ -235,16 +301,48 @@ class AutoInterceptor:
         if tuner is None:
             with self._lock:
                 tuner = self._tuners.get(ordinal) or self._open_tuner(ordinal)
+                tuner.awaits = self._awaits_gate
                 self._tuners[ordinal] = tuner
         return tuner
+
+    def _awaits_gate(self) -> bool:
+        """Begin to build the gate, and return whether it is being built; only a program that needs it pays for it."""
+        if self._library is None:
+            return False
+        self._library.begin()
+        return self._library.is_pending
 
     def _optimizer_stepped(self, *_: object) -> None:
         self._tracker.optimizer_stepped()
         self._step_ended()
+        self._refresh()
+
+    def _refresh(self) -> None:
+        """Let other operators be registered if others are wanted."""
         wanted = self._wants()
         if wanted != self._wanted:
             self._wanted = wanted
             self._changed()
+
+    def _refresh_later(self) -> None:
+        """Do so when a module is called next, because a convolution is being computed now.
+
+        It is not done before all is settled, because steps would end unseen then, nor if several threads compute,
+        because one of them may always be inside a convolution.
+        """
+        settles = self._settled and self._hook_of_modules is None and len(self._threads) <= 1
+        if settles and self._wants() != self._wanted:
+            self._hook_of_modules = register_module_forward_pre_hook(self._module_called)
+
+    def _module_called(self, *_: object) -> None:
+        self._forget_modules()
+        if self._hook is not None:
+            self._refresh()
+
+    def _forget_modules(self) -> None:
+        if self._hook_of_modules is not None:
+            self._hook_of_modules.remove()
+            self._hook_of_modules = None
 
     def _step_ended(self) -> None:
         if self._settled and all(tuner.keeps_peak() for tuner in self._tuners.values()):
@@ -265,15 +363,22 @@ class AutoInterceptor:
         self._busy_backward = None if looks else _busy(self._backward_calls)
         self._settled = bool(self._tuners) and all(each.phase is TuningPhase.SETTLED for each in self._tuners.values())
 
-    def _wants(self) -> tuple[bool, bool]:
-        """Return whether a forward and a backward call have something else to do than to pass on."""
-        if any(each.phase is TuningPhase.WATCHING for each in self._tuners.values()) or not self._tuners:
-            return True, True
+    def _wants(self) -> tuple[object, ...]:
+        """Return whether a forward and a backward call have something else to do than to pass on.
+
+        The third item changes with what the gate is to let through. It is () if the gate cannot be used.
+        """
+        tuners = list(self._tuners.values())
+        if any(each.phase is TuningPhase.WATCHING for each in tuners) or not tuners:
+            return True, True, ()
         forward, backward = (
             any(each.way is not None for each in calls.values())
             for calls in (self._forward_calls, self._backward_calls)
         )
-        return forward, backward
+        replaces = all(each.phase in (TuningPhase.COMPARING, TuningPhase.SETTLED) for each in tuners)
+        if not (replaces and (forward or backward)) or self._library is None or self._library.gate is None:
+            return forward, backward, ()
+        return forward, backward, tuple(len(each.kernels) if each.uses_adopted else 0 for each in tuners)
 
 
 def _busy(calls: BoundedDict[tuple[Any, ...], TunedCall]) -> set[tuple[Any, Any]]:

@@ -53,10 +53,14 @@ class TunedKernel:
             w: filters or their gradient.
             y: output or its gradient.
         """
-        addresses = x.data_ptr(), w.data_ptr(), y.data_ptr()
+        return self.run_at(x.data_ptr(), w.data_ptr(), y.data_ptr())
+
+    def run_at(self, x: int, w: int, y: int) -> bool:
+        """Do the same, given the addresses of the tensors."""
+        addresses = x, w, y
         bound = self._bound.get(addresses)
         if bound is None:
-            if (addresses[0] | addresses[1] | addresses[2]) & (MOST_ALIGNMENT - 1):
+            if (x | w | y) & (MOST_ALIGNMENT - 1):
                 return False
             backend = self._backend
             bound = BoundKernel(self._entry, self._plan, addresses, backend.queue(), backend, backend.lock)

@@ -83,6 +83,8 @@ class Tuner:
         host_seconds: time of the program's own thread between steps: for handles of cuDNN ('opening'), for lists of
             candidates ('listing'), for plans ('building'), and for the slowest plan ('slowest').
         gain: time of a step with adopted kernels over PyTorch's own; None if that was not compared.
+        awaits: returns whether something is still awaited that makes adopted kernels cheaper to call; then nothing is
+            compared yet.
     """
 
     def __init__(self, program: Program, source: Source, ledger: TrialLedger) -> None:
@@ -97,6 +99,7 @@ class Tuner:
         self.kernels: dict[ConvolutionProblem, TunedKernel] = {}
         self.epoch = 0
         self.gain: float | None = None
+        self.awaits: Callable[[], bool] = lambda: False
         self.host_seconds = dict.fromkeys(("opening", "listing", "building", "slowest"), 0.0)
         self._readings: list[Reading] = []
         self._open_steps: list[StepRecord] = []
@@ -292,13 +295,15 @@ class Tuner:
         for problem, configurations in self.source.take():
             self._asked[problem] = False
             self.sites[problem].candidates = [Candidate(each, own_bytes(problem, each)) for each in configurations]
+        late = self.ledger.elapsed_seconds - self._tried_since > _MOST_SECONDS or self._phase_steps > _MOST_STEPS
+        if late or self.source.failed or not sites:
+            if not (any(site.adopted for site in self.sites.values()) and self.awaits()):
+                self._end_trying()
+            return
         if not self.source.is_complete:
             self._open_one()
         self._ask(sites)
-        late = self.ledger.elapsed_seconds - self._tried_since > _MOST_SECONDS or self._phase_steps > _MOST_STEPS
-        if late or self.source.failed or not sites:
-            self._end_trying()
-        elif self.ledger.left_seconds > 0:
+        if self.ledger.left_seconds > 0:
             self._choose_trials(sites)
 
     def _choose_trials(self, sites: list[CallSite]) -> None:

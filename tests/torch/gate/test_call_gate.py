@@ -1,0 +1,205 @@
+"""The gate in front of PyTorch's operators: what it lets through, and that all else is PyTorch's own."""
+
+import ctypes
+import sys
+from pathlib import Path
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+import ucudnn  # noqa: E402
+from ucudnn.torch.gate.call_gate import GateOutput, GateRule, look_of  # noqa: E402
+
+CASES = {
+    "plain": ((4, 3, 9, 8), (6, 3, 3, 3), {"stride": (2, 1), "padding": (1, 2)}),
+    "grouped": ((2, 4, 7, 7), (6, 2, 3, 3), {"groups": 2, "dilation": (2, 1)}),
+    "transposed": ((2, 4, 5, 6), (4, 3, 3, 2), {"transposed": True, "stride": (2, 2), "output_padding": (1, 0)}),
+    "volume": ((2, 3, 5, 4, 6), (4, 3, 3, 1, 2), {"stride": (1, 2, 1), "padding": (1, 0, 0), "dilation": (1, 1, 1)}),
+}
+SENTINEL = 1234.5
+
+
+class Call:
+    """A convolution, as PyTorch's operators take it."""
+
+    def __init__(self, name):
+        torch.manual_seed(0)
+        x_shape, w_shape, options = CASES[name]
+        two = len(x_shape) - 2
+        self.x, self.weight = torch.randn(x_shape), torch.randn(w_shape)
+        transposed, groups = options.get("transposed", False), options.get("groups", 1)
+        self.bias = torch.randn(w_shape[1] * groups if transposed else w_shape[0])
+        lists = {"stride": (1,) * two, "padding": (0,) * two, "dilation": (1,) * two, "output_padding": (0,) * two}
+        lists |= {key: value for key, value in options.items() if key in lists}
+        self.geometry = (
+            *(lists[key] for key in ("stride", "padding", "dilation")), transposed, lists["output_padding"], groups
+        )  # fmt: skip
+        self.flags = (torch.backends.cudnn.deterministic, torch.backends.cudnn.enabled)
+
+    def forward(self, x=None, bias=None, tf32=True):
+        x = self.x if x is None else x
+        return torch.ops.aten._convolution.default(
+            x, self.weight, bias, *self.geometry, False, self.flags[0], self.flags[1], tf32
+        )
+
+    def backward(self, grad, mask=(True, True, True)):
+        sizes = list(self.bias.shape)
+        return torch.ops.aten.convolution_backward.default(grad, self.x, self.weight, sizes, *self.geometry, list(mask))
+
+    def forward_look(self, bias=None, tf32=True):
+        biased = None if bias is None else (tuple(bias.shape), bias.stride(), bias.dtype, 0)
+        return look_of((*_parts(self.x), *_parts(self.weight), biased, self.geometry, *self.flags, tf32))
+
+    def backward_look(self, grad, mask=(True, True, True)):
+        tensors = (*_parts(grad), *_parts(self.x), *_parts(self.weight))
+        return look_of((*tensors, self.geometry, mask, *self.flags))
+
+
+def _parts(tensor):
+    return tuple(tensor.shape), tensor.stride(), tensor.dtype, 0
+
+
+def writer(seen, place, size):
+    """Return what fills one of x, w and y with a sentinel, and notes the addresses of all three."""
+
+    def compute(*addresses):
+        seen.append(addresses)
+        (ctypes.c_float * size).from_address(addresses[place])[:] = [SENTINEL] * size
+        return True
+
+    return compute
+
+
+@pytest.fixture
+def gate(gate_library):
+    yield gate_library.gate
+    gate_library.gate.close()
+
+
+def output_of(tensor, compute):
+    return GateOutput(compute, tuple(tensor.shape), tensor.stride())
+
+
+@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("biased", [False, True])
+def test_a_call_with_a_rule_is_computed_by_it_and_its_bias_is_added(gate, name, biased):
+    call = Call(name)
+    expected = call.forward()
+    bias = call.bias if biased else None
+    transposed, ones = call.geometry[3], (1,) * (call.x.dim() - 2)
+    seen = []
+    compute = writer(seen, 0 if transposed else 2, expected.numel())
+    bias_as = ((len(call.bias), *ones), (1, *ones)) if biased else ((), ())
+    gate.open("cpu", [GateRule(call.forward_look(bias), {0: output_of(expected, compute)}, bias_as)], [])
+    found = call.forward(bias=bias)
+    assert found.shape == expected.shape
+    wanted = torch.full_like(expected, SENTINEL)
+    assert torch.equal(found, wanted + call.bias.view(-1, *ones) if biased else wanted)
+    ((x, w, y),) = seen
+    assert w == call.weight.data_ptr()
+    assert (y if transposed else x) == call.x.data_ptr()
+    assert torch.equal(call.forward(tf32=False), expected), "another look"
+    assert len(seen) == 1
+
+
+@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("ours", [(0,), (1,), (0, 1)])
+def test_gradients_with_a_rule_are_computed_by_it_and_the_others_by_pytorch(gate, name, ours):
+    call = Call(name)
+    grad = torch.randn_like(call.forward())
+    expected = call.backward(grad)
+    transposed, seen = call.geometry[3], {0: [], 1: []}
+    places = {0: 2 if transposed else 0, 1: 1}
+    outputs = {
+        at: output_of((call.x, call.weight)[at], writer(seen[at], places[at], expected[at].numel())) for at in ours
+    }
+    gate.open("cpu", [], [GateRule(call.backward_look(grad), outputs)])
+    found = call.backward(grad)
+    for at in range(3):
+        wanted = torch.full_like(expected[at], SENTINEL) if at in ours else expected[at]
+        assert torch.equal(found[at], wanted)
+    operands = {0: (call.x, call.weight, grad), 1: (call.x, call.weight, grad)}
+    for at in ours:
+        ((x, w, y),) = seen[at]
+        given = {"near": y if transposed else x, "filters": w, "far": x if transposed else y}
+        known = {"near": operands[at][0], "filters": operands[at][1], "far": operands[at][2]}
+        del known[("near", "filters")[at]]
+        assert all(given[key] == tensor.data_ptr() for key, tensor in known.items())
+    for left, right in zip(call.backward(grad, (False, True, False)), expected, strict=True):
+        assert left is None or torch.equal(left, right), "another look"
+    assert sum(map(len, seen.values())) == len(ours)
+
+
+def test_what_cannot_be_computed_is_left_to_pytorch(gate, caplog):
+    call = Call("plain")
+    expected = call.forward()
+    grad = torch.randn_like(expected)
+    gradients = call.backward(grad)
+
+    def fails(*addresses):
+        raise ValueError("on purpose")
+
+    gate.open(
+        "cpu",
+        [GateRule(call.forward_look(), {0: output_of(expected, fails)})],
+        [GateRule(call.backward_look(grad), {0: output_of(call.x, lambda *_: False)})],
+    )
+    assert torch.equal(call.forward(), expected)
+    assert "on purpose" in caplog.text
+    assert all(map(torch.equal, call.backward(grad), gradients))
+
+
+def test_calls_that_are_passed_on_never_come_to_python(gate):
+    call, other = Call("plain"), Call("grouped")
+    expected, seen, entered = call.forward(), [], []
+    gate.open("cpu", [GateRule(call.forward_look(), {0: output_of(expected, writer(seen, 2, expected.numel()))})], [])
+    inside = str(Path(ucudnn.__file__).parent)
+    sys.setprofile(lambda frame, event, _: entered.append(frame.f_code.co_filename) if event == "call" else None)
+    try:
+        other.forward()
+        passed = [each for each in entered if each.startswith(inside)]
+        call.forward()
+    finally:
+        sys.setprofile(None)
+    assert not passed
+    assert len(seen) == 1
+    assert any(each.startswith(inside) for each in entered), "the same look at a call that is not passed on"
+
+
+def test_autograd_goes_through_the_gate(gate):
+    call = Call("plain")
+    x, weight = call.x.clone().requires_grad_(), call.weight.clone().requires_grad_()
+    out = torch.nn.functional.conv2d(x, weight, call.bias, (2, 1), (1, 2))
+    grad = torch.randn_like(out)
+    seen = []
+    rule = GateRule(
+        call.backward_look(grad, (True, True, False)), {1: output_of(weight, writer(seen, 1, weight.numel()))}
+    )
+    out.backward(grad)
+    expected = x.grad.clone()
+    x.grad = weight.grad = None
+    gate.open("cpu", [], [rule])
+    torch.nn.functional.conv2d(x, weight, call.bias, (2, 1), (1, 2)).backward(grad)
+    assert len(seen) == 1
+    assert torch.equal(x.grad, expected)
+    assert torch.equal(weight.grad, torch.full_like(weight, SENTINEL))
+
+
+def test_a_closed_gate_is_gone(gate):
+    call = Call("plain")
+    expected, seen = call.forward(), []
+    gate.open("cpu", [GateRule(call.forward_look(), {0: output_of(expected, writer(seen, 2, expected.numel()))})], [])
+    call.forward()
+    gate.close()
+    assert torch.equal(call.forward(), expected)
+    assert len(seen) == 1
+
+
+def test_errors_of_pytorch_are_those_without_the_gate(gate):
+    call = Call("plain")
+    gate.open("cpu", [GateRule(call.forward_look(), {0: output_of(call.x, lambda *_: False)})], [])
+    with pytest.raises(RuntimeError, match=r"expected input\[.*to have 3 channels, but got 5"):
+        call.forward(torch.randn(4, 5, 9, 8))
+    with pytest.raises(RuntimeError, match="could not parse dispatch key"):
+        gate.open("nothing", [], [])

@@ -1,0 +1,34 @@
+"""The library of the gate: built once, kept for later processes, and missed by nobody who has no compiler."""
+
+import shutil
+
+import pytest
+
+pytest.importorskip("torch")
+
+from ucudnn.torch.gate.gate_library import GateLibrary
+
+
+def test_the_library_is_kept_for_later_processes(gate_library, tmp_path):
+    folder = tmp_path / "gate"
+    shutil.copytree(gate_library._folder, folder)
+    (before,) = folder.glob("*.so")
+    written = before.stat().st_mtime_ns
+    found = GateLibrary(folder, find=lambda name: None)
+    assert found.gate is None
+    found.begin()
+    found.join(60)
+    assert found.gate is not None
+    assert [each.stat().st_mtime_ns for each in folder.glob("*.so")] == [written]
+
+
+@pytest.mark.parametrize("compiler", [None, "false", "/nowhere/c++"])
+def test_without_a_compiler_that_works_there_is_no_gate_and_no_error(tmp_path, compiler, caplog):
+    caplog.set_level("INFO", "ucudnn")
+    found = GateLibrary(tmp_path, find=lambda name: compiler if name == "c++" else None)
+    found.begin()
+    found.join(60)
+    assert not found.is_pending
+    assert found.gate is None
+    assert "make a detour through Python" in caplog.text
+    assert not list(tmp_path.glob("*.so"))

@@ -1,0 +1,195 @@
+"""Programs that are tuned while they run, with the gate in front of PyTorch's operators once all is settled."""
+
+from time import sleep
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+import ucudnn.torch  # noqa: E402
+from tests.support.host_gpu import assert_near  # noqa: E402
+from tests.support.tuned_program import TunedProgram  # noqa: E402
+from ucudnn.problem import Operation  # noqa: E402
+from ucudnn.torch.gate.gate_library import GateLibrary  # noqa: E402
+from ucudnn.torch.overrides import process_overrides  # noqa: E402
+from ucudnn.torch.tuning import tuner as module  # noqa: E402
+from ucudnn.torch.tuning.auto_interceptor import AutoInterceptor  # noqa: E402
+from ucudnn.torch.tuning.tuner import TuningPhase  # noqa: E402
+
+MIB = 1 << 20
+
+
+@pytest.fixture
+def gated(host, gate_library):
+    """Return a function that makes a program with a gate, which is ended after the test."""
+    made = []
+
+    def make(**options):
+        made.append(TunedProgram(host, 50.0, share=0.5, **{"library": gate_library, **options}))
+        return made[-1]
+
+    yield make
+    process_overrides.clear()
+    for each in made:
+        each.source.join(30)
+
+
+def settle(one, step):
+    for _ in range(400):
+        step()
+        if one.made.tuners() and one.tuner.phase is TuningPhase.SETTLED:
+            return
+        sleep(0.002)
+    pytest.fail("not settled")
+
+
+def checked(one):
+    assert_near(one.step(), one.expected)
+
+
+def only(monkeypatch, *operations):
+    """Let only kernels of some operations be replaced."""
+    chosen = module.worth_replacing
+    monkeypatch.setattr(
+        module, "worth_replacing", lambda *found: [s for s in chosen(*found) if s.problem.operation in operations]
+    )
+
+
+@pytest.mark.parametrize(
+    "operations",
+    [tuple(Operation), *((each,) for each in Operation)],
+    ids=lambda operations: "+".join(each.value for each in operations),
+)
+def test_replaced_kernels_run_through_the_gate_and_others_are_pytorchs(gated, monkeypatch, operations):
+    only(monkeypatch, *operations)
+    one = gated()
+    with one.enable() as on:
+        settle(one, lambda: checked(one))
+        assert one.is_gated
+        assert not process_overrides._libraries, "no kernel in Python is registered"
+        replaced = {each.operation for each in one.tuner.kernels}
+        assert replaced == set(operations)
+        monkeypatch.setattr(one.made, "_pass_forward", None)
+        monkeypatch.setattr(one.made, "_pass_backward", None)
+        calls = on.report().calls
+        checked(one)
+        assert on.report().calls == calls + len(one.tuner.kernels)
+    assert not one.is_gated
+    checked(one)
+    with one.enable():
+        assert one.is_gated, "what was found is used again"
+        checked(one)
+        assert on.report().calls == calls + 2 * len(one.tuner.kernels)
+
+
+def test_steps_with_the_gate_and_without_are_compared_once_it_is_built(gated, gate_library, monkeypatch):
+    one, asked, seen = gated(), [], []
+    pending = iter([True] * 5)
+    monkeypatch.setattr(GateLibrary, "is_pending", property(lambda _: asked.append(1) or next(pending, False)))
+    with one.enable():
+        settle(one, lambda: (checked(one), seen.append((one.tuner.phase, one.is_gated, one.tuner.uses_adopted))))
+    assert len(asked) > 5
+    compared = [(gates, uses) for phase, gates, uses in seen if phase is TuningPhase.COMPARING]
+    assert {(True, True), (False, False)} <= set(compared)
+    assert (False, True) not in compared, "what is compared are steps as they will be"
+
+
+def test_without_a_compiler_all_goes_through_python_as_before(gated, tmp_path):
+    one = gated(library=GateLibrary(tmp_path, find=lambda name: None))
+    with one.enable() as on:
+        settle(one, lambda: checked(one))
+        assert not one.is_gated
+        calls = on.report().calls
+        checked(one)
+        assert on.report().calls == calls + 5
+
+
+def test_a_program_that_gains_nothing_builds_nothing(gated, tmp_path):
+    asked = []
+    one = gated(library=GateLibrary(tmp_path, find=lambda name: asked.append(name)))
+    one.program.stock_ms = 10.0  # the fast engine takes 18
+    with one.enable():
+        settle(one, lambda: checked(one))
+        assert one.made.operators() == (None, None)
+    assert not asked
+
+
+def test_the_gate_closes_if_the_peak_grows(gated, caplog):
+    one = gated()
+    with one.enable() as on:
+        settle(one, lambda: checked(one))
+        one.program.peak += 3 * MIB
+        for _ in range(20):
+            checked(one)
+        assert "PyTorch's own kernels run again" in caplog.text
+        assert not one.is_gated
+        assert one.made.operators() == (None, None)
+        calls = on.report().calls
+        checked(one)
+        assert on.report().calls == calls
+
+
+def test_nothing_is_replaced_in_a_capture_under_deterministic_algorithms_or_in_other_shapes(gated, host, flags):
+    one = gated()
+    with one.enable() as on:
+        settle(one, lambda: checked(one))
+        calls = on.report().calls
+        host.captures, host.stream = True, 0x40
+        checked(one)
+        host.captures, host.stream = False, 0
+        flags.deterministic = True
+        checked(one)
+        flags.deterministic = False
+        x, one.x = one.x, torch.randn(4, 4, 7, 6)
+        checked(one)
+        assert on.report().calls == calls
+        one.x = x
+        checked(one)
+        assert on.report().calls == calls + 5
+
+
+def test_converted_modules_keep_the_gate_closed_because_it_does_not_know_modules(gated):
+    one = gated()
+    with one.enable():
+        settle(one, lambda: checked(one))
+        assert one.is_gated
+        ucudnn.torch.convert(torch.nn.Conv2d(3, 4, 3), backend="cpu")
+        assert not one.is_gated
+        checked(one)
+
+
+def test_inference_goes_through_the_gate_and_its_peak_is_watched(gated, caplog):
+    one = gated()
+    expected = one.model(one.x).detach()
+
+    def infer():
+        assert_near([one.model(one.x)], [expected])
+        one.program.passed_ms += one.program.idle_ms
+
+    with one.enable() as on, torch.inference_mode():
+        settle(one, infer)
+        infer()
+        infer()
+        assert one.is_gated
+        calls = on.report().calls
+        infer()
+        assert on.report().calls == calls + 2
+        one.program.peak += 3 * MIB
+        for _ in range(20):
+            infer()
+        assert "PyTorch's own kernels run again" in caplog.text
+        assert not one.is_gated
+        calls = on.report().calls
+        infer()
+        assert on.report().calls == calls
+
+
+def test_operators_stay_registered_in_inference_by_several_threads(gated, monkeypatch):
+    one = gated()
+    with one.enable(), torch.inference_mode():
+        one.model(one.x)
+        one.made._threads.add(-1)
+        settle(one, lambda: (one.model(one.x), setattr(one.program, "passed_ms", one.program.passed_ms + 1000)))
+        one.model(one.x)
+        assert set(process_overrides._libraries) == {"CPU"}, "a thread may be inside one of them"
+        assert isinstance(process_overrides.interceptor, AutoInterceptor)

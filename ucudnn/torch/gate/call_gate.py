@@ -1,0 +1,146 @@
+"""The gate: which calls of PyTorch's convolutions are computed here; all others go on to PyTorch without Python."""
+
+import ctypes
+import logging
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple, final
+
+import torch
+
+from ucudnn.torch.problem import Sizes
+
+_LOG = logging.getLogger(__name__)
+
+Compute = Callable[[int, int, int], bool]
+"""Computes one of x, w and y, given the addresses of all three, and returns whether that was done."""
+
+_CODES = {torch.float16: 5, torch.float32: 6, torch.float64: 7, torch.bfloat16: 15}
+"""Numbers of c10::ScalarType."""
+
+
+@final
+class GateOutput(NamedTuple):
+    """An output that is computed here.
+
+    Attributes:
+        compute: computes it.
+        sizes: its sizes.
+        strides: its strides.
+    """
+
+    compute: Compute
+    sizes: Sizes
+    strides: Sizes
+
+
+@final
+class GateRule(NamedTuple):
+    """What is computed here of calls that look the same.
+
+    Attributes:
+        look: the look of the calls, as `look_of` returns it.
+        outputs: the outputs that are computed here: that of a forward call at 0, the gradients of input and weight of
+            a backward call at 0 and 1.
+        bias_as: sizes and strides with which the bias of a forward call is added; () if there is none.
+    """
+
+    look: Sequence[int]
+    outputs: Mapping[int, GateOutput]
+    bias_as: tuple[Sizes, Sizes] = ((), ())
+
+
+@final
+class CallGate:
+    """PyTorch's operators with a gate in front of them; a process has one gate.
+
+    Args:
+        path: the library of the gate.
+
+    Raises:
+        OSError: if it cannot be loaded.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._library = ctypes.CDLL(str(path))
+        self._callback = _CALLBACK(self._computed)
+        self._computes: list[Compute] = []
+
+    def open(self, device_type: str, forward: Sequence[GateRule], backward: Sequence[GateRule]) -> None:
+        """Put the gate in front of the operators that have rules; called between the steps of a program.
+
+        No other kernel of these operators may be registered.
+
+        Raises:
+            RuntimeError: if PyTorch refuses it.
+        """
+        self.close()
+        self._computes = []
+        self._call("clear", device_type.upper().encode(), self._callback)
+        for is_backward, rules in enumerate((forward, backward)):
+            for rule in rules:
+                self._add(is_backward, rule)
+        self._call("open")
+
+    def close(self) -> None:
+        """Give the operators back to PyTorch.
+
+        Raises:
+            RuntimeError: if PyTorch refuses it.
+        """
+        self._call("close")
+
+    def _add(self, is_backward: int, rule: GateRule) -> None:
+        look = _numbers(rule.look), ctypes.c_int64(len(rule.look))
+        for at, (compute, sizes, strides) in rule.outputs.items():
+            kernel = ctypes.c_int64(len(self._computes))
+            self._computes.append(compute)
+            form = _numbers(sizes), _numbers(strides), ctypes.c_int64(len(sizes))
+            self._call("add", is_backward, *look, at, kernel, *form)
+        sizes, strides = rule.bias_as
+        if sizes:
+            self._call("bias", *look, _numbers(sizes), _numbers(strides), ctypes.c_int64(len(sizes)))
+
+    def _call(self, name: str, *arguments: Any) -> None:
+        function = getattr(self._library, f"ucudnn_gate_{name}")
+        function.restype = ctypes.c_char_p
+        error = function(*arguments)
+        if error is not None:
+            raise RuntimeError(error.decode(errors="replace"))
+
+    def _computed(self, kernel: int, x: int, w: int, y: int) -> int:
+        try:
+            return self._computes[kernel](x, w, y)
+        except Exception:  # noqa: BLE001 (nothing may pass through C++; PyTorch computes instead)
+            _LOG.exception("PyTorch computes a convolution that failed")
+            return 0
+
+
+_CALLBACK = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_int64, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p)
+
+
+def look_of(parts: Sequence[Any]) -> list[int]:
+    """Return the look of calls as numbers.
+
+    Args:
+        parts: shapes, strides, types and devices of tensors, and the other arguments, in the order of the gate.
+
+    Raises:
+        KeyError: if a type is not one of cuDNN's.
+    """
+    return [number for part in parts for number in _flat(part)]
+
+
+def _flat(part: Any) -> Iterator[int]:
+    if isinstance(part, tuple):
+        yield len(part)
+        for each in part:
+            yield from _flat(each)
+    elif isinstance(part, torch.dtype):
+        yield _CODES[part]
+    else:
+        yield -1 if part is None else int(part)
+
+
+def _numbers(values: Sequence[int]) -> Any:
+    return (ctypes.c_int64 * len(values))(*values)

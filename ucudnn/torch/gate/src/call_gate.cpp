@@ -1,0 +1,280 @@
+// The gate in front of PyTorch's convolutions: calls that look like one of the stated ones go to a callback, which
+// computes outputs; all others go on to the kernel that PyTorch has registered. It needs no header of Python or CUDA.
+//
+// A look is a list of numbers: shapes, strides, types and devices of the tensors, and the other arguments. A list of
+// numbers inside it begins with its length. `ucudnn.torch.gate.call_gate` states looks in the same order.
+//
+// Rules and kernels change between steps only, while no convolution runs.
+
+#include <ATen/Context.h>
+#include <ATen/ops/empty_strided.h>
+#include <torch/library.h>
+
+#include <array>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <unordered_map>
+#include <utility>
+#include <vector>
+
+#define EXPORTED __attribute__((visibility("default")))
+
+namespace {
+
+using Numbers = std::vector<std::int64_t>;
+using Stack = torch::jit::Stack;
+
+// Computes one of the tensors x, w and y of a kernel from the others; 0 if it could not.
+using Callback = int (*)(std::int64_t kernel, const void* x, const void* w, const void* y);
+
+struct Hash {
+  std::size_t operator()(const Numbers& look) const {
+    std::uint64_t found = 1469598103934665603ull;  // FNV-1a, by number
+    for (const std::int64_t each : look) found = (found ^ static_cast<std::uint64_t>(each)) * 1099511628211ull;
+    return found ^ (found >> 32);
+  }
+};
+
+struct Output {
+  std::int64_t kernel = -1;  // -1: left to PyTorch
+  Numbers sizes;
+  Numbers strides;
+};
+
+struct Rule {
+  std::array<Output, 2> outputs;  // forward: the first one; backward: gradients of the input and the weight
+  Numbers bias_sizes;
+  Numbers bias_strides;
+};
+
+struct Side {
+  std::unordered_map<Numbers, Rule, Hash> rules;
+  std::optional<c10::SafeKernelFunction> stock;
+  std::optional<c10::OperatorHandle> handle;
+};
+
+struct Gate {
+  c10::DispatchKey key = c10::DispatchKey::Undefined;
+  Callback callback = nullptr;
+  Side forward;
+  Side backward;
+  std::unique_ptr<torch::Library> library;
+};
+
+Gate& gate() {
+  static Gate* const only = new Gate;  // never destroyed, because threads may outlive the end of the process
+  return *only;
+}
+
+void add(Numbers& look, at::IntArrayRef list) {
+  look.push_back(static_cast<std::int64_t>(list.size()));
+  look.insert(look.end(), list.begin(), list.end());
+}
+
+void add(Numbers& look, const at::Tensor& tensor) {
+  add(look, tensor.sizes());
+  add(look, tensor.strides());
+  look.push_back(static_cast<std::int64_t>(tensor.scalar_type()));
+  look.push_back(tensor.is_cpu() ? 0 : tensor.get_device());  // the CPU stands for a GPU in tests
+}
+
+void add(Numbers& look, const c10::IValue& list) {
+  const auto found = list.toIntList();
+  look.push_back(static_cast<std::int64_t>(found.size()));
+  for (const std::int64_t each : found) look.push_back(each);
+}
+
+// The six arguments from the stride on: stride, padding, dilation, transposed, output_padding, groups.
+void add_geometry(Numbers& look, const c10::IValue* arguments) {
+  look.push_back(6);
+  add(look, arguments[0]);
+  add(look, arguments[1]);
+  add(look, arguments[2]);
+  look.push_back(arguments[3].toBool());
+  add(look, arguments[4]);
+  look.push_back(arguments[5].toInt());
+}
+
+void add_mask(Numbers& look, const c10::IValue& mask) {
+  const auto found = mask.toBoolList();
+  look.push_back(static_cast<std::int64_t>(found.size()));
+  for (const bool each : found) look.push_back(each);
+}
+
+at::Tensor computed(const Output& output, const at::Tensor& like, const at::Tensor* x, const at::Tensor* w,
+                    const at::Tensor* y, bool transposed) {
+  at::Tensor out = at::empty_strided(output.sizes, output.strides, like.options());
+  const auto address = [&](const at::Tensor* tensor) {
+    return tensor == nullptr ? out.data_ptr() : const_cast<void*>(tensor->const_data_ptr());
+  };
+  const void* const first = address(transposed ? y : x);
+  const void* const last = address(transposed ? x : y);
+  return gate().callback(output.kernel, first, address(w), last) != 0 ? out : at::Tensor();
+}
+
+void pass_on(const Side& side, Stack* stack) {
+  side.stock->callBoxed(*side.handle, c10::DispatchKeySet(gate().key), stack);
+}
+
+const Rule* rule_of(const Side& side, const Numbers& look) {
+  const auto found = side.rules.find(look);
+  return found == side.rules.end() ? nullptr : &found->second;
+}
+
+Numbers& empty_look() {
+  thread_local Numbers look;
+  look.clear();
+  return look;
+}
+
+void forward(const c10::OperatorHandle&, c10::DispatchKeySet, Stack* stack) {
+  const Side& side = gate().forward;
+  const c10::IValue* const arguments = stack->data() + stack->size() - 13;
+  const at::Tensor& x = arguments[0].toTensor();
+  const at::Tensor& weight = arguments[1].toTensor();
+  Numbers& look = empty_look();
+  add(look, x);
+  add(look, weight);
+  const bool biased = !arguments[2].isNone() && arguments[2].toTensor().defined();
+  look.push_back(biased ? 4 : -1);
+  if (biased) add(look, arguments[2].toTensor());
+  add_geometry(look, arguments + 3);
+  for (int place = 10; place < 13; ++place) look.push_back(arguments[place].toBool());  // all but `benchmark`
+  const Rule* const rule = rule_of(side, look);
+  if (rule == nullptr) return pass_on(side, stack);
+  at::Tensor out = computed(rule->outputs[0], x, &x, &weight, nullptr, arguments[6].toBool());
+  if (!out.defined()) return pass_on(side, stack);
+  if (biased) out.add_(arguments[2].toTensor().as_strided(rule->bias_sizes, rule->bias_strides));
+  torch::jit::drop(*stack, 13);
+  stack->emplace_back(std::move(out));
+}
+
+void backward(const c10::OperatorHandle&, c10::DispatchKeySet, Stack* stack) {
+  const Side& side = gate().backward;
+  c10::IValue* const arguments = stack->data() + stack->size() - 11;
+  const at::Tensor& grad = arguments[0].toTensor();
+  const at::Tensor& x = arguments[1].toTensor();
+  const at::Tensor& weight = arguments[2].toTensor();
+  Numbers& look = empty_look();
+  add(look, grad);
+  add(look, x);
+  add(look, weight);
+  add_geometry(look, arguments + 4);
+  add_mask(look, arguments[10]);
+  const auto& context = at::globalContext();
+  look.push_back(context.deterministicCuDNN() || context.deterministicAlgorithms());
+  look.push_back(context.userEnabledCuDNN());
+  const Rule* const rule = rule_of(side, look);
+  if (rule == nullptr) return pass_on(side, stack);
+  const bool transposed = arguments[7].toBool();
+  std::array<at::Tensor, 3> found;
+  c10::List<bool> left = arguments[10].toBoolList().copy();
+  for (int at = 0; at < 2; ++at) {  // PyTorch's order, so that memory is taken in the same order
+    if (rule->outputs[at].kernel < 0) continue;
+    const bool of_input = at == 0;
+    const at::Tensor* const near = of_input ? nullptr : &x;
+    const at::Tensor* const filters = of_input ? &weight : nullptr;
+    found[at] = computed(rule->outputs[at], x, near, filters, &grad, transposed);
+    left.set(at, !found[at].defined());
+  }
+  if (left.get(0) || left.get(1) || left.get(2)) {
+    arguments[10] = left;
+    pass_on(side, stack);
+    for (int at = 0; at < 3; ++at) {
+      if (left.get(at)) found[at] = (stack->end() - 3 + at)->toTensor();
+    }
+    torch::jit::drop(*stack, 3);
+  } else {
+    torch::jit::drop(*stack, 11);
+  }
+  for (at::Tensor& each : found) stack->emplace_back(std::move(each));
+}
+
+class Quiet final : public c10::WarningHandler {
+ public:
+  void process(const c10::Warning&) override {}  // that a kernel is replaced, which is what is wanted
+};
+
+void choose(Side& side, const char* name) {
+  side.handle = c10::Dispatcher::singleton().findSchemaOrThrow(name, "");
+  side.stock.emplace(side.handle->getComputedKernelForDispatchKey(gate().key));
+}
+
+thread_local std::string message;
+
+template <typename Run>
+const char* guarded(const Run& run) noexcept {
+  try {
+    run();
+    return nullptr;
+  } catch (const std::exception& error) {
+    message = error.what();
+    return message.c_str();
+  }
+}
+
+Numbers list(const std::int64_t* values, std::int64_t count) { return Numbers(values, values + count); }
+
+}  // namespace
+
+// Each function returns nullptr, or the text of an error, which lives until the thread calls the next one.
+extern "C" {
+
+// Removes all rules, and sets the device type and the callback.
+EXPORTED const char* ucudnn_gate_clear(const char* device_type, Callback callback) {
+  return guarded([&] {
+    Gate& one = gate();
+    one.key = c10::parseDispatchKey(device_type);
+    one.callback = callback;
+    one.forward.rules.clear();
+    one.backward.rules.clear();
+  });
+}
+
+// Lets a kernel compute an output of calls with a look: `at` is 0 for a forward call, else the place of the gradient.
+EXPORTED const char* ucudnn_gate_add(int is_backward, const std::int64_t* look, std::int64_t length, int at,
+                                     std::int64_t kernel, const std::int64_t* sizes, const std::int64_t* strides,
+                                     std::int64_t dimensions) {
+  return guarded([&] {
+    Side& side = is_backward ? gate().backward : gate().forward;
+    side.rules[list(look, length)].outputs.at(at) = {kernel, list(sizes, dimensions), list(strides, dimensions)};
+  });
+}
+
+// States the sizes and strides with which the bias of a forward call is added to its output.
+EXPORTED const char* ucudnn_gate_bias(const std::int64_t* look, std::int64_t length, const std::int64_t* sizes,
+                                      const std::int64_t* strides, std::int64_t dimensions) {
+  return guarded([&] {
+    Rule& rule = gate().forward.rules.at(list(look, length));
+    rule.bias_sizes = list(sizes, dimensions);
+    rule.bias_strides = list(strides, dimensions);
+  });
+}
+
+// Puts the gate in front of the operators that have rules; no other kernel of ours may be registered then.
+EXPORTED const char* ucudnn_gate_open() {
+  return guarded([] {
+    static Quiet quiet;
+    const c10::WarningUtils::WarningHandlerGuard silence(&quiet);
+    Gate& one = gate();
+    one.library.reset();
+    auto library = std::make_unique<torch::Library>(torch::Library::IMPL, "aten", one.key, __FILE__, __LINE__);
+    if (!one.forward.rules.empty()) {
+      choose(one.forward, "aten::_convolution");
+      library->impl("_convolution", torch::CppFunction::makeFromBoxedFunction<&forward>());
+    }
+    if (!one.backward.rules.empty()) {
+      choose(one.backward, "aten::convolution_backward");
+      library->impl("convolution_backward", torch::CppFunction::makeFromBoxedFunction<&backward>());
+    }
+    one.library = std::move(library);
+  });
+}
+
+// Gives the operators back to PyTorch.
+EXPORTED const char* ucudnn_gate_close() {
+  return guarded([] { gate().library.reset(); });
+}
+}
