@@ -1,6 +1,7 @@
 """The library of the gate: built once, kept for later processes, and missed by nobody who has no compiler."""
 
 import shutil
+from threading import Event
 
 import pytest
 
@@ -32,3 +33,19 @@ def test_without_a_compiler_that_works_there_is_no_gate_and_no_error(tmp_path, c
     assert found.gate is None
     assert "make a detour through Python" in caplog.text
     assert not list(tmp_path.glob("*.so"))
+
+
+def test_a_library_that_takes_too_long_is_awaited_no_longer_but_still_built(tmp_path, monkeypatch):
+    now = [0.0]
+    monkeypatch.setattr("ucudnn.torch.gate.gate_library.perf_counter", lambda: now[0])
+    ended = Event()
+    found = GateLibrary(tmp_path, find=lambda name: ended.wait(60) and None)
+    assert not found.is_awaited
+    found.begin()
+    assert found.is_awaited
+    now[0] = 61.0
+    assert found.is_pending
+    assert not found.is_awaited
+    ended.set()
+    found.join(60)
+    assert not found.is_pending

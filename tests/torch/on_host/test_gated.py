@@ -85,7 +85,7 @@ def test_replaced_kernels_run_through_the_gate_and_others_are_pytorchs(gated, mo
 def test_steps_with_the_gate_and_without_are_compared_once_it_is_built(gated, gate_library, monkeypatch):
     one, asked, seen = gated(), [], []
     pending = iter([True] * 5)
-    monkeypatch.setattr(GateLibrary, "is_pending", property(lambda _: asked.append(1) or next(pending, False)))
+    monkeypatch.setattr(GateLibrary, "is_awaited", property(lambda _: asked.append(1) or next(pending, False)))
     with one.enable():
         settle(one, lambda: (checked(one), seen.append((one.tuner.phase, one.is_gated, one.tuner.uses_adopted))))
     assert len(asked) > 5

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from hashlib import sha256
 from pathlib import Path
 from threading import Thread
+from time import perf_counter
 from typing import final
 
 import torch
@@ -20,7 +21,8 @@ _LOG = logging.getLogger(__name__)
 _SOURCE = Path(__file__).parent / "src" / "call_gate.cpp"
 _COMPILERS = ("c++", "g++", "clang++")
 _FLAGS = ("-std=c++17", "-O2", "-shared", "-fPIC", "-fvisibility=hidden", "-w")
-_MOST_SECONDS = 120.0  # it takes some seconds of one processor
+_MOST_SECONDS = 600.0  # it takes some seconds of one processor, of which a busy host has little to spare
+_MOST_AWAITED_SECONDS = 60.0
 
 
 def default_folder() -> Path:
@@ -41,11 +43,13 @@ class GateLibrary:
         self._folder = folder
         self._find = find
         self._thread: Thread | None = None
+        self._begun = 0.0
         self._gate: CallGate | None = None
 
     def begin(self) -> None:
         """Begin to build the library in a thread, unless that has begun; it waits for another process that builds."""
         if self._thread is None:
+            self._begun = perf_counter()
             self._thread = Thread(target=self._run, name="ucudnn-gate", daemon=True)
             self._thread.start()
 
@@ -53,6 +57,11 @@ class GateLibrary:
     def is_pending(self) -> bool:
         """Whether the library is being built."""
         return self._thread is not None and self._thread.is_alive()
+
+    @property
+    def is_awaited(self) -> bool:
+        """Whether it is being built and is worth waiting for: a busy host may have no processor for it."""
+        return self.is_pending and perf_counter() - self._begun < _MOST_AWAITED_SECONDS
 
     @property
     def gate(self) -> CallGate | None:
@@ -100,7 +109,7 @@ class GateLibrary:
     def _polite(self) -> list[str]:
         """Return what makes a command leave the processors to the program."""
         nice = self._find("nice")
-        return [] if nice is None else [nice, "-n", "19"]
+        return [] if nice is None else [nice, "-n", "10"]
 
 
 def _flags() -> list[str]:

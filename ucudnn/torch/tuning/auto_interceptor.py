@@ -306,11 +306,11 @@ class AutoInterceptor:
         return tuner
 
     def _awaits_gate(self) -> bool:
-        """Begin to build the gate, and return whether it is being built; only a program that needs it pays for it."""
+        """Begin to build the gate, and return whether to wait for it; only a program that needs it pays for it."""
         if self._library is None:
             return False
         self._library.begin()
-        return self._library.is_pending
+        return self._library.is_awaited
 
     def _optimizer_stepped(self, *_: object) -> None:
         self._tracker.optimizer_stepped()
