@@ -18,6 +18,7 @@ from ucudnn.torch.tuning.call_site import (
     WRONG,
     CallSite,
     Candidate,
+    priority,
     ranked,
     worth_replacing,
 )
@@ -151,11 +152,21 @@ def test_candidates_that_promise_less_are_not_run_after_slow_ones_in_turn():
 def test_a_kernel_that_reads_and_writes_at_the_bandwidth_of_the_memory_is_not_worth_trying():
     site = site_of(stock=1.0)
     touched = PROBLEM.x_bytes + PROBLEM.w_bytes + PROBLEM.y_bytes
-    assert site.is_near_floor(touched / 0.9)
-    assert not site.is_near_floor(touched / 0.5)
-    assert not site.is_near_floor(0.0), "not known"
-    assert ranked([site], 10.0, touched / 0.5) == [site]
-    assert not ranked([site], 10.0, touched / 0.9)
+    for bytes_per_ms, near in ((touched / 0.9, True), (touched / 0.5, False), (0.0, False)):  # 0: not known
+        site.bound_by(bytes_per_ms)
+        assert site.is_near_floor is near
+        assert ranked([site], 10.0) == ([] if near else [site])
+
+
+def test_kernels_that_could_save_most_come_first_and_not_those_that_take_most():
+    slow, bound, short = sites = [site_of(stock=each, calls=1) for each in (3.0, 5.0, 0.2)]
+    touched = PROBLEM.x_bytes + PROBLEM.w_bytes + PROBLEM.y_bytes
+    slow.floor_ms, bound.floor_ms, short.floor_ms = 0.1, 3.9, 0.19
+    assert [each.hoped_ms for each in sites] == pytest.approx([2.9, 1.1, 0.01])
+    assert ranked(sites, 10.0) == [slow, bound], "0.01 ms of 10 are nothing"
+    assert sorted([bound, slow], key=priority) == [slow, bound]
+    slow.bound_by(touched / 9.0)
+    assert slow.hoped_ms == 0, "no time is less than nothing"
 
 
 def test_kernels_are_replaced_only_where_a_pass_gains_more_than_its_detour():

@@ -24,7 +24,7 @@ _WORTH_ADOPTING = 0.97  # of PyTorch's time: less may be noise
 _SHADOW_COST = 3.0  # of PyTorch's time: a run or two, a fill and two norms
 _IN_PLACE_COST = 0.1  # of PyTorch's time, at least
 _NEAR_FLOOR = 1.25  # of the time in which the GPU reads and writes the tensors at its stated bandwidth
-_LEAST_SHARE = 0.003  # of a step's time that a kernel takes, to be worth trying
+_LEAST_SHARE = 0.003  # of a step's time that a kernel could save, to be worth trying
 _LEAST_GAIN = 0.003  # of a step's time that must be saved in the forward pass, or in the backward pass, to replace any
 _MOST_SITES = 256
 
@@ -113,6 +113,7 @@ class CallSite:
         problem: what it computes.
         calls: number of calls in the steps that were watched.
         room_bytes: the least workspace for which one of the calls has room.
+        floor_ms: time in which the GPU reads and writes its tensors at its stated bandwidth; 0 if that is not known.
         stock_ms: times of PyTorch's own kernel.
         candidates: what may replace it; None if that is not known yet.
         pending: number of times that are not read yet.
@@ -124,6 +125,7 @@ class CallSite:
         self.problem = problem
         self.calls = 0
         self.room_bytes: float = inf
+        self.floor_ms = 0.0
         self.stock_ms: list[float] = []
         self.candidates: list[Candidate] | None = None
         self.pending = 0
@@ -152,15 +154,21 @@ class CallSite:
         """Whether it has candidates that are still to be run."""
         return not self.finished and any(each.state is CandidateState.NEW for each in self.candidates or ())
 
-    def is_near_floor(self, bytes_per_ms: float) -> bool:
-        """Return whether PyTorch's own kernel is about as fast as its tensors can be read and written.
+    @property
+    def hoped_ms(self) -> float:
+        """Milliseconds of a step that could be saved at best: all above the time that its tensors take to be moved."""
+        return max(0.0, self.stock_median_ms - self.floor_ms) * self.calls
 
-        Args:
-            bytes_per_ms: bandwidth of the device's memory; 0 if it is not known.
-        """
+    @property
+    def is_near_floor(self) -> bool:
+        """Whether PyTorch's own kernel is about as fast as its tensors can be read and written."""
+        return self.floor_ms > 0 and self.stock_median_ms <= _NEAR_FLOOR * self.floor_ms
+
+    def bound_by(self, bytes_per_ms: float) -> None:
+        """Note the bandwidth of the device's memory; 0 if it is not known."""
         problem = self.problem
         touched = problem.x_bytes + problem.w_bytes + problem.y_bytes
-        return bytes_per_ms > 0 and self.stock_median_ms <= _NEAR_FLOOR * touched / bytes_per_ms
+        self.floor_ms = touched / bytes_per_ms if bytes_per_ms > 0 else 0.0
 
     def next_trial(self) -> Trial | None:
         """Return what to do in the next step; None if nothing, or if results are still awaited."""
@@ -252,23 +260,22 @@ class Reading(NamedTuple):
     distance: Callable[[], float] | None
 
 
-def ranked(sites: Collection[CallSite], step_ms: float, bytes_per_ms: float) -> list[CallSite]:
-    """Return the sites that are worth trying, those that take the most time of a step first.
+def ranked(sites: Collection[CallSite], step_ms: float) -> list[CallSite]:
+    """Return the sites that are worth trying, those first that could save the most time of a step.
 
     Args:
         sites: all sites, whose PyTorch's own kernels were timed.
         step_ms: time of a step.
-        bytes_per_ms: bandwidth of the device's memory; 0 if it is not known.
     """
-    cost = {id(each): each.stock_median_ms * each.calls for each in sites}
-    worth = [each for each in sites if cost[id(each)] > _LEAST_SHARE * step_ms and not each.is_near_floor(bytes_per_ms)]
-    return sorted(worth, key=lambda each: -cost[id(each)])[:_MOST_SITES]
+    hoped = {id(each): each.hoped_ms for each in sites}
+    worth = [each for each in sites if hoped[id(each)] > _LEAST_SHARE * step_ms and not each.is_near_floor]
+    return sorted(worth, key=lambda each: -hoped[id(each)])[:_MOST_SITES]
 
 
 def priority(site: CallSite) -> float:
-    """Return the rank of a site: the sooner, the more time it takes, and the fewer of its candidates have run."""
+    """Return the rank of a site: the sooner, the more time it could save, and the fewer of its candidates have run."""
     tried = sum(each.state is not CandidateState.NEW for each in site.candidates or ())
-    return -site.stock_median_ms * site.calls / (1 + tried)
+    return -site.hoped_ms / (1 + tried)
 
 
 def worth_replacing(sites: Collection[CallSite], step_ms: float) -> list[CallSite]:

@@ -2,6 +2,7 @@
 
 import logging
 from collections import deque
+from statistics import median
 from time import perf_counter
 from typing import final
 
@@ -41,14 +42,18 @@ class KernelMaker:
         self.seconds = 0.0
         self.slowest_seconds = 0.0
         self._source = source
-        self._recent = deque([_USUAL_SECONDS], _MOST_REMEMBERED)
+        self._recent = deque([_USUAL_SECONDS] * _MOST_REMEMBERED, _MOST_REMEMBERED)
         self._slow: set[str] = set()
 
     def needed_seconds(self, site: CallSite, candidate: Candidate | None) -> float:
-        """Return the time that the kernel of a candidate is expected to take; 0 if it is made already."""
+        """Return the time that the kernel of a candidate is expected to take; 0 if it is made already.
+
+        It is a median, because a plan that took long says little about those of other algorithms, and would keep all of
+        them waiting until the share of the time covers as much again.
+        """
         kernel = self.kernels.get(site.problem)
         ready = candidate is None or (kernel is not None and kernel.configuration is candidate.configuration)
-        return 0.0 if ready else max(self._recent)
+        return 0.0 if ready else median(self._recent)
 
     def may_make(self) -> bool:
         """Return whether a kernel may be made now."""

@@ -111,7 +111,6 @@ class Tuner:
         self._reserved_seconds = 0.0
         self._maker = KernelMaker(source)
         self._ranked: list[CallSite] | None = None  # that are not decided yet
-        self._bytes_per_ms = 0.0
         self._held_bytes = 0
         self._calls = 0
         self._allowed_bytes = 0
@@ -272,10 +271,11 @@ class Tuner:
         if self._phase_steps < _WATCHED_STEPS:
             self._reserve(self._calls * _WATCH_COST_SECONDS)
             return
+        bytes_per_ms = self.program.bytes_per_ms()
         for site in self.sites.values():
+            site.bound_by(bytes_per_ms)
             site.room_bytes = self.watch.room(-int(site.room_bytes)) if site.calls else 0
             site.calls = -(-site.calls // _WATCHED_STEPS)
-        self._bytes_per_ms = self.program.bytes_per_ms()
         self._tried_since = self.ledger.elapsed_seconds
         self._enter(TuningPhase.TRYING)
 
@@ -290,7 +290,7 @@ class Tuner:
             return  # it is another step's turn, or what was watched is not read yet
         self._look_at_memory()
         if self._ranked is None:
-            self._ranked = ranked(self.sites.values(), self.step_ms, self._bytes_per_ms)
+            self._ranked = ranked(self.sites.values(), self.step_ms)
         sites = self._ranked = [each for each in self._ranked if not each.finished]
         for problem, configurations in self.source.take():
             self._asked[problem] = False
