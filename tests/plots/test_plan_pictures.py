@@ -1,5 +1,7 @@
 """Pictures of a plan: every piece of work and of memory is where and when it was."""
 
+from dataclasses import replace
+
 import pytest
 from matplotlib import rc_context
 
@@ -48,6 +50,17 @@ def test_each_queue_is_a_lane_with_its_work_and_the_memory_lies_below():
     assert sorted(texts) == ["backward", "budget 4 GiB", "forward", "peak 3 GiB"]
     legend = [each.get_text() for each in figure.legends[0].texts]
     assert legend == ["forward", "backward", "recomputation", "to the host", "from the host"]
+
+
+def test_measured_memory_is_a_curve_of_its_own_with_names_for_both():
+    picture = replace(queues(), measured=[(0, 2 * GIB), (4, 5 * GIB)])
+    figure = queues_figure(picture, "title")
+    memory = figure.axes[1]
+    assert list(zip(*memory.lines[1].get_data(), strict=True)) == [(0, 2), (4, 5), (10, 5)]
+    assert memory.lines[0].get_color() != memory.lines[1].get_color()
+    assert memory.get_ylim()[1] > 5
+    legend = [each.get_text() for each in figure.legends[0].texts]
+    assert legend[-2:] == ["predicted memory", "measured memory"]
 
 
 def test_two_marks_that_are_near_have_their_texts_at_different_ends():

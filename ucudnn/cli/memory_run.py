@@ -61,7 +61,7 @@ def run_step(
     ] = False,
     timeline: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="Picture of one policy's step: measured queues below the predicted ones."),
+        typer.Option(metavar="FILE", help="Picture of one policy's step: queues and memory, predicted and measured."),
     ] = None,
     shape: ModelShapeOption = "3x224x224",
     tokens: TokensOption = False,

@@ -25,6 +25,8 @@ COLORS: Mapping[str, str] = {
     "made in backward": "#56B4E9",
     "scratch": "#999999",
     "measured compute": "#666666",
+    "predicted memory": "#08306b",
+    "measured memory": "#D55E00",
 }
 """Color of each kind of work and of each kind of memory."""
 
@@ -36,6 +38,7 @@ class QueuePicture:
     Attributes:
         lanes: work by the name of its queue, from the top: (kind, start and end in milliseconds).
         memory: (milliseconds, bytes that exist from then on).
+        measured: the same as measured; nothing where it was not.
         end_ms: end of the step.
         marks: lines across the memory: text and bytes.
         phases: names of the parts of the step and when they begin, in milliseconds.
@@ -46,6 +49,7 @@ class QueuePicture:
     end_ms: float
     marks: Sequence[tuple[str, int]]
     phases: Sequence[tuple[str, float]]
+    measured: Sequence[tuple[float, int]] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,6 +89,16 @@ def queues_figure(picture: QueuePicture, title: str) -> "Figure":
     sizes = [size / GIB for _, size in picture.memory]
     memory.fill_between(times, [*sizes, sizes[-1]], step="post", color="#c6dbef", linewidth=0)
     memory.step(times, [*sizes, sizes[-1]], where="post", color="#08306b", linewidth=0.7)
+    looks = [Look(kind, COLORS[kind]) for kind in kinds]
+    if picture.measured:
+        times = [time for time, _ in picture.measured] + [picture.end_ms]
+        found = [size / GIB for _, size in picture.measured]
+        memory.step(times, [*found, found[-1]], where="post", color=COLORS["measured memory"], linewidth=0.9)
+        sizes += found
+        looks += [
+            Look("predicted memory", COLORS["predicted memory"]),
+            Look("measured memory", COLORS["measured memory"]),
+        ]
     height = 1.12 * max([*sizes, *(size / GIB for _, size in picture.marks)])
     memory.set(xlim=(0, picture.end_ms), ylim=(0, height), xlabel="time in ms", ylabel="memory in GiB")
     _draw_marks(memory, picture.marks)
@@ -94,7 +108,7 @@ def queues_figure(picture: QueuePicture, title: str) -> "Figure":
         late = begin > 0.9 * picture.end_ms
         style: Any = {"color": "#555555", "style": "italic", "ha": "right" if late else "left"}
         lanes.annotate(name, (begin, -0.5), (-3 if late else 3, 2), textcoords="offset points", **style)
-    add_legend(figure, [Look(kind, COLORS[kind]) for kind in kinds], "outside lower center", 6)
+    add_legend(figure, looks, "outside lower center", 6)
     return figure
 
 

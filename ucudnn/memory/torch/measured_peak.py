@@ -76,6 +76,37 @@ def _profiled(step: TrainingStep, device_type: str) -> MeasuredPeak:
     return MeasuredPeak(highest, operators[-1].removeprefix("aten::") if operators else "", source)
 
 
+def memory_between_marks(step: TrainingStep, prefixes: tuple[str, ...]) -> list[tuple[str, int]]:
+    """Return the most bytes that existed between two marks of a step, as PyTorch's profiler sees it.
+
+    Args:
+        step: a step that has run before, so that the optimizer has its state.
+        prefixes: begins of the names of marks, which the step leaves by `torch.profiler.record_function`.
+
+    Returns:
+        For each mark in order its name, and the most bytes from it to the next one or to the step's end.
+    """
+    step.clear()
+    device_type = step.input_tensors()[0].device.type
+    level = torch.cuda.memory_allocated() if device_type == "cuda" else _present_bytes(step)
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True, with_stack=True, acc_events=True) as profiler:
+        step.run()
+    results: Any = profiler.profiler
+    found: list[tuple[str, int]] = []
+    for event in sorted(descendants(results.kineto_results.experimental_event_tree()), key=_start):
+        if event.name.startswith(prefixes):
+            found.append((event.name, level))
+        elif hasattr(event.extra_fields, "alloc_size") and event.extra_fields.device.type == device_type:
+            level += event.extra_fields.alloc_size
+            if found:
+                found[-1] = found[-1][0], max(found[-1][1], level)
+    return found
+
+
+def _start(event: Any) -> int:
+    return int(event.start_time_ns)
+
+
 def library_bytes(step: TrainingStep) -> int:
     """Return the bytes that a GPU's allocator holds before a step beyond its tensors: what libraries keep."""
     step.clear()
@@ -106,7 +137,7 @@ def descendants(events: Any) -> Iterator[Any]:
 def allocations(events: Sequence[Any]) -> list[Any]:
     """Return the allocations and the frees among events of a profiler in order."""
     found = [event for event in events if hasattr(event.extra_fields, "alloc_size")]
-    return sorted(found, key=lambda event: int(event.start_time_ns))
+    return sorted(found, key=_start)
 
 
 def _ancestors(event: Any) -> Iterator[Any]:

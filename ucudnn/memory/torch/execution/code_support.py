@@ -50,6 +50,16 @@ def check_geometry(
         )
 
 
+MARK = "ucudnn action "
+"""Begin of the name of a mark; behind it the index of the action that begins there, nothing where one has ended."""
+
+
+def mark(action: str) -> None:
+    """Leave a mark of no length in what PyTorch's profiler records."""
+    with torch.profiler.record_function(f"{MARK}{action}"):
+        pass
+
+
 SUPPORT: dict[str, Any] = {
     "alias": torch.ops.aten.alias.default,
     "as_strided": torch.ops.aten.as_strided.default,
@@ -59,5 +69,6 @@ SUPPORT: dict[str, Any] = {
     "poisoned": poisoned,
     "check_gone": check_gone,
     "check_geometry": check_geometry,
+    "mark": mark,
 }
 """Names of generated code."""

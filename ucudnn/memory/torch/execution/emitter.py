@@ -97,6 +97,10 @@ class Emitter:
         for storage, version in made.items():
             self._state.version[storage] = max(version, self._state.version.get(storage, 0))
 
+    def mark(self, action: str) -> None:
+        """Mark for PyTorch's profiler that an action begins, or with '' that it has ended."""
+        self._code.line(f"mark({action!r})")
+
     def offload(self, storage: int) -> None:
         """Begin the copy of a storage to the host."""
         if storage in self._state.leaving:

@@ -2,7 +2,8 @@
 
 import traceback
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from statistics import median
 from typing import Any, final
 
@@ -22,7 +23,7 @@ from ucudnn.memory.torch.execution.transfers import Transfers
 from ucudnn.memory.torch.execution.usage import StepClock, memory_usage
 from ucudnn.memory.torch.model_checks import INSTEAD_OF_REPLICAS
 from ucudnn.memory.torch.model_state import ModelState
-from ucudnn.memory.torch.tracer import TracedTensor
+from ucudnn.memory.torch.tangents import lying_as, origins_of
 from ucudnn.units import format_bytes, format_ms
 
 _MOST_OTHERS = 4  # plans of smaller arguments; each has a block of host memory and takes time to make
@@ -88,6 +89,16 @@ class PlannedRun:
             self._checked = False
             self.code = self._generated()
         return gradients
+
+    @contextmanager
+    def marked(self) -> Iterator[None]:
+        """Let the code mark each operation for PyTorch's profiler while this is entered (`code_support.MARK`)."""
+        before = self.code
+        self.code = generate(self.program, self.plan, self._delayed, debug=self._debug, marked=True)
+        try:
+            yield
+        finally:
+            self.code = before
 
     def _generated(self) -> GeneratedCode:
         return generate(self.program, self.plan, self._delayed, checked=self._checked, debug=self._debug)
@@ -170,39 +181,16 @@ class _Replay(torch.autograd.Function):
         program = kept.run.program
         used = [tangents[index] for index in program.differentiable]
         given = [
-            _lying_as(tensor, traced, program.device) for tensor, traced in zip(used, program.tangents, strict=True)
+            lying_as(tensor, traced, program.device) for tensor, traced in zip(used, program.tangents, strict=True)
         ]
         gradients = kept.run.backward(kept.number, kept.state, given)
         unused = {index for index, tensor in enumerate(used) if tensor is None}
         if unused:  # what only unused outputs depend on has no gradient, as in eager PyTorch
             gradients = tuple(
                 None if from_tangents and from_tangents <= unused else gradient
-                for gradient, from_tangents in zip(gradients, _origins(program), strict=True)
+                for gradient, from_tangents in zip(gradients, origins_of(program), strict=True)
             )
         return None, None, *gradients
-
-
-def _origins(program: StepProgram) -> list[set[int]]:
-    """Return for each gradient the tangents that it depends on."""
-    found: dict[int, set[int]] = {}
-    for number, tangent in enumerate(program.tangents):
-        found.setdefault(tangent.storage, set()).add(number)
-    for operation, call in enumerate(program.calls):
-        if call.phase is Phase.BACKWARD and operation not in program.outside:
-            origins = set[int]().union(*(found.get(each.storage, ()) for each in call.inputs))
-            for storage, _ in program.graph.makes[operation]:
-                found.setdefault(storage, set()).update(origins)
-    return [set() if each is None else found.get(each.storage, set()) for each in program.gradients]
-
-
-def _lying_as(tensor: Tensor | None, traced: TracedTensor, device: torch.device) -> Tensor:
-    """Return a tensor as the trace has it in memory: the tensor itself, or a copy; zeros for None."""
-    if tensor is None:
-        return torch.empty_strided(traced.shape, traced.stride, dtype=traced.dtype, device=device).zero_()
-    if tensor.stride() == traced.stride and not tensor.storage_offset() and tensor.dtype is traced.dtype:
-        return tensor
-    made = torch.empty_strided(traced.shape, traced.stride, dtype=traced.dtype, device=tensor.device)
-    return made.copy_(tensor)
 
 
 @final
@@ -360,6 +348,10 @@ class FittedStep(nn.Module):
         ]
         lines = [*usage.lines(), *beside, host, *plan_lines(plan, costs, self.simulation), *others]
         return "\n".join([head, peak, time, *lines])
+
+    def marked(self) -> AbstractContextManager[None]:
+        """Let the code mark each operation for PyTorch's profiler while this is entered (`code_support.MARK`)."""
+        return self._run.marked()
 
     def close(self) -> None:
         """Give the host's memory back; the step cannot run its plan after that."""

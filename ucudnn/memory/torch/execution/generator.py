@@ -46,6 +46,7 @@ def generate(
     *,
     checked: bool = False,
     debug: bool = False,
+    marked: bool = False,
 ) -> GeneratedCode:
     """Return the code of a plan.
 
@@ -55,6 +56,7 @@ def generate(
         delayed: for each free that waits for an offload, the action before which the bytes go (`Simulation.delayed`).
         checked: whether the code compares what operators return with the trace.
         debug: whether storages are poisoned before they are freed, and must be gone after it.
+        marked: whether the code marks the begin and the end of each operation for PyTorch's profiler.
 
     Raises:
         MemoryPlanError: if the plan runs an operation of a later part of the step before one of an earlier part: the
@@ -71,7 +73,12 @@ def generate(
             emitter.begin_backward()
         for freed_at in late.get(index, ()):
             emitter.release(freed_at)
+        marks = marked and action.kind in (ActionKind.RUN, ActionKind.RECOMPUTE)
+        if marks:
+            emitter.mark(str(index))
         _emit(emitter, index, action, held=index in delayed)
+        if marks:
+            emitter.mark("")
     code = emitter.end()
     text, namespace = code.text(), code.namespace
     filename = f"<plan {plan.policy} of {plan.graph.name}>"

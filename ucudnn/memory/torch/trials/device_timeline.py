@@ -18,6 +18,7 @@ from ucudnn.memory.reports.plan_lanes import COPIES, Lane, plan_lanes, plan_phas
 from ucudnn.memory.simulation.hidden_copies import DeviceWork, merged, share_beside
 from ucudnn.memory.simulation.result import Queue, Simulation
 from ucudnn.memory.torch.execution.transfers import Transfers
+from ucudnn.memory.torch.trials.measured_memory import OperationMemory
 from ucudnn.plots.plan_pictures import QueuePicture
 from ucudnn.units import format_bytes
 
@@ -61,9 +62,16 @@ def measure_timeline(
 
 
 def beside_prediction(
-    plan: MemoryPlan, simulation: Simulation, timeline: MeasuredTimeline, allocated: int, library: int
+    plan: MemoryPlan,
+    simulation: Simulation,
+    timeline: MeasuredTimeline,
+    allocated: int,
+    library: int,
+    memory: Sequence[OperationMemory] = (),
 ) -> QueuePicture:
-    """Return the measured lanes of a plan below the predicted ones, and the predicted memory with the measured peak.
+    """Return the measured lanes of a plan below the predicted ones, and the measured memory over the predicted one.
+
+    Both curves of memory have the predicted times, so that bytes of the same operation stand above each other.
 
     Args:
         plan: the plan.
@@ -71,6 +79,7 @@ def beside_prediction(
         timeline: what one step did.
         allocated: most bytes that were measured.
         library: bytes that libraries keep in the allocator, which the plan does not know.
+        memory: the memory of each operation as measured.
     """
     lanes: dict[str, Lane] = dict(plan_lanes(plan, simulation))
     for queue, work in timeline.lanes.items():
@@ -82,6 +91,7 @@ def beside_prediction(
         end_ms=max(simulation.time_ms, timeline.end_ms),
         marks=[(f"predicted {format_bytes(peak)}", peak), (f"measured {format_bytes(allocated)}", allocated)],
         phases=plan_phases(plan, simulation),
+        measured=[(each.begin_ms, each.measured_bytes) for each in memory],
     )
 
 

@@ -25,6 +25,7 @@ from ucudnn.memory.torch.execution.usage import library_workspace_bytes, outside
 from ucudnn.memory.torch.measured_peak import measured_peak
 from ucudnn.memory.torch.training_step import TrainingRecipe, TrainingStep, make_step
 from ucudnn.memory.torch.trials.device_timeline import beside_prediction, measure_timeline
+from ucudnn.memory.torch.trials.measured_memory import OperationMemory, measure_memory
 from ucudnn.plots.plan_pictures import QueuePicture
 
 PYTORCH = "pytorch"
@@ -79,6 +80,7 @@ class TrialFigures:
         from_host_ms: how long copies from the host took.
         overlap: share of the copies' time during which the device computed.
         losses: loss of each step, the first one included.
+        memory: the memory of each operation of a plan as predicted and measured.
         picture: the measured timeline of one step beside the predicted one; None without a plan.
     """
 
@@ -100,6 +102,7 @@ class TrialFigures:
     from_host_ms: float | None
     overlap: float | None
     losses: tuple[float, ...]
+    memory: tuple[OperationMemory, ...] = ()
     picture: QueuePicture | None = None
 
 
@@ -187,7 +190,7 @@ class _Trial:
         library = library_workspace_bytes(self._device)
         begin = perf_counter()
         fitted = None if settings.policy == PYTORCH else self._fit(step)
-        planned = step if fitted is None else _with_plan(step, fitted)
+        planned = step if fitted is None else with_plan(step, fitted)
         self._take(planned)
         self._wait()
         first_ms = (perf_counter() - begin) * 1e3
@@ -197,10 +200,12 @@ class _Trial:
         times, allocated, reserved = self._timed(planned)
         offloaded, prefetched = (after - before for after, before in zip(_moved(fitted), moved, strict=True))
         timeline = measure_timeline(lambda: self._take(planned), self._device, fitted and fitted.transfers)
-        simulation = None if fitted is None else fitted.simulation
-        picture = None
-        if fitted is not None and timeline is not None:
-            picture = beside_prediction(fitted.plan, fitted.simulation, timeline, allocated, library)
+        simulation, picture = None, None
+        memory: tuple[OperationMemory, ...] = ()
+        if fitted is not None:
+            simulation, memory = fitted.simulation, measure_memory(planned, fitted, library)
+            if timeline is not None:
+                picture = beside_prediction(fitted.plan, simulation, timeline, allocated, library, memory)
         return TrialFigures(
             predicted_peak=None if simulation is None else simulation.peak_bytes + library,
             predicted_ms=None if simulation is None else simulation.time_ms,
@@ -220,6 +225,7 @@ class _Trial:
             from_host_ms=None if timeline is None else timeline.busy_ms(Queue.FROM_HOST),
             overlap=None if timeline is None else timeline.overlap,
             losses=tuple(float(loss) for loss in self._losses),
+            memory=memory,
             picture=picture,
         )
 
@@ -265,7 +271,7 @@ class _Trial:
         return float(begin.elapsed_time(end)) if self._on_gpu else (end - begin) * 1e3
 
 
-def _with_plan(step: TrainingStep, fitted: FittedStep) -> TrainingStep:
+def with_plan(step: TrainingStep, fitted: FittedStep) -> TrainingStep:
     """Return a step that runs the plan in the place of the model and its loss."""
     own: Callable[..., Any] = _itself
     return replace(step, model=fitted, inputs=(*step.inputs, *step.targets), targets=(), loss=own)
