@@ -245,6 +245,7 @@ def measure(arguments: Namespace, device: torch.device) -> dict[str, object]:
     if on is not None:
         summary = on.report()
         answer |= {"kinds": summary.kinds(), "left": summary.left, "tuned": [each.to_dict() for each in summary.tuned]}
+        answer["gated"] = process_overrides.is_gated(device.type)
         answer["python"] = time_in_python(on, step, clock)  # last, because it changes what runs
     return {"conditions": conditions(device), **answer}
 
@@ -253,7 +254,8 @@ def time_in_python(on: "ucudnn.torch.Enabled | None", step: Callable[[], Any], c
     """Return the microseconds of a call inside the interceptor, and those of PyTorch's own operator in it.
 
     Calls that are passed on to PyTorch count apart from those of which at least a part is replaced. Each step begins
-    with an idle device. What a call costs before and after the interceptor's Python code is not seen.
+    with an idle device. What a call costs before and after the interceptor's Python code is not seen. Where there is a
+    gate, no call comes to the interceptor.
     """
     interceptor: Any = None if on is None else on._interceptor
     if not isinstance(interceptor, AutoInterceptor):

@@ -70,7 +70,11 @@ def digest(setting: str) -> str:
     """Return a digest of the code on the path of a setting."""
     paths = [ROOT / "bench" / "torch" / "network_cell.py", ROOT / "bench" / "memory" / "models.py"]
     if not setting.startswith("stock"):
-        paths += sorted(path for path in (ROOT / "ucudnn").rglob("*.py") if path.parent.name not in ("cli", "memory"))
+        paths += sorted(
+            path
+            for path in (ROOT / "ucudnn").rglob("*")
+            if path.suffix in (".py", ".cpp") and path.parent.name not in ("cli", "memory", "native")
+        )
     code = sha256()
     for path in paths:
         code.update(path.relative_to(ROOT).as_posix().encode() + path.read_bytes())

@@ -150,7 +150,7 @@ class TunedProgram:
 
     @property
     def is_gated(self):
-        return "CPU" in process_overrides._gates
+        return process_overrides.is_gated("cpu")
 
     @property
     def replaced_calls(self):

@@ -35,6 +35,10 @@ class Overrides:
         self._libraries: dict[str, torch.library.Library] = {}
         self._gates: dict[str, CallGate] = {}
 
+    def is_gated(self, device_type: str) -> bool:
+        """Return whether the gate stands in front of PyTorch's operators, and no kernel in Python."""
+        return device_type.upper() in self._gates
+
     def aten_kernels(self, device_type: str) -> AtenKernels:
         """Return PyTorch's own kernels for 'cuda' or 'cpu'.
 
