@@ -8,6 +8,7 @@
     * SettingsError             a setting or an environment variable with an invalid value
     * StepGraphError            operations and storages that do not make a training step
     * MemoryPlanError           a plan of a training step that would read, free or recompute what is not there
+  * MemoryLimitError            a workspace for which a stated limit of memory has no room
   * OutputError                 a file or a standard output that cannot be written
   * InfeasibleError             no configuration fits the workspace limit
     * BudgetError               no plan of a training step fits the memory budget
@@ -45,6 +46,7 @@ __all__ = [
     "InvalidSizeError",
     "InvalidValueError",
     "MeasurementError",
+    "MemoryLimitError",
     "MemoryPlanError",
     "NotRecordedError",
     "OutputError",
@@ -116,6 +118,10 @@ class MemoryPlanError(InvalidValueError):
         self.action = action
         self.operation = operation
         self.storage = storage
+
+
+class MemoryLimitError(MemoryError, UcudnnError):
+    """A stated limit of memory has no room for a workspace beside the live bytes, however much the GPU has left."""
 
 
 class OutputError(UcudnnError):

@@ -10,6 +10,7 @@ from ucudnn.backends import open_backend
 from ucudnn.backends.base import OVERWRITE, Backend, ComputeBackend, Scaling, Spare, Tensor
 from ucudnn.benchmarking.factory import open_benchmark
 from ucudnn.benchmarking.measurer import ProgressListener
+from ucudnn.configuration import Configuration
 from ucudnn.errors import BackendError, InfeasibleError, PlanFileError
 from ucudnn.execution.array_calls import ArrayCalls
 from ucudnn.execution.dispatcher import Dispatcher
@@ -17,6 +18,7 @@ from ucudnn.execution.kernel_plans import KernelPlans
 from ucudnn.execution.launcher import Launcher
 from ucudnn.execution.layer_identity import LayerIdentities, checked_name
 from ucudnn.kernel import KernelKey, VirtualAlgorithm
+from ucudnn.planning.choices import Origin
 from ucudnn.planning.concurrency import groups_under
 from ucudnn.planning.decision import decide
 from ucudnn.planning.plan_file import SavedPlan, encode_plans, load_plans, refuse_difference
@@ -103,6 +105,7 @@ class Handle(ArrayCalls):
         groups: Sequence[Sequence[str | Sequence[str]]] | None = None,
         effort: Effort | None = None,
         listener: ProgressListener | None = None,
+        measures: bool = True,
     ) -> "Handle":
         """Return a handle with the given settings, whatever the environment says.
 
@@ -112,12 +115,14 @@ class Handle(ArrayCalls):
             groups: as for `Handle`.
             effort: as for `Handle`.
             listener: as for `Handle`.
+            measures: whether first calls measure; else a kernel that is not measured gets a plan at once, by the order
+                of heuristics and by workspaces, and `adopt` gives it a better one.
 
         Raises:
             UcudnnError: as `Handle`.
         """
         handle = cls.__new__(cls)
-        handle._open(settings, backend, groups, effort, listener)
+        handle._open(settings, backend, groups, effort, listener, measures=measures)
         return handle
 
     def _open(
@@ -127,13 +132,15 @@ class Handle(ArrayCalls):
         groups: Sequence[Sequence[str | Sequence[str]]] | None,
         effort: Effort | None,
         listener: ProgressListener | None,
+        *,
+        measures: bool = True,
     ) -> None:
         self.settings = settings
         opened = open_backend(settings.backend, cudnn_library=settings.cudnn_library) if backend is None else backend
         self.backend: Backend = opened
         """What computes the convolutions, or replays recorded measurements."""
         self._effort, self._listener = effort, listener
-        self._benchmark = open_benchmark(self.backend, settings, effort=effort, listener=listener)
+        self._benchmark = open_benchmark(self.backend, settings, effort=effort, listener=listener, measures=measures)
         self._lock, self._problems, self._layers = self.backend.lock, ProblemCache(), LayerIdentities()
         self._divides = settings.total_workspace_bytes is not None
         computes = opened if isinstance(opened, ComputeBackend) else None
@@ -209,6 +216,21 @@ class Handle(ArrayCalls):
         self.backend.refuse_reentry()
         with self._lock:
             self._plans.load(plans)
+
+    def origins(self, problem: ConvolutionProblem) -> set[Origin]:
+        """Return where the plans of a problem come from so far; one for each layer and kind of spare memory."""
+        with self._lock:
+            return self._plans.origins(problem)
+
+    def adopt(self, problem: ConvolutionProblem, configuration: Configuration) -> None:
+        """Take a configuration that was timed in the program for all kernels of a problem that have a plan.
+
+        Raises:
+            InfeasibleError: if it needs more workspace than the limit.
+        """
+        self.backend.refuse_reentry()
+        with self._lock:
+            self._plans.adopt(problem, configuration)
 
     def convolve(
         self,

@@ -8,6 +8,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
+from math import inf
 from typing import Any, NamedTuple, final
 
 from ucudnn.backends.bench import Bench
@@ -290,6 +291,10 @@ class ComputeBackend(Backend):
         Raises:
             MemoryError: if there is too little memory left.
         """
+
+    def room_bytes(self) -> float:
+        """Return how large a workspace may be now beside the live bytes; infinity if no limit of memory is stated."""
+        return inf
 
     @abstractmethod
     def operands(self, problem: ConvolutionProblem) -> tuple[Tensor, Tensor, Tensor]:

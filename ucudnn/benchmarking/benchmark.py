@@ -1,6 +1,7 @@
 """The benchmark: micro-configurations with their times and workspaces, each of which is measured once."""
 
 from collections.abc import Collection, Iterable, Iterator, Sequence
+from dataclasses import replace
 from math import inf
 from time import perf_counter
 from typing import Protocol, final
@@ -47,10 +48,12 @@ class Benchmark:
         parallel: others that measure too; None for this process alone.
         exhaustive: whether micro-configurations that cannot enter the desirable set are measured too.
         remeasure: whether all that is asked for is measured once in this process, whatever the storage has of it.
+        measures: whether plans wait for measurements; else a problem that is not measured is planned by the rule.
 
     Attributes:
         backend: the backend that measures.
-        rule: chooses for problems that must repeat to the bit, without measurements.
+        rule: chooses without measurements.
+        measures: whether plans wait for measurements.
         seconds: wall-clock seconds of all explorations so far.
     """
 
@@ -64,6 +67,7 @@ class Benchmark:
         parallel: ParallelExplorer | None = None,
         exhaustive: bool = False,
         remeasure: bool = False,
+        measures: bool = True,
     ) -> None:
         exhaustive = exhaustive or not isinstance(backend, ComputeBackend)  # a look-up takes no time to save
         self.backend = backend
@@ -71,7 +75,8 @@ class Benchmark:
         self._together: set[Request] = set()  # what all ranks have explored, and never ask each other again
         self._findings = Findings(backend, storage, reuses=not exhaustive)
         self._measurer = LocalMeasurer(self._findings, effort or Effort(), listener, exhaustive=exhaustive)
-        self.rule = FixedRule(backend, self._findings.discarded)
+        self.rule = FixedRule(backend, self._findings.discarded, checks=measures)
+        self.measures = measures
         self.seconds = 0.0
         self._remeasures = remeasure and isinstance(backend, ComputeBackend)
         self._remeasured: set[ConvolutionProblem] = set()
@@ -86,6 +91,22 @@ class Benchmark:
     def collective(self) -> bool:
         """Whether all ranks must ask for the same requests."""
         return self._parallel is not None and self._parallel.collective
+
+    def is_ruled(self, requests: Sequence[Request]) -> bool:
+        """Return whether the rule plans a problem: because it must repeat, or because it is not measured.
+
+        Args:
+            requests: all that is asked about one problem.
+        """
+        known = self.measures or all(map(self._is_finished, requests))
+        return not known or any(each.problem.deterministic for each in requests)
+
+    def within_room(self, request: Request) -> Request:
+        """Return a request for the rule within the memory that is left now, on which what must repeat never depends."""
+        backend = self.backend
+        if request.problem.deterministic or not isinstance(backend, ComputeBackend):
+            return request
+        return replace(request, limit_bytes=int(min(request.limit_bytes, backend.room_bytes())))
 
     def ready(self) -> None:
         """Wait until others that measure too are ready; the first exploration does so by itself.

@@ -14,6 +14,7 @@ def open_benchmark(
     effort: Effort | None = None,
     listener: ProgressListener | None = None,
     exhaustive: bool = False,
+    measures: bool = True,
 ) -> Benchmark:
     """Return a benchmark of a backend.
 
@@ -23,6 +24,7 @@ def open_benchmark(
         effort: how much time goes into one measurement.
         listener: a function that is called with the progress.
         exhaustive: whether micro-configurations that cannot enter the desirable set are measured too.
+        measures: whether plans wait for measurements.
 
     Raises:
         DatabaseError: if the database cannot be opened, or has another schema version.
@@ -42,6 +44,7 @@ def open_benchmark(
         parallel=parallel,
         exhaustive=exhaustive,
         remeasure=settings.remeasure,
+        measures=measures,
     )
 
 

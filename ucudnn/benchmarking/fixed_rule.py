@@ -1,14 +1,16 @@
-"""The fixed rule: plans for problems that must repeat to the bit, by the order of heuristics and by workspaces alone.
+"""The fixed rule: plans without a measured time, by the order of heuristics and by workspaces alone.
 
-A measured time differs from run to run, so a plan that depends on it does, too. The rule depends on nothing but the
-problem, the limit and the policy, and on what the backend lists. For each micro-batch size it takes the first algorithm
-in the order of the heuristics whose workspace fits. Of the sizes it takes the one with the least
+Problems that must repeat to the bit get such plans, because a measured time differs from run to run, so a plan that
+depends on it does, too. Others get them where nothing is measured before the first run. The rule depends on nothing but
+the problem, the limit and the policy, and on what the backend lists. For each micro-batch size it takes the first
+algorithm in the order of the heuristics whose workspace fits. Of the sizes it takes the one with the least
 (100 + rank) * (64 + parts): an algorithm that comes later in the order costs a hundredth, and a further micro-batch a
 sixty-fourth. Of equals the larger size is taken. On the recorded H200 such plans take 1.09 times the time of measured
 ones at 64 MiB, in the geometric mean of 117 kernels. The first algorithm that fits undivided takes 1.43 times
 (`tests/benchmarking/test_fixed_rule.py`).
 
-What it chooses is run once, and its output is checked as in a benchmark. An algorithm that fails is left out.
+What it chooses for a problem that must repeat is run once, and its output is checked as in a benchmark. An algorithm
+that fails is left out. Other problems wait for no check, as in PyTorch, which runs what the heuristics name.
 """
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -25,6 +27,7 @@ from ucudnn.solvers.sums import MOST_PARTS
 
 _RANKS = 100
 _PARTS = 64
+_UNBEATEN = 2  # ranks at which an algorithm that fits undivided costs less than any division
 
 
 @final
@@ -49,11 +52,15 @@ class FixedRule:
     Args:
         backend: lists the algorithms, and runs them to check them.
         discarded: returns the algorithms that count as failed for a problem.
+        checks: whether plans of problems that need not repeat wait for a check as well.
     """
 
-    def __init__(self, backend: Backend, discarded: Callable[[ConvolutionProblem], Collection[str]]) -> None:
+    def __init__(
+        self, backend: Backend, discarded: Callable[[ConvolutionProblem], Collection[str]], *, checks: bool = True
+    ) -> None:
         self._backend = backend
         self._discarded = discarded
+        self._checks = checks
         self._checked: dict[tuple[ConvolutionProblem, str], bool] = {}
 
     def configuration(self, request: Request, *, start: int = 0, failed: Collection[str] = ()) -> Configuration | None:
@@ -114,8 +121,12 @@ class FixedRule:
         sizes = self._sizes(request)
         if not sizes:
             return None
-        names = self._names(problem, sizes, failed)
         left = problem.batch - start
+        if not start and sizes[-1] == left:  # the largest size is asked alone first, which is enough for most problems
+            first = self._first(problem, self._names(problem, [left], failed)[:_UNBEATEN], request.limit_bytes)
+            if first is not None:
+                return Configuration(parts=(_micro(left, first),))
+        names = self._names(problem, sizes, failed)
         unit = start & -start  # the size of a part decides where it may begin: see ConvolutionProblem.part
         fitting = {
             size: found
@@ -164,7 +175,9 @@ class FixedRule:
         return None
 
     def _passes(self, problem: ConvolutionProblem, configuration: Configuration) -> bool:
-        """Check what was not checked before, and return whether all of it is right."""
+        """Check what was not checked before, if it is to be checked, and return whether all of it is right."""
+        if not (self._checks or problem.deterministic):
+            return True
         pieces = {piece: slabs for piece, slabs in _pieces(problem, configuration) if piece not in self._checked}
         if pieces:
             self._check(problem, pieces)

@@ -7,7 +7,7 @@ from typing import NamedTuple, final
 from ucudnn.backends.base import Buffer, ComputeBackend, Scaling, Spare, Tensor
 from ucudnn.benchmarking.benchmark import Benchmark
 from ucudnn.configuration import Configuration, MicroConfiguration
-from ucudnn.errors import BackendError, StepError
+from ucudnn.errors import BackendError, MemoryLimitError, StepError
 from ucudnn.execution.captures import Captures
 from ucudnn.execution.entry import Entry
 from ucudnn.execution.overlap import refuse_overlap
@@ -310,7 +310,6 @@ class Dispatcher:
         loaded = entry.decision is not None and entry.decision.origin is Origin.FILE
         if entry.kernel.problem.deterministic and (loaded or not is_lasting(error)):
             raise error
-        fixed = entry.kernel.problem.deterministic
         self._recovery.discard(entry.kernel.problem, error.algorithm)
         decision = self._recovery.decide(entry.kernel, self._limit(entry))
         if decision is None:
@@ -318,7 +317,8 @@ class Dispatcher:
         assert entry.decision is not None
         self._warn(entry, f"{error}; from now on {decision.configuration}")
         before, after = entry.decision.configuration, decision.configuration
-        entry.replaced(Replacement(before=before, after=after, reason=str(error), timed=not fixed))
+        timed = entry.decision.timed and decision.timed
+        entry.replaced(Replacement(before=before, after=after, reason=str(error), timed=timed))
         entry.decision, entry.plan = decision, None
         entry.ready.clear()
 
@@ -342,12 +342,20 @@ class Dispatcher:
         decision = self._recovery.decide(entry.kernel, need // 2) if need and not fixed else None
         if decision is None or self._divides:
             raise BackendError(f"{entry.kernel}: no room for a workspace of {exact_bytes(need)}: {error}") from error
-        _LOG.warning(
-            "%s: no room for a workspace of %s, so it gets %s", entry.kernel, exact_bytes(need), decision.configuration
+        _LOG.log(
+            logging.INFO if isinstance(error, MemoryLimitError) else logging.WARNING,  # a limit is meant to do this
+            "%s: no room for a workspace of %s, so it gets %s",
+            entry.kernel,
+            exact_bytes(need),
+            decision.configuration,
         )
-        assert entry.decision is not None
+        before = entry.decision
+        assert before is not None
         reason = f"there was no room for a workspace of {exact_bytes(need)}"
-        entry.replaced(Replacement(before=entry.decision.configuration, after=decision.configuration, reason=reason))
+        timed = before.timed and decision.timed
+        entry.replaced(
+            Replacement(before=before.configuration, after=decision.configuration, reason=reason, timed=timed)
+        )
         entry.decision, entry.plan = decision, None
 
     def _make_arena(self) -> None:

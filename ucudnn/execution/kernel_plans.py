@@ -2,18 +2,24 @@
 
 import logging
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import final
 
 from ucudnn.benchmarking.benchmark import Benchmark
+from ucudnn.configuration import Configuration
+from ucudnn.errors import InfeasibleError
 from ucudnn.execution.dispatcher import Dispatcher
 from ucudnn.execution.entry import Entry
 from ucudnn.kernel import KernelKey
+from ucudnn.planning.choices import Origin
 from ucudnn.planning.concurrency import Groups
 from ucudnn.planning.decision import Decisions, decide
 from ucudnn.planning.plan_file import NO_PLANS, LoadedPlans, SavedPlan
 from ucudnn.planning.replanning import requests_behind
 from ucudnn.problem import ConvolutionProblem
 from ucudnn.settings import Settings
+from ucudnn.units import exact_bytes
+from ucudnn.workspace.spare import own_bytes
 
 _LOG = logging.getLogger("ucudnn.handle")  # users know plans as news of their handle
 
@@ -117,6 +123,34 @@ class KernelPlans:
         except BaseException:
             self._loaded = before
             raise
+
+    def origins(self, problem: ConvolutionProblem) -> set[Origin]:
+        """Return where the plans of a problem come from so far."""
+        return {each.decision.origin for each in self._planned(problem) if each.decision is not None}
+
+    def adopt(self, problem: ConvolutionProblem, configuration: Configuration) -> None:
+        """Take a configuration that was timed in the program for all kernels of a problem that have a plan.
+
+        Raises:
+            InfeasibleError: if it needs more workspace than the limit; then nothing changes.
+        """
+        limit_bytes = self._settings.workspace_limit_bytes
+        for entry in self._planned(problem):
+            assert entry.decision is not None
+            kernel = entry.kernel
+            within = max(limit_bytes, kernel.spare_bytes)
+            decision = replace(entry.decision, configuration=configuration, origin=Origin.PROGRAM, timed=True)
+            if own_bytes(problem, configuration, fresh=kernel.fresh) > within:
+                raise InfeasibleError(
+                    f"{kernel}: {configuration} needs more than {exact_bytes(within)}",
+                    kernel=str(kernel),
+                    limit_bytes=within,
+                    required_bytes=decision.workspace_bytes,
+                )
+            entry.decide(decision)
+
+    def _planned(self, problem: ConvolutionProblem) -> list[Entry]:
+        return [each for each in self.entries.values() if each.decision is not None and each.kernel.problem == problem]
 
     def _decide(self, missing: list[Entry]) -> None:
         if self._divides:

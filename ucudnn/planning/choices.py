@@ -33,12 +33,14 @@ class Origin(Enum):
     """Where a configuration comes from.
 
     MEASURED: from measured times. FILE: from a file of plans. RULE: from the order of heuristics, because the problem
-    must repeat to the bit (see `ucudnn.benchmarking.fixed_rule`).
+    must repeat to the bit, or because nothing is measured before its first run (see `ucudnn.benchmarking.fixed_rule`).
+    PROGRAM: from times of the program's own calls.
     """
 
     MEASURED = "measured"
     FILE = "file"
     RULE = "rule"
+    PROGRAM = "program"
 
 
 def describe_origins(origins: Iterable[str]) -> list[str]:
@@ -48,7 +50,11 @@ def describe_origins(origins: Iterable[str]) -> list[str]:
         origins: the values of `Origin` of the kernels.
     """
     counts = Counter(origins)
-    told = {Origin.FILE.value: "from a file of plans", Origin.RULE.value: "by the fixed rule, without a time"}
+    told = {
+        Origin.FILE.value: "from a file of plans",
+        Origin.RULE.value: "by the fixed rule, without a time",
+        Origin.PROGRAM.value: "timed in the program",
+    }
     found = [f"{counts[origin]} {how}" for origin, how in told.items() if counts[origin]]
     return [f"not measured: {', '.join(found)}"] if found else []
 
@@ -131,15 +137,20 @@ def choices_of(request: ChoiceRequest, benchmark: Benchmark, solver: SolverClock
         _loaded(kernel, plan, within, benchmark, request.loaded)
         for (kernel, plan), (within, *_) in zip(request.assigned, asked, strict=True)
     ]
-    ruled = [index for index, each in enumerate(kernels) if found[index] is None and each.problem.deterministic]
+    with_sums = {within: request.with_sum(within, benchmark) for within, *_ in asked}
+    ruled = [
+        index
+        for index, (within, *others) in enumerate(asked)
+        if found[index] is None and benchmark.is_ruled([within, *others, *_sums_of([with_sums[within]])])
+    ]
     ruled_by: dict[Request, Choices] = {}
     for index, limited in zip(ruled, _within_shares(request, ruled, benchmark), strict=True):
+        limited = benchmark.within_room(limited)
         if limited not in ruled_by:
             ruled_by[limited] = _by_rule(kernels[index], limited, benchmark, request.with_sum(limited, benchmark))
         found[index] = ruled_by[limited]
     missing = [index for index, each in enumerate(found) if each is None]
-    with_sums = {asked[index][0]: request.with_sum(asked[index][0], benchmark) for index in missing}
-    together = [each.request for each in with_sums.values() if each is not None and benchmark.collective]
+    together = _sums_of(with_sums[asked[index][0]] for index in missing) if benchmark.collective else []
     # Ranks ask for the same requests whatever they found, or one would wait for another that does not ask.
     benchmark.explore([*(each for index in missing for each in asked[index]), *together])
     measured: dict[Request, Choices] = {}
@@ -149,6 +160,10 @@ def choices_of(request: ChoiceRequest, benchmark: Benchmark, solver: SolverClock
             measured[within] = _measured(kernels[index], within, benchmark, solver, with_sums[within])
         found[index] = measured[within]
     return [each for each in found if each is not None]
+
+
+def _sums_of(asked: Iterable[SummedRequest | None]) -> list[Request]:
+    return [each.request for each in dict.fromkeys(asked) if each is not None]
 
 
 def undivided_of(measured: Iterable[MicroConfiguration], batch: int) -> DesirableSet:

@@ -42,9 +42,10 @@ def decide_again(kernel: Kernel, benchmark: Benchmark, settings: Settings, limit
         The decision, or None if no configuration is left.
     """
     problem = kernel.problem
-    if problem.deterministic:
-        found = benchmark.rule.configuration(request_of(problem, settings, limit_bytes))
-        found = by_rule(found, summed_request(problem, settings, limit_bytes, benchmark.backend), benchmark)
+    if _is_ruled(problem, benchmark, settings, limit_bytes):
+        request = benchmark.within_room(request_of(problem, settings, limit_bytes))
+        found = benchmark.rule.configuration(request)
+        found = by_rule(found, summed_request(problem, settings, request.limit_bytes, benchmark.backend), benchmark)
         if found is None:
             return None
         return Decision(kernel=kernel, configuration=found, undivided=None, origin=Origin.RULE, timed=False)
@@ -69,7 +70,7 @@ def _front(
     asked = summed_request(problem, settings, limit_bytes, benchmark.backend)
     if asked is None or not (not front or rounds_often(front[-1])):
         return front
-    if benchmark.collective:  # a rank would wait for others that do not ask for it
+    if benchmark.collective or not benchmark.measures:  # a rank would wait for others that do not ask for it
         return front
     return preferred(front, summed_configurations(asked, benchmark, failed), limit_bytes)
 
@@ -95,7 +96,7 @@ def decide_rest(
     Returns:
         The fastest configuration within the limit, or None if no configuration is left.
     """
-    if problem.deterministic:
+    if _is_ruled(problem, benchmark, settings, limit_bytes):
         request = request_of(problem, settings, limit_bytes)
         found = benchmark.rule.configuration(request, start=start, failed=failed)
         asked = None if start else summed_request(problem, settings, limit_bytes, benchmark.backend)
@@ -152,7 +153,8 @@ def decide_slabs(
     unit = row_unit(problem)
 
     def found(slab: Slab) -> list[SlabConfiguration]:
-        choose = benchmark.rule.slab if problem.deterministic else benchmark.slab_configuration
+        ruled = problem.deterministic or not benchmark.measures
+        choose = benchmark.rule.slab if ruled else benchmark.slab_configuration
         one = choose(problem, size, slab, limit_bytes, failed)
         if one is not None:
             return [one]
@@ -169,15 +171,23 @@ def decide_slabs(
     return Configuration(parts=(MicroConfiguration.of_slabs(size, [one for each in chosen for one in each]),))
 
 
+def _is_ruled(problem: ConvolutionProblem, benchmark: Benchmark, settings: Settings, limit_bytes: int) -> bool:
+    """Return whether the fixed rule decides again; what was measured for any request counts where nothing is now."""
+    if problem.deterministic or benchmark.measures:
+        return problem.deterministic
+    return not benchmark.known_micro_configurations(request_of(problem, settings, limit_bytes))
+
+
 def _measured_again(
     problem: ConvolutionProblem, benchmark: Benchmark, settings: Settings, limit_bytes: int
 ) -> list[MicroConfiguration]:
     """Return the measured micro-configurations; measure those that matter since an algorithm was discarded.
 
     Ranks that measure together measure nothing here, because a rank would wait for others that do not ask for it.
+    Neither does a benchmark for which no plan waits.
     """
     request = request_of(problem, settings, limit_bytes)
-    if benchmark.collective:
+    if benchmark.collective or not benchmark.measures:
         return benchmark.known_micro_configurations(request)
     try:
         return benchmark.micro_configurations(request)

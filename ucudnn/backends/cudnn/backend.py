@@ -242,6 +242,10 @@ class CudnnBackend(ComputeBackend):
         """
         return self._device.allocate(size_bytes)
 
+    def room_bytes(self) -> float:
+        """Return how large a workspace may be now, as a limit of memory says that the GPU's library was given."""
+        return self._device.room_bytes()
+
     def spare(self, bound: Tensor, size_bytes: int) -> Spare | None:
         """Return the memory of a dense tensor as a workspace, from its first aligned byte on.
 

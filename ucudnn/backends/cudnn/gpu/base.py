@@ -4,6 +4,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from functools import cache, cached_property
+from math import inf
 from pathlib import Path
 from time import perf_counter
 from typing import Any, NamedTuple, final
@@ -146,6 +147,10 @@ class Gpu(ABC):
         Raises:
             MemoryError: if the GPU has too little memory left.
         """
+
+    def room_bytes(self) -> float:
+        """Return how large a workspace may be now beside the live bytes; infinity if no limit of memory is stated."""
+        return inf
 
     @abstractmethod
     def scratch(self) -> AbstractContextManager[Callable[[int], DeviceBuffer]]:
