@@ -10,7 +10,6 @@ from ucudnn.backends import open_backend
 from ucudnn.backends.base import OVERWRITE, Backend, ComputeBackend, Scaling, Spare, Tensor
 from ucudnn.benchmarking.factory import open_benchmark
 from ucudnn.benchmarking.measurer import ProgressListener
-from ucudnn.configuration import Configuration
 from ucudnn.errors import BackendError, InfeasibleError, PlanFileError
 from ucudnn.execution.array_calls import ArrayCalls
 from ucudnn.execution.dispatcher import Dispatcher
@@ -18,7 +17,6 @@ from ucudnn.execution.kernel_plans import KernelPlans
 from ucudnn.execution.launcher import Launcher
 from ucudnn.execution.layer_identity import LayerIdentities, checked_name
 from ucudnn.kernel import KernelKey, VirtualAlgorithm
-from ucudnn.planning.choices import Origin
 from ucudnn.planning.concurrency import groups_under
 from ucudnn.planning.decision import decide
 from ucudnn.planning.plan_file import SavedPlan, encode_plans, load_plans, refuse_difference
@@ -116,7 +114,7 @@ class Handle(ArrayCalls):
             effort: as for `Handle`.
             listener: as for `Handle`.
             measures: whether first calls measure; else a kernel that is not measured gets a plan at once, by the order
-                of heuristics and by workspaces, and `adopt` gives it a better one.
+                of heuristics and by workspaces.
 
         Raises:
             UcudnnError: as `Handle`.
@@ -217,20 +215,10 @@ class Handle(ArrayCalls):
         with self._lock:
             self._plans.load(plans)
 
-    def origins(self, problem: ConvolutionProblem) -> set[Origin]:
-        """Return where the plans of a problem come from so far; one for each layer and kind of spare memory."""
-        with self._lock:
-            return self._plans.origins(problem)
-
-    def adopt(self, problem: ConvolutionProblem, configuration: Configuration) -> None:
-        """Take a configuration that was timed in the program for all kernels of a problem that have a plan.
-
-        Raises:
-            InfeasibleError: if it needs more workspace than the limit.
-        """
-        self.backend.refuse_reentry()
-        with self._lock:
-            self._plans.adopt(problem, configuration)
+    @property
+    def plans(self) -> KernelPlans:
+        """The plans of its kernels; who uses them holds the backend's lock."""
+        return self._plans
 
     def convolve(
         self,

@@ -69,7 +69,7 @@ def train_once(arguments: Namespace, math: str, name: str, gpu: int) -> Run:
     on = None
     if name in OURS or name in UNLIMITED:
         limit = arguments.limit if name in OURS else NO_LIMIT
-        on = ucudnn.torch.enable(backend=arguments.backend, workspace_limit=limit, database="off")
+        on = ucudnn.torch.enable(backend=arguments.backend, workspace_limit=limit, database="off", tune="first")
     with on or nullcontext():
         losses = train(arguments, device, torch.channels_last if name == LAST else torch.contiguous_format)
     if on is None:

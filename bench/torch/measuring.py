@@ -55,8 +55,8 @@ def device_of(arguments: Namespace) -> torch.device:
 
 
 def interceptor_for(arguments: Namespace, limit: str, **options: object) -> Interceptor:
-    """Return the interceptor that `ucudnn.torch.enable` would turn on, with a limit and other options."""
-    return open_interceptor(arguments.backend, {"workspace_limit": limit, **options})
+    """Return the interceptor that `ucudnn.torch.enable` would turn on to measure before the first step."""
+    return open_interceptor(arguments.backend, {"workspace_limit": limit, "tune": "first", **options})
 
 
 def training_step(model: nn.Module, x: torch.Tensor, labels: torch.Tensor, rate: float = 1e-3) -> Callable[[], Any]:

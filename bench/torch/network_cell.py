@@ -9,6 +9,7 @@
     auto        workspace_limit="auto" over stock   auto-off    over stock-off
     passed      "auto" that tries nothing, over stock: each convolution makes the detour through Python and is passed on
     64MiB       ucudnn.torch.enable(workspace_limit="64MiB"), as any other size
+    64MiB-first the same with tune="first", which measures before the first step
 
 The forms are nchw and last (float32 with TF32, channels first and last) and bf16 (channels last, bfloat16 autocast).
 Times of steps are those between events at their ends. Nothing waits for the GPU between timed steps. The host's time is
@@ -40,6 +41,7 @@ from ucudnn.torch.tuning.auto_interceptor import AutoInterceptor
 FORMS = ("nchw", "last", "bf16")
 SETTINGS = ("stock", "auto", "stock-off", "auto-off")
 PASSED = "passed"
+FIRST = "-first"
 CLASSES = 1000
 TRIAL = "small"
 """A network for trials of the script."""
@@ -179,7 +181,8 @@ def turned_on(setting: str, backend: str) -> "ucudnn.torch.Enabled | None":
         return None
     if way == PASSED:
         return ucudnn.torch.enable(workspace_limit="auto", trial_share=0)
-    return ucudnn.torch.enable(workspace_limit=way, **({"backend": "cpu"} if backend == "cpu" else {}))
+    options = {"tune": FIRST.removeprefix("-")} if way.endswith(FIRST) else {}
+    return ucudnn.torch.enable(backend=backend, workspace_limit=way.removesuffix(FIRST), **options)
 
 
 def is_settled(on: "ucudnn.torch.Enabled | None") -> bool:

@@ -6,8 +6,14 @@ import torch
 
 from ucudnn.backends.cudnn.backend import CudnnBackend
 from ucudnn.benchmarking.storage.store import open_store
+from ucudnn.handle import Handle
+from ucudnn.settings import Settings
 from ucudnn.torch import Enabled
 from ucudnn.torch.gpu import TorchGpu
+from ucudnn.torch.interceptor import Interceptor
+from ucudnn.torch.limits.memory_limit import MemoryLimit
+from ucudnn.torch.limits.plan_owner import PlanOwner, Stated
+from ucudnn.torch.limits.stated_room import StatedRoom
 from ucudnn.torch.overrides import process_overrides
 from ucudnn.torch.tuning.auto_interceptor import AutoInterceptor
 from ucudnn.torch.tuning.candidate_source import CandidateSource
@@ -110,12 +116,26 @@ class TunedProgram:
         idle_ms: time between steps.
         database: keeps times; 'off' for none.
         library: builds the gate; None goes without.
+        limit_bytes: a stated limit of each workspace, within which first plans run; None lets PyTorch compute first.
+        memory_bytes: a stated limit of live bytes and workspace together, beside the other one.
+        settings: other settings of the handle that makes first plans.
 
     Attributes:
         expected: what the latest step should have returned.
     """
 
-    def __init__(self, host, stock_ms, share=0.05, idle_ms=1000.0, database="off", library=None):
+    def __init__(
+        self,
+        host,
+        stock_ms,
+        share=0.05,
+        idle_ms=1000.0,
+        database="off",
+        library=None,
+        limit_bytes=None,
+        memory_bytes=None,
+        **settings,
+    ):
         torch.manual_seed(0)
         self.program = HostProgram(host, stock_ms, idle_ms)
         self.model = torch.nn.Sequential(
@@ -128,16 +148,25 @@ class TunedProgram:
             self._opened, nullcontext, lambda backend: open_store(database, backend, in_program=True)
         )
         self._host = host
+        self.memory = None if memory_bytes is None else MemoryLimit(memory_bytes, lambda: host.live_bytes)
+        aten, self.planned, stated = StatedAten(self.program), None, None
+        if limit_bytes is not None:
+            loaded = Settings(workspace_limit_bytes=limit_bytes, database=database, **settings)
+            self.planned = Interceptor(
+                lambda ordinal: Handle.from_settings(loaded, backend=self._opened(), measures=False), "cpu", aten
+            )
+            stated = Stated(StatedRoom(limit_bytes, self.memory), PlanOwner(lambda: self.planned.handle(0)))
         self.made = AutoInterceptor(
-            lambda ordinal: Tuner(self.program, self.source, self.ledger),
+            lambda ordinal: Tuner(self.program, self.source, self.ledger, stated),
             "cpu",
-            StatedAten(self.program),
+            aten,
             process_overrides.refresh,
             library,
+            self.planned,
         )
 
     def _opened(self):
-        return CudnnBackend(library_path=self._host.stub._name, device=TorchGpu(0))
+        return CudnnBackend(library_path=self._host.stub._name, device=TorchGpu(0, self.memory))
 
     def enable(self):
         process_overrides.use(self.made)

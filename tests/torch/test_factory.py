@@ -1,5 +1,7 @@
 """Options that cannot be obeyed are refused before anything is turned on."""
 
+import re
+
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -61,7 +63,9 @@ def test_wrong_options_are_refused_at_once(monkeypatch):
 def test_a_program_on_a_gpu_is_tuned_unless_it_states_something_else(backend, options, monkeypatch):
     monkeypatch.setattr("ucudnn.torch.factory._refuse_without_gpu", lambda: None)
     assert tunes(backend, options)
-    assert isinstance(open_interceptor(backend, options), AutoInterceptor)
+    made = open_interceptor(backend, options)
+    assert isinstance(made, AutoInterceptor)
+    assert made.planned is None, "PyTorch's own kernels run first"
 
 
 @pytest.mark.parametrize(
@@ -85,4 +89,44 @@ def test_whoever_states_what_belongs_to_a_limit_means_a_limit(backend, options, 
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
     assert not tunes(backend, options)
-    assert isinstance(open_interceptor(backend, options), Interceptor)
+    made = open_interceptor(backend, options)
+    measures = {"total_workspace", "policy", "effort"} & set(options) or "UCUDNN_TOTAL_WORKSPACE_SIZE" in variables
+    if measures or "cpu" in (backend, *variables.values()):
+        assert isinstance(made, Interceptor), "kernels are measured before their first run"
+    else:
+        assert isinstance(made, AutoInterceptor)
+        assert made.planned is not None, "first plans run within the limit"
+
+
+@pytest.mark.parametrize("limits", [{"workspace_limit": "8MiB"}, {"memory_limit": "1GiB"}, {"strict": True}])
+@pytest.mark.parametrize(("tune", "expected"), [("first", Interceptor), ("program", AutoInterceptor)])
+def test_a_stated_limit_is_tuned_when_the_program_says(limits, tune, expected, monkeypatch):
+    monkeypatch.setattr("ucudnn.torch.factory._refuse_without_gpu", lambda: None)
+    made = open_interceptor(None, {**limits, "tune": tune})
+    assert isinstance(made, expected)
+    planned = made.planned if isinstance(made, AutoInterceptor) else made
+    assert planned.fallbacks.strict is limits.get("strict", False)
+    limit_bytes = planned.fallbacks._limit_bytes
+    assert limit_bytes == (
+        8 << 20 if "workspace_limit" in limits else 1 << 30 if "memory_limit" in limits else 64 << 20
+    )
+
+
+@pytest.mark.parametrize(
+    ("backend", "options", "message"),
+    [
+        (None, {"tune": "soon"}, "tune='soon' is not known: give one of first, program"),
+        (None, {"tune": "program", "policy": "all", "effort": 1}, "it takes no effort, policy"),
+        (None, {"tune": "program", "total_workspace": "8MiB"}, "it takes no total_workspace"),
+        ("cpu", {"tune": "program"}, "it needs an NVIDIA GPU, not backend='cpu'"),
+        ("cpu", {"memory_limit": "8MiB"}, "memory_limit needs an NVIDIA GPU"),
+        (None, {"memory_limit": "8 apples"}, "memory_limit: "),
+        (None, {"workspace_limit": "8MiB", "trial_share": 2}, "trial_share=2 is no part of the time"),
+        (None, {"workspace_limit": "auto", "memory_limit": "8MiB"}, "it takes no memory_limit"),
+        (None, {"workspace_limit": "auto", "tune": "first"}, "it takes no tune"),
+    ],
+)
+def test_what_does_not_go_together_is_refused_by_name(backend, options, message, monkeypatch):
+    monkeypatch.setattr("ucudnn.torch.factory._refuse_without_gpu", lambda: None)
+    with pytest.raises(SettingsError, match=re.escape(message)):
+        open_interceptor(backend, options)

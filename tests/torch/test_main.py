@@ -113,4 +113,15 @@ def test_a_program_without_a_limit_is_tuned_and_one_with_options_of_limits_is_no
     monkeypatch.setattr("ucudnn.torch.__main__.turn_on", lambda made: seen.append(made) or Enabled(made, None))
     for options in ([], ["--database", "off"], ["--remeasure"], ["--backend", "cpu"], ["--workspace", "1MiB"]):
         run(capsys, *options, program)
-    assert [type(each) for each in seen] == [AutoInterceptor] * 2 + [Interceptor] * 3
+    assert [type(each) for each in seen] == [AutoInterceptor] * 2 + [Interceptor] * 2 + [AutoInterceptor]
+    assert [each.planned is None for each in (seen[0], seen[-1])] == [True, False]
+
+
+def test_limits_that_are_typed_reach_the_interceptor(program, monkeypatch, capsys, tmp_path):
+    monkeypatch.setattr("ucudnn.torch.factory._refuse_without_gpu", lambda: None)
+    seen = []
+    monkeypatch.setattr("ucudnn.torch.__main__.turn_on", lambda made: seen.append(made) or Enabled(made, None))
+    run(capsys, "--memory-limit", "1GiB", program)
+    run(capsys, "--workspace", "1MiB", "--tune", "first", program)
+    assert seen[0].planned.fallbacks._limit_bytes == 1 << 30
+    assert isinstance(seen[1], Interceptor)

@@ -48,7 +48,6 @@ class Benchmark:
         parallel: others that measure too; None for this process alone.
         exhaustive: whether micro-configurations that cannot enter the desirable set are measured too.
         remeasure: whether all that is asked for is measured once in this process, whatever the storage has of it.
-        measures: whether plans wait for measurements; else a problem that is not measured is planned by the rule.
 
     Attributes:
         backend: the backend that measures.
@@ -67,7 +66,6 @@ class Benchmark:
         parallel: ParallelExplorer | None = None,
         exhaustive: bool = False,
         remeasure: bool = False,
-        measures: bool = True,
     ) -> None:
         exhaustive = exhaustive or not isinstance(backend, ComputeBackend)  # a look-up takes no time to save
         self.backend = backend
@@ -75,8 +73,8 @@ class Benchmark:
         self._together: set[Request] = set()  # what all ranks have explored, and never ask each other again
         self._findings = Findings(backend, storage, reuses=not exhaustive)
         self._measurer = LocalMeasurer(self._findings, effort or Effort(), listener, exhaustive=exhaustive)
-        self.rule = FixedRule(backend, self._findings.discarded, checks=measures)
-        self.measures = measures
+        self.rule = FixedRule(backend, self._findings.discarded)
+        self.measures = True
         self.seconds = 0.0
         self._remeasures = remeasure and isinstance(backend, ComputeBackend)
         self._remeasured: set[ConvolutionProblem] = set()
@@ -91,6 +89,11 @@ class Benchmark:
     def collective(self) -> bool:
         """Whether all ranks must ask for the same requests."""
         return self._parallel is not None and self._parallel.collective
+
+    def plan_at_once(self) -> None:
+        """Let the rule plan what is not measured from now on, so that no plan waits for a measurement or a check."""
+        self.measures = False
+        self.rule = FixedRule(self.backend, self._findings.discarded, checks=False)
 
     def is_ruled(self, requests: Sequence[Request]) -> bool:
         """Return whether the rule plans a problem: because it must repeat, or because it is not measured.

@@ -36,7 +36,7 @@ def open_benchmark(
     storage = open_store(settings.database, backend)
     effort = effort or Effort()
     parallel = open_parallel(backend, settings, effort, exhaustive=exhaustive)
-    return Benchmark(
+    benchmark = Benchmark(
         backend,
         effort=effort,
         listener=listener,
@@ -44,8 +44,10 @@ def open_benchmark(
         parallel=parallel,
         exhaustive=exhaustive,
         remeasure=settings.remeasure,
-        measures=measures,
     )
+    if not measures:
+        benchmark.plan_at_once()
+    return benchmark
 
 
 def open_parallel(

@@ -12,7 +12,7 @@ from ucudnn.errors import UcudnnError
 from ucudnn.reporting.output_file import check_output
 from ucudnn.reporting.terminal import print_error
 from ucudnn.torch import Enabled, turn_on
-from ucudnn.torch.factory import interceptor_of, open_interceptor, tunes
+from ucudnn.torch.factory import open_interceptor, stated_interceptor, tunes
 from ucudnn.torch.overrides import AnyInterceptor
 
 _DESCRIPTION = """\
@@ -44,7 +44,7 @@ _NO_EFFECT = (
 )
 _OTHERS = (
     *("total_workspace", "policy", "database", "devices", "solver", "solver_time_limit", "slabs", "remeasure"),
-    *("plans", "save_plans", "strict"),
+    *("plans", "save_plans", "strict", "tune", "memory_limit"),
 )
 """Options besides the limit and the backend; a program that is tuned while it runs takes only the database of them."""
 
@@ -88,7 +88,8 @@ def _opened(given: argparse.Namespace) -> AnyInterceptor:
     options = {"workspace_limit": given.workspace, **{name: getattr(given, name) for name in _OTHERS}}
     if tunes(given.backend, options):
         return open_interceptor(given.backend, options)
-    return interceptor_of(read_settings(_typed(given), _NO_EFFECT))
+    tune = given.tune or ("first" if given.save_plans is not None else None)  # a file of plans is for measured ones
+    return stated_interceptor(read_settings(_typed(given), _NO_EFFECT), tune=tune, memory_limit=given.memory_limit)
 
 
 def _typed(given: argparse.Namespace) -> dict[str, object]:
@@ -146,6 +147,9 @@ def _parser() -> argparse.ArgumentParser:
     add("--workspace", metavar="SIZE", help="limit of the workspace of each convolution; auto: as much as the peak of"
         " PyTorch's own steps leaves. Without it auto, or 64MiB with --backend cpu and with options that belong to"
         " limits [UCUDNN_DEFAULT_WORKSPACE_LIMIT]")  # fmt: skip
+    add("--memory-limit", metavar="SIZE", help="workspace and live bytes together, such as 12GiB")
+    add("--tune", metavar="WHEN", help="first: measure before the first run; program: plan at once, and try others"
+        " while the program runs, which is the default for a stated limit on GPUs")  # fmt: skip
     add("--total-workspace", metavar="SIZE", help="workspace that is divided among all convolutions instead"
         " [UCUDNN_TOTAL_WORKSPACE_SIZE]")  # fmt: skip
     add("--policy", metavar="POLICY", help="micro-batch sizes to measure: undivided, powerOfTwo, adaptive or all"

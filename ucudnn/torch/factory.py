@@ -1,7 +1,13 @@
-"""Makes interceptors: wrong options are refused at once, and a device is opened when it is first used."""
+"""Makes interceptors: wrong options are refused at once, and a device is opened when it is first used.
+
+There are three kinds. One plans each kernel before its first run, from measurements. One lets PyTorch's own kernels run
+first and tries others within the memory that they leave. One lets first plans run within a stated limit, which are made
+at once, and tries others within that limit.
+"""
 
 import logging
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -14,7 +20,7 @@ from ucudnn.backends.cudnn.api.library import LIBRARY_NAME
 from ucudnn.backends.cudnn.backend import CudnnBackend
 from ucudnn.benchmarking.measurer import ProgressListener
 from ucudnn.benchmarking.storage.store import MachineStore, open_store
-from ucudnn.errors import BackendUnavailableError, SettingsError
+from ucudnn.errors import BackendUnavailableError, InvalidSizeError, SettingsError
 from ucudnn.handle import Handle
 from ucudnn.planning.concurrency import groups_under
 from ucudnn.planning.plan_file import read_plans
@@ -22,14 +28,18 @@ from ucudnn.profiles.measurement import Effort
 from ucudnn.settings import VARIABLES, Settings, is_set, parse_choice
 from ucudnn.torch.fallbacks import Fallbacks
 from ucudnn.torch.gate.gate_library import GateLibrary
-from ucudnn.torch.gpu import TorchGpu
+from ucudnn.torch.gpu import TorchGpu, allocated_bytes
 from ucudnn.torch.interceptor import Interceptor
+from ucudnn.torch.limits.memory_limit import MemoryLimit
+from ucudnn.torch.limits.plan_owner import PlanOwner, Stated
+from ucudnn.torch.limits.stated_room import StatedRoom
 from ucudnn.torch.overrides import AnyInterceptor, process_overrides
 from ucudnn.torch.tuning.auto_interceptor import AutoInterceptor
 from ucudnn.torch.tuning.candidate_source import CandidateSource
 from ucudnn.torch.tuning.program import ProgramOnGpu
 from ucudnn.torch.tuning.trial_ledger import TrialLedger
 from ucudnn.torch.tuning.tuner import Tuner
+from ucudnn.units import parse_bytes
 
 _LOG = logging.getLogger(__name__)
 _NO_SETTINGS = ("groups", "effort", "listener")
@@ -38,6 +48,10 @@ _OPTIONS_OF_AUTO = {"workspace_limit", "trial_share", "cudnn_library", "database
 _VARIABLES_OF_AUTO = {"backend", "cudnn_library", "database"}  # by field of `Settings`
 _TRIAL_SHARE = 0.05
 _ON_GPUS = ("auto", "cudnn")
+_FIRST, _PROGRAM = "first", "program"
+_OPTIONS_OF_TUNING = ("tune", "memory_limit", "trial_share")
+_MEASURING_SETTINGS = {"policy", "total_workspace_bytes", "benchmark_devices", "remeasure"}
+_DIVIDED = 4  # candidates in micro-batches: within a stated limit they are the point
 
 
 def open_interceptor(backend: str | None, options: Mapping[str, Any]) -> AnyInterceptor:
@@ -47,7 +61,8 @@ def open_interceptor(backend: str | None, options: Mapping[str, Any]) -> AnyInte
         backend: 'auto', 'cudnn' or 'cudnn:CANDIDATES' for tensors on GPUs, 'cpu' for tensors on the CPU; None for the
             value of UCUDNN_BACKEND.
         options: other arguments of `Handle`; for one that tunes, only `cudnn_library`, `database` and `trial_share`,
-            the largest part of the time that trials may lose.
+            the largest part of the time that trials may lose. For others also `tune` and `memory_limit`; see
+            `stated_interceptor`.
 
     Raises:
         SettingsError: if an option is not known, or has an invalid value.
@@ -55,10 +70,56 @@ def open_interceptor(backend: str | None, options: Mapping[str, Any]) -> AnyInte
     """
     if tunes(backend, options):
         return _auto_interceptor(backend, options)
-    settings = Settings.load(
-        backend=backend, **{name: value for name, value in options.items() if name not in _NO_SETTINGS}
+    apart = {*_NO_SETTINGS, *_OPTIONS_OF_TUNING}
+    settings = Settings.load(backend=backend, **{name: value for name, value in options.items() if name not in apart})
+    return stated_interceptor(settings, **{name: options[name] for name in apart if name in options})
+
+
+def stated_interceptor(
+    settings: Settings,
+    *,
+    tune: str | None = None,
+    memory_limit: int | str | None = None,
+    trial_share: float | None = None,
+    **measuring: Any,
+) -> AnyInterceptor:
+    """Return an interceptor that keeps stated limits.
+
+    Args:
+        settings: the settings; every field counts.
+        tune: 'first' measures kernels before their first run. 'program' makes a first plan at once, and tries others
+            while the program runs. None is 'program' on GPUs, unless something is stated that only measurements before
+            the first run obey: the total workspace, the policy, devices, an effort and the like.
+        memory_limit: limit of live bytes and workspace together. The workspace limit is then as high if none is stated.
+        trial_share: the largest part of the time that trials may lose, 0.05 by default.
+        **measuring: `groups`, `effort` and `listener` of `interceptor_of`.
+
+    Raises:
+        SettingsError: if an option has an invalid value, or does not go with another one.
+        PlanFileError, BackendUnavailableError: as `interceptor_of`.
+    """
+    share = _share(trial_share)
+    limit_bytes = None if memory_limit is None else _memory_limit(memory_limit)
+    on_gpu = settings.backend.partition(":")[0] in _ON_GPUS
+    if limit_bytes is not None:
+        if not on_gpu:
+            raise SettingsError(f"memory_limit needs an NVIDIA GPU, and backend={settings.backend!r} has none")
+        if "workspace_limit_bytes" not in settings.names:
+            settings = replace(settings, workspace_limit_bytes=limit_bytes)
+    if tune not in (None, _FIRST, _PROGRAM):
+        raise SettingsError(f"tune={tune!r} is not known: give one of {_FIRST}, {_PROGRAM}")
+    asked = sorted(
+        [
+            *(settings.called(name) for name in _MEASURING_SETTINGS & set(settings.names)),
+            *(name for name, value in measuring.items() if value is not None),
+        ]
     )
-    return interceptor_of(settings, **{name: options[name] for name in _NO_SETTINGS if name in options})
+    if tune == _PROGRAM and (asked or not on_gpu):
+        what = f"takes no {', '.join(asked)}" if asked else f"needs an NVIDIA GPU, not backend={settings.backend!r}"
+        raise SettingsError(f"tune={_PROGRAM!r} chooses kernels in the program: it {what}")
+    if tune == _FIRST or asked or not on_gpu:
+        return interceptor_of(settings, **measuring, memory_limit_bytes=limit_bytes)
+    return _tuned_within(settings, share, limit_bytes)
 
 
 def interceptor_of(
@@ -67,6 +128,8 @@ def interceptor_of(
     groups: Sequence[Sequence[str | Sequence[str]]] | None = None,
     effort: Effort | None = None,
     listener: ProgressListener | None = None,
+    memory_limit_bytes: int | None = None,
+    measures: bool = True,
 ) -> Interceptor:
     """Return an interceptor whose handles have the given settings.
 
@@ -77,6 +140,8 @@ def interceptor_of(
         groups: as for `Handle`, as are the effort and the listener.
         effort: how much time one measurement may take.
         listener: receives the progress of the benchmarks.
+        memory_limit_bytes: limit of live bytes and workspace together on each GPU; None for none.
+        measures: as for `Handle.from_settings`.
 
     Raises:
         SettingsError: if the backend does not execute, or a setting does not go with PyTorch.
@@ -95,7 +160,9 @@ def interceptor_of(
     aten = process_overrides.aten_kernels("cpu" if on_cpu else "cuda")
     total, limit = settings.total_workspace_bytes, settings.workspace_limit_bytes
     fallbacks = Fallbacks(limit if total is None else total, strict=settings.strict)
-    open_with = partial(Handle.from_settings, settings, groups=groups, effort=effort, listener=listener)
+    open_with = partial(
+        Handle.from_settings, settings, groups=groups, effort=effort, listener=listener, measures=measures
+    )
     if on_cpu:
         # The threads of NumPy and of PyTorch would wait for each other's processors.
         return Interceptor(lambda _: open_with(backend=CpuBackend(threads=1)), "cpu", aten, fallbacks)
@@ -107,7 +174,8 @@ def interceptor_of(
     _refuse_without_gpu()
 
     def open_handle(ordinal: int) -> Handle:
-        return open_with(backend=_open_gpu(ordinal, candidates, settings.cudnn_library))
+        memory = None if memory_limit_bytes is None else _memory_of(memory_limit_bytes, ordinal)
+        return open_with(backend=_open_gpu(ordinal, candidates, settings.cudnn_library, memory))
 
     return Interceptor(open_handle, "cuda", aten, fallbacks)
 
@@ -127,7 +195,7 @@ def tunes(backend: str | None, options: Mapping[str, Any]) -> bool:
     if limit is not None:
         return isinstance(limit, str) and limit.strip().lower() == _AUTO
     given = {name for name, value in options.items() if value is not None}
-    if "trial_share" in given:
+    if "trial_share" in given and not given & {"tune", "memory_limit"}:
         return True
     if given - _OPTIONS_OF_AUTO or any(is_set(name) for name in set(VARIABLES) - _VARIABLES_OF_AUTO):
         return False
@@ -146,10 +214,7 @@ def _auto_interceptor(backend: str | None, options: Mapping[str, Any]) -> AutoIn
     if kind not in _ON_GPUS:
         raise SettingsError(f"workspace_limit='auto' needs an NVIDIA GPU, and backend={settings.backend!r} has none")
     candidates = parse_choice(Candidates, target, "backend cudnn:") if target else Candidates.GRAPH
-    share = options.get("trial_share")
-    share = _TRIAL_SHARE if share is None else share
-    if isinstance(share, bool) or not isinstance(share, int | float) or not 0 <= share <= 1:
-        raise SettingsError(f"trial_share={share!r} is no part of the time: give a number from 0 to 1")
+    share = _share(options.get("trial_share"))
     _refuse_without_gpu()
 
     def open_tuner(ordinal: int) -> Tuner:
@@ -160,10 +225,55 @@ def _auto_interceptor(backend: str | None, options: Mapping[str, Any]) -> AutoIn
             return open_store(settings.database, backend, in_program=True)
 
         source = CandidateSource(open_backend, partial(torch.cuda.device, ordinal), store)
-        return Tuner(ProgramOnGpu(ordinal), source, TrialLedger(float(share)))
+        return Tuner(ProgramOnGpu(ordinal), source, TrialLedger(share))
 
     aten = process_overrides.aten_kernels("cuda")
     return AutoInterceptor(open_tuner, "cuda", aten, process_overrides.refresh, GateLibrary())
+
+
+def _tuned_within(settings: Settings, share: float, memory_limit_bytes: int | None) -> AutoInterceptor:
+    """Return an interceptor that tunes a program within stated limits while it runs."""
+    planned = interceptor_of(settings, memory_limit_bytes=memory_limit_bytes, measures=False)
+    target = settings.backend.partition(":")[2]
+    candidates = parse_choice(Candidates, target, "backend cudnn:") if target else Candidates.GRAPH
+
+    def open_tuner(ordinal: int) -> Tuner:
+        def open_backend() -> ComputeBackend:
+            backend = planned.handle(ordinal).backend  # the program's own one; those of threads only build
+            if source.backend is None and isinstance(backend, ComputeBackend):
+                return backend
+            return _open_gpu(ordinal, candidates, settings.cudnn_library)
+
+        def store(backend: ComputeBackend) -> MachineStore | None:
+            return open_store(settings.database, backend, in_program=True)
+
+        source = CandidateSource(open_backend, partial(torch.cuda.device, ordinal), store, _DIVIDED)
+        memory = None if memory_limit_bytes is None else _memory_of(memory_limit_bytes, ordinal)
+        room = StatedRoom(settings.workspace_limit_bytes, memory)
+        stated = Stated(room, PlanOwner(partial(planned.handle, ordinal)))
+        return Tuner(ProgramOnGpu(ordinal), source, TrialLedger(share), stated)
+
+    aten = process_overrides.aten_kernels("cuda")
+    return AutoInterceptor(open_tuner, "cuda", aten, process_overrides.refresh, planned=planned)
+
+
+def _share(share: object) -> float:
+    """Return the part of the time that trials may lose."""
+    share = _TRIAL_SHARE if share is None else share
+    if isinstance(share, bool) or not isinstance(share, int | float) or not 0 <= share <= 1:
+        raise SettingsError(f"trial_share={share!r} is no part of the time: give a number from 0 to 1")
+    return float(share)
+
+
+def _memory_limit(limit: int | str) -> int:
+    try:
+        return parse_bytes(limit)
+    except InvalidSizeError as error:
+        raise SettingsError(f"memory_limit: {error}") from error
+
+
+def _memory_of(limit_bytes: int, ordinal: int) -> MemoryLimit:
+    return MemoryLimit(limit_bytes, partial(allocated_bytes, ordinal))
 
 
 def _refuse_without_gpu() -> None:
@@ -174,9 +284,11 @@ def _refuse_without_gpu() -> None:
         )
 
 
-def _open_gpu(ordinal: int, candidates: Candidates, library_path: str | None) -> CudnnBackend:
+def _open_gpu(
+    ordinal: int, candidates: Candidates, library_path: str | None, memory: MemoryLimit | None = None
+) -> CudnnBackend:
     """Return cuDNN on a GPU of PyTorch: the library that PyTorch itself uses, unless the settings name another."""
-    gpu = TorchGpu(ordinal)
+    gpu = TorchGpu(ordinal, memory)
     own = torch.backends.cudnn.version()  # PyTorch loads its library to answer this
     try:
         # Given the bare name, the loader returns the library that the process has loaded already.

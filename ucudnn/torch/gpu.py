@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
-from math import gcd
+from math import gcd, inf
 from typing import Any, final
 
 import numpy as np
@@ -20,6 +20,7 @@ from ucudnn.backends.cudnn.gpu.base import (
 )
 from ucudnn.errors import BackendError, UcudnnError
 from ucudnn.problem import DataType
+from ucudnn.torch.limits.memory_limit import MemoryLimit
 
 # PyTorch for CPUs has none of these. Each convolution calls them, and the functions of torch.cuda are slower.
 _current_device: Callable[[], int] = getattr(torch._C, "_cuda_getDevice", lambda: -1)
@@ -42,6 +43,12 @@ def current_device() -> int:
     return _current_device()
 
 
+def allocated_bytes(ordinal: int) -> int:
+    """Return the bytes of PyTorch's blocks on a GPU that are in use now."""
+    found: int = torch.cuda.memory_stats_as_nested_dict(ordinal)["allocated_bytes"]["all"]["current"]
+    return found
+
+
 @final
 class TorchGpu(Gpu):
     """A GPU as PyTorch sees it.
@@ -52,12 +59,14 @@ class TorchGpu(Gpu):
 
     Args:
         ordinal: number of the GPU, which must be the calling thread's current one.
+        limit: bounds workspaces by the live bytes; None for no limit.
     """
 
     recycles = True
 
-    def __init__(self, ordinal: int) -> None:
+    def __init__(self, ordinal: int, limit: MemoryLimit | None = None) -> None:
         super().__init__()
+        self._limit = limit
         self.ordinal = ordinal
         self.failures = (UcudnnError, RuntimeError)  # PyTorch raises RuntimeError for errors of CUDA
         self._device = torch.device("cuda", ordinal)
@@ -127,15 +136,21 @@ class TorchGpu(Gpu):
         If memory is short, the allocator first frees what it has cached, and tries again.
 
         Raises:
-            MemoryError: if the GPU, or the process's fraction of it, has not that much left.
+            MemoryError: if the GPU, the process's fraction of it or the stated limit has not that much left.
         """
         if not size_bytes:
             return DeviceBuffer(0, 0)
+        if self._limit is not None:
+            self._limit.refuse(size_bytes)
         try:
             memory = torch.empty_strided((size_bytes,), (1,), dtype=torch.uint8, device=self._device)
         except torch.OutOfMemoryError as error:
             raise MemoryError(str(error).split(". ", 1)[0]) from None  # the traceback would keep tensors alive
         return DeviceBuffer(memory.data_ptr(), size_bytes, memory)
+
+    def room_bytes(self) -> float:
+        """Return how large a workspace may be now within the limit of memory."""
+        return inf if self._limit is None else self._limit.room_bytes()
 
     @contextmanager
     def scratch(self) -> Iterator[Callable[[int], DeviceBuffer]]:

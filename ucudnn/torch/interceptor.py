@@ -189,8 +189,12 @@ class Interceptor:
         output_padding: list[int],
         groups: int,
         output_mask: list[bool],
+        now: list[bool] | None = None,
     ) -> Gradients:
-        """Return what aten::convolution_backward returns."""
+        """Return what aten::convolution_backward returns; with `now`, only these of the gradients in the mask.
+
+        A gradient has the same plan whether or not the others are computed in the same call.
+        """
         name = self.names.of(weight) if self.names.any else ""
         geometry = (tuple(stride), tuple(padding), tuple(dilation), transposed, tuple(output_padding), groups)
         ordinal = x.get_device()
@@ -226,12 +230,13 @@ class Interceptor:
         if call.reason:
             self._leave(call)
         else:
-            found = _gradients(call, grad, x, weight, transposed, output_mask[2])
+            found = _gradients(call, grad, x, weight, transposed, output_mask if now is None else now)
             if found is not None:
                 return found
         stock = partial(
             self.aten.backward,
-            *(grad, x, weight, bias_sizes, stride, padding, dilation, transposed, output_padding, groups, output_mask),
+            *(grad, x, weight, bias_sizes, stride, padding, dilation, transposed, output_padding, groups),
+            output_mask if now is None else now,
         )
         return stock() if call.reason else self.fallbacks.run(ordinal, stock)
 
@@ -249,11 +254,12 @@ class Interceptor:
         key = _KernelCallKey(problem, layer, ordinal, later_bytes)
         found = self._kernel_calls.get(key)
         if found is None:
-            found = KernelCall(problem, layer, ordinal, partial(self._handle, ordinal), self.fallbacks, later_bytes)
+            found = KernelCall(problem, layer, ordinal, partial(self.handle, ordinal), self.fallbacks, later_bytes)
             found = self._kernel_calls.setdefault(key, found)  # another thread may have been faster
         return found
 
-    def _handle(self, ordinal: int) -> Handle:
+    def handle(self, ordinal: int) -> Handle:
+        """Return the handle of the current GPU, given its number, which is opened first if necessary."""
         handle = self._handles.get(ordinal)
         if handle is None:
             with self._lock:
@@ -263,7 +269,7 @@ class Interceptor:
 
 
 def _gradients(
-    call: CachedCall, grad: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, transposed: bool, wants_bias: bool
+    call: CachedCall, grad: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, transposed: bool, wanted: list[bool]
 ) -> Gradients | None:
     """Return the gradients of input, weight and bias, or None if a kernel fails.
 
@@ -273,20 +279,22 @@ def _gradients(
         x: input of the convolution.
         weight: filters.
         transposed: whether the convolution is transposed.
-        wants_bias: whether the gradient of the bias is wanted.
+        wanted: which of the gradients of input, weight and bias are computed.
     """
     form = call.format
-    grad_bias = grad.sum(dim=[0, *range(2, grad.dim())]) if wants_bias else None
+    grad_bias = grad.sum(dim=[0, *range(2, grad.dim())]) if wanted[2] else None
     if form is not None:
         grad = grad.contiguous(memory_format=form)
     grad_x, grad_weight = None, None
     kernel, later = call.weight_gradient, call.input_gradient
-    if kernel is not None:  # first, because its workspace may use the memory that the other gradient gets afterwards
+    if (
+        kernel is not None and wanted[1]
+    ):  # first, because its workspace may use the memory that the other gradient gets afterwards
         near = x if form is None else x.contiguous(memory_format=form)
         grad_weight = kernel.new()
         if not (kernel.run(grad, grad_weight, near) if transposed else kernel.run(near, grad_weight, grad)):
             return None
-    if later is not None:
+    if later is not None and wanted[0]:
         grad_x = later.new()
         near = weight if form is None else weight.contiguous(memory_format=form)
         if not (later.run(grad, near, grad_x) if transposed else later.run(grad_x, near, grad)):

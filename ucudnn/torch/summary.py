@@ -218,18 +218,20 @@ def summarize(interceptors: Sequence[Interceptor | AutoInterceptor], *, repeats:
             left[reason] = left.get(reason, 0) + count
         if isinstance(interceptor, AutoInterceptor):
             tuned += [report_tuning(str(device), tuner) for device, tuner in interceptor.tuners().items()]
+        own = _planned(interceptor)
+        if own is None:
             continue
-        problems = {str(problem): problem for problem in interceptor.problems()}
-        for device, report in interceptor.reports(repeats=repeats).items():
+        problems = {str(problem): problem for problem in own.problems()}
+        for device, report in own.reports(repeats=repeats).items():
             name = str(device) if str(device) not in reports else f"{device} ({number + 1})"
             reports[name] = report
-            aten = interceptor.aten if repeats and device.type == "cuda" else None
+            aten = own.aten if repeats and device.type == "cuda" else None
             for each in report.kernels:
-                layer = _layer(name, each, interceptor.owners(each.problem))
+                layer = _layer(name, each, own.owners(each.problem))
                 if aten is not None and each.problem in problems:
                     layer = _with_pytorch(layer, aten, device, problems[each.problem], repeats)
                 layers.append(layer)
-    planned = [each for each in interceptors if isinstance(each, Interceptor)]
+    planned = [each for each in map(_planned, interceptors) if each is not None]
     return Summary(
         reports=reports,
         layers=tuple(layers),
@@ -239,6 +241,11 @@ def summarize(interceptors: Sequence[Interceptor | AutoInterceptor], *, repeats:
         past_limits=tuple(each.fallbacks.past_limit() for each in planned),
         tuned=tuple(tuned),
     )
+
+
+def _planned(interceptor: Interceptor | AutoInterceptor) -> Interceptor | None:
+    """Return what computes by the plans of handles; None if PyTorch's own kernels compute."""
+    return interceptor.planned if isinstance(interceptor, AutoInterceptor) else interceptor
 
 
 def _past(past: PastLimit) -> str:

@@ -1,4 +1,4 @@
-"""The interceptor that is never in the way: PyTorch's own kernels run until others were found to be faster."""
+"""The interceptor that tunes: PyTorch's own kernels, or first plans, run until others were found to be faster."""
 
 import atexit
 import logging
@@ -20,6 +20,7 @@ from ucudnn.torch.call_cache import Flags, Geometry
 from ucudnn.torch.fallbacks import Fallbacks
 from ucudnn.torch.gate.call_gate import CallGate, Compute, GateRule, look_of
 from ucudnn.torch.gate.gate_library import GateLibrary
+from ucudnn.torch.interceptor import Interceptor
 from ucudnn.torch.layer_names import LayerNames
 from ucudnn.torch.tuning.step_tracker import StepTracker
 from ucudnn.torch.tuning.tuned_call import TunedCall, backward_of, forward_of
@@ -42,7 +43,7 @@ OpenTuner = Callable[[int], Tuner]
 
 @final
 class AutoInterceptor:
-    """Tunes a program while it runs; until then, and where nothing is gained, PyTorch computes.
+    """Tunes a program while it runs; until then, and where nothing is gained, PyTorch or a first plan computes.
 
     Args:
         open_tuner: opens the tuner of a device.
@@ -50,12 +51,14 @@ class AutoInterceptor:
         aten: PyTorch's own kernels.
         changed: called between steps when other operators are wanted; see `operators` and `open_gate`.
         library: builds the gate, through which calls that are passed on do not come to Python; None goes without.
+        planned: computes by first plans, which no gate passes by; None if PyTorch's own kernels run.
 
     Attributes:
         device_type: 'cuda' or 'cpu'.
         aten: PyTorch's own kernels.
         names: names of layers; plans do not depend on them.
         fallbacks: what can never be computed here, by reason.
+        planned: computes by first plans; None if PyTorch's own kernels run.
     """
 
     def __init__(
@@ -65,11 +68,13 @@ class AutoInterceptor:
         aten: AtenKernels,
         changed: Callable[[], None],
         library: GateLibrary | None = None,
+        planned: Interceptor | None = None,
     ) -> None:
         self.device_type = device_type
         self.aten = aten
-        self.names = LayerNames()
-        self.fallbacks = Fallbacks()
+        self.planned = planned
+        self.names = LayerNames() if planned is None else planned.names
+        self.fallbacks = Fallbacks() if planned is None else planned.fallbacks
         self._open_tuner = open_tuner
         self._changed = changed
         self._lock = new_lock(LockLevel.FACE)
@@ -86,7 +91,8 @@ class AutoInterceptor:
         self._busy_backward: set[tuple[Any, Any]] | None = None
         self._settled = False
         self._quiet = False
-        self._pass_forward, self._pass_backward = aten.forward, aten.backward
+        self._pass_forward: Callable[..., torch.Tensor] = aten.forward if planned is None else planned.forward
+        self._pass_backward: Callable[..., Gradients] = aten.backward if planned is None else planned.backward
         self._hook: Any = None
         self._stop = partial(_stop, self._tuners)
 
@@ -107,8 +113,8 @@ class AutoInterceptor:
 
     def operators(self) -> tuple[Callable[..., Any] | None, Callable[..., Any] | None]:
         """Return what computes forward and backward; None where PyTorch's own operator can stay in its place."""
-        forward, backward, _ = self._wanted
-        return self.forward if forward else None, self.backward if backward else None
+        idle = (None, None) if self.planned is None else self.planned.operators()
+        return self.forward if self._wanted[0] else idle[0], self.backward if self._wanted[1] else idle[1]
 
     def open_gate(self) -> CallGate | None:
         """Put the gate in front of PyTorch's operators, and return it; None if it is not wanted, or cannot be opened.
@@ -155,8 +161,8 @@ class AutoInterceptor:
         return compute(x, w, y)
 
     def handles(self) -> dict[torch.device, Handle]:
-        """Return no handles, because kernels are not planned by handles here."""
-        return {}
+        """Return the handles of first plans, by device; none if PyTorch's own kernels run."""
+        return {} if self.planned is None else self.planned.handles()
 
     def problems(self) -> list[ConvolutionProblem]:
         """Return each problem that a program has asked for so far."""
@@ -287,13 +293,13 @@ class AutoInterceptor:
             )
         stock = partial(
             self._pass_backward, grad, x, weight, bias_sizes, stride, padding, dilation, transposed, output_padding,
-            groups,
+            groups, *(() if self.planned is None else (output_mask,)),
         )  # fmt: skip
         return way.backward(grad, x, weight, output_mask, stock)
 
     def _keep(self, calls: BoundedDict[tuple[Any, ...], TunedCall], key: tuple[Any, ...], call: TunedCall) -> None:
         calls[key] = call
-        if call.reason:
+        if call.reason and self.planned is None:  # a first plan may compute it all the same
             self.fallbacks.add(call.reason)
 
     def _tuner(self, ordinal: int) -> Tuner:

@@ -84,6 +84,7 @@ class CandidateSource:
             the program waiting. The program has another one, which lists, and finds engines compiled.
         device: returns a context in which the device is the thread's current one.
         open_store: opens what keeps times that were taken in programs.
+        divided: how many algorithms are offered in micro-batches, because they need more workspace for the whole.
 
     Attributes:
         backend: the program's backend; None until it is open.
@@ -95,10 +96,12 @@ class CandidateSource:
         open_backend: OpenBackend,
         device: Callable[[], AbstractContextManager[object]],
         open_store: OpenStore = lambda _: None,
+        divided: int = _MOST_DIVIDED,
     ) -> None:
         self._open = open_backend
         self._device = device
         self._open_store = open_store
+        self._divided = divided
         self._store: MachineStore | None = None
         self._work: SimpleQueue[Callable[[ComputeBackend], None] | None] = SimpleQueue()
         self._found: SimpleQueue[tuple[ConvolutionProblem, list[Configuration]]] = SimpleQueue()
@@ -152,7 +155,7 @@ class CandidateSource:
         found: list[Configuration] = []
         if self.backend is not None:
             with suppress(UcudnnError, MemoryError, RuntimeError), self._device():
-                found.extend(candidates_within(self.backend, problem, room_bytes))
+                found.extend(candidates_within(self.backend, problem, room_bytes, self._divided))
         self._asked += 1
         self._work.put(partial(self._answer, problem, found))
 
@@ -224,7 +227,9 @@ class CandidateSource:
         return found
 
 
-def candidates_within(backend: ComputeBackend, problem: ConvolutionProblem, room_bytes: int) -> Iterator[Configuration]:
+def candidates_within(
+    backend: ComputeBackend, problem: ConvolutionProblem, room_bytes: int, most_divided: int = _MOST_DIVIDED
+) -> Iterator[Configuration]:
     """Yield configurations that fit into some bytes of workspace, in the order of the backend's heuristics.
 
     Algorithms that need more workspace for the whole mini-batch are divided into two, four and so on.
@@ -238,7 +243,7 @@ def candidates_within(backend: ComputeBackend, problem: ConvolutionProblem, room
             if whole < _MOST_WHOLE:
                 whole += 1
                 yield equal_parts(problem, problem.batch, each)
-        elif divided < _MOST_DIVIDED:
+        elif divided < most_divided:
             found = _divided(backend, problem, each.name, room_bytes)
             if found is not None:
                 divided += 1

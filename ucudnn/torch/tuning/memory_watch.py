@@ -1,9 +1,30 @@
 """The room that PyTorch's own peak of memory leaves for workspace at each call (Dymem, section 4.2)."""
 
-from typing import final
+from collections.abc import Sequence
+from typing import Protocol, final
 
 _ROUNDING_BYTES = 2 << 20
 """A block of PyTorch's allocator may be 1 MiB larger than what was asked for, and a trial takes two blocks."""
+
+
+class Room(Protocol):
+    """What a tuner asks about memory; see `MemoryWatch` and `StatedRoom`."""
+
+    @property
+    def peak_bytes(self) -> int:
+        """Bytes that a step may take."""
+
+    def step_ended(self, peak_bytes: int) -> None:
+        """Note the peak of PyTorch's statistics after a step."""
+
+    def called(self, live_bytes: int) -> None:
+        """Note how many bytes were live at a call, its outputs included."""
+
+    def room(self, live_bytes: int) -> int:
+        """Return the bytes of workspace for which there is room beside live bytes."""
+
+    def holds(self, sizes: Sequence[int], live_bytes: int) -> bool:
+        """Return whether new tensors may be allocated for a check beside live bytes."""
 
 
 @final
@@ -49,3 +70,7 @@ class MemoryWatch:
             live_bytes: live bytes at the call, its outputs included.
         """
         return max(0, self.peak_bytes - live_bytes - _ROUNDING_BYTES)
+
+    def holds(self, sizes: Sequence[int], live_bytes: int) -> bool:
+        """Return whether new tensors stay below the peak beside live bytes."""
+        return sum(sizes) <= self.room(live_bytes)

@@ -120,7 +120,18 @@ class _Way:
         watches: whether PyTorch's own kernels are timed.
     """
 
-    __slots__ = ("_bias_as", "_call", "_kernels", "_outputs", "_seen", "_transposed", "_trials", "_tuner", "_watches")
+    __slots__ = (
+        "_bias_as",
+        "_call",
+        "_kernels",
+        "_order",
+        "_outputs",
+        "_seen",
+        "_transposed",
+        "_trials",
+        "_tuner",
+        "_watches",
+    )
 
     def __init__(self, call: TunedCall, tuner: Tuner, outputs: dict[int, _Output], *, watches: bool) -> None:
         self._tuner = tuner
@@ -129,6 +140,8 @@ class _Way:
         self._seen = dict.fromkeys(outputs, 0)
         self._transposed = call.transposed
         self._bias_as = call.bias_as
+        # Memory is taken in the order of PyTorch, or of first plans.
+        self._order = (_DGRAD, _WGRAD) if tuner.owner is None else (_WGRAD, _DGRAD)
         self._watches = watches
         problems = {at: each.site.problem for at, each in outputs.items()}
         self._trials = {at: tuner.trials[each] for at, each in problems.items() if each in tuner.trials}
@@ -171,7 +184,7 @@ class _Way:
 
         found: list[torch.Tensor | None] = [None, None, None]
         left = list(mask)
-        for at in (_DGRAD, _WGRAD):  # PyTorch's order, so that memory is taken in the same order
+        for at in self._order:
             if not mask[at]:
                 continue
             kernel = self._kernels.get(at)
@@ -240,8 +253,8 @@ class _Way:
         tuner, program, output = self._tuner, self._tuner.program, self._outputs[at]
         form = output.form
         wanted = form.size_bytes, kernel.workspace_bytes
-        short = sum(wanted) > tuner.watch.room(program.live_bytes())
-        if short or not self._call.has_room(at, -self._seen[at], (*wanted, _SCALARS_BYTES)):
+        fits = tuner.watch.holds(wanted, program.live_bytes())
+        if not fits or not self._call.has_room(at, -self._seen[at], (*wanted, _SCALARS_BYTES)):
             output.site.missed(candidate)
             return False
         other = form.new().fill_(float("nan"))
@@ -282,7 +295,7 @@ def forward_of(
     flags: Flags,
 ) -> TunedCall:
     """Return what becomes of calls of aten::_convolution that look like this one."""
-    call = asked_convolution(x, weight, geometry, flags, native=True)
+    call = asked_convolution(x, weight, geometry, flags, native=tuner.owner is None)
     if isinstance(call, str):
         return TunedCall(tuner, {}, reason=call)
     reason = _reason(flags, aligned=missing_format(call, x, weight) is None)
@@ -302,7 +315,7 @@ def backward_of(
     flags: Flags,
 ) -> TunedCall:
     """Return what becomes of calls of aten::convolution_backward that look like this one."""
-    call = asked_convolution(x, weight, geometry, flags, native=True)
+    call = asked_convolution(x, weight, geometry, flags, native=tuner.owner is None)
     if isinstance(call, str):
         return TunedCall(tuner, {}, reason=call)
     if tuple(grad.shape) != call.out_shape or grad.dtype is not x.dtype or grad.device != x.device:

@@ -9,6 +9,7 @@ from time import perf_counter
 from typing import Any, final
 
 from ucudnn.problem import ConvolutionProblem
+from ucudnn.torch.limits.plan_owner import Stated
 from ucudnn.torch.tuning.call_site import (
     CallSite,
     Candidate,
@@ -22,7 +23,7 @@ from ucudnn.torch.tuning.call_site import (
 )
 from ucudnn.torch.tuning.candidate_source import Source
 from ucudnn.torch.tuning.kernel_maker import KernelMaker
-from ucudnn.torch.tuning.memory_watch import MemoryWatch
+from ucudnn.torch.tuning.memory_watch import MemoryWatch, Room
 from ucudnn.torch.tuning.program import Program
 from ucudnn.torch.tuning.trial_ledger import StepRecord, TrialLedger
 from ucudnn.torch.tuning.tuned_kernel import TunedKernel
@@ -71,6 +72,7 @@ class Tuner:
         program: the device.
         source: finds candidates.
         ledger: bounds the time that is lost.
+        stated: limits that are stated, and who computes within them; None where PyTorch computes what is not tried.
 
     Attributes:
         phase: what is done now.
@@ -87,13 +89,14 @@ class Tuner:
             compared yet.
     """
 
-    def __init__(self, program: Program, source: Source, ledger: TrialLedger) -> None:
+    def __init__(self, program: Program, source: Source, ledger: TrialLedger, stated: Stated | None = None) -> None:
         self.program = program
         self.source = source
         self.ledger = ledger
         self.phase = TuningPhase.WARMING
         self.sites: dict[ConvolutionProblem, CallSite] = {}
-        self.watch = MemoryWatch()
+        self.watch: Room = MemoryWatch() if stated is None else stated.room
+        self.owner = None if stated is None else stated.owner
         self.uses_adopted = False
         self.trials: dict[ConvolutionProblem, tuple[Trial, TunedKernel | None]] = {}
         self.kernels: dict[ConvolutionProblem, TunedKernel] = {}
@@ -181,7 +184,7 @@ class Tuner:
         its room does not hold any more.
         """
         self._phase_steps += 1
-        if not self.kernels or self._phase_steps % _GUARDED_STEPS:
+        if not self.uses_adopted or self._phase_steps % _GUARDED_STEPS:
             return True
         peak = self.program.peak_bytes()
         if peak <= self._allowed_bytes + _SLACK_BYTES:
@@ -276,6 +279,7 @@ class Tuner:
             site.bound_by(bytes_per_ms)
             site.room_bytes = self.watch.room(-int(site.room_bytes)) if site.calls else 0
             site.calls = -(-site.calls // _WATCHED_STEPS)
+            site.finished = self.owner is not None and self.owner.is_final(site.problem)
         self._tried_since = self.ledger.elapsed_seconds
         self._enter(TuningPhase.TRYING)
 
@@ -375,7 +379,9 @@ class Tuner:
             self._settle()
 
     def _settle(self) -> None:
-        self.uses_adopted = bool(self.kernels)
+        self.uses_adopted = bool(self.kernels) and self.owner is None
+        if self.owner is not None:
+            self.owner.adopt(self.sites[problem] for problem in self.kernels)
         self.trials = {}
         self._allowed_bytes = max(self.watch.peak_bytes, self.program.peak_bytes())
         self._enter(TuningPhase.SETTLED)

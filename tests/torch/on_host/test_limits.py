@@ -1,0 +1,303 @@
+"""Programs within stated limits: first plans at once, others tried on the program's own calls, and bytes counted."""
+
+from random import Random
+from time import sleep
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from torch.utils.checkpoint import checkpoint  # noqa: E402
+
+from tests.support.host_gpu import assert_near  # noqa: E402
+from tests.support.operands import QUICK  # noqa: E402
+from tests.support.tuned_program import TunedProgram  # noqa: E402
+from ucudnn.benchmarking.measurer import LocalMeasurer  # noqa: E402
+from ucudnn.execution.kernel_plans import KernelPlans  # noqa: E402
+from ucudnn.handle import Handle, save_plans  # noqa: E402
+from ucudnn.planning.choices import Origin  # noqa: E402
+from ucudnn.settings import Settings  # noqa: E402
+from ucudnn.torch.interceptor import Interceptor  # noqa: E402
+from ucudnn.torch.overrides import process_overrides  # noqa: E402
+from ucudnn.torch.tuning.tuner import TuningPhase  # noqa: E402
+
+MIB = 1 << 20
+LIMIT = 3000
+"""Bytes of workspace, within which the stand-in's fast engine computes a part of the mini-batch only."""
+
+LATER = 8 * 6 * 7 * 6 * 4
+"""Bytes of the gradient of the second layer's input, which the filter gradient before it may use."""
+
+
+@pytest.fixture
+def stated(host):
+    """Return a function that makes a program within stated limits, which is ended after the test."""
+    made = []
+
+    def make(limit_bytes=LIMIT, **options):
+        made.append(TunedProgram(host, 50.0, limit_bytes=limit_bytes, **{"share": 0.5, **options}))
+        return made[-1]
+
+    yield make
+    process_overrides.use(None)
+    for each in made:
+        each.source.join(30)
+
+
+@pytest.fixture
+def measured(monkeypatch):
+    """Return what is measured."""
+    found = []
+    for name in ("explore", "measure_slab"):
+        measure = getattr(LocalMeasurer, name)
+        monkeypatch.setattr(
+            LocalMeasurer, name, lambda *arguments, measure=measure: found.append(arguments) or measure(*arguments)
+        )
+    return found
+
+
+def run(one, most=400):
+    """Take steps until all is settled, each of which is checked."""
+    for _ in range(most):
+        assert_near(one.step(), one.expected)
+        if one.tuner.phase is TuningPhase.SETTLED:
+            return
+        if one.tuner.phase is TuningPhase.TRYING:
+            sleep(0.001)  # so that the thread which builds gets on
+    pytest.fail(f"not settled after {most} steps")
+
+
+def handle_of(one):
+    return one.planned.handle(0)
+
+
+def origins(one, problem):
+    return handle_of(one).plans.origins(problem)
+
+
+def test_the_first_step_measures_nothing_and_its_plans_keep_the_limit(stated, host, calls, measured):
+    one = stated()
+    with one.enable() as on:
+        host.forget()
+        assert_near(one.step(), one.expected)
+        assert not measured
+        layers = on.report().layers
+        assert len(layers) == 5
+        assert len(calls()) == sum(int(each.configuration.partition("x")[0]) for each in layers), "nothing else is run"
+        assert all(each.workspace_bytes <= LIMIT for each in layers)
+        assert 0 < max(host.allocated) <= LIMIT + LATER, "of what is returned afterwards, a part is lent before"
+        assert one.program.stock_calls == 0, "PyTorch's own kernels know no limit"
+
+
+def test_faster_plans_replace_the_first_ones_within_the_limit_and_the_handle_computes_by_them(stated, host, measured):
+    one = stated()
+    with one.enable() as on:
+        host.forget()
+        run(one)
+        (report,) = on.report().tuned
+        assert report.kernels
+        assert report.gain < 1
+        assert not measured
+        assert max(host.allocated) <= LIMIT + LATER
+        for each in report.kernels:
+            assert each.time_ms < each.stock_ms, "the first plan's time"
+            assert each.parts > 1
+            assert each.workspace_bytes <= LIMIT == each.room_bytes
+        adopted = {site.problem for site in one.tuner.sites.values() if site.adopted is not None}
+        assert {problem for problem in one.tuner.sites if origins(one, problem) == {Origin.PROGRAM}} == adopted
+        layers = {each.problem: each for each in on.report().layers if each.planned_ms is not None}
+        for each in report.kernels:
+            assert layers[each.problem].configuration == each.configuration
+            assert layers[each.problem].planned_ms == pytest.approx(each.time_ms), "its time in the program"
+        host.forget()
+        before, trials = on.report().calls, report.calls
+        assert_near(one.step(), one.expected)
+        assert on.report().calls == before + 5
+        assert on.report().tuned[0].calls == trials, "the tuner is out of the way"
+        assert max(host.allocated) <= LIMIT + LATER
+
+
+def test_the_peak_of_a_settled_program_is_higher_by_the_limit_at_most(stated, host):
+    def peak(limit_bytes):
+        one = stated(limit_bytes)
+        with one.enable():
+            run(one)
+            before = host.live_bytes
+            host.forget()
+            assert_near(one.step(), one.expected)
+            return host.peak_bytes - before
+
+    assert peak(0) < peak(LIMIT) <= peak(0) + LIMIT
+
+
+def test_the_first_plan_stays_where_nothing_is_faster(stated):
+    one = stated(1 << 20)  # the fast engine computes all at once
+    with one.enable() as on:
+        run(one)
+        (report,) = on.report().tuned
+        assert not report.kernels
+        assert sum(report.outcomes.values()) >= 5, "others were tried"
+        assert {origin for problem in one.tuner.sites for origin in origins(one, problem)} == {Origin.RULE}
+
+
+def test_plans_of_a_settled_program_are_saved_and_used_at_once_by_the_next_one(stated, tmp_path, measured):
+    first = stated()
+    with first.enable() as on:
+        run(first)
+        adopted = sorted((each.problem, each.configuration) for each in on.report().layers)
+    save_plans([handle_of(first)], tmp_path / "plans.json")
+    one = stated(plans=str(tmp_path / "plans.json"))
+    with one.enable() as on:
+        assert_near(one.step(), one.expected)
+        assert all(origins(one, problem) == {Origin.FILE} for problem in first.tuner.sites)
+        assert set(adopted) >= {(each.problem, each.configuration) for each in on.report().layers}
+        assert on.report().divided
+        run(one)
+        assert not on.report().tuned[0].outcomes, "nothing is tried beside a plan that was asked for"
+        assert not measured
+
+
+def test_what_a_database_has_is_used_at_once_and_not_tried_again(stated, tmp_path, measured):
+    path = str(tmp_path / "measurements.db")
+    one = stated(database=path)
+    settings = Settings(workspace_limit_bytes=LIMIT, database=path)
+    first = Interceptor(
+        lambda _: Handle.from_settings(settings, backend=one._opened(), effort=QUICK), "cpu", one.made.aten
+    )
+    process_overrides.use(first)
+    assert_near(one.step(), one.expected)
+    before = len(measured)
+    assert before, "this handle measures"
+    with one.enable() as on:
+        run(one)
+        assert len(measured) == before
+        assert all(origins(one, problem) == {Origin.MEASURED} for problem in one.tuner.sites)
+        assert not on.report().tuned[0].outcomes
+
+
+def test_nothing_is_tried_among_deterministic_algorithms(stated, monkeypatch):
+    one = stated()
+    monkeypatch.setattr("ucudnn.torch.tuning.auto_interceptor._deterministic", lambda: True)
+    monkeypatch.setattr("ucudnn.torch.interceptor._deterministic", lambda: True)
+    with one.enable() as on, torch.backends.cudnn.flags(enabled=True, deterministic=True):
+        for _ in range(30):
+            assert_near(one.step(), one.expected)
+        (report,) = on.report().tuned
+        assert not report.seen
+        assert on.report().calls == 30 * 5, "all by the fixed rule"
+        assert one.program.stock_calls == 0
+
+
+def test_nothing_is_tried_in_a_capture_and_its_plans_are_kept(stated, host):
+    one = stated()
+    with one.enable() as on:
+        assert_near(one.step(), one.expected)
+        host.captures, host.stream = True, 0x40
+        for _ in range(30):
+            assert_near(one.step(), one.expected)
+        host.captures, host.stream = False, 0
+        assert handle_of(one).captured
+        assert not any(each.calls for each in on.report().tuned)
+    assert one.made in process_overrides._kept, "graphs hold addresses of what it owns"
+
+
+def test_a_checkpoint_computes_again_by_the_plan_of_its_forward_pass(stated, monkeypatch):
+    one = stated()
+    part = torch.nn.Sequential(*one.model)
+    one.model.forward = lambda x: checkpoint(part, x, use_reentrant=False)
+    changed = []
+    adopt = KernelPlans.adopt
+    monkeypatch.setattr(
+        KernelPlans,
+        "adopt",
+        lambda plans, *rest: changed.append(torch._C._current_graph_task_id()) or adopt(plans, *rest),
+    )
+    with one.enable() as on:
+        run(one)
+        assert changed
+        assert set(changed) == {-1}, "plans change outside of backward passes only"
+        before = on.report().calls
+        assert_near(one.step(), one.expected)
+        assert on.report().calls == before + 6, "the output of the last layer is not needed again"
+
+
+def test_compiled_programs_are_tuned(stated):
+    one = stated()
+    compiled = torch.compile(torch.nn.Sequential(*one.model), backend="aot_eager")
+    one.model.forward = lambda x: compiled(x)
+    with one.enable() as on:
+        run(one)
+        assert on.report().tuned[0].kernels
+        before = on.report().calls
+        assert_near(one.step(), one.expected)
+        assert on.report().calls == before + 5
+
+
+def test_inference_is_tuned_without_an_optimizer(stated):
+    one = stated()
+    expected = one.model(one.x).detach()
+    with one.enable() as on, torch.inference_mode():
+        for _ in range(400):
+            assert_near([one.model(one.x)], [expected])
+            one.program.passed_ms += one.program.idle_ms
+            if one.made.tuners() and one.tuner.phase is TuningPhase.SETTLED:
+                break
+            sleep(0.001)
+        assert len(on.report().tuned[0].kernels) == 2
+        before = on.report().calls
+        assert_near([one.model(one.x)], [expected])
+        assert on.report().calls == before + 2
+
+
+def test_new_image_sizes_wait_for_no_measurement_and_keep_the_limit(stated, host, measured):
+    one = stated()
+    sizes = [torch.randn(8, 4, height, 6) for height in (5, 6, 7, 8, 9)]
+    shuffled = Random(0)
+    with one.enable() as on:
+        host.forget()
+        for _ in range(400):
+            one.x = shuffled.choice(sizes)
+            assert_near(one.step(), one.expected)
+            if one.tuner.phase is TuningPhase.SETTLED:
+                break
+            sleep(0.001)
+        assert one.tuner.phase is TuningPhase.SETTLED
+        assert not measured
+        assert on.report().tuned[0].outcomes
+        for one.x in sizes:
+            assert_near(one.step(), one.expected)
+        assert max(host.allocated) <= LIMIT + LATER * 9 // 7
+        assert one.program.stock_calls == 0
+
+
+def test_live_bytes_and_workspace_together_keep_a_limit_of_memory(stated, host):
+    def peak_of(one, take):
+        with one.enable() as on:
+            host.forget()
+            take(one)
+            assert one.program.stock_calls == 0
+            return host.peak_bytes, on.report()
+
+    live_only, _ = peak_of(stated(0), TunedProgram.step)
+    free, _ = peak_of(stated(MIB), TunedProgram.step)
+    most = live_only + 4096
+    assert most < free, "the limit of each kernel alone would take more"
+    one = stated(MIB, memory_bytes=MIB + most)  # of which 1 MiB is lost to rounding
+    held, report = peak_of(one, run)
+    assert live_only < held <= most, "trials and checks included"
+    assert not one.memory.exceeded
+    assert report.tuned[0].peak_bytes == one.memory.limit_bytes
+    rooms = [site.room_bytes for site in one.tuner.sites.values()]
+    assert min(rooms) < max(rooms) < MIB, "each has what live bytes leave at its calls"
+    assert any(each.replaced for handle in one.made.handles().values() for each in handle.report().kernels)
+
+
+def test_live_bytes_that_alone_exceed_the_limit_of_memory_are_told_and_nothing_gets_a_workspace(stated, host, caplog):
+    one = stated(1 << 20, memory_bytes=1000)
+    with one.enable() as on:
+        host.forget()
+        for _ in range(3):
+            assert_near(one.step(), one.expected)
+        assert caplog.text.count("alone exceed the limit of 1000 bytes") == 1
+        assert not host.allocated
+        assert on.report().calls == 15, "by algorithms that need none"
