@@ -87,13 +87,16 @@ def recipe_of(network: str, small: bool) -> TrainingRecipe:
     return replace(RECIPES[network], batch=BATCHES[network])
 
 
-def run_cell(cell: ExecutionCell, arguments: Namespace, stock_peak: int) -> dict[str, Any]:
-    """Run the process of a cell, and return its figures, or the reason why it has none."""
-    budget = int(stock_peak * cell.share) if cell.share else None
+def run_cell(cell: ExecutionCell, arguments: Namespace, base: Mapping[str, Any]) -> dict[str, Any]:
+    """Run the process of a cell, and return its figures, or the reason why it has none.
+
+    The budget is a share of the peak of PyTorch's own step. Context and loaded kernels come on top, as they do there.
+    """
+    budget = int(base["allocated"] * cell.share) if cell.share else None
     settings = TrialSettings(
         recipe=recipe_of(cell.network, arguments.small),
         policy=cell.policy,
-        budget_bytes=budget,
+        budget_bytes=None if budget is None else budget + base["outside"],
         device=arguments.device,
         steps=arguments.steps,
         capped=budget is not None,
@@ -144,7 +147,7 @@ def measure(arguments: Namespace, out: Path) -> None:
         if cell.share and "allocated" not in base:
             note(f"{cell}: no budget, because PyTorch's own step has no peak: {base.get('reason', 'not measured')}")
             continue
-        answer = run_cell(cell, arguments, base.get("allocated", 0))
+        answer = run_cell(cell, arguments, base)
         save_case(out, str(cell), answer)
         told = answer.get("reason") or f"{answer['step_ms']:.1f} ms, {answer['allocated'] / GIB:.3f} GiB"
         note(f"{cell}: {told}, process {answer['process_s']:.0f} s")

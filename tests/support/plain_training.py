@@ -5,7 +5,8 @@ from collections import Counter
 
 import torch
 
-from ucudnn.memory.torch.execution.fit import fit_plan, make_plan, step_costs, step_subject
+from ucudnn.memory.policies.choice import make_plan
+from ucudnn.memory.torch.execution.fit import fit_plan, step_costs, step_subject
 from ucudnn.memory.torch.execution.step_program import trace_program
 
 

@@ -2,6 +2,10 @@
 
 import copy
 import gc
+import os
+import subprocess
+import sys
+import textwrap
 
 import pytest
 
@@ -11,6 +15,8 @@ from tests.support.training_steps import training_step  # noqa: E402
 from ucudnn.errors import BudgetError  # noqa: E402
 from ucudnn.memory.pools.host_slots import HostSlots  # noqa: E402
 from ucudnn.memory.simulation.result import Queue  # noqa: E402
+from ucudnn.memory.torch.device_use.nvml import process_bytes  # noqa: E402
+from ucudnn.memory.torch.device_use.usage import outside_bytes  # noqa: E402
 from ucudnn.memory.torch.execution.fit import fit  # noqa: E402
 from ucudnn.memory.torch.execution.host_block import HostBlock  # noqa: E402
 from ucudnn.memory.torch.execution.transfers import Transfers  # noqa: E402
@@ -204,11 +210,62 @@ def test_copies_run_beside_compute():
 
 def test_a_budget_holds_where_the_allocator_may_take_no_more():
     stock = trial("pytorch")
-    budget = int(0.8 * stock.allocated)
+    budget = int(0.8 * stock.allocated) + stock.outside
     figures = trial("checkpoint", budget, capped=True)
-    assert figures.allocated <= budget
-    assert figures.reserved <= budget
-    assert figures.predicted_peak == pytest.approx(figures.allocated, rel=0.05)
+    assert figures.reserved + figures.outside <= budget
+    assert figures.retries == 0, "the plan does not fit side by side"
+    assert figures.predicted_peak == pytest.approx(figures.allocated, rel=0.02)
+    assert figures.predicted_reserved == pytest.approx(figures.reserved, rel=0.05)
+
+
+def test_the_allocator_takes_what_the_replay_says():
+    stock = trial("pytorch")
+    figures = trial("checkpoint", int(0.85 * stock.allocated) + stock.outside)
+    assert figures.predicted_reserved == pytest.approx(figures.reserved, rel=0.05)
+    assert figures.predicted_reserved + figures.outside <= int(0.85 * stock.allocated) + stock.outside
+
+
+def test_a_budget_lets_segments_grow_while_the_program_runs():
+    script = """
+        import torch
+        from ucudnn.memory.torch.device_use.allocator import expand_segments
+        kept = torch.ones(3 << 20, device="cuda")
+        assert expand_segments(torch.device("cuda", 0)) == "", "PyTorch refuses"
+        more = torch.zeros(64 << 20, dtype=torch.uint8, device="cuda")
+        kinds = {each["is_expandable"] for each in torch.cuda.memory_snapshot()}
+        assert kinds == {False, True}, kinds
+        assert bool((kept == 1).all())
+    """
+    environment = {key: value for key, value in os.environ.items() if not key.startswith("PYTORCH")}
+    subprocess.run([sys.executable, "-c", textwrap.dedent(script)], check=True, env=environment)
+
+
+def test_what_the_process_has_beside_the_allocator_is_measured():
+    device = torch.device("cuda", torch.cuda.current_device())
+    torch.zeros(1, device=device)
+    before = outside_bytes(device)
+    assert 100 * MIB < before < 4096 * MIB
+    held = torch.zeros(512 * MIB, dtype=torch.uint8, device=device)
+    assert abs(outside_bytes(device) - before) < 64 * MIB, "what the allocator has counts as outside of it"
+    own = process_bytes(device)
+    assert own is None or own >= torch.cuda.memory_reserved(device) > held.nbytes
+
+
+def test_measuring_operations_keeps_the_budget():
+    model, loss, sample = model_and_data("resnet18")
+    gc.collect()
+    torch.cuda.empty_cache()
+    before = torch.cuda.get_per_process_memory_fraction()
+    others = torch.cuda.memory_reserved() - sum(each.nbytes for each in model.state_dict().values())
+    torch.cuda.reset_peak_memory_stats()
+    floor = fit(model, sample, loss=loss, policy="checkpoint").simulation.peak_bytes
+    budget = int(1.3 * floor) + outside_bytes(torch.device("cuda", 0)) + 96 * MIB
+    gc.collect()
+    torch.cuda.empty_cache()
+    torch.cuda.reset_peak_memory_stats()
+    fit(model, sample, loss=loss, budget=budget, policy="checkpoint")
+    assert torch.cuda.max_memory_reserved() - others <= budget
+    assert torch.cuda.get_per_process_memory_fraction() == before
 
 
 def test_a_budget_below_the_floor_is_refused_before_anything_runs():

@@ -27,7 +27,7 @@ _Run = Callable[[], object]
 
 _CONVOLUTION_BACKWARD = torch.ops.aten.convolution_backward.default
 AHEAD_CYCLES = 1_000_000  # half a millisecond, so that an operator's launches are queued before its clock starts
-_COPIED_BYTES = 64 * 2**20
+COPIED_BYTES = 64 * 2**20
 _GRANULARITY = {"cuda": 512, "cpu": 1}  # bytes of which PyTorch's allocators count multiples
 _MARK = "ucudnn operator "
 
@@ -193,11 +193,11 @@ def _of_operations(measured: _Measured, traced: TracedStep) -> list[float]:
     return [by_index[call.index].pop(0) for call in traced.calls]
 
 
-def bandwidth(source: torch.device, target: torch.device) -> float:
-    """Return bytes per millisecond of a copy, from or to pinned memory where the other side is a GPU."""
+def bandwidth(source: torch.device, target: torch.device, size: int = COPIED_BYTES) -> float:
+    """Return bytes per millisecond of a copy of a size, from or to pinned memory where the other side is a GPU."""
     pinned = "cuda" in (source.type, target.type)
     tensors = [
-        torch.ones(_COPIED_BYTES, dtype=torch.uint8, device=device, pin_memory=pinned and device.type == "cpu")
+        torch.ones(size, dtype=torch.uint8, device=device, pin_memory=pinned and device.type == "cpu")
         for device in (source, target)
     ]
     found = []
@@ -207,7 +207,7 @@ def bandwidth(source: torch.device, target: torch.device) -> float:
         if pinned:
             torch.cuda.synchronize()
         found.append(perf_counter() - begin)
-    return _COPIED_BYTES / (min(found) * 1e3)
+    return size / (min(found) * 1e3)
 
 
 def memory_bytes(device: torch.device) -> int:

@@ -361,3 +361,18 @@ def test_convolutions_go_through_ucudnn_where_it_is_enabled(policy):
 
 def calls_of(on):
     return sum(row["calls"] for row in on.report().records())
+
+
+def test_host_memory_is_capped_and_a_plan_that_needs_more_is_refused_with_the_way_out():
+    model, inputs, loss = small_network("unet3d")
+    step = ucudnn.memory.fit(model, inputs, loss=loss, policy="vdnn-all-p", host_memory="1GiB")
+    needed = step.transfers.block_bytes
+    assert needed > 0
+    step.close()
+    before = copy.deepcopy(model.state_dict())
+    with pytest.raises(BudgetError, match=r"limit for host memory is .*host_memory=.*offloads less") as caught:
+        ucudnn.memory.fit(model, inputs, loss=loss, policy="vdnn-all-p", host_memory=needed - 1)
+    assert (caught.value.limit_bytes, caught.value.required_bytes) == (needed - 1, needed)
+    assert all(torch.equal(before[key], value) for key, value in model.state_dict().items())
+    exact = ucudnn.memory.fit(model, inputs, loss=loss, policy="vdnn-all-p", host_memory=needed)
+    exact(*inputs).backward()

@@ -6,9 +6,12 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+from tests.support.live_bytes import LiveBytes  # noqa: E402
 from tests.support.training_steps import training_step  # noqa: E402
 from ucudnn.memory.devices.profile import load_device  # noqa: E402
 from ucudnn.memory.devices.roofline import device_costs  # noqa: E402
+from ucudnn.memory.liveness import measure_liveness  # noqa: E402
+from ucudnn.memory.torch.execution.fit import step_costs  # noqa: E402
 from ucudnn.memory.torch.execution.operation_costs import measure_operations  # noqa: E402
 from ucudnn.memory.torch.execution.step_program import StepSubject, trace_program  # noqa: E402
 
@@ -74,3 +77,35 @@ def test_an_operation_that_cannot_run_on_made_up_operands_keeps_its_estimate(mon
     calls[target] = replace(call, func=refuses)
     costs = measured(replace(program, calls=tuple(calls)))
     assert costs.time_ms[target] == UNKNOWN
+
+
+def test_measuring_takes_no_more_than_the_budget_leaves_beside_what_stays():
+    program = program_of("unet", "adam")
+    graph = program.graph
+    costs = replace(step_costs(graph, torch.device("cpu")), time_ms=(UNKNOWN,) * len(graph.operations))
+    liveness = measure_liveness(graph, costs)
+    budget = liveness.floor_bytes
+    rooms = [  # an operation's own parameters are made up a second time
+        budget - stays + sum(graph.sizes[each] for each in {*done.reads, *done.writes} if graph.exists_after[each])
+        for stays, done in zip(liveness.persistent_bytes, graph.operations, strict=True)
+    ]
+    with LiveBytes() as counted:
+        found = measure_operations(program, costs, budget=budget, repeats=1)
+    assert 0.3 * budget < counted.peak <= max(rooms)
+    assert all((time == UNKNOWN) == (index in program.outside) for index, time in enumerate(found.time_ms))
+
+
+def test_an_operation_that_the_budget_has_no_room_for_keeps_its_estimate():
+    program = program_of("unet", "sgd")
+    graph = program.graph
+    costs = replace(step_costs(graph, torch.device("cpu")), time_ms=(UNKNOWN,) * len(graph.operations))
+    largest = max(
+        range(len(graph.operations)),
+        key=lambda index: sum(graph.sizes[each] for each in graph.operations[index].reads),
+    )
+    little = max(measure_liveness(graph, costs).persistent_bytes) + 4096
+    with LiveBytes() as counted:
+        found = measure_operations(program, costs, budget=little, repeats=1)
+    assert found.time_ms[largest] == UNKNOWN
+    assert min(found.time_ms) < UNKNOWN
+    assert counted.peak < sum(graph.sizes[each] for each in graph.operations[largest].reads)

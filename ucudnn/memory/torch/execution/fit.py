@@ -16,14 +16,17 @@ from ucudnn.memory.devices.profile import load_device
 from ucudnn.memory.devices.roofline import device_costs
 from ucudnn.memory.graph import StepGraph
 from ucudnn.memory.plans.plan import MemoryPlan
-from ucudnn.memory.policies.catalog import POLICIES, MemoryPolicy, find_policy
+from ucudnn.memory.policies.catalog import MemoryPolicy
+from ucudnn.memory.policies.choice import AllocatorRoom, make_plan
 from ucudnn.memory.pools.host_slots import plan_host_slots
 from ucudnn.memory.simulation.simulator import simulate
+from ucudnn.memory.torch.device_use.allocator import expand_segments
+from ucudnn.memory.torch.device_use.usage import StatedBudget, outside_bytes, stated_budget
 from ucudnn.memory.torch.execution.fitted_step import FittedStep, PlannedRun
+from ucudnn.memory.torch.execution.host_block import host_room
 from ucudnn.memory.torch.execution.operation_costs import measure_operations
 from ucudnn.memory.torch.execution.step_program import StepProgram, StepSubject, trace_program
 from ucudnn.memory.torch.execution.transfers import Transfers
-from ucudnn.memory.torch.execution.usage import library_workspace_bytes
 from ucudnn.memory.torch.model_checks import check_model, gradient_bytes
 from ucudnn.units import parse_bytes
 
@@ -44,6 +47,7 @@ def fit(
     *,
     keep_gradients: bool = False,
     debug: bool = False,
+    host_memory: int | str | None = None,
 ) -> FittedStep:
     """Return a model that trains within a memory budget; the training loop stays as it is.
 
@@ -65,13 +69,17 @@ def fit(
         loss: returns the loss, a scalar, of the model's output and the target. Without it the loop computes the loss of
             the step's outputs, and the memory for that is not planned.
         optimizer: counts its state and temporaries; the loop calls it. Several may update one after the other.
-        budget: bytes, or a text such as '12GiB', of everything that the step has on the device; None bounds nothing.
+        budget: bytes, or a text such as '12GiB', of everything that the process has on the device for the step: the
+            CUDA context, loaded kernels and libraries' workspaces included. None bounds nothing. With a budget,
+            PyTorch's allocator grows its segments from now on (see `expand_segments`).
         policy: name of a policy, a policy, or 'auto' for the fastest plan of all policies that keep the budget.
         keep_gradients: counts a second set of gradients, because the loop adds up those of several steps.
         debug: poisons storages before they are freed, and checks that they are gone after it.
+        host_memory: most bytes of the host's memory for what is offloaded, as a number or a text; None for half of the
+            machine's memory. What the container leaves to this process bounds it, too.
 
     Raises:
-        BudgetError: if no plan keeps the budget; the step has not run then.
+        BudgetError: if no plan keeps the budget, or none keeps the host's memory; the step has not run then.
         InvalidValueError: if there is no such policy, or the model is not in training mode, or it is compiled, sharded
             or replicated in a way that no plan can follow.
         StepGraphError: if the step depends on values of tensors.
@@ -79,11 +87,18 @@ def fit(
     subject = step_subject(model, sample, loss, optimizer, keep_gradients=keep_gradients)
     limit = None if budget is None else parse_bytes(budget)
     on_gpu = any(each.is_cuda for each in model.parameters())
-    return fit_subject(subject, limit, policy, measured=on_gpu, debug=debug)
+    host = None if host_memory is None else parse_bytes(host_memory)
+    return fit_subject(subject, limit, policy, measured=on_gpu, debug=debug, host_bytes=host)
 
 
 def fit_subject(
-    subject: StepSubject, limit: int | None, policy: str | MemoryPolicy, *, measured: bool, debug: bool = False
+    subject: StepSubject,
+    limit: int | None,
+    policy: str | MemoryPolicy,
+    *,
+    measured: bool,
+    debug: bool = False,
+    host_bytes: int | None = None,
 ) -> FittedStep:
     """Return a model that trains within a budget in bytes, as `fit` does.
 
@@ -94,6 +109,7 @@ def fit_subject(
         measured: whether each operation runs by itself before the plan is made, which gives its time, and on a GPU its
             scratch. Otherwise times are those of a device profile, and operations have no scratch.
         debug: as in `fit`.
+        host_bytes: most bytes of the host's memory for what is offloaded; None for half of the machine's.
 
     Raises:
         BudgetError: if no plan keeps the budget; below the floor without scratch, nothing has run then.
@@ -101,22 +117,34 @@ def fit_subject(
         StepGraphError: if the step depends on values of tensors.
     """
     program = trace_program(subject, type(subject.model).__name__, _batch(subject))
-    costs = step_costs(program.graph, program.device)
+    device = program.device
+    costs = step_costs(program.graph, device)
+    stated = stated_budget(limit, device, libraries=False)
     try:
-        check_budget(program.graph, costs, limit)
+        check_budget(program.graph, costs, stated.plan_bytes)
     except BudgetError:
-        check_budget(_at_every_batch(subject, program.graph), costs, limit)  # its remedies know smaller mini-batches
+        graph = _at_every_batch(subject, program.graph)  # its remedies know smaller mini-batches
+        with stated.explained():
+            check_budget(graph, costs, stated.plan_bytes)
         raise
+    fixed = "" if limit is None else expand_segments(device)
+    stated = replace(stated_budget(limit, device, libraries=True), fixed_segments=fixed, host_bytes=host_bytes)
     if measured:
-        costs = measure_operations(program, costs)
-    left = None if limit is None else limit - library_workspace_bytes(program.device)
+        costs = measure_operations(program, costs, budget=stated.plan_bytes)
+        if limit is not None:  # kernels that were loaded meanwhile count
+            stated = replace(stated, outside_bytes=outside_bytes(device))
+    room = _allocator_room(subject, stated, device)
+    with stated.explained():
+        plan = make_plan(program.graph, costs, stated.plan_bytes, policy, room, host_room(host_bytes))
+    if room is not None:
+        stated = replace(stated, allocator_bytes=room.taken_bytes(plan, costs) + stated.library_bytes)
     bare = subject.without_sample()
 
     def again(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> FittedStep:
-        return fit_subject(replace(bare, args=args, kwargs=kwargs), limit, policy, measured=measured, debug=debug)
+        other = replace(bare, args=args, kwargs=kwargs)
+        return fit_subject(other, limit, policy, measured=measured, debug=debug, host_bytes=host_bytes)
 
-    plan = make_plan(program.graph, costs, left, policy)
-    return fit_plan(subject, program, plan, costs, debug=debug, again=again)
+    return fit_plan(subject, program, plan, costs, debug=debug, stated=stated, again=again)
 
 
 def fit_plan(
@@ -126,9 +154,19 @@ def fit_plan(
     costs: Costs,
     *,
     debug: bool = False,
+    stated: StatedBudget | None = None,
     again: Callable[[tuple[Any, ...], Mapping[str, Any]], FittedStep] | None = None,
 ) -> FittedStep:
-    """Return a model that trains by a plan of its program; `again` returns a step of other arguments.
+    """Return a model that trains by a plan of its program.
+
+    Args:
+        subject: what is trained.
+        program: its step.
+        plan: a plan of the program's graph.
+        costs: what the plan was made with.
+        debug: as in `fit`.
+        stated: the budget as the user stated it.
+        again: returns a step of other arguments; None where there is no way to plan one.
 
     Raises:
         BackendError: if CUDA cannot pin the host's memory.
@@ -136,38 +174,22 @@ def fit_plan(
         MemoryPlanError: if the plan mixes the parts of the step between which the caller stands.
     """
     simulation = simulate(plan, costs)
-    transfers = Transfers(plan_host_slots(plan), program.device)
+    transfers = Transfers(
+        plan_host_slots(plan), program.device, most_bytes=None if stated is None else stated.host_bytes
+    )
     run = PlannedRun(program, plan, simulation, transfers, debug=debug)
-    return FittedStep(subject, run, costs, simulation, again)
+    return FittedStep(subject, run, costs, simulation, again, stated)
 
 
-def make_plan(graph: StepGraph, costs: Costs, budget: int | None, policy: str | MemoryPolicy) -> MemoryPlan:
-    """Return the plan of a policy, or the fastest one of all policies that keep the budget for 'auto'.
-
-    Raises:
-        BudgetError: if no plan keeps the budget.
-        InvalidValueError: if there is no such policy.
-    """
-    if policy != "auto":
-        return (find_policy(policy) if isinstance(policy, str) else policy).plan(graph, costs, budget)
-    if budget is None:
-        return find_policy("stock").plan(graph, costs, None)
-    check_budget(graph, costs, budget)
-    found: list[tuple[float, MemoryPlan]] = []
-    refused: list[BudgetError] = []
-    for name in POLICIES:
-        try:
-            plan = find_policy(name).plan(graph, costs, budget)
-        except BudgetError as error:
-            refused.append(error)
-        else:
-            found.append((simulate(plan, costs).time_ms, plan))
-            if name == "stock":
-                break  # nothing is faster than a step of which nothing is moved or recomputed
-    if not found:
-        least = min(refused, key=lambda error: error.required_bytes)
-        raise least
-    return min(found, key=lambda each: each[0])[1]
+def _allocator_room(subject: StepSubject, stated: StatedBudget, device: torch.device) -> AllocatorRoom | None:
+    """Return what PyTorch's allocator may take from a GPU within a budget; None where nothing bounds it."""
+    most = stated.plan_bytes
+    if most is None or device.type != "cuda":
+        return None
+    torch.cuda.empty_cache()  # what is not lost goes back
+    lost = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+    exists = any(optimizer.state for optimizer in subject.optimizers)
+    return AllocatorRoom(most_bytes=most, lost_bytes=lost, state_exists=exists)
 
 
 def step_subject(

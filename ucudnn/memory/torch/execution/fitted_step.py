@@ -17,10 +17,10 @@ from ucudnn.memory.plans.plan import MemoryPlan
 from ucudnn.memory.reports.plan_summary import backward_end_ms, plan_lines
 from ucudnn.memory.simulation.result import Simulation
 from ucudnn.memory.torch.argument_form import ArgumentForm
+from ucudnn.memory.torch.device_use.usage import StatedBudget, StepClock, memory_usage
 from ucudnn.memory.torch.execution.generator import GeneratedCode, generate
 from ucudnn.memory.torch.execution.step_program import StepProgram, StepSubject
 from ucudnn.memory.torch.execution.transfers import Transfers
-from ucudnn.memory.torch.execution.usage import StepClock, memory_usage
 from ucudnn.memory.torch.model_checks import INSTEAD_OF_REPLICAS
 from ucudnn.memory.torch.model_state import ModelState
 from ucudnn.memory.torch.tangents import lying_as, origins_of
@@ -224,6 +224,7 @@ class FittedStep(nn.Module):
         costs: what the plan was made with.
         simulation: what the plan takes by these costs.
         transfers: the plan's copies.
+        stated: the budget as it was stated.
 
     Args:
         subject: what is trained.
@@ -231,6 +232,7 @@ class FittedStep(nn.Module):
         costs: what the plan was made with.
         simulation: what the plan takes by these costs.
         again: returns a step of other arguments and keyword arguments; None where there is no way to plan one.
+        stated: the budget as it was stated.
     """
 
     def __init__(
@@ -240,8 +242,10 @@ class FittedStep(nn.Module):
         costs: Costs,
         simulation: Simulation,
         again: "Callable[[tuple[Any, ...], Mapping[str, Any]], FittedStep] | None" = None,
+        stated: StatedBudget | None = None,
     ) -> None:
         super().__init__()
+        self.stated = stated or StatedBudget(limit_bytes=run.plan.budget_bytes)
         self.model: nn.Module = subject.model if subject.parallel is None else subject.parallel
         self.plan, self.costs, self.simulation = run.plan, costs, simulation
         self.transfers = run.transfers
@@ -335,9 +339,8 @@ class FittedStep(nn.Module):
         measured = run.clock.times_ms()
         if measured:
             time += f", measured {format_ms(median(measured))} in {len(measured)} steps"
-        budget = (
-            "" if plan.budget_bytes is None else f", budget {format_bytes(plan.budget_bytes + usage.library_bytes)}"
-        )
+        limit = self.stated.limit_bytes
+        budget = "" if limit is None else f", budget {format_bytes(limit)}"
         head = f"{plan.graph.name}, mini-batch {plan.graph.batch}, on {costs.device}: policy {plan.policy}{budget}"
         host = f"host memory: {format_bytes(self.transfers.block_bytes)}{', pinned' if device.type == 'cuda' else ''}"
         beside = [f"among the buffers: {name} {format_bytes(size)}" for name, size in self._subject.beside.items()]
@@ -346,7 +349,8 @@ class FittedStep(nn.Module):
             f" peak predicted {format_bytes(other.simulation.peak_bytes + usage.library_bytes)}"
             for other in self._others
         ]
-        lines = [*usage.lines(), *beside, host, *plan_lines(plan, costs, self.simulation), *others]
+        told = [*self.stated.lines(), *usage.lines(), *beside, host]
+        lines = [*told, *plan_lines(plan, costs, self.simulation), *others]
         return "\n".join([head, peak, time, *lines])
 
     def marked(self) -> AbstractContextManager[None]:

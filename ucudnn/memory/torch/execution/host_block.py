@@ -75,8 +75,8 @@ def check_host_memory(size: int, most_bytes: int | None = None, root: Path = Pat
     Raises:
         BudgetError: if it does not; the message says what it needs and what there is.
     """
-    total, left = host_memory(root)
-    cap = int(total * DEFAULT_SHARE) if most_bytes is None else most_bytes
+    _, left = host_memory(root)
+    cap = _cap(most_bytes, root)
     if size <= min(cap, left):
         return
     if size > cap:
@@ -85,12 +85,21 @@ def check_host_memory(size: int, most_bytes: int | None = None, root: Path = Pat
     else:
         why = f"{exact_bytes(left)} are left to this process"
     raise BudgetError(
-        f"the plan needs {exact_bytes(size)} of host memory for what it offloads, and {why}: raise the limit, free"
-        " memory, or take a policy that offloads less",
+        f"the plan needs {exact_bytes(size)} of host memory for what it offloads, and {why}: raise the limit"
+        " (host_memory=), free memory, raise the device's budget, or take a policy that offloads less",
         kernel="",
         limit_bytes=min(cap, left),
         required_bytes=size,
     )
+
+
+def host_room(most_bytes: int | None = None, root: Path = Path("/")) -> int:
+    """Return the bytes that a block of host memory may have now; arguments as those of `check_host_memory`."""
+    return min(_cap(most_bytes, root), host_memory(root)[1])
+
+
+def _cap(most_bytes: int | None, root: Path) -> int:
+    return int(host_memory(root)[0] * DEFAULT_SHARE) if most_bytes is None else most_bytes
 
 
 def host_memory(root: Path = Path("/")) -> tuple[int, int]:

@@ -3,10 +3,14 @@
 The operands of an operation are made for it and freed after it, so measuring takes no more memory than the operation
 itself. Operations that are alike are measured once. The first call lets cuDNN and cuBLAS choose their kernels; what
 they choose stays, so the step runs what was measured.
+
+Measuring keeps the budget, too. PyTorch's allocator may take no more than what the budget leaves beside the storages
+that stay, so cuDNN chooses among algorithms whose workspace fits. An operation that does not run within that keeps its
+estimated time, and its scratch is bounded by that of its like.
 """
 
 import gc
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from statistics import median
 from time import perf_counter
@@ -17,57 +21,117 @@ from torch import Tensor
 from torch.utils._pytree import tree_map_only
 
 from ucudnn.memory.costs import Costs
+from ucudnn.memory.graph import StepGraph
+from ucudnn.memory.liveness import measure_liveness
+from ucudnn.memory.torch.device_use.allocator import AllocatorCap
 from ucudnn.memory.torch.execution.step_program import StepProgram
-from ucudnn.memory.torch.measure import AHEAD_CYCLES, bandwidth, memory_bytes
+from ucudnn.memory.torch.measure import AHEAD_CYCLES, COPIED_BYTES, bandwidth, memory_bytes
 from ucudnn.memory.torch.tracer import TracedCall, TracedTensor
 
 _Operator = Callable[[], object]
 
 
-def measure_operations(program: StepProgram, estimated: Costs, *, repeats: int = 5) -> Costs:
+def measure_operations(program: StepProgram, estimated: Costs, *, budget: int | None = None, repeats: int = 5) -> Costs:
     """Return the costs of a step as measured; random numbers that the program draws later stay the same.
 
     Args:
         program: the step.
         estimated: what counts for operations that cannot run on made-up operands, and for all that is not measured:
             on a CPU that is scratch.
+        budget: bytes that a plan may use, storages that stay included; None bounds nothing.
         repeats: how often each operation is timed; the medians count.
     """
     device = program.device
     on_gpu = device.type == "cuda"
+    rooms = _rooms(program.graph, estimated, budget)
     times, scratch = list(estimated.time_ms), list(estimated.scratch_bytes)
+    known: set[int] = {*program.outside}
     with (
         torch.random.fork_rng(devices=[device] if on_gpu else []),
         torch.enable_grad(),
         torch._C._AutoDispatchBelowAutograd(),
         torch._C._DisableAutocast(),
+        AllocatorCap(device) as cap,
     ):
-        operator: _Operator | None = None
         for operations in _alike(program).values():
-            call = program.calls[operations[0]]
-            try:
-                operator = _operator(call, program)
-                found = _on_gpu(operator, repeats) if on_gpu else _on_cpu(operator, repeats)
-            except (RuntimeError, IndexError, ValueError):
-                continue  # it wants operands of which nobody knows how to make them up
-            finally:
-                operator = None
+            room = None if rooms is None else min(rooms[operation] for operation in operations)
+            cap.allow(room)
+            found = _measured(program, operations[0], room, repeats)
+            if found is None:
+                continue
+            known.update(operations)
             for operation in operations:
                 times[operation], scratch[operation] = found[0], scratch[operation] if found[1] is None else found[1]
-    gc.collect()
-    cpu = torch.device("cpu")
-    measured = replace(
+        gc.collect()
+        most = None if rooms is None else max(rooms, default=0)
+        cap.allow(most)
+        links = _links(device, most)
+    if on_gpu:  # the blocks of operands would stay in the allocator's cache, where the step's do not fit well
+        torch.cuda.empty_cache()
+        scratch = _bounded(program, scratch, known)
+    return replace(
         estimated,
         device=torch.cuda.get_device_name(device) if on_gpu else "cpu",
         time_ms=tuple(times),
         scratch_bytes=tuple(scratch),
-        offload_bytes_per_ms=bandwidth(device, cpu),
-        prefetch_bytes_per_ms=bandwidth(cpu, device),
+        offload_bytes_per_ms=links[0],
+        prefetch_bytes_per_ms=links[1],
         memory_bytes=memory_bytes(device),
     )
-    if on_gpu:  # the blocks of operands would stay in the allocator's cache, where the step's do not fit well
-        torch.cuda.empty_cache()
-    return measured
+
+
+def _measured(program: StepProgram, operation: int, room: int | None, repeats: int) -> tuple[float, int | None] | None:
+    """Return time and scratch of an operation; None if it does not run on made-up operands, or not within its room."""
+    call = program.calls[operation]
+    sizes, types = _operand_sizes(call)
+    if room is not None and sum(sizes.values()) > room:
+        return None
+    try:
+        operator = _operator(call, program, sizes, types)
+        return _on_gpu(operator, repeats) if program.device.type == "cuda" else _on_cpu(operator, repeats)
+    except (RuntimeError, IndexError, ValueError):
+        return None  # too little memory, or it wants operands of which nobody knows how to make them up
+
+
+def _rooms(graph: StepGraph, costs: Costs, budget: int | None) -> list[int] | None:
+    """Return the bytes that each operation may take while it is measured; None where nothing is bounded.
+
+    That is what the budget leaves beside the storages that stay. Those that the operation itself accesses are made up
+    a second time, so their bytes count as free.
+    """
+    if budget is None:
+        return None
+    found = [0] * len(graph.operations)
+    liveness = measure_liveness(graph, costs)
+    for place, operation in enumerate(liveness.order):
+        accessed = {*graph.operations[operation].reads, *graph.operations[operation].writes}
+        twice = sum(liveness.sizes[storage] for storage in accessed if graph.exists_after[storage])
+        found[operation] = budget - liveness.persistent_bytes[place] + twice
+    return found
+
+
+def _bounded(program: StepProgram, scratch: Sequence[int], known: Collection[int]) -> list[int]:
+    """Return the scratch of all operations, with a bound where it is not known: the largest scratch of its like.
+
+    An operation without a like may have as much as its operands.
+    """
+    largest: dict[Any, int] = {}
+    for operation in known:
+        call = program.calls[operation]
+        largest[call.func] = max(scratch[operation], largest.get(call.func, 0))
+    found = list(scratch)
+    for operation, call in enumerate(program.calls):
+        if operation not in known:
+            own = largest.get(call.func)
+            found[operation] = sum(_operand_sizes(call)[0].values()) if own is None else own
+    return found
+
+
+def _links(device: torch.device, room: int | None) -> tuple[float, float]:
+    """Return bytes per millisecond to the host and from it."""
+    cpu = torch.device("cpu")
+    size = COPIED_BYTES if room is None else max(1, min(COPIED_BYTES, room // 2))  # on a CPU there are two of them
+    return bandwidth(device, cpu, size), bandwidth(cpu, device, size)
 
 
 def _alike(program: StepProgram) -> dict[str, list[int]]:
@@ -90,8 +154,8 @@ def _numbered(call: TracedCall) -> Any:
     )
 
 
-def _operator(call: TracedCall, program: StepProgram) -> _Operator:
-    """Return a function that calls an operator on operands of its own."""
+def _operand_sizes(call: TracedCall) -> tuple[dict[int, int], dict[int, torch.dtype]]:
+    """Return the bytes and the type of each storage that a call is given."""
     sizes: dict[int, int] = {}
     types: dict[int, torch.dtype] = {}
     for tensor in call.inputs:
@@ -99,6 +163,13 @@ def _operator(call: TracedCall, program: StepProgram) -> _Operator:
         elements = 0 if 0 in tensor.shape else tensor.offset + last + 1
         sizes[tensor.storage] = max(sizes.get(tensor.storage, 0), elements * tensor.dtype.itemsize)
         types.setdefault(tensor.storage, tensor.dtype)
+    return sizes, types
+
+
+def _operator(
+    call: TracedCall, program: StepProgram, sizes: Mapping[int, int], types: Mapping[int, torch.dtype]
+) -> _Operator:
+    """Return a function that calls an operator on operands of its own."""
     counted = len(program.graph.storages)
     bases = {
         storage: _base(size, types[storage], torch.device("cpu") if storage >= counted and size else program.device)

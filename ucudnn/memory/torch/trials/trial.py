@@ -19,9 +19,9 @@ import torch
 from ucudnn.errors import BackendUnavailableError, InvalidValueError, UcudnnError
 from ucudnn.memory.liveness import measure_liveness
 from ucudnn.memory.simulation.result import Queue
+from ucudnn.memory.torch.device_use.usage import library_workspace_bytes, outside_bytes
 from ucudnn.memory.torch.execution.fit import fit_subject, step_subject
 from ucudnn.memory.torch.execution.fitted_step import FittedStep
-from ucudnn.memory.torch.execution.usage import library_workspace_bytes, outside_bytes
 from ucudnn.memory.torch.measured_peak import measured_peak
 from ucudnn.memory.torch.training_step import TrainingRecipe, TrainingStep, make_step
 from ucudnn.memory.torch.trials.device_timeline import beside_prediction, measure_timeline
@@ -40,11 +40,12 @@ class TrialSettings:
     Attributes:
         recipe: the training step.
         policy: name of a policy, 'auto', or PYTORCH.
-        budget_bytes: the budget; None without one.
+        budget_bytes: the budget: a total of what the process has on the device; None without one.
         device: 'cuda' or 'cpu'.
         steps: steps that are timed.
         warmup: steps before them.
-        capped: whether PyTorch's allocator refuses to reserve more than the budget; a GPU's only.
+        capped: whether PyTorch's allocator refuses to reserve more than the budget leaves beside the CUDA context,
+            loaded kernels and NCCL; a GPU's only.
     """
 
     recipe: TrainingRecipe
@@ -63,10 +64,12 @@ class TrialFigures:
 
     Attributes:
         predicted_peak: peak of the plan, and what libraries keep in the allocator.
+        predicted_reserved: what PyTorch's allocator takes from the GPU for the plan.
         predicted_ms: time of the plan.
         floor: the least peak that any plan can reach by offloading and recomputing.
         allocated: most bytes that tensors had.
         reserved: most bytes that PyTorch's allocator took from the GPU.
+        retries: how often the allocator found no room in the timed steps, and gave memory back to the driver first.
         library: bytes that libraries keep in the allocator.
         outside: bytes of the GPU that are in use beside the allocator.
         pinned: bytes of the block of host memory.
@@ -85,10 +88,12 @@ class TrialFigures:
     """
 
     predicted_peak: int | None
+    predicted_reserved: int | None
     predicted_ms: float | None
     floor: int | None
     allocated: int
     reserved: int | None
+    retries: int | None
     library: int
     outside: int
     pinned: int
@@ -182,14 +187,13 @@ class _Trial:
         settings = self._settings
         if self._on_gpu:
             torch.backends.cudnn.benchmark = True
-            if settings.capped and settings.budget_bytes is not None:
-                total = torch.cuda.get_device_properties(self._device).total_memory
-                torch.cuda.set_per_process_memory_fraction(min(1.0, settings.budget_bytes / total))
         torch.manual_seed(0)
         step = make_step(settings.recipe, self._device)
+        self._cap()
         library = library_workspace_bytes(self._device)
         begin = perf_counter()
         fitted = None if settings.policy == PYTORCH else self._fit(step)
+        self._cap()  # fitting loads kernels
         planned = step if fitted is None else with_plan(step, fitted)
         self._take(planned)
         self._wait()
@@ -197,7 +201,9 @@ class _Trial:
         for _ in range(settings.warmup):
             self._take(planned)
         moved = _moved(fitted)
+        retries = self._retries()
         times, allocated, reserved = self._timed(planned)
+        retries = None if retries is None else (self._retries() or 0) - retries
         offloaded, prefetched = (after - before for after, before in zip(_moved(fitted), moved, strict=True))
         timeline = measure_timeline(lambda: self._take(planned), self._device, fitted and fitted.transfers)
         simulation, picture = None, None
@@ -208,10 +214,12 @@ class _Trial:
                 picture = beside_prediction(fitted.plan, simulation, timeline, allocated, library, memory)
         return TrialFigures(
             predicted_peak=None if simulation is None else simulation.peak_bytes + library,
+            predicted_reserved=None if fitted is None else fitted.stated.allocator_bytes,
             predicted_ms=None if simulation is None else simulation.time_ms,
             floor=None if fitted is None else measure_liveness(fitted.plan.graph, fitted.costs).floor_bytes + library,
             allocated=allocated,
             reserved=reserved,
+            retries=retries,
             library=library,
             outside=outside_bytes(self._device),
             pinned=0 if fitted is None else fitted.transfers.block_bytes,
@@ -236,6 +244,14 @@ class _Trial:
             subject = step_subject(step.model, sample, step.loss, step.optimizer)
             return fit_subject(subject, settings.budget_bytes, settings.policy, measured=True)
 
+    def _cap(self) -> None:
+        """Let PyTorch's allocator have what the budget leaves, if the trial is capped."""
+        limit = self._settings.budget_bytes
+        if self._on_gpu and self._settings.capped and limit is not None:
+            total = torch.cuda.get_device_properties(self._device).total_memory
+            left = max(0, limit - outside_bytes(self._device))
+            torch.cuda.set_per_process_memory_fraction(min(1.0, left / total), self._device)
+
     def _take(self, step: TrainingStep) -> None:
         step.clear()
         self._losses.append(step.run())
@@ -259,6 +275,9 @@ class _Trial:
         if self._on_gpu:
             return times, torch.cuda.max_memory_allocated(self._device), torch.cuda.max_memory_reserved(self._device)
         return times, measured_peak(step).bytes, None
+
+    def _retries(self) -> int | None:
+        return int(torch.cuda.memory_stats(self._device)["num_alloc_retries"]) if self._on_gpu else None
 
     def _mark(self) -> Any:
         if not self._on_gpu:

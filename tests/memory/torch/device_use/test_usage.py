@@ -7,8 +7,10 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from tests.support.training_steps import small_unet  # noqa: E402
+from ucudnn.errors import BudgetError  # noqa: E402
 from ucudnn.memory import fit  # noqa: E402
-from ucudnn.memory.torch.execution.usage import StepClock, memory_usage  # noqa: E402
+from ucudnn.memory.torch.device_use import usage  # noqa: E402
+from ucudnn.memory.torch.device_use.usage import StatedBudget, StepClock, memory_usage  # noqa: E402
 
 CPU = torch.device("cpu")
 
@@ -65,3 +67,35 @@ def test_a_forward_without_its_backward_is_no_step():
     clock.end()
     assert len(clock.times_ms()) == 2
     assert min(clock.times_ms()) >= 0
+
+
+def test_a_stated_budget_is_a_total_of_which_the_plan_has_the_rest():
+    stated = StatedBudget(limit_bytes=1000, library_bytes=100, outside_bytes=300)
+    assert stated.plan_bytes == 600
+    assert StatedBudget(limit_bytes=None).plan_bytes is None
+    with pytest.raises(BudgetError, match="the stated budget is 1000 bytes") as caught, stated.explained():
+        raise BudgetError("too little", kernel="conv", limit_bytes=600, required_bytes=700)
+    assert (caught.value.limit_bytes, caught.value.required_bytes, caught.value.kernel) == (1000, 1100, "conv")
+
+
+def test_the_report_says_what_the_allocator_takes_and_why_it_may_take_more():
+    fits = StatedBudget(limit_bytes=1000, outside_bytes=300, allocator_bytes=600)
+    assert fits.lines() == ["taken from the device: predicted 900 B at most, holes between tensors included"]
+    (line, why) = StatedBudget(
+        limit_bytes=1000, outside_bytes=300, allocator_bytes=800, fixed_segments="because"
+    ).lines()
+    assert "predicted 1.07 KiB at most" in line
+    assert "exceeds the budget" in line
+    assert "because" in why
+
+
+def test_what_the_process_has_beside_the_allocator_is_subtracted(monkeypatch):
+    sizes = {"own": 1200}
+    monkeypatch.setattr(usage, "process_bytes", lambda _: sizes["own"])
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda _: 500)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (7000, 10000))
+    gpu = torch.device("cuda", 0)
+    assert usage.stated_budget(2000, gpu, libraries=False).plan_bytes == 1300
+    sizes["own"] = None  # the driver does not tell processes apart: all that is in use counts
+    assert usage.stated_budget(3000, gpu, libraries=False).plan_bytes == 500
+    assert usage.stated_budget(None, gpu, libraries=True).plan_bytes is None

@@ -1,0 +1,89 @@
+"""Tests of the choice among plans: the fastest that fits, in live bytes and side by side in PyTorch's allocator."""
+
+from dataclasses import replace
+
+import pytest
+
+from ucudnn.errors import BudgetError
+from ucudnn.memory.devices.profile import load_device
+from ucudnn.memory.devices.roofline import device_costs
+from ucudnn.memory.liveness import measure_liveness
+from ucudnn.memory.policies.choice import AllocatorRoom, make_plan
+from ucudnn.memory.simulation.simulator import simulate
+from ucudnn.memory.steps import open_step
+
+
+@pytest.fixture(scope="module")
+def unet():
+    """Return a step, its costs as measuring gives them, and 90 % of its peak."""
+    graph = open_step("unet2d").with_batch(4)
+    costs = replace(device_costs(load_device("h200"), graph), granularity=512)
+    costs = replace(costs.with_configurations(costs.fastest), configurations={})
+    return graph, costs, int(0.9 * measure_liveness(graph, costs).peak_bytes)
+
+
+def test_a_plan_that_does_not_fit_side_by_side_gives_way_to_one_that_does(unet):
+    graph, costs, budget = unet
+    room = AllocatorRoom(most_bytes=budget)
+    plain = make_plan(graph, costs, budget, "auto")
+    assert room.taken_bytes(plain, costs) > budget, "nothing is lost in holes, so this step tests nothing"
+    chosen = make_plan(graph, costs, budget, "auto", room)
+    assert room.taken_bytes(chosen, costs) <= budget
+    assert chosen.budget_bytes == budget
+    before, after = simulate(plain, costs), simulate(chosen, costs)
+    assert after.peak_bytes < before.peak_bytes
+    assert before.time_ms < after.time_ms < 1.03 * before.time_ms
+
+
+def test_a_policy_that_was_asked_for_stays(unet):
+    graph, costs, budget = unet
+    room = AllocatorRoom(most_bytes=budget)
+    chosen = make_plan(graph, costs, budget, "checkpoint", room)
+    assert chosen.policy == "checkpoint"
+    assert room.taken_bytes(chosen, costs) <= budget
+
+
+def test_what_is_lost_already_counts(unet):
+    graph, costs, budget = unet
+    lost = budget // 20
+    less = make_plan(graph, costs, budget, "checkpoint", AllocatorRoom(most_bytes=budget, lost_bytes=lost))
+    more = make_plan(graph, costs, budget, "checkpoint", AllocatorRoom(most_bytes=budget))
+    assert AllocatorRoom(most_bytes=budget).taken_bytes(less, costs) <= budget - lost
+    assert simulate(less, costs).peak_bytes < simulate(more, costs).peak_bytes
+
+
+def test_where_nothing_fits_side_by_side_the_plan_that_takes_least_is_returned(unet):
+    graph, costs, budget = unet
+    hopeless = AllocatorRoom(most_bytes=1)
+    chosen = make_plan(graph, costs, budget, "checkpoint", hopeless)
+    assert simulate(chosen, costs).peak_bytes <= budget
+    assert hopeless.taken_bytes(chosen, costs) < hopeless.taken_bytes(
+        make_plan(graph, costs, budget, "checkpoint"), costs
+    )
+
+
+def test_a_step_that_fits_as_it_is_stays_so(unet):
+    graph, costs, budget = unet
+    assert make_plan(graph, costs, 3 * budget, "auto", AllocatorRoom(most_bytes=3 * budget)).policy == "stock"
+    assert make_plan(graph, costs, None, "auto").policy == "stock"
+
+
+def test_below_the_floor_nothing_is_planned(unet):
+    graph, costs, _ = unet
+    floor = measure_liveness(graph, costs).floor_bytes
+    with pytest.raises(BudgetError, match="below the floor"):
+        make_plan(graph, costs, floor - 1, "auto", AllocatorRoom(most_bytes=floor))
+
+
+def test_a_plan_that_holds_too_much_of_the_host_gives_way(unet):
+    graph, costs, budget = unet
+    slow_link = replace(costs, time_ms=tuple(1000 * time for time in costs.time_ms))  # copies cost nothing beside these
+    least = int(0.75 * budget)
+    moves = make_plan(graph, slow_link, least, "auto")
+    pinned = simulate(moves, slow_link).pinned_bytes
+    assert pinned > 0
+    other = make_plan(graph, slow_link, least, "auto", host_bytes=pinned // 2)
+    assert simulate(other, slow_link).pinned_bytes <= pinned // 2
+    assert simulate(other, slow_link).time_ms > simulate(moves, slow_link).time_ms
+    only = make_plan(graph, slow_link, None, "vdnn-all-p", host_bytes=1)
+    assert simulate(only, slow_link).pinned_bytes > 1, "it is the host's memory that refuses"

@@ -1,0 +1,92 @@
+"""Tests of the replay of PyTorch's allocator: lost holes, the optimizer's state between gradients, and live bytes."""
+
+from hypothesis import given, settings
+
+from tests.support.memory_plans import random_plans
+from tests.support.step_graphs import StepBuilder
+from ucudnn.memory.graph import Phase, Role
+from ucudnn.memory.plans.actions import free, offload, run
+from ucudnn.memory.plans.plan import MemoryPlan
+from ucudnn.memory.policies.stock import StockPolicy
+from ucudnn.memory.pools.allocator_replay import replay_allocator
+from ucudnn.memory.simulation.simulator import fixed_bytes, simulate
+
+MIB = 2**20
+PAGE = 20 * MIB
+
+
+def line(*sizes):
+    """Return a line of layers whose outputs have sizes in MiB, with a backward that reads the last one."""
+    builder = StepBuilder().storage("x", MIB, Role.INPUT)
+    before = "x"
+    for number, size in enumerate(sizes):
+        name = f"a{number}"
+        builder.storage(name, size * MIB).run(f"f{number}", before, name)
+        before = name
+    return builder.storage("d", MIB).backward("b", before, "d")
+
+
+def replayed(builder, plan=None, scratch=None, **options):
+    costs = builder.costs()
+    plan = plan or StockPolicy().plan(builder.graph(), costs, None)
+    delayed = simulate(plan, costs).delayed
+    return replay_allocator(plan, costs, scratch or {}, delayed, **options)
+
+
+def test_a_hole_that_is_too_small_is_lost():
+    found = replayed(line(30, 40, 50))
+    assert found.live_bytes == 90 * MIB
+    assert found.reserved_bytes == 122 * MIB  # 50 MiB do not fit where 30 were; d lies in the small range
+    assert replayed(line(50, 40, 30)).reserved_bytes == 102 * MIB  # 90 MiB in pages of 20
+
+
+def test_the_smallest_hole_that_is_large_enough_is_taken():
+    builder = StepBuilder()
+    for name, size in (("a", 40), ("b", 2), ("c", 21), ("d", 2), ("e", 20), ("f", 40)):
+        builder.storage(name, size * MIB).run(f"make {name}", "", name)
+    graph = builder.backward("b", "a b c d e f", "").graph()
+    actions = [run(number) for number in range(4)]
+    # with holes of 40 and 21 MiB, 20 MiB go into the latter, and 40 MiB into the former
+    plain = MemoryPlan(policy="hand", graph=graph, actions=(*actions, run(4), run(5), run(6), *map(free, range(6))))
+    assert replayed(builder, plain).reserved_bytes == 140 * MIB  # 125 MiB
+
+
+def test_scratch_takes_a_place_beside_what_the_operation_writes():
+    found = replayed(line(30, 40), scratch={1: 25 * MIB})
+    assert found.live_bytes == 95 * MIB
+    assert found.reserved_bytes == 102 * MIB
+
+
+def test_the_state_that_the_first_update_makes_stays_between_activations():
+    builder = StepBuilder()
+    builder.storage("w", 30 * MIB, Role.PARAMETER).storage("m", 20 * MIB, Role.OPTIMIZER_STATE)
+    builder.storage("a", 40 * MIB).run("f", "w", "a")
+    builder.storage("g", 30 * MIB, Role.GRADIENT).backward("b", "a", "g")
+    builder.run("update", "g m w", "m w", phase=Phase.OPTIMIZER)
+    assert replayed(builder, state_exists=True).reserved_bytes == 80 * MIB  # 40 of a and 30 of g
+    # the state lies where a was, so a comes behind it in the second step
+    found = replayed(builder)
+    assert found.live_bytes == 90 * MIB
+    assert found.reserved_bytes == 100 * MIB
+
+
+def test_bytes_that_an_offload_still_reads_are_free_when_it_has_ended():
+    builder = line(30, 40, 30)
+    graph = builder.graph()
+    away = (run(0), offload(1), run(1), free(1), run(2), free(2), run(3), free(3), free(4))
+    plan = MemoryPlan(policy="hand", graph=graph, actions=away)
+    slow = builder.costs(offload_bytes_per_ms=15.0 * MIB)  # the copy of 30 MiB ends behind the third layer
+    fast = builder.costs(offload_bytes_per_ms=60.0 * MIB)
+    live = [replay_allocator(plan, each, {}, simulate(plan, each).delayed).live_bytes for each in (slow, fast)]
+    assert live == [100 * MIB, 70 * MIB]
+
+
+@given(step=random_plans())
+@settings(max_examples=150, deadline=None)
+def test_live_bytes_are_those_of_the_simulation(step):
+    plan, costs = step
+    simulation = simulate(plan, costs)
+    scratch = dict(enumerate(costs.scratch_bytes))
+    found = replay_allocator(plan, costs, scratch, simulation.delayed, state_exists=True)
+    assert found.live_bytes + fixed_bytes(plan, costs) == simulation.peak_bytes
+    assert found.reserved_bytes >= found.live_bytes

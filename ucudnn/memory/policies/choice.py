@@ -1,0 +1,182 @@
+"""Choice: the plan of a step, by one policy or by the fastest of all, that keeps a budget in its allocator, too.
+
+A plan keeps a budget in bytes that are alive. PyTorch's allocator takes more, because holes between tensors are lost.
+So each plan is replayed in the allocator; one that takes too much is made again for fewer bytes, until it fits.
+"""
+
+from dataclasses import dataclass, replace
+from heapq import heappop, heappush
+from typing import NamedTuple
+
+from ucudnn.errors import BudgetError
+from ucudnn.memory.budget import check_budget
+from ucudnn.memory.costs import Costs
+from ucudnn.memory.graph import Role, StepGraph
+from ucudnn.memory.plans.plan import MemoryPlan
+from ucudnn.memory.policies.catalog import POLICIES, MemoryPolicy, find_policy
+from ucudnn.memory.pools.allocator_replay import replay_allocator
+from ucudnn.memory.simulation.simulator import simulate
+
+_MOST_TRIES = 16  # plans of one policy that are replayed
+_LEAST_STEP = 0.004  # share of its peak by which the next plan has less
+_STEP = 0.4  # share of what is too much by which the next plan has less
+
+
+@dataclass(frozen=True, kw_only=True)
+class AllocatorRoom:
+    """How much PyTorch's allocator may take.
+
+    Attributes:
+        most_bytes: bytes that it may take for the step, the storages that exist before it included.
+        lost_bytes: bytes of holes between those storages.
+        state_exists: whether the optimizer's state exists already.
+    """
+
+    most_bytes: int
+    lost_bytes: int = 0
+    state_exists: bool = False
+
+    def taken_bytes(self, plan: MemoryPlan, costs: Costs) -> int:
+        """Return what the allocator takes for a plan, in bytes; counted as `most_bytes`."""
+        scratch = dict(enumerate(costs.scratch_bytes))
+        scratch |= {operation: chosen.workspace_bytes for operation, chosen in plan.configurations.items()}
+        delayed = simulate(plan, costs).delayed
+        replayed = replay_allocator(plan, costs, scratch, delayed, state_exists=self.state_exists)
+        return self.lost_bytes + self._before(plan.graph, costs) + replayed.reserved_bytes
+
+    def _before(self, graph: StepGraph, costs: Costs) -> int:
+        """Return the bytes of the storages that exist before the first step."""
+        return sum(
+            costs.rounded(size)
+            for size, storage, exists in zip(graph.sizes, graph.storages, graph.exists_before, strict=True)
+            if exists and (self.state_exists or storage.role is not Role.OPTIMIZER_STATE)
+        )
+
+
+def make_plan(
+    graph: StepGraph,
+    costs: Costs,
+    budget: int | None,
+    policy: str | MemoryPolicy,
+    room: AllocatorRoom | None = None,
+    host_bytes: int | None = None,
+) -> MemoryPlan:
+    """Return the plan of a policy, or the fastest one of all policies that keep the budget for 'auto'.
+
+    Where no plan keeps the allocator's room, the one that takes least of those that keep the budget is returned: the
+    allocator can still give pages back to the driver within a step, which takes time.
+
+    Args:
+        graph: the step.
+        costs: its costs.
+        budget: most bytes that are alive; None bounds nothing.
+        policy: name of a policy, a policy, or 'auto'.
+        room: what the allocator may take; None does not look at it.
+        host_bytes: most bytes of the host that plans may hold; plans that hold more count only where there is no other.
+            None bounds nothing.
+
+    Raises:
+        BudgetError: if no plan keeps the budget.
+        InvalidValueError: if there is no such policy.
+    """
+    if policy == "auto" and budget is None:
+        return find_policy("stock").plan(graph, costs, None)
+    check_budget(graph, costs, budget)
+    if policy != "auto":
+        policies = [find_policy(policy) if isinstance(policy, str) else policy]
+    else:
+        policies = [find_policy(name) for name in POLICIES]
+    choice = _Choice(graph, costs, budget, room, host_bytes)
+    for number, each in enumerate(policies):
+        choice.add(number, each)
+        if policy == "auto" and not number and choice.fits:
+            break  # nothing is faster than a step of which nothing is moved or recomputed
+    return choice.best()
+
+
+class _Choice:
+    """Plans of some policies, of which the fastest is looked at first."""
+
+    def __init__(
+        self,
+        graph: StepGraph,
+        costs: Costs,
+        budget: int | None,
+        room: AllocatorRoom | None,
+        host_bytes: int | None,
+    ) -> None:
+        self._graph, self._costs, self._budget, self._room = graph, costs, budget, room
+        self._host_bytes = host_bytes
+        self._waiting: list[_Candidate] = []
+        self._too_much_host: list[_Candidate] = []
+        self._refused: list[BudgetError] = []
+
+    def add(self, number: int, policy: MemoryPolicy) -> None:
+        """Add a policy, if it keeps the budget."""
+        try:
+            plan = policy.plan(self._graph, self._costs, self._budget)
+        except BudgetError as error:
+            self._refused.append(error)
+        else:
+            self._push(number, policy, plan, tries=1)
+
+    @property
+    def fits(self) -> bool:
+        """Whether there is a plan, and the fastest one fits into the allocator's room."""
+        return bool(self._waiting) and not self._over(self._waiting[0])
+
+    def best(self) -> MemoryPlan:
+        """Return the fastest plan that fits, or the one that takes least of the allocator.
+
+        Raises:
+            BudgetError: if there is no plan.
+        """
+        if not self._waiting:  # whoever takes the host's memory refuses these
+            self._waiting = self._too_much_host[:1]
+        if not self._waiting:
+            raise min(self._refused, key=lambda error: error.required_bytes)
+        least: tuple[int, MemoryPlan] | None = None
+        while self._waiting:
+            candidate = heappop(self._waiting)
+            over = self._over(candidate)
+            if least is None or over < least[0]:
+                least = over, candidate.plan
+            if not over:
+                break
+            self._tighten(candidate, over)
+        assert least is not None
+        return replace(least[1], budget_bytes=self._budget)
+
+    def _over(self, candidate: "_Candidate") -> int:
+        """Return how much more than its room the allocator takes for a plan."""
+        if self._room is None:
+            return 0
+        return max(0, self._room.taken_bytes(candidate.plan, self._costs) - self._room.most_bytes)
+
+    def _tighten(self, candidate: "_Candidate", over: int) -> None:
+        """Let a policy plan again for fewer bytes, if it can."""
+        if candidate.tries == _MOST_TRIES:
+            return
+        less = max(int(over * _STEP), int(candidate.peak_bytes * _LEAST_STEP))
+        try:
+            plan = candidate.policy.plan(self._graph, self._costs, candidate.peak_bytes - less)
+        except BudgetError:
+            return
+        self._push(candidate.number, candidate.policy, plan, tries=candidate.tries + 1)
+
+    def _push(self, number: int, policy: MemoryPolicy, plan: MemoryPlan, *, tries: int) -> None:
+        found = simulate(plan, self._costs)
+        fits_host = self._host_bytes is None or found.pinned_bytes <= self._host_bytes
+        candidate = _Candidate(found.time_ms, number, tries, found.peak_bytes, policy, plan)
+        heappush(self._waiting if fits_host else self._too_much_host, candidate)
+
+
+class _Candidate(NamedTuple):
+    """A plan of a policy, in the order in which candidates are looked at: the fastest first."""
+
+    time_ms: float
+    number: int
+    tries: int
+    peak_bytes: int
+    policy: MemoryPolicy
+    plan: MemoryPlan

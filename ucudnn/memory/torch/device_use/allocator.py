@@ -1,0 +1,116 @@
+"""PyTorch's allocator of GPU memory: segments that grow, and a cap on what it takes.
+
+By default the allocator takes memory in segments of fixed sizes. A tensor must lie within one of them, so memory that
+is free in several pieces cannot hold it: the allocator takes more than the plan says, or, where it may not, cuDNN
+silently runs another algorithm than the measured one. It also hands out up to 1 MiB more than was asked for, if the
+rest of a piece is smaller. With expandable segments there is one range of addresses, which grows page by page, and a
+tensor takes a multiple of 512 bytes. `AllocatorRoom` knows how much the allocator then takes for a plan.
+"""
+
+from contextlib import suppress
+from types import TracebackType
+from typing import Any, Self, final
+
+import torch
+
+_EXPANDABLE = "expandable_segments"
+_VARIABLES = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
+
+
+def expand_segments(device: torch.device) -> str:
+    """Let PyTorch's allocator grow its segments from now on, in the whole process, as far as it can be asked to.
+
+    What the environment says about expandable segments is left alone, and its other settings stay. What exists stays
+    where it is. Segments of which nothing is in use go back to the driver.
+
+    Returns:
+        Why segments do not grow; '' where they do, or the device has no such allocator.
+    """
+    if device.type != "cuda":
+        return ""
+    if torch.cuda.get_allocator_backend() != "native":
+        return f"PyTorch's allocator is {torch.cuda.get_allocator_backend()}"
+    settings = _settings()
+    given = dict(_pair(each) for each in settings.split(",") if each)
+    if _EXPANDABLE in given:
+        return "" if given[_EXPANDABLE].lower() in ("true", "1") else f"the environment says {settings}"
+    if "max_split_size_mb" in given:  # PyTorch cannot release segments with both: pytorch/pytorch#123548
+        return f"the environment says {settings}, which does not go with {_EXPANDABLE}"
+    wanted = ",".join(filter(None, (settings, f"{_EXPANDABLE}:True")))
+    try:
+        _set(wanted)
+    except (RuntimeError, AttributeError) as error:
+        return f"PyTorch refuses {wanted}: {str(error).partition(chr(10))[0]}"
+    torch.cuda.empty_cache()
+    return "" if _grows() else f"PyTorch ignores {wanted}"
+
+
+def _settings() -> str:
+    """Return the settings of the allocator: those that were made last, or those of the environment."""
+    get: Any = getattr(torch._C, "_accelerator_getAllocatorSettings", None)
+    if get is not None:
+        return str(get())
+    known = _in_use()
+    return next((str(known[name]) for name in _VARIABLES if known.get(name)), "")
+
+
+def _pair(setting: str) -> tuple[str, str]:
+    name, _, value = setting.partition(":")
+    return name.strip(), value.strip()
+
+
+def _set(settings: str) -> None:
+    """Change settings of the allocator; PyTorch has no public function for it, and renamed the private one."""
+    known: Any = getattr(torch._C, "_accelerator_setAllocatorSettings", None)
+    (known or torch.cuda.memory._set_allocator_settings)(settings)
+
+
+def _grows() -> bool:
+    """Return whether the allocator says that its segments grow; it is believed where it says nothing."""
+    return bool(_in_use().get(_EXPANDABLE, True))
+
+
+def _in_use() -> dict[str, Any]:
+    """Return what the allocator says of its settings."""
+    snapshot: Any = torch.cuda.memory._snapshot()
+    return dict(snapshot.get("allocator_settings", {}))
+
+
+@final
+class AllocatorCap:
+    """Bounds what PyTorch's allocator has from a GPU while it is entered, and brings back the bound that was there.
+
+    Elsewhere than on a GPU, and where PyTorch does not say which bound there is, nothing is bounded.
+
+    Args:
+        device: the device.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._bounds = device.type == "cuda"
+        self._before = 1.0
+        self._total = self._base = 0
+
+    def __enter__(self) -> Self:
+        if self._bounds:
+            get: Any = getattr(torch.cuda, "get_per_process_memory_fraction", None)
+            self._bounds = get is not None
+        if self._bounds:
+            torch.cuda.empty_cache()
+            self._before = float(get(self._device))
+            self._total = torch.cuda.get_device_properties(self._device).total_memory
+            self._base = torch.cuda.memory_reserved(self._device)
+        return self
+
+    def allow(self, size: int | None) -> None:
+        """Bound what the allocator may take beyond what it had at the begin, in bytes; None brings back what was."""
+        if self._bounds:
+            share = self._before if size is None else min(self._before, (self._base + max(0, size)) / self._total)
+            torch.cuda.set_per_process_memory_fraction(share, self._device)
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        with suppress(RuntimeError):  # a GPU that failed must not hide its error
+            self.allow(None)
