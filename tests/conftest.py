@@ -2,6 +2,7 @@
 
 import logging
 import os
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,10 +12,17 @@ from hypothesis import HealthCheck, settings
 from ucudnn.backends.candidates import Candidates
 from ucudnn.backends.cpu.backend import CpuBackend
 from ucudnn.backends.replay import ReplayBackend
+from ucudnn.cli.app import main
 from ucudnn.profiles.format import load_profile
 
 settings.register_profile("default", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("default")
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_auto_num_workers():
+    """Return how many processes `-n auto` takes: NumPy has threads in each, as many as there are processors."""
+    return min(8, len(os.sched_getaffinity(0)))
 
 
 def pytest_terminal_summary(terminalreporter, config):
@@ -75,6 +83,22 @@ def replay(h200):
         return ReplayBackend(h200, candidates=candidates, network=network)
 
     return make
+
+
+@pytest.fixture
+def call(monkeypatch, capsys):
+    """Return a function that runs `ucudnn` in this process, which spares each call a Python of its own.
+
+    It returns exit status, standard output and standard error.
+    """
+
+    def run(*arguments):
+        monkeypatch.setattr(sys, "argv", ["ucudnn", *arguments])
+        with pytest.raises(SystemExit) as ended:
+            main()
+        return ended.value.code, *capsys.readouterr()
+
+    return run
 
 
 @pytest.fixture

@@ -2,8 +2,8 @@
 
     python -m tests.support.database_worker DATABASE LOG SEED SECONDS [victim]
 
-It writes a line to LOG after each commit. A victim prints a line when its last transaction is written but not
-committed, and waits to be killed.
+It goes on for some seconds, and on a slow machine until it has committed some times. It writes a line to LOG after each
+commit. A victim prints a line when its last transaction is written but not committed, and waits to be killed.
 """
 
 import os
@@ -18,6 +18,8 @@ from ucudnn.benchmarking.storage.database import Database
 from ucudnn.benchmarking.storage.store import MachineStore
 from ucudnn.problem import ConvolutionProblem, Operation
 from ucudnn.profiles.measurement import Effort
+
+FEWEST_TURNS = 20
 
 
 def problem_of(seed, turn):
@@ -43,7 +45,7 @@ def main(path, log, seed, seconds, victim=""):
     effort = Effort(warmup=0, repeats=1, time_limit_ms=1)
     with Path(log).open("w") as file:
         for turn in range(1 << 20):
-            if time.monotonic() > end:
+            if turn >= FEWEST_TURNS and time.monotonic() > end:
                 break
             store = MachineStore(database, backend.machine(), backend.name)
             request = request_of(int(seed), turn)
