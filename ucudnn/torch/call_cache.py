@@ -43,6 +43,17 @@ class Flags(NamedTuple):
     enabled: bool
 
 
+def present_flags() -> Flags:
+    """Return PyTorch's flags as they are now."""
+    # It counts if two settings differ, and then torch.backends.cudnn.allow_tf32 cannot be read.
+    precision: str = torch._C._get_fp32_precision_getter("cuda", "conv")
+    return Flags(
+        math=MathMode.TF32 if precision == "tf32" else MathMode.FMA,
+        deterministic=torch.backends.cudnn.deterministic or torch.are_deterministic_algorithms_enabled(),
+        enabled=torch.backends.cudnn.enabled,
+    )
+
+
 KernelCallOf = Callable[[ConvolutionProblem, int], KernelCall]
 """Returns the call of a problem's kernel, given its `later_bytes`, for the layer and the device that call now."""
 

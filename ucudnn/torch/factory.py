@@ -151,12 +151,8 @@ def interceptor_of(
     groups_under(settings, groups)
     if settings.plans is not None:
         read_plans(settings.plans)  # a device looks into it at its first convolution, which is late for an error
-    kind, _, target = settings.backend.partition(":")
-    if kind == "replay":
-        raise SettingsError(f"backend={settings.backend!r} plans but cannot execute: PyTorch needs auto, cudnn or cpu")
-    # PyTorch chooses from the graph API, and its programs expect no more rounding than that has.
-    candidates = parse_choice(Candidates, target, "backend cudnn:") if target else Candidates.GRAPH
-    on_cpu = kind == "cpu"
+    candidates = _candidates_of(settings)
+    on_cpu = settings.backend == "cpu"
     aten = process_overrides.aten_kernels("cpu" if on_cpu else "cuda")
     total, limit = settings.total_workspace_bytes, settings.workspace_limit_bytes
     fallbacks = Fallbacks(limit if total is None else total, strict=settings.strict)
@@ -164,8 +160,7 @@ def interceptor_of(
         Handle.from_settings, settings, groups=groups, effort=effort, listener=listener, measures=measures
     )
     if on_cpu:
-        # The threads of NumPy and of PyTorch would wait for each other's processors.
-        return Interceptor(lambda _: open_with(backend=CpuBackend(threads=1)), "cpu", aten, fallbacks)
+        return Interceptor(lambda _: open_with(backend=open_device(settings, -1)), "cpu", aten, fallbacks)
     if settings.benchmark_devices not in (None, "ranks"):
         raise SettingsError(
             f"{settings.called('benchmark_devices')}: GPUs of PyTorch measure alone, or together as 'ranks' of"
@@ -178,6 +173,31 @@ def interceptor_of(
         return open_with(backend=_open_gpu(ordinal, candidates, settings.cudnn_library, memory))
 
     return Interceptor(open_handle, "cuda", aten, fallbacks)
+
+
+def open_device(settings: Settings, ordinal: int) -> ComputeBackend:
+    """Return the backend that computes on tensors of a device.
+
+    Args:
+        settings: the candidates and the cuDNN library of GPUs.
+        ordinal: number of the GPU, which must be the calling thread's current one; -1 for the CPU.
+
+    Raises:
+        SettingsError: if the backend of the settings does not execute.
+        BackendUnavailableError: if cuDNN cannot be loaded.
+    """
+    candidates = _candidates_of(settings)
+    if ordinal < 0:
+        return CpuBackend(threads=1)  # the threads of NumPy and of PyTorch would wait for each other's processors
+    return _open_gpu(ordinal, candidates, settings.cudnn_library)
+
+
+def _candidates_of(settings: Settings) -> Candidates:
+    kind, _, target = settings.backend.partition(":")
+    if kind == "replay":
+        raise SettingsError(f"backend={settings.backend!r} plans but cannot execute: PyTorch needs auto, cudnn or cpu")
+    # PyTorch chooses from the graph API, and its programs expect no more rounding than that has.
+    return parse_choice(Candidates, target, "backend cudnn:") if target else Candidates.GRAPH
 
 
 def tunes(backend: str | None, options: Mapping[str, Any]) -> bool:

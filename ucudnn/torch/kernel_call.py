@@ -112,7 +112,7 @@ class KernelCall:
         """
         if self._ordinal < 0:
             self._note_filters(w.data_ptr())
-            return self._launch(0, *(_array(each, self.problem) for each in (x, w, y)))
+            return self._launch(0, *(array_of(each, self.problem) for each in (x, w, y)))
         at_x, at_w, at_y = addresses = x.data_ptr(), w.data_ptr(), y.data_ptr()
         low_bits = (at_x | at_w | at_y) & _LOW_BITS
         if current_device() != self._ordinal:
@@ -178,7 +178,7 @@ class KernelCall:
         return launcher
 
 
-def _array(tensor: torch.Tensor, problem: ConvolutionProblem) -> Any:
+def array_of(tensor: torch.Tensor, problem: ConvolutionProblem) -> Any:
     """Return a tensor of the CPU as an array in the problem's layout."""
     tensor = tensor.detach()
     if tensor.dtype is torch.bfloat16:

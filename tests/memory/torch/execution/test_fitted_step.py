@@ -188,6 +188,26 @@ def test_backward_runs_once():
         loss.backward()
 
 
+def test_backward_may_need_nothing_that_forward_left_on_the_device():
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Tanh(), nn.Conv2d(2, 3, 3))
+    inputs = torch.randn(2, 2, 5, 5), torch.tensor(0.0)
+
+    def loss(out, target):
+        return (out - target).sum()
+
+    step = ucudnn.memory.fit(model, inputs, loss=loss, policy="vdnn-all-p", debug=True)
+    step(*inputs)  # whose backward never runs
+    value = step(*inputs)
+    value.backward(retain_graph=True)
+    ours = gradients(step)
+    with pytest.raises(RuntimeError, match="runs once"):
+        value.backward()
+    model.zero_grad()
+    loss(model(inputs[0]), inputs[1]).backward()
+    assert all(torch.equal(mine, each.grad) for mine, each in zip(ours, model.parameters(), strict=True))
+
+
 def test_two_forwards_may_not_share_the_host():
     step, inputs, _ = fitted_in_place("vdnn-ext-all-p")
     first = step(*inputs)

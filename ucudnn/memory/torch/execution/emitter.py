@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import final
+from typing import Any, final
 
 import torch
 
@@ -91,7 +91,7 @@ class Emitter:
             self._call_uncounted(call.phase, operation)
         tangent = program.outside.get(operation)
         if tangent is None:
-            self._call(call, made, again=again)
+            self._call(call, made, again=again, function=program.functions.get(operation))
         else:
             self._know(program.tangents[tangent], self._code.assign(f"tangents[{tangent}]", made))
         for storage, version in made.items():
@@ -169,7 +169,7 @@ class Emitter:
         while self._uncounted and self._uncounted[0][0] <= operation and self._uncounted[0][1].phase is phase:
             self._call(self._uncounted.pop(0)[1], {}, again=False)
 
-    def _call(self, call: TracedCall, made: Mapping[int, int], *, again: bool) -> None:
+    def _call(self, call: TracedCall, made: Mapping[int, int], *, again: bool, function: Any = None) -> None:
         stand_ins = self._stand_ins(call, made, again=again)
         uses: list[str] = []
 
@@ -177,7 +177,7 @@ class Emitter:
             uses.append(stand_ins.get(tensor) or self._name(tensor))
             return uses[-1]
 
-        function = _CLONE if call.func is _LIFT else call.func
+        function = function or (_CLONE if call.func is _LIFT else call.func)
         arguments = [self._code.expression(each, text) for each in call.args]
         arguments += [f"{key}={self._code.expression(value, text)}" for key, value in call.kwargs.items()]
         self._receive(call, f"{self._code.operator(function)}({', '.join(arguments)})", uses)

@@ -20,6 +20,7 @@ from ucudnn.memory.policies.catalog import MemoryPolicy
 from ucudnn.memory.policies.choice import AllocatorRoom, make_plan
 from ucudnn.memory.pools.host_slots import plan_host_slots
 from ucudnn.memory.simulation.simulator import simulate
+from ucudnn.memory.torch.convolutions.convolution_choices import ConvolutionChoices
 from ucudnn.memory.torch.device_use.allocator import expand_segments
 from ucudnn.memory.torch.device_use.usage import StatedBudget, outside_bytes, stated_budget
 from ucudnn.memory.torch.execution.fitted_step import FittedStep, PlannedRun
@@ -28,6 +29,7 @@ from ucudnn.memory.torch.execution.operation_costs import measure_operations
 from ucudnn.memory.torch.execution.step_program import StepProgram, StepSubject, trace_program
 from ucudnn.memory.torch.execution.transfers import Transfers
 from ucudnn.memory.torch.model_checks import check_model, gradient_bytes
+from ucudnn.settings import Settings
 from ucudnn.units import parse_bytes
 
 __all__ = ["fit"]
@@ -46,6 +48,7 @@ def fit(
     policy: str | MemoryPolicy = "auto",
     *,
     keep_gradients: bool = False,
+    convolutions: str | Mapping[str, Any] | None = None,
     debug: bool = False,
     host_memory: int | str | None = None,
 ) -> FittedStep:
@@ -74,6 +77,10 @@ def fit(
             PyTorch's allocator grows its segments from now on (see `expand_segments`).
         policy: name of a policy, a policy, or 'auto' for the fastest plan of all policies that keep the budget.
         keep_gradients: counts a second set of gradients, because the loop adds up those of several steps.
+        convolutions: lets policies choose how each convolution is computed, among what ucudnn measures first: a
+            batch-size policy ('undivided' for the papers' (m) and (p)), or options of `ucudnn.Handle` as a dictionary.
+            Then exactly what the plan chose runs, and runs again where it is recomputed. None leaves all convolutions
+            to PyTorch, to the bit, as do policies that choose nothing.
         debug: poisons storages before they are freed, and checks that they are gone after it.
         host_memory: most bytes of the host's memory for what is offloaded, as a number or a text; None for half of the
             machine's memory. What the container leaves to this process bounds it, too.
@@ -82,13 +89,14 @@ def fit(
         BudgetError: if no plan keeps the budget, or none keeps the host's memory; the step has not run then.
         InvalidValueError: if there is no such policy, or the model is not in training mode, or it is compiled, sharded
             or replicated in a way that no plan can follow.
+        SettingsError: if an option of `convolutions` is unknown or has an invalid value.
         StepGraphError: if the step depends on values of tensors.
     """
     subject = step_subject(model, sample, loss, optimizer, keep_gradients=keep_gradients)
     limit = None if budget is None else parse_bytes(budget)
     on_gpu = any(each.is_cuda for each in model.parameters())
     host = None if host_memory is None else parse_bytes(host_memory)
-    return fit_subject(subject, limit, policy, measured=on_gpu, debug=debug, host_bytes=host)
+    return fit_subject(subject, limit, policy, measured=on_gpu, convolutions=convolutions, debug=debug, host_bytes=host)
 
 
 def fit_subject(
@@ -97,6 +105,7 @@ def fit_subject(
     policy: str | MemoryPolicy,
     *,
     measured: bool,
+    convolutions: str | Mapping[str, Any] | None = None,
     debug: bool = False,
     host_bytes: int | None = None,
 ) -> FittedStep:
@@ -108,6 +117,7 @@ def fit_subject(
         policy: as in `fit`.
         measured: whether each operation runs by itself before the plan is made, which gives its time, and on a GPU its
             scratch. Otherwise times are those of a device profile, and operations have no scratch.
+        convolutions: as in `fit`.
         debug: as in `fit`.
         host_bytes: most bytes of the host's memory for what is offloaded; None for half of the machine's.
 
@@ -120,29 +130,33 @@ def fit_subject(
     device = program.device
     costs = step_costs(program.graph, device)
     stated = stated_budget(limit, device, libraries=False)
-    try:
-        check_budget(program.graph, costs, stated.plan_bytes)
-    except BudgetError:
-        graph = _at_every_batch(subject, program.graph)  # its remedies know smaller mini-batches
-        with stated.explained():
-            check_budget(graph, costs, stated.plan_bytes)
-        raise
+    _check_floor(subject, program.graph, costs, stated)
     fixed = "" if limit is None else expand_segments(device)
     stated = replace(stated_budget(limit, device, libraries=True), fixed_segments=fixed, host_bytes=host_bytes)
     if measured:
         costs = measure_operations(program, costs, budget=stated.plan_bytes)
-        if limit is not None:  # kernels that were loaded meanwhile count
-            stated = replace(stated, outside_bytes=outside_bytes(device))
+    choices = None if convolutions is None else ConvolutionChoices.asked(program, convolutions)
+    if choices is not None:
+        costs = choices.measured(costs, stated.plan_bytes)
+    if limit is not None and (measured or choices is not None):  # kernels that were loaded meanwhile count
+        stated = replace(stated, outside_bytes=outside_bytes(device))
     room = _allocator_room(subject, stated, device)
     with stated.explained():
         plan = make_plan(program.graph, costs, stated.plan_bytes, policy, room, host_room(host_bytes))
     if room is not None:
         stated = replace(stated, allocator_bytes=room.taken_bytes(plan, costs) + stated.library_bytes)
+    if choices is not None:
+        program = choices.applied(plan.configurations)
     bare = subject.without_sample()
+    options: dict[str, Any] = {
+        "measured": measured,
+        "convolutions": convolutions,
+        "debug": debug,
+        "host_bytes": host_bytes,
+    }
 
     def again(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> FittedStep:
-        other = replace(bare, args=args, kwargs=kwargs)
-        return fit_subject(other, limit, policy, measured=measured, debug=debug, host_bytes=host_bytes)
+        return fit_subject(replace(bare, args=args, kwargs=kwargs), limit, policy, **options)
 
     return fit_plan(subject, program, plan, costs, debug=debug, stated=stated, again=again)
 
@@ -161,7 +175,8 @@ def fit_plan(
 
     Args:
         subject: what is trained.
-        program: its step.
+        program: its step. Where it has no functions for the plan's configurations, ucudnn with its default settings
+            makes them.
         plan: a plan of the program's graph.
         costs: what the plan was made with.
         debug: as in `fit`.
@@ -169,16 +184,29 @@ def fit_plan(
         again: returns a step of other arguments; None where there is no way to plan one.
 
     Raises:
-        BackendError: if CUDA cannot pin the host's memory.
+        BackendError: if CUDA cannot pin the host's memory, or a configuration of the plan cannot run.
         BudgetError: if what the plan offloads does not fit into the host's memory.
         MemoryPlanError: if the plan mixes the parts of the step between which the caller stands.
     """
     simulation = simulate(plan, costs)
+    if plan.configurations and not program.functions:
+        program = ConvolutionChoices(program, Settings.load()).applied(plan.configurations)
     transfers = Transfers(
         plan_host_slots(plan), program.device, most_bytes=None if stated is None else stated.host_bytes
     )
     run = PlannedRun(program, plan, simulation, transfers, debug=debug)
     return FittedStep(subject, run, costs, simulation, again, stated)
+
+
+def _check_floor(subject: StepSubject, graph: StepGraph, costs: Costs, stated: StatedBudget) -> None:
+    """Raise an error, with the remedies, if the budget is below the floor of a step."""
+    try:
+        check_budget(graph, costs, stated.plan_bytes)
+    except BudgetError:
+        graph = _at_every_batch(subject, graph)  # its remedies know smaller mini-batches
+        with stated.explained():
+            check_budget(graph, costs, stated.plan_bytes)
+        raise
 
 
 def _allocator_room(subject: StepSubject, stated: StatedBudget, device: torch.device) -> AllocatorRoom | None:

@@ -141,13 +141,14 @@ def _guarded(program: StepProgram) -> tuple[tuple[int, ...], tuple[int, ...], tu
 class _Kept:
     """What forward left for backward. If backward never takes it, its copies must end before its memory is reused."""
 
-    __slots__ = ("number", "run", "state")
+    __slots__ = ("number", "run", "state", "taken")
 
     def __init__(self, run: PlannedRun, state: list[Any]) -> None:
         self.run, self.state, self.number = run, state, run.forwards
+        self.taken = False  # the state may be empty where all that backward needs is on the host
 
     def __del__(self) -> None:
-        if self.state and self.run.copying:
+        if not self.taken and self.run.copying:
             self.run.transfers.abandon()
 
 
@@ -176,8 +177,9 @@ class _Replay(torch.autograd.Function):
         """Run the code of backward."""
         _ = ctx.saved_tensors
         kept = ctx.kept
-        if not kept.state:
+        if kept.taken:
             raise RuntimeError("backward of a fitted step runs once: it frees activations on its way")
+        kept.taken = True
         program = kept.run.program
         used = [tangents[index] for index in program.differentiable]
         given = [

@@ -88,7 +88,7 @@ def _measured(program: StepProgram, operation: int, room: int | None, repeats: i
         return None
     try:
         operator = _operator(call, program, sizes, types)
-        return _on_gpu(operator, repeats) if program.device.type == "cuda" else _on_cpu(operator, repeats)
+        return measure_operator(operator, program.device, repeats)
     except (RuntimeError, IndexError, ValueError):
         return None  # too little memory, or it wants operands of which nobody knows how to make them up
 
@@ -132,6 +132,11 @@ def _links(device: torch.device, room: int | None) -> tuple[float, float]:
     cpu = torch.device("cpu")
     size = COPIED_BYTES if room is None else max(1, min(COPIED_BYTES, room // 2))  # on a CPU there are two of them
     return bandwidth(device, cpu, size), bandwidth(cpu, device, size)
+
+
+def measure_operator(operator: Callable[[], object], device: torch.device, repeats: int) -> tuple[float, int | None]:
+    """Return the median time of a call in milliseconds, and on a GPU the bytes that it takes beyond what it returns."""
+    return _on_gpu(operator, repeats) if device.type == "cuda" else _on_cpu(operator, repeats)
 
 
 def _alike(program: StepProgram) -> dict[str, list[int]]:

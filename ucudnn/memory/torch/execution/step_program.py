@@ -95,6 +95,7 @@ class StepProgram:
         gradients: the gradient of each of the sources; None where the outputs do not depend on it.
         device: the device whose memory counts.
         sizes: bytes of each storage, by number.
+        functions: by operation, what code calls in the place of the operator, with its arguments.
     """
 
     graph: StepGraph
@@ -111,6 +112,7 @@ class StepProgram:
     gradients: tuple[TracedTensor | None, ...]
     device: torch.device
     sizes: Mapping[int, int]
+    functions: Mapping[int, Callable[..., Any]] = field(default_factory=dict)
 
 
 def trace_program(subject: StepSubject, name: str, batch: int, *, factor: int = 1) -> StepProgram:

@@ -1,0 +1,201 @@
+"""What the convolutions of a step can choose from, measured on its device, and the functions that run what was chosen.
+
+A desirable set holds the configurations of a kernel that no other beats in both time and workspace. With micro-batches
+of one size only, the mini-batch's, its first one is vDNN's (m) and its last one (p).
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import replace
+from functools import cached_property, partial
+from typing import Any, final
+
+import torch
+from torch import Tensor
+
+from ucudnn.backends.base import ComputeBackend
+from ucudnn.benchmarking.benchmark import Benchmark
+from ucudnn.benchmarking.factory import open_benchmark
+from ucudnn.benchmarking.request import Request, request_of
+from ucudnn.configuration import Configuration
+from ucudnn.errors import InvalidValueError, UcudnnError
+from ucudnn.execution.plan import Plan, make_plan
+from ucudnn.memory.costs import Costs
+from ucudnn.memory.torch.convolutions.planned_convolution import PlannedConvolution
+from ucudnn.memory.torch.convolutions.step_kernel import StepKernel, operand_bytes, step_kernels
+from ucudnn.memory.torch.device_use.allocator import AllocatorCap
+from ucudnn.memory.torch.execution.operation_costs import measure_operator
+from ucudnn.memory.torch.execution.step_program import StepProgram
+from ucudnn.memory.torch.measure import memory_bytes
+from ucudnn.memory.torch.tracer import TracedTensor
+from ucudnn.planning.float32_sums import preferred, rounds_often, summed_configurations, summed_request
+from ucudnn.problem import ConvolutionProblem
+from ucudnn.profiles.measurement import Effort
+from ucudnn.settings import Settings
+from ucudnn.solvers.desirable import desirable_set
+from ucudnn.torch.factory import open_device
+
+_REPEATS = 5
+_Front = tuple[Configuration, ...]
+
+
+@final
+class ConvolutionChoices:
+    """The convolutions of one step that ucudnn can compute.
+
+    Args:
+        program: the step.
+        settings: which micro-batch sizes are measured; a workspace limit counts only if it was given.
+        effort: how much time one measurement may take.
+
+    Attributes:
+        kernels: the kernels, by operation.
+        left: why other convolutions are left to PyTorch, by operation.
+    """
+
+    def __init__(self, program: StepProgram, settings: Settings, effort: Effort | None = None) -> None:
+        self.kernels, self.left = step_kernels(program)
+        self._program, self._effort = program, effort
+        self._copied: dict[int, int] = {}  # bytes of workspaces that are copies of arguments, by operation
+        self._settings = replace(
+            settings, total_workspace_bytes=settings.workspace_limit_bytes
+        )  # for whole sets, as WD
+
+    @classmethod
+    def asked(cls, program: StepProgram, options: str | Mapping[str, Any]) -> "ConvolutionChoices":
+        """Return the choices of a batch-size policy, such as 'undivided', or of options of `ucudnn.Handle`.
+
+        Raises:
+            SettingsError: if an option is unknown or has an invalid value.
+        """
+        given: dict[str, Any] = {"policy": options} if isinstance(options, str) else {**options}
+        effort: Effort | None = given.pop("effort", None)
+        return cls(program, Settings.load(**given), effort)
+
+    def measured(self, costs: Costs, budget: int | None) -> Costs:
+        """Return the costs of the step with the desirable sets of its convolutions.
+
+        A kernel that cannot be measured has none, and PyTorch computes it.
+
+        Args:
+            costs: the costs without them.
+            budget: bytes that measuring must not exceed, with all that is allocated now; None for the device's memory.
+        """
+        device = self._program.device
+        room = memory_bytes(device) if budget is None else budget
+        if device.type == "cuda":
+            room -= torch.cuda.memory_allocated(device)
+        requests = {problem: self._request(problem, room) for problem in self._problems()}
+        requests = {problem: request for problem, request in requests.items() if request.limit_bytes >= 0}
+        with AllocatorCap(device) as cap:
+            cap.allow(None if budget is None else room)
+            fronts = self._fronts(requests)
+        besides = self._besides(costs.granularity)
+        found = {
+            operation: tuple(_with(each, *besides[operation]) for each in fronts[kernel.problem])
+            for operation, kernel in self.kernels.items()
+            if fronts.get(kernel.problem)
+        }
+        self._copied = {operation: copied for operation, (_, copied) in besides.items()}
+        return replace(costs, configurations=found)
+
+    def applied(self, configurations: Mapping[int, Configuration]) -> StepProgram:
+        """Return the step with functions that compute operations with given configurations.
+
+        Nothing is left to prepare when they run.
+
+        Raises:
+            InvalidValueError: if an operation is no convolution that ucudnn computes in this step.
+            StepError: if an algorithm cannot compute its part.
+        """
+        plans: dict[tuple[ConvolutionProblem, Configuration], Plan] = {}
+        found: dict[int, PlannedConvolution] = {}
+        for operation, configuration in configurations.items():
+            kernel = self.kernels.get(operation)
+            if kernel is None:
+                name = self._program.graph.operation_name(operation)
+                why = self.left.get(operation, "it is no convolution")
+                raise InvalidValueError(f"{name} has a configuration, and ucudnn cannot run it: {why}")
+            key = kernel.problem, _with(configuration, 0.0, -self._copied.get(operation, 0))
+            if key not in plans:
+                plans[key] = make_plan(*key, self._backend)
+            found[operation] = PlannedConvolution(kernel, plans[key], self._backend, self._program.device)
+        return replace(self._program, functions=found)
+
+    @cached_property
+    def _backend(self) -> ComputeBackend:
+        device = self._program.device
+        if device.type != "cuda":
+            return open_device(self._settings, -1)
+        return open_device(self._settings, torch.cuda.current_device() if device.index is None else device.index)
+
+    def _problems(self) -> Iterable[ConvolutionProblem]:
+        return dict.fromkeys(kernel.problem for kernel in self.kernels.values())
+
+    def _request(self, problem: ConvolutionProblem, room: int) -> Request:
+        """Return the request of a whole desirable set, within what the operands leave."""
+        limit = room - operand_bytes(problem)
+        if "workspace_limit_bytes" in self._settings.names:
+            limit = min(limit, self._settings.workspace_limit_bytes)
+        return request_of(problem, self._settings, limit)
+
+    def _fronts(self, requests: Mapping[ConvolutionProblem, Request]) -> dict[ConvolutionProblem, _Front]:
+        benchmark = open_benchmark(self._backend, self._settings, effort=self._effort)
+        with suppress(UcudnnError):  # if one of them cannot be computed, that is found below
+            benchmark.explore([*requests.values()])  # faster than one after another
+        return {problem: self._front(request, benchmark) for problem, request in requests.items()}
+
+    def _front(self, request: Request, benchmark: Benchmark) -> _Front:
+        problem, limit = request.problem, request.limit_bytes
+        try:
+            front = desirable_set(benchmark.micro_configurations(request), problem.batch)
+            with_sum = summed_request(problem, self._settings, limit, self._backend)
+            if with_sum is not None and (not front or any(map(rounds_often, front))):
+                front = preferred(front, summed_configurations(with_sum, benchmark), None)
+        except UcudnnError:
+            return ()
+        return front
+
+    def _besides(self, granularity: int) -> dict[int, tuple[float, int]]:
+        """Return milliseconds and bytes that biases and copies of arguments take beside the kernels, by operation."""
+        times: dict[tuple[object, ...], float] = {}
+        found = {}
+        for operation, kernel in self.kernels.items():
+            near = kernel.output if kernel.result is None else self._program.calls[operation].args[0]
+            tensors = (near, *kernel.copied) if kernel.bias is not None else kernel.copied
+            key = kernel.result, kernel.bias is None, kernel.memory_format, *(each.geometry for each in tensors)
+            if key not in times:
+                times[key] = sum(
+                    measure_operator(run, self._program.device, _REPEATS)[0] for run in self._runs(kernel, near)
+                )
+            found[operation] = times[key], kernel.copied_bytes(granularity)
+        return found
+
+    def _runs(self, kernel: StepKernel, near: TracedTensor) -> Iterator[Callable[[], object]]:
+        """Yield what runs beside a kernel, on operands of its own.
+
+        Args:
+            kernel: the kernel.
+            near: the tensor to which its bias is added, or of which the gradient of its bias is the sum.
+        """
+        for each in kernel.copied:
+            yield partial(self._zeros(each).contiguous, memory_format=kernel.memory_format)
+        if kernel.bias is not None:
+            tensor = self._zeros(near)
+            if kernel.result is None:
+                yield partial(tensor.add_, self._zeros(kernel.bias).view(-1, *[1] * (tensor.dim() - 2)))
+            else:
+                yield partial(tensor.sum, dim=[0, *range(2, tensor.dim())])
+
+    def _zeros(self, tensor: TracedTensor) -> Tensor:
+        made = torch.empty_strided(tensor.shape, tensor.stride, dtype=tensor.dtype, device=self._program.device)
+        return made.zero_()
+
+
+def _with(configuration: Configuration, extra_ms: float, extra_bytes: int) -> Configuration:
+    """Return a configuration that takes more time and memory for what runs beside its calls."""
+    if not extra_ms and not extra_bytes:
+        return configuration
+    parts = [replace(each, workspace_bytes=each.workspace_bytes + extra_bytes) for each in configuration.parts]
+    parts[0] = replace(parts[0], time_ms=parts[0].time_ms + extra_ms)
+    return replace(configuration, parts=tuple(parts))

@@ -1,0 +1,139 @@
+"""A convolution of a fitted step, computed with exactly the configuration that a plan chose for it."""
+
+from collections.abc import Callable
+from typing import Any, final
+
+import torch
+from torch import Tensor
+
+from ucudnn.backends.base import Buffer, ComputeBackend
+from ucudnn.bounded import BoundedDict
+from ucudnn.errors import BackendError
+from ucudnn.execution.plan import Plan
+from ucudnn.memory.torch.convolutions.step_kernel import StepKernel
+from ucudnn.torch.kernel_call import array_of
+
+_MOST_BOUND = 32  # a step gives the same few addresses again
+
+
+@final
+class PlannedConvolution:
+    """Takes the arguments of PyTorch's operator and returns what it returns; recomputation calls the same object.
+
+    The workspace is allocated for each call, by PyTorch, and freed at its end. No other algorithm ever takes the place
+    of the plan's, because neither the workspace nor the bits would be those of the plan.
+
+    Args:
+        kernel: what is computed.
+        plan: the prepared calls of the configuration.
+        backend: launches them.
+        device: the device of the tensors.
+
+    Attributes:
+        kernel: what is computed.
+        plan: the prepared calls of the configuration.
+        calls: how often it was called.
+    """
+
+    __slots__ = (
+        "_alignment",
+        "_backend",
+        "_bound",
+        "_device",
+        "_format",
+        "_make",
+        "_on_gpu",
+        "calls",
+        "kernel",
+        "plan",
+    )
+
+    def __init__(self, kernel: StepKernel, plan: Plan, backend: ComputeBackend, device: torch.device) -> None:
+        self.kernel, self.plan = kernel, plan
+        self.calls = 0
+        self._backend, self._device = backend, device
+        self._on_gpu = device.type == "cuda"
+        self._format = kernel.memory_format if kernel.copied else None
+        self._alignment = kernel.problem.alignment - 1
+        self._bound: BoundedDict[tuple[int, ...], tuple[Callable[[], None], ...]] = BoundedDict(_MOST_BOUND)
+        makes = {None: self._forward, 0: self._to_input, 1: self._to_weight}
+        self._make: Callable[..., Any] = makes[kernel.result]
+
+    def __str__(self) -> str:
+        """Return the name that generated code gives it."""
+        return f"ucudnn.{self.kernel.name}"
+
+    def __call__(self, *args: Any) -> Any:
+        """Compute the operation from the arguments of aten::convolution or aten::convolution_backward.
+
+        Raises:
+            BackendError: if the configuration fails.
+            MemoryError: if the device has no room for its workspace.
+        """
+        self.calls += 1
+        return self._make(*args)
+
+    def _forward(self, x: Tensor, weight: Tensor, bias: Tensor | None, *_: Any) -> Tensor:
+        if self._format is not None:
+            x, weight = x.contiguous(memory_format=self._format), weight.contiguous(memory_format=self._format)
+        out = self._new()
+        if self.kernel.transposed:
+            self._compute(out, weight, x)
+        else:
+            self._compute(x, weight, out)
+        return out if bias is None else out.add_(bias.view(-1, *[1] * (out.dim() - 2)))
+
+    def _to_input(self, grad: Tensor, _: Tensor, weight: Tensor, *__: Any) -> tuple[Tensor, None, None]:
+        if self._format is not None:
+            grad, weight = grad.contiguous(memory_format=self._format), weight.contiguous(memory_format=self._format)
+        out = self._new()
+        if self.kernel.transposed:
+            self._compute(grad, weight, out)
+        else:
+            self._compute(out, weight, grad)
+        return out, None, None
+
+    def _to_weight(self, grad: Tensor, x: Tensor, _: Tensor, *__: Any) -> tuple[None, Tensor, Tensor | None]:
+        if self._format is not None:
+            grad, x = grad.contiguous(memory_format=self._format), x.contiguous(memory_format=self._format)
+        out = self._new()
+        if self.kernel.transposed:
+            self._compute(grad, out, x)
+        else:
+            self._compute(x, out, grad)
+        bias = None if self.kernel.bias is None else grad.sum(dim=[0, *range(2, grad.dim())])
+        return None, out, bias
+
+    def _new(self) -> Tensor:
+        output = self.kernel.output
+        return torch.empty_strided(output.shape, output.stride, dtype=output.dtype, device=self._device)
+
+    def _compute(self, x: Tensor, w: Tensor, y: Tensor) -> None:
+        """Compute one of the tensors of the problem from the two others."""
+        if self._on_gpu:
+            self._launch(x.data_ptr(), w.data_ptr(), y.data_ptr())
+            return
+        workspace = torch.empty_strided((self.plan.workspace_bytes,), (1,), dtype=torch.uint8)
+        array_x, array_w, array_y = (array_of(each, self.kernel.problem) for each in (x, w, y))
+        with self._backend.lock:
+            self.plan.launch(array_x, array_w, array_y, workspace.numpy())
+
+    def _launch(self, x: int, w: int, y: int) -> None:
+        if (x | w | y) & self._alignment:
+            raise BackendError(
+                f"{self.kernel.name}: an address is no multiple of {self._alignment + 1} bytes, as those of the sample"
+                " were: fit the step again"
+            )
+        backend, plan = self._backend, self.plan
+        with backend.lock:
+            queue = backend.queue()
+            workspace: Buffer = backend.allocate(plan.workspace_bytes)
+            if backend.capturing(queue):
+                plan.launch(x, w, y, workspace)
+                return
+            key = x, w, y, workspace.address, queue
+            calls = self._bound.get(key)
+            if calls is None:
+                calls = self._bound[key] = plan.bind(x, w, y, backend.without_owner(workspace))
+            for call in calls:
+                call()
