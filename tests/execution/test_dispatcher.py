@@ -446,3 +446,23 @@ def test_a_report_that_runs_what_was_decided(faulty):
     (kernel,) = handle.report(repeats=2).kernels
     assert kernel.executed_ms > 0
     assert kernel.calls == 1
+
+
+def test_spare_memory_that_a_kernel_does_not_use_does_not_limit_what_replaces_a_failed_plan(faulty):
+    handle = Handle(backend=faulty, workspace_limit="1MiB", effort=QUICK)
+    x, w, y = operands(PROBLEM, 0)
+    expected = direct(PROBLEM, x, w, y, 1.0, 0.0)
+    handle.convolve(PROBLEM, x, w, y)
+    faulty.broken = set(chosen(handle))
+    limits = []
+    missing = handle._dispatcher._recovery.missing
+    handle._dispatcher._recovery.missing = lambda problem, error, limit, failed: (
+        limits.append(limit) or missing(problem, error, limit, failed)
+    )
+    array = np.zeros(4096, np.uint8)
+    poison(y, 0.0)
+    spare = faulty.spare(array, array.nbytes)
+    handle.convolve(PROBLEM, x, w, y, spare=spare)
+    assert 0 < spare.size_bytes < 4096
+    assert limits == [1 << 20]
+    assert relative(y, expected) < 1e-12

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from tests.support.divisions import divisions, optimum, totals_of
 from ucudnn.solvers import branch_and_bound
 from ucudnn.solvers.branch_and_bound import search
-from ucudnn.solvers.enumeration import Change, Enumeration
+from ucudnn.solvers.enumeration import Change, Enumeration, _units_of
 from ucudnn.solvers.knapsack import knapsack_of
 from ucudnn.solvers.linear_relaxation import Moves, relax
 
@@ -184,3 +184,11 @@ def test_a_free_move_is_limited_by_the_bytes_that_others_make_up_for(length, res
     moves = moves_of([0, 1], [length, -10], [0.0, 1.0], [1000, 3])
     relaxation = SimpleNamespace(rest_bytes=rest, price=price, choices=np.array([0, 1]))
     assert branch_and_bound._most_copies(relaxation, moves, 3.0).tolist() == [most, 3]
+
+
+def test_so_many_kernels_reach_as_many_times_as_far_for_as_many_times_the_cost():
+    one = {name: np.array([0]) for name in ("cohort", "point")}
+    moves = Moves(**one, sizes=np.array([10]), ticks=np.array([-3]), costs=np.array([2.0]), copies=np.array([5]))
+    units, reach = _units_of(SimpleNamespace(choices=np.array([0]), price=1.0), moves, [5], 100.0)
+    curve = reach.curve(0, len(units))
+    assert curve.costs_of(np.array([10, 30, 50])).tolist() == pytest.approx([2, 6, 10])

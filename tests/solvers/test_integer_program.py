@@ -2,8 +2,10 @@
 
 import pytest
 from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from tests.support.divisions import divisions, optimum, totals_of
+from ucudnn.errors import SolverError
 from ucudnn.settings import SolverName
 from ucudnn.solvers import integer_program
 from ucudnn.solvers.branch_and_bound import search
@@ -33,6 +35,24 @@ def test_it_holds_a_fastest_division(drawn):
         assert not exact or taken == ticks
 
 
+@settings(max_examples=25)
+@given(divisions(counts=st.integers(1, 5)))
+def test_the_limit_holds_to_the_byte_in_numbers_of_several_digits(drawn):
+    small, counts, total = drawn
+    fronts = [
+        (tuple(size * 1_048_573 + 3 * place for place, size in enumerate(sizes)), times) for sizes, times in small
+    ]
+    least, most = (sum(sizes[end] * count for (sizes, _), count in zip(fronts, counts, strict=True)) for end in (0, -1))
+    _, wanted = optimum(fronts, counts, min(max(total * 1_048_573, least), most - 1))
+    for room in {wanted, max(wanted - 1, least)}:
+        ticks, _ = optimum(fronts, counts, room)
+        relaxation, found = relaxed((fronts, counts, room))
+        answer = integer_program.solve(relaxation, found, SolverName.HIGHS, exact=True)
+        taken, size = totals_of(fronts, counts, answer.counts)
+        assert (taken, answer.optimal) == (ticks, True)
+        assert size <= room
+
+
 def test_only_what_is_open_gets_a_variable_with_as_many_kernels_as_can_take_it():
     # At 0.1 ms for a byte, 10 bytes cost nothing, 15 cost 0.15 ms and 21 cost 0.5 ms; 4 bytes are left.
     fronts = [((0, 10, 15, 21), (3.0, 2.0, 1.65, 1.4)), ((0, 10), (3.0, 2.0)), ((0, 11), (3.0, 2.9))]
@@ -45,3 +65,35 @@ def test_only_what_is_open_gets_a_variable_with_as_many_kernels_as_can_take_it()
         {0: 1, 1: 1},
         {},
     ]
+
+
+class Silent:
+    """A solver whose time is over before it has any division."""
+
+    def __init__(self, values):
+        self.values = values
+
+    def actualSolve(self, problem, **options):  # noqa: N802  # as PuLP calls it
+        pulp = integer_program._import_pulp()
+        for variable in problem.variables():
+            variable.varValue = self.values
+        problem.assignStatus(pulp.LpStatusNotSolved, pulp.LpSolutionNoSolutionFound)
+        return pulp.LpStatusNotSolved
+
+
+def unsolved(monkeypatch, values, limit):
+    fronts = [((0, 10, 15, 21), (3.0, 2.0, 1.65, 1.4)), ((0, 10), (3.0, 2.0))]
+    monkeypatch.setattr(integer_program, "_engine", lambda *_: ("silent", Silent(values)))
+    relaxation, found = relaxed((fronts, [5, 1], 54))
+    return integer_program.solve(relaxation, found, SolverName.CBC, exact=True, time_limit_seconds=limit)
+
+
+@pytest.mark.parametrize("values", [None, 0.0, -1.0, 0.5])
+def test_a_solver_without_a_division_in_time_proves_nothing(monkeypatch, values):
+    answer = unsolved(monkeypatch, values, 1.0)
+    assert (answer.counts, answer.optimal, answer.solver) == (None, False, "silent")
+
+
+def test_a_solver_that_gives_up_without_a_time_limit_is_an_error(monkeypatch):
+    with pytest.raises(SolverError, match="silent did not solve the integer program to the optimum: status 0"):
+        unsolved(monkeypatch, None, None)

@@ -1,14 +1,16 @@
 """The linear relaxation against all divisions, and the prices of changes against what changes make of a division."""
 
 from fractions import Fraction
+from math import inf
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.support.divisions import divisions, optimum, totals_of
 from ucudnn.solvers.knapsack import knapsack_of
-from ucudnn.solvers.linear_relaxation import relax
+from ucudnn.solvers.linear_relaxation import Reach, relax
 
 
 @given(divisions())
@@ -97,3 +99,32 @@ def test_times_that_differ_by_less_than_a_tick_take_no_bytes():
     relaxation = relax(knapsack_of(fronts, [1, 1], 8))
     assert relaxation.proves_optimal
     assert relaxation.counts({}) == [{0: 1}, {1: 1}]
+
+
+def test_changes_that_cost_nothing_are_open_without_a_gap():
+    # At 0.1 ms for a byte, 10 bytes are worth as much as none.
+    fronts = [((0, 10, 15), (3.0, 2.0, 1.65)), ((0, 10), (3.0, 2.0))]
+    relaxation = relax(knapsack_of(fronts, [5, 1], 55))
+    assert relaxation.open_points(0.0) == [{0: 5, 1: 5}, {0: 1, 1: 1}]
+
+
+def steps(*sizes_and_costs, price):
+    """Return the reach of steps, whose ranks are their places."""
+    sizes, costs = (np.array(values) for values in zip(*sizes_and_costs, strict=True))
+    return Reach(sizes.astype(np.int64), costs.astype(np.float64), np.arange(len(sizes)), price)
+
+
+def test_a_curve_takes_the_cheapest_bytes_first():
+    reach = steps((1, 2), (4, 4), (-2, 6), (-1, 1), (3, 18), price=5)
+    curve = reach.curve(0, 5)
+    # Beyond the fifth byte more it is cheaper to leave a byte, for 5, than to take one of three for 6.
+    more, less = curve.costs_of(np.array([0, 2, 4, 5, 7])), curve.costs_of(np.array([-1, -2, -3, -4]))
+    assert more.tolist() == pytest.approx([0, 2, 4, 6, 16])
+    assert less.tolist() == pytest.approx([1, 4, 7, inf])
+    assert reach.curve(1, 3).costs_of(np.array([0, 4, 5, -2])).tolist() == pytest.approx([0, 4, 9, 6])
+    assert reach.curve(4, 5).costs_of(np.array([-1, 0, 3])).tolist() == pytest.approx([inf, 0, 15])
+
+
+@pytest.mark.parametrize("sign", [1, -1])
+def test_steps_of_a_byte_reach_as_far_as_their_costs_allow(sign):
+    assert [steps((sign, 2), (sign, 3), price=5).farthest(gap) for gap in (1.0, 4.0, 9.0)] == [1, 2, 2]
