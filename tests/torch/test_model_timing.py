@@ -130,3 +130,10 @@ def test_without_pytorch_time_says_what_to_install(monkeypatch):
 
     with pytest.raises(BackendUnavailableError, match=r"pip install 'ucudnn\[torch\]'"):
         time_model(NAME, "3x8x8", None, Variant(), Settings(), Effort())
+
+
+@pytest.mark.parametrize("batch", ["0", "-1", "2147483648", "9" * 30])
+def test_a_batch_that_is_no_size_is_refused(monkeypatch, capsys, batch):
+    code, out, error = time(monkeypatch, capsys, NAME, *ONCE, "--batch", batch)
+    assert (code, out) == (2, "")
+    assert "is no mini-batch size: give 1 to 2147483647" in error

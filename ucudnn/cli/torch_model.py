@@ -6,14 +6,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ucudnn.cli.options import variant_of
-from ucudnn.errors import BackendUnavailableError
+from ucudnn.errors import BackendUnavailableError, InvalidValueError
 from ucudnn.memory.costs import Costs
 from ucudnn.memory.graph import StepGraph
 from ucudnn.networks.variants import Variant
-from ucudnn.problem import DataType
+from ucudnn.problem import MOST_SIZE, DataType
 from ucudnn.profiles.measurement import Effort
 from ucudnn.reporting.terminal import progress
 from ucudnn.settings import Settings, parse_choice
+from ucudnn.units import shortened
 
 if TYPE_CHECKING:
     from ucudnn.memory.torch.training_step import TrainingRecipe
@@ -51,7 +52,7 @@ def time_model(
         from ucudnn.torch.model_timing import ModelStep, parse_shape, time_step
     except ImportError as error:
         raise _without_pytorch(error) from error
-    step = ModelStep(factory=factory, shape=parse_shape(shape), batch=batch, variant=variant)
+    step = ModelStep(factory=factory, shape=parse_shape(shape), batch=_checked(batch), variant=variant)
     return time_step(step, settings, effort=effort, repeats=effort.repeats, save_to=save_plans)
 
 
@@ -137,15 +138,19 @@ def run_policies(
 
     Raises:
         BackendUnavailableError: if PyTorch is not installed, or it has no such device.
+        InvalidNetworkError: if there is no such model.
         InvalidValueError: if there is no such policy or device.
     """
     try:
+        from ucudnn.memory.torch.training_step import find_model
         from ucudnn.memory.torch.trials.trial import TrialSettings, trial_device
         from ucudnn.memory.torch.trials.trial_table import compare_trials
     except ImportError as error:
         raise _without_pytorch(error) from error
+    recipe = _recipe_of(options)
+    find_model(recipe.model)  # before a process of each policy looks for it
     settings = TrialSettings(
-        recipe=_recipe_of(options),
+        recipe=recipe,
         policy="",
         budget_bytes=budget,
         device=trial_device(device),
@@ -162,7 +167,7 @@ def _recipe_of(options: TrainingOptions) -> "TrainingRecipe":
 
     return TrainingRecipe(
         model=options.model,
-        batch=_BATCH if options.batch is None else options.batch,
+        batch=_checked(options.batch) or _BATCH,
         shape=parse_shape(options.shape, least=1),
         tokens=options.tokens,
         loss=options.loss,
@@ -171,6 +176,17 @@ def _recipe_of(options: TrainingOptions) -> "TrainingRecipe":
         autocast=None if options.autocast is None else parse_choice(DataType, options.autocast, "--autocast"),
         gradients_kept=options.keep_gradients,
     )
+
+
+def _checked(batch: int | None) -> int | None:
+    """Return a mini-batch size, if it is one.
+
+    Raises:
+        InvalidValueError: if it is not from 1 to the largest size of cuDNN.
+    """
+    if batch is not None and not 1 <= batch <= MOST_SIZE:
+        raise InvalidValueError(f"--batch {shortened(batch)} is no mini-batch size: give 1 to {MOST_SIZE}")
+    return batch
 
 
 def _without_pytorch(error: ImportError) -> BackendUnavailableError:

@@ -168,7 +168,7 @@ def make_step(recipe: TrainingRecipe, device: torch.device, *, foreach: bool | N
 
 def _make_model(recipe: TrainingRecipe, device: torch.device) -> nn.Module:
     with device:
-        model = _factory(recipe.model)()
+        model = find_model(recipe.model)()
     if not isinstance(model, nn.Module):
         raise InvalidNetworkError(f"{recipe.model} returns a {type(model).__name__}, no torch.nn.Module")
     dtype, made = DTYPES[recipe.variant.dtype], dict[Tensor, nn.Parameter]()
@@ -184,8 +184,8 @@ def _make_model(recipe: TrainingRecipe, device: torch.device) -> nn.Module:
     return model.train()
 
 
-def _factory(name: str) -> Callable[..., Any]:
-    """Return a callable by its name, 'module:callable'.
+def find_model(name: str) -> Callable[..., Any]:
+    """Return a callable by its name, 'module:callable', which makes a model or is a loss.
 
     Raises:
         InvalidNetworkError: if there is none of that name, or its package is not installed.
@@ -240,7 +240,7 @@ def _make_loss(name: str, output: Tensor) -> tuple[Callable[..., Tensor], Tensor
     if output.dim() < 2:
         raise InvalidValueError(f"--loss={name!r}: the model's output of {output.dim()} dimensions has no classes")
     labels = torch.randint(output.shape[1], (output.shape[0], *output.shape[2:]), device=output.device)
-    own: Any = _factory(name) if ":" in name else _cross_entropy
+    own: Any = find_model(name) if ":" in name else _cross_entropy
     return own, labels
 
 

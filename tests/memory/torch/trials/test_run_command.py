@@ -8,6 +8,7 @@ import pytest
 pytest.importorskip("torch")
 
 from ucudnn.cli.app import main
+from ucudnn.memory.torch.trials import trial_table
 
 UNET = ("tests.support.training_steps:small_unet", "--shape", "3x16x16", "--batch", "4", "--on", "cpu", "--steps", "1")
 
@@ -66,3 +67,21 @@ def test_if_no_policy_ran_the_status_says_so(run):
     assert status == 2
     assert "stock: " in out
     assert "no_such_model" in out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "reason"),
+    [
+        ((UNET[0], "--batch", "0"), "--batch 0 is no mini-batch size: give 1 to 2147483647"),
+        ((UNET[0], "--batch", "2147483648"), "--batch 2147483648 is no mini-batch size"),
+        ((UNET[0], "--batch", "9" * 30), "is no mini-batch size"),
+        (("no_such_module:net",), "no_such_module is not installed"),
+        (("tests.support.training_steps:no_such_net",), "no_such_net"),
+        (("tests.support.training_steps",), "give module:callable"),
+    ],
+)
+def test_what_no_policy_can_train_is_refused_before_a_process_starts(run, monkeypatch, arguments, reason):
+    monkeypatch.setattr(trial_table, "run_apart", lambda *_: pytest.fail("a process was started"))
+    status, out, error = run(*arguments, "--on", "cpu")
+    assert (status, out) == (2, "")
+    assert reason in error
