@@ -1,11 +1,13 @@
 """The integer program of what a search leaves open, with a search that finds nothing itself."""
 
+from types import SimpleNamespace
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.support.divisions import divisions, optimum, totals_of
-from ucudnn.errors import SolverError
+from ucudnn.errors import SolverError, SolverUnavailableError
 from ucudnn.settings import SolverName
 from ucudnn.solvers import integer_program
 from ucudnn.solvers.branch_and_bound import search
@@ -97,3 +99,40 @@ def test_a_solver_without_a_division_in_time_proves_nothing(monkeypatch, values)
 def test_a_solver_that_gives_up_without_a_time_limit_is_an_error(monkeypatch):
     with pytest.raises(SolverError, match="silent did not solve the integer program to the optimum: status 0"):
         unsolved(monkeypatch, None, None)
+
+
+def test_no_solver_stops_before_the_optimum_or_writes_to_standard_output(capfd):
+    for engines in integer_program._ENGINES.values():
+        for _, options in engines:
+            assert options["msg"] is False
+    for name in (SolverName.HIGHS, SolverName.CBC):
+        ((_, options),) = integer_program._ENGINES[name]
+        assert options["gapRel"] == options["gapAbs"] == 0.0
+    relaxation, found = relaxed(([((0, 10, 15, 21), (3.0, 2.0, 1.65, 1.4)), ((0, 10), (3.0, 2.0))], [5, 1], 54))
+    assert integer_program.solve(relaxation, found, SolverName.HIGHS, exact=True).optimal
+    assert capfd.readouterr() == ("", "")
+
+
+def test_an_engine_gets_its_time_limit_where_there_is_one():
+    pulp = integer_program._import_pulp()
+    limits = [integer_program._engine(pulp, SolverName.HIGHS, seconds)[1].timeLimit for seconds in (2.5, None)]
+    assert limits == [2.5, None]
+
+
+def test_without_any_solver_the_preferred_one_is_advised(monkeypatch):
+    pulp = integer_program._import_pulp()
+    monkeypatch.setattr(pulp, "listSolvers", list)
+    with pytest.raises(SolverUnavailableError, match=r"'auto' is not installed: pip install highspy, or choose"):
+        integer_program._engine(pulp, SolverName.AUTO)
+    with pytest.raises(SolverUnavailableError, match=r"'cplex' is not installed: pip install cplex, or choose"):
+        integer_program._engine(pulp, SolverName.CPLEX)
+
+
+def test_the_cbc_of_a_package_is_found_outside_its_environment(monkeypatch):
+    packaged = SimpleNamespace(cbc_bin_path=lambda: "bin/cbc")
+    monkeypatch.setattr(integer_program, "import_module", {"cbcbox": packaged}.__getitem__)
+    monkeypatch.setattr(integer_program, "find_spec", {"cbcbox": packaged}.get)
+    assert integer_program._location("COIN_CMD") == {"path": "bin/cbc"}
+    assert integer_program._location("HiGHS") == {}
+    monkeypatch.setattr(integer_program, "find_spec", {}.get)
+    assert integer_program._location("COIN_CMD") == {}
