@@ -145,3 +145,28 @@ def test_networks_are_compared_without_a_gpu_and_a_second_call_measures_only_wha
     assert again["small nchw stock 0"]["kept"]
     assert again["small nchw 64KiB 0"]["digest"] != "that of other code"
     assert "| small | nchw | 64KiB |" in done.stdout
+
+
+def test_plans_of_a_program_are_replaced_without_a_gpu_and_none_twice(tmp_path):
+    pytest.importorskip("torch")
+    out = tmp_path / "replacements.json"
+    command = [sys.executable, "-m", "bench.torch.programs.replacements", "--backend", "cpu", "--network", "small"]
+    command += ["--workspace", "256KiB", "--kernels", "2", "--worth", "1", "--out", str(out)]
+    done = subprocess.run([*command, "--limit-seconds", "0"], cwd=ROOT, check=True, capture_output=True, text=True)
+    assert '"complete": false' in done.stdout, "time is over before the first plan"
+    plans = tmp_path / "replacements.small.plans.json"
+    before = plans.read_bytes()
+    done = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True)
+    assert '"complete": true' in done.stdout
+    cases = load(tmp_path / "replacements.small.nchw.256KiB.json")["cases"]
+    assert len(cases) == 2
+    for case in cases.values():
+        assert len(case["tried"]) > 4, "undivided and in micro-batches"
+        assert {plan.partition("x")[0] for plan in case["tried"]} == {"1", "2", "4"}
+        assert any(ms is not None for ms in case["tried"].values())
+    again = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True)
+    assert plans.read_bytes() == before
+    tried = re.search(r"2 kernels, (\d+) plans to try", again.stderr)
+    assert tried is not None
+    known = load(tmp_path / "replacements.small.nchw.256KiB.json")["cases"]
+    assert int(tried[1]) <= sum(len(each["tried"]) for name, each in known.items() if name not in cases)

@@ -1,0 +1,168 @@
+"""Programs on a GPU within stated limits: first plans at once, others later, the same numbers, and bytes counted."""
+
+from math import isfinite
+from time import monotonic
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+import ucudnn.torch  # noqa: E402
+from ucudnn.benchmarking.measurer import LocalMeasurer  # noqa: E402
+from ucudnn.torch.overrides import process_overrides  # noqa: E402
+
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="PyTorch has no GPU")
+
+MIB = 1 << 20
+LIMIT = 4 * MIB
+MODES = ({"workspace_limit": "auto"}, {"workspace_limit": LIMIT})
+
+
+@pytest.fixture(autouse=True)
+def as_before(monkeypatch):
+    """Refuse measurements before a run, and restore PyTorch's operators after each test."""
+    monkeypatch.setattr(LocalMeasurer, "explore", lambda *arguments: pytest.fail("something is measured"))
+    torch.manual_seed(0)
+    yield
+    process_overrides.clear()
+    torch.cuda.synchronize()
+    torch.cuda.empty_cache()
+
+
+class Program:
+    """Training steps of a network whose convolutions want workspace."""
+
+    def __init__(self):
+        torch.manual_seed(0)
+        conv = torch.nn.Conv2d
+        self.model = torch.nn.Sequential(
+            conv(3, 64, 7, 2, 3),
+            torch.nn.ReLU(),
+            conv(64, 64, 3, padding=1, bias=False),
+            torch.nn.ReLU(),
+            conv(64, 128, 5, padding=2),
+            torch.nn.ReLU(),
+            conv(128, 64, 1),
+        ).cuda()
+        self.x = torch.randn(32, 3, 96, 96, device="cuda")
+        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=1e-4)
+
+    def step(self):
+        self.optimizer.zero_grad(set_to_none=True)
+        loss = self.model(self.x).square().mean()
+        loss.backward()
+        self.optimizer.step()
+        return loss.detach()
+
+    def gradients(self):
+        self.optimizer.zero_grad(set_to_none=True)
+        self.model(self.x).square().mean().backward()
+        return [each.grad.clone() for each in self.model.parameters()]
+
+
+def settle(program, on, seconds=60):
+    begin = monotonic()
+    while not on.report().tuned or on.report().tuned[0].phase != "settled":
+        for _ in range(10):
+            assert isfinite(program.step().item())
+        assert monotonic() - begin < seconds, on.report()
+    return on.report().tuned[0]
+
+
+def assert_same_gradients(found, expected):
+    for one, other in zip(found, expected, strict=True):
+        assert float((one - other).norm() / other.norm()) < 2e-2, "several layers of TF32"
+
+
+def test_a_stated_limit_measures_nothing_first_and_keeps_the_limit_throughout():
+    program = Program()
+    expected = program.gradients()
+    with ucudnn.torch.enable(workspace_limit=LIMIT, trial_share=0.5, database="off", strict=True) as on:
+        assert_same_gradients(program.gradients(), expected)
+        assert on.report().calls == len(on.report().layers) == 11, "the image needs no gradient"
+        assert on.report().workspace_bytes <= LIMIT
+        report = settle(program, on)
+        assert sum(report.outcomes.values()) > 5, "others were tried"
+        assert all(each.workspace_bytes <= LIMIT == each.room_bytes for each in report.kernels)
+        assert all(each.time_ms < each.stock_ms for each in report.kernels)
+        assert on.report().workspace_bytes <= LIMIT
+        found = program.gradients()
+    assert_same_gradients(found, program.gradients())
+
+
+def test_live_bytes_and_workspace_together_keep_a_limit_of_memory():
+    free = Program()
+    with ucudnn.torch.enable(workspace_limit=0, tune="program", database="off"):
+        free.step()
+        torch.cuda.synchronize()
+        torch.cuda.reset_peak_memory_stats()
+        free.step()
+        least = torch.cuda.max_memory_allocated()
+    del free
+    torch.cuda.empty_cache()
+    program, limit = Program(), least + 8 * MIB
+    torch.cuda.reset_peak_memory_stats()
+    with ucudnn.torch.enable(memory_limit=limit, trial_share=0.5, database="off", strict=True) as on:
+        settle(program, on)
+        assert torch.cuda.max_memory_allocated() <= limit, "trials and checks included"
+        assert on.report().workspace_bytes > 0, "what is left is used"
+
+
+def test_live_bytes_that_alone_exceed_the_limit_of_memory_are_told(caplog):
+    program = Program()
+    with ucudnn.torch.enable(memory_limit="1MiB", database="off") as on:
+        program.step()
+        program.step()
+        assert "alone exceed the limit" in caplog.text
+        assert on.report().workspace_bytes == 0
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_captured_graph_keeps_its_plans_while_others_are_tried(mode):
+    program = Program()
+    with ucudnn.torch.enable(**mode, trial_share=0.5, database="off") as on:
+        for _ in range(2):
+            program.step()
+        with torch.no_grad():
+            expected = program.model(program.x)
+            torch.cuda.synchronize()
+            graph = torch.cuda.CUDAGraph()
+            calls = sum(each.calls for each in on.report().tuned)
+            with torch.cuda.graph(graph):
+                out = program.model(program.x)
+        assert sum(each.calls for each in on.report().tuned) == calls, "nothing is tried in a capture"
+        weights = [each.detach().clone() for each in program.model.parameters()]
+        settle(program, on)
+        with torch.no_grad():
+            for each, kept in zip(program.model.parameters(), weights, strict=True):
+                each.copy_(kept)
+        out.fill_(float("nan"))
+        graph.replay()
+        torch.cuda.synchronize()
+        assert float((out - expected).norm() / expected.norm()) < 1e-5, "the same kernels"
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_streams_besides_the_first_one_compute_the_same_and_try_nothing(mode):
+    program = Program()
+    expected = program.gradients()
+    with ucudnn.torch.enable(**mode, trial_share=0.5, database="off") as on:
+        program.step()
+        streams = [torch.cuda.Stream() for _ in range(2)]
+        for number in range(40):
+            with torch.cuda.stream(streams[number % 2]):
+                streams[number % 2].wait_stream(streams[1 - number % 2])
+                program.optimizer.zero_grad(set_to_none=True)
+                program.model(program.x).square().mean().backward()
+                for group in program.optimizer.param_groups:
+                    group["lr"] = 0.0
+                program.optimizer.step()
+        torch.cuda.synchronize()
+        assert not any(each.outcomes for each in on.report().tuned)
+        report = settle(program, on)
+        assert report.seen
+        with torch.cuda.stream(streams[0]):
+            found = program.gradients()
+        torch.cuda.synchronize()
+    assert_same_gradients(found, program.gradients())
+    del expected

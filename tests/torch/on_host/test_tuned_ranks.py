@@ -1,0 +1,108 @@
+"""Ranks under DDP and FSDP tune in the same steps, exchange nothing for that, and train as without ucudnn."""
+
+import json
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from tests.support.ranks import run_ranks  # noqa: E402
+
+RANK = """
+import ctypes
+import json
+import sys
+from time import sleep
+
+import pytest
+import torch
+import torch.distributed as distributed
+import torch.distributed.nn  # before there is a process group: see tests/support/ranks.py
+
+from tests.support.host_gpu import Host
+from tests.support.tuned_program import TunedProgram
+from ucudnn.torch.tuning.tuner import TuningPhase
+
+rank, store, library, wrapper, limit = int(sys.argv[1]), *sys.argv[2:6]
+STEPS = 160
+
+
+def wrapped(model):
+    if wrapper == "ddp":
+        return torch.nn.parallel.DistributedDataParallel(model)
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+
+    mesh = init_device_mesh("cpu", (2,))
+    for each in model:
+        if list(each.parameters()):
+            fully_shard(each, mesh=mesh)
+    return fully_shard(model, mesh=mesh)
+
+
+def refused(*arguments, **options):
+    raise AssertionError("a collective of ours")
+
+
+stub = ctypes.CDLL(library)
+stub.stub_clock.restype = ctypes.c_int64
+host = Host(stub)
+host.install(pytest.MonkeyPatch())
+distributed.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=2)
+try:
+    answers = {}
+    for enabled in (False, True):
+        one = TunedProgram(host, 50.0 + 10 * rank, share=0.5, limit_bytes=int(limit) or None)
+        model = wrapped(one.model)
+        optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+        on = one.enable() if enabled else None
+        losses, tried = [], set()
+        with pytest.MonkeyPatch.context() as patch:
+            for name in ("all_reduce", "all_gather", "all_gather_object", "broadcast", "barrier", "send", "recv"):
+                if enabled and wrapper == "ddp":  # which uses none of these in a step
+                    patch.setattr(distributed, name, refused)
+            for number in range(STEPS):
+                optimizer.zero_grad()
+                for kernel, count in zip(one.made.operators(), (2, 3)):
+                    if kernel is None:  # PyTorch's own operator is registered, which knows no clock
+                        one.program.passed_ms += count * one.program.stock_ms
+                loss = model(one.x + rank).square().mean()
+                loss.backward()
+                one.program.passed_ms += one.program.idle_ms
+                optimizer.step()
+                losses.append(loss.item())
+                if enabled and one.tuner.trials:
+                    tried.add(one.made._tracker.steps % 2)
+                if enabled and one.tuner.phase is TuningPhase.TRYING:
+                    sleep(0.002)
+        if on is not None:
+            with on:
+                (report,) = on.report().tuned
+                answers["tuned"] = [report.phase, len(report.kernels), sorted(tried), on.report().calls]
+                answers["why"] = report.gain, report.outcomes
+            one.source.join(30)
+        answers["ours" if enabled else "stock"] = losses
+        del model, optimizer
+finally:
+    distributed.destroy_process_group()
+print(json.dumps(answers))
+"""
+
+
+@pytest.mark.parametrize("wrapper", ["ddp", "fsdp"])
+@pytest.mark.parametrize("limit", [0, 3000], ids=["auto", "stated"])
+def test_ranks_tune_in_the_same_steps_and_train_as_before(host, tmp_path, wrapper, limit):
+    if not torch.distributed.is_available():
+        pytest.skip("PyTorch without torch.distributed")
+    found = run_ranks(RANK, tmp_path / "store", host.stub._name, wrapper, limit, OMP_NUM_THREADS="1")
+    assert [status for _, _, status in found] == [0, 0], "".join(errors for _, errors, _ in found)
+    answers = [json.loads(output) for output, *_ in found]
+    for each in answers:
+        phase, kernels, _, calls = each["tuned"]
+        assert phase == "settled"
+        assert kernels >= 4, each["why"]
+        assert calls > 0
+        torch.testing.assert_close(torch.tensor(each["ours"]), torch.tensor(each["stock"]), rtol=1e-4, atol=1e-6)
+    (tried, others) = (each["tuned"][2] for each in answers)
+    assert tried == others
+    assert len(tried) == 1, "every second step"
