@@ -53,13 +53,14 @@ def train(way, case):
     torch.manual_seed(0)
     model = InPlace().to(device)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, weight_decay=0.01)
+    options = case["options"] | ({"device_ids": [rank]} if device.type == "cuda" else {})
     loss, sample, step = functional.cross_entropy, next(batches(1)), None
     known = {"loss": loss, "optimizer": optimizer, "debug": True, "keep_gradients": case["every"] > 1}
     if way == "fit within":
         step = fit(model, sample, policy=case["policy"], **known)
-        parallel = call = DistributedDataParallel(step, **case["options"])
+        parallel = call = DistributedDataParallel(step, **options)
     else:
-        parallel = call = DistributedDataParallel(model, **case["options"])
+        parallel = call = DistributedDataParallel(model, **options)
         if way == "fit around":
             step = call = fit(parallel, sample, policy=case["policy"], **known)
     losses, gradients = [], []

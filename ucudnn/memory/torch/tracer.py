@@ -249,17 +249,21 @@ class Tracer(TorchDispatchMode):
 
 
 def _as_computed(func: Any, args: Any, result: Any) -> Any:
-    """Return what an operator returns; a fake result in the type of the real one.
+    """Return what an operator returns; a fake result of the type and in a storage of the size of the real one's.
 
     Batch normalization of a smaller type than its weights', as under autocast, has statistics of the weights' type. Its
-    fake on CPUs gives them the input's.
+    fake on CPUs gives them the input's. Some losses are reduced in the storage of the losses of all elements, of which
+    fakes know nothing. Some gradients are contiguous where their fakes lie as the input.
     """
-    if func is not torch.ops.aten.native_batch_norm.default or not isinstance(result[0], FakeTensor):
-        return result
-    weight = args[1]
-    if weight is None or weight.device.type != "cpu":
-        return result
-    return result[0], *(each if each.dtype is weight.dtype else each.to(weight.dtype) for each in result[1:])
+    if func is torch.ops.aten.native_batch_norm.default and isinstance(result[0], FakeTensor):
+        weight = args[1]
+        if weight is not None and weight.device.type == "cpu":
+            return result[0], *(each if each.dtype is weight.dtype else each.to(weight.dtype) for each in result[1:])
+    elif func in _REDUCED_IN_PLACE and isinstance(result, FakeTensor) and not result.dim():
+        return result.new_empty(args[0].numel()).as_strided((), ())
+    elif func in _CONTIGUOUS and isinstance(result, FakeTensor):
+        return result.contiguous()
+    return result
 
 
 def _traced(tensor: torch.Tensor, storage: int) -> TracedTensor:
@@ -283,6 +287,18 @@ def _attention_flops(query: Any, key: Any, value: Any, *_: Any) -> int:
     return int(flop_counter.sdpa_flop_count(query, key, value))
 
 
+_REDUCED_IN_PLACE = {
+    torch.ops.aten.mse_loss.default,
+    torch.ops.aten.smooth_l1_loss.default,
+    torch.ops.aten.soft_margin_loss.default,
+    torch.ops.aten.binary_cross_entropy.default,
+}
+_CONTIGUOUS = {
+    torch.ops.aten.mse_loss_backward.default,
+    torch.ops.aten.smooth_l1_loss_backward.default,
+    torch.ops.aten.huber_loss_backward.default,
+    torch.ops.aten.soft_margin_loss_backward.default,
+}
 _ATTENTION: dict[Any, Any] = {
     torch.ops.aten._scaled_dot_product_flash_attention_for_cpu: _attention_flops,
     torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward: _attention_backward_flops,

@@ -78,10 +78,12 @@ pairs = zip(plain.parameters(), step.parameters(), strict=True)
 assert all(torch.equal(one.to_local(), other.to_local()) for one, other in pairs)
 assert all(one.to_local().numel() < one.numel() for one in step.parameters() if one.shape[0] % 2 == 0)
 assert losses[:5] == losses[5:], losses
-try:
-    fit(plain, data[0], loss=functional.cross_entropy)
-except ValueError as error:
-    print(error)
+together = torch.nn.SyncBatchNorm.convert_sync_batchnorm(copy.deepcopy(model))
+for refused in (plain, together):
+    try:
+        fit(refused, data[0], loss=functional.cross_entropy)
+    except ValueError as error:
+        print(error)
 distributed.barrier()
 distributed.destroy_process_group()
 """
@@ -92,6 +94,7 @@ def test_a_sharded_step_trains_to_the_bits_of_a_sharded_model(tmp_path):
         assert status == 0, errors
         assert "the model is sharded by FSDP" in output
         assert "call fully_shard on the fitted step" in output
+        assert "module 'first.1' is a SyncBatchNorm, which waits for other processes" in output
 
 
 @pytest.fixture

@@ -502,3 +502,53 @@ def test_two_fitted_models_play_against_each_other(policy):
     ours, theirs = (state_of(nn.ModuleList(each), None) for each in ((maker, judge), plain))
     assert all(torch.equal(*each) for each in zip(ours, theirs, strict=True))
     assert judged._others
+
+
+class Images(torch.utils.data.Dataset):
+    """Eleven images with labels: the last mini-batch of four has three."""
+
+    def __len__(self):
+        return 11
+
+    def __getitem__(self, index):
+        generator = torch.Generator().manual_seed(index)
+        return torch.randn(3, 8, 8, generator=generator), index % 5
+
+
+def test_a_loop_as_in_torchvisions_references():
+    """Criterion outside of the model, autocast, scaler, clipping, warm-up, averaged model, accuracy, evaluation."""
+    torch.manual_seed(0)
+    loader = torch.utils.data.DataLoader(Images(), batch_size=4)
+    plain, model = (small_network("inplace")[0] for _ in range(2))
+    model.load_state_dict(plain.state_dict())
+    with torch.autocast("cpu", torch.bfloat16):
+        step = ucudnn.memory.fit(model, next(iter(loader))[0], policy="checkpoint", debug=True)
+    criterion = nn.CrossEntropyLoss(label_smoothing=0.1)
+    found = []
+    for trained, call in ((plain, plain), (model, step)):
+        optimizer = sgd(trained, weight_decay=1e-4)
+        warm_up = torch.optim.lr_scheduler.LinearLR(optimizer, 0.1, total_iters=4)
+        scaler, average = torch.amp.GradScaler("cpu", init_scale=8.0), torch.optim.swa_utils.AveragedModel(trained)
+        figures = []
+        for _ in range(2):
+            trained.train()
+            for image, target in loader:
+                with torch.autocast("cpu", torch.bfloat16):
+                    output = call(image)
+                    loss = criterion(output, target)
+                optimizer.zero_grad()
+                scaler.scale(loss).backward()
+                scaler.unscale_(optimizer)
+                nn.utils.clip_grad_norm_(trained.parameters(), 1.0)
+                scaler.step(optimizer)
+                scaler.update()
+                warm_up.step()
+                average.update_parameters(trained)
+                figures += [loss.item(), int((output.argmax(1) == target).sum())]
+            trained.eval()
+            with torch.inference_mode():
+                figures += [criterion(call(image), target).item() for image, target in loader]
+        found.append((figures, state_of(average, None) + state_of(trained, None)))
+    assert found[0][0] == found[1][0]
+    assert all(torch.equal(*each) for each in zip(found[0][1], found[1][1], strict=True))
+    assert [other.plan.graph.batch for other in step._others] == [3]

@@ -43,7 +43,7 @@ def check_geometry(
         StepGraphError: if it lies otherwise in its storage, so that views of it would show other elements.
     """
     found = tuple(tensor.shape), tuple(tensor.stride()), tensor.storage_offset(), tensor.untyped_storage().nbytes()
-    if found != (shape, stride, offset, size):
+    if found[:3] != (shape, stride, offset) or found[3] < size:  # what lies behind the traced bytes is never read
         raise StepGraphError(
             f"{operator} returned a tensor of shape, strides, offset and bytes {found}, but its trace on fake tensors"
             f" says {(shape, stride, offset, size)}: the plan would read other elements"

@@ -28,7 +28,7 @@ from ucudnn.memory.torch.execution.host_block import host_room
 from ucudnn.memory.torch.execution.operation_costs import measure_operations
 from ucudnn.memory.torch.execution.step_program import StepProgram, StepSubject, trace_program
 from ucudnn.memory.torch.execution.transfers import Transfers
-from ucudnn.memory.torch.model_checks import check_model, gradient_bytes
+from ucudnn.memory.torch.subject.model_checks import check_model, gradient_bytes
 from ucudnn.settings import Settings
 from ucudnn.units import parse_bytes
 

@@ -16,13 +16,13 @@ from ucudnn.memory.graph import Phase, Role
 from ucudnn.memory.plans.plan import MemoryPlan
 from ucudnn.memory.reports.plan_summary import backward_end_ms, plan_lines
 from ucudnn.memory.simulation.result import Simulation
-from ucudnn.memory.torch.argument_form import ArgumentForm
 from ucudnn.memory.torch.device_use.usage import StatedBudget, StepClock, memory_usage
 from ucudnn.memory.torch.execution.generator import GeneratedCode, generate
 from ucudnn.memory.torch.execution.step_program import StepProgram, StepSubject
 from ucudnn.memory.torch.execution.transfers import Transfers
-from ucudnn.memory.torch.model_checks import INSTEAD_OF_REPLICAS
-from ucudnn.memory.torch.model_state import ModelState
+from ucudnn.memory.torch.subject.argument_form import ArgumentForm
+from ucudnn.memory.torch.subject.model_checks import INSTEAD_OF_REPLICAS
+from ucudnn.memory.torch.subject.model_state import ModelState
 from ucudnn.memory.torch.tangents import lying_as, origins_of
 from ucudnn.units import format_bytes, format_ms
 

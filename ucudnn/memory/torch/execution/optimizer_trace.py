@@ -4,16 +4,20 @@ The caller runs the optimizer himself; no code is generated for it.
 """
 
 import copy
+import inspect
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
 
 import torch
 from torch import Tensor
+from torch._subclasses.fake_tensor import DataDependentOutputException
 from torch.utils._pytree import tree_map_only
 
-from ucudnn.errors import InvalidValueError
+from ucudnn.errors import InvalidValueError, StepGraphError
 from ucudnn.memory.graph import Phase
 from ucudnn.memory.torch.tracer import Tracer
+
+_UNCOUNTED = "fit without optimizer=, and give a budget that leaves room for its state"
 
 
 def trace_optimizer(
@@ -34,7 +38,9 @@ def trace_optimizer(
 
     Raises:
         InvalidValueError: if a parameter of the optimizer is none of the model's.
+        StepGraphError: if the update reads values of tensors, or takes steps of the model itself.
     """
+    _check_update(optimizer)
     stand_in, names = _stand_in(optimizer, fakes, faked)
     parameters = [fake for group in stand_in.param_groups for fake in group["params"]]
     for fake in parameters:
@@ -46,9 +52,19 @@ def trace_optimizer(
             yield from ((f"{names[id(fake)]}.{key}", value) for key, value in state.items() if torch.is_tensor(value))
         with tracer, tracer.during(Phase.OPTIMIZER):
             stand_in.step()
+    except DataDependentOutputException as error:
+        raise StepGraphError(
+            f"the update of {type(optimizer).__name__} reads the value of a tensor ({error.func}): {_UNCOUNTED}"
+        ) from error
     finally:
         for fake in parameters:
             fake.grad = None
+
+
+def _check_update(optimizer: torch.optim.Optimizer) -> None:
+    closure = inspect.signature(type(optimizer).step).parameters.get("closure")
+    if closure is not None and closure.default is inspect.Parameter.empty:
+        raise StepGraphError(f"{type(optimizer).__name__} calls the model several times in one update: {_UNCOUNTED}")
 
 
 def _stand_in(

@@ -22,8 +22,9 @@ from ucudnn.errors import InvalidValueError, StepGraphError
 from ucudnn.memory.graph import Affine, Phase, Role, StepGraph, Storage
 from ucudnn.memory.torch.assemble import TracedStep, TracedSubject, assemble
 from ucudnn.memory.torch.execution.optimizer_trace import trace_optimizer
-from ucudnn.memory.torch.output_tree import OutputTree
 from ucudnn.memory.torch.provenance import Provenance
+from ucudnn.memory.torch.subject.output_tree import OutputTree
+from ucudnn.memory.torch.subject.trace_checks import check_calls, explained
 from ucudnn.memory.torch.tracer import TracedCall, TracedTensor, Tracer
 
 _GENERATOR = "random number generator"
@@ -174,6 +175,7 @@ class _Tracing:
             inputs = [self._tracer.describe(each) for each in self._inputs]
             with self._mode, provenance.entered():
                 self._run()
+        check_calls(self._tracer.trace.calls)
         gc.collect()  # what only circles of references hold is freed
         device = self._device().type
         traced = assemble(
@@ -192,7 +194,7 @@ class _Tracing:
         """Run forward, backward and the optimizer."""
         tracer = self._tracer
         args, kwargs = tree_unflatten(self._leaves, self._structure)
-        try:
+        with explained():
             with tracer:
                 result = self._subject.called(self._subject.model, args, kwargs)
                 self._write_buffers_back()
@@ -200,16 +202,11 @@ class _Tracing:
             del result
             gradients = self._differentiate(outputs)
             del outputs
-            fakes = {id(self._real[key]): fake for key, fake in self._fake.items()}
-            found = {id(self._source(each)): grad for each, grad in zip(self._sources, gradients, strict=True)}
-            for optimizer in self._subject.optimizers:
-                for label, tensor in trace_optimizer(optimizer, fakes, found, self._faked, tracer):
-                    self._meet(Role.OPTIMIZER_STATE, label, tensor)
-        except torch._subclasses.fake_tensor.DataDependentOutputException as error:
-            raise StepGraphError(
-                f"the step reads the value of a tensor ({error.func}), so its operations may change from step to step:"
-                " a plan cannot hold it"
-            ) from error
+        fakes = {id(self._real[key]): fake for key, fake in self._fake.items()}
+        found = {id(self._source(each)): grad for each, grad in zip(self._sources, gradients, strict=True)}
+        for optimizer in self._subject.optimizers:
+            for label, tensor in trace_optimizer(optimizer, fakes, found, self._faked, tracer):
+                self._meet(Role.OPTIMIZER_STATE, label, tensor)
 
     def _write_buffers_back(self) -> None:
         """Let a buffer that the model made anew be written into the old one, which is the one that code can know."""

@@ -1,0 +1,90 @@
+"""Fitted steps of several GPUs: NCCL averages gradients, and the buckets of DistributedDataParallel count."""
+
+import json
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from tests.support.averaged_training import WAYS, train_ranks  # noqa: E402
+from tests.support.ranks import run_ranks  # noqa: E402
+
+pytestmark = pytest.mark.skipif(
+    not (torch.cuda.is_available() and torch.distributed.is_available()), reason="PyTorch has no GPU or no NCCL"
+)
+
+CASES = [
+    {"policy": "stock", "every": 1, "options": {}},
+    {"policy": "vdnn-ext-all-p", "every": 1, "options": {"gradient_as_bucket_view": True}},
+    {"policy": "checkpoint", "every": 3, "options": {}},
+]
+
+
+def test_two_gpus_train_to_the_bits_of_plain_ranks(tmp_path):
+    if torch.cuda.device_count() < 2:
+        pytest.skip("there is one GPU")
+    first, second = train_ranks(tmp_path / "store", "nccl", CASES)
+    for found in (first, second):
+        for way in WAYS[1:]:
+            for ours, plain, case in zip(found[way], found["plain"], CASES, strict=True):
+                assert {key: ours[key] for key in ("losses", "gradients", "state")} == {
+                    key: plain[key] for key in ("losses", "gradients", "state")
+                }, (way, case)
+                assert (ours["moved"] > 0) == case["policy"].startswith("vdnn"), (way, case)
+    for one, other in zip(first["plain"], second["plain"], strict=True):
+        assert one["losses"] != other["losses"], "the ranks had the same mini-batches"
+        assert one["gradients"] == other["gradients"], "gradients were not averaged"
+
+
+BUDGET = """
+import json
+import sys
+
+import torch
+import torch.distributed as distributed
+import torch.distributed.nn  # before there is a process group: see tests/support/ranks.py
+from torch.nn.parallel import DistributedDataParallel
+
+from tests.support.training_steps import training_step
+from ucudnn.memory import fit
+
+distributed.init_process_group("nccl", init_method=f"file://{sys.argv[2]}", rank=0, world_size=1)
+torch.cuda.set_device(0)
+torch.manual_seed(0)
+step = training_step("resnet18")
+x, y = step.inputs[0].cuda().repeat(16, 1, 1, 1), step.targets[0].cuda().repeat(16)
+parallel = DistributedDataParallel(step.model.cuda().train())
+optimizer = torch.optim.SGD(parallel.parameters(), lr=0.01, momentum=0.9)
+
+
+def peak(call):
+    for number in range(4):
+        if number == 2:
+            torch.cuda.synchronize()
+            torch.cuda.reset_peak_memory_stats()
+        optimizer.zero_grad()
+        call(x, y).backward()
+        optimizer.step()
+    torch.cuda.synchronize()
+    return torch.cuda.max_memory_allocated()
+
+
+plain = peak(lambda x, y: step.loss(parallel(x), y))
+budget = int(float(sys.argv[3]) * plain)
+fitted = fit(parallel, (x, y), loss=step.loss, optimizer=optimizer, budget=budget)
+found = {"plain": plain, "budget": budget, "measured": peak(fitted), "report": fitted.report()}
+last = fitted(x[:3], y[:3])
+last.backward()
+found["smaller"] = torch.cuda.max_memory_allocated()
+print(json.dumps(found))
+distributed.destroy_process_group()
+"""
+
+
+def test_buckets_count_in_the_budget(tmp_path):
+    ((output, errors, status),) = run_ranks(BUDGET, tmp_path / "store", 0.98, world=1)
+    assert status == 0, errors
+    found = json.loads(output.splitlines()[-1])
+    assert found["measured"] <= found["budget"], found
+    assert found["smaller"] <= found["budget"], found
+    assert "among the buffers: buckets of DistributedDataParallel" in found["report"]

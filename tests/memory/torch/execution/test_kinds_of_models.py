@@ -1,0 +1,144 @@
+"""Fitted steps of all kinds of models, losses and optimizers: the plain loop's bits, or a refusal with a way out."""
+
+import copy
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from torch import nn  # noqa: E402
+from torch.nn import functional  # noqa: E402
+from torch.utils.checkpoint import checkpoint  # noqa: E402
+
+from tests.support.plain_training import state_of, train  # noqa: E402
+from ucudnn.errors import StepGraphError  # noqa: E402
+from ucudnn.memory.torch.execution.fit import fit  # noqa: E402
+
+ROWS = torch.randn(6, 8), torch.randn(6, 4)
+SEQUENCES = torch.randn(3, 5, 8), torch.randn(3, 5, 4)
+POSITIVE = torch.rand(6, 8), torch.rand(6, 4)
+
+
+class First(nn.Module):
+    """The first of what a module returns."""
+
+    def __init__(self, inner):
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, x):
+        return self.inner(x)[0]
+
+
+class Called(nn.Module):
+    """A linear layer, and a function of its output."""
+
+    def __init__(self, function):
+        super().__init__()
+        self.linear = nn.Linear(8, 4)
+        self.function = function
+
+    def forward(self, x):
+        return self.function(self.linear(x))
+
+
+class Again(nn.Module):
+    """A model that computes its inside again in backward."""
+
+    def __init__(self, dropout):
+        super().__init__()
+        self.inside = nn.Sequential(nn.Linear(8, 4), nn.Dropout(dropout), nn.Tanh())
+
+    def forward(self, x):
+        return checkpoint(self.inside, x, use_reentrant=False)
+
+
+KINDS = {
+    "mean square": lambda: (nn.Linear(8, 4), ROWS, functional.mse_loss),
+    "sum of squares": lambda: (nn.Linear(8, 4), ROWS, nn.MSELoss(reduction="sum")),
+    "smooth": lambda: (nn.Linear(8, 4), ROWS, functional.smooth_l1_loss),
+    "huber": lambda: (nn.Linear(8, 4), ROWS, functional.huber_loss),
+    "soft margin": lambda: (nn.Linear(8, 4), (ROWS[0], ROWS[1].sign()), functional.soft_margin_loss),
+    "cross entropy of probabilities": lambda: (Called(torch.sigmoid), POSITIVE, functional.binary_cross_entropy),
+    "recurrent": lambda: (First(nn.GRU(8, 4, 2, batch_first=True, dropout=0.3)), SEQUENCES, functional.mse_loss),
+    "spectral norm": lambda: (nn.utils.parametrizations.spectral_norm(nn.Linear(8, 4)), ROWS, functional.mse_loss),
+    "weight norm": lambda: (nn.utils.parametrizations.weight_norm(nn.Linear(8, 4)), ROWS, functional.l1_loss),
+    "attention": lambda: (nn.TransformerEncoderLayer(8, 2, 16), (SEQUENCES[0],) * 2, functional.mse_loss),
+    "bag": lambda: (nn.EmbeddingBag(10, 4), (torch.randint(10, (6, 3)), ROWS[1]), functional.mse_loss),
+    "computed again": lambda: (Again(0.0), ROWS, functional.mse_loss),
+}
+OPTIMIZERS = {
+    "fused": lambda given: torch.optim.Adam(given, fused=True),
+    "foreach": lambda given: torch.optim.AdamW(given, foreach=True, amsgrad=True),
+    "rms": torch.optim.RMSprop,
+}
+
+
+def check(model, inputs, loss, make=lambda given: torch.optim.SGD(given, lr=0.05, momentum=0.9)):
+    """Train plainly and by a plan, and compare to the bit."""
+    plain = copy.deepcopy(model)
+    optimizers = make(plain.parameters()), make(model.parameters())
+    step = fit(model, inputs, loss=loss, optimizer=optimizers[1], policy="checkpoint", debug=True)
+    calls = (lambda *args: loss(plain(*args[:-1]), args[-1])), step
+    found = [train(call, each, inputs, steps=3) for call, each in zip(calls, optimizers, strict=True)]
+    assert found[0] == found[1]
+    states = zip(state_of(plain, optimizers[0]), state_of(model, optimizers[1]), strict=True)
+    assert all(torch.equal(*each) for each in states)
+    return step
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_models_and_losses_train_to_the_bits_of_the_plain_loop(kind):
+    torch.manual_seed(0)
+    check(*KINDS[kind]())
+
+
+@pytest.mark.parametrize("kind", OPTIMIZERS)
+def test_optimizers_train_to_the_bits_of_the_plain_loop(kind):
+    torch.manual_seed(0)
+    check(nn.Linear(8, 4), ROWS, functional.cross_entropy, OPTIMIZERS[kind])
+
+
+def test_the_storage_of_a_reduced_loss_counts_whole():
+    step = fit(nn.Linear(8, 4), ROWS, loss=functional.mse_loss, policy="stock")
+    graph = step.plan.graph
+    sizes = {storage.name: size for storage, size in zip(graph.storages, graph.sizes, strict=True)}
+    loss = functional.mse_loss(torch.zeros(6, 4), torch.ones(6, 4))
+    assert sizes["loss"] == loss.untyped_storage().nbytes() == 96
+
+
+@pytest.mark.filterwarnings("ignore:TF32 acceleration:UserWarning")
+def test_recurrent_layers_are_refused_with_the_flag_under_which_they_train():
+    torch.manual_seed(0)
+    model = First(nn.LSTM(8, 4, batch_first=True))
+    with pytest.raises(StepGraphError, match=r"inner calls mkldnn_rnn_layer.* torch\.backends\.mkldnn\.flags"):
+        fit(model, SEQUENCES, loss=functional.mse_loss)
+    with torch.backends.mkldnn.flags(enabled=False):
+        check(model, SEQUENCES, functional.mse_loss)
+
+
+@pytest.mark.parametrize(
+    ("model", "inputs", "message"),
+    [
+        (Again(0.3), ROWS, r"draws random numbers in backward .*: fit the model without it"),
+        (Called(lambda y: y * y[y > 0].sum()), ROWS, r"depends on values, as with y\[mask\].*use torch\.where"),
+        (Called(lambda y: y * float(y.sum())), ROWS, "reads the value of a tensor"),
+        (nn.Embedding(9, 4, sparse=True), (torch.zeros(6, dtype=torch.long), ROWS[1]), r"use Embedding\(sparse=False"),
+    ],
+)
+def test_models_without_a_plan_are_refused_with_a_way_out(model, inputs, message):
+    with pytest.raises(StepGraphError, match=message):
+        fit(model, inputs, loss=functional.mse_loss)
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (torch.optim.LBFGS, "LBFGS calls the model several times in one update: fit without optimizer="),
+        (torch.optim.Adafactor, "the update of Adafactor reads the value .*: fit without optimizer="),
+    ],
+)
+def test_optimizers_that_cannot_be_counted_are_refused(make, message):
+    model = nn.Linear(8, 4)
+    with pytest.raises(StepGraphError, match=message):
+        fit(model, ROWS, loss=functional.mse_loss, optimizer=make(model.parameters()))

@@ -1,0 +1,67 @@
+"""What a trace of a step can hold; each refusal says what to do instead."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+import torch
+from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException
+
+from ucudnn.errors import StepGraphError
+from ucudnn.memory.graph import Phase
+from ucudnn.memory.torch.tracer import TracedCall
+
+_RECURRENT = {"mkldnn_rnn_layer": "torch.backends.mkldnn", "_cudnn_rnn": "torch.backends.cudnn"}
+_BACKWARD_OF_ATTENTION = {
+    "_scaled_dot_product_flash_attention_backward",
+    "_scaled_dot_product_efficient_attention_backward",
+    "_scaled_dot_product_cudnn_attention_backward",
+}  # they repeat the random numbers of forward by a seed that they are given
+
+
+@contextmanager
+def explained() -> Iterator[None]:
+    """Say what to do where PyTorch cannot run a step on tensors without memory.
+
+    Raises:
+        StepGraphError: in the place of PyTorch's error.
+    """
+    try:
+        yield
+    except DataDependentOutputException as error:
+        raise StepGraphError(
+            f"the step reads the value of a tensor ({error.func}), so its operations may change from step to step:"
+            " a plan cannot hold it"
+        ) from error
+    except DynamicOutputShapeException as error:
+        raise StepGraphError(
+            f"the shape of what {error.func} returns depends on values, as with y[mask], so it may change from step to"
+            " step: a plan cannot hold it; use torch.where or weights"
+        ) from error
+    except NotImplementedError as error:
+        if "Sparse" not in str(error):
+            raise
+        raise StepGraphError(
+            "the step makes a sparse tensor, which has no storage that a plan could hold: use Embedding(sparse=False)"
+        ) from error
+
+
+def check_calls(calls: Sequence[TracedCall]) -> None:
+    """Check that the same calls in each step do what the program does.
+
+    Raises:
+        StepGraphError: if an operator has a buffer of unknown size, or random numbers are drawn once more in backward.
+    """
+    for call in calls:
+        flag = _RECURRENT.get(call.func._opname)
+        if flag is not None:
+            raise StepGraphError(
+                f"{call.module or 'the step'} calls {call.func._opname}, which keeps a buffer for backward whose size"
+                f" is not known before it runs: call fit within {flag}.flags(enabled=False)"
+            )
+        seeded = torch.Tag.nondeterministic_seeded in call.func.tags and call.argument("dropout_p") != 0
+        if seeded and call.phase is Phase.BACKWARD and call.func._opname not in _BACKWARD_OF_ATTENTION:
+            raise StepGraphError(
+                f"{call.module or 'the step'} draws random numbers in backward ({call.func}), as torch.utils.checkpoint"
+                " does to repeat those of forward, which a plan cannot: fit the model without it; plans recompute on"
+                " their own"
+            )
