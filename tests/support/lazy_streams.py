@@ -90,7 +90,7 @@ class LazyGpu:
     def install(self, monkeypatch):
         """Let transfers see this in the place of a GPU."""
         monkeypatch.setattr("ucudnn.memory.torch.execution.transfers.torch", self)
-        monkeypatch.setattr("ucudnn.memory.torch.execution.host_block.torch", self)
+        monkeypatch.setattr("ucudnn.memory.torch.device_use.host_block.torch", self)
         monkeypatch.setattr("ucudnn.memory.torch.execution.transfers.copy_on", self._copy)
 
     def _copy(self, stream, target, source):

@@ -15,10 +15,10 @@ from tests.support.training_steps import training_step  # noqa: E402
 from ucudnn.errors import BudgetError  # noqa: E402
 from ucudnn.memory.pools.host_slots import HostSlots  # noqa: E402
 from ucudnn.memory.simulation.result import Queue  # noqa: E402
+from ucudnn.memory.torch.device_use.host_block import HostBlock  # noqa: E402
 from ucudnn.memory.torch.device_use.nvml import process_bytes  # noqa: E402
-from ucudnn.memory.torch.device_use.usage import outside_bytes  # noqa: E402
+from ucudnn.memory.torch.device_use.usage import library_workspace_bytes, outside_bytes  # noqa: E402
 from ucudnn.memory.torch.execution.fit import fit  # noqa: E402
-from ucudnn.memory.torch.execution.host_block import HostBlock  # noqa: E402
 from ucudnn.memory.torch.execution.transfers import Transfers  # noqa: E402
 from ucudnn.memory.torch.training_step import TrainingRecipe  # noqa: E402
 from ucudnn.memory.torch.trials.device_timeline import measure_timeline  # noqa: E402
@@ -223,6 +223,26 @@ def test_the_allocator_takes_what_the_replay_says():
     figures = trial("checkpoint", int(0.85 * stock.allocated) + stock.outside)
     assert figures.predicted_reserved == pytest.approx(figures.reserved, rel=0.05)
     assert figures.predicted_reserved + figures.outside <= int(0.85 * stock.allocated) + stock.outside
+
+
+def test_the_first_step_within_a_budget_takes_less_than_the_others():
+    model, loss, sample = model_and_data("resnet18")
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    peak = fit(model, sample, loss=loss, optimizer=optimizer).simulation.peak_bytes
+    device = torch.device("cuda", torch.cuda.current_device())
+    beside = outside_bytes(device) + library_workspace_bytes(device)
+    fitted = fit(model, sample, loss=loss, optimizer=optimizer, budget=int(0.95 * peak) + beside)
+    taken = []
+    for _ in range(3):
+        optimizer.zero_grad()
+        level = torch.cuda.memory_allocated()
+        torch.cuda.reset_peak_memory_stats()
+        fitted(*sample).backward()
+        taken.append(torch.cuda.max_memory_allocated() - level)
+        optimizer.step()
+    assert taken[0] < taken[1]
+    assert taken[1] == pytest.approx(taken[2], rel=0.02)
+    assert fitted.simulation.peak_bytes <= int(0.95 * peak)
 
 
 def test_a_budget_lets_segments_grow_while_the_program_runs():

@@ -12,6 +12,7 @@ from ucudnn.errors import BudgetError
 from ucudnn.memory.budget import check_budget
 from ucudnn.memory.costs import Costs
 from ucudnn.memory.graph import Role, StepGraph
+from ucudnn.memory.liveness import measure_liveness
 from ucudnn.memory.plans.plan import MemoryPlan
 from ucudnn.memory.policies.catalog import POLICIES, MemoryPolicy, find_policy
 from ucudnn.memory.pools.allocator_replay import replay_allocator
@@ -92,6 +93,42 @@ def make_plan(
         if policy == "auto" and not number and choice.fits:
             break  # nothing is faster than a step of which nothing is moved or recomputed
     return choice.best()
+
+
+def frugal_plan(
+    graph: StepGraph,
+    costs: Costs,
+    policy: str | MemoryPolicy,
+    other: MemoryPlan,
+    room: AllocatorRoom | None = None,
+) -> MemoryPlan | None:
+    """Return a policy's plan for the least budget that it keeps; None where that takes no less than another plan.
+
+    Args:
+        graph: the step.
+        costs: its costs.
+        policy: name of a policy, or a policy; 'auto' stands for recomputation by blocks, which needs no host memory.
+        other: the other plan, whose budget the plan keeps, too.
+        room: what the allocator may take; a plan that takes more of it than the other one is none.
+    """
+    name = "checkpoint" if policy == "auto" else policy
+    planner = find_policy(name) if isinstance(name, str) else name
+    found = _least(planner, graph, costs)
+    if found is None or simulate(found, costs).peak_bytes >= simulate(other, costs).peak_bytes:
+        return None
+    if room is not None and room.taken_bytes(found, costs) > max(room.most_bytes, room.taken_bytes(other, costs)):
+        return None
+    return replace(found, budget_bytes=other.budget_bytes)
+
+
+def _least(policy: MemoryPolicy, graph: StepGraph, costs: Costs) -> MemoryPlan | None:
+    budget = measure_liveness(graph, costs).floor_bytes
+    for _ in range(2):  # an error names the least budget that the policy keeps
+        try:
+            return policy.plan(graph, costs, budget)
+        except BudgetError as error:
+            budget = error.required_bytes
+    return None
 
 
 class _Choice:

@@ -1,1 +1,1 @@
-"""Use of a device: who has how much of its memory, how PyTorch's allocator takes it, and how long steps last."""
+"""Use of a device and of the host: who has how much memory, how it is taken, and how long steps last."""

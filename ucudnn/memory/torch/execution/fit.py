@@ -1,8 +1,8 @@
 """fit: a training step within a memory budget, in one line."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
@@ -17,15 +17,17 @@ from ucudnn.memory.devices.roofline import device_costs
 from ucudnn.memory.graph import StepGraph
 from ucudnn.memory.plans.plan import MemoryPlan
 from ucudnn.memory.policies.catalog import MemoryPolicy
-from ucudnn.memory.policies.choice import AllocatorRoom, make_plan
+from ucudnn.memory.policies.choice import AllocatorRoom, frugal_plan, make_plan
 from ucudnn.memory.pools.host_slots import plan_host_slots
 from ucudnn.memory.simulation.simulator import simulate
 from ucudnn.memory.torch.convolutions.convolution_choices import ConvolutionChoices
 from ucudnn.memory.torch.device_use.allocator import expand_segments
+from ucudnn.memory.torch.device_use.host_block import host_room
 from ucudnn.memory.torch.device_use.usage import StatedBudget, outside_bytes, stated_budget
-from ucudnn.memory.torch.execution.fitted_step import FittedStep, PlannedRun
-from ucudnn.memory.torch.execution.host_block import host_room
+from ucudnn.memory.torch.execution.first_step import FirstStep, StepMeter, step_meter
+from ucudnn.memory.torch.execution.fitted_step import FittedStep
 from ucudnn.memory.torch.execution.operation_costs import measure_operations
+from ucudnn.memory.torch.execution.planned_run import PlannedRun
 from ucudnn.memory.torch.execution.step_program import StepProgram, StepSubject, trace_program
 from ucudnn.memory.torch.execution.transfers import Transfers
 from ucudnn.memory.torch.subject.model_checks import check_model, gradient_bytes
@@ -36,6 +38,7 @@ __all__ = ["fit"]
 
 _GRANULARITY = {"cuda": 512, "cpu": 1}  # bytes of which PyTorch's allocators count multiples
 _PROFILE = "h200"
+_Again = Callable[[tuple[Any, ...], Mapping[str, Any]], FittedStep]
 _KEPT, _BUCKETS = "gradients of earlier steps", "buckets of DistributedDataParallel"
 
 
@@ -127,26 +130,9 @@ def fit_subject(
         StepGraphError: if the step depends on values of tensors.
     """
     program = trace_program(subject, type(subject.model).__name__, _batch(subject))
-    device = program.device
-    costs = step_costs(program.graph, device)
-    stated = stated_budget(limit, device, libraries=False)
-    _check_floor(subject, program.graph, costs, stated)
-    fixed = "" if limit is None else expand_segments(device)
-    stated = replace(stated_budget(limit, device, libraries=True), fixed_segments=fixed, host_bytes=host_bytes)
-    if measured:
-        costs = measure_operations(program, costs, budget=stated.plan_bytes)
-    choices = None if convolutions is None else ConvolutionChoices.asked(program, convolutions)
-    if choices is not None:
-        costs = choices.measured(costs, stated.plan_bytes)
-    if limit is not None and (measured or choices is not None):  # kernels that were loaded meanwhile count
-        stated = replace(stated, outside_bytes=outside_bytes(device))
-    room = _allocator_room(subject, stated, device)
-    with stated.explained():
-        plan = make_plan(program.graph, costs, stated.plan_bytes, policy, room, host_room(host_bytes))
-    if room is not None:
-        stated = replace(stated, allocator_bytes=room.taken_bytes(plan, costs) + stated.library_bytes)
-    if choices is not None:
-        program = choices.applied(plan.configurations)
+    stated = replace(stated_budget(limit, program.device, libraries=False), host_bytes=host_bytes)
+    _check_floor(subject, program.graph, step_costs(program.graph, program.device), stated)
+    planning = _Planning.measured(subject, program, stated, policy, convolutions, measured=measured, debug=debug)
     bare = subject.without_sample()
     options: dict[str, Any] = {
         "measured": measured,
@@ -158,7 +144,7 @@ def fit_subject(
     def again(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> FittedStep:
         return fit_subject(replace(bare, args=args, kwargs=kwargs), limit, policy, **options)
 
-    return fit_plan(subject, program, plan, costs, debug=debug, stated=stated, again=again)
+    return planning.fitted(subject, again, step_meter(program.device))
 
 
 def fit_plan(
@@ -169,7 +155,7 @@ def fit_plan(
     *,
     debug: bool = False,
     stated: StatedBudget | None = None,
-    again: Callable[[tuple[Any, ...], Mapping[str, Any]], FittedStep] | None = None,
+    again: _Again | None = None,
 ) -> FittedStep:
     """Return a model that trains by a plan of its program.
 
@@ -207,6 +193,115 @@ def _check_floor(subject: StepSubject, graph: StepGraph, costs: Costs, stated: S
         with stated.explained():
             check_budget(graph, costs, stated.plan_bytes)
         raise
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Planning:
+    """How plans of a step are made.
+
+    Attributes:
+        program: the step.
+        costs: its costs.
+        stated: the budget.
+        policy: as in `fit`.
+        room: what PyTorch's allocator may take; None where nothing bounds it.
+        choices: what runs convolutions by the plan's configurations; None where PyTorch's own kernels run.
+        debug: as in `fit`.
+    """
+
+    program: StepProgram
+    costs: Costs
+    stated: StatedBudget
+    policy: str | MemoryPolicy
+    room: AllocatorRoom | None = None
+    choices: ConvolutionChoices | None = None
+    debug: bool = False
+
+    @classmethod
+    def measured(
+        cls,
+        subject: StepSubject,
+        program: StepProgram,
+        stated: StatedBudget,
+        policy: str | MemoryPolicy,
+        convolutions: str | Mapping[str, Any] | None,
+        **options: bool,
+    ) -> Self:
+        """Return how plans are made, when what they are made of has been measured; options as in `fit_subject`."""
+        device, limit = program.device, stated.limit_bytes
+        costs = step_costs(program.graph, device)
+        fixed = "" if limit is None else expand_segments(device)
+        stated = replace(stated_budget(limit, device, libraries=True), host_bytes=stated.host_bytes)
+        if options["measured"]:
+            costs = measure_operations(program, costs, budget=stated.plan_bytes)
+        choices = None if convolutions is None else ConvolutionChoices.asked(program, convolutions)
+        if choices is not None:
+            costs = choices.measured(costs, stated.plan_bytes)
+        if limit is not None:  # kernels that were loaded meanwhile count
+            stated = replace(stated, outside_bytes=outside_bytes(device), fixed_segments=fixed)
+        return cls(
+            program=program,
+            costs=costs,
+            stated=stated,
+            policy=policy,
+            room=_allocator_room(subject, stated, device),
+            choices=choices,
+            debug=options["debug"],
+        )
+
+    def fitted(self, subject: StepSubject, again: _Again, meter: StepMeter | None) -> FittedStep:
+        """Return the fitted step; `again` as in `fit_plan`, and the meter measures the first step."""
+        with self.stated.explained():
+            plan = self.plan()
+        told, program = self._told(plan), self._program_of(plan)
+        step = fit_plan(subject, program, plan, self.costs, debug=self.debug, stated=told, again=again)
+        if meter is not None:
+            self._begin_frugally(step, meter)
+        return step
+
+    def plan(self, less: int = 0) -> MemoryPlan:
+        """Return the plan for the budget, or for some bytes less.
+
+        Raises:
+            BudgetError: if there is none.
+        """
+        budget = None if self.stated.plan_bytes is None else self.stated.plan_bytes - less
+        room = None if self.room is None else replace(self.room, most_bytes=self.room.most_bytes - less)
+        host = host_room(self.stated.host_bytes)
+        return make_plan(self.program.graph, self.costs, budget, self.policy, room, host)
+
+    def _program_of(self, plan: MemoryPlan) -> StepProgram:
+        """Return the step with the convolutions that a plan chooses."""
+        return self.program if self.choices is None else self.choices.applied(plan.configurations)
+
+    def _told(self, plan: MemoryPlan) -> StatedBudget:
+        """Return the budget with what the allocator takes for a plan."""
+        if self.room is None:
+            return self.stated
+        taken = self.room.taken_bytes(plan, self.costs) + self.stated.library_bytes
+        return replace(self.stated, allocator_bytes=taken)
+
+    def _begin_frugally(self, step: FittedStep, meter: StepMeter) -> None:
+        """Let the first step of a fitted step run the plan that takes least, where there is a more frugal one."""
+        frugal = frugal_plan(self.program.graph, self.costs, self.policy, step.plan, self.room)
+        if frugal is None or self.stated.plan_bytes is None:
+            return
+
+        def again(less: int) -> PlannedRun | None:
+            try:
+                found = self._run(self.plan(less))
+            except BudgetError:
+                return None
+            return found if simulate(found.plan, self.costs).time_ms < simulate(frugal, self.costs).time_ms else None
+
+        spare = self.stated.plan_bytes - step.simulation.peak_bytes
+        if self.room is not None:
+            spare = min(spare, self.room.most_bytes - self.room.taken_bytes(step.plan, self.costs))
+        step.begin_with(FirstStep(self._run(frugal), self.costs, spare, meter, again))
+
+    def _run(self, plan: MemoryPlan) -> PlannedRun:
+        transfers = Transfers(plan_host_slots(plan), self.program.device, most_bytes=self.stated.host_bytes)
+        return PlannedRun(self._program_of(plan), plan, simulate(plan, self.costs), transfers, debug=self.debug)
 
 
 def _allocator_room(subject: StepSubject, stated: StatedBudget, device: torch.device) -> AllocatorRoom | None:

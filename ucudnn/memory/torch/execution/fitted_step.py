@@ -1,9 +1,8 @@
 """FittedStep: a model whose forward and backward follow a plan, for a training loop that stays as it is."""
 
-import traceback
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from statistics import median
 from typing import Any, final
 
@@ -12,14 +11,13 @@ from torch import Tensor, nn
 
 from ucudnn.errors import InvalidValueError
 from ucudnn.memory.costs import Costs
-from ucudnn.memory.graph import Phase, Role
-from ucudnn.memory.plans.plan import MemoryPlan
 from ucudnn.memory.reports.plan_summary import backward_end_ms, plan_lines
 from ucudnn.memory.simulation.result import Simulation
-from ucudnn.memory.torch.device_use.usage import StatedBudget, StepClock, memory_usage
-from ucudnn.memory.torch.execution.generator import GeneratedCode, generate
-from ucudnn.memory.torch.execution.step_program import StepProgram, StepSubject
-from ucudnn.memory.torch.execution.transfers import Transfers
+from ucudnn.memory.simulation.simulator import simulate
+from ucudnn.memory.torch.device_use.usage import StatedBudget, memory_usage
+from ucudnn.memory.torch.execution.first_step import FirstStep
+from ucudnn.memory.torch.execution.planned_run import PlannedRun
+from ucudnn.memory.torch.execution.step_program import StepSubject
 from ucudnn.memory.torch.subject.argument_form import ArgumentForm
 from ucudnn.memory.torch.subject.model_checks import INSTEAD_OF_REPLICAS
 from ucudnn.memory.torch.subject.model_state import ModelState
@@ -31,111 +29,6 @@ _KEPT = (
     "gradients of an earlier step are there while this one runs, which its plan does not count, so the step may take"
     " more than its budget: call zero_grad() before the step, or fit(..., keep_gradients=True)"
 )
-
-
-@final
-class PlannedRun:
-    """The code of a plan with what it runs on. Not thread-safe.
-
-    Args:
-        program: the step.
-        plan: the plan.
-        simulation: what the plan takes.
-        transfers: carries out its copies.
-        debug: whether storages are poisoned before they are freed, and must be gone after it.
-    """
-
-    def __init__(
-        self,
-        program: StepProgram,
-        plan: MemoryPlan,
-        simulation: Simulation,
-        transfers: Transfers,
-        *,
-        debug: bool = False,
-    ) -> None:
-        self.program, self.plan, self.transfers = program, plan, transfers
-        self.persistent = tuple(tensor for tensor, _ in program.persistent)
-        self.guarded = _guarded(program)
-        self.forwards = 0  # how often forward has begun
-        self.clock = StepClock(program.device)
-        self._debug = debug
-        self._delayed = simulation.delayed
-        self.copying = simulation.offloaded_bytes > 0
-        self._checked = True  # until a step has ended, what operators return is compared with the trace
-        self.code = self._generated()
-
-    def forward(self, inputs: tuple[Tensor, ...]) -> tuple[tuple[Tensor, ...], list[Any]]:
-        """Return the outputs, and what backward needs."""
-        self.forwards += 1
-        self.clock.begin()
-        return self._settled(self.code.forward, self.persistent, inputs)  # type: ignore[no-any-return]
-
-    def backward(self, number: int, state: list[Any], tangents: Sequence[Tensor]) -> tuple[Tensor | None, ...]:
-        """Return the gradients, and empty what forward left.
-
-        Raises:
-            RuntimeError: if another forward has overwritten what this one left on the host.
-        """
-        if self.copying and number != self.forwards:
-            state.clear()
-            raise RuntimeError(
-                "another forward of the fitted step ran before this backward, and its plan keeps activations of one"
-                " forward on the host: call backward after each forward"
-            )
-        gradients: tuple[Tensor | None, ...] = self._settled(self.code.backward, self.persistent, state, tangents)
-        self.clock.end()
-        if self._checked:
-            self._checked = False
-            self.code = self._generated()
-        return gradients
-
-    @contextmanager
-    def marked(self) -> Iterator[None]:
-        """Let the code mark each operation for PyTorch's profiler while this is entered (`code_support.MARK`)."""
-        before = self.code
-        self.code = generate(self.program, self.plan, self._delayed, debug=self._debug, marked=True)
-        try:
-            yield
-        finally:
-            self.code = before
-
-    def _generated(self) -> GeneratedCode:
-        return generate(self.program, self.plan, self._delayed, checked=self._checked, debug=self._debug)
-
-    def _settled(self, function: Any, *args: Any) -> Any:
-        """Call code below autograd; if it fails, wait for its copies, because their memory may be used again."""
-        try:
-            # Gradients are computed by the code. Grad mode stays on, because operators choose kernels by it.
-            with torch.enable_grad(), torch._C._AutoDispatchBelowAutograd(), torch._C._DisableAutocast():
-                return function(self.transfers, *args)
-        except BaseException as error:
-            self.transfers.abandon()
-            self._note_line(error)
-            raise
-
-    def _note_line(self, error: BaseException) -> None:
-        """Add to an error the line of code at which it occurred: no file has it."""
-        lines = self.code.text.splitlines()
-        for frame, number in traceback.walk_tb(error.__traceback__):
-            if frame.f_code.co_filename == self.code.filename:
-                error.add_note(f"in the code of the plan: {lines[number - 1].strip()}")
-
-
-def _guarded(program: StepProgram) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
-    """Return which persistent tensors, inputs and outputs backward reads; they must not change before it."""
-    read = {
-        storage
-        for operation in program.graph.operations
-        if operation.phase is Phase.BACKWARD
-        for storage in operation.reads
-    }
-    read = {storage for storage in read if program.graph.storages[storage].role is not Role.BUFFER}
-    groups = ([tensor for _, tensor in program.persistent], program.inputs, program.outputs)
-    persistent, inputs, outputs = (
-        tuple(index for index, tensor in enumerate(tensors) if tensor.storage in read) for tensors in groups
-    )
-    return persistent, inputs, outputs
 
 
 class _Kept:
@@ -256,6 +149,7 @@ class FittedStep(nn.Module):
         self._autocast = _autocast(run.program.device.type)
         self._state = ModelState(subject.model, run.persistent)
         self._again = again
+        self._first: FirstStep | None = None
         self._others: list[FittedStep] = []
         first = next((index for is_parameter, index in run.program.sources if is_parameter), None)
         self._first_trained = first if run.plan.budget_bytes is not None and not subject.gradients_kept else None
@@ -298,7 +192,7 @@ class FittedStep(nn.Module):
             return self._other(args, kwargs)._planned(*args, **kwargs)
         if _autocast(self._run.program.device.type) != self._autocast:
             raise InvalidValueError("fit and the step must run under the same autocast: fit the step again under it")
-        run = self._run
+        run = self._current()
         run.persistent = self._state.tensors()
         if self._first_trained is not None and run.persistent[self._first_trained].grad is not None:
             self._first_trained = None
@@ -306,6 +200,25 @@ class FittedStep(nn.Module):
         inputs = tuple(leaf for leaf in leaves if isinstance(leaf, Tensor))
         sources = [(run.persistent if is_persistent else inputs)[each] for is_persistent, each in run.program.sources]
         return run.program.result.build(_Replay.apply(run, inputs, *sources))
+
+    def begin_with(self, first: FirstStep) -> None:
+        """Let the first step run another plan, which decides whether this step's own plan comes after it."""
+        self._first = first
+
+    def _current(self) -> PlannedRun:
+        """Return the code that runs now; plans change between steps only."""
+        first = self._first
+        if first is None:
+            return self._run
+        if not first.ended:
+            return first.begin()
+        self._first = None
+        before, self._run = self._run, first.follow(self._run)
+        if self._run is not before:
+            before.transfers.close()
+            self.plan, self.transfers = self._run.plan, self._run.transfers
+            self.simulation = simulate(self.plan, self.costs)
+        return self._run
 
     def _other(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> "FittedStep":
         """Return the step of smaller arguments, or of others that need other gradients.
@@ -362,6 +275,8 @@ class FittedStep(nn.Module):
     def close(self) -> None:
         """Give the host's memory back; the step cannot run its plan after that."""
         self._run.transfers.close()
+        if self._first is not None:
+            self._first.run.transfers.close()
         for other in self._others:
             other.close()
 

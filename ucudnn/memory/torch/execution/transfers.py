@@ -18,7 +18,7 @@ from torch import Tensor
 
 from ucudnn.errors import InvalidValueError
 from ucudnn.memory.pools.host_slots import HostSlots
-from ucudnn.memory.torch.execution.host_block import HostBlock
+from ucudnn.memory.torch.device_use.host_block import HostBlock
 
 
 class MeasuredCopy(NamedTuple):

@@ -5,7 +5,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from ucudnn.errors import BudgetError  # noqa: E402
-from ucudnn.memory.torch.execution.host_block import HostBlock, check_host_memory, host_memory  # noqa: E402
+from ucudnn.memory.torch.device_use.host_block import HostBlock, check_host_memory, host_memory  # noqa: E402
 
 GIB = 2**30
 

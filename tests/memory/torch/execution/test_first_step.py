@@ -1,0 +1,132 @@
+"""Tests of the first step: it runs the plan that takes least, and what it takes decides on the plan of the others."""
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from tests.support.live_bytes import LiveBytes  # noqa: E402
+from tests.support.plain_training import Race  # noqa: E402
+from tests.support.small_networks import small_network  # noqa: E402
+from ucudnn.memory.simulation.simulator import simulate  # noqa: E402
+from ucudnn.memory.torch.execution import fit  # noqa: E402
+from ucudnn.memory.torch.execution.first_step import predicted_bytes  # noqa: E402
+
+
+class CountingMeter:
+    """Counts the bytes of storages, and claims some more."""
+
+    def __init__(self, more=0):
+        self.counted, self.more = LiveBytes(), more
+
+    def begin(self):
+        self.level = self.counted.peak = self.counted.live
+
+    def taken_bytes(self):
+        return self.counted.peak - self.level + self.more
+
+
+@pytest.fixture(scope="module")
+def trained():
+    return Race(small_network("unet3d"), steps=3)
+
+
+@pytest.fixture(autouse=True)
+def no_gradients(trained):
+    trained.model.zero_grad()
+
+
+@pytest.fixture(scope="module")
+def budget(trained):
+    return int(0.9 * trained.fitted("stock").simulation.peak_bytes)
+
+
+def fitted(trained, budget, meter, policy="auto"):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(fit, "step_meter", lambda _: meter)
+        return fit.fit_subject(trained.subject, budget, policy, measured=False)
+
+
+def peaks(trained, step, meter, steps=3):
+    """Take steps; return the most bytes that each of them counted beyond those before it, and the plans that ran."""
+    found, plans = [], []
+    for _ in range(steps):
+        trained.model.zero_grad()
+        with meter.counted:
+            meter.counted.peak = before = meter.counted.live
+            loss = step(*trained.inputs)
+            plans.append(step._current().plan if step._first is None else step._first.run.plan)
+            loss.backward()
+        found.append(meter.counted.peak - before)
+        del loss
+    return found, plans
+
+
+def test_the_first_step_takes_least_and_the_next_ones_what_the_budget_allows(trained, budget):
+    meter = CountingMeter()
+    step = fitted(trained, budget, meter)
+    found, plans = peaks(trained, step, meter)
+    frugal, *later = plans
+    assert later == [step.plan, step.plan]
+    assert found[0] < found[1] == found[2]
+    for taken, plan in zip(found, plans, strict=True):
+        simulation = simulate(plan, trained.costs)
+        assert simulation.peak_bytes <= budget
+        assert taken <= predicted_bytes(plan, trained.costs, simulation)
+    assert simulate(frugal, trained.costs).time_ms > step.simulation.time_ms
+
+
+def test_the_bits_are_those_of_the_plain_loop(trained, budget):
+    step = fitted(trained, budget, CountingMeter())
+    trained.check(step)
+    assert step._first is None, "the later plan did not run"
+
+
+def test_what_the_first_step_takes_beyond_its_prediction_is_taken_from_the_later_plan(trained, budget):
+    plain = fitted(trained, budget, None)
+    more = budget - plain.simulation.peak_bytes + budget // 50
+    meter = CountingMeter(more)
+    step = fitted(trained, budget, meter)
+    _, plans = peaks(trained, step, meter)
+    assert plans[1] is step.plan
+    assert plans[1] != plain.plan
+    assert step.simulation.peak_bytes <= budget - more
+    assert step.simulation.time_ms < simulate(plans[0], trained.costs).time_ms
+    trained.check(step)
+
+
+def test_where_no_room_is_left_the_frugal_plan_stays(trained, budget):
+    meter = CountingMeter(budget)
+    step = fitted(trained, budget, meter)
+    _, plans = peaks(trained, step, meter)
+    assert plans[0] is plans[1] is plans[2] is step.plan
+    trained.check(step)
+
+
+def test_plans_change_between_steps_only(trained, budget):
+    meter = CountingMeter()
+    step = fitted(trained, budget, meter, "checkpoint")
+    first, second = step(*trained.inputs), step(*trained.inputs)
+    frugal = step._first.run
+    first.backward()
+    assert step._first.ended
+    second.backward()  # of the plan of its own forward
+    assert frugal.forwards == 2
+    trained.model.zero_grad()
+    step(*trained.inputs).backward()
+    assert frugal.forwards == 2
+    assert step._first is None
+
+
+def test_a_step_without_its_backward_is_no_first_step(trained, budget):
+    meter = CountingMeter()
+    step = fitted(trained, budget, meter)
+    loss = step(*trained.inputs)
+    del loss  # its backward never runs
+    step(*trained.inputs)
+    assert not step._first.ended
+    trained.check(step)
+
+
+def test_without_a_budget_or_a_meter_there_is_one_plan(trained, budget):
+    assert fitted(trained, None, CountingMeter())._first is None
+    assert fitted(trained, budget, None)._first is None

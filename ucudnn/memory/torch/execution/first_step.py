@@ -1,0 +1,120 @@
+"""The first step runs the most frugal plan; what it takes beyond its prediction decides on the plan of those after it.
+
+Operations were measured one by one. What they take in a row was not: a library may keep memory that it allocated first
+in the step. So the plan that fills the budget begins when a step has shown that it may.
+"""
+
+from collections.abc import Callable
+from typing import Protocol, final
+
+import torch
+
+from ucudnn.memory.costs import Costs
+from ucudnn.memory.graph import Phase
+from ucudnn.memory.plans.actions import ActionKind
+from ucudnn.memory.plans.plan import MemoryPlan
+from ucudnn.memory.simulation.result import Simulation
+from ucudnn.memory.simulation.simulator import fixed_bytes, simulate
+from ucudnn.memory.torch.execution.planned_run import PlannedRun
+
+
+class StepMeter(Protocol):
+    """Measures the most bytes that a part of a step takes on its device."""
+
+    def begin(self) -> None:
+        """Begin to measure."""
+
+    def taken_bytes(self) -> int:
+        """Return the most bytes since `begin` beyond those that were there then."""
+
+
+@final
+class AllocatorMeter:
+    """Asks PyTorch's allocator of a GPU, whose statistics of peaks begin anew.
+
+    Args:
+        device: the GPU.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._level = 0
+
+    def begin(self) -> None:
+        """Begin to measure."""
+        torch.cuda.reset_peak_memory_stats(self._device)
+        self._level = torch.cuda.memory_allocated(self._device)
+
+    def taken_bytes(self) -> int:
+        """Return the most bytes since `begin` beyond those that were there then."""
+        return max(0, torch.cuda.max_memory_allocated(self._device) - self._level)
+
+
+def step_meter(device: torch.device) -> StepMeter | None:
+    """Return what measures a step on a device; None where nothing counts its bytes."""
+    return AllocatorMeter(device) if device.type == "cuda" else None
+
+
+@final
+class FirstStep:
+    """The plan of the first step, and what comes after it.
+
+    Args:
+        run: the code of the first step's plan.
+        costs: what its plan was made with.
+        spare_bytes: bytes by which the later plan stays below the budget.
+        meter: measures the first step.
+        again: returns the code of another plan for so many bytes less; None where there is none.
+    """
+
+    def __init__(
+        self,
+        run: PlannedRun,
+        costs: Costs,
+        spare_bytes: int,
+        meter: StepMeter,
+        again: Callable[[int], PlannedRun | None],
+    ) -> None:
+        self._run = run
+        self._meter, self._again, self._spare = meter, again, spare_bytes
+        self._predicted = predicted_bytes(run.plan, costs, simulate(run.plan, costs))
+        self._excess: int | None = None
+        run.after_backward = self._end
+
+    @property
+    def run(self) -> PlannedRun:
+        """The code of the first step's plan."""
+        return self._run
+
+    @property
+    def ended(self) -> bool:
+        """Whether a forward and its backward have run."""
+        return self._excess is not None
+
+    def begin(self) -> PlannedRun:
+        """Begin to measure, and return the code that is to run now."""
+        self._meter.begin()
+        return self._run
+
+    def follow(self, later: PlannedRun) -> PlannedRun:
+        """Return the code for all further steps: the later plan's if the budget has room, or one that takes less."""
+        self._run.after_backward = None
+        excess = self._excess or 0
+        if excess <= self._spare:
+            return later
+        return self._again(excess) or self._run
+
+    def _end(self) -> None:
+        if self._excess is None:
+            self._excess = max(0, self._meter.taken_bytes() - self._predicted)
+
+
+def predicted_bytes(plan: MemoryPlan, costs: Costs, simulation: Simulation) -> int:
+    """Return the most bytes that forward and backward of a plan take beyond those that exist before."""
+    operations = [target for kind, target in plan.actions if kind in (ActionKind.RUN, ActionKind.RECOMPUTE)]
+    found = [
+        size
+        for operation, size in zip(operations, simulation.running_bytes, strict=True)
+        if plan.graph.operations[operation].phase is not Phase.OPTIMIZER
+    ]
+    return max(found, default=0) - fixed_bytes(plan, costs)

@@ -1,0 +1,128 @@
+"""PlannedRun: the code of a plan with what it runs on."""
+
+import traceback
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, final
+
+import torch
+from torch import Tensor
+
+from ucudnn.memory.graph import Phase, Role
+from ucudnn.memory.plans.plan import MemoryPlan
+from ucudnn.memory.simulation.result import Simulation
+from ucudnn.memory.torch.device_use.usage import StepClock
+from ucudnn.memory.torch.execution.generator import GeneratedCode, generate
+from ucudnn.memory.torch.execution.step_program import StepProgram
+from ucudnn.memory.torch.execution.transfers import Transfers
+
+
+@final
+class PlannedRun:
+    """The code of a plan with what it runs on. Not thread-safe.
+
+    Attributes:
+        after_backward: is called when backward has ended; None calls nothing.
+
+    Args:
+        program: the step.
+        plan: the plan.
+        simulation: what the plan takes.
+        transfers: carries out its copies.
+        debug: whether storages are poisoned before they are freed, and must be gone after it.
+    """
+
+    def __init__(
+        self,
+        program: StepProgram,
+        plan: MemoryPlan,
+        simulation: Simulation,
+        transfers: Transfers,
+        *,
+        debug: bool = False,
+    ) -> None:
+        self.program, self.plan, self.transfers = program, plan, transfers
+        self.persistent = tuple(tensor for tensor, _ in program.persistent)
+        self.guarded = _guarded(program)
+        self.forwards = 0  # how often forward has begun
+        self.clock = StepClock(program.device)
+        self.after_backward: Callable[[], None] | None = None
+        self._debug = debug
+        self._delayed = simulation.delayed
+        self.copying = simulation.offloaded_bytes > 0
+        self._checked = True  # until a step has ended, what operators return is compared with the trace
+        self.code = self._generated()
+
+    def forward(self, inputs: tuple[Tensor, ...]) -> tuple[tuple[Tensor, ...], list[Any]]:
+        """Return the outputs, and what backward needs."""
+        self.forwards += 1
+        self.clock.begin()
+        return self._settled(self.code.forward, self.persistent, inputs)  # type: ignore[no-any-return]
+
+    def backward(self, number: int, state: list[Any], tangents: Sequence[Tensor]) -> tuple[Tensor | None, ...]:
+        """Return the gradients, and empty what forward left.
+
+        Raises:
+            RuntimeError: if another forward has overwritten what this one left on the host.
+        """
+        if self.copying and number != self.forwards:
+            state.clear()
+            raise RuntimeError(
+                "another forward of the fitted step ran before this backward, and its plan keeps activations of one"
+                " forward on the host: call backward after each forward"
+            )
+        gradients: tuple[Tensor | None, ...] = self._settled(self.code.backward, self.persistent, state, tangents)
+        self.clock.end()
+        if self.after_backward is not None:
+            self.after_backward()
+        if self._checked:
+            self._checked = False
+            self.code = self._generated()
+        return gradients
+
+    @contextmanager
+    def marked(self) -> Iterator[None]:
+        """Let the code mark each operation for PyTorch's profiler while this is entered (`code_support.MARK`)."""
+        before = self.code
+        self.code = generate(self.program, self.plan, self._delayed, debug=self._debug, marked=True)
+        try:
+            yield
+        finally:
+            self.code = before
+
+    def _generated(self) -> GeneratedCode:
+        return generate(self.program, self.plan, self._delayed, checked=self._checked, debug=self._debug)
+
+    def _settled(self, function: Any, *args: Any) -> Any:
+        """Call code below autograd; if it fails, wait for its copies, because their memory may be used again."""
+        try:
+            # Gradients are computed by the code. Grad mode stays on, because operators choose kernels by it.
+            with torch.enable_grad(), torch._C._AutoDispatchBelowAutograd(), torch._C._DisableAutocast():
+                return function(self.transfers, *args)
+        except BaseException as error:
+            self.transfers.abandon()
+            self._note_line(error)
+            raise
+
+    def _note_line(self, error: BaseException) -> None:
+        """Add to an error the line of code at which it occurred: no file has it."""
+        lines = self.code.text.splitlines()
+        for frame, number in traceback.walk_tb(error.__traceback__):
+            if frame.f_code.co_filename == self.code.filename:
+                error.add_note(f"in the code of the plan: {lines[number - 1].strip()}")
+
+
+def _guarded(program: StepProgram) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
+    """Return which persistent tensors, inputs and outputs backward reads; they must not change before it."""
+    read = {
+        storage
+        for operation in program.graph.operations
+        if operation.phase is Phase.BACKWARD
+        for storage in operation.reads
+    }
+    read = {storage for storage in read if program.graph.storages[storage].role is not Role.BUFFER}
+    groups = ([tensor for _, tensor in program.persistent], program.inputs, program.outputs)
+    persistent, inputs, outputs = (
+        tuple(index for index, tensor in enumerate(tensors) if tensor.storage in read) for tensors in groups
+    )
+    return persistent, inputs, outputs
