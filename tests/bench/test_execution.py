@@ -46,13 +46,33 @@ def test_budgets_are_shares_of_pytorchs_peak_and_what_is_kept_stays(script, caps
     assert again == first
 
 
-def test_the_papers_policies_stand_in_one_table(script, capsys, monkeypatch):
-    monkeypatch.setattr(execution, "PAPERS", ("stock", "vdnn-all-p"))
+def test_the_papers_policies_stand_in_one_table_with_the_convolutions_that_they_choose(
+    script, capsys, monkeypatch, tmp_path
+):
+    monkeypatch.setenv("UCUDNN_DATABASE", str(tmp_path / "measurements"))
+    monkeypatch.setattr(execution, "PAPERS", ("stock", "vdnn-all-m", "vdnn-ext-all-m"))
     found = script("--papers")
-    assert found["unet3d vdnn-all-p"]["offloaded"] > 0
-    out = capsys.readouterr().out
-    assert "| unet3d | vdnn-all-p |" in out
-    assert "of PyTorch's peak" in out
+    assert len(found) == 2 * 4
+    for form in ("", " without TF32"):
+        cells = [found[f"unet3d {name}{form}, convolutions undivided"] for name in ("vdnn-all-m", "vdnn-ext-all-m")]
+        assert all(cell["offloaded"] > 0 for cell in cells)
+        assert all(cell["configured"] > 10 for cell in cells)
+        assert found[f"unet3d stock{form}"]["configured"] == 0
+        assert found[f"unet3d stock{form}"]["losses"] == found[f"unet3d pytorch{form}"]["losses"]
+    lines = capsys.readouterr().out.splitlines()
+    assert sum("of PyTorch's peak" in line for line in lines) == 1
+    for math in ("TF32", "float32"):
+        places = [index for index, line in enumerate(lines) if line.startswith(f"| unet3d | {math} | vdnn-all-m | ")]
+        assert len(places) == 1
+        assert any(line.startswith(f"| unet3d | {math} | all-m | ") for line in lines)
+    ratios = [float(line.split("|")[8]) for line in lines if line.count("|") == 16 and line.startswith("| unet3d | ")]
+    assert len(ratios) == 6
+    assert ratios == sorted(ratios, reverse=True)
+
+
+def test_a_part_of_the_papers_cells_can_be_chosen(script):
+    found = script("--papers", "--math", "fma", "--only", "swap")
+    assert set(found) == {"unet3d pytorch without TF32", "unet3d swap without TF32"}
 
 
 def test_no_cell_starts_without_time(script, capsys):

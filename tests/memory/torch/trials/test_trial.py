@@ -1,6 +1,7 @@
 """Tests of trials: what is measured of a policy, in this process and in one of its own."""
 
 import json
+from dataclasses import replace
 
 import pytest
 
@@ -54,6 +55,17 @@ def test_the_plan_is_predicted_and_pytorchs_own_step_is_not(found):
     assert 0 < figures.floor <= figures.predicted_peak
     assert figures.fastest_ms <= figures.step_ms <= figures.slowest_ms
     assert figures.first_ms > 0
+
+
+def test_plans_choose_how_convolutions_are_computed(found, monkeypatch):
+    monkeypatch.setenv("UCUDNN_DATABASE", "off")
+    figures = run_trial(replace(settings("vdnn-all-p"), convolutions="undivided")).figures
+    assert figures.configured > 10
+    assert figures.workspace > 0
+    assert figures.divided == 0
+    assert figures.losses != found["vdnn-all-p"].figures.losses  # other kernels round otherwise
+    assert figures.losses == pytest.approx(found["vdnn-all-p"].figures.losses, rel=1e-4)
+    assert found["vdnn-all-p"].figures.configured == 0
 
 
 def test_what_does_not_fit_has_a_reason():

@@ -27,6 +27,7 @@ from ucudnn.memory.torch.training_step import TrainingRecipe, TrainingStep, make
 from ucudnn.memory.torch.trials.device_timeline import beside_prediction, measure_timeline
 from ucudnn.memory.torch.trials.measured_memory import OperationMemory, measure_memory
 from ucudnn.plots.plan_pictures import QueuePicture
+from ucudnn.problem import MathMode
 
 PYTORCH = "pytorch"
 """In the place of a policy: the step as PyTorch runs it, without a plan."""
@@ -46,6 +47,8 @@ class TrialSettings:
         warmup: steps before them.
         capped: whether PyTorch's allocator refuses to reserve more than the budget leaves beside the CUDA context,
             loaded kernels and NCCL; a GPU's only.
+        convolutions: a batch-size policy by which plans choose how each convolution is computed, as in `fit`; '' leaves
+            all of them to PyTorch.
     """
 
     recipe: TrainingRecipe
@@ -55,6 +58,7 @@ class TrialSettings:
     steps: int = 10
     warmup: int = 3
     capped: bool = False
+    convolutions: str = ""
 
 
 @final
@@ -82,6 +86,9 @@ class TrialFigures:
         to_host_ms: how long copies to the host took in one step.
         from_host_ms: how long copies from the host took.
         overlap: share of the copies' time during which the device computed.
+        configured: convolutions that ran as the plan chose, forward and gradients counted apart; 0 without a plan.
+        divided: those of them that ran in several calls.
+        workspace: the largest workspace among them.
         losses: loss of each step, the first one included.
         memory: the memory of each operation of a plan as predicted and measured.
         picture: the measured timeline of one step beside the predicted one; None without a plan.
@@ -106,6 +113,9 @@ class TrialFigures:
     to_host_ms: float | None
     from_host_ms: float | None
     overlap: float | None
+    configured: int
+    divided: int
+    workspace: int
     losses: tuple[float, ...]
     memory: tuple[OperationMemory, ...] = ()
     picture: QueuePicture | None = None
@@ -187,6 +197,7 @@ class _Trial:
         settings = self._settings
         if self._on_gpu:
             torch.backends.cudnn.benchmark = True
+            torch.backends.cudnn.allow_tf32 = settings.recipe.variant.math is MathMode.TF32
         torch.manual_seed(0)
         step = make_step(settings.recipe, self._device)
         self._cap()
@@ -212,6 +223,7 @@ class _Trial:
             simulation, memory = fitted.simulation, measure_memory(planned, fitted, library)
             if timeline is not None:
                 picture = beside_prediction(fitted.plan, simulation, timeline, allocated, library, memory)
+        chosen = [] if fitted is None else [*fitted.plan.configurations.values()]
         return TrialFigures(
             predicted_peak=None if simulation is None else simulation.peak_bytes + library,
             predicted_reserved=None if fitted is None else fitted.stated.allocator_bytes,
@@ -232,6 +244,9 @@ class _Trial:
             to_host_ms=None if timeline is None else timeline.busy_ms(Queue.TO_HOST),
             from_host_ms=None if timeline is None else timeline.busy_ms(Queue.FROM_HOST),
             overlap=None if timeline is None else timeline.overlap,
+            configured=len(chosen),
+            divided=sum(each.calls > 1 for each in chosen),
+            workspace=max((each.workspace_bytes for each in chosen), default=0),
             losses=tuple(float(loss) for loss in self._losses),
             memory=memory,
             picture=picture,
@@ -242,7 +257,10 @@ class _Trial:
         with step.autocast():
             sample = (*step.inputs, *step.targets)
             subject = step_subject(step.model, sample, step.loss, step.optimizer)
-            return fit_subject(subject, settings.budget_bytes, settings.policy, measured=True)
+            convolutions = settings.convolutions or None
+            return fit_subject(
+                subject, settings.budget_bytes, settings.policy, measured=True, convolutions=convolutions
+            )
 
     def _cap(self) -> None:
         """Let PyTorch's allocator have what the budget leaves, if the trial is capped."""
