@@ -15,7 +15,7 @@ from ucudnn.memory.graph import Role, StepGraph
 from ucudnn.memory.liveness import measure_liveness
 from ucudnn.memory.plans.plan import MemoryPlan
 from ucudnn.memory.policies.catalog import POLICIES, MemoryPolicy, find_policy
-from ucudnn.memory.pools.allocator_replay import replay_allocator
+from ucudnn.memory.pools.allocator_replay import ReplayedBytes, replay_allocator
 from ucudnn.memory.simulation.simulator import simulate
 
 _MOST_TRIES = 16  # plans of one policy that are replayed
@@ -39,15 +39,21 @@ class AllocatorRoom:
 
     def taken_bytes(self, plan: MemoryPlan, costs: Costs) -> int:
         """Return what the allocator takes for a plan, in bytes; counted as `most_bytes`."""
+        return self._lasting(plan.graph, costs) + self._replayed(plan, costs).reserved_bytes
+
+    def paged_bytes(self, plan: MemoryPlan, costs: Costs) -> int:
+        """Return what the allocator takes if it gives empty pages back within each step, in bytes."""
+        return self._lasting(plan.graph, costs) + self._replayed(plan, costs).paged_bytes
+
+    def _replayed(self, plan: MemoryPlan, costs: Costs) -> ReplayedBytes:
         scratch = dict(enumerate(costs.scratch_bytes))
         scratch |= {operation: chosen.workspace_bytes for operation, chosen in plan.configurations.items()}
         delayed = simulate(plan, costs).delayed
-        replayed = replay_allocator(plan, costs, scratch, delayed, state_exists=self.state_exists)
-        return self.lost_bytes + self._before(plan.graph, costs) + replayed.reserved_bytes
+        return replay_allocator(plan, costs, scratch, delayed, state_exists=self.state_exists)
 
-    def _before(self, graph: StepGraph, costs: Costs) -> int:
-        """Return the bytes of the storages that exist before the first step."""
-        return sum(
+    def _lasting(self, graph: StepGraph, costs: Costs) -> int:
+        """Return the bytes of the storages that exist before the first step, and of holes between them."""
+        return self.lost_bytes + sum(
             costs.rounded(size)
             for size, storage, exists in zip(graph.sizes, graph.storages, graph.exists_before, strict=True)
             if exists and (self.state_exists or storage.role is not Role.OPTIMIZER_STATE)
@@ -64,8 +70,8 @@ def make_plan(
 ) -> MemoryPlan:
     """Return the plan of a policy, or the fastest one of all policies that keep the budget for 'auto'.
 
-    Where no plan keeps the allocator's room, the one that takes least of those that keep the budget is returned: the
-    allocator can still give pages back to the driver within a step, which takes time.
+    Where no plan keeps the allocator's room, it is the fastest one with which the allocator can if it gives empty pages
+    back to the driver in each step, which takes time. Where there is none either, it is the one that comes closest.
 
     Args:
         graph: the step.
@@ -163,7 +169,7 @@ class _Choice:
         return bool(self._waiting) and not self._over(self._waiting[0])
 
     def best(self) -> MemoryPlan:
-        """Return the fastest plan that fits, or the one that takes least of the allocator.
+        """Return the fastest plan that fits, or fits with empty pages given back, or comes closest.
 
         Raises:
             BudgetError: if there is no plan.
@@ -176,10 +182,11 @@ class _Choice:
         while self._waiting:
             candidate = heappop(self._waiting)
             over = self._over(candidate)
-            if least is None or over < least[0]:
-                least = over, candidate.plan
             if not over:
-                break
+                return replace(candidate.plan, budget_bytes=self._budget)
+            beyond = self._beyond(candidate)
+            if least is None or beyond < least[0]:
+                least = beyond, candidate.plan
             self._tighten(candidate, over)
         assert least is not None
         return replace(least[1], budget_bytes=self._budget)
@@ -189,6 +196,11 @@ class _Choice:
         if self._room is None:
             return 0
         return max(0, self._room.taken_bytes(candidate.plan, self._costs) - self._room.most_bytes)
+
+    def _beyond(self, candidate: "_Candidate") -> int:
+        """Return how much more than its room the allocator takes for a plan although it gives empty pages back."""
+        assert self._room is not None
+        return max(0, self._room.paged_bytes(candidate.plan, self._costs) - self._room.most_bytes)
 
     def _tighten(self, candidate: "_Candidate", over: int) -> None:
         """Let a policy plan again for fewer bytes, if it can."""

@@ -9,7 +9,8 @@ why the allocator takes more than the bytes that are alive.
 Two steps are replayed, because the first update makes the optimizer's state between gradients, where it stays.
 """
 
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from ucudnn.memory.costs import Costs
@@ -31,10 +32,13 @@ class ReplayedBytes:
     Attributes:
         live_bytes: most bytes that are alive at a time.
         reserved_bytes: bytes that the allocator takes from the device; no fewer.
+        paged_bytes: most bytes of pages that hold something at a time. The allocator can do with them if it gives empty
+            pages back to the driver in each step, which takes time.
     """
 
     live_bytes: int
     reserved_bytes: int
+    paged_bytes: int
 
 
 def replay_allocator(
@@ -78,6 +82,8 @@ class _Space:
         self._ranges = (FreeList(), FreeList())
         self._tops = [0, 0]
         self._live = self.peak = 0
+        self._paged = self.paged_peak = 0
+        self._pieces_on: Counter[tuple[int, int]] = Counter()  # by range and page
 
     def take(self, size: int) -> tuple[int, int]:
         number = int(size > _SMALL)
@@ -85,12 +91,26 @@ class _Space:
         self._tops[number] = max(self._tops[number], self._ranges[number].top)
         self._live += size
         self.peak = max(self.peak, self._live)
+        for page in self._pages(number, address, size):
+            self._paged += 0 if self._pieces_on[page] else _PAGES[number]
+            self._pieces_on[page] += 1
+        self.paged_peak = max(self.paged_peak, self._paged)
         return address, size
 
     def give_back(self, piece: tuple[int, int]) -> None:
         address, size = piece
-        self._ranges[int(size > _SMALL)].give_back(address, size)
+        number = int(size > _SMALL)
+        self._ranges[number].give_back(address, size)
         self._live -= size
+        for page in self._pages(number, address, size):
+            self._pieces_on[page] -= 1
+            self._paged -= 0 if self._pieces_on[page] else _PAGES[number]
+
+    @staticmethod
+    def _pages(number: int, address: int, size: int) -> Iterator[tuple[int, int]]:
+        """Yield the pages on which a piece lies."""
+        for page in range(address // _PAGES[number], (address + size - 1) // _PAGES[number] + 1):
+            yield number, page
 
     @property
     def reserved(self) -> int:
@@ -140,7 +160,8 @@ class _Replay:
             self._space.give_back(piece)
 
     def found(self) -> ReplayedBytes:
-        return ReplayedBytes(live_bytes=self._space.peak, reserved_bytes=self._space.reserved)
+        space = self._space
+        return ReplayedBytes(live_bytes=space.peak, reserved_bytes=space.reserved, paged_bytes=space.paged_peak)
 
     def _run(self, operation: int, *, again: bool) -> None:
         done = self._graph.operations[operation]

@@ -111,7 +111,7 @@ class StatedBudget:
             taken = self.allocator_bytes + self.outside_bytes
             line = f"taken from the device: predicted {format_bytes(taken)} at most, holes between tensors included"
             if taken > self.limit_bytes:
-                line += ", which exceeds the budget: its tensors fit, but not side by side"
+                line += ", which exceeds the budget: the tensors fit, but not side by side"
             found.append(line)
         if self.fixed_segments:
             found.append(f"PyTorch's allocator has segments of fixed sizes, so more holes: {self.fixed_segments}")
