@@ -189,8 +189,10 @@ class _Trial:
 
     def __init__(self, settings: TrialSettings) -> None:
         self._settings = settings
-        self._device = torch.device(settings.device)
-        self._on_gpu = self._device.type == "cuda"
+        device = torch.device(settings.device)
+        self._on_gpu = device.type == "cuda"
+        # PyTorch's allocator takes no device without a number
+        self._device = torch.device("cuda", torch.cuda.current_device()) if self._on_gpu else device
         self._losses: list[torch.Tensor] = []
 
     def run(self) -> TrialFigures:
