@@ -63,10 +63,10 @@ def test_a_picture_shows_one_policy(run):
 
 
 def test_if_no_policy_ran_the_status_says_so(run):
-    status, out, _ = run("tests.support.training_steps:no_such_model", "--on", "cpu", "--policy", "stock")
+    status, out, _ = run(*UNET, "--policy", "checkpoint", "--budget", "1KiB")
     assert status == 2
-    assert "stock: " in out
-    assert "no_such_model" in out
+    assert "checkpoint: " in out
+    assert "below the floor" in out
 
 
 @pytest.mark.parametrize(
