@@ -24,7 +24,9 @@ from ucudnn.cli.torch_model import run_policies, training_options
 from ucudnn.errors import InvalidValueError
 from ucudnn.memory.policies.catalog import POLICIES
 from ucudnn.plots import check_picture, draw_queues
+from ucudnn.policy import BatchSizePolicy
 from ucudnn.reporting.terminal import print_table, print_text
+from ucudnn.settings import parse_choice
 from ucudnn.units import parse_bytes
 
 if TYPE_CHECKING:
@@ -59,6 +61,15 @@ def run_step(
     cap: Annotated[
         bool, typer.Option("--cap", help="Let PyTorch's allocator take no more than the budget from the GPU.")
     ] = False,
+    convolutions: Annotated[
+        str | None,
+        typer.Option(
+            metavar="SIZES",
+            help="Let plans choose how each convolution is computed, in micro-batches of these sizes:"
+            f" {', '.join(each.value for each in BatchSizePolicy)}; default: PyTorch chooses.",
+            autocompletion=choices(*(each.value for each in BatchSizePolicy)),
+        ),
+    ] = None,
     timeline: Annotated[
         Path | None,
         typer.Option(metavar="FILE", help="Picture of one policy's step: queues and memory, predicted and measured."),
@@ -86,7 +97,10 @@ def run_step(
         check_picture(timeline)
         if len(names) != 1:
             raise InvalidValueError("--timeline draws the step of one policy: give it as --policy NAME")
-    found = run_policies(training_options(context), names, limit, device=on, steps=steps, capped=cap)
+    sizes = "" if convolutions is None else parse_choice(BatchSizePolicy, convolutions, "--convolutions").value
+    found = run_policies(
+        training_options(context), names, limit, device=on, steps=steps, capped=cap, convolutions=sizes
+    )
     if timeline is not None:
         _draw(found, timeline)
     if as_json:

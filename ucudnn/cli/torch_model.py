@@ -124,7 +124,14 @@ def record_model(options: TrainingOptions, measure: str, tell: Callable[[str], N
 
 
 def run_policies(
-    options: TrainingOptions, policies: Sequence[str], budget: int | None, *, device: str, steps: int, capped: bool
+    options: TrainingOptions,
+    policies: Sequence[str],
+    budget: int | None,
+    *,
+    device: str,
+    steps: int,
+    capped: bool,
+    convolutions: str,
 ) -> "TrialTable":
     """Train a model with policies, each in a process of its own, and show the progress.
 
@@ -135,6 +142,8 @@ def run_policies(
         device: 'cuda', 'cpu', or 'auto' for a GPU where there is one.
         steps: steps that are timed.
         capped: whether PyTorch's allocator may take no more than the budget.
+        convolutions: a batch-size policy by which plans choose how each convolution is computed; '' leaves them to
+            PyTorch.
 
     Raises:
         BackendUnavailableError: if PyTorch is not installed, or it has no such device.
@@ -156,6 +165,7 @@ def run_policies(
         device=trial_device(device),
         steps=steps,
         capped=capped,
+        convolutions=convolutions,
     )
     with progress("policies", len(policies)) as step:
         return compare_trials(settings, policies, step)

@@ -67,9 +67,9 @@ def backward_end_ms(plan: MemoryPlan, simulation: Simulation) -> float:
 
 
 def plan_lines(plan: MemoryPlan, costs: Costs, simulation: Simulation) -> list[str]:
-    """Return floor, link and treatment of layers, a line each."""
+    """Return floor, link, convolutions and treatment of layers, a line each."""
     floor = measure_liveness(plan.graph, costs).floor_bytes
-    return [f"floor: {format_bytes(floor)}", _link(simulation), *_treatments(plan)]
+    return [f"floor: {format_bytes(floor)}", _link(simulation), *_convolutions(plan), *_treatments(plan)]
 
 
 def _link(simulation: Simulation) -> str:
@@ -82,6 +82,17 @@ def _link(simulation: Simulation) -> str:
         f" back in each step, predicted {format_ms(busy)}, {overlap:.0%} of it beside compute; compute waits"
         f" {format_ms(simulation.wait_ms + simulation.memory_stall_ms)} for copies"
     )
+
+
+def _convolutions(plan: MemoryPlan) -> Iterator[str]:
+    chosen = [*plan.configurations.values()]
+    if chosen:
+        divided = sum(each.calls > 1 for each in chosen)
+        most = format_bytes(max(each.workspace_bytes for each in chosen))
+        yield (
+            f"convolutions: {len(chosen)} of {len(plan.graph.problems)} kernels as the plan chose, {divided} of them"
+            f" divided, workspaces of at most {most}"
+        )
 
 
 def _treatments(plan: MemoryPlan) -> Iterator[str]:

@@ -130,6 +130,7 @@ def test_a_small_workspace_divides_mini_batches(poisoned_memory):
     assert max(plan.workspace_bytes for plan in plans) <= within
     divided = [plan for plan in plans if len(plan.steps) > 1]
     assert len(divided) > 0
+    assert f"convolutions: 5 of 5 kernels as the plan chose, {len(divided)} of them divided" in step.report()
     assert all(sum(part.size for part in plan.configuration.parts) == 8 for plan in plans)
     assert all(function.calls == 1 for function in functions(step).values())
 

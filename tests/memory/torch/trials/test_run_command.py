@@ -49,6 +49,17 @@ def test_json_has_all_figures_and_the_picture_measured_lanes(run, tmp_path):
     assert "from the host" in text
 
 
+def test_plans_choose_convolutions(run, monkeypatch):
+    monkeypatch.setenv("UCUDNN_DATABASE", "off")
+    status, out, error = run(*UNET, "--policy", "vdnn-all-m", "--json", "--convolutions", "UNDIVIDED")
+    assert status == 0, error
+    (row,) = json.loads(out)["policies"]
+    assert row["configured"] > 10
+    status, _, error = run(*UNET, "--policy", "vdnn-all-m", "--convolutions", "halved")
+    assert status == 2
+    assert "--convolutions='halved' is not known" in error
+
+
 def test_an_unknown_policy_runs_nothing(run):
     status, _, error = run(*UNET, "--policy", "stock,magic")
     assert status == 2

@@ -31,7 +31,8 @@ class TrialTable:
         budget = self.settings.budget_bytes
         within = "" if budget is None else f", within {format_bytes(budget)}"
         recipe = self.settings.recipe
-        return f"{recipe.model}, mini-batch {recipe.batch}, measured on {self.settings.device}{within}"
+        chosen = f", convolutions by the plan ({self.settings.convolutions})" if self.settings.convolutions else ""
+        return f"{recipe.model}, mini-batch {recipe.batch}, measured on {self.settings.device}{within}{chosen}"
 
     def headings(self) -> list[str]:
         """Return the headings of the table."""
