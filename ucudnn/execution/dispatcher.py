@@ -21,6 +21,7 @@ from ucudnn.workspace.stream_order import StreamOrder
 
 _LOG = logging.getLogger(__name__)
 _MOST_QUEUES = 64
+_MOST_ENTRIES = 1 << 10
 
 
 class _Arguments(NamedTuple):
@@ -194,6 +195,8 @@ class Dispatcher:
                 entry.ready[queue] = workspace
             if not self._divides and entry not in self._entries:
                 self._entries.append(entry)
+                if self._passes:  # these hold no workspace between calls, so that nothing is to be taken from them
+                    del self._entries[:-_MOST_ENTRIES]
             return workspace
 
     def _buffer(self, entry: Entry, queue: int, need: int) -> Buffer:

@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import final
 
 from ucudnn.benchmarking.benchmark import Benchmark
+from ucudnn.bounded import BoundedDict
 from ucudnn.configuration import Configuration
 from ucudnn.errors import InfeasibleError
 from ucudnn.execution.dispatcher import Dispatcher
@@ -20,6 +21,8 @@ from ucudnn.problem import ConvolutionProblem
 from ucudnn.settings import Settings
 from ucudnn.units import exact_bytes
 from ucudnn.workspace.spare import own_bytes
+
+_MOST_KERNELS = 1 << 14  # of a program whose shapes change for ever; what is forgotten is planned again if it recurs
 
 _LOG = logging.getLogger("ucudnn.handle")  # users know plans as news of their handle
 
@@ -46,7 +49,8 @@ class KernelPlans:
         self._divides = settings.total_workspace_bytes is not None
         self._dispatcher = dispatcher
         self._loaded = NO_PLANS
-        self.entries: dict[tuple[str, ConvolutionProblem, int, bool], Entry] = {}
+        self.entries: dict[tuple[str, ConvolutionProblem, int, bool], Entry]
+        self.entries = {} if self._divides else BoundedDict(_MOST_KERNELS)  # a division has a segment for each kernel
         self.decisions: list[Decisions] = []
 
     def register(self, key: KernelKey) -> Entry:
@@ -161,6 +165,8 @@ class KernelPlans:
             decisions = decisions.after(self.decisions)
             self.decisions.clear()
         self.decisions.append(decisions)
+        if len(self.decisions) > _MOST_KERNELS:
+            self.decisions[:2] = [self.decisions[1].after(self.decisions[:1])]
         for entry, decision in zip(missing, decisions.kernels, strict=True):
             entry.decide(decision)
         if self._divides and self._dispatcher is not None:

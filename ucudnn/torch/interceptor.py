@@ -71,7 +71,7 @@ class Interceptor:
         self._handles: dict[int, Handle] = {}
         self._lock = new_lock(LockLevel.FACE)
         self._calls: BoundedDict[tuple[Any, ...], CachedCall] = BoundedDict(_MOST_CALLS)
-        self._kernel_calls: dict[_KernelCallKey, KernelCall] = {}
+        self._kernel_calls: BoundedDict[_KernelCallKey, KernelCall] = BoundedDict(_MOST_CALLS)
 
     def operators(self) -> tuple[Callable[..., Any], Callable[..., Any]]:
         """Return what computes forward and backward: methods of this object, because a wrapper would take time."""

@@ -154,7 +154,8 @@ class CandidateSource:
         """
         found: list[Configuration] = []
         if self.backend is not None:
-            with suppress(UcudnnError, MemoryError, RuntimeError), self._device():
+            # The backend may be that of a handle, on which other threads of the program plan.
+            with suppress(UcudnnError, MemoryError, RuntimeError), self._device(), self.backend.lock:
                 found.extend(candidates_within(self.backend, problem, room_bytes, self._divided))
         self._asked += 1
         self._work.put(partial(self._answer, problem, found))

@@ -38,7 +38,8 @@ class TunedKernel:
         self._backend = backend
         self.configuration = configuration
         self._entry = Entry(Kernel(layer="", problem=problem, fresh=True))
-        self._plan = self._entry.plan = make_plan(problem, configuration, backend, fresh=True)
+        with backend.lock:
+            self._plan = self._entry.plan = make_plan(problem, configuration, backend, fresh=True)
         self._bound: BoundedDict[tuple[int, int, int], BoundKernel] = BoundedDict(_MOST_BOUND)
         self.workspace_bytes = self._plan.workspace_bytes
         self.calls = 0

@@ -1,0 +1,128 @@
+"""Trains a network on images whose size changes from step to step, and compares the time of all steps.
+
+    python -m bench.torch.programs.image_sizes                    ResNet-50 64, 32 sizes, 300 steps
+    python -m bench.torch.programs.image_sizes --backend cpu --network small --batch 2 --sizes 2 --steps 4
+
+Sizes are in random order, the same for all settings, and no database is used. Each setting runs in a process of its
+own: PyTorch without `cudnn.benchmark`, which measures nothing, and the settings of --setting, with that switch off.
+The memory of the host is that of the process after all steps. The script ends with status 1 if the steps under a
+setting take more than 1.05 of PyTorch's time.
+"""
+
+import json
+import os
+import resource
+import subprocess
+import sys
+from argparse import ArgumentParser, Namespace
+from itertools import accumulate
+from random import Random
+from statistics import median
+from time import perf_counter
+from typing import Any
+
+import torch
+
+from bench.tools.results import ROOT, save_case
+from bench.tools.script import add_backend, command_line, note, out_of, run_main, verdict
+from bench.torch.measuring import conditions
+from bench.torch.network_cell import CLASSES, NETWORKS, Clock, loss_of, memory_of, model_of, turned_on
+from ucudnn.settings import VARIABLES
+
+_MOST_RATIO = 1.05
+_STOCK = "stock-off"
+_APART = 8  # pixels between two sizes
+_LATE = 2  # the steps of the second half count apart, because most sizes are known by then
+
+
+def train(arguments: Namespace) -> dict[str, object]:
+    """Train under one setting, and return what that took."""
+    device = torch.device("cpu" if arguments.backend == "cpu" else "cuda")
+    on = turned_on(arguments.setting, arguments.backend)
+    _, batch, (channels, *side) = NETWORKS[arguments.network]
+    model = model_of(arguments.network).to(device).train()
+    batch = arguments.batch or batch
+    heights = [side[0] + _APART * number for number in range(arguments.sizes)]
+    chosen = Random(0).choices(heights, k=arguments.steps)
+    labels = torch.randint(CLASSES, (batch,), device=device)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3, momentum=0.9)
+    clock = Clock(device)
+    torch.manual_seed(0)
+    clock.wait()
+    begin, marks = perf_counter(), [clock.mark()]
+    for height in chosen:
+        x = torch.randn(batch, channels, height, *side[1:], device=device)
+        optimizer.zero_grad(set_to_none=True)
+        loss_of(model(x), labels).backward()
+        optimizer.step()
+        marks.append(clock.mark())
+    times = clock.between_ms(marks)
+    summary = None if on is None else on.report()
+    return {
+        "conditions": conditions(device),
+        "seconds": perf_counter() - begin,
+        "late_ms": sum(times[len(times) // _LATE :]),
+        "median_ms": median(times),
+        "seconds_so_far": [round(each / 1e3, 3) for each in accumulate(times)][:: max(1, len(times) // 30)],
+        "peaks": memory_of(device),
+        "host_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10,
+        "kinds": {} if summary is None else summary.kinds(),
+        "kernels": 0 if summary is None else len(summary.layers),
+        "tuned": [] if summary is None else [each.to_dict() for each in summary.tuned],
+    }
+
+
+def run(arguments: Namespace, setting: str) -> dict[str, Any]:
+    """Run a process under a setting, and return what it has measured."""
+    command = [sys.executable, "-m", __spec__.name, "--train", "--setting", setting]
+    for name in ("backend", "network", "batch", "sizes", "steps"):
+        command += [f"--{name}", str(getattr(arguments, name))]
+    environment = {**os.environ, VARIABLES["database"]: "off"}
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise SystemExit(f"{setting}: {done.stderr[-2000:]}")
+    found: dict[str, Any] = json.loads(done.stdout.strip().splitlines()[-1])
+    return found
+
+
+def compare(arguments: Namespace) -> bool:
+    """Run all settings, and return whether their steps take at most 1.05 of PyTorch's time."""
+    runs = {}
+    for setting in (_STOCK, *(arguments.setting or ["auto-off", "64MiB-off"])):
+        runs[setting] = found = run(arguments, setting)
+        note(f"{setting}: {found['seconds']:.1f} s, step {found['median_ms']:.2f} ms, {found['kernels']} plans")
+    stock = runs[_STOCK]
+    claims = []
+    for setting, found in runs.items():
+        if setting != _STOCK:
+            claims.append(verdict(f"{setting}: all steps", found["seconds"] / stock["seconds"], _MOST_RATIO))
+            claims.append(verdict(f"{setting}: later steps", found["late_ms"] / stock["late_ms"], _MOST_RATIO))
+    name = f"{arguments.network} {arguments.batch} x {arguments.sizes} sizes"
+    save_case(out_of(arguments), name, {"steps": arguments.steps, "runs": runs, "claims": claims})
+    return all(bool(each["met"]) for each in claims)
+
+
+def main() -> bool | None:
+    """Compare, or train under one setting and print one line of JSON."""
+    arguments = _parser().parse_args()
+    if not arguments.train:
+        return compare(arguments)
+    (arguments.setting,) = arguments.setting
+    print(json.dumps(train(arguments)))
+    return None
+
+
+def _parser() -> ArgumentParser:
+    parser = command_line(__doc__, __spec__.name, "torch/image_sizes.json")
+    add_backend(parser)
+    parser.add_argument("--network", choices=NETWORKS, default="resnet50", help="network (%(default)s)")
+    parser.add_argument("--setting", action="append", help="of bench.torch.network_cell (auto-off and 64MiB-off)")
+    parser.add_argument("--batch", type=int, default=64, help="images of a step (%(default)s)")
+    parser.add_argument("--sizes", type=int, default=32, help="number of sizes (%(default)s)")
+    parser.add_argument("--steps", type=int, default=300, help="number of steps (%(default)s)")
+    parser.add_argument("--train", action="store_true", help="train under one setting, which the script does by itself")
+    return parser
+
+
+if __name__ == "__main__":
+    run_main(main)
