@@ -51,7 +51,10 @@ def digest(tensors):
 
 def train(way, case):
     torch.manual_seed(0)
-    model = InPlace().to(device)
+    model = InPlace()
+    if case["options"].get("find_unused_parameters"):
+        model.never = torch.nn.Linear(2, 2)
+    model.to(device)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, weight_decay=0.01)
     options = case["options"] | ({"device_ids": [rank]} if device.type == "cuda" else {})
     loss, sample, step = functional.cross_entropy, next(batches(1)), None
@@ -71,7 +74,8 @@ def train(way, case):
             value.backward()
         losses.append(value.item())
         if last:
-            gradients += [parameter.grad.clone() for parameter in model.parameters()]
+            found = [parameter.grad for parameter in model.parameters()]
+            gradients += [torch.zeros(0) if each is None else each.clone() for each in found]
             optimizer.step()
             optimizer.zero_grad()
     assert parallel.module is (step if way == "fit within" else model)

@@ -142,3 +142,23 @@ def test_optimizers_that_cannot_be_counted_are_refused(make, message):
     model = nn.Linear(8, 4)
     with pytest.raises(StepGraphError, match=message):
         fit(model, ROWS, loss=functional.mse_loss, optimizer=make(model.parameters()))
+
+
+class Counting(nn.Module):
+    """A linear layer that doubles what it returns in every second forward."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear, self.count = nn.Linear(8, 4), 0
+
+    def forward(self, x):
+        self.count += 1
+        return self.linear(x) * (1 + self.count % 2)
+
+
+def test_python_decides_once_when_the_step_is_traced():
+    model = Counting()
+    step = fit(model, ROWS, loss=functional.mse_loss, policy="stock", debug=True)
+    assert model.count == 1
+    twice = [step(*ROWS).item() for _ in range(2)]
+    assert twice == [functional.mse_loss(2 * model.linear(ROWS[0]), ROWS[1]).item()] * 2
