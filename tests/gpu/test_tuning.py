@@ -90,6 +90,25 @@ def test_gradients_of_a_tuned_program_are_those_of_pytorch():
         assert error < 2e-2, "several layers of TF32"
 
 
+def test_a_program_is_tuned_without_options_and_calls_go_through_the_gate():
+    program = Program()
+    with ucudnn.torch.enable(trial_share=0.5) as on:
+        report = settle(program, on)
+        program.step()
+        interceptor = process_overrides.interceptor
+        assert not process_overrides.is_gated("cuda") or report.kernels
+        if report.kernels:  # this needs a C++ compiler
+            assert process_overrides.is_gated("cuda")
+            calls = on.report().calls
+            program.step()
+            assert on.report().calls == calls + sum(each.layers for each in report.kernels)
+        else:
+            assert interceptor.operators() == (None, None)
+        found = gradients(program)
+    for one, other in zip(found, gradients(program), strict=True):
+        assert float((one - other).norm() / other.norm()) < 2e-2, "several layers of TF32"
+
+
 def gradients(program):
     program.optimizer.zero_grad(set_to_none=True)
     program.model(program.x).square().mean().backward()

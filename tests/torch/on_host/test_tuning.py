@@ -16,6 +16,7 @@ from ucudnn.backends.cudnn.backend import CudnnBackend  # noqa: E402
 from ucudnn.benchmarking.storage.database import Database  # noqa: E402
 from ucudnn.benchmarking.storage.store import open_store  # noqa: E402
 from ucudnn.problem import Operation  # noqa: E402
+from ucudnn.torch.call_cache import asked_convolution as asked  # noqa: E402
 from ucudnn.torch.overrides import process_overrides  # noqa: E402
 from ucudnn.torch.tuning.call_site import NO_MEMORY, WRONG, CallSite  # noqa: E402
 from ucudnn.torch.tuning.program import FreeBlocks  # noqa: E402
@@ -360,18 +361,59 @@ def test_times_are_kept_as_taken_in_a_program_and_order_the_candidates_of_the_ne
     assert names[0] == "eng1", "the fastest one before, not the first one of the heuristics"
 
 
-def test_a_program_whose_image_sizes_change_never_waits_for_plans(tuned):
-    one = tuned(50.0, share=0.5)
-    sizes = [torch.randn(8, 4, height, 6) for height in (5, 6, 7, 8, 9)]
-    shuffled = Random(0)
+SIZES = 32
+
+
+def images():
+    """Return images of as many sizes in random order, again and again."""
+    sizes, shuffled = [torch.randn(8, 4, 5 + number, 6) for number in range(SIZES)], Random(0)
+    while True:
+        yield shuffled.choice(sizes)
+
+
+@pytest.mark.parametrize("stock_ms", [10.0, 50.0], ids=["nothing gained", "replaced"])
+def test_a_program_whose_image_sizes_change_never_waits_for_plans_and_nothing_grows(tuned, monkeypatch, stock_ms):
+    one, sizes = tuned(stock_ms, share=0.5), images()
+    looked = []
+    monkeypatch.setattr(
+        "ucudnn.torch.tuning.tuned_call.asked_convolution",
+        lambda *given, **more: looked.append(1) or asked(*given, **more),
+    )
     with one.enable() as on:
         for _ in range(400):
-            one.x = shuffled.choice(sizes)
+            one.x = next(sizes)
             assert_near(one.step(), one.expected)
             if one.tuner.phase is TuningPhase.SETTLED:
                 break
             sleep(0.002)
         assert one.tuner.phase is TuningPhase.SETTLED
         assert on.report().tuned[0].outcomes, "kernels of the sizes that were watched were tried"
-        for one.x in sizes:
+        assert 0 < len(looked) <= 4 * 4, (
+            "two convolutions, forward and backward, of the first step and two watched ones"
+        )
+        grown = lambda: (len(looked), len(one.tuner.sites), len(one.made._forward_calls), len(one.made._backward_calls))  # noqa: E731
+        before, asked_memory = grown(), one.program.looked
+        for _ in range(2 * SIZES):
+            one.x = next(sizes)
             assert_near(one.step(), one.expected)
+        assert grown() == before
+        assert one.program.looked == asked_memory
+        if not one.tuner.kernels:
+            assert one.made.operators() == (None, None)
+
+
+def test_inference_of_changing_sizes_by_several_threads_learns_nothing_after_it_has_settled(tuned):
+    one, sizes = tuned(10.0, share=0.5), images()
+    with one.enable(), torch.inference_mode():
+        for _ in range(4000):
+            one.model(next(sizes))
+            one.made._threads.add(-1)  # so that the operators stay registered
+            one.program.passed_ms += one.program.idle_ms
+            if one.tuner.phase is TuningPhase.SETTLED:
+                break
+        assert one.tuner.phase is TuningPhase.SETTLED
+        known = len(one.tuner.sites), len(one.made._forward_calls)
+        for number in range(SIZES):
+            one.model(torch.randn(8, 4, 50 + number, 6))
+        assert one.made.operators() != (None, None)
+        assert (len(one.tuner.sites), len(one.made._forward_calls)) == known

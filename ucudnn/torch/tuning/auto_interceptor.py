@@ -2,7 +2,7 @@
 
 import atexit
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 from threading import get_ident
 from typing import Any, final
@@ -18,8 +18,9 @@ from ucudnn.problem import ConvolutionProblem, MathMode
 from ucudnn.torch.aten_kernels import AtenKernels, Gradients
 from ucudnn.torch.call_cache import Flags, Geometry
 from ucudnn.torch.fallbacks import Fallbacks
-from ucudnn.torch.gate.call_gate import CallGate, Compute, GateRule, look_of
+from ucudnn.torch.gate.call_gate import CallGate
 from ucudnn.torch.gate.gate_library import GateLibrary
+from ucudnn.torch.gate.gate_rules import beginning, rules_of
 from ucudnn.torch.interceptor import Interceptor
 from ucudnn.torch.layer_names import LayerNames
 from ucudnn.torch.tuning.step_tracker import StepTracker
@@ -125,12 +126,8 @@ class AutoInterceptor:
         gate = None if self._library is None or not gated else self._library.gate
         if gate is None:
             return None
-        forward = [*self._rules(self._forward_calls, ())]
-        if forward:
-            at, first = next(iter(forward[0].outputs.items()))
-            outputs = {**forward[0].outputs, at: first._replace(compute=partial(self._first, first.compute))}
-            forward[0] = forward[0]._replace(outputs=outputs)
-        backward = [*self._rules(self._backward_calls, (_precision("cuda", "conv"),))]
+        forward = beginning(rules_of(self._forward_calls), self._first_is_called)
+        backward = rules_of(self._backward_calls, _precision_now(), _precision_now)
         try:
             gate.open(self.device_type, forward, backward)
         except RuntimeError as error:
@@ -139,26 +136,11 @@ class AutoInterceptor:
             return None
         return gate
 
-    def _rules(self, calls: BoundedDict[tuple[Any, ...], TunedCall], rest: tuple[Any, ...]) -> Iterator[GateRule]:
-        """Yield the rules of the gate for calls whose key ends with what the gate does not see."""
-
-        def checked(compute: Compute) -> Compute:
-            if not rest:
-                return compute
-            return lambda x, w, y: _precision("cuda", "conv") == rest[0] and compute(x, w, y)
-
-        for key, call in list(calls.items()):
-            seen = len(key) - len(rest)
-            rule = call.rule(look_of(key[:seen]), checked) if key[seen:] == rest and call.way is not None else None
-            if rule is not None:
-                yield rule
-
-    def _first(self, compute: Compute, x: int, w: int, y: int) -> bool:
-        """Compute the first kernel that the gate knows; where no optimizer steps, its calls count as steps."""
+    def _first_is_called(self) -> None:
+        """End a step where the first kernel that the gate knows is called again, and no optimizer steps."""
         if not self._tracker.by_optimizer and _graph_task() == -1:
             self._step_ended()
             self._refresh_later()
-        return compute(x, w, y)
 
     def handles(self) -> dict[torch.device, Handle]:
         """Return the handles of first plans, by device; none if PyTorch's own kernels run."""
@@ -299,6 +281,7 @@ class AutoInterceptor:
 
     def _keep(self, calls: BoundedDict[tuple[Any, ...], TunedCall], key: tuple[Any, ...], call: TunedCall) -> None:
         calls[key] = call
+        call.begin_step()  # in a step that is watched, shapes may be new
         if call.reason and self.planned is None:  # a first plan may compute it all the same
             self.fallbacks.add(call.reason)
 
@@ -320,8 +303,13 @@ class AutoInterceptor:
 
     def _optimizer_stepped(self, *_: object) -> None:
         self._tracker.optimizer_stepped()
-        self._step_ended()
-        self._refresh()
+        if self._step_ended() or self._has_new_gate():
+            self._refresh()
+
+    def _has_new_gate(self) -> bool:
+        """Return whether the gate was built after kernels in Python had been registered."""
+        forward, backward, gated = self._wanted
+        return not gated and bool(forward or backward) and self._library is not None and self._library.gate is not None
 
     def _refresh(self) -> None:
         """Let other operators be registered if others are wanted."""
@@ -350,9 +338,10 @@ class AutoInterceptor:
             self._hook_of_modules.remove()
             self._hook_of_modules = None
 
-    def _step_ended(self) -> None:
+    def _step_ended(self) -> bool:
+        """End a step, and return whether other operators may be wanted by now."""
         if self._settled and all(tuner.keeps_peak() for tuner in self._tuners.values()):
-            return
+            return False
         calls = [*self._forward_calls.values(), *self._backward_calls.values()]
         for tuner in list(self._tuners.values()):
             tuner.counted(len(calls))
@@ -362,12 +351,14 @@ class AutoInterceptor:
             for call in calls:
                 call.begin_step()
         self._quiet = quiet
-        looks = not self._tracker.by_optimizer or any(
-            each.phase is TuningPhase.WATCHING for each in self._tuners.values()
-        )
-        self._busy_forward = None if looks else _busy(self._forward_calls)
+        phases = {each.phase for each in self._tuners.values()}
+        self._settled = phases == {TuningPhase.SETTLED}
+        first = self._tracker.first
+        begins = set() if self._tracker.by_optimizer or not isinstance(first, TunedCall) else {first.shapes}
+        looks = TuningPhase.WATCHING in phases or not (self._tracker.by_optimizer or self._settled)
+        self._busy_forward = None if looks else _busy(self._forward_calls) | begins
         self._busy_backward = None if looks else _busy(self._backward_calls)
-        self._settled = bool(self._tuners) and all(each.phase is TuningPhase.SETTLED for each in self._tuners.values())
+        return True
 
     def _wants(self) -> tuple[object, ...]:
         """Return whether a forward and a backward call have something else to do than to pass on.
@@ -385,6 +376,10 @@ class AutoInterceptor:
         if not (replaces and (forward or backward)) or self._library is None or self._library.gate is None:
             return forward, backward, ()
         return forward, backward, tuple(len(each.kernels) if each.uses_adopted else 0 for each in tuners)
+
+
+def _precision_now() -> tuple[str]:
+    return (_precision("cuda", "conv"),)
 
 
 def _busy(calls: BoundedDict[tuple[Any, ...], TunedCall]) -> set[tuple[Any, Any]]:

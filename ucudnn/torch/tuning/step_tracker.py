@@ -15,12 +15,13 @@ class StepTracker:
     Attributes:
         steps: number of steps that ended.
         by_optimizer: whether an optimizer has stepped.
+        first: the call that begins steps until then; None if there was none.
     """
 
     def __init__(self) -> None:
         self.steps = 0
         self.by_optimizer = False
-        self._first: Hashable = None
+        self.first: Hashable = None
 
     def optimizer_stepped(self) -> None:
         """Note that an optimizer has stepped, which ends a step."""
@@ -29,7 +30,7 @@ class StepTracker:
 
     def is_candidate(self, call: Hashable) -> bool:
         """Return whether a call may begin a step; this is asked before each call, so it is short."""
-        return not self.by_optimizer and (self._first is None or self._first is call)
+        return not self.by_optimizer and (self.first is None or self.first is call)
 
     def begins(self, call: Hashable, *, in_backward: bool) -> bool:
         """Return whether a forward call begins a new step after another one.
@@ -40,10 +41,10 @@ class StepTracker:
         """
         if self.by_optimizer or in_backward:
             return False
-        if self._first is None:
-            self._first = call
+        if self.first is None:
+            self.first = call
             return False
-        if self._first is not call:
+        if self.first is not call:
             return False
         self.steps += 1
         return True

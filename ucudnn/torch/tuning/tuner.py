@@ -48,6 +48,7 @@ _MOST_AT_ONCE = 16  # trials in one step
 _SLACK_BYTES = 2 << 20  # a program's small tensors come and go
 _MOST_MADE = 2  # kernels in one step
 _MOST_ASKED = 4  # kernels whose candidates are looked for at a time
+_MOST_KNOWN = 1 << 13  # problems
 _GUARDED_STEPS = 16  # between looks at the peak
 
 
@@ -126,10 +127,12 @@ class Tuner:
         return median(self._typical_ms) if self._typical_ms else 0.0
 
     def site(self, problem: ConvolutionProblem) -> CallSite:
-        """Return what is known of a problem."""
+        """Return what is known of a problem; nothing grows once all is settled, however many shapes a program has."""
         found = self.sites.get(problem)
         if found is None:
-            found = self.sites[problem] = CallSite(problem)
+            found = CallSite(problem)
+            if self.phase is not TuningPhase.SETTLED and len(self.sites) < _MOST_KNOWN:
+                self.sites[problem] = found
         return found
 
     def counted(self, calls: int) -> None:
