@@ -9,7 +9,8 @@ of its own losses is known. A run takes the first --losses steps, then further o
 --seconds have passed, and then the timed ones. Ranks agree on that by a collective of this script; ucudnn has none.
 
 The script ends with status 1 if a step takes more than 1.02 of PyTorch's, or if the losses are further from those of
-PyTorch's nearer run than 1.5 times what its two runs differ by, because two runs are one sample of a spread.
+PyTorch's nearer run than 1.5 times what its two runs differ by, because two runs are one sample of a spread. Runs that
+repeat to the bit differ by nothing, so a ten-thousandth of the loss counts as a spread.
 """
 
 import json
@@ -35,6 +36,7 @@ from bench.torch.network_cell import CLASSES, NETWORKS, Clock, is_settled, loss_
 
 _MOST_RATIO = 1.02
 _MOST_SPREAD = 1.5
+_LEAST_SPREAD = 1e-4  # of the loss
 _AGREED_STEPS = 10  # between questions to the other ranks
 _STOCK = "stock"
 
@@ -154,6 +156,7 @@ def compare(arguments: Namespace) -> bool:
     stock = [found[0][1], found[-1][1]]
     stock_ms = median(rank["step_ms"] for ranks in stock for rank in ranks)
     spread = max(losses_differ(a["losses"], b["losses"]) for a, b in zip(*stock, strict=True))
+    spread = max(spread, _LEAST_SPREAD * fmean(stock[0][0]["losses"]))
     claims = []
     for setting, ranks in found[1:-1]:
         ratio = median(rank["step_ms"] for rank in ranks) / stock_ms
