@@ -149,6 +149,31 @@ def test_tensors_that_others_of_their_kind_replace_are_followed():
     assert all(torch.equal(ours, each.grad) for ours, each in zip(gradients(step), plain.parameters(), strict=True))
 
 
+def test_memory_that_runs_out_within_a_step_leaves_no_copy_and_no_block_behind(monkeypatch):
+    step, inputs, loss = fitted_in_place("vdnn-ext-all-p")
+    plain = copy.deepcopy(step.model)
+    loss(plain(inputs[0]), inputs[1]).backward()
+    before = copy.deepcopy(step.model.state_dict())
+    assert step.transfers._block is not None
+    prefetch = step.transfers.prefetch
+
+    def no_memory(number, tensor):
+        prefetch(number, tensor)  # a copy is under way when another allocation fails
+        raise torch.OutOfMemoryError("out of memory")
+
+    monkeypatch.setattr(step.transfers, "prefetch", no_memory)
+    with pytest.raises(torch.OutOfMemoryError):
+        step(*inputs).backward()
+    monkeypatch.undo()
+    assert step.transfers._block is None
+    assert not step.transfers._held
+    step.model.load_state_dict(before)
+    step.zero_grad()
+    step(*inputs).backward()
+    assert all(torch.equal(ours, each.grad) for ours, each in zip(gradients(step), plain.parameters(), strict=True))
+    assert step.transfers._block is not None, "the next step has its block again"
+
+
 @pytest.mark.parametrize("policy", ["stock", "checkpoint", "vdnn-ext-all-p"])
 def test_the_step_after_an_exception_is_right(policy, monkeypatch):
     step, inputs, loss = fitted_in_place(policy)

@@ -270,7 +270,7 @@ class _Trial:
         if self._on_gpu and self._settings.capped and limit is not None:
             total = torch.cuda.get_device_properties(self._device).total_memory
             left = max(0, limit - outside_bytes(self._device))
-            torch.cuda.set_per_process_memory_fraction(min(1.0, left / total), self._device)
+            torch.cuda.set_per_process_memory_fraction(min(1.0, left / total))
 
     def _take(self, step: TrainingStep) -> None:
         step.clear()
