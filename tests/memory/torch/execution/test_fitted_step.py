@@ -421,3 +421,62 @@ def test_host_memory_is_capped_and_a_plan_that_needs_more_is_refused_with_the_wa
     assert all(torch.equal(before[key], value) for key, value in model.state_dict().items())
     exact = ucudnn.memory.fit(model, inputs, loss=loss, policy="vdnn-all-p", host_memory=needed)
     exact(*inputs).backward()
+
+
+class Coder(nn.Module):
+    """An autoencoder: its input may be its target."""
+
+    def __init__(self, *, in_place=False):
+        super().__init__()
+        self.first, self.last = nn.Conv2d(3, 8, 3, padding=1), nn.Conv2d(8, 3, 3, padding=1)
+        self.in_place = in_place
+
+    def forward(self, x):
+        x = functional.relu(x, inplace=True) if self.in_place else x
+        return self.last(functional.relu(self.first(x), inplace=True))
+
+
+def images(seed):
+    return torch.randn(4, 3, 6, 6, generator=torch.Generator().manual_seed(seed))
+
+
+def twice(seed):
+    one = images(seed)
+    return one, one
+
+
+def different(seed):
+    return images(seed), images(seed + 100)
+
+
+def squares(output, target):
+    return (output - target).square().mean()
+
+
+@pytest.mark.parametrize("in_place", [False, True])
+@pytest.mark.parametrize(("sample", "fed"), [(twice, different), (different, twice), (twice, twice)])
+def test_arguments_that_are_one_tensor_at_times_are_not_taken_for_one_another(sample, fed, in_place):
+    torch.manual_seed(0)
+    model = Coder(in_place=in_place)
+    plain = copy.deepcopy(model)
+    step = ucudnn.memory.fit(model, sample(0), loss=squares, policy="vdnn-all-p")
+    for seed, arguments in enumerate((fed, sample, fed)):
+        x, target = arguments(seed)
+        loss = step(x, target)
+        loss.backward()
+        x, target = arguments(seed)
+        expected = squares(plain(x), target)
+        expected.backward()
+        assert torch.equal(loss, expected)
+    for one, other in zip(model.parameters(), plain.parameters(), strict=True):
+        assert torch.equal(one.grad, other.grad)
+
+
+def test_what_shares_a_storage_is_named_where_there_is_no_other_plan():
+    step = ucudnn.memory.fit(Coder(), twice(0), loss=squares)
+    step._again = None
+    with pytest.raises(
+        InvalidValueError,
+        match="all arguments lie in storages of their own, and when the step was fitted arguments 0 and 1 lie in one",
+    ):
+        step(*different(0))

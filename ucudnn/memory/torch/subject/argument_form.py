@@ -43,6 +43,7 @@ class ArgumentForm:
     def __init__(self, subject: "StepSubject") -> None:
         leaves, self._structure = subject.leaves()
         self._signature = [_signature(leaf) for leaf in leaves]
+        self._sharing = _sharing(leaves)
         self._positional, self._names = len(subject.args), [*subject.kwargs]
         self._targets = subject.targets
         self._forward = None if subject.loss else inspect.signature(subject.model.forward)
@@ -52,7 +53,7 @@ class ArgumentForm:
         leaves, structure = tree_flatten((args, kwargs))
         if structure != self._structure or [_signature(leaf) for leaf in leaves] != self._signature:
             return None
-        return leaves
+        return leaves if _sharing(leaves) == self._sharing else None
 
     def lack_targets(self, args: tuple[Any, ...]) -> bool:
         """Whether arguments are those of the model alone, without the loss's."""
@@ -103,6 +104,11 @@ class ArgumentForm:
             for number, (found, expected) in enumerate(zip(map(_signature, leaves), self._signature, strict=True))
             if found != expected
         ]
+        if not differing:
+            return (
+                f"{_shared(_sharing(leaves))}, and when the step was fitted {_shared(self._sharing)}: fit it again for"
+                " other arguments"
+            )
         return f"{differing[0]}: fit it again for other arguments"
 
 
@@ -117,6 +123,20 @@ def _signature(leaf: Any) -> Any:
             leaf.shape, leaf.stride(), int(leaf.storage_offset()), leaf.dtype, leaf.device, leaf.requires_grad
         )
     return leaf
+
+
+def _sharing(leaves: Sequence[Any]) -> tuple[int, ...]:
+    """Return for each argument the first one that lies in the same storage: a plan takes these for one storage."""
+    first: dict[int, int] = {}
+    return tuple(
+        first.setdefault(leaf.untyped_storage()._cdata, number) if isinstance(leaf, Tensor) else number
+        for number, leaf in enumerate(leaves)
+    )
+
+
+def _shared(sharing: Sequence[int]) -> str:
+    pairs = [f"{first} and {number}" for number, first in enumerate(sharing) if first != number]
+    return f"arguments {', '.join(pairs)} lie in one storage" if pairs else "all arguments lie in storages of their own"
 
 
 def _smaller(found: Any, expected: Any) -> bool:
