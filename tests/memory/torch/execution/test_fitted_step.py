@@ -3,6 +3,7 @@
 import copy
 import gc
 import re
+from threading import Thread
 
 import pytest
 
@@ -10,6 +11,7 @@ torch = pytest.importorskip("torch")
 
 from torch import nn  # noqa: E402
 from torch.nn import functional  # noqa: E402
+from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
 
 import ucudnn.memory  # noqa: E402
 from tests.support.plain_training import Race, state_of, train  # noqa: E402
@@ -480,3 +482,51 @@ def test_what_shares_a_storage_is_named_where_there_is_no_other_plan():
         match="all arguments lie in storages of their own, and when the step was fitted arguments 0 and 1 lie in one",
     ):
         step(*different(0))
+
+
+class Meanwhile(TorchDispatchMode):
+    """Calls a function once, in another thread, in the middle of the operators of a call."""
+
+    def __init__(self, function, after):
+        super().__init__()
+        self.function, self.left = function, after
+
+    def __torch_dispatch__(self, operator, types, args=(), kwargs=None):
+        self.left -= 1
+        if self.left == 0:
+            thread = Thread(target=self.function)
+            thread.start()
+            thread.join()
+        return operator(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("after", [3, 5])
+@pytest.mark.parametrize("phase", ["forward", "backward"])
+def test_a_call_in_the_middle_of_another_one_is_refused_and_the_other_is_right(phase, after):
+    torch.manual_seed(0)
+    model = Coder()
+    plain = copy.deepcopy(model)
+    step = ucudnn.memory.fit(model, different(0), loss=squares, policy="vdnn-all-p")
+    assert step.transfers.block_bytes
+    refused = []
+
+    def call():
+        try:
+            step(*different(1))
+        except RuntimeError as error:
+            refused.append(str(error))
+
+    if phase == "forward":
+        with Meanwhile(call, after):
+            loss = step(*different(0))
+        loss.backward()
+    else:
+        loss = step(*different(0))
+        with Meanwhile(call, after + 1):  # the first operator makes the gradient of the loss
+            loss.backward()
+    assert len(refused) == 1
+    assert "called while another call of it runs" in refused[0]
+    squares(plain(images(0)), images(100)).backward()
+    for one, other in zip(model.parameters(), plain.parameters(), strict=True):
+        assert torch.equal(one.grad, other.grad)
+    step(*different(2)).backward()  # it runs again

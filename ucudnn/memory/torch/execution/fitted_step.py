@@ -36,8 +36,8 @@ class _Kept:
 
     __slots__ = ("number", "run", "state", "taken")
 
-    def __init__(self, run: PlannedRun, state: list[Any]) -> None:
-        self.run, self.state, self.number = run, state, run.forwards
+    def __init__(self, run: PlannedRun, state: list[Any], number: int) -> None:
+        self.run, self.state, self.number = run, state, number
         self.taken = False  # the state may be empty where all that backward needs is on the host
 
     def __del__(self) -> None:
@@ -51,8 +51,8 @@ class _Replay(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, run: PlannedRun, inputs: tuple[Tensor, ...], *sources: Tensor) -> tuple[Tensor, ...]:
         """Run the code of forward; `sources` are the tensors that need gradients, which autograd must see."""
-        outputs, state = run.forward(inputs)
-        ctx.kept = _Kept(run, state)
+        outputs, state, number = run.forward(inputs)
+        ctx.kept = _Kept(run, state, number)
         ctx.set_materialize_grads(False)
         differentiable = {*run.program.differentiable}
         ctx.mark_non_differentiable(*(each for index, each in enumerate(outputs) if index not in differentiable))

@@ -3,6 +3,7 @@
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from threading import Lock
 from typing import Any, final
 
 import torch
@@ -19,7 +20,9 @@ from ucudnn.memory.torch.execution.transfers import Transfers
 
 @final
 class PlannedRun:
-    """The code of a plan with what it runs on. Not thread-safe.
+    """The code of a plan with what it runs on.
+
+    One call at a time may run a plan that copies, because it has one place on the host for each activation.
 
     Attributes:
         after_backward: is called when backward has ended; None calls nothing.
@@ -50,20 +53,29 @@ class PlannedRun:
         self._debug = debug
         self._delayed = simulation.delayed
         self.copying = simulation.offloaded_bytes > 0
+        self._running = Lock()
         self._checked = True  # until a step has ended, what operators return is compared with the trace
         self.code = self._generated()
 
-    def forward(self, inputs: tuple[Tensor, ...]) -> tuple[tuple[Tensor, ...], list[Any]]:
-        """Return the outputs, and what backward needs."""
-        self.forwards += 1
-        self.clock.begin()
-        return self._settled(self.code.forward, self.persistent, inputs)  # type: ignore[no-any-return]
+    def forward(self, inputs: tuple[Tensor, ...]) -> tuple[tuple[Tensor, ...], list[Any], int]:
+        """Return the outputs, what backward needs, and the number of this forward.
+
+        Raises:
+            RuntimeError: if another call runs the plan, and the plan copies.
+        """
+        with self._alone():
+            self.forwards += 1
+            number = self.forwards
+            self.clock.begin()
+            outputs, state = self._settled(self.code.forward, self.persistent, inputs)
+            return outputs, state, number
 
     def backward(self, number: int, state: list[Any], tangents: Sequence[Tensor]) -> tuple[Tensor | None, ...]:
         """Return the gradients, and empty what forward left.
 
         Raises:
-            RuntimeError: if another forward has overwritten what this one left on the host.
+            RuntimeError: if another forward has overwritten what this one left on the host, or another call runs the
+                plan, and the plan copies.
         """
         if self.copying and number != self.forwards:
             state.clear()
@@ -71,14 +83,30 @@ class PlannedRun:
                 "another forward of the fitted step ran before this backward, and its plan keeps activations of one"
                 " forward on the host: call backward after each forward"
             )
-        gradients: tuple[Tensor | None, ...] = self._settled(self.code.backward, self.persistent, state, tangents)
-        self.clock.end()
+        with self._alone():
+            gradients: tuple[Tensor | None, ...] = self._settled(self.code.backward, self.persistent, state, tangents)
+            self.clock.end()
         if self.after_backward is not None:
             self.after_backward()
         if self._checked:
             self._checked = False
             self.code = self._generated()
         return gradients
+
+    @contextmanager
+    def _alone(self) -> Iterator[None]:
+        if not self.copying:
+            yield
+            return
+        if not self._running.acquire(blocking=False):
+            raise RuntimeError(
+                "the fitted step is called while another call of it runs, in another thread or as in a signal handler,"
+                " and its plan keeps activations of one call on the host: call it after the other, or fit another step"
+            )
+        try:
+            yield
+        finally:
+            self._running.release()
 
     @contextmanager
     def marked(self) -> Iterator[None]:
