@@ -129,7 +129,11 @@ class Overrides:
         if current is not None and not converted:
             return current.operators()
         last = converted[0].aten if current is None else current
-        return partial(_forward, converted, last), partial(_backward, converted, last)
+        forward, backward = partial(_forward, converted, last), partial(_backward, converted, last)
+        wanted = [each.operators() for each in [*converted, *([current] if current else [])]]
+        return forward if any(each for each, _ in wanted) else None, backward if any(
+            each for _, each in wanted
+        ) else None
 
 
 def _forward(

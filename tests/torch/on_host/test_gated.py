@@ -158,6 +158,18 @@ def test_converted_modules_keep_the_gate_closed_because_it_does_not_know_modules
         checked(one)
 
 
+@pytest.mark.parametrize(("stock_ms", "kept"), [(10.0, False), (50.0, True)])
+def test_converted_modules_give_operators_back_where_nothing_is_replaced(gated, stock_ms, kept):
+    one = gated()
+    one.program.stock_ms = stock_ms
+    one.made.names.give(one.model)
+    process_overrides.add(one.made)
+    settle(one, lambda: checked(one))
+    checked(one)
+    assert [each is not None for each in process_overrides._chosen("cpu")] == [kept, kept]
+    checked(one)
+
+
 def test_inference_goes_through_the_gate_and_its_peak_is_watched(gated, caplog):
     one = gated()
     expected = one.model(one.x).detach()
