@@ -21,6 +21,7 @@ from hypothesis.database import DirectoryBasedExampleDatabase
 
 from tests.support.fuzz_worker import MOST_SECONDS
 from ucudnn.cli.app import app
+from ucudnn.memory.policies.catalog import POLICIES
 from ucudnn.networks.tables import CSV_HEADER
 from ucudnn.settings import VARIABLES
 
@@ -121,6 +122,29 @@ def command_lines(draw):
     return [word.replace("\0", "\\0") for word in words]
 
 
+@st.composite
+def memory_lines(draw):
+    """Draw a command about a step that ships, with policies, budgets and mini-batches of any kind."""
+    command = draw(st.sampled_from(["plan", "why"]))
+    words = ["memory", command, draw(st.one_of(st.just("alexnet"), NAMES))]
+    policies = st.lists(st.sampled_from([*POLICIES, "vdnn", "auto", "", "nothing"]), min_size=1, max_size=3).map(
+        ",".join
+    )
+    offered = {
+        "--batch": NUMBERS,
+        "--budget": st.one_of(SIZES, DIGITS, st.sampled_from(["2GiB", "900MiB", "1e12", "0.0001B"])),
+        "--device": st.one_of(st.sampled_from(["titan-x", "h200", "m40"]), NAMES),
+        "--algorithms": st.sampled_from(["fastest", "smallest", "best"]),
+    }
+    if command == "plan":
+        words += ["--policy", draw(policies)]
+    for name, values in offered.items():
+        if draw(st.booleans()):
+            words += [name, draw(values)]
+    words += draw(st.sampled_from([[], ["--json"]]))
+    return [word.replace("\0", "\\0") for word in words]
+
+
 class Worker:
     """A process that runs command lines; a new one takes the place of one that ended."""
 
@@ -193,6 +217,11 @@ def fuzz(strategy):
 
 @fuzz(command_lines())
 def test_any_command_line(run, example):
+    check(run(example, files={"tiny.csv": TINY}), example)
+
+
+@fuzz(memory_lines())
+def test_any_command_about_a_step(run, example):
     check(run(example, files={"tiny.csv": TINY}), example)
 
 

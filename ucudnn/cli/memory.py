@@ -303,7 +303,7 @@ class _Subject:
         """
         given, typed = context.params, typed_options(context)
         name, device = given["step"], given["device"]
-        is_model = ":" in name and not Path(name).exists()
+        is_model = ":" in name and not _exists(name)
         present = {option: option for option in typed} | ({_RULES[1].without[0]: name} if is_model else {})
         for rule in _RULES:
             rule.refuse(typed, present)
@@ -377,3 +377,10 @@ def _show_front(
             for each in plans
         ]
         print_table(title, ["policy", "budget", "peak", "time"], rows, text=("policy",))
+
+
+def _exists(name: str) -> bool:
+    try:
+        return Path(name).exists()
+    except (OSError, ValueError):  # a name that is too long, or one with a null character
+        return False

@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from ucudnn.errors import ProfileError
+from ucudnn.units import shortened
 
 _FORMAT = "ucudnn-device"
 _VERSION = 1
@@ -88,7 +89,11 @@ def load_device(name: str) -> DeviceProfile:
         ProfileError: if there is no such profile, or it cannot be read.
     """
     source = resources.files(__package__) / f"{name}{_SUFFIX}" if name in shipped_devices() else Path(name)
-    if not source.is_file():
+    try:
+        found = source.is_file()
+    except (OSError, ValueError) as error:  # a name that is too long, or one with a null character
+        raise ProfileError(f"device {shortened(name)} cannot be read: {error}") from error
+    if not found:
         raise ProfileError(
             f"device {name!r} is neither a file nor one that ships with ucudnn: {', '.join(shipped_devices())}"
         )

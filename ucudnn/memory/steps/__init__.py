@@ -10,6 +10,7 @@ from ucudnn.errors import StepFileError
 from ucudnn.memory.costs import Costs
 from ucudnn.memory.graph import StepGraph
 from ucudnn.memory.step_file import decode_step, load_measured, load_step
+from ucudnn.units import shortened
 
 __all__ = ["open_measured_step", "open_step", "shipped_steps"]
 
@@ -32,7 +33,11 @@ def open_step(name: str) -> StepGraph:
     if name in shipped_steps():
         return decode_step((resources.files(__name__) / f"{name}{_SUFFIX}").read_bytes(), name)
     path = Path(name)
-    if not path.is_file():
+    try:
+        found = path.is_file()
+    except (OSError, ValueError) as error:  # a name that is too long, or one with a null character
+        raise StepFileError(f"step {shortened(name)} cannot be read: {error}") from error
+    if not found:
         raise StepFileError(
             f"step {name!r} is neither a file nor one that ships with ucudnn: {', '.join(shipped_steps())};"
             " `ucudnn memory record` makes one"
