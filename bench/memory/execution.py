@@ -142,7 +142,10 @@ def run_cell(cell: ExecutionCell, arguments: Namespace, base: Mapping[str, Any])
         convolutions=cell.convolutions,
     )
     begin = monotonic()
-    answer = run_apart(settings).to_dict()
+    try:
+        answer = run_apart(settings).to_dict()
+    except Exception as error:  # a fault of ours in one cell must not lose the time of all others
+        answer = {"policy": cell.policy, "reason": f"{type(error).__name__}: {error}", "least_bytes": None}
     return {
         **cell._asdict(),
         "budget": budget,

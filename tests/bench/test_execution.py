@@ -79,3 +79,16 @@ def test_no_cell_starts_without_time(script, capsys):
     with pytest.raises(FileNotFoundError):
         script("--limit-seconds", "5")
     assert "too few for unet3d pytorch" in capsys.readouterr().err
+
+
+def test_a_fault_in_one_cell_leaves_the_others(script, monkeypatch):
+    def fails_with_a_budget(settings):
+        if settings.budget_bytes:
+            raise ValueError("a device without a number")
+        return run_trial(settings)
+
+    monkeypatch.setattr(execution, "run_apart", fails_with_a_budget)
+    found = script("--policy", "checkpoint", "--share", "0.9", "--share", "0.8")
+    assert found["unet3d pytorch"]["allocated"] > 0
+    for share in ("90%", "80%"):
+        assert found[f"unet3d checkpoint {share}"]["reason"] == "ValueError: a device without a number"
