@@ -19,6 +19,7 @@ from ucudnn.memory.torch.device_use.host_block import HostBlock  # noqa: E402
 from ucudnn.memory.torch.device_use.nvml import process_bytes  # noqa: E402
 from ucudnn.memory.torch.device_use.usage import library_workspace_bytes, outside_bytes  # noqa: E402
 from ucudnn.memory.torch.execution.fit import fit  # noqa: E402
+from ucudnn.memory.torch.execution.operation_costs import measure_operator  # noqa: E402
 from ucudnn.memory.torch.execution.transfers import Transfers  # noqa: E402
 from ucudnn.memory.torch.training_step import TrainingRecipe  # noqa: E402
 from ucudnn.memory.torch.trials.device_timeline import measure_timeline  # noqa: E402
@@ -191,6 +192,12 @@ def test_an_error_in_a_step_leaves_the_next_one_right():
         losses.append(value.detach())
     assert same(losses, expected[:STEPS])
     fitted.close()
+
+
+def test_the_clocks_own_events_count_as_nothing():
+    device = torch.device("cuda", torch.cuda.current_device())
+    assert measure_operator(lambda: None, device, 5)[0] < 0.001
+    assert measure_operator(lambda: torch.ones(2**28, device=device), device, 5)[0] > 0.1
 
 
 def trial(policy, budget=None, capped=False):

@@ -25,7 +25,7 @@ from ucudnn.memory.graph import StepGraph
 from ucudnn.memory.liveness import measure_liveness
 from ucudnn.memory.torch.device_use.allocator import AllocatorCap
 from ucudnn.memory.torch.execution.step_program import StepProgram
-from ucudnn.memory.torch.measure import AHEAD_CYCLES, COPIED_BYTES, bandwidth, memory_bytes
+from ucudnn.memory.torch.measure import AHEAD_CYCLES, COPIED_BYTES, bandwidth, between_ms, memory_bytes
 from ucudnn.memory.torch.tracer import TracedCall, TracedTensor
 
 _Operator = Callable[[], object]
@@ -215,7 +215,7 @@ def _on_gpu(operator: _Operator, repeats: int) -> tuple[float, int | None]:
         end.record()
         events.append((begin, end))
     torch.cuda.synchronize()
-    return median(begin.elapsed_time(end) for begin, end in events), scratch
+    return median(between_ms(begin, end) for begin, end in events), scratch
 
 
 def _on_cpu(operator: _Operator, repeats: int) -> tuple[float, int | None]:
