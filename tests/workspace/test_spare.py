@@ -2,6 +2,7 @@
 
 from contextlib import contextmanager
 from dataclasses import replace
+from math import inf
 from types import SimpleNamespace
 
 import numpy as np
@@ -304,7 +305,8 @@ def test_a_benchmark_tries_little_if_memory_is_short(policy, tmp_path):
     assert counted._benchmark.measured > 0 or not backend.tries
 
 
-def test_a_report_with_times_needs_no_more_workspace_than_a_call():
+def test_a_report_with_times_needs_no_more_workspace_than_a_call(monkeypatch):
+    monkeypatch.setattr("ucudnn.reporting.deviation.FAR", inf)  # however busy the machine is, the plan stays
     problem = TAILED[Operation.FORWARD]
     configuration = parts_of(problem, 8, 6, 4, 2, 2, 1, 1)
     limit = own_bytes(problem, configuration)
