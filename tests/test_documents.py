@@ -74,8 +74,12 @@ def test_what_commands_install_can_be_had():
 
 @pytest.fixture(scope="module")
 def database(tmp_path_factory):
-    """Return a file in which the commands of all pages keep their measurements, as a reader's do."""
-    return tmp_path_factory.mktemp("database") / "measurements.sqlite"
+    """Return a file in which the commands of all pages keep their measurements, as a reader's do, who has some."""
+    folder = tmp_path_factory.mktemp("database")
+    path = folder / "measurements.sqlite"
+    reader = Reader(folder, UCUDNN_BACKEND="cpu", UCUDNN_DATABASE=str(path))
+    reader.types("ucudnn plan alexnet --batch 1 --policy undivided")
+    return path
 
 
 DEVIATIONS = r"(measured again|predictions that|could not predict|a (possible|likely) reason|other programs used)"

@@ -3,7 +3,6 @@
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from threading import Lock
 from typing import Any, final
 
 import torch
@@ -53,7 +52,7 @@ class PlannedRun:
         self._debug = debug
         self._delayed = simulation.delayed
         self.copying = simulation.offloaded_bytes > 0
-        self._running = Lock()
+        self._turn = [None]  # whoever takes it out runs; no lock, because nobody waits, nor should a fork
         self._checked = True  # until a step has ended, what operators return is compared with the trace
         self.code = self._generated()
 
@@ -98,15 +97,17 @@ class PlannedRun:
         if not self.copying:
             yield
             return
-        if not self._running.acquire(blocking=False):
+        try:
+            self._turn.pop()
+        except IndexError:
             raise RuntimeError(
                 "the fitted step is called while another call of it runs, in another thread or as in a signal handler,"
                 " and its plan keeps activations of one call on the host: call it after the other, or fit another step"
-            )
+            ) from None
         try:
             yield
         finally:
-            self._running.release()
+            self._turn.append(None)
 
     @contextmanager
     def marked(self) -> Iterator[None]:
