@@ -10,7 +10,7 @@ from tests.support.examples import run_example
 def test_the_handle_is_swapped(cupy):
     printed = run_example("swap_the_handle").stdout.splitlines()
     assert printed[0].split() == ["limit", "time"]
-    assert all(re.fullmatch(r" +\d+ MiB +\d+\.\d\d ms", line) for line in printed[1:3])
+    assert all(re.fullmatch(r" *\d+ MiB +\d+\.\d\d ms", line) for line in printed[1:3])
     assert float(printed[3].removeprefix("the outputs differ by ")) < 0.01
     assert len(printed) == 4
 

@@ -496,7 +496,7 @@ def test_a_report_times_pytorchs_own_kernels_beside_ours():
 def test_cupy_is_not_loaded_and_cudnn_is_that_of_pytorch():
     code = """
 import sys, torch, ucudnn.torch
-with ucudnn.torch.enable(database="off") as on:
+with ucudnn.torch.enable(workspace_limit="64MiB", tune="first", database="off") as on:
     torch.nn.functional.conv2d(torch.randn(4, 8, 9, 9).cuda(), torch.randn(8, 8, 3, 3).cuda())
 (handle,) = on._interceptor.handles().values()
 assert on.report().calls == 1, on.report()
@@ -572,7 +572,8 @@ def test_the_command_lines_run_a_program_and_time_a_model(tmp_path):
         "from torch import nn\ndef small():\n    return nn.Sequential(nn.Conv2d(3, 8, 3), nn.Conv2d(8, 8, 3))\n"
     )
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), str(tmp_path)])}
-    command = [sys.executable, "-m", "ucudnn.torch", "--report", str(program)]
+    options = ["--workspace", "64MiB", "--tune", "first", "--report"]
+    command = [sys.executable, "-m", "ucudnn.torch", *options, str(program)]
     done = subprocess.run(command, capture_output=True, text=True, env=environment)
     assert done.stdout == "32.0\n", done.stderr
     assert "convolutions through ucudnn: 2, left to PyTorch: 0" in done.stderr

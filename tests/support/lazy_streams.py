@@ -21,9 +21,14 @@ class LazyEvent:
         stream.push(self._read_clock)
         self.position = len(stream.queue)
 
+    def query(self):
+        return self.stream.done >= self.position
+
     def elapsed_time(self, end):
         assert self._timed
         assert end._timed
+        if not (self.query() and end.query()):
+            raise RuntimeError("Both events must be completed before calculating elapsed time.")
         return end.time - self.time
 
     def _read_clock(self):
@@ -36,6 +41,7 @@ class LazyStream:
 
     def __init__(self, hurries):
         self.hurries, self.queue, self.done = hurries, [], 0
+        self.cuda_stream = id(self)
 
     def push(self, work):
         self.queue.append(work)
@@ -82,6 +88,9 @@ class LazyGpu:
 
     def __getattr__(self, name):
         return getattr(torch, name)
+
+    def empty(self, *size, pin_memory=False, **options):
+        return torch.empty(*size, **options)
 
     def zeros(self, count, *, device):
         self.launches += 1

@@ -53,9 +53,13 @@ class HostProgram(Program):
         return self.passed_ms + self.host.stub.stub_clock() / 1e3
 
     def mark(self):
-        return self.now_ms()
+        return None if self.host.captures else self.now_ms()
 
     def elapsed_ms(self, begin, end):
+        if self.host.captures:
+            raise RuntimeError("operation not permitted when stream is capturing")
+        if begin is None or end is None:
+            raise RuntimeError("operation not permitted on an event last recorded in a capturing stream")
         return end - begin
 
     def live_bytes(self):

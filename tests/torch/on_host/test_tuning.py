@@ -225,13 +225,33 @@ def test_only_the_programs_own_thread_asks_the_heuristics_of_cudnn(tuned, monkey
     assert report.host_seconds["listing"] > 0
 
 
-def test_nothing_is_tried_in_a_capture_nor_in_another_stream(tuned, host):
+@pytest.mark.parametrize("captures", [False, True])
+def test_nothing_is_tried_in_a_capture_nor_in_another_stream(tuned, host, captures):
     one = tuned(50.0, share=0.5)
     with one.enable() as on:
         for _ in range(60):
-            host.captures, host.stream = (True, 0x40) if one.made.tuners() else (False, 0)
+            host.captures, host.stream = (captures, 0x40) if one.made.tuners() else (False, 0)
             assert_near(one.step(), one.expected)
         assert on.report().calls == 0
+
+
+@pytest.mark.parametrize(
+    "until", [TuningPhase.WARMING, TuningPhase.WATCHING, TuningPhase.TRYING, TuningPhase.COMPARING]
+)
+def test_steps_may_be_captured_while_a_program_is_tuned(tuned, host, until):
+    one = tuned(50.0, share=0.5)
+    with one.enable() as on:
+        for _ in range(200):
+            assert_near(one.step(), one.expected)
+            sleep(0.002)  # so that the thread which builds gets on
+            if one.tuner.phase is until:
+                break
+        assert one.tuner.phase is until
+        for captures in (True, True, False, True, False):
+            host.captures, host.stream = (True, 0x40) if captures else (False, 0)
+            assert_near(one.step(), one.expected)
+        run(one)
+        assert on.report().calls > 0
 
 
 def test_nothing_is_tried_among_deterministic_algorithms(tuned, monkeypatch):

@@ -1,4 +1,4 @@
-"""Which sizes fit into free blocks."""
+"""Which sizes fit into free blocks, and when times on a GPU can be read."""
 
 import pytest
 from hypothesis import given
@@ -6,7 +6,8 @@ from hypothesis import strategies as st
 
 pytest.importorskip("torch")
 
-from ucudnn.torch.tuning.program import FreeBlocks, holds, relative
+from tests.support.lazy_streams import LazyGpu
+from ucudnn.torch.tuning.program import FreeBlocks, ProgramOnGpu, holds, relative
 
 MIB = 1 << 20
 
@@ -47,3 +48,19 @@ def test_relative_distances():
     assert relative(0, 0) == 0
     assert relative(1, 0) == float("inf")
     assert relative(float("nan"), 1) != relative(float("nan"), 1)
+
+
+@pytest.mark.parametrize("first", [0, 1])
+def test_a_time_between_streams_is_read_when_both_marks_are_reached(first, monkeypatch):
+    gpu = LazyGpu(hurries=(False, False, False))
+    monkeypatch.setattr("ucudnn.torch.tuning.program.torch", gpu)
+    streams = gpu.compute, gpu.copying[0]
+    program = ProgramOnGpu(0)
+    begin = program.mark()
+    gpu.compute = streams[1]  # the program goes on in another stream, which does not wait for the first one
+    end = program.mark()
+    assert program.elapsed_ms(begin, end) is None
+    streams[first].synchronize()
+    assert program.elapsed_ms(begin, end) is None
+    streams[1 - first].synchronize()
+    assert program.elapsed_ms(begin, end) == 1 - 2 * first

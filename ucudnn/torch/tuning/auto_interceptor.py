@@ -21,6 +21,7 @@ from ucudnn.torch.fallbacks import Fallbacks
 from ucudnn.torch.gate.call_gate import CallGate
 from ucudnn.torch.gate.gate_library import GateLibrary
 from ucudnn.torch.gate.gate_rules import beginning, rules_of
+from ucudnn.torch.gpu import capturing
 from ucudnn.torch.interceptor import Interceptor
 from ucudnn.torch.layer_names import LayerNames
 from ucudnn.torch.tuning.step_tracker import StepTracker
@@ -340,6 +341,8 @@ class AutoInterceptor:
 
     def _step_ended(self) -> bool:
         """End a step, and return whether other operators may be wanted by now."""
+        if self._tuners and capturing():  # CUDA refuses to read marks in a capture, and marks that were made in one
+            return False
         if self._settled and all(tuner.keeps_peak() for tuner in self._tuners.values()):
             return False
         calls = [*self._forward_calls.values(), *self._backward_calls.values()]

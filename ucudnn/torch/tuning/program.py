@@ -113,8 +113,11 @@ class ProgramOnGpu(Program):
         return event
 
     def elapsed_ms(self, begin: Any, end: Any) -> float | None:
-        """Return the milliseconds between two events; None if the GPU is not there yet."""
-        return float(begin.elapsed_time(end)) if end.query() else None
+        """Return the milliseconds between two events; None if the GPU has not reached both.
+
+        They may be in streams that do not wait for each other, so the later one may be reached first.
+        """
+        return float(begin.elapsed_time(end)) if begin.query() and end.query() else None
 
     def live_bytes(self) -> int:
         """Return the bytes of PyTorch's blocks that are in use."""
