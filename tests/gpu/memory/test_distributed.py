@@ -47,6 +47,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from tests.support.training_steps import training_step
 from ucudnn.memory import fit
+from ucudnn.memory.torch.device_use.usage import outside_bytes
 
 distributed.init_process_group("nccl", init_method=f"file://{sys.argv[2]}", rank=0, world_size=1)
 torch.cuda.set_device(0)
@@ -70,8 +71,9 @@ def peak(call):
 
 
 plain = peak(lambda x, y: step.loss(parallel(x), y))
-budget = int(float(sys.argv[3]) * plain)
-fitted = fit(parallel, (x, y), loss=step.loss, optimizer=optimizer, budget=budget)
+budget = int(float(sys.argv[3]) * plain)  # of what PyTorch's allocator gives out; the whole budget has more in it
+outside = outside_bytes(torch.device("cuda", 0))
+fitted = fit(parallel, (x, y), loss=step.loss, optimizer=optimizer, budget=budget + outside)
 found = {"plain": plain, "budget": budget, "measured": peak(fitted), "report": fitted.report()}
 last = fitted(x[:3], y[:3])
 last.backward()

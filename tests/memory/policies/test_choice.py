@@ -52,13 +52,17 @@ def test_what_is_lost_already_counts(unet):
     assert simulate(less, costs).peak_bytes < simulate(more, costs).peak_bytes
 
 
-def test_where_nothing_fits_side_by_side_the_plan_that_comes_closest_is_returned(unet):
+@pytest.mark.parametrize("policy", ["checkpoint", "auto"])
+def test_where_nothing_fits_even_with_empty_pages_given_back_nothing_is_planned(unet, policy):
     graph, costs, budget = unet
-    hopeless = AllocatorRoom(most_bytes=1)
-    chosen = make_plan(graph, costs, budget, "checkpoint", hopeless)
-    plain = make_plan(graph, costs, budget, "checkpoint")
-    assert simulate(chosen, costs).peak_bytes <= budget
-    assert hopeless.paged_bytes(chosen, costs) < hopeless.paged_bytes(plain, costs)
+    with pytest.raises(BudgetError, match="side by side") as refused:
+        make_plan(graph, costs, budget, policy, AllocatorRoom(most_bytes=1))
+    least = refused.value.required_bytes
+    assert measure_liveness(graph, costs).floor_bytes < least < budget
+    kept = make_plan(graph, costs, least, policy, AllocatorRoom(most_bytes=least))
+    assert AllocatorRoom(most_bytes=least).paged_bytes(kept, costs) <= least
+    with pytest.raises(BudgetError):
+        make_plan(graph, costs, least - 1, policy, AllocatorRoom(most_bytes=least - 1))
 
 
 def test_a_fast_plan_that_fits_with_empty_pages_given_back_is_better_than_a_slow_one_that_does_not_fit():

@@ -16,7 +16,9 @@ from ucudnn.memory.liveness import measure_liveness
 from ucudnn.memory.plans.plan import MemoryPlan
 from ucudnn.memory.policies.catalog import POLICIES, MemoryPolicy, find_policy
 from ucudnn.memory.pools.allocator_replay import ReplayedBytes, replay_allocator
+from ucudnn.memory.simulation.result import Simulation
 from ucudnn.memory.simulation.simulator import simulate
+from ucudnn.units import exact_bytes
 
 _MOST_TRIES = 16  # plans of one policy that are replayed
 _LEAST_STEP = 0.004  # share of its peak by which the next plan has less
@@ -70,8 +72,8 @@ def make_plan(
 ) -> MemoryPlan:
     """Return the plan of a policy, or the fastest one of all policies that keep the budget for 'auto'.
 
-    Where no plan keeps the allocator's room, it is the fastest one with which the allocator can if it gives empty pages
-    back to the driver in each step, which takes time. Where there is none either, it is the one that comes closest.
+    Where no plan keeps the allocator's room, it is the one that comes closest among those with which the allocator can
+    if it gives empty pages back to the driver in each step, which takes time.
 
     Args:
         graph: the step.
@@ -83,7 +85,7 @@ def make_plan(
             None bounds nothing.
 
     Raises:
-        BudgetError: if no plan keeps the budget.
+        BudgetError: if no plan keeps the budget, or the room of the allocator even with empty pages given back.
         InvalidValueError: if there is no such policy.
     """
     if policy == "auto" and budget is None:
@@ -153,9 +155,11 @@ class _Choice:
         self._waiting: list[_Candidate] = []
         self._too_much_host: list[_Candidate] = []
         self._refused: list[BudgetError] = []
+        self._policies: list[MemoryPolicy] = []
 
     def add(self, number: int, policy: MemoryPolicy) -> None:
         """Add a policy, if it keeps the budget."""
+        self._policies.append(policy)
         try:
             plan = policy.plan(self._graph, self._costs, self._budget)
         except BudgetError as error:
@@ -169,10 +173,10 @@ class _Choice:
         return bool(self._waiting) and not self._over(self._waiting[0])
 
     def best(self) -> MemoryPlan:
-        """Return the fastest plan that fits, or fits with empty pages given back, or comes closest.
+        """Return the fastest plan that fits, or one that fits with empty pages given back.
 
         Raises:
-            BudgetError: if there is no plan.
+            BudgetError: if there is none.
         """
         if not self._waiting:  # whoever takes the host's memory refuses these
             self._waiting = self._too_much_host[:1]
@@ -184,12 +188,29 @@ class _Choice:
             over = self._over(candidate)
             if not over:
                 return replace(candidate.plan, budget_bytes=self._budget)
-            beyond = self._beyond(candidate)
+            beyond = self._paged_over(candidate.plan)
             if least is None or beyond < least[0]:
                 least = beyond, candidate.plan
             self._tighten(candidate, over)
         assert least is not None
+        for policy in self._policies if least[0] else ():
+            found = _least(policy, self._graph, self._costs)
+            if found is not None and self._keeps(found):
+                least = min(least, (self._paged_over(found), found), key=lambda each: each[0])
+        if least[0]:
+            raise self._no_room(least[0])
         return replace(least[1], budget_bytes=self._budget)
+
+    def _no_room(self, beyond: int) -> BudgetError:
+        assert self._room is not None
+        most = self._room.most_bytes
+        return BudgetError(
+            f"tensors of {self._graph.name} do not fit side by side into {exact_bytes(most)}: the closest plan"
+            f" takes {exact_bytes(most + beyond)} of pages, holes between tensors included: raise the budget to that",
+            kernel="",
+            limit_bytes=most,
+            required_bytes=most + beyond,
+        )
 
     def _over(self, candidate: "_Candidate") -> int:
         """Return how much more than its room the allocator takes for a plan."""
@@ -197,10 +218,10 @@ class _Choice:
             return 0
         return max(0, self._room.taken_bytes(candidate.plan, self._costs) - self._room.most_bytes)
 
-    def _beyond(self, candidate: "_Candidate") -> int:
+    def _paged_over(self, plan: MemoryPlan) -> int:
         """Return how much more than its room the allocator takes for a plan although it gives empty pages back."""
         assert self._room is not None
-        return max(0, self._room.paged_bytes(candidate.plan, self._costs) - self._room.most_bytes)
+        return max(0, self._room.paged_bytes(plan, self._costs) - self._room.most_bytes)
 
     def _tighten(self, candidate: "_Candidate", over: int) -> None:
         """Let a policy plan again for fewer bytes, if it can."""
@@ -215,9 +236,18 @@ class _Choice:
 
     def _push(self, number: int, policy: MemoryPolicy, plan: MemoryPlan, *, tries: int) -> None:
         found = simulate(plan, self._costs)
-        fits_host = self._host_bytes is None or found.pinned_bytes <= self._host_bytes
+        fits_host = self._holds_host(found)
         candidate = _Candidate(found.time_ms, number, tries, found.peak_bytes, policy, plan)
         heappush(self._waiting if fits_host else self._too_much_host, candidate)
+
+    def _keeps(self, plan: MemoryPlan) -> bool:
+        """Return whether a plan keeps the budget in live bytes, and the host's memory."""
+        found = simulate(plan, self._costs)
+        return (self._budget is None or found.peak_bytes <= self._budget) and self._holds_host(found)
+
+    def _holds_host(self, found: Simulation) -> bool:
+        """Return whether a plan does with the host's memory."""
+        return self._host_bytes is None or found.pinned_bytes <= self._host_bytes
 
 
 class _Candidate(NamedTuple):

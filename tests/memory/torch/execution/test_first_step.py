@@ -8,8 +8,9 @@ from tests.support.live_bytes import LiveBytes  # noqa: E402
 from tests.support.plain_training import Race  # noqa: E402
 from tests.support.small_networks import small_network  # noqa: E402
 from ucudnn.memory.simulation.simulator import simulate  # noqa: E402
+from ucudnn.memory.torch.device_use.usage import StatedBudget  # noqa: E402
 from ucudnn.memory.torch.execution import fit  # noqa: E402
-from ucudnn.memory.torch.execution.first_step import predicted_bytes  # noqa: E402
+from ucudnn.memory.torch.execution.first_step import FirstStep, predicted_bytes  # noqa: E402
 
 
 class CountingMeter:
@@ -100,6 +101,27 @@ def test_where_no_room_is_left_the_frugal_plan_stays(trained, budget):
     _, plans = peaks(trained, step, meter)
     assert plans[0] is plans[1] is plans[2] is step.plan
     trained.check(step)
+
+
+def test_a_plan_that_does_not_fit_side_by_side_follows_a_first_step_that_took_what_was_predicted(trained, budget):
+    step = fitted(trained, budget, CountingMeter())
+    frugal, later = step._first.run, step._run
+    asked = []
+    first = FirstStep(frugal, trained.costs, -1, CountingMeter(), asked.append)
+    assert first.follow(later) is later
+    assert asked == []
+
+
+def test_what_is_told_of_the_allocator_is_of_the_plan_that_runs(trained, budget):
+    for more in (0, budget):
+        meter = CountingMeter(more)
+        step = fitted(trained, budget, meter)
+        told = []
+        step._told = lambda plan, told=told: told.append(plan) or StatedBudget(limit_bytes=len(told))
+        _, plans = peaks(trained, step, meter)
+        assert (plans[0] is plans[1]) == bool(more)
+        assert told == ([step.plan] if more else []), "the frugal plan stays, and the budget told of another one"
+        assert step.stated.limit_bytes == (1 if more else budget)
 
 
 def test_plans_change_between_steps_only(trained, budget):

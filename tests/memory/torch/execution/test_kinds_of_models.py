@@ -1,6 +1,7 @@
 """Fitted steps of all kinds of models, losses and optimizers: the plain loop's bits, or a refusal with a way out."""
 
 import copy
+import warnings
 
 import pytest
 
@@ -13,6 +14,7 @@ from torch.utils.checkpoint import checkpoint  # noqa: E402
 from tests.support.plain_training import state_of, train  # noqa: E402
 from ucudnn.errors import StepGraphError  # noqa: E402
 from ucudnn.memory.torch.execution.fit import fit  # noqa: E402
+from ucudnn.memory.torch.subject.trace_checks import quiet_pointers  # noqa: E402
 
 ROWS = torch.randn(6, 8), torch.randn(6, 4)
 SEQUENCES = torch.randn(3, 5, 8), torch.randn(3, 5, 4)
@@ -162,3 +164,24 @@ def test_python_decides_once_when_the_step_is_traced():
     assert model.count == 1
     twice = [step(*ROWS).item() for _ in range(2)]
     assert twice == [functional.mse_loss(2 * model.linear(ROWS[0]), ROWS[1]).item()] * 2
+
+
+class LookingAtAddresses(nn.Module):
+    """A layer that looks at the addresses of its weights, as nn.LSTM on a GPU does."""
+
+    def __init__(self):
+        super().__init__()
+        self.inner = nn.Linear(4, 4)
+
+    def forward(self, x):
+        assert len({each.data_ptr() for each in self.parameters()}) <= 2
+        return self.inner(x)
+
+
+def test_a_model_may_look_at_addresses_without_a_warning():
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        step = fit(LookingAtAddresses(), (torch.randn(2, 4), torch.randn(2, 4)), loss=nn.functional.mse_loss)
+    assert step.plan.actions
+    with pytest.warns(UserWarning, match="other"), quiet_pointers():
+        warnings.warn("other", stacklevel=1)

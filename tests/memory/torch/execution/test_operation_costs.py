@@ -11,6 +11,7 @@ from tests.support.training_steps import training_step  # noqa: E402
 from ucudnn.memory.devices.profile import load_device  # noqa: E402
 from ucudnn.memory.devices.roofline import device_costs  # noqa: E402
 from ucudnn.memory.liveness import measure_liveness  # noqa: E402
+from ucudnn.memory.torch.execution import operation_costs  # noqa: E402
 from ucudnn.memory.torch.execution.fit import step_costs  # noqa: E402
 from ucudnn.memory.torch.execution.operation_costs import measure_operations  # noqa: E402
 from ucudnn.memory.torch.execution.step_program import StepSubject, trace_program  # noqa: E402
@@ -52,6 +53,48 @@ def test_every_operation_is_measured(name, optimizer):
     assert set(costs.scratch_bytes) == {7}  # a CPU's scratch stays as it was estimated
     assert costs.device == "cpu"
     assert costs.offload_bytes_per_ms > 1e5
+
+
+@pytest.mark.parametrize("trials", [False, True])
+def test_convolutions_are_measured_where_they_run(monkeypatch, trials):
+    program = program_of("unet3d", "sgd")
+    thread, found = ["forward"], []
+    inner, measure = operation_costs.in_backward, operation_costs.measure_operator
+
+    def in_backward(call, device):
+        def noted():
+            thread.append("backward")
+            try:
+                return call()
+            finally:
+                thread.pop()
+
+        return inner(noted, device)
+
+    class Noted(torch.utils._python_dispatch.TorchDispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            found.append((func, thread[-1]))
+            return func(*args, **(kwargs or {}))
+
+    def noted_measure(*args):
+        with Noted():
+            return measure(*args)
+
+    monkeypatch.setattr(operation_costs, "in_backward", in_backward)
+    monkeypatch.setattr(operation_costs, "measure_operator", noted_measure)
+    monkeypatch.setattr(torch.backends.cudnn, "benchmark", trials)
+    measured(program)
+    forward, backward = torch.ops.aten.convolution.default, torch.ops.aten.convolution_backward.default
+    assert {each for func, each in found if func is backward} == {"backward"}
+    # forward is computed again in backward, where cuDNN would try algorithms again
+    assert {each for func, each in found if func is forward} == ({"forward", "backward"} if trials else {"forward"})
+
+
+def test_what_runs_in_backward_returns_and_raises():
+    device = torch.device("cpu")
+    assert operation_costs.in_backward(lambda: torch._C._current_graph_task_id() >= 0, device)
+    with pytest.raises(ValueError, match="odd"):
+        operation_costs.in_backward(lambda: (_ for _ in ()).throw(ValueError("odd")), device)
 
 
 def test_random_numbers_and_the_model_stay_as_they_were():

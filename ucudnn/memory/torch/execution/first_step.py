@@ -100,7 +100,7 @@ class FirstStep:
         """Return the code for all further steps: the later plan's if the budget has room, or one that takes less."""
         self._run.after_backward = None
         excess = self._excess or 0
-        if excess <= self._spare:
+        if excess <= max(0, self._spare):  # without an excess the later plan is the best there is
             return later
         return self._again(excess) or self._run
 

@@ -297,7 +297,7 @@ class _Planning:
         spare = self.stated.plan_bytes - step.simulation.peak_bytes
         if self.room is not None:
             spare = min(spare, self.room.most_bytes - self.room.taken_bytes(step.plan, self.costs))
-        step.begin_with(FirstStep(self._run(frugal), self.costs, spare, meter, again))
+        step.begin_with(FirstStep(self._run(frugal), self.costs, spare, meter, again), self._told)
 
     def _run(self, plan: MemoryPlan) -> PlannedRun:
         transfers = Transfers(plan_host_slots(plan), self.program.device, most_bytes=self.stated.host_bytes)

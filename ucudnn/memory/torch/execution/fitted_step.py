@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from ucudnn.errors import InvalidValueError
 from ucudnn.memory.costs import Costs
+from ucudnn.memory.plans.plan import MemoryPlan
 from ucudnn.memory.reports.plan_summary import backward_end_ms, plan_lines
 from ucudnn.memory.simulation.result import Simulation
 from ucudnn.memory.simulation.simulator import simulate
@@ -150,6 +151,7 @@ class FittedStep(nn.Module):
         self._state = ModelState(subject.model, run.persistent)
         self._again = again
         self._first: FirstStep | None = None
+        self._told: Callable[[MemoryPlan], StatedBudget] | None = None
         self._others: list[FittedStep] = []
         first = next((index for is_parameter, index in run.program.sources if is_parameter), None)
         self._first_trained = first if run.plan.budget_bytes is not None and not subject.gradients_kept else None
@@ -201,9 +203,14 @@ class FittedStep(nn.Module):
         sources = [(run.persistent if is_persistent else inputs)[each] for is_persistent, each in run.program.sources]
         return run.program.result.build(_Replay.apply(run, inputs, *sources))
 
-    def begin_with(self, first: FirstStep) -> None:
-        """Let the first step run another plan, which decides whether this step's own plan comes after it."""
-        self._first = first
+    def begin_with(self, first: FirstStep, told: Callable[[MemoryPlan], StatedBudget]) -> None:
+        """Let the first step run another plan, which decides whether this step's own plan comes after it.
+
+        Args:
+            first: the first step.
+            told: returns the stated budget with what is known of a plan.
+        """
+        self._first, self._told = first, told
 
     def _current(self) -> PlannedRun:
         """Return the code that runs now; plans change between steps only."""
@@ -218,6 +225,7 @@ class FittedStep(nn.Module):
             before.transfers.close()
             self.plan, self.transfers = self._run.plan, self._run.transfers
             self.simulation = simulate(self.plan, self.costs)
+            self.stated = self.stated if self._told is None else self._told(self.plan)
         return self._run
 
     def _other(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> "FittedStep":

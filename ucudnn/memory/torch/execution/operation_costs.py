@@ -4,6 +4,11 @@ The operands of an operation are made for it and freed after it, so measuring ta
 itself. Operations that are alike are measured once. The first call lets cuDNN and cuBLAS choose their kernels; what
 they choose stays, so the step runs what was measured.
 
+cuDNN's trials (`torch.backends.cudnn.benchmark`) are remembered for each thread apart (`benchmark_cache` in
+`aten/src/ATen/native/cudnn/Conv_v8.cpp`). So operations of backward are measured in the thread that runs backward, and
+where there are trials, those of forward, too, because they may be computed again there. Otherwise the first step would
+try algorithms, with workspaces that no plan knows.
+
 Measuring keeps the budget, too. PyTorch's allocator may take no more than what the budget leaves beside the storages
 that stay, so cuDNN chooses among algorithms whose workspace fits. An operation that does not run within that keeps its
 estimated time, and its scratch is bounded by that of its like.
@@ -14,14 +19,14 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from statistics import median
 from time import perf_counter
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 from torch.utils._pytree import tree_map_only
 
 from ucudnn.memory.costs import Costs
-from ucudnn.memory.graph import StepGraph
+from ucudnn.memory.graph import Phase, StepGraph
 from ucudnn.memory.liveness import measure_liveness
 from ucudnn.memory.torch.device_use.allocator import AllocatorCap
 from ucudnn.memory.torch.execution.step_program import StepProgram
@@ -29,6 +34,7 @@ from ucudnn.memory.torch.measure import AHEAD_CYCLES, COPIED_BYTES, bandwidth, b
 from ucudnn.memory.torch.tracer import TracedCall, TracedTensor
 
 _Operator = Callable[[], object]
+_Found = TypeVar("_Found")
 
 
 def measure_operations(program: StepProgram, estimated: Costs, *, budget: int | None = None, repeats: int = 5) -> Costs:
@@ -48,15 +54,12 @@ def measure_operations(program: StepProgram, estimated: Costs, *, budget: int | 
     known: set[int] = {*program.outside}
     with (
         torch.random.fork_rng(devices=[device] if on_gpu else []),
-        torch.enable_grad(),
-        torch._C._AutoDispatchBelowAutograd(),
-        torch._C._DisableAutocast(),
         AllocatorCap(device) as cap,
     ):
         for operations in _alike(program).values():
             room = None if rooms is None else min(rooms[operation] for operation in operations)
             cap.allow(room)
-            found = _measured(program, operations[0], room, repeats)
+            found = _measured(program, operations, room, repeats)
             if found is None:
                 continue
             known.update(operations)
@@ -80,17 +83,58 @@ def measure_operations(program: StepProgram, estimated: Costs, *, budget: int | 
     )
 
 
-def _measured(program: StepProgram, operation: int, room: int | None, repeats: int) -> tuple[float, int | None] | None:
-    """Return time and scratch of an operation; None if it does not run on made-up operands, or not within its room."""
-    call = program.calls[operation]
+def _measured(
+    program: StepProgram, alike: Sequence[int], room: int | None, repeats: int
+) -> tuple[float, int | None] | None:
+    """Return time and scratch of operations; None if they do not run on made-up operands, or not within their room."""
+    call = program.calls[alike[0]]
+    phases = {program.graph.operations[operation].phase for operation in alike}
     sizes, types = _operand_sizes(call)
     if room is not None and sum(sizes.values()) > room:
         return None
     try:
         operator = _operator(call, program, sizes, types)
-        return measure_operator(operator, program.device, repeats)
+        found = []
+        if phases != {Phase.BACKWARD}:
+            found.append(_measured_below(operator, program.device, repeats))
+        if Phase.BACKWARD in phases or (Phase.FORWARD in phases and torch.backends.cudnn.benchmark):
+            found.append(
+                in_backward(lambda: _measured_below(operator, program.device, 1 if found else repeats), program.device)
+            )
+        known = [scratch for _, scratch in found if scratch is not None]
+        return found[0][0], max(known, default=None)
     except (RuntimeError, IndexError, ValueError):
         return None  # too little memory, or it wants operands of which nobody knows how to make them up
+
+
+def _measured_below(operator: _Operator, device: torch.device, repeats: int) -> tuple[float, int | None]:
+    """Measure an operator below autograd, where the code of plans calls it."""
+    with torch.enable_grad(), torch._C._AutoDispatchBelowAutograd(), torch._C._DisableAutocast():
+        return measure_operator(operator, device, repeats)
+
+
+class _InBackward(torch.autograd.Function):
+    """Calls a function during backward."""
+
+    @staticmethod
+    def forward(ctx: Any, source: Tensor, call: Callable[[], None]) -> Tensor:
+        ctx.call = call
+        return source.clone()
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
+        ctx.call()
+        return gradients[0], None
+
+
+def in_backward(call: Callable[[], _Found], device: torch.device) -> _Found:
+    """Return what a function returns in the thread that runs backward of tensors on a device."""
+    found: list[_Found] = []
+    with torch.enable_grad():
+        source = torch.zeros((), device=device, requires_grad=True)
+        result: Any = _InBackward.apply(source, lambda: found.append(call()))
+        result.backward()
+    return found[0]
 
 
 def _rooms(graph: StepGraph, costs: Costs, budget: int | None) -> list[int] | None:

@@ -24,7 +24,7 @@ from ucudnn.memory.torch.assemble import TracedStep, TracedSubject, assemble
 from ucudnn.memory.torch.execution.optimizer_trace import trace_optimizer
 from ucudnn.memory.torch.provenance import Provenance
 from ucudnn.memory.torch.subject.output_tree import OutputTree
-from ucudnn.memory.torch.subject.trace_checks import check_calls, explained
+from ucudnn.memory.torch.subject.trace_checks import check_calls, explained, quiet_pointers
 from ucudnn.memory.torch.tracer import TracedCall, TracedTensor, Tracer
 
 _GENERATOR = "random number generator"
@@ -194,7 +194,7 @@ class _Tracing:
         """Run forward, backward and the optimizer."""
         tracer = self._tracer
         args, kwargs = tree_unflatten(self._leaves, self._structure)
-        with explained():
+        with explained(), quiet_pointers():
             with tracer:
                 result = self._subject.called(self._subject.model, args, kwargs)
                 self._write_buffers_back()

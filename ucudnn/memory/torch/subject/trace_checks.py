@@ -1,5 +1,6 @@
 """What a trace of a step can hold; each refusal says what to do instead."""
 
+import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
@@ -43,6 +44,17 @@ def explained() -> Iterator[None]:
         raise StepGraphError(
             "the step makes a sparse tensor, which has no storage that a plan could hold: use Embedding(sparse=False)"
         ) from error
+
+
+@contextmanager
+def quiet_pointers() -> Iterator[None]:
+    """Let a model look at addresses of tensors without memory, as `nn.LSTM` on a GPU does with its weights.
+
+    They are all zero. PyTorch warns of it, which a user could not mend.
+    """
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="Accessing the data pointer of FakeTensor is deprecated")
+        yield
 
 
 def check_calls(calls: Sequence[TracedCall]) -> None:
