@@ -93,7 +93,8 @@ def run_tests(arguments: Namespace, way: Way, folder: Path) -> Way:
 def environment_of(arguments: Namespace, way: Way, folder: Path) -> dict[str, str]:
     """Return the environment of the tests, which tells the plugin what to do."""
     environment = {
-        **os.environ,
+        # as a test of this project the script may itself run in a worker of pytest-xdist, which these tests do not
+        **{name: value for name, value in os.environ.items() if not name.startswith("PYTEST_XDIST_")},
         "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]),
         conformance_plugin.OUTCOMES: str(folder / "outcomes.jsonl"),
         conformance_plugin.GPUS: str(arguments.gpus),

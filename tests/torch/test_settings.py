@@ -128,9 +128,9 @@ def spied(monkeypatch):
     opened = []
     make = Handle._open
 
-    def spy(handle, settings, *rest):
+    def spy(handle, settings, *rest, **options):
         opened.append(settings)
-        make(handle, settings, *rest)
+        make(handle, settings, *rest, **options)
 
     monkeypatch.setattr(Handle, "_open", spy)
     return opened
