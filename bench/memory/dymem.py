@@ -275,8 +275,8 @@ def failure_rows() -> list[PaperRow]:
 
 def main() -> None:
     """Simulate everything, print a table and write it."""
-    parser = table_parser(__doc__, "dymem")
-    print_and_save(parser, [*pool_rows(), *convolution_rows(), *throughput_rows(), *time_rows(), *failure_rows()])
+    arguments = table_parser(__doc__, "dymem").parse_args()
+    print_and_save(arguments, [*pool_rows(), *convolution_rows(), *throughput_rows(), *time_rows(), *failure_rows()])
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """Rows of the tables that compare the memory papers with simulation, and what all scripts of these tables share."""
 
-from argparse import ArgumentParser
+from argparse import ArgumentParser, Namespace
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -95,9 +95,8 @@ def table_parser(description: str | None, module: str) -> ArgumentParser:
     return command_line(description, f"bench.memory.{module}", f"memory/{module}.json")
 
 
-def print_and_save(parser: ArgumentParser, rows: Sequence[PaperRow], **more: object) -> None:
+def print_and_save(arguments: Namespace, rows: Sequence[PaperRow], **more: object) -> None:
     """Print rows as a table, and write them."""
-    arguments = parser.parse_args()
     print(markdown(rows))
     rows_as_written = [row._asdict() for row in rows]
     save(out_of(arguments), {"conditions": cpu_conditions("ucudnn"), **more, "rows": rows_as_written})

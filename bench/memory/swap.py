@@ -151,8 +151,8 @@ def depth_rows() -> list[PaperRow]:
 
 def main() -> None:
     """Simulate everything, print a table and write it."""
-    parser = table_parser(__doc__, "swap")
-    print_and_save(parser, [*batch_rows(), *depth_rows()], memory_bytes=MEMORY)
+    arguments = table_parser(__doc__, "swap").parse_args()
+    print_and_save(arguments, [*batch_rows(), *depth_rows()], memory_bytes=MEMORY)
 
 
 if __name__ == "__main__":

@@ -158,9 +158,9 @@ def rows() -> list[PaperRow]:
 
 def main() -> None:
     """Simulate everything, print a table and write it."""
-    parser = table_parser(__doc__, "vdnn")
+    arguments = table_parser(__doc__, "vdnn").parse_args()
     found = rows()
-    print_and_save(parser, found, required=[*requirements(found)])
+    print_and_save(arguments, found, required=[*requirements(found)])
 
 
 def requirements(found: list[PaperRow]) -> list[dict[str, object]]:

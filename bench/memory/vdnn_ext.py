@@ -346,9 +346,9 @@ def run_of_all(network: str, batch: int) -> Simulation:
 
 def main() -> None:
     """Simulate everything, print a table and write it."""
-    parser = table_parser(__doc__, "vdnn_ext")
+    arguments = table_parser(__doc__, "vdnn_ext").parse_args()
     found = [*memory_rows(), *time_rows(), *fragmentation_rows()]
-    print_and_save(parser, found, required=requirements())
+    print_and_save(arguments, found, required=requirements())
 
 
 if __name__ == "__main__":
