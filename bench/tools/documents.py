@@ -282,7 +282,8 @@ def _caffe(way: str) -> dict[str, Any] | None:
 def _caffe_cell(found: Mapping[str, Any] | None) -> str:
     if found is None:
         return UNKNOWN
-    iteration = f"{milliseconds(found['iteration ms'])} ms {spread(found['iterations of each run ms'])}"
+    runs = found["iterations of each run ms"]
+    iteration = f"{milliseconds(found['iteration ms'])} ms{f' {spread(runs)}' if len(runs) > 1 else ''}"
     return f"{milliseconds(found['convolutions ms'])} ms, {iteration}"
 
 
