@@ -144,6 +144,7 @@ def run_cell(cell: ExecutionCell, arguments: Namespace, base: Mapping[str, Any])
     begin = monotonic()
     try:
         answer = run_apart(settings).to_dict()
+        answer.pop("memory", None)  # the curve is for pictures
     except Exception as error:  # noqa: BLE001, because a fault of ours in one cell must not lose the others' time
         answer = {"policy": cell.policy, "reason": f"{type(error).__name__}: {error}", "least_bytes": None}
     return {

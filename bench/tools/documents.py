@@ -458,7 +458,44 @@ def attention() -> Iterable[Row]:
         yield [steps_of_time, f"{peaks} MiB", f"{taken} ms", batches]
 
 
+FITTED = {
+    "densenet121": "DenseNet-121 64",
+    "gpt2": "GPT-2 8",
+    "inception_v3": "Inception-v3 64",
+    "resnet50": "ResNet-50 256",
+    "unet2d": "2-D U-Net 8, 512 x 512",
+    "unet3d": "3-D U-Net 4, 128³",
+    "vgg16_bn": "VGG-16 with batch normalization, 64",
+}
+SHARES = ("90%", "70%", "50%")
+
+
+def fitted() -> Iterable[Row]:
+    """Yield how long steps take within shares of PyTorch's peak: those that failed first, then the slowest."""
+    cases: Mapping[str, Any] = results("memory/execution.json")["cases"]
+    rows = []
+    for network, title in FITTED.items():
+        stock = cases[f"{network} pytorch"]
+        found = [cases.get(f"{network} auto {share}") for share in SHARES]
+        ratios = [each["step_ms"] / stock["step_ms"] for each in found if each is not None and "step_ms" in each]
+        failed = any(each is not None and "OutOfMemoryError" in each.get("reason", "") for each in found)
+        took = f"{ms(stock['step_ms'])}, {stock['allocated'] / 2**30:.1f} GiB"
+        cells = [_fitted_cell(each, stock["step_ms"]) for each in found]
+        rows.append((failed, max(ratios, default=0.0), [title, took, *cells]))
+    for _, _, row in sorted(rows, key=lambda each: each[:2], reverse=True):
+        yield row
+
+
+def _fitted_cell(found: Mapping[str, Any] | None, stock_ms: float) -> str:
+    if found is None:
+        return UNKNOWN
+    if "step_ms" in found:
+        return f"{found['step_ms'] / stock_ms:.2f}"
+    return "below the floor" if "below the floor" in found["reason"] else "ran out of memory"
+
+
 TABLES = (
+    Table(document="docs/memory.md", head=("step within a budget", "PyTorch", "90 %", "70 %", "50 %"), rows=fitted),
     Table(
         document="README.md",
         head=("measured on an H200, float32, NCHW", "without ucudnn", "undivided", "ucudnn", ""),

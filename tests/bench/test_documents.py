@@ -49,6 +49,7 @@ BASELINES = {  # the first cell of a table: what a user has without ucudnn, and 
     "3-D U-Net, 4 x 1 x 128³, under a cap on memory": ("PyTorch", "undivided, within 1 GiB"),
     "one sample": ("its workspace", "within 256 MiB"),  # the fastest algorithm is 100 %, undivided is in brackets
     "convolutions": ("PyTorch", "undivided"),
+    "step within a budget": ("PyTorch", "90 %"),  # nothing is divided
     "time steps": ("time: plain", "peak of the layer"),  # plain is PyTorch's; nothing is divided
 }
 
@@ -102,7 +103,7 @@ def test_a_changed_table_is_found_and_written_again(monkeypatch, tmp_path, capsy
     text = (ROOT / table.document).read_text()
     path = tmp_path / table.document
     path.parent.mkdir()
-    path.write_text(text.replace("| 64 MiB | 44.2 ms", "| 64 MiB | 44.1 ms"))
+    path.write_text(text.replace("| 64 MiB | 44.3 ms", "| 64 MiB | 44.1 ms"))
     assert path.read_text() != text
     monkeypatch.setattr(documents, "ROOT", tmp_path)
     monkeypatch.setattr(documents, "TABLES", (table,))

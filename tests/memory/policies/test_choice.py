@@ -52,6 +52,14 @@ def test_what_is_lost_already_counts(unet):
     assert simulate(less, costs).peak_bytes < simulate(more, costs).peak_bytes
 
 
+def test_a_part_of_the_room_is_spared_where_a_plan_can_do_without_it(unet):
+    graph, costs, budget = unet
+    room = AllocatorRoom(most_bytes=budget, spare_bytes=budget // 50)
+    spared = make_plan(graph, costs, budget, "auto", room)
+    assert room.taken_bytes(spared, costs) <= budget - budget // 50
+    assert make_plan(graph, costs, budget, "auto", AllocatorRoom(most_bytes=budget, spare_bytes=budget))
+
+
 @pytest.mark.parametrize("policy", ["checkpoint", "auto"])
 def test_where_nothing_fits_even_with_empty_pages_given_back_nothing_is_planned(unet, policy):
     graph, costs, budget = unet

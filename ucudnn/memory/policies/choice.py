@@ -32,11 +32,14 @@ class AllocatorRoom:
     Attributes:
         most_bytes: bytes that it may take for the step, the storages that exist before it included.
         lost_bytes: bytes of holes between those storages.
+        spare_bytes: bytes of the room that a plan leaves, if there is one that does: what plans do not know of, such as
+            kernels that are loaded later, and tensors that the allocator's bound refuses though pages are left.
         state_exists: whether the optimizer's state exists already.
     """
 
     most_bytes: int
     lost_bytes: int = 0
+    spare_bytes: int = 0
     state_exists: bool = False
 
     def taken_bytes(self, plan: MemoryPlan, costs: Costs) -> int:
@@ -213,10 +216,11 @@ class _Choice:
         )
 
     def _over(self, candidate: "_Candidate") -> int:
-        """Return how much more than its room the allocator takes for a plan."""
+        """Return how much more than its room, without what is spared, the allocator takes for a plan."""
         if self._room is None:
             return 0
-        return max(0, self._room.taken_bytes(candidate.plan, self._costs) - self._room.most_bytes)
+        most = self._room.most_bytes - self._room.spare_bytes
+        return max(0, self._room.taken_bytes(candidate.plan, self._costs) - most)
 
     def _paged_over(self, plan: MemoryPlan) -> int:
         """Return how much more than its room the allocator takes for a plan although it gives empty pages back."""

@@ -37,6 +37,7 @@ from ucudnn.units import parse_bytes
 __all__ = ["fit"]
 
 _GRANULARITY = {"cuda": 512, "cpu": 1}  # bytes of which PyTorch's allocators count multiples
+_SPARED = 0.015  # share of the allocator's room; without it, steps on an H200 ran out of memory by 0.2 to 1.1 %
 _PROFILE = "h200"
 _Again = Callable[[tuple[Any, ...], Mapping[str, Any]], FittedStep]
 _KEPT, _BUCKETS = "gradients of earlier steps", "buckets of DistributedDataParallel"
@@ -312,7 +313,7 @@ def _allocator_room(subject: StepSubject, stated: StatedBudget, device: torch.de
     torch.cuda.empty_cache()  # what is not lost goes back
     lost = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
     exists = any(optimizer.state for optimizer in subject.optimizers)
-    return AllocatorRoom(most_bytes=most, lost_bytes=lost, state_exists=exists)
+    return AllocatorRoom(most_bytes=most, lost_bytes=lost, spare_bytes=int(most * _SPARED), state_exists=exists)
 
 
 def step_subject(
