@@ -290,7 +290,7 @@ class Database:
         """Return all rows of a machine, in the order of their problems."""
         own = [key_of(dump(conditions))]
         both = " UNION ".join(
-            f"SELECT problem FROM {table} WHERE machine = ?1" for table in ("measurements", "explorations")
+            f"SELECT problem FROM {table} WHERE machine = ?" for table in ("measurements", "explorations")
         )
 
         def rows(table: str, names: Sequence[str]) -> list[tuple[Any, ...]]:
@@ -298,7 +298,7 @@ class Database:
             query = f"SELECT {columns} FROM {table} JOIN problems ON problems.key = {table}.problem"
             return [tuple(row) for row in self._file.read(f"{query} WHERE machine = ? ORDER BY problems.problem", own)]
 
-        texts = self._file.read(f"SELECT problem FROM problems WHERE key IN ({both}) ORDER BY problem", own)
+        texts = self._file.read(f"SELECT problem FROM problems WHERE key IN ({both}) ORDER BY problem", own * 2)
         return MachineRows(
             problems=[text for (text,) in texts],
             measurements=rows("measurements", MEASUREMENT_COLUMNS),

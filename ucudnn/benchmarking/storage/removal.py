@@ -74,8 +74,9 @@ def families_where(connection: Connection, problems: Iterable[ConvolutionProblem
 def remove(connection: Connection, selection: Selection) -> int:
     """Remove measurements, and what was tried for requests that refer to them; return how many measurements."""
     machine, before = selection.machine, selection.before
-    where = "(?1 IS NULL OR machine = ?1) AND machine <> ?2 AND (?3 IS NULL OR measured_at < ?3)"
-    given = [machine, selection.keep, before]
+    old = "(:before IS NULL OR measured_at < :before)"
+    where = f"(:machine IS NULL OR machine = :machine) AND machine <> :keep AND {old}"
+    given = {"machine": machine, "keep": selection.keep, "before": before}
     rows: list[tuple[bytes, bytes]] = connection.execute(
         f"SELECT DISTINCT machine, problem FROM measurements WHERE {where}", given
     ).fetchall()
@@ -84,10 +85,10 @@ def remove(connection: Connection, selection: Selection) -> int:
         rows = [row for row in rows if row[1] in wanted]
     gone = sum(
         connection.execute(
-            "DELETE FROM measurements WHERE machine = ? AND problem = ? AND (?3 IS NULL OR measured_at < ?3)",
-            [*row, before],
+            f"DELETE FROM measurements WHERE machine = :machine AND problem = :problem AND {old}",
+            {"machine": owner, "problem": problem, "before": before},
         ).rowcount
-        for row in rows
+        for owner, problem in rows
     )
     _remove_explorations(connection, set(rows), selection)
     connection.execute(
