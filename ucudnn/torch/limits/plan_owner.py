@@ -71,7 +71,7 @@ class Stated(NamedTuple):
 
     Attributes:
         room: says how much workspace a call may have.
-        owner: computes what is not tried, and takes what was chosen in the end.
+        owner: computes calls while nothing is tried, and adopts the configuration that is chosen in the end.
     """
 
     room: StatedRoom

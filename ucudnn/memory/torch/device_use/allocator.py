@@ -104,7 +104,7 @@ class AllocatorCap:
         return self
 
     def allow(self, size: int | None) -> None:
-        """Bound what the allocator may take beyond what it had at the begin, in bytes; None brings back what was."""
+        """Bound the bytes that the allocator may take beyond those it had on entry; None restores the earlier bound."""
         if self._bounds:
             share = self._before if size is None else min(self._before, (self._base + max(0, size)) / self._total)
             torch.cuda.set_per_process_memory_fraction(share, self._device)
