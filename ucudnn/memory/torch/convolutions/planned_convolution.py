@@ -74,8 +74,7 @@ class PlannedConvolution:
         return self._make(*args)
 
     def _forward(self, x: Tensor, weight: Tensor, bias: Tensor | None, *_: Any) -> Tensor:
-        if self._format is not None:
-            x, weight = x.contiguous(memory_format=self._format), weight.contiguous(memory_format=self._format)
+        x, weight = self._formed(x), self._formed(weight)
         out = self._new()
         if self.kernel.transposed:
             self._compute(out, weight, x)
@@ -84,8 +83,7 @@ class PlannedConvolution:
         return out if bias is None else out.add_(bias.view(-1, *[1] * (out.dim() - 2)))
 
     def _to_input(self, grad: Tensor, _: Tensor, weight: Tensor, *__: Any) -> tuple[Tensor, None, None]:
-        if self._format is not None:
-            grad, weight = grad.contiguous(memory_format=self._format), weight.contiguous(memory_format=self._format)
+        grad, weight = self._formed(grad), self._formed(weight)
         out = self._new()
         if self.kernel.transposed:
             self._compute(grad, weight, out)
@@ -94,8 +92,7 @@ class PlannedConvolution:
         return out, None, None
 
     def _to_weight(self, grad: Tensor, x: Tensor, _: Tensor, *__: Any) -> tuple[None, Tensor, Tensor | None]:
-        if self._format is not None:
-            grad, x = grad.contiguous(memory_format=self._format), x.contiguous(memory_format=self._format)
+        grad, x = self._formed(grad), self._formed(x)
         out = self._new()
         if self.kernel.transposed:
             self._compute(grad, out, x)
@@ -103,6 +100,10 @@ class PlannedConvolution:
             self._compute(x, out, grad)
         bias = None if self.kernel.bias is None else grad.sum(dim=[0, *range(2, grad.dim())])
         return None, out, bias
+
+    def _formed(self, tensor: Tensor) -> Tensor:
+        """Return a tensor in the memory format of the kernel."""
+        return tensor if self._format is None else tensor.contiguous(memory_format=self._format)
 
     def _new(self) -> Tensor:
         output = self.kernel.output
