@@ -8,6 +8,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 import ucudnn.torch  # noqa: E402
+from tests.support.trained_program import TrainedProgram  # noqa: E402
 from ucudnn.benchmarking.measurer import LocalMeasurer  # noqa: E402
 from ucudnn.torch.overrides import process_overrides  # noqa: E402
 
@@ -29,13 +30,13 @@ def as_before(monkeypatch):
     torch.cuda.empty_cache()
 
 
-class Program:
+class Program(TrainedProgram):
     """Training steps of a network whose convolutions want workspace."""
 
     def __init__(self):
         torch.manual_seed(0)
         conv = torch.nn.Conv2d
-        self.model = torch.nn.Sequential(
+        model = torch.nn.Sequential(
             conv(3, 64, 7, 2, 3),
             torch.nn.ReLU(),
             conv(64, 64, 3, padding=1, bias=False),
@@ -44,15 +45,7 @@ class Program:
             torch.nn.ReLU(),
             conv(128, 64, 1),
         ).cuda()
-        self.x = torch.randn(32, 3, 96, 96, device="cuda")
-        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=1e-4)
-
-    def step(self):
-        self.optimizer.zero_grad(set_to_none=True)
-        loss = self.model(self.x).square().mean()
-        loss.backward()
-        self.optimizer.step()
-        return loss.detach()
+        super().__init__(model, torch.randn(32, 3, 96, 96, device="cuda"))
 
     def gradients(self):
         self.optimizer.zero_grad(set_to_none=True)

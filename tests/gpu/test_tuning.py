@@ -8,6 +8,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 import ucudnn.torch  # noqa: E402
+from tests.support.trained_program import TrainedProgram  # noqa: E402
 from ucudnn.torch.overrides import process_overrides  # noqa: E402
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="PyTorch has no GPU")
@@ -22,13 +23,13 @@ def as_before():
     torch.cuda.synchronize()
 
 
-class Program:
+class Program(TrainedProgram):
     """Training steps of a network with strided, grouped, depth-wise and transposed convolutions."""
 
     def __init__(self):
         torch.manual_seed(0)
         conv = torch.nn.Conv2d
-        self.model = torch.nn.Sequential(
+        model = torch.nn.Sequential(
             conv(3, 64, 7, 2, 3),
             torch.nn.ReLU(),
             conv(64, 128, 3, 2, 1, groups=4, bias=False),
@@ -38,15 +39,7 @@ class Program:
             torch.nn.ReLU(),
             torch.nn.ConvTranspose2d(256, 64, 2, 2),
         ).cuda()
-        self.x = torch.randn(32, 3, 128, 128, device="cuda")
-        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=1e-4)
-
-    def step(self):
-        self.optimizer.zero_grad(set_to_none=True)
-        loss = self.model(self.x).square().mean()
-        loss.backward()
-        self.optimizer.step()
-        return loss.detach()
+        super().__init__(model, torch.randn(32, 3, 128, 128, device="cuda"))
 
 
 def settle(program, on, seconds=90):

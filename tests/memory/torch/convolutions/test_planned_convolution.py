@@ -23,16 +23,9 @@ from ucudnn.memory.policies.choice import make_plan  # noqa: E402
 from ucudnn.memory.torch.convolutions.convolution_choices import ConvolutionChoices  # noqa: E402
 from ucudnn.memory.torch.execution.fit import fit_plan  # noqa: E402
 
+pytestmark = pytest.mark.usefixtures("one_thread")
 UNDIVIDED = {"policy": "undivided", "effort": QUICK, "database": "off", "slabs": False}
 DIVIDED = UNDIVIDED | {"policy": "powerOfTwo"}
-
-
-@pytest.fixture(autouse=True)
-def one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.fixture

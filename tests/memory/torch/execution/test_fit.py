@@ -17,19 +17,12 @@ from ucudnn.memory.order import ORDERS  # noqa: E402
 from ucudnn.memory.plans.actions import ActionKind  # noqa: E402
 from ucudnn.memory.policies.catalog import POLICIES  # noqa: E402
 
+pytestmark = pytest.mark.usefixtures("one_thread")
 aten = torch.ops.aten
 HELPERS = {
     aten.as_strided.default, aten.alias.default, aten.clone.default, aten.empty_strided.default,
     aten.ones_like.default, aten.copy_.default, aten.detach.default, aten.view.default, aten.view.dtype,
 }  # fmt: skip
-
-
-@pytest.fixture(autouse=True)
-def one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @functools.cache

@@ -157,6 +157,17 @@ def test_several_optimizers_and_a_group_added_later():
     pair.check(loop)
 
 
+def three_steps(pair, model, call):
+    """Yield the losses of three plain steps."""
+    optimizer = sgd(model)
+    for _ in range(3):
+        optimizer.zero_grad()
+        loss = call(*pair.data)
+        loss.backward()
+        optimizer.step()
+        yield loss
+
+
 def test_frozen_layers_need_another_fit_which_trains_to_the_same_bits():
     pair = Pair()
     pair.model.first.requires_grad_(False)
@@ -165,16 +176,7 @@ def test_frozen_layers_need_another_fit_which_trains_to_the_same_bits():
     pair.plain.first.requires_grad_(False)
     pair.step = ucudnn.memory.fit(pair.model, pair.data, loss=pair.loss, policy=POLICY, debug=True)
 
-    def loop(model, call):
-        optimizer = sgd(model)
-        for _ in range(3):
-            optimizer.zero_grad()
-            loss = call(*pair.data)
-            loss.backward()
-            optimizer.step()
-            yield loss
-
-    pair.check(loop)
+    pair.check(lambda model, call: three_steps(pair, model, call))
     assert all(each.grad is None for each in pair.model.first.parameters())
 
 
@@ -464,12 +466,7 @@ def test_channels_last(policy):
     pair = Pair((model.to(memory_format=last), (x.contiguous(memory_format=last), y), loss), policy=policy)
 
     def loop(model, call):
-        optimizer = sgd(model)
-        for _ in range(3):
-            optimizer.zero_grad()
-            loss = call(*pair.data)
-            loss.backward()
-            optimizer.step()
+        for loss in three_steps(pair, model, call):
             yield loss
             yield from (stride for each in model.parameters() for stride in each.grad.stride())
 
