@@ -95,14 +95,14 @@ class Interceptor:
         """Return each problem that a program has asked for so far."""
         return list(dict.fromkeys(key.problem for key in list(self._kernel_calls)))
 
-    def owners(self, problem: str) -> tuple[str, ...]:
-        """Return the layers that asked for a problem, given as text, as far as they are known without names."""
-        filters: set[int] = set()
+    def owners(self) -> dict[str, tuple[str, ...]]:
+        """Return the layers that asked for each convolution, by its shapes, as far as they are known without names."""
+        filters: dict[str, set[int]] = {}
         for key, call in list(self._kernel_calls.items()):
-            # A gradient of filters lies elsewhere than the filters.
-            if key.problem.operation is not Operation.BACKWARD_FILTER and shapes_of(key.problem) == shapes_of(problem):
-                filters |= call.filters
-        return self._owners.names(problem, filters)
+            known = filters.setdefault(shapes_of(key.problem), set())
+            if key.problem.operation is not Operation.BACKWARD_FILTER:  # a gradient lies elsewhere than the filters
+                known |= call.filters
+        return self._owners.names(filters)
 
     def bound_calls(self) -> int:
         """Return how many kernels ran on addresses that recurred, with nothing left to look up."""

@@ -5,7 +5,7 @@ and their weights are known by address from then on.
 """
 
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import final
 from weakref import ref
 
@@ -44,21 +44,31 @@ class LayerOwners:
             if module is innermost and own and shapes_of(problem) not in self._first:
                 self._first[shapes_of(problem)] = name
 
-    def names(self, problem: str, addresses: Iterable[int]) -> tuple[str, ...]:
-        """Return the layers that asked for a convolution, as far as they are known, in the order of the module tree.
+    def names(self, filters: Mapping[str, Iterable[int]]) -> dict[str, tuple[str, ...]]:
+        """Return the layers that asked for convolutions, as far as they are known, in the order of the module tree.
+
+        The parameters are read once for all convolutions, of which a program may have thousands.
 
         Args:
-            problem: a problem as text, of any operation: gradients belong to the layers of the output.
-            addresses: of the filters with which it was computed; those of copies have no name.
+            filters: for the shapes of each convolution (see `shapes_of`), the addresses of the filters with which it
+                was computed; those of copies have no name.
         """
-        wanted = set(addresses)
-        found: dict[str, None] = {}
+        found: dict[str, dict[str, None]] = {shapes: {} for shapes in filters}
+        users: dict[int, list[str]] = {}
+        for shapes, addresses in filters.items():
+            for address in set(addresses):
+                users.setdefault(address, []).append(shapes)
         for address, (name, parameter) in list(self._parameters.items()):
-            weight = parameter() if address in wanted else None
+            weight = parameter() if address in users else None
             if weight is not None and weight.data_ptr() == address:  # it may have moved, and another tensor be there
-                found[name] = None
-        first = self._first.get(shapes_of(problem))  # less sure: a compiled model may run for its layers
-        return tuple(found) or ((first,) if first else ())
+                for shapes in users[address]:
+                    found[shapes][name] = None
+        return {shapes: tuple(names) or self._first_of(shapes) for shapes, names in found.items()}
+
+    def _first_of(self, shapes: str) -> tuple[str, ...]:
+        """Return the module that asked first; less sure, because a compiled model may run for its layers."""
+        first = self._first.get(shapes)
+        return (first,) if first else ()
 
 
 def _running() -> Iterator[torch.nn.Module]:

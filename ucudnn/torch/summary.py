@@ -17,6 +17,7 @@ from ucudnn.reporting.report import KernelReport, Report, format_workspace
 from ucudnn.torch.aten_kernels import AtenKernels
 from ucudnn.torch.fallbacks import PastLimit
 from ucudnn.torch.interceptor import Interceptor
+from ucudnn.torch.layer_owners import shapes_of
 from ucudnn.torch.tuning.auto_interceptor import AutoInterceptor
 from ucudnn.torch.tuning.tuning_report import TuningReport, report_tuning
 from ucudnn.units import format_bytes, format_ms
@@ -222,12 +223,13 @@ def summarize(interceptors: Sequence[Interceptor | AutoInterceptor], *, repeats:
         if own is None:
             continue
         problems = {str(problem): problem for problem in own.problems()}
+        owners = own.owners()
         for device, report in own.reports(repeats=repeats).items():
             name = str(device) if str(device) not in reports else f"{device} ({number + 1})"
             reports[name] = report
             aten = own.aten if repeats and device.type == "cuda" else None
             for each in report.kernels:
-                layer = _layer(name, each, own.owners(each.problem))
+                layer = _layer(name, each, owners.get(shapes_of(each.problem), ()))
                 if aten is not None and each.problem in problems:
                     layer = _with_pytorch(layer, aten, device, problems[each.problem], repeats)
                 layers.append(layer)
