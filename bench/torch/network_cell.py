@@ -15,16 +15,27 @@ The forms are nchw and last (float32 with TF32, channels first and last) and bf1
 Times of steps are those between events at their ends. Nothing waits for the GPU between timed steps. The host's time is
 that of the forward pass, the backward pass and the optimizer, each issued to an idle device: a whole step may be more
 than the queue of the device holds, and then the host waits. The second command above is a trial of the script.
+
+With --wait, the process imports all and makes its model on the CPU, with one thread, and then waits for a line of
+input. Nothing touches CUDA before, so another process can measure meanwhile; if something does, the cell ends in an
+error. When the input ends instead, the process ends. With --lock, it takes a lock that others hold while they measure.
+
+An error, such as memory that is not enough, is an answer, too. Each answer has the digests of the files that ran.
 """
 
+import fcntl
 import json
-from argparse import Namespace
+import os
+import sys
+from argparse import ArgumentParser, Namespace
 from collections.abc import Callable
 from contextlib import nullcontext
 from functools import partial
 from itertools import pairwise
+from pathlib import Path
 from statistics import median
 from time import perf_counter
+from traceback import format_exc
 from typing import Any
 
 import torch
@@ -35,6 +46,7 @@ from bench.memory import models as own
 from bench.tools.script import run_main
 from bench.torch.measuring import conditions, torch_command_line
 from bench.torch.models import small_resnet
+from bench.torch.network_code import ran
 from ucudnn.torch.overrides import process_overrides
 from ucudnn.torch.tuning.auto_interceptor import AutoInterceptor
 
@@ -100,9 +112,15 @@ def _nothing() -> None:
     pass
 
 
-def step_of(arguments: Namespace, device: torch.device) -> tuple[Step, int]:
-    """Return a function that takes a step of SGD with momentum, and the number of convolutions and gradients in it."""
-    model = model_of(arguments.network).to(device).train()
+def step_of(arguments: Namespace, device: torch.device, made: nn.Module | None = None) -> tuple[Step, int]:
+    """Return a function that takes a step of SGD with momentum, and the number of convolutions and gradients in it.
+
+    Args:
+        arguments: have the network and its form.
+        device: where it is trained.
+        made: the network, if it is made already.
+    """
+    model = (model_of(arguments.network) if made is None else made).to(device).train()
     _, batch, shape = NETWORKS[arguments.network]
     x = torch.randn(batch, *shape, device=device)
     labels = torch.randint(CLASSES, (len(x),), device=device)
@@ -172,16 +190,16 @@ class Clock:
             torch.cuda.synchronize()
 
 
-def turned_on(setting: str, backend: str) -> "ucudnn.torch.Enabled | None":
-    """Turn a setting on, before the first step."""
+def turned_on(setting: str, backend: str, database: str | None = None) -> "ucudnn.torch.Enabled | None":
+    """Turn a setting on, before the first step; without a file for the database, its default place is used."""
     way = setting.removesuffix("-off")
     torch.backends.cudnn.benchmark = way == setting
     torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = True
     if way == "stock":
         return None
     if way == PASSED:
-        return ucudnn.torch.enable(workspace_limit="auto", trial_share=0)
-    options = {"tune": FIRST.removeprefix("-")} if way.endswith(FIRST) else {}
+        return ucudnn.torch.enable(workspace_limit="auto", trial_share=0, database=database)
+    options = {"database": database, **({"tune": FIRST.removeprefix("-")} if way.endswith(FIRST) else {})}
     return ucudnn.torch.enable(backend=backend, workspace_limit=way.removesuffix(FIRST), **options)
 
 
@@ -224,15 +242,25 @@ def memory_of(device: torch.device) -> dict[str, int]:
     }
 
 
-def measure(arguments: Namespace, device: torch.device) -> dict[str, object]:
+def database_of(arguments: Namespace) -> str:
+    """Return whether a database of an earlier process of the cell is kept, is empty, or is not used at all."""
+    if arguments.setting.startswith("stock"):
+        return "none"
+    if arguments.database is None:
+        return "default place"
+    return "kept" if Path(arguments.database).exists() else "empty"
+
+
+def measure(arguments: Namespace, device: torch.device, model: nn.Module) -> dict[str, object]:
     """Return what one cell has measured."""
-    on = turned_on(arguments.setting, arguments.backend)
-    (step, kernels), clock = step_of(arguments, device), Clock(device)
+    database = database_of(arguments)
+    on = turned_on(arguments.setting, arguments.backend, arguments.database)
+    (step, kernels), clock = step_of(arguments, device, model), Clock(device)
     clock.wait()
     begin = perf_counter()
     losses = [step()]
     clock.wait()
-    answer: dict[str, object] = {"first_step_s": perf_counter() - begin}
+    answer: dict[str, object] = {"database": database, "first_step_s": perf_counter() - begin}
     answer |= warm(on, step, clock, arguments) | {"peaks": memory_of(device)}
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats()
@@ -299,19 +327,66 @@ def time_in_python(on: "ucudnn.torch.Enabled | None", step: Callable[[], Any], c
     return calls | {f"{name}_us": median(each) for name, each in taken.items() if each}
 
 
-def main() -> None:
-    """Measure, and print one line of JSON."""
+def prepared(arguments: Namespace) -> nn.Module:
+    """Return the network, on the CPU, when its turn has come.
+
+    Raises:
+        RuntimeError: if CUDA was touched before.
+        SystemExit: if the process that started this one is gone.
+    """
+    begin, threads = perf_counter(), torch.get_num_threads()
+    if arguments.wait:
+        torch.set_num_threads(1)  # another process may be measuring
+    model = model_of(arguments.network)
+    if arguments.wait:
+        if torch.cuda.is_initialized():
+            raise RuntimeError("CUDA was touched before it was this process's turn")
+        torch.set_num_threads(threads)
+        print(f"model made in {perf_counter() - begin:.1f} s", file=sys.stderr, flush=True)
+        if not sys.stdin.readline():
+            raise SystemExit("error: nobody waits for the answer")
+    return model
+
+
+def lock(path: Path) -> None:
+    """Wait for a lock, which is held until the process has ended, and so has given its GPU back."""
+    fcntl.flock(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC), fcntl.LOCK_EX)
+
+
+def answer_of(arguments: Namespace) -> dict[str, object]:
+    """Return what was measured, or the error that ended it."""
+    try:
+        model = prepared(arguments)
+        if arguments.lock is not None:
+            lock(arguments.lock)
+        if arguments.backend != "cpu" and not torch.cuda.is_available():
+            raise RuntimeError("PyTorch has no GPU; --backend cpu tries the script out")
+        device = torch.device("cpu" if arguments.backend == "cpu" else "cuda")
+        return measure(arguments, device, model)
+    except Exception as error:  # noqa: BLE001  whatever it is, it is what became of the cell
+        print(format_exc(), file=sys.stderr, flush=True)
+        return {"error": f"{type(error).__name__}: {error}"}
+
+
+def main() -> bool:
+    """Measure, and print one line of JSON; return whether there was no error."""
+    arguments = _parser().parse_args()
+    answer = answer_of(arguments)
+    print(json.dumps(answer | {"code": ran(arguments.setting)}), flush=True)
+    return "error" not in answer
+
+
+def _parser() -> ArgumentParser:
     parser = torch_command_line(__doc__, __spec__.name)
     parser.add_argument("--network", choices=NETWORKS, default="resnet50", help="network (%(default)s)")
     parser.add_argument("--form", choices=FORMS, default="nchw", help="type and layout (%(default)s)")
     parser.add_argument("--setting", default="auto", help=f"{', '.join(SETTINGS)}, {PASSED}, or a size (%(default)s)")
     parser.add_argument("--steps", type=int, default=20, help="timed steps (%(default)s)")
     parser.add_argument("--tuning-seconds", type=float, default=30, help="most seconds of tuning (%(default)s)")
-    arguments = parser.parse_args()
-    if arguments.backend != "cpu" and not torch.cuda.is_available():
-        raise SystemExit("error: PyTorch has no GPU; --backend cpu tries the script out")
-    device = torch.device("cpu" if arguments.backend == "cpu" else "cuda")
-    print(json.dumps(measure(arguments, device)), flush=True)
+    parser.add_argument("--database", help="file of the database; it is empty if the file is not there (default place)")
+    parser.add_argument("--wait", action="store_true", help="wait for a line of input before CUDA is touched")
+    parser.add_argument("--lock", type=Path, help="file that is locked while this process measures")
+    return parser
 
 
 if __name__ == "__main__":

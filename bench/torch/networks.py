@@ -2,39 +2,59 @@
 
     python -m bench.torch.networks                                 four networks; continues where it was stopped
     python -m bench.torch.networks --limit-seconds 540             starts nothing that might not end in time
-    python -m bench.torch.networks --network all --form all --repeats 3
+    python -m bench.torch.networks --network all --form all --repeats 3 --gpus 2
     python -m bench.torch.networks --summary                       the table of what is kept, losers first
+    python -m bench.torch.networks --picture networks.png          a picture of what is kept
 
 Each cell is a network, a form, a setting and a repeat. It runs in a process of its own, `bench.torch.network_cell`.
-Processes of different settings alternate. Each cell is kept with the commit and a digest of the code on its path: of
-PyTorch alone that of the scripts, otherwise that of the package too. A cell whose code has changed is measured again.
+Processes of different settings alternate, and all cells of a network in a form run on one GPU, one after the other.
+Other networks run on other GPUs at the same time.
+
+While a process measures, the next one of its GPU imports PyTorch and makes its model on the CPU, with one thread. It
+touches CUDA only after the process before it has ended, and holds a lock on the GPU from then on. --alone starts no
+process before the last one has ended.
+
+The first process of a cell begins with an empty database. Repeats in the same call take the database that it has left,
+as the second run of a user does, and settle sooner. A cell says which it was: first steps and the time that trials
+lost count only where the database was empty.
+
+Each cell is kept as soon as it ends, with the commit and a digest of the code that its process ran, whose files are
+kept beside it (`networks_code.json`). A cell whose code has changed is measured again. A cell that ended in an error is
+not, without --again.
 """
 
 import json
+import os
+import re
+import signal
 import subprocess
 import sys
-from argparse import Namespace
+import tempfile
+from argparse import ArgumentParser, Namespace
+from collections import deque
 from collections.abc import Iterator, Mapping
-from hashlib import sha256
-from math import exp, fsum, log
+from contextlib import suppress
+from itertools import groupby
 from pathlib import Path
-from statistics import median
+from statistics import fmean
+from threading import Event, Lock, Thread
 from time import monotonic
 from typing import Any, NamedTuple
 
 from bench.tools.results import ROOT, load, save_case
-from bench.tools.script import command_line, note, run_main
+from bench.tools.script import command_line, note, out_of, run_main
+from bench.torch import network_code
 from bench.torch.network_cell import FORMS, NETWORKS, SETTINGS, TRIAL
+from bench.torch.network_summary import draw, show
 
 FIRST = ("resnet50", "efficientnet_b0", "regnety_032", "convnext_tiny")
 MOST_S = 90.0
 """Seconds that a cell may take."""
 
-MIB = 2**20
-COLUMNS = (
-    *("network", "form", "setting", "stock ms", "ms", "ratio", "first s, stock", "first s", "allocated MiB"),
-    *("reserved MiB", "host us", "replaced", "compared", "lost s"),
-)
+_FOLDERS = re.compile(r'"/[^"\n]*/(?=[^/"\n]+/[^/"\n]+")')
+"""What a traceback says before a file and its folder, which is about the machine."""
+
+_LOOK_S = 0.2  # between looks at whether the call is to end
 
 
 class Cell(NamedTuple):
@@ -50,6 +70,13 @@ class Cell(NamedTuple):
         return f"{self.network} {self.form} {self.setting} {self.repeat}"
 
 
+class Process(NamedTuple):
+    """The process of a cell, which waits for its turn."""
+
+    cell: Cell
+    popen: "subprocess.Popen[str]"
+
+
 def cells(arguments: Namespace) -> Iterator[Cell]:
     """Yield the cells in the order of their processes, in which settings alternate."""
     networks = (
@@ -58,27 +85,12 @@ def cells(arguments: Namespace) -> Iterator[Cell]:
         else arguments.network or list(FIRST)
     )
     forms = list(FORMS) if arguments.form == ["all"] else arguments.form or [FORMS[0]]
-    for repeat in range(arguments.repeats):
-        for network in networks:
-            for form in forms:
-                settings = arguments.setting or list(SETTINGS)
+    settings = arguments.setting or list(SETTINGS)
+    for network in networks:
+        for form in forms:
+            for repeat in range(arguments.repeats):
                 for setting in reversed(settings) if repeat % 2 else settings:
                     yield Cell(network, form, setting, repeat)
-
-
-def digest(setting: str) -> str:
-    """Return a digest of the code on the path of a setting."""
-    paths = [ROOT / "bench" / "torch" / "network_cell.py", ROOT / "bench" / "memory" / "models.py"]
-    if not setting.startswith("stock"):
-        paths += sorted(
-            path
-            for path in (ROOT / "ucudnn").rglob("*")
-            if path.suffix in (".py", ".cpp") and path.parent.name not in ("cli", "memory", "native")
-        )
-    code = sha256()
-    for path in paths:
-        code.update(path.relative_to(ROOT).as_posix().encode() + path.read_bytes())
-    return code.hexdigest()[:16]
 
 
 def commit() -> str:
@@ -90,19 +102,9 @@ def commit() -> str:
         return ""
 
 
-def run_cell(cell: Cell, arguments: Namespace, seconds: float) -> dict[str, object]:
-    """Run the process of a cell, and return what it printed, or its error."""
-    command = [sys.executable, "-m", "bench.torch.network_cell", "--network", cell.network, "--form", cell.form]
-    command += ["--setting", cell.setting, "--backend", arguments.backend, "--steps", str(arguments.steps)]
-    command += ["--tuning-seconds", str(arguments.tuning_seconds)]
-    try:
-        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=seconds, check=False)
-    except subprocess.TimeoutExpired:
-        return {"error": f"not done after {seconds:.0f} s"}
-    if done.returncode:
-        return {"error": "\n".join(done.stderr.strip().splitlines()[-12:])}
-    answer: dict[str, object] = json.loads(done.stdout.strip().splitlines()[-1])
-    return answer | {"warnings": done.stderr.strip().splitlines()[-8:]}
+def code_path(out: Path) -> Path:
+    """Return the file that keeps the digests of files, beside a file of cells."""
+    return out.with_name(f"{out.stem}_code.json")
 
 
 def kept(path: Path | None) -> Mapping[str, Any]:
@@ -111,99 +113,212 @@ def kept(path: Path | None) -> Mapping[str, Any]:
     return found
 
 
+def void(out: Path | None) -> set[str]:
+    """Return the cells whose code has changed since."""
+    known = {} if out is None else kept(code_path(out))
+    stale = {digest for digest, code in known.items() if network_code.changed(code)}
+    return {name for name, case in kept(out).items() if case["digest"] in stale or case["digest"] not in known}
+
+
+def missing(arguments: Namespace, out: Path) -> list[Cell]:
+    """Return the cells that are to be measured."""
+    known, stale = kept(out), void(out)
+    done = {name for name, case in known.items() if name not in stale and not ("error" in case and arguments.again)}
+    return [cell for cell in cells(arguments) if str(cell) not in done]
+
+
+class Measuring:
+    """Measures the cells that are missing, as long as there is time, with one thread for each GPU.
+
+    Args:
+        arguments: command line.
+        out: file of the cells.
+        folder: empty folder for databases.
+    """
+
+    def __init__(self, arguments: Namespace, out: Path, folder: Path) -> None:
+        self._arguments = arguments
+        self._out = out
+        self._folder = folder
+        self._begin = monotonic()
+        todo = missing(arguments, out)
+        self._left = len(todo)
+        groups = (list(group) for _, group in groupby(todo, key=lambda cell: cell[:2]))
+        self._groups = deque(groups)
+        self._taken: dict[str, list[float]] = {}  # seconds of processes, by setting
+        self._commit = arguments.commit or commit()
+        self._lock = Lock()
+        self._ended = Event()
+        self._running: set[subprocess.Popen[str]] = set()
+
+    def run(self) -> None:
+        """Measure, until all is done, time is up, or an exception such as that of Ctrl-C ends this thread's wait."""
+        lanes = [Thread(target=self._lane, args=(gpu,), daemon=True) for gpu in range(self._arguments.gpus)]
+        try:
+            for lane in lanes:
+                lane.start()
+            while any(lane.is_alive() for lane in lanes):
+                self._ended.wait(_LOOK_S)
+        finally:
+            self._ended.set()
+            with self._lock:
+                running = list(self._running)
+            for each in running:
+                each.kill()
+            for lane in lanes:
+                lane.join()
+
+    def _lane(self, gpu: int) -> None:
+        """Measure cells on one GPU."""
+        mine = self._mine()
+        following = self._start(next(mine, None), gpu)
+        while following is not None:
+            present = following
+            if self._too_late(present):
+                break
+            if self._arguments.alone:
+                self._measure(present, gpu)
+                following = self._start(next(mine, None), gpu)
+            else:
+                following = self._start(next(mine, None), gpu)
+                self._measure(present, gpu)
+        if following is not None:
+            self._end(following.popen)
+
+    def _mine(self) -> Iterator[Cell]:
+        """Yield cells of whole groups that no other thread takes."""
+        while True:
+            with self._lock:
+                if not self._groups:
+                    return
+                group = self._groups.popleft()
+            yield from group
+
+    def _start(self, cell: Cell | None, gpu: int) -> Process | None:
+        """Start the process of a cell, which waits."""
+        if cell is None or self._ended.is_set():
+            return None
+        arguments = self._arguments
+        command = [sys.executable, "-m", "bench.torch.network_cell", "--network", cell.network, "--form", cell.form]
+        command += ["--setting", cell.setting, "--backend", arguments.backend, "--steps", str(arguments.steps)]
+        command += ["--tuning-seconds", str(arguments.tuning_seconds), "--database", str(self._database(cell))]
+        command += ["--wait", "--lock", str(Path(tempfile.gettempdir()) / f"ucudnn-networks-{os.getuid()}-{gpu}.lock")]
+        seen = [each for each in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if each]
+        environment = {**os.environ, "CUDA_VISIBLE_DEVICES": seen[gpu] if gpu < len(seen) else str(gpu)}
+        pipe = subprocess.PIPE
+        popen = subprocess.Popen(
+            command, cwd=ROOT, env=environment, stdin=pipe, stdout=pipe, stderr=pipe, text=True, start_new_session=True
+        )
+        with self._lock:
+            self._running.add(popen)
+        return Process(cell, popen)
+
+    def _database(self, cell: Cell) -> Path:
+        return self._folder / f"{cell.network}-{cell.form}-{cell.setting}.sqlite"
+
+    def _too_late(self, process: Process) -> bool:
+        """Return whether the process must not begin."""
+        left = self._arguments.limit_seconds - (monotonic() - self._begin)
+        late = left < self._arguments.cell_seconds
+        if late:
+            note(f"{left:.0f} s are left, too few for {process.cell}: call again")
+        return late or self._ended.is_set()
+
+    def _measure(self, process: Process, gpu: int) -> None:
+        """Let a process measure, and keep its answer."""
+        begin = monotonic()
+        left = self._arguments.limit_seconds - (begin - self._begin)
+        answer = self._answer(process, min(left, MOST_S))
+        if answer is None:
+            note(f"{process.cell}: ended before it was done, and not kept")
+            return
+        code = answer.pop("code", None) or network_code.whole(process.cell.setting)
+        digest, seconds = network_code.digest(code), monotonic() - begin
+        if "error" in answer:
+            self._database(process.cell).unlink(missing_ok=True)
+        head = {"commit": self._commit, "digest": digest, "gpu": gpu, "process_s": seconds}
+        save_case(code_path(self._out), digest, code)
+        save_case(self._out, str(process.cell), {**head, **answer})
+        told = answer.get("error") or f"step {answer['step_ms']:.2f} ms, first {answer['first_step_s']:.2f} s"
+        note(f"{process.cell}: {told}, process {seconds:.0f} s; {self._rest(process.cell, seconds)}")
+
+    def _answer(self, process: Process, seconds: float) -> dict[str, Any] | None:
+        """Return what a process printed, or its error; None if it was ended because this call is to end."""
+        popen = process.popen
+        try:
+            printed, said = popen.communicate("begin\n", timeout=seconds)
+        except subprocess.TimeoutExpired:
+            popen.kill()
+            popen.communicate()
+            return None if seconds < MOST_S else {"error": f"not done after {seconds:.0f} s"}
+        finally:
+            with self._lock:
+                self._running.discard(popen)
+        if self._ended.is_set() and popen.returncode:
+            return None
+        lines, warnings = printed.strip().splitlines(), _FOLDERS.sub('"', said.strip()).splitlines()
+        answer: dict[str, Any] = {"error": f"exit status {popen.returncode}"}
+        with suppress(ValueError, IndexError):
+            answer = json.loads(lines[-1])
+        return answer | {"warnings": warnings[-12:] if "error" in answer else warnings[-8:]}
+
+    def _rest(self, cell: Cell, seconds: float) -> str:
+        """Return how many cells are left, and an estimate of the time that they take."""
+        with self._lock:
+            self._left -= 1
+            self._taken.setdefault(cell.setting, []).append(seconds)
+            mean = fmean(fmean(each) for each in self._taken.values())
+            return f"{self._left} cells are left, about {self._left * mean / self._arguments.gpus:.0f} s"
+
+    def _end(self, popen: "subprocess.Popen[str]") -> None:
+        popen.kill()
+        popen.communicate()
+        with self._lock:
+            self._running.discard(popen)
+
+
 def measure(arguments: Namespace, out: Path) -> None:
     """Measure the cells that are missing, as long as there is time."""
-    begin = monotonic()
-    digests = {setting: digest(setting) for setting in arguments.setting or SETTINGS}
-    for cell in cells(arguments):
-        known = kept(out).get(str(cell))
-        if known is not None and known["digest"] == digests[cell.setting] and "error" not in known:
-            continue
-        left = arguments.limit_seconds - (monotonic() - begin)
-        if left < arguments.cell_seconds:
-            note(f"{left:.0f} s are left, too few for {cell}: call again")
-            return
-        started = monotonic()
-        answer = run_cell(cell, arguments, min(left, MOST_S))
-        head = {"commit": commit(), "digest": digests[cell.setting], "process_s": monotonic() - started}
-        save_case(out, str(cell), {**head, **answer})
-        told = answer.get("error") or f"step {answer['step_ms']:.2f} ms, first {answer['first_step_s']:.2f} s"
-        note(f"{cell}: {told}, process {monotonic() - started:.0f} s")
 
+    def end(number: int, _: object) -> None:
+        raise SystemExit(f"error: signal {number}")
 
-def rows(cases: Mapping[str, Any]) -> list[tuple[float, str]]:
-    """Return a line for each network, form and setting, with its ratio to PyTorch's step: losers first."""
-    groups: dict[tuple[str, str, str], list[Any]] = {}
-    for name, case in cases.items():
-        if "error" not in case:
-            network, form, setting, _ = name.split()
-            groups.setdefault((network, form, setting), []).append(case)
-    found = []
-    for (network, form, setting), group in groups.items():
-        base = groups.get((network, form, "stock-off" if setting.endswith("-off") else "stock"))
-        if setting.startswith("stock") or base is None:
-            continue
-        ratio = middle(group, "step_ms") / middle(base, "step_ms")
-        peaks = [max(c["peaks"].get(kind, 0) for c in group) - max(c["peaks"].get(kind, 0) for c in base)
-                 for kind in ("allocated", "reserved")]  # fmt: skip
-        tuned = (group[-1].get("tuned") or [{}])[0]
-        kernels = tuned.get("kernels", [])
-        divided = sum(kernel["parts"] > 1 for kernel in kernels)
-        found.append(
-            (
-                ratio,
-                f"| {network} | {form} | {setting} | {middle(base, 'step_ms'):.2f} | {middle(group, 'step_ms'):.2f} |"
-                f" {ratio:.3f} | {middle(base, 'first_step_s'):.1f} | {middle(group, 'first_step_s'):.1f} |"
-                f" {peaks[0] / MIB:+.0f} | {peaks[1] / MIB:+.0f} |"
-                f" {host_us(group, base):+.1f} |"
-                f" {len(kernels)} ({divided} divided) of {tuned.get('seen', 0)} | {tuned.get('gain') or 0:.3f} |"
-                f" {tuned.get('lost_seconds', 0):.2f} of {group[-1]['tuning_s']:.0f} |",
-            )
-        )
-    return sorted(found, reverse=True)
-
-
-def host_us(group: list[Any], base: list[Any]) -> float:
-    """Return the microseconds that a step takes the host longer, for each of its convolutions and gradients."""
-    kernels = group[-1].get("kernels")
-    return (middle(group, "host_ms") - middle(base, "host_ms")) / kernels * 1e3 if kernels else float("nan")
-
-
-def middle(group: list[Any], field: str) -> float:
-    """Return the median of a field over the repeats."""
-    return median(case[field] for case in group)
-
-
-def show(cases: Mapping[str, Any]) -> None:
-    """Print the table and the geometric mean."""
-    print("| " + " | ".join(COLUMNS) + " |\n|" + " --- |" * len(COLUMNS))
-    found = rows(cases)
-    print("\n".join(line for _, line in found))
-    if found:
-        print(f"geometric mean {exp(fsum(log(ratio) for ratio, _ in found) / len(found)):.4f}, {len(found)} cells")
-    for name, case in cases.items():
-        if "error" in case:
-            print(f"{name}: {case['error']}")
+    signal.signal(signal.SIGTERM, end)
+    with tempfile.TemporaryDirectory(prefix="ucudnn-networks-") as folder:
+        Measuring(arguments, out, Path(folder)).run()
 
 
 def main() -> None:
     """Measure what is missing, and print the table."""
+    arguments = _parser().parse_args()
+    out = out_of(arguments)
+    if not (arguments.summary or arguments.picture):
+        if out is None:
+            raise SystemExit("error: a trial keeps its cells in a file: give --out")
+        measure(arguments, out)
+    if arguments.picture:
+        draw(kept(out), arguments.picture)
+    show(kept(out), void(out))
+
+
+def _parser() -> ArgumentParser:
     parser = command_line(__doc__, __spec__.name, "torch/networks.json")
     parser.add_argument("--backend", default="cudnn", help="cudnn, or cpu to try the script out (%(default)s)")
     parser.add_argument("--network", action="append", choices=(*NETWORKS, "all"), help="may be repeated (four of them)")
     parser.add_argument("--form", action="append", choices=(*FORMS, "all"), help="may be repeated (nchw)")
     parser.add_argument("--setting", action="append", help=f"may be repeated ({', '.join(SETTINGS)})")
     parser.add_argument("--repeats", type=int, default=1, help="processes of each cell (%(default)s)")
+    parser.add_argument("--gpus", type=int, default=1, help="GPUs, each with networks of its own (%(default)s)")
+    parser.add_argument("--alone", action="store_true", help="start no process while another one measures on its GPU")
+    parser.add_argument("--again", action="store_true", help="measure again what ended in an error")
     parser.add_argument("--steps", type=int, default=20, help="timed steps (%(default)s)")
     parser.add_argument("--tuning-seconds", type=float, default=30, help="most seconds of tuning (%(default)s)")
     parser.add_argument("--limit-seconds", type=float, default=1e9, help="most seconds of this call (no limit)")
     parser.add_argument("--cell-seconds", type=float, default=60, help="seconds without which no cell starts")
-    parser.add_argument("--summary", action="store_true", help="print the table, and measure nothing")
-    arguments = parser.parse_args()
-    out = arguments.out or arguments.default_out
-    if not arguments.summary:
-        measure(arguments, out)
-    show(kept(out))
+    parser.add_argument("--commit", default="", help="commit of the code, where there is no repository")
+    parser.add_argument("--summary", action="store_true", help="print the table of what is kept, and measure nothing")
+    parser.add_argument("--picture", type=Path, help="draw what is kept into a file, and measure nothing")
+    return parser
 
 
 if __name__ == "__main__":

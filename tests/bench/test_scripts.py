@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from bench.tools.results import ROOT, load, save
+from bench.tools.results import ROOT, load
 from bench.tools.script import add_names, command_line, out_of, run_main, verdict
 from ucudnn.errors import UcudnnError
 
@@ -121,30 +121,6 @@ def test_all_ways_under_caps_are_tried_in_one_run(tmp_path):
         assert ("calls" in trial) == (not name.startswith("pytorch"))
         plans = [text for _, text in trial.get("configurations", ())]
         assert all(re.match(r"1x2 \w+$", text) for text in plans) or not name.startswith("undivided")
-
-
-def test_networks_are_compared_without_a_gpu_and_a_second_call_measures_only_what_is_missing(tmp_path):
-    pytest.importorskip("torch")
-    out = tmp_path / "networks.json"
-    command = [sys.executable, "-m", "bench.torch.networks", "--backend", "cpu", "--network", "small", "--steps", "2"]
-    command += ["--tuning-seconds", "1", "--out", str(out)]
-    command += ["--setting", "stock", "--setting", "64KiB"]
-    subprocess.run([*command, "--limit-seconds", "1"], cwd=ROOT, check=True)
-    assert not out.exists(), "nothing starts that might not end in time"
-    subprocess.run(command, cwd=ROOT, check=True, capture_output=True)
-    cases = load(out)["cases"]
-    assert set(cases) == {"small nchw stock 0", "small nchw 64KiB 0"}
-    assert all("error" not in case for case in cases.values()), cases
-    assert cases["small nchw 64KiB 0"]["kinds"]["looked up"] > 0
-    assert len(cases["small nchw stock 0"]["losses"]) == 3
-    cases["small nchw 64KiB 0"]["digest"] = "that of other code"
-    cases["small nchw stock 0"]["kept"] = True
-    save(out, {"cases": cases})
-    done = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True)
-    again = load(out)["cases"]
-    assert again["small nchw stock 0"]["kept"]
-    assert again["small nchw 64KiB 0"]["digest"] != "that of other code"
-    assert "| small | nchw | 64KiB |" in done.stdout
 
 
 def test_plans_of_a_program_are_replaced_without_a_gpu_and_none_twice(tmp_path):

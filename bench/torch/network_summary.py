@@ -1,0 +1,203 @@
+"""The table and the picture of the cells of `bench.torch.networks`, losers first. Not a script."""
+
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass
+from math import exp, fsum, log
+from pathlib import Path
+from statistics import median
+from typing import TYPE_CHECKING, Any
+
+from ucudnn.errors import BackendUnavailableError, InvalidValueError
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+MIB = 2**20
+COLUMNS = (
+    *("network", "form", "setting", "stock ms", "ms", "ratio", "first s, stock", "first s", "allocated MiB"),
+    *("reserved MiB", "host us", "replaced", "compared", "lost s", "processes"),
+)
+_ROW_INCHES = 0.24
+_OURS, _WORSE = "#0072B2", "#D55E00"
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """The processes of a network in a form under a setting, beside those of PyTorch alone.
+
+    Attributes:
+        network: name of the network.
+        form: its type and layout.
+        setting: what is compared with PyTorch.
+        ours: the processes under the setting.
+        stock: those of PyTorch alone, with the same `cudnn.benchmark`.
+    """
+
+    network: str
+    form: str
+    setting: str
+    ours: list[Any]
+    stock: list[Any]
+
+    @property
+    def benchmark(self) -> bool:
+        """Whether `torch.backends.cudnn.benchmark` was on."""
+        return not self.setting.endswith("-off")
+
+    @property
+    def ratio(self) -> float:
+        """Return the step over PyTorch's, by the medians of the processes."""
+        return middle(self.ours, "step_ms") / middle(self.stock, "step_ms")
+
+    @property
+    def band(self) -> tuple[float, float] | None:
+        """Return the fastest and the slowest process of PyTorch over their median; None if there was one process."""
+        steps = [case["step_ms"] for case in self.stock]
+        return None if len(steps) < 2 else (min(steps) / median(steps), max(steps) / median(steps))
+
+    def more_bytes(self, kind: str) -> int:
+        """Return how much higher the highest peak is than PyTorch's highest one, in bytes."""
+        ours, stock = (max(case["peaks"].get(kind, 0) for case in group) for group in (self.ours, self.stock))
+        return int(ours - stock)
+
+    @property
+    def first(self) -> list[Any]:
+        """Return the processes that began with an empty database; those whose database is not known count as such."""
+        return [case for case in self.ours if case.get("database") != "kept"]
+
+    @property
+    def first_step_s(self) -> float | None:
+        """Return the median of first steps in seconds, with an empty database; None if none began with one."""
+        return middle(self.first, "first_step_s") if self.first else None
+
+    @property
+    def host_us(self) -> float:
+        """Return the microseconds that a step takes the host longer, for each of its convolutions and gradients."""
+        kernels = self.ours[-1].get("kernels")
+        longer_ms = middle(self.ours, "host_ms") - middle(self.stock, "host_ms")
+        return longer_ms / kernels * 1e3 if kernels else float("nan")
+
+    @property
+    def replaced(self) -> str:
+        """Return how many kernels ucudnn computes, and how many of them in micro-batches."""
+        tuned = self._tuned
+        kernels = tuned.get("kernels", [])
+        divided = sum(kernel["parts"] > 1 for kernel in kernels)
+        return f"{len(kernels)} ({divided} divided) of {tuned.get('seen', 0)}"
+
+    @property
+    def compared(self) -> float:
+        """Return what the last comparison of steps in the program has found."""
+        return float(self._tuned.get("gain") or 0)
+
+    @property
+    def lost(self) -> str:
+        """Return the seconds that trials lost, with an empty database, and the seconds of tuning."""
+        if not self.first:
+            return ""
+        tuned: Any = (self.first[-1].get("tuned") or [{}])[0]
+        return f"{tuned.get('lost_seconds', 0):.2f} of {self.first[-1]['tuning_s']:.0f}"
+
+    @property
+    def _tuned(self) -> Mapping[str, Any]:
+        found: Mapping[str, Any] = (self.ours[-1].get("tuned") or [{}])[0]
+        return found
+
+
+def comparisons(cases: Mapping[str, Any]) -> list[Comparison]:
+    """Return each network, form and setting that is measured beside PyTorch, the largest ratio first."""
+    groups: dict[tuple[str, str, str], list[Any]] = {}
+    for name, case in cases.items():
+        if "error" not in case:
+            network, form, setting, _ = name.split()
+            groups.setdefault((network, form, setting), []).append(case)
+    found = []
+    for (network, form, setting), group in groups.items():
+        base = groups.get((network, form, "stock-off" if setting.endswith("-off") else "stock"))
+        if base is not None and not setting.startswith("stock"):
+            found.append(Comparison(network, form, setting, group, base))
+    return sorted(found, key=lambda each: (-each.ratio, each.network, each.form, each.setting))
+
+
+def middle(group: list[Any], field: str) -> float:
+    """Return the median of a field over processes."""
+    return float(median(case[field] for case in group))
+
+
+def geometric_mean(found: Collection[Comparison]) -> float:
+    """Return the geometric mean of ratios."""
+    return exp(fsum(log(each.ratio) for each in found) / len(found))
+
+
+def rows(cases: Mapping[str, Any]) -> Iterator[str]:
+    """Yield a line for each network, form and setting, losers first."""
+    for each in comparisons(cases):
+        first = "" if each.first_step_s is None else f"{each.first_step_s:.1f}"
+        yield (
+            f"| {each.network} | {each.form} | {each.setting} | {middle(each.stock, 'step_ms'):.2f} |"
+            f" {middle(each.ours, 'step_ms'):.2f} | {each.ratio:.3f} | {middle(each.stock, 'first_step_s'):.1f} |"
+            f" {first} | {each.more_bytes('allocated') / MIB:+.0f} | {each.more_bytes('reserved') / MIB:+.0f} |"
+            f" {each.host_us:+.1f} | {each.replaced} | {each.compared:.3f} | {each.lost} |"
+            f" {len(each.stock)}, {len(each.ours)} |"
+        )
+
+
+def show(cases: Mapping[str, Any], void: Collection[str]) -> None:
+    """Print the table, the geometric mean, the errors, and the cells whose code has changed since."""
+    print("| " + " | ".join(COLUMNS) + " |\n|" + " --- |" * len(COLUMNS))
+    print("\n".join(rows(cases)))
+    found = comparisons(cases)
+    if found:
+        print(f"geometric mean {geometric_mean(found):.4f}, {len(found)} cells")
+    for name, case in cases.items():
+        if "error" in case:
+            print(f"{name}: {case['error']}")
+    if void:
+        print(f"void, because code has changed since: {', '.join(sorted(void))}")
+
+
+def draw(cases: Mapping[str, Any], path: Path) -> None:
+    """Draw the ratio of each network, form and setting as a point, and the spread of PyTorch's processes as a band.
+
+    Args:
+        cases: what is kept.
+        path: file to write, in the format of its suffix.
+
+    Raises:
+        BackendUnavailableError: if matplotlib is not installed.
+        InvalidValueError: if there is nothing to draw.
+    """
+    found = comparisons(cases)
+    if not found:
+        raise InvalidValueError(f"{path}: there is nothing to draw")
+    try:
+        _figure(found).savefig(path)
+    except ImportError as error:
+        raise BackendUnavailableError("pictures need matplotlib: pip install 'ucudnn[plot]'") from error
+
+
+def _figure(found: list[Comparison]) -> "Figure":
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(7.0, 1.2 + _ROW_INCHES * len(found)), dpi=150, layout="constrained")
+    axes = figure.add_subplot()
+    for row, each in enumerate(found):
+        low, high = each.band or (1.0, 1.0)
+        axes.fill_betweenx([row - 0.4, row + 0.4], low, high, color="#BBBBBB", linewidth=0)
+        color = _WORSE if each.ratio > max(1.02, high) else _OURS
+        base = middle(each.stock, "step_ms")
+        axes.plot([case["step_ms"] / base for case in each.ours], [row] * len(each.ours), ".", color=color, alpha=0.4)
+        axes.plot([each.ratio], [row], "o" if each.benchmark else "D", color=color, markersize=5)
+    axes.axvline(1.0, color="#333333", linewidth=0.8)
+    names = (f"{each.network}, {each.form}{'' if each.benchmark else ', no cudnn.benchmark'}" for each in found)
+    others = (f"{name}{_setting(each)}" for name, each in zip(names, found, strict=True))
+    axes.set_yticks(range(len(found)), list(others), fontsize=7)
+    axes.invert_yaxis()
+    axes.set_xlabel("step over PyTorch's; grey: PyTorch's own processes over their median", fontsize=8)
+    return figure
+
+
+def _setting(each: Comparison) -> str:
+    """Return what is to be said of a setting besides `cudnn.benchmark`."""
+    way = each.setting.removesuffix("-off")
+    return "" if way == "auto" else f", {way}"

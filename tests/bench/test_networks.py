@@ -1,0 +1,155 @@
+"""bench.torch.networks on the CPU: cells are kept, made void, measured ahead, ended and drawn."""
+
+import signal
+import subprocess
+import sys
+from argparse import Namespace
+from time import monotonic, sleep
+
+import pytest
+
+from bench.tools.results import ROOT, load, save
+from bench.torch import network_code
+
+pytest.importorskip("torch")
+
+from bench.torch import network_summary, networks
+
+COMMAND = [sys.executable, "-m", "bench.torch.networks", "--backend", "cpu", "--network", "small", "--steps", "2"]
+
+
+def run(out, *options):
+    command = [*COMMAND, "--tuning-seconds", "1", "--out", str(out), *options]
+    return subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True)
+
+
+def test_a_second_call_measures_only_what_is_missing_and_what_is_void(tmp_path):
+    out = tmp_path / "networks.json"
+    settings = ("--setting", "stock", "--setting", "64KiB")
+    done = run(out, *settings)
+    assert "0 cells are left, about 0 s" in done.stderr
+    cases = load(out)["cases"]
+    assert set(cases) == {"small nchw stock 0", "small nchw 64KiB 0"}
+    assert all("error" not in case for case in cases.values()), cases
+    assert cases["small nchw 64KiB 0"]["kinds"]["looked up"] > 0
+    assert len(cases["small nchw stock 0"]["losses"]) == 3
+    codes = load(networks.code_path(out))["cases"]
+    ours = codes[cases["small nchw 64KiB 0"]["digest"]]
+    assert set(codes[cases["small nchw stock 0"]["digest"]]) == set(network_code.SCRIPTS)
+    assert {"ucudnn/handle.py", "ucudnn/torch/gate/src/call_gate.cpp", *network_code.SCRIPTS} < set(ours)
+    assert not [each for each in ours if each.startswith(("ucudnn/memory/", "ucudnn/cli/", "ucudnn/native/"))]
+    assert networks.void(out) == set()
+    ours["ucudnn/handle.py"] = "that of other code"
+    cases["small nchw stock 0"]["kept"] = True
+    save(networks.code_path(out), {"cases": codes})
+    save(out, {"cases": cases})
+    assert networks.void(out) == {"small nchw 64KiB 0"}
+    done = run(out, *settings)
+    again = load(out)["cases"]
+    assert again["small nchw stock 0"]["kept"]
+    assert networks.void(out) == set()
+    assert "| small | nchw | 64KiB |" in done.stdout
+
+
+def test_repeats_take_the_database_of_the_first_process_and_say_so(tmp_path):
+    out = tmp_path / "networks.json"
+    run(out, "--setting", "64KiB-first", "--setting", "stock", "--repeats", "2", "--gpus", "2")
+    cases = load(out)["cases"]
+    assert [case.get("error") for case in cases.values()] == [None] * 4
+    assert cases["small nchw 64KiB-first 0"]["database"] == "empty"
+    assert cases["small nchw 64KiB-first 1"]["database"] == "kept"
+    assert {case["gpu"] for case in cases.values()} in ({0}, {1}), "all cells of a network run on one GPU"
+    assert list(cases) == [f"small nchw {each}" for each in ("64KiB-first 0", "stock 0", "stock 1", "64KiB-first 1")]
+    (found,) = network_summary.comparisons(cases)
+    assert len(found.ours) == len(found.stock) == 2
+    assert found.first == [cases["small nchw 64KiB-first 0"]]
+
+
+def test_an_error_is_kept_and_not_measured_again_unless_asked(tmp_path):
+    out = tmp_path / "networks.json"
+    done = run(out, "--setting", "nonsense")
+    (case,) = load(out)["cases"].values()
+    assert case["error"].startswith("SettingsError: ")
+    assert f"small nchw nonsense 0: {case['error']}" in done.stdout
+    assert '  File "torch/__init__.py", line' in "\n".join(case["warnings"])
+    arguments = Namespace(network=["small"], form=None, setting=["nonsense"], repeats=1, again=False)
+    assert networks.missing(arguments, out) == []
+    arguments.again = True
+    assert list(map(str, networks.missing(arguments, out))) == ["small nchw nonsense 0"]
+
+
+def children(pid):
+    found = subprocess.run(["ps", "-o", "pid=", "--ppid", str(pid)], capture_output=True, text=True, check=False)
+    return [int(each) for each in found.stdout.split()]
+
+
+def state(pid):
+    return subprocess.run(["ps", "-o", "stat=", "-p", str(pid)], capture_output=True, text=True, check=False).stdout
+
+
+def test_a_call_that_is_ended_keeps_what_was_done_and_leaves_no_process(tmp_path):
+    out = tmp_path / "networks.json"
+    command = [*COMMAND, "--steps", "2", "--tuning-seconds", "60", "--out", str(out)]
+    command += ["--setting", "stock", "--setting", "64KiB", "--repeats", "20"]
+    with subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL) as process:
+        begin = monotonic()
+        while not out.exists() and monotonic() - begin < 120:
+            sleep(0.05)
+        mine = children(process.pid)
+        assert mine, "one measures, and one prepares"
+        process.send_signal(signal.SIGTERM)
+        process.communicate(timeout=60)
+    assert process.returncode
+    assert all(not state(each).strip("Z \n") for each in mine)
+    cases = load(out)["cases"]
+    assert cases
+    assert all("error" not in case for case in cases.values()), "what was ended is not kept as an error"
+
+
+def test_a_cell_that_waits_ends_with_the_process_that_started_it():
+    command = [sys.executable, "-m", "bench.torch.network_cell", "--network", "small", "--backend", "cpu", "--wait"]
+    done = subprocess.run(command, cwd=ROOT, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert "nobody waits for the answer" in done.stderr
+    assert done.stdout == ""
+
+
+def test_nothing_starts_that_might_not_end_in_time(tmp_path):
+    done = run(tmp_path / "networks.json", "--limit-seconds", "1")
+    assert not (tmp_path / "networks.json").exists()
+    assert "s are left, too few for small nchw stock 0: call again" in done.stderr
+
+
+def case_of(step_ms, **others):
+    return {
+        "step_ms": step_ms, "host_ms": 1.0, "first_step_s": 1.0, "tuning_s": 3.0, "kernels": 5,
+        "peaks": {"allocated": 2**20, "reserved": 2**21}, **others,
+    }  # fmt: skip
+
+
+def test_losers_come_first_and_first_steps_are_those_with_empty_databases(tmp_path):
+    cases = {
+        "a nchw stock 0": case_of(10.0),
+        "a nchw stock 1": case_of(11.0),
+        "a nchw stock 2": case_of(10.5),
+        "a nchw auto 0": case_of(9.0, database="empty", first_step_s=4.0),
+        "a nchw auto 1": case_of(10.0, database="kept", first_step_s=2.0),
+        "a nchw stock-off 0": case_of(20.0),
+        "a nchw auto-off 0": case_of(22.0, peaks={"allocated": 3 * 2**20, "reserved": 2**20}),
+        "b nchw auto 0": case_of(1.0),
+        "c nchw stock 0": {"error": "no module"},
+        "c nchw auto 0": case_of(1.0),
+    }
+    off, on = network_summary.comparisons(cases)
+    assert (off.setting, on.setting) == ("auto-off", "auto")
+    assert off.ratio == pytest.approx(1.1)
+    assert on.ratio == pytest.approx(9.5 / 10.5)
+    assert off.band is None
+    assert on.band == pytest.approx((10 / 10.5, 11 / 10.5))
+    assert on.first_step_s == 4.0
+    assert off.more_bytes("allocated") == 2 * 2**20
+    assert off.more_bytes("reserved") == -(2**20)
+    pytest.importorskip("matplotlib")
+    for some in (cases, {name: case for name, case in cases.items() if "-off" in name}):
+        network_summary.draw(some, tmp_path / "networks.png")
+        assert (tmp_path / "networks.png").stat().st_size > 5000
