@@ -13,7 +13,8 @@ from bench.memory import models  # noqa: E402
 from ucudnn.memory.plans.actions import ActionKind  # noqa: E402
 from ucudnn.memory.policies.choice import make_plan  # noqa: E402
 from ucudnn.memory.torch.convolutions.convolution_choices import ConvolutionChoices  # noqa: E402
-from ucudnn.memory.torch.execution.fit import fit, fit_plan, step_costs, step_subject  # noqa: E402
+from ucudnn.memory.torch.execution.fit import fit, fit_plan, step_subject  # noqa: E402
+from ucudnn.memory.torch.execution.operation_costs import step_costs  # noqa: E402
 from ucudnn.memory.torch.execution.step_program import trace_program  # noqa: E402
 from ucudnn.memory.torch.training_step import TrainingRecipe  # noqa: E402
 from ucudnn.memory.torch.trials.trial import TrialSettings, run_apart  # noqa: E402

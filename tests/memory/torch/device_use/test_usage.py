@@ -1,6 +1,7 @@
 """Tests of what a fitted step says of itself: who has how much memory, what was done to which layer, and times."""
 
 import re
+from dataclasses import replace
 
 import pytest
 
@@ -10,7 +11,7 @@ from tests.support.training_steps import small_unet  # noqa: E402
 from ucudnn.errors import BudgetError  # noqa: E402
 from ucudnn.memory import fit  # noqa: E402
 from ucudnn.memory.torch.device_use import usage  # noqa: E402
-from ucudnn.memory.torch.device_use.usage import StatedBudget, StepClock, memory_usage  # noqa: E402
+from ucudnn.memory.torch.device_use.usage import StatedBudget, StepClock, memory_usage, reserve_bytes  # noqa: E402
 
 CPU = torch.device("cpu")
 
@@ -72,6 +73,12 @@ def test_a_forward_without_its_backward_is_no_step():
 def test_a_stated_budget_is_a_total_of_which_the_plan_has_the_rest():
     stated = StatedBudget(limit_bytes=1000, library_bytes=100, outside_bytes=300)
     assert stated.plan_bytes == 600
+    kept = replace(stated, reserve_bytes=50)
+    assert kept.plan_bytes == 550
+    assert "later: 50 B" in kept.lines()[0]
+    with pytest.raises(BudgetError, match=r"50 bytes .*for kernels that are loaded later") as caught, kept.explained():
+        raise BudgetError("too little", kernel="conv", limit_bytes=550, required_bytes=700)
+    assert caught.value.required_bytes == 1150
     assert StatedBudget(limit_bytes=None).plan_bytes is None
     with pytest.raises(BudgetError, match="the stated budget is 1000 bytes") as caught, stated.explained():
         raise BudgetError("too little", kernel="conv", limit_bytes=600, required_bytes=700)
@@ -99,3 +106,10 @@ def test_what_the_process_has_beside_the_allocator_is_subtracted(monkeypatch):
     sizes["own"] = None  # the driver does not tell processes apart: all that is in use counts
     assert usage.stated_budget(3000, gpu, libraries=False).plan_bytes == 500
     assert usage.stated_budget(None, gpu, libraries=True).plan_bytes is None
+
+
+def test_kernels_that_are_loaded_later_have_a_reserve_by_what_was_loaded_so_far():
+    gpu, mib = torch.device("cuda", 0), 2**20
+    assert reserve_bytes(0, gpu) == reserve_bytes(-mib, gpu) >= 10 * mib  # what an H200 showed to grow later
+    assert reserve_bytes(400 * mib, gpu) == 100 * mib
+    assert reserve_bytes(400 * mib, CPU) == 0

@@ -1,5 +1,7 @@
 """Tests of the first step: it runs the plan that takes least, and what it takes decides on the plan of the others."""
 
+import warnings
+
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -41,9 +43,10 @@ def budget(trained):
     return int(0.9 * trained.fitted("stock").simulation.peak_bytes)
 
 
-def fitted(trained, budget, meter, policy="auto"):
+def fitted(trained, budget, meter, policy="auto", outside=None):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(fit, "step_meter", lambda _: meter)
+        patch.setattr(fit, "outside_meter", lambda _: outside)
         return fit.fit_subject(trained.subject, budget, policy, measured=False)
 
 
@@ -55,7 +58,7 @@ def peaks(trained, step, meter, steps=3):
         with meter.counted:
             meter.counted.peak = before = meter.counted.live
             loss = step(*trained.inputs)
-            plans.append(step._current().plan if step._first is None else step._first.run.plan)
+            plans.append(step._run.plan if step._first is None else step._first.run.plan)
             loss.backward()
         found.append(meter.counted.peak - before)
         del loss
@@ -152,3 +155,61 @@ def test_a_step_without_its_backward_is_no_first_step(trained, budget):
 def test_without_a_budget_or_a_meter_there_is_one_plan(trained, budget):
     assert fitted(trained, None, CountingMeter())._first is None
     assert fitted(trained, budget, None)._first is None
+
+
+class Outside:
+    """Says which bytes are there beside the allocator, and notes before which steps it was asked."""
+
+    def __init__(self):
+        self.bytes = self.step = 0
+        self.asked = []
+
+    def __call__(self):
+        self.asked.append(self.step)
+        return self.bytes
+
+
+def test_what_grows_beside_the_allocator_beyond_its_reserve_is_taken_from_the_plan(trained, budget):
+    meter, outside = CountingMeter(), Outside()
+    step = fitted(trained, budget, meter, outside=outside)
+    filling = fitted(trained, budget, None)
+    grown = budget - filling.simulation.peak_bytes + budget // 50
+    taken = []
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for outside.step in range(6):
+            outside.bytes = grown if outside.step > 1 else 0  # kernels of the second step
+            ((each,), _) = peaks(trained, step, meter, steps=1)
+            taken.append(each)
+    assert step.simulation.peak_bytes <= budget - grown < filling.simulation.peak_bytes
+    assert taken[1] > max(taken[2:])
+    assert outside.asked == [1, 2, 4], "asking the driver takes time"
+    trained.check(step)
+
+
+def test_growth_that_the_plan_leaves_room_for_changes_nothing(trained, budget):
+    outside = Outside()
+    step = fitted(trained, budget, CountingMeter(), outside=outside)
+    outside.bytes = budget - step.simulation.peak_bytes
+    before = step.plan
+    trained.check(step)
+    assert outside.asked
+    assert step.plan is before
+
+
+def test_growth_comes_on_top_of_what_the_first_step_took(trained, budget):
+    outside = Outside()
+    more = budget // 100
+    step = fitted(trained, budget, CountingMeter(more), outside=outside)
+    outside.bytes = budget - fitted(trained, budget, None).simulation.peak_bytes + more
+    trained.check(step)
+    assert step.simulation.peak_bytes <= budget - more - outside.bytes
+
+
+def test_growth_for_which_there_is_no_plan_is_told_once(trained, budget):
+    outside = Outside()
+    step = fitted(trained, budget, CountingMeter(), outside=outside)
+    outside.bytes = budget
+    with pytest.warns(UserWarning, match=rf"{budget} bytes .* beyond the budget's reserve") as caught:
+        trained.check(step)
+    assert len([each for each in caught if "reserve" in str(each.message)]) == 1

@@ -119,6 +119,26 @@ def test_recurrent_layers_are_refused_with_the_flag_under_which_they_train():
         check(model, SEQUENCES, functional.mse_loss)
 
 
+@pytest.fixture
+def recurrent():
+    """Return an operator of the name of cuDNN's recurrent layers, with one of backward that runs with memory only."""
+    with torch.library._scoped_library("recurrent_test", "DEF") as library:
+        library.define("_cudnn_rnn(Tensor x) -> Tensor")
+        library.define("_cudnn_rnn_backward(Tensor x) -> Tensor")
+        library.impl("_cudnn_rnn", torch.clone, "CompositeExplicitAutograd")
+        library.impl("_cudnn_rnn_backward", torch.clone, "CPU")
+        operators = torch.ops.recurrent_test
+        torch.library.register_autograd(
+            "recurrent_test::_cudnn_rnn", lambda _, grad: operators._cudnn_rnn_backward(grad), lib=library
+        )
+        yield operators._cudnn_rnn
+
+
+def test_recurrent_layers_whose_backward_cannot_be_traced_are_refused_for_their_forward(recurrent):
+    with pytest.raises(StepGraphError, match=r"_cudnn_rnn, which .* torch\.backends\.cudnn\.flags\(enabled=False\)"):
+        fit(Called(recurrent), ROWS, loss=functional.mse_loss)
+
+
 @pytest.mark.parametrize(
     ("model", "inputs", "message"),
     [

@@ -12,8 +12,7 @@ from ucudnn.memory.devices.profile import load_device  # noqa: E402
 from ucudnn.memory.devices.roofline import device_costs  # noqa: E402
 from ucudnn.memory.liveness import measure_liveness  # noqa: E402
 from ucudnn.memory.torch.execution import operation_costs  # noqa: E402
-from ucudnn.memory.torch.execution.fit import step_costs  # noqa: E402
-from ucudnn.memory.torch.execution.operation_costs import measure_operations  # noqa: E402
+from ucudnn.memory.torch.execution.operation_costs import measure_operations, step_costs  # noqa: E402
 from ucudnn.memory.torch.execution.step_program import StepSubject, trace_program  # noqa: E402
 
 UNKNOWN = 12345.0

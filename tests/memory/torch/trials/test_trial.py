@@ -9,6 +9,7 @@ pytest.importorskip("torch")
 
 from ucudnn.errors import BackendUnavailableError, InvalidValueError
 from ucudnn.memory.torch.training_step import TrainingRecipe
+from ucudnn.memory.torch.trials import trial
 from ucudnn.memory.torch.trials.trial import TrialResult, TrialSettings, run_apart, run_trial, trial_device
 from ucudnn.memory.torch.trials.trial_table import compare_trials, trial_policy
 
@@ -112,3 +113,11 @@ def test_a_device_that_is_not_there_is_refused(monkeypatch):
         trial_device("cuda")
     with pytest.raises(InvalidValueError, match="tpu"):
         trial_device("tpu")
+
+
+def test_what_a_profiler_takes_beside_the_allocator_is_not_the_steps(monkeypatch):
+    held = [100]
+    monkeypatch.setattr(trial, "outside_bytes", lambda _: held[-1])
+    monkeypatch.setattr(trial, "measure_timeline", lambda *_: held.append(200))
+    assert run_trial(settings("pytorch")).figures.outside == 100
+    assert held == [100, 200]

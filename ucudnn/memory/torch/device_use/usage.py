@@ -23,6 +23,8 @@ _ROLES = {
     Role.INPUT: "inputs",
     Role.OUTPUT: "outputs",
 }
+_LEAST_RESERVE = 16 * 2**20  # on an H200, up to 10 MiB grew beside the allocator after plans were made
+_RESERVE_PART = 4  # operations that were measured grew it by 70 MiB
 
 
 @final
@@ -61,6 +63,7 @@ class StatedBudget:
         limit_bytes: the total; None bounds nothing.
         library_bytes: what libraries keep in PyTorch's allocator.
         outside_bytes: what the process has beside PyTorch's allocator.
+        reserve_bytes: what is kept for kernels that are loaded later, as those of the optimizer are in its first step.
         allocator_bytes: the most that PyTorch's allocator takes from the device by the plan, as it was replayed; None
             where it was not.
         host_bytes: most bytes of the host's memory for what is offloaded; None for half of the machine's.
@@ -70,6 +73,7 @@ class StatedBudget:
     limit_bytes: int | None
     library_bytes: int = 0
     outside_bytes: int = 0
+    reserve_bytes: int = 0
     allocator_bytes: int | None = None
     host_bytes: int | None = None
     fixed_segments: str = ""
@@ -77,7 +81,7 @@ class StatedBudget:
     @property
     def taken_bytes(self) -> int:
         """Bytes that no plan can use."""
-        return self.library_bytes + self.outside_bytes
+        return self.library_bytes + self.outside_bytes + self.reserve_bytes
 
     @property
     def plan_bytes(self) -> int | None:
@@ -96,6 +100,8 @@ class StatedBudget:
             taken = f"{exact_bytes(self.outside_bytes)} of context, modules and NCCL"
             if self.library_bytes:
                 taken += f" and {exact_bytes(self.library_bytes)} of library workspaces"
+            if self.reserve_bytes:
+                taken += f" and {exact_bytes(self.reserve_bytes)} for kernels that are loaded later"
             raise BudgetError(
                 f"{error} (the stated budget is {exact_bytes(self.limit_bytes)}; {taken} are subtracted from it, so"
                 f" {exact_bytes(required)} are needed)",
@@ -105,8 +111,10 @@ class StatedBudget:
             ) from error
 
     def lines(self) -> list[str]:
-        """Return what is known of the allocator, a line each."""
+        """Return what is known of the allocator and kept beside it, a line each."""
         found = []
+        if self.reserve_bytes:
+            found.append(f"kept for kernels that are loaded later: {format_bytes(self.reserve_bytes)}")
         if self.limit_bytes is not None and self.allocator_bytes is not None:
             taken = self.allocator_bytes + self.outside_bytes
             line = f"taken from the device: predicted {format_bytes(taken)} at most, holes between tensors included"
@@ -130,6 +138,17 @@ def stated_budget(limit: int | None, device: torch.device, *, libraries: bool) -
         return StatedBudget(limit_bytes=None)
     library = library_workspace_bytes(device) if libraries else 0
     return StatedBudget(limit_bytes=limit, library_bytes=library, outside_bytes=outside_bytes(device))
+
+
+def reserve_bytes(grown: int, device: torch.device) -> int:
+    """Return what a budget keeps for kernels that are loaded after the plan was made, in bytes.
+
+    Args:
+        grown: by how much what the process has beside PyTorch's allocator grew while operations were measured. Those
+            that do not run then, as the optimizer's, load fewer kernels.
+        device: the device; elsewhere than on a GPU nothing is loaded.
+    """
+    return max(_LEAST_RESERVE, grown // _RESERVE_PART) if device.type == "cuda" else 0
 
 
 def memory_usage(graph: StepGraph, costs: Costs, device: torch.device) -> MemoryUsage:

@@ -1,9 +1,12 @@
 """The first step runs the most frugal plan; what it takes beyond its prediction decides on the plan of those after it.
 
 Operations were measured one by one. What they take in a row was not: a library may keep memory that it allocated first
-in the step. So the plan that fills the budget begins when a step has shown that it may.
+in the step. So the plan that fills the budget begins when a step has shown that it may. Kernels that are loaded later
+grow what the process has beside PyTorch's allocator. A budget keeps a reserve for them; what exceeds it is taken from
+the plan.
 """
 
+import warnings
 from collections.abc import Callable
 from typing import Protocol, final
 
@@ -15,7 +18,9 @@ from ucudnn.memory.plans.actions import ActionKind
 from ucudnn.memory.plans.plan import MemoryPlan
 from ucudnn.memory.simulation.result import Simulation
 from ucudnn.memory.simulation.simulator import fixed_bytes, simulate
+from ucudnn.memory.torch.device_use.usage import outside_bytes
 from ucudnn.memory.torch.execution.planned_run import PlannedRun
+from ucudnn.units import exact_bytes
 
 
 class StepMeter(Protocol):
@@ -55,6 +60,11 @@ def step_meter(device: torch.device) -> StepMeter | None:
     return AllocatorMeter(device) if device.type == "cuda" else None
 
 
+def outside_meter(device: torch.device) -> Callable[[], int] | None:
+    """Return what measures the bytes beside PyTorch's allocator; None where there are none."""
+    return (lambda: outside_bytes(device)) if device.type == "cuda" else None
+
+
 @final
 class FirstStep:
     """The plan of the first step, and what comes after it.
@@ -91,6 +101,11 @@ class FirstStep:
         """Whether a forward and its backward have run."""
         return self._excess is not None
 
+    @property
+    def excess_bytes(self) -> int:
+        """Bytes that the first step took beyond its prediction; 0 before it has ended."""
+        return self._excess or 0
+
     def begin(self) -> PlannedRun:
         """Begin to measure, and return the code that is to run now."""
         self._meter.begin()
@@ -99,7 +114,7 @@ class FirstStep:
     def follow(self, later: PlannedRun) -> PlannedRun:
         """Return the code for all further steps: the later plan's if the budget has room, or one that takes less."""
         self._run.after_backward = None
-        excess = self._excess or 0
+        excess = self.excess_bytes
         if excess <= max(0, self._spare):  # without an excess the later plan is the best there is
             return later
         return self._again(excess) or self._run
@@ -107,6 +122,47 @@ class FirstStep:
     def _end(self) -> None:
         if self._excess is None:
             self._excess = max(0, self._meter.taken_bytes() - self._predicted)
+
+
+@final
+class GrowthGuard:
+    """Takes from the plan what grows beside PyTorch's allocator beyond the budget's reserve.
+
+    To ask the driver takes longer than an operation, so it is asked after 1, 2, 4, 8 and so on steps.
+
+    Args:
+        measure: returns the bytes beside the allocator.
+        counted_bytes: how many of them the budget counts, its reserve included.
+        again: returns the code of another plan than the one given, for so many bytes less, or the plan's own code where
+            it takes so much less already; None where there is none.
+    """
+
+    def __init__(
+        self,
+        measure: Callable[[], int],
+        counted_bytes: int,
+        again: Callable[[int, PlannedRun], PlannedRun | None],
+    ) -> None:
+        self._measure, self._counted, self._again = measure, counted_bytes, again
+        self._steps = self._grown = 0
+
+    def follow(self, run: PlannedRun) -> PlannedRun:
+        """Return the code for the step that begins, when the steps before it ran some code."""
+        self._steps += 1
+        if self._steps & (self._steps - 1):
+            return run
+        grown = self._measure() - self._counted
+        if grown <= self._grown:
+            return run
+        self._grown = grown
+        found = self._again(grown, run)
+        if found is None:
+            warnings.warn(
+                f"kernels that were loaded since fit take {exact_bytes(grown)} beyond the budget's reserve for them,"
+                " and no plan takes so much less, so steps may exceed the budget by that: raise it",
+                stacklevel=2,
+            )
+        return found or run
 
 
 def predicted_bytes(plan: MemoryPlan, costs: Costs, simulation: Simulation) -> int:

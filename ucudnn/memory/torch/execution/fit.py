@@ -12,8 +12,6 @@ from ucudnn.errors import BudgetError, InvalidValueError, StepGraphError
 from ucudnn.memory.batches import check_batch, join_batches
 from ucudnn.memory.budget import check_budget
 from ucudnn.memory.costs import Costs
-from ucudnn.memory.devices.profile import load_device
-from ucudnn.memory.devices.roofline import device_costs
 from ucudnn.memory.graph import StepGraph
 from ucudnn.memory.plans.plan import MemoryPlan
 from ucudnn.memory.policies.catalog import MemoryPolicy
@@ -23,10 +21,10 @@ from ucudnn.memory.simulation.simulator import simulate
 from ucudnn.memory.torch.convolutions.convolution_choices import ConvolutionChoices
 from ucudnn.memory.torch.device_use.allocator import expand_segments
 from ucudnn.memory.torch.device_use.host_block import host_room
-from ucudnn.memory.torch.device_use.usage import StatedBudget, outside_bytes, stated_budget
-from ucudnn.memory.torch.execution.first_step import FirstStep, StepMeter, step_meter
+from ucudnn.memory.torch.device_use.usage import StatedBudget, outside_bytes, reserve_bytes, stated_budget
+from ucudnn.memory.torch.execution.first_step import FirstStep, GrowthGuard, StepMeter, outside_meter, step_meter
 from ucudnn.memory.torch.execution.fitted_step import FittedStep
-from ucudnn.memory.torch.execution.operation_costs import measure_operations
+from ucudnn.memory.torch.execution.operation_costs import measure_operations, step_costs
 from ucudnn.memory.torch.execution.planned_run import PlannedRun
 from ucudnn.memory.torch.execution.step_program import StepProgram, StepSubject, trace_program
 from ucudnn.memory.torch.execution.transfers import Transfers
@@ -36,9 +34,7 @@ from ucudnn.units import parse_bytes
 
 __all__ = ["fit"]
 
-_GRANULARITY = {"cuda": 512, "cpu": 1}  # bytes of which PyTorch's allocators count multiples
 _SPARED = 0.015  # share of the allocator's room; without it, steps on an H200 ran out of memory by 0.2 to 1.1 %
-_PROFILE = "h200"
 _Again = Callable[[tuple[Any, ...], Mapping[str, Any]], FittedStep]
 _KEPT, _BUCKETS = "gradients of earlier steps", "buckets of DistributedDataParallel"
 
@@ -231,7 +227,7 @@ class _Planning:
         """Return how plans are made, when what they are made of has been measured; options as in `fit_subject`."""
         device, limit = program.device, stated.limit_bytes
         costs = step_costs(program.graph, device)
-        fixed = "" if limit is None else expand_segments(device)
+        fixed, before = "" if limit is None else expand_segments(device), stated.outside_bytes
         stated = replace(stated_budget(limit, device, libraries=True), host_bytes=stated.host_bytes)
         if options["measured"]:
             costs = measure_operations(program, costs, budget=stated.plan_bytes)
@@ -239,7 +235,9 @@ class _Planning:
         if choices is not None:
             costs = choices.measured(costs, stated.plan_bytes)
         if limit is not None:  # kernels that were loaded meanwhile count
-            stated = replace(stated, outside_bytes=outside_bytes(device), fixed_segments=fixed)
+            outside = outside_bytes(device)
+            reserve = reserve_bytes(outside - before, device)
+            stated = replace(stated, outside_bytes=outside, reserve_bytes=reserve, fixed_segments=fixed)
         return cls(
             program=program,
             costs=costs,
@@ -256,8 +254,8 @@ class _Planning:
             plan = self.plan()
         told, program = self._told(plan), self._program_of(plan)
         step = fit_plan(subject, program, plan, self.costs, debug=self.debug, stated=told, again=again)
-        if meter is not None:
-            self._begin_frugally(step, meter)
+        first = None if meter is None else self._frugal_step(step, meter)
+        step.begin_with(first, self._guard(first), self._told)
         return step
 
     def plan(self, less: int = 0) -> MemoryPlan:
@@ -282,11 +280,30 @@ class _Planning:
         taken = self.room.taken_bytes(plan, self.costs) + self.stated.library_bytes
         return replace(self.stated, allocator_bytes=taken)
 
-    def _begin_frugally(self, step: FittedStep, meter: StepMeter) -> None:
-        """Let the first step of a fitted step run the plan that takes least, where there is a more frugal one."""
+    def _guard(self, first: FirstStep | None) -> GrowthGuard | None:
+        """Return what looks at the bytes beside PyTorch's allocator; None where no budget counts them."""
+        measure = outside_meter(self.program.device)
+        if self.stated.plan_bytes is None or measure is None:
+            return None
+
+        def again(grown: int, run: PlannedRun) -> PlannedRun | None:
+            less = grown + (0 if first is None else first.excess_bytes)
+            if less <= self._spare(run.plan):
+                return run
+            try:
+                plan: MemoryPlan | None = self.plan(less)
+            except BudgetError:
+                plan = frugal_plan(self.program.graph, self.costs, self.policy, run.plan, self.room)
+                plan = plan if plan is not None and less <= self._spare(plan) else None
+            return None if plan is None else self._run(plan)
+
+        return GrowthGuard(measure, self.stated.outside_bytes + self.stated.reserve_bytes, again)
+
+    def _frugal_step(self, step: FittedStep, meter: StepMeter) -> FirstStep | None:
+        """Return a first step that runs the plan that takes least; None where there is no more frugal one."""
         frugal = frugal_plan(self.program.graph, self.costs, self.policy, step.plan, self.room)
         if frugal is None or self.stated.plan_bytes is None:
-            return
+            return None
 
         def again(less: int) -> PlannedRun | None:
             try:
@@ -295,10 +312,15 @@ class _Planning:
                 return None
             return found if simulate(found.plan, self.costs).time_ms < simulate(frugal, self.costs).time_ms else None
 
-        spare = self.stated.plan_bytes - step.simulation.peak_bytes
-        if self.room is not None:
-            spare = min(spare, self.room.most_bytes - self.room.taken_bytes(step.plan, self.costs))
-        step.begin_with(FirstStep(self._run(frugal), self.costs, spare, meter, again), self._told)
+        return FirstStep(self._run(frugal), self.costs, self._spare(step.plan), meter, again)
+
+    def _spare(self, plan: MemoryPlan) -> int:
+        """Return the bytes by which a plan stays below the budget; fewer than none where it exceeds it."""
+        assert self.stated.plan_bytes is not None
+        spare = self.stated.plan_bytes - simulate(plan, self.costs).peak_bytes
+        if self.room is None:
+            return spare
+        return min(spare, self.room.most_bytes - self.room.taken_bytes(plan, self.costs))
 
     def _run(self, plan: MemoryPlan) -> PlannedRun:
         transfers = Transfers(plan_host_slots(plan), self.program.device, most_bytes=self.stated.host_bytes)
@@ -371,14 +393,3 @@ def _at_every_batch(subject: StepSubject, graph: StepGraph) -> StepGraph:
         return check_batch(join_batches(graph, second), third)
     except StepGraphError:
         return graph
-
-
-def step_costs(graph: StepGraph, device: torch.device) -> Costs:
-    """Return the costs of a step by a device profile, without a choice of convolution algorithms."""
-    costs = device_costs(load_device(_PROFILE), graph)
-    return replace(
-        costs,
-        granularity=_GRANULARITY.get(device.type, 1),
-        scratch_bytes=(0,) * len(graph.operations),
-        configurations={},
-    )

@@ -16,7 +16,7 @@ from ucudnn.memory.reports.plan_summary import backward_end_ms, plan_lines
 from ucudnn.memory.simulation.result import Simulation
 from ucudnn.memory.simulation.simulator import simulate
 from ucudnn.memory.torch.device_use.usage import StatedBudget, memory_usage
-from ucudnn.memory.torch.execution.first_step import FirstStep
+from ucudnn.memory.torch.execution.first_step import FirstStep, GrowthGuard
 from ucudnn.memory.torch.execution.planned_run import PlannedRun
 from ucudnn.memory.torch.execution.step_program import StepSubject
 from ucudnn.memory.torch.subject.argument_form import ArgumentForm
@@ -151,6 +151,7 @@ class FittedStep(nn.Module):
         self._state = ModelState(subject.model, run.persistent)
         self._again = again
         self._first: FirstStep | None = None
+        self._guard: GrowthGuard | None = None
         self._told: Callable[[MemoryPlan], StatedBudget] | None = None
         self._others: list[FittedStep] = []
         first = next((index for is_parameter, index in run.program.sources if is_parameter), None)
@@ -203,30 +204,38 @@ class FittedStep(nn.Module):
         sources = [(run.persistent if is_persistent else inputs)[each] for is_persistent, each in run.program.sources]
         return run.program.result.build(_Replay.apply(run, inputs, *sources))
 
-    def begin_with(self, first: FirstStep, told: Callable[[MemoryPlan], StatedBudget]) -> None:
+    def begin_with(
+        self, first: FirstStep | None, guard: GrowthGuard | None, told: Callable[[MemoryPlan], StatedBudget]
+    ) -> None:
         """Let the first step run another plan, which decides whether this step's own plan comes after it.
 
         Args:
-            first: the first step.
+            first: the first step; None begins with this step's own plan.
+            guard: looks at what grows beside PyTorch's allocator; None does not look at it.
             told: returns the stated budget with what is known of a plan.
         """
-        self._first, self._told = first, told
+        self._first, self._guard, self._told = first, guard, told
 
     def _current(self) -> PlannedRun:
         """Return the code that runs now; plans change between steps only."""
         first = self._first
-        if first is None:
-            return self._run
-        if not first.ended:
-            return first.begin()
-        self._first = None
-        before, self._run = self._run, first.follow(self._run)
-        if self._run is not before:
+        if first is not None:
+            if not first.ended:
+                return first.begin()
+            self._first = None
+            self._change(first.follow(self._run))
+        if self._guard is not None:
+            self._change(self._guard.follow(self._run))
+        return self._run
+
+    def _change(self, run: PlannedRun) -> None:
+        """Let other code run from now on."""
+        before, self._run = self._run, run
+        if run is not before:
             before.transfers.close()
-            self.plan, self.transfers = self._run.plan, self._run.transfers
+            self.plan, self.transfers = run.plan, run.transfers
             self.simulation = simulate(self.plan, self.costs)
             self.stated = self.stated if self._told is None else self._told(self.plan)
-        return self._run
 
     def _other(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> "FittedStep":
         """Return the step of smaller arguments, or of others that need other gradients.

@@ -26,6 +26,8 @@ from torch import Tensor
 from torch.utils._pytree import tree_map_only
 
 from ucudnn.memory.costs import Costs
+from ucudnn.memory.devices.profile import load_device
+from ucudnn.memory.devices.roofline import device_costs
 from ucudnn.memory.graph import Phase, StepGraph
 from ucudnn.memory.liveness import measure_liveness
 from ucudnn.memory.torch.device_use.allocator import AllocatorCap
@@ -33,8 +35,21 @@ from ucudnn.memory.torch.execution.step_program import StepProgram
 from ucudnn.memory.torch.measure import AHEAD_CYCLES, COPIED_BYTES, bandwidth, between_ms, memory_bytes
 from ucudnn.memory.torch.tracer import TracedCall, TracedTensor
 
+_GRANULARITY = {"cuda": 512, "cpu": 1}  # bytes of which PyTorch's allocators count multiples
+_PROFILE = "h200"
 _Operator = Callable[[], object]
 _Found = TypeVar("_Found")
+
+
+def step_costs(graph: StepGraph, device: torch.device) -> Costs:
+    """Return the costs of a step by a device profile, without a choice of convolution algorithms."""
+    costs = device_costs(load_device(_PROFILE), graph)
+    return replace(
+        costs,
+        granularity=_GRANULARITY.get(device.type, 1),
+        scratch_bytes=(0,) * len(graph.operations),
+        configurations={},
+    )
 
 
 def measure_operations(program: StepProgram, estimated: Costs, *, budget: int | None = None, repeats: int = 5) -> Costs:

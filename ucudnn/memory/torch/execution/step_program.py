@@ -174,7 +174,7 @@ class _Tracing:
             persistent = [(self._real[key], self._tracer.describe(fake)) for key, fake in self._fake.items()]
             inputs = [self._tracer.describe(each) for each in self._inputs]
             with self._mode, provenance.entered():
-                self._run()
+                self._run_known()
         check_calls(self._tracer.trace.calls)
         gc.collect()  # what only circles of references hold is freed
         device = self._device().type
@@ -189,6 +189,14 @@ class _Tracing:
             ),
         )
         return self._built(traced, [*persistent, *self._constants], inputs)
+
+    def _run_known(self) -> None:
+        """Run the step; where that fails, an operator before, of which no plan is known, is the better reason."""
+        try:
+            self._run()
+        except Exception:
+            check_calls(self._tracer.trace.calls)
+            raise
 
     def _run(self) -> None:
         """Run forward, backward and the optimizer."""

@@ -75,7 +75,7 @@ class TrialFigures:
         reserved: most bytes that PyTorch's allocator took from the GPU.
         retries: how often the allocator found no room in the timed steps, and gave memory back to the driver first.
         library: bytes that libraries keep in the allocator.
-        outside: bytes of the GPU that are in use beside the allocator.
+        outside: bytes of the GPU that are in use beside the allocator after the timed steps.
         pinned: bytes of the block of host memory.
         step_ms: median time of a step.
         fastest_ms: the fastest step.
@@ -217,6 +217,7 @@ class _Trial:
         retries = self._retries()
         times, allocated, reserved = self._timed(planned)
         retries = None if retries is None else (self._retries() or 0) - retries
+        outside = outside_bytes(self._device)  # before a profiler of ours takes some
         offloaded, prefetched = (after - before for after, before in zip(_moved(fitted), moved, strict=True))
         timeline = measure_timeline(lambda: self._take(planned), self._device, fitted and fitted.transfers)
         simulation, picture = None, None
@@ -235,7 +236,7 @@ class _Trial:
             reserved=reserved,
             retries=retries,
             library=library,
-            outside=outside_bytes(self._device),
+            outside=outside,
             pinned=0 if fitted is None else fitted.transfers.block_bytes,
             step_ms=median(times),
             fastest_ms=min(times),
