@@ -13,7 +13,8 @@ The file should be that of the installed release, whose wheel lacks it; files si
 ucudnn benchmarks only shortly, because the results count and not the speed. PyTorch alone and each limit with each
 policy run in processes of their own. Each is one case of the results; cases that are there already are kept, unless
 they were cut off or have other conditions. A test that takes more than --test-seconds of
-processor time one way is not compared.
+processor time one way is not compared. Tests that need most of a GPU's memory (--alone) run after the others, with one
+process for each GPU and one way after the other: beside others they would be skipped, or leave these no memory.
 """
 
 import json
@@ -26,6 +27,7 @@ from collections import Counter
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import partial
 from hashlib import sha256
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -36,61 +38,86 @@ from bench.tools.results import ROOT, load, save_case
 from bench.tools.script import add_backend, command_line, out_of, run_main
 from bench.torch import conformance_plugin
 
+_ENDS = 0, 1, 5  # of pytest: all tests passed, some failed, or none was chosen
+
 Outcomes = dict[str, str]
 """The outcome of each test: 'passed', or 'failed', 'skipped' or 'out of time' with a reason."""
 
 
 @dataclass(slots=True)
 class Way:
-    """One way of running the tests: a limit with a policy, or PyTorch alone if both are empty."""
+    """One way of running the tests: a limit with a policy, or PyTorch alone if both are empty; and what came of it."""
 
     limit: str = ""
     policy: str = ""
     outcomes: Outcomes = field(default_factory=dict)
     whole: bool = True
     seconds: float = 0.0
+    folder: Path = Path()
 
     def __str__(self) -> str:
         """Return the name of the way in results and lines."""
         return f"{self.limit} {self.policy}" if self.limit else "PyTorch alone"
 
 
-def run_tests(arguments: Namespace, way: Way, folder: Path) -> Way:
-    """Run the tests one way in a folder of its own; keep the outcome of each, and whether there was time for all."""
-    begin, way.outcomes, way.whole = perf_counter(), {}, True
+def run_tests(arguments: Namespace, way: Way, *, alone: bool = False) -> None:
+    """Run tests one way; add the outcome of each, and note whether there was time for all.
+
+    Args:
+        arguments: the command line.
+        way: gets the outcomes. The time that it took before counts, and nothing runs if that was too much.
+        alone: run the tests that run alone, which may be none; else the others, which may be none, too.
+    """
+    if not way.whole:
+        return
+    begin, folder = perf_counter(), way.folder / "alone" if alone else way.folder
     folder.mkdir()
+    with (folder / "output.txt").open("w+", encoding="utf-8") as output:
+        environment = environment_of(arguments, way, folder, alone=alone)
+        process = subprocess.Popen(
+            command_of(arguments, alone=alone), env=environment, cwd=folder, stdout=output, stderr=subprocess.STDOUT
+        )
+        try:
+            process.wait(None if arguments.seconds is None else max(0.0, arguments.seconds - way.seconds))
+        except subprocess.TimeoutExpired:
+            way.whole = False
+            end(process)
+        output.seek(0)
+        text = output.read().strip()
+    way.seconds = round(way.seconds + perf_counter() - begin, 1)
+    print(f"{way}{', alone' if alone else ''}: {text.splitlines()[-1] if text else ''}", flush=True)
     outcomes = folder / "outcomes.jsonl"
+    if process.returncode not in _ENDS if way.whole else not (alone or outcomes.exists()):
+        raise SystemExit(f"error: pytest ended with {process.returncode}:\n{text[-4000:]}")
+    if outcomes.exists():
+        way.outcomes |= dict(json.loads(line) for line in outcomes.read_text(encoding="utf-8").splitlines())
+
+
+def command_of(arguments: Namespace, *, alone: bool) -> list[str]:
+    """Return the command that runs the tests that run alone, or the others."""
     tests = arguments.tests.resolve()
     command = [sys.executable, "-m", "pytest", "-p", conformance_plugin.__name__, "-q", "--no-header", "-c", os.devnull]
     command += ["--rootdir", str(tests.parent), str(tests)]
-    if arguments.workers:
-        command += ["-n", str(arguments.workers)]
-    if arguments.keyword:
-        command += ["-k", arguments.keyword]
-    with (folder / "output.txt").open("w+", encoding="utf-8") as output:
-        environment = environment_of(arguments, way, folder)
-        process = subprocess.Popen(command, env=environment, cwd=folder, stdout=output, stderr=subprocess.STDOUT)
-        try:
-            process.wait(arguments.seconds)
-        except subprocess.TimeoutExpired:
-            way.whole = False
-            process.send_signal(signal.SIGINT)  # pytest then ends by itself
-            try:
-                process.wait(20)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
-        output.seek(0)
-        text = output.read().strip()
-    way.seconds = round(perf_counter() - begin, 1)
-    print(f"{way}: {text.splitlines()[-1] if text else ''}", flush=True)
-    if not outcomes.exists() or (way.whole and process.returncode not in (0, 1)):  # 1 means that some tests failed
-        raise SystemExit(f"error: pytest ended with {process.returncode}:\n{text[-4000:]}")
-    way.outcomes = dict(json.loads(line) for line in outcomes.read_text(encoding="utf-8").splitlines())
-    return way
+    workers = arguments.workers if not alone else arguments.gpus if arguments.workers and arguments.gpus > 1 else 0
+    if workers:
+        command += ["-n", str(workers)]
+    chosen = [f"({arguments.keyword})"] if arguments.keyword else []
+    if arguments.alone:
+        chosen.append(f"({arguments.alone})" if alone else f"not ({arguments.alone})")
+    return [*command, "-k", " and ".join(chosen)] if chosen else command
 
 
-def environment_of(arguments: Namespace, way: Way, folder: Path) -> dict[str, str]:
+def end(process: subprocess.Popen[bytes]) -> None:
+    """End pytest, which ends by itself in most cases."""
+    process.send_signal(signal.SIGINT)
+    try:
+        process.wait(20)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+
+
+def environment_of(arguments: Namespace, way: Way, folder: Path, *, alone: bool) -> dict[str, str]:
     """Return the environment of the tests, which tells the plugin what to do."""
     environment = {
         # as a test of this project the script may itself run in a worker of pytest-xdist, which these tests do not
@@ -100,11 +127,11 @@ def environment_of(arguments: Namespace, way: Way, folder: Path) -> dict[str, st
         conformance_plugin.GPUS: str(arguments.gpus),
         conformance_plugin.TEST_SECONDS: str(arguments.test_seconds),
     }
-    if arguments.workers:
+    if arguments.workers and not alone:
         environment.setdefault("OMP_NUM_THREADS", "1")  # there are about as many workers as cores
     if way.limit:
         options = {"backend": arguments.backend, "workspace_limit": way.limit, "policy": way.policy}
-        options["database"] = str(folder.parent / "measurements.db")  # of all ways, which measure the same
+        options["database"] = str(way.folder.parent / "measurements.db")  # of all ways, which measure the same
         environment[conformance_plugin.PLUGIN] = json.dumps({"options": options, "folder": str(folder)})
     return environment
 
@@ -114,7 +141,7 @@ def counts_of(folder: Path) -> dict[str, object]:
     counts: Counter[str] = Counter()
     left: Counter[str] = Counter()
     kernels: dict[str, dict[str, bool]] = {}
-    for path in folder.glob("*.json"):
+    for path in folder.rglob("*.json"):
         each = load(path)
         counts.update({"calls": each["calls"], "planned": each["planned"], "divided calls": each["divided"]})
         counts["past the limit"] += each["past_limit"]
@@ -147,7 +174,7 @@ def out_of_time(outcomes: Outcomes) -> list[str]:
     return sorted(test for test, outcome in outcomes.items() if kind_of(outcome) == conformance_plugin.OUT_OF_TIME)
 
 
-def answer_of(conditions: Mapping[str, str], off: Way, on: Way, folder: Path) -> dict[str, object]:
+def answer_of(conditions: Mapping[str, str], off: Way, on: Way) -> dict[str, object]:
     """Return one case of the results."""
     whole = off.whole and on.whole
     late = {*out_of_time(off.outcomes), *out_of_time(on.outcomes)}
@@ -160,7 +187,7 @@ def answer_of(conditions: Mapping[str, str], off: Way, on: Way, folder: Path) ->
         "on": dict(Counter(map(kind_of, on.outcomes.values()))),
         "out_of_time": {"off": out_of_time(off.outcomes), "on": out_of_time(on.outcomes)},
         "differences": differences_of(off.outcomes, on.outcomes, whole=whole),
-        **counts_of(folder),
+        **counts_of(on.folder),
     }
 
 
@@ -186,6 +213,7 @@ def parsed() -> Namespace:
     add("-k", dest="keyword", help="only the tests whose names match, as pytest takes it")
     add("--seconds", type=float, help="end the run of each way after this time")
     add("--test-seconds", type=float, default=0.0, help="processor time of a test; 0 is no end (%(default)s)")
+    add("--alone", default="large or 64bit_indexing", help="tests that run alone, as pytest takes it (%(default)s)")
     add("--workers", type=int, default=0, help="processes of each way, by pytest-xdist (%(default)s)")
     add("--together", type=int, default=2, help="number of ways that run at the same time (%(default)s)")
     add("--gpus", type=int, default=1, help="number of GPUs for the workers (%(default)s)")
@@ -232,20 +260,31 @@ def main() -> bool:
     if not ways:
         print("every case is in the results")
         return True
-    well = True
-    with TemporaryDirectory() as name, ThreadPoolExecutor(arguments.together) as pool:
-        folders = [Path(name) / str(number) for number in range(len(ways) + 1)]
-        off, *runs = (
-            pool.submit(run_tests, arguments, way, folder) for way, folder in zip([Way(), *ways], folders, strict=True)
-        )
-        for run, folder in zip(runs, folders[1:], strict=True):
-            on = run.result()
-            answer = answer_of(conditions, off.result(), on, folder)
-            print(f"\n{name_of(arguments, on)}")
-            show(answer)
-            save_case(path, name_of(arguments, on), answer)
-            well = well and not answer["differences"]
+    off, well = Way(), True
+    with TemporaryDirectory() as name:
+        every = [off, *ways]
+        for number, way in enumerate(every):
+            way.folder = Path(name) / str(number)
+        for first in range(0, len(every), arguments.together):
+            together = every[first : first + arguments.together]
+            with ThreadPoolExecutor(arguments.together) as pool:
+                list(pool.map(partial(run_tests, arguments), together))
+            for way in together:
+                if arguments.alone:
+                    run_tests(arguments, way, alone=True)
+                if not way.outcomes:
+                    raise SystemExit("error: no test is chosen")
+                well = (way is off or keep(path, arguments, conditions, off, way)) and well
     return well
+
+
+def keep(path: Path | None, arguments: Namespace, conditions: Mapping[str, str], off: Way, on: Way) -> bool:
+    """Print and save the case of one way; return whether PyTorch alone does not differ from it."""
+    answer = answer_of(conditions, off, on)
+    print(f"\n{name_of(arguments, on)}")
+    show(answer)
+    save_case(path, name_of(arguments, on), answer)
+    return not answer["differences"]
 
 
 if __name__ == "__main__":

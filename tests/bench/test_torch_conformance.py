@@ -4,11 +4,13 @@ import os
 import re
 import subprocess
 import sys
+from argparse import Namespace
+from typing import ClassVar
 
 import pytest
 
 from bench.tools.results import RESULTS, ROOT, load, save
-from bench.torch.conformance import counts_of, differences_of
+from bench.torch.conformance import Way, command_of, counts_of, differences_of, run_tests
 
 pytest.importorskip("torch")
 
@@ -37,14 +39,48 @@ class TestConvolution(unittest.TestCase):
             pass
 """
 
+CROWD = """\
+import os
+import time
+import unittest
+import torch
 
-def run(folder, *options):
-    """Run the script on the tests above; return its exit status, its output and its cases."""
+
+def note(name):
+    line = f"{name} {os.getpid()} {time.time()}\\n"
+    with open(os.environ["NOTES"], "a") as file:
+        file.write(line)
+
+
+class TestCrowd(unittest.TestCase):
+    def compute(self, number):
+        note("begin")
+        torch.conv2d(torch.randn(2, 3, 6 + number, 6), torch.randn(2, 3, 3, 3))
+        time.sleep(0.3)
+        note("end")
+
+
+for number in range(8):
+    name = f"test_large_{number}" if number < 3 else f"test_{number}"
+    setattr(TestCrowd, name, lambda self, number=number: self.compute(number))
+"""
+
+
+def run(folder, *options, text=TESTS):
+    """Run the script on tests; return its exit status, its output and its cases.
+
+    The folder's name must not match --alone, because pytest's choice of tests goes by the names of folders, too.
+    """
     tests, out = folder / "test_convolution.py", folder / "found.json"
-    tests.write_text(TESTS)
-    command = [sys.executable, "-m", "bench.torch.conformance", tests, "--backend", "cpu", "--out", out, *options]
+    tests.write_text(text)
+    command = [sys.executable, "-m", "bench.torch.conformance", tests, "--backend", "cpu", "--out", out, "--alone", ""]
     ended = subprocess.run(
-        command, cwd=ROOT, env={**os.environ, "OMP_NUM_THREADS": "1"}, text=True, capture_output=True, timeout=300
+        [*command, *options],
+        cwd=ROOT,
+        env={**os.environ, "OMP_NUM_THREADS": "1", "NOTES": str(folder / "notes.txt")},
+        text=True,
+        capture_output=True,
+        timeout=300,
     )
     assert out.exists(), ended.stdout + ended.stderr
     return ended.returncode, ended.stdout, load(out)["cases"]
@@ -76,6 +112,79 @@ def test_a_test_that_takes_too_long_is_given_up_and_not_compared(tmp_path):
     assert case["out_of_time"] == {way: ["TestConvolution::test_endless"] for way in ("off", "on")}
     assert case["compared"] == 1
     assert case["off"] == case["on"] == {"out of time": 1, "passed": 1}
+
+
+def test_some_run_after_all_others_and_alone_and_are_part_of_the_same_case(tmp_path):
+    pytest.importorskip("xdist")
+    status, said, cases = run(tmp_path, "--alone", "large", "--workers", "2", "--together", "2", text=CROWD)
+    (case,) = cases.values()
+    assert status == 0, said
+    assert case["off"] == case["on"] == {"passed": 8}
+    assert case["compared"] == 8
+    assert case["through_ucudnn"]["kernels"] == len(case["configurations"]) == 8
+    notes = [line.split() for line in (tmp_path / "notes.txt").read_text().splitlines()]
+    kinds, processes = [kind for kind, _, _ in notes], [process for _, process, _ in notes]
+    assert kinds[-12:] == ["begin", "end"] * 6  # one at a time: three tests, two ways
+    assert len(set(processes[-12:])) == 2  # each way has one process
+    assert len(set(processes[-12:-6])) == 1  # and the second one begins when the first one has ended
+    others = set(processes[:-12])
+    assert len(others) == 4  # two workers for each way
+    assert not others & set(processes[-12:])
+
+
+class Ended:
+    """A process of pytest that ends at once, or does not end by itself, in place of the real one."""
+
+    waited: ClassVar = []  # the time limit of each process
+
+    def __init__(self, command, cwd, **_):
+        self.returncode = 0
+        self.ends = "not" in command[-1]
+        if self.ends:
+            (cwd / "outcomes.jsonl").write_text('["a", "passed"]\n')
+
+    def wait(self, seconds):
+        self.waited.append(seconds)
+        if not self.ends:
+            self.ends = True
+            raise subprocess.TimeoutExpired("pytest", seconds)
+
+    def send_signal(self, _):
+        pass
+
+
+def test_both_phases_share_the_time_and_a_case_that_lacks_the_second_is_cut_off(tmp_path, monkeypatch):
+    monkeypatch.setattr(subprocess, "Popen", Ended)
+    monkeypatch.setattr(Ended, "waited", [])
+    arguments = Namespace(
+        tests=tmp_path, workers=0, gpus=1, keyword=None, alone="large", seconds=50.0, test_seconds=0, backend="cpu"
+    )
+    way = Way(folder=tmp_path / "way")
+    run_tests(arguments, way)
+    assert way.whole
+    way.seconds = 40.0
+    run_tests(arguments, way, alone=True)
+    assert not way.whole
+    assert way.outcomes == {"a": "passed"}  # what ran is kept
+    assert Ended.waited == [50, 10, 20]  # the last is the time in which pytest may end by itself
+    run_tests(arguments, way, alone=True)  # there is no time left
+    assert len(Ended.waited) == 3
+
+
+@pytest.mark.parametrize(
+    ("alone", "workers", "gpus", "expected"),
+    [
+        (False, 8, 2, ["-n", "8", "-k", "(a or b) and not (large)"]),
+        (True, 8, 2, ["-n", "2", "-k", "(a or b) and (large)"]),
+        (True, 8, 1, ["-k", "(a or b) and (large)"]),
+        (False, 0, 1, ["-k", "(a or b) and not (large)"]),
+        (True, 0, 2, ["-k", "(a or b) and (large)"]),
+    ],
+)
+def test_tests_that_run_alone_have_one_process_for_each_gpu(tmp_path, alone, workers, gpus, expected):
+    arguments = Namespace(tests=tmp_path, workers=workers, gpus=gpus, keyword="a or b", alone="large")
+    command = command_of(arguments, alone=alone)
+    assert command[command.index(str(tmp_path), 7) + 1 :] == expected
 
 
 def test_a_test_that_one_way_lacks_differs_only_if_there_was_time_for_all():
