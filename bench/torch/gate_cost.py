@@ -160,10 +160,9 @@ def replace(interceptor: AutoInterceptor, problems: Sequence[ConvolutionProblem]
     for tuner in made._tuners.values():
         tuner.kernels = dict.fromkeys(problems, Nothing())
         tuner.uses_adopted = True
-    for calls, busy in ((made._forward_calls, "_busy_forward"), (made._backward_calls, "_busy_backward")):
-        for call in calls.values():
-            call.begin_step()
-        setattr(made, busy, {call.shapes for call in calls.values() if call.way is not None})
+    for calls in (made._forward_calls, made._backward_calls):
+        calls.begin_step()
+        calls.look_at()
     made._tracker.optimizer_stepped()
 
 

@@ -12,9 +12,9 @@ from tests.support.tuned_program import TunedProgram  # noqa: E402
 from ucudnn.problem import Operation  # noqa: E402
 from ucudnn.torch.gate.gate_library import GateLibrary  # noqa: E402
 from ucudnn.torch.overrides import process_overrides  # noqa: E402
+from ucudnn.torch.steps.step_times import TuningPhase  # noqa: E402
 from ucudnn.torch.tuning import tuner as module  # noqa: E402
 from ucudnn.torch.tuning.auto_interceptor import AutoInterceptor  # noqa: E402
-from ucudnn.torch.tuning.tuner import TuningPhase  # noqa: E402
 
 MIB = 1 << 20
 

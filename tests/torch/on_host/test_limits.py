@@ -19,7 +19,7 @@ from ucudnn.planning.choices import Origin  # noqa: E402
 from ucudnn.settings import Settings  # noqa: E402
 from ucudnn.torch.interceptor import Interceptor  # noqa: E402
 from ucudnn.torch.overrides import process_overrides  # noqa: E402
-from ucudnn.torch.tuning.tuner import TuningPhase  # noqa: E402
+from ucudnn.torch.steps.step_times import TuningPhase  # noqa: E402
 
 MIB = 1 << 20
 LIMIT = 3000

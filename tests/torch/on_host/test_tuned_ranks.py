@@ -21,7 +21,7 @@ import torch.distributed.nn  # before there is a process group: see tests/suppor
 
 from tests.support.host_gpu import Host
 from tests.support.tuned_program import TunedProgram
-from ucudnn.torch.tuning.tuner import TuningPhase
+from ucudnn.torch.steps.step_times import TuningPhase
 
 rank, store, library, wrapper, limit = int(sys.argv[1]), *sys.argv[2:6]
 STEPS = 160

@@ -18,10 +18,10 @@ from ucudnn.benchmarking.storage.store import open_store  # noqa: E402
 from ucudnn.problem import Operation  # noqa: E402
 from ucudnn.torch.call_cache import asked_convolution as asked  # noqa: E402
 from ucudnn.torch.overrides import process_overrides  # noqa: E402
+from ucudnn.torch.steps.step_times import TuningPhase  # noqa: E402
 from ucudnn.torch.tuning.call_site import NO_MEMORY, WRONG, CallSite  # noqa: E402
 from ucudnn.torch.tuning.program import FreeBlocks  # noqa: E402
 from ucudnn.torch.tuning.tuned_kernel import TunedKernel  # noqa: E402
-from ucudnn.torch.tuning.tuner import TuningPhase  # noqa: E402
 
 MIB = 1 << 20
 

@@ -11,10 +11,11 @@ pytest.importorskip("torch")
 
 from tests.support.host_gpu import PROBLEM
 from ucudnn.configuration import Configuration, MicroConfiguration
+from ucudnn.torch.steps.step_times import TuningPhase
 from ucudnn.torch.tuning import kernel_maker as module
 from ucudnn.torch.tuning.program import Program
 from ucudnn.torch.tuning.trial_ledger import TrialLedger
-from ucudnn.torch.tuning.tuner import Tuner, TuningPhase
+from ucudnn.torch.tuning.tuner import Tuner
 
 
 class Timeline(Program):

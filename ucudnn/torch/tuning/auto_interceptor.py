@@ -12,7 +12,6 @@ from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from ucudnn.backends.fork_locks import LockLevel, new_lock
-from ucudnn.bounded import BoundedDict
 from ucudnn.handle import Handle
 from ucudnn.problem import ConvolutionProblem, MathMode
 from ucudnn.torch.aten_kernels import AtenKernels, Gradients
@@ -24,13 +23,14 @@ from ucudnn.torch.gate.gate_rules import beginning, rules_of
 from ucudnn.torch.gpu import capturing
 from ucudnn.torch.interceptor import Interceptor
 from ucudnn.torch.layer_names import LayerNames
-from ucudnn.torch.tuning.step_tracker import StepTracker
+from ucudnn.torch.steps.step_times import TuningPhase
+from ucudnn.torch.steps.step_tracker import StepTracker
+from ucudnn.torch.tuning.call_table import CallTable
 from ucudnn.torch.tuning.tuned_call import TunedCall, backward_of, forward_of
-from ucudnn.torch.tuning.tuner import Tuner, TuningPhase
+from ucudnn.torch.tuning.tuner import Tuner
 
 _LOG = logging.getLogger("ucudnn.torch")
 
-_MOST_CALLS = 1 << 14
 _JOIN_SECONDS = 5.0
 
 _deterministic: Callable[[], bool] = torch._C._get_cudnn_deterministic
@@ -82,15 +82,11 @@ class AutoInterceptor:
         self._lock = new_lock(LockLevel.FACE)
         self._tuners: dict[int, Tuner] = {}
         self._tracker = StepTracker()
-        self._forward_calls: BoundedDict[tuple[Any, ...], TunedCall] = BoundedDict(_MOST_CALLS)
-        self._backward_calls: BoundedDict[tuple[Any, ...], TunedCall] = BoundedDict(_MOST_CALLS)
+        self._forward_calls, self._backward_calls = CallTable(), CallTable()
         self._library = library
         self._wanted: tuple[object, ...] = (True, True, ())
         self._hook_of_modules: Any = None
         self._threads: set[int] = set()
-        # Shapes of x and the weight of calls that do not pass on in this step; None while all calls are looked at.
-        self._busy_forward: set[tuple[Any, Any]] | None = None
-        self._busy_backward: set[tuple[Any, Any]] | None = None
         self._settled = False
         self._quiet = False
         self._pass_forward: Callable[..., torch.Tensor] = aten.forward if planned is None else planned.forward
@@ -127,8 +123,8 @@ class AutoInterceptor:
         gate = None if self._library is None or not gated else self._library.gate
         if gate is None:
             return None
-        forward = beginning(rules_of(self._forward_calls), self._first_is_called)
-        backward = rules_of(self._backward_calls, _precision_now(), _precision_now)
+        forward = beginning(rules_of(self._forward_calls.calls), self._first_is_called)
+        backward = rules_of(self._backward_calls.calls, _precision_now(), _precision_now)
         try:
             gate.open(self.device_type, forward, backward)
         except RuntimeError as error:
@@ -174,7 +170,7 @@ class AutoInterceptor:
         allow_tf32: bool,
     ) -> torch.Tensor:
         """Return what aten::_convolution returns."""
-        busy = self._busy_forward
+        busy = self._forward_calls.busy
         if busy is not None and (x.shape, weight.shape) not in busy:  # most calls, which so cost the least
             return self._pass_forward(
                 x, weight, bias, stride, padding, dilation, transposed, output_padding, groups,
@@ -197,7 +193,7 @@ class AutoInterceptor:
             enabled,
             allow_tf32,
         )
-        call = self._forward_calls.get(key)
+        call = self._forward_calls.calls.get(key)
         if call is None:
             flags = Flags(MathMode.TF32 if allow_tf32 else MathMode.FMA, deterministic, enabled)
             call = forward_of(self._tuner(ordinal), x, weight, bias, Geometry(*geometry), flags)
@@ -235,7 +231,7 @@ class AutoInterceptor:
         output_mask: list[bool],
     ) -> Gradients:
         """Return what aten::convolution_backward returns."""
-        busy = self._busy_backward
+        busy = self._backward_calls.busy
         if busy is not None and (x.shape, weight.shape) not in busy:
             return self._pass_backward(
                 grad, x, weight, bias_sizes, stride, padding, dilation, transposed, output_padding, groups, output_mask
@@ -263,7 +259,7 @@ class AutoInterceptor:
             enabled,
             precision,
         )
-        call = self._backward_calls.get(key)
+        call = self._backward_calls.calls.get(key)
         if call is None:
             flags = Flags(MathMode.TF32 if precision == "tf32" else MathMode.FMA, deterministic, enabled)
             call = backward_of(self._tuner(ordinal), grad, x, weight, Geometry(*geometry), output_mask, flags)
@@ -280,9 +276,8 @@ class AutoInterceptor:
         )  # fmt: skip
         return way.backward(grad, x, weight, output_mask, stock)
 
-    def _keep(self, calls: BoundedDict[tuple[Any, ...], TunedCall], key: tuple[Any, ...], call: TunedCall) -> None:
-        calls[key] = call
-        call.begin_step()  # in a step that is watched, shapes may be new
+    def _keep(self, calls: CallTable, key: tuple[Any, ...], call: TunedCall) -> None:
+        calls.keep(key, call)
         if call.reason and self.planned is None:  # a first plan may compute it all the same
             self.fallbacks.add(call.reason)
 
@@ -345,22 +340,26 @@ class AutoInterceptor:
             return False
         if self._settled and all(tuner.keeps_peak() for tuner in self._tuners.values()):
             return False
-        calls = [*self._forward_calls.values(), *self._backward_calls.values()]
+        forward, backward = self._forward_calls, self._backward_calls
         for tuner in list(self._tuners.values()):
-            tuner.counted(len(calls))
+            tuner.counted(len(forward) + len(backward))
             tuner.step_ended()
         quiet = all(tuner.is_quiet for tuner in self._tuners.values())
         if not (quiet and self._quiet):  # in most steps nothing is tried, and the host has other work
-            for call in calls:
-                call.begin_step()
+            forward.begin_step()
+            backward.begin_step()
         self._quiet = quiet
         phases = {each.phase for each in self._tuners.values()}
         self._settled = phases == {TuningPhase.SETTLED}
         first = self._tracker.first
-        begins = set() if self._tracker.by_optimizer or not isinstance(first, TunedCall) else {first.shapes}
-        looks = TuningPhase.WATCHING in phases or not (self._tracker.by_optimizer or self._settled)
-        self._busy_forward = None if looks else _busy(self._forward_calls) | begins
-        self._busy_backward = None if looks else _busy(self._backward_calls)
+        if TuningPhase.WATCHING in phases or not (self._tracker.by_optimizer or self._settled):
+            forward.look_at_all()
+            backward.look_at_all()
+        else:
+            forward.look_at(
+                *([first.shapes] if isinstance(first, TunedCall) and not self._tracker.by_optimizer else [])
+            )
+            backward.look_at()
         return True
 
     def _wants(self) -> tuple[object, ...]:
@@ -371,10 +370,7 @@ class AutoInterceptor:
         tuners = list(self._tuners.values())
         if any(each.phase is TuningPhase.WATCHING for each in tuners) or not tuners:
             return True, True, ()
-        forward, backward = (
-            any(each.way is not None for each in calls.values())
-            for calls in (self._forward_calls, self._backward_calls)
-        )
+        forward, backward = self._forward_calls.replaces, self._backward_calls.replaces
         replaces = all(each.phase in (TuningPhase.COMPARING, TuningPhase.SETTLED) for each in tuners)
         if not (replaces and (forward or backward)) or self._library is None or self._library.gate is None:
             return forward, backward, ()
@@ -383,11 +379,6 @@ class AutoInterceptor:
 
 def _precision_now() -> tuple[str]:
     return (_precision("cuda", "conv"),)
-
-
-def _busy(calls: BoundedDict[tuple[Any, ...], TunedCall]) -> set[tuple[Any, Any]]:
-    """Return the shapes of x and the weight of calls that do not pass on in this step."""
-    return {call.shapes for call in list(calls.values()) if call.way is not None}
 
 
 def _stop(tuners: dict[int, Tuner]) -> None:

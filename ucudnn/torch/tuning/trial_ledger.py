@@ -1,24 +1,9 @@
 """The ledger of time that trying costs: it never admits more than a share of the time since it was opened."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from math import inf
 from time import perf_counter
-from typing import Any, final
-
-
-@final
-@dataclass(slots=True)
-class StepRecord:
-    """A step that was taken: the marks at its ends, what was reserved for its trials, and whether threads built."""
-
-    begin: Any
-    end: Any
-    phase: object
-    uses_adopted: bool
-    counts: bool
-    reserved_seconds: float
-    busy: bool
+from typing import final
 
 
 @final

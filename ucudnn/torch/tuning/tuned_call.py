@@ -12,10 +12,11 @@ from ucudnn.torch.fast_tensors import alias
 from ucudnn.torch.gate.call_gate import Compute, GateOutput, GateRule
 from ucudnn.torch.output_form import OutputForm
 from ucudnn.torch.problem import Sizes
+from ucudnn.torch.steps.step_times import TuningPhase
 from ucudnn.torch.tuning.call_site import FAILED, NO_MEMORY, CallSite, Candidate
 from ucudnn.torch.tuning.program import FreeBlocks
 from ucudnn.torch.tuning.tuned_kernel import TunedKernel
-from ucudnn.torch.tuning.tuner import Tuner, TuningPhase
+from ucudnn.torch.tuning.tuner import Tuner
 
 _Triple = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 _WGRAD, _DGRAD = 1, 0  # places in PyTorch's mask of gradients

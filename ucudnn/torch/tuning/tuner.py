@@ -1,15 +1,13 @@
 """The course of tuning on one device: watch PyTorch's own steps, try candidates, compare whole steps, and settle."""
 
 import logging
-from collections import deque
 from collections.abc import Callable
-from enum import Enum
-from statistics import median
 from time import perf_counter
 from typing import Any, final
 
 from ucudnn.problem import ConvolutionProblem
 from ucudnn.torch.limits.plan_owner import Stated
+from ucudnn.torch.steps.step_times import StepTimes, TuningPhase
 from ucudnn.torch.tuning.call_site import (
     CallSite,
     Candidate,
@@ -25,7 +23,7 @@ from ucudnn.torch.tuning.candidate_source import Source
 from ucudnn.torch.tuning.kernel_maker import KernelMaker
 from ucudnn.torch.tuning.memory_watch import MemoryWatch, Room
 from ucudnn.torch.tuning.program import Program
-from ucudnn.torch.tuning.trial_ledger import StepRecord, TrialLedger
+from ucudnn.torch.tuning.trial_ledger import TrialLedger
 from ucudnn.torch.tuning.tuned_kernel import TunedKernel
 from ucudnn.units import exact_bytes
 from ucudnn.workspace.spare import own_bytes
@@ -37,7 +35,6 @@ _OPENING_SECONDS = 0.1  # of the host, for a handle of cuDNN
 _LISTING_SECONDS = 0.05  # of the host, for the heuristics of cuDNN
 _WARM_STEPS = 5  # before anything is watched; the first two are not typical
 _TYPICAL_STEPS = 3
-_MOST_TYPICAL = 30  # the latest steps without trials
 _WATCHED_STEPS = 2
 _MOST_SECONDS = 90.0  # of trying
 _MOST_STEPS = 3000  # of trying
@@ -50,17 +47,6 @@ _MOST_MADE = 2  # kernels in one step
 _MOST_ASKED = 4  # kernels whose candidates are looked for at a time
 _MOST_KNOWN = 1 << 13  # problems
 _GUARDED_STEPS = 16  # between looks at the peak
-
-
-class TuningPhase(Enum):
-    """What the tuner does now."""
-
-    WARMING = "warming"
-    OPENING = "opening"
-    WATCHING = "watching"
-    TRYING = "trying"
-    COMPARING = "comparing"
-    SETTLED = "settled"
 
 
 @final
@@ -106,25 +92,20 @@ class Tuner:
         self.awaits: Callable[[], bool] = lambda: False
         self.host_seconds = dict.fromkeys(("opening", "listing", "building", "slowest"), 0.0)
         self._readings: list[Reading] = []
-        self._open_steps: list[StepRecord] = []
-        self._typical_ms: deque[float] = deque(maxlen=_MOST_TYPICAL)
-        self._mark: Any = None
-        self._steps = 0
+        self._times = StepTimes(program, ledger)
         self._phase_steps = 0
         self._tried_since = 0.0
-        self._reserved_seconds = 0.0
         self._maker = KernelMaker(source)
         self._ranked: list[CallSite] | None = None  # that are not decided yet
         self._held_bytes = 0
         self._calls = 0
         self._allowed_bytes = 0
         self._asked: dict[ConvolutionProblem, bool] = {}  # whether the answer is awaited
-        self._blocks: dict[bool, list[float]] = {True: [], False: []}
 
     @property
     def step_ms(self) -> float:
         """Median time of the latest steps of PyTorch's own; 0 if none is known."""
-        return median(self._typical_ms) if self._typical_ms else 0.0
+        return self._times.typical_ms
 
     def site(self, problem: ConvolutionProblem) -> CallSite:
         """Return what is known of a problem; nothing grows once all is settled, however many shapes a program has."""
@@ -162,11 +143,13 @@ class Tuner:
         """End a step: read what has been measured by now, and decide what the next one does."""
         if self.phase is TuningPhase.SETTLED:  # another device is still at work, or the peak has grown
             return
-        self._steps += 1
         self._phase_steps += 1
-        self._close_step()
+        first = self._phase_steps == 1
+        self._times.ended(self.phase, uses_adopted=self.uses_adopted, first=first, busy=self.source.is_busy)
+        if self.phase in (TuningPhase.WARMING, TuningPhase.WATCHING):
+            self.watch.step_ended(self.program.peak_bytes())
         self._read()
-        self._read_steps()
+        self._times.read()
         {
             TuningPhase.WARMING: self._warm,
             TuningPhase.OPENING: self._open,
@@ -201,20 +184,6 @@ class Tuner:
         self.uses_adopted = False
         return False
 
-    def _close_step(self) -> None:
-        mark = self.program.mark()
-        if self._mark is not None:
-            counts = self._phase_steps > 1 if self.phase is TuningPhase.COMPARING else self._steps > 2
-            self._open_steps.append(
-                StepRecord(
-                    self._mark, mark, self.phase, self.uses_adopted, counts, self._reserved_seconds, self.source.is_busy
-                )
-            )
-            self._reserved_seconds = 0.0
-        self._mark = mark
-        if self.phase in (TuningPhase.WARMING, TuningPhase.WATCHING):
-            self.watch.step_ended(self.program.peak_bytes())
-
     def _read(self) -> None:
         while self._readings:
             site, candidate, begin, end, distance = self._readings[0]
@@ -228,54 +197,34 @@ class Tuner:
             else:
                 site.checked(candidate, time_ms, distance(), tolerance(site.problem))
 
-    def _read_steps(self) -> None:
-        while self._open_steps:
-            step = self._open_steps[0]
-            time_ms = self.program.elapsed_ms(step.begin, step.end)
-            if time_ms is None:
-                return
-            del self._open_steps[0]
-            if step.phase is TuningPhase.COMPARING:
-                if step.counts:
-                    self._blocks[step.uses_adopted].append(time_ms)
-            elif step.phase is TuningPhase.WARMING:
-                if step.counts:
-                    self._typical_ms.append(time_ms)
-            elif step.reserved_seconds or step.phase is TuningPhase.WATCHING:
-                self.ledger.settle(step.reserved_seconds, (time_ms - self.step_ms) / 1e3)
-            elif step.busy:
-                self.ledger.disturbed((time_ms - self.step_ms) / 1e3)
-            else:  # the program's own pace may change, for which trials are not to blame
-                self._typical_ms.append(time_ms)
-
     def _enter(self, phase: TuningPhase) -> None:
         self.phase = phase
         self._phase_steps = 0
 
     def _warm(self) -> None:
-        if self._steps >= _WARM_STEPS and len(self._typical_ms) >= _TYPICAL_STEPS and self._calls:
+        if self._times.count >= _WARM_STEPS and self._times.typical_count >= _TYPICAL_STEPS and self._calls:
             self._enter(TuningPhase.OPENING)
 
     def _open(self) -> None:
-        if self._steps % self.program.trial_stride():
+        if self._times.count % self.program.trial_stride():
             return
         if self.source.failed:
             self._settle()
         elif not self.source.is_ready:
             self._open_one()
-        elif self._reserve(self._calls * _WATCH_COST_SECONDS):
+        elif self._times.reserve(self._calls * _WATCH_COST_SECONDS):
             self._enter(TuningPhase.WATCHING)
 
     def _open_one(self) -> None:
         """Open a part of what finds candidates, at the beginning of a step, which is charged with it."""
-        if self._reserve(_OPENING_SECONDS):
+        if self._times.reserve(_OPENING_SECONDS):
             begin = perf_counter()
             self.source.open_one()
             self.host_seconds["opening"] += perf_counter() - begin
 
     def _watch(self) -> None:
         if self._phase_steps < _WATCHED_STEPS:
-            self._reserve(self._calls * _WATCH_COST_SECONDS)
+            self._times.reserve(self._calls * _WATCH_COST_SECONDS)
             return
         bytes_per_ms = self.program.bytes_per_ms()
         for site in self.sites.values():
@@ -286,14 +235,9 @@ class Tuner:
         self._tried_since = self.ledger.elapsed_seconds
         self._enter(TuningPhase.TRYING)
 
-    def _reserve(self, seconds: float) -> bool:
-        admitted = self.ledger.admit(seconds)
-        self._reserved_seconds += seconds if admitted else 0.0
-        return admitted
-
     def _try(self) -> None:
         self.trials = {}
-        if self._steps % self.program.trial_stride() or (not self._asked and self._readings):
+        if self._times.count % self.program.trial_stride() or (not self._asked and self._readings):
             return  # it is another step's turn, or what was watched is not read yet
         self._look_at_memory()
         if self._ranked is None:
@@ -322,7 +266,7 @@ class Tuner:
             seconds = self._maker.needed_seconds(site, trial.candidate)
             if seconds and (made >= _MOST_MADE or not self._maker.may_make()):
                 continue
-            if len(self.trials) >= _MOST_AT_ONCE or not self._reserve(seconds + trial.estimate_ms / 1e3):
+            if len(self.trials) >= _MOST_AT_ONCE or not self._times.reserve(seconds + trial.estimate_ms / 1e3):
                 return  # smaller kernels wait, or they would use up what the larger one waits for
             made += seconds > 0
             self._assign(site, trial)
@@ -339,7 +283,7 @@ class Tuner:
             return
         missing = [site for site in sites if site.problem not in self._asked]
         for site in missing[: max(0, _MOST_ASKED - sum(self._asked.values()))]:
-            if self._reserve(_LISTING_SECONDS):
+            if self._times.reserve(_LISTING_SECONDS):
                 begin = perf_counter()
                 self._asked[site.problem] = True
                 self.source.ask(site.problem, int(site.room_bytes))
@@ -374,9 +318,8 @@ class Tuner:
             return
         self._phase_steps = 0
         self.uses_adopted = not self.uses_adopted
-        enough = _BLOCKS * (_BLOCK_STEPS - 1)
-        if all(len(times) >= enough for times in self._blocks.values()):
-            self.gain = median(self._blocks[True]) / median(self._blocks[False])
+        self.gain = self._times.gain(_BLOCKS * (_BLOCK_STEPS - 1))
+        if self.gain is not None:
             if self.gain > _WORTH_KEEPING:
                 self.kernels.clear()
             self._settle()

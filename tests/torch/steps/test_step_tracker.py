@@ -4,7 +4,7 @@ import pytest
 
 pytest.importorskip("torch")
 
-from ucudnn.torch.tuning.step_tracker import StepTracker
+from ucudnn.torch.steps.step_tracker import StepTracker
 
 
 def steps(tracker, calls):

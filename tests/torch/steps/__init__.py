@@ -1,0 +1,1 @@
+"""Tests of the gate in front of PyTorch's operators."""

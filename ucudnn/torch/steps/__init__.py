@@ -1,0 +1,1 @@
+"""Steps of a program: where they end, and how long they take."""

@@ -1,0 +1,128 @@
+"""How long whole steps take: marks at their ends are read later, so that nothing waits for the device."""
+
+from collections import deque
+from dataclasses import dataclass
+from enum import Enum
+from statistics import median
+from typing import Any, final
+
+from ucudnn.torch.tuning.program import Program
+from ucudnn.torch.tuning.trial_ledger import TrialLedger
+
+_MOST_TYPICAL = 30  # the latest steps without trials
+_UNSTEADY_STEPS = 2  # the first ones, which are not typical
+
+
+class TuningPhase(Enum):
+    """What the tuner does in a step."""
+
+    WARMING = "warming"
+    OPENING = "opening"
+    WATCHING = "watching"
+    TRYING = "trying"
+    COMPARING = "comparing"
+    SETTLED = "settled"
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class _OpenStep:
+    """A step whose time is not read yet: the marks at its ends, what it did, and whether threads built meanwhile."""
+
+    begin: Any
+    end: Any
+    phase: TuningPhase
+    uses_adopted: bool
+    counts: bool
+    reserved_seconds: float
+    busy: bool
+
+
+@final
+class StepTimes:
+    """Reads the times of steps, charges trials with what a step took longer, and compares steps with other kernels.
+
+    Args:
+        program: the device.
+        ledger: bounds the time that is lost.
+
+    Attributes:
+        count: number of steps that ended.
+    """
+
+    def __init__(self, program: Program, ledger: TrialLedger) -> None:
+        self.count = 0
+        self._program = program
+        self._ledger = ledger
+        self._open: deque[_OpenStep] = deque()
+        self._typical_ms: deque[float] = deque(maxlen=_MOST_TYPICAL)
+        self._compared_ms: dict[bool, list[float]] = {True: [], False: []}
+        self._mark: Any = None
+        self._reserved_seconds = 0.0
+
+    @property
+    def typical_count(self) -> int:
+        """Number of times of PyTorch's own steps that are known, of the latest ones."""
+        return len(self._typical_ms)
+
+    @property
+    def typical_ms(self) -> float:
+        """Median time of the latest steps of PyTorch's own; 0 if none is known."""
+        return median(self._typical_ms) if self._typical_ms else 0.0
+
+    def reserve(self, seconds: float) -> bool:
+        """Reserve a loss for the step that begins, and return whether the share of the time covers it."""
+        admitted = self._ledger.admit(seconds)
+        self._reserved_seconds += seconds if admitted else 0.0
+        return admitted
+
+    def ended(self, phase: TuningPhase, *, uses_adopted: bool, first: bool, busy: bool) -> None:
+        """Note the end of a step.
+
+        Args:
+            phase: what it did.
+            uses_adopted: whether adopted kernels ran.
+            first: whether it was the first one of its phase, or of a block that is compared.
+            busy: whether threads built meanwhile.
+        """
+        self.count += 1
+        mark = self._program.mark()
+        if self._mark is not None:
+            counts = not first if phase is TuningPhase.COMPARING else self.count > _UNSTEADY_STEPS
+            self._open.append(_OpenStep(self._mark, mark, phase, uses_adopted, counts, self._reserved_seconds, busy))
+            self._reserved_seconds = 0.0
+        self._mark = mark
+
+    def read(self) -> None:
+        """Read the times of steps whose end the device has reached."""
+        while self._open:
+            step = self._open[0]
+            time_ms = self._program.elapsed_ms(step.begin, step.end)
+            if time_ms is None:
+                return
+            self._open.popleft()
+            self._note(step, time_ms)
+
+    def gain(self, least: int) -> float | None:
+        """Return the time of a step with adopted kernels over PyTorch's own; None before there are enough of both.
+
+        Args:
+            least: number of steps of each that is enough.
+        """
+        adopted, own = self._compared_ms[True], self._compared_ms[False]
+        return median(adopted) / median(own) if min(len(adopted), len(own)) >= least else None
+
+    def _note(self, step: _OpenStep, time_ms: float) -> None:
+        lost_seconds = (time_ms - self.typical_ms) / 1e3
+        if step.phase is TuningPhase.COMPARING:
+            if step.counts:
+                self._compared_ms[step.uses_adopted].append(time_ms)
+        elif step.phase is TuningPhase.WARMING:
+            if step.counts:
+                self._typical_ms.append(time_ms)
+        elif step.reserved_seconds or step.phase is TuningPhase.WATCHING:
+            self._ledger.settle(step.reserved_seconds, lost_seconds)
+        elif step.busy:
+            self._ledger.disturbed(lost_seconds)
+        else:  # the program's own pace may change, for which trials are not to blame
+            self._typical_ms.append(time_ms)
