@@ -123,6 +123,22 @@ def test_all_ways_under_caps_are_tried_in_one_run(tmp_path):
         assert all(re.match(r"1x2 \w+$", text) for text in plans) or not name.startswith("undivided")
 
 
+def test_predicted_times_stand_beside_those_in_a_program_without_a_gpu(tmp_path):
+    pytest.importorskip("torch")
+    out = tmp_path / "whereabouts.json"
+    command = [sys.executable, "-m", "bench.torch.programs.whereabouts", "--backend", "cpu", "--network", "small"]
+    command += ["--steps", "2", "--repeats", "1", "--way", "stock", "--way", "64KiB", "--out", str(out)]
+    done = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True)
+    cases = load(out)["cases"]
+    stock, ours = cases["small nchw stock"]["places"], cases["small nchw 64KiB"]["places"]
+    assert set(stock) == set(ours)
+    assert {text.split()[0] for text in ours} == {"Forward", "BackwardData", "BackwardFilter"}
+    assert sum(place["calls"] for place in ours.values()) == 3 * 9 - 1, "nine convolutions; images need no gradient"
+    assert all(place["predicted_ms"] > 0 and place["alone_ms"] > 0 and place["ms"] > 0 for place in ours.values())
+    assert not any("plan" in place for place in stock.values())
+    assert "| Forward dense 3x3 | 5 |" in done.stdout
+
+
 def test_plans_of_a_program_are_replaced_without_a_gpu_and_none_twice(tmp_path):
     pytest.importorskip("torch")
     out = tmp_path / "replacements.json"
