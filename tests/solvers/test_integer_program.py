@@ -75,12 +75,16 @@ class Silent:
     def __init__(self, values):
         self.values = values
 
-    def actualSolve(self, problem, **options):  # noqa: N802  # as PuLP calls it
-        pulp = integer_program._import_pulp()
+    def actualSolve(self, problem, **options):  # noqa: N802  # as PuLP 3 calls it
         for variable in problem.variables():
             variable.varValue = self.values
-        problem.assignStatus(pulp.LpStatusNotSolved, pulp.LpSolutionNoSolutionFound)
-        return pulp.LpStatusNotSolved
+        problem.assignStatus(0, 0)
+        return 0
+
+    def solve(self, problem, **options):  # as PuLP 4 calls it
+        for variable in problem.variables():
+            variable.varValue = self.values
+        return SimpleNamespace(status=0, has_solution=False)
 
 
 def unsolved(monkeypatch, values, limit):

@@ -64,6 +64,8 @@ def solve(
     problem, variables = _stated(pulp, relaxation, found, exact=exact)
     if name == SolverName.HIGHS.value:
         _begin_with_initial_values(engine)
+    elif type(engine).__name__ == "PYGLPK" and time_limit_seconds is not None:
+        _end_in_time(engine, time_limit_seconds)
     outcome = problem.solve(engine)
     # PuLP 3 returns the status and keeps the solution's apart; PuLP 4 returns both in one object.
     status = int(getattr(outcome, "status", outcome))
@@ -73,6 +75,8 @@ def solve(
     optimal = optimal and all(abs(value - round(value)) < _FRACTION for value in values)
     if not optimal and time_limit_seconds is None:
         raise SolverError(f"{name} did not solve the integer program to the optimum: status {status}")
+    if not getattr(outcome, "has_solution", True):  # then PuLP 4 leaves the initial values in the variables
+        return SolverAnswer(counts=None, optimal=False, solver=name)
     taken = [
         {index: round(variable.varValue or 0) for index, variable in row.items()} if row else dict(known)
         for row, known in zip(variables, found.counts, strict=True)
@@ -120,9 +124,26 @@ def _begin_with_initial_values(engine: Any) -> None:
     """Let HiGHS begin with the variables' initial values, which PuLP 3 does not tell it."""
 
     def call(problem: Any) -> None:
-        values = {each.index: each.varValue for each in problem.variables() if each.varValue is not None}
+        # PuLP 3 makes a column of each variable; PuLP 4 leaves out those that no row and no cost names.
+        columns = getattr(problem, "exported_variables", problem.variables)()
+        values = {index: each.varValue for index, each in enumerate(columns) if each.varValue is not None}
         problem.solverModel.setSolution(len(values), list(values), list(values.values()))
         problem.solverModel.run()
+
+    engine.callSolver = call
+
+
+def _end_in_time(engine: Any, seconds: float) -> None:
+    """Let GLPK's Python module end at a time limit, which PuLP 4 takes and forgets."""
+    glpk = import_module("swiglpk")
+
+    def call(problem: Any, callback: object = None) -> None:
+        options = glpk.glp_iocp()
+        glpk.glp_init_iocp(options)
+        options.tm_lim = max(1, round(seconds * 1000))
+        glpk.glp_adv_basis(problem.solverModel, 0)
+        if glpk.glp_simplex(problem.solverModel, None) == 0:
+            glpk.glp_intopt(problem.solverModel, options)
 
     engine.callSolver = call
 
