@@ -8,30 +8,35 @@
     python -m bench.memory.execution --summary                 # the tables of what is kept, losers first
     python -m bench.memory.execution --device cpu --small      # tries the script out
 
-It continues where it was stopped: a cell that is kept is not measured again, unless --again says so. Each cell has a
-process of its own. PyTorch's own step comes first, because budgets are shares of its peak. In cells with a budget
+It continues where it was stopped: a cell that is kept is not measured again, unless --again says so. Each cell with a
+budget has a process of its own. PyTorch's own step comes first, because budgets are shares of its peak. In these cells
 PyTorch's allocator may not take more than the budget from the GPU (`set_per_process_memory_fraction`), so a plan that
 exceeds it fails. A budget below a step's floor is no failure; the floor is printed.
 
-The papers' policies run the configurations of convolutions that they choose: (m) without workspace, (p) the fastest,
-Dymem's within what the pool has left. The mini-batch is not divided, as in the papers. Two networks also train without
-TF32, in which an H200 computes for a byte over its link about as long as a Titan X did for VGG-16.
+The papers' policies of one network share a process, because operations are then measured once. PyTorch's own step runs
+first in it, and ratios are to that. The policies run the configurations of convolutions that they choose: (m) without
+workspace, (p) the fastest, Dymem's within what the pool has left. The mini-batch is not divided, as in the papers. Two
+networks also train without TF32, in which an H200 computes for a byte over its link about as long as a Titan X did for
+VGG-16.
 """
 
 import os
 from argparse import Namespace
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from time import monotonic
 from typing import Any, NamedTuple
 
+from bench.memory.execution_tables import show
 from bench.memory.record_steps import RECIPES
 from bench.tools.results import load, save_case
 from bench.tools.script import command_line, note, run_main
 from ucudnn.memory.torch.training_step import TrainingRecipe
 from ucudnn.memory.torch.trials.trial import PYTORCH, TrialSettings, run_apart
+from ucudnn.memory.torch.trials.trial_series import SeriesMember, run_series_apart
 from ucudnn.problem import MathMode
 
 GIB = 2**30
@@ -62,20 +67,7 @@ PAPERS = (
 )
 CHOOSING = ("vdnn", "dymem")  # how the names of policies begin that choose configurations of convolutions
 CONVOLUTIONS = "undivided"
-CLAIMS = {
-    "vdnn-all-p": "1.23 VGG-16 128, 1.27 AlexNet 128, 1.15 AlexNet 128 (study)",
-    "vdnn-ext-all-p": "1.05 AlexNet 128, where vDNN takes 1.15",
-    "vdnn-all-m": "1.06 AlexNet 128, of base (m)",
-    "vdnn-ext-all-m": "1.02 AlexNet 128, of base (m)",
-    "vdnn-conv-m": "1.006 AlexNet 512, of base (m)",
-    "vdnn-ext-conv-m": "1.001 AlexNet 512, of base (m)",
-    "vdnn-dynamic": "1.22 VGG-16 256 within 12 GB",
-    "swap": "below 1.10 ResNet-50",
-    "dymem": "1 / 1.42 of vDNN's time, ResNet-50 100",
-}
-"""What the papers say of the time of a step, as multiples of their base's; on a Titan X, a GTX 970 and an M40."""
 QUICK = "resnet50"
-FLOOR = "is below the floor"
 EXPANDABLE = "expandable_segments:True"
 
 
@@ -103,20 +95,27 @@ class ExecutionCell(NamedTuple):
         return ExecutionCell(self.network, PYTORCH, 0.0, self.math)
 
 
+def networks_of(arguments: Namespace) -> Sequence[str]:
+    """Return the networks that are asked for."""
+    return arguments.network or ([QUICK] if arguments.quick else list(BATCHES))
+
+
 def cells(arguments: Namespace) -> Iterator[ExecutionCell]:
-    """Yield the cells in the order of their processes."""
-    networks = arguments.network or ([QUICK] if arguments.quick else list(BATCHES))
-    if not arguments.papers:
-        for network in networks:
-            yield ExecutionCell(network, PYTORCH, 0.0)
-            yield from (ExecutionCell(network, arguments.policy, share) for share in arguments.share or SHARES)
-        return
+    """Yield the cells with a budget, and PyTorch's own step before them, in the order of their processes."""
+    for network in networks_of(arguments):
+        yield ExecutionCell(network, PYTORCH, 0.0)
+        yield from (ExecutionCell(network, arguments.policy, share) for share in arguments.share or SHARES)
+
+
+def series(arguments: Namespace) -> Iterator[list[ExecutionCell]]:
+    """Yield the cells of the papers' policies, those of each process together."""
     for math in arguments.math or ("fma", "tf32"):
-        for network in networks:
+        for network in networks_of(arguments):
             if math == "tf32" or network in WITHOUT_TF32:
-                yield ExecutionCell(network, PYTORCH, 0.0, math)
-                for policy in arguments.only or PAPERS:
-                    yield ExecutionCell(network, policy, 0.0, math, CONVOLUTIONS if policy.startswith(CHOOSING) else "")
+                yield [
+                    ExecutionCell(network, policy, 0.0, math, CONVOLUTIONS if policy.startswith(CHOOSING) else "")
+                    for policy in arguments.only or PAPERS
+                ]
 
 
 def recipe_of(cell: ExecutionCell, small: bool) -> TrainingRecipe:
@@ -197,133 +196,58 @@ def measure(arguments: Namespace, out: Path) -> None:
         note(f"{cell}: {told}, process {answer['process_s']:.0f} s")
 
 
+def measure_papers(arguments: Namespace, out: Path) -> None:
+    """Measure the policies that are missing, as long as there is time."""
+    begin = monotonic()
+    for whole in series(arguments):
+        kept = kept_cells(out)
+        missing = [cell for cell in whole if arguments.again or str(cell) not in kept]
+        if not missing:
+            continue
+        left = arguments.limit_seconds - (monotonic() - begin)
+        if left < arguments.cell_seconds:
+            note(f"{left:.0f} s are left, too few for {missing[0]} and those behind it: call again")
+            return
+        for cell, answer in run_series(missing, arguments):
+            save_case(out, str(cell), answer)
+            told = answer.get("reason") or f"{answer['step_ms']:.1f} ms, {answer['allocated'] / GIB:.3f} GiB"
+            note(f"{cell}: {told}, {answer['process_s']:.0f} s")
+            if monotonic() - begin > arguments.limit_seconds:
+                note("the time is up: call again for the rest")
+                return
+
+
+def run_series(cells: Sequence[ExecutionCell], arguments: Namespace) -> Iterator[tuple[ExecutionCell, dict[str, Any]]]:
+    """Yield each cell of one process with its figures and those of PyTorch's own step, or with why it has none."""
+    first = cells[0]
+    settings = TrialSettings(
+        recipe=recipe_of(first, arguments.small),
+        policy="",
+        budget_bytes=None,
+        device=arguments.device,
+        steps=arguments.steps,
+    )
+    members = [SeriesMember(PYTORCH), *(SeriesMember(cell.policy, cell.convolutions) for cell in cells)]
+    begin, base = monotonic(), None
+    with closing(run_series_apart(settings, members)) as results:
+        for number, result in enumerate(results):
+            answer = result.to_dict()
+            if number == 0:
+                if result.figures is None:
+                    raise SystemExit(f"error: PyTorch's own step of {first.network} does not run: {result.reason}")
+                base = {"base_ms": answer["step_ms"], "base_allocated": answer["allocated"]}
+                continue
+            answer.pop("memory", None)  # the curve is for pictures
+            cell, now = cells[number - 1], monotonic()
+            taken = {"process_s": now - begin, **conditions(cell, arguments)}
+            begin = now
+            yield cell, {**cell._asdict(), "budget": None, **answer, **(base or {}), **taken}
+
+
 def kept_cells(path: Path) -> Mapping[str, Any]:
     """Return the cells that are kept."""
     found: Mapping[str, Any] = load(path)["cases"] if path.exists() else {}
     return found
-
-
-def budget_rows(cases: Sequence[Mapping[str, Any]], base: Mapping[str, Any]) -> list[str]:
-    """Return a line for each cell with a budget: those that failed first, then the slowest."""
-    lines = []
-    for case in sorted(cases, key=lambda each: (_rank(each), -_slowdown(each, base))):
-        head = f"| {case['network']} | {case['share']:.0%} | {case['budget'] / GIB:.3f} |"
-        if "allocated" not in case:
-            what = "below the floor" if _rank(case) else "FAILED"
-            lines.append(f"{head} {what}: {case['reason']} | | | | | | | | |")
-            continue
-        reserved = case["reserved"] or case["allocated"]
-        overlap = "" if case["overlap"] is None else f"{case['overlap']:.0%}"
-        lines.append(
-            f"{head} {case['predicted_peak'] / GIB:.3f} | {case['allocated'] / GIB:.3f} |"
-            f" {case['predicted_peak'] / case['allocated'] - 1:+.1%} | {reserved / case['allocated'] - 1:+.1%} |"
-            f" {case['predicted_ms']:.1f} | {case['step_ms']:.1f} | {case['predicted_ms'] / case['step_ms'] - 1:+.1%} |"
-            f" {_slowdown(case, base):.2f} | {case['offloaded'] / GIB:.2f} {overlap} |"
-        )
-    return lines
-
-
-def _slowdown(case: Mapping[str, Any], base: Mapping[str, Any]) -> float:
-    return float(case.get("step_ms", 0) / base[_key(case)]["step_ms"])
-
-
-def _rank(case: Mapping[str, Any]) -> int:
-    """Order: what failed, what lies below the floor, what ran."""
-    return 2 if "allocated" in case else int(FLOOR in case["reason"])
-
-
-def paper_rows(cases: Sequence[Mapping[str, Any]], base: Mapping[str, Any]) -> list[str]:
-    """Return a line for each policy without a budget: those that failed first, then the slowest."""
-    lines = []
-    for case in sorted(cases, key=lambda each: ("step_ms" in each, -_slowdown(each, base))):
-        head = f"| {case['network']} | {_MATHS[_math(case)]} | {case['policy']} | {_kernels(case)} |"
-        if "allocated" not in case:
-            lines.append(f"{head} FAILED: {case['reason']} | | | | | | | | | |")
-            continue
-        overlap = "" if case["overlap"] is None else f"{case['overlap']:.0%}"
-        lines.append(
-            f"{head} {case['predicted_ms']:.1f} | {case['step_ms']:.1f} |"
-            f" {case['predicted_ms'] / case['step_ms'] - 1:+.1%} |"
-            f" {_slowdown(case, base):.2f} | {CLAIMS.get(case['policy'], '')} |"
-            f" {case['predicted_peak'] / GIB:.3f} | {case['allocated'] / GIB:.3f} |"
-            f" {case['predicted_peak'] / case['allocated'] - 1:+.1%} |"
-            f" {case['allocated'] / base[_key(case)]['allocated']:.0%} |"
-            f" {case['offloaded'] / GIB:.2f} / {case['prefetched'] / GIB:.2f} | {overlap} |"
-        )
-    return lines
-
-
-def pair_rows(cases: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Return a line for each step of which vDNN and vDNNExt ran with the same offloads: the least gain first."""
-    times = {(*_key(case), case["policy"]): case["step_ms"] for case in cases if "step_ms" in case}
-    found = []
-    for (network, math, policy), extended in times.items():
-        ours = times.get((network, math, policy.replace("vdnn-ext", "vdnn")))
-        if policy.startswith("vdnn-ext") and ours is not None:
-            gain = extended / ours - 1
-            name = policy.removeprefix("vdnn-ext-")
-            found.append((gain, f"| {network} | {_MATHS[math]} | {name} | {ours:.1f} | {extended:.1f} | {gain:+.1%} |"))
-    return [line for _, line in sorted(found, reverse=True)]
-
-
-_MATHS = {"tf32": "TF32", "fma": "float32"}
-
-
-def _math(case: Mapping[str, Any]) -> str:
-    return str(case.get("math", "tf32"))
-
-
-def _key(case: Mapping[str, Any]) -> tuple[str, str]:
-    return str(case["network"]), _math(case)
-
-
-def _kernels(case: Mapping[str, Any]) -> str:
-    """Return how many convolutions ran as the plan chose, and the largest workspace."""
-    if not case.get("configured"):
-        return "PyTorch's"
-    divided = f", {case['divided']} divided" if case["divided"] else ""
-    return f"{case['configured']}{divided}, {case['workspace'] / GIB:.3f} GiB"
-
-
-BUDGET_COLUMNS = (
-    *("network", "budget", "GiB", "predicted GiB", "measured GiB", "off", "reserved over allocated", "predicted ms"),
-    *("ms", "off", "of PyTorch's time", "GiB to the host, overlap"),
-)
-PAPER_COLUMNS = (
-    *("network", "math", "policy", "convolutions by the plan, largest workspace", "predicted ms", "ms", "off"),
-    *("of PyTorch's time", "the paper's, of its base", "predicted GiB", "measured GiB", "off", "of PyTorch's peak"),
-    *("GiB to the host / back", "overlap"),
-)
-PAIR_COLUMNS = ("network", "math", "offloads", "vDNN ms", "vDNNExt ms", "vDNNExt over vDNN")
-
-
-def show(cases: Mapping[str, Any]) -> None:
-    """Print the tables of what is kept, and how many of the required figures hold."""
-    base = {_key(case): case for case in cases.values() if case["policy"] == PYTORCH and "allocated" in case}
-    for (network, math), case in base.items():
-        took = f"{case['step_ms']:.1f} ms, {case['allocated'] / GIB:.3f} GiB"
-        print(f"PyTorch's own step of {network} {case['batch']}, {_MATHS[math]}: {took}")
-    there = [case for case in cases.values() if _key(case) in base]
-    within = [case for case in there if case["share"]]
-    without = [case for case in there if not case["share"] and case["policy"] != PYTORCH]
-    for columns, rows in (
-        (BUDGET_COLUMNS, budget_rows(within, base)),
-        (PAPER_COLUMNS, paper_rows(without, base)),
-        (PAIR_COLUMNS, pair_rows(without)),
-    ):
-        if rows:
-            print("\n| " + " | ".join(columns) + " |\n|" + " --- |" * len(columns))
-            print("\n".join(rows))
-    ran = [case for case in within if "allocated" in case]
-    if within:
-        failed = sum(_rank(case) == 0 for case in within)
-        peak = sum(abs(case["predicted_peak"] / case["allocated"] - 1) <= 0.02 for case in ran)
-        time = sum(abs(case["predicted_ms"] / case["step_ms"] - 1) <= 0.05 for case in ran)
-        waste = sum((case["reserved"] or case["allocated"]) <= 1.05 * case["allocated"] for case in ran)
-        below = len(within) - len(ran) - failed
-        print(f"\n{len(within)} cells: {failed} failed, {below} below the floor, {len(ran)} ran")
-        print(f"of these, peaks predicted within 2 %: {peak}, times within 5 %: {time}")
-        print(f"and at most 5 % more reserved than allocated: {waste}")
 
 
 def main() -> None:
@@ -351,7 +275,7 @@ def main() -> None:
     if not arguments.fixed_segments:
         os.environ.setdefault("PYTORCH_CUDA_ALLOC_CONF", EXPANDABLE)
     if not arguments.summary:
-        measure(arguments, out)
+        (measure_papers if arguments.papers else measure)(arguments, out)
     show(kept_cells(out))
 
 

@@ -22,6 +22,7 @@ from ucudnn.memory.simulation.result import Queue
 from ucudnn.memory.torch.device_use.usage import library_workspace_bytes, outside_bytes
 from ucudnn.memory.torch.execution.fit import fit_subject, step_subject
 from ucudnn.memory.torch.execution.fitted_step import FittedStep
+from ucudnn.memory.torch.execution.step_program import StepSubject
 from ucudnn.memory.torch.measured_peak import measured_peak
 from ucudnn.memory.torch.training_step import TrainingRecipe, TrainingStep, make_step
 from ucudnn.memory.torch.trials.device_timeline import beside_prediction, measure_timeline
@@ -31,6 +32,9 @@ from ucudnn.problem import MathMode
 
 PYTORCH = "pytorch"
 """In the place of a policy: the step as PyTorch runs it, without a plan."""
+
+ENDED = "its process ended abruptly, as one does that takes more of the host's memory than there is"
+"""The reason of a trial whose process was killed."""
 
 
 @final
@@ -168,14 +172,19 @@ def run_apart(settings: TrialSettings) -> TrialResult:
         try:
             return pool.submit(run_trial, settings).result()
         except BrokenProcessPool:
-            why = "its process ended abruptly, as one does that takes more of the host's memory than there is"
-            return TrialResult(policy=settings.policy, figures=None, reason=why)
+            return TrialResult(policy=settings.policy, figures=None, reason=ENDED)
 
 
 def run_trial(settings: TrialSettings) -> TrialResult:
     """Run a trial in this process."""
+    return result_of(PolicyTrial(settings))
+
+
+def result_of(trial: "PolicyTrial") -> TrialResult:
+    """Run a trial, and return its outcome; an error of its policy is a reason."""
+    settings = trial.settings
     try:
-        return TrialResult(policy=settings.policy, figures=_Trial(settings).run())
+        return TrialResult(policy=settings.policy, figures=trial.run())
     except UcudnnError as error:
         least = getattr(error, "required_bytes", None)
         return TrialResult(policy=settings.policy, figures=None, reason=str(error), least_bytes=least)
@@ -184,24 +193,47 @@ def run_trial(settings: TrialSettings) -> TrialResult:
         return TrialResult(policy=settings.policy, figures=None, reason=f"{type(error).__name__}: {line}")
 
 
-class _Trial:
-    """One trial on its way."""
+def trial_step(settings: TrialSettings) -> TrainingStep:
+    """Return the step of trials, after PyTorch was told how to compute it."""
+    device = _numbered(settings.device)
+    if device.type == "cuda":
+        torch.backends.cudnn.benchmark = True
+        torch.backends.cudnn.allow_tf32 = settings.recipe.variant.math is MathMode.TF32
+    torch.manual_seed(0)
+    return make_step(settings.recipe, device)
 
-    def __init__(self, settings: TrialSettings) -> None:
-        self._settings = settings
-        device = torch.device(settings.device)
-        self._on_gpu = device.type == "cuda"
-        # PyTorch's allocator takes no device without a number
-        self._device = torch.device("cuda", torch.cuda.current_device()) if self._on_gpu else device
+
+def _numbered(name: str) -> torch.device:
+    """Return a device, with its number if it is a GPU, because PyTorch's allocator takes none without one."""
+    return torch.device("cuda", torch.cuda.current_device()) if name == "cuda" else torch.device(name)
+
+
+@final
+class PolicyTrial:
+    """One trial on its way.
+
+    Args:
+        settings: what it runs.
+        step: the step of these settings; None to make it.
+        fit: fits it; None for `fit` with these settings.
+    """
+
+    def __init__(
+        self,
+        settings: TrialSettings,
+        step: TrainingStep | None = None,
+        fit: Callable[[TrainingStep], FittedStep] | None = None,
+    ) -> None:
+        self.settings = settings
+        self._device = _numbered(settings.device)
+        self._on_gpu = self._device.type == "cuda"
+        self._step, self._fit = step, fit or self._fitted
         self._losses: list[torch.Tensor] = []
 
     def run(self) -> TrialFigures:
-        settings = self._settings
-        if self._on_gpu:
-            torch.backends.cudnn.benchmark = True
-            torch.backends.cudnn.allow_tf32 = settings.recipe.variant.math is MathMode.TF32
-        torch.manual_seed(0)
-        step = make_step(settings.recipe, self._device)
+        """Run it, and return what was measured; errors are those of `fit`, and RuntimeError if memory runs out."""
+        settings = self.settings
+        step = trial_step(settings) if self._step is None else self._step
         self._cap()
         library = library_workspace_bytes(self._device)
         begin = perf_counter()
@@ -255,11 +287,10 @@ class _Trial:
             picture=picture,
         )
 
-    def _fit(self, step: TrainingStep) -> FittedStep:
-        settings = self._settings
+    def _fitted(self, step: TrainingStep) -> FittedStep:
+        settings = self.settings
         with step.autocast():
-            sample = (*step.inputs, *step.targets)
-            subject = step_subject(step.model, sample, step.loss, step.optimizer)
+            subject = trial_subject(step)
             convolutions = settings.convolutions or None
             return fit_subject(
                 subject, settings.budget_bytes, settings.policy, measured=True, convolutions=convolutions
@@ -267,8 +298,8 @@ class _Trial:
 
     def _cap(self) -> None:
         """Let PyTorch's allocator have what the budget leaves, if the trial is capped."""
-        limit = self._settings.budget_bytes
-        if self._on_gpu and self._settings.capped and limit is not None:
+        limit = self.settings.budget_bytes
+        if self._on_gpu and self.settings.capped and limit is not None:
             total = torch.cuda.get_device_properties(self._device).total_memory
             left = max(0, limit - outside_bytes(self._device))
             torch.cuda.set_per_process_memory_fraction(min(1.0, left / total))
@@ -288,7 +319,7 @@ class _Trial:
         if self._on_gpu:
             torch.cuda.reset_peak_memory_stats(self._device)
         marks = [self._mark()]
-        for _ in range(self._settings.steps):
+        for _ in range(self.settings.steps):
             self._take(step)
             marks.append(self._mark())
         self._wait()
@@ -309,6 +340,11 @@ class _Trial:
 
     def _between(self, begin: Any, end: Any) -> float:
         return float(begin.elapsed_time(end)) if self._on_gpu else (end - begin) * 1e3
+
+
+def trial_subject(step: TrainingStep) -> StepSubject:
+    """Return what is trained."""
+    return step_subject(step.model, (*step.inputs, *step.targets), step.loss, step.optimizer)
 
 
 def with_plan(step: TrainingStep, fitted: FittedStep) -> TrainingStep:

@@ -1,0 +1,153 @@
+"""Several policies without a budget, one after another on one step, whose operations are measured once.
+
+Measuring the operations of a step takes longer than the steps of a trial. What a budget bounds is the process, so
+trials with one have processes of their own (`trial.run_apart`).
+"""
+
+import gc
+import multiprocessing
+from collections.abc import Generator, Sequence
+from dataclasses import replace
+from functools import cached_property
+from multiprocessing.connection import Connection
+from typing import NamedTuple, final
+
+import torch
+
+from ucudnn.errors import InvalidValueError
+from ucudnn.memory.costs import Costs
+from ucudnn.memory.policies.choice import make_plan
+from ucudnn.memory.torch.convolutions.convolution_choices import ConvolutionChoices
+from ucudnn.memory.torch.execution.fit import fit_plan
+from ucudnn.memory.torch.execution.fitted_step import FittedStep
+from ucudnn.memory.torch.execution.operation_costs import measure_operations, step_costs
+from ucudnn.memory.torch.execution.step_program import StepProgram, trace_program
+from ucudnn.memory.torch.training_step import TrainingStep
+from ucudnn.memory.torch.trials.trial import (
+    ENDED,
+    PolicyTrial,
+    TrialResult,
+    TrialSettings,
+    result_of,
+    trial_step,
+    trial_subject,
+)
+
+
+class SeriesMember(NamedTuple):
+    """A policy of a series, and the batch-size policy by which it chooses convolutions; '' leaves them to PyTorch."""
+
+    policy: str
+    convolutions: str = ""
+
+
+@final
+class TrialSeries:
+    """Runs policies on one step.
+
+    Each policy begins with the same parameters and without state of the optimizer.
+
+    Args:
+        settings: what runs; of it neither the policy nor how it chooses convolutions counts.
+
+    Raises:
+        InvalidValueError: if there is a budget, or there is no such model, loss or optimizer.
+    """
+
+    def __init__(self, settings: TrialSettings) -> None:
+        if settings.budget_bytes is not None:
+            raise InvalidValueError("trials in one process have no budget, because a budget bounds a whole process")
+        self._settings = settings
+        self._step = trial_step(settings)
+        self._state = {name: value.to("cpu", copy=True) for name, value in self._step.model.state_dict().items()}
+        self._chosen: dict[str, tuple[ConvolutionChoices, Costs]] = {}
+
+    def run(self, member: SeriesMember) -> TrialResult:
+        """Run a policy, or PyTorch's own step."""
+        settings = replace(self._settings, policy=member.policy, convolutions=member.convolutions)
+        fitted: list[FittedStep] = []
+
+        def fit(step: TrainingStep) -> FittedStep:
+            fitted.append(self._fitted(member))
+            return fitted[-1]
+
+        self._begin_anew()
+        try:
+            return result_of(PolicyTrial(settings, self._step, fit))
+        finally:
+            for each in fitted:
+                each.close()
+
+    def _begin_anew(self) -> None:
+        self._step.model.load_state_dict(self._state)
+        self._step.clear()
+        if self._step.optimizer is not None:
+            self._step.optimizer.state.clear()
+        gc.collect()
+        if self._settings.device == "cuda":
+            torch.cuda.empty_cache()
+
+    def _fitted(self, member: SeriesMember) -> FittedStep:
+        with self._step.autocast():
+            program, costs = self._program, self._costs
+            choices = None
+            if member.convolutions:
+                choices, costs = self._choices(member.convolutions)
+            plan = make_plan(program.graph, costs, None, member.policy)
+            if choices is not None:
+                program = choices.applied(plan.configurations)
+            return fit_plan(trial_subject(self._step), program, plan, costs)
+
+    @cached_property
+    def _program(self) -> StepProgram:
+        model = self._step.model
+        return trace_program(trial_subject(self._step), type(model).__name__, self._settings.recipe.batch)
+
+    @cached_property
+    def _costs(self) -> Costs:
+        program = self._program
+        return measure_operations(program, step_costs(program.graph, program.device), budget=None)
+
+    def _choices(self, convolutions: str) -> tuple[ConvolutionChoices, Costs]:
+        if convolutions not in self._chosen:
+            choices = ConvolutionChoices.asked(self._program, convolutions)
+            self._chosen[convolutions] = choices, choices.measured(self._costs, None)
+        return self._chosen[convolutions]
+
+
+def run_series_apart(settings: TrialSettings, members: Sequence[SeriesMember]) -> Generator[TrialResult, None, None]:
+    """Yield the outcome of each member in their order, as soon as it is known, from a process of their own.
+
+    A process that ends by a signal is the reason of the member that ran; those behind it run in a new process.
+    """
+    left = [*members]
+    context = multiprocessing.get_context("spawn")
+    while left:
+        ours, theirs = context.Pipe(duplex=False)
+        process = context.Process(target=_serve, args=(settings, [*left], theirs), daemon=True)
+        process.start()
+        theirs.close()
+        try:
+            while left:
+                member = left.pop(0)
+                try:
+                    result = ours.recv()
+                except EOFError:
+                    yield TrialResult(policy=member.policy, figures=None, reason=ENDED)
+                    break
+                if isinstance(result, Exception):
+                    raise result
+                yield result
+        finally:
+            process.kill()  # it is done, or nobody waits for it any more
+            process.join()
+            ours.close()
+
+
+def _serve(settings: TrialSettings, members: Sequence[SeriesMember], connection: Connection) -> None:
+    try:
+        series = TrialSeries(settings)
+        for member in members:
+            connection.send(series.run(member))
+    except Exception as error:  # noqa: BLE001, because the process that waits shall raise it
+        connection.send(error)
