@@ -1,10 +1,12 @@
 """Random plans of random steps, with copies, waits, frees and recomputations, for the tests of `ucudnn.memory`."""
 
+import random
 from itertools import pairwise
 
 from hypothesis import strategies as st
 
 from tests.support.step_graphs import random_steps
+from ucudnn.memory.graph import Phase
 from ucudnn.memory.order import ORDERS
 from ucudnn.memory.plans.actions import ActionKind, offload, prefetch, recompute, run, synchronize, wait
 from ucudnn.memory.plans.blocks import ForwardBlocks
@@ -41,6 +43,14 @@ def random_plan(graph, costs, order, roll):
         mixed += [synchronize()] if roll(0, 9) == 0 else []
         mixed += [action] if action else []
     return MemoryPlan(policy="random", graph=graph, actions=with_frees(graph, mixed))
+
+
+def random_plan_in_parts(graph, costs, seed):
+    """Return a random plan of a recorded step, with forward before backward before the optimizer."""
+    dice, phases = random.Random(seed), [*Phase]
+    order = ORDERS[dice.choice(["program", "memory-greedy"])](graph)
+    order = sorted(order, key=lambda operation: phases.index(graph.operations[operation].phase))
+    return random_plan(graph, costs, order, dice.randint)
 
 
 def _copy(roll, graph, actions, storage, inserted):

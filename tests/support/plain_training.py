@@ -49,21 +49,27 @@ class Race:
         kind: the optimizer.
         steps: how many steps are taken.
         outside: whether the caller computes the loss of the step's outputs.
+        device: where the step is trained.
     """
 
-    def __init__(self, subject, kind="sgd", steps=5, *, outside=False):
-        self.model, self.inputs, self.loss = subject
+    def __init__(self, subject, kind="sgd", steps=5, *, outside=False, device="cpu"):
+        model, inputs, self.loss = subject
+        self.model, self.inputs = model.to(device), tuple(each.to(device) for each in inputs)
         self.kind, self.steps, self.outside = kind, steps, outside
         self.before = copy.deepcopy(self.model.state_dict())
-        plain = copy.deepcopy(self.model)
-        optimizer = optimizer_of(kind, plain)
-        self.losses = train(self.called(plain), optimizer, self.inputs, steps)
-        self.after = state_of(plain, optimizer)
+        self.losses, self.after = self.plain()
         self.optimizer = optimizer_of(kind, self.model)
         sample, inner = (self.inputs[:-1], None) if outside else (self.inputs, self.loss)
         self.subject = step_subject(self.model, sample, inner, self.optimizer)
         self.program = trace_program(self.subject, "race", len(self.inputs[0]))
-        self.costs = step_costs(self.program.graph, torch.device("cpu"))
+        self.costs = step_costs(self.program.graph, torch.device(device))
+
+    def plain(self):
+        """Train a copy of the model by a plain loop from the start; return losses, and the state after it."""
+        model = copy.deepcopy(self.model)
+        model.load_state_dict(self.before)
+        optimizer = optimizer_of(self.kind, model)
+        return train(self.called(model), optimizer, self.inputs, self.steps), state_of(model, optimizer)
 
     def called(self, model):
         """Return what computes the loss of inputs by a model."""
@@ -74,15 +80,19 @@ class Race:
         plan = policy if hasattr(policy, "actions") else make_plan(self.program.graph, self.costs, budget, policy)
         return fit_plan(self.subject, self.program, plan, self.costs, debug=debug)
 
-    def check(self, step):
-        """Train a fitted step from the start; compare losses, parameters, buffers and optimizer state."""
+    def trained(self, step):
+        """Train a fitted step from the start; return losses, parameters, buffers and optimizer state."""
         self.model.load_state_dict(self.before)
         self.model.zero_grad()
         self.optimizer = optimizer_of(self.kind, self.model)
         call = self.called(step) if self.outside else step
         losses = train(call, self.optimizer, self.inputs, self.steps)
+        return losses, state_of(self.model, self.optimizer)
+
+    def check(self, step):
+        """Train a fitted step from the start; compare losses, parameters, buffers and optimizer state."""
+        losses, after = self.trained(step)
         assert [*map(float, losses)] == [*map(float, self.losses)]
-        after = state_of(self.model, self.optimizer)
         assert all(torch.equal(ours, plain) for ours, plain in zip(after, self.after, strict=True))
 
 

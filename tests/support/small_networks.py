@@ -85,7 +85,7 @@ class DroppedGPT(models.GPT):
     """GPT with dropout behind the embedding and each block, and in an attention of its own."""
 
     def forward(self, tokens):
-        x = self.wte(tokens) + self.wpe(torch.arange(tokens.shape[1]))
+        x = self.wte(tokens) + self.wpe(torch.arange(tokens.shape[1], device=tokens.device))
         x = functional.dropout(x, 0.1, self.training)
         for block in self.h:
             x = functional.dropout(block(x), 0.2, self.training)
@@ -103,8 +103,15 @@ def _inception_loss(logits, labels):
     return models.inception_loss(logits, labels)
 
 
+def _several_loss(outputs, target):
+    first, second = outputs["heads"]
+    return functional.cross_entropy(first, target) + second.square().mean() + outputs["features"].sum() * 1e-3
+
+
 def small_network(name):
-    """Return a model, its inputs with the target behind them, and the loss."""
+    """Return a model, its inputs with the target behind them, and the loss, which 'several' has outside of its step."""
+    if name == "several":
+        return Several(), (torch.randn(5, 6), torch.randint(4, (5,))), _several_loss
     if name == "inception":
         return SmallInception(), _images(63), _inception_loss
     if name == "gpt":

@@ -1,7 +1,6 @@
 """Fitted steps train to the same bits as plain ones, by every policy and by random plans, and do what the plan says."""
 
 import functools
-import random
 from collections import Counter
 
 import pytest
@@ -9,11 +8,10 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from tests.support.live_bytes import LiveBytes  # noqa: E402
-from tests.support.memory_plans import random_plan  # noqa: E402
+from tests.support.memory_plans import random_plan_in_parts  # noqa: E402
 from tests.support.plain_training import CountedCopies, Race, train  # noqa: E402
+from tests.support.repeatability import differing_operation, distance, largest_distance, same  # noqa: E402
 from tests.support.small_networks import NETWORKS, small_network  # noqa: E402
-from ucudnn.memory.graph import Phase  # noqa: E402
-from ucudnn.memory.order import ORDERS  # noqa: E402
 from ucudnn.memory.plans.actions import ActionKind  # noqa: E402
 from ucudnn.memory.policies.catalog import POLICIES  # noqa: E402
 
@@ -31,12 +29,6 @@ def race(name, **options):
     return Race(small_network(name), **options)
 
 
-def in_parts(graph, order):
-    """Return an order with forward before backward before the optimizer."""
-    phases = [*Phase]
-    return sorted(order, key=lambda operation: phases.index(graph.operations[operation].phase))
-
-
 @pytest.mark.parametrize("policy", POLICIES)
 @pytest.mark.parametrize("name", NETWORKS)
 def test_every_policy_trains_to_the_bits_of_the_plain_loop(name, policy):
@@ -47,10 +39,8 @@ def test_every_policy_trains_to_the_bits_of_the_plain_loop(name, policy):
 @pytest.mark.parametrize("seed", range(6))
 @pytest.mark.parametrize("name", NETWORKS)
 def test_random_plans_train_to_the_bits_of_the_plain_loop(name, seed):
-    trained, dice = race(name), random.Random(seed)
-    graph = trained.program.graph
-    order = in_parts(graph, ORDERS[dice.choice(["program", "memory-greedy"])](graph))
-    plan = random_plan(graph, trained.costs, order, dice.randint)
+    trained = race(name)
+    plan = random_plan_in_parts(trained.program.graph, trained.costs, seed)
     assert {ActionKind.OFFLOAD, ActionKind.PREFETCH} <= {kind for kind, _ in plan.actions}
     trained.check(trained.fitted(plan))
 
@@ -81,3 +71,18 @@ def test_the_code_runs_copies_and_frees_what_the_plan_says(name, policy):
     assert live.peak == pytest.approx(step.simulation.peak_bytes, rel=0.02)
     if policy != "stock":
         assert kinds[ActionKind.OFFLOAD] + kinds[ActionKind.RECOMPUTE] > 0
+
+
+def test_the_operation_that_does_not_repeat_itself_is_named():
+    x = torch.ones(3)
+    assert differing_operation(lambda: torch.relu(x) + 1) == ""
+    assert differing_operation(lambda: torch.relu(torch.rand_like(x)) + 1) == "aten.rand_like.default"
+    assert differing_operation(lambda: torch.full((3,), torch.nan)) == ""
+
+
+def test_runs_are_the_same_or_some_way_apart():
+    runs = [([torch.ones(())], [torch.tensor([4.0, 2.0 + shift])]) for shift in (0.0, 0.5, 0.25, 0.0)]
+    assert same(runs[0], runs[3])
+    assert not same(runs[0], runs[1])
+    assert (distance(runs[0], runs[3]), distance(runs[0], runs[2])) == (0.0, 0.0625)
+    assert largest_distance(runs) == 0.125

@@ -15,21 +15,16 @@ from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
 
 import ucudnn.memory  # noqa: E402
 from tests.support.plain_training import Race, state_of, train  # noqa: E402
-from tests.support.small_networks import InPlace, Several, small_network  # noqa: E402
+from tests.support.small_networks import InPlace, small_network  # noqa: E402
 from tests.support.torch_cases import enable_on_cpu  # noqa: E402
 from ucudnn.errors import BudgetError, InvalidValueError, StepGraphError  # noqa: E402
 from ucudnn.memory.liveness import measure_liveness  # noqa: E402
 from ucudnn.memory.plans.actions import ActionKind  # noqa: E402
 
 
-def several_loss(outputs, target):
-    first, second = outputs["heads"]
-    return functional.cross_entropy(first, target) + second.square().mean() + outputs["features"].sum() * 1e-3
-
-
 def several():
     torch.manual_seed(0)
-    return Several(), (torch.randn(5, 6), torch.randint(4, (5,))), several_loss
+    return small_network("several")
 
 
 @pytest.mark.parametrize("policy", ["stock", "checkpoint", "vdnn-ext-all-p", "swap"])
