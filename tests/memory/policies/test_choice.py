@@ -1,5 +1,6 @@
 """Tests of the choice among plans: the fastest that fits, in live bytes and side by side in PyTorch's allocator."""
 
+import math
 from dataclasses import replace
 
 import pytest
@@ -8,7 +9,9 @@ from ucudnn.errors import BudgetError
 from ucudnn.memory.devices.profile import load_device
 from ucudnn.memory.devices.roofline import device_costs
 from ucudnn.memory.liveness import measure_liveness
+from ucudnn.memory.policies import choice
 from ucudnn.memory.policies.choice import AllocatorRoom, make_plan
+from ucudnn.memory.pools.allocator_replay import ReplayedReturns
 from ucudnn.memory.simulation.simulator import simulate
 from ucudnn.memory.steps import open_step
 
@@ -45,7 +48,7 @@ def test_a_policy_that_was_asked_for_stays(unet):
 
 def test_what_is_lost_already_counts(unet):
     graph, costs, budget = unet
-    lost = budget // 20
+    lost = budget // 8
     less = make_plan(graph, costs, budget, "checkpoint", AllocatorRoom(most_bytes=budget, lost_bytes=lost))
     more = make_plan(graph, costs, budget, "checkpoint", AllocatorRoom(most_bytes=budget))
     assert AllocatorRoom(most_bytes=budget).taken_bytes(less, costs) <= budget - lost
@@ -70,7 +73,7 @@ def test_where_nothing_fits_even_with_empty_pages_given_back_nothing_is_planned(
     kept = make_plan(graph, costs, least, policy, AllocatorRoom(most_bytes=least))
     assert AllocatorRoom(most_bytes=least).paged_bytes(kept, costs) <= least
     with pytest.raises(BudgetError):
-        make_plan(graph, costs, least - 1, policy, AllocatorRoom(most_bytes=least - 1))
+        make_plan(graph, costs, least, policy, AllocatorRoom(most_bytes=int(0.95 * least)))
 
 
 def test_a_fast_plan_that_fits_with_empty_pages_given_back_is_better_than_a_slow_one_that_does_not_fit():
@@ -82,6 +85,29 @@ def test_a_fast_plan_that_fits_with_empty_pages_given_back_is_better_than_a_slow
     chosen, plain = make_plan(graph, costs, budget, "auto", room), make_plan(graph, costs, budget, "auto")
     assert room.paged_bytes(chosen, costs) <= budget < room.taken_bytes(chosen, costs)
     assert simulate(chosen, costs).time_ms <= 1.2 * simulate(plain, costs).time_ms
+
+
+def test_a_plan_with_which_pages_go_back_competes_with_their_time(unet, monkeypatch):
+    graph, costs, budget = unet
+    room = AllocatorRoom(most_bytes=budget)
+    chosen = {}
+    for pace in (1e-3, 1e15):  # bytes in a millisecond
+        monkeypatch.setattr(choice, "_RETURN_BYTES_PER_MS", pace)
+        chosen[pace] = make_plan(graph, costs, budget, "auto", room)
+    slow, quick = (room.returns(chosen[pace], costs) for pace in chosen)
+    assert slow.fits
+    assert quick.fits
+    assert slow.times == slow.returned_bytes == 0
+    assert quick.times > 0
+    assert simulate(chosen[1e15], costs).time_ms < simulate(chosen[1e-3], costs).time_ms
+
+
+def test_the_time_of_what_goes_back_is_endless_where_there_is_no_room():
+    gib = 2**30
+    pause = choice.returns_ms(ReplayedReturns(fits=True, times=2, returned_bytes=gib))
+    assert 4.4 <= pause <= 6.5  # measured on an H200
+    assert choice.returns_ms(ReplayedReturns(fits=True, times=1, returned_bytes=3 * gib)) == pytest.approx(3 * pause)
+    assert choice.returns_ms(ReplayedReturns(fits=False, times=1, returned_bytes=gib)) == math.inf
 
 
 def test_a_step_that_fits_as_it_is_stays_so(unet):

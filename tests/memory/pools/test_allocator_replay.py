@@ -8,7 +8,7 @@ from ucudnn.memory.graph import Phase, Role
 from ucudnn.memory.plans.actions import free, offload, run
 from ucudnn.memory.plans.plan import MemoryPlan
 from ucudnn.memory.policies.stock import StockPolicy
-from ucudnn.memory.pools.allocator_replay import replay_allocator
+from ucudnn.memory.pools.allocator_replay import ReplayedReturns, replay_allocator, replay_returns
 from ucudnn.memory.simulation.simulator import fixed_bytes, simulate
 
 MIB = 2**20
@@ -80,6 +80,50 @@ def test_bytes_that_an_offload_still_reads_are_free_when_it_has_ended():
     fast = builder.costs(offload_bytes_per_ms=60.0 * MIB)
     live = [replay_allocator(plan, each, {}, simulate(plan, each).delayed).live_bytes for each in (slow, fast)]
     assert live == [100 * MIB, 70 * MIB]
+
+
+def returned(builder, most, **options):
+    costs = builder.costs()
+    plan = StockPolicy().plan(builder.graph(), costs, None)
+    return replay_returns(plan, costs, {}, simulate(plan, costs).delayed, most * MIB, **options)
+
+
+def test_empty_pages_go_back_in_each_step_where_a_tensor_finds_no_room():
+    step = line(30, 40, 50)  # takes 122 MiB; without the page of the first 20 of 30 MiB, 102
+    assert returned(step, 162) == ReplayedReturns(fits=True, times=0, returned_bytes=0)
+    # when 50 MiB are asked for, 102 are there; two pages in which 30 MiB were, and that of d, hold nothing
+    assert returned(step, 110) == ReplayedReturns(fits=True, times=1, returned_bytes=42 * MIB)
+    assert not returned(step, 109).fits
+
+
+def test_the_whole_tensor_counts_though_the_range_grows_by_less():
+    step = line(50, 45)
+    assert replayed(step).reserved_bytes == 102 * MIB
+    assert returned(step, 105) == ReplayedReturns(fits=True, times=0, returned_bytes=0)  # 60 are there, and 45 asked
+    assert not returned(step, 104).fits
+    assert returned(line(20, 5), 42).times == 0
+    assert not returned(line(20, 5), 39).fits  # 5 MiB count as a page
+
+
+def test_the_first_update_counts():
+    builder = StepBuilder()
+    builder.storage("w", 30 * MIB, Role.PARAMETER).storage("m", 20 * MIB, Role.OPTIMIZER_STATE)
+    builder.storage("a", 40 * MIB).run("f", "w", "a")
+    builder.storage("g", 30 * MIB, Role.GRADIENT).backward("b", "a", "g")
+    builder.run("update", "g m w", "m w", phase=Phase.OPTIMIZER)
+    assert returned(builder, 80, state_exists=True).times == 0
+    assert returned(builder, 80).fits is False  # the state and both of them
+
+
+@given(step=random_plans())
+@settings(max_examples=100, deadline=None)
+def test_with_room_for_all_nothing_goes_back_and_without_it_no_tensor_is_lost(step):
+    plan, costs = step
+    scratch, delayed = dict(enumerate(costs.scratch_bytes)), simulate(plan, costs).delayed
+    found = replay_allocator(plan, costs, scratch, delayed)
+    wide = found.reserved_bytes + max(plan.graph.sizes, default=0) + max(scratch.values(), default=0) + PAGE
+    assert replay_returns(plan, costs, scratch, delayed, wide).times == 0
+    assert replay_returns(plan, costs, scratch, delayed, found.paged_bytes - 1).fits is (found.paged_bytes == 0)
 
 
 @given(step=random_plans())

@@ -1,11 +1,13 @@
 """Choice: the plan of a step, by one policy or by the fastest of all, that keeps a budget in its allocator, too.
 
 A plan keeps a budget in bytes that are alive. PyTorch's allocator takes more, because holes between tensors are lost.
-So each plan is replayed in the allocator; one that takes too much is made again for fewer bytes, until it fits.
+So each plan is replayed in the allocator; one that takes too much is made again for fewer bytes, until it fits. An
+allocator with a bound can also give empty pages back in each step. That takes time, with which such a plan competes.
 """
 
 from dataclasses import dataclass, replace
 from heapq import heappop, heappush
+from math import inf
 from typing import NamedTuple
 
 from ucudnn.errors import BudgetError
@@ -15,13 +17,14 @@ from ucudnn.memory.graph import Role, StepGraph
 from ucudnn.memory.liveness import measure_liveness
 from ucudnn.memory.plans.plan import MemoryPlan
 from ucudnn.memory.policies.catalog import POLICIES, MemoryPolicy, find_policy
-from ucudnn.memory.pools.allocator_replay import ReplayedBytes, replay_allocator
+from ucudnn.memory.pools.allocator_replay import ReplayedBytes, ReplayedReturns, replay_allocator, replay_returns
 from ucudnn.memory.simulation.result import Simulation
 from ucudnn.memory.simulation.simulator import simulate
 from ucudnn.units import exact_bytes
 
 _MOST_TRIES = 16  # plans of one policy that are replayed
 _LEAST_STEP = 0.004  # share of its peak by which the next plan has less
+_RETURN_BYTES_PER_MS = 2**30 / 5.4  # an H200 took 4.4 ms for each GiB of a 2-D U-Net, 6.5 of a VGG-16
 _STEP = 0.4  # share of what is too much by which the next plan has less
 
 
@@ -50,11 +53,21 @@ class AllocatorRoom:
         """Return what the allocator takes if it gives empty pages back within each step, in bytes."""
         return self._lasting(plan.graph, costs) + self._replayed(plan, costs).paged_bytes
 
+    def returns(self, plan: MemoryPlan, costs: Costs, spare: int = 0) -> ReplayedReturns:
+        """Return how often an allocator that may take its room, less some bytes, gives pages back in each step."""
+        scratch, delayed = self._scratch(plan, costs), simulate(plan, costs).delayed
+        most = self.most_bytes - spare - self._lasting(plan.graph, costs)
+        return replay_returns(plan, costs, scratch, delayed, most, state_exists=self.state_exists)
+
     def _replayed(self, plan: MemoryPlan, costs: Costs) -> ReplayedBytes:
-        scratch = dict(enumerate(costs.scratch_bytes))
-        scratch |= {operation: chosen.workspace_bytes for operation, chosen in plan.configurations.items()}
-        delayed = simulate(plan, costs).delayed
+        scratch, delayed = self._scratch(plan, costs), simulate(plan, costs).delayed
         return replay_allocator(plan, costs, scratch, delayed, state_exists=self.state_exists)
+
+    @staticmethod
+    def _scratch(plan: MemoryPlan, costs: Costs) -> dict[int, int]:
+        """Return the bytes of scratch by operation, as the plan chooses them."""
+        chosen = {operation: each.workspace_bytes for operation, each in plan.configurations.items()}
+        return {**dict(enumerate(costs.scratch_bytes)), **chosen}
 
     def _lasting(self, graph: StepGraph, costs: Costs) -> int:
         """Return the bytes of the storages that exist before the first step, and of holes between them."""
@@ -63,6 +76,11 @@ class AllocatorRoom:
             for size, storage, exists in zip(graph.sizes, graph.storages, graph.exists_before, strict=True)
             if exists and (self.state_exists or storage.role is not Role.OPTIMIZER_STATE)
         )
+
+
+def returns_ms(returns: ReplayedReturns) -> float:
+    """Return how long pages take in each step that go back to the driver and are mapped again, in milliseconds."""
+    return returns.returned_bytes / _RETURN_BYTES_PER_MS if returns.fits else inf
 
 
 def make_plan(
@@ -75,8 +93,8 @@ def make_plan(
 ) -> MemoryPlan:
     """Return the plan of a policy, or the fastest one of all policies that keep the budget for 'auto'.
 
-    Where no plan keeps the allocator's room, it is the one that comes closest among those with which the allocator can
-    if it gives empty pages back to the driver in each step, which takes time.
+    Plans with which the allocator keeps its room only if it gives empty pages back to the driver in each step compete
+    with the time that this takes. Where a tensor finds no room even so, the plan counts that comes closest.
 
     Args:
         graph: the step.
@@ -173,7 +191,10 @@ class _Choice:
     @property
     def fits(self) -> bool:
         """Whether there is a plan, and the fastest one fits into the allocator's room."""
-        return bool(self._waiting) and not self._over(self._waiting[0])
+        if not self._waiting:
+            return False
+        first = self._waiting[0]
+        return not self._over(first) and not self._returns_ms(first.plan)
 
     def best(self) -> MemoryPlan:
         """Return the fastest plan that fits, or one that fits with empty pages given back.
@@ -188,9 +209,12 @@ class _Choice:
         least: tuple[int, MemoryPlan] | None = None
         while self._waiting:
             candidate = heappop(self._waiting)
-            over = self._over(candidate)
-            if not over:
+            over = 0 if candidate.priced else self._over(candidate)
+            pause = 0.0 if candidate.priced else self._returns_ms(candidate.plan)
+            if not over and not pause:
                 return replace(candidate.plan, budget_bytes=self._budget)
+            if pause < inf:
+                heappush(self._waiting, candidate._replace(time_ms=candidate.time_ms + pause, priced=True))
             beyond = self._paged_over(candidate.plan)
             if least is None or beyond < least[0]:
                 least = beyond, candidate.plan
@@ -221,6 +245,10 @@ class _Choice:
             return 0
         most = self._room.most_bytes - self._room.spare_bytes
         return max(0, self._room.taken_bytes(candidate.plan, self._costs) - most)
+
+    def _returns_ms(self, plan: MemoryPlan) -> float:
+        """Return how long pages take that go back to the driver in each step; infinity where a tensor has no room."""
+        return 0.0 if self._room is None else returns_ms(self._room.returns(plan, self._costs, self._room.spare_bytes))
 
     def _paged_over(self, plan: MemoryPlan) -> int:
         """Return how much more than its room the allocator takes for a plan although it gives empty pages back."""
@@ -255,7 +283,10 @@ class _Choice:
 
 
 class _Candidate(NamedTuple):
-    """A plan of a policy, in the order in which candidates are looked at: the fastest first."""
+    """A plan of a policy, in the order in which candidates are looked at: the fastest first.
+
+    Its time has what giving pages back takes if it is priced.
+    """
 
     time_ms: float
     number: int
@@ -263,3 +294,4 @@ class _Candidate(NamedTuple):
     peak_bytes: int
     policy: MemoryPolicy
     plan: MemoryPlan
+    priced: bool = False

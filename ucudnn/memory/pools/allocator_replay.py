@@ -7,21 +7,26 @@ CUDACachingAllocator.cpp`: `get_free_block`, `map_block`, `kSmallBuffer`, `kLarg
 why the allocator takes more than the bytes that are alive.
 
 Two steps are replayed, because the first update makes the optimizer's state between gradients, where it stays.
+
+The allocator may have a bound (`set_per_process_memory_fraction`, or the GPU's memory). Before it grows, it adds the
+whole tensor to what it has, though it may grow by less. Where that exceeds the bound, it waits for the GPU, and gives
+all empty pages back to the driver. In each step it maps them again when they are needed, because steps ask for the
+same. Its statistics call that a retry (`num_alloc_retries`).
 """
 
-from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from ucudnn.memory.costs import Costs
 from ucudnn.memory.graph import Phase, Role
 from ucudnn.memory.plans.actions import ActionKind
 from ucudnn.memory.plans.plan import MemoryPlan
-from ucudnn.memory.pools.free_list import FreeList
+from ucudnn.memory.pools.growing_range import GrowingRange
 
 _SMALL = 2**20  # the largest tensor of the first range
 _PAGES = (2 * 2**20, 20 * 2**20)  # bytes of a page in each range
 _STEPS = 2
+_LEAST_ASKED = 10 * 2**20  # the smallest tensor that counts as it is; smaller ones count as a page
 _ABSENT = -1
 
 
@@ -39,6 +44,21 @@ class ReplayedBytes:
     live_bytes: int
     reserved_bytes: int
     paged_bytes: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReplayedReturns:
+    """How an allocator with a bound carries out a step.
+
+    Attributes:
+        fits: whether it finds room for every tensor.
+        times: how often it gives empty pages back in a step; none where a plan fits side by side.
+        returned_bytes: bytes of the pages that it gives back in a step.
+    """
+
+    fits: bool
+    times: int
+    returned_bytes: int
 
 
 def replay_allocator(
@@ -61,66 +81,106 @@ def replay_allocator(
         delayed: for each free that waits for an offload, the action before which the bytes go (`Simulation.delayed`).
         state_exists: whether the optimizer's state exists before, too.
     """
-    walk = _Replay(plan, costs, scratch, state_exists=state_exists)
-    released: dict[int, list[int]] = {}
-    for freed_at, released_at in delayed.items():
-        released.setdefault(released_at, []).append(freed_at)
+    walk = _Replay(plan, costs, scratch, _Space(), state_exists=state_exists)
     for _ in range(_STEPS):
-        walk.begin_step()
-        for index in range(len(plan.actions) + 1):
-            for freed_at in released.get(index, ()):
-                walk.release(freed_at)
-            if index < len(plan.actions):
-                walk.act(index, waits=index in delayed)
+        _walk(walk, plan, delayed)
     return walk.found()
 
 
-class _Space:
-    """The two ranges of addresses."""
+def replay_returns(
+    plan: MemoryPlan,
+    costs: Costs,
+    scratch: Mapping[int, int],
+    delayed: Mapping[int, int],
+    most_bytes: int,
+    *,
+    state_exists: bool = False,
+) -> ReplayedReturns:
+    """Return how often an allocator with a bound gives pages back in each step of a plan; arguments as above.
 
-    def __init__(self) -> None:
-        self._ranges = (FreeList(), FreeList())
-        self._tops = [0, 0]
-        self._live = self.peak = 0
-        self._paged = self.paged_peak = 0
-        self._pieces_on: Counter[tuple[int, int]] = Counter()  # by range and page
+    Args:
+        plan: the plan.
+        costs: costs of its step.
+        scratch: bytes of scratch by operation.
+        delayed: the frees that wait.
+        most_bytes: bytes that the allocator may have beside the storages that exist before the first step.
+        state_exists: whether the optimizer's state exists before, too.
+    """
+    space = _Space(most_bytes)
+    walk = _Replay(plan, costs, scratch, space, state_exists=state_exists)
+    before = 0, 0
+    for step in range(_STEPS + 1):
+        if step >= _STEPS and space.times == before[0]:
+            break  # the next step finds all that this one found
+        before = space.times, space.returned_bytes
+        _walk(walk, plan, delayed)
+        if not space.fits:
+            break
+    return ReplayedReturns(
+        fits=space.fits, times=space.times - before[0], returned_bytes=space.returned_bytes - before[1]
+    )
+
+
+def _walk(walk: "_Replay", plan: MemoryPlan, delayed: Mapping[int, int]) -> None:
+    """Replay one step."""
+    released: dict[int, list[int]] = {}
+    for freed_at, released_at in delayed.items():
+        released.setdefault(released_at, []).append(freed_at)
+    walk.begin_step()
+    for index in range(len(plan.actions) + 1):
+        for freed_at in released.get(index, ()):
+            walk.release(freed_at)
+        if index < len(plan.actions):
+            walk.act(index, waits=index in delayed)
+
+
+class _Space:
+    """The two ranges of addresses, and what they may have together."""
+
+    def __init__(self, most_bytes: int | None = None) -> None:
+        self._most = most_bytes
+        self._ranges = tuple(map(GrowingRange, _PAGES))
+        self._live = self.peak = self.paged_peak = self.reserved = 0
+        self.fits, self.times, self.returned_bytes = True, 0, 0
 
     def take(self, size: int) -> tuple[int, int]:
-        number = int(size > _SMALL)
-        address = self._ranges[number].take_best(size)
-        self._tops[number] = max(self._tops[number], self._ranges[number].top)
+        found = self._ranges[size > _SMALL]
+        address = found.find(size)
+        if address is None:
+            self._make_room(size)
+            address = found.grow(size)
+            self.reserved = max(self.reserved, self._mapped)
+        found.take(address, size)
         self._live += size
         self.peak = max(self.peak, self._live)
-        for page in self._pages(number, address, size):
-            self._paged += 0 if self._pieces_on[page] else _PAGES[number]
-            self._pieces_on[page] += 1
-        self.paged_peak = max(self.paged_peak, self._paged)
+        self.paged_peak = max(self.paged_peak, sum(each.paged_bytes for each in self._ranges))
         return address, size
 
     def give_back(self, piece: tuple[int, int]) -> None:
         address, size = piece
-        number = int(size > _SMALL)
-        self._ranges[number].give_back(address, size)
+        self._ranges[size > _SMALL].give_back(address, size)
         self._live -= size
-        for page in self._pages(number, address, size):
-            self._pieces_on[page] -= 1
-            self._paged -= 0 if self._pieces_on[page] else _PAGES[number]
-
-    @staticmethod
-    def _pages(number: int, address: int, size: int) -> Iterator[tuple[int, int]]:
-        """Yield the pages on which a piece lies."""
-        for page in range(address // _PAGES[number], (address + size - 1) // _PAGES[number] + 1):
-            yield number, page
 
     @property
-    def reserved(self) -> int:
-        return sum(-(-top // page) * page for top, page in zip(self._tops, _PAGES, strict=True))
+    def _mapped(self) -> int:
+        return sum(each.mapped_bytes for each in self._ranges)
+
+    def _make_room(self, size: int) -> None:
+        """Give empty pages back where a tensor exceeds the bound with all that the allocator has."""
+        asked = size if size >= _LEAST_ASKED else _PAGES[size > _SMALL]
+        if self._most is None or self._mapped + asked <= self._most:
+            return
+        self.times += 1
+        self.returned_bytes += sum(each.release() for each in self._ranges)
+        self.fits &= self._mapped + asked <= self._most
 
 
 class _Replay:
     """The allocator between two actions."""
 
-    def __init__(self, plan: MemoryPlan, costs: Costs, scratch: Mapping[int, int], *, state_exists: bool) -> None:
+    def __init__(
+        self, plan: MemoryPlan, costs: Costs, scratch: Mapping[int, int], space: "_Space", *, state_exists: bool
+    ) -> None:
         graph = plan.graph
         self._plan, self._graph = plan, graph
         self._sizes = [costs.rounded(size) for size in graph.sizes]
@@ -129,7 +189,7 @@ class _Replay:
         self._later = (
             set() if state_exists else {each for each, role in enumerate(roles) if role is Role.OPTIMIZER_STATE}
         )
-        self._space = _Space()
+        self._space = space
         self._pieces: dict[int, tuple[int, int]] = {}  # by storage
         self._held: dict[int, tuple[int, int]] = {}  # by the action that frees them, as long as their offloads run
         self._version: list[int] = []

@@ -94,6 +94,8 @@ def test_the_report_says_what_the_allocator_takes_and_why_it_may_take_more():
     assert "predicted 1.07 KiB at most" in line
     assert "exceeds the budget" in line
     assert "because" in why
+    back = replace(fits, returned_bytes=2**30, returned_ms=5.25).lines()[1]
+    assert "1 GiB in each step, about 5.25 ms" in back
 
 
 def test_what_the_process_has_beside_the_allocator_is_subtracted(monkeypatch):

@@ -13,7 +13,7 @@ from ucudnn.errors import BudgetError
 from ucudnn.memory.costs import Costs
 from ucudnn.memory.graph import Role, StepGraph
 from ucudnn.memory.torch.device_use.nvml import process_bytes
-from ucudnn.units import exact_bytes, format_bytes
+from ucudnn.units import exact_bytes, format_bytes, format_ms
 
 _ROLES = {
     Role.PARAMETER: "parameters",
@@ -66,6 +66,9 @@ class StatedBudget:
         reserve_bytes: what is kept for kernels that are loaded later, as those of the optimizer are in its first step.
         allocator_bytes: the most that PyTorch's allocator takes from the device by the plan, as it was replayed; None
             where it was not.
+        returned_bytes: bytes of pages that the allocator gives back to the driver in each step if it has no more than
+            the budget leaves; 0 where tensors fit side by side.
+        returned_ms: about how long that takes.
         host_bytes: most bytes of the host's memory for what is offloaded; None for half of the machine's.
         fixed_segments: why the allocator's segments do not grow; '' where they do.
     """
@@ -75,6 +78,8 @@ class StatedBudget:
     outside_bytes: int = 0
     reserve_bytes: int = 0
     allocator_bytes: int | None = None
+    returned_bytes: int = 0
+    returned_ms: float = 0.0
     host_bytes: int | None = None
     fixed_segments: str = ""
 
@@ -121,6 +126,9 @@ class StatedBudget:
             if taken > self.limit_bytes:
                 line += ", which exceeds the budget: the tensors fit, but not side by side"
             found.append(line)
+        if self.returned_bytes:
+            given = f"{format_bytes(self.returned_bytes)} in each step, about {format_ms(self.returned_ms)}"
+            found.append(f"given back to the driver and taken again where the allocator may have no more: {given}")
         if self.fixed_segments:
             found.append(f"PyTorch's allocator has segments of fixed sizes, so more holes: {self.fixed_segments}")
         return found

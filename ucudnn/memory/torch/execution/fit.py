@@ -15,7 +15,7 @@ from ucudnn.memory.costs import Costs
 from ucudnn.memory.graph import StepGraph
 from ucudnn.memory.plans.plan import MemoryPlan
 from ucudnn.memory.policies.catalog import MemoryPolicy
-from ucudnn.memory.policies.choice import AllocatorRoom, frugal_plan, make_plan
+from ucudnn.memory.policies.choice import AllocatorRoom, frugal_plan, make_plan, returns_ms
 from ucudnn.memory.pools.host_slots import plan_host_slots
 from ucudnn.memory.simulation.simulator import simulate
 from ucudnn.memory.torch.convolutions.convolution_choices import ConvolutionChoices
@@ -278,7 +278,9 @@ class _Planning:
         if self.room is None:
             return self.stated
         taken = self.room.taken_bytes(plan, self.costs) + self.stated.library_bytes
-        return replace(self.stated, allocator_bytes=taken)
+        found = self.room.returns(plan, self.costs)
+        given = (found.returned_bytes, returns_ms(found)) if found.fits else (0, 0.0)
+        return replace(self.stated, allocator_bytes=taken, returned_bytes=given[0], returned_ms=given[1])
 
     def _guard(self, first: FirstStep | None) -> GrowthGuard | None:
         """Return what looks at the bytes beside PyTorch's allocator; None where no budget counts them."""

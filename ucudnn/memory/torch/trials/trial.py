@@ -73,7 +73,7 @@ class TrialFigures:
     Attributes:
         predicted_peak: peak of the plan, and what libraries keep in the allocator.
         predicted_reserved: what PyTorch's allocator takes from the GPU for the plan.
-        predicted_ms: time of the plan.
+        predicted_ms: time of the plan, and in a capped trial what giving pages back to the driver takes.
         floor: the least peak that any plan can reach by offloading and recomputing.
         allocated: most bytes that tensors had.
         reserved: most bytes that PyTorch's allocator took from the GPU.
@@ -262,7 +262,7 @@ class PolicyTrial:
         return TrialFigures(
             predicted_peak=None if simulation is None else simulation.peak_bytes + library,
             predicted_reserved=None if fitted is None else fitted.stated.allocator_bytes,
-            predicted_ms=None if simulation is None else simulation.time_ms,
+            predicted_ms=None if fitted is None else _predicted_ms(fitted, capped=settings.capped),
             floor=None if fitted is None else measure_liveness(fitted.plan.graph, fitted.costs).floor_bytes + library,
             allocated=allocated,
             reserved=reserved,
@@ -355,6 +355,10 @@ def with_plan(step: TrainingStep, fitted: FittedStep) -> TrainingStep:
 
 def _itself(loss: Any) -> Any:
     return loss
+
+
+def _predicted_ms(fitted: FittedStep, *, capped: bool) -> float:
+    return fitted.simulation.time_ms + (fitted.stated.returned_ms if capped else 0.0)
 
 
 def _moved(fitted: FittedStep | None) -> tuple[int, int]:
