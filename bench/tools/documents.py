@@ -31,6 +31,7 @@ from bench.peers.ways import (
 )
 from bench.tools.results import RESULTS, ROOT, load
 from bench.tools.script import command_line, run_main
+from bench.torch.network_summary import Comparison, geometric_mean, middle, promised
 from ucudnn.backends.candidates import Candidates
 from ucudnn.backends.cudnn.algorithms.gathered import skips
 from ucudnn.networks.tables import load_network
@@ -494,6 +495,36 @@ def _fitted_cell(found: Mapping[str, Any] | None, stock_ms: float) -> str:
     return "below the floor" if "below the floor" in found["reason"] else "ran out of memory"
 
 
+# --- programs that are tuned while they run: torch/networks.json
+
+
+def tuned_programs() -> Iterable[Row]:
+    """Yield each network, form and setting beside PyTorch alone, the largest ratio first."""
+    found = promised(results("torch/networks.json").get("cases", {}))
+    for each in found:
+        stock, ours = (f"{middle(group, 'step_ms'):.1f} ms{_processes(group)}" for group in (each.stock, each.ours))
+        ratio = f"{each.ratio:.3f}{'' if each.settled else ', not settled'}"
+        peaks = ", ".join(f"{each.more_bytes(kind) / MIB:+.0f}" for kind in ("allocated", "reserved"))
+        first = UNKNOWN if each.first_step_s is None else f"{each.first_step_s:.1f} s"
+        steps = f"{middle(each.stock, 'first_step_s'):.1f} s, {first}"
+        switch = "on" if each.benchmark else "off"
+        yield [each.title, switch, stock, ours, ratio, f"{peaks} MiB", steps, each.replaced, _commits(each)]
+    if found:
+        yield [f"geometric mean of {len(found)}", "", "", "", f"{geometric_mean(found):.3f}", "", "", "", ""]
+    else:
+        yield [UNKNOWN, *[""] * 8]
+
+
+def _processes(group: Sequence[Mapping[str, Any]]) -> str:
+    return f" {spread([case['step_ms'] for case in group])}" if len(group) > 1 else ""
+
+
+def _commits(each: Comparison) -> str:
+    """Return the commits of the processes, those of PyTorch alone first, each once."""
+    known = dict.fromkeys(case["commit"][:7] for case in (*each.stock, *each.ours) if case.get("commit"))
+    return ", ".join(known)
+
+
 TABLES = (
     Table(document="docs/memory.md", head=("step within a budget", "PyTorch", "90 %", "70 %", "50 %"), rows=fitted),
     Table(
@@ -519,6 +550,14 @@ TABLES = (
         document="docs/results.md",
         head=("Caffe's AlexNet 256, 64 MiB", "convolutions", "over the row above", "over the first"),
         rows=caffe_ideas,
+    ),
+    Table(
+        document="docs/results.md",
+        head=(
+            *("a program that is tuned while it runs", "`cudnn.benchmark`", "PyTorch", "`auto`", "over PyTorch"),
+            *("peaks more: allocated, reserved", "first step: PyTorch, `auto`", "replaced kernels", "commits"),
+        ),
+        rows=tuned_programs,
     ),
     Table(
         document="docs/results.md",

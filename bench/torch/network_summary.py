@@ -17,6 +17,23 @@ COLUMNS = (
     *("network", "form", "setting", "stock ms", "ms", "ratio", "first s, stock", "first s", "allocated MiB"),
     *("reserved MiB", "host us", "replaced", "compared", "lost s", "processes"),
 )
+TITLES = {
+    "resnet50": "ResNet-50 256",
+    "efficientnet_b0": "EfficientNet-B0 128",
+    "regnety_032": "RegNetY-032 128",
+    "convnext_tiny": "ConvNeXt-tiny 64",
+    "densenet121": "DenseNet-121 64",
+    "vgg16": "VGG-16 64",
+    "inception_v3": "Inception-v3 64",
+    "unet2d": "2-D U-Net 16, 256²",
+    "unet3d": "3-D U-Net 4, 64³",
+    "mobilenetv3_large_100": "MobileNetV3-large 128",
+    "resnext50_32x4d": "ResNeXt-50 128",
+    "hrnet_w18": "HRNet-W18 64",
+}
+"""Names and mini-batches of networks."""
+
+_FORM_TITLES = {"nchw": "NCHW", "last": "NHWC", "bf16": "NHWC bfloat16"}
 _ROW_INCHES = 0.24
 _OURS, _WORSE = "#0072B2", "#D55E00"
 
@@ -38,6 +55,16 @@ class Comparison:
     setting: str
     ours: list[Any]
     stock: list[Any]
+
+    @property
+    def title(self) -> str:
+        """Return the network and its form, as readers know them."""
+        return f"{TITLES.get(self.network, self.network)}, {_FORM_TITLES.get(self.form, self.form)}"
+
+    @property
+    def settled(self) -> bool:
+        """Whether nothing was tried any more in any process when it was timed."""
+        return all(case.get("settled", True) for case in self.ours)
 
     @property
     def benchmark(self) -> bool:
@@ -119,6 +146,11 @@ def comparisons(cases: Mapping[str, Any]) -> list[Comparison]:
     return sorted(found, key=lambda each: (-each.ratio, each.network, each.form, each.setting))
 
 
+def promised(cases: Mapping[str, Any]) -> list[Comparison]:
+    """Return the comparisons of `enable()` without arguments, the largest ratio first."""
+    return [each for each in comparisons(cases) if each.setting in ("auto", "auto-off")]
+
+
 def middle(group: list[Any], field: str) -> float:
     """Return the median of a field over processes."""
     return float(median(case[field] for case in group))
@@ -157,7 +189,7 @@ def show(cases: Mapping[str, Any], void: Collection[str]) -> None:
 
 
 def draw(cases: Mapping[str, Any], path: Path) -> None:
-    """Draw the ratio of each network, form and setting as a point, and the spread of PyTorch's processes as a band.
+    """Draw the ratio of each network and form as a point, and the spread of PyTorch's processes as a band.
 
     Args:
         cases: what is kept.
@@ -167,7 +199,7 @@ def draw(cases: Mapping[str, Any], path: Path) -> None:
         BackendUnavailableError: if matplotlib is not installed.
         InvalidValueError: if there is nothing to draw.
     """
-    found = comparisons(cases)
+    found = promised(cases)
     if not found:
         raise InvalidValueError(f"{path}: there is nothing to draw")
     try:
@@ -189,15 +221,8 @@ def _figure(found: list[Comparison]) -> "Figure":
         axes.plot([case["step_ms"] / base for case in each.ours], [row] * len(each.ours), ".", color=color, alpha=0.4)
         axes.plot([each.ratio], [row], "o" if each.benchmark else "D", color=color, markersize=5)
     axes.axvline(1.0, color="#333333", linewidth=0.8)
-    names = (f"{each.network}, {each.form}{'' if each.benchmark else ', no cudnn.benchmark'}" for each in found)
-    others = (f"{name}{_setting(each)}" for name, each in zip(names, found, strict=True))
-    axes.set_yticks(range(len(found)), list(others), fontsize=7)
+    names = [f"{each.title}{'' if each.benchmark else ', no cudnn.benchmark'}" for each in found]
+    axes.set_yticks(range(len(found)), names, fontsize=7)
     axes.invert_yaxis()
-    axes.set_xlabel("step over PyTorch's; grey: PyTorch's own processes over their median", fontsize=8)
+    figure.supxlabel("step over PyTorch's; grey: PyTorch's own processes; small points: single processes", fontsize=8)
     return figure
-
-
-def _setting(each: Comparison) -> str:
-    """Return what is to be said of a setting besides `cudnn.benchmark`."""
-    way = each.setting.removesuffix("-off")
-    return "" if way == "auto" else f", {way}"

@@ -46,6 +46,7 @@ BASELINES = {  # the first cell of a table: what a user has without ucudnn, and 
     "limit for each kernel": ("Caffe with plain cuDNN", "undivided, same candidates"),
     "policy": ("PyTorch with `cudnn.benchmark`, no limit", "undivided, the same candidates"),
     "training step": ("PyTorch", "undivided"),
+    "a program that is tuned while it runs": ("PyTorch", "`cudnn.benchmark`"),  # it bounds no workspace
     "3-D U-Net, 4 x 1 x 128³, under a cap on memory": ("PyTorch", "undivided, within 1 GiB"),
     "one sample": ("its workspace", "within 256 MiB"),  # the fastest algorithm is 100 %, undivided is in brackets
     "convolutions": ("PyTorch", "undivided"),
@@ -58,6 +59,31 @@ BASELINES = {  # the first cell of a table: what a user has without ucudnn, and 
 def test_a_table_names_both_baselines(table):
     text = "\n".join(table.lines())
     assert [each for each in BASELINES[table.head[0]] if each not in text] == []
+
+
+def test_programs_that_are_tuned_stand_beside_pytorch_losers_first(monkeypatch):
+    case = {"step_ms": 10.0, "first_step_s": 1.0, "commit": "0123456789ab", "peaks": {"allocated": 0, "reserved": 0}}
+    peaks = {"allocated": -(2**21), "reserved": 20 * 2**20}
+    tuned = [{"seen": 9, "kernels": [{"parts": 1}, {"parts": 4}]}]
+    cases = {
+        "vgg16 nchw stock 0": case,
+        "vgg16 nchw stock 1": {**case, "step_ms": 12.0},
+        "vgg16 nchw auto 0": {**case, "tuned": tuned, "settled": False, "peaks": peaks, "database": "kept"},
+        "small bf16 stock-off 0": case,
+        "small bf16 auto-off 0": {**case, "step_ms": 11.0, "first_step_s": 3.0, "commit": "ba9876543210"},
+        "small bf16 auto 0": case,  # nothing to compare with
+        "vgg16 nchw passed 0": {**case, "step_ms": 99.0},  # not what is promised
+        "small bf16 stock 0": {"error": "out of memory"},
+    }
+    monkeypatch.setattr(documents, "results", lambda name: {"cases": cases})
+    assert ["|".join(row) for row in documents.tuned_programs()] == [
+        "small, NHWC bfloat16|off|10.0 ms|11.0 ms|1.100|+0, +0 MiB|1.0 s, 3.0 s|0 (0 divided) of 0|0123456, ba98765",
+        "VGG-16 64, NCHW|on|11.0 ms [10, 12]|10.0 ms|0.909, not settled|-2, +20 MiB|1.0 s, not measured yet|"
+        "2 (1 divided) of 9|0123456",
+        "geometric mean of 2||||1.000||||",
+    ]
+    monkeypatch.setattr(documents, "results", lambda name: {})
+    assert list(documents.tuned_programs()) == [[documents.UNKNOWN, *[""] * 8]]
 
 
 @pytest.fixture
