@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from ucudnn.reporting.terminal import ProgressLines, progress
+from ucudnn.reporting.terminal import ProgressLines, print_cache, print_error, print_note, print_table, progress
 
 PLAN = [sys.executable, "-m", "ucudnn", "plan", "alexnet", "--profile", "h200"]
 
@@ -31,6 +31,17 @@ def test_characters_that_an_encoding_lacks_are_question_marks(monkeypatch):
     done = subprocess.run(PLAN, capture_output=True, check=True)
     assert b"k14=0? " in done.stdout
     assert not done.stderr
+
+
+def test_what_looks_like_an_emoji_or_markup_is_printed_as_it_is(capsys):
+    text = "a:x:b [bold] :smile:"
+    print_error(text)
+    print_note(text)
+    print_table(text, ["layer"], [[text]], [text], text=["layer"])
+    print_cache(text, [])
+    out, error = capsys.readouterr()
+    assert error == f"error: {text}\n{text}\n"
+    assert out.count(text) == 4
 
 
 def test_without_a_terminal_there_is_a_line_now_and_then(capsys):

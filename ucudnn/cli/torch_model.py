@@ -148,16 +148,16 @@ def run_policies(
     Raises:
         BackendUnavailableError: if PyTorch is not installed, or it has no such device.
         InvalidNetworkError: if there is no such model.
-        InvalidValueError: if there is no such policy or device.
+        InvalidValueError: if there is no such loss, optimizer, policy or device.
     """
     try:
-        from ucudnn.memory.torch.training_step import find_model
+        from ucudnn.memory.torch.training_step import check_recipe
         from ucudnn.memory.torch.trials.trial import TrialSettings, trial_device
         from ucudnn.memory.torch.trials.trial_table import compare_trials
     except ImportError as error:
         raise _without_pytorch(error) from error
     recipe = _recipe_of(options)
-    find_model(recipe.model)  # before a process of each policy looks for it
+    check_recipe(recipe)  # before a process of each policy looks for what it names
     settings = TrialSettings(
         recipe=recipe,
         policy="",

@@ -123,17 +123,22 @@ def accept_any_terminal() -> None:
 def _console(text: StringIO) -> Console:
     """Return a console that renders for standard output; its width is fixed where that is no terminal."""
     terminal = sys.stdout is not None and sys.stdout.isatty()
-    return Console(file=text, force_terminal=terminal, width=Console().width if terminal else _WIDTH)
+    return Console(file=text, force_terminal=terminal, width=Console().width if terminal else _WIDTH, emoji=False)
 
 
 def print_note(message: str) -> None:
     """Print a message that is no error to standard error."""
-    Console(stderr=True, soft_wrap=True).print(escape(message), highlight=False)
+    _error_console().print(escape(message), highlight=False)
 
 
 def print_error(message: str) -> None:
     """Print an error to standard error."""
-    Console(stderr=True, soft_wrap=True).print(f"[bold red]error:[/] {escape(message)}", highlight=False)
+    _error_console().print(f"[bold red]error:[/] {escape(message)}", highlight=False)
+
+
+def _error_console() -> Console:
+    """Return a console for lines on standard error; names such as a:x:b stand there as they are."""
+    return Console(stderr=True, soft_wrap=True, emoji=False)
 
 
 @final
@@ -174,7 +179,7 @@ def progress(title: str, total: int) -> Iterator[Steps]:
         title: stands before the bar.
         total: the number of steps.
     """
-    console = Console(stderr=True)
+    console = Console(stderr=True, emoji=False)
     if not console.is_terminal:
         yield ProgressLines(title, total)
         return

@@ -1,7 +1,8 @@
 """Times the convolutions of a PyTorch model, forward and backward, for `ucudnn time --torch`."""
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib import import_module
 from importlib.util import find_spec
@@ -11,16 +12,17 @@ from typing import Any, final
 
 import torch
 
-from ucudnn.errors import InvalidNetworkError
+from ucudnn.errors import InvalidNetworkError, UcudnnError
 from ucudnn.handle import save_plans
 from ucudnn.networks.variants import Variant
-from ucudnn.problem import MathMode
+from ucudnn.problem import MOST_SIZE, MathMode
 from ucudnn.profiles.measurement import Effort
 from ucudnn.settings import Settings
 from ucudnn.torch.factory import interceptor_of
 from ucudnn.torch.overrides import process_overrides
 from ucudnn.torch.problem import DTYPES
 from ucudnn.torch.summary import Summary, summarize
+from ucudnn.units import shortened
 
 _BATCHES = {"cuda": 32, "cpu": 2}  # NumPy's convolutions take seconds where a GPU's take milliseconds
 
@@ -56,9 +58,11 @@ def parse_shape(text: str, least: int = 2) -> tuple[int, ...]:
     try:
         shape = tuple(int(part) for part in text.lower().replace(",", "x").split("x"))
     except ValueError as error:
-        raise InvalidNetworkError(f"shape {text!r} cannot be read: give channels and sizes, as 3x224x224") from error
-    if min(shape) < 1 or not least <= len(shape) <= 4:
-        raise InvalidNetworkError(f"shape {text!r} is none of a sample: give channels and one to three sizes")
+        raise InvalidNetworkError(
+            f"shape {shortened(text)} cannot be read: give channels and sizes, as 3x224x224"
+        ) from error
+    if not (1 <= min(shape) <= max(shape) <= MOST_SIZE and least <= len(shape) <= 4):
+        raise InvalidNetworkError(f"shape {shortened(text)} is none of a sample: give channels and one to three sizes")
     return shape
 
 
@@ -82,14 +86,37 @@ def find_factory(name: str) -> Callable[[], torch.nn.Module]:
             place = getattr(place, part)
     except (ImportError, AttributeError) as error:
         raise InvalidNetworkError(f"{name!r}: {error}") from error
-    except Exception as error:  # whatever a module's own lines raise, such as a torchvision of another PyTorch
-        frame = extract_tb(error.__traceback__)[-1]
-        reason = f"{type(error).__name__} in {frame.filename}:{frame.lineno}: {error}"
-        raise InvalidNetworkError(f"{name!r}: {module_name} cannot be imported: {reason}") from error
+    except (Exception, SystemExit) as error:  # whatever a module's own lines raise: a torchvision of another PyTorch
+        raise InvalidNetworkError(f"{name!r}: {module_name} cannot be imported: {_place_of(error)}") from error
     if not callable(place):
         raise InvalidNetworkError(f"{name!r} is a {type(place).__name__} and cannot be called")
     made: Callable[[], torch.nn.Module] = place
     return made
+
+
+@contextmanager
+def running(name: str) -> Iterator[None]:
+    """Say in one line what the user's own code raised, and where, so that a command does not end in a traceback.
+
+    Args:
+        name: of the code.
+
+    Raises:
+        InvalidNetworkError: if the code raises anything but an error of ucudnn or a lack of memory.
+    """
+    try:
+        yield
+    except (UcudnnError, MemoryError, torch.OutOfMemoryError):
+        raise
+    except (Exception, SystemExit) as error:
+        raise InvalidNetworkError(f"{name} fails: {_place_of(error)}") from error
+
+
+def _place_of(error: BaseException) -> str:
+    """Return the type of an error, the line of code that raised it, and the first line of its message."""
+    frame = extract_tb(error.__traceback__)[-1]
+    line = str(error).strip().partition("\n")[0]
+    return f"{type(error).__name__} in {frame.filename}:{frame.lineno}: {line}"
 
 
 def time_step(
@@ -111,7 +138,9 @@ def time_step(
     """
     make = find_factory(step.factory)
     interceptor = interceptor_of(settings, effort=effort)
-    model, x = _placed(step, make(), interceptor.device_type)
+    with running(step.factory):
+        made = make()
+    model, x = _placed(step, made, interceptor.device_type)
     interceptor.names.give(model)
     before, allowed = process_overrides.interceptor, torch.backends.cudnn.allow_tf32
     process_overrides.use(interceptor)

@@ -70,6 +70,14 @@ def test_a_model_is_explained_at_once(memory):
         (("tests.support.training_steps:small_unet", "--shape", "3"), "small_unet does not take 32x3: "),
         (("tests.support.training_steps:none",), "has no attribute 'none'"),
         (("no_such_package:model",), "no_such_package is not installed: pip install no_such_package"),
+        (("no_such_package:x:model",), "error: no_such_package:x:model: no_such_package is not installed"),  # no emoji
+        (("json:loads",), "error: json:loads fails: TypeError in "),
+        (("sys:exit",), "error: sys:exit fails: SystemExit in "),
+        ((*UNET, "--loss", "math:sqrt"), "small_unet with the loss math:sqrt fails: TypeError in "),
+        ((*UNET, "--loss", "torch:add"), "fails: RuntimeError in "),  # no scalar, so that backward fails
+        ((*UNET, "--loss", "torch:add", "--measure", "cpu"), "fails: RuntimeError in "),
+        ((UNET[0], "--shape", "3x" + "9" * 30 + "x8"), "is none of a sample: give channels and one to three sizes"),
+        ((UNET[0], "--shape", "9" * 5000), "give channels and sizes, as 3x224x224"),
     ],
 )
 def test_what_cannot_be_recorded_ends_in_one_line_and_status_2(memory, tmp_path, arguments, message):

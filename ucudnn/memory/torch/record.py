@@ -22,6 +22,7 @@ from ucudnn.memory.torch.provenance import Provenance
 from ucudnn.memory.torch.tracer import Tracer
 from ucudnn.memory.torch.training_step import TrainingRecipe, TrainingStep, make_step
 from ucudnn.problem import MathMode
+from ucudnn.torch.model_timing import running
 
 Progress = Callable[[str], None]
 """A function that is called with what is about to be done."""
@@ -48,8 +49,7 @@ def _on_fake_tensors(
     """Return a step at some mini-batches, recorded on fake tensors of the CPU."""
     with FakeTensorMode():
         step = make_step(recipe, torch.device("cpu"), foreach=foreach)
-        step.clear()
-        step.run()
+        _run_first(step, recipe)
         records = []
         for batch in batches:
             progress(f"tracing {recipe.model} at a mini-batch of {batch}")
@@ -128,7 +128,15 @@ def _at_other_batches(recipe: TrainingRecipe, device: torch.device, progress: Pr
 
 def _traced(recipe: TrainingRecipe, device: torch.device) -> tuple[TrainingStep, TracedStep]:
     step = make_step(recipe, device)
-    return step, trace_step(step, recipe.model, recipe.batch, recipe.variant.math, recipe.conditions())
+    _run_first(step, recipe)
+    return step, _trace(step, recipe.model, recipe.batch, recipe.variant.math, recipe.conditions())
+
+
+def _run_first(step: TrainingStep, recipe: TrainingRecipe) -> None:
+    """Take the step that makes the state of the optimizer; the first one that calls the loss of a recipe."""
+    step.clear()
+    with running(f"{recipe.model} with the loss {recipe.loss}"):
+        step.run()
 
 
 def trace_step(

@@ -14,7 +14,7 @@ from ucudnn.memory.graph import Phase
 from ucudnn.memory.torch.tracer import Tracer
 from ucudnn.networks.variants import Variant
 from ucudnn.problem import DataType, MathMode
-from ucudnn.torch.model_timing import find_factory
+from ucudnn.torch.model_timing import find_factory, running
 from ucudnn.torch.problem import DTYPES
 
 LOSSES = ("cross-entropy", "mse")
@@ -131,6 +131,18 @@ class TrainingStep:
         return [leaf for leaf in tree_leaves((self.inputs, self.targets)) if isinstance(leaf, Tensor)]
 
 
+def check_recipe(recipe: TrainingRecipe) -> None:
+    """Look for the model, the loss and the optimizer of a recipe, and make none of them.
+
+    Raises:
+        InvalidNetworkError: if there is no such model or loss of the user's.
+        InvalidValueError: if there is no such loss or optimizer.
+    """
+    find_model(recipe.model)
+    _find_loss(recipe.loss)
+    _check_optimizer(recipe.optimizer)
+
+
 def make_step(recipe: TrainingRecipe, device: torch.device, *, foreach: bool | None = None) -> TrainingStep:
     """Return the step of a recipe; inside a `FakeTensorMode` it takes no memory.
 
@@ -167,8 +179,9 @@ def make_step(recipe: TrainingRecipe, device: torch.device, *, foreach: bool | N
 
 
 def _make_model(recipe: TrainingRecipe, device: torch.device) -> nn.Module:
-    with device:
-        model = find_model(recipe.model)()
+    make = find_model(recipe.model)
+    with device, running(recipe.model):
+        model = make()
     if not isinstance(model, nn.Module):
         raise InvalidNetworkError(f"{recipe.model} returns a {type(model).__name__}, no torch.nn.Module")
     dtype, made = DTYPES[recipe.variant.dtype], dict[Tensor, nn.Parameter]()
@@ -219,7 +232,7 @@ def _called(recipe: TrainingRecipe, model: nn.Module, x: Tensor) -> Any:
         return model(x)
     except torch.OutOfMemoryError as error:
         raise MemoryError(f"{recipe.model} at a mini-batch of {recipe.batch}: {error}") from error
-    except (RuntimeError, TypeError, ValueError, IndexError) as error:
+    except (Exception, SystemExit) as error:  # whatever a model's own lines raise
         line = str(error).partition("\n")[0]
         raise InvalidNetworkError(f"{recipe.model} does not take {'x'.join(map(str, x.shape))}: {line}") from error
 
@@ -234,14 +247,20 @@ def _first(output: Any) -> Tensor:
 def _make_loss(name: str, output: Tensor) -> tuple[Callable[..., Tensor], Tensor]:
     """Return a loss by its name, and a target for the first tensor of the model's output."""
     if name == "mse":
-        return _mean_squared_error, torch.zeros_like(output)
-    if name != "cross-entropy" and ":" not in name:
-        raise InvalidValueError(f"--loss={name!r} is not known: give {', '.join(LOSSES)} or module:callable")
+        return _find_loss(name), torch.zeros_like(output)
+    own = _find_loss(name)
     if output.dim() < 2:
         raise InvalidValueError(f"--loss={name!r}: the model's output of {output.dim()} dimensions has no classes")
     labels = torch.randint(output.shape[1], (output.shape[0], *output.shape[2:]), device=output.device)
-    own: Any = find_model(name) if ":" in name else _cross_entropy
     return own, labels
+
+
+def _find_loss(name: str) -> Callable[..., Tensor]:
+    if ":" in name:
+        return find_model(name)
+    if name not in LOSSES:
+        raise InvalidValueError(f"--loss={name!r} is not known: give {', '.join(LOSSES)} or module:callable")
+    return _mean_squared_error if name == "mse" else _cross_entropy
 
 
 def _cross_entropy(output: Any, labels: Tensor) -> Tensor:
@@ -253,12 +272,16 @@ def _mean_squared_error(output: Any, target: Tensor) -> Tensor:
 
 
 def _make_optimizer(name: str, model: nn.Module, foreach: bool | None) -> torch.optim.Optimizer | None:
+    _check_optimizer(name)
     parameters = [each for each in model.parameters() if each.requires_grad]
     if name == "sgd":
         return torch.optim.SGD(parameters, lr=1e-3, momentum=0.9, foreach=foreach)
     if name in ("adam", "adamw"):
         kind = torch.optim.Adam if name == "adam" else torch.optim.AdamW
         return kind(parameters, lr=1e-4, foreach=foreach)
-    if name == "none":
-        return None
-    raise InvalidValueError(f"--optimizer={name!r} is not known: give {', '.join(OPTIMIZERS)}")
+    return None
+
+
+def _check_optimizer(name: str) -> None:
+    if name not in OPTIMIZERS:
+        raise InvalidValueError(f"--optimizer={name!r} is not known: give {', '.join(OPTIMIZERS)}")

@@ -89,6 +89,9 @@ def test_if_no_policy_ran_the_status_says_so(run):
         (("no_such_module:net",), "no_such_module is not installed"),
         (("tests.support.training_steps:no_such_net",), "no_such_net"),
         (("tests.support.training_steps",), "give module:callable"),
+        ((UNET[0], "--loss", "hinge"), "--loss='hinge' is not known: give cross-entropy"),
+        ((UNET[0], "--loss", "math:hinge"), "math:hinge"),
+        ((UNET[0], "--optimizer", "lion"), "--optimizer='lion' is not known: give sgd"),
     ],
 )
 def test_what_no_policy_can_train_is_refused_before_a_process_starts(run, monkeypatch, arguments, reason):

@@ -76,6 +76,16 @@ def test_what_does_not_fit_has_a_reason():
     assert result.least_bytes > 300_000
 
 
+@pytest.mark.parametrize("loss", ["math:sqrt", "sys:exit", "torch:add"])
+@pytest.mark.parametrize("policy", ["pytorch", "checkpoint"])
+def test_what_a_loss_raises_is_a_reason(policy, loss):
+    given = settings(policy)
+    result = run_trial(replace(given, recipe=replace(given.recipe, loss=loss)))
+    assert result.figures is None
+    assert result.reason
+    assert "\n" not in result.reason
+
+
 def test_the_slowest_stands_first_behind_what_did_not_run():
     table = compare_trials(settings("", budget=1_000_000), ["checkpoint", "stock"], run=run_trial)
     assert [each.policy for each in table.results] == ["stock", "checkpoint"]

@@ -188,7 +188,7 @@ def result_of(trial: "PolicyTrial") -> TrialResult:
     except UcudnnError as error:
         least = getattr(error, "required_bytes", None)
         return TrialResult(policy=settings.policy, figures=None, reason=str(error), least_bytes=least)
-    except (RuntimeError, MemoryError) as error:
+    except (Exception, SystemExit) as error:  # noqa: BLE001  # whatever the model or the loss raises
         line = str(error).partition("\n")[0]
         return TrialResult(policy=settings.policy, figures=None, reason=f"{type(error).__name__}: {line}")
 
