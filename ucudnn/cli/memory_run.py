@@ -9,13 +9,13 @@ import typer
 from ucudnn.cli.help_text import choices
 from ucudnn.cli.options import (
     AutocastOption,
-    BatchOption,
     DtypeOption,
     JsonOption,
     LayoutOption,
     LossOption,
     MathOption,
     ModelArgument,
+    ModelBatchOption,
     ModelShapeOption,
     OptimizerOption,
     TokensOption,
@@ -40,7 +40,7 @@ _DEFAULT = "pytorch,vdnn-ext,swap-capped,dymem,checkpoint,auto"
 def run_step(
     context: typer.Context,
     model: ModelArgument,
-    batch: BatchOption = None,
+    batch: ModelBatchOption = None,
     budget: Annotated[
         str | None,
         typer.Option(metavar="SIZE", help="Memory for the whole step, such as 8GiB; default: no bound."),

@@ -26,6 +26,7 @@ COMPLETE_POLICY = choices(*(each.value for each in BatchSizePolicy))
 _COMPLETE_DTYPE = choices(*(each.value for each in DataType))
 _COMPLETE_MATH = choices(*(each.value for each in MathMode))
 _COMPLETE_LAYOUT = choices(*LAYOUT_NAMES)
+MODEL_BATCH = 32  # of a PyTorch model, unless --batch gives another
 BatchOption = Annotated[
     int | None,
     typer.Option(
@@ -36,7 +37,14 @@ BatchOption = Annotated[
 ]
 StepBatchOption = Annotated[
     int | None,
-    typer.Option("--batch", metavar="N", help="Mini-batch size; default: that of the recorded step, 32 for a model."),
+    typer.Option(
+        "--batch",
+        metavar="N",
+        help=f"Mini-batch size; default: that of the recorded step, {MODEL_BATCH} for a model.",
+    ),
+]
+ModelBatchOption = Annotated[
+    int | None, typer.Option("--batch", metavar="N", help=f"Mini-batch size; default: {MODEL_BATCH}.")
 ]
 WorkspaceOption = Annotated[
     str | None,
@@ -157,7 +165,8 @@ TorchOption = Annotated[
     bool,
     typer.Option(
         "--torch",
-        help="NETWORK is a PyTorch model, as module:callable, such as torchvision:resnet50. It runs once.",
+        help="NETWORK is a PyTorch model, as module:callable, such as torchvision:resnet50. It runs once."
+        " Mini-batch: 32 on a GPU and 2 on a CPU, unless --batch gives another.",
     ),
 ]
 ShapeOption = Annotated[

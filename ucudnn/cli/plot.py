@@ -55,6 +55,7 @@ _LimitsOption = Annotated[
     list[str] | None,
     typer.Option(
         "--workspace",
+        "--workspace-limit",
         metavar="SIZE",
         help=f"Limit for each kernel; may be repeated; default: {', '.join(_LIMITS)}.",
     ),

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ucudnn.cli.options import variant_of
+from ucudnn.cli.options import MODEL_BATCH, variant_of
 from ucudnn.errors import BackendUnavailableError, InvalidValueError
 from ucudnn.memory.costs import Costs
 from ucudnn.memory.graph import StepGraph
@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     from ucudnn.memory.torch.training_step import TrainingRecipe
     from ucudnn.memory.torch.trials.trial_table import TrialTable
     from ucudnn.torch.summary import Summary
-
-_BATCH = 32
 
 
 def time_model(
@@ -177,7 +175,7 @@ def _recipe_of(options: TrainingOptions) -> "TrainingRecipe":
 
     return TrainingRecipe(
         model=options.model,
-        batch=_checked(options.batch) or _BATCH,
+        batch=_checked(options.batch) or MODEL_BATCH,
         shape=parse_shape(options.shape, least=1),
         tokens=options.tokens,
         loss=options.loss,
