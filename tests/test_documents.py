@@ -5,6 +5,8 @@ Here are those that need neither PyTorch nor a GPU nor a compiler; `tests.suppor
 
 import re
 import tomllib
+from fcntl import LOCK_EX, flock
+from hashlib import sha256
 
 import pytest
 
@@ -21,7 +23,7 @@ from tests.support.documents import (
     fenced,
     place_of,
 )
-from tests.support.paths import ROOT
+from tests.support.paths import ROOT, shared_folder
 from tests.support.printed import assert_prints
 from ucudnn.networks.tables import CSV_HEADER
 
@@ -75,26 +77,33 @@ def test_what_commands_install_can_be_had():
 @pytest.fixture(scope="module")
 def database(tmp_path_factory):
     """Return a file in which the commands of all pages keep their measurements, as a reader's do, who has some."""
-    folder = tmp_path_factory.mktemp("database")
-    path = folder / "measurements.sqlite"
-    reader = Reader(folder, UCUDNN_BACKEND="cpu", UCUDNN_DATABASE=str(path))
-    reader.types("ucudnn plan alexnet --batch 1 --policy undivided")
+    path = shared_folder(tmp_path_factory, "pages") / "measurements.sqlite"
+    reader = Reader(tmp_path_factory.mktemp("reader"), UCUDNN_BACKEND="cpu", UCUDNN_DATABASE=str(path))
+    printed_once(reader, "ucudnn plan bench/data/plane.csv --policy undivided", path.parent)
     return path
+
+
+def printed_once(reader, command, folder):
+    """Return what a command prints, which runs once for all processes that share the folder."""
+    kept = folder / sha256(command.encode()).hexdigest()
+    with kept.with_suffix(".lock").open("w") as lock:
+        flock(lock, LOCK_EX)
+        if not kept.exists():
+            kept.write_text(reader.types(command))
+        return kept.read_text()
 
 
 DEVIATIONS = r"(measured again|predictions that|could not predict|a (possible|likely) reason|other programs used)"
 WRITES = r"(--out|--plot|--save-plans|--export|--timeline|--addresses) (\S+)"
-READ = {}
-"""What commands that write no file have printed so far."""
 
 
 @pytest.mark.parametrize("page", at("here"))
 def test_the_commands_of_a_page_run_in_turn(page, tmp_path, database):
     reader = Reader(tmp_path, UCUDNN_BACKEND="cpu", UCUDNN_DATABASE=str(database))
     for command in at("here")[page]:
-        printed = READ.get(command.runs) or reader.types(command.runs)
-        if not re.search(WRITES, command.runs):  # then it need not run again for another page
-            READ[command.runs] = printed
+        # A command that writes no file need not run again for another page.
+        alone = re.search(WRITES, command.runs)
+        printed = reader.types(command.runs) if alone else printed_once(reader, command.runs, database.parent)
         assert printed.strip()
         if command.prints:
             assert_prints(printed, command.prints, may_add=DEVIATIONS)

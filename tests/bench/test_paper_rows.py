@@ -57,7 +57,9 @@ def test_the_link_table_is_what_the_simulation_says():
     found = run(["vgg16"])
     kept = load(RESULTS / "memory" / "link.json")
     assert found["policies"]["vgg16"] == kept["policies"]["vgg16"]
-    assert found["balance"]["vgg16"] == kept["balance"]["vgg16"]
+    for device, balance in found["balance"]["vgg16"].items():  # sums differ in the last bits between versions of Python
+        assert balance == pytest.approx(kept["balance"]["vgg16"][device], rel=1e-12)
+    assert found["balance"]["vgg16"].keys() == kept["balance"]["vgg16"].keys()
 
 
 @pytest.mark.parametrize(

@@ -3,11 +3,11 @@
 PyTorch is imported inside the fixtures, because it may not be installed.
 """
 
-import os
 import sys
 
 import pytest
 
+from tests.support.paths import shared_folder
 from tests.support.toolchain import open_toolchain
 
 
@@ -41,9 +41,7 @@ def gate_library(tmp_path_factory):
     """Return the library of the gate, which is built once for all processes of a run."""
     from ucudnn.torch.gate.gate_library import GateLibrary
 
-    base = tmp_path_factory.getbasetemp()
-    parallel = "PYTEST_XDIST_WORKER" in os.environ
-    found = GateLibrary((base.parent if parallel else base) / "gate")
+    found = GateLibrary(shared_folder(tmp_path_factory, "gate"))
     found.begin()
     found.join(120)
     if found.gate is None:

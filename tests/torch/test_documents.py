@@ -10,13 +10,14 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from tests.support.documents import Reader, at, examples_at  # noqa: E402
+from tests.support.paths import shared_folder  # noqa: E402
 from tests.support.printed import assert_prints  # noqa: E402
 from tests.support.reader_programs import MODELS, TRAIN  # noqa: E402
 
 
 @pytest.fixture(scope="module")
 def database(tmp_path_factory):
-    return tmp_path_factory.mktemp("database") / "measurements.sqlite"
+    return shared_folder(tmp_path_factory, "pages") / "measurements.sqlite"
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="the pages show what is printed without a GPU")
