@@ -129,7 +129,8 @@ class Calls:
         nothing = Nothing()
         out, near, filters = (_output(each, nothing) for each in (self.grad, self.x, self.weight))
         forward = look_of((*parts[4:], None, geometry, *flags, cudnn.allow_tf32))
-        backward = look_of((*parts, geometry, (True, True, False), *flags))
+        precision = torch._C._get_fp32_precision_getter("cuda", "conv")
+        backward = look_of((*parts, geometry, (True, True, False), *flags, precision))
         return GateRule(forward, {0: out}), GateRule(backward, {0: near, 1: filters})
 
 

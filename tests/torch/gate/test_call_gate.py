@@ -53,7 +53,9 @@ class Call:
 
     def backward_look(self, grad, mask=(True, True, True)):
         tensors = (*_parts(grad), *_parts(self.x), *_parts(self.weight))
-        return look_of((*tensors, self.geometry, mask, *self.flags))
+        return look_of(
+            (*tensors, self.geometry, mask, *self.flags, torch._C._get_fp32_precision_getter("cuda", "conv"))
+        )
 
 
 def _parts(tensor):

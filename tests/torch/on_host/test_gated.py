@@ -9,12 +9,14 @@ torch = pytest.importorskip("torch")
 import ucudnn.torch  # noqa: E402
 from tests.support.host_gpu import assert_near  # noqa: E402
 from tests.support.tuned_program import TunedProgram  # noqa: E402
+from ucudnn.execution.launcher import BoundKernel  # noqa: E402
 from ucudnn.problem import Operation  # noqa: E402
 from ucudnn.torch.gate.gate_library import GateLibrary  # noqa: E402
 from ucudnn.torch.overrides import process_overrides  # noqa: E402
 from ucudnn.torch.steps.step_times import TuningPhase  # noqa: E402
 from ucudnn.torch.tuning import tuner as module  # noqa: E402
 from ucudnn.torch.tuning.auto_interceptor import AutoInterceptor  # noqa: E402
+from ucudnn.torch.tuning.tuned_kernel import TunedKernel  # noqa: E402
 
 MIB = 1 << 20
 
@@ -129,7 +131,39 @@ def test_the_gate_closes_if_the_peak_grows(gated, caplog):
         assert on.report().calls == calls
 
 
-def test_nothing_is_replaced_in_a_capture_under_deterministic_algorithms_or_in_other_shapes(gated, host, flags):
+def test_kernels_are_computed_behind_the_gate_without_python(gated, monkeypatch):
+    one = gated()
+    with one.enable() as on:
+        settle(one, lambda: checked(one))
+        assert one.is_gated
+        monkeypatch.setattr(BoundKernel, "__call__", lambda kernel: pytest.fail("a kernel was called in Python"))
+        calls = on.report().calls
+        checked(one)
+        checked(one)
+        assert on.report().calls == calls + 2 * 5
+
+
+def test_a_program_on_another_stream_is_computed_by_kernels_in_python(gated, host, monkeypatch):
+    one = gated()
+    one.program.untouched = lambda: True
+    host.stream = 0x40
+    seen = []
+    run = BoundKernel.__call__
+    monkeypatch.setattr(BoundKernel, "__call__", lambda kernel: seen.append(kernel) or run(kernel))
+    with one.enable() as on:
+        settle(one, lambda: checked(one))
+        assert one.is_gated
+        seen.clear()
+        calls = on.report().calls
+        checked(one)
+        assert on.report().calls == calls + 5
+        assert len(seen) == 5
+
+
+def test_nothing_is_replaced_in_a_capture_under_deterministic_algorithms_or_in_other_shapes(
+    gated, host, flags, monkeypatch
+):
+    monkeypatch.setattr(TunedKernel, "direct", lambda kernel: None)  # the host's streams are not those of PyTorch
     one = gated()
     with one.enable() as on:
         settle(one, lambda: checked(one))

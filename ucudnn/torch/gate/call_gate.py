@@ -1,4 +1,7 @@
-"""The gate: which calls of PyTorch's convolutions are computed here; all others go on to PyTorch without Python."""
+"""The gate: which calls of PyTorch's convolutions are computed here; all others go on to PyTorch without Python.
+
+Those that cuDNN computes by plans that are ready do not come to Python either.
+"""
 
 import ctypes
 import logging
@@ -8,6 +11,7 @@ from typing import Any, NamedTuple, final
 
 import torch
 
+from ucudnn.torch.gate.direct_kernel import DirectKernel
 from ucudnn.torch.problem import Sizes
 
 _LOG = logging.getLogger(__name__)
@@ -18,6 +22,17 @@ Compute = Callable[[int, int, int], bool]
 _CODES = {torch.float16: 5, torch.float32: 6, torch.float64: 7, torch.bfloat16: 15}
 """Numbers of c10::ScalarType."""
 
+_PRECISIONS = ("none", "ieee", "tf32", "bf16")
+"""PyTorch's names of ways to compute convolutions of float32; the gate has the same."""
+
+_FUNCTIONS = (
+    "cudnnBackendCreateDescriptor",
+    "cudnnBackendSetAttribute",
+    "cudnnBackendFinalize",
+    "cudnnBackendExecute",
+    "cudnnBackendDestroyDescriptor",
+)
+
 
 @final
 class GateOutput(NamedTuple):
@@ -27,11 +42,13 @@ class GateOutput(NamedTuple):
         compute: computes it.
         sizes: its sizes.
         strides: its strides.
+        direct: computes it without Python; None if `compute` does.
     """
 
     compute: Compute
     sizes: Sizes
     strides: Sizes
+    direct: DirectKernel | None = None
 
 
 @final
@@ -65,6 +82,7 @@ class CallGate:
         self._library = ctypes.CDLL(str(path))
         self._callback = _CALLBACK(self._computed)
         self._computes: list[Compute] = []
+        self._directs: list[DirectKernel] = []  # the gate has their addresses
 
     def open(self, device_type: str, forward: Sequence[GateRule], backward: Sequence[GateRule]) -> None:
         """Put the gate in front of the operators that have rules; called between the steps of a program.
@@ -75,8 +93,8 @@ class CallGate:
             RuntimeError: if PyTorch refuses it.
         """
         self.close()
-        self._computes = []
         self._call("clear", device_type.upper().encode(), self._callback)
+        self._computes, self._directs = [], []
         for is_backward, rules in enumerate((forward, backward)):
             for rule in rules:
                 self._add(is_backward, rule)
@@ -92,11 +110,14 @@ class CallGate:
 
     def _add(self, is_backward: int, rule: GateRule) -> None:
         look = _numbers(rule.look), ctypes.c_int64(len(rule.look))
-        for at, (compute, sizes, strides) in rule.outputs.items():
+        for at, (compute, sizes, strides, direct) in rule.outputs.items():
             kernel = ctypes.c_int64(len(self._computes))
             self._computes.append(compute)
             form = _numbers(sizes), _numbers(strides), ctypes.c_int64(len(sizes))
             self._call("add", is_backward, *look, at, kernel, *form)
+            if direct is not None:
+                self._directs.append(direct)
+                self._call("direct", is_backward, *look, at, *_call_of(direct))
         sizes, strides = rule.bias_as
         if sizes:
             self._call("bias", *look, _numbers(sizes), _numbers(strides), ctypes.c_int64(len(sizes)))
@@ -114,6 +135,17 @@ class CallGate:
         except Exception:  # noqa: BLE001 (nothing may pass through C++; PyTorch computes instead)
             _LOG.exception("PyTorch computes a convolution that failed")
             return 0
+
+
+def _call_of(direct: DirectKernel) -> tuple[Any, ...]:
+    """Return what the gate needs to compute a kernel."""
+    loaded: list[Any] = [direct.library.function(name) for name in _FUNCTIONS]
+    found = (ctypes.cast(each, ctypes.c_void_p) for each in loaded)
+    functions = (ctypes.c_void_p * len(_FUNCTIONS))(*(each.value for each in found))
+    parts = [number for part in direct.parts for number in (part.plan, *part[1:4])]
+    sizes = ctypes.c_int64(len(direct.parts)), ctypes.c_int64(direct.workspace_bytes)
+    calls, _ = direct.calls.buffer_info()
+    return functions, ctypes.c_void_p(direct.handle), _numbers(parts), *sizes, ctypes.c_void_p(calls)
 
 
 _CALLBACK = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_int64, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p)
@@ -138,6 +170,8 @@ def _flat(part: Any) -> Iterator[int]:
             yield from _flat(each)
     elif isinstance(part, torch.dtype):
         yield _CODES[part]
+    elif isinstance(part, str):
+        yield _PRECISIONS.index(part) if part in _PRECISIONS else -1  # the gate has no such number
     else:
         yield -1 if part is None else int(part)
 

@@ -89,7 +89,8 @@ class GateLibrary:
         """
         compiler = next(filter(None, map(self._find, _COMPILERS)), None)
         flags = _flags()
-        state = sha256("\0".join([*flags, torch.__version__, _SOURCE.read_text()]).encode()).hexdigest()[:16]
+        texts = [each.read_text() for each in sorted(_SOURCE.parent.iterdir())]
+        state = sha256("\0".join([*flags, torch.__version__, *texts]).encode()).hexdigest()[:16]
         folder = default_folder() if self._folder is None else self._folder
         library = folder / f"call_gate-{state}.so"
         if library.exists():
@@ -116,7 +117,9 @@ def _flags() -> list[str]:
     include = Path(torch.__file__).parent / "include"
     folders = (include, include / "torch" / "csrc" / "api" / "include")
     abi = f"-D_GLIBCXX_USE_CXX11_ABI={int(torch.compiled_with_cxx11_abi())}"
-    return [*_FLAGS, abi, *(f"-isystem{each}" for each in folders)]
+    context = (include / "ATen" / "Context.h").read_text()
+    numbers = ["-DUCUDNN_PRECISION_HAS_NUMBERS"] if "enum class TORCH_API Float32Backend" in context else []
+    return [*_FLAGS, abi, *numbers, *(f"-isystem{each}" for each in folders)]
 
 
 def _links() -> list[str]:

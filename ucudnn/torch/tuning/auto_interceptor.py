@@ -123,8 +123,9 @@ class AutoInterceptor:
         gate = None if self._library is None or not gated else self._library.gate
         if gate is None:
             return None
-        forward = beginning(rules_of(self._forward_calls.calls), self._first_is_called)
-        backward = rules_of(self._backward_calls.calls, _precision_now(), _precision_now)
+        forward, backward = rules_of(self._forward_calls.calls), rules_of(self._backward_calls.calls)
+        if not self._tracker.by_optimizer:
+            forward = beginning(forward, self._first_is_called)
         try:
             gate.open(self.device_type, forward, backward)
         except RuntimeError as error:
@@ -375,10 +376,6 @@ class AutoInterceptor:
         if not (replaces and (forward or backward)) or self._library is None or self._library.gate is None:
             return forward, backward, ()
         return forward, backward, tuple(len(each.kernels) if each.uses_adopted else 0 for each in tuners)
-
-
-def _precision_now() -> tuple[str]:
-    return (_precision("cuda", "conv"),)
 
 
 def _stop(tuners: dict[int, Tuner]) -> None:

@@ -9,7 +9,7 @@ import torch
 from ucudnn.torch.aten_kernels import Gradients
 from ucudnn.torch.call_cache import Flags, Geometry, asked_convolution, bias_fits, bias_form, missing_format
 from ucudnn.torch.fast_tensors import alias
-from ucudnn.torch.gate.call_gate import Compute, GateOutput, GateRule
+from ucudnn.torch.gate.call_gate import GateOutput, GateRule
 from ucudnn.torch.output_form import OutputForm
 from ucudnn.torch.problem import Sizes
 from ucudnn.torch.steps.step_times import TuningPhase
@@ -78,19 +78,14 @@ class TunedCall:
         else:
             self.way = None
 
-    def rule(self, look: Sequence[int], checked: Callable[[Compute], Compute]) -> GateRule | None:
-        """Return what the gate does with the calls; None if they are passed on.
-
-        Args:
-            look: their look.
-            checked: returns what computes a kernel, with what is to be checked before each call.
-        """
+    def rule(self, look: Sequence[int]) -> GateRule | None:
+        """Return what the gate does with calls of a look; None if they are passed on."""
         replaced = self._tuner.kernels if self._tuner.uses_adopted else {}
-        outputs = {
-            at: GateOutput(checked(replaced[each.site.problem].run_at), each.form.sizes, each.form.strides)
-            for at, each in self._outputs.items()
-            if each.site.problem in replaced
-        }
+        outputs = {}
+        for at, each in self._outputs.items():
+            kernel = replaced.get(each.site.problem)
+            if kernel is not None:
+                outputs[at] = GateOutput(kernel.run_at, each.form.sizes, each.form.strides, kernel.direct())
         return GateRule(look, outputs, self.bias_as) if outputs else None
 
     def has_room(self, at: int, position: int, sizes: Sequence[int]) -> bool:

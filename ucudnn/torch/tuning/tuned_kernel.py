@@ -10,6 +10,7 @@ from ucudnn.execution.launcher import BoundKernel
 from ucudnn.execution.plan import make_plan
 from ucudnn.kernel import Kernel
 from ucudnn.problem import MOST_ALIGNMENT, ConvolutionProblem
+from ucudnn.torch.gate.direct_kernel import DirectKernel, direct_kernel
 
 _MOST_BOUND = 1 << 10
 
@@ -26,13 +27,12 @@ class TunedKernel:
     Attributes:
         configuration: its configuration.
         workspace_bytes: workspace of a call.
-        calls: number of calls that were computed.
 
     Raises:
         StepError: if an algorithm cannot compute its part.
     """
 
-    __slots__ = ("_backend", "_bound", "_entry", "_plan", "calls", "configuration", "workspace_bytes")
+    __slots__ = ("_backend", "_bound", "_calls", "_direct", "_entry", "_plan", "configuration", "workspace_bytes")
 
     def __init__(self, problem: ConvolutionProblem, configuration: Configuration, backend: ComputeBackend) -> None:
         self._backend = backend
@@ -42,7 +42,22 @@ class TunedKernel:
             self._plan = self._entry.plan = make_plan(problem, configuration, backend, fresh=True)
         self._bound: BoundedDict[tuple[int, int, int], BoundKernel] = BoundedDict(_MOST_BOUND)
         self.workspace_bytes = self._plan.workspace_bytes
-        self.calls = 0
+        self._calls = 0
+        self._direct: DirectKernel | None = None
+
+    @property
+    def calls(self) -> int:
+        """Number of calls that were computed, in Python and behind the gate."""
+        return self._calls + (0 if self._direct is None else self._direct.calls[0])
+
+    def direct(self) -> DirectKernel | None:
+        """Return the kernel as the gate computes it without Python; None if it cannot, or not on this stream."""
+        found = direct_kernel(self._plan, self._backend)
+        if found is None:
+            return None
+        if self._direct is None:  # another one would count anew
+            self._direct = found
+        return self._direct
 
     def run(self, x: Any, w: Any, y: Any) -> bool:
         """Compute one of three tensors from the two others, and return whether that was done; it may fail.
@@ -68,5 +83,5 @@ class TunedKernel:
             self._bound[addresses] = bound
         if not bound():
             return False
-        self.calls += 1
+        self._calls += 1
         return True

@@ -102,6 +102,15 @@ class GraphCall(PreparedCall):
         arguments = x, w, y, workspace.address, offset, scaling
         return partial(self._run, *(self._packs.get(arguments) or self._pack(arguments, workspace.size_bytes)))
 
+    def executable(self, offset: Offset, scaling: Scaling) -> tuple[int, int, int, object]:
+        """Return the address of an execution plan, the offsets of a part in x and y, and what keeps the plan.
+
+        Raises:
+            CudnnError: if cuDNN cannot build the plan.
+        """
+        plan = self._plans.get(scaling) or self._build(scaling)
+        return plan.address, *self._addresses.at(0, 0, offset), plan
+
     def kernels(self, scaling: Scaling) -> object:
         """Return the execution plan of an alpha and a beta, which owns the engine's kernels; None before a launch."""
         return self._plans.get(scaling)

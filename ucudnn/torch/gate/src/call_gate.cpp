@@ -1,5 +1,6 @@
-// The gate in front of PyTorch's convolutions: calls that look like one of the stated ones go to a callback, which
-// computes outputs; all others go on to the kernel that PyTorch has registered. It needs no header of Python or CUDA.
+// The gate in front of PyTorch's convolutions: calls that look like one of the stated ones are computed here, by
+// execution plans of cuDNN or by a callback; all others go on to the kernel that PyTorch has registered. It needs no
+// header of Python, CUDA or cuDNN.
 //
 // A look is a list of numbers: shapes, strides, types and devices of the tensors, and the other arguments. A list of
 // numbers inside it begins with its length. `ucudnn.torch.gate.call_gate` states looks in the same order.
@@ -8,16 +9,21 @@
 
 #include <ATen/Context.h>
 #include <ATen/ops/empty_strided.h>
+#include <c10/core/DeviceGuard.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
 #include <torch/library.h>
 
 #include <array>
 #include <cstdint>
 #include <memory>
+#include <mutex>
 #include <optional>
 #include <string>
 #include <unordered_map>
 #include <utility>
 #include <vector>
+
+#include "direct.hpp"
 
 #define EXPORTED __attribute__((visibility("default")))
 
@@ -39,6 +45,7 @@ struct Hash {
 
 struct Output {
   std::int64_t kernel = -1;  // -1: left to PyTorch
+  std::shared_ptr<const Direct> direct;  // null: the callback computes it
   Numbers sizes;
   Numbers strides;
 };
@@ -61,6 +68,10 @@ struct Gate {
   Side forward;
   Side backward;
   std::unique_ptr<torch::Library> library;
+  // Direct kernels run on PyTorch's default stream only: cuDNN's handles are set to it, and it is never captured.
+  bool is_direct = false;
+  bool is_mixed = false;  // the callback computes other kernels, maybe on the same handles
+  std::mutex handles;     // no two threads may use a handle at once
 };
 
 Gate& gate() {
@@ -97,21 +108,55 @@ void add_geometry(Numbers& look, const c10::IValue* arguments) {
   look.push_back(arguments[5].toInt());
 }
 
+// Numbers of PyTorch's ways to compute convolutions of float32; the names are those that Python sees.
+std::int64_t precision_now() {
+  const auto& context = at::globalContext();
+#ifdef UCUDNN_PRECISION_HAS_NUMBERS
+  const std::string now = at::precision2str(context.float32Precision(at::Float32Backend::CUDA, at::Float32Op::CONV));
+#else
+  const std::string now = context.float32Precision("cuda", "conv");
+#endif
+  const char* const names[] = {"none", "ieee", "tf32", "bf16"};
+  for (std::int64_t number = 0; number < 4; ++number) {
+    if (now == names[number]) return number;
+  }
+  return -2;
+}
+
 void add_mask(Numbers& look, const c10::IValue& mask) {
   const auto found = mask.toBoolList();
   look.push_back(static_cast<std::int64_t>(found.size()));
   for (const bool each : found) look.push_back(each);
 }
 
+bool computes(const Direct& direct, const at::Tensor& like, std::array<void*, 3> tensors, void* out) {
+  if (!are_aligned(tensors)) return false;
+  const at::Tensor memory = workspace_of(direct, like);
+  if (direct.workspace_bytes && !memory.defined()) return false;
+  Gate& one = gate();
+  std::unique_lock<std::mutex> lock(one.handles, std::defer_lock);
+  if (one.is_mixed) {  // who holds the lock may wait for Python, which this thread may hold
+    if (!lock.try_lock()) return false;
+  } else {
+    lock.lock();
+  }
+  return runs(direct, tensors, memory.defined() ? memory.mutable_data_ptr() : nullptr, out);
+}
+
 at::Tensor computed(const Output& output, const at::Tensor& like, const at::Tensor* x, const at::Tensor* w,
                     const at::Tensor* y, bool transposed) {
+  Gate& one = gate();
+  const c10::DeviceGuard guard(like.device());
+  if (one.is_direct && c10::impl::VirtualGuardImpl(like.device().type()).getStream(like.device()).id() != 0) return {};
   at::Tensor out = at::empty_strided(output.sizes, output.strides, like.options());
   const auto address = [&](const at::Tensor* tensor) {
     return tensor == nullptr ? out.data_ptr() : const_cast<void*>(tensor->const_data_ptr());
   };
-  const void* const first = address(transposed ? y : x);
-  const void* const last = address(transposed ? x : y);
-  return gate().callback(output.kernel, first, address(w), last) != 0 ? out : at::Tensor();
+  const std::array<void*, 3> tensors{address(transposed ? y : x), address(w), address(transposed ? x : y)};
+  if (output.direct) return computes(*output.direct, like, tensors, out.data_ptr()) ? out : at::Tensor();
+  std::unique_lock<std::mutex> lock(one.handles, std::defer_lock);
+  if (one.is_direct) lock.lock();  // a thread that has it never waits for this one, because it never waits for Python
+  return one.callback(output.kernel, tensors[0], tensors[1], tensors[2]) != 0 ? out : at::Tensor();
 }
 
 void pass_on(const Side& side, Stack* stack) {
@@ -166,6 +211,7 @@ void backward(const c10::OperatorHandle&, c10::DispatchKeySet, Stack* stack) {
   const auto& context = at::globalContext();
   look.push_back(context.deterministicCuDNN() || context.deterministicAlgorithms());
   look.push_back(context.userEnabledCuDNN());
+  look.push_back(precision_now());
   const Rule* const rule = rule_of(side, look);
   if (rule == nullptr) return pass_on(side, stack);
   const bool transposed = arguments[7].toBool();
@@ -230,6 +276,7 @@ EXPORTED const char* ucudnn_gate_clear(const char* device_type, Callback callbac
     one.callback = callback;
     one.forward.rules.clear();
     one.backward.rules.clear();
+    one.is_direct = one.is_mixed = false;
   });
 }
 
@@ -239,7 +286,32 @@ EXPORTED const char* ucudnn_gate_add(int is_backward, const std::int64_t* look, 
                                      std::int64_t dimensions) {
   return guarded([&] {
     Side& side = is_backward ? gate().backward : gate().forward;
-    side.rules[list(look, length)].outputs.at(at) = {kernel, list(sizes, dimensions), list(strides, dimensions)};
+    side.rules[list(look, length)].outputs.at(at) = {kernel, nullptr, list(sizes, dimensions),
+                                                     list(strides, dimensions)};
+  });
+}
+
+// Lets cuDNN compute an output, in place of the callback. `functions` are those of `Cudnn`, in that order; `parts` has
+// four numbers for each part. All of them live until the rules are removed.
+EXPORTED const char* ucudnn_gate_direct(int is_backward, const std::int64_t* look, std::int64_t length, int at,
+                                        void* const* functions, void* handle, const std::int64_t* parts,
+                                        std::int64_t count, std::int64_t workspace_bytes, std::int64_t* calls) {
+  return guarded([&] {
+    auto direct = std::make_shared<Direct>();
+    direct->cudnn = {reinterpret_cast<decltype(Cudnn::create)>(functions[0]),
+                     reinterpret_cast<decltype(Cudnn::set)>(functions[1]),
+                     reinterpret_cast<decltype(Cudnn::finalize)>(functions[2]),
+                     reinterpret_cast<decltype(Cudnn::execute)>(functions[3]),
+                     reinterpret_cast<decltype(Cudnn::destroy)>(functions[4])};
+    direct->handle = handle;
+    for (const std::int64_t* part = parts; part < parts + 4 * count; part += 4) {
+      direct->parts.push_back({reinterpret_cast<void*>(part[0]), part[1], part[2], part[3]});
+    }
+    direct->workspace_bytes = workspace_bytes;
+    direct->calls = calls;
+    Side& side = is_backward ? gate().backward : gate().forward;
+    side.rules.at(list(look, length)).outputs.at(at).direct = std::move(direct);
+    gate().is_direct = true;
   });
 }
 
@@ -260,6 +332,12 @@ EXPORTED const char* ucudnn_gate_open() {
     const c10::WarningUtils::WarningHandlerGuard silence(&quiet);
     Gate& one = gate();
     one.library.reset();
+    one.is_mixed = false;
+    for (const Side* side : {&one.forward, &one.backward}) {
+      for (const auto& rule : side->rules) {
+        for (const Output& output : rule.second.outputs) one.is_mixed |= output.kernel >= 0 && !output.direct;
+      }
+    }
     auto library = std::make_unique<torch::Library>(torch::Library::IMPL, "aten", one.key, __FILE__, __LINE__);
     if (!one.forward.rules.empty()) {
       choose(one.forward, "aten::_convolution");

@@ -1,0 +1,94 @@
+// Kernels that the gate lets cuDNN compute: executions of plans that Python has built.
+#pragma once
+
+#include <ATen/ops/empty_strided.h>
+
+#include <array>
+#include <cstdint>
+#include <vector>
+
+namespace {
+
+// Functions of cuDNN's backend API; each returns 0 if it succeeds.
+struct Cudnn {
+  int (*create)(int type, void** descriptor);
+  int (*set)(void* descriptor, int attribute, int type, std::int64_t count, const void* values);
+  int (*finalize)(void* descriptor);
+  int (*execute)(void* handle, void* plan, void* pack);
+  int (*destroy)(void* descriptor);
+};
+
+// Numbers of cudnn.h.
+constexpr int VARIANT_PACK = 16, UNIQUE_IDS = 1000, DATA_POINTERS = 1001, WORKSPACE = 1003, INT64 = 3, VOID_PTR = 6;
+
+constexpr std::uintptr_t ALIGNMENT = 16;       // of tensors
+constexpr std::uintptr_t TAIL_ALIGNMENT = 256;  // of a workspace inside an output
+
+// One execution of a plan; the fields are those of `DirectPart` in Python.
+struct Part {
+  void* plan;
+  std::int64_t x_offset, y_offset;
+  std::int64_t tail_offset;  // of a workspace inside the output; -1: it is the workspace of the kernel
+};
+
+// A kernel that cuDNN computes without Python.
+struct Direct {
+  Cudnn cudnn;
+  void* handle;
+  std::vector<Part> parts;
+  std::int64_t workspace_bytes;
+  std::int64_t* calls;  // counts those that were computed
+};
+
+// A variant pack of cuDNN: the addresses for one execution of a plan.
+class Pack final {
+ public:
+  Pack(const Cudnn& cudnn, std::array<void*, 3> tensors, void* workspace) : cudnn_(cudnn) {
+    static const std::int64_t ids[] = {1, 2, 3};  // of x, w and y in every operation graph
+    fails_ = cudnn.create(VARIANT_PACK, &address_) || cudnn.set(address_, UNIQUE_IDS, INT64, 3, ids) ||
+             cudnn.set(address_, DATA_POINTERS, VOID_PTR, 3, tensors.data()) ||
+             cudnn.set(address_, WORKSPACE, VOID_PTR, 1, &workspace) || cudnn.finalize(address_);
+  }
+  ~Pack() {
+    if (address_ != nullptr) cudnn_.destroy(address_);
+  }
+  Pack(const Pack&) = delete;
+  Pack& operator=(const Pack&) = delete;
+  bool runs(void* handle, void* plan) const { return !fails_ && cudnn_.execute(handle, plan, address_) == 0; }
+
+ private:
+  const Cudnn& cudnn_;
+  void* address_ = nullptr;
+  bool fails_ = true;
+};
+
+std::uintptr_t number(const void* address) { return reinterpret_cast<std::uintptr_t>(address); }
+
+bool are_aligned(std::array<void*, 3> tensors) {
+  return (number(tensors[0]) | number(tensors[1]) | number(tensors[2])) % ALIGNMENT == 0;
+}
+
+// Memory for a kernel; an undefined tensor if it needs none, or if there is not that much.
+at::Tensor workspace_of(const Direct& direct, const at::Tensor& like) {
+  if (!direct.workspace_bytes) return {};
+  try {
+    return at::empty_strided({direct.workspace_bytes}, {1}, like.options().dtype(at::kByte));
+  } catch (const c10::OutOfMemoryError&) {
+    return {};
+  }
+}
+
+// Computes a kernel, and returns whether all of it was queued; no other thread may use its handle meanwhile.
+bool runs(const Direct& direct, std::array<void*, 3> tensors, void* workspace, void* out) {
+  for (const Part& part : direct.parts) {
+    char* const x = static_cast<char*>(tensors[0]) + part.x_offset;
+    char* const y = static_cast<char*>(tensors[2]) + part.y_offset;
+    const std::uintptr_t tail = number(out) + part.tail_offset + TAIL_ALIGNMENT - 1;
+    void* const own = part.tail_offset < 0 ? workspace : reinterpret_cast<void*>(tail - tail % TAIL_ALIGNMENT);
+    if (!Pack(direct.cudnn, {x, tensors[1], y}, own).runs(direct.handle, part.plan)) return false;
+  }
+  ++*direct.calls;
+  return true;
+}
+
+}  // namespace
