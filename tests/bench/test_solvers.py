@@ -9,6 +9,7 @@ pytest.importorskip("swiglpk")
 from bench.paper import solvers
 from bench.paper.fronts import KINDS, RECORDING, recorded_resnet1001, synthetic
 from bench.tools.results import RESULTS, ROOT, load
+from tests.support.nearly import nearly_equal
 from ucudnn.networks.tables import load_network
 from ucudnn.solvers.division import Choice, Division, DivisionStatus
 
@@ -105,8 +106,8 @@ def test_a_recording_is_read_as_it_was_written():
 def test_figures_and_claims_of_the_file_are_those_of_its_cases(capsys):
     answer = load(RESULTS / "paper" / "solvers.json")
     classes = solvers.classes_of(answer["cases"])
-    assert classes == answer["classes"]
-    assert solvers.judged(classes, answer["cases"]) == answer["claims"]
+    assert nearly_equal(classes, answer["classes"])
+    assert solvers.judged(answer["classes"], answer["cases"]) == answer["claims"]
     assert len(answer["cases"]) == len(solvers.PERCENTS) * sum(1 for _ in solvers.cases())
 
 
