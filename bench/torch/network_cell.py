@@ -14,7 +14,9 @@
 The forms are nchw and last (float32 with TF32, channels first and last) and bf16 (channels last, bfloat16 autocast).
 Times of steps are those between events at their ends. Nothing waits for the GPU between timed steps. The host's time is
 that of the forward pass, the backward pass and the optimizer, each issued to an idle device: a whole step may be more
-than the queue of the device holds, and then the host waits. The second command above is a trial of the script.
+than the queue of the device holds, and then the host waits. `host_by_turns` is the same with and without ucudnn by
+turns in one process: `over_us` is by how much longer each convolution and gradient takes, in microseconds. The second
+command above is a trial of the script.
 
 With --wait, the process imports all and makes its model on the CPU, with one thread, and then waits for a line of
 input. Nothing touches CUDA before, so another process can measure meanwhile; if something does, the cell ends in an
@@ -60,6 +62,7 @@ TRIAL = "small"
 
 _MOST_TUNED_STEPS = 5000
 _HOST_STEPS = 9
+_TURNS = 7
 _PARTS = ("forward", "backward", "optimizer")
 
 NETWORKS: dict[str, tuple[str, int, tuple[int, ...]]] = {
@@ -163,6 +166,24 @@ def host_ms(step: Step, clock: "Clock") -> dict[str, float]:
         for number, part in enumerate(_PARTS):
             taken[part].append((marks[2 * number + 2] - marks[2 * number + 1]) * 1e3)
     return {part: median(times) for part, times in taken.items()}
+
+
+def host_by_turns(on: "ucudnn.torch.Enabled", step: Step, clock: "Clock", kernels: int) -> dict[str, object]:
+    """Return the host's time of a step with and without ucudnn, by turns in one process; empty before all is settled.
+
+    Processes differ by more than what is asked, because a host is faster at times.
+    """
+    if not is_settled(on):
+        return {}
+    taken: dict[str, list[float]] = {"ours_ms": [], "stock_ms": []}
+    for _ in range(_TURNS):
+        for name, interceptor in (("ours_ms", on._interceptor), ("stock_ms", None)):
+            process_overrides.use(interceptor)
+            step()
+            taken[name].append(sum(host_ms(step, clock).values()))
+    process_overrides.use(on._interceptor)
+    over_us = [(ours - stock) * 1e3 / kernels for ours, stock in zip(*taken.values(), strict=True)]
+    return {**taken, "over_us": median(over_us), "kernels": kernels}
 
 
 class Clock:
@@ -277,6 +298,7 @@ def measure(arguments: Namespace, device: torch.device, model: nn.Module) -> dic
         summary = on.report()
         answer |= {"kinds": summary.kinds(), "left": summary.left, "tuned": [each.to_dict() for each in summary.tuned]}
         answer["gated"] = process_overrides.is_gated(device.type)
+        answer["host_by_turns"] = host_by_turns(on, step, clock, kernels)
         answer["python"] = time_in_python(on, step, clock)  # last, because it changes what runs
     return {"conditions": conditions(device), **answer}
 

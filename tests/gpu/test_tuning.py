@@ -124,6 +124,46 @@ def test_a_graph_captured_from_a_tuned_program_replays_the_same():
         assert float((out - expected).norm() / expected.norm()) < 2e-2
 
 
+def test_a_training_step_that_is_captured_before_all_is_settled_keeps_its_plans_while_tuning_goes_on():
+    program = Program()
+    with ucudnn.torch.enable(workspace_limit="auto", trial_share=0.5) as on:
+        begin = monotonic()
+        while not on.report().tuned or on.report().tuned[0].phase != "trying":
+            program.step()
+            torch.cuda.synchronize()
+            assert monotonic() - begin < 60, on.report()
+        graph, calls = torch.cuda.CUDAGraph(), on.report().calls
+        kept = [each.detach().clone() for each in program.model.parameters()]
+        program.optimizer.zero_grad(set_to_none=True)
+        with torch.cuda.graph(graph):
+            program.model(program.x).square().mean().backward()
+            program.optimizer.step()
+        assert on.report().tuned[0].phase == "trying", "a capture ends no step"
+        assert on.report().calls == calls, "nothing of ours is captured"
+        for each, before in zip(program.model.parameters(), kept, strict=True):
+            assert torch.equal(each.detach(), before), "a capture computes nothing"
+        captured = [each.grad for each in program.model.parameters()]
+        settle(program, on)  # the eager program goes on, with gradients of its own
+        with torch.no_grad():
+            for each, before in zip(program.model.parameters(), kept, strict=True):
+                each.copy_(before)
+            for each in captured:
+                each.fill_(float("nan"))
+        calls = on.report().calls
+        graph.replay()
+        torch.cuda.synchronize()
+        assert on.report().calls == calls
+        stepped = [each.detach().clone() for each in program.model.parameters()]
+    with torch.no_grad():
+        for each, before in zip(program.model.parameters(), kept, strict=True):
+            each.copy_(before)
+    expected = gradients(program)
+    rate = program.optimizer.param_groups[0]["lr"]
+    for gradient, wanted, before, after in zip(captured, expected, kept, stepped, strict=True):
+        assert float((gradient - wanted).norm() / wanted.norm()) < 2e-2, "several layers of TF32"
+        assert torch.allclose(after, before - rate * gradient), "the optimizer's step is part of the graph"
+
+
 def test_inference_is_tuned_without_an_optimizer():
     program = Program()
     with torch.no_grad(), ucudnn.torch.enable(workspace_limit="auto", trial_share=0.5) as on:

@@ -254,6 +254,28 @@ def test_steps_may_be_captured_while_a_program_is_tuned(tuned, host, until):
         assert on.report().calls > 0
 
 
+def test_a_whole_step_that_is_captured_while_kernels_are_tried_ends_no_step_and_tries_nothing(tuned, host):
+    one = tuned(50.0, share=0.5)
+    with one.enable() as on:
+        for _ in range(200):
+            assert_near(one.step(), one.expected)
+            sleep(0.002)  # so that the thread which builds gets on
+            if one.tuner.phase is TuningPhase.TRYING and one.tuner.trials:
+                break
+        tried = dict(one.tuner.trials)
+        assert tried
+        calls, steps = on.report().calls, one.tuner._times.count
+        host.captures, host.stream = True, 0x40
+        one.step()  # the optimizer's step is captured, too
+        host.captures, host.stream = False, 0
+        assert on.report().calls == calls, "the graph keeps PyTorch's own kernels"
+        assert one.tuner._times.count == steps, "no mark is made in a capture"
+        assert one.tuner.trials == tried, "what was to be tried next waits for a step of the program"
+        run(one)
+        assert one.tuner.kernels, "the eager program goes on tuning"
+        assert on.report().calls > calls
+
+
 def test_nothing_is_tried_among_deterministic_algorithms(tuned, monkeypatch):
     one = tuned(50.0, share=0.5)
     monkeypatch.setattr("ucudnn.torch.tuning.auto_interceptor._deterministic", lambda: True)

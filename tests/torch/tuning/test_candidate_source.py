@@ -1,5 +1,8 @@
 """Candidates of the tuner: whole mini-batches, then equal micro-batches, which add up in float32 if of 16 bits."""
 
+from contextlib import nullcontext
+from time import monotonic, sleep
+
 import pytest
 
 pytest.importorskip("torch")
@@ -8,7 +11,7 @@ from tests.support.problems import make_problem
 from ucudnn.backends import open_backend
 from ucudnn.configuration import Float32Sum
 from ucudnn.problem import DataType, Operation
-from ucudnn.torch.tuning.candidate_source import candidates_within
+from ucudnn.torch.tuning.candidate_source import CandidateSource, candidates_within
 from ucudnn.workspace.spare import own_bytes
 
 CPU = open_backend("cpu")
@@ -35,3 +38,30 @@ def test_a_sum_that_leaves_no_room_is_left_out(monkeypatch):
     divided = [each for each in candidates_within(CPU, problem, room) if len(each.parts) > 1]
     assert divided
     assert all(each.float32_sum is None for each in divided)
+
+
+def test_a_paused_source_begins_no_other_engine_and_is_not_busy(monkeypatch):
+    built = []
+    prepare = type(CPU).prepare
+    monkeypatch.setattr(type(CPU), "prepare", lambda self, *asked: built.append(asked) or prepare(self, *asked))
+    source = CandidateSource(lambda: CPU, nullcontext)
+    source.open_one()
+    source.open_one()
+    source.pause(paused=True)
+    problem = make_problem(batch=64)
+    source.ask(problem, 1 << 40)
+    assert not source.is_busy
+    sleep(0.05)
+    assert not built
+    source.pause(paused=False)
+    begin = monotonic()
+    while not (found := list(source.take())):
+        assert monotonic() - begin < 30
+    ((asked, configurations),) = found
+    assert asked == problem
+    assert len(configurations) == len(built) > 1
+    source.pause(paused=True)
+    source.ask(problem, 1 << 40)
+    source.stop()
+    source.join(30)
+    assert not any(each.is_alive() for each in source._threads), "a paused thread ends, too"

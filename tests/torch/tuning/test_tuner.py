@@ -26,6 +26,10 @@ class Timeline(Program):
         self.step = 0
         self.late = late
 
+    def spend(self, time_ms, name=""):
+        """Let a kernel run, or other work of the program."""
+        self.now += time_ms
+
     def mark(self):
         return self.now, self.step
 
@@ -57,6 +61,30 @@ class Timeline(Program):
         return True
 
 
+class TwoClocks(Timeline):
+    """A host that launches kernels one after another, and a GPU that runs each once it is launched.
+
+    Args:
+        launch_ms: time of the host for a launch.
+        launches: how many launches a candidate takes, by name; others take one.
+    """
+
+    def __init__(self, launch_ms, launches):
+        super().__init__(late=1)
+        self.host = 0.0
+        self.launch_ms = launch_ms
+        self.launches = launches
+
+    def spend(self, time_ms, name=""):
+        parts = self.launches.get(name, 20 if not name else 1)  # other work of the program is many small kernels
+        for _ in range(parts):
+            self.host += self.launch_ms
+            self.now = max(self.now, self.host) + time_ms / parts
+
+    def mark(self):
+        return max(self.now, self.host), self.step
+
+
 class Listed:
     """Offers stated candidates at once."""
 
@@ -71,11 +99,15 @@ class Listed:
 
     def ask(self, problem, room_bytes):
         assert room_bytes > 0
+        sizes = {name: 4 if name == "divided" else 8 for name in self._times[problem.channels]}
         parts = [
-            MicroConfiguration(size=8, algorithm=name, time_ms=1.0, workspace_bytes=0)
-            for name in self._times[problem.channels]
+            MicroConfiguration(size=size, algorithm=name, time_ms=1.0, workspace_bytes=0)
+            for name, size in sizes.items()
         ]
-        self._found.append((problem, [Configuration(parts=(part,)) for part in parts]))
+        self._found.append((problem, [Configuration(parts=(part,) * (8 // part.size)) for part in parts]))
+
+    def pause(self, *, paused):
+        pass
 
     def take(self):
         found, self._found = self._found, []
@@ -91,6 +123,43 @@ class Listed:
         pass
 
 
+class Compiling(Listed):
+    """Offers candidates some steps after they were asked for, and compiles meanwhile, unless it is paused.
+
+    Args:
+        times: as for `Listed`.
+        steps: how many steps of the program the engines of one kernel take.
+    """
+
+    def __init__(self, times, steps):
+        super().__init__(times)
+        self.steps = steps
+        self.paused = False
+        self._asked = []
+        self._left = 0
+
+    def ask(self, problem, room_bytes):
+        self._left = self._left or self.steps
+        super().ask(problem, room_bytes)
+        self._asked.append(self._found.pop())
+        self.is_busy = not self.paused
+
+    def pause(self, *, paused):
+        self.paused = paused
+        self.is_busy = bool(self._asked) and not paused
+
+    def passed(self):
+        """Note that a step has passed; return whether it was disturbed."""
+        if not self._asked or self.paused:
+            return False
+        self._left -= 1
+        if not self._left:
+            self._found.append(self._asked.pop(0))
+            self._left = self.steps if self._asked else 0
+            self.is_busy = bool(self._asked)
+        return True
+
+
 class Course:
     """Steps of a program with one kernel for each number of channels.
 
@@ -100,12 +169,14 @@ class Course:
         late: steps after which marks are read.
         side: milliseconds that each replaced kernel costs elsewhere in the step.
         idle: returns the milliseconds of the rest of a step, given its number.
+        source: offers the candidates; None for one that offers them at once.
+        program: the device; None for one with a single clock.
     """
 
-    def __init__(self, stock, times, late=1, side=0.0, idle=lambda step: 20.0):
+    def __init__(self, stock, times, late=1, side=0.0, idle=lambda step: 20.0, source=None, program=None):
         self.stock, self.times, self.side, self.idle = stock, times, side, idle
-        self.program = Timeline(late)
-        self.source = Listed(times)
+        self.program = program or Timeline(late)
+        self.source = source or Listed(times)
         self.ledger = TrialLedger(0.05, lambda: self.program.now / 1e3)
         self.tuner = Tuner(self.program, self.source, self.ledger)
         self.problems = {each: replace(PROBLEM, channels=each, x_batch_stride=0) for each in stock}
@@ -118,21 +189,22 @@ class Course:
             trial, kernel = tuner.trials.get(problem, (None, None))
             begin = program.mark()
             if tuner.uses_adopted and problem in tuner.kernels:
-                program.now += self.times[channels][tuner.kernels[problem].name] + self.side
+                name = tuner.kernels[problem].name
+                program.spend(self.times[channels][name] + self.side, name)
             elif trial is not None and trial.in_place and kernel is not None:
-                program.now += self.times[channels][kernel.name]
+                program.spend(self.times[channels][kernel.name], kernel.name)
                 tuner.measured(site, trial.candidate, begin, program.mark())
             else:
-                program.now += self.stock[channels]
+                program.spend(self.stock[channels], "stock")
                 if tuner.phase is TuningPhase.WATCHING:
                     tuner.watched(site, 1 << 20, begin, program.mark())
                 elif trial is not None:
                     tuner.measured(site, None, begin, program.mark())
                     if kernel is not None:
                         middle = program.mark()
-                        program.now += self.times[channels][kernel.name]
+                        program.spend(self.times[channels][kernel.name], kernel.name)
                         tuner.measured(site, trial.candidate, middle, program.mark(), lambda: 0.0)
-        program.now += self.idle(program.step)
+        program.spend(self.idle(program.step))
         program.step += 1
         tuner.counted(len(self.problems))
         tuner.step_ended()
@@ -214,6 +286,33 @@ def test_a_program_that_slows_down_is_tuned_all_the_same_and_trials_are_not_to_b
     assert len(course.tuner.kernels) == 2, "each step takes half as long again as those before tuning"
     assert course.ledger.lost_seconds < 0.05 * course.ledger.elapsed_seconds
     assert course.tuner.step_ms == pytest.approx(33)
+
+
+@pytest.mark.parametrize("pace", [lambda step: 20.0, lambda step: 20.0 if step < 12 else 24.0], ids=["even", "slower"])
+def test_threads_that_disturb_the_program_stay_within_the_share_and_keep_no_trial_waiting(pace):
+    stock = {4 + number: 2.0 for number in range(8)}
+    source = Compiling({each: {"a": 1.5, "b": 1.0} for each in stock}, steps=60)
+    course = Course(stock, source._times, source=source)
+    course.idle = lambda step: pace(step) + (6.0 if source.passed() else 0.0)  # of a program that its host bounds
+    worst = 0.0
+    while course.tuner.phase is not TuningPhase.SETTLED:
+        course.step()
+        if course.ledger.elapsed_seconds > 2:
+            worst = max(worst, course.ledger.lost_seconds / course.ledger.elapsed_seconds)
+        assert course.program.now < 120e3, "two minutes"
+    assert worst < 0.06, "the share, and one step that was longer than estimated"
+    assert {each.name for each in course.tuner.kernels.values()} == {"b"}
+    assert len(course.tuner.kernels) == 8, "the largest gains come first, and all are found in time"
+
+
+@pytest.mark.parametrize(
+    ("launch_ms", "chosen"), [(0.01, "divided"), (1.25, "whole")], ids=["by the GPU", "by the host"]
+)
+def test_a_program_that_its_host_bounds_gets_plans_with_few_launches(launch_ms, chosen):
+    program = TwoClocks(launch_ms, {"divided": 16})
+    course = Course({4: 8.0, 5: 8.0}, {each: {"divided": 2.0, "whole": 4.0} for each in (4, 5)}, program=program)
+    tuner = course.run()
+    assert {each.name for each in tuner.kernels.values()} == {chosen}, "marks see how long a kernel waits for its host"
 
 
 times = st.dictionaries(st.sampled_from("abcd"), st.floats(0.1, 20), max_size=4)

@@ -103,6 +103,11 @@ class StepTimes:
             self._open.popleft()
             self._note(step, time_ms)
 
+    def compare_anew(self) -> None:
+        """Forget the steps that were compared, because other kernels run from now on."""
+        self._compared_ms = {True: [], False: []}
+        self._open = deque(each for each in self._open if each.phase is not TuningPhase.COMPARING)
+
     def gain(self, least: int) -> float | None:
         """Return the time of a step with adopted kernels over PyTorch's own; None before there are enough of both.
 

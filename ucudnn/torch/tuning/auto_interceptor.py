@@ -375,7 +375,7 @@ class AutoInterceptor:
         replaces = all(each.phase in (TuningPhase.COMPARING, TuningPhase.SETTLED) for each in tuners)
         if not (replaces and (forward or backward)) or self._library is None or self._library.gate is None:
             return forward, backward, ()
-        return forward, backward, tuple(len(each.kernels) if each.uses_adopted else 0 for each in tuners)
+        return forward, backward, tuple(tuple(map(id, each.kernels.values())) * each.uses_adopted for each in tuners)
 
 
 def _stop(tuners: dict[int, Tuner]) -> None:

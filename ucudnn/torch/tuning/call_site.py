@@ -75,6 +75,11 @@ class Candidate:
         self.samples_ms: list[float] = []
         self.misses = 0
 
+    @property
+    def is_undivided(self) -> bool:
+        """Whether it computes the whole mini-batch at once."""
+        return len(self.configuration.parts) == 1
+
     def reject(self, reason: str) -> None:
         """Give it up."""
         self.state, self.reason = CandidateState.REJECTED, reason
@@ -118,6 +123,7 @@ class CallSite:
         candidates: what may replace it; None if that is not known yet.
         pending: number of times that are not read yet.
         adopted: the candidate that replaces PyTorch's own kernel; None if that stays.
+        undivided: the candidate of a single launch that replaces it where launches cost too much; None if that stays.
         finished: whether all is decided.
     """
 
@@ -130,6 +136,7 @@ class CallSite:
         self.candidates: list[Candidate] | None = None
         self.pending = 0
         self.adopted: Candidate | None = None
+        self.undivided: Candidate | None = None
         self.finished = False
         self._median = 0, 0.0  # of so many times of PyTorch's own kernel
         self._slow = 0  # candidates in turn that were slow
@@ -192,12 +199,17 @@ class CallSite:
 
     def conclude(self) -> None:
         """Adopt the fastest of the candidates that were timed often enough, if it is worth it."""
-        checked = (each for each in self.candidates or () if each.state is CandidateState.CHECKED)
+        self.adopted = self._best(self.candidates or ())
+        self.undivided = self._best([each for each in self.candidates or () if each.is_undivided])
+        self.finished = True
+
+    def _best(self, candidates: Collection[Candidate]) -> Candidate | None:
+        """Return the fastest of candidates that were timed often enough, if it is worth it."""
+        checked = (each for each in candidates if each.state is CandidateState.CHECKED)
         timed = [each for each in checked if len(each.samples_ms) >= ENOUGH]
         best = min(timed, key=lambda each: median(each.samples_ms), default=None)
-        if best is not None and median(best.samples_ms) <= _WORTH_ADOPTING * self.stock_median_ms:
-            self.adopted = best
-        self.finished = True
+        worth = best is not None and median(best.samples_ms) <= _WORTH_ADOPTING * self.stock_median_ms
+        return best if worth else None
 
     def _in_place(self, candidate: Candidate) -> Trial:
         stock = self.stock_median_ms
@@ -230,9 +242,11 @@ class CallSite:
             candidate.samples_ms.append(time_ms)
 
     def _timed(self) -> list[Candidate]:
-        """Return the candidates that are worth their time in the program."""
+        """Return the candidates that are worth their time in the program; one of them is undivided, if there is one."""
         checked = [each for each in self.candidates or () if each.state is CandidateState.CHECKED]
-        return sorted(checked, key=lambda each: each.rough_ms)[:_MOST_TIMED]
+        found = sorted(checked, key=lambda each: each.rough_ms)
+        others = found[_MOST_TIMED:] if not any(each.is_undivided for each in found[:_MOST_TIMED]) else []
+        return [*found[:_MOST_TIMED], *[each for each in others if each.is_undivided][:1]]
 
 
 def tolerance(problem: ConvolutionProblem) -> float:

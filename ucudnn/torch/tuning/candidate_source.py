@@ -7,7 +7,7 @@ from dataclasses import replace
 from functools import partial
 from math import inf
 from queue import SimpleQueue
-from threading import Thread
+from threading import Event, Thread, get_ident
 from typing import Any, Protocol, final
 
 from ucudnn.backends.base import ComputeBackend
@@ -62,6 +62,9 @@ class Source(Protocol):
     def ask(self, problem: ConvolutionProblem, room_bytes: int) -> None:
         """Ask for candidates."""
 
+    def pause(self, *, paused: bool) -> None:
+        """Let threads begin to build no other engine, or let them go on."""
+
     def take(self) -> Any:
         """Return what was found since the last call."""
 
@@ -107,6 +110,9 @@ class CandidateSource:
         self._found: SimpleQueue[tuple[ConvolutionProblem, list[Configuration]]] = SimpleQueue()
         self._threads: list[Thread] = []
         self._stops = False
+        self._goes_on = Event()
+        self._goes_on.set()
+        self._building: set[int] = set()  # threads that build an engine now
         self._asked = 0
         self._answered = SimpleQueue[None]()
         self._kept: list[object] = []  # cuDNN compiles an engine again once no plan of it is left
@@ -125,8 +131,8 @@ class CandidateSource:
 
     @property
     def is_busy(self) -> bool:
-        """Whether a thread builds, or has something to build."""
-        return self._asked > self._answered.qsize()
+        """Whether a thread builds, or is about to build something."""
+        return bool(self._building) or (self._goes_on.is_set() and self._asked > self._answered.qsize())
 
     def open_one(self) -> None:
         """Open the program's backend, or at later calls that of a thread, which begins to work.
@@ -160,6 +166,13 @@ class CandidateSource:
         self._asked += 1
         self._work.put(partial(self._answer, problem, found))
 
+    def pause(self, *, paused: bool) -> None:
+        """Let threads begin to build no other engine, because building disturbs the program, or let them go on."""
+        if paused:
+            self._goes_on.clear()
+        else:
+            self._goes_on.set()
+
     def take(self) -> Iterator[tuple[ConvolutionProblem, list[Configuration]]]:
         """Return the candidates that were found since the last call."""
         while not self._found.empty():
@@ -181,6 +194,7 @@ class CandidateSource:
     def stop(self) -> None:
         """Let the threads end once they have finished what they build now and saved the measurements that wait."""
         self._stops = True
+        self._goes_on.set()
         for _ in self._threads:
             self._work.put(None)
 
@@ -218,13 +232,16 @@ class CandidateSource:
         """Build the engines of configurations, and return the configurations whose engine can be built."""
         found: list[Configuration] = []
         for each in configurations:
+            self._goes_on.wait()
             if self._stops:
                 break
+            self._building.add(get_ident())
             with suppress(UcudnnError, MemoryError, RuntimeError):
                 part = each.parts[0]
                 asked = problem if each.float32_sum is None else summed(problem)
                 self._kept.append(builder.prepare(asked.part(part.size), part.algorithm))
                 found.append(each)
+            self._building.discard(get_ident())
         return found
 
 

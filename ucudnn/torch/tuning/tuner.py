@@ -101,6 +101,8 @@ class Tuner:
         self._calls = 0
         self._allowed_bytes = 0
         self._asked: dict[ConvolutionProblem, bool] = {}  # whether the answer is awaited
+        self._variants: list[dict[ConvolutionProblem, TunedKernel]] = []  # that are still to be compared
+        self._compared: list[tuple[float, dict[ConvolutionProblem, TunedKernel]]] = []
 
     @property
     def step_ms(self) -> float:
@@ -254,10 +256,11 @@ class Tuner:
         if not self.source.is_complete:
             self._open_one()
         self._ask(sites)
-        if self.ledger.left_seconds > 0:
-            self._choose_trials(sites)
+        waits = self.ledger.left_seconds <= 0 or not self._choose_trials(sites)
+        self.source.pause(paused=waits)  # or what threads disturb would use up what trials wait for
 
-    def _choose_trials(self, sites: list[CallSite]) -> None:
+    def _choose_trials(self, sites: list[CallSite]) -> bool:
+        """Choose what is tried in the next step, and return whether the share of the time covers the best trial."""
         made = 0
         for site in sorted(sites, key=priority):
             trial = site.next_trial()
@@ -267,9 +270,10 @@ class Tuner:
             if seconds and (made >= _MOST_MADE or not self._maker.may_make()):
                 continue
             if len(self.trials) >= _MOST_AT_ONCE or not self._times.reserve(seconds + trial.estimate_ms / 1e3):
-                return  # smaller kernels wait, or they would use up what the larger one waits for
+                return bool(self.trials)  # smaller kernels wait, or they would use up what the larger one waits for
             made += seconds > 0
             self._assign(site, trial)
+        return True
 
     def _look_at_memory(self) -> None:
         """Let free blocks be looked up again if memory was taken from the device, or given back to it."""
@@ -303,26 +307,49 @@ class Tuner:
         for site in self.sites.values():
             if not site.finished and site.candidates is not None:
                 site.conclude()  # with what was found until now
-        for site in worth_replacing(self.sites.values(), self.step_ms):
-            kernel = None if site.adopted is None else self._maker.made(site, site.adopted)
-            if kernel is not None:
-                self.kernels[site.problem] = kernel
+        chosen = worth_replacing(self.sites.values(), self.step_ms)
+        self._variants = [self._made({site: site.adopted for site in chosen})]
+        if any(site.adopted is not site.undivided for site in chosen):
+            self._variants.append(self._made({site: site.undivided for site in chosen}))
+        self._compare_next()
+
+    def _made(self, chosen: dict[CallSite, Candidate | None]) -> dict[ConvolutionProblem, TunedKernel]:
+        """Return the kernels of chosen candidates."""
+        kernels = {s.problem: self._maker.made(s, each) for s, each in chosen.items() if each is not None}
+        return {problem: kernel for problem, kernel in kernels.items() if kernel is not None}
+
+    def _compare_next(self) -> None:
+        """Compare steps with the next kernels, or settle with the best ones.
+
+        A launch costs the host time that the times of kernels do not contain as long as the GPU has other work. So
+        kernels of many launches are compared with kernels of one.
+        """
+        self.kernels = next((each for each in self._variants if each), {})
+        self._variants = [each for each in self._variants if each and each is not self.kernels]
         if self.kernels:
+            self._times.compare_anew()
             self.uses_adopted = True
             self._enter(TuningPhase.COMPARING)
-        else:
-            self._settle()
+            return
+        if self._compared:
+            self.gain, self.kernels = min(self._compared, key=lambda each: each[0])
+        if self.gain is not None and self.gain > _WORTH_KEEPING:
+            self.kernels = {}
+        for problem, kernel in self.kernels.items():
+            site = self.sites[problem]
+            if site.undivided is not None and site.undivided.configuration is kernel.configuration:
+                site.adopted = site.undivided
+        self._settle()
 
     def _compare(self) -> None:
         if self._phase_steps < _BLOCK_STEPS:
             return
         self._phase_steps = 0
         self.uses_adopted = not self.uses_adopted
-        self.gain = self._times.gain(_BLOCKS * (_BLOCK_STEPS - 1))
-        if self.gain is not None:
-            if self.gain > _WORTH_KEEPING:
-                self.kernels.clear()
-            self._settle()
+        gain = self._times.gain(_BLOCKS * (_BLOCK_STEPS - 1))
+        if gain is not None:
+            self._compared.append((gain, self.kernels))
+            self._compare_next()
 
     def _settle(self) -> None:
         self.uses_adopted = bool(self.kernels) and self.owner is None
