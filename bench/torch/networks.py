@@ -33,6 +33,7 @@ import tempfile
 from argparse import ArgumentParser, Namespace
 from collections import deque
 from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from itertools import groupby
 from pathlib import Path
@@ -54,7 +55,7 @@ MOST_S = 90.0
 _FOLDERS = re.compile(r'"/[^"\n]*/(?=[^/"\n]+/[^/"\n]+")')
 """What a traceback says before a file and its folder, which is about the machine."""
 
-_LOOK_S = 0.2  # between looks at whether the call is to end
+_LOOK_S = 0.2  # between looks at signals
 
 
 class Cell(NamedTuple):
@@ -150,6 +151,7 @@ class Measuring:
         self._lock = Lock()
         self._ended = Event()
         self._running: set[subprocess.Popen[str]] = set()
+        self._keeper = ThreadPoolExecutor(1)  # so that no GPU waits until a large file is written
 
     def run(self) -> None:
         """Measure, until all is done, time is up, or an exception such as that of Ctrl-C ends this thread's wait."""
@@ -157,8 +159,9 @@ class Measuring:
         try:
             for lane in lanes:
                 lane.start()
-            while any(lane.is_alive() for lane in lanes):
-                self._ended.wait(_LOOK_S)
+            for lane in lanes:
+                while lane.is_alive():  # a wait without an end would let no signal in
+                    lane.join(_LOOK_S)
         finally:
             self._ended.set()
             with self._lock:
@@ -167,6 +170,7 @@ class Measuring:
                 each.kill()
             for lane in lanes:
                 lane.join()
+            self._keeper.shutdown()
 
     def _lane(self, gpu: int) -> None:
         """Measure cells on one GPU."""
@@ -232,15 +236,23 @@ class Measuring:
         if answer is None:
             note(f"{process.cell}: ended before it was done, and not kept")
             return
-        code = answer.pop("code", None) or network_code.whole(process.cell.setting)
-        digest, seconds = network_code.digest(code), monotonic() - begin
         if "error" in answer:
             self._database(process.cell).unlink(missing_ok=True)
-        head = {"commit": self._commit, "digest": digest, "gpu": gpu, "process_s": seconds}
-        save_case(code_path(self._out), digest, code)
-        save_case(self._out, str(process.cell), {**head, **answer})
+        self._keeper.submit(self._keep, process.cell, {"gpu": gpu, "process_s": monotonic() - begin, **answer})
+
+    def _keep(self, cell: Cell, answer: dict[str, Any]) -> None:
+        """Write the answer of a cell into the file, and say what it was."""
+        try:
+            code = answer.pop("code", None) or network_code.whole(cell.setting)
+            digest, seconds = network_code.digest(code), answer["process_s"]
+            save_case(code_path(self._out), digest, code)
+            save_case(self._out, str(cell), {"commit": self._commit, "digest": digest, **answer})
+        except OSError as error:
+            note(f"error: {cell} cannot be kept: {error}")
+            self._ended.set()
+            return
         told = answer.get("error") or f"step {answer['step_ms']:.2f} ms, first {answer['first_step_s']:.2f} s"
-        note(f"{process.cell}: {told}, process {seconds:.0f} s; {self._rest(process.cell, seconds)}")
+        note(f"{cell}: {told}, process {seconds:.0f} s; {self._rest(cell, seconds)}")
 
     def _answer(self, process: Process, seconds: float) -> dict[str, Any] | None:
         """Return what a process printed, or its error; None if it was ended because this call is to end."""
