@@ -2,6 +2,7 @@
 
 import json
 import sqlite3
+from contextlib import closing
 
 import numpy as np
 import pytest
@@ -60,7 +61,7 @@ def test_rows_of_a_database_do_not_matter(tmp_path, limits):
     path = tmp_path / "times.sqlite"
     (alone,) = outcomes(1, {**limits, "database": "off"}, 1)
     outcomes(1, {**limits, "database": str(path)}, 0)  # which measures, and keeps random times
-    with sqlite3.connect(path) as database:
+    with closing(sqlite3.connect(path)) as database:
         (rows,) = database.execute("SELECT count(*) FROM measurements").fetchone()
     assert rows > 20
     assert outcomes(2, {**limits, "database": str(path)}, 1) == [alone] * 2

@@ -1,5 +1,6 @@
 """The file of a database: other files are refused, and a file that is replaced, deleted or cut off is noticed."""
 
+import gc
 import logging
 import os
 import signal
@@ -196,3 +197,24 @@ def test_a_file_that_becomes_shorter_because_rows_were_deleted_is_no_damage(path
         assert times(database) == set()
         assert cleaner.machines() == []
     assert not damaged(path)
+
+
+def test_a_database_that_is_dropped_closes_its_file_without_a_warning(path, monkeypatch):
+    """Since Python 3.13, sqlite3 warns of connections that nobody closed."""
+    told = []
+    monkeypatch.setattr(sys, "unraisablehook", told.append)
+    files = Path("/proc/self/fd")
+
+    def opened():
+        return [link for link in files.iterdir() if link.exists() and link.samefile(path)]
+
+    database = Database(path)
+    database.save(MACHINE, [(PROBLEM, measurement())])
+    assert opened()
+    del database
+    gc.collect()
+    assert not opened()
+    with pytest.raises(DatabaseError, match="cannot be"):
+        Database(path / "below")
+    gc.collect()
+    assert told == []

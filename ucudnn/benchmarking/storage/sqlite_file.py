@@ -263,9 +263,20 @@ def _is_damage(error: Exception) -> bool:
     return isinstance(error, UnicodeError) or (code is not None and (code in _DAMAGE or code & 0xFF in _DAMAGE))
 
 
+@final
+class _OwnConnection(sqlite3.Connection):
+    """A connection that closes when its last owner drops it. Python 3.13 does that, too, but with a warning."""
+
+    def __del__(self) -> None:
+        with suppress(sqlite3.Error):  # a file that could not be opened
+            self.close()
+
+
 def _sqlite(path: Path, mode: str) -> Connection:
     uri = f"{path.absolute().as_uri()}?{mode}"
-    return sqlite3.connect(uri, uri=True, timeout=_BUSY_MS / 1e3, isolation_level=None, check_same_thread=False)
+    return sqlite3.connect(
+        uri, uri=True, timeout=_BUSY_MS / 1e3, isolation_level=None, check_same_thread=False, factory=_OwnConnection
+    )
 
 
 def _refuse_other_files(path: Path, *, missing: bool) -> None:
