@@ -4,6 +4,7 @@
     python -m bench.memory.execution --quick                   # ResNet-50 only
     python -m bench.memory.execution --papers                  # the papers' policies, without a budget
     python -m bench.memory.execution --papers --math fma --network unet3d   # without TF32 only
+    python -m bench.memory.execution --hidden                  # what can be offloaded at no cost
     python -m bench.memory.execution --limit-seconds 540       # starts nothing that might not end in time
     python -m bench.memory.execution --summary                 # the tables of what is kept, losers first
     python -m bench.memory.execution --device cpu --small      # tries the script out
@@ -18,6 +19,10 @@ first in it, and ratios are to that. The policies run the configurations of conv
 workspace, (p) the fastest, Dymem's within what the pool has left. The mini-batch is not divided, as in the papers. Two
 networks also train without TF32, in which an H200 computes for a byte over its link about as long as a Titan X did for
 VGG-16.
+
+With --hidden as much leaves as can while forward computes. It should be 90 % of the link's bandwidth times the time of
+forward, and the step should take no longer than a plan without copies by more than 1 % and the contention. That is by
+how much longer the device computes when copies run beside it.
 """
 
 import os
@@ -67,6 +72,7 @@ PAPERS = (
 )
 CHOOSING = ("vdnn", "dymem")  # how the names of policies begin that choose configurations of convolutions
 CONVOLUTIONS = "undivided"
+HIDDEN = ("stock", "swap-hidden")
 QUICK = "resnet50"
 EXPANDABLE = "expandable_segments:True"
 
@@ -109,12 +115,12 @@ def cells(arguments: Namespace) -> Iterator[ExecutionCell]:
 
 def series(arguments: Namespace) -> Iterator[list[ExecutionCell]]:
     """Yield the cells of the papers' policies, those of each process together."""
-    for math in arguments.math or ("fma", "tf32"):
+    for math in arguments.math or (("tf32",) if arguments.hidden else ("fma", "tf32")):
         for network in networks_of(arguments):
             if math == "tf32" or network in WITHOUT_TF32:
                 yield [
                     ExecutionCell(network, policy, 0.0, math, CONVOLUTIONS if policy.startswith(CHOOSING) else "")
-                    for policy in arguments.only or PAPERS
+                    for policy in arguments.only or (HIDDEN if arguments.hidden else PAPERS)
                 ]
 
 
@@ -257,6 +263,7 @@ def main() -> None:
     parser.add_argument("--small", action="store_true", help="small inputs, to try the script out")
     parser.add_argument("--quick", action="store_true", help=f"{QUICK} only")
     parser.add_argument("--papers", action="store_true", help="the papers' policies without a budget")
+    parser.add_argument("--hidden", action="store_true", help="what can be offloaded at no cost")
     parser.add_argument("--network", action="append", choices=BATCHES, help="may be repeated (all)")
     parser.add_argument("--only", action="append", choices=PAPERS, help="a policy of --papers; may be repeated (all)")
     parser.add_argument("--math", action="append", choices=("tf32", "fma"), help="of --papers; may be repeated (both)")
@@ -275,7 +282,7 @@ def main() -> None:
     if not arguments.fixed_segments:
         os.environ.setdefault("PYTORCH_CUDA_ALLOC_CONF", EXPANDABLE)
     if not arguments.summary:
-        (measure_papers if arguments.papers else measure)(arguments, out)
+        (measure_papers if arguments.papers or arguments.hidden else measure)(arguments, out)
     show(kept_cells(out))
 
 

@@ -8,7 +8,7 @@ import pytest
 pytest.importorskip("torch")
 
 from bench.memory import execution
-from bench.memory.execution_tables import FLOOR
+from bench.memory.execution_tables import FLOOR, hidden_rows
 from bench.tools.results import load
 from ucudnn.memory.torch.trials.trial import run_trial
 from ucudnn.memory.torch.trials.trial_series import TrialSeries
@@ -104,3 +104,38 @@ def test_a_fault_in_one_cell_leaves_the_others(script, monkeypatch):
     assert found["unet3d pytorch"]["allocated"] > 0
     for share in ("90%", "80%"):
         assert found[f"unet3d checkpoint {share}"]["reason"] == "ValueError: a device without a number"
+
+
+def test_what_is_offloaded_at_no_cost_is_compared_with_the_link_times_forward(script, capsys):
+    found = script("--hidden")
+    assert set(found) == {"unet3d stock", "unet3d swap-hidden"}
+    cell, stock = found["unet3d swap-hidden"], found["unet3d stock"]
+    assert cell["offloaded"] == cell["prefetched"] > 0 == stock["offloaded"]
+    assert 0 < cell["forward_ms"] < cell["compute_ms"]
+    rows = [line for line in capsys.readouterr().out.splitlines() if line.startswith("| unet3d | TF32 | ")]
+    assert any(f"{cell['step_ms'] - stock['step_ms']:+.1f} |" in row for row in rows)
+
+
+def hidden_case(policy, step_ms, compute_ms, offloaded=0, network="a"):
+    return {
+        "network": network,
+        "policy": policy,
+        "step_ms": step_ms,
+        "compute_ms": compute_ms,
+        "offloaded": offloaded,
+        "forward_ms": 10.0,
+        "to_host_bytes_per_ms": 2.0**30,
+        "allocated": 4 * 2**30 - offloaded,
+    }
+
+
+def test_what_costs_more_than_contention_and_what_leaves_the_link_idle_is_missed():
+    gib = 2**30
+    cases = []
+    for network, step_ms, offloaded in (("good", 102.9, 9.1), ("slow", 103.1, 9.5), ("idle", 102.0, 8.9)):
+        cases.append(hidden_case("stock", 100.0, 90.0, network=network))
+        cases.append(hidden_case("swap-hidden", step_ms, 92.0, int(offloaded * gib), network))
+    rows = hidden_rows(cases)
+    assert [row.split(" | ")[0] for row in rows] == ["| idle", "| slow", "| good"]
+    assert [row.endswith("| yes |") for row in rows] == [False, False, True]
+    assert hidden_rows(cases[1:2]) == []

@@ -10,6 +10,7 @@ from ucudnn.memory.plans.plan import MemoryPlan
 from ucudnn.memory.policies.base import BasePolicy
 from ucudnn.memory.policies.checkpoint import CheckpointPolicy
 from ucudnn.memory.policies.dymem import DymemPolicy
+from ucudnn.memory.policies.hidden import HiddenSwapPolicy
 from ucudnn.memory.policies.stock import StockPolicy
 from ucudnn.memory.policies.swap import SwapPolicy
 from ucudnn.memory.policies.vdnn import VdnnPolicy
@@ -49,6 +50,7 @@ POLICIES: Mapping[str, MemoryPolicy] = {
     "vdnn-ext-dynamic": VdnnExtPolicy(offloads="dynamic"),
     "swap": SwapPolicy(),
     "swap-capped": SwapPolicy(capped=True),
+    "swap-hidden": HiddenSwapPolicy(),
     "dymem": DymemPolicy(past_limit="stop"),
     "dymem-skip": DymemPolicy(past_limit="skip"),
 }

@@ -45,10 +45,10 @@ class SwapPolicy:
             BudgetError: if the plan's peak is above the budget.
         """
         check_budget(graph, costs, budget)
-        swaps = _swaps(graph)
+        swaps = storage_swaps(graph)
         if not self.capped:
             gone = swaps[_staying(graph, swaps, self.threshold_bytes or 0) :]
-            plan = _plan("swap", graph, gone, _triggers(graph, costs, gone), budget)
+            plan = swap_plan("swap", graph, gone, _triggers(graph, costs, gone), budget)
             peak = simulate(plan, costs).peak_bytes
             if budget is not None and peak > budget:
                 raise over_budget("swap", graph, peak, budget)
@@ -56,16 +56,18 @@ class SwapPolicy:
         gone = swaps[_staying(graph, swaps, self.threshold_bytes or 0) :]
         if self.threshold_bytes is None and budget is not None:
             gone = swaps[_most_that_stay(graph, costs, swaps, budget) :]
-        least = max(_settled(graph, costs, gone), default=simulate(_plan("", graph, (), {}, None), costs).peak_bytes)
+        least = max(
+            _settled(graph, costs, gone), default=simulate(swap_plan("", graph, (), {}, None), costs).peak_bytes
+        )
         cap = least if budget is None else budget
         if least > cap:
             raise over_budget("swap-capped", graph, least, cap)
-        plan = _plan("swap-capped", graph, gone, _capped_triggers(graph, costs, gone, cap), budget)
+        plan = swap_plan("swap-capped", graph, gone, _capped_triggers(graph, costs, gone, cap), budget)
         return with_stalls(plan, costs, cap)
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Swap:
+class StorageSwap:
     """A saved storage: its last write and its last access in forward, and its first reader after that."""
 
     storage: int
@@ -74,7 +76,7 @@ class _Swap:
     read: int
 
 
-def _swaps(graph: StepGraph) -> list[_Swap]:
+def storage_swaps(graph: StepGraph) -> list[StorageSwap]:
     """Return what may be swapped, in reverse order of the operations that complete it."""
     found = []
     for storage in graph.saved:
@@ -82,11 +84,11 @@ def _swaps(graph: StepGraph) -> list[_Swap]:
         turn = bisect_left(accesses, graph.backward_begins)
         if storage in graph.operations[accesses[turn]].reads:
             written = writers[bisect_left(writers, graph.backward_begins) - 1]
-            found.append(_Swap(storage=storage, written=written, left=accesses[turn - 1], read=accesses[turn]))
+            found.append(StorageSwap(storage=storage, written=written, left=accesses[turn - 1], read=accesses[turn]))
     return sorted(found, key=lambda swap: (swap.written, swap.storage), reverse=True)
 
 
-def _staying(graph: StepGraph, swaps: Sequence[_Swap], threshold: int) -> int:
+def _staying(graph: StepGraph, swaps: Sequence[StorageSwap], threshold: int) -> int:
     """Return how many storages stay: all before the first one whose sum exceeds the threshold."""
     for number, swap in enumerate(swaps):
         threshold -= graph.sizes[swap.storage]
@@ -95,7 +97,7 @@ def _staying(graph: StepGraph, swaps: Sequence[_Swap], threshold: int) -> int:
     return len(swaps)
 
 
-def _most_that_stay(graph: StepGraph, costs: Costs, swaps: Sequence[_Swap], budget: int) -> int:
+def _most_that_stay(graph: StepGraph, costs: Costs, swaps: Sequence[StorageSwap], budget: int) -> int:
     low, high = 0, len(swaps) + 1  # low fits or is 0, high does not fit or is too many
     while high - low > 1:
         middle = (low + high) // 2
@@ -104,7 +106,7 @@ def _most_that_stay(graph: StepGraph, costs: Costs, swaps: Sequence[_Swap], budg
     return low
 
 
-def _triggers(graph: StepGraph, costs: Costs, swaps: Sequence[_Swap]) -> dict[int, int]:
+def _triggers(graph: StepGraph, costs: Costs, swaps: Sequence[StorageSwap]) -> dict[int, int]:
     """Return the trigger of each storage, as published."""
     completion: list[float] = []
     begin: list[float] = []
@@ -119,7 +121,7 @@ def _triggers(graph: StepGraph, costs: Costs, swaps: Sequence[_Swap]) -> dict[in
     return triggers
 
 
-def _capped_triggers(graph: StepGraph, costs: Costs, swaps: Sequence[_Swap], cap: int) -> dict[int, int]:
+def _capped_triggers(graph: StepGraph, costs: Costs, swaps: Sequence[StorageSwap], cap: int) -> dict[int, int]:
     """Return the trigger of each storage, moved back where it would exceed the cap; the first reader comes first."""
     running = _settled(graph, costs, swaps)
     triggers = _triggers(graph, costs, swaps)
@@ -133,16 +135,16 @@ def _capped_triggers(graph: StepGraph, costs: Costs, swaps: Sequence[_Swap], cap
     return triggers
 
 
-def _settled(graph: StepGraph, costs: Costs, swaps: Sequence[_Swap]) -> list[int]:
+def _settled(graph: StepGraph, costs: Costs, swaps: Sequence[StorageSwap]) -> list[int]:
     """Return the bytes beside each operation when copies take no time and storages come back at their readers."""
-    plan = _plan("", graph, swaps, {swap.storage: swap.read - 1 for swap in swaps}, None, settled=True)
+    plan = swap_plan("", graph, swaps, {swap.storage: swap.read - 1 for swap in swaps}, None, settled=True)
     return [*simulate(plan, costs).running_bytes]
 
 
-def _plan(
+def swap_plan(
     name: str,
     graph: StepGraph,
-    swaps: Sequence[_Swap],
+    swaps: Sequence[StorageSwap],
     triggers: Mapping[int, int],
     budget: int | None,
     *,

@@ -17,6 +17,7 @@ from typing import Any, final
 import torch
 
 from ucudnn.errors import BackendUnavailableError, InvalidValueError, UcudnnError
+from ucudnn.memory.graph import Phase
 from ucudnn.memory.liveness import measure_liveness
 from ucudnn.memory.simulation.result import Queue
 from ucudnn.memory.torch.device_use.usage import library_workspace_bytes, outside_bytes
@@ -87,6 +88,9 @@ class TrialFigures:
         first_ms: the first step, with the fitting before it.
         offloaded: bytes to the host, in each step.
         prefetched: bytes from the host, in each step.
+        forward_ms: time of the operations of forward, each by itself; None without a plan.
+        to_host_bytes_per_ms: bandwidth of copies to the host beside nothing; None without a plan.
+        compute_ms: how long the device computed in one step.
         to_host_ms: how long copies to the host took in one step.
         from_host_ms: how long copies from the host took.
         overlap: share of the copies' time during which the device computed.
@@ -114,6 +118,9 @@ class TrialFigures:
     first_ms: float
     offloaded: int
     prefetched: int
+    forward_ms: float | None
+    to_host_bytes_per_ms: float | None
+    compute_ms: float | None
     to_host_ms: float | None
     from_host_ms: float | None
     overlap: float | None
@@ -276,6 +283,9 @@ class PolicyTrial:
             first_ms=first_ms,
             offloaded=offloaded // settings.steps,
             prefetched=prefetched // settings.steps,
+            forward_ms=None if fitted is None else _forward_ms(fitted),
+            to_host_bytes_per_ms=None if fitted is None else fitted.costs.offload_bytes_per_ms,
+            compute_ms=None if timeline is None else timeline.busy_ms(Queue.COMPUTE),
             to_host_ms=None if timeline is None else timeline.busy_ms(Queue.TO_HOST),
             from_host_ms=None if timeline is None else timeline.busy_ms(Queue.FROM_HOST),
             overlap=None if timeline is None else timeline.overlap,
@@ -359,6 +369,11 @@ def _itself(loss: Any) -> Any:
 
 def _predicted_ms(fitted: FittedStep, *, capped: bool) -> float:
     return fitted.simulation.time_ms + (fitted.stated.returned_ms if capped else 0.0)
+
+
+def _forward_ms(fitted: FittedStep) -> float:
+    operations, times = fitted.plan.graph.operations, fitted.costs.time_ms
+    return sum(time for time, each in zip(times, operations, strict=True) if each.phase is Phase.FORWARD)
 
 
 def _moved(fitted: FittedStep | None) -> tuple[int, int]:

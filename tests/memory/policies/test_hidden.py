@@ -1,0 +1,80 @@
+"""Tests of offloading that costs nothing: what leaves, when it comes back, and that compute waits for none of it."""
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+
+from tests.support.memory_plans import traced
+from tests.support.step_graphs import StepBuilder, random_steps
+from ucudnn.errors import BudgetError
+from ucudnn.memory.devices.profile import load_device
+from ucudnn.memory.devices.roofline import device_costs
+from ucudnn.memory.graph import Phase
+from ucudnn.memory.policies.hidden import HiddenSwapPolicy
+from ucudnn.memory.policies.stock import StockPolicy
+from ucudnn.memory.simulation.hidden_copies import planned_overlap
+from ucudnn.memory.simulation.simulator import simulate
+from ucudnn.memory.steps import open_step
+
+
+def line():
+    """Return three layers; copies of a and c take 10 ms each, that of b 30."""
+    builder = StepBuilder(default=10).storage("b", 30)
+    builder.run("f1", "", "a", time=10.0).run("f2", "a", "b", time=10.0).run("f3", "b", "c", time=25.0)
+    builder.run("loss", "c", "l", time=1.0)
+    builder.backward("b3", "l b c", "d", time=40.0).backward("b2", "a d", "e", time=10.0)
+    return builder.backward("b1", "e", "g", time=10.0)
+
+
+def planned(builder, budget=None, **costs):
+    return HiddenSwapPolicy().plan(builder.graph(), builder.costs(**costs), budget)
+
+
+def test_what_can_leave_within_forward_leaves_and_is_back_when_it_is_read():
+    # Forward ends at 46. a is complete at 10 and gone at 20; b would be gone at 50, and c, complete at 45, at 55. b2
+    # begins at 86, so a must begin to come back at 76: behind the loss, the last operation that has ended by then.
+    assert traced(planned(line())) == [
+        *("run f1", "offload a", "run f2", "free a", "run f3", "run loss", "prefetch a"),
+        *("run b3", "free b", "free c", "free l", "wait a", "run b2", "free a", "free d", "run b1", "free e", "free g"),
+    ]
+
+
+def test_a_slow_link_takes_nothing_and_what_backward_reads_at_once_stays():
+    def left(pace):
+        plan = planned(line(), offload_bytes_per_ms=pace, prefetch_bytes_per_ms=pace)
+        return [each for each in traced(plan) if each.startswith("offload")]
+
+    assert left(0.2) == []
+    assert left(1.2) == ["offload a"]  # b would be gone at 45, and b3, the first operation of backward, reads it
+
+
+def test_a_budget_below_its_peak_is_refused_with_that():
+    peak = simulate(planned(line()), line().costs()).peak_bytes
+    assert planned(line(), peak).budget_bytes == peak
+    with pytest.raises(BudgetError, match=rf"policy swap-hidden needs {peak} bytes"):
+        planned(line(), peak - 1)
+
+
+@pytest.mark.parametrize(("name", "batch"), [("resnet50", 256), ("unet2d", 8), ("gpt2", 8)])
+def test_the_link_is_busy_during_forward_and_compute_waits_for_nothing(name, batch):
+    graph = open_step(name).with_batch(batch)
+    costs = device_costs(load_device("h200"), graph)
+    costs = replace(costs.with_configurations(costs.fastest), configurations={}, contention=1.0)
+    forward = sum(
+        time for time, each in zip(costs.time_ms, graph.operations, strict=True) if each.phase is Phase.FORWARD
+    )
+    found = simulate(HiddenSwapPolicy().plan(graph, costs, None), costs)
+    plain = simulate(StockPolicy().plan(graph, costs, None), costs)
+    assert found.offloaded_bytes == found.prefetched_bytes >= 0.9 * forward * costs.offload_bytes_per_ms
+    assert found.time_ms <= 1.01 * plain.time_ms
+    assert planned_overlap(found) > 0.99
+    assert found.peak_bytes < plain.peak_bytes
+
+
+@given(step=random_steps())
+@settings(max_examples=60, deadline=None)
+def test_compute_hardly_ever_waits(step):
+    graph, costs = step
+    found = simulate(HiddenSwapPolicy().plan(graph, costs, None), costs)
+    assert found.wait_ms <= 0.002 * found.time_ms

@@ -1,0 +1,76 @@
+"""Policy 'swap-hidden': offload what leaves while forward computes and is back before backward asks for it: at no cost.
+
+No paper has it. It shows what a link is worth on its own. Storages leave in the order in which forward completes them,
+each if its copy ends within forward. So the link never waits for long, and what is away is what backward reads last.
+Copies back are planned from the end: each ends when its first reader begins, or when the next copy back begins.
+"""
+
+from collections.abc import Sequence
+from itertools import accumulate
+from math import inf
+
+from ucudnn.memory.budget import check_budget, over_budget
+from ucudnn.memory.costs import Costs
+from ucudnn.memory.graph import StepGraph
+from ucudnn.memory.plans.plan import MemoryPlan
+from ucudnn.memory.policies.swap import StorageSwap, storage_swaps, swap_plan
+from ucudnn.memory.simulation.simulator import simulate
+
+_NAME = "swap-hidden"
+_MOST_WAITING = 0.002  # share of the step for which compute may wait for copies
+
+
+class HiddenSwapPolicy:
+    """Offloading as far as it costs nothing but the contention of copies with compute, in the program's order."""
+
+    def plan(self, graph: StepGraph, costs: Costs, budget: int | None) -> MemoryPlan:
+        """Return the plan of a step.
+
+        Raises:
+            BudgetError: if the plan's peak is above the budget.
+        """
+        check_budget(graph, costs, budget)
+        gone = _that_leave(graph, costs)
+        while True:
+            plan = swap_plan(_NAME, graph, *_that_return(graph, costs, gone), budget)
+            found = simulate(plan, costs)
+            if not gone or found.wait_ms <= _MOST_WAITING * found.time_ms:
+                break
+            gone = gone[: len(gone) * 9 // 10]
+        if budget is not None and found.peak_bytes > budget:
+            raise over_budget(_NAME, graph, found.peak_bytes, budget)
+        return plan
+
+
+def _that_leave(graph: StepGraph, costs: Costs) -> list[StorageSwap]:
+    """Return the storages whose copies end within forward, in the order of their copies."""
+    ends = _ends(graph, costs)
+    free_ms, found = 0.0, []
+    for swap in sorted(storage_swaps(graph), key=lambda each: (each.written, each.storage)):
+        end = max(free_ms, ends[swap.written]) + graph.sizes[swap.storage] / costs.offload_bytes_per_ms
+        if end <= ends[graph.backward_begins - 1]:
+            free_ms = end
+            found.append(swap)
+    return found
+
+
+def _that_return(
+    graph: StepGraph, costs: Costs, gone: Sequence[StorageSwap]
+) -> tuple[list[StorageSwap], dict[int, int]]:
+    """Return the storages that can be back in time after forward, and the operation behind which each copy begins."""
+    ends = _ends(graph, costs)
+    latest, found, triggers = inf, [], {}
+    for swap in sorted(gone, key=lambda each: (each.read, each.storage), reverse=True):
+        begin = min(latest, ends[swap.read - 1]) - graph.sizes[swap.storage] / costs.prefetch_bytes_per_ms
+        early = (each for each in range(swap.read - 1, graph.backward_begins - 2, -1) if ends[each] <= begin)
+        trigger = next(early, None)
+        if trigger is not None:
+            latest = begin
+            found.append(swap)
+            triggers[swap.storage] = trigger
+    return found, triggers
+
+
+def _ends(graph: StepGraph, costs: Costs) -> list[float]:
+    """Return when each operation ends if nothing waits, in milliseconds."""
+    return [*accumulate(costs.time_ms[: len(graph.operations)])]
