@@ -12,24 +12,40 @@ microseconds of one call, with the quartiles of its samples.
     python, replaced    a kernel in Python finds a replacement, which does nothing
     gate, replaced      the gate finds it
 
+Without a GPU, calls that cuDNN computes are timed as well. The stand-in for cuDNN of the tests returns at once:
+
+    gate                cuDNN is called by the gate, undivided and in four micro-batches
+    python, known       it is called in Python, with addresses that were seen before
+    python, new         with addresses that were not: the calls are bound and their variant packs are built
+
 The kernels of replaced calls do nothing, so what is measured is the way to them, with the output's allocation.
 PyTorch's own call contains its kernel. A backward call computes the gradients of input and weight.
 """
 
 from collections.abc import Callable, Sequence
+from ctypes import CDLL
 from functools import partial
+from pathlib import Path
 from statistics import median, quantiles
+from tempfile import TemporaryDirectory
 from typing import Any
 
+import pytest
 import torch
 
+from bench.native.cache import STUB, compiled
 from bench.tools.results import save_run
 from bench.tools.script import out_of, run_main, verdict
 from bench.torch.measuring import conditions, device_of, torch_command_line
 from bench.torch.overhead import sample_us
-from ucudnn.problem import ConvolutionProblem
+from tests.support.direct_call import DirectCall
+from tests.support.host_gpu import Host
+from ucudnn.backends.cudnn.backend import CudnnBackend
+from ucudnn.native import build
+from ucudnn.problem import ConvolutionProblem, Operation
 from ucudnn.torch.gate.call_gate import CallGate, GateOutput, GateRule, look_of
 from ucudnn.torch.gate.gate_library import GateLibrary
+from ucudnn.torch.gpu import TorchGpu
 from ucudnn.torch.overrides import process_overrides
 from ucudnn.torch.tuning.auto_interceptor import AutoInterceptor
 from ucudnn.torch.tuning.candidate_source import CandidateSource
@@ -211,6 +227,53 @@ def measured(gate: CallGate, calls: Calls, device: torch.device, samples: int) -
     return found
 
 
+def computed(gate: CallGate, samples: int) -> dict[str, Any]:
+    """Return the microseconds of a forward call that the stand-in for cuDNN computes, with the gate and in Python."""
+    found: dict[str, Any] = {}
+    with TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patched:
+        path = compiled(build.header_folders(), STUB / "stub_cudnn.cpp", Path(folder) / "stub.so", "-shared", "-fPIC")
+        stub = CDLL(str(path))
+        host: Any = Host(stub)
+        host.install(patched)
+        host.empty_strided = torch.empty_strided  # the tests count what is allocated
+        stub.stub_idle(1)
+        for parts in (1, 4):
+            backend = CudnnBackend(library_path=str(path), device=TorchGpu(0))
+            kernel: Any = DirectCall(backend, Operation.FORWARD, parts)
+            (direct,), _ = kernel.rules()
+            output = direct.outputs[0]._replace(compute=kernel.kernel.run_at, direct=None)
+            in_python = direct._replace(outputs={0: output})
+
+            def forgotten(kernel: Any = kernel) -> object:
+                kernel.kernel._bound.clear()
+                for step in kernel.kernel._plan.steps:
+                    step.call._packs.clear()
+                return kernel.run()
+
+            ways = {
+                "gate": (direct, kernel.run),
+                "python, known": (in_python, kernel.run),
+                "python, new": (in_python, forgotten),
+            }
+            taken: dict[str, list[float]] = {way: [] for way in ways}
+            for _ in range(samples):
+                for way, (rule, run) in ways.items():
+                    gate.open("cpu", [rule], [])
+                    sample_us(run, 5, torch.device("cpu"))
+                    taken[way].append(sample_us(run, 10, torch.device("cpu")))
+            gate.close()
+            found[f"{parts} parts"] = {
+                way: {"us": median(times), "quartiles_us": [quantiles(times)[at] for at in (0, 2)]}
+                for way, times in taken.items()
+            }
+            print(
+                f"{parts} parts"
+                + "".join(f"  {way} {each['us']:.2f} us" for way, each in found[f"{parts} parts"].items())
+            )
+        stub.stub_idle(0)
+    return found
+
+
 def main() -> None:
     """Measure, print and write."""
     parser = torch_command_line(__doc__, __spec__.name)
@@ -230,7 +293,10 @@ def main() -> None:
         for way, most in (("passed", MOST_PASSED_US), ("replaced", MOST_REPLACED_US)):
             over = (found[name][f"gate, {way}"]["us"] - stock) / count
             required.append(verdict(f"{name}, {way} through the gate: each, over PyTorch's", over, most, " us"))
-    save_run(out_of(arguments), {"conditions": conditions(device), "calls_us": found, "required": required})
+    run = {"conditions": conditions(device), "calls_us": found, "required": required}
+    if device.type == "cpu":
+        run["computed_us"] = computed(library.gate, arguments.samples)
+    save_run(out_of(arguments), run)
 
 
 if __name__ == "__main__":

@@ -1,74 +1,15 @@
 """Kernels that the gate computes without Python, on the host's GPU: each operation, undivided and in micro-batches."""
 
-from dataclasses import replace
 from threading import Thread
 
 import pytest
 
 torch = pytest.importorskip("torch")
 
-from tests.support.host_gpu import PROBLEM  # noqa: E402
+from tests.support.direct_call import DirectCall  # noqa: E402
 from ucudnn.backends.cudnn.backend import CudnnBackend  # noqa: E402
 from ucudnn.problem import Operation  # noqa: E402
-from ucudnn.torch.gate.call_gate import GateOutput, GateRule, look_of  # noqa: E402
 from ucudnn.torch.gpu import TorchGpu  # noqa: E402
-from ucudnn.torch.problem import shapes_of  # noqa: E402
-from ucudnn.torch.tuning.candidate_source import equal_parts  # noqa: E402
-from ucudnn.torch.tuning.tuned_kernel import TunedKernel  # noqa: E402
-
-GEOMETRY = ((1, 1), (1, 1), (1, 1), False, (0, 0), 1)
-
-
-class Kernel:
-    """One operation of a convolution of 64 images, by equal micro-batches of an engine."""
-
-    def __init__(self, backend, operation, parts, engine="eng1"):
-        torch.manual_seed(0)
-        problem = replace(PROBLEM, operation=operation, batch=64, x_batch_stride=0, y_batch_stride=0)
-        size = problem.batch // parts
-        algorithm = backend.algorithm(problem.part(size), engine)
-        self.problem = problem
-        self.kernel = TunedKernel(problem, equal_parts(problem, size, algorithm), backend)
-        self.direct = self.kernel.direct()
-        self.x, self.weight, self.grad = (torch.randn(shape) for shape in shapes_of(problem))
-
-    def rules(self):
-        """Return the rules of a forward and a backward call; a call in Python is an error."""
-        out = shapes_of(self.problem)[
-            {"Forward": 2, "BackwardData": 0, "BackwardFilter": 1}[self.problem.operation.value]
-        ]
-        strides = torch.empty(out).stride()
-        made = GateOutput(lambda *addresses: pytest.fail("a call in Python"), tuple(out), strides, self.direct)
-        x, weight, grad = (
-            (tuple(each.shape), each.stride(), each.dtype, 0) for each in (self.x, self.weight, self.grad)
-        )
-        cudnn = torch.backends.cudnn
-        flags = cudnn.deterministic, cudnn.enabled
-        if self.problem.operation is Operation.FORWARD:
-            return [GateRule(look_of((*x, *weight, None, GEOMETRY, *flags, True)), {0: made})], []
-        at = int(self.problem.operation is Operation.BACKWARD_FILTER)
-        precision = torch._C._get_fp32_precision_getter("cuda", "conv")
-        look = look_of((*grad, *x, *weight, GEOMETRY, (True, True, False), *flags, precision))
-        return [], [GateRule(look, {at: made})]
-
-    def run(self):
-        """Return the output."""
-        if self.problem.operation is Operation.FORWARD:
-            return torch.ops.aten._convolution.default(self.x, self.weight, None, *GEOMETRY, False, False, True, True)
-        found = torch.ops.aten.convolution_backward.default(
-            self.grad, self.x, self.weight, None, *GEOMETRY, [True, True, False]
-        )
-        return found[int(self.problem.operation is Operation.BACKWARD_FILTER)]
-
-    def expected(self):
-        """Return the output in float64, by matrices."""
-        x, weight = self.x.double().requires_grad_(), self.weight.double().requires_grad_()
-        columns = torch.nn.functional.unfold(x, 3, padding=1)
-        out = (weight.flatten(1) @ columns).view(self.grad.shape)
-        if self.problem.operation is Operation.FORWARD:
-            return out.detach()
-        out.backward(self.grad.double())
-        return x.grad if self.problem.operation is Operation.BACKWARD_DATA else weight.grad
 
 
 @pytest.fixture
@@ -91,7 +32,7 @@ def check(kernel):
 @pytest.mark.parametrize("operation", Operation)
 @pytest.mark.parametrize("engine", ["eng0", "eng1"])
 def test_a_kernel_is_computed_part_by_part(gate, backend, calls, operation, parts, engine):
-    kernel = Kernel(backend, operation, parts, engine)
+    kernel = DirectCall(backend, operation, parts, engine)
     gate.open("cpu", *kernel.rules())
     calls()
     check(kernel)
@@ -111,7 +52,7 @@ def test_a_kernel_is_computed_part_by_part(gate, backend, calls, operation, part
 
 
 def test_pytorch_computes_where_cudnn_fails_or_an_address_is_not_aligned(gate, backend, stub):
-    kernel = Kernel(backend, Operation.FORWARD, 2)
+    kernel = DirectCall(backend, Operation.FORWARD, 2)
     gate.open("cpu", *kernel.rules())
     stub.stub_fail_from(1)
     try:
@@ -126,7 +67,7 @@ def test_pytorch_computes_where_cudnn_fails_or_an_address_is_not_aligned(gate, b
 
 
 def test_all_descriptors_of_calls_are_destroyed(gate, backend, stub):
-    kernel = Kernel(backend, Operation.BACKWARD_DATA, 2)
+    kernel = DirectCall(backend, Operation.BACKWARD_DATA, 2)
     gate.open("cpu", *kernel.rules())
     kernel.run()
     before = stub.stub_backend_descriptors()
@@ -136,14 +77,14 @@ def test_all_descriptors_of_calls_are_destroyed(gate, backend, stub):
 
 
 def test_on_another_stream_no_kernel_is_computed_without_python(backend, host):
-    kernel = Kernel(backend, Operation.FORWARD, 1)
+    kernel = DirectCall(backend, Operation.FORWARD, 1)
     assert kernel.direct is not None
     host.stream = 0x40
     assert kernel.kernel.direct() is None
 
 
 def test_kernels_of_several_threads_take_turns(gate, backend):
-    kernel = Kernel(backend, Operation.FORWARD, 4)
+    kernel = DirectCall(backend, Operation.FORWARD, 4)
     gate.open("cpu", *kernel.rules())
     expected, found = kernel.expected().float(), []
 
