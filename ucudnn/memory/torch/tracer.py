@@ -253,7 +253,8 @@ def _as_computed(func: Any, args: Any, result: Any) -> Any:
 
     Batch normalization of a smaller type than its weights', as under autocast, has statistics of the weights' type. Its
     fake on CPUs gives them the input's. Some losses are reduced in the storage of the losses of all elements, of which
-    fakes know nothing. Some gradients are contiguous where their fakes lie as the input.
+    fakes know nothing. Some gradients are contiguous where their fakes lie as the input. The seed and the offset of
+    dropout in an attention lie on the host, except in a captured CUDA graph; backward reads them there.
     """
     if func is torch.ops.aten.native_batch_norm.default and isinstance(result[0], FakeTensor):
         weight = args[1]
@@ -263,7 +264,13 @@ def _as_computed(func: Any, args: Any, result: Any) -> Any:
         return result.new_empty(args[0].numel()).as_strided((), ())
     elif func in _CONTIGUOUS and isinstance(result, FakeTensor):
         return result.contiguous()
+    elif func in _SEEDED and isinstance(result[0], FakeTensor):
+        return tuple(each.new_empty((), device="cpu") if _is_scalar(each) else each for each in result)
     return result
+
+
+def _is_scalar(value: Any) -> bool:
+    return isinstance(value, torch.Tensor) and not value.dim() and not value.is_floating_point()
 
 
 def _traced(tensor: torch.Tensor, storage: int) -> TracedTensor:
@@ -298,6 +305,12 @@ _CONTIGUOUS = {
     torch.ops.aten.smooth_l1_loss_backward.default,
     torch.ops.aten.huber_loss_backward.default,
     torch.ops.aten.soft_margin_loss_backward.default,
+}
+_SEEDED = {
+    torch.ops.aten._scaled_dot_product_efficient_attention.default,
+    torch.ops.aten._efficient_attention_forward.default,
+    torch.ops.aten._scaled_dot_product_cudnn_attention.default,
+    torch.ops.aten._cudnn_attention_forward.default,
 }
 _ATTENTION: dict[Any, Any] = {
     torch.ops.aten._scaled_dot_product_flash_attention_for_cpu: _attention_flops,

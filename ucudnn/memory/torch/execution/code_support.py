@@ -35,13 +35,25 @@ def check_gone(reference: StorageWeakRef, name: str) -> None:
 
 
 def check_geometry(
-    tensor: Tensor, shape: tuple[int, ...], stride: tuple[int, ...], offset: int, size: int, operator: str
+    tensor: Tensor,
+    shape: tuple[int, ...],
+    stride: tuple[int, ...],
+    offset: int,
+    size: int,
+    device: torch.device | None,
+    operator: str,
 ) -> None:
-    """Check that an operator returned a tensor as it was traced.
+    """Check that an operator returned a tensor as it was traced; no device stands for any.
 
     Raises:
-        StepGraphError: if it lies otherwise in its storage, so that views of it would show other elements.
+        StepGraphError: if it lies otherwise in its storage, so that views of it would show other elements, or on
+            another device, so that a copy that comes back would lie where the next operator cannot read it.
     """
+    if device is not None and tensor.device.type != device.type:
+        raise StepGraphError(
+            f"{operator} returned a tensor on {tensor.device}, but its trace on fake tensors says {device}: the plan"
+            " would move it to another device"
+        )
     found = tuple(tensor.shape), tuple(tensor.stride()), tensor.storage_offset(), tensor.untyped_storage().nbytes()
     if found[:3] != (shape, stride, offset) or found[3] < size:  # what lies behind the traced bytes is never read
         raise StepGraphError(

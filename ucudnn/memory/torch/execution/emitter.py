@@ -227,7 +227,8 @@ class Emitter:
         for tensor, name in named:
             self._know(tensor, name)
             if self._checked:
-                traced = tensor.shape, tensor.stride, tensor.offset, self._program.sizes[tensor.storage]
+                device = "device" if tensor.storage < len(self._program.graph.storages) else None  # elsewhere
+                traced = tensor.shape, tensor.stride, tensor.offset, self._program.sizes[tensor.storage], device
                 self._code.line(f"check_geometry({name}, {', '.join(map(str, traced))}, {str(call.func)!r})", [name])
 
     def _name(self, tensor: TracedTensor) -> str:

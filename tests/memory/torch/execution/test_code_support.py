@@ -1,0 +1,29 @@
+"""Tests of what generated code checks in its first step."""
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from ucudnn.errors import StepGraphError  # noqa: E402
+from ucudnn.memory.torch.execution.code_support import check_geometry  # noqa: E402
+
+HERE = torch.device("cpu")
+
+
+def test_a_tensor_as_it_was_traced_passes():
+    check_geometry(torch.zeros(2, 3), (2, 3), (3, 1), 0, 24, HERE, "aten.zeros")
+
+
+@pytest.mark.parametrize(
+    "tensor", [torch.zeros(3, 2), torch.zeros(3, 2).t(), torch.zeros(7)[1:].view(2, 3), torch.zeros(2, 3).half()]
+)
+def test_a_tensor_that_lies_otherwise_is_refused(tensor):
+    with pytest.raises(StepGraphError, match="other elements"):
+        check_geometry(tensor, (2, 3), (3, 1), 0, 24, HERE, "aten.zeros")
+
+
+def test_a_tensor_on_another_device_is_refused_where_a_plan_may_move_it():
+    tensor = torch.zeros(2, 3, device="meta")
+    with pytest.raises(StepGraphError, match=r"aten\.zeros returned a tensor on meta.*says cpu"):
+        check_geometry(tensor, (2, 3), (3, 1), 0, 24, HERE, "aten.zeros")
+    check_geometry(tensor, (2, 3), (3, 1), 0, 24, None, "aten.zeros")
