@@ -7,10 +7,19 @@ import pytest
 
 pytest.importorskip("torch")
 
+import ucudnn.memory
 from ucudnn.errors import BackendUnavailableError, InvalidValueError
 from ucudnn.memory.torch.training_step import TrainingRecipe
 from ucudnn.memory.torch.trials import trial
-from ucudnn.memory.torch.trials.trial import TrialResult, TrialSettings, run_apart, run_trial, trial_device
+from ucudnn.memory.torch.trials.trial import (
+    PolicyTrial,
+    TrialResult,
+    TrialSettings,
+    run_apart,
+    run_trial,
+    trial_device,
+    trial_step,
+)
 from ucudnn.memory.torch.trials.trial_table import compare_trials, trial_policy
 
 UNET = TrainingRecipe(model="tests.support.training_steps:small_unet", batch=4, shape=(3, 32, 32))
@@ -131,3 +140,19 @@ def test_what_a_profiler_takes_beside_the_allocator_is_not_the_steps(monkeypatch
     monkeypatch.setattr(trial, "measure_timeline", lambda *_: held.append(200))
     assert run_trial(settings("pytorch")).figures.outside == 100
     assert held == [100, 200]
+
+
+@pytest.mark.parametrize("capped", [False, True])
+def test_what_giving_pages_back_takes_is_predicted_where_the_allocator_is_capped(capped):
+    subject = replace(settings("stock"), capped=capped)
+    fitted = []
+
+    def fit(step):
+        sample = (*step.inputs, *step.targets)
+        fitted.append(ucudnn.memory.fit(step.model, sample, step.loss, step.optimizer, policy="stock"))
+        fitted[0].stated = replace(fitted[0].stated, returned_bytes=7 * 2**20, returned_ms=1000.0)
+        return fitted[0]
+
+    figures = PolicyTrial(subject, trial_step(subject), fit).run()
+    assert figures.predicted_returned == 7 * 2**20
+    assert figures.predicted_ms == fitted[0].simulation.time_ms + (1000.0 if capped else 0.0)

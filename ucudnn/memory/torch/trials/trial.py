@@ -74,6 +74,8 @@ class TrialFigures:
     Attributes:
         predicted_peak: peak of the plan, and what libraries keep in the allocator.
         predicted_reserved: what PyTorch's allocator takes from the GPU for the plan.
+        predicted_returned: bytes of pages that the allocator gives back to the driver in each step of the plan, where
+            it may have no more than the budget leaves.
         predicted_ms: time of the plan, and in a capped trial what giving pages back to the driver takes.
         floor: the least peak that any plan can reach by offloading and recomputing.
         allocated: most bytes that tensors had.
@@ -104,6 +106,7 @@ class TrialFigures:
 
     predicted_peak: int | None
     predicted_reserved: int | None
+    predicted_returned: int | None
     predicted_ms: float | None
     floor: int | None
     allocated: int
@@ -269,6 +272,7 @@ class PolicyTrial:
         return TrialFigures(
             predicted_peak=None if simulation is None else simulation.peak_bytes + library,
             predicted_reserved=None if fitted is None else fitted.stated.allocator_bytes,
+            predicted_returned=None if fitted is None else fitted.stated.returned_bytes,
             predicted_ms=None if fitted is None else _predicted_ms(fitted, capped=settings.capped),
             floor=None if fitted is None else measure_liveness(fitted.plan.graph, fitted.costs).floor_bytes + library,
             allocated=allocated,
