@@ -5,6 +5,7 @@ import os
 import re
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -89,6 +90,15 @@ def test_a_libcudnn_that_was_named_and_is_none_is_broken(tmp_path):
     parts = found(cudnn_library=str(file))
     assert parts["cuDNN"].state is PartState.BROKEN
     assert str(file) in parts["cuDNN"].text
+
+
+@pytest.mark.parametrize(("path", "reason"), [("n" * 400, "File name too long"), ("a\0b", "null")])
+def test_a_database_that_can_have_no_such_name_is_broken(path, reason):
+    settings = Settings.load({}, backend="cpu", database="off")
+    finding = found(replace(settings, database=path))["database"]
+    assert finding.state is PartState.BROKEN
+    assert reason in finding.text
+    assert len(finding.text) < 200
 
 
 def test_the_database_is_looked_at_and_not_made(tmp_path):

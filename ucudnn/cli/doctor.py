@@ -19,7 +19,7 @@ from ucudnn.benchmarking.storage.store import OFF, default_path, open_database
 from ucudnn.errors import DatabaseError, UcudnnError
 from ucudnn.native.build import find_compiler, header_folders
 from ucudnn.settings import Settings, variables_set
-from ucudnn.units import format_bytes
+from ucudnn.units import format_bytes, shortened
 
 
 class PartState(Enum):
@@ -190,8 +190,13 @@ def _database(path: str | None) -> Diagnosis:
     if path == OFF:
         return Diagnosis("database", PartState.OK, "off: measurements are not kept")
     file = default_path() if path is None else Path(path)
-    if not file.exists():
+    try:
+        file.stat()
+    except FileNotFoundError:
         return Diagnosis("database", PartState.OK, f"{file} is not there yet; the first measurement makes it")
+    except (OSError, ValueError) as error:  # a name that is too long, or one with a null character
+        why = getattr(error, "strerror", None) or str(error)
+        return Diagnosis("database", PartState.BROKEN, f"{shortened(str(file))} cannot be opened: {why}")
     try:
         database = open_database(path, Access.READ)
         wrong = database.check()

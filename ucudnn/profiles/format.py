@@ -17,6 +17,7 @@ import gzip
 import json
 import zlib
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import MISSING, dataclass, fields, replace
 from enum import Enum
 from importlib import resources
@@ -77,6 +78,9 @@ def load_profile(name: str) -> Profile:
     source = shipped.get(name, Path(name))
     try:
         found = source.is_file()
+        if not found:
+            with suppress(FileNotFoundError, NotADirectoryError, ValueError):
+                Path(name).stat()  # since Python 3.14, `is_file` passes over a name that is too long
     except OSError as error:  # a name that is too long, or a folder that may not be read
         raise ProfileError(f"profile {shortened(name)} cannot be read: {error.strerror}") from error
     if not found:

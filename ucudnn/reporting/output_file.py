@@ -21,11 +21,19 @@ def check_output(path: Path) -> None:
             raise OutputError(f"{_name(path)} cannot be written: it is a folder")
         if not path.parent.is_dir():
             raise OutputError(f"{_name(path)} cannot be written: there is no folder {_name(path.parent)}")
-        exists = path.exists()
+        exists = _exists(path)
     except (OSError, ValueError) as error:  # a name that is too long, or one with a null character
         raise OutputError(f"{_name(path)} cannot be written: {_reason(error)}") from error
     if not os.access(path if exists else path.parent, os.W_OK):
         raise OutputError(f"{_name(path)} cannot be written: permission denied")
+
+
+def _exists(path: Path) -> bool:
+    try:
+        path.stat()  # since Python 3.14, `exists` passes over a name that is too long
+    except FileNotFoundError:
+        return False
+    return True
 
 
 def write_whole(path: Path, content: bytes) -> None:
