@@ -168,6 +168,41 @@ def three_steps(pair, model, call):
         yield loss
 
 
+def enlarge(model):
+    weight = model.first[0].weight
+    weight.data = torch.randn(weight.shape[0] + 1, *weight.shape[1:])
+
+
+CHANGES = [
+    (lambda model: model.to(memory_format=torch.channels_last), r"first\.0\.weight is .* strides .*, and had strides "),
+    (enlarge, r"first\.0\.weight is .*, and had strides "),
+    (lambda model: model.to("meta"), "first"),
+    (lambda model: model.double(), r"first\.0\.weight is "),
+    (lambda model: model.first[0].register_forward_hook(lambda *_: None), "the model has other hooks"),
+    (lambda model: model.first.register_forward_pre_hook(lambda *_: None), "the model has other hooks"),
+    (lambda model: model.register_full_backward_hook(lambda *_: None), "the model has other hooks"),
+    (lambda model: model.first.__setitem__(0, nn.Identity()), "the model has other modules"),
+    (lambda model: model.first.append(nn.Tanh()), "the model has other modules"),
+]
+
+
+@pytest.mark.parametrize("number", range(len(CHANGES)))
+def test_a_model_that_was_changed_since_the_fit_is_refused(number):
+    pair = Pair()
+    change, message = CHANGES[number]
+    change(pair.model)
+    with pytest.raises(InvalidValueError, match=f"{message}.*fit it again"):
+        pair.step(*pair.data)
+
+
+def test_channels_last_after_a_fit_trains_to_the_same_bits_after_another_one():
+    pair = Pair()
+    for model in (pair.model, pair.plain):
+        model.to(memory_format=torch.channels_last)
+    pair.step = ucudnn.memory.fit(pair.model, pair.data, loss=pair.loss, policy=POLICY, debug=True)
+    pair.check(lambda model, call: three_steps(pair, model, call))
+
+
 def test_frozen_layers_need_another_fit_which_trains_to_the_same_bits():
     pair = Pair()
     pair.model.first.requires_grad_(False)

@@ -1,6 +1,7 @@
 """ModelState: the parameters and buffers of a model that code was made for, checked before the code runs again."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from itertools import chain
 from typing import Any, final
 
 from torch import Tensor, nn
@@ -21,6 +22,10 @@ class ModelState:
         self._tensors = tuple(tensors)
         numbers = {id(tensor): number for number, tensor in enumerate(tensors)}
         self._modules = [(name, module, module.training) for name, module in model.named_modules()]
+        self._children = [module._modules for _, module, _ in self._modules if module._modules]
+        self._hooks = [hooks for _, module, _ in self._modules for hooks in _hooks_of(module)]
+        self._inside = _values(self._children), _values(self._hooks)
+        self._hook_counts = [*map(len, self._hooks)]
         self._places: list[tuple[dict[str, Any], str, int, str]] = []
         for name, module, _ in self._modules:
             for table in (module._parameters, module._buffers):
@@ -30,22 +35,31 @@ class ModelState:
                         self._places.append((table, key, numbers[id(tensor)], label))
         self._signatures = [_signature(tensor) for tensor in tensors]
         self._types = [(tensor.requires_grad, tensor.dtype) for tensor in tensors]
+        self._forms = _forms_of(tensors)
 
     def tensors(self) -> tuple[Tensor, ...]:
         """Return the tensors; those that were replaced by others of the same kind are the new ones.
 
         Raises:
-            InvalidValueError: if a tensor or the mode of a module is another one than before; the message names it.
+            InvalidValueError: if a tensor, or the mode, the hooks or the modules of a module are others than before;
+                the message names it.
         """
         for name, module, training in self._modules:
             if module.training is not training:
                 mode = "training" if training else "evaluation"
                 raise InvalidValueError(f"module {name!r} was in {mode} mode when the step was fitted: fit it again")
+        children, hooks = self._inside
+        if _values(self._children) != children:
+            raise InvalidValueError("the model has other modules than when the step was fitted: fit it again")
+        if [*map(len, self._hooks)] != self._hook_counts or (hooks and _values(self._hooks) != hooks):
+            raise InvalidValueError("the model has other hooks than when the step was fitted: fit it again")
         if any(table.get(key) is not self._tensors[number] for table, key, number, _ in self._places):
             self._replace()
         for tensor, expected in zip(self._tensors, self._types, strict=True):
             if (tensor.requires_grad, tensor.dtype) != expected:
                 raise self._changed(tensor, expected)
+        if _forms_of(self._tensors) != self._forms:
+            raise self._reformed()
         return self._tensors
 
     def _replace(self) -> None:
@@ -67,6 +81,37 @@ class ModelState:
         else:
             change = "needs no gradient now, and did" if needed else "needs a gradient now, and did not"
         return InvalidValueError(f"{label} {change} when the step was fitted: fit it again")
+
+    def _reformed(self) -> InvalidValueError:
+        at = next(
+            at
+            for at, forms in enumerate(zip(*map(zip, self._forms, _forms_of(self._tensors)), strict=True))
+            if any(before != now for before, now in forms)
+        )
+        tensor = self._tensors[at]
+        label = next((label for table, key, _, label in self._places if table.get(key) is tensor), "a constant")
+        now = f"{tuple(tensor.shape)} with strides {tensor.stride()} on {tensor.device}"
+        return InvalidValueError(
+            f"{label} is {now}, and had strides {self._forms[0][at]}, or another size or device, "
+            "when the step was fitted: fit it again"
+        )
+
+
+def _hooks_of(module: nn.Module) -> Iterator[dict[Any, Any]]:
+    yield from (module._forward_pre_hooks, module._forward_hooks, module._backward_pre_hooks, module._backward_hooks)
+
+
+def _values(dictionaries: Sequence[dict[Any, Any]]) -> list[Any]:
+    """Return all values of dictionaries: modules or hooks, which a step does not call, but was traced with.
+
+    Like `_forms_of`, this runs before every step, so that no line of Python runs for each of them.
+    """
+    return [*chain.from_iterable(map(dict.values, dictionaries))]
+
+
+def _forms_of(tensors: Sequence[Tensor]) -> tuple[list[Any], ...]:
+    """Return what else may change in tensors that stay the same objects, as by `Module.to`, and code is made for."""
+    return [*map(Tensor.stride, tensors)], [*map(Tensor.numel, tensors)], [*map(Tensor.get_device, tensors)]
 
 
 def _signature(tensor: Tensor) -> Any:
