@@ -17,6 +17,8 @@ from ucudnn.benchmarking.benchmark import Benchmark
 from ucudnn.benchmarking.request import Request
 from ucudnn.configuration import configuration_of
 from ucudnn.errors import BackendError, StepError, UnsupportedProblemError
+from ucudnn.execution import dispatcher
+from ucudnn.execution.recovery import Recovery
 from ucudnn.problem import DataType, Operation
 
 
@@ -466,3 +468,35 @@ def test_spare_memory_that_a_kernel_does_not_use_does_not_limit_what_replaces_a_
     assert 0 < spare.size_bytes < 4096
     assert limits == [1 << 20]
     assert relative(y, expected) < 1e-12
+
+
+@pytest.mark.parametrize("cause", ["algorithm", "memory"])
+@pytest.mark.parametrize(("before", "after"), [(True, True), (True, False), (False, True), (False, False)])
+def test_a_replacement_is_timed_if_both_plans_were(faulty, monkeypatch, cause, before, after):
+    handle = Handle(backend=faulty, workspace_limit="1MiB", effort=QUICK)
+    handle.get_algorithm(PROBLEM)
+    handle.optimize()
+    (entry,) = handle._entries.values()
+    entry.decision = replace(entry.decision, timed=before)
+    decide = Recovery.decide
+    monkeypatch.setattr(Recovery, "decide", lambda *args: replace(decide(*args), timed=after))
+    if cause == "memory":
+        assert entry.decision.configuration.workspace_bytes
+        faulty.memory = entry.decision.configuration.workspace_bytes - 1
+    else:
+        faulty.broken = set(chosen(handle))
+    check(handle, PROBLEM)
+    assert [each.timed for each in entry.replacements] == [before and after] * len(entry.replacements)
+    assert entry.replacements
+
+
+@pytest.mark.parametrize("recycles", [True, False])
+def test_kernels_that_hold_no_workspace_are_forgotten_where_shapes_never_recur(faulty, monkeypatch, recycles):
+    monkeypatch.setattr(dispatcher, "_MOST_ENTRIES", 3)
+    faulty.recycles = recycles
+    handle = Handle(backend=faulty, workspace_limit="1MiB", effort=QUICK)
+    for batch in range(1, 6):
+        check(handle, replace(PROBLEM, batch=batch))
+        check(handle, replace(PROBLEM, batch=batch))
+    kept = [entry.kernel.problem.batch for entry in handle._dispatcher._entries]
+    assert kept == ([3, 4, 5] if recycles else [1, 2, 3, 4, 5])
