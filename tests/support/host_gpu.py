@@ -4,7 +4,7 @@ Streams and captures do not exist on the host, so a test says what they are. All
 """
 
 import ctypes
-from contextlib import nullcontext
+from contextlib import contextmanager
 from types import SimpleNamespace
 from weakref import finalize
 
@@ -28,6 +28,7 @@ class Host:
     """PyTorch as the package sees it, with a GPU that is the host's memory.
 
     Attributes:
+        current: number of the thread's current GPU; the only one has number 0.
         stream: address of the current stream.
         captures: whether the stream is being captured.
         most_bytes: size of the largest allocation that succeeds.
@@ -40,6 +41,7 @@ class Host:
 
     def __init__(self, stub):
         self.stub = stub
+        self.current = 0
         self.stream = 0
         self.captures = False
         self.most_bytes = 1 << 40
@@ -51,7 +53,7 @@ class Host:
         self.cuda = SimpleNamespace(
             Event=lambda **options: HostEvent(stub),
             current_stream=lambda device: HostStream(self, self.stream),
-            device=lambda ordinal: nullcontext(),
+            device=self.use,
             device_count=lambda: 1,
             empty_cache=lambda: None,
             get_device_properties=lambda ordinal: properties,
@@ -67,11 +69,11 @@ class Host:
         monkeypatch.setattr("ucudnn.torch.kernel_call.torch", self)
         monkeypatch.setattr("ucudnn.torch.output_form.torch", self)
         monkeypatch.setattr("ucudnn.torch.output_form.empty_of", lambda device_type: self.empty_here)
-        monkeypatch.setattr("ucudnn.torch.gpu._current_device", lambda: 0)
+        monkeypatch.setattr("ucudnn.torch.gpu._current_device", lambda: self.current)
         monkeypatch.setattr("ucudnn.torch.gpu._current_stream", lambda ordinal: self.stream)
         monkeypatch.setattr("ucudnn.torch.gpu._is_capturing", lambda: self.captures)
         monkeypatch.setattr("ucudnn.backends.cudnn.algorithms.compile_ahead.exchange_capture_mode", lambda mode: 0)
-        monkeypatch.setattr(torch.cuda, "device", lambda device: nullcontext())
+        monkeypatch.setattr(torch.cuda, "device", self.use)
         monkeypatch.setattr(torch.Tensor, "get_device", lambda tensor: 0, raising=False)
 
     def forget(self):
@@ -84,6 +86,14 @@ class Host:
         before = self.live_bytes
         found = run()
         return found, self.peak_bytes - before - sum(each.nbytes for each in found)
+
+    @contextmanager
+    def use(self, device):
+        before, self.current = self.current, 0
+        try:
+            yield
+        finally:
+            self.current = before
 
     def device(self, kind, ordinal=0):
         return torch.device("cpu")

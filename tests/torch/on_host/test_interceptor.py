@@ -1,6 +1,5 @@
 """Convolutions of CUDA tensors, computed on the host: numbers, workspace, memory that is short, and slabs."""
 
-from contextlib import contextmanager
 from dataclasses import replace
 
 import pytest
@@ -31,17 +30,7 @@ def test_outputs_and_gradients_equal_pytorchs(host, index):
 
 
 def test_tensors_may_be_on_a_gpu_that_is_not_the_current_one(host, monkeypatch):
-    current = [1]
-
-    @contextmanager
-    def entered(ordinal):
-        current.append(ordinal)
-        yield
-        current.pop()
-
-    monkeypatch.setattr("ucudnn.torch.gpu._current_device", lambda: current[-1])
-    monkeypatch.setattr(host.cuda, "device", entered)
-    monkeypatch.setattr(torch.cuda, "device", lambda device: entered(device.index or 0))
+    host.current = 1
     monkeypatch.setattr(host, "empty_here", lambda *form: pytest.fail("of the GPU that is the current one"))
     module, x = torch.nn.Conv2d(3, 4, 3).double(), torch.randn(2, 3, 6, 6, dtype=torch.float64, requires_grad=True)
     expected = outcome(module, x)

@@ -301,3 +301,15 @@ def test_live_bytes_that_alone_exceed_the_limit_of_memory_are_told_and_nothing_g
         assert caplog.text.count("alone exceed the limit of 1000 bytes") == 1
         assert not host.allocated
         assert on.report().calls == 15, "by algorithms that need none"
+
+
+def test_programs_on_another_gpu_than_the_current_one_are_tuned(stated, host):
+    host.current = 1
+    one = stated()
+    with one.enable() as on:
+        run(one)
+        assert on.report().tuned[0].kernels
+        calls = on.report().calls
+        assert_near(one.step(), one.expected)
+        assert on.report().calls == calls + 5
+        assert one.program.stock_calls == 0

@@ -459,3 +459,13 @@ def test_inference_of_changing_sizes_by_several_threads_learns_nothing_after_it_
             one.model(torch.randn(8, 4, 50 + number, 6))
         assert one.made.operators() != (None, None)
         assert (len(one.tuner.sites), len(one.made._forward_calls)) == known
+
+
+def test_a_program_on_another_gpu_than_the_current_one_is_tuned(tuned, host):
+    host.current = 1
+    one = tuned(50.0, share=0.5)
+    with one.enable() as on:
+        run(one)
+        calls = on.report().calls
+        assert_near(one.step(), one.expected)
+        assert on.report().calls == calls + 5

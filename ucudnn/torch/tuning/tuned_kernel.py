@@ -2,6 +2,8 @@
 
 from typing import Any, final
 
+import torch
+
 from ucudnn.backends.base import ComputeBackend
 from ucudnn.bounded import BoundedDict
 from ucudnn.configuration import Configuration
@@ -11,6 +13,7 @@ from ucudnn.execution.plan import make_plan
 from ucudnn.kernel import Kernel
 from ucudnn.problem import MOST_ALIGNMENT, ConvolutionProblem
 from ucudnn.torch.gate.direct_kernel import DirectKernel, direct_kernel
+from ucudnn.torch.gpu import current_device
 
 _MOST_BOUND = 1 << 10
 
@@ -32,13 +35,24 @@ class TunedKernel:
         StepError: if an algorithm cannot compute its part.
     """
 
-    __slots__ = ("_backend", "_bound", "_calls", "_direct", "_entry", "_plan", "configuration", "workspace_bytes")
+    __slots__ = (
+        "_backend",
+        "_bound",
+        "_calls",
+        "_direct",
+        "_entry",
+        "_ordinal",
+        "_plan",
+        "configuration",
+        "workspace_bytes",
+    )
 
     def __init__(self, problem: ConvolutionProblem, configuration: Configuration, backend: ComputeBackend) -> None:
         self._backend = backend
+        self._ordinal = backend.device()
         self.configuration = configuration
         self._entry = Entry(Kernel(layer="", problem=problem, fresh=True))
-        with backend.lock:
+        with torch.cuda.device(self._ordinal), backend.lock:
             self._plan = self._entry.plan = make_plan(problem, configuration, backend, fresh=True)
         self._bound: BoundedDict[tuple[int, int, int], BoundKernel] = BoundedDict(_MOST_BOUND)
         self.workspace_bytes = self._plan.workspace_bytes
@@ -52,7 +66,8 @@ class TunedKernel:
 
     def direct(self) -> DirectKernel | None:
         """Return the kernel as the gate computes it without Python; None if it cannot, or not on this stream."""
-        found = direct_kernel(self._plan, self._backend)
+        with torch.cuda.device(self._ordinal):
+            found = direct_kernel(self._plan, self._backend)
         if found is None:
             return None
         if self._direct is None:  # another one would count anew
@@ -73,9 +88,15 @@ class TunedKernel:
 
     def run_at(self, x: int, w: int, y: int) -> bool:
         """Do the same, given the addresses of the tensors."""
-        addresses = x, w, y
+        if current_device() == self._ordinal:
+            return self._run_here((x, w, y))
+        with torch.cuda.device(self._ordinal):  # PyTorch calls kernels in Python on whatever GPU is the current one
+            return self._run_here((x, w, y))
+
+    def _run_here(self, addresses: tuple[int, int, int]) -> bool:
         bound = self._bound.get(addresses)
         if bound is None:
+            x, w, y = addresses
             if (x | w | y) & (MOST_ALIGNMENT - 1):
                 return False
             backend = self._backend
