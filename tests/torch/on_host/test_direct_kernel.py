@@ -1,6 +1,7 @@
 """Kernels that the gate computes without Python, on the host's GPU: each operation, undivided and in micro-batches."""
 
-from threading import Thread
+from dataclasses import replace
+from threading import Event, Thread
 
 import pytest
 
@@ -9,6 +10,7 @@ torch = pytest.importorskip("torch")
 from tests.support.direct_call import DirectCall  # noqa: E402
 from ucudnn.backends.cudnn.backend import CudnnBackend  # noqa: E402
 from ucudnn.problem import Operation  # noqa: E402
+from ucudnn.torch.gate.direct_kernel import direct_kernel  # noqa: E402
 from ucudnn.torch.gpu import TorchGpu  # noqa: E402
 
 
@@ -99,3 +101,40 @@ def test_kernels_of_several_threads_take_turns(gate, backend):
     assert kernel.kernel.calls == len(found) == 80
     for each in found:
         torch.testing.assert_close(each, expected, rtol=1e-4, atol=1e-4)
+
+
+def test_a_kernel_whose_plan_needs_more_workspace_than_it_has_is_not_computed_without_python(backend):
+    plan = DirectCall(backend, Operation.BACKWARD_FILTER, 1).kernel._plan
+    assert plan.workspace_bytes
+    assert direct_kernel(plan, backend) is not None
+    assert direct_kernel(replace(plan, workspace_bytes=plan.workspace_bytes - 1), backend) is None
+
+
+@pytest.mark.parametrize("operation", [Operation.FORWARD, Operation.BACKWARD_DATA], ids=["direct", "in Python"])
+def test_pytorch_computes_while_another_thread_may_wait_for_python(gate, backend, operation):
+    direct, called = (DirectCall(backend, each, 1) for each in (Operation.FORWARD, Operation.BACKWARD_DATA))
+    ((rule,), _), (_, (other,)) = direct.rules(), called.rules()
+    entered, may_end, found = Event(), Event(), []
+
+    def compute(*addresses):
+        entered.set()
+        return may_end.wait(30) is None
+
+    gate.open("cpu", [rule], [other._replace(outputs={0: other.outputs[0]._replace(compute=compute, direct=None)})])
+    first = Thread(target=called.run)
+    one = direct if operation is Operation.FORWARD else called
+    second = Thread(target=lambda: found.append(one.run()))
+    try:
+        first.start()
+        assert entered.wait(10)
+        second.start()
+        second.join(10)
+        assert not second.is_alive(), "it may hold what the other one waits for"
+        assert direct.kernel.calls == 0
+    finally:
+        may_end.set()
+        first.join()
+        second.join()
+    torch.testing.assert_close(found[0], one.expected().float(), rtol=1e-4, atol=1e-4)
+    check(direct)
+    assert direct.kernel.calls == 1

@@ -85,9 +85,9 @@ def direct_kernel(plan: Plan, backend: ComputeBackend) -> DirectKernel | None:
 def _part(plan: Plan, step: PlanStep[PreparedCall]) -> DirectPart | None:
     if not isinstance(step.call, GraphCall):
         return None
-    address, x_offset, y_offset, keeps = step.call.executable(
-        step.offset, ACCUMULATE if step.accumulates else OVERWRITE
-    )
+    scaling = ACCUMULATE if step.accumulates else OVERWRITE
+    workspace_bytes = plan.workspace_bytes if step.tail is None else step.part.workspace_bytes
+    address, x_offset, y_offset, keeps = step.call.executable(step.offset, scaling, workspace_bytes)
     after = step.offset.start + step.part.size
     tail = -1 if step.tail is None else after * tail_step(plan.problem)
     return DirectPart(address, x_offset, y_offset, tail, keeps)

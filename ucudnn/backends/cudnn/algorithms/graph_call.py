@@ -102,13 +102,14 @@ class GraphCall(PreparedCall):
         arguments = x, w, y, workspace.address, offset, scaling
         return partial(self._run, *(self._packs.get(arguments) or self._pack(arguments, workspace.size_bytes)))
 
-    def executable(self, offset: Offset, scaling: Scaling) -> tuple[int, int, int, object]:
+    def executable(self, offset: Offset, scaling: Scaling, workspace_bytes: int) -> tuple[int, int, int, object]:
         """Return the address of an execution plan, the offsets of a part in x and y, and what keeps the plan.
 
         Raises:
             CudnnError: if cuDNN cannot build the plan.
+            UnsupportedProblemError: if the workspace is too small.
         """
-        plan = self._plans.get(scaling) or self._build(scaling)
+        plan = self._plan_within(scaling, workspace_bytes)
         return plan.address, *self._addresses.at(0, 0, offset), plan
 
     def kernels(self, scaling: Scaling) -> object:
@@ -123,12 +124,7 @@ class GraphCall(PreparedCall):
     def _pack(self, arguments: _PackKey, size_bytes: int) -> tuple["_ExecutionPlan", BackendDescriptor]:
         """Build the variant pack of a call, and keep it with its plan."""
         x, w, y, workspace, offset, scaling = arguments
-        plan = self._plans.get(scaling) or self._build(scaling)
-        if size_bytes < plan.workspace_bytes:
-            raise UnsupportedProblemError(
-                f"{self._algorithm} needs {plan.workspace_bytes} bytes of workspace with alpha {scaling.alpha} and beta"
-                f" {scaling.beta}, but has {size_bytes}: {self._problem}"
-            )
+        plan = self._plan_within(scaling, size_bytes)
         x, y = self._addresses.at(x, y, offset)
         pack = (
             BackendDescriptor(self._library, DescriptorType.VARIANT_PACK)
@@ -139,6 +135,16 @@ class GraphCall(PreparedCall):
         )
         self._packs[arguments] = plan, pack
         return plan, pack
+
+    def _plan_within(self, scaling: Scaling, workspace_bytes: int) -> "_ExecutionPlan":
+        """Return the plan of an alpha and a beta, which has some bytes of workspace."""
+        plan = self._plans.get(scaling) or self._build(scaling)
+        if workspace_bytes < plan.workspace_bytes:
+            raise UnsupportedProblemError(
+                f"{self._algorithm} needs {plan.workspace_bytes} bytes of workspace with alpha {scaling.alpha} and beta"
+                f" {scaling.beta}, but has {workspace_bytes}: {self._problem}"
+            )
+        return plan
 
     def _build(self, scaling: Scaling) -> "_ExecutionPlan":
         return self._keep(scaling, _ExecutionPlan(self._graphs(self._problem, scaling).plan(self._algorithm)))

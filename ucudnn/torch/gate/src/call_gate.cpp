@@ -129,17 +129,19 @@ void add_mask(Numbers& look, const c10::IValue& mask) {
   for (const bool each : found) look.push_back(each);
 }
 
+// Takes the handles, or does not if who has them may wait for Python, because this thread may hold that.
+std::unique_lock<std::mutex> handles_of_this_thread() {
+  Gate& one = gate();
+  return one.is_mixed ? std::unique_lock<std::mutex>(one.handles, std::try_to_lock)
+                      : std::unique_lock<std::mutex>(one.handles);
+}
+
 bool computes(const Direct& direct, const at::Tensor& like, std::array<void*, 3> tensors, void* out) {
   if (!are_aligned(tensors)) return false;
   const at::Tensor memory = workspace_of(direct, like);
   if (direct.workspace_bytes && !memory.defined()) return false;
-  Gate& one = gate();
-  std::unique_lock<std::mutex> lock(one.handles, std::defer_lock);
-  if (one.is_mixed) {  // who holds the lock may wait for Python, which this thread may hold
-    if (!lock.try_lock()) return false;
-  } else {
-    lock.lock();
-  }
+  const auto lock = handles_of_this_thread();
+  if (!lock.owns_lock()) return false;
   return runs(direct, tensors, memory.defined() ? memory.mutable_data_ptr() : nullptr, out);
 }
 
@@ -154,8 +156,8 @@ at::Tensor computed(const Output& output, const at::Tensor& like, const at::Tens
   };
   const std::array<void*, 3> tensors{address(transposed ? y : x), address(w), address(transposed ? x : y)};
   if (output.direct) return computes(*output.direct, like, tensors, out.data_ptr()) ? out : at::Tensor();
-  std::unique_lock<std::mutex> lock(one.handles, std::defer_lock);
-  if (one.is_direct) lock.lock();  // a thread that has it never waits for this one, because it never waits for Python
+  const auto lock = one.is_direct ? handles_of_this_thread() : std::unique_lock<std::mutex>();
+  if (one.is_direct && !lock.owns_lock()) return {};
   return one.callback(output.kernel, tensors[0], tensors[1], tensors[2]) != 0 ? out : at::Tensor();
 }
 
