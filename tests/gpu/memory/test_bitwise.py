@@ -13,7 +13,14 @@ torch = pytest.importorskip("torch")
 
 from tests.support.memory_plans import random_plan_in_parts  # noqa: E402
 from tests.support.plain_training import Race  # noqa: E402
-from tests.support.repeatability import differing_operation, distance, largest_distance, same  # noqa: E402
+from tests.support.repeatability import (  # noqa: E402
+    differing_operation,
+    differing_tensor,
+    distance,
+    lacking_operation,
+    largest_distance,
+    same,
+)
 from tests.support.small_networks import NETWORKS, small_network  # noqa: E402
 from ucudnn.memory.plans.actions import ActionKind  # noqa: E402
 from ucudnn.memory.policies.catalog import POLICIES  # noqa: E402
@@ -62,7 +69,22 @@ class DeviceRace(Race):
             nearest = min(distance(run, found) for run in self.runs)
             assert nearest <= self.spread, f"{self.name}: {nearest:.1e} beyond PyTorch's own spread"
         else:
-            assert same(self.runs[0], found), f"{self.name}: off by {distance(self.runs[0], found):.1e}"
+            assert same(self.runs[0], found), self.difference(found, step)
+
+    def difference(self, found, step):
+        """Return where a fitted step left PyTorch's run: what decides between the plan, its copies and the operators.
+
+        Where even PyTorch's run is another one now, the plan need not be at fault. Where no operator differs as long as
+        each result is copied to the host, copies and compute race, or an operator differs seldom.
+        """
+        what = differing_tensor(self.runs[0], found, [*self.model.state_dict()])
+        again = differing_tensor(self.runs[0], self.plain(), [*self.model.state_dict()])
+        operation = lacking_operation(self.plain, lambda: self.trained(step))
+        return (
+            f"{self.name}: off by {distance(self.runs[0], found):.1e}, first in {what};"
+            f" PyTorch's own run once more: {again or 'the same'};"
+            f" with each result copied to the host: {operation or 'the same'}"
+        )
 
     def check_once(self, plan):
         """Check a plan, unless another policy's plan with the same actions was checked; return what moved."""

@@ -2,6 +2,7 @@
 
 import functools
 from collections import Counter
+from dataclasses import replace
 
 import pytest
 
@@ -10,10 +11,18 @@ torch = pytest.importorskip("torch")
 from tests.support.live_bytes import LiveBytes  # noqa: E402
 from tests.support.memory_plans import random_plan_in_parts  # noqa: E402
 from tests.support.plain_training import CountedCopies, Race, train  # noqa: E402
-from tests.support.repeatability import differing_operation, distance, largest_distance, same  # noqa: E402
+from tests.support.repeatability import (  # noqa: E402
+    differing_operation,
+    differing_tensor,
+    distance,
+    lacking_operation,
+    largest_distance,
+    same,
+)
 from tests.support.small_networks import NETWORKS, small_network  # noqa: E402
 from ucudnn.memory.plans.actions import ActionKind  # noqa: E402
 from ucudnn.memory.policies.catalog import POLICIES  # noqa: E402
+from ucudnn.memory.torch.execution.fit import fit_plan  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 aten = torch.ops.aten
@@ -78,6 +87,35 @@ def test_the_operation_that_does_not_repeat_itself_is_named():
     assert differing_operation(lambda: torch.relu(x) + 1) == ""
     assert differing_operation(lambda: torch.relu(torch.rand_like(x)) + 1) == "aten.rand_like.default"
     assert differing_operation(lambda: torch.full((3,), torch.nan)) == ""
+
+
+class _SpoiledGelu:
+    """GELU of other numbers; generated code calls it by its text."""
+
+    def __str__(self):
+        return "spoiled_gelu"
+
+    def __call__(self, x):
+        return aten.gelu.default(x * 1.001)
+
+
+def test_the_operation_of_a_plan_that_differs_from_the_plain_loops_is_named():
+    trained = race("shared", steps=2)
+    step = trained.fitted("checkpoint")
+    assert lacking_operation(trained.plain, lambda: trained.trained(step)) == ""
+    gelu = next(number for number, call in enumerate(trained.program.calls) if call.func is aten.gelu.default)
+    spoiled = fit_plan(
+        trained.subject, replace(trained.program, functions={gelu: _SpoiledGelu()}), step.plan, trained.costs
+    )
+    assert lacking_operation(trained.plain, lambda: trained.trained(spoiled)).startswith("aten.gelu.default, ")
+
+
+def test_the_tensor_that_differs_first_is_named():
+    losses, state = [torch.ones(()), torch.zeros(())], [torch.ones(2), torch.zeros(3), torch.full((1,), torch.nan)]
+    assert differing_tensor((losses, state), (losses, state), ["weight", "bias"]) == ""
+    assert differing_tensor((losses, state), (losses[::-1], state), ["weight"]) == "the loss of step 0"
+    assert differing_tensor((losses, state), (losses, [state[0], state[1] + 1, state[2]]), ["weight", "bias"]) == "bias"
+    assert differing_tensor((losses, state), (losses, [*state[:2], state[0]]), ["weight"]).startswith("tensor 1 of")
 
 
 def test_runs_are_the_same_or_some_way_apart():
