@@ -45,6 +45,31 @@ def measured_peak(step: TrainingStep) -> MeasuredPeak:
     return _on_cpu(step)
 
 
+def peak_bytes(step: TrainingStep) -> int:
+    """Return the peak of a step on the CPU that has run before, as `measured_peak` does, without saying where it is.
+
+    So nothing is recorded but operators and allocations. With each call of Python, a step whose convolutions NumPy
+    computes piece by piece would take gigabytes to record.
+    """
+    step.clear()
+    level = highest = _present_bytes(step)
+    for event in allocations([*descendants(_events(step))]):
+        if event.extra_fields.device.type == "cpu":
+            level += event.extra_fields.alloc_size
+            highest = max(highest, level)
+    return highest
+
+
+def _events(step: TrainingStep, *, with_stack: bool = False) -> Any:
+    """Take a step, and return what PyTorch's profiler saw, as a tree; with the stack each call of Python is part."""
+    with profile(
+        activities=[ProfilerActivity.CPU], profile_memory=True, with_stack=with_stack, acc_events=True
+    ) as profiler:
+        step.run()
+    results: Any = profiler.profiler
+    return results.kineto_results.experimental_event_tree()
+
+
 def _on_cpu(step: TrainingStep) -> MeasuredPeak:
     present = _present_bytes(step)
     profiled = _profiled(step, "cpu")
@@ -53,10 +78,7 @@ def _on_cpu(step: TrainingStep) -> MeasuredPeak:
 
 def _profiled(step: TrainingStep, device_type: str) -> MeasuredPeak:
     """Return the most bytes that a step allocated on a device beyond those before it, as PyTorch's profiler sees it."""
-    with profile(activities=[ProfilerActivity.CPU], profile_memory=True, with_stack=True, acc_events=True) as profiler:
-        step.run()
-    results: Any = profiler.profiler
-    events = [*descendants(results.kineto_results.experimental_event_tree())]
+    events = [*descendants(_events(step, with_stack=True))]
     level = highest = 0
     last: Any = None
     for event in allocations(events):
@@ -89,11 +111,8 @@ def memory_between_marks(step: TrainingStep, prefixes: tuple[str, ...]) -> list[
     step.clear()
     device_type = step.input_tensors()[0].device.type
     level = torch.cuda.memory_allocated() if device_type == "cuda" else _present_bytes(step)
-    with profile(activities=[ProfilerActivity.CPU], profile_memory=True, with_stack=True, acc_events=True) as profiler:
-        step.run()
-    results: Any = profiler.profiler
     found: list[tuple[str, int]] = []
-    for event in sorted(descendants(results.kineto_results.experimental_event_tree()), key=_start):
+    for event in sorted(descendants(_events(step)), key=_start):
         if event.name.startswith(prefixes):
             found.append((event.name, level))
         elif hasattr(event.extra_fields, "alloc_size") and event.extra_fields.device.type == device_type:

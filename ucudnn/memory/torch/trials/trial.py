@@ -24,7 +24,7 @@ from ucudnn.memory.torch.device_use.usage import library_workspace_bytes, outsid
 from ucudnn.memory.torch.execution.fit import fit_subject, step_subject
 from ucudnn.memory.torch.execution.fitted_step import FittedStep
 from ucudnn.memory.torch.execution.step_program import StepSubject
-from ucudnn.memory.torch.measured_peak import measured_peak
+from ucudnn.memory.torch.measured_peak import peak_bytes
 from ucudnn.memory.torch.training_step import TrainingRecipe, TrainingStep, make_step
 from ucudnn.memory.torch.trials.device_timeline import beside_prediction, measure_timeline
 from ucudnn.memory.torch.trials.measured_memory import OperationMemory, measure_memory
@@ -340,7 +340,7 @@ class PolicyTrial:
         times = [self._between(*pair) for pair in pairwise(marks)]
         if self._on_gpu:
             return times, torch.cuda.max_memory_allocated(self._device), torch.cuda.max_memory_reserved(self._device)
-        return times, measured_peak(step).bytes, None
+        return times, peak_bytes(step), None
 
     def _retries(self) -> int | None:
         return int(torch.cuda.memory_stats(self._device)["num_alloc_retries"]) if self._on_gpu else None
