@@ -87,6 +87,23 @@ def test_scaled_losses_skip_the_steps_of_infinite_gradients():
 
 
 @pytest.mark.parametrize("policy", ["stock", "checkpoint", POLICY])
+def test_losses_without_backward_that_are_dropped_when_the_next_one_is_there(policy):
+    pair = Pair(small_network("unet"), policy=policy)
+
+    def loop(model, call):
+        optimizer = sgd(model)
+        for number in range(6):
+            loss = call(*pair.data)  # the loss before goes only now, after this one's forward
+            yield loss
+            if number % 2:
+                optimizer.zero_grad()
+                loss.backward()
+                optimizer.step()
+
+    pair.check(loop)
+
+
+@pytest.mark.parametrize("policy", ["stock", "checkpoint", POLICY])
 def test_autocast_around_the_call(policy):
     torch.manual_seed(0)
     subject = small_network("inplace")

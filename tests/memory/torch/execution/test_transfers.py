@@ -154,6 +154,15 @@ def test_after_an_error_nothing_is_pinned_and_the_next_step_runs(monkeypatch):
     transfers.close()
 
 
+def test_bytes_that_an_abandoned_step_left_do_not_come_back():
+    transfers = Transfers(SHARED, CPU)
+    transfers.offload(9, torch.empty(10))
+    transfers.abandon()
+    with pytest.raises(InvalidValueError, match="slot 9 is empty"):
+        transfers.prefetch(9, torch.empty(10))
+    transfers.close()
+
+
 def test_a_block_above_the_limit_is_refused():
     with pytest.raises(BudgetError, match=r"needs 4608 bytes.*the limit for host memory is 4096 bytes") as caught:
         Transfers(SHARED, CPU, most_bytes=4096)

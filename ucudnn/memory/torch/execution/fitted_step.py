@@ -33,7 +33,10 @@ _KEPT = (
 
 
 class _Kept:
-    """What forward left for backward. If backward never takes it, its copies must end before its memory is reused."""
+    """What forward left for backward. If backward never takes it, its copies must end before its memory is reused.
+
+    A later forward has waited for these copies before its own, and has the place on the host that they went to.
+    """
 
     __slots__ = ("number", "run", "state", "taken")
 
@@ -42,7 +45,7 @@ class _Kept:
         self.taken = False  # the state may be empty where all that backward needs is on the host
 
     def __del__(self) -> None:
-        if not self.taken and self.run.copying:
+        if not self.taken and self.run.copying and self.number == self.run.forwards:
             self.run.transfers.abandon()
 
 

@@ -118,8 +118,10 @@ class Transfers:
             tensor: a contiguous tensor of the slot's size in bytes.
 
         Raises:
-            InvalidValueError: if the tensor has another size, or there is no such slot.
+            InvalidValueError: if the tensor has another size, there is no such slot, or its step was abandoned.
         """
+        if self._block is None:
+            raise InvalidValueError(f"slot {number} is empty: the step that filled it was abandoned, or closed")
         target = self._bytes_of(number, tensor)
         for to_host in (True, False):
             self._wait((to_host, number))
