@@ -110,6 +110,13 @@ def test_a_kernel_whose_plan_needs_more_workspace_than_it_has_is_not_computed_wi
     assert direct_kernel(replace(plan, workspace_bytes=plan.workspace_bytes - 1), backend) is None
 
 
+def test_a_kernel_that_rounds_a_float32_sum_at_its_end_is_not_computed_without_python(backend):
+    plan = DirectCall(backend, Operation.BACKWARD_FILTER, 2).kernel._plan
+    assert plan.total is None
+    assert direct_kernel(plan, backend) is not None
+    assert direct_kernel(replace(plan, total=object()), backend) is None
+
+
 @pytest.mark.parametrize("operation", [Operation.FORWARD, Operation.BACKWARD_DATA], ids=["direct", "in Python"])
 def test_pytorch_computes_while_another_thread_may_wait_for_python(gate, backend, operation):
     direct, called = (DirectCall(backend, each, 1) for each in (Operation.FORWARD, Operation.BACKWARD_DATA))

@@ -469,3 +469,14 @@ def test_a_program_on_another_gpu_than_the_current_one_is_tuned(tuned, host):
         calls = on.report().calls
         assert_near(one.step(), one.expected)
         assert on.report().calls == calls + 5
+
+
+def test_adopted_kernels_that_are_called_in_python_run_in_other_streams_too(tuned, host):
+    one = tuned(50.0, share=0.5)
+    with one.enable() as on:
+        run(one)
+        host.stream = 0x40
+        one.x = torch.randn(16, 4, 7, 6)[8:]  # addresses on one stream are not bound to another
+        calls = on.report().calls
+        assert_near(one.step(), one.expected)
+        assert on.report().calls > calls

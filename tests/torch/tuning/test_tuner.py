@@ -313,6 +313,8 @@ def test_a_program_that_its_host_bounds_gets_plans_with_few_launches(launch_ms, 
     course = Course({4: 8.0, 5: 8.0}, {each: {"divided": 2.0, "whole": 4.0} for each in (4, 5)}, program=program)
     tuner = course.run()
     assert {each.name for each in tuner.kernels.values()} == {chosen}, "marks see how long a kernel waits for its host"
+    for problem, kernel in tuner.kernels.items():
+        assert tuner.sites[problem].adopted.configuration is kernel.configuration, "what the report shows runs"
 
 
 times = st.dictionaries(st.sampled_from("abcd"), st.floats(0.1, 20), max_size=4)
