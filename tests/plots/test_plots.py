@@ -77,6 +77,11 @@ def texts(figure):
     return [each for each in found if each not in unseen]
 
 
+def numbers(figure):
+    """Return the texts in pieces of bars, from bar to bar."""
+    return [each.get_text() for each in figure.axes[0].texts if each.get_va() == "center" and each.get_bbox_patch()]
+
+
 def entries(figure):
     return [each.get_text() for legend in figure.legends for each in legend.get_texts()]
 
@@ -162,11 +167,14 @@ def test_layers_are_named_beside_the_last_bar_as_they_are_stacked():
     assert entries(figure) == ["Forward"]
 
 
-def test_the_names_of_branches_that_the_last_bar_lacks_are_in_a_legend():
-    bars = [("one", network("a", "b", workspace_bytes=MIB)), ("two", network("b", "c", workspace_bytes=MIB))]
+def test_branches_that_the_last_bar_lacks_have_numbers_in_a_legend_and_in_pieces_with_room():
+    small = kernel_report(layer="c", count=1, workspace_bytes=MIB // 64)
+    two = make_report(kernel_report(layer="b", count=1, workspace_bytes=MIB), small)
+    bars = [("one", network("a", "b", workspace_bytes=MIB)), ("two", two)]
     figure = division_figure(bars, "", times=False)
     assert beside(figure) == []
-    assert {"a", "b", "c"} < {*entries(figure)}
+    assert {"1 a", "2 b", "3 c"} < {*entries(figure)}
+    assert numbers(figure) == [*"111222", "2"]  # each operation is a piece
 
 
 def test_a_division_shows_what_it_buys_and_layers_without_workspace():

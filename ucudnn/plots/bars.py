@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from itertools import accumulate, groupby, pairwise, repeat
 from math import fsum
 from typing import TYPE_CHECKING
@@ -173,16 +174,26 @@ def _draw_stacks(
         total = f"{bottom:.0f}" if short else f"{bottom:.3g}"
         axes.text(place, bottom, total, ha="center", va="bottom", size=8.5 if len(bars) <= _MANY_BARS else 7)
     _finish_bars(figure, axes, places, labels, ylabel)
-    _name_layers(figure, axes, stacks, looks, places[-1] + _HALF_BAR)
+    _name_layers(figure, axes, stacks, looks, places)
 
 
 def _name_layers(
-    figure: "Figure", axes: "Axes", stacks: Sequence[_Stack], looks: Mapping[str, Look], end: float
+    figure: "Figure", axes: "Axes", stacks: Sequence[_Stack], looks: Mapping[str, Look], places: Sequence[float]
 ) -> None:
-    """Write the names of layers beside the last stack; where it lacks some, as with branches, into a legend."""
+    """Write the names of layers beside the last stack.
+
+    Where it lacks some, as with branches, they stand in a legend, with numbers that stand in the pieces, too, because
+    shades that do not touch are hard to tell apart.
+    """
     there = [layer for layer in looks if any(layer == other for stack in stacks for other, _ in stack)]
     if {*there} != {layer for layer, _ in stacks[-1]}:
-        add_legend(figure, [looks[layer] for layer in reversed(there)], "outside right center")
+        numbers = {layer: str(number) for number, layer in enumerate((each for each in there if each), 1)}
+        labels = [f"{numbers.get(layer, '')} {looks[layer].label}".strip() for layer in there]
+        named = [replace(looks[layer], label=name) for layer, name in zip(there, labels, strict=True)]
+        add_legend(figure, named[::-1], "outside right center")
+        figure.draw_without_rendering()
+        for place, stack in zip(places, stacks, strict=True):
+            _number_pieces(axes, place, stack, numbers)
         return
     edges: dict[str, list[float]] = {}
     top = 0.0
@@ -190,7 +201,20 @@ def _name_layers(
         edges.setdefault(layer, []).extend((top, top + amount))
         top += amount
     names = [((min(edges[layer]) + max(edges[layer])) / 2, looks[layer].label, looks[layer].color) for layer in there]
-    beside_labels(figure, axes, end, names)
+    beside_labels(figure, axes, places[-1] + _HALF_BAR, names)
+
+
+def _number_pieces(axes: "Axes", place: float, stack: _Stack, numbers: Mapping[str, str]) -> None:
+    """Write the number of its layer into each piece of a stack that has room for it."""
+    bottom = 0.0
+    for (layer, _), amount in stack.items():
+        plate = {"facecolor": "white", "edgecolor": "none", "pad": 0.8}  # hides the hatching behind the text
+        middle = bottom + amount / 2
+        written = axes.text(place, middle, numbers.get(layer, ""), ha="center", va="center", size=6.5, bbox=plate)
+        (_, low), (_, high) = axes.transData.transform([(place, bottom), (place, bottom + amount)])
+        if written.get_window_extent().height + 4 > high - low:
+            written.remove()
+        bottom += amount
 
 
 def _name_operations(figure: "Figure", stacks: Sequence[_Stack]) -> None:
