@@ -20,7 +20,8 @@ from tests.support.paths import ROOT
 def run_ranks(program, *arguments, world=2, timeout=120, **environment):
     """Run a text of Python in as many processes as there are ranks; return output, errors and status of each.
 
-    The first of its arguments is the rank. Output is without what older Gloos print of their connections.
+    The first of its arguments is the rank. All of them are ended where one takes longer than `timeout` seconds. Output
+    is without what older Gloos print of their connections.
     """
     processes = [
         subprocess.Popen(
@@ -33,7 +34,11 @@ def run_ranks(program, *arguments, world=2, timeout=120, **environment):
         )
         for rank in range(world)
     ]
-    ended = [(*process.communicate(timeout=timeout), process.returncode) for process in processes]
+    try:
+        ended = [(*process.communicate(timeout=timeout), process.returncode) for process in processes]
+    finally:  # nobody waits for a rank that takes too long
+        for process in processes:
+            process.kill()
     return [(_without_gloo(output), errors, status) for output, errors, status in ended]
 
 
