@@ -57,6 +57,22 @@ def clean_logging():
     logger.handlers[:], logger.level, logger.propagate = handlers, level, propagate
 
 
+@pytest.fixture(scope="module")
+def one_thread():
+    """Let PyTorch compute in one thread, here and in processes that a test starts.
+
+    Sums have one order then. Small steps are also much quicker on a machine with other work, because threads wait for
+    each other at each operator.
+    """
+    torch = pytest.importorskip("torch")
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("OMP_NUM_THREADS", "1")
+        yield
+    torch.set_num_threads(before)
+
+
 # Helpers are in modules that pytest does not collect: let it explain their assertions, too.
 pytest.register_assert_rewrite("tests.support")
 

@@ -9,6 +9,7 @@ pytest.importorskip("torch")
 
 import ucudnn.memory
 from ucudnn.errors import BackendUnavailableError, InvalidValueError
+from ucudnn.memory.graph import Phase
 from ucudnn.memory.torch.training_step import TrainingRecipe
 from ucudnn.memory.torch.trials import trial
 from ucudnn.memory.torch.trials.trial import (
@@ -22,6 +23,7 @@ from ucudnn.memory.torch.trials.trial import (
 )
 from ucudnn.memory.torch.trials.trial_table import compare_trials, trial_policy
 
+pytestmark = pytest.mark.usefixtures("one_thread")
 UNET = TrainingRecipe(model="tests.support.training_steps:small_unet", batch=4, shape=(3, 32, 32))
 
 
@@ -156,3 +158,6 @@ def test_what_giving_pages_back_takes_is_predicted_where_the_allocator_is_capped
     figures = PolicyTrial(subject, trial_step(subject), fit).run()
     assert figures.predicted_returned == 7 * 2**20
     assert figures.predicted_ms == fitted[0].simulation.time_ms + (1000.0 if capped else 0.0)
+    operations = zip(fitted[0].costs.time_ms, fitted[0].plan.graph.operations, strict=True)
+    forward = [time for time, each in operations if each.phase is Phase.FORWARD]
+    assert figures.forward_ms == sum(forward) < sum(fitted[0].costs.time_ms)

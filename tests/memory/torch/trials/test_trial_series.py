@@ -17,6 +17,7 @@ from ucudnn.memory.torch.trials import trial_series
 from ucudnn.memory.torch.trials.trial import ENDED, PYTORCH, TrialSettings, run_trial
 from ucudnn.memory.torch.trials.trial_series import SeriesMember, TrialSeries, run_series_apart
 
+pytestmark = pytest.mark.usefixtures("one_thread")
 UNET = TrainingRecipe(model="tests.support.training_steps:small_unet", batch=4, shape=(3, 32, 32))
 SETTINGS = TrialSettings(recipe=UNET, policy="", budget_bytes=None, device="cpu", steps=2, warmup=1)
 
