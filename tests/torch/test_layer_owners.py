@@ -8,7 +8,8 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from tests.support.torch_cases import enable_on_cpu  # noqa: E402
-from ucudnn.problem import ConvolutionProblem  # noqa: E402
+from ucudnn.problem import ConvolutionProblem, Operation  # noqa: E402
+from ucudnn.torch.layer_owners import LayerOwners  # noqa: E402
 
 F = torch.nn.functional
 
@@ -130,3 +131,18 @@ def test_a_report_of_many_convolutions_reads_each_problem_a_few_times_only(monke
         monkeypatch.setattr(ConvolutionProblem, "__str__", count)
         assert len(on.report().layers) == convolutions
     assert convolutions <= read <= 20 * convolutions  # it was their square: half a second for 1,000 convolutions
+
+
+def test_a_weight_whose_memory_is_elsewhere_since_does_not_name_what_is_there_now():
+    names = LayerOwners()
+    net = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3))
+    problem = ConvolutionProblem(
+        operation=Operation.FORWARD, batch=1, channels=3, spatial=(5, 5), filters=4, kernel=(3, 3)
+    )
+    net.register_forward_hook(lambda *_: names.note(problem))
+    net(torch.randn(1, 3, 5, 5))
+    weight, other = net[0].weight, "another problem"
+    kept = weight.data
+    assert names.names({other: [kept.data_ptr()]}) == {other: ("0",)}
+    weight.data = kept.clone()
+    assert names.names({other: [kept.data_ptr()]}) == {other: ()}

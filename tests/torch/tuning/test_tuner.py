@@ -16,6 +16,7 @@ from ucudnn.torch.tuning import kernel_maker as module
 from ucudnn.torch.tuning.program import Program
 from ucudnn.torch.tuning.trial_ledger import TrialLedger
 from ucudnn.torch.tuning.tuner import Tuner
+from ucudnn.torch.tuning.tuning_report import report_tuning
 
 
 class Timeline(Program):
@@ -315,6 +316,18 @@ def test_a_program_that_its_host_bounds_gets_plans_with_few_launches(launch_ms, 
     assert {each.name for each in tuner.kernels.values()} == {chosen}, "marks see how long a kernel waits for its host"
     for problem, kernel in tuner.kernels.items():
         assert tuner.sites[problem].adopted.configuration is kernel.configuration, "what the report shows runs"
+
+
+def test_the_report_shows_the_kernels_that_run_while_divided_ones_are_compared_with_undivided_ones():
+    course, seen = Course({4: 8.0, 5: 8.0}, {each: {"divided": 2.0, "whole": 4.0} for each in (4, 5)}), set()
+    while course.tuner.phase is not TuningPhase.SETTLED:
+        course.step()
+        for each in report_tuning("cuda:0", course.tuner).kernels:
+            assert each.parts == (2 if "divided" in each.configuration else 1)
+            assert each.time_ms == pytest.approx(2.0 if "divided" in each.configuration else 4.0)
+            seen.add(each.parts)
+            assert {kernel.name for kernel in course.tuner.kernels.values()} == {each.configuration.split()[1]}
+    assert seen == {1, 2}
 
 
 times = st.dictionaries(st.sampled_from("abcd"), st.floats(0.1, 20), max_size=4)

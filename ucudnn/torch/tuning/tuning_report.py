@@ -122,15 +122,15 @@ def report_tuning(device: str, tuner: Tuner) -> TuningReport:
 
 
 def _kernel(site: CallSite, tuner: Tuner) -> TunedKernelReport:
-    adopted, kernel = site.adopted, tuner.kernels[site.problem]
-    assert adopted is not None
+    kernel, chosen = tuner.kernels[site.problem], (site.adopted, site.undivided)  # while steps are compared, either
+    runs = next(each for each in chosen if each is not None and each.configuration is kernel.configuration)
     return TunedKernelReport(
         problem=str(site.problem),
-        configuration=str(adopted.configuration),
-        parts=len(adopted.configuration.parts),
+        configuration=str(runs.configuration),
+        parts=len(runs.configuration.parts),
         layers=site.calls,
         calls=kernel.calls,
-        time_ms=median(adopted.samples_ms),
+        time_ms=median(runs.samples_ms),
         stock_ms=site.stock_median_ms,
         workspace_bytes=kernel.workspace_bytes,
         room_bytes=int(site.room_bytes),

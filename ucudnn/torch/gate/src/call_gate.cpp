@@ -278,7 +278,7 @@ EXPORTED const char* ucudnn_gate_clear(const char* device_type, Callback callbac
     one.callback = callback;
     one.forward.rules.clear();
     one.backward.rules.clear();
-    one.is_direct = one.is_mixed = false;
+    one.is_direct = false;
   });
 }
 
