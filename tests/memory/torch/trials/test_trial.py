@@ -48,6 +48,18 @@ def test_what_is_offloaded_goes_over_the_link_in_each_step(found):
     assert found["checkpoint"].figures.overlap is None
 
 
+def test_what_is_offloaded_is_what_the_plan_offloads_in_one_step():
+    subject, fitted = settings("vdnn-all-p"), []
+
+    def fit(step):
+        sample = (*step.inputs, *step.targets)
+        fitted.append(ucudnn.memory.fit(step.model, sample, step.loss, step.optimizer, policy="vdnn-all-p"))
+        return fitted[0]
+
+    figures = PolicyTrial(subject, trial_step(subject), fit).run()
+    assert figures.offloaded == figures.prefetched == fitted[0].simulation.offloaded_bytes > 0
+
+
 def test_policies_lower_the_measured_peak(found):
     peaks = {name: each.figures.allocated for name, each in found.items()}
     assert peaks["vdnn-all-p"] < peaks["stock"]

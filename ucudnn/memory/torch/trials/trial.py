@@ -253,14 +253,14 @@ class PolicyTrial:
         self._take(planned)
         self._wait()
         first_ms = (perf_counter() - begin) * 1e3
-        for _ in range(settings.warmup):
-            self._take(planned)
+        self._warm_up(planned)
         moved = _moved(fitted)
         retries = self._retries()
-        times, allocated, reserved = self._timed(planned)
+        times = self._timed(planned)
+        offloaded, prefetched = (after - before for after, before in zip(_moved(fitted), moved, strict=True))
+        allocated, reserved = self._peaks(planned)
         retries = None if retries is None else (self._retries() or 0) - retries
         outside = outside_bytes(self._device)  # before a profiler of ours takes some
-        offloaded, prefetched = (after - before for after, before in zip(_moved(fitted), moved, strict=True))
         timeline = measure_timeline(lambda: self._take(planned), self._device, fitted and fitted.transfers)
         simulation, picture = None, None
         memory: tuple[OperationMemory, ...] = ()
@@ -322,12 +322,16 @@ class PolicyTrial:
         step.clear()
         self._losses.append(step.run())
 
+    def _warm_up(self, step: TrainingStep) -> None:
+        for _ in range(self.settings.warmup):
+            self._take(step)
+
     def _wait(self) -> None:
         if self._on_gpu:
             torch.cuda.synchronize(self._device)
 
-    def _timed(self, step: TrainingStep) -> tuple[list[float], int, int | None]:
-        """Return the times of steps, and the most bytes allocated and reserved during them."""
+    def _timed(self, step: TrainingStep) -> list[float]:
+        """Return the times of steps, during which peaks of a GPU count."""
         gc.collect()
         self._wait()
         if self._on_gpu:
@@ -337,10 +341,13 @@ class PolicyTrial:
             self._take(step)
             marks.append(self._mark())
         self._wait()
-        times = [self._between(*pair) for pair in pairwise(marks)]
+        return [self._between(*pair) for pair in pairwise(marks)]
+
+    def _peaks(self, step: TrainingStep) -> tuple[int, int | None]:
+        """Return the most bytes allocated and reserved during the timed steps; on a CPU in one more step."""
         if self._on_gpu:
-            return times, torch.cuda.max_memory_allocated(self._device), torch.cuda.max_memory_reserved(self._device)
-        return times, peak_bytes(step), None
+            return torch.cuda.max_memory_allocated(self._device), torch.cuda.max_memory_reserved(self._device)
+        return peak_bytes(step), None
 
     def _retries(self) -> int | None:
         return int(torch.cuda.memory_stats(self._device)["num_alloc_retries"]) if self._on_gpu else None
