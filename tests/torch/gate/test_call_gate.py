@@ -79,6 +79,15 @@ def gate(gate_library):
     gate_library.gate.close()
 
 
+@pytest.fixture
+def conv():
+    """Return PyTorch's settings of convolutions, which are restored after the test."""
+    found = torch.backends.cudnn.conv
+    before = found.fp32_precision
+    yield found
+    found.fp32_precision = before
+
+
 def output_of(tensor, compute):
     return GateOutput(compute, tuple(tensor.shape), tensor.stride())
 
@@ -131,6 +140,23 @@ def test_gradients_with_a_rule_are_computed_by_it_and_the_others_by_pytorch(gate
     for left, right in zip(call.backward(grad, (False, True, False)), expected, strict=True):
         assert left is None or torch.equal(left, right), "another look"
     assert sum(map(len, seen.values())) == len(ours)
+
+
+@pytest.mark.parametrize("precision", ["ieee", "tf32"])
+def test_gradients_in_another_precision_than_stated_are_left_to_pytorch(gate, conv, precision):
+    other = {"ieee": "tf32", "tf32": "ieee"}[precision]
+    call, seen = Call("plain"), []
+    grad = torch.randn_like(call.forward())
+    _, expected, _ = call.backward(grad)
+    conv.fp32_precision = precision
+    output = output_of(call.weight, writer(seen, 1, expected.numel()))
+    gate.open("cpu", [], [GateRule(call.backward_look(grad), {1: output})])
+    conv.fp32_precision = other
+    assert torch.equal(call.backward(grad)[1], expected)
+    assert not seen
+    conv.fp32_precision = precision
+    assert torch.equal(call.backward(grad)[1], torch.full_like(expected, SENTINEL))
+    assert len(seen) == 1
 
 
 def test_what_cannot_be_computed_is_left_to_pytorch(gate, caplog):
