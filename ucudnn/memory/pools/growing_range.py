@@ -49,9 +49,7 @@ class GrowingRange:
                 break
         first, last = address // self._page, (address + size - 1) // self._page
         self._absent.difference_update(range(first, last + 1))
-        if last >= self._end:
-            self._absent.update(range(self._end, first))
-            self._end = last + 1
+        self._end = max(self._end, last + 1)  # no page is left out: a hole begins at a piece, or at the end
         return address
 
     def take(self, address: int, size: int) -> None:
