@@ -51,6 +51,7 @@ def path(tmp_path):
 
 def edit(path, statement):
     with closing(sqlite3.connect(path)) as connection:
+        connection.execute("PRAGMA writable_schema = ON")
         connection.execute(statement)
         connection.commit()
 
@@ -104,6 +105,7 @@ def test_an_edited_exploration_is_refused_by_name(path, change):
         ("DELETE FROM machines", "its machine or problem is missing"),
         ("DELETE FROM problems", "its problem is missing"),
         ("DROP TABLE machines", "the tables have another form"),
+        ("UPDATE sqlite_master SET sql = CAST(sql AS BLOB) WHERE name = 'machines'", "the tables have another form"),
         ("UPDATE measurements SET reason = CAST(x'ff' AS TEXT)", "surrogates not allowed"),
     ],
 )

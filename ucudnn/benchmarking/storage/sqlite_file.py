@@ -10,6 +10,7 @@ import logging
 import os
 import sqlite3
 import stat
+from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import closing, suppress
 from datetime import UTC, datetime
@@ -141,12 +142,14 @@ class DatabaseFile:
         with self._lock:
             try:
                 found = [str(row[0]) for row in self._open().execute("PRAGMA integrity_check")]
-                schema = [row[0] for row in self._open().execute("SELECT sql FROM sqlite_master WHERE sql IS NOT NULL")]
+                schema = Counter(
+                    row[0] for row in self._open().execute("SELECT sql FROM sqlite_master WHERE sql IS NOT NULL")
+                )
             except _FAILURES as error:
                 if _is_damage(error):
                     return [f"SQLite cannot read the file: {error}"]
                 raise self._unusable(error) from error
-            tables = [] if sorted(schema) == sorted(STATEMENTS) else ["the tables have another form"]
+            tables = [] if schema == Counter(STATEMENTS) else ["the tables have another form"]
             return [*([] if found == ["ok"] else found), *tables]
 
     def _run(self, run: Callable[[], _T]) -> _T:
