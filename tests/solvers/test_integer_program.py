@@ -2,8 +2,9 @@
 
 from types import SimpleNamespace
 
+import highspy
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from tests.support.divisions import divisions, optimum, totals_of
@@ -14,6 +15,8 @@ from ucudnn.solvers.branch_and_bound import search
 from ucudnn.solvers.knapsack import knapsack_of
 from ucudnn.solvers.linear_relaxation import relax
 
+HIGHS_1_16 = [((0,), (0.002,)), ((0, 1), (0.002, 0.001)), ((3, 12, 19), (0.02, 0.009, 0.001))], [1, 1, 4], 73
+
 
 def relaxed(drawn):
     """Return a relaxation, and what a search finds that must not do any work."""
@@ -23,6 +26,7 @@ def relaxed(drawn):
 
 @settings(max_examples=50)
 @given(divisions())
+@example(HIGHS_1_16).via("HiGHS 1.16.0 calls a slower division optimal")
 def test_it_holds_a_fastest_division(drawn):
     fronts, counts, total = drawn
     relaxation, found = relaxed(drawn)
@@ -92,6 +96,28 @@ def unsolved(monkeypatch, values, limit):
     monkeypatch.setattr(integer_program, "_engine", lambda *_: ("silent", Silent(values)))
     relaxation, found = relaxed((fronts, [5, 1], 54))
     return integer_program.solve(relaxation, found, SolverName.CBC, exact=True, time_limit_seconds=limit)
+
+
+@pytest.fixture
+def two_threads():
+    """HiGHS's pool with two threads, as another user of HiGHS in this process makes it."""
+    highspy.Highs.resetGlobalScheduler(True)
+    other = highspy.Highs()
+    other.setOptionValue("output_flag", False)
+    other.setOptionValue("threads", 2)
+    other.addVar(0, 1)
+    assert other.run() == highspy.HighsStatus.kOk
+    yield
+    highspy.Highs.resetGlobalScheduler(True)
+
+
+@pytest.mark.usefixtures("two_threads")
+def test_the_threads_of_another_user_of_highs_do_no_harm():
+    fronts, counts, total = ([((0, 10, 15, 21), (3.0, 2.0, 1.65, 1.4)), ((0, 10), (3.0, 2.0))], [5, 1], 54)
+    relaxation, found = relaxed((fronts, counts, total))
+    answer = integer_program.solve(relaxation, found, SolverName.HIGHS, exact=True)
+    assert answer.optimal
+    assert totals_of(fronts, counts, answer.counts) == optimum(fronts, counts, total)
 
 
 @pytest.mark.parametrize("values", [None, 0.0, -1.0, 0.5])

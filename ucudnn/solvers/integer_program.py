@@ -121,14 +121,21 @@ def _stated(pulp: Any, relaxation: "Relaxation", found: "Found", *, exact: bool)
 
 
 def _begin_with_initial_values(engine: Any) -> None:
-    """Let HiGHS begin with the variables' initial values, which PuLP 3 does not tell it."""
+    """Let HiGHS begin with the variables' initial values, which PuLP 3 does not tell it.
+
+    HiGHS has one pool of threads in a process. Where another user of HiGHS made it with another number, HiGHS refuses
+    to solve with one thread, and takes the pool as it is if no number is stated.
+    """
+    highs = import_module("highspy")
 
     def call(problem: Any) -> None:
         # PuLP 3 makes a column of each variable; PuLP 4 leaves out those that no row and no cost names.
         columns = getattr(problem, "exported_variables", problem.variables)()
         values = {index: each.varValue for index, each in enumerate(columns) if each.varValue is not None}
         problem.solverModel.setSolution(len(values), list(values), list(values.values()))
-        problem.solverModel.run()
+        if problem.solverModel.run() == highs.HighsStatus.kError:
+            problem.solverModel.setOptionValue("threads", 0)
+            problem.solverModel.run()
 
     engine.callSolver = call
 
