@@ -69,12 +69,13 @@ def test_the_link_is_busy_during_forward_and_compute_waits_for_nothing(name, bat
     assert found.offloaded_bytes == found.prefetched_bytes >= 0.9 * forward * costs.offload_bytes_per_ms
     assert found.time_ms <= 1.01 * plain.time_ms
     assert planned_overlap(found) > 0.99
+    assert found.wait_ms <= 1e-9 * found.time_ms
     assert found.peak_bytes < plain.peak_bytes
 
 
 @given(step=random_steps())
 @settings(max_examples=60, deadline=None)
-def test_compute_hardly_ever_waits(step):
+def test_compute_never_waits(step):
     graph, costs = step
     found = simulate(HiddenSwapPolicy().plan(graph, costs, None), costs)
-    assert found.wait_ms <= 0.002 * found.time_ms
+    assert found.wait_ms <= 1e-9 * found.time_ms  # thirds of milliseconds are rounded

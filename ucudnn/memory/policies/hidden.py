@@ -3,6 +3,9 @@
 No paper has it. It shows what a link is worth on its own. Storages leave in the order in which forward completes them,
 each if its copy ends within forward. So the link never waits for long, and what is away is what backward reads last.
 Copies back are planned from the end: each ends when its first reader begins, or when the next copy back begins.
+
+So compute waits for no copy. Contention with copies changes nothing of that: it makes compute later and no copy longer.
+Copies of both directions never run at once, because none comes back before forward has ended.
 """
 
 from collections.abc import Sequence
@@ -17,7 +20,6 @@ from ucudnn.memory.policies.swap import StorageSwap, storage_swaps, swap_plan
 from ucudnn.memory.simulation.simulator import simulate
 
 _NAME = "swap-hidden"
-_MOST_WAITING = 0.002  # share of the step for which compute may wait for copies
 
 
 class HiddenSwapPolicy:
@@ -30,13 +32,8 @@ class HiddenSwapPolicy:
             BudgetError: if the plan's peak is above the budget.
         """
         check_budget(graph, costs, budget)
-        gone = _that_leave(graph, costs)
-        while True:
-            plan = swap_plan(_NAME, graph, *_that_return(graph, costs, gone), budget)
-            found = simulate(plan, costs)
-            if not gone or found.wait_ms <= _MOST_WAITING * found.time_ms:
-                break
-            gone = gone[: len(gone) * 9 // 10]
+        plan = swap_plan(_NAME, graph, *_that_return(graph, costs, _that_leave(graph, costs)), budget)
+        found = simulate(plan, costs)
         if budget is not None and found.peak_bytes > budget:
             raise over_budget(_NAME, graph, found.peak_bytes, budget)
         return plan
