@@ -19,7 +19,7 @@ def launched(run, part):
     """Return how many kernels of PyTorch's own were launched whose names have a part."""
     run()
     torch.cuda.synchronize()
-    with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as found:
+    with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA], acc_events=True) as found:
         run()
         torch.cuda.synchronize()
     names = [each.name for each in found.events() if each.device_type == torch.autograd.DeviceType.CUDA]

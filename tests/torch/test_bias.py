@@ -19,7 +19,7 @@ COMPUTING = ("aten::add_", "aten::add", "aten::sum", "aten::copy_", "aten::fill_
 
 def operations(run):
     """Return how often each operation that reads or writes memory ran; what is a part of another one is left out."""
-    with profile(activities=[ProfilerActivity.CPU]) as found:
+    with profile(activities=[ProfilerActivity.CPU], acc_events=True) as found:
         run()
     counted = [event for event in found.events() if event.name in COMPUTING]
     return Counter(each.name for each in counted if each.cpu_parent not in counted)

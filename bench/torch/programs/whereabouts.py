@@ -208,7 +208,7 @@ def profiled(step: Callable[[], Any], labels: Labels, on_gpu: bool) -> tuple[dic
     with labels:
         step()  # its calls look otherwise than those before, because each gradient comes alone
     kinds = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if on_gpu else [])]
-    with profile(activities=kinds) as found, labels:
+    with profile(activities=kinds, acc_events=True) as found, labels:
         for _ in range(_PROFILED_STEPS):
             step()
         Clock(torch.device("cuda" if on_gpu else "cpu")).wait()

@@ -45,7 +45,7 @@ def test_fake_and_real_tensors_give_the_same_graph(name):
 def test_gradients_are_added_in_place_where_pytorch_does(name):
     step = training_step(name)
     graph = trace_step(step, name, 2).graph
-    with profile(activities=[ProfilerActivity.CPU]) as profiler:
+    with profile(activities=[ProfilerActivity.CPU], acc_events=True) as profiler:
         step.clear()
         step.run()
     real = Counter(event.name for event in profiler.events())
