@@ -40,7 +40,8 @@ from bench.memory.record_steps import RECIPES
 from bench.tools.results import load, save_case
 from bench.tools.script import command_line, note, run_main
 from ucudnn.memory.torch.training_step import TrainingRecipe
-from ucudnn.memory.torch.trials.trial import PYTORCH, TrialSettings, run_apart
+from ucudnn.memory.torch.trials.trial import run_apart
+from ucudnn.memory.torch.trials.trial_result import PYTORCH, TrialSettings
 from ucudnn.memory.torch.trials.trial_series import SeriesMember, run_series_apart
 from ucudnn.problem import MathMode
 

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ucudnn.memory.torch.trials.trial import PYTORCH
+from ucudnn.memory.torch.trials.trial_result import PYTORCH
 
 GIB = 2**30
 LEAST_OF_LINK = 0.9  # of its bandwidth times the time of forward

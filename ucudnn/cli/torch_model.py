@@ -150,7 +150,8 @@ def run_policies(
     """
     try:
         from ucudnn.memory.torch.training_step import check_recipe
-        from ucudnn.memory.torch.trials.trial import TrialSettings, trial_device
+        from ucudnn.memory.torch.trials.trial import trial_device
+        from ucudnn.memory.torch.trials.trial_result import TrialSettings
         from ucudnn.memory.torch.trials.trial_table import compare_trials
     except ImportError as error:
         raise _without_pytorch(error) from error

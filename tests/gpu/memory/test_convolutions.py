@@ -17,7 +17,8 @@ from ucudnn.memory.torch.execution.fit import fit, fit_plan, step_subject  # noq
 from ucudnn.memory.torch.execution.operation_costs import step_costs  # noqa: E402
 from ucudnn.memory.torch.execution.step_program import trace_program  # noqa: E402
 from ucudnn.memory.torch.training_step import TrainingRecipe  # noqa: E402
-from ucudnn.memory.torch.trials.trial import TrialSettings, run_apart  # noqa: E402
+from ucudnn.memory.torch.trials.trial import run_apart  # noqa: E402
+from ucudnn.memory.torch.trials.trial_result import TrialSettings  # noqa: E402
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="PyTorch has no GPU")
 

@@ -29,7 +29,8 @@ from ucudnn.memory.torch.execution.operation_costs import measure_operator  # no
 from ucudnn.memory.torch.execution.transfers import Transfers  # noqa: E402
 from ucudnn.memory.torch.training_step import TrainingRecipe  # noqa: E402
 from ucudnn.memory.torch.trials.device_timeline import measure_timeline  # noqa: E402
-from ucudnn.memory.torch.trials.trial import TrialSettings, run_apart  # noqa: E402
+from ucudnn.memory.torch.trials.trial import run_apart  # noqa: E402
+from ucudnn.memory.torch.trials.trial_result import TrialSettings  # noqa: E402
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="PyTorch has no GPU")
 

@@ -10,7 +10,8 @@ from ucudnn.memory.torch.execution.code_support import MARK  # noqa: E402
 from ucudnn.memory.torch.execution.fit import fit  # noqa: E402
 from ucudnn.memory.torch.training_step import TrainingRecipe, make_step  # noqa: E402
 from ucudnn.memory.torch.trials.measured_memory import measure_memory  # noqa: E402
-from ucudnn.memory.torch.trials.trial import TrialSettings, run_trial, with_plan  # noqa: E402
+from ucudnn.memory.torch.trials.trial import run_trial, with_plan  # noqa: E402
+from ucudnn.memory.torch.trials.trial_result import TrialSettings  # noqa: E402
 
 UNET = TrainingRecipe(model="tests.support.training_steps:small_unet", batch=4, shape=(3, 32, 32))
 

@@ -12,15 +12,8 @@ from ucudnn.errors import BackendUnavailableError, InvalidValueError
 from ucudnn.memory.graph import Phase
 from ucudnn.memory.torch.training_step import TrainingRecipe
 from ucudnn.memory.torch.trials import trial
-from ucudnn.memory.torch.trials.trial import (
-    PolicyTrial,
-    TrialResult,
-    TrialSettings,
-    run_apart,
-    run_trial,
-    trial_device,
-    trial_step,
-)
+from ucudnn.memory.torch.trials.trial import PolicyTrial, result_of, run_apart, run_trial, trial_device, trial_step
+from ucudnn.memory.torch.trials.trial_result import TrialResult, TrialSettings
 from ucudnn.memory.torch.trials.trial_table import compare_trials, trial_policy
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -173,3 +166,57 @@ def test_what_giving_pages_back_takes_is_predicted_where_the_allocator_is_capped
     operations = zip(fitted[0].costs.time_ms, fitted[0].plan.graph.operations, strict=True)
     forward = [time for time, each in operations if each.phase is Phase.FORWARD]
     assert figures.forward_ms == sum(forward) < sum(fitted[0].costs.time_ms)
+
+
+class Changes:
+    """Lets other plans follow before some calls of a step, as one does that finds less room."""
+
+    def __init__(self, runs):
+        self.runs, self.calls = runs, 0
+
+    def follow(self, run):
+        self.calls += 1
+        return self.runs.get(self.calls, run)
+
+
+def changing(policies):
+    """Return a trial whose plan becomes that of another policy before some of its calls, and its steps."""
+    subject, fitted = settings("vdnn-all-p"), []
+
+    def fit(step):
+        sample = (*step.inputs, *step.targets)
+        found = {
+            call: ucudnn.memory.fit(step.model, sample, step.loss, step.optimizer, policy=policy)
+            for call, policy in {0: "vdnn-all-p", **policies}.items()
+        }
+        found[0]._guard = Changes({call: each._run for call, each in found.items() if call})
+        fitted.append(found[0])
+        return found[0]
+
+    return PolicyTrial(subject, trial_step(subject), fit), fitted
+
+
+@pytest.mark.parametrize("call", [4, 7])  # the second timed step, and the last one, by whose marks memory is measured
+def test_figures_are_of_one_plan_where_it_changes_meanwhile(call):
+    trial, fitted = changing({call: "vdnn-conv-p"})
+    figures = trial.run()
+    (step,) = fitted
+    assert step.plan.policy == "vdnn-conv-p"
+    assert step._guard.calls == 2 + 5 + 1 + 5
+    assert figures.offloaded == figures.prefetched == step.simulation.offloaded_bytes > 0
+    assert len(figures.losses) == 2 + 3 + 1 + 3  # PyTorch's profiler sees the others
+
+
+def test_a_plan_that_changes_before_the_timed_steps_is_timed_once():
+    trial, fitted = changing({2: "vdnn-conv-p"})
+    figures = trial.run()
+    assert fitted[0]._guard.calls == 2 + 5
+    assert figures.offloaded == fitted[0].simulation.offloaded_bytes > 0
+
+
+def test_a_plan_that_changes_again_and_again_has_no_figures():
+    trial, fitted = changing({4: "checkpoint", 9: "stock", 15: "checkpoint", 21: "stock"})
+    result = result_of(trial)
+    assert result.figures is None
+    assert "changed in each of 3 rounds" in result.reason
+    assert fitted[0]._guard.calls < 21

@@ -14,7 +14,8 @@ import torch
 from ucudnn.errors import InvalidValueError
 from ucudnn.memory.torch.training_step import TrainingRecipe
 from ucudnn.memory.torch.trials import trial_series
-from ucudnn.memory.torch.trials.trial import ENDED, PYTORCH, TrialSettings, run_trial
+from ucudnn.memory.torch.trials.trial import ENDED, run_trial
+from ucudnn.memory.torch.trials.trial_result import PYTORCH, TrialSettings
 from ucudnn.memory.torch.trials.trial_series import SeriesMember, TrialSeries, run_series_apart
 
 pytestmark = pytest.mark.usefixtures("one_thread")

@@ -8,7 +8,7 @@ import multiprocessing
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from dataclasses import asdict, dataclass, replace
+from dataclasses import replace
 from itertools import pairwise
 from statistics import median
 from time import perf_counter
@@ -16,7 +16,7 @@ from typing import Any, final
 
 import torch
 
-from ucudnn.errors import BackendUnavailableError, InvalidValueError, UcudnnError
+from ucudnn.errors import BackendUnavailableError, InvalidValueError, MeasurementError, UcudnnError
 from ucudnn.memory.graph import Phase
 from ucudnn.memory.liveness import measure_liveness
 from ucudnn.memory.simulation.result import Queue
@@ -25,140 +25,16 @@ from ucudnn.memory.torch.execution.fit import fit_subject, step_subject
 from ucudnn.memory.torch.execution.fitted_step import FittedStep
 from ucudnn.memory.torch.execution.step_program import StepSubject
 from ucudnn.memory.torch.measured_peak import peak_bytes
-from ucudnn.memory.torch.training_step import TrainingRecipe, TrainingStep, make_step
+from ucudnn.memory.torch.training_step import TrainingStep, make_step
 from ucudnn.memory.torch.trials.device_timeline import beside_prediction, measure_timeline
-from ucudnn.memory.torch.trials.measured_memory import OperationMemory, measure_memory
-from ucudnn.plots.plan_pictures import QueuePicture
+from ucudnn.memory.torch.trials.measured_memory import measure_memory
+from ucudnn.memory.torch.trials.trial_result import PYTORCH, TrialFigures, TrialResult, TrialSettings
 from ucudnn.problem import MathMode
-
-PYTORCH = "pytorch"
-"""In the place of a policy: the step as PyTorch runs it, without a plan."""
 
 ENDED = "its process ended abruptly, as one does that takes more of the host's memory than there is"
 """The reason of a trial whose process was killed."""
 
-
-@final
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TrialSettings:
-    """What a trial runs.
-
-    Attributes:
-        recipe: the training step.
-        policy: name of a policy, 'auto', or PYTORCH.
-        budget_bytes: the budget: a total of what the process has on the device; None without one.
-        device: 'cuda' or 'cpu'.
-        steps: steps that are timed.
-        warmup: steps before them.
-        capped: whether PyTorch's allocator refuses to reserve more than the budget leaves beside the CUDA context,
-            loaded kernels and NCCL; a GPU's only.
-        convolutions: a batch-size policy by which plans choose how each convolution is computed, as in `fit`; '' leaves
-            all of them to PyTorch.
-    """
-
-    recipe: TrainingRecipe
-    policy: str
-    budget_bytes: int | None
-    device: str
-    steps: int = 10
-    warmup: int = 3
-    capped: bool = False
-    convolutions: str = ""
-
-
-@final
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TrialFigures:
-    """What was predicted and measured; sizes in bytes, times in milliseconds. None where it is not known.
-
-    Attributes:
-        predicted_peak: peak of the plan, and what libraries keep in the allocator.
-        predicted_reserved: what PyTorch's allocator takes from the GPU for the plan.
-        predicted_returned: bytes of pages that the allocator gives back to the driver in each step of the plan, where
-            it may have no more than the budget leaves.
-        predicted_ms: time of the plan, and in a capped trial what giving pages back to the driver takes.
-        floor: the least peak that any plan can reach by offloading and recomputing.
-        allocated: most bytes that tensors had.
-        reserved: most bytes that PyTorch's allocator took from the GPU.
-        retries: how often the allocator found no room in the timed steps, and gave memory back to the driver first.
-        library: bytes that libraries keep in the allocator.
-        outside: bytes of the GPU that are in use beside the allocator after the timed steps.
-        pinned: bytes of the block of host memory.
-        step_ms: median time of a step.
-        fastest_ms: the fastest step.
-        slowest_ms: the slowest step.
-        first_ms: the first step, with the fitting before it.
-        offloaded: bytes to the host, in each step.
-        prefetched: bytes from the host, in each step.
-        forward_ms: time of the operations of forward, each by itself; None without a plan.
-        to_host_bytes_per_ms: bandwidth of copies to the host beside nothing; None without a plan.
-        compute_ms: how long the device computed in one step.
-        to_host_ms: how long copies to the host took in one step.
-        from_host_ms: how long copies from the host took.
-        overlap: share of the copies' time during which the device computed.
-        configured: convolutions that ran as the plan chose, forward and gradients counted apart; 0 without a plan.
-        divided: those of them that ran in several calls.
-        workspace: the largest workspace among them.
-        losses: loss of each step, the first one included.
-        memory: the memory of each operation of a plan as predicted and measured.
-        picture: the measured timeline of one step beside the predicted one; None without a plan.
-    """
-
-    predicted_peak: int | None
-    predicted_reserved: int | None
-    predicted_returned: int | None
-    predicted_ms: float | None
-    floor: int | None
-    allocated: int
-    reserved: int | None
-    retries: int | None
-    library: int
-    outside: int
-    pinned: int
-    step_ms: float
-    fastest_ms: float
-    slowest_ms: float
-    first_ms: float
-    offloaded: int
-    prefetched: int
-    forward_ms: float | None
-    to_host_bytes_per_ms: float | None
-    compute_ms: float | None
-    to_host_ms: float | None
-    from_host_ms: float | None
-    overlap: float | None
-    configured: int
-    divided: int
-    workspace: int
-    losses: tuple[float, ...]
-    memory: tuple[OperationMemory, ...] = ()
-    picture: QueuePicture | None = None
-
-
-@final
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TrialResult:
-    """The outcome of a trial.
-
-    Attributes:
-        policy: name of the policy.
-        figures: what was measured; None where the trial did not run to its end.
-        reason: why it did not; '' where it did.
-        least_bytes: the smallest budget that would do, where that is known.
-    """
-
-    policy: str
-    figures: TrialFigures | None
-    reason: str = ""
-    least_bytes: int | None = None
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return everything but the picture, for JSON."""
-        if self.figures is None:
-            return {"policy": self.policy, "reason": self.reason, "least_bytes": self.least_bytes}
-        figures = asdict(replace(self.figures, picture=None))
-        del figures["picture"]
-        return {"policy": self.policy, **figures}
+_MOST_ROUNDS = 3  # of timed steps; what grows beside the allocator is looked at after 1, 2, 4, 8 and so on steps
 
 
 def trial_device(name: str) -> str:
@@ -241,7 +117,14 @@ class PolicyTrial:
         self._losses: list[torch.Tensor] = []
 
     def run(self) -> TrialFigures:
-        """Run it, and return what was measured; errors are those of `fit`, and RuntimeError if memory runs out."""
+        """Run it, and return what was measured.
+
+        Timed steps are of one plan. Where growth beside the allocator changes it meanwhile, they are repeated.
+
+        Raises:
+            MeasurementError: if the plan changed in each of some rounds of timed steps.
+            RuntimeError: if memory runs out; other errors are those of `fit`.
+        """
         settings = self.settings
         step = trial_step(settings) if self._step is None else self._step
         self._cap()
@@ -253,21 +136,36 @@ class PolicyTrial:
         self._take(planned)
         self._wait()
         first_ms = (perf_counter() - begin) * 1e3
-        self._warm_up(planned)
-        moved = _moved(fitted)
-        retries = self._retries()
+        for _ in range(_MOST_ROUNDS):
+            self._warm_up(planned)
+            found = self._round(planned, fitted, library, first_ms)
+            if found is not None:
+                return found
+            if self._on_gpu:
+                torch.cuda.empty_cache()  # or pages of the earlier plan would count as those of the next one
+        raise MeasurementError(
+            f"its plan changed in each of {_MOST_ROUNDS} rounds of timed steps, so there are no figures of one plan:"
+            " what the process has beside PyTorch's allocator grows on"
+        )
+
+    def _round(
+        self, planned: TrainingStep, fitted: FittedStep | None, library: int, first_ms: float
+    ) -> TrialFigures | None:
+        """Take the timed steps and those behind them, and return what was measured; None if the plan has changed."""
+        settings, plan = self.settings, fitted and fitted.plan
+        moved, retries = _moved(fitted), self._retries()
         times = self._timed(planned)
         offloaded, prefetched = (after - before for after, before in zip(_moved(fitted), moved, strict=True))
         allocated, reserved = self._peaks(planned)
         retries = None if retries is None else (self._retries() or 0) - retries
         outside = outside_bytes(self._device)  # before a profiler of ours takes some
         timeline = measure_timeline(lambda: self._take(planned), self._device, fitted and fitted.transfers)
-        simulation, picture = None, None
-        memory: tuple[OperationMemory, ...] = ()
-        if fitted is not None:
-            simulation, memory = fitted.simulation, measure_memory(planned, fitted, library)
-            if timeline is not None:
-                picture = beside_prediction(fitted.plan, simulation, timeline, allocated, library, memory)
+        memory = () if fitted is None else measure_memory(planned, fitted, library)
+        if fitted is not None and fitted.plan is not plan:
+            return None
+        simulation, picture = fitted and fitted.simulation, None
+        if fitted is not None and simulation is not None and timeline is not None:
+            picture = beside_prediction(fitted.plan, simulation, timeline, allocated, library, memory)
         chosen = [] if fitted is None else [*fitted.plan.configurations.values()]
         return TrialFigures(
             predicted_peak=None if simulation is None else simulation.peak_bytes + library,

@@ -23,15 +23,8 @@ from ucudnn.memory.torch.execution.fitted_step import FittedStep
 from ucudnn.memory.torch.execution.operation_costs import measure_operations, step_costs
 from ucudnn.memory.torch.execution.step_program import StepProgram, trace_program
 from ucudnn.memory.torch.training_step import TrainingStep
-from ucudnn.memory.torch.trials.trial import (
-    ENDED,
-    PolicyTrial,
-    TrialResult,
-    TrialSettings,
-    result_of,
-    trial_step,
-    trial_subject,
-)
+from ucudnn.memory.torch.trials.trial import ENDED, PolicyTrial, result_of, trial_step, trial_subject
+from ucudnn.memory.torch.trials.trial_result import TrialResult, TrialSettings
 
 
 class SeriesMember(NamedTuple):

@@ -6,7 +6,8 @@ from typing import Any, final
 
 from ucudnn.errors import InvalidValueError
 from ucudnn.memory.policies.catalog import find_policy
-from ucudnn.memory.torch.trials.trial import PYTORCH, TrialResult, TrialSettings, run_apart
+from ucudnn.memory.torch.trials.trial import run_apart
+from ucudnn.memory.torch.trials.trial_result import PYTORCH, TrialResult, TrialSettings
 from ucudnn.units import format_bytes, format_ms
 
 FAMILIES = {"vdnn": "vdnn-dynamic", "vdnn-ext": "vdnn-ext-dynamic"}
