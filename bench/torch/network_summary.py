@@ -107,10 +107,14 @@ class Comparison:
     @property
     def replaced(self) -> str:
         """Return how many kernels ucudnn computes, and how many of them in micro-batches."""
-        tuned = self._tuned
-        kernels = tuned.get("kernels", [])
+        kernels = self._kernels
         divided = sum(kernel["parts"] > 1 for kernel in kernels)
-        return f"{len(kernels)} ({divided} divided) of {tuned.get('seen', 0)}"
+        return f"{len(kernels)} ({divided} divided) of {self._tuned.get('seen', 0)}"
+
+    @property
+    def replaces(self) -> bool:
+        """Whether ucudnn computes any kernel; otherwise the ratio is how far processes differ."""
+        return bool(self._kernels)
 
     @property
     def compared(self) -> float:
@@ -124,6 +128,11 @@ class Comparison:
             return ""
         tuned: Any = (self.first[-1].get("tuned") or [{}])[0]
         return f"{tuned.get('lost_seconds', 0):.2f} of {self.first[-1]['tuning_s']:.0f}"
+
+    @property
+    def _kernels(self) -> list[Any]:
+        found: list[Any] = self._tuned.get("kernels", [])
+        return found
 
     @property
     def _tuned(self) -> Mapping[str, Any]:
@@ -219,10 +228,21 @@ def _figure(found: list[Comparison]) -> "Figure":
         color = _WORSE if each.ratio > max(1.02, high) else _OURS
         base = middle(each.stock, "step_ms")
         axes.plot([case["step_ms"] / base for case in each.ours], [row] * len(each.ours), ".", color=color, alpha=0.4)
-        axes.plot([each.ratio], [row], "o" if each.benchmark else "D", color=color, markersize=5)
+        inside = color if each.replaces else "white"
+        axes.plot([each.ratio], [row], "o", color=color, markerfacecolor=inside, markersize=5)
     axes.axvline(1.0, color="#333333", linewidth=0.8)
     names = [f"{each.title}{'' if each.benchmark else ', no cudnn.benchmark'}" for each in found]
     axes.set_yticks(range(len(found)), names, fontsize=7)
     axes.invert_yaxis()
-    figure.supxlabel("step over PyTorch's; grey: PyTorch's own processes; small points: single processes", fontsize=8)
+    figure.supxlabel(_explanation(found), fontsize=8)
     return figure
+
+
+def _explanation(found: list[Comparison]) -> str:
+    """Return what the picture shows, without what is not in it."""
+    words = {
+        "grey: PyTorch's own processes": any(each.band for each in found),
+        "small points: single processes": any(len(each.ours) > 1 for each in found),
+        "hollow: no kernel was replaced": not all(each.replaces for each in found),
+    }
+    return "; ".join(["time of a step over PyTorch's", *(each for each, there in words.items() if there)])

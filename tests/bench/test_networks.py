@@ -130,6 +130,20 @@ def case_of(step_ms, **others):
     }  # fmt: skip
 
 
+def _words_of(found):
+    figure = network_summary._figure(found)
+    (point,) = [line for line in figure.axes[0].lines if line.get_marker() == "o"]
+    assert (point.get_markerfacecolor() == "white") == (not found[0].replaces)
+    return figure.get_supxlabel()
+
+
+def test_a_point_is_full_where_a_kernel_was_replaced():
+    pytest.importorskip("matplotlib")
+    tuned = [{"seen": 5, "kernels": [{"parts": 1}]}]
+    (found,) = network_summary.comparisons({"a nchw stock 0": case_of(1.0), "a nchw auto 0": case_of(0.9, tuned=tuned)})
+    assert _words_of([found]) == "time of a step over PyTorch's"
+
+
 def test_losers_come_first_and_first_steps_are_those_with_empty_databases(tmp_path):
     cases = {
         "a nchw stock 0": case_of(10.0),
@@ -153,6 +167,12 @@ def test_losers_come_first_and_first_steps_are_those_with_empty_databases(tmp_pa
     assert off.more_bytes("allocated") == 2 * 2**20
     assert off.more_bytes("reserved") == -(2**20)
     pytest.importorskip("matplotlib")
+    explained = [_words_of([each]) for each in (off, on)]
+    assert explained == [
+        "time of a step over PyTorch's; hollow: no kernel was replaced",
+        "time of a step over PyTorch's; grey: PyTorch's own processes; small points: single processes; "
+        "hollow: no kernel was replaced",
+    ]
     for some in (cases, {name: case for name, case in cases.items() if "-off" in name}):
         network_summary.draw(some, tmp_path / "networks.png")
         assert (tmp_path / "networks.png").stat().st_size > 5000
