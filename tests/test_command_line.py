@@ -1,10 +1,11 @@
 """Command lines become settings, and options without effect are refused by name."""
 
 import dataclasses
+from argparse import ArgumentParser
 
 import pytest
 
-from ucudnn.command_line import NoEffect, read_settings
+from ucudnn.command_line import NoEffect, WholeWords, read_settings
 from ucudnn.errors import SettingsError
 from ucudnn.policy import BatchSizePolicy
 from ucudnn.settings import VARIABLES, Settings, SolverName
@@ -140,3 +141,19 @@ def test_cudnn_alone_leaves_the_choice_of_candidates(monkeypatch):
     read_settings({"--candidates": "graph", "--backend": "cudnn"}, [rule])
     with pytest.raises(SettingsError, match="no effect with backend cudnn:legacy"):
         read_settings({"--candidates": "graph", "--backend": "cudnn:legacy"}, [rule])
+
+
+def test_help_of_argparse_breaks_no_word_and_keeps_indented_lines(monkeypatch):
+    monkeypatch.setenv("COLUMNS", "40")
+    parser = ArgumentParser(
+        description="A paragraph that is\nwider than the terminal, well-known as --total-workspace.\n\nAnother one.",
+        epilog="examples:\n    one line that is wider than the terminal has columns\n",
+        formatter_class=WholeWords,
+    )
+    parser.add_argument("--plan", help="a plan that is read by vdnn-ext-all-p [UCUDNN_DEFAULT_WORKSPACE_LIMIT]")
+    lines = parser.format_help().splitlines()
+    assert "A paragraph that is wider than the" in lines
+    assert "terminal, well-known as" in lines
+    assert "    one line that is wider than the terminal has columns" in lines
+    words = " ".join(lines).split()
+    assert {"--total-workspace.", "vdnn-ext-all-p", "[UCUDNN_DEFAULT_WORKSPACE_LIMIT]"} <= {*words}

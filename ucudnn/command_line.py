@@ -3,8 +3,10 @@
 Every command of `ucudnn`, and `python -m ucudnn.torch`, reads its options here, so that none of them forgets one.
 """
 
+from argparse import HelpFormatter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from textwrap import wrap
 from typing import Any, final
 
 from ucudnn.errors import SettingsError
@@ -107,3 +109,20 @@ def _present(typed: Mapping[str, object], settings: Settings) -> dict[str, str]:
     if settings.policy is BatchSizePolicy.UNDIVIDED:
         present["policy undivided"] = "policy undivided"
     return present
+
+
+@final
+class WholeWords(HelpFormatter):
+    """Help of a command of argparse, with lines that are broken between words only.
+
+    Paragraphs of the text around the options are as wide as the terminal. Those with indented lines stay as they are.
+    """
+
+    def _fill_text(self, text: str, width: int, indent: str) -> str:
+        paragraphs = text.strip("\n").split("\n\n")
+        return "\n\n".join(
+            each if "\n " in f"\n{each}" else "\n".join(self._split_lines(each, width)) for each in paragraphs
+        )
+
+    def _split_lines(self, text: str, width: int) -> list[str]:
+        return wrap(" ".join(text.split()), width, break_on_hyphens=False, break_long_words=False)

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 
@@ -9,6 +10,7 @@ import pytest
 
 from ucudnn.memory.policies.catalog import POLICIES
 from ucudnn.networks.tables import CSV_HEADER, NETWORKS
+from ucudnn.settings import VARIABLES
 
 
 def ucudnn(*arguments, **variables):
@@ -38,6 +40,52 @@ def test_names_are_never_broken(columns):
     assert {*POLICIES} <= {word.rstrip(";") for word in words}
     words = ucudnn("plan", "--help", COLUMNS=columns, TERMINAL_WIDTH=columns).stdout.replace(",", " ").split()
     assert {*CSV_HEADER.split(","), *NETWORKS} <= {word.rstrip(".") for word in words}
+
+
+COMMANDS = (
+    *((name,) for name in ("plan", "time", "profile", "doctor", "memory", "plot", "cache")),
+    *(("memory", name) for name in ("why", "plan", "record", "run")),
+    *(("plot", name) for name in ("layers", "desirable", "configurations", "division")),
+    *(("cache", name) for name in ("show", "check", "prune", "clear")),
+    (),
+)
+
+
+def words_of(text):
+    """Return the words of a help, without the signs beside them."""
+    return {word.strip("[](),;:.") for word in text.split()}
+
+
+@pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
+def test_a_narrow_help_has_the_words_of_a_wide_one(call, monkeypatch, command):
+    printed = {}
+    for columns in ("80", "60"):
+        monkeypatch.setenv("COLUMNS", columns)
+        status, printed[columns], _ = call(*command, "--help")
+        assert status == 0
+        assert max(map(len, printed[columns].splitlines())) <= int(columns)
+    assert words_of(printed["60"]) - {"\\"} == words_of(printed["80"]) - {"\\"}
+    assert not re.search(r"[a-z]-$", printed["60"] + printed["80"], re.MULTILINE)
+
+
+def test_variables_stay_whole_however_narrow_the_terminal_is(call, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "60")
+    _, text, _ = call("plan", "--help")
+    shown = {variable for variable in VARIABLES.values() if variable in words_of(text)}
+    assert {"UCUDNN_DEFAULT_WORKSPACE_LIMIT", "UCUDNN_TOTAL_WORKSPACE_SIZE", "UCUDNN_SOLVER_TIME_LIMIT"} <= shown
+
+
+@pytest.mark.parametrize("columns", ["80", "60"])
+def test_examples_in_help_can_be_copied(call, monkeypatch, columns):
+    monkeypatch.setenv("COLUMNS", columns)
+    _, text, _ = call("memory", "record", "--help")
+    found = re.findall(r"^ +(ucudnn (?:.*\\\n)*.*)$", text, re.MULTILINE)
+    commands = [" ".join(each.replace("\\\n", " ").split()) for each in found]
+    assert commands == [
+        "ucudnn memory record torchvision:resnet50 --batch 256 --out r50.json",
+        "ucudnn memory record my_models:gpt --shape 1024 --tokens --autocast bfloat16 --optimizer adam --out gpt.json",
+        "ucudnn memory plan r50.json --batch 512 --budget 24GiB --device h200",
+    ]
 
 
 def test_help_explains_the_papers_words_and_cuts_no_line():

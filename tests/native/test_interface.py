@@ -233,9 +233,12 @@ def test_an_option_that_would_be_ignored_is_refused(arguments, refused, capsys):
     assert said.err.startswith(f"ucudnn: {refused} is for --libs and --build")
 
 
-def test_help_shows_how_to_build_a_program(capsys):
+@pytest.mark.parametrize("columns", [80, 60])
+def test_help_shows_how_to_build_a_program_and_is_no_wider_than_the_terminal(capsys, monkeypatch, columns):
+    monkeypatch.setenv("COLUMNS", str(columns))
     assert main([]) == 2
     printed = capsys.readouterr().out
+    assert max(map(len, printed.splitlines())) <= columns
     for word in ("#include <ucudnn.hpp>", "UcudnnHandle_t", "--cflags", "--libs", "UCUDNN_PYTHON", "UCUDNN_PLAIN"):
         assert word in printed
 

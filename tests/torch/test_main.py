@@ -75,9 +75,12 @@ def test_an_error_is_one_line(program, capsys, arguments, error):
     assert error in errors
 
 
-def test_the_help_shows_examples(capsys):
+@pytest.mark.parametrize("columns", [80, 60])
+def test_the_help_shows_examples_and_is_no_wider_than_the_terminal(capsys, monkeypatch, columns):
+    monkeypatch.setenv("COLUMNS", str(columns))
     code, out, _ = run(capsys, "--help")
     assert code == 0
+    assert max(map(len, out.splitlines())) <= columns
     for text in ("unchanged", "--workspace SIZE", "torchrun --nproc-per-node 2 -m ucudnn.torch", "UCUDNN_DATABASE"):
         assert text in out
 

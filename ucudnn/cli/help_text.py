@@ -1,36 +1,60 @@
 """Help of the command line that breaks lines between words only, so that names can be copied from it."""
 
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Sequence
+from textwrap import wrap
 from typing import Any
 
 import typer
 from typer.core import TyperCommand, TyperGroup
 
 _UNBROKEN = "\u2011"  # a hyphen at which lines are not broken; the printed help has plain ones
+_UNBROKEN_BLANK = "\u00a0"
+_INDENT = " " * 4
+_AS_IT_IS = "\b\n"  # before a paragraph whose lines the formatter keeps
+_LONGEST_SENTENCE = 200
+_LEAST_NAMES = 10  # columns of the names of options, however long the words beside them are
+
+
+class _WholeWords:
+    """Formats help without breaking words; a class of typer's formatter stands behind it."""
+
+    def write_text(self, text: str) -> None:
+        """Write paragraphs. Those that are indented are commands, whose lines can be copied together."""
+        width: int = self.width - self.current_indent  # type: ignore[attr-defined]
+        paragraphs = [_command(each, width) if each.startswith(_INDENT) else each for each in text.split("\n\n")]
+        super().write_text(_joined("\n\n".join(paragraphs)))  # type: ignore[misc]
+
+    def write_dl(self, rows: Sequence[tuple[str, str]], col_max: int = 30, col_spacing: int = 2) -> None:
+        """Write names and what they mean, in two columns. The second one is as wide as its longest word."""
+        longest = max((len(word) for _, text in rows for word in text.split()), default=0)
+        width: int = self.width  # type: ignore[attr-defined]
+        col_max = max(_LEAST_NAMES, min(col_max, width - longest - col_spacing - 2))
+        super().write_dl([(_joined(name), _joined(text)) for name, text in rows], col_max, col_spacing)  # type: ignore[misc]
 
 
 class WholeWordsCommand(TyperCommand):
-    """A command whose help keeps words such as vdnn-ext-all-p and --total-workspace on one line."""
-
-    def __init__(self, *arguments: Any, **options: Any) -> None:
-        super().__init__(*arguments, **options)
-        _join_words(self)
+    """A command whose help keeps words such as vdnn-ext-all-p and UCUDNN_TOTAL_WORKSPACE_SIZE on one line."""
 
     def get_help(self, ctx: Any) -> str:
         """Return the help with plain hyphens."""
-        return super().get_help(ctx).replace(_UNBROKEN, "-")
+        return _plain(super().get_help(_with_formatter(ctx)))
+
+    def get_short_help_str(self, limit: int = _LONGEST_SENTENCE) -> str:
+        """Return the whole first sentence of the help, however narrow the terminal is."""
+        return super().get_short_help_str(max(limit, _LONGEST_SENTENCE))
 
 
 class WholeWordsGroup(TyperGroup):
     """A group of commands with such a help."""
 
-    def __init__(self, *arguments: Any, **options: Any) -> None:
-        super().__init__(*arguments, **options)
-        _join_words(self)
-
     def get_help(self, ctx: Any) -> str:
         """Return the help with plain hyphens."""
-        return super().get_help(ctx).replace(_UNBROKEN, "-")
+        return _plain(super().get_help(_with_formatter(ctx)))
+
+    def get_short_help_str(self, limit: int = _LONGEST_SENTENCE) -> str:
+        """Return the whole first sentence of the help, however narrow the terminal is."""
+        return super().get_short_help_str(max(limit, _LONGEST_SENTENCE))
 
 
 class CommandLine(typer.Typer):
@@ -59,8 +83,24 @@ def choices(*names: str) -> Callable[[str], list[str]]:
     return complete
 
 
-def _join_words(command: Any) -> None:
-    """Replace the hyphens in the help of a command and of its options by ones at which lines are not broken."""
-    for each in (command, *command.params):
-        if getattr(each, "help", None):
-            each.help = each.help.replace("-", _UNBROKEN)
+def _with_formatter(ctx: Any) -> Any:
+    """Return the context with a formatter that breaks no words."""
+    if not issubclass(ctx.formatter_class, _WholeWords):
+        ctx.formatter_class = type("WholeWordsFormatter", (_WholeWords, ctx.formatter_class), {})
+    return ctx
+
+
+def _command(text: str, width: int) -> str:
+    """Return a command in lines that a shell reads as one."""
+    together = re.sub(r"(--\S+) (?!-)", rf"\1{_UNBROKEN_BLANK}", text.strip())
+    room = width - len(_INDENT) if len(text) <= width else width - 2 * len(_INDENT) - 2
+    lines = wrap(together, room, break_on_hyphens=False, break_long_words=False)
+    return _AS_IT_IS + _INDENT + f" \\\n{2 * _INDENT}".join(lines).replace(_UNBROKEN_BLANK, " ")
+
+
+def _joined(text: str) -> str:
+    return text.replace("-", _UNBROKEN)
+
+
+def _plain(text: str) -> str:
+    return text.replace(_UNBROKEN, "-")

@@ -50,7 +50,9 @@ def run_step(
         typer.Option(
             metavar="POLICIES",
             help=f"Policies, with commas between them: {', '.join(POLICIES)}, auto for the fastest of them, pytorch for"
-            " the step without a plan; vdnn and vdnn-ext stand for their dynamic ones.",
+            f" the step without a plan; vdnn and vdnn-ext stand for their dynamic ones; default:"
+            f" {_DEFAULT.replace(',', ', ')}.",
+            show_default=False,
             autocompletion=choices(*POLICIES, "auto", "pytorch", "vdnn", "vdnn-ext"),
         ),
     ] = _DEFAULT,

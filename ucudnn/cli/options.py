@@ -90,8 +90,8 @@ CandidatesOption = Annotated[
     str | None,
     typer.Option(
         metavar="API",
-        help="cuDNN algorithms to choose from: best (default), graph, legacy, legacy-fma or every; best-plain and"
-        " graph-plain are best and graph without the algorithms that copy the strided part of x first.",
+        help="cuDNN algorithms to choose from: best (default), graph, legacy, legacy-fma (without TF32) or every;"
+        " best-plain and graph-plain are best and graph without the algorithms that copy the strided part of x first.",
         autocompletion=choices(*(each.value for each in Candidates)),
     ),
 ]

@@ -103,7 +103,7 @@ def layers(
     There is a bar for each limit and policy, with a piece for each layer and operation. Layers of one shape are one
     piece (conv2 ×3). For more than two dozen shapes, pieces are modules, and small modules are joined.
 
-    ucudnn plot layers alexnet --profile h200 --out layers.png
+        ucudnn plot layers alexnet --profile h200 --out layers.png
     """
     check_picture(out)
     ways = [
@@ -143,7 +143,7 @@ def desirable(
     point has its micro-batches: 4×64 is four of 64. A letter after an engine of cuDNN stands for one choice of its
     knobs.
 
-    ucudnn plot desirable alexnet --layer conv2 --profile h200 --out conv2.png
+        ucudnn plot desirable alexnet --layer conv2 --profile h200 --out conv2.png
     """
     check_picture(out)
     settings = settings_of(context, PLOT, workspace_limit_bytes=NO_LIMIT if workspace is None else workspace)
@@ -182,7 +182,7 @@ def configurations(
     There is a bar for each policy. The numbers in a bar are micro-batch sizes; 4×64 stands for four of 64 where there
     is too little room.
 
-    ucudnn plot configurations alexnet --layer conv2 --profile h200 --out conv2.png
+        ucudnn plot configurations alexnet --layer conv2 --profile h200 --out conv2.png
     """
     check_picture(out)
     ways = [_without_total(settings_of(context, PLOT, policy=each)) for each in policy or _POLICIES]
@@ -219,7 +219,7 @@ def division(
     --branches, there is a bar for each module, forward and backward, with a piece for each branch. Modules use the
     whole total in turn. Layers outside of modules do the same and are not drawn.
 
-    ucudnn plot division alexnet --profile h200 --total-workspace 120MiB --out division.png
+        ucudnn plot division alexnet --profile h200 --total-workspace 120MiB --out division.png
     """
     check_picture(out)
     settings = settings_of(context, PLOT)

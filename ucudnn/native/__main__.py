@@ -5,6 +5,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from ucudnn.command_line import WholeWords
 from ucudnn.errors import InvalidValueError, UcudnnError
 from ucudnn.native.build import INCLUDE, build, compile_flags, default_folder, libpython, link_flags
 
@@ -12,23 +13,28 @@ _DESCRIPTION = "Print the flags for a C++ build with UcudnnHandle_t, the handle 
 _EPILOG = """\
 In a program, one type changes:
 
-    #include <ucudnn.hpp>          // after cudnn.h, or instead of it
-    UcudnnHandle_t handle;         // was: cudnnHandle_t handle;
+    #include <ucudnn.hpp> // after cudnn.h or instead of it
+    UcudnnHandle_t handle; // was: cudnnHandle_t handle;
 
-and its build gets two lists of flags. The library is compiled at the first request:
+Its build gets two lists of flags. The library is compiled at the first request:
 
-    c++ $(python -m ucudnn.native --cflags) -I/usr/local/cuda/include -c program.cpp
-    c++ program.o $(python -m ucudnn.native --libs) -lcudnn -L/usr/local/cuda/lib64 -lcudart -o program
+    c++ $(python -m ucudnn.native --cflags) \\
+        -I/usr/local/cuda/include -c program.cpp
+    c++ program.o $(python -m ucudnn.native --libs) \\
+        -lcudnn -L/usr/local/cuda/lib64 -lcudart -o program
 
 The environment has the settings of a run, as for Python: UCUDNN_DEFAULT_WORKSPACE_LIMIT, which wins over limits that
 the program states; UCUDNN_TOTAL_WORKSPACE_SIZE; UCUDNN_BATCH_SIZE_POLICY; UCUDNN_DATABASE; ... These are for C++ only:
 
-    UCUDNN_PYTHON    the Python that plans: an executable with ucudnn installed, or its libpython;
-                     default: the Python that compiled the library
-    UCUDNN_PLAIN     1: use plain cuDNN, for comparison
-    UCUDNN_VERBOSE   1: write a line to stderr for each convolution that is planned
-    UCUDNN_REPORT    file for a report of all convolutions when the process exits: JSON if its name ends in .json,
-                     else text; - is stderr, and %p the number of the process
+UCUDNN_PYTHON: the Python that plans: an executable with ucudnn installed, or its libpython; default: the Python that
+compiled the library.
+
+UCUDNN_PLAIN: 1 uses plain cuDNN, for comparison.
+
+UCUDNN_VERBOSE: 1 writes a line to stderr for each convolution that is planned.
+
+UCUDNN_REPORT: file for a report of all convolutions when the process exits: JSON if its name ends in .json, else text;
+- is stderr, and %p the number of the process.
 """
 _DEFAULT = str(default_folder()).replace("%", "%%")  # argparse formats it
 
@@ -39,7 +45,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         prog="python -m ucudnn.native",
         description=_DESCRIPTION,
         epilog=_EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        formatter_class=WholeWords,
     )
     parser.add_argument("--cflags", action="store_true", help="print flags for the compiler")
     parser.add_argument("--libs", action="store_true", help="compile the library, and print flags for the linker")

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from ucudnn.command_line import NoEffect, read_settings
+from ucudnn.command_line import NoEffect, WholeWords, read_settings
 from ucudnn.errors import UcudnnError
 from ucudnn.reporting.output_file import check_output
 from ucudnn.reporting.terminal import print_error
@@ -31,9 +31,10 @@ PyTorch.
 _EXAMPLES = """\
 examples:
   python -m ucudnn.torch train.py --epochs 3
-  python -m ucudnn.torch --workspace 256MiB --report train.py --epochs 3
+  python -m ucudnn.torch --workspace 64MiB --report train.py
   python -m ucudnn.torch -m package.train --epochs 3
-  torchrun --nproc-per-node 2 -m ucudnn.torch --devices ranks train.py
+  torchrun --nproc-per-node 2 -m ucudnn.torch \\
+      --devices ranks train.py
 
 Options come before the program; all that follows belongs to the program. A variable in brackets has the same effect as
 the option. Processes that the program itself starts run without ucudnn: start several by torchrun, as above.
@@ -139,10 +140,10 @@ def _save(on: Enabled, path: Path) -> None:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m ucudnn.torch",
-        usage="%(prog)s [options] (script.py | -m module) [arguments of the program]",
+        usage="%(prog)s [options] script.py ...\n       %(prog)s [options] -m module ...",
         description=_DESCRIPTION,
         epilog=_EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        formatter_class=WholeWords,
         allow_abbrev=False,
     )
     add = parser.add_argument
