@@ -7,11 +7,19 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+from tests.support.shared_gpu import GPU, MIB, SharedGpu  # noqa: E402
 from tests.support.training_steps import small_unet  # noqa: E402
 from ucudnn.errors import BudgetError  # noqa: E402
 from ucudnn.memory import fit  # noqa: E402
-from ucudnn.memory.torch.device_use import usage  # noqa: E402
-from ucudnn.memory.torch.device_use.usage import StatedBudget, StepClock, memory_usage, reserve_bytes  # noqa: E402
+from ucudnn.memory.torch.device_use.usage import (  # noqa: E402
+    StatedBudget,
+    StepClock,
+    memory_usage,
+    outside_bytes,
+    reserve_bytes,
+    stated_budget,
+    with_loaded_kernels,
+)
 
 CPU = torch.device("cpu")
 
@@ -98,16 +106,64 @@ def test_the_report_says_what_the_allocator_takes_and_why_it_may_take_more():
     assert "1 GiB in each step, about 5.25 ms" in back
 
 
-def test_what_the_process_has_beside_the_allocator_is_subtracted(monkeypatch):
-    sizes = {"own": 1200}
-    monkeypatch.setattr(usage, "process_bytes", lambda _: sizes["own"])
-    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda _: 500)
-    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (7000, 10000))
-    gpu = torch.device("cuda", 0)
-    assert usage.stated_budget(2000, gpu, libraries=False).plan_bytes == 1300
-    sizes["own"] = None  # the driver does not tell processes apart: all that is in use counts
-    assert usage.stated_budget(3000, gpu, libraries=False).plan_bytes == 500
-    assert usage.stated_budget(None, gpu, libraries=True).plan_bytes is None
+@pytest.fixture
+def shared(monkeypatch):
+    """Return a GPU, by processes: ours is number 7 and has 500 MiB in PyTorch's allocator."""
+    return SharedGpu(monkeypatch, reserved=500 * MIB)
+
+
+def test_what_the_process_has_beside_the_allocator_is_subtracted_and_what_others_have_is_not(shared):
+    shared.processes = {7: 1200 * MIB}
+    assert stated_budget(2000 * MIB, GPU, libraries=False).plan_bytes == 1300 * MIB
+    shared.processes[8] = 30000 * MIB
+    stated = stated_budget(2000 * MIB, GPU, libraries=False)
+    assert stated.plan_bytes == 1300 * MIB
+    assert stated.lines() == []
+    assert stated_budget(None, GPU, libraries=True).plan_bytes is None
+
+
+def test_where_the_driver_does_not_tell_processes_apart_others_count_up_to_a_bound_and_that_is_said(
+    shared, monkeypatch
+):
+    shared.processes = {107: 1200 * MIB}  # alone, under another name
+    assert outside_bytes(GPU) == 700 * MIB
+    shared.processes[108] = 600 * MIB
+    shared.silent = True
+    stated = stated_budget(3000 * MIB, GPU, libraries=False)
+    assert stated.outside_bytes == 1024 * MIB, "context and kernels take no more"
+    assert re.search("does not tell .* other processes .* up to 1 GiB", "\n".join(stated.lines()))
+    with (
+        pytest.raises(BudgetError, match=r"1 GiB\) of context, modules and NCCL, or of other processes"),
+        stated.explained(),
+    ):
+        raise BudgetError("too little", kernel="conv", limit_bytes=1, required_bytes=2)
+    shared.processes[108] = 100 * MIB
+    assert outside_bytes(GPU) == 800 * MIB
+    shared.processes[108] = 30000 * MIB
+    monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
+    assert outside_bytes(GPU) == 2048 * MIB, "NCCL has buffers"
+
+
+def test_kernels_that_measuring_loads_count_and_what_others_take_meanwhile_does_not(shared):
+    shared.processes = {7: 1200 * MIB, 8: 900 * MIB}
+    before = stated_budget(4000 * MIB, GPU, libraries=False)
+    shared.processes = {7: 1280 * MIB, 8: 5000 * MIB}
+    after = with_loaded_kernels(before, before, GPU)
+    assert (after.outside_bytes, after.reserve_bytes) == (780 * MIB, 20 * MIB)
+    shared.silent = True  # now nothing tells how much was loaded
+    after = with_loaded_kernels(before, before, GPU)
+    assert after.outside_bytes == 700 * MIB
+    assert 104 * MIB <= after.reserve_bytes <= 160 * MIB
+    silent = stated_budget(4000 * MIB, GPU, libraries=False)
+    silent = with_loaded_kernels(silent, silent, GPU)
+    assert (silent.outside_bytes, silent.reserve_bytes) == (1024 * MIB, 16 * MIB)
+    shared.processes = {7: 1280 * MIB}
+    before = stated_budget(4000 * MIB, GPU, libraries=False)
+    shared.processes[8] = 10000 * MIB
+    assert with_loaded_kernels(before, before, GPU).reserve_bytes <= 64 * MIB, "what others take is no sign of kernels"
+    shared.silent = False
+    after = with_loaded_kernels(silent, silent, GPU)
+    assert (after.outside_bytes, after.told_apart, after.lines()[1:]) == (780 * MIB, True, [])
 
 
 def test_kernels_that_are_loaded_later_have_a_reserve_by_what_was_loaded_so_far():

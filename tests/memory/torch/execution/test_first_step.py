@@ -8,11 +8,12 @@ torch = pytest.importorskip("torch")
 
 from tests.support.live_bytes import LiveBytes  # noqa: E402
 from tests.support.plain_training import Race  # noqa: E402
+from tests.support.shared_gpu import GPU, MIB, SharedGpu  # noqa: E402
 from tests.support.small_networks import small_network  # noqa: E402
 from ucudnn.memory.simulation.simulator import simulate  # noqa: E402
 from ucudnn.memory.torch.device_use.usage import StatedBudget  # noqa: E402
 from ucudnn.memory.torch.execution import fit  # noqa: E402
-from ucudnn.memory.torch.execution.first_step import FirstStep, predicted_bytes  # noqa: E402
+from ucudnn.memory.torch.execution.first_step import FirstStep, outside_meter, predicted_bytes  # noqa: E402
 
 
 class CountingMeter:
@@ -213,3 +214,27 @@ def test_growth_for_which_there_is_no_plan_is_told_once(trained, budget):
     with pytest.warns(UserWarning, match=rf"{budget} bytes .* beyond the budget's reserve") as caught:
         trained.check(step)
     assert len([each for each in caught if "reserve" in str(each.message)]) == 1
+
+
+@pytest.mark.parametrize("silent", [False, True])
+def test_what_other_processes_take_changes_no_plan(trained, budget, monkeypatch, silent):
+    step = fitted(trained, budget, CountingMeter(), outside=outside_meter(GPU))
+    before = step.plan
+    shared = SharedGpu(monkeypatch, reserved=5 * MIB)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for others in (0, 100 * MIB, 30000 * MIB, 200 * MIB, 50000 * MIB):
+            shared.processes, shared.silent = {7: 5 * MIB, 8: others}, silent
+            trained.model.zero_grad()
+            step(*trained.inputs).backward()
+    assert step._guard._steps >= 4, "nothing looked"
+    assert step.plan is before
+
+
+def test_what_this_process_takes_beside_others_is_taken_from_the_plan(trained, budget, monkeypatch):
+    step = fitted(trained, budget, CountingMeter(), outside=outside_meter(GPU))
+    filling = fitted(trained, budget, None)
+    grown = budget - filling.simulation.peak_bytes + budget // 50
+    SharedGpu(monkeypatch, reserved=5 * MIB).processes = {7: 5 * MIB + grown, 8: 30000 * MIB}
+    trained.check(step)
+    assert step.simulation.peak_bytes <= budget - grown < filling.simulation.peak_bytes

@@ -22,17 +22,30 @@ class _ProcessInfo(ctypes.Structure):
     )
 
 
-def process_bytes(device: torch.device) -> int | None:
-    """Return the bytes that this process has on a GPU, its context included; None where the driver does not say."""
-    return own_bytes(_bytes_by_process(torch.cuda.get_device_properties(device).uuid), os.getpid())
+def process_bytes(device: torch.device, least: int) -> int | None:
+    """Return the bytes that this process has on a GPU, its context included; None where the driver does not say.
+
+    Args:
+        device: the GPU.
+        least: bytes that this process has at least.
+    """
+    return own_bytes(_bytes_by_process(torch.cuda.get_device_properties(device).uuid), os.getpid(), least)
 
 
-def own_bytes(found: Mapping[int, int], process: int) -> int | None:
+def own_bytes(found: Mapping[int, int], process: int, least: int) -> int | None:
     """Return the bytes of a process among all; None where nothing says which of them it is.
 
-    In a container the driver may name processes by their numbers outside of it. A single one is this process.
+    In a container the driver may name processes by their numbers outside of it, where another process may have this
+    one's number. So a process that has less than this one has at least is another one, whatever its number. If a single
+    one is left, it is this process.
+
+    Args:
+        found: the bytes of each process.
+        process: this process's number.
+        least: bytes that it has at least.
     """
-    used = found.get(process, next(iter(found.values())) if len(found) == 1 else _UNKNOWN)
+    known = {each: used for each, used in found.items() if used >= least}
+    used = known.get(process, next(iter(known.values())) if len(known) == 1 else _UNKNOWN)
     return None if used == _UNKNOWN else used
 
 

@@ -3,11 +3,12 @@
 from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from time import perf_counter
-from typing import Any, final
+from typing import Any, NamedTuple, final
 
 import torch
+from torch import distributed
 
 from ucudnn.errors import BudgetError
 from ucudnn.memory.costs import Costs
@@ -25,6 +26,20 @@ _ROLES = {
 }
 _LEAST_RESERVE = 16 * 2**20  # on an H200, up to 10 MiB grew beside the allocator after plans were made
 _RESERVE_PART = 4  # operations that were measured grew it by 70 MiB
+_UNSEEN_RESERVE = 128 * 2**20  # where nobody could see how much these grew it; from before them on it was 104 MiB
+_MOST_GROWN = 256 * 2**20  # more than measuring operations loads; the rest of what a GPU has less is other processes'
+_MOST_OUTSIDE = 2**30  # context and kernels of a process; on an H200 up to 0.88 GiB
+_MOST_NCCL = 2**30  # NCCL's buffers, of which PyTorch's allocator knows nothing
+
+
+class OutsideReading(NamedTuple):
+    """What a process has on a GPU beside PyTorch's allocator, in bytes.
+
+    `told_apart` is whether the driver told them from other processes' bytes. Else these are among them, up to a bound.
+    """
+
+    bytes: int
+    told_apart: bool
 
 
 @final
@@ -63,6 +78,7 @@ class StatedBudget:
         limit_bytes: the total; None bounds nothing.
         library_bytes: what libraries keep in PyTorch's allocator.
         outside_bytes: what the process has beside PyTorch's allocator.
+        told_apart: whether other processes' bytes are not among these.
         reserve_bytes: what is kept for kernels that are loaded later, as those of the optimizer are in its first step.
         allocator_bytes: the most that PyTorch's allocator takes from the device by the plan, as it was replayed; None
             where it was not.
@@ -76,6 +92,7 @@ class StatedBudget:
     limit_bytes: int | None
     library_bytes: int = 0
     outside_bytes: int = 0
+    told_apart: bool = True
     reserve_bytes: int = 0
     allocator_bytes: int | None = None
     returned_bytes: int = 0
@@ -103,6 +120,8 @@ class StatedBudget:
                 raise
             required = error.required_bytes + self.taken_bytes
             taken = f"{exact_bytes(self.outside_bytes)} of context, modules and NCCL"
+            if not self.told_apart:
+                taken += ", or of other processes,"
             if self.library_bytes:
                 taken += f" and {exact_bytes(self.library_bytes)} of library workspaces"
             if self.reserve_bytes:
@@ -118,6 +137,12 @@ class StatedBudget:
     def lines(self) -> list[str]:
         """Return what is known of the allocator and kept beside it, a line each."""
         found = []
+        if not self.told_apart:
+            found.append(
+                "the driver does not tell this process's memory from that of other processes on the GPU, so theirs may"
+                f" count as its context and modules, up to {format_bytes(_most_outside())}, and kernels that are loaded"
+                " later are not looked at"
+            )
         if self.reserve_bytes:
             found.append(f"kept for kernels that are loaded later: {format_bytes(self.reserve_bytes)}")
         if self.limit_bytes is not None and self.allocator_bytes is not None:
@@ -145,7 +170,28 @@ def stated_budget(limit: int | None, device: torch.device, *, libraries: bool) -
     if limit is None:
         return StatedBudget(limit_bytes=None)
     library = library_workspace_bytes(device) if libraries else 0
-    return StatedBudget(limit_bytes=limit, library_bytes=library, outside_bytes=outside_bytes(device))
+    outside = read_outside(device)
+    return StatedBudget(
+        limit_bytes=limit, library_bytes=library, outside_bytes=outside.bytes, told_apart=outside.told_apart
+    )
+
+
+def with_loaded_kernels(stated: StatedBudget, earlier: StatedBudget, device: torch.device) -> StatedBudget:
+    """Return a budget with what the process has on the device now, and with a reserve for kernels loaded later.
+
+    Args:
+        stated: the budget as it was stated before operations were measured, which loads kernels.
+        earlier: the budget as it was first stated.
+        device: the device.
+    """
+    now = read_outside(device)
+    if stated.told_apart and not now.told_apart:  # what was known then and a large reserve are closer to the truth
+        return replace(stated, reserve_bytes=_UNSEEN_RESERVE)
+    grown = now.bytes - earlier.outside_bytes
+    if not (now.told_apart and earlier.told_apart):
+        grown = min(grown, _MOST_GROWN)
+    reserve = reserve_bytes(grown, device)
+    return replace(stated, outside_bytes=now.bytes, told_apart=now.told_apart, reserve_bytes=reserve)
 
 
 def reserve_bytes(grown: int, device: torch.device) -> int:
@@ -189,17 +235,29 @@ def library_workspace_bytes(device: torch.device) -> int:
 
 
 def outside_bytes(device: torch.device) -> int:
-    """Return the bytes that this process has on a GPU beside PyTorch's allocator: context, modules, NCCL's buffers.
+    """Return the bytes that this process has on a GPU beside PyTorch's allocator, as `read_outside` does."""
+    return read_outside(device).bytes
 
-    Where the driver does not tell processes apart, those of other processes count, too.
+
+def read_outside(device: torch.device) -> OutsideReading:
+    """Return what this process has on a GPU beside PyTorch's allocator: context, modules, NCCL's buffers.
+
+    Where the driver does not tell processes apart, that is what all of them have, up to what a process has at most.
     """
     if device.type != "cuda":
-        return 0
-    own = process_bytes(device)
-    if own is None:
-        free, total = torch.cuda.mem_get_info(device)
-        own = total - free
-    return max(0, own - torch.cuda.memory_reserved(device))
+        return OutsideReading(0, told_apart=True)
+    reserved = torch.cuda.memory_reserved(device)
+    own = process_bytes(device, least=reserved)
+    if own is not None:
+        return OutsideReading(own - reserved, told_apart=True)
+    free, total = torch.cuda.mem_get_info(device)
+    return OutsideReading(min(max(0, total - free - reserved), _most_outside()), told_apart=False)
+
+
+def _most_outside() -> int:
+    """Return the most bytes that a process has on a GPU beside PyTorch's allocator."""
+    communicates = distributed.is_available() and distributed.is_initialized()
+    return _MOST_OUTSIDE + (_MOST_NCCL if communicates else 0)
 
 
 @final

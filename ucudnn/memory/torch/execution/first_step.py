@@ -18,7 +18,7 @@ from ucudnn.memory.plans.actions import ActionKind
 from ucudnn.memory.plans.plan import MemoryPlan
 from ucudnn.memory.simulation.result import Simulation
 from ucudnn.memory.simulation.simulator import fixed_bytes, simulate
-from ucudnn.memory.torch.device_use.usage import outside_bytes
+from ucudnn.memory.torch.device_use.usage import read_outside
 from ucudnn.memory.torch.execution.planned_run import PlannedRun
 from ucudnn.units import exact_bytes
 
@@ -60,9 +60,17 @@ def step_meter(device: torch.device) -> StepMeter | None:
     return AllocatorMeter(device) if device.type == "cuda" else None
 
 
-def outside_meter(device: torch.device) -> Callable[[], int] | None:
-    """Return what measures the bytes beside PyTorch's allocator; None where there are none."""
-    return (lambda: outside_bytes(device)) if device.type == "cuda" else None
+def outside_meter(device: torch.device) -> Callable[[], int | None] | None:
+    """Return what measures this process's bytes beside PyTorch's allocator; None where there are none.
+
+    It returns None where the driver does not tell them from those of other processes.
+    """
+
+    def measured() -> int | None:
+        found = read_outside(device)
+        return found.bytes if found.told_apart else None
+
+    return measured if device.type == "cuda" else None
 
 
 @final
@@ -131,7 +139,8 @@ class GrowthGuard:
     To ask the driver takes longer than an operation, so it is asked after 1, 2, 4, 8 and so on steps.
 
     Args:
-        measure: returns the bytes beside the allocator.
+        measure: returns this process's bytes beside the allocator; None where they are not known, because what other
+            processes take must not change a plan.
         counted_bytes: how many of them the budget counts, its reserve included.
         again: returns the code of another plan than the one given, for so many bytes less, or the plan's own code where
             it takes so much less already; None where there is none.
@@ -139,7 +148,7 @@ class GrowthGuard:
 
     def __init__(
         self,
-        measure: Callable[[], int],
+        measure: Callable[[], int | None],
         counted_bytes: int,
         again: Callable[[int, PlannedRun], PlannedRun | None],
     ) -> None:
@@ -151,7 +160,8 @@ class GrowthGuard:
         self._steps += 1
         if self._steps & (self._steps - 1):
             return run
-        grown = self._measure() - self._counted
+        measured = self._measure()
+        grown = 0 if measured is None else measured - self._counted
         if grown <= self._grown:
             return run
         self._grown = grown

@@ -21,7 +21,7 @@ from ucudnn.memory.simulation.simulator import simulate
 from ucudnn.memory.torch.convolutions.convolution_choices import ConvolutionChoices
 from ucudnn.memory.torch.device_use.allocator import expand_segments
 from ucudnn.memory.torch.device_use.host_block import host_room
-from ucudnn.memory.torch.device_use.usage import StatedBudget, outside_bytes, reserve_bytes, stated_budget
+from ucudnn.memory.torch.device_use.usage import StatedBudget, stated_budget, with_loaded_kernels
 from ucudnn.memory.torch.execution.first_step import FirstStep, GrowthGuard, StepMeter, outside_meter, step_meter
 from ucudnn.memory.torch.execution.fitted_step import FittedStep
 from ucudnn.memory.torch.execution.operation_costs import measure_operations, step_costs
@@ -227,7 +227,7 @@ class _Planning:
         """Return how plans are made, when what they are made of has been measured; options as in `fit_subject`."""
         device, limit = program.device, stated.limit_bytes
         costs = step_costs(program.graph, device)
-        fixed, before = "" if limit is None else expand_segments(device), stated.outside_bytes
+        earlier, fixed = stated, "" if limit is None else expand_segments(device)
         stated = replace(stated_budget(limit, device, libraries=True), host_bytes=stated.host_bytes)
         if options["measured"]:
             costs = measure_operations(program, costs, budget=stated.plan_bytes)
@@ -235,9 +235,7 @@ class _Planning:
         if choices is not None:
             costs = choices.measured(costs, stated.plan_bytes)
         if limit is not None:  # kernels that were loaded meanwhile count
-            outside = outside_bytes(device)
-            reserve = reserve_bytes(outside - before, device)
-            stated = replace(stated, outside_bytes=outside, reserve_bytes=reserve, fixed_segments=fixed)
+            stated = replace(with_loaded_kernels(stated, earlier, device), fixed_segments=fixed)
         return cls(
             program=program,
             costs=costs,
