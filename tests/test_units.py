@@ -54,7 +54,7 @@ def test_formatted_time_is_within_half_a_percent(time_ms):
 
 def test_examples():
     assert [format_bytes(size) for size in (0, 1, 1536, 64 * 2**20)] == ["0", "1 B", "1.50 KiB", "64 MiB"]
-    assert [format_ms(time) for time in (0.0412, 12.34, 23456)] == ["0.0412 ms", "12.3 ms", "23.5 s"]
+    assert [format_ms(time) for time in (0.0412, 12.34, 99.96, 23456)] == ["0.0412 ms", "12.3 ms", "100 ms", "23.5 s"]
 
 
 @pytest.mark.parametrize(

@@ -81,4 +81,5 @@ def _significant(value: float) -> str:
     text = f"{value:#.3g}"
     if "e" in text:
         text = f"{value:.3g}"
-    return text.rstrip("0").rstrip(".") if "." in text and value == int(value) else text
+    text = text.rstrip("0") if "." in text and value == int(value) else text
+    return text.rstrip(".")  # 99.96 is '100.' in three digits
