@@ -157,10 +157,13 @@ def test_kernels_that_measuring_loads_count_and_what_others_take_meanwhile_does_
     silent = stated_budget(4000 * MIB, GPU, libraries=False)
     silent = with_loaded_kernels(silent, silent, GPU)
     assert (silent.outside_bytes, silent.reserve_bytes) == (1024 * MIB, 16 * MIB)
-    shared.processes = {7: 1280 * MIB}
+    shared.processes = {7: 600 * MIB}
     before = stated_budget(4000 * MIB, GPU, libraries=False)
     shared.processes[8] = 10000 * MIB
-    assert with_loaded_kernels(before, before, GPU).reserve_bytes <= 64 * MIB, "what others take is no sign of kernels"
+    after = with_loaded_kernels(before, before, GPU)
+    assert (before.outside_bytes, after.outside_bytes) == (100 * MIB, 1024 * MIB)
+    assert after.reserve_bytes <= 64 * MIB, "what others take is no sign of kernels"
+    shared.processes[7] = 1280 * MIB
     shared.silent = False
     after = with_loaded_kernels(silent, silent, GPU)
     assert (after.outside_bytes, after.told_apart, after.lines()[1:]) == (780 * MIB, True, [])

@@ -188,7 +188,7 @@ def with_loaded_kernels(stated: StatedBudget, earlier: StatedBudget, device: tor
     if stated.told_apart and not now.told_apart:  # what was known then and a large reserve are closer to the truth
         return replace(stated, reserve_bytes=_UNSEEN_RESERVE)
     grown = now.bytes - earlier.outside_bytes
-    if not (now.told_apart and earlier.told_apart):
+    if not now.told_apart:
         grown = min(grown, _MOST_GROWN)
     reserve = reserve_bytes(grown, device)
     return replace(stated, outside_bytes=now.bytes, told_apart=now.told_apart, reserve_bytes=reserve)
