@@ -5,6 +5,7 @@ from itertools import combinations
 import pytest
 from matplotlib import rc_context
 from matplotlib.colors import to_rgb
+from matplotlib.text import Text
 
 from ucudnn.errors import InvalidValueError
 from ucudnn.plots import MemoryPicture, PolicyPoint, draw_front, draw_memory
@@ -84,6 +85,25 @@ def test_fronts_are_labelled_lines_from_small_peaks_to_large_ones():
     (axes,) = figure.axes
     assert {"stock", "checkpoint", "floor 2 GiB"} == {*texts(figure)}
     assert [[*line.get_xdata()] for line in axes.lines][1] == [4.0, 6.0]
+
+
+def test_names_of_policies_cover_neither_each_other_nor_a_point():
+    near = {f"vdnn-ext-all-{index}": [PolicyPoint((20 + index % 3) * GIB, 900.0 + 25 * index)] for index in range(9)}
+    lines = {
+        "swap-capped": [PolicyPoint((12 + 2 * index) * GIB, 1200.0 - 90 * index) for index in range(9)],
+        "stock": [PolicyPoint(31 * GIB, 300.0)],
+    }
+    figure = front_figure(near | lines, [("floor", 12 * GIB)], "title")
+    figure.draw_without_rendering()
+    (axes,) = figure.axes
+    names = [each for each in axes.texts if each.get_text() != "floor"]
+    boxes = [Text.get_window_extent(each) for each in names]
+    assert len(boxes) == 11
+    assert not any(one.overlaps(other) for one, other in combinations(boxes, 2))
+    points = [axes.transData.transform(each) for line in axes.lines[:11] for each in line.get_xydata()]
+    assert len(points) == 19
+    assert not any(box.contains(*point) for box in boxes for point in points)
+    assert all(axes.get_window_extent().contains(*corner) for box in boxes for corner in box.corners())
 
 
 @pytest.mark.parametrize("suffix", [*MAGIC])
