@@ -158,10 +158,13 @@ def test_what_giving_pages_back_takes_is_predicted_where_the_allocator_is_capped
         sample = (*step.inputs, *step.targets)
         fitted.append(ucudnn.memory.fit(step.model, sample, step.loss, step.optimizer, policy="stock"))
         fitted[0].stated = replace(fitted[0].stated, returned_bytes=7 * 2**20, returned_ms=1000.0)
+        if capped:
+            fitted[0].stated = replace(fitted[0].stated, limit_bytes=10**9, outside_bytes=300, reserve_bytes=50)
         return fitted[0]
 
     figures = PolicyTrial(subject, trial_step(subject), fit).run()
     assert figures.predicted_returned == 7 * 2**20
+    assert figures.counted_outside == (350 if capped else None)
     assert figures.predicted_ms == fitted[0].simulation.time_ms + (1000.0 if capped else 0.0)
     operations = zip(fitted[0].costs.time_ms, fitted[0].plan.graph.operations, strict=True)
     forward = [time for time, each in operations if each.phase is Phase.FORWARD]

@@ -178,6 +178,7 @@ class PolicyTrial:
             retries=retries,
             library=library,
             outside=outside,
+            counted_outside=_counted_outside(fitted),
             pinned=0 if fitted is None else fitted.transfers.block_bytes,
             step_ms=median(times),
             fastest_ms=min(times),
@@ -278,6 +279,12 @@ def _itself(loss: Any) -> Any:
 
 def _predicted_ms(fitted: FittedStep, *, capped: bool) -> float:
     return fitted.simulation.time_ms + (fitted.stated.returned_ms if capped else 0.0)
+
+
+def _counted_outside(fitted: FittedStep | None) -> int | None:
+    if fitted is None or fitted.stated.limit_bytes is None:
+        return None
+    return fitted.stated.outside_bytes + fitted.stated.reserve_bytes
 
 
 def _forward_ms(fitted: FittedStep) -> float:

@@ -56,6 +56,8 @@ class TrialFigures:
         retries: how often the allocator found no room in the timed steps, and gave memory back to the driver first.
         library: bytes that libraries keep in the allocator.
         outside: bytes of the GPU that are in use beside the allocator after the timed steps.
+        counted_outside: bytes that the budget counts there: what was in use when the plan was made, and the reserve for
+            kernels that are loaded later. None without a budget.
         pinned: bytes of the block of host memory.
         step_ms: median time of a step.
         fastest_ms: the fastest step.
@@ -87,6 +89,7 @@ class TrialFigures:
     retries: int | None
     library: int
     outside: int
+    counted_outside: int | None
     pinned: int
     step_ms: float
     fastest_ms: float
