@@ -137,3 +137,28 @@ def test_a_batch_that_is_no_size_is_refused(monkeypatch, capsys, batch):
     code, out, error = time(monkeypatch, capsys, NAME, *ONCE, "--batch", batch)
     assert (code, out) == (2, "")
     assert "is no mini-batch size: give 1 to 2147483647" in error
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments", "message"),
+    [
+        ("Refusing", (), "Refusing does not take 2x3x8x8: "),
+        ("Leaving", (), "Leaving does not take 2x3x8x8: "),
+        ("Backwards", (), "Backwards fails: KeyError in "),
+        ("plain", ("--batch", "2147483647"), "error: this machine has too little memory: "),
+        ("vast", (), "error: this machine has too little memory: "),
+        ("plain", ("--shape", "3x2147483647x2147483647"), "an input of 2x3x2147483647x2147483647 fails: "),
+    ],
+)
+def test_whatever_a_model_raises_ends_in_one_line_and_status_2(monkeypatch, capsys, name, arguments, message):
+    code, out, error = time(monkeypatch, capsys, f"tests.support.broken_models:{name}", *ONCE, *arguments)
+    assert (code, out) == (2, "")
+    assert message in error
+    assert error.count("\n") == 1
+
+
+def test_what_a_model_prints_is_not_among_the_data(monkeypatch, capsys):
+    code, out, error = time(monkeypatch, capsys, "tests.support.broken_models:Printing", *ONCE, "--json")
+    assert code == 0, error
+    assert json.loads(out)["reports"]
+    assert "a model's own words" in error

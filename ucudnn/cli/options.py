@@ -253,7 +253,7 @@ OptimizerOption = Annotated[
     str, typer.Option("--optimizer", metavar="NAME", help="sgd (with momentum), adam, adamw or none.")
 ]
 AutocastOption = Annotated[
-    str | None, typer.Option("--autocast", metavar="TYPE", help="Type to which forward casts, such as bfloat16.")
+    str | None, typer.Option("--autocast", metavar="TYPE", help="Type to which forward casts: bfloat16 or float16.")
 ]
 KeepOption = Annotated[
     bool,

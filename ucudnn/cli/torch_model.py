@@ -1,6 +1,8 @@
 """PyTorch models in commands: run by `ucudnn time --torch`, recorded by `ucudnn memory`. PyTorch is loaded for them."""
 
+import sys
 from collections.abc import Callable, Sequence
+from contextlib import redirect_stdout
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,7 +15,7 @@ from ucudnn.networks.variants import Variant
 from ucudnn.problem import MOST_SIZE, DataType
 from ucudnn.profiles.measurement import Effort
 from ucudnn.reporting.terminal import progress
-from ucudnn.settings import Settings, parse_choice
+from ucudnn.settings import Settings
 from ucudnn.units import shortened
 
 if TYPE_CHECKING:
@@ -51,7 +53,8 @@ def time_model(
     except ImportError as error:
         raise _without_pytorch(error) from error
     step = ModelStep(factory=factory, shape=parse_shape(shape), batch=_checked(batch), variant=variant)
-    return time_step(step, settings, effort=effort, repeats=effort.repeats, save_to=save_plans)
+    with redirect_stdout(sys.stderr):  # standard output is for data, whatever the model prints
+        return time_step(step, settings, effort=effort, repeats=effort.repeats, save_to=save_plans)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,7 +121,10 @@ def record_model(options: TrainingOptions, measure: str, tell: Callable[[str], N
         raise _without_pytorch(error) from error
     recipe = _recipe_of(options)
     device = measuring_device(measure)
-    return (record(recipe, progress=tell), None) if device is None else record_measured(recipe, device, progress=tell)
+    with redirect_stdout(sys.stderr):
+        if device is None:
+            return record(recipe, progress=tell), None
+        return record_measured(recipe, device, progress=tell)
 
 
 def run_policies(
@@ -156,7 +162,8 @@ def run_policies(
     except ImportError as error:
         raise _without_pytorch(error) from error
     recipe = _recipe_of(options)
-    check_recipe(recipe)  # before a process of each policy looks for what it names
+    with redirect_stdout(sys.stderr):
+        check_recipe(recipe)  # before a process of each policy looks for what it names
     settings = TrialSettings(
         recipe=recipe,
         policy="",
@@ -182,9 +189,24 @@ def _recipe_of(options: TrainingOptions) -> "TrainingRecipe":
         loss=options.loss,
         optimizer=options.optimizer,
         variant=options.variant,
-        autocast=None if options.autocast is None else parse_choice(DataType, options.autocast, "--autocast"),
+        autocast=_autocast(options.autocast),
         gradients_kept=options.keep_gradients,
     )
+
+
+def _autocast(name: str | None) -> DataType | None:
+    """Return the type to which autocast casts.
+
+    Raises:
+        InvalidValueError: if it casts to no such type.
+    """
+    from ucudnn.memory.torch.training_step import AUTOCASTS
+
+    found = None if name is None else next((each for each in AUTOCASTS if each.value == name.strip().lower()), None)
+    if found is None and name is not None:
+        allowed = " or ".join(each.value for each in AUTOCASTS)
+        raise InvalidValueError(f"--autocast={shortened(name)} is not known: give {allowed}")
+    return found
 
 
 def _checked(batch: int | None) -> int | None:

@@ -24,6 +24,7 @@ from ucudnn.torch.problem import DTYPES
 from ucudnn.torch.summary import Summary, summarize
 from ucudnn.units import shortened
 
+_CPU_ALLOCATOR = "DefaultCPUAllocator:"  # begins its messages, behind a place in PyTorch's source
 _BATCHES = {"cuda": 32, "cpu": 2}  # NumPy's convolutions take seconds where a GPU's take milliseconds
 
 
@@ -103,13 +104,30 @@ def running(name: str) -> Iterator[None]:
 
     Raises:
         InvalidNetworkError: if the code raises anything but an error of ucudnn or a lack of memory.
+        MemoryError: if a device or this machine has too little memory for it.
     """
     try:
         yield
-    except (UcudnnError, MemoryError, torch.OutOfMemoryError):
+    except (UcudnnError, MemoryError):
         raise
     except (Exception, SystemExit) as error:
+        refuse_lack_of_memory(error, name)
         raise InvalidNetworkError(f"{name} fails: {_place_of(error)}") from error
+
+
+def refuse_lack_of_memory(error: BaseException, name: str) -> None:
+    """Raise a MemoryError in the place of PyTorch's own errors, of which that of a CPU's allocator has no class.
+
+    Args:
+        error: any error.
+        name: of what needs the memory.
+
+    Raises:
+        MemoryError: if the error is a lack of memory.
+    """
+    if isinstance(error, torch.OutOfMemoryError) or _CPU_ALLOCATOR in str(error):
+        line = str(error).partition("\n")[0].partition(_CPU_ALLOCATOR)
+        raise MemoryError(f"{name}: {(line[2] or line[0]).strip()}") from error
 
 
 def _place_of(error: BaseException) -> str:
@@ -161,7 +179,10 @@ def _placed(step: ModelStep, model: object, device_type: str) -> tuple[torch.nn.
         raise InvalidNetworkError(f"{step.factory} returns a {type(model).__name__}, no torch.nn.Module")
     device, dtype = torch.device(device_type), DTYPES[step.variant.dtype]
     batch = _BATCHES[device_type] if step.batch is None else step.batch
-    model, x = model.to(device=device, dtype=dtype), torch.randn(batch, *step.shape, device=device, dtype=dtype)
+    with running(step.factory):
+        model = model.to(device=device, dtype=dtype)
+    with running(f"an input of {'x'.join(map(str, (batch, *step.shape)))}"):
+        x = torch.randn(batch, *step.shape, device=device, dtype=dtype)
     if step.variant.channels_last:
         form = {4: torch.channels_last, 5: torch.channels_last_3d}.get(x.dim(), torch.contiguous_format)
         untyped: Any = model  # the annotations of Module.to do not have this overload
@@ -171,16 +192,29 @@ def _placed(step: ModelStep, model: object, device_type: str) -> tuple[torch.nn.
 
 
 def _run(name: str, model: torch.nn.Module, x: torch.Tensor) -> None:
-    try:
-        outputs = _tensors(model(x))
-    except torch.OutOfMemoryError as error:
-        raise MemoryError(f"{name} at a mini-batch of {len(x)}: {error}") from error
-    except (RuntimeError, TypeError, ValueError) as error:
-        raise InvalidNetworkError(f"{name} does not take {'x'.join(map(str, x.shape))}: {error}") from error
+    outputs = _tensors(called(name, model, x))
     if not outputs:
         raise InvalidNetworkError(f"{name} returns no tensor that a gradient could begin with")
-    loss: Any = sum(each.float().square().mean() for each in outputs)
-    loss.backward()
+    with running(name):
+        loss: Any = sum(each.float().square().mean() for each in outputs)
+        loss.backward()
+
+
+def called(name: str, model: torch.nn.Module, x: torch.Tensor) -> Any:
+    """Return what a model makes of an input.
+
+    Raises:
+        InvalidNetworkError: if it raises anything but an error of ucudnn or a lack of memory.
+        MemoryError: if a device or this machine has too little memory for it.
+    """
+    try:
+        return model(x)
+    except (UcudnnError, MemoryError):
+        raise
+    except (Exception, SystemExit) as error:  # whatever a model's own lines raise
+        refuse_lack_of_memory(error, f"{name} at a mini-batch of {len(x)}")
+        line = str(error).partition("\n")[0]
+        raise InvalidNetworkError(f"{name} does not take {'x'.join(map(str, x.shape))}: {line}") from error
 
 
 def _tensors(value: Any) -> list[torch.Tensor]:

@@ -12,6 +12,9 @@ from ucudnn.cli.app import main
 from ucudnn.memory.steps import open_measured_step, open_step
 
 UNET = ("tests.support.training_steps:small_unet", "--shape", "3x16x16")
+BROKEN = "tests.support.broken_models"
+SMALL = ("--shape", "3x8x8", "--batch", "4")
+LITTLE = "error: this machine has too little memory: "
 
 
 @pytest.fixture
@@ -66,7 +69,9 @@ def test_a_model_is_explained_at_once(memory):
         ((*UNET, "--loss", "hinge"), "--loss='hinge' is not known: give cross-entropy"),
         ((*UNET, "--optimizer", "lion"), "--optimizer='lion' is not known: give sgd"),
         ((*UNET, "--measure", "tpu"), "--measure='tpu' is not known: give auto, cuda, cpu or none"),
-        ((*UNET, "--autocast", "int8"), "--autocast='int8' is not known: give one of float16"),
+        ((*UNET, "--autocast", "int8"), "--autocast='int8' is not known: give float16 or bfloat16"),
+        ((*UNET, "--autocast", "float32"), "--autocast='float32' is not known: give float16 or bfloat16"),
+        ((*UNET, "--autocast", "float64"), "--autocast='float64' is not known: give float16 or bfloat16"),
         (("tests.support.training_steps:small_unet", "--shape", "3"), "small_unet does not take 32x3: "),
         (("tests.support.training_steps:none",), "has no attribute 'none'"),
         (("no_such_package:model",), "no_such_package is not installed: pip install no_such_package"),
@@ -78,6 +83,15 @@ def test_a_model_is_explained_at_once(memory):
         ((*UNET, "--loss", "torch:add", "--measure", "cpu"), "fails: RuntimeError in "),
         ((UNET[0], "--shape", "3x" + "9" * 30 + "x8"), "is none of a sample: give channels and one to three sizes"),
         ((UNET[0], "--shape", "9" * 5000), "give channels and sizes, as 3x224x224"),
+        ((f"{BROKEN}:Refusing", *SMALL), "Refusing does not take 4x3x8x8: "),
+        ((f"{BROKEN}:Leaving", *SMALL), "Leaving does not take 4x3x8x8: "),
+        ((f"{BROKEN}:Backwards", *SMALL), "Backwards with the loss cross-entropy fails: KeyError in "),
+        ((f"{BROKEN}:Untrained", *SMALL), "Untrained has no parameter that needs a gradient: there is nothing to t"),
+        ((f"{BROKEN}:OfOneBatch", *SMALL), "OfOneBatch with the loss cross-entropy fails: RuntimeError in "),
+        ((f"{BROKEN}:Empty", *SMALL), "Empty with the loss cross-entropy fails: ValueError in "),
+        ((f"{BROKEN}:plain", "--shape", "3x2147483647x2147483647"), "an input of 32x3x2147483647x2147483647 fails: "),
+        ((f"{BROKEN}:plain", *SMALL, "--batch", "2147483647", "--measure", "cpu"), LITTLE),
+        ((f"{BROKEN}:vast", "--shape", "2", "--measure", "cpu"), LITTLE),
     ],
 )
 def test_what_cannot_be_recorded_ends_in_one_line_and_status_2(memory, tmp_path, arguments, message):
@@ -86,6 +100,15 @@ def test_what_cannot_be_recorded_ends_in_one_line_and_status_2(memory, tmp_path,
     assert message in error
     assert error.count("\n") == 1
     assert not (tmp_path / "step.json").exists()
+
+
+def test_what_a_model_prints_is_not_among_the_data(memory):
+    given = (f"{BROKEN}:Printing", *SMALL, "--loss", f"{BROKEN}:printing_loss", "--json")
+    status, out, error = memory("why", *given)
+    assert status == 0, error
+    assert json.loads(out)["batch"] == 4
+    assert "a model's own words" in error
+    assert "a loss's own words" in error
 
 
 @pytest.mark.skipif(find_spec("torchvision") is not None, reason="torchvision is installed")

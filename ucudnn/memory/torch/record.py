@@ -5,7 +5,7 @@ Tracing needs no memory and no GPU: the tensors are fake, which have shapes and 
 
 import gc
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from dataclasses import replace
 
 import torch
@@ -49,12 +49,13 @@ def _on_fake_tensors(
     """Return a step at some mini-batches, recorded on fake tensors of the CPU."""
     with FakeTensorMode():
         step = make_step(recipe, torch.device("cpu"), foreach=foreach)
-        _run_first(step, recipe)
         records = []
-        for batch in batches:
-            progress(f"tracing {recipe.model} at a mini-batch of {batch}")
-            sized = step.with_batch(batch)
-            records.append(_trace(sized, recipe.model, batch, recipe.variant.math, recipe.conditions()).graph)
+        with _running(recipe):
+            _run_first(step)
+            for batch in batches:
+                progress(f"tracing {recipe.model} at a mini-batch of {batch}")
+                sized = step.with_batch(batch)
+                records.append(_trace(sized, recipe.model, batch, recipe.variant.math, recipe.conditions()).graph)
     return records
 
 
@@ -83,18 +84,15 @@ def record_measured(
         MeasurementError: if the step does not run the same operators each time.
     """
     progress(f"tracing {recipe.model} at a mini-batch of {recipe.batch} on {device}")
-    try:
-        step, traced = _traced(recipe, device)
-        progress(f"measuring {len(traced.calls)} operations")
+    step, traced = _traced(recipe, device)
+    progress(f"measuring {len(traced.calls)} operations")
+    with _running(recipe):
         costs = measure(step, traced, repeats=repeats)
-        del step
-        graph = traced.graph
-        others = _at_other_batches(recipe, device, progress)
-        with suppress(StepGraphError):
-            graph = _joined([graph, *others]) if others else graph
-    except torch.OutOfMemoryError as error:
-        line = str(error).partition("\n")[0]
-        raise MemoryError(f"{recipe.model} at a mini-batch of {recipe.batch}: {line}") from error
+    del step
+    graph = traced.graph
+    others = _at_other_batches(recipe, device, progress)
+    with suppress(StepGraphError):
+        graph = _joined([graph, *others]) if others else graph
     return graph, costs
 
 
@@ -128,15 +126,20 @@ def _at_other_batches(recipe: TrainingRecipe, device: torch.device, progress: Pr
 
 def _traced(recipe: TrainingRecipe, device: torch.device) -> tuple[TrainingStep, TracedStep]:
     step = make_step(recipe, device)
-    _run_first(step, recipe)
-    return step, _trace(step, recipe.model, recipe.batch, recipe.variant.math, recipe.conditions())
+    with _running(recipe):
+        _run_first(step)
+        return step, _trace(step, recipe.model, recipe.batch, recipe.variant.math, recipe.conditions())
 
 
-def _run_first(step: TrainingStep, recipe: TrainingRecipe) -> None:
+def _run_first(step: TrainingStep) -> None:
     """Take the step that makes the state of the optimizer; the first one that calls the loss of a recipe."""
     step.clear()
-    with running(f"{recipe.model} with the loss {recipe.loss}"):
-        step.run()
+    step.run()
+
+
+def _running(recipe: TrainingRecipe) -> AbstractContextManager[None]:
+    """Say what the model or the loss raised, in any of the steps that are taken: each has another mini-batch."""
+    return running(f"{recipe.model} with the loss {recipe.loss}")
 
 
 def trace_step(

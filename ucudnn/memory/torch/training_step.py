@@ -14,11 +14,12 @@ from ucudnn.memory.graph import Phase
 from ucudnn.memory.torch.tracer import Tracer
 from ucudnn.networks.variants import Variant
 from ucudnn.problem import DataType, MathMode
-from ucudnn.torch.model_timing import find_factory, running
+from ucudnn.torch.model_timing import called, find_factory, running
 from ucudnn.torch.problem import DTYPES
 
 LOSSES = ("cross-entropy", "mse")
 OPTIMIZERS = ("sgd", "adam", "adamw", "none")
+AUTOCASTS = (DataType.FLOAT16, DataType.BFLOAT16)
 
 _FORMATS = {4: torch.channels_last, 5: torch.channels_last_3d}
 
@@ -36,8 +37,11 @@ class TrainingRecipe:
         loss: one of LOSSES, or 'module:callable', which is called with the model's output and labels.
         optimizer: one of OPTIMIZERS.
         variant: type and layout of parameters and input, and whether float32 may be multiplied as TF32.
-        autocast: type to which `torch.autocast` casts in forward, or None without it.
+        autocast: type to which `torch.autocast` casts in forward, one of AUTOCASTS, or None without it.
         gradients_kept: whether gradients are set to zero before a step rather than freed (`set_to_none=False`).
+
+    Raises:
+        InvalidValueError: if PyTorch's autocast has no such type; it would warn, and cast nothing.
     """
 
     model: str
@@ -49,6 +53,10 @@ class TrainingRecipe:
     variant: Variant = field(default_factory=Variant)
     autocast: DataType | None = None
     gradients_kept: bool = False
+
+    def __post_init__(self) -> None:
+        if self.autocast is not None and self.autocast not in AUTOCASTS:
+            raise InvalidValueError(f"autocast casts to float16 or bfloat16 only, not to {self.autocast.value}")
 
     def conditions(self) -> dict[str, str]:
         """Return what a record depends on, as text."""
@@ -156,7 +164,8 @@ def make_step(recipe: TrainingRecipe, device: torch.device, *, foreach: bool | N
         InvalidValueError: if there is no such loss or optimizer.
     """
     model = _make_model(recipe, device)
-    x = _make_input(recipe, model, device)
+    with running(f"an input of {'x'.join(map(str, (recipe.batch, *recipe.shape)))}"):
+        x = _make_input(recipe, model, device)
     autocast: Callable[[], AbstractContextManager[Any]] = nullcontext
     if recipe.autocast is not None:
         dtype = DTYPES[recipe.autocast]
@@ -165,14 +174,14 @@ def make_step(recipe: TrainingRecipe, device: torch.device, *, foreach: bool | N
             return torch.autocast(device.type, dtype)
 
     with torch.no_grad(), autocast():
-        output = _first(_called(recipe, model, x))
+        output = _first(called(recipe.model, model, x))
     loss, target = _make_loss(recipe.loss, output)
     return TrainingStep(
         model=model,
         inputs=(x,),
         loss=loss,
         targets=(target,),
-        optimizer=_make_optimizer(recipe.optimizer, model, foreach),
+        optimizer=_make_optimizer(recipe, model, foreach),
         autocast=autocast,
         gradients_kept=recipe.gradients_kept,
     )
@@ -180,7 +189,7 @@ def make_step(recipe: TrainingRecipe, device: torch.device, *, foreach: bool | N
 
 def _make_model(recipe: TrainingRecipe, device: torch.device) -> nn.Module:
     make = find_model(recipe.model)
-    with device, running(recipe.model):
+    with running(recipe.model), device:
         model = make()
     if not isinstance(model, nn.Module):
         raise InvalidNetworkError(f"{recipe.model} returns a {type(model).__name__}, no torch.nn.Module")
@@ -227,16 +236,6 @@ def _make_input(recipe: TrainingRecipe, model: nn.Module, device: torch.device) 
     return _converted(x, x.dtype, device, last=recipe.variant.channels_last)
 
 
-def _called(recipe: TrainingRecipe, model: nn.Module, x: Tensor) -> Any:
-    try:
-        return model(x)
-    except torch.OutOfMemoryError as error:
-        raise MemoryError(f"{recipe.model} at a mini-batch of {recipe.batch}: {error}") from error
-    except (Exception, SystemExit) as error:  # whatever a model's own lines raise
-        line = str(error).partition("\n")[0]
-        raise InvalidNetworkError(f"{recipe.model} does not take {'x'.join(map(str, x.shape))}: {line}") from error
-
-
 def _first(output: Any) -> Tensor:
     found = next((leaf for leaf in tree_leaves(output) if isinstance(leaf, Tensor) and leaf.is_floating_point()), None)
     if found is None:
@@ -271,9 +270,12 @@ def _mean_squared_error(output: Any, target: Tensor) -> Tensor:
     return nn.functional.mse_loss(_first(output), target)
 
 
-def _make_optimizer(name: str, model: nn.Module, foreach: bool | None) -> torch.optim.Optimizer | None:
+def _make_optimizer(recipe: TrainingRecipe, model: nn.Module, foreach: bool | None) -> torch.optim.Optimizer | None:
+    name = recipe.optimizer
     _check_optimizer(name)
     parameters = [each for each in model.parameters() if each.requires_grad]
+    if not parameters:
+        raise InvalidNetworkError(f"{recipe.model} has no parameter that needs a gradient: there is nothing to train")
     if name == "sgd":
         return torch.optim.SGD(parameters, lr=1e-3, momentum=0.9, foreach=foreach)
     if name in ("adam", "adamw"):

@@ -1,0 +1,89 @@
+"""Models that fail somewhere, or do what no model should, for commands that must end in one line all the same."""
+
+import torch
+from torch import nn
+
+
+class Refusing(nn.Module):
+    """A model whose forward raises what is no RuntimeError, with several lines."""
+
+    def __init__(self):
+        super().__init__()
+        self.conv = nn.Conv2d(3, 4, 3)
+
+    def forward(self, x):
+        raise KeyError(f"no [red]key[/]\nfor {x.shape}")
+
+
+class Leaving(Refusing):
+    """A model whose forward ends the program."""
+
+    def forward(self, x):
+        raise SystemExit(7)
+
+
+class Backwards(Refusing):
+    """A model whose backward raises."""
+
+    def forward(self, x):
+        output = self.conv(x).flatten(1)
+        if output.requires_grad:
+            output.register_hook(lambda _: {}["gradient"])
+        return output
+
+
+class Untrained(nn.Module):
+    """A model without parameters."""
+
+    def forward(self, x):
+        return x.flatten(1)
+
+
+class OfOneBatch(nn.Module):
+    """A model that takes mini-batches of 4 only."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(3, 3)
+
+    def forward(self, x):
+        return self.linear(x.flatten(1)[:, :3]).view(4, 3)
+
+
+class Empty(nn.Module):
+    """A model whose output has no rows."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(3, 3)
+
+    def forward(self, x):
+        return self.linear(x[:0].flatten(1)[:, :3])
+
+
+class Printing(nn.Module):
+    """A model that prints."""
+
+    def __init__(self):
+        super().__init__()
+        self.conv = nn.Conv2d(3, 4, 3)
+
+    def forward(self, x):
+        print("a model's own words")  # noqa: T201
+        return self.conv(x).flatten(1)
+
+
+def vast():
+    """Return a model for which no machine has the memory."""
+    return nn.Linear(2**20, 2**20)
+
+
+def plain():
+    """Return a model that works."""
+    return nn.Sequential(nn.Conv2d(3, 4, 3), nn.Flatten(), nn.ReLU())
+
+
+def printing_loss(output, labels):
+    """Return a loss after some words."""
+    print("a loss's own words")  # noqa: T201
+    return torch.nn.functional.cross_entropy(output, labels)
