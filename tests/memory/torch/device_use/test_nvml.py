@@ -22,6 +22,7 @@ UNKNOWN = 2**64 - 1
         ({8: 200, 9: 59}, 200),  # the other one has less than this process's allocator alone
         ({7: 59, 8: 200}, 200),  # 7 is the number of another process outside of the container
         ({7: 59}, None),
+        ({7: 60, 8: 200}, 60),
         ({7: UNKNOWN}, None),
         ({8: 200, 9: UNKNOWN}, None),
         ({}, None),

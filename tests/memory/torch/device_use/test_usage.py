@@ -147,8 +147,10 @@ def test_where_the_driver_does_not_tell_processes_apart_others_count_up_to_a_bou
 def test_kernels_that_measuring_loads_count_and_what_others_take_meanwhile_does_not(shared):
     shared.processes = {7: 1200 * MIB, 8: 1900 * MIB}
     before = stated_budget(4000 * MIB, GPU, libraries=False)
-    shared.processes = {7: 1280 * MIB, 8: 5000 * MIB}
-    after = with_loaded_kernels(before, before, GPU)
+    shared.processes = {7: 1210 * MIB, 8: 5000 * MIB}
+    stated = stated_budget(4000 * MIB, GPU, libraries=False)
+    shared.processes[7] = 1280 * MIB
+    after = with_loaded_kernels(stated, before, GPU)
     assert (after.outside_bytes, after.reserve_bytes) == (780 * MIB, 20 * MIB)
     shared.silent = True  # now nothing tells how much was loaded
     after = with_loaded_kernels(before, before, GPU)
