@@ -1,7 +1,8 @@
 """A slow simulator of plans, written the other way round: a state from which everything is counted anew at each event.
 
 It knows chunks of memory, each with the storage that it holds, and two lists of copies that point to chunks. Numbers
-are fractions, so there is no rounding. `ucudnn.memory.simulation` must find the same.
+are fractions, so there is no rounding, and what ends at one instant ends together, before the next action is issued.
+`ucudnn.memory.simulation` must find the same.
 """
 
 from fractions import Fraction

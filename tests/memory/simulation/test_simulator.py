@@ -272,6 +272,58 @@ def test_lifetimes_are_those_of_transient_memory():
     assert by_storage[b].begin < by_storage[a].end <= by_storage[b].end
 
 
+def tied(**sizes):
+    """Return a step that makes all of its storages in no time, computes for 2 ms, and makes c of 5 bytes in no time."""
+    builder = StepBuilder()
+    for name, size in sizes.items():
+        builder.storage(name, size)
+    builder.run("make", "", " ".join(sizes), time=0.0).run("work", time=2.0)
+    return builder.storage("c", 5).run("use", "", "c", time=0.0)
+
+
+def test_an_offload_that_ends_together_with_an_operation_frees_before_the_next_one():
+    """The copies take 2 and 0.5 ms, the operation beside them 1.25 times 2; in floats 2 - 2 / 1.25 is below 0.4."""
+    a, b = range(2)
+    result = simulated(
+        tied(a=8, b=2),
+        *(run(0), offload(a), offload(b), free(b), run(1), run(2)),
+        offload_bytes_per_ms=4.0,
+        contention=1.25,
+    )
+    assert result.timeline == ((OUT, 1, 0.0, 2.0), (OUT, 2, 2.0, 2.5), (COMPUTE, 4, 0.0, 2.5))
+    assert result.memory[:4] == ((0.0, 0), (0.0, 10), (2.5, 8), (2.5, 13))
+    assert result.peak_bytes == 13
+
+
+def test_an_offload_that_ends_together_with_a_prefetch_frees_before_the_action_after_the_wait():
+    """After 1 + 1/3 ms, 4 bytes have left and 4 have come back; in floats the second offload is not quite done."""
+    a, b, d = range(3)
+    result = simulated(
+        tied(a=3, b=1, d=4),
+        *(run(0), offload(d), synchronize(), free(d)),
+        *(offload(a), offload(b), free(b), prefetch(d), wait(d), run(2), run(1)),
+        offload_bytes_per_ms=3.0,
+        prefetch_bytes_per_ms=3.0,
+        duplex=0.75,
+    )
+    assert [size for _, size in result.memory[:6]] == [0, 8, 4, 8, 7, 12]
+    assert result.peak_bytes == 12
+
+
+def test_a_prefetch_that_ends_together_with_an_offload_gives_back_the_host_before_the_action_after_the_wait():
+    """After 1 ms of work of each queue, 3 bytes have left and 3 have come back; in floats the prefetch is not quite."""
+    a, b, d, e = range(4)
+    result = simulated(
+        tied(a=1, b=2, d=3, e=5),
+        *(run(0), offload(d), synchronize(), free(d)),
+        *(offload(a), offload(b), prefetch(d), wait(b), offload(e), wait(d), run(1), run(2)),
+        offload_bytes_per_ms=3.0,
+        prefetch_bytes_per_ms=3.0,
+        duplex=0.75,
+    )
+    assert result.pinned_bytes == 1 + 2 + 5
+
+
 @given(random_plans(), st.data())
 @settings(max_examples=150, deadline=None)
 def test_the_slow_reference_finds_the_same(drawn, data):

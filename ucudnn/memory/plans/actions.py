@@ -7,7 +7,8 @@ not wait for a copy unless a `wait` says so.
 
 Memory is taken and given back in the order of issue, too: a `run` or `recompute` takes its scratch and those storages
 that it writes and that are absent; a `prefetch` takes its storage. Only a `free` of a storage whose offload still runs
-takes effect later, when the copy has ended. This is how the systems of the papers read:
+takes effect later, when the copy has ended; where an operation ends at the same instant as the copy, the bytes are back
+before the next action takes any. This is how the systems of the papers read:
 
 * vDNN offloads X of layer n beside it and synchronizes: `offload(x) run(n) synchronize() free(x)`.
 * vDNNExt frees without waiting: `offload(x) run(n) free(x)`, where the free takes effect when both have ended.

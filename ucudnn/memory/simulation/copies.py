@@ -3,6 +3,9 @@
 Each queue works on its first copy only. While any copy runs, compute takes `contention` times as long; while both
 directions copy, each keeps a share `duplex` of its bandwidth. Between two events all rates are constant, so the clock
 jumps from event to event: the end of a copy, or of the compute that is asked for.
+
+All that ends at one instant has ended before compute goes on. Ends less than `INSTANT_MS` apart are one instant:
+floating-point numbers round what is left of a copy or an operation, so ends that are equal come out a little apart.
 """
 
 from collections import deque
@@ -10,6 +13,9 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from ucudnn.memory.costs import Costs
+
+INSTANT_MS = 1e-9
+"""A picosecond: far below any cost that was measured, and far above the rounding of a step that takes minutes."""
 
 
 class CopyRequest(NamedTuple):
@@ -79,10 +85,10 @@ class CopyQueues:
         return not self._out and not self._back
 
     def compute(self, work_ms: float) -> None:
-        """Let the clock run until compute has done its work."""
+        """Let the clock run until compute has done its work, and the copies that end at the same instant theirs."""
         while self._out or self._back:
             step, out_ends, back_ends = self._next_end()
-            if work_ms * self._contention < step:
+            if work_ms * self._contention < step - INSTANT_MS:
                 self._pass(work_ms * self._contention)
                 return
             work_ms = max(work_ms - step / self._contention, 0.0)
@@ -91,7 +97,7 @@ class CopyQueues:
         self.now += work_ms
 
     def run_to_next_end(self) -> None:
-        """Let the clock run, without compute, until the next copy ends; there is one."""
+        """Let the clock run, without compute, until the next copy ends, or two at one instant; there is one."""
         step, out_ends, back_ends = self._next_end()
         self._pass(step)
         self._end(out_ends, back_ends)
@@ -101,7 +107,7 @@ class CopyQueues:
         out, back = self._out_since >= 0, self._back_since >= 0
         if out and back:
             out_ms, back_ms = self._out_left / self._duplex, self._back_left / self._duplex
-            return min(out_ms, back_ms), out_ms <= back_ms, back_ms <= out_ms
+            return min(out_ms, back_ms), out_ms <= back_ms + INSTANT_MS, back_ms <= out_ms + INSTANT_MS
         return (self._out_left, True, False) if out else (self._back_left, False, True)
 
     def _pass(self, elapsed: float) -> None:

@@ -1,7 +1,9 @@
 """The simulator: walks a plan's actions once, with a clock, two copy queues and the bytes that exist.
 
 Compute issues the actions in order. A copy can begin when the compute before it has ended, so everything that is known
-at the clock's time decides what happens next, and one walk is exact.
+at the clock's time decides what happens next, and one walk is exact. Copies and compute that end at one instant have
+all ended before the next action is issued, so a free that waited for an offload gives its bytes back before that action
+takes any.
 """
 
 from collections.abc import Callable, Sequence
