@@ -1,5 +1,9 @@
 """Models that fail somewhere, or do what no model should, for commands that must end in one line all the same."""
 
+import os
+import time
+from pathlib import Path
+
 import torch
 from torch import nn
 
@@ -30,6 +34,17 @@ class Backwards(Refusing):
         if output.requires_grad:
             output.register_hook(lambda _: {}["gradient"])
         return output
+
+
+class Sleeping(Refusing):
+    """A model whose forward takes two minutes. Before that it writes its process into the file SLEEPING_PROCESS."""
+
+    def forward(self, x):
+        path = Path(os.environ["SLEEPING_PROCESS"])
+        path.with_suffix(".part").write_text(str(os.getpid()))
+        path.with_suffix(".part").replace(path)
+        time.sleep(120)
+        return self.conv(x).flatten(1)
 
 
 class Untrained(nn.Module):

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ucudnn.benchmarking.parallel.interrupts import interrupts_later
 from ucudnn.cli.options import MODEL_BATCH, variant_of
 from ucudnn.errors import BackendUnavailableError, InvalidValueError
 from ucudnn.memory.costs import Costs
@@ -49,7 +50,8 @@ def time_model(
         InvalidNetworkError: if there is no such model, or it does not take such an input.
     """
     try:
-        from ucudnn.torch.model_timing import ModelStep, parse_shape, time_step
+        with interrupts_later():
+            from ucudnn.torch.model_timing import ModelStep, parse_shape, time_step
     except ImportError as error:
         raise _without_pytorch(error) from error
     step = ModelStep(factory=factory, shape=parse_shape(shape), batch=_checked(batch), variant=variant)
@@ -116,7 +118,8 @@ def record_model(options: TrainingOptions, measure: str, tell: Callable[[str], N
         StepGraphError: if the step is not affine in its mini-batch.
     """
     try:
-        from ucudnn.memory.torch.record import measuring_device, record, record_measured
+        with interrupts_later():
+            from ucudnn.memory.torch.record import measuring_device, record, record_measured
     except ImportError as error:
         raise _without_pytorch(error) from error
     recipe = _recipe_of(options)
@@ -155,10 +158,11 @@ def run_policies(
         InvalidValueError: if there is no such loss, optimizer, policy or device.
     """
     try:
-        from ucudnn.memory.torch.training_step import check_recipe
-        from ucudnn.memory.torch.trials.trial import trial_device
-        from ucudnn.memory.torch.trials.trial_result import TrialSettings
-        from ucudnn.memory.torch.trials.trial_table import compare_trials
+        with interrupts_later():
+            from ucudnn.memory.torch.training_step import check_recipe
+            from ucudnn.memory.torch.trials.trial import trial_device
+            from ucudnn.memory.torch.trials.trial_result import TrialSettings
+            from ucudnn.memory.torch.trials.trial_table import compare_trials
     except ImportError as error:
         raise _without_pytorch(error) from error
     recipe = _recipe_of(options)

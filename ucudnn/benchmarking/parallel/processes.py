@@ -14,6 +14,7 @@ from ucudnn.backends import open_backend
 from ucudnn.backends.base import ComputeBackend
 from ucudnn.benchmarking.findings import Finding, Findings
 from ucudnn.benchmarking.measurer import LocalMeasurer, Measurer
+from ucudnn.benchmarking.parallel.interrupts import start_worker
 from ucudnn.benchmarking.parallel.partition import Group, Partition, by_operation, by_size, requests_in
 from ucudnn.benchmarking.request import Request
 from ucudnn.errors import SettingsError, UcudnnError, UnsupportedProblemError
@@ -193,7 +194,7 @@ class _Worker:
         context = multiprocessing.get_context("spawn")  # CUDA does not survive a fork
         self._connection, theirs = context.Pipe()
         self._process = context.Process(target=serve, args=(theirs, device, options), daemon=True)
-        self._process.start()
+        start_worker(self._process)
         theirs.close()
         self.alive = True
 

@@ -1,7 +1,13 @@
 """`ucudnn memory run`: policies train a model and stand in one table."""
 
 import json
+import os
+import signal
+import subprocess
 import sys
+import time
+from contextlib import suppress
+from pathlib import Path
 
 import pytest
 
@@ -92,6 +98,7 @@ def test_if_no_policy_ran_the_status_says_so(run):
         ((UNET[0], "--loss", "hinge"), "--loss='hinge' is not known: give cross-entropy"),
         ((UNET[0], "--loss", "math:hinge"), "math:hinge"),
         ((UNET[0], "--optimizer", "lion"), "--optimizer='lion' is not known: give sgd"),
+        ((UNET[0], "--autocast", "float32"), "--autocast='float32' is not known: give float16 or bfloat16"),
     ],
 )
 def test_what_no_policy_can_train_is_refused_before_a_process_starts(run, monkeypatch, arguments, reason):
@@ -99,3 +106,99 @@ def test_what_no_policy_can_train_is_refused_before_a_process_starts(run, monkey
     status, out, error = run(*arguments, "--on", "cpu")
     assert (status, out) == (2, "")
     assert reason in error
+
+
+def test_what_a_model_prints_is_not_among_the_data(monkeypatch, capfd):
+    model = "tests.support.broken_models:Printing"
+    given = ("--shape", "3x8x8", "--batch", "4", "--on", "cpu", "--steps", "1", "--policy", "stock", "--json")
+    monkeypatch.setattr(sys, "argv", ["ucudnn", "memory", "run", model, *given])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    out, error = capfd.readouterr()  # of the policy's own process, too
+    assert ended.value.code == 0, error
+    assert [each["policy"] for each in json.loads(out)["policies"]] == ["stock"]
+    assert "a model's own words" in error
+
+
+@pytest.fixture
+def sleeping(tmp_path):
+    """Return a command whose policy sleeps in its own process, and the number of that process."""
+    written = tmp_path / "process"
+    process = subprocess.Popen(
+        [*_UCUDNN, "memory", "run", "tests.support.broken_models:Sleeping", "--shape", "3x8x8", "--on", "cpu"],
+        env=os.environ | {"SLEEPING_PROCESS": str(written)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        cwd=_ROOT,
+        text=True,
+        start_new_session=True,
+    )
+    while not written.exists():
+        assert process.poll() is None, process.communicate()[1]
+        time.sleep(0.1)
+    yield process, int(written.read_text())
+    with suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.communicate()
+
+
+_ROOT = Path(__file__).parents[4]
+_UCUDNN = (sys.executable, "-m", "ucudnn")
+
+
+def _running(process):
+    """Return whether a process is there and no zombie, which nobody has waited for."""
+    try:
+        return Path(f"/proc/{process}/stat").read_text().rpartition(") ")[2][0] not in "ZX"
+    except OSError:
+        return False
+
+
+@pytest.mark.parametrize("all_processes", [True, False], ids=["of a terminal", "of the command alone"])
+def test_ctrl_c_ends_the_command_and_the_process_of_its_policy(sleeping, all_processes):
+    process, worker = sleeping
+    (os.killpg if all_processes else os.kill)(process.pid, signal.SIGINT)
+    out, error = process.communicate(timeout=60)  # the model would sleep for twice as long
+    assert (process.returncode, out, error) == (130, "", "")
+    assert not _running(worker)
+
+
+def test_no_process_of_a_policy_survives_its_command(sleeping):
+    process, worker = sleeping
+    assert _running(worker)
+    process.kill()
+    process.wait()
+    ends = time.monotonic() + 60
+    while _running(worker) and time.monotonic() < ends:
+        time.sleep(0.1)
+    assert not _running(worker)
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ("memory", "record", "any:model", "--out", "step.json"),
+        ("memory", "run", "any:model"),
+        ("time", "--torch", "any:model"),
+    ],
+    ids=" ".join,
+)
+def test_ctrl_c_while_pytorch_is_imported_is_no_error_of_pytorch(tmp_path, command):
+    (tmp_path / "torch.py").write_text(
+        "import os, signal\n"
+        "try:\n"
+        "    os.kill(os.getpid(), signal.SIGINT)\n"
+        "    raise ImportError('this is no PyTorch')\n"
+        "except KeyboardInterrupt:\n"
+        "    raise ImportError('Ctrl-C') from None\n"
+    )
+    paths = os.pathsep.join([str(tmp_path), str(_ROOT)])
+    done = subprocess.run(
+        [*_UCUDNN, *command],
+        env=os.environ | {"PYTHONPATH": paths},
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=tmp_path,
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "")

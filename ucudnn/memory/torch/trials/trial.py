@@ -4,12 +4,10 @@ Peaks are those of the process, so each trial has a process of its own (`run_apa
 """
 
 import gc
-import multiprocessing
 from collections.abc import Callable
-from concurrent.futures import ProcessPoolExecutor
-from concurrent.futures.process import BrokenProcessPool
 from dataclasses import replace
 from itertools import pairwise
+from multiprocessing.connection import Connection
 from statistics import median
 from time import perf_counter
 from typing import Any, final
@@ -28,6 +26,7 @@ from ucudnn.memory.torch.measured_peak import peak_bytes
 from ucudnn.memory.torch.training_step import TrainingStep, make_step
 from ucudnn.memory.torch.trials.device_timeline import beside_prediction, measure_timeline
 from ucudnn.memory.torch.trials.measured_memory import measure_memory
+from ucudnn.memory.torch.trials.trial_process import process_of
 from ucudnn.memory.torch.trials.trial_result import PYTORCH, TrialFigures, TrialResult, TrialSettings
 from ucudnn.problem import MathMode
 
@@ -54,11 +53,21 @@ def trial_device(name: str) -> str:
 
 def run_apart(settings: TrialSettings) -> TrialResult:
     """Run a trial in a process of its own; the process's end by a signal is a reason, too."""
-    with ProcessPoolExecutor(max_workers=1, mp_context=multiprocessing.get_context("spawn")) as pool:
+    with process_of(_serve, settings) as connection:
         try:
-            return pool.submit(run_trial, settings).result()
-        except BrokenProcessPool:
+            result: TrialResult | Exception = connection.recv()
+        except EOFError:
             return TrialResult(policy=settings.policy, figures=None, reason=ENDED)
+    if isinstance(result, Exception):
+        raise result
+    return result
+
+
+def _serve(settings: TrialSettings, connection: Connection) -> None:
+    try:
+        connection.send(run_trial(settings))
+    except Exception as error:  # noqa: BLE001, because the process that waits shall raise it
+        connection.send(error)
 
 
 def run_trial(settings: TrialSettings) -> TrialResult:

@@ -5,7 +5,6 @@ trials with one have processes of their own (`trial.run_apart`).
 """
 
 import gc
-import multiprocessing
 from collections.abc import Generator, Sequence
 from dataclasses import replace
 from functools import cached_property
@@ -24,6 +23,7 @@ from ucudnn.memory.torch.execution.operation_costs import measure_operations, st
 from ucudnn.memory.torch.execution.step_program import StepProgram, trace_program
 from ucudnn.memory.torch.training_step import TrainingStep
 from ucudnn.memory.torch.trials.trial import ENDED, PolicyTrial, result_of, trial_step, trial_subject
+from ucudnn.memory.torch.trials.trial_process import process_of
 from ucudnn.memory.torch.trials.trial_result import TrialResult, TrialSettings
 
 
@@ -114,27 +114,18 @@ def run_series_apart(settings: TrialSettings, members: Sequence[SeriesMember]) -
     A process that ends by a signal is the reason of the member that ran; those behind it run in a new process.
     """
     left = [*members]
-    context = multiprocessing.get_context("spawn")
     while left:
-        ours, theirs = context.Pipe(duplex=False)
-        process = context.Process(target=_serve, args=(settings, [*left], theirs), daemon=True)
-        process.start()
-        theirs.close()
-        try:
+        with process_of(_serve, settings, [*left]) as connection:
             while left:
                 member = left.pop(0)
                 try:
-                    result = ours.recv()
+                    result = connection.recv()
                 except EOFError:
                     yield TrialResult(policy=member.policy, figures=None, reason=ENDED)
                     break
                 if isinstance(result, Exception):
                     raise result
                 yield result
-        finally:
-            process.kill()  # it is done, or nobody waits for it any more
-            process.join()
-            ours.close()
 
 
 def _serve(settings: TrialSettings, members: Sequence[SeriesMember], connection: Connection) -> None:
