@@ -1,6 +1,7 @@
 """Fitted steps in the training loops that people have: each trains to the bits of the plain model, or is refused."""
 
 import copy
+import math
 import pickle
 import subprocess
 import sys
@@ -210,6 +211,71 @@ def test_a_model_that_was_changed_since_the_fit_is_refused(number):
     change(pair.model)
     with pytest.raises(InvalidValueError, match=f"{message}.*fit it again"):
         pair.step(*pair.data)
+
+
+class Constants(nn.Module):
+    """A model with constants of modules in its numbers: of PyTorch's, of one that derives from them, and of its own."""
+
+    __constants__ = ("scale",)
+
+    def __init__(self):
+        super().__init__()
+        self.scale, self.calls = 2.0, 0
+        self.inner = nn.Sequential(nn.Linear(8, 6), nn.BatchNorm1d(6), type("Own", (nn.LeakyReLU,), {})(0.1))
+
+    def forward(self, x):
+        self.calls += 1  # which is no constant
+        return self.inner(x) * self.scale
+
+
+def constants():
+    torch.manual_seed(0)
+    return Constants(), (torch.randn(4, 8), torch.randint(6, (4,))), torch.nn.functional.cross_entropy
+
+
+CONSTANTS = [
+    ("inner.2.negative_slope", lambda model: setattr(model.inner[2], "negative_slope", 0.9), "0.9 now, and was 0.1"),
+    ("inner.1.momentum", lambda model: setattr(model.inner[1], "momentum", 0.5), "0.5 now, and was 0.1"),
+    ("scale", lambda model: setattr(model, "scale", 3.0), "3.0 now, and was 2.0"),
+]
+
+
+@pytest.mark.parametrize(("name", "change", "values"), CONSTANTS, ids=lambda given: given if "." in str(given) else "")
+def test_a_constant_of_a_module_that_changed_since_the_fit_is_refused(name, change, values):
+    pair = Pair(constants())
+    change(pair.model)
+    with pytest.raises(InvalidValueError, match=rf"^{name} is {values} when the step was fitted: fit it again"):
+        pair.step(*pair.data)
+    change(pair.plain)
+    pair.step = ucudnn.memory.fit(pair.model, pair.data, loss=pair.loss, policy=POLICY, debug=True)
+    pair.check(lambda model, call: three_steps(pair, model, call))
+
+
+class Branches(nn.Module):
+    """A model whose numbers depend on the type and the sign of an argument."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(8, 6)
+
+    def forward(self, x, value):
+        return self.linear(x) * (2 if value is True else 3 if isinstance(value, float) else 4) * math.copysign(1, value)
+
+
+@pytest.mark.parametrize(("sample", "other"), [(1, True), (True, 1), (1, 1.0), (0.0, -0.0)], ids=str)
+def test_equal_values_of_other_types_or_signs_are_other_arguments(sample, other):
+    model, x = Branches(), torch.randn(4, 8)
+    step = ucudnn.memory.fit(model, (x, sample), policy=POLICY)
+    assert torch.equal(step(x, sample), model(x, sample))
+    assert not torch.equal(model(x, other), model(x, sample))
+    with pytest.raises(InvalidValueError, match=f"argument 1 is the value {other}, and the step was fitted to the"):
+        step(x, other)
+
+
+def test_a_value_that_is_no_number_is_equal_to_itself():
+    model, x = Branches(), torch.randn(4, 8)
+    step = ucudnn.memory.fit(model, (x, float("nan")), policy=POLICY)
+    assert torch.equal(step(x, float("nan")), model(x, float("nan")))
 
 
 def test_channels_last_after_a_fit_trains_to_the_same_bits_after_another_one():

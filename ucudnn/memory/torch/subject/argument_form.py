@@ -32,6 +32,16 @@ class _Signature(NamedTuple):
         return f"{size} of {dtype} on {self.device}, strides {tuple(self.stride)}{begin}{needs}"
 
 
+class _Value(NamedTuple):
+    """What a plan depends on in any other argument. NaN is equal to itself here, and -0.0 is not equal to 0.0."""
+
+    kind: type
+    value: Any
+
+    def __str__(self) -> str:
+        return f"the value {float.fromhex(self.value) if issubclass(self.kind, float) else self.value!r}"
+
+
 @final
 class ArgumentForm:
     """The form of a sample's arguments; it holds none of their tensors.
@@ -122,7 +132,8 @@ def _signature(leaf: Any) -> Any:
         return _Signature(
             leaf.shape, leaf.stride(), int(leaf.storage_offset()), leaf.dtype, leaf.device, leaf.requires_grad
         )
-    return leaf
+    # 1, 1.0 and True are equal, and so are zeros of both signs, but a model may compute other numbers with each.
+    return _Value(type(leaf), leaf.hex() if isinstance(leaf, float) else leaf)
 
 
 def _sharing(leaves: Sequence[Any]) -> tuple[int, ...]:
@@ -148,4 +159,4 @@ def _smaller(found: Any, expected: Any) -> bool:
 
 
 def _described(signature: Any) -> str:
-    return str(signature) if isinstance(signature, _Signature) else f"the value {signature!r}"
+    return str(signature)
