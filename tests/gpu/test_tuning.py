@@ -9,6 +9,7 @@ torch = pytest.importorskip("torch")
 
 import ucudnn.torch  # noqa: E402
 from tests.support.trained_program import TrainedProgram  # noqa: E402
+from ucudnn.torch.interceptor import Interceptor  # noqa: E402
 from ucudnn.torch.overrides import process_overrides  # noqa: E402
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="PyTorch has no GPU")
@@ -177,3 +178,43 @@ def test_inference_is_tuned_without_an_optimizer():
         found = program.model(program.x)
         assert float((found - expected).norm() / expected.norm()) < 1e-2
         assert sum(on.report().tuned[0].outcomes.values()) > 3
+
+
+def test_a_settled_program_within_a_limit_is_computed_by_the_gate(monkeypatch):
+    program, seen = Program(), []
+    with ucudnn.torch.enable(workspace_limit="16MiB", trial_share=0.5, database="off") as on:
+        settle(program, on)
+        begin = monotonic()
+        while not process_overrides.is_gated("cuda"):  # this needs a C++ compiler
+            program.step()
+            torch.cuda.synchronize()
+            assert monotonic() - begin < 60, "the gate was not opened"
+        for name in ("forward", "backward"):
+            run = getattr(Interceptor, name)
+            monkeypatch.setattr(Interceptor, name, lambda *rest, run=run: seen.append(run) or run(*rest))
+        process_overrides.refresh()  # registers methods of the interceptor again
+
+        def peak_of_step():
+            torch.cuda.synchronize()
+            torch.cuda.reset_peak_memory_stats()
+            seen.clear()
+            calls = on.report().calls
+            program.step()
+            torch.cuda.synchronize()
+            return torch.cuda.max_memory_allocated(), len(seen), on.report().calls - calls
+
+        peak, in_python, calls = peak_of_step()
+        with process_overrides.gates_aside():
+            peak_in_python, all_in_python, calls_in_python = peak_of_step()
+        assert all_in_python == 10
+        assert 2 <= in_python <= 6, "depth-wise convolutions are PyTorch's; strided inputs may be copied in Python"
+        assert calls == calls_in_python
+        assert peak <= peak_in_python + (1 << 20)
+        side = torch.cuda.Stream()
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side), torch.no_grad():
+            program.model(program.x[:8])  # the handle of cuDNN has this stream then
+        torch.cuda.current_stream().wait_stream(side)
+        found = gradients(program)
+    for one, other in zip(found, gradients(program), strict=True):
+        assert float((one - other).norm() / other.norm()) < 2e-2, "several layers of TF32"

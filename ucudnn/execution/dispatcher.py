@@ -322,7 +322,8 @@ class Dispatcher:
         before, after = entry.decision.configuration, decision.configuration
         timed = entry.decision.timed and decision.timed
         entry.replaced(Replacement(before=before, after=after, reason=str(error), timed=timed))
-        entry.decision, entry.plan = decision, None
+        entry.decision = decision
+        entry.drop_plan()
         entry.ready.clear()
 
     def _warn(self, entry: Entry, text: str) -> None:
@@ -359,7 +360,8 @@ class Dispatcher:
         entry.replaced(
             Replacement(before=before.configuration, after=decision.configuration, reason=reason, timed=timed)
         )
-        entry.decision, entry.plan = decision, None
+        entry.decision = decision
+        entry.drop_plan()
 
     def _make_arena(self) -> None:
         segments = {

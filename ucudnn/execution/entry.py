@@ -1,5 +1,6 @@
 """The entry of a kernel in a handle: its decision, and what was prepared and remembered for it."""
 
+from array import array
 from typing import final
 
 from ucudnn.backends.base import Buffer
@@ -22,7 +23,9 @@ class Entry:
         decision: the latest decision; None before the first.
         limit_bytes: workspace limit for later decisions.
         plan: the prepared calls; None before the first launch.
-        calls: number of launches.
+        calls: number of launches in Python.
+        elsewhere: two numbers for launches without Python: how many there were, and 0 while they have the latest plan;
+            None if there are none.
         ready: the kernel's workspace on each queue on which it was launched.
         segment: the kernel's part of the divided workspace under WD; else None.
         warned: whether a failure of an algorithm was logged.
@@ -33,6 +36,7 @@ class Entry:
         "apart",
         "calls",
         "decision",
+        "elsewhere",
         "kernel",
         "limit_bytes",
         "plan",
@@ -49,20 +53,39 @@ class Entry:
         self.limit_bytes = 0
         self.plan: Plan | None = None
         self.calls = 0
+        self.elsewhere: array[int] | None = None
         self.ready: dict[int, Buffer] = {}
         self.segment: Segment | None = None
         self.warned = False
         self.replacements: list[Replacement] = []
+
+    @property
+    def launches(self) -> int:
+        """Number of launches, in Python and without."""
+        return self.calls + (0 if self.elsewhere is None else self.elsewhere[0])
 
     def replaced(self, replacement: Replacement) -> None:
         """Remember what replaced a configuration, for the report."""
         if replacement not in self.replacements and len(self.replacements) < _MOST_REPLACEMENTS:
             self.replacements.append(replacement)
 
+    def lend(self) -> "array[int]":
+        """Return the two numbers for launches without Python by the latest plan."""
+        if self.elsewhere is None:
+            self.elsewhere = array("q", [0, 0])
+        self.elsewhere[1] = 0
+        return self.elsewhere
+
+    def drop_plan(self) -> None:
+        """Forget the plan, in Python and elsewhere."""
+        self.plan = None
+        if self.elsewhere is not None:
+            self.elsewhere[1] = 1
+
     def decide(self, decision: Decision) -> None:
         """Take a decision, and drop what was prepared for an earlier one."""
         self.decision = decision
         self.segment = decision.segment
         self.limit_bytes = self.segment.size_bytes if self.segment else decision.workspace_bytes
-        self.plan = None
+        self.drop_plan()
         self.ready.clear()

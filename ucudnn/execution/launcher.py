@@ -1,5 +1,6 @@
 """The short way to launch a planned kernel again and again: what can be looked up once is not looked up again."""
 
+from array import array
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import final
@@ -90,6 +91,18 @@ class Launcher:
         self._entry = entry
         self._dispatcher = dispatcher
         self._lock = lock
+
+    def lend(self) -> "tuple[Plan, array[int]] | None":
+        """Return its plan for launches without Python, with the two numbers that `Entry.elsewhere` has for them.
+
+        Returns:
+            Both; None before the first launch, and if its workspace is kept between calls.
+        """
+        entry = self._entry
+        with self._lock:
+            if entry.plan is None or entry.segment is not None or not self._dispatcher.backend.recycles:
+                return None
+            return entry.plan, entry.lend()
 
     def needs(self) -> int:
         """Return how many bytes of workspace its plan needs now; of a kernel with spare memory, that is all of it.

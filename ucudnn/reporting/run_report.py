@@ -104,7 +104,7 @@ def _report_entry(decision: Decision, entry: Entry, executed: KernelReport | Non
     always = [each for each in entry.replacements if not each.calls]
     return replace(
         executed or report_kernel(decision),
-        calls=entry.calls,
+        calls=entry.launches,
         replaced=tuple(map(str, entry.replacements)),
         replaced_ms=always[0].before.time_ms if always and always[0].timed else None,
     )

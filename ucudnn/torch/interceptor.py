@@ -106,7 +106,13 @@ class Interceptor:
 
     def bound_calls(self) -> int:
         """Return how many kernels ran on addresses that recurred, with nothing left to look up."""
-        return sum(each.bound for each in list(self._kernel_calls.values()))
+        calls = list(self._kernel_calls.values())
+        elsewhere = {id(each.elsewhere): each.elsewhere[0] for each in calls if each.elsewhere is not None}
+        return sum(each.bound for each in calls) + sum(elsewhere.values())
+
+    def cached_calls(self) -> dict[tuple[Any, ...], CachedCall]:
+        """Return what becomes of calls, by all that it depends on, with the layer's name at the end."""
+        return dict(list(self._calls.items()))
 
     def looked_up_calls(self) -> int:
         """Return how many kernels ran in the longer way, which looks their plan up."""

@@ -1,6 +1,7 @@
 """One kernel of one layer: from PyTorch's tensors to a handle, or back to PyTorch if the handle fails."""
 
 import logging
+from array import array
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -14,8 +15,10 @@ from ucudnn.execution.launcher import BoundKernel, Launcher
 from ucudnn.handle import Handle
 from ucudnn.problem import MOST_ALIGNMENT, ConvolutionProblem
 from ucudnn.torch.fallbacks import Fallbacks
+from ucudnn.torch.gate.direct_kernel import DirectKernel, direct_kernel
 from ucudnn.torch.gpu import capturing, current_device
 from ucudnn.torch.output_form import OutputForm
+from ucudnn.torch.problem import Sizes
 
 _LOG = logging.getLogger(__name__)
 _LOW_BITS = MOST_ALIGNMENT - 1  # of addresses, which tell how they are aligned
@@ -51,6 +54,7 @@ class KernelCall:
         problem: the problem that the kernel computes.
         filters: addresses of the filters that it was given in the longer way, the first ones of many.
         bound: number of calls on addresses that recurred, with nothing left to look up.
+        elsewhere: what `Launcher.lend` has returned last, which kernel calls may share; None before.
         looked_up: number of calls that were launched in the longer way.
         output_bytes: size of the tensor that the kernel writes.
     """
@@ -67,6 +71,7 @@ class KernelCall:
         "_ordinal",
         "_skip",
         "bound",
+        "elsewhere",
         "filters",
         "looked_up",
         "output_bytes",
@@ -91,12 +96,29 @@ class KernelCall:
         self._later_bytes = later_bytes
         self._launches: dict[int, _Launch] = {}  # by the low bits of the addresses
         self._bound: BoundedDict[_Addresses, BoundKernel | None] = BoundedDict(_MOST_BOUND)  # None after one launch
+        self.elsewhere: array[int] | None = None
         self._failures = 0
         self._skip = 0
         self.bound = 0
         self.looked_up = 0
         self._form = OutputForm(problem, ordinal)
         self.output_bytes = self._form.size_bytes
+
+    @property
+    def form(self) -> tuple[Sizes, Sizes]:
+        """Sizes and strides of the output."""
+        return self._form.sizes, self._form.strides
+
+    def direct(self) -> DirectKernel | None:
+        """Return the kernel as the gate computes it; None if it has no plan yet, or is more than calls of cuDNN."""
+        launch = self._launches.get(0)
+        lent = launch.lend() if isinstance(launch, Launcher) else None
+        if lent is None:
+            return None
+        with torch.cuda.device(self._ordinal):
+            found = direct_kernel(lent[0], self._open_handle().backend)
+        self.elsewhere = lent[1]
+        return None if found is None else replace(found, calls=lent[1])
 
     def new(self) -> torch.Tensor:
         """Return a new tensor for the output."""

@@ -1,7 +1,8 @@
 """Overrides of PyTorch's operators: our kernels are registered in place of PyTorch's while anything is turned on."""
 
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import Any, final
 
@@ -36,7 +37,7 @@ class Overrides:
         self._gates: dict[str, CallGate] = {}
 
     def is_gated(self, device_type: str) -> bool:
-        """Return whether the gate stands in front of PyTorch's operators, and no kernel in Python."""
+        """Return whether the gate stands in front of PyTorch's operators, or of kernels that compute by plans."""
         return device_type.upper() in self._gates
 
     def aten_kernels(self, device_type: str) -> AtenKernels:
@@ -75,6 +76,14 @@ class Overrides:
         with self._lock:
             self._register()
 
+    @contextmanager
+    def gates_aside(self) -> Iterator[None]:
+        """Return a context in which no gate uses a handle of cuDNN, because Python does, and none is opened."""
+        with self._lock, ExitStack() as stack:
+            for opened in self._gates.values():
+                stack.enter_context(opened.aside())
+            yield
+
     def clear(self) -> None:
         """Send all convolutions to PyTorch, also those of converted modules."""
         with self._lock:
@@ -93,34 +102,42 @@ class Overrides:
 
     def _register(self) -> None:
         """Register our kernels for the device types that have an interceptor, and PyTorch's for the others."""
+        for opened in self._gates.values():  # first, because they may pass on to kernels in Python
+            opened.close()
+        self._gates.clear()
         for library in self._libraries.values():
             library._destroy()
         self._libraries.clear()
-        for opened in self._gates.values():
-            opened.close()
-        self._gates.clear()
         for device_type in {each.device_type for each in (self.interceptor, *self.converted) if each is not None}:
             key = device_type.upper()
-            gate = self._opened_gate(device_type)
+            gated = self._gated(device_type)
+            over_plans = gated is not None and gated.planned is not None
+            if over_plans:
+                self._libraries[key] = self._library(device_type)
+            gate = None if gated is None else gated.open_gate()
             if gate is not None:
                 self._gates[key] = gate
-                continue
-            library = torch.library.Library("aten", "IMPL")
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # PyTorch warns that a kernel is replaced, which is what is wanted
-                for name, kernel in zip(OPERATORS, self._chosen(device_type), strict=True):
-                    if kernel is not None:
-                        library.impl(name, kernel, key)
-            self._libraries[key] = library
+            elif not over_plans:
+                self._libraries[key] = self._library(device_type)
 
-    def _opened_gate(self, device_type: str) -> CallGate | None:
-        """Return the gate in front of PyTorch's operators; None if our kernels are to be registered instead."""
+    def _library(self, device_type: str) -> torch.library.Library:
+        """Register our kernels for a device type."""
+        library = torch.library.Library("aten", "IMPL")
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # PyTorch warns that a kernel is replaced, which is what is wanted
+            for name, kernel in zip(OPERATORS, self._chosen(device_type), strict=True):
+                if kernel is not None:
+                    library.impl(name, kernel, device_type.upper())
+        return library
+
+    def _gated(self, device_type: str) -> AutoInterceptor | None:
+        """Return the interceptor that may put a gate in front of the operators; None if none may."""
         current = self.interceptor
         if not isinstance(current, AutoInterceptor) or current.device_type != device_type:
             return None
         if any(each.device_type == device_type for each in self.converted):  # the gate does not know modules
             return None
-        return current.open_gate()
+        return current
 
     def _chosen(self, device_type: str) -> tuple[Callable[..., Any] | None, Callable[..., Any] | None]:
         """Return what computes on a device type; None where PyTorch's own operator stays."""

@@ -5,6 +5,7 @@ import io
 import logging
 import re
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass, fields, replace
 from html import escape
 from typing import final
@@ -18,6 +19,7 @@ from ucudnn.torch.aten_kernels import AtenKernels
 from ucudnn.torch.fallbacks import PastLimit
 from ucudnn.torch.interceptor import Interceptor
 from ucudnn.torch.layer_owners import shapes_of
+from ucudnn.torch.overrides import process_overrides
 from ucudnn.torch.tuning.auto_interceptor import AutoInterceptor
 from ucudnn.torch.tuning.tuning_report import TuningReport, report_tuning
 from ucudnn.units import format_bytes, format_ms
@@ -224,7 +226,9 @@ def summarize(interceptors: Sequence[Interceptor | AutoInterceptor], *, repeats:
             continue
         problems = {str(problem): problem for problem in own.problems()}
         owners = own.owners()
-        for device, report in own.reports(repeats=repeats).items():
+        with process_overrides.gates_aside() if repeats else nullcontext():
+            found = own.reports(repeats=repeats)
+        for device, report in found.items():
             name = str(device) if str(device) not in reports else f"{device} ({number + 1})"
             reports[name] = report
             aten = own.aten if repeats and device.type == "cuda" else None

@@ -41,7 +41,7 @@ def settle(one, step):
         step()
         if one.made.tuners() and one.tuner.phase is TuningPhase.SETTLED:
             return
-        sleep(0.002)
+        sleep(0.01)  # so that the threads which build get on beside other work
     pytest.fail("not settled")
 
 

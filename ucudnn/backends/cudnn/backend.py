@@ -1,6 +1,7 @@
 """The cuDNN backend lists, measures and runs cuDNN's algorithms on the current GPU."""
 
 import platform
+from array import array
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -51,6 +52,7 @@ class CudnnBackend(ComputeBackend):
     Attributes:
         cudnn_handle: address of the cudnnHandle_t, for functions of cuDNN outside this backend.
         library: cuDNN.
+        other_stream: one number, which is 0 while `cudnn_handle` is set to the default stream.
         keeps_sums: whether parts of filter gradients of 16 bits may be added in float32, by kernels of our own.
 
     Raises:
@@ -73,6 +75,7 @@ class CudnnBackend(ComputeBackend):
         self.cudnn_handle = self._handle.address
         self._set_stream = self.library.function("cudnnSetStream")
         self._stream = 0
+        self.other_stream = array("q", [0])
         self._compiler = AheadCompiler(self.library, self._device)
         self._preparer = Preparer(self.library, self.cudnn_handle, self._device, self._compiler)
         self._list = AlgorithmList(
@@ -318,6 +321,7 @@ class CudnnBackend(ComputeBackend):
                 )
             self.library.check(self._set_stream(self.cudnn_handle, self._device.stream()), "cudnnSetStream")
             self._stream = queue
+            self.other_stream[0] = queue != 0
         return queue
 
     def capturing(self, queue: int) -> bool:
@@ -367,6 +371,7 @@ class CudnnBackend(ComputeBackend):
         """Refuse each later call in a forked child; no queue equals the one that is noted, so each call looks here."""
         self._forked = True
         self._stream = _NO_STREAM
+        self.other_stream[0] = 1
 
     def _as_asked(self, problem: ConvolutionProblem) -> ConvolutionProblem:
         """Return the problem, without TF32 if the candidates are those of `legacy-fma`."""

@@ -6,6 +6,7 @@ Those that cuDNN computes by plans that are ready do not come to Python either.
 import ctypes
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple, final
 
@@ -84,10 +85,19 @@ class CallGate:
         self._computes: list[Compute] = []
         self._directs: list[DirectKernel] = []  # the gate has their addresses
 
-    def open(self, device_type: str, forward: Sequence[GateRule], backward: Sequence[GateRule]) -> None:
+    def open(
+        self, device_type: str, forward: Sequence[GateRule], backward: Sequence[GateRule], *, over_plans: bool = False
+    ) -> None:
         """Put the gate in front of the operators that have rules; called between the steps of a program.
 
-        No other kernel of these operators may be registered.
+        What it passes on goes to the kernels that are registered now, which must stay until the gate is closed.
+
+        Args:
+            device_type: 'cuda' or 'cpu'.
+            forward: rules of aten::_convolution.
+            backward: rules of aten::convolution_backward.
+            over_plans: whether kernels in Python are registered now, which compute by plans within a stated limit. Then
+                the gate sums gradients of biases, and computes gradients of weights first, as they do.
 
         Raises:
             RuntimeError: if PyTorch refuses it.
@@ -98,7 +108,16 @@ class CallGate:
         for is_backward, rules in enumerate((forward, backward)):
             for rule in rules:
                 self._add(is_backward, rule)
-        self._call("open")
+        self._call("open", int(over_plans))
+
+    @contextmanager
+    def aside(self) -> Iterator[None]:
+        """Return a context in which the gate uses no handle of cuDNN, because Python does."""
+        self._call("in_python", 1)
+        try:
+            yield
+        finally:
+            self._call("in_python", -1)
 
     def close(self) -> None:
         """Give the operators back to PyTorch.
@@ -145,7 +164,9 @@ def _call_of(direct: DirectKernel) -> tuple[Any, ...]:
     parts = [number for part in direct.parts for number in (part.plan, *part[1:4])]
     sizes = ctypes.c_int64(len(direct.parts)), ctypes.c_int64(direct.workspace_bytes)
     calls, _ = direct.calls.buffer_info()
-    return functions, ctypes.c_void_p(direct.handle), _numbers(parts), *sizes, ctypes.c_void_p(calls)
+    other_stream, _ = direct.other_stream.buffer_info()
+    shared = ctypes.c_void_p(calls), ctypes.c_void_p(other_stream)
+    return functions, ctypes.c_void_p(direct.handle), _numbers(parts), *sizes, *shared
 
 
 _CALLBACK = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_int64, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p)

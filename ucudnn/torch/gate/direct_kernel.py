@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, final
 
-from ucudnn.backends.base import ACCUMULATE, OVERWRITE, ComputeBackend, PreparedCall
+from ucudnn.backends.base import ACCUMULATE, OVERWRITE, Backend, PreparedCall
 from ucudnn.backends.cudnn.algorithms.graph_call import GraphCall
 from ucudnn.backends.cudnn.api.library import Library
 from ucudnn.backends.cudnn.backend import CudnnBackend
@@ -43,17 +43,20 @@ class DirectKernel:
         handle: address of the cudnnHandle_t of the plans.
         parts: the executions in order.
         workspace_bytes: workspace of the kernel.
-        calls: one number, which the gate counts up with each call.
+        other_stream: one number, which is 0 while the handle is set to PyTorch's default stream.
+        calls: two numbers. The gate counts the first one up with each call. It does not compute while the second one is
+            not 0, because the kernel has another plan by then.
     """
 
     library: Library
     handle: int
     parts: Sequence[DirectPart]
     workspace_bytes: int
-    calls: "array[int]" = field(default_factory=lambda: array("q", [0]))
+    other_stream: "array[int]"
+    calls: "array[int]" = field(default_factory=lambda: array("q", [0, 0]))
 
 
-def direct_kernel(plan: Plan, backend: ComputeBackend) -> DirectKernel | None:
+def direct_kernel(plan: Plan, backend: Backend) -> DirectKernel | None:
     """Return a planned kernel as executions of cuDNN's plans.
 
     Args:
@@ -79,6 +82,7 @@ def direct_kernel(plan: Plan, backend: ComputeBackend) -> DirectKernel | None:
         handle=backend.cudnn_handle,
         parts=[each for each in parts if each is not None],
         workspace_bytes=plan.workspace_bytes,
+        other_stream=backend.other_stream,
     )
 
 

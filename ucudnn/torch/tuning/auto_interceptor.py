@@ -20,6 +20,7 @@ from ucudnn.torch.fallbacks import Fallbacks
 from ucudnn.torch.gate.call_gate import CallGate
 from ucudnn.torch.gate.gate_library import GateLibrary
 from ucudnn.torch.gate.gate_rules import beginning, rules_of
+from ucudnn.torch.gate.plan_rules import plan_rules
 from ucudnn.torch.gpu import capturing
 from ucudnn.torch.interceptor import Interceptor
 from ucudnn.torch.layer_names import LayerNames
@@ -32,6 +33,7 @@ from ucudnn.torch.tuning.tuner import Tuner
 _LOG = logging.getLogger("ucudnn.torch")
 
 _JOIN_SECONDS = 5.0
+_STEPS_TO_PLAN = 2  # after all is settled: in the first one, adopted plans are made
 
 _deterministic: Callable[[], bool] = torch._C._get_cudnn_deterministic
 _all_deterministic: Callable[[], bool] = torch._C._get_deterministic_algorithms
@@ -53,7 +55,7 @@ class AutoInterceptor:
         aten: PyTorch's own kernels.
         changed: called between steps when other operators are wanted; see `operators` and `open_gate`.
         library: builds the gate, through which calls that are passed on do not come to Python; None goes without.
-        planned: computes by first plans, which no gate passes by; None if PyTorch's own kernels run.
+        planned: computes by first plans, as the gate does once all is settled; None if PyTorch's own kernels run.
 
     Attributes:
         device_type: 'cuda' or 'cpu'.
@@ -87,7 +89,7 @@ class AutoInterceptor:
         self._wanted: tuple[object, ...] = (True, True, ())
         self._hook_of_modules: Any = None
         self._threads: set[int] = set()
-        self._settled = False
+        self._settled, self._settled_at = False, 0
         self._quiet = False
         self._pass_forward: Callable[..., torch.Tensor] = aten.forward if planned is None else planned.forward
         self._pass_backward: Callable[..., Gradients] = aten.backward if planned is None else planned.backward
@@ -115,19 +117,21 @@ class AutoInterceptor:
         return self.forward if self._wanted[0] else idle[0], self.backward if self._wanted[1] else idle[1]
 
     def open_gate(self) -> CallGate | None:
-        """Put the gate in front of PyTorch's operators, and return it; None if it is not wanted, or cannot be opened.
+        """Put the gate in front of the operators, and return it; None if it is not wanted, or cannot be opened.
 
-        No kernel of ours may be registered then.
+        No kernel of ours may be registered then, except those of `planned`, which must be.
         """
         *_, gated = self._wanted
         gate = None if self._library is None or not gated else self._library.gate
         if gate is None:
             return None
         forward, backward = rules_of(self._forward_calls.calls), rules_of(self._backward_calls.calls)
-        if not self._tracker.by_optimizer:
+        if self.planned is not None:
+            forward, backward = plan_rules(self.planned.cached_calls())
+        elif not self._tracker.by_optimizer:
             forward = beginning(forward, self._first_is_called)
         try:
-            gate.open(self.device_type, forward, backward)
+            gate.open(self.device_type, forward, backward, over_plans=self.planned is not None)
         except RuntimeError as error:
             _LOG.warning("calls that are passed on make a detour through Python: %s", error)
             self._library = None
@@ -306,7 +310,8 @@ class AutoInterceptor:
     def _has_new_gate(self) -> bool:
         """Return whether the gate was built after kernels in Python had been registered."""
         forward, backward, gated = self._wanted
-        return not gated and bool(forward or backward) and self._library is not None and self._library.gate is not None
+        built = not gated and self._library is not None and self._library.gate is not None
+        return built and (bool(forward or backward) or self._gates_plans())
 
     def _refresh(self) -> None:
         """Let other operators be registered if others are wanted."""
@@ -351,7 +356,9 @@ class AutoInterceptor:
             backward.begin_step()
         self._quiet = quiet
         phases = {each.phase for each in self._tuners.values()}
-        self._settled = phases == {TuningPhase.SETTLED}
+        self._settled, self._settled_at = phases == {TuningPhase.SETTLED}, self._tracker.steps
+        if self._settled and self.planned is not None:
+            self._awaits_gate()
         first = self._tracker.first
         if TuningPhase.WATCHING in phases or not (self._tracker.by_optimizer or self._settled):
             forward.look_at_all()
@@ -373,9 +380,16 @@ class AutoInterceptor:
             return True, True, ()
         forward, backward = self._forward_calls.replaces, self._backward_calls.replaces
         replaces = all(each.phase in (TuningPhase.COMPARING, TuningPhase.SETTLED) for each in tuners)
-        if not (replaces and (forward or backward)) or self._library is None or self._library.gate is None:
+        gates = self._gates_plans() if self.planned is not None else replaces and (forward or backward)
+        if not gates or self._library is None or self._library.gate is None:
             return forward, backward, ()
         return forward, backward, tuple(tuple(map(id, each.kernels.values())) * each.uses_adopted for each in tuners)
+
+    def _gates_plans(self) -> bool:
+        """Return whether plans are final and were launched since, and an optimizer, not a convolution, tells steps."""
+        if self.planned is None or self.planned.names.any or not self._tracker.by_optimizer:
+            return False
+        return self._settled and self._tracker.steps >= self._settled_at + _STEPS_TO_PLAN
 
 
 def _stop(tuners: dict[int, Tuner]) -> None:

@@ -70,8 +70,10 @@ struct Gate {
   std::unique_ptr<torch::Library> library;
   // Direct kernels run on PyTorch's default stream only: cuDNN's handles are set to it, and it is never captured.
   bool is_direct = false;
+  bool is_over_plans = false;  // what is passed on is computed in Python, by plans within a stated limit
   bool is_mixed = false;  // the callback computes other kernels, maybe on the same handles
   std::mutex handles;     // no two threads may use a handle at once
+  int in_python = 0;      // threads that may use handles in Python; who waited for them could hold Python itself
 };
 
 Gate& gate() {
@@ -141,7 +143,7 @@ bool computes(const Direct& direct, const at::Tensor& like, std::array<void*, 3>
   const at::Tensor memory = workspace_of(direct, like);
   if (direct.workspace_bytes && !memory.defined()) return false;
   const auto lock = handles_of_this_thread();
-  if (!lock.owns_lock()) return false;
+  if (!lock.owns_lock() || gate().in_python || !is_current(direct)) return false;
   return runs(direct, tensors, memory.defined() ? memory.mutable_data_ptr() : nullptr, out);
 }
 
@@ -161,7 +163,23 @@ at::Tensor computed(const Output& output, const at::Tensor& like, const at::Tens
   return one.callback(output.kernel, tensors[0], tensors[1], tensors[2]) != 0 ? out : at::Tensor();
 }
 
+void count_in_python(int change) {
+  const std::lock_guard<std::mutex> lock(gate().handles);
+  gate().in_python += change;
+}
+
+// While it lives, no kernel is computed by its handle here, because Python may use that.
+class InPython final {
+ public:
+  InPython() { count_in_python(1); }
+  ~InPython() { count_in_python(-1); }
+  InPython(const InPython&) = delete;
+  InPython& operator=(const InPython&) = delete;
+};
+
 void pass_on(const Side& side, Stack* stack) {
+  std::optional<InPython> inside;
+  if (gate().is_over_plans) inside.emplace();
   side.stock->callBoxed(*side.handle, c10::DispatchKeySet(gate().key), stack);
 }
 
@@ -219,7 +237,17 @@ void backward(const c10::OperatorHandle&, c10::DispatchKeySet, Stack* stack) {
   const bool transposed = arguments[7].toBool();
   std::array<at::Tensor, 3> found;
   c10::List<bool> left = arguments[10].toBoolList().copy();
-  for (int at = 0; at < 2; ++at) {  // PyTorch's order, so that memory is taken in the same order
+  const bool over_plans = gate().is_over_plans;
+  if (over_plans && left.get(2)) {
+    std::vector<std::int64_t> all_but_channels{0};
+    for (std::int64_t axis = 2; axis < grad.dim(); ++axis) all_but_channels.push_back(axis);
+    found[2] = grad.sum(all_but_channels);
+    left.set(2, false);
+  }
+  // PyTorch's order, so that memory is taken in the same order. Plans have the gradient of the weight first, because
+  // its workspace may be where the other gradient will be.
+  const std::array<int, 2> order = over_plans ? std::array<int, 2>{1, 0} : std::array<int, 2>{0, 1};
+  for (const int at : order) {
     if (rule->outputs[at].kernel < 0) continue;
     const bool of_input = at == 0;
     const at::Tensor* const near = of_input ? nullptr : &x;
@@ -294,10 +322,11 @@ EXPORTED const char* ucudnn_gate_add(int is_backward, const std::int64_t* look, 
 }
 
 // Lets cuDNN compute an output, in place of the callback. `functions` are those of `Cudnn`, in that order; `parts` has
-// four numbers for each part. All of them live until the rules are removed.
+// four numbers for each part. `calls` and `other_stream` are those of `Direct`. All live until the rules are removed.
 EXPORTED const char* ucudnn_gate_direct(int is_backward, const std::int64_t* look, std::int64_t length, int at,
                                         void* const* functions, void* handle, const std::int64_t* parts,
-                                        std::int64_t count, std::int64_t workspace_bytes, std::int64_t* calls) {
+                                        std::int64_t count, std::int64_t workspace_bytes, std::int64_t* calls,
+                                        const std::int64_t* other_stream) {
   return guarded([&] {
     auto direct = std::make_shared<Direct>();
     direct->cudnn = {reinterpret_cast<decltype(Cudnn::create)>(functions[0]),
@@ -311,6 +340,7 @@ EXPORTED const char* ucudnn_gate_direct(int is_backward, const std::int64_t* loo
     }
     direct->workspace_bytes = workspace_bytes;
     direct->calls = calls;
+    direct->other_stream = other_stream;
     Side& side = is_backward ? gate().backward : gate().forward;
     side.rules.at(list(look, length)).outputs.at(at).direct = std::move(direct);
     gate().is_direct = true;
@@ -327,13 +357,15 @@ EXPORTED const char* ucudnn_gate_bias(const std::int64_t* look, std::int64_t len
   });
 }
 
-// Puts the gate in front of the operators that have rules; no other kernel of ours may be registered then.
-EXPORTED const char* ucudnn_gate_open() {
-  return guarded([] {
+// Puts the gate in front of the operators that have rules. What it passes on goes to the kernels that are registered
+// now, which must stay until it is closed: those of PyTorch, or those in Python that compute by plans.
+EXPORTED const char* ucudnn_gate_open(int over_plans) {
+  return guarded([&] {
     static Quiet quiet;
     const c10::WarningUtils::WarningHandlerGuard silence(&quiet);
     Gate& one = gate();
     one.library.reset();
+    one.is_over_plans = over_plans != 0;
     one.is_mixed = false;
     for (const Side* side : {&one.forward, &one.backward}) {
       for (const auto& rule : side->rules) {
@@ -351,6 +383,11 @@ EXPORTED const char* ucudnn_gate_open() {
     }
     one.library = std::move(library);
   });
+}
+
+// Lets no kernel be computed by its handle here (1), and ends that (-1).
+EXPORTED const char* ucudnn_gate_in_python(int change) {
+  return guarded([&] { count_in_python(change); });
 }
 
 // Gives the operators back to PyTorch.

@@ -37,8 +37,12 @@ struct Direct {
   void* handle;
   std::vector<Part> parts;
   std::int64_t workspace_bytes;
-  std::int64_t* calls;  // counts those that were computed
+  std::int64_t* calls;  // the first number counts what was computed; the second one is 0 while the plan is current
+  const std::int64_t* other_stream;  // 0 while the handle is set to the default stream
 };
+
+// Returns whether the kernel still has this plan, and its handle the default stream.
+bool is_current(const Direct& direct) { return direct.calls[1] == 0 && *direct.other_stream == 0; }
 
 // A variant pack of cuDNN: the addresses for one execution of a plan.
 class Pack final {

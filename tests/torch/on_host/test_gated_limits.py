@@ -1,0 +1,168 @@
+"""Programs within a stated limit, whose plans the gate computes without Python once all is settled."""
+
+from threading import Event, Thread
+from time import sleep
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from tests.support.host_gpu import assert_near  # noqa: E402
+from tests.support.tuned_program import TunedProgram  # noqa: E402
+from ucudnn.torch.interceptor import Interceptor  # noqa: E402
+from ucudnn.torch.overrides import process_overrides  # noqa: E402
+
+LIMIT = 3000
+"""Bytes of workspace, within which the stand-in's fast engine computes a part of the mini-batch only."""
+
+LATER = 8 * 6 * 7 * 6 * 4
+"""Bytes of the gradient of the second layer's input, which the filter gradient before it may use."""
+
+
+@pytest.fixture
+def gated(host, gate_library):
+    """Return a program with a gate that computes by its plans."""
+    one = TunedProgram(host, 50.0, share=0.5, limit_bytes=LIMIT, library=gate_library)
+    with one.enable():
+        for _ in range(400):
+            assert_near(one.step(), one.expected)
+            if one.is_gated:
+                break
+            sleep(0.01)  # so that the threads which build get on beside other work
+        else:
+            pytest.fail("the gate was not opened")
+        yield one
+    process_overrides.use(None)
+    one.source.join(30)
+
+
+@pytest.fixture
+def in_python(monkeypatch):
+    """Return a list that gets an item for each call that comes to Python."""
+    seen = []
+    for name in ("forward", "backward"):
+        run = getattr(Interceptor, name)
+        monkeypatch.setattr(Interceptor, name, lambda *rest, run=run: seen.append(run) or run(*rest))
+    process_overrides.refresh()  # registers methods of the interceptor again
+    return seen
+
+
+def parts_of(one):
+    """Return how many calls of cuDNN a step has, as the report says."""
+    (handle,) = one.made.handles().values()
+    return sum(int(each.configuration.partition("x")[0]) for each in handle.report().kernels)
+
+
+def test_calls_within_a_limit_do_not_come_to_python_and_are_counted(gated, in_python, calls):
+    on = process_overrides.interceptor
+    (handle,) = on.handles().values()
+    before = sum(each.calls for each in handle.report().kernels)
+    bound, looked_up = on.planned.bound_calls(), on.planned.looked_up_calls()
+    calls()
+    for _ in range(3):
+        assert_near(gated.step(), gated.expected)
+    made = calls()
+    assert not in_python
+    assert len(made) == 3 * parts_of(gated)
+    assert any(each.batch < 8 for each in made), "divided to fit the limit"
+    assert sum(each.calls for each in handle.report().kernels) == before + 15
+    assert on.planned.bound_calls() == bound + 15
+    assert on.planned.looked_up_calls() == looked_up
+    assert gated.program.stock_calls == 0
+    with process_overrides.gates_aside():
+        gated.step()
+    alike = [(each.operation, each.batch, each.algorithm, each.alpha, each.beta) for each in [*made, *calls()]]
+    assert alike == 4 * alike[-len(alike) // 4 :], "the same calls in the same order as in Python"
+    workspaces = [each.workspace_bytes for each in process_overrides._gates["CPU"]._directs]
+    assert 0 < max(workspaces) <= LIMIT + LATER
+
+
+def test_calls_of_another_look_or_under_deterministic_algorithms_come_to_python_and_keep_the_limit(
+    gated, in_python, host, flags
+):
+    before, x = parts_of(gated), gated.x
+    host.forget()
+    gated.x = torch.randn(4, 4, 7, 6)
+    assert_near(gated.step(), gated.expected)
+    assert len(in_python) == 4
+    gated.x = x
+    flags.deterministic = True
+    assert_near(gated.step(), gated.expected)
+    assert len(in_python) == 8
+    assert max(host.allocated) <= LIMIT + LATER
+    flags.deterministic = False
+    assert_near(gated.step(), gated.expected)
+    assert len(in_python) == 8
+    assert gated.program.stock_calls == 0
+    assert before > 5
+
+
+def test_the_gate_computes_on_the_default_stream_only_after_python_has_used_another_one(gated, in_python, host, calls):
+    x = gated.x
+    host.stream = 0x40
+    with torch.no_grad():
+        gated.model(torch.randn(4, 4, 7, 6))  # the same handle of cuDNN now has this stream
+    host.stream, gated.x = 0, x
+    assert {each.stream for each in calls()[-2:]} == {0x40}
+    in_python.clear()
+    assert_near(gated.step(), gated.expected)
+    assert {each.stream for each in calls()} == {None}
+    assert len(in_python) == 1, "which sets the default stream again"
+    assert_near(gated.step(), gated.expected)
+    assert len(in_python) == 1
+
+
+def test_a_plan_that_changes_is_seen_at_once(gated, in_python, calls):
+    (handle,) = gated.made.handles().values()
+    problem, kernel = next(iter(gated.tuner.kernels.items()))
+    first = gated.tuner.sites[problem].candidates
+    other = next(each for each in first if each.configuration.parts != kernel.configuration.parts)
+    with handle.backend.lock:
+        handle.plans.adopt(problem, other.configuration)
+    calls()
+    assert_near(gated.step(), gated.expected)
+    assert len(in_python) == 1, "the call of the changed plan"
+    assert len(calls()) == parts_of(gated)
+    assert gated.program.stock_calls == 0
+
+
+def test_no_kernel_is_computed_by_the_gate_while_python_may_use_its_handle(gated, in_python, monkeypatch):
+    with process_overrides.gates_aside():
+        assert_near(gated.step(), gated.expected)
+        assert len(in_python) == 4
+    assert_near(gated.step(), gated.expected)
+    assert len(in_python) == 4
+    entered, may_end = Event(), Event()
+    run = Interceptor._note_owner
+
+    def wait(*rest):
+        entered.set()
+        assert may_end.wait(30)
+        return run(*rest)
+
+    monkeypatch.setattr(Interceptor, "_note_owner", wait)  # a call of a new look is inside Python
+    other = Thread(target=lambda: torch.nn.functional.conv2d(torch.randn(3, 4, 7, 6), torch.randn(6, 4, 3, 3)))
+    other.start()
+    try:
+        assert entered.wait(10)
+        in_python.clear()
+        assert_near(gated.step(), gated.expected)
+        assert len(in_python) == 4
+    finally:
+        may_end.set()
+        other.join()
+    in_python.clear()
+    assert_near(gated.step(), gated.expected)
+    assert not in_python
+
+
+def test_what_cudnn_refuses_in_the_gate_is_computed_in_python_within_the_limit(gated, in_python, stub, host):
+    host.forget()
+    stub.stub_fail_from(1)
+    try:
+        found = gated.step()
+    finally:
+        stub.stub_fail_from(-1)
+    assert_near(found, gated.expected)
+    assert len(in_python) == 4
+    assert not host.allocated or max(host.allocated) <= LIMIT + LATER

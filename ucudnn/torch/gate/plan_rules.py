@@ -1,0 +1,38 @@
+"""The rules of the gate for calls that first plans, or plans that were adopted, compute within a stated limit."""
+
+from collections.abc import Mapping
+from typing import Any, NoReturn
+
+from ucudnn.torch.call_cache import CachedCall
+from ucudnn.torch.gate.call_gate import GateOutput, GateRule, look_of
+from ucudnn.torch.kernel_call import KernelCall
+
+
+def plan_rules(calls: Mapping[tuple[Any, ...], CachedCall]) -> tuple[list[GateRule], list[GateRule]]:
+    """Return the rules of forward and backward calls all of whose outputs cuDNN can compute without Python.
+
+    Args:
+        calls: what becomes of calls, by their look and the name of their layer, which must be ''.
+    """
+    forward: list[GateRule] = []
+    backward: list[GateRule] = []
+    for key, call in list(calls.items()):
+        if call.reason or call.format is not None:
+            continue
+        kernels = {0: call.output} if call.output is not None else {0: call.input_gradient, 1: call.weight_gradient}
+        wanted = {at: kernel for at, kernel in kernels.items() if kernel is not None}
+        outputs = {at: _output(kernel) for at, kernel in wanted.items()}
+        ready = {at: each for at, each in outputs.items() if each is not None}
+        if wanted and len(ready) == len(wanted):  # a part of a gradient's call would have another plan
+            rules = backward if call.output is None else forward
+            rules.append(GateRule(look_of(key[:-1]), ready, call.bias_as))
+    return forward, backward
+
+
+def _output(kernel: KernelCall) -> GateOutput | None:
+    direct = kernel.direct()
+    return None if direct is None else GateOutput(_never, *kernel.form, direct)
+
+
+def _never(x: int, w: int, y: int) -> NoReturn:
+    raise AssertionError("cuDNN computes this without Python")
