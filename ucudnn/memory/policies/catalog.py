@@ -16,6 +16,7 @@ from ucudnn.memory.policies.swap import SwapPolicy
 from ucudnn.memory.policies.vdnn import VdnnPolicy
 from ucudnn.memory.policies.vdnn_dynamic import VdnnDynamicPolicy
 from ucudnn.memory.policies.vdnn_ext import VdnnExtPolicy
+from ucudnn.units import shortened
 
 
 class MemoryPolicy(Protocol):
@@ -66,6 +67,22 @@ def find_policy(name: str) -> MemoryPolicy:
     if name not in POLICIES:
         raise InvalidValueError(f"policy {name!r} is not known: take one of {', '.join(POLICIES)}")
     return POLICIES[name]
+
+
+def chosen_policies(policy: str | MemoryPolicy) -> list[MemoryPolicy]:
+    """Return the policies that a choice stands for: all for 'auto', else one by its name or itself.
+
+    Raises:
+        InvalidValueError: if there is none of the name, or it is neither a name nor a policy.
+    """
+    if isinstance(policy, str):
+        return [*POLICIES.values()] if policy == "auto" else [find_policy(policy)]
+    if isinstance(policy, type) or not callable(getattr(policy, "plan", None)):
+        raise InvalidValueError(
+            f"policy={shortened(policy)} is no policy: give 'auto', a name or an object with a method"
+            " plan(graph, costs, budget)"
+        )
+    return [policy]
 
 
 def named_policies(text: str) -> list[str]:

@@ -16,7 +16,7 @@ from ucudnn.memory.costs import Costs
 from ucudnn.memory.graph import Role, StepGraph
 from ucudnn.memory.liveness import measure_liveness
 from ucudnn.memory.plans.plan import MemoryPlan
-from ucudnn.memory.policies.catalog import POLICIES, MemoryPolicy, find_policy
+from ucudnn.memory.policies.catalog import MemoryPolicy, chosen_policies, find_policy
 from ucudnn.memory.pools.allocator_replay import ReplayedBytes, ReplayedReturns, replay_allocator, replay_returns
 from ucudnn.memory.simulation.result import Simulation
 from ucudnn.memory.simulation.simulator import simulate
@@ -112,10 +112,7 @@ def make_plan(
     if policy == "auto" and budget is None:
         return find_policy("stock").plan(graph, costs, None)
     check_budget(graph, costs, budget)
-    if policy != "auto":
-        policies = [find_policy(policy) if isinstance(policy, str) else policy]
-    else:
-        policies = [find_policy(name) for name in POLICIES]
+    policies = chosen_policies(policy)
     choice = _Choice(graph, costs, budget, room, host_bytes)
     for number, each in enumerate(policies):
         choice.add(number, each)

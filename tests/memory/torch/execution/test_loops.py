@@ -3,6 +3,7 @@
 import copy
 import math
 import pickle
+import re
 import subprocess
 import sys
 import warnings
@@ -667,3 +668,47 @@ def test_a_loop_as_in_torchvisions_references():
     assert found[0][0] == found[1][0]
     assert all(torch.equal(*each) for each in zip(found[0][1], found[1][1], strict=True))
     assert [other.plan.graph.batch for other in step._others] == [3]
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"model": None}, "model=None is no torch.nn.Module"),
+        ({"model": torch.relu}, "is no torch.nn.Module"),
+        ({"policy": 5}, "policy=5 is no policy: give 'auto', a name or an object with a method plan"),
+        ({"policy": None}, "policy=None is no policy"),
+        ({"policy": ["auto"]}, "is no policy"),
+        ({"policy": nn.Linear}, "is no policy"),
+        ({"policy": "Auto"}, "policy 'Auto' is not known"),
+        ({"budget": -1}, "size -1 is negative"),
+        ({"budget": True}, "size True cannot be read"),
+        ({"budget": float("nan")}, "size nan cannot be read"),
+        ({"host_memory": 1.5}, "size 1.5 cannot be read"),
+        ({"loss": 5}, "loss=5 cannot be called"),
+        ({"loss": "cross-entropy"}, "loss='cross-entropy' cannot be called"),
+        ({"optimizer": 5}, "optimizer=5 is no torch.optim.Optimizer"),
+        ({"optimizer": torch.optim.SGD}, "SGD'> is no torch.optim.Optimizer"),
+        ({"optimizer": ["sgd"]}, "optimizer='sgd' is no torch.optim.Optimizer"),
+        ({"convolutions": 5}, "convolutions=5: give a batch-size policy"),
+        ({"sample": (torch.ones(4, 8).numpy(), torch.zeros(4))}, "argument 0 of the sample is a NumPy array"),
+        ({"sample": (torch.ones(4, 8), torch.zeros(4).numpy())}, "argument 1 of the sample is a NumPy array"),
+    ],
+)
+def test_what_is_none_of_its_arguments_is_refused_by_name(changes, message):
+    model, sample, loss = constants()
+    with pytest.raises(InvalidValueError, match=re.escape(message)) as caught:
+        ucudnn.memory.fit(**{"model": model, "sample": sample, "loss": loss} | changes)
+    assert "\n" not in str(caught.value)
+
+
+def test_an_unknown_policy_is_refused_before_anything_is_traced(monkeypatch):
+    model, sample, loss = constants()
+    model.forward = None  # whoever traces it fails
+    with pytest.raises(InvalidValueError, match="policy 'magic' is not known"):
+        ucudnn.memory.fit(model, sample, loss, policy="magic")
+
+
+def test_a_numpy_array_in_a_step_is_refused_by_name():
+    pair = Pair(constants())
+    with pytest.raises(InvalidValueError, match="an argument of the step is a NumPy array"):
+        pair.step(pair.data[0], pair.data[1].numpy())

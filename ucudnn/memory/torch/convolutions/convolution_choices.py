@@ -18,7 +18,7 @@ from ucudnn.benchmarking.benchmark import Benchmark
 from ucudnn.benchmarking.factory import open_benchmark
 from ucudnn.benchmarking.request import Request, request_of
 from ucudnn.configuration import Configuration
-from ucudnn.errors import InvalidValueError, UcudnnError
+from ucudnn.errors import InvalidValueError, SettingsError, UcudnnError
 from ucudnn.execution.plan import Plan, make_plan
 from ucudnn.memory.costs import Costs
 from ucudnn.memory.torch.convolutions.planned_convolution import PlannedConvolution
@@ -68,6 +68,8 @@ class ConvolutionChoices:
         Raises:
             SettingsError: if an option is unknown or has an invalid value.
         """
+        if not isinstance(options, str | Mapping):
+            raise SettingsError(f"convolutions={options!r}: give a batch-size policy, or options as a dictionary")
         given: dict[str, Any] = {"policy": options} if isinstance(options, str) else {**options}
         effort: Effort | None = given.pop("effort", None)
         return cls(program, Settings.load(**given), effort)

@@ -14,7 +14,7 @@ from ucudnn.memory.budget import check_budget
 from ucudnn.memory.costs import Costs
 from ucudnn.memory.graph import StepGraph
 from ucudnn.memory.plans.plan import MemoryPlan
-from ucudnn.memory.policies.catalog import MemoryPolicy
+from ucudnn.memory.policies.catalog import MemoryPolicy, chosen_policies
 from ucudnn.memory.policies.choice import AllocatorRoom, frugal_plan, make_plan, returns_ms
 from ucudnn.memory.pools.host_slots import plan_host_slots
 from ucudnn.memory.simulation.simulator import simulate
@@ -28,7 +28,7 @@ from ucudnn.memory.torch.execution.operation_costs import measure_operations, st
 from ucudnn.memory.torch.execution.planned_run import PlannedRun
 from ucudnn.memory.torch.execution.step_program import StepProgram, StepSubject, trace_program
 from ucudnn.memory.torch.execution.transfers import Transfers
-from ucudnn.memory.torch.subject.model_checks import check_model, gradient_bytes
+from ucudnn.memory.torch.subject.model_checks import check_arguments, check_model, gradient_bytes
 from ucudnn.settings import Settings
 from ucudnn.units import parse_bytes
 
@@ -87,8 +87,8 @@ def fit(
 
     Raises:
         BudgetError: if no plan keeps the budget, or none keeps the host's memory; the step has not run then.
-        InvalidValueError: if there is no such policy, or the model is not in training mode, or it is compiled, sharded
-            or replicated in a way that no plan can follow.
+        InvalidValueError: if an argument is none of those above, or the model is not in training mode, or it is
+            compiled, sharded or replicated in a way that no plan can follow.
         SettingsError: if an option of `convolutions` is unknown or has an invalid value.
         StepGraphError: if the step depends on values of tensors.
     """
@@ -126,6 +126,7 @@ def fit_subject(
         InvalidValueError: if there is no such policy.
         StepGraphError: if the step depends on values of tensors.
     """
+    chosen_policies(policy)  # an unknown one is refused before anything is traced or measured
     program = trace_program(subject, type(subject.model).__name__, _batch(subject))
     stated = replace(stated_budget(limit, program.device, libraries=False), host_bytes=host_bytes)
     _check_floor(subject, program.graph, step_costs(program.graph, program.device), stated)
@@ -360,6 +361,7 @@ def step_subject(
         args = tuple(sample) if isinstance(sample, (tuple, list)) else (sample,)
     if loss is not None and len(args) < 2:
         raise InvalidValueError("with a loss the sample is a tuple of the model's arguments and the loss's target")
+    check_arguments(loss, optimizer, (args, kwargs))
     optimizers = (optimizer,) if isinstance(optimizer, torch.optim.Optimizer) else tuple(optimizer or ())
     size = gradient_bytes(model)
     beside = {_KEPT: size} if keep_gradients else {}

@@ -127,11 +127,18 @@ def _listed(count: int, names: Sequence[str]) -> str:
     return f"{positional} and {', '.join(names)} by name" if names else positional
 
 
+def is_numpy_array(leaf: Any) -> bool:
+    """Whether an argument is an array of NumPy, which has no equality as a whole."""
+    return type(leaf).__module__ == "numpy" and type(leaf).__name__ == "ndarray"
+
+
 def _signature(leaf: Any) -> Any:
     if isinstance(leaf, Tensor):
         return _Signature(
             leaf.shape, leaf.stride(), int(leaf.storage_offset()), leaf.dtype, leaf.device, leaf.requires_grad
         )
+    if is_numpy_array(leaf):
+        raise InvalidValueError("an argument of the step is a NumPy array: give torch.from_numpy of it")
     # 1, 1.0 and True are equal, and so are zeros of both signs, but a model may compute other numbers with each.
     return _Value(type(leaf), leaf.hex() if isinstance(leaf, float) else leaf)
 

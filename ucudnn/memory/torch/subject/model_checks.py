@@ -1,11 +1,16 @@
 """Checks that a model can be trained by a plan; each refusal says what to do instead."""
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
+from torch.utils._pytree import tree_leaves
 
 from ucudnn.errors import InvalidValueError
+from ucudnn.memory.torch.subject.argument_form import is_numpy_array
+from ucudnn.units import shortened
 
 _SHARDED = {"FullyShardedDataParallel", "FSDPModule"}
 
@@ -14,8 +19,11 @@ def check_model(model: nn.Module) -> None:
     """Check that a model, or the one in a DistributedDataParallel, can be trained by a plan.
 
     Raises:
-        InvalidValueError: if it is in evaluation mode, compiled, sharded or replicated, or waits for other processes.
+        InvalidValueError: if it is none, in evaluation mode, compiled, sharded or replicated, or waits for other
+            processes.
     """
+    if not isinstance(model, nn.Module):
+        raise InvalidValueError(f"model={shortened(model)} is no torch.nn.Module, of which a step has parameters")
     if not model.training:
         raise InvalidValueError(
             "the model is in evaluation mode, and only a training step has a plan: call model.train()"
@@ -34,6 +42,26 @@ def check_model(model: nn.Module) -> None:
                 f"parameter {name} is a {type(parameter).__name__}, which stands for parts of a tensor, and a plan"
                 " needs plain tensors: fit the model before its parameters are distributed"
             )
+
+
+def check_arguments(loss: Any, optimizer: Any, sample: Any) -> None:
+    """Check what else is given to `fit`: what is no such thing would fail late, in words of PyTorch.
+
+    Raises:
+        InvalidValueError: naming the argument.
+    """
+    if loss is not None and not callable(loss):
+        raise InvalidValueError(
+            f"loss={shortened(loss)} cannot be called: give a function of the model's output and the target, such as"
+            " torch.nn.functional.cross_entropy"
+        )
+    several = [*optimizer] if isinstance(optimizer, list | tuple) else [] if optimizer is None else [optimizer]
+    for each in several:
+        if isinstance(each, type) or not hasattr(each, "param_groups"):
+            raise InvalidValueError(f"optimizer={shortened(each)} is no torch.optim.Optimizer, nor a sequence of them")
+    for number, leaf in enumerate(tree_leaves(sample)):
+        if is_numpy_array(leaf):
+            raise InvalidValueError(f"argument {number} of the sample is a NumPy array: give torch.from_numpy of it")
 
 
 def _check_module(what: str, module: nn.Module) -> None:
