@@ -19,8 +19,10 @@ from ucudnn.cli.options import (
     ModelShapeOption,
     OptimizerOption,
     TokensOption,
+    typed_options,
 )
 from ucudnn.cli.torch_model import run_policies, training_options
+from ucudnn.command_line import NoEffect
 from ucudnn.errors import InvalidValueError
 from ucudnn.memory.policies.catalog import POLICIES
 from ucudnn.plots import check_picture, draw_queues
@@ -34,6 +36,11 @@ if TYPE_CHECKING:
 
 __all__ = ["run_step"]
 
+_RULES = (
+    NoEffect(options=("--cap",), beside=("--on cpu",)),
+    NoEffect(options=("--cap",), without=("--budget",)),
+    NoEffect(options=("--convolutions", "--timeline"), beside=("--policy pytorch",)),
+)
 _DEFAULT = "pytorch,vdnn-ext,swap-capped,dymem,checkpoint,auto"
 
 
@@ -93,6 +100,10 @@ def run_step(
 
         ucudnn memory run torchvision:resnet50 --batch 256 --budget 8GiB --policy vdnn-ext,dymem,checkpoint
     """
+    typed = typed_options(context)
+    present = [*typed, f"--on {on}", f"--policy {policy.strip()}"]
+    for rule in _RULES:
+        rule.refuse(typed, {each: each for each in present})
     limit = None if budget is None else parse_bytes(budget)
     names = [name.strip() for name in policy.split(",")]
     if timeline is not None:
@@ -103,16 +114,22 @@ def run_step(
     found = run_policies(
         training_options(context), names, limit, device=on, steps=steps, capped=cap, convolutions=sizes
     )
-    if timeline is not None:
-        _draw(found, timeline)
+    try:
+        _print(found, as_json)
+    finally:  # what was measured is neither lost with a picture nor with an output that is closed
+        if timeline is not None:
+            _draw(found, timeline)
+    if not found.cells():
+        raise typer.Exit(2)
+
+
+def _print(found: "TrialTable", as_json: bool) -> None:
     if as_json:
         print_text(json.dumps(found.to_dict(), indent=2))
     elif found.cells():
         print_table(found.title(), found.headings(), found.cells(), found.lines(), text=("policy",))
     else:
         print_text("\n".join([found.title(), *found.lines()]))
-    if not found.cells():
-        raise typer.Exit(2)
 
 
 def _draw(found: "TrialTable", path: Path) -> None:

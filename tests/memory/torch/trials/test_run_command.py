@@ -13,7 +13,9 @@ import pytest
 
 pytest.importorskip("torch")
 
+from ucudnn.cli import memory_run
 from ucudnn.cli.app import main
+from ucudnn.errors import OutputError
 from ucudnn.memory.torch.trials import trial_table
 
 UNET = ("tests.support.training_steps:small_unet", "--shape", "3x16x16", "--batch", "4", "--on", "cpu", "--steps", "1")
@@ -70,6 +72,37 @@ def test_an_unknown_policy_runs_nothing(run):
     status, _, error = run(*UNET, "--policy", "stock,magic")
     assert status == 2
     assert "'magic' is not known" in error
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--cap", "--budget", "1GiB"), "--cap has no effect with --on cpu: leave it out"),
+        (("--cap", "--on", "auto"), "--cap has no effect without --budget: add that, or leave it out"),
+        (("--policy", "pytorch", "--timeline", "x.png"), "--timeline has no effect with --policy pytorch"),
+        (("--policy", "pytorch", "--convolutions", "all"), "--convolutions has no effect with --policy pytorch"),
+    ],
+    ids=lambda given: " ".join(given)[:40],
+)
+def test_an_option_without_effect_is_refused_before_a_process_starts(run, monkeypatch, arguments, message):
+    monkeypatch.setattr(trial_table, "run_apart", lambda *_: pytest.fail("a process was started"))
+    status, out, error = run(*UNET, *arguments)
+    assert (status, out) == (2, "")
+    assert error.startswith(f"error: {message}")
+
+
+def test_what_was_measured_is_not_lost_with_its_picture(run, monkeypatch, tmp_path):
+    pytest.importorskip("matplotlib")
+
+    def full(*_, **__):
+        raise OutputError("queues.svg cannot be written: No space left on device")
+
+    monkeypatch.setattr(memory_run, "draw_queues", full)
+    monkeypatch.chdir(tmp_path)
+    status, out, error = run(*UNET, "--policy", "stock", "--json", "--timeline", "queues.svg")
+    assert status == 2
+    assert "cannot be written" in error
+    assert json.loads(out)["policies"]
 
 
 def test_a_picture_shows_one_policy(run):
