@@ -689,6 +689,8 @@ def test_a_loop_as_in_torchvisions_references():
         ({"optimizer": 5}, "optimizer=5 is no torch.optim.Optimizer"),
         ({"optimizer": torch.optim.SGD}, "SGD'> is no torch.optim.Optimizer"),
         ({"optimizer": ["sgd"]}, "optimizer='sgd' is no torch.optim.Optimizer"),
+        ({"convolutions": {"plans": "p.json"}}, "plans have no effect in convolutions="),
+        ({"convolutions": {"plans": "p.json", "strict": True}}, "plans and strict have no effect in convolutions="),
         ({"convolutions": 5}, "convolutions=5: give a batch-size policy"),
         ({"sample": (torch.ones(4, 8).numpy(), torch.zeros(4))}, "argument 0 of the sample is a NumPy array"),
         ({"sample": (torch.ones(4, 8), torch.zeros(4).numpy())}, "argument 1 of the sample is a NumPy array"),

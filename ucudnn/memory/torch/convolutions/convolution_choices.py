@@ -70,6 +70,9 @@ class ConvolutionChoices:
         """
         if not isinstance(options, str | Mapping):
             raise SettingsError(f"convolutions={options!r}: give a batch-size policy, or options as a dictionary")
+        unused = [each for each in ("plans", "strict") if not isinstance(options, str) and each in options]
+        if unused:
+            raise SettingsError(f"{' and '.join(unused)} have no effect in convolutions=: the plan of the step decides")
         given: dict[str, Any] = {"policy": options} if isinstance(options, str) else {**options}
         effort: Effort | None = given.pop("effort", None)
         return cls(program, Settings.load(**given), effort)
