@@ -8,6 +8,15 @@ import pytest
 from ucudnn.benchmarking.parallel.interrupts import interrupts_later
 
 
+@pytest.fixture
+def python_interrupts():
+    """Python's own handler, which is missing where a shell started the tests in the background."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("python_interrupts")
 @pytest.mark.parametrize("error", [None, ImportError])
 def test_an_interrupt_waits_for_the_end(error):
     done = []

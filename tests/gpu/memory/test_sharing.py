@@ -39,8 +39,8 @@ def other():
         assert process.stdout.readline() == "taken\n"
 
     yield take
-    process.stdin.close()
-    process.wait(timeout=60)
+    with process:  # closes both pipes and waits
+        pass
 
 
 def test_what_another_process_takes_is_not_this_ones(other):
