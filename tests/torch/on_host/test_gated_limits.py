@@ -91,8 +91,14 @@ def test_calls_of_another_look_or_under_deterministic_algorithms_come_to_python_
     assert len(in_python) == 8
     assert max(host.allocated) <= LIMIT + LATER
     flags.deterministic = False
-    assert_near(gated.step(), gated.expected)
-    assert len(in_python) == 8
+    for _ in range(400):  # another plan may have another peak, after which the gate stays closed for two steps
+        seen = len(in_python)
+        assert_near(gated.step(), gated.expected)
+        if len(in_python) == seen:
+            break
+        sleep(0.01)
+    else:
+        pytest.fail("the gate was not opened again")
     assert gated.program.stock_calls == 0
     assert before > 5
 
