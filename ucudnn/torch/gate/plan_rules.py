@@ -16,7 +16,7 @@ def plan_rules(calls: Mapping[tuple[Any, ...], CachedCall]) -> tuple[list[GateRu
     """
     forward: list[GateRule] = []
     backward: list[GateRule] = []
-    for key, call in list(calls.items()):
+    for key, call in calls.items():
         if call.reason or call.format is not None:
             continue
         kernels = {0: call.output} if call.output is not None else {0: call.input_gradient, 1: call.weight_gradient}

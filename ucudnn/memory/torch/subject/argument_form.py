@@ -110,7 +110,7 @@ class ArgumentForm:
         if structure != self._structure:
             return f"the step was fitted to arguments of the structure {self._structure}, not {structure}: fit it again"
         differing = [
-            f"argument {number} is {_described(found)}, and the step was fitted to {_described(expected)}"
+            f"argument {number} is {found}, and the step was fitted to {expected}"
             for number, (found, expected) in enumerate(zip(map(_signature, leaves), self._signature, strict=True))
             if found != expected
         ]
@@ -163,7 +163,3 @@ def _smaller(found: Any, expected: Any) -> bool:
         return bool(found == expected)
     kind = (found.dtype, found.device, len(found.shape)) == (expected.dtype, expected.device, len(expected.shape))
     return kind and found.shape.numel() <= expected.shape.numel()
-
-
-def _described(signature: Any) -> str:
-    return str(signature)
