@@ -116,7 +116,7 @@ def run_step(
     )
     try:
         _print(found, as_json)
-    finally:  # what was measured is neither lost with a picture nor with an output that is closed
+    finally:  # the picture is drawn even if the output is closed
         if timeline is not None:
             _draw(found, timeline)
     if not found.cells():

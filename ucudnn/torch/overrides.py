@@ -124,7 +124,7 @@ class Overrides:
         """Register our kernels for a device type."""
         library = torch.library.Library("aten", "IMPL")
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # PyTorch warns that a kernel is replaced, which is what is wanted
+            warnings.simplefilter("ignore")  # PyTorch warns that a kernel is replaced; we replace it on purpose
             for name, kernel in zip(OPERATORS, self._chosen(device_type), strict=True):
                 if kernel is not None:
                     library.impl(name, kernel, device_type.upper())

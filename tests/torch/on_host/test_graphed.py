@@ -95,7 +95,7 @@ def test_graphs_that_are_made_in_any_phase_have_pytorchs_kernels_and_tuning_goes
         assert one.tuner.kernels
         count = on.report().calls
         assert_near(one.step(), one.expected)
-        assert on.report().calls == count + 5, "what is not graphed is computed by what was found"
+        assert on.report().calls == count + 5, "calls outside of the graph run the kernels that were found"
     one.model.load_state_dict(kept)
     for each in found:
         assert_near(each, reference(one))

@@ -43,7 +43,7 @@ class GrowingRange:
         return min(fitting)[1] if fitting else None
 
     def grow(self, size: int) -> int:
-        """Map what is missing of the first hole that is large enough, and return its address."""
+        """Find the first hole that is large enough, map its missing pages, and return its address."""
         for address, end in self._holes:
             if end - address >= size and not self._whole(address, end):
                 break

@@ -4,8 +4,8 @@ Each queue works on its first copy only. While any copy runs, compute takes `con
 directions copy, each keeps a share `duplex` of its bandwidth. Between two events all rates are constant, so the clock
 jumps from event to event: the end of a copy, or of the compute that is asked for.
 
-All that ends at one instant has ended before compute goes on. Ends less than `INSTANT_MS` apart are one instant:
-floating-point numbers round what is left of a copy or an operation, so ends that are equal come out a little apart.
+All that ends at one instant has ended before compute goes on. Ends less than `INSTANT_MS` apart count as one instant,
+because the remaining time of a copy or an operation is rounded, and equal ends then differ a little.
 """
 
 from collections import deque
