@@ -1,6 +1,7 @@
 """Errors against float64 on a GPU, of the same algorithm undivided and in micro-batches, for every type.
 
     python -m bench.gpu.accuracy [--batch 64]
+    python -m bench.gpu.accuracy --type float16 --type bfloat16     # only these; the file keeps the others
 
 For each convolution of AlexNet and each operation, the script takes the fastest algorithm that exists at every size. It
 computes the mini-batch at once and in 4 and 16 micro-batches, from new random numbers in [-0.5, 0.5). An error is the
@@ -8,6 +9,8 @@ relative L2 distance from a tap-by-tap convolution in float64 (tests/support/ref
 
 Parts of a filter gradient of 16 bits round the output each time. So that kernel has further rows, in which the same
 numbers are added in float32: one for the fastest algorithm of each kind (`+float32`, `+widened`, `+rounded`).
+
+Each type is a case of the results and is kept as soon as it is measured. Processes for several types may run at once.
 """
 
 from dataclasses import replace
@@ -15,7 +18,7 @@ from itertools import product
 from typing import Any
 
 from bench.tools.backends import open_computing
-from bench.tools.results import save
+from bench.tools.results import save_case
 from bench.tools.script import command_line, out_of, run_main
 from tests.support.gpu import Operands
 from ucudnn.backends.base import ComputeBackend
@@ -31,13 +34,13 @@ from ucudnn.planning.float32_sums import summed
 from ucudnn.problem import ConvolutionProblem, DataType, MathMode, Operation
 from ucudnn.profiles.measurement import Effort
 
-MODES = (
-    (DataType.FLOAT32, MathMode.FMA, 1e-6),
-    (DataType.FLOAT32, MathMode.TF32, 2e-3),
-    (DataType.FLOAT16, MathMode.TF32, 2e-3),
-    (DataType.BFLOAT16, MathMode.TF32, 1e-2),
-    (DataType.FLOAT64, MathMode.TF32, 1e-12),
-)
+MODES = {
+    "float32-fma": (DataType.FLOAT32, MathMode.FMA, 1e-6),
+    "float32-tf32": (DataType.FLOAT32, MathMode.TF32, 2e-3),
+    "float16": (DataType.FLOAT16, MathMode.TF32, 2e-3),
+    "bfloat16": (DataType.BFLOAT16, MathMode.TF32, 1e-2),
+    "float64": (DataType.FLOAT64, MathMode.TF32, 1e-12),
+}
 """Each type and math mode with the largest error that was aimed at."""
 
 PARTS = (1, 4, 16)
@@ -136,16 +139,16 @@ def main() -> None:
     """Measure, print and write."""
     parser = command_line(__doc__, __spec__.name, "gpu/accuracy.json")
     parser.add_argument("--batch", type=int, default=64, help="mini-batch size, a multiple of 16 (%(default)s)")
+    parser.add_argument("--type", action="append", choices=MODES, help="may be given several times (all)")
     arguments = parser.parse_args()
     backend = open_computing("cudnn", Candidates.GRAPH)
     benchmark = Benchmark(backend, effort=Effort(repeats=1, time_limit_ms=5), exhaustive=True)
-    rows: list[Row] = []
     print(f"{'type':9} {'math':5} {'bound':>7} {'undivided':>10} {'4 parts':>10} {'16 parts':>10}  worst ratio")
-    for mode in MODES:
-        own = rows_of(*mode, arguments.batch, backend, benchmark)
-        show(own)
-        rows += own
-    save(out_of(arguments), {"conditions": dict(backend.conditions()), "batch": arguments.batch, "rows": rows})
+    for name in arguments.type or MODES:
+        rows = rows_of(*MODES[name], arguments.batch, backend, benchmark)
+        show(rows)
+        case = {"conditions": dict(backend.conditions()), "batch": arguments.batch, "rows": rows}
+        save_case(out_of(arguments), name, case)
 
 
 if __name__ == "__main__":
