@@ -22,7 +22,10 @@ VGG-16.
 
 With --hidden as much leaves as can while forward computes. It should be 90 % of the link's bandwidth times the time of
 forward, and the step should take no longer than a plan without copies by more than 1 % and the contention. That is by
-how much longer the device computes when copies run beside it.
+how much longer the plan without copies takes while copies of the same sizes run freely beside it, which it never waits
+for (`ucudnn.memory.torch.trials.contention`). All three kinds of steps take turns in one process, --steps times. The
+free copies have a buffer of their own: as many bytes as leave in a step, on the device and in pinned host memory. It is
+made after the peak was measured, and freed afterwards.
 """
 
 import os
@@ -35,7 +38,7 @@ from pathlib import Path
 from time import monotonic
 from typing import Any, NamedTuple
 
-from bench.memory.execution_tables import show
+from bench.memory.execution_tables import WITH_HIDDEN_COPIES, WITHOUT_COPIES, show
 from bench.memory.record_steps import RECIPES
 from bench.tools.results import load, save_case
 from bench.tools.script import command_line, note, run_main
@@ -73,7 +76,7 @@ PAPERS = (
 )
 CHOOSING = ("vdnn", "dymem")  # how the names of policies begin that choose configurations of convolutions
 CONVOLUTIONS = "undivided"
-HIDDEN = ("stock", "swap-hidden")
+HIDDEN = (WITHOUT_COPIES, WITH_HIDDEN_COPIES)
 QUICK = "resnet50"
 EXPANDABLE = "expandable_segments:True"
 
@@ -208,7 +211,7 @@ def measure_papers(arguments: Namespace, out: Path) -> None:
     begin = monotonic()
     for whole in series(arguments):
         kept = kept_cells(out)
-        missing = [cell for cell in whole if arguments.again or str(cell) not in kept]
+        missing = [cell for cell in whole if arguments.again or not is_whole(cell, kept, hidden=arguments.hidden)]
         if not missing:
             continue
         left = arguments.limit_seconds - (monotonic() - begin)
@@ -234,7 +237,10 @@ def run_series(cells: Sequence[ExecutionCell], arguments: Namespace) -> Iterator
         device=arguments.device,
         steps=arguments.steps,
     )
-    members = [SeriesMember(PYTORCH), *(SeriesMember(cell.policy, cell.convolutions) for cell in cells)]
+    members = [SeriesMember(PYTORCH)]
+    for cell in cells:
+        turns = arguments.hidden and cell.policy == WITH_HIDDEN_COPIES
+        members.append(SeriesMember(cell.policy, cell.convolutions, contention=turns))
     begin, base = monotonic(), None
     with closing(run_series_apart(settings, members)) as results:
         for number, result in enumerate(results):
@@ -249,6 +255,12 @@ def run_series(cells: Sequence[ExecutionCell], arguments: Namespace) -> Iterator
             taken = {"process_s": now - begin, **conditions(cell, arguments)}
             begin = now
             yield cell, {**cell._asdict(), "budget": None, **answer, **(base or {}), **taken}
+
+
+def is_whole(cell: ExecutionCell, kept: Mapping[str, Any], *, hidden: bool) -> bool:
+    """Return whether a cell is kept, with its contention where --hidden asks for that."""
+    case = kept.get(str(cell))
+    return case is not None and not (hidden and cell.policy == WITH_HIDDEN_COPIES and not case.get("contention"))
 
 
 def kept_cells(path: Path) -> Mapping[str, Any]:

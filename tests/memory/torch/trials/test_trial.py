@@ -219,7 +219,7 @@ def test_a_plan_that_changes_before_the_timed_steps_is_timed_once():
 
 def test_a_plan_that_changes_again_and_again_has_no_figures():
     trial, fitted = changing({4: "checkpoint", 9: "stock", 15: "checkpoint", 21: "stock"})
-    result = result_of(trial)
+    result = result_of("stock", trial.run)
     assert result.figures is None
     assert "changed in each of 3 rounds" in result.reason
     assert fitted[0]._guard.calls < 21

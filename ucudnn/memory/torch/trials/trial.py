@@ -26,6 +26,7 @@ from ucudnn.memory.torch.measured_peak import peak_bytes
 from ucudnn.memory.torch.training_step import TrainingStep, make_step
 from ucudnn.memory.torch.trials.device_timeline import beside_prediction, measure_timeline
 from ucudnn.memory.torch.trials.measured_memory import measure_memory
+from ucudnn.memory.torch.trials.step_marks import mark, passed_ms
 from ucudnn.memory.torch.trials.trial_process import process_of
 from ucudnn.memory.torch.trials.trial_result import PYTORCH, TrialFigures, TrialResult, TrialSettings
 from ucudnn.problem import MathMode
@@ -72,20 +73,19 @@ def _serve(settings: TrialSettings, connection: Connection) -> None:
 
 def run_trial(settings: TrialSettings) -> TrialResult:
     """Run a trial in this process."""
-    return result_of(PolicyTrial(settings))
+    return result_of(settings.policy, PolicyTrial(settings).run)
 
 
-def result_of(trial: "PolicyTrial") -> TrialResult:
-    """Run a trial, and return its outcome; an error of its policy is a reason."""
-    settings = trial.settings
+def result_of(policy: str, run: Callable[[], TrialFigures]) -> TrialResult:
+    """Run a trial of a policy, and return its outcome; an error of it is a reason."""
     try:
-        return TrialResult(policy=settings.policy, figures=trial.run())
+        return TrialResult(policy=policy, figures=run())
     except UcudnnError as error:
         least = getattr(error, "required_bytes", None)
-        return TrialResult(policy=settings.policy, figures=None, reason=str(error), least_bytes=least)
+        return TrialResult(policy=policy, figures=None, reason=str(error), least_bytes=least)
     except (Exception, SystemExit) as error:  # noqa: BLE001  # whatever the model or the loss raises
         line = str(error).partition("\n")[0]
-        return TrialResult(policy=settings.policy, figures=None, reason=f"{type(error).__name__}: {line}")
+        return TrialResult(policy=policy, figures=None, reason=f"{type(error).__name__}: {line}")
 
 
 def trial_step(settings: TrialSettings) -> TrainingStep:
@@ -244,12 +244,12 @@ class PolicyTrial:
         self._wait()
         if self._on_gpu:
             torch.cuda.reset_peak_memory_stats(self._device)
-        marks = [self._mark()]
+        marks = [mark(self._device)]
         for _ in range(self.settings.steps):
             self._take(step)
-            marks.append(self._mark())
+            marks.append(mark(self._device))
         self._wait()
-        return [self._between(*pair) for pair in pairwise(marks)]
+        return [passed_ms(*pair) for pair in pairwise(marks)]
 
     def _peaks(self, step: TrainingStep) -> tuple[int, int | None]:
         """Return the most bytes allocated and reserved during the timed steps; on a CPU in one more step."""
@@ -259,16 +259,6 @@ class PolicyTrial:
 
     def _retries(self) -> int | None:
         return int(torch.cuda.memory_stats(self._device)["num_alloc_retries"]) if self._on_gpu else None
-
-    def _mark(self) -> Any:
-        if not self._on_gpu:
-            return perf_counter()
-        event = torch.cuda.Event(enable_timing=True)
-        event.record(torch.cuda.current_stream(self._device))
-        return event
-
-    def _between(self, begin: Any, end: Any) -> float:
-        return float(begin.elapsed_time(end)) if self._on_gpu else (end - begin) * 1e3
 
 
 def trial_subject(step: TrainingStep) -> StepSubject:

@@ -4,6 +4,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any, final
 
 from ucudnn.memory.torch.training_step import TrainingRecipe
+from ucudnn.memory.torch.trials.contention import ContentionFigures
 from ucudnn.memory.torch.trials.measured_memory import OperationMemory
 from ucudnn.plots.plan_pictures import QueuePicture
 
@@ -74,6 +75,7 @@ class TrialFigures:
         configured: convolutions that ran as the plan chose, forward and gradients counted apart; 0 without a plan.
         divided: those of them that ran in several calls.
         workspace: the largest workspace among them.
+        contention: what steps took beside copies that nothing waits for, where that was asked for.
         losses: loss of each step, the first one and those of repeated rounds included.
         memory: the memory of each operation of a plan as predicted and measured.
         picture: the measured timeline of one step beside the predicted one; None without a plan.
@@ -107,6 +109,7 @@ class TrialFigures:
     divided: int
     workspace: int
     losses: tuple[float, ...]
+    contention: ContentionFigures | None = None
     memory: tuple[OperationMemory, ...] = ()
     picture: QueuePicture | None = None
 

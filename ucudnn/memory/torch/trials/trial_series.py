@@ -6,6 +6,7 @@ trials with one have processes of their own (`trial.run_apart`).
 
 import gc
 from collections.abc import Generator, Sequence
+from contextlib import closing
 from dataclasses import replace
 from functools import cached_property
 from multiprocessing.connection import Connection
@@ -22,16 +23,27 @@ from ucudnn.memory.torch.execution.fitted_step import FittedStep
 from ucudnn.memory.torch.execution.operation_costs import measure_operations, step_costs
 from ucudnn.memory.torch.execution.step_program import StepProgram, trace_program
 from ucudnn.memory.torch.training_step import TrainingStep
-from ucudnn.memory.torch.trials.trial import ENDED, PolicyTrial, result_of, trial_step, trial_subject
+from ucudnn.memory.torch.trials.contention import ContentionFigures, measure_contention
+from ucudnn.memory.torch.trials.trial import ENDED, PolicyTrial, result_of, trial_step, trial_subject, with_plan
 from ucudnn.memory.torch.trials.trial_process import process_of
-from ucudnn.memory.torch.trials.trial_result import TrialResult, TrialSettings
+from ucudnn.memory.torch.trials.trial_result import TrialFigures, TrialResult, TrialSettings
+
+_WITHOUT_COPIES = "stock"
 
 
 class SeriesMember(NamedTuple):
-    """A policy of a series, and the batch-size policy by which it chooses convolutions; '' leaves them to PyTorch."""
+    """A policy of a series.
+
+    Attributes:
+        policy: its name.
+        convolutions: the batch-size policy by which it chooses convolutions; '' leaves them to PyTorch.
+        contention: whether the steps of its plan also take turns with those of a plan without copies, which run alone
+            and beside copies that nothing waits for (`measure_contention`).
+    """
 
     policy: str
     convolutions: str = ""
+    contention: bool = False
 
 
 @final
@@ -64,12 +76,27 @@ class TrialSeries:
             fitted.append(self._fitted(member))
             return fitted[-1]
 
+        def run() -> TrialFigures:
+            figures = PolicyTrial(settings, self._step, fit).run()
+            return replace(figures, contention=self._contention(fitted[0])) if member.contention else figures
+
         self._begin_anew()
         try:
-            return result_of(PolicyTrial(settings, self._step, fit))
+            return result_of(settings.policy, run)
         finally:
             for each in fitted:
                 each.close()
+
+    def _contention(self, fitted: FittedStep) -> ContentionFigures:
+        with closing(self._fitted(SeriesMember(_WITHOUT_COPIES))) as base:
+            return measure_contention(
+                with_plan(self._step, base),
+                with_plan(self._step, fitted),
+                fitted.plan,
+                self._program.device,
+                rounds=self._settings.steps,
+                warmup=self._settings.warmup,
+            )
 
     def _begin_anew(self) -> None:
         self._step.model.load_state_dict(self._state)
