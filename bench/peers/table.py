@@ -228,8 +228,8 @@ def _cell(row: Row | None) -> str:
 
 
 def milliseconds(time_ms: float) -> str:
-    """Return a time with three digits, such as '11.1', '8.80' or '164'."""
-    return f"{time_ms:#.3g}".rstrip(".")
+    """Return a time with three digits, or all before the point: '8.80', '11.1', '164', '2470'."""
+    return f"{time_ms:.0f}" if time_ms >= 1000 else f"{time_ms:#.3g}".rstrip(".")
 
 
 def _range(row: Row) -> str:
