@@ -39,6 +39,17 @@ def pytest_terminal_summary(terminalreporter, config):
         terminalreporter.write_line(f"random order: repeat it with `-p randomly --randomly-seed={seed}`")
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item):
+    """Let a test that needs a GPU, and all that it prepares, wait for its turn."""
+    from tests.support.gpu_turns import gpu_turn  # as above
+
+    if item.get_closest_marker("gpu") is None:
+        return (yield)
+    with gpu_turn(alone=item.get_closest_marker("alone") is not None):
+        return (yield)
+
+
 @pytest.fixture(autouse=True)
 def clean_environment(monkeypatch):
     # Tests measure for themselves, and leave nothing behind; a tool that slows them down may keep what they measured.

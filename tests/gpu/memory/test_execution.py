@@ -33,6 +33,7 @@ from ucudnn.memory.torch.trials.trial import run_apart  # noqa: E402
 from ucudnn.memory.torch.trials.trial_result import TrialSettings  # noqa: E402
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="PyTorch has no GPU")
+ALONE = pytest.mark.alone  # others' memory may count as ours, and their work changes which algorithms trials choose
 
 MIB = 2**20
 UNET = TrainingRecipe(model="bench.memory.models:unet2d", batch=2, shape=(3, 256, 256))
@@ -227,6 +228,7 @@ def trial(policy, budget=None, capped=False):
     return result.figures
 
 
+@ALONE
 def test_copies_run_beside_compute():
     figures = trial("vdnn-ext-all-p")
     assert figures.offloaded == figures.prefetched > 100 * MIB
@@ -235,6 +237,7 @@ def test_copies_run_beside_compute():
     assert figures.overlap > 0.01  # a fast GPU computes in a small part of the time that copies take
 
 
+@ALONE
 def test_a_budget_holds_where_the_allocator_may_take_no_more():
     stock = trial("pytorch")
     budget = int(0.8 * stock.allocated) + stock.outside
@@ -249,6 +252,7 @@ def test_a_budget_holds_where_the_allocator_may_take_no_more():
         assert figures.predicted_reserved == pytest.approx(figures.reserved, rel=0.05)
 
 
+@ALONE
 def test_the_allocator_takes_what_the_replay_says():
     stock = trial("pytorch")
     budget = int(0.85 * stock.allocated) + stock.outside
@@ -262,6 +266,7 @@ def test_the_allocator_takes_what_the_replay_says():
     assert figures.allocated > 1.05 * figures.floor, "the plan of the first step stayed"
 
 
+@ALONE
 @pytest.mark.parametrize("trials", [False, True])
 def test_the_first_step_within_a_budget_takes_less_than_the_others(monkeypatch, trials):
     monkeypatch.setattr(torch.backends.cudnn, "benchmark", trials)
@@ -306,6 +311,7 @@ def test_a_budget_lets_segments_grow_while_the_program_runs():
     subprocess.run([sys.executable, "-c", textwrap.dedent(script)], check=True, env=environment)
 
 
+@ALONE
 def test_what_the_process_has_beside_the_allocator_is_measured():
     device = torch.device("cuda", torch.cuda.current_device())
     torch.zeros(1, device=device)
@@ -317,6 +323,7 @@ def test_what_the_process_has_beside_the_allocator_is_measured():
     assert own is None or own >= torch.cuda.memory_reserved(device) > held.nbytes
 
 
+@ALONE
 def test_measuring_operations_keeps_the_budget():
     model, loss, sample = model_and_data("resnet18")
     gc.collect()

@@ -21,6 +21,7 @@ def series():
     return TrialSeries(SETTINGS)
 
 
+@pytest.mark.alone
 def test_free_copies_move_their_bytes_beside_compute_and_go_back(series):
     fitted = series._fitted(SeriesMember("vdnn-ext-all-p"))
     device = torch.device("cuda", torch.cuda.current_device())
