@@ -2,6 +2,7 @@
 
 import ctypes
 import sys
+import warnings
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 import ucudnn  # noqa: E402
+from ucudnn.torch.aten_kernels import AtenKernels  # noqa: E402
 from ucudnn.torch.gate.call_gate import GateOutput, GateRule, look_of  # noqa: E402
 
 CASES = {
@@ -140,6 +142,60 @@ def test_gradients_with_a_rule_are_computed_by_it_and_the_others_by_pytorch(gate
     for left, right in zip(call.backward(grad, (False, True, False)), expected, strict=True):
         assert left is None or torch.equal(left, right), "another look"
     assert sum(map(len, seen.values())) == len(ours)
+
+
+@pytest.fixture
+def passed_on():
+    """Return a list that gets the mask of each backward call that comes to PyTorch, which computes it."""
+    masks = []
+    stock = AtenKernels("CPU").backward
+    library = torch.library.Library("aten", "IMPL")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # that a kernel is replaced, which is what is wanted
+        library.impl("convolution_backward", lambda *rest: masks.append(tuple(rest[-1])) or stock(*rest), "CPU")
+    yield masks
+    library._destroy()
+
+
+@pytest.mark.parametrize("biased", [False, True])
+@pytest.mark.parametrize(
+    ("ours", "done", "order"),
+    [
+        ((0,), True, [0, (False, True)]),
+        ((1,), True, [(True, False), 1]),
+        ((0, 1), True, [0, 1]),
+        ((0, 1), False, [0, (True, False), 1, (False, True)]),
+        ((1,), False, [(True, False), 1, (False, True)]),
+    ],
+)
+def test_gradients_are_computed_in_the_order_of_pytorch_so_that_memory_is_taken_in_that_order(
+    gate, passed_on, ours, done, order, biased
+):
+    call = Call("plain")
+    grad = torch.randn_like(call.forward())
+    mask = (True, True, biased)
+    expected = call.backward(grad, mask)
+    passed_on.clear()
+
+    def computes(at):
+        write = writer([], at, expected[at].numel())
+        return lambda *addresses: passed_on.append(at) or (done and write(*addresses))
+
+    outputs = {at: output_of((call.x, call.weight)[at], computes(at)) for at in ours}
+    try:
+        gate.open("cpu", [], [GateRule(call.backward_look(grad, mask), outputs)])
+        found = call.backward(grad, mask)
+    finally:
+        gate.close()  # before the kernels to which it passes on are gone
+    seen = [each if isinstance(each, int) else each[:2] for each in passed_on if each != (False, False, True)]
+    assert seen == order
+    biases = [each[2] for each in passed_on if isinstance(each, tuple)]
+    assert sum(biases) == biased, "computed once, with the first gradients that PyTorch computes"
+    for at, (one, other) in enumerate(zip(found, expected, strict=True)):
+        if at in ours and done:
+            assert torch.equal(one, torch.full_like(other, SENTINEL))
+        else:
+            assert (one is None and other is None) or torch.equal(one, other)
 
 
 @pytest.mark.parametrize("precision", ["ieee", "tf32"])

@@ -19,6 +19,7 @@ from ucudnn.problem import Operation  # noqa: E402
 from ucudnn.torch.call_cache import asked_convolution as asked  # noqa: E402
 from ucudnn.torch.overrides import process_overrides  # noqa: E402
 from ucudnn.torch.steps.step_times import TuningPhase  # noqa: E402
+from ucudnn.torch.tuning import tuner as tuner_module  # noqa: E402
 from ucudnn.torch.tuning.call_site import NO_MEMORY, WRONG, CallSite  # noqa: E402
 from ucudnn.torch.tuning.program import FreeBlocks  # noqa: E402
 from ucudnn.torch.tuning.tuned_kernel import TunedKernel  # noqa: E402
@@ -95,6 +96,41 @@ def test_calls_that_are_not_replaced_are_passed_on_before_anything_is_looked_up(
         assert len(one.made._forward_calls) == known
         assert_near(one.step(), one.expected)
         assert on.report().calls == calls + 5
+
+
+@pytest.mark.parametrize("replaced", [Operation.BACKWARD_DATA, Operation.BACKWARD_FILTER])
+def test_gradients_are_computed_in_the_order_of_pytorch_so_that_memory_is_taken_in_that_order(
+    tuned, monkeypatch, replaced
+):
+    seen = []
+    one = tuned(50.0, share=0.5)
+    kernel_run, stock_run = TunedKernel.run, one.made.aten.backward
+    one.made._pass_backward = lambda *rest: seen.append(tuple(rest[-1][:2])) or stock_run(*rest)
+    monkeypatch.setattr(
+        TunedKernel,
+        "run",
+        lambda kernel, *tensors: seen.append(kernel._plan.problem.operation) or kernel_run(kernel, *tensors),
+    )
+    chosen = tuner_module.worth_replacing
+    monkeypatch.setattr(
+        tuner_module, "worth_replacing", lambda *found: [s for s in chosen(*found) if s.problem.operation is replaced]
+    )
+    first = set()  # of each step: it is of the second layer, of which both gradients are wanted
+    with one.enable():
+        for _ in range(400):
+            seen.clear()
+            assert_near(one.step(), one.expected)
+            first.update([each for each in seen if each is not Operation.FORWARD][:1])
+            if one.tuner.phase is TuningPhase.SETTLED:
+                break
+            sleep(0.002)  # so that the thread which builds gets on
+        assert {problem.operation for problem in one.tuner.kernels} == {replaced}
+        seen.clear()
+        assert_near(one.step(), one.expected)
+    data, filters = (True, False), (False, True)
+    of_input = replaced is Operation.BACKWARD_DATA
+    assert seen[:2] == ([replaced, filters] if of_input else [data, replaced])
+    assert {(True, True), data} <= first <= {(True, True), data, Operation.BACKWARD_DATA}, "nor while others are tried"
 
 
 def test_the_first_steps_are_pytorchs_own(tuned):

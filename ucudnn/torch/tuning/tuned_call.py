@@ -121,6 +121,7 @@ class _Way:
         "_call",
         "_kernels",
         "_order",
+        "_ours",
         "_outputs",
         "_seen",
         "_transposed",
@@ -143,6 +144,7 @@ class _Way:
         self._trials = {at: tuner.trials[each] for at, each in problems.items() if each in tuner.trials}
         replaced = tuner.kernels if tuner.uses_adopted else {}
         self._kernels = {at: replaced[each] for at, each in problems.items() if each in replaced}
+        self._ours = frozenset(outputs if watches else {*self._trials, *self._kernels})
 
     def forward(
         self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, stock: Callable[[], torch.Tensor]
@@ -153,6 +155,7 @@ class _Way:
             out = self._outputs[0].form.new()
             done = kernel.run(out, weight, x) if self._transposed else kernel.run(x, weight, out)
             if not done:
+                del out  # PyTorch allocates its own
                 return stock()
             return out if bias is None else out.add_(alias(bias, *self._bias_as))
 
@@ -179,19 +182,20 @@ class _Way:
             return (y_like, w_like, x_like) if self._transposed else (x_like, w_like, y_like)
 
         found: list[torch.Tensor | None] = [None, None, None]
-        left = list(mask)
+        left, (first, second) = list(mask), self._order
         for at in self._order:
-            if not mask[at]:
-                continue
-            kernel = self._kernels.get(at)
-            if kernel is not None:
-                found[at] = _computed(kernel, self._outputs[at], partial(operands, at))
-            elif self._watches or at in self._trials:
-                found[at] = self._observed(at, partial(operands, at), partial(_one, stock, at), _same)
-            left[at] = found[at] is None
+            if left[at] and at in self._ours:
+                kernel = self._kernels.get(at)
+                if kernel is not None:
+                    found[at] = _computed(kernel, self._outputs[at], partial(operands, at))
+                else:
+                    found[at] = self._observed(at, partial(operands, at), partial(_one, stock, at), _same)
+                left[at] = found[at] is None
+            if at == first and left[first] and left[second] and second in self._ours:
+                # Now, because after the other gradient that would be live while this kernel has its workspace.
+                _add(found, left, stock([wanted and place != second for place, wanted in enumerate(left)]))
         if any(left):
-            rest = stock(left)
-            found = [each if ours is None else ours for ours, each in zip(found, rest, strict=True)]
+            _add(found, left, stock(left))
         return found[0], found[1], found[2]
 
     def _observed(
@@ -338,6 +342,13 @@ def _computed(kernel: TunedKernel, output: _Output, operands: Callable[[torch.Te
     """Return an output that a kernel has computed; None if it failed."""
     out = output.form.new()
     return out if kernel.run(*operands(out)) else None
+
+
+def _add(found: list[torch.Tensor | None], left: list[bool], others: Gradients) -> None:
+    """Add gradients of PyTorch's own to those that were found, and note that they are not left to be computed."""
+    for at, each in enumerate(others):
+        if each is not None:
+            found[at], left[at] = each, False
 
 
 def _one(stock: Callable[[list[bool]], Gradients], at: int) -> Any:

@@ -2,12 +2,8 @@
 // execution plans of cuDNN or by a callback; all others go on to the kernel that PyTorch has registered. It needs no
 // header of Python, CUDA or cuDNN.
 //
-// A look is a list of numbers: shapes, strides, types and devices of the tensors, and the other arguments. A list of
-// numbers inside it begins with its length. `ucudnn.torch.gate.call_gate` states looks in the same order.
-//
 // Rules and kernels change between steps only, while no convolution runs.
 
-#include <ATen/Context.h>
 #include <ATen/ops/empty_strided.h>
 #include <c10/core/DeviceGuard.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
@@ -24,24 +20,16 @@
 #include <vector>
 
 #include "direct.hpp"
+#include "look.hpp"
 
 #define EXPORTED __attribute__((visibility("default")))
 
 namespace {
 
-using Numbers = std::vector<std::int64_t>;
 using Stack = torch::jit::Stack;
 
 // Computes one of the tensors x, w and y of a kernel from the others; 0 if it could not.
 using Callback = int (*)(std::int64_t kernel, const void* x, const void* w, const void* y);
-
-struct Hash {
-  std::size_t operator()(const Numbers& look) const {
-    std::uint64_t found = 1469598103934665603ull;  // FNV-1a, by number
-    for (const std::int64_t each : look) found = (found ^ static_cast<std::uint64_t>(each)) * 1099511628211ull;
-    return found ^ (found >> 32);
-  }
-};
 
 struct Output {
   std::int64_t kernel = -1;  // -1: left to PyTorch
@@ -79,56 +67,6 @@ struct Gate {
 Gate& gate() {
   static Gate* const only = new Gate;  // never destroyed, because threads may outlive the end of the process
   return *only;
-}
-
-void add(Numbers& look, at::IntArrayRef list) {
-  look.push_back(static_cast<std::int64_t>(list.size()));
-  look.insert(look.end(), list.begin(), list.end());
-}
-
-void add(Numbers& look, const at::Tensor& tensor) {
-  add(look, tensor.sizes());
-  add(look, tensor.strides());
-  look.push_back(static_cast<std::int64_t>(tensor.scalar_type()));
-  look.push_back(tensor.is_cpu() ? 0 : tensor.get_device());  // the CPU stands for a GPU in tests
-}
-
-void add(Numbers& look, const c10::IValue& list) {
-  const auto found = list.toIntList();
-  look.push_back(static_cast<std::int64_t>(found.size()));
-  for (const std::int64_t each : found) look.push_back(each);
-}
-
-// The six arguments from the stride on: stride, padding, dilation, transposed, output_padding, groups.
-void add_geometry(Numbers& look, const c10::IValue* arguments) {
-  look.push_back(6);
-  add(look, arguments[0]);
-  add(look, arguments[1]);
-  add(look, arguments[2]);
-  look.push_back(arguments[3].toBool());
-  add(look, arguments[4]);
-  look.push_back(arguments[5].toInt());
-}
-
-// Numbers of PyTorch's ways to compute convolutions of float32; the names are those that Python sees.
-std::int64_t precision_now() {
-  const auto& context = at::globalContext();
-#ifdef UCUDNN_PRECISION_HAS_NUMBERS
-  const std::string now = at::precision2str(context.float32Precision(at::Float32Backend::CUDA, at::Float32Op::CONV));
-#else
-  const std::string now = context.float32Precision("cuda", "conv");
-#endif
-  const char* const names[] = {"none", "ieee", "tf32", "bf16"};
-  for (std::int64_t number = 0; number < 4; ++number) {
-    if (now == names[number]) return number;
-  }
-  return -2;
-}
-
-void add_mask(Numbers& look, const c10::IValue& mask) {
-  const auto found = mask.toBoolList();
-  look.push_back(static_cast<std::int64_t>(found.size()));
-  for (const bool each : found) look.push_back(each);
 }
 
 // Takes the handles, or does not if who has them may wait for Python, because this thread may hold that.
@@ -183,15 +121,24 @@ void pass_on(const Side& side, Stack* stack) {
   side.stock->callBoxed(*side.handle, c10::DispatchKeySet(gate().key), stack);
 }
 
+// Passes on what is left of the gradients of a backward call, except for one of them, and adds the others to `found`.
+void pass_on_but(const Side& side, const c10::IValue* arguments, c10::List<bool>& left, int later,
+                 std::array<at::Tensor, 3>& found) {
+  Stack stack(arguments, arguments + 11);
+  c10::List<bool> now = left.copy();
+  now.set(later, false);
+  stack[10] = now;
+  pass_on(side, &stack);
+  for (int at = 0; at < 3; ++at) {
+    if (!now.get(at)) continue;
+    found[at] = stack[at].toTensor();
+    left.set(at, false);
+  }
+}
+
 const Rule* rule_of(const Side& side, const Numbers& look) {
   const auto found = side.rules.find(look);
   return found == side.rules.end() ? nullptr : &found->second;
-}
-
-Numbers& empty_look() {
-  thread_local Numbers look;
-  look.clear();
-  return look;
 }
 
 void forward(const c10::OperatorHandle&, c10::DispatchKeySet, Stack* stack) {
@@ -248,12 +195,19 @@ void backward(const c10::OperatorHandle&, c10::DispatchKeySet, Stack* stack) {
   // its workspace may be where the other gradient will be.
   const std::array<int, 2> order = over_plans ? std::array<int, 2>{1, 0} : std::array<int, 2>{0, 1};
   for (const int at : order) {
-    if (rule->outputs[at].kernel < 0) continue;
-    const bool of_input = at == 0;
-    const at::Tensor* const near = of_input ? nullptr : &x;
-    const at::Tensor* const filters = of_input ? &weight : nullptr;
-    found[at] = computed(rule->outputs[at], x, near, filters, &grad, transposed);
-    left.set(at, !found[at].defined());
+    const bool is_ours = rule->outputs[at].kernel >= 0;
+    if (is_ours) {
+      const bool of_input = at == 0;
+      const at::Tensor* const near = of_input ? nullptr : &x;
+      const at::Tensor* const filters = of_input ? &weight : nullptr;
+      found[at] = computed(rule->outputs[at], x, near, filters, &grad, transposed);
+      left.set(at, !found[at].defined());
+    }
+    const int other = order[1];
+    if (at != other && left.get(at) && left.get(other) && rule->outputs[other].kernel >= 0) {
+      // Now, because after the other gradient that would be live while this kernel has its workspace.
+      pass_on_but(side, arguments, left, other, found);
+    }
   }
   if (left.get(0) || left.get(1) || left.get(2)) {
     arguments[10] = left;
