@@ -113,10 +113,18 @@ def test_names_occur_once():
         StepGraph(name="bad", batch=1, operations=(), storages=storages)
 
 
-@pytest.mark.parametrize("batch", [0, -1, True, 2.0])
-def test_a_mini_batch_is_a_whole_number_above_zero(batch):
-    with pytest.raises(StepGraphError, match="is not 1 or more"):
+@pytest.mark.parametrize("batch", [0, -1, True, 2.0, 2**31, 10**400])
+def test_a_mini_batch_is_a_whole_number_that_cudnn_can_count(batch):
+    with pytest.raises(StepGraphError, match="is not 1 to 2147483647"):
         in_place_step().graph(batch=batch)
+
+
+@pytest.mark.parametrize(("first", "second"), [("BACKWARD", "FORWARD"), ("OPTIMIZER", "BACKWARD")])
+def test_parts_come_in_their_order(first, second):
+    builder = StepBuilder().run("a", "", "y", phase=Phase[first]).run("b", "y", "z", phase=Phase[second])
+    message = rf"operation 1 \(b\) belongs to {second.lower()}, and an operation before it to {first.lower()}"
+    with pytest.raises(StepGraphError, match=message):
+        builder.graph()
 
 
 def test_a_size_that_falls_below_zero_is_refused():

@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import re
 
 import pytest
 
@@ -83,6 +84,13 @@ def damaged(**changes):
     return json.dumps(json.loads(encode_step(recorded_step())) | changes).encode()
 
 
+def changed(row, place, value):
+    """Return the bytes of a step with another value in the row of an operation."""
+    rows = json.loads(encode_step(recorded_step()))["operations"]
+    rows[row][place] = value
+    return damaged(operations=rows)
+
+
 @pytest.mark.parametrize(
     ("data", "message"),
     [
@@ -98,7 +106,28 @@ def damaged(**changes):
         (damaged(operations=[["conv", 99, "forward", 0, [], [], [0, 0], [0, 0], 0, 0, 1]]), "IndexError"),
         (damaged(problems=[{"operation": "Forward"}]), "cannot be read: TypeError"),
         (damaged(batch=0), "a mini-batch of 0"),
-        (damaged(batch="8"), "a mini-batch of 8"),
+        (damaged(batch="8"), "a mini-batch of '8'"),
+        (damaged(batch=10**400), r"a mini-batch of 10+\.\.\. is not 1 to 2147483647"),
+        (b'{"format": ' + b"[" * 100_000, "cannot be read: RecursionError"),
+        (damaged(name=7), "name 7 is no text"),
+        (damaged(kinds=[{}]), "table of kinds {} is no text"),
+        (damaged(sources=[None] * 9), "table of sources None is no text"),
+        (damaged(recorded=[[4]]), r"recorded mini-batch \[4\] is no whole number from 1 to"),
+        (damaged(recorded=4), "recorded mini-batch 4 is no list"),
+        (damaged(conditions={"matmul": 1}), "condition matmul 1 is no text"),
+        (damaged(conditions=["tf32"]), r"condition \['tf32'\] is no object"),
+        (damaged(gradients_kept="no"), "gradients_kept 'no' is not true or false"),
+        (damaged(storages=[[0, "input", 1, 1, []]]), "name of a storage 0 is no text"),
+        (damaged(storages=[["x", "input", 1.5, 1, []]]), "size of x 1.5 is no whole number from -9223372036854775807"),
+        (damaged(storages=[["x", "input", 2**63, 1, []]]), "size of x 9223372036854775808 is no whole number"),
+        (damaged(storages=[["x", "input", 1, 1, "yz"]]), "alias of x 'yz' is no list"),
+        (changed(0, 1, -1), "row of a kind -1 is no whole number from 0"),
+        (changed(0, 4, [True]), "storage that conv reads True is no whole number"),
+        (changed(0, 6, ["1", 2]), "operations of conv '1' is no whole number"),
+        (changed(0, 7, "12"), "traffic of conv '12' is no list"),
+        (changed(0, 10, 2), "whether conv is repeatable, 2 is no whole number from 0 to 1"),
+        (changed(0, 11, -1), "row of a problem -1 is no whole number from 0"),
+        (changed(0, 2, "optimizer"), r"operation 1 \(relu_, layer1.relu\) belongs to forward, and an operation before"),
     ],
 )
 def test_what_cannot_be_read_is_named(data, message):
@@ -106,6 +135,33 @@ def test_what_cannot_be_read_is_named(data, message):
         decode_step(data, "here")
     assert str(caught.value).startswith("step here")
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "message"),
+    [
+        ("device", 1, "measured device 1 is no text"),
+        ("time_ms", ["1", 1], "measured time_ms '1' is no number from 0 to 1e+18"),
+        ("time_ms", [1e308, 1], "measured time_ms 1e+308 is no number"),
+        ("scratch_bytes", [0.5, 1], "measured scratch_bytes 0.5 is no whole number"),
+        ("scratch_bytes", [1], "1 operations were measured of 2"),
+        ("memory_bytes", None, "measured memory_bytes None is no whole number"),
+        ("granularity", 512.0, "measured granularity 512.0 is no whole number"),
+        ("offload_bytes_per_ms", 1e-300, "measured offload_bytes_per_ms 1e-300 is no number from 1e-06"),
+        ("prefetch_bytes_per_ms", float("inf"), "measured prefetch_bytes_per_ms inf is no number"),
+        ("duplex", 2, "duplex 2 is not above 0 and at most 1"),
+        ("speed", 2, "cannot be read: TypeError"),
+        (None, [1], "cannot be read: TypeError"),
+    ],
+)
+def test_measurements_that_make_no_sense_are_named(tmp_path, name, value, message):
+    builder, path = StepBuilder().run("a", "", "y").run("b", "y", "z"), tmp_path / "step.json"
+    content = json.loads(encode_step(builder.graph(), builder.costs()))
+    content["measured"] = value if name is None else content["measured"] | {name: value}
+    path.write_text(json.dumps(content))
+    with pytest.raises(StepFileError, match=re.escape(message)) as caught:
+        load_measured(path)
+    assert str(caught.value).startswith(f"step {path}")
 
 
 def test_a_missing_file_is_named(tmp_path):

@@ -44,6 +44,11 @@ def test_what_looks_like_an_emoji_or_markup_is_printed_as_it_is(capsys):
     assert out.count(text) == 4
 
 
+def test_an_error_is_one_line_whatever_names_it_has(capsys):
+    print_error("step a\nb\x1b[2J\ud800 ö cannot be read")
+    assert capsys.readouterr().err == "error: step a\\nb\\x1b[2J\\ud800 ö cannot be read\n"
+
+
 def test_without_a_terminal_there_is_a_line_now_and_then(capsys):
     seconds = iter([0, 1, 9.9, 10, 11, 19, 25])
     step = ProgressLines("benchmarking", 15, lambda: next(seconds))

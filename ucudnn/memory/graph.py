@@ -19,7 +19,8 @@ from functools import cached_property
 from itertools import pairwise
 
 from ucudnn.errors import StepGraphError
-from ucudnn.problem import ConvolutionProblem
+from ucudnn.problem import MOST_SIZE, ConvolutionProblem
+from ucudnn.units import shortened
 
 
 class Phase(Enum):
@@ -160,7 +161,7 @@ class StepGraph:
     Attributes:
         name: the model: 'torchvision:resnet50'.
         batch: the mini-batch of which `sizes` and `problems` speak; `with_batch` changes it.
-        operations: in the order in which the program runs them.
+        operations: in the order in which the program runs them: forward, backward, optimizer.
         storages: all that they read and write.
         recorded: mini-batches at which the step was recorded.
         gradients_kept: whether the gradients of parameters exist before the step begins, because the program adds to
@@ -168,8 +169,9 @@ class StepGraph:
         conditions: what the record depends on: versions of the framework, device, data type.
 
     Raises:
-        StepGraphError: if an operation accesses a storage that is not there, or reads what nobody has written, or a
-            name occurs twice, or a size is negative. The message names the operation and the storage.
+        StepGraphError: if an operation accesses a storage that is not there, or reads what nobody has written, or comes
+            after one of a later phase, or a name occurs twice, or a size is negative. The message names the operation
+            and the storage.
     """
 
     name: str
@@ -181,8 +183,9 @@ class StepGraph:
     conditions: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        if isinstance(self.batch, bool) or not isinstance(self.batch, int) or self.batch < 1:
-            raise StepGraphError(f"{self.name}: a mini-batch of {self.batch} is not 1 or more")
+        if isinstance(self.batch, bool) or not isinstance(self.batch, int) or not 1 <= self.batch <= MOST_SIZE:
+            raise StepGraphError(f"{self.name}: a mini-batch of {shortened(self.batch)} is not 1 to {MOST_SIZE}")
+        _check_phases(self)
         _check_names(self)
         _check_accesses(self)
 
@@ -314,6 +317,18 @@ class StepGraph:
             for storage in accessed(operation):
                 found[storage].append(index)
         return tuple(map(tuple, found))
+
+
+def _check_phases(graph: StepGraph) -> None:
+    order = [*Phase]
+    latest = Phase.FORWARD
+    for index, operation in enumerate(graph.operations):
+        if order.index(operation.phase) < order.index(latest):
+            raise StepGraphError(
+                f"{graph.name}: {graph.operation_name(index)} belongs to {operation.phase.value}, and an operation"
+                f" before it to {latest.value}"
+            )
+        latest = operation.phase
 
 
 def _check_names(graph: StepGraph) -> None:

@@ -15,8 +15,7 @@ Files of steps differ line by line, because each storage and each operation has 
 
 import gzip
 import json
-import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -26,9 +25,12 @@ from ucudnn.memory.costs import Costs
 from ucudnn.memory.graph import Affine, Phase, Role, StepGraph, StepOperation, Storage
 from ucudnn.problem import ConvolutionProblem
 from ucudnn.profiles.format import decode_problem, encode_problem
+from ucudnn.profiles.json_values import MOST_WHOLE, UNREADABLE, entries, number, text, texts, texts_by_name, whole
+from ucudnn.units import shortened
 
 _FORMAT = "ucudnn-step"
 _VERSION = 1
+_LEAST_RATE = 1e-6  # of copies, in bytes per ms, of which any size is copied in a finite time
 
 
 def load_step(path: Path) -> StepGraph:
@@ -56,12 +58,14 @@ def load_measured(path: Path) -> Costs | None:
     if measured is None:
         return None
     try:
-        fields: dict[str, Any] = {**measured, **{key: tuple(measured[key]) for key in ("time_ms", "scratch_bytes")}}
-        found = Costs(**fields)
-    except (KeyError, TypeError) as error:
+        found = _decode_measured(measured)
+    except InvalidValueError as error:
+        raise StepFileError(f"step {path}: {error}") from error
+    except UNREADABLE as error:
         raise StepFileError(f"step {path} cannot be read: {type(error).__name__}: {error}") from error
-    if not len(found.time_ms) == len(found.scratch_bytes) == len(graph.operations):
-        raise StepFileError(f"step {path}: {len(found.time_ms)} operations were measured of {len(graph.operations)}")
+    for values in (found.time_ms, found.scratch_bytes):
+        if len(values) != len(graph.operations):
+            raise StepFileError(f"step {path}: {len(values)} operations were measured of {len(graph.operations)}")
     return found
 
 
@@ -80,22 +84,22 @@ def decode_step(data: bytes, source: str) -> StepGraph:
         return _decode(_content(data, source))
     except (InvalidValueError, ProfileError) as error:
         raise StepFileError(f"step {source}: {error}") from error
-    except (ValueError, KeyError, TypeError, IndexError, AttributeError) as error:
+    except UNREADABLE as error:
         raise StepFileError(f"step {source} cannot be read: {type(error).__name__}: {error}") from error
 
 
 def _content(data: bytes, source: str) -> dict[str, Any]:
     """Return the JSON of a file of this format and version."""
     try:
-        text = gzip.decompress(data) if data.startswith(b"\x1f\x8b") else data
-        content = json.loads(text)
-    except (OSError, EOFError, zlib.error, ValueError) as error:
+        content = json.loads(gzip.decompress(data) if data.startswith(b"\x1f\x8b") else data)
+    except UNREADABLE as error:
         raise StepFileError(f"step {source} cannot be read: {type(error).__name__}: {error}") from error
     if not isinstance(content, dict) or content.get("format") != _FORMAT:
         raise StepFileError(f"step {source}: format is not {_FORMAT!r}: record one with `ucudnn memory record`")
     if content.get("version") != _VERSION:
         raise StepFileVersionError(
-            f"step {source} has version {content.get('version')}, this ucudnn reads version {_VERSION}: record it again"
+            f"step {source} has version {shortened(content.get('version'))}, this ucudnn reads version {_VERSION}:"
+            " record it again"
         )
     return content
 
@@ -131,42 +135,82 @@ class _Table(dict[str, int]):
 
 
 def _decode(content: dict[str, Any]) -> StepGraph:
-    problems = [decode_problem(given, 1) for given in content["problems"]]
+    problems = [decode_problem(given, 1) for given in entries(content["problems"], "table of problems")]
+    if type(content["gradients_kept"]) is not bool:
+        raise InvalidValueError(f"gradients_kept {shortened(content['gradients_kept'])} is not true or false")
     return StepGraph(
-        name=content["name"],
+        name=text(content["name"], "name"),
         batch=content["batch"],
         operations=tuple(_decode_operations(content, problems)),
         storages=tuple(_decode_storages(content["storages"])),
-        recorded=tuple(content["recorded"]),
+        recorded=_wholes(content["recorded"], "recorded mini-batch", least=1),
         gradients_kept=content["gradients_kept"],
-        conditions=dict(content["conditions"]),
+        conditions=texts_by_name(content["conditions"], "condition"),
     )
 
 
 def _decode_operations(content: dict[str, Any], problems: list[ConvolutionProblem]) -> Iterator[StepOperation]:
-    kinds, dtypes, modules, sources = (content[table] for table in ("kinds", "dtypes", "modules", "sources"))
-    for row in content["operations"]:
+    tables = {name: texts(content[f"{name}s"], f"table of {name}s") for name in ("kind", "dtype", "module", "source")}
+
+    def named(table: str, row: Any) -> str:
+        return tables[table][whole(row, f"row of a {table}")]
+
+    for row in entries(content["operations"], "operations"):
         name, kind, phase, dtype, reads, writes, flops, traffic, module, source, repeatable, *convolution = row
+        text(name, "name of an operation")
         yield StepOperation(
             name=name,
-            kind=kinds[kind],
+            kind=named("kind", kind),
             phase=Phase(phase),
-            dtype=dtypes[dtype],
-            reads=tuple(reads),
-            writes=tuple(writes),
-            flops=Affine(*flops),
-            traffic=Affine(*traffic),
-            module=modules[module],
-            source=sources[source],
-            repeatable=bool(repeatable),
-            problem=problems[convolution[0]] if convolution else None,
-            problem_batch=Affine(*convolution[1]) if convolution else Affine(0, 1),
+            dtype=named("dtype", dtype),
+            reads=_wholes(reads, f"storage that {name} reads"),
+            writes=_wholes(writes, f"storage that {name} writes"),
+            flops=_decode_affine(flops, f"operations of {name}"),
+            traffic=_decode_affine(traffic, f"traffic of {name}"),
+            module=named("module", module),
+            source=named("source", source),
+            repeatable=bool(whole(repeatable, f"whether {name} is repeatable,", most=1)),
+            problem=problems[whole(convolution[0], "row of a problem")] if convolution else None,
+            problem_batch=_decode_affine(convolution[1], f"batch of {name}") if convolution else Affine(0, 1),
         )
 
 
-def _decode_storages(rows: Iterable[list[Any]]) -> Iterator[Storage]:
-    for name, role, fixed, per_sample, aliases in rows:
-        yield Storage(name=name, role=Role(role), size=Affine(fixed, per_sample), aliases=tuple(aliases))
+def _decode_storages(rows: Any) -> Iterator[Storage]:
+    for name, role, *size, aliases in entries(rows, "storages"):
+        text(name, "name of a storage")
+        yield Storage(
+            name=name,
+            role=Role(role),
+            size=_decode_affine(size, f"size of {name}"),
+            aliases=texts(aliases, f"alias of {name}"),
+        )
+
+
+def _decode_affine(value: Any, what: str) -> Affine:
+    fixed, per_sample = _wholes(value, what, least=-MOST_WHOLE)
+    return Affine(fixed, per_sample)
+
+
+def _wholes(value: Any, what: str, least: int = 0) -> tuple[int, ...]:
+    return tuple(whole(each, what, least) for each in entries(value, what))
+
+
+def _decode_measured(given: Any) -> Costs:
+    fields: dict[str, Any] = dict(given)
+    fields.pop("configurations", None)  # what convolutions can choose from is never written
+    for name, value in fields.items():
+        what = f"measured {name}"
+        if name == "device":
+            text(value, what)
+        elif name == "time_ms":
+            fields[name] = tuple(number(each, what) for each in entries(value, what))
+        elif name == "scratch_bytes":
+            fields[name] = _wholes(value, what)
+        elif name in ("memory_bytes", "granularity"):
+            whole(value, what)
+        else:
+            number(value, what, least=_LEAST_RATE)
+    return Costs(**fields)
 
 
 def _affine(value: Affine) -> list[int]:

@@ -15,7 +15,6 @@ Recordings were measured at different times, so times of different recordings ar
 
 import gzip
 import json
-import zlib
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import MISSING, dataclass, fields, replace
@@ -27,6 +26,7 @@ from typing import Any
 
 from ucudnn.errors import InvalidProblemError, ProfileError
 from ucudnn.problem import ENUM_FIELDS, ConvolutionProblem, Layout
+from ucudnn.profiles.json_values import UNREADABLE
 from ucudnn.profiles.measurement import Algorithm, Measurement
 from ucudnn.units import shortened
 
@@ -35,12 +35,6 @@ _VERSION = 3
 _COLUMNS = ["algorithm", "time_ms", "spread_ms", "workspace_bytes"]
 _DIGITS = 5  # of a time, more than a measurement is precise to
 _MOST_MS = 1e12  # 30 years; sums of larger times could overflow
-_UNREADABLE = (
-    *(OSError, EOFError, zlib.error),
-    *(ValueError, KeyError, TypeError, IndexError, AttributeError, OverflowError, RecursionError),
-)
-"""The exceptions that reading a file that is no profile can raise, deep nesting included."""
-
 
 Recording = Mapping[ConvolutionProblem, tuple[Measurement, ...]]
 """The measurements of each problem at its (micro-)batch size."""
@@ -93,7 +87,7 @@ def load_profile(name: str) -> Profile:
         return _decode(name, json.loads(text))
     except ProfileError as error:
         raise ProfileError(f"profile {name}: {error}") from error
-    except _UNREADABLE as error:
+    except UNREADABLE as error:
         raise ProfileError(f"profile {name} cannot be read: {type(error).__name__}: {error}") from error
 
 

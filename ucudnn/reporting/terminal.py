@@ -132,8 +132,9 @@ def print_note(message: str) -> None:
 
 
 def print_error(message: str) -> None:
-    """Print an error to standard error."""
-    _error_console().print(f"[bold red]error:[/] {escape(message)}", highlight=False)
+    """Print an error to standard error in one line, whatever characters the names in it have."""
+    line = "".join(each if each.isprintable() else each.encode("unicode_escape").decode() for each in message)
+    _error_console().print(f"[bold red]error:[/] {escape(line)}", highlight=False)
 
 
 def _error_console() -> Console:

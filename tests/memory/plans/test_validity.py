@@ -136,7 +136,7 @@ def test_a_recomputation_leaves_persistent_storages_alone():
 
 def test_a_recomputation_needs_a_parameter_as_it_was():
     builder = StepBuilder().storage("p", 1, Role.PARAMETER)
-    builder.run("make", "p", "y").run("step", "p", "p", phase=Phase.OPTIMIZER).run("read", "y", "z")
+    builder.run("make", "p", "y").run("step", "p", "p").run("read", "y", "z")
     with pytest.raises(
         MemoryPlanError, match=r"operation 0 \(make\) reads version 0 of storage 0 \(p\), which has ver"
     ):

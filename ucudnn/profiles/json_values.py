@@ -1,0 +1,85 @@
+"""Values of JSON files, each read with the type and the range that it must have.
+
+Files come from elsewhere: by hand, from another version, or damaged. A text in the place of a number would end in an
+error far from the file, so readers check each value, and errors name it.
+"""
+
+import zlib
+from collections.abc import Iterable
+from typing import Any
+
+from ucudnn.errors import InvalidValueError
+from ucudnn.units import shortened
+
+MOST_WHOLE = (1 << 63) - 1  # of bytes, and of all that is counted
+MOST_NUMBER = 1e18  # sums and products of larger ones could overflow
+
+UNREADABLE = (
+    *(OSError, EOFError, zlib.error),
+    *(ValueError, KeyError, TypeError, IndexError, AttributeError, OverflowError, RecursionError),
+)
+"""The exceptions that reading a file of another form can raise, deep nesting included."""
+
+
+def whole(value: Any, what: str, least: int = 0, most: int = MOST_WHOLE) -> int:
+    """Return a value that is a whole number from `least` to `most`.
+
+    Raises:
+        InvalidValueError: naming what the value is for, if it is not.
+    """
+    if type(value) is not int or not least <= value <= most:
+        raise InvalidValueError(f"{what} {shortened(value)} is no whole number from {least} to {most}")
+    return value
+
+
+def number(value: Any, what: str, least: float = 0.0, most: float = MOST_NUMBER) -> float:
+    """Return a value that is a number from `least` to `most`.
+
+    Raises:
+        InvalidValueError: naming what the value is for, if it is not.
+    """
+    if type(value) not in (int, float) or not least <= value <= most:
+        raise InvalidValueError(f"{what} {shortened(value)} is no number from {least:g} to {most:g}")
+    return float(value)
+
+
+def text(value: Any, what: str) -> str:
+    """Return a value that is a text.
+
+    Raises:
+        InvalidValueError: naming what the value is for, if it is not.
+    """
+    if not isinstance(value, str):
+        raise InvalidValueError(f"{what} {shortened(value)} is no text")
+    return value
+
+
+def texts(value: Any, what: str) -> tuple[str, ...]:
+    """Return the entries of a value that is a list of texts.
+
+    Raises:
+        InvalidValueError: naming what the value is for, if it is not.
+    """
+    return tuple(text(each, what) for each in entries(value, what))
+
+
+def texts_by_name(value: Any, what: str) -> dict[str, str]:
+    """Return a value that is an object whose values are texts.
+
+    Raises:
+        InvalidValueError: naming what the value is for, if it is not.
+    """
+    if not isinstance(value, dict):
+        raise InvalidValueError(f"{what} {shortened(value)} is no object")
+    return {name: text(each, f"{what} {name}") for name, each in value.items()}
+
+
+def entries(value: Any, what: str) -> Iterable[Any]:
+    """Return a value that is a list.
+
+    Raises:
+        InvalidValueError: naming what the value is for, if it is not.
+    """
+    if not isinstance(value, list):
+        raise InvalidValueError(f"{what} {shortened(value)} is no list")
+    return value
