@@ -203,10 +203,10 @@ void backward(const c10::OperatorHandle&, c10::DispatchKeySet, Stack* stack) {
       found[at] = computed(rule->outputs[at], x, near, filters, &grad, transposed);
       left.set(at, !found[at].defined());
     }
-    const int other = order[1];
-    if (at != other && left.get(at) && left.get(other) && rule->outputs[other].kernel >= 0) {
-      // Now, because after the other gradient that would be live while this kernel has its workspace.
-      pass_on_but(side, arguments, left, other, found);
+    if (!over_plans && at == 0 && left.get(0) && left.get(1) && rule->outputs[1].kernel >= 0) {
+      // Now, because after the other gradient that would be live while this kernel has its workspace. A plan is not
+      // asked for a part of a call, because that has a plan of its own.
+      pass_on_but(side, arguments, left, 1, found);
     }
   }
   if (left.get(0) || left.get(1) || left.get(2)) {
