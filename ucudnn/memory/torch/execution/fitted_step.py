@@ -151,7 +151,7 @@ class FittedStep(nn.Module):
         self._subject, self._run = subject.without_sample(), run
         self._arguments = ArgumentForm(subject)
         self._autocast = _autocast(run.program.device.type)
-        self._state = ModelState(subject.model, run.persistent)
+        self._state = ModelState(subject.model, run.persistent, run.program.attributes)
         self._again = again
         self._first: FirstStep | None = None
         self._guard: GrowthGuard | None = None

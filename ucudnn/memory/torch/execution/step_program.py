@@ -23,6 +23,8 @@ from ucudnn.memory.graph import Affine, Phase, Role, StepGraph, Storage
 from ucudnn.memory.torch.assemble import TracedStep, TracedSubject, assemble
 from ucudnn.memory.torch.execution.optimizer_trace import trace_optimizer
 from ucudnn.memory.torch.provenance import Provenance
+from ucudnn.memory.torch.subject.attribute_recorder import AttributeRecorder
+from ucudnn.memory.torch.subject.module_attributes import ModuleAttributes
 from ucudnn.memory.torch.subject.output_tree import OutputTree
 from ucudnn.memory.torch.subject.trace_checks import check_calls, explained, quiet_pointers
 from ucudnn.memory.torch.tracer import TracedCall, TracedTensor, Tracer
@@ -96,6 +98,7 @@ class StepProgram:
         gradients: the gradient of each of the sources; None where the outputs do not depend on it.
         device: the device whose memory counts.
         sizes: bytes of each storage, by number.
+        attributes: what the step read of its modules besides tensors.
         functions: by operation, what code calls in the place of the operator, with its arguments.
     """
 
@@ -113,6 +116,7 @@ class StepProgram:
     gradients: tuple[TracedTensor | None, ...]
     device: torch.device
     sizes: Mapping[int, int]
+    attributes: ModuleAttributes
     functions: Mapping[int, Callable[..., Any]] = field(default_factory=dict)
 
 
@@ -146,6 +150,7 @@ class _Tracing:
         model = subject.model
         self._real = dict([*model.named_parameters(), *model.named_buffers()])
         self._fake = {name: self._faked(tensor) for name, tensor in self._real.items()}
+        self._recorder = AttributeRecorder(model, subject.loss)
         leaves, self._structure = subject.leaves()
         self._leaves = [self._faked(_cut(leaf)) if isinstance(leaf, Tensor) else leaf for leaf in leaves]
         if factor > 1:
@@ -173,7 +178,7 @@ class _Tracing:
                 self._meet(Role.INPUT, f"input{index or ''}", tensor)
             persistent = [(self._real[key], self._tracer.describe(fake)) for key, fake in self._fake.items()]
             inputs = [self._tracer.describe(each) for each in self._inputs]
-            with self._mode, provenance.entered():
+            with self._mode, provenance.entered(), self._recorder.entered():
                 self._run_known()
         check_calls(self._tracer.trace.calls)
         gc.collect()  # what only circles of references hold is freed
@@ -309,6 +314,7 @@ class _Tracing:
             gradients=tuple(None if each is None else numbered(each) for each in self._gradients),
             device=self._device(),
             sizes={numbers[index]: each.size for index, each in enumerate(trace.storages)},
+            attributes=self._recorder.attributes(),
         )
 
     def _faked(self, tensor: Tensor) -> Tensor:

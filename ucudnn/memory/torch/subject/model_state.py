@@ -7,6 +7,7 @@ from typing import Any, final
 from torch import Tensor, nn
 
 from ucudnn.errors import InvalidValueError
+from ucudnn.memory.torch.subject.module_attributes import ModuleAttributes
 
 
 @final
@@ -16,9 +17,10 @@ class ModelState:
     Args:
         model: the model.
         tensors: its parameters and buffers, and perhaps other tensors that nothing can replace.
+        attributes: what else the code depends on.
     """
 
-    def __init__(self, model: nn.Module, tensors: Sequence[Tensor]) -> None:
+    def __init__(self, model: nn.Module, tensors: Sequence[Tensor], attributes: ModuleAttributes) -> None:
         self._tensors = tuple(tensors)
         numbers = {id(tensor): number for number, tensor in enumerate(tensors)}
         self._modules = [(name, module, module.training) for name, module in model.named_modules()]
@@ -26,9 +28,7 @@ class ModelState:
         self._hooks = [hooks for _, module, _ in self._modules for hooks in _hooks_of(module)]
         self._inside = _values(self._children), _values(self._hooks)
         self._hook_counts = [*map(len, self._hooks)]
-        constants = [(name, module.__dict__, key) for name, module, _ in self._modules for key in _constants_of(module)]
-        self._constants: tuple[tuple[Any, ...], ...] = tuple(zip(*constants, strict=True)) or ((), (), ())
-        self._settings = self._set()
+        self._attributes = attributes
         self._places: list[tuple[dict[str, Any], str, int, str]] = []
         for name, module, _ in self._modules:
             for table in (module._parameters, module._buffers):
@@ -44,7 +44,7 @@ class ModelState:
         """Return the tensors; those that were replaced by others of the same kind are the new ones.
 
         Raises:
-            InvalidValueError: if a tensor, or the mode, the hooks, the modules or a constant of a module are others
+            InvalidValueError: if a tensor, or the mode, the hooks, the modules or an attribute of a module are others
                 than before; the message names it.
         """
         for name, module, training in self._modules:
@@ -56,8 +56,7 @@ class ModelState:
             raise InvalidValueError("the model has other modules than when the step was fitted: fit it again")
         if [*map(len, self._hooks)] != self._hook_counts or (hooks and _values(self._hooks) != hooks):
             raise InvalidValueError("the model has other hooks than when the step was fitted: fit it again")
-        if self._set() != self._settings:
-            raise self._reset()
+        self._attributes.check()
         if any(table.get(key) is not self._tensors[number] for table, key, number, _ in self._places):
             self._replace()
         for tensor, expected in zip(self._tensors, self._types, strict=True):
@@ -66,18 +65,6 @@ class ModelState:
         if _forms_of(self._tensors) != self._forms:
             raise self._reformed()
         return self._tensors
-
-    def _set(self) -> list[Any]:
-        """Return the constants of all modules, such as the probability of a dropout, which the code holds as values."""
-        return [*map(dict.get, *self._constants[1:])]
-
-    def _reset(self) -> InvalidValueError:
-        names, _, keys = self._constants
-        name, key, before, now = next(
-            each for each in zip(names, keys, self._settings, self._set(), strict=True) if each[2] != each[3]
-        )
-        label = f"{name}.{key}" if name else key
-        return InvalidValueError(f"{label} is {now!r} now, and was {before!r} when the step was fitted: fit it again")
 
     def _replace(self) -> None:
         found = [*self._tensors]
@@ -112,14 +99,6 @@ class ModelState:
             f"{label} is {now}, and had strides {self._forms[0][at]}, or another size or device, "
             "when the step was fitted: fit it again"
         )
-
-
-def _constants_of(module: nn.Module) -> Iterator[str]:
-    """Return the names of what PyTorch calls constants of a module; attributes besides them may count calls."""
-    found: dict[str, None] = {}
-    for base in type(module).__mro__:
-        found |= dict.fromkeys(vars(base).get("__constants__", ()))
-    yield from (name for name in found if name in module.__dict__)
 
 
 def _hooks_of(module: nn.Module) -> Iterator[dict[Any, Any]]:

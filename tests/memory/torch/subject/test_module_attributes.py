@@ -1,0 +1,337 @@
+"""Attributes of modules are values in a plan's code: a step is refused when one that forward read has changed."""
+
+import copy
+import enum
+import sys
+import threading
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from torch import nn  # noqa: E402
+from torch.nn import functional  # noqa: E402
+
+import ucudnn.memory  # noqa: E402
+from ucudnn.errors import InvalidValueError  # noqa: E402
+
+POLICY = "vdnn-ext-all-p"
+
+
+class Mode(enum.Enum):
+    """How a block adds its input."""
+
+    PLAIN = 1
+    DOUBLED = 2
+
+
+@dataclass
+class Settings:
+    """What a block is made with."""
+
+    slope: float = 0.1
+    sizes: list = field(default_factory=lambda: [1.0, 2.0])
+
+
+class Schedule:
+    """A plain object that is no dataclass."""
+
+    def __init__(self):
+        self.factor, self.inner = 1.0, SimpleNamespace(offset=0.0)
+
+
+class Block(nn.Module):
+    """A module of a user's own, which reads attributes of every kind."""
+
+    bias_scale = 1.0
+
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(6, 6)
+        self.drop_prob, self.scale, self.mode, self.clip = 0.0, 2, "wide", None
+        self.residual, self.kind, self.shape = True, Mode.PLAIN, (-1, 6)
+        self.weights, self.options, self.allowed = [1.0, [0.5]], {"gain": 1.0, "deep": {"low": -1.0}}, {"wide"}
+        self.settings, self.schedule, self.activation = Settings(), Schedule(), functional.relu
+        self.mask = torch.ones(6)
+        self.calls, self.seen, self.last_width = 0, [], None
+        self.unread, self.epoch = 1.0, 0
+
+    @property
+    def gain(self):
+        """What a property reads counts, too."""
+        return self.options["gain"]
+
+    def forward(self, x):
+        self.calls += 1
+        self.seen.append(x.shape[0])
+        self.last_width = x.shape[1]
+        y = self.activation(self.linear(x)) * self.scale * self.mask
+        y = functional.dropout(y, self.drop_prob) * self.weights[0] * self.weights[1][0] * self.gain
+        y = y.reshape(self.shape) + self.bias_scale * self.settings.slope * sum(self.settings.sizes)
+        y = y * self.schedule.factor + self.schedule.inner.offset
+        if self.mode in self.allowed and not getattr(self, "closed", False):
+            y = y + 1
+        if self.clip is not None:
+            y = y.clamp(self.options["deep"]["low"], self.clip)
+        return x * self.kind.value + y if self.residual else y * self.last_width
+
+
+class Network(nn.Module):
+    """Blocks within blocks."""
+
+    def __init__(self):
+        super().__init__()
+        self.blocks, self.head = nn.ModuleList([Block(), Block()]), nn.Linear(6, 5)
+
+    def forward(self, x):
+        for block in self.blocks:
+            x = block(x)
+        return self.head(x)
+
+
+class Fitted:
+    """A network, a fitted copy of it, and its sample."""
+
+    def __init__(self, loss=functional.cross_entropy, policy=POLICY):
+        torch.manual_seed(0)
+        self.plain, self.loss, self.policy = Network(), loss, policy
+        self.model = copy.deepcopy(self.plain)
+        self.data = torch.randn(4, 6), torch.randint(5, (4,))
+        self.fit()
+
+    def fit(self):
+        """Fit the model as it is now."""
+        self.step = ucudnn.memory.fit(self.model, self.data, loss=self.loss, policy=self.policy, debug=True)
+
+    def check(self, steps=2):
+        """Compare some steps with the plain loop's, to the bit."""
+        for model, call in ((self.plain, self.plain_loss), (self.model, self.step)):
+            torch.manual_seed(1)
+            optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+            for _ in range(steps):
+                optimizer.zero_grad()
+                call(*self.data).backward()
+                optimizer.step()
+        assert all(map(torch.equal, self.model.parameters(), self.plain.parameters()))
+
+    def plain_loss(self, x, y):
+        """Return the plain model's loss."""
+        return self.loss(self.plain(x), y)
+
+
+def put(name, value):
+    return lambda block: setattr(block, name, value)
+
+
+CHANGES = {
+    "float": (put("drop_prob", 0.5), "drop_prob is 0.5 now, and was 0.0"),
+    "int": (put("scale", 3), "scale is 3 now, and was 2"),
+    "type": (put("scale", 2.0), "scale is 2.0 now, and was 2"),
+    "sign": (put("drop_prob", -0.0), "drop_prob is -0.0 now, and was 0.0"),
+    "str": (put("mode", "narrow"), "mode is 'narrow' now, and was 'wide'"),
+    "bool": (put("residual", False), "residual is False now, and was True"),
+    "none": (put("clip", 0.1), "clip is 0.1 now, and was None"),
+    "enum": (put("kind", Mode.DOUBLED), "kind is <Mode.DOUBLED: 2> now, and was <Mode.PLAIN: 1>"),
+    "tuple": (put("shape", (4, 6)), r"shape\[0\] is 4 now, and was -1"),
+    "function": (put("activation", torch.tanh), "activation is <built-in method tanh .*> now, and was <function relu "),
+    "tensor": (put("mask", torch.zeros(6)), "mask is another tensor than .*: make it a buffer, or "),
+    "list": (lambda block: block.weights.__setitem__(0, 3.0), r"weights\[0\] is 3.0 now, and was 1.0"),
+    "inner list": (lambda block: block.weights[1].__setitem__(0, 3.0), r"weights\[1\]\[0\] is 3.0 now, and was 0.5"),
+    "longer list": (lambda block: block.weights.append(3.0), r"weights\[2\] is 3.0 now, and was not set"),
+    "shorter list": (lambda block: block.settings.sizes.pop(), r"settings.sizes\[1\] is not set now, and was 2.0"),
+    "dict": (lambda block: block.options.update(gain=3.0), r"options\['gain'\] is 3.0 now, and was 1.0"),
+    "inner dict": (lambda block: block.options["deep"].clear(), r"options\['deep'\]\['low'\] is not set now, and was"),
+    "set": (lambda block: block.allowed.add("x"), r"allowed is \{.*'x'.*\} now, and was \{'wide'\}"),
+    "dataclass": (lambda block: setattr(block.settings, "slope", 0.5), "settings.slope is 0.5 now, and was 0.1"),
+    "object": (lambda block: setattr(block.schedule, "factor", 0.5), "schedule.factor is 0.5 now, and was 1.0"),
+    "namespace": (lambda block: setattr(block.schedule.inner, "offset", 1.0), "schedule.inner.offset is 1.0 now, and"),
+    "default": (put("closed", True), "closed is True now, and was not set"),
+    "deleted": (lambda block: delattr(block, "clip"), "clip is not set now, and was None"),
+    "own value": (put("bias_scale", 2.0), "bias_scale is 2.0 now, and was not set"),
+    "forward": (put("forward", lambda x: x), "forward is <function .*> now, and was not set"),
+}
+
+
+@pytest.fixture(scope="module")
+def shared():
+    """Fit a step once for many tests, each of which puts back what it changes."""
+    return Fitted()
+
+
+@pytest.fixture
+def fitted(shared):
+    """Give the shared step, and put the attributes of its second block back."""
+    attributes = vars(shared.model.blocks[1])
+    tensors, values = {}, {}
+    for name, value in attributes.items():
+        if not name.startswith("_"):
+            (tensors if torch.is_tensor(value) else values)[name] = value
+    values = copy.deepcopy(values)
+    yield shared
+    for name in [name for name in attributes if not name.startswith("_")]:
+        del attributes[name]
+    attributes.update(values | tensors)
+
+
+@pytest.mark.parametrize("kind", CHANGES)
+def test_an_attribute_that_forward_read_and_that_changed_is_refused_by_name(fitted, kind):
+    change, message = CHANGES[kind]
+    fitted.step(*fitted.data)
+    change(fitted.model.blocks[1])
+    with pytest.raises(InvalidValueError, match=rf"^blocks\.1\.{message}.*fit it again") as caught:
+        fitted.step(*fitted.data)
+    assert "\n" not in str(caught.value)
+
+
+def test_what_was_changed_trains_to_the_same_bits_after_another_fit():
+    fitted = Fitted()
+    fitted.check()
+    for model in (fitted.model, fitted.plain):
+        for kind in CHANGES.keys() - {"tuple", "deleted", "forward", "inner dict", "shorter list"}:
+            CHANGES[kind][0](model.blocks[1])
+    fitted.fit()
+    fitted.check()
+
+
+def test_an_attribute_of_a_class_that_changed_is_refused(monkeypatch):
+    fitted = Fitted()
+    monkeypatch.setattr(Block, "bias_scale", 3.0)
+    with pytest.raises(InvalidValueError, match=r"^Block\.bias_scale is 3.0 now, and was 1.0 when .*: fit it again$"):
+        fitted.step(*fitted.data)
+
+
+def test_an_attribute_of_the_loss_that_changed_is_refused():
+    loss = nn.CrossEntropyLoss(label_smoothing=0.1)
+    fitted = Fitted(loss)
+    fitted.check()
+    loss.label_smoothing = 0.2
+    with pytest.raises(InvalidValueError, match=r"^loss\.label_smoothing is 0.2 now, and was 0.1 when .*"):
+        fitted.step(*fitted.data)
+
+
+def test_a_parameter_in_the_place_of_none_is_refused():
+    model = nn.Sequential(nn.Linear(6, 5, bias=False))
+    step = ucudnn.memory.fit(model, torch.randn(4, 6), policy=POLICY)
+    model[0].bias = nn.Parameter(torch.ones(5))
+    with pytest.raises(InvalidValueError, match=r"^0\.bias is a tensor now, and was None when .*: fit it again$"):
+        step(torch.randn(4, 6))
+
+
+def test_what_forward_writes_or_never_reads_may_change():
+    fitted = Fitted()
+    for model in (fitted.model, fitted.plain):
+        block = model.blocks[0]
+        block.unread, block.epoch, block.calls, block.last_width = 5.0, 1, 100, None
+        block.seen.clear()
+        model.notes = {"epoch": 3}
+    fitted.check(3)
+    assert [*fitted.model.blocks[0].seen] == [], "forward itself ran in a step"
+    fitted.model.eval()
+    with torch.no_grad():
+        fitted.model(fitted.data[0][:2])
+    fitted.model.train()
+    fitted.step(*fitted.data)
+
+
+def test_equal_values_that_are_set_anew_are_the_same_values():
+    fitted = Fitted()
+    for number in range(3):
+        block = fitted.model.blocks[0]
+        block.drop_prob, block.mode = float(f"{number}") * 0, "".join(["wi", "de"])
+        block.weights, block.options = copy.deepcopy(block.weights), copy.deepcopy(block.options)
+        block.settings, block.schedule, block.allowed = Settings(), Schedule(), {"wide"}
+        block.shape = tuple([-1, 6])
+        fitted.check(1)
+    fitted.model.blocks[0].weights[1][0] = 7.0  # of the list that was set last
+    with pytest.raises(InvalidValueError, match=r"weights\[1\]\[0\] is 7.0 now, and was 0.5"):
+        fitted.step(*fitted.data)
+
+
+def test_a_value_that_is_no_number_has_not_changed():
+    fitted = Fitted()
+    for model in (fitted.model, fitted.plain):
+        model.blocks[0].schedule.factor = float("nan")
+    fitted.fit()
+    fitted.model.blocks[0].schedule.factor = float("nan")
+    assert fitted.step(*fitted.data).isnan()
+
+
+def test_an_attribute_that_was_changed_back_is_right_again():
+    fitted = Fitted()
+    fitted.model.blocks[0].scale = 3
+    for _ in range(2):
+        with pytest.raises(InvalidValueError, match=r"^blocks\.0\.scale is 3 now"):
+            fitted.step(*fitted.data)
+    fitted.model.blocks[0].scale = 2
+    fitted.check()
+
+
+def test_a_plan_of_smaller_arguments_is_for_the_attributes_of_its_own_time():
+    fitted = Fitted()
+    fitted.model.blocks[0].scale = 3
+    x, y = fitted.data
+    fitted.step(x[:2], y[:2]).backward()
+    fitted.model.blocks[0].scale = 2
+    with pytest.raises(InvalidValueError, match=r"^blocks\.0\.scale is 2 now, and was 3"):
+        fitted.step(x[:2], y[:2])
+    fitted.step(x, y)
+
+
+def test_a_long_list_is_compared_by_what_it_is_and_its_length():
+    fitted = Fitted()
+    fitted.model.blocks[0].weights = [1.0, [0.5], *range(100_000)]
+    fitted.fit()
+    fitted.step(*fitted.data)
+    fitted.model.blocks[0].weights.append(1)
+    with pytest.raises(
+        InvalidValueError, match=r"^blocks\.0\.weights is a list of 100003 entries now, and was a list of "
+    ):
+        fitted.step(*fitted.data)
+
+
+def test_an_object_that_holds_itself_ends():
+    fitted = Fitted()
+    fitted.model.blocks[0].schedule.inner.outer = fitted.model.blocks[0].schedule
+    fitted.model.blocks[0].options["self"] = fitted.model.blocks[0].options
+    fitted.fit()
+    fitted.step(*fitted.data)
+
+
+def test_modules_are_as_before_after_a_fit():
+    found = nn.Module.__setattr__, "__getattribute__" in vars(nn.Module)
+    Fitted()
+    model = nn.Sequential(nn.Linear(6, 5), nn.Flatten(7))
+    with pytest.raises(Exception, match="Dimension"):
+        ucudnn.memory.fit(model, torch.randn(4, 6))
+    assert (nn.Module.__setattr__, "__getattribute__" in vars(nn.Module)) == found == (found[0], False)
+
+
+def test_steps_that_are_fitted_at_once_know_their_own_attributes():
+    """Each thread fits a model of its own; what one of them ends takes nothing from the others."""
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-5)
+    found, faults = {}, []
+
+    def work(number):
+        try:
+            found[number] = Fitted(policy="stock")
+        except Exception as error:  # noqa: BLE001 - whatever it is, the test shows it
+            faults.append(error)
+
+    threads = [threading.Thread(target=work, args=(number,)) for number in range(3)]
+    try:
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    finally:
+        sys.setswitchinterval(interval)
+    assert not faults
+    assert "__getattribute__" not in vars(nn.Module)
+    for fitted in found.values():
+        fitted.step(*fitted.data)
+        fitted.model.blocks[0].scale = 5
+        with pytest.raises(InvalidValueError, match=r"^blocks\.0\.scale is 5 now, and was 2"):
+            fitted.step(*fitted.data)

@@ -1,0 +1,159 @@
+"""AttributeRecorder: follows which attributes a step reads of its modules while it is traced."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from threading import Lock, get_ident
+from typing import Any, final
+
+from torch import nn
+
+from ucudnn.memory.torch.subject.attribute_content import ABSENT, AttributeContent
+from ucudnn.memory.torch.subject.module_attributes import AttributeRead, ModuleAttributes
+
+_OWN = {*dir(nn.Module), *vars(nn.Module())} - {"forward", "training"}
+
+
+@final
+class AttributeRecorder:
+    """Knows what was read while it was entered.
+
+    Attributes that the step itself writes, such as counters, are left out: they change with every call of the model.
+    So do tensors without memory, in whose place others are once the trace has ended.
+
+    Args:
+        model: the model, whose modules have names.
+        loss: the loss, which may be a module, too.
+    """
+
+    def __init__(self, model: nn.Module, loss: Any) -> None:
+        self._names = {id(module): (name, True) for name, module in model.named_modules()}
+        if isinstance(loss, nn.Module):
+            for name, module in loss.named_modules(prefix="loss"):
+                self._names.setdefault(id(module), (name, False))
+        self._thread = 0
+        self._seen: dict[tuple[int, str], nn.Module] = {}  # a module lives as long as its number counts
+        self._reads: dict[tuple[int, str], AttributeRead] = {}
+        self._written: dict[tuple[int, str], nn.Module] = {}
+
+    @contextmanager
+    def entered(self) -> Iterator[None]:
+        """Follow what is read."""
+        self._thread = get_ident()
+        _INTERCEPTION.begin(self)
+        try:
+            yield
+        finally:
+            _INTERCEPTION.end(self)
+
+    def attributes(self) -> ModuleAttributes:
+        """Return what was read and not changed since."""
+        kept = [
+            each
+            for key, each in self._reads.items()
+            if key not in self._written and not each.content.is_fake and AttributeContent(each.value()) == each.content
+        ]
+        return ModuleAttributes(kept)
+
+    def read(self, module: nn.Module, name: str, value: Any) -> None:
+        """Note that an attribute was read, as ABSENT if the module itself has none of that name."""
+        key = id(module), name
+        if key in self._seen or not self._follows(module, name):
+            return
+        self._seen[key] = module
+        table, label = vars(module), self._label(module, name)
+        if name in table:
+            self._note(table, name, label, value)
+        elif value is not ABSENT:
+            self._read_of_class(module, name, label, value)
+        elif name in module._parameters or name in module._buffers:
+            tensors = module._parameters if name in module._parameters else module._buffers
+            if tensors[name] is None:
+                self._note(tensors, name, label, None)
+        elif name not in module._modules:
+            self._note(table, name, label, ABSENT)
+
+    def written(self, module: nn.Module, name: str) -> None:
+        """Note that an attribute is about to be written."""
+        if self._follows(module, name):
+            self._written[id(vars(module)), name] = module
+
+    def _read_of_class(self, module: nn.Module, name: str, label: str, value: Any) -> None:
+        """Note a value that a class has, or what makes it, such as a method or a property."""
+        kind = type(module)
+        found = getattr(kind, name, ABSENT)
+        if found is not getattr(kind, name, ABSENT):
+            return  # made anew for each reader
+        self._note(kind, name, f"{kind.__name__}.{name}", found)
+        if found is value or name == "forward":
+            self._note(vars(module), name, label, ABSENT)  # an attribute of the module would be in its place
+
+    def _note(self, owner: Any, name: str, label: str, value: Any) -> None:
+        key = id(owner), name
+        if key not in self._written and key not in self._reads:
+            self._reads[key] = AttributeRead(owner, name, label, AttributeContent(value))
+
+    def _follows(self, module: nn.Module, name: str) -> bool:
+        """Whether an attribute counts: what another thread reads of other modules does not."""
+        if name in _OWN:
+            return False
+        _, of_model = self._names.get(id(module), ("", False))
+        if name == "training" and of_model:
+            return False  # `ModelState` checks the modes of the model
+        return get_ident() == self._thread or id(module) in self._names
+
+    def _label(self, module: nn.Module, name: str) -> str:
+        path, _ = self._names.get(id(module), (f"({type(module).__name__})", False))
+        return f"{path}.{name}" if path else name
+
+
+@final
+class _Interception:
+    """Lets recorders see what is read and written of all modules, as long as there are any."""
+
+    def __init__(self) -> None:
+        self._lock = Lock()
+        self._recorders: tuple[AttributeRecorder, ...] = ()
+        self._write: Any = None
+
+    def begin(self, recorder: AttributeRecorder) -> None:
+        """Let a recorder see."""
+        with self._lock:
+            if not self._recorders:
+                self._install()
+            self._recorders += (recorder,)
+
+    def end(self, recorder: AttributeRecorder) -> None:
+        """Let it see no longer; modules are as before when none is left."""
+        with self._lock:
+            self._recorders = tuple(each for each in self._recorders if each is not recorder)
+            if not self._recorders:
+                del nn.Module.__getattribute__
+                nn.Module.__setattr__ = self._write  # type: ignore[method-assign]
+
+    def _install(self) -> None:
+        self._write = original = nn.Module.__setattr__
+
+        def read(module: nn.Module, name: str) -> Any:
+            try:
+                value = super(nn.Module, module).__getattribute__(name)
+            except AttributeError:
+                self._tell_read(module, name, ABSENT)
+                raise
+            self._tell_read(module, name, value)
+            return value
+
+        def write(module: nn.Module, name: str, value: Any) -> None:
+            for recorder in self._recorders:
+                recorder.written(module, name)
+            original(module, name, value)
+
+        nn.Module.__getattribute__ = read  # type: ignore[method-assign, assignment]
+        nn.Module.__setattr__ = write  # type: ignore[method-assign, assignment]
+
+    def _tell_read(self, module: nn.Module, name: str, value: Any) -> None:
+        if name not in _OWN:
+            for recorder in self._recorders:
+                recorder.read(module, name, value)
+
+
+_INTERCEPTION = _Interception()

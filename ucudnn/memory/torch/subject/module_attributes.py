@@ -1,0 +1,91 @@
+"""ModuleAttributes: what a traced step read of its modules besides tensors, compared before the step runs again.
+
+A plan's code holds these values: the probability of a dropout, a switch, the entries of a list.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import chain, repeat
+from operator import is_
+from typing import Any, final
+
+from ucudnn.errors import InvalidValueError
+from ucudnn.memory.torch.subject.attribute_content import ABSENT, AttributeContent
+
+
+@final
+@dataclass(frozen=True, slots=True, eq=False)
+class AttributeRead:
+    """An attribute that was read.
+
+    Attributes:
+        owner: the dictionary of a module, or a class of modules.
+        key: the name of the attribute there.
+        label: its name in messages, with the path of the module.
+        content: what it was made of.
+    """
+
+    owner: Any
+    key: str
+    label: str
+    content: AttributeContent
+
+    def value(self) -> Any:
+        """Return its value now."""
+        return self.owner.get(self.key, ABSENT) if type(self.owner) is dict else getattr(self.owner, self.key, ABSENT)
+
+
+@final
+class ModuleAttributes:
+    """Knows whether attributes are what they were.
+
+    No line of Python runs for each attribute before a step, as long as all values are the same objects.
+
+    Args:
+        reads: the attributes.
+    """
+
+    def __init__(self, reads: Sequence[AttributeRead]) -> None:
+        of_modules = [each for each in reads if type(each.owner) is dict]
+        of_classes = [each for each in reads if type(each.owner) is not dict]
+        self._reads = (*of_modules, *of_classes)
+        self._tables, self._keys = [each.owner for each in of_modules], [each.key for each in of_modules]
+        self._classes, self._names = [each.owner for each in of_classes], [each.key for each in of_classes]
+        self._look([each.content for each in self._reads])
+
+    def check(self) -> None:
+        """Check that nothing has changed.
+
+        Raises:
+            InvalidValueError: if an attribute has changed; the message names it, with both values.
+        """
+        values, entries = self._values_now(), [*chain.from_iterable(self._views)]
+        same = len(entries) == len(self._entries) and all(map(is_, entries, self._entries))
+        if not same or not all(map(is_, values, self._values)) or [*map(len, self._long)] != self._lengths:
+            self._compare(values)
+
+    def _values_now(self) -> list[Any]:
+        found = map(dict.get, self._tables, self._keys, repeat(ABSENT))
+        return [*found, *map(getattr, self._classes, self._names, repeat(ABSENT))]
+
+    def _compare(self, values: Sequence[Any]) -> None:
+        """Look at what is another object, or has entries."""
+        contents = []
+        for read, value, before, content in zip(self._reads, values, self._values, self._contents, strict=True):
+            if value is before and not content.views and not content.long:
+                contents.append(content)
+                continue
+            now = AttributeContent(value)
+            if now != read.content:
+                raise InvalidValueError(read.content.change(read.label, now))
+            contents.append(now)
+        self._look(contents)  # equal values in other objects
+
+    def _look(self, contents: list[AttributeContent]) -> None:
+        """Note which objects the values and their entries are."""
+        self._contents = contents
+        self._values = self._values_now()
+        self._views = [view for content in contents for view in content.views]
+        self._entries = [*chain.from_iterable(self._views)]
+        self._long = [each for content in contents for each in content.long]
+        self._lengths = [*map(len, self._long)]
