@@ -2,6 +2,7 @@
 
     python -m bench.memory.execution                           # 7 networks at 90, 70 and 50 % of PyTorch's peak
     python -m bench.memory.execution --quick                   # ResNet-50 only
+    python -m bench.memory.execution --apart                   # each budget in a process of its own
     python -m bench.memory.execution --papers                  # the papers' policies, without a budget
     python -m bench.memory.execution --papers --math fma --network unet3d   # without TF32 only
     python -m bench.memory.execution --hidden                  # what can be offloaded at no cost
@@ -9,10 +10,13 @@
     python -m bench.memory.execution --summary                 # the tables of what is kept, losers first
     python -m bench.memory.execution --device cpu --small      # tries the script out
 
-It continues where it was stopped: a cell that is kept is not measured again, unless --again says so. Each cell with a
-budget has a process of its own. PyTorch's own step comes first, because budgets are shares of its peak. In these cells
-PyTorch's allocator may not take more than the budget from the GPU (`set_per_process_memory_fraction`), so a plan that
-exceeds it fails. A budget below a step's floor is no failure; the floor is printed.
+It continues where it was stopped: a cell that is kept is not measured again, unless --again says so. PyTorch's own step
+of a network comes first, because budgets are shares of its peak. The largest budget comes next, and so on, in the same
+process, because cuDNN's trials of algorithms, which take most of the time, are then made once
+(`ucudnn.memory.torch.trials.budget_series`). Meanwhile the next network's process imports what it needs, and does not
+touch the GPU. --apart gives each cell a process of its own. In cells with a budget PyTorch's allocator may not take
+more than that from the GPU from the first step on (`set_per_process_memory_fraction`), so a plan that exceeds it fails.
+A budget below a step's floor is no failure; the floor is printed.
 
 The papers' policies of one network share a process, because operations are then measured once. PyTorch's own step runs
 first in it, and ratios are to that. The policies run the configurations of convolutions that they choose: (m) without
@@ -30,7 +34,7 @@ made after the peak was measured, and freed afterwards.
 
 import os
 from argparse import Namespace
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import replace
 from functools import cache
@@ -43,8 +47,9 @@ from bench.memory.record_steps import RECIPES
 from bench.tools.results import load, save_case
 from bench.tools.script import command_line, note, run_main
 from ucudnn.memory.torch.training_step import TrainingRecipe
+from ucudnn.memory.torch.trials.budget_series import BudgetTrials
 from ucudnn.memory.torch.trials.trial import run_apart
-from ucudnn.memory.torch.trials.trial_result import PYTORCH, TrialSettings
+from ucudnn.memory.torch.trials.trial_result import PYTORCH, TrialResult, TrialSettings
 from ucudnn.memory.torch.trials.trial_series import SeriesMember, run_series_apart
 from ucudnn.problem import MathMode
 
@@ -82,7 +87,7 @@ EXPANDABLE = "expandable_segments:True"
 
 
 class ExecutionCell(NamedTuple):
-    """One process: a network under a policy, at a share of PyTorch's peak; 0 stands for no budget.
+    """A network under a policy, at a share of PyTorch's peak; 0 stands for no budget.
 
     `math` is 'tf32', or 'fma' for float32 without TF32; `convolutions` is the batch-size policy by which the plan
     chooses configurations, '' where PyTorch chooses.
@@ -110,11 +115,11 @@ def networks_of(arguments: Namespace) -> Sequence[str]:
     return arguments.network or ([QUICK] if arguments.quick else list(BATCHES))
 
 
-def cells(arguments: Namespace) -> Iterator[ExecutionCell]:
-    """Yield the cells with a budget, and PyTorch's own step before them, in the order of their processes."""
-    for network in networks_of(arguments):
-        yield ExecutionCell(network, PYTORCH, 0.0)
-        yield from (ExecutionCell(network, arguments.policy, share) for share in arguments.share or SHARES)
+def cells(arguments: Namespace, network: str) -> Iterator[ExecutionCell]:
+    """Yield the cells of a network: PyTorch's own step, and then the budgets, the largest first."""
+    yield ExecutionCell(network, PYTORCH, 0.0)
+    for share in sorted(arguments.share or SHARES, reverse=True):
+        yield ExecutionCell(network, arguments.policy, share)
 
 
 def series(arguments: Namespace) -> Iterator[list[ExecutionCell]]:
@@ -135,8 +140,10 @@ def recipe_of(cell: ExecutionCell, small: bool) -> TrainingRecipe:
     return replace(recipe, batch=batch, shape=shape, variant=replace(recipe.variant, math=MathMode(cell.math)))
 
 
-def run_cell(cell: ExecutionCell, arguments: Namespace, base: Mapping[str, Any]) -> dict[str, Any]:
-    """Run the process of a cell, and return its figures, or the reason why it has none.
+def run_cell(
+    cell: ExecutionCell, arguments: Namespace, base: Mapping[str, Any], run: Callable[[TrialSettings], TrialResult]
+) -> dict[str, Any]:
+    """Run a cell, and return its figures, or the reason why it has none.
 
     The budget is a share of the peak of PyTorch's own step. Context and loaded kernels come on top, as they do there.
     """
@@ -152,7 +159,7 @@ def run_cell(cell: ExecutionCell, arguments: Namespace, base: Mapping[str, Any])
     )
     begin = monotonic()
     try:
-        answer = run_apart(settings).to_dict()
+        answer = run(settings).to_dict()
         answer.pop("memory", None)  # the curve is for pictures
     except Exception as error:  # noqa: BLE001, because a fault of ours in one cell must not lose the others' time
         answer = {"policy": cell.policy, "reason": f"{type(error).__name__}: {error}", "least_bytes": None}
@@ -161,6 +168,7 @@ def run_cell(cell: ExecutionCell, arguments: Namespace, base: Mapping[str, Any])
         "budget": budget,
         **answer,
         "process_s": monotonic() - begin,
+        "apart": arguments.apart,
         **conditions(cell, arguments),
     }
 
@@ -188,22 +196,36 @@ def machine(device: str) -> dict[str, str]:
 def measure(arguments: Namespace, out: Path) -> None:
     """Measure the cells that are missing, as long as there is time."""
     begin = monotonic()
-    for cell in cells(arguments):
-        kept = kept_cells(out)
-        if str(cell) in kept and not arguments.again:
-            continue
-        left = arguments.limit_seconds - (monotonic() - begin)
-        if left < arguments.cell_seconds:
-            note(f"{left:.0f} s are left, too few for {cell}: call again")
-            return
-        base = kept.get(str(cell.base), {})
-        if cell.share and "allocated" not in base:
-            note(f"{cell}: no budget, because PyTorch's own step has no peak: {base.get('reason', 'not measured')}")
-            continue
-        answer = run_cell(cell, arguments, base)
-        save_case(out, str(cell), answer)
-        told = answer.get("reason") or f"{answer['step_ms']:.1f} ms, {answer['allocated'] / GIB:.3f} GiB"
-        note(f"{cell}: {told}, process {answer['process_s']:.0f} s")
+    kept = kept_cells(out)
+    groups = [
+        [cell for cell in cells(arguments, network) if arguments.again or str(cell) not in kept]
+        for network in networks_of(arguments)
+    ]
+    groups = [group for group in groups if group]
+    with BudgetTrials() as trials:
+        for number, group in enumerate(groups):
+            if not arguments.apart:
+                trials.prepare(min(2, len(groups) - number))  # this network's process, and the next one's
+            for cell in group:
+                left = arguments.limit_seconds - (monotonic() - begin)
+                if left < arguments.cell_seconds:
+                    note(f"{left:.0f} s are left, too few for {cell}: call again")
+                    return
+                measure_cell(cell, arguments, out, run_apart if arguments.apart else trials.run)
+
+
+def measure_cell(
+    cell: ExecutionCell, arguments: Namespace, out: Path, run: Callable[[TrialSettings], TrialResult]
+) -> None:
+    """Measure a cell and keep what was found; one with a budget needs PyTorch's own step among what is kept."""
+    base = kept_cells(out).get(str(cell.base), {})
+    if cell.share and "allocated" not in base:
+        note(f"{cell}: no budget, because PyTorch's own step has no peak: {base.get('reason', 'not measured')}")
+        return
+    answer = run_cell(cell, arguments, base, run)
+    save_case(out, str(cell), answer)
+    told = answer.get("reason") or f"{answer['step_ms']:.1f} ms, {answer['allocated'] / GIB:.3f} GiB"
+    note(f"{cell}: {told}, {answer['process_s']:.0f} s")
 
 
 def measure_papers(arguments: Namespace, out: Path) -> None:
@@ -275,6 +297,7 @@ def main() -> None:
     parser.add_argument("--device", default="cuda", choices=("cuda", "cpu"), help="(%(default)s)")
     parser.add_argument("--small", action="store_true", help="small inputs, to try the script out")
     parser.add_argument("--quick", action="store_true", help=f"{QUICK} only")
+    parser.add_argument("--apart", action="store_true", help="each cell with a budget in a process of its own")
     parser.add_argument("--papers", action="store_true", help="the papers' policies without a budget")
     parser.add_argument("--hidden", action="store_true", help="what can be offloaded at no cost")
     parser.add_argument("--network", action="append", choices=BATCHES, help="may be repeated (all)")

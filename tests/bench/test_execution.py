@@ -10,6 +10,7 @@ pytest.importorskip("torch")
 from bench.memory import execution
 from bench.memory.execution_tables import FLOOR, HIDDEN_COLUMNS, hidden_rows
 from bench.tools.results import load
+from ucudnn.memory.torch.trials.budget_series import BudgetSeries
 from ucudnn.memory.torch.trials.trial import run_trial
 from ucudnn.memory.torch.trials.trial_series import TrialSeries
 
@@ -22,10 +23,30 @@ def series_here(settings, members):
     return (series.run(member) for member in members)
 
 
+class BudgetsHere:
+    """Budgets of one step in this process."""
+
+    series = None
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        pass
+
+    def prepare(self, number):
+        assert number == 1
+
+    def run(self, settings):
+        self.series = self.series or BudgetSeries(settings)
+        return self.series.run(settings)
+
+
 @pytest.fixture
 def script(monkeypatch, tmp_path):
     """Run the script on the CPU, in this process; return its results."""
-    monkeypatch.setattr(execution, "run_apart", run_trial)
+    monkeypatch.setattr(execution, "run_apart", lambda *_: pytest.fail("a process was started"))
+    monkeypatch.setattr(execution, "BudgetTrials", BudgetsHere)
     monkeypatch.setattr(execution, "run_series_apart", series_here)
     small = replace(execution.RECIPES["unet3d"], model="tests.support.training_steps:small_unet")
     monkeypatch.setitem(execution.RECIPES, "unet3d", small)
@@ -95,13 +116,28 @@ def test_no_cell_starts_without_time(script, capsys):
     assert "too few for unet3d pytorch" in capsys.readouterr().err
 
 
+def test_cells_of_a_network_share_a_process_largest_budget_first_unless_they_are_to_be_apart(script, monkeypatch):
+    ran = []
+    run = BudgetsHere.run
+    monkeypatch.setattr(BudgetsHere, "run", lambda here, each: (ran.append(each.budget_bytes), run(here, each))[1])
+    found = script("--policy", "checkpoint", "--share", "0.8", "--share", "0.9")
+    assert not found["unet3d checkpoint 80%"]["apart"]
+    whole = found["unet3d pytorch"]["allocated"]
+    assert ran == [None, int(0.9 * whole), int(0.8 * whole)]
+    monkeypatch.setattr(execution, "run_apart", run_trial)
+    again = script("--policy", "checkpoint", "--share", "0.8", "--apart", "--again")["unet3d checkpoint 80%"]
+    assert again["apart"]
+    assert again["losses"] == found["unet3d checkpoint 80%"]["losses"]
+    assert len(ran) == 3
+
+
 def test_a_fault_in_one_cell_leaves_the_others(script, monkeypatch):
-    def fails_with_a_budget(settings):
+    def fails_with_a_budget(_, settings):
         if settings.budget_bytes:
             raise ValueError("a device without a number")
         return run_trial(settings)
 
-    monkeypatch.setattr(execution, "run_apart", fails_with_a_budget)
+    monkeypatch.setattr(BudgetsHere, "run", fails_with_a_budget)
     found = script("--policy", "checkpoint", "--share", "0.9", "--share", "0.8")
     assert found["unet3d pytorch"]["allocated"] > 0
     for share in ("90%", "80%"):

@@ -104,6 +104,35 @@ def _numbered(name: str) -> torch.device:
 
 
 @final
+class ReusedStep:
+    """A step that several trials train, one after another.
+
+    Attributes:
+        step: the step.
+        device: where it runs.
+
+    Args:
+        settings: of the trials, of which the recipe and the device count.
+    """
+
+    def __init__(self, settings: TrialSettings) -> None:
+        self.step = trial_step(settings)
+        self.device = _numbered(settings.device)
+        self._state = {name: value.to("cpu", copy=True) for name, value in self.step.model.state_dict().items()}
+
+    def begin_anew(self) -> None:
+        """Bring back the first parameters, forget the optimizer's state, and give PyTorch's allocator back its room."""
+        self.step.model.load_state_dict(self._state)
+        self.step.clear()
+        if self.step.optimizer is not None:
+            self.step.optimizer.state.clear()
+        gc.collect()
+        if self.device.type == "cuda":
+            torch.cuda.set_per_process_memory_fraction(1.0, self.device)
+            torch.cuda.empty_cache()
+
+
+@final
 class PolicyTrial:
     """One trial on its way.
 
@@ -123,6 +152,7 @@ class PolicyTrial:
         self._device = _numbered(settings.device)
         self._on_gpu = self._device.type == "cuda"
         self._step, self._fit = step, fit or self._fitted
+        self._current: FittedStep | None = None
         self._losses: list[torch.Tensor] = []
 
     def run(self) -> TrialFigures:
@@ -139,7 +169,7 @@ class PolicyTrial:
         self._cap()
         library = library_workspace_bytes(self._device)
         begin = perf_counter()
-        fitted = None if settings.policy == PYTORCH else self._fit(step)
+        fitted = self._current = None if settings.policy == PYTORCH else self._fit(step)
         self._cap()  # fitting loads kernels
         planned = step if fitted is None else with_plan(step, fitted)
         self._take(planned)
@@ -156,6 +186,12 @@ class PolicyTrial:
             f"its plan changed in each of {_MOST_ROUNDS} rounds of timed steps, so there are no figures of one plan:"
             " what the process has beside PyTorch's allocator grows on"
         )
+
+    def close(self) -> None:
+        """Give back the host's memory that its plan has."""
+        if self._current is not None:
+            self._current.close()
+            self._current = None
 
     def _round(
         self, planned: TrainingStep, fitted: FittedStep | None, library: int, first_ms: float

@@ -5,9 +5,37 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from multiprocessing.connection import Connection
-from typing import Any
+from typing import Any, final
 
 from ucudnn.benchmarking.parallel.interrupts import end_with_parent, start_worker
+
+
+@final
+class TrialProcess:
+    """A process that runs a function. It imports what the function needs at once, which takes seconds.
+
+    Args:
+        serve: the function; it takes the arguments and a connection.
+        *arguments: its arguments.
+
+    Attributes:
+        connection: where what the function sends arrives, and what it waits for is sent. EOFError there says that the
+            process has ended.
+    """
+
+    def __init__(self, serve: Callable[..., None], *arguments: Any) -> None:
+        context = multiprocessing.get_context("spawn")  # CUDA does not survive a fork
+        self.connection: Connection
+        self.connection, theirs = context.Pipe()
+        self._process = context.Process(target=_begin, args=(serve, arguments, theirs), daemon=True)
+        start_worker(self._process)
+        theirs.close()
+
+    def end(self) -> None:
+        """End the process, done or not."""
+        self._process.kill()  # it is done, or nobody waits for it any more
+        self._process.join()
+        self.connection.close()
 
 
 @contextmanager
@@ -21,17 +49,11 @@ def process_of(serve: Callable[..., None], *arguments: Any) -> Iterator[Connecti
     Yields:
         Where what it sends arrives. EOFError there says that the process has ended.
     """
-    context = multiprocessing.get_context("spawn")  # CUDA does not survive a fork
-    ours, theirs = context.Pipe(duplex=False)
-    process = context.Process(target=_begin, args=(serve, arguments, theirs), daemon=True)
-    start_worker(process)
-    theirs.close()
+    process = TrialProcess(serve, *arguments)
     try:
-        yield ours
+        yield process.connection
     finally:
-        process.kill()  # it is done, or nobody waits for it any more
-        process.join()
-        ours.close()
+        process.end()
 
 
 def _begin(serve: Callable[..., None], arguments: tuple[Any, ...], connection: Connection) -> None:

@@ -1,18 +1,15 @@
 """Several policies without a budget, one after another on one step, whose operations are measured once.
 
-Measuring the operations of a step takes longer than the steps of a trial. What a budget bounds is the process, so
-trials with one have processes of their own (`trial.run_apart`).
+Measuring the operations of a step takes longer than the steps of a trial. Within a budget they are measured anew
+(`budget_series`), because what a budget bounds is the process.
 """
 
-import gc
 from collections.abc import Generator, Sequence
 from contextlib import closing
 from dataclasses import replace
 from functools import cached_property
 from multiprocessing.connection import Connection
 from typing import NamedTuple, final
-
-import torch
 
 from ucudnn.errors import InvalidValueError
 from ucudnn.memory.costs import Costs
@@ -24,7 +21,7 @@ from ucudnn.memory.torch.execution.operation_costs import measure_operations, st
 from ucudnn.memory.torch.execution.step_program import StepProgram, trace_program
 from ucudnn.memory.torch.training_step import TrainingStep
 from ucudnn.memory.torch.trials.contention import ContentionFigures, measure_contention
-from ucudnn.memory.torch.trials.trial import ENDED, PolicyTrial, result_of, trial_step, trial_subject, with_plan
+from ucudnn.memory.torch.trials.trial import ENDED, PolicyTrial, ReusedStep, result_of, trial_subject, with_plan
 from ucudnn.memory.torch.trials.trial_process import process_of
 from ucudnn.memory.torch.trials.trial_result import TrialFigures, TrialResult, TrialSettings
 
@@ -61,10 +58,12 @@ class TrialSeries:
 
     def __init__(self, settings: TrialSettings) -> None:
         if settings.budget_bytes is not None:
-            raise InvalidValueError("trials in one process have no budget, because a budget bounds a whole process")
+            raise InvalidValueError(
+                "a series of policies has no budget: within one, operations are measured for each trial"
+            )
         self._settings = settings
-        self._step = trial_step(settings)
-        self._state = {name: value.to("cpu", copy=True) for name, value in self._step.model.state_dict().items()}
+        self._reused = ReusedStep(settings)
+        self._step = self._reused.step
         self._chosen: dict[str, tuple[ConvolutionChoices, Costs]] = {}
 
     def run(self, member: SeriesMember) -> TrialResult:
@@ -80,7 +79,7 @@ class TrialSeries:
             figures = PolicyTrial(settings, self._step, fit).run()
             return replace(figures, contention=self._contention(fitted[0])) if member.contention else figures
 
-        self._begin_anew()
+        self._reused.begin_anew()
         try:
             return result_of(settings.policy, run)
         finally:
@@ -97,15 +96,6 @@ class TrialSeries:
                 rounds=self._settings.steps,
                 warmup=self._settings.warmup,
             )
-
-    def _begin_anew(self) -> None:
-        self._step.model.load_state_dict(self._state)
-        self._step.clear()
-        if self._step.optimizer is not None:
-            self._step.optimizer.state.clear()
-        gc.collect()
-        if self._settings.device == "cuda":
-            torch.cuda.empty_cache()
 
     def _fitted(self, member: SeriesMember) -> FittedStep:
         with self._step.autocast():
