@@ -44,6 +44,17 @@ def test_pages_that_hold_nothing_go_back_and_are_mapped_again_at_their_place():
     assert found.mapped_bytes == 80
 
 
+def test_bytes_that_are_mapped_before_are_one_hole():
+    found = GrowingRange(PAGE)
+    found.map(25)
+    assert (found.mapped_bytes, found.paged_bytes) == (30, 0)
+    assert [put(found, size) for size in (8, 12, 4)] == [0, 8, 20]
+    found.give_back(8, 12)
+    assert found.parts() == [(0, 8, False), (8, 20, True), (20, 24, False), (24, 30, True)]
+    assert found.find(7) == 8
+    assert found.find(13) is None
+
+
 def test_a_hole_that_is_too_small_with_its_missing_pages_is_passed_over():
     found = GrowingRange(PAGE)
     assert [put(found, size) for size in (10, 20, 10)] == [0, 10, 30]

@@ -35,6 +35,10 @@ class GrowingRange:
         """Bytes of the pages that hold something."""
         return len(self._pieces_on) * self._page
 
+    def map(self, size: int) -> None:
+        """Map the first bytes, by whole pages, before anything lies there."""
+        self._end = -(-size // self._page)
+
     def find(self, size: int) -> int | None:
         """Return the address of the smallest hole of mapped bytes that is large enough; None if there is none."""
         mapped = self._holes if not self._absent else [part for hole in self._holes for part in self._mapped(*hole)]
@@ -84,6 +88,20 @@ class GrowingRange:
             self._end -= 1
             self._absent.remove(self._end)
         return before - self.mapped_bytes
+
+    def parts(self) -> list[tuple[int, int, bool]]:
+        """Return (address, end, whether it is a hole) of all mapped bytes between holes, in order.
+
+        Bytes between two holes are one part, whatever number of pieces lies there.
+        """
+        found, at, end = [], 0, self._end * self._page
+        for begin, stop in self._holes:
+            if begin > at:
+                found.append((at, begin, False))
+            if begin < end:
+                found.append((begin, min(stop, end), True))
+            at = stop
+        return found
 
     def _pages(self, address: int, size: int) -> range:
         return range(address // self._page, (address + size - 1) // self._page + 1)

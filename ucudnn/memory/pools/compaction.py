@@ -1,0 +1,140 @@
+"""Compaction: a block of a fixed size, within which storages move, so that all tensors of a plan lie side by side.
+
+PyTorch's allocator takes the smallest hole that is large enough. Where there is none it grows, although enough bytes
+are free in several holes. Its growth has a second price under a bound: a whole tensor counts, even where only a part of
+it is new. So the allocator takes all bytes at once, before the first step, and then places tensors in one block.
+
+The order of a step is fixed, so it is known at which action a tensor will find no hole. Before it, storages that lie
+between holes are copied into other holes, the fewest bytes that make room. A copy within a GPU takes a tenth of the
+time of the same bytes given back to the driver and taken again. Bytes do not change, and at no time are more of them
+alive than at the plan's peak.
+"""
+
+from dataclasses import dataclass
+from typing import final
+
+from ucudnn.memory.costs import Costs
+from ucudnn.memory.graph import Role
+from ucudnn.memory.pools.allocator_replay import PAGE_BYTES, SMALL_BYTES
+from ucudnn.memory.pools.block import BlockLimits, BlockReplay, Moves, NoRoomError, TensorBlock
+from ucudnn.memory.pools.step_replay import ReplayedPlan
+
+_TIGHT = 1.03  # size of a block that is worth some moves, as a multiple of the bytes alive at most
+_LARGE = PAGE_BYTES[1]
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class Compaction:
+    """How a plan runs in one block.
+
+    Attributes:
+        block_bytes: the block, for tensors above 1 MiB: whole pages.
+        small_bytes: pages of smaller tensors.
+        kept_bytes: bytes at the begin of the block that a tensor holds until the first update makes the optimizer's
+            state, so that the state lies there. Else it would lie between activations.
+        top: end of the highest tensor in the block.
+        moves: what moves in each step.
+        moved_bytes: bytes that move in each step.
+        first_moves: what moves in the first step, if that follows another plan.
+    """
+
+    block_bytes: int
+    small_bytes: int
+    kept_bytes: int
+    top: int
+    moves: Moves
+    moved_bytes: int
+    first_moves: Moves
+
+    @property
+    def reserved_bytes(self) -> int:
+        """What the allocator takes for the plan beside the storages that exist before the first step."""
+        return self.block_bytes + self.small_bytes
+
+
+def compact(
+    step: ReplayedPlan, costs: Costs, limits: BlockLimits, first: ReplayedPlan | None = None
+) -> Compaction | None:
+    """Return how a plan runs in a block; None if it does not, although storages move.
+
+    Args:
+        step: the plan.
+        costs: costs of its step.
+        limits: what it must keep.
+        first: what the first step follows; None for the plan itself.
+    """
+    trial = _Trial(step, costs, limits, first)
+    most_bytes = limits.most_bytes
+    wide = trial.run(_pages(most_bytes))
+    if wide is not None and wide.reserved_bytes > most_bytes:  # small tensors have pages of their own
+        wide = trial.run(_pages(most_bytes - wide.small_bytes))
+    if wide is None or wide.reserved_bytes > most_bytes:
+        return None
+    most_moved = wide.moved_bytes + limits.worth_bytes
+    for size in (int(limits.live_bytes * _TIGHT) - wide.small_bytes, wide.top):
+        block = _pages(size + _LARGE - 1)
+        smaller = trial.run(block) if block < wide.block_bytes else None
+        if smaller is not None and smaller.moved_bytes <= most_moved:
+            return smaller
+    return wide
+
+
+def _pages(size: int) -> int:
+    """Return the bytes of the whole pages in a size."""
+    return size // _LARGE * _LARGE
+
+
+@final
+class _Trial:
+    """Replays steps in blocks of several sizes; arguments as those of `compact`."""
+
+    def __init__(self, step: ReplayedPlan, costs: Costs, limits: BlockLimits, first: ReplayedPlan | None) -> None:
+        self._step, self._costs, self._limits, self._first = step, costs, limits, first
+
+    def run(self, block_bytes: int) -> Compaction | None:
+        """Return how the plan runs in a block with fewest moves; None if it does not run there."""
+        found = [self._with_kept(block_bytes, kept) for kept in sorted({0, self._state_bytes()})]
+        return min((each for each in found if each is not None), key=lambda each: each.moved_bytes, default=None)
+
+    def _with_kept(self, block_bytes: int, kept: int) -> Compaction | None:
+        """Return how the plan runs in a block at whose begin some bytes are kept for the optimizer's state.
+
+        What moves is searched in the first step, and in the second one, when the optimizer's state lies where the first
+        one has left it. Then all is replayed from the first step on as it will run: the code of a plan is made once, so
+        where it runs in the first step already, the same storages move there.
+        """
+        try:
+            searching = self._replay(block_bytes, kept)
+            before, moves = searching.follow(self._first or self._step, None), searching.follow(self._step, None)
+            checking = self._replay(block_bytes, kept)
+            checking.follow(self._first or self._step, moves if self._first is None else before)
+            checking.follow(self._step, moves)
+            moved = checking.moved_bytes
+            checking.follow(self._step, moves)
+        except NoRoomError:
+            return None
+        return Compaction(
+            block_bytes=block_bytes,
+            small_bytes=checking.block.small_bytes,
+            kept_bytes=kept,
+            top=checking.block.top,
+            moves=moves,
+            moved_bytes=checking.moved_bytes - moved,
+            first_moves={} if self._first is None else before,
+        )
+
+    def _replay(self, block_bytes: int, kept: int) -> BlockReplay:
+        replay = BlockReplay(self._step.plan.graph, self._costs, TensorBlock(block_bytes), self._limits)
+        replay.keep(kept)
+        return replay
+
+    def _state_bytes(self) -> int:
+        """Return the bytes of the state that the first update makes in the block."""
+        graph = self._step.plan.graph
+        sizes = [
+            self._costs.rounded(size)
+            for size, storage in zip(graph.sizes, graph.storages, strict=True)
+            if storage.role is Role.OPTIMIZER_STATE
+        ]
+        return 0 if self._limits.state_exists else sum(size for size in sizes if size > SMALL_BYTES)

@@ -1,0 +1,150 @@
+"""Replay of a step: the order in which a plan takes and gives back memory, piece by piece.
+
+PyTorch's operators take what they write, then their scratch. A prefetch takes what comes back. The optimizer's state
+is taken in the first update, and stays. Gradients are freed before a step, as `zero_grad()` does it, and outputs with
+them.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple, Protocol
+
+from ucudnn.memory.costs import Costs
+from ucudnn.memory.graph import Phase, Role, StepGraph
+from ucudnn.memory.plans.actions import ActionKind
+from ucudnn.memory.plans.plan import MemoryPlan
+
+ABSENT = -1
+"""As a version, it says that the storage is not there; as a storage, that the piece is scratch or dropped at once."""
+
+Piece = tuple[int, int]
+"""Address and bytes."""
+
+
+class Space(Protocol):
+    """Where pieces lie."""
+
+    def take(self, size: int) -> Piece:
+        """Return a piece of a size in bytes."""
+
+    def give_back(self, piece: Piece) -> None:
+        """Free a piece."""
+
+
+class ReplayedPlan(NamedTuple):
+    """A plan, and what its replay has to know of it.
+
+    Attributes:
+        plan: the plan.
+        scratch: bytes of scratch by operation.
+        delayed: for each free that waits for an offload, the action before which the bytes go (`Simulation.delayed`).
+    """
+
+    plan: MemoryPlan
+    scratch: Mapping[int, int]
+    delayed: Mapping[int, int]
+
+
+class StepReplay:
+    """Steps of one graph in a space, one after another; each may follow another plan.
+
+    Args:
+        graph: the step.
+        costs: its costs.
+        space: where its pieces lie.
+        state_exists: whether the optimizer's state exists before the first step; it lies elsewhere then.
+    """
+
+    def __init__(self, graph: StepGraph, costs: Costs, space: Space, *, state_exists: bool) -> None:
+        self.graph, self.space = graph, space
+        self.pieces: dict[int, Piece] = {}  # by storage
+        self._costs = costs
+        self._sizes = [costs.rounded(size) for size in graph.sizes]
+        states = {each for each, storage in enumerate(graph.storages) if storage.role is Role.OPTIMIZER_STATE}
+        self._later = set() if state_exists else states
+        self._held: dict[int, Piece] = {}  # by the action that frees them, as long as their offloads run
+        self._version: list[int] = []
+        self._host = [ABSENT] * len(self._sizes)
+
+    def step(self, replayed: ReplayedPlan) -> None:
+        """Replay one step."""
+        plan, delayed = replayed.plan, replayed.delayed
+        scratch = {operation: self._costs.rounded(size) for operation, size in replayed.scratch.items()}
+        released: dict[int, list[int]] = {}
+        for freed_at, released_at in delayed.items():
+            released.setdefault(released_at, []).append(freed_at)
+        self._begin()
+        for index in range(len(plan.actions) + 1):
+            for freed_at in released.get(index, ()):
+                self._release(freed_at)
+            if index < len(plan.actions):
+                self.act(index, plan, scratch, waits=index in delayed)
+
+    def act(self, index: int, plan: MemoryPlan, scratch: Mapping[int, int], *, waits: bool) -> None:
+        """Replay an action; `waits` is whether it frees what an offload still reads."""
+        kind, target = plan.actions[index]
+        if kind in (ActionKind.RUN, ActionKind.RECOMPUTE):
+            wanted = self._made(target, again=kind is ActionKind.RECOMPUTE)
+            if scratch.get(target):
+                wanted.append((ABSENT, scratch[target]))
+            self._take(index, wanted)
+        elif kind is ActionKind.OFFLOAD:
+            self._host[target] = self._version[target]
+        elif kind is ActionKind.PREFETCH:
+            self._version[target] = self._host[target]
+            self._take(index, [(target, self._sizes[target])])
+        elif kind is ActionKind.FREE:
+            self._free(index, target, waits=waits)
+
+    def expect(self, index: int, wanted: Sequence[tuple[int, int]]) -> None:
+        """Is called before an action takes pieces: (storage, bytes) in their order; ABSENT for what is dropped."""
+
+    def _begin(self) -> None:
+        for storage in [*self.pieces]:
+            if self.graph.storages[storage].role is not Role.OPTIMIZER_STATE:
+                self.space.give_back(self.pieces.pop(storage))
+        self._version = [0 if exists else ABSENT for exists in self.graph.exists_before]
+
+    def _made(self, operation: int, *, again: bool) -> list[tuple[int, int]]:
+        """Return what an operation takes for what it writes, and count up the versions."""
+        done, sizes = self.graph.operations[operation], self._sizes
+        wanted: list[tuple[int, int]] = []
+        if done.phase is Phase.OPTIMIZER:
+            for storage in sorted(self._later.intersection((*done.reads, *done.writes))):
+                wanted.append((storage, sizes[storage]))
+                self._later.remove(storage)
+        for storage, version in self.graph.makes[operation]:
+            current = self._version[storage]
+            if current == ABSENT:
+                wanted.append((storage, sizes[storage]))
+            elif again and current >= version and storage not in done.reads:
+                wanted.append((ABSENT, sizes[storage]))
+            self._version[storage] = max(current, version)
+        return wanted
+
+    def _take(self, index: int, wanted: Sequence[tuple[int, int]]) -> None:
+        wanted = [(storage, size) for storage, size in wanted if size]
+        self.expect(index, wanted)
+        dropped = []
+        for storage, size in wanted:
+            piece = self.space.take(size)
+            if storage == ABSENT:
+                dropped.append(piece)
+            else:
+                self.pieces[storage] = piece
+        for piece in dropped:
+            self.space.give_back(piece)
+
+    def _free(self, index: int, storage: int, *, waits: bool) -> None:
+        self._version[storage] = ABSENT
+        piece = self.pieces.pop(storage, None)
+        if piece is None:
+            return
+        if waits:
+            self._held[index] = piece
+        else:
+            self.space.give_back(piece)
+
+    def _release(self, freed_at: int) -> None:
+        piece = self._held.pop(freed_at, None)
+        if piece is not None:
+            self.space.give_back(piece)
