@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from ucudnn.arrays import ProblemCache, problem_of
+from ucudnn.arrays import ProblemCache, problem_of, with_bias
 from ucudnn.errors import InvalidProblemError, SettingsError
 from ucudnn.problem import DataType, Layout, MathMode, Operation
 
@@ -125,3 +125,22 @@ def test_what_is_no_array_is_refused(name, value):
     for call in (problem_of, cache.problem_of):
         with pytest.raises(InvalidProblemError, match=rf"^{name} is a {type(value).__name__}: give an array"):
             call(Operation.FORWARD, **arrays)
+
+
+@pytest.mark.parametrize(
+    ("bias", "message"),
+    [
+        (np.zeros(5, np.float32), r"shape \(5,\).*give 4 adjacent numbers of float32"),
+        (np.zeros((4, 1), np.float32), r"shape \(4, 1\)"),
+        (np.zeros(4, np.float64), "type float64"),
+        (np.zeros(8, np.float32)[::2], r"strides \(8,\)"),
+        ([0.0] * 4, "bias is a list"),
+    ],
+)
+def test_a_bias_that_does_not_fit_is_refused(bias, message):
+    problem = problem_of(Operation.FORWARD, *arrays(), groups=2)
+    with pytest.raises(InvalidProblemError, match=message):
+        with_bias(problem, bias)
+    biased = with_bias(problem, np.zeros(4, np.float32))
+    assert biased.biased
+    assert biased.without_bias() == problem

@@ -40,6 +40,16 @@ def test_only_filter_gradients_of_16_bits_have_a_float32_sum(fields):
         make_problem(**given, float32_sum=True)
 
 
+def test_only_forward_adds_a_bias():
+    problem = make_problem(biased=True)
+    assert str(problem) == f"{make_problem()} with bias"
+    assert problem.part(4).biased
+    for operation in (Operation.BACKWARD_DATA, Operation.BACKWARD_FILTER):
+        assert problem.with_operation(operation) == make_problem(operation=operation)
+        with pytest.raises(InvalidProblemError, match=f"only Forward adds a bias, not {operation.value}"):
+            make_problem(operation=operation, biased=True)
+
+
 def test_explicit_defaults_make_the_same_problem():
     written = make_problem(
         padding=(0, 0),

@@ -2,8 +2,9 @@
 
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from functools import lru_cache
 from math import prod
-from typing import Any, Protocol, TypedDict, Unpack, final
+from typing import Any, NamedTuple, Protocol, TypedDict, Unpack, final
 
 from ucudnn.bounded import BoundedDict
 from ucudnn.errors import InvalidProblemError
@@ -25,6 +26,19 @@ class ArrayLike(Protocol):
     @property
     def dtype(self) -> Any:
         """The type of the elements; its text is its name."""
+
+
+@final
+class BiasedFilters(NamedTuple):
+    """What stands in the place of w where a problem adds a bias.
+
+    Attributes:
+        w: filters.
+        bias: one element for each filter, dense and of the type of w.
+    """
+
+    w: Any
+    bias: Any
 
 
 class Parameters(TypedDict, total=False):
@@ -109,6 +123,27 @@ def problem_of(
         )
     _batch_stride("w", w)
     return replace(problem, x_batch_stride=_batch_stride("x", x), y_batch_stride=_batch_stride("y", y))
+
+
+def with_bias(problem: ConvolutionProblem, bias: ArrayLike) -> ConvolutionProblem:
+    """Return a problem of Forward that adds a bias, too.
+
+    Raises:
+        InvalidProblemError: if the bias is not dense, or has another type or shape.
+    """
+    _check_arrays(bias=bias)
+    shape, dtype = tuple(bias.shape), str(bias.dtype)
+    if shape != (problem.filters,) or dtype != problem.dtype.value or bias.strides != (problem.dtype.itemsize,):
+        raise InvalidProblemError(
+            f"the bias has shape {shape}, type {dtype} and strides {bias.strides}: give {problem.filters} adjacent"
+            f" numbers of {problem.dtype.value}, one for each filter"
+        )
+    return _biased(problem)
+
+
+@lru_cache(maxsize=1 << 12)
+def _biased(problem: ConvolutionProblem) -> ConvolutionProblem:
+    return replace(problem, biased=True)
 
 
 def _check_arrays(**arrays: object) -> None:

@@ -1,15 +1,15 @@
 """The problem of one convolution call. It is immutable and hashable, and the key of every cache."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, fields, replace
 from enum import Enum
 from functools import lru_cache
 from math import gcd, prod
-from operator import attrgetter, index
+from operator import attrgetter
 from typing import Any
 
 from ucudnn.errors import InvalidProblemError
-from ucudnn.units import shortened
+from ucudnn.units import shortened, whole_number, whole_numbers
 
 MOST_ALIGNMENT = 16
 """The largest alignment in bytes that a kernel of cuDNN asks for."""
@@ -121,6 +121,7 @@ class ConvolutionProblem:
         deterministic: whether the algorithm must repeat its results to the bit.
         alignment: the addresses of all three tensors are multiples of so many bytes; a power of two up to 16.
         float32_sum: whether w is float32 beside x and y of 16 bits: a filter gradient that is not rounded yet.
+        biased: whether a bias is added to each channel of y, of the type of y. It comes with w (`BiasedFilters`).
 
     Raises:
         InvalidProblemError: if this is no convolution. The message names the offending value.
@@ -147,6 +148,7 @@ class ConvolutionProblem:
     deterministic: bool = False
     alignment: int = MOST_ALIGNMENT
     float32_sum: bool = False
+    biased: bool = False
     _hash: int = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -155,9 +157,9 @@ class ConvolutionProblem:
             if not isinstance(given, kind) and (name, given) != ("layout", None):
                 raise InvalidProblemError(f"{name} {shortened(given)} is no {kind.__name__}")
         for name in _NUMBERS:
-            self._set(name, _whole(name, getattr(self, name)))
+            self._set(name, whole_number(name, getattr(self, name)))
         for name in _TUPLES:
-            self._set(name, _wholes(name, getattr(self, name)))
+            self._set(name, whole_numbers(name, getattr(self, name)))
         # Defaults that depend on other fields are filled in, so that equal problems compare equal.
         dimensions = len(self.spatial)
         self._set("layout", self.layout or Layout.channels_first(dimensions))
@@ -213,6 +215,8 @@ class ConvolutionProblem:
             _check_range(name, getattr(self, name), 0 if name.endswith("padding") else 1)
         if self.float32_sum and not self.is_rounded_gradient:
             raise InvalidProblemError(f"only filter gradients of 16 bits have float32_sum, not {self.operation.value}")
+        if self.biased and self.operation is not Operation.FORWARD:
+            raise InvalidProblemError(f"only Forward adds a bias, not {self.operation.value}")
         for name in ("channels", "filters"):
             if getattr(self, name) % self.groups:
                 raise InvalidProblemError(f"{name} {getattr(self, name)} cannot be divided into {self.groups} groups")
@@ -320,8 +324,12 @@ class ConvolutionProblem:
         return all(step % self.alignment == 0 for step in self.steps)
 
     def with_operation(self, operation: Operation) -> "ConvolutionProblem":
-        """Return another operation on the same tensors."""
-        return replace(self, operation=operation)
+        """Return another operation on the same tensors, without a bias."""
+        return replace(self, operation=operation, biased=False)
+
+    def without_bias(self) -> "ConvolutionProblem":
+        """Return the same problem without a bias."""
+        return replace(self, biased=False)
 
     def __str__(self) -> str:
         """Return for example 'Forward 256x64x27x27 * 192x64x5x5 float32 NCHW'; defaults are left out."""
@@ -337,7 +345,8 @@ class ConvolutionProblem:
                 text += f" {name} {'x'.join(map(str, values))}"
         if self.groups != 1:
             text += f" groups {self.groups}"
-        return f"{text} {self.dtype.value} {self.layout.value}{' to float32' if self.float32_sum else ''}"
+        end = " to float32" if self.float32_sum else " with bias" if self.biased else ""
+        return f"{text} {self.dtype.value} {self.layout.value}{end}"
 
 
 ENUM_FIELDS: dict[str, type[Enum]] = {"operation": Operation, "dtype": DataType, "layout": Layout, "math": MathMode}
@@ -351,19 +360,6 @@ _TUPLES = ("spatial", "kernel", "padding", "post_padding", "stride", "dilation")
 _INIT = tuple(each.name for each in fields(ConvolutionProblem) if each.init)
 _initial = attrgetter(*_INIT)
 _compared = attrgetter(*(each.name for each in fields(ConvolutionProblem) if each.compare))
-
-
-def _whole(name: str, value: Any) -> int:
-    """Return a whole number of any type, NumPy's included, as an int."""
-    if not isinstance(value, bool) and hasattr(value, "__index__"):
-        return index(value)
-    raise InvalidProblemError(f"{name} {shortened(value)} must be a whole number")
-
-
-def _wholes(name: str, value: Any) -> tuple[int, ...]:
-    if isinstance(value, str) or not isinstance(value, Iterable):
-        raise InvalidProblemError(f"{name} {shortened(value)} has not one whole number for each spatial dimension")
-    return tuple(_whole(name, each) for each in value)
 
 
 def _check_range(name: str, value: int | tuple[int, ...], least: int) -> None:

@@ -1,9 +1,14 @@
-"""Bytes and milliseconds as text. It reads '64MiB', and writes '64 MiB' and '12.3 ms'; no other module does."""
+"""Whole numbers, and bytes and milliseconds as text.
+
+It reads '64MiB', and writes '64 MiB' and '12.3 ms'; no other module does.
+"""
 
 import re
+from collections.abc import Iterable
 from operator import index
+from typing import Any
 
-from ucudnn.errors import InvalidSizeError
+from ucudnn.errors import InvalidProblemError, InvalidSizeError
 
 _FACTORS = {"": 1, "b": 1} | {
     letter + suffix: base**power
@@ -36,6 +41,28 @@ def parse_bytes(size: int | str) -> int:
     if remainder:
         raise InvalidSizeError(f"size {size!r} is no whole number of bytes: give {_FORMS}")
     return _within_memory(numerator)
+
+
+def whole_number(name: str, value: Any) -> int:
+    """Return a whole number of any type, NumPy's included, as an int.
+
+    Raises:
+        InvalidProblemError: if it is none; the message names it.
+    """
+    if not isinstance(value, bool) and hasattr(value, "__index__"):
+        return index(value)
+    raise InvalidProblemError(f"{name} {shortened(value)} must be a whole number")
+
+
+def whole_numbers(name: str, value: Any) -> tuple[int, ...]:
+    """Return several whole numbers, one for each spatial dimension, as ints.
+
+    Raises:
+        InvalidProblemError: if they are none; the message names them.
+    """
+    if isinstance(value, str) or not isinstance(value, Iterable):
+        raise InvalidProblemError(f"{name} {shortened(value)} has not one whole number for each spatial dimension")
+    return tuple(whole_number(name, each) for each in value)
 
 
 def shortened(value: object) -> str:

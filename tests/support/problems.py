@@ -44,6 +44,7 @@ DIFFERENT = {
     "deterministic": True,
     "alignment": 8,
     "float32_sum": True,
+    "biased": True,
 }
 
 BESIDE = {"float32_sum": {"operation": Operation.BACKWARD_FILTER, "dtype": DataType.FLOAT16}}

@@ -11,6 +11,7 @@ from functools import partial
 from math import inf
 from typing import Any, NamedTuple, final
 
+from ucudnn.arrays import BiasedFilters
 from ucudnn.backends.bench import Bench
 from ucudnn.backends.fork_locks import LockLevel, new_lock
 from ucudnn.backends.prefetch import PrefetchRequest
@@ -266,10 +267,7 @@ class ComputeBackend(Backend):
 
     @property
     def recycles(self) -> bool:
-        """Whether `allocate` is so cheap that each call allocates its workspace, and none is held between calls.
-
-        Memory that was freed may then be used again by later calls on the same queue.
-        """
+        """Whether calls allocate their workspaces and hold none, because later calls on the queue reuse the memory."""
         return False
 
     @abstractmethod
@@ -321,7 +319,8 @@ class ComputeBackend(Backend):
         return x, w, y, MOST_ALIGNMENT
 
     def address(self, bound: Tensor) -> int:
-        """Return the address in memory of a tensor that `bind` returned."""
+        """Return the address of a tensor that `bind` returned; of filters with a bias, that of the filters."""
+        bound = bound.w if isinstance(bound, BiasedFilters) else bound
         return bound if isinstance(bound, int) else int(bound.__array_interface__["data"][0])
 
     def queue(self) -> int:

@@ -3,8 +3,9 @@
 from abc import ABC, abstractmethod
 from typing import Unpack
 
-from ucudnn.arrays import Parameters, ProblemCache
+from ucudnn.arrays import ArrayLike, BiasedFilters, Parameters, ProblemCache, with_bias
 from ucudnn.backends.base import Spare, Tensor
+from ucudnn.errors import InvalidProblemError
 from ucudnn.problem import ConvolutionProblem, Operation
 
 __all__ = ["ArrayCalls"]
@@ -40,9 +41,10 @@ class ArrayCalls(ABC):
         alpha: float = 1.0,
         beta: float = 0.0,
         layer: str = "",
+        bias: ArrayLike | None = None,
         **parameters: Unpack[Parameters],
     ) -> None:
-        """Compute y = alpha * conv(x, w) + beta * y (cudnnConvolutionForward).
+        """Compute y = alpha * conv(x, w) + beta * y, or alpha * conv(x, w) + bias (cudnnConvolutionForward).
 
         Args:
             x: input, shape (N, C, spatial...), or (N, spatial..., C) for a channels-last layout such as 'NHWC'.
@@ -51,13 +53,19 @@ class ArrayCalls(ABC):
             alpha: factor of the convolution.
             beta: factor of what y holds; at 0, y is not read.
             layer: name of the layer.
+            bias: one number for each filter, of the type of y; None for none. Algorithms that add it themselves are
+                measured beside those after which another kernel adds it.
             **parameters: padding, stride, dilation, groups, layout, math ('tf32' or 'fma'), deterministic.
 
         Raises:
-            InvalidProblemError: if the arrays do not fit together.
+            InvalidProblemError: if the arrays do not fit together, or if there is a bias and beta is not 0.
             UcudnnError: as `convolve`.
         """
         problem = self._problems.problem_of(Operation.FORWARD, x, w, y, **parameters)
+        if bias is not None:
+            if beta:
+                raise InvalidProblemError(f"beta is {beta}, but a bias is not added to what y holds: leave one out")
+            problem, w = with_bias(problem, bias), BiasedFilters(w, bias)
         self.convolve(problem, x, w, y, alpha=alpha, beta=beta, layer=layer)
 
     def backward_data(

@@ -4,6 +4,7 @@ import logging
 from collections.abc import Iterable
 from typing import NamedTuple, final
 
+from ucudnn.arrays import BiasedFilters
 from ucudnn.backends.base import Buffer, ComputeBackend, Scaling, Spare, Tensor
 from ucudnn.benchmarking.benchmark import Benchmark
 from ucudnn.configuration import Configuration, MicroConfiguration
@@ -102,7 +103,8 @@ class Dispatcher:
         """
         x, w, y, _ = bound
         where = self.backend.address
-        refuse_overlap(entry.kernel.problem, where(x), where(w), where(y))
+        bias = where(w.bias) if isinstance(w, BiasedFilters) else None
+        refuse_overlap(entry.kernel.problem, where(x), where(w), where(y), bias)
         if type(x) is type(w) is type(y) is int:  # arrays may be views of other memory at the next call
             entry.apart = bound
 

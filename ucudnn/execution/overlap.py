@@ -18,7 +18,7 @@ _Extent = tuple[tuple[int, ...], tuple[int, ...]]
 """Sizes and strides in bytes of a tensor, its dense runs of bytes as the last dimension."""
 
 
-def refuse_overlap(problem: ConvolutionProblem, x: int, w: int, y: int) -> None:
+def refuse_overlap(problem: ConvolutionProblem, x: int, w: int, y: int, bias: int | None = None) -> None:
     """Raise an error if the output of a problem shares a byte with one of its inputs.
 
     Tensors that interleave without sharing a byte, such as two ranges of channels of one array, are accepted.
@@ -28,6 +28,7 @@ def refuse_overlap(problem: ConvolutionProblem, x: int, w: int, y: int) -> None:
         x: address of x in bytes.
         w: address of w in bytes.
         y: address of y in bytes.
+        bias: address of the bias in bytes; None without one.
 
     Raises:
         InvalidProblemError: if they overlap; the message names both tensors.
@@ -39,6 +40,8 @@ def refuse_overlap(problem: ConvolutionProblem, x: int, w: int, y: int) -> None:
     for index, address in enumerate(addresses):
         if index != written and address < end and begin < address + lengths[index]:
             _compare(problem, addresses, written, index)
+    if bias is not None and bias < end and begin < bias + problem.filters * problem.dtype.itemsize:
+        raise InvalidProblemError("y, which Forward writes, lies over the bias: give y memory of its own")
 
 
 def _compare(problem: ConvolutionProblem, addresses: tuple[int, int, int], written: int, read: int) -> None:

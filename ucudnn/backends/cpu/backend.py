@@ -11,10 +11,12 @@ from typing import final
 
 import numpy as np
 
+from ucudnn.arrays import BiasedFilters
 from ucudnn.backends.base import ComputeBackend, Spare
 from ucudnn.backends.bench import Bench
 from ucudnn.backends.cpu.algorithm import CpuAlgorithm
 from ucudnn.backends.cpu.bench import CpuBench
+from ucudnn.backends.cpu.biased import BiasedCpuCall
 from ucudnn.backends.cpu.call import CpuCall
 from ucudnn.backends.cpu.fft import Fft, FftTiling
 from ucudnn.backends.cpu.gemm import Gemm
@@ -110,12 +112,16 @@ class CpuBackend(ComputeBackend):
         _applicable(problem)
         return nullcontext(CpuBench(problem, self.prepare, self.allocate))
 
-    def prepare(self, problem: ConvolutionProblem, algorithm: str) -> CpuCall:
+    def prepare(self, problem: ConvolutionProblem, algorithm: str) -> CpuCall | BiasedCpuCall:
         """Plan an algorithm for a problem.
 
         Raises:
             UnsupportedProblemError: if there is no such algorithm, or it does not apply to the problem.
         """
+        if problem.biased:
+            call = self.prepare(problem.without_bias(), algorithm)
+            assert isinstance(call, CpuCall)
+            return BiasedCpuCall(problem, call)
         names = _applicable(problem)
         if algorithm not in names:
             what = "does not apply" if algorithm in CPU_ALGORITHMS else "is not an algorithm of the CPU backend"
@@ -136,7 +142,7 @@ class CpuBackend(ComputeBackend):
         first = -memory.ctypes.data % ALIGNMENT
         return memory[first : first + size_bytes]
 
-    def operands(self, problem: ConvolutionProblem) -> tuple[Array, Array, Array]:
+    def operands(self, problem: ConvolutionProblem) -> tuple[Array, Array | BiasedFilters, Array]:
         """Return x, w and y with values in [-0.5, 0.5), the same in every run, with the problem's batch strides.
 
         Raises:

@@ -8,6 +8,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, final
 
+from ucudnn.arrays import BiasedFilters
 from ucudnn.backends.base import ACCUMULATE, OVERWRITE, SLACK_BYTES, ComputeBackend, Spare, Tensor
 from ucudnn.backends.bench import Bench
 from ucudnn.backends.candidates import Candidates
@@ -20,7 +21,8 @@ from ucudnn.backends.cudnn.algorithms.packed import packed_name
 from ucudnn.backends.cudnn.algorithms.prepare import CudnnCall, Preparer
 from ucudnn.backends.cudnn.algorithms.summed import GpuSum, sums_fit
 from ucudnn.backends.cudnn.api.library import Library, OwnedHandle
-from ucudnn.backends.cudnn.bench.bench import CudnnBench, random_operands
+from ucudnn.backends.cudnn.bench.bench import CudnnBench
+from ucudnn.backends.cudnn.bench.random_tensors import Operands, random_operands
 from ucudnn.backends.cudnn.gpu.base import DeviceBuffer, Gpu
 from ucudnn.backends.cudnn.gpu.cupy_gpu import CupyGpu, address_of, is_dense
 from ucudnn.backends.fork_locks import call_in_child
@@ -280,7 +282,7 @@ class CudnnBackend(ComputeBackend):
             )
         return buffer.part(offset_bytes, size_bytes)
 
-    def operands(self, problem: ConvolutionProblem) -> tuple[DeviceBuffer, DeviceBuffer, DeviceBuffer]:
+    def operands(self, problem: ConvolutionProblem) -> Operands:
         """Return x, w and y with values in [-0.5, 0.5), the same in every run, with the problem's batch strides.
 
         Raises:
@@ -288,12 +290,16 @@ class CudnnBackend(ComputeBackend):
         """
         return random_operands(problem, self._device, self._device.allocate)
 
-    def bind(self, x: Any, w: Any, y: Any) -> tuple[int, int, int, int]:
+    def bind(self, x: Any, w: Any, y: Any) -> tuple[int, int | BiasedFilters, int, int]:
         """Return the addresses of x, w and y, and the alignment in bytes that they share, at most 16.
 
         Raises:
             InvalidProblemError: if a tensor is not on a GPU.
         """
+        if isinstance(w, BiasedFilters):
+            x, filters, y, alignment = self.bind(x, w.w, y)
+            *_, bias, shared = self.bind(0, 0, w.bias)
+            return x, BiasedFilters(filters, bias), y, min(alignment, shared)
         if not type(x) is type(w) is type(y) is int:
             try:
                 x, w, y = x.data.ptr, w.data.ptr, y.data.ptr  # the fastest way for CuPy arrays

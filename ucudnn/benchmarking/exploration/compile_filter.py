@@ -77,6 +77,7 @@ def _kind_of(problem: ConvolutionProblem, name: str) -> _ProblemKind:
         any(each > 1 for each in problem.dilation),
         bool(problem.post_padding),
         problem.float32_sum,
+        problem.biased,
         bool(problem.x_channel_stride),
         bool(problem.y_channel_stride),
         name.partition("+")[0].partition("_")[0],

@@ -4,9 +4,10 @@ from collections.abc import Callable, Iterable
 from functools import partial
 from typing import final
 
+from ucudnn.arrays import BiasedFilters
 from ucudnn.backends.base import BEGIN, OVERWRITE, Offset, PreparedCall, Scaling
 from ucudnn.backends.cudnn.algorithms.addresses import PartAddresses
-from ucudnn.backends.cudnn.algorithms.operation_graph import OperationGraph, W, X, Y, round_up
+from ucudnn.backends.cudnn.algorithms.operation_graph import BIAS, OperationGraph, W, X, Y, round_up
 from ucudnn.backends.cudnn.api.descriptor import BackendDescriptor
 from ucudnn.backends.cudnn.api.enums import Attribute, DescriptorType, Type
 from ucudnn.backends.cudnn.api.library import Library
@@ -18,7 +19,10 @@ from ucudnn.problem import ConvolutionProblem
 _MOST_PACKS = 4096  # the pointers that recur are few
 _MOST_SCALINGS = 64
 
-_PackKey = tuple[int, int, int, int, Offset, Scaling]
+_Filters = int | BiasedFilters
+"""The address of w, or the addresses of w and of the bias."""
+
+_PackKey = tuple[int, _Filters, int, int, Offset, Scaling]
 """The values that a variant pack depends on: x, w, y, address of the workspace, offset, scaling."""
 
 
@@ -79,7 +83,13 @@ class GraphCall(PreparedCall):
         return max((round_up(plan.workspace_bytes) for plan in self._plans.values()), default=0)
 
     def launch(
-        self, x: int, w: int, y: int, workspace: DeviceBuffer, offset: Offset = BEGIN, scaling: Scaling = OVERWRITE
+        self,
+        x: int,
+        w: _Filters,
+        y: int,
+        workspace: DeviceBuffer,
+        offset: Offset = BEGIN,
+        scaling: Scaling = OVERWRITE,
     ) -> None:
         """Queue the convolution of one part on the stream of the cuDNN handle.
 
@@ -91,7 +101,13 @@ class GraphCall(PreparedCall):
         self._run(*(self._packs.get(arguments) or self._pack(arguments, workspace.size_bytes)))
 
     def bind(
-        self, x: int, w: int, y: int, workspace: DeviceBuffer, offset: Offset = BEGIN, scaling: Scaling = OVERWRITE
+        self,
+        x: int,
+        w: _Filters,
+        y: int,
+        workspace: DeviceBuffer,
+        offset: Offset = BEGIN,
+        scaling: Scaling = OVERWRITE,
     ) -> Callable[[], None]:
         """Return a launch whose plan and variant pack are built.
 
@@ -126,10 +142,11 @@ class GraphCall(PreparedCall):
         x, w, y, workspace, offset, scaling = arguments
         plan = self._plan_within(scaling, size_bytes)
         x, y = self._addresses.at(x, y, offset)
+        tensors = {X: x, W: w.w, Y: y, BIAS: w.bias} if isinstance(w, BiasedFilters) else {X: x, W: w, Y: y}
         pack = (
             BackendDescriptor(self._library, DescriptorType.VARIANT_PACK)
-            .set(Attribute.VARIANT_PACK_UNIQUE_IDS, Type.INT64, (X, W, Y))
-            .set(Attribute.VARIANT_PACK_DATA_POINTERS, Type.VOID_PTR, (x, w, y))
+            .set(Attribute.VARIANT_PACK_UNIQUE_IDS, Type.INT64, tuple(tensors))
+            .set(Attribute.VARIANT_PACK_DATA_POINTERS, Type.VOID_PTR, tuple(tensors.values()))
             .set(Attribute.VARIANT_PACK_WORKSPACE, Type.VOID_PTR, workspace)
             .finalize()
         )

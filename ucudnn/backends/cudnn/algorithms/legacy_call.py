@@ -1,10 +1,15 @@
-"""cuDNN's legacy API: the algorithms of cudnnConvolutionForward, ...BackwardData and ...BackwardFilter."""
+"""cuDNN's legacy API: the algorithms of cudnnConvolutionForward, ...BackwardData and ...BackwardFilter.
+
+A bias is added by cudnnAddTensor, after an algorithm of either API.
+"""
 
 import sys
 from array import array
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import final
 
+from ucudnn.arrays import BiasedFilters
 from ucudnn.backends.base import BEGIN, OVERWRITE, Offset, PreparedCall, Scaling
 from ucudnn.backends.cudnn.algorithms.addresses import PartAddresses
 from ucudnn.backends.cudnn.algorithms.operation_graph import round_up
@@ -65,6 +70,9 @@ NONDETERMINISTIC = {
 HALF = "+half"
 """The end of the name of a legacy algorithm that sums products of 16 bits in 16 bits, as a program may ask of cuDNN."""
 
+ADDED = "+added"
+"""The end of the name of an algorithm after which another kernel adds the bias."""
+
 _MOST_SCALARS = 64
 _NAMES = {
     Operation.FORWARD: "Forward",
@@ -96,6 +104,37 @@ def _math_type(problem: ConvolutionProblem) -> int:
 
 
 @final
+class _OwnedDescriptors:
+    """Descriptors that are destroyed with this object."""
+
+    def __init__(self, library: Library) -> None:
+        self._library = library
+        self._made: list[tuple[str, int]] = []
+
+    def tensor(self, dtype: int, sizes: Sequence[int], strides: Sequence[int]) -> int:
+        """Return the address of a new descriptor of a tensor."""
+        tensor = self.create("Tensor")
+        try:
+            arrays = [array("i", sizes), array("i", strides)]
+        except OverflowError as error:
+            raise UnsupportedProblemError(f"strides {strides} are too large for the legacy API") from error
+        addresses = (values.buffer_info()[0] for values in arrays)
+        self._library.call("cudnnSetTensorNdDescriptor", tensor, dtype, len(sizes), *addresses)
+        return tensor
+
+    def create(self, kind: str) -> int:
+        """Return the address of a new descriptor."""
+        address: int = self._library.call(f"cudnnCreate{kind}Descriptor")
+        self._made.append((kind, address))
+        return address
+
+    def __del__(self, finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
+        if not finalizing():
+            for kind, address in self._made:
+                self._library.function(f"cudnnDestroy{kind}Descriptor")(address)
+
+
+@final
 class LegacyDescriptors:
     """The descriptors of one problem: x, w and y, and the convolution with its groups and math type.
 
@@ -110,19 +149,18 @@ class LegacyDescriptors:
     """
 
     def __init__(self, library: Library, problem: ConvolutionProblem, *, half: bool = False) -> None:
-        self._library = library
-        self._made: list[tuple[str, int]] = []
+        self._own = own = _OwnedDescriptors(library)
         shapes = shapes_of(problem)
         if shapes.post_padding != shapes.padding:
             raise UnsupportedProblemError(f"the legacy API pads both sides alike: {problem}")
         dtype = DATA_TYPES[problem.dtype]
-        self.x = self._tensor(dtype, shapes.x, shapes.x_strides)
-        self.y = self._tensor(dtype, shapes.y, shapes.y_strides)
-        self.w = self._create("Filter")
+        self.x = own.tensor(dtype, shapes.x, shapes.x_strides)
+        self.y = own.tensor(dtype, shapes.y, shapes.y_strides)
+        self.w = own.create("Filter")
         last = int(problem.layout.channels_last)
         sizes = array("i", shapes.w)
         library.call("cudnnSetFilterNdDescriptor", self.w, dtype, last, len(sizes), sizes.buffer_info()[0])
-        self.convolution = self._create("Convolution")
+        self.convolution = own.create("Convolution")
         wide = DataType.FLOAT64 if problem.dtype is DataType.FLOAT64 else DataType.FLOAT32
         compute = DATA_TYPES[DataType.FLOAT16 if half else wide]
         parameters = [array("i", values) for values in (shapes.padding, shapes.stride, shapes.dilation)]
@@ -137,25 +175,16 @@ class LegacyDescriptors:
         library.call("cudnnSetConvolutionGroupCount", self.convolution, problem.groups)
         library.call("cudnnSetConvolutionMathType", self.convolution, _math_type(problem))
 
-    def _tensor(self, dtype: int, sizes: Sequence[int], strides: Sequence[int]) -> int:
-        tensor = self._create("Tensor")
-        try:
-            arrays = [array("i", sizes), array("i", strides)]
-        except OverflowError as error:
-            raise UnsupportedProblemError(f"strides {strides} are too large for the legacy API") from error
-        addresses = (values.buffer_info()[0] for values in arrays)
-        self._library.call("cudnnSetTensorNdDescriptor", tensor, dtype, len(sizes), *addresses)
-        return tensor
 
-    def _create(self, kind: str) -> int:
-        address: int = self._library.call(f"cudnnCreate{kind}Descriptor")
-        self._made.append((kind, address))
-        return address
+@final
+class _BiasDescriptors:
+    """The descriptors of the bias and of y."""
 
-    def __del__(self, finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
-        if not finalizing():
-            for kind, address in self._made:
-                self._library.function(f"cudnnDestroy{kind}Descriptor")(address)
+    def __init__(self, library: Library, problem: ConvolutionProblem) -> None:
+        self._own = own = _OwnedDescriptors(library)
+        shapes, dtype = shapes_of(problem), DATA_TYPES[problem.dtype]
+        self.bias = own.tensor(dtype, shapes.bias, shapes.bias_strides)
+        self.y = own.tensor(dtype, shapes.y, shapes.y_strides)
 
 
 def legacy_algorithms(library: Library, handle: int, problem: ConvolutionProblem) -> list[Algorithm]:
@@ -280,3 +309,73 @@ class LegacyCall(PreparedCall):
         if scalar is None:
             scalar = self._scalars[value] = HostScalar(value, double=self._double)
         return scalar
+
+
+@final
+class AddedBiasCall(PreparedCall):
+    """A call of any algorithm, after which another kernel adds a bias (cudnnAddTensor).
+
+    Args:
+        library: cuDNN.
+        handle: address of the cudnnHandle_t.
+        problem: the problem at micro-batch size, with its bias.
+        call: computes the same problem without the bias.
+        workspace_bytes: workspace of that call.
+
+    Raises:
+        UnsupportedProblemError: if a stride does not fit an int.
+        CudnnError: if cuDNN cannot describe the tensors.
+    """
+
+    def __init__(
+        self, library: Library, handle: int, problem: ConvolutionProblem, call: PreparedCall, workspace_bytes: int
+    ) -> None:
+        self.workspace_bytes = workspace_bytes
+        self._library = library
+        self._handle = handle
+        self._problem = problem
+        self._call = call
+        self._descriptors = _BiasDescriptors(library, problem)
+        self._add: Callable[..., int] = library.function("cudnnAddTensor")
+        self._addresses = PartAddresses(problem)
+        self._one = HostScalar(1.0, double=problem.dtype is DataType.FLOAT64)
+
+    def kernels(self, scaling: Scaling) -> object:
+        """Return what must live as long as a CUDA graph that captured the call with an alpha and a beta."""
+        return self._call.kernels(scaling)
+
+    def launch(
+        self,
+        x: int,
+        w: BiasedFilters,
+        y: int,
+        workspace: DeviceBuffer,
+        offset: Offset = BEGIN,
+        scaling: Scaling = OVERWRITE,
+    ) -> None:
+        """Queue y = alpha * conv + beta * y + bias for one part on the stream of the cuDNN handle.
+
+        Raises:
+            BackendError: if a call fails.
+        """
+        self.bind(x, w, y, workspace, offset, scaling)()
+
+    def bind(
+        self,
+        x: int,
+        w: BiasedFilters,
+        y: int,
+        workspace: DeviceBuffer,
+        offset: Offset = BEGIN,
+        scaling: Scaling = OVERWRITE,
+    ) -> Callable[[], None]:
+        """Return a launch whose call is bound; it raises what `launch` raises."""
+        convolve = self._call.bind(x, w.w, y, workspace, offset, scaling)
+        return partial(self._run, convolve, w.bias, self._addresses.at(x, y, offset)[1])
+
+    def _run(self, convolve: Callable[[], None], bias: int, y: int) -> None:
+        convolve()
+        one, own = self._one.address, self._descriptors
+        status = self._add(self._handle, one, own.bias, bias, one, own.y, y)
+        if status:
+            raise self._library.error(status, f"cudnnAddTensor for {self._problem}")

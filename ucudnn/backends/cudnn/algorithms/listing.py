@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import replace
 from typing import final
 
 from ucudnn.backends.candidates import Candidates
@@ -14,7 +15,7 @@ from ucudnn.backends.cudnn.algorithms.gathered import (
     skips,
 )
 from ucudnn.backends.cudnn.algorithms.heuristics import graph_algorithms, listing_scaling
-from ucudnn.backends.cudnn.algorithms.legacy_call import HALF, legacy_algorithms
+from ucudnn.backends.cudnn.algorithms.legacy_call import ADDED, HALF, legacy_algorithms
 from ucudnn.backends.cudnn.algorithms.operation_graph import is_engine
 from ucudnn.backends.cudnn.algorithms.packed import base_of, dense, has_gaps, packed_algorithm
 from ucudnn.backends.cudnn.algorithms.prepare import Preparer
@@ -67,13 +68,17 @@ class AlgorithmList:
             UnsupportedProblemError: if no candidate can.
         """
         if problem not in self.known:
-            self.known[problem] = tuple(self._sums(problem) if problem.float32_sum else self._list(problem))
+            listed = self._sums if problem.float32_sum else self._biased if problem.biased else self._list
+            self.known[problem] = tuple(listed(problem))
         if not self.known[problem]:
             raise UnsupportedProblemError(f"cuDNN {self._library.version_text} has no algorithm for {problem}")
         return self.known[problem]
 
     def named(self, problem: ConvolutionProblem, name: str) -> Algorithm | None:
         """Return an algorithm by its name, even if heuristics do not offer it; None if it does not apply."""
+        if problem.biased and not is_engine(name):
+            inner = self.named(problem.without_bias(), name.removesuffix(ADDED)) if name.endswith(ADDED) else None
+            return None if inner is None else replace(inner, name=name)
         base = base_of(name)
         if base is not None:
             inner = self.named(dense(problem), base) if has_gaps(problem) else None
@@ -114,6 +119,16 @@ class AlgorithmList:
         if has_gaps(problem):
             with suppress(UnsupportedProblemError):
                 found += [packed_algorithm(problem, each) for each in self.of(dense(problem))]
+        return found
+
+    def _biased(self, problem: ConvolutionProblem) -> list[Algorithm]:
+        """Return the engines that add the bias themselves, and all other algorithms, with a kernel that adds it."""
+        found: list[Algorithm] = []
+        if self._candidates.offers("graph", problem):
+            listed = self._compiler.listed(problem, self._handle)
+            found += graph_algorithms(self._library, self._handle, problem) if listed is None else listed
+        with suppress(UnsupportedProblemError):
+            found += [replace(each, name=each.name + ADDED) for each in self.of(problem.without_bias())]
         return found
 
     def _sums(self, problem: ConvolutionProblem) -> list[Algorithm]:

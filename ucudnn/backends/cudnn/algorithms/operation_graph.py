@@ -1,6 +1,7 @@
 """cuDNN's graph API: engine configurations of one convolution, their workspaces, notes and plans.
 
-The C backend API offers it, where alpha and beta are attributes of the operation (cudnnBackendExecute).
+The C backend API offers it, where alpha and beta are attributes of the operation (cudnnBackendExecute). Where a problem
+adds a bias, the graph has a second operation. Its engines compute both in one kernel, and write the output once.
 """
 
 import logging
@@ -15,6 +16,7 @@ from ucudnn.backends.cudnn.api.descriptor import BackendDescriptor
 from ucudnn.backends.cudnn.api.enums import (
     CROSS_CORRELATION,
     DATA_TYPES,
+    POINTWISE_ADD,
     RUNTIME_COMPILATION,
     Attribute,
     DescriptorType,
@@ -23,13 +25,16 @@ from ucudnn.backends.cudnn.api.enums import (
     Type,
 )
 from ucudnn.backends.cudnn.api.library import Library
-from ucudnn.backends.cudnn.api.tensor_shapes import shapes_of
+from ucudnn.backends.cudnn.api.tensor_shapes import TensorShapes, shapes_of
 from ucudnn.errors import CudnnError, UnsupportedProblemError
 from ucudnn.problem import MOST_ALIGNMENT, ConvolutionProblem, DataType, MathMode, Operation
 from ucudnn.profiles.measurement import Algorithm
 
-X, W, Y = 1, 2, 3
+X, W, Y, BIAS = 1, 2, 3, 4
 """Unique ids of the tensors in operation graphs and variant packs."""
+
+_SUM_BEFORE_BIAS = 5
+"""Unique id of a tensor that has no memory."""
 
 WORKSPACE_UNIT = 256
 """Workspaces are stated in multiples of this many bytes, so that the segments of an arena are aligned to them. Some
@@ -90,7 +95,7 @@ class EngineConfiguration:
 
 @final
 class OperationGraph:
-    """A graph of one operation, the convolution.
+    """A graph of one operation, the convolution, or of two: the convolution and the addition of a bias.
 
     Args:
         library: cuDNN.
@@ -101,6 +106,7 @@ class OperationGraph:
 
     Raises:
         CudnnError: if cuDNN cannot describe the problem.
+        UnsupportedProblemError: if a bias is to be added to what the output holds, too.
     """
 
     def __init__(
@@ -217,7 +223,7 @@ class OperationGraph:
         problem = self.problem
         shapes = shapes_of(problem)
         double = problem.dtype is DataType.FLOAT64
-        compute = DATA_TYPES[DataType.FLOAT64 if double else DataType.FLOAT32]
+        compute = DATA_TYPES[_sum_type(problem)]
         convolution = (
             self._new(DescriptorType.CONVOLUTION)
             .set(Attribute.CONVOLUTION_COMP_TYPE, Type.DATA_TYPE, compute)
@@ -232,6 +238,7 @@ class OperationGraph:
         x = self._tensor(X, shapes.x, shapes.x_strides)
         w = self._tensor(W, shapes.w, shapes.w_strides, sums=problem.float32_sum)
         y = self._tensor(Y, shapes.y, shapes.y_strides)
+        written = self._sum_before_bias(shapes, scaling) if problem.biased else y
         # The numbers of an operation's six attributes follow each other: alpha, beta, convolution, w, x, y.
         kind, first = {
             Operation.FORWARD: (DescriptorType.FORWARD, Attribute.FORWARD_ALPHA),
@@ -240,26 +247,60 @@ class OperationGraph:
         }[problem.operation]
         scalar = Type.DOUBLE if double else Type.FLOAT
         operation = self._new(kind).set(first, scalar, scaling.alpha).set(first + 1, scalar, scaling.beta)
-        for offset, part in enumerate((convolution, w, x, y), start=2):
+        for offset, part in enumerate((convolution, w, x, written), start=2):
             operation.set(first + offset, Type.DESCRIPTOR, part)
-        graph = self._new(DescriptorType.OPERATIONGRAPH).set(
-            Attribute.OPERATIONGRAPH_OPS, Type.DESCRIPTOR, operation.finalize()
-        )
+        operations = [operation.finalize()]
+        if problem.biased:
+            operations.append(self._addition(shapes, written, y))
+        graph = self._new(DescriptorType.OPERATIONGRAPH)
+        graph.set(Attribute.OPERATIONGRAPH_OPS, Type.DESCRIPTOR, operations)
         return graph.set(Attribute.OPERATIONGRAPH_HANDLE, Type.HANDLE, self._handle).finalize()
 
-    def _tensor(
-        self, identity: int, sizes: tuple[int, ...], strides: tuple[int, ...], *, sums: bool = False
-    ) -> BackendDescriptor:
-        dtype = DataType.FLOAT32 if sums else self.problem.dtype
+    def _sum_before_bias(self, shapes: TensorShapes, scaling: Scaling) -> BackendDescriptor:
+        """Return the output of the convolution in front of the addition of a bias. It has no memory."""
+        if scaling.beta:
+            raise UnsupportedProblemError(f"a graph with a bias does not add to what the output holds: {self.problem}")
+        return self._tensor(_SUM_BEFORE_BIAS, shapes.y, shapes.y_strides, sums=True, virtual=True)
+
+    def _addition(self, shapes: TensorShapes, total: BackendDescriptor, y: BackendDescriptor) -> BackendDescriptor:
+        """Return the operation that adds the bias."""
+        what = (
+            self._new(DescriptorType.POINTWISE)
+            .set(Attribute.POINTWISE_MODE, Type.POINTWISE_MODE, POINTWISE_ADD)
+            .set(Attribute.POINTWISE_MATH_PREC, Type.DATA_TYPE, DATA_TYPES[_sum_type(self.problem)])
+            .finalize()
+        )
+        bias = self._tensor(BIAS, shapes.bias, shapes.bias_strides)
         return (
+            self._new(DescriptorType.OPERATION_POINTWISE)
+            .set(Attribute.OPERATION_POINTWISE_PW_DESCRIPTOR, Type.DESCRIPTOR, what)
+            .set(Attribute.OPERATION_POINTWISE_XDESC, Type.DESCRIPTOR, total)
+            .set(Attribute.OPERATION_POINTWISE_BDESC, Type.DESCRIPTOR, bias)
+            .set(Attribute.OPERATION_POINTWISE_YDESC, Type.DESCRIPTOR, y)
+            .finalize()
+        )
+
+    def _tensor(
+        self,
+        identity: int,
+        sizes: tuple[int, ...],
+        strides: tuple[int, ...],
+        *,
+        sums: bool = False,
+        virtual: bool = False,
+    ) -> BackendDescriptor:
+        dtype = _sum_type(self.problem) if sums else self.problem.dtype
+        tensor = (
             self._new(DescriptorType.TENSOR)
             .set(Attribute.TENSOR_DATA_TYPE, Type.DATA_TYPE, DATA_TYPES[dtype])
             .set(Attribute.TENSOR_DIMENSIONS, Type.INT64, sizes)
             .set(Attribute.TENSOR_STRIDES, Type.INT64, strides)
             .set(Attribute.TENSOR_UNIQUE_ID, Type.INT64, identity)
             .set(Attribute.TENSOR_BYTE_ALIGNMENT, Type.INT64, MOST_ALIGNMENT if sums else self.problem.alignment)
-            .finalize()
         )
+        if virtual:
+            tensor.set(Attribute.TENSOR_IS_VIRTUAL, Type.BOOLEAN, True)
+        return tensor.finalize()
 
     def _heuristics(self, mode: HeuristicMode) -> Iterator[BackendDescriptor]:
         try:
@@ -309,6 +350,11 @@ class OperationGraph:
             notes=notes,
             compiles=compiles,
         )
+
+
+def _sum_type(problem: ConvolutionProblem) -> DataType:
+    """Return the type in which products are added."""
+    return DataType.FLOAT64 if problem.dtype is DataType.FLOAT64 else DataType.FLOAT32
 
 
 def _parse(name: str) -> tuple[int, list[tuple[int, int]]]:

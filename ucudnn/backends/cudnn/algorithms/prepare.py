@@ -1,6 +1,7 @@
 """Prepares cuDNN's algorithms, so that they run on the tensors as they are or on copies of them."""
 
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import final
 
 from ucudnn.backends.base import OVERWRITE, Scaling
@@ -9,7 +10,7 @@ from ucudnn.backends.cudnn.algorithms.gathered import GatheredCall, asked_of_cud
 from ucudnn.backends.cudnn.algorithms.graph_call import GraphCall
 from ucudnn.backends.cudnn.algorithms.heuristics import listing_scaling
 from ucudnn.backends.cudnn.algorithms.known_faults import computes_wrong
-from ucudnn.backends.cudnn.algorithms.legacy_call import LegacyCall
+from ucudnn.backends.cudnn.algorithms.legacy_call import ADDED, AddedBiasCall, LegacyCall
 from ucudnn.backends.cudnn.algorithms.operation_graph import KnobChoices, OperationGraph, is_engine
 from ucudnn.backends.cudnn.algorithms.packed import PackedCall, base_of, dense
 from ucudnn.backends.cudnn.algorithms.summed import SummedCall, asked_for_sum, is_summed
@@ -20,7 +21,7 @@ from ucudnn.errors import UnsupportedProblemError
 from ucudnn.problem import ConvolutionProblem
 from ucudnn.profiles.measurement import Algorithm
 
-CudnnCall = GatheredCall | GraphCall | LegacyCall | PackedCall | SummedCall
+CudnnCall = AddedBiasCall | GatheredCall | GraphCall | LegacyCall | PackedCall | SummedCall
 """A prepared call of cuDNN."""
 
 _MOST_GRAPHS = 16  # enough for the sizes that are being measured
@@ -65,6 +66,8 @@ class Preparer:
             UnsupportedProblemError: if there is no such algorithm.
             CudnnError: if cuDNN cannot build a plan.
         """
+        if problem.biased and algorithm.endswith(ADDED):
+            return self._added(problem, self.prepare(problem.without_bias(), algorithm.removesuffix(ADDED), scalings))
         base = base_of(algorithm)
         if base is not None:
             call = self.prepare(dense(problem), base, scalings)
@@ -78,6 +81,8 @@ class Preparer:
             if computes_wrong(algorithm, problem):  # a stored measurement may name it
                 raise UnsupportedProblemError(f"{algorithm} does not compute {problem}")
             return GraphCall(self._library, self._handle, problem, algorithm, scalings, self.graph)
+        if problem.biased:
+            raise UnsupportedProblemError(f"{algorithm} adds no bias: {problem}")
         return LegacyCall(self._library, self._handle, problem, algorithm)
 
     def prepare_for_bench(self, problem: ConvolutionProblem, algorithm: Algorithm) -> CudnnCall:
@@ -89,6 +94,9 @@ class Preparer:
             UnsupportedProblemError: if there is no such algorithm.
             CudnnError: if cuDNN cannot build a plan.
         """
+        if problem.biased and algorithm.name.endswith(ADDED):
+            inner = replace(algorithm, name=algorithm.name.removesuffix(ADDED))
+            return self._added(problem, self.prepare_for_bench(problem.without_bias(), inner))
         asked, name = _asked(problem, algorithm.name)
         scaling = listing_scaling(asked)
         built = self._compiler.built(asked, name) if algorithm.compiles else None
@@ -106,6 +114,9 @@ class Preparer:
             return self._summed(problem, algorithm.name, call)
         return call if asked is problem else GatheredCall(problem, call, call.workspace_bytes, self._device)
 
+    def _added(self, problem: ConvolutionProblem, call: CudnnCall) -> AddedBiasCall:
+        return AddedBiasCall(self._library, self._handle, problem, call, call.workspace_bytes)
+
     def _summed(self, problem: ConvolutionProblem, algorithm: str, call: CudnnCall) -> SummedCall:
         return SummedCall(problem, algorithm, call, call.workspace_bytes, self._device)
 
@@ -116,4 +127,6 @@ class Preparer:
 
 def _asked(problem: ConvolutionProblem, name: str) -> tuple[ConvolutionProblem, str]:
     """Return the problem that cuDNN computes for an algorithm that is compiled, and cuDNN's name of the algorithm."""
+    if problem.biased and name.endswith(ADDED):
+        problem, name = problem.without_bias(), name.removesuffix(ADDED)
     return asked_for_sum(problem, name) if is_summed(name) else asked_of_cudnn(problem, name)

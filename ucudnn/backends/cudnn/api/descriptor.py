@@ -11,6 +11,8 @@ from ucudnn.backends.cudnn.api.library import Library
 _INT64 = "q"
 _ARRAY_CODES: dict[Type, str] = {
     Type.DATA_TYPE: "i",
+    Type.BOOLEAN: "b",
+    Type.POINTWISE_MODE: "i",
     Type.CONVOLUTION_MODE: "i",
     Type.HEUR_MODE: "i",
     Type.KNOB_TYPE: "i",

@@ -27,6 +27,9 @@ CROSS_CORRELATION = 1
 ALLOCATION_FAILURES = (4003, 4004)
 """cudnnStatus_t: CUDNN_STATUS_INTERNAL_ERROR_HOST_ALLOCATION_FAILED and ..._DEVICE_ALLOCATION_FAILED."""
 
+POINTWISE_ADD = 0
+"""cudnnPointwiseMode_t: an operation of the graph API that adds two tensors; the smaller one is repeated."""
+
 RUNTIME_COMPILATION = 0
 """cudnnBackendBehaviorNote_t: building a plan compiles kernels, which takes 0.3 to 0.6 s each on a server of 2025."""
 
@@ -34,6 +37,7 @@ RUNTIME_COMPILATION = 0
 class DescriptorType(IntEnum):
     """cudnnBackendDescriptorType_t."""
 
+    POINTWISE = 0
     CONVOLUTION = 1
     ENGINE = 2
     ENGINECFG = 3
@@ -43,6 +47,7 @@ class DescriptorType(IntEnum):
     FORWARD = 10
     BACKWARD_FILTER = 11
     BACKWARD_DATA = 12
+    OPERATION_POINTWISE = 13
     OPERATIONGRAPH = 15
     VARIANT_PACK = 16
     TENSOR = 17
@@ -53,6 +58,7 @@ class Type(IntEnum):
 
     HANDLE = 0
     DATA_TYPE = 1
+    BOOLEAN = 2
     INT64 = 3
     FLOAT = 4
     DOUBLE = 5
@@ -61,6 +67,7 @@ class Type(IntEnum):
     HEUR_MODE = 8
     KNOB_TYPE = 9
     NUMERICAL_NOTE = 11
+    POINTWISE_MODE = 14
     DESCRIPTOR = 15
     BEHAVIOR_NOTE = 19
 
@@ -68,6 +75,8 @@ class Type(IntEnum):
 class Attribute(IntEnum):
     """cudnnBackendAttributeName_t."""
 
+    POINTWISE_MODE = 0
+    POINTWISE_MATH_PREC = 1
     CONVOLUTION_COMP_TYPE = 100
     CONVOLUTION_CONV_MODE = 101
     CONVOLUTION_DILATIONS = 102
@@ -89,6 +98,10 @@ class Attribute(IntEnum):
     FORWARD_ALPHA = 700
     BACKWARD_DATA_ALPHA = 706
     BACKWARD_FILTER_ALPHA = 712
+    OPERATION_POINTWISE_PW_DESCRIPTOR = 750
+    OPERATION_POINTWISE_XDESC = 751
+    OPERATION_POINTWISE_BDESC = 752
+    OPERATION_POINTWISE_YDESC = 753
     OPERATIONGRAPH_HANDLE = 800
     OPERATIONGRAPH_OPS = 801
     TENSOR_BYTE_ALIGNMENT = 900
@@ -96,6 +109,7 @@ class Attribute(IntEnum):
     TENSOR_DIMENSIONS = 902
     TENSOR_STRIDES = 903
     TENSOR_UNIQUE_ID = 906
+    TENSOR_IS_VIRTUAL = 907
     VARIANT_PACK_UNIQUE_IDS = 1000
     VARIANT_PACK_DATA_POINTERS = 1001
     VARIANT_PACK_WORKSPACE = 1003

@@ -21,6 +21,8 @@ class TensorShapes:
         w_strides: the same for w.
         y: sizes of y: N, K, output.
         y_strides: the same for y.
+        bias: sizes of the bias: 1, K, ones.
+        bias_strides: the same for the bias, dense and in the layout of y.
         padding: zeros before x, for each spatial dimension.
         post_padding: zeros after x, for each spatial dimension.
         stride: distance between applications of the filter, for each spatial dimension.
@@ -33,6 +35,8 @@ class TensorShapes:
     w_strides: tuple[int, ...]
     y: tuple[int, ...]
     y_strides: tuple[int, ...]
+    bias: tuple[int, ...]
+    bias_strides: tuple[int, ...]
     padding: tuple[int, ...]
     post_padding: tuple[int, ...]
     stride: tuple[int, ...]
@@ -47,6 +51,7 @@ def shapes_of(problem: ConvolutionProblem) -> TensorShapes:
     x = (problem.batch, problem.channels, *one, *problem.spatial)
     w = (problem.filters, problem.channels // problem.groups, *one, *problem.kernel)
     y = (problem.batch, problem.filters, *one, *problem.output)
+    bias = (1, problem.filters, *(1,) * (len(y) - 2))
     return TensorShapes(
         x=x,
         x_strides=(problem.x_batch_stride, *_inner_strides(x[1:], last, problem.x_channel_stride)),
@@ -54,6 +59,8 @@ def shapes_of(problem: ConvolutionProblem) -> TensorShapes:
         w_strides=(problem.w_sample, *_inner_strides(w[1:], last)),
         y=y,
         y_strides=(problem.y_batch_stride, *_inner_strides(y[1:], last, problem.y_channel_stride)),
+        bias=bias,
+        bias_strides=(problem.filters, *_inner_strides(bias[1:], last)),
         padding=(*zero, *problem.padding),
         post_padding=(*zero, *(after for _, after in problem.paddings)),
         stride=(*one, *problem.stride),

@@ -20,6 +20,7 @@ from ucudnn.backends.cudnn.api.enums import ALLOCATION_FAILURES, NumericalNote
 from ucudnn.backends.cudnn.api.library import Library
 from ucudnn.backends.cudnn.bench.call_timer import LOADING_MS, CallTimer, least_ms
 from ucudnn.backends.cudnn.bench.output_check import OutputCheck
+from ucudnn.backends.cudnn.bench.random_tensors import Operands, addresses_of, random_operands
 from ucudnn.backends.cudnn.gpu.base import DeviceBuffer, Gpu, Timed
 from ucudnn.backends.sampling import SHORTEST_MS, settled, worthless
 from ucudnn.errors import BackendError, CudnnError, UcudnnError, UnsupportedProblemError
@@ -215,12 +216,11 @@ class CudnnBench(Bench):
         call = self._prepare(problem, algorithm)
         if call.workspace_bytes > algorithm.workspace_bytes:
             raise _too_small(call, algorithm)
-        x, w, y = (operand.address for operand in self._operands)
         timer = CallTimer(
             self._device,
             call,
             [Offset(at, piece.first_rows) for at in range(0, self._samples - size + 1, size) for piece in pieces],
-            (x, w, y),
+            addresses_of(self._operands),
             measured_scaling(self._problem),
             self._workspace_of(algorithm.workspace_bytes),
             self._host_ms,
@@ -308,7 +308,7 @@ class CudnnBench(Bench):
         # Exactly the stated size, so that an algorithm that needs more fails here.
         return self._workspace.part(0, size_bytes) if size_bytes else DeviceBuffer(0, 0)
 
-    def _make_operands(self) -> tuple[tuple[DeviceBuffer, DeviceBuffer, DeviceBuffer], int]:
+    def _make_operands(self) -> tuple[Operands, int]:
         samples = self._problem.batch
         while True:
             part = self._problem.with_batch(samples)
@@ -324,21 +324,6 @@ class CudnnBench(Bench):
             return allocate()
         self._device.release()
         return allocate()
-
-
-def random_operands(
-    problem: ConvolutionProblem, device: Gpu, allocate: Callable[[int], DeviceBuffer]
-) -> tuple[DeviceBuffer, DeviceBuffer, DeviceBuffer]:
-    """Return x, w and y with random numbers in [-0.5, 0.5), the same in every run.
-
-    Raises:
-        MemoryError: if the GPU has too little memory left.
-    """
-    sizes = (problem.x_bytes, problem.w_bytes, problem.y_bytes)
-    x, w, y = (allocate(size) for size in sizes)
-    for seed, (buffer, dtype) in enumerate(((x, problem.dtype), (w, problem.w_dtype), (y, problem.dtype))):
-        device.fill(buffer, dtype, seed)
-    return x, w, y
 
 
 def _calls_of(time_ms: float) -> int:

@@ -7,6 +7,7 @@ from math import inf
 from time import perf_counter
 from typing import final
 
+from ucudnn.arrays import BiasedFilters
 from ucudnn.backends.base import Offset, PreparedCall, Scaling
 from ucudnn.backends.cudnn.gpu.base import DeviceBuffer, Gpu, Timed
 from ucudnn.backends.sampling import SHORTEST_MS
@@ -50,7 +51,7 @@ class CallTimer:
         device: Gpu,
         call: PreparedCall,
         offsets: Iterable[Offset],
-        operands: tuple[int, int, int],
+        operands: tuple[int, int | BiasedFilters, int],
         scaling: Scaling,
         workspace: DeviceBuffer,
         host_ms: float,

@@ -14,8 +14,9 @@ from typing import Any, final
 import numpy as np
 
 from ucudnn.backends.base import BEGIN, Offset, PreparedCall, Scaling
-from ucudnn.backends.cudnn.algorithms.legacy_call import LegacyCall
+from ucudnn.backends.cudnn.algorithms.legacy_call import AddedBiasCall, LegacyCall
 from ucudnn.backends.cudnn.api.library import Library
+from ucudnn.backends.cudnn.bench.random_tensors import Operands, addresses_of
 from ucudnn.backends.cudnn.gpu.base import DeviceBuffer, Gpu
 from ucudnn.errors import BackendError, UnsupportedProblemError
 from ucudnn.problem import ConvolutionProblem, DataType, MathMode, Operation
@@ -85,7 +86,7 @@ class OutputCheck:
         library: Library,
         handle: int,
         device: Gpu,
-        operands: tuple[DeviceBuffer, DeviceBuffer, DeviceBuffer],
+        operands: Operands,
         workspace: Callable[[int], DeviceBuffer],
     ) -> None:
         self._problem = problem
@@ -163,7 +164,7 @@ class OutputCheck:
         for problem, offset in ways:
             for name in _PLAIN[problem.operation]:
                 try:
-                    call = LegacyCall(self._library, self._handle, replace(problem, math=MathMode.FMA), name)
+                    call = self._plain(problem, name)
                     windows = self._outcome(call, piece, offset, 0.0, self._workspace(call.workspace_bytes))
                 except (BackendError, MemoryError):
                     continue
@@ -172,6 +173,14 @@ class OutputCheck:
         if piece.first_rows is None or not self._accumulates:
             return None
         return self._gradient(piece)
+
+    def _plain(self, problem: ConvolutionProblem, name: str) -> AddedBiasCall | LegacyCall:
+        """Return a plain algorithm, after which another kernel adds the bias, if there is one."""
+        asked = replace(problem, math=MathMode.FMA, biased=False)
+        call = LegacyCall(self._library, self._handle, asked, name)
+        if not problem.biased:
+            return call
+        return AddedBiasCall(self._library, self._handle, problem, call, call.workspace_bytes)
 
     def _gradient(self, piece: Piece) -> Any:
         """Return the windows of a filter gradient in float64; only the first channels of the first filter are known."""
@@ -225,6 +234,8 @@ class OutputCheck:
         """
         problem, rows = piece.problem, piece.first_rows
         x, w, y = self._operands
+        if not isinstance(w, DeviceBuffer):
+            w = w.w
         if self._accumulates:
             self._device.set_bytes(w.address, 0x00 if beta else 0xFF, problem.w_bytes)
             samples = [(w.address, problem.w_bytes)]
@@ -238,8 +249,7 @@ class OutputCheck:
             size = problem.batch
             self._device.set_bytes(address, 0xFF, (size - 1) * step + sample)
             samples = [(address + index * step, sample) for index in sorted({0, size // 2, size - 1})]
-        addresses = x.address, w.address, y.address
-        call.launch(*addresses, workspace, offset, Scaling(1.0, beta))
+        call.launch(*addresses_of(self._operands), workspace, offset, Scaling(1.0, beta))
         windows = []
         for number, (address, sample) in enumerate(samples):
             window = min(sample, WINDOW_BYTES, self._run(problem))

@@ -1,0 +1,76 @@
+"""A stand-in for cuDNN's graph API that notes what each descriptor is given, and what is executed."""
+
+import ctypes
+from itertools import count
+
+from ucudnn.backends.cudnn.api.descriptor import _ARRAY_CODES
+from ucudnn.backends.cudnn.api.enums import Attribute, DescriptorType, Type
+from ucudnn.errors import CudnnError
+
+_TYPES = {"i": ctypes.c_int, "f": ctypes.c_float, "d": ctypes.c_double, "b": ctypes.c_bool, "q": ctypes.c_int64}
+
+
+class DescribingLibrary:
+    """cuDNN with one engine, 7, whose plans need 512 bytes of workspace.
+
+    Attributes:
+        made: what each descriptor is and was given, by its address: attributes with lists of values.
+        executed: the plans and variant packs that were executed.
+    """
+
+    version_text = "stand-in"
+
+    def __init__(self):
+        self.made, self.executed, self._addresses = {}, [], count(1000, 8)
+
+    def call(self, name, *arguments):
+        if name == "cudnnBackendCreateDescriptor":
+            address = next(self._addresses)
+            self.made[address] = {"kind": DescriptorType(arguments[0])}
+            return address
+        if name == "cudnnBackendGetAttribute":
+            return 0  # no engine has a note
+        return self.check(self.function(name)(*arguments), name)
+
+    def check(self, status, name):
+        if status:
+            raise self.error(status, name)
+
+    def error(self, status, name):
+        return CudnnError(status, f"{status} from {name}")
+
+    def function(self, name):
+        return getattr(self, name)
+
+    def cudnnBackendSetAttribute(self, address, attribute, kind, size, values):  # noqa: N802 (cuDNN's name)
+        code = _TYPES[_ARRAY_CODES.get(Type(kind), "q")]
+        self.made[address][int(attribute)] = list((code * size).from_address(values))
+        return 0
+
+    def cudnnBackendGetAttribute(self, address, attribute, kind, size, _, values):  # noqa: N802
+        sizes = (Attribute.EXECUTION_PLAN_WORKSPACE_SIZE, Attribute.ENGINECFG_WORKSPACE_SIZE)
+        found = 512 if attribute in sizes else self.made[address][attribute][0]
+        ctypes.c_int64.from_address(values).value = found
+        return 0
+
+    def cudnnBackendFinalize(self, address):  # noqa: N802
+        given = self.made[address]
+        return 3000 if given.get(Attribute.ENGINE_GLOBAL_INDEX, [7]) != [7] else 0
+
+    def cudnnBackendExecute(self, handle, plan, pack):  # noqa: N802
+        self.executed.append((plan, pack))
+        return 0
+
+    def cudnnBackendDestroyDescriptor(self, address):  # noqa: N802
+        return 0
+
+    def of(self, address, attribute):
+        """Return what the descriptors were given to which an attribute of a descriptor refers."""
+        return [self.made[each] for each in self.made[address][attribute]]
+
+    def graph(self, plan):
+        """Return what the operations of a plan's graph were given, in order."""
+        (configuration,) = self.of(plan, Attribute.EXECUTION_PLAN_ENGINE_CONFIG)
+        (engine,) = (self.made[each] for each in configuration[Attribute.ENGINECFG_ENGINE])
+        (graph,) = (self.made[each] for each in engine[Attribute.ENGINE_OPERATION_GRAPH])
+        return [self.made[each] for each in graph[Attribute.OPERATIONGRAPH_OPS]]
