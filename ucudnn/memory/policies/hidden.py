@@ -4,7 +4,10 @@ No paper has it. It shows what a link is worth on its own. Storages leave in the
 each if its copy ends within forward. So the link never waits for long, and what is away is what backward reads last.
 Copies back are planned from the end: each ends when its first reader begins, or when the next copy back begins.
 
-So compute waits for no copy. Contention with copies changes nothing of that: it makes compute later and no copy longer.
+So compute waits for no copy that it reads. Contention with copies changes nothing of that: it makes compute later and
+no copy longer. Memory is given back behind the operation at which a copy to the host is expected to end. Operations
+with less contention than expected get there first and wait, so a step's contention is measured (`Costs.contention`).
+
 Copies of both directions never run at once, because none comes back before forward has ended.
 """
 

@@ -10,6 +10,7 @@ from tests.support.live_bytes import LiveBytes  # noqa: E402
 from tests.support.training_steps import training_step  # noqa: E402
 from ucudnn.memory.devices.profile import load_device  # noqa: E402
 from ucudnn.memory.devices.roofline import device_costs  # noqa: E402
+from ucudnn.memory.graph import Phase  # noqa: E402
 from ucudnn.memory.liveness import measure_liveness  # noqa: E402
 from ucudnn.memory.torch.execution import operation_costs  # noqa: E402
 from ucudnn.memory.torch.execution.operation_costs import measure_operations, step_costs  # noqa: E402
@@ -135,6 +136,50 @@ def test_measuring_takes_no_more_than_the_budget_leaves_beside_what_stays():
         found = measure_operations(program, costs, budget=budget, repeats=1)
     assert 0.3 * budget < counted.peak <= max(rooms)
     assert all((time == UNKNOWN) == (index in program.outside) for index, time in enumerate(found.time_ms))
+
+
+class NoCopies:
+    """Stands in for copies beside a GPU's compute, of which a CPU has none."""
+
+    def __init__(self, device, size, bytes_per_ms):
+        self.closed = False
+
+    def close(self):
+        self.closed = True
+
+
+def test_contention_is_that_of_the_operations_that_take_the_most_time(monkeypatch):
+    program, ran = program_of("unet3d", "sgd"), []
+    copies = NoCopies(None, 0, 0.0)
+
+    def timed(operator, beside, alone_ms, repeats):
+        assert beside is copies
+        assert repeats % 2 == 0  # both directions
+        operator()
+        ran.append((alone_ms, torch._C._current_graph_task_id() >= 0))
+        return (1.0, 1.5) if alone_ms == 100.0 else (2.0, 1.0)
+
+    monkeypatch.setattr(operation_costs, "CopiesBeside", lambda *_: copies)
+    monkeypatch.setattr(operation_costs, "alone_and_beside", timed)
+    kinds = list(operation_costs._alike(program).values())
+    costly = kinds[3:6]
+    times = [1e-3] * len(program.calls)
+    for alike in costly:
+        for operation in alike:
+            times[operation] = 100.0
+    monkeypatch.setattr(operation_costs, "_MOST_CONTENDED", 3)
+    assert operation_costs._contention(program, times, None, 1e6) == 1.5
+    assert copies.closed
+    phases = [{program.graph.operations[each].phase for each in alike} == {Phase.BACKWARD} for alike in costly]
+    assert sorted(ran) == sorted((100.0, backward) for backward in phases)
+    ran.clear()
+    monkeypatch.setattr(operation_costs, "_MOST_CONTENDED", 4)  # one more, which is faster beside copies
+    weights = sum(map(len, costly)), max(len(alike) for alike in kinds if alike not in costly)
+    expected = max(1.0, (1.5 * weights[0] + weights[1]) / (weights[0] + 2 * weights[1]))
+    assert operation_costs._contention(program, times, None, 1e6) == pytest.approx(expected)
+    ran.clear()
+    assert operation_costs._contention(program, times, [0] * len(times), 1e6) == 1.0  # nothing has room
+    assert ran == []
 
 
 def test_an_operation_that_the_budget_has_no_room_for_keeps_its_estimate():

@@ -12,10 +12,13 @@ try algorithms, with workspaces that no plan knows.
 Measuring keeps the budget, too. PyTorch's allocator may take no more than what the budget leaves beside the storages
 that stay, so cuDNN chooses among algorithms whose workspace fits. An operation that does not run within that keeps its
 estimated time, and its scratch is bounded by that of its like.
+
+On a GPU the operations that take the most time run beside copies, too: from them comes the contention of all.
 """
 
 import gc
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from statistics import median
 from time import perf_counter
@@ -30,6 +33,7 @@ from ucudnn.memory.devices.profile import load_device
 from ucudnn.memory.devices.roofline import device_costs
 from ucudnn.memory.graph import Phase, StepGraph
 from ucudnn.memory.liveness import measure_liveness
+from ucudnn.memory.torch.contended import CopiesBeside, alone_and_beside
 from ucudnn.memory.torch.device_use.allocator import AllocatorCap
 from ucudnn.memory.torch.execution.step_program import StepProgram
 from ucudnn.memory.torch.measure import AHEAD_CYCLES, COPIED_BYTES, bandwidth, between_ms, memory_bytes
@@ -37,6 +41,8 @@ from ucudnn.memory.torch.tracer import TracedCall, TracedTensor
 
 _GRANULARITY = {"cuda": 512, "cpu": 1}  # bytes of which PyTorch's allocators count multiples
 _PROFILE = "h200"
+_MOST_CONTENDED = 16  # kinds of operations that run beside copies
+_TURNS = 4  # how often each of them does; an even number has both directions
 _Operator = Callable[[], object]
 _Found = TypeVar("_Found")
 
@@ -84,6 +90,7 @@ def measure_operations(program: StepProgram, estimated: Costs, *, budget: int | 
         most = None if rooms is None else max(rooms, default=0)
         cap.allow(most)
         links = _links(device, most)
+        contention = _contention(program, times, rooms, min(links)) if on_gpu else estimated.contention
     if on_gpu:  # the blocks of operands would stay in the allocator's cache, where the step's do not fit well
         torch.cuda.empty_cache()
         scratch = _bounded(program, scratch, known)
@@ -94,8 +101,52 @@ def measure_operations(program: StepProgram, estimated: Costs, *, budget: int | 
         scratch_bytes=tuple(scratch),
         offload_bytes_per_ms=links[0],
         prefetch_bytes_per_ms=links[1],
+        contention=contention,
         memory_bytes=memory_bytes(device),
     )
+
+
+def _contention(
+    program: StepProgram, times: Sequence[float], rooms: Sequence[int] | None, bytes_per_ms: float
+) -> float:
+    """Return how many times as long the operations take beside copies that take the most time of a step; at least 1.
+
+    Operations that have no room beside what is copied are passed over.
+    """
+    room = None if rooms is None else max(rooms, default=0)
+    size = _copied_bytes(room)
+    copies = CopiesBeside(program.device, size, bytes_per_ms)
+    alone = beside = 0.0
+    kinds = sorted(_alike(program).values(), key=lambda alike: -sum(times[each] for each in alike))
+    for alike in kinds[:_MOST_CONTENDED]:
+        own = None if rooms is None else min(rooms[each] for each in alike) - size
+        found = _beside(program, alike, own, copies, times[alike[0]])
+        if found is not None:
+            alone, beside = alone + len(alike) * found[0], beside + len(alike) * found[1]
+    copies.close()
+    return max(1.0, beside / alone) if alone else 1.0
+
+
+def _beside(
+    program: StepProgram, alike: Sequence[int], room: int | None, copies: CopiesBeside, alone_ms: float
+) -> tuple[float, float] | None:
+    """Return an operation's times alone and beside copies; None without room, or if it does not run on made-up ones."""
+    call = program.calls[alike[0]]
+    sizes, types = _operand_sizes(call)
+    if room is not None and sum(sizes.values()) > room:
+        return None
+
+    def timed() -> tuple[float, float]:
+        with _below_autograd():
+            operator()  # a thread chooses its own kernels
+            return alone_and_beside(operator, copies, alone_ms, _TURNS)
+
+    try:
+        operator = _operator(call, program, sizes, types)
+        in_forward = any(program.graph.operations[each].phase is not Phase.BACKWARD for each in alike)
+        return timed() if in_forward else in_backward(timed, program.device)
+    except (RuntimeError, IndexError, ValueError):
+        return None
 
 
 def _measured(
@@ -123,9 +174,15 @@ def _measured(
 
 
 def _measured_below(operator: _Operator, device: torch.device, repeats: int) -> tuple[float, int | None]:
-    """Measure an operator below autograd, where the code of plans calls it."""
-    with torch.enable_grad(), torch._C._AutoDispatchBelowAutograd(), torch._C._DisableAutocast():
+    with _below_autograd():
         return measure_operator(operator, device, repeats)
+
+
+@contextmanager
+def _below_autograd() -> Iterator[None]:
+    """Call operators below autograd, where the code of plans calls them."""
+    with torch.enable_grad(), torch._C._AutoDispatchBelowAutograd(), torch._C._DisableAutocast():
+        yield
 
 
 class _InBackward(torch.autograd.Function):
@@ -189,8 +246,13 @@ def _bounded(program: StepProgram, scratch: Sequence[int], known: Collection[int
 def _links(device: torch.device, room: int | None) -> tuple[float, float]:
     """Return bytes per millisecond to the host and from it."""
     cpu = torch.device("cpu")
-    size = COPIED_BYTES if room is None else max(1, min(COPIED_BYTES, room // 2))  # on a CPU there are two of them
+    size = _copied_bytes(room)
     return bandwidth(device, cpu, size), bandwidth(cpu, device, size)
+
+
+def _copied_bytes(room: int | None) -> int:
+    """Return the bytes of a copy that is timed; on a CPU there are two of them."""
+    return COPIED_BYTES if room is None else max(1, min(COPIED_BYTES, room // 2))
 
 
 def measure_operator(operator: Callable[[], object], device: torch.device, repeats: int) -> tuple[float, int | None]:
