@@ -79,6 +79,17 @@ def test_memory_of_other_streams_is_freed_after_their_work(faulty):
     assert faulty.synchronized == [one]
 
 
+def test_a_capture_waits_for_nothing_where_memory_is_short(faulty):
+    handle = undivided(faulty)
+    check(handle)
+    faulty.budget = handle.workspace_bytes
+    faulty.current, faulty.captures = 1, True
+    check(handle)
+    faulty.captures = False
+    assert faulty.synchronized == []
+    assert handle.workspace_bytes == faulty.live_bytes() == faulty.budget
+
+
 def test_streams_without_end_do_not_hold_workspaces_without_end(faulty):
     handle = undivided(faulty)
     faulty.current = 5

@@ -111,21 +111,19 @@ def test_a_full_memory_is_an_error_and_not_another_plan():
     assert entry.decision is planned
 
 
-def test_a_failure_that_may_pass_is_an_error_and_not_another_plan(monkeypatch):
+def test_a_failure_that_may_pass_is_an_error_and_not_another_plan():
     backend = Faulty()
     handle, run = deterministic(backend)
     expected = run()
     (entry,) = handle._entries.values()
-    planned, (step, *_) = entry.decision, entry.plan.steps
-
-    def fail(*_):
-        raise BackendError("out of luck")
-
-    with monkeypatch.context() as patch:
-        patch.setattr(type(step.call), "launch", fail)
-        for scaling in ({}, {"alpha": 0.5}):
-            with pytest.raises(StepError, match="out of luck"):
-                run(**scaling)
+    planned = entry.decision
+    backend.broken, backend.error = {planned.configuration.parts[0].algorithm}, BackendError
+    for scaling in ({}, {"alpha": 0.5}):
+        backend.log.clear()
+        with pytest.raises(StepError, match="is broken"):
+            run(**scaling)
+        assert len(backend.log) == 1, "no other algorithm computes it"
+    backend.broken = set()
     assert entry.decision is planned
     np.testing.assert_array_equal(run(), expected)
 

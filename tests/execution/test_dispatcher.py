@@ -67,6 +67,17 @@ def test_an_algorithm_that_fails_is_replaced_from_its_first_missing_sample_on(
         assert chosen(handle) == before, "what cannot do a beta that was never measured stays for those that were"
 
 
+@pytest.mark.parametrize("beta", [0.0, 0.5])
+def test_a_failure_that_may_pass_is_repaired_too_where_results_need_not_repeat(faulty, beta):
+    handle = Handle(backend=faulty, workspace_limit="1MiB", effort=QUICK)
+    check(handle, PROBLEM)
+    before = chosen(handle)
+    faulty.broken, faulty.error = set(before), BackendError
+    check(handle, PROBLEM, beta=beta)
+    assert handle.report().kernels[0].replaced
+    assert (chosen(handle) == before) == (beta != 0)
+
+
 def test_an_algorithm_that_cannot_be_prepared_is_replaced(faulty, caplog):
     handle = Handle(backend=faulty, workspace_limit="1MiB", effort=QUICK)
     handle.get_algorithm(PROBLEM)
@@ -188,6 +199,19 @@ def test_each_queue_has_a_workspace_of_its_own(faulty):
         check(handle, PROBLEM)
     assert handle.workspace_bytes == 3 * one
     assert faulty.followed == []
+
+
+def test_a_kernel_keeps_its_workspace_on_each_queue(faulty, monkeypatch):
+    handle = Handle(backend=faulty, policy="undivided", workspace_limit="1MiB", effort=QUICK)
+    for faulty.current in (1, 2, 3):
+        check(handle, PROBLEM)
+    (entry,) = handle._entries.values()
+    before = {queue: id(workspace) for queue, workspace in entry.ready.items()}
+    assert sorted(before) == [1, 2, 3]
+    monkeypatch.setattr(handle._dispatcher, "_prepare", lambda *_: pytest.fail("there is nothing left to prepare"))
+    for faulty.current in (3, 1, 2):
+        check(handle, PROBLEM)
+    assert {queue: id(workspace) for queue, workspace in entry.ready.items()} == before
 
 
 def test_a_divided_workspace_orders_the_queues_of_a_kernel(faulty):
@@ -492,7 +516,7 @@ def test_a_replacement_is_timed_if_both_plans_were(faulty, monkeypatch, cause, b
 
 @pytest.mark.parametrize("recycles", [True, False])
 def test_kernels_that_hold_no_workspace_are_forgotten_where_shapes_never_recur(faulty, monkeypatch, recycles):
-    monkeypatch.setattr(dispatcher, "_MOST_ENTRIES", 3)
+    monkeypatch.setattr(dispatcher, "_MOST_ENTRIES", min(3, dispatcher._MOST_ENTRIES))
     faulty.recycles = recycles
     handle = Handle(backend=faulty, workspace_limit="1MiB", effort=QUICK)
     for batch in range(1, 6):

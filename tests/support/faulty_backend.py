@@ -20,7 +20,7 @@ class FaultyCall(PreparedCall):
         self._backend.launches += 1
         self._backend.log.append((self._algorithm, offset.start))
         if self._algorithm in self._backend.broken and offset.start >= self._backend.first_broken:
-            raise UnsupportedProblemError(f"{self._algorithm} is broken")
+            raise self._backend.error(f"{self._algorithm} is broken")
         self._call.launch(x, w, y, workspace, offset, scaling)
 
 
@@ -31,6 +31,7 @@ class FaultyBackend(ComputeBackend):
         super().__init__()
         self._cpu = CpuBackend()
         self.broken = set()
+        self.error = UnsupportedProblemError  # of what is broken
         self.unprepared = set()
         self.first_broken = 0
         self.memory = self.budget = 2**40
