@@ -2,9 +2,9 @@
 
     python -m tests.support.fuzz_worker
 
-It reads one JSON object a line: `arguments`, `environment` and `files` (contents by name, written into the folder in
-which the command runs). It answers with one JSON object a line: `status`, `error` (the end of standard error),
-`raised` (a traceback, or nothing) and `seconds`.
+It reads one JSON object a line: `arguments`, `environment`, `files` (contents by name, written into the folder in
+which the command runs) and `most_seconds`, after which the command is ended. It answers with one JSON object a line:
+`status`, `error` (the end of standard error), `raised` (a traceback, or nothing) and `seconds`.
 """
 
 import contextlib
@@ -24,14 +24,14 @@ MOST_SECONDS = 20
 
 
 class TooLongError(BaseException):
-    """A command took more than MOST_SECONDS. No code of the package may catch it."""
+    """A command took more than its time. No code of the package may catch it."""
 
 
 def too_long(*_):
-    raise TooLongError(f"still running after {MOST_SECONDS} s")
+    raise TooLongError("still running at the end of its time")
 
 
-def run(arguments, environment, files):
+def run(arguments, environment, files, most_seconds):
     """Run one command line in a new folder and return what became of it."""
     from ucudnn.cli.app import main  # after the limits are set
 
@@ -45,7 +45,7 @@ def run(arguments, environment, files):
         os.environ.update({"XDG_CACHE_HOME": folder, "HOME": folder} | environment)
         sys.argv = ["ucudnn", *arguments]
         sys.stdin = io.StringIO()  # nobody answers questions
-        signal.alarm(MOST_SECONDS)
+        signal.alarm(most_seconds)
         try:
             with contextlib.redirect_stdout(out), contextlib.redirect_stderr(error):
                 main()

@@ -232,3 +232,8 @@ def test_options_that_are_not_known_are_refused():
         ucudnn.memory.fit(model, inputs, loss=loss, convolutions="none")
     with pytest.raises(SettingsError, match="unknown settings"):
         ucudnn.memory.fit(model, inputs, loss=loss, convolutions={"color": "red"})
+    for options in ({1: 2}, {"names": 3}, {"environment": 3}):
+        with pytest.raises(SettingsError, match=r"unknown settings \["):
+            ucudnn.memory.fit(model, inputs, loss=loss, convolutions=options)
+    with pytest.raises(SettingsError, match=r"effort=3 is no ucudnn\.Effort"):
+        ucudnn.memory.fit(model, inputs, loss=loss, convolutions={"effort": 3})

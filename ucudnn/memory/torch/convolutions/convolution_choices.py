@@ -34,6 +34,7 @@ from ucudnn.profiles.measurement import Effort
 from ucudnn.settings import Settings
 from ucudnn.solvers.desirable import desirable_set
 from ucudnn.torch.factory import open_device
+from ucudnn.units import shortened
 
 _REPEATS = 5
 _Front = tuple[Configuration, ...]
@@ -69,12 +70,19 @@ class ConvolutionChoices:
             SettingsError: if an option is unknown or has an invalid value.
         """
         if not isinstance(options, str | Mapping):
-            raise SettingsError(f"convolutions={options!r}: give a batch-size policy, or options as a dictionary")
+            raise SettingsError(
+                f"convolutions={shortened(options)}: give a batch-size policy, or options as a dictionary"
+            )
         unused = [each for each in ("plans", "strict") if not isinstance(options, str) and each in options]
         if unused:
             raise SettingsError(f"{' and '.join(unused)} have no effect in convolutions=: the plan of the step decides")
         given: dict[str, Any] = {"policy": options} if isinstance(options, str) else {**options}
-        effort: Effort | None = given.pop("effort", None)
+        effort = given.pop("effort", None)
+        if not isinstance(effort, Effort | None):
+            raise SettingsError(f"effort={shortened(effort)} is no ucudnn.Effort")
+        unknown = [each for each in given if not isinstance(each, str) or each in ("environment", "names")]
+        if unknown:
+            raise SettingsError(f"unknown settings {unknown}: there are the options of ucudnn.Handle")
         return cls(program, Settings.load(**given), effort)
 
     def measured(self, costs: Costs, budget: int | None) -> Costs:
