@@ -12,9 +12,10 @@ The file should be that of the installed release, whose wheel lacks it; files si
 `expecttest` and do not use it; unittest stands in if it is not installed. Tests that need a network fail both ways.
 ucudnn benchmarks only shortly, because the results count and not the speed. PyTorch alone and each limit with each
 policy run in processes of their own. Each is one case of the results; cases that are there already are kept, unless
-they were cut off or have other conditions. A test that takes more than --test-seconds of
-processor time one way is not compared. Tests that need most of a GPU's memory (--alone) run after the others, with one
-process for each GPU and one way after the other: beside others they would be skipped, or leave these no memory.
+they were cut off or have other conditions. A test that takes more than --test-seconds of processor time one way is not
+compared. Tests that need most of a GPU's memory (--alone) run after the others, with one process for each GPU and one
+way after the other: beside others they would be skipped, or leave these no memory. A case is written when its way has
+run the others, as one that was cut off, and again when all have run.
 """
 
 import json
@@ -24,10 +25,9 @@ import subprocess
 import sys
 from argparse import Namespace
 from collections import Counter
-from collections.abc import Mapping
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
-from functools import partial
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from dataclasses import dataclass, field, replace
 from hashlib import sha256
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -91,6 +91,15 @@ def run_tests(arguments: Namespace, way: Way, *, alone: bool = False) -> None:
         raise SystemExit(f"error: pytest ended with {process.returncode}:\n{text[-4000:]}")
     if outcomes.exists():
         way.outcomes |= dict(json.loads(line) for line in outcomes.read_text(encoding="utf-8").splitlines())
+
+
+def as_they_end(arguments: Namespace, ways: Sequence[Way]) -> Iterator[Way]:
+    """Run tests some ways at the same time, without those that run alone; yield each way when it has run."""
+    with ThreadPoolExecutor(len(ways)) as pool:
+        runs = {pool.submit(run_tests, arguments, way): way for way in ways}
+        for run in as_completed(runs):
+            run.result()
+            yield runs[run]
 
 
 def command_of(arguments: Namespace, *, alone: bool) -> list[str]:
@@ -267,8 +276,12 @@ def main() -> bool:
             way.folder = Path(name) / str(number)
         for first in range(0, len(every), arguments.together):
             together = every[first : first + arguments.together]
-            with ThreadPoolExecutor(arguments.together) as pool:
-                list(pool.map(partial(run_tests, arguments), together))
+            waiting = []
+            for way in as_they_end(arguments, together):
+                waiting += [way] if way is not off and way.outcomes else []
+                while off.outcomes and waiting:  # whatever stops this run later, what has run is kept
+                    done = waiting.pop()
+                    save_case(path, name_of(arguments, done), answer_of(conditions, off, replace(done, whole=False)))
             for way in together:
                 if arguments.alone:
                     run_tests(arguments, way, alone=True)

@@ -1,10 +1,12 @@
 """bench.torch.conformance: what it counts, compares and keeps."""
 
 import itertools
+import json
 import os
 import re
 import subprocess
 import sys
+import time
 from argparse import Namespace
 from dataclasses import replace
 from math import sqrt
@@ -14,7 +16,8 @@ import numpy as np
 import pytest
 
 from bench.tools.results import RESULTS, ROOT, load, save
-from bench.torch.conformance import Way, command_of, counts_of, differences_of, run_tests
+from bench.torch.conformance import Way, command_of, counts_of, differences_of, main, run_tests
+from bench.torch.conformance_plugin import PLUGIN
 from tests.support.reference import WRITTEN, reference_convolution, terms
 from ucudnn.backends.base import Offset, Scaling
 from ucudnn.backends.cpu.backend import CpuBackend
@@ -177,6 +180,48 @@ def test_both_phases_share_the_time_and_a_case_that_lacks_the_second_is_cut_off(
     assert Ended.waited == [50, 10, 20]  # the last is the time in which pytest may end by itself
     run_tests(arguments, way, alone=True)  # there is no time left
     assert len(Ended.waited) == 3
+
+
+class Stopped:
+    """A process of pytest that ends with an outcome, except for one, during which Ctrl-C comes."""
+
+    stops: ClassVar = None  # the limit of the way during which it comes, or 'alone'
+    others: ClassVar = None  # returns whether the others' outcomes are there
+    returncode = 0
+
+    def __init__(self, command, env, cwd, **_):
+        way = json.loads(env[PLUGIN])["options"]["workspace_limit"] if PLUGIN in env else ""
+        phase = way if "not (large)" in command else "alone"
+        self.stopped = phase == self.stops
+        if not self.stopped:
+            (cwd / "outcomes.jsonl").write_text('["a", "passed"]\n')
+
+    def wait(self, _=None):
+        if self.stopped:
+            ends = time.monotonic() + 20
+            while not type(self).others() and time.monotonic() < ends:
+                time.sleep(0.01)
+            raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize(
+    ("stops", "kept"), [("alone", {"release 1MiB all", "release 0 all"}), ("0", {"release 1MiB all"})]
+)
+def test_a_way_that_has_run_is_kept_when_the_run_is_stopped(tmp_path, monkeypatch, stops, kept):
+    tests, out = tmp_path / "test_convolution.py", tmp_path / "found.json"
+    tests.write_text(TESTS)
+    monkeypatch.setattr(subprocess, "Popen", Stopped)
+    monkeypatch.setattr(Stopped, "stops", stops)
+    monkeypatch.setattr(Stopped, "others", lambda: out.exists() and {*load(out)["cases"]} == kept)
+    words = ["--backend", "cpu", "--out", str(out), "--limit", "1MiB", "--limit", "0", "--policy", "all"]
+    monkeypatch.setattr(sys, "argv", ["conformance", str(tests), *words, "--alone", "large", "--together", "3"])
+    with pytest.raises(KeyboardInterrupt):
+        main()
+    cases = load(out)["cases"]
+    assert {*cases} == kept
+    for case in cases.values():
+        assert case["cut_off"]  # so it runs again with its other tests
+        assert (case["compared"], case["off"], case["on"]) == (1, {"passed": 1}, {"passed": 1})
 
 
 @pytest.mark.parametrize(
