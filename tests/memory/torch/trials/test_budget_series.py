@@ -9,6 +9,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+from ucudnn.memory.torch.device_use.usage import OutsideReading  # noqa: E402
 from ucudnn.memory.torch.training_step import TrainingRecipe  # noqa: E402
 from ucudnn.memory.torch.trials import budget_series, trial  # noqa: E402
 from ucudnn.memory.torch.trials.budget_series import BudgetSeries, BudgetTrials  # noqa: E402
@@ -46,7 +47,9 @@ def test_each_trial_is_what_it_is_in_a_process_of_its_own(peak):
 def test_what_a_profiler_keeps_comes_on_top_of_later_budgets(peak, monkeypatch):
     kept = iter([5000, 5000, 12000])
     monkeypatch.setattr(budget_series, "outside_bytes", lambda device: next(kept))
-    monkeypatch.setattr(trial, "outside_bytes", lambda device: {None: 3000}.get(limits[-1], 6000))
+    before = {None: OutsideReading(3000, told_apart=True)}
+    later = OutsideReading(6000, told_apart=True)
+    monkeypatch.setattr(trial, "read_outside", lambda device: before.get(limits[-1], later))
     limits = []
     made = budget_series.PolicyTrial
 

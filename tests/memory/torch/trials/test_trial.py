@@ -10,6 +10,7 @@ pytest.importorskip("torch")
 import ucudnn.memory
 from ucudnn.errors import BackendUnavailableError, InvalidValueError
 from ucudnn.memory.graph import Phase
+from ucudnn.memory.torch.device_use.usage import OutsideReading
 from ucudnn.memory.torch.training_step import TrainingRecipe
 from ucudnn.memory.torch.trials import trial
 from ucudnn.memory.torch.trials.trial import PolicyTrial, result_of, run_apart, run_trial, trial_device, trial_step
@@ -85,6 +86,31 @@ def test_plans_choose_how_convolutions_are_computed(found, monkeypatch):
     assert found["vdnn-all-p"].figures.configured == 0
 
 
+def test_what_grows_beside_the_allocator_is_noted_part_by_part(found, monkeypatch):
+    assert found["checkpoint"].figures.reached == ()  # a CPU has none
+    readings = [OutsideReading(100 * number, told_apart=number != 3) for number in range(1, 7)]
+    monkeypatch.setattr(trial, "read_outside", lambda device: readings.pop(0))
+    whole = PolicyTrial(settings("checkpoint"))
+    noted = []
+    reach = PolicyTrial._reach
+
+    def on_gpu(here, part):
+        here._on_gpu = True
+        try:
+            return reach(here, part)
+        finally:
+            here._on_gpu = False
+            noted.append(part)
+
+    monkeypatch.setattr(PolicyTrial, "_reach", on_gpu)
+    figures = whole.run()
+    assert [each.after for each in figures.reached] == noted
+    assert noted == ["model", "libraries", "fit", "first step", "steps before the timed ones", "timed steps"]
+    assert [each.bytes for each in figures.reached] == [100, 200, 300, 400, 500, 600]
+    assert [each.told_apart for each in figures.reached] == [True, True, False, True, True, True]
+    assert figures.outside == 600
+
+
 def test_what_does_not_fit_has_a_reason():
     result = run_trial(settings("stock", budget=300_000))
     assert result.figures is None
@@ -143,7 +169,7 @@ def test_a_device_that_is_not_there_is_refused(monkeypatch):
 
 def test_what_a_profiler_takes_beside_the_allocator_is_not_the_steps(monkeypatch):
     held = [100]
-    monkeypatch.setattr(trial, "outside_bytes", lambda _: held[-1])
+    monkeypatch.setattr(trial, "read_outside", lambda _: OutsideReading(held[-1], told_apart=True))
     monkeypatch.setattr(trial, "measure_timeline", lambda *_: held.append(200))
     assert run_trial(settings("pytorch")).figures.outside == 100
     assert held == [100, 200]

@@ -18,7 +18,7 @@ from ucudnn.errors import BackendUnavailableError, InvalidValueError, Measuremen
 from ucudnn.memory.graph import Phase
 from ucudnn.memory.liveness import measure_liveness
 from ucudnn.memory.simulation.result import Queue
-from ucudnn.memory.torch.device_use.usage import library_workspace_bytes, outside_bytes
+from ucudnn.memory.torch.device_use.usage import library_workspace_bytes, outside_bytes, read_outside
 from ucudnn.memory.torch.execution.fit import fit_subject, step_subject
 from ucudnn.memory.torch.execution.fitted_step import FittedStep
 from ucudnn.memory.torch.execution.step_program import StepSubject
@@ -28,7 +28,7 @@ from ucudnn.memory.torch.trials.device_timeline import beside_prediction, measur
 from ucudnn.memory.torch.trials.measured_memory import measure_memory
 from ucudnn.memory.torch.trials.step_marks import mark, passed_ms
 from ucudnn.memory.torch.trials.trial_process import process_of
-from ucudnn.memory.torch.trials.trial_result import PYTORCH, TrialFigures, TrialResult, TrialSettings
+from ucudnn.memory.torch.trials.trial_result import PYTORCH, OutsideReached, TrialFigures, TrialResult, TrialSettings
 from ucudnn.problem import MathMode
 
 ENDED = "its process ended abruptly, as one does that takes more of the host's memory than there is"
@@ -154,6 +154,7 @@ class PolicyTrial:
         self._step, self._fit = step, fit or self._fitted
         self._current: FittedStep | None = None
         self._losses: list[torch.Tensor] = []
+        self._reached: list[OutsideReached] = []
 
     def run(self) -> TrialFigures:
         """Run it, and return what was measured.
@@ -167,16 +168,21 @@ class PolicyTrial:
         settings = self.settings
         step = trial_step(settings) if self._step is None else self._step
         self._cap()
+        self._reach("model")
         library = library_workspace_bytes(self._device)
+        self._reach("libraries")
         begin = perf_counter()
         fitted = self._current = None if settings.policy == PYTORCH else self._fit(step)
+        self._reach("fit")
         self._cap()  # fitting loads kernels
         planned = step if fitted is None else with_plan(step, fitted)
         self._take(planned)
         self._wait()
         first_ms = (perf_counter() - begin) * 1e3
+        self._reach("first step")
         for _ in range(_MOST_ROUNDS):
             self._warm_up(planned)
+            self._reach("steps before the timed ones")
             found = self._round(planned, fitted, library, first_ms)
             if found is not None:
                 return found
@@ -203,7 +209,7 @@ class PolicyTrial:
         offloaded, prefetched = (after - before for after, before in zip(_moved(fitted), moved, strict=True))
         allocated, reserved = self._peaks(planned)
         retries = None if retries is None else (self._retries() or 0) - retries
-        outside = outside_bytes(self._device)  # before a profiler of ours takes some
+        outside = self._reach("timed steps")  # before a profiler of ours takes some
         timeline = measure_timeline(lambda: self._take(planned), self._device, fitted and fitted.transfers)
         memory = () if fitted is None else measure_memory(planned, fitted, library)
         if fitted is not None and fitted.plan is not plan:
@@ -224,6 +230,7 @@ class PolicyTrial:
             library=library,
             outside=outside,
             counted_outside=_counted_outside(fitted),
+            reached=tuple(self._reached),
             pinned=0 if fitted is None else fitted.transfers.block_bytes,
             step_ms=median(times),
             fastest_ms=min(times),
@@ -261,6 +268,13 @@ class PolicyTrial:
             total = torch.cuda.get_device_properties(self._device).total_memory
             left = max(0, limit - outside_bytes(self._device))
             torch.cuda.set_per_process_memory_fraction(min(1.0, left / total))
+
+    def _reach(self, part: str) -> int:
+        """Note what the process has beside PyTorch's allocator after a part of the trial, and return its bytes."""
+        found = read_outside(self._device)
+        if self._on_gpu:
+            self._reached.append(OutsideReached(part, found.bytes, found.told_apart))
+        return found.bytes
 
     def _take(self, step: TrainingStep) -> None:
         step.clear()

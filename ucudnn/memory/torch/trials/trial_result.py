@@ -1,7 +1,7 @@
 """What a trial runs, and its outcome: what was predicted and measured, or the reason why it did not run to its end."""
 
 from dataclasses import asdict, dataclass, replace
-from typing import Any, final
+from typing import Any, NamedTuple, final
 
 from ucudnn.memory.torch.training_step import TrainingRecipe
 from ucudnn.memory.torch.trials.contention import ContentionFigures
@@ -40,6 +40,20 @@ class TrialSettings:
     convolutions: str = ""
 
 
+class OutsideReached(NamedTuple):
+    """What a process had on a GPU beside PyTorch's allocator when a part of its trial had ended.
+
+    Attributes:
+        after: the part: 'model', 'libraries', 'fit', 'first step', 'steps before the timed ones' or 'timed steps'.
+        bytes: how much.
+        told_apart: whether the driver told it from what other processes have.
+    """
+
+    after: str
+    bytes: int
+    told_apart: bool
+
+
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrialFigures:
@@ -59,6 +73,7 @@ class TrialFigures:
         outside: bytes of the GPU that are in use beside the allocator after the timed steps.
         counted_outside: bytes that the budget counts there: what was in use when the plan was made, and the reserve for
             kernels that are loaded later. None without a budget.
+        reached: how that grew, part by part of the trial; empty on a CPU.
         pinned: bytes of the block of host memory.
         step_ms: median time of a step.
         fastest_ms: the fastest step.
@@ -92,6 +107,7 @@ class TrialFigures:
     library: int
     outside: int
     counted_outside: int | None
+    reached: tuple[OutsideReached, ...]
     pinned: int
     step_ms: float
     fastest_ms: float
