@@ -15,7 +15,7 @@ from tests.support.training_steps import training_step  # noqa: E402
 from ucudnn.errors import BudgetError  # noqa: E402
 from ucudnn.memory.pools.host_slots import HostSlots  # noqa: E402
 from ucudnn.memory.simulation.result import Queue  # noqa: E402
-from ucudnn.memory.simulation.simulator import simulate  # noqa: E402
+from ucudnn.memory.simulation.simulator import predicted_bytes, simulate  # noqa: E402
 from ucudnn.memory.torch.device_use.host_block import HostBlock  # noqa: E402
 from ucudnn.memory.torch.device_use.nvml import process_bytes  # noqa: E402
 from ucudnn.memory.torch.device_use.usage import (  # noqa: E402
@@ -23,7 +23,6 @@ from ucudnn.memory.torch.device_use.usage import (  # noqa: E402
     outside_bytes,
     reserve_bytes,
 )
-from ucudnn.memory.torch.execution.first_step import predicted_bytes  # noqa: E402
 from ucudnn.memory.torch.execution.fit import fit  # noqa: E402
 from ucudnn.memory.torch.execution.operation_costs import measure_operator  # noqa: E402
 from ucudnn.memory.torch.execution.transfers import Transfers  # noqa: E402

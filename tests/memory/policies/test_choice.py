@@ -51,7 +51,7 @@ def test_what_is_lost_already_counts(unet):
     lost = budget // 8
     less = make_plan(graph, costs, budget, "checkpoint", AllocatorRoom(most_bytes=budget, lost_bytes=lost))
     more = make_plan(graph, costs, budget, "checkpoint", AllocatorRoom(most_bytes=budget))
-    assert AllocatorRoom(most_bytes=budget).taken_bytes(less, costs) <= budget - lost
+    assert AllocatorRoom(most_bytes=budget, lost_bytes=lost).taken_bytes(less, costs) <= budget
     assert simulate(less, costs).peak_bytes < simulate(more, costs).peak_bytes
 
 
@@ -81,7 +81,7 @@ def test_a_fast_plan_that_fits_with_empty_pages_given_back_is_better_than_a_slow
     costs = replace(device_costs(load_device("h200"), graph), granularity=512)
     costs = replace(costs.with_configurations(costs.fastest), configurations={})
     budget = int(0.7 * measure_liveness(graph, costs).peak_bytes)
-    room = AllocatorRoom(most_bytes=budget)
+    room = AllocatorRoom(most_bytes=budget, in_one_block=False)
     chosen, plain = make_plan(graph, costs, budget, "auto", room), make_plan(graph, costs, budget, "auto")
     assert room.paged_bytes(chosen, costs) <= budget < room.taken_bytes(chosen, costs)
     assert simulate(chosen, costs).time_ms <= 1.2 * simulate(plain, costs).time_ms
@@ -89,7 +89,7 @@ def test_a_fast_plan_that_fits_with_empty_pages_given_back_is_better_than_a_slow
 
 def test_a_plan_with_which_pages_go_back_competes_with_their_time(unet, monkeypatch):
     graph, costs, budget = unet
-    room = AllocatorRoom(most_bytes=budget)
+    room = AllocatorRoom(most_bytes=budget, in_one_block=False)
     chosen = {}
     for pace in (1e-3, 1e15):  # bytes in a millisecond
         monkeypatch.setattr(choice, "_RETURN_BYTES_PER_MS", pace)
@@ -100,6 +100,22 @@ def test_a_plan_with_which_pages_go_back_competes_with_their_time(unet, monkeypa
     assert slow.times == slow.returned_bytes == 0
     assert quick.times > 0
     assert simulate(chosen[1e15], costs).time_ms < simulate(chosen[1e-3], costs).time_ms
+
+
+def test_a_plan_whose_storages_move_competes_with_their_time(unet):
+    graph, costs, budget = unet
+    chosen = {}
+    for pace in (1.0, 1e15):  # bytes in a millisecond
+        room = AllocatorRoom(most_bytes=budget, copied_bytes_per_ms=pace)
+        chosen[pace] = make_plan(graph, costs, budget, "checkpoint", room)
+        found = room.compaction(chosen[pace], costs)
+        assert found is not None
+        assert found.moves == chosen[pace].moves
+        assert room.taken_bytes(chosen[pace], costs) <= budget
+    slow, quick = chosen.values()
+    assert not slow.moves
+    assert quick.moves
+    assert simulate(quick, costs).time_ms <= simulate(slow, costs).time_ms
 
 
 def test_the_time_of_what_goes_back_is_endless_where_there_is_no_room():

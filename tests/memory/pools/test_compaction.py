@@ -11,11 +11,11 @@ from ucudnn.memory.devices.profile import load_device
 from ucudnn.memory.devices.roofline import device_costs
 from ucudnn.memory.graph import Role
 from ucudnn.memory.liveness import measure_liveness
-from ucudnn.memory.plans.actions import free, offload, run, wait
+from ucudnn.memory.plans.actions import Move, free, offload, run, wait
 from ucudnn.memory.plans.plan import MemoryPlan
 from ucudnn.memory.policies.choice import frugal_plan, make_plan
 from ucudnn.memory.pools.allocator_replay import SMALL_BYTES, replay_allocator, replay_returns
-from ucudnn.memory.pools.block import BlockLimits, Move
+from ucudnn.memory.pools.block import BlockLimits
 from ucudnn.memory.pools.compaction import compact
 from ucudnn.memory.pools.step_replay import ReplayedPlan, StepReplay
 from ucudnn.memory.simulation.simulator import simulate

@@ -16,6 +16,7 @@ before the next action takes any. This is how the systems of the papers read:
 * Recomputation: `free(y) ... recompute(k) run(j)`, where operation k makes the bytes of y again and j reads them.
 """
 
+from collections.abc import Mapping
 from enum import Enum
 from typing import NamedTuple
 
@@ -42,6 +43,22 @@ class Action(NamedTuple):
 
     kind: ActionKind
     target: int
+
+
+class Move(NamedTuple):
+    """Storages that move to other places in the device's memory, one after another; their bytes stay the same.
+
+    Attributes:
+        pads: bytes of tensors that are held meanwhile, each as large as a hole, so that no storage moves there.
+        storages: the storages.
+    """
+
+    pads: tuple[int, ...]
+    storages: tuple[int, ...]
+
+
+Moves = Mapping[int, tuple[Move, ...]]
+"""What moves before an action, by the action's index."""
 
 
 def run(operation: int) -> Action:

@@ -1,8 +1,9 @@
 """Choice: the plan of a step, by one policy or by the fastest of all, that keeps a budget in its allocator, too.
 
 A plan keeps a budget in bytes that are alive. PyTorch's allocator takes more, because holes between tensors are lost.
-So each plan is replayed in the allocator; one that takes too much is made again for fewer bytes, until it fits. An
-allocator with a bound can also give empty pages back in each step. That takes time, with which such a plan competes.
+So each plan is replayed in one block that the allocator takes at once. Where a tensor finds no hole, storages move
+within the block. One that does not fit even so is made again for fewer bytes, until it fits. An allocator with a bound
+can also give empty pages back in each step. Both take time, with which such a plan competes.
 """
 
 from dataclasses import dataclass, replace
@@ -18,13 +19,17 @@ from ucudnn.memory.liveness import measure_liveness
 from ucudnn.memory.plans.plan import MemoryPlan
 from ucudnn.memory.policies.catalog import MemoryPolicy, chosen_policies, find_policy
 from ucudnn.memory.pools.allocator_replay import ReplayedBytes, ReplayedReturns, replay_allocator, replay_returns
+from ucudnn.memory.pools.block import BlockLimits
+from ucudnn.memory.pools.compaction import Compaction, compact
+from ucudnn.memory.pools.step_replay import ReplayedPlan
 from ucudnn.memory.simulation.result import Simulation
-from ucudnn.memory.simulation.simulator import simulate
+from ucudnn.memory.simulation.simulator import predicted_bytes, simulate
 from ucudnn.units import exact_bytes
 
 _MOST_TRIES = 16  # plans of one policy that are replayed
 _LEAST_STEP = 0.004  # share of its peak by which the next plan has less
 _RETURN_BYTES_PER_MS = 2**30 / 5.4  # an H200 took 4.4 ms for each GiB of a 2-D U-Net, 6.5 of a VGG-16
+_WORTH = 0.005  # share of the step's time that storages may move only to let the block be smaller
 _STEP = 0.4  # share of what is too much by which the next plan has less
 
 
@@ -38,16 +43,57 @@ class AllocatorRoom:
         spare_bytes: bytes of the room that a plan leaves, if there is one that does: what plans do not know of, such as
             kernels that are loaded later, and tensors that the allocator's bound refuses though pages are left.
         state_exists: whether the optimizer's state exists already.
+        keeps_state: whether bytes can be kept for the optimizer's state until its first update.
+        in_one_block: whether the allocator can take all bytes at once.
+        fixed: storages that never move.
+        frugal: the plan of the first step, where it takes less than the plan of those after it; None for theirs.
+        copied_bytes_per_ms: bytes that the device copies within its memory in a millisecond.
     """
 
     most_bytes: int
     lost_bytes: int = 0
     spare_bytes: int = 0
     state_exists: bool = False
+    keeps_state: bool = True
+    in_one_block: bool = True
+    fixed: frozenset[int] = frozenset()
+    frugal: MemoryPlan | None = None
+    copied_bytes_per_ms: float = 1.65e9  # of an H200, which reads and writes 3.3 TB/s
 
     def taken_bytes(self, plan: MemoryPlan, costs: Costs) -> int:
         """Return what the allocator takes for a plan, in bytes; counted as `most_bytes`."""
-        return self._lasting(plan.graph, costs) + self._replayed(plan, costs).reserved_bytes
+        found = self.compaction(plan, costs)
+        taken = self._replayed(plan, costs).reserved_bytes if found is None else found.reserved_bytes
+        return self._lasting(plan.graph, costs) + taken
+
+    def compaction(self, plan: MemoryPlan, costs: Costs) -> Compaction | None:
+        """Return how a plan runs in one block; None if it does not, although storages move."""
+        if not self.in_one_block:
+            return None
+        done, first = simulate(plan, costs), self.first_of(plan, costs)
+        limits = BlockLimits(
+            most_bytes=self.most_bytes - self.spare_bytes - self._lasting(plan.graph, costs),
+            live_bytes=predicted_bytes(plan, costs, done) + self._made_bytes(plan.graph, costs),
+            first_live_bytes=predicted_bytes(first or plan, costs, done if first is None else simulate(first, costs)),
+            state_exists=self.state_exists,
+            fixed=self.fixed,
+            keeps_state=self.keeps_state,
+            worth_bytes=int(_WORTH * done.time_ms * self.copied_bytes_per_ms),
+        )
+        before = None
+        if first is not None:
+            before = ReplayedPlan(first, self._scratch(first, costs), simulate(first, costs).delayed)
+        return compact(ReplayedPlan(plan, self._scratch(plan, costs), done.delayed), costs, limits, before)
+
+    def first_of(self, plan: MemoryPlan, costs: Costs) -> MemoryPlan | None:
+        """Return the plan of the first step; None where no plan takes less than this one."""
+        if self.frugal is None or simulate(self.frugal, costs).peak_bytes >= simulate(plan, costs).peak_bytes:
+            return None
+        return self.frugal
+
+    def moves_ms(self, found: Compaction) -> float:
+        """Return how long it takes in each step to move storages, in milliseconds."""
+        return found.moved_bytes / self.copied_bytes_per_ms
 
     def paged_bytes(self, plan: MemoryPlan, costs: Costs) -> int:
         """Return what the allocator takes if it gives empty pages back within each step, in bytes."""
@@ -68,6 +114,15 @@ class AllocatorRoom:
         """Return the bytes of scratch by operation, as the plan chooses them."""
         chosen = {operation: each.workspace_bytes for operation, each in plan.configurations.items()}
         return {**dict(enumerate(costs.scratch_bytes)), **chosen}
+
+    def _made_bytes(self, graph: StepGraph, costs: Costs) -> int:
+        """Return the bytes of the optimizer's state that the first update makes."""
+        states = (
+            costs.rounded(size)
+            for size, storage in zip(graph.sizes, graph.storages, strict=True)
+            if storage.role is Role.OPTIMIZER_STATE
+        )
+        return 0 if self.state_exists else sum(states)
 
     def _lasting(self, graph: StepGraph, costs: Costs) -> int:
         """Return the bytes of the storages that exist before the first step, and of holes between them."""
@@ -137,14 +192,18 @@ def frugal_plan(
         other: the other plan, whose budget the plan keeps, too.
         room: what the allocator may take; a plan that takes more of it than the other one is none.
     """
-    name = "checkpoint" if policy == "auto" else policy
-    planner = find_policy(name) if isinstance(name, str) else name
-    found = _least(planner, graph, costs)
+    found = least_plan(graph, costs, policy)
     if found is None or simulate(found, costs).peak_bytes >= simulate(other, costs).peak_bytes:
         return None
     if room is not None and room.taken_bytes(found, costs) > max(room.most_bytes, room.taken_bytes(other, costs)):
         return None
     return replace(found, budget_bytes=other.budget_bytes)
+
+
+def least_plan(graph: StepGraph, costs: Costs, policy: str | MemoryPolicy) -> MemoryPlan | None:
+    """Return a policy's plan for the least budget that it keeps, as `frugal_plan`; None where there is none."""
+    name = "checkpoint" if policy == "auto" else policy
+    return _least(find_policy(name) if isinstance(name, str) else name, graph, costs)
 
 
 def _least(policy: MemoryPolicy, graph: StepGraph, costs: Costs) -> MemoryPlan | None:
@@ -190,8 +249,8 @@ class _Choice:
         """Whether there is a plan, and the fastest one fits into the allocator's room."""
         if not self._waiting:
             return False
-        first = self._waiting[0]
-        return not self._over(first) and not self._returns_ms(first.plan)
+        over, pause_ms, _ = self._outlook(self._waiting[0].plan)
+        return not over and not pause_ms
 
     def best(self) -> MemoryPlan:
         """Return the fastest plan that fits, or one that fits with empty pages given back.
@@ -206,12 +265,12 @@ class _Choice:
         least: tuple[int, MemoryPlan] | None = None
         while self._waiting:
             candidate = heappop(self._waiting)
-            over = 0 if candidate.priced else self._over(candidate)
-            pause = 0.0 if candidate.priced else self._returns_ms(candidate.plan)
-            if not over and not pause:
-                return replace(candidate.plan, budget_bytes=self._budget)
-            if pause < inf:
-                heappush(self._waiting, candidate._replace(time_ms=candidate.time_ms + pause, priced=True))
+            over, pause_ms, plan = (0, 0.0, candidate.plan) if candidate.priced else self._outlook(candidate.plan)
+            if not over and not pause_ms:
+                return replace(plan, budget_bytes=self._budget)
+            if pause_ms < inf:
+                later = candidate._replace(time_ms=candidate.time_ms + pause_ms, plan=plan, priced=True)
+                heappush(self._waiting, later)
             beyond = self._paged_over(candidate.plan)
             if least is None or beyond < least[0]:
                 least = beyond, candidate.plan
@@ -236,16 +295,22 @@ class _Choice:
             required_bytes=most + beyond,
         )
 
-    def _over(self, candidate: "_Candidate") -> int:
-        """Return how much more than its room, without what is spared, the allocator takes for a plan."""
-        if self._room is None:
-            return 0
-        most = self._room.most_bytes - self._room.spare_bytes
-        return max(0, self._room.taken_bytes(candidate.plan, self._costs) - most)
+    def _outlook(self, plan: MemoryPlan) -> tuple[int, float, MemoryPlan]:
+        """Return how a plan fits into the room, without what is spared.
 
-    def _returns_ms(self, plan: MemoryPlan) -> float:
-        """Return how long pages take that go back to the driver in each step; infinity where a tensor has no room."""
-        return 0.0 if self._room is None else returns_ms(self._room.returns(plan, self._costs, self._room.spare_bytes))
+        Returns:
+            Bytes that the allocator takes beyond it, milliseconds in which storages move or pages go back to the driver
+            (infinity where a tensor has no room even so), and the plan with what moves.
+        """
+        room = self._room
+        if room is None:
+            return 0, 0.0, plan
+        found = room.compaction(plan, self._costs)
+        if found is not None:
+            return 0, room.moves_ms(found), replace(plan, moves=found.moves)
+        most = room.most_bytes - room.spare_bytes
+        over = max(0, room.taken_bytes(plan, self._costs) - most)
+        return over, returns_ms(room.returns(plan, self._costs, room.spare_bytes)), plan
 
     def _paged_over(self, plan: MemoryPlan) -> int:
         """Return how much more than its room the allocator takes for a plan although it gives empty pages back."""
@@ -282,7 +347,7 @@ class _Choice:
 class _Candidate(NamedTuple):
     """A plan of a policy, in the order in which candidates are looked at: the fastest first.
 
-    Its time has what giving pages back takes if it is priced.
+    Its time has what moving storages or giving pages back takes if it is priced.
     """
 
     time_ms: float

@@ -6,11 +6,11 @@ from contextlib import suppress
 from dataclasses import dataclass
 from heapq import nsmallest
 from itertools import product
-from typing import NamedTuple, final
+from typing import final
 
 from ucudnn.memory.costs import Costs
 from ucudnn.memory.graph import Phase, Role, StepGraph
-from ucudnn.memory.plans.actions import ActionKind
+from ucudnn.memory.plans.actions import ActionKind, Move, Moves
 from ucudnn.memory.plans.plan import MemoryPlan
 from ucudnn.memory.pools.allocator_replay import PAGE_BYTES, SMALL_BYTES
 from ucudnn.memory.pools.growing_range import GrowingRange
@@ -21,22 +21,6 @@ _MOST_CANDIDATES = 100  # moves that are tried before an action, those of fewest
 _SMALL, _LARGE = PAGE_BYTES
 
 
-class Move(NamedTuple):
-    """Storages that move to other places, one after another.
-
-    Attributes:
-        pads: bytes of tensors that are held meanwhile, each as large as a hole, so that no storage moves there.
-        storages: the storages.
-    """
-
-    pads: tuple[int, ...]
-    storages: tuple[int, ...]
-
-
-Moves = Mapping[int, tuple[Move, ...]]
-"""What moves before an action, by the action's index."""
-
-
 @final
 @dataclass(frozen=True, kw_only=True)
 class BlockLimits:
@@ -44,16 +28,20 @@ class BlockLimits:
 
     Attributes:
         most_bytes: bytes that the allocator may have beside the storages that exist before the first step.
-        live_bytes: bytes that are alive at most in these (`ReplayedBytes`), copies of storages that move included.
+        live_bytes: bytes that are alive at most in these, both copies of a storage that moves included.
+        first_live_bytes: the same in the first step, without bytes that are kept; None for `live_bytes`.
         state_exists: whether the optimizer's state exists before the first step; it lies elsewhere then.
         fixed: storages that never move, because somebody else holds them, too.
+        keeps_state: whether bytes may be kept for the optimizer's state until its first update.
         worth_bytes: most bytes that may move in each step only to let the block be smaller than `most_bytes`.
     """
 
     most_bytes: int
     live_bytes: int
+    first_live_bytes: int | None = None
     state_exists: bool = False
     fixed: Collection[int] = ()
+    keeps_state: bool = True
     worth_bytes: int = 0
 
 
@@ -126,7 +114,7 @@ class BlockReplay(StepReplay):
     def __init__(self, graph: StepGraph, costs: Costs, block: TensorBlock, limits: BlockLimits) -> None:
         super().__init__(graph, costs, block, state_exists=limits.state_exists)
         self.block, self.moved_bytes = block, 0
-        self._most_live = limits.live_bytes
+        self._limits, self._most_live = limits, limits.live_bytes
         roles = [storage.role for storage in graph.storages]
         self._movable = {number for number, role in enumerate(roles) if role in _MOVABLE}.difference(limits.fixed)
         self._schedule: Moves | None = None
@@ -137,13 +125,19 @@ class BlockReplay(StepReplay):
         self._pads: list[Piece] = []
         self.update_pads: tuple[int, ...] = ()
 
-    def follow(self, step: ReplayedPlan, schedule: Moves | None) -> Moves:
+    def follow(self, step: ReplayedPlan, schedule: Moves | None, most_live: int | None = None) -> Moves:
         """Replay a step, and return what moved: by a schedule, or with None what had to.
+
+        Args:
+            step: its plan.
+            schedule: what moves; None finds that out.
+            most_live: most bytes that are alive because something moves; None for those of the limits.
 
         Raises:
             NoRoomError: if a tensor finds no room even so.
         """
         self._schedule, self._found = schedule, {}
+        self._most_live = self._limits.live_bytes if most_live is None else most_live
         self.step(step)
         for piece in self._pads:
             self.block.give_back(piece)

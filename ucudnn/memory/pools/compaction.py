@@ -15,8 +15,9 @@ from typing import final
 
 from ucudnn.memory.costs import Costs
 from ucudnn.memory.graph import Role
+from ucudnn.memory.plans.actions import Moves
 from ucudnn.memory.pools.allocator_replay import PAGE_BYTES, SMALL_BYTES
-from ucudnn.memory.pools.block import BlockLimits, BlockReplay, Moves, NoRoomError, TensorBlock
+from ucudnn.memory.pools.block import BlockLimits, BlockReplay, NoRoomError, TensorBlock
 from ucudnn.memory.pools.step_replay import ReplayedPlan
 
 _TIGHT = 1.03  # size of a block that is worth some moves, as a multiple of the bytes alive at most
@@ -94,7 +95,9 @@ class _Trial:
 
     def run(self, block_bytes: int) -> Compaction | None:
         """Return how the plan runs in a block with fewest moves; None if it does not run there."""
-        found = [self._with_kept(block_bytes, kept) for kept in sorted({0, self._state_bytes()})]
+        keeps = self._limits.keeps_state and not self._limits.state_exists
+        sizes = sorted({0, self._state_bytes() if keeps else 0})
+        found = [self._with_kept(block_bytes, kept) for kept in sizes]
         return min((each for each in found if each is not None), key=lambda each: each.moved_bytes, default=None)
 
     def _with_kept(self, block_bytes: int, kept: int) -> Compaction | None:
@@ -106,9 +109,11 @@ class _Trial:
         """
         try:
             searching = self._replay(block_bytes, kept)
-            before, moves = searching.follow(self._first or self._step, None), searching.follow(self._step, None)
+            first, live = self._first or self._step, self._limits.first_live_bytes
+            live = live if live is None else live + kept
+            before, moves = searching.follow(first, None, live), searching.follow(self._step, None)
             checking = self._replay(block_bytes, kept)
-            checking.follow(self._first or self._step, moves if self._first is None else before)
+            checking.follow(first, moves if self._first is None else before, live)
             checking.follow(self._step, moves)
             moved = checking.moved_bytes
             checking.follow(self._step, moves)
@@ -137,4 +142,4 @@ class _Trial:
             for size, storage in zip(graph.sizes, graph.storages, strict=True)
             if storage.role is Role.OPTIMIZER_STATE
         ]
-        return 0 if self._limits.state_exists else sum(size for size in sizes if size > SMALL_BYTES)
+        return sum(size for size in sizes if size > SMALL_BYTES)

@@ -11,6 +11,7 @@ from itertools import chain
 
 from ucudnn.errors import BudgetError
 from ucudnn.memory.costs import Costs
+from ucudnn.memory.graph import Phase
 from ucudnn.memory.plans.actions import ActionKind
 from ucudnn.memory.plans.plan import MemoryPlan
 from ucudnn.memory.simulation.copies import CopyQueues, CopyRequest
@@ -57,6 +58,17 @@ def fixed_bytes(plan: MemoryPlan, costs: Costs) -> int:
     held = sum(size for size, exists in zip(sizes, graph.exists_before, strict=True) if exists)
     held += sum(max(sizes[storage] for storage in buffer) for buffer in plan.buffers if buffer)
     return held + (max(_scratch(plan, costs), default=0) if plan.scratch_buffer else 0)
+
+
+def predicted_bytes(plan: MemoryPlan, costs: Costs, simulation: Simulation) -> int:
+    """Return the most bytes that forward and backward of a plan take beyond those that exist before."""
+    operations = [target for kind, target in plan.actions if kind in (ActionKind.RUN, ActionKind.RECOMPUTE)]
+    found = [
+        size
+        for operation, size in zip(operations, simulation.running_bytes, strict=True)
+        if plan.graph.operations[operation].phase is not Phase.OPTIMIZER
+    ]
+    return max(found, default=0) - fixed_bytes(plan, costs)
 
 
 class _Walk:

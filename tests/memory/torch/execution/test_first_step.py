@@ -10,10 +10,10 @@ from tests.support.live_bytes import LiveBytes  # noqa: E402
 from tests.support.plain_training import Race  # noqa: E402
 from tests.support.shared_gpu import GPU, MIB, SharedGpu  # noqa: E402
 from tests.support.small_networks import small_network  # noqa: E402
-from ucudnn.memory.simulation.simulator import simulate  # noqa: E402
+from ucudnn.memory.simulation.simulator import predicted_bytes, simulate  # noqa: E402
 from ucudnn.memory.torch.device_use.usage import StatedBudget  # noqa: E402
 from ucudnn.memory.torch.execution import fit  # noqa: E402
-from ucudnn.memory.torch.execution.first_step import FirstStep, outside_meter, predicted_bytes  # noqa: E402
+from ucudnn.memory.torch.execution.first_step import FirstStep, outside_meter  # noqa: E402
 
 
 class CountingMeter:

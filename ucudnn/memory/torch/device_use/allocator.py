@@ -45,6 +45,12 @@ def expand_segments(device: torch.device) -> str:
     return "" if _grows() else f"PyTorch ignores {wanted}"
 
 
+def lost_bytes(device: torch.device) -> int:
+    """Return the bytes of holes in the pages of a GPU that tensors have now; other pages go back to it."""
+    torch.cuda.empty_cache()
+    return torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+
+
 def _settings() -> str:
     """Return the settings of the allocator: those that were made last, or those of the environment."""
     get: Any = getattr(torch._C, "_accelerator_getAllocatorSettings", None)

@@ -82,6 +82,8 @@ class StatedBudget:
         reserve_bytes: what is kept for kernels that are loaded later, as those of the optimizer are in its first step.
         allocator_bytes: the most that PyTorch's allocator takes from the device by the plan, as it was replayed; None
             where it was not.
+        moved_bytes: bytes that move within the device in each step, so that tensors lie side by side.
+        moved_ms: about how long that takes.
         returned_bytes: bytes of pages that the allocator gives back to the driver in each step if it has no more than
             the budget leaves; 0 where tensors fit side by side.
         returned_ms: about how long that takes.
@@ -95,6 +97,8 @@ class StatedBudget:
     told_apart: bool = True
     reserve_bytes: int = 0
     allocator_bytes: int | None = None
+    moved_bytes: int = 0
+    moved_ms: float = 0.0
     returned_bytes: int = 0
     returned_ms: float = 0.0
     host_bytes: int | None = None
@@ -151,6 +155,9 @@ class StatedBudget:
             if taken > self.limit_bytes:
                 line += ", which exceeds the budget: the tensors fit, but not side by side"
             found.append(line)
+        if self.moved_bytes:
+            moved = f"{format_bytes(self.moved_bytes)} in each step, about {format_ms(self.moved_ms)}"
+            found.append(f"copied within the device, so that tensors lie side by side: {moved}")
         if self.returned_bytes:
             given = f"{format_bytes(self.returned_bytes)} in each step, about {format_ms(self.returned_ms)}"
             found.append(f"given back to the driver and taken again where the allocator may have no more: {given}")

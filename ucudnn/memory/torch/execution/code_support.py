@@ -62,6 +62,11 @@ def check_geometry(
         )
 
 
+def pads(sizes: tuple[int, ...], device: torch.device) -> list[Tensor]:
+    """Return tensors of some bytes, which fill holes of the allocator's while others move."""
+    return [torch.empty(size, dtype=torch.uint8, device=device) for size in sizes]
+
+
 MARK = "ucudnn action "
 """Begin of the name of a mark; behind it the index of the action that begins there, nothing where one has ended."""
 
@@ -76,8 +81,10 @@ SUPPORT: dict[str, Any] = {
     "alias": torch.ops.aten.alias.default,
     "as_strided": torch.ops.aten.as_strided.default,
     "clone": torch.ops.aten.clone.default,
+    "copy": torch.ops.aten.copy_.default,
     "empty_strided": torch.empty_strided,
     "retyped": retyped,
+    "pads": pads,
     "poisoned": poisoned,
     "check_gone": check_gone,
     "check_geometry": check_geometry,

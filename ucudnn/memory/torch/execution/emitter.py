@@ -144,6 +144,21 @@ class Emitter:
             self._wait_offload(storage)
         self._delete(storage, names)
 
+    def move(self, sizes: Sequence[int], storages: Sequence[int]) -> None:
+        """Copy storages to other places, one after another, while tensors of some bytes fill holes."""
+        if sizes:
+            self._code.line(f"pads_ = pads({(*sizes,)}, device)")
+        for storage in storages:
+            self.wait(storage)
+            whole = self._whole(storage)
+            before = self._name(whole)
+            names = [*self._state.names.pop(storage).values()]
+            after = self._allocate(whole)
+            self._code.line(f"copy({after}, {before})", uses=[after, before])
+            self._delete(storage, names)
+        if sizes:
+            self._code.delete(["pads_"])
+
     def release(self, free: int) -> None:
         """Free what the free of an action holds, if it still does."""
         if free in self._state.held:

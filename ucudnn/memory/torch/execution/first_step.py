@@ -13,11 +13,7 @@ from typing import Protocol, final
 import torch
 
 from ucudnn.memory.costs import Costs
-from ucudnn.memory.graph import Phase
-from ucudnn.memory.plans.actions import ActionKind
-from ucudnn.memory.plans.plan import MemoryPlan
-from ucudnn.memory.simulation.result import Simulation
-from ucudnn.memory.simulation.simulator import fixed_bytes, simulate
+from ucudnn.memory.simulation.simulator import predicted_bytes, simulate
 from ucudnn.memory.torch.device_use.usage import read_outside
 from ucudnn.memory.torch.execution.planned_run import PlannedRun
 from ucudnn.units import exact_bytes
@@ -173,14 +169,3 @@ class GrowthGuard:
                 stacklevel=2,
             )
         return found or run
-
-
-def predicted_bytes(plan: MemoryPlan, costs: Costs, simulation: Simulation) -> int:
-    """Return the most bytes that forward and backward of a plan take beyond those that exist before."""
-    operations = [target for kind, target in plan.actions if kind in (ActionKind.RUN, ActionKind.RECOMPUTE)]
-    found = [
-        size
-        for operation, size in zip(operations, simulation.running_bytes, strict=True)
-        if plan.graph.operations[operation].phase is not Phase.OPTIMIZER
-    ]
-    return max(found, default=0) - fixed_bytes(plan, costs)

@@ -15,12 +15,14 @@ from ucudnn.memory.costs import Costs
 from ucudnn.memory.graph import StepGraph
 from ucudnn.memory.plans.plan import MemoryPlan
 from ucudnn.memory.policies.catalog import MemoryPolicy, chosen_policies
-from ucudnn.memory.policies.choice import AllocatorRoom, frugal_plan, make_plan, returns_ms
+from ucudnn.memory.policies.choice import AllocatorRoom, frugal_plan, least_plan, make_plan, returns_ms
+from ucudnn.memory.pools.compaction import Compaction
 from ucudnn.memory.pools.host_slots import plan_host_slots
 from ucudnn.memory.simulation.simulator import simulate
 from ucudnn.memory.torch.convolutions.convolution_choices import ConvolutionChoices
 from ucudnn.memory.torch.device_use.allocator import expand_segments
 from ucudnn.memory.torch.device_use.host_block import host_room
+from ucudnn.memory.torch.device_use.tensor_block import allocator_room, taken_block
 from ucudnn.memory.torch.device_use.usage import StatedBudget, stated_budget, with_loaded_kernels
 from ucudnn.memory.torch.execution.first_step import FirstStep, GrowthGuard, StepMeter, outside_meter, step_meter
 from ucudnn.memory.torch.execution.fitted_step import FittedStep
@@ -34,7 +36,6 @@ from ucudnn.units import parse_bytes
 
 __all__ = ["fit"]
 
-_SPARED = 0.015  # share of the allocator's room; without it, steps on an H200 ran out of memory by 0.2 to 1.1 %
 _Again = Callable[[tuple[Any, ...], Mapping[str, Any]], FittedStep]
 _KEPT, _BUCKETS = "gradients of earlier steps", "buckets of DistributedDataParallel"
 
@@ -242,7 +243,7 @@ class _Planning:
             costs=costs,
             stated=stated,
             policy=policy,
-            room=_allocator_room(subject, stated, device),
+            room=allocator_room(program, stated, subject.optimizers, lambda: least_plan(program.graph, costs, policy)),
             choices=choices,
             debug=options["debug"],
         )
@@ -253,8 +254,10 @@ class _Planning:
             plan = self.plan()
         told, program = self._told(plan), self._program_of(plan)
         step = fit_plan(subject, program, plan, self.costs, debug=self.debug, stated=told, again=again)
-        first = None if meter is None else self._frugal_step(step, meter)
-        step.begin_with(first, self._guard(first), self._told)
+        layout = None if self.room is None else self.room.compaction(plan, self.costs)
+        first = None if meter is None else self._frugal_step(step, meter, layout)
+        block = taken_block(program.device, layout, self.stated, subject.optimizers)
+        step.begin_with(first, self._guard(first), self._told, block)
         return step
 
     def plan(self, less: int = 0) -> MemoryPlan:
@@ -277,6 +280,10 @@ class _Planning:
         if self.room is None:
             return self.stated
         taken = self.room.taken_bytes(plan, self.costs) + self.stated.library_bytes
+        layout = self.room.compaction(plan, self.costs)
+        if layout is not None:
+            moved, moved_ms = layout.moved_bytes, self.room.moves_ms(layout)
+            return replace(self.stated, allocator_bytes=taken, moved_bytes=moved, moved_ms=moved_ms)
         found = self.room.returns(plan, self.costs)
         given = (found.returned_bytes, returns_ms(found)) if found.fits else (0, 0.0)
         return replace(self.stated, allocator_bytes=taken, returned_bytes=given[0], returned_ms=given[1])
@@ -300,9 +307,16 @@ class _Planning:
 
         return GrowthGuard(measure, self.stated.outside_bytes + self.stated.reserve_bytes, again)
 
-    def _frugal_step(self, step: FittedStep, meter: StepMeter) -> FirstStep | None:
-        """Return a first step that runs the plan that takes least; None where there is no more frugal one."""
-        frugal = frugal_plan(self.program.graph, self.costs, self.policy, step.plan, self.room)
+    def _frugal_step(self, step: FittedStep, meter: StepMeter, layout: Compaction | None) -> FirstStep | None:
+        """Return a first step that runs the plan that takes least; None where there is no more frugal one.
+
+        Where the step's plan runs in a block, the first step does, too, and moves what the block's layout says.
+        """
+        if layout is None or self.room is None:
+            frugal = frugal_plan(self.program.graph, self.costs, self.policy, step.plan, self.room)
+        else:
+            least = self.room.first_of(step.plan, self.costs)
+            frugal = least and replace(least, budget_bytes=step.plan.budget_bytes, moves=layout.first_moves)
         if frugal is None or self.stated.plan_bytes is None:
             return None
 
@@ -326,17 +340,6 @@ class _Planning:
     def _run(self, plan: MemoryPlan) -> PlannedRun:
         transfers = Transfers(plan_host_slots(plan), self.program.device, most_bytes=self.stated.host_bytes)
         return PlannedRun(self._program_of(plan), plan, simulate(plan, self.costs), transfers, debug=self.debug)
-
-
-def _allocator_room(subject: StepSubject, stated: StatedBudget, device: torch.device) -> AllocatorRoom | None:
-    """Return what PyTorch's allocator may take from a GPU within a budget; None where nothing bounds it."""
-    most = stated.plan_bytes
-    if most is None or device.type != "cuda":
-        return None
-    torch.cuda.empty_cache()  # what is not lost goes back
-    lost = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
-    exists = any(optimizer.state for optimizer in subject.optimizers)
-    return AllocatorRoom(most_bytes=most, lost_bytes=lost, spare_bytes=int(most * _SPARED), state_exists=exists)
 
 
 def step_subject(

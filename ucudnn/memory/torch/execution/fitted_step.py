@@ -15,6 +15,7 @@ from ucudnn.memory.plans.plan import MemoryPlan
 from ucudnn.memory.reports.plan_summary import backward_end_ms, plan_lines
 from ucudnn.memory.simulation.result import Simulation
 from ucudnn.memory.simulation.simulator import simulate
+from ucudnn.memory.torch.device_use.tensor_block import TakenBlock
 from ucudnn.memory.torch.device_use.usage import StatedBudget, memory_usage
 from ucudnn.memory.torch.execution.first_step import FirstStep, GrowthGuard
 from ucudnn.memory.torch.execution.planned_run import PlannedRun
@@ -156,6 +157,7 @@ class FittedStep(nn.Module):
         self._first: FirstStep | None = None
         self._guard: GrowthGuard | None = None
         self._told: Callable[[MemoryPlan], StatedBudget] | None = None
+        self._block: TakenBlock | None = None
         self._others: list[FittedStep] = []
         first = next((index for is_parameter, index in run.program.sources if is_parameter), None)
         self._first_trained = first if run.plan.budget_bytes is not None and not subject.gradients_kept else None
@@ -208,7 +210,11 @@ class FittedStep(nn.Module):
         return run.program.result.build(_Replay.apply(run, inputs, *sources))
 
     def begin_with(
-        self, first: FirstStep | None, guard: GrowthGuard | None, told: Callable[[MemoryPlan], StatedBudget]
+        self,
+        first: FirstStep | None,
+        guard: GrowthGuard | None,
+        told: Callable[[MemoryPlan], StatedBudget],
+        block: TakenBlock | None = None,
     ) -> None:
         """Let the first step run another plan, which decides whether this step's own plan comes after it.
 
@@ -216,8 +222,9 @@ class FittedStep(nn.Module):
             first: the first step; None begins with this step's own plan.
             guard: looks at what grows beside PyTorch's allocator; None does not look at it.
             told: returns the stated budget with what is known of a plan.
+            block: the block in which tensors lie; None where the allocator grows as it needs.
         """
-        self._first, self._guard, self._told = first, guard, told
+        self._first, self._guard, self._told, self._block = first, guard, told, block
 
     def _current(self) -> PlannedRun:
         """Return the code that runs now; plans change between steps only."""
@@ -295,6 +302,8 @@ class FittedStep(nn.Module):
     def close(self) -> None:
         """Give the host's memory back; the step cannot run its plan after that."""
         self._run.transfers.close()
+        if self._block is not None:
+            self._block.close()
         if self._first is not None:
             self._first.run.transfers.close()
         for other in self._others:

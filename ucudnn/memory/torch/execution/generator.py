@@ -73,6 +73,8 @@ def generate(
             emitter.begin_backward()
         for freed_at in late.get(index, ()):
             emitter.release(freed_at)
+        for pads, storages in plan.moves.get(index, ()):
+            emitter.move(pads, storages)
         marks = marked and action.kind in (ActionKind.RUN, ActionKind.RECOMPUTE)
         if marks:
             emitter.mark(str(index))

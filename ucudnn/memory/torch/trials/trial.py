@@ -222,6 +222,7 @@ class PolicyTrial:
             predicted_peak=None if simulation is None else simulation.peak_bytes + library,
             predicted_reserved=None if fitted is None else fitted.stated.allocator_bytes,
             predicted_returned=None if fitted is None else fitted.stated.returned_bytes,
+            moved=None if fitted is None else fitted.stated.moved_bytes,
             predicted_ms=None if fitted is None else _predicted_ms(fitted, capped=settings.capped),
             floor=None if fitted is None else measure_liveness(fitted.plan.graph, fitted.costs).floor_bytes + library,
             allocated=allocated,
@@ -327,7 +328,8 @@ def _itself(loss: Any) -> Any:
 
 
 def _predicted_ms(fitted: FittedStep, *, capped: bool) -> float:
-    return fitted.simulation.time_ms + (fitted.stated.returned_ms if capped else 0.0)
+    stated = fitted.stated
+    return fitted.simulation.time_ms + stated.moved_ms + (stated.returned_ms if capped else 0.0)
 
 
 def _counted_outside(fitted: FittedStep | None) -> int | None:

@@ -64,7 +64,9 @@ class TrialFigures:
         predicted_reserved: what PyTorch's allocator takes from the GPU for the plan.
         predicted_returned: bytes of pages that the allocator gives back to the driver in each step of the plan, where
             it may have no more than the budget leaves.
-        predicted_ms: time of the plan, and in a capped trial what giving pages back to the driver takes.
+        moved: bytes that move within the device in each step, so that tensors lie side by side.
+        predicted_ms: time of the plan and of these moves, and in a capped trial what giving pages back to the driver
+            takes.
         floor: the least peak that any plan can reach by offloading and recomputing.
         allocated: most bytes that tensors had.
         reserved: most bytes that PyTorch's allocator took from the GPU.
@@ -99,6 +101,7 @@ class TrialFigures:
     predicted_peak: int | None
     predicted_reserved: int | None
     predicted_returned: int | None
+    moved: int | None
     predicted_ms: float | None
     floor: int | None
     allocated: int

@@ -1,0 +1,77 @@
+"""Storages that move on a GPU: PyTorch's bits, a block that is taken before the first step, and no page given back."""
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from tests.support.moving_plans import shaken  # noqa: E402
+from tests.support.plain_training import Race, train  # noqa: E402
+from tests.support.small_networks import small_network  # noqa: E402
+from ucudnn.memory.policies.choice import make_plan  # noqa: E402
+from ucudnn.memory.torch.device_use.usage import outside_bytes  # noqa: E402
+from ucudnn.memory.torch.execution.fit import fit_subject  # noqa: E402
+from ucudnn.memory.torch.training_step import TrainingRecipe  # noqa: E402
+from ucudnn.memory.torch.trials.trial import run_apart  # noqa: E402
+from ucudnn.memory.torch.trials.trial_result import TrialSettings  # noqa: E402
+
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="PyTorch has no GPU")
+
+MIB = 2**20
+
+
+@pytest.fixture(autouse=True)
+def fixed_plans(monkeypatch):
+    """Let cuDNN compute the same bits each time."""
+    monkeypatch.setattr(torch.backends.cudnn, "deterministic", True)
+    monkeypatch.setattr(torch.backends.cudnn, "benchmark", False)
+
+
+@pytest.mark.parametrize("policy", ["checkpoint", "vdnn-ext-all-p"])
+def test_storages_that_move_at_random_change_no_bit(policy):
+    torch.manual_seed(0)
+    trained = Race(small_network("resnet18"), steps=3, device="cuda")
+    if [*map(float, trained.plain()[0])] != [*map(float, trained.losses)]:
+        pytest.skip("PyTorch's own step does not repeat itself here")
+    plan = make_plan(trained.program.graph, trained.costs, None, policy)
+    step = trained.fitted(shaken(plan, trained.costs, 1))
+    trained.check(step)
+    step.close()
+
+
+def test_a_budget_takes_its_block_before_the_first_step_and_keeps_bytes_for_the_state_no_longer_than_the_update():
+    torch.manual_seed(0)
+    trained = Race(small_network("resnet18"), steps=1, device="cuda")
+    trained.model.zero_grad()
+    device = torch.device("cuda", torch.cuda.current_device())
+    budget = 2**30 + torch.cuda.memory_allocated() + outside_bytes(device)
+    step = fit_subject(trained.subject, budget, "checkpoint", measured=True)
+    assert step._block is not None
+    assert step._block.taken
+    assert torch.cuda.memory_reserved() + outside_bytes(device) <= budget
+    before = torch.cuda.memory_reserved()
+    train(step, trained.subject.optimizers[0], trained.inputs, steps=3)
+    assert torch.cuda.memory_reserved() <= before + 4 * MIB  # small tensors have pages of their own
+    assert step._block._kept is None
+    assert step._block._pads == []
+    step.close()
+
+
+def test_a_plan_near_the_budget_gives_no_page_back():
+    recipe = TrainingRecipe(model="bench.memory.models:unet2d", batch=4, shape=(3, 512, 512))
+    stock = run_apart(TrialSettings(recipe=recipe, policy="pytorch", budget_bytes=None, device="cuda")).figures
+    assert stock is not None
+    budget = int(0.7 * stock.allocated) + stock.outside
+    settings = TrialSettings(recipe=recipe, policy="auto", budget_bytes=budget, device="cuda", capped=True)
+    result = run_apart(settings)
+    figures = result.figures
+    assert figures is not None, result.reason
+    told = (
+        f"moved {figures.moved}, reserved {figures.reserved}, predicted {figures.predicted_reserved}, allocated"
+        f" {figures.allocated}, predicted {figures.predicted_peak}, {figures.step_ms} ms, predicted"
+        f" {figures.predicted_ms}, given back {figures.predicted_returned}"
+    )
+    assert figures.reserved + figures.outside <= budget, told
+    if figures.predicted_returned == 0:
+        assert figures.retries == 0, told
+        assert figures.predicted_reserved == pytest.approx(figures.reserved, rel=0.03), told
+    assert figures.predicted_peak == pytest.approx(figures.allocated, rel=0.02), told

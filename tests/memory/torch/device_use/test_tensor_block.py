@@ -1,0 +1,112 @@
+"""Tests of a block that is taken at once: what is kept for the first update, and what is given back, and when."""
+
+import gc
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from ucudnn.memory.pools.compaction import Compaction  # noqa: E402
+from ucudnn.memory.torch.device_use.tensor_block import TakenBlock  # noqa: E402
+
+MIB = 2**20
+LAYOUT = Compaction(
+    block_bytes=100 * MIB,
+    small_bytes=2 * MIB,
+    kept_bytes=30 * MIB,
+    top=90 * MIB,
+    moves={},
+    moved_bytes=0,
+    first_moves={},
+)
+
+
+class Piece:
+    """Bytes that are given back when nobody holds them."""
+
+    def __init__(self, memory, size):
+        self.memory, self.size = memory, size
+        memory.held.append(size)
+
+    def __del__(self):
+        self.memory.held.remove(self.size)
+
+
+class Memory:
+    """An allocator that writes down what is asked of it."""
+
+    def __init__(self, holes=(), most=1000 * MIB):
+        self.held, self.asked, self.there, self.most = [], [], list(holes), most
+
+    def take(self, size):
+        self.asked.append(size)
+        if sum(self.held) + size > self.most:
+            raise MemoryError
+        return Piece(self, size)
+
+    def holes(self):
+        return self.there
+
+    def reserved_bytes(self):
+        return 50 * MIB
+
+    def forget_peaks(self):
+        self.asked.append("peaks")
+
+
+def optimizer():
+    weight = torch.nn.Parameter(torch.ones(3))
+    weight.grad = torch.ones(3)
+    return torch.optim.SGD([weight], lr=0.1, momentum=0.9)
+
+
+def test_all_bytes_are_taken_once_and_those_of_the_state_are_kept():
+    memory = Memory()
+    block = TakenBlock(memory, LAYOUT, 150 * MIB, [optimizer()])
+    assert block.taken
+    assert memory.asked == [30 * MIB, 70 * MIB, "peaks"]
+    assert memory.held == [30 * MIB]
+    block.close()
+    assert memory.held == []
+
+
+def test_a_block_beyond_the_budget_or_the_device_is_not_taken():
+    memory = Memory()
+    assert not TakenBlock(memory, LAYOUT, 150 * MIB - 1, [optimizer()]).taken
+    assert memory.asked == []
+    memory = Memory(most=99 * MIB)
+    block = TakenBlock(memory, LAYOUT, 150 * MIB, [optimizer()])
+    assert not block.taken
+    assert memory.held == []
+
+
+def test_during_the_first_update_all_holes_but_the_largest_are_filled_and_the_kept_bytes_are_free():
+    memory, update = Memory(holes=[5 * MIB, 40 * MIB, MIB // 2, 8 * MIB]), optimizer()
+    block = TakenBlock(memory, LAYOUT, 150 * MIB, [update])
+    during = []
+    update.register_step_pre_hook(lambda *_: during.append(sorted(memory.held)))
+    update.step()
+    assert during == [[5 * MIB, 8 * MIB]]
+    assert memory.held == []
+    update.step()
+    assert during[1] == []
+    assert block.taken
+
+
+def test_an_update_without_room_for_that_gives_the_kept_bytes_all_the_same():
+    memory, update = Memory(holes=[5 * MIB, 40 * MIB], most=100 * MIB), optimizer()
+    block = TakenBlock(memory, LAYOUT, 150 * MIB, [update])
+    memory.most = 30 * MIB
+    update.step()
+    assert memory.held == []
+    assert block.taken
+
+
+def test_what_is_kept_goes_with_the_step_and_the_optimizer_still_updates():
+    memory, update = Memory(), optimizer()
+    block = TakenBlock(memory, LAYOUT, 150 * MIB, [update])
+    assert memory.held == [30 * MIB]
+    del block
+    gc.collect()
+    assert memory.held == []
+    update.step()

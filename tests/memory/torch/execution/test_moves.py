@@ -1,0 +1,86 @@
+"""Storages that move while a step runs: the bits stay, and the code takes memory in the order of its replay."""
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from tests.support.live_bytes import LiveBytes  # noqa: E402
+from tests.support.memory_plans import random_plan_in_parts  # noqa: E402
+from tests.support.moving_plans import shaken  # noqa: E402
+from tests.support.plain_training import Race, train  # noqa: E402
+from tests.support.small_networks import small_network  # noqa: E402
+from ucudnn.memory.liveness import measure_liveness  # noqa: E402
+from ucudnn.memory.policies.choice import AllocatorRoom, make_plan  # noqa: E402
+from ucudnn.memory.pools import block, compaction  # noqa: E402
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+PAGE = 256
+
+
+@pytest.mark.parametrize("name", ["resnet18", "unet", "gpt", "shared", "inplace"])
+def test_storages_that_move_at_random_change_no_bit(name):
+    torch.manual_seed(0)
+    trained = Race(small_network(name), steps=3)
+    graph, costs = trained.program.graph, trained.costs
+    for seed, policy in enumerate(("stock", "checkpoint", "vdnn-ext-all-p", "random")):
+        plan = random_plan_in_parts(graph, costs, 3) if policy == "random" else make_plan(graph, costs, None, policy)
+        step = trained.fitted(shaken(plan, costs, seed))
+        assert "copy(" in step.code
+        trained.check(step)
+        step.close()
+
+
+class _Addresses(LiveBytes):
+    """An allocator by the rules of PyTorch's: each storage that operators make lies in the smallest hole."""
+
+    def __init__(self, size):
+        self.size, self.pieces, self.top = size, {}, 0
+        super().__init__()
+
+    def _add(self, storage):
+        known = storage._cdata in self._known
+        super()._add(storage)
+        if not known and storage.nbytes():
+            ends = [0, *(begin + size for begin, size in sorted(self.pieces.values()))]
+            begins = [*(begin for begin, _ in sorted(self.pieces.values())), 2**40]
+            holes = [
+                (min(begin, max(self.size, end)) - end, end)
+                for end, begin in zip(ends, begins, strict=True)
+                if min(begin, max(self.size, end)) - end >= storage.nbytes()
+            ]
+            address = min(holes, default=(0, ends[-1]))[1]
+            self.pieces[storage._cdata] = address, storage.nbytes()
+            self.top = max(self.top, address + storage.nbytes())
+
+    def _gone(self, address, size):
+        super()._gone(address, size)
+        self.pieces.pop(address, None)
+
+
+@pytest.mark.parametrize("name", ["unet", "unet3d"])
+def test_a_step_in_a_block_takes_no_byte_beyond_it(name, monkeypatch):
+    for module in (block, compaction):
+        monkeypatch.setattr(module, "SMALL_BYTES", 0)
+        monkeypatch.setattr(module, "_LARGE", PAGE)
+    monkeypatch.setattr(block, "_SMALL", PAGE)
+    torch.manual_seed(0)
+    trained = Race(small_network(name), kind=None, steps=1)
+    graph, costs = trained.program.graph, trained.costs
+    least, peak = measure_liveness(graph, costs).floor_bytes, measure_liveness(graph, costs).peak_bytes
+    moved = []
+    for share in (0.8, 0.6, 0.4):
+        budget = int(least + share * (peak - least))
+        room = AllocatorRoom(most_bytes=int(budget * 1.02))
+        plan = make_plan(graph, costs, budget, "checkpoint", room)
+        layout = room.compaction(plan, costs)
+        if layout is None or not layout.moves:
+            continue
+        assert plan.moves == layout.moves
+        step = trained.fitted(plan, debug=False)
+        trained.check(step)
+        trained.model.zero_grad()
+        with _Addresses(layout.block_bytes) as addresses:
+            train(step, None, trained.inputs, steps=1)
+        assert 0.9 * layout.top < addresses.top <= layout.block_bytes
+        moved.append(layout.moved_bytes)
+    assert moved, "nothing had to move, so this tests nothing"

@@ -1,0 +1,48 @@
+"""Plans whose storages move at random before their actions."""
+
+import random
+from dataclasses import replace
+
+from ucudnn.memory.graph import Phase, Role
+from ucudnn.memory.plans.actions import ActionKind, Move
+from ucudnn.memory.pools.step_replay import ReplayedPlan, StepReplay
+from ucudnn.memory.simulation.simulator import simulate
+
+
+class _Nowhere:
+    """A space of which nobody asks addresses."""
+
+    def take(self, size):
+        return 0, size
+
+    def give_back(self, piece):
+        pass
+
+
+class _Shaker(StepReplay):
+    """Lets some of the storages that are there move before each action."""
+
+    def __init__(self, plan, costs, seed):
+        super().__init__(plan.graph, costs, _Nowhere(), state_exists=True)
+        self.dice, self.found = random.Random(seed), {}
+        actions = enumerate(plan.actions)
+        runs = [index for index, (kind, target) in actions if kind is ActionKind.RUN and self.is_inside(target)]
+        self.last = max(runs)
+        self.step(ReplayedPlan(plan, {}, simulate(plan, costs).delayed))
+
+    def is_inside(self, operation):
+        return self.graph.operations[operation].phase is not Phase.OPTIMIZER
+
+    def expect(self, index, wanted):
+        roles = (Role.ACTIVATION, Role.GRADIENT)
+        there = [each for each in self.pieces if self.graph.storages[each].role in roles]
+        moving = tuple(self.dice.sample(there, min(len(there), self.dice.randint(0, 3))))
+        if moving and index <= self.last:
+            self.found[index] = (Move((self.dice.randint(1, 999),), moving),)
+
+
+def shaken(plan, costs, seed):
+    """Return a plan before whose actions random storages move."""
+    moves = _Shaker(plan, costs, seed).found
+    assert sum(len(each.storages) for several in moves.values() for each in several) > 20
+    return replace(plan, moves=moves)
