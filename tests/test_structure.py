@@ -189,12 +189,20 @@ def test_exported_names():
 
 
 def test_import_is_light():
-    code = "import sys, ucudnn; print(*sys.modules)"
-    modules = set(
-        subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
-    )
-    assert "ucudnn.handle" in modules
-    assert modules & {*PLACES, "highspy"} == set()
+    code = "import sys, ucudnn; print(*sys.modules); ucudnn.Handle; print(*sys.modules)"
+    printed = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    before, after = (set(line.split()) for line in printed.splitlines())
+    assert {each for each in before if each.startswith("ucudnn")} == {
+        "ucudnn"
+    }  # the command takes Ctrl-C before others
+    assert "ucudnn.handle" in after
+    assert after & {*PLACES, "highspy"} == set()
+
+
+def test_a_name_that_is_not_public_is_no_attribute():
+    assert {*ucudnn.__all__} <= {*dir(ucudnn)}
+    with pytest.raises(AttributeError, match="module 'ucudnn' has no attribute 'Handles'"):
+        _ = ucudnn.Handles
 
 
 def import_everything():

@@ -1,0 +1,73 @@
+"""The command `ucudnn`: Ctrl-C ends it without a word from its first line on."""
+
+import os
+import signal
+import subprocess
+import sys
+import tomllib
+
+import pytest
+
+from tests.support.paths import ROOT
+from ucudnn import __main__ as command
+from ucudnn.cli import app
+
+SCRIPT = "import sys; from ucudnn.__main__ import main; sys.exit(main())"  # as an installer writes it
+INTERRUPTING = """\
+import os, signal, sys
+
+
+class Interrupting:
+    def find_spec(self, name, path=None, target=None):
+        if name == os.environ["INTERRUPTED"]:
+            os.kill(os.getpid(), signal.SIGINT)
+
+
+sys.meta_path.insert(0, Interrupting())
+"""
+"""Sends Ctrl-C when the import of a module begins, whatever the speed of the machine."""
+
+
+def run(folder, way, module, **options):
+    """Run `ucudnn --version`, with Ctrl-C when the import of a module begins."""
+    (folder / "sitecustomize.py").write_text(INTERRUPTING)
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(folder), str(ROOT)]), "INTERRUPTED": module}
+    command_line = [sys.executable, *way, "--version"]
+    done = subprocess.run(command_line, env=environment, capture_output=True, text=True, cwd=folder, **options)
+    return done.returncode, done.stdout, done.stderr
+
+
+def test_the_installed_command_is_the_one_that_takes_ctrl_c_first():
+    scripts = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["scripts"]
+    assert scripts == {"ucudnn": "ucudnn.__main__:main"}
+
+
+@pytest.mark.parametrize(
+    ("way", "module"),
+    [
+        (("-m", "ucudnn"), "ucudnn.cli"),
+        (("-m", "ucudnn"), "typer"),
+        (("-m", "ucudnn"), "ucudnn.cli.plot"),
+        (("-c", SCRIPT), "ucudnn.errors"),
+    ],
+)
+def test_ctrl_c_during_any_import_ends_the_command_without_a_word(tmp_path, way, module):
+    assert run(tmp_path, way, module) == (130, "", "")
+
+
+def test_who_ignores_ctrl_c_goes_on(tmp_path):
+    def ignore():
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+    status, out, error = run(tmp_path, ("-m", "ucudnn"), "typer", preexec_fn=ignore)
+    assert (status, error) == (0, "")
+    assert out
+
+
+def test_ctrl_c_while_commands_are_made_ends_the_command_without_a_word(monkeypatch, capsys):
+    monkeypatch.setattr(app, "main", lambda: os.kill(os.getpid(), signal.SIGINT))
+    with pytest.raises(SystemExit) as ended:
+        command.main()
+    assert ended.value.code == 130
+    assert capsys.readouterr() == ("", "")
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
