@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from tests.support.operands import PROBLEM, direct, operands, poison, relative, written
 from tests.support.problems import make_problem
-from ucudnn.backends.base import Offset
+from ucudnn.backends.base import Offset, Scaling
 from ucudnn.backends.cpu.backend import CpuBackend
 from ucudnn.configuration import MicroConfiguration, SlabConfiguration, configuration_of
 from ucudnn.errors import StepError, UnsupportedProblemError
@@ -74,17 +74,35 @@ def test_aligned_parts_begin_at_multiples_of_their_power_of_two(sizes):
     assert start == sum(sizes)
 
 
-@pytest.mark.parametrize("operation", Operation)
-@pytest.mark.parametrize("sizes", [[6], [2, 2, 2], [4, 2]])
-def test_bound_calls_compute_what_a_launch_computes(operation, sizes):
-    backend = CpuBackend()
-    problem = PROBLEM.with_operation(operation)
+def gemm_plan(problem, sizes, backend):
     parts = [
         MicroConfiguration(size=size, algorithm="GEMM", time_ms=1.0, workspace_bytes=each.workspace_bytes)
         for size in sizes
         if (each := backend.algorithm(problem.part(size), "GEMM")) is not None
     ]
-    plan = make_plan(problem, configuration_of(parts), backend)
+    return make_plan(problem, configuration_of(parts), backend)
+
+
+@pytest.mark.parametrize("operation", Operation)
+@pytest.mark.parametrize("alpha", [1.0, 2.0, -0.5])
+@pytest.mark.parametrize("beta", [0.0, 1.0, 2.0, -0.5])
+def test_parts_have_the_factors_of_the_whole(operation, alpha, beta):
+    backend = CpuBackend()
+    problem = PROBLEM.with_operation(operation)
+    x, w, y = operands(problem)
+    expected = direct(problem, x, w, y, alpha, beta)
+    poison(written(problem, x, w, y), beta)
+    plan = gemm_plan(problem, [2, 2, 2], backend)
+    plan.launch(x, w, y, backend.allocate(plan.workspace_bytes), Scaling(alpha, beta))
+    assert relative(written(problem, x, w, y), expected) < 1e-12
+
+
+@pytest.mark.parametrize("operation", Operation)
+@pytest.mark.parametrize("sizes", [[6], [2, 2, 2], [4, 2]])
+def test_bound_calls_compute_what_a_launch_computes(operation, sizes):
+    backend = CpuBackend()
+    problem = PROBLEM.with_operation(operation)
+    plan = gemm_plan(problem, sizes, backend)
     x, w, y = operands(problem)
     expected = direct(problem, x, w, y, 1.0, 0.0)
     calls = plan.bind(x, w, y, backend.allocate(plan.workspace_bytes))

@@ -201,6 +201,21 @@ def test_a_failure_leaves_the_output_as_it_was_and_all_samples_to_compute(at):
     assert (w == before).all()
 
 
+def test_a_sum_that_cannot_be_rounded_is_a_failure_of_its_last_part():
+    problem = gradient(batch=8)
+    parts = [
+        part
+        for name, count in (("GEMM", 2), ("GEMM", 4), ("IMPLICIT_GEMM", 4))
+        for part in divided(problem, name, count, summed=True).parts[:1]
+    ]
+    x, w, y = operands(problem)
+    mixed = Configuration(parts=tuple(parts), float32_sum=CPU.float32_sum(problem))
+    plan = make_plan(problem, mixed, Failing(len(parts) + 1))
+    with pytest.raises(StepError, match=r"IMPLICIT_GEMM failed on a micro-batch of 2: out of order") as failed:
+        plan.launch(x, w, y, CPU.allocate(plan.workspace_bytes))
+    assert (failed.value.start, failed.value.left) == (0, ())
+
+
 @pytest.mark.parametrize("wrong", [lambda w: w.astype(np.float32), lambda w: w[1:], lambda w: w.T.copy().T])
 def test_filters_that_do_not_fit_are_refused_before_anything_is_computed(wrong):
     problem = gradient(batch=8)

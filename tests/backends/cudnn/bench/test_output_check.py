@@ -68,8 +68,8 @@ class HostDevice:
 
 
 def opened(problem, rng):
-    shapes = (problem.x_shape, problem.w_shape, problem.y_shape)
-    memory = [rng.uniform(-0.5, 0.5, shape).astype(problem.dtype.value) for shape in shapes]
+    kinds = ((problem.x_shape, problem.dtype), (problem.w_shape, problem.w_dtype), (problem.y_shape, problem.dtype))
+    memory = [rng.uniform(-0.5, 0.5, shape).astype(dtype.value) for shape, dtype in kinds]
     operands = tuple(DeviceBuffer(each.ctypes.data, each.nbytes, each) for each in memory)
     nothing = DeviceBuffer(0, 0)
     return OutputCheck(problem, None, 0, HostDevice(), operands, lambda size_bytes: nothing), nothing
@@ -131,7 +131,7 @@ def test_every_kind_of_slab_has_a_reference(operation, dtype):
 
 
 class HalfCall:
-    """A filter gradient of 16 bits, computed in float64; `spoils` says what is made of it before it is rounded."""
+    """A filter gradient of 16-bit operands, in float64; `spoils` says what is made of it before it is rounded."""
 
     workspace_bytes = 0
 
@@ -153,8 +153,9 @@ class HalfCall:
         weights = np.empty((problem.filters, problem.channels // problem.groups, *problem.kernel))
         gradient = alpha * self.spoils(reference_convolution(problem, data, weights, dy))
         gradient = np.moveaxis(gradient, 1, -1) if last else gradient
-        before = read(w, problem.w_bytes).reshape(problem.w_shape) * beta if beta else 0
-        ctypes.memmove(w, (gradient + before).astype(np.float16).tobytes(), problem.w_bytes)
+        dtype = problem.w_dtype
+        before = HostDevice().read(w, problem.w_bytes, dtype).reshape(problem.w_shape) * beta if beta else 0
+        ctypes.memmove(w, (gradient + before).astype(dtype.value).tobytes(), problem.w_bytes)
 
 
 def beyond_the_taps(gradient):
@@ -200,6 +201,23 @@ def test_the_host_decides_if_a_plain_gradient_of_16_bits_has_a_large_error(monke
             with pytest.raises(UnsupportedProblemError, match=r"an error of .*, more than"):
                 check(call, name, piece, nothing)
         check(right, "right", piece, nothing)
+
+
+@pytest.mark.parametrize("layout", [Layout.NCHW, Layout.NHWC])
+@pytest.mark.parametrize("kernel", [(1, 1), (3, 3)])
+def test_a_float32_sum_of_16_bits_is_compared_with_the_host(monkeypatch, layout, kernel):
+    problem = ConvolutionProblem(
+        operation=Operation.BACKWARD_FILTER, batch=5, channels=6, spatial=(9, 8), filters=4, kernel=kernel,
+        padding=(1, 0), dtype=DataType.FLOAT16, layout=layout, float32_sum=True,
+    )  # fmt: skip
+    (piece,) = pieces_of(problem, 5, ())
+    check, nothing = opened(problem, np.random.default_rng(6))
+    # Legacy algorithms write 16 bits.
+    monkeypatch.setattr(check_module, "LegacyCall", lambda *_: pytest.fail("it cannot compute this"))
+    for _ in range(2):
+        check(HalfCall(problem), "right", piece, nothing)
+        with pytest.raises(UnsupportedProblemError, match=r"an error of .*, more than"):
+            check(HalfCall(problem, lambda dw: dw * 1.02), "wrong", piece, nothing)
 
 
 @pytest.mark.parametrize("operation", Operation)
