@@ -180,9 +180,10 @@ def test_inference_is_tuned_without_an_optimizer():
         assert sum(on.report().tuned[0].outcomes.values()) > 3
 
 
-def test_a_settled_program_within_a_limit_is_computed_by_the_gate(monkeypatch):
+@pytest.mark.parametrize("limits", [{}, {"memory_limit": "4GiB"}], ids=["of workspaces", "of memory too"])
+def test_a_settled_program_within_a_limit_is_computed_by_the_gate(monkeypatch, limits):
     program, seen = Program(), []
-    with ucudnn.torch.enable(workspace_limit="16MiB", trial_share=0.5, database="off") as on:
+    with ucudnn.torch.enable(workspace_limit="16MiB", trial_share=0.5, database="off", **limits) as on:
         settle(program, on)
         begin = monotonic()
         while not process_overrides.is_gated("cuda"):  # this needs a C++ compiler
@@ -193,6 +194,9 @@ def test_a_settled_program_within_a_limit_is_computed_by_the_gate(monkeypatch):
             run = getattr(Interceptor, name)
             monkeypatch.setattr(Interceptor, name, lambda *rest, run=run: seen.append(run) or run(*rest))
         process_overrides.refresh()  # registers methods of the interceptor again
+        assert {each.most_bytes for each in process_overrides._gates["CUDA"]._directs} == {
+            (4 << 30) - (1 << 20) if limits else None
+        }
 
         def peak_of_step():
             torch.cuda.synchronize()
@@ -210,6 +214,13 @@ def test_a_settled_program_within_a_limit_is_computed_by_the_gate(monkeypatch):
         assert 2 <= in_python <= 6, "depth-wise convolutions are PyTorch's; strided inputs may be copied in Python"
         assert calls == calls_in_python
         assert peak <= peak_in_python + (1 << 20)
+        if limits:
+            ballast = torch.empty(4 << 30, dtype=torch.uint8, device="cuda")
+            bounded = any(each.workspace_bytes for each in process_overrides._gates["CUDA"]._directs)
+            peak, more_in_python, _ = peak_of_step()
+            assert (more_in_python > in_python) is bounded, "what needs a workspace, for which live bytes leave no room"
+            assert peak <= peak_in_python + ballast.nbytes, "it gets none"
+            del ballast
         side = torch.cuda.Stream()
         side.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(side), torch.no_grad():

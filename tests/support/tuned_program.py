@@ -1,6 +1,7 @@
 """A program on the host's GPU whose kernels take stated times: PyTorch's own those that a test states."""
 
 from contextlib import nullcontext
+from time import sleep
 
 import torch
 
@@ -34,6 +35,7 @@ class HostProgram(Program):
         looked: how often free blocks were looked up.
         reserved: bytes that are reserved.
         bandwidth: stated bandwidth of the memory, in bytes per millisecond; 0 if it is not known.
+        live: returns how many bytes live; at first it is what ucudnn has allocated for outputs and workspaces.
     """
 
     def __init__(self, host, stock_ms, idle_ms):
@@ -47,6 +49,7 @@ class HostProgram(Program):
         self.stock_calls = 0
         self.looked = 0
         self.reserved = 200 << 20
+        self.live = lambda: host.live_bytes
         self.bandwidth = 0.0
 
     def now_ms(self):
@@ -63,7 +66,7 @@ class HostProgram(Program):
         return end - begin
 
     def live_bytes(self):
-        return self.host.live_bytes
+        return self.live()
 
     def peak_bytes(self):
         self._asked += 1
@@ -122,6 +125,7 @@ class TunedProgram:
         library: builds the gate; None goes without.
         limit_bytes: a stated limit of each workspace, within which first plans run; None lets PyTorch compute first.
         memory_bytes: a stated limit of live bytes and workspace together, beside the other one.
+        live: returns how many bytes live; None counts what ucudnn has allocated.
         settings: other settings of the handle that makes first plans.
 
     Attributes:
@@ -138,10 +142,12 @@ class TunedProgram:
         library=None,
         limit_bytes=None,
         memory_bytes=None,
+        live=None,
         **settings,
     ):
         torch.manual_seed(0)
         self.program = HostProgram(host, stock_ms, idle_ms)
+        self.program.live = live or self.program.live
         self.model = torch.nn.Sequential(
             torch.nn.Conv2d(4, 6, 3, padding=1), torch.nn.ReLU(), torch.nn.Conv2d(6, 6, 3, padding=1, bias=False)
         )
@@ -152,7 +158,7 @@ class TunedProgram:
             self._opened, nullcontext, lambda backend: open_store(database, backend, in_program=True)
         )
         self._host = host
-        self.memory = None if memory_bytes is None else MemoryLimit(memory_bytes, lambda: host.live_bytes)
+        self.memory = None if memory_bytes is None else MemoryLimit(memory_bytes, self.program.live_bytes)
         aten, self.planned, stated = StatedAten(self.program), None, None
         if limit_bytes is not None:
             loaded = Settings(workspace_limit_bytes=limit_bytes, database=database, **settings)
@@ -188,6 +194,16 @@ class TunedProgram:
     @property
     def replaced_calls(self):
         return sum(kernel.calls for each in self.made.tuners().values() for kernel in each.kernels.values())
+
+    def until(self, holds, check, most=400):
+        """Take steps, each of which is checked, until something holds; an error if that is not after so many."""
+        for _ in range(most):
+            found = self.step()
+            check(found, self.expected)
+            if holds():
+                return
+            sleep(0.01)  # so that the threads which build get on beside other work
+        raise AssertionError(f"it does not hold after {most} steps")
 
     def step(self):
         """Take a step, and return the output and the gradients; `expected` gets those in float64, by matrices."""

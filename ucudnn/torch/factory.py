@@ -274,8 +274,7 @@ def _tuned_within(settings: Settings, share: float, memory_limit_bytes: int | No
         return Tuner(ProgramOnGpu(ordinal), source, TrialLedger(share), stated)
 
     aten = process_overrides.aten_kernels("cuda")
-    library = GateLibrary() if memory_limit_bytes is None else None  # the gate does not look at live bytes
-    return AutoInterceptor(open_tuner, "cuda", aten, process_overrides.refresh, library, planned)
+    return AutoInterceptor(open_tuner, "cuda", aten, process_overrides.refresh, GateLibrary(), planned)
 
 
 def _share(share: object) -> float:

@@ -67,6 +67,7 @@ class TorchGpu(Gpu):
     def __init__(self, ordinal: int, limit: MemoryLimit | None = None) -> None:
         super().__init__()
         self._limit = limit
+        self.most_bytes = None if limit is None else limit.most_bytes
         self.ordinal = ordinal
         self.failures = (UcudnnError, RuntimeError)  # PyTorch raises RuntimeError for errors of CUDA
         self._device = torch.device("cuda", ordinal)

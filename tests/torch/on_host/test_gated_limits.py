@@ -24,13 +24,7 @@ def gated(host, gate_library):
     """Return a program with a gate that computes by its plans."""
     one = TunedProgram(host, 50.0, share=0.5, limit_bytes=LIMIT, library=gate_library)
     with one.enable():
-        for _ in range(400):
-            assert_near(one.step(), one.expected)
-            if one.is_gated:
-                break
-            sleep(0.01)  # so that the threads which build get on beside other work
-        else:
-            pytest.fail("the gate was not opened")
+        one.until(lambda: one.is_gated, assert_near)
         yield one
     process_overrides.use(None)
     one.source.join(30)

@@ -251,6 +251,11 @@ class CudnnBackend(ComputeBackend):
         """Return how large a workspace may be now, as a limit of memory says that the GPU's library was given."""
         return self._device.room_bytes()
 
+    @property
+    def most_bytes(self) -> int | None:
+        """What live bytes and a workspace may come to; None if no limit of memory is stated."""
+        return self._device.most_bytes
+
     def spare(self, bound: Tensor, size_bytes: int) -> Spare | None:
         """Return the memory of a dense tensor as a workspace, from its first aligned byte on.
 

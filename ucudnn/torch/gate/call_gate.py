@@ -100,7 +100,7 @@ class CallGate:
                 the gate sums gradients of biases, and computes gradients of weights first, as they do.
 
         Raises:
-            RuntimeError: if PyTorch refuses it.
+            RuntimeError: if PyTorch refuses it, or does not say how many bytes live where these are limited.
         """
         self.close()
         self._call("clear", device_type.upper().encode(), self._callback)
@@ -166,7 +166,8 @@ def _call_of(direct: DirectKernel) -> tuple[Any, ...]:
     calls, _ = direct.calls.buffer_info()
     other_stream, _ = direct.other_stream.buffer_info()
     shared = ctypes.c_void_p(calls), ctypes.c_void_p(other_stream)
-    return functions, ctypes.c_void_p(direct.handle), _numbers(parts), *sizes, *shared
+    most = ctypes.c_int64(-1 if direct.most_bytes is None else direct.most_bytes)
+    return functions, ctypes.c_void_p(direct.handle), _numbers(parts), *sizes, *shared, most
 
 
 _CALLBACK = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_int64, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p)

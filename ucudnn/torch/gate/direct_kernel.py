@@ -46,6 +46,7 @@ class DirectKernel:
         other_stream: one number, which is 0 while the handle is set to PyTorch's default stream.
         calls: two numbers. The gate counts the first one up with each call. It does not compute while the second one is
             not 0, because the kernel has another plan by then.
+        most_bytes: what live bytes and its workspace may come to; None if only the workspace is limited.
     """
 
     library: Library
@@ -54,6 +55,7 @@ class DirectKernel:
     workspace_bytes: int
     other_stream: "array[int]"
     calls: "array[int]" = field(default_factory=lambda: array("q", [0, 0]))
+    most_bytes: int | None = None
 
 
 def direct_kernel(plan: Plan, backend: Backend) -> DirectKernel | None:
@@ -83,6 +85,7 @@ def direct_kernel(plan: Plan, backend: Backend) -> DirectKernel | None:
         parts=[each for each in parts if each is not None],
         workspace_bytes=plan.workspace_bytes,
         other_stream=backend.other_stream,
+        most_bytes=backend.most_bytes,
     )
 
 

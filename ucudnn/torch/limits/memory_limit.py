@@ -24,17 +24,19 @@ class MemoryLimit:
 
     Attributes:
         limit_bytes: the limit.
+        most_bytes: what live bytes and a workspace may come to as it is asked for; its block may be larger.
         exceeded: whether live bytes alone have exceeded it.
     """
 
     def __init__(self, limit_bytes: int, live: Callable[[], int]) -> None:
         self.limit_bytes = limit_bytes
+        self.most_bytes = max(0, limit_bytes - _ROUNDING_BYTES)
         self.exceeded = False
         self._live = live
 
     def room_beside(self, live_bytes: int) -> int:
         """Return how large a workspace may be beside live bytes."""
-        return max(0, self.limit_bytes - live_bytes - _ROUNDING_BYTES)
+        return max(0, self.most_bytes - live_bytes)
 
     def room_bytes(self) -> int:
         """Return how large a workspace may be now."""

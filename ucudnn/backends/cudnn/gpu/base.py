@@ -95,11 +95,13 @@ class Gpu(ABC):
         failures: exceptions that ucudnn and CUDA raise if something fails on the GPU.
         recycles: whether `allocate` reuses memory that was freed on the same stream so cheaply that each call allocates
             its workspace, and none is held between calls.
+        most_bytes: what live bytes and a workspace may come to; None if no limit of memory is stated.
     """
 
     ordinal: int
     failures: tuple[type[Exception], ...]
     recycles: bool
+    most_bytes: int | None = None
 
     def __init__(self) -> None:
         self._stream_numbers: BoundedDict[int, int] = BoundedDict(_MOST_STREAMS)

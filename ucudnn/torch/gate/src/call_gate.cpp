@@ -78,9 +78,14 @@ std::unique_lock<std::mutex> handles_of_this_thread() {
 
 bool computes(const Direct& direct, const at::Tensor& like, std::array<void*, 3> tensors, void* out) {
   if (!are_aligned(tensors)) return false;
+  std::unique_lock<std::mutex> lock;
+  if (direct.is_bounded()) {  // no other kernel may take a workspace between the look at live bytes and the allocation
+    lock = handles_of_this_thread();
+    if (!lock.owns_lock() || gate().in_python || !is_current(direct) || !has_room(direct, like)) return false;
+  }
   const at::Tensor memory = workspace_of(direct, like);
   if (direct.workspace_bytes && !memory.defined()) return false;
-  const auto lock = handles_of_this_thread();
+  if (!direct.is_bounded()) lock = handles_of_this_thread();
   if (!lock.owns_lock() || gate().in_python || !is_current(direct)) return false;
   return runs(direct, tensors, memory.defined() ? memory.mutable_data_ptr() : nullptr, out);
 }
@@ -276,11 +281,12 @@ EXPORTED const char* ucudnn_gate_add(int is_backward, const std::int64_t* look, 
 }
 
 // Lets cuDNN compute an output, in place of the callback. `functions` are those of `Cudnn`, in that order; `parts` has
-// four numbers for each part. `calls` and `other_stream` are those of `Direct`. All live until the rules are removed.
+// four numbers for each part. `calls`, `other_stream` and `most_bytes` are those of `Direct`. All live until the rules
+// are removed.
 EXPORTED const char* ucudnn_gate_direct(int is_backward, const std::int64_t* look, std::int64_t length, int at,
                                         void* const* functions, void* handle, const std::int64_t* parts,
                                         std::int64_t count, std::int64_t workspace_bytes, std::int64_t* calls,
-                                        const std::int64_t* other_stream) {
+                                        const std::int64_t* other_stream, std::int64_t most_bytes) {
   return guarded([&] {
     auto direct = std::make_shared<Direct>();
     direct->cudnn = {reinterpret_cast<decltype(Cudnn::create)>(functions[0]),
@@ -295,6 +301,12 @@ EXPORTED const char* ucudnn_gate_direct(int is_backward, const std::int64_t* loo
     direct->workspace_bytes = workspace_bytes;
     direct->calls = calls;
     direct->other_stream = other_stream;
+    direct->most_bytes = most_bytes;
+    if (direct->is_bounded()) {
+      const auto type = gate().key == c10::DispatchKey::CUDA ? c10::DeviceType::CUDA : c10::DeviceType::CPU;
+      direct->allocator = dynamic_cast<c10::DeviceAllocator*>(c10::GetAllocator(type));
+      TORCH_CHECK(direct->allocator != nullptr, "PyTorch's allocator does not say how many bytes live");
+    }
     Side& side = is_backward ? gate().backward : gate().forward;
     side.rules.at(list(look, length)).outputs.at(at).direct = std::move(direct);
     gate().is_direct = true;

@@ -2,7 +2,9 @@
 #pragma once
 
 #include <ATen/ops/empty_strided.h>
+#include <c10/core/CachingDeviceAllocator.h>
 
+#include <algorithm>
 #include <array>
 #include <cstdint>
 #include <vector>
@@ -39,7 +41,18 @@ struct Direct {
   std::int64_t workspace_bytes;
   std::int64_t* calls;  // the first number counts what was computed; the second one is 0 while the plan is current
   const std::int64_t* other_stream;  // 0 while the handle is set to the default stream
+  std::int64_t most_bytes = -1;  // what live bytes and the workspace may come to; -1: live bytes are not limited
+  c10::DeviceAllocator* allocator = nullptr;  // says how many bytes live, where these are limited
+
+  bool is_bounded() const { return most_bytes >= 0 && workspace_bytes > 0; }
 };
+
+// Returns whether the workspace of a bounded kernel may be allocated now.
+bool has_room(const Direct& direct, const at::Tensor& like) {
+  const auto stats = direct.allocator->getDeviceStats(std::max<c10::DeviceIndex>(0, like.device().index()));
+  const auto all = static_cast<std::size_t>(c10::CachingAllocator::StatType::AGGREGATE);
+  return direct.workspace_bytes <= direct.most_bytes - stats.allocated_bytes[all].current;
+}
 
 // Returns whether the kernel still has this plan, and its handle the default stream.
 bool is_current(const Direct& direct) { return direct.calls[1] == 0 && *direct.other_stream == 0; }

@@ -1,0 +1,148 @@
+"""Programs within a limit of live bytes and workspace together, whose plans the gate computes where there is room."""
+
+import ctypes
+import subprocess
+from types import SimpleNamespace
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from tests.support.host_gpu import assert_near  # noqa: E402
+from tests.support.paths import NATIVE  # noqa: E402
+from tests.support.tuned_program import TunedProgram  # noqa: E402
+from ucudnn.torch.gate.gate_library import _flags, _links  # noqa: E402
+from ucudnn.torch.interceptor import Interceptor  # noqa: E402
+from ucudnn.torch.overrides import process_overrides  # noqa: E402
+
+KIB, MIB = 1 << 10, 1 << 20
+MEMORY = 8 * MIB
+"""A limit of memory, of which 1 MiB stays free because blocks of PyTorch's allocator may be so much larger."""
+
+
+@pytest.fixture(scope="session")
+def counting(tmp_path_factory):
+    """Return an allocator of CPU tensors that says how many bytes live, as that of a GPU does."""
+    path = tmp_path_factory.mktemp("counting") / "counting_allocator.so"
+    flags = [each for each in _flags() if each != "-fvisibility=hidden"]
+    command = ["c++", *flags, str(NATIVE / "counting_allocator.cpp"), "-o", str(path), *_links()]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    library = ctypes.CDLL(str(path))
+    for each in (library.count_live, library.count_peak, library.count_after):
+        each.restype = ctypes.c_int64
+    library.count_after.argtypes = [ctypes.c_int64]
+    return SimpleNamespace(
+        begin=library.count_begin,
+        end=library.count_end,
+        live=library.count_live,
+        peak=library.count_peak,
+        after=library.count_after,
+    )
+
+
+@pytest.fixture
+def counted(gate_library, counting):
+    """Count the bytes of CPU tensors in a test."""
+    counting.begin()
+    yield counting
+    counting.end()
+
+
+@pytest.fixture
+def bounded(host, gate_library, counted):
+    """Return a function that makes a program within a limit of memory, which is ended after the test."""
+    made = []
+
+    def make(limit_bytes=MIB, memory_bytes=MEMORY):
+        options = {"limit_bytes": limit_bytes, "memory_bytes": memory_bytes, "live": counted.live}
+        made.append(TunedProgram(host, 50.0, share=0.5, library=gate_library, **options))
+        return made[-1]
+
+    yield make
+    process_overrides.use(None)
+    for each in made:
+        each.source.join(30)
+
+
+@pytest.fixture
+def in_python(monkeypatch):
+    """Return a list that gets an item for each call that comes to Python, once operators are registered again."""
+    seen = []
+    for name in ("forward", "backward"):
+        run = getattr(Interceptor, name)
+        monkeypatch.setattr(Interceptor, name, lambda *rest, run=run: seen.append(run) or run(*rest))
+    return seen
+
+
+def directs():
+    """Return what the gate computes."""
+    return process_overrides._gates["CPU"]._directs
+
+
+def _bytes(tensor):
+    return tensor.nbytes
+
+
+def test_calls_within_a_limit_of_memory_do_not_come_to_python_while_there_is_room(bounded, counted, in_python, calls):
+    one = bounded()
+    with one.enable():
+        one.until(lambda: one.is_gated, assert_near)
+        process_overrides.refresh()
+        in_python.clear()
+        calls()
+        before = sum(kernel.calls[0] for kernel in directs())
+        counted.peak()
+        for _ in range(3):
+            assert_near(one.step(), one.expected)
+        assert counted.peak() <= MEMORY - MIB
+        assert not in_python
+        assert len(directs()) == 5
+        assert sum(kernel.calls[0] for kernel in directs()) == before + 15
+        assert len(calls()) >= 15
+        assert {kernel.most_bytes for kernel in directs()} == {MEMORY - MIB}
+        assert max(kernel.workspace_bytes for kernel in directs()) > KIB
+        assert one.program.stock_calls == 0
+
+
+def test_no_workspace_is_taken_where_live_bytes_leave_no_room_for_it(bounded, counted, in_python):
+    rooms = (256 * KIB, 64 * KIB, 48 * KIB, 40 * KIB, 36 * KIB, 32 * KIB, 28 * KIB, 24 * KIB, 0)
+    python, gated, taken = ({limit: [] for limit in (0, MIB)} for _ in range(3))
+    for limit_bytes in python:
+        one = bounded(limit_bytes)
+        with one.enable():
+            one.until(lambda one=one: one.is_gated, assert_near)
+            process_overrides.refresh()
+            for room in rooms:
+                assert_near(one.step(), one.expected)
+                ballast = torch.empty(MEMORY - MIB - counted.live() - room, dtype=torch.uint8)
+                in_python.clear()
+                counted.peak()
+                before = sum(kernel.calls[0] for kernel in directs())
+                assert_near(one.step(), one.expected)
+                sizes = {kernel.workspace_bytes for kernel in directs()} - {0, *map(_bytes, one.model.parameters())}
+                taken[limit_bytes] += [after for size in sizes if (after := counted.after(size))]
+                python[limit_bytes].append(len(in_python))
+                gated[limit_bytes].append(sum(kernel.calls[0] for kernel in directs()) - before)
+                del ballast
+            assert one.program.stock_calls == 0
+    assert not any(python[0]), "without a workspace, live bytes do not matter"
+    assert len(taken[MIB]) > len(rooms)
+    assert max(taken[MIB]) <= MEMORY - MIB, "live bytes and a workspace that has just been allocated"
+    assert (python[MIB][0], gated[MIB][0]) == (0, 5)
+    assert python[MIB][-1] > 0, "which makes plans that need less"
+    assert any(0 < count < 5 for count in gated[MIB]), "some calls have room in the same step"
+
+
+def test_where_the_allocator_says_no_live_bytes_all_calls_come_to_python(bounded, counted, in_python, caplog):
+    one = bounded()
+    with one.enable():
+        counted.end()
+        try:
+            one.until(lambda: "does not say how many bytes live" in caplog.text, assert_near)
+            assert not one.is_gated
+            in_python.clear()
+            assert_near(one.step(), one.expected)
+            assert len(in_python) == 4
+        finally:
+            counted.begin()
