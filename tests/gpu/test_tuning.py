@@ -109,6 +109,38 @@ def gradients(program):
     return [each.grad.clone() for each in program.model.parameters()]
 
 
+def test_engines_add_biases_where_that_is_faster():
+    torch.manual_seed(0)
+    conv = torch.nn.Conv2d
+    layers = conv(64, 64, 3, padding=1), torch.nn.ReLU(), conv(64, 96, 3, padding=1), torch.nn.ReLU()
+    model = torch.nn.Sequential(*layers).cuda().to(memory_format=torch.channels_last)
+    with torch.no_grad():
+        for each in (model[0], model[2]):
+            each.bias.uniform_(-4, 4)
+    x = torch.randn(32, 64, 96, 96, device="cuda").to(memory_format=torch.channels_last)
+    program = TrainedProgram(model, x)
+    program.optimizer = torch.optim.SGD(model.parameters(), lr=0.0)  # the biases stay as they are
+    with ucudnn.torch.enable(trial_share=0.5) as on:
+        settle(program, on)
+        (tuner,) = process_overrides.interceptor.tuners().values()
+        fused = [problem for problem, kernel in tuner.kernels.items() if problem.biased and kernel.fuses]
+        assert len(fused) == 2, on.report()
+        program.step()  # through the gate from now on, if there is one
+        calls = on.report().calls
+        found = model(x)
+        assert on.report().calls == calls + 2
+        graph = torch.cuda.CUDAGraph()
+        torch.cuda.synchronize()
+        with torch.no_grad(), torch.cuda.graph(graph):
+            captured = model(x)
+        captured.fill_(float("nan"))
+        graph.replay()
+        torch.cuda.synchronize()
+    expected = model(x)
+    for each in (found, captured):
+        assert float((each - expected).norm() / expected.norm()) < 2e-3
+
+
 def test_a_graph_captured_from_a_tuned_program_replays_the_same():
     program = Program()
     with ucudnn.torch.enable(workspace_limit="auto", trial_share=0.5) as on, torch.no_grad():

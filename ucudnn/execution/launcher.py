@@ -5,6 +5,7 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import final
 
+from ucudnn.arrays import BiasedFilters
 from ucudnn.backends.base import OVERWRITE, Buffer, ComputeBackend, Spare, Tensor
 from ucudnn.bounded import BoundedDict
 from ucudnn.errors import BackendError
@@ -22,7 +23,7 @@ class BoundKernel:
     Args:
         entry: the kernel.
         plan: its plan.
-        addresses: of x, w and y.
+        addresses: of x, w and y; where a bias is added, its address comes with that of w.
         queue: the only queue on which it launches.
         backend: launches it, and allocates a workspace for each call.
         lock: the lock of the handle.
@@ -34,7 +35,7 @@ class BoundKernel:
         self,
         entry: Entry,
         plan: Plan,
-        addresses: tuple[int, int, int],
+        addresses: tuple[int, int | BiasedFilters, int],
         queue: int,
         backend: ComputeBackend,
         lock: AbstractContextManager[object],

@@ -116,6 +116,18 @@ def test_a_call_with_a_rule_is_computed_by_it_and_its_bias_is_added(gate, name, 
     assert len(seen) == 1
 
 
+def test_a_kernel_that_adds_the_bias_is_given_its_address(gate):
+    call = Call(next(iter(CASES)))
+    expected, seen = call.forward(), []
+    bias_as = ((len(call.bias), 1, 1), (1, 1, 1))
+    made = {0: output_of(expected, writer(seen, 2, expected.numel()))}
+    gate.open("cpu", [GateRule(call.forward_look(call.bias), made, bias_as, fuses=True)], [])
+    assert torch.equal(call.forward(bias=call.bias), torch.full_like(expected, SENTINEL))
+    ((x, w, _, bias),) = seen
+    assert (x, w, bias) == tuple(each.data_ptr() for each in (call.x, call.weight, call.bias))
+    assert torch.equal(call.forward(), expected), "another look"
+
+
 @pytest.mark.parametrize("name", CASES)
 @pytest.mark.parametrize("ours", [(0,), (1,), (0, 1)])
 def test_gradients_with_a_rule_are_computed_by_it_and_the_others_by_pytorch(gate, name, ours):

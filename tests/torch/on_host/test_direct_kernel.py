@@ -7,6 +7,8 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+from torch.profiler import ProfilerActivity, profile  # noqa: E402
+
 from tests.support.direct_call import DirectCall  # noqa: E402
 from ucudnn.backends.cudnn.backend import CudnnBackend  # noqa: E402
 from ucudnn.problem import Operation  # noqa: E402
@@ -51,6 +53,24 @@ def test_a_kernel_is_computed_part_by_part(gate, backend, calls, operation, part
         assert out < made[0].workspace < made[-1].workspace or made[-1].workspace < out
     elif parts == 1 or operation is Operation.BACKWARD_FILTER:
         assert not any(tails)
+
+
+@pytest.mark.parametrize("parts", [1, 4])
+@pytest.mark.parametrize(("engine", "fuses"), [("eng1", True), ("eng0", True), ("eng1+added", False)])
+def test_a_bias_is_added_once_by_the_engine_or_by_pytorch(gate, backend, calls, parts, engine, fuses):
+    kernel = DirectCall(backend, Operation.FORWARD, parts, engine, biased=True)
+    assert kernel.kernel.fuses is fuses
+    gate.open("cpu", *kernel.rules())
+    calls()
+    with profile(activities=[ProfilerActivity.CPU], acc_events=True) as found:
+        check(kernel)
+    assert len(calls()) == parts
+    assert kernel.kernel.calls == 1
+    assert sum(each.name == "aten::add_" for each in found.events()) == (not fuses)
+    memory = torch.empty(kernel.bias.numel() + 1)
+    kernel.bias = memory[1:].copy_(kernel.bias)
+    check(kernel)
+    assert kernel.kernel.calls == 1 + (not fuses), "PyTorch computes where the engine cannot read the bias"
 
 
 def test_pytorch_computes_where_cudnn_fails_or_an_address_is_not_aligned(gate, backend, stub):

@@ -8,6 +8,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+from torch.profiler import ProfilerActivity, profile  # noqa: E402
 from torch.utils.checkpoint import checkpoint  # noqa: E402
 
 from tests.support.host_gpu import assert_near  # noqa: E402
@@ -86,6 +87,25 @@ def test_faster_kernels_are_found_and_run_from_then_on(tuned):
         assert "5 of 5 kinds of kernels replaced" in str(on.report())
 
 
+@pytest.mark.parametrize("refuses", [False, True])
+def test_an_engine_that_adds_the_bias_is_adopted_if_there_is_one(tuned, stub, refuses):
+    stub.stub_refuse_bias(refuses)
+    try:
+        one = tuned(50.0, share=0.5)
+        with one.enable() as on:
+            run(one)
+            (biased,) = (problem for problem in one.tuner.kernels if problem.biased)
+            assert one.tuner.kernels[biased].fuses is not refuses
+            with profile(activities=[ProfilerActivity.CPU], acc_events=True) as found:
+                calls = on.report().calls
+                out = one.model(one.x)
+            assert on.report().calls == calls + 2
+            assert sum(each.name == "aten::add_" for each in found.events()) == refuses
+            assert_near([out], [one.model.requires_grad_(False).double()(one.x.double()).float()])
+    finally:
+        stub.stub_refuse_bias(0)
+
+
 def test_calls_that_are_not_replaced_are_passed_on_before_anything_is_looked_up(tuned):
     one = tuned(50.0, share=0.5)
     with one.enable() as on:
@@ -150,7 +170,8 @@ def test_pytorchs_kernels_stay_where_nothing_is_faster_and_are_called_without_a_
         assert phases[-1] is TuningPhase.SETTLED
         assert TuningPhase.COMPARING not in phases
         (report,) = on.report().tuned
-        assert report.outcomes == {"slow": 10}, "candidates were tried"
+        # The call with a bias has four candidates, two of which add it; after three slow ones the last is not tried.
+        assert report.outcomes == {"slow": 11, "new": 1}, "candidates were tried"
         assert not report.kernels
         assert one.made.operators() == (None, None)
         calls = one.program.stock_calls

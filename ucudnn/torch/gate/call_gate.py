@@ -17,8 +17,9 @@ from ucudnn.torch.problem import Sizes
 
 _LOG = logging.getLogger(__name__)
 
-Compute = Callable[[int, int, int], bool]
-"""Computes one of x, w and y, given the addresses of all three, and returns whether that was done."""
+Compute = Callable[..., bool]
+"""Computes one of x, w and y, given the addresses of all three, and returns whether that was done. If its kernel adds
+the bias, it is given the address of the bias, too."""
 
 _CODES = {torch.float16: 5, torch.float32: 6, torch.float64: 7, torch.bfloat16: 15}
 """Numbers of c10::ScalarType."""
@@ -61,11 +62,13 @@ class GateRule(NamedTuple):
         outputs: the outputs that are computed here: that of a forward call at 0, the gradients of input and weight of
             a backward call at 0 and 1.
         bias_as: sizes and strides with which the bias of a forward call is added; () if there is none.
+        fuses: whether the output's kernel adds the bias. Then it is given the address of the bias, too.
     """
 
     look: Sequence[int]
     outputs: Mapping[int, GateOutput]
     bias_as: tuple[Sizes, Sizes] = ((), ())
+    fuses: bool = False
 
 
 @final
@@ -139,7 +142,8 @@ class CallGate:
                 self._call("direct", is_backward, *look, at, *_call_of(direct))
         sizes, strides = rule.bias_as
         if sizes:
-            self._call("bias", *look, _numbers(sizes), _numbers(strides), ctypes.c_int64(len(sizes)))
+            form = _numbers(sizes), _numbers(strides), ctypes.c_int64(len(sizes))
+            self._call("bias", *look, *form, int(rule.fuses))
 
     def _call(self, name: str, *arguments: Any) -> None:
         function = getattr(self._library, f"ucudnn_gate_{name}")
@@ -148,9 +152,10 @@ class CallGate:
         if error is not None:
             raise RuntimeError(error.decode(errors="replace"))
 
-    def _computed(self, kernel: int, x: int, w: int, y: int) -> int:
+    def _computed(self, kernel: int, x: int, w: int, y: int, bias: int | None) -> int:
         try:
-            return self._computes[kernel](x, w, y)
+            compute = self._computes[kernel]
+            return compute(x, w, y) if bias is None else compute(x, w, y, bias)
         except Exception:  # noqa: BLE001 (nothing may pass through C++; PyTorch computes instead)
             _LOG.exception("PyTorch computes a convolution that failed")
             return 0
@@ -170,7 +175,7 @@ def _call_of(direct: DirectKernel) -> tuple[Any, ...]:
     return functions, ctypes.c_void_p(direct.handle), _numbers(parts), *sizes, *shared, most
 
 
-_CALLBACK = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_int64, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p)
+_CALLBACK = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_int64, *[ctypes.c_void_p] * 4)
 
 
 def look_of(parts: Sequence[Any]) -> list[int]:

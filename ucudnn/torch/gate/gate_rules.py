@@ -23,9 +23,9 @@ def beginning(rules: list[GateRule], begins: Callable[[], object]) -> list[GateR
         return rules
     at, first = next(iter(rules[0].outputs.items()))
 
-    def compute(x: int, w: int, y: int) -> bool:
+    def compute(*addresses: int) -> bool:
         begins()
-        return first.compute(x, w, y)
+        return first.compute(*addresses)
 
     return [
         rules[0]._replace(outputs={**rules[0].outputs, at: first._replace(compute=compute, direct=None)}),

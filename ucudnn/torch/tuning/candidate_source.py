@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, suppress
 from dataclasses import replace
 from functools import partial
+from itertools import zip_longest
 from math import inf
 from queue import SimpleQueue
 from threading import Event, Thread, get_ident
@@ -12,6 +13,7 @@ from typing import Any, Protocol, final
 
 from ucudnn.backends.base import ComputeBackend
 from ucudnn.backends.cudnn.algorithms.compile_ahead import relax
+from ucudnn.backends.cudnn.algorithms.legacy_call import ADDED
 from ucudnn.backends.cudnn.algorithms.summed import ROUNDED
 from ucudnn.benchmarking.storage.store import MachineStore
 from ucudnn.configuration import Configuration, MicroConfiguration
@@ -24,6 +26,7 @@ from ucudnn.workspace.spare import own_bytes
 _LOG = logging.getLogger(__name__)
 _MOST_WHOLE = 4
 _MOST_DIVIDED = 2
+_MOST_FUSED = 2
 _MOST_PARTS = 16
 _MOST_THREADS = 2
 _UNTIMED_MS = 1.0
@@ -250,15 +253,17 @@ def candidates_within(
 ) -> Iterator[Configuration]:
     """Yield configurations that fit into some bytes of workspace, in the order of the backend's heuristics.
 
-    Algorithms that need more workspace for the whole mini-batch are divided into two, four and so on.
+    Algorithms that need more workspace for the whole mini-batch are divided into two, four and so on. Where there is a
+    bias, algorithms that add it take turns with those that do not, because heuristics do not compare them.
 
     Raises:
         UnsupportedProblemError: if the backend cannot compute the problem at all.
     """
     whole = divided = 0
-    for each in backend.algorithms(problem):
+    most = _MOST_WHOLE + _MOST_FUSED if problem.biased else _MOST_WHOLE
+    for each in _in_turn(backend.algorithms(problem)):
         if each.workspace_bytes <= room_bytes:
-            if whole < _MOST_WHOLE:
+            if whole < most:
                 whole += 1
                 yield equal_parts(problem, problem.batch, each)
         elif divided < most_divided:
@@ -266,6 +271,17 @@ def candidates_within(
             if found is not None:
                 divided += 1
                 yield found
+
+
+def _in_turn(algorithms: Sequence[Algorithm]) -> Iterator[Algorithm]:
+    """Yield algorithms; those after which a kernel adds a bias take turns with a few that add it themselves."""
+    others = [each for each in algorithms if each.name.endswith(ADDED)]
+    if not others:
+        yield from algorithms
+        return
+    fused = [each for each in algorithms if not each.name.endswith(ADDED)][:_MOST_FUSED]
+    for pair in zip_longest(others, fused):
+        yield from (each for each in pair if each is not None)
 
 
 def equal_parts(problem: ConvolutionProblem, size: int, algorithm: Algorithm) -> Configuration:

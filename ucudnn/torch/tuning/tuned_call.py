@@ -1,6 +1,7 @@
 """What a tuner makes of PyTorch's calls: it watches them, tries candidates on them, or replaces them."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple, final
 
@@ -18,7 +19,7 @@ from ucudnn.torch.tuning.program import FreeBlocks
 from ucudnn.torch.tuning.tuned_kernel import TunedKernel
 from ucudnn.torch.tuning.tuner import Tuner
 
-_Triple = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
+_Operands = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor | None]
 _WGRAD, _DGRAD = 1, 0  # places in PyTorch's mask of gradients
 _LONG_MS = 1.0  # the first run may load code; where PyTorch's own kernel takes less, a second run is timed
 _ONLY = {_DGRAD: [True, False, False], _WGRAD: [False, True, False]}
@@ -81,12 +82,13 @@ class TunedCall:
     def rule(self, look: Sequence[int]) -> GateRule | None:
         """Return what the gate does with calls of a look; None if they are passed on."""
         replaced = self._tuner.kernels if self._tuner.uses_adopted else {}
-        outputs = {}
+        outputs, fuses = {}, False
         for at, each in self._outputs.items():
             kernel = replaced.get(each.site.problem)
             if kernel is not None:
                 outputs[at] = GateOutput(kernel.run_at, each.form.sizes, each.form.strides, kernel.direct())
-        return GateRule(look, outputs, self.bias_as) if outputs else None
+                fuses |= kernel.fuses
+        return GateRule(look, outputs, self.bias_as, fuses) if outputs else None
 
     def has_room(self, at: int, position: int, sizes: Sequence[int]) -> bool:
         """Return whether new tensors take no new memory from the device at a call.
@@ -153,17 +155,19 @@ class _Way:
         kernel = self._kernels.get(0)
         if kernel is not None:  # written out, because each call of another function takes time
             out = self._outputs[0].form.new()
-            done = kernel.run(out, weight, x) if self._transposed else kernel.run(x, weight, out)
+            done = kernel.run(out, weight, x) if self._transposed else kernel.run(x, weight, out, bias)
             if not done:
                 del out  # PyTorch allocates its own
                 return stock()
-            return out if bias is None else out.add_(alias(bias, *self._bias_as))
+            return out if bias is None or kernel.fuses else out.add_(alias(bias, *self._bias_as))
+        tried = self._trials[0][1] if 0 in self._trials else None
+        added = bias is None or (tried is not None and tried.fuses)
 
-        def operands(out: torch.Tensor) -> _Triple:
-            return (out, weight, x) if self._transposed else (x, weight, out)
+        def operands(out: torch.Tensor) -> _Operands:
+            return (out, weight, x, None) if self._transposed else (x, weight, out, bias)
 
         def finished(out: torch.Tensor) -> torch.Tensor:
-            return out if bias is None else out.add_(alias(bias, *self._bias_as))
+            return out if bias is None or added else out.add_(alias(bias, *self._bias_as))
 
         return self._observed(0, operands, stock, finished)
 
@@ -177,9 +181,9 @@ class _Way:
     ) -> Gradients:
         """Return the gradients of a backward call, which `stock` would compute for a mask."""
 
-        def operands(at: int, out: torch.Tensor) -> _Triple:
+        def operands(at: int, out: torch.Tensor) -> _Operands:
             x_like, w_like, y_like = (out if at == _DGRAD else x), (out if at == _WGRAD else weight), grad
-            return (y_like, w_like, x_like) if self._transposed else (x_like, w_like, y_like)
+            return (y_like, w_like, x_like, None) if self._transposed else (x_like, w_like, y_like, None)
 
         found: list[torch.Tensor | None] = [None, None, None]
         left, (first, second) = list(mask), self._order
@@ -201,7 +205,7 @@ class _Way:
     def _observed(
         self,
         at: int,
-        operands: Callable[[torch.Tensor], _Triple],
+        operands: Callable[[torch.Tensor], _Operands],
         stock: Callable[[], torch.Tensor],
         finished: Callable[[torch.Tensor], torch.Tensor],
     ) -> torch.Tensor:
@@ -276,12 +280,12 @@ class _Shadow(NamedTuple):
     """What a candidate beside PyTorch's own kernel computes.
 
     Attributes:
-        operands: returns x, w and y, given the output.
-        finished: adds the bias to an output.
+        operands: returns x, w, y and the bias, given the output.
+        finished: adds the bias to an output, unless the candidate has added it.
         expected: PyTorch's output.
     """
 
-    operands: Callable[[torch.Tensor], _Triple]
+    operands: Callable[[torch.Tensor], _Operands]
     finished: Callable[[torch.Tensor], torch.Tensor]
     expected: torch.Tensor
 
@@ -301,7 +305,10 @@ def forward_of(
     reason = _reason(flags, aligned=missing_format(call, x, weight) is None)
     if reason or not bias_fits(bias, x, call):
         return TunedCall(tuner, {}, reason=reason or "the bias does not fit")
-    output = _Output(tuner.site(call.forward), OutputForm(call.forward, x.get_device()))
+    # First plans are made without the bias. They would not know a configuration that adds it.
+    fusible = bias is not None and bias.is_contiguous() and not call.transposed and tuner.owner is None
+    problem = replace(call.forward, biased=True) if fusible else call.forward
+    output = _Output(tuner.site(problem), OutputForm(problem, x.get_device()))
     return TunedCall(tuner, {0: output}, transposed=call.transposed, bias_as=bias_form(bias, x.dim()))
 
 
@@ -338,7 +345,9 @@ def _reason(flags: Flags, *, aligned: bool) -> str:
     return "" if aligned else "the tensors differ in their memory format"
 
 
-def _computed(kernel: TunedKernel, output: _Output, operands: Callable[[torch.Tensor], _Triple]) -> torch.Tensor | None:
+def _computed(
+    kernel: TunedKernel, output: _Output, operands: Callable[[torch.Tensor], _Operands]
+) -> torch.Tensor | None:
     """Return an output that a kernel has computed; None if it failed."""
     out = output.form.new()
     return out if kernel.run(*operands(out)) else None

@@ -1,10 +1,13 @@
 """One configuration of one kernel, ready to run on the program's tensors."""
 
+from dataclasses import replace
 from typing import Any, final
 
 import torch
 
+from ucudnn.arrays import BiasedFilters
 from ucudnn.backends.base import ComputeBackend
+from ucudnn.backends.cudnn.algorithms.legacy_call import ADDED
 from ucudnn.bounded import BoundedDict
 from ucudnn.configuration import Configuration
 from ucudnn.execution.entry import Entry
@@ -16,6 +19,8 @@ from ucudnn.torch.gate.direct_kernel import DirectKernel, direct_kernel
 from ucudnn.torch.gpu import current_device
 
 _MOST_BOUND = 1 << 10
+
+_Addresses = tuple[int, int | BiasedFilters, int]
 
 
 @final
@@ -29,6 +34,7 @@ class TunedKernel:
 
     Attributes:
         configuration: its configuration.
+        fuses: whether it adds the bias of a problem that has one; else that is left to the caller.
         workspace_bytes: workspace of a call.
 
     Raises:
@@ -44,6 +50,7 @@ class TunedKernel:
         "_ordinal",
         "_plan",
         "configuration",
+        "fuses",
         "workspace_bytes",
     )
 
@@ -51,10 +58,12 @@ class TunedKernel:
         self._backend = backend
         self._ordinal = backend.device()
         self.configuration = configuration
+        problem, configuration = _without_addition(problem, configuration)
+        self.fuses = problem.biased
         self._entry = Entry(Kernel(layer="", problem=problem, fresh=True))
         with torch.cuda.device(self._ordinal), backend.lock:
             self._plan = self._entry.plan = make_plan(problem, configuration, backend, fresh=True)
-        self._bound: BoundedDict[tuple[int, int, int], BoundKernel] = BoundedDict(_MOST_BOUND)
+        self._bound: BoundedDict[_Addresses, BoundKernel] = BoundedDict(_MOST_BOUND)
         self.workspace_bytes = self._plan.workspace_bytes
         self._calls = 0
         self._direct: DirectKernel | None = None
@@ -74,7 +83,7 @@ class TunedKernel:
             self._direct = found
         return self._direct
 
-    def run(self, x: Any, w: Any, y: Any) -> bool:
+    def run(self, x: Any, w: Any, y: Any, bias: Any = None) -> bool:
         """Compute one of three tensors from the two others, and return whether that was done; it may fail.
 
         It is not done in a capture, or if a tensor is aligned to less than 16 bytes.
@@ -83,21 +92,22 @@ class TunedKernel:
             x: input or its gradient; like w and y, dense in the problem's layout.
             w: filters or their gradient.
             y: output or its gradient.
+            bias: the bias, dense; not read unless the kernel adds it.
         """
-        return self.run_at(x.data_ptr(), w.data_ptr(), y.data_ptr())
+        return self.run_at(x.data_ptr(), w.data_ptr(), y.data_ptr(), bias.data_ptr() if self.fuses else 0)
 
-    def run_at(self, x: int, w: int, y: int) -> bool:
+    def run_at(self, x: int, w: int, y: int, bias: int = 0) -> bool:
         """Do the same, given the addresses of the tensors."""
+        addresses = (x, BiasedFilters(w, bias) if self.fuses else w, y)
         if current_device() == self._ordinal:
-            return self._run_here((x, w, y))
+            return self._run_here(addresses, x | w | y | bias)
         with torch.cuda.device(self._ordinal):  # PyTorch calls kernels in Python on whatever GPU is the current one
-            return self._run_here((x, w, y))
+            return self._run_here(addresses, x | w | y | bias)
 
-    def _run_here(self, addresses: tuple[int, int, int]) -> bool:
+    def _run_here(self, addresses: _Addresses, bits: int) -> bool:
         bound = self._bound.get(addresses)
         if bound is None:
-            x, w, y = addresses
-            if (x | w | y) & (MOST_ALIGNMENT - 1):
+            if bits & (MOST_ALIGNMENT - 1):
                 return False
             backend = self._backend
             bound = BoundKernel(self._entry, self._plan, addresses, backend.queue(), backend, backend.lock)
@@ -106,3 +116,13 @@ class TunedKernel:
             return False
         self._calls += 1
         return True
+
+
+def _without_addition(
+    problem: ConvolutionProblem, configuration: Configuration
+) -> tuple[ConvolutionProblem, Configuration]:
+    """Return what is left to compute if the caller adds the bias, where another kernel would add it."""
+    if not problem.biased or not all(part.algorithm.endswith(ADDED) for part in configuration.parts):
+        return problem, configuration
+    parts = (replace(part, algorithm=part.algorithm.removesuffix(ADDED)) for part in configuration.parts)
+    return problem.without_bias(), replace(configuration, parts=tuple(parts))

@@ -287,7 +287,8 @@ class Tuner:
             return
         missing = [site for site in sites if site.problem not in self._asked]
         for site in missing[: max(0, _MOST_ASKED - sum(self._asked.values()))]:
-            if self._times.reserve(_LISTING_SECONDS):
+            # Heuristics are asked twice about a problem with a bias: with the addition, and without it.
+            if self._times.reserve(_LISTING_SECONDS * (1 + site.problem.biased)):
                 begin = perf_counter()
                 self._asked[site.problem] = True
                 self.source.ask(site.problem, int(site.room_bytes))

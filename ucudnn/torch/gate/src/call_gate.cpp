@@ -28,8 +28,8 @@ namespace {
 
 using Stack = torch::jit::Stack;
 
-// Computes one of the tensors x, w and y of a kernel from the others; 0 if it could not.
-using Callback = int (*)(std::int64_t kernel, const void* x, const void* w, const void* y);
+// Computes one of the tensors x, w and y of a kernel from the others, and adds a bias that is not null; 0: it could not.
+using Callback = int (*)(std::int64_t kernel, const void* x, const void* w, const void* y, const void* bias);
 
 struct Output {
   std::int64_t kernel = -1;  // -1: left to PyTorch
@@ -42,6 +42,7 @@ struct Rule {
   std::array<Output, 2> outputs;  // forward: the first one; backward: gradients of the input and the weight
   Numbers bias_sizes;
   Numbers bias_strides;
+  bool fuses = false;  // the kernel of the output adds the bias
 };
 
 struct Side {
@@ -76,7 +77,7 @@ std::unique_lock<std::mutex> handles_of_this_thread() {
                       : std::unique_lock<std::mutex>(one.handles);
 }
 
-bool computes(const Direct& direct, const at::Tensor& like, std::array<void*, 3> tensors, void* out) {
+bool computes(const Direct& direct, const at::Tensor& like, const Tensors& tensors, void* out) {
   if (!are_aligned(tensors)) return false;
   std::unique_lock<std::mutex> lock;
   if (direct.is_bounded()) {  // no other kernel may take a workspace between the look at live bytes and the allocation
@@ -91,7 +92,7 @@ bool computes(const Direct& direct, const at::Tensor& like, std::array<void*, 3>
 }
 
 at::Tensor computed(const Output& output, const at::Tensor& like, const at::Tensor* x, const at::Tensor* w,
-                    const at::Tensor* y, bool transposed) {
+                    const at::Tensor* y, bool transposed, const at::Tensor* bias = nullptr) {
   Gate& one = gate();
   const c10::DeviceGuard guard(like.device());
   if (one.is_direct && c10::impl::VirtualGuardImpl(like.device().type()).getStream(like.device()).id() != 0) return {};
@@ -99,11 +100,12 @@ at::Tensor computed(const Output& output, const at::Tensor& like, const at::Tens
   const auto address = [&](const at::Tensor* tensor) {
     return tensor == nullptr ? out.data_ptr() : const_cast<void*>(tensor->const_data_ptr());
   };
-  const std::array<void*, 3> tensors{address(transposed ? y : x), address(w), address(transposed ? x : y)};
+  const Tensors tensors{address(transposed ? y : x), address(w), address(transposed ? x : y),
+                        bias == nullptr ? nullptr : const_cast<void*>(bias->const_data_ptr())};
   if (output.direct) return computes(*output.direct, like, tensors, out.data_ptr()) ? out : at::Tensor();
   const auto lock = one.is_direct ? handles_of_this_thread() : std::unique_lock<std::mutex>();
   if (one.is_direct && !lock.owns_lock()) return {};
-  return one.callback(output.kernel, tensors[0], tensors[1], tensors[2]) != 0 ? out : at::Tensor();
+  return one.callback(output.kernel, tensors[0], tensors[1], tensors[2], tensors[3]) != 0 ? out : at::Tensor();
 }
 
 void count_in_python(int change) {
@@ -161,9 +163,10 @@ void forward(const c10::OperatorHandle&, c10::DispatchKeySet, Stack* stack) {
   for (int place = 10; place < 13; ++place) look.push_back(arguments[place].toBool());  // all but `benchmark`
   const Rule* const rule = rule_of(side, look);
   if (rule == nullptr) return pass_on(side, stack);
-  at::Tensor out = computed(rule->outputs[0], x, &x, &weight, nullptr, arguments[6].toBool());
+  const at::Tensor* const fused = rule->fuses ? &arguments[2].toTensor() : nullptr;
+  at::Tensor out = computed(rule->outputs[0], x, &x, &weight, nullptr, arguments[6].toBool(), fused);
   if (!out.defined()) return pass_on(side, stack);
-  if (biased) out.add_(arguments[2].toTensor().as_strided(rule->bias_sizes, rule->bias_strides));
+  if (biased && fused == nullptr) out.add_(arguments[2].toTensor().as_strided(rule->bias_sizes, rule->bias_strides));
   torch::jit::drop(*stack, 13);
   stack->emplace_back(std::move(out));
 }
@@ -313,13 +316,14 @@ EXPORTED const char* ucudnn_gate_direct(int is_backward, const std::int64_t* loo
   });
 }
 
-// States the sizes and strides with which the bias of a forward call is added to its output.
+// States the sizes and strides with which the bias of a forward call is added to its output, unless its kernel fuses it.
 EXPORTED const char* ucudnn_gate_bias(const std::int64_t* look, std::int64_t length, const std::int64_t* sizes,
-                                      const std::int64_t* strides, std::int64_t dimensions) {
+                                      const std::int64_t* strides, std::int64_t dimensions, int fuses) {
   return guarded([&] {
     Rule& rule = gate().forward.rules.at(list(look, length));
     rule.bias_sizes = list(sizes, dimensions);
     rule.bias_strides = list(strides, dimensions);
+    rule.fuses = fuses != 0;
   });
 }
 

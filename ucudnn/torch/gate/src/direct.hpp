@@ -26,6 +26,9 @@ constexpr int VARIANT_PACK = 16, UNIQUE_IDS = 1000, DATA_POINTERS = 1001, WORKSP
 constexpr std::uintptr_t ALIGNMENT = 16;       // of tensors
 constexpr std::uintptr_t TAIL_ALIGNMENT = 256;  // of a workspace inside an output
 
+// Addresses of x, w, y and, for kernels that add one, of the bias; else that is null.
+using Tensors = std::array<void*, 4>;
+
 // One execution of a plan; the fields are those of `DirectPart` in Python.
 struct Part {
   void* plan;
@@ -60,10 +63,11 @@ bool is_current(const Direct& direct) { return direct.calls[1] == 0 && *direct.o
 // A variant pack of cuDNN: the addresses for one execution of a plan.
 class Pack final {
  public:
-  Pack(const Cudnn& cudnn, std::array<void*, 3> tensors, void* workspace) : cudnn_(cudnn) {
-    static const std::int64_t ids[] = {1, 2, 3};  // of x, w and y in every operation graph
-    fails_ = cudnn.create(VARIANT_PACK, &address_) || cudnn.set(address_, UNIQUE_IDS, INT64, 3, ids) ||
-             cudnn.set(address_, DATA_POINTERS, VOID_PTR, 3, tensors.data()) ||
+  Pack(const Cudnn& cudnn, const Tensors& tensors, void* workspace) : cudnn_(cudnn) {
+    static const std::int64_t ids[] = {1, 2, 3, 4};  // of x, w, y and the bias in every operation graph
+    const std::int64_t count = tensors[3] == nullptr ? 3 : 4;
+    fails_ = cudnn.create(VARIANT_PACK, &address_) || cudnn.set(address_, UNIQUE_IDS, INT64, count, ids) ||
+             cudnn.set(address_, DATA_POINTERS, VOID_PTR, count, tensors.data()) ||
              cudnn.set(address_, WORKSPACE, VOID_PTR, 1, &workspace) || cudnn.finalize(address_);
   }
   ~Pack() {
@@ -81,8 +85,8 @@ class Pack final {
 
 std::uintptr_t number(const void* address) { return reinterpret_cast<std::uintptr_t>(address); }
 
-bool are_aligned(std::array<void*, 3> tensors) {
-  return (number(tensors[0]) | number(tensors[1]) | number(tensors[2])) % ALIGNMENT == 0;
+bool are_aligned(const Tensors& tensors) {
+  return (number(tensors[0]) | number(tensors[1]) | number(tensors[2]) | number(tensors[3])) % ALIGNMENT == 0;
 }
 
 // Memory for a kernel; an undefined tensor if it needs none, or if there is not that much.
@@ -96,13 +100,13 @@ at::Tensor workspace_of(const Direct& direct, const at::Tensor& like) {
 }
 
 // Computes a kernel, and returns whether all of it was queued; no other thread may use its handle meanwhile.
-bool runs(const Direct& direct, std::array<void*, 3> tensors, void* workspace, void* out) {
+bool runs(const Direct& direct, const Tensors& tensors, void* workspace, void* out) {
   for (const Part& part : direct.parts) {
     char* const x = static_cast<char*>(tensors[0]) + part.x_offset;
     char* const y = static_cast<char*>(tensors[2]) + part.y_offset;
     const std::uintptr_t tail = number(out) + part.tail_offset + TAIL_ALIGNMENT - 1;
     void* const own = part.tail_offset < 0 ? workspace : reinterpret_cast<void*>(tail - tail % TAIL_ALIGNMENT);
-    if (!Pack(direct.cudnn, {x, tensors[1], y}, own).runs(direct.handle, part.plan)) return false;
+    if (!Pack(direct.cudnn, {x, tensors[1], y, tensors[3]}, own).runs(direct.handle, part.plan)) return false;
   }
   ++*direct.calls;
   return true;
