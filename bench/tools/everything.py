@@ -88,6 +88,7 @@ def jobs(gpus: int, *, again: bool = False) -> list[Job]:
         _job("torch.step", 60, "--bounded", name="torch_step_undivided", environment=UNDIVIDED, adds=True),
         _job("torch.iterations", 300, environment=OFF, adds=True),
         _job("torch.overhead", 20, environment=OFF, adds=True),
+        _job("torch.bias", 60, environment=OFF, adds=True),
         _job("gpu.overhead", 60, environment=OFF),
         _job("torch.losses", 600, environment=OFF),
         _job("torch.samples", 75, environment=OFF),

@@ -123,12 +123,12 @@ def test_engines_add_biases_where_that_is_faster():
     with ucudnn.torch.enable(trial_share=0.5) as on:
         settle(program, on)
         (tuner,) = process_overrides.interceptor.tuners().values()
-        fused = [problem for problem, kernel in tuner.kernels.items() if problem.biased and kernel.fuses]
-        assert len(fused) == 2, on.report()
+        forward = [kernel for problem, kernel in tuner.kernels.items() if problem.biased]
+        assert any(kernel.fuses for kernel in forward), on.report()
         program.step()  # through the gate from now on, if there is one
         calls = on.report().calls
         found = model(x)
-        assert on.report().calls == calls + 2
+        assert on.report().calls == calls + len(forward)
         graph = torch.cuda.CUDAGraph()
         torch.cuda.synchronize()
         with torch.no_grad(), torch.cuda.graph(graph):
