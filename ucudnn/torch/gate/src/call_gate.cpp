@@ -28,7 +28,7 @@ namespace {
 
 using Stack = torch::jit::Stack;
 
-// Computes one of the tensors x, w and y of a kernel from the others, and adds a bias that is not null; 0: it could not.
+// Computes one of the tensors x, w and y of a kernel from the others, and adds a bias if it is given; 0: it could not.
 using Callback = int (*)(std::int64_t kernel, const void* x, const void* w, const void* y, const void* bias);
 
 struct Output {
@@ -316,7 +316,7 @@ EXPORTED const char* ucudnn_gate_direct(int is_backward, const std::int64_t* loo
   });
 }
 
-// States the sizes and strides with which the bias of a forward call is added to its output, unless its kernel fuses it.
+// States the sizes and strides with which the bias of a forward call is added, unless its kernel fuses it.
 EXPORTED const char* ucudnn_gate_bias(const std::int64_t* look, std::int64_t length, const std::int64_t* sizes,
                                       const std::int64_t* strides, std::int64_t dimensions, int fuses) {
   return guarded([&] {
