@@ -14,13 +14,16 @@
 The forms are nchw and last (float32 with TF32, channels first and last) and bf16 (channels last, bfloat16 autocast).
 Times of steps are those between events at their ends. Nothing waits for the GPU between timed steps. The host's time is
 that of the forward pass, the backward pass and the optimizer, each issued to an idle device: a whole step may be more
-than the queue of the device holds, and then the host waits. `host_by_turns` is the same with and without ucudnn by
-turns in one process: `over_us` is by how much longer each convolution and gradient takes, in microseconds. The second
-command above is a trial of the script.
+than the queue of the device holds, and then the host waits. With --turns, `host_by_turns` is the same with and without
+ucudnn by turns in one process, for some seconds: `over_us` is by how much longer each convolution and gradient takes,
+in microseconds. The second command above is a trial of the script.
 
 With --wait, the process imports all and makes its model on the CPU, with one thread, and then waits for a line of
 input. Nothing touches CUDA before, so another process can measure meanwhile; if something does, the cell ends in an
 error. When the input ends instead, the process ends. With --lock, it takes a lock that others hold while they measure.
+
+`spent_s` is what each part of the process took, in seconds, from its start on. The process ends without Python's and
+CUDA's own tearing down.
 
 An error, such as memory that is not enough, is an answer, too. Each answer has the digests of the files that ran.
 """
@@ -36,7 +39,7 @@ from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from statistics import median
-from time import perf_counter
+from time import CLOCK_BOOTTIME, clock_gettime, perf_counter
 from traceback import format_exc
 from typing import Any
 
@@ -53,7 +56,7 @@ from ucudnn.torch.overrides import process_overrides
 from ucudnn.torch.tuning.auto_interceptor import AutoInterceptor
 
 FORMS = ("nchw", "last", "bf16")
-SETTINGS = ("stock", "auto", "stock-off", "auto-off")
+SETTINGS = ("stock", "auto", "stock-off", "auto-off", "64MiB")
 PASSED = "passed"
 FIRST = "-first"
 CLASSES = 1000
@@ -63,6 +66,10 @@ TRIAL = "small"
 _MOST_TUNED_STEPS = 5000
 _HOST_STEPS = 9
 _TURNS = 7
+_LEAST_TURNS = 3
+_TURN_STEPS = 5
+_TURNS_S = 6.0
+"""Seconds after which no turn begins beyond the least ones."""
 _PARTS = ("forward", "backward", "optimizer")
 
 NETWORKS: dict[str, tuple[str, int, tuple[int, ...]]] = {
@@ -151,10 +158,10 @@ def step_of(arguments: Namespace, device: torch.device, made: nn.Module | None =
     return step, 3 * layers - 1  # the images need no gradient
 
 
-def host_ms(step: Step, clock: "Clock") -> dict[str, float]:
+def host_ms(step: Step, clock: "Clock", steps: int = _HOST_STEPS) -> dict[str, float]:
     """Return the host's median time for each part of a step, in milliseconds; the device is idle before each part."""
     taken: dict[str, list[float]] = {each: [] for each in _PARTS}
-    for _ in range(_HOST_STEPS):
+    for _ in range(steps):
         marks: list[float] = []
 
         def between(marks: list[float] = marks) -> None:
@@ -176,11 +183,14 @@ def host_by_turns(on: "ucudnn.torch.Enabled", step: Step, clock: "Clock", kernel
     if not is_settled(on):
         return {}
     taken: dict[str, list[float]] = {"ours_ms": [], "stock_ms": []}
-    for _ in range(_TURNS):
+    begin = perf_counter()
+    for turn in range(_TURNS):
+        if turn >= _LEAST_TURNS and perf_counter() - begin > _TURNS_S:
+            break
         for name, interceptor in (("ours_ms", on._interceptor), ("stock_ms", None)):
             process_overrides.use(interceptor)
             step()
-            taken[name].append(sum(host_ms(step, clock).values()))
+            taken[name].append(sum(host_ms(step, clock, _TURN_STEPS).values()))
     process_overrides.use(on._interceptor)
     over_us = [(ours - stock) * 1e3 / kernels for ours, stock in zip(*taken.values(), strict=True)]
     return {**taken, "over_us": median(over_us), "kernels": kernels}
@@ -272,17 +282,35 @@ def database_of(arguments: Namespace) -> str:
     return "kept" if Path(arguments.database).exists() else "empty"
 
 
-def measure(arguments: Namespace, device: torch.device, model: nn.Module) -> dict[str, object]:
+class Spent:
+    """The seconds that each part of a process took, by name. The first part began with the process."""
+
+    def __init__(self) -> None:
+        ticks = int(Path("/proc/self/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[19])
+        self._last = ticks / os.sysconf("SC_CLK_TCK")
+        self.seconds: dict[str, float] = {}
+
+    def end(self, part: str) -> None:
+        """End a part; the next one begins."""
+        now = clock_gettime(CLOCK_BOOTTIME)
+        self.seconds[part] = now - self._last
+        self._last = now
+
+
+def measure(arguments: Namespace, device: torch.device, model: nn.Module, spent: Spent) -> dict[str, object]:
     """Return what one cell has measured."""
     database = database_of(arguments)
     on = turned_on(arguments.setting, arguments.backend, arguments.database)
     (step, kernels), clock = step_of(arguments, device, model), Clock(device)
     clock.wait()
+    spent.end("to device")
     begin = perf_counter()
     losses = [step()]
     clock.wait()
     answer: dict[str, object] = {"database": database, "first_step_s": perf_counter() - begin}
+    spent.end("first step")
     answer |= warm(on, step, clock, arguments) | {"peaks": memory_of(device)}
+    spent.end("warm-up")
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats()
     marks = [clock.mark()]
@@ -290,16 +318,20 @@ def measure(arguments: Namespace, device: torch.device, model: nn.Module) -> dic
         losses.append(step())
         marks.append(clock.mark())
     times = clock.between_ms(marks)
+    spent.end("steps")
     host = host_ms(step, clock)
+    spent.end("host")
     answer |= {"step_ms": median(times), "samples_ms": times, "steady": memory_of(device)}
     answer |= {"host_ms": sum(host.values()), "host_parts_ms": host, "kernels": kernels}
     answer["losses"] = [float(each) for each in losses]
     if on is not None:
         summary = on.report()
         answer |= {"kinds": summary.kinds(), "left": summary.left, "tuned": [each.to_dict() for each in summary.tuned]}
-        answer["gated"] = process_overrides.is_gated(device.type)
-        answer["host_by_turns"] = host_by_turns(on, step, clock, kernels)
-        answer["python"] = time_in_python(on, step, clock)  # last, because it changes what runs
+        answer["gated"] = gated = process_overrides.is_gated(device.type)
+        answer["host_by_turns"] = host_by_turns(on, step, clock, kernels) if arguments.turns else {}
+        spent.end("turns")
+        answer["python"] = {} if gated else time_in_python(on, step, clock)  # last, because it changes what runs
+        spent.end("python")
     return {"conditions": conditions(device), **answer}
 
 
@@ -349,24 +381,25 @@ def time_in_python(on: "ucudnn.torch.Enabled | None", step: Callable[[], Any], c
     return calls | {f"{name}_us": median(each) for name, each in taken.items() if each}
 
 
-def prepared(arguments: Namespace) -> nn.Module:
+def prepared(arguments: Namespace, spent: Spent) -> nn.Module:
     """Return the network, on the CPU, when its turn has come.
 
     Raises:
         RuntimeError: if CUDA was touched before.
         SystemExit: if the process that started this one is gone.
     """
-    begin, threads = perf_counter(), torch.get_num_threads()
+    threads = torch.get_num_threads()
     if arguments.wait:
         torch.set_num_threads(1)  # another process may be measuring
     model = model_of(arguments.network)
+    spent.end("model")
     if arguments.wait:
         if torch.cuda.is_initialized():
             raise RuntimeError("CUDA was touched before it was this process's turn")
         torch.set_num_threads(threads)
-        print(f"model made in {perf_counter() - begin:.1f} s", file=sys.stderr, flush=True)
         if not sys.stdin.readline():
             raise SystemExit("error: nobody waits for the answer")
+        spent.end("waiting")
     return model
 
 
@@ -377,25 +410,30 @@ def lock(path: Path) -> None:
 
 def answer_of(arguments: Namespace) -> dict[str, object]:
     """Return what was measured, or the error that ended it."""
+    spent = Spent()
+    spent.end("imports")
+    cores = sorted(os.sched_getaffinity(0))
     try:
-        model = prepared(arguments)
+        model = prepared(arguments, spent)
         if arguments.lock is not None:
             lock(arguments.lock)
         if arguments.backend != "cpu" and not torch.cuda.is_available():
             raise RuntimeError("PyTorch has no GPU; --backend cpu tries the script out")
         device = torch.device("cpu" if arguments.backend == "cpu" else "cuda")
-        return measure(arguments, device, model)
+        used = {"prepared": cores, "measured": sorted(os.sched_getaffinity(0))}
+        return {**measure(arguments, device, model, spent), "cores": used, "spent_s": spent.seconds}
     except Exception as error:  # noqa: BLE001  whatever it is, it is what became of the cell
         print(format_exc(), file=sys.stderr, flush=True)
         return {"error": f"{type(error).__name__}: {error}"}
 
 
-def main() -> bool:
-    """Measure, and print one line of JSON; return whether there was no error."""
+def main() -> None:
+    """Measure, print one line of JSON, and end the process, with status 1 if there was an error."""
     arguments = _parser().parse_args()
     answer = answer_of(arguments)
     print(json.dumps(answer | {"code": ran(arguments.setting)}), flush=True)
-    return "error" not in answer
+    sys.stderr.flush()
+    os._exit("error" in answer)  # to tear the interpreter and all tensors down would keep the GPU from the next cell
 
 
 def _parser() -> ArgumentParser:
@@ -407,6 +445,7 @@ def _parser() -> ArgumentParser:
     parser.add_argument("--tuning-seconds", type=float, default=30, help="most seconds of tuning (%(default)s)")
     parser.add_argument("--database", help="file of the database; it is empty if the file is not there (default place)")
     parser.add_argument("--wait", action="store_true", help="wait for a line of input before CUDA is touched")
+    parser.add_argument("--turns", action="store_true", help="compare the host's time with and without ucudnn by turns")
     parser.add_argument("--lock", type=Path, help="file that is locked while this process measures")
     return parser
 

@@ -7,16 +7,20 @@
     python -m bench.torch.networks --picture networks.png          a picture of what is kept
 
 Each cell is a network, a form, a setting and a repeat. It runs in a process of its own, `bench.torch.network_cell`.
-Processes of different settings alternate, and all cells of a network in a form run on one GPU, one after the other.
-Other networks run on other GPUs at the same time.
+What is worth most comes first: the first repeat of stock and auto for all networks and forms, then both without
+cudnn.benchmark, then limits, and then the same again for the second repeat. Settings alternate. All cells of a network
+in a form run on one GPU. Other networks run on other GPUs at the same time.
 
-While a process measures, the next one of its GPU imports PyTorch and makes its model on the CPU, with one thread. It
-touches CUDA only after the process before it has ended, and holds a lock on the GPU from then on. --alone starts no
-process before the last one has ended.
+No cell starts that might not end in the time that is left, by what it took last, or cells of its setting, and a quarter
+more. Stock and auto of a network start together or not at all. Smaller cells fill the time.
 
-The first process of a cell begins with an empty database. Repeats in the same call take the database that it has left,
-as the second run of a user does, and settle sooner. A cell says which it was: first steps and the time that trials
-lost count only where the database was empty.
+While a process measures, the next two of its GPU import PyTorch and make their models on the CPU, with one thread each,
+on processors of their own (--preparing-cores). They touch CUDA only after the process before them has ended, and hold a
+lock on the GPU from then on. --alone starts no process before the last one has ended.
+
+Each process begins with an empty database. With --keep-databases repeats in the same call take the database that the
+first one has left, as the second run of a user does, and settle sooner. A cell says which it was: first steps and the
+time that trials lost count only where the database was empty. The first repeat alone compares the host's time by turns.
 
 Each cell is kept as soon as it ends, with the commit and a digest of the code that its process ran, whose files are
 kept beside it (`networks_code.json`). A cell whose code has changed is measured again. A cell that ended in an error is
@@ -32,43 +36,30 @@ import sys
 import tempfile
 from argparse import ArgumentParser, Namespace
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from itertools import groupby
 from pathlib import Path
-from statistics import fmean
 from threading import Event, Lock, Thread
 from time import monotonic
 from typing import Any, NamedTuple
 
+from bench.tools.processors import for_preparing, move
 from bench.tools.results import ROOT, load, save_case
 from bench.tools.script import command_line, note, out_of, run_main
 from bench.torch import network_code
 from bench.torch.network_cell import FORMS, NETWORKS, SETTINGS, TRIAL
-from bench.torch.network_summary import draw, show
+from bench.torch.network_order import Cell, Durations, groups
+from bench.torch.network_summary import comparisons, draw, show
 
 FIRST = ("resnet50", "efficientnet_b0", "regnety_032", "convnext_tiny")
-MOST_S = 90.0
-"""Seconds that a cell may take."""
+_AHEAD = 2
+"""Processes that are prepared while one measures: to prepare may take longer than to measure."""
 
 _FOLDERS = re.compile(r'"/[^"\n]*/(?=[^/"\n]+/[^/"\n]+")')
 """What a traceback says before a file and its folder, which is about the machine."""
 
 _LOOK_S = 0.2  # between looks at signals
-
-
-class Cell(NamedTuple):
-    """One process: a network in a form under a setting, for the n-th time."""
-
-    network: str
-    form: str
-    setting: str
-    repeat: int
-
-    def __str__(self) -> str:
-        """Return the name under which the cell is kept."""
-        return f"{self.network} {self.form} {self.setting} {self.repeat}"
 
 
 class Process(NamedTuple):
@@ -121,9 +112,9 @@ def void(out: Path | None) -> set[str]:
     return {name for name, case in kept(out).items() if case["digest"] in stale or case["digest"] not in known}
 
 
-def missing(arguments: Namespace, out: Path) -> list[Cell]:
-    """Return the cells that are to be measured."""
-    known, stale = kept(out), void(out)
+def missing(arguments: Namespace, out: Path, stale: Collection[str]) -> list[Cell]:
+    """Return the cells that are to be measured; those whose code has changed are given."""
+    known = kept(out)
     done = {name for name, case in known.items() if name not in stale and not ("error" in case and arguments.again)}
     return [cell for cell in cells(arguments) if str(cell) not in done]
 
@@ -135,18 +126,21 @@ class Measuring:
         arguments: command line.
         out: file of the cells.
         folder: empty folder for databases.
+        cores: processors on which processes measure; empty if they need not be moved.
     """
 
-    def __init__(self, arguments: Namespace, out: Path, folder: Path) -> None:
+    def __init__(self, arguments: Namespace, out: Path, folder: Path, cores: Collection[int] = ()) -> None:
         self._arguments = arguments
         self._out = out
         self._folder = folder
+        self._cores = cores
         self._begin = monotonic()
-        todo = missing(arguments, out)
-        self._left = len(todo)
-        groups = (list(group) for _, group in groupby(todo, key=lambda cell: cell[:2]))
-        self._groups = deque(groups)
-        self._taken: dict[str, list[float]] = {}  # seconds of processes, by setting
+        self._stale = void(out)
+        todo = missing(arguments, out, self._stale)
+        self._left = set(todo)
+        self._groups = groups(todo)
+        self._gpus: dict[tuple[str, str], int] = {}  # of networks and forms
+        self._durations = Durations(kept(out), arguments.cell_seconds)
         self._commit = arguments.commit or commit()
         self._lock = Lock()
         self._ended = Event()
@@ -162,6 +156,9 @@ class Measuring:
             for lane in lanes:
                 while lane.is_alive():  # a wait without an end would let no signal in
                     lane.join(_LOOK_S)
+            self._keeper.shutdown()
+            if self._left and not self._ended.is_set():
+                note(f"{self._seconds_left():.0f} s are left, too few for {self._rest()}: call again")
         finally:
             self._ended.set()
             with self._lock:
@@ -174,41 +171,60 @@ class Measuring:
 
     def _lane(self, gpu: int) -> None:
         """Measure cells on one GPU."""
-        mine = self._mine()
-        following = self._start(next(mine, None), gpu)
-        while following is not None:
-            present = following
-            if self._too_late(present):
-                break
-            if self._arguments.alone:
-                self._measure(present, gpu)
-                following = self._start(next(mine, None), gpu)
-            else:
-                following = self._start(next(mine, None), gpu)
-                self._measure(present, gpu)
-        if following is not None:
-            self._end(following.popen)
+        mine: deque[Cell] = deque()
+        ready: deque[Process] = deque()
+        while not self._ended.is_set():
+            self._prepare(ready, mine, gpu, 1)
+            if not ready:
+                return
+            present = ready.popleft()
+            if not self._fits([present.cell], 0):
+                self._end(present.popen)
+                continue
+            if not self._arguments.alone:
+                self._prepare(ready, mine, gpu, _AHEAD, self._durations.of(present.cell))
+            self._measure(present, gpu)
+        for each in ready:
+            self._end(each.popen)
 
-    def _mine(self) -> Iterator[Cell]:
-        """Yield cells of whole groups that no other thread takes."""
-        while True:
-            with self._lock:
-                if not self._groups:
-                    return
-                group = self._groups.popleft()
-            yield from group
+    def _prepare(self, ready: deque[Process], mine: deque[Cell], gpu: int, count: int, before_s: float = 0) -> None:
+        """Start processes, which wait, until there are so many; `before_s` is what comes before them, in seconds."""
+        while len(ready) < count and not self._ended.is_set():
+            if not mine:
+                mine.extend(self._group(gpu, before_s + sum(self._durations.of(each.cell) for each in ready)))
+            if not mine:
+                return
+            ready.append(self._start(mine.popleft(), gpu))
 
-    def _start(self, cell: Cell | None, gpu: int) -> Process | None:
+    def _group(self, gpu: int, before_s: float) -> list[Cell]:
+        """Return the first group that can end in time and that no other GPU takes; no cells if there is none."""
+        with self._lock:
+            for group in self._groups:
+                if self._gpus.get(group[0][:2], gpu) == gpu and self._fits(group, before_s):
+                    self._gpus[group[0][:2]] = gpu
+                    self._groups.remove(group)
+                    return group
+        return []
+
+    def _fits(self, group: list[Cell], before_s: float) -> bool:
+        """Whether cells can end in time, if they begin after some seconds."""
+        return before_s + sum(self._durations.most(each) for each in group) <= self._seconds_left()
+
+    def _seconds_left(self) -> float:
+        return float(self._arguments.limit_seconds - (monotonic() - self._begin))
+
+    def _start(self, cell: Cell, gpu: int) -> Process:
         """Start the process of a cell, which waits."""
-        if cell is None or self._ended.is_set():
-            return None
         arguments = self._arguments
         command = [sys.executable, "-m", "bench.torch.network_cell", "--network", cell.network, "--form", cell.form]
         command += ["--setting", cell.setting, "--backend", arguments.backend, "--steps", str(arguments.steps)]
         command += ["--tuning-seconds", str(arguments.tuning_seconds), "--database", str(self._database(cell))]
         command += ["--wait", "--lock", str(Path(tempfile.gettempdir()) / f"ucudnn-networks-{os.getuid()}-{gpu}.lock")]
+        command += ["--turns"] * (cell.repeat == 0)
         seen = [each for each in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if each]
         environment = {**os.environ, "CUDA_VISIBLE_DEVICES": seen[gpu] if gpu < len(seen) else str(gpu)}
+        if self._cores:
+            environment.setdefault("OMP_NUM_THREADS", str(len(self._cores)))  # not those on which it prepares
         pipe = subprocess.PIPE
         popen = subprocess.Popen(
             command, cwd=ROOT, env=environment, stdin=pipe, stdout=pipe, stderr=pipe, text=True, start_new_session=True
@@ -218,21 +234,15 @@ class Measuring:
         return Process(cell, popen)
 
     def _database(self, cell: Cell) -> Path:
-        return self._folder / f"{cell.network}-{cell.form}-{cell.setting}.sqlite"
-
-    def _too_late(self, process: Process) -> bool:
-        """Return whether the process must not begin."""
-        left = self._arguments.limit_seconds - (monotonic() - self._begin)
-        late = left < self._arguments.cell_seconds
-        if late:
-            note(f"{left:.0f} s are left, too few for {process.cell}: call again")
-        return late or self._ended.is_set()
+        repeat = "" if self._arguments.keep_databases else f"-{cell.repeat}"
+        return self._folder / f"{cell.network}-{cell.form}-{cell.setting}{repeat}.sqlite"
 
     def _measure(self, process: Process, gpu: int) -> None:
         """Let a process measure, and keep its answer."""
+        if self._cores:
+            move(process.popen.pid, self._cores)
         begin = monotonic()
-        left = self._arguments.limit_seconds - (begin - self._begin)
-        answer = self._answer(process, min(left, MOST_S))
+        answer = self._answer(process, min(self._seconds_left(), self._arguments.cell_seconds))
         if answer is None:
             note(f"{process.cell}: ended before it was done, and not kept")
             return
@@ -252,7 +262,20 @@ class Measuring:
             self._ended.set()
             return
         told = answer.get("error") or f"step {answer['step_ms']:.2f} ms, first {answer['first_step_s']:.2f} s"
-        note(f"{cell}: {told}, process {seconds:.0f} s; {self._rest(cell, seconds)}")
+        if "error" not in answer:
+            self._durations.learn(cell, seconds)
+        with self._lock:
+            self._left.discard(cell)
+        self._stale.discard(str(cell))
+        note("; ".join([f"{cell}: {told}", *self._ratios(cell), f"process {seconds:.0f} s", f"{self._rest()} left"]))
+
+    def _ratios(self, cell: Cell) -> Iterator[str]:
+        """Yield the ratios in which a cell takes part, as far as they are known."""
+        known = {name: case for name, case in kept(self._out).items() if name not in self._stale}
+        for each in comparisons({name: known[name] for name in known if name.split()[:2] == list(cell[:2])}):
+            benchmark = cell.setting.endswith("-off") != each.benchmark
+            if cell.setting == each.setting or (cell.setting.startswith("stock") and benchmark):
+                yield f"{each.setting} {each.ratio:.3f} of stock ({len(each.stock)}, {len(each.ours)})"
 
     def _answer(self, process: Process, seconds: float) -> dict[str, Any] | None:
         """Return what a process printed, or its error; None if it was ended because this call is to end."""
@@ -262,7 +285,8 @@ class Measuring:
         except subprocess.TimeoutExpired:
             popen.kill()
             popen.communicate()
-            return None if seconds < MOST_S else {"error": f"not done after {seconds:.0f} s"}
+            late = seconds < self._arguments.cell_seconds
+            return None if late else {"error": f"not done after {seconds:.0f} s"}
         finally:
             with self._lock:
                 self._running.discard(popen)
@@ -274,13 +298,11 @@ class Measuring:
             answer = json.loads(lines[-1])
         return answer | {"warnings": warnings[-12:] if "error" in answer else warnings[-8:]}
 
-    def _rest(self, cell: Cell, seconds: float) -> str:
+    def _rest(self) -> str:
         """Return how many cells are left, and an estimate of the time that they take."""
         with self._lock:
-            self._left -= 1
-            self._taken.setdefault(cell.setting, []).append(seconds)
-            mean = fmean(fmean(each) for each in self._taken.values())
-            return f"{self._left} cells are left, about {self._left * mean / self._arguments.gpus:.0f} s"
+            seconds = sum(self._durations.of(each) for each in self._left)
+            return f"{len(self._left)} cells of about {seconds / self._arguments.gpus:.0f} s"
 
     def _end(self, popen: "subprocess.Popen[str]") -> None:
         popen.kill()
@@ -296,8 +318,15 @@ def measure(arguments: Namespace, out: Path) -> None:
         raise SystemExit(f"error: signal {number}")
 
     signal.signal(signal.SIGTERM, end)
+    all_cores = os.sched_getaffinity(0)
+    preparing = for_preparing(all_cores, arguments.preparing_cores)
     with tempfile.TemporaryDirectory(prefix="ucudnn-networks-") as folder:
-        Measuring(arguments, out, Path(folder)).run()
+        if preparing:
+            os.sched_setaffinity(0, preparing)  # processes inherit it until it is their turn
+        try:
+            Measuring(arguments, out, Path(folder), all_cores - preparing if preparing else ()).run()
+        finally:
+            os.sched_setaffinity(0, all_cores)
 
 
 def main() -> None:
@@ -326,7 +355,9 @@ def _parser() -> ArgumentParser:
     parser.add_argument("--steps", type=int, default=20, help="timed steps (%(default)s)")
     parser.add_argument("--tuning-seconds", type=float, default=30, help="most seconds of tuning (%(default)s)")
     parser.add_argument("--limit-seconds", type=float, default=1e9, help="most seconds of this call (no limit)")
-    parser.add_argument("--cell-seconds", type=float, default=60, help="seconds without which no cell starts")
+    parser.add_argument("--cell-seconds", type=float, default=90, help="most seconds of a cell (%(default)s)")
+    parser.add_argument("--keep-databases", action="store_true", help="repeats take the database of the first process")
+    parser.add_argument("--preparing-cores", type=int, help="processors that prepare (an eighth of them; none of 7)")
     parser.add_argument("--commit", default="", help="commit of the code, where there is no repository")
     parser.add_argument("--summary", action="store_true", help="print the table of what is kept, and measure nothing")
     parser.add_argument("--picture", type=Path, help="draw what is kept into a file, and measure nothing")

@@ -1,5 +1,7 @@
 """bench.torch.networks on the CPU: cells are kept, made void, measured ahead, ended and drawn."""
 
+import os
+import re
 import signal
 import subprocess
 import sys
@@ -8,18 +10,20 @@ from time import monotonic, sleep
 
 import pytest
 
+from bench.tools.processors import for_preparing
 from bench.tools.results import ROOT, load, save
 from bench.torch import network_code
 
 pytest.importorskip("torch")
 
 from bench.torch import network_summary, networks
+from bench.torch.network_order import Cell, Durations, groups
 
 COMMAND = [sys.executable, "-m", "bench.torch.networks", "--backend", "cpu", "--network", "small", "--steps", "2"]
 
 
 def run(out, *options):
-    command = [*COMMAND, "--tuning-seconds", "1", "--out", str(out), *options]
+    command = [*COMMAND, "--tuning-seconds", "1", "--cell-seconds", "500", "--out", str(out), *options]
     return subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True)
 
 
@@ -27,7 +31,9 @@ def test_a_second_call_measures_only_what_is_missing_and_what_is_void(tmp_path):
     out = tmp_path / "networks.json"
     settings = ("--setting", "stock", "--setting", "64KiB")
     done = run(out, *settings)
-    assert "0 cells are left, about 0 s" in done.stderr
+    assert re.search(r"stock 0: step .* ms, first .* s; process \d+ s; 1 cells of about \d+ s left", done.stderr)
+    told = r"64KiB 0: step .*; 64KiB \d+\.\d{3} of stock \(1, 1\); process \d+ s; 0 cells of about 0 s left"
+    assert re.search(told, done.stderr)
     cases = load(out)["cases"]
     assert set(cases) == {"small nchw stock 0", "small nchw 64KiB 0"}
     assert all("error" not in case for case in cases.values()), cases
@@ -53,13 +59,14 @@ def test_a_second_call_measures_only_what_is_missing_and_what_is_void(tmp_path):
 
 def test_repeats_take_the_database_of_the_first_process_and_say_so(tmp_path):
     out = tmp_path / "networks.json"
-    run(out, "--setting", "64KiB-first", "--setting", "stock", "--repeats", "2", "--gpus", "2")
+    settings = ("--setting", "64KiB-first", "--setting", "stock")
+    run(out, *settings, "--repeats", "2", "--gpus", "2", "--keep-databases")
     cases = load(out)["cases"]
     assert [case.get("error") for case in cases.values()] == [None] * 4
     assert cases["small nchw 64KiB-first 0"]["database"] == "empty"
     assert cases["small nchw 64KiB-first 1"]["database"] == "kept"
     assert {case["gpu"] for case in cases.values()} in ({0}, {1}), "all cells of a network run on one GPU"
-    assert list(cases) == [f"small nchw {each}" for each in ("64KiB-first 0", "stock 0", "stock 1", "64KiB-first 1")]
+    assert list(cases) == [f"small nchw {each}" for each in ("stock 0", "64KiB-first 0", "stock 1", "64KiB-first 1")]
     (found,) = network_summary.comparisons(cases)
     assert len(found.ours) == len(found.stock) == 2
     assert found.first == [cases["small nchw 64KiB-first 0"]]
@@ -73,9 +80,9 @@ def test_an_error_is_kept_and_not_measured_again_unless_asked(tmp_path):
     assert f"small nchw nonsense 0: {case['error']}" in done.stdout
     assert '  File "torch/__init__.py", line' in "\n".join(case["warnings"])
     arguments = Namespace(network=["small"], form=None, setting=["nonsense"], repeats=1, again=False)
-    assert networks.missing(arguments, out) == []
+    assert networks.missing(arguments, out, ()) == []
     arguments.again = True
-    assert list(map(str, networks.missing(arguments, out))) == ["small nchw nonsense 0"]
+    assert list(map(str, networks.missing(arguments, out, ()))) == ["small nchw nonsense 0"]
 
 
 def children(pid):
@@ -117,10 +124,78 @@ def test_a_cell_that_waits_ends_with_the_process_that_started_it():
     assert done.stdout == ""
 
 
+def test_repeats_begin_with_an_empty_database_and_prepare_on_processors_of_their_own(tmp_path):
+    cores = os.sched_getaffinity(0)
+    if len(cores) < 2:
+        pytest.skip("there is one processor")
+    out = tmp_path / "networks.json"
+    run(out, "--setting", "64KiB", "--repeats", "2", "--preparing-cores", "1")
+    first, second = load(out)["cases"].values()
+    assert [first["database"], second["database"]] == ["empty", "empty"]
+    assert second["cores"] == {"prepared": [max(cores)], "measured": sorted(cores - {max(cores)})}
+    assert first["host_by_turns"]["ours_ms"], "the host's time is compared by turns"
+    assert second["host_by_turns"] == {}, "once for all repeats"
+    for case in (first, second):
+        assert list(case["spent_s"])[:3] == ["imports", "model", "waiting"]
+        assert all(seconds >= 0 for seconds in case["spent_s"].values())
+        measured = [seconds for part, seconds in case["spent_s"].items() if part not in ("imports", "model", "waiting")]
+        assert case["first_step_s"] < sum(measured) < case["process_s"]
+    assert os.sched_getaffinity(0) == cores
+
+
+def test_processors_are_parted_only_where_there_are_enough():
+    assert for_preparing(range(7)) == set()
+    assert for_preparing(range(16)) == {14, 15}
+    assert for_preparing({3, 5, 7}, 2) == {5, 7}
+    assert for_preparing({3}, 1) == set()
+    assert for_preparing(range(16), 0) == set()
+
+
 def test_nothing_starts_that_might_not_end_in_time(tmp_path):
     done = run(tmp_path / "networks.json", "--limit-seconds", "1")
     assert not (tmp_path / "networks.json").exists()
-    assert "s are left, too few for small nchw stock 0: call again" in done.stderr
+    assert re.search(r"s are left, too few for 5 cells of about 2500 s: call again", done.stderr)
+
+
+def test_what_fits_into_the_rest_is_measured_and_what_takes_longer_is_not(tmp_path):
+    out = tmp_path / "networks.json"
+    known = {"stock 0": 499, "64KiB 3": 4}  # the second one is no cell of this call
+    cases = {name: {**case_of(1.0), "process_s": seconds, "digest": "other"} for name, seconds in known.items()}
+    save(out, {"cases": {f"small nchw {name}": case for name, case in cases.items()}})
+    done = run(out, "--setting", "stock", "--setting", "64KiB", "--limit-seconds", "400")
+    cases = load(out)["cases"]
+    assert cases["small nchw 64KiB 0"]["losses"]
+    assert cases["small nchw stock 0"]["digest"] == "other"
+    assert re.search(r"s are left, too few for 1 cells of about 499 s: call again", done.stderr)
+
+
+def test_what_is_worth_most_comes_first_and_settings_alternate():
+    arguments = Namespace(network=["vgg16", "resnet50"], form=["nchw", "bf16"], setting=None, repeats=2)
+    found = groups(networks.cells(arguments))
+    pairs = [(network, form) for network in ("vgg16", "resnet50") for form in ("nchw", "bf16")]
+    expected = []
+    for repeat in range(2):
+        for settings in (("stock", "auto"), ("stock-off", "auto-off"), ("64MiB",)):
+            turn = reversed(settings) if repeat else settings
+            members = list(turn)
+            expected += [[Cell(*pair, each, repeat) for each in members] for pair in pairs]
+    assert found == expected
+
+
+def test_durations_are_those_of_the_last_time_of_repeats_or_of_the_setting():
+    def case(seconds):
+        return {"process_s": seconds}
+
+    kept = {"a nchw auto 0": case(40), "a nchw auto 1": case(60), "b nchw stock 0": case(8), "c nchw stock 0": case(16)}
+    durations = Durations({**kept, "d nchw passed 0": {"error": "no module", "process_s": 1}}, 90)
+    known, repeat, other, new = (
+        Cell(*each) for each in (("a", "nchw", "auto", 1), ("a", "nchw", "auto", 2), ("a", "bf16", "stock", 0),
+                                 ("d", "nchw", "passed", 0))
+    )  # fmt: skip
+    assert [durations.of(each) for each in (known, repeat, other, new)] == [60, 50, 12, 90]
+    assert [durations.most(each) for each in (known, repeat, other, new)] == [75, 75, 20, 90]
+    durations.learn(new, 10)
+    assert durations.of(new) == 10
 
 
 def case_of(step_ms, **others):
