@@ -39,6 +39,12 @@ def test_saved_storages_are_activations_that_forward_writes_and_backward_reads()
     assert graph.backward_begins == 3
 
 
+def test_storages_without_bytes_are_not_saved():
+    builder = StepBuilder().storage("none", 0).run("make", "", "y none")
+    graph = builder.backward("dmake", "y none", "d").graph()
+    assert [graph.storages[index].name for index in graph.saved] == ["y"]
+
+
 def test_a_step_without_backward_has_nothing_saved():
     graph = StepBuilder().run("make", "", "y").run("use", "y", "z").graph()
     assert graph.saved == ()

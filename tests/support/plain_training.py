@@ -61,7 +61,7 @@ class Race:
         self.optimizer = optimizer_of(kind, self.model)
         sample, inner = (self.inputs[:-1], None) if outside else (self.inputs, self.loss)
         self.subject = step_subject(self.model, sample, inner, self.optimizer)
-        self.program = trace_program(self.subject, "race", len(self.inputs[0]))
+        self.program = trace_program(self.subject, "race", len(self.inputs[0]) or 1)
         self.costs = step_costs(self.program.graph, torch.device(device))
 
     def plain(self):

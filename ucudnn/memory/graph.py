@@ -285,11 +285,12 @@ class StepGraph:
 
     @cached_property
     def saved(self) -> tuple[int, ...]:
-        """Activations that forward writes and backward reads: what offloading and recomputation are about."""
+        """Activations with bytes that forward writes and backward reads: what is offloaded or made again."""
         return tuple(
             index
             for index, storage in enumerate(self.storages)
             if storage.role is Role.ACTIVATION
+            and self.sizes[index] > 0
             and any(self.operations[writer].phase is Phase.FORWARD for writer in self.writers[index])
             and any(self.operations[reader].phase is Phase.BACKWARD for reader in self.readers[index])
         )

@@ -77,6 +77,13 @@ def test_what_backward_writes_before_it_reads_is_not_saved():
     assert [graph.storages[each].name for each in saved] == ["b", "c"]
 
 
+def test_what_has_no_bytes_is_not_saved():
+    builder = StepBuilder().storage("none", 0).run("make", "", "y none").backward("dmake", "y none", "d")
+    graph = builder.graph()
+    forward = ForwardBlocks(graph, builder.costs(), range(2))
+    assert [graph.storages[each].name for each in forward.saved] == ["y"]
+
+
 def test_a_step_without_backward_has_nothing_to_drop():
     builder = StepBuilder().run("0", "", "a").run("1", "a", "b")
     assert all(block.operations == () for block in blocks_of(builder, 2))

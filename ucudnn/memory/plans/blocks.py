@@ -42,8 +42,8 @@ class ForwardBlocks:
     """The forward part of a step in some order, ready to be divided.
 
     Attributes:
-        saved: the storages that blocks may drop: activations that forward writes and that backward reads before it
-            writes them.
+        saved: the storages that blocks may drop: activations with bytes that forward writes and that backward reads
+            before it writes them.
     """
 
     def __init__(self, graph: StepGraph, costs: Costs, order: Sequence[int]) -> None:
@@ -115,6 +115,8 @@ class ForwardBlocks:
         if self._graph.exists_after[storage] or not turn:
             return
         if turn < len(places):
+            if not self._graph.sizes[storage]:
+                return  # to drop it saves nothing
             operation = self._order[places[turn]]
             if storage not in self._graph.operations[operation].reads:
                 return  # backward writes it anew: it keeps its memory, as in the program

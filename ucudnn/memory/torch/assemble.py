@@ -45,6 +45,8 @@ class TracedSubject:
         roles: role and name of storages that are no activations, by their index in the trace.
         math: whether products of float32 may be computed as TF32.
         gradients_kept: whether gradients exist before the step.
+        runs: whether the step is to run by plans. Then storages without bytes count, too, because plans keep the order
+            of operations that make and read them.
         conditions: what the record depends on.
     """
 
@@ -54,6 +56,7 @@ class TracedSubject:
     roles: Mapping[int, tuple[Role, str]]
     math: MathMode = MathMode.TF32
     gradients_kept: bool = False
+    runs: bool = False
     conditions: Mapping[str, str]
 
 
@@ -67,7 +70,8 @@ class TracedStep:
         calls: the call of each operation; its tensors have the graph's storages, or -1 where the graph has none.
         dispatched: all operators of the step in order, also those that only make views; `calls` have indices into it.
         executed: the calls of the operations, and those of operators that are no operation because all that they write
-            is empty or on another device, in order; with the trace's storages, those that became one renamed.
+            is on another device or, in a record, empty, in order; with the trace's storages, of which those that became
+            one are renamed.
         rows: the graph's index of the trace's storages, where it has them.
         merged: storages of the trace that became another one, because autograd adds in place.
     """
@@ -88,7 +92,11 @@ def assemble(trace: Trace, subject: TracedSubject) -> TracedStep:
     """
     calls, merged = _accumulated_in_place(trace)
     roles = {merged.get(storage, storage): given for storage, given in subject.roles.items()}
-    counted = {row: each.size for row, each in enumerate(trace.storages) if each.size and each.device == subject.device}
+    counted = {
+        row: each.size
+        for row, each in enumerate(trace.storages)
+        if each.device == subject.device and (each.size or subject.runs)
+    }
     parts = [(part, _access(part, counted)) for call in calls for part in _parts(call)]
     accesses = [(part, access) for part, access in parts if access.writes]
     touched = [storage for _, access in accesses for storage in sorted(access.reads | access.writes)]

@@ -261,7 +261,7 @@ def _as_computed(func: Any, args: Any, result: Any) -> Any:
         if weight is not None and weight.device.type == "cpu":
             return result[0], *(each if each.dtype is weight.dtype else each.to(weight.dtype) for each in result[1:])
     elif func in _REDUCED_IN_PLACE and isinstance(result, FakeTensor) and not result.dim():
-        return result.new_empty(args[0].numel()).as_strided((), ())
+        return result.new_empty(max(args[0].numel(), 1)).as_strided((), ())
     elif func in _CONTIGUOUS and isinstance(result, FakeTensor):
         return result.contiguous()
     elif func in _SEEDED and isinstance(result[0], FakeTensor):

@@ -22,6 +22,15 @@ def test_a_tensor_that_lies_otherwise_is_refused(tensor):
         check_geometry(tensor, (2, 3), (3, 1), 0, 24, HERE, "aten.zeros")
 
 
+def test_strides_without_elements_say_nothing_but_shapes_do():
+    tensor = torch.zeros(1, 0)
+    check_geometry(tensor, (1, 0), (0, 1), 0, 0, HERE, "aten.sum")
+    with pytest.raises(StepGraphError, match="other elements"):
+        check_geometry(tensor, (0, 1), (1, 1), 0, 0, HERE, "aten.sum")
+    with pytest.raises(StepGraphError, match="other elements"):
+        check_geometry(tensor, (1, 0), (0, 1), 0, 4, HERE, "aten.sum")
+
+
 def test_a_tensor_on_another_device_is_refused_where_a_plan_may_move_it():
     tensor = torch.zeros(2, 3, device="meta")
     with pytest.raises(StepGraphError, match=r"aten\.zeros returned a tensor on meta.*says cpu"):

@@ -242,8 +242,9 @@ class Emitter:
         for tensor, name in named:
             self._know(tensor, name)
             if self._checked:
-                device = "device" if tensor.storage < len(self._program.graph.storages) else None  # elsewhere
-                traced = tensor.shape, tensor.stride, tensor.offset, self._program.sizes[tensor.storage], device
+                size = self._program.sizes[tensor.storage]
+                moves = size and tensor.storage < len(self._program.graph.storages)  # others lie anywhere
+                traced = tensor.shape, tensor.stride, tensor.offset, size, "device" if moves else None
                 self._code.line(f"check_geometry({name}, {', '.join(map(str, traced))}, {str(call.func)!r})", [name])
 
     def _name(self, tensor: TracedTensor) -> str:

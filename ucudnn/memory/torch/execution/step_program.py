@@ -81,7 +81,7 @@ class StepProgram:
     """A training step that can be run operation by operation.
 
     Tensors name their storage by a number: that of the graph, or a number behind the graph's where no plan counts the
-    storage, because it is empty or on another device.
+    storage, because it is on another device.
 
     Attributes:
         graph: the step.
@@ -190,6 +190,7 @@ class _Tracing:
                 batch=batch,
                 device=device,
                 roles=self._roles,
+                runs=True,
                 conditions={"torch": torch.__version__.partition("+")[0], "device": device},
             ),
         )
