@@ -1,5 +1,5 @@
-// An allocator of PyTorch's CPU tensors that says how many bytes live, as that of a GPU does. It stands in for it in tests
-// of limits of memory, and takes the memory from the allocator that was there before.
+// An allocator of PyTorch's CPU tensors that says how many bytes live, as that of a GPU does. It stands in for it in
+// tests of limits of memory, and takes the memory from the allocator that was there before.
 
 #include <c10/core/CachingDeviceAllocator.h>
 

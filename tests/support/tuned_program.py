@@ -230,6 +230,13 @@ class TunedProgram:
         return [each.float() for each in (out.detach(), w1.grad, b1.grad, w2.grad)]
 
 
+def taken(items):
+    """Return what a list has, and empty it."""
+    found = list(items)
+    items.clear()
+    return found
+
+
 def _product(x, w):
     """Return a convolution with padding 1 as a product of matrices."""
     columns = torch.nn.functional.unfold(x, 3, padding=1)

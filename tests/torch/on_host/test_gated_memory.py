@@ -10,7 +10,7 @@ torch = pytest.importorskip("torch")
 
 from tests.support.host_gpu import assert_near  # noqa: E402
 from tests.support.paths import NATIVE  # noqa: E402
-from tests.support.tuned_program import TunedProgram  # noqa: E402
+from tests.support.tuned_program import TunedProgram, taken  # noqa: E402
 from ucudnn.torch.gate.gate_library import _flags, _links  # noqa: E402
 from ucudnn.torch.interceptor import Interceptor  # noqa: E402
 from ucudnn.torch.overrides import process_overrides  # noqa: E402
@@ -90,6 +90,7 @@ def test_calls_within_a_limit_of_memory_do_not_come_to_python_while_there_is_roo
         one.until(lambda: one.is_gated, assert_near)
         process_overrides.refresh()
         in_python.clear()
+        one.until(lambda: not taken(in_python), assert_near)
         calls()
         before = sum(kernel.calls[0] for kernel in directs())
         counted.peak()
@@ -107,12 +108,14 @@ def test_calls_within_a_limit_of_memory_do_not_come_to_python_while_there_is_roo
 
 def test_no_workspace_is_taken_where_live_bytes_leave_no_room_for_it(bounded, counted, in_python):
     rooms = (256 * KIB, 64 * KIB, 48 * KIB, 40 * KIB, 36 * KIB, 32 * KIB, 28 * KIB, 24 * KIB, 0)
-    python, gated, taken = ({limit: [] for limit in (0, MIB)} for _ in range(3))
+    python, gated, lived = ({limit: [] for limit in (0, MIB)} for _ in range(3))
     for limit_bytes in python:
         one = bounded(limit_bytes)
         with one.enable():
             one.until(lambda one=one: one.is_gated, assert_near)
             process_overrides.refresh()
+            in_python.clear()
+            one.until(lambda one=one: not taken(in_python), assert_near)
             for room in rooms:
                 assert_near(one.step(), one.expected)
                 ballast = torch.empty(MEMORY - MIB - counted.live() - room, dtype=torch.uint8)
@@ -121,14 +124,14 @@ def test_no_workspace_is_taken_where_live_bytes_leave_no_room_for_it(bounded, co
                 before = sum(kernel.calls[0] for kernel in directs())
                 assert_near(one.step(), one.expected)
                 sizes = {kernel.workspace_bytes for kernel in directs()} - {0, *map(_bytes, one.model.parameters())}
-                taken[limit_bytes] += [after for size in sizes if (after := counted.after(size))]
+                lived[limit_bytes] += [after for size in sizes if (after := counted.after(size))]
                 python[limit_bytes].append(len(in_python))
                 gated[limit_bytes].append(sum(kernel.calls[0] for kernel in directs()) - before)
                 del ballast
             assert one.program.stock_calls == 0
     assert not any(python[0]), "without a workspace, live bytes do not matter"
-    assert len(taken[MIB]) > len(rooms)
-    assert max(taken[MIB]) <= MEMORY - MIB, "live bytes and a workspace that has just been allocated"
+    assert len(lived[MIB]) > len(rooms)
+    assert max(lived[MIB]) <= MEMORY - MIB, "live bytes and a workspace that has just been allocated"
     assert (python[MIB][0], gated[MIB][0]) == (0, 5)
     assert python[MIB][-1] > 0, "which makes plans that need less"
     assert any(0 < count < 5 for count in gated[MIB]), "some calls have room in the same step"
