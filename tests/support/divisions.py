@@ -1,5 +1,7 @@
 """Random workspace divisions as fronts and counts, and their optima by other means."""
 
+from itertools import accumulate
+
 from hypothesis import strategies as st
 
 TICKS_PER_MS = 10**9
@@ -40,19 +42,46 @@ def ticks_of(time_ms):
     return round(time_ms * TICKS_PER_MS)
 
 
+@st.composite
+def tied_divisions(draw, most=5):
+    """Draw a division with times of few whole milliseconds, so that many divisions are equally fast."""
+    fronts, counts = [], []
+    for _ in range(draw(st.integers(2, most))):
+        times = sorted(draw(st.sets(st.integers(1, 12), min_size=2, max_size=5)), reverse=True)
+        steps = draw(st.lists(st.integers(1, 6), min_size=len(times) - 1, max_size=len(times) - 1))
+        fronts.append(((0, *accumulate(steps)), tuple(map(float, times))))
+        counts.append(draw(st.integers(1, 6)))
+    all_fastest = sum(sizes[-1] * count for (sizes, _), count in zip(fronts, counts, strict=True))
+    return fronts, counts, draw(st.integers(1, all_fastest))
+
+
 def optimum(given_fronts, counts, total):
     """Return ticks and bytes of the fastest division with the fewest bytes, kernel by kernel over all bytes."""
-    best = {0: 0}
-    for (sizes, times), count in zip(given_fronts, counts, strict=True):
+    ticks, held, _ = latest_optimum(given_fronts, counts, total)
+    return ticks, held
+
+
+def latest_optimum(given_fronts, counts, total):
+    """Return ticks, bytes and lateness of the fastest division with the fewest bytes; of several, of the latest."""
+    best = {0: (0, 0)}
+    for choice, ((sizes, times), count) in enumerate(zip(given_fronts, counts, strict=True)):
         points = [(size, ticks_of(time)) for size, time in zip(sizes, times, strict=True)]
         for _ in range(count):
             reached = {}
-            for held, ticks in best.items():
+            for held, (ticks, early) in best.items():
                 for size, time in points:
-                    if held + size <= total and ticks + time < reached.get(held + size, ticks + time + 1):
-                        reached[held + size] = ticks + time
+                    to, way = held + size, (ticks + time, early - choice * size)
+                    if to <= total and (to not in reached or way < reached[to]):
+                        reached[to] = way
             best = reached
-    return min((ticks, held) for held, ticks in best.items())
+    ticks, held, early = min((ticks, held, early) for held, (ticks, early) in best.items())
+    return ticks, held, -early
+
+
+def lateness_of(given_fronts, found):
+    """Return how late the choices are that have the bytes: the sum of each one's bytes times its index."""
+    rows = enumerate(zip(given_fronts, found, strict=True))
+    return sum(choice * sizes[index] * count for choice, ((sizes, _), row) in rows for index, count in row.items())
 
 
 def totals_of(given_fronts, counts, found):
