@@ -25,7 +25,7 @@ error. When the input ends instead, the process ends. With --lock, it takes a lo
 `spent_s` is what each part of the process took, in seconds, from its start on. The process ends without Python's and
 CUDA's own tearing down.
 
-An error, such as memory that is not enough, is an answer, too. Each answer has the digests of the files that ran.
+An error, such as memory that is not enough, is an answer, too. Each answer names the files of ucudnn that ran.
 """
 
 import fcntl
@@ -431,7 +431,7 @@ def main() -> None:
     """Measure, print one line of JSON, and end the process, with status 1 if there was an error."""
     arguments = _parser().parse_args()
     answer = answer_of(arguments)
-    print(json.dumps(answer | {"code": ran(arguments.setting)}), flush=True)
+    print(json.dumps(answer | {"code": ran(arguments.setting, arguments.backend)}), flush=True)
     sys.stderr.flush()
     os._exit("error" in answer)  # to tear the interpreter and all tensors down would keep the GPU from the next cell
 

@@ -183,8 +183,8 @@ def rows(cases: Mapping[str, Any]) -> Iterator[str]:
         )
 
 
-def show(cases: Mapping[str, Any], void: Collection[str]) -> None:
-    """Print the table, the geometric mean, the errors, and the cells whose code has changed since."""
+def show(cases: Mapping[str, Any], void: Mapping[str, Collection[str]]) -> None:
+    """Print the table, the geometric mean, the errors, and the cells whose code has changed since, with the files."""
     print("| " + " | ".join(COLUMNS) + " |\n|" + " --- |" * len(COLUMNS))
     print("\n".join(rows(cases)))
     found = comparisons(cases)
@@ -195,6 +195,7 @@ def show(cases: Mapping[str, Any], void: Collection[str]) -> None:
             print(f"{name}: {case['error']}")
     if void:
         print(f"void, because code has changed since: {', '.join(sorted(void))}")
+        print(f"changed: {', '.join(sorted({part for parts in void.values() for part in parts}))}")
 
 
 def draw(cases: Mapping[str, Any], path: Path) -> None:

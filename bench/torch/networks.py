@@ -23,7 +23,8 @@ first one has left, as the second run of a user does, and settle sooner. A cell 
 time that trials lost count only where the database was empty. The first repeat alone compares the host's time by turns.
 
 Each cell is kept as soon as it ends, with the commit and a digest of the code that its process ran, whose files are
-kept beside it (`networks_code.json`). A cell whose code has changed is measured again. A cell that ended in an error is
+kept beside it (`networks_code.json`). A cell whose code has changed is measured again:
+what computes a step or chooses for it, and not comments, reports or other networks. A cell that ended in an error is
 not, without --again.
 """
 
@@ -105,11 +106,12 @@ def kept(path: Path | None) -> Mapping[str, Any]:
     return found
 
 
-def void(out: Path | None) -> set[str]:
-    """Return the cells whose code has changed since."""
+def void(out: Path | None) -> dict[str, list[str]]:
+    """Return the cells whose code has changed since, and which parts of it; no parts where they are not known."""
     known = {} if out is None else kept(code_path(out))
-    stale = {digest for digest, code in known.items() if network_code.changed(code)}
-    return {name for name, case in kept(out).items() if case["digest"] in stale or case["digest"] not in known}
+    parts = {digest: network_code.changed(code) for digest, code in known.items()}
+    found = {name: parts.get(case["digest"]) for name, case in kept(out).items()}
+    return {name: each or [] for name, each in found.items() if each != []}
 
 
 def missing(arguments: Namespace, out: Path, stale: Collection[str]) -> list[Cell]:
@@ -135,7 +137,7 @@ class Measuring:
         self._folder = folder
         self._cores = cores
         self._begin = monotonic()
-        self._stale = void(out)
+        self._stale = set(void(out))
         todo = missing(arguments, out, self._stale)
         self._left = set(todo)
         self._groups = groups(todo)
@@ -253,7 +255,8 @@ class Measuring:
     def _keep(self, cell: Cell, answer: dict[str, Any]) -> None:
         """Write the answer of a cell into the file, and say what it was."""
         try:
-            code = answer.pop("code", None) or network_code.whole(cell.setting)
+            files = answer.pop("code", None) or network_code.whole(cell.setting, self._arguments.backend)
+            code = network_code.digests(cell.network, files)
             digest, seconds = network_code.digest(code), answer["process_s"]
             save_case(code_path(self._out), digest, code)
             save_case(self._out, str(cell), {"commit": self._commit, "digest": digest, **answer})
