@@ -13,7 +13,7 @@ PROJECT = tomllib.loads(PYPROJECT.read_text())["project"]
 def test_every_dependency_has_its_lowest_version():
     found = dict(line.split("==") for line in constraints(PROJECT, "lowest"))
     assert found["numpy"] == "2.0"
-    assert found["typer"] == "0.16"
+    assert found["typer"] == "0.26"
     assert {"pytest", "pytest-xdist", "hypothesis", "matplotlib", "highspy"} <= set(found)
     assert {"pulp", "rich", "platformdirs"} <= set(found)
     assert "ucudnn" not in found

@@ -42,6 +42,22 @@ def test_names_are_never_broken(columns):
     assert {*CSV_HEADER.split(","), *NETWORKS} <= {word.rstrip(".") for word in words}
 
 
+@pytest.mark.parametrize(
+    ("command", "words"),
+    [
+        (("plan",), "alexnet, vgg16"),
+        (("profile",), "alexnet, vgg16"),
+        (("memory", "why"), "a file of `ucudnn memory record`"),
+        (("memory", "record"), "A model in PyTorch, MODULE:CALLABLE"),
+        (("plot", "layers"), "alexnet, vgg16"),
+    ],
+    ids=lambda given: " ".join(given) if isinstance(given, tuple) else "",
+)
+def test_an_argument_has_its_help(call, command, words):
+    arguments = call(*command, "--help")[1].partition("Arguments:")[2]
+    assert words in " ".join(arguments.partition("Options:")[0].split())
+
+
 COMMANDS = (
     *((name,) for name in ("plan", "time", "profile", "doctor", "memory", "plot", "cache")),
     *(("memory", name) for name in ("why", "plan", "record", "run")),
