@@ -21,10 +21,11 @@ MODELS = "bench/memory/models.py"
 TRIAL_MODELS = "bench/torch/models.py"
 _PACKAGE = ROOT / "ucudnn"
 _PASSIVE = (
-    *("ucudnn/backends/replay.py", "ucudnn/caffe/", "ucudnn/cli/", "ucudnn/memory/", "ucudnn/native/"),
-    *("ucudnn/networks/", "ucudnn/plots/", "ucudnn/reporting/", "ucudnn/torch/summary.py", "ucudnn/torch/__main__.py"),
+    *("ucudnn/__init__.py", "ucudnn/backends/replay.py", "ucudnn/caffe/", "ucudnn/cli/", "ucudnn/memory/"),
+    *("ucudnn/native/", "ucudnn/networks/", "ucudnn/plots/", "ucudnn/reporting/", "ucudnn/torch/__main__.py"),
+    *("ucudnn/solvers/integer_program.py", "ucudnn/torch/summary.py"),
 )
-"""What reports, plans without a device, or serves other programs."""
+"""What exports names, reports, plans without a device or within a total, or serves other programs."""
 _CPU = "ucudnn/backends/cpu/"
 
 

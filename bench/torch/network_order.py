@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Mapping
 from itertools import groupby
-from statistics import fmean
+from statistics import fmean, pstdev
 from typing import Any, NamedTuple
 
 MARGIN = 1.25
@@ -66,8 +66,9 @@ class Durations:
         return fmean(self._like(cell))
 
     def most(self, cell: Cell) -> float:
-        """Return what a cell may take: by how much more than the last time, or than the longest one of its setting."""
-        return min(self._otherwise, MARGIN * max(self._like(cell)))
+        """Return what a cell may take: a margin over what it takes, and over how far those differ that are like it."""
+        like = self._like(cell)
+        return min(self._otherwise, MARGIN * (fmean(like) + pstdev(like)))
 
     def _like(self, cell: Cell) -> list[float]:
         known = self._known

@@ -4,7 +4,7 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from math import exp, fsum, log
 from pathlib import Path
-from statistics import median
+from statistics import fmean, median
 from typing import TYPE_CHECKING, Any
 
 from ucudnn.errors import BackendUnavailableError, InvalidValueError
@@ -32,6 +32,9 @@ TITLES = {
     "hrnet_w18": "HRNet-W18 64",
 }
 """Names and mini-batches of networks."""
+
+AHEAD = ("imports", "model", "waiting")
+"""Parts of a process before it has the GPU."""
 
 _FORM_TITLES = {"nchw": "NCHW", "last": "NHWC", "bf16": "NHWC bfloat16"}
 _ROW_INCHES = 0.24
@@ -193,9 +196,24 @@ def show(cases: Mapping[str, Any], void: Mapping[str, Collection[str]]) -> None:
     for name, case in cases.items():
         if "error" in case:
             print(f"{name}: {case['error']}")
+    print("\n".join(spent(cases)))
     if void:
         print(f"void, because code has changed since: {', '.join(sorted(void))}")
         print(f"changed: {', '.join(sorted({part for parts in void.values() for part in parts}))}")
+
+
+def spent(cases: Mapping[str, Any]) -> Iterator[str]:
+    """Yield a line for each setting with the mean seconds that parts of its processes took while they had the GPU."""
+    groups: dict[str, list[Any]] = {}
+    for name, case in cases.items():
+        if "spent_s" in case:
+            groups.setdefault(name.split()[2], []).append(case)
+    for setting, group in sorted(groups.items()):
+        parts = {part: None for case in group for part in case["spent_s"] if part not in AHEAD}
+        mean = {part: fmean(case["spent_s"].get(part, 0) for case in group) for part in parts}
+        process = fmean(case["process_s"] for case in group)
+        told = "".join(f"{part} {seconds:.1f}, " for part, seconds in mean.items())
+        yield f"{setting}: seconds of a process {process:.1f}: {told}the rest {process - fsum(mean.values()):.1f}"
 
 
 def draw(cases: Mapping[str, Any], path: Path) -> None:

@@ -11,8 +11,8 @@ What is worth most comes first: the first repeat of stock and auto for all netwo
 cudnn.benchmark, then limits, and then the same again for the second repeat. Settings alternate. All cells of a network
 in a form run on one GPU. Other networks run on other GPUs at the same time.
 
-No cell starts that might not end in the time that is left, by what it took last, or cells of its setting, and a quarter
-more. Stock and auto of a network start together or not at all. Smaller cells fill the time.
+No cell starts that might not end in the time that is left, by what it took last and a quarter more, or by what cells of
+its setting took. Stock and auto of a network start together or not at all. Smaller cells fill the time.
 
 While a process measures, the next two of its GPU import PyTorch and make their models on the CPU, with one thread each,
 on processors of their own (--preparing-cores). They touch CUDA only after the process before them has ended, and hold a
@@ -210,7 +210,9 @@ class Measuring:
 
     def _fits(self, group: list[Cell], before_s: float) -> bool:
         """Whether cells can end in time, if they begin after some seconds."""
-        return before_s + sum(self._durations.most(each) for each in group) <= self._seconds_left()
+        *others, last = group
+        spent = before_s + sum(self._durations.of(each) for each in others)
+        return spent + self._durations.most(last) <= self._seconds_left()
 
     def _seconds_left(self) -> float:
         return float(self._arguments.limit_seconds - (monotonic() - self._begin))

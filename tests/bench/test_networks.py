@@ -95,7 +95,8 @@ def state(pid):
     ).stdout
 
 
-def test_a_call_that_is_ended_keeps_what_was_done_and_leaves_no_process(tmp_path):
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_call_that_is_ended_keeps_what_was_done_and_leaves_no_process(number, tmp_path):
     out = tmp_path / "networks.json"
     command = [*COMMAND, "--steps", "2", "--tuning-seconds", "60", "--out", str(out)]
     command += ["--setting", "stock", "--setting", "64KiB", "--repeats", "20"]
@@ -105,7 +106,7 @@ def test_a_call_that_is_ended_keeps_what_was_done_and_leaves_no_process(tmp_path
             sleep(0.05)
         mine = children(process.pid)
         assert mine, "one measures, and one prepares"
-        process.send_signal(signal.SIGTERM)
+        process.send_signal(number)
         process.communicate(timeout=60)
     assert process.returncode
     left = [state(each) for each in mine]
@@ -181,6 +182,17 @@ def test_what_is_worth_most_comes_first_and_settings_alternate():
     assert found == expected
 
 
+def test_the_summary_says_where_the_time_of_processes_went():
+    parts = {"imports": 5.0, "model": 1.0, "waiting": 30.0, "to device": 1.5, "first step": 4.0}
+    cases = {
+        "a nchw auto 0": {"spent_s": {**parts, "turns": 6.0}, "process_s": 13.0},
+        "a nchw auto 1": {"spent_s": {**parts, "first step": 6.0}, "process_s": 9.0},
+        "a nchw stock 0": {"error": "no module"},
+    }
+    (line,) = network_summary.spent(cases)
+    assert line == "auto: seconds of a process 11.0: to device 1.5, first step 5.0, turns 3.0, the rest 1.5"
+
+
 def test_durations_are_those_of_the_last_time_of_repeats_or_of_the_setting():
     def case(seconds):
         return {"process_s": seconds}
@@ -192,7 +204,7 @@ def test_durations_are_those_of_the_last_time_of_repeats_or_of_the_setting():
                                  ("d", "nchw", "passed", 0))
     )  # fmt: skip
     assert [durations.of(each) for each in (known, repeat, other, new)] == [60, 50, 12, 90]
-    assert [durations.most(each) for each in (known, repeat, other, new)] == [75, 75, 20, 90]
+    assert [durations.most(each) for each in (known, repeat, other, new)] == [75, 75, 20, 90]  # repeats: 50 + 10
     durations.learn(new, 10)
     assert durations.of(new) == 10
 
