@@ -1,13 +1,15 @@
 """Sums of large mini-batches are those of small ones, without an entry for each batch size."""
 
 import tracemalloc
+from math import inf
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from tests.support.configurations import micro_configurations
 from ucudnn.configuration import MicroConfiguration
+from ucudnn.policy import MOST_SIZES
 from ucudnn.solvers import sums as sums_module
 from ucudnn.solvers.sums import MOST_DENSE, MOST_PARTS, DenseSums, SparseSums, sums_of
 
@@ -102,6 +104,36 @@ def test_what_has_too_many_micro_batches_does_not_count(monkeypatch):
     assert [part.size for part in few.configuration().parts] == [100]
 
 
+def in_digits(size, powers):
+    """Return a size in the number system of some of its powers of two, the largest first; None if there is a rest."""
+    parts = []
+    for power in sorted(powers, reverse=True):
+        count, size = divmod(size, power)
+        parts += [power] * count
+    return None if size else parts
+
+
+@given(powers(), st.integers(1, 8))
+@example((5, [micro(4, 19.0), micro(1, 3.0)]), 2).via("four times the time of 1 is less, but has too many parts")
+@example((7, [micro(4, 9.0), micro(2, 4.0), micro(1, 1.0)]), 3).via("as many parts as there may be")
+def test_few_micro_batches_of_powers_of_two_are_found_where_many_are_too_many(drawn, most):
+    batch, candidates = drawn
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sums_module, "MOST_PARTS", most)
+        sparse, fastest = SparseSums(batch), {}
+        for each in candidates:
+            sparse.admit(each)
+            fastest[each.size] = min(each.time_ms, fastest.get(each.size, inf))
+        admitted = sorted(size for size in fastest if not size & (size - 1))
+        for size in range(1, batch + 1):
+            for end in range(1, len(admitted) + 1):
+                parts = in_digits(size, admitted[:end])
+                if parts is not None and len(parts) <= most:
+                    assert sparse.time_ms(size) <= sum(fastest[part] for part in parts) + 1e-9
+        if sparse.ticks(batch) is not None:
+            assert len(sparse.configuration().parts) <= most
+
+
 @pytest.mark.parametrize("batch", [MOST_DENSE + 1, 10**8, 2**31 - 1])
 def test_memory_does_not_grow_with_the_mini_batch(batch):
     tracemalloc.start()
@@ -118,5 +150,14 @@ def test_memory_does_not_grow_with_the_mini_batch(batch):
 
 
 def test_small_mini_batches_are_summed_exactly():
-    assert isinstance(sums_of(MOST_DENSE), DenseSums)
+    for size in (1, 100, MOST_SIZES, MOST_DENSE):  # what measures every size gets the exact optimum of all
+        assert isinstance(sums_of(size), DenseSums)
     assert isinstance(sums_of(MOST_DENSE + 1), SparseSums)
+
+
+@pytest.mark.parametrize("kind", [DenseSums, SparseSums])
+def test_times_are_summed_in_picoseconds(kind):
+    sums = kind(3)
+    assert (sums.ticks(3), sums.time_ms(3)) == (None, inf)
+    sums.admit(micro(1, 0.5000000001))  # a tenth of a picosecond is lost
+    assert (sums.ticks(3), sums.time_ms(3)) == (1_500_000_000, 1.5)
