@@ -1,7 +1,7 @@
 """Which processors a process runs on, so that one that prepares does not disturb one that measures. Not a script."""
 
 import os
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from contextlib import suppress
 from pathlib import Path
 
@@ -9,15 +9,34 @@ _FEW = 8
 """Fewer processors are not parted."""
 
 
-def for_preparing(cores: Collection[int], most: int | None = None) -> set[int]:
+def siblings_of(core: int) -> set[int]:
+    """Return the processors that share a core with one, as Linux numbers them; that one alone if it is not known."""
+    try:
+        text = Path(f"/sys/devices/system/cpu/cpu{core}/topology/thread_siblings_list").read_text(encoding="utf-8")
+    except OSError:
+        return {core}
+    ends = [[int(end) for end in part.split("-")] for part in text.split(",")]
+    return {each for first, *last in ends for each in range(first, (last or [first])[0] + 1)}
+
+
+def for_preparing(
+    cores: Collection[int], most: int | None = None, siblings: Callable[[int], set[int]] = siblings_of
+) -> set[int]:
     """Return the processors for what is prepared meanwhile: the last ones; none where they are not parted.
+
+    Processors that share a core stay together, so there may be more of them than are asked for.
 
     Args:
         cores: processors of this process.
-        most: how many to take, of which at least one is left over; None for an eighth of them, if there are eight.
+        most: how many to take, if some are left over; None for an eighth of them, if there are eight.
+        siblings: returns the processors that share a core with one.
     """
-    count = len(cores) // _FEW if most is None else min(most, len(cores) - 1)
-    return set(sorted(cores)[len(cores) - count :])
+    count = len(cores) // _FEW if most is None else most
+    found: set[int] = set()
+    for core in sorted(cores, reverse=True):
+        if len(found) < count:
+            found |= siblings(core) & set(cores)
+    return found if len(found) < len(cores) else set()
 
 
 def move(process: int, cores: Collection[int]) -> None:

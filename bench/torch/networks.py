@@ -3,7 +3,7 @@
     python -m bench.torch.networks                                 four networks; continues where it was stopped
     python -m bench.torch.networks --limit-seconds 540             starts nothing that might not end in time
     python -m bench.torch.networks --network all --form all --repeats 3 --gpus 2
-    python -m bench.torch.networks --summary                       the table of what is kept, losers first
+    python -m bench.torch.networks --summary                       what is kept, losers first, and how much is left
     python -m bench.torch.networks --picture networks.png          a picture of what is kept
 
 Each cell is a network, a form, a setting and a repeat. It runs in a process of its own, `bench.torch.network_cell`.
@@ -344,7 +344,12 @@ def main() -> None:
         measure(arguments, out)
     if arguments.picture:
         draw(kept(out), arguments.picture)
-    show(kept(out), void(out))
+    stale = void(out)
+    show(kept(out), stale)
+    if arguments.summary and out is not None:
+        durations = Durations(kept(out), arguments.cell_seconds)
+        left = missing(arguments, out, stale)
+        print(f"to be measured: {len(left)} cells of about {sum(map(durations.of, left)):.0f} s")
 
 
 def _parser() -> ArgumentParser:

@@ -10,7 +10,7 @@ from time import monotonic, sleep
 
 import pytest
 
-from bench.tools.processors import for_preparing
+from bench.tools.processors import for_preparing, siblings_of
 from bench.tools.results import ROOT, load, save
 from bench.torch import network_code
 
@@ -126,13 +126,14 @@ def test_a_cell_that_waits_ends_with_the_process_that_started_it():
 
 def test_repeats_begin_with_an_empty_database_and_prepare_on_processors_of_their_own(tmp_path):
     cores = os.sched_getaffinity(0)
-    if len(cores) < 2:
-        pytest.skip("there is one processor")
+    preparing = for_preparing(cores, 1)
+    if not preparing:
+        pytest.skip("there is one processor, or all share a core")
     out = tmp_path / "networks.json"
     run(out, "--setting", "64KiB", "--repeats", "2", "--preparing-cores", "1")
     first, second = load(out)["cases"].values()
     assert [first["database"], second["database"]] == ["empty", "empty"]
-    assert second["cores"] == {"prepared": [max(cores)], "measured": sorted(cores - {max(cores)})}
+    assert second["cores"] == {"prepared": sorted(preparing), "measured": sorted(cores - preparing)}
     assert first["host_by_turns"]["ours_ms"], "the host's time is compared by turns"
     assert second["host_by_turns"] == {}, "once for all repeats"
     for case in (first, second):
@@ -144,11 +145,27 @@ def test_repeats_begin_with_an_empty_database_and_prepare_on_processors_of_their
 
 
 def test_processors_are_parted_only_where_there_are_enough():
-    assert for_preparing(range(7)) == set()
-    assert for_preparing(range(16)) == {14, 15}
-    assert for_preparing({3, 5, 7}, 2) == {5, 7}
-    assert for_preparing({3}, 1) == set()
-    assert for_preparing(range(16), 0) == set()
+    def alone(core):
+        return {core}
+
+    assert for_preparing(range(7), None, alone) == set()
+    assert for_preparing(range(16), None, alone) == {14, 15}
+    assert for_preparing({3, 5, 7}, 2, alone) == {5, 7}
+    assert for_preparing({3}, 1, alone) == set()
+    assert for_preparing(range(16), 0, alone) == set()
+
+
+def test_processors_that_share_a_core_are_not_parted():
+    def shared(core):
+        return {core % 8, core % 8 + 8}
+
+    assert for_preparing(range(16), None, shared) == {7, 15}
+    assert for_preparing(range(16), 3, shared) == {6, 7, 14, 15}
+    assert for_preparing({0, 8}, 1, shared) == set()
+    assert for_preparing({0, 1, 8}, 1, shared) == {0, 8}
+    assert siblings_of(10**9) == {10**9}
+    core = min(os.sched_getaffinity(0))
+    assert core in siblings_of(core)
 
 
 def test_nothing_starts_that_might_not_end_in_time(tmp_path):
@@ -167,6 +184,9 @@ def test_what_fits_into_the_rest_is_measured_and_what_takes_longer_is_not(tmp_pa
     assert cases["small nchw 64KiB 0"]["losses"]
     assert cases["small nchw stock 0"]["digest"] == "other"
     assert re.search(r"s are left, too few for 1 cells of about 499 s: call again", done.stderr)
+    shown = run(out, "--setting", "stock", "--repeats", "2", "--summary")
+    assert "to be measured: 2 cells of about 998 s" in shown.stdout
+    assert load(out)["cases"] == cases
 
 
 def test_what_is_worth_most_comes_first_and_settings_alternate():
