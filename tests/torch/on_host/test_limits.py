@@ -289,7 +289,15 @@ def test_live_bytes_and_workspace_together_keep_a_limit_of_memory(stated, host):
     assert report.tuned[0].peak_bytes == one.memory.limit_bytes
     rooms = [site.room_bytes for site in one.tuner.sites.values()]
     assert min(rooms) < max(rooms) < MIB, "each has what live bytes leave at its calls"
+    more = most - live_only  # tensors of the program take what was left for workspaces
+    with one.enable():
+        host._count(more)
+        host.forget()
+        assert_near(one.step(), one.expected)
+        host._count(-more)
+    assert host.peak_bytes <= most
     assert any(each.replaced for handle in one.made.handles().values() for each in handle.report().kernels)
+    assert one.program.stock_calls == 0
 
 
 def test_live_bytes_that_alone_exceed_the_limit_of_memory_are_told_and_nothing_gets_a_workspace(stated, host, caplog):
