@@ -1,13 +1,11 @@
 """Files of recorded steps with anything anywhere: exit status 0 or 2, one line of error, never a traceback."""
 
-import copy
 import gzip
 import json
-import math
 
 from hypothesis import strategies as st
 
-from tests.support.fuzzing import JSON, check, fuzz
+from tests.support.fuzzing import check, damaged, fuzz
 from tests.support.step_graphs import StepBuilder
 from ucudnn.memory.graph import Affine, Phase, Role
 from ucudnn.memory.policies.catalog import POLICIES
@@ -33,63 +31,7 @@ def small_step():
 
 
 STEP = small_step()
-ODD = st.one_of(
-    st.sampled_from(
-        [None, True, -1, 0, 1, 2**31, 2**63, 10**400, 1.5, 1e308, math.inf, math.nan, "", "x", "\n", [], {}]
-    ),
-    st.sampled_from(["1", "activation", "forward", "float32", "\ud800", [0, 1], [1, -1], [[]], {"a": 1}]),
-    st.integers(-4, 12),
-    JSON,
-)
-
-
-WHOLES = st.one_of(st.integers(0, 12), st.sampled_from([-1, 2**31 - 1, 2**62, 2**63 - 1]))
-NUMBERS = st.one_of(WHOLES, st.sampled_from([0.5, 1e-9, 1e-6, 1e6, 1e18]), st.floats(allow_nan=False))
-
-
-def like(value):
-    """Return what draws another value of the same type, which passes for one until its sense is asked for."""
-    if isinstance(value, bool):
-        return st.booleans()
-    if isinstance(value, int | float):
-        return WHOLES if isinstance(value, int) else NUMBERS
-    if isinstance(value, str):
-        return st.sampled_from(
-            ["", "x", "a\nb", "\ud800", "\x1b[31m", "forward", "backward", "optimizer", "input", "n" * 300]
-        )
-    if isinstance(value, list):
-        return st.one_of(st.permutations(value), st.just([]), st.just(value[1:]))
-    return ODD
-
-
-def places(value, path=()):
-    """Yield the path of each value in a JSON value, itself first."""
-    yield path
-    inner = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
-    for key, each in inner:
-        yield from places(each, (*path, key))
-
-
-@st.composite
-def damaged_steps(draw):
-    """Draw the small step with up to three values replaced, taken away or doubled."""
-    content = copy.deepcopy(STEP)
-    for _ in range(draw(st.sampled_from([1, 1, 2, 3]))):
-        parts = [*["operations", "storages", "problems", "measured"] * 4, *STEP]
-        top = draw(st.sampled_from([part for part in parts if part in content]))
-        *way, last = draw(st.sampled_from([(top, *path) for path in places(content[top])]))
-        inside = content
-        for key in way:
-            inside = inside[key]
-        how = draw(st.sampled_from([*["like"] * 8, "replace", "replace", "take", "double"]))
-        if how in ("like", "replace"):
-            values = like(inside[last]) if how == "like" else ODD
-            inside[last] = copy.deepcopy(draw(values))  # of which a later turn may replace a part
-        elif how == "double" and isinstance(inside, list):
-            inside.insert(last, copy.deepcopy(inside[last]))
-        elif len(content) > 1:
-            del inside[last]
-    return json.dumps(content)
+OFTEN = ("operations", "storages", "problems", "measured")
 
 
 DEEP = st.integers(1, 100_000).map(lambda depth: '{"format": "ucudnn-step", "version": 1, "name": ' + "[" * depth)
@@ -100,7 +42,7 @@ TEXTS = st.one_of(st.text(st.characters(max_codepoint=255), max_size=200), DEEP,
 def step_files(draw):
     """Draw a command line, and the bytes of the file that it reads, as a text of latin-1."""
     words = draw(step_lines())
-    data = draw(TEXTS if draw(st.integers(0, 15)) == 0 else damaged_steps()).encode("latin-1")
+    data = draw(TEXTS if draw(st.integers(0, 15)) == 0 else damaged(STEP, OFTEN)).encode("latin-1")
     if draw(st.integers(0, 9)) == 0:
         data = gzip.compress(data, mtime=0)
         data = draw(st.sampled_from([data, data, data[:-9], data[:20] + b"\xff" + data[21:], data + b"x"]))

@@ -1,9 +1,11 @@
 """The search for inputs that break the command line: values, a process that runs commands, and what all must hold.
 
-UCUDNN_FUZZ_SECONDS says how long each test looks for a failure; without it a test takes 3.5 s.
+UCUDNN_FUZZ_SECONDS says how long each test looks for a failure; without it a test takes 3 s.
 """
 
+import copy
 import json
+import math
 import os
 import subprocess
 import sys
@@ -17,7 +19,7 @@ from hypothesis.database import DirectoryBasedExampleDatabase
 
 from tests.support.fuzz_worker import MOST_SECONDS
 
-SECONDS = float(os.environ.get("UCUDNN_FUZZ_SECONDS", "3.5"))
+SECONDS = float(os.environ.get("UCUDNN_FUZZ_SECONDS", "3"))
 ROOT = Path(__file__).parents[2]
 DIGITS = st.integers(1, 5000).map(lambda count: "9" * count)
 SIZES = st.sampled_from(
@@ -55,6 +57,71 @@ JSON = st.recursive(
     lambda inner: st.one_of(st.lists(inner, max_size=4), st.dictionaries(st.text(max_size=8), inner, max_size=4)),
     max_leaves=12,
 )
+
+
+ODD = st.one_of(
+    st.sampled_from(
+        [None, True, -1, 0, 1, 2**31, 2**63, 10**400, 1.5, 1e308, math.inf, math.nan, "", "x", "\n", [], {}]
+    ),
+    st.sampled_from(["1", "activation", "forward", "float32", "\ud800", [0, 1], [1, -1], [[]], {"a": 1}]),
+    st.integers(-4, 12),
+    JSON,
+)
+
+
+WHOLES = st.one_of(st.integers(0, 12), st.sampled_from([-1, 2**31 - 1, 2**62, 2**63 - 1]))
+FIGURES = st.one_of(WHOLES, st.sampled_from([0.5, 1e-9, 1e-6, 1e6, 1e18]), st.floats(allow_nan=False))
+
+
+def like(value):
+    """Return what draws another value of the same type, which passes for one until its sense is asked for."""
+    if isinstance(value, bool):
+        return st.booleans()
+    if isinstance(value, int | float):
+        return WHOLES if isinstance(value, int) else FIGURES
+    if isinstance(value, str):
+        return st.sampled_from(
+            ["", "x", "a\nb", "\ud800", "\x1b[31m", "forward", "backward", "optimizer", "input", "n" * 300]
+        )
+    if isinstance(value, list):
+        return st.one_of(st.permutations(value), st.just([]), st.just(value[1:]))
+    return ODD
+
+
+def places(value, path=()):
+    """Yield the path of each value in a JSON value, itself first."""
+    yield path
+    inner = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    for key, each in inner:
+        yield from places(each, (*path, key))
+
+
+@st.composite
+def damaged(draw, whole, often):
+    """Draw the text of a JSON object with up to three values replaced, taken away or doubled.
+
+    Args:
+        draw: of hypothesis.
+        whole: the object.
+        often: its keys under which most of the damage is.
+    """
+    content = copy.deepcopy(whole)
+    for _ in range(draw(st.sampled_from([1, 1, 2, 3]))):
+        parts = [part for part in (*often * 4, *whole) if part in content]
+        top = draw(st.sampled_from(parts))
+        *way, last = draw(st.sampled_from([(top, *path) for path in places(content[top])]))
+        inside = content
+        for key in way:
+            inside = inside[key]
+        how = draw(st.sampled_from([*["like"] * 8, "replace", "replace", "take", "double"]))
+        if how in ("like", "replace"):
+            values = like(inside[last]) if how == "like" else ODD
+            inside[last] = copy.deepcopy(draw(values))  # of which a later turn may replace a part
+        elif how == "double" and isinstance(inside, list):
+            inside.insert(last, copy.deepcopy(inside[last]))
+        elif len(content) > 1:
+            del inside[last]
+    return json.dumps(content)
 
 
 class Worker:

@@ -124,6 +124,19 @@ def test_an_unknown_device_is_answered_with_the_known_ones():
         ({"version": 2}, "has another format than 'ucudnn-device', version 1"),
         ({"link": {}}, "cannot be read: KeyError: 'to_host'"),
         ({"link": []}, "cannot be read: TypeError"),
+        ({"name": 7}, "name 7 is no text"),
+        ({"memory_bytes": "24 GiB"}, "memory_bytes '24 GiB' is no whole number from 0"),
+        ({"granularity": 0}, "granularity 0 is no whole number from 1"),
+        ({"bytes_per_second": 0}, "bytes_per_second 0 is no number from 1 to 1e"),
+        ({"flops_per_second": float("inf")}, "flops_per_second inf is no number"),
+        ({"launch_ms": -1}, "launch_ms -1 is no number from 0"),
+        ({"link": {"to_host": "fast", "from_host": 1}}, "to_host 'fast' is no number"),
+        ({"matrix": {"float32": 0}}, "matrix float32 0 is no number from 1e-09"),
+        ({"matrix": {"float16": 1}}, "matrix has no float32"),
+        ({"convolution": {"fft": {"Forward": None}}}, "fft Forward None is no number"),
+        ({"recorded": ["h200"]}, r"recorded \['h200'\] is no text"),
+        ({"sources": {"link": 1}}, "source of link 1 is no text"),
+        ({"published": {}}, "published {} is no list"),
     ],
 )
 def test_a_damaged_profile_is_refused_in_one_line(tmp_path, change, message):
@@ -135,3 +148,10 @@ def test_a_damaged_profile_is_refused_in_one_line(tmp_path, change, message):
     with pytest.raises(ProfileError, match=message) as caught:
         load_device(str(path))
     assert "\n" not in str(caught.value)
+
+
+def test_a_convolution_of_which_a_profile_says_nothing_is_named():
+    profile = replace(load_device("h200"), recorded=None, convolution={"float32": {"first": 0.5}})
+    problem = next(iter(open_step("alexnet").problems.values()))
+    with pytest.raises(ProfileError, match="h200 has no share of the peak for convolutions of tf32, channels first"):
+        convolution_front(profile, problem)

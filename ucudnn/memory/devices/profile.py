@@ -24,12 +24,14 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from ucudnn.errors import ProfileError
+from ucudnn.errors import InvalidValueError, ProfileError
+from ucudnn.profiles.json_values import UNREADABLE, entries, number, text, texts_by_name, whole
 from ucudnn.units import shortened
 
 _FORMAT = "ucudnn-device"
 _VERSION = 1
 _SUFFIX = ".json"
+_LEAST_SHARE = 1e-9  # of a peak or of a bandwidth
 
 Shares = Mapping[str, Mapping[str, float]]
 
@@ -102,27 +104,35 @@ def load_device(name: str) -> DeviceProfile:
         if content["format"] != _FORMAT or content["version"] != _VERSION:
             raise ProfileError(f"device {name!r} has another format than {_FORMAT!r}, version {_VERSION}")
         return _decode(content)
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+    except InvalidValueError as error:
+        raise ProfileError(f"device {name!r}: {error}") from error
+    except UNREADABLE as error:
         raise ProfileError(f"device {name!r} cannot be read: {type(error).__name__}: {error}") from error
 
 
 def _decode(content: dict[str, Any]) -> DeviceProfile:
-    link = content["link"]
+    link, recorded, matrix = content["link"], content["recorded"], _shares(content["matrix"], "matrix")
+    if "float32" not in matrix:
+        raise InvalidValueError("matrix has no float32, which stands for types that have no share of their own")
     return DeviceProfile(
-        name=content["name"],
-        title=content["title"],
-        memory_bytes=content["memory_bytes"],
-        granularity=content["granularity"],
-        to_host=link["to_host"],
-        from_host=link["from_host"],
-        duplex=link["duplex"],
-        contention=link["contention"],
-        flops_per_second=content["flops_per_second"],
-        bytes_per_second=content["bytes_per_second"],
-        launch_ms=content["launch_ms"],
-        matrix=dict(content["matrix"]),
-        convolution={name: dict(shares) for name, shares in content["convolution"].items()},
-        recorded=content["recorded"],
-        sources=dict(content["sources"]),
-        published=tuple(content["published"]),
+        name=text(content["name"], "name"),
+        title=text(content["title"], "title"),
+        memory_bytes=whole(content["memory_bytes"], "memory_bytes"),
+        granularity=whole(content["granularity"], "granularity", least=1),
+        to_host=number(link["to_host"], "to_host", least=1),
+        from_host=number(link["from_host"], "from_host", least=1),
+        duplex=number(link["duplex"], "duplex", least=_LEAST_SHARE, most=1),
+        contention=number(link["contention"], "contention", least=1),
+        flops_per_second=number(content["flops_per_second"], "flops_per_second", least=1),
+        bytes_per_second=number(content["bytes_per_second"], "bytes_per_second", least=1),
+        launch_ms=number(content["launch_ms"], "launch_ms"),
+        matrix=matrix,
+        convolution={name: _shares(shares, name) for name, shares in content["convolution"].items()},
+        recorded=None if recorded is None else text(recorded, "recorded"),
+        sources=texts_by_name(content["sources"], "source of"),
+        published=tuple(entries(content["published"], "published")),
     )
+
+
+def _shares(value: Any, what: str) -> dict[str, float]:
+    return {name: number(share, f"{what} {name}", least=_LEAST_SHARE) for name, share in dict(value).items()}

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 from functools import lru_cache
 
 from ucudnn.configuration import Configuration, MicroConfiguration
-from ucudnn.errors import InvalidValueError
+from ucudnn.errors import InvalidValueError, ProfileError
 from ucudnn.memory.costs import Costs
 from ucudnn.memory.devices.convolution_methods import METHODS
 from ucudnn.memory.devices.profile import DeviceProfile
@@ -31,7 +31,7 @@ def device_costs(profile: DeviceProfile, graph: StepGraph, choice: str = "fastes
 
     Raises:
         InvalidValueError: if there is no such choice.
-        ProfileError: if the measured convolutions of the profile cannot be read.
+        ProfileError: if the measured convolutions of the profile cannot be read, or it says nothing of a convolution.
     """
     if choice not in CHOICES:
         raise InvalidValueError(f"algorithms {choice!r} are not known: take {' or '.join(CHOICES)}")
@@ -63,7 +63,7 @@ def step_configurations(profile: DeviceProfile, graph: StepGraph) -> Mapping[int
     They are in the order of workspace: the first one is the papers' (m), the last one (p).
 
     Raises:
-        ProfileError: if the measured convolutions of the profile cannot be read.
+        ProfileError: if the measured convolutions of the profile cannot be read, or it says nothing of a convolution.
     """
     fronts = {problem: convolution_front(profile, problem) for problem in {*graph.problems.values()}}
     return {index: fronts[problem] for index, problem in graph.problems.items()}
@@ -73,7 +73,7 @@ def convolution_front(profile: DeviceProfile, problem: ConvolutionProblem) -> tu
     """Return the desirable undivided configurations of a convolution on a device, in the order of workspace.
 
     Raises:
-        ProfileError: if the measured convolutions of the profile cannot be read.
+        ProfileError: if the measured convolutions of the profile cannot be read, or it says nothing of a convolution.
     """
     return desirable_set(_candidates(profile, problem), problem.batch)
 
@@ -86,7 +86,12 @@ def _candidates(profile: DeviceProfile, problem: ConvolutionProblem) -> list[Mic
     if {*shares} <= {*METHODS}:
         return [*_modelled(profile, problem)]
     layout = "last" if problem.layout.channels_last else "first"
-    share = shares[arithmetic(problem.dtype.value, problem.math.value)][layout]
+    kind = arithmetic(problem.dtype.value, problem.math.value)
+    share = shares.get(kind, {}).get(layout)
+    if share is None:
+        raise ProfileError(
+            f"device {profile.name} has no share of the peak for convolutions of {kind}, channels {layout}"
+        )
     flops = 2 * problem.multiplications
     return [_configuration(profile, problem, "roofline", flops / share, 0, 0)]
 
