@@ -168,6 +168,22 @@ def test_processors_that_share_a_core_are_not_parted():
     assert core in siblings_of(core)
 
 
+def test_nothing_is_imported_between_the_turn_and_the_first_step():
+    code = """
+import sys
+from argparse import Namespace
+import torch
+from bench.torch import network_cell
+arguments = Namespace(network="small", form="bf16", wait=False)
+model = network_cell.prepared(arguments, network_cell.Spent())
+known = set(sys.modules)
+network_cell.step_of(arguments, torch.device("cpu"), model)
+print(sorted(set(sys.modules) - known))
+"""
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
 def test_nothing_starts_that_might_not_end_in_time(tmp_path):
     done = run(tmp_path / "networks.json", "--limit-seconds", "1")
     assert not (tmp_path / "networks.json").exists()
