@@ -55,6 +55,20 @@ class Again(nn.Module):
         return checkpoint(self.inside, x, use_reentrant=False)
 
 
+class Turned(nn.Module):
+    """A linear layer whose output is turned in place, while its values as it lay before are read, too."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear, self.last = nn.Linear(8, 6), nn.Linear(6, 4, bias=False)
+
+    def forward(self, x):
+        y = self.linear(x) * 2
+        before = y.detach()
+        turned = y.t_().unsqueeze_(0).squeeze_(0)
+        return self.last(before) + torch.tanh(self.last(turned))
+
+
 KINDS = {
     "mean square": lambda: (nn.Linear(8, 4), ROWS, functional.mse_loss),
     "sum of squares": lambda: (nn.Linear(8, 4), ROWS, nn.MSELoss(reduction="sum")),
@@ -67,6 +81,7 @@ KINDS = {
     "weight norm": lambda: (nn.utils.parametrizations.weight_norm(nn.Linear(8, 4)), ROWS, functional.l1_loss),
     "attention": lambda: (nn.TransformerEncoderLayer(8, 2, 16), (SEQUENCES[0],) * 2, functional.mse_loss),
     "bag": lambda: (nn.EmbeddingBag(10, 4), (torch.randint(10, (6, 3)), ROWS[1]), functional.mse_loss),
+    "turned in place": lambda: (Turned(), ROWS, functional.mse_loss),
     "computed again": lambda: (Again(0.0), ROWS, functional.mse_loss),
 }
 OPTIMIZERS = {
