@@ -2,6 +2,7 @@
 
 import tracemalloc
 from math import inf
+from pathlib import Path
 
 import pytest
 from hypothesis import example, given
@@ -153,6 +154,11 @@ def test_small_mini_batches_are_summed_exactly():
     for size in (1, 100, MOST_SIZES, MOST_DENSE):  # what measures every size gets the exact optimum of all
         assert isinstance(sums_of(size), DenseSums)
     assert isinstance(sums_of(MOST_DENSE + 1), SparseSums)
+
+
+def test_there_are_as_many_micro_batches_as_is_documented():
+    text = (Path(__file__).parents[2] / "docs" / "settings.md").read_text(encoding="utf-8")
+    assert f"divided into at most {MOST_PARTS:,} micro-batches" in text
 
 
 @pytest.mark.parametrize("kind", [DenseSums, SparseSums])
