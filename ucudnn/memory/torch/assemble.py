@@ -29,7 +29,6 @@ _OVERWRITING = frozenset({
     "uniform_", "zero_", "_foreach_copy_", "_foreach_zero_",
 })  # fmt: skip
 _STATISTICS = ("running_mean", "running_var")  # batch norm writes them, though its schema does not say so
-_RESIZING = ("resize", "_resize", "set_")
 _PICKING = frozenset({"embedding", "index_select", "index", "gather", "nll_loss_forward", "nll_loss2d_forward"})
 _TO_INPUT, _TO_WEIGHT = [True, False, False], [False, True, True]
 
@@ -151,7 +150,7 @@ def _executed(parts: Iterable[tuple[TracedCall, "_Access"]]) -> Iterator[tuple[i
 
 def writes(call: TracedCall) -> list[TracedTensor]:
     """Return the arguments that a call writes."""
-    if _turns(call):
+    if call.turns:  # code that called it would change what a name stands for, which others may read as it was
         return []
     return [
         tensor
@@ -160,14 +159,6 @@ def writes(call: TracedCall) -> list[TracedTensor]:
         for tensor in tree_leaves(call.argument(argument.name))
         if isinstance(tensor, TracedTensor)
     ]
-
-
-def _turns(call: TracedCall) -> bool:
-    """Whether a call changes how its argument lies in a storage, as `transpose_` does, and no bytes: it makes a view.
-
-    Code that called it would change what a name stands for, which others may read as it was.
-    """
-    return torch.Tag.inplace_view in call.func.tags and not call.func._opname.startswith(_RESIZING)
 
 
 def _is_written(call: TracedCall, argument: Any) -> bool:
@@ -263,7 +254,7 @@ def _written(call: TracedCall, counted: Mapping[int, int]) -> tuple[list[TracedT
     """Return the arguments that a call writes, and the storages among them of which it needs nothing from before."""
     written: list[TracedTensor] = []
     overwritten: set[int] = set()
-    for argument in () if _turns(call) else call.func._schema.arguments:
+    for argument in () if call.turns else call.func._schema.arguments:
         if not _is_written(call, argument):
             continue
         whole = call.func._opname in _OVERWRITING or argument.is_out

@@ -23,6 +23,8 @@ from ucudnn.memory.torch.provenance import Provenance
 IGNORED = ("profiler", "prim")
 """Namespaces of operators that touch no memory."""
 
+_RESIZING = ("resize", "_resize", "set_")
+
 
 @final
 @dataclass(frozen=True, slots=True)
@@ -127,6 +129,11 @@ class TracedCall:
         return None
 
     @property
+    def turns(self) -> bool:
+        """Whether it changes how its argument lies in memory, as `transpose_` does, but no bytes: it makes a view."""
+        return torch.Tag.inplace_view in self.func.tags and not self.func._opname.startswith(_RESIZING)
+
+    @property
     def inputs(self) -> list[TracedTensor]:
         """The tensors among its arguments, in order."""
         leaves = tree_leaves((self.args, dict(self.kwargs)))
@@ -146,10 +153,12 @@ class Trace:
     Attributes:
         calls: operator calls in order.
         storages: what they touch, by index.
+        turned: calls that turn a tensor that needs a gradient and is no view of another one (`TracedCall.turns`).
     """
 
     calls: list[TracedCall] = field(default_factory=list)
     storages: list[TracedStorage] = field(default_factory=list)
+    turned: list[TracedCall] = field(default_factory=list)
 
 
 @final
@@ -216,6 +225,8 @@ class Tracer(TorchDispatchMode):
             index=len(self.trace.calls),
         )
         self.trace.calls.append(call)
+        if call.turns and args[0].requires_grad and not args[0]._is_view():
+            self.trace.turned.append(call)
         return result
 
     def describe(self, tensor: torch.Tensor) -> TracedTensor:

@@ -180,7 +180,7 @@ class _Tracing:
             inputs = [self._tracer.describe(each) for each in self._inputs]
             with self._mode, provenance.entered(), self._recorder.entered():
                 self._run_known()
-        check_calls(self._tracer.trace.calls)
+        check_calls(self._tracer.trace)
         gc.collect()  # what only circles of references hold is freed
         device = self._device().type
         traced = assemble(
@@ -201,7 +201,7 @@ class _Tracing:
         try:
             self._run()
         except Exception:
-            check_calls(self._tracer.trace.calls)
+            check_calls(self._tracer.trace)
             raise
 
     def _run(self) -> None:

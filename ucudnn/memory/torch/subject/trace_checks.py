@@ -1,7 +1,7 @@
 """What a trace of a step can hold; each refusal says what to do instead."""
 
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 
 import torch
@@ -9,7 +9,7 @@ from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicO
 
 from ucudnn.errors import StepGraphError
 from ucudnn.memory.graph import Phase
-from ucudnn.memory.torch.tracer import TracedCall
+from ucudnn.memory.torch.tracer import Trace
 
 _RECURRENT = {"mkldnn_rnn_layer": "torch.backends.mkldnn", "_cudnn_rnn": "torch.backends.cudnn"}
 _BACKWARD_OF_ATTENTION = {
@@ -57,12 +57,15 @@ def quiet_pointers() -> Iterator[None]:
         yield
 
 
-def check_calls(calls: Sequence[TracedCall]) -> None:
+def check_calls(trace: Trace) -> None:
     """Check that the same calls in each step do what the program does.
 
     Raises:
-        StepGraphError: if an operator has a buffer of unknown size, or random numbers are drawn once more in backward.
+        StepGraphError: if an operator has a buffer of unknown size, random numbers are drawn once more in backward, or
+            a view is read after the tensor that it views was turned in place.
     """
+    _check_turned(trace)
+    calls = trace.calls
     for call in calls:
         flag = _RECURRENT.get(call.func._opname)
         if flag is not None:
@@ -77,3 +80,31 @@ def check_calls(calls: Sequence[TracedCall]) -> None:
                 " does to repeat those of forward, which a plan cannot: fit the model without it; plans recompute on"
                 " their own"
             )
+
+
+def _check_turned(trace: Trace) -> None:
+    """Check that no view is read after the tensor that it views was turned in place.
+
+    Autograd gets the gradient of such a view right on real tensors. On tensors without memory it makes the view again,
+    of the turned tensor, and the gradient is wrong, or has another shape.
+    """
+    for turned in trace.turned:
+        storage = turned.inputs[0].storage
+        before, behind = trace.calls[: turned.index], trace.calls[turned.index + 1 :]
+        views = {
+            each.geometry
+            for call in before
+            if call.func.is_view and call.func is not torch.ops.aten.detach.default
+            for each in call.outputs
+            if each.storage == storage
+        }
+        views.discard(turned.outputs[0].geometry)
+        for call in behind:
+            if call.phase is Phase.FORWARD and any(
+                each.storage == storage and each.geometry in views for each in call.inputs
+            ):
+                raise StepGraphError(
+                    f"{turned.module or 'the step'} changes how a tensor lies in memory ({turned.func}) of which there"
+                    f" is a view that {call.func} reads later; the trace would get the gradient of the view wrong: use"
+                    f" {turned.func._opname.removesuffix('_')}, which makes another view"
+                )

@@ -1,0 +1,120 @@
+"""Tests of what a trace can hold: tensors that are turned in place beside views of them."""
+
+import copy
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from torch import nn  # noqa: E402
+
+from ucudnn.errors import StepGraphError  # noqa: E402
+from ucudnn.memory.torch.execution.fit import fit  # noqa: E402
+
+SIZE = 6
+
+
+class Applied(nn.Module):
+    """A function of a linear layer's square output."""
+
+    def __init__(self, function):
+        super().__init__()
+        self.linear, self.function = nn.Linear(SIZE, SIZE), function
+
+    def forward(self, x):
+        return self.function(self.linear(x))
+
+
+def weights(tensor, power):
+    return torch.arange(1.0, tensor.numel() + 1).reshape(tensor.shape).pow(power)
+
+
+def both(one, other):
+    return (one * weights(one, 1)).sum() + (other * weights(other, 2)).sum()
+
+
+def turned_view(y):
+    view = y.view_as(y)
+    view.t_()
+    return both(y, view)
+
+
+def turned_view_beside_another(y):
+    other, view = y.view_as(y), y.view_as(y)
+    view.t_()
+    return both(other, view)
+
+
+def view_that_is_read_before(y):
+    view = y[:3]
+    read = (view * weights(view, 2)).sum()
+    y.t_()
+    return (y * weights(y, 1)).sum() + read
+
+
+def view_of_what_is_turned(y):
+    y.t_()
+    return both(y, y[:3])
+
+
+def detached(y):
+    kept = y.detach()
+    y.t_()
+    return both(y, kept)
+
+
+def view_behind(y):
+    view = y.view_as(y)
+    y.t_()
+    return both(y, view)
+
+
+def rows_behind(y):
+    view = y[:3]
+    y.transpose_(0, 1)
+    return both(y, view)
+
+
+def rows_behind_another_dimension(y):
+    view = y[:3]
+    y.unsqueeze_(1)
+    return both(y, view)
+
+
+@pytest.mark.parametrize(
+    "function", [turned_view, turned_view_beside_another, view_that_is_read_before, view_of_what_is_turned, detached]
+)
+def test_gradients_of_views_of_turned_tensors_are_pytorchs(function):
+    model = Applied(function)
+    x = torch.randn(SIZE, SIZE)
+    plain = copy.deepcopy(model)
+    plain(x).backward()
+    fit(model, (x,), policy="checkpoint")(x).backward()
+    for own, expected in zip(model.parameters(), plain.parameters(), strict=True):
+        assert torch.equal(own.grad, expected.grad)
+
+
+@pytest.mark.parametrize(
+    ("function", "operator"),
+    [(view_behind, "t"), (rows_behind, "transpose"), (rows_behind_another_dimension, "unsqueeze")],
+)
+def test_a_view_that_is_read_after_its_base_was_turned_is_refused(function, operator):
+    with pytest.raises(StepGraphError, match=rf"aten.{operator}_.*a view that aten.mul.* use {operator},"):
+        fit(Applied(function), (torch.randn(SIZE, SIZE),))
+
+
+def test_what_needs_no_gradient_may_be_turned_beside_its_views():
+    class Masked(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.linear = nn.Linear(SIZE, SIZE)
+
+        def forward(self, x):
+            mask = torch.arange(float(SIZE * SIZE)).reshape(SIZE, SIZE) * 2
+            view = mask[:3]
+            mask.t_()
+            return (self.linear(x) * mask).sum() + view.sum()
+
+    model = Masked()
+    x = torch.randn(SIZE, SIZE)
+    assert torch.equal(fit(model, (x,))(x), model(x))
