@@ -25,7 +25,9 @@ GEMM = Measurement(algorithm=Algorithm(name="GEMM", workspace_bytes=0, api="lega
 
 
 def make_profile():
-    everything_else = make_problem(**(DIFFERENT | {"batch": 2, "layout": Layout.NCHW, "float32_sum": False}))
+    everything_else = make_problem(
+        **(DIFFERENT | {"batch": 2, "layout": Layout.NCHW, "float32_sum": False, "biased": False})
+    )
     gradient = make_problem(operation=Operation.BACKWARD_FILTER, dtype=DataType.FLOAT16)
     last = make_problem(layout=Layout.NHWC)
     return Profile(
@@ -37,6 +39,7 @@ def make_profile():
                 make_problem(batch=4): (RECORD,),
                 everything_else: (RECORD,),
                 last: (RECORD,),
+                make_problem(biased=True): (RECORD,),
             },
             "two": {
                 make_problem(operation=Operation.BACKWARD_FILTER): (RECORD,),

@@ -2,11 +2,12 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from threading import Lock, get_ident
+from threading import get_ident
 from typing import Any, final
 
 from torch import nn
 
+from ucudnn.backends.fork_locks import LockLevel, new_lock
 from ucudnn.memory.torch.subject.attribute_content import ABSENT, AttributeContent
 from ucudnn.memory.torch.subject.module_attributes import AttributeRead, ModuleAttributes
 
@@ -111,7 +112,7 @@ class _Interception:
     """Lets recorders see what is read and written of all modules, as long as there are any."""
 
     def __init__(self) -> None:
-        self._lock = Lock()
+        self._lock = new_lock(LockLevel.INNERMOST)
         self._recorders: tuple[AttributeRecorder, ...] = ()
         self._write: Any = None
 
