@@ -6,6 +6,7 @@ from types import SimpleNamespace
 
 import numpy as np
 
+from ucudnn.arrays import BiasedFilters
 from ucudnn.backends.base import BEGIN, OVERWRITE, ComputeBackend, Offset, PreparedCall
 from ucudnn.backends.cpu.backend import CpuBackend
 from ucudnn.slabs import row_bytes
@@ -23,10 +24,16 @@ class AddressCall(PreparedCall):
         x_row, y_row = (row * step for row, step in zip(first_rows or (0, 0), row_bytes(whole), strict=True))
         views = (
             view(x + x_row, whole.x_shape, whole.dtype, whole.x_batch_stride, whole.x_channel_stride),
-            view(w, whole.w_shape, whole.dtype, whole.w_sample),
+            self._filters(w, whole),
             view(y + y_row, whole.y_shape, whole.dtype, whole.y_batch_stride, whole.y_channel_stride),
         )
         self.call.launch(*views, workspace, Offset(start), scaling)
+
+    def _filters(self, w, problem):
+        if not problem.biased:
+            return view(w, problem.w_shape, problem.dtype, problem.w_sample)
+        bias = view(w.bias, (problem.filters,), problem.dtype, 1)
+        return BiasedFilters(view(w.w, problem.w_shape, problem.dtype, problem.w_sample), bias)
 
 
 def view(address, shape, dtype, outer, inner=0):
@@ -34,7 +41,7 @@ def view(address, shape, dtype, outer, inner=0):
     size = dtype.itemsize
     strides = [size * int(np.prod(shape[axis + 1 :])) for axis in range(len(shape))]
     strides[0] = outer * size
-    strides[1] = inner * size or strides[1]
+    strides[1:2] = [inner * size or each for each in strides[1:2]]
     span = size + sum((count - 1) * stride for count, stride in zip(shape, strides, strict=True))
     memory = (ctypes.c_char * span).from_address(address)
     return np.ndarray(shape, dtype.value, memory, strides=strides)

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from tests.support.address_backend import AddressCall
 from tests.support.problems import divided
 from tests.support.reference import reference_convolution
+from ucudnn.arrays import BiasedFilters
 from ucudnn.backends.base import BEGIN, OVERWRITE, Scaling
 from ucudnn.backends.cpu.backend import CpuBackend
 from ucudnn.backends.cudnn.bench import output_check as check_module
@@ -67,10 +68,18 @@ class HostDevice:
         return np.frombuffer(ctypes.string_at(address, size_bytes), dtype.value).astype(np.float64)
 
 
+def held(memory):
+    """Return an array as a buffer of the device."""
+    return DeviceBuffer(memory.ctypes.data, memory.nbytes, memory)
+
+
 def opened(problem, rng):
     kinds = ((problem.x_shape, problem.dtype), (problem.w_shape, problem.w_dtype), (problem.y_shape, problem.dtype))
     memory = [rng.uniform(-0.5, 0.5, shape).astype(dtype.value) for shape, dtype in kinds]
-    operands = tuple(DeviceBuffer(each.ctypes.data, each.nbytes, each) for each in memory)
+    operands = tuple(map(held, memory))
+    if problem.biased:
+        x, w, y = operands
+        operands = x, BiasedFilters(w, held(rng.uniform(0.5, 1.5, problem.filters).astype(problem.dtype.value))), y
     nothing = DeviceBuffer(0, 0)
     return OutputCheck(problem, None, 0, HostDevice(), operands, lambda size_bytes: nothing), nothing
 
@@ -90,6 +99,7 @@ def manner_of(problem):
 @pytest.fixture(autouse=True)
 def plain(monkeypatch):
     monkeypatch.setattr(check_module, "LegacyCall", Plain)
+    monkeypatch.setattr(check_module, "AddedBiasCall", lambda library, handle, problem, call, need: HostCall(problem))
 
 
 @settings(deadline=None, max_examples=60)
@@ -118,6 +128,34 @@ def test_an_algorithm_that_is_wrong_on_one_kind_of_slab_does_not_pass(case, seed
         return  # a slab that a stride leaves out has nothing but zeros
     with pytest.raises(UnsupportedProblemError, match=r"an error of .*, more than"):
         check(HostCall(wrong.problem, factor=1.1), "engine", wrong, nothing)
+
+
+class OtherBias(HostCall):
+    """An algorithm that adds a bias of its own in the place of the one that it is given."""
+
+    def __init__(self, problem, bias):
+        super().__init__(problem)
+        self.bias = bias
+
+    def launch(self, x, w, y, workspace, offset=BEGIN, scaling=OVERWRITE):
+        own = self.bias(np.frombuffer(ctypes.string_at(w.bias, self.size), self.call.problem.dtype.value)).copy()
+        super().launch(x, BiasedFilters(w.w, own.ctypes.data), y, workspace, offset, scaling)
+
+    @property
+    def size(self):
+        return self.call.problem.filters * self.call.problem.dtype.itemsize
+
+
+@pytest.mark.parametrize("layout", [Layout.NCHW, Layout.NHWC])
+@pytest.mark.parametrize("dtype", [DataType.FLOAT32, DataType.FLOAT64])
+def test_only_the_bias_that_is_given_passes(dtype, layout):
+    problem = replace(PLANE, dtype=dtype, layout=layout, batch=3, biased=True)
+    check, nothing = opened(problem, np.random.default_rng())
+    for piece in pieces(problem, 4):
+        check(OtherBias(piece.problem, lambda bias: bias), "right", piece, nothing)
+        for name, wrong in (("none", np.zeros_like), ("shifted", partial(np.roll, shift=1)), ("negated", np.negative)):
+            with pytest.raises(UnsupportedProblemError, match=r"an error of .*, more than"):
+                check(OtherBias(piece.problem, wrong), name, piece, nothing)
 
 
 @pytest.mark.parametrize("dtype", [DataType.FLOAT32, DataType.FLOAT64])
