@@ -328,7 +328,7 @@ def _against(slow: float, fast: float) -> str:
 
 
 def readme() -> Iterable[Row]:
-    """Yield the rows of README.md, losers first; the last cell compares with what stands in bold or alone."""
+    """Yield the rows of README.md, losers first; the last cells compare, and say how far samples are apart."""
     for name, title, limit in (
         ("alexnet", "AlexNet 256 in PyTorch, 16 MiB for each kernel, training step", "16MiB"),
         ("resnet50", "ResNet-50 256 in PyTorch, 64 MiB, training step", "64MiB"),
@@ -340,12 +340,14 @@ def readme() -> Iterable[Row]:
         middle = UNKNOWN if undivided is None else f"{undivided['median_ms']:.1f} ms"
         ends = [f"{each['median_ms']:.1f} ms {_largest(each)}" for each in (free, found)]
         verdict = f"{_against(free['median_ms'], found['median_ms'])} than PyTorch"
-        yield [title, ends[0], middle, ends[1], verdict]
+        samples = [each["samples_ms"] for each in (free, undivided, found) if each is not None]
+        yield [title, ends[0], middle, ends[1], verdict, _widest(samples)]
     yield _readme_row("VGG-16 64, channels last, 64 MiB, convolutions", ("vgg16", 64), NHWC, USUAL)
     yield _readme_row("AlexNet 256, no limit, convolutions", ("alexnet", 256), NCHW, None)
     _, (_, _, undivided_text, divided_text, ratio, _) = graph_alone()
     title = "AlexNet 256, 64 MiB, without TF32, graph API alone"
-    yield [title, _without(("alexnet", 256), NO_TF32, USUAL), undivided_text, divided_text, f"{ratio} times faster"]
+    free_text = _without(("alexnet", 256), NO_TF32, USUAL)
+    yield [title, free_text, undivided_text, divided_text, f"{ratio} times faster", ""]
     yield _readme_row("AlexNet 256, 64 MiB, without TF32, all candidates", ("alexnet", 256), NO_TF32, USUAL)
     yield _readme_row("AlexNet 256, 64 MiB, convolutions", ("alexnet", 256), NCHW, USUAL)
     yield _readme_row("VGG-16 64, 64 MiB, convolutions", ("vgg16", 64), NCHW, USUAL)
@@ -355,21 +357,33 @@ def readme() -> Iterable[Row]:
     ours = trials[f"ucudnn batch 4 cap {36 * 2**30}"]["step_ms"]
     steps_ms = [UNKNOWN if each is None else f"{each:.0f} ms" for each in (*capped.values(), ours)]
     faster = f"{_against(capped['pytorch'], ours)} than PyTorch, and runs at 34 GiB"
-    yield ["3-D U-Net in PyTorch under a cap of 36 GiB, training step", *steps_ms, faster]
+    runs = [trials[f"{way} batch 4 cap {36 * 2**30}"]["samples_ms"] for way in ("pytorch", "undivided", "ucudnn")]
+    yield ["3-D U-Net in PyTorch under a cap of 36 GiB, training step", *steps_ms, faster, _widest(runs)]
     for limit in (64, 8):
         plain, undivided, divided = (_caffe(f"{way}, {limit} MiB") for way in ("plain", "undivided", "powerOfTwo"))
         assert plain is not None
         assert divided is not None
         all_ms = [ms(None if each is None else each["iteration ms"]) for each in (plain, undivided, divided)]
         faster = f"{_against(plain['iteration ms'], divided['iteration ms'])} than Caffe"
-        yield [f"AlexNet 256 in Caffe, {limit} MiB, iteration", *all_ms, faster]
+        runs = [each["iterations of each run ms"] for each in (plain, undivided, divided) if each is not None]
+        yield [f"AlexNet 256 in Caffe, {limit} MiB, iteration", *all_ms, faster, _widest(runs)]
+
+
+def _widest(samples_ms: Iterable[Sequence[float] | None]) -> str:
+    """Return how far the samples of one time are apart at most, as a share of the least; '' if some were not kept."""
+    found = [*samples_ms]
+    if not all(found):
+        return ""
+    return f"{max(max(each) / min(each) - 1 for each in found if each):.1%}".replace("%", " %")
 
 
 def _readme_row(title: str, case: tuple[str, int], variant: str, limit: int | None) -> Row:
     undivided, divided = (_time(case, variant, limit, way) for way in (UNDIVIDED, POWER_OF_TWO))
     assert divided is not None
     faster = UNKNOWN if undivided is None else _against(undivided, divided)
-    return [title, _without(case, variant, limit), ms(undivided), ms(divided), faster]
+    rows = [_row(case, variant, limit, way) or {} for way in (PYTORCH, UNDIVIDED, POWER_OF_TWO)]
+    wide = _widest(row.get("range_ms") for row in rows)
+    return [title, _without(case, variant, limit), ms(undivided), ms(divided), faster, wide]
 
 
 def _without(case: tuple[str, int], variant: str, limit: int | None) -> str:
@@ -529,7 +543,7 @@ TABLES = (
     Table(document="docs/memory.md", head=("step within a budget", "PyTorch", "90 %", "70 %", "50 %"), rows=fitted),
     Table(
         document="README.md",
-        head=("measured on an H200, float32, NCHW", "without ucudnn", "undivided", "ucudnn", ""),
+        head=("measured on an H200, float32, NCHW", "without ucudnn", "undivided", "ucudnn", "", "spread"),
         rows=readme,
     ),
     Table(

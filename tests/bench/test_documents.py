@@ -124,6 +124,17 @@ def test_spreads_and_workspaces_stand_beside_medians(peers):
     assert row[4] == "–"  # nothing fits
 
 
+def test_the_spread_of_a_readme_row_is_that_of_its_widest_time(peers):
+    case = ("alexnet", 256)
+    peers(case, PYTORCH, executed_ms=9.2, range_ms=[9.1, 9.31], workspace_bytes=588 * 2**20)
+    peers(case, UNDIVIDED, executed_ms=37.1, range_ms=[37.0, 37.74])
+    peers(case, POWER_OF_TWO, executed_ms=11.1, range_ms=[11.1, 11.1])
+    row = documents._readme_row("AlexNet", case, documents.NCHW, documents.USUAL)
+    assert row == ["AlexNet", "9.20 ms (588 MiB)", "37.1 ms", "11.1 ms", "3.34 times faster", "2.3 %"]
+    peers(case, POWER_OF_TWO, executed_ms=11.1)
+    assert documents._readme_row("AlexNet", case, documents.NCHW, documents.USUAL)[-1] == ""
+
+
 def test_a_changed_table_is_found_and_written_again(monkeypatch, tmp_path, capsys):
     table = next(each for each in documents.TABLES if each.document == "docs/cpp-caffe.md")
     text = (ROOT / table.document).read_text()
