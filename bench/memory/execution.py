@@ -217,7 +217,7 @@ def measure(arguments: Namespace, out: Path) -> None:
 def measure_cell(
     cell: ExecutionCell, arguments: Namespace, out: Path, run: Callable[[TrialSettings], TrialResult]
 ) -> None:
-    """Measure a cell and keep what was found; one with a budget needs PyTorch's own step among what is kept."""
+    """Measure a cell and keep its result. A cell with a budget needs the kept result of PyTorch's own step."""
     base = kept_cells(out).get(str(cell.base), {})
     if cell.share and "allocated" not in base:
         note(f"{cell}: no budget, because PyTorch's own step has no peak: {base.get('reason', 'not measured')}")

@@ -39,7 +39,7 @@ def ran(setting: str, backend: str) -> list[str]:
 
 
 def whole(setting: str, backend: str) -> list[str]:
-    """Return the files that a process may have run, of which it is not known what it imported."""
+    """Return the files that a process may have run, if nobody knows what it imported."""
     return (
         [] if setting.startswith("stock") else _counting([*_PACKAGE.rglob("*.py"), *_PACKAGE.rglob("*.cpp")], backend)
     )

@@ -66,7 +66,7 @@ class Durations:
         return fmean(self._like(cell))
 
     def most(self, cell: Cell) -> float:
-        """Return what a cell may take: a margin over what it takes, and over how far those differ that are like it."""
+        """Return the most seconds that a cell may take: its expected time, its spread, and a margin."""
         like = self._like(cell)
         return min(self._otherwise, MARGIN * (fmean(like) + pstdev(like)))
 

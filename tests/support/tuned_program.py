@@ -196,7 +196,7 @@ class TunedProgram:
         return sum(kernel.calls for each in self.made.tuners().values() for kernel in each.kernels.values())
 
     def until(self, holds, check, most=400):
-        """Take steps, each of which is checked, until something holds; an error if that is not after so many."""
+        """Take and check steps until a condition holds; raise an error if it does not hold after `most` steps."""
         for _ in range(most):
             found = self.step()
             check(found, self.expected)
@@ -228,6 +228,22 @@ class TunedProgram:
         out = _product(torch.relu(_product(self.x.double(), w1) + b1[:, None, None]), w2)
         out.square().sum().backward()
         return [each.float() for each in (out.detach(), w1.grad, b1.grad, w2.grad)]
+
+
+def end_programs(made):
+    """End programs after a test: PyTorch computes by itself again, and no thread builds for them any more."""
+    process_overrides.use(None)
+    for each in made:
+        each.source.join(30)
+
+
+def python_calls(monkeypatch):
+    """Return a list that gets an item for each call that comes to Python, once operators are registered again."""
+    seen = []
+    for name in ("forward", "backward"):
+        run = getattr(Interceptor, name)
+        monkeypatch.setattr(Interceptor, name, lambda *rest, run=run: seen.append(run) or run(*rest))
+    return seen
 
 
 def taken(items):

@@ -163,7 +163,7 @@ def passed_on():
     stock = AtenKernels("CPU").backward
     library = torch.library.Library("aten", "IMPL")
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # that a kernel is replaced, which is what is wanted
+        warnings.simplefilter("ignore")  # PyTorch warns that a kernel is replaced, and this test replaces one
         library.impl("convolution_backward", lambda *rest: masks.append(tuple(rest[-1])) or stock(*rest), "CPU")
     yield masks
     library._destroy()

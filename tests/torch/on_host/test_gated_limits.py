@@ -7,7 +7,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from tests.support.host_gpu import assert_near  # noqa: E402
-from tests.support.tuned_program import TunedProgram, taken  # noqa: E402
+from tests.support.tuned_program import TunedProgram, python_calls, taken  # noqa: E402
 from ucudnn.torch.interceptor import Interceptor  # noqa: E402
 from ucudnn.torch.overrides import process_overrides  # noqa: E402
 
@@ -32,10 +32,7 @@ def gated(host, gate_library):
 @pytest.fixture
 def in_python(monkeypatch):
     """Return a list that gets an item for each call that comes to Python."""
-    seen = []
-    for name in ("forward", "backward"):
-        run = getattr(Interceptor, name)
-        monkeypatch.setattr(Interceptor, name, lambda *rest, run=run: seen.append(run) or run(*rest))
+    seen = python_calls(monkeypatch)
     process_overrides.refresh()  # registers methods of the interceptor again
     return seen
 

@@ -10,9 +10,8 @@ torch = pytest.importorskip("torch")
 
 from tests.support.host_gpu import assert_near  # noqa: E402
 from tests.support.paths import NATIVE  # noqa: E402
-from tests.support.tuned_program import TunedProgram, taken  # noqa: E402
+from tests.support.tuned_program import TunedProgram, end_programs, python_calls, taken  # noqa: E402
 from ucudnn.torch.gate.gate_library import _flags, _links  # noqa: E402
-from ucudnn.torch.interceptor import Interceptor  # noqa: E402
 from ucudnn.torch.overrides import process_overrides  # noqa: E402
 
 KIB, MIB = 1 << 10, 1 << 20
@@ -60,19 +59,13 @@ def bounded(host, gate_library, counted):
         return made[-1]
 
     yield make
-    process_overrides.use(None)
-    for each in made:
-        each.source.join(30)
+    end_programs(made)
 
 
 @pytest.fixture
 def in_python(monkeypatch):
     """Return a list that gets an item for each call that comes to Python, once operators are registered again."""
-    seen = []
-    for name in ("forward", "backward"):
-        run = getattr(Interceptor, name)
-        monkeypatch.setattr(Interceptor, name, lambda *rest, run=run: seen.append(run) or run(*rest))
-    return seen
+    return python_calls(monkeypatch)
 
 
 def directs():

@@ -11,7 +11,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from tests.support.host_gpu import assert_near  # noqa: E402
-from tests.support.tuned_program import TunedProgram  # noqa: E402
+from tests.support.tuned_program import TunedProgram, end_programs  # noqa: E402
 from ucudnn.torch.overrides import process_overrides  # noqa: E402
 from ucudnn.torch.steps.step_times import TuningPhase  # noqa: E402
 
@@ -29,9 +29,7 @@ def tuned(host):
         return made[-1]
 
     yield make
-    process_overrides.use(None)
-    for each in made:
-        each.source.join(30)
+    end_programs(made)
 
 
 def warm_up(one, host):

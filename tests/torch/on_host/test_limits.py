@@ -11,7 +11,7 @@ from torch.utils.checkpoint import checkpoint  # noqa: E402
 
 from tests.support.host_gpu import assert_near  # noqa: E402
 from tests.support.operands import QUICK  # noqa: E402
-from tests.support.tuned_program import TunedProgram  # noqa: E402
+from tests.support.tuned_program import TunedProgram, end_programs  # noqa: E402
 from ucudnn.benchmarking.measurer import LocalMeasurer  # noqa: E402
 from ucudnn.execution.kernel_plans import KernelPlans  # noqa: E402
 from ucudnn.handle import Handle, save_plans  # noqa: E402
@@ -39,9 +39,7 @@ def stated(host):
         return made[-1]
 
     yield make
-    process_overrides.use(None)
-    for each in made:
-        each.source.join(30)
+    end_programs(made)
 
 
 @pytest.fixture

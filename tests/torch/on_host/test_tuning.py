@@ -12,7 +12,7 @@ from torch.profiler import ProfilerActivity, profile  # noqa: E402
 from torch.utils.checkpoint import checkpoint  # noqa: E402
 
 from tests.support.host_gpu import assert_near  # noqa: E402
-from tests.support.tuned_program import TunedProgram  # noqa: E402
+from tests.support.tuned_program import TunedProgram, end_programs  # noqa: E402
 from ucudnn.backends.cudnn.backend import CudnnBackend  # noqa: E402
 from ucudnn.benchmarking.storage.database import Database  # noqa: E402
 from ucudnn.benchmarking.storage.store import open_store  # noqa: E402
@@ -38,9 +38,7 @@ def tuned(host):
         return made[-1]
 
     yield make
-    process_overrides.use(None)
-    for each in made:
-        each.source.join(30)
+    end_programs(made)
 
 
 def run(one, most=400):

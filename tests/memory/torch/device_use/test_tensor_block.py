@@ -1,4 +1,4 @@
-"""Tests of a block that is taken at once: what is kept for the first update, and what is given back, and when."""
+"""Tests of a block that is taken at once: which bytes it keeps for the first update, and when it gives them back."""
 
 import gc
 

@@ -22,7 +22,7 @@ class BlockMemory(Protocol):
     """Where the bytes of a block come from."""
 
     def take(self, size: int) -> object:
-        """Take bytes, which are given back when nobody holds what is returned.
+        """Take bytes. They go back when nobody holds the returned object any more.
 
         Raises:
             MemoryError: if there are too few.

@@ -67,7 +67,8 @@ class AttributeContent:
     """What a value is made of: itself, or the entries of lists, dictionaries and plain objects.
 
     An object is plain if its attributes are numbers, texts, functions and the like, or lists and objects of them: a
-    dataclass of settings, for example. Any other object is compared by what it is, not by what is in it.
+    dataclass of settings, for example. Any other object must stay the same object; its contents are not
+    compared.
 
     Attributes:
         views: what yields the entries of lists, dictionaries, sets and objects as they are at any time.
