@@ -26,6 +26,7 @@ from ucudnn.kernel import Kernel
 from ucudnn.planning.float32_sums import summed
 from ucudnn.problem import ConvolutionProblem
 from ucudnn.profiles.format import decode_problem, encode_problem
+from ucudnn.profiles.json_values import MALFORMED
 from ucudnn.slabs import Slab, is_divisible, piece_of, row_count
 from ucudnn.units import exact_bytes, shortened
 from ucudnn.workspace.spare import own_bytes
@@ -35,7 +36,6 @@ _MOST_SHOWN = 200  # letters of a path
 _VERSION = 2
 _READ = (1, _VERSION)
 _DECIDING = ("device", "capability", "cudnn", "cpus", "numpy")
-_UNREADABLE = (ValueError, KeyError, TypeError, IndexError, AttributeError, OverflowError, RecursionError)
 _AGAIN = "make a new file with `--save-plans FILE` or `Handle.save_plans`"
 
 
@@ -180,7 +180,7 @@ def read_plans(path: str | PathLike[str]) -> PlanFile:
         return _decode(content)
     except PlanFileError as error:
         raise PlanFileError(f"{_shown(path)}: {error}") from error
-    except (*_UNREADABLE, ProfileError, MeasurementError) as error:
+    except (*MALFORMED, ProfileError, MeasurementError) as error:
         reason = f"{type(error).__name__}: {error}"
         raise PlanFileError(f"{_shown(path)} is damaged ({reason}): {_AGAIN}") from error
 

@@ -14,11 +14,11 @@ from ucudnn.units import shortened
 MOST_WHOLE = (1 << 63) - 1  # of bytes, and of all that is counted
 MOST_NUMBER = 1e18  # sums and products of larger ones could overflow
 
-UNREADABLE = (
-    *(OSError, EOFError, zlib.error),
-    *(ValueError, KeyError, TypeError, IndexError, AttributeError, OverflowError, RecursionError),
-)
-"""The exceptions that reading a file of another form can raise, deep nesting included."""
+MALFORMED = (ValueError, KeyError, TypeError, IndexError, AttributeError, OverflowError, RecursionError)
+"""The exceptions that values of another form can raise, deep nesting included."""
+
+UNREADABLE = (OSError, EOFError, zlib.error, *MALFORMED)
+"""The exceptions that reading a file of another form can raise."""
 
 
 def whole(value: Any, what: str, least: int = 0, most: int = MOST_WHOLE) -> int:

@@ -6,10 +6,10 @@ from typing import Any, NamedTuple
 from ucudnn.benchmarking.storage.damage import RowCheck
 from ucudnn.benchmarking.storage.rows import COLUMNS, key_of
 from ucudnn.errors import DatabaseError, ProfileError
+from ucudnn.profiles.json_values import MALFORMED
 
 MEASUREMENT_COLUMNS = [*COLUMNS.split(", "), "measured_at"]
 EXPLORATION_COLUMNS = ["problem", "request", "names", "sizes", "divisions", "explored_at"]
-_UNREADABLE = (ValueError, KeyError, TypeError, AttributeError, IndexError, OverflowError, RecursionError)
 
 
 class MachineRows(NamedTuple):
@@ -68,6 +68,6 @@ def unpack(value: Mapping[str, Any], conditions: Sequence[str]) -> MachineRows:
             check.check_exploration(key, date, request, *row)
     except DatabaseError as error:
         raise ProfileError(f"the rows of its database make no sense: {error}") from error
-    except _UNREADABLE as error:
+    except MALFORMED as error:
         raise ProfileError(f"the rows of its database cannot be read: {type(error).__name__}: {error}") from error
     return rows
