@@ -98,6 +98,8 @@ def test_an_edited_exploration_is_refused_by_name(path, change):
         ('UPDATE machines SET conditions = \'{"device":"another"}\'', "has the key of something else"),
         ("UPDATE problems SET problem = '{}'", "problem '{}' cannot be read"),
         ("UPDATE problems SET problem = '[1]'", "problem '[1]' cannot be read"),
+        ("UPDATE problems SET problem = CAST(problem AS BLOB)", "is no text"),
+        ("UPDATE machines SET conditions = CAST(conditions AS BLOB)", "is no text"),
         ("UPDATE measurements SET api = 'magic'", "API 'magic' is none of graph, legacy, cpu"),
         ("UPDATE measurements SET measured_at = 'today'", "today"),
         ("UPDATE explorations SET explored_at = x'00'", "is no text"),

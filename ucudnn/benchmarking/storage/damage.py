@@ -93,7 +93,9 @@ def _mistake_of(check: Callable[..., None], row: tuple[Any, ...]) -> Iterator[st
         yield f"row {shortened(row)}: {error}"
 
 
-def _check_key(key: Any, text: str) -> None:
+def _check_key(key: Any, text: Any) -> None:
+    if not isinstance(text, str):
+        raise DatabaseError(f"{shortened(text)} is no text")
     if key != key_of(text):
         raise DatabaseError(f"{shortened(text)} has the key of something else")
 
