@@ -6,9 +6,10 @@ from collections import Counter
 import torch
 
 from ucudnn.memory.policies.choice import make_plan
-from ucudnn.memory.torch.execution.fit import fit_plan, step_subject
+from ucudnn.memory.torch.execution.fit import fit_plan
 from ucudnn.memory.torch.execution.operation_costs import step_costs
-from ucudnn.memory.torch.execution.step_program import trace_program
+from ucudnn.memory.torch.execution.tracing.step_arguments import step_subject
+from ucudnn.memory.torch.execution.tracing.step_trace import trace_program
 
 
 def optimizer_of(kind, model):

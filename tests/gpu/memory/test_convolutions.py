@@ -13,9 +13,10 @@ from bench.memory import models  # noqa: E402
 from ucudnn.memory.plans.actions import ActionKind  # noqa: E402
 from ucudnn.memory.policies.choice import make_plan  # noqa: E402
 from ucudnn.memory.torch.convolutions.convolution_choices import ConvolutionChoices  # noqa: E402
-from ucudnn.memory.torch.execution.fit import fit, fit_plan, step_subject  # noqa: E402
+from ucudnn.memory.torch.execution.fit import fit, fit_plan  # noqa: E402
 from ucudnn.memory.torch.execution.operation_costs import step_costs  # noqa: E402
-from ucudnn.memory.torch.execution.step_program import trace_program  # noqa: E402
+from ucudnn.memory.torch.execution.tracing.step_arguments import step_subject  # noqa: E402
+from ucudnn.memory.torch.execution.tracing.step_trace import trace_program  # noqa: E402
 from ucudnn.memory.torch.training_step import TrainingRecipe  # noqa: E402
 from ucudnn.memory.torch.trials.trial import run_apart  # noqa: E402
 from ucudnn.memory.torch.trials.trial_result import TrialSettings  # noqa: E402

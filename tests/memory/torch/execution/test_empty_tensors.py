@@ -16,7 +16,8 @@ from tests.support.plain_training import Race, state_of, train  # noqa: E402
 from ucudnn.memory.plans.actions import ActionKind  # noqa: E402
 from ucudnn.memory.policies.catalog import POLICIES  # noqa: E402
 from ucudnn.memory.policies.choice import make_plan  # noqa: E402
-from ucudnn.memory.torch.execution.fit import fit, fit_subject, step_subject  # noqa: E402
+from ucudnn.memory.torch.execution.fit import fit, fit_subject  # noqa: E402
+from ucudnn.memory.torch.execution.tracing.step_arguments import step_subject  # noqa: E402
 from ucudnn.memory.torch.record import record, record_measured, trace_step  # noqa: E402
 from ucudnn.memory.torch.training_step import TrainingRecipe, TrainingStep  # noqa: E402
 

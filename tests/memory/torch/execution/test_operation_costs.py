@@ -14,7 +14,8 @@ from ucudnn.memory.graph import Phase  # noqa: E402
 from ucudnn.memory.liveness import measure_liveness  # noqa: E402
 from ucudnn.memory.torch.execution import operation_costs  # noqa: E402
 from ucudnn.memory.torch.execution.operation_costs import measure_operations, step_costs  # noqa: E402
-from ucudnn.memory.torch.execution.step_program import StepSubject, trace_program  # noqa: E402
+from ucudnn.memory.torch.execution.step_program import StepSubject  # noqa: E402
+from ucudnn.memory.torch.execution.tracing.step_trace import trace_program  # noqa: E402
 
 UNKNOWN = 12345.0
 

@@ -1,6 +1,6 @@
 """Execution: a plan of a training step becomes straight-line code, which runs in the place of the model.
 
-model, sample, loss -> the operators of the step and its graph      `step_program`
+model, sample, loss -> the operators of the step and its graph      `tracing`, `step_program`
 a plan of that graph -> Python code with explicit frees and copies  `generator`
 the code with what it runs on                                       `planned_run`
 the code as a module that autograd knows                            `fitted_step`

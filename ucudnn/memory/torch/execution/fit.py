@@ -6,9 +6,8 @@ from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
-from torch.nn.parallel import DistributedDataParallel
 
-from ucudnn.errors import BudgetError, InvalidValueError, StepGraphError
+from ucudnn.errors import BudgetError, StepGraphError
 from ucudnn.memory.batches import check_batch, join_batches
 from ucudnn.memory.budget import check_budget
 from ucudnn.memory.costs import Costs
@@ -28,16 +27,16 @@ from ucudnn.memory.torch.execution.first_step import FirstStep, GrowthGuard, Ste
 from ucudnn.memory.torch.execution.fitted_step import FittedStep
 from ucudnn.memory.torch.execution.operation_costs import measure_operations, step_costs
 from ucudnn.memory.torch.execution.planned_run import PlannedRun
-from ucudnn.memory.torch.execution.step_program import StepProgram, StepSubject, trace_program
+from ucudnn.memory.torch.execution.step_program import StepProgram, StepSubject
+from ucudnn.memory.torch.execution.tracing.step_arguments import step_subject
+from ucudnn.memory.torch.execution.tracing.step_trace import trace_program
 from ucudnn.memory.torch.execution.transfers import Transfers
-from ucudnn.memory.torch.subject.model_checks import check_arguments, check_model, gradient_bytes
 from ucudnn.settings import Settings
 from ucudnn.units import parse_bytes
 
 __all__ = ["fit"]
 
 _Again = Callable[[tuple[Any, ...], Mapping[str, Any]], FittedStep]
-_KEPT, _BUCKETS = "gradients of earlier steps", "buckets of DistributedDataParallel"
 
 
 def fit(
@@ -340,48 +339,6 @@ class _Planning:
     def _run(self, plan: MemoryPlan) -> PlannedRun:
         transfers = Transfers(plan_host_slots(plan), self.program.device, most_bytes=self.stated.host_bytes)
         return PlannedRun(self._program_of(plan), plan, simulate(plan, self.costs), transfers, debug=self.debug)
-
-
-def step_subject(
-    model: nn.Module,
-    sample: Any,
-    loss: Callable[..., Tensor] | None,
-    optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer] | None,
-    *,
-    keep_gradients: bool = False,
-) -> StepSubject:
-    """Return what is trained, from the arguments of `fit`.
-
-    Raises:
-        InvalidValueError: if there is a loss but nothing behind the model's arguments, or no plan can train the model.
-    """
-    check_model(model)
-    args: tuple[Any, ...] = ()
-    kwargs: Mapping[str, Any] = {}
-    if isinstance(sample, Mapping):
-        kwargs = sample
-    else:
-        args = tuple(sample) if isinstance(sample, (tuple, list)) else (sample,)
-    if loss is not None and len(args) < 2:
-        raise InvalidValueError("with a loss the sample is a tuple of the model's arguments and the loss's target")
-    check_arguments(loss, optimizer, (args, kwargs))
-    optimizers = (optimizer,) if isinstance(optimizer, torch.optim.Optimizer) else tuple(optimizer or ())
-    size = gradient_bytes(model)
-    beside = {_KEPT: size} if keep_gradients else {}
-    parallel = model if isinstance(model, DistributedDataParallel) else None
-    if parallel is not None:
-        beside[_BUCKETS] = size
-    return StepSubject(
-        model=model if parallel is None else parallel.module,
-        parallel=parallel,
-        args=args,
-        kwargs=kwargs,
-        loss=loss,
-        targets=0 if loss is None else 1,
-        optimizers=optimizers,
-        beside=beside,
-        gradients_kept=keep_gradients,
-    )
 
 
 def _batch(subject: StepSubject) -> int:

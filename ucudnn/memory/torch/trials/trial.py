@@ -19,9 +19,10 @@ from ucudnn.memory.graph import Phase
 from ucudnn.memory.liveness import measure_liveness
 from ucudnn.memory.simulation.result import Queue
 from ucudnn.memory.torch.device_use.usage import library_workspace_bytes, outside_bytes, read_outside
-from ucudnn.memory.torch.execution.fit import fit_subject, step_subject
+from ucudnn.memory.torch.execution.fit import fit_subject
 from ucudnn.memory.torch.execution.fitted_step import FittedStep
 from ucudnn.memory.torch.execution.step_program import StepSubject
+from ucudnn.memory.torch.execution.tracing.step_arguments import step_subject
 from ucudnn.memory.torch.measured_peak import peak_bytes
 from ucudnn.memory.torch.training_step import TrainingStep, make_step
 from ucudnn.memory.torch.trials.device_timeline import beside_prediction, measure_timeline

@@ -18,7 +18,8 @@ from ucudnn.memory.torch.convolutions.convolution_choices import ConvolutionChoi
 from ucudnn.memory.torch.execution.fit import fit_plan
 from ucudnn.memory.torch.execution.fitted_step import FittedStep
 from ucudnn.memory.torch.execution.operation_costs import measure_operations, step_costs
-from ucudnn.memory.torch.execution.step_program import StepProgram, trace_program
+from ucudnn.memory.torch.execution.step_program import StepProgram
+from ucudnn.memory.torch.execution.tracing.step_trace import trace_program
 from ucudnn.memory.torch.training_step import TrainingStep
 from ucudnn.memory.torch.trials.contention import ContentionFigures, measure_contention
 from ucudnn.memory.torch.trials.trial import ENDED, PolicyTrial, ReusedStep, result_of, trial_subject, with_plan

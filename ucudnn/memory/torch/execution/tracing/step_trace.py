@@ -1,0 +1,309 @@
+"""Traces a training step on fake tensors, and returns its program.
+
+The step is traced below autograd, so nothing is computed and no memory is taken.
+"""
+
+import gc
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from itertools import chain, count
+from typing import Any, final
+
+import torch
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.nn.utils import stateless
+from torch.utils._pytree import tree_map_only, tree_unflatten
+
+from ucudnn.errors import InvalidValueError, StepGraphError
+from ucudnn.memory.graph import Affine, Phase, Role, StepGraph, Storage
+from ucudnn.memory.torch.assemble import TracedStep, TracedSubject, assemble
+from ucudnn.memory.torch.execution.step_program import StepProgram, StepSubject
+from ucudnn.memory.torch.execution.tracing.optimizer_trace import trace_optimizer
+from ucudnn.memory.torch.provenance import Provenance
+from ucudnn.memory.torch.subject.attribute_recorder import AttributeRecorder
+from ucudnn.memory.torch.subject.output_tree import OutputTree
+from ucudnn.memory.torch.subject.trace_checks import check_calls, explained, quiet_pointers
+from ucudnn.memory.torch.tracer import TracedCall, TracedTensor, Tracer
+
+_GENERATOR = "random number generator"
+
+
+def trace_program(subject: StepSubject, name: str, batch: int, *, factor: int = 1) -> StepProgram:
+    """Return the program of a training step.
+
+    The model runs once on fake tensors, its hooks and side effects in Python included.
+
+    Args:
+        subject: what is trained.
+        name: a name of the step.
+        batch: the mini-batch: the first dimension of those arguments that belong to samples.
+        factor: by how much the mini-batch is larger than the subject's.
+
+    Raises:
+        InvalidValueError: if no output can be differentiated.
+        StepGraphError: if the step depends on values of tensors, or has tensors that a program cannot hold.
+    """
+    program = _Tracing(subject, batch, factor).program(name, batch * factor)
+    gc.collect()  # circles of references in PyTorch's fakes would hold the sample
+    return program
+
+
+@final
+class _Tracing:
+    """One trace of a step on fake tensors."""
+
+    def __init__(self, subject: StepSubject, batch: int, factor: int) -> None:
+        self._subject = subject
+        self._mode = FakeTensorMode(allow_non_fake_inputs=True)
+        model = subject.model
+        self._real = dict([*model.named_parameters(), *model.named_buffers()])
+        self._fake = {name: self._faked(tensor) for name, tensor in self._real.items()}
+        self._recorder = AttributeRecorder(model, subject.loss)
+        leaves, self._structure = subject.leaves()
+        self._leaves = [self._faked(_cut(leaf)) if isinstance(leaf, Tensor) else leaf for leaf in leaves]
+        if factor > 1:
+            self._leaves = [self._repeated(leaf, batch, factor) for leaf in self._leaves]
+        self._inputs = [leaf for leaf in self._leaves if isinstance(leaf, Tensor)]
+        self._constants: list[tuple[Tensor, TracedTensor]] = []
+        self._roles: dict[int, tuple[Role, str]] = {}
+        self._tracer: Tracer
+        self._tangents: list[TracedTensor] = []
+        self._gradients: list[TracedTensor | None] = []
+        self._sources: list[tuple[bool, int]] = []
+        self._outputs: list[TracedTensor] = []
+        self._differentiable: list[int] = []
+        self._result: OutputTree
+
+    def program(self, name: str, batch: int) -> StepProgram:
+        model = self._subject.model
+        parameters = {each for each, _ in model.named_parameters()}
+        with torch.enable_grad(), stateless._reparametrize_module(model, self._fake, tie_weights=True):
+            provenance = Provenance(model)
+            self._tracer = Tracer(provenance, self._note_constant)
+            for key, tensor in self._fake.items():
+                self._meet(Role.PARAMETER if key in parameters else Role.BUFFER, key, tensor)
+            for index, tensor in enumerate(self._inputs):
+                self._meet(Role.INPUT, f"input{index or ''}", tensor)
+            persistent = [(self._real[key], self._tracer.describe(fake)) for key, fake in self._fake.items()]
+            inputs = [self._tracer.describe(each) for each in self._inputs]
+            with self._mode, provenance.entered(), self._recorder.entered():
+                self._run_known()
+        check_calls(self._tracer.trace)
+        gc.collect()  # what only circles of references hold is freed
+        device = self._device().type
+        traced = assemble(
+            self._tracer.trace,
+            TracedSubject(
+                name=name,
+                batch=batch,
+                device=device,
+                roles=self._roles,
+                runs=True,
+                conditions={"torch": torch.__version__.partition("+")[0], "device": device},
+            ),
+        )
+        return self._built(traced, [*persistent, *self._constants], inputs)
+
+    def _run_known(self) -> None:
+        """Run the step; where that fails, an operator before, of which no plan is known, is the better reason."""
+        try:
+            self._run()
+        except Exception:
+            check_calls(self._tracer.trace)
+            raise
+
+    def _run(self) -> None:
+        """Run forward, backward and the optimizer."""
+        tracer = self._tracer
+        args, kwargs = tree_unflatten(self._leaves, self._structure)
+        with explained(), quiet_pointers():
+            with tracer:
+                result = self._subject.called(self._subject.model, args, kwargs)
+                self._write_buffers_back()
+            outputs = self._returned(result)
+            del result
+            gradients = self._differentiate(outputs)
+            del outputs
+        fakes = {id(self._real[key]): fake for key, fake in self._fake.items()}
+        found = {id(self._source(each)): grad for each, grad in zip(self._sources, gradients, strict=True)}
+        for optimizer in self._subject.optimizers:
+            for label, tensor in trace_optimizer(optimizer, fakes, found, self._faked, tracer):
+                self._meet(Role.OPTIMIZER_STATE, label, tensor)
+
+    def _write_buffers_back(self) -> None:
+        """Let a buffer that the model made anew be written into the old one, which is the one that code can know."""
+        with torch.no_grad():
+            for key, fake in self._fake.items():
+                module, _, last = key.rpartition(".")
+                new = self._subject.model.get_submodule(module)._buffers.get(last)
+                if new is not None and new is not fake:
+                    fake.copy_(new)
+
+    def _returned(self, result: Any) -> list[Tensor]:
+        """Note what the step returns, and return its different tensors."""
+        self._result, outputs = OutputTree.of(result)
+        for index, tensor in enumerate(outputs):
+            self._meet(Role.OUTPUT, "loss" if self._subject.loss else f"output{index or ''}", tensor)
+            self._outputs.append(self._tracer.describe(tensor))
+        return outputs
+
+    def _differentiate(self, outputs: Sequence[Tensor]) -> list[Tensor | None]:
+        self._differentiable = [index for index, each in enumerate(outputs) if each.requires_grad]
+        if not self._differentiable:
+            raise InvalidValueError("no output of the step needs a gradient, so there is nothing to train")
+        sources: list[Tensor] = []
+        names: list[str] = []
+        for is_parameter, tensors in ((True, self._fake.items()), (False, enumerate(self._inputs))):
+            for index, (key, tensor) in enumerate(tensors):
+                if tensor.requires_grad:
+                    sources.append(tensor)
+                    self._sources.append((is_parameter, index))
+                    names.append(f"{key}.grad" if is_parameter else f"input{index or ''}.grad")
+        with self._tracer, self._tracer.during(Phase.BACKWARD):
+            ends = [outputs[index] for index in self._differentiable]
+            with torch.no_grad():
+                tangents = [torch.empty_like(each) for each in ends]
+            gradients = torch.autograd.grad(ends, sources, tangents, allow_unused=True)
+        for tangent in tangents:
+            self._meet(Role.OUTPUT, "outside", tangent)
+            self._tangents.append(self._tracer.describe(tangent))
+        for label, gradient in zip(names, gradients, strict=True):
+            if gradient is not None:
+                self._meet(Role.GRADIENT, label, gradient)
+            self._gradients.append(None if gradient is None else self._tracer.describe(gradient))
+        return [*gradients]
+
+    def _built(
+        self, traced: TracedStep, persistent: list[tuple[Tensor, TracedTensor]], inputs: list[TracedTensor]
+    ) -> StepProgram:
+        trace, merged = self._tracer.trace, traced.merged
+        numbers = dict(traced.rows)
+        graph = _with_beside(_with_generator(traced.graph), self._subject.beside)
+        for storage in range(len(trace.storages)):
+            numbers.setdefault(storage, len(graph.storages) + storage)
+
+        def numbered(tensor: TracedTensor) -> TracedTensor:
+            return replace(tensor, storage=numbers[merged.get(tensor.storage, tensor.storage)])
+
+        def renumbered(call: TracedCall) -> TracedCall:
+            args, kwargs, results = tree_map_only(
+                TracedTensor,
+                lambda each: replace(each, storage=numbers[each.storage]),
+                (call.args, dict(call.kwargs), call.results),
+            )
+            return replace(call, args=args, kwargs=kwargs, results=results)
+
+        calls: list[TracedCall] = []
+        uncounted: list[tuple[int, TracedCall]] = []
+        for operation, call in traced.executed:
+            if operation < 0:
+                uncounted.append((len(calls), renumbered(call)))
+            else:
+                calls.append(renumbered(call))
+        tangents = [numbered(each) for each in self._tangents]
+        outside = {
+            index: tangents.index(call.results)
+            for index, call in enumerate(calls)
+            if call.phase is Phase.BACKWARD
+            and call.results in tangents
+            and call.func is torch.ops.aten.empty_like.default
+        }
+        return StepProgram(
+            graph=_executable(graph, calls, outside),
+            calls=tuple(calls),
+            uncounted=tuple(uncounted),
+            persistent=tuple((real, numbered(each)) for real, each in persistent),
+            inputs=tuple(map(numbered, inputs)),
+            outputs=tuple(map(numbered, self._outputs)),
+            result=self._result,
+            differentiable=tuple(self._differentiable),
+            tangents=tuple(tangents),
+            outside=outside,
+            sources=tuple(self._sources),
+            gradients=tuple(None if each is None else numbered(each) for each in self._gradients),
+            device=self._device(),
+            sizes={numbers[index]: each.size for index, each in enumerate(trace.storages)},
+            attributes=self._recorder.attributes(),
+        )
+
+    def _faked(self, tensor: Tensor) -> Tensor:
+        if tensor.is_sparse or tensor.is_conj() or tensor.is_neg():
+            raise StepGraphError(
+                "a sparse, conjugated or negated tensor has no storage of its own: a plan cannot hold it"
+            )
+        return self._mode.from_tensor(tensor, static_shapes=True)
+
+    def _repeated(self, leaf: Any, batch: int, factor: int) -> Any:
+        """Return a fake argument at a larger mini-batch, in the same memory format."""
+        if not isinstance(leaf, Tensor) or not leaf.dim() or leaf.shape[0] != batch:
+            return leaf
+        with self._mode, torch.no_grad():
+            larger = torch.empty_like(leaf.detach().repeat(factor, *[1] * (leaf.dim() - 1)))
+            for form, dims in ((torch.channels_last, 4), (torch.channels_last_3d, 5)):
+                if leaf.dim() == dims and leaf.is_contiguous(memory_format=form) and not leaf.is_contiguous():
+                    larger = larger.contiguous(memory_format=form)
+        return larger.requires_grad_(leaf.requires_grad)
+
+    def _meet(self, role: Role, label: str, tensor: Tensor) -> None:
+        storage = self._tracer.meet(tensor)
+        if storage not in self._roles:
+            taken = {name for _, name in self._roles.values()}
+            names = chain([label], (f"{label}.{number}" for number in count(1)))
+            self._roles[storage] = role, next(name for name in names if name not in taken)
+
+    def _note_constant(self, tensor: Tensor, storage: int) -> None:
+        if isinstance(tensor, FakeTensor):
+            return
+        if tensor.requires_grad:
+            raise StepGraphError("the step needs the gradient of a tensor that is no parameter and no argument of it")
+        self._meet(Role.BUFFER, "constant", tensor)
+        self._constants.append((tensor, self._tracer.describe(tensor)))
+
+    def _source(self, source: tuple[bool, int]) -> Tensor:
+        is_parameter, index = source
+        return [*self._fake.values()][index] if is_parameter else self._inputs[index]
+
+    def _device(self) -> torch.device:
+        """Return the device whose memory counts."""
+        devices = [each.device for each in (*self._real.values(), *self._inputs)]
+        return next((device for device in devices if device.type != "cpu"), torch.device("cpu"))
+
+
+def _cut(tensor: Tensor) -> Tensor:
+    """Return a tensor without what it was computed from, whose gradient is the caller's."""
+    return tensor.detach().requires_grad_(tensor.requires_grad)
+
+
+def _with_generator(graph: StepGraph) -> StepGraph:
+    """Return a step whose operations that draw random numbers stay in the program's order, whatever a plan does.
+
+    They read and write one storage of no bytes, which stands for the generator.
+    """
+    drawing = [index for index, each in enumerate(graph.operations) if not each.repeatable]
+    number = len(graph.storages)
+    operations = list(graph.operations)
+    for index in drawing:
+        old = operations[index]
+        operations[index] = replace(old, reads=(*old.reads, number), writes=(*old.writes, number))
+    generator = Storage(name=_GENERATOR, role=Role.BUFFER, size=Affine(0))
+    return replace(graph, operations=tuple(operations), storages=(*graph.storages, generator))
+
+
+def _with_beside(graph: StepGraph, beside: Mapping[str, int]) -> StepGraph:
+    """Return a step with storages that no operation accesses, which are there all the time."""
+    found = tuple(Storage(name=name, role=Role.BUFFER, size=Affine(size)) for name, size in beside.items())
+    return replace(graph, storages=(*graph.storages, *found))
+
+
+def _executable(graph: StepGraph, calls: Sequence[TracedCall], outside: Mapping[int, int]) -> StepGraph:
+    """Return a step whose operations read all that their calls are given, and do the caller's part only once.
+
+    PyTorch's gradient of a convolution's input is given the input, too, of which it needs only the geometry.
+    """
+    operations = []
+    for index, (operation, call) in enumerate(zip(graph.operations, calls, strict=True)):
+        given = {each.storage for each in call.inputs if each.storage < len(graph.storages)}
+        reads = tuple(sorted({*operation.reads} | (given - {*operation.writes})))
+        operations.append(replace(operation, reads=reads, repeatable=operation.repeatable and index not in outside))
+    return replace(graph, operations=tuple(operations))
