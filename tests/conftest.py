@@ -51,7 +51,7 @@ def pytest_runtest_protocol(item):
 
 
 @pytest.fixture(autouse=True)
-def clean_environment(monkeypatch):
+def clean_environment(clean_torch_flags, monkeypatch):  # in this order, because some tests take PyTorch away
     # Tests measure for themselves, and leave nothing behind; a tool that slows them down may keep what they measured.
     database = os.environ.get("UCUDNN_TEST_DATABASE", "off")
     for variable in [name for name in os.environ if name.startswith("UCUDNN_")]:
@@ -66,6 +66,15 @@ def clean_logging():
     handlers, level, propagate = logger.handlers[:], logger.level, logger.propagate
     yield
     logger.handlers[:], logger.level, logger.propagate = handlers, level, propagate
+
+
+@pytest.fixture
+def clean_torch_flags():
+    """Restore PyTorch's flags, which scripts set for their process; later tests would compute in another way."""
+    from tests.support.torch_flags import kept_torch_flags  # later than the top, as above
+
+    with kept_torch_flags():
+        yield
 
 
 @pytest.fixture(scope="module")
