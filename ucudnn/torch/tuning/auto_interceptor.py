@@ -1,14 +1,12 @@
 """The interceptor that tunes: PyTorch's own kernels, or first plans, run until others were found to be faster."""
 
 import atexit
-import logging
 from collections.abc import Callable
 from functools import partial
 from threading import get_ident
 from typing import Any, final
 
 import torch
-from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from ucudnn.backends.fork_locks import LockLevel, new_lock
@@ -19,8 +17,7 @@ from ucudnn.torch.call_cache import Flags, Geometry
 from ucudnn.torch.fallbacks import Fallbacks
 from ucudnn.torch.gate.call_gate import CallGate
 from ucudnn.torch.gate.gate_library import GateLibrary
-from ucudnn.torch.gate.gate_rules import beginning, rules_of
-from ucudnn.torch.gate.plan_rules import plan_rules
+from ucudnn.torch.gate.gate_opener import GateOpener
 from ucudnn.torch.gpu import capturing
 from ucudnn.torch.interceptor import Interceptor
 from ucudnn.torch.layer_names import LayerNames
@@ -30,10 +27,7 @@ from ucudnn.torch.tuning.call_table import CallTable
 from ucudnn.torch.tuning.tuned_call import TunedCall, backward_of, forward_of
 from ucudnn.torch.tuning.tuner import Tuner
 
-_LOG = logging.getLogger("ucudnn.torch")
-
 _JOIN_SECONDS = 5.0
-_STEPS_TO_PLAN = 2  # after all is settled: in the first one, adopted plans are made
 
 _deterministic: Callable[[], bool] = torch._C._get_cudnn_deterministic
 _all_deterministic: Callable[[], bool] = torch._C._get_deterministic_algorithms
@@ -63,6 +57,7 @@ class AutoInterceptor:
         names: names of layers; plans do not depend on them.
         fallbacks: what can never be computed here, by reason.
         planned: computes by first plans; None if PyTorch's own kernels run.
+        opener: decides which operators are wanted.
     """
 
     def __init__(
@@ -80,16 +75,13 @@ class AutoInterceptor:
         self.names = LayerNames() if planned is None else planned.names
         self.fallbacks = Fallbacks() if planned is None else planned.fallbacks
         self._open_tuner = open_tuner
-        self._changed = changed
         self._lock = new_lock(LockLevel.FACE)
         self._tuners: dict[int, Tuner] = {}
         self._tracker = StepTracker()
         self._forward_calls, self._backward_calls = CallTable(), CallTable()
-        self._library = library
-        self._wanted: tuple[object, ...] = (True, True, ())
-        self._hook_of_modules: Any = None
+        tables = self._forward_calls, self._backward_calls
+        self.opener = GateOpener(library, planned, self._tracker, tables, self._tuners, changed)
         self._threads: set[int] = set()
-        self._settled, self._settled_at = False, 0
         self._quiet = False
         self._pass_forward: Callable[..., torch.Tensor] = aten.forward if planned is None else planned.forward
         self._pass_backward: Callable[..., Gradients] = aten.backward if planned is None else planned.backward
@@ -107,36 +99,19 @@ class AutoInterceptor:
         if self._hook is not None:
             self._hook.remove()
             self._hook = None
-            self._forget_modules()
+            self.opener.forget_modules()
             atexit.unregister(self._stop)
             self._stop()
 
     def operators(self) -> tuple[Callable[..., Any] | None, Callable[..., Any] | None]:
         """Return what computes forward and backward; None where PyTorch's own operator can stay in its place."""
         idle = (None, None) if self.planned is None else self.planned.operators()
-        return self.forward if self._wanted[0] else idle[0], self.backward if self._wanted[1] else idle[1]
+        forward, backward, *_ = self.opener.wanted
+        return self.forward if forward else idle[0], self.backward if backward else idle[1]
 
     def open_gate(self) -> CallGate | None:
-        """Put the gate in front of the operators, and return it; None if it is not wanted, or cannot be opened.
-
-        No kernel of ours may be registered then, except those of `planned`, which must be.
-        """
-        *_, gated = self._wanted
-        gate = None if self._library is None or not gated else self._library.gate
-        if gate is None:
-            return None
-        forward, backward = rules_of(self._forward_calls.calls), rules_of(self._backward_calls.calls)
-        if self.planned is not None:
-            forward, backward = plan_rules(self.planned.cached_calls())
-        elif not self._tracker.by_optimizer:
-            forward = beginning(forward, self._first_is_called)
-        try:
-            gate.open(self.device_type, forward, backward, over_plans=self.planned is not None)
-        except RuntimeError as error:
-            _LOG.warning("calls that are passed on make a detour through Python: %s", error)
-            self._library = None
-            return None
-        return gate
+        """Put the gate in front of the operators; see `GateOpener.open`."""
+        return self.opener.open(self.device_type, self._first_is_called)
 
     def _first_is_called(self) -> None:
         """End a step where the first kernel that the gate knows is called again, and no optimizer steps."""
@@ -291,60 +266,25 @@ class AutoInterceptor:
         if tuner is None:
             with self._lock:
                 tuner = self._tuners.get(ordinal) or self._open_tuner(ordinal)
-                tuner.awaits = self._awaits_gate
+                tuner.awaits = self.opener.awaits_gate
                 self._tuners[ordinal] = tuner
         return tuner
 
-    def _awaits_gate(self) -> bool:
-        """Begin to build the gate, and return whether to wait for it; only a program that needs it pays for it."""
-        if self._library is None:
-            return False
-        self._library.begin()
-        return self._library.is_awaited
-
     def _optimizer_stepped(self, *_: object) -> None:
         self._tracker.optimizer_stepped()
-        if self._step_ended() or self._has_new_gate():
-            self._refresh()
-
-    def _has_new_gate(self) -> bool:
-        """Return whether the gate was built after kernels in Python had been registered."""
-        forward, backward, gated = self._wanted
-        built = not gated and self._library is not None and self._library.gate is not None
-        return built and (bool(forward or backward) or self._gates_plans())
-
-    def _refresh(self) -> None:
-        """Let other operators be registered if others are wanted."""
-        wanted = self._wants()
-        if wanted != self._wanted:
-            self._wanted = wanted
-            self._changed()
+        if self._step_ended() or self.opener.has_new_gate():
+            self.opener.refresh()
 
     def _refresh_later(self) -> None:
-        """Do so when a module is called next, because a convolution is being computed now.
-
-        It is not done before all is settled, because steps would end unseen then, nor if several threads compute,
-        because one of them may always be inside a convolution.
-        """
-        settles = self._settled and self._hook_of_modules is None and len(self._threads) <= 1
-        if settles and self._wants() != self._wanted:
-            self._hook_of_modules = register_module_forward_pre_hook(self._module_called)
-
-    def _module_called(self, *_: object) -> None:
-        self._forget_modules()
-        if self._hook is not None:
-            self._refresh()
-
-    def _forget_modules(self) -> None:
-        if self._hook_of_modules is not None:
-            self._hook_of_modules.remove()
-            self._hook_of_modules = None
+        """Let other operators be registered after this convolution, if only this thread computes convolutions."""
+        if len(self._threads) <= 1:
+            self.opener.refresh_later()
 
     def _step_ended(self) -> bool:
         """End a step, and return whether other operators may be wanted by now."""
         if self._tuners and capturing():  # CUDA refuses to read marks in a capture, and marks that were made in one
             return False
-        if self._settled and all(tuner.keeps_peak() for tuner in self._tuners.values()):
+        if self.opener.is_settled and all(tuner.keeps_peak() for tuner in self._tuners.values()):
             return False
         forward, backward = self._forward_calls, self._backward_calls
         for tuner in list(self._tuners.values()):
@@ -356,11 +296,9 @@ class AutoInterceptor:
             backward.begin_step()
         self._quiet = quiet
         phases = {each.phase for each in self._tuners.values()}
-        self._settled, self._settled_at = phases == {TuningPhase.SETTLED}, self._tracker.steps
-        if self._settled and self.planned is not None:
-            self._awaits_gate()
+        self.opener.step_ended(is_settled=phases == {TuningPhase.SETTLED})
         first = self._tracker.first
-        if TuningPhase.WATCHING in phases or not (self._tracker.by_optimizer or self._settled):
+        if TuningPhase.WATCHING in phases or not (self._tracker.by_optimizer or self.opener.is_settled):
             forward.look_at_all()
             backward.look_at_all()
         else:
@@ -369,27 +307,6 @@ class AutoInterceptor:
             )
             backward.look_at()
         return True
-
-    def _wants(self) -> tuple[object, ...]:
-        """Return whether a forward and a backward call have something else to do than to pass on.
-
-        The third item changes with what the gate is to let through. It is () if the gate cannot be used.
-        """
-        tuners = list(self._tuners.values())
-        if any(each.phase is TuningPhase.WATCHING for each in tuners) or not tuners:
-            return True, True, ()
-        forward, backward = self._forward_calls.replaces, self._backward_calls.replaces
-        replaces = all(each.phase in (TuningPhase.COMPARING, TuningPhase.SETTLED) for each in tuners)
-        gates = self._gates_plans() if self.planned is not None else replaces and (forward or backward)
-        if not gates or self._library is None or self._library.gate is None:
-            return forward, backward, ()
-        return forward, backward, tuple(tuple(map(id, each.kernels.values())) * each.uses_adopted for each in tuners)
-
-    def _gates_plans(self) -> bool:
-        """Return whether plans are final and were launched since, and an optimizer, not a convolution, tells steps."""
-        if self.planned is None or self.planned.names.any or not self._tracker.by_optimizer:
-            return False
-        return self._settled and self._tracker.steps >= self._settled_at + _STEPS_TO_PLAN
 
 
 def _stop(tuners: dict[int, Tuner]) -> None:

@@ -1,0 +1,154 @@
+"""Decides which operators are wanted in place of PyTorch's while a program is tuned, and opens the gate."""
+
+import logging
+from collections.abc import Callable, Mapping
+from typing import Any, final
+
+from torch.nn.modules.module import register_module_forward_pre_hook
+
+from ucudnn.torch.gate.call_gate import CallGate
+from ucudnn.torch.gate.gate_library import GateLibrary
+from ucudnn.torch.gate.gate_rules import beginning, rules_of
+from ucudnn.torch.gate.plan_rules import plan_rules
+from ucudnn.torch.interceptor import Interceptor
+from ucudnn.torch.steps.step_times import TuningPhase
+from ucudnn.torch.steps.step_tracker import StepTracker
+from ucudnn.torch.tuning.call_table import CallTable
+from ucudnn.torch.tuning.tuner import Tuner
+
+_LOG = logging.getLogger("ucudnn.torch")
+
+_STEPS_TO_PLAN = 2  # after all is settled: in the first one, adopted plans are made
+
+
+@final
+class GateOpener:
+    """Decides which operators are wanted, and whether the gate stands in front of them.
+
+    Args:
+        library: builds the gate; None goes without.
+        planned: computes by first plans, as the gate does once all is settled; None if PyTorch's own kernels run.
+        tracker: says where steps end.
+        tables: what becomes of forward and backward calls.
+        tuners: the tuner of each device; others may be added later.
+        changed: called between steps when other operators are wanted.
+
+    Attributes:
+        is_settled: whether nothing is tried any more.
+        wanted: whether a forward and a backward call have something else to do than to pass on. The third item changes
+            with what the gate is to let through. It is () if the gate cannot be used.
+    """
+
+    def __init__(
+        self,
+        library: GateLibrary | None,
+        planned: Interceptor | None,
+        tracker: StepTracker,
+        tables: tuple[CallTable, CallTable],
+        tuners: Mapping[int, Tuner],
+        changed: Callable[[], None],
+    ) -> None:
+        self.is_settled = False
+        self.wanted: tuple[object, ...] = (True, True, ())
+        self._library = library
+        self._planned = planned
+        self._tracker = tracker
+        self._tables = tables
+        self._tuners = tuners
+        self._changed = changed
+        self._settled_at = 0
+        self._hook_of_modules: Any = None
+
+    @property
+    def may_open(self) -> bool:
+        """Whether there may be a gate."""
+        return self._library is not None
+
+    def open(self, device_type: str, first_is_called: Callable[[], None]) -> CallGate | None:
+        """Put the gate in front of the operators, and return it; None if it is not wanted, or cannot be opened.
+
+        No kernel of ours may be registered then, except those of `planned`, which must be.
+
+        Args:
+            device_type: 'cuda' or 'cpu'.
+            first_is_called: called where the first kernel that the gate knows is called, if no optimizer steps.
+        """
+        *_, gated = self.wanted
+        gate = None if self._library is None or not gated else self._library.gate
+        if gate is None:
+            return None
+        forward, backward = (rules_of(each.calls) for each in self._tables)
+        if self._planned is not None:
+            forward, backward = plan_rules(self._planned.cached_calls())
+        elif not self._tracker.by_optimizer:
+            forward = beginning(forward, first_is_called)
+        try:
+            gate.open(device_type, forward, backward, over_plans=self._planned is not None)
+        except RuntimeError as error:
+            _LOG.warning("calls that are passed on make a detour through Python: %s", error)
+            self._library = None
+            return None
+        return gate
+
+    def awaits_gate(self) -> bool:
+        """Begin to build the gate, and return whether to wait for it; only a program that needs it pays for it."""
+        if self._library is None:
+            return False
+        self._library.begin()
+        return self._library.is_awaited
+
+    def has_new_gate(self) -> bool:
+        """Return whether the gate was built after kernels in Python had been registered."""
+        forward, backward, gated = self.wanted
+        built = not gated and self._library is not None and self._library.gate is not None
+        return built and (bool(forward or backward) or self._gates_plans())
+
+    def step_ended(self, *, is_settled: bool) -> None:
+        """Note whether nothing is tried any more after a step; called until that is so."""
+        self.is_settled, self._settled_at = is_settled, self._tracker.steps
+        if is_settled and self._planned is not None:
+            self.awaits_gate()
+
+    def refresh(self) -> None:
+        """Let other operators be registered if others are wanted."""
+        wanted = self._wants()
+        if wanted != self.wanted:
+            self.wanted = wanted
+            self._changed()
+
+    def refresh_later(self) -> None:
+        """Do so when a module is called next, because a convolution is being computed now.
+
+        It is not done before all is settled, because steps would end unseen then. It must not be asked for if several
+        threads compute, because one of them may always be inside a convolution.
+        """
+        if self.is_settled and self._hook_of_modules is None and self._wants() != self.wanted:
+            self._hook_of_modules = register_module_forward_pre_hook(self._module_called)
+
+    def forget_modules(self) -> None:
+        """Wait for no call of a module any more."""
+        if self._hook_of_modules is not None:
+            self._hook_of_modules.remove()
+            self._hook_of_modules = None
+
+    def _module_called(self, *_: object) -> None:
+        if self._hook_of_modules is not None:  # or the interceptor has ended meanwhile
+            self.forget_modules()
+            self.refresh()
+
+    def _wants(self) -> tuple[object, ...]:
+        tuners = list(self._tuners.values())
+        if any(each.phase is TuningPhase.WATCHING for each in tuners) or not tuners:
+            return True, True, ()
+        forward, backward = (each.replaces for each in self._tables)
+        replaces = all(each.phase in (TuningPhase.COMPARING, TuningPhase.SETTLED) for each in tuners)
+        gates = self._gates_plans() if self._planned is not None else replaces and (forward or backward)
+        if not gates or self._library is None or self._library.gate is None:
+            return forward, backward, ()
+        return forward, backward, tuple(tuple(map(id, each.kernels.values())) * each.uses_adopted for each in tuners)
+
+    def _gates_plans(self) -> bool:
+        """Return whether plans are final and were launched since, and an optimizer, not a convolution, tells steps."""
+        if self._planned is None or self._planned.names.any or not self._tracker.by_optimizer:
+            return False
+        return self.is_settled and self._tracker.steps >= self._settled_at + _STEPS_TO_PLAN
