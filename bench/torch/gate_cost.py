@@ -22,7 +22,8 @@ The kernels of replaced calls do nothing, so what is measured is the way to them
 PyTorch's own call contains its kernel. A backward call computes the gradients of input and weight.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from ctypes import CDLL
 from functools import partial
 from pathlib import Path
@@ -227,9 +228,9 @@ def measured(gate: CallGate, calls: Calls, device: torch.device, samples: int) -
     return found
 
 
-def computed(gate: CallGate, samples: int) -> dict[str, Any]:
-    """Return the microseconds of a forward call that the stand-in for cuDNN computes, with the gate and in Python."""
-    found: dict[str, Any] = {}
+@contextmanager
+def idle_cudnn() -> Iterator[Path]:
+    """Yield the path of the tests' stand-in for cuDNN, which returns at once on a GPU that is the host's memory."""
     with TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patched:
         path = compiled(build.header_folders(), STUB / "stub_cudnn.cpp", Path(folder) / "stub.so", "-shared", "-fPIC")
         stub = CDLL(str(path))
@@ -237,6 +238,14 @@ def computed(gate: CallGate, samples: int) -> dict[str, Any]:
         host.install(patched)
         host.empty_strided = torch.empty_strided  # the tests count what is allocated
         stub.stub_idle(1)
+        yield path
+        stub.stub_idle(0)
+
+
+def computed(gate: CallGate, samples: int) -> dict[str, Any]:
+    """Return the microseconds of a forward call that the stand-in for cuDNN computes, with the gate and in Python."""
+    found: dict[str, Any] = {}
+    with idle_cudnn() as path:
         for parts in (1, 4):
             backend = CudnnBackend(library_path=str(path), device=TorchGpu(0))
             kernel: Any = DirectCall(backend, Operation.FORWARD, parts)
@@ -270,7 +279,6 @@ def computed(gate: CallGate, samples: int) -> dict[str, Any]:
                 f"{parts} parts"
                 + "".join(f"  {way} {each['us']:.2f} us" for way, each in found[f"{parts} parts"].items())
             )
-        stub.stub_idle(0)
     return found
 
 
