@@ -4,6 +4,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+import ucudnn.memory  # noqa: E402
 from ucudnn.errors import StepGraphError  # noqa: E402
 from ucudnn.memory.torch.execution.code_support import check_geometry  # noqa: E402
 
@@ -36,3 +37,14 @@ def test_a_tensor_on_another_device_is_refused_where_a_plan_may_move_it():
     with pytest.raises(StepGraphError, match=r"aten\.zeros returned a tensor on meta.*says cpu"):
         check_geometry(tensor, (2, 3), (3, 1), 0, 24, HERE, "aten.zeros")
     check_geometry(tensor, (2, 3), (3, 1), 0, 24, None, "aten.zeros")
+
+
+def test_code_calls_operators_without_the_frame_of_python_that_torch_ops_puts_around_them():
+    model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.ReLU(), torch.nn.Linear(4, 3))
+    step = ucudnn.memory.fit(
+        model, (torch.randn(2, 4), torch.tensor([0, 1])), loss=torch.nn.functional.cross_entropy, policy="checkpoint"
+    )
+    names = step._run.code.forward.__globals__
+    operators = {name: each for name, each in names.items() if name.startswith("aten_")}
+    assert "aten_addmm_default" in operators
+    assert {type(each).__name__ for each in operators.values()} == {"builtin_function_or_method"}

@@ -25,7 +25,7 @@ def test_storages_that_move_at_random_change_no_bit(name):
     for seed, policy in enumerate(("stock", "checkpoint", "vdnn-ext-all-p", "random")):
         plan = random_plan_in_parts(graph, costs, 3) if policy == "random" else make_plan(graph, costs, None, policy)
         step = trained.fitted(shaken(plan, costs, seed))
-        assert "copy(" in step.code
+        assert "moved(" in step.code
         trained.check(step)
         step.close()
 

@@ -153,8 +153,7 @@ class Emitter:
             whole = self._whole(storage)
             before = self._name(whole)
             names = [*self._state.names.pop(storage).values()]
-            after = self._allocate(whole)
-            self._code.line(f"copy({after}, {before})", uses=[after, before])
+            self._know(whole, self._code.assign(f"moved({before})", [storage], uses=[before]))
             self._delete(storage, names)
         if sizes:
             self._code.delete(["pads_"])
