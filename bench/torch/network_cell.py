@@ -20,7 +20,8 @@ in microseconds. The second command above is a trial of the script.
 
 With --wait, the process imports all and makes its model on the CPU, with one thread, and then waits for a line of
 input. Nothing touches CUDA before, so another process can measure meanwhile; if something does, the cell ends in an
-error. When the input ends instead, the process ends. With --lock, it takes a lock that others hold while they measure.
+error. When the input ends instead, the process ends. With --lock, it opens CUDA and then takes a lock, which it holds
+to its end. So a process opens CUDA while one that has answered is being torn down, and does nothing else meanwhile.
 
 `spent_s` is what each part of the process took, in seconds, from its start on. The process ends without Python's and
 CUDA's own tearing down.
@@ -31,212 +32,30 @@ An error, such as memory that is not enough, is an answer, too. Each answer name
 import fcntl
 import json
 import os
+import resource
 import sys
 from argparse import ArgumentParser, Namespace
-from collections.abc import Callable
-from contextlib import nullcontext
-from functools import partial
-from itertools import pairwise
 from pathlib import Path
 from statistics import median
 from time import CLOCK_BOOTTIME, clock_gettime, perf_counter
 from traceback import format_exc
-from typing import Any
 
 import torch
 from torch import nn
 
 import ucudnn.torch
-from bench.memory import models as own
 from bench.tools.script import run_main
 from bench.torch.measuring import conditions, torch_command_line
-from bench.torch.models import small_resnet
 from bench.torch.network_code import ran
+from bench.torch.network_gpu import gpu_state
+from bench.torch.network_setting import PASSED, SETTINGS, database_of, is_settled, turned_on
+from bench.torch.network_step import FORMS, NETWORKS, Step, model_of, step_of
+from bench.torch.network_times import Clock, host_by_turns, host_ms, time_in_python
 from ucudnn.torch.overrides import process_overrides
-from ucudnn.torch.tuning.auto_interceptor import AutoInterceptor
-
-FORMS = ("nchw", "last", "bf16")
-SETTINGS = ("stock", "auto", "stock-off", "auto-off", "64MiB")
-PASSED = "passed"
-FIRST = "-first"
-CLASSES = 1000
-TRIAL = "small"
-"""A network for trials of the script."""
 
 _MOST_TUNED_STEPS = 5000
-_HOST_STEPS = 9
-_TURNS = 7
-_LEAST_TURNS = 3
-_TURN_STEPS = 5
-_TURNS_S = 6.0
-"""Seconds after which no turn begins beyond the least ones."""
-_PARTS = ("forward", "backward", "optimizer")
-
-NETWORKS: dict[str, tuple[str, int, tuple[int, ...]]] = {
-    "resnet50": ("own", 256, (3, 224, 224)),
-    "efficientnet_b0": ("timm", 128, (3, 224, 224)),
-    "regnety_032": ("timm", 128, (3, 224, 224)),
-    "convnext_tiny": ("timm", 64, (3, 224, 224)),
-    "densenet121": ("own", 64, (3, 224, 224)),
-    "vgg16": ("own", 64, (3, 224, 224)),
-    "inception_v3": ("own", 64, (3, 299, 299)),
-    "unet2d": ("own", 16, (3, 256, 256)),
-    "unet3d": ("own", 4, (1, 64, 64, 64)),
-    "mobilenetv3_large_100": ("timm", 128, (3, 224, 224)),
-    "resnext50_32x4d": ("timm", 128, (3, 224, 224)),
-    "hrnet_w18": ("timm", 64, (3, 224, 224)),
-    TRIAL: ("", 4, (3, 16, 16)),
-}
-"""Source of the model, mini-batch, and shape of a sample; 'own' stands for bench.memory.models."""
-
-
-def model_of(name: str) -> nn.Module:
-    """Return a network with random weights, the same each time."""
-    torch.manual_seed(0)
-    if name == TRIAL:
-        return small_resnet(4, 1)
-    if NETWORKS[name][0] == "own":
-        model: nn.Module = getattr(own, name)()
-        return model
-    import timm
-
-    made: nn.Module = timm.create_model(name, num_classes=CLASSES)
-    return made
-
-
-def loss_of(outputs: Any, labels: torch.Tensor) -> torch.Tensor:
-    """Return the loss of a network's outputs, which may be logits of images or of their pixels."""
-    if isinstance(outputs, tuple):
-        return own.inception_loss(outputs, labels)
-    wanted = labels % outputs.shape[1]
-    if outputs.dim() > 2:
-        wanted = wanted.view(-1, *(1,) * (outputs.dim() - 2)).expand(len(wanted), *outputs.shape[2:])
-    return nn.functional.cross_entropy(outputs.float(), wanted)
-
-
-Step = Callable[..., torch.Tensor]
-"""Takes a step, and returns the loss; it may be given a function to call before each of _PARTS and after the last."""
-
-
-def _nothing() -> None:
-    pass
-
-
-def step_of(arguments: Namespace, device: torch.device, made: nn.Module | None = None) -> tuple[Step, int]:
-    """Return a function that takes a step of SGD with momentum, and the number of convolutions and gradients in it.
-
-    Args:
-        arguments: have the network and its form.
-        device: where it is trained.
-        made: the network, if it is made already.
-    """
-    model = (model_of(arguments.network) if made is None else made).to(device).train()
-    _, batch, shape = NETWORKS[arguments.network]
-    x = torch.randn(batch, *shape, device=device)
-    labels = torch.randint(CLASSES, (len(x),), device=device)
-    if arguments.form != "nchw":
-        form = {4: torch.channels_last, 5: torch.channels_last_3d}[x.dim()]
-        untyped: Any = model  # the annotations of Module.to do not have this overload
-        untyped.to(memory_format=form)
-        x = x.to(memory_format=form)
-    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3, momentum=0.9)
-    autocast = partial(torch.autocast, device.type, torch.bfloat16) if arguments.form == "bf16" else nullcontext
-
-    def step(between: Callable[[], None] = _nothing) -> torch.Tensor:
-        optimizer.zero_grad(set_to_none=True)
-        between()
-        with autocast():
-            loss = loss_of(model(x), labels)
-        between()
-        loss.backward()
-        between()
-        optimizer.step()
-        between()
-        return loss.detach()
-
-    layers = sum(isinstance(each, nn.modules.conv._ConvNd) for each in model.modules())
-    return step, 3 * layers - 1  # the images need no gradient
-
-
-def host_ms(step: Step, clock: "Clock", steps: int = _HOST_STEPS) -> dict[str, float]:
-    """Return the host's median time for each part of a step, in milliseconds; the device is idle before each part."""
-    taken: dict[str, list[float]] = {each: [] for each in _PARTS}
-    for _ in range(steps):
-        marks: list[float] = []
-
-        def between(marks: list[float] = marks) -> None:
-            marks.append(perf_counter())
-            clock.wait()
-            marks.append(perf_counter())
-
-        step(between)
-        for number, part in enumerate(_PARTS):
-            taken[part].append((marks[2 * number + 2] - marks[2 * number + 1]) * 1e3)
-    return {part: median(times) for part, times in taken.items()}
-
-
-def host_by_turns(on: "ucudnn.torch.Enabled", step: Step, clock: "Clock", kernels: int) -> dict[str, object]:
-    """Return the host's time of a step with and without ucudnn, by turns in one process; empty before all is settled.
-
-    Processes differ by more than what is asked, because a host is faster at times.
-    """
-    if not is_settled(on):
-        return {}
-    taken: dict[str, list[float]] = {"ours_ms": [], "stock_ms": []}
-    begin = perf_counter()
-    for turn in range(_TURNS):
-        if turn >= _LEAST_TURNS and perf_counter() - begin > _TURNS_S:
-            break
-        for name, interceptor in (("ours_ms", on._interceptor), ("stock_ms", None)):
-            process_overrides.use(interceptor)
-            step()
-            taken[name].append(sum(host_ms(step, clock, _TURN_STEPS).values()))
-    process_overrides.use(on._interceptor)
-    over_us = [(ours - stock) * 1e3 / kernels for ours, stock in zip(*taken.values(), strict=True)]
-    return {**taken, "over_us": median(over_us), "kernels": kernels}
-
-
-class Clock:
-    """Marks of time on a device, without waiting for it."""
-
-    def __init__(self, device: torch.device) -> None:
-        self._on_gpu = device.type == "cuda"
-
-    def mark(self) -> Any:
-        """Return a mark after all work so far."""
-        if not self._on_gpu:
-            return perf_counter()
-        event = torch.cuda.Event(enable_timing=True)
-        event.record()
-        return event
-
-    def between_ms(self, marks: list[Any]) -> list[float]:
-        """Return the milliseconds between successive marks, after all of them."""
-        self.wait()
-        return [float(a.elapsed_time(b)) if self._on_gpu else (b - a) * 1e3 for a, b in pairwise(marks)]
-
-    def wait(self) -> None:
-        """Wait for the device."""
-        if self._on_gpu:
-            torch.cuda.synchronize()
-
-
-def turned_on(setting: str, backend: str, database: str | None = None) -> "ucudnn.torch.Enabled | None":
-    """Turn a setting on, before the first step; without a file for the database, its default place is used."""
-    way = setting.removesuffix("-off")
-    torch.backends.cudnn.benchmark = way == setting
-    torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = True
-    if way == "stock":
-        return None
-    if way == PASSED:
-        return ucudnn.torch.enable(workspace_limit="auto", trial_share=0, database=database)
-    options = {"database": database, **({"tune": FIRST.removeprefix("-")} if way.endswith(FIRST) else {})}
-    return ucudnn.torch.enable(backend=backend, workspace_limit=way.removesuffix(FIRST), **options)
-
-
-def is_settled(on: "ucudnn.torch.Enabled | None") -> bool:
-    """Whether nothing is tried any more."""
-    return on is None or all(each.phase == "settled" for each in on.report().tuned)
+_HIGH = 1000
+"""A number that files of other libraries do not reach; a process may have 1024 of them."""
 
 
 def warm(on: "ucudnn.torch.Enabled | None", step: Step, clock: Clock, arguments: Namespace) -> dict[str, object]:
@@ -271,15 +90,6 @@ def memory_of(device: torch.device) -> dict[str, int]:
         "reserved": torch.cuda.max_memory_reserved(),
         "in_use": total - free,
     }
-
-
-def database_of(arguments: Namespace) -> str:
-    """Return whether a database of an earlier process of the cell is kept, is empty, or is not used at all."""
-    if arguments.setting.startswith("stock"):
-        return "none"
-    if arguments.database is None:
-        return "default place"
-    return "kept" if Path(arguments.database).exists() else "empty"
 
 
 class Spent:
@@ -318,6 +128,7 @@ def measure(arguments: Namespace, device: torch.device, model: nn.Module, spent:
         losses.append(step())
         marks.append(clock.mark())
     times = clock.between_ms(marks)
+    answer["gpu_state"] = gpu_state(device)
     spent.end("steps")
     host = host_ms(step, clock)
     spent.end("host")
@@ -333,52 +144,6 @@ def measure(arguments: Namespace, device: torch.device, model: nn.Module, spent:
         answer["python"] = {} if gated else time_in_python(on, step, clock)  # last, because it changes what runs
         spent.end("python")
     return {"conditions": conditions(device), **answer}
-
-
-def time_in_python(on: "ucudnn.torch.Enabled | None", step: Callable[[], Any], clock: Clock) -> dict[str, float]:
-    """Return the microseconds of a call inside the interceptor, and those of PyTorch's own operator in it.
-
-    Calls that are passed on to PyTorch count apart from those of which at least a part is replaced. Each step begins
-    with an idle device. What a call costs before and after the interceptor's Python code is not seen. Where there is a
-    gate, no call comes to the interceptor.
-    """
-    interceptor: Any = None if on is None else on._interceptor
-    if not isinstance(interceptor, AutoInterceptor):
-        return {}
-    taken: dict[str, list[float]] = {"passed": [], "stock": [], "replaced": []}
-
-    def stock(run: Callable[..., Any]) -> Callable[..., Any]:
-        def inner(*arguments: Any) -> Any:
-            begin = perf_counter()
-            found = run(*arguments)
-            taken["stock"].append((perf_counter() - begin) * 1e6)
-            return found
-
-        return inner
-
-    def inside(run: Callable[..., Any]) -> Callable[..., Any]:
-        def inner(*arguments: Any) -> Any:
-            known, replaced, begin = len(taken["stock"]), counts(), perf_counter()
-            found = run(*arguments)
-            spent = (perf_counter() - begin) * 1e6
-            passed = len(taken["stock"]) > known and counts() == replaced
-            taken["passed" if passed else "replaced"].append(spent)
-            return found
-
-        return inner
-
-    def counts() -> int:
-        return sum(kernel.calls for tuner in interceptor.tuners().values() for kernel in tuner.kernels.values())
-
-    for name in ("forward", "backward"):
-        setattr(interceptor, f"_pass_{name}", stock(getattr(interceptor, f"_pass_{name}")))
-        setattr(interceptor, name, inside(getattr(interceptor, name)))
-    process_overrides.refresh()
-    for _ in range(_HOST_STEPS):
-        clock.wait()
-        step()
-    calls = {f"{name}_calls_of_a_step": len(each) / _HOST_STEPS for name, each in taken.items()}
-    return calls | {f"{name}_us": median(each) for name, each in taken.items() if each}
 
 
 def prepared(arguments: Namespace, spent: Spent) -> nn.Module:
@@ -405,8 +170,13 @@ def prepared(arguments: Namespace, spent: Spent) -> nn.Module:
 
 
 def lock(path: Path) -> None:
-    """Wait for a lock, which is held until the process has ended, and so has given its GPU back."""
-    fcntl.flock(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC), fcntl.LOCK_EX)
+    """Wait for a lock, which is held until the process has ended, and so has given its GPU back.
+
+    A process that ends closes its files in the order of their numbers, so this one comes after those of the GPU.
+    """
+    file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC)
+    fcntl.flock(file, fcntl.LOCK_EX)
+    fcntl.fcntl(file, fcntl.F_DUPFD_CLOEXEC, min(_HIGH, resource.getrlimit(resource.RLIMIT_NOFILE)[0] - 1))
 
 
 def answer_of(arguments: Namespace) -> dict[str, object]:
@@ -416,11 +186,15 @@ def answer_of(arguments: Namespace) -> dict[str, object]:
     cores = sorted(os.sched_getaffinity(0))
     try:
         model = prepared(arguments, spent)
-        if arguments.lock is not None:
-            lock(arguments.lock)
         if arguments.backend != "cpu" and not torch.cuda.is_available():
             raise RuntimeError("PyTorch has no GPU; --backend cpu tries the script out")
         device = torch.device("cpu" if arguments.backend == "cpu" else "cuda")
+        if device.type == "cuda":
+            torch.cuda.synchronize()
+        spent.end("CUDA")
+        if arguments.lock is not None:
+            lock(arguments.lock)
+            spent.end("lock")
         used = {"prepared": cores, "measured": sorted(os.sched_getaffinity(0))}
         return {**measure(arguments, device, model, spent), "cores": used, "spent_s": spent.seconds}
     except Exception as error:  # noqa: BLE001  whatever it is, it is what became of the cell
@@ -432,8 +206,8 @@ def main() -> None:
     """Measure, print one line of JSON, and end the process, with status 1 if there was an error."""
     arguments = _parser().parse_args()
     answer = answer_of(arguments)
-    print(json.dumps(answer | {"code": ran(arguments.setting, arguments.backend)}), flush=True)
     sys.stderr.flush()
+    print(json.dumps(answer | {"code": ran(arguments.setting, arguments.backend)}), flush=True)
     os._exit("error" in answer)  # to tear the interpreter and all tensors down would keep the GPU from the next cell
 
 

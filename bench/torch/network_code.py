@@ -17,8 +17,11 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 CELL = "bench/torch/network_cell.py"
+STEP = "bench/torch/network_step.py"
 MODELS = "bench/memory/models.py"
 TRIAL_MODELS = "bench/torch/models.py"
+_FOLLOWED = "bench.torch.network_"
+"""Scripts whose definitions count where the measurement imports them."""
 _PACKAGE = ROOT / "ucudnn"
 _PASSIVE = (
     *("ucudnn/__init__.py", "ucudnn/backends/replay.py", "ucudnn/caffe/", "ucudnn/cli/", "ucudnn/memory/"),
@@ -56,10 +59,33 @@ def digests(network: str, files: Iterable[str]) -> dict[str, str]:
         digests by parts: a file, or FILE:NAME,NAME for some definitions and all those that they use in it.
     """
     own = _named(ast.parse((ROOT / MODELS).read_text(encoding="utf-8")))
-    parts = [f"{CELL}:measure,NETWORKS[{network}]"]
+    parts = [f"{path}:{','.join(names)}" for path, names in measuring(network).items()]
     parts.append(f"{MODELS}:{','.join(each for each in (network, 'inception_loss') if each in own)}")
     parts += [f"{TRIAL_MODELS}:small_resnet"] * (network == "small")
     return {part: _digest_of(part) for part in sorted([*parts, *files])}
+
+
+def measuring(network: str) -> dict[str, list[str]]:
+    """Return the definitions with which a cell of a network is measured, by script; each script imports the others'."""
+    found: dict[str, set[str]] = {STEP: {f"NETWORKS[{network}]"}}
+    todo = [(CELL, "measure")]
+    while todo:
+        path, name = todo.pop()
+        if name not in found.setdefault(path, set()) and name != "NETWORKS":  # of which one entry counts
+            found[path].add(name)
+            todo += _imported_by((ROOT / path).read_text(encoding="utf-8"), name)
+    return {path: sorted(names) for path, names in found.items()}
+
+
+def _imported_by(source: str, name: str) -> Iterable[tuple[str, str]]:
+    """Yield the scripts and their definitions that a definition imports, itself or by others in its module."""
+    tree = ast.parse(source)
+    known = _named(tree)
+    used = {each.id for node in _used(tree, [name]) for each in ast.walk(node) if isinstance(each, ast.Name)}
+    for each in sorted(used):
+        node = known.get(each)
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith(_FOLLOWED):
+            yield f"{(node.module or '').replace('.', '/')}.py", each
 
 
 def digest(code: Mapping[str, str]) -> str:

@@ -1,12 +1,19 @@
 """The cells of `bench.torch.networks`: which of them come first, and how long each takes. Not a script."""
 
-from collections.abc import Iterable, Mapping
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping
 from itertools import groupby
 from statistics import fmean, pstdev
 from typing import Any, NamedTuple
 
 MARGIN = 1.25
 """By how much longer than the last time a cell may take."""
+
+Claim = tuple[int, str, str]
+"""A rank, a network and a form."""
+
+_RANKS = (("stock", "auto"), ("stock-off", "auto-off"))
+_LIMITS = len(_RANKS)
 
 
 class Cell(NamedTuple):
@@ -22,23 +29,49 @@ class Cell(NamedTuple):
         return f"{self.network} {self.form} {self.setting} {self.repeat}"
 
     @property
-    def wave(self) -> tuple[int, int]:
-        """Return a rank: cells are measured in its order, over all networks and forms.
+    def claim(self) -> Claim:
+        """Return what the cell is a part of: a rank, and the network and form that are compared with PyTorch alone.
 
-        A repeat comes after the one before it. In each, PyTorch alone and `auto` come first, then both without
-        `cudnn.benchmark`, and then stated limits and all others.
+        Claims of a lower rank come first: PyTorch alone and `auto`, then both without `cudnn.benchmark`, and then
+        stated limits and all others.
         """
-        order = (("stock", "auto"), ("stock-off", "auto-off"))
-        return self.repeat, next((rank for rank, settings in enumerate(order) if self.setting in settings), len(order))
+        rank = next((rank for rank, settings in enumerate(_RANKS) if self.setting in settings), _LIMITS)
+        return rank, self.network, self.form
 
 
 def groups(cells: Iterable[Cell]) -> list[list[Cell]]:
     """Return cells in the order in which they are measured; those of a group are measured one after the other.
 
-    A group is a network in a form in a wave. So PyTorch alone and `auto` meet the same state of the same GPU.
+    All repeats of a claim come before the next claim begins, and of claims of a rank those come first of which the
+    fewest cells are left. A group is one repeat of a claim. So PyTorch alone and `auto` meet the same state of the same
+    GPU. Cells of stated limits are groups of their own.
     """
-    ranked = sorted(cells, key=lambda cell: cell.wave)
-    return [list(group) for _, group in groupby(ranked, key=lambda cell: (cell.wave, cell.network, cell.form))]
+    found = list(cells)
+    compared = {cell.claim for cell in found if not cell.setting.startswith("stock")}
+    claims = {cell: _alternating(cell, compared) for cell in found}
+    left = Counter(claims.values())
+    begins = {claim: number for number, claim in enumerate(left)}
+
+    places = {cell: number for number, cell in enumerate(found)}
+
+    def place(cell: Cell) -> tuple[int, int, int, int, int]:
+        claim = claims[cell]
+        return claim[0], left[claim], begins[claim], cell.repeat, places[cell] * (claim[0] == _LIMITS)
+
+    return [list(group) for _, group in groupby(sorted(found, key=place), key=place)]
+
+
+def _alternating(cell: Cell, compared: Collection[Claim]) -> Claim:
+    """Return the claim of a cell; PyTorch alone goes with stated limits if nothing else is left to compare with it."""
+    limits = (_LIMITS, cell.network, cell.form)
+    joins = cell.setting == "stock" and cell.claim not in compared and limits in compared
+    return limits if joins else cell.claim
+
+
+def progress(every: Iterable[Cell], left: Collection[Cell]) -> str:
+    """Return how many claims are complete, among all cells of a call of which some are left."""
+    claims, open_ = {cell.claim for cell in every}, {cell.claim for cell in left}
+    return f"{len(claims - open_)} of {len(claims)} comparisons complete"
 
 
 class Durations:

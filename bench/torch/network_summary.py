@@ -1,5 +1,6 @@
 """The table and the picture of the cells of `bench.torch.networks`, losers first. Not a script."""
 
+from collections import Counter
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from math import exp, fsum, log
@@ -144,18 +145,26 @@ class Comparison:
 
 
 def comparisons(cases: Mapping[str, Any]) -> list[Comparison]:
-    """Return each network, form and setting that is measured beside PyTorch, the largest ratio first."""
-    groups: dict[tuple[str, str, str], list[Any]] = {}
+    """Return each network, form and setting that is measured beside PyTorch, the largest ratio first.
+
+    Processes on one kind of GPU are compared, never those on different ones.
+    """
+    groups: dict[tuple[str, str, str, str], list[Any]] = {}
     for name, case in cases.items():
         if "error" not in case:
             network, form, setting, _ = name.split()
-            groups.setdefault((network, form, setting), []).append(case)
+            groups.setdefault((network, form, setting, kind_of(case)), []).append(case)
     found = []
-    for (network, form, setting), group in groups.items():
-        base = groups.get((network, form, "stock-off" if setting.endswith("-off") else "stock"))
+    for (network, form, setting, kind), group in groups.items():
+        base = groups.get((network, form, "stock-off" if setting.endswith("-off") else "stock", kind))
         if base is not None and not setting.startswith("stock"):
             found.append(Comparison(network, form, setting, group, base))
     return sorted(found, key=lambda each: (-each.ratio, each.network, each.form, each.setting))
+
+
+def kind_of(case: Mapping[str, Any]) -> str:
+    """Return the name of the GPU on which a process ran; '' if that was the CPU."""
+    return str(case.get("conditions", {}).get("device", ""))
 
 
 def promised(cases: Mapping[str, Any]) -> list[Comparison]:
@@ -197,6 +206,10 @@ def show(cases: Mapping[str, Any], void: Mapping[str, Collection[str]]) -> None:
         if "error" in case:
             print(f"{name}: {case['error']}")
     print("\n".join(spent(cases)))
+    kinds = Counter(filter(None, map(kind_of, cases.values())))
+    if len(kinds) > 1:
+        told = ", ".join(f"{count} on {kind}" for kind, count in kinds.most_common())
+        print(f"not compared with each other: cells {told}")
     if void:
         print(f"void, because code has changed since: {', '.join(sorted(void))}")
         print(f"changed: {', '.join(sorted({part for parts in void.values() for part in parts}))}")

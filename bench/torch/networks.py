@@ -7,16 +7,17 @@
     python -m bench.torch.networks --picture networks.png          a picture of what is kept
 
 Each cell is a network, a form, a setting and a repeat. It runs in a process of its own, `bench.torch.network_cell`.
-What is worth most comes first: the first repeat of stock and auto for all networks and forms, then both without
-cudnn.benchmark, then limits, and then the same again for the second repeat. Settings alternate. All cells of a network
-in a form run on one GPU. Other networks run on other GPUs at the same time.
+What is worth most comes first: all repeats of stock and auto of a network in a form, before the next one begins; then
+the same without cudnn.benchmark, and then limits. What lacks the fewest cells goes before what is not begun. Settings
+alternate. All cells of a network in a form run on one GPU. Other networks run on other GPUs at the same time.
 
 No cell starts that might not end in the time that is left, by what it took last and a quarter more, or by what cells of
 its setting took. Stock and auto of a network start together or not at all. Smaller cells fill the time.
 
 While a process measures, the next two of its GPU import PyTorch and make their models on the CPU, with one thread each,
-on processors of their own (--preparing-cores). They touch CUDA only after the process before them has ended, and hold a
-lock on the GPU from then on. --alone starts no process before the last one has ended.
+on processors of their own (--preparing-cores). The next one opens CUDA once the process before it has answered, and
+does nothing else until that has ended. --alone starts no process before the last one has ended. The libraries of CUDA
+are read before the first cell of a call, whose first step would wait for the disk otherwise.
 
 Each process begins with an empty database. With --keep-databases repeats in the same call take the database that the
 first one has left, as the second run of a user does, and settle sooner. A cell says which it was: first steps and the
@@ -28,9 +29,7 @@ what computes a step or chooses for it, and not comments, reports or other netwo
 not, without --again.
 """
 
-import json
 import os
-import re
 import signal
 import subprocess
 import sys
@@ -39,35 +38,30 @@ from argparse import ArgumentParser, Namespace
 from collections import deque
 from collections.abc import Collection, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from pathlib import Path
 from threading import Event, Lock, Thread
 from time import monotonic
-from typing import Any, NamedTuple
+from typing import Any
+
+import torch
 
 from bench.tools.processors import for_preparing, move
+from bench.tools.read_ahead import libraries, read_ahead
 from bench.tools.results import ROOT, load, save_case
 from bench.tools.script import command_line, note, out_of, run_main
 from bench.torch import network_code
-from bench.torch.network_cell import FORMS, NETWORKS, SETTINGS, TRIAL
-from bench.torch.network_order import Cell, Durations, groups
+from bench.torch.network_order import Cell, Durations, groups, progress
+from bench.torch.network_process import CellProcess
+from bench.torch.network_setting import SETTINGS
+from bench.torch.network_step import FORMS, NETWORKS, TRIAL
 from bench.torch.network_summary import comparisons, draw, show
 
 FIRST = ("resnet50", "efficientnet_b0", "regnety_032", "convnext_tiny")
 _AHEAD = 2
 """Processes that are prepared while one measures: to prepare may take longer than to measure."""
 
-_FOLDERS = re.compile(r'"/[^"\n]*/(?=[^/"\n]+/[^/"\n]+")')
-"""What a traceback says before a file and its folder, which is about the machine."""
-
+_MOST_READING_S = 30.0
 _LOOK_S = 0.2  # between looks at signals
-
-
-class Process(NamedTuple):
-    """The process of a cell, which waits for its turn."""
-
-    cell: Cell
-    popen: "subprocess.Popen[str]"
 
 
 def cells(arguments: Namespace) -> Iterator[Cell]:
@@ -139,6 +133,7 @@ class Measuring:
         self._begin = monotonic()
         self._stale = set(void(out))
         todo = missing(arguments, out, self._stale)
+        self._every = list(cells(arguments))
         self._left = set(todo)
         self._groups = groups(todo)
         self._gpus: dict[tuple[str, str], int] = {}  # of networks and forms
@@ -146,7 +141,8 @@ class Measuring:
         self._commit = arguments.commit or commit()
         self._lock = Lock()
         self._ended = Event()
-        self._running: set[subprocess.Popen[str]] = set()
+        self._running: set[CellProcess] = set()
+        self._reading = None if arguments.backend == "cpu" else read_ahead(libraries(Path(torch.__file__).parent))
         self._keeper = ThreadPoolExecutor(1)  # so that no GPU waits until a large file is written
 
     def run(self) -> None:
@@ -174,22 +170,22 @@ class Measuring:
     def _lane(self, gpu: int) -> None:
         """Measure cells on one GPU."""
         mine: deque[Cell] = deque()
-        ready: deque[Process] = deque()
+        ready: deque[CellProcess] = deque()
         while not self._ended.is_set():
             self._prepare(ready, mine, gpu, 1)
             if not ready:
                 return
             present = ready.popleft()
             if not self._fits([present.cell], 0):
-                self._end(present.popen)
+                self._end(present)
                 continue
             if not self._arguments.alone:
                 self._prepare(ready, mine, gpu, _AHEAD, self._durations.of(present.cell))
             self._measure(present, gpu)
         for each in ready:
-            self._end(each.popen)
+            self._end(each)
 
-    def _prepare(self, ready: deque[Process], mine: deque[Cell], gpu: int, count: int, before_s: float = 0) -> None:
+    def _prepare(self, ready: deque[CellProcess], mine: deque[Cell], gpu: int, count: int, before_s: float = 0) -> None:
         """Start processes, which wait, until there are so many; `before_s` is what comes before them, in seconds."""
         while len(ready) < count and not self._ended.is_set():
             if not mine:
@@ -217,7 +213,7 @@ class Measuring:
     def _seconds_left(self) -> float:
         return float(self._arguments.limit_seconds - (monotonic() - self._begin))
 
-    def _start(self, cell: Cell, gpu: int) -> Process:
+    def _start(self, cell: Cell, gpu: int) -> CellProcess:
         """Start the process of a cell, which waits."""
         arguments = self._arguments
         command = [sys.executable, "-m", "bench.torch.network_cell", "--network", cell.network, "--form", cell.form]
@@ -229,33 +225,40 @@ class Measuring:
         environment = {**os.environ, "CUDA_VISIBLE_DEVICES": seen[gpu] if gpu < len(seen) else str(gpu)}
         if self._cores:
             environment.setdefault("OMP_NUM_THREADS", str(len(self._cores)))  # not those on which it prepares
-        pipe = subprocess.PIPE
-        popen = subprocess.Popen(
-            command, cwd=ROOT, env=environment, stdin=pipe, stdout=pipe, stderr=pipe, text=True, start_new_session=True
-        )
+        process = CellProcess(cell, command, environment)
         with self._lock:
-            self._running.add(popen)
-        return Process(cell, popen)
+            self._running.add(process)
+        return process
 
     def _database(self, cell: Cell) -> Path:
         repeat = "" if self._arguments.keep_databases else f"-{cell.repeat}"
         return self._folder / f"{cell.network}-{cell.form}-{cell.setting}{repeat}.sqlite"
 
-    def _measure(self, process: Process, gpu: int) -> None:
-        """Let a process measure, and keep its answer."""
+    def _measure(self, process: CellProcess, gpu: int) -> None:
+        """Let a process measure, and let its answer be kept; it may still be ending afterwards."""
         if self._cores:
-            move(process.popen.pid, self._cores)
-        begin = monotonic()
-        answer = self._answer(process, min(self._seconds_left(), self._arguments.cell_seconds))
-        if answer is None:
-            note(f"{process.cell}: ended before it was done, and not kept")
-            return
+            move(process.pid, self._cores)
+        if self._reading is not None:
+            self._reading.join(_MOST_READING_S)
+            self._reading = None
+        begin, seconds = monotonic(), min(self._seconds_left(), self._arguments.cell_seconds)
+        answer = process.measure(seconds)
+        taken = monotonic() - begin
+        if answer is None or (self._ended.is_set() and "error" in answer):
+            self._end(process)
+            if self._ended.is_set() or seconds < self._arguments.cell_seconds:
+                note(f"{process.cell}: ended before it was done, and not kept")
+                return
+            answer = {"error": f"not done after {seconds:.0f} s"}
+        if self._arguments.alone:
+            self._reap(process)
         if "error" in answer:
             self._database(process.cell).unlink(missing_ok=True)
-        self._keeper.submit(self._keep, process.cell, {"gpu": gpu, "process_s": monotonic() - begin, **answer})
+        self._keeper.submit(self._keep, process, {"gpu": gpu, "process_s": taken, **answer})
 
-    def _keep(self, cell: Cell, answer: dict[str, Any]) -> None:
+    def _keep(self, process: CellProcess, answer: dict[str, Any]) -> None:
         """Write the answer of a cell into the file, and say what it was."""
+        cell = process.cell
         try:
             files = answer.pop("code", None) or network_code.whole(cell.setting, self._arguments.backend)
             code = network_code.digests(cell.network, files)
@@ -265,6 +268,7 @@ class Measuring:
         except OSError as error:
             note(f"error: {cell} cannot be kept: {error}")
             self._ended.set()
+            self._reap(process)
             return
         told = answer.get("error") or f"step {answer['step_ms']:.2f} ms, first {answer['first_step_s']:.2f} s"
         if "error" not in answer:
@@ -272,7 +276,8 @@ class Measuring:
         with self._lock:
             self._left.discard(cell)
         self._stale.discard(str(cell))
-        note("; ".join([f"{cell}: {told}", *self._ratios(cell), f"process {seconds:.0f} s", f"{self._rest()} left"]))
+        self._reap(process)
+        note("; ".join([f"{cell}: {told}", *self._ratios(cell), f"process {seconds:.0f} s", f"left: {self._rest()}"]))
 
     def _ratios(self, cell: Cell) -> Iterator[str]:
         """Yield the ratios in which a cell takes part, as far as they are known."""
@@ -282,38 +287,21 @@ class Measuring:
             if cell.setting == each.setting or (cell.setting.startswith("stock") and benchmark):
                 yield f"{each.setting} {each.ratio:.3f} of stock ({len(each.stock)}, {len(each.ours)})"
 
-    def _answer(self, process: Process, seconds: float) -> dict[str, Any] | None:
-        """Return what a process printed, or its error; None if it was ended because this call is to end."""
-        popen = process.popen
-        try:
-            printed, said = popen.communicate("begin\n", timeout=seconds)
-        except subprocess.TimeoutExpired:
-            popen.kill()
-            popen.communicate()
-            late = seconds < self._arguments.cell_seconds
-            return None if late else {"error": f"not done after {seconds:.0f} s"}
-        finally:
-            with self._lock:
-                self._running.discard(popen)
-        if self._ended.is_set() and popen.returncode:
-            return None
-        lines, warnings = printed.strip().splitlines(), _FOLDERS.sub('"', said.strip()).splitlines()
-        answer: dict[str, Any] = {"error": f"exit status {popen.returncode}"}
-        with suppress(ValueError, IndexError):
-            answer = json.loads(lines[-1])
-        return answer | {"warnings": warnings[-12:] if "error" in answer else warnings[-8:]}
-
     def _rest(self) -> str:
         """Return how many cells are left, and an estimate of the time that they take."""
         with self._lock:
             seconds = sum(self._durations.of(each) for each in self._left)
-            return f"{len(self._left)} cells of about {seconds / self._arguments.gpus:.0f} s"
+            about = f"{len(self._left)} cells of about {seconds / self._arguments.gpus:.0f} s"
+            return f"{about}; {progress(self._every, self._left)}"
 
-    def _end(self, popen: "subprocess.Popen[str]") -> None:
-        popen.kill()
-        popen.communicate()
+    def _end(self, process: CellProcess) -> None:
+        process.kill()
+        self._reap(process)
+
+    def _reap(self, process: CellProcess) -> None:
+        process.reap()
         with self._lock:
-            self._running.discard(popen)
+            self._running.discard(process)
 
 
 def measure(arguments: Namespace, out: Path) -> None:
@@ -349,7 +337,8 @@ def main() -> None:
     if arguments.summary and out is not None:
         durations = Durations(kept(out), arguments.cell_seconds)
         left = missing(arguments, out, stale)
-        print(f"to be measured: {len(left)} cells of about {sum(map(durations.of, left)):.0f} s")
+        about = f"{len(left)} cells of about {sum(map(durations.of, left)):.0f} s"
+        print(f"to be measured: {about}; {progress(cells(arguments), left)}")
 
 
 def _parser() -> ArgumentParser:

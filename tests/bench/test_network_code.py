@@ -17,10 +17,10 @@ pytest.importorskip("torch")
 import torch
 
 import ucudnn.torch
-from bench.torch import network_cell
+from bench.torch import network_step
 
-CELL, MODELS = ((ROOT / path).read_text(encoding="utf-8") for path in (network_code.CELL, network_code.MODELS))
-OURS = ["measure", "NETWORKS[vgg16]"]
+MODELS = (ROOT / network_code.MODELS).read_text(encoding="utf-8")
+TIMES, SETTING = ("bench/torch/network_times.py", "bench/torch/network_setting.py")
 
 
 def test_comments_docstrings_and_empty_lines_do_not_count():
@@ -51,20 +51,24 @@ def changes(source, old, new, names):
 
 
 @pytest.mark.parametrize(
-    ("old", "new", "counts"),
+    ("path", "old", "new", "counts"),
     [
-        ('"vgg16": ("own", 64, ', '"vgg16": ("own", 32, ', True),
-        ('"resnet50": ("own", 256, ', '"resnet50": ("own", 128, ', False),
-        ('    "unet3d": (', '    "more": ("timm", 1, (3, 8, 8)),\n    "unet3d": (', False),
-        ("momentum=0.9", "momentum=0.8", True),  # in step_of, which measure calls
-        ("_HOST_STEPS = 9", "_HOST_STEPS = 5", True),
-        ("from statistics import median", "from elsewhere import median", True),
-        ('help="timed steps (%(default)s)"', 'help="steps that are timed"', False),
-        ('raise SystemExit("error: nobody', 'raise SystemExit("no one', False),
+        (network_code.STEP, '"vgg16": ("own", 64, ', '"vgg16": ("own", 32, ', True),
+        (network_code.STEP, '"resnet50": ("own", 256, ', '"resnet50": ("own", 128, ', False),
+        (network_code.STEP, '    "unet3d": (', '    "more": ("timm", 1, (3, 8, 8)),\n    "unet3d": (', False),
+        (network_code.STEP, "momentum=0.9", "momentum=0.8", True),  # in step_of, which measure calls
+        (network_code.STEP, "return own.inception_loss", "return -own.inception_loss", True),  # step_of calls it
+        (TIMES, "_HOST_STEPS = 9", "_HOST_STEPS = 5", True),
+        (TIMES, "from itertools import pairwise", "from elsewhere import pairwise", True),  # for the clock
+        (SETTING, "benchmark = way == setting", "benchmark = True", True),
+        (network_code.CELL, "from statistics import median", "from elsewhere import median", True),
+        (network_code.CELL, 'help="timed steps (%(default)s)"', 'help="steps that are timed"', False),
+        (network_code.CELL, 'raise SystemExit("error: nobody', 'raise SystemExit("no one', False),
     ],
 )
-def test_of_the_script_counts_what_measures_the_network(old, new, counts):
-    assert changes(CELL, old, new, OURS) == counts
+def test_of_the_scripts_counts_what_measures_the_network(path, old, new, counts):
+    names = network_code.measuring("vgg16")[path]
+    assert changes((ROOT / path).read_text(encoding="utf-8"), old, new, names) == counts
 
 
 def test_a_new_model_and_a_change_of_another_one_do_not_count():
@@ -75,12 +79,15 @@ def test_a_new_model_and_a_change_of_another_one_do_not_count():
 
 
 def test_each_network_has_the_definitions_that_make_it():
-    for network, (source, *_) in network_cell.NETWORKS.items():
+    for network, (source, *_) in network_step.NETWORKS.items():
         parts = list(network_code.digests(network, []))
-        assert f"{network_code.CELL}:measure,NETWORKS[{network}]" in parts
+        assert f"{network_code.CELL}:measure" in parts
+        (step,) = (part.partition(":")[2] for part in parts if part.startswith(network_code.STEP))
+        assert f"NETWORKS[{network}]" in step.split(",")
+        assert "NETWORKS" not in step.split(",")
         (models,) = (part.partition(":")[2] for part in parts if part.startswith(network_code.MODELS))
         assert models.split(",") == ([network] if source == "own" else []) + ["inception_loss"]
-        assert (f"{network_code.TRIAL_MODELS}:small_resnet" in parts) == (network == network_cell.TRIAL)
+        assert (f"{network_code.TRIAL_MODELS}:small_resnet" in parts) == (network == network_step.TRIAL)
 
 
 def imported(backend):
@@ -111,7 +118,7 @@ def test_what_does_not_count_runs_in_no_step(options, tmp_path):
 
     file = str(tmp_path / "database.sqlite")
     with ucudnn.torch.enable(backend="cpu", workspace_limit="64KiB", database=file, **options):
-        step, _ = network_cell.step_of(Namespace(network="small", form="nchw"), torch.device("cpu"))
+        step, _ = network_step.step_of(Namespace(network="small", form="nchw"), torch.device("cpu"))
         threading.setprofile(follow)
         sys.setprofile(follow)
         try:

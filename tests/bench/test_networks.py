@@ -16,8 +16,10 @@ from bench.torch import network_code
 
 pytest.importorskip("torch")
 
-from bench.torch import network_summary, networks
-from bench.torch.network_order import Cell, Durations, groups
+import torch
+
+from bench.torch import network_gpu, network_summary, networks
+from bench.torch.network_order import Cell, Durations, groups, progress
 
 COMMAND = [sys.executable, "-m", "bench.torch.networks", "--backend", "cpu", "--network", "small", "--steps", "2"]
 
@@ -31,8 +33,8 @@ def test_a_second_call_measures_only_what_is_missing_and_what_is_void(tmp_path):
     out = tmp_path / "networks.json"
     settings = ("--setting", "stock", "--setting", "64KiB")
     done = run(out, *settings)
-    assert re.search(r"stock 0: step .* ms, first .* s; process \d+ s; 1 cells of about \d+ s left", done.stderr)
-    told = r"64KiB 0: step .*; 64KiB \d+\.\d{3} of stock \(1, 1\); process \d+ s; 0 cells of about 0 s left"
+    assert re.search(r"stock 0: step .* ms, first .* s; process \d+ s; left: 1 cells of about \d+ s", done.stderr)
+    told = r"64KiB 0: step .*; 64KiB \d+\.\d{3} of stock \(1, 1\); process \d+ s; left: 0 cells of about 0 s; 2 of 2"
     assert re.search(told, done.stderr)
     cases = load(out)["cases"]
     assert set(cases) == {"small nchw stock 0", "small nchw 64KiB 0"}
@@ -65,7 +67,7 @@ def test_repeats_take_the_database_of_the_first_process_and_say_so(tmp_path):
     assert cases["small nchw 64KiB-first 0"]["database"] == "empty"
     assert cases["small nchw 64KiB-first 1"]["database"] == "kept"
     assert {case["gpu"] for case in cases.values()} in ({0}, {1}), "all cells of a network run on one GPU"
-    assert list(cases) == [f"small nchw {each}" for each in ("stock 0", "64KiB-first 0", "stock 1", "64KiB-first 1")]
+    assert list(cases) == [f"small nchw {each}" for each in ("64KiB-first 0", "stock 0", "stock 1", "64KiB-first 1")]
     (found,) = network_summary.comparisons(cases)
     assert len(found.ours) == len(found.stock) == 2
     assert found.first == [cases["small nchw 64KiB-first 0"]]
@@ -187,7 +189,9 @@ print(sorted(set(sys.modules) - known))
 def test_nothing_starts_that_might_not_end_in_time(tmp_path):
     done = run(tmp_path / "networks.json", "--limit-seconds", "1")
     assert not (tmp_path / "networks.json").exists()
-    assert re.search(r"s are left, too few for 5 cells of about 2500 s: call again", done.stderr)
+    assert re.search(
+        r"s are left, too few for 5 cells of about 2500 s; 0 of 3 comparisons complete: call again", done.stderr
+    )
 
 
 def test_what_fits_into_the_rest_is_measured_and_what_takes_longer_is_not(tmp_path):
@@ -199,23 +203,47 @@ def test_what_fits_into_the_rest_is_measured_and_what_takes_longer_is_not(tmp_pa
     cases = load(out)["cases"]
     assert cases["small nchw 64KiB 0"]["losses"]
     assert cases["small nchw stock 0"]["digest"] == "other"
-    assert re.search(r"s are left, too few for 1 cells of about 499 s: call again", done.stderr)
+    assert re.search(
+        r"s are left, too few for 1 cells of about 499 s; 1 of 2 comparisons complete: call again", done.stderr
+    )
     shown = run(out, "--setting", "stock", "--repeats", "2", "--summary")
     assert "to be measured: 2 cells of about 998 s" in shown.stdout
     assert load(out)["cases"] == cases
 
 
-def test_what_is_worth_most_comes_first_and_settings_alternate():
+def test_all_repeats_of_a_comparison_come_before_the_next_one_and_settings_alternate():
     arguments = Namespace(network=["vgg16", "resnet50"], form=["nchw", "bf16"], setting=None, repeats=2)
     found = groups(networks.cells(arguments))
     pairs = [(network, form) for network in ("vgg16", "resnet50") for form in ("nchw", "bf16")]
     expected = []
-    for repeat in range(2):
-        for settings in (("stock", "auto"), ("stock-off", "auto-off"), ("64MiB",)):
-            turn = reversed(settings) if repeat else settings
-            members = list(turn)
-            expected += [[Cell(*pair, each, repeat) for each in members] for pair in pairs]
+    for settings in (("stock", "auto"), ("stock-off", "auto-off"), ("64MiB",)):
+        for pair in pairs:
+            for repeat in range(2):
+                members = list(reversed(settings) if repeat else settings)
+                expected += [[Cell(*pair, each, repeat) for each in members]]
     assert found == expected
+
+
+def test_what_lacks_the_fewest_cells_comes_before_what_is_not_begun():
+    arguments = Namespace(network=["vgg16", "resnet50", "unet2d"], form=None, setting=None, repeats=3)
+    every = list(networks.cells(arguments))
+    kept = {
+        *("resnet50 nchw stock 0", "unet2d nchw stock 0", "unet2d nchw auto 0", "unet2d nchw auto 1"),
+        *(f"vgg16 nchw {setting}-off {repeat}" for setting in ("stock", "auto") for repeat in range(3)),
+    }
+    left = [cell for cell in every if str(cell) not in kept]
+    names = [[str(cell) for cell in group] for group in groups(left)]
+    assert names[:3] == [
+        ["unet2d nchw stock 1"],
+        ["unet2d nchw stock 2", "unet2d nchw auto 2"],
+        ["resnet50 nchw auto 0"],
+    ]
+    limits = [Cell("vgg16", "nchw", each, 0) for each in ("64MiB", "stock", "stock-off")]
+    assert groups(limits) == [limits[2:], limits[:1], limits[1:2]], (
+        "PyTorch alone alternates with what is left to compare with it"
+    )
+    assert progress(every, left) == "1 of 9 comparisons complete"
+    assert progress(every, []) == "9 of 9 comparisons complete"
 
 
 def test_the_summary_says_where_the_time_of_processes_went():
@@ -250,6 +278,75 @@ def case_of(step_ms, **others):
         "step_ms": step_ms, "host_ms": 1.0, "first_step_s": 1.0, "tuning_s": 3.0, "kernels": 5,
         "peaks": {"allocated": 2**20, "reserved": 2**21}, **others,
     }  # fmt: skip
+
+
+def test_processes_on_different_kinds_of_gpu_are_not_compared(capsys):
+    h100, h200 = ({"conditions": {"device": f"NVIDIA {name}"}} for name in ("H100", "H200"))
+    cases = {
+        "a nchw stock 0": case_of(10.0, **h200),
+        "a nchw stock 1": case_of(20.0, **h100),
+        "a nchw auto 0": case_of(9.0, **h200),
+        "b nchw stock 0": case_of(10.0, **h200),
+        "b nchw auto 0": case_of(5.0, **h100),
+    }
+    (found,) = network_summary.comparisons(cases)
+    assert (found.network, found.ratio) == ("a", pytest.approx(0.9))
+    network_summary.show(cases, {})
+    assert "not compared with each other: cells 3 on NVIDIA H200, 2 on NVIDIA H100" in capsys.readouterr().out
+
+
+class Library:
+    """A driver that tells clocks, and may refuse."""
+
+    def __init__(self, refuses=""):
+        self.refuses, self.open = refuses, 0
+
+    def nvmlInit_v2(self):  # noqa: N802
+        self.open += 1
+        return int(self.refuses == "init")
+
+    def nvmlShutdown(self):  # noqa: N802
+        self.open -= 1
+
+    def nvmlDeviceGetHandleByUUID(self, name, handle):  # noqa: N802
+        assert name == b"GPU-0123"
+        return int(self.refuses == "handle")
+
+    def nvmlDeviceGetClockInfo(self, handle, which, value):  # noqa: N802
+        value._obj.value = {1: 1980, 2: 3201}[which]
+        return 0
+
+    def nvmlDeviceGetMaxClockInfo(self, handle, which, value):  # noqa: N802
+        value._obj.value = {1: 1981, 2: 3202}[which]
+        return 0
+
+    def nvmlDeviceGetTemperature(self, handle, which, value):  # noqa: N802
+        value._obj.value = 41
+        return int(self.refuses == "temperature")
+
+
+CLOCKS = {"sm_mhz": 1980, "memory_mhz": 3201, "most_sm_mhz": 1981, "most_memory_mhz": 3202}
+
+
+@pytest.mark.parametrize(
+    ("refuses", "expected"),
+    [("", {**CLOCKS, "celsius": 41}), ("temperature", CLOCKS), ("handle", {})],
+)
+def test_a_cell_says_which_gpu_it_had_and_at_which_clocks(refuses, expected, monkeypatch):
+    library = Library(refuses)
+    monkeypatch.setattr(network_gpu.ctypes, "CDLL", lambda _: library)
+    monkeypatch.setattr(network_gpu.torch.cuda, "get_device_properties", lambda _: Namespace(uuid="0123"))
+    assert network_gpu.gpu_state(torch.device("cuda", 0)) == {"uuid": "GPU-0123", **expected}
+    assert library.open == 0
+
+
+def test_without_a_driver_only_the_gpu_is_named(monkeypatch):
+    def missing(_):
+        raise OSError("no such library")
+
+    monkeypatch.setattr(network_gpu.ctypes, "CDLL", missing)
+    assert network_gpu.readings("GPU-0123") == {}
+    assert network_gpu.gpu_state(torch.device("cpu")) == {}
 
 
 def _words_of(found):

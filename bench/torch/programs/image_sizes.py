@@ -26,7 +26,10 @@ import torch
 from bench.tools.results import ROOT, save_case
 from bench.tools.script import add_backend, command_line, note, out_of, run_main, verdict
 from bench.torch.measuring import conditions
-from bench.torch.network_cell import CLASSES, NETWORKS, Clock, loss_of, memory_of, model_of, turned_on
+from bench.torch.network_cell import memory_of
+from bench.torch.network_setting import turned_on
+from bench.torch.network_step import CLASSES, NETWORKS, loss_of, model_of
+from bench.torch.network_times import Clock
 from ucudnn.settings import VARIABLES
 
 _MOST_RATIO = 1.05

@@ -32,7 +32,10 @@ from torch.nn.parallel import DistributedDataParallel
 from bench.tools.results import ROOT, save_case
 from bench.tools.script import add_backend, command_line, note, out_of, run_main, verdict
 from bench.torch.measuring import conditions
-from bench.torch.network_cell import CLASSES, NETWORKS, Clock, is_settled, loss_of, memory_of, model_of, turned_on
+from bench.torch.network_cell import memory_of
+from bench.torch.network_setting import is_settled, turned_on
+from bench.torch.network_step import CLASSES, NETWORKS, loss_of, model_of
+from bench.torch.network_times import Clock
 
 _MOST_RATIO = 1.02
 _MOST_SPREAD = 1.5

@@ -27,7 +27,9 @@ import torch
 import ucudnn.torch
 from bench.tools.results import load, save_case
 from bench.tools.script import add_backend, command_line, note, out_of, run_main
-from bench.torch.network_cell import FORMS, NETWORKS, Clock, is_settled, step_of
+from bench.torch.network_setting import is_settled
+from bench.torch.network_step import FORMS, NETWORKS, step_of
+from bench.torch.network_times import Clock
 from ucudnn.backends.base import ComputeBackend
 from ucudnn.configuration import Configuration, MicroConfiguration
 from ucudnn.errors import UcudnnError

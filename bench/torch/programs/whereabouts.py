@@ -39,7 +39,8 @@ import ucudnn.torch
 from bench.tools.results import load, save_case
 from bench.tools.script import add_backend, command_line, note, out_of, run_main
 from bench.torch.measuring import conditions
-from bench.torch.network_cell import FORMS, NETWORKS, Clock, host_ms, model_of, step_of
+from bench.torch.network_step import FORMS, NETWORKS, model_of, step_of
+from bench.torch.network_times import Clock, host_ms
 from ucudnn.problem import ConvolutionProblem, Operation
 from ucudnn.torch.call_cache import Geometry, asked_convolution, present_flags
 

@@ -1,0 +1,131 @@
+"""Times of a training step: of the device between events, and of the host that issues it. Not a script."""
+
+from collections.abc import Callable
+from itertools import pairwise
+from statistics import median
+from time import perf_counter
+from typing import Any
+
+import torch
+
+import ucudnn.torch
+from bench.torch.network_setting import is_settled
+from bench.torch.network_step import PARTS, Step
+from ucudnn.torch.overrides import process_overrides
+from ucudnn.torch.tuning.auto_interceptor import AutoInterceptor
+
+_HOST_STEPS = 9
+_TURNS = 7
+_LEAST_TURNS = 3
+_TURN_STEPS = 5
+_TURNS_S = 3.0
+"""Seconds after which no turn begins beyond the least ones."""
+
+
+class Clock:
+    """Marks of time on a device, without waiting for it."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._on_gpu = device.type == "cuda"
+
+    def mark(self) -> Any:
+        """Return a mark after all work so far."""
+        if not self._on_gpu:
+            return perf_counter()
+        event = torch.cuda.Event(enable_timing=True)
+        event.record()
+        return event
+
+    def between_ms(self, marks: list[Any]) -> list[float]:
+        """Return the milliseconds between successive marks, after all of them."""
+        self.wait()
+        return [float(a.elapsed_time(b)) if self._on_gpu else (b - a) * 1e3 for a, b in pairwise(marks)]
+
+    def wait(self) -> None:
+        """Wait for the device."""
+        if self._on_gpu:
+            torch.cuda.synchronize()
+
+
+def host_ms(step: Step, clock: Clock, steps: int = _HOST_STEPS) -> dict[str, float]:
+    """Return the host's median time for each part of a step, in milliseconds; the device is idle before each part."""
+    taken: dict[str, list[float]] = {each: [] for each in PARTS}
+    for _ in range(steps):
+        marks: list[float] = []
+
+        def between(marks: list[float] = marks) -> None:
+            marks.append(perf_counter())
+            clock.wait()
+            marks.append(perf_counter())
+
+        step(between)
+        for number, part in enumerate(PARTS):
+            taken[part].append((marks[2 * number + 2] - marks[2 * number + 1]) * 1e3)
+    return {part: median(times) for part, times in taken.items()}
+
+
+def host_by_turns(on: "ucudnn.torch.Enabled", step: Step, clock: Clock, kernels: int) -> dict[str, object]:
+    """Return the host's time of a step with and without ucudnn, by turns in one process; empty before all is settled.
+
+    Processes differ by more than what is asked, because a host is faster at times.
+    """
+    if not is_settled(on):
+        return {}
+    taken: dict[str, list[float]] = {"ours_ms": [], "stock_ms": []}
+    begin = perf_counter()
+    for turn in range(_TURNS):
+        if turn >= _LEAST_TURNS and perf_counter() - begin > _TURNS_S:
+            break
+        for name, interceptor in (("ours_ms", on._interceptor), ("stock_ms", None)):
+            process_overrides.use(interceptor)
+            step()
+            taken[name].append(sum(host_ms(step, clock, _TURN_STEPS).values()))
+    process_overrides.use(on._interceptor)
+    over_us = [(ours - stock) * 1e3 / kernels for ours, stock in zip(*taken.values(), strict=True)]
+    return {**taken, "over_us": median(over_us), "kernels": kernels}
+
+
+def time_in_python(on: "ucudnn.torch.Enabled | None", step: Callable[[], Any], clock: Clock) -> dict[str, float]:
+    """Return the microseconds of a call inside the interceptor, and those of PyTorch's own operator in it.
+
+    Calls that are passed on to PyTorch count apart from those of which at least a part is replaced. Each step begins
+    with an idle device. What a call costs before and after the interceptor's Python code is not seen. Where there is a
+    gate, no call comes to the interceptor.
+    """
+    interceptor: Any = None if on is None else on._interceptor
+    if not isinstance(interceptor, AutoInterceptor):
+        return {}
+    taken: dict[str, list[float]] = {"passed": [], "stock": [], "replaced": []}
+
+    def stock(run: Callable[..., Any]) -> Callable[..., Any]:
+        def inner(*arguments: Any) -> Any:
+            begin = perf_counter()
+            found = run(*arguments)
+            taken["stock"].append((perf_counter() - begin) * 1e6)
+            return found
+
+        return inner
+
+    def inside(run: Callable[..., Any]) -> Callable[..., Any]:
+        def inner(*arguments: Any) -> Any:
+            known, replaced, begin = len(taken["stock"]), counts(), perf_counter()
+            found = run(*arguments)
+            spent = (perf_counter() - begin) * 1e6
+            passed = len(taken["stock"]) > known and counts() == replaced
+            taken["passed" if passed else "replaced"].append(spent)
+            return found
+
+        return inner
+
+    def counts() -> int:
+        return sum(kernel.calls for tuner in interceptor.tuners().values() for kernel in tuner.kernels.values())
+
+    for name in ("forward", "backward"):
+        setattr(interceptor, f"_pass_{name}", stock(getattr(interceptor, f"_pass_{name}")))
+        setattr(interceptor, name, inside(getattr(interceptor, name)))
+    process_overrides.refresh()
+    for _ in range(_HOST_STEPS):
+        clock.wait()
+        step()
+    calls = {f"{name}_calls_of_a_step": len(each) / _HOST_STEPS for name, each in taken.items()}
+    return calls | {f"{name}_us": median(each) for name, each in taken.items() if each}
