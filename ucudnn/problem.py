@@ -14,6 +14,9 @@ from ucudnn.units import shortened, whole_number, whole_numbers
 MOST_ALIGNMENT = 16
 """The largest alignment in bytes that a kernel of cuDNN asks for."""
 
+WITH_BIAS = " with bias"
+"""The end of the text of a problem that has a bias."""
+
 MOST_SIZE = 2**31 - 1
 """The largest size that cuDNN's tensor descriptors take, because they count in 32 bits."""
 
@@ -345,7 +348,7 @@ class ConvolutionProblem:
                 text += f" {name} {'x'.join(map(str, values))}"
         if self.groups != 1:
             text += f" groups {self.groups}"
-        end = " to float32" if self.float32_sum else " with bias" if self.biased else ""
+        end = " to float32" if self.float32_sum else WITH_BIAS if self.biased else ""
         return f"{text} {self.dtype.value} {self.layout.value}{end}"
 
 

@@ -40,6 +40,7 @@ class KernelPlans:
     Attributes:
         entries: the kernels by key.
         decisions: the decisions that hold, in the order in which they were made.
+        epoch: how often plans were adopted or loaded.
     """
 
     def __init__(self, benchmark: Benchmark, settings: Settings, groups: Groups, dispatcher: Dispatcher | None) -> None:
@@ -52,6 +53,7 @@ class KernelPlans:
         self.entries: dict[tuple[str, ConvolutionProblem, int, bool], Entry]
         self.entries = {} if self._divides else BoundedDict(_MOST_KERNELS)  # a division has a segment for each kernel
         self.decisions: list[Decisions] = []
+        self.epoch = 0
 
     def register(self, key: KernelKey) -> Entry:
         """Return the entry of a kernel, which is new if the kernel was not registered."""
@@ -127,23 +129,50 @@ class KernelPlans:
         except BaseException:
             self._loaded = before
             raise
+        for entry in self.entries.values():
+            if entry.kernel.problem.biased:  # the file may have a plan without the bias in its place
+                entry.drop_plan()
+        self.epoch += 1
 
     def origins(self, problem: ConvolutionProblem) -> set[Origin]:
         """Return where the plans of a problem come from so far."""
         return {each.decision.origin for each in self._planned(problem) if each.decision is not None}
 
+    def with_bias(self, key: KernelKey) -> Configuration | None:
+        """Return the configuration of a kernel with a bias, if one was adopted, planned or loaded; None if none was.
+
+        A file that has a plan of the kernel without the bias decides for both: plans go by the file or by what was
+        timed, and do not mix.
+        """
+        kernel = key.kernel()
+        saved = self._loaded.find(kernel)
+        if saved is not None:
+            return saved.configuration
+        if self._loaded.find(replace(kernel, problem=kernel.problem.without_bias())) is not None:
+            return None
+        entry = self.entries.get(key)
+        return None if entry is None or entry.decision is None else entry.decision.configuration
+
     def adopt(self, problem: ConvolutionProblem, configuration: Configuration) -> None:
         """Take a configuration that was timed in the program for all kernels of a problem that have a plan.
+
+        A configuration with a bias is taken for kernels that have a plan without it, which they keep beside it.
 
         Raises:
             InfeasibleError: if it needs more workspace than the limit; then nothing changes.
         """
         limit_bytes = self._settings.workspace_limit_bytes
-        for entry in self._planned(problem):
+        for entry in self._planned(problem.without_bias()):
             assert entry.decision is not None
-            kernel = entry.kernel
+            kernel = replace(entry.kernel, problem=problem)
             within = max(limit_bytes, kernel.spare_bytes)
-            decision = replace(entry.decision, configuration=configuration, origin=Origin.PROGRAM, timed=True)
+            decision = replace(
+                entry.decision,
+                kernel=replace(entry.decision.kernel, problem=problem),
+                configuration=configuration,
+                origin=Origin.PROGRAM,
+                timed=True,
+            )
             if own_bytes(problem, configuration, fresh=kernel.fresh) > within:
                 raise InfeasibleError(
                     f"{kernel}: {configuration} needs more than {exact_bytes(within)}",
@@ -151,7 +180,11 @@ class KernelPlans:
                     limit_bytes=within,
                     required_bytes=decision.workspace_bytes,
                 )
+            if problem.biased:
+                entry.drop_plan()  # calls that are bound to it are to look for the other one
+                entry = self.register(KernelKey(kernel.layer, problem, kernel.spare_bytes, kernel.fresh))
             entry.decide(decision)
+        self.epoch += 1
 
     def _planned(self, problem: ConvolutionProblem) -> list[Entry]:
         return [each for each in self.entries.values() if each.decision is not None and each.kernel.problem == problem]

@@ -8,6 +8,7 @@ from typing import final
 from ucudnn.arrays import BiasedFilters
 from ucudnn.backends.base import OVERWRITE, Buffer, ComputeBackend, Spare, Tensor
 from ucudnn.bounded import BoundedDict
+from ucudnn.configuration import Configuration
 from ucudnn.errors import BackendError
 from ucudnn.execution.dispatcher import Dispatcher
 from ucudnn.execution.entry import Entry
@@ -105,6 +106,13 @@ class Launcher:
                 return None
             return entry.plan, entry.lend()
 
+    @property
+    def configuration(self) -> Configuration:
+        """The configuration that holds now."""
+        decision = self._entry.decision
+        assert decision is not None
+        return decision.configuration
+
     def needs(self) -> int:
         """Return how many bytes of workspace its plan needs now; of a kernel with spare memory, that is all of it.
 
@@ -128,7 +136,7 @@ class Launcher:
             plan = entry.plan
             if plan is None or entry.segment is not None or not backend.recycles:
                 return None
-            if not (isinstance(x, int) and isinstance(w, int) and isinstance(y, int)):
+            if not (isinstance(x, int) and isinstance(w, int | BiasedFilters) and isinstance(y, int)):
                 return None
             return BoundKernel(entry, plan, (x, w, y), backend.queue(), backend, self._lock)
 

@@ -69,7 +69,8 @@ class AtenKernels:
                 True,
                 problem.math is MathMode.TF32,
             )
-            return lambda: self.forward(x, w, None, *geometry, *flags)
+            bias = x.new_zeros(problem.filters) if problem.biased else None
+            return lambda: self.forward(x, w, bias, *geometry, *flags)
         data = problem.operation is Operation.BACKWARD_DATA
         mask = [data, not data, False]
         return lambda: self.backward(y, x, w, None, *geometry, mask)

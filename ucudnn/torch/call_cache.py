@@ -1,11 +1,13 @@
 """What becomes of PyTorch's calls, decided once for all calls that look the same: which kernels, or which fallback."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple, final
 
 import torch
 
 from ucudnn.problem import ConvolutionProblem, MathMode
+from ucudnn.torch.fused_call import FusedCall
 from ucudnn.torch.kernel_call import KernelCall
 from ucudnn.torch.problem import Sizes, TorchConvolution, convolution_of, memory_format_of
 
@@ -57,6 +59,9 @@ def present_flags() -> Flags:
 KernelCallOf = Callable[[ConvolutionProblem, int], KernelCall]
 """Returns the call of a problem's kernel, given its `later_bytes`, for the layer and the device that call now."""
 
+FusedCallOf = Callable[[ConvolutionProblem], FusedCall]
+"""Returns the call of a problem with a bias, for the layer and the GPU that call now."""
+
 
 @final
 class CachedCall:
@@ -69,9 +74,10 @@ class CachedCall:
         input_gradient: computes the gradient of the input; None if it is not wanted.
         weight_gradient: computes the gradient of the weight; None if it is not wanted.
         bias_as: sizes and strides with which the bias is added to the output.
+        fused: computes the output with its bias, if it is on; None without a bias, or where no engine can add it.
     """
 
-    __slots__ = ("bias_as", "format", "input_gradient", "output", "reason", "weight_gradient")
+    __slots__ = ("bias_as", "format", "fused", "input_gradient", "output", "reason", "weight_gradient")
 
     def __init__(
         self,
@@ -82,6 +88,7 @@ class CachedCall:
         input_gradient: KernelCall | None = None,
         weight_gradient: KernelCall | None = None,
         bias_as: tuple[Sizes, Sizes] = ((), ()),
+        fused: FusedCall | None = None,
     ) -> None:
         self.reason = reason
         self.format = memory_format
@@ -89,6 +96,7 @@ class CachedCall:
         self.input_gradient = input_gradient
         self.weight_gradient = weight_gradient
         self.bias_as = bias_as
+        self.fused = fused
 
 
 def forward_call(
@@ -98,6 +106,7 @@ def forward_call(
     geometry: Geometry,
     flags: Flags,
     kernel_call_of: KernelCallOf,
+    fused_call_of: FusedCallOf | None = None,
 ) -> CachedCall:
     """Return what becomes of calls of aten::_convolution that look like this one."""
     call = asked_convolution(x, weight, geometry, flags)
@@ -105,8 +114,13 @@ def forward_call(
         return CachedCall(call)
     if not bias_fits(bias, x, call):
         return CachedCall("the bias does not fit")
-    output, bias_as = kernel_call_of(call.forward, 0), bias_form(bias, x.dim())
-    return CachedCall(memory_format=missing_format(call, x, weight), output=output, bias_as=bias_as)
+    biased = biased_problem(bias, call)
+    return CachedCall(
+        memory_format=missing_format(call, x, weight),
+        output=kernel_call_of(call.forward, 0),
+        bias_as=bias_form(bias, x.dim()),
+        fused=None if biased is None or fused_call_of is None else fused_call_of(biased),
+    )
 
 
 def backward_call(
@@ -136,6 +150,12 @@ def backward_call(
 def bias_fits(bias: torch.Tensor | None, x: torch.Tensor, call: TorchConvolution) -> bool:
     """Return whether a bias, if there is one, has the shape, the type and the device that the output asks for."""
     return bias is None or (bias.shape == call.out_shape[1:2] and bias.dtype is x.dtype and bias.device == x.device)
+
+
+def biased_problem(bias: torch.Tensor | None, call: TorchConvolution) -> ConvolutionProblem | None:
+    """Return the problem of a forward call with its bias; None without a bias, or if no engine can add it."""
+    can_fuse = bias is not None and bias.is_contiguous() and not call.transposed
+    return replace(call.forward, biased=True) if can_fuse else None
 
 
 def bias_form(bias: torch.Tensor | None, dimensions: int) -> tuple[Sizes, Sizes]:

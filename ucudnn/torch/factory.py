@@ -267,7 +267,7 @@ def _tuned_within(settings: Settings, share: float, memory_limit_bytes: int | No
         def store(backend: ComputeBackend) -> MachineStore | None:
             return open_store(settings.database, backend, in_program=True)
 
-        source = CandidateSource(open_backend, partial(torch.cuda.device, ordinal), store, _DIVIDED)
+        source = CandidateSource(open_backend, partial(torch.cuda.device, ordinal), store, _DIVIDED, _DIVIDED)
         memory = None if memory_limit_bytes is None else _memory_of(memory_limit_bytes, ordinal)
         room = StatedRoom(settings.workspace_limit_bytes, memory)
         stated = Stated(room, PlanOwner(partial(planned.handle, ordinal)))

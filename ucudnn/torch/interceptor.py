@@ -16,6 +16,7 @@ from ucudnn.torch.aten_kernels import AtenKernels, Gradients
 from ucudnn.torch.call_cache import ONE_DIMENSION, CachedCall, Flags, Geometry, backward_call, forward_call
 from ucudnn.torch.fallbacks import Fallbacks
 from ucudnn.torch.fast_tensors import alias
+from ucudnn.torch.fused_call import FusedCall
 from ucudnn.torch.kernel_call import KernelCall
 from ucudnn.torch.layer_names import LayerNames
 from ucudnn.torch.layer_owners import LayerOwners, shapes_of
@@ -72,6 +73,7 @@ class Interceptor:
         self._lock = new_lock(LockLevel.FACE)
         self._calls: BoundedDict[tuple[Any, ...], CachedCall] = BoundedDict(_MOST_CALLS)
         self._kernel_calls: BoundedDict[_KernelCallKey, KernelCall] = BoundedDict(_MOST_CALLS)
+        self._fused_calls: BoundedDict[tuple[ConvolutionProblem, str, int], FusedCall] = BoundedDict(_MOST_CALLS)
 
     def operators(self) -> tuple[Callable[..., Any], Callable[..., Any]]:
         """Return what computes forward and backward: methods of this object, because a wrapper would take time."""
@@ -93,7 +95,8 @@ class Interceptor:
 
     def problems(self) -> list[ConvolutionProblem]:
         """Return each problem that a program has asked for so far."""
-        return list(dict.fromkeys(key.problem for key in list(self._kernel_calls)))
+        fused = [call.problem for call in list(self._fused_calls.values()) if call.looked_up]
+        return list(dict.fromkeys([*(key.problem for key in list(self._kernel_calls)), *fused]))
 
     def owners(self) -> dict[str, tuple[str, ...]]:
         """Return the layers that asked for each convolution, by its shapes, as far as they are known without names."""
@@ -102,11 +105,13 @@ class Interceptor:
             known = filters.setdefault(shapes_of(key.problem), set())
             if key.problem.operation is not Operation.BACKWARD_FILTER:  # a gradient lies elsewhere than the filters
                 known |= call.filters
+        for fused in list(self._fused_calls.values()):
+            filters.setdefault(shapes_of(fused.problem), set()).update(fused.filters)
         return self._owners.names(filters)
 
     def bound_calls(self) -> int:
         """Return how many kernels ran on addresses that recurred, with nothing left to look up."""
-        calls = list(self._kernel_calls.values())
+        calls = self._all_calls()
         elsewhere = {id(each.elsewhere): each.elsewhere[0] for each in calls if each.elsewhere is not None}
         return sum(each.bound for each in calls) + sum(elsewhere.values())
 
@@ -116,7 +121,7 @@ class Interceptor:
 
     def looked_up_calls(self) -> int:
         """Return how many kernels ran in the longer way, which looks their plan up."""
-        return sum(each.looked_up for each in list(self._kernel_calls.values()))
+        return sum(each.looked_up for each in self._all_calls())
 
     def forward(
         self,
@@ -162,7 +167,8 @@ class Interceptor:
         if call is None:
             flags = Flags(MathMode.TF32 if allow_tf32 else MathMode.FMA, deterministic, enabled)
             kernel_call_of = partial(self._kernel_call, name, ordinal)
-            call = forward_call(x, weight, bias, Geometry(*geometry), flags, kernel_call_of)
+            fused_call_of = None if ordinal < 0 else partial(self._fused_call, name, ordinal)
+            call = forward_call(x, weight, bias, Geometry(*geometry), flags, kernel_call_of, fused_call_of)
             self._note_owner(call)
             self._calls[key] = call
         kernel = call.output
@@ -170,7 +176,9 @@ class Interceptor:
             near, filters = x, weight
             if call.format is not None:
                 near, filters = x.contiguous(memory_format=call.format), weight.contiguous(memory_format=call.format)
-            out = kernel.new()
+            out, fused = kernel.new(), call.fused
+            if fused is not None and fused.run(near, filters, out, bias):
+                return out
             if kernel.run(out, filters, near) if transposed else kernel.run(near, filters, out):
                 return out if bias is None else out.add_(alias(bias, *call.bias_as))
             del out, near, filters  # the kernel may have failed because memory is short
@@ -246,6 +254,9 @@ class Interceptor:
         )
         return stock() if call.reason else self.fallbacks.run(ordinal, stock)
 
+    def _all_calls(self) -> list[KernelCall | FusedCall]:
+        return [*self._kernel_calls.values(), *self._fused_calls.values()]
+
     def _note_owner(self, call: CachedCall) -> None:
         if call.output is not None:
             self._owners.note(call.output.problem)
@@ -262,6 +273,13 @@ class Interceptor:
         if found is None:
             found = KernelCall(problem, layer, ordinal, partial(self.handle, ordinal), self.fallbacks, later_bytes)
             found = self._kernel_calls.setdefault(key, found)  # another thread may have been faster
+        return found
+
+    def _fused_call(self, layer: str, ordinal: int, problem: ConvolutionProblem) -> FusedCall:
+        found = self._fused_calls.get((problem, layer, ordinal))
+        if found is None:
+            found = FusedCall(problem, layer, ordinal, partial(self.handle, ordinal))
+            found = self._fused_calls.setdefault((problem, layer, ordinal), found)
         return found
 
     def handle(self, ordinal: int) -> Handle:

@@ -13,7 +13,7 @@ import torch
 from torch.nn.parameter import Parameter
 
 from ucudnn.bounded import BoundedDict
-from ucudnn.problem import ConvolutionProblem
+from ucudnn.problem import WITH_BIAS, ConvolutionProblem
 
 _MOST = 1 << 14  # as many shapes as calls are kept
 _CALL = torch.nn.Module._call_impl.__code__
@@ -83,5 +83,5 @@ def _running() -> Iterator[torch.nn.Module]:
 
 
 def shapes_of(problem: ConvolutionProblem | str) -> str:
-    """Return a problem, or its text, as text without the operation: a layer has all three operations of the shapes."""
-    return str(problem).partition(" ")[2]
+    """Return a problem, or its text, as text of its shapes: a layer has all three operations, and maybe a bias."""
+    return str(problem).partition(" ")[2].removesuffix(WITH_BIAS)

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from typing import Any, NoReturn
 
 from ucudnn.torch.call_cache import CachedCall
+from ucudnn.torch.fused_call import FusedCall
 from ucudnn.torch.gate.call_gate import GateOutput, GateRule, look_of
 from ucudnn.torch.kernel_call import KernelCall
 
@@ -21,16 +22,20 @@ def plan_rules(calls: Mapping[tuple[Any, ...], CachedCall]) -> tuple[list[GateRu
             continue
         kernels = {0: call.output} if call.output is not None else {0: call.input_gradient, 1: call.weight_gradient}
         wanted = {at: kernel for at, kernel in kernels.items() if kernel is not None}
-        outputs = {at: _output(kernel) for at, kernel in wanted.items()}
+        outputs = {at: _output(kernel, call.fused if _fuses(call) else None) for at, kernel in wanted.items()}
         ready = {at: each for at, each in outputs.items() if each is not None}
         if wanted and len(ready) == len(wanted):  # a part of a gradient's call would have another plan
             rules = backward if call.output is None else forward
-            rules.append(GateRule(look_of(key[:-1]), ready, call.bias_as))
+            rules.append(GateRule(look_of(key[:-1]), ready, call.bias_as, _fuses(call)))
     return forward, backward
 
 
-def _output(kernel: KernelCall) -> GateOutput | None:
-    direct = kernel.direct()
+def _fuses(call: CachedCall) -> bool:
+    return call.fused is not None and call.fused.is_on
+
+
+def _output(kernel: KernelCall, fused: FusedCall | None) -> GateOutput | None:
+    direct = kernel.direct() if fused is None else fused.direct()
     return None if direct is None else GateOutput(_never, *kernel.form, direct)
 
 

@@ -11,6 +11,7 @@ from ucudnn.errors import UcudnnError
 from ucudnn.handle import Handle
 from ucudnn.planning.choices import Origin
 from ucudnn.problem import ConvolutionProblem
+from ucudnn.torch.added_bias import without_addition
 from ucudnn.torch.limits.stated_room import StatedRoom
 
 _LOG = logging.getLogger("ucudnn.torch")
@@ -47,21 +48,30 @@ class PlanOwner:
         self._handle = handle
 
     def is_final(self, problem: ConvolutionProblem) -> bool:
-        """Return whether nothing is tried for a problem: its plan was loaded or measured, or PyTorch computes it."""
-        handle = self._handle()
+        """Return whether nothing is tried for a problem: its plan was loaded or measured, or PyTorch computes it.
+
+        A first plan has no bias, which PyTorch adds.
+        """
+        handle, plain = self._handle(), problem.without_bias()
         with handle.backend.lock:
-            return handle.plans.origins(problem) != {Origin.RULE}
+            planned = problem.biased and handle.plans.origins(problem)
+            return bool(planned) or handle.plans.origins(plain) != {Origin.RULE}
 
     def adopt(self, sites: Iterable[DecidedSite]) -> None:
-        """Let the handle compute problems by configurations that were faster in the program."""
-        for site in sites:
+        """Let the handle compute problems by configurations that were faster in the program.
+
+        Where another kernel adds the bias, the configuration is that of the convolution without it. Calls that have no
+        bias decide about that last.
+        """
+        for site in sorted(sites, key=lambda each: not each.problem.biased):
             adopted = site.adopted
             if adopted is None:
                 continue
-            handle, configuration = self._handle(), _timed(adopted.configuration, median(adopted.samples_ms))
+            problem, configuration = without_addition(site.problem, adopted.configuration)
+            handle, configuration = self._handle(), _timed(configuration, median(adopted.samples_ms))
             try:
                 with handle.backend.lock:
-                    handle.plans.adopt(site.problem, configuration)
+                    handle.plans.adopt(problem, configuration)
             except UcudnnError as error:  # the first plan stays
                 _LOG.warning("%s: %s", site.problem, error)
 

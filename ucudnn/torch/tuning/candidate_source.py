@@ -91,6 +91,7 @@ class CandidateSource:
         device: returns a context in which the device is the thread's current one.
         open_store: opens what keeps times that were taken in programs.
         divided: how many algorithms are offered in micro-batches, because they need more workspace for the whole.
+        divided_fused: how many more are where there is a bias, because half of them add it.
 
     Attributes:
         backend: the program's backend; None until it is open.
@@ -103,11 +104,13 @@ class CandidateSource:
         device: Callable[[], AbstractContextManager[object]],
         open_store: OpenStore = lambda _: None,
         divided: int = _MOST_DIVIDED,
+        divided_fused: int = 0,
     ) -> None:
         self._open = open_backend
         self._device = device
         self._open_store = open_store
         self._divided = divided
+        self._divided_fused = divided_fused
         self._store: MachineStore | None = None
         self._work: SimpleQueue[Callable[[ComputeBackend], None] | None] = SimpleQueue()
         self._found: SimpleQueue[tuple[ConvolutionProblem, list[Configuration]]] = SimpleQueue()
@@ -162,10 +165,11 @@ class CandidateSource:
         waits for the whole device would get an error. Building captures nothing.
         """
         found: list[Configuration] = []
+        divided = self._divided + (self._divided_fused if problem.biased else 0)
         if self.backend is not None:
             # The backend may be that of a handle, on which other threads of the program plan.
             with suppress(UcudnnError, MemoryError, RuntimeError), self._device(), self.backend.lock:
-                found.extend(candidates_within(self.backend, problem, room_bytes, self._divided))
+                found.extend(candidates_within(self.backend, problem, room_bytes, divided))
         self._asked += 1
         self._work.put(partial(self._answer, problem, found))
 

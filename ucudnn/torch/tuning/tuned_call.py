@@ -1,14 +1,21 @@
 """What a tuner makes of PyTorch's calls: it watches them, tries candidates on them, or replaces them."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple, final
 
 import torch
 
 from ucudnn.torch.aten_kernels import Gradients
-from ucudnn.torch.call_cache import Flags, Geometry, asked_convolution, bias_fits, bias_form, missing_format
+from ucudnn.torch.call_cache import (
+    Flags,
+    Geometry,
+    asked_convolution,
+    bias_fits,
+    bias_form,
+    biased_problem,
+    missing_format,
+)
 from ucudnn.torch.fast_tensors import alias
 from ucudnn.torch.gate.call_gate import GateOutput, GateRule
 from ucudnn.torch.output_form import OutputForm
@@ -305,9 +312,7 @@ def forward_of(
     reason = _reason(flags, aligned=missing_format(call, x, weight) is None)
     if reason or not bias_fits(bias, x, call):
         return TunedCall(tuner, {}, reason=reason or "the bias does not fit")
-    # First plans are made without the bias. They would not know a configuration that adds it.
-    fusible = bias is not None and bias.is_contiguous() and not call.transposed and tuner.owner is None
-    problem = replace(call.forward, biased=True) if fusible else call.forward
+    problem = biased_problem(bias, call) or call.forward
     output = _Output(tuner.site(problem), OutputForm(problem, x.get_device()))
     return TunedCall(tuner, {0: output}, transposed=call.transposed, bias_as=bias_form(bias, x.dim()))
 

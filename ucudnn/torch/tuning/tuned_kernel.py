@@ -1,13 +1,11 @@
 """One configuration of one kernel, ready to run on the program's tensors."""
 
-from dataclasses import replace
 from typing import Any, final
 
 import torch
 
 from ucudnn.arrays import BiasedFilters
 from ucudnn.backends.base import ComputeBackend
-from ucudnn.backends.cudnn.algorithms.legacy_call import ADDED
 from ucudnn.bounded import BoundedDict
 from ucudnn.configuration import Configuration
 from ucudnn.execution.entry import Entry
@@ -15,6 +13,7 @@ from ucudnn.execution.launcher import BoundKernel
 from ucudnn.execution.plan import make_plan
 from ucudnn.kernel import Kernel
 from ucudnn.problem import MOST_ALIGNMENT, ConvolutionProblem
+from ucudnn.torch.added_bias import without_addition
 from ucudnn.torch.gate.direct_kernel import DirectKernel, direct_kernel
 from ucudnn.torch.gpu import current_device
 
@@ -58,7 +57,7 @@ class TunedKernel:
         self._backend = backend
         self._ordinal = backend.device()
         self.configuration = configuration
-        problem, configuration = _without_addition(problem, configuration)
+        problem, configuration = without_addition(problem, configuration)
         self.fuses = problem.biased
         self._entry = Entry(Kernel(layer="", problem=problem, fresh=True))
         with torch.cuda.device(self._ordinal), backend.lock:
@@ -116,13 +115,3 @@ class TunedKernel:
             return False
         self._calls += 1
         return True
-
-
-def _without_addition(
-    problem: ConvolutionProblem, configuration: Configuration
-) -> tuple[ConvolutionProblem, Configuration]:
-    """Return what is left to compute if the caller adds the bias, where another kernel would add it."""
-    if not problem.biased or not all(part.algorithm.endswith(ADDED) for part in configuration.parts):
-        return problem, configuration
-    parts = (replace(part, algorithm=part.algorithm.removesuffix(ADDED)) for part in configuration.parts)
-    return problem.without_bias(), replace(configuration, parts=tuple(parts))

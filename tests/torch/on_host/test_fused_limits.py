@@ -1,0 +1,208 @@
+"""Engines that add a bias within a stated limit: tried against the first plan, adopted, gated, saved and loaded."""
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from torch.profiler import ProfilerActivity, profile  # noqa: E402
+
+from tests.support.host_gpu import assert_near  # noqa: E402
+from tests.support.tuned_program import TunedProgram, end_programs, python_calls, taken  # noqa: E402
+from ucudnn.handle import save_plans  # noqa: E402
+from ucudnn.planning.choices import Origin  # noqa: E402
+from ucudnn.problem import WITH_BIAS  # noqa: E402
+from ucudnn.torch.overrides import process_overrides  # noqa: E402
+from ucudnn.torch.steps.step_times import TuningPhase  # noqa: E402
+
+LIMIT = 3000
+"""Bytes of workspace, within which the stand-in's fast engine computes a part of the mini-batch only."""
+
+LATER = 8 * 6 * 7 * 6 * 4
+"""Bytes of the gradient of the second layer's input, which the filter gradient before it may use."""
+
+CALLS = 5
+"""Kernels of a step."""
+
+
+@pytest.fixture
+def stated(host):
+    """Return a function that makes a program within a stated limit, which is ended after the test."""
+    made = []
+
+    def make(limit_bytes=LIMIT, **options):
+        made.append(TunedProgram(host, 50.0, limit_bytes=limit_bytes, **{"share": 0.5, **options}))
+        return made[-1]
+
+    yield make
+    end_programs(made)
+
+
+@pytest.fixture
+def refusing(stub):
+    """Let no engine add a bias."""
+    stub.stub_refuse_bias(1)
+    yield
+    stub.stub_refuse_bias(0)
+
+
+def settle(one):
+    one.until(lambda: one.tuner.phase is TuningPhase.SETTLED, assert_near)
+
+
+def handle_of(one):
+    return one.planned.handle(0)
+
+
+def biased_site(one):
+    """Return what is known of the only kernel with a bias."""
+    (found,) = (site for problem, site in one.tuner.sites.items() if problem.biased)
+    return found
+
+
+def fused_calls(one):
+    """Return how many calls the handle has computed by engines that add the bias; None if it has no such plan."""
+    found = [each for each in handle_of(one).report().kernels if str(each.problem).endswith(WITH_BIAS)]
+    assert len(found) < 2
+    return found[0].calls if found else None
+
+
+def additions(one):
+    """Take a step, which is checked, and return how many operators added a bias."""
+    with profile(activities=[ProfilerActivity.CPU], acc_events=True) as found:
+        out = one.model(one.x)
+    assert_near([out], [one._by_matrices()[0]])
+    return sum(each.name == "aten::add_" for each in found.events())
+
+
+def test_an_engine_that_adds_the_bias_replaces_the_first_plan_within_the_limit(stated, host):
+    one = stated()
+    with one.enable() as on:
+        host.forget()
+        assert_near(one.step(), one.expected)
+        assert fused_calls(one) is None
+        assert additions(one) == 1, "a first plan is the one without the bias"
+        settle(one)
+        site = biased_site(one)
+        assert site.adopted.configuration.parts[0].size < 8, "divided to fit the limit"
+        assert handle_of(one).plans.origins(site.problem) == {Origin.PROGRAM}
+        assert handle_of(one).plans.origins(site.problem.without_bias()) == {Origin.RULE}, "for calls without a bias"
+        assert additions(one) == 0
+        calls, before = fused_calls(one), on.report().calls
+        assert_near(one.step(), one.expected)
+        assert fused_calls(one) == calls + 1
+        assert on.report().calls == before + CALLS
+        assert 0 < site.adopted.workspace_bytes <= LIMIT
+        assert max(host.allocated) <= LIMIT + LATER, "trials included"
+        assert one.program.stock_calls == 0
+        layer = next(each for each in on.report().layers if each.problem.endswith(WITH_BIAS))
+        assert layer.layer == "0", "the name of the module"
+        x = torch.randn_like(one.x)
+        weight, bias = one.model[0].weight.detach(), one.model[0].bias.detach()
+        plain = torch.conv2d(x, weight, None, padding=1)
+        assert fused_calls(one) == calls + 1, "a call without a bias has its own plan"
+        shifted = torch.empty(7)[1:].copy_(bias)
+        found = torch.conv2d(x, weight, shifted, padding=1)
+        assert fused_calls(one) == calls + 1, "the engine cannot read a bias that is not aligned"
+        expected = torch.conv2d(x.double(), weight.double(), None, padding=1)
+        assert_near([plain, found], [expected.float(), (expected + bias.double()[:, None, None]).float()])
+
+
+@pytest.mark.usefixtures("refusing")
+def test_without_such_an_engine_the_plan_without_the_bias_is_replaced(stated):
+    one = stated()
+    with one.enable():
+        settle(one)
+        site = biased_site(one)
+        assert handle_of(one).plans.origins(site.problem) == set()
+        assert handle_of(one).plans.origins(site.problem.without_bias()) == {Origin.PROGRAM}
+        assert fused_calls(one) is None
+        assert additions(one) == 1
+        assert_near(one.step(), one.expected)
+
+
+def test_a_saved_plan_with_a_bias_is_used_at_once_and_a_file_without_it_takes_its_place(stated, tmp_path):
+    first = stated()
+    with first.enable():
+        assert_near(first.step(), first.expected)
+        save_plans([handle_of(first)], tmp_path / "plain.json")
+        settle(first)
+        assert additions(first) == 0
+        save_plans([handle_of(first)], tmp_path / "fused.json")
+        adopted = biased_site(first).adopted.configuration.parts
+    one = stated(plans=str(tmp_path / "fused.json"))
+    with one.enable():
+        assert additions(one) == 0
+        assert fused_calls(one) == 1
+        (problem,) = (each for each in one.planned.problems() if each.biased)
+        assert handle_of(one).plans.origins(problem) == {Origin.FILE}
+        (saved,) = (each for each in handle_of(one).saved_plans() if each.kernel.problem == problem)
+        alike = [(each.size, each.algorithm, each.workspace_bytes) for each in adopted]
+        assert [(each.size, each.algorithm, each.workspace_bytes) for each in saved.configuration.parts] == alike
+        settle(one)
+        assert biased_site(one).candidates is None, "nothing is tried beside a plan that was asked for"
+        handle_of(one).load_plans(tmp_path / "plain.json")
+        assert additions(one) == 1
+        handle_of(one).load_plans(tmp_path / "fused.json")
+        assert additions(one) == 0
+
+
+def test_such_engines_are_not_tried_among_deterministic_algorithms_or_in_a_capture(stated, host, monkeypatch):
+    one = stated()
+    with one.enable():
+        with torch.backends.cudnn.flags(enabled=True, deterministic=True):
+            for _ in range(8):
+                assert additions(one) == 1
+        assert not any(problem.biased for problem in one.tuner.sites)
+        settle(one)
+        assert additions(one) == 0
+        with torch.backends.cudnn.flags(enabled=True, deterministic=True):
+            assert additions(one) == 1, "by the fixed rule, as before"
+        handle_of(one).plans.epoch += 1  # as if other plans had come
+        host.captures, host.stream = True, 0x40
+        assert additions(one) == 0
+        host.captures, host.stream = False, 0
+        assert handle_of(one).captured, "and its plan is kept"
+
+
+def test_an_engine_that_fails_is_replaced_and_the_bias_is_added_once(stated, stub, host):
+    one = stated()
+    with one.enable():
+        settle(one)
+        assert additions(one) == 0
+        host.forget()
+        one.model[0].bias.data = one.model[0].bias.data.clone()  # elsewhere, so that the call is not bound
+        stub.stub_fail_from(0)
+        try:
+            out = one.model(one.x)
+        finally:
+            stub.stub_fail_from(-1)
+        assert_near([out], [one._by_matrices()[0]])
+        assert_near(one.step(), one.expected)
+        assert max(host.allocated, default=0) <= LIMIT + LATER
+
+
+def test_the_gate_computes_by_engines_that_add_the_bias(stated, gate_library, monkeypatch, host):
+    one = stated(library=gate_library)
+    with one.enable():
+        one.until(lambda: one.is_gated, assert_near)
+        in_python = python_calls(monkeypatch)
+        process_overrides.refresh()
+        one.until(lambda: not taken(in_python), assert_near)
+        calls = fused_calls(one)
+        host.forget()
+        assert additions(one) == 0
+        assert_near(one.step(), one.expected)
+        assert not in_python
+        assert fused_calls(one) == calls + 2
+        with torch.no_grad():
+            one.model[0].bias.data = torch.empty(7)[1:].copy_(one.model[0].bias)
+        assert additions(one) == 1, "the engine cannot read a bias that is not aligned"
+        assert len(taken(in_python)) == 1
+        one.model[0].bias.data = one.model[0].bias.data.clone()
+        site = biased_site(one)
+        handle = handle_of(one)
+        with handle.backend.lock:
+            handle.plans.adopt(site.problem, site.adopted.configuration)
+        assert additions(one) == 0
+        assert len(in_python) == 1, "a changed plan is seen at once"
+        assert one.program.stock_calls == 0
