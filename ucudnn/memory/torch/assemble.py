@@ -206,7 +206,7 @@ def _parts(call: TracedCall) -> list[TracedCall]:
         wanted = [wish and keep for wish, keep in zip(mask, kept, strict=True)]
         if any(wanted):
             results = tuple(each if keep else None for each, keep in zip(call.results, wanted, strict=True))
-            flops = call.flops // (bool(mask[0]) + bool(mask[1]))
+            flops = call.flops // (bool(mask[0]) + bool(mask[1])) if any(wanted[:2]) else 0  # a bias alone is a sum
             found.append(replace(call, args=(*rest, wanted), results=results, flops=flops))
     return found
 
@@ -300,6 +300,8 @@ def _problem(call: TracedCall, math: MathMode) -> ConvolutionProblem | None:
     """Return the convolution that a call computes, or None."""
     if call.func is _CONVOLUTION_BACKWARD:
         _, x, weight, _, stride, padding, dilation, transposed, output_padding, groups, mask = call.args
+        if not any(mask[:2]):  # the gradient of a bias alone
+            return None
     elif call.func._opname in _CONVOLUTIONS:
         x, weight, _, stride, padding, dilation, transposed, output_padding, groups = call.args[:9]
     else:

@@ -211,7 +211,7 @@ class Tracer(TorchDispatchMode):
         place = self._provenance.place(node, number)
         del node
         traced_args, traced_kwargs = tree_map_only(torch.Tensor, self._read, (args, kwargs))
-        result = _as_computed(func, args, func(*args, **kwargs))
+        result = _wanted(func, args, _as_computed(func, args, func(*args, **kwargs)))
         call = TracedCall(
             func=func,
             args=traced_args,
@@ -278,6 +278,17 @@ def _as_computed(func: Any, args: Any, result: Any) -> Any:
     elif func in _SEEDED and isinstance(result[0], FakeTensor):
         return tuple(each.new_empty((), device="cpu") if _is_scalar(each) else each for each in result)
     return result
+
+
+def _wanted(func: Any, args: Any, result: Any) -> Any:
+    """Return the results of an operator without gradients that nobody wants, which only its fake makes.
+
+    So batch normalization of an input that needs no gradient makes two gradients, and its fake makes three.
+    """
+    names = [argument.name for argument in func._schema.arguments]
+    if not isinstance(result, tuple | list) or "output_mask" not in names:
+        return result
+    return tuple(each if wish else None for each, wish in zip(result, args[names.index("output_mask")], strict=True))
 
 
 def _is_scalar(value: Any) -> bool:

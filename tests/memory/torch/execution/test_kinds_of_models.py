@@ -69,7 +69,22 @@ class Turned(nn.Module):
         return self.last(before) + torch.tanh(self.last(turned))
 
 
+def bias_alone():
+    """Return convolutions, whose filters are frozen, with biases that are trained, in front and behind."""
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.Tanh(), nn.ConvTranspose2d(4, 4, 3), nn.Tanh(), nn.Conv2d(4, 2, 3))
+    for module in model[::2]:
+        module.weight.requires_grad_(False)
+    return model
+
+
 KINDS = {
+    "batch normalization first": lambda: (nn.Sequential(nn.BatchNorm1d(8), nn.Linear(8, 4)), ROWS, functional.mse_loss),
+    "instance normalization first": lambda: (
+        nn.Sequential(nn.InstanceNorm1d(5, affine=True, track_running_stats=True), nn.Linear(8, 4)),
+        SEQUENCES,
+        functional.mse_loss,
+    ),
+    "bias alone": lambda: (bias_alone(), (torch.randn(2, 3, 6, 6), torch.randn(2, 2, 4, 4)), functional.mse_loss),
     "mean square": lambda: (nn.Linear(8, 4), ROWS, functional.mse_loss),
     "sum of squares": lambda: (nn.Linear(8, 4), ROWS, nn.MSELoss(reduction="sum")),
     "smooth": lambda: (nn.Linear(8, 4), ROWS, functional.smooth_l1_loss),

@@ -39,10 +39,10 @@ class _Kept:
     A later forward has waited for these copies before its own, and has the place on the host that they went to.
     """
 
-    __slots__ = ("number", "run", "state", "taken")
+    __slots__ = ("number", "persistent", "run", "state", "taken")
 
-    def __init__(self, run: PlannedRun, state: list[Any], number: int) -> None:
-        self.run, self.state, self.number = run, state, number
+    def __init__(self, run: PlannedRun, persistent: tuple[Tensor, ...], state: list[Any], number: int) -> None:
+        self.run, self.persistent, self.state, self.number = run, persistent, state, number
         self.taken = False  # the state may be empty where all that backward needs is on the host
 
     def __del__(self) -> None:
@@ -56,14 +56,15 @@ class _Replay(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, run: PlannedRun, inputs: tuple[Tensor, ...], *sources: Tensor) -> tuple[Tensor, ...]:
         """Run the code of forward; `sources` are the tensors that need gradients, which autograd must see."""
+        tensors = run.persistent
         outputs, state, number = run.forward(inputs)
-        ctx.kept = _Kept(run, state, number)
+        ctx.kept = _Kept(run, tensors, state, number)
         ctx.set_materialize_grads(False)
         differentiable = {*run.program.differentiable}
         ctx.mark_non_differentiable(*(each for index, each in enumerate(outputs) if index not in differentiable))
         persistent, own, returned = run.guarded
         ctx.save_for_backward(  # for autograd's check that nobody has changed them
-            *(run.persistent[index] for index in persistent),
+            *(tensors[index] for index in persistent),
             *(inputs[index] for index in own),
             *(outputs[index] for index in returned),
         )
@@ -83,7 +84,7 @@ class _Replay(torch.autograd.Function):
         given = [
             lying_as(tensor, traced, program.device) for tensor, traced in zip(used, program.tangents, strict=True)
         ]
-        gradients = kept.run.backward(kept.number, kept.state, given)
+        gradients = kept.run.backward(kept.number, kept.state, given, kept.persistent)
         unused = {index for index, tensor in enumerate(used) if tensor is None}
         if unused:  # what only unused outputs depend on has no gradient, as in eager PyTorch
             gradients = tuple(

@@ -8,7 +8,8 @@ from typing import Any, final
 import torch
 from torch import Tensor
 
-from ucudnn.memory.graph import Phase, Role
+from ucudnn.memory.graph import Phase
+from ucudnn.memory.plans.actions import ActionKind
 from ucudnn.memory.plans.plan import MemoryPlan
 from ucudnn.memory.simulation.result import Simulation
 from ucudnn.memory.torch.device_use.usage import StepClock
@@ -45,7 +46,7 @@ class PlannedRun:
     ) -> None:
         self.program, self.plan, self.transfers = program, plan, transfers
         self.persistent = tuple(tensor for tensor, _ in program.persistent)
-        self.guarded = _guarded(program)
+        self.guarded = _guarded(program, plan)
         self.forwards = 0  # how often forward has begun
         self.clock = StepClock(program.device)
         self.after_backward: Callable[[], None] | None = None
@@ -69,8 +70,16 @@ class PlannedRun:
             outputs, state = self._settled(self.code.forward, self.persistent, inputs)
             return outputs, state, number
 
-    def backward(self, number: int, state: list[Any], tangents: Sequence[Tensor]) -> tuple[Tensor | None, ...]:
+    def backward(
+        self, number: int, state: list[Any], tangents: Sequence[Tensor], persistent: tuple[Tensor, ...]
+    ) -> tuple[Tensor | None, ...]:
         """Return the gradients, and empty what forward left.
+
+        Args:
+            number: what forward returned as its number.
+            state: what it left.
+            tangents: the gradients with which backward begins.
+            persistent: the persistent tensors of that forward; since then others may have replaced them.
 
         Raises:
             RuntimeError: if another forward has overwritten what this one left on the host, or another call runs the
@@ -83,7 +92,7 @@ class PlannedRun:
                 " forward on the host: call backward after each forward"
             )
         with self._alone():
-            gradients: tuple[Tensor | None, ...] = self._settled(self.code.backward, self.persistent, state, tangents)
+            gradients: tuple[Tensor | None, ...] = self._settled(self.code.backward, persistent, state, tangents)
             self.clock.end()
         if self.after_backward is not None:
             self.after_backward()
@@ -141,15 +150,18 @@ class PlannedRun:
                 error.add_note(f"in the code of the plan: {lines[number - 1].strip()}")
 
 
-def _guarded(program: StepProgram) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
-    """Return which persistent tensors, inputs and outputs backward reads; they must not change before it."""
+def _guarded(program: StepProgram, plan: MemoryPlan) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
+    """Return which persistent tensors, inputs and outputs backward reads; they must not change before it.
+
+    Autograd of the plain loop keeps what backward reads. What the plan computes again reads more.
+    """
+    graph = program.graph
     read = {
-        storage
-        for operation in program.graph.operations
-        if operation.phase is Phase.BACKWARD
-        for storage in operation.reads
+        storage for operation in graph.operations if operation.phase is Phase.BACKWARD for storage in operation.reads
     }
-    read = {storage for storage in read if program.graph.storages[storage].role is not Role.BUFFER}
+    for kind, operation in plan.actions:
+        if kind is ActionKind.RECOMPUTE:
+            read.update(storage for storage, _ in graph.recompute_reads[operation])
     groups = ([tensor for _, tensor in program.persistent], program.inputs, program.outputs)
     persistent, inputs, outputs = (
         tuple(index for index, tensor in enumerate(tensors) if tensor.storage in read) for tensors in groups

@@ -95,9 +95,10 @@ class ModelState:
         tensor = self._tensors[at]
         label = next((label for table, key, _, label in self._places if table.get(key) is tensor), "a constant")
         now = f"{tuple(tensor.shape)} with strides {tensor.stride()} on {tensor.device}"
+        strides, _, _, offset = (form[at] for form in self._forms)
         return InvalidValueError(
-            f"{label} is {now}, and had strides {self._forms[0][at]}, or another size or device, "
-            "when the step was fitted: fit it again"
+            f"{label} is {now}, from element {tensor.storage_offset()} of its storage on, and had strides {strides}"
+            f" from element {offset} on, or another size or device, when the step was fitted: fit it again"
         )
 
 
@@ -115,7 +116,8 @@ def _values(dictionaries: Sequence[dict[Any, Any]]) -> list[Any]:
 
 def _forms_of(tensors: Sequence[Tensor]) -> tuple[list[Any], ...]:
     """Return what else may change in tensors that stay the same objects, as by `Module.to`, and code is made for."""
-    return [*map(Tensor.stride, tensors)], [*map(Tensor.numel, tensors)], [*map(Tensor.get_device, tensors)]
+    asked = Tensor.stride, Tensor.numel, Tensor.get_device, Tensor.storage_offset
+    return tuple([*map(each, tensors)] for each in asked)
 
 
 def _signature(tensor: Tensor) -> Any:

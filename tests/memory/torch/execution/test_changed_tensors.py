@@ -1,0 +1,139 @@
+"""Tensors that a loop changes, moves or replaces between steps, or between forward and backward of one."""
+
+import copy
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from torch import nn  # noqa: E402
+from torch.nn import functional  # noqa: E402
+
+import ucudnn.memory  # noqa: E402
+from tests.support.plain_training import state_of, train  # noqa: E402
+from ucudnn.errors import InvalidValueError  # noqa: E402
+from ucudnn.memory.plans.actions import ActionKind  # noqa: E402
+
+
+def dense():
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 16), nn.Tanh(), nn.Linear(16, 6))
+    return model, (torch.randn(4, 8), torch.randint(6, (4,)))
+
+
+def flatten_parameters(model):
+    vector = nn.utils.parameters_to_vector(model.parameters()).detach().clone()
+    nn.utils.vector_to_parameters(vector, model.parameters())
+
+
+def test_parameters_that_moved_within_their_storage_are_refused_and_fitted_again():
+    model, data = dense()
+    plain = copy.deepcopy(model)
+    step = ucudnn.memory.fit(model, data, loss=functional.cross_entropy, policy="vdnn-ext-all-p", debug=True)
+    flatten_parameters(model)
+    assert model[2].weight.storage_offset() > 0
+    with pytest.raises(InvalidValueError, match=r"^0\.bias .*, from element 128 of its storage on, .*fit it again"):
+        step(*data)
+    again = ucudnn.memory.fit(model, data, loss=functional.cross_entropy, policy="vdnn-ext-all-p", debug=True)
+    results = []
+    for each, call in ((plain, lambda x, y: functional.cross_entropy(plain(x), y)), (model, again)):
+        results.append(
+            ([*map(float, train(call, torch.optim.SGD(each.parameters(), 0.1), data))], state_of(each, None))
+        )
+    assert results[0][0] == results[1][0]
+    assert all(torch.equal(*pair) for pair in zip(results[0][1], results[1][1], strict=True))
+
+
+class Unsaved(nn.Module):
+    """Reads its input, a parameter and buffers in forward only: backward of the plain model needs none of them."""
+
+    def __init__(self):
+        super().__init__()
+        self.shift = nn.Parameter(torch.randn(8))
+        self.register_buffer("mask", torch.rand(8))
+        self.kept = [torch.rand(8)]
+        self.linear = nn.Linear(8, 6)
+
+    def forward(self, x):
+        x = torch.sigmoid(x + self.shift + self.mask + self.kept[0])
+        return self.linear(torch.tanh(x).exp())
+
+
+@pytest.mark.parametrize("name", ["shift", "mask", "kept", "input"])
+def test_what_only_a_plan_reads_again_must_not_change_before_backward(name):
+    torch.manual_seed(0)
+    model, data = Unsaved(), (torch.randn(4, 8), torch.randint(6, (4,)))
+    plain = copy.deepcopy(model)
+
+    def change(which, x):
+        with torch.no_grad():
+            {"shift": which.shift, "mask": which.mask, "kept": which.kept[0], "input": x}[name].mul_(-2)
+
+    def run(which, call):
+        x = data[0].clone()
+        loss = call(x, data[1])
+        change(which, x)
+        loss.backward()
+
+    run(plain, lambda x, y: functional.cross_entropy(plain(x), y))
+    expected = [each.grad for each in plain.parameters()]
+    for policy in ("stock", "checkpoint"):
+        given = copy.deepcopy(model)
+        step = ucudnn.memory.fit(given, data, loss=functional.cross_entropy, policy=policy, debug=True)
+        again = any(action.kind is ActionKind.RECOMPUTE for action in step.plan.actions)
+        assert again is (policy == "checkpoint")
+        if again:
+            with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+                run(given, step)
+            given.zero_grad()
+            given.load_state_dict(model.state_dict())
+            given.kept[0].copy_(model.kept[0])
+            step(*data).backward()
+            plain = copy.deepcopy(model)
+            functional.cross_entropy(plain(data[0]), data[1]).backward()
+            expected = [each.grad for each in plain.parameters()]
+        else:
+            run(given, step)
+        assert all(torch.equal(ours.grad, grad) for ours, grad in zip(given.parameters(), expected, strict=True))
+
+
+class Scaled(nn.Module):
+    """Multiplies by a buffer, which backward of the plain model reads, too."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(8, 6)
+        self.register_buffer("scale", torch.rand(6))
+
+    def forward(self, x):
+        return self.linear(x) * self.scale
+
+
+@pytest.mark.parametrize("policy", ["stock", "checkpoint", "swap"])
+def test_a_buffer_that_backward_reads_must_not_change_before_it(policy):
+    model, data = Scaled(), (torch.randn(4, 8), torch.randint(6, (4,)))
+    step = ucudnn.memory.fit(model, data, loss=functional.cross_entropy, policy=policy)
+    for call in (step, lambda x, y: functional.cross_entropy(model(x), y)):
+        loss = call(*data)
+        model.scale.mul_(2)
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            loss.backward()
+
+
+@pytest.mark.parametrize("policy", ["stock", "checkpoint"])
+def test_backward_reads_the_parameters_of_its_own_forward(policy):
+    model, data = dense()
+    plain = copy.deepcopy(model)
+    step = ucudnn.memory.fit(model, data, loss=functional.cross_entropy, policy=policy)
+
+    def gradients(which, call):
+        before = [*which.parameters()]
+        first = call(*data)
+        which.load_state_dict({key: value * 0.5 for key, value in which.state_dict().items()}, assign=True)
+        second = call(*data)
+        first.backward()
+        second.backward()
+        return [each.grad for each in (*before, *which.parameters())]
+
+    found = gradients(plain, lambda x, y: functional.cross_entropy(plain(x), y)), gradients(model, step)
+    assert all(torch.equal(*pair) for pair in zip(*found, strict=True))
