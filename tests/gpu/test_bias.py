@@ -9,6 +9,7 @@ from torch.profiler import ProfilerActivity, profile  # noqa: E402
 import ucudnn.torch  # noqa: E402
 from tests.support.torch_cases import default_flags  # noqa: E402
 from ucudnn import Effort  # noqa: E402
+from ucudnn.problem import WITH_BIAS  # noqa: E402
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="PyTorch has no GPU")]
 
@@ -48,7 +49,8 @@ def test_one_kernel_adds_a_bias_and_one_sums_its_gradient(memory_format):
             found = forward(), *backward()
             ours = launched(forward, "elementwise"), launched(backward, "reduce")
             assert on.report().left == {}
+            fused = any(each.problem.endswith(WITH_BIAS) for each in on.report().layers)
     assert stock == (1, 1)
-    assert ours == (1, 1)
+    assert ours == (int(not fused), 1), "an engine that is faster adds the bias itself"
     for one, other in zip(found, expected, strict=True):
         assert float((one - other).norm() / other.norm()) < 2e-3

@@ -225,7 +225,7 @@ class TunedProgram:
     def _by_matrices(self):
         one, _, two = self.model
         w1, b1, w2 = (each.detach().double().requires_grad_() for each in (one.weight, one.bias, two.weight))
-        out = _product(torch.relu(_product(self.x.double(), w1) + b1[:, None, None]), w2)
+        out = product(torch.relu(product(self.x.double(), w1) + b1[:, None, None]), w2)
         out.square().sum().backward()
         return [each.float() for each in (out.detach(), w1.grad, b1.grad, w2.grad)]
 
@@ -253,7 +253,7 @@ def taken(items):
     return found
 
 
-def _product(x, w):
+def product(x, w):
     """Return a convolution with padding 1 as a product of matrices."""
     columns = torch.nn.functional.unfold(x, 3, padding=1)
     return (w.flatten(1) @ columns).view(len(x), len(w), *x.shape[2:])

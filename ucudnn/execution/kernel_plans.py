@@ -1,11 +1,12 @@
 """The kernels of one handle: which are registered, and which configuration each got."""
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import final
 
 from ucudnn.benchmarking.benchmark import Benchmark
+from ucudnn.benchmarking.request import requests_of
 from ucudnn.bounded import BoundedDict
 from ucudnn.configuration import Configuration
 from ucudnn.errors import InfeasibleError
@@ -75,6 +76,34 @@ class KernelPlans:
                 del self.entries[key]  # a kernel that cannot be planned must not stop the others
             raise
         return entry
+
+    @property
+    def measures_each(self) -> bool:
+        """Whether a kernel is measured before its first run, by this process alone and apart from other kernels."""
+        return self._benchmark.measures and not self._benchmark.collective and not self._divides
+
+    def planned(self, key: KernelKey) -> Entry:
+        """Return a kernel with a decision, which is planned now if it has none; raises what `plan` raises."""
+        entry = self.entries.get(key)
+        return self.plan(key) if entry is None or entry.decision is None else entry
+
+    def plan_without(self, key: KernelKey, unwanted: Callable[[str], bool]) -> Entry | None:
+        """Register a kernel and choose its configuration, without algorithms whose names are unwanted.
+
+        These count as discarded from then on. Returns None if no others are listed; raises what `plan` raises.
+        """
+        kernel = key.kernel()
+        within, *_ = requests_of(kernel, self._settings, self._settings.workspace_limit_bytes)
+        names = self._benchmark.backend.names(kernel.problem, [kernel.problem.batch, *within.sizes])
+        if all(map(unwanted, names)):
+            return None
+        for name in filter(unwanted, names):
+            self._benchmark.discard(kernel.problem, name)
+        return self.plan(key)
+
+    def forget(self, key: KernelKey) -> None:
+        """Forget a kernel, which was not launched."""
+        self.entries.pop(key, None)
 
     def plan_all(self) -> None:
         """Choose a configuration for every registered kernel that has none.

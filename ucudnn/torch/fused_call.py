@@ -17,6 +17,7 @@ from ucudnn.execution.launcher import BoundKernel, Launcher
 from ucudnn.handle import Handle
 from ucudnn.kernel import KernelKey
 from ucudnn.problem import MOST_ALIGNMENT, ConvolutionProblem
+from ucudnn.torch import fused_choice
 from ucudnn.torch.added_bias import is_fused
 from ucudnn.torch.gate.direct_kernel import DirectKernel, direct_kernel
 from ucudnn.torch.gpu import capturing, current_device
@@ -32,10 +33,10 @@ _Addresses = tuple[int, int, int, int]
 
 @final
 class FusedCall:
-    """The forward kernel of one layer with a bias on one GPU; off unless a plan was adopted or loaded that adds it.
+    """The forward kernel of one layer with a bias on one GPU; off unless there is a plan whose engines add it.
 
-    While it is off, the plan without the bias computes, and PyTorch adds the bias. It is looked up again when plans
-    were adopted or loaded, never in a capture.
+    Such a plan was adopted, loaded, or measured before the first run. While it is off, the plan without the bias
+    computes, and PyTorch adds the bias. It is looked up again when plans were adopted or loaded, never in a capture.
 
     Args:
         problem: the problem with its bias, for tensors that are aligned to 16 bytes.
@@ -88,9 +89,9 @@ class FusedCall:
 
     @property
     def is_on(self) -> bool:
-        """Whether the handle has a plan now whose engines add the bias."""
+        """Whether the handle has a plan now whose engines add the bias; not before the first call."""
         plans = self._plans
-        if plans is None or plans.epoch != self._epoch:
+        if plans is not None and plans.epoch != self._epoch:
             self._look_up()
         return self._launcher is not None
 
@@ -121,7 +122,7 @@ class FusedCall:
         """
         plans = self._plans
         if plans is None or plans.epoch != self._epoch:
-            self._look_up()
+            self._look_up(y, bias)
         if self._launcher is None:
             return False
         addresses = x.data_ptr(), w.data_ptr(), y.data_ptr(), bias.data_ptr()
@@ -134,8 +135,8 @@ class FusedCall:
             return True
         return self._launch(addresses)
 
-    def _look_up(self) -> None:
-        """Ask the handle for a plan."""
+    def _look_up(self, y: Any = None, bias: Any = None) -> None:
+        """Ask the handle for a plan; given tensors, one may be measured now, which overwrites y."""
         if capturing():
             return
         self._launcher = None
@@ -144,7 +145,10 @@ class FusedCall:
                 handle = self._open_handle()
                 with handle.backend.lock:
                     self._plans, self._epoch = handle.plans, handle.plans.epoch
-                    found = handle.plans.with_bias(KernelKey(self._layer, self.problem, 0, tail_step(self.problem) > 0))
+                    key = KernelKey(self._layer, self.problem, 0, tail_step(self.problem) > 0)
+                    found = handle.plans.with_bias(key)
+                    if found is None and y is not None:
+                        found = fused_choice.measured_with_bias(handle, key, y, bias)
                     if found is not None and is_fused(found):
                         self._configuration, self._launched = found, False
                         self._launcher = handle.launcher(self.problem, self._layer, fresh=True, plan=True)

@@ -7,10 +7,11 @@ torch = pytest.importorskip("torch")
 from torch.profiler import ProfilerActivity, profile  # noqa: E402
 
 from tests.support.host_gpu import assert_near  # noqa: E402
-from tests.support.tuned_program import TunedProgram, end_programs, python_calls, taken  # noqa: E402
+from tests.support.tuned_program import TunedProgram, end_programs, product, python_calls, taken  # noqa: E402
 from ucudnn.handle import save_plans  # noqa: E402
 from ucudnn.planning.choices import Origin  # noqa: E402
 from ucudnn.problem import WITH_BIAS  # noqa: E402
+from ucudnn.torch.added_bias import is_fused  # noqa: E402
 from ucudnn.torch.overrides import process_overrides  # noqa: E402
 from ucudnn.torch.steps.step_times import TuningPhase  # noqa: E402
 
@@ -103,8 +104,12 @@ def test_an_engine_that_adds_the_bias_replaces_the_first_plan_within_the_limit(s
         shifted = torch.empty(7)[1:].copy_(bias)
         found = torch.conv2d(x, weight, shifted, padding=1)
         assert fused_calls(one) == calls + 1, "the engine cannot read a bias that is not aligned"
-        expected = torch.conv2d(x.double(), weight.double(), None, padding=1)
+        expected = product(x.double(), weight.double())
         assert_near([plain, found], [expected.float(), (expected + bias.double()[:, None, None]).float()])
+        added = next(each for each in site.candidates if not is_fused(each.configuration))
+        with handle_of(one).backend.lock:
+            handle_of(one).plans.adopt(site.problem, added.configuration)
+        assert additions(one) == 1, "by PyTorch, because cuDNN's kernel would add it once for each part"
 
 
 @pytest.mark.usefixtures("refusing")

@@ -318,6 +318,10 @@ class CudnnBackend(ComputeBackend):
         self.queue()
         return self._device.timed(run, lead).wait_ms()
 
+    def delay(self, time_ms: float) -> None:
+        """Keep the current stream busy for some milliseconds, as `Gpu.delay` does."""
+        self._device.delay(time_ms)
+
     def queue(self) -> int:
         """Point cuDNN to the current stream, and return a number that identifies the stream.
 
