@@ -1,6 +1,6 @@
 """A convolution of a fitted step, computed with exactly the configuration that a plan chose for it."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, final
 
 import torch
@@ -38,11 +38,16 @@ class PlannedConvolution:
     __slots__ = (
         "_alignment",
         "_backend",
+        "_bias_shape",
         "_bound",
-        "_device",
+        "_copies",
+        "_form",
         "_format",
         "_make",
         "_on_gpu",
+        "_options",
+        "_summed",
+        "_transposed",
         "calls",
         "kernel",
         "plan",
@@ -51,9 +56,15 @@ class PlannedConvolution:
     def __init__(self, kernel: StepKernel, plan: Plan, backend: ComputeBackend, device: torch.device) -> None:
         self.kernel, self.plan = kernel, plan
         self.calls = 0
-        self._backend, self._device = backend, device
+        self._backend = backend
         self._on_gpu = device.type == "cuda"
-        self._format = kernel.memory_format if kernel.copied else None
+        self._copies, self._format = bool(kernel.copied), kernel.memory_format
+        self._form = kernel.output.shape, kernel.output.stride
+        self._options: dict[str, Any] = {"dtype": kernel.output.dtype, "device": device}
+        self._transposed = kernel.transposed
+        spatial = len(kernel.output.shape) - 2
+        self._bias_shape = -1, *[1] * spatial
+        self._summed = None if kernel.bias is None else [0, *range(2, 2 + spatial)]
         self._alignment = kernel.problem.alignment - 1
         self._bound: BoundedDict[tuple[int, ...], tuple[Callable[[], None], ...]] = BoundedDict(_MOST_BOUND)
         makes = {None: self._forward, 0: self._to_input, 1: self._to_weight}
@@ -74,40 +85,38 @@ class PlannedConvolution:
         return self._make(*args)
 
     def _forward(self, x: Tensor, weight: Tensor, bias: Tensor | None, *_: Any) -> Tensor:
-        x, weight = self._formed(x), self._formed(weight)
-        out = self._new()
-        if self.kernel.transposed:
+        if self._copies:
+            x, weight = self._formed(x, weight)
+        out = torch.empty_strided(*self._form, **self._options)
+        if self._transposed:
             self._compute(out, weight, x)
         else:
             self._compute(x, weight, out)
-        return out if bias is None else out.add_(bias.view(-1, *[1] * (out.dim() - 2)))
+        return out if bias is None else out.add_(bias.view(self._bias_shape))
 
     def _to_input(self, grad: Tensor, _: Tensor, weight: Tensor, *__: Any) -> tuple[Tensor, None, None]:
-        grad, weight = self._formed(grad), self._formed(weight)
-        out = self._new()
-        if self.kernel.transposed:
+        if self._copies:
+            grad, weight = self._formed(grad, weight)
+        out = torch.empty_strided(*self._form, **self._options)
+        if self._transposed:
             self._compute(grad, weight, out)
         else:
             self._compute(out, weight, grad)
         return out, None, None
 
     def _to_weight(self, grad: Tensor, x: Tensor, _: Tensor, *__: Any) -> tuple[None, Tensor, Tensor | None]:
-        grad, x = self._formed(grad), self._formed(x)
-        out = self._new()
-        if self.kernel.transposed:
+        if self._copies:
+            grad, x = self._formed(grad, x)
+        out = torch.empty_strided(*self._form, **self._options)
+        if self._transposed:
             self._compute(grad, out, x)
         else:
             self._compute(x, out, grad)
-        bias = None if self.kernel.bias is None else grad.sum(dim=[0, *range(2, grad.dim())])
-        return None, out, bias
+        return None, out, None if self._summed is None else grad.sum(dim=self._summed)
 
-    def _formed(self, tensor: Tensor) -> Tensor:
-        """Return a tensor in the memory format of the kernel."""
-        return tensor if self._format is None else tensor.contiguous(memory_format=self._format)
-
-    def _new(self) -> Tensor:
-        output = self.kernel.output
-        return torch.empty_strided(output.shape, output.stride, dtype=output.dtype, device=self._device)
+    def _formed(self, *tensors: Tensor) -> Iterator[Tensor]:
+        """Yield tensors in the memory format of the kernel."""
+        return (each.contiguous(memory_format=self._format) for each in tensors)
 
     def _compute(self, x: Tensor, w: Tensor, y: Tensor) -> None:
         """Compute one of the tensors of the problem from the two others."""
@@ -129,7 +138,7 @@ class PlannedConvolution:
         with backend.lock:
             queue = backend.queue()
             workspace: Buffer = backend.allocate(plan.workspace_bytes)
-            if backend.capturing(queue):
+            if queue and backend.capturing(queue):  # the null stream cannot be captured
                 plan.launch(x, w, y, workspace)
                 return
             key = x, w, y, workspace.address, queue
