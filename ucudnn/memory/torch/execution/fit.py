@@ -28,6 +28,7 @@ from ucudnn.memory.torch.execution.fitted_step import FittedStep
 from ucudnn.memory.torch.execution.operation_costs import measure_operations, step_costs
 from ucudnn.memory.torch.execution.planned_run import PlannedRun
 from ucudnn.memory.torch.execution.step_program import StepProgram, StepSubject
+from ucudnn.memory.torch.execution.tracing.garbage import only_new_collected
 from ucudnn.memory.torch.execution.tracing.step_arguments import step_subject
 from ucudnn.memory.torch.execution.tracing.step_trace import trace_program
 from ucudnn.memory.torch.execution.transfers import Transfers
@@ -99,6 +100,7 @@ def fit(
     return fit_subject(subject, limit, policy, measured=on_gpu, convolutions=convolutions, debug=debug, host_bytes=host)
 
 
+@only_new_collected()
 def fit_subject(
     subject: StepSubject,
     limit: int | None,

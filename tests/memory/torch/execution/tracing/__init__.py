@@ -1,0 +1,1 @@
+"""Tests of ucudnn.memory.torch.execution.tracing."""

@@ -1,0 +1,73 @@
+"""Fitting a step: what was there before is not walked through again, and what is new is still collected."""
+
+import gc
+import weakref
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+import ucudnn.memory  # noqa: E402
+from ucudnn.memory.torch.execution.tracing.garbage import only_new_collected  # noqa: E402
+
+
+class _Circle:
+    """Holds itself."""
+
+    def __init__(self):
+        self.itself = self
+
+
+def test_garbage_goes_before_and_inside_and_nothing_stays_frozen():
+    before = weakref.ref(_Circle())
+    with only_new_collected():
+        assert before() is None
+        frozen = gc.get_freeze_count()
+        assert frozen > 10_000
+        inside = weakref.ref(_Circle())
+        gc.collect()
+        assert inside() is None
+        with only_new_collected():
+            assert gc.get_freeze_count() == frozen
+        assert gc.get_freeze_count() == frozen
+    assert gc.get_freeze_count() == 0
+
+
+def test_an_error_leaves_nothing_frozen():
+    with pytest.raises(ValueError, match="of the caller"), only_new_collected():
+        raise ValueError("of the caller")
+    assert gc.get_freeze_count() == 0
+
+
+def test_what_a_program_has_frozen_itself_stays_so():
+    gc.freeze()
+    try:
+        frozen = gc.get_freeze_count()
+        with only_new_collected():
+            assert gc.get_freeze_count() == frozen
+        assert gc.get_freeze_count() == frozen
+    finally:
+        gc.unfreeze()
+
+
+class _Watched(torch.nn.Linear):
+    """Notes how many objects are frozen when it is called."""
+
+    def __init__(self):
+        super().__init__(3, 2)
+        self.frozen = []
+
+    def forward(self, x):
+        """Return the outputs."""
+        self.frozen.append(gc.get_freeze_count())
+        return super().forward(x)
+
+
+def test_a_step_is_fitted_without_a_look_at_older_objects():
+    model = _Watched()
+    step = ucudnn.memory.fit(
+        model, (torch.randn(4, 3), torch.tensor([0, 1, 0, 1])), loss=torch.nn.functional.cross_entropy
+    )
+    assert min(model.frozen) > 10_000
+    assert gc.get_freeze_count() == 0
+    step.close()
