@@ -1,16 +1,19 @@
 """Storages that move while a step runs: the bits stay, and the code takes memory in the order of its replay."""
 
+from dataclasses import replace
+
 import pytest
 
 torch = pytest.importorskip("torch")
 
+from tests.support.large_unet import large_unet  # noqa: E402
 from tests.support.live_bytes import LiveBytes  # noqa: E402
 from tests.support.memory_plans import random_plan_in_parts  # noqa: E402
 from tests.support.moving_plans import shaken  # noqa: E402
 from tests.support.plain_training import Race, train  # noqa: E402
 from tests.support.small_networks import small_network  # noqa: E402
 from ucudnn.memory.liveness import measure_liveness  # noqa: E402
-from ucudnn.memory.policies.choice import AllocatorRoom, make_plan  # noqa: E402
+from ucudnn.memory.policies.choice import AllocatorRoom, least_plan, make_plan  # noqa: E402
 from ucudnn.memory.pools import block, compaction  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -84,3 +87,20 @@ def test_a_step_in_a_block_takes_no_byte_beyond_it(name, monkeypatch):
         assert 0.9 * layout.top < addresses.top <= layout.block_bytes
         moved.append(layout.moved_bytes)
     assert moved, "nothing had to move, so this tests nothing"
+
+
+def test_a_plan_near_the_budget_lies_in_a_block_where_a_growing_allocator_would_give_pages_back():
+    graph, costs, peak = large_unet()
+    budget = int(0.7 * peak)
+    room = AllocatorRoom(
+        most_bytes=budget, spare_bytes=int(0.015 * budget), frugal=least_plan(graph, costs, "checkpoint")
+    )
+    plan = make_plan(graph, costs, budget, "checkpoint", room)
+    layout = room.compaction(plan, costs)
+    assert layout is not None
+    assert layout.moved_bytes > 0
+    assert plan.moves == layout.moves
+    assert 0.95 * budget < room.taken_bytes(plan, costs) <= budget - room.spare_bytes
+    growing = replace(room, in_one_block=False)
+    assert growing.taken_bytes(plan, costs) > budget
+    assert growing.returns(plan, costs).returned_bytes > 0
