@@ -12,7 +12,7 @@ from ucudnn.configuration import Configuration
 from ucudnn.errors import InfeasibleError
 from ucudnn.execution.dispatcher import Dispatcher
 from ucudnn.execution.entry import Entry
-from ucudnn.kernel import KernelKey
+from ucudnn.kernel import Kernel, KernelKey
 from ucudnn.planning.choices import Origin
 from ucudnn.planning.concurrency import Groups
 from ucudnn.planning.decision import Decisions, decide
@@ -158,9 +158,10 @@ class KernelPlans:
         except BaseException:
             self._loaded = before
             raise
-        for entry in self.entries.values():
-            if entry.kernel.problem.biased:  # the file may have a plan without the bias in its place
+        for key, entry in list(self.entries.items()):
+            if entry.kernel.problem.biased and not self._divides and self._decides_without_bias(entry.kernel):
                 entry.drop_plan()
+                del self.entries[key]
         self.epoch += 1
 
     def origins(self, problem: ConvolutionProblem) -> set[Origin]:
@@ -170,28 +171,30 @@ class KernelPlans:
     def with_bias(self, key: KernelKey) -> Configuration | None:
         """Return the configuration of a kernel with a bias, if one was adopted, planned or loaded; None if none was.
 
-        A file that has a plan of the kernel without the bias decides for both: plans go by the file or by what was
-        timed, and do not mix.
+        A file that has only a plan of the kernel without the bias takes the place of both.
         """
-        kernel = key.kernel()
-        saved = self._loaded.find(kernel)
-        if saved is not None:
-            return saved.configuration
-        if self._loaded.find(replace(kernel, problem=kernel.problem.without_bias())) is not None:
-            return None
         entry = self.entries.get(key)
-        return None if entry is None or entry.decision is None else entry.decision.configuration
+        if entry is not None and entry.decision is not None:
+            return entry.decision.configuration
+        saved = self._loaded.find(key.kernel())
+        return None if saved is None else saved.configuration
+
+    def _decides_without_bias(self, kernel: Kernel) -> bool:
+        """Return whether the loaded file has a plan of a kernel without its bias, and none with it."""
+        plain = replace(kernel, problem=kernel.problem.without_bias())
+        return self._loaded.find(kernel) is None and self._loaded.find(plain) is not None
 
     def adopt(self, problem: ConvolutionProblem, configuration: Configuration) -> None:
         """Take a configuration that was timed in the program for all kernels of a problem that have a plan.
 
-        A configuration with a bias is taken for kernels that have a plan without it, which they keep beside it.
+        A configuration with a bias is also taken for kernels that have a plan without it, which they keep beside it.
 
         Raises:
             InfeasibleError: if it needs more workspace than the limit; then nothing changes.
         """
         limit_bytes = self._settings.workspace_limit_bytes
-        for entry in self._planned(problem.without_bias()):
+        planned = [*self._planned(problem.without_bias()), *(self._planned(problem) if problem.biased else ())]
+        for entry in planned:
             assert entry.decision is not None
             kernel = replace(entry.kernel, problem=problem)
             within = max(limit_bytes, kernel.spare_bytes)

@@ -6,9 +6,10 @@
 
 The first call trains until the program is tuned, and keeps its plans in a file. Each call trains with these plans. For
 each of the costliest kernels, every undivided and power-of-two plan within the limit is put in its place for some steps
-of the program, in which the kernel is timed. So that this takes minutes and not hours, each costly kernel has another
-plan in the same steps. The plans whose kernel then takes less time are put in its place one at a time, and whole steps
-with the plan and without take turns. A plan is better if the median of steps with it is lower by more than --worth.
+of the program, in which the kernel is timed. A kernel whose plan adds its bias gets other plans that add it. So that
+this takes minutes and not hours, each costly kernel has another plan in the same steps. The plans whose kernel then
+takes less time are put in its place one at a time, and whole steps with the plan and without take turns. A plan is
+better if the median of steps with it is lower by more than --worth.
 
 The answer has, for each kernel, its plan and time, the plans that were tried, and the best of them. The script ends
 with status 1 if a better plan was found, and with 0 if none was, or if its time was over; `complete` says which.
@@ -31,11 +32,13 @@ from bench.torch.network_setting import is_settled
 from bench.torch.network_step import FORMS, NETWORKS, step_of
 from bench.torch.network_times import Clock
 from ucudnn.backends.base import ComputeBackend
+from ucudnn.backends.cudnn.algorithms.legacy_call import ADDED
 from ucudnn.configuration import Configuration, MicroConfiguration
 from ucudnn.errors import UcudnnError
 from ucudnn.handle import Handle
 from ucudnn.policy import powers_of_two
 from ucudnn.problem import ConvolutionProblem
+from ucudnn.torch.fused_call import FusedCall
 from ucudnn.torch.interceptor import Interceptor
 from ucudnn.torch.kernel_call import KernelCall
 from ucudnn.torch.tuning.auto_interceptor import AutoInterceptor
@@ -55,17 +58,20 @@ class KernelTimes:
         self._clock = clock
         self._marks: dict[ConvolutionProblem, list[tuple[Any, Any]]] = {}
         self.is_on = False
-        run = KernelCall.run
+        KernelCall.run = self._timed(KernelCall.run)  # type: ignore[method-assign]
+        FusedCall.run = self._timed(FusedCall.run)  # type: ignore[method-assign]
 
-        def timed(call: KernelCall, *tensors: torch.Tensor) -> bool:
+    def _timed(self, run: Callable[..., bool]) -> Callable[..., bool]:
+        def timed(call: KernelCall | FusedCall, *tensors: torch.Tensor) -> bool:
             if not self.is_on:
                 return run(call, *tensors)
-            begin = clock.mark()
+            begin = self._clock.mark()
             done = run(call, *tensors)
-            self._marks.setdefault(call.problem, []).append((begin, clock.mark()))
+            if done:
+                self._marks.setdefault(call.problem, []).append((begin, self._clock.mark()))
             return done
 
-        KernelCall.run = timed  # type: ignore[method-assign]
+        return timed
 
     def take(self, step: Callable[[], Any], steps: int) -> dict[ConvolutionProblem, float]:
         """Take steps, and return the milliseconds of each kernel in a step, by the median of its calls."""
@@ -85,7 +91,7 @@ def plans_within(backend: ComputeBackend, problem: ConvolutionProblem, limit_byt
     sizes = sorted({problem.batch, *powers_of_two(problem.batch)}, reverse=True)
     for name in backend.names(problem, sizes):
         for size in sizes:
-            if problem.batch % size:
+            if problem.batch % size or name.endswith(ADDED):
                 continue
             found = backend.algorithm(problem.part(size), name)
             if found is None:

@@ -1,5 +1,7 @@
 """Engines that add a bias within a stated limit: tried against the first plan, adopted, gated, saved and loaded."""
 
+from dataclasses import replace
+
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -145,8 +147,14 @@ def test_a_saved_plan_with_a_bias_is_used_at_once_and_a_file_without_it_takes_it
         assert [(each.size, each.algorithm, each.workspace_bytes) for each in saved.configuration.parts] == alike
         settle(one)
         assert biased_site(one).candidates is None, "nothing is tried beside a plan that was asked for"
+        slow = replace(saved.configuration, parts=(replace(adopted[0], size=1),) * 8)
+        with handle_of(one).backend.lock:
+            handle_of(one).plans.adopt(problem, slow)
+        assert additions(one) == 0, "another plan takes the place of a loaded one"
+        assert handle_of(one).plans.origins(problem) == {Origin.PROGRAM}
         handle_of(one).load_plans(tmp_path / "plain.json")
         assert additions(one) == 1
+        assert handle_of(one).plans.origins(problem) == set()
         handle_of(one).load_plans(tmp_path / "fused.json")
         assert additions(one) == 0
 
