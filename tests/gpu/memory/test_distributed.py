@@ -7,6 +7,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from tests.support.averaged_training import WAYS, train_ranks  # noqa: E402
+from tests.support.overlapped_training import collectives_before, train_overlapped  # noqa: E402
 from tests.support.ranks import run_ranks  # noqa: E402
 
 pytestmark = pytest.mark.skipif(
@@ -34,6 +35,30 @@ def test_two_gpus_train_to_the_bits_of_plain_ranks(tmp_path):
     for one, other in zip(first["plain"], second["plain"], strict=True):
         assert one["losses"] != other["losses"], "the ranks had the same mini-batches"
         assert one["gradients"] == other["gradients"], "gradients were not averaged"
+
+
+OVERLAPPED = [
+    {"policy": "stock", "options": {}},
+    {"policy": "vdnn-ext-all-p", "options": {"gradient_as_bucket_view": True}},
+    {"policy": "checkpoint", "options": {}},
+    {"policy": "moves", "seed": 0, "options": {}},
+]
+
+
+@pytest.mark.parametrize("world", [1, 2])
+def test_buckets_are_averaged_while_backward_goes_on(tmp_path, world):
+    """Collectives begin as early as in the plain loop, and all of backward runs in the thread of backward."""
+    if torch.cuda.device_count() < world:
+        pytest.skip("there is one GPU")
+    for found in train_overlapped(tmp_path / "store", "nccl", world, OVERLAPPED):
+        for case, (plain, ours) in zip(OVERLAPPED, found, strict=True):
+            assert ours["numbers"] == plain["numbers"], case
+            assert ours["buckets"] == plain["buckets"], case
+            assert ours["threads"] == plain["threads"] == 1, case
+            if case["policy"] != "moves":
+                early, total = collectives_before(ours["orders"][-1])
+                assert (early, total) == collectives_before(plain["orders"][-1]), case
+                assert 0 < early < total, case
 
 
 BUDGET = """

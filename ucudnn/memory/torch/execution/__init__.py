@@ -3,7 +3,8 @@
 model, sample, loss -> the operators of the step and its graph      `tracing`, `step_program`
 a plan of that graph -> Python code with explicit frees and copies  `generator`
 the code with what it runs on                                       `planned_run`
-the code as a module that autograd knows                            `fitted_step`
+the code as nodes of autograd, one or one for each part of backward `step_nodes`
+that as a module                                                    `fitted_step`
 the first step, which decides on the plan of those after it         `first_step`
 all of it in one call                                               `fit`
 """

@@ -94,6 +94,10 @@ class CodeText:
         """
         self._turn, self._returned, self._groups = len(self._lines), tuple(outputs), groups
 
+    def hand_over(self, values: Sequence[str], uses: Iterable[str]) -> None:
+        """Add a line that hands values over to the caller, who lets backward go on."""
+        self.line(f"yield ({''.join(f'{value}, ' for value in values)})", uses)
+
     def end_backward(self, gradients: Sequence[str | None]) -> None:
         """End the lines of backward, which returns gradients."""
         self._gradients = tuple(gradients)

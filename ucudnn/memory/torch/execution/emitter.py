@@ -75,12 +75,26 @@ class Emitter:
         held = [[name] for _, name in self._state.held.values()]
         self._code.end_forward(outputs, [[*names.values()] for names in self._state.names.values()] + held)
 
-    def end(self) -> CodeText:
-        """End backward, when all copies have ended, and return the code."""
+    def hand_over(self, sources: Sequence[int]) -> None:
+        """Hand the gradients of some sources over, while backward goes on.
+
+        The code keeps their storages until it ends, as the plan says, so nothing else is moved into their places. The
+        caller gets tensors of his own, because autograd takes the memory of a tensor that nobody else has.
+        """
+        gradients = [self._program.gradients[source] for source in sources]
+        for each in gradients:
+            if each is not None:
+                self.wait(each.storage)
+        names = [None if each is None else self._name(each) for each in gradients]
+        values = ["None" if name is None else f"alias({name})" for name in names]
+        self._code.hand_over(values, [name for name in names if name is not None])
+
+    def end(self, sources: Sequence[int]) -> CodeText:
+        """End backward, when all copies have ended, with the gradients of some sources, and return the code."""
         self.wait(None)
         self._call_uncounted(Phase.BACKWARD, len(self._program.calls))
-        gradients = [None if each is None else self._name(each) for each in self._program.gradients]
-        self._code.end_backward(gradients)
+        gradients = [self._program.gradients[source] for source in sources]
+        self._code.end_backward([None if each is None else self._name(each) for each in gradients])
         return self._code
 
     def run(self, operation: int, *, again: bool) -> None:

@@ -1,7 +1,7 @@
 """FittedStep: a model whose forward and backward follow a plan, for a training loop that stays as it is."""
 
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from statistics import median
 from typing import Any, final
@@ -19,11 +19,11 @@ from ucudnn.memory.torch.device_use.tensor_block import TakenBlock
 from ucudnn.memory.torch.device_use.usage import StatedBudget, memory_usage
 from ucudnn.memory.torch.execution.first_step import FirstStep, GrowthGuard
 from ucudnn.memory.torch.execution.planned_run import PlannedRun
+from ucudnn.memory.torch.execution.step_nodes import replayed
 from ucudnn.memory.torch.execution.step_program import StepSubject
 from ucudnn.memory.torch.subject.argument_form import ArgumentForm
 from ucudnn.memory.torch.subject.model_checks import INSTEAD_OF_REPLICAS
 from ucudnn.memory.torch.subject.model_state import ModelState
-from ucudnn.memory.torch.tangents import lying_as, origins_of
 from ucudnn.units import format_bytes, format_ms
 
 _MOST_OTHERS = 4  # plans of smaller arguments; each has a block of host memory and takes time to make
@@ -31,67 +31,6 @@ _KEPT = (
     "gradients of an earlier step are there while this one runs, which its plan does not count, so the step may take"
     " more than its budget: call zero_grad() before the step, or fit(..., keep_gradients=True)"
 )
-
-
-class _Kept:
-    """What forward left for backward. If backward never takes it, its copies must end before its memory is reused.
-
-    A later forward has waited for these copies before its own, and has the place on the host that they went to.
-    """
-
-    __slots__ = ("number", "persistent", "run", "state", "taken")
-
-    def __init__(self, run: PlannedRun, persistent: tuple[Tensor, ...], state: list[Any], number: int) -> None:
-        self.run, self.persistent, self.state, self.number = run, persistent, state, number
-        self.taken = False  # the state may be empty where all that backward needs is on the host
-
-    def __del__(self) -> None:
-        if not self.taken and self.run.copying and self.number == self.run.forwards:
-            self.run.transfers.abandon()
-
-
-class _Replay(torch.autograd.Function):
-    """A step's forward and backward as one node of autograd."""
-
-    @staticmethod
-    def forward(ctx: Any, run: PlannedRun, inputs: tuple[Tensor, ...], *sources: Tensor) -> tuple[Tensor, ...]:
-        """Run the code of forward; `sources` are the tensors that need gradients, which autograd must see."""
-        tensors = run.persistent
-        outputs, state, number = run.forward(inputs)
-        ctx.kept = _Kept(run, tensors, state, number)
-        ctx.set_materialize_grads(False)
-        differentiable = {*run.program.differentiable}
-        ctx.mark_non_differentiable(*(each for index, each in enumerate(outputs) if index not in differentiable))
-        persistent, own, returned = run.guarded
-        ctx.save_for_backward(  # for autograd's check that nobody has changed them
-            *(tensors[index] for index in persistent),
-            *(inputs[index] for index in own),
-            *(outputs[index] for index in returned),
-        )
-        return outputs
-
-    @staticmethod
-    @torch.autograd.function.once_differentiable
-    def backward(ctx: Any, *tangents: Tensor | None) -> tuple[Tensor | None, ...]:
-        """Run the code of backward."""
-        _ = ctx.saved_tensors
-        kept = ctx.kept
-        if kept.taken:
-            raise RuntimeError("backward of a fitted step runs once: it frees activations on its way")
-        kept.taken = True
-        program = kept.run.program
-        used = [tangents[index] for index in program.differentiable]
-        given = [
-            lying_as(tensor, traced, program.device) for tensor, traced in zip(used, program.tangents, strict=True)
-        ]
-        gradients = kept.run.backward(kept.number, kept.state, given, kept.persistent)
-        unused = {index for index, tensor in enumerate(used) if tensor is None}
-        if unused:  # what only unused outputs depend on has no gradient, as in eager PyTorch
-            gradients = tuple(
-                None if from_tangents and from_tangents <= unused else gradient
-                for gradient, from_tangents in zip(gradients, origins_of(program), strict=True)
-            )
-        return None, None, *gradients
 
 
 @final
@@ -208,7 +147,17 @@ class FittedStep(nn.Module):
             warnings.warn(_KEPT, stacklevel=2)
         inputs = tuple(leaf for leaf in leaves if isinstance(leaf, Tensor))
         sources = [(run.persistent if is_persistent else inputs)[each] for is_persistent, each in run.program.sources]
-        return run.program.result.build(_Replay.apply(run, inputs, *sources))
+        return run.program.result.build(replayed(run, inputs, sources, in_parts=self._averages(sources)))
+
+    def _averages(self, sources: Sequence[Tensor]) -> bool:
+        """Whether gradients are averaged beside backward in the step that begins.
+
+        Hooks may take memory that no plan counts, so they run when activations are gone.
+        """
+        parallel = self._subject.parallel
+        if parallel is None or not parallel.require_backward_grad_sync or parallel._comm_hooks:
+            return False
+        return not any(each._backward_hooks or each._post_accumulate_grad_hooks for each in sources)
 
     def begin_with(
         self,

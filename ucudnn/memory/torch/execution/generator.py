@@ -28,13 +28,18 @@ class GeneratedCode:
         forward: is called with transfers, the persistent tensors and the inputs; returns the outputs and a list of
             what backward needs.
         backward: is called with transfers, the persistent tensors, that list, which it empties, and the tangents;
-            returns the gradients.
+            returns the gradients of the one part. With more parts it is a generator, which yields the gradients of each
+            part but the last, whose gradients it returns.
+        parts: for each part of backward the sources whose gradients it ends with.
+        reads: for each part the storages that its operations read.
         text: the code, for people.
         filename: what tracebacks call it.
     """
 
     forward: Callable[..., tuple[tuple[Tensor, ...], list[Any]]]
-    backward: Callable[..., tuple[Tensor | None, ...]]
+    backward: Callable[..., Any]
+    parts: tuple[tuple[int, ...], ...]
+    reads: tuple[frozenset[int], ...]
     text: str
     filename: str
 
@@ -62,7 +67,9 @@ def generate(
         MemoryPlanError: if the plan runs an operation of a later part of the step before one of an earlier part: the
             caller stands between the parts.
     """
-    turn, end = _parts(plan)
+    turn, end = _phases(plan)
+    parts = _parts(program, plan, turn, end)
+    ends = {part.end: part for part in parts[:-1]}
     emitter = Emitter(program, checked=checked, debug=debug)
     late: dict[int, list[int]] = {}
     for freed_at, released_at in delayed.items():
@@ -81,11 +88,21 @@ def generate(
         _emit(emitter, index, action, held=index in delayed)
         if marks:
             emitter.mark("")
-    code = emitter.end()
+        if index in ends:
+            emitter.hand_over(ends[index].sources)
+    code = emitter.end(parts[-1].sources)
     text, namespace = code.text(), code.namespace
+    begins = [turn, *(part.end + 1 for part in parts[:-1])]
     filename = f"<plan {plan.policy} of {plan.graph.name}>"
     exec(compile(text, filename, "exec"), namespace)
-    return GeneratedCode(forward=namespace["forward"], backward=namespace["backward"], text=text, filename=filename)
+    return GeneratedCode(
+        forward=namespace["forward"],
+        backward=namespace["backward"],
+        parts=tuple(part.sources for part in parts),
+        reads=tuple(_reads(plan, range(begin, part.end + 1)) for begin, part in zip(begins, parts, strict=True)),
+        text=text,
+        filename=filename,
+    )
 
 
 def _emit(emitter: Emitter, index: int, action: Action, *, held: bool) -> None:
@@ -106,7 +123,62 @@ def _emit(emitter: Emitter, index: int, action: Action, *, held: bool) -> None:
         emitter.wait(None)
 
 
-def _parts(plan: MemoryPlan) -> tuple[int, int]:
+@final
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """A part of backward.
+
+    Attributes:
+        end: its last action.
+        sources: the sources whose gradients it ends with.
+    """
+
+    end: int
+    sources: tuple[int, ...]
+
+
+def _parts(program: StepProgram, plan: MemoryPlan, turn: int, end: int) -> list[_Part]:
+    """Return the parts of backward, between two actions; groups that end with the same action are one part.
+
+    A group ends when no later action accesses the storage of a gradient of it, as an operator or to copy or move it.
+    Nor does one access a parameter of it, which may be updated as soon as its gradient is handed over.
+    """
+    last: dict[int, int] = {}
+    for index, (kind, target) in enumerate(plan.actions[:end]):
+        operation = plan.graph.operations[target] if kind in (ActionKind.RUN, ActionKind.RECOMPUTE) else None
+        accessed = [target] if operation is None else [*operation.reads, *operation.writes]
+        moved = [storage for _, storages in plan.moves.get(index, ()) for storage in storages]
+        last.update(dict.fromkeys((*accessed, *moved), index))
+    groups: dict[int, tuple[int, ...]] = {}
+    first = at = min(turn, end - 1)
+    for sources in program.groups[:-1]:
+        held = [each.storage for each in map(program.gradients.__getitem__, sources) if each is not None]
+        held += [
+            program.persistent[index][1].storage for own, index in map(program.sources.__getitem__, sources) if own
+        ]
+        at = max([at, *(last.get(storage, first) for storage in held)])
+        groups[at] = (*groups.get(at, ()), *sources)
+    rest = program.groups[-1] if program.groups else tuple(range(len(program.sources)))
+    if end - 1 in groups:
+        rest = (*groups.pop(end - 1), *rest)
+    return [*(_Part(index, sources) for index, sources in groups.items()), _Part(end - 1, rest)]
+
+
+def _reads(plan: MemoryPlan, actions: Iterable[int]) -> frozenset[int]:
+    """Return the storages that operations of some actions read.
+
+    Autograd of the plain loop keeps what backward reads. What the plan computes again reads more.
+    """
+    graph, found = plan.graph, set[int]()
+    for kind, target in (plan.actions[index] for index in actions):
+        if kind is ActionKind.RUN:
+            found.update(graph.operations[target].reads)
+        elif kind is ActionKind.RECOMPUTE:
+            found.update(storage for storage, _ in graph.recompute_reads[target])
+    return frozenset(found)
+
+
+def _phases(plan: MemoryPlan) -> tuple[int, int]:
     """Return the action at which backward begins, and the one behind the last that belongs to backward.
 
     What follows the last operation of forward and frees or waits belongs to forward.

@@ -1,15 +1,14 @@
 """PlannedRun: the code of a plan with what it runs on."""
 
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence, Set
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, final
 
 import torch
 from torch import Tensor
 
-from ucudnn.memory.graph import Phase
-from ucudnn.memory.plans.actions import ActionKind
 from ucudnn.memory.plans.plan import MemoryPlan
 from ucudnn.memory.simulation.result import Simulation
 from ucudnn.memory.torch.device_use.usage import StepClock
@@ -26,6 +25,8 @@ class PlannedRun:
 
     Attributes:
         after_backward: is called when backward has ended; None calls nothing.
+        guarded: persistent tensors, inputs and outputs that must not change before they are read: first those that
+            backward reads, then for each further part of it those that it reads.
 
     Args:
         program: the step.
@@ -46,7 +47,6 @@ class PlannedRun:
     ) -> None:
         self.program, self.plan, self.transfers = program, plan, transfers
         self.persistent = tuple(tensor for tensor, _ in program.persistent)
-        self.guarded = _guarded(program, plan)
         self.forwards = 0  # how often forward has begun
         self.clock = StepClock(program.device)
         self.after_backward: Callable[[], None] | None = None
@@ -56,6 +56,8 @@ class PlannedRun:
         self._turn = [None]  # whoever takes it out runs; no lock, because nobody waits, nor should a fork
         self._checked = True  # until a step has ended, what operators return is compared with the trace
         self.code = self._generated()
+        everything = frozenset[int]().union(*self.code.reads)
+        self.guarded = tuple(_guarded(program, read) for read in (everything, *self.code.reads[1:]))
 
     def forward(self, inputs: tuple[Tensor, ...]) -> tuple[tuple[Tensor, ...], list[Any], int]:
         """Return the outputs, what backward needs, and the number of this forward.
@@ -67,13 +69,21 @@ class PlannedRun:
             self.forwards += 1
             number = self.forwards
             self.clock.begin()
-            outputs, state = self._settled(self.code.forward, self.persistent, inputs)
+            outputs, state = self._settled(self.code.forward, self.transfers, self.persistent, inputs)
             return outputs, state, number
+
+    @property
+    def parts(self) -> tuple[tuple[int, ...], ...]:
+        """For each part of backward the sources whose gradients it ends with."""
+        return self.code.parts
 
     def backward(
         self, number: int, state: list[Any], tangents: Sequence[Tensor], persistent: tuple[Tensor, ...]
-    ) -> tuple[Tensor | None, ...]:
-        """Return the gradients, and empty what forward left.
+    ) -> Callable[[], tuple[Tensor | None, ...]]:
+        """Return what runs the next part of backward and returns its gradients; the first empties what forward left.
+
+        Both raise an error if another forward has overwritten what this one left on the host, or another call runs the
+        plan, and the plan copies.
 
         Args:
             number: what forward returned as its number.
@@ -82,24 +92,42 @@ class PlannedRun:
             persistent: the persistent tensors of that forward; since then others may have replaced them.
 
         Raises:
-            RuntimeError: if another forward has overwritten what this one left on the host, or another call runs the
-                plan, and the plan copies.
+            RuntimeError: see above.
         """
+        self._check_number(number, state)
+        code = self.code
+        run: Callable[[], Any] = partial(code.backward, self.transfers, persistent, state, tangents)
+        if len(code.parts) > 1:
+            run = partial(_resumed, run())
+        ahead = len(code.parts)
+
+        def part() -> tuple[Tensor | None, ...]:
+            nonlocal ahead
+            self._check_number(number, state)
+            ahead -= 1
+            with self._alone():
+                gradients: tuple[Tensor | None, ...] = self._settled(run)
+            if not ahead:
+                self._end()
+            return gradients
+
+        return part
+
+    def _check_number(self, number: int, state: list[Any]) -> None:
         if self.copying and number != self.forwards:
             state.clear()
             raise RuntimeError(
                 "another forward of the fitted step ran before this backward, and its plan keeps activations of one"
                 " forward on the host: call backward after each forward"
             )
-        with self._alone():
-            gradients: tuple[Tensor | None, ...] = self._settled(self.code.backward, persistent, state, tangents)
-            self.clock.end()
+
+    def _end(self) -> None:
+        self.clock.end()
         if self.after_backward is not None:
             self.after_backward()
         if self._checked:
             self._checked = False
             self.code = self._generated()
-        return gradients
 
     @contextmanager
     def _alone(self) -> Iterator[None]:
@@ -136,7 +164,7 @@ class PlannedRun:
         try:
             # Gradients are computed by the code. Grad mode stays on, because operators choose kernels by it.
             with torch.enable_grad(), torch._C._AutoDispatchBelowAutograd(), torch._C._DisableAutocast():
-                return function(self.transfers, *args)
+                return function(*args)
         except BaseException as error:
             self.transfers.abandon()
             self._note_line(error)
@@ -150,18 +178,16 @@ class PlannedRun:
                 error.add_note(f"in the code of the plan: {lines[number - 1].strip()}")
 
 
-def _guarded(program: StepProgram, plan: MemoryPlan) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
-    """Return which persistent tensors, inputs and outputs backward reads; they must not change before it.
+def _resumed(code: Generator[Any, None, Any]) -> Any:
+    """Return what code yields next, or returns."""
+    try:
+        return next(code)
+    except StopIteration as ended:
+        return ended.value
 
-    Autograd of the plain loop keeps what backward reads. What the plan computes again reads more.
-    """
-    graph = program.graph
-    read = {
-        storage for operation in graph.operations if operation.phase is Phase.BACKWARD for storage in operation.reads
-    }
-    for kind, operation in plan.actions:
-        if kind is ActionKind.RECOMPUTE:
-            read.update(storage for storage, _ in graph.recompute_reads[operation])
+
+def _guarded(program: StepProgram, read: Set[int]) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
+    """Return which persistent tensors, inputs and outputs are among storages."""
     groups = ([tensor for _, tensor in program.persistent], program.inputs, program.outputs)
     persistent, inputs, outputs = (
         tuple(index for index, tensor in enumerate(tensors) if tensor.storage in read) for tensors in groups

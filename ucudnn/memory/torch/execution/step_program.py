@@ -87,6 +87,8 @@ class StepProgram:
         sizes: bytes of each storage, by number.
         attributes: what the step read of its modules besides tensors.
         functions: by operation, what code calls in the place of the operator, with its arguments.
+        groups: the sources in groups whose gradients backward hands over as soon as they exist, one group after the
+            other; () hands over all of them when it has ended.
     """
 
     graph: StepGraph
@@ -105,3 +107,4 @@ class StepProgram:
     sizes: Mapping[int, int]
     attributes: ModuleAttributes
     functions: Mapping[int, Callable[..., Any]] = field(default_factory=dict)
+    groups: tuple[tuple[int, ...], ...] = ()

@@ -4,7 +4,8 @@ The step is traced below autograd, so nothing is computed and no memory is taken
 """
 
 import gc
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from itertools import chain, count
 from typing import Any, final
@@ -19,6 +20,7 @@ from ucudnn.errors import InvalidValueError, StepGraphError
 from ucudnn.memory.graph import Affine, Phase, Role, StepGraph, Storage
 from ucudnn.memory.torch.assemble import TracedStep, TracedSubject, assemble
 from ucudnn.memory.torch.execution.step_program import StepProgram, StepSubject
+from ucudnn.memory.torch.execution.tracing.averaging import averaged_groups
 from ucudnn.memory.torch.execution.tracing.optimizer_trace import trace_optimizer
 from ucudnn.memory.torch.provenance import Provenance
 from ucudnn.memory.torch.subject.attribute_recorder import AttributeRecorder
@@ -71,6 +73,7 @@ class _Tracing:
         self._tangents: list[TracedTensor] = []
         self._gradients: list[TracedTensor | None] = []
         self._sources: list[tuple[bool, int]] = []
+        self._arrivals: list[int] = []
         self._outputs: list[TracedTensor] = []
         self._differentiable: list[int] = []
         self._result: OutputTree
@@ -160,7 +163,7 @@ class _Tracing:
                     sources.append(tensor)
                     self._sources.append((is_parameter, index))
                     names.append(f"{key}.grad" if is_parameter else f"input{index or ''}.grad")
-        with self._tracer, self._tracer.during(Phase.BACKWARD):
+        with self._tracer, self._tracer.during(Phase.BACKWARD), self._noted_arrivals(sources):
             ends = [outputs[index] for index in self._differentiable]
             with torch.no_grad():
                 tangents = [torch.empty_like(each) for each in ends]
@@ -173,6 +176,19 @@ class _Tracing:
                 self._meet(Role.GRADIENT, label, gradient)
             self._gradients.append(None if gradient is None else self._tracer.describe(gradient))
         return [*gradients]
+
+    @contextmanager
+    def _noted_arrivals(self, sources: Sequence[Tensor]) -> Iterator[None]:
+        """Note in which order gradients reach their sources."""
+        hooks = [
+            tensor.register_hook(lambda _, source=source: self._arrivals.append(source))
+            for source, tensor in enumerate(sources)
+        ]
+        try:
+            yield
+        finally:
+            for hook in hooks:
+                hook.remove()
 
     def _built(
         self, traced: TracedStep, persistent: list[tuple[Tensor, TracedTensor]], inputs: list[TracedTensor]
@@ -209,7 +225,7 @@ class _Tracing:
             and call.results in tangents
             and call.func is torch.ops.aten.empty_like.default
         }
-        return StepProgram(
+        program = StepProgram(
             graph=_executable(graph, calls, outside),
             calls=tuple(calls),
             uncounted=tuple(uncounted),
@@ -226,6 +242,10 @@ class _Tracing:
             sizes={numbers[index]: each.size for index, each in enumerate(trace.storages)},
             attributes=self._recorder.attributes(),
         )
+        parallel = self._subject.parallel
+        if parallel is None:
+            return program
+        return replace(program, groups=averaged_groups(program, parallel, self._arrivals))
 
     def _faked(self, tensor: Tensor) -> Tensor:
         if tensor.is_sparse or tensor.is_conj() or tensor.is_neg():

@@ -1,0 +1,210 @@
+"""Gradients that DistributedDataParallel averages while backward of a fitted step goes on."""
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook  # noqa: E402
+from torch.nn.parallel import DistributedDataParallel  # noqa: E402
+
+from tests.support.live_bytes import LiveBytes  # noqa: E402
+from tests.support.overlapped_training import collectives_before, train_overlapped  # noqa: E402
+from tests.support.small_networks import small_network  # noqa: E402
+from ucudnn.memory import fit  # noqa: E402
+
+pytestmark = pytest.mark.skipif(not torch.distributed.is_available(), reason="PyTorch without torch.distributed")
+
+CASES = [
+    {"policy": "stock", "options": {}},
+    {"policy": "vdnn-ext-all-p", "options": {}},
+    {"policy": "checkpoint", "options": {"gradient_as_bucket_view": True}},
+    {"policy": "stock", "options": {"find_unused_parameters": True}},
+    {"policy": "checkpoint", "options": {"static_graph": True}},
+    *({"policy": "random", "seed": seed, "options": {}} for seed in range(4)),
+    *({"policy": "moves", "seed": seed, "options": {}} for seed in range(2)),
+]
+
+
+@pytest.mark.parametrize("world", [2, 3])
+def test_buckets_are_averaged_while_backward_goes_on_with_the_bits_of_plain_ranks(tmp_path, world):
+    cases = CASES if world == 2 else [CASES[2], CASES[-1]]
+    for found in train_overlapped(tmp_path / "store", "gloo", world, cases):
+        for case, (plain, ours) in zip(cases, found, strict=True):
+            assert ours["numbers"] == plain["numbers"], case
+            assert ours["buckets"] == plain["buckets"], case
+            later = range(2, 5)  # buckets are made anew in the second step, or the third
+            before = [collectives_before(ours["orders"][step]) for step in later]
+            expected = [collectives_before(plain["orders"][step]) for step in later]
+            assert all(0 < early < all_ for early, all_ in expected), expected
+            if case["policy"] == "moves":  # a gradient that moves late is handed over late
+                assert all(one[1] == other[1] for one, other in zip(before, expected, strict=True)), case
+            else:
+                assert before == expected, case
+            assert (ours["moved"] > 0) == (case["policy"] not in ("stock", "checkpoint")), case
+            assert ours["moves"] or case["policy"] != "moves", case
+
+
+@pytest.fixture
+def alone(tmp_path):
+    """Be the only rank of a process group."""
+    torch.distributed.init_process_group("gloo", init_method=f"file://{tmp_path / 'store'}", rank=0, world_size=1)
+    yield
+    torch.distributed.destroy_process_group()
+
+
+class Watched:
+    """A fitted step in DistributedDataParallel with small buckets, and what happens in its backward.
+
+    Attributes:
+        events: 'op' for each gradient of a convolution that the code computes, 'grad' for each that is accumulated.
+    """
+
+    def __init__(self, policy, name="inplace", **options):
+        torch.manual_seed(0)
+        self.model, (self.x, self.y), loss = small_network(name)
+        self.parallel = DistributedDataParallel(self.model, bucket_cap_mb=0.0005, **options)
+        self.step = fit(self.parallel, (self.x, self.y), loss=loss, policy=policy, debug=name == "inplace")
+        self.events = []
+        self.accumulators = []  # they live only as long as somebody holds them, or a graph
+        for parameter in self.model.parameters():
+            self.accumulators.append(parameter.view_as(parameter).grad_fn.next_functions[0][0])
+            self.accumulators[-1].register_hook(lambda *_: self.events.append("grad"))
+
+    def watch_operators(self, failing=0):
+        """Note operators from now on; the operator of this number fails. Return what ends that."""
+        namespace = self.step._run.code.forward.__globals__
+        native = namespace["aten_convolution_backward_default"]
+
+        def noted(*args, **kwargs):
+            self.events.append("op")
+            if self.events.count("op") == failing:
+                raise ArithmeticError("the operator failed")
+            return native(*args, **kwargs)
+
+        namespace["aten_convolution_backward_default"] = noted
+        return lambda: namespace.update(aten_convolution_backward_default=native)
+
+    def watch_handed(self):
+        """Return the addresses of gradients that are handed over from now on before backward ends."""
+        addresses, namespace = set(), self.step._run.code.forward.__globals__
+        native = namespace["alias"]
+        # the loss, which forward returns as an alias, has no dimension
+        namespace["alias"] = lambda tensor: (tensor.dim() and addresses.add(tensor.data_ptr()), native(tensor))[1]
+        return addresses
+
+    def run(self):
+        """Run forward and backward."""
+        self.model.zero_grad()
+        self.events.clear()
+        value = self.step(self.x, self.y)
+        value.backward()
+        return value
+
+
+@pytest.mark.usefixtures("alone", "one_thread")
+@pytest.mark.parametrize("policy", ["stock", "checkpoint", "vdnn-ext-all-p"])
+@pytest.mark.parametrize("name", ["resnet18", "inplace"])
+def test_parts_of_backward_take_no_byte_beyond_the_prediction(name, policy):
+    watched = Watched(policy, name)
+    for _ in range(2):  # buckets are made anew when the second begins
+        watched.run()
+    watched.model.zero_grad()
+    present = [*watched.model.state_dict(keep_vars=True).values(), watched.x, watched.y]
+    buckets = sum(each.nbytes for each in watched.model.parameters())
+    handed = watched.watch_handed()
+    with LiveBytes(present) as live:
+        watched.step(watched.x, watched.y).backward()
+    assert len(watched.step._run.parts) > 2
+    assert handed, "nothing was handed over before the end"
+    assert handed <= {each.grad.data_ptr() for each in watched.model.parameters()}, "autograd copied a gradient"
+    assert live.peak + buckets <= watched.step.simulation.peak_bytes * 1.001
+    assert live.peak + buckets == pytest.approx(watched.step.simulation.peak_bytes, rel=0.02)
+
+
+@pytest.mark.usefixtures("alone")
+def test_hooks_and_steps_without_averaging_run_backward_as_one():
+    """Hooks may take memory that no plan counts, and without averaging there is nothing to begin early."""
+    watched = Watched("checkpoint")
+    watched.run()
+
+    def grads_before_the_last_op():
+        watched.watch_operators()
+        watched.run()
+        last = len(watched.events) - 1 - watched.events[::-1].index("op")
+        return watched.events[:last].count("grad")
+
+    assert grads_before_the_last_op() > 3
+    hook = watched.model.fc.weight.register_hook(lambda gradient: gradient * 2)
+    assert grads_before_the_last_op() == 0
+    hook.remove()
+    hook = watched.model.fc.weight.register_post_accumulate_grad_hook(lambda _: None)
+    assert grads_before_the_last_op() == 0
+    hook.remove()
+    with watched.parallel.no_sync():
+        assert grads_before_the_last_op() == 0
+    assert grads_before_the_last_op() > 3
+    watched.parallel.register_comm_hook(None, allreduce_hook)
+    assert grads_before_the_last_op() == 0
+
+
+@pytest.mark.usefixtures("alone")
+def test_an_error_before_the_first_bucket_leaves_a_step_that_can_run_again():
+    watched = Watched("vdnn-ext-all-p")
+    watched.run()
+    watched.run()
+    expected = [each.grad.clone() for each in watched.model.parameters()]
+    native = watched.watch_operators(failing=1)
+    with pytest.raises(ArithmeticError):
+        watched.run()
+    assert watched.events == ["op"]
+    native()
+    watched.run()
+    assert all(map(torch.equal, expected, (each.grad for each in watched.model.parameters())))
+
+
+@pytest.mark.usefixtures("alone")
+def test_an_error_between_buckets_ends_copies_and_is_told_like_that_of_a_plain_model():
+    watched = Watched("vdnn-ext-all-p")
+    watched.run()
+    watched.run()
+    watched.watch_operators(failing=3)  # two of the last layer's gradients are computed before
+    with pytest.raises(ArithmeticError) as caught:
+        watched.run()
+    assert "grad" in watched.events
+    assert any("aten_convolution_backward_default(" in note for note in caught.value.__notes__)
+    assert watched.step.transfers._block is None, "copies go on"
+    with pytest.raises(RuntimeError, match="finished reduction in the prior iteration"):
+        watched.run()
+
+
+@pytest.mark.usefixtures("alone")
+@pytest.mark.parametrize("policy", ["checkpoint", "vdnn-ext-all-p"])
+def test_a_backward_of_few_gradients_leaves_the_rest_undone(policy):
+    watched = Watched(policy)
+    watched.run()
+    expected = watched.model.fc.weight.grad.clone()
+    watched.model.load_state_dict(watched.model.state_dict())
+    value = watched.step(watched.x, watched.y)
+    (gradient,) = torch.autograd.grad(value, watched.model.fc.weight)
+    assert torch.equal(gradient, expected)
+    with pytest.raises(RuntimeError, match="a second time"):
+        torch.autograd.grad(value, watched.model.fc.weight)
+    del value, gradient
+    assert policy == "checkpoint" or watched.step.transfers._block is None, "copies go on"
+    watched.run()
+    assert torch.equal(watched.model.fc.weight.grad, expected)
+
+
+@pytest.mark.usefixtures("alone")
+def test_a_parameter_that_changes_between_parts_is_found_as_in_a_plain_model():
+    watched = Watched("stock")
+    watched.run()
+    changed = watched.model.first[0].weight
+
+    def change(*_):
+        with torch.no_grad():
+            changed.add_(1)
+
+    watched.accumulators[-1].register_hook(change)  # of the last layer's bias, whose gradient comes early
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        watched.run()

@@ -1,0 +1,201 @@
+"""A step's forward and backward as nodes of autograd.
+
+As a rule they are one node, which returns all gradients when backward has ended. For DistributedDataParallel each part
+of backward has a node. The node of the first part is that of forward, too. Autograd passes it the gradients of the
+outputs. It passes a tensor without bytes to the node of the second part, and so on:
+
+    outputs -> part 1 -> part 2 -> part 3
+                 |         |         |
+               grads     grads     grads
+
+Autograd runs the node that was made last first, except that it accumulates gradients before all else. So what hangs on
+`grads` of a part, DistributedDataParallel's hooks among it, runs before the next part. Between a part and `grads` each
+parameter has a node that does nothing. It was made after those of the parameters whose gradients come later. Without
+these nodes autograd would accumulate the gradients of one part in an order of its own, and DistributedDataParallel
+makes its buckets in the order of its first step.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any, final
+
+import torch
+from torch import Tensor
+
+from ucudnn.memory.torch.execution.planned_run import PlannedRun
+from ucudnn.memory.torch.tangents import lying_as, origins_of
+
+_Gradients = tuple[Tensor | None, ...]
+_alias = torch.ops.aten.alias.default
+
+
+def replayed(
+    run: PlannedRun, inputs: tuple[Tensor, ...], sources: Sequence[Tensor], *, in_parts: bool
+) -> tuple[Tensor, ...]:
+    """Return the outputs of a plan's forward, which autograd knows.
+
+    Args:
+        run: the code of the plan.
+        inputs: the tensors among the step's arguments.
+        sources: the tensors that need gradients, in the program's order.
+        in_parts: whether backward hands gradients over part by part.
+    """
+    if not in_parts:
+        turn = _Turn((tuple(range(len(sources))),))
+        return _Replay.apply(run, turn, inputs, None, *sources)  # type: ignore[no-any-return]
+    turn, token = _Turn(run.parts), None
+    for number in range(len(run.parts) - 1, 0, -1):
+        token = _Following.apply(run, turn, number, inputs, token, *_in_order(sources, run.parts[number]))
+    return _Replay.apply(run, turn, inputs, token, *_in_order(sources, run.parts[0]))  # type: ignore[no-any-return]
+
+
+def _in_order(sources: Sequence[Tensor], part: Sequence[int]) -> list[Tensor]:
+    """Return what stands for the sources of a part; autograd accumulates their gradients in the part's order."""
+    made = {source: _alias(sources[source]) for source in reversed(part)}  # the first to come is made last
+    return [made[source] for source in part]
+
+
+@final
+class _Kept:
+    """What forward left for backward. If backward never ends, its copies must end before its memory is reused.
+
+    A later forward has waited for these copies before its own, and has the place on the host that they went to.
+    """
+
+    __slots__ = ("ended", "number", "part", "persistent", "run", "state", "taken")
+
+    def __init__(self, run: PlannedRun, persistent: tuple[Tensor, ...], state: list[Any], number: int) -> None:
+        self.run, self.persistent, self.state, self.number = run, persistent, state, number
+        self.taken = self.ended = False  # the state may be empty where all that backward needs is on the host
+        self.part: Callable[[], _Gradients] | None = None
+
+    def __del__(self) -> None:
+        if not self.ended and self.run.copying and self.number == self.run.forwards:
+            self.run.transfers.abandon()
+
+
+@final
+class _Turn:
+    """Where backward is: shared by its nodes.
+
+    Args:
+        parts: the sources of each node.
+    """
+
+    def __init__(self, parts: Sequence[Sequence[int]]) -> None:
+        self._parts = parts
+        self._kept: _Kept
+        self._next = 0
+        self._without: set[int] = set()
+
+    def keep(self, kept: _Kept) -> None:
+        """Take what forward left."""
+        self._kept = kept
+
+    def begin(self, tangents: Sequence[Tensor | None]) -> None:
+        """Begin backward with the gradients of the outputs.
+
+        Raises:
+            RuntimeError: if it has begun before.
+        """
+        kept = self._kept
+        if kept.taken:
+            raise RuntimeError("backward of a fitted step runs once: it frees activations on its way")
+        kept.taken = True
+        program = kept.run.program
+        used = [tangents[index] for index in program.differentiable]
+        given = [
+            lying_as(tensor, traced, program.device) for tensor, traced in zip(used, program.tangents, strict=True)
+        ]
+        unused = {index for index, tensor in enumerate(used) if tensor is None}
+        if unused:  # what only unused outputs depend on has no gradient, as in eager PyTorch
+            self._without = {
+                source for source, origins in enumerate(origins_of(program)) if origins and origins <= unused
+            }
+        kept.part = kept.run.backward(kept.number, kept.state, given, kept.persistent)
+
+    def token(self) -> Tensor:
+        """Return the sign for the next node."""
+        return _token(self._kept.run)
+
+    def gradients(self) -> _Gradients:
+        """Run the part of the next node, and return the gradients of its sources."""
+        kept, wanted = self._kept, self._parts[self._next]
+        self._next += 1
+        assert kept.part is not None
+        found: dict[int, Tensor | None] = {}
+        for part in (wanted,) if self._parts == kept.run.parts else kept.run.parts:
+            found.update(zip(part, kept.part(), strict=True))
+        if self._next == len(self._parts):
+            kept.ended, kept.part = True, None
+        return tuple(None if source in self._without else found[source] for source in wanted)
+
+
+class _Replay(torch.autograd.Function):
+    """Forward, and the first part of backward, or all of it."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, run: PlannedRun, turn: _Turn, inputs: tuple[Tensor, ...], token: Tensor | None, *sources: Tensor
+    ) -> tuple[Tensor, ...]:
+        """Run the code of forward; `sources` are the tensors that need gradients, which autograd must see."""
+        persistent = run.persistent
+        outputs, state, number = run.forward(inputs)
+        turn.keep(_Kept(run, persistent, state, number))
+        ctx.turn, ctx.token = turn, token is not None
+        ctx.set_materialize_grads(False)
+        differentiable = {*run.program.differentiable}
+        ctx.mark_non_differentiable(*(each for index, each in enumerate(outputs) if index not in differentiable))
+        _guard(ctx, run.guarded[0], persistent, inputs, outputs)
+        return outputs
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, *tangents: Tensor | None) -> tuple[Tensor | None, ...]:
+        """Run the code of the first part of backward."""
+        _ = ctx.saved_tensors
+        ctx.turn.begin(tangents)
+        return None, None, None, ctx.turn.token() if ctx.token else None, *ctx.turn.gradients()
+
+
+class _Following(torch.autograd.Function):
+    """A part of backward behind the first. Its forward comes before that of the step, and only makes the node."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        run: PlannedRun,
+        turn: _Turn,
+        number: int,
+        inputs: tuple[Tensor, ...],
+        token: Tensor | None,
+        *sources: Tensor,
+    ) -> Tensor:
+        """Return a tensor without bytes, whose gradient is the sign that this part may run."""
+        ctx.turn, ctx.token = turn, token is not None
+        ctx.set_materialize_grads(False)
+        _guard(ctx, run.guarded[number], run.persistent, inputs, ())
+        return _token(run)
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, _: Tensor | None) -> tuple[Tensor | None, ...]:
+        """Run the code of this part of backward."""
+        _ = ctx.saved_tensors
+        return None, None, None, None, ctx.turn.token() if ctx.token else None, *ctx.turn.gradients()
+
+
+def _guard(ctx: Any, guarded: Sequence[Sequence[int]], *groups: Sequence[Tensor]) -> None:
+    """Let autograd check before a part of backward that nobody has changed tensors that it reads.
+
+    Args:
+        ctx: the node of the part.
+        guarded: for each group the indices of tensors that it reads.
+        groups: persistent tensors, inputs and outputs; no outputs where there are none yet.
+    """
+    pairs = zip(guarded, groups, strict=True)
+    ctx.save_for_backward(*(group[index] for own, group in pairs if group for index in own))
+
+
+def _token(run: PlannedRun) -> Tensor:
+    """Return a tensor without bytes; it lies on the step's device, because autograd chooses a node's thread by it."""
+    return torch.empty(0, dtype=torch.float32, device=run.program.device)
