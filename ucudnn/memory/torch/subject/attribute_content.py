@@ -73,16 +73,21 @@ class AttributeContent:
     Attributes:
         views: what yields the entries of lists, dictionaries, sets and objects as they are at any time.
         long: lists, dictionaries and sets that are too long for that.
-        is_fake: whether it holds a tensor without memory, as only a trace has them.
+        tensors: the tensors in it.
     """
 
     def __init__(self, value: Any) -> None:
         self._leaves: dict[str, _Leaf] = {}
         self.views: list[Iterable[Any]] = []
         self.long: list[Any] = []
-        self.is_fake = False
+        self.tensors: list[Tensor] = []
         self._left, self._above = _MOST_ENTRIES, dict[int, Any]()
         self._add(value, "")
+
+    @property
+    def is_fake(self) -> bool:
+        """Whether it holds a tensor without memory, as only a trace has them."""
+        return any(isinstance(each, FakeTensor) for each in self.tensors)
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, AttributeContent) and self._leaves == other._leaves
@@ -110,7 +115,7 @@ class AttributeContent:
         elif id(value) in self._above:
             self._leaves[path] = _Leaf(kind, "", "itself")
         elif len(self._above) == _MOST_DEPTH or not self._enter(value, path):
-            self.is_fake = self.is_fake or isinstance(value, FakeTensor)
+            self.tensors += [value] if isinstance(value, Tensor) else []
             self._leaves[path] = _Leaf(kind, _Held(value))
 
     def _enter(self, value: Any, path: str) -> bool:

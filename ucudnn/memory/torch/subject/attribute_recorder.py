@@ -1,5 +1,6 @@
 """AttributeRecorder: follows which attributes a step reads of its modules while it is traced."""
 
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from threading import get_ident
@@ -9,6 +10,7 @@ from torch import nn
 
 from ucudnn.backends.fork_locks import LockLevel, new_lock
 from ucudnn.memory.torch.subject.attribute_content import ABSENT, AttributeContent
+from ucudnn.memory.torch.subject.kept_tensors import Kept, KeptValue
 from ucudnn.memory.torch.subject.module_attributes import AttributeRead, ModuleAttributes
 
 _OWN = {*dir(nn.Module), *vars(nn.Module())} - {"forward", "training"}
@@ -34,7 +36,10 @@ class AttributeRecorder:
         self._thread = 0
         self._seen: dict[tuple[int, str], nn.Module] = {}  # a module lives as long as its number counts
         self._reads: dict[tuple[int, str], AttributeRead] = {}
+        self._values: dict[tuple[int, str], KeptValue] = {}
         self._written: dict[tuple[int, str], nn.Module] = {}
+        self._writes = Counter[tuple[int, str]]()
+        self._restored = set[tuple[int, str]]()
 
     @contextmanager
     def entered(self) -> Iterator[None]:
@@ -51,9 +56,28 @@ class AttributeRecorder:
         kept = [
             each
             for key, each in self._reads.items()
-            if key not in self._written and not each.content.is_fake and AttributeContent(each.value()) == each.content
+            if key not in {*self._written, *self._restored}
+            and not each.content.is_fake
+            and AttributeContent(each.value()) == each.content
         ]
         return ModuleAttributes(kept)
+
+    def kept(self) -> Iterator[Kept]:
+        """Yield what was read first, and holds tensors of the trace now."""
+        for key, each in self._reads.items():
+            now = AttributeContent(each.value())
+            if now.is_fake and not each.content.is_fake:
+                yield Kept(self._values[key], now.tensors, self._writes[key])
+
+    def restore(self) -> None:
+        """Let attributes that were read first, and hold tensors of the trace now, have what they had.
+
+        A model that makes a tensor once, such as a mask, would compute with one without memory in its evaluation.
+        """
+        for key, each in self._reads.items():
+            if type(each.owner) is dict and not each.content.is_fake and AttributeContent(each.value()).is_fake:
+                self._values[key].restore(each.owner, each.key)
+                self._restored.add(key)
 
     def read(self, module: nn.Module, name: str, value: Any) -> None:
         """Note that an attribute was read, as ABSENT if the module itself has none of that name."""
@@ -77,6 +101,7 @@ class AttributeRecorder:
         """Note that an attribute is about to be written."""
         if self._follows(module, name):
             self._written[id(vars(module)), name] = module
+            self._writes[id(vars(module)), name] += 1
 
     def _read_of_class(self, module: nn.Module, name: str, label: str, value: Any) -> None:
         """Note a value that a class has, or what makes it, such as a method or a property."""
@@ -91,7 +116,9 @@ class AttributeRecorder:
     def _note(self, owner: Any, name: str, label: str, value: Any) -> None:
         key = id(owner), name
         if key not in self._written and key not in self._reads:
-            self._reads[key] = AttributeRead(owner, name, label, AttributeContent(value))
+            content = AttributeContent(value)
+            self._reads[key] = AttributeRead(owner, name, label, content)
+            self._values[key] = KeptValue(label, value, content.tensors)
 
     def _follows(self, module: nn.Module, name: str) -> bool:
         """Whether an attribute counts: what another thread reads of other modules does not."""

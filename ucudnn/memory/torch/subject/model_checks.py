@@ -5,6 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
+from torch.nn.parameter import is_lazy
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 from torch.utils._pytree import tree_leaves
 
@@ -37,6 +38,10 @@ def check_model(model: nn.Module) -> None:
     for name, module in model.named_modules():
         _check_module(f"module {name!r}" if name else "the model", module)
     for name, parameter in model.named_parameters():
+        if is_lazy(parameter):
+            raise InvalidValueError(
+                f"parameter {name} has no shape before the model is called: call the model once before fit"
+            )
         if is_traceable_wrapper_subclass(parameter):
             raise InvalidValueError(
                 f"parameter {name} is a {type(parameter).__name__}, which stands for parts of a tensor, and a plan"

@@ -11,7 +11,7 @@ from itertools import chain, count
 from typing import Any, final
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.nn.utils import stateless
 from torch.utils._pytree import tree_map_only, tree_unflatten
@@ -24,6 +24,7 @@ from ucudnn.memory.torch.execution.tracing.averaging import averaged_groups
 from ucudnn.memory.torch.execution.tracing.optimizer_trace import trace_optimizer
 from ucudnn.memory.torch.provenance import Provenance
 from ucudnn.memory.torch.subject.attribute_recorder import AttributeRecorder
+from ucudnn.memory.torch.subject.kept_tensors import BufferTables, check_kept
 from ucudnn.memory.torch.subject.output_tree import OutputTree
 from ucudnn.memory.torch.subject.trace_checks import check_calls, explained, quiet_pointers
 from ucudnn.memory.torch.tracer import TracedCall, TracedTensor, Tracer
@@ -70,6 +71,7 @@ class _Tracing:
         self._constants: list[tuple[Tensor, TracedTensor]] = []
         self._roles: dict[int, tuple[Role, str]] = {}
         self._tracer: Tracer
+        self._buffers: BufferTables
         self._tangents: list[TracedTensor] = []
         self._gradients: list[TracedTensor | None] = []
         self._sources: list[tuple[bool, int]] = []
@@ -90,8 +92,13 @@ class _Tracing:
                 self._meet(Role.INPUT, f"input{index or ''}", tensor)
             persistent = [(self._real[key], self._tracer.describe(fake)) for key, fake in self._fake.items()]
             inputs = [self._tracer.describe(each) for each in self._inputs]
-            with self._mode, provenance.entered(), self._recorder.entered():
-                self._run_known()
+            self._buffers = BufferTables(model)
+            try:
+                with self._mode, provenance.entered(), self._recorder.entered():
+                    self._run_known()
+            finally:
+                self._buffers.restore()
+                self._recorder.restore()
         check_calls(self._tracer.trace)
         gc.collect()  # what only circles of references hold is freed
         device = self._device().type
@@ -123,7 +130,8 @@ class _Tracing:
         with explained(), quiet_pointers():
             with tracer:
                 result = self._subject.called(self._subject.model, args, kwargs)
-                self._write_buffers_back()
+                self._buffers.write_back()
+            self._check_kept()
             outputs = self._returned(result)
             del result
             gradients = self._differentiate(outputs)
@@ -134,14 +142,11 @@ class _Tracing:
             for label, tensor in trace_optimizer(optimizer, fakes, found, self._faked, tracer):
                 self._meet(Role.OPTIMIZER_STATE, label, tensor)
 
-    def _write_buffers_back(self) -> None:
-        """Let a buffer that the model made anew be written into the old one, which is the one that code can know."""
-        with torch.no_grad():
-            for key, fake in self._fake.items():
-                module, _, last = key.rpartition(".")
-                new = self._subject.model.get_submodule(module)._buffers.get(last)
-                if new is not None and new is not fake:
-                    fake.copy_(new)
+    def _check_kept(self) -> None:
+        """Check that forward leaves nothing in attributes for its next call."""
+        roots = [tensor for key, tensor in self._fake.items() if isinstance(self._real[key], nn.Parameter)]
+        found = (self._tracer.meet(tensor) for tensor in (*roots, *self._inputs))
+        check_kept(self._recorder.kept(), self._tracer.trace.calls, found, self._tracer.find)
 
     def _returned(self, result: Any) -> list[Tensor]:
         """Note what the step returns, and return its different tensors."""
@@ -167,7 +172,8 @@ class _Tracing:
             ends = [outputs[index] for index in self._differentiable]
             with torch.no_grad():
                 tangents = [torch.empty_like(each) for each in ends]
-            gradients = torch.autograd.grad(ends, sources, tangents, allow_unused=True)
+            with self._buffers.explained():
+                gradients = torch.autograd.grad(ends, sources, tangents, allow_unused=True)
         for tangent in tangents:
             self._meet(Role.OUTPUT, "outside", tangent)
             self._tangents.append(self._tracer.describe(tangent))

@@ -1,0 +1,173 @@
+"""Tensors that forward leaves in its modules for the next call: they are followed, or refused by name."""
+
+import copy
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from torch import nn  # noqa: E402
+from torch._subclasses.fake_tensor import FakeTensor  # noqa: E402
+from torch.nn import functional  # noqa: E402
+
+from tests.support.plain_training import state_of, train  # noqa: E402
+from ucudnn.errors import InvalidValueError, StepGraphError  # noqa: E402
+from ucudnn.memory import fit  # noqa: E402
+
+
+class Keeping(nn.Module):
+    """Keeps a tensor from call to call, in one of some ways; its output depends on it.
+
+    Args:
+        way: what it keeps, and where.
+        buffer: its buffer.
+    """
+
+    def __init__(self, way, buffer=None):
+        super().__init__()
+        self.linear = nn.Linear(8, 6)
+        self.register_buffer("kept_buffer", buffer)
+        self.way, self.kept, self.table, self.rows = way, None, {}, []
+
+    def forward(self, x):
+        y = self.linear(x)
+        return y * getattr(self, f"_{self.way}")(x, y)
+
+    def _state(self, x, y):
+        kept = torch.zeros_like(y) if self.kept is None else self.kept
+        self.kept = (kept + y).detach()
+        return self.kept
+
+    def _counted(self, x, y):
+        if self.kept is None:
+            self.kept = torch.zeros(6)
+        self.kept = self.kept + 1
+        return self.kept
+
+    def _noise(self, x, y):
+        if self.kept is None:
+            self.kept = torch.randn(6)
+        return self.kept
+
+    def _entry(self, x, y):
+        self.table["state"] = self.table.get("state", torch.zeros(4, 6)) + y.detach()
+        return self.table["state"]
+
+    def _row(self, x, y):
+        self.rows.append(y.detach())
+        return self.rows[0]
+
+    def _absent(self, x, y):
+        if not hasattr(self, "state"):
+            self.state = y.detach().mean(0)
+        return self.state
+
+    def _mask(self, x, y):
+        if self.kept is None or len(self.kept) != len(x):
+            self.kept = torch.arange(len(x), dtype=x.dtype).unsqueeze(1)
+        return self.kept
+
+    def _form(self, x, y):
+        if self.kept is None:
+            self.kept = torch.ones_like(y)
+        return self.kept
+
+    def _entry_of_size(self, x, y):
+        if len(x) not in self.table:
+            self.table[len(x)] = torch.full((6,), 2.0)
+        return self.table[len(x)]
+
+    def _added(self, x, y):
+        self.kept_buffer = self.kept_buffer + y.detach().mean(0)
+        return 2
+
+    def _wider(self, x, y):
+        self.kept_buffer = self.kept_buffer + 0.5
+        return 2
+
+    def _reduced(self, x, y):
+        self.kept_buffer = y.detach().mean()
+        return 2
+
+    def _new(self, x, y):
+        self.kept_buffer = y.detach().mean(0)
+        return 2
+
+    def _none(self, x, y):
+        self.kept_buffer = None
+        return 2
+
+    def _scaled(self, x, y):
+        scale = self.kept_buffer
+        self.kept_buffer = 0.9 * scale + 0.1 * y.detach().std(0)
+        return scale
+
+
+DATA = torch.randn(4, 8), torch.randint(6, (4,))
+
+
+@pytest.mark.parametrize("way", ["state", "counted", "noise", "entry", "row", "absent"])
+def test_a_tensor_that_an_attribute_keeps_for_the_next_call_is_refused_by_name(way):
+    name = {"entry": "table", "row": "rows", "absent": "state"}.get(way, "kept")
+    model = Keeping(way)
+    before = copy.deepcopy(vars(model))
+    with pytest.raises(StepGraphError, match=f"^forward keeps a tensor in {name} for its next call"):
+        fit(model, DATA, loss=functional.cross_entropy)
+    assert [vars(model).get(key) for key in ("kept", "table", "rows")] == [
+        before.get(key) for key in ("kept", "table", "rows")
+    ]
+    assert "state" not in vars(model)
+
+
+@pytest.mark.parametrize("way", ["mask", "form", "entry_of_size"])
+def test_a_tensor_of_constants_that_is_made_once_trains_and_is_left_to_the_model(way):
+    torch.manual_seed(0)
+    model = Keeping(way)
+    plain = copy.deepcopy(model)
+    step = fit(model, DATA, loss=functional.cross_entropy, policy="checkpoint", debug=True)
+    assert not any(isinstance(each, FakeTensor) for each in (model.kept, *model.table.values()))
+    found = []
+    for each, call in ((plain, lambda x, y: functional.cross_entropy(plain(x), y)), (model, step)):
+        optimizer = torch.optim.SGD(each.parameters(), lr=0.1)
+        losses = train(call, optimizer, DATA)
+        outputs = each.eval()(DATA[0])
+        each.train()
+        found.append([*losses, outputs, *train(call, optimizer, DATA), *state_of(each, None)])
+    assert all(torch.equal(*pair) for pair in zip(*found, strict=True))
+
+
+@pytest.mark.parametrize(
+    ("way", "buffer", "message"),
+    [
+        ("wider", torch.zeros(6, dtype=torch.long), r"\(6,\) of float32 on cpu, and it was \(6,\) of int64 on cpu"),
+        ("reduced", torch.zeros(6), r"\(\) of float32 on cpu, and it was \(6,\) of float32"),
+        ("new", None, r"\(6,\) of float32 on cpu, and it was None"),
+        ("none", torch.zeros(6), r"None, and it was \(6,\)"),
+    ],
+)
+def test_a_buffer_that_forward_sets_in_another_form_is_refused_by_name(way, buffer, message):
+    model = Keeping(way, buffer)
+    with pytest.raises(StepGraphError, match=f"^forward sets buffer kept_buffer to {message}"):
+        fit(model, DATA, loss=functional.cross_entropy)
+    assert model.kept_buffer is buffer
+
+
+def test_a_buffer_that_forward_sets_in_its_own_form_is_followed():
+    torch.manual_seed(0)
+    model = Keeping("added", torch.zeros(6))
+    plain = copy.deepcopy(model)
+    step = fit(model, DATA, loss=functional.cross_entropy, policy="checkpoint", debug=True)
+    for call in (lambda x, y: functional.cross_entropy(plain(x), y), step):
+        for _ in range(2):
+            call(*DATA).backward()
+    assert torch.equal(plain.kept_buffer, model.kept_buffer)
+
+
+def test_a_buffer_that_backward_reads_and_forward_sets_anew_is_refused_with_what_to_do():
+    with pytest.raises(StepGraphError, match=r"sets anew, among kept_buffer, .*clone\(\)"):
+        fit(Keeping("scaled", torch.ones(6)), DATA, loss=functional.cross_entropy)
+
+
+def test_parameters_without_a_shape_are_refused_by_name():
+    with pytest.raises(InvalidValueError, match=r"^parameter 0\.weight has no shape before the model is called"):
+        fit(nn.Sequential(nn.LazyLinear(6)), DATA, loss=functional.cross_entropy)

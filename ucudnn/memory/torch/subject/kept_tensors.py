@@ -1,0 +1,156 @@
+"""What forward leaves in its modules for the next call: buffers that it sets anew, and tensors in attributes."""
+
+import copy
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, NamedTuple, final
+
+import torch
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensor
+
+from ucudnn.errors import StepGraphError
+from ucudnn.memory.torch.assemble import writes
+from ucudnn.memory.torch.subject.attribute_content import ABSENT
+from ucudnn.memory.torch.tracer import TracedCall
+
+
+@final
+class BufferTables:
+    """The buffers of a model's modules, in whose place a trace may leave tensors without memory.
+
+    Args:
+        model: the model, whose buffers are those that the trace begins with.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        self._tables = [(name, module._buffers, {**module._buffers}) for name, module in model.named_modules()]
+        self._written: list[str] = []
+
+    def write_back(self) -> None:
+        """Let a buffer that forward set anew be written into the old one, which is the one that code can know.
+
+        Raises:
+            StepGraphError: if it has another shape, type or device than the old one, or only one of them is a tensor.
+        """
+        for label, old, new in self._changed():
+            if _form(old) != _form(new):
+                raise StepGraphError(
+                    f"forward sets buffer {label} to {_form(new)}, and it was {_form(old)}: a plan writes into the old"
+                    " one, so give it the form that it keeps before the fit, as by calling the model once"
+                )
+            with torch.no_grad():
+                old.copy_(new)
+            self._written.append(label)
+
+    @contextmanager
+    def explained(self) -> Iterator[None]:
+        """Say what to do where backward reads a buffer that was written back.
+
+        Raises:
+            StepGraphError: in the place of PyTorch's error.
+        """
+        try:
+            yield
+        except RuntimeError as error:
+            if not self._written or "modified by an inplace operation" not in str(error):
+                raise
+            raise StepGraphError(
+                f"backward reads a buffer that forward sets anew, among {', '.join(self._written)}, and a plan writes"
+                " the new value into the old buffer: let forward compute with a clone of it, as x * self.scale.clone()"
+            ) from error
+
+    def restore(self) -> None:
+        """Let modules have the buffers that they had."""
+        for _, table, before in self._tables:
+            if len(table) != len(before) or any(table.get(key) is not value for key, value in before.items()):
+                table.clear()
+                table.update(before)
+
+    def _changed(self) -> Iterator[tuple[str, Any, Any]]:
+        for name, table, before in self._tables:
+            for key in dict.fromkeys((*before, *table)):
+                if table.get(key) is not before.get(key):
+                    yield f"{name}.{key}" if name else key, before.get(key), table.get(key)
+
+
+@final
+class KeptValue:
+    """The value of an attribute before forward sets it.
+
+    Args:
+        label: its name in messages.
+        value: the value.
+        tensors: the tensors that it holds.
+    """
+
+    def __init__(self, label: str, value: Any, tensors: Sequence[Tensor]) -> None:
+        self.label, self._value = label, value
+        self._entries = copy.copy(value) if type(value) in (dict, list, set) else None
+        self.tensors = tuple(tensors)
+
+    def restore(self, owner: dict[str, Any], key: str) -> None:
+        """Let a module have it again, with the entries that it had."""
+        if self._value is ABSENT:
+            owner.pop(key, None)
+            return
+        owner[key] = value = self._value
+        if self._entries is not None:
+            value.clear()
+            getattr(value, "extend" if type(value) is list else "update")(self._entries)
+
+
+class Kept(NamedTuple):
+    """An attribute that forward read first, and that holds tensors of the trace when it has ended.
+
+    Attributes:
+        before: the attribute when it was read.
+        now: the tensors that it holds now.
+        writes: how often it was set.
+    """
+
+    before: KeptValue
+    now: Sequence[Tensor]
+    writes: int
+
+
+def check_kept(
+    kept: Iterable[Kept],
+    calls: Iterable[TracedCall],
+    roots: Iterable[int],
+    find: Callable[[Tensor], int | None],
+) -> None:
+    """Check that tensors that forward keeps in attributes are the same in each step: made of constants only, and once.
+
+    Such is a mask or a table of positions. The code of a plan makes it in each step.
+
+    Args:
+        kept: attributes that forward read first.
+        calls: the calls of forward.
+        roots: storages of arguments and parameters.
+        find: returns the storage of a tensor, None for one that the trace has not met.
+
+    Raises:
+        StepGraphError: if one depends on arguments, parameters, random numbers or on what it was before.
+    """
+    kept = [*kept]
+    if not kept:
+        return
+    tainted = {*roots, *(find(tensor) for each in kept for tensor in each.before.tensors)}
+    for call in calls:
+        formed = call.func._opname.endswith("_like") or call.func._opname.startswith("new_")  # they read no bytes
+        drawn = torch.Tag.nondeterministic_seeded in call.func.tags
+        if drawn or (not formed and any(each.storage in tainted for each in call.inputs)):
+            tainted.update(each.storage for each in (*call.outputs, *writes(call)))
+    for before, now, number in kept:
+        if number > 1 or any(isinstance(each, FakeTensor) and find(each) in tainted for each in now):
+            raise StepGraphError(
+                f"forward keeps a tensor in {before.label} for its next call, as a recurrent layer does with its state,"
+                " and the code of a plan sets no attribute: make it a buffer, or an argument and an output"
+            )
+
+
+def _form(buffer: Any) -> str:
+    if not isinstance(buffer, Tensor):
+        return str(buffer)
+    return f"{tuple(buffer.shape)} of {str(buffer.dtype).removeprefix('torch.')} on {buffer.device}"
