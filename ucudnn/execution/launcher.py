@@ -94,6 +94,11 @@ class Launcher:
         self._dispatcher = dispatcher
         self._lock = lock
 
+    @property
+    def plan(self) -> Plan | None:
+        """The plan by which it launches now; None if there is none yet, or no longer."""
+        return self._entry.plan
+
     def lend(self) -> "tuple[Plan, array[int]] | None":
         """Return its plan for launches without Python, with the two numbers that `Entry.elsewhere` has for them.
 

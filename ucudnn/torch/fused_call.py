@@ -14,6 +14,7 @@ from ucudnn.configuration import Configuration
 from ucudnn.errors import PlanFileError, UcudnnError
 from ucudnn.execution.kernel_plans import KernelPlans
 from ucudnn.execution.launcher import BoundKernel, Launcher
+from ucudnn.execution.plan import Plan
 from ucudnn.handle import Handle
 from ucudnn.kernel import KernelKey
 from ucudnn.problem import MOST_ALIGNMENT, ConvolutionProblem
@@ -43,6 +44,7 @@ class FusedCall:
         layer: name of the layer, or ''.
         ordinal: number of the GPU.
         open_handle: returns the handle of the GPU, and opens it first if necessary.
+        planned_anew: called after a launch by a plan that `direct` has not been asked about, and when it goes off.
 
     Attributes:
         problem: the problem with its bias.
@@ -59,8 +61,10 @@ class FusedCall:
         "_launched",
         "_launcher",
         "_layer",
+        "_lent",
         "_open_handle",
         "_ordinal",
+        "_planned_anew",
         "_plans",
         "bound",
         "elsewhere",
@@ -70,7 +74,12 @@ class FusedCall:
     )
 
     def __init__(
-        self, problem: ConvolutionProblem, layer: str, ordinal: int, open_handle: Callable[[], Handle]
+        self,
+        problem: ConvolutionProblem,
+        layer: str,
+        ordinal: int,
+        open_handle: Callable[[], Handle],
+        planned_anew: Callable[[], None] = lambda: None,
     ) -> None:
         self.problem = problem
         self.filters: set[int] = set()
@@ -80,6 +89,8 @@ class FusedCall:
         self._layer = layer
         self._ordinal = ordinal
         self._open_handle = open_handle
+        self._planned_anew = planned_anew
+        self._lent: Plan | None = None
         self._plans: KernelPlans | None = None
         self._epoch = 0
         self._launcher: Launcher | None = None
@@ -100,6 +111,7 @@ class FusedCall:
         lent = self._launcher.lend() if self.is_on and self._launcher is not None else None
         if lent is None:
             return None
+        self._lent = lent[0]
         with torch.cuda.device(self._ordinal):
             found = direct_kernel(lent[0], self._open_handle().backend)
         self.elsewhere = lent[1]
@@ -170,8 +182,11 @@ class FusedCall:
         except (UcudnnError, MemoryError, RuntimeError) as error:
             _LOG.warning("%s: PyTorch adds the bias from now on: %s", self.problem, str(error).split("\n", 1)[0])
             self._launcher = None
+            self._planned_anew()
             return False
         self.looked_up += 1
+        if launcher.plan is not self._lent:
+            self._planned_anew()
         self._launched = True
         self._bound[addresses] = launcher.bind(x, filters, y) if addresses in self._bound else None
         if launcher.configuration is not self._configuration:  # it failed, or found no room

@@ -43,6 +43,11 @@ def current_device() -> int:
     return _current_device()
 
 
+def on_default_stream(ordinal: int) -> bool:
+    """Return whether this thread's current stream on a GPU is the default one; it is on the CPU, -1."""
+    return ordinal < 0 or _current_stream(ordinal) == 0
+
+
 def allocated_bytes(ordinal: int) -> int:
     """Return the bytes of PyTorch's blocks on a GPU that are in use now."""
     found: int = torch.cuda.memory_stats_as_nested_dict(ordinal)["allocated_bytes"]["all"]["current"]

@@ -17,6 +17,7 @@ from ucudnn.torch.call_cache import ONE_DIMENSION, CachedCall, Flags, Geometry, 
 from ucudnn.torch.fallbacks import Fallbacks
 from ucudnn.torch.fast_tensors import alias
 from ucudnn.torch.fused_call import FusedCall
+from ucudnn.torch.gpu import on_default_stream
 from ucudnn.torch.kernel_call import KernelCall
 from ucudnn.torch.layer_names import LayerNames
 from ucudnn.torch.layer_owners import LayerOwners, shapes_of
@@ -58,6 +59,8 @@ class Interceptor:
         aten: PyTorch's own kernels.
         names: names of layers.
         fallbacks: the convolutions that were left to PyTorch.
+        has_unlent: whether there are calls or plans that `cached_calls` and `KernelCall.direct` have not been asked
+            about since this was set to False.
     """
 
     def __init__(
@@ -67,6 +70,7 @@ class Interceptor:
         self.aten = aten
         self.names = LayerNames()
         self.fallbacks = Fallbacks() if fallbacks is None else fallbacks
+        self.has_unlent = False
         self._owners = LayerOwners()
         self._open_handle = open_handle
         self._handles: dict[int, Handle] = {}
@@ -114,6 +118,10 @@ class Interceptor:
         calls = self._all_calls()
         elsewhere = {id(each.elsewhere): each.elsewhere[0] for each in calls if each.elsewhere is not None}
         return sum(each.bound for each in calls) + sum(elsewhere.values())
+
+    def on_default_streams(self) -> bool:
+        """Return whether this thread's current stream is the default one on each GPU that was used."""
+        return all(on_default_stream(ordinal) for ordinal in list(self._handles))
 
     def cached_calls(self) -> dict[tuple[Any, ...], CachedCall]:
         """Return what becomes of calls, by all that it depends on, with the layer's name at the end."""
@@ -170,7 +178,7 @@ class Interceptor:
             fused_call_of = None if ordinal < 0 else partial(self._fused_call, name, ordinal)
             call = forward_call(x, weight, bias, Geometry(*geometry), flags, kernel_call_of, fused_call_of)
             self._note_owner(call)
-            self._calls[key] = call
+            self._keep(key, call)
         kernel = call.output
         if kernel is not None:
             near, filters = x, weight
@@ -240,7 +248,7 @@ class Interceptor:
             flags = Flags(MathMode.TF32 if precision == "tf32" else MathMode.FMA, deterministic, enabled)
             kernel_call_of = partial(self._kernel_call, name, ordinal)
             call = backward_call(grad, x, weight, Geometry(*geometry), output_mask, flags, kernel_call_of)
-            self._calls[key] = call
+            self._keep(key, call)
         if call.reason:
             self._leave(call)
         else:
@@ -257,6 +265,14 @@ class Interceptor:
     def _all_calls(self) -> list[KernelCall | FusedCall]:
         return [*self._kernel_calls.values(), *self._fused_calls.values()]
 
+    def _keep(self, key: tuple[Any, ...], call: CachedCall) -> None:
+        self._calls[key] = call
+        if not call.reason and call.format is None:  # the gate takes no others
+            self.has_unlent = True
+
+    def _planned_anew(self) -> None:
+        self.has_unlent = True
+
     def _note_owner(self, call: CachedCall) -> None:
         if call.output is not None:
             self._owners.note(call.output.problem)
@@ -271,14 +287,15 @@ class Interceptor:
         key = _KernelCallKey(problem, layer, ordinal, later_bytes)
         found = self._kernel_calls.get(key)
         if found is None:
-            found = KernelCall(problem, layer, ordinal, partial(self.handle, ordinal), self.fallbacks, later_bytes)
+            opened = partial(self.handle, ordinal)
+            found = KernelCall(problem, layer, ordinal, opened, self.fallbacks, later_bytes, self._planned_anew)
             found = self._kernel_calls.setdefault(key, found)  # another thread may have been faster
         return found
 
     def _fused_call(self, layer: str, ordinal: int, problem: ConvolutionProblem) -> FusedCall:
         found = self._fused_calls.get((problem, layer, ordinal))
         if found is None:
-            found = FusedCall(problem, layer, ordinal, partial(self.handle, ordinal))
+            found = FusedCall(problem, layer, ordinal, partial(self.handle, ordinal), self._planned_anew)
             found = self._fused_calls.setdefault((problem, layer, ordinal), found)
         return found
 

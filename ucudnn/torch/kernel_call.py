@@ -12,6 +12,7 @@ import torch
 from ucudnn.bounded import BoundedDict
 from ucudnn.errors import PlanFileError, UcudnnError
 from ucudnn.execution.launcher import BoundKernel, Launcher
+from ucudnn.execution.plan import Plan
 from ucudnn.handle import Handle
 from ucudnn.problem import MOST_ALIGNMENT, ConvolutionProblem
 from ucudnn.torch.fallbacks import Fallbacks
@@ -49,6 +50,7 @@ class KernelCall:
         fallbacks: counts what is left to PyTorch.
         later_bytes: size of a tensor that PyTorch allocates right after this kernel has run: the kernel's workspace
             may exceed the limit by as much, because the peak of memory stays what it is.
+        planned_anew: called after a launch by a plan that `direct` has not been asked about.
 
     Attributes:
         problem: the problem that the kernel computes.
@@ -67,8 +69,10 @@ class KernelCall:
         "_later_bytes",
         "_launches",
         "_layer",
+        "_lent",
         "_open_handle",
         "_ordinal",
+        "_planned_anew",
         "_skip",
         "bound",
         "elsewhere",
@@ -86,6 +90,7 @@ class KernelCall:
         open_handle: Callable[[], Handle],
         fallbacks: Fallbacks,
         later_bytes: int = 0,
+        planned_anew: Callable[[], None] = lambda: None,
     ) -> None:
         self.problem = problem
         self.filters: set[int] = set()
@@ -94,6 +99,8 @@ class KernelCall:
         self._open_handle = open_handle
         self._fallbacks = fallbacks
         self._later_bytes = later_bytes
+        self._planned_anew = planned_anew
+        self._lent: Plan | None = None
         self._launches: dict[int, _Launch] = {}  # by the low bits of the addresses
         self._bound: BoundedDict[_Addresses, BoundKernel | None] = BoundedDict(_MOST_BOUND)  # None after one launch
         self.elsewhere: array[int] | None = None
@@ -115,6 +122,7 @@ class KernelCall:
         lent = launch.lend() if isinstance(launch, Launcher) else None
         if lent is None:
             return None
+        self._lent = lent[0]
         with torch.cuda.device(self._ordinal):
             found = direct_kernel(lent[0], self._open_handle().backend)
         self.elsewhere = lent[1]
@@ -164,6 +172,8 @@ class KernelCall:
                 launch = self._launches[low_bits] = self._plan(low_bits)
             launch(x, w, y)
             self.looked_up += 1
+            if not low_bits and isinstance(launch, Launcher) and launch.plan is not self._lent:
+                self._planned_anew()
         except PlanFileError:  # the plans that were asked for cannot be had, and PyTorch's kernels are none of them
             raise
         except (UcudnnError, MemoryError, RuntimeError) as error:  # PyTorch raises RuntimeError for errors of CUDA

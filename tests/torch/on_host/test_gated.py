@@ -76,6 +76,10 @@ def test_replaced_kernels_run_through_the_gate_and_others_are_pytorchs(gated, mo
         calls = on.report().calls
         checked(one)
         assert on.report().calls == calls + len(one.tuner.kernels)
+        x, one.x = one.x, torch.randn(4, 4, 9, 8)
+        checked(one)
+        assert on.report().calls == calls + len(one.tuner.kernels), "PyTorch computes a new look, without Python"
+        one.x = x
     assert not one.is_gated
     checked(one)
     with one.enable():

@@ -6,11 +6,14 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+import ucudnn.torch  # noqa: E402
 from tests.support.host_gpu import assert_near  # noqa: E402
 from tests.support.tuned_program import TunedProgram, python_calls, taken  # noqa: E402
-from ucudnn.problem import WITH_BIAS  # noqa: E402
+from ucudnn.problem import WITH_BIAS, Operation  # noqa: E402
+from ucudnn.torch.gate.call_gate import CallGate  # noqa: E402
+from ucudnn.torch.gate.direct_kernel import direct_kernel  # noqa: E402
 from ucudnn.torch.interceptor import Interceptor  # noqa: E402
-from ucudnn.torch.overrides import process_overrides  # noqa: E402
+from ucudnn.torch.overrides import Overrides, process_overrides  # noqa: E402
 
 LIMIT = 3000
 """Bytes of workspace, within which the stand-in's fast engine computes a part of the mini-batch only."""
@@ -40,7 +43,7 @@ def in_python(monkeypatch):
 
 def until_open(gated, in_python):
     """Take steps until one does not come to Python: the gate may stay closed for a while after other plans have run."""
-    gated.until(lambda: not taken(in_python), assert_near)
+    gated.until(lambda: not taken(in_python), assert_near, 100)
 
 
 def parts_of(one):
@@ -172,3 +175,125 @@ def test_what_cudnn_refuses_in_the_gate_is_computed_in_python_within_the_limit(g
     assert_near(found, gated.expected)
     assert len(in_python) == 4
     assert not host.allocated or max(host.allocated) <= LIMIT + LATER
+
+
+def counted_openings(monkeypatch):
+    """Return a list that gets an item for each time the gate is opened."""
+    found, run = [], CallGate.open
+    monkeypatch.setattr(CallGate, "open", lambda *rest, **options: found.append(rest) or run(*rest, **options))
+    return found
+
+
+def assert_computed(gated, in_python, calls):
+    """Take a step all of whose calls the gate computes, by the plans that the handle has now."""
+    calls()
+    in_python.clear()
+    assert_near(gated.step(), gated.expected)
+    assert not in_python
+    assert len(calls()) == parts_of(gated)
+    assert gated.program.stock_calls == 0
+
+
+def test_a_plan_that_has_changed_is_computed_by_the_gate_again(gated, in_python, calls):
+    until_open(gated, in_python)
+    (handle,) = gated.made.handles().values()
+    problem, kernel = next(each for each in gated.tuner.kernels.items() if not each[0].biased)
+    known = gated.tuner.sites[problem].candidates
+    other = next(each for each in known if each.configuration.parts != kernel.configuration.parts)
+    with handle.backend.lock:
+        handle.plans.adopt(problem, other.configuration)
+    assert_near(gated.step(), gated.expected)
+    assert len(in_python) == 1
+    until_open(gated, in_python)
+    assert_computed(gated, in_python, calls)
+
+
+@pytest.mark.parametrize("change", ["size", "batch", "flag"])
+def test_calls_of_a_new_look_are_computed_by_the_gate_once_it_was_opened_again(gated, in_python, flags, change):
+    until_open(gated, in_python)
+    x = gated.x
+    if change == "flag":
+        flags.allow_tf32 = not flags.allow_tf32
+    else:
+        gated.x = torch.randn(8, 4, 9, 8) if change == "size" else torch.randn(12, 4, 7, 6)
+    assert_near(gated.step(), gated.expected)
+    assert len(in_python) == 4
+    until_open(gated, in_python)
+    seen = sum(kernel.calls[0] for kernel in process_overrides._gates["CPU"]._directs)
+    assert_near(gated.step(), gated.expected)
+    assert sum(kernel.calls[0] for kernel in process_overrides._gates["CPU"]._directs) == seen + 5
+    gated.x = x
+    assert_near(gated.step(), gated.expected)
+    assert not in_python, "what the gate has computed before it computes still"
+    assert gated.program.stock_calls == 0
+
+
+def test_a_kernel_without_a_plan_when_the_gate_is_opened_is_computed_by_it_later(gated, in_python, calls):
+    until_open(gated, in_python)
+    (handle,) = gated.made.handles().values()
+    problem, kernel = next(each for each in gated.tuner.kernels.items() if not each[0].biased)
+    with handle.backend.lock:
+        handle.plans.adopt(problem, kernel.configuration)
+    process_overrides.refresh()
+    assert len(process_overrides._gates["CPU"]._directs) == 4
+    assert_near(gated.step(), gated.expected)
+    assert len(in_python) == 1
+    until_open(gated, in_python)
+    assert len(process_overrides._gates["CPU"]._directs) == 5
+    assert_computed(gated, in_python, calls)
+
+
+def test_the_gate_is_opened_where_steps_end_on_the_default_stream(gated, in_python, host, monkeypatch):
+    until_open(gated, in_python)
+    found = counted_openings(monkeypatch)
+    x, gated.x = gated.x, torch.randn(12, 4, 7, 6)
+    host.stream = 0x40
+    for _ in range(40):
+        assert_near(gated.step(), gated.expected)
+    assert not found, "on another stream no kernel would be found that the gate can compute"
+    host.stream = 0
+    until_open(gated, in_python)
+    assert len(found) == 1
+    gated.x = x
+    assert_near(gated.step(), gated.expected)
+    assert not in_python
+
+
+def test_the_gate_is_not_opened_again_for_kernels_that_it_can_never_compute(gated, in_python, monkeypatch):
+    found, wanted = counted_openings(monkeypatch), direct_kernel
+    monkeypatch.setattr(
+        "ucudnn.torch.kernel_call.direct_kernel",
+        lambda plan, backend: None if plan.problem.operation is Operation.BACKWARD_FILTER else wanted(plan, backend),
+    )
+    process_overrides.refresh()
+    assert len(process_overrides._gates["CPU"]._directs) == 2
+    for _ in range(60):
+        assert_near(gated.step(), gated.expected)
+    assert len(found) == 1
+    assert len(taken(in_python)) == 60 * 2
+
+
+def test_the_gate_is_opened_less_and_less_often_however_often_looks_are_new(gated, in_python, monkeypatch):
+    until_open(gated, in_python)
+    found, at = counted_openings(monkeypatch), []
+    process_overrides.refresh()
+    for step in range(130):
+        gated.planned.has_unlent = True  # as with images of a new size
+        opened = len(found)
+        assert_near(gated.step(), gated.expected)
+        at += [step] * (len(found) - opened)
+    distances = [after - before for before, after in zip([-1, *at], at, strict=False)]
+    assert distances == [16, 32, 64]
+
+
+def test_converted_modules_keep_the_gate_closed_whatever_is_new(gated, in_python, monkeypatch):
+    until_open(gated, in_python)
+    ucudnn.torch.convert(torch.nn.Conv2d(3, 4, 3), backend="cpu")
+    assert not gated.is_gated
+    registered, run = [], Overrides.refresh
+    monkeypatch.setattr(Overrides, "refresh", lambda each: registered.append(each) or run(each))
+    gated.made.opener._changed = process_overrides.refresh
+    for _ in range(30):
+        gated.planned.has_unlent = True
+        assert_near(gated.step(), gated.expected)
+    assert not registered

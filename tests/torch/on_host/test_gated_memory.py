@@ -142,3 +142,28 @@ def test_where_the_allocator_says_no_live_bytes_all_calls_come_to_python(bounded
             assert len(in_python) == 4
         finally:
             counted.begin()
+
+
+def test_plans_that_were_replaced_because_memory_is_short_are_computed_by_the_gate_again(bounded, counted, in_python):
+    one = bounded()
+    with one.enable():
+        one.until(lambda: one.is_gated, assert_near)
+        process_overrides.refresh()
+        one.until(lambda: not taken(in_python), assert_near)
+        before = max(kernel.workspace_bytes for kernel in directs())
+        ballast = torch.empty(MEMORY - MIB - counted.live(), dtype=torch.uint8)
+        in_python.clear()
+        assert_near(one.step(), one.expected)
+        assert in_python, "there is no room for a workspace"
+        one.until(lambda: not taken(in_python), assert_near, 100)
+        assert len(directs()) >= 5, "a gradient whose workspace had no room beside the other one has a look of its own"
+        assert max(kernel.workspace_bytes for kernel in directs()) < before
+        counts = {
+            id(kernel.calls): kernel.calls for kernel in directs()
+        }.values()  # of a kernel that two looks share, once
+        count = sum(each[0] for each in counts)
+        assert_near(one.step(), one.expected)
+        assert not in_python
+        assert sum(each[0] for each in counts) == count + 5
+        assert one.program.stock_calls == 0
+        del ballast

@@ -78,11 +78,15 @@ class CallGate:
     Args:
         path: the library of the gate.
 
+    Attributes:
+        is_open: whether it stands in front of operators.
+
     Raises:
         OSError: if it cannot be loaded.
     """
 
     def __init__(self, path: Path) -> None:
+        self.is_open = False
         self._library = ctypes.CDLL(str(path))
         self._callback = _CALLBACK(self._computed)
         self._computes: list[Compute] = []
@@ -112,6 +116,7 @@ class CallGate:
             for rule in rules:
                 self._add(is_backward, rule)
         self._call("open", int(over_plans))
+        self.is_open = True
 
     @contextmanager
     def aside(self) -> Iterator[None]:
@@ -128,6 +133,7 @@ class CallGate:
         Raises:
             RuntimeError: if PyTorch refuses it.
         """
+        self.is_open = False
         self._call("close")
 
     def _add(self, is_backward: int, rule: GateRule) -> None:

@@ -6,7 +6,7 @@ from typing import Any, final
 
 from torch.nn.modules.module import register_module_forward_pre_hook
 
-from ucudnn.torch.gate.call_gate import CallGate
+from ucudnn.torch.gate.call_gate import CallGate, GateRule
 from ucudnn.torch.gate.gate_library import GateLibrary
 from ucudnn.torch.gate.gate_rules import beginning, rules_of
 from ucudnn.torch.gate.plan_rules import plan_rules
@@ -19,6 +19,8 @@ from ucudnn.torch.tuning.tuner import Tuner
 _LOG = logging.getLogger("ucudnn.torch")
 
 _STEPS_TO_PLAN = 2  # after all is settled: in the first one, adopted plans are made
+_LEAST_STEPS = 16  # until the gate is opened again for the first time, and then twice as many each time
+_LOOKS_IN_A_STEP = 4  # another step for so many looks, because each takes 0.1 to 0.2 ms when the gate is opened
 
 
 @final
@@ -57,6 +59,8 @@ class GateOpener:
         self._tuners = tuners
         self._changed = changed
         self._settled_at = 0
+        self._reopened = 0
+        self._reopens_at = 0
         self._hook_of_modules: Any = None
 
     @property
@@ -79,7 +83,7 @@ class GateOpener:
             return None
         forward, backward = (rules_of(each.calls) for each in self._tables)
         if self._planned is not None:
-            forward, backward = plan_rules(self._planned.cached_calls())
+            forward, backward = self._plan_rules(self._planned)
         elif not self._tracker.by_optimizer:
             forward = beginning(forward, first_is_called)
         try:
@@ -89,6 +93,20 @@ class GateOpener:
             self._library = None
             return None
         return gate
+
+    def reopen(self) -> None:
+        """Open the gate again if there are calls or plans that it does not know; called between steps.
+
+        Each time doubles the number of steps until the next one. So a program whose looks are always new is not held
+        up again and again.
+        """
+        planned = self._planned
+        if planned is None or not planned.has_unlent or self._tracker.steps < self._reopens_at:
+            return
+        gate = None if self._library is None else self._library.gate
+        if gate is not None and gate.is_open and planned.on_default_streams():
+            self._reopened += 1
+            self._changed()
 
     def awaits_gate(self) -> bool:
         """Begin to build the gate, and return whether to wait for it; only a program that needs it pays for it."""
@@ -147,8 +165,19 @@ class GateOpener:
             return forward, backward, ()
         return forward, backward, tuple(tuple(map(id, each.kernels.values())) * each.uses_adopted for each in tuners)
 
+    def _plan_rules(self, planned: Interceptor) -> tuple[list[GateRule], list[GateRule]]:
+        planned.has_unlent = not planned.on_default_streams()  # first, because another thread may call meanwhile
+        calls = {} if planned.has_unlent else planned.cached_calls()
+        distance = max(_LEAST_STEPS, len(calls) // _LOOKS_IN_A_STEP) << self._reopened
+        self._reopens_at = self._tracker.steps + distance
+        return plan_rules(calls)
+
     def _gates_plans(self) -> bool:
-        """Return whether plans are final and were launched since, and an optimizer, not a convolution, tells steps."""
+        """Return whether plans are final and were launched since, and an optimizer, not a convolution, tells steps.
+
+        On another stream than the default one, no kernel would be found that the gate can compute.
+        """
         if self._planned is None or self._planned.names.any or not self._tracker.by_optimizer:
             return False
-        return self.is_settled and self._tracker.steps >= self._settled_at + _STEPS_TO_PLAN
+        launched = self.is_settled and self._tracker.steps >= self._settled_at + _STEPS_TO_PLAN
+        return launched and self._planned.on_default_streams()

@@ -274,6 +274,8 @@ class AutoInterceptor:
         self._tracker.optimizer_stepped()
         if self._step_ended() or self.opener.has_new_gate():
             self.opener.refresh()
+        else:
+            self.opener.reopen()
 
     def _refresh_later(self) -> None:
         """Let other operators be registered after this convolution, if only this thread computes convolutions."""
