@@ -197,3 +197,16 @@ def test_the_log_has_the_copies_since_it_began(device, monkeypatch):
     transfers.offload(9, torch.empty(10))
     assert transfers.log() == []
     transfers.close()
+
+
+def test_a_slot_takes_tensors_of_other_types_and_shapes_in_turn_and_none_whose_bytes_lie_in_another_order():
+    transfers = Transfers(SHARED, CPU)
+    for sent in (numbers(3), numbers(5).view(32, 32), numbers(7).view(torch.int16), numbers(9).view(32, 32)):
+        back = torch.empty_like(sent)
+        transfers.offload(3, sent)
+        transfers.wait_offload(3)
+        transfers.prefetch(3, back)
+        transfers.wait_prefetch(3)
+        assert torch.equal(back, sent)
+    with pytest.raises(InvalidValueError, match="slot 3 holds contiguous tensors only"):
+        transfers.offload(3, numbers(3).view(32, 32).t())

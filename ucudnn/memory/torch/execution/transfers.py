@@ -84,6 +84,7 @@ class Transfers:
         self._device = device
         self._held: dict[tuple[bool, int], Tensor] = {}  # tensors whose copies nothing has waited for
         self._places: dict[int, Tensor] = {}
+        self._shown: dict[int, Tensor] = {}  # the places as tensors of the latest types and shapes: a step has the same
         self._closed = False
         self._link: _Link = _CudaLink(device, slots) if device.type == "cuda" else _HostLink()
         self._block: HostBlock | None = None
@@ -97,14 +98,14 @@ class Transfers:
             tensor: a contiguous tensor of the slot's size in bytes.
 
         Raises:
-            InvalidValueError: if the tensor has another size, or there is no such slot.
+            InvalidValueError: if the tensor has another size, or there is no such slot, or it is not contiguous.
         """
-        source = self._bytes_of(number, tensor)
+        place = self._shown_as(number, tensor)
         for to_host in (True, False):  # the streams have no order but through compute
             self._wait((to_host, number))
         self._held[True, number] = tensor
-        self._link.copy((True, number), self._places[number], source)
-        self.offloaded_bytes += source.numel()
+        self._link.copy((True, number), place, tensor)
+        self.offloaded_bytes += place.nbytes
 
     def wait_offload(self, number: int) -> None:
         """Let compute wait until the copy of a slot has left: afterwards the tensor may be written or freed."""
@@ -122,12 +123,12 @@ class Transfers:
         """
         if self._block is None:
             raise InvalidValueError(f"slot {number} is empty: the step that filled it was abandoned, or closed")
-        target = self._bytes_of(number, tensor)
+        place = self._shown_as(number, tensor)
         for to_host in (True, False):
             self._wait((to_host, number))
         self._held[False, number] = tensor
-        self._link.copy((False, number), target, self._places[number])
-        self.prefetched_bytes += target.numel()
+        self._link.copy((False, number), tensor, place)
+        self.prefetched_bytes += place.nbytes
 
     def wait_prefetch(self, number: int) -> None:
         """Let compute wait until the copy of a slot has arrived."""
@@ -143,6 +144,7 @@ class Transfers:
         finally:  # a GPU that fails copies no more
             self._held.clear()
             self._places.clear()
+            self._shown.clear()
             if self._block is not None:
                 self._block.release()
                 self._block = None
@@ -177,14 +179,20 @@ class Transfers:
             begin = self._slots.addresses[number]
             self._places[number] = self._block.memory[begin : begin + size]
 
-    def _bytes_of(self, number: int, tensor: Tensor) -> Tensor:
+    def _shown_as(self, number: int, tensor: Tensor) -> Tensor:
+        """Return the place of a slot as a tensor of the type and the shape of another one."""
         if self._block is None:
             self._open()
-        place = self._places.get(number)
-        if place is None or tensor.nbytes != place.numel():
-            size = "no slot" if place is None else f"{place.numel()} bytes"
-            raise InvalidValueError(f"slot {number} has {size}, and the tensor {tensor.nbytes} bytes")
-        return tensor.view(-1).view(torch.uint8)
+        shown = self._shown.get(number)
+        if shown is None or shown.dtype is not tensor.dtype or shown.shape != tensor.shape:
+            place = self._places.get(number)
+            if place is None or tensor.nbytes != place.numel():
+                size = "no slot" if place is None else f"{place.numel()} bytes"
+                raise InvalidValueError(f"slot {number} has {size}, and the tensor {tensor.nbytes} bytes")
+            shown = self._shown[number] = place.view(tensor.dtype).view(tensor.shape)
+        if not tensor.is_contiguous():  # its bytes would lie in another order
+            raise InvalidValueError(f"slot {number} holds contiguous tensors only")
+        return shown
 
     def _wait(self, key: tuple[bool, int]) -> None:
         if key in self._held:
