@@ -12,6 +12,7 @@ from ucudnn.memory.liveness import measure_liveness
 from ucudnn.memory.policies import choice
 from ucudnn.memory.policies.choice import AllocatorRoom, make_plan
 from ucudnn.memory.pools.allocator_replay import ReplayedReturns
+from ucudnn.memory.pools.compaction import compact
 from ucudnn.memory.simulation.simulator import simulate
 from ucudnn.memory.steps import open_step
 
@@ -36,6 +37,31 @@ def test_a_plan_that_does_not_fit_side_by_side_gives_way_to_one_that_does(unet):
     before, after = simulate(plain, costs), simulate(chosen, costs)
     assert after.peak_bytes < before.peak_bytes
     assert before.time_ms < after.time_ms < 1.03 * before.time_ms
+
+
+def test_a_plan_is_laid_into_a_room_once_whatever_its_budget_and_moves_and_anew_into_another_room(unet, monkeypatch):
+    graph, costs, budget = unet
+    laid = []
+
+    def counted(step, *rest):
+        laid.append(step.plan.actions)
+        return compact(step, *rest)
+
+    monkeypatch.setattr(choice, "compact", counted)
+    room = AllocatorRoom(most_bytes=budget)
+    plan = make_plan(graph, costs, budget, "checkpoint", room)
+    assert len({*map(id, laid)}) == len(laid) > 1
+    found, taken, many = room.compaction(plan, costs), room.taken_bytes(plan, costs), len(laid)
+    assert room.compaction(replace(plan, budget_bytes=None, moves={}), costs) is found
+    assert len(laid) == many, "the plan was chosen, so it is known"
+    smaller = replace(room, most_bytes=budget // 2)
+    assert smaller.compaction(plan, costs) is None
+    assert len(laid) == many + 1
+    other = replace(plan, actions=tuple(list(plan.actions)))
+    assert room.taken_bytes(other, costs) == taken
+    assert len(laid) == many + 2
+    room.compaction(plan, replace(costs, granularity=2 * costs.granularity))
+    assert len(laid) == many + 3
 
 
 def test_a_policy_that_was_asked_for_stays(unet):

@@ -6,11 +6,13 @@ within the block. One that does not fit even so is made again for fewer bytes, u
 can also give empty pages back in each step. Both take time, with which such a plan competes.
 """
 
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
 from heapq import heappop, heappush
 from math import inf
-from typing import NamedTuple
+from typing import Any, NamedTuple, TypeVar, final
 
+from ucudnn.bounded import BoundedDict
 from ucudnn.errors import BudgetError
 from ucudnn.memory.budget import check_budget
 from ucudnn.memory.costs import Costs
@@ -31,6 +33,26 @@ _LEAST_STEP = 0.004  # share of its peak by which the next plan has less
 _RETURN_BYTES_PER_MS = 2**30 / 5.4  # an H200 took 4.4 ms for each GiB of a 2-D U-Net, 6.5 of a VGG-16
 _WORTH = 0.005  # share of the step's time that storages may move only to let the block be smaller
 _STEP = 0.4  # share of what is too much by which the next plan has less
+_MOST_LATEST = 24  # findings, of which a plan has three
+_Found = TypeVar("_Found")
+
+
+@final
+class _LatestPlans:
+    """Knows what was found of the latest plans, because several questions about a plan need the same replay of it."""
+
+    def __init__(self) -> None:
+        self._found: BoundedDict[tuple[object, ...], tuple[object, Any]] = BoundedDict(_MOST_LATEST)
+
+    def known(self, what: str, plan: MemoryPlan, costs: Costs, find: Callable[[MemoryPlan, Costs], _Found]) -> _Found:
+        """Return what a function finds of a plan, whatever the plan's budget is and what moves in it."""
+        parts = plan.graph, plan.actions, plan.configurations, plan.buffers, costs
+        key = what, plan.scratch_buffer, *map(id, parts)
+        entry = self._found.get(key)
+        if entry is None:  # while the parts are kept, no others have their numbers
+            entry = self._found[key] = parts, find(plan, costs)
+        found: _Found = entry[1]
+        return found
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,6 +81,7 @@ class AllocatorRoom:
     fixed: frozenset[int] = frozenset()
     frugal: MemoryPlan | None = None
     copied_bytes_per_ms: float = 1.65e9  # of an H200, which reads and writes 3.3 TB/s
+    _latest: _LatestPlans = field(default_factory=_LatestPlans, init=False, repr=False, compare=False)
 
     def taken_bytes(self, plan: MemoryPlan, costs: Costs) -> int:
         """Return what the allocator takes for a plan, in bytes; counted as `most_bytes`."""
@@ -70,11 +93,14 @@ class AllocatorRoom:
         """Return how a plan runs in one block; None if it does not, although storages move."""
         if not self.in_one_block:
             return None
-        done, first = simulate(plan, costs), self.first_of(plan, costs)
+        return self._latest.known("compaction", plan, costs, self._compacted)
+
+    def _compacted(self, plan: MemoryPlan, costs: Costs) -> Compaction | None:
+        done, first = self._simulated(plan, costs), self.first_of(plan, costs)
         limits = BlockLimits(
             most_bytes=self.most_bytes - self.spare_bytes - self._lasting(plan.graph, costs),
             live_bytes=predicted_bytes(plan, costs, done) + self._made_bytes(plan.graph, costs),
-            first_live_bytes=predicted_bytes(first or plan, costs, done if first is None else simulate(first, costs)),
+            first_live_bytes=predicted_bytes(first or plan, costs, self._simulated(first or plan, costs)),
             state_exists=self.state_exists,
             fixed=self.fixed,
             keeps_state=self.keeps_state,
@@ -82,14 +108,15 @@ class AllocatorRoom:
         )
         before = None
         if first is not None:
-            before = ReplayedPlan(first, self._scratch(first, costs), simulate(first, costs).delayed)
+            before = ReplayedPlan(first, self._scratch(first, costs), self._simulated(first, costs).delayed)
         return compact(ReplayedPlan(plan, self._scratch(plan, costs), done.delayed), costs, limits, before)
 
     def first_of(self, plan: MemoryPlan, costs: Costs) -> MemoryPlan | None:
         """Return the plan of the first step; None where no plan takes less than this one."""
-        if self.frugal is None or simulate(self.frugal, costs).peak_bytes >= simulate(plan, costs).peak_bytes:
+        frugal = self.frugal
+        if frugal is None or self._simulated(frugal, costs).peak_bytes >= self._simulated(plan, costs).peak_bytes:
             return None
-        return self.frugal
+        return frugal
 
     def moves_ms(self, found: Compaction) -> float:
         """Return how long it takes in each step to move storages, in milliseconds."""
@@ -101,13 +128,19 @@ class AllocatorRoom:
 
     def returns(self, plan: MemoryPlan, costs: Costs, spare: int = 0) -> ReplayedReturns:
         """Return how often an allocator that may take its room, less some bytes, gives pages back in each step."""
-        scratch, delayed = self._scratch(plan, costs), simulate(plan, costs).delayed
+        scratch, delayed = self._scratch(plan, costs), self._simulated(plan, costs).delayed
         most = self.most_bytes - spare - self._lasting(plan.graph, costs)
         return replay_returns(plan, costs, scratch, delayed, most, state_exists=self.state_exists)
 
     def _replayed(self, plan: MemoryPlan, costs: Costs) -> ReplayedBytes:
-        scratch, delayed = self._scratch(plan, costs), simulate(plan, costs).delayed
+        return self._latest.known("bytes", plan, costs, self._replayed_anew)
+
+    def _replayed_anew(self, plan: MemoryPlan, costs: Costs) -> ReplayedBytes:
+        scratch, delayed = self._scratch(plan, costs), self._simulated(plan, costs).delayed
         return replay_allocator(plan, costs, scratch, delayed, state_exists=self.state_exists)
+
+    def _simulated(self, plan: MemoryPlan, costs: Costs) -> Simulation:
+        return self._latest.known("simulation", plan, costs, simulate)
 
     @staticmethod
     def _scratch(plan: MemoryPlan, costs: Costs) -> dict[int, int]:
