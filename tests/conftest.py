@@ -21,8 +21,18 @@ settings.load_profile("default")
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_auto_num_workers():
-    """Return how many processes `-n auto` takes: NumPy has threads in each, as many as there are processors."""
+    """Return how many processes `-n auto` takes: one for each processor, but not more than 8."""
     return min(8, len(os.sched_getaffinity(0)))
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_setupnodes():
+    """Let NumPy's BLAS compute in one thread in each process of pytest-xdist, and in those that tests start.
+
+    Each has a processor. Where all are busy, a thread of OpenBLAS waits for another one at each product, actively: 144
+    products of a row with 384x384 filters then take a processor 1150 ms instead of 8.
+    """
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 
 def pytest_terminal_summary(terminalreporter, config):

@@ -1,5 +1,7 @@
 """The CPU backend limits the threads of NumPy's BLAS where it is told to, and only while it computes."""
 
+import os
+
 import numpy as np
 import pytest
 
@@ -21,14 +23,22 @@ def threads():
 @needs_openblas
 def test_a_context_sets_the_number_and_restores_it():
     before = threads()
-    with blas_threads(1):
-        assert threads() == 1
-        with blas_threads(None):
+    with blas_threads(2):
+        with blas_threads(1):
             assert threads() == 1
+            with blas_threads(None):
+                assert threads() == 1
+        assert threads() == 2
     assert threads() == before
     with pytest.raises(ZeroDivisionError), blas_threads(1):
         raise ZeroDivisionError
     assert threads() == before
+
+
+@needs_openblas
+@pytest.mark.skipif("PYTEST_XDIST_WORKER" not in os.environ, reason="this process shares no processors with others")
+def test_tests_that_run_beside_others_have_as_many_threads_as_their_environment_says():
+    assert threads() == int(os.environ["OPENBLAS_NUM_THREADS"])
 
 
 @needs_openblas
