@@ -137,3 +137,27 @@ def test_backward_reads_the_parameters_of_its_own_forward(policy):
 
     found = gradients(plain, lambda x, y: functional.cross_entropy(plain(x), y)), gradients(model, step)
     assert all(torch.equal(*pair) for pair in zip(*found, strict=True))
+
+
+@pytest.mark.parametrize("kind", ["forward_pre_hook", "forward_hook", "full_backward_pre_hook", "full_backward_hook"])
+def test_a_hook_of_all_modules_that_came_since_the_fit_is_refused(kind):
+    model, data = dense()
+    step = ucudnn.memory.fit(model, data, loss=functional.cross_entropy, policy="stock")
+    hook = getattr(torch.nn.modules.module, f"register_module_{kind}")(lambda *_: None)
+    try:
+        with pytest.raises(InvalidValueError, match=r"the model has other hooks.*fit it again"):
+            step(*data)
+    finally:
+        hook.remove()
+    step(*data).backward()
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit.script:DeprecationWarning")  # PyTorch makes derivatives forward by it
+def test_derivatives_forward_are_refused():
+    model, data = dense()
+    step = ucudnn.memory.fit(model, data, loss=functional.cross_entropy, policy="stock")
+    with torch.autograd.forward_ad.dual_level():
+        x = torch.autograd.forward_ad.make_dual(data[0], torch.ones_like(data[0]))
+        with pytest.raises(InvalidValueError, match=r"^a fitted step has no derivatives forward .*: call the model"):
+            step(x, data[1])
+    step(*data).backward()

@@ -8,6 +8,7 @@ from typing import Any, final
 
 import torch
 from torch import Tensor, nn
+from torch.autograd import forward_ad
 
 from ucudnn.errors import InvalidValueError
 from ucudnn.memory.costs import Costs
@@ -138,6 +139,10 @@ class FittedStep(nn.Module):
             leaves = self._arguments.match(args, kwargs)
         if leaves is None:
             return self._other(args, kwargs)._planned(*args, **kwargs)
+        if forward_ad._current_level >= 0:
+            raise InvalidValueError(
+                "a fitted step has no derivatives forward (torch.autograd.forward_ad, torch.func.jvp): call the model"
+            )
         if _autocast(self._run.program.device.type) != self._autocast:
             raise InvalidValueError("fit and the step must run under the same autocast: fit the step again under it")
         run = self._current()

@@ -5,6 +5,7 @@ from itertools import chain
 from typing import Any, final
 
 from torch import Tensor, nn
+from torch.nn.modules import module as torch_module
 
 from ucudnn.errors import InvalidValueError
 from ucudnn.memory.torch.subject.module_attributes import ModuleAttributes
@@ -25,7 +26,7 @@ class ModelState:
         numbers = {id(tensor): number for number, tensor in enumerate(tensors)}
         self._modules = [(name, module, module.training) for name, module in model.named_modules()]
         self._children = [module._modules for _, module, _ in self._modules if module._modules]
-        self._hooks = [hooks for _, module, _ in self._modules for hooks in _hooks_of(module)]
+        self._hooks = [hooks for _, module, _ in self._modules for hooks in _hooks_of(module)] + _hooks_of_all()
         self._inside = _values(self._children), _values(self._hooks)
         self._hook_counts = [*map(len, self._hooks)]
         self._attributes = attributes
@@ -104,6 +105,12 @@ class ModelState:
 
 def _hooks_of(module: nn.Module) -> Iterator[dict[Any, Any]]:
     yield from (module._forward_pre_hooks, module._forward_hooks, module._backward_pre_hooks, module._backward_hooks)
+
+
+def _hooks_of_all() -> list[dict[Any, Any]]:
+    """Return the tables of hooks that PyTorch calls for all modules."""
+    names = "forward_pre_hooks", "forward_hooks", "backward_pre_hooks", "backward_hooks"
+    return [found for name in names if (found := getattr(torch_module, f"_global_{name}", None)) is not None]
 
 
 def _values(dictionaries: Sequence[dict[Any, Any]]) -> list[Any]:
