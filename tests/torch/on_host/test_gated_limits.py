@@ -10,6 +10,7 @@ import ucudnn.torch  # noqa: E402
 from tests.support.host_gpu import assert_near  # noqa: E402
 from tests.support.tuned_program import TunedProgram, python_calls, taken  # noqa: E402
 from ucudnn.problem import WITH_BIAS, Operation  # noqa: E402
+from ucudnn.torch.added_bias import is_fused  # noqa: E402
 from ucudnn.torch.gate.call_gate import CallGate  # noqa: E402
 from ucudnn.torch.gate.direct_kernel import direct_kernel  # noqa: E402
 from ucudnn.torch.interceptor import Interceptor  # noqa: E402
@@ -289,7 +290,9 @@ def test_the_gate_is_opened_less_and_less_often_however_often_looks_are_new(gate
 def test_converted_modules_keep_the_gate_closed_whatever_is_new(gated, in_python, monkeypatch):
     until_open(gated, in_python)
     ucudnn.torch.convert(torch.nn.Conv2d(3, 4, 3), backend="cpu")
+    (converted,) = process_overrides.converted
     assert not gated.is_gated
+    assert (converted.names.any, gated.made.names.any) == (True, False), "names are those of the converted module only"
     registered, run = [], Overrides.refresh
     monkeypatch.setattr(Overrides, "refresh", lambda each: registered.append(each) or run(each))
     gated.made.opener._changed = process_overrides.refresh
@@ -297,3 +300,21 @@ def test_converted_modules_keep_the_gate_closed_whatever_is_new(gated, in_python
         gated.planned.has_unlent = True
         assert_near(gated.step(), gated.expected)
     assert not registered
+
+
+def test_a_plan_that_adds_the_bias_is_computed_by_the_gate_once_it_was_opened_again(gated, in_python):
+    until_open(gated, in_python)
+    (handle,) = gated.made.handles().values()
+    problem, site = next(each for each in gated.tuner.sites.items() if each[0].biased)
+    fused = next(each.configuration for each in site.candidates if is_fused(each.configuration))
+    for _ in range(2):  # the second time, the same plan is only made anew
+        with handle.backend.lock:
+            handle.plans.adopt(problem, fused)
+        assert_near(gated.step(), gated.expected)
+        assert len(in_python) == 1
+        until_open(gated, in_python)
+        (call,) = gated.planned._fused_calls.values()
+        before = call.elsewhere[0]
+        assert_near(gated.step(), gated.expected)
+        assert not in_python
+        assert call.elsewhere[0] == before + 1

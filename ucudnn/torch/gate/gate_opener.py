@@ -175,7 +175,9 @@ class GateOpener:
     def _gates_plans(self) -> bool:
         """Return whether plans are final and were launched since, and an optimizer, not a convolution, tells steps.
 
-        On another stream than the default one, no kernel would be found that the gate can compute.
+        On another stream than the default one, no kernel would be found that the gate can compute. Nor are plans of
+        named layers for the gate: only `convert` names layers, by their weights' memory, and an address may be that of
+        another layer's weight once that memory is gone.
         """
         if self._planned is None or self._planned.names.any or not self._tracker.by_optimizer:
             return False
