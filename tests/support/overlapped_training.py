@@ -48,6 +48,16 @@ class Planned:
         return shaken(make_plan(graph, costs, None, "vdnn-ext-all-p"), costs, self.seed)
 
 
+class Late(InPlace):
+    # its last parameters have gradients that share memory, so that autograd copies them
+    def __init__(self):
+        super().__init__()
+        self.one, self.two = (torch.nn.Parameter(torch.randn(4, 5)) for _ in range(2))
+
+    def forward(self, x):
+        return super().forward(x) + self.one + self.two
+
+
 def digest(tensors):
     found = hashlib.sha256()
     for tensor in tensors:
@@ -57,7 +67,7 @@ def digest(tensors):
 
 def train(case, fitted):
     torch.manual_seed(0)
-    model = InPlace()
+    model = Late() if case.get("late") else InPlace()
     if case["options"].get("find_unused_parameters"):
         model.never = torch.nn.Linear(2, 2)
     model.to(device)

@@ -152,17 +152,24 @@ class FittedStep(nn.Module):
             warnings.warn(_KEPT, stacklevel=2)
         inputs = tuple(leaf for leaf in leaves if isinstance(leaf, Tensor))
         sources = [(run.persistent if is_persistent else inputs)[each] for is_persistent, each in run.program.sources]
-        return run.program.result.build(replayed(run, inputs, sources, in_parts=self._averages(sources)))
+        return run.program.result.build(replayed(run, inputs, sources, self._parts(sources)))
 
-    def _averages(self, sources: Sequence[Tensor]) -> bool:
-        """Whether gradients are averaged beside backward in the step that begins.
+    def _parts(self, sources: Sequence[Tensor]) -> tuple[tuple[int, ...], ...] | None:
+        """Return the sources whose gradients each part of backward hands over, in order; None for all in any order.
 
-        Hooks may take memory that no plan counts, so they run when activations are gone.
+        There is one part before DistributedDataParallel has made its buckets anew, because it notes the order, and has
+        one bucket until then. So there is where hooks take memory that no plan counts, because it has most room at the
+        end.
         """
-        parallel = self._subject.parallel
-        if parallel is None or not parallel.require_backward_grad_sync or parallel._comm_hooks:
-            return False
-        return not any(each._backward_hooks or each._post_accumulate_grad_hooks for each in sources)
+        parallel, run = self._subject.parallel, self._run
+        if parallel is None:
+            return None
+        final = parallel.find_unused_parameters and not parallel.static_graph
+        if not (final or getattr(parallel, "_has_rebuilt_buckets", True)):
+            return (run.program.order,)
+        hooked = any(each._backward_hooks or each._post_accumulate_grad_hooks for each in sources)
+        at_the_end = hooked or parallel._comm_hooks or not parallel.require_backward_grad_sync
+        return (run.program.order,) if at_the_end else run.parts
 
     def begin_with(
         self,

@@ -29,7 +29,10 @@ _alias = torch.ops.aten.alias.default
 
 
 def replayed(
-    run: PlannedRun, inputs: tuple[Tensor, ...], sources: Sequence[Tensor], *, in_parts: bool
+    run: PlannedRun,
+    inputs: tuple[Tensor, ...],
+    sources: Sequence[Tensor],
+    parts: Sequence[Sequence[int]] | None,
 ) -> tuple[Tensor, ...]:
     """Return the outputs of a plan's forward, which autograd knows.
 
@@ -37,15 +40,16 @@ def replayed(
         run: the code of the plan.
         inputs: the tensors among the step's arguments.
         sources: the tensors that need gradients, in the program's order.
-        in_parts: whether backward hands gradients over part by part.
+        parts: the sources whose gradients each part of backward hands over, in order: the code's parts, or one part.
+            None hands over all when it has ended, in any order.
     """
-    if not in_parts:
+    if parts is None:
         turn = _Turn((tuple(range(len(sources))),))
         return _Replay.apply(run, turn, inputs, None, *sources)  # type: ignore[no-any-return]
-    turn, token = _Turn(run.parts), None
-    for number in range(len(run.parts) - 1, 0, -1):
-        token = _Following.apply(run, turn, number, inputs, token, *_in_order(sources, run.parts[number]))
-    return _Replay.apply(run, turn, inputs, token, *_in_order(sources, run.parts[0]))  # type: ignore[no-any-return]
+    turn, token = _Turn(parts), None
+    for number in range(len(parts) - 1, 0, -1):
+        token = _Following.apply(run, turn, number, inputs, token, *_in_order(sources, parts[number]))
+    return _Replay.apply(run, turn, inputs, token, *_in_order(sources, parts[0]))  # type: ignore[no-any-return]
 
 
 def _in_order(sources: Sequence[Tensor], part: Sequence[int]) -> list[Tensor]:

@@ -89,6 +89,7 @@ class StepProgram:
         functions: by operation, what code calls in the place of the operator, with its arguments.
         groups: the sources in groups whose gradients backward hands over as soon as they exist, one group after the
             other; () hands over all of them when it has ended.
+        order: the sources in the order in which the plain loop makes their gradients, those without a gradient first.
     """
 
     graph: StepGraph
@@ -108,3 +109,4 @@ class StepProgram:
     attributes: ModuleAttributes
     functions: Mapping[int, Callable[..., Any]] = field(default_factory=dict)
     groups: tuple[tuple[int, ...], ...] = ()
+    order: tuple[int, ...] = ()

@@ -1,14 +1,16 @@
 """In which groups a step hands gradients over, so that DistributedDataParallel averages them beside backward.
 
 DistributedDataParallel begins to average a bucket when autograd has accumulated the last of its gradients. In the first
-step it notes in which order they come, and makes its buckets anew in this order. So gradients are handed over in the
-order of the plain loop, which also keeps sums over more than two ranks the same to the bit. A group ends where a bucket
-is full. A step whose groups end elsewhere would have the same gradients, and only average them later.
+step it notes in which order they come, and makes its buckets anew in this order. The order decides on the last bits of
+sums over more than two ranks. So gradients come in the order of the plain loop, and the step in which the order is
+noted hands all of them over when it has ended. A group ends where a bucket is full. A step whose groups end elsewhere
+would have the same gradients, and only average them later.
 """
 
 import sys
 from collections import Counter
 from collections.abc import Sequence, Set
+from dataclasses import replace
 
 from torch import Tensor, distributed
 from torch.nn.parallel import DistributedDataParallel
@@ -17,10 +19,8 @@ from ucudnn.memory.torch.execution.step_program import StepProgram
 from ucudnn.memory.torch.tracer import TracedTensor
 
 
-def averaged_groups(
-    program: StepProgram, parallel: DistributedDataParallel, arrivals: Sequence[int]
-) -> tuple[tuple[int, ...], ...]:
-    """Return the sources of a step in groups; those whose gradients are handed over together.
+def with_groups(program: StepProgram, parallel: DistributedDataParallel, arrivals: Sequence[int]) -> StepProgram:
+    """Return a step whose sources stand in groups; the gradients of one group are handed over together.
 
     Autograd takes the memory of most gradients as it is. It copies those that lie otherwise than their parameter, or
     share memory. These come last, because the plan does not count the copies, and has most room at the end.
@@ -37,14 +37,15 @@ def averaged_groups(
     ends = {
         max((places.get(id(each), -1) for each in bucket), default=-1) for bucket in _buckets(program, parallel, early)
     }
-    groups: list[list[int]] = [absent]
+    groups: list[list[int]] = [[*absent]]
     for place, source in enumerate(early):
         groups[-1].append(source)
         if place in ends:
             groups.append([])
     taken = {each for group in groups for each in group}
     groups[-1] += [source for source in range(len(program.sources)) if source not in taken]
-    return tuple(tuple(group) for group in groups if group)
+    order = dict.fromkeys([*absent, *arrivals, *range(len(program.sources))])
+    return replace(program, groups=tuple(tuple(group) for group in groups if group), order=tuple(order))
 
 
 def _buckets(program: StepProgram, parallel: DistributedDataParallel, early: Sequence[int]) -> list[list[Tensor]]:

@@ -20,7 +20,7 @@ from ucudnn.errors import InvalidValueError, StepGraphError
 from ucudnn.memory.graph import Affine, Phase, Role, StepGraph, Storage
 from ucudnn.memory.torch.assemble import TracedStep, TracedSubject, assemble
 from ucudnn.memory.torch.execution.step_program import StepProgram, StepSubject
-from ucudnn.memory.torch.execution.tracing.averaging import averaged_groups
+from ucudnn.memory.torch.execution.tracing.averaging import with_groups
 from ucudnn.memory.torch.execution.tracing.optimizer_trace import trace_optimizer
 from ucudnn.memory.torch.provenance import Provenance
 from ucudnn.memory.torch.subject.attribute_recorder import AttributeRecorder
@@ -251,7 +251,7 @@ class _Tracing:
         parallel = self._subject.parallel
         if parallel is None:
             return program
-        return replace(program, groups=averaged_groups(program, parallel, self._arrivals))
+        return with_groups(program, parallel, self._arrivals)
 
     def _faked(self, tensor: Tensor) -> Tensor:
         if tensor.is_sparse or tensor.is_conj() or tensor.is_neg():
