@@ -157,9 +157,9 @@ class FittedStep(nn.Module):
     def _parts(self, sources: Sequence[Tensor]) -> tuple[tuple[int, ...], ...] | None:
         """Return the sources whose gradients each part of backward hands over, in order; None for all in any order.
 
-        There is one part before DistributedDataParallel has made its buckets anew, because it notes the order, and has
-        one bucket until then. So there is where hooks take memory that no plan counts, because it has most room at the
-        end.
+        Before DistributedDataParallel has made its buckets anew, there is one part in the plain loop's order, because
+        it notes the order, and has one bucket until then. Where hooks may take memory that no plan counts, all come at
+        the end, because there is most room then.
         """
         parallel, run = self._subject.parallel, self._run
         if parallel is None:
@@ -169,7 +169,7 @@ class FittedStep(nn.Module):
             return (run.program.order,)
         hooked = any(each._backward_hooks or each._post_accumulate_grad_hooks for each in sources)
         at_the_end = hooked or parallel._comm_hooks or not parallel.require_backward_grad_sync
-        return (run.program.order,) if at_the_end else run.parts
+        return None if at_the_end or len(run.parts) == 1 else run.parts
 
     def begin_with(
         self,

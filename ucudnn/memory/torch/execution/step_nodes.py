@@ -9,10 +9,11 @@ outputs. It passes a tensor without bytes to the node of the second part, and so
                grads     grads     grads
 
 Autograd runs the node that was made last first, except that it accumulates gradients before all else. So what hangs on
-`grads` of a part, DistributedDataParallel's hooks among it, runs before the next part. Between a part and `grads` each
-parameter has a node that does nothing. It was made after those of the parameters whose gradients come later. Without
-these nodes autograd would accumulate the gradients of one part in an order of its own, and DistributedDataParallel
-makes its buckets in the order of its first step.
+`grads` of a part, DistributedDataParallel's hooks among it, runs before the next part.
+
+DistributedDataParallel makes its buckets in the order of its first step. In that step there is one part. Between it and
+`grads` each parameter has a node that does nothing, made after those of parameters whose gradients come later. Without
+these nodes autograd would accumulate the gradients of one part in an order of its own.
 """
 
 from collections.abc import Callable, Sequence
@@ -40,22 +41,19 @@ def replayed(
         run: the code of the plan.
         inputs: the tensors among the step's arguments.
         sources: the tensors that need gradients, in the program's order.
-        parts: the sources whose gradients each part of backward hands over, in order: the code's parts, or one part.
-            None hands over all when it has ended, in any order.
+        parts: the sources whose gradients each part of backward hands over: the code's parts, or one part, whose
+            gradients are accumulated in its order. None hands over all when it has ended, in any order.
     """
     if parts is None:
         turn = _Turn((tuple(range(len(sources))),))
         return _Replay.apply(run, turn, inputs, None, *sources)  # type: ignore[no-any-return]
     turn, token = _Turn(parts), None
     for number in range(len(parts) - 1, 0, -1):
-        token = _Following.apply(run, turn, number, inputs, token, *_in_order(sources, parts[number]))
-    return _Replay.apply(run, turn, inputs, token, *_in_order(sources, parts[0]))  # type: ignore[no-any-return]
-
-
-def _in_order(sources: Sequence[Tensor], part: Sequence[int]) -> list[Tensor]:
-    """Return what stands for the sources of a part; autograd accumulates their gradients in the part's order."""
-    made = {source: _alias(sources[source]) for source in reversed(part)}  # the first to come is made last
-    return [made[source] for source in part]
+        token = _Following.apply(run, turn, number, inputs, token, *(sources[source] for source in parts[number]))
+    own = [sources[source] for source in parts[0]]
+    if len(parts) == 1:
+        own = [*reversed([_alias(source) for source in reversed(own)])]  # the first to come is made last
+    return _Replay.apply(run, turn, inputs, token, *own)  # type: ignore[no-any-return]
 
 
 @final
