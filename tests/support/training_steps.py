@@ -52,6 +52,20 @@ class Lambda(nn.Module):
         return self.function(x, self.weight)
 
 
+class Remembering(nn.Module):
+    """A model with dropout, and with a buffer that changes and is in no saved state."""
+
+    def __init__(self):
+        super().__init__()
+        self.body = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Dropout(), nn.Conv2d(8, 5, 1))
+        self.register_buffer("scale", torch.ones(()), persistent=False)
+
+    def forward(self, x):
+        y, scale = self.body(x), self.scale.clone()
+        self.scale = self.scale + 1
+        return y * scale
+
+
 def small_densenet():
     """Return a DenseNet of two blocks."""
     return models.DenseNet(8, (3, 2), 16)

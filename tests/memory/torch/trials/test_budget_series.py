@@ -44,6 +44,14 @@ def test_each_trial_is_what_it_is_in_a_process_of_its_own(peak):
     assert series.run(given[3]).figures.offloaded > 0
 
 
+def test_random_numbers_and_buffers_that_are_never_saved_are_those_of_a_new_process():
+    recipe = TrainingRecipe(model="tests.support.training_steps:Remembering", batch=4, shape=(3, 8, 8))
+    given = [replace(SETTINGS, recipe=recipe, policy=policy) for policy in (PYTORCH, "checkpoint", "checkpoint")]
+    series = BudgetSeries(given[0])
+    losses = [run_trial(given[0]).figures.losses, *(series.run(settings).figures.losses for settings in given)]
+    assert losses[1:] == losses[:1] * 3
+
+
 def test_what_a_profiler_keeps_comes_on_top_of_later_budgets(peak, monkeypatch):
     kept = iter([5000, 5000, 12000])
     monkeypatch.setattr(budget_series, "outside_bytes", lambda device: next(kept))

@@ -4,7 +4,7 @@ Peaks are those of the process, so each trial has a process of its own (`run_apa
 """
 
 import gc
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from itertools import pairwise
 from multiprocessing.connection import Connection
@@ -119,11 +119,22 @@ class ReusedStep:
     def __init__(self, settings: TrialSettings) -> None:
         self.step = trial_step(settings)
         self.device = _numbered(settings.device)
-        self._state = {name: value.to("cpu", copy=True) for name, value in self.step.model.state_dict().items()}
+        on_gpu = self.device.type == "cuda"
+        self._random = torch.get_rng_state(), torch.cuda.get_rng_state(self.device) if on_gpu else None
+        self._first = {name: tensor.detach().to("cpu", copy=True) for name, tensor in self._held()}
 
     def begin_anew(self) -> None:
-        """Bring back the first parameters, forget the optimizer's state, and give PyTorch's allocator back its room."""
-        self.step.model.load_state_dict(self._state)
+        """Bring back the first tensors and random numbers, and give PyTorch's allocator back its room.
+
+        The optimizer's state is forgotten.
+        """
+        with torch.no_grad():
+            for name, tensor in self._held():
+                tensor.copy_(self._first[name])
+        cpu, gpu = self._random
+        torch.set_rng_state(cpu)
+        if gpu is not None:
+            torch.cuda.set_rng_state(gpu, self.device)
         self.step.clear()
         if self.step.optimizer is not None:
             self.step.optimizer.state.clear()
@@ -131,6 +142,11 @@ class ReusedStep:
         if self.device.type == "cuda":
             torch.cuda.set_per_process_memory_fraction(1.0, self.device)
             torch.cuda.empty_cache()
+
+    def _held(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """Yield parameters and buffers with their names, also buffers that are in no saved state."""
+        yield from self.step.model.named_parameters()
+        yield from self.step.model.named_buffers()
 
 
 @final
