@@ -11,6 +11,7 @@ import pytest
 from tests.support.step_graphs import StepBuilder
 from ucudnn.memory.graph import Role
 from ucudnn.memory.step_file import save_step
+from ucudnn.memory.steps import open_step
 
 GIB = 2**30
 
@@ -177,3 +178,14 @@ def test_help_teaches_by_examples(memory, command):
     status, out, _ = memory(command, "--help")
     assert status == 0
     assert f"ucudnn memory {command} " in out
+
+
+def test_a_snapshot_never_takes_the_place_of_what_the_command_reads(call, tmp_path):
+    step, link = tmp_path / "step.json", tmp_path / "link.json"
+    save_step(open_step("alexnet"), step)
+    link.symlink_to(step)
+    before = step.read_bytes()
+    for path in (step, link):
+        status, _, error = call("memory", "plan", str(step), "--policy", "vdnn-all-m", "--snapshot", str(path))
+        assert (status, error.count("this command reads it; give another name")) == (2, 1)
+    assert step.read_bytes() == before

@@ -1,6 +1,7 @@
 """Files that commands write: checked before anything is measured for them, and written whole or not at all."""
 
 import os
+from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 
@@ -26,6 +27,23 @@ def check_output(path: Path) -> None:
         raise OutputError(f"{_name(path)} cannot be written: {_reason(error)}") from error
     if not os.access(path if exists else path.parent, os.W_OK):
         raise OutputError(f"{_name(path)} cannot be written: permission denied")
+
+
+def check_apart(path: Path, read: Iterable[str]) -> None:
+    """Raise an error if a file cannot be written, or what a command reads has its place, which would be lost.
+
+    Args:
+        path: the file.
+        read: names of what is read; those of no file count for nothing.
+
+    Raises:
+        OutputError: as `check_output` does, or if it is one of the files that are read.
+    """
+    check_output(path)
+    for name in read:
+        with suppress(OSError, ValueError):
+            if path.samefile(name):
+                raise OutputError(f"{_name(path)} cannot be written: this command reads it; give another name")
 
 
 def _exists(path: Path) -> bool:
