@@ -71,10 +71,20 @@ class Overrides:
                 interceptor.begin()
             self._register()
 
-    def refresh(self) -> None:
-        """Register the operators that are wanted now; called between the steps of a program."""
+    def refresh(self, *, rules_only: bool = False) -> None:
+        """Register the operators that are wanted now; called between the steps of a program.
+
+        Args:
+            rules_only: whether gates that are open only get other rules.
+        """
         with self._lock:
-            self._register()
+            if not rules_only:
+                self._register()
+                return
+            for key in [*self._gates]:
+                gated = self._gated(key.lower())
+                if gated is None or gated.open_gate(again=True) is None:
+                    self._gates.pop(key).close()  # the kernels in Python, to which it has passed on, stay
 
     @contextmanager
     def gates_aside(self) -> Iterator[None]:

@@ -3,7 +3,10 @@
 import ctypes
 import sys
 import warnings
+from collections import Counter
 from pathlib import Path
+from threading import Event, Thread
+from time import sleep
 
 import pytest
 
@@ -208,6 +211,87 @@ def test_gradients_are_computed_in_the_order_of_pytorch_so_that_memory_is_taken_
             assert torch.equal(one, torch.full_like(other, SENTINEL))
         else:
             assert (one is None and other is None) or torch.equal(one, other)
+
+
+def test_a_call_ends_by_the_rules_by_which_it_began_though_others_are_opened_meanwhile(gate):
+    call = Call("plain")
+    grad = torch.randn_like(call.forward())
+    expected = call.backward(grad)
+    look, others, opened = call.backward_look(grad), [], []
+    not_called = writer(others, 1, 1)
+
+    def opens(*addresses):  # as another thread may while this call goes on
+        opened.append(len(gate._computes))
+        gate.open("cpu", [], [GateRule(look, {1: output_of(call.weight, not_called)})], again=True)
+        opened.append(len(gate._computes))
+        return write(*addresses)
+
+    write = writer([], 0, expected[0].numel())
+    outputs = {0: output_of(call.x, opens), 1: output_of(call.weight, writer([], 1, expected[1].numel()))}
+    gate.open("cpu", [], [GateRule(look, outputs)])
+    found = call.backward(grad)
+    for at in range(2):
+        assert torch.equal(found[at], torch.full_like(expected[at], SENTINEL))
+    assert not others
+    assert opened == [2, 3], "both sets of rules have what they compute by"
+    assert torch.equal(call.backward(grad)[0], expected[0])
+    assert len(others) == 1
+    gate.open("cpu", [], [], again=True)
+    assert not gate._computes
+    assert not gate._earlier
+
+
+def test_threads_compute_while_the_gate_gets_other_rules(gate):
+    call = Call("plain")
+    expected = call.forward()
+    rule = GateRule(call.forward_look(), {0: output_of(expected, writer([], 2, expected.numel()))})
+    gate.open("cpu", [rule], [])
+    ours, found, ended = torch.full_like(expected, SENTINEL), Counter(), Event()
+
+    def compute():
+        while not ended.is_set():
+            out = call.forward()
+            found["ours" if torch.equal(out, ours) else "PyTorch's" if torch.equal(out, expected) else "wrong"] += 1
+
+    threads = [Thread(target=compute) for _ in range(3)]
+    for each in threads:
+        each.start()
+    try:
+        for number in range(200):
+            gate.open("cpu", [rule] * (number % 2), [], again=True)
+        while len(found) < 2 and not found["wrong"]:
+            gate.open("cpu", [rule] * (not found["ours"]), [], again=True)
+            sleep(0.01)
+    finally:
+        ended.set()
+        for each in threads:
+            each.join()
+    assert not found["wrong"]
+    gate.open("cpu", [rule], [], again=True)
+    assert len(gate._computes) == 1, "nothing is kept of rules by which nobody computes"
+
+
+def test_a_gate_that_is_opened_again_passes_on_to_the_same_kernels_and_stands_before_what_had_no_rules(gate, passed_on):
+    call = Call("plain")
+    expected = call.forward()
+    grad, seen = torch.randn_like(expected), []
+    gradients = call.backward(grad)
+    passed_on.clear()
+    backward = GateRule(call.backward_look(grad), {1: output_of(call.weight, lambda *addresses: False)})
+    forward = GateRule(call.forward_look(), {0: output_of(expected, writer(seen, 2, expected.numel()))})
+    try:
+        gate.open("cpu", [], [backward])
+        assert torch.equal(call.forward(), expected)
+        gate.open("cpu", [forward], [], again=True)
+        assert torch.equal(call.forward(), torch.full_like(expected, SENTINEL))
+        for one, other in zip(call.backward(grad), gradients, strict=True):
+            assert torch.equal(one, other)
+        assert len(passed_on) == 1
+        gate.open("cpu", [], [backward], again=True)
+        assert torch.equal(call.forward(), expected)
+        assert len(seen) == 1
+    finally:
+        gate.close()  # before the kernels to which it passes on are gone
 
 
 @pytest.mark.parametrize("precision", ["ieee", "tf32"])

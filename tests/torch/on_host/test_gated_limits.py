@@ -294,7 +294,7 @@ def test_converted_modules_keep_the_gate_closed_whatever_is_new(gated, in_python
     assert not gated.is_gated
     assert (converted.names.any, gated.made.names.any) == (True, False), "names are those of the converted module only"
     registered, run = [], Overrides.refresh
-    monkeypatch.setattr(Overrides, "refresh", lambda each: registered.append(each) or run(each))
+    monkeypatch.setattr(Overrides, "refresh", lambda each, **rest: registered.append(each) or run(each, **rest))
     gated.made.opener._changed = process_overrides.refresh
     for _ in range(30):
         gated.planned.has_unlent = True

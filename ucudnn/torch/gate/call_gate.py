@@ -89,15 +89,25 @@ class CallGate:
         self.is_open = False
         self._library = ctypes.CDLL(str(path))
         self._callback = _CALLBACK(self._computed)
-        self._computes: list[Compute] = []
+        self._library.ucudnn_gate_sets.restype = ctypes.c_int64
+        self._computes: dict[int, Compute] = {}  # by numbers that are never used again
+        self._count = 0
         self._directs: list[DirectKernel] = []  # the gate has their addresses
+        self._earlier: list[list[DirectKernel]] = []  # of rules by which other threads may still compute
 
     def open(
-        self, device_type: str, forward: Sequence[GateRule], backward: Sequence[GateRule], *, over_plans: bool = False
+        self,
+        device_type: str,
+        forward: Sequence[GateRule],
+        backward: Sequence[GateRule],
+        *,
+        over_plans: bool = False,
+        again: bool = False,
     ) -> None:
         """Put the gate in front of the operators that have rules; called between the steps of a program.
 
-        What it passes on goes to the kernels that are registered now, which must stay until the gate is closed.
+        What it passes on goes to the kernels that are registered now, which must stay until the gate is closed. Calls
+        of other threads that are in the gate meanwhile end by the rules by which they began.
 
         Args:
             device_type: 'cuda' or 'cpu'.
@@ -105,18 +115,29 @@ class CallGate:
             backward: rules of aten::convolution_backward.
             over_plans: whether kernels in Python are registered now, which compute by plans within a stated limit. Then
                 the gate sums gradients of biases, and computes gradients of weights first, as they do.
+            again: whether a gate that is open only gets other rules. No kernel is registered then, except the gate in
+                front of an operator that had no rules; PyTorch frees kernels by which other threads may compute.
 
         Raises:
             RuntimeError: if PyTorch refuses it, or does not say how many bytes live where these are limited.
         """
-        self.close()
-        self._call("clear", device_type.upper().encode(), self._callback)
-        self._computes, self._directs = [], []
+        if not again:
+            self.close()
+        self._call("begin", device_type.upper().encode(), self._callback)
+        self._earlier.append(self._directs)
+        first, self._directs = self._count, []
         for is_backward, rules in enumerate((forward, backward)):
             for rule in rules:
                 self._add(is_backward, rule)
-        self._call("open", int(over_plans))
+        try:
+            self._call("open", int(over_plans))
+        except RuntimeError:
+            self.close()  # it may stand in front of one operator already
+            raise
         self.is_open = True
+        if self._library.ucudnn_gate_sets() == 1:
+            self._earlier.clear()
+            self._computes = {number: each for number, each in self._computes.items() if number >= first}
 
     @contextmanager
     def aside(self) -> Iterator[None]:
@@ -139,8 +160,9 @@ class CallGate:
     def _add(self, is_backward: int, rule: GateRule) -> None:
         look = _numbers(rule.look), ctypes.c_int64(len(rule.look))
         for at, (compute, sizes, strides, direct) in rule.outputs.items():
-            kernel = ctypes.c_int64(len(self._computes))
-            self._computes.append(compute)
+            kernel = ctypes.c_int64(self._count)
+            self._computes[self._count] = compute
+            self._count += 1
             form = _numbers(sizes), _numbers(strides), ctypes.c_int64(len(sizes))
             self._call("add", is_backward, *look, at, kernel, *form)
             if direct is not None:

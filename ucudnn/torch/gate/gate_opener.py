@@ -2,7 +2,7 @@
 
 import logging
 from collections.abc import Callable, Mapping
-from typing import Any, final
+from typing import Any, Protocol, final
 
 from torch.nn.modules.module import register_module_forward_pre_hook
 
@@ -21,6 +21,13 @@ _LOG = logging.getLogger("ucudnn.torch")
 _STEPS_TO_PLAN = 2  # after all is settled: in the first one, adopted plans are made
 _LEAST_STEPS = 16  # until the gate is opened again for the first time, and then twice as many each time
 _LOOKS_IN_A_STEP = 4  # another step for so many looks, because each takes 0.1 to 0.2 ms when the gate is opened
+
+
+class Refresh(Protocol):
+    """Lets the operators that are wanted be registered, between steps."""
+
+    def __call__(self, *, rules_only: bool = False) -> None:
+        """Register them, or only open the gate again, with other rules."""
 
 
 @final
@@ -48,7 +55,7 @@ class GateOpener:
         tracker: StepTracker,
         tables: tuple[CallTable, CallTable],
         tuners: Mapping[int, Tuner],
-        changed: Callable[[], None],
+        changed: Refresh,
     ) -> None:
         self.is_settled = False
         self.wanted: tuple[object, ...] = (True, True, ())
@@ -68,7 +75,7 @@ class GateOpener:
         """Whether there may be a gate."""
         return self._library is not None
 
-    def open(self, device_type: str, first_is_called: Callable[[], None]) -> CallGate | None:
+    def open(self, device_type: str, first_is_called: Callable[[], None], *, again: bool = False) -> CallGate | None:
         """Put the gate in front of the operators, and return it; None if it is not wanted, or cannot be opened.
 
         No kernel of ours may be registered then, except those of `planned`, which must be.
@@ -76,6 +83,7 @@ class GateOpener:
         Args:
             device_type: 'cuda' or 'cpu'.
             first_is_called: called where the first kernel that the gate knows is called, if no optimizer steps.
+            again: whether it stands there already, and only gets other rules.
         """
         *_, gated = self.wanted
         gate = None if self._library is None or not gated else self._library.gate
@@ -87,7 +95,7 @@ class GateOpener:
         elif not self._tracker.by_optimizer:
             forward = beginning(forward, first_is_called)
         try:
-            gate.open(device_type, forward, backward, over_plans=self._planned is not None)
+            gate.open(device_type, forward, backward, over_plans=self._planned is not None, again=again)
         except RuntimeError as error:
             _LOG.warning("calls that are passed on make a detour through Python: %s", error)
             self._library = None
@@ -106,7 +114,7 @@ class GateOpener:
         gate = None if self._library is None else self._library.gate
         if gate is not None and gate.is_open and planned.on_default_streams():
             self._reopened += 1
-            self._changed()
+            self._changed(rules_only=True)
 
     def awaits_gate(self) -> bool:
         """Begin to build the gate, and return whether to wait for it; only a program that needs it pays for it."""

@@ -17,7 +17,7 @@ from ucudnn.torch.call_cache import Flags, Geometry
 from ucudnn.torch.fallbacks import Fallbacks
 from ucudnn.torch.gate.call_gate import CallGate
 from ucudnn.torch.gate.gate_library import GateLibrary
-from ucudnn.torch.gate.gate_opener import GateOpener
+from ucudnn.torch.gate.gate_opener import GateOpener, Refresh
 from ucudnn.torch.gpu import capturing
 from ucudnn.torch.interceptor import Interceptor
 from ucudnn.torch.layer_names import LayerNames
@@ -65,7 +65,7 @@ class AutoInterceptor:
         open_tuner: OpenTuner,
         device_type: str,
         aten: AtenKernels,
-        changed: Callable[[], None],
+        changed: Refresh,
         library: GateLibrary | None = None,
         planned: Interceptor | None = None,
     ) -> None:
@@ -109,9 +109,9 @@ class AutoInterceptor:
         forward, backward, *_ = self.opener.wanted
         return self.forward if forward else idle[0], self.backward if backward else idle[1]
 
-    def open_gate(self) -> CallGate | None:
+    def open_gate(self, *, again: bool = False) -> CallGate | None:
         """Put the gate in front of the operators; see `GateOpener.open`."""
-        return self.opener.open(self.device_type, self._first_is_called)
+        return self.opener.open(self.device_type, self._first_is_called, again=again)
 
     def _first_is_called(self) -> None:
         """End a step where the first kernel that the gate knows is called again, and no optimizer steps."""

@@ -2,7 +2,8 @@
 // execution plans of cuDNN or by a callback; all others go on to the kernel that PyTorch has registered. It needs no
 // header of Python, CUDA or cuDNN.
 //
-// Rules and kernels change between steps only, while no convolution runs.
+// Rules are replaced between the steps of a program. Another thread may compute meanwhile, so a set of rules does not
+// change once it is open, and a call has the same set from its begin to its end.
 
 #include <ATen/ops/empty_strided.h>
 #include <c10/core/DeviceGuard.h>
@@ -10,17 +11,17 @@
 #include <torch/library.h>
 
 #include <array>
+#include <atomic>
 #include <cstdint>
 #include <memory>
 #include <mutex>
 #include <optional>
 #include <string>
-#include <unordered_map>
 #include <utility>
 #include <vector>
 
-#include "direct.hpp"
 #include "look.hpp"
+#include "rules.hpp"
 
 #define EXPORTED __attribute__((visibility("default")))
 
@@ -28,41 +29,12 @@ namespace {
 
 using Stack = torch::jit::Stack;
 
-// Computes one of the tensors x, w and y of a kernel from the others, and adds a bias if it is given; 0: it could not.
-using Callback = int (*)(std::int64_t kernel, const void* x, const void* w, const void* y, const void* bias);
-
-struct Output {
-  std::int64_t kernel = -1;  // -1: left to PyTorch
-  std::shared_ptr<const Direct> direct;  // null: the callback computes it
-  Numbers sizes;
-  Numbers strides;
-};
-
-struct Rule {
-  std::array<Output, 2> outputs;  // forward: the first one; backward: gradients of the input and the weight
-  Numbers bias_sizes;
-  Numbers bias_strides;
-  bool fuses = false;  // the kernel of the output adds the bias
-};
-
-struct Side {
-  std::unordered_map<Numbers, Rule, Hash> rules;
-  std::optional<c10::SafeKernelFunction> stock;
-  std::optional<c10::OperatorHandle> handle;
-};
-
 struct Gate {
-  c10::DispatchKey key = c10::DispatchKey::Undefined;
-  Callback callback = nullptr;
-  Side forward;
-  Side backward;
+  std::unique_ptr<Rules> next;  // which is being stated
+  std::shared_ptr<const Rules> now;  // read and written by atomic functions only
   std::unique_ptr<torch::Library> library;
-  // Direct kernels run on PyTorch's default stream only: cuDNN's handles are set to it, and it is never captured.
-  bool is_direct = false;
-  bool is_over_plans = false;  // what is passed on is computed in Python, by plans within a stated limit
-  bool is_mixed = false;  // the callback computes other kernels, maybe on the same handles
-  std::mutex handles;     // no two threads may use a handle at once
-  int in_python = 0;      // threads that may use handles in Python; who waited for them could hold Python itself
+  std::mutex handles;  // no two threads may use a handle at once
+  int in_python = 0;   // threads that may use handles in Python; who waited for them could hold Python itself
 };
 
 Gate& gate() {
@@ -70,42 +42,46 @@ Gate& gate() {
   return *only;
 }
 
+std::shared_ptr<const Rules> rules_now() { return std::atomic_load_explicit(&gate().now, std::memory_order_acquire); }
+
 // Takes the handles, or does not if who has them may wait for Python, because this thread may hold that.
-std::unique_lock<std::mutex> handles_of_this_thread() {
+std::unique_lock<std::mutex> handles_of_this_thread(const Rules& rules) {
   Gate& one = gate();
-  return one.is_mixed ? std::unique_lock<std::mutex>(one.handles, std::try_to_lock)
-                      : std::unique_lock<std::mutex>(one.handles);
+  return rules.is_mixed ? std::unique_lock<std::mutex>(one.handles, std::try_to_lock)
+                        : std::unique_lock<std::mutex>(one.handles);
 }
 
-bool computes(const Direct& direct, const at::Tensor& like, const Tensors& tensors, void* out) {
+bool computes(const Rules& rules, const Direct& direct, const at::Tensor& like, const Tensors& tensors, void* out) {
   if (!are_aligned(tensors)) return false;
   std::unique_lock<std::mutex> lock;
   if (direct.is_bounded()) {  // no other kernel may take a workspace between the look at live bytes and the allocation
-    lock = handles_of_this_thread();
+    lock = handles_of_this_thread(rules);
     if (!lock.owns_lock() || gate().in_python || !is_current(direct) || !has_room(direct, like)) return false;
   }
   const at::Tensor memory = workspace_of(direct, like);
   if (direct.workspace_bytes && !memory.defined()) return false;
-  if (!direct.is_bounded()) lock = handles_of_this_thread();
+  if (!direct.is_bounded()) lock = handles_of_this_thread(rules);
   if (!lock.owns_lock() || gate().in_python || !is_current(direct)) return false;
   return runs(direct, tensors, memory.defined() ? memory.mutable_data_ptr() : nullptr, out);
 }
 
-at::Tensor computed(const Output& output, const at::Tensor& like, const at::Tensor* x, const at::Tensor* w,
-                    const at::Tensor* y, bool transposed, const at::Tensor* bias = nullptr) {
-  Gate& one = gate();
+at::Tensor computed(const Rules& rules, const Output& output, const at::Tensor& like, const at::Tensor* x,
+                    const at::Tensor* w, const at::Tensor* y, bool transposed, const at::Tensor* bias = nullptr) {
   const c10::DeviceGuard guard(like.device());
-  if (one.is_direct && c10::impl::VirtualGuardImpl(like.device().type()).getStream(like.device()).id() != 0) return {};
+  if (rules.is_direct) {
+    const c10::impl::VirtualGuardImpl streams(like.device().type());
+    if (streams.getStream(like.device()).id() != 0) return {};
+  }
   at::Tensor out = at::empty_strided(output.sizes, output.strides, like.options());
   const auto address = [&](const at::Tensor* tensor) {
     return tensor == nullptr ? out.data_ptr() : const_cast<void*>(tensor->const_data_ptr());
   };
   const Tensors tensors{address(transposed ? y : x), address(w), address(transposed ? x : y),
                         bias == nullptr ? nullptr : const_cast<void*>(bias->const_data_ptr())};
-  if (output.direct) return computes(*output.direct, like, tensors, out.data_ptr()) ? out : at::Tensor();
-  const auto lock = one.is_direct ? handles_of_this_thread() : std::unique_lock<std::mutex>();
-  if (one.is_direct && !lock.owns_lock()) return {};
-  return one.callback(output.kernel, tensors[0], tensors[1], tensors[2], tensors[3]) != 0 ? out : at::Tensor();
+  if (output.direct) return computes(rules, *output.direct, like, tensors, out.data_ptr()) ? out : at::Tensor();
+  const auto lock = rules.is_direct ? handles_of_this_thread(rules) : std::unique_lock<std::mutex>();
+  if (rules.is_direct && !lock.owns_lock()) return {};
+  return rules.callback(output.kernel, tensors[0], tensors[1], tensors[2], tensors[3]) != 0 ? out : at::Tensor();
 }
 
 void count_in_python(int change) {
@@ -122,20 +98,20 @@ class InPython final {
   InPython& operator=(const InPython&) = delete;
 };
 
-void pass_on(const Side& side, Stack* stack) {
+void pass_on(const Rules& rules, const Side& side, Stack* stack) {
   std::optional<InPython> inside;
-  if (gate().is_over_plans) inside.emplace();
-  side.stock->callBoxed(*side.handle, c10::DispatchKeySet(gate().key), stack);
+  if (rules.is_over_plans) inside.emplace();
+  side.stock->kernel.callBoxed(side.stock->handle, c10::DispatchKeySet(rules.key), stack);
 }
 
 // Passes on what is left of the gradients of a backward call, except for one of them, and adds the others to `found`.
-void pass_on_but(const Side& side, const c10::IValue* arguments, c10::List<bool>& left, int later,
+void pass_on_but(const Rules& rules, const Side& side, const c10::IValue* arguments, c10::List<bool>& left, int later,
                  std::array<at::Tensor, 3>& found) {
   Stack stack(arguments, arguments + 11);
   c10::List<bool> now = left.copy();
   now.set(later, false);
   stack[10] = now;
-  pass_on(side, &stack);
+  pass_on(rules, side, &stack);
   for (int at = 0; at < 3; ++at) {
     if (!now.get(at)) continue;
     found[at] = stack[at].toTensor();
@@ -149,7 +125,9 @@ const Rule* rule_of(const Side& side, const Numbers& look) {
 }
 
 void forward(const c10::OperatorHandle&, c10::DispatchKeySet, Stack* stack) {
-  const Side& side = gate().forward;
+  const std::shared_ptr<const Rules> held = rules_now();
+  const Rules& rules = *held;
+  const Side& side = rules.forward;
   const c10::IValue* const arguments = stack->data() + stack->size() - 13;
   const at::Tensor& x = arguments[0].toTensor();
   const at::Tensor& weight = arguments[1].toTensor();
@@ -162,17 +140,19 @@ void forward(const c10::OperatorHandle&, c10::DispatchKeySet, Stack* stack) {
   add_geometry(look, arguments + 3);
   for (int place = 10; place < 13; ++place) look.push_back(arguments[place].toBool());  // all but `benchmark`
   const Rule* const rule = rule_of(side, look);
-  if (rule == nullptr) return pass_on(side, stack);
+  if (rule == nullptr) return pass_on(rules, side, stack);
   const at::Tensor* const fused = rule->fuses ? &arguments[2].toTensor() : nullptr;
-  at::Tensor out = computed(rule->outputs[0], x, &x, &weight, nullptr, arguments[6].toBool(), fused);
-  if (!out.defined()) return pass_on(side, stack);
+  at::Tensor out = computed(rules, rule->outputs[0], x, &x, &weight, nullptr, arguments[6].toBool(), fused);
+  if (!out.defined()) return pass_on(rules, side, stack);
   if (biased && fused == nullptr) out.add_(arguments[2].toTensor().as_strided(rule->bias_sizes, rule->bias_strides));
   torch::jit::drop(*stack, 13);
   stack->emplace_back(std::move(out));
 }
 
 void backward(const c10::OperatorHandle&, c10::DispatchKeySet, Stack* stack) {
-  const Side& side = gate().backward;
+  const std::shared_ptr<const Rules> held = rules_now();
+  const Rules& rules = *held;
+  const Side& side = rules.backward;
   c10::IValue* const arguments = stack->data() + stack->size() - 11;
   const at::Tensor& grad = arguments[0].toTensor();
   const at::Tensor& x = arguments[1].toTensor();
@@ -188,11 +168,11 @@ void backward(const c10::OperatorHandle&, c10::DispatchKeySet, Stack* stack) {
   look.push_back(context.userEnabledCuDNN());
   look.push_back(precision_now());
   const Rule* const rule = rule_of(side, look);
-  if (rule == nullptr) return pass_on(side, stack);
+  if (rule == nullptr) return pass_on(rules, side, stack);
   const bool transposed = arguments[7].toBool();
   std::array<at::Tensor, 3> found;
   c10::List<bool> left = arguments[10].toBoolList().copy();
-  const bool over_plans = gate().is_over_plans;
+  const bool over_plans = rules.is_over_plans;
   if (over_plans && left.get(2)) {
     std::vector<std::int64_t> all_but_channels{0};
     for (std::int64_t axis = 2; axis < grad.dim(); ++axis) all_but_channels.push_back(axis);
@@ -208,18 +188,18 @@ void backward(const c10::OperatorHandle&, c10::DispatchKeySet, Stack* stack) {
       const bool of_input = at == 0;
       const at::Tensor* const near = of_input ? nullptr : &x;
       const at::Tensor* const filters = of_input ? &weight : nullptr;
-      found[at] = computed(rule->outputs[at], x, near, filters, &grad, transposed);
+      found[at] = computed(rules, rule->outputs[at], x, near, filters, &grad, transposed);
       left.set(at, !found[at].defined());
     }
     if (!over_plans && at == 0 && left.get(0) && left.get(1) && rule->outputs[1].kernel >= 0) {
       // Now, because after the other gradient that would be live while this kernel has its workspace. A plan is not
       // asked for a part of a call, because that has a plan of its own.
-      pass_on_but(side, arguments, left, 1, found);
+      pass_on_but(rules, side, arguments, left, 1, found);
     }
   }
   if (left.get(0) || left.get(1) || left.get(2)) {
     arguments[10] = left;
-    pass_on(side, stack);
+    pass_on(rules, side, stack);
     for (int at = 0; at < 3; ++at) {
       if (left.get(at)) found[at] = (stack->end() - 3 + at)->toTensor();
     }
@@ -235,10 +215,13 @@ class Quiet final : public c10::WarningHandler {
   void process(const c10::Warning&) override {}  // that a kernel is replaced, which is what is wanted
 };
 
-void choose(Side& side, const char* name) {
-  side.handle = c10::Dispatcher::singleton().findSchemaOrThrow(name, "");
-  side.stock.emplace(side.handle->getComputedKernelForDispatchKey(gate().key));
+std::shared_ptr<const Stock> stock_of(const char* name, c10::DispatchKey key) {
+  const c10::OperatorHandle handle = c10::Dispatcher::singleton().findSchemaOrThrow(name, "");
+  return std::make_shared<const Stock>(Stock{handle, handle.getComputedKernelForDispatchKey(key)});
 }
+
+// Returns a side of the set of rules that is being stated.
+Side& next_side(int is_backward) { return is_backward ? gate().next->backward : gate().next->forward; }
 
 thread_local std::string message;
 
@@ -260,15 +243,13 @@ Numbers list(const std::int64_t* values, std::int64_t count) { return Numbers(va
 // Each function returns nullptr, or the text of an error, which lives until the thread calls the next one.
 extern "C" {
 
-// Removes all rules, and sets the device type and the callback.
-EXPORTED const char* ucudnn_gate_clear(const char* device_type, Callback callback) {
+// Begins another set of rules, for a device type and with a callback. Those that are open hold until it is opened.
+EXPORTED const char* ucudnn_gate_begin(const char* device_type, Callback callback) {
   return guarded([&] {
-    Gate& one = gate();
-    one.key = c10::parseDispatchKey(device_type);
-    one.callback = callback;
-    one.forward.rules.clear();
-    one.backward.rules.clear();
-    one.is_direct = false;
+    auto next = std::make_unique<Rules>();
+    next->key = c10::parseDispatchKey(device_type);
+    next->callback = callback;
+    gate().next = std::move(next);
   });
 }
 
@@ -277,15 +258,15 @@ EXPORTED const char* ucudnn_gate_add(int is_backward, const std::int64_t* look, 
                                      std::int64_t kernel, const std::int64_t* sizes, const std::int64_t* strides,
                                      std::int64_t dimensions) {
   return guarded([&] {
-    Side& side = is_backward ? gate().backward : gate().forward;
+    Side& side = next_side(is_backward);
     side.rules[list(look, length)].outputs.at(at) = {kernel, nullptr, list(sizes, dimensions),
                                                      list(strides, dimensions)};
   });
 }
 
 // Lets cuDNN compute an output, in place of the callback. `functions` are those of `Cudnn`, in that order; `parts` has
-// four numbers for each part. `calls`, `other_stream` and `most_bytes` are those of `Direct`. All live until the rules
-// are removed.
+// four numbers for each part. `calls`, `other_stream` and `most_bytes` are those of `Direct`. All live as long as the
+// set of rules.
 EXPORTED const char* ucudnn_gate_direct(int is_backward, const std::int64_t* look, std::int64_t length, int at,
                                         void* const* functions, void* handle, const std::int64_t* parts,
                                         std::int64_t count, std::int64_t workspace_bytes, std::int64_t* calls,
@@ -306,13 +287,12 @@ EXPORTED const char* ucudnn_gate_direct(int is_backward, const std::int64_t* loo
     direct->other_stream = other_stream;
     direct->most_bytes = most_bytes;
     if (direct->is_bounded()) {
-      const auto type = gate().key == c10::DispatchKey::CUDA ? c10::DeviceType::CUDA : c10::DeviceType::CPU;
+      const auto type = gate().next->key == c10::DispatchKey::CUDA ? c10::DeviceType::CUDA : c10::DeviceType::CPU;
       direct->allocator = dynamic_cast<c10::DeviceAllocator*>(c10::GetAllocator(type));
       TORCH_CHECK(direct->allocator != nullptr, "PyTorch's allocator does not say how many bytes live");
     }
-    Side& side = is_backward ? gate().backward : gate().forward;
-    side.rules.at(list(look, length)).outputs.at(at).direct = std::move(direct);
-    gate().is_direct = true;
+    next_side(is_backward).rules.at(list(look, length)).outputs.at(at).direct = std::move(direct);
+    gate().next->is_direct = true;
   });
 }
 
@@ -320,47 +300,59 @@ EXPORTED const char* ucudnn_gate_direct(int is_backward, const std::int64_t* loo
 EXPORTED const char* ucudnn_gate_bias(const std::int64_t* look, std::int64_t length, const std::int64_t* sizes,
                                       const std::int64_t* strides, std::int64_t dimensions, int fuses) {
   return guarded([&] {
-    Rule& rule = gate().forward.rules.at(list(look, length));
+    Rule& rule = next_side(0).rules.at(list(look, length));
     rule.bias_sizes = list(sizes, dimensions);
     rule.bias_strides = list(strides, dimensions);
     rule.fuses = fuses != 0;
   });
 }
 
-// Puts the gate in front of the operators that have rules. What it passes on goes to the kernels that are registered
-// now, which must stay until it is closed: those of PyTorch, or those in Python that compute by plans.
+// Opens the set of rules that was begun last, and puts the gate in front of the operators that have rules, unless it
+// stands there. What it passes on goes to the kernels that were registered when it was opened first, which must stay
+// until it is closed: those of PyTorch, or those in Python that compute by plans.
 EXPORTED const char* ucudnn_gate_open(int over_plans) {
   return guarded([&] {
     static Quiet quiet;
     const c10::WarningUtils::WarningHandlerGuard silence(&quiet);
     Gate& one = gate();
-    one.library.reset();
-    one.is_over_plans = over_plans != 0;
-    one.is_mixed = false;
-    for (const Side* side : {&one.forward, &one.backward}) {
+    TORCH_CHECK(one.next != nullptr, "no rules were stated");
+    const std::shared_ptr<const Rules> before = one.library == nullptr ? nullptr : rules_now();
+    const std::shared_ptr<Rules> next = std::move(one.next);
+    next->is_over_plans = over_plans != 0;
+    for (const Side* side : {&next->forward, &next->backward}) {
       for (const auto& rule : side->rules) {
-        for (const Output& output : rule.second.outputs) one.is_mixed |= output.kernel >= 0 && !output.direct;
+        for (const Output& output : rule.second.outputs) next->is_mixed |= output.kernel >= 0 && !output.direct;
       }
     }
-    auto library = std::make_unique<torch::Library>(torch::Library::IMPL, "aten", one.key, __FILE__, __LINE__);
-    if (!one.forward.rules.empty()) {
-      choose(one.forward, "aten::_convolution");
-      library->impl("_convolution", torch::CppFunction::makeFromBoxedFunction<&forward>());
+    const bool forward_stands = before && before->forward.is_gated;
+    const bool backward_stands = before && before->backward.is_gated;
+    next->forward.stock = before ? before->forward.stock : stock_of("aten::_convolution", next->key);
+    next->backward.stock = before ? before->backward.stock : stock_of("aten::convolution_backward", next->key);
+    next->forward.is_gated = forward_stands || !next->forward.rules.empty();
+    next->backward.is_gated = backward_stands || !next->backward.rules.empty();
+    std::atomic_store_explicit(&one.now, std::shared_ptr<const Rules>(next), std::memory_order_release);
+    if (one.library == nullptr) {
+      one.library = std::make_unique<torch::Library>(torch::Library::IMPL, "aten", next->key, __FILE__, __LINE__);
     }
-    if (!one.backward.rules.empty()) {
-      choose(one.backward, "aten::convolution_backward");
-      library->impl("convolution_backward", torch::CppFunction::makeFromBoxedFunction<&backward>());
+    if (next->forward.is_gated && !forward_stands) {
+      one.library->impl("_convolution", torch::CppFunction::makeFromBoxedFunction<&forward>());
     }
-    one.library = std::move(library);
+    if (next->backward.is_gated && !backward_stands) {
+      one.library->impl("convolution_backward", torch::CppFunction::makeFromBoxedFunction<&backward>());
+    }
   });
 }
+
+// Returns how many sets of rules exist: the one that is open or was open last, one that was begun, and earlier ones by
+// which other threads still compute.
+EXPORTED std::int64_t ucudnn_gate_sets() { return sets_of_rules; }
 
 // Lets no kernel be computed by its handle here (1), and ends that (-1).
 EXPORTED const char* ucudnn_gate_in_python(int change) {
   return guarded([&] { count_in_python(change); });
 }
 
-// Gives the operators back to PyTorch.
+// Gives the operators back to PyTorch. The rules stay, because another thread may be on its way to them.
 EXPORTED const char* ucudnn_gate_close() {
   return guarded([] { gate().library.reset(); });
 }

@@ -1,0 +1,65 @@
+// Rules of the gate: what is computed here of calls that look the same.
+#pragma once
+
+#include <ATen/core/dispatch/Dispatcher.h>
+
+#include <array>
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <unordered_map>
+
+#include "direct.hpp"
+#include "look.hpp"
+
+namespace {
+
+// Computes one of the tensors x, w and y of a kernel from the others, and adds a bias if it is given; 0: it could not.
+using Callback = int (*)(std::int64_t kernel, const void* x, const void* w, const void* y, const void* bias);
+
+struct Output {
+  std::int64_t kernel = -1;  // -1: left to PyTorch
+  std::shared_ptr<const Direct> direct;  // null: the callback computes it
+  Numbers sizes;
+  Numbers strides;
+};
+
+struct Rule {
+  std::array<Output, 2> outputs;  // forward: the first one; backward: gradients of the input and the weight
+  Numbers bias_sizes;
+  Numbers bias_strides;
+  bool fuses = false;  // the kernel of the output adds the bias
+};
+
+// An operator, and the kernel that computes it where the gate does not.
+struct Stock {
+  c10::OperatorHandle handle;
+  c10::SafeKernelFunction kernel;
+};
+
+struct Side {
+  std::unordered_map<Numbers, Rule, Hash> rules;
+  std::shared_ptr<const Stock> stock;
+  bool is_gated = false;  // whether the gate stands in front of the operator
+};
+
+// Counts the sets of rules that exist: Python keeps what the rules of all of them use.
+std::atomic<std::int64_t> sets_of_rules{0};
+
+struct Rules {
+  c10::DispatchKey key = c10::DispatchKey::Undefined;
+  Callback callback = nullptr;
+  Side forward;
+  Side backward;
+  // Direct kernels run on PyTorch's default stream only: cuDNN's handles are set to it, and it is never captured.
+  bool is_direct = false;
+  bool is_over_plans = false;  // what is passed on is computed in Python, by plans within a stated limit
+  bool is_mixed = false;  // the callback computes other kernels, maybe on the same handles
+
+  Rules() { ++sets_of_rules; }
+  ~Rules() { --sets_of_rules; }
+  Rules(const Rules&) = delete;
+  Rules& operator=(const Rules&) = delete;
+};
+
+}  // namespace
