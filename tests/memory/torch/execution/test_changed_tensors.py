@@ -1,6 +1,7 @@
 """Tensors that a loop changes, moves or replaces between steps, or between forward and backward of one."""
 
 import copy
+import weakref
 
 import pytest
 
@@ -118,6 +119,43 @@ def test_a_buffer_that_backward_reads_must_not_change_before_it(policy):
         model.scale.mul_(2)
         with pytest.raises(RuntimeError, match="modified by an inplace operation"):
             loss.backward()
+
+
+@pytest.mark.parametrize("policy", ["stock", "checkpoint"])
+@pytest.mark.parametrize(
+    "hooks",
+    [
+        torch.autograd.graph.allow_mutation_on_saved_tensors,
+        lambda: torch.autograd.graph.saved_tensors_hooks(torch.clone, lambda kept: kept),
+    ],
+    ids=["allow_mutation", "copies"],
+)
+def test_what_hooks_of_saved_tensors_keep_does_not_hide_a_change(hooks, policy):
+    model, data = Scaled(), (torch.randn(4, 8), torch.randint(6, (4,)))
+    plain = functional.cross_entropy(model(data[0]), data[1])
+    expected = torch.autograd.grad(plain, [*model.parameters()])
+    step = ucudnn.memory.fit(model, data, loss=functional.cross_entropy, policy=policy)
+    with hooks():
+        loss = step(*data)
+        loss.backward()
+        assert all(torch.equal(each.grad, grad) for each, grad in zip(model.parameters(), expected, strict=True))
+        model.zero_grad()
+        loss = step(*data)
+        with torch.no_grad():
+            model.scale.mul_(2)
+        with pytest.raises(RuntimeError, match="modified by an inplace operation since forward"):
+            loss.backward()
+
+
+def test_a_loss_that_is_kept_after_backward_keeps_no_argument():
+    model, data = dense()
+    step = ucudnn.memory.fit(model, data, loss=functional.cross_entropy, policy="stock")
+    x = data[0].clone()
+    seen, loss = weakref.ref(x), step(x, data[1])
+    del x
+    assert seen() is not None, "backward needs it"
+    loss.backward()
+    assert seen() is None
 
 
 @pytest.mark.parametrize("policy", ["stock", "checkpoint"])

@@ -17,6 +17,7 @@ these nodes autograd would accumulate the gradients of one part in an order of i
 """
 
 from collections.abc import Callable, Sequence
+from operator import attrgetter
 from typing import Any, final
 
 import torch
@@ -27,6 +28,7 @@ from ucudnn.memory.torch.tangents import lying_as, origins_of
 
 _Gradients = tuple[Tensor | None, ...]
 _alias = torch.ops.aten.alias.default
+_version = attrgetter("_version")
 
 
 def replayed(
@@ -154,7 +156,7 @@ class _Replay(torch.autograd.Function):
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, *tangents: Tensor | None) -> tuple[Tensor | None, ...]:
         """Run the code of the first part of backward."""
-        _ = ctx.saved_tensors
+        _check(ctx)
         ctx.turn.begin(tangents)
         return None, None, None, ctx.turn.token() if ctx.token else None, *ctx.turn.gradients()
 
@@ -182,7 +184,7 @@ class _Following(torch.autograd.Function):
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, _: Tensor | None) -> tuple[Tensor | None, ...]:
         """Run the code of this part of backward."""
-        _ = ctx.saved_tensors
+        _check(ctx)
         return None, None, None, None, ctx.turn.token() if ctx.token else None, *ctx.turn.gradients()
 
 
@@ -194,8 +196,31 @@ def _guard(ctx: Any, guarded: Sequence[Sequence[int]], *groups: Sequence[Tensor]
         guarded: for each group the indices of tensors that it reads.
         groups: persistent tensors, inputs and outputs; no outputs where there are none yet.
     """
-    pairs = zip(guarded, groups, strict=True)
-    ctx.save_for_backward(*(group[index] for own, group in pairs if group for index in own))
+    persistent, inputs, outputs = (
+        [group[index] for index in own] if group else [] for own, group in zip(guarded, groups, strict=True)
+    )
+    ctx.save_for_backward(*persistent, *inputs, *outputs)
+    ctx.guarded = [*persistent, *inputs]
+    ctx.versions = [*map(_version, ctx.guarded)]
+
+
+def _check(ctx: Any) -> None:
+    """Check that nobody has changed what a part of backward reads.
+
+    Autograd checks what it has saved. It does not where hooks of saved tensors keep copies, and the code reads the
+    tensors themselves.
+
+    Raises:
+        RuntimeError: if somebody has.
+    """
+    _ = ctx.saved_tensors
+    guarded, versions = ctx.guarded, ctx.versions
+    ctx.guarded, ctx.versions = [], []  # a loss that is kept after backward keeps none of them
+    if [*map(_version, guarded)] != versions:
+        raise RuntimeError(
+            "a tensor that backward of the fitted step reads has been modified by an inplace operation since forward:"
+            " hooks of saved tensors cannot help, because the plan reads the tensor itself; change it after backward"
+        )
 
 
 def _token(run: PlannedRun) -> Tensor:
