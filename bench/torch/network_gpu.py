@@ -1,11 +1,11 @@
 """The GPU on which a cell of `bench.torch.networks` ran, and its state, as its driver tells them. Not a script."""
 
 import ctypes
-from contextlib import suppress
 
 import torch
 
-_LIBRARY = "libnvidia-ml.so.1"
+from ucudnn.memory.torch.device_use.nvml import driver_of
+
 _READINGS = {
     "sm_mhz": ("nvmlDeviceGetClockInfo", 1),
     "memory_mhz": ("nvmlDeviceGetClockInfo", 2),
@@ -30,17 +30,13 @@ def gpu_state(device: torch.device) -> dict[str, object]:
 def readings(uuid: str) -> dict[str, int]:
     """Return clocks in MHz and the temperature in degrees Celsius; nothing where NVML is not there or refuses."""
     found: dict[str, int] = {}
-    with suppress(OSError, AttributeError):
-        library = ctypes.CDLL(_LIBRARY)
-        if library.nvmlInit_v2():
+    with driver_of(uuid) as driver:
+        if driver is None:
             return found
-        try:
-            handle, value = ctypes.c_void_p(), ctypes.c_uint()
-            if library.nvmlDeviceGetHandleByUUID(uuid.encode(), ctypes.byref(handle)):
-                return found
-            for name, (function, which) in _READINGS.items():
-                if getattr(library, function)(handle, which, ctypes.byref(value)) == 0:
-                    found[name] = value.value
-        finally:
-            library.nvmlShutdown()
+        library, handle = driver
+        value = ctypes.c_uint()
+        for name, (function, which) in _READINGS.items():
+            read = getattr(library, function, None)  # an old driver may lack it
+            if read is not None and read(handle, which, ctypes.byref(value)) == 0:
+                found[name] = value.value
     return found

@@ -20,6 +20,7 @@ import torch
 
 from bench.torch import network_gpu, network_summary, networks
 from bench.torch.network_order import Cell, Durations, groups, progress
+from tests.support.nvml_driver import NvmlDriver
 
 COMMAND = [sys.executable, "-m", "bench.torch.networks", "--backend", "cpu", "--network", "small", "--steps", "2"]
 
@@ -295,22 +296,8 @@ def test_processes_on_different_kinds_of_gpu_are_not_compared(capsys):
     assert "not compared with each other: cells 3 on NVIDIA H200, 2 on NVIDIA H100" in capsys.readouterr().out
 
 
-class Library:
-    """A driver that tells clocks, and may refuse."""
-
-    def __init__(self, refuses=""):
-        self.refuses, self.open = refuses, 0
-
-    def nvmlInit_v2(self):  # noqa: N802
-        self.open += 1
-        return int(self.refuses == "init")
-
-    def nvmlShutdown(self):  # noqa: N802
-        self.open -= 1
-
-    def nvmlDeviceGetHandleByUUID(self, name, handle):  # noqa: N802
-        assert name == b"GPU-0123"
-        return int(self.refuses == "handle")
+class ClockDriver(NvmlDriver):
+    """A driver that tells clocks."""
 
     def nvmlDeviceGetClockInfo(self, handle, which, value):  # noqa: N802
         value._obj.value = {1: 1980, 2: 3201}[which]
@@ -333,7 +320,7 @@ CLOCKS = {"sm_mhz": 1980, "memory_mhz": 3201, "most_sm_mhz": 1981, "most_memory_
     [("", {**CLOCKS, "celsius": 41}), ("temperature", CLOCKS), ("handle", {})],
 )
 def test_a_cell_says_which_gpu_it_had_and_at_which_clocks(refuses, expected, monkeypatch):
-    library = Library(refuses)
+    library = ClockDriver(refuses)
     monkeypatch.setattr(network_gpu.ctypes, "CDLL", lambda _: library)
     monkeypatch.setattr(network_gpu.torch.cuda, "get_device_properties", lambda _: Namespace(uuid="0123"))
     assert network_gpu.gpu_state(torch.device("cuda", 0)) == {"uuid": "GPU-0123", **expected}

@@ -7,6 +7,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+from tests.support.nvml_driver import NvmlDriver  # noqa: E402
 from ucudnn.memory.torch.device_use import nvml  # noqa: E402
 from ucudnn.memory.torch.device_use.nvml import own_bytes, process_bytes  # noqa: E402
 
@@ -32,22 +33,8 @@ def test_the_bytes_of_a_process_are_those_of_its_number_or_of_the_only_one_that_
     assert own_bytes(found, 7, least=60) == expected
 
 
-class Library:
-    """A driver with two processes on one GPU."""
-
-    def __init__(self, refuses=""):
-        self.refuses, self.open = refuses, 0
-
-    def nvmlInit_v2(self):  # noqa: N802
-        self.open += 1
-        return int(self.refuses == "init")
-
-    def nvmlShutdown(self):  # noqa: N802
-        self.open -= 1
-
-    def nvmlDeviceGetHandleByUUID(self, name, handle):  # noqa: N802
-        assert name == b"GPU-0123"
-        return int(self.refuses == "handle")
+class ProcessDriver(NvmlDriver):
+    """A driver with two processes on its GPU."""
 
     def nvmlDeviceGetComputeRunningProcesses_v3(self, handle, count, processes):  # noqa: N802
         for index, (pid, used) in enumerate([(7, 100), (8, 2**33)]):
@@ -58,7 +45,7 @@ class Library:
 
 @pytest.mark.parametrize(("refuses", "expected"), [("", 2**33), ("handle", None), ("list", None)])
 def test_the_driver_is_asked_and_may_refuse(refuses, expected, monkeypatch):
-    library = Library(refuses)
+    library = ProcessDriver(refuses)
     monkeypatch.setattr(ctypes, "CDLL", lambda _: library)
     monkeypatch.setattr(nvml.os, "getpid", lambda: 8)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: SimpleNamespace(uuid="0123"))
