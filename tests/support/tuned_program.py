@@ -22,6 +22,12 @@ from ucudnn.torch.tuning.program import FreeBlocks, Program
 from ucudnn.torch.tuning.trial_ledger import TrialLedger
 from ucudnn.torch.tuning.tuner import Tuner
 
+LIMIT = 3000
+"""Bytes of workspace, within which the stand-in's fast engine computes a part of the mini-batch only."""
+
+LATER = 8 * 6 * 7 * 6 * 4
+"""Bytes of the gradient of the second layer's input, which the filter gradient before it may use."""
+
 
 class HostProgram(Program):
     """The host's GPU, whose clock moves by the time of each kernel.

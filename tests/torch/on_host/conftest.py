@@ -44,3 +44,18 @@ def calls(stub):
 
     taken()  # what earlier tests left, because the stand-in is that of the whole run
     return taken
+
+
+@pytest.fixture
+def stated(host):
+    """Return a function that makes a program within a stated limit, which is ended after the test."""
+    from tests.support.tuned_program import LIMIT, TunedProgram, end_programs
+
+    made = []
+
+    def make(limit_bytes=LIMIT, **options):
+        made.append(TunedProgram(host, 50.0, limit_bytes=limit_bytes, **{"share": 0.5, **options}))
+        return made[-1]
+
+    yield make
+    end_programs(made)

@@ -9,7 +9,7 @@ torch = pytest.importorskip("torch")
 from torch.profiler import ProfilerActivity, profile  # noqa: E402
 
 from tests.support.host_gpu import assert_near  # noqa: E402
-from tests.support.tuned_program import TunedProgram, end_programs, product, python_calls, taken  # noqa: E402
+from tests.support.tuned_program import LATER, LIMIT, product, python_calls, taken  # noqa: E402
 from ucudnn.handle import save_plans  # noqa: E402
 from ucudnn.planning.choices import Origin  # noqa: E402
 from ucudnn.problem import WITH_BIAS  # noqa: E402
@@ -17,27 +17,8 @@ from ucudnn.torch.added_bias import is_fused  # noqa: E402
 from ucudnn.torch.overrides import process_overrides  # noqa: E402
 from ucudnn.torch.steps.step_times import TuningPhase  # noqa: E402
 
-LIMIT = 3000
-"""Bytes of workspace, within which the stand-in's fast engine computes a part of the mini-batch only."""
-
-LATER = 8 * 6 * 7 * 6 * 4
-"""Bytes of the gradient of the second layer's input, which the filter gradient before it may use."""
-
 CALLS = 5
 """Kernels of a step."""
-
-
-@pytest.fixture
-def stated(host):
-    """Return a function that makes a program within a stated limit, which is ended after the test."""
-    made = []
-
-    def make(limit_bytes=LIMIT, **options):
-        made.append(TunedProgram(host, 50.0, limit_bytes=limit_bytes, **{"share": 0.5, **options}))
-        return made[-1]
-
-    yield make
-    end_programs(made)
 
 
 @pytest.fixture

@@ -8,19 +8,13 @@ torch = pytest.importorskip("torch")
 
 import ucudnn.torch  # noqa: E402
 from tests.support.host_gpu import assert_near  # noqa: E402
-from tests.support.tuned_program import TunedProgram, python_calls, taken  # noqa: E402
+from tests.support.tuned_program import LATER, LIMIT, TunedProgram, python_calls, taken  # noqa: E402
 from ucudnn.problem import WITH_BIAS, Operation  # noqa: E402
 from ucudnn.torch.added_bias import is_fused  # noqa: E402
 from ucudnn.torch.gate.call_gate import CallGate  # noqa: E402
 from ucudnn.torch.gate.direct_kernel import direct_kernel  # noqa: E402
 from ucudnn.torch.interceptor import Interceptor  # noqa: E402
 from ucudnn.torch.overrides import Overrides, process_overrides  # noqa: E402
-
-LIMIT = 3000
-"""Bytes of workspace, within which the stand-in's fast engine computes a part of the mini-batch only."""
-
-LATER = 8 * 6 * 7 * 6 * 4
-"""Bytes of the gradient of the second layer's input, which the filter gradient before it may use."""
 
 
 @pytest.fixture
@@ -53,6 +47,16 @@ def parts_of(one):
     plans = {str(each.problem): int(each.configuration.partition("x")[0]) for each in handle.report().kernels}
     left = {problem.removesuffix(WITH_BIAS) for problem in plans if problem.endswith(WITH_BIAS)}
     return sum(parts for problem, parts in plans.items() if problem not in left)
+
+
+def adopt_another_plan(gated):
+    """Let the handle compute a kernel without a bias by another of its candidates."""
+    (handle,) = gated.made.handles().values()
+    problem, kernel = next(each for each in gated.tuner.kernels.items() if not each[0].biased)
+    known = gated.tuner.sites[problem].candidates
+    other = next(each for each in known if each.configuration.parts != kernel.configuration.parts)
+    with handle.backend.lock:
+        handle.plans.adopt(problem, other.configuration)
 
 
 def test_calls_within_a_limit_do_not_come_to_python_and_are_counted(gated, in_python, calls):
@@ -122,12 +126,7 @@ def test_the_gate_computes_on_the_default_stream_only_after_python_has_used_anot
 
 def test_a_plan_that_changes_is_seen_at_once(gated, in_python, calls):
     until_open(gated, in_python)
-    (handle,) = gated.made.handles().values()
-    problem, kernel = next(each for each in gated.tuner.kernels.items() if not each[0].biased)
-    first = gated.tuner.sites[problem].candidates
-    other = next(each for each in first if each.configuration.parts != kernel.configuration.parts)
-    with handle.backend.lock:
-        handle.plans.adopt(problem, other.configuration)
+    adopt_another_plan(gated)
     calls()
     assert_near(gated.step(), gated.expected)
     assert in_python, "the call of the changed plan"
@@ -197,12 +196,7 @@ def assert_computed(gated, in_python, calls):
 
 def test_a_plan_that_has_changed_is_computed_by_the_gate_again(gated, in_python, calls):
     until_open(gated, in_python)
-    (handle,) = gated.made.handles().values()
-    problem, kernel = next(each for each in gated.tuner.kernels.items() if not each[0].biased)
-    known = gated.tuner.sites[problem].candidates
-    other = next(each for each in known if each.configuration.parts != kernel.configuration.parts)
-    with handle.backend.lock:
-        handle.plans.adopt(problem, other.configuration)
+    adopt_another_plan(gated)
     assert_near(gated.step(), gated.expected)
     assert len(in_python) == 1
     until_open(gated, in_python)

@@ -11,7 +11,7 @@ from torch.utils.checkpoint import checkpoint  # noqa: E402
 
 from tests.support.host_gpu import assert_near  # noqa: E402
 from tests.support.operands import QUICK  # noqa: E402
-from tests.support.tuned_program import TunedProgram, end_programs  # noqa: E402
+from tests.support.tuned_program import LATER, LIMIT, TunedProgram  # noqa: E402
 from ucudnn.benchmarking.measurer import LocalMeasurer  # noqa: E402
 from ucudnn.execution.kernel_plans import KernelPlans  # noqa: E402
 from ucudnn.handle import Handle, save_plans  # noqa: E402
@@ -22,24 +22,6 @@ from ucudnn.torch.overrides import process_overrides  # noqa: E402
 from ucudnn.torch.steps.step_times import TuningPhase  # noqa: E402
 
 MIB = 1 << 20
-LIMIT = 3000
-"""Bytes of workspace, within which the stand-in's fast engine computes a part of the mini-batch only."""
-
-LATER = 8 * 6 * 7 * 6 * 4
-"""Bytes of the gradient of the second layer's input, which the filter gradient before it may use."""
-
-
-@pytest.fixture
-def stated(host):
-    """Return a function that makes a program within stated limits, which is ended after the test."""
-    made = []
-
-    def make(limit_bytes=LIMIT, **options):
-        made.append(TunedProgram(host, 50.0, limit_bytes=limit_bytes, **{"share": 0.5, **options}))
-        return made[-1]
-
-    yield make
-    end_programs(made)
 
 
 @pytest.fixture
