@@ -1,4 +1,4 @@
-"""Fitting a step: what was there before is not walked through again, and what is new is still collected."""
+"""While a step is fitted, the garbage collector passes over older objects, and still collects new ones."""
 
 import gc
 import weakref

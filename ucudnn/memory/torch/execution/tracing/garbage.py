@@ -1,4 +1,4 @@
-"""What Python's garbage collector looks at while a step is fitted."""
+"""Keeps Python's garbage collector from walking through older objects while a step is fitted."""
 
 import gc
 from collections.abc import Iterator
