@@ -40,6 +40,7 @@ class HostProgram(Program):
         stock_calls: number of kernels that PyTorch computed for the program.
         looked: how often free blocks were looked up.
         reserved: bytes that are reserved.
+        building_ms: time of the host for each plan, whatever else this machine does meanwhile.
         bandwidth: stated bandwidth of the memory, in bytes per millisecond; 0 if it is not known.
         live: returns how many bytes live; at first it is what ucudnn has allocated for outputs and workspaces.
     """
@@ -57,6 +58,13 @@ class HostProgram(Program):
         self.reserved = 200 << 20
         self.live = lambda: host.live_bytes
         self.bandwidth = 0.0
+        self.building_ms = 1.0
+        self._host_ms = 0.0
+
+    def host_seconds(self):
+        """Return the host's clock, which is read at the beginning and at the end of what takes time."""
+        self._host_ms += self.building_ms
+        return self._host_ms / 1e3
 
     def now_ms(self):
         return self.passed_ms + self.host.stub.stub_clock() / 1e3
@@ -173,7 +181,7 @@ class TunedProgram:
             )
             stated = Stated(StatedRoom(limit_bytes, self.memory), PlanOwner(lambda: self.planned.handle(0)))
         self.made = AutoInterceptor(
-            lambda ordinal: Tuner(self.program, self.source, self.ledger, stated),
+            lambda ordinal: Tuner(self.program, self.source, self.ledger, stated, self.program.host_seconds),
             "cpu",
             aten,
             process_overrides.refresh,

@@ -33,8 +33,7 @@ def making(monkeypatch):
         return SimpleNamespace(configuration=configuration)
 
     monkeypatch.setattr(module, "TunedKernel", kernel)
-    monkeypatch.setattr(module, "perf_counter", lambda: now[0])
-    return KernelMaker(source), source, seconds
+    return KernelMaker(source, lambda: now[0]), source, seconds
 
 
 def test_the_latest_kernel_of_a_problem_is_kept(making):

@@ -2,6 +2,7 @@
 
 import logging
 from collections import deque
+from collections.abc import Callable
 from statistics import median
 from time import perf_counter
 from typing import final
@@ -28,6 +29,7 @@ class KernelMaker:
 
     Args:
         source: has the program's backend, and the threads.
+        clock: the host's, in seconds.
 
     Attributes:
         kernels: the latest kernel of each problem.
@@ -36,12 +38,13 @@ class KernelMaker:
         slowest_seconds: that of the slowest one.
     """
 
-    def __init__(self, source: Source) -> None:
+    def __init__(self, source: Source, clock: Callable[[], float] = perf_counter) -> None:
         self.kernels: dict[ConvolutionProblem, TunedKernel] = {}
         self.waits = False
         self.seconds = 0.0
         self.slowest_seconds = 0.0
         self._source = source
+        self._clock = clock
         self._recent = deque([_USUAL_SECONDS] * _MOST_REMEMBERED, _MOST_REMEMBERED)
         self._slow: set[str] = set()
 
@@ -70,14 +73,14 @@ class KernelMaker:
             return None
         backend, busy = self._source.backend, self._source.is_busy
         assert backend is not None
-        begin = perf_counter()
+        begin = self._clock()
         try:
             kernel = TunedKernel(site.problem, candidate.configuration, backend)
         except (UcudnnError, RuntimeError) as error:
             _LOG.debug("%s: %s: %s", site.problem, candidate.configuration, error)
             candidate.reject(FAILED)
             kernel = None
-        self._took(perf_counter() - begin, names, busy=busy)
+        self._took(self._clock() - begin, names, busy=busy)
         if kernel is not None:
             self.kernels[site.problem] = kernel
         return kernel

@@ -60,6 +60,7 @@ class Tuner:
         source: finds candidates.
         ledger: bounds the time that is lost.
         stated: limits that are stated, and who computes within them; None where PyTorch computes what is not tried.
+        clock: the host's, in seconds.
 
     Attributes:
         phase: what is done now.
@@ -76,7 +77,14 @@ class Tuner:
             compared yet.
     """
 
-    def __init__(self, program: Program, source: Source, ledger: TrialLedger, stated: Stated | None = None) -> None:
+    def __init__(
+        self,
+        program: Program,
+        source: Source,
+        ledger: TrialLedger,
+        stated: Stated | None = None,
+        clock: Callable[[], float] = perf_counter,
+    ) -> None:
         self.program = program
         self.source = source
         self.ledger = ledger
@@ -95,7 +103,8 @@ class Tuner:
         self._times = StepTimes(program, ledger)
         self._phase_steps = 0
         self._tried_since = 0.0
-        self._maker = KernelMaker(source)
+        self._maker = KernelMaker(source, clock)
+        self._clock = clock
         self._ranked: list[CallSite] | None = None  # that are not decided yet
         self._held_bytes = 0
         self._calls = 0
@@ -220,9 +229,9 @@ class Tuner:
     def _open_one(self) -> None:
         """Open a part of what finds candidates, at the beginning of a step, which is charged with it."""
         if self._times.reserve(_OPENING_SECONDS):
-            begin = perf_counter()
+            begin = self._clock()
             self.source.open_one()
-            self.host_seconds["opening"] += perf_counter() - begin
+            self.host_seconds["opening"] += self._clock() - begin
 
     def _watch(self) -> None:
         if self._phase_steps < _WATCHED_STEPS:
@@ -289,10 +298,10 @@ class Tuner:
         for site in missing[: max(0, _MOST_ASKED - sum(self._asked.values()))]:
             # Heuristics are asked twice about a problem with a bias: with the addition, and without it.
             if self._times.reserve(_LISTING_SECONDS * (1 + site.problem.biased)):
-                begin = perf_counter()
+                begin = self._clock()
                 self._asked[site.problem] = True
                 self.source.ask(site.problem, int(site.room_bytes))
-                self.host_seconds["listing"] += perf_counter() - begin
+                self.host_seconds["listing"] += self._clock() - begin
 
     def _assign(self, site: CallSite, trial: Trial) -> None:
         candidate = trial.candidate
