@@ -105,13 +105,13 @@ class TunedKernel:
 
     def _run_here(self, addresses: _Addresses, bits: int) -> bool:
         bound = self._bound.get(addresses)
-        if bound is None:
+        if bound is None or not bound():
             if bits & (MOST_ALIGNMENT - 1):
                 return False
-            backend = self._backend
+            backend = self._backend  # on another stream, what was bound does not run
             bound = BoundKernel(self._entry, self._plan, addresses, backend.queue(), backend, backend.lock)
+            if not bound():
+                return False
             self._bound[addresses] = bound
-        if not bound():
-            return False
         self._calls += 1
         return True
