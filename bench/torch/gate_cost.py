@@ -44,6 +44,7 @@ from tests.support.host_gpu import Host
 from ucudnn.backends.cudnn.backend import CudnnBackend
 from ucudnn.native import build
 from ucudnn.problem import ConvolutionProblem, Operation
+from ucudnn.torch.fast_tensors import empty_of
 from ucudnn.torch.gate.call_gate import CallGate, GateOutput, GateRule, look_of
 from ucudnn.torch.gate.gate_library import GateLibrary
 from ucudnn.torch.gpu import TorchGpu
@@ -237,7 +238,7 @@ def idle_cudnn() -> Iterator[Path]:
         stub = CDLL(str(path))
         host: Any = Host(stub)
         host.install(patched)
-        host.empty_strided = torch.empty_strided  # the tests count what is allocated
+        host.empty_strided, host.empty_here = torch.empty_strided, empty_of("cpu")  # the tests count what is allocated
         stub.stub_idle(1)
         yield path
         stub.stub_idle(0)

@@ -68,7 +68,8 @@ class Host:
         monkeypatch.setattr("ucudnn.torch.gpu.torch", self)
         monkeypatch.setattr("ucudnn.torch.kernel_call.torch", self)
         monkeypatch.setattr("ucudnn.torch.output_form.torch", self)
-        monkeypatch.setattr("ucudnn.torch.output_form.empty_of", lambda device_type: self.empty_here)
+        for module in ("gpu", "output_form"):
+            monkeypatch.setattr(f"ucudnn.torch.{module}.empty_of", lambda device_type: self.empty_here)
         monkeypatch.setattr("ucudnn.torch.gpu._current_device", lambda: self.current)
         monkeypatch.setattr("ucudnn.torch.gpu._current_stream", lambda ordinal: self.stream)
         monkeypatch.setattr("ucudnn.torch.gpu._is_capturing", lambda: self.captures)

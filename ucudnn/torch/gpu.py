@@ -20,6 +20,7 @@ from ucudnn.backends.cudnn.gpu.base import (
 )
 from ucudnn.errors import BackendError, UcudnnError
 from ucudnn.problem import DataType
+from ucudnn.torch.fast_tensors import empty_of
 from ucudnn.torch.limits.memory_limit import MemoryLimit
 
 # PyTorch for CPUs has none of these. Each convolution calls them, and the functions of torch.cuda are slower.
@@ -29,6 +30,8 @@ _is_capturing: Callable[[], bool] = getattr(torch._C, "_cuda_isCurrentStreamCapt
 # False while torch.compile warms up and records CUDA graphs, whose memory must stay where it is.
 _may_empty: Callable[[], bool] = getattr(torch._C, "_cuda_get_conv_benchmark_empty_cache", lambda: True)
 
+_BYTES = torch.uint8
+_DENSE = (1,)
 _MOST_BYTES = 8  # size of the largest element that PyTorch copies as an integer
 _INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
@@ -76,6 +79,7 @@ class TorchGpu(Gpu):
         self.ordinal = ordinal
         self.failures = (UcudnnError, RuntimeError)  # PyTorch raises RuntimeError for errors of CUDA
         self._device = torch.device("cuda", ordinal)
+        self._empty_here = empty_of("cuda")
         properties = torch.cuda.get_device_properties(ordinal)
         self._name = str(properties.name)
         self._capability = f"{properties.major}.{properties.minor}"
@@ -149,7 +153,10 @@ class TorchGpu(Gpu):
         if self._limit is not None:
             self._limit.refuse(size_bytes)
         try:
-            memory = torch.empty_strided((size_bytes,), (1,), dtype=torch.uint8, device=self._device)
+            if _current_device() == self.ordinal:  # each call allocates, and the dispatcher would take as long again
+                memory = self._empty_here((size_bytes,), _DENSE, _BYTES)
+            else:
+                memory = torch.empty_strided((size_bytes,), _DENSE, dtype=_BYTES, device=self._device)
         except torch.OutOfMemoryError as error:
             raise MemoryError(str(error).split(". ", 1)[0]) from None  # the traceback would keep tensors alive
         return DeviceBuffer(memory.data_ptr(), size_bytes, memory)

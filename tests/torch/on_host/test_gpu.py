@@ -164,6 +164,26 @@ def test_the_allocators_cache_is_emptied_only_if_pytorchs_benchmarks_would(host,
     assert bool(emptied) is may
 
 
+@pytest.mark.parametrize("current", [0, 1])
+def test_memory_is_asked_for_past_the_dispatcher_on_the_current_gpu_only(host, current):
+    devices, fast = [], []
+    usual, here = host.empty_strided, host.empty_here
+    host.empty_strided = lambda *form, **options: devices.append(options.get("device")) or usual(*form, **options)
+    host.empty_here = lambda *form: fast.append(form) or here(*form)
+    gpu = TorchGpu(0)
+    host.current = current
+    buffer = gpu.allocate(640)
+    assert (buffer.size_bytes, host.allocated) == (640, [640])
+    assert fast == ([] if current else [((640,), (1,), torch.uint8)])
+    assert current == 0 or devices == [gpu._device], "the GPU is named where another one is current"
+    live = host.live_bytes
+    del buffer
+    assert host.live_bytes == live - 640
+    host.most_bytes = 639
+    with pytest.raises(MemoryError, match="Tried to allocate 640 bytes"):
+        gpu.allocate(640)
+
+
 def test_runs_of_bytes_are_copied_within_the_gpu(host):
     gpu = TorchGpu(0)
     for element in (1, 2, 4, 8):
