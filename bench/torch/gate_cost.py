@@ -183,7 +183,7 @@ def replace(interceptor: AutoInterceptor, problems: Sequence[ConvolutionProblem]
     for calls in (made._forward_calls, made._backward_calls):
         calls.begin_step()
         calls.look_at()
-    made._tracker.optimizer_stepped()
+    made._tracker.optimizer_stepped(made)
 
 
 def measured(gate: CallGate, calls: Calls, device: torch.device, samples: int) -> dict[str, Any]:

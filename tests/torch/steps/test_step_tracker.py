@@ -1,10 +1,17 @@
 """Where steps end: at optimizers, or where the first convolution recurs outside of a backward pass."""
 
+import gc
+from itertools import pairwise
+
 import pytest
 
 pytest.importorskip("torch")
 
 from ucudnn.torch.steps.step_tracker import StepTracker
+
+
+class Optimizer:
+    """Stands for one."""
 
 
 def steps(tracker, calls):
@@ -26,10 +33,57 @@ def test_a_checkpoint_that_computes_the_first_call_again_begins_no_step():
 
 
 def test_as_soon_as_an_optimizer_steps_only_optimizers_count():
-    tracker = StepTracker()
+    tracker, optimizer = StepTracker(), Optimizer()
     a = "a"
     assert steps(tracker, [(a, False), (a, False)]) == [0, 1]
-    tracker.optimizer_stepped()
+    assert tracker.optimizer_stepped(optimizer)
     assert steps(tracker, [(a, False)] * 5) == [0] * 5
-    tracker.optimizer_stepped()
+    assert tracker.optimizer_stepped(optimizer)
     assert tracker.steps == 3
+
+
+def stepped(tracker, optimizers):
+    """Return at which of the steps of optimizers a step of the program ended."""
+    return [at for at, each in enumerate(optimizers) if tracker.optimizer_stepped(each)]
+
+
+@pytest.mark.parametrize("count", [2, 3, 100])
+def test_a_step_ends_once_where_several_optimizers_step_in_a_row(count):
+    tracker, optimizers = StepTracker(), [Optimizer() for _ in range(count)]
+    ends = stepped(tracker, optimizers * 20)
+    late = [at for at in ends if at >= 8 * count]
+    assert {after - before for before, after in pairwise(late)} == {count}
+
+
+def test_an_optimizer_that_is_made_later_ends_steps_though_the_first_one_lives():
+    tracker, first, second = StepTracker(), Optimizer(), Optimizer()
+    assert stepped(tracker, [first] * 3) == [0, 1, 2]
+    assert stepped(tracker, [second] * 20) == [16, 17, 18, 19]
+    assert stepped(tracker, [first] * 40) == list(range(32, 40)), "longer each time"
+
+
+def test_an_optimizer_that_takes_the_place_of_one_that_is_gone_ends_steps_at_once():
+    tracker, first = StepTracker(), Optimizer()
+    assert stepped(tracker, [first] * 3) == [0, 1, 2]
+    del first
+    gc.collect()
+    assert stepped(tracker, [Optimizer()] * 3) == [0, 1, 2]
+
+
+def test_another_convolution_begins_steps_if_the_first_one_never_recurs():
+    tracker = StepTracker()
+    network = [("stem", False), *[("block", False)] * 3, ("head", False), ("block", True)]
+    assert not any(steps(tracker, [("other model", False)]))
+    found = steps(tracker, network * 400)
+    assert tracker.first in ("stem", "head"), "a step has it once"
+    begun = [at for at, each in enumerate(found) if each]
+    assert begun[0] <= 3 * 256
+    assert {after - before for before, after in pairwise(begun)} == {len(network)}
+
+
+def test_a_first_convolution_that_seldom_recurs_begins_steps_in_the_end():
+    tracker = StepTracker()
+    found = steps(tracker, [(number % 5000, False) for number in range(60_000)])
+    begun = [at for at, each in enumerate(found) if each]
+    assert len(begun) >= 6
+    assert {after - before for before, after in pairwise(begun)} == {5000}

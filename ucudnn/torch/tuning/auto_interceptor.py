@@ -270,8 +270,11 @@ class AutoInterceptor:
                 self._tuners[ordinal] = tuner
         return tuner
 
-    def _optimizer_stepped(self, *_: object) -> None:
-        self._tracker.optimizer_stepped()
+    def _optimizer_stepped(self, optimizer: object, *_: object) -> None:
+        if _graph_task() != -1:  # gradients are used as soon as they are there, in the midst of a step
+            return
+        if not self._tracker.optimizer_stepped(optimizer):
+            return
         if self._step_ended() or self.opener.has_new_gate():
             self.opener.refresh()
         else:

@@ -1,0 +1,60 @@
+"""What passes leaves nothing behind: after it, the program is tuned and its kernels run as without it."""
+
+from time import sleep
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from tests.support.host_gpu import assert_near  # noqa: E402
+from tests.support.tuned_program import TunedProgram, end_programs  # noqa: E402
+from ucudnn.torch.steps.step_times import TuningPhase  # noqa: E402
+
+
+@pytest.fixture
+def one(host):
+    """Return a program all five kernels of which have a faster candidate."""
+    found = TunedProgram(host, 50.0, share=0.5)
+    yield found
+    end_programs([found])
+
+
+def settle_with_all(one, on):
+    """Take steps until all is settled; require that all five kernels are replaced, and that they run."""
+    one.until(lambda: one.tuner.phase is TuningPhase.SETTLED, assert_near)
+    assert len(one.tuner.kernels) == 5
+    calls = on.report().calls
+    assert_near(one.step(), one.expected)
+    assert on.report().calls == calls + 5
+
+
+def test_optimizers_that_step_within_backward_passes_end_no_step_there(one):
+    optimizers = {each: torch.optim.SGD([each], lr=1e-3) for each in one.model.parameters()}
+    for each, optimizer in optimizers.items():
+        each.register_post_accumulate_grad_hook(lambda _, optimizer=optimizer: optimizer.step())
+    one.optimizer = torch.optim.SGD(one.model.parameters(), lr=1e-3)
+    one.optimizer.step = lambda: None
+    with one.enable() as on:
+        settle_with_all(one, on)
+
+
+def test_optimizers_that_step_in_a_row_end_one_step(one):
+    others = [torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=1e-3) for _ in range(3)]
+    one.optimizer.register_step_post_hook(lambda *_: [each.step() for each in others] and None)
+    with one.enable() as on:
+        settle_with_all(one, on)
+
+
+def test_inference_is_tuned_though_the_first_convolution_never_recurs(one):
+    expected = one.model(one.x).detach()
+    one.made._tracker._most_calls = 8
+    with one.enable(), torch.inference_mode():
+        torch.conv2d(torch.randn(1, 4, 9, 9), torch.randn(3, 4, 3, 3))
+        for _ in range(400):
+            assert_near([one.model(one.x)], [expected])
+            one.program.passed_ms += one.program.idle_ms
+            if one.tuner.phase is TuningPhase.SETTLED:
+                break
+            if one.tuner.phase is TuningPhase.TRYING:
+                sleep(0.002)
+        assert len(one.tuner.kernels) == 2
