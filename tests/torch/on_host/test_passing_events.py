@@ -8,7 +8,14 @@ torch = pytest.importorskip("torch")
 
 from tests.support.host_gpu import assert_near  # noqa: E402
 from tests.support.tuned_program import TunedProgram, end_programs  # noqa: E402
+from ucudnn.torch import Enabled  # noqa: E402
+from ucudnn.torch.overrides import process_overrides  # noqa: E402
 from ucudnn.torch.steps.step_times import TuningPhase  # noqa: E402
+
+ELSEWHERE = 0x40
+"""Address of another stream."""
+
+PHASES = [each for each in TuningPhase if each is not TuningPhase.SETTLED]
 
 
 @pytest.fixture
@@ -17,6 +24,10 @@ def one(host):
     found = TunedProgram(host, 50.0, share=0.5)
     yield found
     end_programs([found])
+
+
+def reach(one, phase):
+    one.until(lambda: bool(one.made.tuners()) and one.tuner.phase is phase, assert_near)
 
 
 def settle_with_all(one, on):
@@ -58,3 +69,43 @@ def test_inference_is_tuned_though_the_first_convolution_never_recurs(one):
             if one.tuner.phase is TuningPhase.TRYING:
                 sleep(0.002)
         assert len(one.tuner.kernels) == 2
+
+
+@pytest.mark.parametrize("phase", PHASES)
+def test_tuning_goes_on_where_an_inner_context_ends(one, host, phase):
+    with one.enable() as on:
+        reach(one, phase)
+        inner = TunedProgram(host, 50.0)
+        process_overrides.use(inner.made)
+        with Enabled(inner.made, one.made):
+            one.program.passed_ms += 3.6e6
+        settle_with_all(one, on)
+
+
+@pytest.mark.parametrize("phase", PHASES)
+def test_a_program_that_pauses_is_tuned(host, phase):
+    one = TunedProgram(host, 50.0)
+    with one.enable() as on:
+        reach(one, phase)
+        one.program.passed_ms += 30e3  # it evaluates, or saves
+        settle_with_all(one, on)
+    end_programs([one])
+
+
+@pytest.mark.parametrize("phase", PHASES)
+def test_steps_in_another_stream_pass(one, host, phase):
+    with one.enable() as on:
+        reach(one, phase)
+        host.stream = ELSEWHERE
+        for _ in range(3):
+            assert_near(one.step(), one.expected)
+        host.stream = 0
+        settle_with_all(one, on)
+
+
+@pytest.mark.parametrize("phase", PHASES)
+def test_a_program_that_goes_on_in_another_stream_is_tuned_there(one, host, phase):
+    with one.enable() as on:
+        reach(one, phase)
+        host.stream = ELSEWHERE
+        settle_with_all(one, on)

@@ -93,6 +93,10 @@ class StepTimes:
             self._reserved_seconds = 0.0
         self._mark = mark
 
+    def interrupted(self) -> None:
+        """Note that the step that runs is not followed to its end, so that its time is nobody's."""
+        self._mark = None
+
     def read(self) -> None:
         """Read the times of steps whose end the device has reached."""
         while self._open:

@@ -93,6 +93,8 @@ class AutoInterceptor:
         if self._hook is None:
             self._hook = register_optimizer_step_post_hook(self._optimizer_stepped)
             atexit.register(self._stop)
+            for tuner in self._tuners.values():
+                tuner.resume()
 
     def end(self) -> None:
         """Follow the program no longer, and end all work in the background."""
@@ -317,6 +319,6 @@ class AutoInterceptor:
 def _stop(tuners: dict[int, Tuner]) -> None:
     """End all work in the background; a process that exits meanwhile could end inside cuDNN."""
     for tuner in tuners.values():
-        tuner.source.stop()
+        tuner.pause()
     for tuner in tuners.values():
         tuner.source.join(_JOIN_SECONDS)

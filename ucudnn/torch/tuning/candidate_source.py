@@ -77,6 +77,9 @@ class Source(Protocol):
     def stop(self) -> None:
         """End the work in the background."""
 
+    def resume(self) -> None:
+        """Let work in the background begin anew; what was asked for and not found must be asked for again."""
+
     def join(self, seconds: float) -> None:
         """Wait for its end, but no longer than some seconds."""
 
@@ -115,7 +118,8 @@ class CandidateSource:
         self._work: SimpleQueue[Callable[[ComputeBackend], None] | None] = SimpleQueue()
         self._found: SimpleQueue[tuple[ConvolutionProblem, list[Configuration]]] = SimpleQueue()
         self._threads: list[Thread] = []
-        self._stops = False
+        self._stopped: list[Thread] = []  # earlier ones, which may still build
+        self._stops = Event()
         self._goes_on = Event()
         self._goes_on.set()
         self._building: set[int] = set()  # threads that build an engine now
@@ -155,7 +159,8 @@ class CandidateSource:
             self.backend = opened
             self._store = self._open_store(opened)
         else:
-            self._threads.append(Thread(target=self._run, args=(opened,), name="ucudnn-candidates", daemon=True))
+            of_thread = opened, self._work
+            self._threads.append(Thread(target=self._run, args=of_thread, name="ucudnn-candidates", daemon=True))
             self._threads[-1].start()
 
     def ask(self, problem: ConvolutionProblem, room_bytes: int) -> None:
@@ -171,7 +176,7 @@ class CandidateSource:
             with suppress(UcudnnError, MemoryError, RuntimeError), self._device(), self.backend.lock:
                 found.extend(candidates_within(self.backend, problem, room_bytes, divided))
         self._asked += 1
-        self._work.put(partial(self._answer, problem, found))
+        self._work.put(partial(self._answer, problem, found, self._stops))
 
     def pause(self, *, paused: bool) -> None:
         """Let threads begin to build no other engine, because building disturbs the program, or let them go on."""
@@ -200,47 +205,59 @@ class CandidateSource:
 
     def stop(self) -> None:
         """Let the threads end once they have finished what they build now and saved the measurements that wait."""
-        self._stops = True
+        self._stops.set()
         self._goes_on.set()
         for _ in self._threads:
             self._work.put(None)
 
+    def resume(self) -> None:
+        """Let other threads work in place of those that were ended; they are opened one by one."""
+        if self._stops.is_set():
+            self._stopped = [each for each in (*self._stopped, *self._threads) if each.is_alive()]
+            self._threads, self._work, self._stops = [], SimpleQueue(), Event()
+
     def join(self, seconds: float) -> None:
         """Wait until the threads have ended, but for each no longer than some seconds."""
-        for thread in self._threads:
+        for thread in (*self._stopped, *self._threads):
             thread.join(seconds)
 
     def _fail(self, error: Exception) -> None:
         self.failed = True
         _LOG.warning("PyTorch's own kernels stay: %s", str(error).split("\n", 1)[0])
 
-    def _run(self, builder: ComputeBackend) -> None:
+    def _run(self, builder: ComputeBackend, asked: "SimpleQueue[Callable[[ComputeBackend], None] | None]") -> None:
         relax()
         try:
             with self._device():
-                while (work := self._work.get()) is not None:
+                while (work := asked.get()) is not None:
                     work(builder)
         except (UcudnnError, MemoryError, RuntimeError, OSError) as error:
             self._fail(error)
 
     def _answer(
-        self, problem: ConvolutionProblem, configurations: list[Configuration], builder: ComputeBackend
+        self,
+        problem: ConvolutionProblem,
+        configurations: list[Configuration],
+        stops: Event,
+        builder: ComputeBackend,
     ) -> None:
         """Build the engines of configurations, those first that were the fastest in an earlier program."""
         known = {} if self._store is None else {m.algorithm.name: m.time_ms for _, m in self._store.load([problem])}
         whole = {id(each): known.get(each.parts[0].algorithm) for each in configurations if len(each.parts) == 1}
         ordered = sorted(configurations, key=lambda each: whole.get(id(each)) or inf)  # stable: the others as they were
-        self._found.put((problem, self._build(builder, problem, ordered)))
+        built = self._build(builder, problem, ordered, stops)
+        if not stops.is_set():  # else some are missing
+            self._found.put((problem, built))
         self._answered.put(None)  # a queue, because two threads could not count by one number
 
     def _build(
-        self, builder: ComputeBackend, problem: ConvolutionProblem, configurations: list[Configuration]
+        self, builder: ComputeBackend, problem: ConvolutionProblem, configurations: list[Configuration], stops: Event
     ) -> list[Configuration]:
         """Build the engines of configurations, and return the configurations whose engine can be built."""
         found: list[Configuration] = []
         for each in configurations:
             self._goes_on.wait()
-            if self._stops:
+            if stops.is_set():
                 break
             self._building.add(get_ident())
             with suppress(UcudnnError, MemoryError, RuntimeError):

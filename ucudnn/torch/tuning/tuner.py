@@ -103,6 +103,7 @@ class Tuner:
         self._times = StepTimes(program, ledger)
         self._phase_steps = 0
         self._tried_since = 0.0
+        self._paused_at = 0.0
         self._maker = KernelMaker(source, clock)
         self._clock = clock
         self._ranked: list[CallSite] | None = None  # that are not decided yet
@@ -168,6 +169,19 @@ class Tuner:
             TuningPhase.TRYING: self._try,
             TuningPhase.COMPARING: self._compare,
         }[self.phase]()
+
+    def pause(self) -> None:
+        """End the work in the background, because the program is not followed any more."""
+        self._paused_at = self.ledger.elapsed_seconds
+        self.source.stop()
+
+    def resume(self) -> None:
+        """Go on after a pause; what was asked for and not answered is asked for again."""
+        self._times.interrupted()
+        self._tried_since += self.ledger.elapsed_seconds - self._paused_at
+        if self.phase not in (TuningPhase.COMPARING, TuningPhase.SETTLED):
+            self.source.resume()
+            self._asked = {problem: False for problem, awaited in self._asked.items() if not awaited}
 
     @property
     def is_quiet(self) -> bool:
