@@ -101,6 +101,10 @@ class Idle(Program):
         """Return that no trial may run."""
         return False
 
+    def was_away(self) -> bool:
+        """Return that all calls were on the program's stream."""
+        return False
+
 
 class Nothing:
     """A kernel that computes nothing, so that only the way to it takes time."""

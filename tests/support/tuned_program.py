@@ -18,7 +18,7 @@ from ucudnn.torch.limits.stated_room import StatedRoom
 from ucudnn.torch.overrides import process_overrides
 from ucudnn.torch.tuning.auto_interceptor import AutoInterceptor
 from ucudnn.torch.tuning.candidate_source import CandidateSource
-from ucudnn.torch.tuning.program import FreeBlocks, Program
+from ucudnn.torch.tuning.program import FreeBlocks, HomeStream, Program
 from ucudnn.torch.tuning.trial_ledger import TrialLedger
 from ucudnn.torch.tuning.tuner import Tuner
 
@@ -60,6 +60,7 @@ class HostProgram(Program):
         self.bandwidth = 0.0
         self.building_ms = 1.0
         self._host_ms = 0.0
+        self._home = HomeStream(0)
 
     def host_seconds(self):
         """Return the host's clock, which is read at the beginning and at the end of what takes time."""
@@ -104,7 +105,10 @@ class HostProgram(Program):
         pass
 
     def untouched(self):
-        return not self.host.captures and self.host.stream == 0
+        return not self.host.captures and self._home.is_current(self.host.stream)
+
+    def was_away(self):
+        return self._home.step_ended()
 
 
 class StatedAten:

@@ -83,16 +83,6 @@ def test_tuning_goes_on_where_an_inner_context_ends(one, host, phase):
 
 
 @pytest.mark.parametrize("phase", PHASES)
-def test_a_program_that_pauses_is_tuned(host, phase):
-    one = TunedProgram(host, 50.0)
-    with one.enable() as on:
-        reach(one, phase)
-        one.program.passed_ms += 30e3  # it evaluates, or saves
-        settle_with_all(one, on)
-    end_programs([one])
-
-
-@pytest.mark.parametrize("phase", PHASES)
 def test_steps_in_another_stream_pass(one, host, phase):
     with one.enable() as on:
         reach(one, phase)

@@ -7,9 +7,34 @@ from hypothesis import strategies as st
 pytest.importorskip("torch")
 
 from tests.support.lazy_streams import LazyGpu
-from ucudnn.torch.tuning.program import FreeBlocks, ProgramOnGpu, holds, relative
+from ucudnn.torch.tuning.program import FreeBlocks, HomeStream, ProgramOnGpu, holds, relative
 
 MIB = 1 << 20
+
+
+def taken(home, streams):
+    """Take a step with calls on each of some streams; return which were at home, and whether the step was away."""
+    return [home.is_current(each) for each in streams], home.step_ended()
+
+
+def test_a_program_has_another_stream_once_many_steps_in_turn_ran_there_only():
+    home = HomeStream(1)
+    for _ in range(15):
+        assert taken(home, [2, 3]) == ([False, False], True)
+    assert taken(home, [3, 1]) == ([False, True], False)
+    for _ in range(16):
+        assert taken(home, [3, 2]) == ([False, False], True)
+    assert taken(home, [2, 1]) == ([True, False], False)
+    assert home.address == 2
+
+
+def test_steps_without_calls_say_nothing_about_the_stream():
+    home = HomeStream(1)
+    for _ in range(15):
+        assert taken(home, [2]) == ([False], True)
+        assert taken(home, []) == ([], False)
+    assert taken(home, [2]) == ([False], True)
+    assert home.address == 2
 
 
 def test_a_block_holds_several_sizes():

@@ -61,6 +61,9 @@ class Timeline(Program):
     def untouched(self):
         return True
 
+    def was_away(self):
+        return False
+
 
 class TwoClocks(Timeline):
     """A host that launches kernels one after another, and a GPU that runs each once it is launched.

@@ -14,6 +14,7 @@ _BLOCK_BYTES = 512  # PyTorch's allocator rounds sizes up to this
 
 
 _RANKS_STRIDE = 2
+_MOST_AWAY = 16  # steps in turn on another stream, after which that is the program's
 
 
 @final
@@ -34,6 +35,46 @@ class FreeBlocks(NamedTuple):
         small = [each for each in rounded if each <= _SMALL_BYTES]
         large = [each for each in rounded if each > _SMALL_BYTES]
         return holds(self.small, small, _BLOCK_BYTES) and holds(self.large, large, _SMALL_BYTES + 1)
+
+
+@final
+class HomeStream:
+    """The stream on which a program is tuned: its first one, until many steps in turn run on another one only.
+
+    A program may begin with a warm-up on a stream of its own, or have one later, before a CUDA graph is captured.
+
+    Args:
+        address: address of the first stream.
+
+    Attributes:
+        address: address of the stream.
+    """
+
+    def __init__(self, address: int) -> None:
+        self.address = address
+        self._other: int | None = None  # that was seen in this step
+        self._is_seen = False
+        self._away = 0
+
+    def is_current(self, address: int) -> bool:
+        """Return whether a call on a stream is at home."""
+        if address == self.address:
+            self._is_seen = True
+            return True
+        self._other = address
+        return False
+
+    def step_ended(self) -> bool:
+        """Return whether all calls of the step were on other streams; False if there were no calls."""
+        at_home, other = self._is_seen, self._other
+        self._is_seen, self._other = False, None
+        if at_home or other is None:
+            self._away *= not at_home
+            return False
+        self._away += 1
+        if self._away >= _MOST_AWAY:
+            self.address, self._away = other, 0
+        return True
 
 
 class Program(ABC):
@@ -81,7 +122,11 @@ class Program(ABC):
 
     @abstractmethod
     def untouched(self) -> bool:
-        """Return whether trials may run now: on the stream where the program began, and not in a capture."""
+        """Return whether trials may run now: on the stream where the program is tuned, and not in a capture."""
+
+    @abstractmethod
+    def was_away(self) -> bool:
+        """End a step, and return whether all calls that asked `untouched` in it were on other streams."""
 
     def trial_stride(self) -> int:
         """Return 1 if trials may run in each step, or n for each n-th step only.
@@ -102,7 +147,7 @@ class ProgramOnGpu(Program):
 
     def __init__(self, ordinal: int) -> None:
         self._ordinal = ordinal
-        self._stream = torch.cuda.current_stream(ordinal).cuda_stream
+        self._home = HomeStream(torch.cuda.current_stream(ordinal).cuda_stream)
         self._distances = torch.empty(_MOST_DISTANCES, 2, dtype=torch.float64, pin_memory=True)
         self._next = 0
 
@@ -131,7 +176,7 @@ class ProgramOnGpu(Program):
         """Return the free blocks of PyTorch's allocator that the program's stream may use."""
         found: dict[str, list[int]] = {"small": [], "large": []}
         for segment in torch.cuda.memory_snapshot():
-            if segment["device"] == self._ordinal and segment["stream"] == self._stream:
+            if segment["device"] == self._ordinal and segment["stream"] == self._home.address:
                 blocks = segment["blocks"]
                 sizes = (block["size"] for block in blocks if block["state"] == "inactive")
                 found[segment["segment_type"]].extend(sizes)
@@ -164,7 +209,11 @@ class ProgramOnGpu(Program):
 
     def untouched(self) -> bool:
         """Return whether the current stream is the program's own, and is not being captured."""
-        return torch.cuda.current_stream(self._ordinal).cuda_stream == self._stream and not capturing()
+        return not capturing() and self._home.is_current(torch.cuda.current_stream(self._ordinal).cuda_stream)
+
+    def was_away(self) -> bool:
+        """Return whether all calls of a step were on other streams."""
+        return self._home.step_ended()
 
     def _allocated(self) -> dict[str, int]:
         found: dict[str, int] = torch.cuda.memory_stats_as_nested_dict(self._ordinal)["allocated_bytes"]["all"]

@@ -36,6 +36,7 @@ _LISTING_SECONDS = 0.05  # of the host, for the heuristics of cuDNN
 _WARM_STEPS = 5  # before anything is watched; the first two are not typical
 _TYPICAL_STEPS = 3
 _WATCHED_STEPS = 2
+_MOST_UNWATCHED = 64  # steps that run on other streams
 _MOST_SECONDS = 90.0  # of trying
 _MOST_STEPS = 3000  # of trying
 _WORTH_KEEPING = 0.995  # of PyTorch's step: else no call is to make a detour through Python
@@ -104,6 +105,7 @@ class Tuner:
         self._phase_steps = 0
         self._tried_since = 0.0
         self._paused_at = 0.0
+        self._away_steps = 0
         self._maker = KernelMaker(source, clock)
         self._clock = clock
         self._ranked: list[CallSite] | None = None  # that are not decided yet
@@ -156,6 +158,9 @@ class Tuner:
         if self.phase is TuningPhase.SETTLED:  # another device is still at work, or the peak has grown
             return
         self._phase_steps += 1
+        away = self.program.was_away()
+        self._away_steps += away
+        self.epoch += away  # another stream has other free blocks
         first = self._phase_steps == 1
         self._times.ended(self.phase, uses_adopted=self.uses_adopted, first=first, busy=self.source.is_busy)
         if self.phase in (TuningPhase.WARMING, TuningPhase.WATCHING):
@@ -224,7 +229,7 @@ class Tuner:
 
     def _enter(self, phase: TuningPhase) -> None:
         self.phase = phase
-        self._phase_steps = 0
+        self._phase_steps = self._away_steps = 0
 
     def _warm(self) -> None:
         if self._times.count >= _WARM_STEPS and self._times.typical_count >= _TYPICAL_STEPS and self._calls:
@@ -248,7 +253,7 @@ class Tuner:
             self.host_seconds["opening"] += self._clock() - begin
 
     def _watch(self) -> None:
-        if self._phase_steps < _WATCHED_STEPS:
+        if self._phase_steps < _WATCHED_STEPS + min(self._away_steps, _MOST_UNWATCHED):
             self._times.reserve(self._calls * _WATCH_COST_SECONDS)
             return
         bytes_per_ms = self.program.bytes_per_ms()
