@@ -1,7 +1,7 @@
 """A program on the host's GPU whose kernels take stated times: PyTorch's own those that a test states."""
 
 from contextlib import nullcontext
-from time import sleep
+from time import monotonic, sleep
 
 import torch
 
@@ -24,6 +24,9 @@ from ucudnn.torch.tuning.tuner import Tuner
 
 LIMIT = 3000
 """Bytes of workspace, within which the stand-in's fast engine computes a part of the mini-batch only."""
+
+MOST_WAITED_S = 300
+"""Seconds for threads to build engines, which take them milliseconds where they have a processor."""
 
 LATER = 8 * 6 * 7 * 6 * 4
 """Bytes of the gradient of the second layer's input, which the filter gradient before it may use."""
@@ -220,11 +223,13 @@ class TunedProgram:
             check(found, self.expected)
             if holds():
                 return
-            sleep(0.01)  # so that the threads which build get on beside other work
         raise AssertionError(f"it does not hold after {most} steps")
 
     def step(self):
-        """Take a step, and return the output and the gradients; `expected` gets those in float64, by matrices."""
+        """Take a step, and return the output and the gradients; `expected` gets those in float64, by matrices.
+
+        Threads have built by then what this step lets them build.
+        """
         self.expected = self._by_matrices()
         self.optimizer.zero_grad()
         gated, calls = self.is_gated, self.replaced_calls
@@ -238,7 +243,19 @@ class TunedProgram:
         gradients = [each.grad.clone() for each in self.model.parameters()]
         self.program.passed_ms += self.program.idle_ms
         self.optimizer.step()
+        self.wait_for_threads()
         return [out.detach(), *gradients]
+
+    def wait_for_threads(self):
+        """Wait until threads have built what they may build now.
+
+        Kernels take stated times, so trying ends after a number of steps. What is found until then must not depend on
+        how long this machine keeps threads waiting.
+        """
+        begin = monotonic()
+        while self.source.is_busy and not self.source.failed:
+            assert monotonic() - begin < MOST_WAITED_S, "threads build nothing"
+            sleep(0.001)
 
     def _by_matrices(self):
         one, _, two = self.model

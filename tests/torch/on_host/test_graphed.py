@@ -4,8 +4,6 @@
 optimizer, then captures of a forward and a backward pass, each apart.
 """
 
-from time import sleep
-
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -61,7 +59,6 @@ def run_until(one, phase, most=400):
         assert_near(one.step(), one.expected)
         if one.tuner.phase is phase:
             return
-        sleep(0.01)  # so that the threads which build get on beside other work
     pytest.fail(f"{one.tuner.phase} after {most} steps")
 
 
@@ -112,7 +109,6 @@ def test_graphs_that_are_made_before_the_first_step_leave_nothing_to_try(tuned, 
             one.optimizer.step()
             if one.tuner.phase is TuningPhase.SETTLED:
                 break
-            sleep(0.01)
         assert one.tuner.phase is TuningPhase.SETTLED
         assert on.report().calls == 0
         assert one.made.operators() == (None, None), "calls that may still come make no detour"

@@ -1,7 +1,6 @@
 """Programs within stated limits: first plans at once, others tried on the program's own calls, and bytes counted."""
 
 from random import Random
-from time import sleep
 
 import pytest
 
@@ -42,8 +41,6 @@ def run(one, most=400):
         assert_near(one.step(), one.expected)
         if one.tuner.phase is TuningPhase.SETTLED:
             return
-        if one.tuner.phase is TuningPhase.TRYING:
-            sleep(0.001)  # so that the thread which builds gets on
     pytest.fail(f"not settled after {most} steps")
 
 
@@ -224,7 +221,7 @@ def test_inference_is_tuned_without_an_optimizer(stated):
             one.program.passed_ms += one.program.idle_ms
             if one.made.tuners() and one.tuner.phase is TuningPhase.SETTLED:
                 break
-            sleep(0.001)
+            one.wait_for_threads()
         assert len(on.report().tuned[0].kernels) == 2
         before = on.report().calls
         assert_near([one.model(one.x)], [expected])
@@ -242,7 +239,6 @@ def test_new_image_sizes_wait_for_no_measurement_and_keep_the_limit(stated, host
             assert_near(one.step(), one.expected)
             if one.tuner.phase is TuningPhase.SETTLED:
                 break
-            sleep(0.001)
         assert one.tuner.phase is TuningPhase.SETTLED
         assert not measured
         assert on.report().tuned[0].outcomes

@@ -12,7 +12,6 @@ RANK = """
 import ctypes
 import json
 import sys
-from time import sleep
 
 import pytest
 import torch
@@ -21,7 +20,6 @@ import torch.distributed.nn  # before there is a process group: see tests/suppor
 
 from tests.support.host_gpu import Host
 from tests.support.tuned_program import TunedProgram
-from ucudnn.torch.steps.step_times import TuningPhase
 
 rank, store, library, wrapper, limit = int(sys.argv[1]), *sys.argv[2:6]
 STEPS = 160
@@ -73,8 +71,8 @@ try:
                 losses.append(loss.item())
                 if enabled and one.tuner.trials:
                     tried.add(one.made._tracker.steps % 2)
-                if enabled and one.tuner.phase is TuningPhase.TRYING:
-                    sleep(0.002)
+                if enabled:
+                    one.wait_for_threads()
         if on is not None:
             with on:
                 (report,) = on.report().tuned

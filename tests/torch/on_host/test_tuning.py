@@ -2,7 +2,6 @@
 
 from random import Random
 from threading import current_thread
-from time import sleep
 
 import pytest
 
@@ -53,8 +52,6 @@ def run(one, most=400):
             return phases
         if one.tuner.trials:
             assert one.ledger.left_seconds > -1e-9, "nothing is tried before the time covers what was lost"
-        if one.tuner.phase is TuningPhase.TRYING:
-            sleep(0.002)  # so that the thread which builds gets on
     pytest.fail(f"not settled after {most} steps: {phases}")
 
 
@@ -141,7 +138,6 @@ def test_gradients_are_computed_in_the_order_of_pytorch_so_that_memory_is_taken_
             first.update([each for each in seen if each is not Operation.FORWARD][:1])
             if one.tuner.phase is TuningPhase.SETTLED:
                 break
-            sleep(0.002)  # so that the thread which builds gets on
         assert {problem.operation for problem in one.tuner.kernels} == {replaced}
         seen.clear()
         assert_near(one.step(), one.expected)
@@ -299,7 +295,6 @@ def test_steps_may_be_captured_while_a_program_is_tuned(tuned, host, until):
     with one.enable() as on:
         for _ in range(200):
             assert_near(one.step(), one.expected)
-            sleep(0.002)  # so that the thread which builds gets on
             if one.tuner.phase is until:
                 break
         assert one.tuner.phase is until
@@ -315,7 +310,6 @@ def test_a_whole_step_that_is_captured_while_kernels_are_tried_ends_no_step_and_
     with one.enable() as on:
         for _ in range(200):
             assert_near(one.step(), one.expected)
-            sleep(0.002)  # so that the thread which builds gets on
             if one.tuner.phase is TuningPhase.TRYING and one.tuner.trials:
                 break
         tried = dict(one.tuner.trials)
@@ -418,7 +412,7 @@ def test_inference_is_tuned_without_an_optimizer(tuned):
             one.program.passed_ms += one.program.idle_ms
             if one.made.tuners() and one.tuner.phase is TuningPhase.SETTLED:
                 break
-            sleep(0.002)
+            one.wait_for_threads()
         assert len(one.tuner.kernels) == 2
         before = on.report().calls
         assert_near([one.model(one.x)], [expected])
@@ -483,7 +477,6 @@ def test_a_program_whose_image_sizes_change_never_waits_for_plans_and_nothing_gr
             assert_near(one.step(), one.expected)
             if one.tuner.phase is TuningPhase.SETTLED:
                 break
-            sleep(0.002)
         assert one.tuner.phase is TuningPhase.SETTLED
         assert on.report().tuned[0].outcomes, "kernels of the sizes that were watched were tried"
         assert 0 < len(looked) <= 4 * 4, (
