@@ -83,6 +83,20 @@ def test_tuning_goes_on_where_an_inner_context_ends(one, host, phase):
 
 
 @pytest.mark.parametrize("phase", PHASES)
+@pytest.mark.parametrize("seconds", [30, 3600])
+def test_a_program_that_evaluates_or_saves_between_steps_is_tuned(host, phase, seconds):
+    one = TunedProgram(host, 50.0)
+    with one.enable() as on:
+        reach(one, phase)
+        if phase is TuningPhase.TRYING:
+            one.until(lambda: bool(one.tuner.trials), assert_near)
+        one.program.passed_ms += seconds * 1e3
+        settle_with_all(one, on)
+        assert one.ledger.left_seconds > -2
+    end_programs([one])
+
+
+@pytest.mark.parametrize("phase", PHASES)
 def test_steps_in_another_stream_pass(one, host, phase):
     with one.enable() as on:
         reach(one, phase)

@@ -42,3 +42,29 @@ def test_steps_that_are_read_late_do_not_count_for_other_kernels():
     times.read()
     assert times.gain(3) is None
     assert times.gain(2) == pytest.approx(0.5)
+
+
+@pytest.mark.parametrize("busy", [False, True])
+def test_a_trial_is_charged_with_what_it_took_and_a_pause_of_the_program_is_not_charged(busy):
+    clock, worked = Clock(), [0.0]
+    ledger = TrialLedger(0.5, lambda: 1000.0 * bool(clock.now))
+    times = StepTimes(clock, ledger, lambda: worked[0])
+
+    def step(time_ms, phase=TuningPhase.TRYING, reserved_seconds=0.0, work_seconds=0.0):
+        """Take a step; return what the ledger was charged with, and what counts as a pause."""
+        lost, paused = ledger.lost_seconds, times.paused_seconds
+        assert times.reserve(reserved_seconds)
+        worked[0] += work_seconds
+        clock.now += time_ms
+        clock.reached = clock.now
+        times.ended(phase, uses_adopted=False, first=False, busy=busy)
+        times.read()
+        return [round(each, 6) for each in (ledger.lost_seconds - lost, times.paused_seconds - paused)]
+
+    for _ in range(8):
+        assert step(100.0, TuningPhase.WARMING) == [0, 0]
+    assert step(150.0, reserved_seconds=0.1) == [0.05, 0]
+    assert step(2000.0, reserved_seconds=0.1) == [1.9, 0], "a trial that was slower than expected"
+    assert step(5600.0, work_seconds=4.5, reserved_seconds=0.01) == [5.5, 0], "the host built a plan"
+    assert step(60_100.0, reserved_seconds=0.1) == [2.0, 58.0]
+    assert step(60_100.0) == [busy, 59.0]

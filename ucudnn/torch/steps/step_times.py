@@ -1,6 +1,7 @@
 """How long whole steps take: marks at their ends are read later, so that nothing waits for the device."""
 
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
 from statistics import median
@@ -11,6 +12,8 @@ from ucudnn.torch.tuning.trial_ledger import TrialLedger
 
 _MOST_TYPICAL = 30  # the latest steps without trials
 _UNSTEADY_STEPS = 2  # the first ones, which are not typical
+_MOST_TIMES = 10.0  # what trials may take longer than they were expected to
+_LEAST_PAUSE_SECONDS = 1.0
 
 
 class TuningPhase(Enum):
@@ -35,6 +38,7 @@ class _OpenStep:
     uses_adopted: bool
     counts: bool
     reserved_seconds: float
+    worked_seconds: float
     busy: bool
 
 
@@ -42,16 +46,24 @@ class _OpenStep:
 class StepTimes:
     """Reads the times of steps, charges trials with what a step took longer, and compares steps with other kernels.
 
+    A program may evaluate or save between two steps. So a step that took much longer than its trials explain is charged
+    with what they may have taken, and the rest is a pause of the program.
+
     Args:
         program: the device.
         ledger: bounds the time that is lost.
+        worked: returns the seconds that the host has worked for trials so far.
 
     Attributes:
         count: number of steps that ended.
+        paused_seconds: pauses of the program.
     """
 
-    def __init__(self, program: Program, ledger: TrialLedger) -> None:
+    def __init__(self, program: Program, ledger: TrialLedger, worked: Callable[[], float] = lambda: 0.0) -> None:
         self.count = 0
+        self.paused_seconds = 0.0
+        self._worked = worked
+        self._worked_seconds = 0.0  # until the latest step ended
         self._program = program
         self._ledger = ledger
         self._open: deque[_OpenStep] = deque()
@@ -87,9 +99,11 @@ class StepTimes:
         """
         self.count += 1
         mark = self._program.mark()
+        before, self._worked_seconds = self._worked_seconds, self._worked()
         if self._mark is not None:
+            worked, reserved = self._worked_seconds - before, self._reserved_seconds
             counts = not first if phase is TuningPhase.COMPARING else self.count > _UNSTEADY_STEPS
-            self._open.append(_OpenStep(self._mark, mark, phase, uses_adopted, counts, self._reserved_seconds, busy))
+            self._open.append(_OpenStep(self._mark, mark, phase, uses_adopted, counts, reserved, worked, busy))
             self._reserved_seconds = 0.0
         self._mark = mark
 
@@ -123,6 +137,11 @@ class StepTimes:
 
     def _note(self, step: _OpenStep, time_ms: float) -> None:
         lost_seconds = (time_ms - self.typical_ms) / 1e3
+        explained_seconds = _MOST_TIMES * step.reserved_seconds + step.worked_seconds
+        pause_seconds = lost_seconds - explained_seconds - max(_LEAST_PAUSE_SECONDS, self.typical_ms / 1e3)
+        if pause_seconds > 0 and self._typical_ms:
+            self.paused_seconds += pause_seconds
+            lost_seconds -= pause_seconds
         if step.phase is TuningPhase.COMPARING:
             if step.counts:
                 self._compared_ms[step.uses_adopted].append(time_ms)

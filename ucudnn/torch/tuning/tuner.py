@@ -43,6 +43,7 @@ _WORTH_KEEPING = 0.995  # of PyTorch's step: else no call is to make a detour th
 _BLOCKS = 3  # of steps with the adopted kernels, and as many without
 _BLOCK_STEPS = 5  # the first one of a block does not count
 _MOST_AT_ONCE = 16  # trials in one step
+_WORK = "opening", "listing", "building"
 _SLACK_BYTES = 2 << 20  # a program's small tensors come and go
 _MOST_MADE = 2  # kernels in one step
 _MOST_ASKED = 4  # kernels whose candidates are looked for at a time
@@ -101,7 +102,7 @@ class Tuner:
         self.awaits: Callable[[], bool] = lambda: False
         self.host_seconds = dict.fromkeys(("opening", "listing", "building", "slowest"), 0.0)
         self._readings: list[Reading] = []
-        self._times = StepTimes(program, ledger)
+        self._times = StepTimes(program, ledger, lambda: sum(self.host_seconds[each] for each in _WORK))
         self._phase_steps = 0
         self._tried_since = 0.0
         self._paused_at = 0.0
@@ -262,7 +263,7 @@ class Tuner:
             site.room_bytes = self.watch.room(-int(site.room_bytes)) if site.calls else 0
             site.calls = -(-site.calls // _WATCHED_STEPS)
             site.finished = self.owner is not None and self.owner.is_final(site.problem)
-        self._tried_since = self.ledger.elapsed_seconds
+        self._tried_since = self.ledger.elapsed_seconds - self._times.paused_seconds
         self._enter(TuningPhase.TRYING)
 
     def _try(self) -> None:
@@ -276,7 +277,8 @@ class Tuner:
         for problem, configurations in self.source.take():
             self._asked[problem] = False
             self.sites[problem].candidates = [Candidate(each, own_bytes(problem, each)) for each in configurations]
-        late = self.ledger.elapsed_seconds - self._tried_since > _MOST_SECONDS or self._phase_steps > _MOST_STEPS
+        tried_seconds = self.ledger.elapsed_seconds - self._tried_since - self._times.paused_seconds
+        late = tried_seconds > _MOST_SECONDS or self._phase_steps > _MOST_STEPS
         if late or self.source.failed or not sites:
             if not (any(site.adopted for site in self.sites.values()) and self.awaits()):
                 self._end_trying()
