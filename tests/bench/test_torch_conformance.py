@@ -91,7 +91,7 @@ def run(folder, *options, text=TESTS):
         env={**os.environ, "OMP_NUM_THREADS": "1", "NOTES": str(folder / "notes.txt")},
         text=True,
         capture_output=True,
-        timeout=300,
+        timeout=900,
     )
     assert out.exists(), ended.stdout + ended.stderr
     return ended.returncode, ended.stdout, load(out)["cases"]
@@ -198,7 +198,7 @@ class Stopped:
 
     def wait(self, _=None):
         if self.stopped:
-            ends = time.monotonic() + 20
+            ends = time.monotonic() + 300
             while not type(self).others() and time.monotonic() < ends:
                 time.sleep(0.01)
             raise KeyboardInterrupt

@@ -109,7 +109,7 @@ def run(libraries, toolchain, tmp_path, driver):
             text=True,
             check=False,
             env=environment(libraries) | (env or {}),
-            timeout=120,
+            timeout=600,
         )
         result.errors = done.stderr
         assert (done.returncode == 0) is ok, done.stderr
@@ -161,7 +161,7 @@ def computes(libraries, linked):
                 text=True,
                 check=False,
                 env=environment(libraries) | variables,
-                timeout=120,
+                timeout=600,
             )
             assert (done.returncode, done.stdout) == (0, "computed\n"), done.stderr
             return done.stderr

@@ -153,7 +153,7 @@ def test_a_thread_with_pythons_lock_makes_its_handle_while_another_thread_connec
         text=True,
         env=environment(libraries),
         check=False,
-        timeout=60,  # else it hangs
+        timeout=600,  # else it hangs
     )
     assert (done.returncode, done.stdout.strip(), done.stderr) == (0, "computed", "")
 

@@ -37,13 +37,13 @@ class Backwards(Refusing):
 
 
 class Sleeping(Refusing):
-    """A model whose forward takes two minutes. Before that it writes its process into the file SLEEPING_PROCESS."""
+    """A model whose forward takes ten minutes. Before that it writes its process into the file SLEEPING_PROCESS."""
 
     def forward(self, x):
         path = Path(os.environ["SLEEPING_PROCESS"])
         path.with_suffix(".part").write_text(str(os.getpid()))
         path.with_suffix(".part").replace(path)
-        time.sleep(120)
+        time.sleep(600)
         return self.conv(x).flatten(1)
 
 

@@ -121,7 +121,7 @@ def train_overlapped(store, backend, world, cases):
         cases: for each case a policy and options of DistributedDataParallel; for 'random' and 'moves' also a seed.
     """
     arguments = store, backend, world, json.dumps(cases)
-    ranks = run_ranks(PROGRAM, *arguments, world=world, timeout=300, OMP_NUM_THREADS="1")
+    ranks = run_ranks(PROGRAM, *arguments, world=world, OMP_NUM_THREADS="1")
     for _, errors, status in ranks:
         assert status == 0, errors
     return [json.loads(output.splitlines()[-1]) for output, _, _ in ranks]

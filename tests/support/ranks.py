@@ -17,7 +17,7 @@ import sys
 from tests.support.paths import ROOT
 
 
-def run_ranks(program, *arguments, world=2, timeout=120, **environment):
+def run_ranks(program, *arguments, world=2, timeout=600, **environment):
     """Run a text of Python in as many processes as there are ranks; return output, errors and status of each.
 
     The first of its arguments is the rank. All of them are ended where one takes longer than `timeout` seconds. Output

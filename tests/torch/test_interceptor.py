@@ -138,7 +138,7 @@ def test_threads_may_plan_forward_and_backward_at_the_same_time():
     together, found = Barrier(len(cases)), {}
 
     def work(channels):
-        together.wait(10)
+        together.wait(120)
         found[channels] = outcome(*cases[channels])
 
     with enable_on_cpu() as on:
@@ -146,7 +146,7 @@ def test_threads_may_plan_forward_and_backward_at_the_same_time():
         for thread in threads:
             thread.start()
         for thread in threads:
-            thread.join(60)
+            thread.join(120)
         assert not any(thread.is_alive() for thread in threads)
     for channels, each in expected.items():
         assert_close(found[channels], each)

@@ -450,7 +450,7 @@ from tests.support.operands import PROBLEM, QUICK, direct, operands, relative
 from ucudnn import Handle
 
 rank, store = int(sys.argv[1]), sys.argv[2]
-patience = timedelta(seconds=20)
+patience = timedelta(seconds=120)
 distributed.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=2, timeout=patience)
 backend = CountedBackend()
 handle = Handle(backend=backend, effort=QUICK, benchmark_devices="ranks")
@@ -494,7 +494,7 @@ from tests.support.operands import PROBLEM, QUICK, operands
 from ucudnn import Handle
 
 rank, store = int(sys.argv[1]), sys.argv[2]
-patience = timedelta(seconds=20)
+patience = timedelta(seconds=120)
 distributed.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=2, timeout=patience)
 backend = CountedBackend()
 

@@ -383,7 +383,7 @@ def test_eight_processes_share_a_database_though_three_are_killed(tmp_path):
     with ThreadPoolExecutor(len(victims)) as pool:  # in whatever order they come to their last write
         list(pool.map(kill_in_mid_write, [processes[seed] for seed in victims]))
     for seed, process in enumerate(processes):
-        output, errors = process.communicate(timeout=120)
+        output, errors = process.communicate(timeout=600)
         if seed in victims:
             assert process.returncode == -signal.SIGKILL
         else:

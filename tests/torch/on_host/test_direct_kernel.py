@@ -145,7 +145,7 @@ def test_pytorch_computes_while_another_thread_may_wait_for_python(gate, backend
 
     def compute(*addresses):
         entered.set()
-        return may_end.wait(30) is None
+        return may_end.wait(600) is None
 
     gate.open("cpu", [rule], [other._replace(outputs={0: other.outputs[0]._replace(compute=compute, direct=None)})])
     first = Thread(target=called.run)
@@ -153,9 +153,9 @@ def test_pytorch_computes_while_another_thread_may_wait_for_python(gate, backend
     second = Thread(target=lambda: found.append(one.run()))
     try:
         first.start()
-        assert entered.wait(10)
+        assert entered.wait(120)
         second.start()
-        second.join(10)
+        second.join(120)
         assert not second.is_alive(), "it may hold what the other one waits for"
         assert direct.kernel.calls == 0
     finally:

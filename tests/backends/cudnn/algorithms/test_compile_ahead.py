@@ -52,7 +52,7 @@ def make(monkeypatch, made):
 
     def start(ready, error=None):
         def handle(library):
-            assert ready.wait(30)
+            assert ready.wait(300)
             if error is not None:
                 raise error
             return SimpleNamespace(address=1000 + len(made))
@@ -92,19 +92,19 @@ def test_no_list_is_being_made_when_the_program_goes_on(make, monkeypatch):
 
     def ask(graph):
         began.set()
-        assert goes_on.wait(30)
+        assert goes_on.wait(300)
 
     monkeypatch.setattr(Graph, "ask", ask)
     ready = Event()
     ready.set()
     threads = make(ready)
     threads.begin(PARTS, 1 << 20)
-    assert began.wait(30)
+    assert began.wait(300)
     caller = Thread(target=lambda: (threads.drop(), dropped.set()))
     caller.start()
     assert not dropped.wait(0.2), "heuristics capture a stream, so that nobody may wait for the device meanwhile"
     goes_on.set()
-    assert dropped.wait(30)
+    assert dropped.wait(300)
     caller.join()
 
 
@@ -196,5 +196,5 @@ def test_threads_end_with_their_compiler(make, made):
         sleep(0.01)
     assert gone() is None, "threads do not hold it"
     for each in started:
-        each.join(30)
+        each.join(300)
         assert not each.is_alive()

@@ -18,6 +18,11 @@ class _Circle:
         self.itself = self
 
 
+def assert_frozen(count):
+    """Assert that the same objects are frozen, of which other threads of this process may have dropped a few."""
+    assert count - 500 < gc.get_freeze_count() <= count
+
+
 def test_garbage_goes_before_and_inside_and_nothing_stays_frozen():
     before = weakref.ref(_Circle())
     with only_new_collected():
@@ -27,9 +32,11 @@ def test_garbage_goes_before_and_inside_and_nothing_stays_frozen():
         inside = weakref.ref(_Circle())
         gc.collect()
         assert inside() is None
+        made = [_Circle() for _ in range(1000)]
         with only_new_collected():
-            assert gc.get_freeze_count() == frozen
-        assert gc.get_freeze_count() == frozen
+            assert_frozen(frozen)
+        assert_frozen(frozen)
+    assert len(made) == 1000
     assert gc.get_freeze_count() == 0
 
 
@@ -42,10 +49,11 @@ def test_an_error_leaves_nothing_frozen():
 def test_what_a_program_has_frozen_itself_stays_so():
     gc.freeze()
     try:
-        frozen = gc.get_freeze_count()
+        frozen, made = gc.get_freeze_count(), [_Circle() for _ in range(1000)]
         with only_new_collected():
-            assert gc.get_freeze_count() == frozen
-        assert gc.get_freeze_count() == frozen
+            assert_frozen(frozen)
+        assert_frozen(frozen)
+        assert len(made) == 1000
     finally:
         gc.unfreeze()
 
