@@ -7,6 +7,7 @@ torch = pytest.importorskip("torch")
 import ucudnn.torch  # noqa: E402
 from tests.support.operands import QUICK  # noqa: E402
 from tests.support.torch_cases import enable_on_cpu  # noqa: E402
+from ucudnn.execution.launcher import Launcher  # noqa: E402
 from ucudnn.handle import Handle  # noqa: E402
 from ucudnn.torch.fallbacks import Fallbacks  # noqa: E402
 from ucudnn.torch.interceptor import Interceptor  # noqa: E402
@@ -66,6 +67,28 @@ def test_a_kernel_that_failed_is_tried_again_less_and_less_often(caplog):
     assert made.fallbacks.counts()["MemoryError: no room now"] == 3
     assert caplog.text.count("no room now") == 1
     assert ucudnn.torch.report().calls == 3
+
+
+def test_failures_that_pass_are_forgotten_once_the_kernel_has_run(monkeypatch):
+    fails, launch = [False], Launcher.__call__
+
+    def launched(launcher, *tensors):
+        if fails[0]:
+            raise MemoryError("no room now")
+        launch(launcher, *tensors)
+
+    monkeypatch.setattr(Launcher, "__call__", launched)
+    x, w = torch.randn(2, 3, 5, 5), torch.randn(2, 3, 3, 3)
+    expected = F.conv2d(x.double(), w.double()).float()
+    with enable_on_cpu() as on:
+        for _ in range(12):
+            ran = []
+            for fails[0] in (True, False, False, False):
+                before = on.report().calls
+                torch.testing.assert_close(F.conv2d(x, w), expected)
+                ran.append(on.report().calls - before)
+            assert ran == [0, 0, 1, 1], "the second call is too soon"
+    assert on.report().calls == 24
 
 
 def test_a_capture_opens_no_handle_and_plans_nothing(monkeypatch, caplog):

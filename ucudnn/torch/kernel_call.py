@@ -39,8 +39,8 @@ IN_CAPTURE = "a CUDA graph is captured, and nothing is planned in a capture: cal
 class KernelCall:
     """One kernel of one layer on one device.
 
-    A kernel that fails is tried again later, less and less often, because memory may have become free by then, or ranks
-    may have been initialized.
+    A kernel that fails is tried again later, less and less often until it runs, because memory may have become free by
+    then, or ranks may have been initialized.
 
     Args:
         problem: the problem that the kernel computes.
@@ -172,6 +172,7 @@ class KernelCall:
                 launch = self._launches[low_bits] = self._plan(low_bits)
             launch(x, w, y)
             self.looked_up += 1
+            self._failures = 0
             if not low_bits and isinstance(launch, Launcher) and launch.plan is not self._lent:
                 self._planned_anew()
         except PlanFileError:  # the plans that were asked for cannot be had, and PyTorch's kernels are none of them
