@@ -21,7 +21,7 @@ from ucudnn.backends.cpu.backend import CpuBackend
 from ucudnn.benchmarking.benchmark import Benchmark
 from ucudnn.benchmarking.factory import open_parallel
 from ucudnn.benchmarking.parallel import processes as processes_module
-from ucudnn.benchmarking.parallel.partition import by_operation
+from ucudnn.benchmarking.parallel.partition import Partition, by_operation
 from ucudnn.benchmarking.parallel.processes import Processes, WorkerOptions
 from ucudnn.benchmarking.parallel.ranks import Ranks
 from ucudnn.benchmarking.request import Request
@@ -40,6 +40,33 @@ def requests(count):
         Request(problem=make_problem(batch=4, channels=2 + 2 * index), sizes=(1, 2, 4), limit_bytes=1 << 30)
         for index in range(count)
     ]
+
+
+def wait_until(holds):
+    """Wait for what other threads do, which have to wait for a processor on a busy machine."""
+    begin = time.monotonic()
+    while not holds():
+        assert time.monotonic() - begin < 300, "others do nothing"
+        time.sleep(0.001)
+
+
+@pytest.fixture(autouse=True)
+def workers_begin_first(monkeypatch):
+    """Let this process measure once each worker has taken something, or has ended; else it might leave them nothing."""
+    begun, take, measure = set(), Partition.take, processes_module._Exploration._measure
+
+    def noted_take(partition, index, choose):
+        found = take(partition, index, choose)
+        begun.add((partition, index))
+        return found
+
+    def measure_later(exploration):
+        partition, threads = exploration._partition, exploration._threads
+        wait_until(lambda: all((partition, at) in begun or not each.is_alive() for at, each in enumerate(threads)))
+        measure(exploration)
+
+    monkeypatch.setattr(Partition, "take", noted_take)
+    monkeypatch.setattr(processes_module._Exploration, "_measure", measure_later)
 
 
 @pytest.fixture
@@ -79,12 +106,17 @@ def test_others_do_the_work_of_a_worker_that_dies(shared, caplog):
 
 
 class SlowBackend(CountedBackend):
-    """Makes some problems wait, and remembers what was begun, and how many problems were measured by then."""
+    """Makes some problems wait, and remembers what was begun, and how many problems were measured by then.
 
-    def __init__(self, waits, seconds=0.0):
+    Args:
+        waits: problems that are not ready.
+        until: measures nothing before this holds.
+    """
+
+    def __init__(self, waits, until=lambda: True):
         super().__init__()
         self.waits = waits
-        self.seconds = seconds
+        self.until = until
         self.begun = []
         self.measured = []
         self.drops = 0
@@ -103,7 +135,7 @@ class SlowBackend(CountedBackend):
         return super().bench(problem)
 
     def names(self, problem, sizes):
-        time.sleep(self.seconds)
+        wait_until(self.until)
         return super().names(problem, sizes)
 
 
@@ -147,7 +179,8 @@ def test_a_problem_that_has_to_wait_is_taken_after_the_others():
     wanted = requests(6)
     own = problems_of(by_operation(wanted, 2)[1])
     backend = SlowBackend(set(own[:1]))  # the costliest problem, which would come first
-    with in_threads(backend, SlowBackend(set())) as workers:
+    other = SlowBackend(set(), until=lambda: len(backend.measured) >= len(own))
+    with in_threads(backend, other) as workers:
         Benchmark(backend, effort=QUICK, parallel=workers).explore(wanted)
     assert backend.measured[: len(own)] == [*own[1:], own[0]]
 
@@ -155,7 +188,8 @@ def test_a_problem_that_has_to_wait_is_taken_after_the_others():
 def test_a_worker_takes_problems_first_that_need_not_wait():
     wanted = requests(6)
     theirs = problems_of(by_operation(wanted, 2)[0])
-    backend, other = SlowBackend(set(), seconds=0.2), SlowBackend(set(theirs[:-1]))
+    other = SlowBackend(set(theirs[:-1]))
+    backend = SlowBackend(set(), until=lambda: len(other.measured) >= len(theirs))
     with in_threads(backend, other) as workers:
         Benchmark(backend, effort=QUICK, parallel=workers).explore(wanted)
     assert other.measured[:3] == [theirs[2], theirs[0], theirs[1]]
@@ -165,7 +199,8 @@ def test_a_worker_takes_problems_first_that_need_not_wait():
 def test_a_process_begins_with_anothers_problem_only_when_it_is_next(slow):
     wanted = requests(8)
     shares = [problems_of(share) for share in reversed(by_operation(wanted, 2))]  # this process, the worker
-    backends = [SlowBackend(set(), seconds=0.3 if index == slow else 0.0) for index in (0, 1)]
+    backends = [SlowBackend(set()), SlowBackend(set())]
+    backends[slow].until = lambda: len(backends[1 - slow].measured) > len(shares[1 - slow]) + 1
     with in_threads(*backends) as workers:
         Benchmark(backends[0], effort=QUICK, parallel=workers).explore(wanted)
     assert sorted(map(str, backends[0].measured + backends[1].measured)) == sorted(str(each.problem) for each in wanted)
@@ -200,7 +235,7 @@ def test_sizes_without_algorithms_do_not_stop_a_divided_request():
 
 def test_requests_with_discarded_algorithms_are_explored_without_workers():
     wanted = [Request(problem=each.problem, sizes=(4,), limit_bytes=1 << 30) for each in requests(4)]
-    backend, other = SlowBackend(set(), seconds=0.2), SlowBackend(set())
+    backend, other = SlowBackend(set()), SlowBackend(set())
     with in_threads(backend, other) as workers:
         benchmark = Benchmark(backend, effort=QUICK, parallel=workers)
         benchmark.explore(wanted)
@@ -224,7 +259,7 @@ def test_workers_warm_up_before_they_are_ready_and_continue_if_that_fails(error)
                 raise error
 
     wanted = requests(4)
-    backend, other = Warm(set(), seconds=0.2), Warm(set())
+    backend, other = Warm(set()), Warm(set())
     with in_threads(backend, other) as workers:  # they are ready
         assert other.warm
         assert not backend.warm, "this process has other things to do"
