@@ -64,6 +64,31 @@ def test_who_ignores_ctrl_c_goes_on(tmp_path):
     assert out
 
 
+HOLDING = """\
+import os
+from ucudnn.__main__ import main
+from ucudnn.cli import app
+
+
+def look():
+    taken = os.open(os.devnull, os.O_RDONLY)
+    passed_on = [os.get_inheritable(number) for number in range(3)]
+    with open("found", "w") as found:
+        print(taken > 2, passed_on, file=found)
+
+
+app.main = look
+main()
+"""
+
+
+@pytest.mark.parametrize("closed", [">&-", "<&- >&-", "2>&-", "<&- >&- 2>&-"])
+def test_no_file_takes_the_number_of_a_closed_stream(tmp_path, closed):
+    way = ["sh", "-c", f'exec "$0" -c "$1" {closed}', sys.executable, HOLDING]
+    subprocess.run(way, env=os.environ | {"PYTHONPATH": str(ROOT)}, check=True, cwd=tmp_path)
+    assert (tmp_path / "found").read_text() == "True [True, True, True]\n"
+
+
 def test_ctrl_c_while_commands_are_made_ends_the_command_without_a_word(monkeypatch, capsys):
     monkeypatch.setattr(app, "main", lambda: os.kill(os.getpid(), signal.SIGINT))
     with pytest.raises(SystemExit) as ended:

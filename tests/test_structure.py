@@ -67,6 +67,7 @@ PLACES = {  # a package from elsewhere: the modules or folders that import it
         *("backends.cpu.blas_threads", "backends.cudnn.api.library", "backends.cudnn.gpu.driver", "native.bridge"),
         "torch.gate.call_gate",
         "memory.torch.device_use.nvml",
+        "reporting.terminal",
     ),
     "cupy": ("backends.cudnn.gpu.cupy_gpu",),
     "sqlite3": ("benchmarking.storage.sqlite_file",),

@@ -17,6 +17,7 @@ def main() -> None:
     taken = before is signal.default_int_handler  # who ignores it, as in the background, goes on so
     if taken:
         signal.signal(signal.SIGINT, lambda *_: os._exit(_INTERRUPTED))
+    _hold_streams()
     from ucudnn.cli import app
 
     try:
@@ -25,6 +26,15 @@ def main() -> None:
         app.main()
     except KeyboardInterrupt:  # while typer makes the commands; it takes Ctrl-C in them
         sys.exit(_INTERRUPTED)
+
+
+def _hold_streams() -> None:
+    """Let no file or pipe take the number of a standard stream that is closed: it would get what libraries print."""
+    for number in range(3):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)  # it gets the lowest number that is free
 
 
 if __name__ == "__main__":

@@ -1,5 +1,6 @@
 """Models that fail somewhere, or do what no model should, for commands that must end in one line all the same."""
 
+import ctypes
 import os
 import time
 from pathlib import Path
@@ -85,6 +86,15 @@ class Printing(nn.Module):
 
     def forward(self, x):
         print("a model's own words")  # noqa: T201
+        return self.conv(x).flatten(1)
+
+
+class Writing(Printing):
+    """A model of a library that writes to the standard output of the process, past Python."""
+
+    def forward(self, x):
+        os.write(1, b"a library's own words\n")
+        ctypes.CDLL(None).puts(b"a library's own words, kept in C")
         return self.conv(x).flatten(1)
 
 

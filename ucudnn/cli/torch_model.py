@@ -1,8 +1,6 @@
 """PyTorch models in commands: run by `ucudnn time --torch`, recorded by `ucudnn memory`. PyTorch is loaded for them."""
 
-import sys
 from collections.abc import Callable, Sequence
-from contextlib import redirect_stdout
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,7 +13,7 @@ from ucudnn.memory.graph import StepGraph
 from ucudnn.networks.variants import Variant
 from ucudnn.problem import MOST_SIZE, DataType
 from ucudnn.profiles.measurement import Effort
-from ucudnn.reporting.terminal import progress
+from ucudnn.reporting.terminal import progress, words_aside
 from ucudnn.settings import Settings
 from ucudnn.units import shortened
 
@@ -55,7 +53,7 @@ def time_model(
     except ImportError as error:
         raise _without_pytorch(error) from error
     step = ModelStep(factory=factory, shape=parse_shape(shape), batch=_checked(batch), variant=variant)
-    with redirect_stdout(sys.stderr):  # standard output is for data, whatever the model prints
+    with words_aside():
         return time_step(step, settings, effort=effort, repeats=effort.repeats, save_to=save_plans)
 
 
@@ -124,7 +122,7 @@ def record_model(options: TrainingOptions, measure: str, tell: Callable[[str], N
         raise _without_pytorch(error) from error
     recipe = _recipe_of(options)
     device = measuring_device(measure)
-    with redirect_stdout(sys.stderr):
+    with words_aside():
         if device is None:
             return record(recipe, progress=tell), None
         return record_measured(recipe, device, progress=tell)
@@ -166,7 +164,7 @@ def run_policies(
     except ImportError as error:
         raise _without_pytorch(error) from error
     recipe = _recipe_of(options)
-    with redirect_stdout(sys.stderr):
+    with words_aside():
         check_recipe(recipe)  # before a process of each policy looks for what it names
     settings = TrialSettings(
         recipe=recipe,

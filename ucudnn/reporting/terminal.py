@@ -3,10 +3,11 @@
 Data go to standard output, and everything else to standard error.
 """
 
+import ctypes
 import os
 import sys
 from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, redirect_stdout, suppress
 from io import StringIO, TextIOWrapper
 from time import monotonic
 from typing import Protocol, final
@@ -124,6 +125,24 @@ def _console(text: StringIO) -> Console:
     """Return a console that renders for standard output; its width is fixed where that is no terminal."""
     terminal = sys.stdout is not None and sys.stdout.isatty()
     return Console(file=text, force_terminal=terminal, width=Console().width if terminal else _WIDTH, emoji=False)
+
+
+@contextmanager
+def words_aside() -> Iterator[None]:
+    """Let what models print go to standard error, because standard output is for data; also what C prints for them."""
+    kept = -1
+    with suppress(OSError):  # one of the two is closed
+        kept = os.dup(1)
+        os.dup2(2, 1)
+    try:
+        with redirect_stdout(sys.stderr):
+            yield
+    finally:
+        if kept >= 0:
+            with suppress(OSError, TypeError, AttributeError):  # Windows has no such name for C's library
+                ctypes.CDLL(None).fflush(None)  # what C has not written yet
+            os.dup2(kept, 1)
+            os.close(kept)
 
 
 def print_note(message: str) -> None:

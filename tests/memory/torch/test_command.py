@@ -1,6 +1,7 @@
 """`ucudnn memory` with models in PyTorch: recorded into a file, or explained at once."""
 
 import json
+import os
 import sys
 from importlib.util import find_spec
 
@@ -8,6 +9,7 @@ import pytest
 
 pytest.importorskip("torch")
 
+from tests.support.paths import ROOT
 from ucudnn.cli.app import main
 from ucudnn.memory.steps import open_measured_step, open_step
 
@@ -109,6 +111,23 @@ def test_what_a_model_prints_is_not_among_the_data(memory):
     assert json.loads(out)["batch"] == 4
     assert "a model's own words" in error
     assert "a loss's own words" in error
+
+
+@pytest.mark.parametrize("command", [("why",), ("record", "--out", "step.json", "--measure", "none")])
+def test_what_a_library_prints_past_python_is_not_among_the_data(capfd, monkeypatch, tmp_path, command):
+    monkeypatch.syspath_prepend(ROOT)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", ["ucudnn", "memory", command[0], f"{BROKEN}:Writing", *SMALL, *command[1:]])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    out, error = capfd.readouterr()
+    assert ended.value.code == 0, error
+    assert "Writing" in out
+    assert "own words" not in out
+    for words in ("a library's own words", "a library's own words, kept in C"):
+        assert f"{words}\n" in error
+    os.write(1, b"again")
+    assert capfd.readouterr().out == "again"
 
 
 @pytest.mark.skipif(find_spec("torchvision") is not None, reason="torchvision is installed")

@@ -141,8 +141,9 @@ def test_what_no_policy_can_train_is_refused_before_a_process_starts(run, monkey
     assert reason in error
 
 
-def test_what_a_model_prints_is_not_among_the_data(monkeypatch, capfd):
-    model = "tests.support.broken_models:Printing"
+@pytest.mark.parametrize(("name", "words"), [("Printing", "a model's own words"), ("Writing", "a library's own words")])
+def test_what_a_model_prints_is_not_among_the_data(monkeypatch, capfd, name, words):
+    model = f"tests.support.broken_models:{name}"
     given = ("--shape", "3x8x8", "--batch", "4", "--on", "cpu", "--steps", "1", "--policy", "stock", "--json")
     monkeypatch.setattr(sys, "argv", ["ucudnn", "memory", "run", model, *given])
     with pytest.raises(SystemExit) as ended:
@@ -150,7 +151,7 @@ def test_what_a_model_prints_is_not_among_the_data(monkeypatch, capfd):
     out, error = capfd.readouterr()  # of the policy's own process, too
     assert ended.value.code == 0, error
     assert [each["policy"] for each in json.loads(out)["policies"]] == ["stock"]
-    assert "a model's own words" in error
+    assert words in error
 
 
 @pytest.fixture

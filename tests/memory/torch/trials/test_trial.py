@@ -1,7 +1,10 @@
 """Tests of trials: what is measured of a policy, in this process and in one of its own."""
 
 import json
+import os
+from contextlib import contextmanager
 from dataclasses import replace
+from multiprocessing import Pipe
 
 import pytest
 
@@ -12,9 +15,18 @@ from ucudnn.errors import BackendUnavailableError, InvalidValueError
 from ucudnn.memory.graph import Phase
 from ucudnn.memory.torch.device_use.usage import OutsideReading
 from ucudnn.memory.torch.training_step import TrainingRecipe
-from ucudnn.memory.torch.trials import trial
-from ucudnn.memory.torch.trials.trial import PolicyTrial, result_of, run_apart, run_trial, trial_device, trial_step
+from ucudnn.memory.torch.trials import trial, trial_series
+from ucudnn.memory.torch.trials.trial import (
+    ENDED,
+    PolicyTrial,
+    result_of,
+    run_apart,
+    run_trial,
+    trial_device,
+    trial_step,
+)
 from ucudnn.memory.torch.trials.trial_result import TrialResult, TrialSettings
+from ucudnn.memory.torch.trials.trial_series import SeriesMember, run_series_apart
 from ucudnn.memory.torch.trials.trial_table import compare_trials, trial_policy
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -249,3 +261,20 @@ def test_a_plan_that_changes_again_and_again_has_no_figures():
     assert result.figures is None
     assert "changed in each of 3 rounds" in result.reason
     assert fitted[0]._guard.calls < 21
+
+
+@pytest.mark.parametrize("sent", [b"", b"\0\0\0\x64", b"\0\0\0\x64half of it"])
+def test_a_process_that_ends_in_the_middle_of_its_answer_is_a_reason(monkeypatch, sent):
+    @contextmanager
+    def ending(*_):
+        ours, theirs = Pipe()
+        os.write(theirs.fileno(), sent)
+        theirs.close()
+        with ours:
+            yield ours
+
+    monkeypatch.setattr(trial, "process_of", ending)
+    monkeypatch.setattr(trial_series, "process_of", ending)
+    expected = TrialResult(policy="stock", figures=None, reason=ENDED)
+    assert run_apart(settings("stock")) == expected
+    assert [*run_series_apart(settings(""), [SeriesMember("stock")] * 2)] == [expected] * 2

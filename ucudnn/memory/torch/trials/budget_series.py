@@ -21,7 +21,7 @@ from typing import Self, final
 
 from ucudnn.memory.torch.device_use.usage import outside_bytes
 from ucudnn.memory.torch.trials.trial import ENDED, PolicyTrial, ReusedStep, result_of
-from ucudnn.memory.torch.trials.trial_process import TrialProcess
+from ucudnn.memory.torch.trials.trial_process import TrialProcess, received
 from ucudnn.memory.torch.trials.trial_result import TrialResult, TrialSettings
 
 
@@ -85,7 +85,7 @@ class BudgetTrials:
         connection = self._process_for(settings).connection
         try:
             connection.send(settings)
-            result: TrialResult | Exception = connection.recv()
+            result: TrialResult | Exception = received(connection)
         except (EOFError, BrokenPipeError, ConnectionResetError):
             self._end()
             return TrialResult(policy=settings.policy, figures=None, reason=ENDED)

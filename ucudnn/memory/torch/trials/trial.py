@@ -28,7 +28,7 @@ from ucudnn.memory.torch.training_step import TrainingStep, make_step
 from ucudnn.memory.torch.trials.device_timeline import beside_prediction, measure_timeline
 from ucudnn.memory.torch.trials.measured_memory import measure_memory
 from ucudnn.memory.torch.trials.step_marks import mark, passed_ms
-from ucudnn.memory.torch.trials.trial_process import process_of
+from ucudnn.memory.torch.trials.trial_process import process_of, received
 from ucudnn.memory.torch.trials.trial_result import PYTORCH, OutsideReached, TrialFigures, TrialResult, TrialSettings
 from ucudnn.problem import MathMode
 
@@ -57,7 +57,7 @@ def run_apart(settings: TrialSettings) -> TrialResult:
     """Run a trial in a process of its own; the process's end by a signal is a reason, too."""
     with process_of(_serve, settings) as connection:
         try:
-            result: TrialResult | Exception = connection.recv()
+            result: TrialResult | Exception = received(connection)
         except EOFError:
             return TrialResult(policy=settings.policy, figures=None, reason=ENDED)
     if isinstance(result, Exception):

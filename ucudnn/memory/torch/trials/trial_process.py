@@ -1,9 +1,10 @@
 """A process in which trials run. It ends with the process that waits for it, and what it prints is no data."""
 
 import multiprocessing
+import os
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from multiprocessing.connection import Connection
 from typing import Any, final
 
@@ -19,8 +20,7 @@ class TrialProcess:
         *arguments: its arguments.
 
     Attributes:
-        connection: where what the function sends arrives, and what it waits for is sent. EOFError there says that the
-            process has ended.
+        connection: where what the function sends arrives, for `received`, and what it waits for is sent.
     """
 
     def __init__(self, serve: Callable[..., None], *arguments: Any) -> None:
@@ -47,7 +47,7 @@ def process_of(serve: Callable[..., None], *arguments: Any) -> Iterator[Connecti
         *arguments: its arguments.
 
     Yields:
-        Where what it sends arrives. EOFError there says that the process has ended.
+        Where what it sends arrives, for `received`.
     """
     process = TrialProcess(serve, *arguments)
     try:
@@ -56,7 +56,22 @@ def process_of(serve: Callable[..., None], *arguments: Any) -> Iterator[Connecti
         process.end()
 
 
+def received(connection: Connection) -> Any:
+    """Return what a process sends next.
+
+    Raises:
+        EOFError: if it has ended, be it in the middle of what it sent.
+    """
+    try:
+        return connection.recv()
+    except OSError as error:
+        raise EOFError(str(error)) from error
+
+
 def _begin(serve: Callable[..., None], arguments: tuple[Any, ...], connection: Connection) -> None:
-    sys.stdout = sys.stderr  # what a model prints shall not stand among a command's data
+    # What a model prints shall not stand among a command's data, nor what a library prints past Python.
+    sys.stdout = sys.stderr
+    with suppress(OSError):  # standard error is closed
+        os.dup2(2, 1)
     end_with_parent()
     serve(*arguments, connection)

@@ -23,7 +23,7 @@ from ucudnn.memory.torch.execution.tracing.step_trace import trace_program
 from ucudnn.memory.torch.training_step import TrainingStep
 from ucudnn.memory.torch.trials.contention import ContentionFigures, measure_contention
 from ucudnn.memory.torch.trials.trial import ENDED, PolicyTrial, ReusedStep, result_of, trial_subject, with_plan
-from ucudnn.memory.torch.trials.trial_process import process_of
+from ucudnn.memory.torch.trials.trial_process import process_of, received
 from ucudnn.memory.torch.trials.trial_result import TrialFigures, TrialResult, TrialSettings
 
 _WITHOUT_COPIES = "stock"
@@ -137,7 +137,7 @@ def run_series_apart(settings: TrialSettings, members: Sequence[SeriesMember]) -
             while left:
                 member = left.pop(0)
                 try:
-                    result = connection.recv()
+                    result = received(connection)
                 except EOFError:
                     yield TrialResult(policy=member.policy, figures=None, reason=ENDED)
                     break
