@@ -11,6 +11,7 @@ from tests.support.tuned_program import TunedProgram, end_programs  # noqa: E402
 from ucudnn.torch import Enabled  # noqa: E402
 from ucudnn.torch.overrides import process_overrides  # noqa: E402
 from ucudnn.torch.steps.step_times import TuningPhase  # noqa: E402
+from ucudnn.torch.tuning.call_site import FAILED  # noqa: E402
 
 ELSEWHERE = 0x40
 """Address of another stream."""
@@ -112,4 +113,33 @@ def test_a_program_that_goes_on_in_another_stream_is_tuned_there(one, host, phas
     with one.enable() as on:
         reach(one, phase)
         host.stream = ELSEWHERE
+        settle_with_all(one, on)
+
+
+@pytest.mark.parametrize("lasts", [False, True])
+def test_candidates_that_fail_for_a_while_are_tried_again(one, host, lasts):
+    with one.enable() as on:
+        reach(one, TuningPhase.TRYING)
+        one.until(lambda: bool(one.tuner.trials), assert_near)
+        host.most_bytes = 0  # of a workspace
+        for _ in range(3):
+            assert_near(one.step(), one.expected)
+        if lasts:
+            one.until(lambda: one.tuner.phase is TuningPhase.SETTLED, assert_near, 200)
+            assert not one.tuner.kernels
+            assert on.report().tuned[0].outcomes[FAILED]
+            return
+        host.most_bytes = 1 << 40
+        settle_with_all(one, on)
+
+
+def test_candidates_are_tried_again_where_inputs_are_not_aligned_for_a_while(one):
+    aligned, memory = one.x, torch.empty(one.x.numel() + 1)
+    with one.enable() as on:
+        reach(one, TuningPhase.TRYING)
+        one.until(lambda: bool(one.tuner.trials), assert_near)
+        one.x = memory[1:].view(aligned.shape).copy_(aligned)
+        for _ in range(3):
+            assert_near(one.step(), one.expected)
+        one.x = aligned
         settle_with_all(one, on)

@@ -17,6 +17,7 @@ SLOW_PLAN = "its plan takes too long to build"
 """Why a candidate is given up."""
 
 _MOST_TIMED = 2  # candidates that are timed in the program, the fastest of those that were checked
+_MOST_FAILURES = 8  # steps in which a candidate fails: memory may be short for a while, or a tensor not aligned
 _MOST_SLOW = 3  # candidates in turn that are not worth timing: then the others, which promise less, are not run
 _WORTH_TIMING = 1.0  # of PyTorch's time, in the one run beside it
 _PROMISING = 0.9  # of PyTorch's time, in that run: it is timed in the program before others are run
@@ -62,9 +63,10 @@ class Candidate:
         rough_ms: its time beside PyTorch's own kernel, where its output was checked.
         samples_ms: its times in place of PyTorch's own kernel.
         misses: number of calls at which no memory was free to check it.
+        failures: number of steps in which it failed.
     """
 
-    __slots__ = ("configuration", "misses", "reason", "rough_ms", "samples_ms", "state", "workspace_bytes")
+    __slots__ = ("configuration", "failures", "misses", "reason", "rough_ms", "samples_ms", "state", "workspace_bytes")
 
     def __init__(self, configuration: Configuration, workspace_bytes: int) -> None:
         self.configuration = configuration
@@ -74,11 +76,18 @@ class Candidate:
         self.rough_ms = inf
         self.samples_ms: list[float] = []
         self.misses = 0
+        self.failures = 0
 
     @property
     def is_undivided(self) -> bool:
         """Whether it computes the whole mini-batch at once."""
         return len(self.configuration.parts) == 1
+
+    def failed(self) -> None:
+        """Note that it failed in a step; it is given up if it fails again and again."""
+        self.failures += 1
+        if self.failures >= _MOST_FAILURES:
+            self.reject(FAILED)
 
     def reject(self, reason: str) -> None:
         """Give it up."""
@@ -95,7 +104,7 @@ class Trial:
         estimate_ms: the time that the trial is expected to lose.
 
     Attributes:
-        started: whether the candidate has run beside PyTorch's own kernel in this step.
+        started: whether the candidate has run beside PyTorch's own kernel in this step, or has failed.
     """
 
     __slots__ = ("candidate", "estimate_ms", "in_place", "started")

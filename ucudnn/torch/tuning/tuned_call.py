@@ -21,7 +21,7 @@ from ucudnn.torch.gate.call_gate import GateOutput, GateRule
 from ucudnn.torch.output_form import OutputForm
 from ucudnn.torch.problem import Sizes
 from ucudnn.torch.steps.step_times import TuningPhase
-from ucudnn.torch.tuning.call_site import FAILED, NO_MEMORY, CallSite, Candidate
+from ucudnn.torch.tuning.call_site import NO_MEMORY, CallSite, Candidate
 from ucudnn.torch.tuning.program import FreeBlocks
 from ucudnn.torch.tuning.tuned_kernel import TunedKernel
 from ucudnn.torch.tuning.tuner import Tuner
@@ -239,7 +239,8 @@ class _Way:
                 tuner.measured(site, trial.candidate, begin, program.mark())
                 return out
             if trial.candidate is not None:
-                trial.candidate.reject(FAILED)
+                trial.candidate.failed()
+                trial.started = True
             return stock()
         out = stock()
         end = program.mark()
@@ -275,7 +276,7 @@ class _Way:
         done = done and kernel.run(*shadow.operands(other))
         end = program.mark()
         if not done:
-            candidate.reject(FAILED)
+            candidate.failed()
             return True
         distance = program.distance(shadow.finished(other), shadow.expected)
         tuner.measured(output.site, candidate, begin, end, distance)
