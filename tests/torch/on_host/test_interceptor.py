@@ -31,7 +31,10 @@ def test_outputs_and_gradients_equal_pytorchs(host, index):
 
 def test_tensors_may_be_on_a_gpu_that_is_not_the_current_one(host, monkeypatch):
     host.current = 1
-    monkeypatch.setattr(host, "empty_here", lambda *form: pytest.fail("of the GPU that is the current one"))
+    here = host.empty_here
+    monkeypatch.setattr(
+        host, "empty_here", lambda *form: pytest.fail("on the other GPU") if host.current else here(*form)
+    )
     module, x = torch.nn.Conv2d(3, 4, 3).double(), torch.randn(2, 3, 6, 6, dtype=torch.float64, requires_grad=True)
     expected = outcome(module, x)
     with enable_on_host(host) as on:

@@ -46,6 +46,22 @@ def test_the_latest_kernel_of_a_problem_is_kept(making):
     assert maker.made(site, candidate("a")) is not kernel
 
 
+def test_kernels_of_candidates_that_are_timed_are_kept_until_all_is_forgotten(making):
+    maker, _, _ = making
+    site = CallSite(PROBLEM)
+    site.stock_ms, site.candidates = [10.0], [candidate(name) for name in "abcd"]
+    kernels = []
+    for rough_ms, each in enumerate(site.candidates):
+        kernels.append(maker.made(site, each))
+        site.checked(each, 1.0 + rough_ms, 0.0, 0.01)
+    first, second, third, fourth = site.candidates
+    assert site.fastest == [first, second]
+    assert [maker.made(site, each) for each in (first, second, fourth)] == [kernels[0], kernels[1], kernels[3]]
+    assert maker.needed_seconds(site, third) > 0, "it does not run again"
+    maker.forget()
+    assert maker.needed_seconds(site, first) > 0
+
+
 def test_what_cannot_be_made_is_given_up(making):
     maker, _, _ = making
     broken = candidate("broken")

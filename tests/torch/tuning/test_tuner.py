@@ -1,7 +1,10 @@
 """The course of tuning under a made-up program: what is tried, when plans change, and what whole steps decide."""
 
+import gc
+from collections import Counter
 from dataclasses import replace
 from types import SimpleNamespace
+from weakref import WeakSet
 
 import pytest
 from hypothesis import given, settings
@@ -175,14 +178,15 @@ class Course:
         idle: returns the milliseconds of the rest of a step, given its number.
         source: offers the candidates; None for one that offers them at once.
         program: the device; None for one with a single clock.
+        clock: the host's, in seconds; None for one that stands still.
     """
 
-    def __init__(self, stock, times, late=1, side=0.0, idle=lambda step: 20.0, source=None, program=None):
+    def __init__(self, stock, times, late=1, side=0.0, idle=lambda step: 20.0, source=None, program=None, clock=None):
         self.stock, self.times, self.side, self.idle = stock, times, side, idle
         self.program = program or Timeline(late)
         self.source = source or Listed(times)
         self.ledger = TrialLedger(0.05, lambda: self.program.now / 1e3)
-        self.tuner = Tuner(self.program, self.source, self.ledger)
+        self.tuner = Tuner(self.program, self.source, self.ledger, clock=clock or (lambda: 0.0))
         self.problems = {each: replace(PROBLEM, channels=each, x_batch_stride=0) for each in stock}
         self.worst_estimate = 0.0
 
@@ -233,6 +237,31 @@ def named(monkeypatch):
             name=configuration.parts[0].algorithm, configuration=configuration, workspace_bytes=0, calls=0
         ),
     )
+
+
+@pytest.mark.parametrize(("building_ms", "least", "most"), [(1.0, 8, 12), (6.0, 4, 4), (50.0, 2, 2)])
+def test_kernels_are_made_together_where_they_are_made_quickly_and_each_of_them_once(
+    monkeypatch, building_ms, least, most
+):
+    channels, now, made, kept = range(4, 16), [0.0], [], WeakSet()
+
+    class Kernel:
+        def __init__(self, problem, configuration, backend):
+            now[0] += building_ms / 1e3
+            self.configuration, self.name = configuration, configuration.parts[0].algorithm
+            made.append((course.program.step, problem.channels, self.name))
+            kept.add(self)
+
+    monkeypatch.setattr(module, "TunedKernel", Kernel)
+    times = {each: {"a": 9.0, "b": 5.0, "c": 8.0} for each in channels}
+    course = Course(dict.fromkeys(channels, 10.0), times, idle=lambda step: 1000.0, clock=lambda: now[0])
+    course.run()
+    assert {each.name for each in course.tuner.kernels.values()} == {"b"}
+    gc.collect()
+    assert set(kept) == set(course.tuner.kernels.values()), "what is not adopted is not kept"
+    assert least <= max(Counter(step for step, *_ in made).values()) <= most
+    assert sorted(made_of for _, *made_of in made) == sorted([each, name] for each in channels for name in "abc")
+    assert course.tuner.host_seconds["building"] == pytest.approx(len(made) * building_ms / 1e3)
 
 
 @pytest.mark.parametrize("late", [0, 1, 4])

@@ -180,6 +180,14 @@ class CallSite:
         """Whether PyTorch's own kernel is about as fast as its tensors can be read and written."""
         return self.floor_ms > 0 and self.stock_median_ms <= _NEAR_FLOOR * self.floor_ms
 
+    @property
+    def fastest(self) -> list[Candidate]:
+        """The candidates that are worth their time in the program; one of them is undivided, if there is one."""
+        checked = [each for each in self.candidates or () if each.state is CandidateState.CHECKED]
+        found = sorted(checked, key=lambda each: each.rough_ms)
+        others = found[_MOST_TIMED:] if not any(each.is_undivided for each in found[:_MOST_TIMED]) else []
+        return [*found[:_MOST_TIMED], *[each for each in others if each.is_undivided][:1]]
+
     def bound_by(self, bytes_per_ms: float) -> None:
         """Note the bandwidth of the device's memory; 0 if it is not known."""
         problem = self.problem
@@ -191,13 +199,13 @@ class CallSite:
         if self.finished or self.candidates is None or self.pending:
             return None
         stock = self.stock_median_ms
-        promising = next((each for each in self._timed() if each.rough_ms < _PROMISING * stock), None)
+        promising = next((each for each in self.fastest if each.rough_ms < _PROMISING * stock), None)
         if promising is not None and len(promising.samples_ms) < ENOUGH:  # it saves time already while it is timed
             return self._in_place(promising)
         new = next((each for each in self.candidates if each.state is CandidateState.NEW), None)
         if new is not None and self._slow < _MOST_SLOW:
             return Trial(new, in_place=False, estimate_ms=_SHADOW_COST * stock)
-        timed = self._timed()
+        timed = self.fastest
         missing = next((each for each in timed if len(each.samples_ms) < ENOUGH), None)
         if missing is not None:
             return self._in_place(missing)
@@ -249,13 +257,6 @@ class CallSite:
             self.stock_ms.append(time_ms)
         else:
             candidate.samples_ms.append(time_ms)
-
-    def _timed(self) -> list[Candidate]:
-        """Return the candidates that are worth their time in the program; one of them is undivided, if there is one."""
-        checked = [each for each in self.candidates or () if each.state is CandidateState.CHECKED]
-        found = sorted(checked, key=lambda each: each.rough_ms)
-        others = found[_MOST_TIMED:] if not any(each.is_undivided for each in found[:_MOST_TIMED]) else []
-        return [*found[:_MOST_TIMED], *[each for each in others if each.is_undivided][:1]]
 
 
 def tolerance(problem: ConvolutionProblem) -> float:

@@ -24,6 +24,8 @@ _MOST_REMEMBERED = 8
 class KernelMaker:
     """Makes the kernels of candidates, and gives up algorithms whose plans keep the program waiting.
 
+    It keeps the kernels of candidates that may run again: those that are timed in the program.
+
     A thread has built the engine before, so a plan takes milliseconds. It takes longer while a thread compiles other
     engines, because cuDNN compiles one at a time. Once that has happened, kernels are made only while no thread builds.
 
@@ -32,14 +34,12 @@ class KernelMaker:
         clock: the host's, in seconds.
 
     Attributes:
-        kernels: the latest kernel of each problem.
         waits: whether kernels are made only while no thread builds.
         seconds: time that kernels took.
         slowest_seconds: that of the slowest one.
     """
 
     def __init__(self, source: Source, clock: Callable[[], float] = perf_counter) -> None:
-        self.kernels: dict[ConvolutionProblem, TunedKernel] = {}
         self.waits = False
         self.seconds = 0.0
         self.slowest_seconds = 0.0
@@ -47,6 +47,7 @@ class KernelMaker:
         self._clock = clock
         self._recent = deque([_USUAL_SECONDS] * _MOST_REMEMBERED, _MOST_REMEMBERED)
         self._slow: set[str] = set()
+        self._kernels: dict[ConvolutionProblem, dict[Candidate, TunedKernel]] = {}
 
     def needed_seconds(self, site: CallSite, candidate: Candidate | None) -> float:
         """Return the time that the kernel of a candidate is expected to take; 0 if it is made already.
@@ -54,8 +55,7 @@ class KernelMaker:
         It is a median, because a plan that took long says little about those of other algorithms, and would keep all of
         them waiting until the share of the time covers as much again.
         """
-        kernel = self.kernels.get(site.problem)
-        ready = candidate is None or (kernel is not None and kernel.configuration is candidate.configuration)
+        ready = candidate is None or candidate in self._kernels.get(site.problem, ())
         return 0.0 if ready else median(self._recent)
 
     def may_make(self) -> bool:
@@ -64,9 +64,9 @@ class KernelMaker:
 
     def made(self, site: CallSite, candidate: Candidate) -> TunedKernel | None:
         """Return the kernel of a candidate; None if it cannot be made, and the candidate is given up."""
-        kernel = self.kernels.get(site.problem)
-        if kernel is not None and kernel.configuration is candidate.configuration:
-            return kernel
+        known = self._kernels.get(site.problem, {})
+        if candidate in known:
+            return known[candidate]
         names = {part.algorithm for part in candidate.configuration.parts}
         if names & self._slow:
             candidate.reject(SLOW_PLAN)
@@ -74,16 +74,21 @@ class KernelMaker:
         backend, busy = self._source.backend, self._source.is_busy
         assert backend is not None
         begin = self._clock()
+        kernel: TunedKernel | None = None
         try:
             kernel = TunedKernel(site.problem, candidate.configuration, backend)
         except (UcudnnError, RuntimeError) as error:
             _LOG.debug("%s: %s: %s", site.problem, candidate.configuration, error)
             candidate.reject(FAILED)
-            kernel = None
         self._took(self._clock() - begin, names, busy=busy)
         if kernel is not None:
-            self.kernels[site.problem] = kernel
+            again = {each: known[each] for each in site.fastest if each in known}
+            self._kernels[site.problem] = {**again, candidate: kernel}
         return kernel
+
+    def forget(self) -> None:
+        """Keep no kernel any more."""
+        self._kernels.clear()
 
     def _took(self, seconds: float, names: set[str], *, busy: bool) -> None:
         self._recent.append(seconds)

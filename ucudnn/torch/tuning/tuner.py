@@ -37,15 +37,14 @@ _WARM_STEPS = 5  # before anything is watched; the first two are not typical
 _TYPICAL_STEPS = 3
 _WATCHED_STEPS = 2
 _MOST_UNWATCHED = 64  # steps that run on other streams
-_MOST_SECONDS = 90.0  # of trying
-_MOST_STEPS = 3000  # of trying
+_MOST_SECONDS, _MOST_STEPS = 90.0, 3000  # of trying
 _WORTH_KEEPING = 0.995  # of PyTorch's step: else no call is to make a detour through Python
 _BLOCKS = 3  # of steps with the adopted kernels, and as many without
 _BLOCK_STEPS = 5  # the first one of a block does not count
 _MOST_AT_ONCE = 16  # trials in one step
 _WORK = "opening", "listing", "building"
 _SLACK_BYTES = 2 << 20  # a program's small tensors come and go
-_MOST_MADE = 2  # kernels in one step
+_LEAST_MADE, _QUICK_SECONDS = 2, 0.02  # kernels in one step, and the host's time in which further ones are made
 _MOST_ASKED = 4  # kernels whose candidates are looked for at a time
 _MOST_KNOWN = 1 << 13  # problems
 _GUARDED_STEPS = 16  # between looks at the peak
@@ -102,7 +101,7 @@ class Tuner:
         self.awaits: Callable[[], bool] = lambda: False
         self.host_seconds = dict.fromkeys(("opening", "listing", "building", "slowest"), 0.0)
         self._readings: list[Reading] = []
-        self._times = StepTimes(program, ledger, lambda: sum(self.host_seconds[each] for each in _WORK))
+        self._times = StepTimes(program, ledger, lambda: sum(map(self.host_seconds.__getitem__, _WORK)))
         self._phase_steps = 0
         self._tried_since = 0.0
         self._paused_at = 0.0
@@ -291,13 +290,14 @@ class Tuner:
 
     def _choose_trials(self, sites: list[CallSite]) -> bool:
         """Choose what is tried in the next step, and return whether the share of the time covers the best trial."""
-        made = 0
+        made, before = 0, self._maker.seconds
         for site in sorted(sites, key=priority):
             trial = site.next_trial()
             if trial is None:
                 continue
             seconds = self._maker.needed_seconds(site, trial.candidate)
-            if seconds and (made >= _MOST_MADE or not self._maker.may_make()):
+            is_slow = self._maker.seconds - before >= _QUICK_SECONDS
+            if seconds and ((made >= _LEAST_MADE and is_slow) or not self._maker.may_make()):
                 continue
             if len(self.trials) >= _MOST_AT_ONCE or not self._times.reserve(seconds + trial.estimate_ms / 1e3):
                 return bool(self.trials)  # smaller kernels wait, or they would use up what the larger one waits for
@@ -329,8 +329,7 @@ class Tuner:
         kernel = None if candidate is None else self._maker.made(site, candidate)
         if candidate is None or kernel is not None:
             self.trials[site.problem] = trial, kernel
-        self.host_seconds["building"] = self._maker.seconds
-        self.host_seconds["slowest"] = self._maker.slowest_seconds
+        self.host_seconds.update(building=self._maker.seconds, slowest=self._maker.slowest_seconds)
 
     def _end_trying(self) -> None:
         self.source.keep(timed(self.sites.values()))
@@ -387,6 +386,7 @@ class Tuner:
         if self.owner is not None:
             self.owner.adopt(self.sites[problem] for problem in self.kernels)
         self.trials = {}
+        self._maker.forget()
         self._allowed_bytes = max(self.watch.peak_bytes, self.program.peak_bytes())
         self._enter(TuningPhase.SETTLED)
         _LOG.info(
