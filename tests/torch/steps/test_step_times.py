@@ -68,3 +68,11 @@ def test_a_trial_is_charged_with_what_it_took_and_a_pause_of_the_program_is_not_
     assert step(5600.0, work_seconds=4.5, reserved_seconds=0.01) == [5.5, 0], "the host built a plan"
     assert step(60_100.0, reserved_seconds=0.1) == [2.0, 58.0]
     assert step(60_100.0) == [busy, 59.0]
+
+
+def test_steps_in_which_the_device_does_nothing_gain_nothing():
+    clock = Clock()
+    times = StepTimes(clock, TrialLedger(0.5, lambda: 0.0))
+    compare(times, clock, (0.0, 0.0))
+    times.read()
+    assert times.gain(2) == 1.0

@@ -133,7 +133,10 @@ class StepTimes:
             least: number of steps of each that is enough.
         """
         adopted, own = self._compared_ms[True], self._compared_ms[False]
-        return median(adopted) / median(own) if min(len(adopted), len(own)) >= least else None
+        if min(len(adopted), len(own)) < least:
+            return None
+        own_ms = median(own)
+        return median(adopted) / own_ms if own_ms else 1.0  # a step may queue nothing
 
     def _note(self, step: _OpenStep, time_ms: float) -> None:
         lost_seconds = (time_ms - self.typical_ms) / 1e3

@@ -1,0 +1,208 @@
+"""Events at random in programs that are tuned: each step is right, and after them every kernel runs as before."""
+
+from contextlib import contextmanager
+from random import Random
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from tests.support.host_gpu import assert_near  # noqa: E402
+from tests.support.tuned_program import LATER, LIMIT, TunedProgram, end_programs  # noqa: E402
+from ucudnn.torch.overrides import process_overrides  # noqa: E402
+from ucudnn.torch.steps.step_times import TuningPhase  # noqa: E402
+
+MODES = {
+    "auto": {},
+    "auto, gated": {"gate": True},
+    "limit": {"limit_bytes": LIMIT},
+    "limit, gated": {"limit_bytes": LIMIT, "gate": True},
+    "memory": {"limit_bytes": LIMIT, "memory_bytes": 1 << 30},
+}
+
+OTHER_STREAM = 0x40
+OTHER_LOOKS = {"other_precision", "deterministic_algorithms", "channels_last", "another_size"}
+"""Events whose calls look otherwise: if they alone are watched, they alone are tuned."""
+
+
+class InterruptedPassError(Exception):
+    """Raised within a backward pass."""
+
+
+class Events:
+    """Events that pass: each is a context, in which a program takes a step.
+
+    Args:
+        one: the program.
+        host: the host's GPU.
+    """
+
+    def __init__(self, one, host):
+        self.one = one
+        self.host = host
+
+    @contextmanager
+    def another_stream(self):
+        self.host.stream = OTHER_STREAM
+        yield
+        self.host.stream = 0
+
+    @contextmanager
+    def capture(self):
+        self.host.stream, self.host.captures = OTHER_STREAM, True
+        yield
+        self.host.stream, self.host.captures = 0, False
+
+    @contextmanager
+    def no_memory(self):
+        self.host.most_bytes = 0
+        yield
+        self.host.most_bytes = 1 << 40
+
+    @contextmanager
+    def little_memory(self):
+        self.host.most_bytes = LIMIT // 3
+        yield
+        self.host.most_bytes = 1 << 40
+
+    @contextmanager
+    def other_precision(self):
+        flags = torch.backends.cudnn
+        with flags.flags(enabled=True, benchmark=not flags.benchmark, allow_tf32=not flags.allow_tf32):
+            yield
+
+    @contextmanager
+    def deterministic_algorithms(self):
+        with torch.backends.cudnn.flags(enabled=True, deterministic=True, allow_tf32=torch.backends.cudnn.allow_tf32):
+            yield
+
+    @contextmanager
+    def evaluation(self):
+        with torch.no_grad():
+            for _ in range(3):
+                self.one.model(self.one.x)
+        self.one.program.passed_ms += 60e3
+        yield
+
+    @contextmanager
+    def given(self, x):
+        before, self.one.x = self.one.x, x
+        yield
+        self.one.x = before
+
+    def channels_last(self):
+        return self.given(self.one.x.contiguous(memory_format=torch.channels_last))
+
+    def another_size(self):
+        return self.given(torch.randn(4, 4, 9, 8))
+
+    def unaligned(self):
+        x = self.one.x
+        return self.given(torch.empty(x.numel() + 1)[1:].view(x.shape).copy_(x))
+
+    @contextmanager
+    def accumulation(self):
+        for _ in range(2):
+            self.one.model(self.one.x).square().sum().backward()
+        yield
+
+    @contextmanager
+    def interrupted_backward(self):
+        def interrupt(_):
+            raise InterruptedPassError
+
+        first, relu, second = self.one.model
+        near = relu(first(self.one.x))
+        near.register_hook(interrupt)
+        with pytest.raises(InterruptedPassError):
+            second(near).sum().backward()
+        yield
+
+    @contextmanager
+    def disabled(self):
+        process_overrides.use(None)
+        self.one.model(self.one.x).sum().backward()
+        process_overrides.use(self.one.made)
+        yield
+
+    @contextmanager
+    def inner_context(self):
+        process_overrides.use(TunedProgram(self.host, 50.0).made)
+        self.one.model(self.one.x).sum().backward()
+        process_overrides.use(self.one.made)
+        yield
+
+    @contextmanager
+    def another_model(self):
+        model = torch.nn.Conv2d(4, 3, 3)
+        optimizer = torch.optim.Adam(model.parameters())
+        for _ in range(3):
+            model(self.one.x).sum().backward()
+            optimizer.step()
+        yield
+
+
+NAMES = sorted(name for name in vars(Events) if name[0] != "_" and name != "given")
+
+
+@pytest.fixture(params=MODES)
+def one(request, host, gate_library):
+    options = dict(MODES[request.param])
+    library = gate_library if options.pop("gate", False) else None
+    found = TunedProgram(host, 50.0, share=0.5, library=library, **options)
+    with found.enable():
+        yield found
+    end_programs([found])
+
+
+def step_with(one, host, name, calls):
+    """Take a step in an event, and check what it computed, on which stream, and in how much workspace."""
+    with getattr(Events(one, host), name)():
+        host.forget()
+        calls()
+        gated = one.is_gated
+        assert_near(one.step(), one.expected)
+        if not gated:  # the gate asks PyTorch for the stream, which has none on the host
+            assert {each.stream or 0 for each in calls()} <= {host.stream}, name
+        if one.planned is not None:
+            assert max(host.allocated, default=0) <= LIMIT + LATER, name
+
+
+def all_run(one):
+    """Return whether a step has none of PyTorch's own kernels."""
+    before = one.program.stock_calls
+    assert_near(one.step(), one.expected)
+    return one.program.stock_calls == before
+
+
+def settled(one):
+    return bool(one.made.tuners()) and one.tuner.phase is TuningPhase.SETTLED
+
+
+def test_events_in_a_program_that_is_tuned_pass(one, host, calls):
+    random = Random(1)
+    one.until(lambda: settled(one), assert_near)
+    one.until(lambda: all_run(one), assert_near, 5)
+    for _ in range(3):
+        names = random.sample(NAMES, 4)
+        for name in names:
+            step_with(one, host, name, calls)
+        one.until(lambda: all_run(one), assert_near, 20)
+        assert all(all_run(one) for _ in range(5)), names
+
+
+def test_events_while_a_program_is_tuned_pass(one, host, calls):
+    random, passed = Random(2), []
+    for at in range(60):
+        if settled(one):
+            break
+        assert_near(one.step(), one.expected)
+        if at % 3 == 0:
+            watches = bool(one.made.tuners()) and one.tuner.phase is TuningPhase.WATCHING
+            passed.append(random.choice([each for each in NAMES if not (watches and each in OTHER_LOOKS)]))
+            step_with(one, host, passed[-1], calls)
+    one.until(lambda: settled(one), assert_near)
+    if one.planned is None:  # else a plan that was found while memory was short may stay
+        assert len(one.tuner.kernels) == 5, passed
+    one.until(lambda: all_run(one), assert_near, 20)
+    assert all(all_run(one) for _ in range(5)), passed
