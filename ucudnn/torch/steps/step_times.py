@@ -12,7 +12,7 @@ from ucudnn.torch.tuning.trial_ledger import TrialLedger
 
 _MOST_TYPICAL = 30  # the latest steps without trials
 _UNSTEADY_STEPS = 2  # the first ones, which are not typical
-_MOST_TIMES = 10.0  # what trials may take longer than they were expected to
+_MOST_TIMES = 3.0  # what trials may take longer than they were expected to
 _LEAST_PAUSE_SECONDS = 1.0
 
 
