@@ -143,3 +143,16 @@ def test_candidates_are_tried_again_where_inputs_are_not_aligned_for_a_while(one
             assert_near(one.step(), one.expected)
         one.x = aligned
         settle_with_all(one, on)
+
+
+@pytest.mark.parametrize("phase", [TuningPhase.WATCHING, TuningPhase.TRYING])
+def test_a_long_evaluation_within_a_step_keeps_few_times(one, phase):
+    with one.enable() as on:
+        reach(one, phase)
+        if phase is TuningPhase.TRYING:  # in place of PyTorch's own kernel
+            one.until(lambda: any(trial.in_place for trial, _ in one.tuner.trials.values()), assert_near)
+        with torch.no_grad():
+            for _ in range(1500):
+                one.model(one.x)
+        assert len(one.tuner._readings) <= 5 * 256
+        settle_with_all(one, on)

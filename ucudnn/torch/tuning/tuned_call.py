@@ -30,6 +30,7 @@ _Operands = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor | None]
 _WGRAD, _DGRAD = 1, 0  # places in PyTorch's mask of gradients
 _LONG_MS = 1.0  # the first run may load code; where PyTorch's own kernel takes less, a second run is timed
 _ONLY = {_DGRAD: [True, False, False], _WGRAD: [False, True, False]}
+_MOST_SEEN = 256  # calls of one look in a step, which is long if the program evaluates before the next one
 _SCALARS_BYTES = 8 << 10  # at least as much as the tensors take that compare two outputs
 
 
@@ -223,7 +224,7 @@ class _Way:
         over = trial is None or trial.started or (trial.candidate is not None and bool(trial.candidate.reason))
         if over and not self._watches:  # beside PyTorch's own kernel, once in a step is enough
             return stock()
-        if not program.untouched():
+        if self._seen[at] > _MOST_SEEN or not program.untouched():
             return stock()
         if trial is not None and trial.in_place and kernel is not None and not self._has_room(at, kernel):
             if trial.candidate is not None:
