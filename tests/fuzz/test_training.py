@@ -20,6 +20,7 @@ from tests.support.fuzzing import DIGITS, NUMBERS, SIZES, VALUES, check, fuzz
 from ucudnn.errors import UcudnnError
 from ucudnn.memory.policies.catalog import POLICIES
 from ucudnn.memory.torch.execution.fit import fit
+from ucudnn.settings import VARIABLES
 
 UNET, GPT = "tests.support.training_steps:small_unet", "tests.support.training_steps:small_gpt"
 BROKEN = "tests.support.broken_models"
@@ -28,6 +29,8 @@ GOOD = {  # models with what each takes
     GPT: ["--shape", "16", "--tokens"],
     f"{BROKEN}:plain": ["--shape", "3x8x8"],
     f"{BROKEN}:Printing": ["--shape", "3x8x8"],
+    f"{BROKEN}:Writing": ["--shape", "3x8x8"],
+    f"{BROKEN}:Diverging": ["--shape", "3x8x8"],
 }
 BAD = [
     *(f"{BROKEN}:{name}" for name in ("Refusing", "Leaving", "Backwards", "Untrained", "OfOneBatch", "Empty", "vast")),
@@ -142,6 +145,91 @@ def runs(draw):
             words += [name, draw(values)]
     words += draw(st.sampled_from([[], ["--cap"], ["--tokens"], ["--json"], ["--json"]]))
     return [word.replace("\0", "\\0") for word in words]
+
+
+STREAMS = st.sampled_from(["", "", "", "", "closed", "full", "ascii"])
+PICTURES = st.sampled_from(
+    [
+        *["x.svg", "x.svg", "x.png", "X.PDF"],
+        *[
+            "x",
+            "",
+            "/",
+            ".svg",
+            "x/y.svg",
+            "full.svg",
+            "gone.svg",
+            "lost.svg",
+            "/dev/full",
+            "n" * 300 + ".svg",
+            "a\nb.svg",
+        ],
+    ]
+)
+LINKS = {"full.svg": "/dev/full", "gone.svg": "gone/there.svg", "lost.svg": "lost.svg"}
+ENVIRONMENTS = st.dictionaries(st.sampled_from(sorted(VARIABLES.values())), VALUES.filter(str.isprintable), max_size=2)
+
+
+@st.composite
+def series(draw):
+    """Draw a command line that trains a model with several policies, and where it runs."""
+    names = [
+        *POLICIES,
+        "pytorch",
+        "auto",
+        "vdnn",
+        "vdnn-ext",
+        "stock",
+        "stock",
+        " checkpoint ",
+        "",
+        "x",
+        "STOCK",
+        "n" * 300,
+    ]
+    policies = ",".join(draw(st.lists(st.sampled_from(names), min_size=1, max_size=3)))
+    words = ["memory", "run", *draw(subjects()), "--policy", policies, "--on", "cpu", "--steps", "1"]
+    offered = {
+        "--budget": st.one_of(
+            SIZES, st.sampled_from(["1GiB", "100KB", "310KB", "1KiB", "٣KiB", "1 gib", "+1GiB", "1e9"])
+        ),
+        "--convolutions": st.sampled_from(["undivided", "powerOfTwo", "ALL", "adaptive", "", "x"]),
+        "--timeline": PICTURES,
+    }
+    for name, values in offered.items():
+        if draw(st.integers(0, 2)) == 0:
+            words += [name, draw(values)]
+    words += draw(st.sampled_from([[], ["--cap"], ["--json"], ["--json"]]))
+    how = {"stdout": draw(STREAMS), "environment": draw(ENVIRONMENTS), "links": LINKS}
+    return [word.replace("\0", "\\0") for word in words], how
+
+
+@st.composite
+def interrupted(draw):
+    """Draw a command line that ends well, and when Ctrl-C comes."""
+    model = draw(GOODS)
+    words = ["memory", draw(st.sampled_from(["record", "why", "plan", "run"])), model, *GOOD[model], "--batch", "2"]
+    words += {
+        "record": ["--out", "step.json.gz", "--measure", draw(st.sampled_from(["none", "cpu"]))],
+        "why": ["--plot", "x.svg"],
+        "plan": ["--policy", "stock", "--timeline", "x.svg", "--addresses", "y.svg", "--snapshot", "z.pickle"],
+        "run": ["--policy", "checkpoint,vdnn-all-p", "--on", "cpu", "--steps", "1"],
+    }[words[1]]
+    return words, draw(st.one_of(st.integers(100, 200_000), st.integers(200_000, 1_000_000)))
+
+
+@fuzz(series())
+def test_any_run_of_several_policies(run, example):
+    words, how = example
+    check(run(words, here=True, most_seconds=MOST_SECONDS, **how), example)
+
+
+@fuzz(interrupted())
+def test_ctrl_c_at_any_time(run, example):
+    words, call = example
+    answer = run(words, here=True, most_seconds=MOST_SECONDS, interrupted=call)
+    assert answer["status"] in (0, 130), (example, answer)
+    check(answer | {"status": 0}, words)
 
 
 @fuzz(recordings())

@@ -1,6 +1,7 @@
 """Models that fail somewhere, or do what no model should, for commands that must end in one line all the same."""
 
 import ctypes
+import math
 import os
 import time
 from pathlib import Path
@@ -96,6 +97,13 @@ class Writing(Printing):
         os.write(1, b"a library's own words\n")
         ctypes.CDLL(None).puts(b"a library's own words, kept in C")
         return self.conv(x).flatten(1)
+
+
+class Diverging(Printing):
+    """A model whose output is no number."""
+
+    def forward(self, x):
+        return self.conv(x).flatten(1) * math.nan
 
 
 def vast():

@@ -18,8 +18,6 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from hypothesis.database import DirectoryBasedExampleDatabase
 
-from tests.support.fuzz_worker import MOST_SECONDS
-
 SECONDS = float(os.environ.get("UCUDNN_FUZZ_SECONDS", "2.5"))
 ROOT = Path(__file__).parents[2]
 DIGITS = st.integers(1, 5000).map(lambda count: "9" * count)
@@ -131,7 +129,8 @@ class Worker:
     def __init__(self):
         self._process = None
 
-    def __call__(self, arguments, environment=None, files=None, most_seconds=MOST_SECONDS):
+    def __call__(self, arguments, **how):
+        """Run a command line; `tests.support.fuzz_worker.Example` says how it can run."""
         if self._process is None or self._process.poll() is not None:
             self._process = subprocess.Popen(
                 [sys.executable, "-m", "tests.support.fuzz_worker"],
@@ -139,10 +138,10 @@ class Worker:
                 stdout=subprocess.PIPE,
                 stderr=subprocess.DEVNULL,
                 cwd=ROOT,
+                env=os.environ | {"OMP_NUM_THREADS": "1"},  # threads that wait for each other on a busy machine
                 text=True,
             )
-        request = {"arguments": arguments, "environment": environment or {}, "files": files or {}}
-        request["most_seconds"] = most_seconds
+        request = {"arguments": arguments, **how}
         self._process.stdin.write(json.dumps(request) + "\n")
         self._process.stdin.flush()
         line = self._process.stdout.readline()
@@ -160,6 +159,9 @@ class Worker:
 def check(answer, arguments):
     """Hold what every command line promises."""
     assert not answer["raised"], f"{arguments}\n{answer['raised']}"
+    assert "Traceback" not in answer["error"], f"{arguments}\n{answer['error']}"
+    assert not answer["left"], f"{arguments} left {answer['left']}"
+    assert not answer["json"], f"{arguments}: {answer['json']}"
     assert answer["status"] in (0, 1, 2), arguments
     if answer["status"] == 1:  # `cache check` or `doctor` found damage, or a question was answered with no
         assert arguments[:1] in (["cache"], ["doctor"]), arguments

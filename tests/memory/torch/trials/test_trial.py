@@ -163,6 +163,13 @@ def test_a_process_that_is_killed_is_a_row_with_its_reason(monkeypatch):
     assert "ended abruptly" in result.reason
 
 
+def test_a_loss_that_is_no_number_is_null_in_json(found):
+    given = found["stock"]
+    figures = replace(given.figures, losses=(1.5, float("nan"), float("inf")))
+    written = json.dumps(replace(given, figures=figures).to_dict(), allow_nan=False)
+    assert json.loads(written)["losses"] == [1.5, None, None]
+
+
 def test_names_of_papers_stand_for_their_dynamic_policies():
     assert trial_policy("vdnn-ext") == "vdnn-ext-dynamic"
     assert trial_policy("auto") == "auto"

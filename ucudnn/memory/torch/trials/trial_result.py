@@ -1,6 +1,7 @@
 """What a trial runs, and its outcome: what was predicted and measured, or the reason why it did not run to its end."""
 
 from dataclasses import asdict, dataclass, replace
+from math import isfinite
 from typing import Any, NamedTuple, final
 
 from ucudnn.memory.torch.training_step import TrainingRecipe
@@ -151,9 +152,10 @@ class TrialResult:
     least_bytes: int | None = None
 
     def to_dict(self) -> dict[str, Any]:
-        """Return everything but the picture, for JSON."""
+        """Return everything but the picture, for JSON; a loss that is no finite number, which JSON lacks, is None."""
         if self.figures is None:
             return {"policy": self.policy, "reason": self.reason, "least_bytes": self.least_bytes}
         figures = asdict(replace(self.figures, picture=None))
         del figures["picture"]
+        figures["losses"] = [loss if isfinite(loss) else None for loss in self.figures.losses]
         return {"policy": self.policy, **figures}
