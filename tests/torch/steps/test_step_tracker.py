@@ -58,8 +58,13 @@ def test_a_step_ends_once_where_several_optimizers_step_in_a_row(count):
 def test_an_optimizer_that_is_made_later_ends_steps_though_the_first_one_lives():
     tracker, first, second = StepTracker(), Optimizer(), Optimizer()
     assert stepped(tracker, [first] * 3) == [0, 1, 2]
-    assert stepped(tracker, [second] * 20) == [16, 17, 18, 19]
-    assert stepped(tracker, [first] * 40) == list(range(32, 40)), "longer each time"
+    assert stepped(tracker, [second] * 20) == list(range(4, 20))
+    assert stepped(tracker, [first] * 20) == list(range(8, 20)), "longer each time"
+
+
+def test_an_optimizer_that_steps_seldom_ends_no_steps_though_it_was_the_first():
+    tracker, seldom, often = StepTracker(), Optimizer(), Optimizer()
+    assert stepped(tracker, [seldom, *[often] * 6] * 3) == [0, *range(5, 7), *range(8, 14), *range(15, 21)]
 
 
 def test_an_optimizer_that_takes_the_place_of_one_that_is_gone_ends_steps_at_once():

@@ -5,7 +5,7 @@ from collections.abc import Hashable
 from typing import Any, final
 from weakref import ref
 
-_MOST_OTHERS = 16  # steps of other optimizers, after which the first one counts no more
+_MOST_OTHERS = 4  # steps of other optimizers, after which the first one counts no more
 _MOST_CALLS = 256  # of other convolutions, after which another one is looked for that recurs
 
 
