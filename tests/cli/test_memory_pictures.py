@@ -99,3 +99,25 @@ def test_what_cannot_be_drawn_is_refused_in_one_line(call, arguments, message):
     status, error = call(*arguments)
     assert status != 0
     assert message in error
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        (("--timeline", "same.svg"), ("--addresses", "./same.svg")),
+        (("--plot", "same.svg"), ("--timeline", "here/same.svg")),
+        (("--plot", "same.svg"), ("--snapshot", "same.svg")),
+    ],
+)
+def test_two_options_that_name_one_file_are_refused(call, tmp_path, one, other):
+    (tmp_path / "here").symlink_to(".")
+    status, error = call("--policy", "stock", *one, *other)
+    assert status == 2
+    assert error == f"error: {one[0]} and {other[0]} name one file, {other[1].removeprefix('./')}: give two names\n"
+    assert not (tmp_path / "same.svg").exists()
+
+
+def test_what_takes_everything_may_be_named_twice(call, tmp_path):
+    (tmp_path / "gone.svg").symlink_to("/dev/null")
+    files = ("--timeline", "gone.svg", "--addresses", "gone.svg")
+    assert call("--policy", "stock", *files) == (0, "")

@@ -10,7 +10,7 @@ from typing import get_args
 import typer
 from hypothesis import strategies as st
 
-from tests.support.fuzzing import DIGITS, JSON, NAMES, NUMBERS, SIZES, VALUES, check, fuzz
+from tests.support.fuzzing import DIGITS, JSON, LINKS, NAMES, NUMBERS, OUTPUTS, SIZES, STREAMS, VALUES, check, fuzz
 from ucudnn.cli.app import app
 from ucudnn.memory.policies.catalog import POLICIES
 from ucudnn.networks.tables import CSV_HEADER
@@ -94,8 +94,13 @@ def memory_lines(draw):
     for name, values in offered.items():
         if draw(st.booleans()):
             words += [name, draw(values)]
+    files = ["--plot", *(["--timeline", "--addresses", "--snapshot"] if command == "plan" else [])]
+    if draw(st.integers(0, 3)) == 0:
+        for name in draw(st.lists(st.sampled_from(files), min_size=1, unique=True)):
+            words += [name, draw(OUTPUTS)]
     words += draw(st.sampled_from([[], ["--json"]]))
-    return [word.replace("\0", "\\0") for word in words]
+    how = {"files": {"tiny.csv": TINY}, "links": LINKS, "stdout": draw(STREAMS)}
+    return [word.replace("\0", "\\0") for word in words], how
 
 
 @fuzz(command_lines())
@@ -105,7 +110,8 @@ def test_any_command_line(run, example):
 
 @fuzz(memory_lines())
 def test_any_command_about_a_step(run, example):
-    check(run(example, files={"tiny.csv": TINY}), example)
+    words, how = example
+    check(run(words, **how), example)
 
 
 @fuzz(st.dictionaries(st.sampled_from(sorted(VARIABLES.values())), VALUES.filter(lambda v: "\0" not in v), max_size=3))

@@ -16,7 +16,7 @@ import torch
 from hypothesis import strategies as st
 from torch import nn
 
-from tests.support.fuzzing import DIGITS, NUMBERS, SIZES, VALUES, check, fuzz
+from tests.support.fuzzing import DIGITS, LINKS, NUMBERS, OUTPUTS, SIZES, STREAMS, VALUES, check, fuzz
 from ucudnn.errors import UcudnnError
 from ucudnn.memory.policies.catalog import POLICIES
 from ucudnn.memory.torch.execution.fit import fit
@@ -147,26 +147,6 @@ def runs(draw):
     return [word.replace("\0", "\\0") for word in words]
 
 
-STREAMS = st.sampled_from(["", "", "", "", "closed", "full", "ascii"])
-PICTURES = st.sampled_from(
-    [
-        *["x.svg", "x.svg", "x.png", "X.PDF"],
-        *[
-            "x",
-            "",
-            "/",
-            ".svg",
-            "x/y.svg",
-            "full.svg",
-            "gone.svg",
-            "lost.svg",
-            "/dev/full",
-            "n" * 300 + ".svg",
-            "a\nb.svg",
-        ],
-    ]
-)
-LINKS = {"full.svg": "/dev/full", "gone.svg": "gone/there.svg", "lost.svg": "lost.svg"}
 ENVIRONMENTS = st.dictionaries(st.sampled_from(sorted(VARIABLES.values())), VALUES.filter(str.isprintable), max_size=2)
 
 
@@ -194,7 +174,7 @@ def series(draw):
             SIZES, st.sampled_from(["1GiB", "100KB", "310KB", "1KiB", "٣KiB", "1 gib", "+1GiB", "1e9"])
         ),
         "--convolutions": st.sampled_from(["undivided", "powerOfTwo", "ALL", "adaptive", "", "x"]),
-        "--timeline": PICTURES,
+        "--timeline": OUTPUTS,
     }
     for name, values in offered.items():
         if draw(st.integers(0, 2)) == 0:

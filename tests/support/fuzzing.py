@@ -51,6 +51,27 @@ NUMBERS = st.one_of(
     st.integers(-2, 40).map(str), st.sampled_from(["2147483648", "100000000", "1e308", "0.5", "٣"]), DIGITS
 )
 VALUES = st.one_of(SIZES, NAMES, CHOICES, NUMBERS, DIGITS, st.text(max_size=20))
+STREAMS = st.sampled_from(["", "", "", "", "closed", "full", "ascii"])
+OUTPUTS = st.sampled_from(
+    [
+        *["x.svg", "x.svg", "x.png", "X.PDF"],
+        *[
+            "x",
+            "",
+            "/",
+            ".svg",
+            "x/y.svg",
+            "full.svg",
+            "gone.svg",
+            "lost.svg",
+            "/dev/full",
+            "n" * 300 + ".svg",
+            "a\nb.svg",
+        ],
+    ]
+)
+LINKS = {"full.svg": "/dev/full", "gone.svg": "gone/there.svg", "lost.svg": "lost.svg"}
+"""Files of other names that stand for these."""
 JSON = st.recursive(
     st.one_of(st.none(), st.booleans(), st.integers(), st.floats(), st.text(max_size=8)),
     lambda inner: st.one_of(st.lists(inner, max_size=4), st.dictionaries(st.text(max_size=8), inner, max_size=4)),

@@ -46,7 +46,7 @@ from ucudnn.memory.reports.explanation import PeakExplanation, explain
 from ucudnn.memory.step_file import encode_step
 from ucudnn.memory.steps import open_measured_step
 from ucudnn.plots import MemoryPicture, PolicyPoint, check_picture, draw_front, draw_memory
-from ucudnn.reporting.output_file import check_apart, check_output, write_whole
+from ucudnn.reporting.output_file import check_apart, check_distinct, check_output, write_whole
 from ucudnn.reporting.terminal import print_table, print_text, progress
 from ucudnn.units import format_bytes, format_ms, parse_bytes
 
@@ -203,6 +203,7 @@ def plan_step(
             check_picture(picture)
     if snapshot is not None:
         check_apart(snapshot, [step, device or ""])
+    check_distinct({"--plot": plot, "--timeline": timeline, "--addresses": addresses, "--snapshot": snapshot})
     check_pool(pool)
     limit = None if budget is None else parse_bytes(budget)
     names = named_policies(policy)

@@ -1,7 +1,7 @@
 """Files that commands write: checked before anything is measured for them, and written whole or not at all."""
 
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
 
@@ -44,6 +44,25 @@ def check_apart(path: Path, read: Iterable[str]) -> None:
         with suppress(OSError, ValueError):
             if path.samefile(name):
                 raise OutputError(f"{_name(path)} cannot be written: this command reads it; give another name")
+
+
+def check_distinct(outputs: Mapping[str, Path | None]) -> None:
+    """Raise an error if two options name one file, of which only what is written last would stay.
+
+    Args:
+        outputs: what each option names, after `check_output`; None for an option that was not given.
+
+    Raises:
+        OutputError: if two of them name the same file; a device or a pipe may be named twice.
+    """
+    found: dict[tuple[str, str], str] = {}
+    for option, path in outputs.items():
+        if path is None or (path.exists() and not path.is_file()):
+            continue
+        place = os.path.realpath(path.parent), path.name  # `write_whole` replaces a link, not its target
+        other = found.setdefault(place, option)
+        if other != option:
+            raise OutputError(f"{other} and {option} name one file, {_name(path)}: give two names")
 
 
 def _exists(path: Path) -> bool:
