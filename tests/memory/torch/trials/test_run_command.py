@@ -16,7 +16,7 @@ pytest.importorskip("torch")
 from ucudnn.cli import memory_run
 from ucudnn.cli.app import main
 from ucudnn.errors import OutputError
-from ucudnn.memory.torch.trials import trial_table
+from ucudnn.memory.torch.trials import trial
 
 UNET = ("tests.support.training_steps:small_unet", "--shape", "3x16x16", "--batch", "4", "--on", "cpu", "--steps", "1")
 
@@ -85,7 +85,7 @@ def test_an_unknown_policy_runs_nothing(run):
     ids=lambda given: " ".join(given)[:40],
 )
 def test_an_option_without_effect_is_refused_before_a_process_starts(run, monkeypatch, arguments, message):
-    monkeypatch.setattr(trial_table, "run_apart", lambda *_: pytest.fail("a process was started"))
+    monkeypatch.setattr(trial, "process_of", lambda *_: pytest.fail("a process was started"))
     status, out, error = run(*UNET, *arguments)
     assert (status, out) == (2, "")
     assert error.startswith(f"error: {message}")
@@ -135,7 +135,7 @@ def test_if_no_policy_ran_the_status_says_so(run):
     ],
 )
 def test_what_no_policy_can_train_is_refused_before_a_process_starts(run, monkeypatch, arguments, reason):
-    monkeypatch.setattr(trial_table, "run_apart", lambda *_: pytest.fail("a process was started"))
+    monkeypatch.setattr(trial, "process_of", lambda *_: pytest.fail("a process was started"))
     status, out, error = run(*arguments, "--on", "cpu")
     assert (status, out) == (2, "")
     assert reason in error
