@@ -216,9 +216,10 @@ def forked(example, errors):
     if found:
         return json.loads(found)
     # Ctrl-C before the command has begun ends its process at once.
+    errors.seek(0)
     return {
         "status": os.waitstatus_to_exitcode(status),
-        "error": "",
+        "error": errors.read()[-4000:],
         "raised": "",
         "seconds": 0,
         "left": [],
