@@ -96,3 +96,27 @@ def test_ctrl_c_while_commands_are_made_ends_the_command_without_a_word(monkeypa
     assert ended.value.code == 130
     assert capsys.readouterr() == ("", "")
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_ctrl_c_that_something_made_an_error_of_ends_the_command_without_a_word(monkeypatch, capsys):
+    def interrupted(wrap):
+        try:
+            os.kill(os.getpid(), signal.SIGINT)
+        except KeyboardInterrupt as interrupt:
+            raise RuntimeError("Error calling __set_name__") from (interrupt if wrap else None)
+
+    for wrap in (True, False):  # as the cause, and as what was being handled
+        monkeypatch.setattr(app, "main", lambda wrap=wrap: interrupted(wrap))
+        with pytest.raises(SystemExit) as ended:
+            command.main()
+        assert ended.value.code == 130
+    assert capsys.readouterr() == ("", "")
+
+
+def test_an_error_without_ctrl_c_is_raised(monkeypatch):
+    def failing():
+        raise RuntimeError("a fault") from ValueError("of another one")
+
+    monkeypatch.setattr(app, "main", failing)
+    with pytest.raises(RuntimeError, match="a fault"):
+        command.main()

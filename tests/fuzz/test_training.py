@@ -209,7 +209,7 @@ def test_any_run_of_several_policies(run, example):
 def test_ctrl_c_at_any_time(run, example):
     words, call = example
     answer = run(words, here=True, most_seconds=MOST_SECONDS, interrupted=call)
-    # Seen once in 300 examples: the process aborts, which no Python of a command does, but libraries in C++ may.
+    # Seen once: the process aborts, which no Python of a command does, but libraries in C++ may.
     assert answer["status"] in (0, 130, -signal.SIGABRT), (example, answer)
     check(answer | {"status": 0}, words)
 

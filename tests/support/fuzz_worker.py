@@ -24,6 +24,9 @@ from pathlib import Path
 
 MOST_BYTES = 2 * 10**9
 MOST_SECONDS = 20
+"""Seconds of a processor: a machine with other work may take minutes for them."""
+MOST_WAITED_SECONDS = 900
+"""Seconds of a clock, for a command that waits for ever."""
 
 
 class TooLongError(BaseException):
@@ -32,6 +35,12 @@ class TooLongError(BaseException):
 
 def too_long(*_):
     raise TooLongError("still running at the end of its time")
+
+
+def end_in_time():
+    """Let both clocks end a command."""
+    for each in (signal.SIGALRM, signal.SIGPROF):
+        signal.signal(each, too_long)
 
 
 @dataclass(kw_only=True)
@@ -43,7 +52,7 @@ class Example:
         environment: variables that are set besides.
         files: contents by name, of latin-1, written into the folder in which the command runs.
         links: names there, with what they point to.
-        most_seconds: after which the command is ended.
+        most_seconds: seconds of a processor after which the command is ended.
         stdout: '' for one that takes all, 'closed', 'full', or 'ascii' for one that knows no other characters.
         here: whether what has a process of its own runs in this one, because new processes import PyTorch for seconds.
         interrupted: Ctrl-C comes at this call of a function, in Python or C; 0 for none. The command runs in a fork.
@@ -140,7 +149,8 @@ def ended(example, out):
     """Run the command line to its end; return its exit status, and a traceback if it raised."""
     from ucudnn.__main__ import main  # after the limits are set
 
-    signal.alarm(example.most_seconds)
+    signal.alarm(MOST_WAITED_SECONDS)
+    signal.setitimer(signal.ITIMER_PROF, example.most_seconds)
     try:
         with contextlib.redirect_stdout(out), processes(example.here):
             if example.interrupted:
@@ -152,6 +162,7 @@ def ended(example, out):
         return 0, traceback.format_exc()
     finally:
         sys.setprofile(None)
+        signal.setitimer(signal.ITIMER_PROF, 0)
         signal.alarm(0)
     return 0, ""
 
@@ -205,7 +216,7 @@ def forked(example, errors):
     inlet, outlet = os.pipe()
     child = os.fork()
     if not child:
-        signal.signal(signal.SIGALRM, too_long)
+        end_in_time()
         with os.fdopen(outlet, "w") as answer:
             answer.write(json.dumps(run(example, errors)))
         os._exit(0)
@@ -230,7 +241,7 @@ def forked(example, errors):
 def serve():
     """Answer requests until there are none."""
     resource.setrlimit(resource.RLIMIT_AS, (MOST_BYTES, MOST_BYTES))
-    signal.signal(signal.SIGALRM, too_long)
+    end_in_time()
     answers = os.fdopen(os.dup(1), "w")
     with tempfile.TemporaryFile("w+", errors="replace") as errors, Path(os.devnull).open("w") as nowhere:
         os.dup2(errors.fileno(), 2)

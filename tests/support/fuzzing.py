@@ -20,6 +20,8 @@ from hypothesis.database import DirectoryBasedExampleDatabase
 
 SECONDS = float(os.environ.get("UCUDNN_FUZZ_SECONDS", "2.5"))
 ROOT = Path(__file__).parents[2]
+ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+"""Threads that wait for each other would use up a processor's time on a busy machine."""
 DIGITS = st.integers(1, 5000).map(lambda count: "9" * count)
 SIZES = st.sampled_from(
     ["64MiB", "0", "1", "8 KiB", "1e400", "-1", "nan", "64 apples", "1" + "0" * 400 + ".5MiB", "²MiB"]
@@ -159,7 +161,7 @@ class Worker:
                 stdout=subprocess.PIPE,
                 stderr=subprocess.DEVNULL,
                 cwd=ROOT,
-                env=os.environ | {"OMP_NUM_THREADS": "1"},  # threads that wait for each other on a busy machine
+                env=os.environ | ONE_THREAD,
                 text=True,
             )
         request = {"arguments": arguments, **how}
