@@ -11,6 +11,7 @@ import pytest
 from tests.support.paths import ROOT
 from ucudnn import __main__ as command
 from ucudnn.cli import app
+from ucudnn.errors import UcudnnError
 
 SCRIPT = "import sys; from ucudnn.__main__ import main; sys.exit(main())"  # as an installer writes it
 INTERRUPTING = """\
@@ -110,6 +111,23 @@ def test_ctrl_c_that_something_made_an_error_of_ends_the_command_without_a_word(
         with pytest.raises(SystemExit) as ended:
             command.main()
         assert ended.value.code == 130
+    assert capsys.readouterr() == ("", "")
+
+
+def test_ctrl_c_in_an_import_that_a_command_needs_is_no_missing_package(monkeypatch, capsys):
+    def needing(**_):
+        try:
+            try:
+                os.kill(os.getpid(), signal.SIGINT)
+            except KeyboardInterrupt:
+                raise ImportError("cannot import name") from None
+        except ImportError as error:
+            raise UcudnnError("pictures need matplotlib") from error
+
+    monkeypatch.setattr(app, "app", needing)
+    with pytest.raises(SystemExit) as ended:
+        command.main()
+    assert ended.value.code == 130
     assert capsys.readouterr() == ("", "")
 
 

@@ -19,6 +19,7 @@ def main() -> None:
         signal.signal(signal.SIGINT, lambda *_: os._exit(_INTERRUPTED))
     _hold_streams()
     from ucudnn.cli import app
+    from ucudnn.errors import began_with_interrupt
 
     try:
         if taken:
@@ -27,16 +28,9 @@ def main() -> None:
     except KeyboardInterrupt:  # while typer makes the commands; it takes Ctrl-C in them
         sys.exit(_INTERRUPTED)
     except Exception as error:
-        if not _began_with_interrupt(error):
+        if not began_with_interrupt(error):
             raise
         sys.exit(_INTERRUPTED)
-
-
-def _began_with_interrupt(error: BaseException | None) -> bool:
-    """Return whether Ctrl-C led to an error: Python 3.11 makes one of it while a class is made, as in an import."""
-    while error is not None and not isinstance(error, KeyboardInterrupt):
-        error = error.__cause__ or error.__context__
-    return error is not None
 
 
 def _hold_streams() -> None:

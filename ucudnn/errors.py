@@ -252,3 +252,13 @@ class StepError(BackendError):
         self.size = size
         self.start = start
         self.left: tuple[Any, ...] = left
+
+
+def began_with_interrupt(error: BaseException | None) -> bool:
+    """Return whether Ctrl-C led to an error.
+
+    Python 3.11 makes another error of it while a class is made, and libraries do while they are imported.
+    """
+    while error is not None and not isinstance(error, KeyboardInterrupt):
+        error = error.__cause__ or error.__context__
+    return error is not None

@@ -61,7 +61,7 @@ from ucudnn.cli.options import (
 from ucudnn.cli.plot import plot
 from ucudnn.cli.subject import Subject, network_on, open_measured
 from ucudnn.cli.torch_model import time_model
-from ucudnn.errors import BackendError, InvalidNetworkError, UcudnnError
+from ucudnn.errors import BackendError, InvalidNetworkError, UcudnnError, began_with_interrupt
 from ucudnn.networks.variants import variants
 from ucudnn.planning.concurrency import Groups
 from ucudnn.planning.decision import Decisions, decide
@@ -322,11 +322,11 @@ def main() -> None:
     accept_any_terminal()
     try:
         app(prog_name="ucudnn")
-    except UcudnnError as error:
-        print_error(str(error))
-        sys.exit(2)
-    except MemoryError as error:
-        print_error(f"this machine has too little memory: {error}; try a smaller --batch")
+    except (UcudnnError, MemoryError) as error:
+        if began_with_interrupt(error):
+            raise
+        short = f"this machine has too little memory: {error}; try a smaller --batch"
+        print_error(short if isinstance(error, MemoryError) else str(error))
         sys.exit(2)
 
 
