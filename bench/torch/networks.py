@@ -147,13 +147,17 @@ class Measuring:
 
     def run(self) -> None:
         """Measure, until all is done, time is up, or an exception such as that of Ctrl-C ends this thread's wait."""
-        lanes = [Thread(target=self._lane, args=(gpu,), daemon=True) for gpu in range(self._arguments.gpus)]
+        ended: list[Event] = []
         try:
-            for lane in lanes:
-                lane.start()
-            for lane in lanes:
-                while lane.is_alive():  # a wait without an end would let no signal in
-                    lane.join(_LOOK_S)
+            for gpu in range(self._arguments.gpus):
+                end = Event()
+                Thread(target=self._lane_until, args=(gpu, end), daemon=True).start()
+                ended.append(end)
+            for each in ended:
+                # Not Thread.join: if a signal's exception ends it, Python 3.11 takes the thread for ended. And a wait
+                # without an end would let no signal in.
+                while not each.wait(_LOOK_S):
+                    pass
             self._keeper.shutdown()
             if self._left and not self._ended.is_set():
                 note(f"{self._seconds_left():.0f} s are left, too few for {self._rest()}: call again")
@@ -161,11 +165,20 @@ class Measuring:
             self._ended.set()
             with self._lock:
                 running = list(self._running)
-            for each in running:
-                each.kill()
-            for lane in lanes:
-                lane.join()
+            for process in running:
+                process.kill()
+            for each in ended:
+                each.wait()
             self._keeper.shutdown()
+            for process in list(self._running):  # whose lane has failed
+                self._end(process)
+
+    def _lane_until(self, gpu: int, ended: Event) -> None:
+        """Measure cells on one GPU, and say when that has ended."""
+        try:
+            self._lane(gpu)
+        finally:
+            ended.set()
 
     def _lane(self, gpu: int) -> None:
         """Measure cells on one GPU."""

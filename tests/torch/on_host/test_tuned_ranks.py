@@ -11,6 +11,7 @@ from tests.support.ranks import run_ranks  # noqa: E402
 RANK = """
 import ctypes
 import json
+import os
 import sys
 
 import pytest
@@ -83,7 +84,9 @@ try:
         del model, optimizer
 finally:
     distributed.destroy_process_group()
-print(json.dumps(answers))
+print(json.dumps(answers), flush=True)
+if wrapper == "fsdp":
+    os._exit(0)  # it keeps groups until Python ends, and so the threads of Gloo: see tests/support/ranks.py
 """
 
 

@@ -44,6 +44,7 @@ def test_two_ranks_train_to_the_bits_of_plain_ranks(tmp_path):
 
 SHARDED = """
 import copy
+import os
 import sys
 
 import torch
@@ -86,6 +87,8 @@ for refused in (plain, together):
         print(error)
 distributed.barrier()
 distributed.destroy_process_group()
+sys.stdout.flush()
+os._exit(0)  # FSDP keeps groups until Python ends, and so the threads of Gloo: see tests/support/ranks.py
 """
 
 
