@@ -66,7 +66,7 @@ class HostProgram(Program):
         self._home = HomeStream(0)
 
     def host_seconds(self):
-        """Return the host's clock, which is read at the beginning and at the end of what takes time."""
+        """Return the host's clock; each reading moves it, so a plan between two readings takes `building_ms`."""
         self._host_ms += self.building_ms
         return self._host_ms / 1e3
 
