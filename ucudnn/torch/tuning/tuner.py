@@ -7,6 +7,7 @@ from typing import Any, final
 
 from ucudnn.problem import ConvolutionProblem
 from ucudnn.torch.limits.plan_owner import Stated
+from ucudnn.torch.steps.step_comparison import KernelSet, StepComparison
 from ucudnn.torch.steps.step_times import StepTimes, TuningPhase
 from ucudnn.torch.tuning.call_site import (
     CallSite,
@@ -38,9 +39,6 @@ _TYPICAL_STEPS = 3
 _WATCHED_STEPS = 2
 _MOST_UNWATCHED = 64  # steps that run on other streams
 _MOST_SECONDS, _MOST_STEPS = 90.0, 3000  # of trying
-_WORTH_KEEPING = 0.995  # of PyTorch's step: else no call is to make a detour through Python
-_BLOCKS = 3  # of steps with the adopted kernels, and as many without
-_BLOCK_STEPS = 5  # the first one of a block does not count
 _MOST_AT_ONCE = 16  # trials in one step
 _WORK = "opening", "listing", "building"
 _SLACK_BYTES = 2 << 20  # a program's small tensors come and go
@@ -95,13 +93,14 @@ class Tuner:
         self.owner = None if stated is None else stated.owner
         self.uses_adopted = False
         self.trials: dict[ConvolutionProblem, tuple[Trial, TunedKernel | None]] = {}
-        self.kernels: dict[ConvolutionProblem, TunedKernel] = {}
+        self.kernels: KernelSet = {}
         self.epoch = 0
         self.gain: float | None = None
         self.awaits: Callable[[], bool] = lambda: False
         self.host_seconds = dict.fromkeys(("opening", "listing", "building", "slowest"), 0.0)
         self._readings: list[Reading] = []
         self._times = StepTimes(program, ledger, lambda: sum(map(self.host_seconds.__getitem__, _WORK)))
+        self._comparison = StepComparison(self._times)
         self._phase_steps = 0
         self._tried_since = 0.0
         self._paused_at = 0.0
@@ -113,8 +112,6 @@ class Tuner:
         self._calls = 0
         self._allowed_bytes = 0
         self._asked: dict[ConvolutionProblem, bool] = {}  # whether the answer is awaited
-        self._variants: list[dict[ConvolutionProblem, TunedKernel]] = []  # that are still to be compared
-        self._compared: list[tuple[float, dict[ConvolutionProblem, TunedKernel]]] = []
 
     @property
     def step_ms(self) -> float:
@@ -161,8 +158,8 @@ class Tuner:
         away = self.program.was_away()
         self._away_steps += away
         self.epoch += away  # another stream has other free blocks
-        first = self._phase_steps == 1
-        self._times.ended(self.phase, uses_adopted=self.uses_adopted, first=first, busy=self.source.is_busy)
+        first, busy = self._comparison.begins_block, self.source.is_busy
+        self._times.ended(self.phase, uses_adopted=self.uses_adopted, first=first, busy=busy)
         if self.phase in (TuningPhase.WARMING, TuningPhase.WATCHING):
             self.watch.step_ended(self.program.peak_bytes())
         self._read()
@@ -338,48 +335,34 @@ class Tuner:
             if not site.finished and site.candidates is not None:
                 site.conclude()  # with what was found until now
         chosen = worth_replacing(self.sites.values(), self.step_ms)
-        self._variants = [self._made({site: site.adopted for site in chosen})]
+        sets = [self._made({site: site.adopted for site in chosen})]
         if any(site.adopted is not site.undivided for site in chosen):
-            self._variants.append(self._made({site: site.undivided for site in chosen}))
-        self._compare_next()
+            sets.append(self._made({site: site.undivided for site in chosen}))
+        self._comparison.begin(sets)
+        self._enter(TuningPhase.COMPARING)
+        self._obey_comparison()
 
-    def _made(self, chosen: dict[CallSite, Candidate | None]) -> dict[ConvolutionProblem, TunedKernel]:
+    def _made(self, chosen: dict[CallSite, Candidate | None]) -> KernelSet:
         """Return the kernels of chosen candidates."""
         kernels = {s.problem: self._maker.made(s, each) for s, each in chosen.items() if each is not None}
         return {problem: kernel for problem, kernel in kernels.items() if kernel is not None}
 
-    def _compare_next(self) -> None:
-        """Compare steps with the next kernels, or settle with the best ones.
+    def _compare(self) -> None:
+        self._comparison.step_ended()
+        self._obey_comparison()
 
-        A launch costs the host time that the times of kernels do not contain as long as the GPU has other work. So
-        kernels of many launches are compared with kernels of one.
-        """
-        self.kernels = next((each for each in self._variants if each), {})
-        self._variants = [each for each in self._variants if each and each is not self.kernels]
-        if self.kernels:
-            self._times.compare_anew()
-            self.uses_adopted = True
-            self._enter(TuningPhase.COMPARING)
+    def _obey_comparison(self) -> None:
+        """Let those kernels run in the next step that are compared, or settle with those that were chosen."""
+        comparison = self._comparison
+        self.kernels, self.uses_adopted = comparison.kernels, comparison.uses_kernels
+        if not comparison.is_over:
             return
-        if self._compared:
-            self.gain, self.kernels = min(self._compared, key=lambda each: each[0])
-        if self.gain is not None and self.gain > _WORTH_KEEPING:
-            self.kernels = {}
+        self.gain = comparison.gain
         for problem, kernel in self.kernels.items():
             site = self.sites[problem]
             if site.undivided is not None and site.undivided.configuration is kernel.configuration:
                 site.adopted = site.undivided
         self._settle()
-
-    def _compare(self) -> None:
-        if self._phase_steps < _BLOCK_STEPS:
-            return
-        self._phase_steps = 0
-        self.uses_adopted = not self.uses_adopted
-        gain = self._times.gain(_BLOCKS * (_BLOCK_STEPS - 1))
-        if gain is not None:
-            self._compared.append((gain, self.kernels))
-            self._compare_next()
 
     def _settle(self) -> None:
         self.uses_adopted = bool(self.kernels) and self.owner is None

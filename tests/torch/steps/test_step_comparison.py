@@ -1,0 +1,78 @@
+"""Sets of kernels whose whole steps are compared with those of PyTorch's own kernels."""
+
+import random
+
+import pytest
+
+pytest.importorskip("torch")
+
+from ucudnn.torch.steps.step_comparison import StepComparison
+from ucudnn.torch.steps.step_times import StepTimes, TuningPhase
+from ucudnn.torch.tuning.trial_ledger import TrialLedger
+
+OWN_MS = 100.0
+
+
+class Steps:
+    """Steps of a program that takes a stated time with each set of kernels, and 100 ms without.
+
+    The first step with other kernels takes far longer. The device reaches a mark some steps later.
+    """
+
+    def __init__(self, takes_ms, lag=0):
+        self.sets = [{"a problem": time_ms} for time_ms in takes_ms]
+        self.ran = []
+        self._marks = [0.0]
+        self._lag = lag
+        self._times = StepTimes(self, TrialLedger(0.5, lambda: 0.0))
+        self.comparison = StepComparison(self._times)
+        self._times.ended(TuningPhase.TRYING, uses_adopted=False, first=False, busy=False)
+
+    def mark(self):
+        return self._marks[-1]
+
+    def elapsed_ms(self, begin, end):
+        reached = self._marks[-1 - self._lag] if self._lag < len(self._marks) else -1.0
+        return end - begin if end <= reached else None
+
+    def take(self):
+        """Take a step; return whether the comparison is over."""
+        one = self.comparison
+        ran = one.kernels["a problem"] if one.uses_kernels else OWN_MS
+        changed = not self.ran or self.ran[-1] != ran
+        self.ran.append(ran)
+        self._marks.append(self._marks[-1] + ran + 1000.0 * changed)
+        self._times.ended(TuningPhase.COMPARING, uses_adopted=one.uses_kernels, first=one.begins_block, busy=False)
+        self._times.read()
+        one.step_ended()
+        return one.is_over
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_the_fastest_set_is_chosen_if_it_is_worth_a_detour(seed):
+    rng = random.Random(seed)
+    takes_ms = [rng.choice([60.0, 99.0, 99.6, 100.5, 140.0]) + rng.random() / 10 for _ in range(rng.randint(1, 4))]
+    steps = Steps(takes_ms, lag=rng.randint(0, 7))
+    steps.comparison.begin([{}, *steps.sets])
+    assert any(steps.take() for _ in range(400)), "it ends"
+    best = min(takes_ms)
+    assert steps.comparison.gain == pytest.approx(best / OWN_MS)
+    assert steps.comparison.kernels == ({"a problem": best} if best / OWN_MS <= 0.995 else {})
+    assert not steps.comparison.uses_kernels
+    assert all(steps.ran.count(each) >= 12 for each in takes_ms), "each set has run"
+
+
+def test_nothing_is_compared_without_a_set():
+    steps = Steps([])
+    steps.comparison.begin([{}, {}])
+    assert steps.comparison.is_over
+    assert steps.comparison.gain is None
+    assert steps.comparison.kernels == {}
+
+
+def test_a_set_and_pytorch_take_turns_in_blocks():
+    steps = Steps([50.0])
+    steps.comparison.begin(steps.sets)
+    while not steps.take():
+        pass
+    assert steps.ran == ([50.0] * 5 + [OWN_MS] * 5) * 3

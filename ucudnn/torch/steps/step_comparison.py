@@ -1,0 +1,77 @@
+"""Which set of kernels makes whole steps the fastest: steps with a set and steps of PyTorch's own take turns."""
+
+from collections.abc import Sequence
+from typing import final
+
+from ucudnn.problem import ConvolutionProblem
+from ucudnn.torch.steps.step_times import StepTimes
+from ucudnn.torch.tuning.tuned_kernel import TunedKernel
+
+_WORTH_KEEPING = 0.995  # of PyTorch's step: else no call is to make a detour through Python
+_BLOCKS = 3  # of steps with the kernels of a set, and as many without
+_BLOCK_STEPS = 5  # the first one of a block does not count
+
+KernelSet = dict[ConvolutionProblem, TunedKernel]
+"""The kernels that replace PyTorch's own, by problem."""
+
+
+@final
+class StepComparison:
+    """Compares steps with one set of kernels after the other with steps of PyTorch's own, and chooses the best set.
+
+    A launch costs the host time that the times of kernels do not contain as long as the GPU has other work. So kernels
+    of many launches are compared with kernels of one.
+
+    Args:
+        times: reads the times of steps.
+
+    Attributes:
+        kernels: the set that is compared now; in the end the one that was chosen, which is empty if PyTorch's own
+            kernels stay.
+        uses_kernels: whether that set runs in this step.
+        is_over: whether nothing is left to be compared.
+        gain: time of a step with the chosen set over PyTorch's own; None if nothing was compared.
+    """
+
+    def __init__(self, times: StepTimes) -> None:
+        self.kernels: KernelSet = {}
+        self.uses_kernels = False
+        self.is_over = False
+        self.gain: float | None = None
+        self._times = times
+        self._left: list[KernelSet] = []
+        self._compared: list[tuple[float, KernelSet]] = []
+        self._steps = 0  # of this block that have ended
+
+    @property
+    def begins_block(self) -> bool:
+        """Whether this step is the first one with other kernels than the step before."""
+        return self._steps == 0
+
+    def begin(self, sets: Sequence[KernelSet]) -> None:
+        """Begin to compare sets of kernels; empty ones are left out."""
+        self._left = [each for each in sets if each]
+        self._next()
+
+    def step_ended(self) -> None:
+        """End a step, and decide which kernels run in the next one."""
+        self._steps += 1
+        if self._steps < _BLOCK_STEPS:
+            return
+        self._steps = 0
+        self.uses_kernels = not self.uses_kernels
+        gain = self._times.gain(_BLOCKS * (_BLOCK_STEPS - 1))
+        if gain is not None:
+            self._compared.append((gain, self.kernels))
+            self._next()
+
+    def _next(self) -> None:
+        if self._left:
+            self.kernels = self._left.pop(0)
+            self.uses_kernels = True
+            self._times.compare_anew()
+            return
+        self.is_over, self.uses_kernels, self.kernels = True, False, {}
+        if self._compared:
+            self.gain, best = min(self._compared, key=lambda each: each[0])
+            self.kernels = best if self.gain <= _WORTH_KEEPING else {}
