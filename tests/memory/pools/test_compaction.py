@@ -15,7 +15,7 @@ from ucudnn.memory.plans.actions import Move, free, offload, run, wait
 from ucudnn.memory.plans.plan import MemoryPlan
 from ucudnn.memory.policies.choice import frugal_plan, make_plan
 from ucudnn.memory.pools.allocator_replay import SMALL_BYTES, replay_allocator, replay_returns
-from ucudnn.memory.pools.block import BlockLimits
+from ucudnn.memory.pools.block import END_BYTES, BlockLimits
 from ucudnn.memory.pools.compaction import compact
 from ucudnn.memory.pools.step_replay import ReplayedPlan, StepReplay
 from ucudnn.memory.simulation.simulator import simulate
@@ -25,7 +25,7 @@ MIB = 2**20
 PAGE = 20 * MIB
 
 
-def two_holes(a=40, b=20):
+def two_holes(a=40, b=18):
     """Return a step whose last operation wants 80 MiB, with tensors between two holes of about 40 and behind them."""
     builder = StepBuilder()
     for name, size in (("a", a), ("b", b), ("c", 40), ("d", 20)):
@@ -48,8 +48,8 @@ def compacted(builder, plan, most, live=120, **options):
 def test_the_smallest_storage_in_the_way_moves():
     builder = two_holes()
     found = compacted(builder, plan_of(builder), 140)
-    assert found.moves == {6: (Move((), (1,)),)}  # to the last 20 MiB of the block
-    assert found.moved_bytes == 20 * MIB
+    assert found.moves == {6: (Move((), (1,)),)}  # to the last hole of the block, of almost 21 MiB
+    assert found.moved_bytes == 18 * MIB
     assert found.reserved_bytes == found.block_bytes == 140 * MIB
 
 
@@ -57,27 +57,30 @@ def test_a_block_that_is_large_enough_needs_no_move_and_is_no_larger_than_that()
     builder = two_holes()
     found = compacted(builder, plan_of(builder), 300)
     assert (found.block_bytes, found.moves) == (200 * MIB, {})
-    worth = compacted(builder, plan_of(builder), 300, worth_bytes=20 * MIB)
-    assert (worth.block_bytes, worth.moved_bytes) == (140 * MIB, 20 * MIB)
+    worth = compacted(builder, plan_of(builder), 300, worth_bytes=18 * MIB)
+    assert (worth.block_bytes, worth.moved_bytes) == (140 * MIB, 18 * MIB)
+    assert (found.top, worth.top) == (198 * MIB, 136 * MIB)
 
 
 def test_what_somebody_else_holds_stays_and_holes_beside_the_next_one_are_padded():
-    builder = two_holes(48, 12)
+    builder = two_holes(48, 10)
     found = compacted(builder, plan_of(builder), 140, fixed={1})
-    assert found.moves == {6: (Move((40 * MIB, 20 * MIB), (3,)),)}
+    last = 140 * MIB - 118 * MIB - END_BYTES
+    assert found.moves == {6: (Move((40 * MIB, last), (3,)),)}
     assert compacted(builder, plan_of(builder), 140, fixed={1, 3}) is None
 
 
 def test_no_more_bytes_are_alive_than_at_the_peak():
     builder = two_holes()
-    assert compacted(builder, plan_of(builder), 140, live=59) is None
-    assert compacted(builder, plan_of(builder), 140, live=60) is not None
+    assert compacted(builder, plan_of(builder), 140, live=55) is None
+    assert compacted(builder, plan_of(builder), 140, live=56) is not None
 
 
 def test_what_a_copy_reads_stays_until_it_has_ended():
-    builder = two_holes(48, 12)
+    builder = two_holes(48, 10)
     found = compacted(builder, plan_of(builder, offload(1)), 140)
-    assert found.moves == {7: (Move((40 * MIB, 20 * MIB), (3,)),)}
+    last = 140 * MIB - 118 * MIB - END_BYTES
+    assert found.moves == {7: (Move((40 * MIB, last), (3,)),)}
     found = compacted(builder, plan_of(builder, offload(1), wait(1)), 140)
     assert found.moves == {8: (Move((), (1,)),)}
 
@@ -98,7 +101,7 @@ class _Allocator:
     """An allocator by the rules of PyTorch's, written plainly: pieces in a list, and holes between them."""
 
     def __init__(self, block):
-        self.block, self.large, self.live, self.peak = block, [], 0, 0
+        self.block, self.large, self.live, self.peak = block - END_BYTES, [], 0, 0
 
     def take(self, size):
         address = 0

@@ -16,13 +16,16 @@ def put(found, size):
     return address
 
 
-def test_the_smallest_hole_of_mapped_bytes_is_taken_the_rest_of_the_last_page_included():
+def test_the_smallest_hole_of_mapped_bytes_is_taken_and_the_rest_of_the_last_page_last():
     found = GrowingRange(PAGE)
     assert [put(found, size) for size in (8, 1, 4, 3)] == [0, 8, 9, 13]
     assert found.mapped_bytes == found.paged_bytes == 20
+    assert found.find(4) == 16
     found.give_back(0, 8)
-    assert found.find(4) == 16  # four bytes behind the last piece are the closest fit
-    assert found.find(8) == 0
+    assert found.find(4) == 0  # four bytes behind the last piece would be the closest fit, but could grow
+    found.give_back(9, 4)
+    assert found.find(4) == 9
+    assert found.find(5) == found.find(8) == 0
     assert found.find(9) is None
     assert found.grow(9) == 16
     assert found.mapped_bytes == 30
@@ -36,12 +39,26 @@ def test_pages_that_hold_nothing_go_back_and_are_mapped_again_at_their_place():
     assert (found.mapped_bytes, found.paged_bytes) == (60, 20)
     assert found.release() == 40
     assert found.mapped_bytes == 20
-    assert found.find(5) == 5  # of the first page; the rest of the hole is not mapped
+    assert found.find(5) == 30  # of the last page: those of the first one count with the 20 that are not mapped
     assert found.find(6) is None
     assert put(found, 30) == 5
     assert found.mapped_bytes == 40
     assert put(found, 31) == 40
     assert found.mapped_bytes == 80
+
+
+def test_a_hole_before_pages_that_are_not_mapped_counts_with_them_up_to_the_next_larger_one_that_counts_more():
+    found = GrowingRange(PAGE)
+    assert [put(found, size) for size in (7, 23, 4, 16, 5, 25, 6, 4)] == [0, 7, 30, 34, 50, 55, 80, 86]
+    found.give_back(7, 23)  # 3 mapped bytes are left before 20 that are not
+    found.give_back(34, 16)  # 6 before 10
+    found.give_back(55, 25)  # 5 before 20
+    assert found.release() == 50
+    assert found.find(3) == 7  # because the next larger hole counts 25, which ends the search
+    assert found.find(4) == found.find(5) == 34  # 16 instead of 25
+    put(found, 6)
+    assert found.find(4) == 55
+    assert found.find(6) is None
 
 
 def test_bytes_that_are_mapped_before_are_one_hole():

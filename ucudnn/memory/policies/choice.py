@@ -29,9 +29,9 @@ from ucudnn.memory.simulation.simulator import predicted_bytes, simulate
 from ucudnn.units import exact_bytes
 
 _MOST_TRIES = 16  # plans of one policy that are replayed
-_LEAST_STEP = 0.004  # share of its peak by which the next plan has less
+_LEAST_STEP, _MOST_STEP = 0.004, 0.02  # shares of its peak by which the next plan has less
 _RETURN_BYTES_PER_MS = 2**30 / 5.4  # an H200 took 4.4 ms for each GiB of a 2-D U-Net, 6.5 of a VGG-16
-_WORTH = 0.005  # share of the step's time that storages may move only to let the block be smaller
+_WORTH = 0.01  # share of the step's time that storages may move only to let the block be smaller
 _STEP = 0.4  # share of what is too much by which the next plan has less
 _MOST_LATEST = 24  # findings, of which a plan has three
 _Found = TypeVar("_Found")
@@ -240,8 +240,12 @@ def least_plan(graph: StepGraph, costs: Costs, policy: str | MemoryPolicy) -> Me
 
 
 def _least(policy: MemoryPolicy, graph: StepGraph, costs: Costs) -> MemoryPlan | None:
-    budget = measure_liveness(graph, costs).floor_bytes
-    for _ in range(2):  # an error names the least budget that the policy keeps
+    return _near(policy, graph, costs, measure_liveness(graph, costs).floor_bytes)
+
+
+def _near(policy: MemoryPolicy, graph: StepGraph, costs: Costs, budget: int) -> MemoryPlan | None:
+    """Return a policy's plan for a budget, or else for the least one that it keeps; None where there is none."""
+    for _ in range(3):  # an error names the floor, or the least budget that the policy keeps
         try:
             return policy.plan(graph, costs, budget)
         except BudgetError as error:
@@ -351,15 +355,14 @@ class _Choice:
         return max(0, self._room.paged_bytes(plan, self._costs) - self._room.most_bytes)
 
     def _tighten(self, candidate: "_Candidate", over: int) -> None:
-        """Let a policy plan again for fewer bytes, if it can."""
+        """Let a policy plan again for fewer bytes, if it can; for its least budget where that is nearer."""
         if candidate.tries == _MOST_TRIES:
             return
-        less = max(int(over * _STEP), int(candidate.peak_bytes * _LEAST_STEP))
-        try:
-            plan = candidate.policy.plan(self._graph, self._costs, candidate.peak_bytes - less)
-        except BudgetError:
-            return
-        self._push(candidate.number, candidate.policy, plan, tries=candidate.tries + 1)
+        least, most = (int(candidate.peak_bytes * share) for share in (_LEAST_STEP, _MOST_STEP))
+        less = min(max(int(over * _STEP), least), most)
+        plan = _near(candidate.policy, self._graph, self._costs, candidate.peak_bytes - less)
+        if plan is not None and simulate(plan, self._costs).peak_bytes < candidate.peak_bytes:
+            self._push(candidate.number, candidate.policy, plan, tries=candidate.tries + 1)
 
     def _push(self, number: int, policy: MemoryPolicy, plan: MemoryPlan, *, tries: int) -> None:
         found = simulate(plan, self._costs)

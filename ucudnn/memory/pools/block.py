@@ -19,6 +19,12 @@ from ucudnn.memory.pools.step_replay import ABSENT, Piece, ReplayedPlan, StepRep
 _MOVABLE = (Role.ACTIVATION, Role.GRADIENT)  # nobody beside the code of the plan holds them while it runs
 _MOST_CANDIDATES = 100  # moves that are tried before an action, those of fewest bytes first
 _SMALL, _LARGE = PAGE_BYTES
+END_BYTES = SMALL_BYTES + 512
+"""Bytes at the end of a block that a tensor holds all the time, the fewest that lie beside large tensors.
+
+Without it, PyTorch's allocator would count the block's last hole with all addresses behind the block, and fill any other
+hole before it, the largest ones included.
+"""
 
 
 @final
@@ -51,11 +57,16 @@ class NoRoomError(Exception):
 
 @final
 class TensorBlock:
-    """The space: a block for large tensors, and a range that grows for small ones."""
+    """The space: a block for large tensors, whose end a tensor holds, and a range that grows for small ones.
+
+    Args:
+        block_bytes: the block, more than `END_BYTES`: whole pages.
+    """
 
     def __init__(self, block_bytes: int) -> None:
         self._large, self._small = GrowingRange(_LARGE), GrowingRange(_SMALL)
         self._large.map(block_bytes)
+        self._large.take(block_bytes - END_BYTES, END_BYTES)
         self.live = self.top = 0
 
     @property

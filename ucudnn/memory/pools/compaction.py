@@ -17,10 +17,10 @@ from ucudnn.memory.costs import Costs
 from ucudnn.memory.graph import Role
 from ucudnn.memory.plans.actions import Moves
 from ucudnn.memory.pools.allocator_replay import PAGE_BYTES, SMALL_BYTES
-from ucudnn.memory.pools.block import BlockLimits, BlockReplay, NoRoomError, TensorBlock
+from ucudnn.memory.pools.block import END_BYTES, BlockLimits, BlockReplay, NoRoomError, TensorBlock
 from ucudnn.memory.pools.step_replay import ReplayedPlan
 
-_TIGHT = 1.03  # size of a block that is worth some moves, as a multiple of the bytes alive at most
+_TIGHT = 1.03, 1.05  # sizes of a block that are worth some moves, as multiples of the bytes alive at most
 _LARGE = PAGE_BYTES[1]
 
 
@@ -30,7 +30,7 @@ class Compaction:
     """How a plan runs in one block.
 
     Attributes:
-        block_bytes: the block, for tensors above 1 MiB: whole pages.
+        block_bytes: the block, for tensors above 1 MiB: whole pages, `END_BYTES` at their end included.
         small_bytes: pages of smaller tensors.
         kept_bytes: bytes at the begin of the block that a tensor holds until the first update makes the optimizer's
             state, so that the state lies there. Else it would lie between activations.
@@ -67,14 +67,14 @@ def compact(
     """
     trial = _Trial(step, costs, limits, first)
     most_bytes = limits.most_bytes
-    wide = trial.run(_pages(most_bytes))
+    wide = trial.run(_pages(most_bytes)) if most_bytes >= _LARGE else None
     if wide is not None and wide.reserved_bytes > most_bytes:  # small tensors have pages of their own
         wide = trial.run(_pages(most_bytes - wide.small_bytes))
     if wide is None or wide.reserved_bytes > most_bytes:
         return None
     most_moved = wide.moved_bytes + limits.worth_bytes
-    for size in (int(limits.live_bytes * _TIGHT) - wide.small_bytes, wide.top):
-        block = _pages(size + _LARGE - 1)
+    for size in (*(int(limits.live_bytes * share) - wide.small_bytes for share in _TIGHT), wide.top):
+        block = _pages(size + END_BYTES + _LARGE - 1)
         smaller = trial.run(block) if block < wide.block_bytes else None
         if smaller is not None and smaller.moved_bytes <= most_moved:
             return smaller

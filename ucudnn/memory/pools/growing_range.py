@@ -11,8 +11,10 @@ _ENDLESS = 2**62
 class GrowingRange:
     """One expandable segment (`c10/cuda/CUDACachingAllocator.cpp`: `get_free_block`, `find_expandable_block`).
 
-    A piece takes the smallest hole of mapped bytes that is large enough. If there is none, it takes the first hole that
-    is large enough with its bytes that are not mapped, and these are mapped, by whole pages.
+    A piece takes the smallest hole of mapped bytes that is large enough. A hole before bytes that are not mapped counts
+    with them, because it could grow, so the piece takes the next larger hole instead as long as that counts less. The
+    end of the range is such a hole, and is thus taken last. If no hole of mapped bytes is large enough, the piece takes
+    the first one that is with its bytes that are not mapped, and these are mapped, by whole pages.
 
     Args:
         page: bytes of a page.
@@ -40,11 +42,16 @@ class GrowingRange:
         self._end = -(-size // self._page)
 
     def find(self, size: int) -> int | None:
-        """Return the address of the smallest hole of mapped bytes that is large enough; None if there is none."""
-        mapped = self._holes if not self._absent else [part for hole in self._holes for part in self._mapped(*hole)]
-        end = self._end * self._page
-        fitting = [(min(stop, end) - begin, begin) for begin, stop in mapped if min(stop, end) - begin >= size]
-        return min(fitting)[1] if fitting else None
+        """Return the address of the hole of mapped bytes that a piece takes; None if none is large enough."""
+        fitting = sorted((end - begin, begin, end) for begin, end in self._mapped_holes() if end - begin >= size)
+        if not fitting:
+            return None
+        chosen = fitting[0]
+        for larger in fitting[1:]:
+            if self._grown(larger) >= self._grown(chosen):
+                break
+            chosen = larger
+        return chosen[1]
 
     def grow(self, size: int) -> int:
         """Find the first hole that is large enough, map its missing pages, and return its address."""
@@ -102,6 +109,22 @@ class GrowingRange:
                 found.append((begin, min(stop, end), True))
             at = stop
         return found
+
+    def _mapped_holes(self) -> list[tuple[int, int]]:
+        """Return (address, end) of all mapped bytes that nothing has, by address."""
+        if self._absent:
+            return [part for hole in self._holes for part in self._mapped(*hole)]
+        end = self._end * self._page
+        last = self._holes[-1][0]
+        return [*self._holes[:-1], *([(last, end)] if last < end else [])]
+
+    def _grown(self, hole: tuple[int, int, int]) -> int:
+        """Return what mapped bytes (bytes, address, end) count with those behind them that are not mapped."""
+        size, begin, end = hole
+        _, stop = self._holes[bisect_left(self._holes, (begin, _ENDLESS + 1)) - 1]
+        while end < stop and (end // self._page in self._absent or end >= self._end * self._page):
+            end = end + self._page if end < self._end * self._page else stop
+        return size + min(end, stop) - hole[2]
 
     def _pages(self, address: int, size: int) -> range:
         return range(address // self._page, (address + size - 1) // self._page + 1)

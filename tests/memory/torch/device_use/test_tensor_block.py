@@ -6,6 +6,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+from ucudnn.memory.pools.block import END_BYTES  # noqa: E402
 from ucudnn.memory.pools.compaction import Compaction  # noqa: E402
 from ucudnn.memory.torch.device_use.tensor_block import TakenBlock  # noqa: E402
 
@@ -60,12 +61,12 @@ def optimizer():
     return torch.optim.SGD([weight], lr=0.1, momentum=0.9)
 
 
-def test_all_bytes_are_taken_once_and_those_of_the_state_are_kept():
+def test_all_bytes_are_taken_once_and_those_of_the_state_and_of_the_end_are_kept():
     memory = Memory()
     block = TakenBlock(memory, LAYOUT, 150 * MIB, [optimizer()])
     assert block.taken
-    assert memory.asked == [30 * MIB, 70 * MIB, "peaks"]
-    assert memory.held == [30 * MIB]
+    assert memory.asked == [30 * MIB, 70 * MIB - END_BYTES, END_BYTES, "peaks"]
+    assert memory.held == [30 * MIB, END_BYTES]
     block.close()
     assert memory.held == []
 
@@ -86,10 +87,10 @@ def test_during_the_first_update_all_holes_but_the_largest_are_filled_and_the_ke
     during = []
     update.register_step_pre_hook(lambda *_: during.append(sorted(memory.held)))
     update.step()
-    assert during == [[5 * MIB, 8 * MIB]]
-    assert memory.held == []
+    assert during == [[END_BYTES, 5 * MIB, 8 * MIB]]
+    assert memory.held == [END_BYTES]
     update.step()
-    assert during[1] == []
+    assert during[1] == [END_BYTES]
     assert block.taken
 
 
@@ -98,14 +99,22 @@ def test_an_update_without_room_for_that_gives_the_kept_bytes_all_the_same():
     block = TakenBlock(memory, LAYOUT, 150 * MIB, [update])
     memory.most = 30 * MIB
     update.step()
-    assert memory.held == []
+    assert memory.held == [END_BYTES]
     assert block.taken
+
+
+def test_without_room_for_its_end_a_block_is_not_taken():
+    memory = Memory(most=100 * MIB - 1)
+    block = TakenBlock(memory, LAYOUT, 150 * MIB, [optimizer()])
+    assert memory.asked[-1] == END_BYTES
+    assert not block.taken
+    assert memory.held == []
 
 
 def test_what_is_kept_goes_with_the_step_and_the_optimizer_still_updates():
     memory, update = Memory(), optimizer()
     block = TakenBlock(memory, LAYOUT, 150 * MIB, [update])
-    assert memory.held == [30 * MIB]
+    assert memory.held == [30 * MIB, END_BYTES]
     del block
     gc.collect()
     assert memory.held == []

@@ -65,6 +65,7 @@ def test_a_step_in_a_block_takes_no_byte_beyond_it(name, monkeypatch):
     for module in (block, compaction):
         monkeypatch.setattr(module, "SMALL_BYTES", 0)
         monkeypatch.setattr(module, "_LARGE", PAGE)
+        monkeypatch.setattr(module, "END_BYTES", 512)
     monkeypatch.setattr(block, "_SMALL", PAGE)
     torch.manual_seed(0)
     trained = Race(small_network(name), kind=None, steps=1)

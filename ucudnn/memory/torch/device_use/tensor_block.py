@@ -1,4 +1,4 @@
-"""The block of a plan in PyTorch's allocator: taken at once, and its begin kept for the optimizer's state."""
+"""The block of a plan in PyTorch's allocator: taken at once, its begin kept for the optimizer's state, its end held."""
 
 import weakref
 from collections.abc import Callable, Sequence
@@ -10,6 +10,7 @@ from torch import Tensor
 from ucudnn.memory.plans.plan import MemoryPlan
 from ucudnn.memory.policies.choice import AllocatorRoom
 from ucudnn.memory.pools.allocator_replay import SMALL_BYTES
+from ucudnn.memory.pools.block import END_BYTES
 from ucudnn.memory.pools.compaction import Compaction
 from ucudnn.memory.torch.device_use.allocator import lost_bytes
 from ucudnn.memory.torch.device_use.usage import StatedBudget
@@ -83,9 +84,10 @@ class GpuMemory:
 class TakenBlock:
     """Takes a block before the first step, and keeps bytes for the optimizer's state until its first update.
 
-    One tensor of all bytes makes the allocator's range grow once; when it is freed, it leaves one hole. During the
-    first update tensors fill all other holes but the largest one, so the state lies in the bytes that were kept, and
-    what the update needs for a while in the largest hole.
+    One tensor of all bytes makes the allocator's range grow once; when it is freed, it leaves one hole. A small tensor
+    behind it stays, because the allocator would fill the range's last hole last. During the first update tensors fill
+    all other holes but the largest one, so the state lies in the bytes that were kept, and what the update needs for a
+    while in the largest hole.
 
     Args:
         memory: where the bytes come from.
@@ -103,6 +105,7 @@ class TakenBlock:
     ) -> None:
         self._memory = memory
         self._kept: object = None
+        self._end: object = None
         self._pads: list[object] = []
         self._hooks: list[Any] = []
         self.taken = memory.reserved_bytes() + layout.block_bytes <= most_bytes and self._take(layout)
@@ -115,6 +118,7 @@ class TakenBlock:
     def close(self) -> None:
         """Give back what is kept, and leave the optimizers alone."""
         self._end_update()
+        self._end = None
         for hook in self._hooks:
             hook.remove()
         self._hooks.clear()
@@ -122,10 +126,12 @@ class TakenBlock:
     def _take(self, layout: Compaction) -> bool:
         try:
             self._kept = self._memory.take(layout.kept_bytes) if layout.kept_bytes else None
-            self._memory.take(layout.block_bytes - layout.kept_bytes)
+            body = self._memory.take(layout.block_bytes - layout.kept_bytes - END_BYTES)
+            self._end = self._memory.take(END_BYTES)
         except MemoryError:
             self._kept = None
             return False
+        del body
         self._memory.forget_peaks()
         return True
 
