@@ -28,6 +28,16 @@ def test_a_program_has_another_stream_once_many_steps_in_turn_ran_there_only():
     assert home.address == 2
 
 
+def test_a_program_whose_steps_alternate_between_other_streams_keeps_its_own():
+    home = HomeStream(1)
+    for number in range(100):
+        assert taken(home, [2 + number % 2]) == ([False], True)
+    assert home.address == 1
+    for _ in range(15):  # after the last of the hundred
+        assert taken(home, [3]) == ([False], True)
+    assert home.address == 3
+
+
 def test_steps_without_calls_say_nothing_about_the_stream():
     home = HomeStream(1)
     for _ in range(15):

@@ -22,8 +22,8 @@ _SMALL, _LARGE = PAGE_BYTES
 END_BYTES = SMALL_BYTES + 512
 """Bytes at the end of a block that a tensor holds all the time, the fewest that lie beside large tensors.
 
-Without it, PyTorch's allocator would count the block's last hole with all addresses behind the block, and fill any other
-hole before it, the largest ones included.
+Without it, PyTorch's allocator would count the block's last hole with all addresses behind the block, and fill any
+other hole before it, the largest ones included.
 """
 
 

@@ -39,7 +39,7 @@ class FreeBlocks(NamedTuple):
 
 @final
 class HomeStream:
-    """The stream on which a program is tuned: its first one, until many steps in turn run on another one only.
+    """The stream on which a program is tuned: its first one, until many steps in turn are away and share another one.
 
     A program may begin with a warm-up on a stream of its own, or have one later, before a CUDA graph is captured.
 
@@ -52,28 +52,31 @@ class HomeStream:
 
     def __init__(self, address: int) -> None:
         self.address = address
-        self._other: int | None = None  # that was seen in this step
+        self._others: set[int] = set()  # that were seen in this step
         self._is_seen = False
-        self._away = 0
+        self._away, self._common = 0, set[int]()  # steps in turn away from home, and the streams that all of them have
 
     def is_current(self, address: int) -> bool:
         """Return whether a call on a stream is at home."""
         if address == self.address:
             self._is_seen = True
             return True
-        self._other = address
+        self._others.add(address)
         return False
 
     def step_ended(self) -> bool:
         """Return whether all calls of the step were on other streams; False if there were no calls."""
-        at_home, other = self._is_seen, self._other
-        self._is_seen, self._other = False, None
-        if at_home or other is None:
+        at_home, others = self._is_seen, self._others
+        self._is_seen, self._others = False, set()
+        if at_home or not others:
             self._away *= not at_home
             return False
+        self._common &= others
+        if not self._away or not self._common:
+            self._away, self._common = 0, others
         self._away += 1
         if self._away >= _MOST_AWAY:
-            self.address, self._away = other, 0
+            self.address, self._away = min(self._common), 0
         return True
 
 
