@@ -283,11 +283,12 @@ class _Choice:
 
     @property
     def fits(self) -> bool:
-        """Whether there is a plan, and the fastest one fits into the allocator's room."""
+        """Whether there is a plan, and the fastest one fits into the allocator's room, with few moves at most."""
         if not self._waiting:
             return False
-        over, pause_ms, _ = self._outlook(self._waiting[0].plan)
-        return not over and not pause_ms
+        fastest = self._waiting[0]
+        over, pause_ms, _ = self._outlook(fastest.plan)
+        return not over and pause_ms <= _WORTH * fastest.time_ms
 
     def best(self) -> MemoryPlan:
         """Return the fastest plan that fits, or one that fits with empty pages given back.
