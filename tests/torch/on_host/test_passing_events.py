@@ -7,7 +7,8 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from tests.support.host_gpu import assert_near  # noqa: E402
-from tests.support.tuned_program import TunedProgram, end_programs  # noqa: E402
+from tests.support.tuned_program import LIMIT, TunedProgram, end_programs, product  # noqa: E402
+from ucudnn.problem import Operation  # noqa: E402
 from ucudnn.torch import Enabled  # noqa: E402
 from ucudnn.torch.overrides import process_overrides  # noqa: E402
 from ucudnn.torch.steps.step_times import TuningPhase  # noqa: E402
@@ -155,4 +156,69 @@ def test_a_long_evaluation_within_a_step_keeps_few_times(one, phase):
             for _ in range(1500):
                 one.model(one.x)
         assert len(one.tuner._readings) <= 5 * 256
+        settle_with_all(one, on)
+
+
+def by_matrices(one):
+    """Return what the model computes now."""
+    first, _, second = one.model
+    with torch.no_grad():
+        near = torch.relu(product(one.x, first.weight) + first.bias[:, None, None])
+        return product(near, second.weight)
+
+
+REACHED = [
+    *((None, phase, batch) for phase in PHASES[2:] for batch in (8, 4)),
+    *((LIMIT, phase, batch) for phase, batch in zip(PHASES, (4, 8, 4, 8, 8), strict=True)),
+]
+"""A limit, a phase in which calls come to Python, and a mini-batch; without a limit, none come in the first phases."""
+
+
+def infer(one, times, until=lambda: False):
+    """Compute so many mini-batches without gradients, or fewer until a condition holds; check each of them."""
+    expected = by_matrices(one)
+    with torch.inference_mode():
+        for _ in range(times):
+            assert_near([one.model(one.x)], [expected])
+            one.program.passed_ms += 100.0
+            one.wait_for_threads()
+            if until():
+                return
+
+
+@pytest.mark.parametrize(("limit_bytes", "phase", "batch"), REACHED)
+def test_a_program_that_infers_after_it_has_trained_settles_and_tunes_its_training_later(
+    host, phase, limit_bytes, batch
+):
+    one = TunedProgram(host, 50.0, share=0.5, limit_bytes=limit_bytes)
+    with one.enable() as on:
+        reach(one, phase)
+        if phase is TuningPhase.TRYING:
+            one.until(lambda: bool(one.tuner.trials), assert_near)
+        if phase is TuningPhase.COMPARING:
+            one.until(lambda: one.tuner.uses_adopted, assert_near)
+        x, one.x = one.x, one.x[:batch].clone()
+        infer(one, 6000, lambda: one.tuner.phase is TuningPhase.SETTLED)
+        assert one.tuner.phase is TuningPhase.SETTLED
+        assert not one.tuner.trials
+        infer(one, 3)
+        one.x = x
+        if limit_bytes is None:
+            settle_with_all(one, on)
+        else:
+            one.until(lambda: one.tuner.phase is TuningPhase.SETTLED, assert_near)
+            final = {each.operation for each in one.tuner.sites if one.tuner.owner.is_final(each)}
+            assert final >= {Operation.BACKWARD_DATA, Operation.BACKWARD_FILTER}
+    end_programs([one])
+
+
+@pytest.mark.parametrize("count", [1100, 2500])
+@pytest.mark.parametrize("phase", PHASES[2:])
+def test_evaluations_of_any_length_between_steps_pass(one, phase, count):
+    with one.enable() as on:
+        reach(one, phase)
+        for _ in range(3):
+            infer(one, count)
+            for _ in range(6):
+                assert_near(one.step(), one.expected)
         settle_with_all(one, on)

@@ -76,3 +76,48 @@ def test_steps_in_which_the_device_does_nothing_gain_nothing():
     compare(times, clock, (0.0, 0.0))
     times.read()
     assert times.gain(2) == 1.0
+
+
+@pytest.mark.parametrize("late", [0, 2])
+def test_steps_of_another_kind_are_not_charged_with_what_they_take_longer(late):
+    clock = Clock()
+    ledger = TrialLedger(0.5, lambda: 1000.0 * bool(clock.now))
+    times = StepTimes(clock, ledger)
+    ends = [0.0]
+
+    def step(time_ms, reserved_seconds=0.0, busy=False):
+        assert times.reserve(reserved_seconds)
+        clock.now += time_ms
+        ends.append(clock.now)
+        clock.reached = ends[max(0, len(ends) - 1 - late)]
+        times.ended(TuningPhase.TRYING, uses_adopted=False, first=False, busy=busy)
+        times.read()
+
+    for _ in range(10):
+        step(10.0)
+    assert times.typical_ms == 10.0
+    times.begin_anew()
+    step(700.0, reserved_seconds=0.25)
+    for _ in range(10):
+        step(700.0, busy=True)
+    assert times.typical_ms == 700.0
+    assert ledger.lost_seconds == pytest.approx(0.25), "what the trial was expected to lose"
+    step(900.0, reserved_seconds=0.25)
+    for _ in range(4):
+        step(700.0)
+    assert ledger.lost_seconds == pytest.approx(0.45)
+
+
+def test_what_was_compared_before_other_steps_does_not_count():
+    clock = Clock()
+    times = StepTimes(clock, TrialLedger(0.5, lambda: 0.0))
+    compare(times, clock, (40.0, 20.0))
+    clock.reached = clock.now
+    times.read()
+    compare(times, clock, (40.0, 20.0))
+    times.begin_anew()
+    compare(times, clock, (10.0, 20.0))
+    clock.reached = clock.now
+    times.read()
+    assert times.gain(3) is None
+    assert times.gain(2) == pytest.approx(0.5)

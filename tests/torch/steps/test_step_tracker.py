@@ -42,6 +42,50 @@ def test_as_soon_as_an_optimizer_steps_only_optimizers_count():
     assert tracker.steps == 3
 
 
+def silent_for(tracker, calls, limit=1 << 16):
+    """Return after how many of the calls, which recur, optimizers count no more; `limit` if they still do."""
+    for count in range(limit):
+        call = calls[count % len(calls)]
+        if tracker.is_candidate(call) and tracker.begins(call, in_backward=False):
+            assert not tracker.by_optimizer
+            return count
+    return limit
+
+
+@pytest.mark.parametrize("length", [1, 7, 3000])
+def test_convolutions_count_again_where_a_program_infers_after_it_has_trained(length):
+    tracker, optimizer = StepTracker(), Optimizer()
+    for _ in range(5):
+        assert not any(steps(tracker, [(str(each), False) for each in range(length)])) or not tracker.by_optimizer
+        assert tracker.optimizer_stepped(optimizer)
+    ended, calls = tracker.steps, "ab"
+    assert silent_for(tracker, calls) == max(2048, 4 * length), "longer than any step of optimizers"
+    assert tracker.steps == ended + 1
+    assert tracker.first in calls
+    begun = sum(steps(tracker, [(each, False) for each in calls * 10]))
+    assert begun in (9, 10)
+    assert tracker.optimizer_stepped(optimizer)
+    assert tracker.by_optimizer
+    assert tracker.steps == ended + 1 + begun + 1
+
+
+def test_a_long_evaluation_counts_as_inference_after_twice_as_many_calls_each_time():
+    tracker, optimizer, found = StepTracker(), Optimizer(), []
+    for _ in range(4):
+        tracker.optimizer_stepped(optimizer)
+        found.append(silent_for(tracker, "ab"))
+    assert found == [2048, 4096, 8192, 16384]
+
+
+def test_no_silence_counts_in_a_backward_pass_or_once_optimizers_are_trusted():
+    tracker, optimizer = StepTracker(), Optimizer()
+    tracker.optimizer_stepped(optimizer)
+    assert not any(steps(tracker, [("a", True)] * 5000))
+    tracker.optimizer_stepped(optimizer)
+    tracker.trust_optimizers()
+    assert silent_for(tracker, "ab") == 1 << 16
+
+
 def stepped(tracker, optimizers):
     """Return at which of the steps of optimizers a step of the program ended."""
     return [at for at, each in enumerate(optimizers) if tracker.optimizer_stepped(each)]

@@ -167,6 +167,8 @@ class GateOpener:
         if any(each.phase is TuningPhase.WATCHING for each in tuners) or not tuners:
             return True, True, ()
         forward, backward = (each.replaces for each in self._tables)
+        if self._planned is not None and not self.is_settled:  # calls come to Python anyway, and may end steps there
+            forward = True
         replaces = all(each.phase in (TuningPhase.COMPARING, TuningPhase.SETTLED) for each in tuners)
         gates = self._gates_plans() if self._planned is not None else replaces and (forward or backward)
         if not gates or self._library is None or self._library.gate is None:

@@ -66,7 +66,7 @@ class StepTimes:
         self._worked_seconds = 0.0  # until the latest step ended
         self._program = program
         self._ledger = ledger
-        self._open: deque[_OpenStep] = deque()
+        self._open: deque[_OpenStep | None] = deque()  # None where other steps begin
         self._typical_ms: deque[float] = deque(maxlen=_MOST_TYPICAL)
         self._compared_ms: dict[bool, list[float]] = {True: [], False: []}
         self._mark: Any = None
@@ -111,10 +111,22 @@ class StepTimes:
         """Note that the step that runs is not followed to its end, so that its time is nobody's."""
         self._mark = None
 
+    def begin_anew(self) -> None:
+        """Note that steps are others from now on, as where a program goes over from training to inference.
+
+        Once the times of earlier ones are read, no typical time is known. A trial is charged with its estimate then.
+        """
+        self.compare_anew()
+        self._open.append(None)
+
     def read(self) -> None:
         """Read the times of steps whose end the device has reached."""
         while self._open:
             step = self._open[0]
+            if step is None:
+                self._open.popleft()
+                self._typical_ms.clear()
+                continue
             time_ms = self._program.elapsed_ms(step.begin, step.end)
             if time_ms is None:
                 return
@@ -124,7 +136,7 @@ class StepTimes:
     def compare_anew(self) -> None:
         """Forget the steps that were compared, because other kernels run from now on."""
         self._compared_ms = {True: [], False: []}
-        self._open = deque(each for each in self._open if each.phase is not TuningPhase.COMPARING)
+        self._open = deque(each for each in self._open if each is None or each.phase is not TuningPhase.COMPARING)
 
     def gain(self, least: int) -> float | None:
         """Return the time of a step with adopted kernels over PyTorch's own; None before there are enough of both.
@@ -139,10 +151,11 @@ class StepTimes:
         return median(adopted) / own_ms if own_ms else 1.0  # a step may queue nothing
 
     def _note(self, step: _OpenStep, time_ms: float) -> None:
-        lost_seconds = (time_ms - self.typical_ms) / 1e3
+        known = bool(self._typical_ms)
+        lost_seconds = (time_ms - self.typical_ms) / 1e3 if known else step.reserved_seconds
         explained_seconds = _MOST_TIMES * step.reserved_seconds + step.worked_seconds
         pause_seconds = lost_seconds - explained_seconds - max(_LEAST_PAUSE_SECONDS, self.typical_ms / 1e3)
-        if pause_seconds > 0 and self._typical_ms:
+        if pause_seconds > 0 and known:
             self.paused_seconds += pause_seconds
             lost_seconds -= pause_seconds
         if step.phase is TuningPhase.COMPARING:
@@ -153,7 +166,7 @@ class StepTimes:
                 self._typical_ms.append(time_ms)
         elif step.reserved_seconds or step.phase is TuningPhase.WATCHING:
             self._ledger.settle(step.reserved_seconds, lost_seconds)
-        elif step.busy:
+        elif step.busy and known:
             self._ledger.disturbed(lost_seconds)
         else:  # the program's own pace may change, for which trials are not to blame
             self._typical_ms.append(time_ms)

@@ -2,11 +2,14 @@
 
 from collections import Counter
 from collections.abc import Hashable
+from sys import maxsize
 from typing import Any, final
 from weakref import ref
 
 _MOST_OTHERS = 4  # steps of other optimizers, after which the first one counts no more
 _MOST_CALLS = 256  # of other convolutions, after which another one is looked for that recurs
+_LEAST_SILENCE = 2048  # convolutions without the step of an optimizer, after which optimizers do not count
+_TIMES_A_STEP = 4  # as many calls as the longest step of optimizers had, at least
 
 
 @final
@@ -18,13 +21,16 @@ class StepTracker:
     convolution of the step before is called again. Convolutions inside a backward pass do not count, because
     checkpoints compute the forward pass there once more.
 
+    A program may train first and infer then. So convolutions count again after many of them without the step of an
+    optimizer, until one steps. A long evaluation looks like that, so it takes twice as many each time.
+
     The first optimizer or convolution may be one that never recurs, such as that of another model before. Then another
     one takes its place, after more and more of the others each time.
 
     Attributes:
         steps: number of steps that ended.
-        by_optimizer: whether an optimizer has stepped.
-        first: the call that begins steps until then; None if there was none.
+        by_optimizer: whether optimizers count now.
+        first: the call that begins steps while they do not; None if there was none.
     """
 
     def __init__(self) -> None:
@@ -36,9 +42,14 @@ class StepTracker:
         self._most_optimizers = _MOST_OTHERS
         self._most_calls = _MOST_CALLS
         self._seen: Counter[Hashable] = Counter()
+        self._silence = 0  # convolutions since an optimizer stepped
+        self._most_silence = _LEAST_SILENCE
 
     def optimizer_stepped(self, optimizer: object) -> bool:
         """Note that an optimizer has stepped outside of a backward pass, and return whether that ends a step."""
+        if self.by_optimizer and _TIMES_A_STEP * self._silence > self._most_silence:
+            self._most_silence = _TIMES_A_STEP * self._silence
+        self._silence = 0
         if not self.by_optimizer:
             self.by_optimizer, self._others = True, 0
             self._seen.clear()
@@ -53,10 +64,19 @@ class StepTracker:
         self.steps += 1
         return True
 
+    def trust_optimizers(self) -> None:
+        """Let optimizers count from now on, however long they are silent: in a program that is not tuned any more."""
+        self._most_silence = maxsize
+
+    def is_silent(self) -> bool:
+        """Note a forward call, and return whether optimizers have not stepped for so long that they count no more."""
+        self._silence += 1
+        return self._silence > self._most_silence and self.by_optimizer
+
     def is_candidate(self, call: Hashable) -> bool:
         """Return whether a call may begin a step; this is asked before each call, so it is short."""
         if self.by_optimizer:
-            return False
+            return self.is_silent()
         if self.first is None or self.first is call:
             return True
         self._others += 1
@@ -69,8 +89,10 @@ class StepTracker:
             call: stands for all calls that look the same; the very same object each time.
             in_backward: whether a backward pass runs now.
         """
-        if self.by_optimizer or in_backward:
+        if in_backward:
             return False
+        if self.by_optimizer:
+            return self._silence > self._most_silence and self._count_calls(call)
         if self.first is None:
             self.first = call
             return False
@@ -80,6 +102,13 @@ class StepTracker:
         if self._others > self._most_calls:
             self._seen.clear()
         self._others = 0
+        self.steps += 1
+        return True
+
+    def _count_calls(self, first: Hashable) -> bool:
+        """Let convolutions count from now on, of which one begins the first step."""
+        self.by_optimizer, self.first, self._others = False, first, 0
+        self._most_silence *= 2
         self.steps += 1
         return True
 

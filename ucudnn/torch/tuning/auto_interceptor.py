@@ -83,6 +83,7 @@ class AutoInterceptor:
         self.opener = GateOpener(library, planned, self._tracker, tables, self._tuners, changed)
         self._threads: set[int] = set()
         self._quiet = False
+        self._by_optimizer = False
         self._pass_forward: Callable[..., torch.Tensor] = aten.forward if planned is None else planned.forward
         self._pass_backward: Callable[..., Gradients] = aten.backward if planned is None else planned.backward
         self._hook: Any = None
@@ -153,7 +154,8 @@ class AutoInterceptor:
     ) -> torch.Tensor:
         """Return what aten::_convolution returns."""
         busy = self._forward_calls.busy
-        if busy is not None and (x.shape, weight.shape) not in busy:  # most calls, which so cost the least
+        passes = busy is not None and (x.shape, weight.shape) not in busy
+        if passes and not self._tracker.is_silent():  # most calls, which so cost the least
             return self._pass_forward(
                 x, weight, bias, stride, padding, dilation, transposed, output_padding, groups,
                 benchmark, deterministic, enabled, allow_tf32,
@@ -291,12 +293,15 @@ class AutoInterceptor:
         """End a step, and return whether other operators may be wanted by now."""
         if self._tuners and capturing():  # CUDA refuses to read marks in a capture, and marks that were made in one
             return False
-        if self.opener.is_settled and all(tuner.keeps_peak() for tuner in self._tuners.values()):
+        others, self._by_optimizer = self._by_optimizer is not self._tracker.by_optimizer, self._tracker.by_optimizer
+        if self.opener.is_settled and not others and all(tuner.keeps_peak() for tuner in self._tuners.values()):
             return False
         forward, backward = self._forward_calls, self._backward_calls
         for tuner in list(self._tuners.values()):
             tuner.counted(len(forward) + len(backward))
             tuner.step_ended()
+            if others:
+                tuner.begin_anew(trains=self._by_optimizer)
         quiet = all(tuner.is_quiet for tuner in self._tuners.values())
         if not (quiet and self._quiet):  # in most steps nothing is tried, and the host has other work
             forward.begin_step()
@@ -304,6 +309,8 @@ class AutoInterceptor:
         self._quiet = quiet
         phases = {each.phase for each in self._tuners.values()}
         self.opener.step_ended(is_settled=phases == {TuningPhase.SETTLED})
+        if self.opener.is_settled and self._by_optimizer:
+            self._tracker.trust_optimizers()
         first = self._tracker.first
         if TuningPhase.WATCHING in phases or not (self._tracker.by_optimizer or self.opener.is_settled):
             forward.look_at_all()

@@ -1,6 +1,6 @@
 """What was learned about one kernel in the program: times of PyTorch's own, times of candidates, and the choice."""
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable
 from enum import Enum
 from math import inf
 from statistics import median
@@ -138,6 +138,10 @@ class CallSite:
 
     def __init__(self, problem: ConvolutionProblem) -> None:
         self.problem = problem
+        self.forget()
+
+    def forget(self) -> None:
+        """Forget all that was learned."""
         self.calls = 0
         self.room_bytes: float = inf
         self.floor_ms = 0.0
@@ -193,6 +197,10 @@ class CallSite:
         problem = self.problem
         touched = problem.x_bytes + problem.w_bytes + problem.y_bytes
         self.floor_ms = touched / bytes_per_ms if bytes_per_ms > 0 else 0.0
+
+    def offer(self, candidates: Iterable[Candidate]) -> None:
+        """Take candidates that were looked for; the room may be smaller by now than it was then."""
+        self.candidates = [each for each in candidates if each.workspace_bytes <= self.room_bytes]
 
     def next_trial(self) -> Trial | None:
         """Return what to do in the next step; None if nothing, or if results are still awaited."""

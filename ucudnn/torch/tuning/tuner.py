@@ -22,11 +22,10 @@ from ucudnn.torch.tuning.call_site import (
 )
 from ucudnn.torch.tuning.candidate_source import Source
 from ucudnn.torch.tuning.kernel_maker import KernelMaker
-from ucudnn.torch.tuning.memory_watch import MemoryWatch, Room
+from ucudnn.torch.tuning.memory_watch import MemoryWatch, PeakGuard, Room
 from ucudnn.torch.tuning.program import Program
 from ucudnn.torch.tuning.trial_ledger import TrialLedger
 from ucudnn.torch.tuning.tuned_kernel import TunedKernel
-from ucudnn.units import exact_bytes
 from ucudnn.workspace.spare import own_bytes
 
 _LOG = logging.getLogger("ucudnn.torch")
@@ -41,11 +40,9 @@ _MOST_UNWATCHED = 64  # steps that run on other streams
 _MOST_SECONDS, _MOST_STEPS = 90.0, 3000  # of trying
 _MOST_AT_ONCE = 16  # trials in one step
 _WORK = "opening", "listing", "building"
-_SLACK_BYTES = 2 << 20  # a program's small tensors come and go
 _LEAST_MADE, _QUICK_SECONDS = 2, 0.02  # kernels in one step, and the host's time in which further ones are made
 _MOST_ASKED = 4  # kernels whose candidates are looked for at a time
 _MOST_KNOWN = 1 << 13  # problems
-_GUARDED_STEPS = 16  # between looks at the peak
 
 
 @final
@@ -99,6 +96,7 @@ class Tuner:
         self.awaits: Callable[[], bool] = lambda: False
         self.host_seconds = dict.fromkeys(("opening", "listing", "building", "slowest"), 0.0)
         self._readings: list[Reading] = []
+        self._trains = self._watched_training = False
         self._times = StepTimes(program, ledger, lambda: sum(map(self.host_seconds.__getitem__, _WORK)))
         self._comparison = StepComparison(self._times)
         self._phase_steps = 0
@@ -110,7 +108,7 @@ class Tuner:
         self._ranked: list[CallSite] | None = None  # that are not decided yet
         self._held_bytes = 0
         self._calls = 0
-        self._allowed_bytes = 0
+        self._guard = PeakGuard(program.peak_bytes)
         self._asked: dict[ConvolutionProblem, bool] = {}  # whether the answer is awaited
 
     @property
@@ -158,8 +156,8 @@ class Tuner:
         away = self.program.was_away()
         self._away_steps += away
         self.epoch += away  # another stream has other free blocks
-        first, busy = self._comparison.begins_block, self.source.is_busy
-        self._times.ended(self.phase, uses_adopted=self.uses_adopted, first=first, busy=busy)
+        first = self._comparison.begins_block
+        self._times.ended(self.phase, uses_adopted=self.uses_adopted, first=first, busy=self.source.is_busy)
         if self.phase in (TuningPhase.WARMING, TuningPhase.WATCHING):
             self.watch.step_ended(self.program.peak_bytes())
         self._read()
@@ -171,6 +169,27 @@ class Tuner:
             TuningPhase.TRYING: self._try,
             TuningPhase.COMPARING: self._compare,
         }[self.phase]()
+
+    def begin_anew(self, *, trains: bool) -> None:
+        """Take the steps that follow for others, whose time is not known.
+
+        What was watched or decided in inference lacks the gradients of a training that follows, and its peak. So all
+        begins again then.
+
+        Args:
+            trains: whether the program trains from now on; else it only infers.
+        """
+        self._times.begin_anew()
+        self._trains = trains
+        self._watched_training &= trains or self.phase is not TuningPhase.WATCHING
+        if trains and not self._watched_training and self.phase not in (TuningPhase.WARMING, TuningPhase.OPENING):
+            self.trials, self.kernels, self.uses_adopted = {}, {}, False
+            self._ranked, self._asked, self._comparison = None, {}, StepComparison(self._times)
+            self._readings.clear()
+            for site in self.sites.values():
+                site.forget()
+            self.source.resume()
+            self._enter(TuningPhase.OPENING)
 
     def pause(self) -> None:
         """End the work in the background, because the program is not followed any more."""
@@ -190,23 +209,19 @@ class Tuner:
         """Whether all calls of this step are passed on, and nothing is timed."""
         return self.phase is not TuningPhase.WATCHING and not self.trials and not self.uses_adopted
 
+    @property
+    def _is_turn(self) -> bool:
+        """Whether something may be tried in the next step: what it takes longer is seen where usual steps are known."""
+        return self._times.count % self.program.trial_stride() == 0 and self._times.typical_count >= _TYPICAL_STEPS
+
     def keeps_peak(self) -> bool:
         """Return whether the peak of memory is what it was before kernels were replaced; if not, give them up.
 
         It is looked at in some of the steps. The program itself may need more memory by now, so what was learned about
         its room does not hold any more.
         """
-        self._phase_steps += 1
-        if not self.uses_adopted or self._phase_steps % _GUARDED_STEPS:
+        if not self.uses_adopted or self._guard.is_kept():
             return True
-        peak = self.program.peak_bytes()
-        if peak <= self._allowed_bytes + _SLACK_BYTES:
-            return True
-        _LOG.warning(
-            "the peak of memory grew from %s to %s: PyTorch's own kernels run again",
-            exact_bytes(self._allowed_bytes),
-            exact_bytes(peak),
-        )
         self.kernels.clear()
         self.uses_adopted = False
         return False
@@ -233,13 +248,14 @@ class Tuner:
             self._enter(TuningPhase.OPENING)
 
     def _open(self) -> None:
-        if self._times.count % self.program.trial_stride():
+        if not self._is_turn:
             return
         if self.source.failed:
             self._settle()
         elif not self.source.is_ready:
             self._open_one()
         elif self._times.reserve(self._calls * _WATCH_COST_SECONDS):
+            self._watched_training = self._trains
             self._enter(TuningPhase.WATCHING)
 
     def _open_one(self) -> None:
@@ -264,7 +280,7 @@ class Tuner:
 
     def _try(self) -> None:
         self.trials = {}
-        if self._times.count % self.program.trial_stride() or (not self._asked and self._readings):
+        if not self._is_turn or (not self._asked and self._readings):
             return  # it is another step's turn, or what was watched is not read yet
         self._look_at_memory()
         if self._ranked is None:
@@ -272,7 +288,7 @@ class Tuner:
         sites = self._ranked = [each for each in self._ranked if not each.finished]
         for problem, configurations in self.source.take():
             self._asked[problem] = False
-            self.sites[problem].candidates = [Candidate(each, own_bytes(problem, each)) for each in configurations]
+            self.sites[problem].offer(Candidate(each, own_bytes(problem, each)) for each in configurations)
         tried_seconds = self.ledger.elapsed_seconds - self._tried_since - self._times.paused_seconds
         late = tried_seconds > _MOST_SECONDS or self._phase_steps > _MOST_STEPS
         if late or self.source.failed or not sites:
@@ -329,6 +345,7 @@ class Tuner:
         self.host_seconds.update(building=self._maker.seconds, slowest=self._maker.slowest_seconds)
 
     def _end_trying(self) -> None:
+        self._watched_training &= self._trains
         self.source.keep(timed(self.sites.values()))
         self.source.stop()
         for site in self.sites.values():
@@ -353,11 +370,10 @@ class Tuner:
 
     def _obey_comparison(self) -> None:
         """Let those kernels run in the next step that are compared, or settle with those that were chosen."""
-        comparison = self._comparison
-        self.kernels, self.uses_adopted = comparison.kernels, comparison.uses_kernels
-        if not comparison.is_over:
+        self.kernels, self.uses_adopted = self._comparison.kernels, self._comparison.uses_kernels
+        if not self._comparison.is_over:
             return
-        self.gain = comparison.gain
+        self.gain = self._comparison.gain
         for problem, kernel in self.kernels.items():
             site = self.sites[problem]
             if site.undivided is not None and site.undivided.configuration is kernel.configuration:
@@ -365,12 +381,13 @@ class Tuner:
         self._settle()
 
     def _settle(self) -> None:
+        self._watched_training &= self._trains
         self.uses_adopted = bool(self.kernels) and self.owner is None
         if self.owner is not None:
             self.owner.adopt(self.sites[problem] for problem in self.kernels)
         self.trials = {}
         self._maker.forget()
-        self._allowed_bytes = max(self.watch.peak_bytes, self.program.peak_bytes())
+        self._guard.begin(self.watch.peak_bytes)
         self._enter(TuningPhase.SETTLED)
         _LOG.info(
             "%d of %d kinds of kernels run other algorithms than PyTorch's: step %s of PyTorch's; tried for %.1f s,"
