@@ -9,6 +9,7 @@ from tests.support.host_gpu import assert_near  # noqa: E402
 from tests.support.tuned_program import TunedProgram  # noqa: E402
 from ucudnn.execution.launcher import BoundKernel  # noqa: E402
 from ucudnn.problem import Operation  # noqa: E402
+from ucudnn.torch.gate.call_gate import CallGate  # noqa: E402
 from ucudnn.torch.gate.gate_library import GateLibrary  # noqa: E402
 from ucudnn.torch.overrides import process_overrides  # noqa: E402
 from ucudnn.torch.steps.step_times import TuningPhase  # noqa: E402
@@ -162,6 +163,34 @@ def test_a_program_on_another_stream_is_computed_by_kernels_in_python(gated, hos
         checked(one)
         assert on.report().calls == calls + 5
         assert len(seen) == 5
+
+
+def test_a_gate_that_was_opened_on_another_stream_does_without_python_once_the_default_one_is_used(
+    gated, host, monkeypatch
+):
+    one = gated()
+    one.program.untouched = lambda: True
+    host.stream = 0x40
+    seen, opened = [], []
+    run, begin = BoundKernel.__call__, CallGate.open
+    monkeypatch.setattr(BoundKernel, "__call__", lambda kernel: seen.append(kernel) or run(kernel))
+    with one.enable() as on:
+        settle(one, lambda: checked(one))
+        monkeypatch.setattr(CallGate, "open", lambda *rest, **options: opened.append(rest) or begin(*rest, **options))
+        for _ in range(40):
+            checked(one)
+        assert not opened, "on another stream it would compute no more than now"
+        host.stream = 0
+        for _ in range(20):
+            checked(one)
+        assert len(opened) == 1
+        calls = on.report().calls
+        seen.clear()
+        for _ in range(40):
+            checked(one)
+        assert not seen
+        assert on.report().calls == calls + 40 * 5
+        assert len(opened) == 1
 
 
 def test_nothing_is_replaced_in_a_capture_under_deterministic_algorithms_or_in_other_shapes(

@@ -10,6 +10,7 @@ from ucudnn.torch.gate.call_gate import CallGate, GateRule
 from ucudnn.torch.gate.gate_library import GateLibrary
 from ucudnn.torch.gate.gate_rules import beginning, rules_of
 from ucudnn.torch.gate.plan_rules import plan_rules
+from ucudnn.torch.gpu import on_default_stream
 from ucudnn.torch.interceptor import Interceptor
 from ucudnn.torch.steps.step_times import TuningPhase
 from ucudnn.torch.steps.step_tracker import StepTracker
@@ -68,6 +69,7 @@ class GateOpener:
         self._settled_at = 0
         self._reopened = 0
         self._reopens_at = 0
+        self._opened_elsewhere = False  # on another stream than the default one, where no kernel does without Python
         self._hook_of_modules: Any = None
 
     @property
@@ -92,8 +94,11 @@ class GateOpener:
         forward, backward = (rules_of(each.calls) for each in self._tables)
         if self._planned is not None:
             forward, backward = self._plan_rules(self._planned)
-        elif not self._tracker.by_optimizer:
-            forward = beginning(forward, first_is_called)
+        else:
+            self._opened_elsewhere = not self._on_default_streams()
+            self._reopens_at = self._tracker.steps + (_LEAST_STEPS << self._reopened)
+            if not self._tracker.by_optimizer:
+                forward = beginning(forward, first_is_called)
         try:
             gate.open(device_type, forward, backward, over_plans=self._planned is not None, again=again)
         except RuntimeError as error:
@@ -103,16 +108,18 @@ class GateOpener:
         return gate
 
     def reopen(self) -> None:
-        """Open the gate again if there are calls or plans that it does not know; called between steps.
+        """Open the gate again if it would compute more without Python then; called between steps.
+
+        There may be calls or plans that it does not know. Or it was opened while another stream was the current one.
 
         Each time doubles the number of steps until the next one. So a program whose looks are always new is not held
         up again and again.
         """
-        planned = self._planned
-        if planned is None or not planned.has_unlent or self._tracker.steps < self._reopens_at:
+        misses = self._opened_elsewhere if self._planned is None else self._planned.has_unlent
+        if not misses or self._tracker.steps < self._reopens_at:
             return
         gate = None if self._library is None else self._library.gate
-        if gate is not None and gate.is_open and planned.on_default_streams():
+        if gate is not None and gate.is_open and self._on_default_streams():
             self._reopened += 1
             self._changed(rules_only=True)
 
@@ -174,6 +181,12 @@ class GateOpener:
         if not gates or self._library is None or self._library.gate is None:
             return forward, backward, ()
         return forward, backward, tuple(tuple(map(id, each.kernels.values())) * each.uses_adopted for each in tuners)
+
+    def _on_default_streams(self) -> bool:
+        """Return whether this thread's current stream is the default one on each GPU of the program."""
+        if self._planned is not None:
+            return self._planned.on_default_streams()
+        return all(map(on_default_stream, self._tuners))
 
     def _plan_rules(self, planned: Interceptor) -> tuple[list[GateRule], list[GateRule]]:
         planned.has_unlent = not planned.on_default_streams()  # first, because another thread may call meanwhile
