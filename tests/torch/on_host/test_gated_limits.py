@@ -312,3 +312,44 @@ def test_a_plan_that_adds_the_bias_is_computed_by_the_gate_once_it_was_opened_ag
         assert_near(gated.step(), gated.expected)
         assert not in_python
         assert call.elsewhere[0] == before + 1
+
+
+@pytest.mark.parametrize("updates", [False, True], ids=["inference", "manual updates"])
+def test_programs_without_an_optimizer_are_computed_by_the_gate_within_the_limit(
+    host, gate_library, monkeypatch, calls, updates
+):
+    one = TunedProgram(host, 50.0, share=0.5, limit_bytes=LIMIT, library=gate_library)
+    seen = python_calls(monkeypatch)
+
+    def step():
+        """Infer, or take a step of training whose updates the program itself computes."""
+        one.program.passed_ms += one.program.idle_ms
+        expected, *gradients = one._by_matrices()
+        with torch.inference_mode(not updates):
+            found = one.model(one.x)
+        assert_near([found.detach()], [expected])
+        if updates:
+            made = torch.autograd.grad(found.square().sum(), list(one.model.parameters()))
+            assert_near(made, gradients)
+            with torch.no_grad():
+                for each, gradient in zip(one.model.parameters(), made, strict=True):
+                    each -= 1e-3 * gradient
+        one.wait_for_threads()
+
+    with one.enable():
+        for _ in range(400):
+            step()
+            if one.is_gated:
+                break
+        assert one.is_gated
+        step()
+        taken(seen), calls()
+        host.forget()
+        for _ in range(3):
+            step()
+        assert not seen, "no call comes to Python"
+        assert len(calls()) >= 3 * (5 if updates else 2)
+        assert max(host.allocated, default=0) <= LIMIT + LATER
+        assert one.program.stock_calls == 0
+    process_overrides.use(None)
+    one.source.join(30)

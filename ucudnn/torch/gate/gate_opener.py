@@ -174,7 +174,7 @@ class GateOpener:
         if any(each.phase is TuningPhase.WATCHING for each in tuners) or not tuners:
             return True, True, ()
         forward, backward = (each.replaces for each in self._tables)
-        if self._planned is not None and not self.is_settled:  # calls come to Python anyway, and may end steps there
+        if self._needs_steps():  # calls by plans come to Python anyway, and may end steps there
             forward = True
         replaces = all(each.phase in (TuningPhase.COMPARING, TuningPhase.SETTLED) for each in tuners)
         gates = self._gates_plans() if self._planned is not None else replaces and (forward or backward)
@@ -195,14 +195,25 @@ class GateOpener:
         self._reopens_at = self._tracker.steps + distance
         return plan_rules(calls)
 
+    def _needs_steps(self) -> bool:
+        """Return whether forward calls by plans must tell steps: until all is settled, and the gate is open after it.
+
+        An optimizer tells the gate when to open without them.
+        """
+        if self._planned is None or not self.is_settled:
+            return self._planned is not None
+        if self._library is None or self._planned.names.any or self._tracker.by_optimizer:
+            return False
+        return self._library.is_pending or (self._library.gate is not None and not self._gates_plans())
+
     def _gates_plans(self) -> bool:
-        """Return whether plans are final and were launched since, and an optimizer, not a convolution, tells steps.
+        """Return whether plans are final and were launched since.
 
         On another stream than the default one, no kernel would be found that the gate can compute. Nor are plans of
         named layers for the gate: only `convert` names layers, by their weights' memory, and an address may be that of
         another layer's weight once that memory is gone.
         """
-        if self._planned is None or self._planned.names.any or not self._tracker.by_optimizer:
+        if self._planned is None or self._planned.names.any:
             return False
         launched = self.is_settled and self._tracker.steps >= self._settled_at + _STEPS_TO_PLAN
         return launched and self._planned.on_default_streams()
