@@ -71,7 +71,7 @@ def measured(recipe, policy, budget=None):
 
 
 @pytest.mark.alone
-@pytest.mark.parametrize("recipe", [RECIPE, replace(RECIPES["vgg16_bn"], batch=32)], ids=["unet", "vgg"])
+@pytest.mark.parametrize("recipe", [RECIPE, replace(RECIPES["vgg16_bn"], batch=64)], ids=["unet", "vgg"])
 def test_a_plan_near_the_budget_gives_no_page_back(recipe):
     stock = measured(recipe, PYTORCH)
     budget = int(0.7 * stock.allocated) + stock.outside

@@ -10,8 +10,10 @@ from ucudnn.memory.devices.profile import load_device
 from ucudnn.memory.devices.roofline import device_costs
 from ucudnn.memory.liveness import measure_liveness
 from ucudnn.memory.policies import choice
-from ucudnn.memory.policies.choice import AllocatorRoom, make_plan
+from ucudnn.memory.policies.choice import make_plan
+from ucudnn.memory.pools import allocator_room
 from ucudnn.memory.pools.allocator_replay import ReplayedReturns
+from ucudnn.memory.pools.allocator_room import AllocatorRoom
 from ucudnn.memory.pools.compaction import compact
 from ucudnn.memory.simulation.simulator import simulate
 from ucudnn.memory.steps import open_step
@@ -47,7 +49,7 @@ def test_a_plan_is_laid_into_a_room_once_whatever_its_budget_and_moves_and_anew_
         laid.append(step.plan.actions)
         return compact(step, *rest)
 
-    monkeypatch.setattr(choice, "compact", counted)
+    monkeypatch.setattr(allocator_room, "compact", counted)
     room = AllocatorRoom(most_bytes=budget)
     plan = make_plan(graph, costs, budget, "checkpoint", room)
     assert len({*map(id, laid)}) == len(laid) > 1
@@ -142,6 +144,21 @@ def test_a_plan_whose_storages_move_competes_with_their_time(unet):
     assert not slow.moves
     assert quick.moves
     assert simulate(quick, costs).time_ms <= simulate(slow, costs).time_ms
+
+
+@pytest.mark.parametrize("policy", ["auto", "checkpoint"])
+def test_where_no_plan_leaves_what_is_spared_the_fastest_one_that_fits_is_chosen(unet, policy):
+    graph, costs, budget = unet
+    greedy = AllocatorRoom(most_bytes=budget, spare_bytes=int(0.95 * budget))
+    chosen = make_plan(graph, costs, budget, policy, greedy)
+    found = greedy.compaction(chosen, costs)
+    assert found is not None
+    assert found.moves == chosen.moves
+    assert greedy.most_bytes - greedy.spare_bytes < greedy.taken_bytes(chosen, costs) <= budget
+    slow = [make_plan(graph, costs, int(share * budget), policy) for share in (0.7, 0.6)]
+    for plan in slow:  # they fit, too
+        assert greedy.compaction(plan, costs) is not None
+        assert simulate(chosen, costs).time_ms <= simulate(plan, costs).time_ms
 
 
 def test_the_time_of_what_goes_back_is_endless_where_there_is_no_room():

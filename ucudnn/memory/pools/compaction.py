@@ -10,7 +10,8 @@ time of the same bytes given back to the driver and taken again. Bytes do not ch
 alive than at the plan's peak.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from math import inf
 from typing import final
 
 from ucudnn.memory.costs import Costs
@@ -20,7 +21,9 @@ from ucudnn.memory.pools.allocator_replay import PAGE_BYTES, SMALL_BYTES
 from ucudnn.memory.pools.block import END_BYTES, BlockLimits, BlockReplay, NoRoomError, TensorBlock
 from ucudnn.memory.pools.step_replay import ReplayedPlan
 
-_TIGHT = 1.03, 1.05  # sizes of a block that are worth some moves, as multiples of the bytes alive at most
+_TIGHT = {1.03: 0.25, 1.05: 1.0, inf: 0.25}
+"""Sizes of a block that are worth some moves, as multiples of the bytes alive at most, and the share of `worth_bytes`;
+infinity stands for the end of the highest tensor."""
 _LARGE = PAGE_BYTES[1]
 
 
@@ -38,6 +41,7 @@ class Compaction:
         moves: what moves in each step.
         moved_bytes: bytes that move in each step.
         first_moves: what moves in the first step, if that follows another plan.
+        must_move: whether something would move in the largest block that there may be, too.
     """
 
     block_bytes: int
@@ -47,6 +51,7 @@ class Compaction:
     moves: Moves
     moved_bytes: int
     first_moves: Moves
+    must_move: bool = False
 
     @property
     def reserved_bytes(self) -> int:
@@ -72,12 +77,12 @@ def compact(
         wide = trial.run(_pages(most_bytes - wide.small_bytes))
     if wide is None or wide.reserved_bytes > most_bytes:
         return None
-    most_moved = wide.moved_bytes + limits.worth_bytes
-    for size in (*(int(limits.live_bytes * share) - wide.small_bytes for share in _TIGHT), wide.top):
-        block = _pages(size + END_BYTES + _LARGE - 1)
+    for size, worth in _TIGHT.items():
+        wanted = wide.top if size == inf else int(limits.live_bytes * size) - wide.small_bytes
+        block = _pages(wanted + END_BYTES + _LARGE - 1)
         smaller = trial.run(block) if block < wide.block_bytes else None
-        if smaller is not None and smaller.moved_bytes <= most_moved:
-            return smaller
+        if smaller is not None and smaller.moved_bytes <= wide.moved_bytes + worth * limits.worth_bytes:
+            return replace(smaller, must_move=wide.must_move)
     return wide
 
 
@@ -127,6 +132,7 @@ class _Trial:
             moves=moves,
             moved_bytes=checking.moved_bytes - moved,
             first_moves={} if self._first is None else before,
+            must_move=bool(moves),
         )
 
     def _replay(self, block_bytes: int, kept: int) -> BlockReplay:

@@ -13,8 +13,9 @@ from tests.support.moving_plans import shaken  # noqa: E402
 from tests.support.plain_training import Race, train  # noqa: E402
 from tests.support.small_networks import small_network  # noqa: E402
 from ucudnn.memory.liveness import measure_liveness  # noqa: E402
-from ucudnn.memory.policies.choice import AllocatorRoom, least_plan, make_plan  # noqa: E402
+from ucudnn.memory.policies.choice import least_plan, make_plan  # noqa: E402
 from ucudnn.memory.pools import block, compaction  # noqa: E402
+from ucudnn.memory.pools.allocator_room import AllocatorRoom  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 PAGE = 256

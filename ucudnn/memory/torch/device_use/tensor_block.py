@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from ucudnn.memory.plans.plan import MemoryPlan
-from ucudnn.memory.policies.choice import AllocatorRoom
 from ucudnn.memory.pools.allocator_replay import SMALL_BYTES
+from ucudnn.memory.pools.allocator_room import AllocatorRoom
 from ucudnn.memory.pools.block import END_BYTES
 from ucudnn.memory.pools.compaction import Compaction
 from ucudnn.memory.torch.device_use.allocator import lost_bytes

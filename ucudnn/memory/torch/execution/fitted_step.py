@@ -3,6 +3,7 @@
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from statistics import median
 from typing import Any, final
 
@@ -102,6 +103,11 @@ class FittedStep(nn.Module):
         self._others: list[FittedStep] = []
         first = next((index for is_parameter, index in run.program.sources if is_parameter), None)
         self._first_trained = first if run.plan.budget_bytes is not None and not subject.gradients_kept else None
+
+    @property
+    def has_block(self) -> bool:
+        """Whether PyTorch's allocator took a block for the step's tensors before the first step."""
+        return self._block is not None and self._block.taken
 
     @property
     def code(self) -> str:
@@ -207,7 +213,11 @@ class FittedStep(nn.Module):
             before.transfers.close()
             self.plan, self.transfers = run.plan, run.transfers
             self.simulation = simulate(self.plan, self.costs)
-            self.stated = self.stated if self._told is None else self._told(self.plan)
+            earlier = self.stated
+            self.stated = earlier if self._told is None else self._told(self.plan)
+            if self.has_block:  # the next plan runs in it, too
+                taken = max(earlier.allocator_bytes or 0, self.stated.allocator_bytes or 0)
+                self.stated = replace(self.stated, allocator_bytes=taken)
 
     def _other(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> "FittedStep":
         """Return the step of smaller arguments, or of others that need other gradients.

@@ -203,7 +203,7 @@ class PolicyTrial:
             found = self._round(planned, fitted, library, first_ms)
             if found is not None:
                 return found
-            if self._on_gpu:
+            if self._on_gpu and not (fitted is not None and fitted.has_block):
                 torch.cuda.empty_cache()  # or pages of the earlier plan would count as those of the next one
         raise MeasurementError(
             f"its plan changed in each of {_MOST_ROUNDS} rounds of timed steps, so there are no figures of one plan:"
