@@ -263,6 +263,31 @@ def test_inference_goes_through_the_gate_and_its_peak_is_watched(gated, caplog):
         assert on.report().calls == calls
 
 
+def test_a_program_that_infers_until_all_is_settled_and_trains_then_is_tuned_again(gated):
+    one = gated()
+    expected = one.model(one.x).detach()
+
+    def infer():
+        with torch.inference_mode():
+            assert_near([one.model(one.x)], [expected])
+        one.program.passed_ms += one.program.idle_ms
+
+    with one.enable() as on:
+        settle(one, infer)
+        infer()
+        infer()
+        assert one.is_gated
+        assert len(one.tuner.kernels) == 2
+        checked(one)
+        assert not one.is_gated, "PyTorch's own steps are watched again"
+        settle(one, lambda: checked(one))
+        assert one.is_gated
+        assert len(one.tuner.kernels) == 5
+        calls = on.report().calls
+        checked(one)
+        assert on.report().calls == calls + 5
+
+
 def test_operators_stay_registered_in_inference_by_several_threads(gated, monkeypatch):
     one = gated()
     with one.enable(), torch.inference_mode():

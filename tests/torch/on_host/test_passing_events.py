@@ -58,6 +58,16 @@ def test_optimizers_that_step_in_a_row_end_one_step(one):
         settle_with_all(one, on)
 
 
+def test_a_program_whose_optimizer_steps_before_its_first_convolution_is_tuned(one):
+    weight = torch.zeros(1, requires_grad=True)
+    weight.grad = torch.ones(1)
+    with one.enable() as on:
+        torch.optim.SGD([weight], lr=1e-3).step()
+        reach(one, TuningPhase.TRYING)
+        assert one.tuner._watched_training
+        settle_with_all(one, on)
+
+
 def test_inference_is_tuned_though_the_first_convolution_never_recurs(one):
     expected = one.model(one.x).detach()
     one.made._tracker._most_calls = 8

@@ -186,7 +186,7 @@ class GateOpener:
         """Return whether this thread's current stream is the default one on each GPU of the program."""
         if self._planned is not None:
             return self._planned.on_default_streams()
-        return all(map(on_default_stream, self._tuners))
+        return all(map(on_default_stream, list(self._tuners)))
 
     def _plan_rules(self, planned: Interceptor) -> tuple[list[GateRule], list[GateRule]]:
         planned.has_unlent = not planned.on_default_streams()  # first, because another thread may call meanwhile

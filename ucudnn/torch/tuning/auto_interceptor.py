@@ -271,6 +271,8 @@ class AutoInterceptor:
             with self._lock:
                 tuner = self._tuners.get(ordinal) or self._open_tuner(ordinal)
                 tuner.awaits = self.opener.awaits_gate
+                if self._by_optimizer:  # it has stepped before the first convolution on the device
+                    tuner.begin_anew(trains=True)
                 self._tuners[ordinal] = tuner
         return tuner
 
@@ -312,7 +314,10 @@ class AutoInterceptor:
         if self.opener.is_settled and self._by_optimizer:
             self._tracker.trust_optimizers()
         first = self._tracker.first
-        if TuningPhase.WATCHING in phases or not (self._tracker.by_optimizer or self.opener.is_settled):
+        all_count = (
+            not phases or TuningPhase.WATCHING in phases
+        )  # a first convolution is still to come, or all are timed
+        if all_count or not (self._tracker.by_optimizer or self.opener.is_settled):
             forward.look_at_all()
             backward.look_at_all()
         else:
