@@ -12,8 +12,8 @@ from tests.support.moving_plans import shaken  # noqa: E402
 from tests.support.plain_training import Race, train  # noqa: E402
 from tests.support.small_networks import small_network  # noqa: E402
 from ucudnn.memory.policies.choice import make_plan  # noqa: E402
-from ucudnn.memory.torch.device_use.usage import outside_bytes  # noqa: E402
-from ucudnn.memory.torch.execution.fit import fit_subject  # noqa: E402
+from ucudnn.memory.torch.device_use.usage import library_workspace_bytes, outside_bytes  # noqa: E402
+from ucudnn.memory.torch.execution.fit import fit, fit_subject  # noqa: E402
 from ucudnn.memory.torch.trials.trial import run_apart  # noqa: E402
 from ucudnn.memory.torch.trials.trial_result import PYTORCH, TrialSettings  # noqa: E402
 
@@ -86,3 +86,27 @@ def test_a_plan_near_the_budget_gives_no_page_back(recipe):
         assert figures.retries == 0, f"a tensor lies elsewhere than in the replay: {told}"
         assert figures.predicted_reserved == pytest.approx(figures.reserved, rel=0.03), told
     assert figures.predicted_peak == pytest.approx(figures.allocated, rel=0.02), told
+
+
+@pytest.mark.alone
+def test_a_block_is_whole_again_after_a_smaller_last_mini_batch():
+    model, (x, y), loss = small_network("resnet18")
+    model.cuda()
+    sample = x.repeat(16, 1, 1, 1).cuda(), y.repeat(16).cuda()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
+    device = torch.device("cuda", torch.cuda.current_device())
+    peak = fit(model, sample, loss=loss, optimizer=optimizer).simulation.peak_bytes
+    budget = int(0.9 * peak) + outside_bytes(device) + library_workspace_bytes(device) + 64 * MIB
+    step = fit(model, sample, loss=loss, optimizer=optimizer, budget=budget)
+    if not step.has_block:
+        pytest.skip(f"no block: {step.stated}")
+    block = step._block
+    for size in (32, 32, 20, 32, 20, 32):
+        optimizer.zero_grad()
+        step(sample[0][:size], sample[1][:size]).backward()
+        optimizer.step()
+        assert block.taken
+        assert torch.cuda.memory_reserved() >= block._layout.block_bytes
+        assert torch.cuda.memory_reserved() + outside_bytes(device) <= budget
+    assert [other.plan.graph.batch for other in step._others] == [20]
+    step.close()

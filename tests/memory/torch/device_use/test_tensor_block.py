@@ -54,6 +54,9 @@ class Memory:
     def forget_peaks(self):
         self.asked.append("peaks")
 
+    def give_back(self):
+        self.asked.append("give back")
+
 
 def optimizer():
     weight = torch.nn.Parameter(torch.ones(3))
@@ -81,9 +84,35 @@ def test_a_block_beyond_the_budget_or_the_device_is_not_taken():
     assert memory.held == []
 
 
+def test_holes_that_are_there_before_the_block_stay_filled_as_long_as_it_is_used():
+    memory = Memory(holes=[5 * MIB, 40 * MIB, MIB // 2, 8 * MIB])
+    block = TakenBlock(memory, LAYOUT, 150 * MIB, [optimizer()])
+    assert memory.asked[:4] == [40 * MIB, 8 * MIB, 5 * MIB, 30 * MIB]
+    assert sorted(memory.held) == [END_BYTES, 5 * MIB, 8 * MIB, 30 * MIB, 40 * MIB]
+    assert block.held_bytes == 53 * MIB + END_BYTES
+    block.close()
+    assert memory.held == []
+
+
+def test_a_block_that_is_taken_again_keeps_nothing_for_the_state():
+    memory = Memory(holes=[5 * MIB])
+    block = TakenBlock(memory, LAYOUT, 150 * MIB, [optimizer()])
+    block.release()
+    assert (memory.held, block.held_bytes) == ([], 0)
+    memory.there, memory.asked = [8 * MIB], []
+    block.take_again()
+    assert memory.asked == ["give back", 8 * MIB, 100 * MIB - END_BYTES, END_BYTES, "peaks"]
+    assert memory.held == [8 * MIB, END_BYTES]
+    assert block.taken
+    memory.most = 50 * MIB
+    block.take_again()
+    assert (memory.held, block.taken) == ([], False)
+
+
 def test_during_the_first_update_all_holes_but_the_largest_are_filled_and_the_kept_bytes_are_free():
-    memory, update = Memory(holes=[5 * MIB, 40 * MIB, MIB // 2, 8 * MIB]), optimizer()
+    memory, update = Memory(), optimizer()
     block = TakenBlock(memory, LAYOUT, 150 * MIB, [update])
+    memory.there = [5 * MIB, 40 * MIB, MIB // 2, 8 * MIB]
     during = []
     update.register_step_pre_hook(lambda *_: during.append(sorted(memory.held)))
     update.step()
@@ -95,16 +124,16 @@ def test_during_the_first_update_all_holes_but_the_largest_are_filled_and_the_ke
 
 
 def test_an_update_without_room_for_that_gives_the_kept_bytes_all_the_same():
-    memory, update = Memory(holes=[5 * MIB, 40 * MIB], most=100 * MIB), optimizer()
+    memory, update = Memory(most=100 * MIB), optimizer()
     block = TakenBlock(memory, LAYOUT, 150 * MIB, [update])
-    memory.most = 30 * MIB
+    memory.there, memory.most = [5 * MIB, 40 * MIB], 30 * MIB
     update.step()
     assert memory.held == [END_BYTES]
     assert block.taken
 
 
 def test_without_room_for_its_end_a_block_is_not_taken():
-    memory = Memory(most=100 * MIB - 1)
+    memory = Memory(holes=[8 * MIB], most=108 * MIB - 1)
     block = TakenBlock(memory, LAYOUT, 150 * MIB, [optimizer()])
     assert memory.asked[-1] == END_BYTES
     assert not block.taken

@@ -6,16 +6,20 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+from torch import nn  # noqa: E402
+
 from tests.support.large_unet import large_unet  # noqa: E402
 from tests.support.live_bytes import LiveBytes  # noqa: E402
 from tests.support.memory_plans import random_plan_in_parts  # noqa: E402
 from tests.support.moving_plans import shaken  # noqa: E402
 from tests.support.plain_training import Race, train  # noqa: E402
 from tests.support.small_networks import small_network  # noqa: E402
+from ucudnn.errors import BudgetError  # noqa: E402
 from ucudnn.memory.liveness import measure_liveness  # noqa: E402
 from ucudnn.memory.policies.choice import least_plan, make_plan  # noqa: E402
 from ucudnn.memory.pools import block, compaction  # noqa: E402
 from ucudnn.memory.pools.allocator_room import AllocatorRoom  # noqa: E402
+from ucudnn.memory.torch.execution.fit import fit  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 PAGE = 256
@@ -106,3 +110,47 @@ def test_a_plan_near_the_budget_lies_in_a_block_where_a_growing_allocator_would_
     growing = replace(room, in_one_block=False)
     assert growing.taken_bytes(plan, costs) > budget
     assert growing.returns(plan, costs).returned_bytes > 0
+
+
+class Block:
+    """A block that writes down what is asked of it."""
+
+    taken, held_bytes = True, 0
+
+    def __init__(self, name, asked):
+        self.name, self.asked = name, asked
+
+    def release(self):
+        self.asked.append(f"release {self.name}")
+
+    def take_again(self):
+        self.asked.append(f"take {self.name} again")
+
+    def close(self):
+        self.asked.append(f"close {self.name}")
+
+
+def test_a_step_of_a_smaller_mini_batch_runs_in_the_block_of_the_first_one():
+    step = fit(nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 1)), torch.randn(9, 6), policy="checkpoint")
+    asked, again = [], step._again
+    step._block = Block("first", asked)
+
+    def planned(args, kwargs):
+        asked.append("plan")
+        if args[0].shape[0] < 5:
+            raise BudgetError("too little", kernel="", limit_bytes=1, required_bytes=2)
+        other = again(args, kwargs)
+        other._block = Block("second", asked)
+        return other
+
+    step._again = planned
+    assert step(torch.randn(5, 6)).shape == (5, 1)
+    assert asked == ["release first", "plan", "close second", "take first again"]
+    assert step._others[0]._block is None
+    asked.clear()
+    with pytest.raises(BudgetError, match="too little"):
+        step(torch.randn(4, 6))
+    assert asked == ["release first", "plan", "take first again"]
+    step(torch.randn(5, 6))
+    assert asked[3:] == []
+    step.close()

@@ -2,6 +2,7 @@
 
 import weakref
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any, Protocol, final
 
 import torch
@@ -37,6 +38,9 @@ class BlockMemory(Protocol):
 
     def forget_peaks(self) -> None:
         """Let statistics of peaks begin anew."""
+
+    def give_back(self) -> None:
+        """Give pages that hold nothing back to the device."""
 
 
 @final
@@ -79,21 +83,31 @@ class GpuMemory:
         """Let statistics of peaks begin anew."""
         torch.cuda.reset_peak_memory_stats(self._device)
 
+    def give_back(self) -> None:
+        """Give pages that hold nothing back to the GPU."""
+        torch.cuda.empty_cache()
+
 
 @final
 class TakenBlock:
     """Takes a block before the first step, and keeps bytes for the optimizer's state until its first update.
 
     One tensor of all bytes makes the allocator's range grow once; when it is freed, it leaves one hole. A small tensor
-    behind it stays, because the allocator would fill the range's last hole last. During the first update tensors fill
-    all other holes but the largest one, so the state lies in the bytes that were kept, and what the update needs for a
-    while in the largest hole.
+    behind it stays, because the allocator would fill the range's last hole last. Tensors fill the holes that are there
+    before, too, such as those in segments that do not grow. Else a tensor of the step would lie there, and all others
+    elsewhere than planned. The budget counts these holes as lost. During the first update tensors fill all other holes
+    but the largest one, so the state lies in the bytes that were kept, and what the update needs for a while in the
+    largest hole.
 
     Args:
         memory: where the bytes come from.
         layout: the block.
         most_bytes: bytes that the allocator may have with it; a block that exceeds them is not taken.
         optimizers: those that update; only one of them can have bytes kept.
+
+    Attributes:
+        taken: whether the block was taken.
+        held_bytes: bytes of the tensors that stay as long as the block is used.
     """
 
     def __init__(
@@ -103,12 +117,13 @@ class TakenBlock:
         most_bytes: int,
         optimizers: Sequence[torch.optim.Optimizer],
     ) -> None:
-        self._memory = memory
+        self._memory, self._layout, self._most_bytes = memory, layout, most_bytes
         self._kept: object = None
-        self._end: object = None
+        self._fillers: list[object] = []
+        self.held_bytes = 0
         self._pads: list[object] = []
         self._hooks: list[Any] = []
-        self.taken = memory.reserved_bytes() + layout.block_bytes <= most_bytes and self._take(layout)
+        self.taken = self._take(layout)
         if self._kept is not None:
             for optimizer in optimizers:
                 before, after = _weakly(self._begin_update), _weakly(self._end_update)
@@ -117,30 +132,53 @@ class TakenBlock:
 
     def close(self) -> None:
         """Give back what is kept, and leave the optimizers alone."""
-        self._end_update()
-        self._end = None
+        self.release()
         for hook in self._hooks:
             hook.remove()
         self._hooks.clear()
 
+    def release(self) -> None:
+        """Give back what is held, until the block is taken again."""
+        self._end_update()
+        self._fillers.clear()
+        self.held_bytes = 0
+
+    def take_again(self) -> None:
+        """Take the block again after something else gave its pages back, such as what measures another step.
+
+        Nothing is kept for the optimizer's state any more.
+        """
+        self.release()
+        self._memory.give_back()
+        self.taken = self._take(replace(self._layout, kept_bytes=0))
+
     def _take(self, layout: Compaction) -> bool:
+        if self._memory.reserved_bytes() + layout.block_bytes > self._most_bytes:
+            return False
+        sizes = self._holes()
         try:
+            self._fillers = [self._memory.take(size) for size in sizes]
             self._kept = self._memory.take(layout.kept_bytes) if layout.kept_bytes else None
             body = self._memory.take(layout.block_bytes - layout.kept_bytes - END_BYTES)
-            self._end = self._memory.take(END_BYTES)
+            self._fillers.append(self._memory.take(END_BYTES))
         except MemoryError:
             self._kept = None
+            self._fillers.clear()
             return False
         del body
+        self.held_bytes = sum(sizes) + END_BYTES
         self._memory.forget_peaks()
         return True
+
+    def _holes(self) -> list[int]:
+        """Return the bytes of the holes in which tensors of the block could lie, the largest first."""
+        return sorted((size for size in self._memory.holes() if size > SMALL_BYTES), reverse=True)
 
     def _begin_update(self) -> None:
         if self._kept is None:
             return
-        holes = sorted(size for size in self._memory.holes() if size > SMALL_BYTES)
         try:
-            for size in reversed(holes[:-1]):
+            for size in self._holes()[1:]:
                 self._pads.append(self._memory.take(size))
         except MemoryError:
             self._pads.clear()

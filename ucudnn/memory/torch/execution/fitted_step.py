@@ -110,6 +110,11 @@ class FittedStep(nn.Module):
         return self._block is not None and self._block.taken
 
     @property
+    def held_bytes(self) -> int:
+        """Bytes of the tensors that keep the block as it was planned, beside what the plan counts."""
+        return 0 if self._block is None else self._block.held_bytes
+
+    @property
     def code(self) -> str:
         """The generated code, for people."""
         return self._run.code.text
@@ -236,8 +241,24 @@ class FittedStep(nn.Module):
                 f"the step has plans for {_MOST_OTHERS} other sizes of arguments already:"
                 f" {self._arguments.difference(args, kwargs)}, or pad them to the same size"
             )
-        self._others.append(self._again(args, kwargs))
+        self._others.append(self._beside(self._again, args, kwargs))
         return self._others[-1]
+
+    def _beside(
+        self, again: Callable[..., "FittedStep"], args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    ) -> "FittedStep":
+        """Return a step of other arguments. It runs in this one's block, whose pages go back while it is measured."""
+        if self._block is None:
+            return again(args, kwargs)
+        self._block.release()
+        try:
+            other = again(args, kwargs)
+            if other._block is not None:
+                other._block.close()
+                other._block = None
+        finally:
+            self._block.take_again()
+        return other
 
     def report(self) -> str:
         """Return what the plan does and what that takes, predicted and measured so far, for people.

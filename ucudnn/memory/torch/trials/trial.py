@@ -236,7 +236,7 @@ class PolicyTrial:
             picture = beside_prediction(fitted.plan, simulation, timeline, allocated, library, memory)
         chosen = [] if fitted is None else [*fitted.plan.configurations.values()]
         return TrialFigures(
-            predicted_peak=None if simulation is None else simulation.peak_bytes + library,
+            predicted_peak=None if fitted is None else fitted.simulation.peak_bytes + library + fitted.held_bytes,
             predicted_reserved=None if fitted is None else fitted.stated.allocator_bytes,
             predicted_returned=None if fitted is None else fitted.stated.returned_bytes,
             moved=None if fitted is None else fitted.stated.moved_bytes,
