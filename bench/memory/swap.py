@@ -16,7 +16,7 @@ from bench.memory.paper_rows import GIB, MIB, PYTORCH, PaperRow, print_and_save,
 from bench.tools.script import note, run_main
 from ucudnn.memory.devices.profile import load_device
 from ucudnn.memory.graph import StepGraph
-from ucudnn.memory.policies.swap import SwapPolicy
+from ucudnn.memory.policies.swaps.swap import SwapPolicy
 from ucudnn.memory.simulation.result import Simulation
 from ucudnn.memory.steps import open_step, shipped_steps
 

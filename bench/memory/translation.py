@@ -21,7 +21,7 @@ from bench.memory.translation_step import TranslatorSizes, translator_step
 from bench.tools.results import cpu_conditions, save
 from bench.tools.script import note, out_of, run_main
 from ucudnn.memory.graph import StepGraph
-from ucudnn.memory.policies.swap import SwapPolicy
+from ucudnn.memory.policies.swaps.swap import SwapPolicy
 from ucudnn.memory.simulation.result import Simulation
 
 LAYERS = {"3 + 3 layers": 3, "4 + 4 layers": 4}

@@ -10,7 +10,9 @@ from ucudnn.memory.devices.profile import load_device
 from ucudnn.memory.devices.roofline import device_costs
 from ucudnn.memory.liveness import measure_liveness
 from ucudnn.memory.policies import choice
-from ucudnn.memory.policies.choice import make_plan
+from ucudnn.memory.policies.catalog import LAST_RESORT, POLICIES
+from ucudnn.memory.policies.choice import least_plan, make_plan
+from ucudnn.memory.policies.swaps.spill import SpillPolicy
 from ucudnn.memory.pools import allocator_room
 from ucudnn.memory.pools.allocator_replay import ReplayedReturns
 from ucudnn.memory.pools.allocator_room import AllocatorRoom
@@ -173,6 +175,36 @@ def test_a_step_that_fits_as_it_is_stays_so(unet):
     graph, costs, budget = unet
     assert make_plan(graph, costs, 3 * budget, "auto", AllocatorRoom(most_bytes=3 * budget)).policy == "stock"
     assert make_plan(graph, costs, None, "auto").policy == "stock"
+
+
+def test_the_last_resort_plans_where_no_other_policy_keeps_the_budget_and_nowhere_else(unet, monkeypatch):
+    graph, costs, budget = unet
+    floor = measure_liveness(graph, costs).floor_bytes
+    plan = make_plan(graph, costs, floor, "auto")
+    assert (plan.policy, plan.budget_bytes, simulate(plan, costs).peak_bytes) == (LAST_RESORT, floor, floor)
+    for name in POLICIES:
+        if name != LAST_RESORT:
+            with pytest.raises(BudgetError):
+                make_plan(graph, costs, floor, name)
+    asked = []
+    monkeypatch.setattr(SpillPolicy, "plan", lambda *given: asked.append(given))
+    assert make_plan(graph, costs, budget, "auto").policy != LAST_RESORT
+    assert asked == []
+
+
+def test_the_last_resort_plans_where_no_other_policy_finds_room(unet):
+    graph, costs, _ = unet
+    least = min(_room_of(graph, costs, name) for name in POLICIES if name != LAST_RESORT)
+    most = int(0.9 * least)
+    room = AllocatorRoom(most_bytes=most)
+    plan = make_plan(graph, costs, most, "auto", room)
+    assert plan.policy == LAST_RESORT
+    assert room.paged_bytes(plan, costs) <= most
+
+
+def _room_of(graph, costs, policy):
+    """Return the pages that the allocator takes for the least plan of a policy."""
+    return AllocatorRoom(most_bytes=0).paged_bytes(least_plan(graph, costs, policy), costs)
 
 
 def test_below_the_floor_nothing_is_planned(unet):

@@ -10,9 +10,10 @@ from ucudnn.memory.plans.plan import MemoryPlan
 from ucudnn.memory.policies.base import BasePolicy
 from ucudnn.memory.policies.checkpoint import CheckpointPolicy
 from ucudnn.memory.policies.dymem import DymemPolicy
-from ucudnn.memory.policies.hidden import HiddenSwapPolicy
 from ucudnn.memory.policies.stock import StockPolicy
-from ucudnn.memory.policies.swap import SwapPolicy
+from ucudnn.memory.policies.swaps.hidden import HiddenSwapPolicy
+from ucudnn.memory.policies.swaps.spill import SpillPolicy
+from ucudnn.memory.policies.swaps.swap import SwapPolicy
 from ucudnn.memory.policies.vdnn import VdnnPolicy
 from ucudnn.memory.policies.vdnn_dynamic import VdnnDynamicPolicy
 from ucudnn.memory.policies.vdnn_ext import VdnnExtPolicy
@@ -52,10 +53,14 @@ POLICIES: Mapping[str, MemoryPolicy] = {
     "swap": SwapPolicy(),
     "swap-capped": SwapPolicy(capped=True),
     "swap-hidden": HiddenSwapPolicy(),
+    "spill": SpillPolicy(),
     "dymem": DymemPolicy(past_limit="stop"),
     "dymem-skip": DymemPolicy(past_limit="skip"),
 }
 """A new policy is a file beside this one and a line here."""
+
+LAST_RESORT = "spill"
+"""The policy that 'auto' asks only where no other one keeps a budget: it keeps the least, and takes longest."""
 
 
 def find_policy(name: str) -> MemoryPolicy:
@@ -70,13 +75,14 @@ def find_policy(name: str) -> MemoryPolicy:
 
 
 def chosen_policies(policy: str | MemoryPolicy) -> list[MemoryPolicy]:
-    """Return the policies that a choice stands for: all for 'auto', else one by its name or itself.
+    """Return the policies that a choice stands for: all but the last resort for 'auto', else one by its name or itself.
 
     Raises:
         InvalidValueError: if there is none of the name, or it is neither a name nor a policy.
     """
     if isinstance(policy, str):
-        return [*POLICIES.values()] if policy == "auto" else [find_policy(policy)]
+        names = [name for name in POLICIES if name != LAST_RESORT] if policy == "auto" else [policy]
+        return [find_policy(name) for name in names]
     if isinstance(policy, type) or not callable(getattr(policy, "plan", None)):
         raise InvalidValueError(
             f"policy={shortened(policy)} is no policy: give 'auto', a name or an object with a method"

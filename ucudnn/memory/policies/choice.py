@@ -17,7 +17,7 @@ from ucudnn.memory.costs import Costs
 from ucudnn.memory.graph import StepGraph
 from ucudnn.memory.liveness import measure_liveness
 from ucudnn.memory.plans.plan import MemoryPlan
-from ucudnn.memory.policies.catalog import MemoryPolicy, chosen_policies, find_policy
+from ucudnn.memory.policies.catalog import LAST_RESORT, MemoryPolicy, chosen_policies, find_policy
 from ucudnn.memory.pools.allocator_replay import ReplayedReturns
 from ucudnn.memory.pools.allocator_room import AllocatorRoom
 from ucudnn.memory.simulation.result import Simulation
@@ -46,7 +46,8 @@ def make_plan(
     """Return the plan of a policy, or the fastest one of all policies that keep the budget for 'auto'.
 
     Plans with which the allocator keeps its room only if it gives empty pages back to the driver in each step compete
-    with the time that this takes. Where a tensor finds no room even so, the plan counts that comes closest.
+    with the time that this takes. Where a tensor finds no room even so, the plan counts that comes closest. For 'auto',
+    the last resort plans only where no other policy keeps both.
 
     Args:
         graph: the step.
@@ -64,13 +65,21 @@ def make_plan(
     if policy == "auto" and budget is None:
         return find_policy("stock").plan(graph, costs, None)
     check_budget(graph, costs, budget)
-    policies = chosen_policies(policy)
     choice = _Choice(graph, costs, budget, room, host_bytes)
-    for number, each in enumerate(policies):
+    for number, each in enumerate(chosen_policies(policy)):
         choice.add(number, each)
         if policy == "auto" and not number and choice.fits:
             break  # nothing is faster than a step of which nothing is moved or recomputed
-    return choice.best()
+    try:
+        return choice.best()
+    except BudgetError as refused:
+        if policy != "auto":
+            raise
+        least = refused
+    try:
+        return make_plan(graph, costs, budget, LAST_RESORT, room, host_bytes)
+    except BudgetError as error:
+        raise min(least, error, key=lambda each: each.required_bytes) from None
 
 
 def frugal_plan(

@@ -8,6 +8,8 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+from torch import nn  # noqa: E402
+
 from tests.support.live_bytes import LiveBytes  # noqa: E402
 from tests.support.memory_plans import random_plan_in_parts  # noqa: E402
 from tests.support.plain_training import CountedCopies, Race, train  # noqa: E402
@@ -20,6 +22,7 @@ from tests.support.repeatability import (  # noqa: E402
     same,
 )
 from tests.support.small_networks import NETWORKS, small_network  # noqa: E402
+from ucudnn.memory.liveness import measure_liveness  # noqa: E402
 from ucudnn.memory.plans.actions import ActionKind  # noqa: E402
 from ucudnn.memory.policies.catalog import POLICIES  # noqa: E402
 from ucudnn.memory.torch.execution.fit import fit_plan  # noqa: E402
@@ -45,6 +48,44 @@ def test_every_policy_trains_to_the_bits_of_the_plain_loop(name, policy):
     trained.check(trained.fitted(policy))
 
 
+@pytest.mark.parametrize("name", NETWORKS)
+def test_spilling_trains_at_the_floor(name):
+    trained = race(name)
+    floor = measure_liveness(trained.program.graph, trained.costs).floor_bytes
+    step = trained.fitted("spill", floor)
+    assert step.simulation.peak_bytes == floor
+    with CountedCopies(step) as copies:
+        trained.check(step)
+    kinds = Counter(kind for kind, _ in step.plan.actions)
+    assert copies.calls["offload"] == trained.steps * kinds[ActionKind.OFFLOAD] > 0
+    assert copies.calls["prefetch"] == trained.steps * kinds[ActionKind.PREFETCH] > 0
+
+
+class WrittenAnew(nn.Module):
+    """A layer's output is overwritten whole, long after it was read last."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.second, self.last = nn.Linear(8, 8), nn.Linear(8, 8), nn.Linear(8, 4)
+
+    def forward(self, x):
+        kept = self.first(x)
+        wide = torch.tanh(self.second(torch.tanh(kept)))
+        kept.copy_(wide)
+        return self.last(torch.tanh(kept) * wide)
+
+
+def test_bytes_that_are_written_anew_are_freed_before():
+    torch.manual_seed(0)
+    inputs = torch.randn(256, 8), torch.randn(256, 4)
+    trained = Race((WrittenAnew(), inputs, lambda output, target: (output - target).square().mean()))
+    step = trained.fitted("spill")
+    copied = {target for kind, target in step.plan.actions if kind is ActionKind.OFFLOAD}
+    freed = Counter(target for kind, target in step.plan.actions if kind is ActionKind.FREE)
+    assert [target for target, times in freed.items() if times > 1 and target not in copied]
+    trained.check(step)
+
+
 @pytest.mark.parametrize("seed", range(6))
 @pytest.mark.parametrize("name", NETWORKS)
 def test_random_plans_train_to_the_bits_of_the_plain_loop(name, seed):
@@ -54,7 +95,7 @@ def test_random_plans_train_to_the_bits_of_the_plain_loop(name, seed):
     trained.check(trained.fitted(plan))
 
 
-@pytest.mark.parametrize("policy", ["stock", "checkpoint", "vdnn-all-p", "vdnn-ext-all-p", "swap", "dymem"])
+@pytest.mark.parametrize("policy", ["stock", "checkpoint", "vdnn-all-p", "vdnn-ext-all-p", "swap", "dymem", "spill"])
 @pytest.mark.parametrize("name", ["resnet18", "unet", "gpt", "inplace"])
 def test_the_code_runs_copies_and_frees_what_the_plan_says(name, policy):
     """Nothing but the plan's operators runs, as often as the plan says, and storages live as long as it says."""

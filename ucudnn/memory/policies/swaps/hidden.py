@@ -19,7 +19,7 @@ from ucudnn.memory.budget import check_budget, over_budget
 from ucudnn.memory.costs import Costs
 from ucudnn.memory.graph import StepGraph
 from ucudnn.memory.plans.plan import MemoryPlan
-from ucudnn.memory.policies.swap import StorageSwap, storage_swaps, swap_plan
+from ucudnn.memory.policies.swaps.swap import StorageSwap, storage_swaps, swap_plan
 from ucudnn.memory.simulation.simulator import simulate
 
 _NAME = "swap-hidden"

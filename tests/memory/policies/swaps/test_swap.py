@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from tests.support.memory_plans import traced
 from tests.support.step_graphs import StepBuilder, random_steps, small_branches, small_line
 from ucudnn.errors import BudgetError
-from ucudnn.memory.policies.swap import SwapPolicy
+from ucudnn.memory.policies.swaps.swap import SwapPolicy
 from ucudnn.memory.simulation.simulator import simulate
 
 

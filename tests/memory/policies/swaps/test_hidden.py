@@ -11,8 +11,8 @@ from ucudnn.errors import BudgetError
 from ucudnn.memory.devices.profile import load_device
 from ucudnn.memory.devices.roofline import device_costs
 from ucudnn.memory.graph import Phase
-from ucudnn.memory.policies.hidden import HiddenSwapPolicy
 from ucudnn.memory.policies.stock import StockPolicy
+from ucudnn.memory.policies.swaps.hidden import HiddenSwapPolicy
 from ucudnn.memory.simulation.hidden_copies import planned_overlap
 from ucudnn.memory.simulation.simulator import simulate
 from ucudnn.memory.steps import open_step

@@ -1,0 +1,1 @@
+"""Policies that move storages to the host and back, whatever the layers are."""

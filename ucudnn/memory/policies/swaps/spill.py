@@ -1,0 +1,200 @@
+"""Policy 'spill': keeps any budget down to the floor, by moving to the host what is accessed farthest from now.
+
+It is made for budgets that nothing else keeps. What does not fit leaves as values of a program leave a processor's
+registers: the operations are walked in the program's order, and where one does not fit, the storage leaves whose next
+access is farthest (L. A. Belady, A study of replacement algorithms for a virtual-storage computer, IBM Systems Journal
+5(2), 1966). It may be any activation, of backward as of forward, as often as the walk asks for it.
+
+A storage is away from behind its last access before the operation that does not fit up to its next access. Its copy to
+the host begins as soon as its bytes are complete, unless the host has them already. Bytes that the program writes anew
+before it reads them need no copies. Storages that fit after all stay, the largest first. The others come back as early
+as there is room, if a copy that runs beside operations would otherwise end late.
+
+Storages that an operation of the optimizer accesses stay: PyTorch's optimizer runs by itself, and no plan can copy
+beside its operations.
+"""
+
+from bisect import bisect_right
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from heapq import heappop, heappush
+from itertools import accumulate, pairwise
+from typing import NamedTuple
+
+from ucudnn.errors import BudgetError
+from ucudnn.memory.budget import check_budget
+from ucudnn.memory.costs import Costs
+from ucudnn.memory.graph import Phase, StepGraph
+from ucudnn.memory.liveness import measure_liveness
+from ucudnn.memory.plans.actions import Action, free, offload, prefetch, run, wait
+from ucudnn.memory.plans.plan import MemoryPlan
+from ucudnn.memory.simulation.stalls import with_stalls
+from ucudnn.units import exact_bytes
+
+
+class SpillPolicy:
+    """Any storage leaves while others need its room, in the program's order."""
+
+    def plan(self, graph: StepGraph, costs: Costs, budget: int | None) -> MemoryPlan:
+        """Return the plan of a step; without a budget, for the least one.
+
+        Raises:
+            BudgetError: if the budget is below the floor, or below what the optimizer takes.
+        """
+        check_budget(graph, costs, budget)
+        room = _Room(graph, costs)
+        if budget is not None and budget < room.least_bytes:
+            raise _below_least(room, budget)
+        cap = room.least_bytes if budget is None else budget
+        absences = room.without_needless(room.leave(cap), cap)
+        plan = MemoryPlan(
+            policy="spill",
+            graph=graph,
+            actions=_actions(graph, absences, room.triggers(absences, cap)),
+            budget_bytes=budget,
+        )
+        return _with_all_stalls(plan, costs, cap)
+
+
+class Absence(NamedTuple):
+    """A storage that is away between two accesses, or could be.
+
+    Attributes:
+        storage: the storage.
+        left: the operation that accesses it last before it leaves.
+        back: the next operation that accesses it.
+        copied: whether that operation reads its bytes; else it writes the storage anew, and nothing is copied.
+    """
+
+    storage: int
+    left: int
+    back: int
+    copied: bool
+
+
+class _Room:
+    """The bytes beside each operation, which change with what is away."""
+
+    def __init__(self, graph: StepGraph, costs: Costs) -> None:
+        liveness = measure_liveness(graph, costs)
+        self.graph, self._costs, self._sizes = graph, costs, liveness.sizes
+        self._running = [
+            live + scratch for live, scratch in zip(liveness.live_bytes, liveness.scratch_bytes, strict=True)
+        ]
+        self._possible = [each for each in _absences(graph) if self._sizes[each.storage]]
+        least = [*self._running]
+        for each in self._possible:
+            for operation in range(each.left + 1, each.back):
+                least[operation] -= self._sizes[each.storage]
+        self.least_bytes = max(least, default=liveness.floor_bytes)
+        self.least_at = least.index(self.least_bytes) if least else -1
+
+    def leave(self, cap: int) -> list[Absence]:
+        """Let storages leave until each operation fits, and return them."""
+        beginning: list[list[Absence]] = [[] for _ in self.graph.operations]
+        for each in self._possible:
+            beginning[each.left].append(each)
+        waiting: list[tuple[int, int, Absence]] = []
+        chosen: list[Absence] = []
+        for operation in range(len(self._running)):
+            while self._running[operation] > cap:
+                farthest = heappop(waiting)[-1]
+                if farthest.back > operation:
+                    self._add(farthest, -1)
+                    chosen.append(farthest)
+            for each in beginning[operation]:
+                next_read = each.back if each.copied else len(self._running)
+                heappush(waiting, (-next_read, -self._sizes[each.storage], each))
+        return chosen
+
+    def without_needless(self, absences: Sequence[Absence], cap: int) -> list[Absence]:
+        """Let those storages stay that fit beside the others, and return the others."""
+        away = []
+        for each in sorted(absences, key=lambda each: (-self._sizes[each.storage], each)):
+            if each.copied and self._has_room(each, range(each.left + 1, each.back), cap):
+                self._add(each, 1)
+            else:
+                away.append(each)
+        return away
+
+    def triggers(self, absences: Iterable[Absence], cap: int) -> dict[Absence, int]:
+        """Return for each copy back the operation behind which it begins."""
+        ends = [*accumulate(self._costs.time_ms)]
+        found = {}
+        for each in sorted(absences, key=lambda each: (each.back, each)):
+            if not each.copied:
+                continue
+            size, trigger = self._sizes[each.storage], each.back - 1
+            begin_ms = ends[trigger] - self.graph.sizes[each.storage] / self._costs.prefetch_bytes_per_ms
+            while ends[trigger] > begin_ms and self._running[trigger] + size <= cap:
+                self._running[trigger] += size
+                trigger -= 1
+            found[each] = trigger
+        return found
+
+    def _has_room(self, absence: Absence, operations: Iterable[int], cap: int) -> bool:
+        size = self._sizes[absence.storage]
+        return all(self._running[operation] + size <= cap for operation in operations)
+
+    def _add(self, absence: Absence, sign: int) -> None:
+        """Let the bytes of a storage be there again while it would be away, or no longer."""
+        for operation in range(absence.left + 1, absence.back):
+            self._running[operation] += sign * self._sizes[absence.storage]
+
+
+def _absences(graph: StepGraph) -> Iterator[Absence]:
+    """Yield all pairs of accesses between which a storage can be away while other operations run."""
+    for storage, accesses in enumerate(graph.accesses):
+        if graph.exists_after[storage] or not accesses or _updates(graph, accesses[-1]):
+            continue
+        for left, back in pairwise(accesses):
+            if back - left > 1:
+                yield Absence(storage, left, back, storage in graph.operations[back].reads)
+
+
+def _updates(graph: StepGraph, operation: int) -> bool:
+    return graph.operations[operation].phase is Phase.OPTIMIZER
+
+
+def _actions(graph: StepGraph, absences: Iterable[Absence], triggers: Mapping[Absence, int]) -> tuple[Action, ...]:
+    before: list[list[Action]] = [[] for _ in graph.operations]
+    sent: list[set[int]] = [set() for _ in graph.operations]  # storages that an operation completes
+    after: list[list[Action]] = [[] for _ in graph.operations]
+    for storage, accesses in enumerate(graph.accesses):
+        if accesses and not graph.exists_after[storage]:
+            after[accesses[-1]].append(free(storage))
+    for each in absences:
+        after[each.left].append(free(each.storage))
+        if each.copied:
+            writers = graph.writers[each.storage]
+            sent[writers[bisect_right(writers, each.left) - 1]].add(each.storage)
+            before[each.back].append(wait(each.storage))
+    for each, trigger in triggers.items():
+        after[trigger].append(prefetch(each.storage))
+    actions: list[Action] = []
+    for operation in range(len(graph.operations)):
+        actions += [*before[operation], run(operation), *map(offload, sorted(sent[operation])), *after[operation]]
+    return tuple(actions)
+
+
+def _with_all_stalls(plan: MemoryPlan, costs: Costs, cap: int) -> MemoryPlan:
+    """Return a plan that waits wherever an action would exceed the cap before offloads have ended.
+
+    A wait can last longer than the stall, and so change which later actions stall. Each round settles at least the
+    first action that still does.
+    """
+    waiting = with_stalls(plan, costs, cap)
+    while waiting.actions != plan.actions:
+        plan, waiting = waiting, with_stalls(waiting, costs, cap)
+    return plan
+
+
+def _below_least(room: _Room, budget: int) -> BudgetError:
+    operation = room.graph.operation_name(room.least_at)
+    return BudgetError(
+        f"policy spill needs {exact_bytes(room.least_bytes)} for {room.graph.name}, which {operation} takes with"
+        f" storages that the optimizer accesses and that therefore stay, and the budget is {exact_bytes(budget)}: raise"
+        " it to that",
+        kernel=operation,
+        limit_bytes=budget,
+        required_bytes=room.least_bytes,
+    )
