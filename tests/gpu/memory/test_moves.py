@@ -96,10 +96,9 @@ def test_a_block_is_whole_again_after_a_smaller_last_mini_batch():
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
     device = torch.device("cuda", torch.cuda.current_device())
     peak = fit(model, sample, loss=loss, optimizer=optimizer).simulation.peak_bytes
-    budget = int(0.9 * peak) + outside_bytes(device) + library_workspace_bytes(device) + 64 * MIB
+    budget = peak + outside_bytes(device) + library_workspace_bytes(device) + 160 * MIB  # pages have 20 MiB
     step = fit(model, sample, loss=loss, optimizer=optimizer, budget=budget)
-    if not step.has_block:
-        pytest.skip(f"no block: {step.stated}")
+    assert step.has_block, step.stated
     block = step._block
     for size in (32, 32, 20, 32, 20, 32):
         optimizer.zero_grad()
