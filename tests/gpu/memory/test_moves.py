@@ -100,12 +100,12 @@ def test_a_block_is_whole_again_after_a_smaller_last_mini_batch():
     step = fit(model, sample, loss=loss, optimizer=optimizer, budget=budget)
     assert step.has_block, step.stated
     block = step._block
-    for size in (32, 32, 20, 32, 20, 32):
+    for size in (64, 64, 40, 64, 40, 64):
         optimizer.zero_grad()
         step(sample[0][:size], sample[1][:size]).backward()
         optimizer.step()
         assert block.taken
         assert torch.cuda.memory_reserved() >= block._layout.block_bytes
         assert torch.cuda.memory_reserved() + outside_bytes(device) <= budget
-    assert [other.plan.graph.batch for other in step._others] == [20]
+    assert [other.plan.graph.batch for other in step._others] == [40]
     step.close()
