@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from tests.support.memory_plans import random_plans
 from tests.support.step_graphs import StepBuilder
@@ -15,7 +16,7 @@ from ucudnn.memory.plans.actions import Move, free, offload, run, wait
 from ucudnn.memory.plans.plan import MemoryPlan
 from ucudnn.memory.policies.choice import frugal_plan, make_plan
 from ucudnn.memory.pools.allocator_replay import SMALL_BYTES, replay_allocator, replay_returns
-from ucudnn.memory.pools.block import END_BYTES, BlockLimits
+from ucudnn.memory.pools.block import END_BYTES, BlockLimits, BlockReplay, NoRoomError, TensorBlock
 from ucudnn.memory.pools.compaction import compact
 from ucudnn.memory.pools.step_replay import ReplayedPlan, StepReplay
 from ucudnn.memory.simulation.simulator import simulate
@@ -148,14 +149,43 @@ def follow(found, step, costs):
     return space.peak
 
 
-@given(drawn=random_plans())
+def test_only_what_finds_another_place_is_said_to_move():
+    """Two storages lie where the last output will: 12 MiB, which leave enough, and 50, which find no other place."""
+    builder = StepBuilder()
+    sizes, freed = (6, 10, 30, 12, 4, 10, 50, 6), (0, 1, 2, 4, 5)
+    kept = [number for number in range(len(sizes)) if number not in freed]
+    for number, size in enumerate(sizes):
+        builder.storage(f"s{number}", size * MIB).run(f"make {number}", "", f"s{number}")
+    builder.storage("e", 60 * MIB).backward("last", " ".join(f"s{number}" for number in kept), "e")
+    last = len(sizes)
+    actions = (*map(run, range(last)), *map(free, freed), run(last), *map(free, kept), free(last))
+    plan = MemoryPlan(policy="hand", graph=builder.graph(), actions=actions)
+    found, costs = compacted(builder, plan, 140, live=128), builder.costs()
+    assert found.moves == {13: (Move((14 * MIB,), (3,)),)}
+    assert follow(found, ReplayedPlan(plan, {}, simulate(plan, costs).delayed), costs) == 128 * MIB
+
+
+def test_a_step_does_not_follow_moves_for_which_there_is_no_room():
+    builder = two_holes()
+    plan, costs = plan_of(builder), builder.costs()
+    limits = BlockLimits(most_bytes=140 * MIB, live_bytes=120 * MIB)
+    step = ReplayedPlan(plan, {}, simulate(plan, costs).delayed)
+    for moves in ({6: (Move((), (1, 0)),)}, {6: (Move((100 * MIB,), (1,)),)}):
+        with pytest.raises(NoRoomError):
+            BlockReplay(plan.graph, costs, TensorBlock(140 * MIB), limits).follow(step, moves)
+    assert BlockReplay(plan.graph, costs, TensorBlock(140 * MIB), limits).follow(step, {6: (Move((), (1,)),)})
+
+
+@given(drawn=random_plans(), sizes=st.lists(st.integers(2, 40), min_size=1, max_size=12))
 @settings(max_examples=150, deadline=None)
-def test_an_allocator_that_follows_never_grows(drawn):
-    plan, costs = drawn
-    larger = 2 * MIB  # or all tensors would lie in the small range
+def test_an_allocator_that_follows_never_grows(drawn, sizes):
+    plan, costs = drawn  # of tensors that would all lie in the small range
     graph = replace(
         plan.graph,
-        storages=tuple(replace(each, size=replace(each.size, fixed=larger)) for each in plan.graph.storages),
+        storages=tuple(
+            replace(each, size=replace(each.size, fixed=sizes[number % len(sizes)] * MIB))
+            for number, each in enumerate(plan.graph.storages)
+        ),
     )
     plan = replace(plan, graph=graph)
     simulation = simulate(plan, costs)

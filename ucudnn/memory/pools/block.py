@@ -181,15 +181,15 @@ class BlockReplay(StepReplay):
         """Let storages move where the pieces that an action takes find no room otherwise."""
         if self._schedule is not None:
             for scheduled in self._schedule.get(index, ()):
-                self._carry_out(scheduled)
+                if self._carry_out(scheduled)[0] != scheduled:
+                    raise NoRoomError  # the code of the plan would move it all the same
             return
         sizes, moved = [size for _, size in wanted if size > SMALL_BYTES], list[Move]()
         while not self._updating and (placed := self.block.placed(sizes)) < len(sizes):
             move = self._room_maker(sizes, placed)
             if move is None:
                 break
-            self._carry_out(move)
-            moved.append(move)
+            moved.append(self._carry_out(move)[0])
         if moved:
             self._found[index] = tuple(moved)
 
@@ -205,7 +205,7 @@ class BlockReplay(StepReplay):
         """Return the move of fewest bytes after which all sizes find room, or at least more of them."""
         better: Move | None = None
         for _, each in nsmallest(_MOST_CANDIDATES, {*self._moves(sizes[placed])}):
-            before = self._carry_out(each)
+            _, before = self._carry_out(each)
             now = self.block.placed(sizes)
             self._undo(before)
             if now == len(sizes):
@@ -257,8 +257,8 @@ class BlockReplay(StepReplay):
             if begin < end:
                 yield begin, end, None
 
-    def _carry_out(self, move: Move) -> list[tuple[int, Piece]]:
-        """Let storages move as far as they find other places, and return where they were."""
+    def _carry_out(self, move: Move) -> tuple[Move, list[tuple[int, Piece]]]:
+        """Let storages move as far as they find other places; return what moved, and where it was."""
         before: list[tuple[int, Piece]] = []
         pads = []
         for size in move.pads:
@@ -274,7 +274,7 @@ class BlockReplay(StepReplay):
             self.moved_bytes += piece[1]
         for pad in pads:
             self.block.give_back(pad)
-        return before
+        return Move(tuple(size for _, size in pads), tuple(storage for storage, _ in before)), before
 
     def _undo(self, before: Sequence[tuple[int, Piece]]) -> None:
         """Let storages be where they were."""
