@@ -91,14 +91,17 @@ class AllocatorRoom:
 
     def _compacted_within(self, most_bytes: int, plan: MemoryPlan, costs: Costs) -> Compaction | None:
         done, first = self._simulated(plan, costs), self.first_of(plan, costs)
+        lasting = self._lasting(plan.graph, costs)
         limits = BlockLimits(
-            most_bytes=most_bytes - self._lasting(plan.graph, costs),
+            most_bytes=most_bytes - lasting,
             live_bytes=predicted_bytes(plan, costs, done) + self._made_bytes(plan.graph, costs),
             first_live_bytes=predicted_bytes(first or plan, costs, self._simulated(first or plan, costs)),
             state_exists=self.state_exists,
             fixed=self.fixed,
             keeps_state=self.keeps_state,
             worth_bytes=int(_WORTH * done.time_ms * self.copied_bytes_per_ms),
+            lasting_bytes=lasting - self.lost_bytes,
+            lost_bytes=self.lost_bytes,
         )
         before = None
         if first is not None:

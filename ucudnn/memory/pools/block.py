@@ -40,6 +40,8 @@ class BlockLimits:
         fixed: storages that never move, because somebody else holds them, too.
         keeps_state: whether bytes may be kept for the optimizer's state until its first update.
         worth_bytes: most bytes that may move in each step only to let the block be smaller than `most_bytes`.
+        lasting_bytes: bytes of the storages that exist before the first step.
+        lost_bytes: bytes of holes between those, which the allocator has, too.
     """
 
     most_bytes: int
@@ -49,6 +51,12 @@ class BlockLimits:
     fixed: Collection[int] = ()
     keeps_state: bool = True
     worth_bytes: int = 0
+    lasting_bytes: int = 0
+    lost_bytes: int = 0
+
+    def tight_bytes(self, multiple: float) -> float:
+        """Return what the allocator may take for steps, to have a multiple of the bytes that are alive at most."""
+        return multiple * (self.live_bytes + self.lasting_bytes) - self.lasting_bytes - self.lost_bytes
 
 
 class NoRoomError(Exception):

@@ -11,7 +11,6 @@ alive than at the plan's peak.
 """
 
 from dataclasses import dataclass, replace
-from math import inf
 from typing import final
 
 from ucudnn.memory.costs import Costs
@@ -21,9 +20,9 @@ from ucudnn.memory.pools.allocator_replay import PAGE_BYTES, SMALL_BYTES
 from ucudnn.memory.pools.block import END_BYTES, BlockLimits, BlockReplay, NoRoomError, TensorBlock
 from ucudnn.memory.pools.step_replay import ReplayedPlan
 
-_TIGHT = {1.03: 0.25, 1.05: 1.0, inf: 0.25}
-"""Sizes of a block that are worth some moves, as multiples of the bytes alive at most, and the share of `worth_bytes`;
-infinity stands for the end of the highest tensor."""
+_TIGHT = (1.03, 1.045)
+"""What the allocator may take as a multiple of the bytes that are alive at most, if moves are worth it."""
+_WORTH_OF_TOP = 0.25  # share of `worth_bytes` for a block that ends with the highest tensor, whatever that spares
 _LARGE = PAGE_BYTES[1]
 
 
@@ -77,13 +76,22 @@ def compact(
         wide = trial.run(_pages(most_bytes - wide.small_bytes))
     if wide is None or wide.reserved_bytes > most_bytes:
         return None
-    for size, worth in _TIGHT.items():
-        wanted = wide.top if size == inf else int(limits.live_bytes * size) - wide.small_bytes
-        block = _pages(wanted + END_BYTES + _LARGE - 1)
-        smaller = trial.run(block) if block < wide.block_bytes else None
-        if smaller is not None and smaller.moved_bytes <= wide.moved_bytes + worth * limits.worth_bytes:
-            return replace(smaller, must_move=wide.must_move)
-    return wide
+    best: Compaction | None = None
+    for multiple in _TIGHT:
+        block = _pages(int(limits.tight_bytes(multiple)) - wide.small_bytes)
+        smaller = trial.run(block) if _LARGE <= block < wide.block_bytes else None
+        if smaller is None or smaller.moved_bytes > wide.moved_bytes + limits.worth_bytes:
+            continue
+        if best is None or smaller.moved_bytes < best.moved_bytes:
+            best = smaller
+        if best.moved_bytes <= wide.moved_bytes:
+            break
+    if best is None:
+        block = _pages(wide.top + END_BYTES + _LARGE - 1)
+        best = trial.run(block) if block < wide.block_bytes else None
+        if best is not None and best.moved_bytes > wide.moved_bytes + _WORTH_OF_TOP * limits.worth_bytes:
+            best = None
+    return wide if best is None else replace(best, must_move=wide.must_move)
 
 
 def _pages(size: int) -> int:
