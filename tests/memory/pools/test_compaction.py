@@ -100,7 +100,7 @@ def test_what_a_copy_reads_stays_until_it_has_ended():
     last = 140 * MIB - 118 * MIB - END_BYTES
     assert found.moves == {7: (Move((40 * MIB, last), (3,)),)}
     found = compacted(builder, plan_of(builder, offload(1), wait(1)), 140)
-    assert found.moves == {8: (Move((), (1,)),)}
+    assert found.moves == {8: (Move((40 * MIB,), (1,)),)}
 
 
 def test_outputs_and_inputs_stay():
@@ -180,6 +180,20 @@ def test_only_what_finds_another_place_is_said_to_move():
     found, costs = compacted(builder, plan, 140, live=128), builder.costs()
     assert found.moves == {13: (Move((14 * MIB,), (3,)),)}
     assert follow(found, ReplayedPlan(plan, {}, simulate(plan, costs).delayed), costs) == 128 * MIB
+
+
+def test_storages_move_one_after_another_where_no_single_move_makes_enough_room():
+    """Holes of 40 and 89 MiB do not hold 50 and 60: b makes way for c, and comes back behind it."""
+    builder = StepBuilder()
+    for name, size in (("a", 40), ("b", 60), ("c", 50), ("d", 20), ("e", 60)):
+        builder.storage(name, size * MIB).run(f"make {name}", "", name)
+    builder.storage("f", 60 * MIB).storage("g", 50 * MIB).backward("last", "b c", "f g")
+    actions = (*map(run, range(5)), free(0), free(3), free(4), run(5), free(1), free(2), free(5), free(6))
+    plan = MemoryPlan(policy="hand", graph=builder.graph(), actions=actions)
+    found, costs = compacted(builder, plan, 240, live=230), builder.costs()
+    assert found.moves == {8: (Move((), (1,)), Move((), (2,)), Move((), (1,)))}
+    assert found.moved_bytes == 170 * MIB
+    assert follow(found, ReplayedPlan(plan, {}, simulate(plan, costs).delayed), costs) == 230 * MIB
 
 
 def test_a_step_does_not_follow_moves_for_which_there_is_no_room():

@@ -4,8 +4,8 @@ from bisect import bisect_left
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from heapq import nsmallest
-from itertools import product
+from heapq import heappop, heappush, nsmallest
+from itertools import count, pairwise, product
 from typing import final
 
 from ucudnn.memory.costs import Costs
@@ -18,6 +18,9 @@ from ucudnn.memory.pools.step_replay import ABSENT, Piece, ReplayedPlan, StepRep
 
 _MOVABLE = (Role.ACTIVATION, Role.GRADIENT)  # nobody beside the code of the plan holds them while it runs
 _MOST_CANDIDATES = 100  # moves that are tried before an action, those of fewest bytes first
+_MOST_SEQUENCES = 300  # of moves that are tried where none of them makes enough room
+_MOST_IN_SEQUENCE = 5
+_MOST_HOLES = 2  # the largest ones, beside which storages move in sequences
 _SMALL, _LARGE = PAGE_BYTES
 END_BYTES = SMALL_BYTES + 512
 """Bytes at the end of a block that a tensor holds all the time, the fewest that lie beside large tensors.
@@ -195,9 +198,10 @@ class BlockReplay(StepReplay):
         sizes, moved = [size for _, size in wanted if size > SMALL_BYTES], list[Move]()
         while not self._updating and (placed := self.block.placed(sizes)) < len(sizes):
             move = self._room_maker(sizes, placed)
-            if move is None:
+            sequence = self._sequence(sizes) if move is None else (move,)
+            if not sequence:
                 break
-            moved.append(self._carry_out(move)[0])
+            moved.extend(self._carry_out(each)[0] for each in sequence)
         if moved:
             self._found[index] = tuple(moved)
 
@@ -244,6 +248,45 @@ class BlockReplay(StepReplay):
             moved = -sum(negative for negative, _ in group)
             for held, ordered in product({(), pads}, (sorted(group), group)):
                 yield moved, Move(held, tuple(each for _, each in ordered))
+
+    def _sequence(self, sizes: Sequence[int]) -> tuple[Move, ...]:
+        """Return the moves, one storage each, of fewest bytes after which all sizes find room; none if none are found.
+
+        A storage may be in the way of another one, or leave its place for one and come back beside it.
+        """
+        number = count()  # of two sequences of as many bytes the first one
+        waiting: list[tuple[int, int, tuple[Move, ...]]] = [(0, next(number), ())]
+        for _ in range(_MOST_SEQUENCES):
+            if not waiting:
+                break
+            moved, _, sequence = heappop(waiting)
+            before = [piece for each in sequence for piece in self._carry_out(each)[1]]
+            enough = self.block.placed(sizes) == len(sizes)
+            if not enough and len(sequence) < _MOST_IN_SEQUENCE:
+                for size, move in self._single_moves():
+                    heappush(waiting, (moved + size, next(number), (*sequence, move)))
+            self._undo(before)
+            if enough:
+                return sequence
+        return ()
+
+    def _single_moves(self) -> Iterator[tuple[int, Move]]:
+        """Yield bytes and storage of moves beside the largest holes, into each hole that is large enough."""
+        parts = [*self._parts()]
+        holes = sorted((end - begin, begin) for begin, end, storage in parts if storage == ABSENT)
+        large = {begin for _, begin in holes[-_MOST_HOLES:]}
+        beside: set[int | None] = set()
+        for (begin, _, storage), (above, _, upper) in pairwise(parts):
+            beside.update({upper} if begin in large else (), {storage} if above in large else ())
+        for storage in sorted(each for each in beside if each is not None and each != ABSENT):
+            size = self.pieces[storage][1]
+            fitting = [each for each, _ in holes if each >= size]
+            for larger in range(len(fitting)):
+                move = Move(tuple(fitting[:larger]), (storage,))
+                done, before = self._carry_out(move)
+                self._undo(before)
+                if done == move:
+                    yield size, move
 
     def _parts(self) -> Iterator[tuple[int, int, int | None]]:
         """Yield the parts of the block: address, end and the storage; ABSENT for a hole, None for what cannot move."""
