@@ -90,6 +90,7 @@ def test_a_part_of_the_room_is_spared_where_a_plan_can_do_without_it(unet):
     room = AllocatorRoom(most_bytes=budget, spare_bytes=budget // 50)
     spared = make_plan(graph, costs, budget, "auto", room)
     assert room.taken_bytes(spared, costs) <= budget - budget // 50
+    assert make_plan(graph, costs, budget, "auto", AllocatorRoom(most_bytes=budget, spare_bytes=budget))
 
 
 @pytest.mark.parametrize("policy", ["checkpoint", "auto"])

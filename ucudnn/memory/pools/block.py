@@ -57,9 +57,9 @@ class BlockLimits:
     lasting_bytes: int = 0
     lost_bytes: int = 0
 
-    def tight_bytes(self, multiple: float) -> float:
+    def tight_bytes(self, multiple: float) -> int:
         """Return what the allocator may take for steps, to have a multiple of the bytes that are alive at most."""
-        return multiple * (self.live_bytes + self.lasting_bytes) - self.lasting_bytes - self.lost_bytes
+        return int(multiple * (self.live_bytes + self.lasting_bytes)) - self.lasting_bytes - self.lost_bytes
 
 
 class NoRoomError(Exception):
@@ -275,9 +275,7 @@ class BlockReplay(StepReplay):
         parts = [*self._parts()]
         holes = sorted((end - begin, begin) for begin, end, storage in parts if storage == ABSENT)
         large = {begin for _, begin in holes[-_MOST_HOLES:]}
-        beside: set[int | None] = set()
-        for (begin, _, storage), (above, _, upper) in pairwise(parts):
-            beside.update({upper} if begin in large else (), {storage} if above in large else ())
+        beside = {each for pair in pairwise(parts) if any(part[0] in large for part in pair) for _, _, each in pair}
         for storage in sorted(each for each in beside if each is not None and each != ABSENT):
             size = self.pieces[storage][1]
             fitting = [each for each, _ in holes if each >= size]

@@ -78,7 +78,7 @@ def compact(
         return None
     best: Compaction | None = None
     for multiple in _TIGHT:
-        block = _pages(int(limits.tight_bytes(multiple)) - wide.small_bytes)
+        block = _pages(limits.tight_bytes(multiple) - wide.small_bytes)
         smaller = trial.run(block) if _LARGE <= block < wide.block_bytes else None
         if smaller is None or smaller.moved_bytes > wide.moved_bytes + limits.worth_bytes:
             continue
