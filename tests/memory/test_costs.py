@@ -38,6 +38,15 @@ def test_times_and_scratch_are_zero_or_more(wrong):
         step().run("2", "b", "c", scratch=wrong).costs()
 
 
+def test_the_hosts_times_belong_to_the_step_or_are_not_known():
+    with pytest.raises(InvalidValueError, match=r"issue_ms -1.0 of an operation is below 0 or infinite"):
+        step().costs(issue_ms=(0.1, -1.0))
+    plan = StockPolicy().plan(step().graph(), step().costs(), None)
+    with pytest.raises(InvalidValueError, match="have issue_ms of 1 operations, and the step has 2"):
+        simulate(plan, step().costs(issue_ms=(0.1,)))
+    assert simulate(plan, step().costs()).issue_ms == 0.0
+
+
 def test_sizes_are_rounded_up_to_the_granularity():
     costs = step().costs(granularity=512)
     assert [costs.rounded(size) for size in (0, 1, 512, 513)] == [0, 512, 512, 1024]

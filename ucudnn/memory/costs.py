@@ -23,6 +23,7 @@ class Costs:
         contention: how many times as long an operation takes while a copy runs beside it; 1 or more.
         duplex: share of its bandwidth that each direction keeps while both copy; above 0, at most 1.
         granularity: bytes of which the device's allocator hands out multiples (512 in PyTorch on CUDA).
+        issue_ms: milliseconds that the host needs to issue each operation to the device; empty where that is not known.
         configurations: what the convolutions can choose from, by the index of their operation: desirable sets in the
             order of workspace, so the first one is the papers' (m) and the last one (p). Empty where nothing is known;
             then `time_ms` and `scratch_bytes` stand.
@@ -40,6 +41,7 @@ class Costs:
     contention: float = 1.0
     duplex: float = 1.0
     granularity: int = 1
+    issue_ms: tuple[float, ...] = ()
     configurations: Mapping[int, tuple[Configuration, ...]] = field(default_factory=dict, compare=False)
 
     def __post_init__(self) -> None:
@@ -51,7 +53,7 @@ class Costs:
         for name in ("offload_bytes_per_ms", "prefetch_bytes_per_ms"):
             if not getattr(self, name) > 0:
                 raise InvalidValueError(f"costs of {self.device}: {name} {getattr(self, name)} is not above 0")
-        for name in ("time_ms", "scratch_bytes"):
+        for name in ("time_ms", "scratch_bytes", "issue_ms"):
             wrong = [each for each in getattr(self, name) if not 0 <= each < inf]
             if wrong:
                 raise InvalidValueError(
@@ -64,7 +66,7 @@ class Costs:
         Raises:
             InvalidValueError: if they do not.
         """
-        for name in ("time_ms", "scratch_bytes"):
+        for name in ("time_ms", "scratch_bytes", *(("issue_ms",) if self.issue_ms else ())):
             if len(getattr(self, name)) != operations:
                 raise InvalidValueError(
                     f"costs of {self.device} have {name} of {len(getattr(self, name))} operations, and the step has"

@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 import textwrap
+from time import sleep
 
 import pytest
 
@@ -216,8 +217,20 @@ def test_an_error_in_a_step_leaves_the_next_one_right():
 
 def test_the_clocks_own_events_count_as_nothing():
     device = torch.device("cuda", torch.cuda.current_device())
-    assert measure_operator(lambda: None, device, 5)[0] < 0.001
-    assert measure_operator(lambda: torch.ones(2**28, device=device), device, 5)[0] > 0.1
+    assert measure_operator(lambda: None, device, 5).time_ms < 0.001
+    assert measure_operator(lambda: torch.ones(2**28, device=device), device, 5).time_ms > 0.1
+
+
+def test_the_hosts_time_to_issue_an_operator_is_not_the_devices():
+    device = torch.device("cuda", torch.cuda.current_device())
+
+    def slowly():
+        sleep(0.003)
+        torch.ones(8, device=device)
+
+    quick, slow = (measure_operator(each, device, 5) for each in (lambda: torch.ones(2**28, device=device), slowly))
+    assert quick.issue_ms < quick.time_ms
+    assert slow.issue_ms > 3 > slow.time_ms
 
 
 def outcome(policy, budget=None, capped=False):

@@ -249,6 +249,12 @@ def test_a_chosen_configuration_gives_time_and_workspace_of_its_convolution_also
     assert (result.peak_bytes, result.compute_ms, result.recompute_ms) == (110, 8.0, 7.0)
 
 
+def test_the_host_issues_an_operation_that_runs_again_a_second_time():
+    builder = StepBuilder(default=10).run("0", "", "x", time=2.0).run("1", "x", "y", time=1.0)
+    result = simulated(builder, run(0), free(0), recompute(0), run(1), issue_ms=(0.25, 4.0))
+    assert (result.issue_ms, result.time_ms) == (4.5, 5.0)
+
+
 def test_buffers_are_held_during_the_whole_step():
     builder = StepBuilder().storage("a", 30).storage("b", 10).storage("c", 20)
     builder.run("0", "", "a", scratch=5).run("1", "a", "b", scratch=9).run("2", "b", "c")

@@ -72,6 +72,14 @@ def plan_lines(plan: MemoryPlan, costs: Costs, simulation: Simulation) -> list[s
     return [f"floor: {format_bytes(floor)}", _link(simulation), *_convolutions(plan), *_treatments(plan)]
 
 
+def issue_lines(simulation: Simulation) -> list[str]:
+    """Return in a line how long the host issues the operations of a step; none where that is not known."""
+    if not simulation.issue_ms:
+        return []
+    bound = ", longer than the device computes: it bounds the step" * (simulation.issue_ms > simulation.time_ms)
+    return [f"host: issues the operations of a step in {format_ms(simulation.issue_ms)}{bound}"]
+
+
 def _link(simulation: Simulation) -> str:
     if not simulation.offloaded_bytes:
         return "link: not used"

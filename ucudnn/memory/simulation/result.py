@@ -74,6 +74,7 @@ class Simulation:
             the number of actions where that is the end.
         lifetimes: all memory that the step takes and gives back, in the order of taking; persistent bytes, gradients,
             outputs and buffers of the plan are not among them.
+        issue_ms: time in which the host issues all operations, those that run again included; 0 where it is not known.
         event_ms: the time of each event that lifetimes count, from event 0, in milliseconds. What is taken at an event
             is taken at this time or later, before the next event.
     """
@@ -96,3 +97,4 @@ class Simulation:
     delayed: Mapping[int, int]
     lifetimes: tuple[Lifetime, ...]
     event_ms: tuple[float, ...]
+    issue_ms: float = 0.0

@@ -100,6 +100,7 @@ class _Walk:
         self.live = self.peak = fixed_bytes(plan, costs)
         self.peak_action = -1
         self.compute_ms = self.recompute_ms = self.contention_ms = self.wait_ms = self.memory_stall_ms = 0.0
+        self.issue, self.issued_ms = costs.issue_ms or (0.0,) * len(costs.time_ms), 0.0
         self.running: list[int] = []
         self.stalls: list[tuple[int, int]] = []
         self.last_freed = _ABSENT  # the storage whose offload ended last of those that were freed
@@ -193,6 +194,7 @@ class _Walk:
             delayed=self.delayed,
             lifetimes=tuple(sorted(self.lifetimes, key=_by_taking)),
             event_ms=tuple(self.event_ms),
+            issue_ms=self.issued_ms,
         )
 
     def _compute(self, operation: int, born: Sequence[int], dropped: Sequence[int]) -> None:
@@ -202,6 +204,7 @@ class _Walk:
         self._take(passing + sum(sizes[storage] for storage in born), self.graph.operation_name, operation)
         for storage in born:
             self._begin_life(storage)
+        self.issued_ms += self.issue[operation]
         self.running.append(self.live)
         now, begin = self.queues.now, self.event
         self.computing = True

@@ -14,7 +14,7 @@ from torch.autograd import forward_ad
 from ucudnn.errors import InvalidValueError
 from ucudnn.memory.costs import Costs
 from ucudnn.memory.plans.plan import MemoryPlan
-from ucudnn.memory.reports.plan_summary import backward_end_ms, plan_lines
+from ucudnn.memory.reports.plan_summary import backward_end_ms, issue_lines, plan_lines
 from ucudnn.memory.simulation.result import Simulation
 from ucudnn.memory.simulation.simulator import simulate
 from ucudnn.memory.torch.device_use.tensor_block import TakenBlock
@@ -284,7 +284,7 @@ class FittedStep(nn.Module):
             f" peak predicted {format_bytes(other.simulation.peak_bytes + usage.library_bytes)}"
             for other in self._others
         ]
-        told = [*self.stated.lines(), *usage.lines(), *beside, host]
+        told = [*self.stated.lines(), *usage.lines(), *beside, host, *issue_lines(self.simulation)]
         lines = [*told, *plan_lines(plan, costs, self.simulation), *others]
         return "\n".join([head, peak, time, *lines])
 

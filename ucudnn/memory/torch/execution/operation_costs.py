@@ -22,7 +22,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from statistics import median
 from time import perf_counter
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
@@ -45,6 +45,20 @@ _MOST_CONTENDED = 16  # kinds of operations that run beside copies
 _TURNS = 4  # how often each of them does; an even number has both directions
 _Operator = Callable[[], object]
 _Found = TypeVar("_Found")
+
+
+class OperatorCost(NamedTuple):
+    """What a call of an operator takes.
+
+    Attributes:
+        time_ms: median time on its device in milliseconds.
+        scratch_bytes: on a GPU, what it takes beyond what it returns; else None.
+        issue_ms: on a GPU, median time of the host to issue it; else 0.
+    """
+
+    time_ms: float
+    scratch_bytes: int | None
+    issue_ms: float
 
 
 def step_costs(graph: StepGraph, device: torch.device) -> Costs:
@@ -72,6 +86,7 @@ def measure_operations(program: StepProgram, estimated: Costs, *, budget: int | 
     on_gpu = device.type == "cuda"
     rooms = _rooms(program.graph, estimated, budget)
     times, scratch = list(estimated.time_ms), list(estimated.scratch_bytes)
+    issue = [0.0] * len(times)
     known: set[int] = {*program.outside}
     with (
         torch.random.fork_rng(devices=[device] if on_gpu else []),
@@ -85,7 +100,9 @@ def measure_operations(program: StepProgram, estimated: Costs, *, budget: int | 
                 continue
             known.update(operations)
             for operation in operations:
-                times[operation], scratch[operation] = found[0], scratch[operation] if found[1] is None else found[1]
+                times[operation], issue[operation] = found.time_ms, found.issue_ms
+                if found.scratch_bytes is not None:
+                    scratch[operation] = found.scratch_bytes
         gc.collect()
         most = None if rooms is None else max(rooms, default=0)
         cap.allow(most)
@@ -103,6 +120,7 @@ def measure_operations(program: StepProgram, estimated: Costs, *, budget: int | 
         prefetch_bytes_per_ms=links[1],
         contention=contention,
         memory_bytes=memory_bytes(device),
+        issue_ms=tuple(issue) if on_gpu else (),
     )
 
 
@@ -149,10 +167,8 @@ def _beside(
         return None
 
 
-def _measured(
-    program: StepProgram, alike: Sequence[int], room: int | None, repeats: int
-) -> tuple[float, int | None] | None:
-    """Return time and scratch of operations; None if they do not run on made-up operands, or not within their room."""
+def _measured(program: StepProgram, alike: Sequence[int], room: int | None, repeats: int) -> OperatorCost | None:
+    """Return what operations take; None if they do not run on made-up operands, or not within their room."""
     call = program.calls[alike[0]]
     phases = {program.graph.operations[operation].phase for operation in alike}
     sizes, types = _operand_sizes(call)
@@ -167,13 +183,13 @@ def _measured(
             found.append(
                 in_backward(lambda: _measured_below(operator, program.device, 1 if found else repeats), program.device)
             )
-        known = [scratch for _, scratch in found if scratch is not None]
-        return found[0][0], max(known, default=None)
+        known = [each.scratch_bytes for each in found if each.scratch_bytes is not None]
+        return found[0]._replace(scratch_bytes=max(known, default=None))
     except (RuntimeError, IndexError, ValueError):
         return None  # too little memory, or it wants operands of which nobody knows how to make them up
 
 
-def _measured_below(operator: _Operator, device: torch.device, repeats: int) -> tuple[float, int | None]:
+def _measured_below(operator: _Operator, device: torch.device, repeats: int) -> OperatorCost:
     with _below_autograd():
         return measure_operator(operator, device, repeats)
 
@@ -255,8 +271,8 @@ def _copied_bytes(room: int | None) -> int:
     return COPIED_BYTES if room is None else max(1, min(COPIED_BYTES, room // 2))
 
 
-def measure_operator(operator: Callable[[], object], device: torch.device, repeats: int) -> tuple[float, int | None]:
-    """Return the median time of a call in milliseconds, and on a GPU the bytes that it takes beyond what it returns."""
+def measure_operator(operator: Callable[[], object], device: torch.device, repeats: int) -> OperatorCost:
+    """Return what a call takes."""
     return _on_gpu(operator, repeats) if device.type == "cuda" else _on_cpu(operator, repeats)
 
 
@@ -320,30 +336,32 @@ def _base(size: int, dtype: torch.dtype, device: torch.device) -> Tensor:
     return base
 
 
-def _on_gpu(operator: _Operator, repeats: int) -> tuple[float, int | None]:
+def _on_gpu(operator: _Operator, repeats: int) -> OperatorCost:
     operator()  # chooses kernels, and may try several
     torch.cuda.synchronize()
     torch.cuda.reset_peak_memory_stats()
     result = operator()
     scratch = torch.cuda.max_memory_allocated() - torch.cuda.memory_allocated()
     del result
-    events = []
+    events, issued = [], []
     for _ in range(repeats):
         begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
         torch.cuda._sleep(AHEAD_CYCLES)
         begin.record()
+        issuing = perf_counter()
         operator()
+        issued.append((perf_counter() - issuing) * 1e3)
         end.record()
         events.append((begin, end))
     torch.cuda.synchronize()
-    return median(between_ms(begin, end) for begin, end in events), scratch
+    return OperatorCost(median(between_ms(begin, end) for begin, end in events), scratch, median(issued))
 
 
-def _on_cpu(operator: _Operator, repeats: int) -> tuple[float, int | None]:
+def _on_cpu(operator: _Operator, repeats: int) -> OperatorCost:
     operator()
     found = []
     for _ in range(repeats):
         begin = perf_counter()
         operator()
         found.append((perf_counter() - begin) * 1e3)
-    return median(found), None
+    return OperatorCost(median(found), None, 0.0)

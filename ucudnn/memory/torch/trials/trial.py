@@ -346,7 +346,8 @@ def _itself(loss: Any) -> Any:
 
 def _predicted_ms(fitted: FittedStep, *, capped: bool) -> float:
     stated = fitted.stated
-    return fitted.simulation.time_ms + stated.moved_ms + (stated.returned_ms if capped else 0.0)
+    on_device = fitted.simulation.time_ms + stated.moved_ms + (stated.returned_ms if capped else 0.0)
+    return max(on_device, fitted.simulation.issue_ms)
 
 
 def _counted_outside(fitted: FittedStep | None) -> int | None:

@@ -67,7 +67,7 @@ class TrialFigures:
             it may have no more than the budget leaves.
         moved: bytes that move within the device in each step, so that tensors lie side by side.
         predicted_ms: time of the plan and of these moves, and in a capped trial what giving pages back to the driver
-            takes.
+            takes; or the time in which the host issues its operations, if that is longer.
         floor: the least peak that any plan can reach by offloading and recomputing.
         allocated: most bytes that tensors had.
         reserved: most bytes that PyTorch's allocator took from the GPU.
