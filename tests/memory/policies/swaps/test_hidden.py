@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from tests.support.memory_plans import traced
 from tests.support.step_graphs import StepBuilder, random_steps
@@ -79,3 +80,36 @@ def test_compute_never_waits(step):
     graph, costs = step
     found = simulate(HiddenSwapPolicy().plan(graph, costs, None), costs)
     assert found.wait_ms <= 1e-9 * found.time_ms  # thirds of milliseconds are rounded
+
+
+def test_a_budget_that_the_step_keeps_anyway_moves_nothing():
+    peak = simulate(StockPolicy().plan(line().graph(), line().costs(), None), line().costs()).peak_bytes
+    assert not any(each.startswith("offload") for each in traced(planned(line(), peak)))
+
+
+def test_only_what_a_budget_asks_for_leaves_and_the_first_of_that():
+    graph = open_step("gpt2").with_batch(8)
+    costs = device_costs(load_device("h200"), graph)
+    everything = HiddenSwapPolicy().plan(graph, costs, None)
+    most, least = (simulate(plan, costs).peak_bytes for plan in (StockPolicy().plan(graph, costs, None), everything))
+    budget = (most + least) // 2
+    part = HiddenSwapPolicy().plan(graph, costs, budget)
+    leaving = [[each for each in traced(plan) if each.startswith("offload")] for plan in (part, everything)]
+    assert 0 < len(leaving[0]) < len(leaving[1])
+    assert leaving[0] == leaving[1][: len(leaving[0])]
+    found, whole = simulate(part, costs), simulate(everything, costs)
+    assert found.peak_bytes <= budget < most
+    assert found.offloaded_bytes < 0.75 * whole.offloaded_bytes
+    assert found.time_ms < whole.time_ms
+
+
+@given(step=random_steps(), share=st.floats(0, 1))
+@settings(max_examples=60, deadline=None)
+def test_no_more_leaves_within_a_budget_than_without_one(step, share):
+    graph, costs = step
+    whole = simulate(HiddenSwapPolicy().plan(graph, costs, None), costs)
+    most = simulate(StockPolicy().plan(graph, costs, None), costs).peak_bytes
+    budget = whole.peak_bytes + int(share * (most - whole.peak_bytes))
+    found = simulate(HiddenSwapPolicy().plan(graph, costs, budget), costs)
+    assert found.peak_bytes <= budget
+    assert found.offloaded_bytes <= whole.offloaded_bytes
