@@ -45,7 +45,7 @@ def test_a_step_is_read_as_it_was_written(tmp_path, name):
 @pytest.mark.parametrize("name", ["step.json", "step.json.gz"])
 def test_what_was_measured_is_read_as_it_was_written(tmp_path, name):
     builder = StepBuilder().run("a", "", "y", time=1.5, scratch=7).run("b", "y", "z", time=0.25)
-    graph, measured = builder.graph(), builder.costs(granularity=512, contention=1.16)
+    graph, measured = builder.graph(), builder.costs(granularity=512, contention=1.16, issue_ms=(0.5, 0.25))
     save_step(graph, tmp_path / name, measured)
     assert load_measured(tmp_path / name) == measured
     assert load_step(tmp_path / name) == graph
@@ -145,6 +145,8 @@ def test_what_cannot_be_read_is_named(data, message):
         ("time_ms", [1e308, 1], "measured time_ms 1e+308 is no number"),
         ("scratch_bytes", [0.5, 1], "measured scratch_bytes 0.5 is no whole number"),
         ("scratch_bytes", [1], "1 operations were measured of 2"),
+        ("issue_ms", [1], "1 operations were measured of 2"),
+        ("issue_ms", [-1, 1], "measured issue_ms -1 is no number from 0 to 1e+18"),
         ("memory_bytes", None, "measured memory_bytes None is no whole number"),
         ("granularity", 512.0, "measured granularity 512.0 is no whole number"),
         ("offload_bytes_per_ms", 1e-300, "measured offload_bytes_per_ms 1e-300 is no number from 1e-06"),

@@ -63,7 +63,7 @@ def load_measured(path: Path) -> Costs | None:
         raise StepFileError(f"step {path}: {error}") from error
     except UNREADABLE as error:
         raise StepFileError(f"step {path} cannot be read: {type(error).__name__}: {error}") from error
-    for values in (found.time_ms, found.scratch_bytes):
+    for values in (found.time_ms, found.scratch_bytes, *((found.issue_ms,) if found.issue_ms else ())):
         if len(values) != len(graph.operations):
             raise StepFileError(f"step {path}: {len(values)} operations were measured of {len(graph.operations)}")
     return found
@@ -202,7 +202,7 @@ def _decode_measured(given: Any) -> Costs:
         what = f"measured {name}"
         if name == "device":
             text(value, what)
-        elif name == "time_ms":
+        elif name in ("time_ms", "issue_ms"):
             fields[name] = tuple(number(each, what) for each in entries(value, what))
         elif name == "scratch_bytes":
             fields[name] = _wholes(value, what)
