@@ -3,6 +3,7 @@
 import csv
 import io
 import json
+from dataclasses import replace
 
 import pytest
 
@@ -51,6 +52,18 @@ def test_a_sum_in_another_order_is_no_negative_percentage():
     found = compare_policies(graph, costs, None, ["vdnn-ext-conv-p"])
     assert found.rows[0].simulation.time_ms < sum(costs.time_ms)
     assert next(cell for cell in found.cells()[0] if "%" in cell) == "0.0%"
+
+
+def test_plans_that_wait_for_the_host_are_named(step):
+    graph, costs = step
+    time_ms = simulate(find_policy("stock").plan(graph, costs, None), costs).time_ms
+    short, long = (
+        replace(costs, issue_ms=(share * time_ms / len(graph.operations),) * len(graph.operations))
+        for share in (0.99, 1.01)
+    )
+    assert len(compare_policies(graph, short, None, ["stock"]).lines()) == 1
+    (_, line) = compare_policies(graph, long, None, ["stock"]).lines()
+    assert line.startswith("stock waits for the host, which issues its operations in ")
 
 
 def test_csv_and_json_have_the_figures(step):

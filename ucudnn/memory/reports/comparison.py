@@ -111,10 +111,15 @@ class PolicyComparison:
         return table
 
     def lines(self) -> list[str]:
-        """Return the floor, and why policies have no plan, a line each."""
+        """Return the floor, which plans wait for the host, and why policies have no plan, a line each."""
         floor = f"floor {format_bytes(self.floor_bytes)}; device memory {format_bytes(self.costs.memory_bytes)};"
         floor += " the last columns are fragmentation: by how much each pool is larger than its live bytes"
-        return [floor, *(row.reason for row in self.rows if row.reason)]
+        bound = [
+            f"{row.policy} waits for the host, which issues its operations in {format_ms(row.simulation.issue_ms)}"
+            for row in self.rows
+            if row.simulation is not None and row.simulation.issue_ms > row.simulation.time_ms
+        ]
+        return [floor, *bound, *(row.reason for row in self.rows if row.reason)]
 
     def to_dict(self) -> dict[str, Any]:
         """Return everything, for JSON; sizes in bytes, times in milliseconds."""
