@@ -11,6 +11,7 @@ too, so the result is never worse.
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import product
+from math import inf
 from random import Random
 
 from ucudnn.memory.pools.best_fit import BestFitPool
@@ -71,6 +72,7 @@ class _Search:
         starts: dict[int, _Try] = {}  # by extent: tries of the same extent are often the same
         for order, lowest in product(self._orders(), (False, True)):
             found = self._place(order, lowest=lowest)
+            assert found is not None
             if found.extent <= self._enough:
                 return found
             starts.setdefault(found.extent, found)
@@ -89,10 +91,12 @@ class _Search:
         for number in range(tries):
             if number % _TRIES_FROM_ONE == 0:
                 current = best
-            found = self._place(self._changed(current), lowest=self._random.random() < 0.5)
+            order, lowest = self._changed(current), self._random.random() < 0.5
             allowed = 1 + _WORSE * self._random.random() * (1 - number / tries)
-            if found.extent <= current.extent * allowed:
-                current = found
+            found = self._place(order, lowest=lowest, most=current.extent * allowed)
+            if found is None:
+                continue
+            current = found
             if found.extent < best.extent:
                 best = found
             if best.extent <= self._enough:
@@ -141,17 +145,23 @@ class _Search:
             order.update(dict.fromkeys(sorted(new, key=lambda index: (-self._sizes[index], index))))
         return [*order]
 
-    def _place(self, order: Sequence[int], *, lowest: bool) -> _Try:
-        """Place the pieces in an order, each into the lowest or the smallest gap that is large enough."""
+    def _place(self, order: Sequence[int], *, lowest: bool, most: float = inf) -> _Try | None:
+        """Place the pieces in an order, each into the lowest or the smallest gap that is large enough.
+
+        Returns:
+            None as soon as a piece ends above the most bytes, because such a try is not looked at.
+        """
         sizes = self._sizes
-        addresses = [-1] * len(sizes)
+        spans: list[tuple[int, int] | None] = [None] * len(sizes)
         extent = 0
         for index in order:
-            beside = (other for other in self._beside[index] if addresses[other] >= 0)
-            taken = sorted([(addresses[other], addresses[other] + sizes[other]) for other in beside])
-            addresses[index] = _gap(taken, sizes[index], lowest)
-            extent = max(extent, addresses[index] + sizes[index])
-        return _Try(order=order, addresses=addresses, extent=extent)
+            taken = sorted(filter(None, map(spans.__getitem__, self._beside[index])))
+            address = _gap(taken, sizes[index], lowest)
+            extent = max(extent, address + sizes[index])
+            if extent > most:
+                return None
+            spans[index] = address, address + sizes[index]
+        return _Try(order=order, addresses=[span[0] for span in spans if span is not None], extent=extent)
 
 
 def _fill(lifetimes: Sequence[Lifetime], addresses: dict[int, int]) -> None:
