@@ -4,7 +4,7 @@ Tracing needs no memory and no GPU: the tensors are fake, which have shapes and 
 """
 
 import gc
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
 from dataclasses import replace
 
@@ -18,14 +18,12 @@ from ucudnn.memory.costs import Costs
 from ucudnn.memory.graph import Role, StepGraph
 from ucudnn.memory.torch.assemble import TracedStep, TracedSubject, assemble
 from ucudnn.memory.torch.measure import measure
+from ucudnn.memory.torch.progress import Progress
 from ucudnn.memory.torch.provenance import Provenance
 from ucudnn.memory.torch.tracer import Tracer
 from ucudnn.memory.torch.training_step import TrainingRecipe, TrainingStep, make_step
 from ucudnn.problem import MathMode
 from ucudnn.torch.model_timing import running
-
-Progress = Callable[[str], None]
-"""A function that is called with what is about to be done."""
 
 
 def record(recipe: TrainingRecipe, *, progress: Progress = lambda _: None) -> StepGraph:

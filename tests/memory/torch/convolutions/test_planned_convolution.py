@@ -115,9 +115,12 @@ def test_a_small_workspace_divides_mini_batches(poisoned_memory):
         nn.Linear(4096, 5),
     )
     model, inputs = nn.Sequential(*layers), (torch.randn(8, 3, 16, 16), torch.randint(5, (8,)))
-    options = {**DIVIDED, "workspace_limit": within}
+    options, told = {**DIVIDED, "workspace_limit": within}, []
     loss = functional.cross_entropy
-    step = ucudnn.memory.fit(model, inputs, loss=loss, policy="vdnn-conv-p", convolutions=options, debug=True)
+    step = ucudnn.memory.fit(
+        model, inputs, loss=loss, policy="vdnn-conv-p", convolutions=options, debug=True, progress=told.append
+    )
+    assert "measuring the algorithms of 5 kernels of convolutions" in told
     check_precise(step, model, inputs, loss)
     plans = [function.plan for function in functions(step).values()]
     assert max(plan.workspace_bytes for plan in plans) <= within

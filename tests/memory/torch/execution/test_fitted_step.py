@@ -77,6 +77,16 @@ def test_fit_itself_computes_nothing():
     assert all(parameter.grad is None for parameter in model.parameters())
 
 
+def test_fit_says_what_it_does():
+    told = []
+    step, inputs, _ = fitted_in_place(progress=told.append)
+    assert told == ["tracing InPlace", f"planning {len(step.plan.graph.operations)} operations"]
+    step(inputs[0][:1], inputs[1][:1]).backward()
+    assert len(told) == 4  # a smaller mini-batch has a plan of its own
+    with pytest.raises(InvalidValueError, match="progress=5 is no function"):
+        fitted_in_place(progress=5)
+
+
 def test_gradients_accumulate_over_steps():
     step, inputs, loss = fitted_in_place()
     plain = copy.deepcopy(step.model)

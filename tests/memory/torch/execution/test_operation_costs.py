@@ -1,6 +1,8 @@
 """Tests of the costs of single operations: all operations of real steps run on made-up operands, and leave no trace."""
 
+import re
 from dataclasses import replace
+from itertools import count
 
 import pytest
 
@@ -16,6 +18,7 @@ from ucudnn.memory.torch.execution import operation_costs  # noqa: E402
 from ucudnn.memory.torch.execution.operation_costs import measure_operations, step_costs  # noqa: E402
 from ucudnn.memory.torch.execution.step_program import StepSubject  # noqa: E402
 from ucudnn.memory.torch.execution.tracing.step_trace import trace_program  # noqa: E402
+from ucudnn.memory.torch.progress import Stages  # noqa: E402
 
 UNKNOWN = 12345.0
 
@@ -35,8 +38,8 @@ def program_of(name, optimizer):
 
 def measured(program):
     costs = device_costs(load_device("h200"), program.graph)
-    count = len(program.graph.operations)
-    unknown = replace(costs, time_ms=(UNKNOWN,) * count, scratch_bytes=(7,) * count, configurations={})
+    number = len(program.graph.operations)
+    unknown = replace(costs, time_ms=(UNKNOWN,) * number, scratch_bytes=(7,) * number, configurations={})
     return measure_operations(program, unknown, repeats=1)
 
 
@@ -54,6 +57,19 @@ def test_every_operation_is_measured(name, optimizer):
     assert set(costs.scratch_bytes) == {7}  # a CPU's scratch stays as it was estimated
     assert costs.device == "cpu"
     assert costs.offload_bytes_per_ms > 1e5
+
+
+def test_measuring_says_how_far_it_is():
+    told, program = [], program_of("unet3d", "sgd")
+    costs = device_costs(load_device("h200"), program.graph)
+    seconds = count(step=3.0)
+    measure_operations(program, costs, repeats=1, stages=Stages(told.append, clock=lambda: next(seconds)))
+    first, *parts, last = told
+    kinds = int(re.fullmatch(r"measuring (\d+) kinds of operations", first)[1])
+    assert last == "measuring copies, and operations beside them"
+    done = [int(re.fullmatch(rf"{first}: (\d+) of {kinds}", part)[1]) for part in parts]
+    assert 1 < len(done) < kinds
+    assert done == sorted(set(done))
 
 
 @pytest.mark.parametrize("trials", [False, True])

@@ -16,6 +16,7 @@ from torch import Tensor
 from ucudnn.backends.base import ComputeBackend
 from ucudnn.benchmarking.benchmark import Benchmark
 from ucudnn.benchmarking.factory import open_benchmark
+from ucudnn.benchmarking.measurer import Progress as Measured
 from ucudnn.benchmarking.request import Request, request_of
 from ucudnn.configuration import Configuration
 from ucudnn.errors import InvalidValueError, SettingsError, UcudnnError
@@ -27,6 +28,7 @@ from ucudnn.memory.torch.device_use.allocator import AllocatorCap
 from ucudnn.memory.torch.execution.operation_costs import measure_operator
 from ucudnn.memory.torch.execution.step_program import StepProgram
 from ucudnn.memory.torch.measure import memory_bytes
+from ucudnn.memory.torch.progress import Stages
 from ucudnn.memory.torch.tracer import TracedTensor
 from ucudnn.planning.float32_sums import preferred, rounds_often, summed_configurations, summed_request
 from ucudnn.problem import ConvolutionProblem
@@ -85,7 +87,7 @@ class ConvolutionChoices:
             raise SettingsError(f"unknown settings {unknown}: there are the options of ucudnn.Handle")
         return cls(program, Settings.load(**given), effort)
 
-    def measured(self, costs: Costs, budget: int | None) -> Costs:
+    def measured(self, costs: Costs, budget: int | None, stages: Stages | None = None) -> Costs:
         """Return the costs of the step with the desirable sets of its convolutions.
 
         A kernel that cannot be measured has none, and PyTorch computes it.
@@ -93,6 +95,7 @@ class ConvolutionChoices:
         Args:
             costs: the costs without them.
             budget: bytes that measuring must not exceed, with all that is allocated now; None for the device's memory.
+            stages: are told which kernels are measured; None tells nothing.
         """
         device = self._program.device
         room = memory_bytes(device) if budget is None else budget
@@ -102,7 +105,7 @@ class ConvolutionChoices:
         requests = {problem: request for problem, request in requests.items() if request.limit_bytes >= 0}
         with AllocatorCap(device) as cap:
             cap.allow(None if budget is None else room)
-            fronts = self._fronts(requests)
+            fronts = self._fronts(requests, stages or Stages())
         besides = self._besides(costs.granularity)
         found = {
             operation: tuple(_with(each, *besides[operation]) for each in fronts[kernel.problem])
@@ -152,8 +155,18 @@ class ConvolutionChoices:
             limit = min(limit, self._settings.workspace_limit_bytes)
         return request_of(problem, self._settings, limit)
 
-    def _fronts(self, requests: Mapping[ConvolutionProblem, Request]) -> dict[ConvolutionProblem, _Front]:
-        benchmark = open_benchmark(self._backend, self._settings, effort=self._effort)
+    def _fronts(
+        self, requests: Mapping[ConvolutionProblem, Request], stages: Stages
+    ) -> dict[ConvolutionProblem, _Front]:
+        stages.begin(f"measuring the algorithms of {len(requests)} kernels of convolutions")
+        finished = set[ConvolutionProblem]()
+
+        def listen(measured: Measured) -> None:
+            if measured.done == measured.total:
+                finished.add(measured.problem)
+            stages.done(len(finished), len(requests))
+
+        benchmark = open_benchmark(self._backend, self._settings, effort=self._effort, listener=listen)
         with suppress(UcudnnError):  # if one of them cannot be computed, that is found below
             benchmark.explore([*requests.values()])  # faster than one after another
         return {problem: self._front(request, benchmark) for problem, request in requests.items()}

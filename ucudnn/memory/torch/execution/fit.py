@@ -33,6 +33,7 @@ from ucudnn.memory.torch.execution.tracing.garbage import only_new_collected
 from ucudnn.memory.torch.execution.tracing.step_arguments import step_subject
 from ucudnn.memory.torch.execution.tracing.step_trace import trace_program
 from ucudnn.memory.torch.execution.transfers import Transfers
+from ucudnn.memory.torch.progress import Progress, Stages
 from ucudnn.settings import Settings
 from ucudnn.units import parse_bytes
 
@@ -53,6 +54,7 @@ def fit(
     convolutions: str | Mapping[str, Any] | None = None,
     debug: bool = False,
     host_memory: int | str | None = None,
+    progress: Progress | None = None,
 ) -> FittedStep:
     """Return a model that trains within a memory budget; the training loop stays as it is.
 
@@ -86,6 +88,8 @@ def fit(
         debug: poisons storages before they are freed, and checks that they are gone after it.
         host_memory: most bytes of the host's memory for what is offloaded, as a number or a text; None for half of the
             machine's memory. What the container leaves to this process bounds it, too.
+        progress: a function that is called with what is about to be done, and every five seconds with how far it is,
+            such as `print`. Planning a step of other arguments later calls it, too.
 
     Raises:
         BudgetError: if no plan keeps the budget, or none keeps the host's memory; the step has not run then.
@@ -98,7 +102,16 @@ def fit(
     limit = None if budget is None else parse_bytes(budget)
     on_gpu = any(each.is_cuda for each in model.parameters())
     host = None if host_memory is None else parse_bytes(host_memory)
-    return fit_subject(subject, limit, policy, measured=on_gpu, convolutions=convolutions, debug=debug, host_bytes=host)
+    return fit_subject(
+        subject,
+        limit,
+        policy,
+        measured=on_gpu,
+        convolutions=convolutions,
+        debug=debug,
+        host_bytes=host,
+        progress=progress,
+    )
 
 
 @only_new_collected()
@@ -111,6 +124,7 @@ def fit_subject(
     convolutions: str | Mapping[str, Any] | None = None,
     debug: bool = False,
     host_bytes: int | None = None,
+    progress: Progress | None = None,
 ) -> FittedStep:
     """Return a model that trains within a budget in bytes, as `fit` does.
 
@@ -123,6 +137,7 @@ def fit_subject(
         convolutions: as in `fit`.
         debug: as in `fit`.
         host_bytes: most bytes of the host's memory for what is offloaded; None for half of the machine's.
+        progress: as in `fit`.
 
     Raises:
         BudgetError: if no plan keeps the budget; below the floor without scratch, nothing has run then.
@@ -130,16 +145,22 @@ def fit_subject(
         StepGraphError: if the step depends on values of tensors.
     """
     chosen_policies(policy)  # an unknown one is refused before anything is traced or measured
-    program = trace_program(subject, type(subject.model).__name__, _batch(subject))
+    stages, name = Stages(progress), type(subject.model).__name__
+    stages.begin(f"tracing {name}")
+    program = trace_program(subject, name, _batch(subject))
     stated = replace(stated_budget(limit, program.device, libraries=False), host_bytes=host_bytes)
     _check_floor(subject, program.graph, step_costs(program.graph, program.device), stated)
-    planning = _Planning.measured(subject, program, stated, policy, convolutions, measured=measured, debug=debug)
+    planning = _Planning.measured(
+        subject, program, stated, policy, convolutions, stages, measured=measured, debug=debug
+    )
+    stages.begin(f"planning {len(program.graph.operations)} operations")
     bare = subject.without_sample()
     options: dict[str, Any] = {
         "measured": measured,
         "convolutions": convolutions,
         "debug": debug,
         "host_bytes": host_bytes,
+        "progress": progress,
     }
 
     def again(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> FittedStep:
@@ -226,6 +247,7 @@ class _Planning:
         stated: StatedBudget,
         policy: str | MemoryPolicy,
         convolutions: str | Mapping[str, Any] | None,
+        stages: Stages,
         **options: bool,
     ) -> Self:
         """Return how plans are made, when what they are made of has been measured; options as in `fit_subject`."""
@@ -234,10 +256,10 @@ class _Planning:
         earlier, fixed = stated, "" if limit is None else expand_segments(device)
         stated = replace(stated_budget(limit, device, libraries=True), host_bytes=stated.host_bytes)
         if options["measured"]:
-            costs = measure_operations(program, costs, budget=stated.plan_bytes)
+            costs = measure_operations(program, costs, budget=stated.plan_bytes, stages=stages)
         choices = None if convolutions is None else ConvolutionChoices.asked(program, convolutions)
         if choices is not None:
-            costs = choices.measured(costs, stated.plan_bytes)
+            costs = choices.measured(costs, stated.plan_bytes, stages)
         if limit is not None:  # kernels that were loaded meanwhile count
             stated = replace(with_loaded_kernels(stated, earlier, device), fixed_segments=fixed)
         return cls(

@@ -37,6 +37,7 @@ from ucudnn.memory.torch.contended import CopiesBeside, alone_and_beside
 from ucudnn.memory.torch.device_use.allocator import AllocatorCap
 from ucudnn.memory.torch.execution.step_program import StepProgram
 from ucudnn.memory.torch.measure import AHEAD_CYCLES, COPIED_BYTES, bandwidth, between_ms, memory_bytes
+from ucudnn.memory.torch.progress import Stages
 from ucudnn.memory.torch.tracer import TracedCall, TracedTensor
 
 _GRANULARITY = {"cuda": 512, "cpu": 1}  # bytes of which PyTorch's allocators count multiples
@@ -72,7 +73,14 @@ def step_costs(graph: StepGraph, device: torch.device) -> Costs:
     )
 
 
-def measure_operations(program: StepProgram, estimated: Costs, *, budget: int | None = None, repeats: int = 5) -> Costs:
+def measure_operations(
+    program: StepProgram,
+    estimated: Costs,
+    *,
+    budget: int | None = None,
+    repeats: int = 5,
+    stages: Stages | None = None,
+) -> Costs:
     """Return the costs of a step as measured; random numbers that the program draws later stay the same.
 
     Args:
@@ -81,8 +89,9 @@ def measure_operations(program: StepProgram, estimated: Costs, *, budget: int | 
             on a CPU that is scratch.
         budget: bytes that a plan may use, storages that stay included; None bounds nothing.
         repeats: how often each operation is timed; the medians count.
+        stages: are told what is measured; None tells nothing.
     """
-    device = program.device
+    device, stages = program.device, stages or Stages()
     on_gpu = device.type == "cuda"
     rooms = _rooms(program.graph, estimated, budget)
     times, scratch = list(estimated.time_ms), list(estimated.scratch_bytes)
@@ -92,7 +101,10 @@ def measure_operations(program: StepProgram, estimated: Costs, *, budget: int | 
         torch.random.fork_rng(devices=[device] if on_gpu else []),
         AllocatorCap(device) as cap,
     ):
-        for operations in _alike(program).values():
+        kinds = [*_alike(program).values()]
+        stages.begin(f"measuring {len(kinds)} kinds of operations")
+        for number, operations in enumerate(kinds):
+            stages.done(number, len(kinds))
             room = None if rooms is None else min(rooms[operation] for operation in operations)
             cap.allow(room)
             found = _measured(program, operations, room, repeats)
@@ -106,6 +118,7 @@ def measure_operations(program: StepProgram, estimated: Costs, *, budget: int | 
         gc.collect()
         most = None if rooms is None else max(rooms, default=0)
         cap.allow(most)
+        stages.begin("measuring copies, and operations beside them")
         links = _links(device, most)
         contention = _contention(program, times, rooms, min(links)) if on_gpu else estimated.contention
     if on_gpu:  # the blocks of operands would stay in the allocator's cache, where the step's do not fit well
