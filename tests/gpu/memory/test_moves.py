@@ -13,7 +13,7 @@ from tests.support.plain_training import Race, train  # noqa: E402
 from tests.support.small_networks import small_network  # noqa: E402
 from ucudnn.memory.policies.choice import make_plan  # noqa: E402
 from ucudnn.memory.torch.device_use.usage import library_workspace_bytes, outside_bytes  # noqa: E402
-from ucudnn.memory.torch.execution.fit import fit, fit_subject  # noqa: E402
+from ucudnn.memory.torch.execution.fit import FitOptions, fit, fit_subject  # noqa: E402
 from ucudnn.memory.torch.trials.trial import run_apart  # noqa: E402
 from ucudnn.memory.torch.trials.trial_result import PYTORCH, TrialSettings  # noqa: E402
 
@@ -47,7 +47,7 @@ def test_a_budget_takes_its_block_before_the_first_step_and_keeps_bytes_for_the_
     trained.model.zero_grad()
     device = torch.device("cuda", torch.cuda.current_device())
     budget = 2**30 + torch.cuda.memory_allocated() + outside_bytes(device)
-    step = fit_subject(trained.subject, budget, "checkpoint", measured=True)
+    step = fit_subject(trained.subject, budget, "checkpoint", FitOptions(measured=True))
     assert step._block is not None
     assert step._block.taken
     assert torch.cuda.memory_reserved() + outside_bytes(device) <= budget

@@ -16,7 +16,7 @@ from tests.support.plain_training import Race, state_of, train  # noqa: E402
 from ucudnn.memory.plans.actions import ActionKind  # noqa: E402
 from ucudnn.memory.policies.catalog import POLICIES  # noqa: E402
 from ucudnn.memory.policies.choice import make_plan  # noqa: E402
-from ucudnn.memory.torch.execution.fit import fit, fit_subject  # noqa: E402
+from ucudnn.memory.torch.execution.fit import FitOptions, fit, fit_subject  # noqa: E402
 from ucudnn.memory.torch.execution.tracing.step_arguments import step_subject  # noqa: E402
 from ucudnn.memory.torch.record import record, record_measured, trace_step  # noqa: E402
 from ucudnn.memory.torch.training_step import TrainingRecipe, TrainingStep  # noqa: E402
@@ -166,9 +166,7 @@ def test_operations_are_measured_on_operands_without_elements(kind):
         step_subject(model, inputs, loss, None),
         None,
         "auto",
-        measured=True,
-        convolutions="undivided" if kind in ("images", "no images") else None,
-        debug=True,
+        FitOptions(measured=True, convolutions="undivided" if kind in ("images", "no images") else None, debug=True),
     )
     found = []
     for trained, call in ((plain, lambda *given: loss(plain(*given[:-1]), given[-1])), (model, step)):

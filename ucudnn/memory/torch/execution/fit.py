@@ -102,42 +102,39 @@ def fit(
     limit = None if budget is None else parse_bytes(budget)
     on_gpu = any(each.is_cuda for each in model.parameters())
     host = None if host_memory is None else parse_bytes(host_memory)
-    return fit_subject(
-        subject,
-        limit,
-        policy,
-        measured=on_gpu,
-        convolutions=convolutions,
-        debug=debug,
-        host_bytes=host,
-        progress=progress,
-    )
+    options = FitOptions(measured=on_gpu, convolutions=convolutions, debug=debug, host_bytes=host, progress=progress)
+    return fit_subject(subject, limit, policy, options)
 
 
-@only_new_collected()
-def fit_subject(
-    subject: StepSubject,
-    limit: int | None,
-    policy: str | MemoryPolicy,
-    *,
-    measured: bool,
-    convolutions: str | Mapping[str, Any] | None = None,
-    debug: bool = False,
-    host_bytes: int | None = None,
-    progress: Progress | None = None,
-) -> FittedStep:
-    """Return a model that trains within a budget in bytes, as `fit` does.
+@dataclass(frozen=True, kw_only=True)
+class FitOptions:
+    """How a step is fitted.
 
-    Args:
-        subject: what is trained.
-        limit: the budget, in bytes; None bounds nothing.
-        policy: as in `fit`.
+    Attributes:
         measured: whether each operation runs by itself before the plan is made, which gives its time, and on a GPU its
             scratch. Otherwise times are those of a device profile, and operations have no scratch.
         convolutions: as in `fit`.
         debug: as in `fit`.
         host_bytes: most bytes of the host's memory for what is offloaded; None for half of the machine's.
         progress: as in `fit`.
+    """
+
+    measured: bool
+    convolutions: str | Mapping[str, Any] | None = None
+    debug: bool = False
+    host_bytes: int | None = None
+    progress: Progress | None = None
+
+
+@only_new_collected()
+def fit_subject(subject: StepSubject, limit: int | None, policy: str | MemoryPolicy, options: FitOptions) -> FittedStep:
+    """Return a model that trains within a budget in bytes, as `fit` does.
+
+    Args:
+        subject: what is trained.
+        limit: the budget, in bytes; None bounds nothing.
+        policy: as in `fit`.
+        options: how.
 
     Raises:
         BudgetError: if no plan keeps the budget; below the floor without scratch, nothing has run then.
@@ -145,26 +142,17 @@ def fit_subject(
         StepGraphError: if the step depends on values of tensors.
     """
     chosen_policies(policy)  # an unknown one is refused before anything is traced or measured
-    stages, name = Stages(progress), type(subject.model).__name__
+    stages, name = Stages(options.progress), type(subject.model).__name__
     stages.begin(f"tracing {name}")
     program = trace_program(subject, name, _batch(subject))
-    stated = replace(stated_budget(limit, program.device, libraries=False), host_bytes=host_bytes)
+    stated = replace(stated_budget(limit, program.device, libraries=False), host_bytes=options.host_bytes)
     _check_floor(subject, program.graph, step_costs(program.graph, program.device), stated)
-    planning = _Planning.measured(
-        subject, program, stated, policy, convolutions, stages, measured=measured, debug=debug
-    )
+    planning = _Planning.measured(subject, program, stated, policy, options, stages)
     stages.begin(f"planning {len(program.graph.operations)} operations")
     bare = subject.without_sample()
-    options: dict[str, Any] = {
-        "measured": measured,
-        "convolutions": convolutions,
-        "debug": debug,
-        "host_bytes": host_bytes,
-        "progress": progress,
-    }
 
     def again(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> FittedStep:
-        return fit_subject(replace(bare, args=args, kwargs=kwargs), limit, policy, **options)
+        return fit_subject(replace(bare, args=args, kwargs=kwargs), limit, policy, options)
 
     return planning.fitted(subject, again, step_meter(program.device))
 
@@ -246,18 +234,18 @@ class _Planning:
         program: StepProgram,
         stated: StatedBudget,
         policy: str | MemoryPolicy,
-        convolutions: str | Mapping[str, Any] | None,
+        options: FitOptions,
         stages: Stages,
-        **options: bool,
     ) -> Self:
-        """Return how plans are made, when what they are made of has been measured; options as in `fit_subject`."""
+        """Return how plans are made, when what they are made of has been measured."""
         device, limit = program.device, stated.limit_bytes
         costs = step_costs(program.graph, device)
         earlier, fixed = stated, "" if limit is None else expand_segments(device)
         stated = replace(stated_budget(limit, device, libraries=True), host_bytes=stated.host_bytes)
-        if options["measured"]:
+        if options.measured:
             costs = measure_operations(program, costs, budget=stated.plan_bytes, stages=stages)
-        choices = None if convolutions is None else ConvolutionChoices.asked(program, convolutions)
+        asked = options.convolutions
+        choices = None if asked is None else ConvolutionChoices.asked(program, asked)
         if choices is not None:
             costs = choices.measured(costs, stated.plan_bytes, stages)
         if limit is not None:  # kernels that were loaded meanwhile count
@@ -269,7 +257,7 @@ class _Planning:
             policy=policy,
             room=allocator_room(program, stated, subject.optimizers, lambda: least_plan(program.graph, costs, policy)),
             choices=choices,
-            debug=options["debug"],
+            debug=options.debug,
         )
 
     def fitted(self, subject: StepSubject, again: _Again, meter: StepMeter | None) -> FittedStep:

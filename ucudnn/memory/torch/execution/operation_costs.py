@@ -97,10 +97,7 @@ def measure_operations(
     times, scratch = list(estimated.time_ms), list(estimated.scratch_bytes)
     issue = [0.0] * len(times)
     known: set[int] = {*program.outside}
-    with (
-        torch.random.fork_rng(devices=[device] if on_gpu else []),
-        AllocatorCap(device) as cap,
-    ):
+    with torch.random.fork_rng(devices=[device] if on_gpu else []), AllocatorCap(device) as cap:
         kinds = [*_alike(program).values()]
         stages.begin(f"measuring {len(kinds)} kinds of operations")
         for number, operations in enumerate(kinds):

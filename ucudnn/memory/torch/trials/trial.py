@@ -19,7 +19,7 @@ from ucudnn.memory.graph import Phase
 from ucudnn.memory.liveness import measure_liveness
 from ucudnn.memory.simulation.result import Queue
 from ucudnn.memory.torch.device_use.usage import library_workspace_bytes, outside_bytes, read_outside
-from ucudnn.memory.torch.execution.fit import fit_subject
+from ucudnn.memory.torch.execution.fit import FitOptions, fit_subject
 from ucudnn.memory.torch.execution.fitted_step import FittedStep
 from ucudnn.memory.torch.execution.step_program import StepSubject
 from ucudnn.memory.torch.execution.tracing.step_arguments import step_subject
@@ -274,10 +274,8 @@ class PolicyTrial:
         settings = self.settings
         with step.autocast():
             subject = trial_subject(step)
-            convolutions = settings.convolutions or None
-            return fit_subject(
-                subject, settings.budget_bytes, settings.policy, measured=True, convolutions=convolutions
-            )
+            options = FitOptions(measured=True, convolutions=settings.convolutions or None)
+            return fit_subject(subject, settings.budget_bytes, settings.policy, options)
 
     def _cap(self) -> None:
         """Let PyTorch's allocator have what the budget leaves, if the trial is capped."""
