@@ -149,7 +149,7 @@ class _Search:
         """Place the pieces in an order, each into the lowest or the smallest gap that is large enough.
 
         Returns:
-            None as soon as a piece ends above the most bytes, because such a try is not looked at.
+            None if a piece ends above `most` bytes, because nobody looks at such a try.
         """
         sizes = self._sizes
         spans: list[tuple[int, int] | None] = [None] * len(sizes)

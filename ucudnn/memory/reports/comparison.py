@@ -117,7 +117,7 @@ class PolicyComparison:
         bound = [
             f"{row.policy} waits for the host, which issues its operations in {format_ms(row.simulation.issue_ms)}"
             for row in self.rows
-            if row.simulation is not None and row.simulation.issue_ms > row.simulation.time_ms
+            if row.simulation is not None and row.simulation.waits_for_host
         ]
         return [floor, *bound, *(row.reason for row in self.rows if row.reason)]
 

@@ -73,10 +73,10 @@ def plan_lines(plan: MemoryPlan, costs: Costs, simulation: Simulation) -> list[s
 
 
 def issue_lines(simulation: Simulation) -> list[str]:
-    """Return in a line how long the host issues the operations of a step; none where that is not known."""
+    """Return a line about how long the host takes to issue the operations of a step; none where that is not known."""
     if not simulation.issue_ms:
         return []
-    bound = ", longer than the device computes: it bounds the step" * (simulation.issue_ms > simulation.time_ms)
+    bound = ", longer than the device computes: it bounds the step" * simulation.waits_for_host
     return [f"host: issues the operations of a step in {format_ms(simulation.issue_ms)}{bound}"]
 
 

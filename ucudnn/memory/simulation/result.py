@@ -98,3 +98,8 @@ class Simulation:
     lifetimes: tuple[Lifetime, ...]
     event_ms: tuple[float, ...]
     issue_ms: float = 0.0
+
+    @property
+    def waits_for_host(self) -> bool:
+        """Whether the host takes longer to issue the operations than the device needs for the step."""
+        return self.issue_ms > self.time_ms

@@ -5,10 +5,8 @@ from time import monotonic
 from typing import final
 
 from ucudnn.errors import InvalidValueError
+from ucudnn.memory.reports.comparison import Progress
 from ucudnn.units import shortened
-
-Progress = Callable[[str], None]
-"""A function that is called with what is about to be done."""
 
 _SECONDS_BETWEEN = 5.0
 

@@ -16,9 +16,9 @@ from ucudnn.errors import BackendUnavailableError, InvalidValueError, StepGraphE
 from ucudnn.memory.batches import check_batch, join_batches
 from ucudnn.memory.costs import Costs
 from ucudnn.memory.graph import Role, StepGraph
+from ucudnn.memory.reports.comparison import Progress
 from ucudnn.memory.torch.assemble import TracedStep, TracedSubject, assemble
 from ucudnn.memory.torch.measure import measure
-from ucudnn.memory.torch.progress import Progress
 from ucudnn.memory.torch.provenance import Provenance
 from ucudnn.memory.torch.tracer import Tracer
 from ucudnn.memory.torch.training_step import TrainingRecipe, TrainingStep, make_step

@@ -11,7 +11,7 @@ with less contention than expected get there first and wait, so a step's content
 Copies of both directions never run at once, because none comes back before forward has ended.
 
 Without a budget as much leaves as can. With one, only what the budget asks for: the first that leave, because they are
-away the longest. Whatever stays spares copies beside compute, and leaves no holes among the tensors that are alive.
+away the longest. What stays needs no copies beside compute, and leaves no holes between the tensors that are alive.
 """
 
 from bisect import bisect_left
@@ -47,9 +47,9 @@ class HiddenSwapPolicy:
         if budget is None:
             return with_copies(len(leaving))
         fewest = bisect_left(
-            range(len(leaving) + 1), True, key=lambda count: simulate(with_copies(count), costs).peak_bytes <= budget
+            range(len(leaving)), True, key=lambda count: simulate(with_copies(count), costs).peak_bytes <= budget
         )
-        plan = with_copies(min(fewest, len(leaving)))
+        plan = with_copies(fewest)
         peak = simulate(plan, costs).peak_bytes
         if peak > budget:
             raise over_budget(_NAME, graph, peak, budget)

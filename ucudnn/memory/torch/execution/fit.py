@@ -18,6 +18,7 @@ from ucudnn.memory.policies.choice import frugal_plan, least_plan, make_plan, re
 from ucudnn.memory.pools.allocator_room import AllocatorRoom
 from ucudnn.memory.pools.compaction import Compaction
 from ucudnn.memory.pools.host_slots import plan_host_slots
+from ucudnn.memory.reports.comparison import Progress
 from ucudnn.memory.simulation.simulator import simulate
 from ucudnn.memory.torch.convolutions.convolution_choices import ConvolutionChoices
 from ucudnn.memory.torch.device_use.allocator import expand_segments
@@ -33,7 +34,7 @@ from ucudnn.memory.torch.execution.tracing.garbage import only_new_collected
 from ucudnn.memory.torch.execution.tracing.step_arguments import step_subject
 from ucudnn.memory.torch.execution.tracing.step_trace import trace_program
 from ucudnn.memory.torch.execution.transfers import Transfers
-from ucudnn.memory.torch.progress import Progress, Stages
+from ucudnn.memory.torch.progress import Stages
 from ucudnn.settings import Settings
 from ucudnn.units import parse_bytes
 

@@ -52,9 +52,9 @@ class OperatorCost(NamedTuple):
     """What a call of an operator takes.
 
     Attributes:
-        time_ms: median time on its device in milliseconds.
-        scratch_bytes: on a GPU, what it takes beyond what it returns; else None.
-        issue_ms: on a GPU, median time of the host to issue it; else 0.
+        time_ms: median time on its device, in milliseconds.
+        scratch_bytes: bytes that it takes on a GPU beyond those that it returns; None on a CPU.
+        issue_ms: median time that the host takes to issue it to a GPU, in milliseconds; 0 on a CPU.
     """
 
     time_ms: float
@@ -282,7 +282,7 @@ def _copied_bytes(room: int | None) -> int:
 
 
 def measure_operator(operator: Callable[[], object], device: torch.device, repeats: int) -> OperatorCost:
-    """Return what a call takes."""
+    """Return what a call takes, in the median of some repeats."""
     return _on_gpu(operator, repeats) if device.type == "cuda" else _on_cpu(operator, repeats)
 
 
