@@ -22,6 +22,7 @@ class ReferenceSimulator:
         self.plan, self.graph, self.costs, self.cap = plan, plan.graph, costs, cap
         self.time = Fraction(0)
         self.chunks = []  # dictionaries: storage, bytes, version, freed
+        self.latest = {}  # the chunk that a storage had last
         self.out, self.back = [], []  # dictionaries: storage, action, left, begun, chunk
         self.operation = None  # a dictionary: left, action, begun, passing
         self.next = 0
@@ -113,10 +114,15 @@ class ReferenceSimulator:
 
     def issue_prefetch(self, storage):
         size = self.graph.sizes[storage]
-        blocked = self.full(self.rounded(size))
-        if blocked:
-            return blocked
-        self.chunks.append(self.chunk(storage, self.versions[storage]))
+        self.sweep()
+        latest = self.latest.get(storage)
+        if any(chunk is latest for chunk in self.chunks):
+            latest.update(version=self.versions[storage], freed=False)
+        else:
+            blocked = self.full(self.rounded(size))
+            if blocked:
+                return blocked
+            self.chunks.append(self.chunk(storage, self.versions[storage]))
         left = Fraction(size) / Fraction(self.costs.prefetch_bytes_per_ms)
         self.back.append({"storage": storage, "action": self.next, "left": left, "begun": None})
         self.prefetched += size
@@ -133,7 +139,8 @@ class ReferenceSimulator:
 
     def chunk(self, storage, version):
         size = self.rounded(self.graph.sizes[storage])
-        return {"storage": storage, "bytes": size, "version": version, "freed": False}
+        self.latest[storage] = {"storage": storage, "bytes": size, "version": version, "freed": False}
+        return self.latest[storage]
 
     def full(self, needed):
         self.sweep()

@@ -71,8 +71,8 @@ def test_a_line_whose_link_is_slow_waits_at_every_synchronization():
 
 
 EXTENDED = (
-    *(run(0), offload(A), run(1), free(A), run(2)),
-    *(prefetch(A), run(3), free(B), free(C), wait(A), run(4), free(A), free(D), free(E)),
+    *(run(0), offload(A), run(1), free(A), run(2), run(3), free(B), free(C)),
+    *(prefetch(A), wait(A), run(4), free(A), free(D), free(E)),
 )
 
 
@@ -81,30 +81,30 @@ def test_a_free_takes_effect_when_the_copy_has_ended_and_nothing_waits_for_it():
     result = simulated(line(), *EXTENDED, offload_bytes_per_ms=1.0, prefetch_bytes_per_ms=1.0)
     assert result.timeline == (
         *((COMPUTE, 0, 0.0, 2.0), (COMPUTE, 2, 2.0, 6.0), (COMPUTE, 4, 6.0, 9.0), (OUT, 1, 2.0, 12.0)),
-        *((COMPUTE, 6, 9.0, 14.0), (BACK, 5, 12.0, 22.0), (COMPUTE, 10, 22.0, 26.0)),
+        *((COMPUTE, 5, 9.0, 14.0), (BACK, 8, 14.0, 24.0), (COMPUTE, 10, 24.0, 28.0)),
     )
     assert result.memory[:8] == (
-        *((0.0, 10), (0.0, 20), (2.0, 30), (6.0, 40), (9.0, 50), (9.0, 60), (12.0, 50), (14.0, 40)),
+        *((0.0, 10), (0.0, 20), (2.0, 30), (6.0, 40), (9.0, 50), (12.0, 40), (14.0, 30), (14.0, 20)),
     )
-    assert (result.peak_bytes, result.wait_ms, result.memory_stall_ms) == (60, 8.0, 0.0)
+    assert (result.peak_bytes, result.wait_ms, result.memory_stall_ms) == (50, 10.0, 0.0)
 
 
 def test_under_a_cap_an_allocation_waits_until_the_copy_has_freed_enough():
-    result = simulated(line(), *EXTENDED, cap=50, offload_bytes_per_ms=1.0, prefetch_bytes_per_ms=1.0)
+    result = simulated(line(), *EXTENDED, cap=40, offload_bytes_per_ms=1.0, prefetch_bytes_per_ms=1.0)
     assert result.timeline == (
         *((COMPUTE, 0, 0.0, 2.0), (COMPUTE, 2, 2.0, 6.0), (COMPUTE, 4, 6.0, 9.0), (OUT, 1, 2.0, 12.0)),
-        *((COMPUTE, 6, 12.0, 17.0), (BACK, 5, 12.0, 22.0), (COMPUTE, 10, 22.0, 26.0)),
+        *((COMPUTE, 5, 12.0, 17.0), (BACK, 8, 17.0, 27.0), (COMPUTE, 10, 27.0, 31.0)),
     )
-    assert (result.peak_bytes, result.wait_ms, result.memory_stall_ms) == (50, 5.0, 3.0)
+    assert (result.peak_bytes, result.wait_ms, result.memory_stall_ms) == (40, 10.0, 3.0)
 
 
 def test_a_cap_that_no_copy_can_make_room_under_is_refused():
     with pytest.raises(
-        BudgetError, match=r"action 6: operation 3 \(b2\) needs 10 bytes.*the cap of 49 bytes"
+        BudgetError, match=r"action 5: operation 3 \(b2\) needs 10 bytes.*the cap of 39 bytes"
     ) as caught:
-        simulated(line(), *EXTENDED, cap=49, offload_bytes_per_ms=1.0, prefetch_bytes_per_ms=1.0)
-    assert (caught.value.kernel, caught.value.limit_bytes) == ("operation 3 (b2)", 49)
-    assert caught.value.required_bytes == 50
+        simulated(line(), *EXTENDED, cap=39, offload_bytes_per_ms=1.0, prefetch_bytes_per_ms=1.0)
+    assert (caught.value.kernel, caught.value.limit_bytes) == ("operation 3 (b2)", 39)
+    assert caught.value.required_bytes == 40
 
 
 def branches():
@@ -191,8 +191,27 @@ def test_a_prefetch_waits_for_the_offload_of_its_storage():
     assert [entry for entry in result.timeline if entry.queue is not COMPUTE] == [
         *((OUT, 2, 6.0, 8.0), (OUT, 3, 8.0, 10.0), (BACK, 5, 10.0, 12.0)),
     ]
-    assert (6.0, 40) in result.memory  # x, b, a that leaves, and a that comes back
-    assert (10.0, 30) in result.memory
+    assert result.memory[:4] == ((0.0, 10), (0.0, 20), (2.0, 30), (12.0, 40))  # x, a, b, and c after the wait
+
+
+def test_a_prefetch_before_the_end_of_the_offload_takes_no_bytes_because_none_have_gone():
+    copies = {"offload_bytes_per_ms": 5.0, "prefetch_bytes_per_ms": 5.0}
+    actions = [run(0), run(1), offload(A), free(A), prefetch(A), wait(A), run(2), run(3), run(4)]
+    result = simulated(line(), *actions, **copies)
+    assert result.memory[:4] == ((0.0, 10), (0.0, 20), (2.0, 30), (10.0, 40))
+    assert result.delayed == {3: 5}
+    assert [life.action for life in result.lifetimes if life.storage == A] == [0]
+    assert simulated(line(), *actions, cap=result.peak_bytes, **copies).memory_stall_ms == 0.0
+    gone = simulated(line(), *actions[:4], synchronize(), *actions[4:], **copies)
+    assert gone.memory[3:5] == ((8.0, 20), (8.0, 30))
+    assert [life.action for life in gone.lifetimes if life.storage == A] == [0, 5]
+
+
+def test_what_was_made_again_while_its_first_bytes_leave_goes_at_once():
+    actions = [run(0), run(1), offload(A), free(A), recompute(0), free(A), prefetch(A), wait(A), run(2), run(3), run(4)]
+    result = simulated(line(), *actions, offload_bytes_per_ms=0.1)
+    assert result.memory[3:6] == ((6.0, 40), (8.0, 30), (8.0, 40))  # made again, given back, fetched
+    assert (106.0, 30) in result.memory  # the first bytes have left
 
 
 def test_a_free_waits_for_the_last_offload_of_its_storage_where_two_are_queued():

@@ -8,7 +8,8 @@ not wait for a copy unless a `wait` says so.
 Memory is taken and given back in the order of issue, too: a `run` or `recompute` takes its scratch and those storages
 that it writes and that are absent; a `prefetch` takes its storage. Only a `free` of a storage whose offload still runs
 takes effect later, when the copy has ended; where an operation ends at the same instant as the copy, the bytes are back
-before the next action takes any. This is how the systems of the papers read:
+before the next action takes any. A `prefetch` before that takes none: the storage keeps its bytes, which the copy back
+overwrites with the same, as soon as the copy to the host has ended. This is how the systems of the papers read:
 
 * vDNN offloads X of layer n beside it and synchronizes: `offload(x) run(n) synchronize() free(x)`.
 * vDNNExt frees without waiting: `offload(x) run(n) free(x)`, where the free takes effect when both have ended.
@@ -82,7 +83,7 @@ def offload(storage: int) -> Action:
 
 
 def prefetch(storage: int) -> Action:
-    """Take memory for a storage and copy it back from the host; it can be accessed after a `wait`."""
+    """Take memory for a storage, unless it has it still, and copy it back from the host; access it after a `wait`."""
     return Action(ActionKind.PREFETCH, storage)
 
 

@@ -1,6 +1,7 @@
 """Replay of a step: the order in which a plan takes and gives back memory, piece by piece.
 
-PyTorch's operators take what they write, then their scratch. A prefetch takes what comes back. The optimizer's state
+PyTorch's operators take what they write, then their scratch. A prefetch takes what comes back, unless an offload of it
+still runs, because its piece is not given back then. The optimizer's state
 is taken in the first update, and stays. Gradients are freed before a step, as `zero_grad()` does it, and outputs with
 them.
 """
@@ -62,6 +63,7 @@ class StepReplay:
         states = {each for each, storage in enumerate(graph.storages) if storage.role is Role.OPTIMIZER_STATE}
         self._later = set() if state_exists else states
         self._held: dict[int, Piece] = {}  # by the action that frees them, as long as their offloads run
+        self._last_free: dict[int, int] = {}  # of each storage
         self._version: list[int] = []
         self._host = [ABSENT] * len(self._sizes)
 
@@ -91,7 +93,11 @@ class StepReplay:
             self._host[target] = self._version[target]
         elif kind is ActionKind.PREFETCH:
             self._version[target] = self._host[target]
-            self._take(index, [(target, self._sizes[target])])
+            still = self._held.pop(self._last_free.get(target, ABSENT), None)
+            if still is None:
+                self._take(index, [(target, self._sizes[target])])
+            else:
+                self.pieces[target] = still
         elif kind is ActionKind.FREE:
             self._free(index, target, waits=waits)
 
@@ -136,6 +142,7 @@ class StepReplay:
 
     def _free(self, index: int, storage: int, *, waits: bool) -> None:
         self._version[storage] = ABSENT
+        self._last_free[storage] = index
         piece = self.pieces.pop(storage, None)
         if piece is None:
             return

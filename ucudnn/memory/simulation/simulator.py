@@ -145,8 +145,13 @@ class _Walk:
     def prefetch(self, storage: int) -> None:
         size = self.graph.sizes[storage]
         self.version[storage] = self.host[storage]
-        self._take(self.sizes[storage], self.graph.storage_name, storage)
-        self._begin_life(storage)
+        left = self.freeing.pop(self.offloading.get(storage, _ABSENT), None)
+        if left is None:
+            self._take(self.sizes[storage], self.graph.storage_name, storage)
+            self._begin_life(storage)
+        else:  # its bytes have not gone yet, so they stay
+            _, self.born[storage], freed_at = left
+            self.delayed[freed_at] = self.at + 1
         self.prefetched += size
         self.queues.prefetch(CopyRequest(storage, self.at, size / self.back_rate))
 
@@ -249,6 +254,7 @@ class _Walk:
     def _begin_life(self, storage: int) -> None:
         if not self.graph.exists_after[storage]:
             self.born[storage] = (self.at, self.event)
+            self.offloading.pop(storage, None)  # what still runs reads the bytes of its life before
 
     def _give_back(self, storage: int, born: tuple[int, int]) -> None:
         size = self.sizes[storage]

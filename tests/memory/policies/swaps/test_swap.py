@@ -1,5 +1,7 @@
 """Tests of swap-out and swap-in, with plans that were worked out by hand."""
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given, settings
 
@@ -56,22 +58,26 @@ def test_a_line_with_a_cap():
 
 
 def test_branches_with_a_cap():
-    # The least cap is 60: dpool holds x, loss, a, c, dd and e. Triggers are the published ones. c leaves from 31 to 41;
-    # loss ends at 33 with x, a, both places of c, d and loss, so dd would exceed the cap: dloss waits for c.
+    # The least cap is 60: dpool holds x, loss, a, c, dd and e. The published triggers keep it: c leaves from 31 to 41,
+    # and it has its place still when it is to come back, so dloss runs with x, loss, a, c, d and dd.
     capped = planned(small_branches(), threshold_bytes=10, capped=True)
+    assert traced(capped) == traced(planned(small_branches(), threshold_bytes=10))
+    done = simulate(capped, small_branches().costs())
+    assert done.peak_bytes == 60
+    assert done.time_ms == 51 + 2 + 20 + 10  # c is back at 51; then dpool, sum, dconv2 and dconv1
+
+
+def test_compute_waits_for_a_copy_where_the_next_operation_would_exceed_the_cap():
+    # a leaves from 1 to 41. big would begin at 26, with b, c, d and its scratch, 50 bytes beside those of a.
+    costs = replace(early().costs(), offload_bytes_per_ms=0.25)
+    capped = SwapPolicy(threshold_bytes=20, capped=True).plan(early().graph(), costs, 50)
     assert traced(capped) == [
-        *("run conv1", "offload a"),
-        *("run conv2", "run pool", "free a", "offload c", "prefetch a"),
-        *("run join", "free b", "free c", "prefetch c"),
-        *("run loss", "wait c", "run dloss", "free d"),
-        *("wait a", "wait c", "run dpool", "free c"),
-        *("run dconv2", "free a", "free dd"),
-        *("run sum", "free e", "free f"),
-        *("run dconv1", "free da"),
+        *("run f", "offload a", "run g", "free a", "run h", "wait a", "run big", "free b", "free c"),
+        *("prefetch a", "run next", "free d", "wait a", "run last", "free a", "free e", "free g"),
     ]
-    # Waiting is for all copies of c, which is back at 51: dloss, dpool and sum take 3 ms, dconv2 20, dconv1 10.
-    assert simulate(capped, small_branches().costs()).time_ms == 51 + 3 + 20 + 10
-    assert simulate(planned(small_branches(), threshold_bytes=10), small_branches().costs()).peak_bytes == 70
+    done = simulate(capped, costs)
+    assert done.peak_bytes == 50
+    assert done.time_ms == 41 + 5 + 10 + 5  # big, the copy back beside next, and last
 
 
 @pytest.mark.parametrize(("threshold", "moved"), [(0, "abcy"), (9, "abcy"), (10, "abc"), (39, "a"), (40, "")])

@@ -82,6 +82,23 @@ def test_a_prefetch_without_a_wait_for_the_offload_comes_behind_it(hurries, monk
     transfers.close()
 
 
+@pytest.mark.parametrize("hurries", [*product((False, True), repeat=3)])
+def test_compute_does_not_wait_where_a_tensor_comes_back_before_it_has_left(hurries, monkeypatch):
+    gpu = LazyGpu(hurries)
+    gpu.install(monkeypatch)
+    transfers = Transfers(SHARED, GPU)
+    tensor, beside = numbers(5), []
+    transfers.offload(3, tensor)
+    transfers.prefetch(3, tensor)
+    gpu.compute.push(lambda: beside.append(gpu.copying[0].done))
+    gpu.compute.run_to(len(gpu.compute.queue))
+    assert beside == [len(gpu.copying[0].queue) if hurries[1] or hurries[2] else 0]
+    transfers.wait_prefetch(3)
+    gpu.compute.synchronize()
+    assert torch.equal(tensor, numbers(5))
+    transfers.close()
+
+
 def test_a_copy_waits_for_no_copy_of_the_other_direction(monkeypatch):
     gpu = LazyGpu((True, False, True))  # only the stream to the host dawdles
     gpu.install(monkeypatch)

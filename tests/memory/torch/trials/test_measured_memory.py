@@ -16,7 +16,7 @@ from ucudnn.memory.torch.trials.trial_result import TrialSettings  # noqa: E402
 UNET = TrainingRecipe(model="tests.support.training_steps:small_unet", batch=4, shape=(3, 32, 32))
 
 
-@pytest.mark.parametrize("policy", ["stock", "checkpoint", "vdnn-ext-all-p"])
+@pytest.mark.parametrize("policy", ["stock", "checkpoint", "vdnn-ext-all-p", "swap"])
 def test_each_operation_has_the_predicted_bytes_and_its_scratch(policy):
     torch.manual_seed(0)
     step = make_step(UNET, torch.device("cpu"))
@@ -32,6 +32,10 @@ def test_each_operation_has_the_predicted_bytes_and_its_scratch(policy):
     found = measure_memory(planned, fitted, library=1000)
     assert fitted.code == code, "the marks stayed"
     graph = fitted.plan.graph
+    if policy == "swap":
+        comes = [at for at, each in enumerate(fitted.plan.actions) if each.kind is ActionKind.PREFETCH]
+        taken = {life.action for life in fitted.simulation.lifetimes}
+        assert 0 < sum(at not in taken for at in comes) < len(comes), "some come back before they have left"
     kinds = (ActionKind.RUN, ActionKind.RECOMPUTE)
     ran = [target for kind, target in fitted.plan.actions if kind in kinds]
     expected = [graph.operation_name(each) for each in ran if graph.operations[each].phase is not Phase.OPTIMIZER]

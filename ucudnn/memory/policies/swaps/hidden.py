@@ -49,11 +49,13 @@ class HiddenSwapPolicy:
         fewest = bisect_left(
             range(len(leaving)), True, key=lambda count: simulate(with_copies(count), costs).peak_bytes <= budget
         )
-        plan = with_copies(fewest)
-        peak = simulate(plan, costs).peak_bytes
-        if peak > budget:
-            raise over_budget(_NAME, graph, peak, budget)
-        return plan
+        # What can be back in time depends on what else comes back, so all of them may move fewer bytes than some.
+        plans = [with_copies(count) for count in (fewest, len(leaving))]
+        found = [simulate(plan, costs) for plan in plans]
+        fitting = [index for index, each in enumerate(found) if each.peak_bytes <= budget]
+        if not fitting:
+            raise over_budget(_NAME, graph, found[0].peak_bytes, budget)
+        return plans[min(fitting, key=lambda index: found[index].offloaded_bytes)]
 
 
 def _that_leave(graph: StepGraph, costs: Costs) -> list[StorageSwap]:

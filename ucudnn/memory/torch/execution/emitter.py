@@ -126,11 +126,14 @@ class Emitter:
         self._state.host[storage] = self._state.version.get(storage, 0), whole
 
     def prefetch(self, storage: int) -> None:
-        """Take memory for a storage, and begin the copy from the host."""
-        if storage in self._state.leaving:
-            self._wait_offload(storage)
+        """Begin the copy from the host, into memory that is taken for it unless the copy to the host still has it."""
         version, whole = self._state.host[storage]
-        name = self._allocate(whole)
+        name = self._held_name(storage)
+        if name is None:
+            name = self._allocate(whole)
+        else:
+            self._state.leaving.remove(storage)
+            self._know(whole, name)
         self._code.line(f"transfers.prefetch({storage}, {name})", uses=[name])
         self._state.arriving.add(storage)
         self._state.version[storage] = version
@@ -148,10 +151,12 @@ class Emitter:
 
     def free(self, storage: int, held_by: int | None) -> None:
         """Free a storage, or hold it for an offload until the free of this action is released."""
-        names = [*self._state.names.pop(storage).values()]
+        held = storage in self._state.leaving and held_by is not None
+        whole = self._name(self._state.host[storage][1]) if held else None
+        names = [name for name in self._state.names.pop(storage).values() if name != whole]
         self._state.version.pop(storage, None)
-        if storage in self._state.leaving and held_by is not None:
-            self._state.held[held_by] = storage, names.pop()
+        if held_by is not None and whole is not None:
+            self._state.held[held_by] = storage, whole
             self._code.delete(names)
             return
         if storage in self._state.leaving:
@@ -180,10 +185,14 @@ class Emitter:
     def _wait_offload(self, storage: int) -> None:
         self._code.line(f"transfers.wait_offload({storage})")
         self._state.leaving.remove(storage)
-        for free, (held, name) in [*self._state.held.items()]:
-            if held == storage:
-                del self._state.held[free]
-                self._delete(storage, [name])
+        name = self._held_name(storage)
+        if name is not None:
+            self._delete(storage, [name])
+
+    def _held_name(self, storage: int) -> str | None:
+        """Return the name that holds a storage for its offload, and hold it no longer; None if there is none."""
+        free = next((free for free, (held, _) in self._state.held.items() if held == storage), None)
+        return None if free is None else self._state.held.pop(free)[1]
 
     def _delete(self, storage: int, names: Sequence[str]) -> None:
         if self._debug and names:

@@ -48,6 +48,9 @@ class _Link(Protocol):
     def wait(self, key: tuple[bool, int]) -> None:
         """Let compute that is issued from now on wait for a copy."""
 
+    def turn(self, number: int) -> None:
+        """Let copies from the host that begin from now on wait for the copy of a slot to the host."""
+
     def settle(self) -> None:
         """Block the caller until all copies have ended."""
 
@@ -112,11 +115,12 @@ class Transfers:
         self._wait((True, number))
 
     def prefetch(self, number: int, tensor: Tensor) -> None:
-        """Begin the copy of a slot into a new tensor. The tensor must not be accessed or freed before `wait_prefetch`.
+        """Begin the copy of a slot into a tensor. The tensor must not be accessed or freed before `wait_prefetch`.
 
         Args:
             number: the slot, which was offloaded before.
-            tensor: a contiguous tensor of the slot's size in bytes.
+            tensor: a contiguous tensor of the slot's size in bytes. If it is the one that was offloaded, which may
+                still leave, only this copy waits for that, and compute does not.
 
         Raises:
             InvalidValueError: if the tensor has another size, there is no such slot, or its step was abandoned.
@@ -124,6 +128,9 @@ class Transfers:
         if self._block is None:
             raise InvalidValueError(f"slot {number} is empty: the step that filled it was abandoned, or closed")
         place = self._shown_as(number, tensor)
+        if self._held.get((True, number)) is tensor:
+            self._link.turn(number)
+            del self._held[True, number]
         for to_host in (True, False):
             self._wait((to_host, number))
         self._held[False, number] = tensor
@@ -217,6 +224,9 @@ class _HostLink:
     def wait(self, key: tuple[bool, int]) -> None:
         pass
 
+    def turn(self, number: int) -> None:
+        pass
+
     def settle(self) -> None:
         pass
 
@@ -254,6 +264,9 @@ class _CudaLink:
 
     def wait(self, key: tuple[bool, int]) -> None:
         torch.cuda.current_stream(self._device).wait_event(self._ended[key])
+
+    def turn(self, number: int) -> None:
+        self._streams[False].wait_event(self._ended[True, number])
 
     def settle(self) -> None:
         for stream in self._streams.values():
