@@ -56,14 +56,16 @@ def layer_treatments(plan: MemoryPlan) -> tuple[LayerTreatment, ...]:
     return tuple(sorted(treatments, key=lambda each: (-each.size, each.layer, each.verb)))
 
 
-def backward_end_ms(plan: MemoryPlan, simulation: Simulation) -> float:
-    """Return when the last operation of forward and backward ends, in milliseconds."""
+def backward_end_ms(plan: MemoryPlan, costs: Costs, simulation: Simulation) -> float:
+    """Return when forward and backward end, in milliseconds: on the device, or later where the host issues longer."""
     ends = [
         end
         for queue, action, _, end in simulation.timeline
         if queue is Queue.COMPUTE and plan.graph.operations[plan.actions[action].target].phase is not Phase.OPTIMIZER
     ]
-    return max(ends, default=0.0)
+    calls = [target for kind, target in plan.actions if kind in (ActionKind.RUN, ActionKind.RECOMPUTE)]
+    issued = [each for each in calls if plan.graph.operations[each].phase is not Phase.OPTIMIZER]
+    return max([*ends, sum(costs.issue_ms[each] for each in issued) if costs.issue_ms else 0.0])
 
 
 def plan_lines(plan: MemoryPlan, costs: Costs, simulation: Simulation) -> list[str]:

@@ -270,7 +270,7 @@ class FittedStep(nn.Module):
         peak = f"peak: predicted {format_bytes(self.simulation.peak_bytes + usage.library_bytes)}"
         if device.type == "cuda":
             peak += f", measured {format_bytes(torch.cuda.max_memory_allocated(device))}"
-        time = f"forward and backward: predicted {format_ms(backward_end_ms(plan, self.simulation))}"
+        time = f"forward and backward: predicted {format_ms(backward_end_ms(plan, costs, self.simulation))}"
         measured = run.clock.times_ms()
         if measured:
             time += f", measured {format_ms(median(measured))} in {len(measured)} steps"
