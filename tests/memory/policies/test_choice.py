@@ -163,6 +163,22 @@ def test_where_no_plan_leaves_what_is_spared_the_fastest_one_that_fits_is_chosen
         assert simulate(chosen, costs).time_ms <= simulate(plan, costs).time_ms
 
 
+def test_a_plan_that_leaves_what_is_spared_may_take_a_little_longer_than_one_that_does_not(unet, monkeypatch):
+    graph, costs, budget = unet
+    room = AllocatorRoom(most_bytes=budget, spare_bytes=int(0.35 * budget))
+
+    def choose(longer):
+        monkeypatch.setattr(choice, "_DEAR", longer)
+        plan = make_plan(graph, costs, budget, "checkpoint", room)
+        return simulate(plan, costs).time_ms, room.taken_bytes(plan, costs) <= budget - room.spare_bytes
+
+    (slow_ms, leaves), (fast_ms, tight) = choose(math.inf), choose(1.0)
+    assert (leaves, tight) == (True, False)
+    assert slow_ms > fast_ms
+    assert choose(1.01 * slow_ms / fast_ms) == (slow_ms, True)
+    assert choose(0.99 * slow_ms / fast_ms) == (fast_ms, False)
+
+
 def test_the_time_of_what_goes_back_is_endless_where_there_is_no_room():
     gib = 2**30
     pause = choice.returns_ms(ReplayedReturns(fits=True, times=2, returned_bytes=gib))
