@@ -104,6 +104,12 @@ def damaged(tmp_path, change):
     return str(path)
 
 
+def sized(content, size):
+    """Give the rows of a problem's second size to another size."""
+    rows = next(each["rows"] for each in content["recordings"]["one"] if len(each["rows"]) > 1)
+    rows[size] = rows.pop([*rows][1])
+
+
 def first_row(content):
     return content["recordings"]["one"][0]["rows"]["8"][0]
 
@@ -125,6 +131,9 @@ def first_row(content):
         (lambda content: first_row(content).__setitem__(-1, -1), "eng1 has a workspace of -1 bytes"),
         (lambda content: first_row(content).__setitem__(0, 99), "cannot be read: IndexError"),
         (lambda content: content["recordings"]["one"][0]["problem"].update(stride=[0, 1]), r"stride \(0, 1\) must be"),
+        (lambda content: sized(content, "0"), r"batch 0 must be 1 or more"),
+        (lambda content: sized(content, str(2**31)), r"batch 2147483648 is more than"),
+        (lambda content: sized(content, "many"), "cannot be read: ValueError"),
         (lambda content: content["recordings"]["one"][0]["problem"].update(operation="Sideways"), "Sideways"),
         (lambda content: content["recordings"]["one"][0]["problem"].update(colour="red"), "cannot be read: TypeError"),
     ],
@@ -142,6 +151,13 @@ def test_a_file_that_is_no_profile_is_refused(tmp_path, content):
     path.write_bytes(content)
     with pytest.raises(ProfileError, match=r"profile\.json"):
         load_profile(str(path))
+
+
+def test_a_profile_that_ships_is_read_once_and_a_file_anew(tmp_path):
+    assert load_profile("h200") is load_profile("h200")
+    path = tmp_path / "own.json"
+    save_profile(make_profile(), path)
+    assert load_profile(str(path)) is not load_profile(str(path))
 
 
 def test_the_error_for_an_unknown_name_lists_the_shipped_profiles():

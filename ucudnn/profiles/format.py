@@ -19,6 +19,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import MISSING, dataclass, fields, replace
 from enum import Enum
+from functools import lru_cache
 from importlib import resources
 from math import prod
 from pathlib import Path
@@ -68,8 +69,10 @@ def load_profile(name: str) -> Profile:
     Raises:
         ProfileError: if there is no such profile, if it has another version, or if it is damaged.
     """
-    shipped = {entry.name.removesuffix(".json"): entry for entry in _shipped()}
-    source = shipped.get(name, Path(name))
+    shipped = {entry.name.removesuffix(".json") for entry in _shipped()}
+    if name in shipped:
+        return _load_shipped(name)
+    source = Path(name)
     try:
         found = source.is_file()
         if not found:
@@ -81,6 +84,17 @@ def load_profile(name: str) -> Profile:
         raise ProfileError(
             f"profile {name!r} is neither a file nor one that ships with ucudnn: {', '.join(sorted(shipped))}"
         )
+    return _read(name, source)
+
+
+@lru_cache(maxsize=2)
+def _load_shipped(name: str) -> Profile:
+    """Return a profile that ships with ucudnn; it is kept, because several parts of a program read it."""
+    return _read(name, next(entry for entry in _shipped() if entry.name == f"{name}.json"))
+
+
+def _read(name: str, source: Any) -> Profile:
+    """Return the profile in a file; errors call it by a name."""
     try:
         data = source.read_bytes()
         text = gzip.decompress(data) if data.startswith(b"\x1f\x8b") else data
@@ -176,14 +190,24 @@ def _decode(name: str, content: Any) -> Profile:
     for network, entries in content["recordings"].items():
         recording: dict[ConvolutionProblem, tuple[Measurement, ...]] = {}
         for entry in entries:
-            for batch, rows in entry["rows"].items():
-                problem = decode_problem(entry["problem"], int(batch))
+            for problem, rows in _by_size(entry):
                 recording[problem] = tuple(_decode_row(problem, row, algorithms) for row in rows)
         recordings[network] = recording
     database = content.get("database")
     if database is not None and not isinstance(database, dict):
         raise ProfileError("the rows of its database are no JSON object")
     return Profile(name=name, conditions=dict(content["conditions"]), recordings=recordings, database=database)
+
+
+def _by_size(entry: Mapping[str, Any]) -> Iterator[tuple[ConvolutionProblem, list[Any]]]:
+    """Yield a problem at each of its sizes, with its rows; it differs in nothing else, so the rest is checked once."""
+    given = decode_problem(entry["problem"], batch=1)
+    for size, rows in entry["rows"].items():
+        try:
+            problem = given.with_batch(int(size))
+        except InvalidProblemError as error:
+            raise ProfileError(str(error)) from error
+        yield problem, rows
 
 
 def _decode_row(
