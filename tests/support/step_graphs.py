@@ -205,6 +205,41 @@ def small_branches():
     return builder.modules()
 
 
+def small_unet(levels=5):
+    """Return a builder of a U-Net with backward; the sizes of its levels leave holes between tensors.
+
+    On the way down each level has a convolution, a normalization and a pooling; on the way up, what comes from below is
+    joined with the normalization's result, and a convolution follows. Backward reads what forward read.
+    """
+    mebibyte, forward, last = 2**20, [], "x"
+    sizes = [(64 * mebibyte >> level) + 3 * mebibyte * (level % 2) for level in range(levels)]
+    for level, size in enumerate(sizes):
+        forward += [("conv", level, last, f"c{level}", size, 8.0), ("norm", level, f"c{level}", f"n{level}", size, 2.0)]
+        forward.append(("pool", level, f"n{level}", f"p{level}", size // 4, 1.0))
+        last = f"p{level}"
+    for level, size in reversed([*enumerate(sizes)]):
+        forward += [("up", level, last, f"u{level}", size, 4.0)]
+        forward += [("join", level, f"u{level} n{level}", f"j{level}", 2 * size, 2.0)]
+        forward += [("merge", level, f"j{level}", f"m{level}", size, 10.0)]
+        last = f"m{level}"
+    builder = StepBuilder().storage("x", 8 * mebibyte, Role.INPUT)
+    for name, level, reads, written, size, time in forward:
+        builder.storage(written, size).storage(f"d{written}", size)
+        builder.run(f"{name}{level}", reads, written, time=time)
+    builder.storage("loss", 512, Role.OUTPUT).run("loss", last, "loss").backward("dloss", f"{last} loss", f"d{last}")
+    made = {last}
+    for name, level, reads, written, _, time in reversed(forward):
+        again = [each for each in reads.split() if each in made]
+        for each in again:
+            builder.storage(f"e{each}", builder.storages[each].size.per_sample)
+        sums = [f"e{each}" if each in again else f"d{each}" for each in reads.split() if each != "x"]
+        builder.backward(f"d{name}{level}", f"{reads} d{written}", " ".join(sums), time=2 * time)
+        for each in again:
+            builder.backward(f"sum{level}", f"d{each} e{each}", f"d{each}")
+        made.update(reads.split())
+    return builder.modules()
+
+
 def alternatives(*pairs, batch=1):
     """Return a desirable set of undivided configurations, from (milliseconds, bytes) in the order of workspace."""
     return tuple(

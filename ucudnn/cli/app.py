@@ -2,7 +2,6 @@
 
 import json
 import sys
-from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import Annotated, Protocol
@@ -213,8 +212,6 @@ def time(
     computing = subject.backend
     if not isinstance(computing, ComputeBackend):
         raise BackendError(f"backend {computing.name} plans but cannot execute: use `ucudnn plan`, or --backend cpu")
-    # The CPU backend touches its memory before it measures, and calls to warm up would double long benchmarks.
-    effort = replace(effort, warmup=0) if computing.name == "cpu" else effort
     groups = subject.groups(branches)
     decisions, benchmark = _decide(subject, settings, groups, effort, exhaustive)
     _save(decisions, subject, save_plans)

@@ -18,7 +18,7 @@ class Effort:
     """How much time goes into one measurement.
 
     Attributes:
-        warmup: calls before the first one that counts.
+        warmup: calls before the first one that counts; the CPU backend makes none.
         repeats: how many samples are taken, unless the time limit comes first. From 6 samples on, the precision can be
             estimated. Then up to three times as many are taken, until the median is precise.
         precision: the largest relative distance between the median and the ends of its 95 % confidence interval.

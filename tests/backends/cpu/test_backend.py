@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from threading import Thread
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -257,3 +258,16 @@ def test_a_failed_measurement_says_why(size, algorithm, reason):
     assert measurement.status is (MeasurementStatus.HINDERED if reason == "MemoryError" else MeasurementStatus.FAILED)
     assert measurement.samples == 0
     assert reason in measurement.reason
+
+
+def test_each_call_of_a_benchmark_counts():
+    launched = []
+
+    def prepare(problem, algorithm):
+        call = BACKEND.prepare(problem, algorithm)
+        return SimpleNamespace(launch=lambda *given: (launched.append(given), call.launch(*given)))
+
+    algorithm = next(each for each in BACKEND.algorithms(PROBLEM) if each.name == "GEMM")
+    bench = CpuBench(PROBLEM, prepare, BACKEND.allocate)
+    found = bench.measure(2, algorithm, Effort(warmup=3, repeats=2, time_limit_ms=1e6))
+    assert found.samples == len(launched) == 2

@@ -14,13 +14,13 @@ BACKEND = CpuBackend()
 
 # A sample and the filters have more bytes than are allowed where possible, so that a copy of any of them shows.
 SHAPES = {
-    "dense": {"batch": 8, "channels": 48, "spatial": (22, 20), "filters": 48, "kernel": (3, 3), "padding": (1, 1)},
+    "dense": {"batch": 3, "channels": 48, "spatial": (22, 20), "filters": 48, "kernel": (3, 3), "padding": (1, 1)},
     "grouped": {
-        "batch": 5, "channels": 128, "spatial": (20, 20), "filters": 128, "kernel": (3, 3), "padding": (1, 1),
+        "batch": 3, "channels": 128, "spatial": (20, 20), "filters": 128, "kernel": (3, 3), "padding": (1, 1),
         "groups": 2, "layout": Layout.NHWC,
     },
     "depthwise": {
-        "batch": 12, "channels": 128, "spatial": (24, 20), "filters": 128, "kernel": (3, 3), "padding": (1, 1),
+        "batch": 5, "channels": 128, "spatial": (24, 20), "filters": 128, "kernel": (3, 3), "padding": (1, 1),
         "groups": 128,
     },
     "one sample": {
@@ -29,15 +29,15 @@ SHAPES = {
     "volume": {
         "batch": 2, "channels": 16, "spatial": (24, 20, 20), "filters": 24, "kernel": (3, 2, 3), "padding": (1, 1, 0),
     },
-    "line": {"batch": 7, "channels": 8, "spatial": (9001,), "filters": 8, "kernel": (9,), "padding": (4,)},
+    "line": {"batch": 3, "channels": 8, "spatial": (9001,), "filters": 8, "kernel": (9,), "padding": (4,)},
     "strided": {
-        "batch": 5, "channels": 24, "spatial": (61, 63), "filters": 64, "kernel": (5, 3), "padding": (2, 0),
+        "batch": 3, "channels": 24, "spatial": (61, 63), "filters": 64, "kernel": (5, 3), "padding": (2, 0),
         "stride": (2, 1), "dilation": (1, 2), "layout": Layout.NHWC,
     },
     "first layer": {
-        "batch": 8, "channels": 3, "spatial": (112, 112), "filters": 16, "kernel": (7, 7), "stride": (2, 2),
+        "batch": 3, "channels": 3, "spatial": (112, 112), "filters": 16, "kernel": (7, 7), "stride": (2, 2),
     },
-    "pointwise": {"batch": 16, "channels": 64, "spatial": (20, 21), "filters": 48, "kernel": (1, 1)},
+    "pointwise": {"batch": 5, "channels": 64, "spatial": (20, 21), "filters": 48, "kernel": (1, 1)},
 }  # fmt: skip
 
 

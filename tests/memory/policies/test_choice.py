@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import pytest
 
+from tests.support.step_graphs import small_unet
 from ucudnn.errors import BudgetError
 from ucudnn.memory.devices.profile import load_device
 from ucudnn.memory.devices.roofline import device_costs
@@ -27,6 +28,15 @@ def unet():
     graph = open_step("unet2d").with_batch(4)
     costs = replace(device_costs(load_device("h200"), graph), granularity=512)
     costs = replace(costs.with_configurations(costs.fastest), configurations={})
+    return graph, costs, int(0.9 * measure_liveness(graph, costs).peak_bytes)
+
+
+@pytest.fixture(scope="module")
+def small():
+    """Return a step of some 70 operations, its costs, and 90 % of its peak."""
+    builder = small_unet()
+    graph = builder.graph()
+    costs = builder.costs(offload_bytes_per_ms=4e6, prefetch_bytes_per_ms=4e6, memory_bytes=2**40, granularity=512)
     return graph, costs, int(0.9 * measure_liveness(graph, costs).peak_bytes)
 
 
@@ -76,8 +86,8 @@ def test_a_policy_that_was_asked_for_stays(unet):
     assert room.taken_bytes(chosen, costs) <= budget
 
 
-def test_what_is_lost_already_counts(unet):
-    graph, costs, budget = unet
+def test_what_is_lost_already_counts(small):
+    graph, costs, budget = small
     lost = budget // 8
     less = make_plan(graph, costs, budget, "checkpoint", AllocatorRoom(most_bytes=budget, lost_bytes=lost))
     more = make_plan(graph, costs, budget, "checkpoint", AllocatorRoom(most_bytes=budget))
@@ -85,8 +95,8 @@ def test_what_is_lost_already_counts(unet):
     assert simulate(less, costs).peak_bytes < simulate(more, costs).peak_bytes
 
 
-def test_a_part_of_the_room_is_spared_where_a_plan_can_do_without_it(unet):
-    graph, costs, budget = unet
+def test_a_part_of_the_room_is_spared_where_a_plan_can_do_without_it(small):
+    graph, costs, budget = small
     room = AllocatorRoom(most_bytes=budget, spare_bytes=budget // 50)
     spared = make_plan(graph, costs, budget, "auto", room)
     assert room.taken_bytes(spared, costs) <= budget - budget // 50
@@ -148,9 +158,9 @@ def test_a_plan_whose_storages_move_competes_with_their_time(unet):
     assert simulate(quick, costs).time_ms <= simulate(slow, costs).time_ms
 
 
-def test_where_no_plan_leaves_what_is_spared_the_fastest_one_that_fits_is_chosen(unet):
+def test_where_no_plan_leaves_what_is_spared_the_fastest_one_that_fits_is_chosen(small):
     policy = "checkpoint"
-    graph, costs, budget = unet
+    graph, costs, budget = small
     greedy = AllocatorRoom(most_bytes=budget, spare_bytes=int(0.95 * budget))
     chosen = make_plan(graph, costs, budget, policy, greedy)
     found = greedy.compaction(chosen, costs)
@@ -163,8 +173,8 @@ def test_where_no_plan_leaves_what_is_spared_the_fastest_one_that_fits_is_chosen
         assert simulate(chosen, costs).time_ms <= simulate(plan, costs).time_ms
 
 
-def test_a_plan_that_leaves_what_is_spared_may_take_a_little_longer_than_one_that_does_not(unet, monkeypatch):
-    graph, costs, budget = unet
+def test_a_plan_that_leaves_what_is_spared_may_take_a_little_longer_than_one_that_does_not(small, monkeypatch):
+    graph, costs, budget = small
     room = AllocatorRoom(most_bytes=budget, spare_bytes=int(0.35 * budget))
 
     def choose(longer):

@@ -33,7 +33,7 @@ def planned(policy, graph, costs, budget):
 
 @pytest.mark.parametrize("name", sorted(EVERY))
 @given(step=random_steps(), data=st.data())
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 def test_plans_keep_their_budget(name, step, data):
     graph, costs = step
     policy = EVERY[name]

@@ -1,6 +1,7 @@
 """Measures algorithms on this machine's CPU, on random operands of one mini-batch."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from math import inf
 from time import perf_counter
 from typing import final
@@ -41,7 +42,10 @@ class CpuBench(Bench):
     def measure(
         self, size: int, algorithm: Algorithm, effort: Effort, worth_ms: float = inf, slabs: Sequence[Slab] = ()
     ) -> Measurement:
-        """Measure an algorithm on micro-batches of `size` samples that begin at samples 0, size, 2 * size, ..."""
+        """Measure an algorithm on micro-batches of `size` samples that begin at samples 0, size, 2 * size, ...
+
+        There are no calls to warm up: they would double long benchmarks, and all memory has been touched before.
+        """
         pieces = pieces_of(self._problem, size, slabs)
         starts = range(0, self._problem.batch - size + 1, size)
         if not starts:
@@ -58,7 +62,7 @@ class CpuBench(Bench):
                 call.launch(*self._operands, workspace, offset, scaling)
 
             offsets = [Offset(start, piece.first_rows) for start in starts for piece in pieces]
-            samples_ms = sample(launch, offsets, effort, perf_counter, worth_ms)
+            samples_ms = sample(launch, offsets, replace(effort, warmup=0), perf_counter, worth_ms)
         except MemoryError as error:
             return Measurement.failed(algorithm, f"MemoryError: {error}", MeasurementStatus.HINDERED)
         except UcudnnError as error:
