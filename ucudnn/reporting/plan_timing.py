@@ -17,6 +17,7 @@ Name = TypeVar("Name", bound=Hashable)
 """The name of a run."""
 
 _WARM_MS = 30.0  # of work before the first sample, because an idle GPU runs at a lower clock
+_LONG_MS = 500.0  # of a first run that counts, because what happens once is a small part of it
 _SAMPLE_MS = 2.0  # a shorter plan runs several times in a sample, because the first launch adds noise
 _MOST_RUNS = 16
 
@@ -94,17 +95,21 @@ def samples_in_turn(
     Args:
         runs: functions that launch work, by name.
         backend: measures the time of the work.
-        repeats: how many samples are taken of each function.
+        repeats: how many samples are taken of each function. The run before the first one counts, too, if it is long.
     """
     counts: dict[Name, int] = {}
+    samples: dict[Name, list[float]] = {name: [] for name in runs}
     for name, run in runs.items():
         warm = backend.elapsed_ms(run)
+        if warm >= _LONG_MS:
+            samples[name].append(warm)
         while warm < _WARM_MS:
             warm += (last := backend.elapsed_ms(run, run))
             counts[name] = max(1, min(_MOST_RUNS, ceil(_SAMPLE_MS / last)))
-    samples: dict[Name, list[float]] = {name: [] for name in runs}
-    for _ in range(repeats):
+    for turn in range(repeats):
         for name, run in runs.items():
+            if len(samples[name]) > turn:
+                continue
             count = counts.get(name, 1)
             samples[name].append(backend.elapsed_ms(partial(_repeat, run, count), run) / count)
     return samples
