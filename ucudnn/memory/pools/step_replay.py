@@ -1,9 +1,8 @@
 """Replay of a step: the order in which a plan takes and gives back memory, piece by piece.
 
 PyTorch's operators take what they write, then their scratch. A prefetch takes what comes back, unless an offload of it
-still runs, because its piece is not given back then. The optimizer's state
-is taken in the first update, and stays. Gradients are freed before a step, as `zero_grad()` does it, and outputs with
-them.
+still runs, because its piece has not been given back then. The optimizer's state is taken in the first update, and
+stays. Gradients are freed before a step, as `zero_grad()` does it, and outputs with them.
 """
 
 from collections.abc import Mapping, Sequence
