@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping
 
 import torch
 from torch import Tensor
-from torch._subclasses.fake_tensor import DataDependentOutputException
+from torch._subclasses.fake_tensor import DataDependentOutputException, unset_fake_temporarily
 from torch.utils._pytree import tree_map_only
 
 from ucudnn.errors import InvalidValueError, StepGraphError
@@ -83,5 +83,18 @@ def _stand_in(
         stand_in.param_groups.append({**group, "params": [fakes[id(parameter)] for parameter in group["params"]]})
     stand_in.state = defaultdict(dict)
     for parameter, state in optimizer.state.items():
-        stand_in.state[fakes[id(parameter)]] = tree_map_only(Tensor, faked, state)
+        fake_state = tree_map_only(Tensor, lambda each: _number(each) if _is_number(each) else faked(each), state)
+        stand_in.state[fakes[id(parameter)]] = fake_state
     return stand_in, names
+
+
+def _is_number(tensor: Tensor) -> bool:
+    """Whether a tensor of the state is a number on the host, such as Adam's count of steps, whose value is read."""
+    return tensor.device.type == "cpu" and not tensor.dim()
+
+
+def _number(tensor: Tensor) -> Tensor:
+    """Return a fake tensor that knows its value, as that of an optimizer does which has not stepped yet."""
+    with unset_fake_temporarily():
+        value = tensor.item()
+    return torch.tensor(value, dtype=tensor.dtype)
