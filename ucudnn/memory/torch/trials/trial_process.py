@@ -73,5 +73,7 @@ def _begin(serve: Callable[..., None], arguments: tuple[Any, ...], connection: C
     sys.stdout = sys.stderr
     with suppress(OSError):  # standard error is closed
         os.dup2(2, 1)
+    # Else PyTorch's profiler stays attached to CUDA, and every launch of later trials takes the host longer.
+    os.putenv("TEARDOWN_CUPTI", "1")  # libraries in C read it
     end_with_parent()
     serve(*arguments, connection)
