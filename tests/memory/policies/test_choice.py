@@ -158,6 +158,23 @@ def test_a_plan_whose_storages_move_competes_with_their_time(unet):
     assert simulate(quick, costs).time_ms <= simulate(slow, costs).time_ms
 
 
+def test_in_a_step_that_the_host_bounds_the_plan_that_is_issued_soonest_is_chosen(small):
+    graph, costs, budget = small
+    costs = replace(costs, offload_bytes_per_ms=4e5, prefetch_bytes_per_ms=4e5)  # copies take longer than to recompute
+    quick = make_plan(graph, costs, budget, "auto")
+    assert simulate(quick, costs).recompute_ms > 0, "nothing is issued again, so this step tests nothing"
+    own_ms = 2 * simulate(quick, costs).time_ms / len(graph.operations)
+    bound = replace(costs, issue_ms=(own_ms,) * len(graph.operations))
+    chosen = make_plan(graph, bound, budget, "auto")
+    assert simulate(chosen, bound).step_ms < simulate(quick, bound).step_ms
+    assert simulate(chosen, bound).time_ms > simulate(quick, bound).time_ms
+    fast = replace(bound, offload_bytes_per_ms=1e6, prefetch_bytes_per_ms=1e6)  # now several plans issue nothing again
+    assert (
+        make_plan(graph, fast, budget, "auto").actions
+        == make_plan(graph, replace(fast, issue_ms=()), budget, "auto").actions
+    )
+
+
 def test_where_no_plan_leaves_what_is_spared_the_fastest_one_that_fits_is_chosen(small):
     policy = "checkpoint"
     graph, costs, budget = small

@@ -263,7 +263,7 @@ class _Choice:
     def _push(self, number: int, policy: MemoryPolicy, plan: MemoryPlan, *, tries: int) -> None:
         found = simulate(plan, self._costs)
         fits_host = self._holds_host(found)
-        candidate = _Candidate(found.time_ms, number, tries, found.peak_bytes, policy, plan)
+        candidate = _Candidate(found.step_ms, found.time_ms, number, tries, found.peak_bytes, policy, plan)
         heappush(self._waiting if fits_host else self._too_much_host, candidate)
 
     def _keeps(self, plan: MemoryPlan) -> bool:
@@ -279,10 +279,13 @@ class _Choice:
 class _Candidate(NamedTuple):
     """A plan of a policy, in the order in which candidates are looked at: the fastest first.
 
-    Its time has what moving storages or giving pages back takes if it is priced.
+    Its time is the device's, or the host's where that is longer, because operations that run again are issued again. Of
+    plans that the host issues as fast, the one that the device computes first is better. The time has what moving
+    storages or giving pages back takes if it is priced.
     """
 
     time_ms: float
+    device_ms: float
     number: int
     tries: int
     peak_bytes: int

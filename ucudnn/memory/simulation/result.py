@@ -103,3 +103,8 @@ class Simulation:
     def waits_for_host(self) -> bool:
         """Whether the host takes longer to issue the operations than the device needs for the step."""
         return self.issue_ms > self.time_ms
+
+    @property
+    def step_ms(self) -> float:
+        """The time of the step: what the device needs, or what the host takes to issue it if that is longer."""
+        return max(self.time_ms, self.issue_ms)

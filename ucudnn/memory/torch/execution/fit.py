@@ -338,7 +338,7 @@ class _Planning:
                 found = self._run(self.plan(less))
             except BudgetError:
                 return None
-            return found if simulate(found.plan, self.costs).time_ms < simulate(frugal, self.costs).time_ms else None
+            return found if simulate(found.plan, self.costs).step_ms < simulate(frugal, self.costs).step_ms else None
 
         return FirstStep(self._run(frugal), self.costs, self._spare(step.plan), meter, again)
 
