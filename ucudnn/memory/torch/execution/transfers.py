@@ -19,6 +19,7 @@ from torch import Tensor
 from ucudnn.errors import InvalidValueError
 from ucudnn.memory.pools.host_slots import HostSlots
 from ucudnn.memory.torch.device_use.host_block import HostBlock
+from ucudnn.memory.torch.device_use.stream_copies import ComputeStream, copy_on
 
 
 class MeasuredCopy(NamedTuple):
@@ -243,7 +244,7 @@ class _CudaLink:
     """Copies on two streams beside the compute stream, which is the current one at each call."""
 
     def __init__(self, device: torch.device, slots: HostSlots) -> None:
-        self._device = device
+        self._compute = ComputeStream(device)
         self._streams = {to_host: torch.cuda.Stream(device) for to_host in (True, False)}
         self._ready = torch.cuda.Event()
         self._ended = {(to_host, number): torch.cuda.Event() for number in slots.sizes for to_host in (True, False)}
@@ -252,7 +253,7 @@ class _CudaLink:
 
     def copy(self, key: tuple[bool, int], target: Tensor, source: Tensor) -> None:
         stream = self._streams[key[0]]
-        self._ready.record(torch.cuda.current_stream(self._device))
+        self._ready.record(self._compute.current())
         stream.wait_event(self._ready)  # the state of now counts, so the event can be recorded again
         if self._begin is None:
             copy_on(stream, target, source)
@@ -263,7 +264,7 @@ class _CudaLink:
         self._ended[key].record(stream)
 
     def wait(self, key: tuple[bool, int]) -> None:
-        torch.cuda.current_stream(self._device).wait_event(self._ended[key])
+        self._compute.current().wait_event(self._ended[key])
 
     def turn(self, number: int) -> None:
         self._streams[False].wait_event(self._ended[True, number])
@@ -274,7 +275,7 @@ class _CudaLink:
 
     def start_log(self) -> None:
         self._log = []
-        self._begin = self._mark(torch.cuda.current_stream(self._device))
+        self._begin = self._mark(self._compute.current())
 
     def log(self) -> list[tuple[tuple[bool, int], float, float]]:
         since: Callable[[Any], float] = self._begin.elapsed_time if self._begin is not None else float
@@ -287,9 +288,3 @@ class _CudaLink:
         event = torch.cuda.Event(enable_timing=True)
         event.record(stream)
         return event
-
-
-def copy_on(stream: Any, target: Tensor, source: Tensor) -> None:
-    """Queue a copy between pinned memory and a GPU on a stream; the host does not wait."""
-    with torch.cuda.stream(stream):
-        target.copy_(source, non_blocking=True)

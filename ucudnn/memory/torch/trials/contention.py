@@ -27,7 +27,7 @@ import torch
 from ucudnn.memory.plans.actions import ActionKind
 from ucudnn.memory.plans.plan import MemoryPlan
 from ucudnn.memory.torch.device_use.host_block import HostBlock
-from ucudnn.memory.torch.execution.transfers import copy_on
+from ucudnn.memory.torch.device_use.stream_copies import copy_on
 from ucudnn.memory.torch.training_step import TrainingStep
 from ucudnn.memory.torch.trials.step_marks import mark, passed_ms
 
