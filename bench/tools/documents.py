@@ -11,7 +11,7 @@ yet` stands where the results lack a figure. Square brackets hold the least and 
 from argparse import Namespace
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 from bench.peers.compare import ORDERS
@@ -485,9 +485,9 @@ FITTED = {
 SHARES = ("90%", "70%", "50%")
 
 
-def fitted() -> Iterable[Row]:
+def fitted(file: str) -> Iterable[Row]:
     """Yield how long steps take within shares of PyTorch's peak: those that failed first, then the slowest."""
-    cases: Mapping[str, Any] = results("memory/execution.json")["cases"]
+    cases: Mapping[str, Any] = results(file)["cases"]
     rows = []
     for network, title in FITTED.items():
         stock = cases[f"{network} pytorch"]
@@ -540,7 +540,14 @@ def _commits(each: Comparison) -> str:
 
 
 TABLES = (
-    Table(document="docs/memory.md", head=("step within a budget", "PyTorch", "90 %", "70 %", "50 %"), rows=fitted),
+    *(
+        Table(
+            document="docs/memory.md",
+            head=(f"step within a budget, {gpu}", "PyTorch", "90 %", "70 %", "50 %"),
+            rows=partial(fitted, file),
+        )
+        for gpu, file in (("H100", "memory/execution_h100.json"), ("H200", "memory/execution.json"))
+    ),
     Table(
         document="README.md",
         head=("measured on an H200, float32, NCHW", "without ucudnn", "undivided", "ucudnn", "", "spread"),

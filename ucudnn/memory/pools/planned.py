@@ -11,7 +11,7 @@ too, so the result is never worse.
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import product
-from math import inf
+from math import gcd, inf
 from random import Random
 
 from ucudnn.memory.pools.best_fit import BestFitPool
@@ -30,7 +30,7 @@ _WORSE = 0.01  # share by which a try may at first be worse than the one before
 
 @dataclass(frozen=True, kw_only=True)
 class _Try:
-    """An order of the pieces, and where it puts them."""
+    """An order of the pieces, and where it puts them, in units of the search."""
 
     order: Sequence[int]
     addresses: Sequence[int]
@@ -47,8 +47,7 @@ class PlannedPool:
         if online.extent_bytes <= least * (1 + _ENOUGH):
             return online
         large = [index for index, life in enumerate(lifetimes) if life.size > least * _SMALL]
-        best = _Search([lifetimes[index] for index in large]).best()
-        addresses = dict(zip(large, best.addresses, strict=True))
+        addresses = dict(zip(large, _Search([lifetimes[index] for index in large]).addresses(), strict=True))
         _fill(lifetimes, addresses)
         extent = max(addresses[index] + life.size for index, life in enumerate(lifetimes))
         if online.extent_bytes <= extent:
@@ -58,16 +57,25 @@ class PlannedPool:
 
 
 class _Search:
-    """Tries orders of pieces."""
+    """Tries orders of pieces.
+
+    Args:
+        lifetimes: of the pieces.
+    """
 
     def __init__(self, lifetimes: Sequence[Lifetime]) -> None:
         self._lifetimes = lifetimes
-        self._sizes = [life.size for life in lifetimes]
+        self._unit = gcd(*(life.size for life in lifetimes)) or 1  # Python compares numbers below 2^30 faster
+        self._sizes = [life.size // self._unit for life in lifetimes]
         self._beside = _alive_together(lifetimes)
-        self._enough = live_bytes(lifetimes) * (1 + _ENOUGH)
+        self._enough = live_bytes(lifetimes) * (1 + _ENOUGH) / self._unit
         self._random = Random(0)
 
-    def best(self) -> _Try:
+    def addresses(self) -> list[int]:
+        """Return an address in bytes for each piece, of the smallest try."""
+        return [address * self._unit for address in self._best().addresses]
+
+    def _best(self) -> _Try:
         """Return the smallest try; the search ends early where one is small enough."""
         starts: dict[int, _Try] = {}  # by extent: tries of the same extent are often the same
         for order, lowest in product(self._orders(), (False, True)):
