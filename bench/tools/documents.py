@@ -12,6 +12,7 @@ from argparse import Namespace
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
+from statistics import median
 from typing import Any
 
 from bench.peers.compare import ORDERS
@@ -31,7 +32,7 @@ from bench.peers.ways import (
 )
 from bench.tools.results import RESULTS, ROOT, load
 from bench.tools.script import command_line, run_main
-from bench.torch.network_summary import Comparison, geometric_mean, middle, promised
+from bench.torch.network_summary import Comparison, comparisons, geometric_mean, middle, promised
 from ucudnn.backends.candidates import Candidates
 from ucudnn.backends.cudnn.algorithms.gathered import skips
 from ucudnn.networks.tables import load_network
@@ -529,6 +530,37 @@ def tuned_programs() -> Iterable[Row]:
         yield [UNKNOWN, *[""] * 8]
 
 
+def programs_on_h100() -> Iterable[Row]:
+    """Yield programs that are tuned while they run on an H100 beside PyTorch alone, the largest ratio first."""
+    found: list[tuple[float, str, str, str, str]] = []
+    for each in comparisons(results("torch/networks_h100.json")["cases"]):
+        stock, ours = (ms(middle(group, "step_ms")) for group in (each.stock, each.ours))
+        said = f"{each.ratio:.3f}{'' if each.settled else ', not settled'}"
+        found.append((each.ratio, f"{each.title}, {_enabled(each.setting)}", stock, ours, said))
+    for case in results("torch/rank_training.json")["cases"].values():
+        stock, ours = (
+            median(rank["step_ms"] for setting, ranks in case["runs"] if setting == way for rank in ranks)
+            for way in ("stock", "auto")
+        )
+        title = f"ResNet-50 {case['batch']} for each of two ranks under DistributedDataParallel, {_enabled('auto')}"
+        found.append((ours / stock, title, ms(stock), ms(ours), f"{ours / stock:.3f}"))
+    for case in results("torch/image_sizes.json")["cases"].values():
+        base = case["runs"]["stock-off"]
+        for setting, run in case["runs"].items():
+            ratio, late = (run[field] / base[field] for field in ("seconds", "late_ms"))
+            if run is not base:
+                title = f"ResNet-50 64, 32 image sizes in random order, {case['steps']} steps, {_enabled(setting)}"
+                said = f"{ratio:.3f}, {late:.3f} in the second half"
+                found.append((ratio, title, f"{base['seconds']:.1f} s", f"{run['seconds']:.1f} s", said))
+    for _, *row in sorted(found, reverse=True):
+        yield row
+
+
+def _enabled(setting: str) -> str:
+    limit = setting.removesuffix("-off")
+    return "`enable()`" if limit == "auto" else f'`enable(workspace_limit="{limit}")`'
+
+
 def _processes(group: Sequence[Mapping[str, Any]]) -> str:
     return f" {spread([case['step_ms'] for case in group])}" if len(group) > 1 else ""
 
@@ -561,6 +593,7 @@ TABLES = (
         ),
         rows=networks,
     ),
+    Table(document="docs/results.md", head=("on an H100", "PyTorch", "ucudnn", "over PyTorch"), rows=programs_on_h100),
     Table(document="docs/results.md", head=("convolutions within 64 MiB", *STEPS), rows=ideas),
     Table(
         document="docs/results.md",
