@@ -154,6 +154,22 @@ def test_what_a_database_has_is_used_at_once_and_not_tried_again(stated, tmp_pat
         assert not on.report().tuned[0].outcomes
 
 
+def test_no_thread_begins_to_build_while_first_plans_are_made(stated):
+    one = stated()
+    usual = one.x
+    with one.enable():
+        while not (one.made.tuners() and one.tuner.phase is TuningPhase.TRYING and one.source._goes_on.is_set()):
+            one.step()
+        for rows in (9, 10, 11):  # images of new sizes
+            one.x = torch.randn(8, 4, rows, 6)
+            assert_near(one.step(), one.expected)
+            assert not one.source._goes_on.is_set()
+        one.x = usual
+        assert_near(one.step(), one.expected)
+        assert one.source._goes_on.is_set()
+        run(one)
+
+
 def test_nothing_is_tried_among_deterministic_algorithms(stated, monkeypatch):
     one = stated()
     monkeypatch.setattr("ucudnn.torch.tuning.auto_interceptor._deterministic", lambda: True)

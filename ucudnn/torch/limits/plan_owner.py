@@ -46,6 +46,14 @@ class PlanOwner:
 
     def __init__(self, handle: Callable[[], Handle]) -> None:
         self._handle = handle
+        self._known_plans = 0
+
+    def has_new_plans(self) -> bool:
+        """Return whether the handle has planned kernels since this was last asked."""
+        handle, before = self._handle(), self._known_plans
+        with handle.backend.lock:
+            self._known_plans = len(handle.plans.entries)
+        return self._known_plans != before
 
     def is_final(self, problem: ConvolutionProblem) -> bool:
         """Return whether nothing is tried for a problem: its plan was loaded or measured, or PyTorch computes it.

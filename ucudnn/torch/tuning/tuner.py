@@ -222,8 +222,7 @@ class Tuner:
         """
         if not self.uses_adopted or self._guard.is_kept():
             return True
-        self.kernels.clear()
-        self.uses_adopted = False
+        self.kernels, self.uses_adopted = {}, False
         return False
 
     def _read(self) -> None:
@@ -299,6 +298,7 @@ class Tuner:
             self._open_one()
         self._ask(sites)
         waits = self.ledger.left_seconds <= 0 or not self._choose_trials(sites)
+        waits |= self.owner is not None and self.owner.has_new_plans()  # plans wait while a thread compiles
         self.source.pause(paused=waits)  # or what threads disturb would use up what trials wait for
 
     def _choose_trials(self, sites: list[CallSite]) -> bool:
