@@ -239,3 +239,8 @@ def variables_set(environment: Mapping[str, str] | None = None) -> dict[str, str
     """Return the variables of ucudnn that an environment sets, with their values; None for that of the process."""
     environment = os.environ if environment is None else environment
     return {variable: environment[variable] for variable in VARIABLES.values() if environment.get(variable)}
+
+
+def tell_libraries(variable: str, value: str) -> None:
+    """Set a variable for libraries in C that this process has loaded or loads; `os.environ` stays as it is."""
+    os.putenv(variable, value)

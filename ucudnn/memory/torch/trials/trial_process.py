@@ -9,6 +9,7 @@ from multiprocessing.connection import Connection
 from typing import Any, final
 
 from ucudnn.benchmarking.parallel.interrupts import end_with_parent, start_worker
+from ucudnn.settings import tell_libraries
 
 
 @final
@@ -74,6 +75,6 @@ def _begin(serve: Callable[..., None], arguments: tuple[Any, ...], connection: C
     with suppress(OSError):  # standard error is closed
         os.dup2(2, 1)
     # Else PyTorch's profiler stays attached to CUDA, and every launch of later trials takes the host longer.
-    os.putenv("TEARDOWN_CUPTI", "1")  # libraries in C read it
+    tell_libraries("TEARDOWN_CUPTI", "1")
     end_with_parent()
     serve(*arguments, connection)
