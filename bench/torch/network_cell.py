@@ -183,7 +183,6 @@ def answer_of(arguments: Namespace) -> dict[str, object]:
     """Return what was measured, or the error that ended it."""
     spent = Spent()
     spent.end("imports")
-    cores = sorted(os.sched_getaffinity(0))
     try:
         model = prepared(arguments, spent)
         if arguments.backend != "cpu" and not torch.cuda.is_available():
@@ -195,7 +194,7 @@ def answer_of(arguments: Namespace) -> dict[str, object]:
         if arguments.lock is not None:
             lock(arguments.lock)
             spent.end("lock")
-        used = {"prepared": cores, "measured": sorted(os.sched_getaffinity(0))}
+        used = {"measured": sorted(os.sched_getaffinity(0))}
         return {**measure(arguments, device, model, spent), "cores": used, "spent_s": spent.seconds}
     except Exception as error:  # noqa: BLE001  whatever it is, it is what became of the cell
         print(format_exc(), file=sys.stderr, flush=True)

@@ -38,6 +38,7 @@ from argparse import ArgumentParser, Namespace
 from collections import deque
 from collections.abc import Collection, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from threading import Event, Lock, Thread
 from time import monotonic
@@ -249,6 +250,9 @@ class Measuring:
 
     def _measure(self, process: CellProcess, gpu: int) -> None:
         """Let a process measure, and let its answer be kept; it may still be ending afterwards."""
+        prepared: list[int] = []
+        with suppress(OSError):  # it has ended already
+            prepared = sorted(os.sched_getaffinity(process.pid))  # it may still import, so it cannot say this itself
         if self._cores:
             move(process.pid, self._cores)
         if self._reading is not None:
@@ -267,6 +271,8 @@ class Measuring:
             self._reap(process)
         if "error" in answer:
             self._database(process.cell).unlink(missing_ok=True)
+        else:
+            answer["cores"]["prepared"] = prepared
         self._keeper.submit(self._keep, process, {"gpu": gpu, "process_s": taken, **answer})
 
     def _keep(self, process: CellProcess, answer: dict[str, Any]) -> None:
