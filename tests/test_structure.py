@@ -66,7 +66,7 @@ PLACES = {  # a package from elsewhere: the modules or folders that import it
     "ctypes": (
         *("backends.cpu.blas_threads", "backends.cudnn.api.library", "backends.cudnn.gpu.driver", "native.bridge"),
         "torch.gate.call_gate",
-        *("memory.torch.device_use.nvml", "memory.torch.device_use.stream_copies"),
+        "memory.torch.device_use.nvml",
         "reporting.terminal",
     ),
     "cupy": ("backends.cudnn.gpu.cupy_gpu",),

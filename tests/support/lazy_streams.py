@@ -101,7 +101,7 @@ class LazyGpu:
         monkeypatch.setattr("ucudnn.memory.torch.execution.transfers.torch", self)
         monkeypatch.setattr("ucudnn.memory.torch.device_use.host_block.torch", self)
         monkeypatch.setattr("ucudnn.memory.torch.device_use.stream_copies.torch", self)
-        monkeypatch.setattr("ucudnn.memory.torch.device_use.stream_copies._stream_address", lambda _: id(self.compute))
+        monkeypatch.setattr("ucudnn.memory.torch.device_use.stream_copies.current_stream", lambda _: id(self.compute))
         monkeypatch.setattr("ucudnn.memory.torch.execution.transfers.copy_on", self._copy)
 
     def _copy(self, stream, target, source):

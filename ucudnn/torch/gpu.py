@@ -46,6 +46,11 @@ def current_device() -> int:
     return _current_device()
 
 
+def current_stream(ordinal: int) -> int:
+    """Return the address of this thread's current stream on a GPU."""
+    return _current_stream(ordinal)
+
+
 def on_default_stream(ordinal: int) -> bool:
     """Return whether this thread's current stream on a GPU is the default one; it is on the CPU, -1."""
     return ordinal < 0 or _current_stream(ordinal) == 0

@@ -15,7 +15,7 @@ GPU = torch.device("cuda", 1)
 
 def test_the_stream_is_looked_up_again_where_another_one_is_current(monkeypatch):
     addresses, made = [5, 5, 7, 7, 5], []
-    monkeypatch.setattr(stream_copies, "_stream_address", lambda ordinal: ordinal * addresses[len(found)])
+    monkeypatch.setattr(stream_copies, "current_stream", lambda ordinal: ordinal * addresses[len(found)])
     monkeypatch.setattr(torch.cuda, "current_stream", lambda device: made.append(device) or len(made))
     stream, found = ComputeStream(GPU), []
     for _ in addresses:
@@ -34,7 +34,7 @@ def test_a_copy_is_made_on_the_device_of_its_stream_and_a_refusal_is_an_error(mo
         copies.append((*arguments, devices[-1]))
         return status
 
-    monkeypatch.setattr(stream_copies, "_copy", lambda: copy)
+    monkeypatch.setattr(stream_copies, "copy_function", lambda: copy)
     target, source = torch.empty(10), torch.empty(10)
     stream = SimpleNamespace(device_index=1, cuda_stream=99)
     if status:

@@ -50,6 +50,15 @@ def _driver() -> ctypes.CDLL:
 
 
 @cache
+def copy_function() -> Callable[[int, int, int, int], int]:
+    """Return cuMemcpyAsync: it takes the addresses of target and source, bytes and a stream, and returns a status."""
+    function: Any = _driver().cuMemcpyAsync
+    function.argtypes = [ctypes.c_uint64, ctypes.c_uint64, ctypes.c_size_t, ctypes.c_void_p]
+    found: Callable[[int, int, int, int], int] = function
+    return found
+
+
+@cache
 def _stream_id() -> Any:
     try:
         return _driver().cuStreamGetId

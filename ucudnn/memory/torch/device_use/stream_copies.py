@@ -4,18 +4,14 @@ A plan may copy hundreds of storages in a step. `Tensor.copy_` needs its stream 
 takes the host longer than the copy. So the driver is called directly (`cuMemcpyAsync`).
 """
 
-from collections.abc import Callable
-from ctypes import CDLL, c_int, c_size_t, c_uint64, c_void_p
-from functools import cache
 from typing import Any, final
 
 import torch
 from torch import Tensor
 
+from ucudnn.backends.cudnn.gpu.driver import copy_function
 from ucudnn.errors import BackendError
-
-_DRIVER = "libcuda.so.1"
-_stream_address: Callable[[int], int] = getattr(torch._C, "_cuda_getCurrentRawStream", lambda ordinal: 0)
+from ucudnn.torch.gpu import current_stream
 
 
 def copy_on(stream: Any, target: Tensor, source: Tensor) -> None:
@@ -32,7 +28,7 @@ def copy_on(stream: Any, target: Tensor, source: Tensor) -> None:
     device: Any = torch.cuda
     before = device._exchange_device(stream.device_index)
     try:
-        status = _copy()(target.data_ptr(), source.data_ptr(), source.nbytes, stream.cuda_stream)
+        status = copy_function()(target.data_ptr(), source.data_ptr(), source.nbytes, stream.cuda_stream)
     finally:
         device._maybe_exchange_device(before)
     if status:
@@ -55,15 +51,7 @@ class ComputeStream:
 
     def current(self) -> Any:
         """Return the stream on which the caller computes."""
-        address = _stream_address(self._ordinal)
+        address = current_stream(self._ordinal)
         if address != self._address:
             self._address, self._stream = address, torch.cuda.current_stream(self._device)
         return self._stream
-
-
-@cache
-def _copy() -> Callable[[int, int, int, int], int]:
-    """Return cuMemcpyAsync (target, source, bytes, stream)."""
-    function: Any = CDLL(_DRIVER).cuMemcpyAsync
-    function.argtypes, function.restype = [c_uint64, c_uint64, c_size_t, c_void_p], c_int
-    return function  # type: ignore[no-any-return]
