@@ -12,11 +12,12 @@ of seconds in which everything takes longer; turns share them, and medians count
 """
 
 import gc
-from argparse import ArgumentTypeError
 from collections.abc import Callable
 from dataclasses import replace
+from operator import sub
 from statistics import median
 from time import perf_counter_ns
+from typing import Any
 
 import torch
 
@@ -27,7 +28,8 @@ from bench.tools.results import save_case
 from bench.tools.script import command_line, note, run_main, verdict
 from bench.torch.measuring import conditions
 from ucudnn.memory.torch.execution.fit import FitOptions, fit_subject
-from ucudnn.memory.torch.trials.trial import TrainingStep, trial_step, trial_subject, with_plan
+from ucudnn.memory.torch.training_step import TrainingStep
+from ucudnn.memory.torch.trials.trial import trial_step, trial_subject, with_plan
 from ucudnn.memory.torch.trials.trial_result import TrialSettings
 
 POLICIES = ("stock", "checkpoint", "vdnn-ext-all-p")
@@ -52,18 +54,16 @@ def issue_us(step: TrainingStep, wait: Callable[[], None]) -> float:
     return (perf_counter_ns() - begin) / 1e3
 
 
-def measure(network: str, device: str, runs: int, operators: int) -> dict[str, object]:
+def measure(network: str, device: str, runs: int, operators: int) -> dict[str, Any]:
     """Return how long the host takes to issue the steps of a network."""
     settings = settings_of(network, device)
     eager = trial_step(settings)
     torch.backends.cudnn.benchmark = False  # trials of algorithms would take minutes, and change no call
     wait = torch.cuda.synchronize if device == "cuda" else _nothing
     eager.run()  # makes the optimizer's state
-    steps, actions = {EAGER: eager}, {EAGER: 0}
-    for policy in POLICIES:
-        fitted = fit_subject(trial_subject(eager), None, policy, FitOptions(measured=False))
-        steps[policy] = with_plan(eager, fitted)
-        actions[policy] = sum(kind in COUNTED for kind, _ in fitted.plan.actions)
+    planned = {each: fit_subject(trial_subject(eager), None, each, FitOptions(measured=False)) for each in POLICIES}
+    actions = {name: sum(kind in COUNTED for kind, _ in each.plan.actions) for name, each in planned.items()}
+    steps = {EAGER: eager, **{name: with_plan(eager, each) for name, each in planned.items()}}
     for each in steps.values():
         for _ in range(5):
             issue_us(each, wait)
@@ -74,22 +74,21 @@ def measure(network: str, device: str, runs: int, operators: int) -> dict[str, o
         for name, each in steps.items():
             times[name].append(issue_us(each, wait))
     gc.enable()
-    own = times[EAGER]
     rows = [
         {
             "plan": name,
-            "actions": actions[name],
+            "actions": actions.get(name, 0),
             "issue_us": median(taken),
             "least_us": min(taken),
             "most_us": max(taken),
-            "us_each": median(a - b for a, b in zip(taken, own, strict=True)) / actions[name]
-            if actions[name]
-            else None,
+            "us_each": None if name == EAGER else median(map(sub, taken, times[EAGER])) / actions[name],
         }
         for name, taken in times.items()
     ]
     for name in (EAGER, POLICIES[0]) if operators else ():
         print(f"{network}, {name}:\n{_profile(steps[name], operators, wait)}", flush=True)
+    for each in planned.values():
+        each.close()  # the next network has host memory of its own
     return {"conditions": conditions(torch.device(device)), "runs": runs, "rows": rows}
 
 
@@ -105,16 +104,10 @@ def _nothing() -> None:
     pass
 
 
-def _network(text: str) -> str:
-    if text not in BATCHES:
-        raise ArgumentTypeError(f"{text}: give some of {', '.join(BATCHES)}")
-    return text
-
-
 def main() -> bool:
     """Measure, print and save."""
     parser = command_line(__doc__, __spec__.name, "memory/issue_time.json")
-    parser.add_argument("--network", action="append", type=_network, help=f"may be repeated ({', '.join(BATCHES)})")
+    parser.add_argument("--network", action="append", choices=BATCHES, help="may be repeated (all)")
     parser.add_argument("--device", default="cuda", choices=("cuda", "cpu"), help="(%(default)s)")
     parser.add_argument("--runs", type=int, default=40, help="steps of each kind (%(default)s)")
     parser.add_argument("--operators", type=int, default=0, help="print so many operators that take the host longest")
@@ -125,7 +118,6 @@ def main() -> bool:
     for network in arguments.network or BATCHES:
         found = measure(network, arguments.device, arguments.runs, arguments.operators)
         rows = found["rows"]
-        assert isinstance(rows, list)
         for row in rows:
             each = "" if row["us_each"] is None else f"{row['us_each']:9.2f} µs for each action"
             note(f"{network:14}{row['plan']:16}{row['actions']:6}{row['issue_us']:11.0f} µs{each}")

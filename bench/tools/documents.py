@@ -32,7 +32,7 @@ from bench.peers.ways import (
 )
 from bench.tools.results import RESULTS, ROOT, load
 from bench.tools.script import command_line, run_main
-from bench.torch.network_summary import Comparison, comparisons, geometric_mean, middle, promised
+from bench.torch.network_summary import TITLES, Comparison, comparisons, geometric_mean, middle, promised
 from ucudnn.backends.candidates import Candidates
 from ucudnn.backends.cudnn.algorithms.gathered import skips
 from ucudnn.networks.tables import load_network
@@ -537,23 +537,31 @@ def programs_on_h100() -> Iterable[Row]:
         stock, ours = (ms(middle(group, "step_ms")) for group in (each.stock, each.ours))
         said = f"{each.ratio:.3f}{'' if each.settled else ', not settled'}"
         found.append((each.ratio, f"{each.title}, {_enabled(each.setting)}", stock, ours, said))
-    for case in results("torch/rank_training.json")["cases"].values():
+    for name, case in results("torch/rank_training.json")["cases"].items():
         stock, ours = (
             median(rank["step_ms"] for setting, ranks in case["runs"] if setting == way for rank in ranks)
             for way in ("stock", "auto")
         )
-        title = f"ResNet-50 {case['batch']} for each of two ranks under DistributedDataParallel, {_enabled('auto')}"
+        title = (
+            f"{_network(name)} {case['batch']} for each of two ranks under DistributedDataParallel, {_enabled('auto')}"
+        )
         found.append((ours / stock, title, ms(stock), ms(ours), f"{ours / stock:.3f}"))
-    for case in results("torch/image_sizes.json")["cases"].values():
-        base = case["runs"]["stock-off"]
+    for name, case in results("torch/image_sizes.json")["cases"].items():
+        base, (_, batch, _, sizes, _) = case["runs"]["stock-off"], name.split()
         for setting, run in case["runs"].items():
             ratio, late = (run[field] / base[field] for field in ("seconds", "late_ms"))
             if run is not base:
-                title = f"ResNet-50 64, 32 image sizes in random order, {case['steps']} steps, {_enabled(setting)}"
+                program = f"{_network(name)} {batch}, {sizes} image sizes in random order, {case['steps']} steps"
+                title = f"{program}, {_enabled(setting)}"
                 said = f"{ratio:.3f}, {late:.3f} in the second half"
                 found.append((ratio, title, f"{base['seconds']:.1f} s", f"{run['seconds']:.1f} s", said))
     for _, *row in sorted(found, reverse=True):
         yield row
+
+
+def _network(case: str) -> str:
+    """Return the name of the network with which the name of a case begins, without a mini-batch."""
+    return TITLES[case.split()[0]].rpartition(" ")[0]
 
 
 def _enabled(setting: str) -> str:

@@ -82,7 +82,7 @@ class RangeMemory:
         return RangePiece(self.space, size)
 
     def holes(self):
-        return [end - begin for begin, end in self.space._mapped_holes()]
+        return [end - begin for begin, end, is_hole in self.space.parts() if is_hole]
 
     def reserved_bytes(self):
         return self.space.mapped_bytes
