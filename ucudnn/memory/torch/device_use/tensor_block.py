@@ -96,9 +96,9 @@ class TakenBlock:
     taken, because the range grows at its first gap that is large enough, and a gap between other tensors may be large
     enough for a part. A small tensor at the end of the hole stays, because the allocator would fill the range's last
     hole last. Tensors fill the holes that are there before, too, such as those in segments that do not grow. Else a
-    tensor of the step would lie there, and all others elsewhere than planned. The budget counts these holes as lost. During the first update tensors fill all other holes
-    but the largest one, so the state lies in the bytes that were kept, and what the update needs for a while in the
-    largest hole.
+    tensor of the step would lie there, and all others elsewhere than planned. The budget counts these holes as lost.
+    During the first update tensors fill all other holes but the largest one, so the state lies in the bytes that were
+    kept, and what the update needs for a while in the largest hole.
 
     Args:
         memory: where the bytes come from.
