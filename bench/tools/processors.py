@@ -3,6 +3,7 @@
 import os
 from collections.abc import Callable, Collection
 from contextlib import suppress
+from itertools import pairwise
 from pathlib import Path
 
 _FEW = 8
@@ -37,6 +38,23 @@ def for_preparing(
         if len(found) < count:
             found |= siblings(core) & set(cores)
     return found if len(found) < len(cores) else set()
+
+
+def shares(cores: Collection[int], count: int, siblings: Callable[[int], set[int]] = siblings_of) -> list[set[int]]:
+    """Divide processors among processes that measure at the same time, the first ones for the first process.
+
+    Processors that share a core stay together. There may be fewer processors than processes: then all share all.
+
+    Args:
+        cores: processors.
+        count: processes.
+        siblings: returns the processors that share a core with one.
+    """
+    physical = sorted({tuple(sorted(siblings(core) & set(cores))) for core in cores})
+    if len(physical) < count:
+        return [set(cores)] * count
+    bounds = [number * len(physical) // count for number in range(count + 1)]
+    return [{core for each in physical[a:b] for core in each} for a, b in pairwise(bounds)]
 
 
 def move(process: int, cores: Collection[int]) -> None:

@@ -15,9 +15,10 @@ No cell starts that might not end in the time that is left, by what it took last
 its setting took. Stock and auto of a network start together or not at all. Smaller cells fill the time.
 
 While a process measures, the next two of its GPU import PyTorch and make their models on the CPU, with one thread each,
-on processors of their own (--preparing-cores). The next one opens CUDA once the process before it has answered, and
-does nothing else until that has ended. --alone starts no process before the last one has ended. The libraries of CUDA
-are read before the first cell of a call, whose first step would wait for the disk otherwise.
+on processors of their own (--preparing-cores). The other processors are divided among the GPUs. The next process opens
+CUDA once the one before it has answered, and does nothing else until that has ended. --alone starts no process before
+the last one has ended. The libraries of CUDA are read before the first cell of a call, whose first step would wait for
+the disk otherwise.
 
 Each process begins with an empty database. With --keep-databases repeats in the same call take the database that the
 first one has left, as the second run of a user does, and settle sooner. A cell says which it was: first steps and the
@@ -36,7 +37,7 @@ import sys
 import tempfile
 from argparse import ArgumentParser, Namespace
 from collections import deque
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
@@ -46,7 +47,7 @@ from typing import Any
 
 import torch
 
-from bench.tools.processors import for_preparing, move
+from bench.tools.processors import for_preparing, move, shares
 from bench.tools.read_ahead import libraries, read_ahead
 from bench.tools.results import ROOT, load, save_case
 from bench.tools.script import command_line, note, out_of, run_main
@@ -123,10 +124,10 @@ class Measuring:
         arguments: command line.
         out: file of the cells.
         folder: empty folder for databases.
-        cores: processors on which processes measure; empty if they need not be moved.
+        cores: processors on which the processes of each GPU measure; empty if they need not be moved.
     """
 
-    def __init__(self, arguments: Namespace, out: Path, folder: Path, cores: Collection[int] = ()) -> None:
+    def __init__(self, arguments: Namespace, out: Path, folder: Path, cores: Sequence[Collection[int]] = ()) -> None:
         self._arguments = arguments
         self._out = out
         self._folder = folder
@@ -238,7 +239,7 @@ class Measuring:
         seen = [each for each in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if each]
         environment = {**os.environ, "CUDA_VISIBLE_DEVICES": seen[gpu] if gpu < len(seen) else str(gpu)}
         if self._cores:
-            environment.setdefault("OMP_NUM_THREADS", str(len(self._cores)))  # not those on which it prepares
+            environment.setdefault("OMP_NUM_THREADS", str(len(self._cores[gpu])))  # not those on which it prepares
         process = CellProcess(cell, command, environment)
         with self._lock:
             self._running.add(process)
@@ -254,7 +255,7 @@ class Measuring:
         with suppress(OSError):  # it has ended already
             prepared = sorted(os.sched_getaffinity(process.pid))  # it may still import, so it cannot say this itself
         if self._cores:
-            move(process.pid, self._cores)
+            move(process.pid, self._cores[gpu])
         if self._reading is not None:
             self._reading.join(_MOST_READING_S)
             self._reading = None
@@ -336,7 +337,8 @@ def measure(arguments: Namespace, out: Path) -> None:
         if preparing:
             os.sched_setaffinity(0, preparing)  # processes inherit it until it is their turn
         try:
-            Measuring(arguments, out, Path(folder), all_cores - preparing if preparing else ()).run()
+            measuring = shares(all_cores - preparing, arguments.gpus) if preparing else ()
+            Measuring(arguments, out, Path(folder), measuring).run()
         finally:
             os.sched_setaffinity(0, all_cores)
 

@@ -10,7 +10,7 @@ from time import monotonic, sleep
 
 import pytest
 
-from bench.tools.processors import for_preparing, siblings_of
+from bench.tools.processors import for_preparing, shares, siblings_of
 from bench.tools.results import ROOT, load, save
 from bench.torch import network_code
 
@@ -168,6 +168,15 @@ def test_processors_that_share_a_core_are_not_parted():
     assert siblings_of(10**9) == {10**9}
     core = min(os.sched_getaffinity(0))
     assert core in siblings_of(core)
+
+
+def test_gpus_measure_on_processors_of_their_own():
+    def shared(core):
+        return {core % 8, core % 8 + 8}
+
+    assert shares(range(16), 4, shared) == [{0, 1, 8, 9}, {2, 3, 10, 11}, {4, 5, 12, 13}, {6, 7, 14, 15}]
+    assert shares({*range(14)} - {6, 7}, 2, shared) == [{0, 1, 2, 8, 9, 10}, {3, 4, 5, 11, 12, 13}]
+    assert shares({0, 1, 8}, 3, shared) == [{0, 1, 8}] * 3, "there are too few for parts"
 
 
 def test_nothing_is_imported_between_the_turn_and_the_first_step():

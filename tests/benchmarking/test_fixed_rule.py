@@ -55,6 +55,21 @@ def test_only_what_it_takes_is_run_and_a_broken_algorithm_is_left_out():
     assert [name for _, name in backend.measured] == ["BROKEN", "RIGHT"]
 
 
+def test_only_the_first_algorithms_are_looked_at_where_one_fits(monkeypatch):
+    backend, asked = CountingBackend({"FIRST": 10, "SECOND": 9, "THIRD": 0}), []
+    leading = backend.leading
+    monkeypatch.setattr(backend, "leading", lambda *each: asked.append(each[1]) or leading(*each))
+    rule = Benchmark(backend).rule
+    request = request_of(make_problem(batch=8), Settings(), 79)
+    with monkeypatch.context() as patched:
+        patched.setattr(rule, "_names", None)
+        assert str(rule.configuration(request)) == "1x8 SECOND"
+        assert str(rule.configuration(replace(request, limit_bytes=80))) == "1x8 FIRST"
+    assert asked == [2, 2]
+    assert str(rule.configuration(request, failed=["SECOND"])) == "1x8 THIRD"
+    assert asked[-1] == 3, "one of them has failed"
+
+
 def test_times_do_not_matter():
     plain, poisoned = CountingBackend({"A": 10, "B": 5}), CountingBackend({"A": 10, "B": 5})
     measure = poisoned.measure

@@ -4,7 +4,7 @@ import ctypes
 from itertools import count
 
 from ucudnn.backends.cudnn.api.descriptor import _ARRAY_CODES
-from ucudnn.backends.cudnn.api.enums import Attribute, DescriptorType, Type
+from ucudnn.backends.cudnn.api.enums import Attribute, DescriptorType, HeuristicMode, Type
 from ucudnn.errors import CudnnError
 
 _TYPES = {"i": ctypes.c_int, "f": ctypes.c_float, "d": ctypes.c_double, "b": ctypes.c_bool, "q": ctypes.c_int64}
@@ -13,15 +13,20 @@ _TYPES = {"i": ctypes.c_int, "f": ctypes.c_float, "d": ctypes.c_double, "b": cty
 class DescribingLibrary:
     """cuDNN with one engine, 7, whose plans need 512 bytes of workspace.
 
+    Args:
+        offers: the values of knob 2 of the engine that heuristics offer, by the mode of the heuristics.
+
     Attributes:
         made: what each descriptor is and was given, by its address: attributes with lists of values.
         executed: the plans and variant packs that were executed.
+        asked: the modes that were asked.
     """
 
     version_text = "stand-in"
 
-    def __init__(self):
+    def __init__(self, offers=None):
         self.made, self.executed, self._addresses = {}, [], count(1000, 8)
+        self.offers, self.asked = offers or {}, []
 
     def call(self, name, *arguments):
         if name == "cudnnBackendCreateDescriptor":
@@ -29,8 +34,33 @@ class DescribingLibrary:
             self.made[address] = {"kind": DescriptorType(arguments[0])}
             return address
         if name == "cudnnBackendGetAttribute":
-            return 0  # no engine has a note
+            return self._read(*arguments)
         return self.check(self.function(name)(*arguments), name)
+
+    def _read(self, address, attribute, kind, size, values):
+        """Fill descriptors with what an attribute refers to, and return their number; no engine has a note."""
+        if kind is not Type.DESCRIPTOR:
+            return 0
+        given = self.made[address]
+        if attribute == Attribute.ENGINEHEUR_RESULTS:
+            (mode,) = given[Attribute.ENGINEHEUR_MODE]
+            if not size:
+                self.asked.append(HeuristicMode(mode))
+            graph = given[Attribute.ENGINEHEUR_OPERATION_GRAPH]
+            found = [self._offered(graph, value) for value in self.offers.get(mode, ())]
+        else:
+            found = [self.made[each] for each in given.get(attribute, ())]
+        receivers = (ctypes.c_int64 * size).from_address(values) if size else ()
+        for receiver, each in zip(receivers, found, strict=False):
+            self.made[receiver].update(each)
+        return len(found)
+
+    def _offered(self, graph, value):
+        """Return what a heuristic gives a configuration of the engine."""
+        engine, knob = next(self._addresses), next(self._addresses)
+        self.made[engine] = {Attribute.ENGINE_GLOBAL_INDEX: [7], Attribute.ENGINE_OPERATION_GRAPH: graph}
+        self.made[knob] = {Attribute.KNOB_CHOICE_KNOB_TYPE: [2], Attribute.KNOB_CHOICE_KNOB_VALUE: [value]}
+        return {Attribute.ENGINECFG_ENGINE: [engine], Attribute.ENGINECFG_KNOB_CHOICES: [knob]}
 
     def check(self, status, name):
         if status:

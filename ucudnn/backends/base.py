@@ -160,6 +160,16 @@ class Backend(ABC):
             raise error
         return tuple(found)
 
+    def leading(self, problem: ConvolutionProblem, most: int) -> tuple[str, ...]:
+        """Return the first names of algorithms for a whole mini-batch, at most some, in the order of `names`.
+
+        A backend may find them without looking at all algorithms.
+
+        Raises:
+            UnsupportedProblemError: if the mini-batch cannot be computed.
+        """
+        return self.names(problem, (problem.batch,))[:most]
+
     def sizes(self, problem: ConvolutionProblem) -> frozenset[int] | None:
         """Return the micro-batch sizes that can be measured, or None if every size can."""
         return None

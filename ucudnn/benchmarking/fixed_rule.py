@@ -107,6 +107,12 @@ class FixedRule:
             if self._passes(problem, Configuration(parts=(MicroConfiguration.of_slabs(size, [one]),))):
                 return one
 
+    def _leading(self, problem: ConvolutionProblem, failed: Collection[str]) -> list[str]:
+        """Return the algorithms that are best undivided if they fit, in the order of the heuristics."""
+        left_out = {*self._discarded(problem), *failed}
+        names = self._backend.leading(problem, _UNBEATEN + len(left_out))
+        return [name for name in names if name not in left_out][:_UNBEATEN]
+
     def _names(self, problem: ConvolutionProblem, sizes: Sequence[int], failed: Collection[str]) -> list[str]:
         """Return the algorithms of a problem in the order of the heuristics, without those that failed."""
         left_out = {*self._discarded(problem), *failed}
@@ -122,8 +128,8 @@ class FixedRule:
         if not sizes:
             return None
         left = problem.batch - start
-        if not start and sizes[-1] == left:  # the largest size is asked alone first, which is enough for most problems
-            first = self._first(problem, self._names(problem, [left], failed)[:_UNBEATEN], request.limit_bytes)
+        if not start and sizes[-1] == left:  # enough for most problems, and quick
+            first = self._first(problem, self._leading(problem, failed), request.limit_bytes)
             if first is not None:
                 return Configuration(parts=(_micro(left, first),))
         names = self._names(problem, sizes, failed)

@@ -165,6 +165,17 @@ class CudnnBackend(ComputeBackend):
         """
         return super().names(problem, anchors(sizes) if self._candidates.offers("graph", problem) else sizes)
 
+    def leading(self, problem: ConvolutionProblem, most: int) -> tuple[str, ...]:
+        """Return the first names of algorithms for a whole mini-batch, at most some.
+
+        They are what heuristic mode A offers first. The other modes are asked only where it offers too few.
+
+        Raises:
+            UnsupportedProblemError: if the mini-batch cannot be computed.
+        """
+        first = self._list.leading(self._as_asked(problem), most)
+        return super().leading(problem, most) if len(first) < most else tuple(first)
+
     def warm_up(self) -> None:
         """Create the handles of background threads, and load cuDNN's heuristics (0.1 to 0.3 s an operation)."""
         if self._candidates.offers("graph", SMALL[0]):

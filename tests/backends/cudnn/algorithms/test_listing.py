@@ -14,6 +14,7 @@ from ucudnn.backends.cudnn.algorithms import listing
 from ucudnn.backends.cudnn.algorithms.graph_call import GraphCall
 from ucudnn.backends.cudnn.algorithms.legacy_call import ADDED, AddedBiasCall
 from ucudnn.backends.cudnn.algorithms.prepare import Preparer
+from ucudnn.backends.cudnn.api.enums import HeuristicMode
 from ucudnn.backends.cudnn.gpu.base import DeviceBuffer
 from ucudnn.errors import BackendError, UnsupportedProblemError
 from ucudnn.profiles.measurement import Algorithm
@@ -122,3 +123,13 @@ def test_the_bias_is_added_to_the_part_that_was_computed():
     library.status = 5000
     with pytest.raises(BackendError, match="cudnnAddTensor"):
         call.launch(4096, BiasedFilters(6144, 7168), 8192, workspace)
+
+
+def test_the_list_leads_with_what_mode_a_offers_first(opened):
+    algorithms = opened[0](Candidates.EVERY)
+    algorithms._library.offers = {HeuristicMode.A: (5, 3, 8)}
+    assert algorithms.leading(PLAIN, 2) == ["eng7_k2=5", "eng7_k2=3"]
+    assert algorithms.leading(BIASED, 2) == [], "its list begins with engines that add the bias"
+    assert opened[0](Candidates.LEGACY).leading(PLAIN, 2) == []
+    algorithms.of(PLAIN)
+    assert algorithms.leading(PLAIN, 2) == [], "its list is made"

@@ -6,7 +6,7 @@ adds a bias, the graph has a second operation. Its engines compute both in one k
 
 import logging
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import final
 
@@ -138,6 +138,20 @@ class OperationGraph:
             for configuration in self._heuristics(mode)
         ]
 
+    def leading(self, most: int) -> list[str]:
+        """Return the names of the first configurations, at most some, that mode A offers and `algorithms` lists first.
+
+        Plans are built from what is offered, so nothing is described twice. Mode A takes the least time of all.
+        """
+        found: list[str] = []
+        for each, configuration in self._described(self._heuristics(HeuristicMode.A)):
+            if each.name not in found and each.allowed(self.problem) and each.workspace_bytes >= 0:
+                found.append(each.name)
+                self._known.setdefault(each.name, configuration)
+            if len(found) == most:
+                break
+        return found
+
     def algorithms(self) -> list[Algorithm]:
         """Return the offered configurations that compute the problem within its math mode and determinism."""
         if self._algorithms is None:
@@ -149,18 +163,23 @@ class OperationGraph:
         """Return the offered configurations, each of them once."""
         if self._offered is None:
             self.ask()
-        # cuDNN does not tell the number of knob choices, unlike that of other attributes, before they are read.
-        self._knobs = [self._new(DescriptorType.KNOB_CHOICE) for _ in range(_MOST_KNOBS)]
         found: dict[str, EngineConfiguration] = {}
-        for configuration in self._offered or ():
-            try:
-                described = self._read(configuration)
-            except CudnnError as error:
-                _LOG.debug("an engine configuration of %s cannot be read: %s", self.problem, error)
-                continue
+        for described, _ in self._described(self._offered or ()):
             found.setdefault(described.name, described)
         self._offered = None
         return list(found.values())
+
+    def _described(
+        self, offered: Iterable[BackendDescriptor]
+    ) -> Iterator[tuple[EngineConfiguration, BackendDescriptor]]:
+        """Yield offered configurations that can be read, each with its descriptor."""
+        # cuDNN does not tell the number of knob choices, unlike that of other attributes, before they are read.
+        self._knobs = self._knobs or [self._new(DescriptorType.KNOB_CHOICE) for _ in range(_MOST_KNOBS)]
+        for configuration in offered:
+            try:
+                yield self._read(configuration), configuration
+            except CudnnError as error:
+                _LOG.debug("an engine configuration of %s cannot be read: %s", self.problem, error)
 
     def configuration(self, name: str) -> EngineConfiguration:
         """Return a configuration by its name, whether or not heuristics offer it for this problem.

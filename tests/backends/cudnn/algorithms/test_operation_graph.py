@@ -1,0 +1,53 @@
+"""The first configurations of a graph: what heuristic mode A offers, without a question to the other modes."""
+
+from dataclasses import replace
+
+import pytest
+
+from tests.support.described_graphs import DescribingLibrary
+from tests.support.problems import make_problem
+from ucudnn.backends.base import OVERWRITE
+from ucudnn.backends.cudnn.algorithms import operation_graph
+from ucudnn.backends.cudnn.algorithms.operation_graph import OperationGraph
+from ucudnn.backends.cudnn.api.enums import Attribute, HeuristicMode
+
+OFFERS = {HeuristicMode.A: (5, 3, 3, 8), HeuristicMode.B: (9, 5), HeuristicMode.FALLBACK: (0,)}
+PROBLEM = make_problem(groups=1)
+
+
+def graph_of(library, problem=PROBLEM):
+    return OperationGraph(library, 5, problem, OVERWRITE)
+
+
+@pytest.mark.parametrize("most", [1, 2, 3])
+def test_leading_configurations_are_the_first_of_all(most):
+    library = DescribingLibrary(OFFERS)
+    assert graph_of(library).leading(most) == [f"eng7_k2={value}" for value in (5, 3, 8)][:most]
+    assert library.asked == [HeuristicMode.A]
+    names = [each.name for each in graph_of(library).algorithms()]
+    assert names == [f"eng7_k2={value}" for value in (5, 3, 8, 9, 0)]
+    assert library.asked == [HeuristicMode.A, *HeuristicMode]
+
+
+def test_configurations_that_do_not_compute_the_problem_do_not_lead(monkeypatch):
+    monkeypatch.setattr(operation_graph, "computes_wrong", lambda name, _: name == "eng7_k2=5")
+    assert graph_of(DescribingLibrary(OFFERS)).leading(2) == ["eng7_k2=3", "eng7_k2=8"]
+    deterministic = replace(PROBLEM, deterministic=True)
+    assert graph_of(DescribingLibrary(OFFERS), deterministic).leading(9) == ["eng7_k2=3", "eng7_k2=8"]
+
+
+def test_a_plan_is_built_from_what_is_offered():
+    library = DescribingLibrary(OFFERS)
+    graph = graph_of(library)
+    first, *_ = graph.leading(2)
+    made = len(library.made)
+    assert graph.configuration(first).workspace_bytes == 512
+    plan = graph.plan(first)
+    assert len(library.made) == made + 1, "nothing but the plan is described"
+    (configuration,) = library.of(plan.address, Attribute.EXECUTION_PLAN_ENGINE_CONFIG)
+    (knob,) = (library.made[each] for each in configuration[Attribute.ENGINECFG_KNOB_CHOICES])
+    assert knob[Attribute.KNOB_CHOICE_KNOB_VALUE] == [5]
+
+
+def test_modes_that_offer_nothing_lead_with_nothing():
+    assert graph_of(DescribingLibrary()).leading(2) == []
