@@ -160,15 +160,16 @@ class Backend(ABC):
             raise error
         return tuple(found)
 
-    def leading(self, problem: ConvolutionProblem, most: int) -> tuple[str, ...]:
-        """Return the first names of algorithms for a whole mini-batch, at most some, in the order of `names`.
+    def leading(self, problem: ConvolutionProblem, most: int) -> Sequence[Algorithm]:
+        """Return the first algorithms of a problem in the order of `names`: one, and at most some.
 
-        A backend may find them without looking at all algorithms.
+        A backend may find them without looking at all algorithms, and return fewer then.
 
         Raises:
-            UnsupportedProblemError: if the mini-batch cannot be computed.
+            UnsupportedProblemError: if the backend cannot compute the problem at all.
         """
-        return self.names(problem, (problem.batch,))[:most]
+        found = (self.algorithm(problem, name) for name in self.names(problem, (problem.batch,))[:most])
+        return [each for each in found if each is not None]
 
     def sizes(self, problem: ConvolutionProblem) -> frozenset[int] | None:
         """Return the micro-batch sizes that can be measured, or None if every size can."""

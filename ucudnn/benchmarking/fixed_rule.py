@@ -10,13 +10,16 @@ ones at 64 MiB, in the geometric mean of 117 kernels. The first algorithm that f
 (`tests/benchmarking/test_fixed_rule.py`).
 
 What it chooses for a problem that must repeat is run once, and its output is checked as in a benchmark. An algorithm
-that fails is left out. Other problems wait for no check, as in PyTorch, which runs what the heuristics name.
+that fails is left out. Other problems wait for no check, as in PyTorch, which runs what the heuristics name. Nor do
+they wait for all heuristics: they take the plan of the same convolution at a nearby size of its images, and else what
+can be had of the first algorithms, and only then of all.
 """
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import NamedTuple, final
 
 from ucudnn.backends.base import Backend
+from ucudnn.benchmarking.nearby_plans import NearbyPlans
 from ucudnn.benchmarking.request import Request
 from ucudnn.configuration import Configuration, MicroConfiguration, SlabConfiguration
 from ucudnn.errors import BackendError, MeasurementError
@@ -27,6 +30,7 @@ from ucudnn.solvers.sums import MOST_PARTS
 
 _RANKS = 100
 _PARTS = 64
+_QUICK = 8  # ranks among which an algorithm mostly fits that is divided into few parts
 _UNBEATEN = 2  # ranks at which an algorithm that fits undivided costs less than any division
 
 
@@ -62,6 +66,7 @@ class FixedRule:
         self._discarded = discarded
         self._checks = checks
         self._checked: dict[tuple[ConvolutionProblem, str], bool] = {}
+        self._nearby = NearbyPlans()
 
     def configuration(self, request: Request, *, start: int = 0, failed: Collection[str] = ()) -> Configuration | None:
         """Return the configuration of a problem, or None if nothing fits.
@@ -77,10 +82,19 @@ class FixedRule:
             MeasurementError: if there is too little memory to check an algorithm. Another one is not taken in its
                 place, because then the plan would depend on what memory is free.
         """
+        if not self._checks_plans_of(request.problem) and not start:
+            found = self._near(request, failed) or self._chosen(request, start, failed)
+            if found is not None:
+                self.learn(request.problem, request.limit_bytes, found)
+            return found
         while True:
             found = self._chosen(request, start, failed)
             if found is None or self._passes(request.problem, found):
                 return found
+
+    def learn(self, problem: ConvolutionProblem, limit_bytes: int, configuration: Configuration) -> None:
+        """Let other sizes of the same convolution take a configuration within a limit, if they need not repeat."""
+        self._nearby.learn(problem, limit_bytes, configuration)
 
     def slab(
         self, problem: ConvolutionProblem, size: int, slab: Slab, limit_bytes: int, failed: Collection[str] = ()
@@ -107,11 +121,29 @@ class FixedRule:
             if self._passes(problem, Configuration(parts=(MicroConfiguration.of_slabs(size, [one]),))):
                 return one
 
-    def _leading(self, problem: ConvolutionProblem, failed: Collection[str]) -> list[str]:
-        """Return the algorithms that are best undivided if they fit, in the order of the heuristics."""
+    def _leading(self, problem: ConvolutionProblem, failed: Collection[str], most: int) -> list[str]:
+        """Return the first algorithms of a mini-batch in the order of the heuristics, without those that failed."""
         left_out = {*self._discarded(problem), *failed}
-        names = self._backend.leading(problem, _UNBEATEN + len(left_out))
-        return [name for name in names if name not in left_out][:_UNBEATEN]
+        first = self._backend.leading(problem, most + len(left_out))
+        return [each.name for each in first if each.name not in left_out][:most]
+
+    def _near(self, request: Request, failed: Collection[str]) -> Configuration | None:
+        """Return the configuration of a nearby size that computes this one within the limit; None if there is none."""
+        near = self._nearby.nearest(request.problem, request.limit_bytes)
+        left_out = {*self._discarded(request.problem), *failed} if near else set()
+        return next((own for each in near if (own := self._as_there(request, each, left_out)) is not None), None)
+
+    def _as_there(self, request: Request, found: Configuration, left_out: Collection[str]) -> Configuration | None:
+        """Return the configuration of another size for a request; None if it does not compute it within the limit."""
+        problem = request.problem
+        parts: dict[MicroConfiguration, MicroConfiguration] = {}
+        for part in dict.fromkeys(found.parts):
+            usable = part.algorithm not in left_out and part.size in request.sizes
+            own = self._first(problem.part(part.size), [part.algorithm], request.limit_bytes) if usable else None
+            if own is None:
+                return None
+            parts[part] = _micro(part.size, own)
+        return Configuration(parts=tuple(parts[part] for part in found.parts))
 
     def _names(self, problem: ConvolutionProblem, sizes: Sequence[int], failed: Collection[str]) -> list[str]:
         """Return the algorithms of a problem in the order of the heuristics, without those that failed."""
@@ -129,10 +161,26 @@ class FixedRule:
             return None
         left = problem.batch - start
         if not start and sizes[-1] == left:  # enough for most problems, and quick
-            first = self._first(problem, self._leading(problem, failed), request.limit_bytes)
+            first = self._first(problem, self._leading(problem, failed, _UNBEATEN), request.limit_bytes)
             if first is not None:
                 return Configuration(parts=(_micro(left, first),))
+            if not self._checks_plans_of(problem):
+                found = self._divided(request, start, sizes, self._leading(problem, failed, _QUICK))
+                if found is not None:
+                    return found
         names = self._names(problem, sizes, failed)
+        found = self._divided(request, start, sizes, names)
+        if found is not None:
+            return found
+        one = self._in_slabs(request, sizes[0], names) if left % sizes[0] == 0 else None
+        many = left // sizes[0] > MOST_PARTS
+        return None if one is None or many else Configuration(parts=(one,) * (left // sizes[0]))
+
+    def _divided(
+        self, request: Request, start: int, sizes: Sequence[int], names: Sequence[str]
+    ) -> Configuration | None:
+        """Return what the rule takes of some algorithms in whole micro-batches; None if none of them fits."""
+        problem, left = request.problem, request.problem.batch - start
         unit = start & -start  # the size of a part decides where it may begin: see ConvolutionProblem.part
         fitting = {
             size: found
@@ -146,9 +194,7 @@ class FixedRule:
                 divisions, key=lambda each: ((_RANKS + fitting[each[0]].rank) * (_PARTS + len(each[1])), -each[0])
             )
             return Configuration(parts=tuple(_micro(size, fitting[size]) for size in parts))
-        one = self._in_slabs(request, sizes[0], names) if left % sizes[0] == 0 else None
-        many = left // sizes[0] > MOST_PARTS
-        return None if one is None or many else Configuration(parts=(one,) * (left // sizes[0]))
+        return None
 
     def _sizes(self, request: Request) -> list[int]:
         """Return the micro-batch sizes of the rule, in ascending order."""
@@ -180,9 +226,12 @@ class FixedRule:
                 return MicroConfiguration.of_slabs(size, sorted(chosen, key=lambda each: each.slab))
         return None
 
+    def _checks_plans_of(self, problem: ConvolutionProblem) -> bool:
+        return self._checks or problem.deterministic
+
     def _passes(self, problem: ConvolutionProblem, configuration: Configuration) -> bool:
         """Check what was not checked before, if it is to be checked, and return whether all of it is right."""
-        if not (self._checks or problem.deterministic):
+        if not self._checks_plans_of(problem):
             return True
         pieces = {piece: slabs for piece, slabs in _pieces(problem, configuration) if piece not in self._checked}
         if pieces:

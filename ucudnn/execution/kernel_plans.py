@@ -216,6 +216,7 @@ class KernelPlans:
                 entry.drop_plan()  # calls that are bound to it are to look for the other one
                 entry = self.register(KernelKey(kernel.layer, problem, kernel.spare_bytes, kernel.fresh))
             entry.decide(decision)
+        self._benchmark.rule.learn(problem, limit_bytes, configuration)
         self.epoch += 1
 
     def _planned(self, problem: ConvolutionProblem) -> list[Entry]:

@@ -31,6 +31,9 @@ def test_each_budget_holds_and_its_step_takes_what_it_takes_alone():
         assert trials._process is process
     for settings, result in zip(given, found, strict=True):
         alone = run_apart(settings)
+        if alone.figures is None:  # its room is cut into other holes, so it may need a little more, which it says
+            assert settings.budget_bytes < alone.least_bytes <= 1.05 * settings.budget_bytes, alone.reason
+            alone = run_apart(replace(settings, budget_bytes=alone.least_bytes))
         assert result.figures is not None, result.reason
         assert alone.figures is not None, alone.reason
         assert result.figures.allocated == pytest.approx(result.figures.predicted_peak, rel=0.02)

@@ -147,6 +147,16 @@ def test_candidates_that_promise_less_are_not_run_after_slow_ones_in_turn():
     done = run(site, names)
     assert {name for name, in_place in done if not in_place} == set("abcde"), "one that was not slow begins anew"
     assert site.adopted is None
+    many = dict.fromkeys(map(chr, range(97, 97 + 18)), 3.0)
+    assert len(run(site_of(*map(candidate, many)), many)) == 6, "a third of many"
+
+
+def test_a_kernel_that_could_save_much_of_a_step_is_costly():
+    site = site_of(stock=2.0, calls=3)
+    assert site.is_costly(199.0)
+    assert not site.is_costly(201.0)
+    site.floor_ms = 1.0
+    assert not site.is_costly(199.0)
 
 
 def test_a_kernel_that_reads_and_writes_at_the_bandwidth_of_the_memory_is_not_worth_trying():

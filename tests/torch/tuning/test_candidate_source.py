@@ -7,6 +7,7 @@ import pytest
 
 pytest.importorskip("torch")
 
+from tests.support.counting_backend import CountingBackend
 from tests.support.problems import make_problem
 from ucudnn.backends import open_backend
 from ucudnn.configuration import Float32Sum
@@ -38,6 +39,53 @@ def test_a_sum_that_leaves_no_room_is_left_out(monkeypatch):
     divided = [each for each in candidates_within(CPU, problem, room) if len(each.parts) > 1]
     assert divided
     assert all(each.float32_sum is None for each in divided)
+
+
+class Ranked(CountingBackend):
+    """Lists many algorithms, of which it finds the first ones without a list."""
+
+    def __init__(self, *workspaces):
+        super().__init__({f"A{number}": size for number, size in enumerate(workspaces)})
+        self.lists, self.lock = 0, nullcontext()
+
+    def algorithms(self, problem):
+        self.lists += 1
+        return super().algorithms(problem)
+
+    def leading(self, problem, most):
+        return super().algorithms(problem)[: min(most, 20)]
+
+    def float32_sum(self, problem):
+        return None
+
+
+@pytest.mark.parametrize(("times", "whole", "divided"), [(1, 4, 2), (3, 12, 6)])
+def test_a_costly_kernel_has_more_candidates(times, whole, divided):
+    backend, problem = Ranked(*[10, 0] * 20), make_problem(batch=8)
+    found = [*candidates_within(backend, problem, 40, 2 * times, times)]
+    kinds = [len(each.parts) for each in found]
+    assert (kinds.count(1), kinds.count(2)) == (min(whole, 10), divided), "of the first 20, every other one fits"
+    assert [each.parts[0].algorithm for each in found] == sorted(
+        (each.parts[0].algorithm for each in found), key=lambda name: int(name[1:])
+    )
+    assert backend.lists <= divided, "only a part of a mini-batch is looked up"
+
+
+def test_all_algorithms_are_looked_at_where_the_first_ones_give_nothing():
+    backend, problem = Ranked(*[1 << 20] * 25, 0), make_problem(batch=8)
+    assert [str(each) for each in candidates_within(backend, problem, 8)] == ["1x8 A25"]
+
+
+def test_a_source_asks_for_more_candidates_of_a_costly_kernel():
+    backend = Ranked(*[0] * 20)
+    asked = []
+    for costly in (False, True):
+        source = CandidateSource(lambda: backend, nullcontext)
+        source.open_one()
+        source._answer = lambda problem, found, *_: asked.append(len(found))
+        source.ask(make_problem(batch=8), 0, costly=costly)
+        source._work.get()(backend)
+    assert asked == [4, 12]
 
 
 def test_a_paused_source_begins_no_other_engine_and_is_not_busy(monkeypatch):

@@ -104,7 +104,7 @@ class Listed:
     def open_one(self):
         self.is_ready = self.is_complete = True
 
-    def ask(self, problem, room_bytes):
+    def ask(self, problem, room_bytes, *, costly=False):
         assert room_bytes > 0
         sizes = {name: 4 if name == "divided" else 8 for name in self._times[problem.channels]}
         parts = [
@@ -145,9 +145,9 @@ class Compiling(Listed):
         self._asked = []
         self._left = 0
 
-    def ask(self, problem, room_bytes):
+    def ask(self, problem, room_bytes, *, costly=False):
         self._left = self._left or self.steps
-        super().ask(problem, room_bytes)
+        super().ask(problem, room_bytes, costly=costly)
         self._asked.append(self._found.pop())
         self.is_busy = not self.paused
 

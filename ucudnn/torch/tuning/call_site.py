@@ -18,7 +18,7 @@ SLOW_PLAN = "its plan takes too long to build"
 
 _MOST_TIMED = 2  # candidates that are timed in the program, the fastest of those that were checked
 _MOST_FAILURES = 8  # steps in which a candidate fails: memory may be short for a while, or a tensor not aligned
-_MOST_SLOW = 3  # candidates in turn that are not worth timing: then the others, which promise less, are not run
+_MOST_SLOW = 3  # candidates in turn that are not worth timing, or a third of them: the others, which promise less, stay
 _WORTH_TIMING = 1.0  # of PyTorch's time, in the one run beside it
 _PROMISING = 0.9  # of PyTorch's time, in that run: it is timed in the program before others are run
 _WORTH_ADOPTING = 0.97  # of PyTorch's time: less may be noise
@@ -26,6 +26,7 @@ _SHADOW_COST = 3.0  # of PyTorch's time: a run or two, a fill and two norms
 _IN_PLACE_COST = 0.1  # of PyTorch's time, at least
 _NEAR_FLOOR = 1.25  # of the time in which the GPU reads and writes the tensors at its stated bandwidth
 _LEAST_SHARE = 0.003  # of a step's time that a kernel could save, to be worth trying
+_COSTLY_SHARE = 0.03  # of a step's time that a kernel could save, to have more candidates
 _LEAST_GAIN = 0.003  # of a step's time that must be saved in the forward pass, or in the backward pass, to replace any
 _MOST_SITES = 256
 
@@ -179,6 +180,10 @@ class CallSite:
         """Milliseconds of a step that could be saved at best: all above the time that its tensors take to be moved."""
         return max(0.0, self.stock_median_ms - self.floor_ms) * self.calls
 
+    def is_costly(self, step_ms: float) -> bool:
+        """Return whether it could save so much of a step's time that more candidates are worth it."""
+        return self.hoped_ms > _COSTLY_SHARE * step_ms
+
     @property
     def is_near_floor(self) -> bool:
         """Whether PyTorch's own kernel is about as fast as its tensors can be read and written."""
@@ -211,7 +216,7 @@ class CallSite:
         if promising is not None and len(promising.samples_ms) < ENOUGH:  # it saves time already while it is timed
             return self._in_place(promising)
         new = next((each for each in self.candidates if each.state is CandidateState.NEW), None)
-        if new is not None and self._slow < _MOST_SLOW:
+        if new is not None and self._slow < max(_MOST_SLOW, len(self.candidates) // _MOST_SLOW):
             return Trial(new, in_place=False, estimate_ms=_SHADOW_COST * stock)
         timed = self.fastest
         missing = next((each for each in timed if len(each.samples_ms) < ENOUGH), None)

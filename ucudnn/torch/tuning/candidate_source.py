@@ -24,9 +24,11 @@ from ucudnn.profiles.measurement import Algorithm, Measurement
 from ucudnn.workspace.spare import own_bytes
 
 _LOG = logging.getLogger(__name__)
+_MOST_LISTED = 32  # algorithms that are looked at, those that cuDNN's heuristics find in a millisecond
 _MOST_WHOLE = 4
 _MOST_DIVIDED = 2
 _MOST_FUSED = 4  # on an H200, the fastest one is among the first four in 17 of 20 cases
+_MORE_IF_COSTLY = 3
 _MOST_PARTS = 16
 _MOST_THREADS = 2
 _UNTIMED_MS = 1.0
@@ -62,8 +64,8 @@ class Source(Protocol):
     def open_one(self) -> None:
         """Open a part of what finds candidates, which takes time of the program."""
 
-    def ask(self, problem: ConvolutionProblem, room_bytes: int) -> None:
-        """Ask for candidates."""
+    def ask(self, problem: ConvolutionProblem, room_bytes: int, *, costly: bool = False) -> None:
+        """Ask for candidates; for more of them, where a kernel is costly."""
 
     def pause(self, *, paused: bool) -> None:
         """Let threads begin to build no other engine, or let them go on."""
@@ -163,18 +165,21 @@ class CandidateSource:
             self._threads.append(Thread(target=self._run, args=of_thread, name="ucudnn-candidates", daemon=True))
             self._threads[-1].start()
 
-    def ask(self, problem: ConvolutionProblem, room_bytes: int) -> None:
+    def ask(self, problem: ConvolutionProblem, room_bytes: int, *, costly: bool = False) -> None:
         """List the candidates of a problem within some bytes of workspace, and let a thread build them.
+
+        A costly kernel has more of them, because there heuristics that are wrong cost the program most.
 
         The program's own thread lists, because cuDNN's heuristics capture a stream: meanwhile, another thread that
         waits for the whole device would get an error. Building captures nothing.
         """
         found: list[Configuration] = []
         divided = self._divided + (self._divided_fused if problem.biased else 0)
+        times = _MORE_IF_COSTLY if costly else 1
         if self.backend is not None:
             # The backend may be that of a handle, on which other threads of the program plan.
             with suppress(UcudnnError, MemoryError, RuntimeError), self._device(), self.backend.lock:
-                found.extend(candidates_within(self.backend, problem, room_bytes, divided))
+                found.extend(candidates_within(self.backend, problem, room_bytes, divided * times, times))
         self._asked += 1
         self._work.put(partial(self._answer, problem, found, self._stops))
 
@@ -270,9 +275,15 @@ class CandidateSource:
 
 
 def candidates_within(
-    backend: ComputeBackend, problem: ConvolutionProblem, room_bytes: int, most_divided: int = _MOST_DIVIDED
+    backend: ComputeBackend,
+    problem: ConvolutionProblem,
+    room_bytes: int,
+    most_divided: int = _MOST_DIVIDED,
+    times: int = 1,
 ) -> Iterator[Configuration]:
     """Yield configurations that fit into some bytes of workspace, in the order of the backend's heuristics.
+
+    All algorithms are looked at only where the first ones give no configuration.
 
     Algorithms that need more workspace for the whole mini-batch are divided into two, four and so on. Where there is a
     bias, algorithms that add it take turns with those that do not, because heuristics do not compare them.
@@ -280,9 +291,23 @@ def candidates_within(
     Raises:
         UnsupportedProblemError: if the backend cannot compute the problem at all.
     """
+    first = backend.leading(problem, _MOST_LISTED)
+    found = list(_fitting(backend, problem, room_bytes, first, most_divided, times))
+    yield from found or _fitting(backend, problem, room_bytes, backend.algorithms(problem), most_divided, times)
+
+
+def _fitting(
+    backend: ComputeBackend,
+    problem: ConvolutionProblem,
+    room_bytes: int,
+    algorithms: Sequence[Algorithm],
+    most_divided: int,
+    times: int,
+) -> Iterator[Configuration]:
+    """Yield configurations of some algorithms, at most `times` as many undivided ones as usual."""
     whole = divided = 0
-    most = _MOST_WHOLE + _MOST_FUSED if problem.biased else _MOST_WHOLE
-    for each in _in_turn(backend.algorithms(problem)):
+    most = times * (_MOST_WHOLE + _MOST_FUSED if problem.biased else _MOST_WHOLE)
+    for each in _in_turn(algorithms):
         if each.workspace_bytes <= room_bytes:
             if whole < most:
                 whole += 1

@@ -334,7 +334,7 @@ class Tuner:
             if self._times.reserve(_LISTING_SECONDS * (1 + site.problem.biased)):
                 begin = self._clock()
                 self._asked[site.problem] = True
-                self.source.ask(site.problem, int(site.room_bytes))
+                self.source.ask(site.problem, int(site.room_bytes), costly=site.is_costly(self.step_ms))
                 self.host_seconds["listing"] += self._clock() - begin
 
     def _assign(self, site: CallSite, trial: Trial) -> None:

@@ -128,8 +128,9 @@ def test_the_bias_is_added_to_the_part_that_was_computed():
 def test_the_list_leads_with_what_mode_a_offers_first(opened):
     algorithms = opened[0](Candidates.EVERY)
     algorithms._library.offers = {HeuristicMode.A: (5, 3, 8)}
-    assert algorithms.leading(PLAIN, 2) == ["eng7_k2=5", "eng7_k2=3"]
-    assert algorithms.leading(BIASED, 2) == [], "its list begins with engines that add the bias"
-    assert opened[0](Candidates.LEGACY).leading(PLAIN, 2) == []
+    assert [each.name for each in algorithms.leading(PLAIN, 2)] == ["eng7_k2=5", "eng7_k2=3"]
+    assert not algorithms.leading(BIASED, 2), "its list begins with engines that add the bias"
+    assert not opened[0](Candidates.LEGACY).leading(PLAIN, 2)
     algorithms.of(PLAIN)
-    assert algorithms.leading(PLAIN, 2) == [], "its list is made"
+    assert [each.name for each in algorithms.leading(PLAIN, 2)] == ["eng7", "FFT"], "its list is made"
+    assert [each.name for each in algorithms.leading(BIASED, 2)] == []

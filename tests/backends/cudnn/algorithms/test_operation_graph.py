@@ -22,24 +22,28 @@ def graph_of(library, problem=PROBLEM):
 @pytest.mark.parametrize("most", [1, 2, 3])
 def test_leading_configurations_are_the_first_of_all(most):
     library = DescribingLibrary(OFFERS)
-    assert graph_of(library).leading(most) == [f"eng7_k2={value}" for value in (5, 3, 8)][:most]
-    assert library.asked == [HeuristicMode.A]
-    names = [each.name for each in graph_of(library).algorithms()]
-    assert names == [f"eng7_k2={value}" for value in (5, 3, 8, 9, 0)]
+    graph = graph_of(library)
+    leading = graph.leading(most)
+    assert [each.name for each in leading] == [f"eng7_k2={value}" for value in (5, 3, 8)][:most]
+    assert graph.leading(1) == leading[:1]
+    assert library.asked == [HeuristicMode.A], "once"
+    listed = graph_of(library).algorithms()
+    assert [each.name for each in listed] == [f"eng7_k2={value}" for value in (5, 3, 8, 9, 0)]
+    assert leading == listed[:most]
     assert library.asked == [HeuristicMode.A, *HeuristicMode]
 
 
 def test_configurations_that_do_not_compute_the_problem_do_not_lead(monkeypatch):
     monkeypatch.setattr(operation_graph, "computes_wrong", lambda name, _: name == "eng7_k2=5")
-    assert graph_of(DescribingLibrary(OFFERS)).leading(2) == ["eng7_k2=3", "eng7_k2=8"]
-    deterministic = replace(PROBLEM, deterministic=True)
-    assert graph_of(DescribingLibrary(OFFERS), deterministic).leading(9) == ["eng7_k2=3", "eng7_k2=8"]
+    for problem, most in ((PROBLEM, 2), (replace(PROBLEM, deterministic=True), 9)):
+        leading = graph_of(DescribingLibrary(OFFERS), problem).leading(most)
+        assert [each.name for each in leading] == ["eng7_k2=3", "eng7_k2=8"]
 
 
 def test_a_plan_is_built_from_what_is_offered():
     library = DescribingLibrary(OFFERS)
     graph = graph_of(library)
-    first, *_ = graph.leading(2)
+    first = graph.leading(2)[0].name
     made = len(library.made)
     assert graph.configuration(first).workspace_bytes == 512
     plan = graph.plan(first)

@@ -74,18 +74,21 @@ class AlgorithmList:
             raise UnsupportedProblemError(f"cuDNN {self._library.version_text} has no algorithm for {problem}")
         return self.known[problem]
 
-    def leading(self, problem: ConvolutionProblem, most: int) -> list[str]:
-        """Return the first names of the list, at most some, as heuristic mode A offers them; fewer if it has fewer.
+    def leading(self, problem: ConvolutionProblem, most: int) -> Sequence[Algorithm]:
+        """Return the first algorithms of the list, at most some, as heuristic mode A offers them, or fewer.
 
-        None are returned where the list is made already, and where it does not begin with what mode A offers.
+        None are returned where the list does not begin with what mode A offers.
         """
-        starts_otherwise = problem.float32_sum or problem.biased or self.gathers(problem)
-        if problem in self.known or starts_otherwise or not self._candidates.offers("graph", problem):
-            return []
+        if problem in self.known:
+            return self.known[problem][:most]
+        if problem.float32_sum or problem.biased or not self._candidates.offers("graph", problem):
+            return ()
+        if self.gathers(problem):
+            return [gathered_algorithm(problem, each) for each in self.leading(dense_of(problem), most)]
         try:
             return self._preparer.graph(problem, listing_scaling(problem)).leading(most)
         except BackendError:
-            return []
+            return ()
 
     def named(self, problem: ConvolutionProblem, name: str) -> Algorithm | None:
         """Return an algorithm by its name, even if heuristics do not offer it; None if it does not apply."""

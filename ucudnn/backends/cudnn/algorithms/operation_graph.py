@@ -124,6 +124,7 @@ class OperationGraph:
         self._knobs: list[BackendDescriptor] = []
         self._choices: KnobChoices = {} if choices is None else choices
         self._offered: list[BackendDescriptor] | None = None
+        self._first: list[BackendDescriptor] | None = None
         self._algorithms: list[Algorithm] | None = None
         self._known: dict[str, BackendDescriptor] = {}
         self._engines: dict[int, BackendDescriptor] = {}
@@ -138,19 +139,21 @@ class OperationGraph:
             for configuration in self._heuristics(mode)
         ]
 
-    def leading(self, most: int) -> list[str]:
-        """Return the names of the first configurations, at most some, that mode A offers and `algorithms` lists first.
+    def leading(self, most: int) -> list[Algorithm]:
+        """Return the first configurations, at most some, that mode A offers and `algorithms` lists first.
 
-        Plans are built from what is offered, so nothing is described twice. Mode A takes the least time of all.
+        Plans are built from what is offered, so nothing is described twice. Mode A is asked once.
         """
-        found: list[str] = []
-        for each, configuration in self._described(self._heuristics(HeuristicMode.A)):
+        if self._first is None:
+            self._first = list(self._heuristics(HeuristicMode.A))
+        found: dict[str, Algorithm] = {}
+        for each, configuration in self._described(self._first):
             if each.name not in found and each.allowed(self.problem) and each.workspace_bytes >= 0:
-                found.append(each.name)
+                found[each.name] = each.algorithm()
                 self._known.setdefault(each.name, configuration)
             if len(found) == most:
                 break
-        return found
+        return list(found.values())
 
     def algorithms(self) -> list[Algorithm]:
         """Return the offered configurations that compute the problem within its math mode and determinism."""

@@ -1,0 +1,93 @@
+"""Plans of nearby sizes: which one serves, and that first plans ask no heuristics where one does."""
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.support.counting_backend import CountingBackend
+from tests.support.problems import make_problem, problems
+from ucudnn.backends.cpu.backend import CpuBackend
+from ucudnn.benchmarking.benchmark import Benchmark
+from ucudnn.benchmarking.nearby_plans import MOST_APART, NearbyPlans
+from ucudnn.benchmarking.request import request_of
+from ucudnn.configuration import Configuration, MicroConfiguration
+from ucudnn.policy import BatchSizePolicy
+from ucudnn.settings import Settings
+
+
+def plan(name, *sizes):
+    parts = (MicroConfiguration(size=size, algorithm=name, time_ms=1.0, workspace_bytes=0) for size in sizes)
+    return Configuration(parts=tuple(parts))
+
+
+def sized(side, **changes):
+    return make_problem(batch=8, spatial=(side, side), groups=1, **changes)
+
+
+def quick(backend):
+    """Return a benchmark that plans at once."""
+    benchmark = Benchmark(backend)
+    benchmark.plan_at_once()
+    return benchmark
+
+
+def asked(problem, limit, policy=BatchSizePolicy.POWER_OF_TWO):
+    return request_of(problem, Settings(policy=policy, workspace_limit_bytes=limit), limit)
+
+
+def test_the_nearest_size_within_the_same_limit_serves():
+    plans = NearbyPlans()
+    for side in (16, 24, 40):
+        plans.learn(sized(side), 99, plan(f"AT_{side}", 8))
+    plans.learn(sized(26), 99, plan("AT_24", 8))
+    assert [*map(str, plans.nearest(sized(22), 99))] == ["1x8 AT_24", "1x8 AT_16"]
+    assert [*map(str, plans.nearest(sized(20), 99))] == ["1x8 AT_24", "1x8 AT_16"]
+    assert [*map(str, plans.nearest(sized(34), 99))] == ["1x8 AT_40", "1x8 AT_24"]
+    assert plans.nearest(sized(38), 98) == []
+    assert plans.nearest(sized(38, channels=12), 99) == []
+    assert plans.nearest(sized(int(40 * MOST_APART**0.5) + 1), 99) == []
+    assert plans.nearest(sized(int(40 * MOST_APART**0.5)), 99) != []
+
+
+def test_a_new_size_asks_nothing_where_a_nearby_plan_fits(monkeypatch):
+    backend = CountingBackend({"FIRST": 10, "SECOND": 9})
+    rule = quick(backend).rule
+    assert str(rule.configuration(asked(sized(16), 39))) == "2x4 SECOND"
+    monkeypatch.setattr(backend, "names", None)
+    assert str(rule.configuration(asked(sized(18), 39))) == "2x4 SECOND"
+    with pytest.raises(TypeError):
+        rule.configuration(asked(sized(18), 38))
+    with pytest.raises(TypeError):
+        rule.configuration(asked(replace(sized(18), deterministic=True), 39))
+
+
+def test_a_nearby_plan_that_does_not_fit_or_has_failed_does_not_serve():
+    backend = CountingBackend({"FIRST": 10, "SECOND": 9})
+    benchmark = quick(backend)
+    rule = benchmark.rule
+    rule.learn(sized(16), 39, plan("FIRST", 4, 4))
+    assert str(rule.configuration(asked(sized(18), 39))) == "2x4 SECOND", "40 bytes are too many"
+    rule.learn(sized(16), 72, plan("SECOND", 4, 4))
+    assert str(rule.configuration(asked(sized(17), 72))) == "2x4 SECOND"
+    assert str(rule.configuration(asked(sized(17), 72, BatchSizePolicy.UNDIVIDED))) == "1x8 SECOND"
+    assert rule.configuration(asked(sized(17), 72), failed=["FIRST", "SECOND"]) is None
+    benchmark.discard(sized(18), "SECOND")
+    assert str(rule.configuration(asked(sized(18), 72))) == "2x4 FIRST"
+
+
+@given(problems(), st.integers(1, 6), st.sampled_from(BatchSizePolicy), st.integers(0, 16))
+def test_what_serves_computes_the_other_size_within_the_limit(problem, more, policy, power):
+    dense = {f"{tensor}_{of}_stride": 0 for tensor in "xy" for of in ("batch", "channel")}
+    other = replace(problem, spatial=tuple(each + more for each in problem.spatial), **dense)
+    benchmark, limit = quick(CpuBackend()), (1 << power) - 1
+    for each in (problem, other):
+        request = asked(each, limit, policy)
+        found = benchmark.rule.configuration(request)
+        assert found is not None  # IMPLICIT_GEMM needs nothing
+        assert found.size == each.batch
+        assert {part.size for part in found.parts} <= {*request.sizes}
+        for part in found.parts:
+            algorithm = benchmark.backend.algorithm(each.part(part.size), part.algorithm)
+            assert algorithm.workspace_bytes == part.workspace_bytes <= limit
