@@ -91,6 +91,9 @@ class TwoClocks(Timeline):
     def mark(self):
         return max(self.now, self.host), self.step
 
+    def has_reached(self, mark):
+        return mark[0] <= self.host
+
 
 class Listed:
     """Offers stated candidates at once."""
@@ -225,6 +228,21 @@ class Course:
             if self.tuner.trials:
                 assert self.ledger.left_seconds >= -1e-9, "nothing is admitted beyond the share"
         pytest.fail("not settled")
+
+
+@pytest.mark.parametrize(("launch_ms", "bounds"), [(1.5, True), (0.05, False)])
+def test_a_program_that_its_host_bounds_is_left_alone(launch_ms, bounds):
+    course = Course({4: 1.0, 5: 1.0}, {4: {"a": 0.1}, 5: {"a": 0.1}}, program=TwoClocks(launch_ms, {}))
+    tuner = course.run()
+    assert tuner.pace.bounds is bounds
+    assert len(tuner.kernels) == (0 if bounds else 2)
+    assert report_tuning("cpu", tuner).host_bound is bounds
+    told = "waits for the host" in "\n".join(report_tuning("cpu", tuner).lines())
+    assert told is bounds
+    if bounds:
+        assert course.program.step < 100, "no longer than it takes to open what finds candidates, and to watch"
+        assert course.source.stopped
+        assert all(site.candidates is None for site in tuner.sites.values()), "nothing was asked for"
 
 
 @pytest.fixture(autouse=True)

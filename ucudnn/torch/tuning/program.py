@@ -91,6 +91,10 @@ class Program(ABC):
     def elapsed_ms(self, begin: Any, end: Any) -> float | None:
         """Return the milliseconds between two marks; None if the second one is not reached yet."""
 
+    def has_reached(self, mark: Any) -> bool:
+        """Return whether the device has done all work before a mark; False where the host itself is the device."""
+        return False
+
     @abstractmethod
     def live_bytes(self) -> int:
         """Return how many bytes are allocated now."""
@@ -166,6 +170,10 @@ class ProgramOnGpu(Program):
         They may be in streams that do not wait for each other, so the later one may be reached first.
         """
         return float(begin.elapsed_time(end)) if begin.query() and end.query() else None
+
+    def has_reached(self, mark: Any) -> bool:
+        """Return whether the GPU has reached an event."""
+        return bool(mark.query())
 
     def live_bytes(self) -> int:
         """Return the bytes of PyTorch's blocks that are in use."""

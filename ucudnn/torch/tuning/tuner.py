@@ -21,6 +21,7 @@ from ucudnn.torch.tuning.call_site import (
     worth_replacing,
 )
 from ucudnn.torch.tuning.candidate_source import Source
+from ucudnn.torch.tuning.host_pace import HostPace
 from ucudnn.torch.tuning.kernel_maker import KernelMaker
 from ucudnn.torch.tuning.memory_watch import MemoryWatch, PeakGuard, Room
 from ucudnn.torch.tuning.program import Program
@@ -30,6 +31,7 @@ from ucudnn.workspace.spare import own_bytes
 
 _LOG = logging.getLogger("ucudnn.torch")
 
+_SETTLED = "%d of %d kinds of kernels are not PyTorch's: step %s of PyTorch's; tried for %.1f s, lost %.2f s"
 _WATCH_COST_SECONDS = 60e-6  # of the host, for each call that is watched
 _OPENING_SECONDS = 0.1  # of the host, for a handle of cuDNN
 _LISTING_SECONDS = 0.05  # of the host, for the heuristics of cuDNN
@@ -62,6 +64,7 @@ class Tuner:
         phase: what is done now.
         sites: what was learned, by problem.
         watch: the memory of PyTorch's own steps.
+        pace: whether the host bounds them.
         uses_adopted: whether adopted kernels run in this step.
         trials: what is tried in this step, by problem, with the kernel if there is one.
         kernels: the adopted kernels, by problem.
@@ -87,6 +90,7 @@ class Tuner:
         self.phase = TuningPhase.WARMING
         self.sites: dict[ConvolutionProblem, CallSite] = {}
         self.watch: Room = MemoryWatch() if stated is None else stated.room
+        self.pace = HostPace()
         self.owner = None if stated is None else stated.owner
         self.uses_adopted = False
         self.trials: dict[ConvolutionProblem, tuple[Trial, TunedKernel | None]] = {}
@@ -99,10 +103,8 @@ class Tuner:
         self._trains = self._watched_training = False
         self._times = StepTimes(program, ledger, lambda: sum(map(self.host_seconds.__getitem__, _WORK)))
         self._comparison = StepComparison(self._times)
-        self._phase_steps = 0
-        self._tried_since = 0.0
-        self._paused_at = 0.0
-        self._away_steps = 0
+        self._phase_steps = self._away_steps = 0
+        self._tried_since = self._paused_at = 0.0
         self._maker = KernelMaker(source, clock)
         self._clock = clock
         self._ranked: list[CallSite] | None = None  # that are not decided yet
@@ -132,6 +134,7 @@ class Tuner:
     def watched(self, site: CallSite, live_bytes: int, begin: Any, end: Any) -> None:
         """Note a call of PyTorch's own kernel: the live bytes with its output, and the marks around it."""
         self.watch.called(live_bytes)
+        self.pace.called(idle=self.program.has_reached(begin))
         site.calls += 1
         site.room_bytes = min(site.room_bytes, -live_bytes)  # becomes room when the peak is known
         self.measured(site, None, begin, end)
@@ -239,8 +242,7 @@ class Tuner:
                 site.checked(candidate, time_ms, distance(), tolerance(site.problem))
 
     def _enter(self, phase: TuningPhase) -> None:
-        self.phase = phase
-        self._phase_steps = self._away_steps = 0
+        self.phase, self._phase_steps, self._away_steps = phase, 0, 0
 
     def _warm(self) -> None:
         if self._times.count >= _WARM_STEPS and self._times.typical_count >= _TYPICAL_STEPS and self._calls:
@@ -254,7 +256,7 @@ class Tuner:
         elif not self.source.is_ready:
             self._open_one()
         elif self._times.reserve(self._calls * _WATCH_COST_SECONDS):
-            self._watched_training = self._trains
+            self._watched_training, self.pace = self._trains, HostPace()
             self._enter(TuningPhase.WATCHING)
 
     def _open_one(self) -> None:
@@ -267,6 +269,10 @@ class Tuner:
     def _watch(self) -> None:
         if self._phase_steps < _WATCHED_STEPS + min(self._away_steps, _MOST_UNWATCHED):
             self._times.reserve(self._calls * _WATCH_COST_SECONDS)
+            return
+        if self.pace.bounds and self.owner is None:  # a first plan may be what has too many launches
+            self.source.stop()
+            self._settle()
             return
         bytes_per_ms = self.program.bytes_per_ms()
         for site in self.sites.values():
@@ -389,12 +395,6 @@ class Tuner:
         self._maker.forget()
         self._guard.begin(self.watch.peak_bytes)
         self._enter(TuningPhase.SETTLED)
-        _LOG.info(
-            "%d of %d kinds of kernels run other algorithms than PyTorch's: step %s of PyTorch's; tried for %.1f s,"
-            " lost %.2f s",
-            len(self.kernels),
-            len(self.sites),
-            "unchanged" if self.gain is None else f"{self.gain:.3f}",
-            self.ledger.elapsed_seconds,
-            self.ledger.lost_seconds,
-        )
+        gain = "unchanged" if self.gain is None else f"{self.gain:.3f}"
+        seconds = self.ledger.elapsed_seconds, self.ledger.lost_seconds
+        _LOG.info(_SETTLED, len(self.kernels), len(self.sites), gain, *seconds)

@@ -56,6 +56,7 @@ class TuningReport:
         elapsed_seconds: time since tuning was turned on.
         host_seconds: time that the program's own thread took between steps, by purpose; see `Tuner`.
         peak_bytes: the peak that a step may reach.
+        host_bound: whether the host bounded the program when it was watched, so that no faster kernel would help.
     """
 
     device: str
@@ -70,6 +71,7 @@ class TuningReport:
     elapsed_seconds: float
     host_seconds: dict[str, float]
     peak_bytes: int
+    host_bound: bool
 
     @property
     def calls(self) -> int:
@@ -92,6 +94,8 @@ class TuningReport:
             f"{self.device}: {self.phase}, {len(self.kernels)} of {self.seen} kinds of kernels replaced{compared}; lost"
             f" {self.lost_seconds:.2f} s of {self.elapsed_seconds:.1f} s"
         ]
+        if self.host_bound:
+            found.append("  the GPU waits for the host at most calls, so a faster kernel would not make a step faster")
         for each in self.kernels:
             found.append(
                 f"  {each.problem}: {each.configuration}, {format_ms(each.time_ms)} instead of"
@@ -118,6 +122,7 @@ def report_tuning(device: str, tuner: Tuner) -> TuningReport:
         elapsed_seconds=tuner.ledger.elapsed_seconds,
         host_seconds=dict(tuner.host_seconds),
         peak_bytes=tuner.watch.peak_bytes,
+        host_bound=tuner.pace.bounds,
     )
 
 
