@@ -140,11 +140,7 @@ class Backend(ABC):
         return (name,)
 
     def names(self, problem: ConvolutionProblem, sizes: Sequence[int]) -> tuple[str, ...]:
-        """Return the names of algorithms that may compute micro-batches of a problem, most promising first.
-
-        Args:
-            problem: the mini-batch.
-            sizes: micro-batch sizes, in any order.
+        """Return the names of algorithms that may compute micro-batches of some sizes, most promising first.
 
         Raises:
             UnsupportedProblemError: if no size can be computed.
@@ -161,13 +157,7 @@ class Backend(ABC):
         return tuple(found)
 
     def leading(self, problem: ConvolutionProblem, most: int) -> Sequence[Algorithm]:
-        """Return the first algorithms of a problem in the order of `names`: one, and at most some.
-
-        A backend may find them without looking at all algorithms, and return fewer then.
-
-        Raises:
-            UnsupportedProblemError: if the backend cannot compute the problem at all.
-        """
+        """Return the first algorithms in the order of `names`, at most some, or those that are quick; raises as that."""
         found = (self.algorithm(problem, name) for name in self.names(problem, (problem.batch,))[:most])
         return [each for each in found if each is not None]
 

@@ -7,6 +7,7 @@ from typing import Any, final
 
 from ucudnn.problem import ConvolutionProblem
 from ucudnn.torch.limits.plan_owner import Stated
+from ucudnn.torch.steps.host_pace import HostPace
 from ucudnn.torch.steps.step_comparison import KernelSet, StepComparison
 from ucudnn.torch.steps.step_times import StepTimes, TuningPhase
 from ucudnn.torch.tuning.call_site import (
@@ -21,7 +22,6 @@ from ucudnn.torch.tuning.call_site import (
     worth_replacing,
 )
 from ucudnn.torch.tuning.candidate_source import Source
-from ucudnn.torch.tuning.host_pace import HostPace
 from ucudnn.torch.tuning.kernel_maker import KernelMaker
 from ucudnn.torch.tuning.memory_watch import MemoryWatch, PeakGuard, Room
 from ucudnn.torch.tuning.program import Program

@@ -166,9 +166,7 @@ class OperationGraph:
         """Return the offered configurations, each of them once."""
         if self._offered is None:
             self.ask()
-        found: dict[str, EngineConfiguration] = {}
-        for described, _ in self._described(self._offered or ()):
-            found.setdefault(described.name, described)
+        found = {described.name: described for described, _ in self._described(self._offered or ())}
         self._offered = None
         return list(found.values())
 

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 pytest.importorskip("torch")
 
-from ucudnn.torch.tuning.host_pace import HostPace
+from ucudnn.torch.steps.host_pace import HostPace
 
 
 @given(st.lists(st.booleans(), max_size=60))
