@@ -157,7 +157,7 @@ class Backend(ABC):
         return tuple(found)
 
     def leading(self, problem: ConvolutionProblem, most: int) -> Sequence[Algorithm]:
-        """Return the first algorithms in the order of `names`, at most some, or those that are quick; raises as that."""
+        """Return the first algorithms in the order of `names`, at most some, or the quick ones; raises as that."""
         found = (self.algorithm(problem, name) for name in self.names(problem, (problem.batch,))[:most])
         return [each for each in found if each is not None]
 
