@@ -81,6 +81,21 @@ def test_an_algorithm_whose_plan_took_long_is_not_made_again(making):
     assert maker.may_make()
 
 
+def test_an_engine_of_which_two_plans_took_long_is_left_alone(making):
+    maker, _, seconds = making
+    site = CallSite(PROBLEM)
+    seconds |= {"eng7_k2=1": 0.9, "eng7_k2=2": 0.9, "eng8_k2=1": 0.9}
+    assert maker.made(site, candidate("eng7_k2=1")) is not None
+    assert maker.made(site, candidate("eng8_k2=1")) is not None
+    assert maker.made(site, candidate("eng7_k2=3")) is not None, "one may be an exception"
+    assert maker.made(site, candidate("eng7_k2=2")) is not None
+    other = candidate("eng7_k2=4+added")
+    assert maker.made(site, other) is None
+    assert other.reason == SLOW_PLAN
+    assert maker.made(site, candidate("eng8_k2=2")) is not None
+    assert maker.made(site, candidate("eng77")) is not None
+
+
 def test_kernels_wait_for_threads_after_one_took_long_beside_them(making):
     maker, source, seconds = making
     source.is_busy = True

@@ -1,7 +1,8 @@
 """Makes the kernels of candidates in the program's own thread, which waits meanwhile, so it makes few at a time."""
 
 import logging
-from collections import deque
+import re
+from collections import Counter, deque
 from collections.abc import Callable
 from statistics import median
 from time import perf_counter
@@ -18,6 +19,8 @@ _LOG = logging.getLogger("ucudnn.torch")
 _SLOW_SECONDS = 0.1  # a plan whose engine is compiled already takes some milliseconds
 _USUAL_SECONDS = 0.01
 _MOST_REMEMBERED = 8
+_MOST_SLOW = 2  # plans of an engine, after which none of its others is made
+_ENGINE = re.compile(r"eng\d+")
 
 
 @final
@@ -47,6 +50,7 @@ class KernelMaker:
         self._clock = clock
         self._recent = deque([_USUAL_SECONDS] * _MOST_REMEMBERED, _MOST_REMEMBERED)
         self._slow: set[str] = set()
+        self._slow_engines: Counter[str] = Counter()
         self._kernels: dict[ConvolutionProblem, dict[Candidate, TunedKernel]] = {}
 
     def needed_seconds(self, site: CallSite, candidate: Candidate | None) -> float:
@@ -68,7 +72,7 @@ class KernelMaker:
         if candidate in known:
             return known[candidate]
         names = {part.algorithm for part in candidate.configuration.parts}
-        if names & self._slow:
+        if names & self._slow or any(self._slow_engines[_engine(name)] >= _MOST_SLOW for name in names):
             candidate.reject(SLOW_PLAN)
             return None
         backend, busy = self._source.backend, self._source.is_busy
@@ -99,3 +103,10 @@ class KernelMaker:
                 self.waits = True
             else:
                 self._slow |= names
+                self._slow_engines.update({_engine(name) for name in names})
+
+
+def _engine(name: str) -> str:
+    """Return the engine of an algorithm, whatever its knobs are."""
+    found = _ENGINE.search(name)
+    return name if found is None else found[0]
