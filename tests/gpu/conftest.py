@@ -14,6 +14,16 @@ def pytest_collection_modifyitems(items):
             item.add_marker(pytest.mark.gpu)
 
 
+@pytest.fixture(autouse=True)
+def small_programs_are_tuned(monkeypatch):
+    """Let programs of tests be tuned although they are so small that their host bounds them."""
+    try:
+        from ucudnn.torch.tuning.program import ProgramOnGpu
+    except ImportError:  # there is no PyTorch, so nothing is tuned
+        return
+    monkeypatch.setattr(ProgramOnGpu, "has_reached", lambda *_: False)
+
+
 @pytest.fixture(scope="session")
 def cudnn():
     """Return cuDNN with all its algorithms, graph and legacy."""

@@ -11,8 +11,12 @@ import ucudnn.torch  # noqa: E402
 from tests.support.trained_program import TrainedProgram  # noqa: E402
 from ucudnn.torch.interceptor import Interceptor  # noqa: E402
 from ucudnn.torch.overrides import process_overrides  # noqa: E402
+from ucudnn.torch.tuning.program import ProgramOnGpu  # noqa: E402
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="PyTorch has no GPU")
+
+
+HAS_REACHED = ProgramOnGpu.has_reached
 
 
 @pytest.fixture(autouse=True)
@@ -22,6 +26,17 @@ def as_before():
     yield
     process_overrides.clear()
     torch.cuda.synchronize()
+
+
+@pytest.mark.parametrize(("batch", "side", "bounds"), [(1, 16, True), (256, 112, False)])
+def test_a_program_that_its_host_bounds_is_left_alone(monkeypatch, batch, side, bounds):
+    monkeypatch.setattr(ProgramOnGpu, "has_reached", HAS_REACHED)
+    layers = [torch.nn.Conv2d(64, 64, 3, padding=1, bias=False) for _ in range(6)]
+    program = TrainedProgram(torch.nn.Sequential(*layers).cuda(), torch.randn(batch, 64, side, side, device="cuda"))
+    with ucudnn.torch.enable(trial_share=0.5) as on:
+        report = settle(program, on)
+    assert report.host_bound is bounds
+    assert bool(report.outcomes) is not bounds, "candidates are tried where the GPU bounds the program"
 
 
 class Program(TrainedProgram):
