@@ -358,6 +358,15 @@ def test_a_point_is_full_where_a_kernel_was_replaced():
     assert _words_of([found]) == "time of a step over PyTorch's"
 
 
+def test_the_hosts_time_is_that_by_turns_where_a_process_has_compared_it():
+    cases = {"a nchw stock 0": case_of(1.0), "a nchw auto 0": case_of(1.0, host_ms=1.5, host_by_turns={})}
+    (found,) = network_summary.comparisons(cases)
+    assert found.host_us == pytest.approx(100.0), "half a millisecond more for five kernels"
+    cases["a nchw auto 1"] = case_of(1.0, host_ms=1.5, host_by_turns={"over_us": 3.0})
+    (found,) = network_summary.comparisons(cases)
+    assert found.host_us == 3.0
+
+
 def test_losers_come_first_and_first_steps_are_those_with_empty_databases(tmp_path):
     cases = {
         "a nchw stock 0": case_of(10.0),
