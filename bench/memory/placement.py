@@ -13,7 +13,9 @@ to 0.1 %. For each network and share of the step's peak, the fastest plan takes 
 * written in place: what forward makes lies as planned, as if every operator of forward wrote where it is told (real for
   some only), and all else by best fit in a pool of its own
 * planned: all lies as planned: the bound
-* moves: a block, in which storages move; bytes that move in each step
+* moves: a block, in which storages move and slide, and copies are issued late; bytes that move in each step
+* chosen: the same for the plan that `auto` chooses for an allocator that may take the whole budget: its policy, the
+  time of its step with its moves, and the storages that slide
 
 Two pools, written in place and planned place what comes and goes in a step; gradients and the optimizer's state have
 bytes of their own. The others place these among activations, as the allocator does.
@@ -22,6 +24,7 @@ bytes of their own. The others place these among activations, as the allocator d
 from argparse import Namespace
 from collections.abc import Sequence
 from dataclasses import replace
+from time import perf_counter
 from typing import Any
 
 from bench.memory.execution import BATCHES, SHARES
@@ -34,18 +37,21 @@ from ucudnn.memory.devices.roofline import device_costs
 from ucudnn.memory.graph import Role, StepGraph
 from ucudnn.memory.liveness import measure_liveness
 from ucudnn.memory.plans.plan import MemoryPlan
-from ucudnn.memory.policies.choice import frugal_plan, make_plan
+from ucudnn.memory.policies.choice import frugal_plan, least_plan, make_plan, returns_ms
 from ucudnn.memory.pools.allocator_replay import replay_allocator, replay_returns
+from ucudnn.memory.pools.allocator_room import AllocatorRoom
 from ucudnn.memory.pools.best_fit import BestFitPool
-from ucudnn.memory.pools.block import BlockLimits
-from ucudnn.memory.pools.compaction import Compaction, compact
+from ucudnn.memory.pools.moving.block import BlockLimits
+from ucudnn.memory.pools.moving.compaction import Compaction, compact
 from ucudnn.memory.pools.placement import live_bytes
 from ucudnn.memory.pools.planned import PlannedPool
 from ucudnn.memory.pools.step_replay import ReplayedPlan
+from ucudnn.memory.simulation.late_copies import with_late_copies
 from ucudnn.memory.simulation.result import Lifetime
 from ucudnn.memory.simulation.simulator import simulate
 from ucudnn.memory.steps import open_step
 
+SPARED = 0.015  # of a budget, as on a GPU
 PART = 0.97  # of the budget that live bytes take
 TENSORS = (Role.ACTIVATION, Role.INPUT)
 
@@ -67,13 +73,13 @@ def ways(plan: MemoryPlan, costs: Costs, budget: int) -> dict[str, Any]:
     """Return what each way takes for a plan, in bytes; None where it does not fit into the budget."""
     graph, done = plan.graph, simulate(plan, costs)
     scratch = dict(enumerate(costs.scratch_bytes))
-    step = ReplayedPlan(plan, scratch, done.delayed)
     grown = replay_allocator(plan, costs, scratch, done.delayed)
     before = done.peak_bytes - grown.live_bytes  # what exists before the first step
     returned = replay_returns(plan, costs, scratch, done.delayed, budget - before)
     frugal = frugal_plan(graph, costs, "auto", plan)
-    first = None if frugal is None else ReplayedPlan(frugal, scratch, simulate(frugal, costs).delayed)
+    first = None if frugal is None else replayed(frugal, costs)
     limits = BlockLimits(most_bytes=budget - before, live_bytes=grown.live_bytes)
+    step = replayed(with_late_copies(plan, costs), costs)
     still = replace(limits, most_bytes=4 * grown.reserved_bytes, fixed=range(len(graph.storages)))
     block, moved = (compact(step, costs, each, first) for each in (still, limits))
     pieces, around = done.lifetimes, done.peak_bytes - live_bytes(done.lifetimes)
@@ -91,6 +97,39 @@ def ways(plan: MemoryPlan, costs: Costs, budget: int) -> dict[str, Any]:
         "planned": around + PlannedPool().place(pieces).extent_bytes,
         "moves": _taken(moved, before),
         "moved": None if moved is None else moved.moved_bytes,
+    }
+
+
+def replayed(plan: MemoryPlan, costs: Costs) -> ReplayedPlan:
+    """Return a plan with what its replay has to know."""
+    done = simulate(plan, costs)
+    return ReplayedPlan(plan, dict(enumerate(costs.scratch_bytes)), done.delayed, done.ended)
+
+
+def chosen(graph: StepGraph, costs: Costs, budget: int) -> dict[str, Any] | None:
+    """Return the figures of the plan that is chosen for an allocator; None where there is none."""
+    spare = int(budget * SPARED)
+    room = AllocatorRoom(most_bytes=budget, spare_bytes=spare, frugal=least_plan(graph, costs, "auto"))
+    begin = perf_counter()
+    try:
+        plan = make_plan(graph, costs, budget, "auto", room)
+    except BudgetError:
+        return None
+    planning_s, done, layout = perf_counter() - begin, simulate(plan, costs), room.compaction(plan, costs)
+    found = {"policy": plan.policy, "live": done.peak_bytes, "taken": room.taken_bytes(plan, costs)}
+    if layout is None:
+        given_back = room.returns(plan, costs)
+        return {**found, "time_ms": done.time_ms + returns_ms(given_back), "given_back": given_back.returned_bytes}
+    moves = [move for several in layout.moves.values() for move in several]
+    return {
+        **found,
+        "time_ms": done.time_ms + room.moves_ms(layout),
+        "moved": layout.moved_bytes,
+        "moves_ms": room.moves_ms(layout),
+        "storages": sum(len(move.storages) for move in moves),
+        "slides": sum(len(move.storages) for move in moves if move.slides),
+        "copies": layout.copies,
+        "planning_s": planning_s,
     }
 
 
@@ -119,7 +158,7 @@ def cell(name: str, share: float) -> dict[str, Any]:
         return {"budget": budget, "least_bytes": int(error.required_bytes / PART)}
     done = simulate(plan, costs)
     found = {"policy": plan.policy, "time_ms": done.time_ms, "live": done.peak_bytes}
-    return {"budget": budget, **found, **ways(plan, costs, budget)}
+    return {"budget": budget, **found, **ways(plan, costs, budget), "chosen": chosen(graph, costs, budget)}
 
 
 WAYS = ("growing", "block", "two_pools", "written_in_place", "planned", "moves")
@@ -127,7 +166,7 @@ WAYS = ("growing", "block", "two_pools", "written_in_place", "planned", "moves")
 
 def show(cases: dict[str, dict[str, Any]]) -> None:
     """Print the table: what each way takes beyond the bytes alive, in percent of these."""
-    columns = ("cell", "policy", "live GiB", *WAYS, "GiB given back", "GiB moved")
+    columns = ("cell", "policy", "live GiB", *WAYS, "GiB given back", "GiB moved", "chosen")
     print("| " + " | ".join(columns) + " |\n|" + " --- |" * len(columns))
     for name, case in cases.items():
         if "policy" not in case:
@@ -135,7 +174,20 @@ def show(cases: dict[str, dict[str, Any]]) -> None:
             continue
         taken = ["does not fit" if case[way] is None else f"{case[way] / case['live'] - 1:+.1%}" for way in WAYS]
         moved = ["never fits" if case[key] is None else f"{case[key] / 2**30:.2f}" for key in ("given_back", "moved")]
-        print(f"| {name} | {case['policy']} | {case['live'] / 2**30:.2f} | {' | '.join([*taken, *moved])} |")
+        print(
+            f"| {name} | {case['policy']} | {case['live'] / 2**30:.2f} | {' | '.join([*taken, *moved, told(case)])} |"
+        )
+
+
+def told(case: dict[str, Any]) -> str:
+    """Return the figures of the chosen plan as text."""
+    found = case["chosen"]
+    if found is None:
+        return "none"
+    text = f"{found['policy']}, {found['time_ms']:.0f} ms, {found['taken'] / found['live'] - 1:+.1%}"
+    if "moved" not in found:
+        return f"{text}, gives {found['given_back'] / 2**30:.1f} GiB back"
+    return f"{text}, {found['storages']} move {found['moved'] / 2**30:.1f} GiB, {found['slides']} of them slide"
 
 
 def main() -> None:

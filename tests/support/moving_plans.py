@@ -1,4 +1,4 @@
-"""Plans whose storages move at random before their actions."""
+"""Plans whose storages move and slide at random before their actions."""
 
 import random
 from dataclasses import replace
@@ -38,11 +38,17 @@ class _Shaker(StepReplay):
         there = [each for each in self.pieces if self.graph.storages[each].role in roles]
         moving = tuple(self.dice.sample(there, min(len(there), self.dice.randint(0, 3))))
         if moving and index <= self.last:
-            self.found[index] = (Move((self.dice.randint(1, 999),), moving),)
+            self.found[index] = (Move((self.dice.randint(1, 999),), moving, slides=self.dice.random() < 0.5),)
 
 
 def shaken(plan, costs, seed):
     """Return a plan before whose actions random storages move."""
     moves = _Shaker(plan, costs, seed).found
-    assert sum(len(each.storages) for several in moves.values() for each in several) > 20
+    counts = {slides: _count(moves, slides) for slides in (False, True)}
+    assert sum(counts.values()) > 20
+    assert min(counts.values()) > 5
     return replace(plan, moves=moves)
+
+
+def _count(moves, slides):
+    return sum(len(each.storages) for several in moves.values() for each in several if each.slides is slides)

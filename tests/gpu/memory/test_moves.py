@@ -12,7 +12,9 @@ from tests.support.moving_plans import shaken  # noqa: E402
 from tests.support.plain_training import Race, train  # noqa: E402
 from tests.support.small_networks import small_network  # noqa: E402
 from ucudnn.memory.policies.choice import make_plan  # noqa: E402
+from ucudnn.memory.torch.device_use.stream_copies import slide  # noqa: E402
 from ucudnn.memory.torch.device_use.usage import library_workspace_bytes, outside_bytes  # noqa: E402
+from ucudnn.memory.torch.execution.code_support import arrive, leave  # noqa: E402
 from ucudnn.memory.torch.execution.fit import FitOptions, fit, fit_subject  # noqa: E402
 from ucudnn.memory.torch.trials.trial import run_apart  # noqa: E402
 from ucudnn.memory.torch.trials.trial_result import PYTORCH, TrialSettings  # noqa: E402
@@ -39,6 +41,43 @@ def test_storages_that_move_at_random_change_no_bit(policy):
     step = trained.fitted(shaken(plan, trained.costs, 1))
     trained.check(step)
     step.close()
+
+
+@pytest.mark.parametrize("distance", [8 * MIB, 3 * MIB + 512, 2 * MIB])
+def test_a_freed_storage_slides_into_the_hole_beside_it_and_takes_no_more_memory(distance):
+    size = 40 * MIB
+    with torch.cuda.use_mem_pool(torch.cuda.MemPool()):
+        whole = torch.empty(size + distance + 20 * MIB, dtype=torch.uint8, device="cuda")
+        del whole
+        first = torch.empty(distance, dtype=torch.uint8, device="cuda")
+        tensor = torch.randint(256, (size,), dtype=torch.uint8, device="cuda")
+        end = torch.empty(18 * MIB, dtype=torch.uint8, device="cuda")
+        expected, before = tensor.cpu(), tensor.data_ptr()
+        assert before == first.data_ptr() + distance, "the hole is elsewhere, so this tests nothing"
+        reserved, allocated = torch.cuda.memory_reserved(), torch.cuda.memory_allocated()
+        torch.cuda.reset_peak_memory_stats()
+        del first
+        left = leave(tensor)
+        del tensor
+        tensor = torch.empty(size, dtype=torch.uint8, device="cuda")
+        arrive(tensor, left)
+        assert tensor.data_ptr() == before - distance
+        assert torch.equal(tensor.cpu(), expected)
+        assert torch.cuda.memory_reserved() == reserved
+        assert torch.cuda.max_memory_allocated() == allocated
+        del end, tensor
+
+
+@pytest.mark.parametrize("distance", [0, 512, 4096 + 512, MIB, 30 * MIB])
+@pytest.mark.parametrize("up", [False, True])
+def test_bytes_slide_in_both_directions(distance, up):
+    size = 64 * distance if 0 < distance < 8192 else 20 * MIB
+    memory = torch.randint(256, (size + distance,), dtype=torch.uint8, device="cuda")
+    low, high = memory[:size], memory[distance:]
+    source, target = (low, high) if up else (high, low)
+    expected = source.cpu()
+    slide(target, source.data_ptr())
+    assert torch.equal(target.cpu(), expected)
 
 
 def test_a_budget_takes_its_block_before_the_first_step_and_keeps_bytes_for_the_state_no_longer_than_the_update():
@@ -109,3 +148,28 @@ def test_a_block_is_whole_again_after_a_smaller_last_mini_batch():
         assert torch.cuda.memory_reserved() + outside_bytes(device) <= budget
     assert [other.plan.graph.batch for other in step._others] == [40]
     step.close()
+
+
+@pytest.mark.alone
+@pytest.mark.parametrize(
+    ("recipe", "share"),
+    [
+        (replace(RECIPES["unet2d"], batch=8), 0.5),
+        (replace(RECIPES["unet3d"], batch=4), 0.7),
+        (replace(RECIPES["unet3d"], batch=4), 0.5),
+        (replace(RECIPES["vgg16_bn"], batch=64), 0.5),
+    ],
+    ids=["unet2d-50", "unet3d-70", "unet3d-50", "vgg-50"],
+)
+def test_the_allocator_takes_at_most_a_twentieth_more_than_tensors_have(recipe, share):
+    stock = measured(recipe, PYTORCH)
+    figures = measured(recipe, "auto", int(share * stock.allocated) + stock.outside)
+    told = (
+        f"moved {figures.moved}, reserved {figures.reserved}, predicted {figures.predicted_reserved}, allocated"
+        f" {figures.allocated}, predicted {figures.predicted_peak}, {figures.step_ms} ms, predicted"
+        f" {figures.predicted_ms}, given back {figures.predicted_returned}, retries {figures.retries}"
+    )
+    assert figures.predicted_returned == 0, told
+    assert figures.retries == 0, told
+    assert figures.reserved <= 1.05 * figures.allocated, told
+    assert figures.step_ms <= 1.05 * figures.predicted_ms, told

@@ -49,13 +49,18 @@ class Action(NamedTuple):
 class Move(NamedTuple):
     """Storages that move to other places in the device's memory, one after another; their bytes stay the same.
 
+    A storage that slides gives its place back before it takes another one. So it needs no bytes beside its own, and its
+    new place may overlap the old one. Else both places are alive while the bytes are copied.
+
     Attributes:
         pads: bytes of tensors that are held meanwhile, each as large as a hole, so that no storage moves there.
         storages: the storages.
+        slides: whether they slide.
     """
 
     pads: tuple[int, ...]
     storages: tuple[int, ...]
+    slides: bool = False
 
 
 Moves = Mapping[int, tuple[Move, ...]]

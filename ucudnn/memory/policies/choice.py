@@ -20,6 +20,7 @@ from ucudnn.memory.plans.plan import MemoryPlan
 from ucudnn.memory.policies.catalog import LAST_RESORT, MemoryPolicy, chosen_policies, find_policy
 from ucudnn.memory.pools.allocator_replay import ReplayedReturns
 from ucudnn.memory.pools.allocator_room import AllocatorRoom
+from ucudnn.memory.simulation.late_copies import with_late_copies
 from ucudnn.memory.simulation.result import Simulation
 from ucudnn.memory.simulation.simulator import simulate
 from ucudnn.units import exact_bytes
@@ -261,6 +262,8 @@ class _Choice:
             self._push(candidate.number, candidate.policy, plan, tries=candidate.tries + 1)
 
     def _push(self, number: int, policy: MemoryPolicy, plan: MemoryPlan, *, tries: int) -> None:
+        if self._room is not None:
+            plan = with_late_copies(plan, self._costs)
         found = simulate(plan, self._costs)
         fits_host = self._holds_host(found)
         candidate = _Candidate(found.step_ms, found.time_ms, number, tries, found.peak_bytes, policy, plan)

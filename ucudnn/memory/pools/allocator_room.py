@@ -14,8 +14,9 @@ from ucudnn.memory.costs import Costs
 from ucudnn.memory.graph import Role, StepGraph
 from ucudnn.memory.plans.plan import MemoryPlan
 from ucudnn.memory.pools.allocator_replay import ReplayedBytes, ReplayedReturns, replay_allocator, replay_returns
-from ucudnn.memory.pools.block import BlockLimits
-from ucudnn.memory.pools.compaction import Compaction, compact
+from ucudnn.memory.pools.moving.block import BlockLimits
+from ucudnn.memory.pools.moving.compaction import Compaction, compact
+from ucudnn.memory.pools.moving.slide_search import COPY_BYTES
 from ucudnn.memory.pools.step_replay import ReplayedPlan
 from ucudnn.memory.simulation.result import Simulation
 from ucudnn.memory.simulation.simulator import predicted_bytes, simulate
@@ -105,8 +106,12 @@ class AllocatorRoom:
         )
         before = None
         if first is not None:
-            before = ReplayedPlan(first, self._scratch(first, costs), self._simulated(first, costs).delayed)
-        return compact(ReplayedPlan(plan, self._scratch(plan, costs), done.delayed), costs, limits, before)
+            before = self._step(first, costs)
+        return compact(self._step(plan, costs), costs, limits, before)
+
+    def _step(self, plan: MemoryPlan, costs: Costs) -> ReplayedPlan:
+        done = self._simulated(plan, costs)
+        return ReplayedPlan(plan, self._scratch(plan, costs), done.delayed, done.ended)
 
     def first_of(self, plan: MemoryPlan, costs: Costs) -> MemoryPlan | None:
         """Return the plan of the first step; None where no plan takes less than this one."""
@@ -117,7 +122,7 @@ class AllocatorRoom:
 
     def moves_ms(self, found: Compaction) -> float:
         """Return how long it takes in each step to move storages, in milliseconds."""
-        return found.moved_bytes / self.copied_bytes_per_ms
+        return (found.moved_bytes + COPY_BYTES * found.copies) / self.copied_bytes_per_ms
 
     def paged_bytes(self, plan: MemoryPlan, costs: Costs) -> int:
         """Return what the allocator takes if it gives empty pages back within each step, in bytes."""

@@ -1,7 +1,6 @@
 """A range of addresses that PyTorch's allocator maps page by page, and whose empty pages it can give back."""
 
 from bisect import bisect_left, insort
-from collections import Counter
 from collections.abc import Iterator
 from itertools import pairwise
 
@@ -25,7 +24,6 @@ class GrowingRange:
         self._holes: list[tuple[int, int]] = [(0, _ENDLESS)]  # (address, end), by address; no two touch
         self._end = 0  # pages below it are mapped, unless they were given back
         self._absent: set[int] = set()
-        self._pieces_on: Counter[int] = Counter()
 
     @property
     def mapped_bytes(self) -> int:
@@ -35,7 +33,7 @@ class GrowingRange:
     @property
     def paged_bytes(self) -> int:
         """Bytes of the pages that hold something."""
-        return len(self._pieces_on) * self._page
+        return (self._end - sum(map(len, self._empty()))) * self._page
 
     def map(self, size: int) -> None:
         """Map the first bytes, by whole pages, before anything lies there."""
@@ -71,14 +69,9 @@ class GrowingRange:
             self._holes.insert(at, (address + size, end))
         if begin < address:
             self._holes.insert(at, (begin, address))
-        self._pieces_on.update(self._pages(address, size))
 
     def give_back(self, address: int, size: int) -> None:
         """Free bytes, and join them with the holes that they touch; their pages stay mapped."""
-        for page in self._pages(address, size):
-            self._pieces_on[page] -= 1
-            if not self._pieces_on[page]:
-                del self._pieces_on[page]
         end = address + size
         at = bisect_left(self._holes, (address, 0))
         if at < len(self._holes) and self._holes[at][0] == end:
@@ -90,7 +83,7 @@ class GrowingRange:
     def release(self) -> int:
         """Give the pages that hold nothing back, and return their bytes."""
         before = self.mapped_bytes
-        self._absent = set(range(self._end)).difference(self._pieces_on)
+        self._absent = {page for pages in self._empty() for page in pages}
         while self._end and self._end - 1 in self._absent:
             self._end -= 1
             self._absent.remove(self._end)
@@ -109,6 +102,13 @@ class GrowingRange:
                 found.append((begin, min(stop, end), True))
             at = stop
         return found
+
+    def _empty(self) -> list[range]:
+        """Return the pages below the end of the range that hold nothing, hole by hole."""
+        return [
+            range(-(-begin // self._page), max(-(-begin // self._page), min(end // self._page, self._end)))
+            for begin, end in self._holes
+        ]
 
     def _mapped_holes(self) -> list[tuple[int, int]]:
         """Return (address, end) of all mapped bytes that nothing has, by address."""

@@ -6,6 +6,7 @@ stays. Gradients are freed before a step, as `zero_grad()` does it, and outputs 
 """
 
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import NamedTuple, Protocol
 
 from ucudnn.memory.costs import Costs
@@ -37,11 +38,14 @@ class ReplayedPlan(NamedTuple):
         plan: the plan.
         scratch: bytes of scratch by operation.
         delayed: for each free that waits for an offload, the action before which the bytes go (`Simulation.delayed`).
+        ended: for each copy, by its action, the action before which it has ended (`Simulation.ended`); a copy that is
+            not there has ended when compute waits for it.
     """
 
     plan: MemoryPlan
     scratch: Mapping[int, int]
     delayed: Mapping[int, int]
+    ended: Mapping[int, int] = MappingProxyType({})
 
 
 class StepReplay:
@@ -103,6 +107,18 @@ class StepReplay:
     def expect(self, index: int, wanted: Sequence[tuple[int, int]]) -> None:
         """Is called before an action takes pieces: (storage, bytes) in their order; ABSENT for what is dropped."""
 
+    def wanted(self, operation: int, *, again: bool) -> list[tuple[int, int]]:
+        """Return what an operation of forward or backward takes for what it writes: (storage, bytes), as `expect`."""
+        found: list[tuple[int, int]] = []
+        reads = self.graph.operations[operation].reads
+        for storage, version in self.graph.makes[operation]:
+            current = self._version[storage]
+            if current == ABSENT:
+                found.append((storage, self._sizes[storage]))
+            elif again and current >= version and storage not in reads:
+                found.append((ABSENT, self._sizes[storage]))
+        return found
+
     def _begin(self) -> None:
         for storage in [*self.pieces]:
             if self.graph.storages[storage].role is not Role.OPTIMIZER_STATE:
@@ -117,13 +133,9 @@ class StepReplay:
             for storage in sorted(self._later.intersection((*done.reads, *done.writes))):
                 wanted.append((storage, sizes[storage]))
                 self._later.remove(storage)
+        wanted += self.wanted(operation, again=again)
         for storage, version in self.graph.makes[operation]:
-            current = self._version[storage]
-            if current == ABSENT:
-                wanted.append((storage, sizes[storage]))
-            elif again and current >= version and storage not in done.reads:
-                wanted.append((ABSENT, sizes[storage]))
-            self._version[storage] = max(current, version)
+            self._version[storage] = max(self._version[storage], version)
         return wanted
 
     def _take(self, index: int, wanted: Sequence[tuple[int, int]]) -> None:

@@ -94,6 +94,7 @@ class _Walk:
         self.freeing: dict[int, tuple[int, tuple[int, int], int]] = {}
         self.computing = False
         self.delayed: dict[int, int] = {}
+        self.ended: dict[int, int] = {}
         self.pinned: set[int] = set()
         self.unpins = _last_prefetches(plan)
         self.event = self.offloaded = self.prefetched = self.pinned_now = self.pinned_peak = 0
@@ -197,6 +198,7 @@ class _Walk:
             timeline=tuple(self.timeline),
             memory=tuple(self.memory),
             delayed=self.delayed,
+            ended=self.ended,
             lifetimes=tuple(sorted(self.lifetimes, key=_by_taking)),
             event_ms=tuple(self.event_ms),
             issue_ms=self.issued_ms,
@@ -271,13 +273,14 @@ class _Walk:
     def _copy_ended(self, copy: CopyRequest, to_host: bool, start_ms: float, end_ms: float) -> None:
         queue = Queue.TO_HOST if to_host else Queue.FROM_HOST
         self.timeline.append(TimelineEntry(queue, copy.action, start_ms, end_ms))
+        self.ended[copy.action] = self.at + self.computing
         if to_host:
             if self.offloading.get(copy.storage) == copy.action:
                 del self.offloading[copy.storage]
             if copy.action in self.freeing:
                 self.last_freed = copy.storage
                 storage, born, freed_at = self.freeing.pop(copy.action)
-                self.delayed[freed_at] = self.at + self.computing
+                self.delayed[freed_at] = self.ended[copy.action]
                 self._give_back(storage, born)
         elif copy.action in self.unpins:
             self.pinned.discard(copy.storage)

@@ -8,7 +8,7 @@ torch = pytest.importorskip("torch")
 
 from ucudnn.errors import BackendError  # noqa: E402
 from ucudnn.memory.torch.device_use import stream_copies  # noqa: E402
-from ucudnn.memory.torch.device_use.stream_copies import ComputeStream, copy_on  # noqa: E402
+from ucudnn.memory.torch.device_use.stream_copies import ComputeStream, copy_on, slide  # noqa: E402
 
 GPU = torch.device("cuda", 1)
 
@@ -43,4 +43,33 @@ def test_a_copy_is_made_on_the_device_of_its_stream_and_a_refusal_is_an_error(mo
     else:
         copy_on(stream, target, source)
     assert copies == [(target.data_ptr(), source.data_ptr(), 40, 99, 1)]
+    assert devices == [0, 1, 0]
+
+
+class _OnGpu:
+    """A tensor of ten bytes at an address of a GPU."""
+
+    device, nbytes = GPU, 10
+
+    def data_ptr(self):
+        return 96
+
+
+@pytest.mark.parametrize(
+    ("source", "copies"),
+    [
+        (100, [(96, 100, 4), (100, 104, 4), (104, 108, 2)]),
+        (90, [(102, 96, 4), (96, 90, 6)]),
+        (200, [(96, 200, 10)]),
+        (96, []),
+    ],
+)
+def test_a_slide_is_queued_in_an_order_in_which_no_byte_is_lost(monkeypatch, source, copies):
+    devices, queued = [0], []
+    monkeypatch.setattr(torch.cuda, "_exchange_device", lambda ordinal: devices.append(ordinal) or devices[-2])
+    monkeypatch.setattr(torch.cuda, "_maybe_exchange_device", lambda ordinal: devices.append(ordinal))
+    monkeypatch.setattr(stream_copies, "current_stream", lambda ordinal: 70 + ordinal)
+    monkeypatch.setattr(stream_copies, "copy_function", lambda: lambda *arguments: queued.append(arguments))
+    slide(_OnGpu(), source)
+    assert queued == [(*copy, 71) for copy in copies]
     assert devices == [0, 1, 0]

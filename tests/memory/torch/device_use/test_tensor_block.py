@@ -7,9 +7,9 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from ucudnn.memory.pools.allocator_replay import PAGE_BYTES  # noqa: E402
-from ucudnn.memory.pools.block import END_BYTES  # noqa: E402
-from ucudnn.memory.pools.compaction import Compaction  # noqa: E402
 from ucudnn.memory.pools.growing_range import GrowingRange  # noqa: E402
+from ucudnn.memory.pools.moving.block import END_BYTES  # noqa: E402
+from ucudnn.memory.pools.moving.compaction import Compaction  # noqa: E402
 from ucudnn.memory.torch.device_use.tensor_block import TakenBlock  # noqa: E402
 
 MIB = 2**20

@@ -6,7 +6,7 @@ torch = pytest.importorskip("torch")
 
 import ucudnn.memory  # noqa: E402
 from ucudnn.errors import StepGraphError  # noqa: E402
-from ucudnn.memory.torch.execution.code_support import check_geometry  # noqa: E402
+from ucudnn.memory.torch.execution.code_support import arrive, check_geometry, check_gone, leave, watched  # noqa: E402
 
 HERE = torch.device("cpu")
 
@@ -48,3 +48,16 @@ def test_code_calls_operators_without_the_frame_of_python_that_torch_ops_puts_ar
     operators = {name: each for name, each in names.items() if name.startswith("aten_")}
     assert "aten_addmm_default" in operators
     assert {type(each).__name__ for each in operators.values()} == {"builtin_function_or_method"}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.bool])
+def test_bytes_that_left_a_storage_arrive_in_another_one_after_it_is_gone(dtype):
+    tensor = torch.randn(3, 5).to(dtype)
+    expected, left, gone = tensor.clone(), leave(tensor), watched(tensor)
+    with pytest.raises(StepGraphError, match="a was freed by the plan, but something still holds it"):
+        check_gone(gone, "a")
+    del tensor
+    check_gone(gone, "a")
+    other = torch.empty(3, 5, dtype=dtype)
+    arrive(other, left)
+    assert torch.equal(other, expected)

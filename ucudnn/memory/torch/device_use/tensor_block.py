@@ -11,8 +11,8 @@ from torch import Tensor
 from ucudnn.memory.plans.plan import MemoryPlan
 from ucudnn.memory.pools.allocator_replay import SMALL_BYTES
 from ucudnn.memory.pools.allocator_room import AllocatorRoom
-from ucudnn.memory.pools.block import END_BYTES
-from ucudnn.memory.pools.compaction import Compaction
+from ucudnn.memory.pools.moving.block import END_BYTES
+from ucudnn.memory.pools.moving.compaction import Compaction
 from ucudnn.memory.torch.device_use.allocator import lost_bytes
 from ucudnn.memory.torch.device_use.usage import StatedBudget
 from ucudnn.memory.torch.tracer import TracedTensor

@@ -7,6 +7,7 @@ from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from ucudnn.errors import StepGraphError
+from ucudnn.memory.torch.device_use.stream_copies import slide
 
 _POISON = 0xFF  # NaN as floating point, -1 as a whole number
 
@@ -19,9 +20,18 @@ def retyped(tensor: Tensor, shape: tuple[int, ...], stride: tuple[int, ...], off
 
 def poisoned(tensor: Tensor) -> StorageWeakRef:
     """Spoil the bytes of a storage that is about to be freed, and return what knows whether it is gone."""
-    storage = tensor.untyped_storage()
-    torch.empty(0, dtype=torch.uint8, device=tensor.device).set_(storage).fill_(_POISON)
-    return StorageWeakRef(storage)
+    _bytes(tensor).fill_(_POISON)
+    return watched(tensor)
+
+
+def watched(tensor: Tensor) -> StorageWeakRef:
+    """Return what knows whether a storage that is about to be freed is gone."""
+    return StorageWeakRef(tensor.untyped_storage())
+
+
+def _bytes(tensor: Tensor) -> Tensor:
+    """Return the storage of a tensor as bytes."""
+    return torch.empty(0, dtype=torch.uint8, device=tensor.device).set_(tensor.untyped_storage())
 
 
 def check_gone(reference: StorageWeakRef, name: str) -> None:
@@ -64,6 +74,28 @@ def check_geometry(
         )
 
 
+def leave(tensor: Tensor) -> Any:
+    """Return what finds the bytes of a storage that is freed before they are copied.
+
+    On a GPU that is their address: they stay as they are until something is issued that writes there. On a CPU the
+    memory may go back to the system, so that is a copy of them. It lies beside PyTorch's memory, and so no tensor that
+    a test counts is added.
+    """
+    return tensor.data_ptr() if tensor.is_cuda else _bytes(tensor).numpy().copy()
+
+
+def arrive(tensor: Tensor, left: Any) -> None:
+    """Copy the bytes of a storage that was freed, by what `leave` returned, into the one that was taken for it.
+
+    Raises:
+        BackendError: if the driver refuses a copy.
+    """
+    if tensor.is_cuda:
+        slide(tensor, left)
+    else:
+        _bytes(tensor)[: left.size] = torch.from_numpy(left)
+
+
 def pads(sizes: tuple[int, ...], device: torch.device) -> list[Tensor]:
     """Return tensors of some bytes, which fill holes of the allocator's while others move."""
     return [torch.empty(size, dtype=torch.uint8, device=device) for size in sizes]
@@ -87,7 +119,10 @@ SUPPORT: dict[str, Any] = {
     "empty_strided": torch.empty_strided,
     "retyped": retyped,
     "pads": pads,
+    "leave": leave,
+    "arrive": arrive,
     "poisoned": poisoned,
+    "watched": watched,
     "check_gone": check_gone,
     "check_geometry": check_geometry,
     "mark": mark,

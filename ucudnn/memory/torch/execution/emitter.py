@@ -8,6 +8,7 @@ import torch
 
 from ucudnn.errors import StepGraphError
 from ucudnn.memory.graph import Phase
+from ucudnn.memory.plans.actions import Move
 from ucudnn.memory.torch.assemble import writes
 from ucudnn.memory.torch.execution.code_support import SUPPORT
 from ucudnn.memory.torch.execution.code_text import CodeText
@@ -163,19 +164,33 @@ class Emitter:
             self._wait_offload(storage)
         self._delete(storage, names)
 
-    def move(self, sizes: Sequence[int], storages: Sequence[int]) -> None:
+    def move(self, move: Move) -> None:
         """Copy storages to other places, one after another, while tensors of some bytes fill holes."""
-        if sizes:
-            self._code.line(f"pads_ = pads({(*sizes,)}, device)")
-        for storage in storages:
+        if move.pads:
+            self._code.line(f"pads_ = pads({move.pads}, device)")
+        for storage in move.storages:
             self.wait(storage)
             whole = self._whole(storage)
             before = self._name(whole)
             names = [*self._state.names.pop(storage).values()]
-            self._know(whole, self._code.assign(f"moved({before})", [storage], uses=[before]))
-            self._delete(storage, names)
-        if sizes:
+            if move.slides:
+                self._slide(whole, before, names)
+            else:
+                self._know(whole, self._code.assign(f"moved({before})", [storage], uses=[before]))
+                self._delete(storage, names)
+        if move.pads:
             self._code.delete(["pads_"])
+
+    def _slide(self, whole: TracedTensor, before: str, names: Sequence[str]) -> None:
+        """Free a storage and take memory for it again, with nothing between that could take its place or write there.
+
+        So the freed bytes are not poisoned.
+        """
+        self._code.line(f"left_ = leave({before})", uses=[before])
+        self._delete(whole.storage, names, poison="watched")
+        name = self._allocate(whole)
+        self._code.line(f"arrive({name}, left_)", uses=[name])
+        self._code.delete(["left_"])
 
     def release(self, free: int) -> None:
         """Free what the free of an action holds, if it still does."""
@@ -194,9 +209,9 @@ class Emitter:
         free = next((free for free, (held, _) in self._state.held.items() if held == storage), None)
         return None if free is None else self._state.held.pop(free)[1]
 
-    def _delete(self, storage: int, names: Sequence[str]) -> None:
+    def _delete(self, storage: int, names: Sequence[str], poison: str = "poisoned") -> None:
         if self._debug and names:
-            self._code.line(f"gone_ = poisoned({names[0]})", uses=names[:1])
+            self._code.line(f"gone_ = {poison}({names[0]})", uses=names[:1])
         self._code.delete(names)
         if self._debug and names:
             self._code.line(f"check_gone(gone_, {self._program.graph.storage_name(storage)!r})")

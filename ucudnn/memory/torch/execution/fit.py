@@ -16,8 +16,8 @@ from ucudnn.memory.plans.plan import MemoryPlan
 from ucudnn.memory.policies.catalog import MemoryPolicy, chosen_policies
 from ucudnn.memory.policies.choice import frugal_plan, least_plan, make_plan, returns_ms
 from ucudnn.memory.pools.allocator_room import AllocatorRoom
-from ucudnn.memory.pools.compaction import Compaction
 from ucudnn.memory.pools.host_slots import plan_host_slots
+from ucudnn.memory.pools.moving.compaction import Compaction
 from ucudnn.memory.reports.comparison import Progress
 from ucudnn.memory.simulation.simulator import simulate
 from ucudnn.memory.torch.convolutions.convolution_choices import ConvolutionChoices

@@ -80,8 +80,8 @@ def generate(
             emitter.begin_backward()
         for freed_at in late.get(index, ()):
             emitter.release(freed_at)
-        for pads, storages in plan.moves.get(index, ()):
-            emitter.move(pads, storages)
+        for move in plan.moves.get(index, ()):
+            emitter.move(move)
         marks = marked and action.kind in (ActionKind.RUN, ActionKind.RECOMPUTE)
         if marks:
             emitter.mark(str(index))
@@ -147,7 +147,7 @@ def _parts(program: StepProgram, plan: MemoryPlan, turn: int, end: int) -> list[
     for index, (kind, target) in enumerate(plan.actions[:end]):
         operation = plan.graph.operations[target] if kind in (ActionKind.RUN, ActionKind.RECOMPUTE) else None
         accessed = [target] if operation is None else [*operation.reads, *operation.writes]
-        moved = [storage for _, storages in plan.moves.get(index, ()) for storage in storages]
+        moved = [storage for move in plan.moves.get(index, ()) for storage in move.storages]
         last.update(dict.fromkeys((*accessed, *moved), index))
     groups: dict[int, tuple[int, ...]] = {}
     first = at = min(turn, end - 1)

@@ -4,23 +4,23 @@ from bisect import bisect_left
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from heapq import heappop, heappush, nsmallest
-from itertools import count, pairwise, product
+from heapq import nsmallest
+from itertools import product
 from typing import final
 
 from ucudnn.memory.costs import Costs
 from ucudnn.memory.graph import Phase, Role, StepGraph
 from ucudnn.memory.plans.actions import ActionKind, Move, Moves
 from ucudnn.memory.plans.plan import MemoryPlan
+from ucudnn.memory.plans.slides import MOST_COPIES, count_copies
 from ucudnn.memory.pools.allocator_replay import PAGE_BYTES, SMALL_BYTES
 from ucudnn.memory.pools.growing_range import GrowingRange
+from ucudnn.memory.pools.moving.slide_search import Before, Part, SlideSearch
 from ucudnn.memory.pools.step_replay import ABSENT, Piece, ReplayedPlan, StepReplay
 
 _MOVABLE = (Role.ACTIVATION, Role.GRADIENT)  # nobody beside the code of the plan holds them while it runs
+_COPIES = (ActionKind.OFFLOAD, ActionKind.PREFETCH)
 _MOST_CANDIDATES = 100  # moves that are tried before an action, those of fewest bytes first
-_MOST_SEQUENCES = 300  # of moves that are tried where none of them makes enough room
-_MOST_IN_SEQUENCE = 5
-_MOST_HOLES = 2  # the largest ones, beside which storages move in sequences
 _SMALL, _LARGE = PAGE_BYTES
 END_BYTES = SMALL_BYTES + 512
 """Bytes at the end of a block that a tensor holds all the time, the fewest that lie beside large tensors.
@@ -135,13 +135,17 @@ class BlockReplay(StepReplay):
 
     def __init__(self, graph: StepGraph, costs: Costs, block: TensorBlock, limits: BlockLimits) -> None:
         super().__init__(graph, costs, block, state_exists=limits.state_exists)
-        self.block, self.moved_bytes = block, 0
+        self.block, self.moved_bytes, self.copies = block, 0, 0
         self._limits, self._most_live = limits, limits.live_bytes
         roles = [storage.role for storage in graph.storages]
         self._movable = {number for number, role in enumerate(roles) if role in _MOVABLE}.difference(limits.fixed)
         self._schedule: Moves | None = None
         self._found: dict[int, tuple[Move, ...]] = {}
-        self._copying: set[int] = set()
+        self._at = 0  # the action
+        self._ended: Mapping[int, int] = {}
+        self._delayed: Mapping[int, int] = {}
+        self._copying: dict[int, int] = {}  # storages of copies, and the action before which these have ended
+        self._slides = SlideSearch(self)
         self._updating = False
         self._kept: Piece | None = None
         self._pads: list[Piece] = []
@@ -158,7 +162,9 @@ class BlockReplay(StepReplay):
         Raises:
             NoRoomError: if a tensor finds no room even so.
         """
-        self._schedule, self._found = schedule, {}
+        self._schedule, self._found, self._ended = schedule, {}, step.ended
+        self._delayed = step.delayed
+        self._copying.clear()
         self._most_live = self._limits.live_bytes if most_live is None else most_live
         self.step(step)
         for piece in self._pads:
@@ -177,33 +183,61 @@ class BlockReplay(StepReplay):
     def act(self, index: int, plan: MemoryPlan, scratch: Mapping[int, int], *, waits: bool) -> None:
         """Replay an action, and note which storages a copy reads or writes after it."""
         kind, target = plan.actions[index]
+        self._at = index
         self._updating = kind is ActionKind.RUN and self.graph.operations[target].phase is Phase.OPTIMIZER
         if self._updating and self._kept is not None:
             self._begin_update(self._kept)
+        if self._schedule is not None:
+            for scheduled in self._schedule.get(index, ()):
+                if self.carry_out(scheduled)[0] != scheduled:
+                    raise NoRoomError  # the code of the plan would move it all the same
+        elif kind in _COPIES:
+            self._make_room(index, self._wanted_beside(index, plan, scratch))
         super().act(index, plan, scratch, waits=waits)
-        if kind in (ActionKind.OFFLOAD, ActionKind.PREFETCH):
-            self._copying.add(target)
+        if kind in _COPIES:
+            self._copying[target] = self._ended.get(index, len(plan.actions))
         elif kind in (ActionKind.WAIT, ActionKind.FREE):
-            self._copying.discard(target)
+            self._copying.pop(target, None)
         elif kind is ActionKind.SYNCHRONIZE:
             self._copying.clear()
 
     def expect(self, index: int, wanted: Sequence[tuple[int, int]]) -> None:
         """Let storages move where the pieces that an action takes find no room otherwise."""
-        if self._schedule is not None:
-            for scheduled in self._schedule.get(index, ()):
-                if self._carry_out(scheduled)[0] != scheduled:
-                    raise NoRoomError  # the code of the plan would move it all the same
-            return
+        if self._schedule is None:
+            self._make_room(index, wanted)
+
+    def _wanted_beside(self, index: int, plan: MemoryPlan, scratch: Mapping[int, int]) -> list[tuple[int, int]]:
+        """Return what is taken from a copy on up to the operation beside which it runs; none if that frees meanwhile.
+
+        Once the copy is issued, its storage stays where it is, so room for that operation is made before.
+        """
+        wanted: list[tuple[int, int]] = []
+        for later in range(index, len(plan.actions)):
+            kind, target = plan.actions[later]
+            if kind is ActionKind.PREFETCH:
+                wanted.append((target, self._sizes[target]))
+            elif kind in (ActionKind.RUN, ActionKind.RECOMPUTE):
+                if self.graph.operations[target].phase is Phase.OPTIMIZER:
+                    break
+                return [
+                    *wanted,
+                    *self.wanted(target, again=kind is ActionKind.RECOMPUTE),
+                    (ABSENT, scratch.get(target, 0)),
+                ]
+            elif kind is not ActionKind.OFFLOAD and not (kind is ActionKind.FREE and later in self._delayed):
+                break
+        return []
+
+    def _make_room(self, index: int, wanted: Sequence[tuple[int, int]]) -> None:
         sizes, moved = [size for _, size in wanted if size > SMALL_BYTES], list[Move]()
         while not self._updating and (placed := self.block.placed(sizes)) < len(sizes):
             move = self._room_maker(sizes, placed)
-            sequence = self._sequence(sizes) if move is None else (move,)
-            if not sequence:
+            moves = (move,) if move else self._slides.moves(sizes, placed)
+            if not moves:
                 break
-            moved.extend(self._carry_out(each)[0] for each in sequence)
+            moved.extend(self.carry_out(each)[0] for each in moves)
         if moved:
-            self._found[index] = tuple(moved)
+            self._found[index] = (*self._found.get(index, ()), *moved)
 
     def _begin_update(self, kept: Piece) -> None:
         """Leave the optimizer's state the bytes that are kept for it; the largest hole is for what passes."""
@@ -217,9 +251,9 @@ class BlockReplay(StepReplay):
         """Return the move of fewest bytes after which all sizes find room, or at least more of them."""
         better: Move | None = None
         for _, each in nsmallest(_MOST_CANDIDATES, {*self._moves(sizes[placed])}):
-            _, before = self._carry_out(each)
+            _, before = self.carry_out(each)
             now = self.block.placed(sizes)
-            self._undo(before)
+            self.undo(before)
             if now == len(sizes):
                 return each
             if now > placed and better is None:
@@ -249,46 +283,16 @@ class BlockReplay(StepReplay):
             for held, ordered in product({(), pads}, (sorted(group), group)):
                 yield moved, Move(held, tuple(each for _, each in ordered))
 
-    def _sequence(self, sizes: Sequence[int]) -> tuple[Move, ...]:
-        """Return the moves, one storage each, of fewest bytes after which all sizes find room; none if none are found.
+    def placed(self, sizes: Sequence[int]) -> int:
+        """Return how many pieces of these sizes find room one after another."""
+        return self.block.placed(sizes)
 
-        A storage may be in the way of another one, or leave its place for one and come back beside it.
-        """
-        number = count()  # of two sequences of as many bytes the first one
-        waiting: list[tuple[int, int, tuple[Move, ...]]] = [(0, next(number), ())]
-        for _ in range(_MOST_SEQUENCES):
-            if not waiting:
-                break
-            moved, _, sequence = heappop(waiting)
-            before = [piece for each in sequence for piece in self._carry_out(each)[1]]
-            enough = self.block.placed(sizes) == len(sizes)
-            if not enough and len(sequence) < _MOST_IN_SEQUENCE:
-                for size, move in self._single_moves():
-                    heappush(waiting, (moved + size, next(number), (*sequence, move)))
-            self._undo(before)
-            if enough:
-                return sequence
-        return ()
+    def parts(self) -> list[Part]:
+        """Return the parts of the block, in order."""
+        return [*self._parts()]
 
-    def _single_moves(self) -> Iterator[tuple[int, Move]]:
-        """Yield bytes and storage of moves beside the largest holes, into each hole that is large enough."""
-        parts = [*self._parts()]
-        holes = sorted((end - begin, begin) for begin, end, storage in parts if storage == ABSENT)
-        large = {begin for _, begin in holes[-_MOST_HOLES:]}
-        beside = {each for pair in pairwise(parts) if any(part[0] in large for part in pair) for _, _, each in pair}
-        for storage in sorted(each for each in beside if each is not None and each != ABSENT):
-            size = self.pieces[storage][1]
-            fitting = [each for each, _ in holes if each >= size]
-            for larger in range(len(fitting)):
-                move = Move(tuple(fitting[:larger]), (storage,))
-                done, before = self._carry_out(move)
-                self._undo(before)
-                if done == move:
-                    yield size, move
-
-    def _parts(self) -> Iterator[tuple[int, int, int | None]]:
-        """Yield the parts of the block: address, end and the storage; ABSENT for a hole, None for what cannot move."""
-        movable = self._movable - self._copying
+    def _parts(self) -> Iterator[Part]:
+        movable = self._movable.difference(each for each, ended in self._copying.items() if ended > self._at)
         own = sorted(
             (address, address + size, storage)
             for storage, (address, size) in self.pieces.items()
@@ -306,29 +310,52 @@ class BlockReplay(StepReplay):
             if begin < end:
                 yield begin, end, None
 
-    def _carry_out(self, move: Move) -> tuple[Move, list[tuple[int, Piece]]]:
+    def carry_out(self, move: Move) -> tuple[Move, Before]:
         """Let storages move as far as they find other places; return what moved, and where it was."""
-        before: list[tuple[int, Piece]] = []
+        before: Before = []
         pads = []
         for size in move.pads:
             if self.block.live + size <= self._most_live and self.block.placed((size,)):
                 pads.append(self.block.take(size))
         for storage in move.storages:
             piece = self.pieces.get(storage)
-            if piece is None or self.block.live + piece[1] > self._most_live or not self.block.placed(piece[1:]):
+            place = None if piece is None else self._slid(piece) if move.slides else self._moved(piece)
+            if piece is None or place is None:
                 break
             before.append((storage, piece))
-            self.pieces[storage] = self.block.take(piece[1])
-            self.block.give_back(piece)
-            self.moved_bytes += piece[1]
+            self.pieces[storage] = place
+            self._count(place, piece, 1)
         for pad in pads:
             self.block.give_back(pad)
-        return Move(tuple(size for _, size in pads), tuple(storage for storage, _ in before)), before
+        return move._replace(pads=tuple(size for _, size in pads), storages=tuple(each for each, _ in before)), before
 
-    def _undo(self, before: Sequence[tuple[int, Piece]]) -> None:
+    def _moved(self, piece: Piece) -> Piece | None:
+        """Return the place to which a piece moved; None if there is none beside it."""
+        if self.block.live + piece[1] > self._most_live or not self.block.placed(piece[1:]):
+            return None
+        place = self.block.take(piece[1])
+        self.block.give_back(piece)
+        return place
+
+    def _slid(self, piece: Piece) -> Piece | None:
+        """Return the place to which a piece slid; None if that is its own one, or takes too many copies."""
+        self.block.give_back(piece)
+        place = self.block.take(piece[1])
+        if 0 < count_copies(piece[0], *place) <= MOST_COPIES:
+            return place
+        self.block.give_back(place)
+        self.block.put_back(piece)
+        return None
+
+    def _count(self, place: Piece, piece: Piece, times: int) -> None:
+        self.moved_bytes += times * piece[1]
+        self.copies += times * count_copies(piece[0], *place)
+
+    def undo(self, before: Sequence[tuple[int, Piece]]) -> None:
         """Let storages be where they were."""
         for storage, piece in reversed(before):
-            self.block.give_back(self.pieces[storage])
+            place = self.pieces[storage]
+            self.block.give_back(place)
             self.block.put_back(piece)
             self.pieces[storage] = piece
-            self.moved_bytes -= piece[1]
+            self._count(place, piece, -1)

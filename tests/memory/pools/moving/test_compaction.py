@@ -16,8 +16,9 @@ from ucudnn.memory.plans.actions import Move, free, offload, run, wait
 from ucudnn.memory.plans.plan import MemoryPlan
 from ucudnn.memory.policies.choice import frugal_plan, make_plan
 from ucudnn.memory.pools.allocator_replay import SMALL_BYTES, replay_allocator, replay_returns
-from ucudnn.memory.pools.block import END_BYTES, BlockLimits, BlockReplay, NoRoomError, TensorBlock
-from ucudnn.memory.pools.compaction import compact
+from ucudnn.memory.pools.moving import compaction
+from ucudnn.memory.pools.moving.block import END_BYTES, BlockLimits, BlockReplay, NoRoomError, TensorBlock
+from ucudnn.memory.pools.moving.compaction import compact
 from ucudnn.memory.pools.step_replay import ReplayedPlan, StepReplay
 from ucudnn.memory.simulation.simulator import simulate
 from ucudnn.memory.steps import open_step
@@ -80,6 +81,21 @@ def test_least_moves_among_the_blocks_that_are_tight_enough():
     assert (found.block_bytes, found.moves) == (200 * MIB, {})
 
 
+def test_a_smaller_block_is_tried_where_no_moves_are_found_in_the_largest_one(monkeypatch):
+    builder = two_holes()
+    tried, run_in = [], compaction._Trial.run
+
+    def run_below(trial, block_bytes):
+        tried.append(block_bytes // MIB)
+        return None if block_bytes > 120 * MIB else run_in(trial, block_bytes)
+
+    monkeypatch.setattr(compaction._Trial, "run", run_below)
+    found = compacted(builder, plan_of(builder), 140)
+    assert tried == [140, 120]
+    assert (found.block_bytes, found.must_move) == (120 * MIB, True)
+    assert compacted(builder, plan_of(builder), 119) is None
+
+
 def test_what_somebody_else_holds_stays_and_holes_beside_the_next_one_are_padded():
     builder = two_holes(48, 10)
     found = compacted(builder, plan_of(builder), 140, fixed={1})
@@ -90,17 +106,47 @@ def test_what_somebody_else_holds_stays_and_holes_beside_the_next_one_are_padded
 
 def test_no_more_bytes_are_alive_than_at_the_peak():
     builder = two_holes()
-    assert compacted(builder, plan_of(builder), 140, live=55) is None
-    assert compacted(builder, plan_of(builder), 140, live=56) is not None
+    beside = compacted(builder, plan_of(builder), 140, live=56)
+    assert beside.moves == {6: (Move((), (1,)),)}
+    without = compacted(builder, plan_of(builder), 140, live=55)
+    assert without.moves == {6: (Move((), (3,), slides=True),)}  # 20 MiB by 40, in one copy
+    assert (without.moved_bytes, without.copies) == (20 * MIB, 1)
+    assert follow(without, ReplayedPlan(plan_of(builder), {}, {}), builder.costs()) == 118 * MIB
 
 
-def test_what_a_copy_reads_stays_until_it_has_ended():
+@pytest.mark.parametrize("ended", [{}, {2: 8}, {2: 7}, {2: 3}])
+@pytest.mark.parametrize("waits", [False, True])
+def test_what_a_copy_reads_stays_until_it_has_ended(ended, waits):
+    """The second storage is offloaded before an operation that runs before the one for which there must be room."""
     builder = two_holes(48, 10)
-    found = compacted(builder, plan_of(builder, offload(1)), 140)
+    between = [wait(1)] if waits else []
+    actions = (run(0), run(1), offload(1), run(2), run(3), free(0), free(2), *between, run(4))
+    plan = MemoryPlan(policy="hand", graph=builder.graph(), actions=(*actions, free(1), free(3), free(4)))
+    step = ReplayedPlan(plan, {}, {}, ended)
+    found = compact(step, builder.costs(), BlockLimits(most_bytes=140 * MIB, live_bytes=120 * MIB))
     last = 140 * MIB - 118 * MIB - END_BYTES
-    assert found.moves == {7: (Move((40 * MIB, last), (3,)),)}
-    found = compacted(builder, plan_of(builder, offload(1), wait(1)), 140)
-    assert found.moves == {8: (Move((40 * MIB,), (1,)),)}
+    there = 7 + waits  # the action that wants room
+    stays = not waits and ended.get(2, 8) > there
+    assert found.moves == {there: (Move((40 * MIB, last), (3,)) if stays else Move((), (1,), slides=True),)}
+    assert follow(found, step, builder.costs()) <= 120 * MIB
+
+
+def test_room_is_made_before_the_copy_beside_an_operation_is_issued():
+    """Issued, the copy would hold the storage in the way of what the operation makes."""
+    builder = two_holes(48, 10)
+    plan = plan_of(builder, offload(1))
+    found = compacted(builder, plan, 140)
+    assert [*found.moves] == [6]
+    assert [plan.actions[index] for index in found.moves] == [offload(1)]
+    assert found.moves[6][0].storages == (1,)
+
+
+def test_no_room_is_made_before_a_copy_where_something_is_freed_before_the_operation_beside_it():
+    builder = two_holes(48, 10)
+    plan = plan_of(builder)
+    actions = (*plan.actions[:5], offload(1), *plan.actions[5:])  # between both frees
+    found = compacted(builder, replace(plan, actions=actions), 140)
+    assert [*found.moves] == [7]
 
 
 def test_outputs_and_inputs_stay():
@@ -141,19 +187,23 @@ class _Allocator:
 
 
 class _Follower(StepReplay):
-    """Moves storages as generated code does: a new tensor, a copy, and the old one goes."""
+    """Moves storages as generated code does: a new tensor, a copy, and the old one goes, or goes first if it slides."""
 
     moves = ()
 
-    def expect(self, index, wanted):
-        for pads, storages in self.moves.get(index, ()):
-            held = [self.space.take(size) for size in pads]
-            for storage in storages:
+    def act(self, index, plan, scratch, *, waits):
+        for move in self.moves.get(index, ()):
+            held = [self.space.take(size) for size in move.pads]
+            for storage in move.storages:
                 before = self.pieces[storage]
+                if move.slides:
+                    self.space.give_back(before)
                 self.pieces[storage] = self.space.take(before[1])
-                self.space.give_back(before)
+                if not move.slides:
+                    self.space.give_back(before)
             for piece in held:
                 self.space.give_back(piece)
+        super().act(index, plan, scratch, waits=waits)
 
 
 def follow(found, step, costs):
@@ -183,7 +233,7 @@ def test_only_what_finds_another_place_is_said_to_move():
 
 
 def test_storages_move_one_after_another_where_no_single_move_makes_enough_room():
-    """Holes of 40 and 89 MiB do not hold 50 and 60: b makes way for c, and comes back behind it."""
+    """Holes of 40 and 89 MiB do not hold 50 and 60: b slides by 40 MiB, and c into the hole that this makes larger."""
     builder = StepBuilder()
     for name, size in (("a", 40), ("b", 60), ("c", 50), ("d", 20), ("e", 60)):
         builder.storage(name, size * MIB).run(f"make {name}", "", name)
@@ -191,8 +241,9 @@ def test_storages_move_one_after_another_where_no_single_move_makes_enough_room(
     actions = (*map(run, range(5)), free(0), free(3), free(4), run(5), free(1), free(2), free(5), free(6))
     plan = MemoryPlan(policy="hand", graph=builder.graph(), actions=actions)
     found, costs = compacted(builder, plan, 240, live=230), builder.costs()
-    assert found.moves == {8: (Move((), (1,)), Move((), (2,)), Move((), (1,)))}
-    assert found.moved_bytes == 170 * MIB
+    last = 240 * MIB - 150 * MIB - END_BYTES
+    assert found.moves == {8: (Move((last,), (1,), slides=True), Move((), (2,), slides=True))}
+    assert (found.moved_bytes, found.copies) == (110 * MIB, 2 + 2)
     assert follow(found, ReplayedPlan(plan, {}, simulate(plan, costs).delayed), costs) == 230 * MIB
 
 
@@ -258,7 +309,8 @@ def test_a_step_that_gave_gigabytes_back_fits_when_less_than_one_moves(vgg):
     assert 0 < found.moved_bytes < 2**30
     assert found.reserved_bytes <= room
     step = ReplayedPlan(plan, scratch, delayed)
-    assert compact(step, costs, replace(limits, keeps_state=False), before) is None
+    beside = compact(step, costs, replace(limits, keeps_state=False), before)
+    assert beside.moved_bytes > found.moved_bytes
     larger = replace(limits, most_bytes=int(1.03 * room))
     with_kept, without = (compact(step, costs, replace(larger, keeps_state=keeps), before) for keeps in (True, False))
     assert with_kept.kept_bytes > 2**29  # the momentum of the classifier, which would lie between activations

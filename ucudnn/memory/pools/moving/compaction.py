@@ -7,7 +7,8 @@ it is new. So the allocator takes all bytes at once, before the first step, and 
 The order of a step is fixed, so it is known at which action a tensor will find no hole. Before it, storages that lie
 between holes are copied into other holes, the fewest bytes that make room. A copy within a GPU takes a tenth of the
 time of the same bytes given back to the driver and taken again. Bytes do not change, and at no time are more of them
-alive than at the plan's peak.
+alive than at the plan's peak. Where that leaves no room for two copies of a storage, storages slide
+(`ucudnn.memory.pools.moving.slide_search`).
 """
 
 from dataclasses import dataclass, replace
@@ -17,11 +18,12 @@ from ucudnn.memory.costs import Costs
 from ucudnn.memory.graph import Role
 from ucudnn.memory.plans.actions import Moves
 from ucudnn.memory.pools.allocator_replay import PAGE_BYTES, SMALL_BYTES
-from ucudnn.memory.pools.block import END_BYTES, BlockLimits, BlockReplay, NoRoomError, TensorBlock
+from ucudnn.memory.pools.moving.block import END_BYTES, BlockLimits, BlockReplay, NoRoomError, TensorBlock
 from ucudnn.memory.pools.step_replay import ReplayedPlan
 
 _TIGHT = (1.03, 1.045)
 """What the allocator may take as a multiple of the bytes that are alive at most, if moves are worth it."""
+_TIGHTER = (1.02, 1.0375, 1.01)  # tried where no moves are found for those, because tensors lie elsewhere there
 _WORTH_OF_TOP = 0.25  # share of `worth_bytes` for a block that ends with the highest tensor, whatever that spares
 _LARGE = PAGE_BYTES[1]
 
@@ -39,6 +41,7 @@ class Compaction:
         top: end of the highest tensor in the block.
         moves: what moves in each step.
         moved_bytes: bytes that move in each step.
+        copies: copies in which they do.
         first_moves: what moves in the first step, if that follows another plan.
         must_move: whether something would move in the largest block that there may be, too.
     """
@@ -51,6 +54,7 @@ class Compaction:
     moved_bytes: int
     first_moves: Moves
     must_move: bool = False
+    copies: int = 0
 
     @property
     def reserved_bytes(self) -> int:
@@ -75,9 +79,11 @@ def compact(
     if wide is not None and wide.reserved_bytes > most_bytes:  # small tensors have pages of their own
         wide = trial.run(_pages(most_bytes - wide.small_bytes))
     if wide is None or wide.reserved_bytes > most_bytes:
-        return None
+        return _smaller(trial, limits)
     best: Compaction | None = None
-    for multiple in _TIGHT:
+    for multiple in (*_TIGHT, *_TIGHTER):
+        if best is not None and multiple in _TIGHTER:
+            break
         block = _pages(limits.tight_bytes(multiple) - wide.small_bytes)
         smaller = trial.run(block) if _LARGE <= block < wide.block_bytes else None
         if smaller is None or smaller.moved_bytes > wide.moved_bytes + limits.worth_bytes:
@@ -92,6 +98,21 @@ def compact(
         if best is not None and best.moved_bytes > wide.moved_bytes + _WORTH_OF_TOP * limits.worth_bytes:
             best = None
     return wide if best is None else replace(best, must_move=wide.must_move)
+
+
+def _smaller(trial: "_Trial", limits: BlockLimits) -> Compaction | None:
+    """Return how a plan runs in a block that is smaller than the largest one, in which the search has found no moves.
+
+    Tensors lie elsewhere in a smaller block, so there it may find some.
+    """
+    for multiple in (*_TIGHT, *_TIGHTER[:1]):
+        most = min(limits.tight_bytes(multiple), limits.most_bytes)
+        found = trial.run(_pages(most)) if most >= _LARGE else None
+        if found is not None and found.reserved_bytes > limits.most_bytes:
+            found = trial.run(_pages(most - found.small_bytes))
+        if found is not None and found.reserved_bytes <= limits.most_bytes:
+            return replace(found, must_move=True)
+    return None
 
 
 def _pages(size: int) -> int:
@@ -128,7 +149,7 @@ class _Trial:
             checking = self._replay(block_bytes, kept)
             checking.follow(first, moves if self._first is None else before, live)
             checking.follow(self._step, moves)
-            moved = checking.moved_bytes
+            moved, copies = checking.moved_bytes, checking.copies
             checking.follow(self._step, moves)
         except NoRoomError:
             return None
@@ -139,6 +160,7 @@ class _Trial:
             top=checking.block.top,
             moves=moves,
             moved_bytes=checking.moved_bytes - moved,
+            copies=checking.copies - copies,
             first_moves={} if self._first is None else before,
             must_move=bool(moves),
         )

@@ -1,0 +1,1 @@
+"""Storages that move in a block, so that tensors find room."""
