@@ -19,6 +19,15 @@ settings.register_profile("default", deadline=None, suppress_health_check=[Healt
 settings.load_profile("default")
 
 
+def pytest_configure():
+    """Let this process, and those that tests start, keep the modules that they compile, whatever the environment says.
+
+    Otherwise, each of some hundred processes would compile this package again, and each run all tests.
+    """
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+    sys.dont_write_bytecode = False
+
+
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_auto_num_workers():
     """Return how many processes `-n auto` takes: one for each processor, but not more than 8."""
@@ -33,6 +42,24 @@ def pytest_xdist_setupnodes():
     products of a row with 384x384 filters then take a processor 1150 ms instead of 8.
     """
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config, log):
+    """Let a process of pytest-xdist that has no tests left take some of another one's, to the last but one.
+
+    By default, processes get their last tests in pairs, and wait for the one whose pair is slow.
+    """
+    from xdist.scheduler import WorkStealingScheduling  # not at the top, because tests run without it, too
+
+    return WorkStealingScheduling(config, log) if config.getvalue("dist") == "load" else None
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(config, items):
+    """Put long tests before all others where processes share the tests: at the end, the others would wait for them."""
+    if hasattr(config, "workerinput"):
+        items.sort(key=lambda item: item.get_closest_marker("long") is None)
 
 
 def pytest_terminal_summary(terminalreporter, config):
