@@ -4,6 +4,7 @@ import logging
 import os
 import sys
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -150,8 +151,12 @@ def h200(h200_every):
 
 @pytest.fixture(scope="session")
 def replay(h200):
-    """Return a replay backend for a network of the recorded profile."""
+    """Return a replay backend for a network of the recorded profile, the same one for all tests of a process.
 
+    It keeps nothing but what it has looked up in the profile, whose thousands of problems it would sort for each test.
+    """
+
+    @cache
     def make(network, candidates=Candidates.GRAPH):
         return ReplayBackend(h200, candidates=candidates, network=network)
 
