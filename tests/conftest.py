@@ -4,6 +4,7 @@ import logging
 import os
 import sys
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -17,6 +18,15 @@ from ucudnn.profiles.format import load_profile
 
 settings.register_profile("default", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("default")
+
+
+def pytest_configure():
+    """Let this process, and those that tests start, keep the modules that they compile, whatever the environment says.
+
+    Otherwise, each of some hundred processes would compile this package again, and each run all tests.
+    """
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+    sys.dont_write_bytecode = False
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -33,6 +43,24 @@ def pytest_xdist_setupnodes():
     products of a row with 384x384 filters then take a processor 1150 ms instead of 8.
     """
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config, log):
+    """Let a process of pytest-xdist that has no tests left take some of another one's, to the last but one.
+
+    By default, processes get their last tests in pairs, and wait for the one whose pair is slow.
+    """
+    from xdist.scheduler import WorkStealingScheduling  # not at the top, because tests run without it, too
+
+    return WorkStealingScheduling(config, log) if config.getvalue("dist") == "load" else None
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(config, items):
+    """Put long tests before all others where processes share the tests: at the end, the others would wait for them."""
+    if hasattr(config, "workerinput"):
+        items.sort(key=lambda item: item.get_closest_marker("long") is None)
 
 
 def pytest_terminal_summary(terminalreporter, config):
@@ -123,8 +151,12 @@ def h200(h200_every):
 
 @pytest.fixture(scope="session")
 def replay(h200):
-    """Return a replay backend for a network of the recorded profile."""
+    """Return a replay backend for a network of the recorded profile, the same one for all tests of a process.
 
+    It keeps nothing but what it has looked up in the profile, whose thousands of problems it would sort for each test.
+    """
+
+    @cache
     def make(network, candidates=Candidates.GRAPH):
         return ReplayBackend(h200, candidates=candidates, network=network)
 

@@ -4,9 +4,11 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
+from tests.conftest import pytest_collection_modifyitems
 from tests.support.skips import skip_line
 
 ROOT = Path(__file__).parents[1]
@@ -29,6 +31,21 @@ def test_processes_collect_the_same_tests_in_the_same_order():
     first, other = collected("1"), collected("2")
     assert "tests/test_collection.py::test_processes_collect_the_same_tests_in_the_same_order" in first
     assert first == other
+
+
+def test_processes_that_tests_start_keep_the_modules_that_they_compile():
+    code = "import sys; print(sys.dont_write_bytecode)"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "False\n"
+
+
+def test_long_tests_come_first_where_processes_share_the_tests():
+    def item(name, *marks):
+        return SimpleNamespace(name=name, get_closest_marker=lambda mark: mark if mark in marks else None)
+
+    for config, expected in ((SimpleNamespace(workerinput={}), "bdac"), (SimpleNamespace(), "abcd")):
+        items = [item("a"), item("b", "long"), item("c", "gpu"), item("d", "gpu", "long")]
+        pytest_collection_modifyitems(config, items)
+        assert "".join(each.name for each in items) == expected
 
 
 def test_one_line_says_what_was_skipped_and_why(tmp_path):

@@ -29,11 +29,11 @@ sys.meta_path.insert(0, Interrupting())
 """Sends Ctrl-C when the import of a module begins, whatever the speed of the machine."""
 
 
-def run(folder, way, module, **options):
-    """Run `ucudnn --version`, with Ctrl-C when the import of a module begins."""
+def run(folder, way, module, words=("--version",), **options):
+    """Run `ucudnn`, with Ctrl-C when the import of a module begins."""
     (folder / "sitecustomize.py").write_text(INTERRUPTING)
     environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(folder), str(ROOT)]), "INTERRUPTED": module}
-    command_line = [sys.executable, *way, "--version"]
+    command_line = [sys.executable, *way, *words]
     done = subprocess.run(command_line, env=environment, capture_output=True, text=True, cwd=folder, **options)
     return done.returncode, done.stdout, done.stderr
 
@@ -44,16 +44,41 @@ def test_the_installed_command_is_the_one_that_takes_ctrl_c_first():
 
 
 @pytest.mark.parametrize(
-    ("way", "module"),
+    ("way", "module", "words"),
     [
-        (("-m", "ucudnn"), "ucudnn.cli"),
-        (("-m", "ucudnn"), "typer"),
-        (("-m", "ucudnn"), "ucudnn.cli.plot"),
-        (("-c", SCRIPT), "ucudnn.errors"),
+        (("-m", "ucudnn"), "ucudnn.cli", ["--version"]),
+        (("-m", "ucudnn"), "typer", ["--version"]),
+        (("-m", "ucudnn"), "ucudnn.cli.plot", ["plot", "layers", "--help"]),
+        (("-m", "ucudnn"), "ucudnn.cli.network", ["plan", "alexnet"]),
+        (("-m", "ucudnn"), "ucudnn.memory.graph", ["--help"]),
+        (("-c", SCRIPT), "ucudnn.errors", ["--version"]),
+        (("-c", SCRIPT), "ucudnn.planning", ["plan", "alexnet"]),
     ],
 )
-def test_ctrl_c_during_any_import_ends_the_command_without_a_word(tmp_path, way, module):
-    assert run(tmp_path, way, module) == (130, "", "")
+def test_ctrl_c_during_any_import_ends_the_command_without_a_word(tmp_path, way, module, words):
+    assert run(tmp_path, way, module, words) == (130, "", "")
+
+
+@pytest.mark.parametrize(
+    ("words", "needs", "does_without"),
+    [
+        (["--version"], "cli.app", ["cli.options", "planning", "memory", "profiles", "plots"]),
+        (
+            ["memory", "why", "alexnet"],
+            "memory.reports",
+            ["cli.network", "cli.doctor", "planning", "benchmarking.benchmark"],
+        ),
+        (["plan", "alexnet", "--profile", "h200"], "planning.decision", ["cli.memory", "memory.policies", "plots"]),
+    ],
+    ids=["version", "memory", "plan"],
+)
+def test_a_command_imports_what_it_needs(words, needs, does_without):
+    code = f"import sys; from ucudnn.cli.app import app; app({words}, standalone_mode=False); print(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    loaded = set(done.stdout.splitlines()[-1].split())
+    assert f"ucudnn.{needs}" in loaded
+    assert {f"ucudnn.{each}" for each in does_without} & loaded == set()
+    assert {"numpy", "pulp", "highspy", "torch", "matplotlib"} & loaded == set()
 
 
 def test_who_ignores_ctrl_c_goes_on(tmp_path):

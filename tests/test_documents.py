@@ -6,7 +6,7 @@ Here are those that need neither PyTorch nor a GPU nor a compiler; `tests.suppor
 import re
 import tomllib
 from fcntl import LOCK_EX, flock
-from hashlib import sha256
+from itertools import chain
 
 import pytest
 
@@ -79,36 +79,55 @@ def database(tmp_path_factory):
     """Return a file in which the commands of all pages keep their measurements, as a reader's do, who has some."""
     path = shared_folder(tmp_path_factory, "pages") / "measurements.sqlite"
     reader = Reader(tmp_path_factory.mktemp("reader"), UCUDNN_BACKEND="cpu", UCUDNN_DATABASE=str(path))
-    printed_once(reader, "ucudnn plan bench/data/plane.csv --policy undivided", path.parent)
-    return path
-
-
-def printed_once(reader, command, folder):
-    """Return what a command prints, which runs once for all processes that share the folder."""
-    kept = folder / sha256(command.encode()).hexdigest()
-    with kept.with_suffix(".lock").open("w") as lock:
+    with path.with_suffix(".lock").open("w") as lock:  # once for all processes that share the folder
         flock(lock, LOCK_EX)
-        if not kept.exists():
-            kept.write_text(reader.types(command))
-        return kept.read_text()
+        if not path.exists():
+            reader.types("ucudnn plan bench/data/plane.csv --policy undivided")
+    return path
 
 
 DEVIATIONS = r"(measured again|predictions that|could not predict|a (possible|likely) reason|other programs used)"
 WRITES = r"(--out|--plot|--save-plans|--export|--timeline|--addresses) (\S+)"
 
 
-@pytest.mark.parametrize("page", at("here"))
-def test_the_commands_of_a_page_run_in_turn(page, tmp_path, database):
+def turns():
+    """Return lists of commands by the first of each: those of a page that share files, in turn, and all others alone.
+
+    A command that several pages show is there for each of them, and runs once.
+    """
+    found = {}
+    for shown in at("here").values():
+        firsts = {}
+        for command in shown:
+            first = next((firsts[word] for word in command.runs.split() if word in firsts), command.runs)
+            firsts |= {path: first for _, path in re.findall(WRITES, command.runs)}
+            found.setdefault(first, []).append(command)
+    return found
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("first", turns(), ids=[*turns()])
+def test_commands_run_in_turn_and_print_what_pages_show(first, tmp_path, database):
     reader = Reader(tmp_path, UCUDNN_BACKEND="cpu", UCUDNN_DATABASE=str(database))
-    for command in at("here")[page]:
-        # A command that writes no file need not run again for another page.
-        alone = re.search(WRITES, command.runs)
-        printed = reader.types(command.runs) if alone else printed_once(reader, command.runs, database.parent)
-        assert printed.strip()
+    printed = {}
+    for command in turns()[first]:
+        if command.runs not in printed:
+            printed[command.runs] = reader.types(command.runs)
+        assert printed[command.runs].strip()
         if command.prints:
-            assert_prints(printed, command.prints, may_add=DEVIATIONS)
+            assert_prints(printed[command.runs], command.prints, may_add=DEVIATIONS)
         for _, path in re.findall(WRITES, command.runs):
             assert (tmp_path / path).stat().st_size > 100
+
+
+def test_each_command_has_a_turn_and_those_that_share_files_have_the_same_one():
+    found = turns()
+    assert sorted(map(str, chain(*found.values()))) == sorted(map(str, chain(*at("here").values())))
+    assert {each.page for each in found["ucudnn time alexnet"]} == {"README", "quickstart"}
+    kept = found["ucudnn profile alexnet --batch 2 --out alexnet.json"]
+    assert [each.runs for each in kept[1:]] == ["ucudnn plan alexnet --profile alexnet.json"]
+    moved = [each.runs for each in found["ucudnn profile --export mine.json"] if each.page == "profiles"]
+    assert moved == ["ucudnn profile --export mine.json", "ucudnn profile --import mine.json"]
 
 
 @pytest.mark.parametrize("example", examples_at("here"), ids=range(len(examples_at("here"))))

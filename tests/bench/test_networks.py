@@ -30,6 +30,7 @@ def run(out, *options):
     return subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True)
 
 
+@pytest.mark.long
 def test_a_second_call_measures_only_what_is_missing_and_what_is_void(tmp_path):
     out = tmp_path / "networks.json"
     settings = ("--setting", "stock", "--setting", "64KiB")
@@ -59,6 +60,7 @@ def test_a_second_call_measures_only_what_is_missing_and_what_is_void(tmp_path):
     assert "| small | nchw | 64KiB |" in done.stdout
 
 
+@pytest.mark.long
 def test_repeats_take_the_database_of_the_first_process_and_say_so(tmp_path):
     out = tmp_path / "networks.json"
     settings = ("--setting", "64KiB-first", "--setting", "stock")
@@ -98,6 +100,7 @@ def state(pid):
     ).stdout
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_call_that_is_ended_keeps_what_was_done_and_leaves_no_process(number, tmp_path):
     out = tmp_path / "networks.json"
@@ -126,6 +129,7 @@ def test_a_cell_that_waits_ends_with_the_process_that_started_it():
     assert done.stdout == ""
 
 
+@pytest.mark.long
 def test_repeats_begin_with_an_empty_database_and_prepare_on_processors_of_their_own(tmp_path):
     cores = os.sched_getaffinity(0)
     preparing = for_preparing(cores, 1)
@@ -203,6 +207,7 @@ def test_nothing_starts_that_might_not_end_in_time(tmp_path):
     )
 
 
+@pytest.mark.long
 def test_what_fits_into_the_rest_is_measured_and_what_takes_longer_is_not(tmp_path):
     out = tmp_path / "networks.json"
     known = {"stock 0": 499, "64KiB 3": 4}  # the second one is no cell of this call

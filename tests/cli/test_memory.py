@@ -155,8 +155,10 @@ def test_a_measured_step_has_its_own_times(memory, measured):
 def test_what_is_impossible_ends_in_one_line_and_status_2(memory, arguments, message):
     status, out, error = memory(*arguments)
     assert (status, out) == (2, "")
+    progress = re.compile(r"planning 0 of 1, \d+ s: ")  # a busy machine prints it
+    assert len([line for line in error.splitlines() if not progress.match(line)]) == 1
     assert message in " ".join(error.split())
-    assert error.count("\n") == 1
+    assert error.endswith("\n")
 
 
 def test_a_measured_step_has_no_choice_of_algorithms(memory, measured):

@@ -5,7 +5,8 @@ import sys
 import pytest
 
 from ucudnn.backends import open_backend
-from ucudnn.cli import app as app_module
+from ucudnn.cli import network as network_commands
+from ucudnn.cli.app import main
 from ucudnn.cli.subject import Subject, network_on
 from ucudnn.errors import BackendError
 from ucudnn.networks.tables import CSV_HEADER
@@ -26,12 +27,12 @@ def test_commands_share_the_default_mini_batch_on_a_cpu(monkeypatch, capsys, tmp
         seen.append({layer.forward.batch for layer in network.layers})
         raise StoppedError("stopped")
 
-    monkeypatch.setattr(app_module, "record_requests", stop)
+    monkeypatch.setattr(network_commands, "record_requests", stop)
     monkeypatch.setattr(Subject, "groups", lambda self, _: stop(self.network))
     out = ["--out", str(tmp_path / "a.json")] if command == "profile" else []
     monkeypatch.setattr(sys, "argv", ["ucudnn", command, "alexnet", "--backend", "cpu", *given, *out])
     with pytest.raises(SystemExit):
-        app_module.main()
+        main()
     assert "stopped" in capsys.readouterr().err
     assert seen == [{expected}]
 

@@ -35,9 +35,10 @@ SLOW = {"--exhaustive", "--torch"}
 
 def commands(group, path=()):
     """Yield each command's path with what its parameters are called: () for an argument, and whether it is a flag."""
-    for each in group.registered_groups:
-        yield from commands(each.typer_instance, (*path, each.name))
-    for each in group.registered_commands:
+    for word, each in group.commands.items():
+        if hasattr(each, "commands"):
+            yield from commands(each, (*path, word))
+            continue
         found = []
         for name, parameter in inspect.signature(each.callback).parameters.items():
             kind, *extra = get_args(parameter.annotation) or (parameter.annotation,)
@@ -50,10 +51,10 @@ def commands(group, path=()):
             names = [word for word in words if isinstance(word, str) and word.startswith("-")]
             names = [one for word in names for one in word.split("/")] or [f"--{name.replace('_', '-')}"]
             found.append((tuple(names), bool in (kind, *get_args(kind))))
-        yield (*path, each.name or each.callback.__name__.replace("_", "-")), found
+        yield (*path, word), found
 
 
-COMMANDS = list(commands(app))
+COMMANDS = list(commands(typer.main.get_command(app)))
 
 
 @st.composite

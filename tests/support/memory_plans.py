@@ -6,6 +6,7 @@ from itertools import pairwise
 from hypothesis import strategies as st
 
 from tests.support.step_graphs import random_steps
+from tests.support.strategies import one_of, whole
 from ucudnn.memory.graph import Phase
 from ucudnn.memory.order import ORDERS
 from ucudnn.memory.plans.actions import ActionKind, offload, prefetch, recompute, run, synchronize, wait
@@ -18,8 +19,8 @@ from ucudnn.memory.plans.plan import MemoryPlan
 def random_plans(draw):
     """Draw a step, a plan of it and costs."""
     graph, costs = draw(random_steps())
-    order = ORDERS[draw(st.sampled_from(sorted(ORDERS)))](graph)
-    return random_plan(graph, costs, order, lambda least, most: draw(st.integers(least, most))), costs
+    order = ORDERS[draw(one_of(*sorted(ORDERS)))](graph)
+    return random_plan(graph, costs, order, lambda least, most: draw(whole(least, most))), costs
 
 
 def random_plan(graph, costs, order, roll):

@@ -4,6 +4,7 @@ from dataclasses import replace
 
 from hypothesis import strategies as st
 
+from tests.support.strategies import BOOLEANS, one_of, several_of, whole
 from ucudnn.configuration import Configuration, MicroConfiguration
 from ucudnn.memory.costs import Costs
 from ucudnn.memory.graph import Affine, Phase, Role, StepGraph, StepOperation, Storage
@@ -80,21 +81,21 @@ def random_steps(draw, most_operations=12):
     is saved. Bytes and times are small whole numbers, so sums of them are exact.
     """
     program = _RandomProgram(draw)
-    for _ in range(draw(st.integers(1, most_operations))):
+    for _ in range(draw(whole(1, most_operations))):
         program.forward()
     program.end_forward()
     for accessed in reversed(program.forward_accesses):
         program.backward(accessed)
     program.optimize()
     builder = program.builder
-    rates = {name: float(draw(st.integers(1, 4))) for name in ("offload_bytes_per_ms", "prefetch_bytes_per_ms")}
+    rates = {name: float(draw(whole(1, 4))) for name in ("offload_bytes_per_ms", "prefetch_bytes_per_ms")}
     costs = builder.costs(
-        contention=draw(st.sampled_from([1.0, 1.25])),
-        duplex=draw(st.sampled_from([1.0, 0.75])),
-        granularity=draw(st.sampled_from([1, 4])),
+        contention=draw(one_of(1.0, 1.25)),
+        duplex=draw(one_of(1.0, 0.75)),
+        granularity=draw(one_of(1, 4)),
         **rates,
     )
-    return builder.graph(batch=2, gradients_kept=draw(st.booleans())), costs
+    return builder.graph(batch=2, gradients_kept=draw(BOOLEANS)), costs
 
 
 class _RandomProgram:
@@ -110,7 +111,7 @@ class _RandomProgram:
         self.count = 0
 
     def forward(self):
-        style = self.draw(st.sampled_from(["make"] * 5 + ["pair", "update", "overwrite", "view", "normalize", "layer"]))
+        style = self.draw(one_of(*["make"] * 5, "pair", "update", "overwrite", "view", "normalize", "layer"))
         reads = set(self.some(self.alive, 1, 3))
         writes = [self.fresh("a")] if style != "pair" else [self.fresh("a"), self.fresh("a")]
         if style in ("update", "overwrite") and self.alive[1:]:
@@ -123,7 +124,7 @@ class _RandomProgram:
             extra = self.fresh("p", role)
             reads.add(extra)
             writes += [extra] if style == "normalize" else []
-        self.add(Phase.FORWARD, reads, writes, repeatable=self.draw(st.integers(0, 9)) > 0)
+        self.add(Phase.FORWARD, reads, writes, repeatable=self.draw(whole(0, 9)) > 0)
         self.alive += [each for each in writes if each not in self.alive and each.startswith("a")]
         self.forward_accesses.append(sorted({*reads, *writes}))
 
@@ -133,10 +134,10 @@ class _RandomProgram:
         self.add(Phase.BACKWARD, [], self.gradients)
 
     def backward(self, accessed):
-        saved = [each for each in accessed if self.draw(st.booleans())]
+        saved = [each for each in accessed if self.draw(BOOLEANS)]
         reads = {*saved, *self.some(self.gradients[-3:], 1, 2)}
         writes = [self.fresh("d")]
-        style = self.draw(st.sampled_from(["make"] * 4 + ["accumulate", "parameter", "spoil"]))
+        style = self.draw(one_of(*["make"] * 4, "accumulate", "parameter", "spoil"))
         if style == "accumulate":
             writes = self.gradients[-1:]
             reads |= set(writes)
@@ -145,29 +146,28 @@ class _RandomProgram:
         activations = [each for each in accessed if each.startswith("a")]
         if style == "spoil" and activations:
             writes = self.some(activations, 1, 1)
-            reads = reads | set(writes) if self.draw(st.booleans()) else reads - set(writes)
+            reads = reads | set(writes) if self.draw(BOOLEANS) else reads - set(writes)
         self.add(Phase.BACKWARD, reads, writes)
         self.gradients += [each for each in writes if each.startswith("d") and each not in self.gradients]
 
     def optimize(self):
         for name, storage in list(self.builder.storages.items()):
-            if storage.role is Role.PARAMETER and self.draw(st.booleans()):
+            if storage.role is Role.PARAMETER and self.draw(BOOLEANS):
                 self.add(Phase.OPTIMIZER, [name], [name])
 
     def fresh(self, prefix, role=Role.ACTIVATION):
         self.count += 1
         name = f"{prefix}{self.count}"
-        self.builder.storage(name, self.draw(st.integers(0, 9)), role, fixed=self.draw(st.integers(0, 3)))
+        self.builder.storage(name, self.draw(whole(0, 9)), role, fixed=self.draw(whole(0, 3)))
         return name
 
     def some(self, names, least, most):
         """Draw some names, the newest ones most often, but old ones too: these are the long skips."""
-        chosen = st.sampled_from(names[-2:] + names)
-        return self.draw(st.lists(chosen, min_size=least, max_size=most, unique=True))
+        return self.draw(several_of(*names[-2:], *names, least=least, most=most))
 
     def add(self, phase, reads, writes, **fields):
         name = f"op{len(self.builder.operations)}"
-        time, scratch = self.draw(st.integers(0, 4)), self.draw(st.sampled_from([0, 0, 0, 5, 20]))
+        time, scratch = self.draw(whole(0, 4)), self.draw(one_of(0, 0, 0, 5, 20))
         reads, writes = " ".join(sorted(reads)), " ".join(writes)
         self.builder.run(name, reads, writes, phase=phase, time=float(time), scratch=scratch, **fields)
 

@@ -31,17 +31,24 @@ class Module:
         return ast.parse(self.path.read_text())
 
     @cached_property
+    def nodes(self):
+        return tuple(ast.walk(self.tree))
+
+    @cached_property
     def lines(self):
         return self.path.read_text().splitlines()
 
+    @cached_property
     def imports(self):
-        """Yield the dotted names of all imported modules, and of names imported from modules."""
-        for node in ast.walk(self.tree):
+        """The dotted names of all imported modules, and of names imported from modules."""
+        found = []
+        for node in self.nodes:
             if isinstance(node, ast.Import):
-                yield from (alias.name for alias in node.names)
+                found += (alias.name for alias in node.names)
             elif isinstance(node, ast.ImportFrom):
                 assert not node.level, f"{self.path}: write absolute imports"
-                yield from (f"{node.module}.{alias.name}" for alias in node.names)
+                found += (f"{node.module}.{alias.name}" for alias in node.names)
+        return tuple(found)
 
     def exported(self):
         """Return the names in the module's literal `__all__`."""
@@ -51,7 +58,7 @@ class Module:
         return set()
 
     def classes(self):
-        return [node for node in ast.walk(self.tree) if isinstance(node, ast.ClassDef)]
+        return [node for node in self.nodes if isinstance(node, ast.ClassDef)]
 
     def functions(self):
         """Yield (qualified name, node, name of the class or "") of every function, nested ones as well."""
@@ -78,7 +85,7 @@ def modules_of(package):
 def own_imports(modules, module):
     """Yield the names of the package's modules that one module imports."""
     root = f"{module.package.name}."
-    for imported in {f"{name}." for name in module.imports()}:
+    for imported in {f"{name}." for name in module.imports}:
         if imported.startswith(root):
             parts = imported.removeprefix(root).split(".")[:-1]
             known = [".".join(parts[:end]) for end in range(len(parts), 0, -1)]
@@ -203,7 +210,7 @@ def misplaced_packages(modules, places):
     """Return the imports of third-party packages, and of those in `places`, outside the places that may have them."""
     wrong = []
     for module in modules.values():
-        for package in {name.split(".")[0] for name in module.imports()} - {module.package.name}:
+        for package in {name.split(".")[0] for name in module.imports} - {module.package.name}:
             allowed = places.get(package, () if package not in sys.stdlib_module_names else None)
             if allowed is not None and not any(f"{module.name}.".startswith(f"{place}.") for place in allowed):
                 wrong.append(f"{module.name} imports {package}")
@@ -215,9 +222,9 @@ def borrowed_tests(modules):
     pattern = re.compile(r"\btests(?:\.\w+)*\.test_\w+")
     found = set()
     for module in modules.values():
-        texts = [node.value for node in ast.walk(module.tree) if isinstance(node, ast.Constant)]
+        texts = [node.value for node in module.nodes if isinstance(node, ast.Constant)]
         named = {name for text in texts if isinstance(text, str) for name in pattern.findall(text)}
-        imported = {name for each in module.imports() for name in pattern.findall(each)}
+        imported = {name for each in module.imports for name in pattern.findall(each)}
         found |= {f"{module.name} imports {name}" for name in named | imported}
     return sorted(found)
 
@@ -227,8 +234,8 @@ def environment_readers(modules):
     names = {"environ", "environb", "getenv", "getenvb", "putenv", "unsetenv"}
     readers = set()
     for module in modules.values():
-        attributes = {node.attr for node in ast.walk(module.tree) if isinstance(node, ast.Attribute)}
-        imported = {name.removeprefix("os.") for name in module.imports() if name.startswith("os.")}
+        attributes = {node.attr for node in module.nodes if isinstance(node, ast.Attribute)}
+        imported = {name.removeprefix("os.") for name in module.imports if name.startswith("os.")}
         if names & (attributes | imported):
             readers.add(module.name)
     return readers

@@ -1,83 +1,60 @@
 """The command line: `ucudnn plan`, `time`, `profile`, `memory`, `plot`, `cache` and `doctor`."""
 
-import json
 import sys
+from collections import UserDict
+from importlib import import_module
 from importlib.metadata import version
-from pathlib import Path
-from typing import Annotated, Protocol
+from typing import Annotated, Any, final
 
 import typer
 
-from ucudnn.backends.base import ComputeBackend
-from ucudnn.benchmarking.benchmark import Benchmark
-from ucudnn.benchmarking.factory import open_benchmark
-from ucudnn.benchmarking.measurer import Progress, ProgressListener
-from ucudnn.benchmarking.recording import record, record_requests
-from ucudnn.benchmarking.storage.sqlite_file import Access
-from ucudnn.benchmarking.storage.store import open_database
-from ucudnn.cli.cache import cache
-from ucudnn.cli.doctor import PartState, as_json_text, as_text, examine
-from ucudnn.cli.help_text import CommandLine
-from ucudnn.cli.memory import memory
-from ucudnn.cli.options import (
-    COMPLETE_NETWORK,
-    NETWORK_HELP,
-    PLAN,
-    RECORD,
-    TIME,
-    BackendOption,
-    BatchOption,
-    BranchesOption,
-    CandidatesOption,
-    CsvOption,
-    DatabaseOption,
-    DevicesOption,
-    DtypeOption,
-    DtypesOption,
-    ExhaustiveOption,
-    JsonOption,
-    LayoutOption,
-    LayoutsOption,
-    MathOption,
-    MathsOption,
-    NetworkArgument,
-    PlansOption,
-    PolicyOption,
-    ProfileOption,
-    RemeasureOption,
-    SavePlansOption,
-    ShapeOption,
-    SlabsOption,
-    SolverOption,
-    StrictOption,
-    TimeLimitOption,
-    TorchOption,
-    TotalOption,
-    WorkspaceOption,
-    settings_of,
-    variant_of,
-)
-from ucudnn.cli.plot import plot
-from ucudnn.cli.subject import Subject, network_on, open_measured
-from ucudnn.cli.torch_model import time_model
-from ucudnn.errors import BackendError, InvalidNetworkError, UcudnnError, began_with_interrupt
-from ucudnn.networks.variants import variants
-from ucudnn.planning.concurrency import Groups
-from ucudnn.planning.decision import Decisions, decide
-from ucudnn.planning.plan_file import NO_PLANS, LoadedPlans, SavedPlan, encode_plans, load_plans
-from ucudnn.profiles.format import count_records, encode_profile, load_profile, merged, refuse_other_conditions
-from ucudnn.profiles.measurement import Effort
-from ucudnn.reporting.machine_load import MachineLoad
-from ucudnn.reporting.output_file import check_output, write_whole
-from ucudnn.reporting.prediction import execute_all, runner
-from ucudnn.reporting.report import Report, report_kernel
-from ucudnn.reporting.terminal import Steps, accept_any_terminal, print_error, print_report, print_text, progress
-from ucudnn.settings import Settings
+from ucudnn.benchmarking.parallel.interrupts import interrupts_later
+from ucudnn.cli.help_text import CommandLine, WholeWordsGroup
+from ucudnn.errors import UcudnnError, began_with_interrupt
+from ucudnn.reporting.terminal import accept_any_terminal, print_error, print_text
+
+_PLACES = {  # in the order of the help
+    "plan": "ucudnn.cli.network:commands",
+    "time": "ucudnn.cli.network:commands",
+    "profile": "ucudnn.cli.network:commands",
+    "doctor": "ucudnn.cli.doctor:commands",
+    "memory": "ucudnn.cli.memory:memory",
+    "plot": "ucudnn.cli.plot:plot",
+    "cache": "ucudnn.cli.cache:cache",
+}
+
+
+@final
+class _Commands(UserDict[str, Any]):
+    """Commands by name. The module of a command is imported when the command is looked up.
+
+    All modules together take longer than many a command. Ctrl-C waits until a module is there.
+    """
+
+    def __getitem__(self, name: str) -> Any:
+        found = self.data[name]
+        if isinstance(found, str):
+            module, _, attribute = found.partition(":")
+            with interrupts_later():
+                holder = CommandLine()
+                holder.add_typer(getattr(import_module(module), attribute))
+                self.data |= typer.main.get_group(holder).commands
+        return self.data[name]
+
+
+@final
+class _Root(WholeWordsGroup):
+    """The command `ucudnn`."""
+
+    def __init__(self, **attributes: Any) -> None:
+        super().__init__(**attributes)
+        self.commands = _Commands(_PLACES)
+
 
 app = CommandLine(
+    cls=_Root,
     no_args_is_help=True,
     pretty_exceptions_enable=False,
-    rich_markup_mode=None,
 )
 
 
@@ -108,212 +85,6 @@ def root(
         raise typer.Exit
 
 
-# `settings_of` reads the options that make settings from the context, so that no command can forget one.
-@app.command(short_help="Show each kernel's configuration and predicted time.")
-def plan(
-    context: typer.Context,
-    network: NetworkArgument,
-    batch: BatchOption = None,
-    workspace: WorkspaceOption = None,
-    total_workspace: TotalOption = None,
-    policy: PolicyOption = None,
-    backend: BackendOption = None,
-    profile: ProfileOption = None,
-    candidates: CandidatesOption = None,
-    dtype: DtypeOption = "float32",
-    math: MathOption = "tf32",
-    layout: LayoutOption = "first",
-    solver: SolverOption = None,
-    solver_time_limit: TimeLimitOption = None,
-    slabs: SlabsOption = None,
-    branches: BranchesOption = False,
-    database: DatabaseOption = None,
-    devices: DevicesOption = None,
-    plans: PlansOption = None,
-    save_plans: SavePlansOption = None,
-    exhaustive: ExhaustiveOption = False,
-    remeasure: RemeasureOption = False,
-    as_json: JsonOption = False,
-    as_csv: CsvOption = False,
-) -> None:
-    """Show the configuration of each kernel of a network, and the predicted times.
-
-    From the recorded benchmarks of a GPU, on any machine:
-
-        ucudnn plan alexnet --profile h200 --workspace 64MiB
-
-        ucudnn plan resnet50 --profile h200 --total-workspace 2544MiB
-    """
-    settings = settings_of(context, PLAN)
-    if save_plans is not None:
-        check_output(save_plans)
-    subject = Subject.open(network, batch, variant_of(dtype, math, layout), settings, candidates)
-    decisions, _ = _decide(subject, settings, subject.groups(branches), Effort(), exhaustive)
-    _save(decisions, subject, save_plans)
-    reports = [report_kernel(decision) for decision in decisions.kernels]
-    _print(subject.report(decisions, reports, settings), as_json, as_csv)
-
-
-@app.command(short_help="Measure, plan and run a network, and compare.")
-def time(
-    context: typer.Context,
-    network: NetworkArgument,
-    batch: BatchOption = None,
-    torch: TorchOption = False,
-    shape: ShapeOption = "3x224x224",
-    workspace: WorkspaceOption = None,
-    total_workspace: TotalOption = None,
-    policy: PolicyOption = None,
-    backend: BackendOption = None,
-    candidates: CandidatesOption = None,
-    dtype: DtypeOption = "float32",
-    math: MathOption = "tf32",
-    layout: LayoutOption = "first",
-    solver: SolverOption = None,
-    solver_time_limit: TimeLimitOption = None,
-    slabs: SlabsOption = None,
-    branches: BranchesOption = False,
-    database: DatabaseOption = None,
-    devices: DevicesOption = None,
-    plans: PlansOption = None,
-    save_plans: SavePlansOption = None,
-    strict: StrictOption = None,
-    exhaustive: ExhaustiveOption = False,
-    remeasure: RemeasureOption = False,
-    repeats: Annotated[int, typer.Option(metavar="N", min=1, help="Runs of each plan; the median counts.")] = 3,
-    time_limit: Annotated[
-        float, typer.Option(metavar="MS", min=0, help="Time for one measurement of the benchmark.")
-    ] = 50.0,
-    as_json: JsonOption = False,
-    as_csv: CsvOption = False,
-) -> None:
-    """Benchmark a network's convolutions, plan them, run them undivided and micro-batched, and compare.
-
-    cuDNN computes them on a GPU. NumPy computes them on a machine without one, with a mini-batch of 16 unless --batch
-    gives another:
-
-        ucudnn time alexnet
-
-        ucudnn time resnet18 --batch 8 --workspace 16MiB
-
-    With --torch, NETWORK is a PyTorch model, whose convolutions run as it calls them:
-
-        ucudnn time --torch torchvision:resnet50 --shape 3x224x224 --batch 64
-    """
-    settings = settings_of(context, TIME)
-    variant = variant_of(dtype, math, layout)
-    effort = Effort(repeats=repeats, time_limit_ms=time_limit)
-    if save_plans is not None:
-        check_output(save_plans)
-    if torch:
-        _print(time_model(network, shape, batch, variant, settings, effort, save_plans), as_json, as_csv)
-        return
-    subject = Subject.open(network, batch, variant, settings, candidates)
-    computing = subject.backend
-    if not isinstance(computing, ComputeBackend):
-        raise BackendError(f"backend {computing.name} plans but cannot execute: use `ucudnn plan`, or --backend cpu")
-    groups = subject.groups(branches)
-    decisions, benchmark = _decide(subject, settings, groups, effort, exhaustive)
-    _save(decisions, subject, save_plans)
-    load = MachineLoad()
-    with progress("executing", len(decisions.kernels)) as step:
-        run = runner(computing, repeats, step)
-        decisions, reports = execute_all(
-            subject.network.kernels(), decisions, benchmark, settings, groups, run, _loaded(subject, settings)
-        )
-    _print(subject.report(decisions, reports, settings, load.others()), as_json, as_csv)
-
-
-@app.command(short_help="Record a network here, to plan for it anywhere.")
-def profile(
-    context: typer.Context,
-    network: Annotated[
-        str | None, typer.Argument(metavar="[NETWORK]", help=NETWORK_HELP, autocompletion=COMPLETE_NETWORK)
-    ] = None,
-    out: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Record NETWORK to a file, or add it to one; .gz compresses.")
-    ] = None,
-    import_from: Annotated[
-        str | None, typer.Option("--import", metavar="FILE", help="Put a profile's measurements into the database.")
-    ] = None,
-    export_to: Annotated[
-        Path | None, typer.Option("--export", metavar="FILE", help="Write this machine's measurements to a profile.")
-    ] = None,
-    batch: BatchOption = None,
-    policy: PolicyOption = None,
-    backend: BackendOption = None,
-    candidates: CandidatesOption = None,
-    dtype: DtypesOption = None,
-    math: MathsOption = None,
-    layout: LayoutsOption = None,
-    every: Annotated[
-        bool, typer.Option("--every", help="Also keep what another algorithm beats in both time and workspace.")
-    ] = False,
-    slabs: SlabsOption = None,
-    database: DatabaseOption = None,
-    devices: DevicesOption = None,
-    exhaustive: ExhaustiveOption = False,
-    remeasure: RemeasureOption = False,
-) -> None:
-    """Record a network's convolutions on this machine, to plan for it on any other.
-
-        ucudnn profile alexnet --out alexnet.json
-
-        ucudnn plan alexnet --profile alexnet.json --workspace 16MiB
-
-    Or move measurements between machines of the same kind:
-
-        ucudnn profile --export mine.json
-
-        ucudnn profile --import mine.json
-    """
-    settings = settings_of(context, RECORD)
-    if import_from is not None:
-        _import(import_from, settings)
-    elif export_to is not None:
-        _export(export_to, settings)
-    elif network is None or out is None:
-        raise InvalidNetworkError("give NETWORK and --out FILE to record, or --import FILE, or --export FILE")
-    else:
-        check_output(out)
-        before = load_profile(str(out)) if out.exists() else None
-        computing = open_measured(settings, candidates)
-        if before is not None:
-            refuse_other_conditions(before, computing.machine())
-        recorded = network_on(computing, network, batch)
-        requests = record_requests(
-            recorded, variants(dtype, math, layout), settings.policy, slabs=settings.slabs, backend=computing
-        )
-        with progress("recording", len(requests)) as step:
-            benchmark = open_benchmark(computing, settings, listener=_follow(step), exhaustive=exhaustive)
-            made = record(recorded.name, requests, benchmark, every=every)
-        made = made if before is None else merged(before, made)
-        write_whole(out, encode_profile(made, compress=out.suffix == ".gz"))
-        print_text(f"{count_records(made)} measurements of {recorded.name} are in {out}")
-
-
-@app.command(short_help="Show what this machine has, and what is missing.")
-def doctor(
-    context: typer.Context,
-    backend: BackendOption = None,
-    database: DatabaseOption = None,
-    as_json: JsonOption = False,
-) -> None:
-    """Show what this machine has for ucudnn, what is missing, and the line that installs it.
-
-    The exit status is 1 where a part is there and broken. A part that is missing is no error.
-    """
-    findings = examine(lambda: settings_of(context))
-    print_text(as_json_text(findings) if as_json else as_text(findings))
-    if any(each.state is PartState.BROKEN for each in findings):
-        raise typer.Exit(1)
-
-
-app.add_typer(memory, name="memory", short_help="Plan a whole training step within a memory budget.")
-app.add_typer(plot, name="plot", short_help="Draw what is planned.")
-app.add_typer(cache, name="cache", short_help="Show, check, prune or clear the database.")
-
-
 def main() -> None:
     """Run the command line. An error that ucudnn raises on purpose ends it with one line and exit status 2."""
     accept_any_terminal()
@@ -325,73 +96,3 @@ def main() -> None:
         short = f"this machine has too little memory: {error}; try a smaller --batch"
         print_error(short if isinstance(error, MemoryError) else str(error))
         sys.exit(2)
-
-
-def _import(path: str, settings: Settings) -> None:
-    given = load_profile(path)
-    count = open_database(settings.database).import_profile(given)
-    print_text(f"{count} measurements of {given.conditions.get('device', 'a machine')} are in the database")
-
-
-def _export(path: Path, settings: Settings) -> None:
-    check_output(path)
-    machine = open_measured(settings, None).machine()
-    exported = open_database(settings.database, Access.READ).export_profile(path.stem, machine)
-    write_whole(path, encode_profile(exported, compress=path.suffix == ".gz"))
-    rows = exported.database or {}
-    print_text(f"{len(rows.get('measurements', ()))} measurements are in {path}")
-
-
-def _follow(step: Steps) -> ProgressListener:
-    def listen(now: Progress) -> None:
-        if now.done == now.total:
-            step(1, "")
-        else:
-            step(0, f"{now.done} of {now.total}: {now.problem}")
-
-    return listen
-
-
-def _decide(
-    subject: Subject, settings: Settings, groups: Groups, effort: Effort, exhaustive: bool
-) -> tuple[Decisions, Benchmark]:
-    """Benchmark and decide all kernels of a network, with a progress bar; return the benchmark too."""
-    kernels = subject.network.kernels()
-    loaded = _loaded(subject, settings)
-    with progress("benchmarking", len({kernel.problem for kernel in kernels})) as step:
-        benchmark = open_benchmark(
-            subject.backend, settings, effort=effort, listener=_follow(step), exhaustive=exhaustive
-        )
-        return decide(kernels, benchmark, settings, groups, loaded), benchmark
-
-
-def _loaded(subject: Subject, settings: Settings) -> LoadedPlans:
-    return NO_PLANS if settings.plans is None else load_plans(settings.plans, subject.backend)
-
-
-def _save(decisions: Decisions, subject: Subject, path: Path | None) -> None:
-    if path is not None:
-        saved = [
-            SavedPlan(kernel=each.kernel, configuration=each.configuration, timed=each.timed)
-            for each in decisions.kernels
-        ]
-        write_whole(path, encode_plans(saved, subject.backend))
-
-
-class _Result(Protocol):
-    """What a command found: a `Report`, or a `Summary` of PyTorch's convolutions."""
-
-    def to_dict(self) -> dict[str, object]: ...
-
-    def to_csv(self) -> str: ...
-
-
-def _print(result: _Result, as_json: bool, as_csv: bool) -> None:
-    if as_json:
-        print_text(json.dumps(result.to_dict(), indent=2))
-    elif as_csv:
-        print_text(result.to_csv())
-    elif isinstance(result, Report):
-        print_report(result)
-    else:
-        print_text(str(result))

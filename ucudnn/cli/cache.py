@@ -18,7 +18,12 @@ from ucudnn.reporting.terminal import print_cache, print_text
 _DAYS = 90
 _MOST_DAYS = 36_525  # a hundred years
 
-cache = CommandLine(help="Show, check, prune or clear the database of measurements.", no_args_is_help=True)
+cache = CommandLine(
+    name="cache",
+    short_help="Show, check, prune or clear the database.",
+    help="Show, check, prune or clear the database of measurements.",
+    no_args_is_help=True,
+)
 
 
 @cache.command()

@@ -11,15 +11,22 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, final
 
+import typer
+
 from ucudnn.backends import open_backend
 from ucudnn.backends.base import Backend
 from ucudnn.backends.cudnn.api.library import Library
 from ucudnn.benchmarking.storage.sqlite_file import Access
 from ucudnn.benchmarking.storage.store import OFF, default_path, open_database
+from ucudnn.cli.help_text import CommandLine
+from ucudnn.cli.options import BackendOption, DatabaseOption, JsonOption, settings_of
 from ucudnn.errors import DatabaseError, UcudnnError
 from ucudnn.native.build import find_compiler, header_folders
+from ucudnn.reporting.terminal import print_text
 from ucudnn.settings import Settings, variables_set
 from ucudnn.units import format_bytes, shortened
+
+commands = CommandLine()
 
 
 class PartState(Enum):
@@ -46,6 +53,23 @@ class Diagnosis:
     state: PartState
     text: str
     remedy: str = ""
+
+
+@commands.command(short_help="Show what this machine has, and what is missing.")
+def doctor(
+    context: typer.Context,
+    backend: BackendOption = None,
+    database: DatabaseOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Show what this machine has for ucudnn, what is missing, and the line that installs it.
+
+    The exit status is 1 where a part is there and broken. A part that is missing is no error.
+    """
+    findings = examine(lambda: settings_of(context))
+    print_text(as_json_text(findings) if as_json else as_text(findings))
+    if any(each.state is PartState.BROKEN for each in findings):
+        raise typer.Exit(1)
 
 
 def examine(read: Callable[[], Settings]) -> list[Diagnosis]:

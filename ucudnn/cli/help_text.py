@@ -60,8 +60,8 @@ class WholeWordsGroup(TyperGroup):
 class CommandLine(typer.Typer):
     """A Typer whose commands have such a help. Arguments are those of typer.Typer."""
 
-    def __init__(self, **options: Any) -> None:
-        super().__init__(cls=WholeWordsGroup, **options)
+    def __init__(self, *, cls: type[WholeWordsGroup] = WholeWordsGroup, **options: Any) -> None:
+        super().__init__(cls=cls, rich_markup_mode=None, **options)
 
     def command(  # type: ignore[override]  # the options that a command may have are those of typer
         self, name: str | None = None, **options: Any

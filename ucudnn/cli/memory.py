@@ -61,6 +61,8 @@ _RULES = (
 )
 
 memory = CommandLine(
+    name="memory",
+    short_help="Plan a whole training step within a memory budget.",
     help="Plan a whole training step within a memory budget.\n\nFor example: ucudnn memory why resnet50 --batch 256",
     no_args_is_help=True,
 )

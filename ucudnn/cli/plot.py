@@ -76,6 +76,8 @@ _TotalOption = Annotated[
 ]
 
 plot = CommandLine(
+    name="plot",
+    short_help="Draw what is planned.",
     help="Draw what is planned; needs pip install 'ucudnn[plot]'."
     "\n\nFor example: ucudnn plot layers alexnet --profile h200 --out layers.png",
     no_args_is_help=True,

@@ -19,14 +19,15 @@ from ucudnn.plots.style import (
     new_figure,
     shaded,
 )
-from ucudnn.reporting.report import KernelReport, Report
 from ucudnn.units import format_ms
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-Bar = tuple[str, Report]
+    from ucudnn.reporting.report import KernelReport, Report
+
+Bar = tuple[str, "Report"]
 """A label, which may have several lines, and the report whose bar stands above it."""
 
 _OPERATIONS = {"Forward": "", "BackwardData": "/////", "BackwardFilter": "....."}
@@ -53,7 +54,7 @@ def _stacks(bars: Sequence[Bar], fields: Iterable[str], unit: float = 1.0) -> li
     return stacks
 
 
-def _layer(kernel: KernelReport) -> str:
+def _layer(kernel: "KernelReport") -> str:
     return kernel.layer or kernel.problem.removeprefix(kernel.operation).strip()
 
 

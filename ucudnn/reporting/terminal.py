@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager, redirect_stdout, suppress
 from io import StringIO, TextIOWrapper
 from time import monotonic
-from typing import Protocol, final
+from typing import TYPE_CHECKING, Protocol, final
 
 from rich.console import Console, JustifyMethod
 from rich.markup import escape
@@ -18,9 +18,11 @@ from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsed
 from rich.progress import Progress as Bars
 from rich.table import Table
 
-from ucudnn.benchmarking.storage.database import MachineSummary
 from ucudnn.errors import OutputError
-from ucudnn.reporting.report import Report
+
+if TYPE_CHECKING:
+    from ucudnn.benchmarking.storage.database import MachineSummary
+    from ucudnn.reporting.report import Report
 
 _WIDTH = 100  # of a table in a file or a pipe
 _GAP = 2  # blanks between two columns
@@ -35,7 +37,7 @@ class Steps(Protocol):
         """Move on by some steps, and show a text beside the bar."""
 
 
-def print_report(report: Report) -> None:
+def print_report(report: "Report") -> None:
     """Print a report as a table with its totals."""
     batch = "" if report.batch is None else f", mini-batch {report.batch}"
     device = report.conditions.get("device", "")
@@ -82,7 +84,7 @@ def print_table(
     print_text(printed.getvalue())
 
 
-def print_cache(path: str, machines: Sequence[MachineSummary]) -> None:
+def print_cache(path: str, machines: "Sequence[MachineSummary]") -> None:
     """Print how many measurements a database holds for each machine."""
     console = _console(text := StringIO())
     lines = [path]
