@@ -17,8 +17,10 @@ from tests.support.small_networks import small_network  # noqa: E402
 from ucudnn.errors import BudgetError  # noqa: E402
 from ucudnn.memory.liveness import measure_liveness  # noqa: E402
 from ucudnn.memory.policies.choice import least_plan, make_plan  # noqa: E402
+from ucudnn.memory.pools import allocator_room  # noqa: E402
 from ucudnn.memory.pools.allocator_room import AllocatorRoom  # noqa: E402
 from ucudnn.memory.pools.moving import block, compaction  # noqa: E402
+from ucudnn.memory.pools.moving.compaction import compact  # noqa: E402
 from ucudnn.memory.torch.execution.fit import fit  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -43,10 +45,14 @@ class _Addresses(LiveBytes):
     """An allocator by the rules of PyTorch's: each storage that operators make lies in the smallest hole.
 
     Small ones lie elsewhere. A tensor holds the end of the block.
+
+    Attributes:
+        taken: address and size of each storage, in the order of taking.
+        top: end of the highest one.
     """
 
     def __init__(self, size):
-        self.size, self.pieces, self.top = size - END, {}, 0
+        self.size, self.pieces, self.taken, self.top = size - END, {}, [], 0
         super().__init__()
 
     def _add(self, storage):
@@ -64,6 +70,7 @@ class _Addresses(LiveBytes):
             ]
             address = min(holes, default=(0, ends[-1]))[1]
             self.pieces[storage._cdata] = address, storage.nbytes()
+            self.taken.append(self.pieces[storage._cdata])
             self.top = max(self.top, address + storage.nbytes())
 
     def _gone(self, address, size):
@@ -71,11 +78,38 @@ class _Addresses(LiveBytes):
         self.pieces.pop(address, None)
 
 
+def replayed(layout, step, costs, limits):
+    """Return address and size of each large piece that a step takes in its block by the replay, in order."""
+    replay = compaction._Trial(step, costs, limits, None)._replay(layout.block_bytes, layout.kept_bytes)
+    space, taken, tries = replay.block, [], []
+    take, placed = space.take, space.placed
+
+    def take_one(size):
+        piece = take(size)
+        if size > SMALL and not tries:
+            taken.append(piece)
+        return piece
+
+    def try_some(sizes):
+        tries.append(sizes)
+        try:
+            return placed(sizes)
+        finally:
+            tries.pop()
+
+    space.take, space.placed = take_one, try_some
+    replay.follow(step, layout.moves)
+    return taken
+
+
 @pytest.mark.parametrize("slides", [False, True])
 @pytest.mark.parametrize(
-    ("name", "policy"), [("unet", "checkpoint"), ("unet3d", "checkpoint"), ("unet", "swap-capped")]
+    ("name", "policy"),
+    [("unet", "checkpoint"), ("unet3d", "checkpoint"), ("unet", "swap-capped"), ("unet3d", "spill")],
 )
-def test_a_step_in_a_block_takes_no_byte_beyond_it(name, policy, slides, monkeypatch):
+def test_a_step_in_a_block_takes_its_tensors_where_the_replay_says(name, policy, slides, monkeypatch):
+    asked = []
+    monkeypatch.setattr(allocator_room, "compact", lambda *each: asked.append(each) or compact(*each))
     for module in (block, compaction):
         monkeypatch.setattr(module, "SMALL_BYTES", SMALL)
         monkeypatch.setattr(module, "_LARGE", PAGE)
@@ -105,6 +139,8 @@ def test_a_step_in_a_block_takes_no_byte_beyond_it(name, policy, slides, monkeyp
         with _Addresses(layout.block_bytes) as addresses:
             train(step, None, trained.inputs, steps=1)
         assert addresses.top == layout.top <= layout.block_bytes - END
+        one, limits = next((each[0], each[2]) for each in reversed(asked) if each[0].plan.actions == plan.actions)
+        assert addresses.taken == replayed(layout, one, costs, limits)
         assert ("arrive(" in step.code) == slides
         moved.append(layout.moved_bytes)
     assert moved, "nothing had to move, so this tests nothing"
