@@ -166,7 +166,7 @@ class CudnnBackend(ComputeBackend):
         return super().names(problem, anchors(sizes) if self._candidates.offers("graph", problem) else sizes)
 
     def leading(self, problem: ConvolutionProblem, most: int) -> Sequence[Algorithm]:
-        """Return what heuristic mode A offers, which takes a millisecond, or else what all do, which takes 15."""
+        """Return what heuristic mode A offers, or else what all modes offer, which takes them 15 times as long."""
         return self._list.leading(self._as_asked(problem), most) or super().leading(problem, most)
 
     def warm_up(self) -> None:

@@ -53,5 +53,16 @@ def test_a_plan_is_built_from_what_is_offered():
     assert knob[Attribute.KNOB_CHOICE_KNOB_VALUE] == [5]
 
 
+def test_what_is_offered_serves_one_plan_however_often_the_first_configurations_are_asked_for():
+    library = DescribingLibrary(OFFERS)
+    graph = graph_of(library)
+    plans = []
+    for most in (1, 2, 3):
+        plans.append(graph.plan(graph.leading(most)[0].name))
+    used = [library.made[plan.address][Attribute.EXECUTION_PLAN_ENGINE_CONFIG][0] for plan in plans]
+    assert len(set(used)) == 3, "cuDNN builds no second plan from a descriptor whose engine is compiled"
+    assert library.asked == [HeuristicMode.A]
+
+
 def test_modes_that_offer_nothing_lead_with_nothing():
     assert graph_of(DescribingLibrary()).leading(2) == []

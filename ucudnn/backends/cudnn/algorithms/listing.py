@@ -111,7 +111,7 @@ class AlgorithmList:
             found = self._preparer.graph(problem, listing_scaling(problem)).configuration(name)
         except BackendError:
             return None
-        return found.algorithm() if found.allowed(problem) and found.workspace_bytes >= 0 else None
+        return found.algorithm() if found.allowed(problem) else None
 
     def gathers(self, problem: ConvolutionProblem) -> bool:
         """Return whether a problem is also computed on a copy of the samples of x that strides read."""

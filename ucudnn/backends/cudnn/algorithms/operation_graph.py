@@ -6,7 +6,8 @@ adds a bias, the graph has a second operation. Its engines compute both in one k
 
 import logging
 import re
-from collections.abc import Iterable, Iterator
+from collections import deque
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import final
 
@@ -67,14 +68,14 @@ class EngineConfiguration:
     compiles: bool
 
     def allowed(self, problem: ConvolutionProblem) -> bool:
-        """Return whether it computes a problem within its math mode and determinism.
+        """Return whether it computes a problem within its math mode and determinism, in a workspace that is known.
 
         Tensor cores multiply float32 as TF32. Parts of a sum may be rounded to 16 bits if the sum has 16 bits, as in
         cuDNN's legacy API and in PyTorch. The error of such a result is checked at every size that is measured.
         """
         notes = self.notes
         reduced = NumericalNote.REDUCED_PRECISION_REDUCTION in notes and not problem.w_dtype.has_16_bits
-        if reduced or computes_wrong(self.name, problem):
+        if reduced or self.workspace_bytes < 0 or computes_wrong(self.name, problem):
             return False
         if problem.deterministic and NumericalNote.NONDETERMINISTIC in notes:
             return False
@@ -124,7 +125,8 @@ class OperationGraph:
         self._knobs: list[BackendDescriptor] = []
         self._choices: KnobChoices = {} if choices is None else choices
         self._offered: list[BackendDescriptor] | None = None
-        self._first: list[BackendDescriptor] | None = None
+        self._unread: deque[BackendDescriptor] | None = None
+        self._leading: dict[str, Algorithm] = {}
         self._algorithms: list[Algorithm] | None = None
         self._known: dict[str, BackendDescriptor] = {}
         self._engines: dict[int, BackendDescriptor] = {}
@@ -142,45 +144,42 @@ class OperationGraph:
     def leading(self, most: int) -> list[Algorithm]:
         """Return the first configurations, at most some, that mode A offers and `algorithms` lists first.
 
-        Plans are built from what is offered, so nothing is described twice. Mode A is asked once.
+        Plans are built from what is offered, each once. Mode A is asked once, and what it offers is read once.
         """
-        if self._first is None:
-            self._first = list(self._heuristics(HeuristicMode.A))
-        found: dict[str, Algorithm] = {}
-        for each, configuration in self._described(self._first):
-            if each.name not in found and each.allowed(self.problem) and each.workspace_bytes >= 0:
-                found[each.name] = each.algorithm()
+        if self._unread is None:
+            self._unread = deque(self._heuristics(HeuristicMode.A))
+        while self._unread and len(self._leading) < most:
+            configuration = self._unread.popleft()
+            each = self._described(configuration)
+            if each is not None and each.name not in self._leading and each.allowed(self.problem):
+                self._leading[each.name] = each.algorithm()
                 self._known.setdefault(each.name, configuration)
-            if len(found) == most:
-                break
-        return list(found.values())
+        return list(self._leading.values())[:most]
 
     def algorithms(self) -> list[Algorithm]:
         """Return the offered configurations that compute the problem within its math mode and determinism."""
         if self._algorithms is None:
-            allowed = (each for each in self._configurations() if each.allowed(self.problem))
-            self._algorithms = [each.algorithm() for each in allowed if each.workspace_bytes >= 0]
+            self._algorithms = [each.algorithm() for each in self._configurations() if each.allowed(self.problem)]
         return self._algorithms
 
     def _configurations(self) -> list[EngineConfiguration]:
         """Return the offered configurations, each of them once."""
         if self._offered is None:
             self.ask()
-        found = {described.name: described for described, _ in self._described(self._offered or ())}
+        described = map(self._described, self._offered or ())
+        found = {each.name: each for each in described if each is not None}
         self._offered = None
         return list(found.values())
 
-    def _described(
-        self, offered: Iterable[BackendDescriptor]
-    ) -> Iterator[tuple[EngineConfiguration, BackendDescriptor]]:
-        """Yield offered configurations that can be read, each with its descriptor."""
+    def _described(self, offered: BackendDescriptor) -> EngineConfiguration | None:
+        """Return what an offered configuration is; None if that cannot be read."""
         # cuDNN does not tell the number of knob choices, unlike that of other attributes, before they are read.
         self._knobs = self._knobs or [self._new(DescriptorType.KNOB_CHOICE) for _ in range(_MOST_KNOBS)]
-        for configuration in offered:
-            try:
-                yield self._read(configuration), configuration
-            except CudnnError as error:
-                _LOG.debug("an engine configuration of %s cannot be read: %s", self.problem, error)
+        try:
+            return self._read(offered)
+        except CudnnError as error:
+            _LOG.debug("an engine configuration of %s cannot be read: %s", self.problem, error)
+            return None
 
     def configuration(self, name: str) -> EngineConfiguration:
         """Return a configuration by its name, whether or not heuristics offer it for this problem.
