@@ -47,7 +47,7 @@ from ucudnn.memory.pools.placement import live_bytes
 from ucudnn.memory.pools.planned import PlannedPool
 from ucudnn.memory.pools.step_replay import ReplayedPlan
 from ucudnn.memory.simulation.late_copies import with_late_copies
-from ucudnn.memory.simulation.result import Lifetime
+from ucudnn.memory.simulation.result import Lifetime, Simulation
 from ucudnn.memory.simulation.simulator import simulate
 from ucudnn.memory.steps import open_step
 
@@ -77,9 +77,9 @@ def ways(plan: MemoryPlan, costs: Costs, budget: int) -> dict[str, Any]:
     before = done.peak_bytes - grown.live_bytes  # what exists before the first step
     returned = replay_returns(plan, costs, scratch, done.delayed, budget - before)
     frugal = frugal_plan(graph, costs, "auto", plan)
-    first = None if frugal is None else replayed(frugal, costs)
+    first = None if frugal is None else replayed(frugal, simulate(frugal, costs), costs)
     limits = BlockLimits(most_bytes=budget - before, live_bytes=grown.live_bytes)
-    step = replayed(with_late_copies(plan, costs), costs)
+    step = replayed(*with_late_copies(plan, costs), costs)
     still = replace(limits, most_bytes=4 * grown.reserved_bytes, fixed=range(len(graph.storages)))
     block, moved = (compact(step, costs, each, first) for each in (still, limits))
     pieces, around = done.lifetimes, done.peak_bytes - live_bytes(done.lifetimes)
@@ -100,9 +100,8 @@ def ways(plan: MemoryPlan, costs: Costs, budget: int) -> dict[str, Any]:
     }
 
 
-def replayed(plan: MemoryPlan, costs: Costs) -> ReplayedPlan:
+def replayed(plan: MemoryPlan, done: Simulation, costs: Costs) -> ReplayedPlan:
     """Return a plan with what its replay has to know."""
-    done = simulate(plan, costs)
     return ReplayedPlan(plan, dict(enumerate(costs.scratch_bytes)), done.delayed, done.ended)
 
 

@@ -34,6 +34,12 @@ class ActionKind(Enum):
     SYNCHRONIZE = "synchronize"
 
 
+COMPUTES = (ActionKind.RUN, ActionKind.RECOMPUTE)
+"""Kinds that go to the compute queue."""
+COPIES = (ActionKind.OFFLOAD, ActionKind.PREFETCH)
+"""Kinds that go to the queues of copies."""
+
+
 class Action(NamedTuple):
     """One action of a plan.
 

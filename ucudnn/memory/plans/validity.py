@@ -5,7 +5,7 @@ from typing import NoReturn
 
 from ucudnn.errors import MemoryPlanError
 from ucudnn.memory.graph import StepGraph
-from ucudnn.memory.plans.actions import Action, ActionKind
+from ucudnn.memory.plans.actions import COMPUTES, Action, ActionKind
 
 _ABSENT = -1
 
@@ -47,7 +47,7 @@ def check_buffers(graph: StepGraph, actions: Sequence[Action], buffers: Sequence
     owner = _buffer_of_each(graph, buffers)
     present: dict[int, int] = {}  # the storage in each buffer
     for index, (kind, target) in enumerate(actions if owner else ()):
-        if kind in (ActionKind.RUN, ActionKind.RECOMPUTE):
+        if kind in COMPUTES:
             for storage in graph.operations[target].writes:
                 buffer = owner.get(storage)
                 if buffer is not None and present.setdefault(buffer, storage) != storage:

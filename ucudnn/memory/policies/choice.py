@@ -262,9 +262,10 @@ class _Choice:
             self._push(candidate.number, candidate.policy, plan, tries=candidate.tries + 1)
 
     def _push(self, number: int, policy: MemoryPolicy, plan: MemoryPlan, *, tries: int) -> None:
-        if self._room is not None:
-            plan = with_late_copies(plan, self._costs)
-        found = simulate(plan, self._costs)
+        if self._room is None:
+            found = simulate(plan, self._costs)
+        else:
+            plan, found = with_late_copies(plan, self._costs)
         fits_host = self._holds_host(found)
         candidate = _Candidate(found.step_ms, found.time_ms, number, tries, found.peak_bytes, policy, plan)
         heappush(self._waiting if fits_host else self._too_much_host, candidate)

@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from ucudnn.configuration import Configuration
 from ucudnn.memory.costs import Costs
-from ucudnn.memory.plans.actions import ActionKind
+from ucudnn.memory.plans.actions import COMPUTES, ActionKind
 from ucudnn.memory.plans.plan import MemoryPlan
 from ucudnn.memory.pools.free_list import FreeList
 from ucudnn.memory.pools.placement import in_order
@@ -40,7 +40,7 @@ def room_for_workspaces(
         if kind is ActionKind.RUN and target in probes
     }
     done = simulate(replace(plan, configurations=probes), costs)
-    order = [target for kind, target in plan.actions if kind in (ActionKind.RUN, ActionKind.RECOMPUTE)]
+    order = [target for kind, target in plan.actions if kind in COMPUTES]
     running = dict(zip(order, done.running_bytes, strict=True))
     pool_bytes = total_bytes - fixed_bytes(plan, costs)
     lifetimes = done.lifetimes

@@ -11,7 +11,7 @@ from typing import NamedTuple, Protocol
 
 from ucudnn.memory.costs import Costs
 from ucudnn.memory.graph import Phase, Role, StepGraph
-from ucudnn.memory.plans.actions import ActionKind
+from ucudnn.memory.plans.actions import COMPUTES, ActionKind
 from ucudnn.memory.plans.plan import MemoryPlan
 
 ABSENT = -1
@@ -38,8 +38,8 @@ class ReplayedPlan(NamedTuple):
         plan: the plan.
         scratch: bytes of scratch by operation.
         delayed: for each free that waits for an offload, the action before which the bytes go (`Simulation.delayed`).
-        ended: for each copy, by its action, the action before which it has ended (`Simulation.ended`); a copy that is
-            not there has ended when compute waits for it.
+        ended: by the action of a copy, the action before which the copy has ended (`Simulation.ended`). A copy that is
+            missing here ends where compute waits for it.
     """
 
     plan: MemoryPlan
@@ -87,7 +87,7 @@ class StepReplay:
     def act(self, index: int, plan: MemoryPlan, scratch: Mapping[int, int], *, waits: bool) -> None:
         """Replay an action; `waits` is whether it frees what an offload still reads."""
         kind, target = plan.actions[index]
-        if kind in (ActionKind.RUN, ActionKind.RECOMPUTE):
+        if kind in COMPUTES:
             wanted = self._made(target, again=kind is ActionKind.RECOMPUTE)
             if scratch.get(target):
                 wanted.append((ABSENT, scratch[target]))

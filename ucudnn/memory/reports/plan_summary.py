@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from ucudnn.memory.costs import Costs
 from ucudnn.memory.graph import Phase
 from ucudnn.memory.liveness import measure_liveness
-from ucudnn.memory.plans.actions import ActionKind
+from ucudnn.memory.plans.actions import COMPUTES, ActionKind
 from ucudnn.memory.plans.plan import MemoryPlan
 from ucudnn.memory.simulation.hidden_copies import planned_overlap
 from ucudnn.memory.simulation.result import Queue, Simulation
@@ -63,7 +63,7 @@ def backward_end_ms(plan: MemoryPlan, costs: Costs, simulation: Simulation) -> f
         for queue, action, _, end in simulation.timeline
         if queue is Queue.COMPUTE and plan.graph.operations[plan.actions[action].target].phase is not Phase.OPTIMIZER
     ]
-    calls = [target for kind, target in plan.actions if kind in (ActionKind.RUN, ActionKind.RECOMPUTE)]
+    calls = [target for kind, target in plan.actions if kind in COMPUTES]
     issued = [each for each in calls if plan.graph.operations[each].phase is not Phase.OPTIMIZER]
     return max([*ends, sum(costs.issue_ms[each] for each in issued) if costs.issue_ms else 0.0])
 

@@ -10,7 +10,7 @@ import pickle
 from typing import Any
 
 from ucudnn.memory.costs import Costs
-from ucudnn.memory.plans.actions import ActionKind
+from ucudnn.memory.plans.actions import COMPUTES, ActionKind
 from ucudnn.memory.plans.plan import MemoryPlan
 from ucudnn.memory.pools.planned import PlannedPool
 from ucudnn.memory.simulation.result import Simulation
@@ -126,7 +126,7 @@ def _frames(plan: MemoryPlan, storage: int, action: int) -> list[_Entry]:
     if action < 0:
         return [_frame(what)]
     kind, target = plan.actions[action]
-    if kind not in (ActionKind.RUN, ActionKind.RECOMPUTE):
+    if kind not in COMPUTES:
         return [_frame(what), _frame(kind.value)]
     operation = graph.operations[target]
     file, _, line = operation.source.rpartition(":")

@@ -12,19 +12,17 @@ from dataclasses import replace
 
 from ucudnn.memory.costs import Costs
 from ucudnn.memory.graph import StepGraph
-from ucudnn.memory.plans.actions import Action, ActionKind
+from ucudnn.memory.plans.actions import COMPUTES, COPIES, Action, ActionKind
 from ucudnn.memory.plans.plan import MemoryPlan
 from ucudnn.memory.simulation.result import Queue, Simulation
 from ucudnn.memory.simulation.simulator import simulate
 
 _LEAD = 0.01  # of the step's time, by which copies are issued early, because devices differ from their simulation
 _ROUNDED = 1e-9
-_COPIES = (ActionKind.OFFLOAD, ActionKind.PREFETCH)
-_COMPUTES = (ActionKind.RUN, ActionKind.RECOMPUTE)
 
 
-def with_late_copies(plan: MemoryPlan, costs: Costs) -> MemoryPlan:
-    """Return a plan that issues each copy before the operation beside which it begins, or little earlier.
+def with_late_copies(plan: MemoryPlan, costs: Costs) -> tuple[MemoryPlan, Simulation]:
+    """Return a plan that issues each copy before the operation beside which it begins or little earlier, simulated.
 
     Copies of one direction keep their order. What frees a storage between stands behind its offload. Where the plan
     moves storages, or would take longer or more bytes, it is returned as it is.
@@ -33,22 +31,23 @@ def with_late_copies(plan: MemoryPlan, costs: Costs) -> MemoryPlan:
         plan: a plan.
         costs: costs of its step.
     """
-    if plan.moves or not any(kind in _COPIES for kind, _ in plan.actions):
-        return plan
     before = simulate(plan, costs)
+    if plan.moves or not any(kind in COPIES for kind, _ in plan.actions):
+        return plan, before
     actions = _later(plan.graph, plan.actions, before)
     if actions == plan.actions:
-        return plan
+        return plan, before
     late = replace(plan, actions=actions)
     after = simulate(late, costs)
-    return late if after.step_ms <= before.step_ms * (1 + _ROUNDED) and after.peak_bytes <= before.peak_bytes else plan
+    worth = after.step_ms <= before.step_ms * (1 + _ROUNDED) and after.peak_bytes <= before.peak_bytes
+    return (late, after) if worth else (plan, before)
 
 
 def _later(graph: StepGraph, actions: tuple[Action, ...], done: Simulation) -> tuple[Action, ...]:
     computes = sorted((entry.start_ms, entry.action) for entry in done.timeline if entry.queue is Queue.COMPUTE)
     begins = {entry.action: entry.start_ms for entry in done.timeline if entry.queue is not Queue.COMPUTE}
     lead = _LEAD * done.time_ms
-    latest = dict.fromkeys(_COPIES, len(actions))  # where the next copy of each direction is issued
+    latest = dict.fromkeys(COPIES, len(actions))  # where the next copy of each direction is issued
     before: dict[int, list[Action]] = {}  # what is issued before an action instead of where it was, last one first
     gone: set[int] = set()
     for index in sorted(begins, reverse=True):
@@ -74,7 +73,7 @@ def _place(graph: StepGraph, actions: Sequence[Action], copy: int, latest: int) 
     kind, storage = actions[copy]
     for index in range(copy + 1, latest):
         other, target = actions[index]
-        if other in _COMPUTES:
+        if other in COMPUTES:
             operation = graph.operations[target]
             touched = storage in operation.writes or (kind is ActionKind.PREFETCH and storage in operation.reads)
         else:

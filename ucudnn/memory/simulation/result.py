@@ -72,7 +72,7 @@ class Simulation:
         memory: (milliseconds, bytes that exist from then on) at every action that changes them; bytes include scratch.
         delayed: for each free that waited for an offload, by its action, the action before which the bytes are back:
             the number of actions where that is the end.
-        ended: for each copy, by its action, the action before which it has ended, counted as those of `delayed`.
+        ended: by the action of a copy, the action before which the copy has ended, counted as those of `delayed`.
         lifetimes: all memory that the step takes and gives back, in the order of taking; persistent bytes, gradients,
             outputs and buffers of the plan are not among them.
         issue_ms: time in which the host issues all operations, those that run again included; 0 where it is not known.

@@ -12,7 +12,7 @@ from itertools import chain
 from ucudnn.errors import BudgetError
 from ucudnn.memory.costs import Costs
 from ucudnn.memory.graph import Phase
-from ucudnn.memory.plans.actions import ActionKind
+from ucudnn.memory.plans.actions import COMPUTES, ActionKind
 from ucudnn.memory.plans.plan import MemoryPlan
 from ucudnn.memory.simulation.copies import CopyQueues, CopyRequest
 from ucudnn.memory.simulation.result import Lifetime, Queue, Simulation, TimelineEntry
@@ -62,7 +62,7 @@ def fixed_bytes(plan: MemoryPlan, costs: Costs) -> int:
 
 def predicted_bytes(plan: MemoryPlan, costs: Costs, simulation: Simulation) -> int:
     """Return the most bytes that forward and backward of a plan take beyond those that exist before."""
-    operations = [target for kind, target in plan.actions if kind in (ActionKind.RUN, ActionKind.RECOMPUTE)]
+    operations = [target for kind, target in plan.actions if kind in COMPUTES]
     found = [
         size
         for operation, size in zip(operations, simulation.running_bytes, strict=True)

@@ -1,4 +1,4 @@
-"""Tests of slide search: what it finds makes room, nothing is lost or left behind, and what is fixed stays."""
+"""Tests of the slide search: its moves make room, they lose no storage, and they leave fixed storages in place."""
 
 from itertools import pairwise
 

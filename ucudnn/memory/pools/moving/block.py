@@ -10,7 +10,7 @@ from typing import final
 
 from ucudnn.memory.costs import Costs
 from ucudnn.memory.graph import Phase, Role, StepGraph
-from ucudnn.memory.plans.actions import ActionKind, Move, Moves
+from ucudnn.memory.plans.actions import COMPUTES, COPIES, ActionKind, Move, Moves
 from ucudnn.memory.plans.plan import MemoryPlan
 from ucudnn.memory.plans.slides import MOST_COPIES, count_copies
 from ucudnn.memory.pools.allocator_replay import PAGE_BYTES, SMALL_BYTES
@@ -19,7 +19,6 @@ from ucudnn.memory.pools.moving.slide_search import Before, Part, SlideSearch
 from ucudnn.memory.pools.step_replay import ABSENT, Piece, ReplayedPlan, StepReplay
 
 _MOVABLE = (Role.ACTIVATION, Role.GRADIENT)  # nobody beside the code of the plan holds them while it runs
-_COPIES = (ActionKind.OFFLOAD, ActionKind.PREFETCH)
 _MOST_CANDIDATES = 100  # moves that are tried before an action, those of fewest bytes first
 _SMALL, _LARGE = PAGE_BYTES
 END_BYTES = SMALL_BYTES + 512
@@ -191,10 +190,10 @@ class BlockReplay(StepReplay):
             for scheduled in self._schedule.get(index, ()):
                 if self.carry_out(scheduled)[0] != scheduled:
                     raise NoRoomError  # the code of the plan would move it all the same
-        elif kind in _COPIES:
+        elif kind in COPIES:
             self._make_room(index, self._wanted_beside(index, plan, scratch))
         super().act(index, plan, scratch, waits=waits)
-        if kind in _COPIES:
+        if kind in COPIES:
             self._copying[target] = self._ended.get(index, len(plan.actions))
         elif kind in (ActionKind.WAIT, ActionKind.FREE):
             self._copying.pop(target, None)
@@ -207,16 +206,16 @@ class BlockReplay(StepReplay):
             self._make_room(index, wanted)
 
     def _wanted_beside(self, index: int, plan: MemoryPlan, scratch: Mapping[int, int]) -> list[tuple[int, int]]:
-        """Return what is taken from a copy on up to the operation beside which it runs; none if that frees meanwhile.
+        """Return the pieces that a copy and the operation beside it take; none if memory is freed between the two.
 
-        Once the copy is issued, its storage stays where it is, so room for that operation is made before.
+        Room for that operation is made before the copy is issued, because the copy's storage cannot move after that.
         """
         wanted: list[tuple[int, int]] = []
         for later in range(index, len(plan.actions)):
             kind, target = plan.actions[later]
             if kind is ActionKind.PREFETCH:
                 wanted.append((target, self._sizes[target]))
-            elif kind in (ActionKind.RUN, ActionKind.RECOMPUTE):
+            elif kind in COMPUTES:
                 if self.graph.operations[target].phase is Phase.OPTIMIZER:
                     break
                 return [

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from ucudnn.errors import MemoryPlanError
 from ucudnn.memory.graph import Phase
-from ucudnn.memory.plans.actions import Action, ActionKind
+from ucudnn.memory.plans.actions import COMPUTES, Action, ActionKind
 from ucudnn.memory.plans.plan import MemoryPlan
 from ucudnn.memory.torch.execution.emitter import Emitter
 from ucudnn.memory.torch.execution.step_program import StepProgram
@@ -82,7 +82,7 @@ def generate(
             emitter.release(freed_at)
         for move in plan.moves.get(index, ()):
             emitter.move(move)
-        marks = marked and action.kind in (ActionKind.RUN, ActionKind.RECOMPUTE)
+        marks = marked and action.kind in COMPUTES
         if marks:
             emitter.mark(str(index))
         _emit(emitter, index, action, held=index in delayed)
@@ -145,7 +145,7 @@ def _parts(program: StepProgram, plan: MemoryPlan, turn: int, end: int) -> list[
     """
     last: dict[int, int] = {}
     for index, (kind, target) in enumerate(plan.actions[:end]):
-        operation = plan.graph.operations[target] if kind in (ActionKind.RUN, ActionKind.RECOMPUTE) else None
+        operation = plan.graph.operations[target] if kind in COMPUTES else None
         accessed = [target] if operation is None else [*operation.reads, *operation.writes]
         moved = [storage for move in plan.moves.get(index, ()) for storage in move.storages]
         last.update(dict.fromkeys((*accessed, *moved), index))

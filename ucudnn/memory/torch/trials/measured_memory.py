@@ -8,7 +8,7 @@ allocator hands out follows the host.
 from dataclasses import dataclass
 from typing import final
 
-from ucudnn.memory.plans.actions import ActionKind
+from ucudnn.memory.plans.actions import COMPUTES
 from ucudnn.memory.simulation.result import Queue
 from ucudnn.memory.torch.execution.code_support import MARK
 from ucudnn.memory.torch.execution.fitted_step import FittedStep
@@ -47,7 +47,7 @@ def measure_memory(step: TrainingStep, fitted: FittedStep, library: int) -> tupl
     with fitted.marked():
         marks = dict(memory_between_marks(step, (MARK, _UPDATE)))
     begins = {action: begin for queue, action, begin, _ in fitted.simulation.timeline if queue is Queue.COMPUTE}
-    graph, done = fitted.plan.graph, (ActionKind.RUN, ActionKind.RECOMPUTE)
+    graph, done = fitted.plan.graph, COMPUTES
     ran = [(index, target) for index, (kind, target) in enumerate(fitted.plan.actions) if kind in done]
     found: list[OperationMemory] = []
     update: list[tuple[float, int]] = []
