@@ -179,7 +179,7 @@ class CandidateSource:
         if self.backend is not None:
             # The backend may be that of a handle, on which other threads of the program plan.
             with suppress(UcudnnError, MemoryError, RuntimeError), self._device(), self.backend.lock:
-                found.extend(candidates_within(self.backend, problem, room_bytes, divided * times, times))
+                found.extend(candidates_within(self.backend, problem, room_bytes, divided, times))
         self._asked += 1
         self._work.put(partial(self._answer, problem, found, self._stops))
 
@@ -283,7 +283,7 @@ def candidates_within(
 ) -> Iterator[Configuration]:
     """Yield configurations that fit into some bytes of workspace, in the order of the backend's heuristics.
 
-    All algorithms are looked at only where the first ones give no configuration.
+    There are `times` as many as usual. All algorithms are looked at only where the first ones give no configuration.
 
     Algorithms that need more workspace for the whole mini-batch are divided into two, four and so on. Where there is a
     bias, algorithms that add it take turns with those that do not, because heuristics do not compare them.
@@ -292,8 +292,9 @@ def candidates_within(
         UnsupportedProblemError: if the backend cannot compute the problem at all.
     """
     first = backend.leading(problem, _MOST_LISTED)
-    found = list(_fitting(backend, problem, room_bytes, first, most_divided, times))
-    yield from found or _fitting(backend, problem, room_bytes, backend.algorithms(problem), most_divided, times)
+    most = times * (_MOST_WHOLE + _MOST_FUSED if problem.biased else _MOST_WHOLE), times * most_divided
+    found = list(_fitting(backend, problem, room_bytes, first, *most))
+    yield from found or _fitting(backend, problem, room_bytes, backend.algorithms(problem), *most)
 
 
 def _fitting(
@@ -301,15 +302,14 @@ def _fitting(
     problem: ConvolutionProblem,
     room_bytes: int,
     algorithms: Sequence[Algorithm],
+    most_whole: int,
     most_divided: int,
-    times: int,
 ) -> Iterator[Configuration]:
-    """Yield configurations of some algorithms, at most `times` as many undivided ones as usual."""
+    """Yield configurations of some algorithms, at most so many undivided and divided ones."""
     whole = divided = 0
-    most = times * (_MOST_WHOLE + _MOST_FUSED if problem.biased else _MOST_WHOLE)
     for each in _in_turn(algorithms):
         if each.workspace_bytes <= room_bytes:
-            if whole < most:
+            if whole < most_whole:
                 whole += 1
                 yield equal_parts(problem, problem.batch, each)
         elif divided < most_divided:

@@ -50,7 +50,6 @@ class KernelMaker:
         self._clock = clock
         self._recent = deque([_USUAL_SECONDS] * _MOST_REMEMBERED, _MOST_REMEMBERED)
         self._slow: set[str] = set()
-        self._slow_engines: Counter[str] = Counter()
         self._kernels: dict[ConvolutionProblem, dict[Candidate, TunedKernel]] = {}
 
     def needed_seconds(self, site: CallSite, candidate: Candidate | None) -> float:
@@ -72,7 +71,8 @@ class KernelMaker:
         if candidate in known:
             return known[candidate]
         names = {part.algorithm for part in candidate.configuration.parts}
-        if names & self._slow or any(self._slow_engines[_engine(name)] >= _MOST_SLOW for name in names):
+        slow = Counter(map(_engine, self._slow))
+        if names & self._slow or any(slow[_engine(name)] >= _MOST_SLOW for name in names):
             candidate.reject(SLOW_PLAN)
             return None
         backend, busy = self._source.backend, self._source.is_busy
@@ -103,7 +103,6 @@ class KernelMaker:
                 self.waits = True
             else:
                 self._slow |= names
-                self._slow_engines.update({_engine(name) for name in names})
 
 
 def _engine(name: str) -> str:

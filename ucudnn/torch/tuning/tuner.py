@@ -31,7 +31,7 @@ from ucudnn.workspace.spare import own_bytes
 
 _LOG = logging.getLogger("ucudnn.torch")
 
-_SETTLED = "%d of %d kinds of kernels are not PyTorch's: step %s of PyTorch's; tried for %.1f s, lost %.2f s"
+_SETTLED = "%d of %d kinds of kernels were replaced%s; tried for %.1f s, lost %.2f s"
 _WATCH_COST_SECONDS = 60e-6  # of the host, for each call that is watched
 _OPENING_SECONDS = 0.1  # of the host, for a handle of cuDNN
 _LISTING_SECONDS = 0.05  # of the host, for the heuristics of cuDNN
@@ -395,6 +395,6 @@ class Tuner:
         self._maker.forget()
         self._guard.begin(self.watch.peak_bytes)
         self._enter(TuningPhase.SETTLED)
-        gain = "unchanged" if self.gain is None else f"{self.gain:.3f}"
+        gain = "" if self.gain is None else f", a step takes {self.gain:.3f} of the time before"
         seconds = self.ledger.elapsed_seconds, self.ledger.lost_seconds
         _LOG.info(_SETTLED, len(self.kernels), len(self.sites), gain, *seconds)
